@@ -66,10 +66,11 @@ class Predictor:
         if partly := [one.lacks for one in found if one.lacks]:
             log.warning("%s: %s%s; a network is joined once all of its folds have", paths.root, ", ".join(partly[:5]),
                         ", ..." if len(partly) > 5 else "")
-        for name in self.weights:
-            if self._spec.engine.join is not None and not paths.exported(name).is_file():
-                raise UserError(f"{paths.exported(name)} is not there: {name} was not exported")
-        self._joined = join_exports(self._spec, list(map(paths.exported, self.weights)), list(self.weights.values()),
+        files = {name: paths.exported(name, self._spec.engine.suffix) for name in self.weights}
+        for name, file in files.items():
+            if self._spec.engine.join is not None and not file.is_file():
+                raise UserError(f"{file} is not there: {name} was not exported")
+        self._joined = join_exports(self._spec, list(files.values()), list(self.weights.values()),
                                     self.sample.target.kind)
 
     @property
@@ -168,7 +169,7 @@ class Predictor:
                     yield NamedRows(file)
 
     def save(self, path: str | Path) -> None:
-        """Write the networks as one, for use without FLEET: a ``.keras`` file that plain Keras loads.
+        """Write the networks as one, for use without FLEET; of Keras a ``.keras`` file that plain Keras loads.
 
         It takes what :meth:`predict` does, and gives the same.
 
@@ -176,8 +177,8 @@ class Predictor:
             UserError: the name has another ending.
             StorageError: it cannot be written there.
         """
-        if Path(path).suffix != ".keras":
-            raise UserError(f"{path}: its name should end in .keras")
+        if Path(path).suffix != (suffix := self._spec.engine.suffix):
+            raise UserError(f"{path}: its name should end in {suffix}")
         self._joined.save(Path(path))
 
     def _transforms(self, source: Source) -> tuple[Transform, ...]:

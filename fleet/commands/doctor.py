@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 from fleet.comm.base import World
 from fleet.comm.roles import Roles, assign, roles_of
 from fleet.commands.options import add_json, add_spec, print_json
-from fleet.engines.registry import parameters_of
+from fleet.engines.registry import parameters_of, problems_of
 from fleet.errors import ExitStatus, LeaseLost, UserError, shortened
 from fleet.jobs.findings import (
     THREAD_VARIABLES,
@@ -106,7 +106,7 @@ def _examine(world: MPIWorld, args: argparse.Namespace) -> int:
         uses_gpus = spec is None or spec.engine.uses_gpus
         findings += [*wrong, *check_ranks(facts, node_of, trainers, uses_gpus, slots), *check_data(facts)]
         if spec is not None:
-            findings += check_libraries(facts, spec.resources.exchange)
+            findings += check_libraries(facts)
             room, kept = _check_room(spec, opened, roles, facts)
             findings += room
             findings += check_lease([trial for trial in trials if trial is not None])
@@ -151,13 +151,10 @@ def _facts(world: World, node_of: Sequence[int], spec: Spec | None, data: DataSe
     files = os.listdir("/dev")
     threads = [os.environ.get(variable, "") for variable in THREAD_VARIABLES]
     leads = node_of.index(node_of[world.rank]) == world.rank  # what is the same on all ranks of a node
-    libraries = None
-    if leads and spec is not None and spec.engine.uses_tensorflow:
-        from fleet.engines.keras.facts import libraries as look
-
-        libraries = look()
+    gpus = visible_gpus(os.environ, files)
+    libraries = problems_of(spec.engine, gpus, spec.resources.exchange) if leads and spec is not None else []
     return RankFacts(world.host, my_cores(), max([int(text) for text in threads if text.isdecimal()], default=1),
-                     visible_gpus(os.environ, files), len(visible_gpus({}, files)),
+                     gpus, len(visible_gpus({}, files)),
                      (problem or _reading_problem(data)) if leads else "", libraries, free_shared_memory())
 
 

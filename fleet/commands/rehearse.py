@@ -46,7 +46,6 @@ if TYPE_CHECKING:
     from preprocess.sample import SampleSpec
 
 _MOST_BY_ITSELF = 8  # GPUs, where neither an option nor the spec says how many
-_BUILD_S = 8.0  # to build a network of Keras and to trace a step of it: between a small CNN's and a ResNet's
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -175,7 +174,7 @@ def _profiling(args: argparse.Namespace, spec: Spec, sample: SampleSpec, rates: 
         return SurveyEstimate(0, 0.0)
     keys, known = cached(spec, args.spec, sample, cluster)
     survey = Survey(spec.networks, keys, spec.profile, cluster.gpus, cluster.gpus_per_node, known)
-    return estimate(survey, rates, _BUILD_S if spec.engine.uses_tensorflow else 0.0)
+    return estimate(survey, rates, spec.engine.build_s)
 
 
 def _perform(args: argparse.Namespace, rehearsal: Rehearsal, cluster: Cluster) -> tuple[ExitStatus, Account]:

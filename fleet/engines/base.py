@@ -160,6 +160,9 @@ class Trainable(Protocol):
         divided by how many these are. Without weights, a label below 0 says that a sample could not be read; with them,
         a weight below 0.
 
+        The arrays are valid only until this returns: they may lie in the stream's memory, which holds the samples of
+        another step then. Copy what is needed later, also what a device still reads.
+
         Args:
             images: (rows, ...), the inputs as on the wire.
             targets: (rows, ...), as :class:`preprocess.target.TargetSpec` has them; of classes (rows,) int64.

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 from fleet.errors import FleetError, exit_reason
+from fleet.spec.engines import ENGINES
 from fleet.spec.model import one_line
 
-# What CUDA and its libraries say, in errors of any type.
-_NO_MEMORY = ("CUDA_ERROR_OUT_OF_MEMORY", "CUDNN_STATUS_ALLOC_FAILED", "CUBLAS_STATUS_ALLOC_FAILED")
+# What CUDA and its libraries say, in errors of any type, and what those of our engines say.
+_NO_MEMORY = ("CUDA_ERROR_OUT_OF_MEMORY", "CUDNN_STATUS_ALLOC_FAILED", "CUBLAS_STATUS_ALLOC_FAILED",
+              *(word for engine in ENGINES.values() for word in engine.no_memory))
 
 
 def is_out_of_memory(error: BaseException) -> bool:
     """Whether there was too little memory, of a GPU or of the machine."""
-    return isinstance(error, MemoryError) or type(error).__name__ == "ResourceExhaustedError" or any(
-        word in str(error) for word in _NO_MEMORY)
+    said = f"{type(error).__name__}: {error}"
+    return isinstance(error, MemoryError) or any(word in said for word in _NO_MEMORY)
 
 
 def reason_of(error: BaseException) -> str:
@@ -28,7 +30,7 @@ def reason_of(error: BaseException) -> str:
 
 
 def _without_frames(text: str) -> str:
-    """An error's own words in one line: those that TensorFlow and Keras repeat from the traceback are in the log."""
+    """An error's own words in one line: those that its library repeats from the traceback are in the log."""
     kept, skips = [], 0
     for line in text.partition("Arguments received by")[0].splitlines():
         if line.lstrip().startswith("File "):

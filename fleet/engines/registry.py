@@ -90,6 +90,14 @@ def join_exports(spec: Spec, files: Sequence[Path], weights: Sequence[float], ki
     return joined
 
 
+def problems_of(engine: EngineInfo, gpus: Sequence[str], exchange: str) -> list[tuple[str, str]]:
+    """What would go wrong with the libraries of an engine on this node; takes as long as importing them."""
+    if engine.problems is None:
+        return []
+    found: list[tuple[str, str]] = _function(engine, engine.problems)(gpus, exchange)
+    return found
+
+
 def _function(engine: EngineInfo, found: str | Callable[..., Any]) -> Callable[..., Any]:
     """What an engine's row names."""
     if not isinstance(found, str):

@@ -7,7 +7,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
-from fleet.engines.keras.facts import Libraries
 from fleet.units import counted, format_size
 from launch.binding import BINDING_REMEDY, Cores, binding_problem
 
@@ -37,7 +36,7 @@ class RankFacts:
         gpus: that it is shown.
         gpu_files: how many GPUs its node has in ``/dev``.
         data_problem: why it cannot read the data; of the first rank of each node, nothing where it can.
-        libraries: of the first rank of each node, where the run needs them.
+        libraries: what is wrong with those of the engine, and what to do about it; of the first rank of each node.
         shared_free: bytes of memory that ranks of its node can still share.
     """
 
@@ -47,7 +46,7 @@ class RankFacts:
     gpus: tuple[str, ...]
     gpu_files: int
     data_problem: str = ""
-    libraries: Libraries | None = None
+    libraries: Sequence[tuple[str, str]] = ()
     shared_free: float = math.inf
 
 
@@ -119,15 +118,9 @@ def check_ranks(ranks: Sequence[RankFacts], node_of: Sequence[int], trainers: Se
     return findings
 
 
-def check_libraries(ranks: Sequence[RankFacts], exchange: str) -> list[Finding]:
-    """Whether TensorFlow and Horovod can be used on every node.
-
-    Args:
-        ranks: the facts of each.
-        exchange: of the spec: auto, horovod or mpi.
-    """
-    return [finding for rank in ranks if rank.libraries is not None
-            for finding in _check_libraries(rank.host, rank.libraries, rank.gpus, exchange)]
+def check_libraries(ranks: Sequence[RankFacts]) -> list[Finding]:
+    """Whether what the engine stands on can be used on every node."""
+    return [Finding(f"{rank.host}: {what}", remedy) for rank in ranks for what, remedy in rank.libraries]
 
 
 def check_data(ranks: Sequence[RankFacts]) -> list[Finding]:
@@ -214,19 +207,3 @@ def _check_gpus(node: int, ranks: Sequence[RankFacts], trainers: Sequence[RankFa
     if missing := len(trainers) - sum(map(bool, taken)):
         yield Finding(f"{counted(missing, 'trainer')} of node {node} are shown no GPU of their own",
                       "start fewer ranks there, or set resources.gpus_per_node")
-
-
-def _check_libraries(host: str, found: Libraries, gpus: Sequence[str], exchange: str) -> Iterator[Finding]:
-    if found.problem:
-        yield Finding(f"{host}: TensorFlow cannot be imported: {found.problem}",
-                      "install it on every node: pip install 'tensorflow[and-cuda]==2.18.*', or load its module")
-        return
-    if gpus and not found.gpus:
-        yield Finding(f"{host}: {counted(len(gpus), 'GPU')} shown, but TensorFlow {found.tensorflow} sees none",
-                      "it needs the CUDA libraries: pip install 'tensorflow[and-cuda]==2.18.*', or load its module")
-    build = "HOROVOD_WITH_MPI=1 pip install --no-cache-dir --no-build-isolation --force-reinstall --no-deps horovod"
-    if found.horovod not in ("ready", "missing") and exchange != "mpi":
-        yield Finding(f"{host}: Horovod does not fit TensorFlow {found.tensorflow}: {found.horovod}",
-                      f"build it again: {build}; or set resources.exchange: mpi")
-    elif found.horovod == "missing" and (exchange == "horovod" or (exchange == "auto" and found.gpus)):
-        yield Finding(f"{host}: Horovod is not installed", f"{build}; or set resources.exchange: mpi, which is slower")

@@ -7,7 +7,7 @@ by its import path, does all that one of the table does.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -36,12 +36,13 @@ class EngineInfo:
             the table the path is relative to :mod:`fleet.engines`, and begins with a dot: engines import specs, so a
             spec names no module of theirs. The registry, which stands there, completes it.
         help: what it does, in a line.
-        families: that it can build; None for all, those of keras.applications too. What a ``build:`` function gives is
+        families: that it can build; None for all, those of ``applications`` too. What a ``build:`` function gives is
             between that function and the engine.
+        applications: the package whose functions build networks that a spec may name beside families.
         uses_gpus: whether each of its ranks wants a GPU.
-        uses_tensorflow: whether it stands on TensorFlow, so that ``fleet doctor`` looks for that.
         unwanted: packages that it imports where they are installed, and can do without: it is loaded faster so.
         exports: whether the networks that finish are written as files for use without FLEET.
+        suffix: of these files.
         learns: whether networks get better; otherwise they train for the epochs that the rates file gives them.
         needs_rates: whether it can only train at rates that are known, so that ``schedule.rates`` must be given.
         checkpoint_bytes: (parameters, slots) -> bytes of a checkpoint's arrays; slots are the numbers that the
@@ -51,26 +52,41 @@ class EngineInfo:
         join: makes one of several exported networks: (files, weight of each, kind of the targets) ->
             :class:`fleet.engines.base.Joined`; a function, or its import path as for ``make``. None where an export
             cannot be loaded again.
+        own_arrays: the last parts (after a slash) of the names of those arrays of a state that a network keeps when it
+            begins with the state of another: its learning rate is its own, and it is random in its own way.
+        no_memory: words in the errors of its library, or in the names of their types, that tell too little memory from
+            other failures.
+        build_s: seconds in which a network is built and its first step is made ready, for rehearsals.
+        problems: what ``fleet doctor`` finds wrong with the libraries that it stands on, on one node: (the GPUs that a
+            rank is shown, ``resources.exchange``) -> pairs of what would go wrong and what to do about it; a function,
+            or its import path as for ``make``. None where there is nothing to look at.
     """
 
     name: str
     make: str | Make
     help: str = ""
     families: frozenset[str] | None = None
+    applications: str = "keras.applications"
     uses_gpus: bool = False
-    uses_tensorflow: bool = False
     unwanted: tuple[str, ...] = ()
     exports: bool = False
+    suffix: str = ".keras"
     learns: bool = True
     needs_rates: bool = False
     checkpoint_bytes: Callable[[int, int], int] = float32_bytes
     count_parameters: str | Callable[..., int] | None = None
     join: str | Callable[..., Any] | None = None
+    own_arrays: tuple[str, ...] = ("learning_rate", "seed_generator_state")
+    no_memory: tuple[str, ...] = ()
+    build_s: float = 0.0
+    problems: str | Callable[[Sequence[str], str], list[tuple[str, str]]] | None = None
 
 
 ENGINES: dict[str, EngineInfo] = {engine.name: engine for engine in (
     EngineInfo("keras", ".keras.engine:make", "Keras on TensorFlow",
-               uses_gpus=True, uses_tensorflow=True, exports=True, join=".keras.joined:join",
+               uses_gpus=True, exports=True, join=".keras.joined:join", no_memory=("ResourceExhaustedError",),
+               problems=".keras.facts:problems",
+               build_s=8.0,  # between a small CNN's and a ResNet's
                # Keras plots galleries with the one and wraps models for the other: a quarter of what its import takes.
                unwanted=("matplotlib", "sklearn"),
                count_parameters=".keras.models:count_keras_parameters"),

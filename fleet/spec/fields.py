@@ -15,7 +15,7 @@ from pydantic import BeforeValidator, ConfigDict, Field, JsonValue, WithJsonSche
 from pydantic.fields import FieldInfo
 
 from fleet.spec.engines import ENGINES
-from fleet.spec.model import FAMILIES, application_names
+from fleet.spec.model import APPLICATIONS, FAMILIES, application_names
 from fleet.spec.optimizers import OPTIMIZERS
 from fleet.units import DELTA, DURATION, SHARE, SIZE, Notation, parse_delta, parse_duration, parse_share, parse_size
 from preprocess.source import SOURCES
@@ -60,7 +60,7 @@ class OneOf:
 def _families() -> list[dict[str, Any]]:
     applications = list(application_names())  # none where Keras is not installed
     known: dict[str, Any] = {"enum": applications} if applications else {"type": "string"}
-    return [{"title": "a family", "enum": list(FAMILIES)}, {"title": "a name of keras.applications", **known}]
+    return [{"title": "a family", "enum": list(FAMILIES)}, {"title": f"a name of {APPLICATIONS}", **known}]
 
 
 def _written(notation: Notation, **bounds: float) -> WithJsonSchema:

@@ -30,6 +30,7 @@ from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass as validated
 
 from fleet.errors import UserError
+from fleet.spec.engines import EngineInfo
 from fleet.units import counted
 from preprocess.base import InputError, import_function
 
@@ -39,6 +40,8 @@ Counts = Annotated[tuple[Count, ...], Field(min_length=1)]
 Dropout = Annotated[float, Field(strict=True, ge=0.0, lt=1.0)]
 Norm = Literal["batch", "none"]
 Stem = Literal["imagenet", "small", "auto"]
+
+APPLICATIONS = EngineInfo.applications
 
 SMALL_BELOW = 96  # pixels: the ImageNet stem and four stages leave three of 96 pixels, and one of 32
 
@@ -106,7 +109,7 @@ FAMILIES: dict[str, type[Settings]] = {"resnet": ResNet, "densenet": DenseNet, "
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Architecture:
-    """What to build: a family, a function of ``keras.applications``, or a function of one's own.
+    """What to build: a family, a function of the engine's applications, or a function of one's own.
 
     Two descriptions are equal when they build the same network: a family's
     defaults may be written or left out.
@@ -160,28 +163,29 @@ class Architecture:
         return hash(self.key)
 
 
-def check_target(target: str) -> None:
-    """Check that a name is a family or a function of ``keras.applications``.
+def check_target(target: str, applications: str = APPLICATIONS) -> None:
+    """Check that a name is a family or a function of an engine's applications.
 
-    The names of ``keras.applications`` are read from the installed package's source, since
-    importing Keras takes seconds; where Keras is not installed they are taken on trust.
+    Their names are read from the installed package's source, since importing it may take seconds; where it is not
+    installed they are taken on trust.
 
     Raises:
         UserError: there is no such name; close matches are given.
     """
-    names = application_names()
+    names = application_names(applications)
     if target not in FAMILIES and names and target not in names:
-        raise UserError(f"no family and no function of keras.applications is named {target!r}"
+        raise UserError(f"no family and no function of {applications} is named {target!r}"
                         f"{_close(target, [*FAMILIES, *names])}; families: {', '.join(FAMILIES)}")
 
 
 @cache
-def application_names() -> tuple[str, ...]:
-    """The functions of the installed ``keras.applications``; empty where Keras is not installed."""
-    keras = importlib.util.find_spec("keras")
-    if keras is None or keras.origin is None:
+def application_names(applications: str = APPLICATIONS) -> tuple[str, ...]:
+    """The functions of an engine's applications, such as ``keras.applications``; empty where it is not installed."""
+    package, *below = applications.split(".")
+    found = importlib.util.find_spec(package)
+    if found is None or found.origin is None:
         return ()
-    source = Path(keras.origin).with_name("applications") / "__init__.py"
+    source = Path(found.origin).parent.joinpath(*below, "__init__.py")
     imports = [node for node in ast.parse(source.read_text()).body if isinstance(node, ast.ImportFrom)]
     names = {alias.asname or alias.name for node in imports for alias in node.names}
     return tuple(sorted(name for name in names if name[0].isupper()))  # lower case: its modules

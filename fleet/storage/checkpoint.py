@@ -12,7 +12,7 @@ import csv
 import dataclasses
 import errno
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import get_type_hints
@@ -175,18 +175,17 @@ def saved_epochs(paths: RunPaths, name: str) -> int:
     return 0 if state is None else state.epoch
 
 
-def inherited(own: Mapping[str, np.ndarray], parents: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+def inherited(own: Mapping[str, np.ndarray], parents: Mapping[str, np.ndarray], kept: Collection[str]
+              ) -> dict[str, np.ndarray]:
     """The arrays with which a network begins that has a parent: its parent's, but for what is said in its own spec.
 
     Args:
         own: of the network as it was built.
         parents: weights and optimizer.
+        kept: what the names of its own end in (:attr:`fleet.spec.engines.EngineInfo.own_arrays`).
     """
-    return {name: own[name] if name in own and name.rpartition("/")[2] in _OWN else array
+    return {name: own[name] if name in own and name.rpartition("/")[2] in kept else array
             for name, array in parents.items()}
-
-
-_OWN = ("learning_rate", "seed_generator_state")  # a child has another one, and is random in its own way
 
 
 def _longer(history: tuple[EpochRecord, ...], path: Path) -> tuple[EpochRecord, ...]:

@@ -24,7 +24,7 @@ def note_export(paths: RunPaths, name: str, exported: State, fence: Fence | None
         file.write("\n")
 
 
-def is_exported(paths: RunPaths, name: str, keep: str) -> bool:
+def is_exported(paths: RunPaths, name: str, keep: str, suffix: str) -> bool:
     """Whether a network's export is there, and is of the checkpoint that would be exported now.
 
     An export of 0.1.0 does not say of which it is; it is taken as it is, and so is one whose checkpoint cannot be read
@@ -32,8 +32,9 @@ def is_exported(paths: RunPaths, name: str, keep: str) -> bool:
 
     Args:
         keep: ``checkpoint.keep`` of the spec.
+        suffix: of what the engine exports.
     """
-    if not paths.exported(name).exists():
+    if not paths.exported(name, suffix).exists():
         return False
     source = paths.last(name) if keep == "last" else paths.best(name)
     try:

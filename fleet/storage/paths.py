@@ -11,7 +11,7 @@ from pathlib import Path
 # All files that FLEET writes, here and for each run inside `replay`, and what a killed launch left of one (`.tmp`).
 _WRITTEN = re.compile(
     r"(replay/[^/]+/)?(\.fleet-run|\.fleet-lock|\.fleet-(jobs-)?lease/[^/]+|\.fleet-leases/[^/]+/[^/]+|spec\.yaml|profile\.json|events\.jsonl|results\.csv|ensembles\.csv|(sample|standardized)\.json|data\.npz"
-    r"|bad_samples\.csv|report\.html|events/[^/]+\.jsonl|logs/([^/]+/)?rank-\d+\.log|decoded\.h5|models/[^/]+/(history\.csv|(first|last|previous|best)\.h5|best\.keras|(export|failure|test)\.json|(validation|test)\.npz)"
+    r"|bad_samples\.csv|report\.html|events/[^/]+\.jsonl|logs/([^/]+/)?rank-\d+\.log|decoded\.h5|models/[^/]+/(history\.csv|(first|last|previous)\.h5|best\.\w+|(export|failure|test)\.json|(validation|test)\.npz)"
     r"|jobs/[^/]+|mailbox/[^/]+|tensorboard/[^/]+/events\.out\.tfevents\.[^/]+|(models/[^/]+/)?\.[^/]+\.tmp(\.[^/]+)?)")
 
 PARTS = ("validation", "test")  # of the data, for whose samples the outputs of finished networks are kept
@@ -193,9 +193,9 @@ class RunPaths:
         """The checkpoint of the best epoch so far."""
         return self.model(name) / "best.h5"
 
-    def exported(self, name: str) -> Path:
-        """The best epoch's network in Keras' own format; written when the network is done."""
-        return self.model(name) / "best.keras"
+    def exported(self, name: str, suffix: str) -> Path:
+        """The best epoch's network for use without FLEET, in its engine's format; written when the network is done."""
+        return self.model(name) / f"best{suffix}"
 
     def export_note(self, name: str) -> Path:
         """Which epoch the exported network is of."""

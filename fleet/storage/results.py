@@ -373,7 +373,8 @@ def look_up(results: Results, network: NetworkSpec) -> tuple[Standing, State | N
     # exported any more, or only before its newest epochs, is given to a group once again.
     reason = _reason(found, network)
     keep = results.spec.checkpoint.keep
-    is_out = not results.spec.engine.exports or is_exported(results.paths, network.name, keep)
+    engine = results.spec.engine
+    is_out = not engine.exports or is_exported(results.paths, network.name, keep, engine.suffix)
     is_kept = keep == "last" or results.paths.best(network.name).exists()
     tested = read_tested(results.paths.tested(network.name), results.test, found.history)
     is_judged = tested is not None or not results.test

@@ -16,6 +16,7 @@ import numpy as np
 from fleet.domain.network import State
 from fleet.errors import InfrastructureError
 from fleet.spec import Checkpoint, Converge
+from fleet.spec.engines import EngineInfo
 from fleet.storage.checkpoint import best_state, permission, write_history, write_state
 from fleet.storage.exports import note_export
 from fleet.storage.files import patiently, replace_by, replacing, storing
@@ -36,11 +37,13 @@ class CheckpointWriter:
     Args:
         settings: what is kept, and how much of the disk that may take.
         fence: this launch's right to write.
+        suffix: of what the engine exports.
     """
 
-    def __init__(self, paths: RunPaths, settings: Checkpoint, fence: Fence | None = None) -> None:
+    def __init__(self, paths: RunPaths, settings: Checkpoint, fence: Fence | None = None,
+                 suffix: str = EngineInfo.suffix) -> None:
         self.blocked_s = 0.0
-        self._paths, self._fence = paths, fence
+        self._paths, self._fence, self._suffix = paths, fence, suffix
         self._fences: dict[str, Fence] = {}
         self._settings, self._quota = settings, Quota(paths, settings)
         self._jobs: queue.Queue[Callable[[], None] | None] = queue.Queue(1)
@@ -93,7 +96,7 @@ class CheckpointWriter:
             StorageError: the disk is full, or the quota used up.
         """
         self.flush()
-        best, exported = self._paths.best(name), self._paths.exported(name)
+        best, exported = self._paths.best(name), self._paths.exported(name, self._suffix)
         for part in PARTS:  # what an earlier export has given
             with storing(self._paths.predictions(name, part)):
                 self._paths.predictions(name, part).unlink(missing_ok=True)

@@ -178,7 +178,7 @@ def test_the_exported_network_gives_the_recorded_accuracy_in_plain_keras(shared,
     _, _, run = shared
     _, validation = numbered("50")
     images = np.stack([validation.read(index) for index in range(len(validation))])
-    model = keras.saving.load_model(run.paths.exported(name))
+    model = keras.saving.load_model(run.paths.exported(name, ".keras"))
     accuracy = float(np.mean(model.predict(images, verbose=0).argmax(axis=1) == validation.labels))
     assert accuracy == pytest.approx(run.results()[name].val_accuracy, abs=1e-6)
 

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+
+from fleet.units import counted
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,28 @@ def libraries() -> Libraries:
     except Exception as error:  # a library that does not fit raises what it likes
         return Libraries(problem=_line(error))
     return Libraries(tf.__version__, "", len(tf.config.list_physical_devices("GPU")), _horovod())
+
+
+def problems(gpus: Sequence[str], exchange: str) -> list[tuple[str, str]]:
+    """What would go wrong with TensorFlow and Horovod; see :attr:`fleet.spec.engines.EngineInfo.problems`."""
+    return list(problems_of(libraries(), gpus, exchange))
+
+
+def problems_of(found: Libraries, gpus: Sequence[str], exchange: str) -> Iterator[tuple[str, str]]:
+    """The same, of what was found."""
+    if found.problem:
+        yield (f"TensorFlow cannot be imported: {found.problem}",
+               "install it on every node: pip install 'tensorflow[and-cuda]==2.18.*', or load its module")
+        return
+    if gpus and not found.gpus:
+        yield (f"{counted(len(gpus), 'GPU')} shown, but TensorFlow {found.tensorflow} sees none",
+               "it needs the CUDA libraries: pip install 'tensorflow[and-cuda]==2.18.*', or load its module")
+    build = "HOROVOD_WITH_MPI=1 pip install --no-cache-dir --no-build-isolation --force-reinstall --no-deps horovod"
+    if found.horovod not in ("ready", "missing") and exchange != "mpi":
+        yield (f"Horovod does not fit TensorFlow {found.tensorflow}: {found.horovod}",
+               f"build it again: {build}; or set resources.exchange: mpi")
+    elif found.horovod == "missing" and (exchange == "horovod" or (exchange == "auto" and found.gpus)):
+        yield "Horovod is not installed", f"{build}; or set resources.exchange: mpi, which is slower"
 
 
 def _horovod() -> str:

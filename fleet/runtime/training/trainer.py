@@ -70,7 +70,7 @@ class Trainer:
                  sources: Sources, codes: Mapping[str, Code], fence: Fence | None, tenants: Tenants) -> None:
         self._world, self._spec, self._paths, self._make_engine = world, spec, paths, make_engine
         self._sample, self._sources, self._codes = sample, sources, codes
-        self._writer = CheckpointWriter(paths, spec.checkpoint, fence)
+        self._writer = CheckpointWriter(paths, spec.checkpoint, fence, spec.engine.suffix)
         self._loop = TrainingLoop(world, sources, paths, self._writer, spec.checkpoint.every, tenants)
         self._tell = partial(world.tell, 0, Tag.COORDINATOR)
 
@@ -228,7 +228,8 @@ class Trainer:
             training.trainable.load(found.state.arrays)
         elif (first := self._paths.first(training.network.name)).exists():
             trainable = training.trainable
-            trainable.load(inherited(trainable.state(), read_state(first).arrays))
+            own_arrays = self._spec.engine.own_arrays
+            trainable.load(inherited(trainable.state(), read_state(first).arrays, own_arrays))
         return found
 
     def _hand_in(self, training: Training, reason: str) -> None:

@@ -51,8 +51,8 @@ def folded_run(folder, unfinished=()):
     for name, (accuracy, logit) in FOLDED.items():
         record = EpochRecord(1, 0, 1.0, 0.5, 1.0, accuracy, 0.1, 100, 1, 1.0, 0.0)
         results.keep(name, Standing((record,), None if name in unfinished else Outcome("1 epoch")))
-        paths.exported(name).parent.mkdir(parents=True, exist_ok=True)
-        paths.exported(name).write_text(str(logit))
+        paths.exported(name, ".keras").parent.mkdir(parents=True, exist_ok=True)
+        paths.exported(name, ".keras").write_text(str(logit))
         keep(paths, name, np.stack([0 * targets, logit * (2 * targets - 1)], axis=1), targets,
              rows=int(name[-1]) + 3 * np.arange(4))
     paths.spec.write_text(dump(spec.document))
@@ -69,8 +69,8 @@ def made_run(folder, target=None, data=DATA, engine="keras"):
     for name, accuracy, logit in (("a", 0.9, 1.0), ("b", 0.8, 3.0), ("c", 0.7, -1.0)):
         record = EpochRecord(1, 0, 1.0, 0.5, 1.0, accuracy, 0.1, 100, 1, 1.0, 0.0)
         results.keep(name, Standing((record,), Outcome("1 epoch")))
-        paths.exported(name).parent.mkdir(parents=True, exist_ok=True)
-        paths.exported(name).write_text(str(logit))
+        paths.exported(name, ".keras").parent.mkdir(parents=True, exist_ok=True)
+        paths.exported(name, ".keras").write_text(str(logit))
         keep(paths, name, np.stack([0 * targets, logit * (2 * targets - 1)], axis=1), targets)
     paths.spec.write_text(dump(spec.document))
     target = class_target(NAMES) if target is None else target
@@ -196,7 +196,7 @@ def test_bad_input_is_one_line_and_status_2(run, images, fleet, words, wrong):
 
 
 def test_what_is_missing_in_a_run_is_named(run, images, fleet):
-    run.exported("a").unlink()
+    run.exported("a", ".keras").unlink()
     assert "a was not exported" in fleet("predict", run.root, images)[2]
     for name in "abc":
         run.predictions(name, "validation").unlink()

@@ -5,6 +5,11 @@ import pytest
 from fleet.engines.reasons import reason_of
 from fleet.errors import ModelError
 
+
+class ResourceExhaustedError(Exception):
+    """As TensorFlow names its own."""
+
+
 KERAS = """in user code:
 
     File "/somewhere/engine_keras.py", line 265, in _compute *
@@ -28,6 +33,7 @@ KERAS = """in user code:
     (MemoryError("wanted 3 GB"), "out of memory: MemoryError: wanted 3 GB"),
     (RuntimeError("failed to create a handle: CUBLAS_STATUS_ALLOC_FAILED"),
      "out of memory: RuntimeError: failed to create a handle: CUBLAS_STATUS_ALLOC_FAILED"),
+    (ResourceExhaustedError("OOM when allocating"), "out of memory: ResourceExhaustedError: OOM when allocating"),
     (SystemExit(3), "it exited, by sys.exit(3)"),
     (KeyboardInterrupt(), "it raised KeyboardInterrupt"),
     (RuntimeError(KERAS), "RuntimeError: RuntimeError: Exception encountered when calling Attention.call(). "

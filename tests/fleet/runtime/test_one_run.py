@@ -808,10 +808,10 @@ def test_an_export_that_fails_for_a_reason_that_may_pass_is_tried_again(folders,
     runner = shaky(folders(), failures=0, retries=1, epochs=2, engine="keras", policy="baseline")
     assert runner.launch() is (ExitStatus.OK if failures == 1 else ExitStatus.NETWORK_FAILED)
     paths = runner.prepared.paths
-    assert (paths.exported("n0").exists(), paths.previous("n0").exists()) == (failures == 1, failures == 2)
+    assert (paths.exported("n0", ".keras").exists(), paths.previous("n0").exists()) == (failures == 1, failures == 2)
     assert runner.launch() is ExitStatus.OK
     assert [event.record.epoch for event in runner.events(EpochEnded)] == [1, 2]
-    assert paths.exported("n0").exists()
+    assert paths.exported("n0", ".keras").exists()
 
 
 @pytest.mark.parametrize("keep", ["best+last", "last"])
@@ -821,15 +821,15 @@ def test_a_network_that_was_trained_on_is_exported_again_whichever_launch_comes_
     monkeypatch.setattr(_Exporting, "export", export)
     runner = shaky(folders(), failures=0, retries=0, engine="keras", policy="baseline", checkpoint={"keep": keep})
     assert runner.launch() is ExitStatus.OK
-    paths, before = runner.prepared.paths, runner.prepared.paths.exported("n0").read_text()
+    paths, before = runner.prepared.paths, runner.prepared.paths.exported("n0", ".keras").read_text()
     runner.path.write_text(runner.path.read_text().replace("max_epochs: 1", "max_epochs: 3"))
     monkeypatch.setattr(_Exporting, "export", failing_once(export, at=1))
     assert runner.launch() is ExitStatus.NETWORK_FAILED
-    assert paths.exported("n0").read_text() == before
+    assert paths.exported("n0", ".keras").read_text() == before
     assert runner.launch() is ExitStatus.OK
     assert [event.record.epoch for event in runner.events(EpochEnded)] == [1, 2, 3]
     best = best_state(paths, "n0", runner.prepared.spec.by_name["n0"].train.converge, keep).state
-    assert paths.exported("n0").read_text() == repr(best.arrays["weights"].tolist()) != before
+    assert paths.exported("n0", ".keras").read_text() == repr(best.arrays["weights"].tolist()) != before
 
 
 @pytest.mark.long
@@ -845,7 +845,7 @@ def test_every_network_is_exported_whenever_a_launch_was_killed(folders, case, m
             runner.launch(turns=turns)
         assert runner.launch() is ExitStatus.OK
     for name in runner.results():
-        assert runner.prepared.paths.exported(name).read_text() == "['velocity', 'weights']"
+        assert runner.prepared.paths.exported(name, ".keras").read_text() == "['velocity', 'weights']"
         most = case.content["models"][int(name[1:])]["train"]["converge"]["max_epochs"]
         assert len(runner.history(name)) == most
 

@@ -33,35 +33,35 @@ def exported(paths, *accuracies, keep="best+last"):
 @pytest.mark.parametrize("keep", ["best+last", "last"])
 def test_a_network_is_exported_until_there_is_another_to_export(paths, keep):
     saved(paths, 0.5, keep=keep)
-    assert not is_exported(paths, "net", keep)
+    assert not is_exported(paths, "net", keep, ".keras")
     exported(paths, 0.5, 0.6, keep=keep)
-    assert is_exported(paths, "net", keep)
+    assert is_exported(paths, "net", keep, ".keras")
     saved(paths, 0.5, 0.6, 0.7, keep=keep)
-    assert not is_exported(paths, "net", keep)
+    assert not is_exported(paths, "net", keep, ".keras")
     assert paths.foreign() == []
 
 
 def test_an_export_of_the_best_epoch_stays_so_while_later_ones_are_no_better(paths):
     exported(paths, 0.5, 0.7)
     saved(paths, 0.5, 0.7, 0.6)
-    assert is_exported(paths, "net", "best+last")
-    assert not is_exported(paths, "net", "last")
+    assert is_exported(paths, "net", "best+last", ".keras")
+    assert not is_exported(paths, "net", "last", ".keras")
 
 
 def test_an_export_of_an_older_version_is_taken_as_it_is(paths):
     exported(paths, 0.5)
     paths.export_note("net").unlink()
-    assert is_exported(paths, "net", "best+last")
+    assert is_exported(paths, "net", "best+last", ".keras")
 
 
 def test_an_export_whose_checkpoint_is_lost_is_all_that_there_is(paths):
     exported(paths, 0.5)
     paths.best("net").write_bytes(b"damaged")
-    assert is_exported(paths, "net", "best+last")
+    assert is_exported(paths, "net", "best+last", ".keras")
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"[]", b"\xff", b'{"history": 3}'])
 def test_a_note_that_is_damaged_has_the_network_exported_again(paths, content):
     exported(paths, 0.5)
     paths.export_note("net").write_bytes(content)
-    assert not is_exported(paths, "net", "best+last")
+    assert not is_exported(paths, "net", "best+last", ".keras")

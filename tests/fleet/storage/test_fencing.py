@@ -104,7 +104,7 @@ def test_a_launch_that_stops_at_any_moment_of_a_write_destroys_nothing_of_the_ne
     assert read_state(run.previous("a")).history == history(*[0.9] * 4)
     assert read_state(run.best("a")).history == history(*[0.9] * 5)
     assert run.history("a").read_text().count("0.9") == 5
-    assert run.exported("a").read_text() == "of launch 2"
+    assert run.exported("a", ".keras").read_text() == "of launch 2"
     with pytest.raises(LeaseLost):
         write(run, kind, first)
     assert run.foreign() == []
@@ -119,7 +119,7 @@ def write(run, kind, fence):
     elif kind == "history":
         write_history(run.history("a"), history(*[0.5] * 4), fence)
     else:
-        files.replace_by(run.exported("a"), lambda path: path.write_text("of launch 1"),
+        files.replace_by(run.exported("a", ".keras"), lambda path: path.write_text("of launch 1"),
                          check=checkpoint.permission(fence, run.best("a")))
 
 
@@ -132,7 +132,7 @@ def follow(run):
         save(run, second, *[0.9] * count)
     write_state(run.best("a"), state(*[0.9] * 5), fence=second)
     write_history(run.history("a"), history(*[0.9] * 5), second)
-    files.replace_by(run.exported("a"), lambda path: path.write_text("of launch 2"))
+    files.replace_by(run.exported("a", ".keras"), lambda path: path.write_text("of launch 2"))
 
 
 @pytest.mark.parametrize("moment", range(12))

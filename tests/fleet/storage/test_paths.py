@@ -92,8 +92,9 @@ def test_all_files_of_a_run_lie_in_its_folder_and_no_two_are_one(tmp_path):
     run = RunPaths(tmp_path)
     named = [getattr(run, name) for name, value in vars(RunPaths).items() if isinstance(value, property)]
     named = [path for path in named if not isinstance(path, str)]  # the segment's name is no path
-    per_network = [getattr(run, name)("net") for name in ("model", "history", "last", "best", "exported", "failure",
-                                                           "tensorboard", "replay")]
+    per_network = [getattr(run, name)("net") for name in ("model", "history", "last", "best", "failure", "tensorboard",
+                                                           "replay")]
+    per_network += [run.exported("net", suffix) for suffix in (".keras", ".safetensors")]
     every = [*named, *per_network, run.log(3)]
     assert len(set(every)) == len(every)
     assert all(path.is_relative_to(tmp_path) for path in every)
