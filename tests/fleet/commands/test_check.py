@@ -306,7 +306,6 @@ def test_keras_networks_are_counted_built_trained_and_exported(check, folder):
     names = ["subclass", "raw", "explodes", "vast", "vast_subclass"]
     status, printed, mistakes = check(
         *({"build": f"check_models:{name}", "name": name} for name in names),
-        {"family": "cnn", "name": "family_vast", "args": {"dense": [5_000_000, 5_000_000]}},
         {"family": "cnn", "name": "fine", "args": {"filters": [4]}, "train": {"optimizer": {"learning_rate": {
             "name": "CosineDecay", "initial_learning_rate": 0.1, "decay_steps": 9}}}},
         {"family": "cnn", "name": "rate", "args": {"filters": [4]}, "train": {"optimizer": {"learning_rate": {
@@ -315,11 +314,18 @@ def test_keras_networks_are_counted_built_trained_and_exported(check, folder):
     said = {"3": "raw: cannot be exported as best.keras: NotImplementedError: Object Raw",
             "4": "explodes: RuntimeError: ",
             "5": "vast: it has 26,010,107,100,003 parameters, which take at least 208 TB on each GPU to train",
-            "6": "vast_subclass: it has 26,01", "7": "family_vast: it has 25,0",
-            "9": "rate: the schedule PolynomialDecay"}
+            "6": "vast_subclass: it has 26,01",
+            "8": "rate: the schedule PolynomialDecay"}
     assert {line: text for line, text in said.items() if text not in mistakes.get(line, "")} == {}
     assert list(mistakes) == list(said)
     assert str(17 * 5 + 6 * 5 + 6 * 3) in printed.out  # parameters of the subclass
+
+
+def test_a_family_that_no_gpu_can_hold_is_said_before_anything_is_built(check):
+    status, _, mistakes = check({"family": "cnn", "name": "vast", "args": {"dense": [5_000_000, 5_000_000]}},
+                                resources={})
+    assert status == 2
+    assert "vast: it has 25,0" in mistakes["2"]
 
 
 @pytest.mark.tensorflow
