@@ -215,10 +215,13 @@ def check_measures(loss: Measure | None, metrics: tuple[Measure, ...], class_wei
     Raises:
         ValueError: they are not.
     """
-    if loss is not None:
-        check_name(loss, LOSSES, "loss")
-    for name in metrics:
-        check_name(name, METRICS, "metric")
+    for key, what, names, known in (("loss", "loss", () if loss is None else (loss,), LOSSES),
+                                    ("metrics", "metric", metrics, METRICS)):
+        for name in names:
+            try:
+                check_name(name, known, what)
+            except ValueError as error:
+                raise ValueError(f"{key}: {error}") from None
     labels = [label_of(name) for name in metrics]
     taken = [name for name in labels
              if labels.count(name) > 1 or name.startswith(("val_", "test_")) or name in COLUMNS]

@@ -39,11 +39,26 @@ def explain(error: ValidationError, content: Any, mistake: Callable[..., SpecMis
                 len(other["loc"]) > depth and other["loc"][:depth] == item["loc"] for other in items):
             continue  # members that are wrong were not counted
         where = (*prefix, *_document_path(item, content))
+        section = owner if where == prefix else _PARTS.get(str(where[-1])) if where else None
+        if section is Train and item["type"] == "value_error":  # of many keys, and perhaps of others' defaults
+            keys, wrong, right = _said_of(item["msg"].removeprefix("Value error, "), section)
+            found.setdefault(((*where, *keys), wrong), []).extend([right] if right else [])
+            continue
         wrong, right = _wrong_and_right(item, where, owner if where[:-1] == prefix else None)
         rights = found.setdefault((where, wrong), [])
         if right and right not in rights:
             rights.append(right)
     return [mistake(where, wrong, ", or ".join(rights)) for (where, wrong), rights in found.items()]
+
+
+def _said_of(message: str, owner: type) -> tuple[tuple[str, ...], str, str]:
+    """The keys below a section that a message of it begins with, what is wrong there, and what would be right."""
+    place, _, said = message.partition(": ")
+    keys = tuple(place.split("."))
+    if keys[0] not in {field.name for field in dataclass_fields(owner)}:
+        keys, said = (), message
+    wrong, _, right = said.partition("; ")
+    return keys, wrong, right
 
 
 def _wrong_and_right(item: ErrorDetails, where: tuple, owner: type | None) -> tuple[str, str]:

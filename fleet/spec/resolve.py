@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import asdict, replace
 from dataclasses import fields as dataclass_fields
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -83,6 +84,11 @@ def parse(content: Document | Mapping[str, Any]) -> Spec:
     return _resolve(plain(content), Origin())
 
 
+def _where_it_stands(origin: Origin, where: tuple, wrong: str, right: str = "") -> SpecMistake:
+    """A mistake of an entry's section, which may come from that at the top of the document."""
+    return origin.mistake(where[2:] if where not in origin.lines and where[2:] in origin.lines else where, wrong, right)
+
+
 def _resolve(content: Any, origin: Origin) -> Spec:
     mistake = origin.mistake
     mistakes: list[SpecMistake] = []
@@ -99,8 +105,8 @@ def _resolve(content: Any, origin: Origin) -> Spec:
         networks += _networks(document, index, entry, problems)
         for problem in problems:
             if isinstance(problem, _MisfitError):
-                mistakes += explain(problem.error, problem.content, mistake, ("models", index, problem.part),
-                                     problem.owner)
+                mistakes += explain(problem.error, problem.content, partial(_where_it_stands, origin),
+                                     ("models", index, problem.part), problem.owner)
             else:
                 mistakes.append(mistake(("models", index), str(problem)))
     spec = Spec(document, tuple(networks), origin)

@@ -665,3 +665,21 @@ def test_a_document_made_in_code_is_read_like_a_file(file):
     document = Document(models=(ModelEntry(family="softmax"),), train=Train(optimizer=Optimizer(name="adam")))
     file.write_text("models: [{family: softmax}]\ntrain: {optimizer: {name: adam}}")
     assert load(file).document == document
+
+
+def test_what_is_wrong_with_a_section_is_said_at_its_key_without_the_defaults_that_were_joined_to_it(file):
+    found = mistakes("""\
+data: {path: photos}
+models:
+  - {family: softmax, train: {loss: msee}}
+  - {family: softmax, name: b, train: {loss: mse}}
+train:
+  batch: {size: 8}
+  converge:
+    monitor: val_mae
+""", file)
+    assert [(one.line, one.key) for one in found] == [(3, "models[0].train.loss"), (8, "train.converge.monitor")]
+    assert "no loss of Keras is named 'msee'" in found[0].wrong
+    assert "'val_mae' is not computed" in found[1].wrong
+    assert "should be one of loss, accuracy" in found[1].right
+    assert not any("when_scaled" in str(one) for one in found)
