@@ -28,11 +28,11 @@ import numpy as np
 from benchmarks.apart import within
 from fleet.commands.options import print_json
 from fleet.terminal import print_table
-from scheduler.elastic.allocate import Curve, Optimizer, allocate, dynamic_programme
+from scheduler.elastic.allocate import Curve, Optimizer, allocate
 from scheduler.elastic.autoscaler import Autoscaling
-from scheduler.elastic.milp import integer_programme
 from scheduler.simulation.autoscale import Outcome, simulate
 from scheduler.simulation.elastic_jobs import generate
+from tests.oracles.elastic import dynamic_programme, integer_programme
 
 # --- How fast -----------------------------------------------------------------------------------
 

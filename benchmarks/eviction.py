@@ -26,8 +26,9 @@ from fleet.commands.options import print_json
 from fleet.terminal import print_table
 from scheduler.eviction import plan as eviction
 from scheduler.eviction.plan import Plan, RunningJob, Spectrum, plan_evictions
-from scheduler.simulation.greedy import algorithm_1, greedy
+from scheduler.simulation.greedy import greedy
 from scheduler.simulation.theta import STORAGE, BatchJob, theta_like
+from tests.oracles.eviction import algorithm_1
 
 
 @dataclass(frozen=True)

@@ -26,8 +26,9 @@ from benchmarks import eviction as speed
 from benchmarks.document import fill, picture, table
 from scheduler.eviction.plan import RunningJob, plan_evictions
 from scheduler.simulation.eviction import simulate
-from scheduler.simulation.greedy import branch_and_bound, greedy
+from scheduler.simulation.greedy import greedy
 from scheduler.simulation.theta import STORAGE, BatchJob, theta_like
+from tests.oracles.eviction import branch_and_bound
 
 SCENARIOS = (12, 16, 24)  # jobs
 NODES = (512, 1024, 2048)  # to free

@@ -29,9 +29,9 @@ from benchmarks.apart import within
 from fleet.commands.options import print_json
 from fleet.terminal import print_table
 from scheduler.idle.allocate import Curve, Trainer, allocate, equal_as_published, name_order, place_in_order, worth
-from scheduler.idle.milp import allocate_counts, allocate_nodes
 from scheduler.simulation.idle_nodes import Settings, Summary, replay, summarise
 from scheduler.simulation.idle_trace import Job, Trace, read_events, read_node_names, read_trainers, with_objective
+from tests.oracles.idle_nodes import allocate_counts, allocate_nodes
 
 WEEK_S, NODES = 168 * 3600.0, 1024
 

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scheduler.base import CommTime, InputError, Network, StepTime, counted
-from scheduler.elastic.curves import Array, Curve, analyse
+from scheduler.elastic.curves import Array, Curve
 from scheduler.elastic.departures import Departures, climb
 from scheduler.elastic.tables import Jobs, Tables
 
@@ -292,74 +292,3 @@ def allocate(curves: Sequence[Curve], gpus: int) -> Allocation | None:
 
 
 _kept = threading.local()  # an optimizer for each thread, so that curves are worked out once
-
-
-def greedy(curves: Sequence[Curve], gpus: int) -> Allocation | None:
-    """As :func:`allocate`, where every curve is concave: each GPU goes where it adds most.
-
-    The gains of a concave job fall from one GPU to the next, so the largest
-    gains of all jobs together are a prefix of each job's, and no other choice
-    of as many has a greater sum (Fox, Management Science 13(3), 1966).
-
-    Raises:
-        ValueError: a curve is not concave.
-    """
-    if not all(curve.concave for curve in curves):
-        raise ValueError("greedy is exact for concave curves only")
-    return allocate(curves, gpus)
-
-
-def dynamic_programme(curves: Sequence[Curve], gpus: int) -> Allocation | None:
-    """As :func:`allocate`, over all jobs and numbers of GPUs ([ELASTIC] Eq. 4 and Algorithm 1).
-
-        P(j, K) = max_g  P(j-1, K-g) + T_j(g),        P(0, .) = 0
-
-    Algorithm 1 as printed looks the factor up at k, the table's column, adds
-    the value of k-g+1 GPUs for the jobs before, and notes k as the solution;
-    Eq. 4 says what is meant: the factor on g, the value of k-g, and g noted.
-    Every job gets its least count in any case, so the table here is over the
-    GPUs beyond those, and it tries only counts worth giving.
-    """
-    if not curves:
-        return Allocation((), 0.0, "dynamic programme")
-    least = np.array([curve.least for curve in curves], np.int64)
-    spare = gpus - int(least.sum())
-    if spare < 0:
-        return None
-    options: dict[int, _Options] = {}
-    for shapes in analyse([curve.factors for curve in curves]):
-        starts = np.flatnonzero(np.diff(shapes.choices.owner)) + 1
-        own = zip(np.split(shapes.choices.gpus.astype(np.int64), starts), np.split(shapes.choices.value, starts),
-                  strict=True)
-        options.update(zip(shapes.places.tolist(), own, strict=True))
-    given = least + _programme([options[job] for job in range(len(curves))], spare)
-    counts = tuple(given.tolist())
-    factors = [curve.factors[count - 1] for curve, count in zip(curves, counts, strict=True)]
-    return Allocation(counts, math.fsum(factors), "dynamic programme")
-
-
-_Options = tuple[NDArray[np.int64], Array]  # GPUs of a job, rising from 0, and what they add to its factor
-
-
-def _programme(options: Sequence[_Options], spare: int) -> NDArray[np.int64]:
-    """The best choice of one option per job with no more than ``spare`` GPUs in all."""
-    spare = min(spare, sum(int(counts[-1]) for counts, _ in options))
-    tables = [np.zeros(spare + 1)]
-    for counts, gains in options:
-        before = tables[-1]
-        table = before.copy() if len(counts) > 1 else before
-        for count, gain in zip(counts[1:].tolist(), gains[1:].tolist(), strict=True):
-            if count <= spare:
-                np.maximum(table[count:], before[:-count] + gain, out=table[count:])
-        tables.append(table)
-    # The way back: which option reached the maximum is found again, in one column per job.
-    given = np.zeros(len(options), dtype=np.int64)
-    for job in reversed(range(len(options))):
-        counts, gains = options[job]
-        if len(counts) == 1:
-            continue
-        fits = counts[counts <= spare]
-        best = int((tables[job][spare - fits] + gains[:len(fits)]).argmax())
-        given[job] = fits[best]
-        spare -= int(fits[best])
-    return given

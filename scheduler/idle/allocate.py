@@ -23,7 +23,7 @@ expected to leave within ``T`` seconds, the best counts are those that
 
 No trainer both gains and loses nodes (Eq. 6). Nodes are alike in this model, so that
 any such counts can be had without breaking that rule, and the program over nodes
-that the paper gives to a solver (:mod:`scheduler.idle.milp`) has the same
+that the paper gives to a solver (``tests/oracles/idle_nodes.py``) has the same
 optimum as this program over counts; ``docs/idle-nodes.md`` proves it.
 """
 

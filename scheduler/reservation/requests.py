@@ -498,11 +498,6 @@ def requests_from_runs(runs: ArrayLike, failed: Sequence[float] = (),
     return _single(SAFETY * max(law.longest, outlived), law.beyond(outlived), spent, backfill_rate)
 
 
-def next_request(runs: ArrayLike, failed: Sequence[float] = (), backfill_rate: float = 0.0) -> float:
-    """The one walltime to ask for now: the first of :func:`requests_from_runs`."""
-    return requests_from_runs(runs, failed, backfill_rate).requests[0]
-
-
 def too_few(runs: ArrayLike) -> bool:
     """Whether these past runs are too few to learn a law from."""
     return np.size(runs) < FEWEST_RUNS

@@ -15,16 +15,14 @@ from scheduler.elastic.allocate import (
     BatchRange,
     Optimizer,
     allocate,
-    dynamic_programme,
     exchange_seconds,
-    greedy,
     scaling,
     step_seconds,
 )
 from scheduler.elastic.curves import Curve, analyse
-from scheduler.elastic.milp import integer_programme
 from scheduler.ensemble.rates_file import parse_rates
 from tests.examples import examples
+from tests.oracles.elastic import dynamic_programme, greedy, integer_programme
 from tests.scheduler.contracts import AllocatorContract, Table
 
 STEPS = (StepTime(32, 1.8), StepTime(8, 0.6), StepTime(16, 1.0))

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 from scheduler.base import InputError
 from scheduler.eviction import plan as eviction
 from scheduler.eviction.plan import Plan, RunningJob, Spectrum, groups_to_stop, plan_evictions, round_up
-from scheduler.simulation.greedy import algorithm_1, branch_and_bound, greedy
+from scheduler.simulation.greedy import greedy
 from tests.examples import examples
+from tests.oracles.eviction import algorithm_1, branch_and_bound
 
 LOSS, TIME, FREE_KILLS, SYSTEM, STOPPED, NODES = range(6)  # what a plan is judged by, in this order, and its nodes
 HUNDREDTHS = np.array([100, 100, 1, 1, 1, 1])

@@ -24,8 +24,8 @@ from scheduler.idle.allocate import (
     place_in_order,
     worth,
 )
-from scheduler.idle.milp import allocate_counts, allocate_nodes
 from tests.examples import examples
+from tests.oracles.idle_nodes import allocate_counts, allocate_nodes
 from tests.scheduler.contracts import AllocatorContract, Table
 
 

@@ -19,7 +19,6 @@ from scheduler.reservation.requests import (
     at_optimal,
     expected_makespan,
     makespan_by_count,
-    next_request,
     optimal_requests,
     requests_from_runs,
     t_optimal,
@@ -251,7 +250,7 @@ def test_after_a_failure_the_optimal_sequence_goes_on():
     runs = np.random.default_rng(1).lognormal(0.0, 1.0, 50)
     first, *rest = requests_from_runs(runs).requests
     assert list(requests_from_runs(runs, failed=[first]).requests) == rest
-    assert next_request(runs, failed=[first]) == rest[0]
+    assert requests_from_runs(runs, failed=[first]).requests[0] == rest[0]
 
 
 def test_backfill_counts_the_time_of_the_failed_requests():
@@ -287,9 +286,9 @@ def test_on_real_logs_a_sequence_beats_asking_for_the_longest_run(name):
     (lambda: optimal_requests(empirical([1]), spent=-1), "at least 0"),
     (lambda: expected_makespan(empirical([1, 3]), [2]), "below the longest run time 3"),
     (lambda: expected_makespan(empirical([1, 3]), [3, 3]), "increasing"),
-    (lambda: next_request([]), "no past run"),
-    (lambda: next_request([1, -2]), "above 0"),
-    (lambda: next_request([1, 2], failed=[0]), "failed requests"),
+    (lambda: requests_from_runs([]), "no past run"),
+    (lambda: requests_from_runs([1, -2]), "above 0"),
+    (lambda: requests_from_runs([1, 2], failed=[0]), "failed requests"),
 ])
 def test_bad_input_is_refused(call, message):
     with pytest.raises(InputError, match=message):

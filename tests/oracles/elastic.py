@@ -1,0 +1,115 @@
+"""GPUs for elastic jobs by a general solver, and by the dynamic programme of [ELASTIC] section III-C that replaces it.
+
+HiGHS (through scipy) takes the program as it stands, with one binary variable x_jk for each job j and number of GPUs k
+on which the job runs:
+
+    maximise sum_jk T_j(k) x_jk   subject to   sum_k x_jk = 1 for each j,   sum_jk k x_jk <= K
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scheduler.elastic.allocate import Allocation, Curve, allocate
+from scheduler.elastic.curves import Array, analyse
+
+
+def integer_programme(curves: Sequence[Curve], gpus: int) -> Allocation | None:
+    """As :func:`scheduler.elastic.allocate.allocate`, solved by HiGHS to a gap of 0.
+
+    >>> integer_programme([Curve((1.0, 1.1, 3.0)), Curve((1.0, 1.5))], gpus=3)
+    Allocation(gpus=(1, 2), throughput=2.5, method='integer programme')
+    """
+    from scipy.optimize import Bounds, LinearConstraint, milp  # half a second to load, and only needed here
+    from scipy.sparse import csr_array
+
+    if not curves:
+        return Allocation((), 0.0, "integer programme")
+    choices = [(job, k, factor) for job, curve in enumerate(curves)
+               for k, factor in enumerate(curve.factors, start=1) if factor > 0]
+    jobs = np.array([job for job, _, _ in choices])
+    counts = np.array([k for _, k, _ in choices])
+    factors = np.array([factor for _, _, factor in choices])
+    one_each = csr_array((np.ones(len(jobs)), (jobs, np.arange(len(jobs)))))
+    found = milp(-factors, integrality=np.ones(len(jobs)), bounds=Bounds(0, 1),
+                 constraints=[LinearConstraint(one_each, 1, 1), LinearConstraint(counts[None], -np.inf, gpus)],
+                 options={"mip_rel_gap": 0.0})
+    if found.x is None:
+        return None
+    taken = found.x > 0.5
+    return Allocation(tuple(counts[taken].tolist()), float(factors[taken].sum()), "integer programme")
+
+
+def greedy(curves: Sequence[Curve], gpus: int) -> Allocation | None:
+    """As :func:`scheduler.elastic.allocate.allocate`, where every curve is concave: each GPU goes where it adds most.
+
+    The gains of a concave job fall from one GPU to the next, so the largest
+    gains of all jobs together are a prefix of each job's, and no other choice
+    of as many has a greater sum (Fox, Management Science 13(3), 1966).
+
+    Raises:
+        ValueError: a curve is not concave.
+    """
+    if not all(curve.concave for curve in curves):
+        raise ValueError("greedy is exact for concave curves only")
+    return allocate(curves, gpus)
+
+
+def dynamic_programme(curves: Sequence[Curve], gpus: int) -> Allocation | None:
+    """As :func:`scheduler.elastic.allocate.allocate`, over all jobs and counts ([ELASTIC] Eq. 4 and Algorithm 1).
+
+        P(j, K) = max_g  P(j-1, K-g) + T_j(g),        P(0, .) = 0
+
+    Algorithm 1 as printed looks the factor up at k, the table's column, adds
+    the value of k-g+1 GPUs for the jobs before, and notes k as the solution;
+    Eq. 4 says what is meant: the factor on g, the value of k-g, and g noted.
+    Every job gets its least count in any case, so the table here is over the
+    GPUs beyond those, and it tries only counts worth giving.
+    """
+    if not curves:
+        return Allocation((), 0.0, "dynamic programme")
+    least = np.array([curve.least for curve in curves], np.int64)
+    spare = gpus - int(least.sum())
+    if spare < 0:
+        return None
+    options: dict[int, _Options] = {}
+    for shapes in analyse([curve.factors for curve in curves]):
+        starts = np.flatnonzero(np.diff(shapes.choices.owner)) + 1
+        own = zip(np.split(shapes.choices.gpus.astype(np.int64), starts), np.split(shapes.choices.value, starts),
+                  strict=True)
+        options.update(zip(shapes.places.tolist(), own, strict=True))
+    given = least + _programme([options[job] for job in range(len(curves))], spare)
+    counts = tuple(given.tolist())
+    factors = [curve.factors[count - 1] for curve, count in zip(curves, counts, strict=True)]
+    return Allocation(counts, math.fsum(factors), "dynamic programme")
+
+
+_Options = tuple[NDArray[np.int64], Array]  # GPUs of a job, rising from 0, and what they add to its factor
+
+
+def _programme(options: Sequence[_Options], spare: int) -> NDArray[np.int64]:
+    """The best choice of one option per job with no more than ``spare`` GPUs in all."""
+    spare = min(spare, sum(int(counts[-1]) for counts, _ in options))
+    tables = [np.zeros(spare + 1)]
+    for counts, gains in options:
+        before = tables[-1]
+        table = before.copy() if len(counts) > 1 else before
+        for count, gain in zip(counts[1:].tolist(), gains[1:].tolist(), strict=True):
+            if count <= spare:
+                np.maximum(table[count:], before[:-count] + gain, out=table[count:])
+        tables.append(table)
+    # The way back: which option reached the maximum is found again, in one column per job.
+    given = np.zeros(len(options), dtype=np.int64)
+    for job in reversed(range(len(options))):
+        counts, gains = options[job]
+        if len(counts) == 1:
+            continue
+        fits = counts[counts <= spare]
+        best = int((tables[job][spare - fits] + gains[:len(fits)]).argmax())
+        given[job] = fits[best]
+        spare -= int(fits[best])
+    return given
