@@ -26,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import numpy as np
 
 from benchmarks.apart import within
-from fleet.commands.options import print_json
+from fleet.commands.show import print_json
 from fleet.terminal import print_table
 from scheduler.idle.allocate import Curve, Trainer, allocate, equal_as_published, name_order, place_in_order, worth
 from scheduler.simulation.idle_nodes import Settings, Summary, replay, summarise

@@ -16,7 +16,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from fleet.comm.alone import Alone
-from fleet.commands.options import print_json
+from fleet.commands.show import print_json
 from fleet.engines.base import Engine, Striding
 from fleet.engines.registry import make_engine
 from fleet.runtime.inputs import open_inputs, settle

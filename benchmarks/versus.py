@@ -30,7 +30,7 @@ from images import make_jpegs
 from rivals import ALONE, can_isolate
 
 from fleet.api import mpirun, read_results
-from fleet.commands.options import print_json
+from fleet.commands.show import print_json
 from fleet.terminal import print_table
 
 ROOT, HERE = Path(__file__).parents[1], Path(__file__).parent

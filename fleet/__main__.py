@@ -1,7 +1,7 @@
 """The ``fleet`` command: ``python -m fleet COMMAND ...``.
 
 A command is a module with two functions: ``configure(parser)`` declares its
-arguments, ``run(args)`` does the work and returns an exit status. Only the
+arguments, ``run(args)`` does the work and returns an exit status, if that is not 0. Only the
 module of the command that was asked for is imported, so that ``fleet --help``
 and the commands that need neither MPI nor TensorFlow start at once.
 """
@@ -75,7 +75,7 @@ def main(argv: list[str] | None = None) -> int:
     except UserError as error:  # all ranks of a launch are told the same, and one of them says so
         return _complain(f"fleet {name}: {error}" if is_first(os.environ) else "", ExitStatus.BAD_INPUT)
     try:
-        return int(module.run(args))
+        return int(module.run(args) or ExitStatus.OK)
     except UserError as error:
         return _complain(f"fleet {name}: {error}", ExitStatus.BAD_INPUT)
     except FleetError as error:

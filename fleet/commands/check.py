@@ -19,11 +19,12 @@ from typing import Any
 
 import numpy as np
 
-from fleet.commands.options import add_json, add_spec, print_json
+from fleet.commands.options import add_json, add_spec
+from fleet.commands.show import show
 from fleet.domain.events import CacheChosen
 from fleet.engines.registry import parameters_of
 from fleet.engines.trial import Trial
-from fleet.errors import ExitStatus, SpecError, SpecMistake, UserError
+from fleet.errors import SpecError, SpecMistake, UserError
 from fleet.jobs.trials import try_networks
 from fleet.runtime.caching import Means, choose_cache
 from fleet.runtime.feeds import Feed
@@ -56,23 +57,19 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_json(parser)
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> None:
     """Print the networks of a spec, and all that is wrong with it."""
     if args.families:
-        _print_families(args.json)
-        return ExitStatus.OK
+        _print_families(args)
+        return
     if args.spec is None:
         raise UserError("name a spec file, or ask for --families")
     found = _check(args.spec, steps=not args.quick)
-    if args.json:
-        print_json(_numbers(found))
-    elif found.opened is not None:
-        _print(args.spec, found, found.opened)
+    show(args, lambda: _numbers(found), lambda: _print(args.spec, found))
     if [mistake.key for mistake in found.mistakes] == ["data"]:  # that cannot be opened: one line, as of a run
         raise UserError(str(found.mistakes[0]))
     if found.mistakes:
         raise SpecError(found.mistakes)
-    return ExitStatus.OK
 
 
 # ---- finding -----------------------------------------------------------------------------------
@@ -222,15 +219,16 @@ def _rows(spec: Spec, found: _Found) -> Iterator[tuple[NetworkSpec, Trial]]:
         yield network, found.trials.get(place, Trial(place))
 
 
-def _print(path: str, found: _Found, opened: Inputs) -> None:
-    assert found.spec is not None
-    data, image = opened.data, opened.sample.image
+def _print(path: str, found: _Found) -> None:
+    if found.spec is None or found.opened is None:
+        return
+    data, image = found.opened.data, found.opened.sample.image
     test = "" if data.test is None else f" and {len(data.test)} test"
     folds = found.spec.data.folds
     judging = f" and {len(data.validation or ())} validation" if folds is None else ""
     divided = "" if folds is None else f", in {folds} folds"
     print(f"{path}: {len(data.train)} training{judging}{test} samples of {image} in "
-          f"{opened.sample.target} ({format_size(len(data.train) * image.nbytes)} decoded){divided}")
+          f"{found.opened.sample.target} ({format_size(len(data.train) * image.nbytes)} decoded){divided}")
     if found.kept is not None:
         print(found.kept.words)
     rows = list(_rows(found.spec, found))
@@ -263,10 +261,9 @@ def _record(network: NetworkSpec, trial: Trial) -> dict[str, Any]:
             "min_gpus": network.min_gpus, "max_gpus": network.max_gpus, "drawn": network.parameters}
 
 
-def _print_families(as_json: bool) -> None:
+def _print_families(args: argparse.Namespace) -> None:
     rows = [(name, field.name, default_of(field)) for name, family in FAMILIES.items()
             for field in dataclasses.fields(family)]
-    if as_json:
-        print_json({name: {field: default for owner, field, default in rows if owner == name} for name in FAMILIES})
-    else:
-        print_table(["family", "parameter", "default"], [[name, field, str(default)] for name, field, default in rows])
+    show(args, lambda: {name: {field: default for owner, field, default in rows if owner == name} for name in FAMILIES},
+         lambda: print_table(["family", "parameter", "default"],
+                             [[name, field, str(default)] for name, field, default in rows]))

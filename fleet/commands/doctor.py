@@ -22,7 +22,8 @@ from typing import TYPE_CHECKING
 
 from fleet.comm.base import World
 from fleet.comm.roles import Roles, assign, roles_of
-from fleet.commands.options import add_json, add_spec, print_json
+from fleet.commands.options import add_json, add_spec
+from fleet.commands.show import show
 from fleet.engines.registry import parameters_of, problems_of
 from fleet.errors import ExitStatus, LeaseLost, UserError, shortened
 from fleet.jobs.findings import (
@@ -76,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
     except (ImportError, RuntimeError) as error:
         finding = Finding(f"MPI cannot be loaded ({' '.join(str(error).split())[:200]})",
                           f"load an MPI module, and build mpi4py for it: {_MPI4PY}")
-        return _show([finding], "this process", args.json)
+        return _show(args, [finding], "this process")
     world = start_mpi()
     try:
         return _examine(world, args)
@@ -116,17 +117,15 @@ def _examine(world: MPIWorld, args: argparse.Namespace) -> int:
             if paths:
                 print(f"fleet doctor: processes that are dead had left {counted(len(paths), 'file or folder')} on "
                       f"{fact.host}, which are removed now: {shortened(', '.join(map(str, paths)))}", file=sys.stderr)
-        _show(findings, f"ranks: {world.size}, nodes: {max(node_of) + 1}", args.json)
+        _show(args, findings, f"ranks: {world.size}, nodes: {max(node_of) + 1}")
     status = ExitStatus.INFRASTRUCTURE if world.share(findings) else ExitStatus.OK
     world.finish()
     return world.leave(int(status))
 
 
-def _show(findings: Sequence[Finding], looked_at: str, as_json: bool) -> int:
-    if as_json:
-        print_json({"findings": findings})
-    else:
-        print("\n".join(map(str, findings)) or f"nothing found ({looked_at})", flush=True)
+def _show(args: argparse.Namespace, findings: Sequence[Finding], looked_at: str) -> int:
+    show(args, lambda: {"findings": findings},
+         lambda: print("\n".join(map(str, findings)) or f"nothing found ({looked_at})", flush=True))
     return int(ExitStatus.INFRASTRUCTURE if findings else ExitStatus.OK)
 
 

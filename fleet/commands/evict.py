@@ -23,9 +23,12 @@ from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
+import numpy as np
+
 from fleet.arguments import as_written, duration, whole
-from fleet.commands.options import add_json, print_json
+from fleet.commands.options import add_json
 from fleet.commands.plots import add_plot, drawn
+from fleet.commands.show import show
 from fleet.errors import ExitStatus, UserError
 from fleet.running import ask_nodes, await_nodes
 from fleet.storage.event_log import log_mark
@@ -35,7 +38,7 @@ from fleet.units import counted
 from launch.slurm_jobs import SlurmJob
 from scheduler.base import InputError, check_range
 from scheduler.eviction.carrying import Eviction, rehearse
-from scheduler.eviction.plan import Action, Number, Plan, RunningJob, Spectrum, check_jobs, plan_evictions
+from scheduler.eviction.plan import Action, Plan, RunningJob, Spectrum, check_jobs, plan_evictions
 from scheduler.eviction.running_jobs import RESOLUTION, FileSystem, read_jobs
 
 MOST_ROWS = 31  # of a table on a terminal
@@ -90,7 +93,8 @@ def run(args: argparse.Namespace) -> int:
     if args.spectrum:
         if args.plot is not None:
             raise UserError("--plot draws the trade-off for --nodes, not the --spectrum")
-        return _spectrum(jobs, args.deadline, args.step, args.json)
+        _spectrum(args, jobs)
+        return ExitStatus.OK
     try:
         check_jobs(jobs, args.nodes)
     except InputError as error:
@@ -98,10 +102,7 @@ def run(args: argparse.Namespace) -> int:
     plans = plan_evictions(jobs, args.nodes, args.deadline, args.step)
     if args.plot is not None:
         _draw(plans, args.nodes, args.plot)
-    if args.json:
-        print_json({"deadlines": plans})
-    else:
-        _show(jobs, args.nodes, plans)
+    show(args, lambda: {"deadlines": plans}, lambda: _print(jobs, args.nodes, plans))
     return ExitStatus.OK
 
 
@@ -206,7 +207,7 @@ def _storage(args: argparse.Namespace) -> FileSystem | None:
 
 # ---------------------------------------------------------------- what is shown
 
-def _show(jobs: Sequence[RunningJob], nodes: int, plans: Sequence[Plan]) -> None:
+def _print(jobs: Sequence[RunningJob], nodes: int, plans: Sequence[Plan]) -> None:
     in_use = sum(job.nodes for job in jobs)
     print(f"{counted(len(jobs), 'running job')} on {counted(in_use, 'node')}; to free at least {nodes}")
     shown = plans if len(plans) <= MOST_ROWS else _changes(plans)
@@ -255,22 +256,22 @@ def _draw(plans: Sequence[Plan], nodes: int, path: Path) -> None:
         times.set_ylabel("checkpointing, min (dotted)")
 
 
-def _spectrum(jobs: Sequence[RunningJob], deadline: Number, step: Number, as_json: bool) -> int:
-    spectrum = Spectrum(jobs, deadline, step)
+def _spectrum(args: argparse.Namespace, jobs: Sequence[RunningJob]) -> None:
+    spectrum = Spectrum(jobs, args.deadline, args.step)
     losses = spectrum.losses()
     # One row for counts of nodes that cost the same; it tells the largest.
     counts = [nodes for nodes in range(len(losses))
               if nodes + 1 == len(losses) or (losses[nodes] != losses[nodes + 1]).any()]
-    if as_json:
-        print_json({"deadlines": spectrum.deadlines,
-                    "spectrum": [{"nodes": nodes, "losses": losses[nodes]} for nodes in counts]})
-        return ExitStatus.OK
-    shown = _some(counts)
+    show(args, lambda: {"deadlines": spectrum.deadlines,
+                "spectrum": [{"nodes": nodes, "losses": losses[nodes]} for nodes in counts]},
+         lambda: _print_spectrum(spectrum, losses, _some(counts)))
+
+
+def _print_spectrum(spectrum: Spectrum, losses: np.ndarray, shown: Sequence[int]) -> None:
     moments = _some(range(len(spectrum.deadlines)), most=16)
     print("Least loss, node-hours: a row for nodes to free, a column for the deadline, min")
     print_table(["nodes", *(str(spectrum.deadlines[moment]) for moment in moments)],
                 [[nodes, *(f"{losses[nodes, moment] / 3600:.1f}" for moment in moments)] for nodes in shown])
-    return ExitStatus.OK
 
 
 def _some(values: Sequence[int], most: int = MOST_ROWS) -> list[int]:

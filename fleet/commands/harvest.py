@@ -26,9 +26,10 @@ from difflib import SequenceMatcher
 from pathlib import Path
 
 from fleet.arguments import duration, whole
-from fleet.commands.options import add_json, print_json
+from fleet.commands.options import add_json
+from fleet.commands.show import show
 from fleet.commands.submit import add_job_options, find_site, ranks_of, system_of, times_of, trainers_of, with_gpus
-from fleet.errors import ExitStatus, UserError
+from fleet.errors import UserError
 from fleet.jobs.backlog import Limits
 from fleet.jobs.harvest import Backlog, BatchQueue, Plan, Run, call_off, is_called_off
 from fleet.run import IDLE_S
@@ -75,7 +76,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_json(parser)
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> None:
     """Write the scripts, and hand in the first jobs."""
     names, options = _apart(args.specs)
     site = find_site(args.site)
@@ -90,7 +91,8 @@ def run(args: argparse.Namespace) -> int:
     if len(set(roots)) < len(roots):
         raise UserError("two of the specs have the same output; each run needs a folder of its own")
     if args.end:
-        return _call_off(roots, system, args.json)
+        _call_off(args, roots, system)
+        return
     runs, scripts = [], {}
     for name, spec in specs:
         check_shareable(spec, name)
@@ -104,15 +106,12 @@ def run(args: argparse.Namespace) -> int:
                 QUEUES[system.queue_commands].queue_of(options) or args.queue or site.queue or None,
                 f"cd {shlex.quote(str(Path.cwd()))} && {args.command_line}")
     if args.dry_run:
-        if args.json:
-            print_json({"scripts": list(scripts.values())})
-        else:
-            print("\n".join(scripts.values()), end="")
-        return ExitStatus.OK
-    return _begin(plan, system, scripts, args.json)
+        show(args, lambda: {"scripts": list(scripts.values())}, lambda: print("\n".join(scripts.values()), end=""))
+    else:
+        _begin(args, plan, system, scripts)
 
 
-def _begin(plan: Plan, system: System, scripts: dict[Path, str], as_json: bool) -> int:
+def _begin(args: argparse.Namespace, plan: Plan, system: System, scripts: dict[Path, str]) -> None:
     for one in plan.runs:
         check_folder(one.paths)
         with writing_into(one.paths):
@@ -127,14 +126,11 @@ def _begin(plan: Plan, system: System, scripts: dict[Path, str], as_json: bool) 
     for change in replaced:
         print(f"fleet harvest: this replaces what was asked for before: {change}", file=sys.stderr)
     places = [str(one.paths.harvested) for one in plan.runs]
-    if as_json:
-        print_json({"done": [str(order) for order in orders], "noted": places, "replaced": replaced})
-    else:
-        print(f"{counted(len(orders), 'change')} of the queue; {', '.join(places)} will tell of all others")
-        if not orders:
-            print("fleet harvest: nothing is to be handed in: all networks are over or in training, or the backlog is "
-                  "full", file=sys.stderr)
-    return ExitStatus.OK
+    show(args, lambda: {"done": [str(order) for order in orders], "noted": places, "replaced": replaced}, lambda: print(
+        f"{counted(len(orders), 'change')} of the queue; {', '.join(places)} will tell of all others"))
+    if not (orders or args.json):
+        print("fleet harvest: nothing is to be handed in: all networks are over or in training, or the backlog is full",
+              file=sys.stderr)
 
 
 def _replaced(plan: Plan, scripts: Mapping[Path, str]) -> list[str]:
@@ -175,7 +171,7 @@ def _words_changed(old: str, new: str) -> Iterator[str]:
             yield f"{' '.join(before[begin:end]) or 'none'} -> {' '.join(now[new_begin:new_end]) or 'none'}"
 
 
-def _call_off(roots: Sequence[Path], system: System, as_json: bool) -> int:
+def _call_off(args: argparse.Namespace, roots: Sequence[Path], system: System) -> None:
     plans = [Plan.read(RunPaths(root).harvest) for root in roots]
     for root in roots:
         call_off(RunPaths(root))
@@ -184,14 +180,10 @@ def _call_off(roots: Sequence[Path], system: System, as_json: bool) -> int:
         queue = BatchQueue(plan, system)
         orders += Backlog(plan, queue, os.environ).top_up()
         left += [job.id for job in queue.jobs([run.job for run in plan.runs if run.root == root]) if job.runs]
-    if as_json:
-        print_json({"done": [str(order) for order in orders], "running": left})
-    else:
-        print(f"no more jobs are handed in; {counted(len(orders), 'change')} of the queue")
-        if left:
-            print(f"{', '.join(left)} at work: such a job goes on until no network is left for it, and may be ended as "
-                  "any job")
-    return ExitStatus.OK
+    at_work = left and [f"{', '.join(left)} at work: such a job goes on until no network is left for it, and may be "
+                        "ended as any job"]
+    show(args, lambda: {"done": [str(order) for order in orders], "running": left}, lambda: print(
+        f"no more jobs are handed in; {counted(len(orders), 'change')} of the queue", *at_work, sep="\n"))
 
 
 def _apart(words: Sequence[str]) -> tuple[list[str], list[str]]:

@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
 
 from fleet.arguments import count, delta, number, seed, share
-from fleet.domain.record import as_json
 from fleet.errors import UserError
 from fleet.units import counted
 from scheduler.base import Cluster, Options
@@ -173,7 +170,3 @@ def add_json(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true",
                         help="print one JSON object and nothing else")
 
-
-def print_json(value: Any) -> None:
-    """Print a dataclass, dict or list as JSON; what JSON cannot say (NaN, infinity) becomes null."""
-    print(json.dumps(as_json(value), indent=1, allow_nan=False))

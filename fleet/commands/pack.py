@@ -18,15 +18,15 @@ from typing import TYPE_CHECKING, Any
 import yaml
 
 from fleet.arguments import whole
-from fleet.commands.options import add_json, print_json
-from fleet.errors import ExitStatus
+from fleet.commands.options import add_json
+from fleet.commands.show import show
 from fleet.storage.files import storing
 from fleet.terminal import progress_bar
 from fleet.units import counted, format_size
 
 if TYPE_CHECKING:  # pydantic and the decoders take a while
     from preprocess.base import BadSample, DataSet
-    from preprocess.target import TargetWish
+    from preprocess.target import TargetSpec, TargetWish
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -47,7 +47,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_json(parser)
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> None:
     """Write the file and say what is in it."""
     from preprocess.source import open_data
     from preprocess.sources.hdf5 import open_hdf5
@@ -62,10 +62,13 @@ def run(args: argparse.Namespace) -> int:
                                                                                    strict=True)}}
     written = os.path.getsize(args.out)
     target = target_of(data.train)
-    if args.json:
-        print_json({"path": args.out, "target": target.kind, "classes": target.outputs, **counts, "bytes": written,
-                    "left_out": [{"name": sample.name, "reason": sample.reason} for sample in left_out]})
-        return ExitStatus.OK
+    show(args, lambda: {"path": args.out, "target": target.kind, "classes": target.outputs, **counts, "bytes": written,
+                "left_out": [{"name": sample.name, "reason": sample.reason} for sample in left_out]},
+         lambda: _print(args, counts, target, written, left_out))
+
+
+def _print(args: argparse.Namespace, counts: dict[str, int], target: TargetSpec, written: int,
+           left_out: Sequence[BadSample]) -> None:
     unit = "image" if args.source == "image_folder" else "sample"
     tested = f" and {counted(counts['test'], f'test {unit}')}" if counts["test"] else ""
     print(f"{args.out}: {counted(counts['train'], f'training {unit}')} and "
@@ -73,7 +76,6 @@ def run(args: argparse.Namespace) -> int:
           f"{target}, {format_size(written)}; {len(left_out)} left out")
     for sample in left_out:
         print(f"  left out {sample}")
-    return ExitStatus.OK
 
 
 def _option(text: str) -> tuple[str, Any]:

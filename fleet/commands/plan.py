@@ -24,10 +24,10 @@ from fleet.commands.options import (
     add_spec,
     cluster_of,
     options_of,
-    print_json,
     told_of_gpus,
 )
-from fleet.errors import ExitStatus, UserError
+from fleet.commands.show import show
+from fleet.errors import UserError
 from fleet.plugins import find_policy
 from fleet.terminal import bar, print_table
 from fleet.units import counted
@@ -56,7 +56,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_json(parser)
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> None:
     """Print the first round."""
     spec = _load(args.spec)
     rates = _rates(args, spec)
@@ -72,16 +72,13 @@ def run(args: argparse.Namespace) -> int:
     if policy.sets_batch:
         rates = at_best(rates, cluster.whole_gpus)
     planned = plan(policy, rates, Progress(), cluster, options)
-    if args.json:
-        print_json({"members": [{"name": member.name, "gpus": member.gpus, "devices": _gpus(member, cluster),
-                                 **({} if member.batch is None else {"batch": member.batch})}
-                                for member in planned.members],
-                    "idle_gpus": cluster.whole_gpus - len(_tenants(planned, cluster)),
-                    "placement_score": score(planned.members, cluster.gpus_per_node)}
-                   | ({"per_device": cluster.slots} if cluster.slots > 1 else {}))
-    else:
-        _print(policy, rates, planned, cluster)
-    return ExitStatus.OK
+    show(args, lambda: {"members": [{"name": member.name, "gpus": member.gpus, "devices": _gpus(member, cluster),
+                             **({} if member.batch is None else {"batch": member.batch})}
+                            for member in planned.members],
+                "idle_gpus": cluster.whole_gpus - len(_tenants(planned, cluster)),
+                "placement_score": score(planned.members, cluster.gpus_per_node)}
+         | ({"per_device": cluster.slots} if cluster.slots > 1 else {}),
+         lambda: _print(policy, rates, planned, cluster))
 
 
 def _gpus(member: Member, cluster: Cluster) -> tuple[int, ...]:

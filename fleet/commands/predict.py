@@ -16,14 +16,16 @@ from __future__ import annotations
 import argparse
 import csv
 import sys
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import numpy as np
 
 from fleet.arguments import count
-from fleet.commands.options import add_json, print_json
-from fleet.errors import ExitStatus, StorageError, UserError
+from fleet.commands.options import add_json
+from fleet.commands.show import show
+from fleet.errors import StorageError, UserError
 from fleet.prediction.ensembles import GREEDY
 from fleet.predictor import Predictor
 from fleet.terminal import print_table
@@ -43,7 +45,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_json(parser)
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> None:
     """Print what the networks predict."""
     if not args.images and args.save is None:
         raise UserError("name images, or a file to --save the networks to")
@@ -57,28 +59,29 @@ def run(args: argparse.Namespace) -> int:
         except StorageError as error:
             raise UserError(f"--save: {error}") from None
     if any(map(predictor.is_table, args.images)):
-        return _predict_rows(predictor, args)
+        _predict_rows(predictor, args)
+        return
     found: list[dict[str, Any]] = []
     if args.images:
         names, predicted = predictor.predict_files(args.images)
         found = [{"image": name, **_ANSWERS[kind](predictor.names, row)}
                  for name, row in zip(names, predicted, strict=True)]
-    if args.json:
-        print_json({"networks": predictor.weights, "names": predictor.names, "images": found})
-    else:
-        _print(predictor, found, args.save)
-    return ExitStatus.OK
+    show(args, lambda: {"networks": predictor.weights, "names": predictor.names, "images": found},
+         lambda: _print(predictor, found, args.save))
 
 
-def _predict_rows(predictor: Predictor, args: argparse.Namespace) -> int:
+def _predict_rows(predictor: Predictor, args: argparse.Namespace) -> None:
     """Print what the networks predict for the rows of tables, as a table or as one object."""
     tables = {table: predictor.predict_files([table])[1] for table in args.images}
     answer = partial(_ANSWERS[predictor.sample.target.kind], predictor.names)
-    if args.json:
-        print_json({"networks": predictor.weights, "names": predictor.names, "rows": [
-            {"table": table, "row": row, **answer(numbers)}
-            for table, predicted in tables.items() for row, numbers in enumerate(predicted)]})
-        return ExitStatus.OK
+    show(args, lambda: {"networks": predictor.weights, "names": predictor.names, "rows": [
+        {"table": table, "row": row, **answer(numbers)}
+        for table, predicted in tables.items() for row, numbers in enumerate(predicted)]},
+        lambda: _print_rows(predictor, tables, answer))
+
+
+def _print_rows(predictor: Predictor, tables: dict[str, np.ndarray], answer: Callable[[np.ndarray], dict[str, Any]]
+                ) -> None:
     print(f"With {_joined(predictor)}:", file=sys.stderr)
     where = ["table", "row"] if len(tables) > 1 else ["row"]
     headers = [*where, *{"class": [predictor.target_column or "class"], "multilabel": ["labels"]}.get(
@@ -90,7 +93,6 @@ def _predict_rows(predictor: Predictor, args: argparse.Namespace) -> int:
             said = answer(numbers)
             chosen = [said["class"]] if "class" in said else [";".join(said["labels"])] if "labels" in said else []
             writer.writerow([*([table, row] if len(tables) > 1 else [row]), *chosen, *map(str, numbers)])
-    return ExitStatus.OK
 
 
 def _class(names: tuple[str, ...], row: np.ndarray) -> dict[str, Any]:

@@ -27,9 +27,9 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any
 
 from fleet.arguments import count, positive
-from fleet.commands.options import add_json, add_spec, print_json, told_of_gpus
+from fleet.commands.options import add_json, add_spec, told_of_gpus
 from fleet.commands.rates import cached, known_rates_of
-from fleet.commands.show import print_policies
+from fleet.commands.show import print_policies, show
 from fleet.errors import ExitStatus, FleetError, InfrastructureError, UserError
 from fleet.terminal import print_table
 from fleet.units import counted, format_duration
@@ -98,10 +98,8 @@ def run(args: argparse.Namespace) -> int:
         print(choice.event(means.preprocessors > 0).words)
         _announce(spec, cluster, origin, outcomes, rehearsal, profiling)
     status, told = _perform(args, rehearsal, cluster)
-    if args.json:
-        print_json(_numbers(spec, cluster, origin, outcomes, rehearsal, told, profiling))
-    else:
-        _print(told, rehearsal, profiling)
+    show(args, lambda: _numbers(spec, cluster, origin, outcomes, rehearsal, told, profiling),
+         lambda: _print(told, rehearsal, profiling))
     return status
 
 

@@ -16,9 +16,10 @@ import sys
 from pathlib import Path
 
 from fleet.arguments import moment
-from fleet.commands.options import add_json, print_json
-from fleet.errors import ExitStatus, StorageError
-from fleet.jobs.harvested import over_of
+from fleet.commands.options import add_json
+from fleet.commands.show import show
+from fleet.errors import StorageError
+from fleet.jobs.harvested import Over, over_of
 from fleet.monitor.html import write_report
 from fleet.monitor.report import MISSED, Report, best_rows, read_report, report_at
 from fleet.monitor.searched import table_of_found, table_of_rungs
@@ -38,33 +39,28 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_json(parser)
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> None:
     """Print the numbers of a report, and write it where that is allowed."""
     paths = RunPaths(args.run)
     report = read_report(paths) if args.at is None else report_at(paths, args.at)
     over = over_of(paths) if args.at is None else None
-    if args.json:
-        print_json(report.numbers() | ({} if over is None else {"harvest": {"why": over.why, "again": over.again}}))
-    else:
-        _print(report)
-        if over is not None:
-            print(f"{str(over)[0].upper()}{str(over)[1:]}.")
+    harvest = {} if over is None else {"harvest": {"why": over.why, "again": over.again}}
+    show(args, lambda: report.numbers() | harvest, lambda: _print(report, over))
     page = args.html or (paths.report if args.at is None else None)
     if page is None:
-        return ExitStatus.OK
+        return
     try:
         write_report(page, report)
     except StorageError as error:
         if args.html is not None:
             raise
         print(f"fleet report: {error}", file=sys.stderr)  # a run of somebody else's may be looked at
-        return ExitStatus.OK
+        return
     if not args.json:
         print(f"{page} shows it.")
-    return ExitStatus.OK
 
 
-def _print(report: Report) -> None:
+def _print(report: Report, over: Over | None) -> None:
     account = report.account
     headers, rows, left_out = best_rows(report.rows)
     print_table(headers, rows, title=f"{report.name}: the best network first")
@@ -94,3 +90,5 @@ def _print(report: Report) -> None:
         print(MISSED.format(chunks=counted(report.missed, "chunk")))
     if account.ratio is not None:
         print(f"makespan {account.measured_s:.1f} s, simulated {account.simulated_s:.1f} s: {account.ratio:.3f}")
+    if over is not None:
+        print(f"{str(over)[0].upper()}{str(over)[1:]}.")

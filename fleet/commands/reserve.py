@@ -12,12 +12,12 @@ from __future__ import annotations
 
 import argparse
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 
 from fleet.arguments import positive, share
-from fleet.commands.options import add_json, add_law_parameters, law_of, print_json
-from fleet.errors import ExitStatus
+from fleet.commands.options import add_json, add_law_parameters, law_of
+from fleet.commands.show import show
 from fleet.terminal import bar, print_table
 from scheduler.reservation.laws import LAWS, Discrete, discretise, empirical
 from scheduler.reservation.log import read_runs, read_table
@@ -62,7 +62,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_json(parser)
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> None:
     """Compute and print the requests."""
     known, best, few = _best(args)
     remaining = known.beyond(max(args.failed, default=0.0))
@@ -71,16 +71,10 @@ def run(args: argparse.Namespace) -> int:
     single = best.expected_makespan if remaining is None else expected_makespan(
         remaining, [remaining.longest], args.backfill_rate, sum(args.failed))
     answer = Answer(best.requests, best.expected_makespan, single, best.excess)
-    if args.json:
-        told = asdict(answer)
-        if not answer.error_bound:  # as nearly always
-            del told["error_bound"]
-        print_json(told)
-        return ExitStatus.OK
-    _print(answer, remaining)
-    if remaining is not None and not few and not args.failed:
+    told = {name: value for name, value in vars(answer).items() if name != "error_bound" or value}  # it is hardly ever
+    show(args, lambda: told, lambda: _print(answer, remaining))
+    if not (args.json or few or args.failed) and remaining is not None:
         _print_costs(remaining, args.backfill_rate, len(best.requests) + 2)
-    return ExitStatus.OK
 
 
 def _best(args: argparse.Namespace) -> tuple[Discrete, RequestSequence, bool]:

@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import argparse
 
-from fleet.commands.options import print_json
-from fleet.errors import ExitStatus
+from fleet.commands.show import print_json
 from fleet.spec import json_schema
 from fleet.spec.page import page
 
@@ -22,10 +21,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--markdown", action="store_true", help="print the keys as a page in Markdown")
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> None:
     """Print the schema, or the page."""
     if args.markdown:
         print(page(), end="")
-        return ExitStatus.OK
-    print_json(json_schema())
-    return ExitStatus.OK
+    else:
+        print_json(json_schema())

@@ -1,12 +1,34 @@
-"""What several commands print."""
+"""How commands print: JSON for programs, text and tables for people."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import argparse
+import json
+from collections.abc import Callable, Sequence
+from typing import Any
 
+from fleet.domain.record import as_json
 from fleet.terminal import bar, print_table
 from scheduler.ensemble.policies import REFERENCE
 from scheduler.simulation.ensemble import Simulated
+
+
+def print_json(value: Any) -> None:
+    """Print a dataclass, dict or list as JSON; what JSON cannot say (NaN, infinity) becomes null."""
+    print(json.dumps(as_json(value), indent=1, allow_nan=False))
+
+
+def show(args: argparse.Namespace, record: Callable[[], Any], text: Callable[[], object]) -> None:
+    """Print what a command has found.
+
+    Args:
+        record: makes what ``--json`` prints of it.
+        text: prints it for people, without ``--json``.
+    """
+    if args.json:
+        print_json(record())
+    else:
+        text()
 
 
 def print_policies(outcomes: Sequence[Simulated]) -> None:

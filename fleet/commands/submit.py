@@ -28,8 +28,9 @@ from typing import TYPE_CHECKING
 
 from fleet.arguments import AUTO, duration, duration_or_auto, whole
 from fleet.comm.roles import Roles, roles_of
-from fleet.commands.options import add_json, add_spec, print_json
+from fleet.commands.options import add_json, add_spec
 from fleet.commands.sharing import recorded_sharing
+from fleet.commands.show import print_json
 from fleet.errors import ExitStatus, UserError
 from fleet.jobs.chain import HandedIn, note
 from fleet.jobs.ending import Chain

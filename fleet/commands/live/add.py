@@ -11,8 +11,8 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from fleet.commands.options import add_json, print_json
-from fleet.errors import ExitStatus
+from fleet.commands.options import add_json
+from fleet.commands.show import show
 from fleet.running import add
 from fleet.spec import read_yaml
 
@@ -24,12 +24,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_json(parser)
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> None:
     """Add the networks of an entry, and print their names."""
     content, _ = read_yaml(args.entry, "the keys of one entry of `models:`, such as `family:` and `args:`")
     networks = add(args.run, content)
-    if args.json:
-        print_json({"networks": networks})
-    else:
-        print("\n".join(networks))
-    return ExitStatus.OK
+    show(args, lambda: {"networks": networks}, lambda: print("\n".join(networks)))

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import argparse
 
-from fleet.errors import ExitStatus
 from fleet.running import command
 
 
@@ -22,7 +21,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("network", metavar="NAME", help="name of the network")
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> None:
     """Have it done."""
     command(args.run, {"do": args.do, "network": args.network})
-    return ExitStatus.OK

@@ -22,7 +22,7 @@ from fleet.arguments import moment, positive
 from fleet.domain.events import Event
 from fleet.domain.record import as_json
 from fleet.domain.run import Broken, RunState
-from fleet.errors import ExitStatus, UserError
+from fleet.errors import UserError
 from fleet.monitor.timeline import moments_of
 from fleet.monitor.view import tell
 from fleet.running import follow, meet_all, report_of, run_of
@@ -42,7 +42,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
                         help="with --from: how many seconds of the run pass in one (1)")
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> None:
     """Print what happens until the launch has ended."""
     paths = RunPaths(args.run)
     if args.from_s is None and args.speed is not None:
@@ -68,7 +68,6 @@ def run(args: argparse.Namespace) -> int:
     for dated in follow(tail, is_over):
         state.apply(dated.at, dated.event, dated.log)
         _print(dated.event, state, args.json)
-    return ExitStatus.OK
 
 
 def _again(state: RunState, tail: RunTail, from_s: float, speed: float) -> Iterator[Event]:

@@ -22,9 +22,10 @@ from pathlib import Path
 from typing import Any
 
 from fleet.arguments import count, number, positive, whole
-from fleet.commands.options import add_json, add_seed, print_json
+from fleet.commands.options import add_json, add_seed
 from fleet.commands.plots import add_plot, drawn
-from fleet.errors import ExitStatus, UserError
+from fleet.commands.show import show
+from fleet.errors import UserError
 from fleet.terminal import bar, print_table
 from scheduler.elastic.autoscaler import Autoscaling
 from scheduler.simulation.autoscale import ElasticJob, Outcome, simulate
@@ -61,7 +62,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_json(parser)
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> None:
     """Simulate, and print the numbers."""
     gpus, jobs, minutes = _jobs(args)
     settings = Autoscaling(gpus, args.interval, args.drop, args.rescale_cost_min, args.hold_min)
@@ -70,11 +71,7 @@ def run(args: argparse.Namespace) -> int:
     outcome = simulate(jobs, settings, minutes)
     if args.plot:
         plot(args.plot, jobs, outcome, settings)
-    if args.json:
-        print_json({name: getattr(outcome, name) for name in PRINTED})
-    else:
-        _print(jobs, outcome)
-    return ExitStatus.OK
+    show(args, lambda: {name: getattr(outcome, name) for name in PRINTED}, lambda: _print(jobs, outcome))
 
 
 def _jobs(args: argparse.Namespace) -> tuple[int, Sequence[ElasticJob], float]:

@@ -13,20 +13,21 @@ from __future__ import annotations
 
 import argparse
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from fleet.arguments import count, share, whole
-from fleet.commands.options import add_json, add_law_parameters, add_seed, law_of, print_json
-from fleet.errors import ExitStatus, UserError
+from fleet.commands.options import add_json, add_law_parameters, add_seed, law_of
+from fleet.commands.show import show
+from fleet.errors import UserError
 from fleet.terminal import print_table
 from fleet.units import counted
 from scheduler.reservation.laws import LAWS, Law
 from scheduler.simulation.batch_queue import Convention, Schedule, simulate
-from scheduler.simulation.fit import fit_laws
+from scheduler.simulation.fit import Fit, fit_laws
 from scheduler.simulation.swf import Trace, read_swf, write_swf
 from scheduler.simulation.workload import Rule, Sizes, draw_jobs, jobs_from_trace, schedule_to_trace, small_stream
 
@@ -81,7 +82,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_json(parser)
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> None:
     """Simulate, or fit, and print."""
     law = law_of(args)
     if (law is None) == (args.trace is None):
@@ -90,18 +91,15 @@ def run(args: argparse.Namespace) -> int:
     if args.fit:
         if trace is None:
             raise UserError("--fit needs a trace")
-        return _fit(trace, args.json)
+        _fit(args, trace)
+        return
     if trace is not None and args.stream is not None:
         raise UserError("--stream goes with --distribution, whose law it scales down")
     schedules = list(_schedules(args, law, trace))
     if args.write_trace is not None:
         write_swf(args.write_trace, schedule_to_trace(schedules[0], HOUR_S if trace is None else 1.0))
     result = _result(args, schedules, 1.0 if trace is None else 1 / HOUR_S)
-    if args.json:
-        print_json(result)
-    else:
-        _show(result)
-    return ExitStatus.OK
+    show(args, lambda: result, lambda: _print(result))
 
 
 def _schedules(args: argparse.Namespace, law: Law | None, trace: Trace | None) -> Iterator[Schedule]:
@@ -144,7 +142,7 @@ def _result(args: argparse.Namespace, schedules: list[Schedule], hours: float) -
                   submissions_per_job=sum(tries) / sum(large))
 
 
-def _show(result: Result) -> None:
+def _print(result: Result) -> None:
     speculation = ", speculative backfilling" if result.speculative else ""
     print(f"{counted(result.jobs, 'job')} on {counted(result.processors, 'processor')}, {counted(result.runs, 'run')}; "
           f"requests: {result.requests}; reservations: {result.convention}{speculation}")
@@ -157,18 +155,18 @@ def _show(result: Result) -> None:
         ["submissions a job", f"{result.submissions_per_job:.3g}"]])
 
 
-def _fit(trace: Trace, as_json: bool) -> int:
+def _fit(args: argparse.Namespace, trace: Trace) -> None:
     hours = [job.run_s / HOUR_S for job in trace.jobs if job.completed]
     fits = fit_laws(hours)
-    if as_json:
-        print_json({"jobs": len(hours), "laws": [
-            {"distribution": fit.law.name, **fit.law.parameters(), "aic": fit.aic,
-             "ks_distance": fit.distance} for fit in fits]})
-        return ExitStatus.OK
+    show(args, lambda: {"jobs": len(hours), "laws": [
+        {"distribution": fit.law.name, **fit.law.parameters(), "aic": fit.aic,
+         "ks_distance": fit.distance} for fit in fits]}, lambda: _print_fits(hours, fits))
+
+
+def _print_fits(hours: list[float], fits: Sequence[Fit]) -> None:
     print(f"{counted(len(hours), 'completed run')}, in hours; the best law first")
     print_table(["law", "parameters", "AIC", "KS distance"],
                 [[fit.law.name, _listed(fit.law), f"{fit.aic:.1f}", f"{fit.distance:.3f}"] for fit in fits])
-    return ExitStatus.OK
 
 
 def _listed(law: Law) -> str:

@@ -15,8 +15,9 @@ import argparse
 from pathlib import Path
 
 from fleet.arguments import count
-from fleet.commands.options import add_seed, print_json
-from fleet.errors import ExitStatus, StorageError, UserError
+from fleet.commands.options import add_seed
+from fleet.commands.show import print_json
+from fleet.errors import StorageError, UserError
 from fleet.storage.files import write_json
 from fleet.units import counted
 from scheduler.ensemble.rates_file import write_rates
@@ -34,16 +35,15 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--out", type=Path, metavar="FILE", help="file to write (standard output)")
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> None:
     """Write the rates file."""
     table = (convert(read_json(args.convert), args.convert) if args.convert
              else generate(args.networks, args.seed, args.heavy_tail))
     if args.out is None:
         print_json(write_rates(table))
-        return ExitStatus.OK
+        return
     try:
         write_json(args.out, write_rates(table))
     except StorageError as error:
         raise UserError(f"--out: {error}") from None
     print(f"{args.out}: {counted(len(table.models), 'network')}, {counted(table.samples_per_epoch, 'sample')} an epoch")
-    return ExitStatus.OK

@@ -23,13 +23,12 @@ import colorsys
 import dataclasses
 import math
 from pathlib import Path
-from typing import Any
 
 from fleet.arguments import number, positive, share, stream, whole
-from fleet.commands.options import add_cluster, add_json, add_options, add_policy, cluster_of, options_of, print_json
+from fleet.commands.options import add_cluster, add_json, add_options, add_policy, cluster_of, options_of
 from fleet.commands.plots import add_plot, drawn
-from fleet.commands.show import print_policies
-from fleet.errors import ExitStatus, UserError
+from fleet.commands.show import print_policies, show
+from fleet.errors import UserError
 from fleet.plugins import find_policy
 from fleet.terminal import bar, print_table
 from fleet.units import counted
@@ -93,7 +92,7 @@ _COST_HELP = {
 }
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> None:
     """Simulate, and print the numbers."""
     rates = read_rates(args.file)
     policies = list(POLICIES.values()) if args.policy == ALL else [find_policy(args.policy)]
@@ -117,14 +116,11 @@ def run(args: argparse.Namespace) -> int:
                 for policy in policies]
     if args.plot:
         plot(args.plot, outcomes[0], cluster)
-    if args.json:
-        records = [_record(outcome) for outcome in outcomes]
-        print_json({"policies": records} if args.policy == ALL else records[0])
-    elif args.policy == ALL:
-        print_policies(outcomes)
+    records = [{name: getattr(outcome, name) for name in PRINTED} for outcome in outcomes]
+    if args.policy == ALL:
+        show(args, lambda: {"policies": records}, lambda: print_policies(outcomes))
     else:
-        _print(outcomes[0], cluster)
-    return ExitStatus.OK
+        show(args, lambda: records[0], lambda: _print(outcomes[0], cluster))
 
 
 def _slots(text: str) -> int | None:
@@ -173,10 +169,6 @@ def _costs(args: argparse.Namespace, policy: Policy) -> Costs:
 
 def _stream(args: argparse.Namespace, policy: Policy) -> Stream:
     return dataclasses.replace(args.stream or policy.stream, rate=args.stream_rate)
-
-
-def _record(outcome: Simulated) -> dict[str, Any]:
-    return {name: getattr(outcome, name) for name in PRINTED}
 
 
 def _print(outcome: Simulated, cluster: Cluster) -> None:

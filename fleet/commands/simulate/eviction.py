@@ -13,8 +13,8 @@ import statistics
 from dataclasses import dataclass
 
 from fleet.arguments import count, number, whole
-from fleet.commands.options import add_json, add_seed, print_json
-from fleet.errors import ExitStatus
+from fleet.commands.options import add_json, add_seed
+from fleet.commands.show import show
 from fleet.terminal import print_table
 from fleet.units import counted
 from scheduler.base import LEAST, MOST
@@ -56,20 +56,20 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_json(parser)
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> None:
     """Simulate and print."""
     machines = [_machine(args, seed) for seed in range(args.seed, args.seed + args.draws)]
     results = [_mean(same_deadline) for same_deadline in zip(*machines, strict=True)]
-    if args.json:
-        print_json({"policy": args.policy, "deadlines": results})
-    else:
-        print(f"{counted(args.running, 'job')} on {counted(args.machine, 'node')}; an on-demand job needs {args.nodes}")
-        print_table(["deadline, min", "planned, min", "started, min", "lost, node-hours", "idle, node-hours",
-                     "batch delay, min", "all ended, min"],
-                    [[result.deadline, *(round(value, 1) for value in (
-                        result.planned_min, result.start_min, result.lost_node_s / 3600, result.idle_node_s / 3600,
-                        result.batch_delay_min, result.end_min))] for result in results])
-    return ExitStatus.OK
+    show(args, lambda: {"policy": args.policy, "deadlines": results}, lambda: _print(args, results))
+
+
+def _print(args: argparse.Namespace, results: list[Result]) -> None:
+    print(f"{counted(args.running, 'job')} on {counted(args.machine, 'node')}; an on-demand job needs {args.nodes}")
+    print_table(["deadline, min", "planned, min", "started, min", "lost, node-hours", "idle, node-hours",
+                 "batch delay, min", "all ended, min"],
+                [[result.deadline, *(round(value, 1) for value in (
+                    result.planned_min, result.start_min, result.lost_node_s / 3600, result.idle_node_s / 3600,
+                    result.batch_delay_min, result.end_min))] for result in results])
 
 
 def _machine(args: argparse.Namespace, seed: int) -> list[tuple[Plan, Outcome]]:

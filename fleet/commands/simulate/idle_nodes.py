@@ -14,9 +14,10 @@ import time
 from pathlib import Path
 
 from fleet.arguments import count, number, positive
-from fleet.commands.options import add_json, print_json
+from fleet.commands.options import add_json
 from fleet.commands.plots import add_plot, drawn
-from fleet.errors import ExitStatus, UserError
+from fleet.commands.show import show
+from fleet.errors import UserError
 from fleet.terminal import Pace, print_table
 from scheduler.idle.allocate import name_order
 from scheduler.simulation.idle_nodes import PLACEMENTS, POLICIES, Replayed, Settings, Summary, replay, summarise
@@ -61,7 +62,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_json(parser)
 
 
-def run(args: argparse.Namespace) -> int:
+def run(args: argparse.Namespace) -> None:
     """Replay, and print the numbers."""
     start = time.perf_counter()
     settings = Settings(POLICIES[args.policy], args.horizon, args.max_parallel, args.completions_are_events,
@@ -76,11 +77,7 @@ def run(args: argparse.Namespace) -> int:
     summary = summary.measured(time.perf_counter() - start)
     if args.plot:
         plot(args.plot, replayed, summary)
-    if args.json:
-        print_json(summary)
-    else:
-        _print(summary, len(jobs))
-    return ExitStatus.OK
+    show(args, lambda: summary, lambda: _print(summary, len(jobs)))
 
 
 def _names(args: argparse.Namespace) -> Path | None:
