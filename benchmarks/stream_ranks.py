@@ -21,10 +21,11 @@ from fleet.comm.base import World
 from fleet.comm.messages import NO_LIMIT, Exit, Produce, Ready, Tag
 from fleet.comm.roles import Roles, assign
 from fleet.runtime.preprocessor import Preprocessor
+from fleet.stream.compose import NodeMemory
 from fleet.stream.layout import plan_layout
-from fleet.stream.memory import NodeMemory
 from fleet.stream.order import Epoch, StrictOrder
-from fleet.stream.reader import SharedStream
+from fleet.stream.reader import Reader
+from fleet.stream.stall import Waiting
 from fleet.stream.window import Window
 from preprocess.base import RandomAccess
 from preprocess.pipeline import Pipeline
@@ -173,7 +174,8 @@ def serve(world: World, roles: Roles, window: Window, pipeline: Pipeline) -> lis
 
 def read(world: World, roles: Roles, window: Window, pipeline: Pipeline, job: Job) -> list[float]:
     """A trainer that only reads."""
-    stream = SharedStream(window, roles.trainers.index(world.rank), world)
+    stream = Reader(window, roles.trainers.index(world.rank), Waiting(world),
+                    StrictOrder(pipeline, window.layout.chunk))
     group = world.group([world.rank], world.rank)
     stream.join(0)
     world.gather(None)

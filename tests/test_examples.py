@@ -20,7 +20,7 @@ from fleet.engines.registry import make_engine
 from fleet.spec import parse
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import Status, read_results
-from fleet.stream.base import split_rows
+from fleet.stream.batch import split_rows
 from preprocess.probe import probe
 from preprocess.sample import ImageSpec, SampleSpec
 from preprocess.source import open_data

@@ -166,7 +166,7 @@ class EpochDone(NamedTuple):
     record: EpochRecord
     blocked_s: float  # what training waited for checkpoints in this epoch
     final: str  # why the network is done, or nothing
-    missed: int = 0  # chunks of a ring; see :class:`fleet.stream.base.Batch`
+    missed: int = 0  # chunks of a ring; see :class:`fleet.stream.batch.Batch`
     rate: StepRate = StepRate()  # of the steps in which the group was as it is
 
 

@@ -33,8 +33,9 @@ class Feed:
         data: the samples, with the targets of these networks.
         transforms: all that is done to them.
         samples: what a sample of each part is then.
-        done: how many of the transforms the stream has done; 0 where there is none.
-        carried: the target of a sample of the stream; None where there is none, and each network prepares its own.
+        done: how many of the transforms the stream has done; 0 where there is none, or all are fed with the same.
+        carried: the target of a sample of the stream; None where there is none, and each network prepares its own, or
+            where all are fed with the same.
         piece: where in a sample of the stream these have left what they made; None where it carries nothing else.
     """
 
@@ -52,8 +53,9 @@ class Feed:
 
     @property
     def is_carried(self) -> bool:
-        """Whether the stream carries just what these networks are fed with."""
-        return self.is_done and self.piece is None and self.samples["train"].target == self.carried
+        """Whether the stream carries just what these networks are fed with, where there is one."""
+        return self.carried is None or (
+            self.is_done and self.piece is None and self.samples["train"].target == self.carried)
 
     def pipeline(self, part: str, seed: int) -> Pipeline | None:
         """How the samples of a part are prepared for these networks; None where there is no such part."""

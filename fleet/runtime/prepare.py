@@ -53,6 +53,7 @@ from fleet.storage.identity import Machine
 from fleet.storage.lease import Fence, Lease
 from fleet.storage.paths import RunPaths
 from fleet.storage.sizes import check_quota
+from fleet.stream.compose import Way
 from fleet.stream.layout import Layout, plan_layout, plan_ring, row_bytes
 from fleet.stream.order import Order, RingOrder, StrictOrder, read_path
 from fleet.units import counted, format_size
@@ -142,6 +143,19 @@ class Prepared:
     def epoch_samples(self) -> int:
         """How many samples a network trains on in an epoch; of folds, those of the fewest."""
         return samples_of_epoch(self.data, self.folds)
+
+    @property
+    def way(self) -> Way:
+        """How samples come to trainers."""
+        if self.roles.shared:
+            return Way(self.spec.data.order, "window" if self.kept is None else "node")
+        return Way(self.spec.data.order, "files" if self.kept is None else "own")
+
+    @property
+    def fed(self) -> Mapping[str, Feed]:
+        """What networks are fed with, by feed; the one under no key, where it is the same for all."""
+        same = dict.fromkeys(self.data.parts(), self.sample)
+        return self.feeds or {"": Feed(self.data, self.transforms, same, 0)}
 
     @property
     def kept(self) -> ImageSpec | None:

@@ -13,8 +13,8 @@ from fleet.comm.base import World
 from fleet.comm.messages import Demand, Exit, Forget, Leave, Message, Produce, Tag, Throughput
 from fleet.comm.roles import Roles
 from fleet.errors import GroupStruck
+from fleet.stream.compose import NodeMemory
 from fleet.stream.filler import SetFiller, WindowFiller
-from fleet.stream.memory import NodeMemory
 from fleet.stream.order import Order
 from preprocess.pipeline import Pipeline
 

@@ -4,45 +4,29 @@ from __future__ import annotations
 
 import logging
 import os
-from dataclasses import replace
 from functools import partial
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from fleet.comm.base import World
-from fleet.comm.messages import Bad, Tag
 from fleet.engines.base import Engine, Slot
 from fleet.engines.registry import make_engine
 from fleet.errors import ExitStatus
 from fleet.runtime.ahead import Loading
-from fleet.runtime.feeds import Feed
 from fleet.runtime.interrupt import Interruption
 from fleet.runtime.laps import Laps
 from fleet.runtime.prepare import Prepared
 from fleet.runtime.preprocessor import Preprocessor
 from fleet.runtime.training.shared_gpus import SharedGpus
-from fleet.runtime.training.sources import Sources
+from fleet.runtime.training.sources import sources_of
 from fleet.runtime.training.trainer import Trainer
 from fleet.storage.lease import Lease
-from fleet.storage.paths import PARTS
-from fleet.stream.base import Stream
-from fleet.stream.failover import OutlivingStream, OutlivingValidation
-from fleet.stream.finishing import FinishingStream, FinishingValidation
-from fleet.stream.folds import PartOrder, PartRing, PartStream
+from fleet.stream.compose import NodeMemory
 from fleet.stream.layout import chunk_size
-from fleet.stream.memory import NodeMemory
-from fleet.stream.order import Order, RingOrder
-from fleet.stream.own import FromKept, FromOwnMemory, FromSource, OwnStream, Samples
-from fleet.stream.reader import SharedStream
-from fleet.stream.ring import RingStream
 from fleet.stream.sample_set import SampleSet
 from fleet.stream.segment import Segment
 from fleet.stream.tenants import Tenants
-from fleet.stream.validation import OwnValidation, PassingSamples, SharedValidation, Validation
 from fleet.stream.window import Window
 from launch.devices import memory_mib, visible_gpus
-from preprocess.base import BadSample, row_numbers
 from preprocess.decode import decoder_name
 from preprocess.sample import ImageSpec
 from preprocess.target import TargetSpec
@@ -113,9 +97,9 @@ class Session:
             board.coordinator.start()
         self._loading.finish()  # before anything else is imported here
         tenants = Tenants(self._world, self._roles, self._shared.tenants)
+        sources = sources_of(self._world, self._prepared, self._shared, self._first_epoch)
         trainer = Trainer(self._world, self._prepared.spec, self._prepared.paths, partial(self._engine, tenants),
-                          self._prepared.sample, self._sources(), self._prepared.codes,
-                          self._prepared.fence, tenants)
+                          self._prepared.sample, sources, self._prepared.codes, self._prepared.fence, tenants)
         trainer.start(is_busy)
         trainer.run()
         trainer.stop()
@@ -191,84 +175,6 @@ class Session:
         names = visible_gpus(os.environ, os.listdir("/dev"))
         # A launcher that shows each rank its own GPU alone has chosen already.
         return names[min(self._roles.place(rank) % self._roles.whole_per_node, len(names) - 1)] if names else None
-
-    def _sources(self) -> Sources:
-        feeds = {key: self._sources_of(feed) for key, feed in self._prepared.feeds.items()}
-        return replace(next(iter(feeds.values())), feeds=feeds) if feeds else self._sources_of(None)
-
-    def _sources_of(self, feed: Feed | None) -> Sources:
-        """What networks of a feed read; of the only one, for None."""
-        shared, folds, seed = self._shared, self._prepared.folds, self._prepared.spec.seed
-        training = self._prepared.training() if feed is None else feed.pipeline("train", seed)
-        assert training is not None
-        order, stall_s = self._prepared.order(training), self._prepared.spec.data.stall
-        if shared.kept is not None:
-            samples: Samples = FromKept(training, shared.kept, stall_s)
-        else:
-            samples = FromSource(training) if self._prepared.kept is None else FromOwnMemory(training)
-        test = self._test(feed)
-        data = self._prepared.data if feed is None else feed.data
-        lies = {part: row_numbers(source) for part, source in data.parts().items() if part in PARTS}
-
-        def on_bad(bad: BadSample) -> None:
-            self._report(bad, training=True)
-
-        def read(fold: int | None) -> Sources:
-            """What networks of a fold read; of all samples, for None."""
-            of_fold = None if folds is None or fold is None else folds == fold
-            keeps, rows = (None, None) if of_fold is None else (~of_fold, np.flatnonzero(of_fold))
-            mine = order if keeps is None else PartOrder(order, keeps)
-            lie = lies if rows is None else {**lies, PARTS[0]: lies[PARTS[0]][rows]}
-            own = OwnStream(samples, mine, self._world, on_bad, self._roles.preprocessors)
-            if shared.window is None:
-                return Sources(own, own, self._validation(feed, rows), test, lie)
-            window: Stream = self._window(shared.window, order, keeps)
-            if feed is not None and not feed.is_carried:
-                window = FinishingStream(window, mine, training, feed.is_done, on_bad)
-            return Sources(OutlivingStream(window, own), own, self._validation(feed, rows), test, lie)
-
-        whole = read(None)
-        return whole if folds is None else replace(whole, folds=tuple(map(read, range(self._prepared.fold_count))))
-
-    def _window(self, window: Window, order: Order, keeps: np.ndarray | None) -> SharedStream:
-        """The stream that the ranks of this node share, or a part of it."""
-        reader, stall_s = self._roles.place(self._world.rank), self._prepared.spec.data.stall
-        writers = self._roles.preprocessors
-        if isinstance(order, RingOrder):
-            first = window.layout.sequence(self._first_epoch, 0)
-            if keeps is None:
-                return RingStream(window, reader, self._world, order, stall_s, writers, first)
-            return PartRing(keeps, window, reader, self._world, order, stall_s, writers, first)
-        if keeps is None:
-            return SharedStream(window, reader, self._world, stall_s, writers)
-        return PartStream(order, keeps, window, reader, self._world, stall_s, writers)
-
-    def _validation(self, feed: Feed | None, rows: np.ndarray | None) -> Validation | None:
-        evaluation = (self._prepared.evaluation() if feed is None else
-                      feed.pipeline("validation", self._prepared.spec.seed))
-        if evaluation is None:
-            return None
-        own = OwnValidation(evaluation, self._report_judging, rows)
-        if self._shared.validation is None:
-            return own
-        shared = SharedValidation(self._shared.validation, self._world, self._prepared.spec.data.stall,
-                                  self._roles.preprocessors, rows)
-        if feed is None or feed.is_carried:
-            return OutlivingValidation(shared, own)
-        return OutlivingValidation(FinishingValidation(shared, evaluation, feed.is_done, self._report_judging, rows),
-                                   own)
-
-    def _test(self, feed: Feed | None) -> Validation | None:
-        test = self._prepared.test()
-        if test is not None and feed is not None:
-            test = feed.pipeline("test", self._prepared.spec.seed)
-        return None if test is None else PassingSamples(test, self._report_judging)
-
-    def _report_judging(self, bad: BadSample) -> None:
-        self._report(bad, training=False)
-
-    def _report(self, bad: BadSample, training: bool) -> None:
-        self._world.tell(0, Tag.COORDINATOR, Bad(bad.name, bad.reason, training))
 
 
 def _sample_set(image: ImageSpec, target: TargetSpec, samples: int, name: str, create: bool) -> SampleSet:

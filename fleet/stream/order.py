@@ -14,6 +14,7 @@ part of any epoch again.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Container, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -155,6 +156,40 @@ class RingOrder:
                 path.append(sequence)
             sequence += 1
         return tuple(path)
+
+
+class PartOrder:
+    """An order without the samples that a network leaves out: those of the fold by which it is judged.
+
+    Positions count the samples that it trains on, so whoever asks for batches need not know that there are others. See
+    docs/design/folds.md.
+
+    Args:
+        order: of all samples.
+        keeps: (samples of the source,) bool, which ones it trains on.
+    """
+
+    def __init__(self, order: Order, keeps: np.ndarray) -> None:
+        self._order, self._keeps = order, keeps
+
+    def chunk(self, sequence: int) -> tuple[int, np.ndarray]:  # noqa: D102 - Order says it
+        production, indices = self._order.chunk(sequence)
+        return production, indices[self._keeps[indices]]
+
+    def itinerary(self, epoch: Epoch, taken: Container[int] = ()) -> Itinerary:  # noqa: D102
+        whole = self._order.itinerary(epoch, taken)
+        kept = self._keeps[whole.indices]
+        return Itinerary(whole.productions[kept], whole.indices[kept], whole.path)
+
+
+def runs(productions: np.ndarray) -> list[tuple[int, slice]]:
+    """The stretches of samples that are of one production: its number, and where they are.
+
+    >>> runs(np.array([4, 4, 5]))
+    [(4, slice(0, 2, None)), (5, slice(2, 3, None))]
+    """
+    cuts = [0, *(1 + np.flatnonzero(np.diff(productions))).tolist(), len(productions)]
+    return [(int(productions[first]), slice(first, last)) for first, last in itertools.pairwise(cuts) if first < last]
 
 
 def write_path(path: Sequence[int]) -> str:

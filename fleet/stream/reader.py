@@ -1,90 +1,114 @@
 """Trainers that read the node's window in the order of the stream, each rank its own rows of every batch.
 
-:mod:`fleet.stream.ring` has the stream of groups that read at their own pace, in an order of their own,
-:mod:`fleet.stream.own` that of trainers that prepare their samples themselves. All give the same samples, bit for bit,
+:mod:`fleet.stream.ring` has the reader of groups that read at their own pace, in an order of their own,
+:mod:`fleet.stream.own` what trainers do that prepare their samples themselves. All give the same samples, bit for bit,
 since what a sample looks like depends on the seed, the production and its index alone.
 """
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Container, Iterator
+from collections.abc import Callable, Container, Iterator
 from functools import partial
+from typing import TypeAlias
 
 import numpy as np
 
-from fleet.comm.base import World
-from fleet.stream.base import Batch, Members, split_rows
-from fleet.stream.order import Epoch
-from fleet.stream.stall import StallClock, await_written
+from fleet.stream.batch import Batch, Members, split_rows
+from fleet.stream.order import Epoch, Order
+from fleet.stream.stall import StallClock, Waiting
 from fleet.stream.window import NOT_READING, Window
 
+Places: TypeAlias = range | np.ndarray  # where samples are: all of a stretch, or those that a network keeps of it
 
-class SharedStream:
+
+class Reader:
     """Reads the window of this node, in the order of the stream.
 
     Args:
         window: of this node.
         reader: the place of this rank among the node's readers.
-        world: to wait with.
-        stall_s: a wait so long is an error: whoever should read or write has stopped.
-        writers: the ranks that fill the window.
+        waiting: for those who fill the window.
+        order: of all samples.
+        keeps: (samples of the source,) bool, which ones are read; None for all.
+
+    Attributes:
+        waited_s: for samples so far.
     """
 
-    def __init__(self, window: Window, reader: int, world: World, stall_s: float = math.inf,
-                 writers: Container[int] = ()) -> None:
-        self.waited_s, self._writers = 0.0, writers
-        self._window, self._reader, self._world, self._stall_s = window, reader, world, stall_s
+    def __init__(self, window: Window, reader: int, waiting: Waiting, order: Order, keeps: np.ndarray | None = None
+                 ) -> None:
+        self.waited_s, self._waiting = 0.0, waiting
+        self._window, self._reader, self._order, self._keeps = window, reader, order, keeps
 
-    def join(self, epoch: int) -> None:  # noqa: D102 - Stream says it
+    def join(self, epoch: int) -> None:
+        """Promise to read from the start of a stream epoch on."""
         self._need(self._window.layout.sequence(epoch, 0))
 
-    def leave(self) -> None:  # noqa: D102
+    def leave(self) -> None:
+        """Read no further."""
         self._need(NOT_READING)
 
-    def batches(self, epoch: Epoch, start: int, batch: int, group: Members,  # noqa: D102
+    def batches(self, epoch: Epoch, start: int, batch: int, group: Members,  # noqa: D102 - Batches says it
                 taken: Container[int] = ()) -> Iterator[Batch]:
-        samples, number = self._window.layout.samples, epoch.number
-        for first in range(start, samples, batch):
-            last = min(first + batch, samples)
+        layout, number = self._window.layout, epoch.number
+        places = self._kept(layout.samples, lambda: self._order.itinerary(Epoch(number)).indices)
+        for first in range(start, len(places), batch):
+            last = min(first + batch, len(places))
             mine = split_rows(first, last, group.rank, group.size)
             # The cursor follows the global batch, so that a rank without rows keeps up as well.
-            self._need(self._window.layout.sequence(number, first))
-            images, targets = self._rows(number, *mine)
-            yield Batch(images, targets, last - first, last, last == samples, epoch)
+            self._need(layout.sequence(number, int(places[first])))
+            images, targets = self._rows(number, places[slice(*mine)])
+            yield Batch(images, targets, last - first, last, last == len(places), epoch)
         # The next epoch may be far away; what this one held is needed no more.
-        self._need(self._window.layout.sequence(number + 1, 0))
+        self._need(layout.sequence(number + 1, 0))
+
+    def _kept(self, samples: int, indices: Callable[[], np.ndarray]) -> Places:
+        """The places, among so many samples, of those that are read."""
+        return range(samples) if self._keeps is None else np.flatnonzero(self._keeps[indices()])
 
     def _need(self, sequence: int) -> None:
         self._window.need(self._reader, sequence)
 
-    def _rows(self, epoch: int, first: int, last: int) -> tuple[np.ndarray, np.ndarray]:
-        """Positions ``first`` to ``last`` of an epoch, once they are there.
-
-        Returns:
-            Inputs (last - first, ...) and targets (last - first,): views of the window, or copies
-            where its ring wraps between them.
-        """
+    def _rows(self, epoch: int, places: Places) -> tuple[np.ndarray, np.ndarray]:
+        """The samples at some places of an epoch, once they are there: views of the window, or copies where its ring
+        wraps between them, or some samples in between are not read."""
+        if isinstance(places, np.ndarray):
+            return self._gathered(epoch, places)
         window, layout = self._window, self._window.layout
-        if first == last:
+        if not places:
             return window.images[:0], window.targets[:0]
-        sequences = range(layout.sequence(epoch, first), layout.sequence(epoch, last - 1) + 1)
+        sequences = range(layout.sequence(epoch, places[0]), layout.sequence(epoch, places[-1]) + 1)
         for sequence in sequences:
             self._wait(sequence)
-        begin = window.rows(sequences[0]).start + first % layout.chunk
-        if begin + last - first <= len(window.targets):
-            rows = slice(begin, begin + last - first)
+        begin = window.rows(sequences[0]).start + places[0] % layout.chunk
+        if begin + len(places) <= len(window.targets):
+            rows = slice(begin, begin + len(places))
             return window.images[rows], window.targets[rows]
         # The ring wraps inside this batch.
-        wrapped = np.arange(begin, begin + last - first) % len(window.targets)
+        wrapped = np.arange(begin, begin + len(places)) % len(window.targets)
         return window.images[wrapped], window.targets[wrapped]
+
+    def _gathered(self, epoch: int, places: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """Copies of samples, some of each chunk; it is let go when it has been read."""
+        window, layout = self._window, self._window.layout
+        images = np.empty((len(places), *window.images.shape[1:]), window.images.dtype)
+        targets = np.empty(len(places), window.targets.dtype)
+        chunks = places // layout.chunk
+        for chunk in np.unique(chunks).tolist():
+            sequence = layout.sequence(epoch, chunk * layout.chunk)
+            self._need(sequence)
+            self._wait(sequence)
+            here = chunks == chunk
+            rows = window.rows(sequence).start + places[here] % layout.chunk
+            images[here], targets[here] = window.images[rows], window.targets[rows]
+        return images, targets
 
     def _wait(self, sequence: int) -> None:
         """Wait for a chunk; too long a wait ends the run, with what is known of its cause."""
         began = time.perf_counter()
-        clock = StallClock(self._stall_s, partial(self._stalled, sequence))
-        await_written(self._world, self._writers, lambda: self._window.has(sequence) or None, clock)
+        clock = StallClock(self._waiting.stall_s, partial(self._stalled, sequence))
+        self._waiting.until(lambda: self._window.has(sequence) or None, clock)
         self.waited_s += time.perf_counter() - began
 
     def _stalled(self, sequence: int) -> str:
@@ -94,5 +118,5 @@ class SharedStream:
         cause = (f"reader {slowest} of this node, at chunk {reading[slowest]}, reads no further and the window is full"
                  if window.newest() - reading[slowest] >= window.layout.slots
                  else "the preprocessor that should write it does not")
-        return (f"chunk {sequence} of the stream has not arrived for {self._stall_s:.0f} s (data.stall): {cause}; "
-                f"the newest chunk is {window.newest() - 1}")
+        return (f"chunk {sequence} of the stream has not arrived for {self._waiting.stall_s:.0f} s (data.stall): "
+                f"{cause}; the newest chunk is {window.newest() - 1}")

@@ -11,16 +11,14 @@ writers alone, and writers fill the ring no further than a cursor asks for.
 from __future__ import annotations
 
 import itertools
-import math
 from collections.abc import Callable, Container, Iterator, Sequence
 
 import numpy as np
 
-from fleet.comm.base import World
-from fleet.stream.base import Batch, Members, split_rows
+from fleet.stream.batch import Batch, Members, split_rows
 from fleet.stream.order import Epoch, RingOrder
-from fleet.stream.reader import SharedStream
-from fleet.stream.stall import WriterLost
+from fleet.stream.reader import Places, Reader
+from fleet.stream.stall import Waiting, WriterLost
 from fleet.stream.window import CHOOSING, NOT_READING, Stock, Window
 
 
@@ -52,36 +50,38 @@ def missed(stocks: Sequence[Stock], is_of_use: Callable[[int], bool]) -> set[int
             if not all(stock.will_have(sequence) for stock in stocks) and is_of_use(sequence)}
 
 
-class RingStream(SharedStream):
+class RingReader(Reader):
     """Reads the window of this node at the group's own pace; see the module.
 
     Args:
-        window, reader, world, stall_s, writers: see :class:`~fleet.stream.reader.SharedStream`.
-        order: of the samples.
+        window, reader, waiting, keeps: see :class:`~fleet.stream.reader.Reader`.
+        order: of all samples.
         first: the first chunk of this launch. A group may choose before the ring of any of its nodes has begun.
     """
 
-    def __init__(self, window: Window, reader: int, world: World, order: RingOrder, stall_s: float = math.inf,
-                 writers: Container[int] = (), first: int = 0) -> None:
-        super().__init__(window, reader, world, stall_s, writers)
-        self._order, self._samples, self._first = order, window.layout.samples, first
+    def __init__(self, window: Window, reader: int, waiting: Waiting, order: RingOrder,
+                 keeps: np.ndarray | None = None, first: int = 0) -> None:
+        super().__init__(window, reader, waiting, order, keeps)
+        self._samples = window.layout.samples if keeps is None else int(keeps.sum())
+        self._ring, self._first = order, first
 
     def join(self, epoch: int) -> None:
         """Nothing is promised: whatever is there when the first batch is asked for will do."""
 
     def batches(self, epoch: Epoch, start: int, batch: int, group: Members,
                 taken: Container[int] = ()) -> Iterator[Batch]:
-        """See :class:`Stream`; ``start`` is 0, for the rest of an epoch can be had of :class:`OwnStream` only."""
+        """See :class:`~fleet.stream.batch.Batches`; ``start`` is 0, for a ring does not give the rest of an epoch."""
         if start:
             raise ValueError("a ring does not give the rest of an epoch")
         samples, path = self._samples, list(epoch.path)
-        lacks = set(range(self._order.shards))
+        lacks = set(range(self._ring.shards))
 
         def is_of_use(sequence: int) -> bool:
-            return self._order.shard(sequence) in lacks and sequence not in taken
+            return self._ring.shard(sequence) in lacks and sequence not in taken
 
         gone: set[int] = set()  # chunks that were missed
         begin = end = 0  # of the chunk that is read, in the epoch
+        places: Places = range(0)  # in it
         for first in range(0, samples, batch):
             last = min(first + batch, samples)
             mine = split_rows(first, last, group.rank, group.size)
@@ -89,25 +89,23 @@ class RingStream(SharedStream):
             while True:
                 low, high = max(mine[0], begin), min(mine[1], end)
                 if low < high:
-                    parts.append(self._part(path[-1], low - begin, high - begin))
+                    parts.append(self._part(path[-1], places[low - begin:high - begin]))
                 if end >= last:
                     break
                 # What this rank wants of the chunk is copied before the chunk is let go.
                 parts = [(images.copy(), targets.copy()) for images, targets in parts]
                 path.append(self._take(is_of_use, group, gone))
-                lacks.remove(self._order.shard(path[-1]))
-                begin, end = end, end + self._length(path[-1])
+                lacks.remove(self._ring.shard(path[-1]))
+                places = self._kept(self._window.length(path[-1]), lambda: self._order.chunk(path[-1])[1])
+                begin, end = end, end + len(places)
             images, targets = _joined(parts) if parts else (self._window.images[:0], self._window.targets[:0])
-            latest = Epoch(max(path) // self._order.shards, tuple(path))
+            latest = Epoch(max(path) // self._ring.shards, tuple(path))
             yield Batch(images, targets, last - first, last, last == samples, latest, len(gone))
         self.leave()
 
-    def _length(self, sequence: int) -> int:
-        return self._window.length(sequence)
-
-    def _part(self, sequence: int, first: int, last: int) -> tuple[np.ndarray, np.ndarray]:
+    def _part(self, sequence: int, places: Places) -> tuple[np.ndarray, np.ndarray]:
         start = self._window.rows(sequence).start
-        rows = slice(start + first, start + last)
+        rows = (slice(start + places.start, start + places.stop) if isinstance(places, range) else start + places)
         return self._window.images[rows], self._window.targets[rows]
 
     def _take(self, is_of_use: Callable[[int], bool], group: Members, gone: set[int]) -> int:
@@ -126,7 +124,7 @@ class RingStream(SharedStream):
             self._wait(sequence)
         except WriterLost:
             has_come = False
-        if self._world.outlives:
+        if self._waiting.world.outlives:
             has_come = all(group.exchange(has_come))
         if not has_come:
             raise WriterLost("a rank that prepared samples has died")
@@ -141,8 +139,8 @@ class RingStream(SharedStream):
             cause = ("no slot has become free for it on this node, "
                      + (f"whose readers hold {', '.join(map(str, held))}" if held else "though no reader holds one"))
         passing = ", though newer ones come" if newest > sequence else ""
-        return (f"chunk {sequence} of the ring has not arrived for {self._stall_s:.0f} s (data.stall){passing}: "
-                f"{cause}; the newest chunk is {newest}")
+        return (f"chunk {sequence} of the ring has not arrived for {self._waiting.stall_s:.0f} s (data.stall)"
+                f"{passing}: {cause}; the newest chunk is {newest}")
 
     def _choose(self, is_of_use: Callable[[int], bool], group: Members, gone: set[int]) -> int:
         group.meet()  # others on these nodes are kept waiting for a moment only

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, Container
+from dataclasses import dataclass
 from typing import TypeVar
 
 from fleet.comm.base import World
@@ -65,24 +67,37 @@ def clock_for_set(shared: SampleSet, what: str, stall_s: float) -> StallClock:
     return StallClock(stall_s, explain, shared.ready)
 
 
-def await_written(world: World, writers: Container[int], ready: Callable[[], T | None], clock: StallClock) -> T:
-    """Wait for what other ranks write.
+@dataclass(frozen=True)
+class Waiting:
+    """How a rank waits for what other ranks write.
 
-    Raises:
-        WriterLost: one of them has died, so that it may never come.
-        Stalled: the clock says that it will not come.
+    Attributes:
+        world: to wait with.
+        stall_s: a wait so long is an error: whoever should read or write has stopped.
+        writers: the ranks that write.
     """
 
-    def look() -> T | None:
-        if (found := ready()) is None:
-            check_writers(world, writers)
-            clock.check()
-        return found
+    world: World
+    stall_s: float = math.inf
+    writers: Container[int] = ()
 
-    return world.wait(look, _PATIENCE)
+    def until(self, ready: Callable[[], T | None], clock: StallClock) -> T:
+        """Wait until something is there.
 
+        Raises:
+            WriterLost: a rank that writes has died, so that it may never come.
+            Stalled: the clock says that it will not come.
+        """
 
-def check_writers(world: World, writers: Container[int]) -> None:
-    """Raise WriterLost when one of some ranks has died."""
-    if dead := [rank for rank in world.lost if rank in writers]:
-        raise WriterLost(f"rank {dead[0]}, which prepared samples, has died")
+        def look() -> T | None:
+            if (found := ready()) is None:
+                self.check_writers()
+                clock.check()
+            return found
+
+        return self.world.wait(look, _PATIENCE)
+
+    def check_writers(self) -> None:
+        """Raise WriterLost when one of those that write has died."""
+        if dead := [rank for rank in self.world.lost if rank in self.writers]:
+            raise WriterLost(f"rank {dead[0]}, which prepared samples, has died")

@@ -49,8 +49,8 @@ def _note_network():
         setattr(trainer.Trainer, name, serve)
 
 
-_record(reader.SharedStream)
-_record(ring.RingStream)
+_record(reader.Reader)
+_record(ring.RingReader)
 _record(own.OwnStream)
 _note_network()
 sys.exit(main())

@@ -39,7 +39,7 @@ from fleet.runtime.training.sources import Sources
 from fleet.runtime.training.strides import strides
 from fleet.storage.paths import PARTS, RunPaths
 from fleet.storage.writer import CheckpointWriter
-from fleet.stream.base import Stream
+from fleet.stream.batch import Batches
 from fleet.stream.order import Epoch, read_path, write_path
 from fleet.stream.tenants import Tenants
 
@@ -56,7 +56,7 @@ class Consumed(NamedTuple):
     Attributes:
         state: of the network there.
         is_over: whether the epoch is; otherwise the group pauses.
-        missed: chunks of a ring, as in :class:`fleet.stream.base.Batch`.
+        missed: chunks of a ring, as in :class:`fleet.stream.batch.Batch`.
     """
 
     state: State
@@ -93,13 +93,13 @@ class TrainingLoop:
         """
         stream_epoch, chosen = first.stream_epoch, first.batch
         sources = self._sources.of(training.network)
-        source: Stream = sources.own  # of the rest of an epoch that this rank has not begun
+        source: Batches = sources.stream.own  # of the rest of an epoch that this rank has not begun
         self._clock.restart()
         while True:
             epoch = Epoch(state.stream_epoch, state.path)
             if not state.position:
                 epoch, state = Epoch(stream_epoch), dataclasses.replace(state, batch=chosen or 0)
-                source = sources.stream if stream_epoch >= training.reads_from else sources.own
+                source = sources.stream if stream_epoch >= training.reads_from else sources.stream.own
                 self._clock.restart()
             state, is_over, missed = self._consume(training, state, source, epoch)
             # What each rank gathered by itself must be one thing before it is judged, handed on, or saved where all
@@ -128,7 +128,7 @@ class TrainingLoop:
                     self._tell(Regrouped(training.network.name, state.position, time.perf_counter() - paused))
             stream_epoch, chosen = order.stream_epoch, order.batch
 
-    def _consume(self, training: Training, state: State, source: Stream, epoch: Epoch) -> Consumed:
+    def _consume(self, training: Training, state: State, source: Batches, epoch: Epoch) -> Consumed:
         """Train on what is left of an epoch, or on less, where the group is asked to pause."""
         network, group = training.network, training.group
         taken = {chunk for record in state.history for chunk in read_path(record.path)}

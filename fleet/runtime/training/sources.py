@@ -2,50 +2,108 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 
+from fleet.comm.base import World
+from fleet.comm.messages import Bad, Tag
+from fleet.runtime.feeds import Feed
+from fleet.runtime.prepare import Prepared
 from fleet.spec import NetworkSpec
-from fleet.stream.base import Stream
-from fleet.stream.own import OwnStream
-from fleet.stream.validation import Validation
+from fleet.storage.paths import PARTS
+from fleet.stream.compose import NodeMemory, Stream, compose
+from fleet.stream.finish import Finish
+from fleet.stream.stall import Waiting
+from fleet.stream.validation import KeptForAll, Validation
+from preprocess.base import BadSample, row_numbers
+from preprocess.pipeline import Pipeline
 
 
 @dataclass(frozen=True)
-class Sources:
-    """What a trainer reads.
+class Source:
+    """What networks of one feed and fold read.
 
     Attributes:
         stream: of training samples.
-        own: the same samples, prepared by this rank: for the rest of an epoch that the stream has left behind.
         validation: None where there is no validation data.
         test: None where there is no test data.
         rows: where the samples of ``validation`` and ``test`` lie in the data set, by these names.
-        folds: what networks of each fold read, where there are folds; the rest is then for measuring alone.
-        feeds: what networks of each feed read, by its key, where there are several; all else is then to join and leave
-            the stream with.
     """
 
     stream: Stream
-    own: OwnStream
     validation: Validation | None
-    test: Validation | None = None
-    rows: Mapping[str, np.ndarray] = field(default_factory=dict)
-    folds: Sequence[Sources] = ()
-    feeds: Mapping[str, Sources] = field(default_factory=dict)
+    test: Validation | None
+    rows: Mapping[str, np.ndarray]
 
-    def of(self, network: NetworkSpec) -> Sources:
+
+class Sources:
+    """What a trainer reads, by feed and fold; they share the rank's place among the readers of the window."""
+
+    def __init__(self, each: Mapping[tuple[str, int | None], Source]) -> None:
+        self._each = each
+        self._any = next(iter(each.values())).stream
+
+    def of(self, network: NetworkSpec) -> Source:
         """What a network reads."""
-        if self.feeds:
-            return self.feeds[network.feed].of(network)
-        return self if network.fold is None else self.folds[network.fold]
+        return self._each.get((network.feed, network.fold)) or self._each["", network.fold]
+
+    def join(self, epoch: int) -> None:
+        """Promise to read from the start of a stream epoch on."""
+        self._any.join(epoch)
+
+    def leave(self) -> None:
+        """Read no further."""
+        self._any.leave()
 
     @property
     def waited_s(self) -> float:
         """What this rank has waited for data so far."""
-        if self.feeds:
-            return sum(feed.waited_s for feed in self.feeds.values())
-        mine = self.stream.waited_s + (self.own.waited_s if self.own is not self.stream else 0.0)
-        return mine + sum(fold.waited_s for fold in self.folds)
+        return sum(source.stream.waited_s for source in self._each.values())
+
+
+def sources_of(world: World, prepared: Prepared, memory: NodeMemory, first_epoch: int) -> Sources:
+    """All that a trainer may read.
+
+    Args:
+        memory: of its node.
+        first_epoch: of the stream, in this launch.
+    """
+    waiting = Waiting(world, prepared.spec.data.stall, prepared.roles.preprocessors)
+    return Sources({(key, fold): source for key, feed in prepared.fed.items()
+                    for fold, source in _of_feed(waiting, prepared, feed, memory, first_epoch).items()})
+
+
+def _of_feed(waiting: Waiting, prepared: Prepared, feed: Feed, memory: NodeMemory, first_epoch: int
+             ) -> dict[int | None, Source]:
+    """What networks of each fold read; of all samples, for None."""
+    world, folds, seed = waiting.world, prepared.folds, prepared.spec.seed
+    training, evaluation = feed.pipeline("train", seed), feed.pipeline("validation", seed)
+    assert training is not None
+    told, judging = _told(world, training=True), _told(world, training=False)
+
+    def finish(pipeline: Pipeline, on_bad: Callable[[BadSample], None]) -> Finish | None:
+        return None if feed.is_carried else Finish(pipeline, feed.is_done, on_bad)
+
+    stream = compose(prepared.way, prepared.order(training), training, memory, prepared.roles.place(world.rank),
+                     waiting, told, finish(training, told), first_epoch)
+    shared = None if memory.validation is None or evaluation is None else KeptForAll(
+        memory.validation, waiting, finish(evaluation, judging))
+    test = None if prepared.replayed else feed.pipeline("test", seed)  # a replay makes no new network
+    tested = None if test is None else Validation(test, judging, keeps=False)
+    lies = {part: row_numbers(source) for part, source in feed.data.parts().items() if part in PARTS}
+
+    def read(fold: int | None) -> Source:
+        of_fold = None if folds is None or fold is None else folds == fold
+        keeps, rows = (None, None) if of_fold is None else (~of_fold, np.flatnonzero(of_fold))
+        judged = None if evaluation is None else Validation(evaluation, judging, rows, shared)
+        return Source(stream(keeps), judged, tested,
+                      lies if rows is None else {**lies, PARTS[0]: lies[PARTS[0]][rows]})
+
+    return {fold: read(fold) for fold in (None, *range(prepared.fold_count))}
+
+
+def _told(world: World, training: bool) -> Callable[[BadSample], None]:
+    """Tells the coordinator of a sample that cannot be used."""
+    return lambda bad: world.tell(0, Tag.COORDINATOR, Bad(bad.name, bad.reason, training))

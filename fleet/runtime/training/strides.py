@@ -14,7 +14,7 @@ import numpy as np
 
 from fleet.engines.base import Striding, Sums
 from fleet.runtime.training.network import Training
-from fleet.stream.base import Batch
+from fleet.stream.batch import Batch
 
 _STRIDE_S = 0.04  # of its steps
 _PROMPT_S = 0.001  # in which a batch comes that was there; for others no step waits

@@ -124,7 +124,7 @@ class Trainer:
         """Train one network in its group until it is final, fails, this rank goes to others, or one of them dies."""
         network = order.network
         self._writer.write_by(network.name, order.fence)
-        self._sources.stream.join(order.stream_epoch)
+        self._sources.join(order.stream_epoch)
         training = Training(network, order.stream_epoch, self._sample.of(network.feed).target)
         with self._leaving(training):
             training.group = group = self._world.group(order.ranks, order.group)
@@ -161,7 +161,7 @@ class Trainer:
             if not isinstance(heard, Regroup):
                 raise InfrastructureError(f"rank {self._world.rank} did not expect {heard}")
             training.reads_from = heard.reads_from
-            self._sources.stream.join(heard.reads_from)
+            self._sources.join(heard.reads_from)
             state = self._loop.change_group(training, heard, None, failure)
             self._loop.run(training, state, heard)
 
@@ -184,7 +184,7 @@ class Trainer:
             ranks = ", ".join(map(str, training.group.ranks))
             raise InfrastructureError(f"{training.network.name}, on ranks {ranks}: {stall}") from stall
         finally:
-            self._sources.stream.leave()
+            self._sources.leave()
         training.group.free()
 
     @contextmanager

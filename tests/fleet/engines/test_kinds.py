@@ -6,7 +6,7 @@ import pytest
 from fleet.comm.alone import Alone
 from fleet.engines.softmax import NumpyEngine
 from fleet.errors import SettingError
-from fleet.stream.base import split_rows
+from fleet.stream.batch import split_rows
 from preprocess.sample import ImageSpec, SampleSpec
 from preprocess.target import TargetSpec, class_target
 from tests.fleet.histories import spec

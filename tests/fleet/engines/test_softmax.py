@@ -11,7 +11,7 @@ from fleet.comm.alone import Alone
 from fleet.engines.base import PeerFailed
 from fleet.engines.softmax import NumpyEngine
 from fleet.errors import CheckpointError, ModelError
-from fleet.stream.base import split_rows
+from fleet.stream.batch import split_rows
 from preprocess.sample import Affine, ImageSpec
 from tests.examples import examples
 from tests.fleet.histories import SAMPLE, spec

@@ -57,7 +57,7 @@ from fleet.storage.event_log import events_of, logged_epochs, read_events
 from fleet.storage.rate_cache import RateBook, cache_path, read_cache
 from fleet.storage.results import Results, Status, leaderboard, read_results, recover
 from fleet.storage.writer import CheckpointWriter
-from fleet.stream.base import split_rows
+from fleet.stream.batch import split_rows
 from fleet.stream.filler import WindowFiller
 from fleet.stream.order import Epoch, Itinerary, read_path
 from preprocess.base import row_numbers

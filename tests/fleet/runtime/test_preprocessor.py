@@ -7,8 +7,8 @@ from fleet.comm.messages import NO_LIMIT, Bad, Exit, Produce, Tag, Throughput
 from fleet.comm.roles import assign
 from fleet.errors import GroupStruck
 from fleet.runtime.preprocessor import Preprocessor
+from fleet.stream.compose import NodeMemory
 from fleet.stream.layout import Layout
-from fleet.stream.memory import NodeMemory
 from fleet.stream.order import StrictOrder
 from preprocess.base import BadSample
 from preprocess.pipeline import Pipeline

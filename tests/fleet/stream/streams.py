@@ -5,8 +5,10 @@ import os
 
 from fleet.stream.layout import Layout
 from fleet.stream.order import StrictOrder
-from fleet.stream.own import FromSource, OwnStream
+from fleet.stream.own import OwnStream
 from fleet.stream.sample_set import SampleSet
+from fleet.stream.stall import Waiting
+from fleet.stream.store import Files
 from fleet.stream.window import Window
 from preprocess.pipeline import Pipeline
 from preprocess.sample import ImageSpec
@@ -62,4 +64,4 @@ def alone_in_the_world(function):
 
 
 def own_stream(alone, world, on_bad):
-    return OwnStream(FromSource(alone), StrictOrder(alone, alone.samples), world, on_bad)
+    return OwnStream(Files(alone), StrictOrder(alone, alone.samples), Waiting(world), on_bad)

@@ -3,7 +3,7 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fleet.stream.base import split_rows
+from fleet.stream.batch import split_rows
 
 
 @given(st.integers(0, 50), st.integers(0, 50), st.integers(1, 9))

@@ -11,13 +11,15 @@ from fleet.comm.alone import Alone
 from fleet.comm.messages import NO_LIMIT, Exit, Produce, Tag
 from fleet.comm.roles import assign
 from fleet.runtime.preprocessor import Preprocessor
-from fleet.stream.base import split_rows
+from fleet.stream.batch import split_rows
+from fleet.stream.compose import NodeMemory
 from fleet.stream.layout import Layout
-from fleet.stream.memory import NodeMemory
 from fleet.stream.order import Epoch, RingOrder, StrictOrder
-from fleet.stream.own import FromKept, OwnStream
-from fleet.stream.reader import SharedStream
-from fleet.stream.ring import RingStream
+from fleet.stream.own import OwnStream
+from fleet.stream.reader import Reader
+from fleet.stream.ring import RingReader
+from fleet.stream.stall import Waiting
+from fleet.stream.store import KeptByNode
 from preprocess.pipeline import Pipeline
 from preprocess.transforms import parse_transforms
 from tests.examples import examples
@@ -100,8 +102,8 @@ def read(world, roles, layout, window, group, place, alone, seen):
     node = roles.node_of[world.rank]
     mates = [rank for rank in roles.trainers if roles.node_of[rank] == node]
     order = order_of(layout, alone)
-    stream = (RingStream(window, mates.index(world.rank), world, order) if layout.is_ring
-              else SharedStream(window, mates.index(world.rank), world))
+    reads = RingReader if layout.is_ring else Reader
+    stream = reads(window, mates.index(world.rank), Waiting(world), order)
     rank = group.trainers.index(roles.trainers.index(world.rank))
     stream.join(group.first)
     ranks = [roles.trainers[trainer] for trainer in group.trainers]
@@ -186,7 +188,7 @@ def test_samples_that_are_kept_are_decoded_once_and_finished_by_whoever_reads_th
         mine, prepared = kept[roles.node_of[world.rank]], Pipeline(source, transforms, SEED, alone.sample)
         if world.rank in roles.trainers:
             order = StrictOrder(prepared, samples)
-            stream = OwnStream(FromKept(prepared, mine), order, world, pytest.fail)
+            stream = OwnStream(KeptByNode(prepared, mine), order, Waiting(world), pytest.fail)
             for epoch in (world.rank, world.rank + 1):  # everybody another one
                 for item in stream.batches(Epoch(epoch), 0, batch, Alone()):
                     got.append((item, order.itinerary(Epoch(epoch))))
@@ -229,7 +231,7 @@ def test_a_slow_reader_stops_nobody_who_reads_a_ring():
             while len(done) < 2:
                 world.pause(preprocessor.step())
             return
-        stream, taken = RingStream(window, world.rank - 1, world, order), set()
+        stream, taken = RingReader(window, world.rank - 1, Waiting(world), order), set()
         for epoch in range(1 if world.rank == 1 else 5):
             path = ()
             for batch in stream.batches(Epoch(epoch), 0, 5, Alone(), frozenset(taken)):

@@ -4,12 +4,13 @@ import numpy as np
 import pytest
 
 from fleet.comm.alone import Alone
-from fleet.stream.failover import OutlivingStream, OutlivingValidation
+from fleet.stream.compose import NodeMemory, Way, compose
 from fleet.stream.layout import Layout
 from fleet.stream.order import Epoch, StrictOrder
-from fleet.stream.own import FromKept, FromSource, OwnStream
-from fleet.stream.reader import SharedStream
-from fleet.stream.validation import OwnValidation, SharedValidation
+from fleet.stream.own import OwnStream
+from fleet.stream.stall import Waiting
+from fleet.stream.store import KeptByNode
+from fleet.stream.validation import KeptForAll, Validation
 from fleet.stream.window import NOT_READING
 from tests.fleet.stream.streams import GREY, alone_in_the_world, expected, pipeline, set_of, window_of
 
@@ -34,8 +35,8 @@ def test_the_rest_of_an_epoch_is_prepared_by_the_trainer_when_the_writer_has_die
     order = StrictOrder(alone, LAYOUT.chunk)
 
     def use(world):
-        stream = OutlivingStream(SharedStream(window, 0, world, writers=(WRITER,)),
-                                 OwnStream(FromSource(alone), order, world, pytest.fail, (WRITER,)))
+        waiting = Waiting(world, writers=(WRITER,))
+        stream = compose(Way("strict", "window"), order, alone, NodeMemory(window), 0, waiting, pytest.fail)(None)
         stream.join(0)
         for chunk in range(2):  # and then the writer dies
             rows = window.rows(chunk)
@@ -55,7 +56,8 @@ def test_kept_samples_that_will_not_come_are_decoded_by_the_trainer():
     kept.publish(0)
 
     def use(world):
-        stream = OwnStream(FromKept(alone, kept), StrictOrder(alone, 5), world, pytest.fail, (WRITER,))
+        waiting = Waiting(world, writers=(WRITER,))
+        stream = OwnStream(KeptByNode(alone, kept), StrictOrder(alone, 5), waiting, pytest.fail)
         world.lost = frozenset({WRITER})
         check_epoch(stream.batches(Epoch(0), 0, 5, Alone()), alone)
 
@@ -67,8 +69,8 @@ def test_validation_samples_that_will_not_come_are_prepared_by_the_trainer():
     shared.publish(0)
 
     def use(world):
-        validation = OutlivingValidation(SharedValidation(shared, world, writers=(WRITER,)),
-                                         OwnValidation(alone, pytest.fail))
+        kept = KeptForAll(shared, Waiting(world, writers=(WRITER,)))
+        validation = Validation(alone, pytest.fail, shared=kept)
         world.lost = frozenset({WRITER})
         return [labels for _, labels in validation.batches(6, 0, 1)]
 

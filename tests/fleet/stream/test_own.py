@@ -8,9 +8,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fleet.comm.alone import Alone
-from fleet.stream.base import split_rows
+from fleet.stream.batch import split_rows
+from fleet.stream.finish import FinishedEpochs
 from fleet.stream.order import Epoch, StrictOrder
-from fleet.stream.own import FinishedEpochs, FromSource, OwnStream
+from fleet.stream.own import OwnStream
+from fleet.stream.stall import Waiting
+from fleet.stream.store import Files
 from preprocess.base import BadSample
 from preprocess.pipeline import Pipeline
 from preprocess.probe import probe
@@ -29,7 +32,7 @@ def test_what_a_rank_prepares_itself_is_what_the_stream_would_have_brought(sampl
 
     def rank_main(world):
         order = StrictOrder(alone, samples)
-        stream = OwnStream(FromSource(pipeline(samples)), order, world, pytest.fail)
+        stream = OwnStream(Files(pipeline(samples)), order, Waiting(world), pytest.fail)
         for item in stream.batches(Epoch(epoch), start, batch, world.group(range(size), 1), ()):
             first, last = split_rows(item.position - item.size, item.position, world.rank, size)
             np.testing.assert_array_equal(item.images, expected(alone, order.itinerary(Epoch(epoch)), first, last)[0])

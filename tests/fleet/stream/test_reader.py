@@ -4,9 +4,10 @@ import pytest
 
 from fleet.comm.alone import Alone
 from fleet.errors import InfrastructureError
-from fleet.stream.order import Epoch
-from fleet.stream.reader import SharedStream
-from tests.fleet.stream.streams import LAYOUT, alone_in_the_world, window_of
+from fleet.stream.order import Epoch, StrictOrder
+from fleet.stream.reader import Reader
+from fleet.stream.stall import Waiting
+from tests.fleet.stream.streams import LAYOUT, alone_in_the_world, pipeline, window_of
 
 
 def stalled(layout, prepare, chunk=0):
@@ -15,7 +16,7 @@ def stalled(layout, prepare, chunk=0):
     prepare(window)
 
     def use(world):
-        stream = SharedStream(window, 0, world, stall_s=0.05)
+        stream = Reader(window, 0, Waiting(world, 0.05), StrictOrder(pipeline(layout.samples), layout.chunk))
         epoch, position, _ = layout.span(chunk)
         with pytest.raises(InfrastructureError) as caught:
             list(stream.batches(Epoch(epoch), position, 8, Alone()))

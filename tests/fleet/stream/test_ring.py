@@ -15,12 +15,12 @@ from fleet.comm.messages import NO_LIMIT, Exit, Produce, Tag
 from fleet.comm.roles import assign
 from fleet.runtime.preprocessor import Preprocessor
 from fleet.stream import filler
-from fleet.stream.base import split_rows
+from fleet.stream.batch import split_rows
+from fleet.stream.compose import NodeMemory
 from fleet.stream.layout import Layout
-from fleet.stream.memory import NodeMemory
 from fleet.stream.order import Epoch, RingOrder
-from fleet.stream.ring import RingStream, choose, missed
-from fleet.stream.stall import Stalled
+from fleet.stream.ring import RingReader, choose, missed
+from fleet.stream.stall import Stalled, Waiting
 from fleet.stream.window import Stock
 from tests.fleet.one_process import Launch
 from tests.fleet.stream.streams import GREY, SEED, alone_in_the_world, expected, pipeline, window_of
@@ -73,7 +73,7 @@ def test_a_group_that_waits_too_long_for_a_chunk_says_why_it_does_not_come(taken
     window.need(1, 1)
 
     def use(world):
-        stream = RingStream(window, 0, world, RingOrder(alone, SIZE, SEED), stall_s=0.05)
+        stream = RingReader(window, 0, Waiting(world, 0.05), RingOrder(alone, SIZE, SEED))
         return list(stream.batches(Epoch(0), 0, SIZE, Alone(), taken))
 
     with pytest.raises(Stalled, match=said):
@@ -89,7 +89,7 @@ def test_an_epoch_counts_the_chunks_that_one_node_of_the_group_let_go():
             window.publish(chunk)
 
     def be(world):
-        stream = RingStream(windows[world.rank], 0, world, RingOrder(alone, SIZE, SEED))
+        stream = RingReader(windows[world.rank], 0, Waiting(world), RingOrder(alone, SIZE, SEED))
         counted.append([batch.missed for batch in stream.batches(Epoch(0), 0, SIZE, world.group((0, 1), 1))])
 
     assert Launch(2, seed=0).run(be)
@@ -213,7 +213,8 @@ class Rings:
     def _train(self, world):
         roles = self._roles
         trainer, window = roles.trainers.index(world.rank), self._windows[roles.node_of[world.rank]]
-        stream = RingStream(window, roles.place(world.rank), world, self._order(), first=self.plan.first_chunk)
+        stream = RingReader(window, roles.place(world.rank), Waiting(world), self._order(),
+                            first=self.plan.first_chunk)
         for number, group in enumerate(self.plan.groups):
             if trainer in group.trainers:
                 self._read(world, stream, number, group, group.trainers.index(trainer))

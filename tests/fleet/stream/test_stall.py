@@ -7,9 +7,10 @@ import pytest
 from fleet.comm.alone import Alone
 from fleet.errors import InfrastructureError
 from fleet.stream.order import Epoch, StrictOrder
-from fleet.stream.own import FromKept, OwnStream
-from fleet.stream.stall import StallClock, WriterLost, check_writers
-from fleet.stream.validation import SharedValidation
+from fleet.stream.own import OwnStream
+from fleet.stream.stall import StallClock, Waiting, WriterLost
+from fleet.stream.store import KeptByNode
+from fleet.stream.validation import KeptForAll
 from tests.fleet.stream.streams import alone_in_the_world, pipeline, set_of
 
 
@@ -21,8 +22,8 @@ def test_samples_that_should_stay_and_come_no_more_are_an_error(what):
 
     def use(world):
         if what == "validation":
-            return SharedValidation(shared, world, stall_s=0.05).await_all()
-        stream = OwnStream(FromKept(alone, shared, stall_s=0.05), StrictOrder(alone, 20), world, pytest.fail)
+            return KeptForAll(shared, Waiting(world, 0.05)).will_come()
+        stream = OwnStream(KeptByNode(alone, shared, 0.05), StrictOrder(alone, 20), Waiting(world), pytest.fail)
         return list(stream.batches(Epoch(0), 0, 8, Alone()))
 
     with pytest.raises(InfrastructureError, match=rf"no further {what} samples .* \(data.stall\): 1 of 4 chunks"):
@@ -66,7 +67,7 @@ def test_time_counts_from_the_first_time_that_somebody_waits():
 
 def test_each_wait_for_kept_samples_is_measured_by_itself():
     alone, shared = pipeline(20), set_of(20, 6)
-    samples = FromKept(alone, shared, stall_s=0.3)
+    samples = KeptByNode(alone, shared, stall_s=0.3)
     first = alone.order(0)[:6]
     for _ in range(3):  # a wait that is broken off leaves nothing behind
         stop = threading.Event()
@@ -84,5 +85,5 @@ class Lossy:
 
 def test_a_writer_that_has_died_is_named():
     with pytest.raises(WriterLost, match="rank 2, which prepared samples, has died"):
-        check_writers(Lossy(), (1, 2))
-    check_writers(Lossy(), (0, 1))
+        Waiting(Lossy(), writers=(1, 2)).check_writers()
+    Waiting(Lossy(), writers=(0, 1)).check_writers()

@@ -4,7 +4,8 @@ import zlib
 
 import pytest
 
-from fleet.stream.validation import OwnValidation, SharedValidation
+from fleet.stream.stall import Waiting
+from fleet.stream.validation import KeptForAll, Validation
 from preprocess.pipeline import Pipeline
 from tests.fleet.one_process import Launch
 from tests.fleet.stream.streams import SEED, set_of
@@ -25,8 +26,8 @@ def test_validation_samples_are_shared_out_among_the_ranks_whoever_prepared_them
                 whole.load(range(rows.start, rows.stop), 0, shared.images[rows], shared.targets[rows], training=False)
                 assert not shared.is_complete()
                 shared.publish(chunk)
-        for kind, validation in (("shared", SharedValidation(shared, world)),
-                                 ("own", OwnValidation(whole, pytest.fail))):
+        for kind, kept in (("shared", KeptForAll(shared, Waiting(world))), ("own", None)):
+            validation = Validation(whole, pytest.fail, shared=kept)
             for images, labels in validation.batches(4, world.rank, size):
                 assert len(labels) <= 4
                 got[kind] += [(Numbered.number(image), label, zlib.crc32(image.tobytes()))

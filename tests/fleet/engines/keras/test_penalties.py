@@ -7,7 +7,7 @@ import pytest
 
 from fleet.errors import NetworkWarning
 from fleet.spec import parse
-from fleet.stream.base import split_rows
+from fleet.stream.batch import split_rows
 from preprocess.sample import ImageSpec, SampleSpec
 from preprocess.target import TargetSpec
 from tests.examples import long_but_first

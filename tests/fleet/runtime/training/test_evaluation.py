@@ -12,7 +12,7 @@ from fleet.runtime.training import evaluation
 from fleet.runtime.training.all_or_none import NetworkFailed
 from fleet.runtime.training.evaluation import evaluate
 from fleet.spec import Batch
-from fleet.stream.base import split_rows
+from fleet.stream.batch import split_rows
 from tests.examples import examples
 from tests.fleet.one_process import Launch
 

@@ -15,7 +15,7 @@ from fleet.runtime.training import strides as strides_module
 from fleet.runtime.training.clocks import StepClock
 from fleet.runtime.training.strides import strides
 from fleet.storage.results import read_results
-from fleet.stream.base import Batch
+from fleet.stream.batch import Batch
 from fleet.stream.order import Epoch
 from tests.fleet.runtime.runs import launch
 

@@ -1,4 +1,4 @@
-"""The seam between how samples arrive and how a network trains on them: batches, and streams of them."""
+"""The seam between how samples arrive and how a network trains on them: batches."""
 
 from __future__ import annotations
 
@@ -62,15 +62,8 @@ class Members(Protocol):
         """Give every rank the values of all."""
 
 
-class Stream(Protocol):
-    """The seam between how samples arrive and how a network trains on them."""
-
-    @property
-    def waited_s(self) -> float:
-        """What this rank has waited for data so far."""
-
-    def join(self, epoch: int) -> None:
-        """Promise to read from the start of a stream epoch on."""
+class Batches(Protocol):
+    """Gives a rank its rows of the batches of an epoch."""
 
     def batches(self, epoch: Epoch, start: int, batch: int, group: Members, taken: Container[int] = ()
                 ) -> Iterator[Batch]:
@@ -79,6 +72,3 @@ class Stream(Protocol):
         Args:
             taken: chunks of the ring that the network has consumed in its earlier epochs.
         """
-
-    def leave(self) -> None:
-        """Read no further."""

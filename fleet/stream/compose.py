@@ -1,0 +1,180 @@
+"""How samples come to a trainer: an order, a store and a finish, put together once.
+
+============  =================================================================================================
+order         ``strict`` or ``ring`` (:mod:`fleet.stream.order`); a network of a fold leaves some samples out
+store         ``window``: samples pass by in the memory of the node, in the order of the stream
+              (:mod:`fleet.stream.reader`, :mod:`fleet.stream.ring`). ``node``, ``own``, ``files``: they are taken by
+              their numbers, from what the node or the rank keeps decoded, or from where they lie
+              (:mod:`fleet.stream.store`)
+finish        what a rank does to what passes by: nothing, all that is left of the transforms, or only its own targets
+              (:mod:`fleet.stream.finish`). To what is kept it does what differs from epoch to epoch
+============  =================================================================================================
+
+When a preprocessor dies and the launch outlives it, trainers prepare their samples themselves. What a sample looks like
+depends on the seed, the epoch of the stream and its index alone. So nothing else changes, and in the strict order the
+ranks of a group need not even change over at the same batch.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Container, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from fleet.stream.batch import Batch, Members, split_rows
+from fleet.stream.finish import Finish
+from fleet.stream.order import Epoch, Itinerary, Order, PartOrder, RingOrder
+from fleet.stream.own import OwnStream
+from fleet.stream.reader import Reader
+from fleet.stream.ring import RingReader
+from fleet.stream.sample_set import SampleSet
+from fleet.stream.segment import Segment
+from fleet.stream.stall import Waiting, WriterLost
+from fleet.stream.store import Files, KeptByNode, OwnMemory
+from fleet.stream.window import Window
+from preprocess.base import BadSample
+from preprocess.pipeline import Pipeline
+
+
+@dataclass(frozen=True)
+class Way:
+    """How samples come to trainers; see the module.
+
+    Attributes:
+        order: of the samples.
+        store: where they are taken from.
+    """
+
+    order: Literal["strict", "ring"] = "strict"
+    store: Literal["window", "node", "own", "files"] = "files"
+
+    @property
+    def is_shared(self) -> bool:
+        """Whether preprocessors prepare them for all."""
+        return self.store in ("window", "node")
+
+
+@dataclass(frozen=True)
+class NodeMemory:
+    """What the ranks of a node share.
+
+    Attributes:
+        window: of training samples that come and go, in an order; or
+        kept: all training samples, up to the first random transform, in the order of epoch 0.
+        validation: all validation samples.
+        tenants: which trainers train a network (:class:`fleet.stream.tenants.Tenants`); None where no GPU is shared.
+    """
+
+    window: Window | None = None
+    kept: SampleSet | None = None
+    validation: SampleSet | None = None
+    tenants: Segment | None = None
+
+    def unlink(self) -> None:
+        """Take the names away, once all ranks of the node have mapped it; the memory lives on."""
+        for shared in (self.window, self.kept, self.validation):
+            if shared is not None:
+                shared.segment.unlink()
+        if self.tenants is not None:
+            self.tenants.unlink()
+
+
+class Stream:
+    """The samples of a network's epochs, as a rank gets its rows of them.
+
+    Args:
+        own: the same samples, prepared by this rank alone.
+        order: of the samples.
+        reader: of the window; None where there is none. It raises WriterLost when it waits for what will not come.
+        finish: what is left to do to what it reads; None where nothing is.
+
+    Attributes:
+        own: for the rest of an epoch that the stream has left behind.
+    """
+
+    def __init__(self, own: OwnStream, order: Order, reader: Reader | None = None,
+                 finish: Finish | None = None) -> None:
+        self.own, self._order, self._reader, self._finish = own, order, reader, finish
+
+    @property
+    def waited_s(self) -> float:
+        """What this rank has waited for samples so far."""
+        return self.own.waited_s + (0.0 if self._reader is None else self._reader.waited_s)
+
+    def join(self, epoch: int) -> None:
+        """Promise to read from the start of a stream epoch on."""
+        if self._reader is not None:
+            self._reader.join(epoch)
+
+    def leave(self) -> None:
+        """Read no further."""
+        if self._reader is not None:
+            self._reader.leave()
+
+    def batches(self, epoch: Epoch, start: int, batch: int, group: Members,  # noqa: D102 - Batches says it
+                taken: Container[int] = ()) -> Iterator[Batch]:
+        if self._reader is not None:
+            # Whether somebody has died the reader finds out: a ring's ranks must do so together.
+            try:
+                for one in self._finished(self._reader.batches(epoch, start, batch, group, taken), group, taken):
+                    yield one
+                    epoch, start = one.epoch, one.position
+                return
+            except WriterLost:
+                self._reader.leave()
+        yield from self.own.batches(epoch, start, batch, group, taken)
+
+    def _finished(self, batches: Iterator[Batch], group: Members, taken: Container[int]) -> Iterator[Batch]:
+        if self._finish is None:
+            yield from batches
+            return
+        whole: Itinerary | None = None
+        for one in batches:
+            # In a ring the path is known as far as it has been read, and this batch is of that part.
+            if whole is None or whole.path[:len(one.epoch.path)] != one.epoch.path:
+                whole = self._order.itinerary(one.epoch, taken)
+            rows = slice(*split_rows(one.position - one.size, one.position, group.rank, group.size))
+            images, targets = self._finish(one.images, one.targets, whole.indices[rows], whole.productions[rows])
+            yield dataclasses.replace(one, images=images, targets=targets)
+
+
+def compose(way: Way, order: Order, pipeline: Pipeline, memory: NodeMemory, reader: int, waiting: Waiting,
+            on_bad: Callable[[BadSample], None], finish: Finish | None = None, first_epoch: int = 0
+            ) -> Callable[[np.ndarray | None], Stream]:
+    """Put a stream together; the one place that knows which order goes with which store and finish.
+
+    Args:
+        order: of all samples.
+        pipeline: how this rank prepares them.
+        memory: of this node.
+        reader: the place of this rank among the node's readers.
+        waiting: for what other ranks prepare.
+        on_bad: is told of samples that cannot be used.
+        finish: what is left to do to samples that pass by; None where nothing is.
+        first_epoch: of the stream, in this launch.
+
+    Returns:
+        (samples of the source,) bool -> the stream of these samples; None -> that of all. What a rank keeps of samples
+        is of use to all of them.
+    """
+    store = Files(pipeline)
+    if way.store == "node":
+        assert memory.kept is not None
+        store = KeptByNode(pipeline, memory.kept, waiting.stall_s)
+    elif way.store == "own":
+        store = OwnMemory(pipeline)
+
+    def stream(keeps: np.ndarray | None) -> Stream:
+        mine = order if keeps is None else PartOrder(order, keeps)
+        own, window = OwnStream(store, mine, waiting, on_bad), memory.window
+        if window is None:
+            return Stream(own, mine)
+        if isinstance(order, RingOrder):
+            first = window.layout.sequence(first_epoch, 0)
+            return Stream(own, mine, RingReader(window, reader, waiting, order, keeps, first), finish)
+        return Stream(own, mine, Reader(window, reader, waiting, order, keeps), finish)
+
+    return stream

@@ -1,0 +1,93 @@
+"""The stores from which a rank takes samples by their numbers: their files, its own memory, or that of its node.
+
+The fourth store is the node's window, where samples pass by in the order of the stream (:mod:`fleet.stream.reader`).
+"""
+
+from __future__ import annotations
+
+import math
+import threading
+
+import numpy as np
+
+from fleet.stream.finish import FinishedEpochs
+from fleet.stream.sample_set import SampleSet
+from fleet.stream.stall import clock_for_set
+from preprocess.base import BadSample
+from preprocess.pipeline import Pipeline
+
+_POLL_S = 0.001
+
+
+class Files:
+    """Nothing is kept: this rank reads, decodes and transforms each sample."""
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        self._pipeline, self.empty = pipeline, pipeline.empty
+
+    def await_all(self, indices: np.ndarray, stop: threading.Event) -> None:
+        """Wait until these can be loaded; less long where ``stop`` is set. For a thread: it does no duties.
+
+        Raises:
+            InfrastructureError: nothing that it waits for has come for too long.
+        """
+
+    def give_up(self) -> None:
+        """Wait for nobody any more: a rank that prepared samples for others has died."""
+
+    def load(self, indices: np.ndarray, production: int, images: np.ndarray, targets: np.ndarray) -> list[BadSample]:
+        """Put samples into arrays; see :meth:`preprocess.pipeline.Pipeline.load`."""
+        return self._pipeline.load(indices, production, images, targets)
+
+
+class OwnMemory(Files):
+    """This rank decodes each sample once and keeps it; it does again what differs from epoch to epoch."""
+
+    def __init__(self, pipeline: Pipeline) -> None:
+        super().__init__(pipeline)
+        self._images, self._targets = pipeline.empty_kept(pipeline.samples)
+        self._is_there = np.zeros(pipeline.samples, bool)
+        self._finished = FinishedEpochs(pipeline)
+
+    def load(self, indices: np.ndarray, production: int, images: np.ndarray,  # noqa: D102 - Files says it
+             targets: np.ndarray) -> list[BadSample]:
+        lacking = indices[~self._is_there[indices]]
+        new_images, new_targets = self._pipeline.empty_kept(len(lacking))
+        bad = self._pipeline.keep(lacking, new_images, new_targets)
+        self._images[lacking], self._targets[lacking] = new_images, new_targets
+        self._is_there[lacking] = True
+        return bad + self._finished.finish(lambda which: (self._images[which], self._targets[which]), indices,
+                                           production, images, targets)
+
+
+class KeptByNode(Files):
+    """The node keeps all samples decoded; this rank does what differs from epoch to epoch.
+
+    Args:
+        stall_s: a wait so long without a further chunk is an error.
+    """
+
+    def __init__(self, pipeline: Pipeline, kept: SampleSet, stall_s: float = math.inf) -> None:
+        super().__init__(pipeline)
+        self._kept, self._row = kept, np.argsort(pipeline.order(0))  # they lie in the order of epoch 0
+        self._is_alone = False  # whether what is not there yet will not come
+        self._stall_s, self._finished = stall_s, FinishedEpochs(pipeline)
+
+    def await_all(self, indices: np.ndarray, stop: threading.Event) -> None:  # noqa: D102
+        rows, clock = self._row[indices], clock_for_set(self._kept, "training", self._stall_s)
+        while not (self._is_alone or self._kept.has_rows(rows) or stop.wait(_POLL_S)):
+            clock.check()
+
+    def give_up(self) -> None:
+        """Decode what is not there yet."""
+        self._is_alone = True
+
+    def load(self, indices: np.ndarray, production: int, images: np.ndarray,  # noqa: D102
+             targets: np.ndarray) -> list[BadSample]:
+        if not self._kept.has_rows(self._row[indices]):
+            return super().load(indices, production, images, targets)
+        return self._finished.finish(self._as_kept, indices, production, images, targets)
+
+    def _as_kept(self, indices: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        rows = self._row[indices]
+        return self._kept.images[rows], self._kept.targets[rows]

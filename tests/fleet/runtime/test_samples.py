@@ -1,0 +1,194 @@
+"""Each network gets the same samples, bit for bit, whatever order, store and finish a spec composes for it."""
+
+import zlib
+from collections import defaultdict
+
+import numpy as np
+import pytest
+import yaml
+
+from fleet.errors import ExitStatus
+from fleet.runtime.training import loop
+from fleet.stream.order import Epoch, RingOrder, StrictOrder
+from preprocess.base import BadSample, RandomAccess
+from preprocess.pipeline import Pipeline
+from tests.fleet.runtime.runs import launch
+
+SHARED = [{"center_crop": {"size": [8, 8]}}]
+FLIPPED = [*SHARED, {"flip": {"horizontal": True}}, {"random_crop": {"size": [6, 6]}}]
+FEEDS = {
+    "one": {"": FLIPPED},  # all networks get what the stream carries
+    "targets": {"plain": (SHARED, None), "value": (SHARED, "value")},  # the same inputs, and other targets
+    "several": {"plain": (SHARED, None), "flipped": (FLIPPED, None), "value": (FLIPPED, "value")},
+}
+STREAMS = {
+    "none": {"cache": "none"},
+    "small": {"cache": "none", "window": 250 * 8 * 8},  # of which a batch is at times no view
+    "ring": {"cache": "none", "order": "ring", "shards": 5},
+    "memory": {"cache": "memory"},
+    "file": {"cache": "file"},
+    **{f"own {cache}": {"cache": cache} for cache in ("none", "memory", "file")},
+}
+VALIDATION = {"share": {"validation": 0.2, "test": 0.1}, "folds": {"validation": None, "folds": 3},
+              "own": {"validation": None}, "none": {"validation": None}}
+SAMPLES, SHARDS, SEED = 200, 5, 5
+
+
+@pytest.fixture(autouse=True)
+def _quick(monkeypatch, tmp_path):
+    monkeypatch.setattr("os.fsync", lambda descriptor: None)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+class Images(RandomAccess):
+    """Images of small numbers; one cannot be read."""
+
+    classes = ("dark", "grey", "bright")
+
+    def __init__(self, count, seed, bad=()):
+        random = np.random.default_rng(seed)
+        self.labels, self._bad = np.arange(count) % 3, bad
+        self._images = random.integers(0, 256, (count, 10, 12, 1)).astype(np.uint8)
+
+    def read(self, index):
+        if index in self._bad:
+            raise BadSample(self.name(index), "gone")
+        return self._images[index]
+
+    def name(self, index):
+        return f"image {index}"
+
+
+def images(path):
+    """Samples for training, and for validation where the path asks for them."""
+    train = Images(SAMPLES, 1, bad=(7,))
+    return (train, Images(40, 2)) if path == "own" else train
+
+
+def document(folder, stream, validation, feeds, gpus=1):
+    """A spec of a network for each feed."""
+    one = FEEDS[feeds].get("")
+    models = [{"family": "softmax", "name": name or "net", "gpus": gpus, "train": {"batch": {"size": 12 + 7 * place}},
+               **({} if one else {"data": {"transforms": said[0], **({"target": said[1]} if said[1] else {})}})}
+              for place, (name, said) in enumerate(FEEDS[feeds].items())]
+    return {
+        "name": "test", "seed": SEED, "output": str(folder / "run"),
+        "data": {"source": f"{__name__}:images", "path": validation, "max_bad": 0.5, **STREAMS[stream],
+                 **VALIDATION[validation], **({"transforms": one} if one else {})},
+        "models": models,
+        "train": {"optimizer": {"name": "sgd", "learning_rate": 1e-7},
+                  "converge": {"max_epochs": 2, "monitor": "loss"}},
+        "schedule": {"policy": "baseline" if "own" in stream else "adaptive"},
+        "profile": {"batches": 4, "timed": 2, "max_gpus": 2},
+        "resources": {"engine": "numpy", **({} if "own" in stream else {"preprocessors": "auto"})}}
+
+
+class Recorder:
+    """Notes each sample that networks get, by network, epoch, position and rank."""
+
+    def __init__(self, monkeypatch):
+        self._epochs, self._judged = defaultdict(dict), defaultdict(dict)
+        monkeypatch.setattr(loop, "strides", self._noting(loop.strides))
+        monkeypatch.setattr(loop, "evaluate", self._judging(loop.evaluate))
+        monkeypatch.setattr(loop, "predict", self._judging(loop.predict))
+
+    def _noting(self, strides):
+        def noting(training, batches):
+            def noted():
+                so_far = {}
+                for batch in batches:
+                    so_far[batch.position, training.group.rank] = _sums(batch.images, batch.targets)
+                    if batch.is_last:
+                        key = training.network.name, batch.epoch.number, batch.epoch.path
+                        self._epochs[key].update(so_far)
+                    yield batch
+            return strides(training, noted())
+        return noting
+
+    def _judging(self, original):
+        def judging(training, samples, *more):
+            if samples is not None:
+                samples = _Noted(samples, self._judged[training.network.name, samples.samples])
+            return original(training, samples, *more)
+        return judging
+
+    def epochs(self):
+        """(network, stream epoch, path) -> the sums of its samples, in order."""
+        return {key: _in_order(found) for key, found in self._epochs.items()}
+
+    def judged(self):
+        """(network, samples of the part) -> the sums of its samples, in order."""
+        return {key: _in_order(found) for key, found in self._judged.items()}
+
+
+class _Noted:
+    def __init__(self, samples, found):
+        self._samples, self._found, self.samples = samples, found, samples.samples
+
+    def batches(self, batch, rank, size):
+        mine = []
+        for inputs, targets in self._samples.batches(batch, rank, size):
+            mine += _sums(inputs, targets)
+            yield inputs, targets
+        self._found[rank] = mine
+
+
+def _sums(inputs, targets):
+    return [zlib.crc32(target.tobytes(), zlib.crc32(image.tobytes()))
+            for image, target in zip(inputs, targets, strict=True)]
+
+
+def _in_order(found):
+    return [one for place in sorted(found) for one in found[place]]
+
+
+def recorded(folder, monkeypatch, ranks, content):
+    """What networks get in a run; and what was prepared for it."""
+    folder.mkdir(exist_ok=True)
+    (folder / "spec.yaml").write_text(yaml.safe_dump(content))
+    with monkeypatch.context() as patched:
+        recorder = Recorder(patched)
+        status, prepared = launch(folder / "spec.yaml", ranks)
+    assert status is ExitStatus.OK
+    return recorder, prepared
+
+
+def alone(prepared, network):
+    """The samples of a network, prepared one by one from their source."""
+    feed = prepared.feeds.get(network.feed)
+    if feed is None:
+        return Pipeline(prepared.data.train, prepared.transforms, SEED, prepared.sample)
+    return Pipeline(feed.data.train, feed.transforms, SEED, feed.samples["train"])
+
+
+def expected(pipeline, indices, productions):
+    found = []
+    for index, production in zip(indices.tolist(), productions.tolist(), strict=True):
+        inputs, targets = pipeline.empty(1)
+        pipeline.load([index], production, inputs, targets)
+        found += _sums(inputs, targets)
+    return found
+
+
+CASES = [(stream, validation, feeds) for stream in STREAMS for validation in VALIDATION for feeds in FEEDS
+         if not ("file" in stream and feeds != "one" and (feeds != "several" or "own" in stream))]
+
+
+@pytest.mark.parametrize(("stream", "validation", "feeds"), CASES[::5])
+def test_networks_get_the_samples_of_their_epochs_in_order(stream, validation, feeds, tmp_path, monkeypatch):
+    content = document(tmp_path, stream, validation, feeds)
+    if "file" in stream and feeds == "several":  # which keeps one target of each sample
+        content["models"] = content["models"][:2]
+    recorder, prepared = recorded(tmp_path, monkeypatch, 3, content)
+    given = recorder.epochs()
+    assert len(given) >= 2 * len(prepared.spec.networks)
+    for (name, number, path), sums in given.items():
+        network = prepared.spec.by_name[name]
+        pipeline = alone(prepared, network)
+        order = RingOrder(pipeline, -(-pipeline.samples // SHARDS), SEED) if path else StrictOrder(pipeline, 64)
+        whole = order.itinerary(Epoch(number, path))
+        kept = np.ones(len(whole.indices), bool) if network.fold is None else (
+            prepared.folds[whole.indices] != network.fold)
+        assert sums == expected(pipeline, whole.indices[kept], whole.productions[kept])
+    parts = {name: {samples for one, samples in recorder.judged() if one == name} for name in prepared.spec.by_name}
+    assert {len(found) for found in parts.values()} == {{"share": 2, "none": 0}.get(validation, 1)}
