@@ -40,7 +40,9 @@ from fleet.runtime.board import CoordinatorSide
 from fleet.runtime.coordinator import Coordinator
 from fleet.runtime.interrupt import Interruption
 from fleet.runtime.known_rates import Profile
+from fleet.runtime.launch import Ranks
 from fleet.runtime.prepare import prepare
+from fleet.runtime.start import Request
 from fleet.spec import parse
 from fleet.storage.event_log import EventLog
 from fleet.storage.paths import RunPaths
@@ -166,7 +168,7 @@ def cpu_of_a_search(networks: int, rule: str, epochs: int, policy: str) -> Spent
             spec["data"]["cache"] = "memory"
         path = Path(folder) / "spec.yaml"
         write_spec(spec, path)
-        prepared = prepare(str(path), [0] * PER_NODE, None, plain=True)
+        prepared = prepare(Request(str(path), plain=True), Ranks([0] * PER_NODE))
         world = Trainers(prepared.roles, epochs, lambda name: 100.0)
         side = CoordinatorSide(world, prepared, Interruption(None))
         spent = _coordinate(side.coordinator, world)

@@ -14,7 +14,6 @@ import socket
 import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -23,7 +22,7 @@ from fleet.collecting import without_collecting
 from fleet.errors import ExitStatus, FleetError, LeaseLost, StorageError, UserError, shortened
 from fleet.jobs.systems import SYSTEM_VARIABLE, known_systems, lease_of_process
 from fleet.runtime.interrupt import Interruption
-from fleet.runtime.laps import Laps
+from fleet.runtime.start import IDLE_S, Laps, Request
 from fleet.storage.files import storing
 from fleet.storage.lease import Lease
 from fleet.units import format_duration
@@ -37,26 +36,8 @@ from launch.walltime import seconds_left
 
 if TYPE_CHECKING:  # what each rank loads anyway, --help should not wait for
     from fleet.comm.base import World
-    from fleet.runtime.prepare import BesideOthers, Prepared
-
-IDLE_S = 300.0
-
-
-@dataclass(frozen=True)
-class Request:
-    """What the command line asks for."""
-
-    spec: str
-    fresh: bool = False
-    fresh_network: tuple[str, ...] = ()
-    accept_changes: bool = False
-    replay: str | None = None
-    only: str | None = None
-    plain: bool = False
-    walltime: float | None = None
-    remeasure: bool = False
-    beside_others: bool = False
-    idle: float | None = None
+    from fleet.runtime.ahead import Announcement
+    from fleet.runtime.launch import Launch, Ranks
 
 
 def parse_arguments(argv: Sequence[str] | None = None) -> Request:
@@ -104,7 +85,8 @@ def parse_arguments(argv: Sequence[str] | None = None) -> Request:
         parser.error("--replay RUN and --only NAME go together")
     if arguments.fresh_network and (arguments.fresh or arguments.replay):
         parser.error(f"--fresh-network goes without {'--fresh' if arguments.fresh else '--replay'}")
-    return Request(**{**vars(arguments), "fresh_network": tuple(arguments.fresh_network)})
+    given = {name: value for name, value in vars(arguments).items() if value is not None}
+    return Request(**{**given, "fresh_network": tuple(arguments.fresh_network)})
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -161,8 +143,7 @@ def _run(world: World, request: Request, batch_left: float | None, interruption:
          laps: Laps) -> int:
     from fleet.comm.roles import missing_slots
     from fleet.runtime.ahead import Ahead, Announcement, Loading
-    from fleet.runtime.changes import Wishes
-    from fleet.runtime.prepare import prepare
+    from fleet.runtime.launch import Ranks
     from fleet.runtime.session import Session
     from fleet.spec import look_beside
 
@@ -171,27 +152,16 @@ def _run(world: World, request: Request, batch_left: float | None, interruption:
     node_of = world.node_of()
     shown = world.gather(visible_gpus(os.environ, os.listdir("/dev")))
     cores = world.gather(my_cores())
-    shared_free = min(world.gather(free_shared_memory()))
-    binding = binding_problem(cores, node_of)
+    ranks = Ranks(node_of, gpus_per_node(shown, node_of), ranks_per_core(cores, node_of),
+                  min(world.gather(free_shared_memory())), cores_per_node(cores, node_of))
     laps.end("meeting")
-    prepared: Prepared | None = None
-    problem, status = "", ExitStatus.BAD_INPUT
+    launch: Launch | None = None
+    problem, status = "", ExitStatus.OK
     loading, announcement = Loading(), Announcement(world)
     if world.rank:
         loading.hear(world)
     else:
-        try:
-            prepared = prepare(request.spec, node_of, gpus_per_node(shown, node_of), request.fresh, request.replay,
-                               request.only, request.plain, lease, ranks_per_core(cores, node_of), request.remeasure,
-                               Wishes(request.fresh_network, request.accept_changes), shared_free,
-                               _beside_others(request), announcement.give, cores_per_node(cores, node_of))
-        except FleetError as error:
-            problem = str(error)
-            status = _status_of(error)
-        except ValueError as error:
-            if type(error).__name__ != "InputError":
-                raise
-            problem = str(error)
+        launch, problem, status = _prepared(request, ranks, lease, announcement)
         announcement.give(Ahead())
     problem, status = world.share((problem, status))
     if problem:
@@ -199,20 +169,35 @@ def _run(world: World, request: Request, batch_left: float | None, interruption:
             print(f"fleet: {shortened(problem)}", file=sys.stderr, flush=True)
         world.finish()
         return int(status)
-    packed = world.share(None if prepared is None else pickle.dumps(prepared))
-    prepared = prepared or loading.unpack(packed)
+    packed = world.share(None if launch is None else pickle.dumps(launch))
+    launch = launch or loading.unpack(packed)
     laps.end("reading")
-    if world.rank == 0 and binding:
-        print(f"fleet: {binding}: {BINDING_REMEDY}", file=sys.stderr, flush=True)
-    if world.rank == 0 and (missing := missing_slots(prepared.spec, prepared.roles)):
-        print(f"fleet: {missing}", file=sys.stderr, flush=True)
-    for line in prepared.data.remark.splitlines() if world.rank == 0 else ():
-        print(f"fleet: {line}", file=sys.stderr, flush=True)
-    start_logging(prepared.paths.log(world.rank), world.rank, world.host)
-
-    given = request.walltime if request.walltime is not None else prepared.spec.document.walltime
+    if world.rank == 0:
+        binding = binding_problem(cores, node_of)
+        for line in (f"{binding}: {BINDING_REMEDY}" if binding else "", missing_slots(launch.spec, launch.roles),
+                     *launch.inputs.data.remark.splitlines()):
+            if line:
+                print(f"fleet: {line}", file=sys.stderr, flush=True)
+    start_logging(launch.paths.log(world.rank), world.rank, world.host)
+    given = request.walltime if request.walltime is not None else launch.spec.document.walltime
     interruption.limit(shortest(given, batch_left))
-    return Session(world, prepared, interruption, lease, loading, laps).run()
+    return Session(world, launch, interruption, lease, loading, laps).run()
+
+
+def _prepared(request: Request, ranks: Ranks, lease: Lease | None, announcement: Announcement
+              ) -> tuple[Launch | None, str, ExitStatus]:
+    """What rank 0 has prepared; or what is wrong, and how the launch ends then."""
+    from fleet.runtime.prepare import prepare
+
+    try:
+        name = _name() if request.beside_others else ""
+        return prepare(request, ranks, lease, announcement.give, name), "", ExitStatus.OK
+    except FleetError as error:
+        return None, str(error), _status_of(error)
+    except ValueError as error:
+        if type(error).__name__ != "InputError":
+            raise
+        return None, str(error), ExitStatus.BAD_INPUT
 
 
 def _lease(world: World, request: Request) -> AbstractContextManager[Lease | None]:
@@ -225,15 +210,10 @@ def _lease(world: World, request: Request) -> AbstractContextManager[Lease | Non
     return lease_of_process(os.environ)
 
 
-def _beside_others(request: Request) -> BesideOthers | None:
-    """How to work among other launches, where that is asked for; named after the batch job, or the process."""
-    from fleet.runtime.prepare import BesideOthers
-
-    if not request.beside_others:
-        return None
+def _name() -> str:
+    """What this launch is called among others: as the batch job, or after the process."""
     job = this_job(os.environ, known_systems(os.environ))
-    name = job.id or f"{socket.gethostname()}-{os.getpid()}"
-    return BesideOthers(re.sub(r"[^\w.-]", "_", name), IDLE_S if request.idle is None else request.idle)
+    return re.sub(r"[^\w.-]", "_", job.id or f"{socket.gethostname()}-{os.getpid()}")
 
 
 def shortest(*walltimes: float | None) -> float | None:

@@ -32,9 +32,9 @@ from fleet.commands.submit import add_job_options, find_site, ranks_of, system_o
 from fleet.errors import UserError
 from fleet.jobs.backlog import Limits
 from fleet.jobs.harvest import Backlog, BatchQueue, Plan, Run, call_off, is_called_off
-from fleet.run import IDLE_S
 from fleet.runtime.folder import check_folder, check_shareable, writing_into
 from fleet.runtime.prepare import told_when_to_end
+from fleet.runtime.start import IDLE_S
 from fleet.spec import Spec, load
 from fleet.storage.files import replacing
 from fleet.storage.paths import RunPaths

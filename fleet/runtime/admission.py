@@ -13,7 +13,8 @@ from fleet.ensemble.rates import traits_of
 from fleet.errors import UserError
 from fleet.runtime.inputs import settle
 from fleet.runtime.known_rates import rates_of_late
-from fleet.runtime.prepare import Prepared, check_networks, kinds_of, plan_memory, told_when_to_end
+from fleet.runtime.launch import Launch
+from fleet.runtime.prepare import check_networks, kinds_of, plan_memory, told_when_to_end
 from fleet.search.mind import Add
 from fleet.spec import NetworkSpec
 from fleet.spec.judging import check_comparable
@@ -36,14 +37,14 @@ class Admission:
         learns: whether rates are learned from training.
     """
 
-    def __init__(self, prepared: Prepared, results: Results, known: dict[str, dict[int, float]], learns: bool) -> None:
-        self._prepared, self._results, self._known, self._learns = prepared, results, known, learns
-        self._spec = prepared.spec  # with all entries that were added
-        self._quota = Quota(prepared.paths, prepared.spec.checkpoint)
+    def __init__(self, launch: Launch, results: Results, known: dict[str, dict[int, float]], learns: bool) -> None:
+        self._launch, self._results, self._known, self._learns = launch, results, known, learns
+        self._spec = launch.spec  # with all entries that were added
+        self._quota = Quota(launch.paths, launch.spec.checkpoint)
         self._waiting: dict[str, tuple[Add, int]] = {}  # network -> who asks, and the epoch of its parent that it needs
         self._looks_s = -math.inf  # when it is next seen whether parents are saved
         self._judged: list[NetworkSpec] = []  # of the spec, and those that were added: judged by what others are
-        self._table = None if prepared.spec.schedule.rates is None else prepared.engine_rates
+        self._table = None if launch.spec.schedule.rates is None else launch.engine_rates
 
     def ask(self, add: Add) -> None:
         """A search has asked for a network."""
@@ -64,22 +65,22 @@ class Admission:
         self._looks_s = now_s + _LOOK_S
         ready = [add for add, epochs in self._waiting.values()
                  if add.parent is None or add.parent not in training
-                 or saved_epochs(self._prepared.paths, add.parent) >= epochs]
+                 or saved_epochs(self._launch.paths, add.parent) >= epochs]
         for add in ready:
             del self._waiting[add.network]
         return [self._asked(add) for add in ready]
 
     def _asked(self, add: Add) -> Admitted:
         """A network that a search has asked for; one that cannot be trained has failed, and says why."""
-        spec, wrong = self._prepared.spec, add.wrong
+        spec, wrong = self._launch.spec, add.wrong
         index = next(index for index, entry in spec.searches.items() if entry.stem == add.entry)
         network = refused_network(spec, index, add.number, add.values)
         if not wrong:
             try:
                 asked = self._checked(asked_network(spec, index, add.number, add.values))
                 if add.parent:
-                    epoch = inherit(self._prepared.paths, asked.name, add.parent, asked.architecture.key,
-                                    self._quota.make_room, self._prepared.fence)
+                    epoch = inherit(self._launch.paths, asked.name, add.parent, asked.architecture.key,
+                                    self._quota.make_room, self._launch.fence)
                     asked = replace(asked, parent=add.parent, parent_epoch=epoch)
                 network = asked
             except UserError as error:
@@ -136,16 +137,15 @@ class Admission:
         Raises:
             UserError: it cannot be trained here.
         """
-        prepared = self._prepared
-        assert prepared.ends is not None
-        end = next((one for one in prepared.ends.networks if one.entry == network.entry), None)
+        launch = self._launch
+        end = next((one for one in launch.ends.networks if one.entry == network.entry), None)
         if network.train.class_weights == "balanced" and end is not None:  # they were counted before the launch
             network = replace(network, train=replace(network.train, class_weights=end.train.class_weights))
-        [settled] = settle(prepared, replace(self._spec, networks=(network,)))
+        [settled] = settle(launch.inputs, replace(self._spec, networks=(network,)))
         alone = told_when_to_end(settled)
-        check_networks(alone, prepared.sample, prepared.data, prepared.epoch_samples, len(prepared.roles.trainers))
-        layout = plan_memory(alone, prepared.data, prepared.sample, prepared.roles, 0.0)
-        if layout is not None and prepared.layout is not None and layout.lookahead > prepared.layout.lookahead:
+        check_networks(alone, launch.sample, launch.inputs.data, launch.epoch_samples, len(launch.roles.trainers))
+        layout = plan_memory(alone, launch.inputs.data, launch.sample, launch.roles, 0.0)
+        if layout is not None and launch.layout is not None and layout.lookahead > launch.layout.lookahead:
             raise UserError(f"train.batch.size: {network.train.batch.bounds[1]} is more than the stream of this launch "
                             "has room for; a smaller one")
         self._rates_of(alone.networks[0])  # there are some
@@ -158,10 +158,10 @@ class Admission:
             SpecError: they are not.
         """
         if not self._judged:
-            spec, standing = self._prepared.spec, self._results.standing
+            spec, standing = self._launch.spec, self._results.standing
             self._judged = [*variants(spec), *(network for network in spec.networks if network.number is None and (
                 standing(network.name).outcome is None or standing(network.name).history))]
-        check_comparable(self._spec, (*self._judged, *networks), kinds_of(self._prepared.sample))
+        check_comparable(self._spec, (*self._judged, *networks), kinds_of(self._launch.sample))
         self._judged += networks
 
     def _rates_of(self, network: NetworkSpec) -> Network | None:
@@ -170,14 +170,14 @@ class Admission:
         Raises:
             UserError: it says too little.
         """
-        prepared = self._prepared
-        return rates_of_late(network, prepared.spec, self._table, prepared.roles.cluster.whole_gpus)
+        launch = self._launch
+        return rates_of_late(network, launch.spec, self._table, launch.roles.cluster.whole_gpus)
 
     def _admitted(self, network: NetworkSpec, added: NetworkAdded) -> Admitted:
-        prepared, sample = self._prepared, self._prepared.sample
+        launch, sample = self._launch, self._launch.sample
         self._results.add(network, None if added.wrong else parameters_of(network, sample))
-        codes = codes_of_all(replace(prepared.spec, networks=(network,)), prepared.beside)
-        key = speed_identity(network, prepared.spec.resources, sample, prepared.machine, codes)
+        codes = codes_of_all(replace(launch.spec, networks=(network,)), launch.beside)
+        key = speed_identity(network, launch.spec.resources, sample, launch.machine, codes)
         is_learned = self._learns and not added.wrong
         seen = sample.of(network.feed)
         traits = traits_of(network, key, seen.image.shape, seen.classes) if is_learned else None

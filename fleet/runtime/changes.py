@@ -129,17 +129,6 @@ def _noted(found: Fingerprint) -> tuple[str, bytes, str, bytes]:
     return *_divided(found), found.division, found.folds.tobytes()
 
 
-def check_replayed(paths: RunPaths, changed: Sequence[str], wishes: Wishes) -> None:
-    """Refuse to train a network of a run again on other data, unless that is asked for.
-
-    Raises:
-        UserError: the data has changed.
-    """
-    if changed and not wishes.accepts_changes:
-        raise UserError(f"--replay {paths.root}: the data has changed since networks were trained there: "
-                        f"{'; '.join(changed)}: go back to what it was, or compare all the same with --accept-changes")
-
-
 def forget_old_data(paths: RunPaths, now: Fingerprint) -> None:
     """Delete what was made of other data than this: decoded samples, and what networks gave for samples."""
     kept = read_fingerprint(paths.data)

@@ -58,10 +58,10 @@ from fleet.runtime.admission import Admission
 from fleet.runtime.harvest import Harvest
 from fleet.runtime.interrupt import Interruption
 from fleet.runtime.known_rates import Profile
-from fleet.runtime.laps import Laps
 from fleet.runtime.outside.clerk import Clerk
 from fleet.runtime.searchers import Searchers
 from fleet.runtime.searches import make_mind, outlook
+from fleet.runtime.start import Laps
 from fleet.search.mind import Mind
 from fleet.spec import Spec
 from fleet.storage.event_log import EventLog

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Protocol
 
 import numpy as np
 
@@ -77,6 +76,10 @@ class Inputs:
     def sample(self) -> SampleSpec:
         """A training sample."""
         return self.samples["train"]
+
+    def for_ranks(self) -> Inputs:
+        """The same without what rank 0 alone needs, some of which is large."""
+        return replace(self, looks={}, fingerprint=None, rows=np.empty(0, np.int64))
 
     def keeping(self, cache: str) -> Inputs:
         """The same, with what is kept of decoded samples: of those for training in memory, of all in a file.
@@ -193,19 +196,7 @@ def _wish(target: str | Target | None) -> TargetWish | None:
     return TargetWish(target.kind, target.outputs, target.names, target.ignore)
 
 
-class Opened(Protocol):
-    """Data that was opened."""
-
-    @property
-    def data(self) -> DataSet:
-        """As of :class:`Inputs`."""
-
-    @property
-    def feeds(self) -> Mapping[str, Feed]:
-        """As of :class:`Inputs`."""
-
-
-def settle(opened: Opened, *specs: Spec) -> list[Spec]:
+def settle(opened: Inputs, *specs: Spec) -> list[Spec]:
     """Specs of the same data with what that decides: what is monitored, and the weights of classes.
 
     Raises:

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
-import math
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
-
 from fleet.comm.roles import Roles, roles_of
-from fleet.domain.events import Event
 from fleet.domain.late import with_late
-from fleet.domain.network import Code, EpochRecord
 from fleet.errors import UserError
 from fleet.prediction.sample_file import read_standardized, write_sample, write_standardized
 from fleet.runtime.ahead import Ahead, ahead_of
@@ -22,14 +17,12 @@ from fleet.runtime.changes import (
     Wishes,
     changes_of_data,
     check_meanwhile,
-    check_replayed,
     codes_of,
     forget_old_data,
     known_data,
     note_data,
     take_up,
 )
-from fleet.runtime.feeds import Feed
 from fleet.runtime.folder import check_shareable, enter_folder, free_disk, take_folder, write_spec, writing_into
 from fleet.runtime.inputs import (
     Inputs,
@@ -40,267 +33,172 @@ from fleet.runtime.inputs import (
     settle,
     standardize,
 )
-from fleet.runtime.known_rates import check_remeasuring, hardware, rates_of, rates_of_engine, read_rates_of
-from fleet.runtime.replay import _check_identity, _replaying
+from fleet.runtime.known_rates import check_remeasuring, hardware, rates_of, read_rates_of
+from fleet.runtime.launch import Launch, Ranks
+from fleet.runtime.replay import Replay, replaying
 from fleet.runtime.searches import make_searchers
+from fleet.runtime.start import Request
 from fleet.spec import NetworkSpec, Spec, load, with_cache
 from fleet.spec.fitting import joined, misfits
 from fleet.spec.judging import check_comparable
 from fleet.spec.resolve import extremes, variants
 from fleet.storage.event_log import last_cache, read_events
-from fleet.storage.files import replacing
 from fleet.storage.identity import Machine
-from fleet.storage.lease import Fence, Lease
+from fleet.storage.lease import Lease
 from fleet.storage.paths import RunPaths
 from fleet.storage.sizes import check_quota
-from fleet.stream.compose import Way
 from fleet.stream.layout import Layout, plan_layout, plan_ring, row_bytes
-from fleet.stream.order import Order, RingOrder, StrictOrder, read_path
 from fleet.units import counted, format_size
-from preprocess.base import BadSample, DataSet
+from preprocess.base import DataSet
 from preprocess.fingerprint import Fingerprint
-from preprocess.pipeline import Pipeline
-from preprocess.sample import ImageSpec, SampleSpec
+from preprocess.moments import Standardized
+from preprocess.sample import SampleSpec
 from preprocess.sources.table import columns_of
-from preprocess.transforms import Transform
 from scheduler.base import Network, RateTable
 from scheduler.ensemble.elastic import at_best
 from scheduler.ensemble.rates_file import read_rates
 
 
-@dataclass(frozen=True)
-class BesideOthers:
-    """A launch among several that work on the networks of one run at a time.
-
-    Attributes:
-        launch: its name, which no other has.
-        idle_s: seconds without a network after which it leaves.
-    """
-
-    launch: str
-    idle_s: float
-
-
-@dataclass(frozen=True)
-class Prepared:
-    """What every rank needs to take up its role.
-
-    Attributes:
-        sample: what the samples are; no rank looks at one to find out.
-        layout: of the stream; None where every trainer prepares its own samples, or finishes kept ones.
-        left_out: the samples that could not be decoded when they were, once and for all.
-        rates: where they need not be measured.
-        replayed: the history to train again, of the one network that there is.
-        machine: on which it trains.
-        beside: the folder of the spec.
-        remeasure: whether rates are measured that earlier launches have measured.
-        codes: import path of a ``build:`` function -> its files.
-        changes: what was done to networks before the launch, for the event log.
-        folds: the fold of each training sample, (samples,); None where there are no folds.
-        feeds: as of :class:`fleet.runtime.inputs.Inputs`.
-        fence: this launch's right to write into the run's folder; None where it has one for each network, and in a
-            test that needs none.
-        cache: what becomes of decoded samples, and why; ``spec.data.cache`` is what was chosen.
-        beside_others: how to work on the networks of the run together with other launches, where that is asked for.
-        ends: the spec with the networks that stand for those of its searches, instead of its own; of none in a replay.
-    """
-
-    spec: Spec
-    paths: RunPaths
-    data: DataSet
-    transforms: tuple[Transform, ...]
-    sample: SampleSpec
-    roles: Roles
-    layout: Layout | None
-    left_out: tuple[BadSample, ...]
-    rates: RateTable | None
-    replayed: tuple[EpochRecord, ...] = ()
-    plain: bool = False
-    machine: Machine = field(default_factory=lambda: Machine("", 1.0))
-    beside: Path = Path()
-    remeasure: bool = False
-    codes: Mapping[str, Code] = field(default_factory=dict)
-    changes: tuple[Event, ...] = ()
-    fence: Fence | None = None
-    folds: np.ndarray | None = None
-    cache: CacheChoice = CacheChoice("none")  # noqa: RUF009 - frozen
-    feeds: Mapping[str, Feed] = field(default_factory=dict)
-    beside_others: BesideOthers | None = None
-    ends: Spec | None = None
-
-    @property
-    def engine_rates(self) -> RateTable | None:
-        """The rates by which an engine trains that needs some."""
-        file = self.spec.schedule.rates
-        return self.rates if self.rates is None or file is None else rates_of_engine(self.spec, file, self.rates)
-
-    @property
-    def fold_count(self) -> int:
-        """How many folds there are."""
-        return self.spec.data.folds or 0
-
-    @property
-    def epoch_samples(self) -> int:
-        """How many samples a network trains on in an epoch; of folds, those of the fewest."""
-        return samples_of_epoch(self.data, self.folds)
-
-    @property
-    def way(self) -> Way:
-        """How samples come to trainers."""
-        if self.roles.shared:
-            return Way(self.spec.data.order, "window" if self.kept is None else "node")
-        return Way(self.spec.data.order, "files" if self.kept is None else "own")
-
-    @property
-    def fed(self) -> Mapping[str, Feed]:
-        """What networks are fed with, by feed; the one under no key, where it is the same for all."""
-        same = dict.fromkeys(self.data.parts(), self.sample)
-        return self.feeds or {"": Feed(self.data, self.transforms, same, 0)}
-
-    @property
-    def kept(self) -> ImageSpec | None:
-        """A sample that every node keeps decoded; None where none are kept in memory."""
-        return self.sample.kept if self.spec.data.cache == "memory" else None
-
-    def training(self) -> Pipeline:
-        """How training samples are prepared."""
-        return Pipeline(self.data.train, self.transforms, self.spec.seed, self.sample)
-
-    def order(self, training: Pipeline) -> Order:
-        """The order of the training samples."""
-        if self.spec.data.order == "ring":
-            size = -(-training.samples // min(self.spec.data.shards, training.samples))
-            return RingOrder(training, size, self.spec.seed, [read_path(record.path) for record in self.replayed])
-        return StrictOrder(training, self.layout.chunk if self.layout is not None else training.samples)
-
-    def replayed_epochs(self) -> list[int]:
-        """The stream epochs to train on again; in a ring the order knows their paths by number."""
-        if self.spec.data.order == "ring":
-            return list(range(len(self.replayed)))
-        return [record.stream_epoch for record in self.replayed]
-
-    def evaluation(self) -> Pipeline | None:
-        """How validation samples are prepared."""
-        if self.data.validation is None:
-            return None
-        return Pipeline(self.data.validation, self.transforms, self.spec.seed, self.sample)
-
-    def test(self) -> Pipeline | None:
-        """How test samples are prepared; a replay judges nothing, for it makes no new network."""
-        if self.data.test is None or self.replayed:
-            return None
-        return Pipeline(self.data.test, self.transforms, self.spec.seed, self.sample)
-
-
-def prepare(path: str, node_of: Sequence[int], gpus_per_node: int | None, fresh: bool = False,
-            replay: str | None = None, only: str | None = None, plain: bool = False, lease: Lease | None = None,
-            ranks_per_core: float = 1.0, remeasure: bool = False, wishes: Wishes = Wishes(),  # noqa: B008
-            shared_free: float = math.inf, beside_others: BesideOthers | None = None,
-            announce: Callable[[Ahead], None] = lambda ahead: None, cores: int | None = None) -> Prepared:
+def prepare(request: Request, ranks: Ranks, lease: Lease | None = None,
+            announce: Callable[[Ahead], None] = lambda ahead: None, name: str = "") -> Launch:
     """Read and check everything; nothing is written before all of it is right, but for what only decoding once finds.
 
     Args:
-        path: of the spec.
-        node_of: the node of each rank.
-        gpus_per_node: as the nodes show them, None without GPUs.
-        fresh: start over.
-        replay, only: train one network of a run again.
-        lease: keeps other launches out of the run's folder from now on.
-        ranks_per_core: how many ranks share a core.
-        remeasure: measure rates that earlier launches have measured.
-        wishes: what is to become of networks that have changed.
-        shared_free: bytes of shared memory that are free on the node that has least.
-        beside_others: leave the folder to other launches again, when all is read and checked.
+        lease: keeps other launches out of the run's folder from now on; beside others, until all is read and checked.
         announce: is told what can be imported ahead, as soon as that is known.
-        cores: of a node, that its ranks may use.
+        name: of this launch among others.
 
     Raises:
         UserError, InputError: what is wrong, and what would be right.
     """
-    spec = load(path)
-    written = spec.networks
-    if replay is not None or not fresh:
-        log = RunPaths(spec.output if replay is None else Path(replay)).events
-        spec = with_late(spec, (event for _, event in read_events(log)) if log.exists() else ())
-    asked = spec
-    if beside_others is not None:
-        check_shareable(spec, "--beside-others")
-    wishes.check(spec)
-    spec = told_when_to_end(spec)
-    replayed: tuple[EpochRecord, ...] = ()
-    if replay is not None and only is not None:
-        roles = roles_of(spec, node_of, gpus_per_node, own_preprocessing=True, cores=cores)
-        spec, replayed = _replaying(spec, RunPaths(Path(replay)), only, roles.cluster.whole_gpus)
-        fresh = True
-    else:
-        roles = roles_of(spec, node_of, gpus_per_node, cores=cores)
-    announce(ahead_of(spec, roles, fresh))
-    paths = RunPaths(spec.output, beside_others.launch if beside_others is not None else "")
-    means = Means(len(roles.preprocessors), roles.gpus_per_node, ranks_per_core > 1, shared_free, free_disk(paths))
-    left = RunPaths(Path(str(replay))) if replayed else None if fresh else paths
-    before = None if left is None else known_data(left, wishes.fresh_networks)
-    opened = open_marked_inputs(spec, before)
-    cache = choose_cache(spec if replayed else _both(spec, extremes(spec)), opened, means,
-                         None if left is None else last_cache(left))
-    opened, known = standardize(opened.keeping(cache.cache), spec, {} if left is None else read_standardized(left))
-    data, sample = opened.data, opened.sample
-    given = spec
-    ends = dataclasses.replace(asked, networks=()) if replayed else extremes(asked)
-    spec, asked, ends = settle(opened, with_cache(spec, cache.cache), asked, ends)
-    epoch_samples = samples_of_epoch(data, folds_of(spec, opened))
-    drawn = dataclasses.replace(asked, networks=() if replayed else variants(asked))
-    check_comparable(asked, () if replayed else (*written, *drawn.networks), kinds_of(sample))
-    ends = told_when_to_end(ends)
-    for some in (spec, ends, drawn):
-        check_networks(some, sample, data, epoch_samples, roles.cluster.whole_gpus)
-    make_searchers(ends)  # says what is wrong with one before anything is written
-    check_quota(spec, sample)
-    layout = plan_memory(_both(spec, ends), data, sample, roles, shared_free)
-    if remeasure:
-        check_remeasuring(spec, bool(replayed))
-    needless = spec.schedule.rates is None and (bool(replayed) or not spec.policy.needs_rates)
-    rates = _equal_rates(spec, roles) if needless else _rates(spec, epoch_samples, roles)
-    beside = Path(path).absolute().parent
-    codes = codes_of(spec, beside)
-    if replayed:
-        check_replayed(RunPaths(Path(str(replay))), _changed(spec, before, opened), wishes)
-        _check_identity(asked.by_name[str(only)], asked, sample, RunPaths(Path(str(replay))), codes, wishes)
-    if beside_others is not None and lease is not None:
-        enter_folder(paths, lease)
-    else:
-        take_folder(paths, fresh, lease)
-    if replayed and (first := RunPaths(Path(str(replay))).first(str(only))).exists():
-        with writing_into(paths):
-            paths.model(str(only)).mkdir(parents=True, exist_ok=True)
-            with replacing(paths.first(str(only)), "wb") as file:
-                file.write(first.read_bytes())
-    fence = None if lease is None else lease.fence
-    fingerprint = opened.fingerprint
-    assert fingerprint is not None
-    if not fresh:
-        check_meanwhile(paths, before, known_data(paths, wishes.fresh_networks), fingerprint)
-    changes = take_up(spec, paths, sample, codes, Wishes() if replayed else wishes, fence, beside_others is not None,
-                      [] if fresh else _changed(spec, before, opened))
-    forget_old_data(paths, fingerprint)
-    write_spec(given, paths)
-    write_sample(paths, sample, opened.names, columns_of(opened.data.train))
-    write_standardized(paths, known)
+    asked = _ask(request, ranks, name)
+    announce(ahead_of(asked.trained, asked.roles, asked.left is not asked.paths))
+    replay, paths, roles, left = asked.replay, asked.paths, asked.roles, asked.left
+    before = None if left is None else known_data(left, request.fresh_network)
+    opened = open_marked_inputs(asked.trained, before)
+    means = Means(len(roles.preprocessors), roles.gpus_per_node, ranks.per_core > 1, ranks.shared_free,
+                  free_disk(paths))
+    cache = choose_cache(_both(asked.trained, asked.ends), opened, means, None if left is None else last_cache(left))
+    opened, known = standardize(opened.keeping(cache.cache), asked.trained,
+                                {} if left is None else read_standardized(left))
+    epoch_samples = samples_of_epoch(opened.data, folds_of(asked.trained, opened))
+    spec, ends, whole = _settled(asked, opened, cache, epoch_samples)
+    layout = plan_memory(_both(spec, ends), opened.data, opened.sample, roles, ranks.shared_free)
+    if request.remeasure:
+        check_remeasuring(spec, replay is not None)
+    launch = Launch(
+        request, spec, ends, paths, roles, opened, layout, None, cache,
+        _rates(spec, epoch_samples, roles, replay is not None), Machine(hardware(), ranks.per_core),
+        codes_of(spec, Path(request.spec).absolute().parent), replayed=() if replay is None else replay.history)
+    changed = [] if before is None or opened.fingerprint is None else changes_of_data(spec, before, opened.fingerprint)
+    if replay is not None:
+        replay.check(whole, opened.sample, launch.codes, changed, request.accept_changes)
+    launch = _enter(launch, lease, before, changed, replay)
+    _leave_word(launch, asked.trained, known)
     if spec.data.cache == "file":
         opened = decode(opened, spec, _decoded_path(cache, paths, left))
     folds = folds_of(spec, opened)
+    fingerprint = opened.fingerprint
+    assert fingerprint is not None
     with writing_into(paths):
-        note_data(paths, fingerprint, folds, opened.rows, fence)
-    if beside_others is not None and lease is not None:
+        note_data(paths, fingerprint, folds, opened.rows, launch.fence)
+    if request.beside_others and lease is not None:
         lease.release()
-        fence = None
-    return Prepared(spec, paths, opened.data, opened.transforms, sample, roles, layout, opened.left_out, rates,
-                    replayed, plain, Machine(hardware(), ranks_per_core), beside, remeasure, codes, changes,
-                    fence, folds, cache, opened.feeds, beside_others, ends)
+        launch = dataclasses.replace(launch, fence=None)
+    return dataclasses.replace(launch, folds=folds, inputs=opened.for_ranks())
 
 
-def _changed(spec: Spec, before: Fingerprint | None, opened: Inputs) -> list[str]:
-    """What of the data has changed since networks were trained on it, in words."""
-    return [] if before is None or opened.fingerprint is None else changes_of_data(spec, before, opened.fingerprint)
+@dataclass(frozen=True)
+class _Asked:
+    """What a launch is to do, before the data is known.
+
+    Attributes:
+        trained: what the spec says, with the networks that this launch is to train.
+        whole: with the networks that came while earlier launches went on; each is to be trained as the spec says.
+        ends: the same, with the networks that stand for those of its searches, instead of its own.
+        written: the networks that the spec says.
+        left: where earlier launches have left what counts here; None where nothing does.
+    """
+
+    trained: Spec
+    whole: Spec
+    ends: Spec
+    written: tuple[NetworkSpec, ...]
+    roles: Roles
+    paths: RunPaths
+    left: RunPaths | None
+    replay: Replay | None
+
+
+def _ask(request: Request, ranks: Ranks, name: str) -> _Asked:
+    spec = load(request.spec)
+    written, replayed = spec.networks, None if request.replay is None else RunPaths(Path(request.replay))
+    if replayed is not None or not request.fresh:
+        log = (replayed or RunPaths(spec.output)).events
+        spec = with_late(spec, (event for _, event in read_events(log)) if log.exists() else ())
+    if request.beside_others:
+        check_shareable(spec, "--beside-others")
+    Wishes(request.fresh_network, request.accept_changes).check(spec)
+    trained = told_when_to_end(spec)
+    roles = roles_of(trained, ranks.node_of, ranks.gpus_per_node, replayed is not None, ranks.cores)
+    if replayed is not None:
+        trained, replay = replaying(trained, replayed, str(request.only), roles.cluster.whole_gpus)
+        return _Asked(trained, spec, dataclasses.replace(spec, networks=()), (), roles, RunPaths(trained.output),
+                      replayed, replay)
+    paths = RunPaths(spec.output, name)
+    return _Asked(trained, spec, extremes(spec), written, roles, paths, None if request.fresh else paths, None)
+
+
+def _settled(asked: _Asked, opened: Inputs, cache: CacheChoice, epoch_samples: int) -> tuple[Spec, Spec, Spec]:
+    """What is trained, what stands for the networks of searches, and the whole, as the data decides; all checked.
+
+    Raises:
+        UserError: networks cannot be trained on it, or compared.
+    """
+    spec, whole, ends = settle(opened, with_cache(asked.trained, cache.cache), asked.whole, asked.ends)
+    sample = opened.sample
+    drawn = dataclasses.replace(whole, networks=() if asked.replay else variants(whole))
+    check_comparable(whole, (*asked.written, *drawn.networks), kinds_of(sample))
+    ends = told_when_to_end(ends)
+    for some in (spec, ends, drawn):
+        check_networks(some, sample, opened.data, epoch_samples, asked.roles.cluster.whole_gpus)
+    make_searchers(ends)  # says what is wrong with one before anything is written
+    check_quota(spec, sample)
+    return spec, ends, whole
+
+
+def _enter(launch: Launch, lease: Lease | None, before: Fingerprint | None, changed: list[str], replay: Replay | None
+           ) -> Launch:
+    """Take the run's folder, and see that what networks have left there is of this spec and this data.
+
+    Raises:
+        UserError: it is not, or the folder is not to be had.
+    """
+    request, paths, fingerprint = launch.request, launch.paths, launch.inputs.fingerprint
+    is_fresh = request.fresh or replay is not None
+    if request.beside_others and lease is not None:
+        enter_folder(paths, lease)
+    else:
+        take_folder(paths, is_fresh, lease)
+    if replay is not None:
+        replay.take_first(paths)
+    fence = None if lease is None else lease.fence
+    assert fingerprint is not None
+    if not is_fresh:
+        check_meanwhile(paths, before, known_data(paths, request.fresh_network), fingerprint)
+    wishes = Wishes() if replay is not None else Wishes(request.fresh_network, request.accept_changes)
+    changes = take_up(launch.spec, paths, launch.sample, launch.codes, wishes, fence, request.beside_others,
+                      [] if is_fresh else changed)
+    forget_old_data(paths, fingerprint)
+    return dataclasses.replace(launch, fence=fence, changes=changes)
+
+
+def _leave_word(launch: Launch, asked: Spec, known: Mapping[str, Standardized]) -> None:
+    """Write into the run's folder what it is, for those that look at it from outside."""
+    inputs = launch.inputs
+    write_spec(asked, launch.paths)
+    write_sample(launch.paths, launch.sample, inputs.names, columns_of(inputs.data.train))
+    write_standardized(launch.paths, known)
 
 
 def _both(spec: Spec, ends: Spec) -> Spec:
@@ -399,12 +297,17 @@ def check_networks(spec: Spec, sample: SampleSpec, data: DataSet, samples: int, 
 # ---- rates -------------------------------------------------------------------------------------
 
 
-def _rates(spec: Spec, samples: int, roles: Roles) -> RateTable | None:
-    """The rates of a file, with the bounds of the spec; None where they are to be measured."""
-    if spec.schedule.rates is None:
+def _rates(spec: Spec, epoch_samples: int, roles: Roles, replays: bool) -> RateTable | None:
+    """The rates of a file, with the bounds of the spec; None where they are to be found out."""
+    if spec.schedule.rates is not None:
+        table = at_best(read_rates_of(spec, spec.schedule.rates), roles.cluster.whole_gpus)
+        return dataclasses.replace(table, samples_per_epoch=epoch_samples, gpus_per_node=roles.whole_per_node)
+    if spec.policy.needs_rates and not replays:
         return None
-    table = at_best(read_rates_of(spec, spec.schedule.rates), roles.cluster.whole_gpus)
-    return dataclasses.replace(table, samples_per_epoch=samples, gpus_per_node=roles.whole_per_node)
+    # For a network alone, and for the policy that looks at no rates: nothing is measured.
+    return RateTable(1, roles.whole_per_node, tuple(
+        Network(network.name, (1.0,), min_gpus=network.min_gpus, max_gpus=network.max_gpus)
+        for network in spec.networks))
 
 
 def told_when_to_end(spec: Spec) -> Spec:
@@ -421,10 +324,3 @@ def told_when_to_end(spec: Spec) -> Spec:
         return dataclasses.replace(network, train=dataclasses.replace(network.train, converge=converge))
 
     return dataclasses.replace(spec, networks=tuple(map(limited, spec.networks)))
-
-
-def _equal_rates(spec: Spec, roles: Roles) -> RateTable:
-    """For a network alone, and for the policy that looks at no rates: nothing is measured."""
-    return RateTable(1, roles.whole_per_node, tuple(
-        Network(network.name, (1.0,), min_gpus=network.min_gpus, max_gpus=network.max_gpus)
-        for network in spec.networks))

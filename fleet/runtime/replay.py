@@ -5,12 +5,14 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from fleet.domain.network import SCORES, Code, EpochRecord, State
 from fleet.errors import UserError
-from fleet.runtime.changes import Wishes
-from fleet.spec import Batch, NetworkSpec, Spec, with_output
+from fleet.runtime.folder import writing_into
+from fleet.spec import Batch, Spec, with_output
 from fleet.storage.checkpoint import newest
+from fleet.storage.files import replacing
 from fleet.storage.identity import changes
 from fleet.storage.paths import RunPaths
 from fleet.units import counted
@@ -91,7 +93,55 @@ def _scope(recorded: Sequence[EpochRecord], replayed: Sequence[EpochRecord], det
             "run was trained so too")
 
 
-def _replaying(spec: Spec, paths: RunPaths, name: str, trainers: int) -> tuple[Spec, tuple[EpochRecord, ...]]:
+@dataclass(frozen=True)
+class Replay:
+    """What is trained again.
+
+    Attributes:
+        run: of which.
+        name: of the network.
+        history: that it has there.
+    """
+
+    run: RunPaths
+    name: str
+    history: tuple[EpochRecord, ...]
+
+    def check(self, spec: Spec, sample: SampleSpec, codes: Mapping[str, Code], changed: Sequence[str],
+              accepts_changes: bool) -> None:
+        """Refuse to train again what is something else by now.
+
+        Args:
+            changed: what has changed of the data, in words.
+            accepts_changes: whether other data and other code are asked for.
+
+        Raises:
+            UserError: data, code or settings have changed.
+        """
+        network = spec.by_name[self.name]
+        if changed and not accepts_changes:
+            raise UserError(f"--replay {self.run.root}: the data has changed since networks were trained there: "
+                            f"{'; '.join(changed)}: go back to what it was, or compare all the same with "
+                            "--accept-changes")
+        files = changes(network, spec, sample, codes[network.architecture.target], _left_by(self.name, self.run))
+        if files and not accepts_changes:
+            raise UserError(f"--replay {self.run.root}: the code of {self.name} ({', '.join(files)}) has changed since "
+                            "it was trained there: go back to what it was, or compare all the same with "
+                            "--accept-changes")
+        if files is None:
+            raise UserError(f"--replay {self.run.root}: {self.name} was trained there with other settings than this "
+                            f"spec has; the spec of that run is {self.run.spec}")
+
+    def take_first(self, paths: RunPaths) -> None:
+        """Begin with the weights with which the network began, where it got them of another one."""
+        if (first := self.run.first(self.name)).exists():
+            with writing_into(paths):
+                paths.model(self.name).mkdir(parents=True, exist_ok=True)
+                with replacing(paths.first(self.name), "wb") as file:
+                    file.write(first.read_bytes())
+
+
+def replaying(spec: Spec, paths: RunPaths, name: str, trainers: int) -> tuple[Spec, Replay]:
     """A spec of one network, trained for as many epochs as its history has.
 
     On as many GPUs as it had, if that number did not change and there are so many; otherwise on one.
@@ -119,7 +169,7 @@ def _replaying(spec: Spec, paths: RunPaths, name: str, trainers: int) -> tuple[S
     sizes = {record.gpus for record in history}
     size = max(sizes) if len(sizes) == 1 and max(sizes) <= trainers else 1
     alone = dataclasses.replace(network, train=train, min_gpus=size, max_gpus=size)
-    return dataclasses.replace(with_output(spec, paths.replay(name)), networks=(alone,)), history
+    return dataclasses.replace(with_output(spec, paths.replay(name)), networks=(alone,)), Replay(paths, name, history)
 
 
 def _left_by(name: str, paths: RunPaths) -> State:
@@ -128,14 +178,3 @@ def _left_by(name: str, paths: RunPaths) -> State:
     if found.state is None:
         raise UserError(f"--replay {paths.root}: {found.damage or f'{name} has no checkpoint there'}")
     return dataclasses.replace(found.state, history=found.history)
-
-
-def _check_identity(network: NetworkSpec, spec: Spec, sample: SampleSpec, paths: RunPaths, codes: Mapping[str, Code],
-                    wishes: Wishes) -> None:
-    changed = changes(network, spec, sample, codes[network.architecture.target], _left_by(network.name, paths))
-    if changed and not wishes.accepts_changes:
-        raise UserError(f"--replay {paths.root}: the code of {network.name} ({', '.join(changed)}) has changed since "
-                        "it was trained there: go back to what it was, or compare all the same with --accept-changes")
-    if changed is None:
-        raise UserError(f"--replay {paths.root}: {network.name} was trained there with other settings than this spec "
-                        f"has; the spec of that run is {paths.spec}")

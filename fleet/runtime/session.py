@@ -13,9 +13,9 @@ from fleet.engines.registry import make_engine
 from fleet.errors import ExitStatus
 from fleet.runtime.ahead import Loading
 from fleet.runtime.interrupt import Interruption
-from fleet.runtime.laps import Laps
-from fleet.runtime.prepare import Prepared
+from fleet.runtime.launch import Launch
 from fleet.runtime.preprocessor import Preprocessor
+from fleet.runtime.start import Laps
 from fleet.runtime.training.shared_gpus import SharedGpus
 from fleet.runtime.training.sources import sources_of
 from fleet.runtime.training.trainer import Trainer
@@ -41,18 +41,18 @@ class Session:
     """This rank's roles in one run.
 
     Args:
-        prepared: what rank 0 has read and checked.
+        launch: what rank 0 has read and checked.
         interruption: says when to stop before the end.
         lease: of rank 0, where several launches work on the networks of the run.
         loading: of the engine, which may have begun.
         laps: of this start-up, on rank 0.
     """
 
-    def __init__(self, world: World, prepared: Prepared, interruption: Interruption, lease: Lease | None = None,
+    def __init__(self, world: World, launch: Launch, interruption: Interruption, lease: Lease | None = None,
                  loading: Loading | None = None, laps: Laps | None = None) -> None:
-        self._world, self._prepared, self._interruption, self._lease = world, prepared, interruption, lease
+        self._world, self._launch, self._interruption, self._lease = world, launch, interruption, lease
         self._loading, self._laps = loading or Loading(), laps or Laps()
-        self._roles = prepared.roles
+        self._roles = launch.roles
         self._shared = NodeMemory()
         self._first_epoch = 0  # of the stream, in this launch
         self._memory_mib: int | None = None  # of this trainer's GPU, where GPUs are shared
@@ -84,7 +84,7 @@ class Session:
     def _board(self) -> CoordinatorSide:
         from fleet.runtime.board import CoordinatorSide  # what only rank 0 needs takes a tenth of a second to import
 
-        return CoordinatorSide(self._world, self._prepared, self._interruption, self._lease, self._laps)
+        return CoordinatorSide(self._world, self._launch, self._interruption, self._lease, self._laps)
 
     def _train(self, board: CoordinatorSide | None, is_busy: bool) -> None:
         """A trainer; on a launch of one rank it coordinates while it waits.
@@ -97,9 +97,9 @@ class Session:
             board.coordinator.start()
         self._loading.finish()  # before anything else is imported here
         tenants = Tenants(self._world, self._roles, self._shared.tenants)
-        sources = sources_of(self._world, self._prepared, self._shared, self._first_epoch)
-        trainer = Trainer(self._world, self._prepared.spec, self._prepared.paths, partial(self._engine, tenants),
-                          self._prepared.sample, sources, self._prepared.codes, self._prepared.fence, tenants)
+        sources = sources_of(self._world, self._launch, self._shared, self._first_epoch)
+        trainer = Trainer(self._world, self._launch.spec, self._launch.paths, partial(self._engine, tenants),
+                          self._launch.sample, sources, self._launch.codes, self._launch.fence, tenants)
         trainer.start(is_busy)
         trainer.run()
         trainer.stop()
@@ -132,40 +132,41 @@ class Session:
 
     def _map_memory(self) -> None:
         """Make and map this node's shared memory; collective over all ranks."""
-        prepared, roles, rank = self._prepared, self._roles, self._world.rank
+        launch, roles, rank = self._launch, self._roles, self._world.rank
         node = roles.node_of[rank]
         leads = rank == roles.leader(node)
-        evaluation = prepared.data.validation
-        name = f"{prepared.paths.segment_name}-{node}"
+        evaluation = launch.inputs.data.validation
+        name = f"{launch.paths.segment_name}-{node}"
         shares = roles.shared  # samples, too
         for create in (True, False):
             if leads == create:
                 self._shared = NodeMemory(
-                    None if prepared.layout is None else Window(prepared.layout, f"{name}-train", create,
+                    None if launch.layout is None else Window(launch.layout, f"{name}-train", create,
                                                                 is_relayed=roles.nodes > 1),
-                    None if prepared.kept is None or not shares else _sample_set(
-                        prepared.kept, prepared.sample.kept_target, len(prepared.data.train), f"{name}-kept", create),
+                    None if launch.kept is None or not shares else _sample_set(
+                        launch.kept, launch.sample.kept_target, len(launch.inputs.data.train), f"{name}-kept", create),
                     None if evaluation is None or not shares else _sample_set(
-                        prepared.sample.image, prepared.sample.target, len(evaluation), f"{name}-validation", create),
+                        launch.sample.image, launch.sample.target, len(evaluation), f"{name}-validation", create),
                     None if roles.slots == 1 else Segment(f"{name}-tenants", roles.gpus_per_node, create))
             self._world.gather(None)  # the leader first, then all others
         if leads:
             self._shared.unlink()
 
     def _preprocessor(self) -> Preprocessor:
-        training = self._prepared.training()
-        return Preprocessor(self._world, self._roles, self._shared, self._prepared.order(training), training,
-                            self._prepared.evaluation())
+        training = self._launch.pipeline("train")
+        assert training is not None
+        return Preprocessor(self._world, self._roles, self._shared, self._launch.order(training), training,
+                            self._launch.pipeline("validation"))
 
     def _engine(self, tenants: Tenants) -> Engine:
         roles = self._roles
         slot, index = divmod(roles.place(self._world.rank), roles.whole_per_node)
-        return make_engine(self._prepared.spec, self._prepared.sample, self._prepared.engine_rates, index,
+        return make_engine(self._launch.spec, self._launch.sample, self._launch.engine_rates, index,
                            roles.gpus_per_node, Slot(slot, roles.slots, tenants.count, self._memory_mib))
 
     @property
     def _shares_gpus(self) -> bool:
-        return self._roles.slots > 1 and self._prepared.spec.engine.uses_gpus
+        return self._roles.slots > 1 and self._launch.spec.engine.uses_gpus
 
     def _shared_gpu(self) -> str | None:
         """The name of this trainer's GPU, where GPUs are shared; None for other ranks, and without GPUs."""

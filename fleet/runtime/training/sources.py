@@ -10,7 +10,7 @@ import numpy as np
 from fleet.comm.base import World
 from fleet.comm.messages import Bad, Tag
 from fleet.runtime.feeds import Feed
-from fleet.runtime.prepare import Prepared
+from fleet.runtime.launch import Launch
 from fleet.spec import NetworkSpec
 from fleet.storage.paths import PARTS
 from fleet.stream.compose import NodeMemory, Stream, compose
@@ -63,22 +63,22 @@ class Sources:
         return sum(source.stream.waited_s for source in self._each.values())
 
 
-def sources_of(world: World, prepared: Prepared, memory: NodeMemory, first_epoch: int) -> Sources:
+def sources_of(world: World, launch: Launch, memory: NodeMemory, first_epoch: int) -> Sources:
     """All that a trainer may read.
 
     Args:
         memory: of its node.
         first_epoch: of the stream, in this launch.
     """
-    waiting = Waiting(world, prepared.spec.data.stall, prepared.roles.preprocessors)
-    return Sources({(key, fold): source for key, feed in prepared.fed.items()
-                    for fold, source in _of_feed(waiting, prepared, feed, memory, first_epoch).items()})
+    waiting = Waiting(world, launch.spec.data.stall, launch.roles.preprocessors)
+    return Sources({(key, fold): source for key, feed in launch.fed.items()
+                    for fold, source in _of_feed(waiting, launch, feed, memory, first_epoch).items()})
 
 
-def _of_feed(waiting: Waiting, prepared: Prepared, feed: Feed, memory: NodeMemory, first_epoch: int
+def _of_feed(waiting: Waiting, launch: Launch, feed: Feed, memory: NodeMemory, first_epoch: int
              ) -> dict[int | None, Source]:
     """What networks of each fold read; of all samples, for None."""
-    world, folds, seed = waiting.world, prepared.folds, prepared.spec.seed
+    world, folds, seed = waiting.world, launch.folds, launch.spec.seed
     training, evaluation = feed.pipeline("train", seed), feed.pipeline("validation", seed)
     assert training is not None
     told, judging = _told(world, training=True), _told(world, training=False)
@@ -86,11 +86,11 @@ def _of_feed(waiting: Waiting, prepared: Prepared, feed: Feed, memory: NodeMemor
     def finish(pipeline: Pipeline, on_bad: Callable[[BadSample], None]) -> Finish | None:
         return None if feed.is_carried else Finish(pipeline, feed.is_done, on_bad)
 
-    stream = compose(prepared.way, prepared.order(training), training, memory, prepared.roles.place(world.rank),
+    stream = compose(launch.way, launch.order(training), training, memory, launch.roles.place(world.rank),
                      waiting, told, finish(training, told), first_epoch)
     shared = None if memory.validation is None or evaluation is None else KeptForAll(
         memory.validation, waiting, finish(evaluation, judging))
-    test = None if prepared.replayed else feed.pipeline("test", seed)  # a replay makes no new network
+    test = feed.pipeline("test", seed) if launch.is_tested else None
     tested = None if test is None else Validation(test, judging, keeps=False)
     lies = {part: row_numbers(source) for part, source in feed.data.parts().items() if part in PARTS}
 
@@ -101,7 +101,7 @@ def _of_feed(waiting: Waiting, prepared: Prepared, feed: Feed, memory: NodeMemor
         return Source(stream(keeps), judged, tested,
                       lies if rows is None else {**lies, PARTS[0]: lies[PARTS[0]][rows]})
 
-    return {fold: read(fold) for fold in (None, *range(prepared.fold_count))}
+    return {fold: read(fold) for fold in (None, *range(launch.fold_count))}
 
 
 def _told(world: World, training: bool) -> Callable[[BadSample], None]:

@@ -167,6 +167,6 @@ def test_of_a_shared_stream_a_network_comes_to_what_it_comes_to_alone(data, tmp_
         name = network.name.partition("-")[0]
         _, alone = launch(spec(tmp_path / network.name, [name], folder, **data), 2, replay=str(together.paths.root),
                           only=network.name)
-        assert not alone.feeds
+        assert not alone.inputs.feeds
         assert largest_difference(*(newest(one.paths, network.name, with_arrays=False).history
                                     for one in (together, alone))) == 0

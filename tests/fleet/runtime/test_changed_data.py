@@ -14,12 +14,12 @@ from fleet.domain.events import DataChanged
 from fleet.domain.network import State
 from fleet.errors import UserError
 from fleet.runtime.changes import Wishes
-from fleet.runtime.prepare import prepare
 from fleet.storage.checkpoint import newest, write_history, write_state
 from fleet.storage.identity import identity
 from fleet.storage.paths import RunPaths
 from preprocess.source import View
 from tests.fleet.histories import history
+from tests.fleet.runtime.runs import prepare
 
 ACCEPT = Wishes(accepts_changes=True)
 
@@ -99,7 +99,7 @@ def sides(prepared):
         found = [view.read(index) for index in range(len(view))]
         return sorted(one if isinstance(one, bytes) else one.tobytes() for one in found)
 
-    return known(prepared.data.train), known(prepared.data.validation)
+    return known(prepared.inputs.data.train), known(prepared.inputs.data.validation)
 
 
 def test_data_that_is_as_it_was_goes_on_wherever_it_lies_and_however_it_is_spelled(pictured, monkeypatch):
@@ -252,7 +252,7 @@ def test_folds_stay_what_they_were(tabular):
     tabular.prepare(fresh=True)
 
     def of_folds(prepared):
-        train = prepared.data.train
+        train = prepared.inputs.data.train
         return [{train.read(row).tobytes() for row in np.flatnonzero(prepared.folds == fold)} for fold in range(3)]
 
     before = of_folds(tabular.leave_checkpoints())
@@ -277,7 +277,7 @@ def test_decoded_samples_of_other_data_are_made_anew(pictured):
     repainted(pictured.folder / "photos")  # the last pixel of a black image
 
     def repainted_ones(prepared):
-        return sum(source.read(index).sum() in (1, 3) for source in prepared.data.parts().values()
+        return sum(source.read(index).sum() in (1, 3) for source in prepared.inputs.data.parts().values()
                    for index in range(len(source)))
 
     assert repainted_ones(pictured.prepare(ACCEPT)) == 1

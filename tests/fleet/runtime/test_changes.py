@@ -11,11 +11,11 @@ import yaml
 from fleet.domain.network import State
 from fleet.errors import UserError
 from fleet.runtime.changes import Wishes
-from fleet.runtime.prepare import prepare
 from fleet.storage.checkpoint import newest, read_state, write_history, write_state
 from fleet.storage.identity import identity
 from fleet.storage.paths import RunPaths
 from tests.fleet.histories import history, record
+from tests.fleet.runtime.runs import prepare
 
 FIRST = "import layers\ndef build(input_shape, classes, **args): return layers.small\n"
 ACCEPT = Wishes(accepts_changes=True)

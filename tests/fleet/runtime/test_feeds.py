@@ -7,13 +7,12 @@ import yaml
 from fleet.errors import ExitStatus, UserError
 from fleet.prediction.sample_file import read_sample
 from fleet.runtime.inputs import open_inputs
-from fleet.runtime.prepare import prepare
 from fleet.runtime.replay import largest_difference
 from fleet.spec import load, parse
 from fleet.storage.checkpoint import newest
 from preprocess.base import BadSample, RandomAccess
 from preprocess.target import TargetSpec
-from tests.fleet.runtime.runs import launch, launch_in_parts
+from tests.fleet.runtime.runs import launch, launch_in_parts, prepare
 
 SHARED = [{"center_crop": {"size": [8, 8]}}]
 FLIPPED = [*SHARED, {"flip": {"horizontal": True}}, {"random_crop": {"size": [6, 6]}}]
@@ -95,7 +94,7 @@ def history(prepared, name):
 def assert_as_alone(prepared, name, folder, **said):
     """Train a network again, on the same epochs of the stream, as the only one of its spec."""
     _, alone = launch(write(folder, [name], **said), 2, replay=str(prepared.paths.root), only=name)
-    assert not alone.feeds
+    assert not alone.inputs.feeds
     assert largest_difference(history(prepared, name), history(alone, name)) == 0, name
 
 
@@ -144,7 +143,7 @@ def test_without_a_stream_each_trainer_prepares_its_own(tmp_path, capsys):
     names = ["flipped", "value"]
     _, alone = launch(write(tmp_path / "alone", names, schedule={"policy": "baseline"},
                             resources={"engine": "numpy"}), 2)
-    assert "each trainer prepares its samples alone" in alone.data.remark
+    assert "each trainer prepares its samples alone" in alone.inputs.data.remark
     for name in names:
         assert_as_alone(alone, name, tmp_path / name)
 
@@ -155,7 +154,7 @@ def test_a_network_that_has_nothing_of_its_own_goes_on_from_its_checkpoint_when_
     _, before = launch(path, 2)
     path = write(folder, ["plain", "value"], networks={**NETWORKS, "plain": {}}, top={"transforms": SHARED})
     _, after = launch(path, 2)
-    assert next(iter(after.feeds)) == ""
+    assert next(iter(after.inputs.feeds)) == ""
     assert history(before, "plain") == history(after, "plain")
 
 

@@ -9,14 +9,13 @@ import yaml
 
 from fleet.domain.events import NetworkTested
 from fleet.errors import ExitStatus, UserError
-from fleet.runtime.prepare import prepare
 from fleet.runtime.replay import compare, largest_difference
 from fleet.storage.checkpoint import newest
 from fleet.storage.event_log import events_of
 from fleet.storage.results import leaderboard, read_results
 from preprocess.base import BadSample, InputError, RandomAccess
 from preprocess.target import TargetSpec
-from tests.fleet.runtime.runs import launch, launch_in_parts
+from tests.fleet.runtime.runs import launch, launch_in_parts, prepare
 
 KINDS = ("class", "weighted", "multilabel", "value", "mask")
 
@@ -218,14 +217,14 @@ def test_classes_come_to_the_numbers_that_they_came_to_before_there_were_other_t
 def test_weights_of_classes_may_be_balanced(tmp_path):
     path = write(tmp_path, "class", class_weights="balanced")
     _, prepared = launch(path, 2)
-    counts = np.bincount(prepared.data.train.labels)
+    counts = np.bincount(prepared.inputs.data.train.labels)
     wanted = counts.sum() / (2 * counts)
     assert list(prepared.spec.networks[0].train.class_weights.values()) == pytest.approx(wanted.tolist())
 
 
 def test_weights_of_the_classes_of_pixels_may_be_balanced(tmp_path):
     _, prepared = launch(write(tmp_path, "mask", class_weights="balanced"), 2)
-    source = prepared.data.train
+    source = prepared.inputs.data.train
     counts = np.bincount(np.concatenate([source.read_target(index).ravel() for index in range(len(source))]))
     wanted = counts.sum() / (2 * counts)
     assert list(prepared.spec.networks[0].train.class_weights.values()) == pytest.approx(wanted.tolist())

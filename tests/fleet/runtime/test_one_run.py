@@ -48,7 +48,6 @@ from fleet.errors import DamagedError, ExitStatus, StorageError, UserError
 from fleet.prediction.ensembles import read_ensembles
 from fleet.prediction.kept import probabilities, read_predicted
 from fleet.runtime import session as fleet_session
-from fleet.runtime.prepare import prepare
 from fleet.runtime.session import Session
 from fleet.runtime.training import evaluation, trainer
 from fleet.runtime.training.clocks import StepClock
@@ -65,7 +64,7 @@ from scheduler.base import Member, Round
 from scheduler.ensemble.policies import POLICIES, Policy
 from tests.examples import examples, long_but_first
 from tests.fleet.one_process import Launch
-from tests.fleet.runtime.runs import Interruption, Signal
+from tests.fleet.runtime.runs import Interruption, Signal, prepare
 from tests.sources import Numbered
 
 
@@ -205,7 +204,7 @@ class Runner:
 
     def check_tests(self):
         """Every network that is done was judged on the test data once, as it is exported; no other was."""
-        test, spec = self.prepared.test(), self.prepared.spec
+        test, spec = self.prepared.pipeline("test"), self.prepared.spec
         told = [event.network for event in self.events(NetworkTested)]
         begun_again = [event.network for event in self.events(NetworkFellBack) if not event.finished]
         for name, row in self.results().items():
@@ -224,7 +223,7 @@ class Runner:
 
     def check_predictions(self):
         """What was kept of a network that is done is what it gives, as it is exported, for each validation sample."""
-        evaluation, spec, folds = self.prepared.evaluation(), self.prepared.spec, self.prepared.folds
+        evaluation, spec, folds = self.prepared.pipeline("validation"), self.prepared.spec, self.prepared.folds
         for name, row in self.results().items():
             kept = read_predicted(self.prepared.paths, name, "validation", "class")
             if kept is None or row.status is not Status.FINISHED:
@@ -294,7 +293,7 @@ def place_of(record):
 
 def itinerary(prepared, record, name):
     """The samples of an epoch of a network: all, or those that are not of its fold."""
-    whole = prepared.order(prepared.training()).itinerary(Epoch(record.stream_epoch, read_path(record.path)))
+    whole = prepared.order(prepared.pipeline("train")).itinerary(Epoch(record.stream_epoch, read_path(record.path)))
     if prepared.folds is None:
         return whole
     kept = [row for row, index in enumerate(whole.indices)
@@ -306,7 +305,7 @@ def train_alone(prepared, name, history):
     """What each epoch comes to where one rank trains one network on samples that it prepares itself."""
     network = prepared.spec.by_name[name]
     trainable = NumpyEngine(prepared.sample).build(network, Alone())
-    training, evaluation = prepared.training(), prepared.evaluation()
+    training, evaluation = prepared.pipeline("train"), prepared.pipeline("validation")
     judging = (range(evaluation.samples) if network.fold is None
                else [index for index, fold in enumerate(prepared.folds) if fold == network.fold])
     came_to = []
@@ -496,7 +495,7 @@ def test_a_share_is_set_aside_for_the_test_before_any_other_and_is_never_trained
     runner = Runner(Case(content, (0, 0), 4, 1, 0), folders())
     assert runner.launch() is ExitStatus.OK
     parts = {name: {source.name(index) for index in range(len(source))}
-             for name, source in runner.prepared.data.parts().items()}
+             for name, source in runner.prepared.inputs.data.parts().items()}
     assert {name: len(found) for name, found in parts.items()} == {"train": 24, "validation": 6, "test": 10}
     assert len(set.union(*parts.values())) == 40
     assert {f"sample {number}" for noted in runner.notes.values() for _, number in noted} == parts["train"]

@@ -21,7 +21,6 @@ from fleet.domain.events import (
 )
 from fleet.errors import ExitStatus
 from fleet.runtime import coordinator
-from fleet.runtime.prepare import prepare
 from fleet.runtime.session import Session
 from fleet.runtime.training.clocks import StepClock
 from fleet.storage.event_log import events_of, read_events
@@ -29,7 +28,7 @@ from fleet.storage.rate_cache import RateBook, cache_path, read_cache
 from scheduler.ensemble.policies import POLICIES
 from tests.examples import long_but_first
 from tests.fleet.one_process import Launch
-from tests.fleet.runtime.runs import Interruption, Signal
+from tests.fleet.runtime.runs import Interruption, Signal, prepare
 
 STEP_S = 0.001  # of every step, by the clocks
 BATCHES = {"small": 4, "large": 8}

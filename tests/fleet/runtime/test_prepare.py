@@ -11,7 +11,6 @@ from fleet.domain.network import State
 from fleet.errors import StorageError, UserError
 from fleet.runtime.admission import Admission
 from fleet.runtime.outside.mailbox import Mailbox
-from fleet.runtime.prepare import prepare
 from fleet.storage.checkpoint import write_state
 from fleet.storage.identity import identity
 from fleet.storage.lease import Lease, Process, Times
@@ -19,6 +18,7 @@ from fleet.storage.paths import RunPaths
 from fleet.storage.results import Results
 from preprocess.base import CannotWrite, InputError
 from tests.fleet.histories import history, record
+from tests.fleet.runtime.runs import prepare
 from tests.sources import Numbered, reads
 
 ONE_NODE = (0, 0, 0)
@@ -34,9 +34,9 @@ class Asking:
                         "data": {"source": "tests.sources:numbered", "path": "60", "transforms": [], "cache": "none"},
                         "train": {"batch": {"size": 8}}, "resources": {"engine": "numpy"}}
 
-    def __call__(self, ranks=ONE_NODE, gpus=None, **options):
+    def __call__(self, node_of=ONE_NODE, gpus=None, **options):
         self._path.write_text(yaml.safe_dump(self.content))
-        return prepare(str(self._path), ranks, gpus, **options)
+        return prepare(self._path, node_of, gpus, **options)
 
     def refused(self, *arguments, **options):
         """The message with which this is refused."""
@@ -62,7 +62,7 @@ def test_what_every_rank_needs_is_there_and_can_be_sent(asking):
     assert (str(prepared.sample.image), prepared.sample.classes) == ("4 x 4 x 1 uint8", 3)
     assert prepared.layout.samples == 60
     assert (prepared.rates, prepared.replayed) == (None, ())
-    assert (prepared.training().samples, prepared.evaluation().samples) == (60, 20)
+    assert (prepared.pipeline("train").samples, prepared.pipeline("validation").samples) == (60, 20)
 
 
 @pytest.mark.parametrize("data", [{}, {"order": "ring"}, {"cache": "auto"}, {"cache": "memory"}, {"cache": "file"}],
@@ -82,7 +82,7 @@ def test_each_part_of_the_data_is_looked_at_once(asking, tmp_path, data):
 def test_networks_may_be_as_far_apart_as_the_window_and_the_memory_have_room(asking, free, epochs):
     asking.content["models"] += [{"family": "softmax", "name": "b", "train": {"converge": {"max_epochs": 3}}}]
     asking.content["train"]["converge"] = {"max_epochs": 50}
-    layout = asking(shared_free=free).layout
+    layout = asking(ranks={"shared_free": free}).layout
     assert layout.slots == epochs * layout.chunks
 
 
@@ -305,7 +305,7 @@ def test_a_batch_that_followed_the_gpus_is_replayed_at_the_size_that_it_had(aski
 @pytest.mark.parametrize(("had", "ranks", "gets"), [((2, 2), 3, 2), ((2, 2), 1, 1), ((2, 1), 3, 1), ((3,), 2, 1)])
 def test_a_replay_takes_a_group_of_the_size_that_there_was_where_there_are_as_many_ranks(asking, had, ranks, gets):
     asking.leave_checkpoint(epochs=tuple(record(epoch, gpus=gpus) for epoch, gpus in enumerate(had, start=1)))
-    network, = asking(replay=str(asking.run.root), only="a", ranks=(0,) * ranks).spec.networks
+    network, = asking(replay=str(asking.run.root), only="a", node_of=(0,) * ranks).spec.networks
     assert (network.min_gpus, network.max_gpus) == (gets, gets)
 
 

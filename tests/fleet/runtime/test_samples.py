@@ -155,9 +155,9 @@ def recorded(folder, monkeypatch, ranks, content):
 
 def alone(prepared, network):
     """The samples of a network, prepared one by one from their source."""
-    feed = prepared.feeds.get(network.feed)
+    feed = prepared.inputs.feeds.get(network.feed)
     if feed is None:
-        return Pipeline(prepared.data.train, prepared.transforms, SEED, prepared.sample)
+        return Pipeline(prepared.inputs.data.train, prepared.inputs.transforms, SEED, prepared.sample)
     return Pipeline(feed.data.train, feed.transforms, SEED, feed.samples["train"])
 
 

@@ -8,12 +8,12 @@ import yaml
 from fleet.domain.events import CacheChosen, GroupStarted, NetworkRetried, RatesEstimated
 from fleet.engines.softmax import NumpyEngine
 from fleet.errors import ExitStatus
-from fleet.runtime.prepare import prepare
 from fleet.runtime.session import Session
 from fleet.storage.event_log import events_of
 from fleet.storage.results import read_results
 from scheduler.ensemble.policies import POLICIES
 from tests.fleet.one_process import Launch
+from tests.fleet.runtime.runs import prepare
 from tests.fleet.runtime.test_session import Interruption
 from tests.slots import beside, most_on_a_gpu
 

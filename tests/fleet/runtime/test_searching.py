@@ -14,7 +14,6 @@ from fleet.domain.events import Ended, Estimated, NetworkAdded, ReplayDiffered, 
 from fleet.domain.network import Standing, State
 from fleet.errors import ExitStatus, SpecError
 from fleet.runtime.admission import Admission
-from fleet.runtime.prepare import prepare
 from fleet.runtime.replay import largest_difference
 from fleet.runtime.session import Session
 from fleet.search.mind import Add
@@ -25,6 +24,7 @@ from scheduler.ensemble.policies import POLICIES
 from tests.examples import long_but_first
 from tests.fleet.histories import record
 from tests.fleet.one_process import Launch
+from tests.fleet.runtime.runs import prepare
 
 LEARNING_RATE = "train.optimizer.learning_rate"
 ENTRY = {"family": "softmax", "name": "net", "space": {LEARNING_RATE: {"low": 1e-3, "high": 0.1, "log": True}}}

@@ -8,12 +8,11 @@ import yaml
 from fleet.domain.events import CacheChosen, Ended
 from fleet.errors import ExitStatus
 from fleet.runtime import session
-from fleet.runtime.prepare import prepare
 from fleet.runtime.session import Session
 from fleet.storage.checkpoint import read_state
 from fleet.storage.event_log import events_of
 from tests.fleet.one_process import Launch
-from tests.fleet.runtime.runs import Interruption
+from tests.fleet.runtime.runs import Interruption, prepare
 from tests.sources import Numbered, _Slowly, reads
 
 SCALED = ["tests.sources:noise", {"scale": {"mean": 0.5, "std": 0.5}}]
@@ -88,7 +87,7 @@ def test_what_a_node_shares_has_no_name_any_more_once_all_of_it_have_mapped_it(l
 
         def map_and_look():
             map_memory()
-            shared = Path("/dev/shm").glob(f"{one._prepared.paths.segment_name}*")
+            shared = Path("/dev/shm").glob(f"{one._launch.paths.segment_name}*")
             named[one._world.rank] = [path.name for path in shared]
 
         one._map_memory = map_and_look
@@ -110,7 +109,7 @@ def test_a_file_of_decoded_samples_is_deleted_when_all_is_done_and_a_replay_make
     made = []
     data = {"source": f"{__name__}:slow_to_read", "path": "12", "transforms": ["decode", *SCALED], "order": "ring",
             "shards": 4}
-    _, prepared = launch([0, 0, 0], lambda one: made.append(one._prepared.paths.decoded.exists()), data=data,
+    _, prepared = launch([0, 0, 0], lambda one: made.append(one._launch.paths.decoded.exists()), data=data,
                          train={"converge": {"max_epochs": 20}, "batch": {"size": 4}})
     chosen, = events_of(prepared.paths.events, CacheChosen)
     assert (chosen.cache, chosen.asked, chosen.shuffle) == ("file", "auto", "stream")

@@ -55,13 +55,13 @@ def test_a_network_learns_from_columns_of_any_size_and_alike_with_any_cache(tmp_
         found.append(history(prepared))
     assert found[0][-1][1] < 0.01
     assert all(one == found[0] for one in found)
-    assert "standardize takes means and deviations from the training samples" in prepared.data.remark
+    assert "standardize takes means and deviations from the training samples" in prepared.inputs.data.remark
 
 
 def test_each_fold_has_the_means_of_what_it_trains_on(tmp_path):
     status, prepared = launch(write(tmp_path, folds=3), 1)
     assert status is ExitStatus.OK
-    folds, source = prepared.folds, prepared.data.train
+    folds, source = prepared.folds, prepared.inputs.data.train
     rows = np.stack([source.read(index) for index in range(len(source))]).astype(np.float64)
     for network in prepared.spec.networks:
         affine = prepared.sample.of(network.feed, network.fold).affine

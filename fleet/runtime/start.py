@@ -1,12 +1,45 @@
-"""What a launch does before its event log begins, and how long each part of it takes."""
+"""How a launch starts: what the command line asks for, and how long each part of the start-up takes."""
 
 from __future__ import annotations
 
 import os
 import time
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 from launch.processes import command_began_s
+
+IDLE_S = 300.0
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the command line asks for.
+
+    Attributes:
+        spec: its path.
+        fresh: start over.
+        fresh_network: start these networks over.
+        accept_changes: go on where data or code have changed.
+        replay, only: train one network of a run again.
+        plain: print plain lines.
+        walltime: seconds.
+        remeasure: measure rates that earlier launches have measured.
+        beside_others: work on the networks of the run together with other launches.
+        idle: seconds without a network after which it then leaves.
+    """
+
+    spec: str
+    fresh: bool = False
+    fresh_network: tuple[str, ...] = ()
+    accept_changes: bool = False
+    replay: str | None = None
+    only: str | None = None
+    plain: bool = False
+    walltime: float | None = None
+    remeasure: bool = False
+    beside_others: bool = False
+    idle: float = IDLE_S
 
 
 class Laps:

@@ -1,0 +1,157 @@
+"""What a launch is: its ranks, and all that every one of them needs to take up its role."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from fleet.comm.roles import Roles
+from fleet.domain.events import Event
+from fleet.domain.network import Code, EpochRecord
+from fleet.runtime.caching import CacheChoice
+from fleet.runtime.feeds import Feed
+from fleet.runtime.inputs import Inputs, samples_of_epoch
+from fleet.runtime.known_rates import rates_of_engine
+from fleet.runtime.start import Request
+from fleet.spec import Spec
+from fleet.storage.identity import Machine
+from fleet.storage.lease import Fence
+from fleet.storage.paths import RunPaths
+from fleet.stream.compose import Way
+from fleet.stream.layout import Layout
+from fleet.stream.order import Order, RingOrder, StrictOrder, read_path
+from preprocess.pipeline import Pipeline
+from preprocess.sample import ImageSpec, SampleSpec
+from scheduler.base import RateTable
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """The ranks of a launch, and what they have.
+
+    Attributes:
+        node_of: the node of each rank.
+        gpus_per_node: as the nodes show them, None without GPUs.
+        per_core: how many ranks share a core.
+        shared_free: bytes of shared memory that are free on the node that has least.
+        cores: of a node, that its ranks may use.
+    """
+
+    node_of: Sequence[int]
+    gpus_per_node: int | None = None
+    per_core: float = 1.0
+    shared_free: float = math.inf
+    cores: int | None = None
+
+
+@dataclass(frozen=True)
+class Launch:
+    """What every rank needs to take up its role.
+
+    Attributes:
+        request: what was asked for.
+        spec: ``spec.data.cache`` is what was chosen.
+        ends: the spec with the networks that stand for those of its searches, instead of its own; of none in a replay.
+        inputs: what networks learn from; no rank looks at a sample to find out what it is.
+        layout: of the stream; None where every trainer prepares its own samples, or finishes kept ones.
+        folds: the fold of each training sample, (samples,); None where there are no folds.
+        cache: what becomes of decoded samples, and why.
+        rates: where they need not be measured.
+        machine: on which it trains.
+        codes: import path of a ``build:`` function -> its files.
+        changes: what was done to networks before the launch, for the event log.
+        fence: this launch's right to write into the run's folder; None where it has one for each network, and in a
+            test that needs none.
+        replayed: the history to train again, of the one network that there is.
+    """
+
+    request: Request
+    spec: Spec
+    ends: Spec
+    paths: RunPaths
+    roles: Roles
+    inputs: Inputs
+    layout: Layout | None
+    folds: np.ndarray | None
+    cache: CacheChoice
+    rates: RateTable | None
+    machine: Machine
+    codes: Mapping[str, Code]
+    changes: tuple[Event, ...] = ()
+    fence: Fence | None = None
+    replayed: tuple[EpochRecord, ...] = ()
+
+    @property
+    def sample(self) -> SampleSpec:
+        """What a training sample is."""
+        return self.inputs.sample
+
+    @property
+    def beside(self) -> Path:
+        """The folder of the spec."""
+        return Path(self.request.spec).absolute().parent
+
+    @property
+    def engine_rates(self) -> RateTable | None:
+        """The rates by which an engine trains that needs some."""
+        file = self.spec.schedule.rates
+        return self.rates if self.rates is None or file is None else rates_of_engine(self.spec, file, self.rates)
+
+    @property
+    def fold_count(self) -> int:
+        """How many folds there are."""
+        return self.spec.data.folds or 0
+
+    @property
+    def epoch_samples(self) -> int:
+        """How many samples a network trains on in an epoch; of folds, those of the fewest."""
+        return samples_of_epoch(self.inputs.data, self.folds)
+
+    @property
+    def way(self) -> Way:
+        """How samples come to trainers."""
+        if self.roles.shared:
+            return Way(self.spec.data.order, "window" if self.kept is None else "node")
+        return Way(self.spec.data.order, "files" if self.kept is None else "own")
+
+    @property
+    def stream(self) -> Feed:
+        """What is prepared once for all networks."""
+        same = dict.fromkeys(self.inputs.data.parts(), self.sample)
+        return Feed(self.inputs.data, self.inputs.transforms, same, 0)
+
+    @property
+    def fed(self) -> Mapping[str, Feed]:
+        """What networks are fed with, by feed; the one under no key, where it is the same for all."""
+        return self.inputs.feeds or {"": self.stream}
+
+    @property
+    def kept(self) -> ImageSpec | None:
+        """A sample that every node keeps decoded; None where none are kept in memory."""
+        return self.sample.kept if self.spec.data.cache == "memory" else None
+
+    @property
+    def is_tested(self) -> bool:
+        """Whether there is test data; a replay judges nothing, for it makes no new network."""
+        return self.inputs.data.test is not None and not self.replayed
+
+    def pipeline(self, part: str) -> Pipeline | None:
+        """How the samples of a part are prepared for all; None where there is no such part."""
+        return self.stream.pipeline(part, self.spec.seed)
+
+    def order(self, training: Pipeline) -> Order:
+        """The order of the training samples."""
+        if self.spec.data.order == "ring":
+            size = -(-training.samples // min(self.spec.data.shards, training.samples))
+            return RingOrder(training, size, self.spec.seed, [read_path(record.path) for record in self.replayed])
+        return StrictOrder(training, self.layout.chunk if self.layout is not None else training.samples)
+
+    def replayed_epochs(self) -> list[int]:
+        """The stream epochs to train on again; in a ring the order knows their paths by number."""
+        if self.spec.data.order == "ring":
+            return list(range(len(self.replayed)))
+        return [record.stream_epoch for record in self.replayed]
