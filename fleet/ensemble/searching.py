@@ -87,7 +87,7 @@ class Searching:
 
     @property
     def has_failed(self) -> bool:
-        """Whether a searcher is called no more."""
+        """Whether there is a searcher that is not called again."""
         return self._mind.has_failed
 
     @property

@@ -339,7 +339,7 @@ class _Course:
             return (False, f"{free}; {given_up}") if late else None
         if (job := self.keeping.job) is None:
             over = max(self.eviction.deadline_min, self.free_min + KEEP_S / 60)
-            return (True, f"they are kept free no longer, after {minute:.1f} min") if minute >= over else None
+            return (True, f"they are no longer kept free, after {minute:.1f} min") if minute >= over else None
         stands = self._ask(slurm_acts.standings)
         if stands is None or (job in stands and stands[job].waits):
             return self._waits(job, stands or {}, minute, given_up if late else "")

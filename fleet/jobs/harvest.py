@@ -305,7 +305,7 @@ class Backlog:
         if seen.fruitless >= self._plan.limits.fruitless:
             return f"{seen.fruitless} launches in a row finished no epoch{because}"
         if seen.passed >= self._plan.limits.passing:
-            return f"{seen.passed} launches in a row were ended by what may pass, and has not{because}"
+            return f"{seen.passed} launches in a row were ended by a fault that may pass, but has not passed{because}"
         return f"no job is left for the networks that are{because}"
 
     def _asked_for(self, job: str) -> int:

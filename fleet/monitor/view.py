@@ -206,8 +206,8 @@ def _age(seconds: float) -> str:
 def _describe_trouble(event: Event, device: str) -> str:
     match event:
         case RateOff():
-            kept = ("later runs will go by the new rate, which the cache of rates has now; the same is done without a "
-                    "word wherever else this launch finds a rate wrong" if event.corrected else
+            kept = ("the cache of rates has the new rate now, and later runs go by it; this launch corrects other "
+                    "wrong rates there without a message" if event.corrected else
                     "correct schedule.rates")
             return (f"WARNING: {event.network} on {counted(event.gpus, device)} trains {event.rate:.0f} samples/s, "
                     f"and was taken to train {event.expected:.0f}: {kept}")
@@ -239,7 +239,7 @@ def _describe_trouble(event: Event, device: str) -> str:
         case BestLost():
             return f"WARNING: {event.network}: {event.damage}"
         case SearchFailed():
-            return f"WARNING: the searcher of {event.entry} is called no more: {event.reason}"
+            return f"WARNING: the searcher of {event.entry} is not called again: {event.reason}"
         case ReplayDiffered():
             return f"WARNING: {event.entry}: {event.difference}; what was logged holds"
         case RankLost():
@@ -317,7 +317,7 @@ def told_of_sharing(speedups: Sequence[float], device: str = "GPU") -> str:
     count = worth(speedups)
     parts = [f"{counted(number, 'network')} {speedup:.3g} times" for number, speedup in enumerate(speedups, 1)][1:]
     if not parts:
-        return f"how much networks train together that share a {device} is not known"
+        return f"it is not known how much networks train together that share a {device}"
     parts[0] = parts[0].replace(" networks ", f" networks on one {device} train ") + " as much as one"
     return f"{', '.join(parts)}: {count} {'pays' if count == 1 else 'pay'}"
 

@@ -66,7 +66,7 @@ def meaning(status: ExitStatus, rows: Iterable[NetworkResult]) -> str:
     """What an end is that launchers take for an abort; nothing for all others.
 
     >>> meaning(ExitStatus.NETWORK_FAILED, [])
-    'a searcher is called no more, and a warning above says why'
+    'a searcher is not called again, and a warning above says why'
     """
     if status is ExitStatus.RESUMABLE:
         return "networks are left, and the same command goes on with them"
@@ -74,7 +74,7 @@ def meaning(status: ExitStatus, rows: Iterable[NetworkResult]) -> str:
         return ""
     if any(row.status is Status.FAILED for row in rows):
         return "some networks have failed, and the table says why"
-    return "a searcher is called no more, and a warning above says why"
+    return "a searcher is not called again, and a warning above says why"
 
 
 class CoordinatorSide:

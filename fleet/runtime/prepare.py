@@ -227,7 +227,7 @@ def plan_memory(spec: Spec, data: DataSet, sample: SampleSpec, roles: Roles, sha
     needed = samples * (sample.image.nbytes + sample.target.nbytes)
     if settings.folds is not None and needed > settings.window:
         raise UserError(f"data.window: {format_size(settings.window)} is too small for data.folds: "
-                        f"{counted(samples, 'sample')}, each of which some network is judged by, would take "
+                        f"networks are judged by all {counted(samples, 'sample')}, which would take "
                         f"{format_size(needed)} on each node; give that much")
     if settings.cache == "memory":
         assert sample.kept is not None

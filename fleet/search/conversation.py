@@ -79,7 +79,7 @@ class Conversation:
         self._wrong = 0  # answers to ask, one after another
         self._is_dry = False  # whether None was the answer to the last question, and nothing was said since
         self._has_tried = False  # whether it was asked which to resume, and nothing was said since
-        self.failure = ""  # why it is called no more
+        self.failure = ""  # why it is not called again
 
     # ---- what is known ----
 
@@ -145,7 +145,7 @@ class Conversation:
         return any(call.number == number for call in self._to_say)
 
     def fail(self, reason: str) -> None:
-        """The searcher is called no more."""
+        """The searcher is not called again."""
         self.failure = reason
         self._to_say.clear()
 
@@ -159,7 +159,7 @@ class Conversation:
             recalled: of an ask in the log: what was found wrong with it then. The space may be another one by now.
 
         Raises:
-            Nonsense: that cannot be, whoever is asked: the searcher should be called no more.
+            Nonsense: that cannot be, whoever is asked: the searcher should not be called again.
         """
         for said in self._to_say:
             if _same(said, call):  # the first, but where a launch has broken off

@@ -165,7 +165,7 @@ class Mind:
 
     @property
     def has_failed(self) -> bool:
-        """Whether a searcher is called no more."""
+        """Whether there is a searcher that is not called again."""
         return any(talk.failure for talk in self._talks.values())
 
     @property
@@ -403,7 +403,7 @@ class Mind:
             self._judged(life, Verdict.PAUSE, tuple(sorted(life.holders)))
 
     def searcher_failed(self, entry: str, reason: str) -> None:
-        """A searcher has raised, hangs, or talks nonsense: it is called no more, and nobody waits for it."""
+        """A searcher has raised, hangs, or talks nonsense: it is not called again, and nobody waits for it."""
         self._out, talk = None, self._talks[entry]
         if talk.failure:
             return

@@ -42,7 +42,7 @@ class Searched:
 
 @dataclass(frozen=True)
 class SearchFailed:
-    """A searcher raised, did not answer in time, or answered what cannot be understood: it is called no more."""
+    """A searcher raised, did not answer in time, or answered what cannot be understood: it is not called again."""
 
     word: ClassVar[str] = "search_failed"
     entry: str

@@ -247,7 +247,7 @@ def _own(train: Train) -> Callable[..., Any]:
     assert train.loss is not None
     name, given = name_of(train.loss), parameters_of(train.loss)
     if train.label_smoothing:
-        raise SettingError("label_smoothing is of the losses that FLEET has; your own loss may do it itself",
+        raise SettingError("label_smoothing works with the losses that FLEET has; your own loss may do it itself",
                            "train", "label_smoothing")
     try:
         function = load_object(name, "loss")

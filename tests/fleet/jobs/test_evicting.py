@@ -186,7 +186,7 @@ def test_a_job_that_does_not_begin_is_given_up_and_what_was_held_is_released(mad
 def test_nodes_are_kept_for_a_minute_where_nobody_says_for_whom(made_up, evict):
     made_up.set({"3": {"nodes": 2}})
     _, _, said = evict(2, 0)
-    assert "they are kept free no longer, after 1.5 min" in said  # they were free at the second look, after half a one
+    assert "they are no longer kept free, after 1.5 min" in said  # they were free at the second look, after half a one
 
 
 def test_what_is_broken_off_releases_what_it_holds(made_up, evict, tmp_path):

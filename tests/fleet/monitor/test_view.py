@@ -116,8 +116,8 @@ EVENTS = [
      "rates of 1 network found out 2 h 0 min to 3 days ago on node3, node7, spread up to 10%: rates.json; "
      "--remeasure measures them anew"),
     (RateOff("a", 1, 238.0, 1348.0, 0.1, 40, True),
-     "WARNING: a on 1 GPU trains 1348 samples/s, and was taken to train 238: later runs will go by the new rate, which "
-     "the cache of rates has now; the same is done without a word wherever else this launch finds a rate wrong"),
+     "WARNING: a on 1 GPU trains 1348 samples/s, and was taken to train 238: the cache of rates has the new rate now, "
+     "and later runs go by it; this launch corrects other wrong rates there without a message"),
     (RateOff("a", 1, 238.0, 1348.0, 0.1, 40, False),
      "WARNING: a on 1 GPU trains 1348 samples/s, and was taken to train 238: correct schedule.rates"),
     (Planned((), 0.1), ""),
@@ -175,7 +175,7 @@ EVENTS = [
      "given back after 3.1 s: n3, n4; the processes there end"),
     (Searched("net", "report", 7, 3, 0.81, answer="stop", network="net-7"), ""),
     (SearchFailed("net", "Ask(number=3) took longer than 1 min 0 s"),
-     "WARNING: the searcher of net is called no more: Ask(number=3) took longer than 1 min 0 s"),
+     "WARNING: the searcher of net is not called again: Ask(number=3) took longer than 1 min 0 s"),
     (ReplayDiffered("net", "a replayed answer differs: Ask(number=1) was answered by 3, and now by 4"),
      "WARNING: net: a replayed answer differs: Ask(number=1) was answered by 3, and now by 4; what was logged holds"),
     (NetworkAdded("net-7", "net", 7, {"rate": 0.012345678, "width": 16}, (1, None), 9),
