@@ -76,15 +76,8 @@ class SoftmaxRegression:
     """
 
     def __init__(self, network: NetworkSpec, group: Group, sample: SampleSpec, weights: np.ndarray) -> None:
-        optimizer = network.train.optimizer
-        if optimizer.name != "sgd" or not isinstance(optimizer.learning_rate, float):
-            raise SettingError("the numpy engine has only sgd with a constant learning rate", "train", "optimizer")
-        if network.train.batch.accumulate > 1:
-            raise SettingError("the numpy engine does not accumulate gradients", "train", "batch", "accumulate")
-        train = network.train
-        if train.loss is not None:
-            raise SettingError(f"the numpy engine has no loss {name_of(train.loss)}: it has that of the targets alone",
-                               "train", "loss")
+        train, optimizer = network.train, network.train.optimizer
+        assert isinstance(optimizer.learning_rate, float)  # its row knows no schedules
         self._group, self._sample = group, sample
         self._answers = measure_of(sample.target, train.label_smoothing, train.class_weights)
         self._metrics = {label_of(name): metric_of(name_of(name), sample.target) for name in train.metrics

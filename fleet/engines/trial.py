@@ -28,7 +28,7 @@ import numpy as np
 from fleet.comm.alone import Alone
 from fleet.engines.base import Engine, Examinable, Learning, Trainable, network_warnings
 from fleet.engines.reasons import reason_of
-from fleet.engines.registry import count_parameters, make_engine
+from fleet.engines.registry import build, count_parameters, make_engine
 from fleet.errors import ModelError, SettingError, UserError
 from fleet.spec import NetworkSpec, Spec
 from fleet.spec.fitting import too_large, training_bytes
@@ -113,7 +113,7 @@ class _Trying:
         if not spec.engine.learns:
             return  # it is never built
         self._check_size()
-        with contextlib.closing(engine.build(network, Alone())) as trainable:
+        with contextlib.closing(build(engine, spec.engine, network, Alone())) as trainable:
             if (kind := _kind(network)) not in row_bytes:
                 row_bytes[kind] = self._step(trainable)
             self._measure(trainable, row_bytes[kind])

@@ -27,6 +27,24 @@ def float32_bytes(parameters: int, slots: int) -> int:
 
 
 @dataclass(frozen=True)
+class Known:
+    """What an engine knows of the words that ``train`` may hold; None stands for all of them.
+
+    Attributes:
+        optimizers, schedules, losses, metrics: names, in the form of the tables of :mod:`fleet.spec`.
+        own: whether it takes functions of the user's own in their place, under import paths.
+        accumulates: whether it averages the gradients of several steps.
+    """
+
+    optimizers: tuple[str, ...] | None = None
+    schedules: tuple[str, ...] | None = None
+    losses: tuple[str, ...] | None = None
+    metrics: tuple[str, ...] | None = None
+    own: bool = True
+    accumulates: bool = True
+
+
+@dataclass(frozen=True)
 class EngineInfo:
     """One engine, and all that others must know of it.
 
@@ -39,6 +57,7 @@ class EngineInfo:
         families: that it can build; None for all, those of ``applications`` too. What a ``build:`` function gives is
             between that function and the engine.
         applications: the package whose functions build networks that a spec may name beside families.
+        knows: what it knows of optimizers, learning rate schedules, losses and metrics; for others a network fails.
         uses_gpus: whether each of its ranks wants a GPU.
         unwanted: packages that it imports where they are installed, and can do without: it is loaded faster so.
         exports: whether the networks that finish are written as files for use without FLEET.
@@ -67,6 +86,7 @@ class EngineInfo:
     help: str = ""
     families: frozenset[str] | None = None
     applications: str = "keras.applications"
+    knows: Known = Known()  # noqa: RUF009 - frozen
     uses_gpus: bool = False
     unwanted: tuple[str, ...] = ()
     exports: bool = False
@@ -92,6 +112,8 @@ ENGINES: dict[str, EngineInfo] = {engine.name: engine for engine in (
                count_parameters=".keras.models:count_keras_parameters"),
     EngineInfo("numpy", ".softmax:make", "softmax regression without TensorFlow, to try things with",
                families=frozenset({"softmax"}), count_parameters=".softmax:count_parameters",
+               knows=Known(optimizers=("sgd",), schedules=(), losses=(), own=False, accumulates=False,
+                           metrics=("accuracy", "mean_absolute_error", "mean_squared_error")),
                checkpoint_bytes=lambda parameters, slots: 8 * parameters * 2),  # float64, always with a velocity
     EngineInfo("emulated", ".emulated:make", "ranks sleep for as long as training would take, at rates that are known",
                learns=False, needs_rates=True, count_parameters=".keras.models:count_keras_parameters"),

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TypeAlias
 
-from fleet.errors import SpecMistake, UserError
+from fleet.errors import SettingError, SpecMistake, UserError
+from fleet.spec.engines import EngineInfo
 from fleet.spec.layers import count_for
-from fleet.spec.measures import LOSSES, METRICS, unfit
+from fleet.spec.measures import LOSSES, METRICS, name_of, snake, unfit
 from fleet.spec.model import Softmax, check_input
 from fleet.spec.schema import NetworkSpec, Spec
+from fleet.spec.train import Train
 from fleet.units import format_size, listed
 from preprocess.sample import SampleSpec
 
@@ -83,6 +85,29 @@ def unmeasured(network: NetworkSpec, spec: Spec, kind: str) -> Iterator[Misfit]:
     if train.class_weights is not None and kind == "multilabel":
         yield (network, spec.place_of(network, "train", "class_weights"),
                "train.class_weights: a sample of multilabel targets has no single class", "weights of the source")
+
+
+def refuse_unknown(train: Train, engine: EngineInfo) -> None:
+    """See that an engine knows all that a network is to be trained by.
+
+    Raises:
+        SettingError: it does not; the message says what it knows.
+    """
+    rate, knows = train.optimizer.learning_rate, engine.knows
+    schedule = [str(rate["name"])] if isinstance(rate, Mapping) else []
+    said: list[tuple[tuple[str, ...], str, list[str], tuple[str, ...] | None]] = [
+        (("optimizer",), "optimizer", [train.optimizer.name], knows.optimizers),
+        (("optimizer", "learning_rate"), "learning rate schedule", schedule, knows.schedules),
+        (("loss",), "loss", [] if train.loss is None else [name_of(train.loss)], knows.losses),
+        (("metrics",), "metric", [name_of(metric) for metric in train.metrics], knows.metrics)]
+    for key, what, names, known in said:
+        for name in names:
+            if (":" in name and not knows.own) or (
+                    ":" not in name and known is not None and not {name, snake(name)} & set(known)):
+                has = f"it has {', '.join(known)}" if known else "it has none by name"
+                raise SettingError(f"the {engine.name} engine has no {what} {name}; {has}", "train", *key)
+    if train.batch.accumulate > 1 and not knows.accumulates:
+        raise SettingError(f"the {engine.name} engine does not accumulate gradients", "train", "batch", "accumulate")
 
 
 def _fitting(known: Iterable[str], kind: str) -> str:

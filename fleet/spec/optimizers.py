@@ -1,6 +1,7 @@
-"""The optimizers of Keras: their names in specs, and which parameters each takes.
+"""The optimizers that a spec may name: which parameters each takes, and how much it keeps.
 
-Keras is not imported for them; a test compares them with the signatures that it has.
+Names and parameters mean what they mean in Keras; a test compares them with the signatures that it has. What an engine
+knows of them says its row (:class:`fleet.spec.engines.Known`).
 """
 
 from __future__ import annotations
@@ -12,32 +13,30 @@ COMMON = frozenset({"weight_decay", "clipnorm", "clipvalue", "global_clipnorm", 
                     "ema_overwrite_frequency"})
 _ADAM = ("beta_1", "beta_2", "epsilon")
 
-# class of keras.optimizers -> what it takes beside the common ones, and numbers that it keeps for each parameter
-_TABLE: dict[str, tuple[tuple[str, ...], int]] = {
-    "SGD": (("momentum", "nesterov"), 0),
-    "Adam": ((*_ADAM, "amsgrad"), 2),
-    "AdamW": ((*_ADAM, "amsgrad"), 2),
-    "Adadelta": (("rho", "epsilon"), 2),
-    "Adafactor": (("beta_2_decay", "epsilon_1", "epsilon_2", "clip_threshold", "relative_step"), 1),
-    "Adagrad": (("initial_accumulator_value", "epsilon"), 1),
-    "Adamax": (_ADAM, 2),
-    "Ftrl": (("learning_rate_power", "initial_accumulator_value", "l1_regularization_strength",
+# name -> what it takes beside the common ones, and numbers that it keeps for each parameter
+OPTIMIZERS: dict[str, tuple[tuple[str, ...], int]] = {
+    "sgd": (("momentum", "nesterov"), 0),
+    "adam": ((*_ADAM, "amsgrad"), 2),
+    "adamw": ((*_ADAM, "amsgrad"), 2),
+    "adadelta": (("rho", "epsilon"), 2),
+    "adafactor": (("beta_2_decay", "epsilon_1", "epsilon_2", "clip_threshold", "relative_step"), 1),
+    "adagrad": (("initial_accumulator_value", "epsilon"), 1),
+    "adamax": (_ADAM, 2),
+    "ftrl": (("learning_rate_power", "initial_accumulator_value", "l1_regularization_strength",
               "l2_regularization_strength", "l2_shrinkage_regularization_strength", "beta"), 2),
-    "Lamb": (_ADAM, 2),
-    "Lion": (("beta_1", "beta_2"), 1),
-    "Muon": (("adam_beta_1", "adam_beta_2", "adam_weight_decay", "epsilon", "exclude_layers", "exclude_embeddings",
+    "lamb": (_ADAM, 2),
+    "lion": (("beta_1", "beta_2"), 1),
+    "muon": (("adam_beta_1", "adam_beta_2", "adam_weight_decay", "epsilon", "exclude_layers", "exclude_embeddings",
               "muon_a", "muon_b", "muon_c", "adam_lr_ratio", "momentum", "ns_steps", "nesterov", "rms_rate"), 2),
-    "Nadam": (_ADAM, 2),
-    "RMSprop": (("rho", "momentum", "epsilon", "centered"), 1),
-    "ScheduleFreeAdamW": ((*_ADAM, "warmup_steps"), 3),
+    "nadam": (_ADAM, 2),
+    "rmsprop": (("rho", "momentum", "epsilon", "centered"), 1),
+    "schedulefreeadamw": ((*_ADAM, "warmup_steps"), 3),
 }
-
-OPTIMIZERS: dict[str, str] = {name.lower(): name for name in _TABLE}  # as specs write it -> the class
 
 
 def takes(name: str) -> frozenset[str]:
-    """The parameters of an optimizer of Keras, beside its learning rate."""
-    return COMMON | frozenset(_TABLE[OPTIMIZERS[name]][0])
+    """The parameters of a named optimizer, beside its learning rate."""
+    return COMMON | frozenset(OPTIMIZERS[name][0])
 
 
 def foreign(name: str, given: Iterable[str]) -> list[str]:
@@ -51,9 +50,9 @@ def foreign(name: str, given: Iterable[str]) -> list[str]:
 
 
 def slots_of(name: str, has_momentum: bool) -> int:
-    """How many numbers an optimizer of Keras keeps for each parameter, without what ``use_ema`` and others add.
+    """How many numbers a named optimizer keeps for each parameter, without what ``use_ema`` and others add.
 
     >>> slots_of("sgd", has_momentum=True), slots_of("adam", has_momentum=False)
     (1, 2)
     """
-    return _TABLE[OPTIMIZERS[name]][1] + (has_momentum and name in ("sgd", "rmsprop"))
+    return OPTIMIZERS[name][1] + (has_momentum and name in ("sgd", "rmsprop"))

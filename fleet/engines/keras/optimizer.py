@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import math
 from collections.abc import Mapping
 from dataclasses import replace
@@ -14,7 +15,7 @@ from fleet.errors import SettingError, UserError
 from fleet.plugins import load_object
 from fleet.spec import Optimizer
 from fleet.spec.model import one_line
-from fleet.spec.optimizers import OPTIMIZERS, takes
+from fleet.spec.optimizers import takes
 
 _RATE = ("train", "optimizer", "learning_rate")
 
@@ -65,9 +66,15 @@ def make_optimizer(settings: Optimizer, scale: Any, accumulate: int = 1) -> kera
     if accumulate > 1:
         given["gradient_accumulation_steps"] = accumulate
     try:
-        return getattr(keras.optimizers, OPTIMIZERS[settings.name])(learning_rate=rate, **given)
+        return _class_of(settings.name)(learning_rate=rate, **given)
     except Exception as error:  # what Keras raises for a value that it refuses
         raise SettingError(f"{settings.name}: {one_line(error)[:300]}", "train", "optimizer") from error
+
+
+def _class_of(name: str) -> Any:
+    """The class of Keras for a name in a spec, which is in lower case."""
+    return next(getattr(keras.optimizers, kind) for kind in dir(keras.optimizers)
+                if kind.lower() == name and inspect.isclass(getattr(keras.optimizers, kind)))
 
 
 def set_free(optimizer: keras.optimizers.Optimizer) -> dict[str, tf.Variable]:

@@ -35,6 +35,7 @@ from fleet.comm.messages import (
 )
 from fleet.domain.network import Code, State, StepRate, reason_now
 from fleet.engines.base import Engine, Examinable, Trainable, network_warnings
+from fleet.engines.registry import build
 from fleet.errors import GroupStruck, InfrastructureError
 from fleet.runtime.training.all_or_none import NetworkFailed, all_or_none
 from fleet.runtime.training.building import build_within
@@ -198,8 +199,9 @@ class Trainer:
     def _build(self, network: NetworkSpec, group: Group) -> Trainable:
         """Build a network here, in the time that it may take."""
         duties = self._world.do_duties if self._world.duties else None
+        of_spec = partial(build, self._engine, self._spec.engine)
         with network_warnings() as told:
-            trainable = build_within(network.train.build_timeout, lambda: self._engine.build(network, group), duties)
+            trainable = build_within(network.train.build_timeout, lambda: of_spec(network, group), duties)
         if group.is_master:
             for warning in told:
                 log.warning("%s: %s", network.name, warning)

@@ -118,7 +118,7 @@ def test_linear_regression_comes_to_the_least_squares():
 
 
 @pytest.mark.parametrize(("kind", "train", "complaint"), [
-    ("value", {"loss": "huber"}, "has no loss huber"),
+    ("value", {"metrics": [{"mae": {"name": "error"}}]}, "no metrics with parameters"),
     ("value", {"metrics": ["AUC"]}, "no metric AUC of value targets; it has mean_absolute_error"),
     ("class", {"metrics": ["AUC"]}, "it has accuracy alone"),
 ])
