@@ -32,8 +32,9 @@ from fleet.commands.options import add_json, add_spec
 from fleet.commands.sharing import recorded_sharing
 from fleet.commands.show import print_json
 from fleet.errors import ExitStatus, UserError
-from fleet.jobs.chain import HandedIn, note
+from fleet.jobs.chain import note
 from fleet.jobs.ending import Chain
+from fleet.jobs.notes import HandedIn
 from fleet.jobs.systems import find_system
 from fleet.monitor.view import told_of_sharing
 from fleet.runtime.changes import Wishes

@@ -19,6 +19,7 @@ from fleet.domain.events import Started
 from fleet.domain.record import Flat, OmitDefault, from_json
 from fleet.errors import ExitStatus, StorageError, UserError
 from fleet.jobs.making_room import begin_later
+from fleet.jobs.notes import Begun, CalledOff, HandedIn, read_notes
 from fleet.jobs.room import await_room, say
 from fleet.jobs.systems import SYSTEM_VARIABLE, lease_of_process
 from fleet.jobs.warned import WarnedLaunch
@@ -109,20 +110,6 @@ def _next_request(stops: Sequence[Stop], requests: Sequence[float]) -> float | N
 
 
 @dataclass(frozen=True)
-class Begun:
-    """A launch is about to begin: the first of its two lines.
-
-    Attributes:
-        job: that makes it.
-        log_bytes: size of the run's event log by then.
-    """
-
-    word: ClassVar[str] = "begun"
-    job: str
-    log_bytes: Annotated[int, OmitDefault] = 0
-
-
-@dataclass(frozen=True)
 class Stopped:
     """A launch is over: the second of its two lines; the next job writes it where this one ended without a word.
 
@@ -138,21 +125,6 @@ class Stopped:
     why: str
     next: str | None
     then: Annotated[str, OmitDefault] = ""
-
-
-@dataclass(frozen=True)
-class HandedIn:
-    """A user has handed in the first job of a chain."""
-
-    word: ClassVar[str] = "submitted"
-    job: str
-
-
-@dataclass(frozen=True)
-class CalledOff:
-    """A user wants the chain to end (``fleet submit --end``)."""
-
-    word: ClassVar[str] = "called_off"
 
 
 _Noted = Begun | Stopped | HandedIn | CalledOff
@@ -265,9 +237,7 @@ def jobs_of(path: Path) -> tuple[set[str], str]:
 
 
 def _noted(path: Path) -> list[_Noted]:
-    """All lines of the file of stops; damaged ones are passed over."""
-    found = [from_json(line, _KINDS) for line in read_lines(path)] if path.exists() else []
-    return [noted for noted in found if noted is not None]
+    return read_notes(path, _KINDS)
 
 
 # ---- one job ------------------------------------------------------------------------------------

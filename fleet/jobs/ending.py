@@ -6,7 +6,8 @@ import re
 from dataclasses import dataclass
 
 from fleet.errors import UserError
-from fleet.jobs.chain import CalledOff, jobs_of, note
+from fleet.jobs.chain import jobs_of, note
+from fleet.jobs.notes import CalledOff
 from fleet.jobs.systems import find_system
 from fleet.storage.paths import RunPaths
 from launch.queues import QUEUES, QueuedJob

@@ -30,10 +30,7 @@ from fleet.jobs.backlog import Cancel, Harvested, Limits, Order, Submit, decide,
 from fleet.jobs.chain import Stop
 from fleet.jobs.harvested import (
     Asked,
-    Begun,
-    CalledOff,
     Ended,
-    HandedIn,
     Over,
     Past,
     TakenBack,
@@ -48,6 +45,7 @@ from fleet.jobs.harvested import (
     past_of,
 )
 from fleet.jobs.making_room import begin_later
+from fleet.jobs.notes import Begun, CalledOff, HandedIn
 from fleet.jobs.room import await_room, pause, refusal, say
 from fleet.jobs.systems import SYSTEM_VARIABLE, lease_of_process
 from fleet.jobs.warned import WarnedLaunch

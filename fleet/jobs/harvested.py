@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Annotated, Any, ClassVar
 
 from fleet.domain.events import EpochEnded, NetworkTaken, Started
-from fleet.domain.record import Kind, OmitDefault, from_json
+from fleet.domain.record import Kind, OmitDefault
 from fleet.errors import ExitStatus
+from fleet.jobs.notes import Begun, CalledOff, HandedIn, read_notes
 from fleet.storage.event_log import Logged, read_events
-from fleet.storage.lines import add_dated_line, read_lines
+from fleet.storage.lines import add_dated_line
 from fleet.storage.paths import RunPaths
 
 
@@ -26,40 +27,11 @@ class Asked:
 
 
 @dataclass(frozen=True)
-class CalledOff:
-    """A user wants no more jobs, until the harvest is asked for again."""
-
-    word: ClassVar[str] = "called_off"
-
-
-@dataclass(frozen=True)
-class HandedIn:
-    """A job was handed in."""
-
-    word: ClassVar[str] = "submitted"
-    job: str
-    nodes: int
-
-
-@dataclass(frozen=True)
 class TakenBack:
     """A job was taken back before it began."""
 
     word: ClassVar[str] = "cancelled"
     job: str
-
-
-@dataclass(frozen=True)
-class Begun:
-    """A job has begun, perhaps not for the first time.
-
-    Attributes:
-        log_bytes: size of its event log by then.
-    """
-
-    word: ClassVar[str] = "begun"
-    job: str
-    log_bytes: Annotated[int, OmitDefault] = 0
 
 
 @dataclass(frozen=True)
@@ -111,7 +83,7 @@ def note(paths: RunPaths, what: Kind) -> None:
 
 def noted_of(paths: RunPaths) -> list[Any]:
     """All that is known of a harvest, in order."""
-    return [from_json(line, _KINDS) for line in read_lines(paths.harvested)] if paths.harvested.exists() else []
+    return read_notes(paths.harvested, _KINDS)
 
 
 def is_called_off(paths: RunPaths) -> bool:

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from fleet.__main__ import main
-from fleet.jobs.chain import Begun, Stop, Stopped, is_called_off, note
+from fleet.jobs.chain import Stop, Stopped, is_called_off, note
+from fleet.jobs.notes import Begun
 from fleet.storage.paths import RunPaths
 
 SPEC = "models: {models}\nname: photos\noutput: {run}\n{more}"

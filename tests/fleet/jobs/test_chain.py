@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from fleet.domain.events import ScheduleOptions, Started
 from fleet.domain.record import to_json
-from fleet.jobs.chain import Begun, CalledOff, Limits, Stop, Stopped, decide, note, stops_before
+from fleet.jobs.chain import Limits, Stop, Stopped, decide, note, stops_before
+from fleet.jobs.notes import Begun, CalledOff
 from fleet.storage.lease import Lease
 from fleet.storage.paths import RunPaths
 from tests.mpi.conftest import ROOT

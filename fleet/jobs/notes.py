@@ -1,0 +1,50 @@
+"""What chains and harvests both note of their jobs, as lines of JSON with the time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, ClassVar
+
+from fleet.domain.record import OmitDefault, from_json
+from fleet.storage.lines import read_lines
+
+
+@dataclass(frozen=True)
+class HandedIn:
+    """A job was handed in: the first of a chain, or any of a harvest.
+
+    Attributes:
+        nodes: that it asks for, of a harvest.
+    """
+
+    word: ClassVar[str] = "submitted"
+    job: str
+    nodes: Annotated[int, OmitDefault] = 0
+
+
+@dataclass(frozen=True)
+class Begun:
+    """The launch of a job is about to begin, perhaps not for the first time.
+
+    Attributes:
+        log_bytes: size of the launch's event log by then.
+    """
+
+    word: ClassVar[str] = "begun"
+    job: str
+    log_bytes: Annotated[int, OmitDefault] = 0
+
+
+@dataclass(frozen=True)
+class CalledOff:
+    """A user wants no further jobs (``--end``)."""
+
+    word: ClassVar[str] = "called_off"
+
+
+def read_notes(path: Path, kinds: Mapping[str, type]) -> list[Any]:
+    """All that a file has noted, in order; damaged lines are passed over."""
+    found = [from_json(line, kinds) for line in read_lines(path)] if path.exists() else []
+    return [note for note in found if note is not None]
