@@ -259,6 +259,17 @@ class RunState:
                 standing = pruned(standing.history)
             network.standing = replace(standing, is_paused=before.is_paused and standing.outcome is None)
 
+    def differing(self, standings: Mapping[str, Standing]) -> dict[str, e.FoundStanding]:
+        """What checkpoints say of networks otherwise than the log; epochs that it lacks are logged, so do not count."""
+        found = {}
+        for name, now in standings.items():
+            before, outcome = self._network(name).standing, now.outcome or Outcome("")
+            says_more = len(before.history) > len(now.history) or before.tested != now.tested
+            known = Outcome("") if is_pruned(before) and not now.is_finished else before.outcome or Outcome("")
+            if says_more or (known.reason, known.is_failure) != (outcome.reason, outcome.is_failure):
+                found[name] = e.FoundStanding(len(now.history), outcome.reason, outcome.is_failure, now.tested)
+        return found
+
     # ---- apply ----
 
     def apply(self, t_s: float, event: e.Event | Broken, log: object = None) -> None:
@@ -333,16 +344,17 @@ class RunState:
                 self._keep(event.network, outcome=Outcome(event.reason, is_failure=True, may_pass=event.may_pass))
             case e.NetworkRetried() | e.GroupStarted():
                 self._let_go(t_s, event.network)
-                self._try_again(event.network)
+                if not (isinstance(event, e.NetworkRetried) and event.alone):
+                    self._try_again(event.network)
             case e.NetworkFellBack(finished=False) | e.NetworkTaken():
                 self._go_back(event.network, event.epochs)
             case e.GroupStruck():
                 self._let_go(t_s, event.network)
                 self._go_back(event.network, event.epochs)
                 if event.reason or event.again:
-                    standing = self._network(event.network).standing
-                    outcome = Outcome(event.reason) if event.reason else None
-                    self._network(event.network).standing = replace(standing, outcome=outcome)
+                    history = self._network(event.network).standing.history
+                    self._network(event.network).standing = Standing(
+                        history, Outcome(event.reason) if event.reason else None)
             case e.NetworkAdded():
                 self._add(event)
             case e.NetworkJudged():
@@ -361,21 +373,22 @@ class RunState:
     # ---- launches ----
 
     def _start(self, t_s: float, start: e.Started, log: object) -> None:
-        """A launch begins; one that was killed before it in its log is over, whether it has said so or not."""
-        if (killed := self._running.get(log)) is not None:
-            self._break(killed)
+        """A launch begins; those before it are over, whether they have said so or not, unless it works beside them."""
+        for other, before in self._running.items():
+            if other == log or not start.beside:
+                self._break(before)
         launch = self._running[log] = Launch(start, t_s, t_s, _before=self.launch)
         self.launches.append(launch)
         for name in start.finished:
             if self._network(name).standing.outcome is None:  # it found that out by itself
                 self._keep(name, outcome=FOUND_DONE)
-        for name, found in start.found.items():
-            network = self._network(name)
-            network.standing = Standing(_until(network.standing.history, found.epochs), found.outcome, found.tested)
+        self.take_up({name: Standing(_until(self._network(name).standing.history, found.epochs), found.outcome,
+                                     found.tested) for name, found in start.found.items()})
 
     def _break(self, launch: Launch) -> None:
         """A launch is over, and its groups are gone."""
-        launch._killed = dict.fromkeys(launch.groups, len(self.records))
+        if launch.groups:
+            launch._killed = dict.fromkeys(launch.groups, len(self.records))
         for name in list(launch.groups):
             self._let_go(launch.ended_s, name)
 

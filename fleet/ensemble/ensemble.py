@@ -63,7 +63,6 @@ from fleet.ensemble.effects import (
     Fail,
     Finish,
     Heard,
-    KeepParameters,
     Leased,
     NodesAsked,
     Outbox,
@@ -300,7 +299,7 @@ class Ensemble:
         self._groups.built(built)
         self._starts.built(built.network, self._now_s)
         if built.parameters is not None:
-            self._outbox.add(KeepParameters(built.network, built.parameters))
+            self._networks.build(built.network, built.parameters)
 
     def _on_measured(self, measured: Measured) -> None:
         self._buildings.end(measured.network, measured.gpus)

@@ -19,7 +19,7 @@ from fleet.domain.events import (
     NetworkTested,
 )
 from fleet.domain.network import EpochRecord, Judged, Outcome, Standing
-from fleet.ensemble.effects import CheckpointRead, Keep, Leased, Outbox, ReadCheckpoint
+from fleet.ensemble.effects import CheckpointRead, Keep, KeepParameters, Leased, Outbox, ReadCheckpoint
 from fleet.ensemble.history import Impossible
 from fleet.errors import ExitStatus
 from fleet.spec import NetworkSpec
@@ -55,6 +55,7 @@ class Networks:
         self._failures: Counter[str] = Counter()  # of each network, for reasons that may pass
         self._resting: dict[str, float] = {}  # network -> when it is tried again, in seconds
         self._fallen: set[str] = set()
+        self._built: dict[str, int] = {}  # network -> its parameters, until its next epoch says them
         self._elsewhere = set(elsewhere)
         # Kept from one change to the next: policies are asked at each epoch's end, and there may be thousands.
         self._unavailable = Gone([*self._over, *self._paused, *self._elsewhere])
@@ -150,12 +151,18 @@ class Networks:
         """A network is paused, or goes on."""
         self._keep(name, replace(self._standings[name], is_paused=is_paused))
 
+    def build(self, name: str, parameters: int) -> None:
+        """A network that was built has so many parameters."""
+        self._built[name] = parameters
+        self._outbox.add(KeepParameters(name, parameters))
+
     def end_epoch(self, done: EpochDone) -> None:
         """A network has finished an epoch, and perhaps its training; one that was dropped meanwhile ends with it."""
         standing = self._standings[done.network]
         history = (*standing.history, done.record)
         self._keep(done.network, _pruned(history) if _is_pruned(standing) else replace(standing, history=history))
-        self._outbox.note(EpochEnded(done.network, done.record, done.blocked_s, done.missed))
+        self._outbox.note(EpochEnded(done.network, done.record, done.blocked_s, done.missed,
+                                     self._built.pop(done.network, 0)))
         if done.final:
             self.finish(done.network, done.final)
 
@@ -173,7 +180,7 @@ class Networks:
     def fail(self, name: str, reason: str, detail: str = "", may_pass: bool = False) -> None:
         """A network has failed, and is not tried again in this launch."""
         self._keep(name, Standing(self.history(name), Outcome(reason, is_failure=True, may_pass=may_pass)))
-        self._outbox.note(NetworkFailed(name, reason, detail))
+        self._outbox.note(NetworkFailed(name, reason, detail, may_pass))
 
     def may_retry(self, failed: Failed | Measured) -> bool:
         """Whether a network may be tried again after it has failed; then that is counted."""
@@ -271,12 +278,15 @@ class Networks:
         if name not in self._fallen:
             raise Impossible(f"nobody has asked how far {name} is, and yet there is {read}")
         self._fallen.remove(name)
-        had = {(record.epoch, record.stream_epoch) for record in self.history(name)}
+        had, was_over = {(record.epoch, record.stream_epoch) for record in self.history(name)}, self.is_final(name)
         self._keep(name, self._gone_back(name, read.standing))
         for record in history:
             if (record.epoch, record.stream_epoch) not in had:  # saved, and then the master died
                 self._outbox.note(EpochEnded(name, record))
-        self._outbox.note(GroupStruck(name, epochs=len(history), position=read.position))
+        outcome = self._standings[name].outcome if self.is_final(name) else None
+        self._outbox.note(GroupStruck(name, epochs=len(history), position=read.position,
+                                      reason="" if outcome is None else outcome.reason,
+                                      again=was_over and not self.is_over(name)))
 
 
 def _pruned(history: tuple[EpochRecord, ...]) -> Standing:

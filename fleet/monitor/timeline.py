@@ -77,6 +77,7 @@ def placed(log: Iterable[Logged]) -> list[Placed]:
         if is_beside:
             at_s = began_s + (start.date - date)
             taken = {device for one in found if one.ended_s > at_s for device in _devices(one)}
+            lines[0] = Logged(first_s, replace(start, beside=True))
             found.append(Placed(start, lines, at_s - first_s, _renumbered(start, taken)))
         else:
             by_s = max((one.ended_s for one in found), default=0.0)

@@ -32,6 +32,7 @@ from fleet.errors import ExitStatus, UserError
 from fleet.monitor.html import write_report
 from fleet.monitor.report import best_rows, read_report
 from fleet.monitor.tensorboard import TensorBoardObserver
+from fleet.monitor.timeline import state_of
 from fleet.monitor.view import make_view
 from fleet.prediction.ensembles import EnsembleResult, fed_alike, judge_ensembles, table_of, write_ensembles
 from fleet.runtime.admission import Admission
@@ -48,7 +49,7 @@ from fleet.runtime.searchers import Searchers
 from fleet.runtime.searches import calls_of, make_mind, make_searchers
 from fleet.runtime.start import Laps
 from fleet.spec import NetworkSpec
-from fleet.storage.event_log import EventLog, RunTail, logged_epochs, read_events
+from fleet.storage.event_log import EventLog, RunTail, logged_epochs, read_events, read_run
 from fleet.storage.files import STDOUT, SharedPacing, storing
 from fleet.storage.identity import codes_of_all, speed_identity, trial_identity
 from fleet.storage.lease import Lease, check_of
@@ -101,7 +102,7 @@ class CoordinatorSide:
             self.results.add_bad(sample.name, sample.reason)
         self.results.write()
         histories = {name: standing.history for name, standing in self.results.standings.items()}
-        run = RunState(spec)
+        run = RunState(spec) if launch.request.beside_others else state_of(read_run(paths), spec)
         self._view = make_view(run, launch.request.plain)
         self._log = tuple(logged.event for logged in read_events(paths.events)) if paths.events.exists() else ()
         self._book = RateBook(cache_path(), launch.request.remeasure)

@@ -155,7 +155,9 @@ class Coordinator:
         self._lost: frozenset[int] = frozenset()  # the deaths that the ensemble has heard of
         self._is_interrupted = False
         self._run = RunState(setup.spec) if run is None else run
+        self._found = {} if harvest is not None else self._run.differing(results.standings)
         self._run.take_up(results.standings)
+        self._before_s = 0.0 if self._run.launch is None else self._run.launch.ended_s  # of earlier launches
         self._estimator = Estimator(setup.spec, results.networks, self._run)
         self._estimate_times = EstimateTimes()
         self.status: ExitStatus | None = None
@@ -178,7 +180,7 @@ class Coordinator:
             bounds={network.name: (network.min_gpus, network.max_gpus) for network in spec.networks},
             time_scale=spec.resources.time_scale, date=self._events.date(),
             before_s={} if self._laps is None else self._laps.seconds, slots=roles.slots, fills=roles.fills,
-            device=roles.unit))
+            device=roles.unit, found=self._found, beside=None if self._harvest is None else self._harvest.is_beside))
         if spec.schedule.rates is not None and self._rates is not None:
             self._note(RatesGiven({network.name: network.rates for network in self._rates.models}))
         if self._remembered is not None:
@@ -315,7 +317,7 @@ class Coordinator:
                 self._handle(admitted)
 
     def _note(self, event: Event) -> None:
-        self._run.apply(self._events.now(), event)
+        self._run.apply(self._before_s + self._events.now(), event)
         self._events.add(event)
         log.info("%s", event)
         if isinstance(event, BadSample):
@@ -331,7 +333,7 @@ class Coordinator:
         if self._is_interrupted or not self._estimate_times.is_due(now):
             return
         began = time.perf_counter()
-        estimated = self._estimator.estimate(now, outlook(self._search.mind))
+        estimated = self._estimator.estimate(self._before_s + now, outlook(self._search.mind))
         self._estimate_times.made(now, time.perf_counter() - began, estimated)
         if estimated is not None:
             self._note(estimated)

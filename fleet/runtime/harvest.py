@@ -18,7 +18,7 @@ from fleet.domain.run import FOUND_DONE, RunState, is_whole
 from fleet.ensemble.claims import Claims, Effect, Ends, Got, Leave, LetGo, Over, Want
 from fleet.ensemble.effects import EndAsked, Leased
 from fleet.storage.event_log import Dated, RunTail, logged_epochs
-from fleet.storage.network_leases import NetworkLeases, Taken
+from fleet.storage.network_leases import NetworkLeases, Taken, held_lease
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import Results, take_up
 
@@ -40,6 +40,7 @@ class Harvest:
         self._tail, self._clock, self._follow_at = tail, clock, 0.0
         self._ends = False
         self._run = RunState()
+        self.is_beside = held_lease(paths) is not None
 
     def start(self) -> None:
         """Look for networks from now on."""

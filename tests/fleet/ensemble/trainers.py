@@ -5,18 +5,22 @@ thing: a rank takes an order, a group does something, a word is heard, a rank di
 trainers do is in :mod:`fleet.runtime.training`; here it takes no time, and nothing is trained.
 """
 
+import json
 from collections import defaultdict, deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 
 from fleet.comm import messages as m
-from fleet.domain.events import Interrupted
+from fleet.domain.events import Interrupted, event_from_json
 from fleet.domain.network import Outcome, Standing, StepRate
+from fleet.domain.record import to_json
+from fleet.domain.run import RunState
 from fleet.ensemble import effects as do
 from fleet.ensemble.ensemble import Ensemble
 from fleet.errors import ExitStatus, UserError
 from scheduler.base import StepTime
 from tests.fleet.histories import record
+from tests.fleet.logs import START
 
 MOST_STEPS = 20_000
 
@@ -97,6 +101,10 @@ class Ranks:
         self.producing, self.unsaid = (), 6  # who prepares samples, and how often one may still say how fast
         self.reading = []
         self.standings, self.events = {}, []
+        self.run_state = RunState(setup.spec)
+        self.run_state.take_up({name: Standing(tuple(trained)) for name, trained in self.trained.items()})
+        self.run_state.apply(0.0, replace(START, devices=tuple(sorted(setup.roles.rank_of)),
+                                          gpus_per_node=setup.roles.gpus_per_node, slots=setup.roles.slots))
         self.owner = {}  # rank -> the network that the ensemble has given it to
         self.promised = set()  # of them, those that are to join a group
         self.heard = []  # (seconds, what, effects)
@@ -198,6 +206,7 @@ class Ranks:
             self.told(effect.rank, effect.tag, effect.message)
         elif isinstance(effect, do.Note):
             self.events.append(effect.event)
+            self.run_state.apply(self.now, event_from_json(json.loads(json.dumps(to_json(effect.event)))))
         elif isinstance(effect, do.Keep):
             self.standings[effect.network] = effect.standing
         elif isinstance(effect, do.ReadCheckpoint):

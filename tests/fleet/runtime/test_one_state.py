@@ -1,0 +1,70 @@
+"""What a launch knows of its run after each event, beside what the log says: one state, however it comes about."""
+
+from dataclasses import astuple
+
+import pytest
+
+from fleet.monitor.timeline import state_of
+from fleet.spec import load
+from fleet.storage.event_log import read_run
+from fleet.storage.paths import RunPaths
+from tests.examples import long_but_first
+from tests.fleet.runtime.test_searching import ENTRY, Run, _quick  # noqa: F401 - a fixture
+
+MODELS = [{"family": "softmax", "name": name} for name in "abc"]
+SEARCH = [{**ENTRY, "search": {"ask": "random", "most": 6, "at_once": 3}}]
+
+
+class Beside:
+    """A view that compares the state of a launch with what the log says, after each event."""
+
+    def __init__(self, run, paths):
+        self.run, self.paths, self.seen = run, paths, 0
+
+    def on_event(self, event):
+        self.seen += 1
+        log = state_of(read_run(self.paths), load(str(self.paths.spec)))
+        if not self.run.launch.has_begun:  # what is logged late is known before
+            return
+        # NaN is written as null, and read as another one.
+        assert repr(known(log)) == repr(known(self.run)), event
+        assert len(log.epochs) == len(self.run.epochs)
+        assert [record[1:] for record in log.records] == [record[1:] for record in self.run.records]
+        mine, theirs = self.run.launch, log.launch
+        assert (mine.rates, mine.rounds, mine.plans, mine.lost) == (theirs.rates, theirs.rounds, theirs.plans,
+                                                                    theirs.lost)
+        assert mine.checkpointing_s == pytest.approx(theirs.checkpointing_s, abs=1e-4)
+
+    def on_pace(self, *pace):
+        """Nothing is logged of that."""
+
+    def close(self):
+        """Nothing is held."""
+
+
+def known(run):
+    return {name: (astuple(network.standing), network.max_epochs, network.number,
+                   None if network.group is None else network.group.devices)
+            for name, network in sorted(run.networks.items())}
+
+
+@pytest.mark.parametrize(("models", "rest"), long_but_first(
+    (SEARCH, {"prune": {"rule": "asha", "factor": 2}}),
+    (MODELS, {"data": {"source": "tests.sources:numbered", "path": "24", "test": "8",
+                       "transforms": ["decode", {"scale": {"mean": 0.5, "std": 0.5}}]}}),
+    (MODELS, {"schedule": {"policy": "baseline"}}), (MODELS, {"schedule": {"policy": "global"}}),
+    (SEARCH, {"schedule": {"policy": "global"}})))
+@pytest.mark.parametrize("turns", [60, 150])
+def test_the_log_says_all_that_a_launch_knows_after_every_event_however_often_it_is_killed(
+        models, rest, turns, tmp_path, monkeypatch):
+    views = []
+
+    def make_view(run, plain):
+        views.append(Beside(run, RunPaths(tmp_path / "run")))
+        return views[-1]
+
+    monkeypatch.setattr("fleet.runtime.board.make_view", make_view)
+    run = Run(tmp_path, {}, models=models, **rest)
+    while run.launch(turns=turns * (1 + run.seed)) is None:
+        assert run.seed < 20
+    assert sum(view.seen for view in views) > 30
