@@ -8,6 +8,7 @@ of up to ``WHOLE`` bytes all content, of more a fixed sample. Where data lies, a
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
 from collections import Counter
@@ -16,13 +17,13 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import IO, Any, Protocol
+from typing import IO, Any, Protocol, get_args
 from zipfile import BadZipFile
 
 import numpy as np
 
 from preprocess.base import BadSample, InputError, Source, counted, in_one_line
-from preprocess.target import is_mask, plain_targets, target_of
+from preprocess.target import Kind, is_mask, plain_targets, target_of
 
 WHOLE = 256 << 20  # bytes of data all of which is read
 FILES = 10_000  # files that are opened for it
@@ -50,6 +51,7 @@ class Marks:
         facts: about all samples, in words.
         classes: whose numbers are ``labels``; empty where targets are none.
         labels: (n,) int32; empty where targets are no classes.
+        wish: what a spec asks for as their targets; empty where it takes what the source says.
     """
 
     names: np.ndarray
@@ -59,6 +61,7 @@ class Marks:
     facts: Mapping[str, str] = field(default_factory=dict)
     classes: tuple[str, ...] = ()
     labels: np.ndarray = field(default_factory=lambda: np.empty(0, np.int32))
+    wish: str = ""
 
     def some(self, rows: np.ndarray) -> Marks:
         """Those of some samples."""
@@ -361,13 +364,42 @@ def differences(before: Fingerprint, now: Fingerprint) -> dict[str, list[str]]:
     """What has changed, in words, by the names of the parts; nothing of those that are as they were."""
     found = {}
     for name in dict.fromkeys([*before.parts, *now.parts]):
+        part, _, further = name.partition(":")
+        if further:
+            continue
         one, other = before.parts.get(name), now.parts.get(name)
         if one is None or other is None:
-            part = name.partition(":")[0]
             found[name] = [f"there is no {part} data any more" if other is None else f"the {part} data is new"]
-        elif one.digest != other.digest:
-            found[name] = _differences(one, other, is_further=":" in name)
+        elif one.wish == other.wish:
+            found[name] = _differences(one, other, is_further=False)
+        else:  # another network is the first of the spec: its targets are none of these
+            found[name] = _differences(_without_targets(one), _without_targets(other), is_further=False)
+    old, new = _by_wish(before), _by_wish(now)
+    for wish, (name, marks) in new.items():
+        if wish in old and not name == old[wish][0] == "train":
+            found[f"train:{wish}"] = _differences(_targets_alone(old[wish][1]), _targets_alone(marks), is_further=True)
     return {name: words for name, words in found.items() if words}
+
+
+def _by_wish(found: Fingerprint) -> dict[str, tuple[str, Marks]]:
+    """The targets of the training samples, by what a spec asks for, each with the name of its part."""
+    return {marks.wish: (name, marks) for name, marks in found.parts.items() if name.partition(":")[0] == "train"}
+
+
+def _without_targets(marks: Marks) -> Marks:
+    return replace(marks, seen={name: one for name, one in marks.seen.items() if not _is_of_targets(name)},
+                   facts={name: fact for name, fact in marks.facts.items() if not _is_of_targets(name)}, classes=(),
+                   labels=np.empty(0, np.int32))
+
+
+def _targets_alone(marks: Marks) -> Marks:
+    return replace(marks, seen={name: one for name, one in marks.seen.items() if _is_of_targets(name)},
+                   facts={name: fact for name, fact in marks.facts.items() if _is_of_targets(name)})
+
+
+def _is_of_targets(name: str) -> bool:
+    """Whether what is seen of samples, or a fact about all of them, is about their targets."""
+    return _WORDS.get(name) in ("targets", "masks") or name in {f"{kind}s" for kind in get_args(Kind)}
 
 
 def _differences(before: Marks, now: Marks, is_further: bool) -> list[str]:
@@ -440,10 +472,13 @@ def write_fingerprint(file: IO[bytes], found: Fingerprint) -> None:
     said: dict[str, Any] = {"version": 1, "division": found.division, "digest": found.digest, "parts": {}}
     for name, marks in found.parts.items():
         said["parts"][name] = {"unit": marks.unit, "by_content": marks.by_content, "facts": dict(marks.facts),
-                               "classes": marks.classes, "samples": len(marks.names), "seen": sorted(marks.seen)}
+                               "wish": marks.wish, "classes": marks.classes, "samples": len(marks.names),
+                               "seen": sorted(marks.seen)}
         arrays |= {f"{name}/names": marks.names, f"{name}/labels": marks.labels,
                    **{f"{name}/{one}": array for one, array in marks.seen.items()}}
-    np.savez(file, allow_pickle=False, said=np.array(json.dumps(said)), **arrays)
+    whole = io.BytesIO()  # a zip file that was not written to its end would complain where Python deletes it
+    np.savez(whole, said=np.array(json.dumps(said)), **arrays)
+    file.write(whole.getbuffer())
 
 
 def read_fingerprint(path: Path) -> Fingerprint | None:
@@ -453,7 +488,7 @@ def read_fingerprint(path: Path) -> Fingerprint | None:
             said = json.loads(str(file["said"]))
             parts = {name: Marks(file[f"{name}/names"], {one: file[f"{name}/{one}"] for one in part["seen"]},
                                  part["unit"], part["by_content"], part["facts"], tuple(part["classes"]),
-                                 file[f"{name}/labels"]) for name, part in said["parts"].items()}
+                                 file[f"{name}/labels"], part.get("wish", "")) for name, part in said["parts"].items()}
             return Fingerprint(parts, said["division"], file["sides"], file["folds"])
     except (OSError, ValueError, LookupError, TypeError, EOFError, BadZipFile):
         return None

@@ -240,7 +240,7 @@ def _open(source: str, path: str | None, validation: float | str | None, seed: i
         if isinstance(train, ClassSource) and len(train.classes) < 2:
             raise InputError(f"{path or source}: only one class, {train.classes[0]!r}; at least two are needed")
         if division is not None:
-            marks |= _marks_of_train(train, path, number, marks)
+            marks |= _marks_of_train(train, path, number, target, marks)
         if first is None:
             first = train
             if division is not None and before is not None:
@@ -256,19 +256,26 @@ def _open(source: str, path: str | None, validation: float | str | None, seed: i
         if (there := found[0].parts().get(part)) is None:
             continue
         if (rows := _rows_in(there, first)) is None:
-            marks[part] = with_targets(_known_by(there, where if isinstance(where, str) else path), there)
+            marks[part] = replace(with_targets(_known_by(there, where if isinstance(where, str) else path), there),
+                                  wish=_asked(targets[0]))
         else:
             sides[rows] = side
     folds = np.empty(0, np.int16) if known.folds is None else known.folds
     return tuple(found), Fingerprint(marks, division, sides, folds)
 
 
-def _marks_of_train(train: Source, path: str | None, number: int, marks: Mapping[str, Marks]) -> dict[str, Marks]:
+def _marks_of_train(train: Source, path: str | None, number: int, target: TargetWish | None,
+                    marks: Mapping[str, Marks]) -> dict[str, Marks]:
     """What the samples are known by, before any are taken from them; of further targets of the same, these alone."""
     if not number:
-        return {"train": with_targets(_known_by(train, path), train)}
+        return {"train": replace(with_targets(_known_by(train, path), train), wish=_asked(target))}
     first = marks["train"]
-    return {f"train:{number}": with_targets(Marks(first.names, unit=first.unit, by_content=first.by_content), train)}
+    of_targets = with_targets(Marks(first.names, unit=first.unit, by_content=first.by_content), train)
+    return {f"train:{number}": replace(of_targets, wish=_asked(target))}
+
+
+def _asked(target: TargetWish | None) -> str:
+    return "" if target is None else str(target)
 
 
 def _known_by(source: Source, path: str | None) -> Marks:

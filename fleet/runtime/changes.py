@@ -132,7 +132,7 @@ def _noted(found: Fingerprint) -> tuple[str, bytes, str, bytes]:
 def forget_old_data(paths: RunPaths, now: Fingerprint) -> None:
     """Delete what was made of other data than this: decoded samples, and what networks gave for samples."""
     kept = read_fingerprint(paths.data)
-    if kept is not None and kept.digest != now.digest:
+    if kept is not None and differences(kept, now):
         for path in (paths.decoded, *paths.all_predictions()):
             with storing(path):
                 path.unlink(missing_ok=True)

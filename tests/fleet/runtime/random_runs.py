@@ -173,6 +173,8 @@ class Mailbox:
 class Harvest:
     """Leases of networks, one after another."""
 
+    is_beside = True
+
     def __init__(self, names, run):
         self._left, self._run = list(names), run
 

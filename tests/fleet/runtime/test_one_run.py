@@ -88,8 +88,8 @@ class _Writer(CheckpointWriter):
 
     alive: ClassVar[list] = []
 
-    def __init__(self, paths, settings, fence):
-        super().__init__(paths, settings, fence)
+    def __init__(self, *args):
+        super().__init__(*args)
         self.alive.append(self)
 
     @classmethod
