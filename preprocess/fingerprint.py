@@ -87,12 +87,14 @@ class Fingerprint:
         division: how samples were divided, as settings say it.
         sides: (samples of ``train``,) int8: 0 is trained on, 1 validates, 2 tests, -1 nobody knows.
         folds: (samples of ``train``,) int16: the fold of each, -1 of none; empty without folds.
+        tests: where test data of its own is asked for; empty where there is none, or a share.
     """
 
     parts: Mapping[str, Marks]
     division: str = ""
     sides: np.ndarray = field(default_factory=lambda: np.empty(0, np.int8))
     folds: np.ndarray = field(default_factory=lambda: np.empty(0, np.int16))
+    tests: str = ""
 
     @property
     def digest(self) -> str:
@@ -365,7 +367,7 @@ def differences(before: Fingerprint, now: Fingerprint) -> dict[str, list[str]]:
     found = {}
     for name in dict.fromkeys([*before.parts, *now.parts]):
         part, _, further = name.partition(":")
-        if further:
+        if further or (part == "test" and before.tests != now.tests):  # other data is asked for: that is no change
             continue
         one, other = before.parts.get(name), now.parts.get(name)
         if one is None or other is None:
@@ -469,7 +471,8 @@ def _so_many(more: int, fewer: int, unit: str) -> str:
 def write_fingerprint(file: IO[bytes], found: Fingerprint) -> None:
     """Write it as an ``.npz`` file."""
     arrays: dict[str, np.ndarray] = {"sides": found.sides, "folds": found.folds}
-    said: dict[str, Any] = {"version": 1, "division": found.division, "digest": found.digest, "parts": {}}
+    said: dict[str, Any] = {"version": 1, "division": found.division, "tests": found.tests,
+                            "digest": found.digest, "parts": {}}
     for name, marks in found.parts.items():
         said["parts"][name] = {"unit": marks.unit, "by_content": marks.by_content, "facts": dict(marks.facts),
                                "wish": marks.wish, "classes": marks.classes, "samples": len(marks.names),
@@ -489,6 +492,6 @@ def read_fingerprint(path: Path) -> Fingerprint | None:
             parts = {name: Marks(file[f"{name}/names"], {one: file[f"{name}/{one}"] for one in part["seen"]},
                                  part["unit"], part["by_content"], part["facts"], tuple(part["classes"]),
                                  file[f"{name}/labels"], part.get("wish", "")) for name, part in said["parts"].items()}
-            return Fingerprint(parts, said["division"], file["sides"], file["folds"])
+            return Fingerprint(parts, said["division"], file["sides"], file["folds"], said.get("tests", ""))
     except (OSError, ValueError, LookupError, TypeError, EOFError, BadZipFile):
         return None

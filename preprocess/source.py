@@ -261,7 +261,7 @@ def _open(source: str, path: str | None, validation: float | str | None, seed: i
         else:
             sides[rows] = side
     folds = np.empty(0, np.int16) if known.folds is None else known.folds
-    return tuple(found), Fingerprint(marks, division, sides, folds)
+    return tuple(found), Fingerprint(marks, division, sides, folds, test if isinstance(test, str) else "")
 
 
 def _marks_of_train(train: Source, path: str | None, number: int, target: TargetWish | None,

@@ -125,14 +125,14 @@ def _divided(found: Fingerprint) -> tuple[str, bytes]:
     return found.digest, found.sides.tobytes()
 
 
-def _noted(found: Fingerprint) -> tuple[str, bytes, str, bytes]:
-    return *_divided(found), found.division, found.folds.tobytes()
+def _noted(found: Fingerprint) -> tuple[str, bytes, str, bytes, str]:
+    return *_divided(found), found.division, found.folds.tobytes(), found.tests
 
 
 def forget_old_data(paths: RunPaths, now: Fingerprint) -> None:
     """Delete what was made of other data than this: decoded samples, and what networks gave for samples."""
     kept = read_fingerprint(paths.data)
-    if kept is not None and differences(kept, now):
+    if kept is not None and (kept.tests != now.tests or differences(kept, now)):
         for path in (paths.decoded, *paths.all_predictions()):
             with storing(path):
                 path.unlink(missing_ok=True)

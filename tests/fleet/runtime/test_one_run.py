@@ -51,6 +51,7 @@ from fleet.runtime import session as fleet_session
 from fleet.runtime.session import Session
 from fleet.runtime.training import evaluation, trainer
 from fleet.runtime.training.clocks import StepClock
+from fleet.runtime.training.sources import Sources, sources_of
 from fleet.storage.checkpoint import best_state, newest, read_state, write_state
 from fleet.storage.event_log import events_of, logged_epochs, read_events
 from fleet.storage.rate_cache import RateBook, cache_path, read_cache
@@ -76,6 +77,7 @@ def _quick(tmp_path_factory):
         patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         patch.setattr(RateBook, "write", lambda book: None)
         patch.setattr(trainer, "CheckpointWriter", _Writer)
+        patch.setattr(fleet_session, "sources_of", _noted_sources)
         patch.setattr(evaluation, "_JUDGED_AT_ONCE_S", 0.0)  # an interruption may come between any two batches
         yield
 
@@ -122,6 +124,10 @@ class Recorder:
 
     def __getattr__(self, name):
         return getattr(self._stream, name)
+
+    @property
+    def own(self):
+        return Recorder(self._stream.own, self._serving, self._notes)
 
     def batches(self, epoch, start, batch, group, taken):
         for item in self._stream.batches(epoch, start, batch, group, taken):
@@ -266,24 +272,22 @@ class _Session(Session):
 
     def __init__(self, world, prepared, interruption, notes):
         super().__init__(world, prepared, interruption)
-        self._notes, self._serving = notes, [None]
+        world.notes, world.serving = notes, [None]
         hear = world.hear
 
         def hear_and_note(tag):
             message = hear(tag)
             if isinstance(message, Start | Join):
-                self._serving[0] = message.network.name
+                world.serving[0] = message.network.name
             return message
 
         world.hear = hear_and_note
 
-    def _sources(self):
-        def noting(sources):
-            return dataclasses.replace(sources, stream=Recorder(sources.stream, self._serving, self._notes),
-                                       own=Recorder(sources.own, self._serving, self._notes))
 
-        sources = noting(super()._sources())
-        return dataclasses.replace(sources, folds=tuple(map(noting, sources.folds)))
+def _noted_sources(world, launch, memory, first_epoch):
+    each = sources_of(world, launch, memory, first_epoch)._each
+    return Sources({key: dataclasses.replace(source, stream=Recorder(source.stream, world.serving, world.notes))
+                    for key, source in each.items()})
 
 
 def place_of(record):
