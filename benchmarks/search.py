@@ -35,7 +35,7 @@ from versus import install_ray
 from fleet.commands.show import print_json
 from fleet.domain.network import EpochRecord
 from fleet.search.calls import make
-from fleet.search.mind import Add, Consult, Entry, Mind, Rule
+from fleet.search.mind import Add, Consult, Entry, Mind, Ruling
 from fleet.search.pruning import make_judge
 from fleet.search.searcher import End, Searcher, Verdict, make_searcher
 from fleet.spec.search import Prune, find_rule
@@ -89,9 +89,9 @@ class InFleet:
                         self._ready.append(name)
                     case Consult(entry=entry, call=call):
                         self._mind.answered(entry, call, make(self._searcher, call))
-                    case Rule(network=name, verdict=Verdict.GO_ON):
+                    case Ruling(network=name, verdict=Verdict.GO_ON):
                         self._ready.append(name)
-                    case Rule(network=name):
+                    case Ruling(network=name):
                         self._held.add(name)
 
     def next(self) -> tuple[int, Mapping[str, float]] | None:

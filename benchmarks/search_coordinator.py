@@ -33,11 +33,11 @@ from fleet.comm.messages import EpochDone, Exit, GoOn, Joined, Message, Ready, S
 from fleet.comm.roles import Roles, assign
 from fleet.domain.network import EpochRecord, StepRate
 from fleet.domain.run import RunState
-from fleet.ensemble.ensemble import Setup
+from fleet.ensemble.setup import Setup, Speeds
 from fleet.ensemble.survey import Survey
 from fleet.monitor.view import make_view
 from fleet.runtime.board import CoordinatorSide
-from fleet.runtime.coordinator import Coordinator
+from fleet.runtime.coordinator import Coordinator, Files
 from fleet.runtime.interrupt import Interruption
 from fleet.runtime.known_rates import Profile
 from fleet.runtime.launch import Ranks
@@ -139,9 +139,10 @@ def cpu_of_an_epoch(networks: int, policy: str = "baseline", speeds: int = 0) ->
         survey = Survey([], keys, spec.profile, TRAINERS, TRAINERS, {})
         run = RunState(spec)
         coordinator = Coordinator(
-            world, Setup(spec, roles, None, samples=SAMPLES, outlives=False), survey, None if speeds else rates,
-            Results(spec, paths, SAMPLES), log, Profile(paths.profile), [make_view(run, True)],
-            Interruption(None), online=online, run=run)
+            world, Setup(spec, roles, None, samples=SAMPLES, outlives=False),
+            Speeds(survey, None if speeds else rates, online),
+            Files(Results(spec, paths, SAMPLES), log, Profile(paths.profile)), [make_view(run, True)],
+            Interruption(None), run=run)
         spent = _coordinate(coordinator, world)
         coordinator.stop()
         log.close()

@@ -32,7 +32,7 @@ from fleet.runtime.folder import free_disk
 from fleet.runtime.inputs import Inputs, folds_of, open_inputs, samples_of_epoch, settle
 from fleet.runtime.known_rates import read_rates_of
 from fleet.runtime.prepare import kinds_of
-from fleet.runtime.searches import make_searchers
+from fleet.runtime.searchers import make_searchers
 from fleet.spec import NetworkSpec, Spec, load
 from fleet.spec.fields import default_of
 from fleet.spec.fitting import Misfit, joined, misfits

@@ -39,7 +39,7 @@ from scheduler.ensemble.policies import POLICIES
 from scheduler.simulation.ensemble import Simulated, simulate
 
 if TYPE_CHECKING:
-    from fleet.ensemble.survey_estimate import SurveyEstimate
+    from fleet.ensemble.survey import SurveyEstimate
     from fleet.jobs.rehearsal import Rehearsal
     from fleet.monitor.account import Account
     from fleet.spec import Spec
@@ -165,8 +165,7 @@ def _rates(args: argparse.Namespace, spec: Spec, sample: SampleSpec, cluster: Cl
 def _profiling(args: argparse.Namespace, spec: Spec, sample: SampleSpec, rates: RateTable, cluster: Cluster
                ) -> SurveyEstimate:
     """What the run will measure before it trains, as far as this machine's cache does not know it."""
-    from fleet.ensemble.survey import Survey
-    from fleet.ensemble.survey_estimate import SurveyEstimate, estimate
+    from fleet.ensemble.survey import Survey, SurveyEstimate, estimate
 
     if spec.schedule.rates is not None or not spec.policy.needs_rates or spec.profile.when == "online":
         return SurveyEstimate(0, 0.0)

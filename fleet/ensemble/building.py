@@ -1,5 +1,6 @@
-"""Who builds a network, and since when: a function of a user's may never come back (pure).
+"""How groups start: who builds a network, since when, and how long it takes until it trains (pure).
 
+A function of a user's may never come back.
 A trainer interrupts what takes too long by itself, as far as Python can be interrupted there. One that has not said
 anything some seconds after that, or after the launch was to end, is deaf: nobody waits for it any longer.
 """
@@ -9,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from fleet.domain.events import FirstStep
+from fleet.ensemble.effects import Outbox
 from fleet.spec import NetworkSpec
 
 DEAF_S = 10.0  # for a trainer to say that it has interrupted itself, or to come back before the launch ends
@@ -68,3 +71,57 @@ class Buildings:
         """When the next of them is deaf; infinity where nothing is built."""
         return min((min(building.until_s, ends_s) + DEAF_S for building in self._by_device.values()),
                    default=float("inf"))
+
+
+class StartupTimes:
+    """How long groups of this launch took to start, and whether another one still can.
+
+    A group that is interrupted saves wherever it is in an epoch, so all that it needs to have come further is to
+    be built and to take a step. How long that takes is learned from the groups of this launch: the longest it
+    took any of them to tell of training. Before one has, it is never too late: the next launch has no more time
+    than this one, so a network that waits for it may wait for ever.
+
+    Args:
+        ends_s: when the walltime will be a reason to stop; None where it never is. All times are seconds of one clock.
+        outbox: takes what is to be said.
+    """
+
+    def __init__(self, ends_s: float | None, outbox: Outbox) -> None:
+        self._ends_s, self._outbox, self._has_stepped = ends_s, outbox, False
+        self._started: dict[str, float] = {}  # the networks of which nothing has been heard since
+        self._builds: dict[str, float] = {}  # how long it took the latest group of each network until it was built
+        self.longest_s: float | None = None
+
+    def started(self, network: str, now_s: float) -> None:
+        """A group was told to start."""
+        self._started[network] = now_s
+
+    def is_awaited(self, network: str) -> bool:
+        """Whether a group that was told to start has told of no training yet."""
+        return network in self._started
+
+    def built(self, network: str, now_s: float) -> None:
+        """A group has built its network."""
+        if (began := self._started.get(network)) is not None:
+            self._builds[network] = now_s - began
+
+    def trained(self, network: str, now_s: float) -> None:
+        """A group told of training, or that there is nothing left to train."""
+        if (began := self._started.pop(network, None)) is not None:
+            self.longest_s = max(self.longest_s or 0.0, now_s - began)
+
+    def stepped(self, network: str, now_s: float) -> None:
+        """A group told of training; the first to do so tells how long it took until it was built."""
+        self.trained(network, now_s)
+        if not self._has_stepped:
+            self._has_stepped = True
+            self._outbox.note(FirstStep(network, self._builds.get(network, 0.0)))
+
+    def left_s(self, now_s: float) -> float | None:
+        """Seconds until the walltime is a reason to stop; None where it never is."""
+        return None if self._ends_s is None else max(0.0, self._ends_s - now_s)
+
+    def is_too_late(self, now_s: float) -> bool:
+        """Whether a group that starts now would hardly come to train."""
+        left = self.left_s(now_s)
+        return left is not None and self.longest_s is not None and left < self.longest_s

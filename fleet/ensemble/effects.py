@@ -11,7 +11,7 @@ from fleet.domain.events import Event, NetworkAdded
 from fleet.domain.network import EpochRecord, Standing
 from fleet.errors import ExitStatus, FleetError
 from fleet.search.calls import Call
-from fleet.search.mind import Add
+from fleet.search.mind import Add, Consult, Note
 from fleet.search.searcher import Verdict
 from fleet.spec import NetworkSpec
 from scheduler.base import Network, RateTable
@@ -155,13 +155,6 @@ class Tell:
 
 
 @dataclass(frozen=True)
-class Note:
-    """Log an event, and show it to all who watch."""
-
-    event: Event
-
-
-@dataclass(frozen=True)
 class Keep:
     """Write down how far a network is now."""
 
@@ -196,21 +189,6 @@ class ReadCheckpoint:
 
 
 @dataclass(frozen=True)
-class Consult:
-    """Call a searcher; :class:`Consulted` or :class:`ConsultFailed` is the answer, and no other is called before."""
-
-    entry: str
-    call: Call
-
-
-@dataclass(frozen=True)
-class Admit:
-    """Look at a network that was asked for; :class:`Admitted` is the answer."""
-
-    asked: Add
-
-
-@dataclass(frozen=True)
 class Fail:
     """End all ranks at once: no rank can go on."""
 
@@ -229,13 +207,20 @@ class Finish:
     is_cut: bool = False
 
 
-Effect: TypeAlias = Tell | Note | Keep | KeepParameters | KeepRates | ReadCheckpoint | Consult | Admit | Fail | Finish
+# Of what the mind of searches decides: Note, log an event and show it to all who watch; Consult, call a searcher, which
+# Consulted or ConsultFailed answers; Add, look at a network that was asked for, which Admitted answers.
+Effect: TypeAlias = Tell | Note | Keep | KeepParameters | KeepRates | ReadCheckpoint | Consult | Add | Fail | Finish
 
 
 class Outbox:
-    """Collects what is to be done, in order."""
+    """Collects what is to be done at a moment, in order.
+
+    Attributes:
+        now_s: the moment, in seconds of the clock of :meth:`fleet.ensemble.ensemble.Ensemble.handle`.
+    """
 
     def __init__(self) -> None:
+        self.now_s = 0.0
         self._effects: list[Effect] = []
 
     def add(self, effect: Effect) -> None:

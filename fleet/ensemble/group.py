@@ -21,21 +21,7 @@ from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
 
-from fleet.comm.messages import (
-    Converged,
-    EpochDone,
-    Failed,
-    FellBack,
-    GoOn,
-    Joined,
-    Pace,
-    Pause,
-    Paused,
-    Regroup,
-    Regrouped,
-    Stop,
-    Stopped,
-)
+from fleet.comm import messages as m
 from fleet.ensemble.effects import RanksDied
 from fleet.ensemble.history import Impossible
 from fleet.spec import NetworkSpec
@@ -60,19 +46,19 @@ class Phase(Enum):
 # What a group says, is told or suffers -> the phase that follows.
 Steps = Mapping[type, Phase]
 
-_SAID = (Joined, FellBack, Pace, EpochDone, Paused, Converged, Regrouped, Stopped, Failed)
+_SAID = (m.Joined, m.FellBack, m.Pace, m.EpochDone, m.Paused, m.Converged, m.Regrouped, m.Stopped, m.Failed)
 
-_INSIDE: Steps = {EpochDone: Phase.WAITING, Converged: Phase.WAITING, Failed: Phase.GONE, Pause: Phase.PAUSING}
+_INSIDE: Steps = {m.EpochDone: Phase.WAITING, m.Converged: Phase.WAITING, m.Failed: Phase.GONE, m.Pause: Phase.PAUSING}
 
 _ALIVE: Mapping[Phase, Steps] = {
-    Phase.FORMING: {Joined: Phase.TRAINING},
-    Phase.TRAINING: {**_INSIDE, Pace: Phase.TRAINING, FellBack: Phase.TRAINING},
+    Phase.FORMING: {m.Joined: Phase.TRAINING},
+    Phase.TRAINING: {**_INSIDE, m.Pace: Phase.TRAINING, m.FellBack: Phase.TRAINING},
     # A second pause says that the launch ends: the first is void where a network is being judged.
-    Phase.PAUSING: {**_INSIDE, Pace: Phase.PAUSING, FellBack: Phase.PAUSING, Paused: Phase.PAUSED},
-    Phase.PAUSED: {GoOn: Phase.TRAINING, Regroup: Phase.CHANGING, Stop: Phase.STOPPING},
-    Phase.WAITING: {GoOn: Phase.TRAINING, Regroup: Phase.CHANGING, Stop: Phase.STOPPING},
-    Phase.CHANGING: {Regrouped: Phase.TRAINING, Failed: Phase.GONE},
-    Phase.STOPPING: {Stopped: Phase.GONE, Failed: Phase.GONE},
+    Phase.PAUSING: {**_INSIDE, m.Pace: Phase.PAUSING, m.FellBack: Phase.PAUSING, m.Paused: Phase.PAUSED},
+    Phase.PAUSED: {m.GoOn: Phase.TRAINING, m.Regroup: Phase.CHANGING, m.Stop: Phase.STOPPING},
+    Phase.WAITING: {m.GoOn: Phase.TRAINING, m.Regroup: Phase.CHANGING, m.Stop: Phase.STOPPING},
+    Phase.CHANGING: {m.Regrouped: Phase.TRAINING, m.Failed: Phase.GONE},
+    Phase.STOPPING: {m.Stopped: Phase.GONE, m.Failed: Phase.GONE},
     # How far its network has come will be read from a checkpoint, whatever the group still says.
     Phase.STRUCK: {step: Phase.STRUCK for step in _SAID},
     Phase.GONE: {},

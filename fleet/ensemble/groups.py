@@ -8,8 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
 
-from fleet.comm.messages import Built, GoOn, Join, Measure, Measured, Pause, Ready, Regroup, Start, Stop, Tag
+from fleet.comm import messages as m
 from fleet.comm.roles import Roles
+from fleet.domain.events import RanksReady
 from fleet.ensemble.effects import Outbox, RanksDied
 from fleet.ensemble.group import Group, Phase
 from fleet.ensemble.history import Impossible
@@ -17,8 +18,7 @@ from fleet.ensemble.production import Production
 from fleet.ensemble.survey import Task
 from fleet.spec import NetworkSpec
 from scheduler.base import Member, Round
-from scheduler.ensemble.moves import Move, moves
-from scheduler.ensemble.moves import Stop as StopGroup
+from scheduler.ensemble.moves import Move, Stop, moves
 
 
 class Groups:
@@ -31,13 +31,18 @@ class Groups:
 
     Attributes:
         wanted: what the policy wants to run, with the batches of the epochs that groups begin.
+        lost: ranks that have died, are given up, or have been let go.
+        deaf: those of them that are given up: they do not listen.
     """
 
     def __init__(self, roles: Roles, outlives: bool, production: Production, outbox: Outbox) -> None:
         self._roles, self._outlives, self._production, self._outbox = roles, outlives, production, outbox
         self.cluster = roles.cluster  # the devices that are alive
         self.wanted = Round()
-        self.lost: set[int] = set()  # ranks that have died, are given up, or have been let go
+        self.lost: set[int] = set()
+        self.deaf: set[int] = set()
+        self._arrived: set[int] = set()  # devices whose trainers have said that they are there
+        self._are_awaited = True  # until all have
         self._vacated: set[int] = set()  # devices that take no work any more, though they are alive
         self._idle: set[int] = set()
         self._groups: dict[str, Group] = {}
@@ -78,6 +83,11 @@ class Groups:
         return self._alive - self._idle - self._taken() - measuring
 
     @property
+    def names(self) -> frozenset[str]:
+        """The networks that have a group."""
+        return frozenset(self._groups)
+
+    @property
     def are_all_idle(self) -> bool:
         """Whether every trainer waits for work."""
         return not self._groups and self._idle >= self._alive
@@ -89,20 +99,29 @@ class Groups:
     def _taken(self) -> set[int]:
         return {device for group in self for device in (*group.devices, *group.recruits)}
 
-    def ready(self, ready: Ready) -> None:
+    def ready(self, ready: m.Ready) -> None:
         """A trainer waits for work.
 
         Raises:
             Impossible: it is none, or has waited all the time.
         """
+        device = self._roles.device_of.get(ready.rank)
+        if device is not None:
+            self._arrived.add(device)
+        self.see_who_is_there()
         if ready.rank in self.lost:
             return  # its last word
-        device = self._roles.device_of.get(ready.rank)
         if device is None or device in self._idle:
             raise Impossible(f"rank {ready.rank} has nothing to do, and yet there is {ready}")
         self._idle.add(device)
 
-    def built(self, built: Built) -> None:
+    def see_who_is_there(self) -> None:
+        """Tell when all trainers that are alive have come."""
+        if self._are_awaited and self._arrived and self._arrived.issuperset(self.cluster.devices):
+            self._are_awaited = False
+            self._outbox.note(RanksReady())
+
+    def built(self, built: m.Built) -> None:
         """A recruit has built the network, or all of a group have.
 
         Raises:
@@ -131,7 +150,9 @@ class Groups:
 
     def give_up(self, devices: tuple[int, ...]) -> tuple[int, ...]:
         """Devices that build a network do not answer, and never will; returns their ranks."""
-        self.lost.update(ranks := self._ranks(devices))
+        ranks = self._ranks(devices)
+        self.lost.update(ranks)
+        self.deaf.update(ranks)
         self.cluster = self.cluster.without(devices)
         self._vacated.difference_update(devices)
         for group in self:
@@ -151,6 +172,10 @@ class Groups:
         """Whether the trainers of some devices all wait for work, as far as they live."""
         return self._idle - self._taken() >= self._alive.intersection(devices)
 
+    def let_go(self, ranks: Collection[int]) -> None:
+        """Some ranks are about to end, and are not missed."""
+        self.lost.update(ranks)
+
     # ---- measuring ----
 
     def measure(self, network: NetworkSpec, gpus: int, batches: tuple[int, ...]) -> tuple[int, ...]:
@@ -163,10 +188,10 @@ class Groups:
         self._idle -= set(devices)
         self._measuring[devices] = Task(network.name, gpus)
         ranks = self._ranks(devices)
-        self._outbox.tell(ranks, Tag.TRAINER, Measure(network, ranks, self._next_number(), batches))
+        self._tell(devices, m.Measure(network, ranks, self._next_number(), batches))
         return devices
 
-    def measured(self, measured: Measured) -> Task | None:
+    def measured(self, measured: m.Measured) -> Task | None:
         """A measurement is over; returns which, or None where it was given up: one of its ranks has died.
 
         Raises:
@@ -192,22 +217,21 @@ class Groups:
         self._idle -= set(devices)
         self._groups[network.name] = Group(network, devices, epoch, dict.fromkeys(devices, epoch), joins=epoch)
         ranks = self._ranks(devices)
-        self._outbox.tell(ranks, Tag.TRAINER,
-                          Start(network, ranks, self._next_number(), self._production.stream_epoch(epoch),
-                                batch=self._batch(network, devices, epoch)))
+        self._tell(devices, m.Start(network, ranks, self._next_number(), self._production.stream_epoch(epoch),
+                                    batch=self._batch(network, devices, epoch)))
 
     def recruit(self, group: Group, devices: Sequence[int]) -> None:
         """Have free devices build the network, so that they can join its group."""
         for device in devices:
             self._idle.remove(device)
             group.recruits[device] = False
-            self._outbox.tell(self._ranks([device]), Tag.TRAINER, Join(group.network, self._next_number()))
+            self._tell([device], m.Join(group.network, self._next_number()))
 
     def dismiss(self, group: Group, devices: Sequence[int]) -> None:
         """Let devices go that were to join a group."""
         for device in devices:
             del group.recruits[device]
-        self._outbox.tell(self._ranks(devices), Tag.TRAINER, Stop(final=False))
+        self._tell(devices, m.Stop(final=False))
 
     def pause(self, group: Group, ends: bool) -> None:
         """Have a group stand still as soon as it can.
@@ -215,25 +239,25 @@ class Groups:
         Args:
             ends: whether the launch does.
         """
-        self._order(group, Pause(ends))
+        self._order(group, m.Pause(ends))
 
     def go_on(self, group: Group) -> None:
         """Have a group that stands still train on."""
-        self._order(group, GoOn(self._production.stream_epoch(group.next_epoch),
-                                self._batch(group.network, group.devices, group.next_epoch)))
+        self._order(group, m.GoOn(self._production.stream_epoch(group.next_epoch),
+                                  self._batch(group.network, group.devices, group.next_epoch)))
 
     def regroup(self, group: Group, devices: tuple[int, ...]) -> None:
         """Have a group that stands still go on with these devices, its own first."""
         stay = tuple(device for device in devices if device in group.devices)
         fresh = self._production.fresh if self._production.is_in_step else 0
-        order = Regroup(self._ranks(devices), len(stay), self._next_number(),
-                        self._production.stream_epoch(group.next_epoch), reads_from=fresh,
-                        batch=self._batch(group.network, devices, group.next_epoch))
+        order = m.Regroup(self._ranks(devices), len(stay), self._next_number(),
+                          self._production.stream_epoch(group.next_epoch), reads_from=fresh,
+                          batch=self._batch(group.network, devices, group.next_epoch))
         self._order(group, order)
         reads_from = {device: group.reads_from[device] for device in stay}
         for device in devices[len(stay):]:
             reads_from[device] = self._first_read(device, group, stay, fresh)
-            self._outbox.tell(self._ranks([device]), Tag.TRAINER, order._replace(reads_from=reads_from[device]))
+            self._tell([device], order._replace(reads_from=reads_from[device]))
             del group.recruits[device]
         group.before, group.devices, group.reads_from = group.devices, devices, reads_from
         group.joins = fresh if len(devices) > len(stay) else None
@@ -255,17 +279,17 @@ class Groups:
             saves: otherwise it gives up what it has trained since its last checkpoint.
         """
         self.dismiss(group, tuple(group.recruits))
-        self._order(group, Stop(is_final, saves))
+        self._order(group, m.Stop(is_final, saves))
 
     def remove(self, name: str) -> None:
         """A group is no more; its recruits are let go."""
         group = self._groups.pop(name)
         self.dismiss(group, tuple(group.recruits))
 
-    def _order(self, group: Group, order: Pause | GoOn | Regroup | Stop) -> None:
+    def _order(self, group: Group, order: m.Pause | m.GoOn | m.Regroup | m.Stop) -> None:
         """Tell a group's master, and go over to the phase that follows."""
         group.advance(order)
-        self._outbox.tell(self._ranks(group.devices[:1]), Tag.TRAINER, order)
+        self._tell(group.devices[:1], order)
 
     # ---- what there is to know of them ----
 
@@ -329,7 +353,7 @@ class Groups:
 
         A plan that gives it a GPU has others leave that, but they do so at the end of their epochs.
         """
-        if isinstance(move, StopGroup):
+        if isinstance(move, Stop):
             return True
         group = self.get(move.name)
         own = set() if group is None else {*group.devices, *group.recruits}
@@ -345,6 +369,9 @@ class Groups:
         wanted = next((member for member in self.wanted.members if member.name == network.name), None)
         chosen = None if wanted is None else wanted.batch_on(len(devices), network.train.batch.bounds[0])
         return self._production.batch(epoch, chosen)
+
+    def _tell(self, devices: Sequence[int], message: m.Message) -> None:
+        self._outbox.tell(self._ranks(devices), m.Tag.TRAINER, message)
 
     def _ranks(self, devices: Sequence[int]) -> tuple[int, ...]:
         return tuple(self._roles.rank_of[device] for device in devices)

@@ -11,13 +11,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from fleet.comm.messages import Leave, Pace, Stopped, Tag
+from fleet.comm import messages as m
 from fleet.domain.events import NodesLeft
-from fleet.ensemble.effects import NodesAsked, Outbox
+from fleet.ensemble.effects import NodesAsked
 from fleet.ensemble.group import Group, Phase
-from fleet.ensemble.groups import Groups
-from fleet.ensemble.networks import Networks
-from fleet.ensemble.setup import Setup
+from fleet.ensemble.launch import Launch
 from fleet.errors import UserError
 from fleet.units import counted
 from scheduler.base import InputError
@@ -51,15 +49,11 @@ class _Request:
 
 
 class Leaving:
-    """The requests for nodes of a launch.
+    """The requests for nodes of a launch."""
 
-    Args:
-        groups, networks: of the launch.
-        outbox: takes what is to be done.
-    """
-
-    def __init__(self, setup: Setup, groups: Groups, networks: Networks, outbox: Outbox) -> None:
-        self._setup, self._groups, self._networks, self._outbox = setup, groups, networks, outbox
+    def __init__(self, launch: Launch) -> None:
+        self._setup, self._groups, self._networks, self._outbox = (launch.setup, launch.groups, launch.networks,
+                                                                   launch.outbox)
         self._requests: list[_Request] = []
         self._given_back = 0
         self._ways: dict[str, Action] = {}  # of the groups that leave
@@ -70,17 +64,17 @@ class Leaving:
 
     # ---- what groups show ----
 
-    def saved(self, network: str, now_s: float) -> None:
+    def saved(self, network: str) -> None:
         """All that a network has been trained is on disk just now."""
-        self._saved_s[network] = now_s
+        self._saved_s[network] = self._outbox.now_s
 
-    def paced(self, pace: Pace) -> None:
+    def paced(self, pace: m.Pace) -> None:
         """A group shows how long its steps are."""
         group = self._groups[pace.network]
         if pace.samples_per_s > 0:
             self._step_s[pace.network] = group.network.largest_batch(len(group.devices)) / pace.samples_per_s
 
-    def stopped(self, stopped: Stopped) -> None:
+    def stopped(self, stopped: m.Stopped) -> None:
         """A group shows what its last checkpoint has taken."""
         self._writes_s[stopped.network] = stopped.checkpoint_s
 
@@ -149,11 +143,11 @@ class Leaving:
 
     # ---- what is done ----
 
-    def ask(self, asked: NodesAsked, now_s: float) -> None:
+    def ask(self, asked: NodesAsked) -> None:
         """Give nodes back: no group is started there any more, and those that are there stop."""
         devices = frozenset(self._devices(asked.nodes))
         self._groups.vacate(devices)
-        self._requests.append(_Request(asked, devices, now_s))
+        self._requests.append(_Request(asked, devices, self._outbox.now_s))
         self._ways.update(asked.ways)
 
     @property
@@ -166,7 +160,7 @@ class Leaving:
         """Whether any node was given back, or is about to be."""
         return bool(self._requests or self._given_back)
 
-    def decide(self, now_s: float) -> None:
+    def decide(self) -> None:
         """Have groups that leave stop, where they can be told, each once; let nodes go that are free."""
         self._paused &= self.groups
         for group in self._leaving():
@@ -183,7 +177,7 @@ class Leaving:
             self._given_back += 1
             self._end(request.asked.nodes)
             self._outbox.note(NodesLeft(request.asked.command, request.asked.nodes, tuple(map(
-                self._host, request.asked.nodes)), tuple(sorted(request.devices)), now_s - request.began_s,
+                self._host, request.asked.nodes)), tuple(sorted(request.devices)), self._outbox.now_s - request.began_s,
                 has_ended=self._setup.outlives))
 
     def _end(self, nodes: Iterable[int]) -> None:
@@ -192,9 +186,9 @@ class Leaving:
             return
         roles, there = self._setup.roles, set(nodes)
         ranks = {rank for rank, node in enumerate(roles.node_of) if node in there} - self._groups.lost
-        self._groups.lost.update(ranks)  # nobody is astonished when they die
-        for tag, of_role in ((Tag.TRAINER, roles.trainers), (Tag.PREPROCESSOR, roles.preprocessors)):
-            self._outbox.tell(sorted(ranks.intersection(of_role)), tag, Leave())
+        self._groups.let_go(ranks)
+        for tag, of_role in ((m.Tag.TRAINER, roles.trainers), (m.Tag.PREPROCESSOR, roles.preprocessors)):
+            self._outbox.tell(sorted(ranks.intersection(of_role)), tag, m.Leave())
 
     # ---- small things ----
 

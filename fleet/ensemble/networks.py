@@ -7,17 +7,8 @@ from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import replace
 
-from fleet.comm.messages import EpochDone, Failed, FellBack, Measured
-from fleet.domain.events import (
-    EpochEnded,
-    GroupStruck,
-    NetworkFailed,
-    NetworkFellBack,
-    NetworkFinished,
-    NetworkRetried,
-    NetworkTaken,
-    NetworkTested,
-)
+from fleet.comm import messages as m
+from fleet.domain import events
 from fleet.domain.network import EpochRecord, Judged, Outcome, Standing
 from fleet.ensemble.effects import CheckpointRead, Keep, KeepParameters, Leased, Outbox, ReadCheckpoint
 from fleet.ensemble.history import Impossible
@@ -156,13 +147,13 @@ class Networks:
         self._built[name] = parameters
         self._outbox.add(KeepParameters(name, parameters))
 
-    def end_epoch(self, done: EpochDone) -> None:
+    def end_epoch(self, done: m.EpochDone) -> None:
         """A network has finished an epoch, and perhaps its training; one that was dropped meanwhile ends with it."""
         standing = self._standings[done.network]
         history = (*standing.history, done.record)
         self._keep(done.network, _pruned(history) if _is_pruned(standing) else replace(standing, history=history))
-        self._outbox.note(EpochEnded(done.network, done.record, done.blocked_s, done.missed,
-                                     self._built.pop(done.network, 0)))
+        self._outbox.note(events.EpochEnded(done.network, done.record, done.blocked_s, done.missed,
+                                            self._built.pop(done.network, 0)))
         if done.final:
             self.finish(done.network, done.final)
 
@@ -170,28 +161,29 @@ class Networks:
         """A network is done."""
         history = self.history(name)
         self._keep(name, Standing(history, Outcome(reason)))
-        self._outbox.note(NetworkFinished(name, reason, epochs=len(history)))
+        self._outbox.note(events.NetworkFinished(name, reason, epochs=len(history)))
 
     def test(self, name: str, tested: Judged, seconds: float) -> None:
         """A network that is done was judged on the test data."""
         self._keep(name, replace(self._standings[name], tested=tested))
-        self._outbox.note(NetworkTested(name, tested.loss, tested.accuracy, tested.samples, seconds, tested.metrics))
+        self._outbox.note(events.NetworkTested(name, tested.loss, tested.accuracy, tested.samples, seconds,
+                                               tested.metrics))
 
     def fail(self, name: str, reason: str, detail: str = "", may_pass: bool = False) -> None:
         """A network has failed, and is not tried again in this launch."""
         self._keep(name, Standing(self.history(name), Outcome(reason, is_failure=True, may_pass=may_pass)))
-        self._outbox.note(NetworkFailed(name, reason, detail, may_pass))
+        self._outbox.note(events.NetworkFailed(name, reason, detail, may_pass))
 
-    def may_retry(self, failed: Failed | Measured) -> bool:
+    def may_retry(self, failed: m.Failed | m.Measured) -> bool:
         """Whether a network may be tried again after it has failed; then that is counted."""
         name = failed.network
         if not failed.may_pass or self._failures[name] >= self._retries:
             return False
         self._failures[name] += 1
-        self._outbox.note(NetworkRetried(name, failed.reason, self._failures[name], self._retries))
+        self._outbox.note(events.NetworkRetried(name, failed.reason, self._failures[name], self._retries))
         return True
 
-    def is_isolated(self, failed: Failed, slots: int) -> bool:
+    def is_isolated(self, failed: m.Failed, slots: int) -> bool:
         """Whether a network has run out of memory beside others; then it is tried again on GPUs of its own, once.
 
         Args:
@@ -200,14 +192,14 @@ class Networks:
         if not failed.out_of_memory or slots == 1 or failed.network in self.alone:
             return False
         self.alone.add(failed.network)
-        self._outbox.note(NetworkRetried(failed.network, failed.reason, self._failures[failed.network], self._retries,
-                                         alone=True))
+        self._outbox.note(events.NetworkRetried(failed.network, failed.reason, self._failures[failed.network],
+                                                self._retries, alone=True))
         return True
 
-    def fall_back(self, fallen: FellBack) -> None:
+    def fall_back(self, fallen: m.FellBack) -> None:
         """A network's newest checkpoint is damaged: it goes on from the one before, or starts over."""
         self._keep(fallen.network, self._gone_back(fallen.network, Standing(fallen.history)))
-        self._outbox.note(NetworkFellBack(fallen.network, fallen.damage, len(fallen.history), fallen.position))
+        self._outbox.note(events.NetworkFellBack(fallen.network, fallen.damage, len(fallen.history), fallen.position))
 
     def _gone_back(self, name: str, standing: Standing) -> Standing:
         """A standing that was read from a checkpoint, with what no checkpoint knows: that it is paused, or pruned."""
@@ -232,21 +224,21 @@ class Networks:
         self._elsewhere.discard(leased.network)
         self._keep(leased.network, leased.standing)
         for record in leased.unlogged:
-            self._outbox.note(EpochEnded(leased.network, record))
-        self._outbox.note(NetworkTaken(leased.network, leased.generation, len(leased.standing.history),
+            self._outbox.note(events.EpochEnded(leased.network, record))
+        self._outbox.note(events.NetworkTaken(leased.network, leased.generation, len(leased.standing.history),
                                        leased.position, leased.took_over))
         outcome, history = leased.standing.outcome, leased.standing.history
         if outcome is not None and leased.is_news:
-            self._outbox.note(NetworkFailed(leased.network, outcome.reason) if outcome.is_failure else
-                              NetworkFinished(leased.network, outcome.reason, len(history)))
+            self._outbox.note(events.NetworkFailed(leased.network, outcome.reason) if outcome.is_failure else
+                              events.NetworkFinished(leased.network, outcome.reason, len(history)))
 
     # ---- those that are away ----
 
-    def rest(self, name: str, now_s: float) -> None:
+    def rest(self, name: str) -> None:
         """Try a network again in a while."""
         if self.is_final(name):  # it was done, and has failed in its export
             self._keep(name, Standing(self.history(name)))
-        self._resting[name] = now_s + _REST_S * 2 ** (self._failures[name] - 1)
+        self._resting[name] = self._outbox.now_s + _REST_S * 2 ** (self._failures[name] - 1)
         self._sort(name)
 
     @property
@@ -282,11 +274,11 @@ class Networks:
         self._keep(name, self._gone_back(name, read.standing))
         for record in history:
             if (record.epoch, record.stream_epoch) not in had:  # saved, and then the master died
-                self._outbox.note(EpochEnded(name, record))
+                self._outbox.note(events.EpochEnded(name, record))
         outcome = self._standings[name].outcome if self.is_final(name) else None
-        self._outbox.note(GroupStruck(name, epochs=len(history), position=read.position,
-                                      reason="" if outcome is None else outcome.reason,
-                                      again=was_over and not self.is_over(name)))
+        self._outbox.note(events.GroupStruck(name, epochs=len(history), position=read.position,
+                                             reason="" if outcome is None else outcome.reason,
+                                             again=was_over and not self.is_over(name)))
 
 
 def _pruned(history: tuple[EpochRecord, ...]) -> Standing:

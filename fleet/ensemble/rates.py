@@ -1,4 +1,10 @@
-"""The rates by which an ensemble decides: given, measured before it trains, or learned while it does (pure)."""
+"""The rates by which an ensemble decides: given, measured before it trains, or learned while it does (pure).
+
+They are a book of three sources. What is given stays. What is measured (:mod:`fleet.ensemble.survey`) stands once all
+of it is. What is learned changes with each epoch: each of its rates has a spread and a number of steps, and a rate of
+an earlier launch counts until this one has shown another. :class:`RateCheck` compares what training shows with what
+was said, and :class:`Supply` says what the input gives.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +12,21 @@ from collections.abc import Callable, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
 
+from fleet.comm import messages as m
 from fleet.comm.roles import Roles
-from fleet.domain.events import Profiled, RateLearned, RatesEstimated, SharingLearned
+from fleet.domain import events
 from fleet.domain.network import StepRate
-from fleet.ensemble.effects import Admitted, KeepRates, Outbox
-from fleet.ensemble.rate_check import RateCheck
-from fleet.ensemble.setup import Setup
-from fleet.ensemble.survey import Survey
+from fleet.ensemble.effects import Admitted, KeepRates
+from fleet.ensemble.launch import Launch
+from fleet.ensemble.setup import Least, Setup, Speeds
+from fleet.ensemble.survey import Task
 from fleet.errors import UserError
 from fleet.spec import NetworkSpec
 from fleet.spec.layers import count_operations
 from scheduler.base import Network, RateTable
 from scheduler.ensemble.elastic import at_best
-from scheduler.ensemble.online import OFF, Observation, OnlineRates, Traits
+from scheduler.ensemble.online import OFF, Observation, OnlineRates, Traits, is_off
+from scheduler.ensemble.planning import reaches
 from scheduler.ensemble.probing import Tried
 from scheduler.ensemble.rates import middle
 from scheduler.ensemble.rates import rate as rate_of
@@ -52,14 +60,14 @@ class Shared:
         return cls(roles, None if asked == "auto" else asked,
                    Sharing(setup.sharing, alone_rates(rates), roles.idle_slots) if roles.slots > 1 else None)
 
-    def told(self, curve: Sequence[float], networks: float) -> SharingLearned:
+    def told(self, curve: Sequence[float], networks: float) -> events.SharingLearned:
         """What is to be said of it.
 
         Args:
             curve: s(1), s(2), ... as far as it is known.
             networks: that there are, or may be.
         """
-        return SharingLearned(tuple(curve), self.roles.slots, self.roles.device, self._bound(curve, networks))
+        return events.SharingLearned(tuple(curve), self.roles.slots, self.roles.device, self._bound(curve, networks))
 
     def _bound(self, curve: Sequence[float], networks: float) -> str:
         pays, slots = worth(curve), self.roles.slots
@@ -68,7 +76,7 @@ class Shared:
         return "per_device" if self.asked is not None and slots >= self.asked else "ranks"
 
 
-def known_sharing(setup: Setup) -> SharingLearned | None:
+def known_sharing(setup: Setup) -> events.SharingLearned | None:
     """What earlier runs have shown, where it says that more networks should share a GPU than may in this launch."""
     told = Shared.of(setup, None).told(Sharing(setup.sharing).curve, setup.spec.most_at_once)
     return told if told.bound else None
@@ -78,17 +86,19 @@ class Rates:
     """Rates that are given, and stay as they are; training shows what networks that share a GPU train together.
 
     Args:
-        keys: of networks: equal keys train at equal speed; grows.
-        check: compares them with what training shows; None where nobody has said how fast networks are.
-        outbox: takes what is to be done.
-        shared: the GPUs, as far as networks may share them.
-        time_scale: seconds that a second of training takes; rates are those of the time that is emulated.
+        speeds: what is known beforehand.
     """
 
-    def __init__(self, table: RateTable | None, keys: dict[str, str], check: RateCheck | None, outbox: Outbox,
-                 shared: Shared, time_scale: float = 1.0) -> None:
-        self._given, self._keys, self._check, self._outbox = table, keys, check, outbox
-        self._shared, self._sharing, self._time_scale = shared, shared.learned, time_scale
+    def __init__(self, speeds: Speeds, launch: Launch) -> None:
+        setup, given = launch.setup, speeds.given
+        self._given, self._keys, self._outbox = given, dict(speeds.survey.keys), launch.outbox
+        is_file = setup.spec.schedule.rates is not None
+        self._check = RateCheck(self._keys, not is_file) if setup.spec.engine.learns and (
+            is_file or given is None) else None  # otherwise nobody has said how fast networks are
+        self._shared = Shared.of(setup, given)
+        self._sharing = self._shared.learned if speeds.online is None else speeds.online.sharing
+        # Rates are those of the time that is emulated; what is measured here is that of the clock.
+        self._time_scale = 1.0 if given is None else setup.spec.resources.time_scale
         self._planned_by = self._curve
         # What is known beforehand is noted, too.
         self._noted_curve: tuple[float, ...] = (1.0,) if self._sharing is None else self._sharing.expected
@@ -179,57 +189,81 @@ class Rates:
         """
         self._planned_by = self._curve
 
+    @property
+    def least(self) -> Least | None:
+        """Network -> the rates that it has at least; None where rates are no estimates."""
+        return None
+
     def keep(self) -> None:
         """Have what is known written down for whoever plans or rehearses the run later."""
 
-    def lose(self, devices: int) -> None:
-        """There are only so many trainers left."""
+    def lose(self, devices: int, tasks: Sequence[Task] = ()) -> None:
+        """There are only so many trainers left; those that are no more were measuring this."""
+
+    def measured(self, task: Task, measured: m.Measured) -> None:
+        """A measurement is over."""
+
+    def measure(self, fail: Callable[..., None]) -> None:
+        """Give idle devices something to measure, as long as rates are missing.
+
+        Args:
+            fail: a network cannot be trained, and why.
+        """
 
 
 class MeasuredRates(Rates):
     """Rates that are measured before anything trains."""
 
-    def __init__(self, survey: Survey, check: RateCheck | None, outbox: Outbox, shared: Shared) -> None:
-        super().__init__(None, survey.keys, check, outbox, shared)
-        self._survey = survey
+    def __init__(self, speeds: Speeds, launch: Launch) -> None:
+        super().__init__(speeds, launch)
+        self._survey, self._launch = speeds.survey, launch
         self._began_s: float | None = None
 
-    def begin(self, now_s: float) -> None:
-        """Something can be measured from now on."""
-        self._began_s = now_s if self._began_s is None else self._began_s
-
-    def lose(self, devices: int) -> None:  # noqa: D102
+    def lose(self, devices: int, tasks: Sequence[Task] = ()) -> None:  # noqa: D102
+        for task in tasks:
+            self._survey.again(task)
         self._survey.lose(devices)
 
-    def end(self, now_s: float, samples: int) -> None:
-        """All that can be measured has been.
+    def measured(self, task: Task, measured: m.Measured) -> None:  # noqa: D102
+        if self._launch.networks.may_retry(measured):
+            self._survey.again(task)
+            return
+        found = self._survey.hear(task, measured)
+        self._outbox.note(events.RateMeasured(
+            task.network, task.gpus, found.rate, measured.seconds, done=self._survey.measured,
+            total=self._survey.total, reason=measured.reason, spread=found.spread, steps=found.steps,
+            timed=measured.timed, parameters=measured.parameters))
 
-        Args:
-            samples: of an epoch.
-        """
-        self._given = at_best(self._survey.table(samples), self._survey.devices)
-        self._outbox.note(Profiled(self._survey.measured, now_s - (self._began_s or 0.0),
-                                   {network.name: network.rates for network in self._given.models}))
-        given = self._given
-        self._outbox.add(KeepRates(lambda: given))
+    def measure(self, fail: Callable[..., None]) -> None:  # noqa: D102
+        groups, networks, now_s = self._launch.groups, self._launch.networks, self._launch.now_s
+        if self._given is not None:
+            return
+        self._began_s = now_s if self._began_s is None else self._began_s
+        while (task := self._survey.next(len(groups.free_whole))) is not None:
+            network = networks.specs[task.network]
+            self._launch.build(network.name, groups.measure(network, task.gpus, self._survey.batches(task)))
+        if self._survey.is_done:
+            for name, outcome in self._survey.conclude().items():
+                fail(name, outcome.reason, may_pass=outcome.may_pass)
+            self._conclude(at_best(self._survey.table(self._launch.setup.samples), self._survey.devices), now_s)
+
+    def _conclude(self, found: RateTable, now_s: float) -> None:
+        """Go by what was measured from now on."""
+        self._given = found
+        self._outbox.note(events.Profiled(self._survey.measured, now_s - (self._began_s or 0.0),
+                                          {network.name: network.rates for network in found.models}))
+        self._outbox.add(KeepRates(lambda: found))
         late, self._late = self._late, []
         for admitted in late:
             self.add(admitted)
 
 
 class LearnedRates(Rates):
-    """Rates that training itself shows.
+    """Rates that training itself shows."""
 
-    Args:
-        online: the estimate.
-        keys: of networks: equal keys train at equal speed; grows.
-        known: key -> {GPUs: samples/s}, of earlier launches.
-    """
-
-    def __init__(self, online: OnlineRates, keys: dict[str, str], known: Mapping[str, Mapping[int, float]],
-                 check: RateCheck | None, outbox: Outbox, shared: Shared) -> None:
-        super().__init__(None, keys, check, outbox, replace(shared, learned=online.sharing))
-        self._online, self._known = online, known
+    def __init__(self, online: OnlineRates, speeds: Speeds, launch: Launch) -> None:
+        super().__init__(speeds, launch)
+        self._online, self._known = online, speeds.survey.known
         self._told_steps: dict[tuple[str, int], int] = {}  # key and GPUs -> the steps that it was learned from
         self._table: RateTable | None = None  # by which the present plan was made
         self._noted: dict[str, tuple[float, ...]] = {}  # network -> the rates that were last said of it
@@ -275,7 +309,7 @@ class LearnedRates(Rates):
             return  # it says nothing of the network alone that a later run could use
         if shown.steps >= _SURER * self._told_steps.get((key, gpus), 0):
             self._told_steps[key, gpus] = max(1, shown.steps)
-            self._outbox.note(RateLearned(name, gpus, shown.rate, shown.spread, shown.steps))
+            self._outbox.note(events.RateLearned(name, gpus, shown.rate, shown.spread, shown.steps))
 
     def planned(self, is_new: bool, tried: Tried, is_over: Callable[[str], bool]) -> None:  # noqa: D102
         super().planned(is_new, tried, is_over)
@@ -292,15 +326,105 @@ class LearnedRates(Rates):
                if self._noted.get(network.name) != network.rates and not is_over(network.name)}
         if new:
             self._noted |= new
-            self._outbox.note(RatesEstimated(new, len(self._keys) - len(self._online.guessed)))
+            self._outbox.note(events.RatesEstimated(new, len(self._keys) - len(self._online.guessed)))
             self.keep()
 
     def keep(self) -> None:  # noqa: D102
         if self.are_absolute:
             self._outbox.add(KeepRates(self._online.seen))
 
-    def lose(self, devices: int) -> None:  # noqa: D102
+    @property
+    def least(self) -> Least:  # noqa: D102
+        return self._online.least
+
+    def lose(self, devices: int, tasks: Sequence[Task] = ()) -> None:  # noqa: D102
         self._online.lose(devices)
+
+
+def make_rates(speeds: Speeds, launch: Launch) -> Rates:
+    """The rates of a launch, by what is known beforehand."""
+    if speeds.given is not None:
+        return Rates(speeds, launch)
+    return MeasuredRates(speeds, launch) if speeds.online is None else LearnedRates(speeds.online, speeds, launch)
+
+
+class RateCheck:
+    """Compares the rates of training groups with those by which it was decided.
+
+    Args:
+        keys: of networks: equal keys train at equal speed, so it is told of one of them.
+        is_measured: whether rates come from measurements, of this launch or an earlier one, and not from a file.
+    """
+
+    def __init__(self, keys: Mapping[str, str], is_measured: bool) -> None:
+        self._keys, self._is_measured = keys, is_measured
+        self._told: dict[tuple[str, int], float] = {}  # key and GPUs -> what the rate was said to be
+
+    def compare(self, network: str, gpus: int, step_rate: StepRate, expected: float) -> events.RateOff | None:
+        """Tell of a rate that is off by more than a quarter, once; and again when it has changed by as much.
+
+        Steps of milliseconds differ among each other: a rate that may be off by chance alone is not told of.
+
+        Args:
+            step_rate: that the group shows.
+            expected: samples/s that it was taken to have.
+        """
+        rate = step_rate.rate
+        place = self._keys.get(network, network), gpus
+        before = self._told.get(place, expected)
+        if not is_off(Observation(rate, step_rate.spread, step_rate.steps), before):
+            return None
+        self._told[place] = rate
+        return events.RateOff(network, gpus, expected, rate, step_rate.spread, step_rate.steps, self._is_measured)
+
+
+class Supply:
+    """The samples/s that plans count on, and whether they have proved wrong.
+
+    What preprocessors say varies a little all the time. So a plan stands until what networks get of the stream is off
+    by more than a quarter: how fast the stream is does not matter as long as it is faster than all of them.
+
+    Attributes:
+        has_changed: whether the present plan was made by another supply.
+    """
+
+    def __init__(self, launch: Launch) -> None:
+        self._production, self._outbox, self._groups = launch.production, launch.outbox, launch.groups
+        self._time_scale = launch.setup.spec.resources.time_scale  # rates are those of the time that is emulated
+        self._planned: float | None = None
+        self._of: tuple[RateTable | None, int] = None, 0  # from which table, and for how many GPUs, the next two are
+        self._told: RateTable | None = None
+        self._demand = 0.0  # samples/s of the fastest network
+        self.has_changed = False
+
+    def told(self, rates: Rates) -> RateTable:
+        """The rates as a policy is to know them, which is asked now.
+
+        Args:
+            rates: that are known.
+        """
+        table, cluster = rates.table, self._groups.cluster
+        assert table is not None  # or no policy is asked
+        supply = float("inf")
+        if rates.are_samples:
+            supply = self._production.supply(self._groups.lost) * self._time_scale
+        if self._planned is None:
+            self._planned = supply
+        if supply == self._planned == table.supply:
+            self.has_changed = False
+            return table
+        if self._of[0] is not table or self._of[1] != cluster.whole_gpus:  # for there may be thousands of networks
+            self._of, self._told = (table, cluster.whole_gpus), None
+            self._demand = max((reaches(network, cluster.whole_gpus) for network in table.models), default=0.0)
+        before, now = min(self._planned, self._demand), min(supply, self._demand)
+        self.has_changed = abs(now - before) > OFF * before
+        if self.has_changed:
+            self._planned = supply
+            if supply < float("inf"):
+                self._outbox.note(events.SupplyFound(supply / self._time_scale, self._demand / self._time_scale))
+        if self._told is None or self._told.supply != self._planned:
+            self._told = replace(table, supply=self._planned)
+        return self._told
 
 
 def traits_of(network: NetworkSpec, key: str, input_shape: tuple[int, ...], classes: int) -> Traits:

@@ -13,10 +13,9 @@ from collections.abc import Iterable, Mapping
 from fleet.comm.messages import EpochDone
 from fleet.domain.events import ReplayDiffered
 from fleet.domain.network import EpochRecord
-from fleet.ensemble import effects
-from fleet.ensemble.effects import Admitted, Consulted, ConsultFailed, Outbox, Ruled
-from fleet.ensemble.networks import Networks
-from fleet.search.mind import Add, Consult, Decision, Mind, Note, Rule
+from fleet.ensemble.effects import Admitted, Consulted, ConsultFailed, Ruled
+from fleet.ensemble.launch import Launch
+from fleet.search.mind import Add, Consult, Decision, Mind, Note, Ruling
 from fleet.search.searcher import End, Verdict
 from scheduler.ensemble.crowd import Values
 
@@ -25,79 +24,50 @@ class Searching:
     """See the module.
 
     Args:
-        mind: that has taken up what earlier launches have logged.
-        begun: what followed from that.
-        open_for: how many seconds the run waits for further networks when nothing is left to train.
-        outbox: takes what is to be done.
+        begun: what followed from what earlier launches have logged.
 
     Attributes:
+        mind: that has taken that up.
         idle_since_s: when nothing was left to train any more; None while something is.
     """
 
-    def __init__(self, mind: Mind, begun: Iterable[Decision], open_for: float | None, networks: Networks,
-                 outbox: Outbox) -> None:
-        self._mind, self._open_for, self._networks, self._outbox = mind, open_for, networks, outbox
+    def __init__(self, mind: Mind, begun: Iterable[Decision], launch: Launch) -> None:
+        self.mind, self._launch, self._networks = mind, launch, launch.networks
+        self._open_for = launch.setup.spec.document.open_for
         self.idle_since_s: float | None = None
-        mind.is_open = open_for is not None
+        mind.is_open = self._open_for is not None
         self._decided = list(begun)
         self._has_heard = True  # something from which decisions may follow
         self._coming: set[str] = set()  # networks that are being looked at
         self._ahead = Values()
         for name in mind.pruned:
-            if not networks.is_over(name):
-                networks.prune(name)
+            if not self._networks.is_over(name):
+                self._networks.prune(name)
         for name in mind.paused:
-            networks.hold(name, is_paused=True)
+            self._networks.hold(name, is_paused=True)
 
     # ---- what is known ----
 
     @property
-    def awaited(self) -> frozenset[str]:
-        """The networks whose groups must wait for a searcher's answer."""
-        return self._mind.awaited
-
-    @property
     def is_over(self) -> bool:
         """Whether nothing can follow any more, once all networks are over."""
-        return self._mind.is_over and not self._coming
-
-    @property
-    def is_open(self) -> bool:
-        """Whether networks may come that no searcher has asked for."""
-        return self._mind.is_open
+        return self.mind.is_over and not self._coming
 
     @property
     def closes_s(self) -> float:
         """When the run waits for further networks no longer; infinity where it does not wait."""
-        if self.idle_since_s is None or not self.is_open or self._open_for is None:
+        if self.idle_since_s is None or not self.mind.is_open or self._open_for is None:
             return float("inf")
         return self.idle_since_s + self._open_for
-
-    def idle(self, now_s: float) -> bool:
-        """Nothing is left to train: once the run waits no longer, what is paused is judged by those that there are.
-
-        Returns:
-            Whether some go on.
-        """
-        self.idle_since_s = now_s if self.idle_since_s is None else self.idle_since_s
-        if now_s < self.closes_s or not self.is_open:
-            return False
-        self._mind.is_open, self._has_heard = False, True
-        return self.decide(())
-
-    @property
-    def has_failed(self) -> bool:
-        """Whether there is a searcher that is not called again."""
-        return self._mind.has_failed
 
     @property
     def ahead(self) -> Mapping[str, float]:
         """The epochs that each network has before it to its next rung, or its end; empty where there are no rungs."""
-        if not self._mind.has_rungs:
+        if not self.mind.has_rungs:
             return {}
         for name in self._networks.moved():
             most, done = self._networks.specs[name].train.converge.max_epochs, len(self._networks.history(name))
-            self._ahead[name] = max(1, min(most, self._mind.next_rung(name, done) or most) - done)
+            self._ahead[name] = max(1, min(most, self.mind.next_rung(name, done) or most) - done)
         return self._ahead
 
     # ---- heard ----
@@ -107,7 +77,7 @@ class Searching:
         self._end_epoch(done.network, done.record, is_done=bool(done.final))
 
     def _end_epoch(self, name: str, record: EpochRecord, is_done: bool) -> None:
-        self._mind.epoch_ended(name, record, is_done)
+        self.mind.epoch_ended(name, record, is_done)
         if is_done:
             self.over(name, End.FINISHED)
         self._has_heard = True
@@ -120,69 +90,78 @@ class Searching:
 
     def over(self, name: str, end: End) -> None:
         """A network has finished or failed."""
-        self._mind.network_over(name, end)
+        self.mind.network_over(name, end)
         self._has_heard = True
+
+    def fail(self, name: str, reason: str, detail: str = "", may_pass: bool = False) -> None:
+        """A network has failed, and is not tried again in this launch."""
+        self._networks.fail(name, reason, detail, may_pass)
+        self.over(name, End.FAILED)
 
     def answered(self, answer: Consulted | ConsultFailed) -> None:
         """A searcher has answered, or has failed."""
         self._has_heard = True
         if isinstance(answer, ConsultFailed):
-            self._mind.searcher_failed(answer.entry, answer.reason)
+            self.mind.searcher_failed(answer.entry, answer.reason)
             return
         if answer.difference:
-            self._outbox.note(ReplayDiffered(answer.entry, answer.difference))
-        self._mind.answered(answer.entry, answer.call, answer.answer)
+            self._launch.outbox.note(ReplayDiffered(answer.entry, answer.difference))
+        self.mind.answered(answer.entry, answer.call, answer.answer)
 
     def admitted(self, admitted: Admitted) -> None:
         """A network has come."""
-        name, wrong = admitted.network.name, admitted.added.wrong
+        name = admitted.network.name
         self._has_heard = True
         self._coming.discard(name)
         self._networks.add(admitted.network)
-        self._outbox.note(admitted.added)
+        self._launch.outbox.note(admitted.added)
         if not admitted.added.entry:
-            self._mind.add(name)
-        if wrong:
-            self._networks.fail(name, wrong)
-            self.over(name, End.FAILED)
+            self.mind.add(name)
+        if admitted.added.wrong:
+            self.fail(name, admitted.added.wrong)
 
     def ruled(self, ruled: Ruled) -> None:
         """Somebody outside wants a network to pause, to stop, or to go on."""
         self._has_heard = True
-        self._mind.rule(ruled.network, ruled.verdict)
+        self.mind.rule(ruled.network, ruled.verdict)
 
     # ---- decide ----
 
-    def decide(self, training: Iterable[str]) -> bool:
-        """Do what follows from all that was heard; returns whether the policy might answer otherwise now.
+    def close(self) -> bool:
+        """Nothing is left to train: once the run waits no longer, what is paused is judged by those that there are.
 
-        Args:
-            training: the networks that have a group.
+        Returns:
+            Whether some go on.
         """
-        if not self._has_heard and not self._mind.has_untold:
+        now_s = self._launch.now_s
+        self.idle_since_s = now_s if self.idle_since_s is None else self.idle_since_s
+        if now_s < self.closes_s or not self.mind.is_open:
+            return False
+        self.mind.is_open, self._has_heard = False, True
+        return self.decide()
+
+    def decide(self) -> bool:
+        """Do what follows from all that was heard; returns whether the policy might answer otherwise now."""
+        if not self._has_heard and not self.mind.has_untold:
             return False
         self._has_heard = False
         decided, self._decided = self._decided, []
-        groups = frozenset(training)
-        decided += self._mind.decide(Counter(map(self._mind.entry, groups)), groups | self._networks.fallen)
-        has_news = False
-        for decision in decided:
-            has_news |= self._follow(decision)
-        return has_news
+        training = self._launch.groups.names
+        decided += self.mind.decide(Counter(map(self.mind.entry, training)), training | self._networks.fallen)
+        are_news = [self._follow(decision) for decision in decided]
+        return any(are_news)
 
     def _follow(self, decision: Decision) -> bool:
         match decision:
-            case Note(event):
-                self._outbox.note(event)
-            case Consult(entry, call):
-                self._outbox.add(effects.Consult(entry, call))
+            case Note() | Consult():
+                self._launch.outbox.add(decision)
             case Add(network) if network not in self._networks.specs:  # otherwise an earlier launch has added it
                 self._coming.add(network)
-                self._outbox.add(effects.Admit(decision))
-            case Rule(network, Verdict.STOP):
+                self._launch.outbox.add(decision)
+            case Ruling(network, Verdict.STOP):
                 self._networks.prune(network)
                 return True
-            case Rule(network, verdict):
+            case Ruling(network, verdict):
                 self._networks.hold(network, is_paused=verdict is Verdict.PAUSE)
                 return True
         return False

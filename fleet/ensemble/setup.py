@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
 from fleet.comm.roles import Roles
+from fleet.ensemble.survey import Survey
 from fleet.spec import Spec
 from fleet.stream.layout import Layout
 from scheduler.base import Cluster, Progress, RateTable, Round
+from scheduler.ensemble.online import OnlineRates
 from scheduler.ensemble.probing import Tried
 
 
@@ -49,6 +51,21 @@ class Setup:
 
 
 @dataclass(frozen=True)
+class Speeds:
+    """What is known of how fast networks are, before a launch trains any.
+
+    Attributes:
+        survey: the measurements to make where nothing else says it, and what is known of earlier ones.
+        given: the rates of a file, instead.
+        online: learns rates from training, instead.
+    """
+
+    survey: Survey
+    given: RateTable | None = None
+    online: OnlineRates | None = None
+
+
+@dataclass(frozen=True)
 class Decision:
     """What a policy answers, how many seconds that took, and the rates that the answer only tries."""
 
@@ -57,4 +74,6 @@ class Decision:
     tried: Tried = frozenset()
 
 
-Ask: TypeAlias = Callable[[RateTable, Progress, Cluster], Decision]
+Least: TypeAlias = Callable[[str], Sequence[float]]  # the rates that a network has at least
+
+Ask: TypeAlias = Callable[[RateTable, Progress, Cluster, Least | None], Decision]

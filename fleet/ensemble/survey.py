@@ -9,8 +9,9 @@ not measured again (:mod:`fleet.runtime.known_rates`).
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from fleet.comm.messages import Measured
 from fleet.domain.network import Outcome, StepRate
@@ -18,7 +19,7 @@ from fleet.spec import NetworkSpec, Profile
 from scheduler.base import CommTime, InputError, Network, RateTable
 from scheduler.elastic.analyzer import Timed, analysed, batches_to_time, joined
 from scheduler.ensemble.elastic import at_best
-from scheduler.ensemble.rates import counts_to_measure, up_to_gap
+from scheduler.ensemble.rates import counts_to_measure, rate, up_to_gap
 
 
 @dataclass(frozen=True)
@@ -29,40 +30,39 @@ class Task:
     gpus: int
 
 
-@dataclass
 class Survey:
     """The measurements of an ensemble.
 
     Args:
         networks: to measure.
-        keys: of each network: equal keys train at equal speed, so one of them is measured; grows.
+        keys: of each network: equal keys train at equal speed, so one of them is measured.
         profile: the spec's settings.
         devices: how many trainers there are.
         gpus_per_node: of them.
-        known: key -> {gpus: samples/s}, what was measured before; grows.
-        timed: key -> the steps that were timed before, of networks whose batch the policy chooses; grows.
+        known: key -> {gpus: samples/s}, what was measured before.
+        timed: key -> the steps that were timed before, of networks whose batch the policy chooses.
+
+    Attributes:
+        measured: how many measurements have been made.
+        failed: the networks that cannot be trained.
     """
 
-    networks: Sequence[NetworkSpec]
-    keys: dict[str, str]
-    profile: Profile
-    devices: int
-    gpus_per_node: int
-    known: dict[str, dict[int, float]]
-    timed: dict[str, Timed] = field(default_factory=dict)
-    failed: dict[str, Outcome] = field(default_factory=dict)
-    measured: int = 0
-    _twins: dict[str, list[NetworkSpec]] = field(default_factory=dict)  # by key
-    _queue: deque[Task] = field(default_factory=deque)
-    _open: set[Task] = field(default_factory=set)
-    _is_scaling: bool = False
-
-    def __post_init__(self) -> None:
-        for network in self.networks:
-            self._twins.setdefault(self.keys[network.name], []).append(network)
+    def __init__(self, networks: Sequence[NetworkSpec], keys: Mapping[str, str], profile: Profile, devices: int,
+                 gpus_per_node: int, known: Mapping[str, Mapping[int, float]],
+                 timed: Mapping[str, Timed] | None = None) -> None:
+        self.networks, self.keys, self.profile, self.devices = networks, keys, profile, devices
+        self._gpus_per_node, self.measured, self._is_scaling = gpus_per_node, 0, False
+        self.known = {key: dict(rates) for key, rates in known.items()}
+        self._timed = dict(timed or {})
+        self.failed: dict[str, Outcome] = {}
+        self._twins: dict[str, list[NetworkSpec]] = {}  # by key
+        self._queue: deque[Task] = deque()
+        self._open: set[Task] = set()
+        for network in networks:
+            self._twins.setdefault(keys[network.name], []).append(network)
             self._forget(network)
-        for network in sorted(self.networks, key=lambda network: network.min_gpus):
-            self._ask(self.keys[network.name], self._least(network))
+        for network in sorted(networks, key=lambda network: network.min_gpus):
+            self._ask(keys[network.name], self._least(network))
         self._scale()
 
     # ---- what to do next ----
@@ -90,7 +90,7 @@ class Survey:
         network = next(one for one in self.networks if one.name == task.network)
         if not network.train.batch.is_elastic:
             return ()
-        alone = self.timed.get(self.keys[task.network], Timed()).steps.get(1, ())
+        alone = self._timed.get(self.keys[task.network], Timed()).steps.get(1, ())
         return batches_to_time(network.train.batch.bounds, network.min_gpus, task.gpus,
                                max((step.batch for step in alone), default=None))
 
@@ -98,7 +98,7 @@ class Survey:
         """Take in what a group has measured; returns its rate."""
         if measured.timed:
             key = self.keys[task.network]
-            self.timed[key] = self.timed.get(key, Timed()).also(task.gpus, measured.timed, measured.parameters)
+            self._timed[key] = self._timed.get(key, Timed()).also(task.gpus, measured.timed, measured.parameters)
         self.add(task, measured.rate.rate, measured.reason, measured.may_pass)
         return measured.rate
 
@@ -107,10 +107,10 @@ class Survey:
         if not network.train.batch.is_elastic:
             return
         key = self.keys[network.name]
-        timed = self.timed.get(key, Timed())
+        timed = self._timed.get(key, Timed())
         if not timed.holds(batches_to_time(network.train.batch.bounds, network.min_gpus, gpus=1)):
-            timed = self.timed[key] = Timed()
-        self.known[key] = {gpus: rate for gpus, rate in self.known.get(key, {}).items() if gpus in timed.steps}
+            timed = self._timed[key] = Timed()
+        self.known[key] = {gpus: known for gpus, known in self.known.get(key, {}).items() if gpus in timed.steps}
 
     def conclude(self) -> dict[str, Outcome]:
         """The networks that cannot be trained, when all that can be measured has been."""
@@ -121,12 +121,12 @@ class Survey:
                 self.failed[network.name] = Outcome(str(error), is_failure=True)
         return self.failed
 
-    def add(self, task: Task, rate: float, reason: str, may_pass: bool = False) -> None:
+    def add(self, task: Task, measured: float, reason: str, may_pass: bool = False) -> None:
         """Take in what was measured; a rate of 0 comes with its reason, and whether that may pass."""
         self._open.discard(task)
         self.measured += 1
-        if rate > 0:
-            self.known.setdefault(self.keys[task.network], {})[task.gpus] = rate
+        if measured > 0:
+            self.known.setdefault(self.keys[task.network], {})[task.gpus] = measured
         else:
             self.failed[task.network] = Outcome(reason, is_failure=True, may_pass=may_pass)
             # Its twins may be built otherwise (another seed), so one of them takes over what it was asked for.
@@ -166,7 +166,7 @@ class Survey:
         single = [self._rates(network)[0] for network in self._able()]
         if not single:
             return
-        most = self.profile.max_gpus or counts_to_measure(single, self.gpus_per_node, self.devices)
+        most = self.profile.max_gpus or counts_to_measure(single, self._gpus_per_node, self.devices)
         for gpus in range(2, min(most, self.devices) + 1):
             for key in self._twins:
                 self._ask(key, gpus)
@@ -176,7 +176,7 @@ class Survey:
     def table(self, samples_per_epoch: int) -> RateTable:
         """The rates of all networks that could be measured."""
         found = [self._analysed(network) for network in self._able()]
-        return RateTable(samples_per_epoch, self.gpus_per_node, tuple(network for network, _ in found),
+        return RateTable(samples_per_epoch, self._gpus_per_node, tuple(network for network, _ in found),
                          joined(exchange for _, exchanges in found for exchange in exchanges))
 
     def _analysed(self, network: NetworkSpec) -> tuple[Network, tuple[CommTime, ...]]:
@@ -189,8 +189,8 @@ class Survey:
         if not network.train.batch.is_elastic:
             return found, ()
         found, exchanges = analysed(replace(found, batches=network.train.batch.bounds),
-                                    self.timed.get(self.keys[network.name], Timed()))
-        at_best(RateTable(1, self.gpus_per_node, (found,), exchanges), self.devices)  # says what is wrong
+                                    self._timed.get(self.keys[network.name], Timed()))
+        at_best(RateTable(1, self._gpus_per_node, (found,), exchanges), self.devices)  # says what is wrong
         return found, exchanges
 
     @staticmethod
@@ -205,3 +205,40 @@ class Survey:
 
     def _rates(self, network: NetworkSpec) -> tuple[float, ...]:
         return up_to_gap(self.known[self.keys[network.name]], self._least(network))
+
+
+class SurveyEstimate(NamedTuple):
+    """What is to be measured, and how long the devices are taken by it."""
+
+    measurements: int
+    seconds: float
+
+
+def estimate(survey: Survey, rates: RateTable, build_s: float) -> SurveyEstimate:
+    """Go through a survey on a clock of its own, as the runtime does: measurements side by side, on idle devices.
+
+    Args:
+        survey: which is used up.
+        rates: of its networks.
+        build_s: seconds that it takes to build a network and to trace its steps, before they are measured.
+    """
+    networks = {network.name: network for network in rates.models}
+    specs = {network.name: network for network in survey.networks}
+
+    def takes_s(task: Task) -> float:
+        samples = survey.profile.batches * specs[task.network].global_batch(task.gpus)
+        return build_s + samples / rate(networks[task.network], task.gpus)
+
+    now_s, idle, running = 0.0, survey.devices, list[tuple[float, int, Task]]()
+    started = 0
+    while True:
+        while (task := survey.next(idle)) is not None:
+            started += 1
+            idle -= task.gpus
+            running.append((now_s + takes_s(task), started, task))
+        if not running:  # nothing is left, or only what wants more devices than there are
+            return SurveyEstimate(started, now_s)
+        running.remove(first := min(running))
+        now_s, _, task = first
+        idle += task.gpus
+        survey.add(task, rate(networks[task.network], task.gpus), "")

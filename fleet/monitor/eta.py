@@ -16,12 +16,12 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from collections.abc import Set as AbstractSet
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fleet.domain.events import Estimated
 from fleet.domain.network import epochs_left
+from fleet.domain.outlook import Coming, Outlook
 from fleet.domain.run import Group, Launch, RunState
 from fleet.errors import UserError
 from fleet.spec import NetworkSpec, Spec
@@ -39,39 +39,6 @@ _OWN = 0.1  # how far the durations of a network's epochs may be off at least th
 _OTHERS = 0.5  # and of one that has not, as long as few have
 _RECENT = 10  # epochs of a network say how far durations are from what rates promise
 _UNKNOWN = (1.0,)  # samples/s of a network whose rate nobody has measured: what its epochs show says all
-
-
-@dataclass(frozen=True)
-class Coming:
-    """Networks that a search will yet ask for.
-
-    Attributes:
-        networks: how many at most.
-        epochs: that they may train together at most; infinity where there is no budget.
-        at_once: how many there are at a time at most; infinity where the devices decide.
-        before: those that it has asked for; of each that trains no more, after how many epochs, otherwise None.
-    """
-
-    networks: float
-    epochs: float
-    at_once: float
-    before: Mapping[str, int | None]
-
-
-@dataclass(frozen=True)
-class Outlook:
-    """What is known of searches, and of the rule by which networks are pruned.
-
-    Attributes:
-        idle: networks that are paused or pruned.
-        next_rung: the epochs after which a network that has ended so many is judged next; None without rungs.
-        expected: how many epochs a network trains on average that may train so many; None without rungs.
-    """
-
-    idle: AbstractSet[str] = frozenset()
-    next_rung: Callable[[str, int], int | None] = lambda name, epochs: None
-    expected: Callable[[int], float | None] = lambda most: None
-    coming: tuple[Coming, ...] = ()
 
 
 _NOTHING = Outlook()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -33,12 +33,15 @@ class Admission:
 
     Args:
         results: of the run; they know of a network from then on.
+        keys: of networks: equal ones train at equal speed; those that come are added.
         known: key -> {GPUs: samples/s}, of earlier runs.
         learns: whether rates are learned from training.
     """
 
-    def __init__(self, launch: Launch, results: Results, known: dict[str, dict[int, float]], learns: bool) -> None:
-        self._launch, self._results, self._known, self._learns = launch, results, known, learns
+    def __init__(self, launch: Launch, results: Results, keys: dict[str, str],
+                 known: Mapping[str, Mapping[int, float]], learns: bool) -> None:
+        self._launch, self._results, self._learns = launch, results, learns
+        self._keys, self._known = keys, known
         self._spec = launch.spec  # with all entries that were added
         self._quota = Quota(launch.paths, launch.spec.checkpoint)
         self._waiting: dict[str, tuple[Add, int]] = {}  # network -> who asks, and the epoch of its parent that it needs
@@ -178,6 +181,7 @@ class Admission:
         self._results.add(network, None if added.wrong else parameters_of(network, sample))
         codes = codes_of_all(replace(launch.spec, networks=(network,)), launch.beside)
         key = speed_identity(network, launch.spec.resources, sample, launch.machine, codes)
+        self._keys[network.name] = key
         is_learned = self._learns and not added.wrong
         seen = sample.of(network.feed)
         traits = traits_of(network, key, seen.image.shape, seen.classes) if is_learned else None

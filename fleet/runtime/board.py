@@ -26,7 +26,7 @@ from fleet.domain.events import (
 from fleet.domain.run import RunState
 from fleet.ensemble.claims import Claims
 from fleet.ensemble.rates import traits_of
-from fleet.ensemble.setup import Setup
+from fleet.ensemble.setup import Setup, Speeds
 from fleet.ensemble.survey import Survey
 from fleet.errors import ExitStatus, UserError
 from fleet.monitor.html import write_report
@@ -37,7 +37,7 @@ from fleet.monitor.view import make_view
 from fleet.prediction.ensembles import EnsembleResult, fed_alike, judge_ensembles, table_of, write_ensembles
 from fleet.runtime.admission import Admission
 from fleet.runtime.ahead import busy
-from fleet.runtime.coordinator import Coordinator, Observer, Search
+from fleet.runtime.coordinator import Coordinator, Files, Observer, Past, Search
 from fleet.runtime.harvest import Harvest
 from fleet.runtime.interrupt import Interruption
 from fleet.runtime.known_rates import Profile
@@ -45,9 +45,9 @@ from fleet.runtime.launch import Launch
 from fleet.runtime.outside.clerk import Clerk
 from fleet.runtime.outside.mailbox import Mailbox
 from fleet.runtime.replay import compare
-from fleet.runtime.searchers import Searchers
-from fleet.runtime.searches import calls_of, make_mind, make_searchers
+from fleet.runtime.searchers import Searchers, calls_of, make_searchers
 from fleet.runtime.start import Laps
+from fleet.search.mind import make_mind
 from fleet.spec import NetworkSpec
 from fleet.storage.event_log import EventLog, RunTail, logged_epochs, read_events, read_run
 from fleet.storage.files import STDOUT, SharedPacing, storing
@@ -106,7 +106,13 @@ class CoordinatorSide:
         self._view = make_view(run, launch.request.plain)
         self._log = tuple(logged.event for logged in read_events(paths.events)) if paths.events.exists() else ()
         self._book = RateBook(cache_path(), launch.request.remeasure)
-        self._survey = self._make_survey()
+        self._left = [network for network in spec.networks
+                      if self.results.standing(network.name).outcome is None]  # when the launch begins
+        codes = codes_of_all(spec, launch.beside)
+        # Of each network, also of those that come: equal keys train at equal speed.
+        self._keys = {network.name: speed_identity(network, spec.resources, launch.sample, launch.machine, codes)
+                      for network in self._left}
+        self._known = numbers(self._book.known)
         consumed = [record.stream_epoch for history in histories.values() for record in history]
         consumed += [state.stream_epoch for state in states.values()]
         self.first_epoch = 1 + max(consumed, default=-1)
@@ -122,15 +128,16 @@ class CoordinatorSide:
                       first_epoch=self.first_epoch, replayed=tuple(launch.replayed_epochs()),
                       replayed_batches=tuple(record.batch for record in launch.replayed),
                       bad=frozenset(self.results.bad),
-                      elsewhere=frozenset() if self._harvest is None else frozenset(self._left),
+                      elsewhere=frozenset() if self._harvest is None else frozenset(self._epochs_left),
                       sharing=self._sharing(), alone=self._alone(), hosts=world.hosts)
         online = self._online()
         observers: list[Observer] = [self._view, TensorBoardObserver(paths), self]
-        self.coordinator = Coordinator(world, setup, self._survey, launch.rates, self.results, self._events,
-                                       Profile(paths.profile), observers, interruption, unlogged, self._remembered(),
-                                       (launch.cache.event(launch.roles.shared), *launch.changes,
-                                        *self._damaged()), launch.fence, online, self._harvest,
-                                       self._search(online is not None), laps, run)
+        self.coordinator = Coordinator(
+            world, setup, Speeds(self._make_survey(), launch.rates, online),
+            Files(self.results, self._events, Profile(paths.profile), launch.fence), observers, interruption,
+            Past(unlogged, self._remembered(), (launch.cache.event(launch.roles.shared), *launch.changes,
+                                                *self._damaged()), laps),
+            self._harvest, self._search(online is not None), run)
         if self._harvest is not None:
             self.results.check, self.results.pacing = self._harvest.check, SharedPacing(paths.results)
             self._harvest.start()
@@ -139,10 +146,10 @@ class CoordinatorSide:
     def busy(self) -> tuple[int, ...]:
         """The trainers that can be busy at once, by what is left to train."""
         together = max(1, worth(Sharing(self._sharing()).curve))
-        return busy(self._survey.networks, self._launch.roles, bool(self._launch.spec.searches), together)
+        return busy(self._left, self._launch.roles, bool(self._launch.spec.searches), together)
 
     @property
-    def _left(self) -> dict[str, int]:
+    def _epochs_left(self) -> dict[str, int]:
         """Network that is not over -> epochs that it has been trained."""
         return {name: len(standing.history) for name, standing in self.results.standings.items()
                 if standing.outcome is None}
@@ -153,7 +160,7 @@ class CoordinatorSide:
         if not launch.request.beside_others or lease is None:
             return None
         largest = max((network.min_gpus for network in launch.spec.networks), default=1)
-        claims = Claims(self._left, max(1, len(launch.roles.trainers) // largest), launch.request.idle)
+        claims = Claims(self._epochs_left, max(1, len(launch.roles.trainers) // largest), launch.request.idle)
         return Harvest(launch.paths, NetworkLeases(launch.paths, lease), claims, self.results, tail)
 
     def _damaged(self) -> list[NetworkFellBack]:
@@ -163,11 +170,11 @@ class CoordinatorSide:
 
     def _search(self, learns: bool) -> Search:
         """What asks for networks and prunes them."""
-        launch, survey = self._launch, self._survey
+        launch = self._launch
         searchers = make_searchers(launch.ends)
         mind = make_mind(launch.spec, launch.ends, searchers, len(launch.roles.trainers),
                          judges=not launch.replayed)
-        admission = Admission(launch, self.results, survey.known, learns)
+        admission = Admission(launch, self.results, self._keys, self._known, learns)
         clerk = None if launch.replayed or launch.request.beside_others else Clerk(
             Mailbox(launch.paths.mailbox), self.results, admission,
             (event for event in self._log if isinstance(event, Commanded)))
@@ -177,25 +184,21 @@ class CoordinatorSide:
 
     def _make_survey(self) -> Survey:
         """The measurements that networks which are not done need, beside those that are known."""
-        launch, spec, roles = self._launch, self._launch.spec, self._launch.roles
-        left = [network for network in spec.networks if self.results.standing(network.name).outcome is None]
-        codes = codes_of_all(spec, launch.beside)
-        keys = {network.name: speed_identity(network, spec.resources, launch.sample, launch.machine, codes)
-                for network in left}
-        return Survey(left, keys, spec.profile, roles.cluster.whole_gpus, roles.whole_per_node,
-                      numbers(self._book.known), timings(self._book.known))
+        roles = self._launch.roles
+        return Survey(self._left, self._keys, self._launch.spec.profile, roles.cluster.whole_gpus,
+                      roles.whole_per_node, self._known, timings(self._book.known))
 
     def _online(self) -> OnlineRates | None:
         """What learns rates from training; None where they are given, or measured before."""
-        launch, survey = self._launch, self._survey
-        is_measured = launch.spec.profile.when == "before" or any(map(_is_elastic, survey.networks))
+        launch = self._launch
+        is_measured = launch.spec.profile.when == "before" or any(map(_is_elastic, self._left))
         if launch.rates is not None or is_measured:
             return None
-        samples = [launch.sample.of(network.feed) for network in survey.networks]
-        traits = [traits_of(network, survey.keys[network.name], sample.image.shape, sample.classes)
-                  for network, sample in zip(survey.networks, samples, strict=True)]
+        samples = [launch.sample.of(network.feed) for network in self._left]
+        traits = [traits_of(network, self._keys[network.name], sample.image.shape, sample.classes)
+                  for network, sample in zip(self._left, samples, strict=True)]
         roles = launch.roles
-        return OnlineRates(traits, self.results.samples, roles.whole_per_node, roles.cluster.whole_gpus, survey.known,
+        return OnlineRates(traits, self.results.samples, roles.whole_per_node, roles.cluster.whole_gpus, self._known,
                            roles.slots, self._sharing(), roles.idle_slots)
 
     def _sharing(self) -> dict[int, float]:
@@ -209,12 +212,12 @@ class CoordinatorSide:
         """Keep what was measured, or learned, soon after that, whatever becomes of this launch."""
         match event:
             case RateLearned():
-                self._book.add(self._survey.keys[event.network], event.gpus, self._found(event, "trained"))
+                self._book.add(self._keys[event.network], event.gpus, self._found(event, "trained"))
             case RateMeasured() if event.rate > 0:
-                self._book.add(self._survey.keys[event.network], event.gpus, replace(
+                self._book.add(self._keys[event.network], event.gpus, replace(
                     self._found(event, "measured"), timed=event.timed, parameters=event.parameters))
             case RateOff() if event.corrected:
-                self._book.correct(self._survey.keys[event.network], event.gpus, self._found(event, "trained"))
+                self._book.correct(self._keys[event.network], event.gpus, self._found(event, "trained"))
                 self._book.write()
             case SharingLearned() if self._launch.spec.engine.learns and event.speedups != Sharing(
                     self._sharing()).curve:  # else it is what earlier runs have shown
@@ -223,7 +226,7 @@ class CoordinatorSide:
                         speedup, 0.0, 1, time.time(), self._machine, "trained",
                         f"{count} networks on one {event.device}"))
             case NetworkRetried(alone=True):
-                self._book.add(alone_key(self._survey.keys[event.network]), 1, KnownRate(
+                self._book.add(alone_key(self._keys[event.network]), 1, KnownRate(
                     1.0, 0.0, 1, time.time(), self._machine, event.reason, event.network))
                 self._book.write()
             case Profiled():
@@ -247,7 +250,7 @@ class CoordinatorSide:
 
     def _alone(self) -> frozenset[str]:
         """The networks that ran out of memory beside others, here or in earlier runs on this machine."""
-        return frozenset(name for name, key in self._survey.keys.items() if alone_key(key) in self._book.known)
+        return frozenset(name for name, key in self._keys.items() if alone_key(key) in self._book.known)
 
     def _remembered(self) -> RatesRemembered | None:
         """The rates of earlier launches that this one goes by; None where there are none, or rates are not measured."""
@@ -256,7 +259,7 @@ class CoordinatorSide:
         now = time.time()
         rates = {name: tuple(RememberedRate(gpus, one.rate, one.spread, max(0.0, now - one.at), one.machine, one.how)
                              for gpus, one in sorted(self._book.known.get(key, {}).items()))
-                 for name, key in self._survey.keys.items()}
+                 for name, key in self._keys.items()}
         known = {name: found for name, found in rates.items() if found}
         return RatesRemembered(str(self._book.path), known) if known else None
 
@@ -277,7 +280,7 @@ class CoordinatorSide:
         self.results.write()
         self._events.close()
         status = ExitStatus(self.coordinator.status or 0)
-        if self._launch.cache.is_passing and not self._left:  # no launch of this run wants it any more
+        if self._launch.cache.is_passing and not self._epochs_left:  # no launch of this run wants it any more
             self._launch.paths.decoded.unlink(missing_ok=True)
         with storing(STDOUT):
             self._print()

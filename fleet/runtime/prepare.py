@@ -36,7 +36,7 @@ from fleet.runtime.inputs import (
 from fleet.runtime.known_rates import check_remeasuring, hardware, rates_of, read_rates_of
 from fleet.runtime.launch import Launch, Ranks
 from fleet.runtime.replay import Replay, replaying
-from fleet.runtime.searches import make_searchers
+from fleet.runtime.searchers import make_searchers
 from fleet.runtime.start import Request
 from fleet.spec import NetworkSpec, Spec, load, with_cache
 from fleet.spec.fitting import joined, misfits

@@ -1,4 +1,4 @@
-"""Searchers are called here: by one thread of rank 0, one call after another, each within a time limit.
+"""Searchers are made and called here: by one thread of rank 0, one call after another, each within a time limit.
 
 A searcher may think for seconds, while MPI, messages and the lease cannot wait. So the coordinator hands over a call
 (:meth:`Searchers.consult`) and looks at each of its steps whether the answer is there (:meth:`Searchers.heard`). A
@@ -10,13 +10,19 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import TypeAlias
 
-from fleet.domain.events import Searched
+from fleet.domain.events import Event, Searched
 from fleet.ensemble.effects import Consulted, ConsultFailed
+from fleet.errors import SpecError, UserError
 from fleet.search.calls import Call, make, replay
-from fleet.search.searcher import Searcher
+from fleet.search.mind import Entry, entries_of
+from fleet.search.pruning import make_judge
+from fleet.search.searcher import Searcher, make_searcher
+from fleet.spec import Spec
 from fleet.spec.model import one_line
 from fleet.units import format_duration
 
@@ -24,6 +30,69 @@ _PATIENCE_S = 60.0  # for one call, where nobody has said how long
 
 
 Answer: TypeAlias = Consulted | ConsultFailed
+
+
+def make_searchers(ends: Spec) -> dict[str, Searcher]:
+    """The searchers of a spec, by the names of their entries.
+
+    Args:
+        ends: the spec, with the networks that stand for those of its searches.
+
+    Raises:
+        SpecError: one cannot be made, or the rule of pruning; the message says which, and why.
+    """
+    searchers = {}
+    with _said_at(ends, ("prune", "rule")):
+        make_judge(ends.document.prune, 1, ends.seed)
+    for index, entry in entries_of(ends).items():
+        with _said_at(ends, ("models", index, "search", "ask")):
+            searchers[entry.name] = _made(entry)
+    return searchers
+
+
+@contextmanager
+def _said_at(spec: Spec, place: tuple) -> Iterator[None]:
+    """A context in which what is wrong with a part of the user's own is a mistake at its place in the spec."""
+    try:
+        yield
+    except UserError as error:
+        wrong, _, right = str(error).partition("; ")
+        raise SpecError([spec.origin.mistake(place, wrong, right)]) from error
+
+
+def _made(entry: Entry) -> Searcher:
+    """A searcher, made in a thread: its constructor has as long as each of its calls.
+
+    Raises:
+        UserError: it cannot be made, or not in time.
+    """
+    search = entry.settings
+    made: queue.SimpleQueue[Searcher | BaseException] = queue.SimpleQueue()
+
+    def work() -> None:
+        try:
+            made.put(make_searcher(search.ask, entry.space, search.seed, entry.mode, search.options))
+        except BaseException as error:
+            made.put(error)
+
+    threading.Thread(target=work, name="searcher", daemon=True).start()
+    try:
+        found = made.get(timeout=search.answer_within)
+    except queue.Empty:
+        raise UserError(f"{search.ask} was not made within {format_duration(search.answer_within)}; what takes long "
+                        "should wait until it is asked, or search.answer_within be more") from None
+    if isinstance(found, BaseException):
+        raise found
+    return found
+
+
+def calls_of(log: Iterable[Event]) -> dict[str, Sequence[Searched]]:
+    """The calls of earlier launches, by entry."""
+    calls: dict[str, list[Searched]] = defaultdict(list)
+    for event in log:
+        if isinstance(event, Searched):
+            calls[event.entry].append(event)
+    return dict(calls)
 
 
 class _Work:

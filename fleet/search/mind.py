@@ -9,19 +9,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
 from fleet.domain.events import EpochEnded, Event, NetworkFinished, NetworkJudged, Searched, SearchFailed
 from fleet.domain.events.search import USER
 from fleet.domain.network import EpochRecord, Standing
+from fleet.domain.outlook import Coming, Outlook
 from fleet.search.calls import Call, Nonsense, Resume, as_call, as_event
 from fleet.search.conversation import Asked, Conversation, Judged, Resumed
-from fleet.search.life import Life
-from fleet.search.pruning import Judge
+from fleet.search.pruning import Judge, make_judge
 from fleet.search.rungs import natural
-from fleet.search.searcher import End, Mode, Verdict
-from fleet.spec.search import Search
+from fleet.search.searcher import End, Mode, Resuming, Searcher, Verdict
+from fleet.spec import NetworkSpec, Spec
+from fleet.spec.search import Prune, Search, find_rule
 from fleet.spec.space import Member, Space, size_of
 
 _SEARCHER, _END = "searcher", "end"
@@ -48,6 +49,22 @@ class Entry:
     def network(self, number: int) -> str:
         """The name of one of its networks."""
         return f"{self.name}-{number}"
+
+
+def entries_of(ends: Spec) -> dict[int, Entry]:
+    """The entries whose networks are asked for in this launch, by their places in the spec; none are in a replay.
+
+    Args:
+        ends: the spec, with the networks that stand for those of its searches.
+    """
+    first = {network.entry: network for network in reversed(ends.networks)}
+    return {index: Entry(entry.stem, entry.search, entry.space or {}, _mode(first[index]),
+                         first[index].train.converge.watched)
+            for index, entry in ends.searches.items() if entry.search is not None and index in first}
+
+
+def _mode(network: NetworkSpec) -> Mode:
+    return "maximize" if network.train.converge.sign > 0 else "minimize"
 
 
 # ---- what follows ------------------------------------------------------------------------------
@@ -87,7 +104,7 @@ class Add:
 
 
 @dataclass(frozen=True)
-class Rule:
+class Ruling:
     """A network is paused or dropped, or goes on after a pause; it has been noted."""
 
     network: str
@@ -95,7 +112,46 @@ class Rule:
     by: tuple[str, ...]
 
 
-Decision: TypeAlias = Note | Consult | Add | Rule
+Decision: TypeAlias = Note | Consult | Add | Ruling
+
+
+@dataclass
+class Life:
+    """A network, as far as a search must know it.
+
+    Attributes:
+        entry, number: empty for a network that was in the spec.
+        values: the monitored one of each epoch that the rule has heard of.
+        best: the best monitored value so far, NaN before there is one.
+        verdict: of the rule, on the newest of them.
+        acted: the epoch up to which it is known that verdicts have been acted on, where that changed anything.
+        is_resumed: whether an earlier launch heard from the searcher that it goes on, and broke off.
+        waits: for the searcher's answer about its newest epoch.
+        holders: who has paused it.
+        end: once it is over.
+    """
+
+    name: str
+    entry: str = ""
+    number: int = -1
+    values: list[float] = field(default_factory=list)
+    best: float = math.nan
+    verdict: Verdict = Verdict.GO_ON
+    acted: int = 0
+    is_resumed: bool = False
+    waits: bool = False
+    holders: set[str] = field(default_factory=set)
+    end: End | None = None
+
+    @property
+    def judged(self) -> int:
+        """The epochs that the rule has heard of."""
+        return len(self.values)
+
+    @property
+    def is_alive(self) -> bool:
+        """Whether it is neither over nor paused."""
+        return self.end is None and not self.holders
 
 
 class Mind:
@@ -175,31 +231,26 @@ class Mind:
             talk.next(self._wants(name, 0)) is None for name, talk in self._talks.items())
 
     @property
-    def entries(self) -> Mapping[str, Entry]:
-        """The entries whose networks are asked for, by name."""
-        return self._entries
+    def outlook(self) -> Outlook:
+        """What may yet come, for whoever estimates how long the run will go on."""
+        return Outlook(frozenset(self._paused.union(self.pruned)), self.next_rung, self._judge.expected,
+                       tuple(map(self._coming, self._entries)))
 
-    def coming(self, entry: str) -> tuple[float, float]:
+    def _coming(self, entry: str) -> Coming:
         """How many networks an entry may yet ask for, and how many epochs its budget has left for them."""
         settings, talk = self._entries[entry].settings, self._talks[entry]
-        if talk.is_closed or self._is_spent(entry):
-            return 0, 0.0
-        networks = min(settings.limit, size_of(self._entries[entry].space)) - talk.number
-        budget, epochs, trained = settings.budget, math.inf, self._epochs[entry]
-        if budget is not None and budget.epochs is not None:
-            epochs = budget.epochs - trained
-        if budget is not None and budget.gpu_hours is not None and self._gpu_s[entry]:
-            epochs = min(epochs, (3600 * budget.gpu_hours / self._gpu_s[entry] - 1) * trained)
-        return max(0, networks), epochs
-
-    def networks_of(self, entry: str) -> dict[str, int | None]:
-        """The networks that an entry has asked for; of those that do not train any more, after how many epochs."""
-        return {life.name: None if life.is_alive else life.judged
-                for life in self._lives.values() if life.entry == entry}
-
-    def calls(self, entry: str) -> int:
-        """How many networks an entry has asked for."""
-        return self._talks[entry].number
+        networks, epochs = 0.0, 0.0
+        if not (talk.is_closed or self._is_spent(entry)):
+            networks = min(settings.limit, size_of(self._entries[entry].space)) - talk.number
+            budget, trained = settings.budget, self._epochs[entry]
+            epochs = math.inf
+            if budget is not None and budget.epochs is not None:
+                epochs = budget.epochs - trained
+            if budget is not None and budget.gpu_hours is not None and self._gpu_s[entry]:
+                epochs = min(epochs, (3600 * budget.gpu_hours / self._gpu_s[entry] - 1) * trained)
+        at_once = math.inf if settings.at_once == "auto" else settings.at_once
+        return Coming(max(0, networks), epochs, at_once, {
+            life.name: None if life.is_alive else life.judged for life in self._lives.values() if life.entry == entry})
 
     @property
     def has_rungs(self) -> bool:
@@ -209,10 +260,6 @@ class Mind:
     def next_rung(self, name: str, epochs: int) -> int | None:
         """The epochs after which a network that has ended so many is judged next; None where there are no rungs."""
         return self._judge.next_rung(name, epochs)
-
-    def expected(self, most: int) -> float | None:
-        """How many epochs a network trains on average that may train so many; None where there are no rungs."""
-        return self._judge.expected(most)
 
     # ---- earlier launches ----
 
@@ -460,7 +507,7 @@ class Mind:
 
     def _judged(self, life: Life, verdict: Verdict, by: tuple[str, ...], left: int = 0) -> None:
         self._note(NetworkJudged(life.name, life.judged, verdict.value, by, left))
-        self._decided.append(Rule(life.name, verdict, by))
+        self._decided.append(Ruling(life.name, verdict, by))
 
     # ---- decide ----
 
@@ -575,3 +622,23 @@ class Mind:
 
 def _sign(mode: Mode) -> int:
     return 1 if mode == "maximize" else -1
+
+
+def make_mind(spec: Spec, ends: Spec, searchers: Mapping[str, Searcher], trainers: int, judges: bool = True) -> Mind:
+    """The mind of a run.
+
+    Args:
+        spec: with the networks that there are when the launch begins.
+        ends: with those that stand for the networks of its searches.
+        trainers: how many there are.
+        judges: whether networks are pruned by the rule of the spec; in a replay none are.
+    """
+    prune, everyone = spec.document.prune if judges else Prune(), [*spec.networks, *ends.networks]
+    entries = [replace(entry, resumes=isinstance(searchers[entry.name], Resuming))
+               for entry in entries_of(ends).values()]
+    most_epochs = max((network.train.converge.max_epochs for network in everyone), default=1)
+    return Mind(entries, [network.name for network in spec.networks if network.number is None or not entries],
+                make_judge(prune, most_epochs, spec.seed), prune.rule,
+                _mode(everyone[0]) if everyone else "maximize",
+                everyone[0].train.converge.watched if everyone else "val_accuracy", trainers,
+                obeys=find_rule(prune.rule).obeys)

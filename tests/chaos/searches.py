@@ -24,7 +24,7 @@ from fleet.domain.events import (
     Searched,
     SearchFailed,
 )
-from fleet.runtime.searches import calls_of
+from fleet.runtime.searchers import calls_of
 from fleet.search.calls import replay
 from fleet.search.pruning import make_judge
 from fleet.search.searcher import Verdict, make_searcher

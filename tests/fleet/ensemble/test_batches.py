@@ -17,7 +17,7 @@ from fleet.comm.messages import (
 )
 from fleet.domain.network import StepRate
 from fleet.ensemble.effects import KeepRates
-from fleet.ensemble.ensemble import Decision
+from fleet.ensemble.setup import Decision
 from scheduler.base import CommTime, Member, Round, StepTime
 from tests.fleet.ensemble.told import Told
 
@@ -25,7 +25,7 @@ from tests.fleet.ensemble.told import Told
 class Choosing(Told):
     """A policy that wants network -> (devices, batch)."""
 
-    def ask(self, rates, progress, cluster):
+    def ask(self, rates, progress, cluster, least):
         wanted = self.wanted(progress) if callable(self.wanted) else self.wanted
         return Decision(Round(tuple(Member(name, devices, batch) for name, (devices, batch) in wanted.items()
                                     if name not in progress.finished)))

@@ -46,9 +46,8 @@ from fleet.ensemble.effects import (
 )
 from fleet.ensemble.history import TransitionError
 from fleet.errors import ExitStatus, InfrastructureError, UserError
-from fleet.runtime.searches import make_mind
 from fleet.search.calls import Report, Tell
-from fleet.search.mind import Entry, Mind
+from fleet.search.mind import Entry, Mind, make_mind
 from fleet.search.pruning import make_judge
 from fleet.search.searcher import Verdict
 from fleet.spec.search import Prune

@@ -10,11 +10,12 @@ from fleet.comm.messages import Ready, Start, Stopped
 from fleet.comm.roles import assign
 from fleet.domain.events import NetworkAdded
 from fleet.ensemble.effects import Admitted, Ruled
-from fleet.ensemble.ensemble import Decision, Ensemble, Setup
+from fleet.ensemble.ensemble import Ensemble
 from fleet.ensemble.rates import traits_of
+from fleet.ensemble.setup import Decision, Setup, Speeds
 from fleet.ensemble.survey import Survey
 from fleet.runtime.coordinator import Search
-from fleet.runtime.searches import make_mind
+from fleet.search.mind import make_mind
 from fleet.search.searcher import Verdict
 from scheduler.base import Network, Options, RateTable
 from scheduler.ensemble.online import OnlineRates
@@ -70,9 +71,9 @@ def launch(policy, seed, learns, kind, ruled=()):
         survey = Survey(content.networks, {network.name: network.name for network in content.networks},
                         content.profile, trainers, roles.gpus_per_node, {})
         online = OnlineRates(list(map(traits, content.networks)), SAMPLES, roles.gpus_per_node, trainers, {})
-        return Ensemble(setup, {}, survey, rates, lambda table, progress, cluster: Decision(
-            plan(POLICIES[policy], table, progress, cluster, Options())), Search.without(content).mind,
-            online if learns else None)
+        return Ensemble(setup, {}, Speeds(survey, rates, online if learns else None),
+                        lambda table, progress, cluster, least: Decision(
+                            plan(POLICIES[policy], table, progress, cluster, Options())), Search.without(content).mind)
 
     late = [Admitted(network, NetworkAdded(network.name, "", -1, {}, (1, None), 1), network.name,
                      traits(network) if learns else None) for network in everyone.networks[FIRST:]]

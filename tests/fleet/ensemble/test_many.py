@@ -4,7 +4,7 @@ import sys
 from collections import deque
 
 from fleet.comm.messages import Joined, Ready, Stopped
-from fleet.ensemble.ensemble import Decision
+from fleet.ensemble.setup import Decision
 from fleet.errors import ExitStatus
 from scheduler.base import Options
 from scheduler.ensemble.planning import plan
@@ -15,7 +15,7 @@ from tests.fleet.ensemble.told import Told
 class Planned(Told):
     """An ensemble whose policy is a real one."""
 
-    def ask(self, rates, progress, cluster):
+    def ask(self, rates, progress, cluster, least):
         return Decision(plan(POLICIES["baseline"], rates, progress, cluster, Options()))
 
 

@@ -33,7 +33,7 @@ def test_a_network_that_was_dropped_and_fails_for_a_while_stays_dropped():
     networks = Networks(spec({"family": "softmax", "name": "a"}).networks, {"a": Standing((record(1),))}, 1, outbox)
     networks.prune("a")
     assert networks.may_retry(Failed("a", "a disk is full", "", may_pass=True))
-    networks.rest("a", 0.0)
+    networks.rest("a")
     networks.wake(1e6)
     assert networks.is_over("a")
     assert not networks.is_final("a")

@@ -10,8 +10,9 @@ from fleet.comm.roles import assign
 from fleet.domain.events import NodesLeft
 from fleet.domain.network import Standing
 from fleet.ensemble.effects import NodesAsked
-from fleet.ensemble.ensemble import Decision, Ensemble, Setup
+from fleet.ensemble.ensemble import Ensemble
 from fleet.ensemble.rates import traits_of
+from fleet.ensemble.setup import Decision, Setup, Speeds
 from fleet.ensemble.survey import Survey
 from fleet.errors import ExitStatus
 from fleet.runtime.coordinator import Search
@@ -98,9 +99,10 @@ def launches(draw, policy, deaths=st.just(0), asked_at=st.none(), ends_s=st.none
                         {name: dict(rates) for name, rates in known.items()})  # what it measures is added
         online = OnlineRates([traits_of(network, network.name, (4, 4, 1), 2)
                               for network in content.networks], SAMPLES, roles.gpus_per_node, trainers, known)
-        return Ensemble(setup, {name: standing_of(history) for name, history in left.items()}, survey, rates,
-                        lambda table, progress, cluster: Decision(plan(asked, table, progress, cluster, options)),
-                        Search.without(content).mind, online if learns else None)
+        return Ensemble(setup, {name: standing_of(history) for name, history in left.items()},
+                        Speeds(survey, rates, online if learns else None),
+                        lambda table, progress, cluster, least: Decision(
+                            plan(asked, table, progress, cluster, options)), Search.without(content).mind)
 
     return Ranks(make, setup, draw(st.integers(0, 10**6)), fates, left, dying, draw(asked_at),
                  yields_at=draw(yields_at))

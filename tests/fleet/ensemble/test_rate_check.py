@@ -4,7 +4,7 @@ import pytest
 
 from fleet.domain.events import RateOff
 from fleet.domain.network import StepRate
-from fleet.ensemble.rate_check import RateCheck
+from fleet.ensemble.rates import RateCheck
 
 
 @pytest.mark.parametrize(("rate", "is_off"), [(238.0, True), (1000.0, True), (1012.0, False), (1684.0, False),

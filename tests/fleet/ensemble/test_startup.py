@@ -2,13 +2,15 @@
 
 import pytest
 
-from fleet.ensemble.startup import StartupTimes
+from fleet.domain.events import FirstStep
+from fleet.ensemble.building import StartupTimes
+from fleet.ensemble.effects import Note, Outbox
 
 
 @pytest.fixture
 def starts():
     """Of a launch that has to stop after 90 seconds."""
-    return StartupTimes(ends_s=90.0)
+    return StartupTimes(ends_s=90.0, outbox=Outbox())
 
 
 def test_before_any_group_has_trained_it_is_never_too_late(starts):
@@ -35,17 +37,18 @@ def test_only_the_first_that_is_heard_of_a_group_ends_its_start(starts):
     assert starts.longest_s == 3.0
 
 
-def test_how_long_the_latest_group_took_to_be_built(starts):
+def test_the_first_group_that_trains_tells_how_long_it_took_until_it_was_built():
+    starts = StartupTimes(None, outbox := Outbox())
     starts.started("a", 2.0)
     starts.built("a", 3.5)
     starts.built("b", 3.5)  # which nobody has started: it is being measured
-    starts.trained("a", 4.0)
-    starts.built("a", 9.0)
-    assert (starts.build_s("a"), starts.build_s("b")) == (1.5, 0.0)
+    starts.stepped("a", 4.0)
+    starts.stepped("a", 9.0)
+    assert outbox.take() == [Note(FirstStep("a", 1.5))]
 
 
 def test_without_a_walltime_it_is_never_too_late():
-    starts = StartupTimes(None)
+    starts = StartupTimes(None, Outbox())
     starts.started("a", 0.0)
     starts.trained("a", 1e6)
     assert not starts.is_too_late(1e9)

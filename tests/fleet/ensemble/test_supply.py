@@ -8,7 +8,7 @@ from fleet.comm.messages import Prepared, Ready, Start, Stop, Stopped, Throughpu
 from fleet.domain.events import SupplyFound
 from fleet.domain.network import StepRate
 from fleet.ensemble.effects import RanksDied
-from fleet.ensemble.ensemble import Decision
+from fleet.ensemble.setup import Decision
 from scheduler.base import Network, Options, RateTable
 from scheduler.ensemble.planning import plan
 from scheduler.ensemble.policies import POLICIES
@@ -38,8 +38,8 @@ class Planning(Told):
                                        *(Network(name, (500.0, 900.0)) for name in "bcd")))
         return super().make()
 
-    def ask(self, rates, progress, cluster):
-        super().ask(rates, progress, cluster)
+    def ask(self, rates, progress, cluster, least):
+        super().ask(rates, progress, cluster, least)
         return Decision(plan(self.policy, rates, progress, cluster, Options()))
 
     @property

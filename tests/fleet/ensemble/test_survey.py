@@ -115,8 +115,9 @@ def test_what_is_known_is_not_measured_again():
     known = {"a": {1: 10.0, 2: 18.0}, "b": {1: 5.0}}
     whole = survey([network("a"), network("b")], known=known, max_gpus=2)
     assert run(whole, lambda *_: 7.0) == [Task("b", 2)]
-    assert known["b"] == {1: 5.0, 2: 7.0}
-    assert run(survey([network("a"), network("b")], known=known, max_gpus=2)) == []
+    assert known["b"] == {1: 5.0}  # nobody changes what was given
+    assert whole.known["b"] == {1: 5.0, 2: 7.0}
+    assert run(survey([network("a"), network("b")], known=whole.known, max_gpus=2)) == []
 
 
 def test_a_network_that_fails_is_left_out_and_asked_nothing_more():

@@ -6,8 +6,9 @@ from fleet.comm.messages import EpochDone, Joined, Ready, Tag
 from fleet.comm.roles import assign
 from fleet.domain.network import Standing, StepRate
 from fleet.ensemble import effects as do
-from fleet.ensemble.ensemble import Decision, Ensemble, Setup
+from fleet.ensemble.ensemble import Ensemble
 from fleet.ensemble.rates import traits_of
+from fleet.ensemble.setup import Decision, Setup, Speeds
 from fleet.ensemble.survey import Survey
 from fleet.runtime.coordinator import Search
 from fleet.stream.layout import Layout
@@ -70,12 +71,12 @@ class Told:
         online = None if self.learns is None else OnlineRates(
             traits, self.setup.samples, roles.whole_per_node, roles.cluster.whole_gpus, known, roles.slots,
             idle_slots=roles.idle_slots)
-        return Ensemble(self.setup, self.begun, survey, self.rates, self.ask, self.mind(), online)
+        return Ensemble(self.setup, self.begun, Speeds(survey, self.rates, online), self.ask, self.mind())
 
     def mind(self):
         return Search.without(self.setup.spec).mind
 
-    def ask(self, rates, progress, cluster):
+    def ask(self, rates, progress, cluster, least):
         self.asked.append(progress)
         self.tables.append(rates)
         wanted = self.wanted(progress) if callable(self.wanted) else self.wanted

@@ -8,11 +8,11 @@ from fleet.comm.messages import EpochDone, Exit, Joined, Pace, Ready, Start, Sto
 from fleet.comm.roles import assign
 from fleet.domain.events import GroupStruck
 from fleet.domain.network import State
-from fleet.ensemble.ensemble import Setup
 from fleet.ensemble.history import TransitionError
+from fleet.ensemble.setup import Setup, Speeds
 from fleet.ensemble.survey import Survey
 from fleet.errors import ExitStatus, InfrastructureError
-from fleet.runtime.coordinator import Coordinator
+from fleet.runtime.coordinator import Coordinator, Files
 from fleet.runtime.interrupt import Interruption
 from fleet.runtime.known_rates import Profile
 from fleet.storage.checkpoint import write_state
@@ -61,9 +61,9 @@ class Launch:
         self.log = EventLog(self.paths.events, clock=lambda: 0.0)
         setup = Setup(content, roles, None, samples=60, outlives=True, **rest)
         self.coordinator = Coordinator(
-            self.world, setup, Survey([], {}, content.profile, 2, 2, {}),
-            RateTable(60, 2, (Network("a", (10.0,)),)), self.results, self.log, Profile(self.paths.profile),
-            [self.watcher], Interruption(None))
+            self.world, setup, Speeds(Survey([], {}, content.profile, 2, 2, {}),
+                                      RateTable(60, 2, (Network("a", (10.0,)),))),
+            Files(self.results, self.log, Profile(self.paths.profile)), [self.watcher], Interruption(None))
         self.coordinator.start()
 
     def hear(self, *words):

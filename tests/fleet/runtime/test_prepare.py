@@ -346,7 +346,7 @@ def test_a_network_that_is_added_is_judged_by_what_the_others_are(asking):
     of_values(asking)
     asking.content["models"] = asking.content["models"][:1]
     prepared = asking()
-    admission = Admission(prepared, Results(prepared.spec, prepared.paths, 60), {}, learns=False)
+    admission = Admission(prepared, Results(prepared.spec, prepared.paths, 60), {}, {}, learns=False)
     with pytest.raises(UserError, match="val_loss is not the same for all networks.*huber for a.*mean_absolute_error"):
         admission.given({"family": "softmax", "name": "c", "train": {"loss": "mae"}})
     assert [one.name for one in admission.given({"family": "softmax", "name": "c", "train": {"loss": "huber"}})[2]] == [

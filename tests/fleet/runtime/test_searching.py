@@ -185,7 +185,7 @@ def test_a_child_waits_until_what_its_parent_has_said_last_is_saved(tmp_path):
     run = Run(tmp_path, {"ask": "random", "most": 2, "at_once": 1})
     prepared = prepare(str(run.path), (0, 0, 0), None, plain=True)
     results = Results(prepared.spec, prepared.paths, 24)
-    admission = Admission(prepared, results, {}, learns=False)
+    admission = Admission(prepared, results, {}, {}, learns=False)
     admission.ask(Add("net-0", "net", 0, {LEARNING_RATE: 0.01}))
     [parent] = admission.asked((), 0.0)
     history = (record(1), record(2))
@@ -205,7 +205,7 @@ def test_a_parent_that_trains_no_more_is_waited_for_no_longer(tmp_path):
     prepared = prepare(str(run.path), (0, 0, 0), None, plain=True)
     results = Results(prepared.spec, prepared.paths, 24)
     results.standings["net-0"] = Standing((record(1),))
-    admission = Admission(prepared, results, {}, learns=False)
+    admission = Admission(prepared, results, {}, {}, learns=False)
     admission.ask(Add("net-1", "net", 1, {LEARNING_RATE: 0.02}, parent="net-0"))
     assert admission.asked({"net-0"}, 0.0) == []
     [child] = admission.asked((), 1.0)

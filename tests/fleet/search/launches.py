@@ -13,7 +13,7 @@ from fleet.domain.events import EpochEnded, NetworkFinished, Searched, event_fro
 from fleet.domain.network import EpochRecord, Outcome, Standing
 from fleet.domain.record import to_json
 from fleet.search.calls import make, replay
-from fleet.search.mind import Add, Consult, Entry, Mind, Note, Rule
+from fleet.search.mind import Add, Consult, Entry, Mind, Note, Ruling
 from fleet.search.pruning import make_judge
 from fleet.search.searcher import End, Resuming, make_searcher
 from fleet.spec.search import Prune, Search, find_rule
@@ -104,7 +104,7 @@ class Launch:
                         self.alive.add(decision.network)
                 case Consult():
                     self.asked_for = decision
-                case Rule():
+                case Ruling():
                     pass
 
     def run(self):

@@ -123,16 +123,21 @@ def test_a_budget_ends_the_asking_and_what_trains_goes_on(budget):
     assert {end for _, end in launch.outcomes.values()} == {End.FINISHED}
 
 
+def coming(mind):
+    """The networks and epochs that may yet come of the one entry, and how far its networks were trained."""
+    one, = mind.outlook.coming
+    return one.networks, one.epochs, one.before
+
+
 def test_what_may_yet_be_asked_for_is_known():
     few = {"blocks.0": Range(1, 3, integer=True)}
     mind = Mind([Entry("net", search_of(most=20, budget=Budget(epochs=50)), few, "maximize", "val_accuracy")], [],
                 make_judge(Prune(), 5, 0), "none", "maximize", "val_accuracy", trainers=2)
-    assert mind.coming("net") == (3, 50)  # a space of three
+    assert coming(mind)[:2] == (3, 50)  # a space of three
     launch, _ = run(search_of(most=20, budget=Budget(gpu_hours=1)))
-    assert launch.mind.coming("net") == (0, 0)  # all were asked for
-    assert launch.mind.networks_of("net") == {name: epochs for name, (epochs, _) in launch.outcomes.items()}
+    assert coming(launch.mind) == (0, 0, {name: epochs for name, (epochs, _) in launch.outcomes.items()})
     spent, _ = run(search_of(most=20, at_once=1, budget=Budget(epochs=3)))
-    assert spent.mind.coming("net") == (0, 0)
+    assert coming(spent.mind)[:2] == (0, 0)
 
 
 def test_a_spent_budget_promotes_nobody():

@@ -1,0 +1,85 @@
+"""How a launch ends: when all is done, or before that, and what its ranks are told then (pure)."""
+
+from __future__ import annotations
+
+from fleet.comm import messages as m
+from fleet.domain import events
+from fleet.ensemble.building import DEAF_S, Building
+from fleet.ensemble.effects import Fail, Finish
+from fleet.ensemble.group import Phase
+from fleet.ensemble.launch import Launch
+from fleet.ensemble.rates import Rates
+from fleet.ensemble.searching import Searching
+from fleet.errors import ExitStatus, FleetError
+from fleet.units import format_duration
+
+
+class Ending:
+    """The end of a launch.
+
+    Attributes:
+        since_s: since when it ends, though networks are left; infinity as long as it does not.
+        status: how it has ended; None before.
+    """
+
+    def __init__(self, launch: Launch, rates: Rates, searching: Searching) -> None:
+        self._launch, self._rates, self._searching = launch, rates, searching
+        self._groups, self._networks, self._outbox = launch.groups, launch.networks, launch.outbox
+        self.since_s = float("inf")
+        self.status: ExitStatus | None = None
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether the launch ends, though networks are left."""
+        return self.since_s < float("inf")
+
+    def begin(self, reason: str) -> None:
+        """Have all groups save and let go, wherever in an epoch they are."""
+        if self.has_begun:
+            return
+        self.since_s = self._launch.now_s
+        self._outbox.note(events.Interrupted(reason, replay=bool(self._launch.setup.replayed)))
+        for group in self._groups:
+            if group.phase in (Phase.TRAINING, Phase.PAUSING):
+                self._groups.pause(group, ends=True)
+
+    def fail(self, error: FleetError) -> None:
+        """No rank can go on."""
+        self._outbox.add(Fail(error))
+
+    def give_up_on(self, building: Building) -> None:
+        """Wait no longer for ranks that do not come back from building a network: the launch ends without them."""
+        network, is_late = building.network, self._launch.now_s >= building.until_s + DEAF_S
+        ranks = self._groups.give_up(building.devices)
+        self._launch.buildings.lose(building.devices)
+        self._launch.tell_preprocessors(m.Forget(ranks))
+        who = f"{'ranks' if len(ranks) > 1 else 'rank'} {', '.join(map(str, ranks))}"
+        if is_late and not building.is_recruit and not self._networks.is_over(network.name):
+            limit = format_duration(network.train.build_timeout)
+            self._searching.fail(network.name, f"building took longer than {limit} (train.build_timeout), and Python "
+                                               f"cannot interrupt it on {who}")
+        self.begin(f"{who} did not come back from building {network.name}")
+
+    def wind_up(self) -> None:
+        """End once every trainer has let go, and what is being measured has been."""
+        for group in self._groups:
+            if group.stands_still:
+                self._groups.stop(group, self._networks.is_final(group.name))
+        if self._groups.are_all_idle and not self._networks.fallen:
+            self.finish()
+
+    def finish(self) -> None:
+        """All ranks end."""
+        self.status, roles = self._status(), self._launch.setup.roles
+        self._rates.keep()
+        self._outbox.tell(roles.trainers, m.Tag.TRAINER, m.Exit())
+        self._launch.tell_preprocessors(m.Exit())
+        self._outbox.add(Finish(self.status, is_cut=bool(self._groups.deaf)))
+
+    def _status(self) -> ExitStatus:
+        status = self._networks.status
+        if self.has_begun and status is not ExitStatus.RESUMABLE and not self._searching.is_over:
+            return ExitStatus.RESUMABLE
+        if status is ExitStatus.OK and self._searching.mind.has_failed:
+            return ExitStatus.NETWORK_FAILED
+        return status
