@@ -252,7 +252,7 @@ def test_every_folder_says_what_it_is_and_what_it_may_import():
 
 # What decides in a launch hears of the time, of ranks and of files, and looks at none of them.
 PURE = {"fleet.ensemble", "fleet.search", "fleet.comm.messages", "fleet.comm.roles", "fleet.errors", "fleet.spec",
-        "fleet.domain.events", "fleet.domain.network", "fleet.stream.layout", "fleet.units", "scheduler"}
+        "fleet.domain", "fleet.stream.layout", "fleet.units", "scheduler"}
 PURE_ELSEWHERE = {"__future__", "collections", "dataclasses", "enum", "itertools", "typing"}
 
 

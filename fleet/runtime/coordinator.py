@@ -327,6 +327,7 @@ class Coordinator:
             self._results.add_bad(event.name, event.reason)
         for observer in self._observers:
             observer.on_event(event)
+        if isinstance(event, events.EpochEnded | events.GroupStarted):
             self._estimate()
 
     def _estimate(self) -> None:
