@@ -3,16 +3,11 @@
 import pytest
 
 from fleet.terminal import Pace
+from tests.fakes import Clock
 
 
 @pytest.fixture
 def clock():
-    class Clock:
-        now = 0.0
-
-        def __call__(self):
-            return self.now
-
     return Clock()
 
 

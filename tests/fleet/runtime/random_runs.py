@@ -29,6 +29,7 @@ from fleet.storage.results import Results
 from scheduler.base import Network, RateTable
 from scheduler.ensemble.online import OnlineRates
 from scheduler.ensemble.policies import POLICIES, Policy
+from tests import fakes
 from tests.fleet.ensemble.test_random_launches import SAMPLES, layout, restless
 from tests.fleet.ensemble.trainers import Fate, Ranks, Stuck
 from tests.fleet.histories import record, spec
@@ -70,16 +71,12 @@ class Chance:
         return " ".join(f"{name}={value}" for name, value in vars(self).items() if name != "random" and value)
 
 
-class World:
-    """Rank 0's view of the ranks."""
-
-    hosts = ()
+class World(fakes.World):
+    """What ranks are told is told to their model."""
 
     def __init__(self, run, outlives):
-        self.run, self.outlives, self.said, self.lost = run, outlives, [], frozenset()
-
-    def hear(self, tag):
-        return self.said.pop(0) if self.said else None
+        super().__init__(outlives)
+        self.run = run
 
     def tell(self, rank, tag, message):
         self.run.did += 1

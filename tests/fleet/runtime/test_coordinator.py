@@ -4,7 +4,7 @@ import logging
 
 import pytest
 
-from fleet.comm.messages import EpochDone, Exit, Joined, Pace, Ready, Start, Stopped, Tag
+from fleet.comm.messages import EpochDone, Exit, Joined, Pace, Ready, Start, Stopped
 from fleet.comm.roles import assign
 from fleet.domain.events import GroupStruck
 from fleet.domain.network import State
@@ -20,23 +20,8 @@ from fleet.storage.event_log import EventLog, read_events
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import Results, read_results
 from scheduler.base import Network, RateTable
+from tests.fakes import World
 from tests.fleet.histories import history, record, spec
-
-
-class World:
-    """Rank 0's view of two trainers: what they say is written down beforehand."""
-
-    outlives, hosts = True, ()
-
-    def __init__(self):
-        self.said, self.told, self.lost = [], [], frozenset()
-
-    def hear(self, tag):
-        assert tag is Tag.COORDINATOR
-        return self.said.pop(0) if self.said else None
-
-    def tell(self, rank, tag, message):
-        self.told.append((rank, tag, message))
 
 
 class Watcher:

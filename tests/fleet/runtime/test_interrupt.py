@@ -5,14 +5,7 @@ import signal
 import pytest
 
 from fleet.runtime.interrupt import SIGNALS, Interruption
-
-
-class Clock:
-    def __init__(self):
-        self.now = 0.0
-
-    def __call__(self):
-        return self.now
+from tests.fakes import Clock
 
 
 @pytest.fixture

@@ -11,6 +11,7 @@ from fleet.stream.own import OwnStream
 from fleet.stream.stall import StallClock, Waiting, WriterLost
 from fleet.stream.store import KeptByNode
 from fleet.stream.validation import KeptForAll
+from tests.fakes import Clock
 from tests.fleet.stream.streams import alone_in_the_world, pipeline, set_of
 
 
@@ -28,15 +29,6 @@ def test_samples_that_should_stay_and_come_no_more_are_an_error(what):
 
     with pytest.raises(InfrastructureError, match=rf"no further {what} samples .* \(data.stall\): 1 of 4 chunks"):
         alone_in_the_world(use)
-
-
-class Clock:
-    """Stands still unless it is set."""
-
-    now = 0.0
-
-    def __call__(self):
-        return self.now
 
 
 def test_a_wait_may_last_as_long_as_something_comes():
