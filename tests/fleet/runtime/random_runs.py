@@ -13,15 +13,16 @@ from fleet.domain.events import NetworkAdded
 from fleet.domain.network import Standing
 from fleet.ensemble import effects as do
 from fleet.ensemble.rates import traits_of
-from fleet.ensemble.setup import Setup
+from fleet.ensemble.setup import Setup, Speeds
 from fleet.ensemble.survey import Survey
 from fleet.monitor.eta import EstimateTimes
-from fleet.runtime.coordinator import Coordinator, Search
+from fleet.runtime.coordinator import Coordinator, Files, Search
 from fleet.runtime.known_rates import Profile
 from fleet.runtime.outside.clerk import Clerk
 from fleet.runtime.outside.mailbox import Command
-from fleet.runtime.searches import make_mind, make_searchers
+from fleet.runtime.searchers import make_searchers
 from fleet.search.calls import make as call_searcher
+from fleet.search.mind import make_mind
 from fleet.spec.resolve import asked_network, extremes, refused_network, with_added
 from fleet.storage.event_log import EventLog
 from fleet.storage.paths import RunPaths
@@ -170,7 +171,7 @@ class Mailbox:
 class Harvest:
     """Leases of networks, one after another."""
 
-    is_beside = True
+    is_beside = False
 
     def __init__(self, names, run):
         self._left, self._run = list(names), run
@@ -270,8 +271,9 @@ class RandomRun(Ranks):
                         Searchers(searchers, Random(f"searchers {self.title}")), admission, (),
                         Clerk(self.mailbox, self.results, admission, (), clock=lambda: self.steps))
         harvest = Harvest(list(setup.elsewhere), self) if chance.harvests else None
-        return Coordinator(self.world, setup, survey, self.table, self.results, self.log, Profile(self.paths.profile),
-                           [self], self.interruption, online=online, harvest=harvest, search=search)
+        return Coordinator(self.world, setup, Speeds(survey, self.table, online),
+                           Files(self.results, self.log, Profile(self.paths.profile)), [self], self.interruption,
+                           harvest=harvest, search=search)
 
     # ---- what the coordinator is told ----
 
