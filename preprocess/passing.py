@@ -25,7 +25,8 @@ PAUSES_S = (0.1, 0.5, 2.0)  # between the tries to read a sample
 
 def may_pass_for_writer(error: OSError) -> bool:
     """Whether writing a file again may help: there may be room by then, or the file system may be back."""
-    return lacks_room(error) or may_pass(error)
+    # Whoever read our end of a pipe has gone for good: the launcher was killed, or `| head` has seen enough.
+    return error.errno != errno.EPIPE and (lacks_room(error) or may_pass(error))
 
 
 def lacks_room(error: OSError) -> bool:

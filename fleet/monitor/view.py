@@ -70,6 +70,8 @@ class PlainView:
     def __init__(self, run: RunState, out: IO[str] | None = None,
                  clock: Callable[[], float] = time.monotonic) -> None:
         self._run, self._out, self._clock, self._start = run, out or sys.stdout, clock, clock()
+        # Open MPI gives a rank a terminal. Its end says EIO, as a disk does, but is for good; by then it is no terminal.
+        self._patience_s = 0.0 if self._out.isatty() else None
         self._progress = Progress(run)
 
     def on_event(self, event: Event) -> None:
@@ -93,7 +95,7 @@ class PlainView:
                     self._out.write(unsaid)
                     self._out.flush()
 
-            patiently(write)
+            patiently(write, self._patience_s)
 
     def close(self) -> None:
         """Nothing is held."""

@@ -13,7 +13,7 @@ from fleet.errors import CheckpointError, DamagedError, ModelError
 from preprocess import passing
 from preprocess.base import BadSample, DataSet
 from preprocess.packing import write_hdf5
-from preprocess.passing import may_pass, read_patiently
+from preprocess.passing import may_pass, may_pass_for_writer, read_patiently
 from preprocess.sources.hdf5 import open_hdf5
 from preprocess.sources.image_folder import ImageFolder
 from preprocess.sources.tfrecord import open_tfrecord
@@ -126,3 +126,8 @@ def test_what_file_systems_and_networks_do_in_a_bad_moment_may_pass(error):
 ])
 def test_what_is_wrong_with_a_network_or_a_name_will_not_pass(error):
     assert not may_pass(error)
+
+
+def test_whoever_read_what_is_written_does_not_come_back():
+    assert may_pass_for_writer(OSError(errno.EIO, "")) and may_pass_for_writer(OSError(errno.ENOSPC, ""))
+    assert not may_pass_for_writer(BrokenPipeError(errno.EPIPE, ""))

@@ -321,6 +321,29 @@ def test_a_full_disk_under_a_batch_log_is_told_as_any_other():
         view.on_event(NetworkFinished("a", "9 epochs", 9))
 
 
+class HungUp(io.StringIO):
+    """A terminal whose other end has gone: it says what a disk may say in a bad moment, and is a terminal no more."""
+
+    is_there = True
+
+    def isatty(self):
+        return self.is_there
+
+    def flush(self):
+        raise OSError(errno.EIO, "Input/output error")
+
+
+def test_nobody_waits_for_a_terminal_that_has_gone(monkeypatch):
+    monkeypatch.setattr("time.sleep", lambda seconds: None)
+    times = iter(range(99))
+    monkeypatch.setattr("time.monotonic", lambda: next(times))
+    view = PlainView(RunState(), out := HungUp(), lambda: 0.0)
+    out.is_there = False
+    with pytest.raises(StorageError, match="standard output cannot be written: Input/output error"):
+        view.on_event(NetworkFinished("a", "9 epochs", 9))
+    assert next(times) <= 3
+
+
 def tell_all(*events):
     """What is told of events, one after the other."""
     run, told = RunState(), []
