@@ -70,7 +70,7 @@ class PlainView:
     def __init__(self, run: RunState, out: IO[str] | None = None,
                  clock: Callable[[], float] = time.monotonic) -> None:
         self._run, self._out, self._clock, self._start = run, out or sys.stdout, clock, clock()
-        # Open MPI gives a rank a terminal. Its end says EIO, as a disk does, but is for good; by then it is no terminal.
+        # Open MPI gives a rank a terminal. That one has gone says EIO, as a disk does, but for good.
         self._patience_s = 0.0 if self._out.isatty() else None
         self._progress = Progress(run)
 
