@@ -23,7 +23,7 @@ from zipfile import BadZipFile
 import numpy as np
 
 from preprocess.base import BadSample, InputError, Source, counted, in_one_line
-from preprocess.target import Kind, is_mask, plain_targets, target_of
+from preprocess.target import Kind, TargetWish, is_mask, plain_targets, target_of
 
 WHOLE = 256 << 20  # bytes of data all of which is read
 FILES = 10_000  # files that are opened for it
@@ -158,12 +158,14 @@ def _without(name: str, places: Iterable[str]) -> str:
     return next((name[len(place):] for place in places if name.startswith(place)), name)
 
 
-def with_targets(marks: Marks, source: Source) -> Marks:
+def with_targets(marks: Marks, source: Source, wish: TargetWish | None) -> Marks:
     """What the samples are known by, with their targets and weights.
 
     Args:
         source: has been checked (:mod:`preprocess.target_checks`).
+        wish: what a spec asks for as its targets.
     """
+    marks = replace(marks, wish="" if wish is None else str(wish))
     seen, target = dict(marks.seen), target_of(source)
     weights = getattr(source, "weights", None)
     if weights is not None:
@@ -373,13 +375,14 @@ def differences(before: Fingerprint, now: Fingerprint) -> dict[str, list[str]]:
         if one is None or other is None:
             found[name] = [f"there is no {part} data any more" if other is None else f"the {part} data is new"]
         elif one.wish == other.wish:
-            found[name] = _differences(one, other, is_further=False)
+            found[name] = _differences(one, other)
         else:  # another network is the first of the spec: its targets are none of these
-            found[name] = _differences(_without_targets(one), _without_targets(other), is_further=False)
-    old, new = _by_wish(before), _by_wish(now)
-    for wish, (name, marks) in new.items():
-        if wish in old and not name == old[wish][0] == "train":
-            found[f"train:{wish}"] = _differences(_targets_alone(old[wish][1]), _targets_alone(marks), is_further=True)
+            found[name] = _differences(_without_targets(one), _without_targets(other))
+    old = _by_wish(before)
+    for wish, (name, marks) in _by_wish(now).items():
+        was, one = old.get(wish, ("", None))
+        if one is not None and {was, name} != {"train"}:  # these have been looked at as a whole
+            found[f"train:{wish}"] = _differences(_targets_alone(one), _targets_alone(marks), is_further=True)
     return {name: words for name, words in found.items() if words}
 
 
@@ -404,7 +407,9 @@ def _is_of_targets(name: str) -> bool:
     return _WORDS.get(name) in ("targets", "masks") or name in {f"{kind}s" for kind in get_args(Kind)}
 
 
-def _differences(before: Marks, now: Marks, is_further: bool) -> list[str]:
+def _differences(before: Marks, now: Marks, is_further: bool = False) -> list[str]:
+    if before.digest == now.digest:  # as a rule: to find each sample again takes long
+        return []
     place = found_again(before, now)
     kept, units = place >= 0, f"{now.unit}s"
     words = []

@@ -256,8 +256,7 @@ def _open(source: str, path: str | None, validation: float | str | None, seed: i
         if (there := found[0].parts().get(part)) is None:
             continue
         if (rows := _rows_in(there, first)) is None:
-            marks[part] = replace(with_targets(_known_by(there, where if isinstance(where, str) else path), there),
-                                  wish=_asked(targets[0]))
+            marks[part] = with_targets(_known_by(there, where if isinstance(where, str) else path), there, targets[0])
         else:
             sides[rows] = side
     folds = np.empty(0, np.int16) if known.folds is None else known.folds
@@ -268,14 +267,10 @@ def _marks_of_train(train: Source, path: str | None, number: int, target: Target
                     marks: Mapping[str, Marks]) -> dict[str, Marks]:
     """What the samples are known by, before any are taken from them; of further targets of the same, these alone."""
     if not number:
-        return {"train": replace(with_targets(_known_by(train, path), train), wish=_asked(target))}
+        return {"train": with_targets(_known_by(train, path), train, target)}
     first = marks["train"]
-    of_targets = with_targets(Marks(first.names, unit=first.unit, by_content=first.by_content), train)
-    return {f"train:{number}": replace(of_targets, wish=_asked(target))}
-
-
-def _asked(target: TargetWish | None) -> str:
-    return "" if target is None else str(target)
+    names = Marks(first.names, unit=first.unit, by_content=first.by_content)
+    return {f"train:{number}": with_targets(names, train, target)}
 
 
 def _known_by(source: Source, path: str | None) -> Marks:

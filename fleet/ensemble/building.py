@@ -1,8 +1,8 @@
 """How groups start: who builds a network, since when, and how long it takes until it trains (pure).
 
-A function of a user's may never come back.
-A trainer interrupts what takes too long by itself, as far as Python can be interrupted there. One that has not said
-anything some seconds after that, or after the launch was to end, is deaf: nobody waits for it any longer.
+A function of a user's may never come back. A trainer interrupts what takes too long by itself, as far as Python can be
+interrupted there. One that has not said anything some seconds after that, or after the launch was to end, is deaf:
+nobody waits for it any longer.
 """
 
 from __future__ import annotations
