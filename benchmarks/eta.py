@@ -6,6 +6,7 @@ would have said is put beside what came true. The table of docs/measured/benchma
 
 from __future__ import annotations
 
+import statistics
 import sys
 from pathlib import Path
 from typing import NamedTuple
@@ -17,6 +18,8 @@ from fleet.monitor.timeline import state_of
 from fleet.spec import load
 from fleet.storage.event_log import read_events
 from fleet.storage.paths import RunPaths
+
+FIRST = 0.2  # of a run: before, little is known
 
 
 class Said(NamedTuple):
@@ -49,18 +52,26 @@ def estimates(paths: RunPaths) -> list[Said]:
 
 
 def main(runs: list[str]) -> None:
-    """Print a table, a row for each quarter of each run."""
+    """Print a table, a row for each quarter of each run, and what all estimates together come to."""
     print("| run | part of the run | estimates | what came true was within | low / true | high / true |")
     print("| --- | --- | --- | --- | --- | --- |")
+    every: list[Said] = []
     for run in runs:
         said = estimates(RunPaths(Path(run)))
+        every += said
         for quarter in range(4):
             part = [one for one in said if quarter / 4 <= one.at < (quarter + 1) / 4]
             if part:
-                within = sum(one.low <= 1 <= one.high for one in part)
                 lows, highs = sorted(one.low for one in part), sorted(one.high for one in part)
-                print(f"| {Path(run).name} | {25 * quarter} to {25 * quarter + 25} % | {len(part)} | {within} | "
+                print(f"| {Path(run).name} | {25 * quarter} to {25 * quarter + 25} % | {len(part)} | {_within(part)} | "
                       f"{lows[0]:.2f} to {lows[-1]:.2f} | {highs[0]:.2f} to {highs[-1]:.2f} |")
+    later = [one.high / one.low for one in every if one.at >= FIRST]
+    print(f"\n{_within(every)} of {len(every)} ranges held what came true ({_within(every) / len(every):.0%}); after a "
+          f"fifth of a run the widest was {max(later):.2f} x, the median {statistics.median(later):.2f} x")
+
+
+def _within(said: list[Said]) -> int:
+    return sum(one.low <= 1 <= one.high for one in said)
 
 
 if __name__ == "__main__":

@@ -1,12 +1,13 @@
 """When a run will be over: a range, from the rates, the epochs that are done and the convergence rules (pure).
 
-The run that is left is simulated twice, under the policy of the run: once with the fewest epochs that each network may
-still train by its rule, once with the most. The seconds of a network's epochs are stretched as those of its epochs that
+The run that is left is simulated twice, under the policy of the run: with few epochs of each network, and with many of
+those that its rule may still let it train. The seconds of a network's epochs are stretched as those of its epochs that
 have ended were, so that validation, checkpoints and a busy machine count; those of a network that has shown none as
 those of the others were. Of many networks that wait only some are simulated, as if they were the last: until they
-begin, the others keep all devices busy. Of all that was seen (epochs, how long groups took to form) the quicker ones
-count for the one end of the range, and the slower ones for the other. What has passed of epochs that are under way is
-taken off.
+begin, the others keep all devices busy. Where none waits, groups go on as they are, and nothing is simulated. Of all
+that was seen (epochs, how long groups took to form) the quicker ones count for the one end of the range, and the slower
+ones for the other. What has passed of epochs that are under way is taken off. The range that is told has the middle of
+these two ends, and is neither so narrow that it would often be wrong nor so wide that it would say nothing.
 
 Networks that a search will yet ask for are taken to be as those before them, and to train as many epochs as those did
 that are pruned, paused or done, and as a rule with rungs lets them train on average. A few stand for all of them.
@@ -20,11 +21,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fleet.domain.events import Estimated
-from fleet.domain.network import epochs_left
+from fleet.domain.network import EpochRecord, epochs_left
 from fleet.domain.outlook import Coming, Outlook
 from fleet.domain.run import Group, Launch, RunState
 from fleet.errors import UserError
-from fleet.spec import NetworkSpec, Spec
+from fleet.spec import Converge, NetworkSpec, Spec
 from fleet.units import parse_stream
 from scheduler.base import Cluster, InputError, Network, RateTable
 from scheduler.ensemble.costs import Costs
@@ -37,7 +38,10 @@ _EPOCHS = 300  # that are simulated at most; of more, several are taken for one
 _WAITING = 150  # networks that wait and are simulated at most, or one for each device
 _OWN = 0.1  # how far the durations of a network's epochs may be off at least that has shown some, as a share
 _OTHERS = 0.5  # and of one that has not, as long as few have
+_FORMING = 0.25  # how far off it may be what others took to form, as a share
 _RECENT = 10  # epochs of a network say how far durations are from what rates promise
+_WIDEST, _NARROWEST = 3.0, 2.0  # range: its end over its beginning
+_FEW = 0.25  # share of the networks that train fewer epochs than few ones, or more than many
 _UNKNOWN = (1.0,)  # samples/s of a network whose rate nobody has measured: what its epochs show says all
 
 
@@ -86,7 +90,17 @@ class Estimator:
 
     def _promised(self, name: str, gpus: int) -> float:
         """The samples/s that a network has on so many GPUs by the rates that are known now."""
-        return rate(Network(name, self._launch.rates.get(name, _UNKNOWN)), gpus)
+        return rate(Network(name, self._rates_of(name)), gpus)
+
+    def _rates_of(self, name: str) -> Sequence[float]:
+        """What is known of a network's rates; of one that nobody has measured, what is typical of the others."""
+        rates = self._launch.rates
+        return rates.get(self._like(name)) or self._typical
+
+    @property
+    def _typical(self) -> Sequence[float]:
+        known = [rates[0] for rates in self._launch.rates.values()]
+        return (statistics.median(known),) if known else _UNKNOWN
 
     def _like(self, name: str) -> str:
         return self._coming[name].like if name in self._coming else name
@@ -133,19 +147,19 @@ class Estimator:
         for end, sign in enumerate((-1, 1)):
             times.append(self._left_s({name: epochs[end] for name, epochs in left.items()}, sign))
         low, high = times
-        return None if low is None or high is None else Estimated(min(low, high), high, networks)
+        return None if low is None or high is None else Estimated(*useful_range(low, high), networks)
 
     def _epochs_left(self, name: str, outlook: Outlook) -> tuple[int, int]:
         """The fewest and the most epochs that a network still trains; at its next rung it may be over."""
         history = self._run.networks[name].standing.history
-        fewest, most = epochs_left(history, self._networks[name].train.converge)
+        fewest, most = _likely_left(history, self._networks[name].train.converge)
         rung = outlook.next_rung(name, len(history))
         return (fewest if rung is None else min(fewest, rung - len(history))), most
 
     def _stand_ins(self, coming: Coming, outlook: Outlook) -> dict[str, tuple[int, int]]:
         """A few networks that stand for those to come, with the fewest and the most epochs of each."""
         before = sorted((name for name in coming.before if name in self._networks),
-                        key=lambda name: self._launch.rates.get(name, _UNKNOWN)[0])
+                        key=lambda name: self._rates_of(name)[0])
         if not before or coming.networks < 1:
             return {}
         like = before[len(before) // 2]
@@ -171,10 +185,12 @@ class Estimator:
 
     def _left_s(self, left: Mapping[str, int], sign: int) -> float | None:
         """Seconds of the run that is left, at least (sign -1) or at most (1); None where it cannot be simulated."""
-        found = self._simulated_s(left, sign)
         running = {name: epochs for name, epochs in left.items() if self._group(name)}
         waiting = {name: epochs for name, epochs in left.items() if name not in running}
-        has_idle = len(self._usable) > sum(len(group.devices) for group in self._launch.groups.values())
+        found = self._simulated_s(left, sign) if waiting else self._going_on_s(running, sign)
+        cluster = self._launch.start.cluster.without(self._launch.lost)
+        busy = {cluster.gpu(device) for group in self._launch.groups.values() for device in group.devices}
+        has_idle = cluster.whole_gpus > len(busy)
         has_begun = all(group.ended_s is not None for name in running if (group := self._group(name)))
         if sign < 0 or found is None or not (running and waiting.keys() - self._coming.keys() and has_idle
                                              and has_begun):
@@ -182,6 +198,17 @@ class Estimator:
         # Devices are idle and networks wait: the policy has rounds. The simulation does not know that one is under way.
         this, others = self._simulated_s(running, sign), self._simulated_s(waiting, sign)
         return found if this is None or others is None else max(found, this + others)
+
+    def _going_on_s(self, running: Mapping[str, int], sign: int) -> float:
+        """Seconds until groups that train are through, where nothing else is left: they go on as they are."""
+        ends, regroup_s = [], self._costs(sign).regroup_s
+        for name, epochs in running.items():
+            stretch, group = self._stretches_of([name], sign)[name], self._group(name)
+            assert group is not None
+            promised = self._promised(name, len(group.devices))
+            whole_s = epochs * self._launch.start.samples * stretch / promised
+            ends.append(regroup_s + whole_s + self._ending_s(True) - self._done_s([name], regroup_s, sign))
+        return max(0.0, *ends)
 
     @property
     def _usable(self) -> tuple[int, ...]:
@@ -213,15 +240,12 @@ class Estimator:
         cluster, every = start.cluster.without(launch.lost), left
         left = self._some(every, cluster)
         several = max(1, math.ceil(sum(left.values()) / _EPOCHS))  # epochs that are taken for one
-        shown = [seconds for forming in launch.forming.values() for seconds in forming]
-        stopping, export_s = (_mean([stop.checkpoint_s + stop.export_s for stop in launch.stops
-                                     if (stop.outcome is not None) == is_over]) for is_over in (False, True))
-        costs = Costs(checkpoint_s=stopping, regroup_s=_quartile(shown or launch.building, sign) + export_s)
+        costs, export_s = self._costs(sign), self._ending_s(is_over=True)
 
         def table(more_s: Mapping[str, float]) -> RateTable:
             return RateTable(start.samples * several, start.gpus_per_node, tuple(
                 Network(name, tuple(self._slowed(one / stretches[name], epochs, more_s.get(name, 0.0))
-                                    for one in launch.rates.get(self._like(name), _UNKNOWN)),
+                                    for one in self._rates_of(name)),
                         epochs=math.ceil(epochs / several), min_gpus=self._networks[self._like(name)].min_gpus,
                         max_gpus=self._networks[self._like(name)].max_gpus)
                 for name, epochs in left.items()), sharing=self._run.sharing)
@@ -239,6 +263,17 @@ class Estimator:
         before_s = self._busy_s(others, stretches, costs.regroup_s) / (cluster.whole_gpus * max(
             speedup(self._run.sharing, count) for count in range(1, cluster.slots + 1)))
         return max(0.0, before_s + found.makespan_s + export_s - self._done_s(left, costs.regroup_s, sign))
+
+    def _ending_s(self, is_over: bool) -> float:
+        """Seconds that it takes to let go of a network's devices, which is over or not."""
+        return _mean([stop.checkpoint_s + stop.export_s for stop in self._launch.stops
+                      if (stop.outcome is not None) == is_over])
+
+    def _costs(self, sign: int) -> Costs:
+        shown = [seconds for forming in self._launch.forming.values() for seconds in forming]
+        shown = shown or self._launch.building
+        forming_s = _quartile(shown, sign) if len(shown) < 4 else statistics.median(shown) * (1 + sign * _FORMING)
+        return Costs(checkpoint_s=self._ending_s(is_over=False), regroup_s=forming_s + self._ending_s(is_over=True))
 
     def _has_ended(self, name: str) -> bool:
         """Whether the group of a network has ended an epoch."""
@@ -277,6 +312,36 @@ class Estimator:
                 history = self._run.networks[name].standing.history
                 done.append(regroup_s + min(self._now_s - group.ended_s, history[-1].seconds if history else 0.0))
         return (max if sign < 0 else min)(done, default=0.0)
+
+
+def useful_range(low: float, high: float) -> tuple[float, float]:
+    """The ends of a range that is neither too narrow to be true nor too wide to be of use, about the same middle.
+
+    >>> [tuple(round(end, 2) for end in useful_range(*ends)) for ends in ((1.0, 4.0), (2.0, 2.0), (0.0, 5.0))]
+    [(1.15, 3.46), (1.41, 2.83), (1.67, 5.0)]
+    """
+    low = min(low, high)
+    if low * _WIDEST**2 < high:
+        return high / _WIDEST, high
+    middle, width = math.sqrt(low * high), math.sqrt(min(max(high / low, _NARROWEST), _WIDEST))
+    return middle / width, middle * width
+
+
+def _likely_left(history: Sequence[EpochRecord], converge: Converge) -> tuple[int, int]:
+    """How many epochs a network may well train yet: few and many of those that its rule allows.
+
+    Where it stops early, the square root of the epoch of its last improvement is taken to be distributed uniformly over
+    what is left: early epochs are likelier, but not by as much as their own number. These are quartiles; patience comes
+    after.
+    """
+    fewest, most = epochs_left(history, converge)
+    if fewest == most:
+        return fewest, most
+    patience, done = converge.patience or 0, len(history)
+    first, last = math.sqrt(max(1, done + fewest - patience)), math.sqrt(converge.max_epochs)
+    few, many = (min(most, max(fewest, round((first + share * (last - first)) ** 2) + patience - done))
+                 for share in (_FEW, 1 - _FEW))
+    return few, many
 
 
 def _mean(values: Sequence[float]) -> float:
