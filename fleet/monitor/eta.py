@@ -92,13 +92,13 @@ class Estimator:
         """The samples/s that a network has on so many GPUs by the rates that are known now."""
         return rate(Network(name, self._rates_of(name)), gpus)
 
-    def _rates_of(self, name: str) -> Sequence[float]:
+    def _rates_of(self, name: str) -> tuple[float, ...]:
         """What is known of a network's rates; of one that nobody has measured, what is typical of the others."""
         rates = self._launch.rates
         return rates.get(self._like(name)) or self._typical
 
     @property
-    def _typical(self) -> Sequence[float]:
+    def _typical(self) -> tuple[float, ...]:
         known = [rates[0] for rates in self._launch.rates.values()]
         return (statistics.median(known),) if known else _UNKNOWN
 
