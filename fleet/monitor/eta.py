@@ -42,7 +42,7 @@ _FORMING = 0.25  # how far off it may be what others took to form, as a share
 _RECENT = 10  # epochs of a network say how far durations are from what rates promise
 _WIDEST, _NARROWEST = 3.0, 2.0  # range: its end over its beginning
 _FEW = 0.25  # share of the networks that train fewer epochs than few ones, or more than many
-_UNKNOWN = (1.0,)  # samples/s of a network whose rate nobody has measured: what its epochs show says all
+_UNKNOWN = (1.0,)  # samples/s where nobody has measured any: what epochs show says all
 
 
 _NOTHING = Outlook()
@@ -74,6 +74,7 @@ class Estimator:
     def __init__(self, spec: Spec, networks: Mapping[str, NetworkSpec], run: RunState) -> None:
         self._spec, self._networks, self._run = spec, networks, run
         self._now_s = 0.0
+        self._typical = _UNKNOWN  # rates of a network that nobody has measured
         self._coming: dict[str, _Likeness] = {}  # by names that no network has
 
     # ---- what is known ----
@@ -96,11 +97,6 @@ class Estimator:
         """What is known of a network's rates; of one that nobody has measured, what is typical of the others."""
         rates = self._launch.rates
         return rates.get(self._like(name)) or self._typical
-
-    @property
-    def _typical(self) -> tuple[float, ...]:
-        known = [rates[0] for rates in self._launch.rates.values()]
-        return (statistics.median(known),) if known else _UNKNOWN
 
     def _like(self, name: str) -> str:
         return self._coming[name].like if name in self._coming else name
@@ -131,6 +127,8 @@ class Estimator:
         if (launch := self._run.launch) is None:
             return None
         self._now_s = max(self._now_s, launch.ended_s, now_s or 0.0)
+        if launch.rates:
+            self._typical = (statistics.median(rates[0] for rates in launch.rates.values()),)
         if not (launch.timed or (launch.rates and launch.building)):  # how fast, and how long until it begins
             return None
         standings = {name: network.standing for name, network in self._run.networks.items() if name in self._networks}
