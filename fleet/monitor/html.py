@@ -4,24 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from html import escape
 from pathlib import Path
 from typing import Any
 
 from fleet.monitor.account import Account
+from fleet.monitor.charts import DRAWN, NAMED, TRIED, as_script, charts_of, is_crowded, spread
 from fleet.monitor.report import MISSED, Report, best_rows
-from fleet.monitor.searched import SearchReport, table_of_found, table_of_rungs
-from fleet.monitor.svg import DRAWN, NAMED, colour, is_crowded, line_chart, share_bar, timeline
-from fleet.monitor.svg_search import (
-    CROWDED,
-    LINES,
-    STATUS_COLOURS,
-    THINNED,
-    best_chart,
-    descent_chart,
-    parameter_charts,
-)
+from fleet.monitor.searched import SearchReport, table_of_found, table_of_rungs, table_of_tried
 from fleet.prediction.ensembles import TOGETHER, table_of
 from fleet.storage.files import replacing
 from fleet.storage.results import Status
@@ -33,69 +24,72 @@ _SPENT = {"training": ("training", "#4e79a7"), "data": ("waiting for data", "#f2
           "moving": ("starting and regrouping", "#76b7b2"), "scheduling": ("scheduling", "#edc948"),
           "profiling": ("profiling", "#b07aa1")}
 
+# The colour of a network by how far it is; failed ones have no value to show.
+_STATUS_COLOURS = {Status.FINISHED: "#4e79a7", Status.PRUNED: "#e0955b", Status.PAUSED: "#edc948",
+                   Status.TRAINING: "#59a14f"}
+_ROWS = 30  # of a network in the table of curves
+_STINTS = 200  # rows of the table of who had what
+
 _CROWD = " A grey bar stands for networks that would be too narrow to be seen; it is paler where there were pauses."
 
 
-def write_report(path: Path, report: Report) -> None:
-    """Write a report's page.
+def write_report(path: Path, report: Report, every_s: float | None = None) -> None:
+    """Write a report's page; see :func:`render`.
 
     Raises:
         StorageError: it cannot be written there.
     """
-    page = render(report)
+    page = render(report, every_s)
     with replacing(path) as file:
         file.write(page)
 
 
-def render(report: Report) -> str:
-    """The whole HTML page."""
+def render(report: Report, every_s: float | None = None) -> str:
+    """The whole HTML page.
+
+    Args:
+        every_s: seconds after which an open page loads itself anew, if it is written again and again.
+    """
     account = report.account
-    colours = {name: colour(index) for index, name in enumerate(sorted({stint.name for stint in account.stints}))}
-    longest = max(account.seconds, account.simulated_s or 0.0)
     body = [
         f"<h1>{escape(report.name)}</h1>", _summary(report), _note(report.data),
+        "<noscript><p class=note>The charts need scripts, which are switched off here. The tables have their numbers."
+        "</p></noscript>",
         "<h2>Leaderboard</h2>", *_leaderboard(report),
         *_together(report),
-        "<h2>How they learned</h2>", _curves(report, colours),
-        *(part for search in report.searches for part in _search(search, account.seconds)), *_rungs(report),
+        "<h2>How they learned</h2>", *_curves(report),
+        *(part for number, search in enumerate(report.searches) for part in _search(search, number)),
+        *_rungs(report),
         f"<h2>Who had which {account.device}</h2>",
         f"<p class=note>A bar for every network on every {'slot of a ' * (account.slots > 1)}{account.device} it had. "
         f"A dark edge shows where a group was formed.{_CROWD if is_crowded(account.stints) else ''}</p>",
-        timeline(account.stints, account.devices, 1.0, longest, colours, account.device),
+        "<div id=timeline></div>", _stints(account),
         "<h2>Where the time went</h2>", _shares(account), _note(report.samples), _note(report.input),
         _missed(report),
-        *_startup(account), "<h2>Beside the simulation</h2>", _comparison(account)]
-    if account.replay is not None:
-        body.append(timeline(account.replay.simulated.stints, account.devices, account.time_scale, longest, colours,
-                             account.device))
-    return _PAGE.format(title=escape(report.name), style=_STYLE, body="\n".join(body))
+        *_startup(account), "<h2>Beside the simulation</h2>", _comparison(account), "<div id=simulated></div>"]
+    again = "" if every_s is None else f'<meta http-equiv="refresh" content="{max(1, round(every_s))}">'
+    return _PAGE.format(title=escape(report.name), again=again, style=_data("report.css"), body="\n".join(body),
+                        library=_data("echarts.min.js"), script=_data("report.js"),
+                        data=as_script(charts_of(report)))
+
+
+def _data(name: str) -> str:
+    return (Path(__file__).parents[1] / "data" / name).read_text(encoding="utf-8")
 
 
 _PAGE = """<!doctype html>
 <html lang="en">
-<head><meta charset="utf-8"><meta name="viewport" content="width=device-width"><title>{title}</title>
-<style>{style}</style></head>
+<head><meta charset="utf-8"><meta name="viewport" content="width=device-width">{again}<title>{title}</title>
+<style>
+{style}</style></head>
 <body>
 {body}
+<script type="application/json" id="data">{data}</script>
+<script>{library}</script>
+<script>
+{script}</script>
 </body>
 </html>
-"""
-
-
-_STYLE = """
-body { font: 14px/1.45 system-ui, sans-serif; color: #222; background: #fff; max-width: 1040px; margin: 2em auto;
-       padding: 0 1em }
-h1 { font-size: 1.6em; margin: 0 0 .3em } h2 { font-size: 1.15em; margin: 2em 0 .4em }
-.note { color: #666; margin: .2em 0 .6em } .facts { display: flex; flex-wrap: wrap; gap: .6em 2.2em; margin: 1em 0 }
-.facts div { display: flex; flex-direction: column } .facts b { font-size: 1.35em; font-weight: 600 }
-.facts span { color: #666 } .row { display: flex; flex-wrap: wrap; gap: 20px }
-table { border-collapse: collapse; font-variant-numeric: tabular-nums }
-th { text-align: left; border-bottom: 2px solid #ddd; color: #555; font-weight: 600 } th, td { padding: .22em .8em }
-td.number, th.number { text-align: right } tr:nth-child(even) td { background: #f6f7f9 } td.failed { color: #b3261e }
-.legend { display: flex; flex-wrap: wrap; gap: .2em 1.2em } .legend i { display: inline-block; width: .8em;
-height: .8em; border-radius: 2px; margin-right: .4em } svg text { font: 11px system-ui, sans-serif; fill: #555 }
-.row table { align-self: flex-start }
-svg .grid { stroke: #e6e6e6 } svg .axis { stroke: #aaa } svg .name { fill: #fff; font-size: 9px }
 """
 
 
@@ -126,9 +120,20 @@ def _table(headers: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
         kind = "number" if numeric[column] else "failed" if value == Status.FAILED else ""
         return f"<{tag}{f' class={kind}' if kind else ''}>{'' if value is None else escape(str(value))}</{tag}>"
 
-    lines = ["".join(cell("th", header, column) for column, header in enumerate(headers))]
-    lines += ["".join(cell("td", value, column) for column, value in enumerate(row)) for row in rows]
-    return "<table>" + "".join(f"<tr>{line}</tr>\n" for line in lines) + "</table>"
+    def line(row: Sequence[Any]) -> str:
+        cells = "".join(cell("td", value, column) for column, value in enumerate(row))
+        return f"<tr{named(row)}>{cells}</tr>"
+
+    def named(row: Sequence[Any]) -> str:
+        return f' data-network="{escape(str(row[headers.index("network")]))}"' if "network" in headers else ""
+
+    head = "".join(cell("th", header, column) for column, header in enumerate(headers))
+    return (f"<div class=table><table><thead><tr>{head}</tr></thead>\n<tbody>"
+            + "\n".join(map(line, rows)) + "</tbody></table></div>")
+
+
+def _details(said: str, table: str) -> str:
+    return f"<details><summary>{said}</summary>{table}</details>"
 
 
 def _is_number(value: Any) -> bool:
@@ -151,25 +156,33 @@ def _together(report: Report) -> list[str]:
             f"<p class=note>{TOGETHER}</p>"]
 
 
-def _search(search: SearchReport, seconds: float) -> list[str]:
+def _search(search: SearchReport, number: int) -> list[str]:
     """What a search has found, where in its space, and which network came from which."""
     title = f"<h2>{escape(search.title)}</h2>"
     if not search.tried:
         return [title, _note(search.words)]
     if not search.found:
         return [title, "<p class=note>No network of it has a value yet.</p>"]
-    family = descent_chart(search)
-    few = "" if len(search.tried) <= LINES else (
-        f" Of {len(search.tried)} networks, the best {LINES} are drawn, their ancestors included.")
+    few = "" if len(search.tried) <= DRAWN else (
+        f" Of {len(search.tried)} networks, the best {DRAWN} are drawn, their ancestors included.")
     descent = ["<p class=note>Which network began with whose weights, over the epochs that were trained before. The "
-               f"best network and its ancestors are blue.{few}</p>", family] if family else []
+               f"best network and its ancestors are blue.{few}</p>", _place(number, "descent")
+               ] if any(one.parent for one in search.tried) else []
+    of_many = f"; of {len(search.ranked)} networks {TRIED} are drawn, from the best to the worst" * (
+        len(search.ranked) > TRIED)
     return [title, f"<p class=note>{escape(search.words)}</p>",
-            f"<div class=row>{best_chart(search, seconds)}{_table(*table_of_found(search))}</div>",
+            f"<div class=row>{_place(number, 'best')}{_table(*table_of_found(search))}</div>",
             "<p class=note>What each network came to at its best epoch, against what it was given"
-            f"{THINNED if len(search.tried) > CROWDED else ''}:</p>",
-            f"<div class=row>{''.join(parameter_charts(search))}</div>",
-            _legend((str(status), fill) for status, fill in STATUS_COLOURS.items()
-                    if any(one.status is status for one in search.tried)), *descent]
+            f"{of_many}. Drag along an axis to keep a part of it:</p>", _place(number, "parallel"),
+            _place(number, "keys"),
+            _legend((str(status), fill) for status, fill in _STATUS_COLOURS.items()
+                    if any(one.status is status for one in search.tried)),
+            _details("The best networks as a table", _table(*table_of_tried(search))), *descent]
+
+
+def _place(number: int, chart: str) -> str:
+    """Where a chart of a search goes."""
+    return f'<div class=row id="search-{number}-{chart}"></div>'
 
 
 def _rungs(report: Report) -> list[str]:
@@ -179,22 +192,32 @@ def _rungs(report: Report) -> list[str]:
     return ["<h2>What was pruned when</h2>", _table(*table_of_rungs(report.rungs))]
 
 
-def _curves(report: Report, colours: Mapping[str, str]) -> str:
+def _curves(report: Report) -> list[str]:
     grey = "" if len(report.losses) <= NAMED else f" The best {NAMED} networks are in colour."
     if len(report.losses) > DRAWN:
         grey += (f" Of the other {len(report.losses) - NAMED}, {DRAWN - NAMED} are drawn, evenly from the best to the "
                  "worst.")
-    return (f"<p class=note>One point per epoch.{grey}</p><div class=row>"
-            + line_chart("training loss", report.losses, colours)
-            + (line_chart("validation loss", report.val_losses, colours) if report.val_losses else
-               line_chart("accuracy (on validation data, if there are any)", report.accuracies, colours)) + "</div>"
-            + _legend((curve.name, colours.get(curve.name, "grey")) for curve in report.losses[:NAMED]))
+    rows = [[curve.name, epoch, f"{value:.4g}"] for curve in report.losses[:NAMED]
+            for epoch, value in spread(list(zip(curve.epochs, curve.values, strict=True)), 1, _ROWS)]
+    return [f"<p class=note>A click on a network, here or in a table, keeps its colour in all charts.{grey}</p>",
+            "<div class=row id=curves></div><div class=legend id=legend></div>",
+            _details("The training losses of the best as a table", _table(["network", "epoch", "loss"], rows))]
+
+
+def _stints(account: Account) -> str:
+    """Who had what when, the first of them."""
+    rows = [[stint.name, ", ".join(map(str, stint.devices)), f"{stint.start_s:.1f}", f"{stint.end_s:.1f}"]
+            for stint in account.stints[:_STINTS]]
+    return _details(f"The first {len(rows)} of {len(account.stints)} as a table",
+                    _table(["network", f"{account.device}s", "from s", "to s"], rows))
 
 
 def _shares(account: Account) -> str:
     """A bar of all GPU time, and its parts in numbers."""
     seconds, shares = dataclasses.asdict(account.spent), account.spent.shares
-    return (share_bar((name, shares[part], fill) for part, (name, fill) in _SPENT.items()) + _legend(_SPENT.values())
+    bar = "".join(f'<i style="width:{shares[part]:.3%};background:{fill}" title="{name}: {shares[part]:.2%}"></i>'
+                  for part, (name, fill) in _SPENT.items())
+    return (f"<div class=shares>{bar}</div>" + _legend(_SPENT.values())
             + _table(["", f"{account.device}-seconds", "share"], [[name, f"{seconds[part]:.1f}", f"{shares[part]:.2%}"]
                                                     for part, (name, _) in _SPENT.items()]))
 

@@ -6,6 +6,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 from fleet.domain.events import NetworkAdded
@@ -14,10 +15,11 @@ from fleet.domain.run import RunState
 from fleet.spec import Spec
 from fleet.spec.space import Range, Space
 from fleet.spec.train import Converge
-from fleet.storage.results import NetworkResult, Status, networks_of
+from fleet.storage.results import NetworkResult, Status, networks_of, short_names
 from fleet.units import counted
 
 _SHOWN = 12  # rows and names that a table shows
+_BEST = 200  # networks that the table of a search has
 
 
 @dataclass(frozen=True)
@@ -88,6 +90,12 @@ class SearchReport:
         while line and line[-1].parent in by_name:
             line.append(by_name[line[-1].parent])
         return tuple(line)
+
+    @cached_property
+    def ranked(self) -> tuple[Tried, ...]:
+        """The networks that have a value, the best first."""
+        return tuple(sorted((one for one in self.tried if math.isfinite(one.value)), key=lambda one: one.value,
+                            reverse=self.is_larger_better))
 
     @property
     def words(self) -> str:
@@ -277,6 +285,13 @@ def table_of_found(search: SearchReport) -> tuple[list[str], list[list[Any]]]:
     return (["after s", "network", "epoch", f"best {search.monitor}"],
             [[round(found.t_s, 1), found.network, found.epoch, f"{found.value:.4g}"]
              for found in search.found[:-_SHOWN - 1:-1]])
+
+
+def table_of_tried(search: SearchReport) -> tuple[list[str], list[list[Any]]]:
+    """Headers and rows: what the best networks came to, and with which values."""
+    return (["network", "status", search.monitor, *short_names(list(search.space))],
+            [[one.network, str(one.status), f"{one.value:.4g}", *(one.values.get(key) for key in search.space)]
+             for one in search.ranked[:_BEST]])
 
 
 def table_of_rungs(rungs: Sequence[Rung]) -> tuple[list[str], list[list[Any]]]:

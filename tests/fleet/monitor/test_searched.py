@@ -1,19 +1,16 @@
 """What a report says of searches: what was found, dropped, and came from what."""
 
 import json
-import re
-import xml.etree.ElementTree as ElementTree
-from dataclasses import replace
 
 import pytest
 
 from fleet.domain.events import Commanded, EpochEnded, NetworkAdded, NetworkJudged, Searched, Started
 from fleet.domain.network import EpochRecord, Outcome, Standing
 from fleet.domain.record import as_json
+from fleet.monitor.charts import charts_of
 from fleet.monitor.html import render
 from fleet.monitor.report import read_report
 from fleet.monitor.searched import Found, SearchReport, Tried, table_of_rungs
-from fleet.monitor.svg_search import CROWDED, LINES, axis_of, descent_chart, logarithmic, parameter_charts
 from fleet.spec import load
 from fleet.spec.resolve import asked_network
 from fleet.spec.space import Range
@@ -120,33 +117,27 @@ def test_the_search_as_json(searched):
     assert numbers["rungs"] == [{"epochs": 1, "came": 4, "went_on": 3, "paused": [], "pruned": {"net-2": ["asha"]}}]
 
 
-def test_the_page_has_a_picture_of_each(searched):
-    page = render(read_report(searched))
+def test_the_page_draws_each_and_has_it_in_tables(searched):
+    report = read_report(searched)
+    page, charts = render(report), charts_of(report)
     assert "some came while the run went on, and a simulation knows only those of its beginning" in page
-    pictures = [ElementTree.fromstring(f"<svg{text}</svg>") for text in re.findall(r"<svg(.*?)</svg>", page, re.S)]
-    titles = [picture[0].text or "" for picture in pictures]
-    for said in ("best val_accuracy so far, over seconds", f"val_accuracy against {RATE}",
-                 "val_accuracy against train.batch.size"):
-        assert said in titles
-    for said in ("net-3, epoch 2: 0.9 after 16.0 s", "net-2, pruned: train.batch.size 4, val_accuracy 0.1",
-                 "net-3, finished, val_accuracy 0.9, from net-1 after epoch 2", "What was pruned when"):
-        assert said in page
+    assert "What was pruned when" in page
+    search, names = charts["searches"][0], charts["networks"]
+    assert (search["monitor"], [key["name"] for key in search["keys"]]) == (
+        "val_accuracy", ["learning_rate", "batch.size"])
+    assert [(names[who], *found) for who, *found in search["found"]][-1] == ("net-3", 16.0, 0.9, 2)
+    assert [(names[who], *found) for who, *found in search["tried"]][-1] == ("net-2", "pruned", 0.1, [0.001, 0])
+    assert "net-3, finished, val_accuracy 0.9, from net-1 after epoch 2" in [
+        said for *_, said in search["descent"]["rows"]]
+    for place in ("best", "parallel", "keys", "descent"):
+        assert f'id="search-0-{place}"' in page
+    assert '<tr data-network="net-2"><td>net-2</td><td>pruned</td><td class=number>0.1</td>' in page
 
 
 def test_a_search_without_a_value_says_so(searched):
     log = [moment for moment in log_of_a_search() if not isinstance(moment.event, EpochEnded)]
     searched.events.write_text(as_text(log))
     assert "No network of it has a value yet." in render(read_report(searched))
-
-
-def test_values_lie_on_their_axes():
-    axis = axis_of({"rate": Range(1e-4, 0.1, log=True)}, "rate")
-    assert [axis.share(value) for value in (1e-4, 0.01, 0.1)] == pytest.approx([0, 2 / 3, 1])
-    assert [axis.share(value) for value in (0.0, 10.0, "wide", 10**400)] == [None, None, None, None]
-    assert axis_of({"depth": Range(0, 10, integer=True)}, "depth").share(5) == 0.5
-    choices = axis_of({"filters": ([8], [8, 16])}, "filters")
-    assert [choices.share([8]), choices.share([8, 16]), choices.share([4])] == [0.25, 0.75, None]
-    assert [text for _, text in logarithmic(0.02, 0.03).marks] == ["0.01", "0.1"]
 
 
 def test_networks_that_were_added_from_outside_are_shown_by_what_differs_between_them(searched):
@@ -168,7 +159,7 @@ def test_networks_that_were_added_from_outside_are_shown_by_what_differs_between
     assert outside.space == {RATE: Range(0.1, 1.0)}
     page = render(report)
     assert "The networks that were added" in page
-    assert f"val_accuracy against {RATE}" in page
+    assert [key["name"] for key in charts_of(report)["searches"][1]["keys"]] == ["learning_rate"]
 
 
 def test_a_run_without_a_search_shows_what_was_added_to_it(searched):
@@ -187,27 +178,6 @@ def many(number, **changes):
                   for place in range(number))
     best = Found(1.0, "net-0", 1, 1.0)
     return SearchReport("net", "accuracy", True, {RATE: Range(1e-4, 0.1, log=True, integer=False)}, tried, (best,))
-
-
-def titles(picture):
-    return [title.text for title in ElementTree.fromstring(picture).iter("{http://www.w3.org/2000/svg}title")]
-
-
-def test_of_thousands_of_points_those_are_left_out_that_would_lie_on_a_better_one():
-    few, = parameter_charts(many(CROWDED))
-    assert len(titles(few)) == CROWDED
-    lot, = parameter_charts(many(10_000))
-    assert 500 < len(titles(lot)) < 2500
-    assert any(title.startswith("net-0, ") for title in titles(lot))
-
-
-def test_of_thousands_of_lines_of_descent_the_best_are_drawn_with_their_ancestors():
-    search = many(10_000)
-    tried = [*search.tried[:-1], replace(search.tried[-1], network="first")]
-    tried[0] = replace(tried[0], parent="first", parent_epoch=1, begins=1)
-    drawn = titles(descent_chart(replace(search, tried=tuple(tried))))
-    assert len(drawn) == LINES
-    assert {title.partition(",")[0] for title in drawn} == {"first", *(f"net-{place}" for place in range(LINES - 1))}
 
 
 def test_a_searcher_that_has_only_answered_none_is_named(searched):
