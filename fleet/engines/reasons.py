@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fleet.errors import FleetError, exit_reason
 from fleet.spec.engines import ENGINES
-from fleet.spec.model import one_line
+from fleet.spec.model import COLOUR, one_line
 
 # What CUDA and its libraries say, in errors of any type, and what those of our engines say.
 _NO_MEMORY = ("CUDA_ERROR_OUT_OF_MEMORY", "CUDNN_STATUS_ALLOC_FAILED", "CUBLAS_STATUS_ALLOC_FAILED",
@@ -32,7 +32,7 @@ def reason_of(error: BaseException) -> str:
 def _without_frames(text: str) -> str:
     """An error's own words in one line: those that its library repeats from the traceback are in the log."""
     kept, skips = [], 0
-    for line in text.partition("Arguments received by")[0].splitlines():
+    for line in COLOUR.sub("", text).partition("Arguments received by")[0].splitlines():
         if line.lstrip().startswith("File "):
             skips = 2  # the frame, and the code that stands under it
         if skips:

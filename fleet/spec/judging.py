@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from fleet.errors import SpecError, SpecMistake, UserError
+from fleet.spec.fitting import unmeasured
 from fleet.spec.measures import (
     balanced,
     canonical,
@@ -143,7 +144,9 @@ def check_comparable(spec: Spec, networks: Iterable[NetworkSpec],
         questions.setdefault(repr(data.target), []).append(some)
     mistakes = []
     for groups in questions.values():
-        found = [list(_Comparison(spec, groups, kind).mistakes()) for kind in kinds_of(groups[0][0])]
+        kinds = kinds_of(groups[0][0])
+        possible = [kind for kind in kinds if not any(any(unmeasured(group[0], spec, kind)) for group in groups)]
+        found = [list(_Comparison(spec, groups, kind).mistakes()) for kind in possible or kinds]
         if found and all(found):
             mistakes += found[0]
     if mistakes:
@@ -154,9 +157,16 @@ def kinds_said(spec: Spec) -> Callable[[NetworkSpec], Collection[str]]:
     """What a spec says of the kinds of targets, before its data is known; see :func:`check_comparable`."""
     def kinds_of(network: NetworkSpec) -> Collection[str]:
         said = spec.feeds.get(network.feed, spec.data).target
-        return sorted(KINDS, reverse=True) if said is None else (said if isinstance(said, str) else said.kind,)
+        if said is None:
+            return sorted(KINDS, key=lambda kind: kind != "value")
+        return (said if isinstance(said, str) else said.kind,)
 
     return kinds_of
+
+
+def _weighing(weights: str | Mapping[str, float] | None) -> str | dict[str, float] | None:
+    """The weights of classes that change anything: a class that is not named has that of 1."""
+    return {key: weight for key, weight in weights.items() if weight != 1} if isinstance(weights, Mapping) else weights
 
 
 @dataclass(frozen=True)
@@ -211,8 +221,9 @@ class _Comparison:
         if name != "loss":
             return next((written(canonical(one)) for one in train.metrics if label_of(one) == name), "")
         said = written(canonical_loss(train.loss, train.label_smoothing, self.kind))
-        weighs = monitor == "loss" and train.class_weights  # which count in training alone
-        return f"{said} with class_weights {json.dumps(train.class_weights, sort_keys=True)}" if weighs else said
+        if monitor != "loss" or not (weights := _weighing(train.class_weights)):  # they count in training alone
+            return said
+        return f"{said} with class_weights {json.dumps(weights, sort_keys=True)}"
 
     def _loss(self, train: Train) -> str:
         return self._measure(train, "val_loss")

@@ -293,10 +293,10 @@ def one_line(error: BaseException) -> str:
     >>> one_line(ValueError("\\x1b[1mtwo\\x1b[0m\\nlines"))
     'ValueError: two lines'
     """
-    return f"{type(error).__name__}: {' '.join(_COLOUR.sub('', str(error)).split())}".removesuffix(": ")
+    return f"{type(error).__name__}: {' '.join(COLOUR.sub('', str(error)).split())}".removesuffix(": ")
 
 
-_COLOUR = re.compile(r"\x1b\[[0-9;]*m")  # Keras writes some of its messages in bold
+COLOUR = re.compile(r"\x1b\[[0-9;]*m")  # Keras writes some of its messages in bold
 
 
 def _close(word: str, names: Iterable[str]) -> str:

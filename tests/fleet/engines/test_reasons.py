@@ -19,7 +19,7 @@ KERAS = """in user code:
 
     RuntimeError: Exception encountered when calling Attention.call().
 
-    the heads do not divide 10
+    \x1b[1mthe heads do not divide 10\x1b[0m
 
     Arguments received by Attention.call():
       x=tf.Tensor(shape=(None, 10))

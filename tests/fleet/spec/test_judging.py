@@ -65,6 +65,15 @@ def test_smoothing_makes_losses_differ_and_weights_of_classes_those_of_training_
         spec(train, {}, target="class", train={"converge": {"monitor": monitor}})
 
 
+def test_weights_of_one_are_none_and_the_message_speaks_of_targets_that_the_settings_can_be_of():
+    by_loss = {"converge": {"monitor": "loss"}}
+    spec({}, {"class_weights": {"a": 1, "b": 1}}, {"class_weights": {"b": 1.0}}, target="class", train=by_loss)
+    for train in ({"label_smoothing": 0.1}, {"class_weights": {"a": 2}}):
+        said = refused(train, {}, target=None, train=by_loss)
+        assert "categorical_crossentropy" in said
+        assert "monitor: accuracy" in said
+
+
 def test_without_a_word_on_targets_only_what_no_kind_of_them_could_bear_is_refused():
     found = spec({"loss": "huber"}, {}, target=None)
     with pytest.raises(SpecError, match="val_loss is not the same"):
