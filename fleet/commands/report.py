@@ -22,7 +22,7 @@ from fleet.errors import StorageError
 from fleet.jobs.harvested import Over, over_of
 from fleet.monitor.html import write_report
 from fleet.monitor.report import MISSED, Report, best_rows, read_report, report_at
-from fleet.monitor.searched import table_of_found, table_of_rungs
+from fleet.monitor.searched import table_of_found, table_of_front, table_of_rungs
 from fleet.prediction.ensembles import TOGETHER, table_of
 from fleet.storage.paths import RunPaths
 from fleet.terminal import print_table
@@ -75,6 +75,8 @@ def _print(report: Report, over: Over | None) -> None:
         if search.tried:
             print_table(*table_of_found(search), title=f"{search.title}: the best so far")
         print(search.words)
+        if search.objectives:
+            print_table(*table_of_front(search), title=f"{search.title}: the Pareto front")
     if report.rungs:
         print_table(*table_of_rungs(report.rungs), title="What was pruned when")
     print(f"{format_duration(account.seconds)} on {counted(account.gpus, account.device)}: "

@@ -156,8 +156,13 @@ def _read(hint: Any, value: Any) -> Any:
     if hint is Any:
         return value
     origin, arguments = _parts(hint)
+    if origin is Annotated:
+        return math.nan if value is None and MayBeNan in hint.__metadata__ else _read(arguments[0], value)
     if origin in (Union, UnionType):
-        return None if value is None and NoneType in arguments else _read(arguments[0], value)
+        if value is None and NoneType in arguments:
+            return None
+        lists = [one for one in arguments if _parts(one)[0] is tuple]
+        return _read(lists[0] if lists and isinstance(value, list) else arguments[0], value)
     if origin is tuple and isinstance(value, list):
         each = arguments[:1] * len(value) if arguments[1:] == (...,) else arguments
         return tuple(_read(one, item) for one, item in zip(each, value, strict=True))

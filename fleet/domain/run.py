@@ -209,6 +209,7 @@ class RunState:
         given: network that was added from outside -> its entry.
         commands: that were taken up.
         asked: entry -> whether its searcher has ever named a network.
+        told: network -> what its searcher was told that it has come to, where several objectives count.
         judged: verdict -> network -> its newest judgement of that kind.
         data_changes: each time that networks went on with data that had changed.
         missed: chunks of a ring that a group could not take.
@@ -228,6 +229,7 @@ class RunState:
         self.given: dict[str, Mapping[str, Any]] = {}
         self.commands: list[e.Commanded] = []
         self.asked: dict[str, bool] = {}
+        self.told: dict[str, tuple[float, ...]] = {}
         self.judged: dict[str, dict[str, e.NetworkJudged]] = {"pause": {}, "stop": {}, "go_on": {}}
         self.data_changes: list[e.DataChanged] = []
         self.missed = 0
@@ -361,6 +363,8 @@ class RunState:
                 self._judge(event)
             case e.Searched() if event.call == "ask":
                 self.asked[event.entry] = self.asked.get(event.entry, False) or event.answer is not None
+            case e.Searched(call="tell", value=tuple() as value):
+                self.told[event.network] = value
             case e.Commanded():
                 self._command(event)
             case e.ChangesAccepted():
@@ -510,7 +514,7 @@ class RunState:
     def _add(self, added: e.NetworkAdded) -> None:
         self.added[added.network] = added
         entry = self._entries.get(added.entry)
-        given = self.given.get(added.network, {}).get("train") or {} if entry is None else entry.train
+        given = self.given.get(added.network, {}).get("train") or {} if entry is None else entry.own_train
         own = {"monitor": self._converge.monitor, **(given.get("converge") or {})}
         network = self._meet(added.network, own["monitor"], added.max_epochs, added.number if added.entry else None)
         network.monitor, network.max_epochs = own["monitor"], added.max_epochs

@@ -12,7 +12,7 @@ from typing import Any
 from fleet.monitor.account import Account
 from fleet.monitor.charts import DRAWN, NAMED, TRIED, as_script, charts_of, is_crowded, spread
 from fleet.monitor.report import MISSED, Report, best_rows
-from fleet.monitor.searched import SearchReport, table_of_found, table_of_rungs, table_of_tried
+from fleet.monitor.searched import SearchReport, table_of_found, table_of_front, table_of_rungs, table_of_tried
 from fleet.prediction.ensembles import TOGETHER, table_of
 from fleet.storage.files import replacing
 from fleet.storage.results import Status
@@ -172,6 +172,9 @@ def _search(search: SearchReport, number: int) -> list[str]:
         len(search.ranked) > TRIED)
     return [title, f"<p class=note>{escape(search.words)}</p>",
             f"<div class=row>{_place(number, 'best')}{_table(*table_of_found(search))}</div>",
+            *(["<h3>The Pareto front</h3>", _table(*table_of_front(search)),
+               "<p class=note>No other network is as good in all of these and better in one.</p>"]
+              if search.objectives else []),
             "<p class=note>What each network came to at its best epoch, against what it was given"
             f"{of_many}. Drag along an axis to keep a part of it:</p>", _place(number, "parallel"),
             _place(number, "keys"),

@@ -11,8 +11,10 @@ from typing import Any
 
 from fleet.domain.events import NetworkAdded
 from fleet.domain.network import EpochRecord
+from fleet.domain.objectives import front
 from fleet.domain.run import RunState
 from fleet.spec import Spec
+from fleet.spec.search import OF_NETWORKS, Search
 from fleet.spec.space import Range, Space
 from fleet.spec.train import Converge
 from fleet.storage.results import NetworkResult, Status, networks_of, short_names
@@ -32,6 +34,7 @@ class Tried:
         parent: the network from whose weights it began, if there is one.
         parent_epoch: after which epoch of that.
         begins: epochs that were trained before it, from its earliest ancestor on.
+        objectives: what it has come to in each, where there are several; NaN where that is not known.
     """
 
     network: str
@@ -43,6 +46,7 @@ class Tried:
     parent: str = ""
     parent_epoch: int = 0
     begins: int = 0
+    objectives: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -67,6 +71,7 @@ class SearchReport:
         tried: its networks, in the order of their numbers.
         found: the best so far, each time there was a better one; of networks that have not failed.
         searcher: who asks, as the spec names it; empty for networks from outside.
+        objectives: the name of each, and ``maximize`` or ``minimize``, where there are several.
     """
 
     entry: str
@@ -76,6 +81,14 @@ class SearchReport:
     tried: tuple[Tried, ...]
     found: tuple[Found, ...]
     searcher: str = ""
+    objectives: tuple[tuple[str, str], ...] = ()
+
+    @cached_property
+    def front(self) -> tuple[Tried, ...]:
+        """The networks that none surpasses, of several objectives; the best in the first one first."""
+        having = [one for one in self.tried if one.status is not Status.FAILED and one.objectives]
+        return tuple(having[place] for place in front([one.objectives for one in having],
+                                                      [mode for _, mode in self.objectives]))
 
     @property
     def title(self) -> str:
@@ -116,15 +129,19 @@ class SearchReport:
 
     def numbers(self) -> dict[str, Any]:
         """The search as JSON has it."""
+        names = [name for name, _ in self.objectives]
         networks = [{"name": one.network, "number": one.number, "values": dict(one.values), "status": str(one.status),
                      "epochs": one.epochs, "value": one.value,
-                     **({"parent": one.parent, "parent_epoch": one.parent_epoch} if one.parent else {})}
+                     **({"parent": one.parent, "parent_epoch": one.parent_epoch} if one.parent else {}),
+                     **({"objectives": dict(zip(names, one.objectives, strict=True))} if one.objectives else {})}
                     for one in self.tried]
         best = [{"seconds": found.t_s, "network": found.network, "epoch": found.epoch, "value": found.value}
                 for found in self.found]
         return {"entry": self.entry, "monitor": self.monitor, "mode": "max" if self.is_larger_better else "min",
                 "networks": networks, "best_so_far": best,
-                "line_of_descent": [one.network for one in self.ancestry]}
+                "line_of_descent": [one.network for one in self.ancestry],
+                **({"objectives": [{"value": name, "mode": mode} for name, mode in self.objectives],
+                    "front": [one.network for one in self.front]} if self.objectives else {})}
 
 
 @dataclass(frozen=True)
@@ -185,12 +202,12 @@ def searches_of(spec: Spec, run: RunState, rows: Sequence[NetworkResult]) -> tup
         ends[epoch.network].append((epoch.t_s, place, epoch.record))
     entries = {entry.stem: entry for entry in spec.searches.values()}
     table = {row.name: row for row in rows}
-    found = [_report(entry, entries[entry].space or {}, entries[entry].train, spec, networks, ends, table)
+    found = [_report(entry, entries[entry].space or {}, entries[entry].own_train, spec, networks, ends, table)
              for entry, networks in added.items() if entry in entries]
     found += [_report(entry, {}, {}, spec, {}, ends, table) for entry, has in run.asked.items()
               if not has and entry in entries]
-    who = {name: entry.search.ask for name, entry in entries.items() if entry.search is not None}
-    found = [replace(one, searcher=who[one.entry]) for one in found]
+    found = [_with_objectives(one, search, run, table) for one in found
+             if (search := entries[one.entry].search) is not None]
     if outside := added.get(""):
         values = _that_differ({name: _leaves(run.given.get(name, {})) for name in outside})
         numbered = {name: replace(one, number=number, values={**values[name], **one.values})
@@ -199,6 +216,31 @@ def searches_of(spec: Spec, run: RunState, rows: Sequence[NetworkResult]) -> tup
         space = _space_of([one.values for one in numbered.values()])
         found.append(_report("", space, trains[0] if trains else {}, spec, numbered, ends, table))
     return tuple(found)
+
+
+def _with_objectives(found: SearchReport, search: Search, run: RunState, table: Mapping[str, NetworkResult]
+                     ) -> SearchReport:
+    """A report with who asks, and with what networks have come to where several objectives count."""
+    found = replace(found, searcher=search.ask)
+    if len(search.objectives) < 2:
+        return found
+    names = [objective.value for objective in search.objectives]
+    first = "maximize" if found.is_larger_better else "minimize"
+    return replace(
+        found, objectives=((names[0], first), *((one.value, str(one.sense)) for one in search.objectives[1:])),
+        tried=tuple(replace(one, objectives=run.told.get(one.network) or _come_to(names, table.get(one.network), run))
+                    for one in found.tried))
+
+
+def _come_to(names: Sequence[str], row: NetworkResult | None, run: RunState) -> tuple[float, ...]:
+    """What a network has come to by now, of which no searcher was told."""
+    if row is None:
+        return (math.nan,) * len(names)
+    rates = run.launch.rates.get(row.name) if run.launch is not None else None
+    known = {"parameters": row.parameters, "rate": row.metrics.get("rate", rates[0] if rates else None),
+             "epochs": row.epochs or None, "seconds": row.seconds or None}
+    values = [known[name] if name in OF_NETWORKS else row.value(name) for name in names]
+    return tuple(math.nan if value is None else float(value) for value in values)
 
 
 def _leaves(given: Any, path: str = "") -> dict[str, Any]:
@@ -294,11 +336,23 @@ def table_of_tried(search: SearchReport) -> tuple[list[str], list[list[Any]]]:
              for one in search.ranked[:_BEST]])
 
 
+def table_of_front(search: SearchReport) -> tuple[list[str], list[list[Any]]]:
+    """Headers and rows: the networks of the Pareto front, with what they have come to."""
+    return (["network", "status", *(f"{name} ({mode[:3]})" for name, mode in search.objectives),
+             *short_names(list(search.space))],
+            [[one.network, str(one.status), *(f"{value:.6g}" for value in one.objectives),
+              *(_brief(one.values.get(key)) for key in search.space)] for one in search.front])
+
+
 def table_of_rungs(rungs: Sequence[Rung]) -> tuple[list[str], list[list[Any]]]:
     """Headers and rows: what became of networks where some were paused or pruned."""
     return (["epochs", "came", "went on", "paused", "pruned", "by", "which"],
             [[rung.epochs, rung.came, rung.went_on, len(rung.paused), len(rung.pruned), rung.by,
               _named([*rung.pruned, *rung.paused])] for rung in rungs])
+
+
+def _brief(value: Any) -> str:
+    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def _named(names: Sequence[str]) -> str:

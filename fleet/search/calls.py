@@ -36,11 +36,14 @@ class Report:
 
 @dataclass(frozen=True)
 class Tell:
-    """A network is over: ``finished``, ``pruned`` or ``failed``, with its best value if it has one."""
+    """A network is over: ``finished``, ``pruned`` or ``failed``, with its best value if it has one.
+
+    Of several objectives there is a value for each, NaN where it is not known.
+    """
 
     number: int
     outcome: str
-    value: float | None
+    value: float | tuple[float, ...] | None
 
 
 @dataclass(frozen=True)
@@ -155,7 +158,7 @@ def as_call(event: Searched) -> Call:
     match event.call:
         case "ask" if number >= 0:
             return Ask(number)
-        case "report" if number >= 0 and event.epoch is not None and event.value is not None:
+        case "report" if number >= 0 and event.epoch is not None and isinstance(event.value, float):
             return Report(number, event.epoch, event.value)
         case "tell" if number >= 0:
             return Tell(number, event.outcome, event.value)

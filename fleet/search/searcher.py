@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Any, Literal, Protocol, TypeAlias, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from fleet.errors import UserError
 from fleet.plugins import load_object
+from fleet.spec.search import Mode
 from fleet.spec.space import Member, Range, Space, members, numbered
-
-Mode: TypeAlias = Literal["maximize", "minimize"]
 
 
 class Verdict(StrEnum):
@@ -49,7 +48,7 @@ class Searcher(Protocol):
         space: name -> :class:`~fleet.spec.space.Range` (``low``, ``high``, ``log``, ``integer``), or a tuple of
             choices.
         seed: of all that is random.
-        mode: whether high or low values are good: ``maximize`` or ``minimize``.
+        mode: whether high or low values are good: ``maximize`` or ``minimize``; of several objectives a tuple.
         options: those of the spec.
     """
 
@@ -70,19 +69,20 @@ class Searcher(Protocol):
         Args:
             number: of the network.
             epoch: counted from 1.
-            value: of the monitored quantity; NaN where there is none.
+            value: of the monitored quantity, which is the first objective; NaN where there is none.
 
         Returns:
             ``go_on``, ``pause`` or ``stop``.
         """
 
-    def tell(self, number: int, outcome: str, value: float | None) -> None:
+    def tell(self, number: int, outcome: str, value: Any) -> None:
         """A network is over.
 
         Args:
             number: of the network.
             outcome: ``finished``, ``pruned`` or ``failed``.
-            value: the best value of the monitored quantity, None where there is none.
+            value: the best value of the monitored quantity, None where there is none. Of several objectives a tuple
+                of what the network came to in each, NaN where that is not known.
         """
 
 
@@ -111,7 +111,7 @@ class _Listing:
         """It judges nothing."""
         return Verdict.GO_ON
 
-    def tell(self, number: int, outcome: str, value: float | None) -> None:
+    def tell(self, number: int, outcome: str, value: Any) -> None:
         """It learns nothing."""
 
 
@@ -152,7 +152,8 @@ class GridSearcher(_Listing):
 SEARCHERS = {"random": RandomSearcher, "grid": GridSearcher}
 
 
-def make_searcher(ask: str, space: Space, seed: int, mode: Mode, options: Mapping[str, Any]) -> Searcher:
+def make_searcher(ask: str, space: Space, seed: int, mode: Mode | tuple[Mode, ...], options: Mapping[str, Any]
+                  ) -> Searcher:
     """The searcher of a name, or of an import path ``module:Class``.
 
     Raises:

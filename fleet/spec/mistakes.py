@@ -15,9 +15,9 @@ from pydantic_core import ErrorDetails
 
 from fleet.errors import SpecMistake
 from fleet.spec.data import Data, Target
-from fleet.spec.fields import default_of
+from fleet.spec.fields import default_of, key_of
 from fleet.spec.schema import Checkpoint, Document, ModelEntry, Profile, Resources, Schedule
-from fleet.spec.search import Budget, Prune, Search
+from fleet.spec.search import Budget, Objective, Prune, Search
 from fleet.spec.space import Range
 from fleet.spec.train import Batch, Converge, Optimizer, Train
 
@@ -107,6 +107,8 @@ def _owner(place: Sequence[Any]) -> type | None:
         return ModelEntry
     if place[0] == "models" and len(place) == 4 and place[2] == "space":
         return Range
+    if place[0] == "models" and len(place) == 5 and place[3] == "objectives":
+        return Objective
     return _PARTS.get(str(place[-1]))
 
 
@@ -118,7 +120,7 @@ def _valid_keys(owner: type | None, wrong: str) -> str:
     for field in dataclass_fields(owner):
         default = default_of(field)
         plain = isinstance(default, bool | int | float | str | tuple) and default not in ("", ())
-        shown.append(f"{field.name} ({default})" if plain and field.name != "transforms" else field.name)
-    close = difflib.get_close_matches(wrong, [field.name for field in dataclass_fields(owner)], n=1)
+        shown.append(f"{key_of(field)} ({default})" if plain and field.name != "transforms" else key_of(field))
+    close = difflib.get_close_matches(wrong, list(map(key_of, dataclass_fields(owner))), n=1)
     hint = f"{close[0]}? " if close else ""
     return hint + "valid keys: " + ", ".join(shown)

@@ -23,7 +23,8 @@ _PARTS = {"models: an entry": "ModelEntry", "models: data of an entry": "EntryDa
           "train.converge": "Converge", "schedule": "Schedule",
           "profile": "Profile", "resources": "Resources", "checkpoint": "Checkpoint",
           "prune": "Prune",
-          "models: a range in space": "Range", "models: search": "Search", "models: search.budget": "Budget"}
+          "models: a range in space": "Range", "models: search": "Search", "models: search.objectives": "Objective",
+          "models: search.budget": "Budget"}
 MOST_CHOICES = 12  # that stand in a table; longer lists are called by their title
 
 

@@ -30,11 +30,12 @@ from fleet.spec.engines import EngineInfo, find_engine
 from fleet.spec.fitting import joined, unmeasured
 from fleet.spec.judging import check_comparable, kinds_said
 from fleet.spec.learning_rate import problem_of_whole
+from fleet.spec.measures import FIELDS, label_of
 from fleet.spec.mistakes import explain
 from fleet.spec.model import APPLICATIONS, FAMILIES, Architecture, check_import, check_target
 from fleet.spec.origin import Origin
 from fleet.spec.schema import MOST_NETWORKS, Document, ModelEntry, NetworkSpec, Schedule, Spec
-from fleet.spec.search import Prune, find_rule
+from fleet.spec.search import OF_NETWORKS, Prune, find_rule
 from fleet.spec.space import Member, Range, Space, draw, ends, grid, override
 from fleet.spec.train import Train
 from fleet.spec.yaml_file import plain, read_yaml
@@ -210,6 +211,34 @@ def _search_problems(document: Document) -> Iterator[tuple[tuple, str, str]]:
         for key in entry.space or {}:
             if key.startswith(("train.converge.monitor", "train.converge.direction")):
                 yield ("models", index, "space", key), "networks of a search are compared by one quantity", "left out"
+        yield from _objective_problems(document, index, entry)
+
+
+def _objective_problems(document: Document, index: int, entry: ModelEntry) -> Iterator[tuple[tuple, str, str]]:
+    """What is wrong with what the networks of a search should be good in."""
+    objectives = () if entry.search is None else entry.search.objectives
+    if not objectives:
+        return
+    train = _tried([], _merged, document.train, entry.train, {})
+    labels = [] if train is None else map(label_of, train.metrics)
+    known = [name for label in dict.fromkeys([*FIELDS, *labels]) for name in (label, f"val_{label}")]
+    monitor = (entry.train.get("converge") or {}).get("monitor")
+    for place, objective in enumerate(objectives):
+        where, name = ("models", index, "search", "objectives", place, "value"), objective.value
+        measured = ", ".join(known)
+        if name in [other.value for other in objectives[:place]]:
+            yield where, f"{name} counts already", "left out"
+        elif place == 0 and name in OF_NETWORKS:
+            yield where, f"{name} says nothing of what an epoch has brought, and networks are pruned by the first", (
+                f"first one of {measured}")
+        elif name not in known and name not in OF_NETWORKS:
+            yield where, f"{name!r} is not computed", (
+                f"one of {measured}, {', '.join(OF_NETWORKS)}; others come from train.metrics")
+        elif objective.sense is None and not (name == monitor and (entry.train.get("converge") or {}).get("direction")):
+            yield where, f"nobody can tell whether more of {name} is better", "with `mode: maximize`, or minimize"
+        elif place == 0 and monitor not in (None, name):
+            yield ("models", index, "train", "converge", "monitor"), (
+                f"{monitor} is not {name}, the first objective, by which the best epoch is chosen"), "left out"
 
 
 def _unread(document: Document, content: Mapping[str, Any]) -> Iterator[tuple[tuple, str, str]]:
@@ -290,11 +319,13 @@ class _MisfitError(Exception):
 def _networks(document: Document, index: int, entry: ModelEntry, problems: list[Exception]) -> list[NetworkSpec]:
     """The networks of an entry; what is wrong with it is added to ``problems``. Those of a search come later."""
     networks: list[NetworkSpec] = []
+    if any(_objective_problems(document, index, entry)):
+        return []  # which are mistakes of their own
     draws = _tried(problems, _draws, document, index, entry) or []
     engine = _known_engine(document)
     for number, drawn in enumerate(draws):
         name = _tried(problems, _name, entry, number, len(draws))
-        train = _tried(problems, _merged, document.train, entry.train, drawn)
+        train = _tried(problems, _merged, document.train, entry.own_train, drawn)
         architecture = _tried(problems, _architecture, entry, drawn, engine)
         if name is None or train is None or architecture is None:
             break  # the other draws will hardly be better
@@ -351,7 +382,7 @@ def asked_network(spec: Spec, index: int, number: int, member: Member) -> Networ
     document, entry = spec.document, spec.document.models[index]
     name = _checked_name(f"{entry.stem}-{number}")
     try:
-        return _network(document, index, name, _merged(document.train, entry.train, member),
+        return _network(document, index, name, _merged(document.train, entry.own_train, member),
                         _architecture(entry, member, _known_engine(document)), member, number=number)
     except _MisfitError as problem:
         found = explain(problem.error, problem.content, Origin().mistake, (problem.part,), problem.owner)

@@ -90,6 +90,16 @@ class ModelEntry:
         """What is built: a family, a name of keras.applications, or an import path."""
         return self.family or str(self.build)
 
+    @property
+    def own_train(self) -> dict[str, Any]:
+        """Its training settings: the first objective of its search is what its networks monitor."""
+        if self.search is None or not self.search.objectives:
+            return self.train
+        first, own = self.search.objectives[0], self.train.get("converge") or {}
+        sense = {} if first.sense is None else {"direction": "max" if first.sense == "maximize" else "min"}
+        own = {**sense, **own} if first.mode is None else {**own, **sense}
+        return {**self.train, "converge": {**own, "monitor": first.value}}
+
     @model_validator(mode="after")
     def _one_way_to_say_it(self) -> ModelEntry:
         if (self.family is None) == (self.build is None):

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass as plain_dataclass
 from dataclasses import fields as dataclass_fields
 from dataclasses import replace
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeAlias
 
 from pydantic import ConfigDict, Field, model_validator
 from pydantic.dataclasses import dataclass
@@ -14,6 +14,9 @@ from pydantic.dataclasses import dataclass
 from fleet.errors import UserError
 from fleet.plugins import load_object
 from fleet.spec.fields import IMPORT_PATH, NO_FLAG, Duration, OneOf, Positive, written_as
+from fleet.spec.measures import UP, direction_of
+
+Mode: TypeAlias = Literal["maximize", "minimize"]
 
 _STRICT = ConfigDict(extra="forbid", allow_inf_nan=False)
 
@@ -35,6 +38,31 @@ class Budget:
         return self
 
 
+# What a network may be judged by beside what it learns, and which of it is good.
+OF_NETWORKS: Mapping[str, Mode] = {"parameters": "minimize", "rate": "maximize", "epochs": "minimize",
+                                   "seconds": "minimize"}
+
+
+@dataclass(frozen=True, config=_STRICT)
+class Objective:
+    """Something that the networks of a search should be good in."""
+
+    value: str = Field(description=(
+        "What counts: loss, accuracy or a metric, with val_ before it that of the validation data, in the network's "
+        "best epoch; or parameters (how many weights it has), rate (samples/s on one GPU), epochs or seconds (how long "
+        "it has trained). The first must be a loss, an accuracy or a metric."))
+    mode: Mode | None = Field(default=None, description=(
+        "Whether high or low values are good. Without it, as the value says; only a metric of your own needs it."))
+
+    @property
+    def sense(self) -> Mode | None:
+        """Whether high or low values are good; None where nobody can tell, of a metric of one's own."""
+        if self.mode is not None or self.value in OF_NETWORKS:
+            return self.mode or OF_NETWORKS[self.value]
+        direction = direction_of(self.value)
+        return None if direction is None else "maximize" if direction == UP else "minimize"
+
+
 @dataclass(frozen=True, config=_STRICT)
 class Search:
     """Who asks for the networks of an entry, and how many."""
@@ -50,6 +78,12 @@ class Search:
     at_once: Positive | Literal["auto"] = Field(default="auto", description=(
         "How many networks of the entry there may be that are neither done nor paused. auto: as many as there are "
         "trainers, and at least two more than train, so that the next one is known before GPUs are free."))
+    objectives: tuple[Objective, ...] = Field(default=(), description=(
+        "What counts, if it is not only what `train.converge.monitor` says. The first takes its place: it decides "
+        "which epoch is the best, and networks are reported and pruned by it. Of several, the class is told all."))
+    earlier: tuple[str, ...] = Field(default=(), alias="from", description=(
+        "Folders of earlier runs. What their networks came to is told to the class before it is asked, as far as their "
+        "values fit the space."))
     options: dict[str, Any] = Field(default_factory=dict, description=(
         "Further arguments of the class, by name."))
     seed: Annotated[int, Field(ge=0), NO_FLAG] = Field(default=0, description=(

@@ -12,7 +12,7 @@ from typing import Any
 import yaml
 
 from fleet.errors import SpecError, SpecMistake
-from fleet.spec.fields import default_of
+from fleet.spec.fields import default_of, key_of
 from fleet.spec.origin import key_path
 from fleet.spec.schema import Document
 
@@ -146,5 +146,5 @@ def _without_defaults(value: Any) -> dict[str, Any]:
     for field in dataclass_fields(value):
         item = getattr(value, field.name)
         if item != default_of(field):
-            kept[field.name] = plain(item)
+            kept[key_of(field)] = plain(item)
     return kept

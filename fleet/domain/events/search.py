@@ -20,7 +20,8 @@ class Searched:
         call: ``ask``, ``report``, ``tell`` or ``resume``.
         number: of the network, counted from 0 within the entry.
         epoch: of a report, counted from 1.
-        value: of a report the monitored value, null where it is no number; of a tell the best one, if there is one.
+        value: of a report the monitored value, null where it is no number; of a tell the best one, if there is one, or
+            one for each objective of several.
         outcome: of a tell: ``finished``, ``pruned`` or ``failed``.
         answer: of an ask a mapping, of a report ``go_on``, ``pause`` or ``stop``, of a resume a number; or null. A tell
             has none.
@@ -33,7 +34,7 @@ class Searched:
     call: str
     number: Annotated[int | None, OmitDefault] = None
     epoch: Annotated[int | None, OmitDefault] = None
-    value: Annotated[float | None, MayBeNan, OmitDefault] = None
+    value: Annotated[float | tuple[Annotated[float, MayBeNan], ...] | None, MayBeNan, OmitDefault] = None
     outcome: Annotated[str, OmitDefault] = ""
     answer: Annotated[Any, OmitDefault] = ""
     network: Annotated[str, OmitDefault] = ""

@@ -10,7 +10,7 @@ from fleet.domain.record import as_json
 from fleet.monitor.charts import charts_of
 from fleet.monitor.html import render
 from fleet.monitor.report import read_report
-from fleet.monitor.searched import Found, SearchReport, Tried, table_of_rungs
+from fleet.monitor.searched import Found, SearchReport, Tried, table_of_front, table_of_rungs
 from fleet.spec import load
 from fleet.spec.resolve import asked_network
 from fleet.spec.space import Range
@@ -194,3 +194,25 @@ def test_a_searcher_whose_first_network_has_not_come_yet_has_not_answered_none(s
     began = [one for one in log_of_a_search() if isinstance(one.event, Started)]
     searched.events.write_text(as_text([*began, Logged(1.0, Searched("net", "ask", 0, answer={}))]))
     assert not read_report(searched).searches
+
+
+# ---- several objectives ------------------------------------------------------------------------
+
+
+def test_the_front_of_several_objectives_is_a_table_and_data(searched):
+    objectives = "objectives: [{value: val_accuracy}, {value: epochs}, {value: rate}]"
+    searched.spec.write_text(SPEC.replace("most: 5", f"most: 5, {objectives}"))
+    told = [Logged(30.0, Searched("net", "tell", number, outcome="finished", value=value, network=f"net-{number}"))
+            for number, value in ((0, (0.5, 3.0, 10.0)), (1, (0.6, 2.0, 9.0)), (3, (0.9, 2.0, 8.0)))]
+    searched.events.write_text(as_text([*log_of_a_search(), *told]))
+    search = read_report(searched).searches[0]
+    assert search.objectives == (("val_accuracy", "maximize"), ("epochs", "minimize"), ("rate", "maximize"))
+    assert [one.network for one in search.front] == ["net-3", "net-1", "net-0"]
+    headers, rows = table_of_front(search)
+    assert headers[:5] == ["network", "status", "val_accuracy (max)", "epochs (min)", "rate (max)"]
+    assert rows[0][:5] == ["net-3", "finished", "0.9", "2", "8"]
+    numbers = json.loads(json.dumps(as_json(search.numbers())))
+    assert numbers["front"] == ["net-3", "net-1", "net-0"]
+    assert numbers["networks"][1]["objectives"] == {"val_accuracy": 0.6, "epochs": 2.0, "rate": 9.0}
+    assert numbers["networks"][2]["objectives"] == {"val_accuracy": 0.1, "epochs": 1.0, "rate": None}
+    assert "The Pareto front" in render(read_report(searched))

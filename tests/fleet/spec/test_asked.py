@@ -54,3 +54,37 @@ def test_a_search_without_an_end_is_refused():
     entry = {"family": "softmax", "space": {"train.optimizer.learning_rate": {"low": 0.1, "high": 0.2}}, "search": {}}
     with pytest.raises(UserError, match="needs an end: `most:` networks, or a `budget:`"):
         parse({"models": [entry]})
+
+
+# ---- objectives --------------------------------------------------------------------------------
+
+
+def with_objectives(*objectives, **entry):
+    return {"models": [{"family": "softmax", "name": "s", "space": {"train.optimizer.learning_rate": [0.1, 0.2]},
+                        "search": {"most": 2, "objectives": list(objectives)}, **entry}]}
+
+
+def test_the_first_objective_is_what_networks_monitor():
+    spec = parse(with_objectives({"value": "val_loss"}, {"value": "parameters"}, {"value": "rate"}))
+    converge = asked_network(spec, 0, 0, {"train.optimizer.learning_rate": 0.1}).train.converge
+    assert (converge.watched, converge.sign) == ("val_loss", -1)
+    assert [one.sense for one in spec.searches[0].search.objectives] == ["minimize", "minimize", "maximize"]
+    own = parse(with_objectives({"value": "val_f", "mode": "minimize"}, train={"metrics": ["my:f"]}))
+    assert asked_network(own, 0, 0, {"train.optimizer.learning_rate": 0.1}).train.converge.sign == -1
+
+
+@pytest.mark.parametrize(("objectives", "train", "place", "says"), [
+    ([{"value": "val_acuracy"}], {}, "objectives[0].value", "'val_acuracy' is not computed; one of loss, val_loss"),
+    ([{"value": "parameters"}], {}, "objectives[0].value", "says nothing of what an epoch has brought"),
+    ([{"value": "loss"}, {"value": "speed"}], {}, "objectives[1].value", "'speed' is not computed"),
+    ([{"value": "loss"}, {"value": "loss"}], {}, "objectives[1].value", "loss counts already"),
+    ([{"value": "loss"}, {"value": "val_f"}], {"metrics": ["my:f"]}, "objectives[1].value", "whether more of val_f"),
+    ([{"value": "loss"}], {"converge": {"monitor": "val_loss"}}, "train.converge.monitor", "is not loss, the first"),
+    ([{"value": "loss", "mod": "minimize"}], {}, "objectives[0].mod", "mode? valid keys: value, mode"),
+])
+def test_what_cannot_count_is_a_mistake_at_its_place(objectives, train, place, says):
+    with pytest.raises(UserError) as error:
+        parse(with_objectives(*objectives, train=train))
+    [mistake] = error.value.mistakes
+    assert mistake.key.endswith(place)
+    assert says in str(error.value)

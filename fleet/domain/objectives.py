@@ -1,0 +1,32 @@
+"""Which of several is best, where more than one thing counts (pure)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+
+def front(values: Sequence[Sequence[float]], modes: Sequence[str]) -> list[int]:
+    """The Pareto front: whom none surpasses, which is as good in everything and better in something.
+
+    Args:
+        values: of each one what it has come to in each respect.
+        modes: of each respect ``maximize`` or ``minimize``.
+
+    Returns:
+        Places among ``values``, the best in the first respect first. One that lacks a number is not among them.
+
+    >>> front([(0.9, 100.0), (0.8, 10.0), (0.8, 50.0), (0.95, math.nan)], ("maximize", "minimize"))
+    [0, 1]
+    """
+    signs = [-1.0 if mode == "maximize" else 1.0 for mode in modes]
+    costs = {place: [sign * value for sign, value in zip(signs, one, strict=True)]
+             for place, one in enumerate(values) if all(map(math.isfinite, one))}
+    kept, places = np.empty((0, len(signs))), list[int]()
+    for place in sorted(costs, key=lambda place: (costs[place], place)):  # whoever surpasses one stands before it
+        cost = np.array(costs[place])
+        if not np.any(np.all(kept <= cost, axis=1) & np.any(kept < cost, axis=1)):
+            kept, places = np.vstack([kept, cost]), [*places, place]
+    return places
