@@ -3,6 +3,7 @@
   fleet report runs/digits
   fleet report runs/digits --json
   fleet report runs/digits --at 350s    as it stood then
+  fleet report runs/digits --every 30s    write the page anew while the run goes on; open pages take it up
 
 It also writes RUN/report.html if it may: one file that needs no server and no internet. It has the leaderboard,
 learning curves, what searches found and pruned, which network had which GPU when, where the time went, and the same run
@@ -13,20 +14,25 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
+from contextlib import suppress
 from pathlib import Path
 
-from fleet.arguments import moment
+from fleet.arguments import duration, moment
 from fleet.commands.options import add_json
 from fleet.commands.show import show
-from fleet.errors import StorageError
+from fleet.errors import StorageError, UserError
 from fleet.jobs.harvested import Over, over_of
 from fleet.monitor.html import write_report
 from fleet.monitor.report import MISSED, Report, best_rows, read_report, report_at
 from fleet.monitor.searched import table_of_found, table_of_front, table_of_rungs
 from fleet.prediction.ensembles import TOGETHER, table_of
+from fleet.storage.network_leases import held_lease
 from fleet.storage.paths import RunPaths
 from fleet.terminal import print_table
 from fleet.units import counted, format_duration
+
+_LOOK_S = 1.0  # between two looks whether a launch is still at work
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -36,12 +42,18 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "the run as it stood then, by its log and its spec: seconds of the run, one launch behind the other, and of a "
         "harvest by date; nothing is written into its folder"))
     parser.add_argument("--html", type=Path, metavar="FILE", help="write the page to this file, and not to RUN")
+    parser.add_argument("--every", type=duration, metavar="30s", help=(
+        "write the page again and again, until the launch has ended; a page that is open takes that up by itself"))
     add_json(parser)
 
 
 def run(args: argparse.Namespace) -> None:
     """Print the numbers of a report, and write it where that is allowed."""
     paths = RunPaths(args.run)
+    if args.every is not None:
+        if args.json or args.at is not None:
+            raise UserError("--every: it writes the page while the run goes on; without --json and --at")
+        _keep_writing(paths, args.html or paths.report, args.every)
     report = read_report(paths) if args.at is None else report_at(paths, args.at)
     over = over_of(paths) if args.at is None else None
     harvest = {} if over is None else {"harvest": {"why": over.why, "again": over.again}}
@@ -58,6 +70,24 @@ def run(args: argparse.Namespace) -> None:
         return
     if not args.json:
         print(f"{page} shows it.")
+
+
+def _keep_writing(paths: RunPaths, page: Path, every_s: float) -> None:
+    """Write the page until no launch is at work, or Ctrl-C; whoever calls writes the last, which stands still."""
+    said = False
+    try:
+        while held_lease(paths) is not None:
+            with suppress(UserError):  # a launch that has just begun has nothing to report yet
+                write_report(page, read_report(paths), every_s)
+                if not said:
+                    print(f"{page} shows it, and is written anew every {format_duration(every_s)}, until the launch "
+                          "ends or Ctrl-C.", flush=True)
+                said = True
+            until = time.monotonic() + every_s
+            while time.monotonic() < until and held_lease(paths) is not None:
+                time.sleep(min(_LOOK_S, every_s))
+    except KeyboardInterrupt:
+        return
 
 
 def _print(report: Report, over: Over | None) -> None:

@@ -2,6 +2,7 @@
 
 import json
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 
@@ -44,6 +45,34 @@ def test_a_run_in_whose_folder_nothing_may_be_written_is_shown_too(run, capsys):
     assert "cannot be written" in err
     assert main(["report", str(run.root), "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["gpus"] == 2
+
+
+@pytest.mark.parametrize("ends", ["launch", "Ctrl-C"])
+def test_the_page_is_written_anew_until_the_launch_ends_and_then_stands_still(run, capsys, monkeypatch, ends):
+    pages, now, held = [], [0.0], iter([run.lease] * 6)
+    log = run.events.read_text()
+    run.events.write_text("")  # the launch has come to nothing yet
+
+    def sleep(seconds):
+        now[0] += seconds
+        pages.append(run.report.read_text() if run.report.exists() else "")
+        run.events.write_text(log)
+        if ends == "Ctrl-C" and len(pages) == 2:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr("fleet.commands.report.held_lease", lambda paths: next(held, None))
+    monkeypatch.setattr("fleet.commands.report.time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
+    assert main(["report", str(run.root), "--every", "1s"]) == 0
+    assert pages[0] == ""
+    assert '<meta http-equiv="refresh"' in pages[1]
+    assert '<meta http-equiv="refresh"' not in run.report.read_text()
+    assert capsys.readouterr().out.count("written anew every") == 1
+
+
+@pytest.mark.parametrize("beside", [["--json"], ["--at", "1s"]])
+def test_what_is_written_again_and_again_is_the_page_of_now(run, beside, capsys):
+    assert main(["report", str(run.root), "--every", "30s", *beside]) == 2
+    assert "--every" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("lacks", ["results.csv", "events.jsonl", "launches"])
