@@ -19,7 +19,7 @@ from fleet.spec import load
 from fleet.storage.event_log import read_events
 from fleet.storage.paths import RunPaths
 
-FIRST = 0.2  # of a run: before, little is known
+_FIRST = 0.2  # of a run: before, little is known
 
 
 class Said(NamedTuple):
@@ -52,26 +52,19 @@ def estimates(paths: RunPaths) -> list[Said]:
 
 
 def main(runs: list[str]) -> None:
-    """Print a table, a row for each quarter of each run, and what all estimates together come to."""
-    print("| run | part of the run | estimates | what came true was within | low / true | high / true |")
+    """Print a table, a row for each run and one for all of them."""
+    print("| run | estimates | held what came true | low / true | high / true | widest after a fifth |")
     print("| --- | --- | --- | --- | --- | --- |")
-    every: list[Said] = []
-    for run in runs:
-        said = estimates(RunPaths(Path(run)))
-        every += said
-        for quarter in range(4):
-            part = [one for one in said if quarter / 4 <= one.at < (quarter + 1) / 4]
-            if part:
-                lows, highs = sorted(one.low for one in part), sorted(one.high for one in part)
-                print(f"| {Path(run).name} | {25 * quarter} to {25 * quarter + 25} % | {len(part)} | {_within(part)} | "
-                      f"{lows[0]:.2f} to {lows[-1]:.2f} | {highs[0]:.2f} to {highs[-1]:.2f} |")
-    later = [one.high / one.low for one in every if one.at >= FIRST]
-    print(f"\n{_within(every)} of {len(every)} ranges held what came true ({_within(every) / len(every):.0%}); after a "
-          f"fifth of a run the widest was {max(later):.2f} x, the median {statistics.median(later):.2f} x")
+    every = {Path(run).name: estimates(RunPaths(Path(run))) for run in runs}
+    for name, said in (*every.items(), ("all", [one for said in every.values() for one in said])):
+        print(_row(name, said))
 
 
-def _within(said: list[Said]) -> int:
-    return sum(one.low <= 1 <= one.high for one in said)
+def _row(name: str, said: list[Said]) -> str:
+    within = sum(one.low <= 1 <= one.high for one in said)
+    low, high = (statistics.median(getattr(one, end) for one in said) for end in ("low", "high"))
+    widest = max((one.high / one.low for one in said if one.at >= _FIRST), default=float("nan"))
+    return f"| {name} | {len(said)} | {within} ({within / len(said):.0%}) | {low:.2f} | {high:.2f} | {widest:.2f} x |"
 
 
 if __name__ == "__main__":
