@@ -56,8 +56,9 @@ def main(runs: list[str]) -> None:
     print("| run | estimates | held what came true | low / true | high / true | widest after a fifth |")
     print("| --- | --- | --- | --- | --- | --- |")
     every = {Path(run).name: estimates(RunPaths(Path(run))) for run in runs}
-    for name, said in (*every.items(), ("all", [one for said in every.values() for one in said])):
+    for name, said in every.items():
         print(_row(name, said))
+    print(_row("all", [one for said in every.values() for one in said]))
 
 
 def _row(name: str, said: list[Said]) -> str:
