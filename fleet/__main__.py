@@ -25,6 +25,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "schema": ("fleet.commands.schema", "print the JSON Schema of a spec, for editors"),
     "rehearse": ("fleet.commands.rehearse", "try a spec on this machine, with training emulated"),
     "report": ("fleet.commands.report", "show the results of a run: a table, numbers, and one HTML file"),
+    "export": ("fleet.commands.export", "write the results of a run for pandas, MLflow, W&B and Optuna"),
     "watch": ("fleet.commands.live.watch", "watch a run that is going on"),
     "add": ("fleet.commands.live.add", "add networks to a run that is going on"),
     "stop": ("fleet.commands.live.rule", "drop a network of a run that is going on"),

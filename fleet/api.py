@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from fleet.errors import EXPLAINED, ExitStatus, FleetError, InfrastructureError, SpecError, UserError
+from fleet.monitor.past import NetworkEpoch, read_history
 from fleet.prediction.ensembles import EnsembleResult, read_ensembles
 from fleet.predictor import Predictor
 from fleet.run import parse_arguments
@@ -46,9 +47,9 @@ from launch.leftovers import remove_leftovers
 from launch.notices import PATIENCE_S, run_quietly, start
 
 __all__ = ["Batch", "Checkpoint", "Converge", "Data", "Document", "EnsembleResult", "ExitStatus", "FleetError",
-           "ModelEntry", "NetworkResult", "Optimizer", "Predictor", "Profile", "Report", "Resources", "Running",
-           "Schedule", "Spec", "SpecError", "Status", "Train", "UserError", "dump", "launch", "load", "mpirun",
-           "parse", "read_ensembles", "read_results", "run", "write_spec"]
+           "ModelEntry", "NetworkEpoch", "NetworkResult", "Optimizer", "Predictor", "Profile", "Report", "Resources",
+           "Running", "Schedule", "Spec", "SpecError", "Status", "Train", "UserError", "dump", "launch", "load",
+           "mpirun", "parse", "read_ensembles", "read_history", "read_results", "run", "write_spec"]
 
 
 def write_spec(spec: Document | Mapping[str, Any], path: str | Path) -> Spec:

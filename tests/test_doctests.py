@@ -10,9 +10,11 @@ from tests.places import ROOT
 
 MODULES = {".".join(path.relative_to(ROOT).with_suffix("").parts): path
            for package in ("fleet", "preprocess", "scheduler", "launch") for path in (ROOT / package).rglob("*.py")}
-# Loading these starts MPI or TensorFlow.
-HEAVY = {name for name, path in MODULES.items() if name.startswith(("fleet.comm.", "fleet.engines.")) and re.search(
-    r"^(from|import) (mpi4py|tensorflow|keras|fleet\.comm\.(world|group)|fleet\.engines\.(keras|models))\b",
+# Loading these starts MPI or TensorFlow, or needs what only an extra has.
+HEAVY = {name for name, path in MODULES.items() if name.startswith((
+    "fleet.comm.", "fleet.engines.", "fleet.export.")) and re.search(
+    r"^(from|import) (mpi4py|tensorflow|keras|mlflow|wandb|optuna|fleet\.comm\.(world|group)"
+    r"|fleet\.engines\.(keras|models))\b",
     path.read_text(encoding="utf-8"), re.MULTILINE)}
 
 

@@ -34,7 +34,7 @@ _STORAGE = f"fleet.storage {_DOMAIN}"
 _COMM = f"fleet.comm {_STORAGE}"
 _RUNTIME = (f"fleet.ensemble fleet.search fleet.stream fleet.engines fleet.monitor fleet.prediction {_COMM} "
             "launch")
-_RUN = f"fleet.runtime {_RUNTIME}"
+_RUN = f"fleet.runtime fleet.export {_RUNTIME}"
 _FAMILY = "scheduler.base scheduler.files scheduler.hulls"
 
 MAY_IMPORT = {
@@ -91,7 +91,8 @@ MAY_IMPORT = {
     "fleet.search": _STORAGE,
     "fleet.ensemble": f"fleet.search fleet.stream {_COMM}",
     "fleet.monitor": f"fleet.prediction {_STORAGE} scheduler.simulation",
-    "fleet.runtime": _RUNTIME,
+    "fleet.export": f"fleet.monitor fleet.prediction {_STORAGE}",
+    "fleet.runtime": f"fleet.export {_RUNTIME}",
     "fleet.jobs": f"fleet.engines {_STORAGE} launch",
     "fleet.run": f"fleet.arguments fleet.jobs {_RUN}",
     "fleet.predictor": f"fleet.prediction fleet.engines {_COMM}",

@@ -12,33 +12,27 @@ from typing import Any
 
 from fleet.collecting import without_collecting
 from fleet.domain.events import CacheChosen, DataChanged, SupplyFound
-from fleet.domain.late import with_late
 from fleet.domain.network import EpochRecord
 from fleet.domain.run import RunState
 from fleet.errors import UserError
 from fleet.monitor.account import Account, account, nothing
+from fleet.monitor.past import log_of, past_of
 from fleet.monitor.searched import Rung, SearchReport, rungs_of, searches_of
-from fleet.monitor.timeline import state_of, until
+from fleet.monitor.timeline import state_of
 from fleet.prediction.ensembles import EnsembleResult, read_ensembles
-from fleet.prediction.sample_file import read_sample
-from fleet.spec import Spec, load
-from fleet.spec.judging import settled
+from fleet.spec import load
 from fleet.spec.model import one_line
-from fleet.storage.event_log import Logged, read_run
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import (
     SHOWN_PARAMETERS,
     NetworkResult,
-    Results,
     Status,
     leaderboard,
     networks_of,
-    parameters_of,
     read_results,
     short_names,
     varied_parameters,
 )
-from preprocess.sample import SampleSpec
 
 _SHUFFLES = {
     "network": "Each network shuffles by its own epochs, so no schedule changes what it learns from.",
@@ -186,7 +180,7 @@ def read_report(paths: RunPaths) -> Report:
         UserError: there is no run there, it has not begun, or it has a search and its spec cannot be read.
     """
     rows = read_results(paths.root)
-    run = state_of(_log_of(paths))
+    run = state_of(log_of(paths))
     found = _account(paths, run)
     if found is None:
         raise UserError(f"{_place(paths)} has no launch, so there is nothing to report")
@@ -204,31 +198,10 @@ def report_at(paths: RunPaths, t_s: float) -> Report:
     Raises:
         UserError: there is no run there, or it cannot be read.
     """
-    if not paths.spec.is_file():
-        raise UserError(f"{paths.root} has no {paths.spec.name}: it is no run, or has not begun")
-    spec, log = load(str(paths.spec)), until(_log_of(paths), t_s)
-    run = state_of(log, spec)
-    spec, samples = with_late(spec, (logged.event for logged in log)), _samples(paths, spec)
-    if samples:
-        spec = settled(spec, {feed: (sample.target, ()) for feed, sample in samples.items()})
-    known = {network.name: parameters_of(network, samples[network.feed]) for network in spec.networks if samples}
-    built = {name: network.parameters for name, network in run.networks.items()}
-    results = Results(spec, paths, 0, {name: number for name, number in {**built, **known}.items()
-                                       if number is not None}, standings=run.standings)
-    rows = results.rows()
-    return replace(_report(paths, run, rows, _account(paths, run) or nothing(spec.schedule.policy)),
-                   searches=searches_of(spec, run, rows) if run.asked or run.added else ())
-
-
-def _samples(paths: RunPaths, spec: Spec) -> dict[str, SampleSpec]:
-    """What a sample of each feed is; nothing where that was not kept."""
-    return {feed: read_sample(paths, feed) for feed in spec.feeds} if paths.sample.exists() else {}
-
-
-def _log_of(paths: RunPaths) -> list[Logged]:
-    if not paths.event_logs():
-        raise UserError(f"{paths.root} has no {paths.events.name}: there is nothing to report")
-    return list(read_run(paths))
+    past = past_of(paths, t_s)
+    return replace(
+        _report(paths, past.run, past.rows, _account(paths, past.run) or nothing(past.spec.schedule.policy)),
+        searches=searches_of(past.spec, past.run, past.rows) if past.run.asked or past.run.added else ())
 
 
 def _place(paths: RunPaths) -> Path:

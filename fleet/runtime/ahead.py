@@ -12,6 +12,7 @@ import pickle
 import sys
 import threading
 from collections.abc import Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,11 +49,9 @@ def ahead_of(spec: Spec, roles: Roles, fresh: bool) -> Ahead:
     """
     done: set[str] = set()
     if not fresh:
-        try:
-            rows = read_results(RunPaths(spec.output).root)
-        except UserError:  # there is none yet, or it is damaged
-            rows = []
-        done = {row.name for row in rows if row.status in (Status.FINISHED, Status.FAILED)}
+        with suppress(UserError):  # there is no table yet, or it is damaged
+            done = {row.name for row in read_results(RunPaths(spec.output).root)
+                    if row.status in (Status.FINISHED, Status.FAILED)}
     left = [network for network in spec.networks if network.name not in done]
     ranks = frozenset(busy(left, roles, bool(spec.searches)))
     return Ahead(spec.engine.name if spec.engine.name in ENGINES else "", ranks)

@@ -26,6 +26,7 @@ from fleet.storage.checkpoint import CheckpointLookup, newest
 from fleet.storage.exports import is_exported
 from fleet.storage.files import Pacing, SharedPacing, patiently, replacing, storing, write_json
 from fleet.storage.paths import RunPaths
+from fleet.storage.tables import Table, apart
 from fleet.storage.tested import read_tested, write_tested
 from preprocess.sample import SampleSpec
 
@@ -83,6 +84,14 @@ class NetworkResult:
     def value(self, name: str) -> float:
         """The value of a column; NaN where it has none."""
         return getattr(self, name) if name in _VALUES else self.metrics.get(name, math.nan)
+
+    def cells(self) -> dict[str, Any]:
+        """The row with a column for each drawn parameter, each metric, and each deviation over folds."""
+        said = {name: getattr(self, name) for name in _COLUMNS if name != "drawn"}
+        said |= apart(self.drawn, [*said, *_OF_FOLDS, *_OF_CHILDREN, *self.metrics], "drawn") | self.metrics
+        if self.folds:
+            said |= {"folds": self.folds, **{f"{name}_deviation": value for name, value in self.deviation.items()}}
+        return said | ({"parent": self.parent, "parent_epoch": self.parent_epoch} if self.parent else {})
 
 
 SHOWN_PARAMETERS = 6  # drawn ones that the final table has at most
@@ -406,8 +415,8 @@ def _failure(results: Results, network: NetworkSpec) -> str | None:
         return None
 
 
-def read_results(run: str | Path) -> list[NetworkResult]:
-    """The networks of a run, the best first.
+def read_results(run: str | Path) -> Table[NetworkResult]:
+    """The networks of a run, the best first; ``to_pandas()`` gives them as a data frame, a column a parameter.
 
     Args:
         run: the run's folder.
@@ -418,7 +427,7 @@ def read_results(run: str | Path) -> list[NetworkResult]:
     path = RunPaths(Path(run)).results
     try:
         with open(path, encoding="utf-8", newline="") as file:
-            return [_parse_row(row) for row in csv.DictReader(file)]
+            return Table(_parse_row(row) for row in csv.DictReader(file))
     except OSError as error:
         raise UserError(f"{run} holds no run that can be read: {path.name}: {error.strerror}") from None
     except (ValueError, KeyError, TypeError, csv.Error) as error:

@@ -1,0 +1,86 @@
+"""The tables of a run as files: CSV, and Parquet."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from fleet.errors import UserError
+from fleet.monitor.past import read_history
+from fleet.storage.files import replacing
+from fleet.storage.results import read_results
+from fleet.storage.tables import Table
+
+
+def write_csv(table: Table[Any], path: Path) -> None:
+    """Write a table as CSV; lists and mappings in it are JSON."""
+    columns = table.columns()
+    with replacing(path) as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(columns)
+        writer.writerows([["" if is_nothing(value) else flat(value) for value in row]
+                          for row in zip(*columns.values(), strict=True)])
+
+
+def write_parquet(table: Table[Any], path: Path) -> None:
+    """Write a table as Parquet; lists and mappings in it are JSON, and so is all of a column that has text and others.
+
+    Raises:
+        UserError: pyarrow is not installed.
+    """
+    try:
+        import pyarrow
+        from pyarrow import parquet
+    except ImportError:
+        raise UserError("--parquet needs pyarrow: pip install 'fleet-ensemble[parquet]'") from None
+    with replacing(path, "wb") as file:
+        parquet.write_table(pyarrow.table({name: alike(values) for name, values in table.columns().items()}), file)
+
+
+def alike(values: list[Any]) -> list[Any]:
+    """The values of a column in one type; None where there is none.
+
+    >>> alike([1, None, 0.5]), alike([1, [2, 3]]), alike(["a", math.nan])
+    ([1.0, None, 0.5], ['1', '[2, 3]'], ['a', None])
+    """
+    flattened = [None if is_nothing(value) else flat(value) for value in values]
+    kinds = {bool if isinstance(value, bool) else float if isinstance(value, int | float) else str
+             for value in flattened if value is not None}
+    if len(kinds) > 1:
+        return [value if value is None or isinstance(value, str) else json.dumps(value) for value in flattened]
+    if kinds == {float} and any(isinstance(value, float) for value in flattened):
+        return [None if value is None else float(value) for value in flattened]
+    return flattened
+
+
+def flat(value: Any) -> Any:
+    """A value that a cell can hold."""
+    return json.dumps(value) if isinstance(value, list | tuple | Mapping) else value
+
+
+def is_nothing(value: Any) -> bool:
+    """Whether a cell is empty."""
+    return value is None or (isinstance(value, float) and math.isnan(value))
+
+
+FORMATS: Mapping[str, Callable[[Table[Any], Path], None]] = {"csv": write_csv, "parquet": write_parquet}
+
+
+def write_tables(run: Path, folder: Path, kind: str) -> list[Path]:
+    """Write the networks of a run, and all of their epochs.
+
+    Args:
+        kind: one of :data:`FORMATS`.
+
+    Returns:
+        The files.
+    """
+    written = []
+    for name, table in (("results", read_results(run)), ("history", read_history(run))):
+        FORMATS[kind](table, path := folder / f"{name}.{kind}")
+        written.append(path)
+    return written

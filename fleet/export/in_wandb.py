@@ -1,0 +1,61 @@
+"""Each network of a run as an offline run of W&B, in a folder that ``wandb sync`` takes.
+
+A folder of W&B cannot be added to. So that of a network is written anew when the network has trained on, under the same
+name and with the same id: what was uploaded before is replaced, and nothing is there twice.
+"""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import time
+from pathlib import Path
+
+import wandb
+
+from fleet.export.tracked import TrackedNetwork, TrackedRun
+from fleet.storage.results import Status
+
+_WRITTEN = "fleet.txt"  # in a folder: what of its network is written there
+
+
+def write(run: TrackedRun, path: Path) -> None:
+    """Write the networks that are not written as they are now."""
+    root = path / "wandb"
+    root.mkdir(parents=True, exist_ok=True)
+    for network in run.networks:
+        if not network.epochs and not network.is_over:
+            continue
+        stamp = time.strftime("%Y%m%d_%H%M%S", time.localtime(network.began))
+        folder = root / f"offline-run-{stamp}-{network.key}"
+        wanted = f"{network.digest()} {network.status} {sorted(network.about.items())}\n"
+        if not folder.exists() or not _says(folder / _WRITTEN, wanted):
+            _replace(run, network, folder, wanted)
+
+
+def _says(path: Path, text: str) -> bool:
+    return path.exists() and path.read_text(encoding="utf-8") == text
+
+
+def _replace(run: TrackedRun, network: TrackedNetwork, folder: Path, said: str) -> None:
+    with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".fleet-") as aside:
+        made = _log(run, network, Path(aside))
+        (made / _WRITTEN).write_text(said, encoding="utf-8")
+        shutil.rmtree(folder, ignore_errors=True)
+        made.rename(folder)
+
+
+def _log(run: TrackedRun, network: TrackedNetwork, place: Path) -> Path:
+    """Have W&B write a network; returns the folder."""
+    settings = wandb.Settings(mode="offline", console="off", silent=True, disable_git=True, save_code=False,
+                              x_disable_stats=True, x_disable_meta=True)
+    one = wandb.init(project=run.name, group=f"{run.name}-{run.key[:6]}", name=network.name, id=network.key,
+                     job_type=network.entry or None, tags=[str(network.status)], config=dict(network.params),
+                     dir=str(place), settings=settings, reinit="finish_previous")
+    for epoch in network.epochs:
+        one.log({**epoch.values, "_timestamp": epoch.date}, step=epoch.epoch)
+    files = {f"file.{name}": path.absolute().as_uri() for name, path in network.files.items()}
+    one.summary.update({**network.about, **files, "status": str(network.status)})
+    folder = Path(one.dir).parent
+    one.finish(exit_code=int(network.status is Status.FAILED))
+    return folder

@@ -1,0 +1,79 @@
+"""The trackers that a run can be written for: a row each."""
+
+from __future__ import annotations
+
+import fcntl
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from importlib import import_module
+from pathlib import Path
+
+from fleet.errors import UserError
+from fleet.export.tracked import TrackedRun
+
+
+@dataclass(frozen=True)
+class Tracker:
+    """A tracker, and what must be known of it before its library is loaded.
+
+    Attributes:
+        write: module and function that add to a file or folder what is missing there of a run; written as imported.
+        place: what is written, within the folder of a run where nothing else is said.
+        is_file: whether that is a file.
+        help: what is written, in a few words.
+        shown: what looks at it; ``{path}`` stands for it.
+    """
+
+    name: str
+    write: str
+    place: str
+    is_file: bool
+    help: str
+    shown: str
+
+
+def _rows(*trackers: Tracker) -> Mapping[str, Tracker]:
+    return {tracker.name: tracker for tracker in trackers}
+
+
+TRACKERS = _rows(
+    Tracker("mlflow", "fleet.export.in_mlflow:write", "track/mlflow", False,
+            "add the run to a store of MLflow (DIR/mlflow.db): a parent, and a child for each network",
+            "mlflow ui --backend-store-uri sqlite:///{path}/mlflow.db"),
+    Tracker("wandb", "fleet.export.in_wandb:write", "track/wandb", False,
+            "write an offline run of W&B for each network, for wandb sync",
+            "wandb sync {path}/wandb/offline-run-*"),
+    Tracker("optuna", "fleet.export.in_optuna:write", "track/optuna.log", True,
+            "add studies to a journal of Optuna, or to a database whose name ends with .db",
+            "optuna-dashboard {path}"))
+
+
+def write(name: str, run: TrackedRun, path: Path) -> None:
+    """Add to what a tracker has what is missing there of a run; what is there already is not written again.
+
+    Args:
+        name: one of :data:`TRACKERS`.
+        path: a file or folder, which is made.
+
+    Raises:
+        UserError: its library is not installed.
+    """
+    module, _, function = TRACKERS[name].write.partition(":")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with _alone(path.with_name(f".{path.name}.lock")):
+        try:
+            add: Callable[[TrackedRun, Path], None] = getattr(import_module(module), function)
+        except ImportError as error:
+            raise UserError(f"--{name} needs a library that cannot be imported ({error}): "
+                            "pip install 'fleet-ensemble[track]'") from error
+        add(run, path)
+
+
+@contextmanager
+def _alone(lock: Path) -> Iterator[None]:
+    """No other process writes there meanwhile, where the file system can keep it out."""
+    with open(lock, "w", encoding="utf-8") as file:
+        with suppress(OSError):  # some parallel file systems have no locks
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield

@@ -1,0 +1,104 @@
+"""Results and histories as data frames, CSV and Parquet."""
+
+import csv
+import json
+import math
+import sys
+
+import pytest
+
+from fleet.__main__ import main
+from fleet.api import read_history, read_results
+from fleet.storage.checkpoint import read_history as read_file
+from fleet.storage.results import NetworkResult, Status, mean_of_folds
+from fleet.storage.tables import Table
+from tests.fleet.export.conftest import RATE
+from tests.places import ROOT
+
+
+def result(name, drawn, **metrics):
+    scores = [math.nan] * 6
+    return NetworkResult(name, Status.FINISHED, "2 epochs", 7, 2, 1, *scores, 3.5, drawn, metrics)
+
+
+ROWS = Table([result("a", {"filters": [8, 16], "epochs": "few", "x": 1}, val_mae=0.5), result("b", {"x": "y"})])
+
+
+def test_each_parameter_and_metric_is_a_column_and_none_takes_the_place_of_another():
+    columns = ROWS.columns()
+    assert {name: columns[name] for name in ("name", "epochs", "drawn.epochs", "filters", "x", "val_mae")} == {
+        "name": ["a", "b"], "epochs": [2, 2], "drawn.epochs": ["few", None], "filters": [[8, 16], None],
+        "x": [1, "y"], "val_mae": [0.5, None]}
+    mean = mean_of_folds("a", [result("a-fold0", {}, val_mae=1.0), result("a-fold1", {}, val_mae=2.0)]).cells()
+    assert (mean["folds"], mean["val_mae"], mean["val_mae_deviation"]) == (2, 1.5, pytest.approx(0.5 ** 0.5))
+
+
+def test_a_run_is_a_row_a_network_and_a_row_an_epoch(searched):
+    assert searched.launch() == 0
+    run = searched.folder / "run"
+    rows, epochs = read_results(run), read_history(run)
+    assert rows.columns()[RATE] == [row.drawn.get(RATE) for row in rows]
+    assert len({(row.network, row.epoch) for row in epochs}) == len(epochs) == sum(row.epochs for row in rows)
+    for row in rows:
+        assert [epoch.val_accuracy for epoch in epochs if epoch.network == row.name] == [
+            record.val_accuracy for record in read_file(searched.paths.history(row.name))]
+    assert {"network", "epoch", "loss", "val_loss", "gpus", "seconds", "learning_rate"} <= set(epochs.columns())
+
+
+def test_csv_and_parquet_have_all_of_it(searched, tmp_path, capsys):
+    run = searched.folder / "run"
+    assert main(["export", str(run), "--csv"]) == 0
+    assert capsys.readouterr().out.splitlines()[-2:] == [str(run / f"export/{name}.csv")
+                                                         for name in ("results", "history")]
+    with open(run / "export/history.csv", newline="") as file:
+        found = list(csv.DictReader(file))
+    assert [(row["network"], int(row["epoch"]), float(row["val_loss"])) for row in found] == [
+        (row.network, row.epoch, row.val_loss) for row in read_history(run)]
+    assert searched.paths.foreign() == []
+    parquet = pytest.importorskip("pyarrow.parquet")
+    assert main(["export", str(run), "--parquet", str(tmp_path / "tables")]) == 0
+    table = parquet.read_table(tmp_path / "tables/results.parquet").to_pydict()
+    assert table["name"] == [row.name for row in read_results(run)]
+    assert table[RATE] == read_results(run).columns()[RATE]
+
+
+def test_what_a_file_cannot_hold_is_json(tmp_path):
+    from fleet.export.files import write_csv, write_parquet
+    write_csv(ROWS, tmp_path / "a.csv")
+    with open(tmp_path / "a.csv", newline="") as file:
+        first, second = csv.DictReader(file)
+    assert (json.loads(first["filters"]), first["x"], second["x"], second["val_mae"]) == ([8, 16], "1", "y", "")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    write_parquet(ROWS, tmp_path / "a.parquet")
+    found = parquet.read_table(tmp_path / "a.parquet").to_pydict()
+    assert (found["x"], found["filters"], found["val_mae"]) == (["1", "y"], ["[8, 16]", None], [0.5, None])
+
+
+def test_pandas_takes_both(searched):
+    pytest.importorskip("pandas", reason="pandas is not installed: make test-track has it")
+    run = searched.folder / "run"
+    rows, epochs = read_results(run).to_pandas(), read_history(run).to_pandas()
+    assert list(rows["name"]) == [row.name for row in read_results(run)]
+    assert list(epochs.groupby("network")["epoch"].max().items()) == sorted(
+        (row.name, row.epochs) for row in read_results(run) if row.epochs)
+
+
+@pytest.mark.parametrize("library", ["pandas", "pyarrow"])
+def test_a_library_that_is_missing_is_named_with_its_extra(searched, library, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, library, None)
+    if library == "pandas":
+        with pytest.raises(Exception, match=r"pip install 'fleet-ensemble\[pandas\]'"):
+            read_results(searched.folder / "run").to_pandas()
+    else:
+        assert main(["export", str(searched.folder / "run"), "--parquet"]) == 2
+        assert "pip install 'fleet-ensemble[parquet]'" in capsys.readouterr().err
+
+
+def test_a_log_of_the_first_version_has_its_epochs():
+    assert len(read_history(ROOT / "tests/golden/run_0.1.0")) == 18
+
+
+@pytest.mark.parametrize("more", [[], ["--csv"], ["--optuna", "x"]])
+def test_what_is_no_run_or_no_wish_is_one_line(tmp_path, more, capsys):
+    assert main(["export", str(tmp_path), *more]) == 2
+    assert capsys.readouterr().err.count("\n") == 1

@@ -1,0 +1,104 @@
+"""Offline runs of W&B: found by ``wandb sync``, and their records read by W&B."""
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from fleet.__main__ import main
+from fleet.api import read_history, read_results
+from fleet.export.trackers import write
+from tests.fleet.export.conftest import CHANGED, EARLY, LATE, RATE
+
+pytest.importorskip("wandb", reason="W&B is not installed: make test-track has it")
+pytestmark = pytest.mark.filterwarnings("ignore")  # of W&B itself
+BLOCK, HEAD = 32768, 7  # of a log of LevelDB
+
+
+def records(path):
+    """What a file of W&B holds: a log of LevelDB with a head of its own, of records of its protocol."""
+    from wandb.proto.wandb_internal_pb2 import Record
+    data, place, parts = path.read_bytes(), 7, []
+    assert data[:4] == b":W&B"
+    while place + HEAD <= len(data):
+        if BLOCK - place % BLOCK < HEAD:
+            place += BLOCK - place % BLOCK
+            continue
+        length, kind = int.from_bytes(data[place + 4:place + 6], "little"), data[place + 6]
+        parts.append(data[place + HEAD:place + HEAD + length])
+        place += HEAD + length
+        if kind in (1, 4):
+            yield Record.FromString(b"".join(parts))
+            parts = []
+
+
+class Synced:
+    """What W&B would upload of a folder."""
+
+    def __init__(self, folder):
+        self.steps, self.summary = {}, {}
+        for record in records(next(folder.glob("*.wandb"))):
+            match record.WhichOneof("record_type"):
+                case "run":
+                    self.run = record.run
+                    self.config = {item.key: json.loads(item.value_json) for item in record.run.config.update}
+                case "history":
+                    values = {item.key or ".".join(item.nested_key): json.loads(item.value_json)
+                              for item in record.history.item}
+                    assert record.history.step.num not in self.steps
+                    self.steps[record.history.step.num] = values
+                case "summary":
+                    self.summary |= {item.key or ".".join(item.nested_key): json.loads(item.value_json)
+                                     for item in record.summary.update}
+                case "exit":
+                    self.status = record.exit.exit_code
+
+
+def found(path):
+    runs = [Synced(folder) for folder in sorted((path / "wandb").glob("offline-run-*"))]
+    names = {one.run.display_name: one for one in runs}
+    assert len(names) == len(runs) == len({one.run.run_id for one in runs})
+    return names
+
+
+def listed(path):
+    """The folders that ``wandb sync`` would upload."""
+    told = subprocess.run([sys.executable, "-m", "wandb", "sync", "--dry-run"], cwd=path, capture_output=True,
+                          text=True, check=True, timeout=120)
+    return told.stdout + told.stderr
+
+
+@pytest.mark.parametrize("before", [[], [EARLY, CHANGED]])
+def test_each_network_is_an_offline_run_whatever_was_written_before(tmp_path, before):
+    for run in [*before, LATE]:
+        write("wandb", run, tmp_path)
+    times = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.wandb")}
+    write("wandb", LATE, tmp_path)
+    assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.wandb")} == times
+    runs = found(tmp_path)
+    assert {name: (one.status, sorted(one.steps)) for name, one in runs.items()} == {
+        "net-0": (0, [1, 2, 3, 4]), "net-1": (0, [1, 2]), "net-2": (1, []), "net-3": (0, [1, 2, 3]),
+        "plain": (0, [1, 2])}
+    first = runs["net-0"]
+    assert (first.config["model"], first.config[RATE], first.run.run_group, first.run.project) == (
+        "cnn", 0.01, "digits-012345", "digits")
+    assert [(values["val_accuracy"], values["_timestamp"]) for _, values in sorted(first.steps.items())] == [
+        (epoch / 10, 1000 + 60 * epoch) for epoch in (1, 2, 3, 4)]
+    assert (first.summary["status"], first.summary["reason"]) == ("finished", "finished")
+    said = listed(tmp_path)
+    assert all(Path(path).parent.name in said for path in times), said
+
+
+def test_a_run_given_resumed_and_given_again_is_as_its_tables_say(searched, tmp_path, capsys):
+    run = searched.folder / "run"
+    command = ["export", str(run), "--wandb", str(tmp_path / "w")]
+    assert main(command) == 0
+    assert searched.launch() == 0
+    assert main(command) == 0
+    assert f"wandb sync {tmp_path / 'w'}/wandb/offline-run-*" in capsys.readouterr().out
+    runs = found(tmp_path / "w")
+    assert sorted(runs) == sorted(row.name for row in read_results(run))
+    assert {(name, step): values["val_loss"] for name, one in runs.items() for step, values in one.steps.items()} == {
+        (row.network, row.epoch): row.val_loss for row in read_history(run)}
