@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from fleet.errors import FleetError, exit_reason
 from fleet.spec.engines import ENGINES
 from fleet.spec.model import COLOUR, one_line
@@ -9,6 +11,8 @@ from fleet.spec.model import COLOUR, one_line
 # What CUDA and its libraries say, in errors of any type, and what those of our engines say.
 _NO_MEMORY = ("CUDA_ERROR_OUT_OF_MEMORY", "CUDNN_STATUS_ALLOC_FAILED", "CUBLAS_STATUS_ALLOC_FAILED",
               *(word for engine in ENGINES.values() for word in engine.no_memory))
+
+_OF_AUTOGRAPH = re.compile(r"outer_factory\.<locals>\.inner_factory\.<locals>\.tf__")  # before names of functions
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -25,8 +29,8 @@ def reason_of(error: BaseException) -> str:
         return str(error)
     if isinstance(error, SystemExit):
         return exit_reason(error)
-    raised = "" if isinstance(error, Exception) else "it raised "
-    return f"{raised}{type(error).__name__}: {_without_frames(str(error))}".removesuffix(": ")[:500]
+    raised, kind = "" if isinstance(error, Exception) else "it raised ", f"{type(error).__name__}: "
+    return f"{raised}{kind}{_without_frames(str(error)).removeprefix(kind)}".removesuffix(": ")[:500]
 
 
 def _without_frames(text: str) -> str:
@@ -39,4 +43,4 @@ def _without_frames(text: str) -> str:
             skips -= 1
         elif line.strip() and line.strip() != "in user code:":
             kept.append(line.strip())
-    return " ".join(kept)
+    return _OF_AUTOGRAPH.sub("", " ".join(kept))

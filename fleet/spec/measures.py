@@ -193,7 +193,8 @@ def check_name(measure: Measure, known: Mapping[str, Any] | tuple[str, ...], wha
         if needed is not None and needed not in parameters_of(measure):
             raise ValueError(f"the {what} {name} needs {needed}: write {{{name}: {{{needed}: ...}}}}")
         return
-    close = difflib.get_close_matches(snake(name), known, n=3)
+    short = [one for one in _SHORT if snake(one) in known]
+    close = difflib.get_close_matches(snake(name), [*known, *short], n=3)
     hint = f" (did you mean {', '.join(close)}?)" if close else f"; there are {', '.join(sorted(known))}"
     raise ValueError(f"no {what} of Keras is named {name!r}{hint}, or an import path module:function")
 

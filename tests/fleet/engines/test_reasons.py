@@ -36,7 +36,9 @@ KERAS = """in user code:
     (ResourceExhaustedError("OOM when allocating"), "out of memory: ResourceExhaustedError: OOM when allocating"),
     (SystemExit(3), "it exited, by sys.exit(3)"),
     (KeyboardInterrupt(), "it raised KeyboardInterrupt"),
-    (RuntimeError(KERAS), "RuntimeError: RuntimeError: Exception encountered when calling Attention.call(). "
+    (TypeError("outer_factory.<locals>.inner_factory.<locals>.tf__own() takes 1 positional argument but 2 were given"),
+     "TypeError: own() takes 1 positional argument but 2 were given"),
+    (RuntimeError(KERAS), "RuntimeError: Exception encountered when calling Attention.call(). "
                           "the heads do not divide 10"),
 ])
 def test_an_error_is_told_in_one_line_without_its_traceback(error, reason):
