@@ -22,7 +22,6 @@ from fleet.spec.measures import (
     label_of,
     written,
 )
-from fleet.spec.origin import line_of
 from fleet.spec.schema import NetworkSpec, Spec
 from fleet.spec.search import find_rule
 from fleet.spec.train import Train
@@ -249,7 +248,7 @@ class _Comparison:
         """Where that was said which makes the difference."""
         key = {"loss": ("loss",), "direction": ("converge", "direction"), "monitor": ("converge", "monitor")}.get(
             monitor.removeprefix("val_"), ("metrics",))
-        return line_of(self.spec.origin.lines, self.spec.place_of(network, "train", *key))
+        return self.spec.origin.line(self.spec.place_of(network, "train", *key))
 
     def _mistake(self, network: NetworkSpec, key: str, wrong: str, right: str) -> SpecMistake:
         return self.spec.origin.mistake(self.spec.place_of(network, "train", "converge", key), wrong, right)

@@ -29,8 +29,19 @@ class Origin:
             wrong, right: what is wrong there, and what would be right.
             name: what to call the place instead of its key path.
         """
+        if self._is_of_an_added_entry(where):
+            return SpecMistake("entry", None, key_path(where[2:]), wrong, right)
         key = key_path(where) if name is None else name
         return SpecMistake(self.file, line_of(self.lines, where), key, wrong, right)
+
+    def line(self, where: Sequence[Any]) -> int | None:
+        """The line of a place, or of the nearest one above it; None where that is not in this file."""
+        return None if self._is_of_an_added_entry(where) else line_of(self.lines, where)
+
+    def _is_of_an_added_entry(self, where: Sequence[Any]) -> bool:
+        """Whether it is in an entry that somebody has added to a run: the file of the spec has no line of that."""
+        is_of_an_entry = len(where) > 2 and where[0] == "models"
+        return is_of_an_entry and bool(self.lines) and tuple(where[:2]) not in self.lines
 
 
 def line_of(lines: Mapping[tuple, int], where: Sequence[Any]) -> int | None:

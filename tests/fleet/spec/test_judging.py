@@ -6,7 +6,7 @@ from fleet.errors import SpecError
 from fleet.spec import parse
 from fleet.spec.judging import Yardstick, check_comparable, ranking_of
 from fleet.spec.measures import LOSS_DEFAULTS, LOSS_OF, LOSSES, canonical_loss, unfit
-from fleet.spec.resolve import variants
+from fleet.spec.resolve import variants, with_added
 
 
 def spec(*trains, target="value", **parts):
@@ -114,6 +114,19 @@ def test_the_lines_of_what_differs_are_named(tmp_path):
     assert (mistake.line, mistake.key) == (13, "train.converge.monitor")
     assert "huber for a (line 6), mean_squared_error for b-0 (line 10), mean_absolute_error for b-1 (line 10)" in str(
         mistake)
+
+
+def test_an_entry_that_was_added_has_no_line_in_the_file_of_the_spec(tmp_path):
+    from fleet.spec import load
+
+    (tmp_path / "spec.yaml").write_text("data: {target: value}\nmodels:\n- {family: softmax, name: a}\n")
+    before = load(tmp_path / "spec.yaml")
+    found, networks = with_added(before, {"family": "softmax", "name": "b", "train": {"loss": "huber"}}, ["a"])
+    with pytest.raises(SpecError) as refusal:
+        check_comparable(found, (*before.networks, *networks), lambda network: ("value",))
+    said = str(refusal.value)
+    assert "\n  entry: train.converge.monitor: val_loss is not the same" in said
+    assert "mean_squared_error for a (line 3), huber for b;" in said
 
 
 def test_networks_are_ranked_by_what_all_monitor_and_by_no_losses_that_differ():
