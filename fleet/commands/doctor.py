@@ -115,7 +115,7 @@ def _examine(world: MPIWorld, args: argparse.Namespace) -> int:
                 print(f"fleet doctor: {kept}", file=sys.stderr)
         for fact, paths in zip(facts, left, strict=True):
             if paths:
-                print(f"fleet doctor: processes that are dead had left {counted(len(paths), 'file or folder')} on "
+                print(f"fleet doctor: processes that are dead had left {counted(len(paths), 'item')} on "
                       f"{fact.host}, which are removed now: {shortened(', '.join(map(str, paths)))}", file=sys.stderr)
         _show(args, findings, f"ranks: {world.size}, nodes: {max(node_of) + 1}")
     status = ExitStatus.INFRASTRUCTURE if world.share(findings) else ExitStatus.OK
