@@ -1,5 +1,5 @@
-# make env | demo | test | test-all | coverage | test-cluster | test-cluster-all | chaos | check | bench | clean
-# VENV=dir puts the environment elsewhere; PYTHON=interpreter makes it with another Python 3.11.
+# make env | demo | test | test-other | test-all | coverage | test-cluster | test-cluster-all | chaos | check | bench | clean
+# VENV=dir puts the environment elsewhere; PYTHON=3.12, or an interpreter, makes it with another Python.
 
 VENV ?= .venv
 BIN := $(abspath $(VENV))/bin
@@ -12,7 +12,7 @@ export TF_CPP_MIN_LOG_LEVEL ?= 2
 # Tests that run side by side: launches wait more than they compute.
 WORKERS ?= 3
 
-.PHONY: env demo test test-all coverage test-cluster test-cluster-all chaos check bench clean
+.PHONY: env demo test test-other test-all coverage test-cluster test-cluster-all chaos check bench clean
 
 env:
 	@tools/env.sh
@@ -24,6 +24,12 @@ demo: env
 # Five minutes on two cores: one test of each kind, with fewer examples.
 test: env
 	FLEET_TEST_EXAMPLES=$${FLEET_TEST_EXAMPLES:-0.15} $(BIN)/python -m pytest -n $(WORKERS) -m "not long" $(PYTEST_ARGS)
+
+# A short selection, for an environment with another Python: make test-other VENV=.venv-3.13 PYTHON=3.13
+test-other: env
+	FLEET_TEST_EXAMPLES=$${FLEET_TEST_EXAMPLES:-0.05} $(BIN)/python -m pytest -n $(WORKERS) -m "not long" \
+		tests/fleet/domain tests/fleet/spec tests/fleet/engines tests/fleet/test_fuzz.py tests/scheduler \
+		tests/preprocess tests/test_doctests.py tests/mpi/test_keras.py $(PYTEST_ARGS)
 
 # All tests, as continuous integration runs them.
 test-all: env

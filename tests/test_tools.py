@@ -4,9 +4,31 @@ import os
 import subprocess
 import sys
 
+import pytest
+
 from tests.places import ROOT
 
 ENV = ROOT / "tools/env.sh"
+SHIM = "#!/bin/sh\nexit 127\n"  # a version manager's, where no such version is chosen
+
+
+def interpreter(version):
+    """One that says its version, and makes no environment."""
+    return f'#!/bin/sh\n[ "$1" = -c ] && echo {version} && exit\necho "made by {version}" >&2\nexit 3\n'
+
+
+def make_env(folder, pythons, **variables):
+    """What the script says, and its status, where these interpreters are on PATH and no others."""
+    tools = folder / "bin"
+    tools.mkdir()
+    for name, text in pythons.items():
+        (tools / name).write_text(text)
+        (tools / name).chmod(0o755)
+    for tool in ("bash", "sh", "dirname", "cat", "cksum", "cut", "ls"):
+        (tools / tool).symlink_to(f"/bin/{tool}" if os.path.exists(f"/bin/{tool}") else f"/usr/bin/{tool}")
+    done = subprocess.run(["bash", ENV], capture_output=True, text=True, check=False, env={
+        "PATH": str(tools), "HOME": str(folder), "VENV": str(folder / "env"), **variables})
+    return done.returncode, done.stderr
 
 
 def test_a_folder_that_is_no_environment_is_not_emptied(tmp_path):
@@ -16,3 +38,42 @@ def test_a_folder_that_is_no_environment_is_not_emptied(tmp_path):
     assert (done.returncode, done.stderr.count("\n")) == (1, 1)
     assert "holds something else than a virtual environment" in done.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
+
+
+@pytest.mark.parametrize(("pythons", "taken"), [
+    ({"python3": interpreter("3.13"), "python3.12": interpreter("3.12"), "python3.11": SHIM}, "3.12"),
+    ({"python3": interpreter("3.14"), "python3.13": interpreter("3.13")}, "3.13"),
+    ({"python3": interpreter("3.11"), "python3.13": interpreter("3.13")}, "3.11"),
+])
+def test_the_first_version_that_starts_is_taken(tmp_path, pythons, taken):
+    assert make_env(tmp_path, pythons) == (3, f"made by {taken}\n")
+
+
+def test_a_version_can_be_asked_for_and_is_found_where_version_managers_keep_it(tmp_path):
+    kept = tmp_path / ".pyenv/versions/3.13.0/bin/python3"
+    kept.parent.mkdir(parents=True)
+    kept.write_text(interpreter("3.13"))
+    kept.chmod(0o755)
+    assert make_env(tmp_path, {"python3.11": interpreter("3.11")}, PYTHON="3.13") == (3, "made by 3.13\n")
+
+
+@pytest.mark.parametrize(("variables", "why"), [
+    ({}, "no Python 3.11, 3.12, 3.13 that starts was found"),
+    ({"PYTHON": "3.14"}, "Python 3.14 has no released TensorFlow yet"),
+    ({"PYTHON": "python3"}, "Python 3.10 is older"),
+])
+def test_without_a_python_it_says_how_to_get_one_without_root(tmp_path, variables, why):
+    status, said = make_env(tmp_path, {"python3": interpreter("3.10"), "python3.11": SHIM}, **variables)
+    assert (status, said.count("\n")) == (1, 1)
+    assert why in said
+    assert "uv python install" in said
+    assert "conda create" in said
+
+
+def test_an_environment_of_another_python_is_kept(tmp_path):
+    python = tmp_path / "env/bin/python"
+    python.parent.mkdir(parents=True)
+    python.write_text(interpreter("3.11"))
+    python.chmod(0o755)
+    status, said = make_env(tmp_path, {"python3.13": interpreter("3.13")}, PYTHON="3.13")
+    assert (status, "is of Python 3.11" in said) == (1, True)

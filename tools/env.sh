@@ -1,70 +1,109 @@
 #!/usr/bin/env bash
 # Make the environment: a virtual environment with TensorFlow, Open MPI, mpi4py,
-# Horovod and this project. Each finished stage leaves a stamp that holds the
-# fingerprint of what it was made from, so a second run does nothing and an
-# interrupted one goes on where it stopped.
+# Horovod where it builds, and this project. Each finished stage leaves a stamp
+# that holds the fingerprint of what it was made from, so a second run does
+# nothing and an interrupted one goes on where it stopped.
 #
-#   VENV=.venv        where
-#   PYTHON=python3.11 which interpreter
+#   VENV=.venv         where
+#   PYTHON=3.12        which version, or which interpreter; without it, the first of VERSIONS that starts
 set -euo pipefail
 cd "$(dirname "$0")/.."
 VENV=${VENV:-.venv}
 HOROVOD=0.28.1
+VERSIONS="3.11 3.12 3.13" # of Python, each with a tools/constraints-*.txt
 
 say() { printf 'env: %s\n' "$*"; }
+refuse() { say "$*" >&2; exit 1; }
+
+# The version of an interpreter, such as 3.12; nothing where it does not start, or cannot make environments.
+version_of() { "$1" -c 'import ensurepip, sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null || true; }
+is_tried() { [ -n "$1" ] && [[ " $VERSIONS " == *" $1 "* ]]; }
+
+refuse_version() {
+    local why="is older than FLEET's"
+    [ "${2#3.}" -lt 12 ] || why="has no released TensorFlow yet"
+    refuse "$1: Python $2 $why; ${VERSIONS// /, } are tried.$(how_to_get)"
+}
 
 find_python() {
-    local candidate
-    for candidate in ${PYTHON:-} python3.11 python3 python; do
-        if "$candidate" -c 'import sys; sys.exit(sys.version_info[:2] != (3, 11))' 2>/dev/null; then
-            echo "$candidate"; return
-        fi
+    local wanted=$VERSIONS version candidate
+    if [[ ${PYTHON:-} =~ ^3\.[0-9]+$ ]]; then
+        is_tried "$PYTHON" || refuse_version "PYTHON=$PYTHON" "$PYTHON"
+        wanted=$PYTHON
+    elif [ -n "${PYTHON:-}" ]; then
+        version=$(version_of "$PYTHON")
+        [ -n "$version" ] || refuse "PYTHON=$PYTHON does not start, or lacks ensurepip (Debian: the package python3-venv)"
+        is_tried "$version" || refuse_version "PYTHON=$PYTHON" "$version"
+        echo "$PYTHON"; return
+    fi
+    for version in $wanted; do
+        for candidate in "python$version" python3 python \
+            "${PYENV_ROOT:-$HOME/.pyenv}"/versions/"$version".*/bin/python3 \
+            "${XDG_DATA_HOME:-$HOME/.local/share}"/uv/python/cpython-"$version".*/bin/python3; do
+            if [ "$(version_of "$candidate")" = "$version" ]; then
+                echo "$candidate"; return
+            fi
+        done
     done
-    say "Python 3.11 was not found; name it: make env PYTHON=/path/to/python3.11" >&2
-    exit 1
+    refuse "no Python ${wanted// /, } that starts was found.$(how_to_get)"
+}
+
+how_to_get() {
+    echo " To get one without root: uv python install 3.13 (https://docs.astral.sh/uv), then make env; or conda create" \
+        "-y -p \$HOME/python3.13 python=3.13, then make env PYTHON=\$HOME/python3.13/bin/python"
 }
 
 fingerprint() { cat "$@" | cksum | cut -d' ' -f1; }
 is_done() { [ "$(cat "$VENV/.stage-$1" 2>/dev/null)" = "$2" ]; }
 set_done() { printf '%s' "$2" > "$VENV/.stage-$1"; }
 
-python=$(find_python)
+version=$(version_of "$VENV/bin/python")
+if [ -n "${PYTHON:-}" ] || ! is_tried "$version"; then
+    made=$version
+    python=$(find_python)
+    version=$(version_of "$python")
+    [ -z "$made" ] || [ "$made" = "$version" ] || refuse "$VENV is of Python $made: name another folder for" \
+        "Python $version (VENV=$VENV-$version), or remove it"
+fi
+constraints=tools/constraints-$version.txt
 if ! "$VENV/bin/python" -m pip --version >/dev/null 2>&1; then
     clear=()
     if [ -e "$VENV/pyvenv.cfg" ]; then
         clear=(--clear) # one that was interrupted, or whose interpreter is gone
     elif [ -n "$(ls -A "$VENV" 2>/dev/null)" ]; then
-        say "$VENV holds something else than a virtual environment: name another folder, or empty it" >&2
-        exit 1
+        refuse "$VENV holds something else than a virtual environment: name another folder, or empty it"
     fi
     say "making the virtual environment $VENV"
-    "$python" -m venv ${clear[@]+"${clear[@]}"} "$VENV"
+    "${python:-$(find_python)}" -m venv ${clear[@]+"${clear[@]}"} "$VENV"
 fi
 pip=("$VENV/bin/python" -m pip --disable-pip-version-check -qq)
 
-want=$(fingerprint tools/requirements.txt tools/constraints.txt)
+want=$(fingerprint tools/requirements.txt "$constraints")
 if ! is_done packages "$want"; then
     say "installing TensorFlow, Open MPI, mpi4py and the libraries (1 to 3 minutes)"
-    "${pip[@]}" install -r tools/requirements.txt -c tools/constraints.txt
+    "${pip[@]}" install -r tools/requirements.txt -c "$constraints"
     set_done packages "$want"
 fi
 
-want=$(fingerprint tools/requirements.txt tools/constraints.txt tools/env.sh)
-if ! is_done horovod "$want"; then
+want=$(fingerprint tools/requirements-horovod.txt "$constraints" tools/env.sh)
+if [ "$version" = 3.13 ]; then # it needs TensorFlow 2.17 or 2.18, which have no wheels for Python 3.13
+    say "Horovod is left out: it does not build against the TensorFlow of Python $version, and MPI exchanges gradients"
+elif ! is_done horovod "$want"; then
     if [ -z "$(command -v g++ || command -v c++ || true)" ]; then
-        say "Horovod is left out, because there is no C++ compiler: gradients will be exchanged by MPI"
+        say "Horovod is left out: there is no C++ compiler, and MPI exchanges gradients"
     else
         say "building Horovod $HOROVOD against this TensorFlow (1 to 2 minutes)"
         log=$VENV/horovod-build.log
         # --no-cache-dir: pip would reuse a wheel that was built against another TensorFlow.
-        if PATH="$(cd "$VENV" && pwd)/bin:$PATH" MAKEFLAGS=-j2 \
+        if "${pip[@]}" install -r tools/requirements-horovod.txt -c "$constraints" > "$log" 2>&1 \
+            && PATH="$(cd "$VENV" && pwd)/bin:$PATH" MAKEFLAGS=-j2 \
             HOROVOD_WITH_MPI=1 HOROVOD_WITHOUT_GLOO=1 HOROVOD_WITH_TENSORFLOW=1 \
             HOROVOD_WITHOUT_PYTORCH=1 HOROVOD_WITHOUT_MXNET=1 \
             "$VENV/bin/python" -m pip --disable-pip-version-check install --no-cache-dir \
-            --no-build-isolation --no-deps --force-reinstall "horovod==$HOROVOD" > "$log" 2>&1; then
+            --no-build-isolation --no-deps --force-reinstall "horovod==$HOROVOD" >> "$log" 2>&1; then
             set_done horovod "$want"
         else
-            say "Horovod did not build (see $log): gradients will be exchanged by MPI"
+            say "Horovod did not build (see $log): MPI exchanges gradients"
         fi
     fi
 fi
