@@ -164,7 +164,7 @@ def scaling(network: Network, comm: Sequence[CommTime], batches: BatchRange, gpu
 
     >>> net = Network("a", (), params_mb=10.0, step_s=(StepTime(8, 0.5), StepTime(16, 0.9)))
     >>> curve = scaling(net, [CommTime(10.0, 2, 0.2)], BatchRange(8, 64), gpus=2)
-    >>> [round(factor, 4) for factor in curve.factors], curve.batches
+    >>> [round(float(factor), 4) for factor in curve.factors], curve.batches
     ([1.0, 1.6364], (16, 32))
     """
     if network.params_mb is None:

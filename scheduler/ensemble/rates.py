@@ -230,7 +230,7 @@ def as_printed(table: RateTable, gpus: int) -> RateTable:
     Two GPUs a node, so M_b = 4, where the efficiency falls by 0.9; the fifth rate is measured, the sixth is not:
 
     >>> table = RateTable(1, 2, (Network("a", (10.0, 20.0, 30.0, 36.0, 44.0)),))
-    >>> as_printed(table, 6).models[0].rates[4:], round(curve(table.models[0], 6)[5], 2)
+    >>> as_printed(table, 6).models[0].rates[4:], round(float(curve(table.models[0], 6)[5]), 2)
     ((44.0, 43.74), 51.63)
     """
     b = 2 * table.gpus_per_node
@@ -257,7 +257,7 @@ def steadied(table: RateTable, gpus: int) -> RateTable:
 
     Efficiencies 9, 9 and 8.1 fall by 5 % a GPU on average:
 
-    >>> steadied(RateTable(1, 4, (Network("a", (9.0, 18.0, 24.3)),)), 4).models[0].rates[3].round(1)
+    >>> round(float(steadied(RateTable(1, 4, (Network("a", (9.0, 18.0, 24.3)),)), 4).models[0].rates[3]), 1)
     30.7
     """
     lines = {network.name: Line.through(range(1, len(network.rates) + 1), network.rates)

@@ -192,7 +192,7 @@ def lower_bound(rates: RateTable, gpus: int) -> float:
     >>> from scheduler.base import Network
     >>> pair = (Network("a", (10.0, 20.0), epochs=1, max_gpus=2),
     ...         Network("b", (10.0, 15.0), epochs=1, max_gpus=2))
-    >>> round(lower_bound(RateTable(100, 4, pair), gpus=3), 6)
+    >>> round(float(lower_bound(RateTable(100, 4, pair), gpus=3)), 6)
     7.5
     """
     for network in rates.models:
