@@ -17,6 +17,11 @@ def interpreter(version):
     return f'#!/bin/sh\n[ "$1" = -c ] && echo {version} && exit\necho "made by {version}" >&2\nexit 3\n'
 
 
+def without_ensurepip(version):
+    """One of Debian, without the package that makes environments."""
+    return f'#!/bin/sh\ncase "$2" in *ensurepip*) exit 1;; esac\necho {version}\n'
+
+
 def make_env(folder, pythons, **variables):
     """What the script says, and its status, where these interpreters are on PATH and no others."""
     tools = folder / "bin"
@@ -44,26 +49,34 @@ def test_a_folder_that_is_no_environment_is_not_emptied(tmp_path):
     ({"python3": interpreter("3.13"), "python3.12": interpreter("3.12"), "python3.11": SHIM}, "3.12"),
     ({"python3": interpreter("3.14"), "python3.13": interpreter("3.13")}, "3.13"),
     ({"python3": interpreter("3.11"), "python3.13": interpreter("3.13")}, "3.11"),
+    ({"python3": interpreter("3.13"), "python3.11": without_ensurepip("3.11")}, "3.13"),
 ])
 def test_the_first_version_that_starts_is_taken(tmp_path, pythons, taken):
     assert make_env(tmp_path, pythons) == (3, f"made by {taken}\n")
 
 
-def test_a_version_can_be_asked_for_and_is_found_where_version_managers_keep_it(tmp_path):
+@pytest.mark.parametrize("asked", ["3.13", "python3.13"])
+def test_a_version_can_be_asked_for_and_is_found_where_version_managers_keep_it(tmp_path, asked):
     kept = tmp_path / ".pyenv/versions/3.13.0/bin/python3"
     kept.parent.mkdir(parents=True)
     kept.write_text(interpreter("3.13"))
     kept.chmod(0o755)
-    assert make_env(tmp_path, {"python3.11": interpreter("3.11")}, PYTHON="3.13") == (3, "made by 3.13\n")
+    assert make_env(tmp_path, {"python3.11": interpreter("3.11")}, PYTHON=asked) == (3, "made by 3.13\n")
 
 
-@pytest.mark.parametrize(("variables", "why"), [
-    ({}, "no Python 3.11, 3.12, 3.13 that starts was found"),
-    ({"PYTHON": "3.14"}, "Python 3.14 has no released TensorFlow yet"),
-    ({"PYTHON": "python3"}, "Python 3.10 is older"),
+@pytest.mark.parametrize(("pythons", "variables", "why"), [
+    ({"python3": interpreter("3.10")}, {}, "no Python 3.11, 3.12, 3.13 that starts was found. Python 3.10 is too old"),
+    ({"python3": interpreter("3.14")}, {}, "found. Python 3.14 has no wheels of TensorFlow yet"),
+    ({"python3": without_ensurepip("3.13")}, {}, "found. Python 3.13 lacks venv or ensurepip (on Debian: apt install"),
+    ({}, {}, "no Python 3.11, 3.12, 3.13 that starts was found. To get one"),
+    ({"python3": interpreter("3.13")}, {"PYTHON": "3.12"}, "no Python 3.12 that starts was found"),
+    ({}, {"PYTHON": "3.14"}, "Python 3.14 has no wheels of TensorFlow yet"),
+    ({"python3": interpreter("3.10")}, {"PYTHON": "python3"}, "PYTHON=python3: Python 3.10 is too old"),
+    ({"python3": without_ensurepip("3.13")}, {"PYTHON": "python3"}, "PYTHON=python3: Python 3.13 lacks venv"),
+    ({}, {"PYTHON": "/no/python"}, "PYTHON=/no/python does not start"),
 ])
-def test_without_a_python_it_says_how_to_get_one_without_root(tmp_path, variables, why):
-    status, said = make_env(tmp_path, {"python3": interpreter("3.10"), "python3.11": SHIM}, **variables)
+def test_without_a_python_it_says_why_and_how_to_get_one_without_root(tmp_path, pythons, variables, why):
+    status, said = make_env(tmp_path, {"python3.11": SHIM, **pythons}, **variables)
     assert (status, said.count("\n")) == (1, 1)
     assert why in said
     assert "uv python install" in said

@@ -15,37 +15,44 @@ VERSIONS="3.11 3.12 3.13" # of Python, each with a tools/constraints-*.txt
 say() { printf 'env: %s\n' "$*"; }
 refuse() { say "$*" >&2; exit 1; }
 
-# The version of an interpreter, such as 3.12; nothing where it does not start, or cannot make environments.
-version_of() { "$1" -c 'import ensurepip, sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null || true; }
+# The version of an interpreter, such as 3.12; nothing where it does not start.
+version_of() { "$1" -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null || true; }
+makes_environments() { "$1" -c 'import ensurepip, venv' >/dev/null 2>&1; }
 is_tried() { [ -n "$1" ] && [[ " $VERSIONS " == *" $1 "* ]]; }
 
-refuse_version() {
-    local why="is older than FLEET's"
-    [ "${2#3.}" -lt 12 ] || why="has no released TensorFlow yet"
-    refuse "$1: Python $2 $why; ${VERSIONS// /, } are tried.$(how_to_get)"
+# Why an interpreter of this version is not taken.
+why_not() {
+    if is_tried "$1"; then echo "Python $1 lacks venv or ensurepip (on Debian: apt install python$1-venv)"
+    elif [ "${1#3.}" -ge 14 ]; then echo "Python $1 has no wheels of TensorFlow yet; ${VERSIONS// /, } have"
+    else echo "Python $1 is too old; ${VERSIONS// /, } are tried"; fi
 }
 
 find_python() {
-    local wanted=$VERSIONS version candidate
-    if [[ ${PYTHON:-} =~ ^3\.[0-9]+$ ]]; then
-        is_tried "$PYTHON" || refuse_version "PYTHON=$PYTHON" "$PYTHON"
-        wanted=$PYTHON
+    local wanted=$VERSIONS version candidate there="" named=${PYTHON:-}
+    named=${named#python}
+    if [[ $named =~ ^3\.[0-9]+$ ]]; then
+        is_tried "$named" || refuse "PYTHON=$PYTHON: $(why_not "$named").$(how_to_get)"
+        wanted=$named
     elif [ -n "${PYTHON:-}" ]; then
         version=$(version_of "$PYTHON")
-        [ -n "$version" ] || refuse "PYTHON=$PYTHON does not start, or lacks ensurepip (Debian: the package python3-venv)"
-        is_tried "$version" || refuse_version "PYTHON=$PYTHON" "$version"
+        [ -n "$version" ] || refuse "PYTHON=$PYTHON does not start.$(how_to_get)"
+        is_tried "$version" && makes_environments "$PYTHON" \
+            || refuse "PYTHON=$PYTHON: $(why_not "$version").$(how_to_get)"
         echo "$PYTHON"; return
     fi
-    for version in $wanted; do
+    for version in $wanted; do # version managers keep some that are not on PATH
         for candidate in "python$version" python3 python \
             "${PYENV_ROOT:-$HOME/.pyenv}"/versions/"$version".*/bin/python3 \
             "${XDG_DATA_HOME:-$HOME/.local/share}"/uv/python/cpython-"$version".*/bin/python3; do
-            if [ "$(version_of "$candidate")" = "$version" ]; then
-                echo "$candidate"; return
-            fi
+            [ "$(version_of "$candidate")" = "$version" ] || continue
+            if makes_environments "$candidate"; then echo "$candidate"; return; fi
         done
     done
-    refuse "no Python ${wanted// /, } that starts was found.$(how_to_get)"
+    for candidate in ${wanted//3./python3.} python3.14 python3; do
+        version=$(version_of "$candidate")
+        [ -n "$version" ] && there=" $(why_not "$version")." && break
+    done
+    refuse "no Python ${wanted// /, } that starts was found.$there$(how_to_get)"
 }
 
 how_to_get() {
