@@ -9,3 +9,8 @@ SHARED = ROOT.parent / "shared" / "data"  # published data sets; tests that want
 # second of each launch. Clusters need it, so this stands nowhere in the packages.
 ON_ONE_MACHINE = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
                   "OMPI_MCA_btl": "^ofi", "OMPI_MCA_mtl": "^ofi"}
+
+
+def sources(package):
+    """The files of a package of ours, without the recipes, which are other programs' modules."""
+    return sorted(path for path in (ROOT / package).rglob("*.py") if "containers" not in path.parts)

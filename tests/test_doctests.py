@@ -6,10 +6,10 @@ from importlib import import_module
 
 import pytest
 
-from tests.places import ROOT
+from tests.places import ROOT, sources
 
 MODULES = {".".join(path.relative_to(ROOT).with_suffix("").parts): path
-           for package in ("fleet", "preprocess", "scheduler", "launch") for path in (ROOT / package).rglob("*.py")}
+           for package in ("fleet", "preprocess", "scheduler", "launch") for path in sources(package)}
 # Loading these starts MPI or TensorFlow, or needs what only an extra has.
 HEAVY = {name for name, path in MODULES.items() if name.startswith((
     "fleet.comm.", "fleet.engines.", "fleet.export.")) and re.search(

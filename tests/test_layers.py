@@ -16,7 +16,7 @@ from itertools import pairwise
 import pytest
 
 from fleet.__main__ import COMMANDS
-from tests.places import ROOT
+from tests.places import ROOT, sources
 
 PACKAGES = ("fleet", "preprocess", "scheduler", "launch")
 TENSORFLOW = {"tensorflow", "keras", "horovod"}
@@ -124,7 +124,7 @@ class Import:
 def _modules():
     """Module name -> its file; a package goes by its own name."""
     files = {path: path.relative_to(ROOT).with_suffix("") for package in PACKAGES
-             for path in (ROOT / package).rglob("*.py")}
+             for path in sources(package)}
     return {".".join(place.parts).removesuffix(".__init__"): path for path, place in files.items()}
 
 

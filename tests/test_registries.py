@@ -8,7 +8,7 @@ from fleet.spec.engines import ENGINES
 from fleet.spec.search import RULES
 from launch.systems import SYSTEMS
 from scheduler.ensemble.policies import POLICIES
-from tests.places import ROOT
+from tests.places import ROOT, sources
 
 PACKAGES = ("fleet", "preprocess", "scheduler", "launch")
 NAMES = {*POLICIES, *ENGINES, *SYSTEMS, *(name for name, rule in RULES.items() if rule.reads)}  # `none` is also a word
@@ -62,5 +62,5 @@ def test_a_name_that_is_only_given_is_no_comparison(text):
 
 def test_no_name_of_a_policy_an_engine_or_a_batch_system_is_compared_outside_its_registry():
     assert [f"{path.relative_to(ROOT)}:{line}: {name}" for package in PACKAGES
-            for path in sorted((ROOT / package).rglob("*.py")) if str(path.relative_to(ROOT)) not in REGISTRIES
+            for path in sources(package) if str(path.relative_to(ROOT)) not in REGISTRIES
             for line, name in compared(path.read_text(encoding="utf-8"))] == []
