@@ -427,7 +427,7 @@ def read_results(run: str | Path) -> Table[NetworkResult]:
     path = RunPaths(Path(run)).results
     try:
         with open(path, encoding="utf-8", newline="") as file:
-            return Table(_parse_row(row) for row in csv.DictReader(file))
+            return Table(_parse_row(row) for row in csv.DictReader(file, restkey="beyond the head"))
     except OSError as error:
         raise UserError(f"{run} holds no run that can be read: {path.name}: {error.strerror}") from None
     except (ValueError, KeyError, TypeError, csv.Error) as error:

@@ -160,7 +160,8 @@ def test_bad_samples_are_listed(results):
         assert list(csv.reader(file)) == [["sample", "reason"], ["one.png", "torn, at byte 7"], ["two.png", "empty"]]
 
 
-@pytest.mark.parametrize("content", ["name\nx\n", "name,status\na,flying\n", "name\n" + "x" * 200_000 + "\n"])
+@pytest.mark.parametrize("content", ["name\nx\n", "name,status\na,flying\n", "name\na,beyond\n",
+                                     "name\n" + "x" * 200_000 + "\n"])
 def test_a_damaged_table_is_said_to_be_one(tmp_path, content):
     with replacing(RunPaths(tmp_path).results) as file:
         file.write(content)
