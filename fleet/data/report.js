@@ -201,6 +201,24 @@ data.searches.forEach((search, number) => {
   }), search.found.map(([who, x, y, epoch], place) => ({
     who, x, y, series: 0, place, said: `${name(who)}: epoch ${epoch}, ${short(y)} after ${x.toFixed(1)} s`})));
 
+  const {objectives, pareto} = search;
+  objectives.slice(1).forEach((objective, place) => {
+    const at = one => one[2][place + 1], ends = [Math.min(...pareto.map(at)), Math.max(...pareto.map(at))];
+    const front = pareto.filter(one => one[1]).sort((one, other) => at(one) - at(other));
+    chart(box(id("pareto"), objectives.length > 2 ? "chart half" : "chart"), 280, () => ({
+      title: titled(`${objectives[0]} against ${objective}`), grid: GRID, yAxis: value,
+      xAxis: {type: ends[0] > 0 && ends[1] > 100 * ends[0] ? "log" : "value", scale: true, ...LIGHT},
+      series: [
+        {type: "scatter", silent: true, data: pareto.map(one => ({
+          value: [at(one), one[2][0]], symbolSize: (one[1] ? 9 : 6) + 3 * rank(one[0]),
+          itemStyle: {color: colour(one[0], one[1] ? BLUE : "#c3c6cb"), opacity: opacity(one[0], 0.9)}}))},
+        {type: "line", silent: true, symbol: "none", lineStyle: {color: BLUE, width: 1, type: "dashed"}, z: 1,
+         data: objectives.length > 2 ? [] : front.map(one => [at(one), one[2][0]])}],
+    }), pareto.map((one, number) => ({who: one[0], x: at(one), y: one[2][0], series: 0, place: number,
+      said: `${name(one[0])}${one[1] ? ", of the front" : ""}: ` +
+        objectives.map((each, place) => `${each} ${short(one[2][place])}`).join(", ")})));
+  });
+
   const told = ([who, status, found, values]) => `${name(who)}, ${status}: ${monitor} ${short(found)}; ` +
     keys.map((key, place) => `${key.name} ${shown(key, values[place])}`).join(", ");
   chart(keys.length > 1 ? box(id("parallel")) : null, 320, () => ({

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 from fleet.monitor.report import Curve, Report
 from fleet.monitor.searched import SearchReport, Tried
 from fleet.spec.space import Dimension, Range
-from fleet.storage.results import short_names
+from fleet.storage.results import Status, short_names
 from fleet.units import counted
 from scheduler.simulation.ensemble import Stint
 
@@ -151,7 +151,17 @@ def _search(search: SearchReport, seconds: float, who: Mapping[str, int]) -> dic
             "tried": [[who.get(one.network), str(one.status), _rounded(one.value),
                        [_place(one.values.get(name), key) for name, key in zip(search.space, keys, strict=True)]]
                       for one in drawn],
+            "objectives": [name for name, _ in search.objectives], "pareto": _pareto(search, who),
             "descent": _descent(search, who)}
+
+
+def _pareto(search: SearchReport, who: Mapping[str, int]) -> list[list[Any]]:
+    """Networks as (network, whether it is of the front, what it came to in each objective); the front comes first."""
+    front = {one.network for one in search.front} if search.objectives else set()
+    others = [one for one in search.ranked if one.objectives and all(map(math.isfinite, one.objectives))
+              and one.network not in front and one.status is not Status.FAILED]
+    drawn = [*(search.front if front else ()), *spread(others, TRIED // 4, TRIED)]
+    return [[who.get(one.network), one.network in front, list(map(_rounded, one.objectives))] for one in drawn]
 
 
 def _key(name: str, values: Dimension) -> dict[str, Any]:

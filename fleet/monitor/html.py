@@ -11,11 +11,12 @@ from typing import Any
 
 from fleet.monitor.account import Account
 from fleet.monitor.charts import DRAWN, NAMED, TRIED, as_script, charts_of, is_crowded, spread
+from fleet.monitor.importance import importance_of
 from fleet.monitor.report import MISSED, Report, best_rows
 from fleet.monitor.searched import SearchReport, table_of_found, table_of_front, table_of_rungs, table_of_tried
 from fleet.prediction.ensembles import TOGETHER, table_of
 from fleet.storage.files import replacing
-from fleet.storage.results import Status
+from fleet.storage.results import Status, short_names
 from fleet.units import counted, format_duration
 
 # The parts of the GPU time in the order of the bar: each one's name for people and its colour.
@@ -172,7 +173,7 @@ def _search(search: SearchReport, number: int) -> list[str]:
         len(search.ranked) > TRIED)
     return [title, f"<p class=note>{escape(search.words)}</p>",
             f"<div class=row>{_place(number, 'best')}{_table(*table_of_found(search))}</div>",
-            *(["<h3>The Pareto front</h3>", _table(*table_of_front(search)),
+            *(["<h3>The Pareto front</h3>", _place(number, "pareto"), _table(*table_of_front(search)),
                "<p class=note>No other network is as good in all of these and better in one.</p>"]
               if search.objectives else []),
             "<p class=note>What each network came to at its best epoch, against what it was given"
@@ -180,7 +181,19 @@ def _search(search: SearchReport, number: int) -> list[str]:
             _place(number, "keys"),
             _legend((str(status), fill) for status, fill in _STATUS_COLOURS.items()
                     if any(one.status is status for one in search.tried)),
-            _details("The best networks as a table", _table(*table_of_tried(search))), *descent]
+            _details("The best networks as a table", _table(*table_of_tried(search))), *_importance(search), *descent]
+
+
+def _importance(search: SearchReport) -> list[str]:
+    """How much each key decides, as bars that need no script."""
+    found = importance_of(search)
+    if found is None:
+        return []
+    rows = "".join(f"<tr><td>{escape(name)}</td><td class=number>{share:.0%}</td><td><i class=share "
+                   f'style="width:{300 * share:.0f}px"></i></td></tr>'
+                   for name, share in zip(short_names(list(found.shares)), found.shares.values(), strict=True))
+    table = f"<table><thead><tr><th>key</th><th>importance</th><th></th></tr></thead><tbody>{rows}</tbody></table>"
+    return [_note(found.words), table if rows else ""]
 
 
 def _place(number: int, chart: str) -> str:

@@ -8,6 +8,7 @@ import pytest
 
 from fleet.monitor.charts import BARS, DRAWN, NAMED, POINTS, TRIED, as_script, charts_of
 from fleet.monitor.report import Curve, read_report
+from fleet.storage.results import Status
 from scheduler.simulation.ensemble import Stint
 from tests.fleet.logs import made_up_run
 from tests.fleet.monitor.test_searched import many
@@ -129,3 +130,16 @@ def test_of_thousands_of_lines_of_descent_the_best_are_drawn_with_their_ancestor
     assert len(rows) == DRAWN
     assert {said.partition(",")[0] for *_, said in rows} == {"first", *(f"net-{place}" for place in range(DRAWN - 1))}
     assert searched(report, many(10))["descent"]["rows"] == []
+
+
+def test_of_several_objectives_the_front_is_drawn_before_others(report):
+    search = many(10)
+    tried = tuple(replace(one, objectives=(one.value, float(place < 9))) for place, one in enumerate(search.tried))
+    failed = replace(tried[0], status=Status.FAILED, network="failed", objectives=(2.0, 0.0))
+    found = replace(search, tried=(*tried, failed), objectives=(("accuracy", "maximize"), ("size", "minimize")))
+    drawn = searched(report, found)
+    assert drawn["objectives"] == ["accuracy", "size"]
+    assert [(is_best, values) for _, is_best, values in drawn["pareto"]][:3] == [
+        (True, [1.0, 1.0]), (True, [0.1, 0.0]), (False, [0.9, 1.0])]
+    assert len(drawn["pareto"]) == 10
+    assert searched(report, search)["pareto"] == []
