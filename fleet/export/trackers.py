@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import fcntl
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from importlib import import_module
@@ -47,6 +47,16 @@ TRACKERS = _rows(
     Tracker("optuna", "fleet.export.in_optuna:write", "track/optuna.log", True,
             "add studies to a journal of Optuna, or to a database whose name ends with .db",
             "optuna-dashboard {path}"))
+
+
+def places(wanted: Sequence[Mapping[str, str | None]], root: Path) -> list[tuple[str, Path]]:
+    """What ``track`` of a spec asks for: each tracker, and its file or folder.
+
+    Args:
+        root: the folder of the run.
+    """
+    return [(name, root / TRACKERS[name].place if path is None else Path(path))
+            for one in wanted for name, path in one.items()]
 
 
 def write(name: str, run: TrackedRun, path: Path) -> None:

@@ -68,7 +68,7 @@ def rehearse(spec: Spec, rates: RateTable, cluster: Cluster, makespan_s: float, 
     return Rehearsal(dataclasses.replace(
         _of_classes(document, spec, sample),
         data=_data(document.data, samples, rates.samples_per_epoch, largest, sample),
-        resources=resources, checkpoint=dataclasses.replace(document.checkpoint, every=None), walltime=None),
+        resources=resources, checkpoint=dataclasses.replace(document.checkpoint, every=None), walltime=None, track=()),
         rates, scale)
 
 

@@ -319,7 +319,7 @@ def useful_range(low: float, high: float) -> tuple[float, float]:
     [(1.15, 3.46), (1.41, 2.83), (1.67, 5.0)]
     """
     low = min(low, high)
-    if low * _WIDEST**2 < high:
+    if low * _WIDEST**2 <= high:  # also where both are 0: nothing is left
         return high / _WIDEST, high
     middle, width = math.sqrt(low * high), math.sqrt(min(max(high / low, _NARROWEST), _WIDEST))
     return middle / width, middle * width

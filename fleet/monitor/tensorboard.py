@@ -10,27 +10,38 @@ import math
 import os
 import socket
 import time
+from collections.abc import Mapping
 from typing import Any
 
 from fleet.domain.events import EpochEnded, Event
 from fleet.domain.network import SCORES
+from fleet.spec import NetworkSpec
+from fleet.spec.chosen import chosen
 from fleet.storage.files import patiently, storing
 from fleet.storage.paths import RunPaths
 
 
 class TensorBoardObserver:
-    """Writes the metrics of every epoch; does nothing if the ``tensorboard`` package is not installed."""
+    """Writes the metrics of every epoch; does nothing if the ``tensorboard`` package is not installed.
 
-    def __init__(self, paths: RunPaths) -> None:
-        self._paths = paths
+    A network's file begins with its hyper-parameters, for the plugin HParams.
+
+    Args:
+        networks: by name; grows.
+    """
+
+    def __init__(self, paths: RunPaths, networks: Mapping[str, NetworkSpec]) -> None:
+        self._paths, self._networks = paths, networks
         # TensorBoard looks for files with such names.
         self._name = f"events.out.tfevents.{int(time.time())}.{socket.gethostname()}.{os.getpid()}"
         try:
             from tensorboard.compat.proto import event_pb2, summary_pb2
+            from tensorboard.plugins.hparams.api import hparams_pb
             from tensorboard.summary.writer.record_writer import RecordWriter
         except ImportError:
             self._make_event: Any = None
             return
+        self._hparams = hparams_pb
         self._make_event, self._summary, self._record_writer = event_pb2.Event, summary_pb2.Summary, RecordWriter
 
     def on_event(self, event: Event) -> None:
@@ -61,8 +72,11 @@ class TensorBoardObserver:
         folder = self._paths.tensorboard(network)
         folder.mkdir(parents=True, exist_ok=True)
         with open(folder / self._name, "ab", buffering=0) as file:
-            events = [event] if file.tell() else [self._make_event(wall_time=time.time(),
-                                                                   file_version="brain.Event:2"), event]
+            events, now = [event], time.time()
+            if not file.tell():
+                hparams = self._hparams(chosen(self._networks[network]), network)
+                events = [self._make_event(wall_time=now, file_version="brain.Event:2"),
+                          self._make_event(wall_time=now, summary=hparams), event]
             writer = self._record_writer(file)
             for each in events:
                 writer.write(each.SerializeToString())

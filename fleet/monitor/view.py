@@ -47,6 +47,7 @@ from fleet.domain.events import (
     StreamStarted,
     SupplyFound,
     TooLate,
+    TrackerFailed,
 )
 from fleet.domain.events.search import USER
 from fleet.domain.network import EpochRecord
@@ -242,6 +243,9 @@ def _describe_trouble(event: Event, device: str) -> str:
             return f"WARNING: {event.network}: {event.damage}"
         case SearchFailed():
             return f"WARNING: the searcher of {event.entry} is not called again: {event.reason}"
+        case TrackerFailed():
+            return (f"WARNING: track: {event.tracker} is not written, and the run goes on without it: {event.reason}; "
+                    "fleet export writes the same later")
         case ReplayDiffered():
             return f"WARNING: {event.entry}: {event.difference}; what was logged holds"
         case RankLost():

@@ -29,11 +29,12 @@ from fleet.ensemble.rates import traits_of
 from fleet.ensemble.setup import Setup, Speeds
 from fleet.ensemble.survey import Survey
 from fleet.errors import ExitStatus, UserError
+from fleet.export.trackers import places
 from fleet.monitor.html import write_report
 from fleet.monitor.report import best_rows, read_report
 from fleet.monitor.tensorboard import TensorBoardObserver
 from fleet.monitor.timeline import state_of
-from fleet.monitor.view import make_view
+from fleet.monitor.view import describe, make_view
 from fleet.prediction.ensembles import EnsembleResult, fed_alike, judge_ensembles, table_of, write_ensembles
 from fleet.runtime.admission import Admission
 from fleet.runtime.ahead import busy
@@ -44,6 +45,7 @@ from fleet.runtime.known_rates import Profile
 from fleet.runtime.launch import Launch
 from fleet.runtime.outside.clerk import Clerk
 from fleet.runtime.outside.mailbox import Mailbox
+from fleet.runtime.outside.tracking import Tracking
 from fleet.runtime.replay import compare
 from fleet.runtime.searchers import Searchers, calls_of, make_searchers
 from fleet.runtime.start import Laps
@@ -61,6 +63,9 @@ from fleet.units import counted
 from launch.environment import find_launcher
 from scheduler.ensemble.online import OnlineRates
 from scheduler.ensemble.sharing import Sharing, worth
+
+# For trackers, when all else is done: their libraries take seconds to load. Little of a walltime may be left.
+_PATIENCE_S, _HURRIED_S = 60.0, 10.0
 
 
 def meaning(status: ExitStatus, rows: Iterable[NetworkResult]) -> str:
@@ -131,10 +136,14 @@ class CoordinatorSide:
                       elsewhere=frozenset() if self._harvest is None else frozenset(self._epochs_left),
                       sharing=self._sharing(), alone=self._alone(), hosts=world.hosts)
         online = self._online()
-        observers: list[Observer] = [self._view, TensorBoardObserver(paths), self]
+        self._tracking = Tracking([] if launch.replayed else places(spec.document.track, paths.root), paths,
+                                  launch.request.spec)
+        observers: list[Observer] = [self._view, TensorBoardObserver(paths, self.results.networks), self._tracking,
+                                     self]
         self.coordinator = Coordinator(
             world, setup, Speeds(self._make_survey(), launch.rates, online),
-            Files(self.results, self._events, Profile(paths.profile), launch.fence), observers, interruption,
+            Files(self.results, self._events, Profile(paths.profile), launch.fence, self._tracking), observers,
+            interruption,
             Past(unlogged, self._remembered(), (launch.cache.event(launch.roles.shared), *launch.changes,
                                                 *self._damaged()), laps),
             self._harvest, self._search(online is not None), run)
@@ -284,6 +293,8 @@ class CoordinatorSide:
             self._launch.paths.decoded.unlink(missing_ok=True)
         with storing(STDOUT):
             self._print()
+            for failed in self._tracking.close(_HURRIED_S if status is ExitStatus.RESUMABLE else _PATIENCE_S):
+                print(describe(failed, {}), flush=True)
             if (said := meaning(status, self.results.rows())) and find_launcher(os.environ) is not None:
                 print(f"Status {status.value}: {said}. Launchers take it for an abort; no rank has crashed.",
                       flush=True)

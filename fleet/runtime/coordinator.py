@@ -34,6 +34,7 @@ from fleet.runtime.harvest import Harvest
 from fleet.runtime.interrupt import Interruption
 from fleet.runtime.known_rates import Profile
 from fleet.runtime.outside.clerk import Clerk
+from fleet.runtime.outside.tracking import Tracking
 from fleet.runtime.searchers import Searchers
 from fleet.runtime.start import Laps
 from fleet.search.mind import Mind, make_mind
@@ -93,12 +94,14 @@ class Files:
         log: of events; its clock is the one by which is decided.
         profile: where rates are written that are found out.
         fence: this launch's right to write.
+        tracking: what writes the run for trackers; None where nothing does.
     """
 
     results: Results
     log: EventLog
     profile: Profile
     fence: Fence | None = None
+    tracking: Tracking | None = None
 
 
 @dataclass(frozen=True)
@@ -195,6 +198,8 @@ class Coordinator:
         self._check_lease()
         self._results.write_if_due()
         self._files.profile.write_if_due()
+        for failed in self._files.tracking.failures() if self._files.tracking is not None else ():
+            self._note(failed)
         if not self._is_interrupted and (reason := self._interruption.reason()):
             self._is_interrupted = True
             self._handle(e.EndAsked(reason))

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 import difflib
 from collections.abc import Callable, Sequence
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, ConfigDict, Field, JsonValue, WithJsonSchema
 from pydantic.fields import FieldInfo
@@ -128,4 +128,12 @@ Monitor = Annotated[str, OneOf(lambda: [
 OptimizerName = Annotated[str, BeforeValidator(_optimizer), OneOf(lambda: [
     {"title": "an optimizer of Keras", "enum": list(OPTIMIZERS)}, IMPORT_PATH])]
 Family = Annotated[str, OneOf(_families)]
+_TRACKERS = ("mlflow", "wandb", "optuna")
+TrackItem = Annotated[
+    dict[Literal[_TRACKERS], str | None], Field(min_length=1),  # type: ignore[valid-type]
+    BeforeValidator(lambda item: {item: None} if isinstance(item, str) else item),
+    WithJsonSchema({"anyOf": [
+        {"enum": list(_TRACKERS)},
+        {"type": "object", "minProperties": 1, "additionalProperties": False,
+         "properties": {name: {"anyOf": [{"type": "string"}, {"type": "null"}]} for name in _TRACKERS}}]})]
 TransformItem = Annotated[str | dict[str, Any], _checked(parse_transform), WithJsonSchema(item_schema())]

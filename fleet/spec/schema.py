@@ -30,6 +30,7 @@ from fleet.spec.fields import (
     Positive,
     Share,
     Size,
+    TrackItem,
     written_as,
 )
 from fleet.spec.model import Architecture
@@ -244,6 +245,10 @@ class Document:
     retries: Annotated[int, Field(ge=0, le=100), NO_FLAG] = Field(default=2, description=(
         "How often a network is tried again if it failed for a reason that may pass, such as a file server that does "
         "not answer."))
+    track: tuple[TrackItem, ...] = Field(default=(), description=(
+        "Trackers that are written at the end of each epoch, by a process of their own: a list of mlflow, wandb and "
+        "optuna, or of {mlflow: PATH}. Without a path it is below track in the folder of the run. A tracker that fails "
+        "is warned of once; fleet export writes the same later."))
     output: str = Field(default="", description=(
         "Folder of the run, for results, checkpoints, logs and the report. Without it, runs/NAME with the run's name."))
 

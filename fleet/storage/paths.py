@@ -12,7 +12,7 @@ from pathlib import Path
 _WRITTEN = re.compile(
     r"(replay/[^/]+/)?(\.fleet-run|\.fleet-lock|\.fleet-(jobs-)?lease/[^/]+|\.fleet-leases/[^/]+/[^/]+|spec\.yaml|profile\.json|events\.jsonl|results\.csv|ensembles\.csv|(sample|standardized)\.json|data\.npz"
     r"|bad_samples\.csv|report\.html|events/[^/]+\.jsonl|logs/([^/]+/)?rank-\d+\.log|decoded\.h5|models/[^/]+/(history\.csv|(first|last|previous)\.h5|best\.\w+|(export|failure|test)\.json|(validation|test)\.npz)"
-    r"|export/(results|history)\.(csv|parquet)|track/.+|logs/track\.log|jobs/[^/]+|mailbox/[^/]+|tensorboard/[^/]+/events\.out\.tfevents\.[^/]+|(models/[^/]+/)?\.[^/]+\.tmp(\.[^/]+)?)")
+    r"|export/(results|history)\.(csv|parquet)|track/.+|logs/([^/]+/)?track\.log|jobs/[^/]+|mailbox/[^/]+|tensorboard/[^/]+/events\.out\.tfevents\.[^/]+|(models/[^/]+/)?\.[^/]+\.tmp(\.[^/]+)?)")
 
 PARTS = ("validation", "test")  # of the data, for whose samples the outputs of finished networks are kept
 
@@ -107,6 +107,11 @@ class RunPaths:
     def exports(self) -> Path:
         """The folder of the tables that were exported."""
         return self.root / "export"
+
+    @property
+    def track_log(self) -> Path:
+        """What the process says that writes the run for trackers."""
+        return self.root / "logs" / self.launch / "track.log"
 
     @property
     def standardized(self) -> Path:

@@ -24,6 +24,7 @@ from fleet.domain.events.launch import (
     ScheduleOptions,
     Started,
     TooLate,
+    TrackerFailed,
 )
 from fleet.domain.events.losses import BadSample, GroupStruck, RankLost
 from fleet.domain.events.networks import (
@@ -115,6 +116,7 @@ __all__ = [
     "StreamStarted",
     "SupplyFound",
     "TooLate",
+    "TrackerFailed",
     "event_from_json",
 ]
 
@@ -124,7 +126,7 @@ Event: TypeAlias = (
     | GroupStarted | GroupChanged | EpochEnded | GroupStopped | NetworkFinished | NetworkTested | NetworkRetried
     | NetworkFailed | NetworkFellBack | ChangesAccepted | BestLost | NetworkWarned | RankLost | GroupStruck | BadSample
     | Estimated | Searched | SearchFailed | ReplayDiffered | NetworkAdded | NetworkJudged | NetworkTaken
-    | SharingLearned | SupplyFound | Commanded | NodesLeft | DataChanged)
+    | SharingLearned | SupplyFound | Commanded | NodesLeft | DataChanged | TrackerFailed)
 
 KINDS: Mapping[str, type] = {kind.word: kind for kind in get_args(Event)}
 

@@ -158,6 +158,20 @@ class Ended:
 
 
 @dataclass(frozen=True)
+class TrackerFailed:
+    """What the spec asks for in ``track`` could not be written; written once of each tracker.
+
+    Attributes:
+        path: of its file or folder.
+    """
+
+    word: ClassVar[str] = "track_failed"
+    tracker: str
+    path: str
+    reason: str
+
+
+@dataclass(frozen=True)
 class RanksReady:
     """All trainers have loaded what they need, and wait for work; once in a launch."""
 

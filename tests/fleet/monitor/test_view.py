@@ -56,6 +56,7 @@ from fleet.domain.events import (
     StreamStarted,
     SupplyFound,
     TooLate,
+    TrackerFailed,
 )
 from fleet.domain.network import EpochRecord, Standing
 from fleet.domain.run import RunState
@@ -176,6 +177,9 @@ EVENTS = [
     (Searched("net", "report", 7, 3, 0.81, answer="stop", network="net-7"), ""),
     (SearchFailed("net", "Ask(number=3) took longer than 1 min 0 s"),
      "WARNING: the searcher of net is not called again: Ask(number=3) took longer than 1 min 0 s"),
+    (TrackerFailed("wandb", "runs/a/track/wandb", "no room"),
+     "WARNING: track: wandb is not written, and the run goes on without it: no room; fleet export writes the same "
+     "later"),
     (ReplayDiffered("net", "a replayed answer differs: Ask(number=1) was answered by 3, and now by 4"),
      "WARNING: net: a replayed answer differs: Ask(number=1) was answered by 3, and now by 4; what was logged holds"),
     (NetworkAdded("net-7", "net", 7, {"rate": 0.012345678, "width": 16}, (1, None), 9),

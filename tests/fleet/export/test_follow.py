@@ -1,0 +1,111 @@
+"""Trackers that are written while a run goes on, and what they may do to it: nothing."""
+
+import io
+import json
+import os
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import yaml
+
+from fleet.domain.events import TrackerFailed
+from fleet.errors import ExitStatus, UserError
+from fleet.export import follow
+from fleet.export.follow import Follower, calls
+from fleet.export.trackers import TRACKERS, places
+from fleet.runtime import board
+from fleet.spec import dump, json_schema, parse
+from fleet.storage.paths import RunPaths
+from tests.fleet.runtime.test_searching import ENTRY, Run
+
+SOFTMAX = [{"family": "softmax", "name": name} for name in "ab"]
+
+
+@pytest.fixture(autouse=True)
+def _quick(tmp_path, monkeypatch):
+    monkeypatch.setattr("os.fsync", lambda descriptor: None)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def test_a_spec_names_trackers_with_a_path_or_without(tmp_path):
+    spec = parse({"models": SOFTMAX, "track": ["mlflow", {"wandb": "/w"}, {"optuna": None}]})
+    assert places(spec.document.track, tmp_path) == [
+        ("mlflow", tmp_path / "track/mlflow"), ("wandb", Path("/w")), ("optuna", tmp_path / "track/optuna.log")]
+    assert parse(yaml.safe_load(dump(spec.document))) == spec
+    choices, mapping = json_schema()["properties"]["track"]["items"]["anyOf"]
+    assert choices["enum"] == list(mapping["properties"]) == list(TRACKERS)
+
+
+@pytest.mark.parametrize("track", ["mlflow", ["comet"], [{"comet": "x"}], [{}], [{"mlflow": 3}]])
+def test_what_is_no_tracker_is_a_mistake(track):
+    with pytest.raises(UserError, match="track"):
+        parse({"models": SOFTMAX, "track": track})
+
+
+def test_calls_that_come_together_are_one_and_the_end_is_the_last(monkeypatch):
+    monkeypatch.setattr(follow, "_LEAST_S", 0.05)
+    source, sink = os.pipe()
+    heard = []
+    thread = threading.Thread(target=lambda: heard.extend(calls(source)))
+    thread.start()
+    os.write(sink, b"...")
+    while not heard:
+        pass
+    os.write(sink, b".")
+    os.close(sink)
+    thread.join(10)
+    os.close(source)
+    assert heard == [False, True]
+
+
+def test_a_tracker_that_fails_is_told_of_once_and_others_are_written(tmp_path, monkeypatch):
+    monkeypatch.setattr(follow, "track", lambda paths: "the run")
+    tried, out = [], io.StringIO()
+
+    def write(name, run, path):
+        tried.append(name)
+        if name == "mlflow":
+            sys.exit("no room")
+
+    monkeypatch.setattr(follow, "write", write)
+    follower = Follower(RunPaths(tmp_path), [("mlflow", tmp_path), ("wandb", tmp_path)], out)
+    for is_last in (False, False, True):
+        follower.write(is_last)
+    assert tried == ["mlflow", "wandb", "wandb", "mlflow", "wandb"]
+    assert [json.loads(line) for line in out.getvalue().splitlines()] == [
+        {"tracker": "mlflow", "path": str(tmp_path), "reason": "SystemExit: no room"}]
+
+
+def test_a_run_is_written_while_it_goes_on_and_to_its_end(tmp_path):
+    optuna = pytest.importorskip("optuna")
+    run = Run(tmp_path, {}, track=["optuna"], models=[
+        {**ENTRY, "search": {"ask": "random", "most": 4, "at_once": 2}}], prune={"rule": "asha", "factor": 2})
+    assert run.launch() is ExitStatus.OK
+    path = run.folder / "run/track/optuna.log"
+    storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(path)))
+    study = optuna.load_study(study_name="ensemble-net", storage=storage)
+    states = {"finished": "COMPLETE", "pruned": "PRUNED"}
+    assert {trial.user_attrs["network"]: trial.state.name for trial in study.trials} == {
+        name: states[row.status] for name, row in run.rows().items()}
+    assert run.of(TrackerFailed) == run.paths.foreign() == []
+
+
+def test_a_tracker_that_cannot_be_written_is_a_warning(tmp_path, capsys):
+    pytest.importorskip("optuna")
+    (tmp_path / "file").touch()
+    run = Run(tmp_path, {}, models=SOFTMAX, epochs=2, track=[{"optuna": str(tmp_path / "file/x.log")}])
+    assert run.launch() is ExitStatus.OK
+    assert {row.status for row in run.rows().values()} == {"finished"}
+    assert capsys.readouterr().out.count("WARNING: track: optuna is not written") == 1
+
+
+def test_a_tracker_that_hangs_keeps_no_run_from_its_end(tmp_path, capsys, monkeypatch):
+    (tmp_path / "modules").mkdir()
+    (tmp_path / "modules/optuna.py").write_text("import time\ntime.sleep(30)\nraise SystemExit")
+    monkeypatch.setenv("PYTHONPATH", f"{tmp_path / 'modules'}:{os.environ.get('PYTHONPATH', '')}")
+    monkeypatch.setattr(board, "_PATIENCE_S", 0.5)
+    run = Run(tmp_path, {}, models=SOFTMAX, epochs=2, track=["optuna"])
+    assert run.launch() is ExitStatus.OK
+    assert "track is not written, and the run goes on without it: not ended within 0 s" in capsys.readouterr().out
