@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
@@ -20,7 +21,7 @@ from fleet.domain.record import Flat, OmitDefault, from_json
 from fleet.errors import ExitStatus, StorageError, UserError
 from fleet.jobs.making_room import begin_later
 from fleet.jobs.notes import Begun, CalledOff, HandedIn, read_notes
-from fleet.jobs.room import await_room, say
+from fleet.jobs.room import await_room, keep_last_room, say
 from fleet.jobs.systems import SYSTEM_VARIABLE, lease_of_process
 from fleet.jobs.warned import WarnedLaunch
 from fleet.storage.event_log import launch_status, log_mark, read_events
@@ -272,7 +273,8 @@ class Keeper:
             LeaseLost: another job has taken the chain over.
         """
         self._warned.listen()
-        self._await_room()  # a disk that is full for now is no reason to lose the job
+        if self._await_room() is None:  # a disk that is full for now is no reason to lose the job
+            keep_last_room(self._paths.last_room)
         with lease_of_process(self._environment) as lease:
             lease.take(self._paths.jobs_lease)
             return self._run(command, lease)
@@ -315,6 +317,8 @@ class Keeper:
         decision = decide([*stops, stop], self._limits)
         if stop.is_failure and (refused := self._await_room()) is not None:
             decision = Decision(False, str(refused))
+            with suppress(OSError):
+                self._paths.last_room.unlink(missing_ok=True)  # for what is noted now
         following, then = self._follow(decision, _next_request([*stops, stop], self._requests))
         why = self._warned.why(status, ended, self._paths.events)
         note(self._paths, Stopped(self._job, stop, why, following, then))

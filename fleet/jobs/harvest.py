@@ -46,7 +46,7 @@ from fleet.jobs.harvested import (
 )
 from fleet.jobs.making_room import begin_later
 from fleet.jobs.notes import Begun, CalledOff, HandedIn
-from fleet.jobs.room import await_room, pause, refusal, say
+from fleet.jobs.room import await_room, keep_last_room, pause, refusal, say
 from fleet.jobs.systems import SYSTEM_VARIABLE, lease_of_process
 from fleet.jobs.warned import WarnedLaunch
 from fleet.storage.event_log import RunTail, launch_status, log_mark
@@ -115,6 +115,7 @@ class Plan:
             "runs": [dataclasses.asdict(run) | {"root": str(run.root)} for run in self.runs]}
         for run in self.runs:
             write_json(run.paths.harvest, content)
+            keep_last_room(run.paths.last_room)
 
     def ask(self) -> None:
         """Its user asks for it, again or for the first time."""
@@ -472,6 +473,7 @@ class HarvestJob:
         self._warned.listen()
         if (refused := self._await_room()) is not None:
             return self._give_up(refused, ExitStatus.CAN_PASS)
+        keep_last_room(self._paths.last_room)
         if isinstance(newest_of_jobs(self._paths).get(self._job), Begun):  # the batch system has put it back
             self._note(lost(self._job, is_back=True))
         if not self._finds_work():
@@ -494,7 +496,7 @@ class HarvestJob:
         if Stop(status).is_failure and (refused := refusal(self._paths.jobs)) is not None and refused.may_pass:
             status = int(ExitStatus.CAN_PASS)
         if (refused := self._await_room()) is not None:
-            return self._give_up(refused, status)
+            return self._give_up(refused, status, warning)
         self._note(Ended(self._job, status, warning, why))
         self._rest(status)
         self._end()  # perhaps all others are ended at this moment, and nobody else is left to do it
@@ -517,9 +519,19 @@ class HarvestJob:
         if status == ExitStatus.CAN_PASS and (count := passed(past_of(self._paths))):
             pause(min(_MOST_REST_S, _REST_S * 2 ** (count - 1)), lambda: self._warned.is_signalled)
 
-    def _give_up(self, refused: StorageError, status: int) -> int:
-        """Nothing can be noted, and nobody can be told but by what this job prints."""
-        say(str(Over(f"for this job, as nothing can be noted: {refused}", self._backlog.command)))
+    def _give_up(self, refused: StorageError, status: int, warning: str = "") -> int:
+        """No job can be handed in where nothing can be noted; this end may have the room that was kept for it.
+
+        The last of several jobs that come to it says that the harvest is over.
+        """
+        over = Over(f"files cannot be written: {refused}", self._backlog.command)
+        with suppress(OSError):
+            self._paths.last_room.unlink(missing_ok=True)
+        with suppress(StorageError):
+            note(self._paths, Ended(self._job, int(status), warning, str(refused)))
+            if not any(isinstance(one, Begun) for one in newest_of_jobs(self._paths).values()):
+                note(self._paths, over)
+        say(str(over))
         return int(status)
 
     def _finds_work(self) -> bool:

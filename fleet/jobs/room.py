@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable
@@ -15,6 +16,7 @@ from fleet.units import format_duration
 PATIENCE_S = 900.0  # of a job, with a disk that is full or away; it waits no longer than its walltime
 _PROBE_BYTES = 2**20
 _LEAST_S, _MOST_S = 1.0, 30.0  # between two tries
+_LAST_BYTES = 2**15
 
 
 def say(text: str) -> None:
@@ -36,6 +38,13 @@ def refusal(folder: Path) -> StorageError | None:
         with suppress(OSError):
             probe.unlink(missing_ok=True)
     return None
+
+
+def keep_last_room(path: Path) -> None:
+    """Hold some room with a file, unless there is one, or none to be had; to delete it gives a full disk that room."""
+    with suppress(StorageError), storing(path):
+        if not path.exists():
+            path.write_bytes(os.urandom(_LAST_BYTES))  # not zeros, which some file systems do not store
 
 
 def await_room(folder: Path, is_warned: Callable[[], bool], patience_s: float | None = None) -> StorageError | None:

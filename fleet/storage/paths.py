@@ -158,6 +158,11 @@ class RunPaths:
         return self.jobs / "making-room"
 
     @property
+    def last_room(self) -> Path:
+        """A file that holds nothing but room, for what a job has to say in the end on a disk that stays full."""
+        return self.jobs / ".last-room"
+
+    @property
     def jobs_lease(self) -> Path:
         """The folder of the lease that lets one job of a chain at a time work."""
         return self.root / ".fleet-jobs-lease"

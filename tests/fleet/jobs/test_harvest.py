@@ -1,5 +1,6 @@
 """Jobs that share the networks of runs: what they look at, what they hand in, and what they remember."""
 
+import contextlib
 import signal
 import sys
 import threading
@@ -33,6 +34,7 @@ from fleet.jobs.harvest import (
     past_of,
 )
 from fleet.spec import parse
+from fleet.storage import files
 from fleet.storage.event_log import EventLog
 from fleet.storage.lines import read_lines
 from fleet.storage.paths import RunPaths
@@ -357,12 +359,20 @@ def test_a_job_waits_for_room_on_a_full_disk_and_hands_in_the_next(full_disk, si
 
 def test_a_job_that_nobody_makes_room_for_gives_up_and_says_how_to_go_on(full_disk, signals, monkeypatch, capfd):
     monkeypatch.setattr(room, "PATIENCE_S", 1.0)
-    (full_disk / "run" / "jobs").mkdir(parents=True)
-    (full_disk / "ballast").write_bytes(bytes(256 * 1024 - 4096 * 3))
+    monkeypatch.setattr(files, "PATIENCE_S", 0.1)
     run = Run("fleet-1", full_disk / "run", ("a", "b"), 1)
+    run.paths.jobs.mkdir(parents=True)
+    room.keep_last_room(run.paths.last_room)
+    with contextlib.suppress(OSError), open(full_disk / "ballast", "wb", 0) as ballast:
+        while True:
+            ballast.write(bytes(1024))
     kept = HarvestJob(RunPaths(run.root, "17"), Backlog(Plan((run,), Limits(), command="fleet harvest x"), Queue(), {}),
                       SYSTEMS["slurm"], "17")
     assert kept.run([sys.executable, "-c", ""]) == ExitStatus.CAN_PASS
     err = capfd.readouterr().err
     assert "No space left on device" in err
     assert "to begin it again: fleet harvest x" in err
+    ended, over = noted(run)
+    assert (ended["event"], ended["job"], ended["status"]) == ("ended", "17", ExitStatus.CAN_PASS)
+    assert "No space left on device" in ended["why"]
+    assert (over["event"], over["again"]) == ("over", "fleet harvest x")
