@@ -135,5 +135,5 @@ TrackItem = Annotated[
     WithJsonSchema({"anyOf": [
         {"enum": list(_TRACKERS)},
         {"type": "object", "minProperties": 1, "additionalProperties": False,
-         "properties": {name: {"anyOf": [{"type": "string"}, {"type": "null"}]} for name in _TRACKERS}}]})]
+         "patternProperties": {f"^({'|'.join(_TRACKERS)})$": {"anyOf": [{"type": "string"}, {"type": "null"}]}}}]})]
 TransformItem = Annotated[str | dict[str, Any], _checked(parse_transform), WithJsonSchema(item_schema())]
