@@ -137,9 +137,10 @@ def known_rates(spec: Spec, keys: Mapping[str, str], known: Mapping[str, Mapping
     models = []
     for network in spec.networks:
         measured = known.get(keys[network.name], {})
-        if 1 not in measured:
+        if not measured:
             return None
-        models.append(Network(network.name, up_to_gap(measured), min_gpus=network.min_gpus, max_gpus=network.max_gpus))
+        rates = up_to_gap(measured, least=min(measured))  # a group is never smaller than its network allows
+        models.append(Network(network.name, rates, min_gpus=network.min_gpus, max_gpus=network.max_gpus))
     return RateTable(1, gpus_per_node, tuple(models))
 
 
