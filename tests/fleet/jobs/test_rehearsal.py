@@ -77,7 +77,8 @@ def test_measured_rates_are_taken_up_to_the_first_gap_and_only_if_they_are_all_t
     known = {"k": {1: 10.0, 2: 19.0, 4: 36.0}, "other": {1: 50.0}}
     found = known_rates(spec, {"deep": "k", "flat": "other"}, known, 4)
     assert [(network.rates, network.max_gpus) for network in found.models] == [((10.0, 19.0), None), ((50.0,), 2)]
-    assert known_rates(spec, {"deep": "k", "flat": "pair"}, known | {"pair": {2: 30.0}}, 4).models[1].rates == (15.0, 30.0)
+    found = known_rates(spec, {"deep": "k", "flat": "pair"}, known | {"pair": {2: 30.0}}, 4)
+    assert found.models[1].rates == (15.0, 30.0)
     assert known_rates(spec, {"deep": "k", "flat": "unknown"}, known, 4) is None
 
 
