@@ -13,7 +13,7 @@ import re
 import socket
 import sys
 from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -28,7 +28,7 @@ from fleet.storage.lease import Lease
 from fleet.units import format_duration
 from launch.binding import BINDING_REMEDY, binding_problem, cores_per_node, my_cores, ranks_per_core
 from launch.devices import gpus_per_node, visible_gpus
-from launch.environment import is_first, local_rank
+from launch.environment import is_first, launched_ranks, local_rank
 from launch.leftovers import remove_leftovers, take_own_folder
 from launch.memory import free_shared_memory
 from launch.systems import this_job
@@ -108,6 +108,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     logging.getLogger("fleet").addHandler(logging.NullHandler())  # until this rank's file is known
     world = start_mpi()
+    if world.size == 1 and (launched_ranks(os.environ) or 1) > 1 and "OMPI_COMM_WORLD_SIZE" in os.environ:
+        return _alone()
     if not local_rank(os.environ):
         remove_leftovers()
     take_own_folder()
@@ -128,6 +130,19 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BaseException as error:
         logging.getLogger("fleet").critical("rank %d failed", world.rank, exc_info=True)
         world.abort(error)
+
+
+def _alone() -> int:
+    """End a process that Open MPI's mpirun has started as one of several ranks, and that finds no other.
+
+    Its mpirun has died meanwhile, or is of another MPI: each rank would take itself for a run of its own.
+    """
+    if is_first(os.environ):
+        with suppress(OSError):  # what was shown on may have gone with the launcher
+            print(f"fleet: this is one of {launched_ranks(os.environ)} ranks, and MPI knows of no other: their mpirun "
+                  "was ended while they began, or is of another MPI than mpi4py (fleet doctor tells)", file=sys.stderr,
+                  flush=True)
+    return int(ExitStatus.INFRASTRUCTURE)
 
 
 def _status_of(error: FleetError) -> ExitStatus:

@@ -4,6 +4,8 @@ import json
 import os
 import re
 import signal
+import subprocess
+import sys
 import time
 from pathlib import Path
 
@@ -191,6 +193,17 @@ def test_rates_without_one_of_the_networks_are_refused(launch, tmp_path):
     run = launch(2, spec(tmp_path, [GOOD], schedule={"rates": str(tmp_path / "rates.json")}))
     assert run.status == 2
     assert "has no rates of good" in run.output
+
+
+def test_a_rank_whose_launcher_has_gone_before_it_begins_is_no_run_of_its_own(tmp_path):
+    path = tmp_path / "spec.json"
+    path.write_text(json.dumps({**spec(tmp_path, [GOOD]), "output": str(tmp_path / "run")}))
+    environment = {**os.environ, "OMPI_COMM_WORLD_SIZE": "3", "OMPI_COMM_WORLD_RANK": "0"}  # as mpirun tells a rank
+    ended = subprocess.run([sys.executable, "-m", "fleet.run", str(path)], cwd=ROOT, env=environment, text=True,
+                           capture_output=True, timeout=120)
+    assert ended.returncode == 1
+    assert "one of 3 ranks, and MPI knows of no other" in ended.stderr
+    assert not (tmp_path / "run").exists()
 
 
 def test_what_a_launch_leaves_whose_launcher_is_killed_goes_with_the_next(launch, tmp_path):
