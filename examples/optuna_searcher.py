@@ -9,6 +9,8 @@
           options: {sampler: tpe, n_startup_trials: 5, pruner: median, pruner_options: {n_warmup_steps: 2}}
 
 `pruner_options` go to the pruner, all options of another name to the sampler: those that Optuna gives each of them.
+With several `objectives` the samplers nsgaii and tpe look for their Pareto front. Optuna prunes by none of them then;
+the rules of FLEET prune by the first.
 """
 
 import math
@@ -20,7 +22,7 @@ from optuna.trial import TrialState
 optuna.logging.set_verbosity(optuna.logging.WARNING)
 
 SAMPLERS = {"tpe": optuna.samplers.TPESampler, "random": optuna.samplers.RandomSampler,
-            "cmaes": optuna.samplers.CmaEsSampler}
+            "cmaes": optuna.samplers.CmaEsSampler, "nsgaii": optuna.samplers.NSGAIISampler}
 PRUNERS = {"none": optuna.pruners.NopPruner, "median": optuna.pruners.MedianPruner,
            "asha": optuna.pruners.SuccessiveHalvingPruner, "hyperband": optuna.pruners.HyperbandPruner}
 
@@ -37,7 +39,8 @@ class Searcher:
 
     def __init__(self, space, seed, mode, sampler="tpe", pruner="none", pruner_options=None, **options):
         self.space = {name: distribution(values) for name, values in space.items()}
-        self.study = optuna.create_study(study_name="fleet", direction=mode,
+        self.has_several = isinstance(mode, tuple)
+        self.study = optuna.create_study(study_name="fleet", directions=mode if self.has_several else [mode],
                                          pruner=PRUNERS[pruner](**pruner_options or {}),
                                          sampler=SAMPLERS[sampler](seed=seed, **options))
         self.trials, self.asked = {}, []
@@ -52,13 +55,21 @@ class Searcher:
             self.study.tell(trial, state=TrialState.FAIL)
         return None
 
+    def known(self, number, values):
+        """A network of an earlier run, or of another searcher of this one."""
+        self.study.enqueue_trial(values)
+        self.trials[number] = self.study.ask(self.space)
+        self.asked.append(self.trials[number].params)
+
     def report(self, number, epoch, value):
         if math.isnan(value):
             return "stop"
+        if self.has_several:
+            return "go_on"
         self.trials[number].report(value, epoch)
         return "stop" if self.trials[number].should_prune() else "go_on"
 
     def tell(self, number, outcome, value):
-        done = outcome == "finished" and value is not None
+        done = outcome == "finished" and value is not None and (not self.has_several or not any(map(math.isnan, value)))
         state = TrialState.COMPLETE if done else TrialState.PRUNED if outcome == "pruned" else TrialState.FAIL
         self.study.tell(self.trials.pop(number), value if done else None, state=state)

@@ -22,6 +22,8 @@ from fleet.prediction.ensembles import EnsembleResult, read_ensembles
 from fleet.predictor import Predictor
 from fleet.run import parse_arguments
 from fleet.running import Report, Running
+from fleet.runtime.earlier import read_known as read_earlier
+from fleet.search.calls import Know
 from fleet.spec import (
     Batch,
     Checkpoint,
@@ -39,6 +41,7 @@ from fleet.spec import (
     load,
     parse,
 )
+from fleet.spec.space import space_of
 from fleet.storage.event_log import first_line, launch_status, log_mark
 from fleet.storage.files import replacing
 from fleet.storage.paths import RunPaths
@@ -49,7 +52,7 @@ from launch.notices import PATIENCE_S, run_quietly, start
 __all__ = ["Batch", "Checkpoint", "Converge", "Data", "Document", "EnsembleResult", "ExitStatus", "FleetError",
            "ModelEntry", "NetworkEpoch", "NetworkResult", "Optimizer", "Predictor", "Profile", "Report", "Resources",
            "Running", "Schedule", "Spec", "SpecError", "Status", "Train", "UserError", "dump", "launch", "load",
-           "mpirun", "parse", "read_ensembles", "read_history", "read_results", "run", "write_spec"]
+           "mpirun", "parse", "read_ensembles", "read_history", "read_known", "read_results", "run", "write_spec"]
 
 
 def write_spec(spec: Document | Mapping[str, Any], path: str | Path) -> Spec:
@@ -69,6 +72,26 @@ def write_spec(spec: Document | Mapping[str, Any], path: str | Path) -> Spec:
     with replacing(Path(path)) as file:
         file.write(dump(resolved.document))
     return resolved
+
+
+def read_known(run: str | Path, space: Mapping[str, Any], monitor: str = "val_accuracy", mode: str = "maximize"
+               ) -> list[Know]:
+    """What a run found, for a search of one's own: `search: {from: [RUN]}` tells a searcher the same.
+
+    Args:
+        run: the run's folder.
+        space: name -> list of choices, or a mapping of the attributes of a range.
+        monitor: the loss, accuracy or metric that counts.
+        mode: whether high or low values of it are good: ``maximize`` or ``minimize``.
+
+    Returns:
+        The networks that are over and whose values fit the space: ``name``, ``values``, ``curve`` (the monitored value
+        of each epoch), ``outcome`` and the best ``value``.
+
+    Raises:
+        UserError: there is no run, or the space is malformed.
+    """
+    return read_earlier(run, space_of(space), ((monitor, mode),))[0]
 
 
 def mpirun(ranks: int, survive: bool = False) -> list[str]:

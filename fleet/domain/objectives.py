@@ -3,9 +3,26 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
+
+from fleet.domain.network import EpochRecord
+from fleet.spec.search import OF_NETWORKS
+
+
+def come_to(names: Sequence[str], best: EpochRecord | None, known: Mapping[str, float | None]) -> tuple[float, ...]:
+    """What a network has come to in each objective; NaN where that is not known.
+
+    Args:
+        names: of the objectives.
+        best: its best epoch, by the first one.
+        known: what is known of it beside its epochs, by the names of :data:`fleet.spec.search.OF_NETWORKS`.
+    """
+    def value(name: str) -> float | None:
+        return known.get(name) if name in OF_NETWORKS else None if best is None else best.value(name)
+
+    return tuple(math.nan if (found := value(name)) is None else float(found) for name in names)
 
 
 def front(values: Sequence[Sequence[float]], modes: Sequence[str]) -> list[int]:

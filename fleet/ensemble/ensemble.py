@@ -54,7 +54,7 @@ class Ensemble:
         self._outbox, self._groups, self._networks = launch.outbox, launch.groups, launch.networks
         self._production, self._startup, self._buildings = launch.production, launch.startup, launch.buildings
         self._rates, self._complaints = make_rates(speeds, launch), Complaints(setup, launch.outbox)
-        self._searching, self._leaving = Searching(mind, begun, launch), Leaving(launch)
+        self._searching, self._leaving = Searching(mind, begun, launch, self._rates), Leaving(launch)
         self._ending = Ending(launch, self._rates, self._searching)
         self._placement = Placement(launch, self._rates, self._searching, self._leaving, self._ending, ask)
         self._history, self._wakes_s = History(), float("-inf")

@@ -102,6 +102,7 @@ class Rates:
         self._planned_by = self._curve
         # What is known beforehand is noted, too.
         self._noted_curve: tuple[float, ...] = (1.0,) if self._sharing is None else self._sharing.expected
+        self._are_said = is_file or setup.spec.policy.needs_rates  # else those that are given only take their place
         self._late: list[Admitted] = []  # those that came before there were any rates
 
     @property
@@ -140,6 +141,12 @@ class Rates:
     def may_grow(self) -> bool:
         """Whether a group has shown its rate on all the devices that it was allowed, and may have more now."""
         return len(self._curve) > len(self._planned_by)
+
+    def alone(self, name: str) -> float | None:
+        """Samples/s of a network on one GPU, as they are known; None where nobody has said or seen them."""
+        table = self.table
+        is_known = table is not None and name in table.by_name and name not in self.guessed and self._are_said
+        return rate_of(table.by_name[name], 1) if table is not None and is_known else None
 
     def add(self, admitted: Admitted) -> None:
         """A network has come: it has its own rates, those of one of equal speed, or those in the middle of all."""

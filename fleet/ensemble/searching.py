@@ -15,6 +15,7 @@ from fleet.domain.events import ReplayDiffered
 from fleet.domain.network import EpochRecord
 from fleet.ensemble.effects import Admitted, Consulted, ConsultFailed, Ruled
 from fleet.ensemble.launch import Launch
+from fleet.ensemble.rates import Rates
 from fleet.search.mind import Add, Consult, Decision, Mind, Note, Ruling
 from fleet.search.searcher import End, Verdict
 from scheduler.ensemble.crowd import Values
@@ -31,8 +32,9 @@ class Searching:
         idle_since_s: when nothing was left to train any more; None while something is.
     """
 
-    def __init__(self, mind: Mind, begun: Iterable[Decision], launch: Launch) -> None:
+    def __init__(self, mind: Mind, begun: Iterable[Decision], launch: Launch, rates: Rates) -> None:
         self.mind, self._launch, self._networks = mind, launch, launch.networks
+        mind.rate_of = rates.alone
         self._open_for = launch.setup.spec.document.open_for
         self.idle_since_s: float | None = None
         mind.is_open = self._open_for is not None

@@ -16,6 +16,7 @@ from fleet.domain.events import (
     ChangesAccepted,
     Commanded,
     DataChanged,
+    EarlierRead,
     EpochEnded,
     Estimated,
     Event,
@@ -41,6 +42,7 @@ from fleet.domain.events import (
     RatesRemembered,
     ReplayDiffered,
     RoundStarted,
+    SearcherBegan,
     SearchFailed,
     SharingLearned,
     Started,
@@ -246,6 +248,10 @@ def _describe_trouble(event: Event, device: str) -> str:
         case TrackerFailed():
             return (f"WARNING: track: {event.tracker} is not written, and the run goes on without it: {event.reason}; "
                     "fleet export writes the same later")
+        case SearcherBegan(changed=changed) if changed:
+            return f"the search of {event.entry} goes on with other settings: {changed}"
+        case EarlierRead():
+            return event.words
         case ReplayDiffered():
             return f"WARNING: {event.entry}: {event.difference}; what was logged holds"
         case RankLost():
@@ -330,9 +336,9 @@ def told_of_sharing(speedups: Sequence[float], device: str = "GPU") -> str:
 
 # What stays on the screen above the live table.
 _STAYING = (Started, RatesRemembered, RateOff, Profiled, CacheChosen, StreamStarted, NetworkAdded, NetworkJudged,
-            SearchFailed, ReplayDiffered, NetworkFinished, NetworkTested, NetworkFailed, TooLate, NetworkRetried,
-            SharingLearned, SupplyFound, NetworkFellBack, DataChanged, ChangesAccepted, BestLost, NetworkWarned,
-            RankLost, NodesLeft, GroupStruck, Interrupted, BadSample)
+            SearchFailed, ReplayDiffered, SearcherBegan, EarlierRead, NetworkFinished, NetworkTested, NetworkFailed,
+            TooLate, NetworkRetried, SharingLearned, SupplyFound, NetworkFellBack, DataChanged, ChangesAccepted,
+            BestLost, NetworkWarned, RankLost, NodesLeft, GroupStruck, Interrupted, BadSample)
 
 
 class _Pace(NamedTuple):

@@ -11,6 +11,7 @@ from dataclasses import replace
 from fleet.comm.base import World
 from fleet.domain.events import (
     Commanded,
+    EarlierRead,
     Event,
     NetworkFellBack,
     NetworkRetried,
@@ -21,6 +22,8 @@ from fleet.domain.events import (
     RatesEstimated,
     RatesRemembered,
     RememberedRate,
+    Searched,
+    SearcherBegan,
     SharingLearned,
 )
 from fleet.domain.run import RunState
@@ -39,6 +42,7 @@ from fleet.prediction.ensembles import EnsembleResult, fed_alike, judge_ensemble
 from fleet.runtime.admission import Admission
 from fleet.runtime.ahead import busy
 from fleet.runtime.coordinator import Coordinator, Files, Observer, Past, Search
+from fleet.runtime.earlier import earlier_of
 from fleet.runtime.harvest import Harvest
 from fleet.runtime.interrupt import Interruption
 from fleet.runtime.known_rates import Profile
@@ -49,7 +53,10 @@ from fleet.runtime.outside.tracking import Tracking
 from fleet.runtime.replay import compare
 from fleet.runtime.searchers import Searchers, calls_of, make_searchers
 from fleet.runtime.start import Laps
-from fleet.search.mind import make_mind
+from fleet.search.calls import Know
+from fleet.search.changing import beginning
+from fleet.search.mind import entries_of, make_mind
+from fleet.search.searcher import Knowing
 from fleet.spec import NetworkSpec
 from fleet.storage.event_log import EventLog, RunTail, logged_epochs, read_events, read_run
 from fleet.storage.files import STDOUT, SharedPacing, storing
@@ -110,6 +117,10 @@ class CoordinatorSide:
         run = RunState(spec) if launch.request.beside_others else state_of(read_run(paths), spec)
         self._view = make_view(run, launch.request.plain)
         self._log = tuple(logged.event for logged in read_events(paths.events)) if paths.events.exists() else ()
+        for event in self._log:
+            if isinstance(event, Searched) and event.call == "tell" and isinstance(event.value, tuple) and (
+                    event.network in self.results.networks):
+                self.results.told(event.network, event.value)
         self._book = RateBook(cache_path(), launch.request.remeasure)
         self._left = [network for network in spec.networks
                       if self.results.standing(network.name).outcome is None]  # when the launch begins
@@ -180,16 +191,26 @@ class CoordinatorSide:
     def _search(self, learns: bool) -> Search:
         """What asks for networks and prunes them."""
         launch = self._launch
-        searchers = make_searchers(launch.ends)
+        searchers, earlier = make_searchers(launch.ends, self._log), dict[str, list[Know]]()
+        begins = list[SearcherBegan | EarlierRead]()
+        for entry in entries_of(launch.ends).values():
+            knows, earlier[entry.name] = isinstance(searchers[entry.name], Knowing), []
+            if (began := beginning(entry, self._log, knows)) is not None:
+                begins.append(began)
+            for run in entry.settings.earlier:
+                found, read = earlier_of(entry, run, [*self._log, *begins], knows)
+                earlier[entry.name] += found
+                begins += [] if read is None else [read]
         mind = make_mind(launch.spec, launch.ends, searchers, len(launch.roles.trainers),
-                         judges=not launch.replayed)
+                         judges=not launch.replayed, parameters=self.results.parameters, earlier=earlier)
         admission = Admission(launch, self.results, self._keys, self._known, learns)
         clerk = None if launch.replayed or launch.request.beside_others else Clerk(
             Mailbox(launch.paths.mailbox), self.results, admission,
             (event for event in self._log if isinstance(event, Commanded)))
         patience_s = {entry.stem: entry.search.answer_within
                       for entry in launch.ends.searches.values() if entry.search is not None}
-        return Search(mind, Searchers(searchers, calls_of(self._log), patience_s), admission, self._log, clerk)
+        return Search(mind, Searchers(searchers, calls_of([*self._log, *begins]), patience_s), admission, self._log,
+                      clerk, tuple(begins))
 
     def _make_survey(self) -> Survey:
         """The measurements that networks which are not done need, beside those that are known."""

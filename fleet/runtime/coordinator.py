@@ -71,6 +71,7 @@ class Search:
         admission: None where no network can come.
         log: of earlier launches.
         clerk: takes up what others want of the launch; None where nobody may want anything.
+        begins: what is to be logged of searchers before they are called.
     """
 
     mind: Mind
@@ -78,6 +79,7 @@ class Search:
     admission: Admission | None = None
     log: tuple[events.Event, ...] = ()
     clerk: Clerk | None = None
+    begins: tuple[events.SearcherBegan | events.EarlierRead, ...] = ()
 
     @classmethod
     def without(cls, spec: Spec) -> Search:
@@ -148,7 +150,9 @@ class Coordinator:
         self._search, self._checked_s = search or Search.without(setup.spec), 0.0
         standings = self._results.standings
         begun = self._search.mind.restore(
-            [*self._search.log, *(events.EpochEnded(network, record) for network, record in past.unlogged)], standings)
+            [*self._search.log, *(events.EpochEnded(network, record) for network, record in past.unlogged),
+             *(began for began in self._search.begins if isinstance(began, events.SearcherBegan) and began.is_another)],
+            standings)
         self._ensemble = Ensemble(setup, standings, speeds, self._ask, self._search.mind, begun)
         self._queue: deque[e.Heard] = deque()  # what was heard, and the ensemble has not
         self._lost: frozenset[int] = frozenset()  # the deaths that the ensemble has heard of
@@ -188,7 +192,7 @@ class Coordinator:
             self._note(known)
         for network, record in past.unlogged:
             self._note(events.EpochEnded(network, record))
-        for change in past.changes:
+        for change in (*past.changes, *self._search.begins):
             self._note(change)
 
     def step(self) -> bool:
@@ -330,6 +334,8 @@ class Coordinator:
         log.info("%s", event)
         if isinstance(event, events.BadSample):
             self._results.add_bad(event.name, event.reason)
+        if isinstance(event, events.Searched) and event.call == "tell" and isinstance(event.value, tuple):
+            self._results.told(event.network, event.value)
         for observer in self._observers:
             observer.on_event(event)
         if isinstance(event, events.EpochEnded | events.GroupStarted):

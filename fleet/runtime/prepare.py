@@ -162,7 +162,9 @@ def _settled(asked: _Asked, opened: Inputs, cache: CacheChoice, epoch_samples: i
     ends = told_when_to_end(ends)
     for some in (spec, ends, drawn):
         check_networks(some, sample, opened.data, epoch_samples, asked.roles.cluster.whole_gpus)
-    make_searchers(ends)  # says what is wrong with one before anything is written
+    left = asked.left
+    log = [] if left is None or not left.events.exists() else [logged.event for logged in read_events(left.events)]
+    make_searchers(ends, log)  # says what is wrong with one before anything is written
     check_quota(spec, sample)
     return spec, ends, whole
 

@@ -15,13 +15,14 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TypeAlias
 
-from fleet.domain.events import Event, Searched
+from fleet.domain.events import Event, Searched, SearcherBegan
 from fleet.ensemble.effects import Consulted, ConsultFailed
 from fleet.errors import SpecError, UserError
+from fleet.runtime.earlier import earlier_of
 from fleet.search.calls import Call, make, replay
 from fleet.search.mind import Entry, entries_of
 from fleet.search.pruning import make_judge
-from fleet.search.searcher import Searcher, make_searcher
+from fleet.search.searcher import Knowing, Searcher, make_searcher
 from fleet.spec import Spec
 from fleet.spec.model import one_line
 from fleet.units import format_duration
@@ -32,14 +33,16 @@ _PATIENCE_S = 60.0  # for one call, where nobody has said how long
 Answer: TypeAlias = Consulted | ConsultFailed
 
 
-def make_searchers(ends: Spec) -> dict[str, Searcher]:
+def make_searchers(ends: Spec, log: Sequence[Event] = ()) -> dict[str, Searcher]:
     """The searchers of a spec, by the names of their entries.
 
     Args:
         ends: the spec, with the networks that stand for those of its searches.
+        log: of earlier launches.
 
     Raises:
-        SpecError: one cannot be made, or the rule of pruning; the message says which, and why.
+        SpecError: one cannot be made, or the rule of pruning; or an earlier run cannot be read. The message says which,
+            and why.
     """
     searchers = {}
     with _said_at(ends, ("prune", "rule")):
@@ -47,6 +50,9 @@ def make_searchers(ends: Spec) -> dict[str, Searcher]:
     for index, entry in entries_of(ends).items():
         with _said_at(ends, ("models", index, "search", "ask")):
             searchers[entry.name] = _made(entry)
+        for place, run in enumerate(entry.settings.earlier):
+            with _said_at(ends, ("models", index, "search", "from", place)):
+                earlier_of(entry, run, log, isinstance(searchers[entry.name], Knowing))
     return searchers
 
 
@@ -71,7 +77,7 @@ def _made(entry: Entry) -> Searcher:
 
     def work() -> None:
         try:
-            made.put(make_searcher(search.ask, entry.space, search.seed, entry.mode, search.options))
+            made.put(make_searcher(search.ask, entry.space, search.seed, entry.modes, search.options))
         except BaseException as error:
             made.put(error)
 
@@ -87,11 +93,13 @@ def _made(entry: Entry) -> Searcher:
 
 
 def calls_of(log: Iterable[Event]) -> dict[str, Sequence[Searched]]:
-    """The calls of earlier launches, by entry."""
+    """The calls of earlier launches that a searcher hears again, by entry."""
     calls: dict[str, list[Searched]] = defaultdict(list)
     for event in log:
         if isinstance(event, Searched):
             calls[event.entry].append(event)
+        elif isinstance(event, SearcherBegan) and event.is_another:
+            calls[event.entry] = []  # those were another's
     return dict(calls)
 
 

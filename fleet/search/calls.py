@@ -15,7 +15,7 @@ import numpy as np
 
 from fleet.domain.events import Searched
 from fleet.errors import UserError
-from fleet.search.searcher import Resuming, Searcher, Verdict
+from fleet.search.searcher import Knowing, Resuming, Searcher, Verdict
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,29 @@ class Resume:
     """Name a paused network that may go on."""
 
 
-Call: TypeAlias = Ask | Report | Tell | Resume
+@dataclass(frozen=True)
+class Know:
+    """Take note of a network that this searcher has not asked for.
+
+    Attributes:
+        number: of a network of this run, whom another searcher has asked for; below 0 of one of an earlier run.
+        values: of the keys of the space.
+        curve: the monitored value of each of its epochs.
+        outcome, value: how it ended, as in :class:`Tell`; nothing where that is yet to be told.
+        name: of the network.
+        source: the earlier run.
+    """
+
+    number: int
+    values: Mapping[str, Any]
+    curve: tuple[float, ...]
+    outcome: str = ""
+    value: float | tuple[float, ...] | None = None
+    name: str = ""
+    source: str = ""
+
+
+Call: TypeAlias = Ask | Report | Tell | Resume | Know
 
 
 class Nonsense(UserError):
@@ -73,8 +95,21 @@ def make(searcher: Searcher, call: Call) -> Any:
         case Tell(number, outcome, value):
             searcher.tell(number, outcome, value)
             return None
+        case Know():
+            if isinstance(searcher, Knowing):
+                _tell_all(searcher, call)
+            return None
         case Resume():
             return _number(searcher.resume() if isinstance(searcher, Resuming) else None)
+
+
+def _tell_all(searcher: Any, known: Know) -> None:
+    """Tell of a network that a searcher has not asked for; what it answers to reports has no meaning then."""
+    searcher.known(known.number, dict(known.values))
+    for epoch, value in enumerate(known.curve, 1):
+        searcher.report(known.number, epoch, value)
+    if known.outcome:
+        searcher.tell(known.number, known.outcome, known.value)
 
 
 def _values(answer: Any) -> dict[str, Any] | None:
@@ -144,6 +179,9 @@ def as_event(entry: str, call: Call, answer: Any, network: str, wrong: str = "")
             return Searched(entry, "report", number, epoch, value, answer=answer, network=network)
         case Tell(number, outcome, value):
             return Searched(entry, "tell", number, value=value, outcome=outcome, network=network)
+        case Know(number, values, curve, outcome, value, name, source):
+            return Searched(entry, "know", number, value=value, outcome=outcome, answer=dict(values), network=name,
+                            curve=curve, source=source)
         case Resume():
             return Searched(entry, "resume", answer=answer, network=network)
 
@@ -164,6 +202,9 @@ def as_call(event: Searched) -> Call:
             return Tell(number, event.outcome, event.value)
         case "resume":
             return Resume()
+        case "know" if event.number is not None and isinstance(event.answer, Mapping):
+            return Know(event.number, event.answer, event.curve, event.outcome, event.value, event.network,
+                        event.source)
     raise UserError(f"{event} is no call of a searcher")
 
 
@@ -193,6 +234,6 @@ def replay(searcher: Searcher, logged: Iterable[Searched], begin: Callable[[Call
     for event in logged:
         begin(call := as_call(event))
         answer = make(searcher, call)
-        if first is None and not isinstance(call, Tell) and answer != event.answer:
+        if first is None and not isinstance(call, Tell | Know) and answer != event.answer:
             first = Difference(call, event.answer, answer)
     return first

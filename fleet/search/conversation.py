@@ -9,12 +9,12 @@ from __future__ import annotations
 
 import math
 from collections import deque
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
 
 from fleet.errors import UserError
-from fleet.search.calls import Ask, Call, Nonsense, Report, Resume, Tell
+from fleet.search.calls import Ask, Call, Know, Nonsense, Report, Resume, Tell
 from fleet.search.searcher import End, Verdict
 from fleet.spec.space import Member, Space, member_of
 
@@ -72,10 +72,12 @@ class Conversation:
         self._asked: dict[int, Asked] = {}
         self._seen: dict[str, int] = {}  # the values of networks without a parent -> the first of them
         self._verdicts: dict[tuple[int, int], Verdict] = {}  # by number and epoch
-        self._told: set[int] = set()
+        self._told: dict[int, Tell] = {}
+        self._heard: dict[int, int] = {}  # number -> the epochs of which the searcher hears otherwise, or never
+        self._earlier: dict[str, Know] = {}  # of earlier runs, by run and name
         self._paused: set[int] = set()  # by the searcher
         self._ended: set[int] = set()  # those of them that are over, such as those that were done when it paused them
-        self._to_say: deque[Report | Tell] = deque()
+        self._to_say: deque[Report | Tell | Know] = deque()
         self._wrong = 0  # answers to ask, one after another
         self._is_dry = False  # whether None was the answer to the last question, and nothing was said since
         self._has_tried = False  # whether it was asked which to resume, and nothing was said since
@@ -117,7 +119,8 @@ class Conversation:
         """Say that an epoch has ended, unless that was said; infinite values are no numbers either."""
         call = Report(number, epoch, value if math.isfinite(value) else math.nan)
         waits = any(isinstance(said, Report) and (said.number, said.epoch) == (number, epoch) for said in self._to_say)
-        if not self.failure and not waits and (number, epoch) not in self._verdicts and number not in self._told:
+        is_known = (number, epoch) in self._verdicts or number in self._told or epoch <= self._heard.get(number, 0)
+        if not self.failure and not waits and not is_known:
             self._to_say.append(call)
 
     def tell(self, number: int, end: End, value: float | None) -> None:
@@ -125,6 +128,40 @@ class Conversation:
         waits = any(isinstance(said, Tell) and said.number == number for said in self._to_say)
         if not self.failure and not waits and number not in self._told:
             self._to_say.append(Tell(number, end.value, value if value is not None and math.isfinite(value) else None))
+
+    def know(self, earlier: Iterable[Know]) -> None:
+        """Say what earlier runs found, as far as that was not said."""
+        for one in earlier:
+            if (key := f"{one.source}/{one.name}") not in self._earlier:
+                self._earlier[key] = replace(one, number=-1 - len(self._earlier))
+                self._to_say.append(self._earlier[key])
+
+    def change(self, space: Space, knows: bool, curves: Mapping[int, Sequence[float]], names: Mapping[int, str]
+               ) -> None:
+        """Another searcher takes over: it is told of all networks that fit its space, and judges what comes.
+
+        Args:
+            space: from which it chooses.
+            knows: whether it can be told of networks that it has not asked for.
+            curves: number -> the monitored values of the epochs of a network that was asked for.
+            names: number -> its name.
+        """
+        self._to_say.clear()
+        self._paused.clear()
+        self._heard_more()
+        self._wrong = 0
+        for key, one in self._earlier.items():
+            if knows and (member := _fitting(space, one.values)) is not None:
+                self._earlier[key] = replace(one, values=member)
+                self._to_say.append(self._earlier[key])
+        for number, asked in self._asked.items():
+            member, told = _fitting(space, asked.values), self._told.get(number, Tell(number, "", None))
+            if asked.wrong or member is None or not knows:
+                self._told[number] = told  # it is none of its networks
+                continue
+            self._heard[number] = len(curves.get(number, ()))
+            self._to_say.append(Know(number, member, tuple(curves.get(number, ())), told.outcome, told.value,
+                                     names.get(number, "")))
 
     def next(self, wants_network: bool) -> Call | None:
         """The call to make now; None where there is nothing to say.
@@ -142,7 +179,7 @@ class Conversation:
 
     def awaits(self, number: int) -> bool:
         """Whether something is still to be said about a network."""
-        return any(call.number == number for call in self._to_say)
+        return any(call.number == number and not isinstance(call, Know) for call in self._to_say)
 
     def fail(self, reason: str) -> None:
         """The searcher is not called again."""
@@ -174,9 +211,14 @@ class Conversation:
                 if verdict is Verdict.PAUSE:
                     self._paused.add(number)
                 return Judged(number, epoch, verdict)
+            case Know():
+                self._heard_more()
+                if call.source:
+                    self._earlier[f"{call.source}/{call.name}"] = call
+                return None
             case Tell(number, _, _):
                 self._heard_more()
-                self._told.add(number)
+                self._told[number] = call
                 if number in self._paused:
                     self._paused.remove(number)
                     self._ended.add(number)
@@ -238,14 +280,22 @@ class Conversation:
         return parent not in self._asked or bool(self._asked[parent].wrong)
 
 
+def _fitting(space: Space, values: Mapping[str, Any]) -> Member | None:
+    """The member of a space that has these values, if there is one."""
+    try:
+        return member_of(space, values)
+    except UserError:
+        return None
+
+
 def _text(member: Member) -> str:
     return repr(sorted(member.items()))
 
 
 def _same(one: Call, other: Call) -> bool:
     """Whether two calls are one, also where their value is NaN, or a log says that a network has ended otherwise."""
-    if isinstance(one, Tell) and isinstance(other, Tell):
-        return one.number == other.number
+    if isinstance(one, Tell | Know) and type(one) is type(other):
+        return one.number == other.number  # type: ignore[union-attr]
     if isinstance(one, Report) and isinstance(other, Report):
         return (one.number, one.epoch) == (other.number, other.epoch)
     return one == other

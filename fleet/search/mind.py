@@ -8,22 +8,31 @@ is given the log of earlier launches is as far as theirs was.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
-from fleet.domain.events import EpochEnded, Event, NetworkFinished, NetworkJudged, Searched, SearchFailed
+from fleet.domain.events import (
+    EpochEnded,
+    Event,
+    NetworkFinished,
+    NetworkJudged,
+    Searched,
+    SearcherBegan,
+    SearchFailed,
+)
 from fleet.domain.events.search import USER
-from fleet.domain.network import EpochRecord, Standing
+from fleet.domain.network import EpochRecord, Standing, judged_loss
+from fleet.domain.objectives import come_to
 from fleet.domain.outlook import Coming, Outlook
-from fleet.search.calls import Call, Nonsense, Resume, as_call, as_event
+from fleet.search.calls import Call, Know, Nonsense, Resume, Tell, as_call, as_event
 from fleet.search.conversation import Asked, Conversation, Judged, Resumed
 from fleet.search.pruning import Judge, make_judge
 from fleet.search.rungs import natural
 from fleet.search.searcher import End, Mode, Resuming, Searcher, Verdict
 from fleet.spec import NetworkSpec, Spec
 from fleet.spec.search import Prune, Search, find_rule
-from fleet.spec.space import Member, Space, size_of
+from fleet.spec.space import Member, Space, size_of, space_of
 
 _SEARCHER, _END = "searcher", "end"
 
@@ -37,6 +46,7 @@ class Entry:
         mode: whether high or low values are good.
         monitor: the loss, accuracy or metric that is judged.
         resumes: whether its searcher can say which paused network goes on.
+        earlier: what earlier runs found of which it is told.
     """
 
     name: str
@@ -45,6 +55,18 @@ class Entry:
     mode: Mode
     monitor: str
     resumes: bool = False
+    earlier: tuple[Know, ...] = ()
+
+    @property
+    def objectives(self) -> tuple[tuple[str, Mode], ...]:
+        """What counts, the monitored quantity first, and whether high or low values of it are good."""
+        others = self.settings.objectives[1:]
+        return ((self.monitor, self.mode), *((one.value, one.sense or "maximize") for one in others))
+
+    @property
+    def modes(self) -> Mode | tuple[Mode, ...]:
+        """What a searcher is made with: whether high or low values are good, of several objectives of each."""
+        return tuple(mode for _, mode in self.objectives) if len(self.objectives) > 1 else self.mode
 
     def network(self, number: int) -> str:
         """The name of one of its networks."""
@@ -123,6 +145,9 @@ class Life:
         entry, number: empty for a network that was in the spec.
         values: the monitored one of each epoch that the rule has heard of.
         best: the best monitored value so far, NaN before there is one.
+        record: of the epoch of that value; of several, the one of least loss.
+        seconds: that it has trained.
+        rate: the most samples/s that an epoch had on each of its GPUs, 0 before there is one.
         verdict: of the rule, on the newest of them.
         acted: the epoch up to which it is known that verdicts have been acted on, where that changed anything.
         is_resumed: whether an earlier launch heard from the searcher that it goes on, and broke off.
@@ -136,6 +161,9 @@ class Life:
     number: int = -1
     values: list[float] = field(default_factory=list)
     best: float = math.nan
+    record: EpochRecord | None = None
+    seconds: float = 0.0
+    rate: float = 0.0
     verdict: Verdict = Verdict.GO_ON
     acted: int = 0
     is_resumed: bool = False
@@ -165,14 +193,18 @@ class Mind:
         monitor: the loss, accuracy or metric that is judged, of them.
         trainers: how many there are.
         obeys: whether what searchers answer to a report is done.
+        parameters: network -> how many weights it has, where that is known; a view.
 
     Attributes:
+        rate_of: gives the samples/s of a network on one GPU, as they are known now; None where they are not.
         is_open: whether networks may come that no searcher has asked for: as long, those that are paused wait.
     """
 
     def __init__(self, entries: Sequence[Entry], networks: Iterable[str], judge: Judge, rule: str, mode: Mode,
-                 monitor: str, trainers: int, obeys: bool = True) -> None:
+                 monitor: str, trainers: int, obeys: bool = True, parameters: Mapping[str, int] | None = None) -> None:
         self.is_open = False
+        self.rate_of: Callable[[str], float | None] = lambda name: None
+        self._parameters = {} if parameters is None else parameters
         self._entries = {entry.name: entry for entry in entries}
         self._talks = {entry.name: Conversation(entry.space, entry.settings.limit, entry.resumes and obeys)
                        for entry in entries}
@@ -289,6 +321,8 @@ class Mind:
             elif judged.verdict == Verdict.GO_ON:
                 went_on.add(judged.network)
         self._decided = [decision for decision in self._decided if isinstance(decision, Add)]
+        for entry, talk in self._talks.items():
+            talk.know(self._entries[entry].earlier)
         for name in sorted(self._lives, key=natural):
             self._take_up(self._lives[name], standings.get(name, Standing()))
         if judged is not None and judged.left:
@@ -304,6 +338,8 @@ class Mind:
                     self._lives[event.network].end = End.FAILED if follows.wrong else None
                 elif isinstance(follows, Resumed):
                     self._lives[self._entries[event.entry].network(follows.number)].is_resumed = True
+            case SearcherBegan(is_another=True) if event.entry in self._talks:
+                self._change(event)
             case EpochEnded() if event.network in self._lives and (
                     self._lives[event.network].end is None or event.network in self._finished):
                 life = self._lives[event.network]
@@ -315,6 +351,15 @@ class Mind:
                 self._recall_judged(self._lives[event.network], Verdict.GO_ON, (), event.epochs)
             case NetworkJudged() if event.network in self._lives:
                 self._recall_judged(self._lives[event.network], Verdict(event.verdict), event.by, event.epochs)
+
+    def _change(self, began: SearcherBegan) -> None:
+        """Another searcher has taken over: what the one before it has paused goes on."""
+        lives = [life for life in self._lives.values() if life.entry == began.entry]
+        for life in lives:
+            life.is_resumed |= _SEARCHER in life.holders
+        self._talks[began.entry].change(space_of(began.settings["space"]), began.knows,
+                                        {life.number: life.values for life in lives},
+                                        {life.number: life.name for life in lives})
 
     def _recall_judged(self, life: Life, verdict: Verdict, by: tuple[str, ...], epochs: int) -> None:
         if by != (USER,):  # that is no answer to what was said of an epoch
@@ -375,9 +420,12 @@ class Mind:
             return False
         monitor, sign = self._watched[life.entry]
         value = record.value(monitor)
-        if not math.isfinite(life.best) or sign * value > sign * life.best:
-            life.best = value
+        is_better = not math.isfinite(life.best) or sign * value > sign * life.best
+        if is_better or (value == life.best and life.record and judged_loss(record) < judged_loss(life.record)):
+            life.best, life.record = value, record
         life.values.append(value)
+        life.seconds += record.seconds
+        life.rate = max(life.rate, record.samples / (record.seconds * record.gpus) if record.seconds else 0.0)
         if life.entry:
             self._epochs[life.entry] += 1
             self._gpu_s[life.entry] += record.gpus * record.seconds
@@ -561,9 +609,20 @@ class Mind:
             for name, talk in self._talks.items():
                 call = talk.next(may_want and self._wants(name, training.get(name, 0)))
                 if call is not None:
+                    if isinstance(call, Tell) and call.value is not None:
+                        call = replace(call, value=self._come_to(self._entries[name], call))
                     self._out = Consult(name, call)
                     self._decided.append(self._out)
                     return
+
+    def _come_to(self, entry: Entry, told: Tell) -> float | tuple[float, ...] | None:
+        """What a searcher is told that a network has come to: of several objectives in each."""
+        names, life = [name for name, _ in entry.objectives], self._lives[entry.network(told.number)]
+        if len(names) == 1:
+            return told.value
+        return come_to(names, life.record, {
+            "parameters": self._parameters.get(life.name), "rate": self.rate_of(life.name) or life.rate or None,
+            "epochs": life.judged, "seconds": life.seconds})
 
     def _settle(self, went_on: Collection[str] | None = None) -> bool:
         """Judge those that wait, if no network can come any more that they wait for; returns whether any did.
@@ -624,7 +683,8 @@ def _sign(mode: Mode) -> int:
     return 1 if mode == "maximize" else -1
 
 
-def make_mind(spec: Spec, ends: Spec, searchers: Mapping[str, Searcher], trainers: int, judges: bool = True) -> Mind:
+def make_mind(spec: Spec, ends: Spec, searchers: Mapping[str, Searcher], trainers: int, judges: bool = True,
+              parameters: Mapping[str, int] | None = None, earlier: Mapping[str, Sequence[Know]] | None = None) -> Mind:
     """The mind of a run.
 
     Args:
@@ -632,13 +692,16 @@ def make_mind(spec: Spec, ends: Spec, searchers: Mapping[str, Searcher], trainer
         ends: with those that stand for the networks of its searches.
         trainers: how many there are.
         judges: whether networks are pruned by the rule of the spec; in a replay none are.
+        parameters: network -> how many weights it has, where that is known; a view.
+        earlier: entry -> what earlier runs found of which its searcher is told.
     """
     prune, everyone = spec.document.prune if judges else Prune(), [*spec.networks, *ends.networks]
-    entries = [replace(entry, resumes=isinstance(searchers[entry.name], Resuming))
+    entries = [replace(entry, resumes=isinstance(searchers[entry.name], Resuming),
+                       earlier=tuple((earlier or {}).get(entry.name, ())))
                for entry in entries_of(ends).values()]
     most_epochs = max((network.train.converge.max_epochs for network in everyone), default=1)
     return Mind(entries, [network.name for network in spec.networks if network.number is None or not entries],
                 make_judge(prune, most_epochs, spec.seed), prune.rule,
                 _mode(everyone[0]) if everyone else "maximize",
                 everyone[0].train.converge.watched if everyone else "val_accuracy", trainers,
-                obeys=find_rule(prune.rule).obeys)
+                obeys=find_rule(prune.rule).obeys, parameters=parameters)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import itertools
+from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from typing import Any, Protocol, runtime_checkable
 
@@ -94,18 +95,43 @@ class Resuming(Protocol):
         """The number of a paused network that may go on, or None."""
 
 
+@runtime_checkable
+class Knowing(Protocol):
+    """A searcher that can be told of networks that it has not asked for."""
+
+    def known(self, number: int, values: Mapping[str, Any]) -> None:
+        """There is a network with these values; of it there are reports, whose answers have no meaning, and a tell.
+
+        Args:
+            number: below 0 of a network of an earlier run. Otherwise it is one of this run, whom another searcher has
+                asked for.
+        """
+
+
 class _Listing:
-    """Goes through members of a space, whatever becomes of them."""
+    """Goes through members of a space, whatever becomes of them, but for those that are known.
 
-    def __init__(self, space: Space) -> None:
-        self._space = space
+    Args:
+        members: in their order.
+    """
 
-    def _member(self, number: int) -> Member | None:
-        raise NotImplementedError
+    def __init__(self, members: Iterator[Member]) -> None:
+        self._members, self._listed, self._known = members, list[Member](), list[Member]()
+        self._first: int | None = None  # the number that was asked for first; others have asked for those before
 
     def ask(self, number: int) -> Member | None:
-        """The member of that number; None beyond the last one."""
-        return self._member(number)
+        """The next member; None beyond the last one. Of a number it is always the same."""
+        self._first = number if self._first is None else self._first
+        while len(self._listed) <= number - self._first:
+            member = next((one for one in self._members if one not in self._known), None)
+            if member is None:
+                return None
+            self._listed.append(member)
+        return self._listed[number - self._first]
+
+    def known(self, number: int, values: Mapping[str, Any]) -> None:
+        """These values need not be tried again."""
+        self._known.append(dict(values))
 
     def report(self, number: int, epoch: int, value: float) -> str:
         """It judges nothing."""
@@ -119,16 +145,7 @@ class RandomSearcher(_Listing):
     """Draws members at random, each once: those that ``count`` draws with the same seed."""
 
     def __init__(self, space: Space, seed: int, mode: Mode) -> None:
-        super().__init__(space)
-        self._drawn: list[Member] = []
-        self._stream = members(space, seed)
-
-    def _member(self, number: int) -> Member | None:
-        while len(self._drawn) <= number:
-            if (drawn := next(self._stream, None)) is None:
-                return None
-            self._drawn.append(drawn)
-        return self._drawn[number]
+        super().__init__(members(space, seed))
 
 
 class GridSearcher(_Listing):
@@ -139,14 +156,12 @@ class GridSearcher(_Listing):
     """
 
     def __init__(self, space: Space, seed: int, mode: Mode) -> None:
-        super().__init__(space)
+        numbers = itertools.count()
+        super().__init__(iter(lambda: numbered(space, next(numbers)), None))
         for name, dimension in space.items():
             if isinstance(dimension, Range) and not dimension.integer:
                 raise UserError(f"grid goes through lists and ranges of integers, and {name} is neither; give a list, "
                                 "or ask: random")
-
-    def _member(self, number: int) -> Member | None:
-        return numbered(self._space, number)
 
 
 SEARCHERS = {"random": RandomSearcher, "grid": GridSearcher}

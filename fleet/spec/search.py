@@ -138,6 +138,9 @@ RULES: Mapping[str, PruningRule] = {rule.name: rule for rule in (
     PruningRule("median", ".pruning:make_median",
                 "those that are worse than the median of the others after as many epochs are pruned",
                 ("least", "others", "order")),
+    PruningRule("learning_curve", ".curves:Curves",
+                "those whose learning curve, continued as a power law, ends below the best network that was trained to "
+                "its end are pruned", ("least", "others")),
     PruningRule("searcher", ".pruning:Unjudged", "only the class of a search judges its networks", compares=False),
     PruningRule("none", ".pruning:Unjudged", "nothing is pruned, whatever the class of a search answers",
                 compares=False, obeys=False),
@@ -172,7 +175,8 @@ class Prune:
         "arrival: networks are judged as they come. rungs: they wait until all have come as far, so that the winners "
         "do not depend on speed. " + _for("order")))
     others: Positive = Field(default=5, description=(
-        "Number of other networks that must have come as far before one is judged. " + _for("others")))
+        "Number of other networks that must have come as far before one is judged; for learning_curve, to their end. "
+        + _for("others")))
 
 
 _KEYS = tuple(field.name for field in dataclass_fields(Prune) if field.name != "rule")

@@ -94,6 +94,16 @@ Grid = dict[str, Choices]
 Member = dict[str, Any]
 
 
+def space_of(content: Mapping[str, Any]) -> Space:
+    """A space of lists of choices, and of ranges as mappings of their attributes.
+
+    Raises:
+        UserError: it is malformed.
+    """
+    space: Space = _validated(Space, content)
+    return space
+
+
 def draw(space: Mapping[str, Any], count: int, seed: int) -> list[Member]:
     """Draw different members of a space at random.
 
@@ -115,7 +125,7 @@ def draw(space: Mapping[str, Any], count: int, seed: int) -> list[Member]:
     >>> sorted((member["width"], member["blocks"]) for member in members)
     [(16, [1, 1]), (16, [2, 2]), (32, [1, 1]), (32, [2, 2])]
     """
-    dimensions = _validated(Space, space)
+    dimensions = space_of(space)
     size = size_of(dimensions)
     if count > size:
         raise UserError(f"the space has {size:.0f} different members, and {count} were asked for; "

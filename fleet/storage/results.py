@@ -111,6 +111,7 @@ class Results:
         bad: sample that could not be read -> why.
         check: raises where this launch may not write any more.
         damaged: finished network -> what is wrong with its newest checkpoint, which nobody needs any more.
+        rates: network -> samples/s on one GPU, where that is an objective of its search.
         test: which test data networks are judged on when they are done; empty if there is none.
 
     Attributes:
@@ -127,6 +128,7 @@ class Results:
     damaged: dict[str, str] = field(default_factory=dict)
     check: Callable[[], None] = lambda: None
     test: str = ""
+    rates: dict[str, float] = field(default_factory=dict)
     pacing: Pacing | SharedPacing = field(default_factory=Pacing)
     _changes: int = 0  # since the table was written
     # Of each network as it was last: what its row comes from, the row, and its line. There may be thousands.
@@ -182,6 +184,16 @@ class Results:
             self.parameters[name] = parameters
             self._changed()
 
+    def told(self, name: str, values: Sequence[float]) -> None:
+        """The searcher of a network was told what it has come to, in each of several objectives."""
+        search = self.spec.document.models[self.networks[name].entry].search
+        objectives = () if search is None else [objective.value for objective in search.objectives]
+        rate = dict(zip(objectives, values, strict=False)).get("rate", math.nan)
+        if not math.isnan(rate):
+            self.rates[name] = rate
+            self._rows.pop(name, None)
+            self._changed()
+
     def _changed(self) -> None:
         self._changes += 1
         self.write_if_due()
@@ -227,7 +239,8 @@ class Results:
             parent=network.parent, parent_epoch=network.parent_epoch,
             metrics={**({} if record is None else {metric: record.value(metric) for metric in record.metrics}),
                      **{f"test_{metric}": nan if value is None else value
-                        for metric, value in tested.metrics.items()}})
+                        for metric, value in tested.metrics.items()},
+                     **({"rate": self.rates[name]} if name in self.rates else {})})
 
     def rows(self) -> list[NetworkResult]:
         """All networks, the best first; those without a value last. Before the folds of a network stands their mean."""

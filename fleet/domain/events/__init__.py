@@ -50,7 +50,15 @@ from fleet.domain.events.rates import (
     SharingLearned,
     SupplyFound,
 )
-from fleet.domain.events.search import NetworkAdded, NetworkJudged, ReplayDiffered, Searched, SearchFailed
+from fleet.domain.events.search import (
+    EarlierRead,
+    NetworkAdded,
+    NetworkJudged,
+    ReplayDiffered,
+    Searched,
+    SearcherBegan,
+    SearchFailed,
+)
 from fleet.domain.events.training import (
     CacheChosen,
     EpochEnded,
@@ -73,6 +81,7 @@ __all__ = [
     "ChangesAccepted",
     "Commanded",
     "DataChanged",
+    "EarlierRead",
     "Ended",
     "EpochEnded",
     "Estimated",
@@ -111,6 +120,7 @@ __all__ = [
     "ScheduleOptions",
     "SearchFailed",
     "Searched",
+    "SearcherBegan",
     "SharingLearned",
     "Started",
     "StreamStarted",
@@ -125,8 +135,8 @@ Event: TypeAlias = (
     | RateLearned | RatesEstimated | RanksReady | FirstStep | CacheChosen | StreamStarted | Planned | RoundStarted
     | GroupStarted | GroupChanged | EpochEnded | GroupStopped | NetworkFinished | NetworkTested | NetworkRetried
     | NetworkFailed | NetworkFellBack | ChangesAccepted | BestLost | NetworkWarned | RankLost | GroupStruck | BadSample
-    | Estimated | Searched | SearchFailed | ReplayDiffered | NetworkAdded | NetworkJudged | NetworkTaken
-    | SharingLearned | SupplyFound | Commanded | NodesLeft | DataChanged | TrackerFailed)
+    | Estimated | Searched | SearcherBegan | EarlierRead | SearchFailed | ReplayDiffered | NetworkAdded
+    | NetworkJudged | NetworkTaken | SharingLearned | SupplyFound | Commanded | NodesLeft | DataChanged | TrackerFailed)
 
 KINDS: Mapping[str, type] = {kind.word: kind for kind in get_args(Event)}
 

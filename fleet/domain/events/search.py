@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar
 
 from fleet.domain.record import MayBeNan, OmitDefault
+from fleet.units import counted
 
 USER = "user"  # who judges from outside
 
@@ -17,16 +18,19 @@ class Searched:
 
     Attributes:
         entry: of ``models``, by its name.
-        call: ``ask``, ``report``, ``tell`` or ``resume``.
-        number: of the network, counted from 0 within the entry.
+        call: ``ask``, ``report``, ``tell`` or ``resume``; ``know`` where it is told of a network that it has not asked
+            for.
+        number: of the network, counted from 0 within the entry; below 0 of one of an earlier run.
         epoch: of a report, counted from 1.
         value: of a report the monitored value, null where it is no number; of a tell the best one, if there is one, or
             one for each objective of several.
         outcome: of a tell: ``finished``, ``pruned`` or ``failed``.
-        answer: of an ask a mapping, of a report ``go_on``, ``pause`` or ``stop``, of a resume a number; or null. A tell
-            has none.
+        answer: of an ask a mapping, also where it was not this searcher's; of a report ``go_on``, ``pause`` or
+            ``stop``, of a resume a number; or null. A tell has none.
         network: its name, once there is one.
         wrong: what is wrong with the values of an ask: then the network has failed.
+        curve: of a network that it has not asked for, the monitored values of its epochs.
+        source: the earlier run that it is of, if it is of one.
     """
 
     word: ClassVar[str] = "search"
@@ -39,6 +43,50 @@ class Searched:
     answer: Annotated[Any, OmitDefault] = ""
     network: Annotated[str, OmitDefault] = ""
     wrong: Annotated[str, OmitDefault] = ""
+    curve: Annotated[tuple[Annotated[float, MayBeNan], ...], OmitDefault] = ()
+    source: Annotated[str, OmitDefault] = ""
+
+
+@dataclass(frozen=True)
+class SearcherBegan:
+    """A searcher begins; or the settings of the search are others than those of the launch before.
+
+    Attributes:
+        settings: who asks, from which space, and all else that the choice depends on.
+        changed: what has changed, in words; nothing where the search begins.
+        is_another: whether the choice depends on it, so that another searcher begins, which is told what is known.
+        knows: whether it can be told of networks that it has not asked for.
+    """
+
+    word: ClassVar[str] = "searcher"
+    entry: str
+    settings: Mapping[str, Any]
+    changed: Annotated[str, OmitDefault] = ""
+    is_another: Annotated[bool, OmitDefault] = False
+    knows: Annotated[bool, OmitDefault] = True
+
+
+@dataclass(frozen=True)
+class EarlierRead:
+    """An earlier run was read: a searcher is told what it found.
+
+    Attributes:
+        told: how many of its networks.
+        left_out: how many not, for each reason.
+    """
+
+    word: ClassVar[str] = "earlier"
+    entry: str
+    source: str
+    told: int
+    left_out: Annotated[Mapping[str, int], OmitDefault] = field(default_factory=dict, hash=False)
+
+    @property
+    def words(self) -> str:
+        """The same in a sentence."""
+        left = "".join(f"; {number} {'is' if number == 1 else 'are'} left out: {why}"
+                       for why, number in self.left_out.items())
+        return f"the searcher of {self.entry} is told of {counted(self.told, 'network')} of {self.source}{left}"
 
 
 @dataclass(frozen=True)

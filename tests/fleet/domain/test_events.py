@@ -23,7 +23,8 @@ JSON = st.recursive(st.one_of(st.none(), st.booleans(), st.integers(), st.text()
                     lambda inner: st.one_of(st.lists(inner), st.dictionaries(st.text(), inner)), max_leaves=5)
 
 
-ANY = {"answer": JSON, "given": st.dictionaries(st.text(), JSON), "values": st.dictionaries(st.text(), JSON)}
+ANY = {"answer": JSON, "given": st.dictionaries(st.text(), JSON), "values": st.dictionaries(st.text(), JSON),
+       "settings": st.dictionaries(st.text(), JSON)}
 
 
 @given(st.one_of([st.builds(kind, **{field.name: ANY.get(field.name, ...) for field in fields(kind)})

@@ -9,9 +9,10 @@ import random
 import zlib
 from dataclasses import dataclass, field
 
-from fleet.domain.events import EpochEnded, NetworkFinished, Searched, event_from_json
+from fleet.domain.events import EpochEnded, NetworkFinished, event_from_json
 from fleet.domain.network import EpochRecord, Outcome, Standing
 from fleet.domain.record import to_json
+from fleet.runtime.searchers import calls_of
 from fleet.search.calls import make, replay
 from fleet.search.mind import Add, Consult, Entry, Mind, Note, Ruling
 from fleet.search.pruning import make_judge
@@ -61,22 +62,24 @@ class Launch:
     """
 
     def __init__(self, disk, search, space, prune=Prune(), epochs=9, steps=None, value=curve, trainers=3, fixed=(),
-                 searcher=None):
+                 searcher=None, began=None, earlier=()):
         self.disk, self.epochs, self.value, self.steps = disk, epochs, value, steps
         self.searcher = searcher or make_searcher(search.ask, space, search.seed, "maximize", search.options)
         self.entry = Entry("net", search, space, "maximize", "val_accuracy",
-                           isinstance(self.searcher, Resuming))
+                           isinstance(self.searcher, Resuming), tuple(earlier))
         self.mind = Mind([self.entry], fixed, make_judge(prune, epochs, seed=0), prune.rule, "maximize", "val_accuracy",
                          trainers, obeys=find_rule(prune.rule).obeys)
         self.alive = set(fixed)
         self.added, self.ends, self.calls = {}, {}, []
-        self.difference = replay(self.searcher, disk.of(Searched))
         self.asked_for = None
         known = {(event.network, event.record.epoch) for event in disk.of(EpochEnded)}
         for name, standing in sorted(disk.standings.items()):
             for one in standing.history:
                 if (name, one.epoch) not in known:
                     self.write(EpochEnded(name, one))
+        if began is not None:
+            self.write(began)
+        self.difference = replay(self.searcher, calls_of(disk.events).get("net", ()))
         self.do(self.mind.restore(disk.events, disk.standings))
 
     def write(self, event):

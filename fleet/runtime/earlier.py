@@ -1,0 +1,104 @@
+"""What earlier runs found, for the searcher of a new one."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+
+from fleet.domain.events import EarlierRead, Event, Searched, SearcherBegan
+from fleet.domain.network import EpochRecord, convergence
+from fleet.domain.objectives import come_to
+from fleet.domain.run import RunState
+from fleet.errors import UserError
+from fleet.monitor.timeline import state_of
+from fleet.search.calls import Know
+from fleet.search.mind import Entry
+from fleet.search.searcher import End
+from fleet.spec.space import Space, member_of
+from fleet.spec.train import Converge
+from fleet.storage.event_log import read_run
+from fleet.storage.paths import RunPaths
+from fleet.storage.results import NetworkResult, Status, networks_of, read_results
+
+_ENDS = {Status.FINISHED: End.FINISHED, Status.PRUNED: End.PRUNED, Status.FAILED: End.FAILED}
+
+
+def read_known(run: str | Path, space: Space, objectives: Sequence[tuple[str, str]]
+               ) -> tuple[list[Know], dict[str, int]]:
+    """What a run found, for a search in a space.
+
+    Args:
+        objectives: the names of what counts, and whether ``maximize`` or ``minimize``; the monitored quantity first.
+
+    Returns:
+        The networks that are over and whose values fit the space, in the order of their names; and why others are left
+        out, each reason with how many.
+
+    Raises:
+        UserError: there is no run, or it cannot be read.
+    """
+    rows = networks_of(read_results(run))
+    state = state_of(read_run(RunPaths(Path(run))), None)
+    known, left_out = list[Know](), Counter[str]()
+    for row in sorted(rows, key=lambda row: state.networks[row.name].number if row.name in state.networks else -1):
+        try:
+            known.append(_known(row, space, objectives, state, str(run)))
+        except UserError as error:
+            left_out[str(error)] += 1
+    return known, dict(left_out)
+
+
+def _known(row: NetworkResult, space: Space, objectives: Sequence[tuple[str, str]], state: RunState, run: str) -> Know:
+    if row.status not in _ENDS:
+        raise UserError("not over yet")
+    member = member_of(space, row.drawn)
+    (monitor, mode), *others = objectives
+    network = state.networks.get(row.name)
+    history: tuple[EpochRecord, ...] = () if network is None else network.standing.history
+    converge = Converge(monitor=monitor, direction="max" if mode == "maximize" else "min")
+    best = convergence(history, converge).best_epoch
+    record = next((one for one in history if one.epoch == best), None)
+    rates = None if state.launch is None else state.launch.rates.get(row.name)
+    values = come_to([name for name, _ in objectives], record, {
+        "parameters": row.parameters, "rate": row.metrics.get("rate", rates[0] if rates else None),
+        "epochs": row.epochs, "seconds": row.seconds})
+    is_valued = math.isfinite(values[0])
+    if not is_valued and row.status is not Status.FAILED:
+        raise UserError(f"without {monitor}")
+    curve = tuple(one.value(monitor) for one in history)
+    value = None if not is_valued else values if others else values[0]
+    return Know(0, member, curve, _ENDS[row.status].value, value, row.name, run)
+
+
+def earlier_of(entry: Entry, run: str, log: Iterable[Event], knows: bool) -> tuple[list[Know], EarlierRead | None]:
+    """What a searcher is still to be told of an earlier run, and the line that says so, unless that was said.
+
+    Args:
+        log: of earlier launches of the run that it works for.
+        knows: whether it can be told.
+
+    Raises:
+        UserError: the run cannot be read, and never has been.
+    """
+    read, told, was_read = None, 0, False
+    for event in log:
+        match event:
+            case EarlierRead(entry.name, source) if source == run:
+                read, was_read = event, True
+            case SearcherBegan(entry.name, is_another=True):
+                read = None
+            case Searched(entry.name, "know", source=source) if source == run:
+                told += 1
+    if read is not None and told >= read.told:
+        return [], None
+    try:
+        found, left_out = read_known(run, entry.space, entry.objectives)
+    except UserError:
+        if was_read:  # what was found then is in the log
+            return [], None
+        raise
+    if not knows:
+        found, left_out = [], {"the searcher has no method `known`": len(found) + sum(left_out.values())}
+    return found, EarlierRead(entry.name, run, len(found), left_out) if read is None else None
