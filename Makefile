@@ -1,4 +1,4 @@
-# make env | demo | test | test-other | test-all | coverage | test-cluster | test-cluster-all | chaos | check | bench | clean
+# make env | demo | test | test-other | test-track | test-all | coverage | test-cluster | test-cluster-all | chaos | check | bench | clean
 # VENV=dir puts the environment elsewhere; PYTHON=3.12, or an interpreter, makes it with another Python.
 
 VENV ?= .venv
@@ -12,7 +12,7 @@ export TF_CPP_MIN_LOG_LEVEL ?= 2
 # Tests that run side by side: launches wait more than they compute.
 WORKERS ?= 3
 
-.PHONY: env demo test test-other test-all coverage test-cluster test-cluster-all chaos check bench clean
+.PHONY: env demo test test-other test-track test-all coverage test-cluster test-cluster-all chaos check bench clean
 
 env:
 	@tools/env.sh
@@ -30,6 +30,13 @@ test-other: env
 	FLEET_TEST_EXAMPLES=$${FLEET_TEST_EXAMPLES:-0.05} $(BIN)/python -m pytest -n $(WORKERS) -m "not long" \
 		tests/fleet/domain tests/fleet/spec tests/fleet/engines tests/fleet/test_fuzz.py tests/scheduler \
 		tests/preprocess tests/test_doctests.py tests/mpi/test_keras.py $(PYTEST_ARGS)
+
+# What was written for trackers, read back by their libraries. These have an environment of their own, without TensorFlow.
+test-track: export PATH := $(CURDIR)/.venv-track/bin:$(PATH)
+test-track: env
+	$(BIN)/python -m venv .venv-track
+	.venv-track/bin/python -m pip install -qq -e '.[track,pandas,parquet]' optuna-dashboard pytest hypothesis
+	.venv-track/bin/python -m pytest -o addopts=-q -rs tests/fleet/export $(PYTEST_ARGS)
 
 # All tests, as continuous integration runs them.
 test-all: env

@@ -23,7 +23,7 @@ from typing import IO
 
 from fleet.errors import FleetError
 from fleet.export.tracked import track
-from fleet.export.trackers import write
+from fleet.export.trackers import load, write
 from fleet.spec import look_beside
 from fleet.storage.paths import RunPaths
 
@@ -42,6 +42,9 @@ def main(argv: list[str]) -> None:
     look_beside(spec)
     follower = Follower(RunPaths(Path(run)), [(name, Path(path)) for name, _, path in
                                               (one.partition("=") for one in wanted)], out)
+    for name, _ in follower.wanted:
+        with suppress(BaseException):  # it is imported again when it is wanted, and that is told
+            load(name)
     for is_last in calls(0):
         follower.write(is_last)
 

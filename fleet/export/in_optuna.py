@@ -120,8 +120,8 @@ def _trial(network: TrackedNetwork, space: Mapping[str, Any]) -> FrozenTrial:
     state, values = _STATES.get(network.status, TrialState.RUNNING), None
     if state is TrialState.COMPLETE:
         values = [one.value for one in network.objectives]
-        if any(map(math.isnan, values)):
-            state, values = TrialState.FAIL, None
+        if any(map(math.isnan, values)):  # of several, others than the first may be yet to be told
+            state, values = TrialState.FAIL if math.isnan(values[0]) else TrialState.RUNNING, None
     elif state is TrialState.PRUNED and reported and len(network.objectives) == 1:
         values = [list(reported.values())[-1]]  # as Optuna has it of a trial that it prunes
     distributions = dict(_distributions(network, space))

@@ -6,6 +6,7 @@ import hashlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain, repeat
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -132,7 +133,7 @@ def tracked(past: Past, paths: RunPaths, is_going_on: bool = False) -> TrackedRu
     key = _digest(f"{document.name}\0{began}")
     rows = {row.name: row for row in past.rows}
     making = _Making(run, paths, key, began)
-    networks = [making.network(spec, _entry(document.models[spec.entry]), rows[spec.name])
+    networks = [making.network(spec, document.models[spec.entry], rows[spec.name])
                 for spec in past.spec.networks]
     files = (paths.spec, paths.results, paths.report, paths.ensembles)
     return TrackedRun(
@@ -166,7 +167,7 @@ class _Making:
         for record in self.run.records:
             self._began.setdefault(record.network, record.t_s)
 
-    def network(self, spec: NetworkSpec, entry: str, row: NetworkResult) -> TrackedNetwork:
+    def network(self, spec: NetworkSpec, entry: ModelEntry, row: NetworkResult) -> TrackedNetwork:
         """One of them."""
         converge, name = spec.train.converge, spec.name
         began = self._date(self._began[name]) if name in self._began else self.began
@@ -176,12 +177,20 @@ class _Making:
                  **{column: row.value(column) for column in ("test_loss", "test_accuracy")},
                  **{column: value for column, value in row.metrics.items() if column.startswith("test_")}}
         return TrackedNetwork(
-            name, _digest(f"{self.key}\0{name}"), chosen(spec), spec.parameters, entry,
-            (Objective(converge.watched, row.value(converge.watched), converge.sign > 0),), row.status,
+            name, _digest(f"{self.key}\0{name}"), chosen(spec), spec.parameters, _entry(entry),
+            self._objectives(entry, name, Objective(converge.watched, row.value(converge.watched), converge.sign > 0)),
+            row.status,
             tuple(self._epochs(name, found.standing.history, converge)), began,
             {column: value for column, value in about.items() if value not in ("", 0, None) and value == value},
             {path.name: path for path in (*sorted(self.paths.model(name).glob("best.*")), self.paths.history(name))
              if path.exists()})
+
+    def _objectives(self, entry: ModelEntry, name: str, monitored: Objective) -> tuple[Objective, ...]:
+        """What a network is judged by; of several objectives, what its searcher was told that it has come to."""
+        several = () if entry.search is None else entry.search.objectives[1:]
+        values = chain(self.run.told.get(name, ())[1:], repeat(math.nan))
+        return (monitored, *(Objective(one.value, value, one.sense == "maximize")
+                             for one, value in zip(several, values, strict=False)))
 
     def _epochs(self, name: str, history: Sequence[EpochRecord], converge: Converge) -> Iterator[TrackedEpoch]:
         best, monitor = math.nan, converge.watched

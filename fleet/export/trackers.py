@@ -69,15 +69,28 @@ def write(name: str, run: TrackedRun, path: Path) -> None:
     Raises:
         UserError: its library is not installed.
     """
-    module, _, function = TRACKERS[name].write.partition(":")
+    add = load(name)
     path.parent.mkdir(parents=True, exist_ok=True)
     with _alone(path.with_name(f".{path.name}.lock")):
-        try:
-            add: Callable[[TrackedRun, Path], None] = getattr(import_module(module), function)
-        except ImportError as error:
-            raise UserError(f"--{name} needs a library that cannot be imported ({error}): "
-                            "pip install 'fleet-ensemble[track]'") from error
         add(run, path)
+
+
+def load(name: str) -> Callable[[TrackedRun, Path], None]:
+    """Import the library of a tracker, which may take seconds.
+
+    Returns:
+        What adds a run to a file or folder.
+
+    Raises:
+        UserError: it is not installed.
+    """
+    module, _, function = TRACKERS[name].write.partition(":")
+    try:
+        add: Callable[[TrackedRun, Path], None] = getattr(import_module(module), function)
+    except ImportError as error:
+        raise UserError(f"{name} needs a library that cannot be imported ({error}): "
+                        "pip install 'fleet-ensemble[track]'") from error
+    return add
 
 
 @contextmanager

@@ -1,12 +1,15 @@
 """Studies of Optuna: read back by Optuna, and by its dashboard."""
 
 import json
+import math
+from dataclasses import replace
 from datetime import datetime
 
 import pytest
 
 from fleet.__main__ import main
 from fleet.api import read_history, read_results
+from fleet.export.tracked import Objective
 from fleet.export.trackers import write
 from tests.fleet.export.conftest import CHANGED, EARLY, LATE, RATE, made_up
 
@@ -71,6 +74,23 @@ def test_a_run_that_was_started_over_has_a_study_of_its_own_and_so_have_others(t
     write("optuna", made_up(*EARLY.networks, key="fedcba9876543210"), path)
     assert {name: len(study.trials) for name, study in studies(path).items()} == {
         "digits-net": 4, "digits": 1, "mine": 1, "digits-net-fedcba": 3, "digits-fedcba": 1}
+
+
+@FORMS
+def test_several_objectives_are_those_of_the_study(tmp_path, name):
+    def judged(networks, parameters):
+        return made_up(*(replace(one, objectives=(*one.objectives, Objective("parameters", parameters, False)))
+                         for one in networks))
+
+    write("optuna", judged(EARLY.networks, math.nan), path := tmp_path / name)
+    write("optuna", judged(LATE.networks[:4], math.nan), path)
+    assert studies(path)["digits-net"].trials[0].state.name == "RUNNING"  # it is yet to be told
+    write("optuna", judged(LATE.networks, 100.0), path)
+    study = studies(path)["digits-net"]
+    assert [one.name for one in study.directions] == ["MAXIMIZE", "MINIMIZE"]
+    assert [(trial.state.name, trial.values) for trial in study.trials] == [
+        ("COMPLETE", [0.4, 100.0]), ("PRUNED", None), ("FAIL", None), ("COMPLETE", [0.3, 100.0])]
+    assert [trial.user_attrs["network"] for trial in study.best_trials] == ["net-0"]
 
 
 @FORMS
