@@ -18,6 +18,7 @@ from typing import IO, Any
 
 from fleet.errors import EXPLAINED, ExitStatus, FleetError, InfrastructureError, SpecError, UserError
 from fleet.monitor.past import NetworkEpoch, read_history
+from fleet.monitor.view import NotebookView
 from fleet.prediction.ensembles import EnsembleResult, read_ensembles
 from fleet.predictor import Predictor
 from fleet.run import parse_arguments
@@ -143,6 +144,8 @@ def launch(spec: str | Path, ranks: int, *arguments: str, launcher: Sequence[str
            log: IO[str] | None = None, environment: Mapping[str, str] | None = None) -> Running:
     """Start the main job and return at once: networks are added, watched and dropped while it goes on.
 
+    On a terminal it shows a live table, and in a cell of a notebook as well, at last with the results.
+
     Args:
         spec: a spec file. With `open_for` it may list no networks, and waits for more when all are done.
         ranks, arguments, launcher, log, environment: as for :func:`run`.
@@ -155,14 +158,27 @@ def launch(spec: str | Path, ranks: int, *arguments: str, launcher: Sequence[str
     """
     events = _events(spec, arguments)
     before, stale = log_mark(events), first_line(events) if "--fresh" in arguments else b""
-    process, shown = start(_command(spec, ranks, arguments, launcher), EXPLAINED, log, _environment(environment))
+    in_notebook = log is None and NotebookView.is_wanted()
+    out = open(os.devnull, "w") if in_notebook else log  # noqa: SIM115 (open until the launch ends)
+    process, shown = start(_command(spec, ranks, arguments, launcher), EXPLAINED, out, _environment(environment),
+                           _to_cell if in_notebook else lambda said: None)
 
     def end(status: int) -> ExitStatus:
         shown.join(PATIENCE_S)
+        if in_notebook and out is not None:
+            out.close()
         remove_leftovers()
         return _status(spec, status, events, before)
 
-    return Running(process, RunPaths(load(spec).output), 0 if stale else before[1], end, stale)
+    running = Running(process, RunPaths(load(spec).output), 0 if stale else before[1], end, stale)
+    if in_notebook:
+        running.show_table()
+    return running
+
+
+def _to_cell(said: bytes) -> None:
+    """Show in a notebook what a launch says of mistakes; what else it prints, the table there shows."""
+    sys.stderr.write(said.decode(errors="replace"))
 
 
 def _command(spec: str | Path, ranks: int, arguments: Sequence[str], launcher: Sequence[str] | None) -> list[str]:

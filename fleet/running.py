@@ -23,6 +23,8 @@ from fleet.domain.events import Commanded, EpochEnded, Event, NetworkAdded, Node
 from fleet.domain.network import SCORES, EpochRecord
 from fleet.domain.run import Network, RunState
 from fleet.errors import ExitStatus, InfrastructureError, UserError, shortened
+from fleet.monitor.report import best_rows
+from fleet.monitor.view import NotebookView
 from fleet.runtime.outside.clerk import NetworkOver
 from fleet.runtime.outside.mailbox import Mailbox
 from fleet.spec import load
@@ -281,6 +283,26 @@ class Running:
         self._process, self._paths, self._start, self._end, self._stale = process, paths, start, end, stale
         self._status: ExitStatus | None = None
         self._lock = threading.Lock()
+        self._shows: threading.Thread | None = None
+
+    def show_table(self) -> None:
+        """Show a live table in the cell of a notebook, from a thread; at its end the results."""
+        self._shows = threading.Thread(target=self._show, args=(NotebookView.place(),), daemon=True)
+        self._shows.start()
+
+    def _show(self, place: Any) -> None:
+        view: NotebookView | None = None
+
+        def look() -> None:
+            if view is not None:
+                view.draw()
+
+        for event, run in self._heard(look):
+            view = view or NotebookView(run, place)
+            view.on_event(event)
+        if view is not None:
+            with suppress(UserError):  # a launch that has broken down may have none
+                view.finish(*best_rows(self.results())[:2])
 
     @property
     def run(self) -> Path:
@@ -354,17 +376,30 @@ class Running:
 
     def reports(self) -> Iterator[Report]:
         """Every epoch's end of this launch, as it happens; ends with the launch."""
+        for event, run in self._heard():
+            if (report := report_of(event, run)) is not None:
+                yield report
+
+    def _heard(self, look: Callable[[], None] = lambda: None) -> Iterator[tuple[Event, RunState]]:
+        """The events of this launch, each with the run that has taken it in; ends with the launch.
+
+        Args:
+            look: is called whenever nothing is new.
+        """
+        def is_over() -> bool:
+            look()
+            return self.is_over
+
         while self._stale and first_line(self._paths.events) == self._stale:
             if self.is_over:  # before it came to delete anything
                 return
             time.sleep(_LOOK_S)
         run: RunState | None = None
         tail = RunTail(self._paths, from_end=True, starts={self._paths.events: self._start})
-        for dated in follow(tail, lambda: self.is_over):
+        for dated in follow(tail, is_over):
             run = run or run_of(self._paths)
             run.apply(dated.at, dated.event, dated.log)
-            if (report := report_of(dated.event, run)) is not None:
-                yield report
+            yield dated.event, run
 
     def results(self) -> list[Any]:
         """The networks, the best first; see :func:`fleet.storage.results.read_results`."""
@@ -380,6 +415,8 @@ class Running:
         with self._lock:
             if self._status is None:
                 self._status = self._end(status)
+        if self._shows is not None:
+            self._shows.join(PATIENCE_S)
         return self._status
 
     def interrupt(self) -> None:

@@ -36,7 +36,7 @@ def printed(folder, *command, program=sys.executable, **variables):
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(folder), "COLUMNS": "160",
                    **ON_ONE_MACHINE, **variables}
     done = subprocess.run([program, *command], cwd=folder, env=environment, capture_output=True, text=True,
-                          timeout=120, check=False)
+                          timeout=240, check=False)
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -55,6 +55,16 @@ def same(expected, got):
 def test_a_script_prints_what_stands_beside_it(tmp_path, name, arguments):
     got = printed(tmp_path, str(EXAMPLES / name), *arguments)
     assert same((EXAMPLES / name).with_suffix(".out").read_text(), got), got
+
+
+@pytest.mark.long
+def test_the_notebook_goes_from_data_to_the_best_ensemble(tmp_path):
+    code = "".join(re.findall(r"```python\n(.*?)```", (ROOT / "docs/notebook.md").read_text(), re.DOTALL))
+    assert len([line for line in code.splitlines() if line.strip()]) <= 40
+    found = printed(tmp_path, "-c", code)
+    assert re.search(r"^greedy .*%$", found, re.MULTILINE)
+    assert float(re.search(r"together: (.*)% of new digits", found)[1]) > 70
+    assert (tmp_path / "runs/notebook/report.html").exists()
 
 
 @pytest.mark.long

@@ -111,10 +111,11 @@ def _summary(report: Report) -> str:
 
 def _leaderboard(report: Report) -> list[str]:
     headers, rows, left_out = best_rows(report.rows)
-    return [_table(headers, rows), _note(left_out)]
+    return [html_table(headers, rows), _note(left_out)]
 
 
-def _table(headers: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+def html_table(headers: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
+    """A table whose columns of numbers are aligned to the right; a row of a network says which it is."""
     numeric = [all(_is_number(row[column]) for row in rows) for column in range(len(headers))]
 
     def cell(tag: str, value: Any, column: int) -> str:
@@ -153,7 +154,7 @@ def _together(report: Report) -> list[str]:
     """How good the best networks are together; nothing where that was not found out."""
     if not report.ensembles:
         return []
-    return ["<h2>The best networks together</h2>", _table(*table_of(report.ensembles)),
+    return ["<h2>The best networks together</h2>", html_table(*table_of(report.ensembles)),
             f"<p class=note>{TOGETHER}</p>"]
 
 
@@ -172,8 +173,8 @@ def _search(search: SearchReport, number: int) -> list[str]:
     of_many = f"; of {len(search.ranked)} networks {TRIED} are drawn, from the best to the worst" * (
         len(search.ranked) > TRIED)
     return [title, f"<p class=note>{escape(search.words)}</p>",
-            f"<div class=row>{_place(number, 'best')}{_table(*table_of_found(search))}</div>",
-            *(["<h3>The Pareto front</h3>", _place(number, "pareto"), _table(*table_of_front(search)),
+            f"<div class=row>{_place(number, 'best')}{html_table(*table_of_found(search))}</div>",
+            *(["<h3>The Pareto front</h3>", _place(number, "pareto"), html_table(*table_of_front(search)),
                "<p class=note>No other network is as good in all of these and better in one.</p>"]
               if search.objectives else []),
             "<p class=note>What each network came to at its best epoch, against what it was given"
@@ -181,7 +182,8 @@ def _search(search: SearchReport, number: int) -> list[str]:
             _place(number, "keys"),
             _legend((str(status), fill) for status, fill in _STATUS_COLOURS.items()
                     if any(one.status is status for one in search.tried)),
-            _details("The best networks as a table", _table(*table_of_tried(search))), *_importance(search), *descent]
+            _details("The best networks as a table", html_table(*table_of_tried(search))),
+            *_importance(search), *descent]
 
 
 def _importance(search: SearchReport) -> list[str]:
@@ -205,7 +207,7 @@ def _rungs(report: Report) -> list[str]:
     """After how many epochs networks were paused and pruned; nothing where none were."""
     if not report.rungs:
         return []
-    return ["<h2>What was pruned when</h2>", _table(*table_of_rungs(report.rungs))]
+    return ["<h2>What was pruned when</h2>", html_table(*table_of_rungs(report.rungs))]
 
 
 def _curves(report: Report) -> list[str]:
@@ -217,7 +219,7 @@ def _curves(report: Report) -> list[str]:
             for epoch, value in spread(list(zip(curve.epochs, curve.values, strict=True)), 1, _ROWS)]
     return [f"<p class=note>A click on a network, here or in a table, keeps its colour in all charts.{grey}</p>",
             "<div class=row id=curves></div><div class=legend id=legend></div>",
-            _details("The training losses of the best as a table", _table(["network", "epoch", "loss"], rows))]
+            _details("The training losses of the best as a table", html_table(["network", "epoch", "loss"], rows))]
 
 
 def _stints(account: Account) -> str:
@@ -225,7 +227,7 @@ def _stints(account: Account) -> str:
     rows = [[stint.name, ", ".join(map(str, stint.devices)), f"{stint.start_s:.1f}", f"{stint.end_s:.1f}"]
             for stint in account.stints[:_STINTS]]
     return _details(f"The first {len(rows)} of {len(account.stints)} as a table",
-                    _table(["network", f"{account.device}s", "from s", "to s"], rows))
+                    html_table(["network", f"{account.device}s", "from s", "to s"], rows))
 
 
 def _shares(account: Account) -> str:
@@ -234,8 +236,8 @@ def _shares(account: Account) -> str:
     bar = "".join(f'<i style="width:{shares[part]:.3%};background:{fill}" title="{name}: {shares[part]:.2%}"></i>'
                   for part, (name, fill) in _SPENT.items())
     return (f"<div class=shares>{bar}</div>" + _legend(_SPENT.values())
-            + _table(["", f"{account.device}-seconds", "share"], [[name, f"{seconds[part]:.1f}", f"{shares[part]:.2%}"]
-                                                    for part, (name, _) in _SPENT.items()]))
+            + html_table(["", f"{account.device}-seconds", "share"],
+                         [[name, f"{seconds[part]:.1f}", f"{shares[part]:.2%}"] for part, (name, _) in _SPENT.items()]))
 
 
 def _startup(account: Account) -> list[str]:
@@ -244,7 +246,7 @@ def _startup(account: Account) -> list[str]:
         return []
     total = sum(seconds for _, seconds in account.startup)
     return [f"<h2>From the command to the first step: {total:.1f} s</h2>",
-            _table(["on rank 0, one behind the other", "s"],
+            html_table(["on rank 0, one behind the other", "s"],
                    [[part, f"{seconds:.2f}"] for part, seconds in account.startup])]
 
 
@@ -268,8 +270,8 @@ def _comparison(account: Account) -> str:
             ["no schedule can be faster than", f"{bound_s:.1f}", f"{measured_s / bound_s:.3f}"]]
     costs = [("a group that starts or changes", account.costs.regroup_s), ("between two epochs", account.costs.epoch_s),
              ("a group that stops unfinished", account.costs.checkpoint_s), ("a decision", account.costs.scheduling_s)]
-    return (_table(["makespan", "seconds", "measured is times as long"], rows)
+    return (html_table(["makespan", "seconds", "measured is times as long"], rows)
             + "<p class=note>The same networks, for as many epochs, under the same policy with the same rates; "
               "what moves cost on average in this run:</p>"
-            + _table(["", "milliseconds"], [[what, f"{1000 * seconds:.1f}"] for what, seconds in costs])
+            + html_table(["", "milliseconds"], [[what, f"{1000 * seconds:.1f}"] for what, seconds in costs])
             + "<p class=note>The simulated run:</p>")

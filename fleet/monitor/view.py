@@ -54,6 +54,7 @@ from fleet.domain.events import (
 from fleet.domain.events.search import USER
 from fleet.domain.network import EpochRecord
 from fleet.domain.run import Group, Network, RunState
+from fleet.monitor.html import html_table
 from fleet.monitor.progress import Progress
 from fleet.storage.files import STDOUT, patiently, storing
 from fleet.terminal import terminal, terminal_width
@@ -354,33 +355,23 @@ def _shown(number: float, form: str) -> str:
     return "" if math.isnan(number) else form.format(number)
 
 
-class LiveView:
-    """A table that is drawn anew a few times a second; the lines above it scroll away.
-
-    Another thread draws it, from what is known of the run at that moment.
+class LiveTable:
+    """What networks that train are doing, as a table of rich.
 
     Args:
         run: as it is by its events; it has taken in each before that is told here.
     """
 
-    def __init__(self, run: RunState, screen: IO[str]) -> None:
-        from rich.console import Console
-        from rich.live import Live
-
+    def __init__(self, run: RunState) -> None:
         self._run = run
         self._paces: dict[str, _Pace] = {}
         self._title = "starting: TensorFlow takes some seconds"
         self._start = time.monotonic()
         self._eta: Estimated | None = None
         self._eta_at = 0.0
-        console = Console(file=screen, force_terminal=True, width=terminal_width(screen))
-        self._live = Live(console=console, get_renderable=self._table, refresh_per_second=4)
-        self._live.start()
 
     def on_event(self, event: Event) -> None:
-        """Change the table; what should stay on the screen is printed above it."""
-        if isinstance(event, _STAYING) and (line := tell(event, self._run)):
-            self._live.console.print(line, highlight=False)
+        """Change the table."""
         match event:
             case RateMeasured():
                 self._title = tell(event, self._run)
@@ -395,10 +386,6 @@ class LiveView:
         if known is not None and known.group is not None:
             self._paces[network] = _Pace(samples, samples_per_s, known.epochs, known.group)
 
-    def close(self) -> None:
-        """Leave the last table on the screen."""
-        self._live.stop()
-
     def _left(self) -> str:
         """The latest estimate, less what has passed since then."""
         if self._eta is None:
@@ -407,7 +394,8 @@ class LiveView:
         return "; ETA " + eta(dataclasses.replace(self._eta, low_s=max(0.0, self._eta.low_s - passed),
                                                   high_s=max(0.0, self._eta.high_s - passed)))
 
-    def _table(self) -> Any:
+    def table(self) -> Any:
+        """How it stands at this moment."""
         from rich import box
         from rich.table import Table
 
@@ -443,6 +431,68 @@ class LiveView:
         """The samples of an epoch."""
         launch = self._run.launch
         return max(last.samples if last is not None else 1 if launch is None else launch.start.samples, 1)
+
+
+class LiveView(LiveTable):
+    """A table that is drawn anew a few times a second; the lines above it scroll away.
+
+    Another thread draws it, from what is known of the run at that moment.
+    """
+
+    def __init__(self, run: RunState, screen: IO[str]) -> None:
+        from rich.console import Console
+        from rich.live import Live
+
+        super().__init__(run)
+        console = Console(file=screen, force_terminal=True, width=terminal_width(screen))
+        self._live = Live(console=console, get_renderable=self.table, refresh_per_second=4)
+        self._live.start()
+
+    def on_event(self, event: Event) -> None:
+        """Change the table; what should stay on the screen is printed above it."""
+        if isinstance(event, _STAYING) and (line := tell(event, self._run)):
+            self._live.console.print(line, highlight=False)
+        super().on_event(event)
+
+    def close(self) -> None:
+        """Leave the last table on the screen."""
+        self._live.stop()
+
+
+class NotebookView(LiveTable):
+    """A table in a cell of a notebook; at last the results, the best network first.
+
+    Args:
+        place: where it stands, of :meth:`place`.
+    """
+
+    def __init__(self, run: RunState, place: Any) -> None:
+        super().__init__(run)
+        self._shown = place
+        self._drawn_at = time.monotonic()
+
+    @staticmethod
+    def is_wanted() -> bool:
+        """Whether this process is the kernel of a notebook."""
+        shell = "IPython" in sys.modules and sys.modules["IPython"].get_ipython()
+        return hasattr(shell, "kernel")
+
+    @staticmethod
+    def place() -> Any:
+        """A place for a table in the cell that is at work."""
+        from IPython.display import display
+
+        return display({"text/plain": "starting"}, raw=True, display_id=True)
+
+    def draw(self) -> None:
+        """Show how it stands, once a second."""
+        if time.monotonic() - self._drawn_at >= 1:
+            self._shown.update(self.table())
+            self._drawn_at = time.monotonic()
+
+    def finish(self, headers: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+        """Leave the table of results in the cell."""
+        self._shown.update({"text/html": html_table(headers, rows), "text/plain": "the results"}, raw=True)
 
 
 def make_view(run: RunState, plain: bool) -> PlainView | LiveView:

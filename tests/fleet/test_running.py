@@ -1,7 +1,10 @@
 """A run that is going on, seen from outside."""
 
+import itertools
 import json
+import sys
 import threading
+from types import SimpleNamespace
 
 import pytest
 
@@ -11,6 +14,7 @@ from fleet.domain.events import Commanded, EpochEnded, NetworkAdded
 from fleet.domain.record import to_json
 from fleet.domain.run import RunState
 from fleet.errors import ExitStatus, UserError
+from fleet.monitor.view import NotebookView
 from fleet.running import Running, ask_nodes, command, follow, report_of
 from fleet.runtime.outside.mailbox import Mailbox
 from fleet.spec import dump, parse
@@ -19,6 +23,7 @@ from fleet.storage.event_log import EventLog, RunTail
 from fleet.storage.lease import Lease, Process, Times, is_held
 from fleet.storage.paths import RunPaths
 from tests.fleet.histories import record
+from tests.fleet.logs import made_up_run
 
 
 @pytest.fixture
@@ -227,3 +232,48 @@ def test_a_log_is_followed_line_by_whole_line_until_the_launch_is_over(paths, mo
 
     monkeypatch.setattr(running, "_LOOK_S", 0.0)
     assert [dated.event.record.epoch for dated in follow(RunTail(paths), is_over)] == [1, 2, 3]
+
+
+class Cell:
+    """A place in a notebook that keeps what is shown there."""
+
+    def __init__(self):
+        self.shown = []
+
+    def update(self, content, raw=False):
+        self.shown.append(content)
+
+
+def test_a_notebook_shows_a_table_while_a_launch_goes_on_and_the_results_at_its_end(tmp_path, monkeypatch):
+    paths, cell, launcher, looks = made_up_run(tmp_path), Cell(), Launcher(), []
+    paths.spec.write_text("models: [{family: softmax, name: a}, {family: softmax, name: b}]\n"
+                          "data: {source: image_folder, path: images}\n")
+    log = paths.events.read_text().replace("b<1>", "b").splitlines(keepends=True)
+    paths.events.write_text("".join(log[:5]))
+
+    def go_on(seconds):
+        looks.append(seconds)
+        if len(looks) == 3:
+            paths.events.write_text("".join(log))
+            launcher.status = 0
+
+    monkeypatch.setattr(running.time, "sleep", go_on)
+    monkeypatch.setattr(NotebookView, "place", lambda: cell)
+    now = itertools.count()
+    monkeypatch.setattr("fleet.monitor.view.time", SimpleNamespace(monotonic=lambda: next(now)))
+    one = Running(launcher, paths, 0, ExitStatus)
+    one.show_table()
+    one._shows.join(20)
+    table, *_, last = cell.shown
+    assert [column.header for column in table.columns][:3] == ["network", "devices", "epochs"]
+    assert table.row_count == 2
+    assert '<tr data-network="a">' in last["text/html"]
+
+
+@pytest.mark.parametrize(("shell", "expected"), [(SimpleNamespace(kernel=1), True), (SimpleNamespace(), False),
+                                                 (None, False)])
+def test_a_notebook_is_known_by_its_kernel(shell, expected, monkeypatch):
+    monkeypatch.delitem(sys.modules, "IPython", raising=False)
+    assert not NotebookView.is_wanted()
+    monkeypatch.setitem(sys.modules, "IPython", SimpleNamespace(get_ipython=lambda: shell))
+    assert NotebookView.is_wanted() is expected
