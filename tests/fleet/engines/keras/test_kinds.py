@@ -313,7 +313,7 @@ def test_a_loss_and_a_metric_of_ones_own():
     ("value", "of_outputs", {"metrics": [f"{__name__}:of_a_batch"]}, SettingError, "one number for a whole batch"),
     ("value", "of_outputs", {"metrics": [f"{__name__}:Last"]}, SettingError, "its state is not the sum"),
     ("value", "of_outputs", {"metrics": ["sparse_categorical_accuracy"]}, SettingError, "be computed of 2 values"),
-    ("mask", "of_outputs", {"loss": "huber"}, (SettingError, ModelError), ""),
+    ("mask", "of_outputs", {"loss": "huber"}, (SettingError, ModelError), "."),
 ])
 def test_what_cannot_be_is_refused_with_the_reason(kind, model, train, kinds, complaint):
     with pytest.raises(kinds, match=complaint):

@@ -140,7 +140,7 @@ def trained(model, ranks, counts=None, **train):
                 last = min(first + BATCH, ROWS)
                 rows = slice(*split_rows(first, last, group.rank, group.size))
                 trainable.step(inputs[rows], targets[rows], last - first, weights=counts[rows])
-        found[world.rank] = [np.array(variable) for variable in trainable._model.trainable_variables]
+        found[world.rank] = [np.array(variable.numpy()) for variable in trainable._model.trainable_variables]
 
     assert Launch(ranks, 0).run(rank_main)
     return found[0]
@@ -161,7 +161,7 @@ def fitted(model, counts=None):
             rows = np.arange(first, min(first + BATCH, ROWS))
             rows = rows if counts is None else rows[counts[rows]]
             plain.train_on_batch(*(array[rows] for array in data()))
-    return [np.array(variable) for variable in plain.trainable_variables]
+    return [np.array(variable.numpy()) for variable in plain.trainable_variables]
 
 
 def check_equal(found, expected):
@@ -216,7 +216,7 @@ def test_what_a_model_adds_is_found_out_and_leaves_the_model_as_it_was():
     from fleet.engines.keras.penalties import sums_over_rows
 
     model = build("of_a_model", OneRank())._model
-    before = [np.array(variable) for variable in model.variables]
+    before = [np.array(variable.numpy()) for variable in model.variables]
     assert sums_over_rows(model, (6,)) == (True,)
     assert all(np.array_equal(value, variable) for value, variable in zip(before, model.variables, strict=True))
     assert not any(sums_over_rows(build("of_a_mean", OneRank())._model, (6,)))
