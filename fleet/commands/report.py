@@ -16,6 +16,7 @@ import argparse
 import sys
 import time
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 from fleet.arguments import duration, moment
@@ -27,6 +28,7 @@ from fleet.monitor.html import write_report
 from fleet.monitor.report import MISSED, Report, best_rows, read_report, report_at
 from fleet.monitor.searched import table_of_found, table_of_front, table_of_rungs
 from fleet.prediction.ensembles import TOGETHER, table_of
+from fleet.runtime.changes import changed_since
 from fleet.storage.network_leases import held_lease
 from fleet.storage.paths import RunPaths
 from fleet.terminal import print_table
@@ -54,7 +56,8 @@ def run(args: argparse.Namespace) -> None:
         if args.json or args.at is not None:
             raise UserError("--every: it writes the page while the run goes on; without --json and --at")
         _keep_writing(paths, args.html or paths.report, args.every)
-    report = read_report(paths) if args.at is None else report_at(paths, args.at)
+    report = replace(read_report(paths), data_now=tuple(changed_since(paths))) if args.at is None else (
+        report_at(paths, args.at))
     over = over_of(paths) if args.at is None else None
     harvest = {} if over is None else {"harvest": {"why": over.why, "again": over.again}}
     show(args, lambda: report.numbers() | harvest, lambda: _print(report, over))

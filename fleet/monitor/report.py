@@ -71,6 +71,7 @@ class Report:
         rungs: where networks were paused or pruned, the lowest first.
         account: of its time.
         data_changes: each time that networks went on with data that had changed.
+        data_now: what of the data has changed since, in words.
         missed: chunks of a ring that a group could not take, because one of its nodes had let them go.
     """
 
@@ -87,12 +88,16 @@ class Report:
     searches: tuple[SearchReport, ...] = ()
     rungs: tuple[Rung, ...] = ()
     data_changes: tuple[DataChanged, ...] = ()
+    data_now: tuple[str, ...] = ()
 
     @property
     def data(self) -> str:
         """How the data has changed; nothing where it has not."""
-        if not self.data_changes:
-            return ""
+        now = f"The data is not what the networks were trained on: {'; '.join(self.data_now)}."
+        return "\n".join([*([self._accepted] if self.data_changes else []), *([now] if self.data_now else [])])
+
+    @property
+    def _accepted(self) -> str:
         said = " Then: ".join(f"{'; '.join(change.changes)} ({_after(change.epochs)})." for change in self.data_changes)
         return (f"The data has changed during the run, and that was accepted: {said} Values from before and after "
                 "cannot be compared; a network's best epoch is one after the change, if it has trained any.")
@@ -131,6 +136,7 @@ class Report:
                 "missed_chunks": self.missed, "startup_s": dict(account.startup), **counts, **together, **kept,
                 **({"data_changes": [dataclasses.asdict(change) for change in self.data_changes]}
                    if self.data_changes else {}),
+                **({"data_now": list(self.data_now)} if self.data_now else {}),
                 **({"searches": [search.numbers() for search in self.searches]} if self.searches else {}),
                 **({"rungs": [rung.numbers() for rung in self.rungs]} if self.rungs else {})}
 

@@ -3,6 +3,7 @@ of them."""
 
 from __future__ import annotations
 
+import itertools
 import shutil
 import sys
 from collections.abc import Mapping, Sequence
@@ -14,15 +15,19 @@ import numpy as np
 from fleet.domain.events import ChangesAccepted, DataChanged, Event, NetworkFellBack
 from fleet.domain.network import DATA, Code, State
 from fleet.errors import UserError
-from fleet.spec import NetworkSpec, Spec
+from fleet.runtime.inputs import mark_data
+from fleet.spec import NetworkSpec, Spec, load
 from fleet.storage.checkpoint import amend, newest
 from fleet.storage.code import code_of
 from fleet.storage.files import replacing, storing
 from fleet.storage.identity import changes, identity
 from fleet.storage.lease import Fence, check_of
 from fleet.storage.paths import RunPaths
+from preprocess.base import InputError
 from preprocess.fingerprint import Fingerprint, differences, read_fingerprint, write_fingerprint
 from preprocess.sample import SampleSpec
+
+_MOST_FILES = 20_000  # of which a report sees whether they are newer
 
 
 @dataclass(frozen=True)
@@ -88,6 +93,30 @@ def changes_of_data(spec: Spec, before: Fingerprint, now: Fingerprint) -> list[s
         held_out = f" ({part})" if part in where and not isinstance(own, str) else ""
         found.append(f"{place}{held_out}: {', '.join(words)}")
     return list(dict.fromkeys(found))
+
+
+def changed_since(paths: RunPaths) -> list[str]:
+    """What of a run's data is not what its networks were trained on, in words, as far as that is cheap to see.
+
+    The data is not looked at where no file of it was touched since it was noted, where it is not there, and where code
+    of the user's own reads it.
+    """
+    try:
+        spec, before = load(str(paths.spec)), known_data(paths)
+        if before is None or ":" in spec.data.source:
+            return []
+        places, noted_s = (spec.data.path, spec.data.validation, spec.data.test), paths.data.stat().st_mtime
+        if not any(isinstance(place, str) and _is_newer(Path(place), noted_s) for place in places):
+            return []
+        return changes_of_data(spec, before, mark_data(spec, before)[1])
+    except (UserError, InputError, OSError):
+        return []
+
+
+def _is_newer(path: Path, moment_s: float) -> bool:
+    """Whether a file, or something in a folder, was touched later; of a large folder some are looked at."""
+    found = itertools.chain([path], path.rglob("*") if path.is_dir() else ())
+    return any(one.stat().st_ctime > moment_s for one in itertools.islice(found, _MOST_FILES))
 
 
 def check_meanwhile(paths: RunPaths, before: Fingerprint | None, again: Fingerprint | None, now: Fingerprint) -> None:

@@ -107,14 +107,19 @@ def open_marked_inputs(spec: Spec, before: Fingerprint | None) -> Inputs:
     Raises:
         InputError, UserError: as there; or all samples of a side have gone.
     """
+    found, fingerprint = mark_data(spec, before)
+    return replace(_look(spec, _by_feed(spec, found)), fingerprint=fingerprint,
+                   rows=np.flatnonzero(fingerprint.sides == 0))
+
+
+def mark_data(spec: Spec, before: Fingerprint | None) -> tuple[tuple[DataSet, ...], Fingerprint]:
+    """The data of a spec for each of its targets, and what it is known by; see :func:`open_marked_inputs`."""
     settings = spec.data
     shares = [where if isinstance(where, float) else None for where in (settings.validation, settings.test)]
     division = f"validation: {shares[0]}, test: {shares[1]}, folds: {settings.folds}, seed: {spec.seed}"
     wishes = _wishes(spec)
-    found, fingerprint = open_marked(settings.source, settings.path, *_division(spec), settings.options, settings.test,
-                                     [_wish(target) for target in wishes], division, before)
-    return replace(_look(spec, _by_feed(spec, found)), fingerprint=fingerprint,
-                   rows=np.flatnonzero(fingerprint.sides == 0))
+    return open_marked(settings.source, settings.path, *_division(spec), settings.options, settings.test,
+                       [_wish(target) for target in wishes], division, before)
 
 
 def open_inputs(spec: Spec) -> Inputs:

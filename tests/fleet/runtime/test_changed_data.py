@@ -13,7 +13,7 @@ from PIL import Image
 from fleet.domain.events import DataChanged
 from fleet.domain.network import State
 from fleet.errors import UserError
-from fleet.runtime.changes import Wishes
+from fleet.runtime.changes import Wishes, changed_since
 from fleet.storage.checkpoint import newest, write_history, write_state
 from fleet.storage.identity import identity
 from fleet.storage.paths import RunPaths
@@ -125,9 +125,11 @@ def test_data_that_is_as_it_was_goes_on_wherever_it_lies_and_however_it_is_spell
     (lambda path: table(path, [*rows(59), (0.25, 3481, 4.5)]), "content of 1 of 60 rows differs")])
 def test_a_table_that_has_changed_is_refused_with_its_path_what_has_changed_and_the_ways_on(tabular, change, words):
     path = tabular.folder / "x.csv"
+    assert changed_since(tabular.paths) == []
     change(path)
     message = tabular.refused()
     assert f"{path}: {words}" in message
+    assert f"{path}: {words}" in changed_since(tabular.paths)[0]
     assert all(way in message for way in ("--accept-changes", "--fresh"))
     tabular.prepare(fresh=True)
     tabular.prepare()
@@ -163,6 +165,7 @@ def test_a_folder_of_images_that_has_changed_is_refused(pictured, change, words)
     message = pictured.refused()
     assert f"{pictured.folder / 'photos'}: {words}" in message
     assert "--accept-changes" in message
+    assert words in changed_since(pictured.paths)[0]
 
 
 def test_accepted_data_goes_on_and_stands_in_the_history_and_the_log_and_is_not_asked_about_again(tabular):
