@@ -1,0 +1,115 @@
+"""The report's page in a real browser; skipped where there is none (FLEET_TEST_CHROMIUM names one)."""
+
+import base64
+import fcntl
+import io
+import json
+import os
+import select
+import shutil
+import subprocess
+import time
+
+import pytest
+from PIL import Image
+
+from fleet.monitor.html import render
+from fleet.monitor.report import read_report
+from tests.fleet.logs import made_up_run
+from tests.fleet.monitor.test_searched import searched  # noqa: F401 (a fixture)
+
+CHROMIUM = os.environ.get("FLEET_TEST_CHROMIUM") or next(filter(None, map(shutil.which, (
+    "chromium", "chromium-browser", "chromium-headless-shell", "google-chrome", "google-chrome-stable"))), None)
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
+
+# What a reader does: points at an epoch, clicks, and sorts by a column.
+_DRIVE = """(() => {
+const seen = [], box = document.querySelector("#curves .chart"), chart = echarts.getInstanceByDom(box);
+const [offsetX, offsetY] = chart.convertToPixel({gridIndex: 0}, chart.getOption().series[0].data[1]);
+const pointer = {offsetX, offsetY, event: {pageX: 0, pageY: 0}};
+chart.getZr().trigger("mousemove", pointer);
+seen.push(document.getElementById("tip").textContent);
+chart.getZr().trigger("click", pointer);
+seen.push(document.querySelector("tr.chosen").dataset.network, document.getElementById("legend").textContent);
+const header = [...document.querySelectorAll("th")].find(cell => cell.textContent === "network");
+const column = () => [...header.closest("table").tBodies[0].rows].map(row => row.cells[header.cellIndex].textContent);
+header.click(); seen.push(column().join()); header.click(); seen.push(column().join());
+return seen; })()"""
+
+
+class Browser:
+    """Chromium, spoken to by its debugging pipe; a page in it."""
+
+    def __init__(self, page, tmp_path):
+        (tmp_path / "page.html").write_text(page)
+        pipes = [fcntl.fcntl(end, fcntl.F_DUPFD, 50) for end in (*os.pipe(), *os.pipe())]
+        theirs, self.write, self.read, their_write = pipes
+        self.process = subprocess.Popen(
+            [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--single-process", "--no-zygote",
+             "--remote-debugging-pipe", f"--user-data-dir={tmp_path / 'profile'}", "--window-size=1100,2400"],
+            close_fds=False, preexec_fn=lambda: (os.dup2(theirs, 3), os.dup2(their_write, 4)),
+            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        os.close(theirs)
+        os.close(their_write)
+        self.heard, self.errors, self.session, self.number = b"", [], {}, 0
+        target = self.ask("Target.createTarget", url="about:blank")["targetId"]
+        self.session = {"sessionId": self.ask("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]}
+        self.ask("Runtime.enable")
+        self.ask("Page.navigate", url=(tmp_path / "page.html").as_uri())
+        while self.run("document.readyState + location.protocol") != "completefile:":
+            time.sleep(0.1)
+
+    def ask(self, method, **params):
+        self.number += 1
+        message = {"id": self.number, "method": method, "params": params, **self.session}
+        os.write(self.write, json.dumps(message).encode() + b"\0")
+        while True:
+            while b"\0" not in self.heard:
+                assert select.select([self.read], [], [], 60)[0], "the browser does not answer"
+                self.heard += (data := os.read(self.read, 1 << 20))
+                assert data, "the browser has ended"
+            one, _, self.heard = self.heard.partition(b"\0")
+            answer = json.loads(one)
+            if answer.get("method") == "Runtime.exceptionThrown":
+                self.errors.append(answer["params"])
+            if answer.get("id") == self.number:
+                return answer["result"]
+
+    def run(self, script):
+        return self.ask("Runtime.evaluate", expression=script, returnByValue=True)["result"].get("value")
+
+    def close(self):
+        self.process.kill()
+        self.process.wait()
+        os.close(self.read)
+        os.close(self.write)
+
+
+@pytest.fixture
+def browse(tmp_path):
+    """Opens a page."""
+    opened = []
+
+    def open_page(page):
+        opened.append(Browser(page, tmp_path))
+        return opened[-1]
+
+    yield open_page
+    for one in opened:
+        one.close()
+
+
+def test_the_pointer_says_what_it_shows_a_click_keeps_a_colour_and_headers_sort(tmp_path, browse):
+    page = browse(render(read_report(made_up_run(tmp_path))))
+    assert page.run(_DRIVE) == ["a: epoch 2, training loss 0.5", "a", "ashow all", "a,b<1>", "b<1>,a"]
+    assert not page.errors
+
+
+def test_the_pictures_of_a_search_are_drawn(browse, searched):  # noqa: F811
+    page = browse(render(read_report(searched)))
+    assert page.run("document.querySelectorAll('canvas').length") == 8  # of curves and keys two
+    assert not page.errors
+    shot = page.ask("Page.captureScreenshot", captureBeyondViewport=True)["data"]
+    with Image.open(io.BytesIO(base64.b64decode(shot))) as picture:
+        colours = {colour for _, colour in picture.convert("RGB").getcolors(2**24)}
+    assert (0x4e, 0x79, 0xa7) in colours  # the best so far, and the best one's line of descent
