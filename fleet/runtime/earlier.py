@@ -46,7 +46,8 @@ def read_known(run: str | Path, space: Space, objectives: Sequence[tuple[str, st
         try:
             known.append(_known(row, space, objectives, state, str(run)))
         except UserError as error:
-            left_out[str(error)] += 1
+            key, _, value = str(error).partition(": ")
+            left_out[f"{key} is outside of the space" if value else key] += 1  # of many values, one reason
     return known, dict(left_out)
 
 

@@ -2,6 +2,7 @@
 
 import gc
 import json
+import shutil
 import warnings
 from collections import Counter
 from dataclasses import replace
@@ -10,7 +11,16 @@ import numpy as np
 import pytest
 import yaml
 
-from fleet.domain.events import Ended, Estimated, NetworkAdded, ReplayDiffered, Searched, SearchFailed
+from fleet.domain.events import (
+    EarlierRead,
+    Ended,
+    Estimated,
+    NetworkAdded,
+    ReplayDiffered,
+    Searched,
+    SearcherBegan,
+    SearchFailed,
+)
 from fleet.domain.network import Standing, State
 from fleet.errors import ExitStatus, SpecError
 from fleet.runtime.admission import Admission
@@ -268,3 +278,46 @@ def test_a_run_stays_open_for_a_while_when_it_has_nothing_to_train(tmp_path):
     assert run.launch() is ExitStatus.OK
     [ended] = run.of(Ended)
     assert 0.3 <= ended.seconds < 20
+
+
+# ---- what is known ------------------------------------------------------------------------------
+
+
+def test_a_search_begins_with_what_an_earlier_run_found_and_goes_on_when_its_space_has_changed(tmp_path):
+    first, folders = Run(tmp_path, {"most": 4}, epochs=2), [tmp_path / name for name in ("b", "c")]
+    assert first.launch() is ExitStatus.OK
+    for folder in folders:
+        folder.mkdir()
+    search = {"most": 3, "seed": 1, "from": [str(tmp_path / "run")]}
+    second = Run(folders[0], search, epochs=2)
+    assert second.launch() is ExitStatus.OK
+    [read] = second.of(EarlierRead)
+    assert (read.told, dict(read.left_out)) == (4, {})
+    known = [event for event in second.of(Searched) if event.call == "know"]
+    assert [(event.number, event.network, len(event.curve), event.outcome) for event in known] == [
+        (-1 - number, f"net-{number}", 2, "finished") for number in range(4)]
+    space = {LEARNING_RATE: {"low": 0.01, "high": 0.1}}
+    changed = Run(folders[0], {**search, "most": 5}, epochs=2, models=[{**ENTRY, "space": space,
+                                                                       "search": {**search, "most": 5}}])
+    shutil.rmtree(tmp_path / "run")  # what was found there is in the log
+    assert changed.launch() is ExitStatus.OK
+    [_, began] = changed.of(SearcherBegan)
+    assert began.is_another
+    assert "most was 3 and is 5" in began.changed
+    outside = sum(event.answer[LEARNING_RATE] < 0.01 for event in known)
+    assert dict(changed.of(EarlierRead)[-1].left_out) in ({}, {f"{LEARNING_RATE} is outside of the space": outside})
+    assert sorted(changed.rows()) == [f"net-{number}" for number in range(5)]
+    assert all(changed.rows()[name].drawn[LEARNING_RATE] >= 0.01 for name in ("net-3", "net-4"))
+    with pytest.raises(SpecError, match=r"search.from\[0\]"):
+        Run(folders[1], search).launch()
+
+
+def test_of_several_objectives_the_table_of_results_has_what_was_told(tmp_path):
+    objectives = [{"value": "val_accuracy"}, {"value": "parameters", "mode": "minimize"}, {"value": "rate"}]
+    run = Run(tmp_path, {"most": 3, "objectives": objectives}, epochs=2)
+    assert [run.launch(150), run.launch()][-1] is ExitStatus.OK
+    told = {event.network: event.value for event in run.of(Searched) if event.call == "tell"}
+    rows = run.rows()
+    assert sorted(told) == sorted(rows)
+    for name, row in rows.items():
+        assert told[name] == (row.val_accuracy, row.parameters, row.metrics["rate"])

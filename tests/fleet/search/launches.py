@@ -64,7 +64,9 @@ class Launch:
     def __init__(self, disk, search, space, prune=Prune(), epochs=9, steps=None, value=curve, trainers=3, fixed=(),
                  searcher=None, began=None, earlier=()):
         self.disk, self.epochs, self.value, self.steps = disk, epochs, value, steps
-        self.searcher = searcher or make_searcher(search.ask, space, search.seed, "maximize", search.options)
+        self.searcher = searcher or make_searcher(
+            search.ask, space, search.seed, Entry("net", search, space, "maximize", "val_accuracy").modes,
+            search.options)
         self.entry = Entry("net", search, space, "maximize", "val_accuracy",
                            isinstance(self.searcher, Resuming), tuple(earlier))
         self.mind = Mind([self.entry], fixed, make_judge(prune, epochs, seed=0), prune.rule, "maximize", "val_accuracy",

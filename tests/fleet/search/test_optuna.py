@@ -6,6 +6,7 @@ import sys
 
 import pytest
 
+from fleet.search.calls import Know
 from fleet.search.searcher import End
 from fleet.spec.search import Prune
 from fleet.spec.space import Range
@@ -89,3 +90,18 @@ def test_options_of_the_pruner_are_the_pruners():
         return sum(end is End.PRUNED for _, end in launch.outcomes.values())
 
     assert pruned(pruner_options={"n_startup_trials": 100}) == 0 < pruned(pruner_options={"n_startup_trials": 2})
+
+
+@pytest.mark.parametrize("sampler", [{"sampler": "nsgaii", "population_size": 4}, {"sampler": "tpe"}])
+def test_a_search_for_a_front_that_was_killed_decides_as_one_that_was_not(sampler):
+    search = search_of("optuna_searcher:Searcher", most=12, options=sampler, objectives=[
+        {"value": "val_accuracy"}, {"value": "epochs"}])
+    earlier = [Know(0, {LEARNING_RATE: 0.003, "blocks.0": 3}, (0.5,), "finished", (0.5, 1.0), "a-0", "runs/a")]
+    settings = {"prune": Prune(rule="asha"), "kind": Learning, "earlier": earlier}
+    whole, _, _ = run_struck([], search, SPACE, **settings)
+    struck, _, differences = run_struck([20, 30, 10, 40], search, SPACE, **settings)
+    assert struck.decisions == whole.decisions
+    assert not differences
+    assert not whole.mind.has_failed
+    assert whole.searcher.study.trials[0].values == [0.5, 1.0]
+    assert whole.searcher.study.best_trials
