@@ -315,8 +315,9 @@ class Estimator:
 def useful_range(low: float, high: float) -> tuple[float, float]:
     """The ends of a range that is neither too narrow to be true nor too wide to be of use, about the same middle.
 
-    >>> [tuple(round(end, 2) for end in useful_range(*ends)) for ends in ((1.0, 4.0), (2.0, 2.0), (0.0, 5.0))]
-    [(1.15, 3.46), (1.41, 2.83), (1.67, 5.0)]
+    >>> [tuple(round(end, 2) for end in useful_range(*ends)) for ends in (
+    ...     (1.0, 4.0), (2.0, 2.0), (0.0, 5.0), (0.0, 0.0))]
+    [(1.15, 3.46), (1.41, 2.83), (1.67, 5.0), (0.0, 0.0)]
     """
     low = min(low, high)
     if low * _WIDEST**2 <= high:  # also where both are 0: nothing is left
