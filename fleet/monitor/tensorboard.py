@@ -36,7 +36,7 @@ class TensorBoardObserver:
         self._name = f"events.out.tfevents.{int(time.time())}.{socket.gethostname()}.{os.getpid()}"
         try:
             from tensorboard.compat.proto import event_pb2, summary_pb2
-            from tensorboard.plugins.hparams.api import hparams_pb
+            from tensorboard.plugins.hparams.summary_v2 import hparams_pb  # .api imports TensorFlow
             from tensorboard.summary.writer.record_writer import RecordWriter
         except ImportError:
             self._make_event: Any = None
