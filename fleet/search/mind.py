@@ -220,6 +220,7 @@ class Mind:
         self._awaited: set[str] = set()
         self._untold: dict[str, None] = {}  # networks that were dropped, in order; each may yet end its last epoch
         self._finished: set[str] = set()  # in earlier launches, also after they were dropped
+        self._last: set[tuple[str, int]] = set()  # networks of earlier launches, and epochs with which they were done
         for life in self._lives.values():
             self._sort(life)
         self._out: Consult | None = None
@@ -309,9 +310,12 @@ class Mind:
         for event in log:
             if isinstance(event, NetworkFinished):
                 self._finished.add(event.network)
+                self._last.add((event.network, event.epochs))
             elif isinstance(event, NetworkJudged) and event.verdict == Verdict.STOP:
                 self._finished.discard(event.network)
-        self._finished |= {name for name, standing in standings.items() if standing.is_finished}
+        done = {name: len(standing.history) for name, standing in standings.items() if standing.is_finished}
+        self._finished |= done.keys()
+        self._last |= done.items()
         judged, went_on = None, set[str]()  # the last line, if it is a judgement, and who has gone on in that moment
         for event in log:
             self._recall(event)
@@ -343,7 +347,8 @@ class Mind:
             case EpochEnded() if event.network in self._lives and (
                     self._lives[event.network].end is None or event.network in self._finished):
                 life = self._lives[event.network]
-                if self._count(life, event.record, is_done=False) and life.entry:
+                is_done = (event.network, event.record.epoch) in self._last
+                if self._count(life, event.record, is_done) and life.entry:
                     self._talks[life.entry].report(life.number, event.record.epoch, life.values[-1])
             case NetworkFinished() if event.network in self._lives:
                 self._lives[event.network].end = None  # also if it was dropped in its last epoch

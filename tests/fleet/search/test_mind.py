@@ -22,7 +22,7 @@ SPACE = {LEARNING_RATE: Range(1e-5, 0.1, log=True)}
 CAREFUL = "tests.fleet.search.searchers:Careful"
 RULES = [Prune(), Prune(rule="none"), Prune(rule="asha"), Prune(rule="asha", mode="stop"), Prune(rule="hyperband"),
          Prune(rule="asha", order="rungs"), Prune(rule="hyperband", order="rungs"), Prune(rule="median", others=2),
-         Prune(rule="median", order="rungs", others=2)]
+         Prune(rule="median", order="rungs", others=2), Prune(rule="learning_curve", others=2)]
 
 
 def run(search, prune=Prune(), **more):
