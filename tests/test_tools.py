@@ -70,6 +70,7 @@ def test_a_version_can_be_asked_for_and_is_found_where_version_managers_keep_it(
     ({"python3": without_ensurepip("3.13")}, {}, "found. Python 3.13 lacks venv or ensurepip (on Debian: apt install"),
     ({}, {}, "no Python 3.11, 3.12, 3.13 that starts was found. To get one"),
     ({"python3": interpreter("3.13")}, {"PYTHON": "3.12"}, "no Python 3.12 that starts was found"),
+    ({"python3": interpreter("2.7")}, {}, "found. Python 2.7 is too old"),
     ({}, {"PYTHON": "3.14"}, "Python 3.14 has no wheels of TensorFlow yet"),
     ({"python3": interpreter("3.10")}, {"PYTHON": "python3"}, "PYTHON=python3: Python 3.10 is too old"),
     ({"python3": without_ensurepip("3.13")}, {"PYTHON": "python3"}, "PYTHON=python3: Python 3.13 lacks venv"),

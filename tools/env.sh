@@ -23,7 +23,7 @@ is_tried() { [ -n "$1" ] && [[ " $VERSIONS " == *" $1 "* ]]; }
 # Why an interpreter of this version is not taken.
 why_not() {
     if is_tried "$1"; then echo "Python $1 lacks venv or ensurepip (on Debian: apt install python$1-venv)"
-    elif [ "${1#3.}" -ge 14 ]; then echo "Python $1 has no wheels of TensorFlow yet; ${VERSIONS// /, } have"
+    elif [ "${1#*.}" -ge 14 ]; then echo "Python $1 has no wheels of TensorFlow yet; ${VERSIONS// /, } have"
     else echo "Python $1 is too old; ${VERSIONS// /, } are tried"; fi
 }
 

@@ -6,6 +6,18 @@ const PALE = "#d4d6da", BLUE = "#4e79a7";
 const STATUS = {finished: BLUE, pruned: "#e0955b", paused: "#edc948", training: "#59a14f"};
 const charts = [];
 
+// ---- a page that is written again and again, until its writer ends or is killed --------------------------------------
+
+const every = 1000 * document.documentElement.dataset.every, written = new Date(document.lastModified);
+if (every && Date.now() - written > 10 * every + 60000) {
+  const note = Object.assign(document.createElement("p"), {className: "note"});
+  note.textContent = `This page has not been written anew since ${written.toLocaleString()}, and does not load itself ` +
+    "anew any more.";
+  document.querySelector("h1").after(note);
+} else if (every) {
+  setTimeout(() => location.reload(), every);
+}
+
 // ---- what a reader has chosen, kept when the page is loaded anew -----------------------------------------------------
 
 const KEY = "fleet " + location.pathname;

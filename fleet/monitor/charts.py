@@ -91,7 +91,8 @@ def _timeline(report: Report, stints: Sequence[Stint], scale: float, seconds: fl
     """
     account = report.account
     devices = sorted(account.devices)
-    shown = [(stint, device) for stint in stints for device in stint.devices if device in set(devices)]
+    there = set(devices)
+    shown = [(stint, device) for stint in stints for device in stint.devices if device in there]
     wide, crowds = _crowds(shown, len(devices) / BARS * seconds / scale)
     bars = [[who.get(stint.name), device, stint.start_s * scale, stint.end_s * scale,
              f"{stint.name}: {counted(len(stint.devices), account.device)}, {_epochs(stint.epochs)}", None]

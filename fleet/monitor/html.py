@@ -34,22 +34,23 @@ _STINTS = 200  # rows of the table of who had what
 _CROWD = " A grey bar stands for networks that would be too narrow to be seen; it is paler where there were pauses."
 
 
-def write_report(path: Path, report: Report, every_s: float | None = None) -> None:
+def write_report(path: Path, report: Report, every_s: float | None = None, in_haste: bool = False) -> None:
     """Write a report's page; see :func:`render`.
 
     Raises:
         StorageError: it cannot be written there.
     """
-    page = render(report, every_s)
+    page = render(report, every_s, in_haste)
     with replacing(path) as file:
         file.write(page)
 
 
-def render(report: Report, every_s: float | None = None) -> str:
+def render(report: Report, every_s: float | None = None, in_haste: bool = False) -> str:
     """The whole HTML page.
 
     Args:
         every_s: seconds after which an open page loads itself anew, if it is written again and again.
+        in_haste: leave out what takes seconds to find out, since devices wait for the end of a launch.
     """
     account = report.account
     body = [
@@ -59,7 +60,7 @@ def render(report: Report, every_s: float | None = None) -> str:
         "<h2>Leaderboard</h2>", *_leaderboard(report),
         *_together(report),
         "<h2>How they learned</h2>", *_curves(report),
-        *(part for number, search in enumerate(report.searches) for part in _search(search, number)),
+        *(part for number, search in enumerate(report.searches) for part in _search(search, number, in_haste)),
         *_rungs(report),
         f"<h2>Who had which {account.device}</h2>",
         f"<p class=note>A bar for every network on every {'slot of a ' * (account.slots > 1)}{account.device} it had. "
@@ -68,10 +69,12 @@ def render(report: Report, every_s: float | None = None) -> str:
         "<h2>Where the time went</h2>", _shares(account), _note(report.samples), _note(report.input),
         _missed(report),
         *_startup(account), "<h2>Beside the simulation</h2>", _comparison(account), "<div id=simulated></div>"]
-    again = "" if every_s is None else f'<meta http-equiv="refresh" content="{max(1, round(every_s))}">'
-    return _PAGE.format(title=escape(report.name), again=again, style=_data("report.css"), body="\n".join(body),
-                        library=_data("echarts.min.js"), script=_data("report.js"),
-                        data=as_script(charts_of(report)))
+    seconds = None if every_s is None else max(1, round(every_s))
+    # With scripts, one of them loads the page anew: it stops where the page is not written any more.
+    again = "" if seconds is None else f'<noscript><meta http-equiv="refresh" content="{seconds}"></noscript>'
+    return _PAGE.format(title=escape(report.name), again=again, every=seconds or "",
+                        style=_data("report.css"), body="\n".join(body), library=_data("echarts.min.js"),
+                        script=_data("report.js"), data=as_script(charts_of(report)))
 
 
 def _data(name: str) -> str:
@@ -79,7 +82,7 @@ def _data(name: str) -> str:
 
 
 _PAGE = """<!doctype html>
-<html lang="en">
+<html lang="en" data-every="{every}">
 <head><meta charset="utf-8"><meta name="viewport" content="width=device-width">{again}<title>{title}</title>
 <style>
 {style}</style></head>
@@ -158,7 +161,7 @@ def _together(report: Report) -> list[str]:
             f"<p class=note>{TOGETHER}</p>"]
 
 
-def _search(search: SearchReport, number: int) -> list[str]:
+def _search(search: SearchReport, number: int, in_haste: bool) -> list[str]:
     """What a search has found, where in its space, and which network came from which."""
     title = f"<h2>{escape(search.title)}</h2>"
     if not search.tried:
@@ -183,12 +186,12 @@ def _search(search: SearchReport, number: int) -> list[str]:
             _legend((str(status), fill) for status, fill in _STATUS_COLOURS.items()
                     if any(one.status is status for one in search.tried)),
             _details("The best networks as a table", html_table(*table_of_tried(search))),
-            *_importance(search), *descent]
+            *_importance(search, in_haste), *descent]
 
 
-def _importance(search: SearchReport) -> list[str]:
+def _importance(search: SearchReport, in_haste: bool) -> list[str]:
     """How much each key decides, as bars that need no script."""
-    found = importance_of(search)
+    found = importance_of(search, in_haste)
     if found is None:
         return []
     rows = "".join(f"<tr><td>{escape(name)}</td><td class=number>{share:.0%}</td><td><i class=share "

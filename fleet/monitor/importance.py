@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fleet.monitor.searched import SearchReport, Tried
-from fleet.spec.space import Range
+from fleet.spec.space import Dimension, Range
 
 LEAST = 10  # networks, below which nothing is said
 _MOST = 1000  # networks that are looked at
@@ -30,14 +30,19 @@ class Importance:
     words: str
 
 
-def importance_of(search: SearchReport) -> Importance | None:
+def importance_of(search: SearchReport, in_haste: bool = False) -> Importance | None:
     """What can be said of a search; None of a space of one key, and of few networks.
 
     Networks that were pruned early count with the best value that they had, as everywhere in the report.
+
+    Args:
+        in_haste: whether no library may be loaded for it, which takes seconds.
     """
     varied = [key for key in search.space if len({repr(one.values.get(key)) for one in search.ranked}) > 1]
     if len(varied) < 2 or len(search.ranked) < LEAST:
         return None
+    if in_haste:
+        return Importance({}, "How much each key decides is found out and shown here by the command fleet report.")
     every = math.ceil(len(search.ranked) / _MOST)
     for way in _WAYS:
         try:
@@ -71,6 +76,9 @@ def _by_optuna(search: SearchReport, keys: Sequence[str], ranked: Sequence[Tried
     """How differently a key is distributed among the best networks and among all (PED-ANOVA)."""
     import optuna
 
+    ranked = [one for one in ranked if all(_fits(one.values.get(key), search.space[key]) for key in keys)]
+    if len(ranked) < LEAST:
+        return [0.0] * len(keys), "Too few networks have values of the space for all keys to say how much each decides."
     logging.getLogger("optuna").setLevel(logging.WARNING)
     space = {key: optuna.distributions.FloatDistribution(own.low, own.high, log=own.log)
              if isinstance(own := search.space[key], Range) else
@@ -78,11 +86,11 @@ def _by_optuna(search: SearchReport, keys: Sequence[str], ranked: Sequence[Tried
     study = optuna.create_study(direction="maximize" if search.is_larger_better else "minimize")
     for one in ranked:
         values = {key: one.values[key] if isinstance(search.space[key], Range) else repr(one.values[key])
-                  for key in keys if key in one.values}
+                  for key in keys}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
             study.add_trial(optuna.create_trial(params=values, value=one.value,
-                                                distributions={key: space[key] for key in values}))
+                                                distributions=space))
     found = optuna.importance.get_param_importances(study, evaluator=optuna.importance.PedAnovaImportanceEvaluator())
     return [found.get(key, 0.0) for key in keys], (
         "How much each key decides, by Optuna's PED-ANOVA: how differently it is spread among the best networks.")
@@ -91,11 +99,16 @@ def _by_optuna(search: SearchReport, keys: Sequence[str], ranked: Sequence[Tried
 _WAYS: tuple[Callable[[SearchReport, Sequence[str], Sequence[Tried]], _Found], ...] = (_by_permutation, _by_optuna)
 
 
-def _number(value: Any, values: Any) -> float:
-    """A value as a forest takes it; one that a network does not have lies below all."""
+def _fits(value: Any, values: Dimension) -> bool:
+    """Whether a value is one of the space: that of a network may be of an earlier one, or lack."""
     if not isinstance(values, Range):
-        places = [repr(one) for one in values]
-        return float(places.index(repr(value))) if repr(value) in places else -1.0
-    if isinstance(value, bool) or not isinstance(value, int | float) or not values.low <= value <= values.high:
-        return float(values.low) - (0.0 if values.log else values.high - values.low)
-    return float(value)
+        return repr(value) in map(repr, values)
+    return isinstance(value, int | float) and not isinstance(value, bool) and values.low <= value <= values.high
+
+
+def _number(value: Any, values: Dimension) -> float:
+    """A value as a forest takes it; one that is none of the space lies below all."""
+    if isinstance(values, Range):
+        return float(value) if _fits(value, values) else (
+            float(values.low) - (0.0 if values.log else values.high - values.low))
+    return float([repr(one) for one in values].index(repr(value))) if _fits(value, values) else -1.0

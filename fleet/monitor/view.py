@@ -339,7 +339,7 @@ def told_of_sharing(speedups: Sequence[float], device: str = "GPU") -> str:
 _STAYING = (Started, RatesRemembered, RateOff, Profiled, CacheChosen, StreamStarted, NetworkAdded, NetworkJudged,
             SearchFailed, ReplayDiffered, SearcherBegan, EarlierRead, NetworkFinished, NetworkTested, NetworkFailed,
             TooLate, NetworkRetried, SharingLearned, SupplyFound, NetworkFellBack, DataChanged, ChangesAccepted,
-            BestLost, NetworkWarned, RankLost, NodesLeft, GroupStruck, Interrupted, BadSample)
+            TrackerFailed, BestLost, NetworkWarned, RankLost, NodesLeft, GroupStruck, Interrupted, BadSample)
 
 
 class _Pace(NamedTuple):

@@ -342,7 +342,7 @@ class CoordinatorSide:
             for search in report.searches:
                 if not search.tried:
                     print(search.words)
-            write_report(self._launch.paths.report, report)
+            write_report(self._launch.paths.report, report, in_haste=True)
         except UserError as error:  # a log that was damaged is no reason to fail after all else went well
             shown = f"without a report, because {error}"
         print(f"Everything is in {self._launch.paths.root}; {shown}.", flush=True)

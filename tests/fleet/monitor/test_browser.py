@@ -9,6 +9,7 @@ import select
 import shutil
 import subprocess
 import time
+from dataclasses import replace
 
 import pytest
 from PIL import Image
@@ -113,3 +114,21 @@ def test_the_pictures_of_a_search_are_drawn(browse, searched):  # noqa: F811
     with Image.open(io.BytesIO(base64.b64decode(shot))) as picture:
         colours = {colour for _, colour in picture.convert("RGB").getcolors(2**24)}
     assert (0x4e, 0x79, 0xa7) in colours  # the best so far, and the best one's line of descent
+
+
+def test_an_open_page_takes_up_what_is_written_anew_until_nothing_is(tmp_path, browse):
+    report = read_report(made_up_run(tmp_path))
+    page, file = browse(render(report, 1.0)), tmp_path / "page.html"
+    file.write_text(render(replace(report, name="anew"), 1.0))
+    until = time.monotonic() + 30
+    while page.run("document.readyState + document.title") != "completeanew":
+        assert time.monotonic() < until
+        time.sleep(0.1)
+    os.utime(file, (time.time() - 3600,) * 2)  # whoever wrote it was killed
+    while "does not load itself anew any more" not in (page.run("document.body && document.body.textContent") or ""):
+        assert time.monotonic() < until
+        time.sleep(0.1)
+    page.run("window.stays = true")
+    time.sleep(1.5)
+    assert page.run("window.stays")
+    assert not page.errors

@@ -37,12 +37,27 @@ def test_the_key_that_decides_comes_first(library, larger, monkeypatch):
     assert ("permutation" if library == "sklearn" else "Optuna") in found.words
 
 
-def test_a_network_may_lack_a_value(monkeypatch):
-    pytest.importorskip("sklearn")
+@pytest.mark.parametrize("library", ["sklearn", "optuna"])
+@pytest.mark.parametrize("other", [{}, {"rate": 1.0}, {"filters": [32]}])
+def test_a_network_may_lack_a_value_or_have_one_of_an_earlier_space(library, other, monkeypatch):
+    pytest.importorskip(library)
+    if library == "optuna":
+        monkeypatch.setitem(sys.modules, "sklearn.ensemble", None)
     found = search(80, lambda place, values: values["depth"])
-    lacking = [replace(one, values={key: value for key, value in one.values.items() if key != "filters"})
-               if one.number % 2 else one for one in found.tried]
-    assert next(iter(importance_of(replace(found, tried=tuple(lacking))).shares)) == "depth"
+
+    def importance(lack):
+        return importance_of(replace(found, tried=tuple(
+            replace(one, values={key: value for key, value in one.values.items() if key != "filters"} | other)
+            if one.number in lack else one for one in found.tried)))
+
+    assert next(iter(importance(range(1, 80, 4)).shares)) == "depth"
+    assert importance(range(75)).words
+
+
+def test_in_haste_no_library_is_loaded(monkeypatch):
+    monkeypatch.setattr("fleet.monitor.importance._WAYS", None)
+    found = importance_of(search(80, lambda place, values: values["rate"]), in_haste=True)
+    assert (found.shares, "fleet report" in found.words) == ({}, True)
 
 
 def test_of_chance_nothing_is_said():

@@ -269,6 +269,8 @@ def test_the_live_table_follows_networks_from_start_to_end(run, monkeypatch):
     finally:
         view.view.close()
     assert "a FAILED: no room" in screen.getvalue()
+    warnings = [line for _, line in EVENTS if line.startswith("WARNING")]
+    assert [line for line in warnings if line[:60] not in screen.getvalue()] == []
 
 
 GROUP = GroupStarted("a", (0,), stream_epoch=3, round=1)
