@@ -80,7 +80,8 @@ def _by_optuna(search: SearchReport, keys: Sequence[str], ranked: Sequence[Tried
     if len(ranked) < LEAST:
         return [0.0] * len(keys), "Too few networks have values of the space for all keys to say how much each decides."
     logging.getLogger("optuna").setLevel(logging.WARNING)
-    space = {key: optuna.distributions.FloatDistribution(own.low, own.high, log=own.log)
+    space: dict[str, optuna.distributions.BaseDistribution] = {
+        key: optuna.distributions.FloatDistribution(own.low, own.high, log=own.log)
              if isinstance(own := search.space[key], Range) else
              optuna.distributions.CategoricalDistribution([repr(choice) for choice in own]) for key in keys}
     study = optuna.create_study(direction="maximize" if search.is_larger_better else "minimize")
@@ -89,8 +90,7 @@ def _by_optuna(search: SearchReport, keys: Sequence[str], ranked: Sequence[Tried
                   for key in keys}
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
-            study.add_trial(optuna.create_trial(params=values, value=one.value,
-                                                distributions=space))
+            study.add_trial(optuna.create_trial(params=values, value=one.value, distributions=space))
     found = optuna.importance.get_param_importances(study, evaluator=optuna.importance.PedAnovaImportanceEvaluator())
     return [found.get(key, 0.0) for key in keys], (
         "How much each key decides, by Optuna's PED-ANOVA: how differently it is spread among the best networks.")
