@@ -25,7 +25,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.add_argument("run", metavar="RUN", type=Path, help="folder of the run")
     for kind in FORMATS:
-        parser.add_argument(f"--{kind}", nargs="?", const=Path(), type=Path, metavar="DIR", help=(
+        parser.add_argument(f"--{kind}", nargs="?", const=False, type=Path, metavar="DIR", help=(
             f"write results.{kind}, a row per network, and history.{kind}, a row per epoch of each, into this folder "
             "(RUN/export)"))
     for tracker in TRACKERS.values():
@@ -41,7 +41,7 @@ def run(args: argparse.Namespace) -> None:
     if not kinds and not trackers:
         raise UserError(f"say what to write: {', '.join(f'--{name}' for name in (*FORMATS, *TRACKERS))}")
     for kind, folder in kinds.items():
-        for path in write_tables(args.run, RunPaths(args.run).exports if folder == Path() else folder, kind):
+        for path in write_tables(args.run, folder or RunPaths(args.run).exports, kind):
             print(path)
     if trackers:
         tracked = track(RunPaths(args.run))

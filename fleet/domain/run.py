@@ -230,6 +230,7 @@ class RunState:
         self.commands: list[e.Commanded] = []
         self.asked: dict[str, bool] = {}
         self.told: dict[str, tuple[float, ...]] = {}
+        self._objectives: dict[str, Any] = {}  # entry -> those that count now
         self.judged: dict[str, dict[str, e.NetworkJudged]] = {"pause": {}, "stop": {}, "go_on": {}}
         self.data_changes: list[e.DataChanged] = []
         self.missed = 0
@@ -363,8 +364,10 @@ class RunState:
                 self._judge(event)
             case e.Searched() if event.call == "ask":
                 self.asked[event.entry] = self.asked.get(event.entry, False) or event.answer is not None
-            case e.Searched(call="tell", value=tuple() as value):
-                self.told[event.network] = value
+            case e.Searched() if event.come_to:
+                self.told[event.network] = event.come_to
+            case e.SearcherBegan():
+                self._begin_searcher(event)
             case e.Commanded():
                 self._command(event)
             case e.ChangesAccepted():
@@ -510,6 +513,14 @@ class RunState:
         """A network; one that nobody has told of before may have been taken from the spec since."""
         found = self.networks.get(name)
         return found or self._meet(name, None, self._converge.max_epochs)
+
+    def _begin_searcher(self, began: e.SearcherBegan) -> None:
+        """What was told of other objectives says nothing of those that count now."""
+        objectives = began.settings.get("objectives")
+        if self._objectives.setdefault(began.entry, objectives) != objectives:
+            self._objectives[began.entry] = objectives
+            of_entry = {name for name, added in self.added.items() if added.entry == began.entry}
+            self.told = {name: told for name, told in self.told.items() if name not in of_entry}
 
     def _add(self, added: e.NetworkAdded) -> None:
         self.added[added.network] = added

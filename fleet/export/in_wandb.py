@@ -41,7 +41,8 @@ def _replace(run: TrackedRun, network: TrackedNetwork, folder: Path, said: str) 
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".fleet-") as aside:
         made = _log(run, network, Path(aside))
         (made / _WRITTEN).write_text(said, encoding="utf-8")
-        shutil.rmtree(folder, ignore_errors=True)
+        for before in folder.parent.glob(f"offline-run-*-{network.key}"):  # it may have begun at another time since
+            shutil.rmtree(before, ignore_errors=True)
         made.rename(folder)
 
 

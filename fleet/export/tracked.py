@@ -119,7 +119,7 @@ def track(paths: RunPaths) -> TrackedRun:
         UserError: there is no run there, or its spec cannot be read.
     """
     past, log = past_of(paths), log_of(paths)
-    return tracked(past, paths, is_going_on=not isinstance(log[-1].event, Ended))
+    return tracked(past, paths, is_going_on=not (log and isinstance(log[-1].event, Ended)))
 
 
 def tracked(past: Past, paths: RunPaths, is_going_on: bool = False) -> TrackedRun:

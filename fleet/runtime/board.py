@@ -22,7 +22,6 @@ from fleet.domain.events import (
     RatesEstimated,
     RatesRemembered,
     RememberedRate,
-    Searched,
     SearcherBegan,
     SharingLearned,
 )
@@ -117,10 +116,6 @@ class CoordinatorSide:
         run = RunState(spec) if launch.request.beside_others else state_of(read_run(paths), spec)
         self._view = make_view(run, launch.request.plain)
         self._log = tuple(logged.event for logged in read_events(paths.events)) if paths.events.exists() else ()
-        for event in self._log:
-            if isinstance(event, Searched) and event.call == "tell" and isinstance(event.value, tuple) and (
-                    event.network in self.results.networks):
-                self.results.told(event.network, event.value)
         self._book = RateBook(cache_path(), launch.request.remeasure)
         self._left = [network for network in spec.networks
                       if self.results.standing(network.name).outcome is None]  # when the launch begins

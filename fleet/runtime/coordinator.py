@@ -194,6 +194,9 @@ class Coordinator:
             self._note(events.EpochEnded(network, record))
         for change in (*past.changes, *self._search.begins):
             self._note(change)
+        for name, values in self._run.told.items():
+            if name in self._results.networks:
+                self._results.told(name, values)
 
     def step(self) -> bool:
         """Receive a message if there is one, decide, send; returns whether anything happened."""
@@ -334,8 +337,8 @@ class Coordinator:
         log.info("%s", event)
         if isinstance(event, events.BadSample):
             self._results.add_bad(event.name, event.reason)
-        if isinstance(event, events.Searched) and event.call == "tell" and isinstance(event.value, tuple):
-            self._results.told(event.network, event.value)
+        if isinstance(event, events.Searched) and event.come_to:
+            self._results.told(event.network, event.come_to)
         for observer in self._observers:
             observer.on_event(event)
         if isinstance(event, events.EpochEnded | events.GroupStarted):

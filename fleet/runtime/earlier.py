@@ -89,7 +89,7 @@ def earlier_of(entry: Entry, run: str, log: Iterable[Event], knows: bool) -> tup
             case EarlierRead(entry.name, source) if source == run:
                 read, was_read = event, True
             case SearcherBegan(entry.name, is_another=True):
-                read = None
+                read, told = None, 0  # the new one is told anew
             case Searched(entry.name, "know", source=source) if source == run:
                 told += 1
     if read is not None and told >= read.told:

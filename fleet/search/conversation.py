@@ -136,8 +136,8 @@ class Conversation:
                 self._earlier[key] = replace(one, number=-1 - len(self._earlier))
                 self._to_say.append(self._earlier[key])
 
-    def change(self, space: Space, knows: bool, curves: Mapping[int, Sequence[float]], names: Mapping[int, str]
-               ) -> None:
+    def change(self, space: Space, knows: bool, curves: Mapping[int, Sequence[float]], names: Mapping[int, str],
+               judges_alike: bool = True) -> None:
         """Another searcher takes over: it is told of all networks that fit its space, and judges what comes.
 
         Args:
@@ -145,9 +145,13 @@ class Conversation:
             knows: whether it can be told of networks that it has not asked for.
             curves: number -> the monitored values of the epochs of a network that was asked for.
             names: number -> its name.
+            judges_alike: whether the same counts as before; if not, what earlier runs found is to be read anew.
         """
         self._to_say.clear()
         self._paused.clear()
+        self._verdicts.clear()  # one that nobody has acted on yet is none any more
+        if not judges_alike:
+            self._earlier.clear()
         self._heard_more()
         self._wrong = 0
         for key, one in self._earlier.items():

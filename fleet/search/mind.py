@@ -212,6 +212,7 @@ class Mind:
         self._judge, self._rule, self._obeys, self._trainers = judge, rule, obeys, trainers
         self._watched = {"": (monitor, _sign(mode)),
                          **{entry.name: (entry.monitor, _sign(entry.mode)) for entry in entries}}
+        self._objectives: dict[str, object] = {}  # entry -> those of its newest searcher, in the log
         self._epochs = dict.fromkeys(self._entries, 0)  # that networks of each have trained
         self._gpu_s = dict.fromkeys(self._entries, 0.0)
         self._alive: dict[str, set[str]] = {name: set() for name in ["", *self._entries]}  # networks, by entry
@@ -342,8 +343,11 @@ class Mind:
                     self._lives[event.network].end = End.FAILED if follows.wrong else None
                 elif isinstance(follows, Resumed):
                     self._lives[self._entries[event.entry].network(follows.number)].is_resumed = True
-            case SearcherBegan(is_another=True) if event.entry in self._talks:
-                self._change(event)
+            case SearcherBegan() if event.entry in self._talks:
+                before = self._objectives.get(event.entry)
+                self._objectives[event.entry] = event.settings["objectives"]
+                if event.is_another:
+                    self._change(event, before == event.settings["objectives"])
             case EpochEnded() if event.network in self._lives and (
                     self._lives[event.network].end is None or event.network in self._finished):
                 life = self._lives[event.network]
@@ -357,14 +361,14 @@ class Mind:
             case NetworkJudged() if event.network in self._lives:
                 self._recall_judged(self._lives[event.network], Verdict(event.verdict), event.by, event.epochs)
 
-    def _change(self, began: SearcherBegan) -> None:
+    def _change(self, began: SearcherBegan, judges_alike: bool) -> None:
         """Another searcher has taken over: what the one before it has paused goes on."""
         lives = [life for life in self._lives.values() if life.entry == began.entry]
         for life in lives:
             life.is_resumed |= _SEARCHER in life.holders
         self._talks[began.entry].change(space_of(began.settings["space"]), began.knows,
                                         {life.number: life.values for life in lives},
-                                        {life.number: life.name for life in lives})
+                                        {life.number: life.name for life in lives}, judges_alike)
 
     def _recall_judged(self, life: Life, verdict: Verdict, by: tuple[str, ...], epochs: int) -> None:
         if by != (USER,):  # that is no answer to what was said of an epoch
@@ -614,17 +618,18 @@ class Mind:
             for name, talk in self._talks.items():
                 call = talk.next(may_want and self._wants(name, training.get(name, 0)))
                 if call is not None:
-                    if isinstance(call, Tell) and call.value is not None:
-                        call = replace(call, value=self._come_to(self._entries[name], call))
+                    if isinstance(call, Tell) or (isinstance(call, Know) and call.outcome and not call.source):
+                        call = replace(call, value=self._come_to(self._entries[name], call.number))
                     self._out = Consult(name, call)
                     self._decided.append(self._out)
                     return
 
-    def _come_to(self, entry: Entry, told: Tell) -> float | tuple[float, ...] | None:
+    def _come_to(self, entry: Entry, number: int) -> float | tuple[float, ...] | None:
         """What a searcher is told that a network has come to: of several objectives in each."""
-        names, life = [name for name, _ in entry.objectives], self._lives[entry.network(told.number)]
-        if len(names) == 1:
-            return told.value
+        names, life = [name for name, _ in entry.objectives], self._lives[entry.network(number)]
+        best = self._known_best(life)
+        if len(names) == 1 or best is None:
+            return best
         return come_to(names, life.record, {
             "parameters": self._parameters.get(life.name), "rate": self.rate_of(life.name) or life.rate or None,
             "epochs": life.judged, "seconds": life.seconds})

@@ -46,6 +46,12 @@ class Searched:
     curve: Annotated[tuple[Annotated[float, MayBeNan], ...], OmitDefault] = ()
     source: Annotated[str, OmitDefault] = ""
 
+    @property
+    def come_to(self) -> tuple[float, ...]:
+        """What a network of this run has come to in each of several objectives; nothing where that is not said."""
+        is_of_run = self.call in ("tell", "know") and not self.source
+        return self.value if is_of_run and isinstance(self.value, tuple) else ()
+
 
 @dataclass(frozen=True)
 class SearcherBegan:

@@ -102,7 +102,7 @@ class Tracking:
         """
         process = self._process
         if process is None:
-            return []
+            return self._unsaid
         if process.stdin is not None:
             process.stdin.close()
         try:

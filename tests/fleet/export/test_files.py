@@ -45,7 +45,7 @@ def test_a_run_is_a_row_a_network_and_a_row_an_epoch(searched):
     assert {"network", "epoch", "loss", "val_loss", "gpus", "seconds", "learning_rate"} <= set(epochs.columns())
 
 
-def test_csv_and_parquet_have_all_of_it(searched, tmp_path, capsys):
+def test_csv_and_parquet_have_all_of_it(searched, tmp_path, capsys, monkeypatch):
     run = searched.folder / "run"
     assert main(["export", str(run), "--csv"]) == 0
     assert capsys.readouterr().out.splitlines()[-2:] == [str(run / f"export/{name}.csv")
@@ -54,6 +54,9 @@ def test_csv_and_parquet_have_all_of_it(searched, tmp_path, capsys):
         found = list(csv.DictReader(file))
     assert [(row["network"], int(row["epoch"]), float(row["val_loss"])) for row in found] == [
         (row.network, row.epoch, row.val_loss) for row in read_history(run)]
+    monkeypatch.chdir(tmp_path)
+    assert main(["export", str(run), "--csv", "."]) == 0
+    assert (tmp_path / "history.csv").read_bytes() == (run / "export/history.csv").read_bytes()
     assert searched.paths.foreign() == []
     parquet = pytest.importorskip("pyarrow.parquet")
     assert main(["export", str(run), "--parquet", str(tmp_path / "tables")]) == 0

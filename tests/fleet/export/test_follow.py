@@ -16,6 +16,8 @@ from fleet.export import follow
 from fleet.export.follow import Follower, calls
 from fleet.export.trackers import TRACKERS, places
 from fleet.runtime import board
+from fleet.runtime.outside import tracking
+from fleet.runtime.outside.tracking import Tracking
 from fleet.spec import dump, json_schema, parse
 from fleet.storage.paths import RunPaths
 from tests.fleet.runtime.test_searching import ENTRY, Run
@@ -109,3 +111,12 @@ def test_a_tracker_that_hangs_keeps_no_run_from_its_end(tmp_path, capsys, monkey
     run = Run(tmp_path, {}, models=SOFTMAX, epochs=2, track=["optuna"])
     assert run.launch() is ExitStatus.OK
     assert "track is not written, and the run goes on without it: not ended within 0 s" in capsys.readouterr().out
+
+
+def test_a_process_that_cannot_be_started_is_told_of_at_the_end_at_the_latest(tmp_path, monkeypatch):
+    def start(*arguments, **more):
+        raise OSError("no processes left")
+
+    monkeypatch.setattr(tracking.subprocess, "Popen", start)
+    begun = Tracking([("wandb", tmp_path / "w")], RunPaths(tmp_path), "spec.yaml")
+    assert begun.close(0.1) == [TrackerFailed("wandb", str(tmp_path / "w"), "no processes left")]

@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -89,6 +90,12 @@ def test_each_network_is_an_offline_run_whatever_was_written_before(tmp_path, be
     assert (first.summary["status"], first.summary["reason"]) == ("finished", "finished")
     said = listed(tmp_path)
     assert all(Path(path).parent.name in said for path in times), said
+
+
+def test_a_network_that_began_at_another_time_after_all_takes_the_place_of_what_was_written(tmp_path):
+    for began in (1000.0, 90000.0):
+        write("wandb", replace(LATE, networks=tuple(replace(one, began=began) for one in LATE.networks)), tmp_path)
+    assert len(found(tmp_path)) == len(LATE.networks)
 
 
 def test_a_run_given_resumed_and_given_again_is_as_its_tables_say(searched, tmp_path, capsys):

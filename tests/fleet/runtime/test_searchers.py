@@ -6,10 +6,14 @@ from types import SimpleNamespace
 
 import pytest
 
-from fleet.domain.events import Searched
+from fleet.domain.events import EarlierRead, Searched, SearcherBegan
 from fleet.ensemble.effects import Consulted, ConsultFailed
+from fleet.runtime import earlier
+from fleet.runtime.earlier import earlier_of
 from fleet.runtime.searchers import Searchers
-from fleet.search.calls import Ask, Report, Tell
+from fleet.search.calls import Ask, Know, Report, Tell
+from fleet.search.mind import Entry
+from fleet.spec.search import Search
 
 
 class Slow:
@@ -100,3 +104,17 @@ def test_another_answer_in_a_replay_is_told_of(slow):
     searchers.consult("net", Ask(3))
     assert await_answer(searchers).difference == ""  # they are heard again once
     searchers.close()
+
+
+def test_a_new_searcher_is_told_anew_what_an_earlier_run_found(monkeypatch):
+    entry = Entry("net", Search(ask="random", most=9), {"width": (1, 2, 3)}, "maximize", "val_accuracy")
+    found = [Know(0, {"width": 3}, (), "finished", 0.5, "a-2", "runs/a")]
+    monkeypatch.setattr(earlier, "read_known", lambda run, space, objectives: (found, {}))
+    told = [Searched("net", "know", -1 - number, answer={"width": 1 + number}, network=f"a-{number}", source="runs/a")
+            for number in range(2)]
+    log = [EarlierRead("net", "runs/a", 2), *told]
+    assert earlier_of(entry, "runs/a", log, knows=True) == ([], None)
+    read = EarlierRead("net", "runs/a", 1)
+    log += [SearcherBegan("net", {}, "space", is_another=True)]
+    assert earlier_of(entry, "runs/a", log, knows=True) == (found, read)
+    assert earlier_of(entry, "runs/a", [*log, read], knows=True) == (found, None)  # killed before it was told

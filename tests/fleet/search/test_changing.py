@@ -1,15 +1,18 @@
 """Searches that go on with other settings, and those that are told what earlier runs found."""
 
 from contextlib import suppress
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fleet.domain.events import Searched, SearcherBegan
+from fleet.domain.events import NetworkAdded, Searched, SearcherBegan
+from fleet.domain.run import RunState
 from fleet.search.calls import Ask, Know, Tell
 from fleet.search.changing import beginning
 from fleet.search.mind import Entry
+from fleet.search.searcher import End, RandomSearcher
 from fleet.spec.space import Range
 from tests.examples import examples
 from tests.fleet.search.launches import LEARNING_RATE, Disk, Launch, Struck, search_of
@@ -150,3 +153,50 @@ def test_of_several_objectives_the_searcher_is_told_all():
     told = {call.number: call.value for call in launch.calls if isinstance(call, Tell)}
     assert told[0][1:] == (70.0, 12.5, launch.done("net-0"))
     assert told[1][1:3] == (80.0, 100.0)  # what its epochs have shown
+
+
+class Told(RandomSearcher):
+    """Keeps what it is told of networks; perhaps it pauses each after its second epoch, and lets none go on."""
+
+    def __init__(self, space, seed, mode, pauses=False):
+        super().__init__(space, seed, mode)
+        self.pauses, self.told = pauses, {}
+
+    def report(self, number, epoch, value):
+        return "pause" if self.pauses and epoch == 2 else "go_on"
+
+    def tell(self, number, outcome, value):
+        self.told[number] = value
+
+
+TOLD = "tests.fleet.search.test_changing:Told"
+
+
+def test_of_other_objectives_a_new_searcher_is_told_what_networks_have_come_to_in_those():
+    disk, run = Disk(), RunState()
+    begun(disk, search_of("random", most=4), SPACE, earlier=EARLIER).run()
+    several = search_of(TOLD, most=5, objectives=[{"value": "val_accuracy"}, {"value": "epochs"}])
+    anew = [replace(one, value=(one.value, 2.0)) for one in EARLIER]
+    launch = begun(disk, several, SPACE, earlier=anew).run()
+    best = {number: launch.mind._lives[f"net-{number}"].best for number in range(5)}
+    assert launch.searcher.told == {-1: (0.6, 2.0), -2: (0.1, 2.0),
+                                    **{number: (best[number], 5.0) for number in range(5)}}
+    for name in launch.added:
+        run.apply(0.0, NetworkAdded(name, "net", int(name[4:]), {}, (1, None), 5))
+    for event in disk.events:
+        run.apply(0.0, event)
+    assert run.told == {f"net-{number}": (best[number], 5.0) for number in range(5)}
+    back = begun(disk, search_of(TOLD, most=5), SPACE, earlier=EARLIER).run()
+    assert back.searcher.told == {-1: 0.6, -2: 0.1, **best}
+    run.apply(0.0, disk.of(SearcherBegan)[-1])
+    assert run.told == {}
+
+
+def test_a_pause_that_the_searcher_before_has_asked_for_and_nobody_has_noted_is_none():
+    disk, steps = Disk(), 0
+    while not any(event.answer == "pause" for event in disk.of(Searched)):
+        disk, steps = Disk(), steps + 1
+        with pytest.raises(Struck):
+            begun(disk, search_of(TOLD, most=3, options={"pauses": True}), SPACE, steps=steps).run()
+    launch = begun(disk, search_of(TOLD, most=3), SPACE).run()
+    assert set(launch.outcomes.values()) == {(5, End.FINISHED)}
