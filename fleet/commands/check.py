@@ -39,7 +39,7 @@ from fleet.spec.fitting import Misfit, joined, misfits
 from fleet.spec.judging import check_comparable
 from fleet.spec.model import FAMILIES
 from fleet.spec.resolve import extremes, variants
-from fleet.storage.event_log import last_cache
+from fleet.storage.event_log import last_cache, read_run
 from fleet.storage.paths import RunPaths
 from fleet.terminal import print_table, progress_bar
 from fleet.units import format_size
@@ -112,7 +112,7 @@ def _check(path: str, steps: bool) -> _Found:
     except UserError as error:
         mistakes.append(spec.origin.mistake(("train", "class_weights"), str(error)))
     for look in (lambda: check_comparable(written, (*written.networks, *variants(written)), kinds_of(opened.sample)),
-                 lambda: make_searchers(spec)):
+                 lambda: make_searchers(spec, [logged.event for logged in read_run(RunPaths(spec.output))])):
         try:
             look()
         except SpecError as error:

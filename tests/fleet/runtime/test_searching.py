@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import yaml
 
+from fleet.__main__ import main
 from fleet.domain.events import (
     EarlierRead,
     Ended,
@@ -300,6 +301,7 @@ def test_a_search_begins_with_what_an_earlier_run_found_and_goes_on_when_its_spa
     changed = Run(folders[0], {**search, "most": 5}, epochs=2, models=[{**ENTRY, "space": space,
                                                                        "search": {**search, "most": 5}}])
     shutil.rmtree(tmp_path / "run")  # what was found there is in the log
+    assert main(["check", str(changed.path)]) == 0
     assert changed.launch() is ExitStatus.OK
     [_, began] = changed.of(SearcherBegan)
     assert began.is_another

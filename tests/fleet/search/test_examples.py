@@ -8,6 +8,7 @@ import pytest
 import yaml
 
 from fleet.domain.events import NetworkJudged
+from fleet.search.calls import Know
 from fleet.search.searcher import End
 from fleet.spec import parse
 from fleet.spec.resolve import asked_network
@@ -51,6 +52,15 @@ def test_evolution_finds_better_networks_than_it_began_with():
     sums = [add.values["filters.0"] + add.values["filters.1"] for add in launch.added.values()]
     assert len(sums) == 120
     assert sum(sums[20:]) / 100 > 1.2 * sum(sums[:20]) / 20
+
+
+def test_evolution_mutates_what_is_known():
+    known = [Know(0, {"filters.0": 1 + number, "filters.1": 19, "kernel": 3}, (), "finished", number / 20,
+                  f"a-{number}", "runs/a") for number in range(10)]
+    search = search_of("evolution_searcher:Searcher", most=5, at_once=1, options={"population": 10, "sample": 10})
+    launch, _, _ = run_struck([], search, SHAPES, epochs=1, kind=Shaped, earlier=known)
+    first = launch.added["net-0"].values
+    assert sum(first[name] != value for name, value in known[-1].values.items()) == 1
 
 
 def test_evolution_ends_where_a_space_is_used_up():
