@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from fleet.comm.base import World
@@ -25,7 +25,8 @@ from fleet.domain.events import (
     SearcherBegan,
     SharingLearned,
 )
-from fleet.domain.run import RunState
+from fleet.domain.network import Standing
+from fleet.domain.run import RunState, is_pruned
 from fleet.ensemble.claims import Claims
 from fleet.ensemble.rates import traits_of
 from fleet.ensemble.setup import Setup, Speeds
@@ -89,6 +90,24 @@ def meaning(status: ExitStatus, rows: Iterable[NetworkResult]) -> str:
     return "a searcher is not called again, and a warning above says why"
 
 
+def _lost(run: RunState, standings: Mapping[str, Standing], saved: Container[str], changes: Sequence[Event]
+          ) -> list[NetworkFellBack]:
+    """The networks that start over because no checkpoint is left of them, as when somebody has deleted their folders.
+
+    Args:
+        run: by the log alone.
+        standings: by the checkpoints.
+        saved: the networks that have one.
+        changes: what is said already.
+    """
+    said = {event.network for event in changes if isinstance(event, NetworkFellBack)}
+    return [NetworkFellBack(name, f"no checkpoint of it is left, and the log has {counted(epochs, 'epoch')} of it",
+                            epochs=0, position=0)
+            for name, before in run.standings.items()
+            if (epochs := len(before.history)) and not is_pruned(before) and name not in saved and name not in said
+            and name in standings and standings[name].outcome is None]
+
+
 class CoordinatorSide:
     """What rank 0 has beside its roles: the coordinator and everything that watches it.
 
@@ -114,6 +133,7 @@ class CoordinatorSide:
         self.results.write()
         histories = {name: standing.history for name, standing in self.results.standings.items()}
         run = RunState(spec) if launch.request.beside_others else state_of(read_run(paths), spec)
+        lost = [] if launch.replayed else _lost(run, self.results.standings, states, launch.changes)
         self._view = make_view(run, launch.request.plain)
         self._log = tuple(logged.event for logged in read_events(paths.events)) if paths.events.exists() else ()
         self._book = RateBook(cache_path(), launch.request.remeasure)
@@ -151,7 +171,7 @@ class CoordinatorSide:
             Files(self.results, self._events, Profile(paths.profile), launch.fence, self._tracking), observers,
             interruption,
             Past(unlogged, self._remembered(), (launch.cache.event(launch.roles.shared), *launch.changes,
-                                                *self._damaged()), laps),
+                                                *self._damaged(), *lost), laps),
             self._harvest, self._search(online is not None), run)
         if self._harvest is not None:
             self.results.check, self.results.pacing = self._harvest.check, SharedPacing(paths.results)

@@ -100,7 +100,9 @@ class NetworkFailed:
 
 @dataclass(frozen=True)
 class NetworkFellBack:
-    """A network's newest checkpoint is damaged: it goes on from the one before, from the best one, or starts over.
+    """A network's newest checkpoint is damaged, or gone.
+
+    It goes on from the one before, from the best one, or starts over.
 
     Attributes:
         damage: what is wrong with the checkpoint.

@@ -6,6 +6,7 @@ import gc
 import itertools
 import json
 import os
+import shutil
 import sys
 import time
 import warnings
@@ -936,6 +937,19 @@ def test_a_network_whose_newest_checkpoint_was_deleted_says_from_which_epoch_it_
     assert event.damage.startswith(f"{runner.prepared.paths.last('n0')} is missing")
     assert "WARNING: n0 goes on after epoch" in capsys.readouterr().out
     runner.check_epochs()
+
+
+def test_a_network_whose_folder_was_deleted_says_that_it_starts_over(folders, capsys):
+    runner = shaky(folders(), failures=0, retries=0, epochs=3, policy="baseline")
+    assert runner.launch() is ExitStatus.OK
+    assert not runner.events(NetworkFellBack)
+    shutil.rmtree(runner.prepared.paths.last("n0").parent)
+    assert runner.launch() is ExitStatus.OK
+    assert "WARNING: n0 starts over: no checkpoint of it is left, and the log has 3 epochs of it" in (
+        capsys.readouterr().out)
+    assert len(runner.history("n0")) == 3
+    assert runner.launch() is ExitStatus.OK
+    assert len(runner.events(NetworkFellBack)) == 1
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
