@@ -84,6 +84,18 @@ def test_without_a_python_it_says_why_and_how_to_get_one_without_root(tmp_path, 
     assert "conda create" in said
 
 
+def test_an_environment_that_was_interrupted_is_made_anew_with_the_versions_of_its_new_python(tmp_path):
+    torn = tmp_path / "env/bin/python"
+    torn.parent.mkdir(parents=True)
+    torn.write_text(interpreter("3.12"))
+    torn.chmod(0o755)
+    (tmp_path / "env/pyvenv.cfg").touch()
+    makes = ('#!/bin/sh\ncase "$*" in *version_info*) echo 3.11;; *venv*--clear*) echo "#!/bin/sh" > "$4/bin/python"; '
+             'echo \'echo "$*" >&2; exit 3\' >> "$4/bin/python";; esac\n')
+    status, said = make_env(tmp_path, {"python3.11": makes, "python3.12": SHIM})
+    assert (status, said.split()[-1]) == (3, "tools/constraints-3.11.txt")
+
+
 def test_an_environment_of_another_python_is_kept(tmp_path):
     python = tmp_path / "env/bin/python"
     python.parent.mkdir(parents=True)

@@ -72,7 +72,6 @@ if [ -n "${PYTHON:-}" ] || ! is_tried "$version"; then
     [ -z "$made" ] || [ "$made" = "$version" ] || refuse "$VENV is of Python $made: name another folder for" \
         "Python $version (VENV=$VENV-$version), or remove it"
 fi
-constraints=tools/constraints-$version.txt
 if ! "$VENV/bin/python" -m pip --version >/dev/null 2>&1; then
     clear=()
     if [ -e "$VENV/pyvenv.cfg" ]; then
@@ -81,8 +80,11 @@ if ! "$VENV/bin/python" -m pip --version >/dev/null 2>&1; then
         refuse "$VENV holds something else than a virtual environment: name another folder, or empty it"
     fi
     say "making the virtual environment $VENV"
-    "${python:-$(find_python)}" -m venv ${clear[@]+"${clear[@]}"} "$VENV"
+    python=${python:-$(find_python)}
+    version=$(version_of "$python")
+    "$python" -m venv ${clear[@]+"${clear[@]}"} "$VENV"
 fi
+constraints=tools/constraints-$version.txt
 pip=("$VENV/bin/python" -m pip --disable-pip-version-check -qq)
 
 want=$(fingerprint tools/requirements.txt "$constraints")

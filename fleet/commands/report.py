@@ -80,12 +80,17 @@ def _keep_writing(paths: RunPaths, page: Path, every_s: float) -> None:
     said = False
     try:
         while held_lease(paths) is not None:
-            with suppress(UserError):  # a launch that has just begun has nothing to report yet
-                write_report(page, read_report(paths), every_s)
-                if not said:
-                    print(f"{page} shows it, and is written anew every {format_duration(every_s)}, until the launch "
-                          "ends or Ctrl-C.", flush=True)
-                said = True
+            try:
+                with suppress(UserError):  # a launch that has just begun has nothing to report yet
+                    write_report(page, read_report(paths), every_s)
+                    if not said:
+                        print(f"{page} shows it, and is written anew every {format_duration(every_s)}, until the "
+                              "launch ends or Ctrl-C.", flush=True)
+                    said = True
+            except StorageError as error:
+                if not error.may_pass:
+                    raise
+                print(f"fleet report: {error}", file=sys.stderr)
             until = time.monotonic() + every_s
             while time.monotonic() < until and held_lease(paths) is not None:
                 time.sleep(min(_LOOK_S, every_s))

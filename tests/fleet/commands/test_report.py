@@ -8,6 +8,8 @@ import pytest
 
 from fleet.__main__ import main
 from fleet.domain.events import EpochEnded
+from fleet.errors import StorageError
+from fleet.monitor.html import write_report
 from tests.fleet.logs import LOG, as_text, made_up_run
 
 
@@ -67,6 +69,22 @@ def test_the_page_is_written_anew_until_the_launch_ends_and_then_stands_still(ru
     assert '<meta http-equiv="refresh"' in pages[1]
     assert '<meta http-equiv="refresh"' not in run.report.read_text()
     assert capsys.readouterr().out.count("written anew every") == 1
+
+
+@pytest.mark.parametrize("may_pass", [True, False])
+def test_a_disk_that_is_full_for_a_moment_does_not_end_the_writing(run, capsys, monkeypatch, may_pass):
+    held, full = iter([run.lease] * 6), [StorageError("there is no room", may_pass)]
+
+    def write(*given):
+        if full:
+            raise full.pop()
+        write_report(*given)
+
+    monkeypatch.setattr("fleet.commands.report.held_lease", lambda paths: next(held, None))
+    monkeypatch.setattr("fleet.commands.report.write_report", write)
+    assert main(["report", str(run.root), "--every", "0.01s"]) == (0 if may_pass else 1)
+    out, err = capsys.readouterr()
+    assert ("written anew every" in out, err.count("there is no room")) == (may_pass, 1)
 
 
 @pytest.mark.parametrize("beside", [["--json"], ["--at", "1s"]])
