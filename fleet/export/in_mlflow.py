@@ -75,7 +75,7 @@ class _Store:
 
     def write(self, run: TrackedRun, network: TrackedNetwork, parent: str, child: Run | None) -> None:
         """Add to a network what it lacks."""
-        wanted = f"{len(network.epochs)} {network.digest()} {network.status}"
+        wanted = f"{len(network.epochs)} {network.stamp}"
         written = "" if child is None else child.data.tags.get(_WRITTEN, "")
         if written == wanted:
             return

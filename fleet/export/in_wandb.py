@@ -28,7 +28,7 @@ def write(run: TrackedRun, path: Path) -> None:
             continue
         stamp = time.strftime("%Y%m%d_%H%M%S", time.localtime(network.began))
         folder = root / f"offline-run-{stamp}-{network.key}"
-        wanted = f"{network.digest()} {network.status} {sorted(network.about.items())}\n"
+        wanted = f"{network.stamp}\n"
         if not folder.exists() or not _says(folder / _WRITTEN, wanted):
             _replace(run, network, folder, wanted)
 

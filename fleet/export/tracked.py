@@ -85,6 +85,11 @@ class TrackedNetwork:
         said = (sorted(self.params.items()), [(one.epoch, sorted(one.values.items())) for one in self.epochs[:epochs]])
         return _digest(repr(said))
 
+    @property
+    def stamp(self) -> str:
+        """What all that is known of it is known by; a test may follow its end, and files may."""
+        return f"{self.digest()} {self.status} {_digest(repr((sorted(self.about.items()), sorted(self.files))))}"
+
 
 @dataclass(frozen=True)
 class TrackedRun:

@@ -33,8 +33,8 @@ def read_known(run: str | Path, space: Space, objectives: Sequence[tuple[str, st
         objectives: the names of what counts, and whether ``maximize`` or ``minimize``; the monitored quantity first.
 
     Returns:
-        The networks that are over and whose values fit the space, in the order of their names; and why others are left
-        out, each reason with how many.
+        The networks that are over and whose values fit the space, in the order of their numbers; and why others are
+        left out, each reason with how many.
 
     Raises:
         UserError: there is no run, or it cannot be read.

@@ -1,6 +1,7 @@
 """A store of MLflow, read back by MLflow."""
 
 import json
+from dataclasses import replace
 
 import pytest
 
@@ -65,6 +66,18 @@ def test_a_run_is_a_parent_and_its_networks_are_children_whatever_was_written_be
     assert [step for step, *_ in store.epochs(children["plain"], "loss")] == [1, 2]
     assert (first.info.start_time, first.info.end_time) == (1_000_000, 1_240_000)
     assert children["net-2"].data.tags["fleet.reason"] == "failed"
+
+
+def test_what_is_known_of_a_network_only_after_its_end_is_added(path, tmp_path):
+    first = LATE.networks[0]
+    tested = replace(first, about={**first.about, "test_accuracy": 0.9}, files={"best.keras": tmp_path / "best.keras"})
+    for network in (first, tested):
+        write("mlflow", replace(LATE, networks=(network,)), path)
+    store = Store(path)
+    child = store.runs("digits")[1]["net-0"]
+    assert child.data.tags["fleet.test_accuracy"] == "0.9"
+    assert child.data.tags["fleet.file.best.keras"].startswith("file://")
+    assert len(store.epochs(child, "val_accuracy")) == 4
 
 
 def test_a_run_given_resumed_and_given_again_is_as_its_tables_say(searched, path, capsys):
