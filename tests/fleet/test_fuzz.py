@@ -74,8 +74,8 @@ WORKING = {
     "simulate idle-nodes": "--events idle.csv --trainers trainers.json", "simulate autoscale": "--jobs jobs.json",
     "simulate batch-queue": "trace.swf", "simulate eviction": "--nodes 1 --deadline 5 --running 3 --machine 4",
     "evict": "--jobs running.csv --nodes 4 --deadline 5", "reserve": "--log times.txt",
-    "report": "done", "submit": "spec.yaml --dry-run --system slurm", "job": "spec.yaml --system local -- /bin/true", "pack": "photos out.h5",
-    "predict": "done photos",
+    "report": "done", "export": "done --csv tables", "pack": "photos out.h5",
+    "submit": "spec.yaml --dry-run --system slurm", "job": "spec.yaml --system local -- /bin/true", "predict": "done photos",
     "harvest": "spec.yaml --dry-run --system slurm", "add": "done entry.yaml", "stop": "done a", "pause": "done a",
     "resume": "done a", "yield": "done --nodes 1 --within 2s", "watch": "done",
 }
@@ -86,7 +86,7 @@ OTHERS = {
     "reserve": ["--distribution uniform --low 1 --high 2", "--table law.csv"],
     "evict": ["--jobs running.csv --spectrum --deadline 5"],
     "submit": ["spec.yaml --dry-run --system pbs --walltime 1h", "spec.yaml --dry-run --system lsf --chain --walltime 1h"],
-    "pack": ["photos out.h5 --decoded 4"],
+    "pack": ["photos out.h5 --decoded 4"], "export": ["done --parquet", "done --mlflow runs --wandb runs --optuna studies.log"],
 }
 
 NASTY = ["", " ", "-", "--", "-1", "0", "1", "2", "0.5", "-0.0", "1e308", "1e-308", "nan", "inf", "-inf", "9" * 30, "1e999",
