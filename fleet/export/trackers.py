@@ -11,7 +11,6 @@ from pathlib import Path
 
 from fleet.errors import UserError
 from fleet.export.tracked import TrackedRun
-from fleet.storage.files import beside
 
 
 @dataclass(frozen=True)
@@ -72,7 +71,7 @@ def write(name: str, run: TrackedRun, path: Path) -> None:
     """
     add = load(name)
     path.parent.mkdir(parents=True, exist_ok=True)
-    with _alone(beside(path, f".{path.name}.lock")):
+    with _alone(path.with_name(f".{path.name}.lock")):
         add(run, path)
 
 

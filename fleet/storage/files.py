@@ -110,18 +110,6 @@ def _always() -> None:
     """Whoever writes may."""
 
 
-def beside(path: Path, name: str) -> Path:
-    """A file of another name in the folder of a file.
-
-    Raises:
-        StorageError: the path is that of a folder, such as ``/`` or nothing.
-    """
-    with storing(path):
-        if not path.name:
-            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(path))
-    return path.with_name(name)
-
-
 @contextmanager
 def replacing(path: Path, mode: str = "w", check: Callable[[], None] = _always) -> Iterator[IO[Any]]:
     """Write a file that never half exists: to a temporary name, to the disk, then renamed.
@@ -134,7 +122,7 @@ def replacing(path: Path, mode: str = "w", check: Callable[[], None] = _always) 
     Raises:
         StorageError: the disk is full, the folder read-only, ...
     """
-    temporary = beside(path, f".{path.name}.{_MINE}.{os.getpid()}.tmp")
+    temporary = path.with_name(f".{path.name}.{_MINE}.{os.getpid()}.tmp")
     with storing(path), _vanishing(temporary), _renaming(path, check) as rename:
         with open(temporary, mode, encoding=None if "b" in mode else "utf-8") as file:
             yield file
@@ -158,7 +146,7 @@ def replace_by(path: Path, write: Callable[[Path], None], wanted: int = 0, previ
     Raises:
         StorageError: the disk is full, the folder read-only, ...
     """
-    temporary = beside(path, f".{os.getpid()}.tmp.{path.name}")
+    temporary = path.with_name(f".{os.getpid()}.tmp.{path.name}")
     with storing(path, wanted), _vanishing(temporary), _renaming(path, check) as rename:
         write(temporary)
         if not temporary.exists():
