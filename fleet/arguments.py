@@ -10,6 +10,7 @@ import math
 import re
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import NoReturn, TypeVar
 
 from fleet.errors import UserError
@@ -85,6 +86,14 @@ def share(text: str) -> float:
     if value > 1:
         raise _wrong(text, "should be a share, at most 100%")
     return value
+
+
+def new_file(text: str) -> Path:
+    """A file to write: not a folder, such as ``/`` or nothing."""
+    path = Path(text)
+    if not path.name or path.is_dir():
+        raise _wrong(text, "is a folder; name a file")
+    return path
 
 
 def duration(text: str) -> float:

@@ -19,7 +19,7 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from fleet.arguments import duration, moment
+from fleet.arguments import duration, moment, new_file
 from fleet.commands.options import add_json
 from fleet.commands.show import show
 from fleet.errors import StorageError, UserError
@@ -43,7 +43,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--at", type=moment, metavar="350s", help=(
         "the run as it stood then, by its log and its spec: seconds of the run, one launch behind the other, and of a "
         "harvest by date; nothing is written into its folder"))
-    parser.add_argument("--html", type=Path, metavar="FILE", help="write the page to this file, and not to RUN")
+    parser.add_argument("--html", type=new_file, metavar="FILE", help="write the page to this file, and not to RUN")
     parser.add_argument("--every", type=duration, metavar="30s", help=(
         "write the page again and again, until the launch has ended; a page that is open takes that up by itself"))
     add_json(parser)

@@ -317,6 +317,14 @@ def test_losses_too_fine_for_a_machines_integers_are_summed_all_the_same():
     assert (status, json.loads(out)["spectrum"][-1]["losses"]) == (0, [1e15])
 
 
+@pytest.mark.parametrize("place", ["", ".", "/", "photos"])
+def test_a_page_that_would_be_a_folder_is_refused(place):
+    fill()
+    status, out, err = call(main, ["report", "done", "--html", place])
+    is_told(status, out, err)
+    assert (status, "is a folder; name a file" in err) == (2, True)
+
+
 def test_every_command_is_tried_that_does_not_start_ranks():
     assert set(WORKING) == set(COMMANDS) - {"rehearse", "doctor"}
 
