@@ -35,7 +35,7 @@ test-other: env
 test-track: export PATH := $(CURDIR)/.venv-track/bin:$(PATH)
 test-track: env
 	$(BIN)/python -m venv .venv-track
-	.venv-track/bin/python -m pip install -qq -e '.[track,pandas,parquet]' optuna-dashboard pytest hypothesis
+	.venv-track/bin/python -m pip install -qq -e '.[track,pandas,parquet]' optuna-dashboard pytest pytest-xdist hypothesis
 	.venv-track/bin/python -m pytest -o addopts=-q -rs tests/fleet/export $(PYTEST_ARGS)
 
 # All tests. Continuous integration runs them with fewer random examples (FLEET_TEST_EXAMPLES, a factor).
