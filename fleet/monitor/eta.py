@@ -199,13 +199,14 @@ class Estimator:
 
     def _going_on_s(self, running: Mapping[str, int], sign: int) -> float:
         """Seconds until groups that train are through, where nothing else is left: they go on as they are."""
-        ends, regroup_s = [], self._costs(sign).regroup_s
+        stretches, regroup_s = self._stretches_of(running, sign), self._costs(sign).regroup_s
+        ends, ending_s = [], self._ending_s(is_over=True)
         for name, epochs in running.items():
-            stretch, group = self._stretches_of([name], sign)[name], self._group(name)
+            group = self._group(name)
             assert group is not None
-            promised = self._promised(name, len(group.devices))
-            whole_s = epochs * self._launch.start.samples * stretch / promised
-            ends.append(regroup_s + whole_s + self._ending_s(True) - self._done_s([name], regroup_s, sign))
+            samples_per_s = self._promised(name, len(group.devices)) / stretches[name]
+            training_s = epochs * self._launch.start.samples / samples_per_s
+            ends.append(regroup_s + training_s + ending_s - self._done_s([name], regroup_s, sign))
         return max(0.0, *ends)
 
     @property
