@@ -24,11 +24,7 @@ from tests.fleet.runtime.test_searching import ENTRY, Run
 
 SOFTMAX = [{"family": "softmax", "name": name} for name in "ab"]
 
-
-@pytest.fixture(autouse=True)
-def _quick(tmp_path, monkeypatch):
-    monkeypatch.setattr("os.fsync", lambda descriptor: None)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+pytestmark = pytest.mark.usefixtures("quick")
 
 
 def test_a_spec_names_trackers_with_a_path_or_without(tmp_path):

@@ -27,11 +27,7 @@ ENTRIES = {
 }
 CACHES = ("none", "memory", "file")
 
-
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch, tmp_path):
-    monkeypatch.setattr("os.fsync", lambda descriptor: None)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+pytestmark = pytest.mark.usefixtures("quick")
 
 
 def photos(folder, kind="RGB", size=(SIDE, SIDE), count=12):

@@ -18,11 +18,7 @@ SHARED = [{"center_crop": {"size": [8, 8]}}]
 FLIPPED = [*SHARED, {"flip": {"horizontal": True}}, {"random_crop": {"size": [6, 6]}}]
 WIDE = [*SHARED, {"resize": {"size": [4, 4]}}, {"scale": {"mean": 0.5, "std": 0.5}}]
 
-
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch, tmp_path):
-    monkeypatch.setattr("os.fsync", lambda descriptor: None)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+pytestmark = pytest.mark.usefixtures("quick")
 
 
 class Images(RandomAccess):

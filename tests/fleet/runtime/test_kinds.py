@@ -19,11 +19,7 @@ from tests.fleet.runtime.runs import launch, launch_in_parts, prepare
 
 KINDS = ("class", "weighted", "multilabel", "value", "mask")
 
-
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch, tmp_path):
-    monkeypatch.setattr("os.fsync", lambda descriptor: None)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+pytestmark = pytest.mark.usefixtures("quick")
 
 
 class Made(RandomAccess):

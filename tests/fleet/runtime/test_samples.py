@@ -33,11 +33,7 @@ VALIDATION = {"share": {"validation": 0.2, "test": 0.1}, "folds": {"validation":
               "own": {"validation": None}, "none": {"validation": None}}
 SAMPLES, SHARDS, SEED = 200, 5, 5
 
-
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch, tmp_path):
-    monkeypatch.setattr("os.fsync", lambda descriptor: None)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+pytestmark = pytest.mark.usefixtures("quick")
 
 
 class Images(RandomAccess):

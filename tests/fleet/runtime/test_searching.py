@@ -40,11 +40,7 @@ from tests.fleet.runtime.runs import prepare
 LEARNING_RATE = "train.optimizer.learning_rate"
 ENTRY = {"family": "softmax", "name": "net", "space": {LEARNING_RATE: {"low": 1e-3, "high": 0.1, "log": True}}}
 
-
-@pytest.fixture(autouse=True)
-def _quick(tmp_path, monkeypatch):
-    monkeypatch.setattr("os.fsync", lambda descriptor: None)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+pytestmark = pytest.mark.usefixtures("quick")
 
 
 class Interruption:

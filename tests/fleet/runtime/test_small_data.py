@@ -36,11 +36,7 @@ the stove warmed the kitchen and the pan
 salt and flour stood in the kitchen
 """.strip().splitlines()
 
-
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch, tmp_path):
-    monkeypatch.setattr("os.fsync", lambda descriptor: None)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+pytestmark = pytest.mark.usefixtures("quick")
 
 
 def learned(folder, data, rate, epochs, **train):

@@ -10,11 +10,7 @@ from fleet.spec import load
 from fleet.storage.checkpoint import newest
 from tests.fleet.runtime.runs import launch, launch_in_parts
 
-
-@pytest.fixture(autouse=True)
-def _quick(monkeypatch, tmp_path):
-    monkeypatch.setattr("os.fsync", lambda descriptor: None)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+pytestmark = pytest.mark.usefixtures("quick")
 
 
 def table(path, rows=60, more=0.0):
