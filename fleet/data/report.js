@@ -3,7 +3,6 @@
 (() => {
 const data = JSON.parse(document.getElementById("data").textContent);
 const PALE = "#d4d6da", BLUE = "#4e79a7";
-const STATUS = {finished: BLUE, pruned: "#e0955b", paused: "#edc948", training: "#59a14f"};
 const charts = [];
 
 // ---- a page that is written again and again, until its writer ends or is killed --------------------------------------
@@ -240,7 +239,7 @@ data.searches.forEach((search, number) => {
                     splitLine: {show: false}}],
     series: [{type: "parallel", smooth: false, inactiveOpacity: 0.03, data: tried.map(([who, status, found, values]) => ({
       value: [...values.map(one => one === null ? "-" : one), found],
-      lineStyle: {color: colour(who, places.has(who) ? ownColour(who) : STATUS[status] || "#888"),
+      lineStyle: {color: colour(who, places.has(who) ? ownColour(who) : data.statuses[status] || "#888"),
                   width: rank(who) || places.has(who) ? 2 : 1, opacity: opacity(who, places.has(who) ? 0.9 : 0.35)},
     }))}],
   }), tried.map(one => ({who: one[0], said: told(one)})));
@@ -251,7 +250,7 @@ data.searches.forEach((search, number) => {
       title: titled(`${monitor} against ${key.name}`), grid: GRID, xAxis: axis(key), yAxis: value,
       series: [{type: "scatter", silent: true, symbolSize: 7, emphasis: {scale: 1.8}, data: points.map(one => ({
         value: [one[3][dim], one[2]], symbolSize: 7 + 4 * rank(one[0]),
-        itemStyle: {color: colour(one[0], STATUS[one[1]] || "#888"), opacity: opacity(one[0], 0.8)}}))}],
+        itemStyle: {color: colour(one[0], data.statuses[one[1]] || "#888"), opacity: opacity(one[0], 0.8)}}))}],
     }), points.map((one, place) => ({who: one[0], x: one[3][dim], y: one[2], series: 0, place, said: told(one)})));
   });
 

@@ -19,6 +19,9 @@ DRAWN = 200  # curves of a chart, and lines of descent, at most
 POINTS = 150  # of a curve, at most
 TRIED = 1000  # networks of a search that are drawn, at most
 BARS = 6000  # of a timeline, at most, but for those that are wide; then narrow ones are drawn as one
+# The colour of a network by how far it is; failed ones have no value to show.
+STATUS_COLOURS = {Status.FINISHED: "#4e79a7", Status.PRUNED: "#e0955b", Status.PAUSED: "#edc948",
+                  Status.TRAINING: "#59a14f"}
 
 _T = TypeVar("_T")
 
@@ -38,7 +41,8 @@ def charts_of(report: Report) -> dict[str, Any]:
     timelines = {"timeline": _timeline(report, stints, 1.0, seconds, who)}
     if account.replay is not None:
         timelines["simulated"] = _timeline(report, account.replay.simulated.stints, account.time_scale, seconds, who)
-    return {"networks": names, "best": [who[curve.name] for curve in report.losses[:NAMED] if curve.name in who],
+    return {"networks": names, "statuses": STATUS_COLOURS,
+            "best": [who[curve.name] for curve in report.losses[:NAMED] if curve.name in who],
             "curves": [{"title": title, "lines": [_line(curve, who) for curve in spread(curves, NAMED, DRAWN)]}
                        for title, curves in charts if _has_values(curves)],
             "timelines": timelines, "searches": [_search(search, account.seconds, who) for search in report.searches]}

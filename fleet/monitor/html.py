@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from fleet.monitor.account import Account
-from fleet.monitor.charts import DRAWN, NAMED, TRIED, as_script, charts_of, is_crowded, spread
+from fleet.monitor.charts import DRAWN, NAMED, STATUS_COLOURS, TRIED, as_script, charts_of, is_crowded, spread
 from fleet.monitor.importance import importance_of
 from fleet.monitor.report import MISSED, Report, best_rows
 from fleet.monitor.searched import SearchReport, table_of_found, table_of_front, table_of_rungs, table_of_tried
@@ -25,9 +25,6 @@ _SPENT = {"training": ("training", "#4e79a7"), "data": ("waiting for data", "#f2
           "moving": ("starting and regrouping", "#76b7b2"), "scheduling": ("scheduling", "#edc948"),
           "profiling": ("profiling", "#b07aa1")}
 
-# The colour of a network by how far it is; failed ones have no value to show.
-_STATUS_COLOURS = {Status.FINISHED: "#4e79a7", Status.PRUNED: "#e0955b", Status.PAUSED: "#edc948",
-                   Status.TRAINING: "#59a14f"}
 _ROWS = 30  # of a network in the table of curves
 _STINTS = 200  # rows of the table of who had what
 
@@ -183,7 +180,7 @@ def _search(search: SearchReport, number: int, in_haste: bool) -> list[str]:
             "<p class=note>What each network came to at its best epoch, against what it was given"
             f"{of_many}. Drag along an axis to keep a part of it:</p>", _place(number, "parallel"),
             _place(number, "keys"),
-            _legend((str(status), fill) for status, fill in _STATUS_COLOURS.items()
+            _legend((str(status), fill) for status, fill in STATUS_COLOURS.items()
                     if any(one.status is status for one in search.tried)),
             _details("The best networks as a table", html_table(*table_of_tried(search))),
             *_importance(search, in_haste), *descent]
