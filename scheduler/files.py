@@ -85,6 +85,11 @@ class MistakeReader:
         """A number above 0, of a size that a machine may have: sums and quotients of such are numbers as well."""
         return self._number(value, place, lambda x: LEAST <= x <= MOST, f"from {LEAST} to {MOST} {unit}")
 
+    def not_negative(self, value: Any, place: str, unit: str) -> float:
+        """0, or such a number."""
+        return self._number(value, place, lambda x: x == 0 or LEAST <= x <= MOST,
+                            f"0 or from {LEAST} to {MOST} {unit}")
+
     def count(self, record: dict[str, Any], key: str, place: str) -> int:
         """A whole number from 1 to 1e12."""
         if key not in record:

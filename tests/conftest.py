@@ -56,10 +56,10 @@ def nothing_stays_frozen():
 
 @pytest.fixture
 def full_disk(tmp_path):
-    """A file system with room for 256 kB, which only root can make."""
+    """A file system with room for 4 MB, which only root can make."""
     folder = tmp_path / "disk"
     folder.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", folder], capture_output=True).returncode:
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", folder], capture_output=True).returncode:
         pytest.skip("a file system of its own cannot be mounted here")
     yield folder
     subprocess.run(["umount", "--lazy", folder], check=True)

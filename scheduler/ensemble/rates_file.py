@@ -134,4 +134,4 @@ def _comm_time(read: MistakeReader, value: Any, place: str) -> CommTime:
     record = read.record(value, place, required=("params_mb", "gpus", "seconds"))
     return CommTime(read.positive(record.get("params_mb", 1.0), f"{place}.params_mb", "MB"),
                     read.count(record, "gpus", f"{place}.gpus"),
-                    read.positive(record.get("seconds", 1.0), f"{place}.seconds", "seconds"))
+                    read.not_negative(record.get("seconds", 1.0), f"{place}.seconds", "seconds"))

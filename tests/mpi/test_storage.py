@@ -28,7 +28,7 @@ def is_told(run, why):
 @pytest.mark.parametrize("pages", [3, *(pytest.param(pages, marks=pytest.mark.long) for pages in (9, 20))])
 def test_a_full_disk_ends_the_run_and_the_same_command_goes_on_when_there_is_room(launch, full_disk, pages):
     ballast = full_disk / "ballast"
-    ballast.write_bytes(bytes(256 * 1024 - 4096 * pages))
+    ballast.write_bytes(bytes(4 * 1024 * 1024 - 4096 * pages))
     run = launch(3, content(full_disk))
     is_told(run, "No space left on device")
     saved = {name: read_state(run.paths.last(name)) for name in "ab" if run.paths.last(name).exists()}

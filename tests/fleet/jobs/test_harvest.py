@@ -348,7 +348,7 @@ def test_a_job_waits_for_room_on_a_full_disk_and_hands_in_the_next(full_disk, si
     queue, ballast = Queue(), full_disk / "ballast"
     queue.name, queue.listed = run.job, [QueuedJob("17", run.job, 1, True)]
     kept = HarvestJob(RunPaths(run.root, "17"), Backlog(Plan((run,), Limits()), queue, {}), SYSTEMS["slurm"], "17")
-    fills = f"open({str(ballast)!r}, 'wb', 0).write(bytes(1 << 20)); import sys; sys.exit(1)"
+    fills = f"open({str(ballast)!r}, 'wb', 0).write(bytes(1 << 23)); import sys; sys.exit(1)"
     timer = threading.Timer(3.0, ballast.unlink)
     timer.start()
     assert kept.run([sys.executable, "-c", fills]) == ExitStatus.CAN_PASS

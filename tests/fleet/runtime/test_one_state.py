@@ -9,7 +9,9 @@ from fleet.spec import load
 from fleet.storage.event_log import read_run
 from fleet.storage.paths import RunPaths
 from tests.examples import long_but_first
-from tests.fleet.runtime.test_searching import ENTRY, Run, _quick  # noqa: F401 - a fixture
+from tests.fleet.runtime.test_searching import ENTRY, Run
+
+pytestmark = pytest.mark.usefixtures("quick")
 
 MODELS = [{"family": "softmax", "name": name} for name in "abc"]
 SEARCH = [{**ENTRY, "search": {"ask": "random", "most": 6, "at_once": 3}}]
