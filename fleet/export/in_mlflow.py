@@ -111,6 +111,9 @@ class _Store:
             self._client.log_batch(number, tags=[RunTag(name, value[:_LONGEST]) for name, value in changed.items()])
             if places:
                 self._client.log_text(number, json.dumps(places, indent=1), "files.json")
+        for name in there.data.tags:  # a network that failed may train again
+            if name.startswith("fleet.") and name not in tags and name not in (_WRITTEN, "fleet.key"):
+                self._client.delete_tag(number, name)
         if there.info.status != status or there.info.end_time != _ms(ended):
             if status in ("RUNNING", "SCHEDULED"):
                 self._client.update_run(number, status)

@@ -35,7 +35,7 @@ def write(run: TrackedRun, path: Path) -> None:
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     storage = _storage(path)
     for entry in dict.fromkeys(network.entry for network in run.networks):
-        trials = {network.name: _trial(network, run.spaces.get(entry, {})) for network in run.networks
+        trials = {network.name: _trial(run, network) for network in run.networks
                   if network.entry == entry and (network.epochs or network.is_over)}
         if trials:
             directions = next(network for network in run.networks if network.entry == entry).objectives
@@ -113,18 +113,18 @@ def _go_on(storage: BaseStorage, there: FrozenTrial, now: FrozenTrial) -> None:
         storage.set_trial_state_values(number, now.state, now.values)
 
 
-def _trial(network: TrackedNetwork, space: Mapping[str, Any]) -> FrozenTrial:
+def _trial(run: TrackedRun, network: TrackedNetwork) -> FrozenTrial:
     """A network as a trial."""
     monitor = network.objectives[0].name
     reported = {one.epoch: one.values[monitor] for one in network.epochs if monitor in one.values}
     state, values = _STATES.get(network.status, TrialState.RUNNING), None
     if state is TrialState.COMPLETE:
         values = [one.value for one in network.objectives]
-        if any(map(math.isnan, values)):  # of several, others than the first may be yet to be told
-            state, values = TrialState.FAIL if math.isnan(values[0]) else TrialState.RUNNING, None
+        if any(map(math.isnan, values)):  # of several, others than the first may be told while the run goes on
+            state, values = TrialState.RUNNING if run.is_going_on and values[0] == values[0] else TrialState.FAIL, None
     elif state is TrialState.PRUNED and reported and len(network.objectives) == 1:
         values = [list(reported.values())[-1]]  # as Optuna has it of a trial that it prunes
-    distributions = dict(_distributions(network, space))
+    distributions = dict(_distributions(network, run.spaces.get(network.entry, {})))
     return FrozenTrial(
         number=-1, trial_id=-1, state=state, value=None, values=values,
         datetime_start=datetime.fromtimestamp(network.began),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass as plain_dataclass
 from dataclasses import fields as dataclass_fields
@@ -97,6 +98,10 @@ class Search:
     def _ends(self) -> Search:
         if self.most is None and self.budget is None and self.ask != "grid":
             raise ValueError("needs an end: `most:` networks, or a `budget:`")
+        places = [os.path.normpath(run) for run in self.earlier]
+        if len(set(places)) < len(places):
+            twice = next(run for run, place in zip(self.earlier, places, strict=True) if places.count(place) > 1)
+            raise ValueError(f"from: {twice} is named twice; name each run once")
         return self
 
     @property

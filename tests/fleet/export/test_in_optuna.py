@@ -78,13 +78,15 @@ def test_a_run_that_was_started_over_has_a_study_of_its_own_and_so_have_others(t
 
 @FORMS
 def test_several_objectives_are_those_of_the_study(tmp_path, name):
-    def judged(networks, parameters):
+    def judged(networks, parameters, **more):
         return made_up(*(replace(one, objectives=(*one.objectives, Objective("parameters", parameters, False)))
-                         for one in networks))
+                         for one in networks), **more)
 
-    write("optuna", judged(EARLY.networks, math.nan), path := tmp_path / name)
-    write("optuna", judged(LATE.networks[:4], math.nan), path)
+    write("optuna", judged(EARLY.networks, math.nan, is_going_on=True), path := tmp_path / name)
+    write("optuna", judged(LATE.networks[:4], math.nan, is_going_on=True), path)
     assert studies(path)["digits-net"].trials[0].state.name == "RUNNING"  # it is yet to be told
+    write("optuna", judged(LATE.networks, math.nan), path)
+    assert studies(path)["digits-net"].trials[0].state.name == "FAIL"  # it never was
     write("optuna", judged(LATE.networks, 100.0), path)
     study = studies(path)["digits-net"]
     assert [one.name for one in study.directions] == ["MAXIMIZE", "MINIMIZE"]

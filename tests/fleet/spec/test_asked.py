@@ -56,6 +56,13 @@ def test_a_search_without_an_end_is_refused():
         parse({"models": [entry]})
 
 
+def test_an_earlier_run_is_named_once():
+    entry = {"family": "softmax", "space": {"train.optimizer.learning_rate": {"low": 0.1, "high": 0.2}},
+             "search": {"most": 3, "from": ["runs/a", "runs/b", "./runs/a/"]}}
+    with pytest.raises(UserError, match="runs/a is named twice; name each run once"):
+        parse({"models": [entry]})
+
+
 # ---- objectives --------------------------------------------------------------------------------
 
 
