@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from fleet.monitor.beside_steps import BesideSteps
 from launch.binding import my_cores
 from scheduler.base import Cluster, RateTable
 
@@ -29,6 +31,16 @@ def known_rates_of(spec: Spec, place: str, given: str | None, sample: SampleSpec
         return read_rates_of(spec, file), file
     found = known_rates(spec, *cached(spec, place, sample, cluster), cluster.gpus_per_node)
     return None if found is None else (found, "measured before")
+
+
+def known_beside_steps(spec: Spec) -> BesideSteps | None:
+    """What the newest launch on such a machine took beside steps; None where there was none."""
+    from fleet.runtime.known_rates import hardware
+    from fleet.storage.rate_cache import beside_steps_key, cache_path, read_cache
+
+    known = read_cache(cache_path()).get(beside_steps_key(spec.resources.engine, hardware()), {})
+    is_whole = len(known) == len(fields(BesideSteps))
+    return BesideSteps(*(known[number].rate for number in sorted(known))) if is_whole else None
 
 
 def cached(spec: Spec, place: str, sample: SampleSpec, cluster: Cluster

@@ -10,10 +10,11 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fleet.commands.rates import known_rates_of
+from fleet.commands.rates import known_beside_steps, known_rates_of
 from fleet.commands.sharing import shared_cluster, with_sharing
 from fleet.errors import UserError
 from fleet.jobs.chain import Past, past_of
+from fleet.monitor.beside_steps import FORWARD, BesideSteps, beside_steps
 from fleet.runtime.interrupt import RESERVE_S
 from fleet.spec import Spec
 from fleet.storage.paths import RunPaths
@@ -36,9 +37,8 @@ if TYPE_CHECKING:
     from fleet.spec.train import Converge
 
 DRAWS, LEAST_DRAWS, DRAWS_S = 60, 8, 10.0  # of how many epochs networks train: so many, or fewer where they take long
-START_S = 60.0  # until ranks are ready, where no launch has told
+START_S = 60.0  # until ranks are ready, where no launch here has told
 MOST_JOBS = 20
-_FORWARD = 3.0  # samples that a network judges while it trains on one
 _MINUTE = 60.0
 
 
@@ -105,11 +105,16 @@ def automatic(args: argparse.Namespace, spec: Spec, system: System, site: Site) 
     paths = RunPaths(spec.output.absolute())
     past = past_of(paths.stops)
     known = _left(_known(args, spec, system, site, past), past)
-    overhead = _start_s(paths) + max(args.warn or 2 * _MINUTE, RESERVE_S)
+    start_s, saving_s = _start_s(spec, paths), max(args.warn or 2 * _MINUTE, RESERVE_S)
+    overhead = start_s + saving_s
     found = best_chain(known.law, overhead, args.max_jobs or MOST_JOBS)
     requests = [_whole_minutes(request) for request in found.requests]
     longest = _whole_minutes(known.law.longest + overhead)
-    return Asked(expected(known.law, requests, overhead), expected(known.law, [longest], overhead), known.why)
+
+    def chain(requests: list[float]) -> Chain:
+        asked = expected(known.law, requests, overhead)
+        return replace(asked, used=asked.used - saving_s)  # the last job ends before it would have to save
+    return Asked(chain(requests), chain([longest]), known.why)
 
 
 def _whole_minutes(seconds: float) -> float:
@@ -168,14 +173,17 @@ def _left(known: Known, past: Past) -> Known:
     return Known(Discrete(beyond.values - past.so_far, beyond.probabilities), known.why + done)
 
 
-def _start_s(paths: RunPaths) -> float:
-    """How long ranks took to be ready, as the last launch tells."""
+def _start_s(spec: Spec, paths: RunPaths) -> float:
+    """How long ranks take to be ready, as the last launch of the folder tells, or else the last one on this machine."""
     from fleet.domain.events import RanksReady
     from fleet.storage.event_log import read_events
 
     found = read_events(paths.events) if paths.events.exists() else ()
     times = [at for at, event in found if isinstance(event, RanksReady)]
-    return times[-1] if times else START_S
+    if times:
+        return times[-1]
+    known = known_beside_steps(spec)
+    return START_S if known is None else known.ready_s
 
 
 # ---- by simulation ------------------------------------------------------------------------------
@@ -224,14 +232,14 @@ class _Given:
         decoding_s: seconds that decoding takes which is done once.
         is_beside: whether that goes on while the first epoch is trained on.
         judging: samples that each network is judged by after an epoch.
-        past: what moves and ends of epochs took in an earlier launch; None where there was none.
+        past: what was beside steps in an earlier launch of the run, or on this machine; None where there was none.
     """
 
     stream: Stream
     decoding_s: float
     is_beside: bool
     judging: int
-    past: Costs | None
+    past: BesideSteps | None
 
     def before_s(self, rates: RateTable) -> float:
         """Seconds for which the fastest network waits for samples that are decoded once."""
@@ -240,10 +248,11 @@ class _Given:
 
     def costs(self, spec: Spec, rates: RateTable) -> Costs:
         """Of moves and of epochs' ends."""
-        if self.past is not None:
-            return self.past
         each_s = [1 / network.rates[0] for network in rates.models]
-        return replace(spec.policy.costs, epoch_s=self.judging * sum(each_s) / len(each_s) / _FORWARD)
+        judged_s = self.judging * sum(each_s) / len(each_s) / FORWARD
+        if self.past is None:
+            return replace(spec.policy.costs, epoch_s=judged_s)
+        return Costs(regroup_s=self.past.start_s, epoch_s=self.past.epoch_s + judged_s)
 
     @property
     def words(self) -> str:
@@ -254,7 +263,6 @@ class _Given:
 def _given(args: argparse.Namespace, spec: Spec, opened: Inputs, site: Site, cluster: Cluster) -> _Given:
     """By what the last launch has noted, or else by what a look at the samples takes here."""
     from fleet.domain.events import StreamStarted, SupplyFound
-    from fleet.monitor.account import account
     from fleet.monitor.timeline import state_of
     from fleet.runtime.caching import Means, choose_cache
     from fleet.storage.event_log import last_cache, read_events
@@ -273,10 +281,11 @@ def _given(args: argparse.Namespace, spec: Spec, opened: Inputs, site: Site, clu
     found = [event for _, event in log if isinstance(event, StreamStarted | SupplyFound)]
     if found and cache == "none" and not is_own:
         rate = found[-1].supply_samples_per_s
-    past = account(state_of(log))
+    launch = state_of(log).launch
+    past = None if launch is None else beside_steps(launch, judging)
     decoding_s = look.fixed_s * (judging + samples * (cache != "none")) / hands
     return _Given(replace(spec.policy.stream, rate=rate), decoding_s, cache == "memory", judging,
-                  None if past is None or not any(vars(past.costs).values()) else past.costs)
+                  past or known_beside_steps(spec))
 
 
 def _preprocessors(args: argparse.Namespace, spec: Spec, site: Site) -> int:

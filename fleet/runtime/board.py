@@ -33,6 +33,7 @@ from fleet.ensemble.setup import Setup, Speeds
 from fleet.ensemble.survey import Survey
 from fleet.errors import ExitStatus, UserError
 from fleet.export.trackers import places
+from fleet.monitor.beside_steps import beside_steps, shown_rates
 from fleet.monitor.html import write_report
 from fleet.monitor.report import best_rows, read_report
 from fleet.monitor.tensorboard import TensorBoardObserver
@@ -63,7 +64,16 @@ from fleet.storage.files import STDOUT, SharedPacing, storing
 from fleet.storage.identity import codes_of_all, speed_identity, trial_identity
 from fleet.storage.lease import Lease, check_of
 from fleet.storage.network_leases import NetworkLeases
-from fleet.storage.rate_cache import KnownRate, RateBook, alone_key, cache_path, numbers, sharing_key, timings
+from fleet.storage.rate_cache import (
+    KnownRate,
+    RateBook,
+    alone_key,
+    beside_steps_key,
+    cache_path,
+    numbers,
+    sharing_key,
+    timings,
+)
 from fleet.storage.results import NetworkResult, Results, Status, parameters_of, recover
 from fleet.terminal import print_table
 from fleet.units import counted
@@ -73,6 +83,7 @@ from scheduler.ensemble.sharing import Sharing, worth
 
 # For trackers, when all else is done: their libraries take seconds to load. Little of a walltime may be left.
 _PATIENCE_S, _HURRIED_S = 60.0, 10.0
+_LEAST_S = 1e-6  # in the cache of rates
 
 
 def meaning(status: ExitStatus, rows: Iterable[NetworkResult]) -> str:
@@ -134,7 +145,7 @@ class CoordinatorSide:
         histories = {name: standing.history for name, standing in self.results.standings.items()}
         run = RunState(spec) if launch.request.beside_others else state_of(read_run(paths), spec)
         lost = [] if launch.replayed else _lost(run, self.results.standings, states, launch.changes)
-        self._view = make_view(run, launch.request.plain)
+        self._run, self._view = run, make_view(run, launch.request.plain)
         self._log = tuple(logged.event for logged in read_events(paths.events)) if paths.events.exists() else ()
         self._book = RateBook(cache_path(), launch.request.remeasure)
         self._left = [network for network in spec.networks
@@ -267,9 +278,8 @@ class CoordinatorSide:
             case SharingLearned() if self._launch.spec.engine.learns and event.speedups != Sharing(
                     self._sharing()).curve:  # else it is what earlier runs have shown
                 for count, speedup in enumerate(event.speedups[1:], start=2):
-                    self._book.add(self._sharing_key, count, KnownRate(
-                        speedup, 0.0, 1, time.time(), self._machine, "trained",
-                        f"{count} networks on one {event.device}"))
+                    self._book.add(self._sharing_key, count, self._shown(
+                        speedup, f"{count} networks on one {event.device}"))
             case NetworkRetried(alone=True):
                 self._book.add(alone_key(self._keys[event.network]), 1, KnownRate(
                     1.0, 0.0, 1, time.time(), self._machine, event.reason, event.network))
@@ -317,6 +327,7 @@ class CoordinatorSide:
 
     def end(self) -> int:
         """Write and print what came out; returns the exit status."""
+        self._keep_beside_steps()
         self._book.write()
         self.coordinator.stop()
         if self._harvest is not None:
@@ -335,6 +346,24 @@ class CoordinatorSide:
                 print(f"Status {status.value}: {said}. Launchers take it for an abort; no rank has crashed.",
                       flush=True)
         return int(status)
+
+    def _keep_beside_steps(self) -> None:
+        """Keep how long all took but steps; and the rates that were shown where nobody looked at any."""
+        spec, shown, data = self._launch.spec, self._run.launch, self._launch.inputs.data
+        if shown is None or not spec.engine.learns or self._launch.replayed:
+            return
+        judging = 0 if data.validation is None else len(data.validation)
+        if not spec.policy.needs_rates:
+            for name, rates in shown_rates(shown, judging).items():
+                for gpus, rate in rates.items():
+                    self._book.add(self._keys[name], gpus, self._shown(rate, name))
+        if (found := beside_steps(shown, judging)) is not None:
+            key = beside_steps_key(spec.resources.engine, self._launch.machine.hardware)
+            for number, (name, seconds) in enumerate(vars(found).items(), start=1):
+                self._book.add(key, number, self._shown(max(seconds, _LEAST_S), name))
+
+    def _shown(self, number: float, name: str) -> KnownRate:
+        return KnownRate(number, 0.0, 1, time.time(), self._machine, "trained", name)
 
     def _print(self) -> None:
         rows = self.results.rows()

@@ -145,6 +145,11 @@ def sharing_key(engine: str, hardware: str) -> str:
     return f"{SHARING} {engine} {hardware}"
 
 
+def beside_steps_key(engine: str, hardware: str) -> str:
+    """The key of what the newest launch took beside steps, in seconds: 1 to begin, 2 to form a group, 3 an epoch."""
+    return f"beside steps {engine} {hardware}"
+
+
 def alone_key(key: str) -> str:
     """The key under which it is kept that a network has run out of memory beside others on a GPU."""
     return f"alone {key}"

@@ -70,7 +70,7 @@ def test_the_finished_chains_of_the_folder_say_what_to_ask_for(submit):
     assert said == (
         "asks for 14 min 0 s, then 1 h 52 min if that is not enough\n"
         "by 5 finished chains in run (10 min 0 s to 2 h 0 min)\n"
-        "expected: 0.607 node-hours asked for, 0.6 used, 1.20 jobs; with one request of 2 h 3 min: 2.05 and 0.59\n"
+        "expected: 0.607 node-hours asked for, 0.567 used, 1.20 jobs; with one request of 2 h 3 min: 2.05 and 0.557\n"
         "in a queue that starts any job that fits when nodes are idle (work-conserving) only what is used counts, and "
         "shorter requests can lose: there ask for --walltime 123min\n")
     assert "#SBATCH --time=00:14:00" in script

@@ -630,6 +630,25 @@ def test_measured_rates_are_kept_before_anything_is_trained(folders, monkeypatch
     assert kept[0][1] == [[1]]
 
 
+def rates_in(cache):
+    """Without what launches took beside steps."""
+    return [(key, sizes) for key, sizes in cache.items() if not key.startswith("beside steps")]
+
+
+def test_a_launch_that_looks_at_no_rates_leaves_those_that_it_showed_and_what_it_took_beside_steps(
+        folders, monkeypatch):
+    folder = folders()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
+    monkeypatch.setattr(RateBook, "write", _write_cache)
+    runner = shaky(folder, failures=0, retries=0, policy="baseline", epochs=3)
+    assert runner.launch() is ExitStatus.OK
+    known = json.loads(cache_path().read_text())
+    (_, sizes), = rates_in(known)
+    assert (sizes["1"]["how"], sizes["1"]["network"]) == ("trained", "n0")
+    beside, = (sizes for key, sizes in known.items() if key.startswith("beside steps"))
+    assert [beside[number]["network"] for number in "123"] == ["ready_s", "start_s", "epoch_s"]
+
+
 def test_a_rate_of_the_cache_is_told_with_its_age_corrected_where_it_is_wrong_and_measured_anew_if_asked(
         folders, monkeypatch):
     folder = folders()
@@ -640,7 +659,7 @@ def test_a_rate_of_the_cache_is_told_with_its_age_corrected_where_it_is_wrong_an
     runner = shaky(folder, failures=0, retries=0, policy="global", data={"path": "80"}, epochs=2)
     runner.launch()
     wrong = json.loads(cache_path().read_text())
-    (key, sizes), = wrong.items()
+    (key, sizes), = rates_in(wrong)
     assert (sizes["1"]["how"], sizes["1"]["steps"], sizes["1"]["network"]) == ("measured", 1, "n0")
     assert sizes["1"]["rate"] == pytest.approx(4000)
     sizes["1"].update(rate=1.0, at=time.time() - 3600, machine="node7: a slow one")
@@ -673,7 +692,7 @@ def test_rates_are_learned_in_training_and_kept_and_corrected_where_the_cache_wa
     assert [len(runner.events(kind)) for kind in (RanksReady, FirstStep)] == [1, 1]
     assert runner.events(Ended)[-1].profiling_s == 0
     known = json.loads(cache_path().read_text())
-    (key, sizes), = known.items()
+    (key, sizes), = rates_in(known)
     assert (sizes["1"]["how"], sizes["1"]["rate"]) == ("trained", pytest.approx(4000))
     sizes |= {"1": {**sizes["1"], "rate": 1.0}, "2": {**sizes["1"], "rate": 2.0}}
     cache_path().write_text(json.dumps(known))

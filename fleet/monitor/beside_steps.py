@@ -1,0 +1,62 @@
+"""What the time of a launch was beside the steps of its networks, for the simulation of another run."""
+
+from __future__ import annotations
+
+import statistics
+from dataclasses import dataclass
+
+from fleet.domain.network import EpochRecord
+from fleet.domain.run import Launch
+from scheduler.base import Network
+from scheduler.ensemble.rates import rate
+
+FORWARD = 3.0  # samples that a network judges while it trains on one
+
+
+@dataclass(frozen=True)
+class BesideSteps:
+    """Seconds, on average.
+
+    Attributes:
+        ready_s: from the command to the first group.
+        start_s: what a group takes to form, and its first epoch longer than others: it builds and traces the network.
+        epoch_s: what an epoch takes beside its steps, waiting for samples, and its validation.
+    """
+
+    ready_s: float
+    start_s: float
+    epoch_s: float
+
+
+def beside_steps(launch: Launch, judging: int) -> BesideSteps | None:
+    """What a launch shows; None where no network has come to a second epoch.
+
+    Args:
+        judging: samples that each network is judged by after an epoch.
+    """
+    if launch.first_step is None or not any(launch.timed.values()):
+        return None
+    forming = [seconds for found in launch.forming.values() for seconds in found] or launch.building
+    beside = [record.seconds - record.waited_s - _passing_s(record, launch.rates[name], judging)
+              for name, records in launch.timed.items() if name in launch.rates for record in records]
+    return BesideSteps(sum(launch.start.before_s.values()) + launch.first_step[2] - launch.began_s, _mean(forming),
+                     _mean(beside))
+
+
+def _passing_s(record: EpochRecord, rates: tuple[float, ...], judging: int) -> float:
+    return (record.samples + judging / FORWARD) / rate(Network("", rates), record.gpus)
+
+
+def _mean(seconds: list[float]) -> float:
+    return max(0.0, statistics.fmean(seconds)) if seconds else 0.0
+
+
+def shown_rates(launch: Launch, judging: int) -> dict[str, dict[int, float]]:
+    """Network -> GPUs -> samples/s of its steps, by what its epochs took: for a launch that looked at no rates."""
+    found: dict[str, dict[int, float]] = {}
+    for name, records in launch.timed.items():
+        for gpus in {record.gpus for record in records}:
+            found.setdefault(name, {})[gpus] = statistics.median(
+                (record.samples + judging / FORWARD) / max(record.seconds - record.waited_s, 1e-9)
+                for record in records if record.gpus == gpus)
+    return found
