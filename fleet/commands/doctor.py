@@ -26,20 +26,7 @@ from fleet.commands.options import add_json, add_spec
 from fleet.commands.show import show
 from fleet.engines.registry import parameters_of, problems_of
 from fleet.errors import ExitStatus, LeaseLost, UserError, shortened
-from fleet.jobs.findings import (
-    THREAD_VARIABLES,
-    Disk,
-    Finding,
-    LeaseTrial,
-    RankFacts,
-    check_data,
-    check_disk,
-    check_launch,
-    check_lease,
-    check_libraries,
-    check_ranks,
-    check_shared_memory,
-)
+from fleet.jobs import findings as checks
 from fleet.runtime.caching import Means, choose_cache
 from fleet.runtime.folder import free_disk, nearest_folder
 from fleet.runtime.inputs import Inputs, open_inputs
@@ -75,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
     try:
         from fleet.comm.mpi import start_mpi
     except (ImportError, RuntimeError) as error:
-        finding = Finding(f"MPI cannot be loaded ({' '.join(str(error).split())[:200]})",
+        finding = checks.Finding(f"MPI cannot be loaded ({' '.join(str(error).split())[:200]})",
                           f"load an MPI module, and build mpi4py for it: {_MPI4PY}")
         return _show(args, [finding], "this process")
     world = start_mpi()
@@ -89,7 +76,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _examine(world: MPIWorld, args: argparse.Namespace) -> int:
     launcher = find_launcher(os.environ)
-    findings = check_launch(launcher.name if launcher else "", launched_ranks(os.environ), world.size, world.library())
+    findings = checks.check_launch(launcher.name if launcher else "", launched_ranks(os.environ), world.size,
+                                   world.library())
     if findings and local_rank(os.environ):  # each takes itself for rank 0: let the first of each node speak
         return int(ExitStatus.INFRASTRUCTURE)
     spec, opened, problem = world.share(_open(args.spec) if world.rank == 0 else None)
@@ -105,12 +93,12 @@ def _examine(world: MPIWorld, args: argparse.Namespace) -> int:
         roles, wrong = _roles(spec, facts, node_of)
         trainers, slots = ((), 1) if roles is None else (roles.trainers, roles.slots)
         uses_gpus = spec is None or spec.engine.uses_gpus
-        findings += [*wrong, *check_ranks(facts, node_of, trainers, uses_gpus, slots), *check_data(facts)]
+        findings += [*wrong, *checks.check_ranks(facts, node_of, trainers, uses_gpus, slots), *checks.check_data(facts)]
         if spec is not None:
-            findings += check_libraries(facts)
+            findings += checks.check_libraries(facts)
             room, kept = _check_room(spec, opened, roles, facts)
             findings += room
-            findings += check_lease([trial for trial in trials if trial is not None])
+            findings += checks.check_lease([trial for trial in trials if trial is not None])
             if kept:
                 print(f"fleet doctor: {kept}", file=sys.stderr)
         for fact, paths in zip(facts, left, strict=True):
@@ -123,7 +111,7 @@ def _examine(world: MPIWorld, args: argparse.Namespace) -> int:
     return world.leave(int(status))
 
 
-def _show(args: argparse.Namespace, findings: Sequence[Finding], looked_at: str) -> int:
+def _show(args: argparse.Namespace, findings: Sequence[checks.Finding], looked_at: str) -> int:
     show(args, lambda: {"findings": findings},
          lambda: print("\n".join(map(str, findings)) or f"nothing found ({looked_at})", flush=True))
     return int(ExitStatus.INFRASTRUCTURE if findings else ExitStatus.OK)
@@ -146,13 +134,14 @@ def _open(path: str | None) -> tuple[Spec | None, Inputs | None, str]:
         return spec, None, str(error)
 
 
-def _facts(world: World, node_of: Sequence[int], spec: Spec | None, data: DataSet | None, problem: str) -> RankFacts:
+def _facts(world: World, node_of: Sequence[int], spec: Spec | None, data: DataSet | None, problem: str
+           ) -> checks.RankFacts:
     files = os.listdir("/dev")
-    threads = [os.environ.get(variable, "") for variable in THREAD_VARIABLES]
+    threads = [os.environ.get(variable, "") for variable in checks.THREAD_VARIABLES]
     leads = node_of.index(node_of[world.rank]) == world.rank  # what is the same on all ranks of a node
     gpus = visible_gpus(os.environ, files)
     libraries = problems_of(spec.engine, gpus, spec.resources.exchange) if leads and spec is not None else []
-    return RankFacts(world.host, my_cores(), max([int(text) for text in threads if text.isdecimal()], default=1),
+    return checks.RankFacts(world.host, my_cores(), max([int(text) for text in threads if text.isdecimal()], default=1),
                      gpus, len(visible_gpus({}, files)),
                      (problem or _reading_problem(data)) if leads else "", libraries, free_shared_memory())
 
@@ -168,8 +157,8 @@ def _reading_problem(data: DataSet | None) -> str:
     return ""
 
 
-def _roles(spec: Spec | None, facts: Sequence[RankFacts], node_of: Sequence[int]
-           ) -> tuple[Roles | None, list[Finding]]:
+def _roles(spec: Spec | None, facts: Sequence[checks.RankFacts], node_of: Sequence[int]
+           ) -> tuple[Roles | None, list[checks.Finding]]:
     """Who would do what, or why the run would not start."""
     gpus = gpus_per_node([rank.gpus for rank in facts], node_of)
     try:
@@ -177,34 +166,34 @@ def _roles(spec: Spec | None, facts: Sequence[RankFacts], node_of: Sequence[int]
         return assign(node_of, None, gpus) if spec is None else roles_of(spec, node_of, gpus, cores=cores), []
     except UserError as error:
         what, _, remedy = str(error).rpartition(": ")
-        return None, [Finding(what, remedy)]
+        return None, [checks.Finding(what, remedy)]
 
 
-def _check_room(spec: Spec, opened: Inputs | None, roles: Roles | None, facts: Sequence[RankFacts]
-                ) -> tuple[list[Finding], str]:
+def _check_room(spec: Spec, opened: Inputs | None, roles: Roles | None, facts: Sequence[checks.RankFacts]
+                ) -> tuple[list[checks.Finding], str]:
     """Whether checkpoints and samples have room, and what becomes of decoded samples.
 
     Of networks that cannot be built nobody knows how large their checkpoints would be.
     """
     try:
         if opened is None or roles is None:
-            return check_disk(_disk(spec, None if opened is None else opened.sample)), ""
+            return checks.check_disk(_disk(spec, None if opened is None else opened.sample)), ""
         paths, shared_free = RunPaths(spec.output), min(rank.shared_free for rank in facts)
         means = Means(len(roles.preprocessors), roles.gpus_per_node, False, shared_free, free_disk(paths))
         choice = choose_cache(spec, opened, means, last_cache(paths))
         disk = _disk(spec, opened.sample, choice.nbytes if choice.cache == "file" else 0)
         shared = shared_bytes(with_cache(spec, choice.cache), opened.keeping(choice.cache), roles, shared_free)
-        return [*check_disk(disk), *check_shared_memory(facts, shared)], choice.event(roles.shared).words
+        return [*checks.check_disk(disk), *checks.check_shared_memory(facts, shared)], choice.event(roles.shared).words
     except InputError as error:
-        return [Finding(f"data.cache: {spec.data.cache}: {error}", "or leave it to auto")], ""
+        return [checks.Finding(f"data.cache: {spec.data.cache}: {error}", "or leave it to auto")], ""
     except UserError as error:
-        return [Finding(str(error), "change the network, or its images")], ""
+        return [checks.Finding(str(error), "change the network, or its images")], ""
 
 
 # ---- the lease ----------------------------------------------------------------------------------
 
 
-def _try_lease(world: World, node_of: Sequence[int], spec: Spec) -> LeaseTrial | None:
+def _try_lease(world: World, node_of: Sequence[int], spec: Spec) -> checks.LeaseTrial | None:
     """Let a rank of each node take one lease, where the run's will be, all at the same moment; collective.
 
     On one node, the first two ranks do so. Then another one takes it from whoever has it.
@@ -231,7 +220,7 @@ def _try_lease(world: World, node_of: Sequence[int], spec: Spec) -> LeaseTrial |
     world.gather(None)
     if world.rank == 0 and tries:
         shutil.rmtree(folder, ignore_errors=True)
-    return LeaseTrial(world.host, won, holder.launch if holder else "", noticed, problem) if tries else None
+    return checks.LeaseTrial(world.host, won, holder.launch if holder else "", noticed, problem) if tries else None
 
 
 def _make_probe(spec: Spec) -> str:
@@ -253,7 +242,7 @@ def _notices(fence: Fence) -> bool:
     return False
 
 
-def _disk(spec: Spec, sample: SampleSpec | None, decoded: int = 0) -> Disk:
+def _disk(spec: Spec, sample: SampleSpec | None, decoded: int = 0) -> checks.Disk:
     folder = nearest_folder(RunPaths(spec.output))
     problem = ""
     try:
@@ -265,7 +254,7 @@ def _disk(spec: Spec, sample: SampleSpec | None, decoded: int = 0) -> Disk:
     if spec.checkpoint.quota is not None:
         needed = min(needed, spec.checkpoint.quota)
     what = "the checkpoints and decoded samples" if decoded else "the checkpoints"
-    return Disk(str(folder), shutil.disk_usage(folder).free, needed + decoded, problem, what)
+    return checks.Disk(str(folder), shutil.disk_usage(folder).free, needed + decoded, problem, what)
 
 
 def _folder_bytes(network: NetworkSpec, spec: Spec, sample: SampleSpec) -> int:

@@ -16,16 +16,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from fleet.commands.options import (
-    add_cluster,
-    add_json,
-    add_options,
-    add_policy,
-    add_spec,
-    cluster_of,
-    options_of,
-    told_of_gpus,
-)
+from fleet.commands import options as opts
 from fleet.commands.show import show
 from fleet.errors import UserError
 from fleet.plugins import find_policy
@@ -48,12 +39,12 @@ if TYPE_CHECKING:
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    add_spec(parser, optional=True)
+    opts.add_spec(parser, optional=True)
     parser.add_argument("--rates", metavar="FILE", help="JSON file of training rates")
-    add_cluster(parser)
-    add_policy(parser, "(the spec's, or global)")
-    add_options(parser)
-    add_json(parser)
+    opts.add_cluster(parser)
+    opts.add_policy(parser, "(the spec's, or global)")
+    opts.add_options(parser)
+    opts.add_json(parser)
 
 
 def run(args: argparse.Namespace) -> None:
@@ -61,8 +52,8 @@ def run(args: argparse.Namespace) -> None:
     spec = _load(args.spec)
     rates = _rates(args, spec)
     policy = find_policy(args.policy or (spec.schedule.policy if spec else "global"))
-    options = options_of(args, [policy], None if spec is None else spec.options)
-    cluster = cluster_of(args, rates.gpus_per_node)
+    options = opts.options_of(args, [policy], None if spec is None else spec.options)
+    cluster = opts.cluster_of(args, rates.gpus_per_node)
     if spec is not None:
         from fleet.commands.sharing import shared_cluster, with_sharing
 
@@ -142,7 +133,7 @@ def _print(policy: Policy, rates: RateTable, planned: Round, cluster: Cluster) -
                   _devices(_gpus(member, cluster)), *["" if member.batch is None else member.batch] * chosen,
                   paces[member.name], bar(paces[member.name], fastest, 20)]
                  for member in planned.members],
-                title=f"{policy.name}: first round on {told_of_gpus(cluster)}")
+                title=f"{policy.name}: first round on {opts.told_of_gpus(cluster)}")
     waiting = len(networks) - len(planned.members)
     print(f"{len(planned.members)} of {counted(len(networks), 'network')} to train now, {waiting} to wait; "
           f"{counted(cluster.whole_gpus - len(tenants), 'idle GPU')}; "

@@ -22,17 +22,8 @@ from fleet.monitor.timeline import state_of
 from fleet.prediction.ensembles import EnsembleResult, read_ensembles
 from fleet.spec import load
 from fleet.spec.model import one_line
+from fleet.storage import results as table
 from fleet.storage.paths import RunPaths
-from fleet.storage.results import (
-    SHOWN_PARAMETERS,
-    NetworkResult,
-    Status,
-    leaderboard,
-    networks_of,
-    read_results,
-    short_names,
-    varied_parameters,
-)
 
 _SHUFFLES = {
     "network": "Each network shuffles by its own epochs, so no schedule changes what it learns from.",
@@ -76,7 +67,7 @@ class Report:
     """
 
     name: str
-    rows: tuple[NetworkResult, ...]
+    rows: tuple[table.NetworkResult, ...]
     losses: tuple[Curve, ...]
     accuracies: tuple[Curve, ...]
     account: Account
@@ -117,9 +108,9 @@ class Report:
     @property
     def counts(self) -> dict[str, int]:
         """How many networks there are, and how many of them have finished and failed."""
-        networks = networks_of(self.rows)
-        return {"networks": len(networks), "finished": sum(row.status is Status.FINISHED for row in networks),
-                "failed": sum(row.status is Status.FAILED for row in networks)}
+        networks = table.networks_of(self.rows)
+        return {"networks": len(networks), "finished": sum(row.status is table.Status.FINISHED for row in networks),
+                "failed": sum(row.status is table.Status.FAILED for row in networks)}
 
     def numbers(self) -> dict[str, Any]:
         """The report without its pictures."""
@@ -154,25 +145,25 @@ def _after(epochs: Mapping[str, int]) -> str:
                      for epoch, some in sorted(names.items()))
 
 
-def best_rows(rows: Sequence[NetworkResult]) -> tuple[list[str], list[list[Any]], str]:
+def best_rows(rows: Sequence[table.NetworkResult]) -> tuple[list[str], list[list[Any]], str]:
     """The table of results for people: headers, rows, and what is said of what it leaves out.
 
     Nobody reads thousands of rows: the best networks are there, and the others are in ``results.csv``. So are drawn
     parameters for which the table has no room.
     """
-    headers, lines = leaderboard(rows)
-    said, rest = [], networks_of(rows[SHOWN:])
+    headers, lines = table.leaderboard(rows)
+    said, rest = [], table.networks_of(rows[SHOWN:])
     if counts := Counter(str(row.status) for row in rest):
         left_out = ", ".join(f"{number} {status}" for status, number in counts.items())
-        total = len(networks_of(rows))
+        total = len(table.networks_of(rows))
         said.append(f"These are the best {total - len(rest)} of {total} networks. All are in results.csv; left out "
                     f"here: {left_out}.")
-    if more := varied_parameters(rows)[SHOWN_PARAMETERS:]:
-        said.append(f"Networks also differ in {', '.join(short_names(more))}: see `drawn` in results.csv.")
+    if more := table.varied_parameters(rows)[table.SHOWN_PARAMETERS:]:
+        said.append(f"Networks also differ in {', '.join(table.short_names(more))}: see `drawn` in results.csv.")
     return headers, lines[:SHOWN], " ".join(said)
 
 
-def _record(row: NetworkResult) -> dict[str, Any]:
+def _record(row: table.NetworkResult) -> dict[str, Any]:
     """A row of the table, with metrics where its spec asks for some."""
     record = dataclasses.asdict(row)
     return record if row.metrics else {key: value for key, value in record.items() if key != "metrics"}
@@ -185,7 +176,7 @@ def read_report(paths: RunPaths) -> Report:
     Raises:
         UserError: there is no run there, it has not begun, or it has a search and its spec cannot be read.
     """
-    rows = read_results(paths.root)
+    rows = table.read_results(paths.root)
     run = state_of(log_of(paths))
     found = _account(paths, run)
     if found is None:
@@ -223,7 +214,7 @@ def _account(paths: RunPaths, run: RunState) -> Account | None:
         raise UserError(f"{_place(paths)} is damaged: {one_line(error)}") from error
 
 
-def _report(paths: RunPaths, run: RunState, rows: Sequence[NetworkResult], found: Account) -> Report:
+def _report(paths: RunPaths, run: RunState, rows: Sequence[table.NetworkResult], found: Account) -> Report:
     of_each = _histories(run)
     histories = [(row.name, of_each[row.name]) for row in rows if row.name in of_each]
     judged = [(name, history) for name, history in histories if not all(math.isnan(_accuracy(one)) for one in history)]

@@ -9,48 +9,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import IO, Any, NamedTuple
 
-from fleet.domain.events import (
-    BadSample,
-    BestLost,
-    CacheChosen,
-    ChangesAccepted,
-    Commanded,
-    DataChanged,
-    EarlierRead,
-    EpochEnded,
-    Estimated,
-    Event,
-    GroupChanged,
-    GroupStarted,
-    GroupStruck,
-    Interrupted,
-    NetworkAdded,
-    NetworkFailed,
-    NetworkFellBack,
-    NetworkFinished,
-    NetworkJudged,
-    NetworkRetried,
-    NetworkTaken,
-    NetworkTested,
-    NetworkWarned,
-    NodesLeft,
-    Profiled,
-    RankLost,
-    RanksReady,
-    RateMeasured,
-    RateOff,
-    RatesRemembered,
-    ReplayDiffered,
-    RoundStarted,
-    SearcherBegan,
-    SearchFailed,
-    SharingLearned,
-    Started,
-    StreamStarted,
-    SupplyFound,
-    TooLate,
-    TrackerFailed,
-)
+from fleet.domain import events as ev
 from fleet.domain.events.search import USER
 from fleet.domain.network import EpochRecord
 from fleet.domain.run import Group, Network, RunState
@@ -78,9 +37,9 @@ class PlainView:
         self._patience_s = 0.0 if self._out.isatty() else None
         self._progress = Progress(run)
 
-    def on_event(self, event: Event) -> None:
+    def on_event(self, event: ev.Event) -> None:
         """Say what happened."""
-        if isinstance(event, GroupStarted | EpochEnded):
+        if isinstance(event, ev.GroupStarted | ev.EpochEnded):
             self._progress.hear(event.network, self._clock() - self._start)
         self._print(tell(event, self._run))
 
@@ -105,71 +64,71 @@ class PlainView:
         """Nothing is held."""
 
 
-def tell(event: Event, run: RunState) -> str:
+def tell(event: ev.Event, run: RunState) -> str:
     """An event in a line, or nothing where it is not worth one; what holds for all of a launch is said only once.
 
     Args:
         run: which has taken in the event.
     """
     launch = run.launch
-    if isinstance(event, RateOff) and event.corrected and launch is not None and launch.corrected > 1:
+    if isinstance(event, ev.RateOff) and event.corrected and launch is not None and launch.corrected > 1:
         return ""
-    most = {event.network: run.networks[event.network].max_epochs} if isinstance(event, EpochEnded) else {}
+    most = {event.network: run.networks[event.network].max_epochs} if isinstance(event, ev.EpochEnded) else {}
     return describe(event, most, "GPU" if launch is None else launch.start.device)
 
 
-def describe(event: Event, max_epochs: Mapping[str, int], device: str = "GPU") -> str:
+def describe(event: ev.Event, max_epochs: Mapping[str, int], device: str = "GPU") -> str:
     """An event in a line, or nothing where it is not worth one.
 
     Args:
         device: what networks are trained on, in a word.
     """
     match event:
-        case Started():
+        case ev.Started():
             done = f", {len(event.finished)} of them done before" if event.finished else ""
             return (f"{counted(event.networks, 'network')}{done}; {counted(event.trainers, 'trainer')}, "
                     f"{counted(event.preprocessors, 'preprocessor')} on {counted(event.nodes, 'node')}; "
                     f"policy {event.policy}")
-        case RatesRemembered():
+        case ev.RatesRemembered():
             return _describe_remembered(event)
-        case RateMeasured():
+        case ev.RateMeasured():
             spread = f" ± {event.spread:.0%}" if event.spread else ""
             result = event.reason or f"{event.rate:.0f} samples/s{spread}"
             return f"measured {event.done}/{event.total}: {event.network} on {counted(event.gpus, device)}: {result}"
-        case Profiled():
+        case ev.Profiled():
             return "rates known" + (f" after {format_duration(event.seconds)}" if event.measurements
                                     else ", measured before")
-        case RanksReady():
+        case ev.RanksReady():
             return "all trainers are ready"
-        case CacheChosen():
+        case ev.CacheChosen():
             return event.words
-        case StreamStarted():
+        case ev.StreamStarted():
             return _describe_stream(event)
-        case RoundStarted():
+        case ev.RoundStarted():
             return f"round {event.round}: {', '.join(event.members)}"
-        case Estimated():
+        case ev.Estimated():
             return f"ETA: {eta(event)}"
-        case GroupStarted():
+        case ev.GroupStarted():
             return f"  {event.network} on devices {list(event.devices)}"
-        case GroupChanged():
+        case ev.GroupChanged():
             return (f"  {event.network} on devices {list(event.devices)} instead of {list(event.before)}, after "
                     f"{format_duration(event.seconds)}")
-        case EpochEnded():
+        case ev.EpochEnded():
             return _describe_epoch(event, max_epochs[event.network])
-        case NetworkFinished():
+        case ev.NetworkFinished():
             return f"{event.network} is done: {event.reason}"
-        case NetworkTaken():
+        case ev.NetworkTaken():
             return f"{event.network} is trained here from now on, after {counted(event.epochs, 'epoch')}"
-        case NetworkTested():
+        case ev.NetworkTested():
             return f"{event.network} on the test data: loss {event.loss:.4f}{_share(event.accuracy)}" + "".join(
                 f", {name} {value:.4g}" for name, value in event.metrics.items() if value is not None)
-        case NetworkAdded() if not event.wrong:
+        case ev.NetworkAdded() if not event.wrong:
             values = ", ".join(f"{name} {_value(value)}" for name, value in event.values.items())
             parent = f" from {event.parent}" if event.parent else ""
             return f"{event.network} is new{parent}" + (f": {values}" if values else "")
-        case NetworkJudged():
+        case ev.NetworkJudged():
             return _describe_judged(event)
-        case Interrupted():
+        case ev.Interrupted():
             if event.replay:
                 return f"{event.reason}: stopping; a replay cannot be resumed, the same command starts it over"
             return f"{event.reason}: finishing the step, saving, and stopping; the same command resumes it"
@@ -177,7 +136,7 @@ def describe(event: Event, max_epochs: Mapping[str, int], device: str = "GPU") -
             return _describe_trouble(event, device)
 
 
-def _describe_judged(event: NetworkJudged) -> str:
+def _describe_judged(event: ev.NetworkJudged) -> str:
     done = {"pause": "is paused", "stop": "is pruned", "go_on": "goes on"}[event.verdict]
     when = counted(event.epochs, "epoch")
     if event.by == (USER,) and event.verdict != "go_on":
@@ -189,13 +148,13 @@ def _value(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def eta(estimated: Estimated) -> str:
+def eta(estimated: ev.Estimated) -> str:
     """How long a run will go on, as a range."""
     low, high = format_duration(estimated.low_s), format_duration(estimated.high_s)
     return f"{low} to {high}" if low != high else high
 
 
-def _describe_remembered(event: RatesRemembered) -> str:
+def _describe_remembered(event: ev.RatesRemembered) -> str:
     """Whose rates are used, how old they are, and how to be rid of them."""
     rates = [rate for found in event.rates.values() for rate in found]
     ages = sorted(rate.age_s for rate in rates)
@@ -209,70 +168,70 @@ def _age(seconds: float) -> str:
     return format_duration(seconds) if seconds < 2 * 86400 else f"{seconds // 86400:.0f} days"
 
 
-def _describe_trouble(event: Event, device: str) -> str:
+def _describe_trouble(event: ev.Event, device: str) -> str:
     match event:
-        case RateOff():
+        case ev.RateOff():
             kept = ("the cache of rates has the new rate now, and later runs go by it; this launch corrects other "
                     "wrong rates there without a message" if event.corrected else
                     "correct schedule.rates")
             return (f"WARNING: {event.network} on {counted(event.gpus, device)} trains {event.rate:.0f} samples/s, "
                     f"and was taken to train {event.expected:.0f}: {kept}")
-        case NetworkFailed():
+        case ev.NetworkFailed():
             return f"{event.network} FAILED: {event.reason}"
-        case TooLate():
+        case ev.TooLate():
             return (f"too late to start {', '.join(event.networks)}: {format_duration(event.left_s)} are left, "
                     f"but a group has taken {format_duration(event.needed_s)} to start")
-        case NetworkRetried(alone=True):
+        case ev.NetworkRetried(alone=True):
             return f"{event.network} failed: {event.reason}; it trained beside others, and is tried again alone"
-        case SharingLearned():
+        case ev.SharingLearned():
             return _describe_sharing(event)
-        case SupplyFound():
+        case ev.SupplyFound():
             return event.words
-        case NetworkRetried():
+        case ev.NetworkRetried():
             return (f"{event.network} failed: {event.reason}; this may pass: retry {event.retry} of "
                     f"{event.retries}")
-        case NetworkFellBack():
+        case ev.NetworkFellBack():
             if event.finished:
                 return f"WARNING: {event.network} stays finished: {event.damage}; its best epoch is whole"
             goes_on = f"goes on after epoch {event.epochs}" if event.epochs or event.position else "starts over"
             return f"WARNING: {event.network} {goes_on}: {event.damage}"
-        case NetworkWarned():
+        case ev.NetworkWarned():
             return f"WARNING: {event.network}: {event.warning}"
-        case ChangesAccepted():
+        case ev.ChangesAccepted():
             return f"{event.network} goes on after epoch {event.epochs} with changed {' '.join(event.files)}"
-        case DataChanged():
+        case ev.DataChanged():
             return f"the data has changed, and networks go on with it: {'; '.join(event.changes)}"
-        case BestLost():
+        case ev.BestLost():
             return f"WARNING: {event.network}: {event.damage}"
-        case SearchFailed():
+        case ev.SearchFailed():
             return f"WARNING: the searcher of {event.entry} is not called again: {event.reason}"
-        case TrackerFailed():
+        case ev.TrackerFailed():
             return (f"WARNING: track: {event.tracker} is not written, and the run goes on without it: {event.reason}; "
                     "fleet export writes the same later")
-        case SearcherBegan(changed=changed) if changed:
+        case ev.SearcherBegan(changed=changed) if changed:
             return f"the search of {event.entry} goes on with other settings: {changed}"
-        case EarlierRead():
+        case ev.EarlierRead():
             return event.words
-        case ReplayDiffered():
+        case ev.ReplayDiffered():
             return f"WARNING: {event.entry}: {event.difference}; what was logged holds"
-        case RankLost():
+        case ev.RankLost():
             return f"rank {event.rank} has died; the others go on"
-        case Commanded(do="yield"):
+        case ev.Commanded(do="yield"):
             hosts = ", ".join(map(str, event.given.get("hosts", ())))
             return f"asked for: {hosts}, within {event.given.get('within_s')} s"
-        case NodesLeft():
+        case ev.NodesLeft():
             became = "end" if event.has_ended else "wait for the end of the launch"
             return f"given back after {event.seconds:.1f} s: {', '.join(event.hosts)}; the processes there {became}"
-        case GroupStruck():
+        case ev.GroupStruck():
             where = f"epoch {event.epochs}" + (f", sample {event.position}" if event.position else "")
             return f"{event.network} lost a rank, and goes back to its last checkpoint: after {where}"
-        case BadSample():
+        case ev.BadSample():
             return f"skipped {event.name}: {event.reason}"
         case _:
             return ""
 
 
-def _describe_epoch(event: EpochEnded, max_epochs: int) -> str:
+def _describe_epoch(event: ev.EpochEnded, max_epochs: int) -> str:
     record = event.record
     judged = "" if math.isnan(record.val_loss) else f", validation {record.val_loss:.4f}{_share(record.val_accuracy)}"
     judged += "".join(f", {name} {record.value(name):.4g}" for name in record.metrics
@@ -286,7 +245,7 @@ def _share(accuracy: float) -> str:
     return "" if math.isnan(accuracy) else f" {accuracy:.2%}"
 
 
-def _describe_stream(event: StreamStarted) -> str:
+def _describe_stream(event: ev.StreamStarted) -> str:
     """Whether input or training is the bottleneck, and what to change."""
     supply = f"input {event.supply_samples_per_s:.0f} samples/s by {counted(event.preprocessors, 'preprocessor')}"
     rates = f"{supply}, the fastest network takes {event.demand_samples_per_s:.0f}: " if event.bottleneck else (
@@ -307,7 +266,7 @@ def _describe_stream(event: StreamStarted) -> str:
     return f"{rates}training is the bottleneck{advice}"
 
 
-def _describe_sharing(event: SharingLearned) -> str:
+def _describe_sharing(event: ev.SharingLearned) -> str:
     """How many networks pay on one GPU, and what to do where more than may share one would, or might."""
     told = told_of_sharing(event.speedups, event.device)
     if not event.bound:
@@ -336,10 +295,11 @@ def told_of_sharing(speedups: Sequence[float], device: str = "GPU") -> str:
 
 
 # What stays on the screen above the live table.
-_STAYING = (Started, RatesRemembered, RateOff, Profiled, CacheChosen, StreamStarted, NetworkAdded, NetworkJudged,
-            SearchFailed, ReplayDiffered, SearcherBegan, EarlierRead, NetworkFinished, NetworkTested, NetworkFailed,
-            TooLate, NetworkRetried, SharingLearned, SupplyFound, NetworkFellBack, DataChanged, ChangesAccepted,
-            TrackerFailed, BestLost, NetworkWarned, RankLost, NodesLeft, GroupStruck, Interrupted, BadSample)
+_STAYING = (ev.Started, ev.RatesRemembered, ev.RateOff, ev.Profiled, ev.CacheChosen, ev.StreamStarted, ev.NetworkAdded,
+            ev.NetworkJudged, ev.SearchFailed, ev.ReplayDiffered, ev.SearcherBegan, ev.EarlierRead, ev.NetworkFinished,
+            ev.NetworkTested, ev.NetworkFailed, ev.TooLate, ev.NetworkRetried, ev.SharingLearned, ev.SupplyFound,
+            ev.NetworkFellBack, ev.DataChanged, ev.ChangesAccepted, ev.TrackerFailed, ev.BestLost, ev.NetworkWarned,
+            ev.RankLost, ev.NodesLeft, ev.GroupStruck, ev.Interrupted, ev.BadSample)
 
 
 class _Pace(NamedTuple):
@@ -367,17 +327,17 @@ class LiveTable:
         self._paces: dict[str, _Pace] = {}
         self._title = "starting: TensorFlow takes some seconds"
         self._start = time.monotonic()
-        self._eta: Estimated | None = None
+        self._eta: ev.Estimated | None = None
         self._eta_at = 0.0
 
-    def on_event(self, event: Event) -> None:
+    def on_event(self, event: ev.Event) -> None:
         """Change the table."""
         match event:
-            case RateMeasured():
+            case ev.RateMeasured():
                 self._title = tell(event, self._run)
-            case RoundStarted():
+            case ev.RoundStarted():
                 self._title = f"round {event.round}"
-            case Estimated():
+            case ev.Estimated():
                 self._eta, self._eta_at = event, time.monotonic()
 
     def on_pace(self, network: str, samples: int, samples_per_s: float) -> None:
@@ -448,7 +408,7 @@ class LiveView(LiveTable):
         self._live = Live(console=console, get_renderable=self.table, refresh_per_second=4)
         self._live.start()
 
-    def on_event(self, event: Event) -> None:
+    def on_event(self, event: ev.Event) -> None:
         """Change the table; what should stay on the screen is printed above it."""
         if isinstance(event, _STAYING) and (line := tell(event, self._run)):
             self._live.console.print(line, highlight=False)

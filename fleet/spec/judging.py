@@ -12,16 +12,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from fleet.errors import SpecError, SpecMistake, UserError
+from fleet.spec import measures as m
 from fleet.spec.fitting import unmeasured
-from fleet.spec.measures import (
-    balanced,
-    canonical,
-    canonical_loss,
-    class_weight_vector,
-    direction_of,
-    label_of,
-    written,
-)
 from fleet.spec.schema import NetworkSpec, Spec
 from fleet.spec.search import find_rule
 from fleet.spec.train import Train
@@ -54,7 +46,7 @@ def _settled(network: NetworkSpec, target: TargetSpec, counts: tuple[int, ...]) 
         train = replace(train, converge=replace(train.converge, monitor=_default_monitor(target.kind)))
     if (wanted := train.class_weights) is not None and target.kind in ("class", "mask"):
         try:
-            weights = (balanced(counts) if counts else ()) if isinstance(wanted, str) else class_weight_vector(
+            weights = (m.balanced(counts) if counts else ()) if isinstance(wanted, str) else m.class_weight_vector(
                 wanted, target.names, target.outputs)
         except UserError as error:
             raise UserError(f"{network.name}: {error}") from error
@@ -210,7 +202,7 @@ class _Comparison:
         return train.converge.monitor or _default_monitor(self.kind)
 
     def _direction(self, train: Train, monitor: str) -> str:
-        return str(train.converge.direction or direction_of(monitor))
+        return str(train.converge.direction or m.direction_of(monitor))
 
     def _measure(self, train: Train, monitor: str) -> str:
         """What stands behind a monitored name: the loss with its parameters, or the metric with its."""
@@ -218,8 +210,8 @@ class _Comparison:
         if name == "accuracy":
             return name
         if name != "loss":
-            return next((written(canonical(one)) for one in train.metrics if label_of(one) == name), "")
-        said = written(canonical_loss(train.loss, train.label_smoothing, self.kind))
+            return next((m.written(m.canonical(one)) for one in train.metrics if m.label_of(one) == name), "")
+        said = m.written(m.canonical_loss(train.loss, train.label_smoothing, self.kind))
         if monitor != "loss" or not (weights := _weighing(train.class_weights)):  # they count in training alone
             return said
         return f"{said} with class_weights {json.dumps(weights, sort_keys=True)}"
@@ -257,8 +249,8 @@ class _Comparison:
         """Which metric could be monitored."""
         prefix = "val_" if monitor.startswith("val_") else ""
         trains = [group[0].train for group in self.groups]
-        common = [name for name in map(label_of, trains[0].metrics)
-                  if len({self._measure(train, name) for train in trains}) == 1 and direction_of(name)]
+        common = [name for name in map(m.label_of, trains[0].metrics)
+                  if len({self._measure(train, name) for train in trains}) == 1 and m.direction_of(name)]
         if self.kind != "value":
             common.append("accuracy")
         if common:

@@ -11,17 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from fleet.spec.model import (
-    CNN,
-    DenseNet,
-    ResNet,
-    Settings,
-    Softmax,
-    check_input,
-    compressed,
-    has_bottlenecks,
-    large_stem,
-)
+from fleet.spec import model
 from preprocess.sample import SampleSpec
 
 Pixels: TypeAlias = tuple[int, int]  # height, width
@@ -52,7 +42,7 @@ class Layer:
         return self.side ** 2 * self.inputs * self.outputs
 
 
-def count_parameters(settings: Settings, input_shape: tuple[int, ...], classes: int) -> int:
+def count_parameters(settings: model.Settings, input_shape: tuple[int, ...], classes: int) -> int:
     """Count a network's parameters, trainable or not, as Keras' ``count_params`` does.
 
     Args:
@@ -69,16 +59,16 @@ def count_parameters(settings: Settings, input_shape: tuple[int, ...], classes: 
     A 3x3 convolution of 2 filters on 1 channel has 18 + 2 parameters; 4x4 pixels are then
     pooled to 2x2, so that a classifier of 3 classes has 2 * 2 * 2 * 3 + 3:
 
-    >>> count_parameters(CNN(filters=(2,), dense=(), norm="none"), (4, 4, 1), classes=3)
+    >>> count_parameters(model.CNN(filters=(2,), dense=(), norm="none"), (4, 4, 1), classes=3)
     47
     """
     # a normalised channel has a scale, a shift, and the moving mean and variance
-    norm = 0 if isinstance(settings, Softmax) or settings.norm == "none" else 4
+    norm = 0 if isinstance(settings, model.Softmax) or settings.norm == "none" else 4
     return sum(layer.weights + layer.has_bias * layer.outputs + norm * layer.normalised
                for layer in layers_of(settings, input_shape, classes))
 
 
-def count_for(settings: Settings, sample: SampleSpec) -> int:
+def count_for(settings: model.Settings, sample: SampleSpec) -> int:
     """The parameters of a network of a family for such samples; for masks, ``softmax`` looks at each pixel by itself.
 
     Raises:
@@ -88,7 +78,7 @@ def count_for(settings: Settings, sample: SampleSpec) -> int:
     return count_parameters(settings, shape, sample.classes)
 
 
-def count_operations(settings: Settings, input_shape: tuple[int, ...], classes: int) -> int:
+def count_operations(settings: model.Settings, input_shape: tuple[int, ...], classes: int) -> int:
     """Count the multiplications of one sample's way through a network.
 
     They say how fast a network trains beside others of its family, before any has trained.
@@ -102,33 +92,33 @@ def count_operations(settings: Settings, input_shape: tuple[int, ...], classes: 
     A 3x3 convolution of 2 filters on 4x4 pixels of 1 channel takes 288; then they are pooled to 2x2, so that a
     classifier of 3 classes takes 24:
 
-    >>> count_operations(CNN(filters=(2,), dense=(), norm="none"), (4, 4, 1), classes=3)
+    >>> count_operations(model.CNN(filters=(2,), dense=(), norm="none"), (4, 4, 1), classes=3)
     312
     """
     return sum(layer.weights * layer.places for layer in layers_of(settings, input_shape, classes))
 
 
-def layers_of(settings: Settings, input_shape: tuple[int, ...], classes: int) -> Iterator[Layer]:
+def layers_of(settings: model.Settings, input_shape: tuple[int, ...], classes: int) -> Iterator[Layer]:
     """The layers of a network, from its input to its classes.
 
     Raises:
         UserError: the image is too small for the network.
     """
-    check_input(settings, input_shape)
-    if isinstance(settings, ResNet):
+    model.check_input(settings, input_shape)
+    if isinstance(settings, model.ResNet):
         return _resnet(settings, input_shape, classes)
-    if isinstance(settings, DenseNet):
+    if isinstance(settings, model.DenseNet):
         return _densenet(settings, input_shape, classes)
-    if isinstance(settings, CNN):
+    if isinstance(settings, model.CNN):
         return _cnn(settings, input_shape, classes)
     return iter([Layer(1, math.prod(input_shape), classes)])
 
 
-def _resnet(settings: ResNet, input_shape: tuple[int, ...], classes: int) -> Iterator[Layer]:
+def _resnet(settings: model.ResNet, input_shape: tuple[int, ...], classes: int) -> Iterator[Layer]:
     def conv(side: int, inputs: int, outputs: int) -> Layer:  # always with a bias, as keras.applications has
         return Layer(side, inputs, outputs, math.prod(pixels), normalised=outputs)
 
-    bottleneck = has_bottlenecks(settings, input_shape)
+    bottleneck = model.has_bottlenecks(settings, input_shape)
     side, pixels, left = _stem(settings, input_shape)
     yield conv(side, input_shape[2], settings.width)
     pixels, channels = left, settings.width
@@ -148,7 +138,7 @@ def _resnet(settings: ResNet, input_shape: tuple[int, ...], classes: int) -> Ite
     yield Layer(1, channels, classes)
 
 
-def _densenet(settings: DenseNet, input_shape: tuple[int, ...], classes: int) -> Iterator[Layer]:
+def _densenet(settings: model.DenseNet, input_shape: tuple[int, ...], classes: int) -> Iterator[Layer]:
     def conv(side: int, inputs: int, outputs: int, normalised: int) -> Layer:
         has_bias = settings.norm == "none"  # batch normalisation brings its own shift
         return Layer(side, inputs, outputs, math.prod(pixels), has_bias, normalised)
@@ -159,7 +149,7 @@ def _densenet(settings: DenseNet, input_shape: tuple[int, ...], classes: int) ->
     pixels = left
     for block, layers in enumerate(settings.blocks):
         if block > 0:  # the transition
-            kept = compressed(channels, settings.compression)
+            kept = model.compressed(channels, settings.compression)
             yield conv(1, channels, kept, channels)
             pixels, channels = _halved(pixels), kept
         for _ in range(layers):
@@ -169,7 +159,7 @@ def _densenet(settings: DenseNet, input_shape: tuple[int, ...], classes: int) ->
     yield Layer(1, channels, classes, normalised=channels)
 
 
-def _cnn(settings: CNN, input_shape: tuple[int, ...], classes: int) -> Iterator[Layer]:
+def _cnn(settings: model.CNN, input_shape: tuple[int, ...], classes: int) -> Iterator[Layer]:
     height, width, channels = input_shape  # check_input has seen to it
     for filters in settings.filters:
         yield Layer(settings.kernel, channels, filters, height * width, normalised=filters)
@@ -180,10 +170,10 @@ def _cnn(settings: CNN, input_shape: tuple[int, ...], classes: int) -> Iterator[
         features = units
 
 
-def _stem(settings: ResNet | DenseNet, input_shape: tuple[int, ...]) -> tuple[int, Pixels, Pixels]:
+def _stem(settings: model.ResNet | model.DenseNet, input_shape: tuple[int, ...]) -> tuple[int, Pixels, Pixels]:
     """The side of the first convolution, the pixels that it is computed at, and those that it leaves to the others."""
     pixels = input_shape[0], input_shape[1]
-    if not large_stem(settings, input_shape):
+    if not model.large_stem(settings, input_shape):
         return 3, pixels, pixels
     return 7, _halved(pixels), _halved(_halved(pixels))
 

@@ -19,10 +19,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from pydantic import (
-    TypeAdapter,
-    ValidationError,
-)
+from pydantic import TypeAdapter, ValidationError
 
 from fleet.errors import SpecError, SpecMistake, UserError
 from fleet.plugins import find_policy

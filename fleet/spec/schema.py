@@ -16,23 +16,9 @@ from pydantic import Field, model_validator
 from pydantic.dataclasses import dataclass
 
 from fleet.plugins import find_policy
+from fleet.spec import fields as kinds
 from fleet.spec.data import Data, EntryData, feed_key
 from fleet.spec.engines import ENGINES, EngineInfo, find_engine
-from fleet.spec.fields import (
-    NO_FLAG,
-    STRICT,
-    DeltaText,
-    Duration,
-    EngineName,
-    Family,
-    ImportPath,
-    PolicyName,
-    Positive,
-    Share,
-    Size,
-    TrackItem,
-    written_as,
-)
 from fleet.spec.model import Architecture
 from fleet.spec.origin import Origin
 from fleet.spec.search import Prune, Search
@@ -50,13 +36,13 @@ def _read_by(setting: str) -> str:
     return f"Only for {' and '.join(policy.name for policy in POLICIES.values() if setting in policy.reads)}."
 
 
-@dataclass(frozen=True, config=STRICT)
+@dataclass(frozen=True, config=kinds.STRICT)
 class ModelEntry:
     """An entry of `models`, which stands for one network or for many."""
 
-    family: Family | None = Field(default=None, description=(
+    family: kinds.Family | None = Field(default=None, description=(
         "A family of networks that FLEET builds, or the name of a network of keras.applications."))
-    build: ImportPath | None = Field(default=None, description=(
+    build: kinds.ImportPath | None = Field(default=None, description=(
         "Instead of a family: the import path of your own function, which returns a keras.Model. Its module may stand "
         "beside the spec."))
     name: str | None = Field(default=None, description=(
@@ -64,7 +50,7 @@ class ModelEntry:
         "several networks, they are numbered."))
     args: dict[str, Any] = Field(default_factory=dict, description=(
         "Arguments of the family or function, by name: the same for all networks of the entry."))
-    count: Annotated[int, Field(ge=1, le=MOST_NETWORKS), NO_FLAG] | None = Field(default=None, description=(
+    count: Annotated[int, Field(ge=1, le=MOST_NETWORKS), kinds.NO_FLAG] | None = Field(default=None, description=(
         "Number of networks to draw at random from `space`."))
     space: Space | None = Field(default=None, description=(
         "What differs between networks that are drawn at random, or asked for by `search`: for an argument, or a "
@@ -74,7 +60,7 @@ class ModelEntry:
     grid: Grid | None = Field(default=None, description=(
         "What differs between networks that cover all combinations: for an argument, or a setting like "
         "train.batch.size, a list of values."))
-    gpus: Positive | tuple[Positive, Positive] | None = Field(default=None, description=(
+    gpus: kinds.Positive | tuple[kinds.Positive, kinds.Positive] | None = Field(default=None, description=(
         "Number of GPUs that train the network, or [least, most]. Without it, there may be as many as make it faster."))
     train: dict[str, Any] = Field(default_factory=dict, description=(
         "Training settings of this entry. What they do not name is taken from `train` at the top."))
@@ -121,18 +107,19 @@ class ModelEntry:
         return self
 
 
-@dataclass(frozen=True, config=STRICT)
+@dataclass(frozen=True, config=kinds.STRICT)
 class Schedule:
     """Which networks train when, and on how many GPUs."""
 
-    policy: PolicyName = Field(default=default_policy().name, description=(
+    policy: kinds.PolicyName = Field(default=default_policy().name, description=(
         "Policy that decides which networks train when, or the import path of your own. Without it, a spec with a key "
         f"that only {default_policy(SETTINGS).name} reads means {default_policy(SETTINGS).name}. "
         + " ".join(f"{policy.name}: {policy.help}." for policy in POLICIES.values())))
-    delta: DeltaText = Field(default="15%", description=(
+    delta: kinds.DeltaText = Field(default="15%", description=(
         "How close to the fastest the networks of a flotilla train: within a share of its rate, like 15%, or within a "
         "number of samples per second, like 20/s. " + _read_by("delta")))
-    alpha: Annotated[Share, Field(gt=0, le=1)] = Field(default=0.8, json_schema_extra=written_as("80%"), description=(
+    alpha: Annotated[kinds.Share, Field(gt=0, le=1)] = Field(
+        default=0.8, json_schema_extra=kinds.written_as("80%"), description=(
         "A round ends when fewer than this share of the GPUs train, like 80%. " + _read_by("alpha")))
     peak_limited: bool = Field(default=True, description=(
         "Whether a network gets only GPUs that make it faster. With false, spare GPUs are given away as in Algorithm 2 "
@@ -150,23 +137,25 @@ class Schedule:
         return given
 
 
-@dataclass(frozen=True, config=STRICT)
+@dataclass(frozen=True, config=kinds.STRICT)
 class Profile:
     """How the run finds out how fast networks train."""
 
     when: Literal["online", "before"] = Field(default="online", description=(
         "online: training begins at once, by estimates that its own steps correct; no other key is read. before: every "
         "network is measured on made-up samples before any is trained (appendix B.3 of the paper)."))
-    batches: Annotated[int, Field(ge=2), NO_FLAG] = Field(default=48, description=(
+    batches: Annotated[int, Field(ge=2), kinds.NO_FLAG] = Field(default=48, description=(
         "Number of training steps of one measurement, at most."))
-    timed: Positive = Field(default=20, description=(
+    timed: kinds.Positive = Field(default=20, description=(
         "How many of these steps are timed: the last ones. Those before them warm up."))
-    seconds: Annotated[Duration, Field(gt=0)] = Field(default=30.0, json_schema_extra=written_as("30s"), description=(
+    seconds: Annotated[kinds.Duration, Field(gt=0)] = Field(
+        default=30.0, json_schema_extra=kinds.written_as("30s"), description=(
         "How long the steps of one measurement may take, like 30s. The first half of it may be spent on warming up."))
-    spread: Annotated[Share, Field(ge=0, le=1)] = Field(default=0.01, json_schema_extra=written_as("1%"), description=(
+    spread: Annotated[kinds.Share, Field(ge=0, le=1)] = Field(
+        default=0.01, json_schema_extra=kinds.written_as("1%"), description=(
         "A measurement ends before its last step once the standard error of its rate is at most this share of it, like "
         "1%. 0 takes all steps."))
-    max_gpus: Positive | None = Field(default=None, description=(
+    max_gpus: kinds.Positive | None = Field(default=None, description=(
         "Largest number of GPUs on which a network is measured. Without it, two nodes, or as many GPUs as the slowest "
         "network needs to keep up with the fastest if that is more (appendix B.3 of the paper)."))
 
@@ -178,22 +167,23 @@ class Profile:
         return self
 
 
-@dataclass(frozen=True, config=STRICT)
+@dataclass(frozen=True, config=kinds.STRICT)
 class Resources:
     """How the ranks of the launch are used."""
 
-    engine: EngineName = Field(default="keras", description=(
+    engine: kinds.EngineName = Field(default="keras", description=(
         "What trains the networks, or the import path of an engine of your own. "
         + " ".join(f"{engine.name}: {engine.help}." for engine in ENGINES.values())))
-    time_scale: Annotated[float, Field(gt=0), NO_FLAG] = Field(default=1.0, description=(
+    time_scale: Annotated[float, Field(gt=0), kinds.NO_FLAG] = Field(default=1.0, description=(
         "Only for the engine emulated: how many seconds a second of training takes."))
-    preprocessors: Annotated[int, Field(ge=0), NO_FLAG] | Literal["auto"] = Field(default="auto", description=(
+    preprocessors: Annotated[int, Field(ge=0), kinds.NO_FLAG] | Literal["auto"] = Field(default="auto", description=(
         "Number of ranks that prepare samples. auto: all ranks that are not needed for GPUs; without GPUs, one in "
         "eight on each node."))
-    gpus_per_node: Positive | Literal["auto"] = Field(default="auto", description=(
+    gpus_per_node: kinds.Positive | Literal["auto"] = Field(default="auto", description=(
         "Number of GPUs on each node that train networks; without GPUs, of ranks in their place. auto: all GPUs; "
         "without GPUs, all ranks that do not prepare samples."))
-    per_device: Annotated[int, Field(ge=1, le=MOST_SLOTS), NO_FLAG] | Literal["auto"] = Field(default=1, description=(
+    per_device: Annotated[int, Field(ge=1, le=MOST_SLOTS), kinds.NO_FLAG] | Literal["auto"] = Field(
+        default=1, description=(
         "How many networks may share a GPU while there are more networks than GPUs; each takes a rank. A number: that "
         "many, as far as ranks were started. auto: as many as ranks were started, and as training shows to pay. "
         "Without GPUs, a core of the node takes the place of a GPU, and further ranks share the cores."))
@@ -202,22 +192,22 @@ class Resources:
         "after each step. auto: by Horovod where it is installed, else by MPI."))
 
 
-@dataclass(frozen=True, config=STRICT)
+@dataclass(frozen=True, config=kinds.STRICT)
 class Checkpoint:
     """What is kept on disk, and how often it is saved."""
 
-    every: Annotated[Duration, Field(gt=0)] | None = Field(default=None, description=(
+    every: Annotated[kinds.Duration, Field(gt=0)] | None = Field(default=None, description=(
         "How often a network is saved within an epoch, like 10min. At the end of an epoch it is always saved."))
     keep: Literal["best+last", "last"] = Field(default="best+last", description=(
         "What is kept of each network. best+last: the best epoch, which is exported, and the last one, from which "
         "training goes on. last: only the last, which is then exported. If there is room, the checkpoint before the "
         "last is kept as well, in case the last is damaged."))
-    quota: Annotated[Size, Field(gt=0)] | None = Field(default=None, description=(
+    quota: Annotated[kinds.Size, Field(gt=0)] | None = Field(default=None, description=(
         "How much disk space all checkpoints and exports of the run may take, like 20GB. Without it, there is no "
         "limit."))
 
 
-@dataclass(frozen=True, config=STRICT)
+@dataclass(frozen=True, config=kinds.STRICT)
 class Document:
     """A spec: the networks of an ensemble, the data they learn from, and how they are trained."""
 
@@ -226,7 +216,7 @@ class Document:
         "in a run that stays open for more (`open_for`)."))
     name: str = Field(default="ensemble", description=(
         "Name of the run: letters, digits, dots, dashes and underscores."))
-    seed: Annotated[int, Field(ge=0, lt=2**64), NO_FLAG] = Field(default=0, description=(
+    seed: Annotated[int, Field(ge=0, lt=2**64), kinds.NO_FLAG] = Field(default=0, description=(
         "Seed of everything that is random: which networks are drawn, their first weights, the order of the samples "
         "and how they are augmented."))
     data: Data = Data()
@@ -236,16 +226,16 @@ class Document:
     profile: Profile = Profile()
     resources: Resources = Resources()
     checkpoint: Checkpoint = Checkpoint()
-    walltime: Annotated[Duration, Field(gt=0)] | None = Field(default=None, description=(
+    walltime: Annotated[kinds.Duration, Field(gt=0)] | None = Field(default=None, description=(
         "How long the run may take, like 2h. Shortly before, it saves everything and stops with exit status 75; the "
         "same command goes on. If the batch system ends the job earlier, its limit counts."))
-    open_for: Annotated[Duration, Field(gt=0)] | None = Field(default=None, description=(
+    open_for: Annotated[kinds.Duration, Field(gt=0)] | None = Field(default=None, description=(
         "How long the run waits for further networks once nothing is left to train, like 10min. Without it, the run "
         "ends then."))
-    retries: Annotated[int, Field(ge=0, le=100), NO_FLAG] = Field(default=2, description=(
+    retries: Annotated[int, Field(ge=0, le=100), kinds.NO_FLAG] = Field(default=2, description=(
         "How often a network is tried again if it failed for a reason that may pass, such as a file server that does "
         "not answer."))
-    track: tuple[TrackItem, ...] = Field(default=(), description=(
+    track: tuple[kinds.TrackItem, ...] = Field(default=(), description=(
         "Trackers that are written at the end of each epoch, by a process of their own: a list of mlflow, wandb and "
         "optuna, or of {mlflow: PATH}. Without a path it is below track in the folder of the run. A tracker that fails "
         "is warned of once; fleet export writes the same later."))
@@ -271,7 +261,7 @@ class Document:
         return {feed_key(own): self.data if own is None else own.put_into(self.data) for own in each}
 
 
-@dataclass(frozen=True, config=STRICT)
+@dataclass(frozen=True, config=kinds.STRICT)
 class NetworkSpec:
     """One network of the ensemble, fully said."""
 
@@ -313,7 +303,7 @@ class NetworkSpec:
         return gpus if self.train.batch.when_scaled == "per_gpu" else 1
 
 
-@dataclass(frozen=True, config=STRICT)
+@dataclass(frozen=True, config=kinds.STRICT)
 class Spec:
     """A validated spec and the networks that it stands for."""
 

@@ -17,16 +17,7 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any
 
-from pydantic import (
-    ConfigDict,
-    Discriminator,
-    Field,
-    FiniteFloat,
-    Tag,
-    TypeAdapter,
-    ValidationError,
-    model_validator,
-)
+from pydantic import ConfigDict, Discriminator, Field, FiniteFloat, Tag, TypeAdapter, ValidationError, model_validator
 from pydantic.dataclasses import dataclass as validated
 
 from fleet.errors import UserError

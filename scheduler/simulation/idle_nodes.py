@@ -30,29 +30,18 @@ from enum import IntEnum
 import numpy as np
 
 from scheduler.base import MOST, InputError, check_range
-from scheduler.idle.allocate import (
-    BUSY,
-    FREE,
-    Counts,
-    FloatArray,
-    IntArray,
-    Trainer,
-    allocate,
-    equal,
-    equal_as_published,
-    place_by_index,
-    place_in_order,
-)
+from scheduler.idle import allocate as sharing
 from scheduler.simulation.idle_trace import Heard, Job, Trace, with_objective
 from scheduler.simulation.kernel import Event, Simulator
 
-Policy = Callable[[Sequence[Trainer], Sequence[int], int, float], Counts]
-Placement = Callable[[IntArray, Mapping[int, int]], IntArray]
+Policy = Callable[[Sequence[sharing.Trainer], Sequence[int], int, float], sharing.Counts]
+Placement = Callable[[sharing.IntArray, Mapping[int, int]], sharing.IntArray]
 
-POLICIES: dict[str, Policy] = {"equal": equal, "equal-as-published": equal_as_published, "exact": allocate}
+POLICIES: dict[str, Policy] = {"equal": sharing.equal, "equal-as-published": sharing.equal_as_published,
+                               "exact": sharing.allocate}
 HEARD_EVERY = 256  # changes of the trace
 
-PLACEMENTS: dict[str, Placement] = {"index": place_by_index, "order": place_in_order}
+PLACEMENTS: dict[str, Placement] = {"index": sharing.place_by_index, "order": sharing.place_in_order}
 
 
 @dataclass(frozen=True)
@@ -67,11 +56,11 @@ class Settings:
         placement: which nodes; ``place_in_order`` expects a trace whose nodes are arranged by name.
     """
 
-    policy: Policy = allocate
+    policy: Policy = sharing.allocate
     horizon_s: float = 120.0
     max_parallel: int = 10
     completions_are_events: bool = False
-    placement: Placement = place_by_index
+    placement: Placement = sharing.place_by_index
 
     def __post_init__(self) -> None:
         if self.max_parallel < 1:
@@ -115,10 +104,10 @@ class Replayed:
     trainers: tuple[TrainerRecord, ...]
     preemption_cost: float
     rescale_cost: float
-    times_s: FloatArray
-    idle: IntArray
-    used: IntArray
-    outcome: FloatArray
+    times_s: sharing.FloatArray
+    idle: sharing.IntArray
+    used: sharing.IntArray
+    outcome: sharing.FloatArray
 
     @property
     def completed(self) -> int:
@@ -132,7 +121,7 @@ class Replayed:
                  if record.ended_s is not None]
         return float(np.mean(hours)) if hours else math.nan
 
-    def outcome_until(self, time_s: float | FloatArray) -> FloatArray:
+    def outcome_until(self, time_s: float | sharing.FloatArray) -> sharing.FloatArray:
         """What was done until a time, in units of the objective; between two notes it grows evenly."""
         return np.interp(time_s, self.times_s, self.outcome)
 
@@ -293,7 +282,7 @@ class _Replay:
     def __init__(self, trace: Trace, jobs: Sequence[Job], settings: Settings, heard: Heard) -> None:
         self.trace, self.jobs, self.settings, self.heard = trace, jobs, settings, heard
         self.sim = Simulator()
-        self.owner: IntArray = np.full(trace.size, BUSY, dtype=np.int64)
+        self.owner: sharing.IntArray = np.full(trace.size, sharing.BUSY, dtype=np.int64)
         self.idle = 0
         self.active: list[_Active] = []
         self.gone: list[_Active] = []
@@ -344,8 +333,8 @@ class _Replay:
             if lost[trainer.number]:
                 self.preemption_cost -= trainer.work(-trainer.job.trainer.down_s)
                 trainer.nodes -= lost[trainer.number]
-        self.owner[leaving] = BUSY
-        self.owner[joining] = FREE
+        self.owner[leaving] = sharing.BUSY
+        self.owner[joining] = sharing.FREE
         self.idle += len(joining) - len(leaving)
         self._decide_soon()
         self._schedule_change(place + 1)
@@ -396,7 +385,7 @@ class _Replay:
             self.active.remove(trainer)
             self.gone.append(trainer)
             self.outcome_gone += trainer.outcome
-            self.owner[self.owner == trainer.number] = FREE
+            self.owner[self.owner == trainer.number] = sharing.FREE
 
     def _admit(self) -> None:
         while (len(self.active) < self.settings.max_parallel and self.admitted < len(self.jobs)
@@ -409,7 +398,7 @@ class _Replay:
                 self.active.append(trainer)
             self.admitted += 1
 
-    def _rescale(self, counts: Counts) -> None:
+    def _rescale(self, counts: sharing.Counts) -> None:
         changed = [(trainer, count) for trainer, count in zip(self.active, counts, strict=True)
                    if count != trainer.nodes]
         for trainer, count in changed:

@@ -20,15 +20,8 @@ from fleet.commands.show import show
 from fleet.errors import UserError
 from fleet.terminal import Pace, print_table
 from scheduler.idle.allocate import name_order
+from scheduler.simulation import idle_trace as files
 from scheduler.simulation.idle_nodes import PLACEMENTS, POLICIES, Replayed, Settings, Summary, replay, summarise
-from scheduler.simulation.idle_trace import (
-    OBJECTIVES,
-    Trace,
-    read_events,
-    read_node_names,
-    read_trainers,
-    with_objective,
-)
 
 # Names that are found without being asked for, beside the events.
 NAMES_BESIDE = "summit_node_names.txt.gz"
@@ -52,7 +45,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="order in which nodes are given away: by index, or by name (by name where names are known)")
     add("--node-names", type=Path, metavar="FILE[.gz]",
         help=f"file in which line i is the name of node i ({NAMES_BESIDE} beside the events, if it is there)")
-    add("--objective", choices=OBJECTIVES, default="file",
+    add("--objective", choices=files.OBJECTIVES, default="file",
         help="what a trainer gains: samples/s, the speed-up over one node, or the objective in its file (file)")
     add("--weight", type=_weight, action="append", default=[], metavar="CURVE=W",
         help="count the objective of the trainers of a curve W times; may be repeated")
@@ -68,7 +61,7 @@ def run(args: argparse.Namespace) -> None:
     settings = Settings(POLICIES[args.policy], args.horizon, args.max_parallel, args.completions_are_events,
                         PLACEMENTS[_placement(args)])
     trace = _trace(args)
-    jobs = with_objective(read_trainers(args.trainers), args.objective, dict(args.weight),
+    jobs = files.with_objective(files.read_trainers(args.trainers), args.objective, dict(args.weight),
                           args.rescale_factor)
     pace = Pace("fleet simulate idle-nodes", "replayed", "changes")
     replayed = replay(trace, jobs, settings, pace)
@@ -91,18 +84,18 @@ def _placement(args: argparse.Namespace) -> str:
     return args.placement or ("index" if _names(args) is None else "order")
 
 
-def _trace(args: argparse.Namespace) -> Trace:
+def _trace(args: argparse.Namespace) -> files.Trace:
     """The part of the trace that was asked for, its nodes arranged by name if they are placed so."""
     first, last = args.nodes
     pace = Pace("fleet simulate idle-nodes", f"{args.events}: read", "bytes")
-    whole = read_events(args.events, pace)
+    whole = files.read_events(args.events, pace)
     pace.end()
     trace = whole.select(first, last, None if args.hours is None else args.hours * 3600)
     if _placement(args) == "index":
         return trace
     path = _names(args)
     assert path is not None, "see _placement"
-    names = read_node_names(path)
+    names = files.read_node_names(path)
     if len(names) < whole.size:
         raise UserError(f"{path}: {len(names)} names, but node {whole.size - 1} is in {args.events}; "
                         "there must be one line for each node, from 0")

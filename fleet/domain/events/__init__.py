@@ -13,122 +13,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, TypeAlias, get_args
 
-from fleet.domain.events.commands import Commanded, NodesLeft
-from fleet.domain.events.launch import (
-    DataChanged,
-    Ended,
-    FirstStep,
-    FoundStanding,
-    Interrupted,
-    RanksReady,
-    ScheduleOptions,
-    Started,
-    TooLate,
-    TrackerFailed,
-)
-from fleet.domain.events.losses import BadSample, GroupStruck, RankLost
-from fleet.domain.events.networks import (
-    BestLost,
-    ChangesAccepted,
-    NetworkFailed,
-    NetworkFellBack,
-    NetworkFinished,
-    NetworkRetried,
-    NetworkTaken,
-    NetworkTested,
-    NetworkWarned,
-)
-from fleet.domain.events.rates import (
-    Profiled,
-    RateLearned,
-    RateMeasured,
-    RateOff,
-    RatesEstimated,
-    RatesGiven,
-    RatesRemembered,
-    RememberedRate,
-    SharingLearned,
-    SupplyFound,
-)
-from fleet.domain.events.search import (
-    EarlierRead,
-    NetworkAdded,
-    NetworkJudged,
-    ReplayDiffered,
-    Searched,
-    SearcherBegan,
-    SearchFailed,
-)
-from fleet.domain.events.training import (
-    CacheChosen,
-    EpochEnded,
-    Estimated,
-    GroupChanged,
-    GroupStarted,
-    GroupStopped,
-    Planned,
-    PlannedGroup,
-    RoundStarted,
-    StreamStarted,
-)
+from fleet.domain.events.commands import *
+from fleet.domain.events.launch import *
+from fleet.domain.events.losses import *
+from fleet.domain.events.networks import *
+from fleet.domain.events.rates import *
+from fleet.domain.events.search import *
+from fleet.domain.events.training import *
 from fleet.domain.record import from_json
-
-__all__ = [
-    "KINDS",
-    "BadSample",
-    "BestLost",
-    "CacheChosen",
-    "ChangesAccepted",
-    "Commanded",
-    "DataChanged",
-    "EarlierRead",
-    "Ended",
-    "EpochEnded",
-    "Estimated",
-    "Event",
-    "FirstStep",
-    "FoundStanding",
-    "GroupChanged",
-    "GroupStarted",
-    "GroupStopped",
-    "GroupStruck",
-    "Interrupted",
-    "NetworkAdded",
-    "NetworkFailed",
-    "NetworkFellBack",
-    "NetworkFinished",
-    "NetworkJudged",
-    "NetworkRetried",
-    "NetworkTaken",
-    "NetworkTested",
-    "NetworkWarned",
-    "NodesLeft",
-    "Planned",
-    "PlannedGroup",
-    "Profiled",
-    "RankLost",
-    "RanksReady",
-    "RateLearned",
-    "RateMeasured",
-    "RateOff",
-    "RatesEstimated",
-    "RatesGiven",
-    "RatesRemembered",
-    "RememberedRate",
-    "ReplayDiffered",
-    "RoundStarted",
-    "ScheduleOptions",
-    "SearchFailed",
-    "Searched",
-    "SearcherBegan",
-    "SharingLearned",
-    "Started",
-    "StreamStarted",
-    "SupplyFound",
-    "TooLate",
-    "TrackerFailed",
-    "event_from_json",
-]
 
 Event: TypeAlias = (
     Started | Interrupted | TooLate | Ended | RatesGiven | RatesRemembered | RateMeasured | RateOff | Profiled
