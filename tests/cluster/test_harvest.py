@@ -69,11 +69,11 @@ def test_a_harvest_on_nodes_that_others_take_back_loses_no_network(slurm, tmp_pa
     check_equal(came, undisturbed(alone, emulated(alone, networks, epochs, 0.01)), 1e-9)
 
 
-def begin(show, *options):
-    """Hand in the first jobs of a show without others."""
+def begin(show, *options, beside=()):
+    """Hand in the first jobs of a show without others, and of shows beside it."""
     show.slurm.clean()
-    show.slurm.call(sys.executable, "-m", "fleet", "harvest", str(Launcher(show.folder).write(show.content)),
-                    "--system=slurm", "--ranks-per-node=2", "--walltime=1h", *options, "--", "--partition=low",
+    specs = [str(Launcher(one.folder).write(one.content)) for one in (show, *beside)]
+    show.slurm.call(sys.executable, "-m", "fleet", "harvest", *specs, "--system=slurm", "--ranks-per-node=2", "--walltime=1h", *options, "--", "--partition=low",
                     PYTHONPATH=str(ROOT), XDG_CACHE_HOME=str(show.folder / "cache"), **show.variables)
 
 
@@ -97,6 +97,16 @@ def test_jobs_are_handed_in_for_networks_alone_that_nobody_trains(slurm, tmp_pat
     assert len(show.paths.event_logs()) <= len(epochs) + 3, show.report()
     assert len(show.paths.event_logs()) - len(trained) <= 1, show.report()
     assert sum(one["event"] == "submitted" for one in noted) <= len(epochs) + 3
+
+
+def test_two_runs_share_the_nodes_from_the_first_and_both_come_to_their_end(slurm, tmp_path):
+    costly = Show(slurm, tmp_path / "costly", emulated(tmp_path / "costly", 3, [30] * 3))
+    cheap = Show(slurm, tmp_path / "cheap", emulated(tmp_path / "cheap", 3, [150] * 3, time_scale=0.2))
+    begin(costly, "--idle=15s", beside=[cheap])
+    for show in (costly, cheap):
+        slurm.wait_until("it trains", lambda show=show: show.training(), show.report, seconds=60)
+    end(costly, [30] * 3)
+    end(cheap, [150] * 3)
 
 
 @pytest.fixture
