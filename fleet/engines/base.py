@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Protocol, SupportsFloat, runtime_checkable
+from typing import Any, NamedTuple, Protocol, SupportsFloat, runtime_checkable
 
 import numpy as np
 
@@ -262,6 +262,39 @@ class Striding(Protocol):
 
         Raises:
             Exception: whatever the network raises.
+        """
+
+
+class Done(NamedTuple):
+    """What came of steps that were begun.
+
+    Attributes:
+        sums: over each batch, in order.
+        at: when they were there, by ``time.perf_counter``; later where nobody knows.
+    """
+
+    sums: list[Sums]
+    at: float
+
+
+@runtime_checkable
+class Beginning(Protocol):
+    """What is asked of a trainable that computes while the next batch is made; then sums are read one call late."""
+
+    def begin(self, images: np.ndarray, targets: np.ndarray, sizes: Sequence[int], stop: bool = False,
+              weights: np.ndarray | None = None) -> Callable[[], Done]:
+        """Begin a step, or as many as there are sizes, as :meth:`Trainable.step` and :meth:`Striding.stride` take them.
+
+        What was begun before may be ended here, also what ranks of a group do together. The arrays are valid only until
+        this returns.
+
+        Returns:
+            What waits for the sums. It is called once, before the next but one ``begin``, and before anything else is
+            asked of the trainable.
+
+        Raises:
+            Exception: whatever the network raises, now or when it is waited for, in these steps or those before; on all
+                ranks of the group, or on none.
         """
 
 

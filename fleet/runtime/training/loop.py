@@ -36,6 +36,7 @@ from fleet.runtime.training.clocks import EpochClock, PaceReport
 from fleet.runtime.training.evaluation import can_predict, evaluate, predict
 from fleet.runtime.training.network import Training
 from fleet.runtime.training.sources import Sources
+from fleet.runtime.training.steps import Steps
 from fleet.runtime.training.strides import strides
 from fleet.storage.paths import PARTS, RunPaths
 from fleet.storage.writer import CheckpointWriter
@@ -131,19 +132,20 @@ class TrainingLoop:
     def _consume(self, training: Training, state: State, source: Batches, epoch: Epoch) -> Consumed:
         """Train on what is left of an epoch, or on less, where the group is asked to pause."""
         network, group = training.network, training.group
-        taken = {chunk for record in state.history for chunk in read_path(record.path)}
+        taken_before = {chunk for record in state.history for chunk in read_path(record.path)}
         size = training.set_batch(state.batch)
         state = dataclasses.replace(state, batch=size)
         pace, saved = PaceReport(network.name, state.position, training.steps), time.perf_counter()
         is_over, missed = True, 0  # nothing may be left: the launch before ended while the network was judged
-        for stride in strides(training, source.batches(epoch, state.position, size, group, taken)):
-            stop = group.is_master and self._is_asked()
-            began = time.perf_counter()
-            steps = stride.take(training, stop)
-            each = (time.perf_counter() - began) / len(steps)
-            for batch, sums in zip(stride.batches, steps, strict=True):
+
+        def is_due() -> bool:
+            return bool(group.is_master and self._save_every and time.perf_counter() - saved > self._save_every)
+
+        steps = Steps(training, lambda: group.is_master and self._is_asked(), is_due)
+        for taken in steps.take(strides(training, source.batches(epoch, state.position, size, group, taken_before))):
+            for batch, sums in zip(taken.batches, taken.sums, strict=True):
                 if batch.size == size:
-                    training.steps.add(size, each)
+                    training.steps.add(size, taken.seconds)
                     training.steps.see(self._tenants.count())
                 if not abs(loss := sums.loss / max(sums.count, 1)) <= LARGEST_LOSS:
                     raise NetworkFailed(f"diverged: the loss became {loss:.4g} in epoch {state.epoch + 1}, within the "
@@ -151,14 +153,10 @@ class TrainingLoop:
                 state = dataclasses.replace(state, stream_epoch=batch.epoch.number, path=batch.epoch.path,
                                             position=batch.position, sums=(Sums.of_totals(state.sums) + sums).totals)
                 is_over, missed = batch.is_last, batch.missed
-            if is_over:
-                continue
-            if stop or sums.stop:
-                break
-            if group.is_master:
+            if group.is_master and not (is_over or taken.stops):
                 # Nobody can tell where in steps ranks waited for others that lacked samples.
                 pace.tell(self._tell, batch.position, group.size > 1 and self._clock.waiting > _WAITING)
-                if self._save_every and time.perf_counter() - saved > self._save_every:
+                if taken.rests and is_due():
                     saved = time.perf_counter()
                     state = self._clock.note(state)
                     self._save(training, state)

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TypeVar
 
 import numpy as np
 
 from fleet.comm.base import Group
 from fleet.domain.network import State
-from fleet.engines.base import Rescaling, Striding, Sums, Trainable
+from fleet.engines.base import Beginning, Done, Rescaling, Striding, Sums, Trainable
 from fleet.runtime.training.all_or_none import NetworkFailed, agree, all_or_none
 from fleet.runtime.training.clocks import StepClock
 from fleet.spec import NetworkSpec
@@ -50,25 +52,44 @@ class Training:
         Raises:
             NetworkFailed: on all ranks, when it failed on one.
         """
-        values, weights = self.target.split(targets)
-        with self._failing_together():
-            if weights is None:
-                return self.trainable.step(images, values, size, stop)
-            return self.trainable.step(images, values, size, stop, weights)
+        return self.begin(images, targets, [size], stop)().sums[0]
 
-    def stride(self, images: np.ndarray, targets: np.ndarray, sizes: Sequence[int]) -> list[Sums]:
-        """Take several steps, of a rank alone; see :meth:`fleet.engines.base.Striding.stride`.
+    @property
+    def goes_ahead(self) -> bool:
+        """Whether its engine computes while the next batch is made."""
+        return isinstance(self.trainable, Beginning)
+
+    def begin(self, images: np.ndarray, targets: np.ndarray, sizes: Sequence[int], stop: bool = False
+              ) -> Callable[[], Done]:
+        """Begin a step, or several of a rank alone; see :meth:`fleet.engines.base.Beginning.begin`.
+
+        Of an engine that cannot, they are over when this returns.
 
         Args:
             targets: as they travel.
 
+        Returns:
+            What waits for the sums.
+
         Raises:
-            NetworkFailed: a step failed.
+            NetworkFailed: on all ranks, when it failed on one, now or when it is waited for.
         """
-        assert isinstance(self.trainable, Striding)
         values, weights = self.target.split(targets)
         with self._failing_together():
-            return self.trainable.stride(images, values, sizes, weights)
+            if isinstance(self.trainable, Beginning):
+                return partial(self._ended, self.trainable.begin(images, values, sizes, stop, weights))
+            if len(sizes) == 1:
+                more = [] if weights is None else [weights]  # an engine may know no weights
+                sums = [self.trainable.step(images, values, sizes[0], stop, *more)]
+            else:
+                assert isinstance(self.trainable, Striding)
+                sums = self.trainable.stride(images, values, sizes, weights)
+        done = Done(sums, time.perf_counter())
+        return lambda: done
+
+    def _ended(self, wait: Callable[[], Done]) -> Done:
+        with self._failing_together():
+            return wait()
 
     @contextmanager
     def _failing_together(self) -> Iterator[None]:

@@ -7,12 +7,12 @@ computed is the same as step by step.
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
-from fleet.engines.base import Striding, Sums
+from fleet.engines.base import Done, Striding
 from fleet.runtime.training.network import Training
 from fleet.stream.batch import Batch
 
@@ -35,18 +35,13 @@ class Stride:
     images: np.ndarray
     targets: np.ndarray
 
-    def take(self, training: Training, stop: bool) -> list[Sums]:
-        """Train on these batches, with all ranks of the group; returns the sums over each.
+    def begin(self, training: Training, stop: bool) -> Callable[[], Done]:
+        """Begin to train on these batches, with all ranks of the group; see :meth:`Training.begin`.
 
         Args:
             stop: whether this rank asks the group to stop after it.
-
-        Raises:
-            NetworkFailed: on all ranks, when a step failed on one.
         """
-        if len(self.batches) == 1:
-            return [training.step(self.images, self.targets, self.batches[0].size, stop)]
-        return training.stride(self.images, self.targets, [batch.size for batch in self.batches])
+        return training.begin(self.images, self.targets, [batch.size for batch in self.batches], stop)
 
 
 def strides(training: Training, batches: Iterator[Batch]) -> Iterator[Stride]:

@@ -1,0 +1,113 @@
+"""Steps whose sums are read late: what is computed, what comes later, and where nothing may be under way."""
+
+import dataclasses
+from functools import partial
+from types import SimpleNamespace
+
+import pytest
+import yaml
+
+from fleet.engines import softmax
+from fleet.engines.base import Done, Sums
+from fleet.errors import ExitStatus
+from fleet.runtime.training import steps as steps_module
+from fleet.runtime.training.steps import Steps
+from fleet.storage.checkpoint import newest
+from tests.fleet.runtime.runs import launch
+from tests.fleet.runtime.training.going_ahead import BeginningRegression
+
+
+class Strides:
+    """Strides of one batch each; notes when they are asked for, begun and read."""
+
+    def __init__(self, count=4, stops=None):
+        self.said, self._count, self._stops = [], count, stops
+
+    def __iter__(self):
+        for number in range(self._count):
+            self.said.append(f"make {number}")
+            yield SimpleNamespace(batches=[number], begin=partial(self._begin, number))
+
+    def _begin(self, number, training, stop):
+        self.said.append(f"begin {number}{' stop' if stop else ''}")
+
+        def end():
+            self.said.append(f"read {number}")
+            return Done([Sums(number, stop=number == self._stops)], number)
+
+        return end
+
+
+def taken(strides, goes_ahead=True, size=1, asks=(), due=()):
+    """(number, whether it stops, whether it rests) of each; ``asks`` and ``due`` say in which looks."""
+    training = SimpleNamespace(goes_ahead=goes_ahead, group=SimpleNamespace(size=size))
+    looks = {"asks": iter(range(9)), "due": iter(range(9))}
+    steps = Steps(training, lambda: next(looks["asks"]) in asks, lambda: next(looks["due"]) in due)
+    return [(one.batches[0], one.stops, one.rests) for one in steps.take(strides)]
+
+
+def test_sums_are_read_when_the_next_step_has_begun():
+    strides = Strides(3)
+    assert taken(strides) == [(0, False, False), (1, False, False), (2, False, True)]
+    assert strides.said == ["make 0", "begin 0", "make 1", "begin 1", "read 0", "make 2", "begin 2", "read 1", "read 2"]
+
+
+def test_those_of_an_engine_that_cannot_are_read_at_once():
+    strides = Strides(2)
+    assert taken(strides, goes_ahead=False) == [(0, False, True), (1, False, True)]
+    assert strides.said == ["make 0", "begin 0", "read 0", "make 1", "begin 1", "read 1"]
+    assert taken(Strides(4, stops=1), goes_ahead=False, size=2) == [(0, False, True), (1, True, True)]
+    assert taken(Strides(4), goes_ahead=False, asks=[1]) == [(0, False, True), (1, True, True)]
+
+
+def test_a_group_stops_one_step_later_and_a_rank_alone_at_once():
+    strides = Strides(9, stops=1)
+    assert taken(strides, size=2, asks=[1]) == [(0, False, False), (1, True, False), (2, False, True)]
+    assert strides.said[-4:] == ["make 2", "begin 2 stop", "read 1", "read 2"]
+    assert taken(Strides(9), asks=[1]) == [(0, False, False), (1, True, True)]
+
+
+def test_where_a_network_is_to_stand_still_its_sums_are_read_before_the_next_step_with_its_batch_at_hand():
+    strides = Strides(3)
+    assert taken(strides, due=[0]) == [(0, False, True), (1, False, False), (2, False, True)]
+    assert strides.said[:4] == ["make 0", "begin 0", "make 1", "read 0"]
+
+
+def test_a_step_takes_from_the_end_of_the_one_before_or_from_its_own_begin(monkeypatch):
+    monkeypatch.setattr(steps_module.time, "perf_counter", lambda: 0.5)
+    training = SimpleNamespace(goes_ahead=True, group=SimpleNamespace(size=1))
+    seconds = [one.seconds for one in Steps(training, lambda: False, lambda: False).take(Strides(3))]
+    assert seconds == [-0.5, 0.5, 1]  # it ended at 0, at 1 and at 2
+
+
+@pytest.fixture(params=[1, 2])
+def ranks(request):
+    return request.param
+
+
+def outcome(folder, ranks, ahead, after=None):
+    """What a run comes to, bit for bit: its history, and what its last checkpoint holds."""
+    folder.mkdir()
+    path = folder / "spec.yaml"
+    path.write_text(yaml.safe_dump({
+        "output": str(folder / "run"), "models": [{"family": "softmax", "name": "n", "gpus": ranks}],
+        "data": {"source": "tests.sources:numbered", "path": "90", "transforms": [
+            {"center_crop": {"size": [4, 4]}}, "tests.sources:noise", {"scale": {"mean": 0.5, "std": 0.5}}]},
+        "train": {"batch": {"size": 7}, "converge": {"max_epochs": 3, "monitor": "loss"}},
+        "checkpoint": {"every": "0.001s"}, "schedule": {"policy": "baseline"}, "resources": {"engine": "numpy"}}))
+    with pytest.MonkeyPatch.context() as patch:
+        if ahead:
+            patch.setattr(softmax, "SoftmaxRegression", BeginningRegression)
+        status, prepared = launch(path, ranks + 1, after)
+        if status is not ExitStatus.OK:
+            assert launch(path, ranks + 1)[0] is ExitStatus.OK
+    state = newest(prepared.paths, "n").state
+    rows = [dataclasses.replace(record, seconds=0.0, waited_s=0.0, accepted=()) for record in state.history]
+    return rows, {name: array.tobytes() for name, array in state.arrays.items()}
+
+
+def test_histories_and_checkpoints_are_those_of_a_run_that_reads_sums_at_once(tmp_path, ranks):
+    at_once = outcome(tmp_path / "at once", ranks, ahead=False)
+    assert outcome(tmp_path / "ahead", ranks, ahead=True) == at_once
+    for after in (20, 45):  # looks of the coordinator
+        assert outcome(tmp_path / f"interrupted after {after}", ranks, ahead=True, after=after) == at_once
