@@ -73,8 +73,9 @@ def begin(show, *options, beside=()):
     """Hand in the first jobs of a show without others, and of shows beside it."""
     show.slurm.clean()
     specs = [str(Launcher(one.folder).write(one.content)) for one in (show, *beside)]
-    show.slurm.call(sys.executable, "-m", "fleet", "harvest", *specs, "--system=slurm", "--ranks-per-node=2", "--walltime=1h", *options, "--", "--partition=low",
-                    PYTHONPATH=str(ROOT), XDG_CACHE_HOME=str(show.folder / "cache"), **show.variables)
+    show.slurm.call(sys.executable, "-m", "fleet", "harvest", *specs, "--system=slurm", "--ranks-per-node=2",
+                    "--walltime=1h", *options, "--", "--partition=low", PYTHONPATH=str(ROOT),
+                    XDG_CACHE_HOME=str(show.folder / "cache"), **show.variables)
 
 
 def end(show, epochs):

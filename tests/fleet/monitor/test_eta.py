@@ -179,7 +179,7 @@ def test_the_export_of_the_last_network_is_still_to_come():
     found = estimator()
     found.add(NetworkFinished("a", "4 epochs", 4), 0.0)
     found.add(GroupStopped("a", 0.5, 1.5), 0.0)
-    assert ends(found.estimate()) == shown(120 / 1.5 + 2 + 2, 1.5 * 120 + 2 + 2)  # and after it, as before it was formed
+    assert ends(found.estimate()) == shown(120 / 1.5 + 2 + 2, 1.5 * 120 + 2 + 2)  # and after it
 
 
 def test_a_network_whose_group_took_long_to_form_will_take_as_long_again():
