@@ -1,4 +1,4 @@
-# make env | demo | test | test-other | test-track | test-all | coverage | test-cluster | test-cluster-all | chaos | check | bench | clean
+# make env | env-torch | demo | test | test-other | test-track | test-torch | test-all | coverage | test-cluster | test-cluster-all | chaos | check | bench | clean
 # VENV=dir puts the environment elsewhere; PYTHON=3.12, or an interpreter, makes it with another Python.
 
 VENV ?= .venv
@@ -12,10 +12,14 @@ export TF_CPP_MIN_LOG_LEVEL ?= 2
 # Tests that run side by side: launches wait more than they compute.
 WORKERS ?= 3
 
-.PHONY: env demo test test-other test-track test-all coverage test-cluster test-cluster-all chaos check bench clean
+.PHONY: env env-torch demo test test-other test-track test-torch test-all coverage test-cluster test-cluster-all chaos check bench clean
 
 env:
 	@tools/env.sh
+
+# The same, and PyTorch.
+env-torch:
+	@tools/env.sh torch
 
 # The main job on scikit-learn's digits: 1 rank prepares, 4 train ten networks. One machine has no fabric to look for.
 demo: env
@@ -37,6 +41,12 @@ test-track: env
 	$(BIN)/python -m venv .venv-track
 	.venv-track/bin/python -m pip install -qq -e '.[track,pandas,parquet]' optuna-dashboard pytest pytest-xdist hypothesis
 	.venv-track/bin/python -m pytest -o addopts=-q -rs tests/fleet/export $(PYTEST_ARGS)
+
+# The tests of PyTorch, in an environment of their own. (Horovod is TensorFlow's there, and takes minutes to build.)
+test-torch: export PATH := $(CURDIR)/.venv-torch/bin:$(PATH)
+test-torch:
+	HOROVOD= VENV=.venv-torch tools/env.sh torch
+	.venv-torch/bin/python -m pytest -n $(WORKERS) -rs -m torch $(PYTEST_ARGS)
 
 # All tests. Continuous integration runs them with fewer random examples (FLEET_TEST_EXAMPLES, a factor).
 test-all: env

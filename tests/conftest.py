@@ -2,6 +2,7 @@
 
 import atexit
 import gc
+import importlib.util
 import logging
 import os
 import shutil
@@ -33,6 +34,18 @@ def pytest_collection_modifyitems(items):
             item.add_marker(pytest.mark.xdist_group("tensorflow"))  # imported once
         elif item.get_closest_marker("tensorflow") or not item.nodeid.startswith("tests/mpi/"):
             item.add_marker(pytest.mark.xdist_group(item.path.as_posix()))
+
+
+def pytest_collection_finish(session):
+    """Leave out the tests of PyTorch where it is missing, and beside those of TensorFlow: no process has both."""
+    here = [item for item in session.items if not item.nodeid.startswith("tests/mpi/")]
+    beside = any(item.get_closest_marker("tensorflow") for item in here)
+    for item in session.items:
+        if item.get_closest_marker("torch"):
+            if importlib.util.find_spec("torch") is None:
+                item.add_marker(pytest.mark.skip(reason="PyTorch is not installed: make test-torch has it"))
+            elif beside and item in here:
+                item.add_marker(pytest.mark.skip(reason="TensorFlow is in this process: make test-torch has none"))
 
 
 @pytest.fixture(autouse=True)

@@ -1,6 +1,7 @@
 """The script that makes the environment."""
 
 import os
+import re
 import subprocess
 import sys
 
@@ -103,3 +104,25 @@ def test_an_environment_of_another_python_is_kept(tmp_path):
     python.chmod(0o755)
     status, said = make_env(tmp_path, {"python3.13": interpreter("3.13")}, PYTHON="3.13")
     assert (status, "is of Python 3.11" in said) == (1, True)
+
+
+@pytest.mark.parametrize("version", ["3.11", "3.12", "3.13"])
+def test_all_that_an_environment_is_made_of_is_pinned(version):
+    pins = {line.partition("==")[0].lower().replace("_", "-")
+            for line in (ROOT / f"tools/constraints-{version}.txt").read_text().split() if "==" in line}
+    wanted = {word for file in ("requirements", "requirements-torch", "requirements-horovod")
+              for word in re.findall(r"^[\w-]+", (ROOT / f"tools/{file}.txt").read_text().lower(), re.MULTILINE)}
+    lacking = wanted - pins
+    assert lacking <= ({"cffi", "cloudpickle", "cmake", "psutil"} if version == "3.13" else set())  # of Horovod
+
+
+def test_without_a_torch_for_this_python_it_says_so_and_all_else_is_there(tmp_path):
+    python = tmp_path / "env/bin/python"
+    python.parent.mkdir(parents=True)
+    python.write_text('#!/bin/sh\ncase "$*" in *version_info*) echo 3.13;; *requirements-torch*) exit 1;; esac\n')
+    python.chmod(0o755)
+    done = subprocess.run(["bash", ENV, "torch"], capture_output=True, text=True, check=False, env={
+        **os.environ, "VENV": str(tmp_path / "env"), "PYTHON": "", "HOROVOD": ""})
+    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
+    assert "pip finds no torch==2.13.0 for Python 3.13 and this machine" in done.stderr
+    assert (tmp_path / "env/.stage-packages").exists()

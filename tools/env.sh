@@ -2,14 +2,16 @@
 # Make the environment: a virtual environment with TensorFlow, Open MPI, mpi4py,
 # Horovod where it builds, and this project. Each finished stage leaves a stamp
 # that holds the fingerprint of what it was made from, so a second run does
-# nothing and an interrupted one goes on where it stopped.
+# nothing and an interrupted one goes on where it stopped. `tools/env.sh torch`
+# adds PyTorch.
 #
 #   VENV=.venv         where
 #   PYTHON=3.12        which version, or which interpreter; without it, the first of VERSIONS that starts
+#   HOROVOD=           without Horovod
 set -euo pipefail
 cd "$(dirname "$0")/.."
 VENV=${VENV:-.venv}
-HOROVOD=0.28.1
+HOROVOD=${HOROVOD-0.28.1}
 VERSIONS="3.11 3.12 3.13" # of Python, each with a tools/constraints-*.txt
 
 say() { printf 'env: %s\n' "$*"; }
@@ -95,7 +97,9 @@ if ! is_done packages "$want"; then
 fi
 
 want=$(fingerprint tools/requirements-horovod.txt "$constraints" tools/env.sh)
-if [ "$version" = 3.13 ]; then # it needs TensorFlow 2.17 or 2.18, which have no wheels for Python 3.13
+if [ -z "$HOROVOD" ]; then
+    say "Horovod is left out, as HOROVOD= says"
+elif [ "$version" = 3.13 ]; then # it needs TensorFlow 2.17 or 2.18, which have no wheels for Python 3.13
     say "Horovod is left out: it does not build against the TensorFlow of Python $version, and MPI exchanges gradients"
 elif ! is_done horovod "$want"; then
     if [ -z "$(command -v g++ || command -v c++ || true)" ]; then
@@ -115,6 +119,15 @@ elif ! is_done horovod "$want"; then
             say "Horovod did not build (see $log): MPI exchanges gradients"
         fi
     fi
+fi
+
+want=$(fingerprint tools/requirements-torch.txt "$constraints")
+if [ "${1:-}" = torch ] && ! is_done torch "$want"; then
+    say "installing PyTorch (where pip finds no build for CPUs alone, one for CUDA of several GB)"
+    log=$VENV/torch-install.log
+    "${pip[@]}" install -r tools/requirements-torch.txt -c "$constraints" > "$log" 2>&1 || refuse "pip finds no" \
+        "$(grep ^torch== "$constraints") for Python $version and this machine, or cannot install it (see $log)"
+    set_done torch "$want"
 fi
 
 want=$(fingerprint setup.cfg pyproject.toml)
