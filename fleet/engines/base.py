@@ -134,6 +134,7 @@ class Setup:
         trainers: on this node; without GPUs they share its cores.
         deterministic: whether the same steps are to give the same numbers, bit for bit.
         slot: of the GPU.
+        folder: of the run, where ranks can meet by files.
     """
 
     sample: SampleSpec
@@ -143,6 +144,7 @@ class Setup:
     trainers: int = 1
     deterministic: bool = False
     slot: Slot = Slot()  # noqa: RUF009 - frozen
+    folder: Path = Path()
 
 
 class PeerFailed(FleetError):

@@ -38,7 +38,8 @@ def make_engine(spec: Spec, sample: SampleSpec, rates: RateTable | None, index: 
     """
     engine = _function(spec.engine, spec.engine.make)(Setup(
         sample, spec.resources, rates, index, trainers,
-        deterministic=any(network.train.deterministic for network in spec.networks), slot=slot))
+        deterministic=any(network.train.deterministic for network in spec.networks), slot=slot,
+        folder=Path(spec.output)))
     if missing := [name for name in ("exchange_name", "build") if not hasattr(engine, name)]:
         raise UserError(f"resources.engine: {spec.resources.engine} makes a {type(engine).__name__}, which has no "
                         f"{' and no '.join(missing)}: it should make an engine, as in fleet.engines.base")

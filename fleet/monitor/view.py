@@ -325,7 +325,7 @@ class LiveTable:
     def __init__(self, run: RunState) -> None:
         self._run = run
         self._paces: dict[str, _Pace] = {}
-        self._title = "starting: TensorFlow takes some seconds"
+        self._title = "starting: loading the engine takes some seconds"
         self._start = time.monotonic()
         self._eta: ev.Estimated | None = None
         self._eta_at = 0.0

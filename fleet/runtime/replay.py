@@ -88,8 +88,8 @@ def _scope(recorded: Sequence[EpochRecord], replayed: Sequence[EpochRecord], det
     if before != now:
         return f"trained {sizes}: sums over other groups are added up in another order"
     if not deterministic:
-        return f"trained {sizes}, without train.deterministic: TensorFlow may add up in another order each time"
-    return (f"trained {sizes}, with train.deterministic: equal on the same machine and version of TensorFlow, if the "
+        return f"trained {sizes}, without train.deterministic: its engine may add up in another order each time"
+    return (f"trained {sizes}, with train.deterministic: equal on the same machine and version of its engine, if the "
             "run was trained so too")
 
 

@@ -32,16 +32,20 @@ class Known:
 
     Attributes:
         optimizers, schedules, losses, metrics: names, in the form of the tables of :mod:`fleet.spec`.
+        precisions: of ``train.precision``.
         own: whether it takes functions of the user's own in their place, under import paths.
         accumulates: whether it averages the gradients of several steps.
+        compiles: whether XLA can compile its steps.
     """
 
     optimizers: tuple[str, ...] | None = None
     schedules: tuple[str, ...] | None = None
     losses: tuple[str, ...] | None = None
     metrics: tuple[str, ...] | None = None
+    precisions: tuple[str, ...] | None = None
     own: bool = True
     accumulates: bool = True
+    compiles: bool = True
 
 
 @dataclass(frozen=True)
@@ -56,7 +60,8 @@ class EngineInfo:
         help: what it does, in a line.
         families: that it can build; None for all, those of ``applications`` too. What a ``build:`` function gives is
             between that function and the engine.
-        applications: the package whose functions build networks that a spec may name beside families.
+        applications: the package whose functions build networks that a spec may name beside families; nothing where
+            there is none.
         knows: what it knows of optimizers, learning rate schedules, losses and metrics; for others a network fails.
         uses_gpus: whether each of its ranks wants a GPU.
         unwanted: packages that it imports where they are installed, and can do without: it is loaded faster so.

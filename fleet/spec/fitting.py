@@ -99,7 +99,8 @@ def refuse_unknown(train: Train, engine: EngineInfo) -> None:
         (("optimizer",), "optimizer", [train.optimizer.name], knows.optimizers),
         (("optimizer", "learning_rate"), "learning rate schedule", schedule, knows.schedules),
         (("loss",), "loss", [] if train.loss is None else [name_of(train.loss)], knows.losses),
-        (("metrics",), "metric", [name_of(metric) for metric in train.metrics], knows.metrics)]
+        (("metrics",), "metric", [name_of(metric) for metric in train.metrics], knows.metrics),
+        (("precision",), "precision", [train.precision], knows.precisions)]
     for key, what, names, known in said:
         for name in names:
             if (":" in name and not knows.own) or (
@@ -108,6 +109,8 @@ def refuse_unknown(train: Train, engine: EngineInfo) -> None:
                 raise SettingError(f"the {engine.name} engine has no {what} {name}; {has}", "train", *key)
     if train.batch.accumulate > 1 and not knows.accumulates:
         raise SettingError(f"the {engine.name} engine does not accumulate gradients", "train", "batch", "accumulate")
+    if train.xla and not knows.compiles:
+        raise SettingError(f"the {engine.name} engine knows no XLA; leave xla out", "train", "xla")
 
 
 def _fitting(known: Iterable[str], kind: str) -> str:

@@ -173,8 +173,9 @@ def check_target(target: str, applications: str = APPLICATIONS) -> None:
         UserError: there is no such name; close matches are given.
     """
     names = application_names(applications)
-    if target not in FAMILIES and names and target not in names:
-        raise UserError(f"no family and no function of {applications} is named {target!r}"
+    if target not in FAMILIES and (names or not applications) and target not in names:
+        known = f"no family and no function of {applications}" if applications else "no family"
+        raise UserError(f"{known} is named {target!r}"
                         f"{_close(target, [*FAMILIES, *names])}; families: {', '.join(FAMILIES)}")
 
 
@@ -182,7 +183,7 @@ def check_target(target: str, applications: str = APPLICATIONS) -> None:
 def application_names(applications: str = APPLICATIONS) -> tuple[str, ...]:
     """The functions of an engine's applications, such as ``keras.applications``; empty where it is not installed."""
     package, *below = applications.split(".")
-    found = importlib.util.find_spec(package)
+    found = importlib.util.find_spec(package) if package else None
     if found is None or found.origin is None:
         return ()
     source = Path(found.origin).parent.joinpath(*below, "__init__.py")

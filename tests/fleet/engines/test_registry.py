@@ -164,10 +164,13 @@ COSINE = {"name": "CosineDecay", "initial_learning_rate": 0.1, "decay_steps": 9}
      "no learning rate schedule CosineDecay; it has none by name"),
     ({"loss": "huber"}, ("loss",), "no loss huber; it has none by name"),
     ({"metrics": ["mae", "my:metric"]}, ("metrics",), "no metric my:metric; it has mean_absolute_error"),
+    ({"precision": "mixed_float16"}, ("precision",), "the own engine has no precision mixed_float16; it has float32"),
+    ({"xla": True}, ("xla",), "the own engine knows no XLA"),
     ({"batch": {"accumulate": 2}}, ("batch", "accumulate"), "the own engine does not accumulate gradients")])
 def test_what_an_engine_does_not_know_is_said_by_its_key_with_what_it_knows(train, setting, said):
     network = spec("keras", train=train).networks[0]
-    knows = Known(("sgd",), (), (), ("mean_absolute_error",), own=False, accumulates=False)
+    knows = Known(("sgd",), (), (), ("mean_absolute_error",), ("float32",), own=False, accumulates=False,
+                  compiles=False)
     with pytest.raises(SettingError, match=said) as caught:
         build(Nothing(), EngineInfo("own", Nothing, knows=knows), network, Alone())
     assert caught.value.setting == ("train", *setting)

@@ -65,7 +65,7 @@ def test_what_agreed_to_what_is_said_of_each_quantity():
 
 @pytest.mark.parametrize(("gpus", "deterministic", "words"), [
     (2, True, "trained on groups of 1, replayed on 2: sums over other groups are added up in another order"),
-    (1, False, "on 1, without train.deterministic: TensorFlow may add up in another order each time"),
-    (1, True, "on 1, with train.deterministic: equal on the same machine and version of TensorFlow")])
+    (1, False, "on 1, without train.deterministic: its engine may add up in another order each time"),
+    (1, True, "on 1, with train.deterministic: equal on the same machine and version of its engine")])
 def test_what_may_make_a_difference_is_said(gpus, deterministic, words):
     assert words in compare([record(1)], [record(1, gpus=gpus)], deterministic)
