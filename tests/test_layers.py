@@ -20,6 +20,7 @@ from tests.places import ROOT, sources
 
 PACKAGES = ("fleet", "preprocess", "scheduler", "launch")
 TENSORFLOW = {"tensorflow", "keras", "horovod"}
+TORCH = {"torch", "safetensors", "onnx"}
 
 ROOMS_WITHIN = ("fleet.commands.simulate",)  # of rooms: whoever reads the rooms around them can leave them out
 
@@ -294,8 +295,9 @@ def test_mpi_comes_in_by_one_door():
     assert _importing({"mpi4py"}, ("fleet.comm.",)) == []
 
 
-def test_tensorflow_comes_in_by_one_engine():
+def test_tensorflow_and_torch_come_in_by_one_engine_each():
     assert _importing(TENSORFLOW, ("fleet.engines.keras.",)) == []
+    assert _importing(TORCH, ("fleet.engines.torch.",)) == []
 
 
 def test_launch_stands_on_the_standard_library():
@@ -313,7 +315,7 @@ def loads(statements, tmp_path):
     ended = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=False,
                            capture_output=True, text=True, env={"PYTHONPATH": str(ROOT)})
     assert ended.returncode == 0, ended.stderr
-    return {name.split(".")[0] for name in json.loads(ended.stdout.splitlines()[-1])} & {"mpi4py", *TENSORFLOW}
+    return {name.split(".")[0] for name in json.loads(ended.stdout.splitlines()[-1])} & {"mpi4py", *TENSORFLOW, *TORCH}
 
 
 SPEC = """

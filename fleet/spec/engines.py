@@ -115,6 +115,22 @@ ENGINES: dict[str, EngineInfo] = {engine.name: engine for engine in (
                # Keras plots galleries with the one and wraps models for the other: a quarter of what its import takes.
                unwanted=("matplotlib", "sklearn"),
                count_parameters=".keras.models:count_keras_parameters"),
+    EngineInfo("torch", ".torch.engine:make", "PyTorch, which trains plain modules",
+               families=frozenset({"cnn", "resnet", "softmax"}), applications="",
+               uses_gpus=True, build_s=1.0, problems=".torch.facts:problems",
+               no_memory=("OutOfMemoryError", "CUDA out of memory", "DefaultCPUAllocator"),
+               knows=Known(
+                   optimizers=("sgd", "adam", "adamw", "rmsprop", "nadam"), precisions=("float32", "mixed_bfloat16"),
+                   compiles=False, metrics=(
+                       "accuracy", "auc", "binary_accuracy", "binary_crossentropy", "categorical_accuracy",
+                       "categorical_crossentropy", "categorical_hinge", "cosine_similarity", "f1_score",
+                       "f_beta_score", "false_negatives", "false_positives", "hinge", "kl_divergence",
+                       "log_cosh_error", "mean_absolute_error", "mean_absolute_percentage_error", "mean_io_u",
+                       "mean_squared_error", "mean_squared_logarithmic_error", "poisson", "precision", "r2_score",
+                       "recall", "root_mean_squared_error", "sparse_categorical_accuracy",
+                       "sparse_categorical_crossentropy", "sparse_top_k_categorical_accuracy", "squared_hinge",
+                       "top_k_categorical_accuracy", "true_negatives", "true_positives")),
+               count_parameters=".torch.models:count_parameters"),
     EngineInfo("numpy", ".softmax:make", "softmax regression without TensorFlow, to try things with",
                families=frozenset({"softmax"}), count_parameters=".softmax:count_parameters",
                knows=Known(optimizers=("sgd",), schedules=(), losses=(), own=False, accumulates=False,

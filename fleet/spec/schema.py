@@ -43,8 +43,8 @@ class ModelEntry:
     family: kinds.Family | None = Field(default=None, description=(
         "A family of networks that FLEET builds, or the name of a network of keras.applications."))
     build: kinds.ImportPath | None = Field(default=None, description=(
-        "Instead of a family: the import path of your own function, which returns a keras.Model. Its module may stand "
-        "beside the spec."))
+        "Instead of a family: the import path of your own function, which returns a keras.Model, or for the engine "
+        "torch a torch.nn.Module. Its module may stand beside the spec."))
     name: str | None = Field(default=None, description=(
         "Name of the network in all results; without it, that of the family or function. If the entry stands for "
         "several networks, they are numbered."))
@@ -187,9 +187,10 @@ class Resources:
         "How many networks may share a GPU while there are more networks than GPUs; each takes a rank. A number: that "
         "many, as far as ranks were started. auto: as many as ranks were started, and as training shows to pay. "
         "Without GPUs, a core of the node takes the place of a GPU, and further ranks share the cores."))
-    exchange: Literal["auto", "horovod", "mpi"] = Field(default="auto", description=(
+    exchange: Literal["auto", "horovod", "mpi", "library"] = Field(default="auto", description=(
         "How the GPUs of a group exchange gradients. horovod: while the backward pass runs. mpi: by one MPI reduction "
-        "after each step. auto: by Horovod where it is installed, else by MPI."))
+        "after each step. library: by PyTorch's own process groups, NCCL on GPUs and gloo without, only for the engine "
+        "torch. auto: keras takes Horovod where it is installed, torch library on GPUs, and all else MPI."))
 
 
 @dataclass(frozen=True, config=kinds.STRICT)

@@ -83,7 +83,8 @@ class Optimizer:
 
     name: OptimizerName = Field(default="sgd", description=(
         "Which optimizer trains the network: a name of Keras, in lower case, or the import path of your own function, "
-        "which is called with learning_rate and `args` and returns a keras.optimizers.Optimizer."))
+        "which is called with learning_rate and `args` and returns a keras.optimizers.Optimizer; for the engine torch "
+        "with the parameters first, and it returns a torch.optim.Optimizer."))
     learning_rate: Annotated[
         Annotated[float, Field(gt=0), NO_FLAG] | dict[str, Any], WithJsonSchema(schedule_schema())] = Field(
         default=0.01, description=("The learning rate: a number, or a schedule of Keras with its arguments, like "
@@ -250,9 +251,9 @@ class Train:
         "weights in 32."))
     xla: bool = Field(default=False, description="Whether XLA compiles the training steps.")
     deterministic: bool = Field(default=False, description=(
-        "Whether the same training gives the same numbers, bit for bit, on one machine, with one version of TensorFlow "
+        "Whether the same training gives the same numbers, bit for bit, on one machine, with one version of the engine "
         "and groups of one size, so that --replay is exact. If one network asks for it, all of the launch are trained "
-        "so: TensorFlow takes deterministic kernels, and each rank without a GPU computes in one thread, which is "
+        "so: the engine takes deterministic kernels, and each rank without a GPU computes in one thread, which is "
         "slower."))
     build_timeout: Annotated[Duration, Field(gt=0)] = Field(
         default=300.0, json_schema_extra=written_as("5min"), description=(

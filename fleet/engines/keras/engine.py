@@ -47,6 +47,8 @@ class KerasEngine:
         self._sample = sample
         take_device(index, trainers, deterministic, slot)
         self._horovod = None if exchange == "mpi" else import_horovod()
+        if exchange == "library":
+            raise UserError("resources.exchange: library: the keras engine has none; it should be auto, horovod or mpi")
         if exchange == "horovod" and self._horovod is None:
             raise UserError("resources.exchange: horovod: Horovod is not installed with MPI; "
                             "it should be mpi, or auto")

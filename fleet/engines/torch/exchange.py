@@ -1,0 +1,164 @@
+"""How the ranks of a group add up a step: by MPI, by PyTorch's own process groups, or not at all where there is one.
+
+MPI adds up the whole buffer after the backward pass. A process group of PyTorch (NCCL on GPUs, gloo without) adds it up
+in pieces, each as soon as the backward pass is done with it.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from contextlib import suppress
+from datetime import timedelta
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+
+from fleet.comm.base import Group
+from fleet.engines.torch.flat import Flat
+from fleet.errors import UserError
+
+_PIECE = 2**22  # bytes, at least, that travel while the backward pass runs on
+_POLL_S = 2e-5
+_LONGEST = timedelta(days=7)  # a rank may wait for samples, and deaths are heard of from MPI
+NAMES = ("auto", "mpi", "library")
+
+
+class Exchange(Protocol):
+    """Adds up the gradients and sums of a group's ranks, in place."""
+
+    group: Group
+
+    def begin(self, flat: Flat) -> None:
+        """A backward pass begins, by which gradients become ready."""
+
+    def finish(self, flat: Flat) -> None:
+        """All that this rank has is there; returns when that of all ranks is added up."""
+
+    def close(self) -> None:
+        """Leave the group."""
+
+
+class NoExchange:
+    """A rank alone has everything already."""
+
+    def __init__(self, group: Group) -> None:
+        self.group = group
+
+    def begin(self, flat: Flat) -> None:
+        """Nothing is to be done."""
+
+    def finish(self, flat: Flat) -> None:
+        """Nothing is to be done."""
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+class MpiExchange(NoExchange):
+    """One MPI reduction of the whole buffer a step; of a GPU, by way of the host."""
+
+    def __init__(self, group: Group) -> None:
+        super().__init__(group)
+        self._host: torch.Tensor | None = None
+
+    def finish(self, flat: Flat) -> None:  # noqa: D102 - Exchange says it
+        whole = flat.whole
+        if whole.device.type == "cpu":
+            self.group.sum(whole.numpy())
+            return
+        if self._host is None:
+            self._host = torch.empty(whole.shape, pin_memory=True)
+        self._host.copy_(whole)
+        self.group.sum(self._host.numpy())
+        whole.copy_(self._host)
+
+
+class TorchExchange:
+    """A process group of PyTorch, an object of its own; its ranks meet by a file in the run's folder."""
+
+    def __init__(self, group: Group, device: torch.device, folder: Path) -> None:
+        self.group = group
+        name = group.from_master(uuid.uuid4().hex if group.is_master else None)
+        self._file = (folder / f".exchange-{name}").absolute()
+        self._backend = _backend(device, str(self._file), group)
+        self._hooks: list[Any] = []
+        self._under_way: list[Any] = []
+        self._pieces: list[tuple[torch.Tensor, int]] = []
+        self._left: list[int] = []
+        self._rest: list[torch.Tensor] = []
+        self._of: Flat | None = None
+
+    def begin(self, flat: Flat) -> None:  # noqa: D102 - Exchange says it
+        self._watch(flat)
+        self._left = [count for _, count in self._pieces]
+
+    def _watch(self, flat: Flat) -> None:
+        """Be told of each gradient that is ready, where there is more than one piece."""
+        if self._of is flat:
+            return
+        self._of, places = flat, flat.pieces(_PIECE)
+        # The last piece, the first in the buffer, goes with none: it ends when the pass does.
+        self._pieces = [(flat.whole[first:last], count) for first, last, count in places[:-1]]
+        self._rest = [flat.whole[:places[-1][1]], flat.whole[len(flat.gradients):]] if self._pieces else [flat.whole]
+        owners = [piece for piece, (_, _, count) in enumerate(places) for _ in range(count)]
+        for one, piece in zip(reversed(list(flat.parameters.values())), owners, strict=True):
+            if piece < len(self._pieces):
+                self._hooks.append(one.register_post_accumulate_grad_hook(self._ready(piece)))
+
+    def _ready(self, piece: int) -> Callable[[torch.Tensor], None]:
+        def ready(_: torch.Tensor) -> None:
+            self._left[piece] -= 1
+            while len(self._under_way) < len(self._pieces) and self._left[len(self._under_way)] <= 0:
+                self._send(self._pieces[len(self._under_way)][0])  # in one order on all ranks
+        return ready
+
+    def _send(self, part: torch.Tensor) -> None:
+        self._under_way.append(self._backend.allreduce([part]))
+
+    def finish(self, flat: Flat) -> None:  # noqa: D102
+        self._watch(flat)  # this rank may have no rows
+        for part, _ in self._pieces[len(self._under_way):]:
+            self._send(part)
+        for part in self._rest:
+            self._send(part)
+        under_way, self._under_way = self._under_way, []
+        for work in under_way:
+            while not work.is_completed():
+                self.group.rest(_POLL_S)
+                self.group.check()
+            with self.group.striking():
+                work.wait()
+
+    def close(self) -> None:  # noqa: D102
+        for hook in self._hooks:
+            hook.remove()
+        self._hooks.clear()
+        with suppress(Exception):  # of a group that was struck
+            self._backend.abort()
+        if self.group.is_master:
+            self._file.unlink(missing_ok=True)
+
+
+def _backend(device: torch.device, file: str, group: Group) -> Any:
+    from torch import distributed
+
+    store = distributed.FileStore(file, group.size)
+    if device.type == "cuda":
+        return distributed.ProcessGroupNCCL(store, group.rank, group.size, _LONGEST)
+    return distributed.ProcessGroupGloo(store, group.rank, group.size, _LONGEST)
+
+
+def exchange_name(asked: str, device: torch.device) -> str:
+    """Which exchange a spec's ``resources.exchange`` comes to: ``mpi`` or ``library``.
+
+    Raises:
+        UserError: this engine has no such exchange.
+    """
+    if asked not in NAMES:
+        raise UserError(f"resources.exchange: {asked}: the torch engine does not use it; it should be "
+                        f"{', '.join(NAMES)}")
+    if asked == "auto":
+        return "library" if device.type == "cuda" else "mpi"
+    return asked

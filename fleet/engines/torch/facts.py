@@ -1,0 +1,26 @@
+"""What PyTorch says of itself on this node, for ``fleet doctor``."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fleet.units import counted
+
+_INSTALL = "install it on every node: pip install torch safetensors, or load its module"
+
+
+def problems(gpus: Sequence[str], exchange: str) -> list[tuple[str, str]]:
+    """What would go wrong with PyTorch; see :attr:`fleet.spec.engines.EngineInfo.problems`."""
+    try:
+        import torch
+
+        import fleet.engines.torch.engine  # noqa: F401 - as much as the run itself
+    except Exception as error:  # a library that does not fit raises what it likes
+        return [(f"PyTorch cannot be imported: {' '.join(f'{type(error).__name__}: {error}'.split())[:200]}", _INSTALL)]
+    found = []
+    if gpus and not torch.cuda.device_count():
+        found.append((f"{counted(len(gpus), 'GPU')} shown, but PyTorch {torch.__version__} sees none",
+                      "it needs a build for CUDA and this driver: https://pytorch.org/get-started/locally"))
+    if exchange == "horovod":
+        found.append(("the torch engine does not use Horovod", "set resources.exchange: auto, mpi or library"))
+    return found

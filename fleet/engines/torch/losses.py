@@ -1,0 +1,347 @@
+"""What a network's outputs cost: the loss of each sample by the kind of its target, or by a name of Keras.
+
+Modules give logits, so the losses of classes, labels and masks take the softmax, or the logistic function, themselves.
+Of masks a module gives (n, classes, height, width); here classes come last, as a view.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.nn.functional import (
+    binary_cross_entropy_with_logits,
+    cross_entropy,
+    huber_loss,
+    normalize,
+    one_hot,
+    softplus,
+)
+
+from fleet.engines.reasons import reason_of
+from fleet.errors import SettingError, UserError
+from fleet.plugins import load_object
+from fleet.spec import Train
+from fleet.spec.measures import LEAST_LOSS, LOSS_OF, name_of, parameters_of, snake
+from preprocess.target import TargetSpec
+
+Loss = Callable[[Tensor, Tensor], Tensor]  # of outputs and targets: a number for each sample, (n,)
+
+_TINY = 1e-7  # what Keras adds to, or keeps away from, 0
+_ROUNDED = 1e-4  # what a loss may be below its least
+
+
+class LossFunctions(NamedTuple):
+    """The loss of each sample, in training and where it is judged, and what of it is right; what it is called, and the
+    least that it can be."""
+
+    training: Loss
+    judging: Loss
+    correct: Loss
+    name: str
+    least: float
+
+    def check(self, outputs: Tensor, targets: Tensor) -> None:
+        """See on some samples that this is a loss: it depends on what a network gives, and is not below its least.
+
+        Raises:
+            SettingError: it is none.
+        """
+        any_outputs = torch.randn(outputs.shape, generator=torch.Generator().manual_seed(0)).to(outputs.device)
+        any_outputs.requires_grad_()
+        try:
+            losses = self.training(any_outputs, targets)
+        except SettingError:
+            raise
+        except Exception as error:  # of the user's own function
+            raise self._mistake(f"cannot be computed of (targets, outputs): {reason_of(error)}") from error
+        slope = torch.autograd.grad(losses.sum(), any_outputs, allow_unused=True)[0] if losses.requires_grad else None
+        if slope is None or not bool(slope.any()):
+            raise self._mistake("does not depend on what the network gives, so that no weight is connected to it and "
+                                "nothing can be learned")
+        with torch.no_grad():
+            found = self.judging(outputs, targets).cpu().numpy()
+        if not np.isfinite(found).all() and bool(outputs.isfinite().all()):
+            raise self._mistake(f"is no number for what the network gives: {found[~np.isfinite(found)][0]}")
+        if found.min() < self.least - _ROUNDED:
+            raise self._mistake(f"is {found.min():.4g} for samples of the data, less than it can be ({self.least:g}): "
+                                "it is not of such targets")
+
+    def _mistake(self, wrong: str) -> SettingError:
+        return SettingError(f"the loss {self.name} {wrong}", "train", "loss")
+
+
+def make_losses(train: Train, target: TargetSpec, device: torch.device) -> LossFunctions:
+    """The losses of a network.
+
+    Raises:
+        SettingError: no such loss, or not of such targets.
+    """
+    each = _default(target, train.label_smoothing) if train.loss is None else _named(train, target)
+    by_class = None
+    if isinstance(train.class_weights, Mapping):
+        by_class = torch.tensor(list(train.class_weights.values()), dtype=torch.float32, device=device)
+        if target.kind == "mask" and train.loss is not None and snake(name_of(train.loss)) in _OF_MASKS:
+            raise _of_pixels(name_of(train.loss))
+    judging = _of_samples(each, target, None)
+    training = judging if by_class is None else _of_samples(each, target, by_class)
+    name = LOSS_OF[target.kind] if train.loss is None else name_of(train.loss)
+    least = -math.inf if ":" in name else LEAST_LOSS.get(snake(name), 0.0)
+    return LossFunctions(training, judging, _CORRECT[target.kind](target), name, least)
+
+
+def _of_samples(each: Loss, target: TargetSpec, by_class: Tensor | None) -> Loss:
+    """From a loss of samples, or pixels, to one of samples, where classes weigh."""
+    if target.kind != "mask":
+        if by_class is None:
+            return each
+        return lambda outputs, targets: each(outputs, targets) * by_class[targets]
+
+    def of_masks(outputs: Tensor, targets: Tensor) -> Tensor:
+        labels, counted = pixels(targets, target)
+        found = each(outputs, torch.where(counted, labels, -1))
+        if found.dim() != 3:
+            if by_class is not None:
+                raise _of_pixels("the loss")
+            return found
+        if by_class is not None:
+            found = found * by_class[labels]
+        return mean_of_pixels(torch.where(counted, found, 0.0), counted)
+    return of_masks
+
+
+def _of_pixels(name: str) -> SettingError:
+    return SettingError(f"class_weights: {name} gives a number for each mask, and weights are of pixels", "train",
+                        "class_weights")
+
+
+def pixels(targets: Tensor, target: TargetSpec) -> tuple[Tensor, Tensor]:
+    """The class of each pixel, 0 where it does not count; and whether it counts."""
+    counted = targets != target.void
+    return torch.where(counted, targets.long(), 0), counted
+
+
+def mean_of_pixels(values: Tensor, counted: Tensor) -> Tensor:
+    """(n, height, width) -> (n,), over the pixels that count; 0 where none does."""
+    return (values * counted).sum((1, 2)) / counted.sum((1, 2)).clamp(min=1)
+
+
+def _default(target: TargetSpec, smoothing: float) -> Loss:
+    if target.kind == "value":
+        return lambda outputs, targets: (outputs - targets).square().mean(-1)
+    if target.kind == "multilabel":
+        return lambda outputs, targets: _binary(targets.float(), outputs, smoothing)
+    if target.kind == "mask":
+        return lambda outputs, labels: cross_entropy(
+            outputs.movedim(-1, 1), labels.clamp(min=0), reduction="none", label_smoothing=smoothing)
+    return lambda outputs, targets: cross_entropy(outputs, targets, reduction="none", label_smoothing=smoothing)
+
+
+# ---- losses by the names of Keras, of dense targets --------------------------------------------
+
+
+def _binary(wanted: Tensor, logits: Tensor, label_smoothing: float = 0.0) -> Tensor:
+    wanted = wanted * (1 - label_smoothing) + 0.5 * label_smoothing
+    return binary_cross_entropy_with_logits(logits, wanted, reduction="none").mean(-1)
+
+
+def _smoothed(wanted: Tensor, smoothing: float) -> Tensor:
+    return wanted * (1 - smoothing) + smoothing / wanted.shape[-1] if smoothing else wanted
+
+
+def _categorical(wanted: Tensor, logits: Tensor, label_smoothing: float = 0.0) -> Tensor:
+    return -(_smoothed(wanted, label_smoothing) * logits.log_softmax(-1)).sum(-1)
+
+
+def _binary_focal(wanted: Tensor, logits: Tensor, apply_class_balancing: bool = False, alpha: float = 0.25,
+                  gamma: float = 2.0, label_smoothing: float = 0.0) -> Tensor:
+    wanted = wanted * (1 - label_smoothing) + 0.5 * label_smoothing
+    found = logits.sigmoid()
+    kept = found.clamp(_TINY, 1 - _TINY)
+    losses = -(wanted * kept.log() + (1 - wanted) * (1 - kept).log())
+    losses = (1 - (wanted * found + (1 - wanted) * (1 - found)))**gamma * losses
+    if apply_class_balancing:
+        losses = (wanted * alpha + (1 - wanted) * (1 - alpha)) * losses
+    return losses.mean(-1)
+
+
+def _categorical_focal(wanted: Tensor, logits: Tensor, alpha: float = 0.25, gamma: float = 2.0,
+                       label_smoothing: float = 0.0) -> Tensor:
+    found = logits.softmax(-1).clamp(_TINY, 1 - _TINY)
+    return (-_smoothed(wanted, label_smoothing) * found.log() * alpha * (1 - found)**gamma).sum(-1)
+
+
+def _generalized(wanted: Tensor, found: Tensor, *, q: float) -> Tensor:
+    return (1 - (wanted * found).sum(-1)**q) / q
+
+
+def _signs(wanted: Tensor) -> Tensor:
+    """0 and 1 as -1 and 1, where there is nothing else."""
+    return 2 * wanted - 1 if bool(((wanted == 0) | (wanted == 1)).all()) else wanted
+
+
+def _hinge(wanted: Tensor, scores: Tensor) -> Tensor:
+    return (1 - _signs(wanted) * scores).clamp(min=0).mean(-1)
+
+
+def _squared_hinge(wanted: Tensor, scores: Tensor) -> Tensor:
+    return (1 - _signs(wanted) * scores).clamp(min=0).square().mean(-1)
+
+
+def _categorical_hinge(wanted: Tensor, scores: Tensor) -> Tensor:
+    return (((1 - wanted) * scores).amax(-1) - (wanted * scores).sum(-1) + 1).clamp(min=0)
+
+
+def _cosine(wanted: Tensor, found: Tensor) -> Tensor:
+    return -(normalize(wanted, dim=-1, eps=1e-6) * normalize(found, dim=-1, eps=1e-6)).sum(-1)
+
+
+def _huber(wanted: Tensor, found: Tensor, delta: float = 1.0) -> Tensor:
+    return huber_loss(found, wanted, reduction="none", delta=delta).mean(-1)
+
+
+def _divergence(wanted: Tensor, found: Tensor) -> Tensor:
+    wanted, found = wanted.clamp(_TINY, 1), found.clamp(_TINY, 1)
+    return (wanted * (wanted / found).log()).sum(-1)
+
+
+def _log_cosh(wanted: Tensor, found: Tensor) -> Tensor:
+    error = found - wanted
+    return (error + softplus(-2 * error) - math.log(2)).mean(-1)
+
+
+def _logarithmic(wanted: Tensor, found: Tensor) -> Tensor:
+    return (found.clamp(min=_TINY).log1p() - wanted.clamp(min=_TINY).log1p()).square().mean(-1)
+
+
+def _dice(wanted: Tensor, found: Tensor) -> Tensor:
+    axes = tuple(range(1, wanted.dim()))
+    return 1 - 2 * (wanted * found).sum(axes) / (wanted.sum(axes) + found.sum(axes) + _TINY)
+
+
+def _tversky(wanted: Tensor, found: Tensor, alpha: float = 0.5, beta: float = 0.5) -> Tensor:
+    axes = tuple(range(1, wanted.dim()))
+    both = (wanted * found).sum(axes)
+    only_wanted, only_found = ((1 - found) * wanted).sum(axes), (found * (1 - wanted)).sum(axes)
+    return 1 - both / (both + only_wanted * alpha + only_found * beta + _TINY)
+
+
+# name -> the loss of wanted and logits
+OF_LOGITS: dict[str, Callable[..., Tensor]] = {
+    "binary_crossentropy": _binary, "categorical_crossentropy": _categorical,
+    "sparse_categorical_crossentropy": _categorical, "binary_focal_crossentropy": _binary_focal,
+    "categorical_focal_crossentropy": _categorical_focal, "hinge": _hinge, "squared_hinge": _squared_hinge,
+    "categorical_hinge": _categorical_hinge}
+# name -> the loss of wanted and probabilities, or values
+OF_PREDICTIONS: dict[str, Callable[..., Tensor]] = {
+    "categorical_generalized_cross_entropy": _generalized, "cosine_similarity": _cosine, "dice": _dice,
+    "huber": _huber, "kl_divergence": _divergence, "log_cosh": _log_cosh,
+    "mean_absolute_error": lambda wanted, found: (found - wanted).abs().mean(-1),
+    "mean_absolute_percentage_error":
+        lambda wanted, found: 100 * ((wanted - found) / wanted.abs().clamp(min=_TINY)).abs().mean(-1),
+    "mean_squared_error": lambda wanted, found: (found - wanted).square().mean(-1),
+    "mean_squared_logarithmic_error": _logarithmic,
+    "poisson": lambda wanted, found: (found - wanted * (found + _TINY).log()).mean(-1),
+    "tversky": _tversky}
+_OF_MASKS = ("dice", "tversky")  # a number for each mask, not for each pixel
+
+
+def dense(targets: Tensor, target: TargetSpec) -> Tensor:
+    """Targets as float32, one number for each output: classes, also those of pixels, are 1 at their place."""
+    if target.kind in ("class", "mask"):
+        return one_hot(targets.clamp(min=0), target.outputs).float()
+    return targets.float()
+
+
+def probabilities(outputs: Tensor, target: TargetSpec) -> Tensor:
+    """What logits stand for; values stand for themselves."""
+    if target.kind == "value":
+        return outputs
+    return outputs.sigmoid() if target.kind == "multilabel" else outputs.softmax(-1)
+
+
+def _named(train: Train, target: TargetSpec) -> Loss:
+    assert train.loss is not None
+    name, given = name_of(train.loss), parameters_of(train.loss)
+    if ":" in name:
+        return _own(train, target)
+    short = snake(name)
+    takes_logits = short in OF_LOGITS
+    function = OF_LOGITS[short] if takes_logits else OF_PREDICTIONS[short]
+    known = list(inspect.signature(function).parameters)[2:]
+    if wrong := [key for key in given if key not in known]:
+        raise SettingError(f"{name} takes no {', '.join(wrong)}; it takes {', '.join(known) or 'no parameters'}",
+                           "train", "loss")
+    if short.startswith("sparse_") and target.kind not in ("class", "mask"):
+        raise SettingError(f"{name} is of classes, not of {target.kind} targets", "train", "loss")
+    if train.label_smoothing:
+        if "label_smoothing" not in known:
+            raise SettingError(f"label_smoothing: {name} has none", "train", "label_smoothing")
+        given["label_smoothing"] = train.label_smoothing
+
+    def named(outputs: Tensor, targets: Tensor) -> Tensor:
+        wanted, found = dense(targets, target), outputs if takes_logits else probabilities(outputs, target)
+        if target.kind == "mask" and short in _OF_MASKS:  # pixels that count for nothing have neither
+            counted = (targets >= 0)[..., None]
+            wanted, found = wanted * counted, found * counted
+        return function(wanted, found, **given)
+    return named
+
+
+def _own(train: Train, target: TargetSpec) -> Loss:
+    """A function of one's own of (targets, outputs), or a loss of ``torch.nn``; outputs are as a module gives them."""
+    assert train.loss is not None
+    name, given = name_of(train.loss), parameters_of(train.loss)
+    if train.label_smoothing:
+        raise SettingError("label_smoothing works with the losses that FLEET has; your own loss may do it itself",
+                           "train", "label_smoothing")
+    try:
+        function = load_object(name, "loss")
+    except UserError as error:
+        raise SettingError(str(error), "train", "loss") from error
+    if not callable(function):
+        raise SettingError(f"{name} is a {type(function).__name__}, not a function", "train", "loss")
+    if isinstance(function, type) and issubclass(function, torch.nn.Module):
+        try:
+            function = function(**{"reduction": "none", **given})
+        except (TypeError, ValueError) as error:
+            raise SettingError(f"{name}: {error}", "train", "loss") from error
+        given = {}
+    call = partial(function, **given)
+    takes_outputs_first = isinstance(function, torch.nn.Module)  # as losses of PyTorch do
+
+    def own(outputs: Tensor, targets: Tensor) -> Tensor:
+        if target.kind == "mask":
+            outputs = outputs.movedim(-1, 1)
+        wanted = targets if target.kind in ("class", "mask") else targets.float()
+        losses = (call(outputs, wanted) if takes_outputs_first else call(wanted, outputs)).float()
+        if losses.dim() == 0:
+            raise SettingError(f"{name} gives one number for a whole batch, which ranks cannot add up; it should give "
+                               "one for each sample", "train", "loss")
+        if target.kind == "mask" and losses.shape == targets.shape:
+            return losses
+        return losses.flatten(1).mean(1) if losses.dim() > 1 else losses
+    return own
+
+
+# ---- what is right -----------------------------------------------------------------------------
+
+
+def _right_pixels(target: TargetSpec) -> Loss:
+    def correct(outputs: Tensor, targets: Tensor) -> Tensor:
+        labels, counted = pixels(targets, target)
+        return mean_of_pixels((outputs.argmax(-1) == labels).float(), counted)
+    return correct
+
+
+_CORRECT: dict[str, Callable[[TargetSpec], Loss]] = {
+    "class": lambda target: lambda outputs, targets: outputs.argmax(1) == targets,
+    "multilabel": lambda target: lambda outputs, targets: ((outputs > 0) == (targets > 0)).float().mean(-1),
+    "mask": _right_pixels,
+    "value": lambda target: lambda outputs, targets: outputs.new_zeros(len(outputs))}

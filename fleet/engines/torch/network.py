@@ -1,0 +1,287 @@
+"""One PyTorch module in training on one rank of its group.
+
+Each rank sums the losses of its own rows and divides by the rows of the *global* batch; the exchange sums over the
+ranks; what could not be read is corrected for afterwards. So uneven shares are right, and a rank without rows takes
+part with zeros.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from typing import NamedTuple, TypeAlias
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from fleet.comm.base import Group
+from fleet.engines.base import Arrays, Sums
+from fleet.engines.torch.exchange import Exchange, NoExchange
+from fleet.engines.torch.flat import Flat, copied, tensor_of
+from fleet.engines.torch.losses import LossFunctions
+from fleet.engines.torch.memory import kept_bytes
+from fleet.engines.torch.metrics import MetricSet
+from fleet.engines.torch.models import parameters_in
+from fleet.engines.torch.optimizer import Updates
+from fleet.errors import CheckpointError, ModelError
+from preprocess.sample import SampleSpec
+
+Rows: TypeAlias = tuple[np.ndarray, ...]  # this rank's images, targets and, where there are such, weights
+
+
+class Measures(NamedTuple):
+    """What judges a network's outputs."""
+
+    losses: LossFunctions
+    metrics: MetricSet
+
+
+class TorchNetwork:
+    """A module in training, on one rank of its group.
+
+    Args:
+        flat: its parameters.
+        dtype: of what it is called with.
+        exchange_of: makes the exchange of a group; a network may go from one group to another.
+        seed: of all that is random in steps.
+        is_mixed: compute with bfloat16 where that is safe.
+    """
+
+    def __init__(self, module: nn.Module, flat: Flat, updates: Updates, sample: SampleSpec, dtype: torch.dtype,
+                 measures: Measures, exchange_of: Callable[[Group], Exchange], group: Group, seed: int,
+                 is_mixed: bool) -> None:
+        self.module, self._flat, self._updates, self._sample = module, flat, updates, sample
+        self._inputs = Inputs(sample, dtype, flat.weights.device)
+        self._measures, self._exchange_of, self._exchange = measures, exchange_of, exchange_of(group)
+        self._seed, self._is_mixed, self._is_new = seed, is_mixed, True
+        self._device = flat.weights.device
+        module.train()
+
+    # ---- what the trainer calls ----
+
+    def step(self, images: np.ndarray, targets: np.ndarray, size: int,  # noqa: D102 - Trainable says it
+             stop: bool = False, weights: np.ndarray | None = None) -> Sums:
+        mine = _readable(images, targets, weights)
+        error: BaseException | None = None
+        try:
+            if len(mine[1]):
+                self._compute(mine, size, stop)
+            else:
+                self._flat.say(stop, failed=False)
+        except BaseException as caught:  # also one that exits: the other ranks wait for this one's part
+            error = caught
+            self._flat.say(stop, failed=True)
+        self._exchange.finish(self._flat)
+        total = self._flat.sums()
+        total.raise_failure(error)
+        if total.count:  # a batch of which no sample could be read changes nothing
+            self._updates.step(size / total.count)
+        return total
+
+    def can_stride(self) -> bool:  # noqa: D102 - Striding says it
+        return type(self._exchange) is NoExchange
+
+    def stride(self, images: np.ndarray, targets: np.ndarray, sizes: Sequence[int],  # noqa: D102
+               weights: np.ndarray | None = None) -> list[Sums]:
+        found, first = [], 0
+        for size in sizes:
+            rows = slice(first, first + size)
+            found.append(self.step(images[rows], targets[rows], size,
+                                   weights=None if weights is None else weights[rows]))
+            first += size
+        return found
+
+    def evaluate(self, images: np.ndarray, targets: np.ndarray,  # noqa: D102
+                 weights: np.ndarray | None = None) -> Sums:
+        return self.predict(images, targets, weights)[0]
+
+    def predict(self, images: np.ndarray, targets: np.ndarray,  # noqa: D102 - Predicting says it
+                weights: np.ndarray | None = None) -> tuple[Sums, np.ndarray]:
+        valid = (targets if weights is None else weights) >= 0
+        with self.judging():
+            outputs = self._outputs(images)
+            kept = outputs if valid.all() else outputs[torch.from_numpy(valid).to(self._device)]
+            mine = _readable(images, targets, weights)[1:]
+            self._note(kept, mine, self._measures.losses.judging, False)
+        return self._flat.sums(), outputs.cpu().numpy()
+
+    def scores(self, more: Sequence[float]) -> dict[str, float]:  # noqa: D102 - Scoring says it
+        return self._measures.metrics.scores(more)
+
+    def average_statistics(self) -> None:
+        """Give all ranks the mean of the floating-point buffers, which each has gathered on its own rows.
+
+        These are the running means and variances of batch normalisation.
+        """
+        group = self._exchange.group
+        buffers = [one for one in self.module.buffers() if one.is_floating_point()]
+        if group.size == 1 or not buffers:
+            return
+        values = [one.detach().cpu().double().reshape(-1).numpy() for one in buffers]
+        whole = np.concatenate(values)
+        group.sum(whole)
+        ends = np.cumsum([len(one) for one in values])[:-1]
+        for buffer, mean in zip(buffers, np.split(whole / group.size, ends), strict=True):
+            buffer.copy_(torch.from_numpy(mean).view(buffer.shape))
+
+    def learning_rate(self) -> float:  # noqa: D102
+        return self._updates.learning_rate()
+
+    def scale_learning_rate(self, factor: float) -> None:  # noqa: D102 - Rescaling says it
+        self._updates.scale_learning_rate(factor)
+
+    def state(self) -> dict[str, np.ndarray]:
+        """Weights and buffers by the module's own names, and what the optimizer keeps of each.
+
+        What is random in a step follows from the seed, the number of the step and the rank, so it needs no state.
+        """
+        return {**copied(self._named()), "optimizer/iterations": np.array(self._updates.steps, np.int64)}
+
+    def load(self, arrays: Arrays) -> None:  # noqa: D102
+        named = self._named()
+        wrong = [name for name, one in named.items()
+                 if name not in arrays or arrays[name].shape != tuple(one.shape)]
+        if wrong or len(named) + 1 != len(arrays) or "optimizer/iterations" not in arrays:
+            raise CheckpointError("a checkpoint of another network: it differs in "
+                                  + ", ".join([*wrong, *(name for name in arrays if name not in named)][:5]))
+        with torch.no_grad():
+            for name, one in named.items():
+                one.copy_(tensor_of(arrays[name]))
+        self._updates.steps = int(arrays["optimizer/iterations"])
+
+    def _named(self) -> dict[str, Tensor]:
+        return {**{f"model/{name}": one for name, one in self.module.state_dict().items()},
+                **{f"optimizer/{name}": one for name, one in self._updates.tensors().items()}}
+
+    def export(self, arrays: Arrays, path: Path) -> None:
+        """Nothing is written for use without FLEET; the weights are in the checkpoint, by the module's own names."""
+
+    def count_parameters(self) -> int:  # noqa: D102 - Examinable says it
+        return parameters_in(self.module)
+
+    def row_bytes(self) -> int | None:  # noqa: D102
+        return kept_bytes(self.module, self._inputs.shape, self._inputs.dtype)
+
+    def try_export(self, folder: Path) -> str:
+        """There is nothing to try."""
+        return ""
+
+    def check_learns(self, images: np.ndarray, targets: np.ndarray) -> None:  # noqa: D102 - Learning says it
+        wanted = torch.from_numpy(np.array(targets)).to(self._device)
+        self._flat.clear()
+        outputs = self._outputs(images)
+        if not bool(outputs.isfinite().all()):
+            raise ModelError("the model gives what is no number (NaN or infinity) for samples of the data, before it "
+                             "has learned anything")
+        self._measures.losses.check(outputs.detach(), wanted)
+        if outputs.requires_grad:
+            outputs.square().sum().backward()
+        if not bool(self._flat.gradients.any()):
+            raise ModelError("no weight is connected to what the model gives, so that nothing can be learned")
+
+    def regroup(self, group: Group) -> None:  # noqa: D102
+        self._exchange.close()
+        self._exchange = self._exchange_of(group)
+
+    def close(self) -> None:  # noqa: D102
+        self._exchange.close()
+
+    @contextmanager
+    def judging(self) -> Iterator[None]:
+        """Without training, and with the running means of the weights in their place, where there are such."""
+        weights, average = self._flat.weights, self._updates.average
+        before = None if average is None else weights.clone()
+        self.module.eval()
+        try:
+            with torch.no_grad():
+                if average is not None:
+                    weights.copy_(average)
+                yield
+        finally:
+            self.module.train()
+            if before is not None:
+                weights.copy_(before)
+
+    # ---- what is computed ----
+
+    def _compute(self, mine: Rows, size: int, stop: bool) -> None:
+        """This rank's share of the gradient of the mean loss, and of the sums."""
+        self._flat.clear()
+        self._exchange.begin(self._flat)
+        seed = mixed(self._seed, self._updates.steps, self._exchange.group.rank)
+        torch.default_generator.manual_seed(seed)
+        if self._device.type == "cuda":
+            torch.cuda.manual_seed(seed)
+        outputs = self._outputs(mine[0])
+        loss = self._note(outputs, mine[1:], self._measures.losses.training, stop)
+        (loss / size).backward()
+        if self._is_new:
+            self._flat.check()
+            self._is_new = False
+
+    def _outputs(self, images: np.ndarray) -> Tensor:
+        """Logits or values, float32; of masks with classes last, as a view."""
+        with self._precision():
+            outputs: Tensor = self.module(self._inputs(images))
+        outputs = outputs.float()
+        return outputs.movedim(1, -1) if self._sample.target.kind == "mask" else outputs
+
+    def _note(self, outputs: Tensor, mine: Rows, loss_of: Callable[[Tensor, Tensor], Tensor], stop: bool) -> Tensor:
+        """Write the sums of some rows, all of which could be read, and give their summed loss."""
+        targets = torch.from_numpy(np.ascontiguousarray(mine[0])).to(self._device)
+        losses = loss_of(outputs, targets)
+        if len(mine) > 1:
+            losses = losses * torch.from_numpy(np.array(mine[1])).to(self._device)
+        loss = losses.sum()
+        with torch.no_grad():
+            right = self._measures.losses.correct(outputs, targets).sum(dtype=torch.float32)
+            more = self._measures.metrics.sums(outputs.detach(), targets)
+            self._flat.note(loss.detach(), right, len(mine[0]), stop, more)
+        return loss
+
+    def _precision(self) -> AbstractContextManager[object]:
+        return torch.autocast(self._device.type, torch.bfloat16) if self._is_mixed else nullcontext()
+
+
+class Inputs:
+    """From arrays of the stream to what a module takes: images as (n, channels, height, width) float32.
+
+    Attributes:
+        shape: of a row, as the module takes it.
+    """
+
+    def __init__(self, sample: SampleSpec, dtype: torch.dtype, device: torch.device) -> None:
+        shape = sample.image.shape
+        self._is_image = len(shape) == 3
+        self.shape = (shape[2], *shape[:2]) if self._is_image else shape
+        self.dtype, self._device, self._affine = dtype, device, None
+        if sample.affine is not None:
+            self._affine = [torch.from_numpy(np.atleast_1d(np.array(part))).to(device)
+                            for part in (sample.affine.multiplier, sample.affine.offset)]
+
+    def __call__(self, images: np.ndarray) -> Tensor:
+        """Some rows; of memory of its own, or valid as long as the array."""
+        found = tensor_of(images).to(self._device)
+        if self._affine is not None:
+            found = (found * self._affine[0]).add_(self._affine[1])
+        if self._is_image:
+            found = found.permute(0, 3, 1, 2)
+        return found.to(self.dtype, memory_format=torch.contiguous_format)
+
+
+def _readable(images: np.ndarray, targets: np.ndarray, weights: np.ndarray | None) -> Rows:
+    """The rows that could be read: what stands for the others is to count for nothing in losses and statistics."""
+    mine = (images, targets) if weights is None else (images, targets, weights)
+    valid = mine[-1] >= 0
+    return mine if valid.all() else tuple(part[valid] for part in mine)
+
+
+def mixed(seed: int, step: int, rank: int) -> int:
+    """A seed for a step on a rank, as little like those beside it as one at random (SplitMix64)."""
+    mask = 2**64 - 1
+    found = (seed + step * 0x9E3779B97F4A7C15 + rank * 0xD1B54A32D192ED03) & mask
+    for shift, factor in ((30, 0xBF58476D1CE4E5B9), (27, 0x94D049BB133111EB), (31, 1)):
+        found = ((found ^ (found >> shift)) * factor) & mask
+    return found

@@ -1,0 +1,265 @@
+"""The optimizers of a spec: each step a few operations on all weights at once.
+
+Names, parameters and numbers mean what they mean in Keras: an ``epsilon`` of 1e-7, weight decay that is decoupled and
+comes before the step, running means that begin with the first weights. With accumulation a schedule counts all steps,
+as Keras does, and an optimizer those that change weights.
+"""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import itertools
+from collections.abc import Callable, Mapping
+
+import torch
+
+from fleet.engines.torch.flat import Flat
+from fleet.engines.torch.schedules import rate_at
+from fleet.errors import SettingError, UserError
+from fleet.plugins import load_object
+from fleet.spec import Optimizer
+from fleet.spec.model import one_line
+
+NAMES = ("sgd", "adam", "adamw", "rmsprop", "nadam")
+_DECAY = 0.96  # of the momentum's schedule in nadam
+
+
+class _Rule:
+    """One way to step: it changes the weights by gradients that are ready.
+
+    Attributes:
+        slots: what it keeps of each weight, vectors as long as all of them.
+        numbers: what else it keeps.
+    """
+
+    slots: Mapping[str, torch.Tensor] = {}
+    numbers: Mapping[str, torch.Tensor] = {}
+
+    def step(self, weights: torch.Tensor, gradients: torch.Tensor, rate: float, iteration: int) -> None:
+        """Take a step.
+
+        Args:
+            iteration: how many were taken before.
+        """
+        raise NotImplementedError
+
+
+class _Descent(_Rule):
+    """SGD, with momentum or without."""
+
+    def __init__(self, settings: Optimizer, zeros: Callable[[], torch.Tensor]) -> None:
+        self._momentum, self._nesterov = settings.momentum or 0.0, bool(settings.nesterov)
+        self.slots = {"momentum": zeros()} if self._momentum else {}
+
+    def step(self, weights: torch.Tensor, gradients: torch.Tensor, rate: float, iteration: int) -> None:
+        if not self._momentum:
+            weights.add_(gradients, alpha=-rate)
+            return
+        velocity = self.slots["momentum"].mul_(self._momentum).add_(gradients, alpha=-rate)
+        if self._nesterov:
+            weights.add_(velocity, alpha=self._momentum).add_(gradients, alpha=-rate)
+        else:
+            weights.add_(velocity)
+
+
+class _Adam(_Rule):
+    """Adam, AdamW, and Nadam, whose momentum follows a schedule."""
+
+    def __init__(self, settings: Optimizer, zeros: Callable[[], torch.Tensor]) -> None:
+        self._betas = (_given(settings.beta_1, 0.9), _given(settings.beta_2, 0.999))
+        self._epsilon = _given(settings.epsilon, 1e-7)
+        self.slots = {"momentum": zeros(), "velocity": zeros(),
+                      **({"velocity_hat": zeros()} if settings.amsgrad else {})}
+
+    def _moments(self, gradients: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        first, second = self._betas
+        mean = self.slots["momentum"].lerp_(gradients, 1 - first)
+        return mean, self.slots["velocity"].mul_(second).addcmul_(gradients, gradients, value=1 - second)
+
+    def step(self, weights: torch.Tensor, gradients: torch.Tensor, rate: float, iteration: int) -> None:
+        first, second = self._betas
+        mean, square = self._moments(gradients)
+        if (largest := self.slots.get("velocity_hat")) is not None:
+            square = torch.maximum(largest, square, out=largest)
+        rate *= (1 - second**(iteration + 1))**0.5 / (1 - first**(iteration + 1))
+        weights.addcdiv_(mean, square.sqrt().add_(self._epsilon), value=-rate)
+
+
+class _Nadam(_Adam):
+    def __init__(self, settings: Optimizer, zeros: Callable[[], torch.Tensor]) -> None:
+        super().__init__(settings, zeros)
+        self.numbers = {"u_product": torch.ones((), dtype=torch.float64)}
+
+    def step(self, weights: torch.Tensor, gradients: torch.Tensor, rate: float, iteration: int) -> None:
+        first, second = self._betas
+        now, after = (first * (1 - 0.5 * _DECAY**(iteration + more)) for more in (1, 2))
+        product = float(self.numbers["u_product"].mul_(now))
+        mean, square = self._moments(gradients)
+        mean = (mean * (after / (1 - product * after))).add_(gradients, alpha=(1 - now) / (1 - product))
+        square = (square / (1 - second**(iteration + 1))).sqrt_().add_(self._epsilon)
+        weights.addcdiv_(mean, square, value=-rate)
+
+
+class _Rms(_Rule):
+    """RMSprop."""
+
+    def __init__(self, settings: Optimizer, zeros: Callable[[], torch.Tensor]) -> None:
+        self._rho, self._epsilon = _given(settings.rho, 0.9), _given(settings.epsilon, 1e-7)
+        self._momentum = settings.momentum or 0.0
+        self.slots = {"velocity": zeros(), **({"momentum": zeros()} if self._momentum else {}),
+                      **({"average_gradient": zeros()} if settings.centered else {})}
+
+    def step(self, weights: torch.Tensor, gradients: torch.Tensor, rate: float, iteration: int) -> None:
+        square = self.slots["velocity"].mul_(self._rho).addcmul_(gradients, gradients, value=1 - self._rho)
+        if (mean := self.slots.get("average_gradient")) is not None:
+            mean.lerp_(gradients, 1 - self._rho)
+            square = square.addcmul(mean, mean, value=-1)
+        root = (square + self._epsilon).sqrt_()
+        if not self._momentum:
+            weights.addcdiv_(gradients, root, value=-rate)
+            return
+        weights.sub_(self.slots["momentum"].mul_(self._momentum).addcdiv_(gradients, root, value=rate))
+
+
+class _Own(_Rule):
+    """A ``torch.optim.Optimizer`` of the user's own.
+
+    Such an optimizer makes its state in its first step, and all ranks of a group have to have the same arrays before.
+    So it takes a step for trial, and the state that it began with is put back before the first real one.
+    """
+
+    def __init__(self, settings: Optimizer, flat: Flat, rate: float) -> None:
+        self._optimizer, self._rate = _made(settings, flat, rate), rate
+        self._rates = [float(group["lr"]) for group in self._optimizer.param_groups]
+        self._begun_with = copy.deepcopy(self._optimizer.state_dict()["state"])
+        before = flat.weights.clone()
+        try:
+            self._optimizer.step()
+        except Exception as error:
+            raise SettingError(f"{settings.name}: its step raised {one_line(error)[:300]}", "train", "optimizer"
+                               ) from error
+        flat.weights.copy_(before)
+        self.numbers = {f"{key}/{name}": value for name, one in flat.parameters.items()
+                        for key, value in self._optimizer.state[one].items()}
+        if wrong := [name for name, value in self.numbers.items() if not isinstance(value, torch.Tensor)]:
+            raise SettingError(f"{settings.name} keeps what is no tensor, and cannot be saved: {wrong[0]}", "train",
+                               "optimizer", "name")
+        self._parts = [(one, key) for one in flat.parameters.values() for key in self._optimizer.state[one]]
+
+    def step(self, weights: torch.Tensor, gradients: torch.Tensor, rate: float, iteration: int) -> None:
+        if iteration == 0:
+            self._optimizer.load_state_dict({**self._optimizer.state_dict(), "state": self._begun_with})
+        for group, own in zip(self._optimizer.param_groups, self._rates, strict=True):
+            group["lr"] = own * rate / self._rate
+        self._optimizer.step()
+        if iteration == 0:  # these are others now
+            self.numbers = {name: self._optimizer.state[one][key]
+                            for name, (one, key) in zip(self.numbers, self._parts, strict=True)}
+
+
+def _made(settings: Optimizer, flat: Flat, rate: float) -> torch.optim.Optimizer:
+    name, found = settings.name, list(flat.parameters.values())
+    try:
+        function = load_object(name, "optimizer")
+        word = "lr" if "lr" in inspect.signature(function).parameters else "learning_rate"
+        made = function(found, **{word: rate}, **(settings.args or {}))
+    except UserError as error:
+        raise SettingError(str(error), "train", "optimizer", "name") from error
+    except Exception as error:  # the user's function may raise anything
+        raise SettingError(f"{name} raised {one_line(error)[:300]}", "train", "optimizer") from error
+    if not isinstance(made, torch.optim.Optimizer):
+        raise SettingError(f"{name} returned a {type(made).__name__}, not a torch.optim.Optimizer", "train",
+                           "optimizer", "name")
+    return made
+
+
+_RULES: dict[str, Callable[[Optimizer, Callable[[], torch.Tensor]], _Rule]] = {
+    "sgd": _Descent, "adam": _Adam, "adamw": _Adam, "rmsprop": _Rms, "nadam": _Nadam}
+
+
+class Updates:
+    """What changes the weights of a network, step by step.
+
+    Args:
+        scale: multiplies the learning rate of the spec.
+        accumulate: steps whose gradients are averaged before anything is changed.
+
+    Attributes:
+        steps: that were taken, those that only accumulate too.
+        average: running means of the weights, where they are kept.
+    """
+
+    def __init__(self, settings: Optimizer, scale: float, accumulate: int, flat: Flat) -> None:
+        self._settings, self._scale, self._accumulate, self._flat = settings, scale, accumulate, flat
+        self._decay = settings.weight_decay
+        if self._decay is None and settings.name == "adamw":
+            self._decay = 0.004
+        self.steps = 0
+        self.learning_rate()  # a schedule that cannot be computed says so now
+
+        def zeros() -> torch.Tensor:
+            return torch.zeros_like(flat.weights)
+
+        self.average = flat.weights.clone() if settings.use_ema else None
+        self._sum = zeros() if accumulate > 1 else None
+        self._rule = _Own(settings, flat, self.learning_rate()) if ":" in settings.name else (
+            _RULES[settings.name](settings, zeros))
+
+    def step(self, correction: float) -> None:
+        """Change the weights by the gradients.
+
+        Args:
+            correction: makes a mean over all rows one over those that could be read.
+        """
+        gradients, iteration = self._flat.gradients, self.steps // self._accumulate
+        if correction != 1:
+            gradients.mul_(correction)
+        is_due = True
+        if self._sum is not None:
+            self._sum.add_(gradients)
+            if is_due := (self.steps + 1) % self._accumulate == 0:
+                torch.mul(self._sum, 1 / self._accumulate, out=gradients)
+                self._sum.zero_()
+        if is_due:
+            self._change(gradients, iteration)
+        if self.average is not None:
+            momentum = _given(self._settings.ema_momentum, 0.99) if iteration else 0.0
+            self.average.lerp_(self._flat.weights, 1 - momentum)
+            if (every := self._settings.ema_overwrite_frequency) and (iteration + 1) % every == 0:
+                self._flat.weights.copy_(self.average)
+        self.steps += 1
+
+    def _change(self, gradients: torch.Tensor, iteration: int) -> None:
+        rate, settings = self.learning_rate(), self._settings
+        if settings.clipvalue:
+            gradients.clamp_(-settings.clipvalue, settings.clipvalue)
+        elif settings.global_clipnorm:
+            norm = float(torch.linalg.vector_norm(gradients))
+            if norm > settings.global_clipnorm:
+                gradients.mul_(settings.global_clipnorm / norm)
+        elif limit := settings.clipnorm:
+            factors = [(limit / norm.clamp(min=limit)) for norm in self._flat.norms()]
+            torch._foreach_mul_(self._flat.views, factors)
+        if self._decay:
+            self._flat.weights.mul_(1 - rate * self._decay)
+        self._rule.step(self._flat.weights, gradients, rate, iteration)
+
+    def learning_rate(self) -> float:
+        """Of the next step."""
+        return rate_at(self._settings.learning_rate, self.steps) * self._scale
+
+    def scale_learning_rate(self, factor: float) -> None:
+        """From now on, so many times that of the spec."""
+        self._scale = factor
+
+    def tensors(self) -> dict[str, torch.Tensor]:
+        """All that it needs to go on, beside :attr:`steps`."""
+        slots = {**self._rule.slots, **({} if self._sum is None else {"gradient_accumulator": self._sum}),
+                 **({} if self.average is None else {"average": self.average})}
+        named = (self._flat.named(vector, slot).items() for slot, vector in slots.items())
+        return {**self._rule.numbers, **dict(itertools.chain.from_iterable(named))}
+
+
+def _given(value: float | None, default: float) -> float:
+    return default if value is None else value

@@ -1,0 +1,181 @@
+"""A PyTorch network on one rank: settings, states, samples that cannot be read, mistakes."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from fleet.comm.alone import Alone
+from fleet.engines.registry import build, count_parameters, make_engine
+from fleet.errors import CheckpointError, FleetError, SettingError
+from fleet.spec import parse
+from preprocess.sample import Affine, ImageSpec, SampleSpec
+from preprocess.target import TargetSpec
+
+pytestmark = pytest.mark.torch
+
+SAMPLE = SampleSpec(ImageSpec((8, 8, 1), "uint8"), 3, Affine(0.5, 0.5))
+CNN = {"family": "cnn", "args": {"filters": [4], "dense": [8]}}
+MODULES = "tests.torch_modules"
+
+
+def spec_of(model=CNN, **train):
+    train = {"optimizer": {"name": "sgd", "learning_rate": 0.1, "momentum": 0.9}, **train}
+    return parse({"models": [model], "resources": {"engine": "torch"}, "train": train})
+
+
+def built(model=CNN, sample=SAMPLE, seed=0, **train):
+    spec = spec_of(model, **train)
+    return build(make_engine(spec, sample, None, 0, 1), spec.engine, replace(spec.networks[0], seed=seed), Alone())
+
+
+@pytest.fixture(scope="module")
+def batch():
+    rng = np.random.default_rng(0)
+    labels = np.arange(12) % 3
+    return (rng.integers(0, 100, (12, 8, 8, 1)) + 70 * labels[:, None, None, None]).astype(np.uint8), labels
+
+
+@pytest.mark.parametrize("train", [
+    {}, {"batch": {"accumulate": 2}}, {"precision": "mixed_bfloat16"},
+    {"optimizer": {"name": "adamw", "learning_rate": 0.02, "weight_decay": 0.01, "amsgrad": True}},
+    {"optimizer": {"name": "nadam", "learning_rate": 0.02, "clipnorm": 1.0}},
+    {"optimizer": {"name": "sgd", "learning_rate": 0.1, "nesterov": True, "momentum": 0.5, "use_ema": True,
+                   "ema_momentum": 0.5}},
+    {"optimizer": {"name": "rmsprop", "learning_rate": 0.01, "centered": True, "momentum": 0.5}},
+    {"optimizer": {"name": "adam", "learning_rate": {"name": "CosineDecay", "initial_learning_rate": 0.02,
+                                                     "decay_steps": 100}}},
+    {"optimizer": {"name": "torch.optim:Adagrad", "learning_rate": 0.1}},
+    {"optimizer": {"name": f"{MODULES}:momentum", "learning_rate": 0.1, "args": {"decay": 0.001}}}],
+    ids=lambda train: " ".join([*train, str(train.get("optimizer", {}).get("name", ""))]))
+def test_a_network_learns_with_every_setting_and_goes_on_from_its_state_bit_for_bit(batch, train):
+    one, other = built(**train), built(seed=1, **train)
+    fresh = built(**train)
+    fresh.load(other.state())  # also before the first step ranks of a group share it
+    losses = [one.step(*batch, 12).loss / 12 for _ in range(24)]
+    assert losses[-1] < 0.7 * losses[0]
+    other.load(one.state())
+    assert [one.step(*batch, 12) for _ in range(3)] == [other.step(*batch, 12) for _ in range(3)]
+    assert one.evaluate(*batch) == other.evaluate(*batch)
+    assert all(np.array_equal(array, other.state()[name]) for name, array in one.state().items())
+
+
+def test_dropout_follows_from_the_seed_and_the_step(batch):
+    model = {"build": f"{MODULES}:dense"}
+    first, second, other = built(model), built(model), built(model, seed=1)
+    assert [first.step(*batch, 12) for _ in range(2)] == [second.step(*batch, 12) for _ in range(2)]
+    second.load({**second.state(), "optimizer/iterations": np.array(7)})
+    other.load(first.state())
+    assert len({one.step(*batch, 12).loss for one in (first, second, other)}) == 3
+
+
+def test_a_state_of_another_network_is_refused():
+    one = built()
+    state = one.state()
+    state.pop("model/0.weight")
+    with pytest.raises(CheckpointError, match=r"another network: it differs in model/0\.weight"):
+        one.load(state)
+
+
+def test_a_batch_that_cannot_be_read_changes_nothing(batch):
+    trainable = built()
+    before = trainable.state()
+    assert trainable.step(batch[0], np.full(12, -1), 12).totals == (0.0, 0.0, 0.0)
+    assert all(np.array_equal(before[name], array) for name, array in trainable.state().items())
+
+
+def test_samples_that_cannot_be_read_count_for_nothing(batch):
+    images, labels = batch
+    whole, holed = built(), built()
+    told = whole.step(images[:8], labels[:8], 8)
+    assert holed.step(images, np.where(np.arange(12) < 8, labels, -1), 12) == told
+    for name, array in whole.state().items():
+        assert holed.state()[name] == pytest.approx(array, abs=1e-6), name
+
+
+def test_a_stride_is_its_steps(batch):
+    one, other = built(), built()
+    images, labels = batch
+    stepped = [one.step(images[:6], labels[:6], 6), one.step(images[6:], labels[6:], 6)]
+    assert other.can_stride()
+    assert other.stride(images, labels, [6, 6]) == stepped
+
+
+@pytest.mark.parametrize("model", [
+    {"build": f"{MODULES}:viewing"}, {"build": f"{MODULES}:convolutional", "args": {"filters": 6}},
+    {"family": "softmax"}, {"family": "resnet", "args": {"blocks": [1, 1], "width": 4}},
+    {"family": "resnet", "args": {"blocks": [1, 1], "width": 4, "stem": "imagenet", "norm": "none"}}],
+    ids=lambda model: next(iter(model.values())))
+def test_what_is_counted_before_a_network_is_built_is_what_it_has(batch, model):
+    trainable, spec = built(model), spec_of(model)
+    assert trainable.count_parameters() == count_parameters(spec.networks[0], spec, SAMPLE)
+    assert trainable.row_bytes() > 0
+    trainable.check_learns(*batch)
+    assert trainable.step(*batch, 12).count == 12
+
+
+def test_whole_numbers_that_are_no_image_reach_an_embedding_as_they_are():
+    sample = SampleSpec(ImageSpec((5,), "int32"), 3)
+    trainable = built({"build": f"{MODULES}:embedding"}, sample)
+    numbers = np.random.default_rng(0).integers(0, 50, (6, 5)).astype(np.int32)
+    assert trainable.step(numbers, np.arange(6) % 3, 6).count == 6
+    plain = built({"build": f"{MODULES}:dense"}, sample)  # one that takes quantities gets these
+    assert plain.step(numbers, np.arange(6) % 3, 6).count == 6
+    one, other = (built({"build": f"{MODULES}:{name}"}, sample) for name in ("embedding", "sparse"))
+    losses = [[each.step(numbers, np.arange(6) % 3, 6).loss for _ in range(3)] for each in (one, other)]
+    assert losses[0] == pytest.approx(losses[1])
+
+
+@pytest.mark.parametrize(("function", "said"), [
+    ("probable", "gives probabilities, by a softmax; leave it out"),
+    ("of_another_size", r"\(None, 4\), not \(None, 3\)"),
+    ("no_module", "returned a int, not a torch.nn.Module"), ("raising", "raised ValueError: no luck"),
+    ("frozen", "no parameter to train"), ("embedding", "cannot take images of")])
+def test_what_is_wrong_with_a_module_is_said_when_it_is_built(function, said):
+    with pytest.raises(FleetError, match=said):
+        built({"build": f"{MODULES}:{function}"})
+
+
+TARGETS = {
+    "class": (TargetSpec("class", 3, weighted=True), {"class_weights": {"0": 2.0}, "label_smoothing": 0.1},
+              ["AUC", "F1Score", "top_k_categorical_accuracy"]),
+    "multilabel": (TargetSpec("multilabel", 3), {"label_smoothing": 0.1}, ["Precision", "Recall", "binary_accuracy"]),
+    "value": (TargetSpec("value", 3), {"loss": "huber"}, ["mae", "rmse", "R2Score", f"{MODULES}:absolute"]),
+    "own": (TargetSpec("value", 3), {"loss": f"{MODULES}:absolute"}, ["mse"]),
+    "of torch": (TargetSpec("value", 3), {"loss": {"torch.nn:SmoothL1Loss": {"beta": 0.5}}}, ["mse"]),
+    "mask": (TargetSpec("mask", 3, size=(8, 8), ignore=9), {"class_weights": {"1": 2.0}}, ["MeanIoU", "mae"]),
+    "dice": (TargetSpec("mask", 3, size=(8, 8)), {"loss": "dice"}, ["F1Score"])}
+
+
+@pytest.mark.parametrize("case", TARGETS)
+@pytest.mark.parametrize("family", [True, False], ids=["softmax", "module"])
+def test_every_kind_of_target_is_learned_with_its_measures(case, family):
+    target, train, metrics = TARGETS[case]
+    if "class_weights" in train:  # ready, as a run makes it of names
+        train = {**train, "class_weights": {str(one): train["class_weights"].get(str(one), 1.0) for one in range(3)}}
+    sample = SampleSpec(ImageSpec((8, 8, 1), "uint8"), 3, Affine(0.5, 0.5), target=target)
+    model = {"family": "softmax"} if family else {
+        "build": f"{MODULES}:{'segmenting' if target.kind == 'mask' else 'viewing'}"}
+    trainable = built(model, sample, metrics=metrics, optimizer={"name": "adam", "learning_rate": 0.01}, **train)
+    rng = np.random.default_rng(0)
+    images = rng.integers(0, 255, (10, 8, 8, 1)).astype(np.uint8)
+    values, weights = target.split(target.made_up(rng, 10))
+    trainable.check_learns(images, values)
+    losses = [trainable.step(images, values, 10, weights=weights).loss for _ in range(20)]
+    assert losses[-1] < losses[0]
+    sums, outputs = trainable.predict(images, values, weights)
+    assert outputs.shape == (10, *((8, 8) if target.kind == "mask" else ()), 3)
+    assert len(trainable.scores(sums.more)) == len(metrics)
+
+
+@pytest.mark.parametrize(("train", "setting"), [
+    ({"loss": f"{MODULES}:one_number"}, "loss"), ({"metrics": [f"{MODULES}:one_number"]}, "metrics"),
+    ({"loss": {"huber": {"beta": 1}}}, "loss"), ({"metrics": [{"AUC": {"curve": "XY"}}]}, "metrics"),
+    ({"optimizer": {"name": f"{MODULES}:dense"}}, "optimizer"), ({"xla": True}, "xla"),
+    ({"optimizer": {"name": "lion"}}, "optimizer"), ({"precision": "mixed_float16"}, "precision")])
+def test_a_setting_that_this_engine_does_not_know_is_named(train, setting):
+    sample = SampleSpec(ImageSpec((8, 8, 1), "uint8"), 3, target=TargetSpec("value", 3))
+    with pytest.raises(SettingError) as caught:
+        built({"family": "softmax"}, sample, **train).check_learns(
+            np.zeros((2, 8, 8, 1), np.uint8), np.ones((2, 3), np.float32))
+    assert caught.value.setting[1] == setting

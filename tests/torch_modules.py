@@ -1,0 +1,90 @@
+"""Modules that tests name in specs, good and bad. PyTorch is imported in the functions alone."""
+
+
+def dense(input_shape, classes, units=8):
+    from math import prod
+
+    from torch import nn
+
+    return nn.Sequential(nn.Flatten(), nn.Linear(prod(input_shape), units), nn.ReLU(), nn.Dropout(0.2),
+                         nn.Linear(units, classes))
+
+
+def convolutional(input_shape, outputs, filters=4):
+    from torch import nn
+
+    return nn.Sequential(nn.Conv2d(input_shape[2], filters, 3), nn.BatchNorm2d(filters), nn.ReLU(),
+                         nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.LazyLinear(outputs))
+
+
+def viewing(input_shape, classes):
+    """As many modules do, it takes its input for contiguous."""
+    from math import prod
+
+    import torch
+
+    class Viewing(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = torch.nn.Linear(prod(input_shape), classes)
+
+        def forward(self, images):
+            return self.linear(images.view(len(images), -1))
+
+    return Viewing()
+
+
+def embedding(input_shape, classes):
+    from torch import nn
+
+    return nn.Sequential(nn.Embedding(50, 4), nn.Flatten(), nn.Linear(4 * input_shape[0], classes))
+
+
+def segmenting(input_shape, classes):
+    from torch import nn
+
+    return nn.Sequential(nn.Conv2d(input_shape[2], 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, classes, 1))
+
+
+def sparse(input_shape, classes):
+    from torch import nn
+
+    return nn.Sequential(nn.Embedding(50, 4, sparse=True), nn.Flatten(), nn.Linear(4 * input_shape[0], classes))
+
+
+def probable(input_shape, classes):
+    from torch import nn
+
+    return nn.Sequential(dense(input_shape, classes), nn.Softmax(-1))
+
+
+def of_another_size(input_shape, classes):
+    return dense(input_shape, classes + 1)
+
+
+def no_module(input_shape, classes):
+    return 7
+
+
+def raising(input_shape, classes):
+    raise ValueError("no luck")
+
+
+def frozen(input_shape, classes):
+    module = dense(input_shape, classes)
+    module.requires_grad_(False)
+    return module
+
+
+def absolute(targets, outputs):
+    return (outputs - targets).abs()
+
+
+def one_number(targets, outputs):
+    return (outputs - targets).abs().mean()
+
+
+def momentum(parameters, learning_rate, decay=0.0):
+    import torch
+
+    return torch.optim.SGD(parameters, lr=learning_rate, momentum=0.9, weight_decay=decay)
