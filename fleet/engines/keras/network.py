@@ -1,7 +1,8 @@
 """One Keras model in training on one rank of its group.
 
 A step is one ``tf.function``, or two where MPI is called in between; a rank alone takes several steps in one call of
-such a function, where it is asked to. Each rank sums the losses of its own rows and
+such a function, where it is asked to. They run while Python makes the next batch (:mod:`fleet.engines.keras.ahead`):
+with MPI, a step ends when the next begins. Each rank sums the losses of its own rows and
 divides by the rows of the *global* batch; the exchange sums over the ranks; what could not be read is corrected for
 afterwards. Penalties are split likewise (:mod:`fleet.engines.keras.penalties`). So uneven shares are right, and a rank
 without rows takes part with zeros.
@@ -9,6 +10,7 @@ without rows takes part with zeros.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
@@ -21,7 +23,8 @@ import numpy as np
 import tensorflow as tf
 
 from fleet.comm.base import Group
-from fleet.engines.base import WIDTH, Arrays, PeerFailed, Sums
+from fleet.engines.base import WIDTH, Arrays, Done, PeerFailed, Sums
+from fleet.engines.keras.ahead import Ahead
 from fleet.engines.keras.exchange import GradientExchange, GraphExchange, HorovodExchange, HostExchange, NoExchange
 from fleet.engines.keras.export import check_config, export_model, try_load
 from fleet.engines.keras.losses import LossFunctions
@@ -34,6 +37,7 @@ from fleet.storage.files import replace_by
 from preprocess.sample import SampleSpec
 
 Rows: TypeAlias = tuple[np.ndarray, ...]  # this rank's images, targets and, where there are such, weights
+_Local: TypeAlias = tuple[list[tf.Tensor], Any]  # this rank's gradients and sums
 _COUNT = [item.name for item in fields(Sums)].index("count")
 
 
@@ -62,7 +66,8 @@ class KerasNetwork:
         self._model, self._optimizer, self._exchange_of = model, optimizer, exchange_of
         self._sample, self._affine, self._measures = sample, sample.affine, measures
         self._exchange, self._free = exchange_of(group), free
-        self.is_closed = False
+        self._ahead, self.is_closed = Ahead(), False
+        self._end_before: Callable[[bool], Done] | None = None  # what ends the step that is under way on the host
         self._are_sums = sums_over_rows(model, sample.image.shape)
         target = sample.target
         rows = [tf.TensorSpec((None, *sample.image.shape), sample.image.dtype),
@@ -87,53 +92,92 @@ class KerasNetwork:
 
     def step(self, images: np.ndarray, targets: np.ndarray, size: int,  # noqa: D102 - Trainable says it
              stop: bool = False, weights: np.ndarray | None = None) -> Sums:
-        rows, wish, mine = np.float32(size), np.float32(stop), _rows(images, targets, weights)
-        if self.can_stride() and len(mine[1]):
-            return self._take([size], [len(mine[1])], wish, mine)[0]
-        mine = _readable(mine)
-        if isinstance(self._exchange, HostExchange):
-            return self._step_on_host(self._exchange, mine, rows, wish)
-        return self._step_in_graph(self._exchange, mine, rows, wish)
+        return self.begin(images, targets, [size], stop, weights)().sums[0]
 
     def can_stride(self) -> bool:  # noqa: D102 - Striding says it
         return self._stride is not None and isinstance(self._exchange, NoExchange)
 
     def stride(self, images: np.ndarray, targets: np.ndarray, sizes: Sequence[int],  # noqa: D102
                weights: np.ndarray | None = None) -> list[Sums]:
-        return self._take(sizes, sizes, np.float32(0), _rows(images, targets, weights))
+        return self.begin(images, targets, sizes, False, weights)().sums
 
-    def _take(self, rows: Sequence[int], sizes: Sequence[int], wish: np.float32, mine: Rows) -> list[Sums]:
+    def begin(self, images: np.ndarray, targets: np.ndarray, sizes: Sequence[int],  # noqa: D102 - Beginning says it
+              stop: bool = False, weights: np.ndarray | None = None) -> Callable[[], Done]:
+        mine, wish = _rows(images, targets, weights), tf.constant(stop, tf.float32)
+        if isinstance(self._exchange, HostExchange):
+            return self._begin_on_host(self._exchange, _readable(mine), np.float32(sizes[0]), wish)
+        with self._waking_others(self._exchange):
+            if self.can_stride() and len(targets):
+                sums = self._begin_several(sizes, [len(targets)] if len(sizes) == 1 else sizes, wish, mine)
+            else:
+                sums = self._begin_one(self._exchange, _readable(mine), tf.constant(sizes[0], tf.float32), wish)
+        return partial(self._read, self._exchange, self._ahead.reading(sums))
+
+    def _begin_several(self, rows: Sequence[int], sizes: Sequence[int], wish: tf.Tensor, mine: Rows) -> tf.Tensor:
         """Steps of a rank alone, by one graph whatever their number is: so they come to the same, bit for bit."""
-        assert self._stride is not None
         sizes, mine = _readable_of_each(sizes, mine)
-        taken = self._stride(np.array(rows, np.float32), np.array(sizes, np.int32), wish, *mine)
-        return [Sums.unpack(sums) for sums in taken.numpy()]
+        return self._ahead.call(self._stride, tf.constant(rows, tf.float32), tf.constant(sizes, tf.int32), wish,
+                                *self._ahead.inputs(mine))
 
-    def _step_on_host(self, exchange: HostExchange, mine: Rows, rows: np.float32, wish: np.float32) -> Sums:
-        gradients, sums = self._zeros(), self._no_sums(wish)
-        error: BaseException | None = None
-        try:
-            if len(mine[1]):
-                gradients, sums = self._local(rows, wish, *mine)
-        except BaseException as caught:  # also one that exits: the other ranks wait for this one's part
-            error = caught
-        summed, total = exchange.sum_on_host(gradients, sums, error)
-        if total.count:
-            self._update(summed, rows / np.float32(total.count))
-        return total
+    def _begin_one(self, exchange: GraphExchange, mine: Rows, rows: tf.Tensor, wish: tf.Tensor) -> tf.Tensor:
+        if len(mine[1]):
+            return self._ahead.call(self._fused[type(exchange)], rows, wish, *self._ahead.inputs(mine))
+        # The zeros come from outside: of constants TensorFlow would take the sum once, and keep it.
+        return self._ahead.call(self._fused_empty, self._zeros(), tf.constant(self._no_sums(wish)), rows)
 
-    def _step_in_graph(self, exchange: GraphExchange, mine: Rows, rows: np.float32, wish: np.float32) -> Sums:
+    def _read(self, exchange: GraphExchange, wait: Callable[[], Done]) -> Done:
+        with self._waking_others(exchange):
+            return wait()
+
+    @contextmanager
+    def _waking_others(self, exchange: GraphExchange) -> Iterator[None]:
+        """Where this rank fails, the ranks that wait for it inside the exchange raise as well."""
         try:
-            if len(mine[1]):
-                return Sums.unpack(self._fused[type(exchange)](rows, wish, *mine).numpy())
-            # The zeros come from outside: of constants TensorFlow would take the sum once, and keep it.
-            return Sums.unpack(self._fused_empty(self._zeros(), tf.constant(self._no_sums(wish)), rows).numpy())
+            yield
         except BaseException as error:
-            # Wakes the ranks that wait inside the exchange: they raise as well.
             exchange.close()
             if "Horovod has been shut down" in str(error):
                 raise PeerFailed("another rank of the group failed in this step") from error
             raise
+
+    def _begin_on_host(self, exchange: HostExchange, mine: Rows, rows: np.float32, wish: tf.Tensor
+                       ) -> Callable[[], Done]:
+        """Begin with this rank's part of a step; it ends when the next begins, or when it is waited for."""
+        if self._end_before is not None:
+            self._end_before(True)
+        local: _Local = self._zeros(), self._no_sums(wish)
+        error: BaseException | None = None
+        try:
+            if len(mine[1]):
+                local = self._ahead.call(self._local, tf.constant(rows), wish, *self._ahead.inputs(mine))
+        except BaseException as caught:  # also one that exits: the other ranks wait for this one's part
+            error = caught
+        done: list[Done] = []
+
+        def end(goes_on: bool = False) -> Done:
+            if not done:
+                self._end_before = None
+                done.append(self._end_on_host(exchange, local, rows, error, goes_on))
+            return done[0]
+
+        self._end_before = end
+        return end
+
+    def _end_on_host(self, exchange: HostExchange, local: _Local, rows: np.float32, error: BaseException | None,
+                     goes_on: bool) -> Done:
+        """Add up what the ranks have, and take the step; where it goes on, the next part waits for that, and not we."""
+        gradients, sums = local
+        try:
+            sums = np.asarray(sums)  # when they are there, all is
+        except BaseException as caught:
+            error = error or caught
+        if error is not None:
+            gradients, sums = self._zeros(), self._no_sums(False)
+        summed, total = exchange.sum_on_host(gradients, sums, error)
+        if total.count:
+            step = list(map(tf.constant, summed)), tf.constant(rows / np.float32(total.count))
+            self._ahead.call(self._update, *step) if goes_on else self._update(*step)
+        return Done([total], time.perf_counter())
 
     def evaluate(self, images: np.ndarray, targets: np.ndarray,  # noqa: D102
                  weights: np.ndarray | None = None) -> Sums:
@@ -227,6 +271,7 @@ class KerasNetwork:
         self._exchange = self._exchange_of(group)
 
     def close(self) -> None:  # noqa: D102
+        self._ahead.close()
         self._exchange.close()
         self.is_closed = True
 
@@ -243,7 +288,8 @@ class KerasNetwork:
             variable.assign(getattr(inner, name))
         self._rate.begin_as(rate)
         self.load({name: variable.numpy() for name, variable in _named(model, optimizer)})
-        self._exchange, self.is_closed = self._exchange_of(group), False
+        self._exchange, self._ahead, self.is_closed = self._exchange_of(group), Ahead(), False
+        self._end_before = None
 
     @contextmanager
     def _averaged(self) -> Iterator[None]:
@@ -363,7 +409,7 @@ class KerasNetwork:
         """The gradients of a rank that has no rows."""
         return [tf.zeros(variable.shape, variable.value.dtype) for variable in self._model.trainable_variables]
 
-    def _no_sums(self, wish: np.float32) -> np.ndarray:
+    def _no_sums(self, wish: Any) -> np.ndarray:
         """The sums of a rank without rows."""
         more = (0.0,) * self._measures.metrics.width
         return Sums(stop=bool(wish), more=more).pack().astype(np.float32)

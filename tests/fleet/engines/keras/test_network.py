@@ -232,6 +232,76 @@ def test_several_steps_at_once_come_to_the_same_as_one_by_one_bit_for_bit(engine
     assert all(np.array_equal(value, state[name]) for name, value in one.state().items())
 
 
+class FirstOfTwo(OneRank):
+    """A group whose other rank has no rows."""
+
+    size = 2
+
+    def sum(self, buffer):
+        """The other brings zeros."""
+
+
+def read_late(trainable, batches):
+    """The sums of some batches, each of which is overwritten as soon as its step has begun."""
+    found, before = [], None
+    for images, labels in batches:
+        given = images.copy(), labels.copy()
+        begun = trainable.begin(*given, [12])
+        for array in given:
+            array[:] = 0
+        if before is not None:
+            found += before().sums
+        before = begun
+    return [*found, *before().sums]
+
+
+@pytest.mark.parametrize("group", [OneRank(), FirstOfTwo()], ids=["alone", "by MPI"])
+@pytest.mark.parametrize("train", [{}, {"xla": True}], ids=["as traced", "xla"])
+def test_steps_whose_sums_are_read_late_come_to_the_same_bit_for_bit(engine, batch, group, train):
+    images, labels = batch
+    batches = [(np.roll(images, turn, 1), np.full(12, -1) if turn == 2 else labels) for turn in range(5)]
+    batches.insert(3, (images[:0], labels[:0]))  # of which this rank has no rows
+    one, other = engine.build(network(**train), group), engine.build(network(**train), group)
+    assert read_late(one, batches) == [other.step(*rows, 12) for rows in batches]
+    state = other.state()
+    assert all(np.array_equal(value, state[name]) for name, value in one.state().items())
+
+
+@pytest.mark.parametrize("group", [OneRank(), FirstOfTwo()], ids=["alone", "by MPI"])
+def test_a_step_that_fails_does_so_when_its_sums_are_read_or_when_another_begins(engine, batch, group):
+    images, labels = batch
+    trainable = engine.build(network(loss=f"{__name__}:failing"), group)
+    begun = trainable.begin(images, labels + 1, [12])
+    with pytest.raises(Exception, match="assertion failed"):
+        begun()
+    trainable.close()
+    again = engine.build(network(loss=f"{__name__}:failing"), group)
+    assert again.step(images, labels % 2, 12).count == 12
+    again.begin(images, labels + 1, [12])
+    with pytest.raises(Exception, match="assertion failed"):
+        again.begin(images, labels, [12])()
+    again.close()
+    assert engine.build(network(), group).step(*batch, 12).count == 12
+
+
+def failing(labels, outputs):
+    """A loss of the user's own that knows two labels only."""
+    import keras
+    import tensorflow as tf
+
+    with tf.control_dependencies([tf.debugging.assert_less(labels, tf.constant(2, labels.dtype))]):
+        return keras.losses.sparse_categorical_crossentropy(tf.identity(labels), outputs, from_logits=True)
+
+
+def test_what_nobody_reads_any_more_is_let_go(engine, batch):
+    trainable = engine.build(network(), OneRank())
+    trainable.begin(*batch, [12])
+    trainable.close()
+    again = engine.build(network(), OneRank())  # with the graphs of the other
+    assert again is trainable
+    assert again.step(*batch, 12) == engine.build(network(), OneRank()).step(*batch, 12)
+
+
 def test_networks_come_to_the_same_whether_their_graphs_are_rewritten_or_not(monkeypatch, batch):
     import tensorflow as tf
 
