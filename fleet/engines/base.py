@@ -135,6 +135,7 @@ class Setup:
         deterministic: whether the same steps are to give the same numbers, bit for bit.
         slot: of the GPU.
         folder: of the run, where ranks can meet by files.
+        pin: registers memory with the GPU's driver, for good; memory from which an engine copies to it again and again.
     """
 
     sample: SampleSpec
@@ -145,6 +146,7 @@ class Setup:
     deterministic: bool = False
     slot: Slot = Slot()  # noqa: RUF009 - frozen
     folder: Path = Path()
+    pin: Callable[[Any], object] = lambda memory: None
 
 
 class PeerFailed(FleetError):

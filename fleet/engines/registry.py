@@ -23,7 +23,8 @@ from scheduler.base import RateTable
 
 
 def make_engine(spec: Spec, sample: SampleSpec, rates: RateTable | None, index: int, trainers: int,
-                slot: Slot = Slot()) -> Engine:  # noqa: B008 - frozen
+                slot: Slot = Slot(), pin: Callable[[Any], object] = lambda memory: None  # noqa: B008 - frozen
+                ) -> Engine:
     """The engine that a spec asks for.
 
     Args:
@@ -32,6 +33,7 @@ def make_engine(spec: Spec, sample: SampleSpec, rates: RateTable | None, index: 
         index: the place of this trainer's GPU among those of its node.
         trainers: on this node; without GPUs they share its cores.
         slot: of the GPU.
+        pin: registers memory with the GPU's driver.
 
     Raises:
         UserError: what makes an engine of the user's own is not there, or makes something else.
@@ -39,7 +41,7 @@ def make_engine(spec: Spec, sample: SampleSpec, rates: RateTable | None, index: 
     engine = _function(spec.engine, spec.engine.make)(Setup(
         sample, spec.resources, rates, index, trainers,
         deterministic=any(network.train.deterministic for network in spec.networks), slot=slot,
-        folder=Path(spec.output)))
+        folder=Path(spec.output), pin=pin))
     if missing := [name for name in ("exchange_name", "build") if not hasattr(engine, name)]:
         raise UserError(f"resources.engine: {spec.resources.engine} makes a {type(engine).__name__}, which has no "
                         f"{' and no '.join(missing)}: it should make an engine, as in fleet.engines.base")

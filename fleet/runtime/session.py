@@ -8,6 +8,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from fleet.comm.base import World
+from fleet.comm.messages import Tag, Warned
 from fleet.engines.base import Engine, Slot
 from fleet.engines.registry import make_engine
 from fleet.errors import ExitStatus
@@ -27,6 +28,8 @@ from fleet.stream.segment import Segment
 from fleet.stream.tenants import Tenants
 from fleet.stream.window import Window
 from launch.devices import memory_mib, visible_gpus
+from launch.numa import beside, bind, near
+from launch.pinned import Pinning
 from preprocess.decode import decoder_name
 from preprocess.sample import ImageSpec
 from preprocess.target import TargetSpec
@@ -62,9 +65,12 @@ class Session:
         log.info("%s; JPEG by %s", self._world.library(), decoder_name())
         if self._roles.shared or self._roles.slots > 1:
             self._map_memory()
-        gpu = self._shared_gpu()
-        self._memory_mib = memory_mib(gpu) if gpu is not None else None  # of the name it has without MPS
-        gpus = SharedGpus(self._world, self._roles, gpu, os.environ) if self._shares_gpus else None
+        gpu = self._gpu()  # by the name it has without MPS
+        if gpu is not None:
+            bind(near([gpu]))
+        shared = gpu if self._shares_gpus else None
+        self._memory_mib = None if shared is None else memory_mib(shared)
+        gpus = SharedGpus(self._world, self._roles, shared, os.environ) if self._shares_gpus else None
         board = self._board() if self._world.rank == 0 else None
         busy, self._first_epoch = self._world.share(
             None if board is None else (frozenset(board.busy), board.first_epoch))
@@ -138,16 +144,21 @@ class Session:
         evaluation = launch.inputs.data.validation
         name = f"{launch.paths.segment_name}-{node}"
         shares = roles.shared  # samples, too
+
+        def mapped(create: bool) -> NodeMemory:
+            return NodeMemory(
+                None if launch.layout is None else Window(launch.layout, f"{name}-train", create,
+                                                          is_relayed=roles.nodes > 1),
+                None if launch.kept is None or not shares else _sample_set(
+                    launch.kept, launch.sample.kept_target, len(launch.inputs.data.train), f"{name}-kept", create),
+                None if evaluation is None or not shares else _sample_set(
+                    launch.sample.image, launch.sample.target, len(evaluation), f"{name}-validation", create),
+                None if roles.slots == 1 else Segment(f"{name}-tenants", roles.gpus_per_node, create))
+
         for create in (True, False):
             if leads == create:
-                self._shared = NodeMemory(
-                    None if launch.layout is None else Window(launch.layout, f"{name}-train", create,
-                                                                is_relayed=roles.nodes > 1),
-                    None if launch.kept is None or not shares else _sample_set(
-                        launch.kept, launch.sample.kept_target, len(launch.inputs.data.train), f"{name}-kept", create),
-                    None if evaluation is None or not shares else _sample_set(
-                        launch.sample.image, launch.sample.target, len(evaluation), f"{name}-validation", create),
-                    None if roles.slots == 1 else Segment(f"{name}-tenants", roles.gpus_per_node, create))
+                with beside(near(self._gpus())):  # the kernel takes memory of the node where it is made
+                    self._shared = mapped(create)
             self._world.gather(None)  # the leader first, then all others
         if leads:
             self._shared.unlink()
@@ -161,21 +172,35 @@ class Session:
     def _engine(self, tenants: Tenants) -> Engine:
         roles = self._roles
         slot, index = divmod(roles.place(self._world.rank), roles.whole_per_node)
-        return make_engine(self._launch.spec, self._launch.sample, self._launch.engine_rates, index,
-                           roles.gpus_per_node, Slot(slot, roles.slots, tenants.count, self._memory_mib))
+        spec, shown = self._launch.spec, self._gpus()
+        pin = Pinning(index if len(shown) > 1 else 0, self._is_slow) if spec.engine.uses_gpus else lambda memory: None
+        engine = make_engine(spec, self._launch.sample, self._launch.engine_rates, index, roles.gpus_per_node,
+                             Slot(slot, roles.slots, tenants.count, self._memory_mib), pin)
+        for segment in self._shared.of_samples():  # once the engine has loaded what the driver is spoken to with
+            pin(segment.memory)
+        return engine
 
     @property
     def _shares_gpus(self) -> bool:
         return self._roles.slots > 1 and self._launch.spec.engine.uses_gpus
 
-    def _shared_gpu(self) -> str | None:
-        """The name of this trainer's GPU, where GPUs are shared; None for other ranks, and without GPUs."""
-        rank = self._world.rank
-        if not self._shares_gpus or rank not in self._roles.trainers:
+    def _gpu(self) -> str | None:
+        """The name of this trainer's GPU; None for other ranks, and without GPUs."""
+        names = self._gpus()
+        if not names or self._world.rank not in self._roles.trainers:
             return None
-        names = visible_gpus(os.environ, os.listdir("/dev"))
         # A launcher that shows each rank its own GPU alone has chosen already.
-        return names[min(self._roles.place(rank) % self._roles.whole_per_node, len(names) - 1)] if names else None
+        return names[min(self._roles.place(self._world.rank) % self._roles.whole_per_node, len(names) - 1)]
+
+    def _gpus(self) -> tuple[str, ...]:
+        """What this rank is shown, by the names that the system gives them; nothing where the engine uses none."""
+        return visible_gpus(os.environ, os.listdir("/dev")) if self._launch.spec.engine.uses_gpus else ()
+
+    def _is_slow(self, why: str) -> None:
+        """Say once in a run that inputs go to GPUs from memory that their driver does not know of."""
+        log.warning("memory cannot be registered with the driver of the GPU: %s", why)
+        if self._gpus():
+            self._world.tell(0, Tag.COORDINATOR, Warned(self._world.host, f"samples go to GPUs more slowly: {why}"))
 
 
 def _sample_set(image: ImageSpec, target: TargetSpec, samples: int, name: str, create: bool) -> SampleSet:

@@ -73,11 +73,14 @@ class NodeMemory:
     validation: SampleSet | None = None
     tenants: Segment | None = None
 
+    def of_samples(self) -> list[Segment]:
+        """What samples lie in."""
+        return [shared.segment for shared in (self.window, self.kept, self.validation) if shared is not None]
+
     def unlink(self) -> None:
         """Take the names away, once all ranks of the node have mapped it; the memory lives on."""
-        for shared in (self.window, self.kept, self.validation):
-            if shared is not None:
-                shared.segment.unlink()
+        for segment in self.of_samples():
+            segment.unlink()
         if self.tenants is not None:
             self.tenants.unlink()
 

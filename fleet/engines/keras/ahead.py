@@ -19,28 +19,18 @@ from tensorflow.python.eager import context, executor  # the only way to have so
 
 from fleet.engines.base import Done, Sums
 
-_AT_ONCE = 2  # steps: one that is computed, and one whose inputs are copied
-
 
 class Ahead:
-    """Hands the steps of one network to TensorFlow, and reads their sums as soon as they are there."""
+    """Hands the steps of one network to TensorFlow, and reads their sums as soon as they are there.
 
-    def __init__(self) -> None:
+    Args:
+        inputs: of the rank; one network at a time uses it.
+    """
+
+    def __init__(self, inputs: Inputs) -> None:
         self._executor = executor.new_executor(enable_async=True)
         self._reader = ThreadPoolExecutor(1, thread_name_prefix="sums")
-        gpus = tf.config.list_logical_devices("GPU")
-        self._gpu = gpus[0].name if gpus else None
-        self._copies: list[list[_Copy]] = [[] for _ in range(_AT_ONCE)]
-
-    def inputs(self, arrays: Sequence[np.ndarray]) -> list[tf.Tensor]:
-        """Copies of arrays, where a step reads them; those of the step before last are overwritten."""
-        self._copies.append(copies := self._copies.pop(0))
-        copies += [_Copy() for _ in arrays[len(copies):]]
-        tensors = [copy.of(array) for copy, array in zip(copies, arrays, strict=False)]
-        if self._gpu is None:
-            return tensors
-        with tf.device(self._gpu):
-            return [tf.identity(tensor) for tensor in tensors]
+        self.inputs = inputs
 
     def call(self, graph: Callable[..., Any], *arguments: Any) -> Any:
         """Have a graph run when those before it are over; returns what it gives at once, before it is there.
@@ -69,16 +59,39 @@ def _read(sums: tf.Tensor) -> Done:
     return Done([Sums.unpack(row) for row in np.atleast_2d(numbers)], time.perf_counter())
 
 
-class _Copy:
-    """Memory that arrays are copied into, one after another; it begins with a page, as TensorFlow wants it."""
+class Inputs:
+    """Copies of the arrays of two steps: of one that is computed, and of one that is handed over.
 
-    def __init__(self) -> None:
-        self._memory = mmap.mmap(-1, mmap.PAGESIZE)
+    Args:
+        pin: registers memory with the driver of the GPU, for good.
+    """
 
-    def of(self, array: np.ndarray) -> tf.Tensor:
-        """A tensor that has an array's numbers until the next one comes."""
-        if array.nbytes > len(self._memory):
-            self._memory = mmap.mmap(-1, array.nbytes)
-        copy = np.frombuffer(self._memory, array.dtype, array.size).reshape(array.shape)
+    def __init__(self, pin: Callable[[Any], object] = lambda memory: None) -> None:
+        gpus = tf.config.list_logical_devices("GPU")
+        self._gpu, self._pin = (gpus[0].name, pin) if gpus else (None, lambda memory: None)
+        self._memories: list[list[mmap.mmap]] = [[], []]
+
+    def of(self, arrays: Sequence[np.ndarray]) -> list[tf.Tensor]:
+        """Arrays where a step reads them; those of the step before last are overwritten."""
+        self._memories.reverse()
+        memories = self._memories[0]
+        memories += [self._memory(1) for _ in arrays[len(memories):]]
+        tensors = [self._copied(memories, place, array) for place, array in enumerate(arrays)]
+        if self._gpu is None:
+            return tensors
+        with tf.device(self._gpu):
+            return [tf.identity(tensor) for tensor in tensors]
+
+    def _copied(self, memories: list[mmap.mmap], place: int, array: np.ndarray) -> tf.Tensor:
+        if array.nbytes > len(memories[place]):
+            # Twice as much, for what the driver knows of stays.
+            memories[place] = self._memory(max(array.nbytes, 2 * len(memories[place])))
+        copy = np.frombuffer(memories[place], array.dtype, array.size).reshape(array.shape)
         copy[...] = array
         return tf.experimental.dlpack.from_dlpack(copy.__dlpack__())
+
+    def _memory(self, size: int) -> mmap.mmap:
+        """Memory that begins with a page, as TensorFlow wants it."""
+        memory = mmap.mmap(-1, size)
+        self._pin(memory)
+        return memory

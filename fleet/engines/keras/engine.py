@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import gc
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import keras
 import tensorflow as tf
 
 from fleet.comm.base import Group
 from fleet.engines.base import Setup, Slot
+from fleet.engines.keras.ahead import Inputs
 from fleet.engines.keras.device import take_device
 from fleet.engines.keras.exchange import import_horovod, make_exchange
 from fleet.engines.keras.kernels import use_kernels
@@ -37,13 +40,14 @@ class KerasEngine:
         trainers: on this node.
         deterministic: the same steps give the same numbers, bit for bit.
         slot: of the GPU.
+        pin: registers memory with the driver of the GPU.
 
     Raises:
         UserError: Horovod is asked for and is not installed.
     """
 
     def __init__(self, sample: SampleSpec, exchange: str, index: int, trainers: int, deterministic: bool = False,
-                 slot: Slot = Slot()) -> None:  # noqa: B008 - frozen
+                 slot: Slot = Slot(), pin: Callable[[Any], object] = lambda memory: None) -> None:  # noqa: B008 - frozen
         self._sample = sample
         take_device(index, trainers, deterministic, slot)
         self._horovod = None if exchange == "mpi" else import_horovod()
@@ -56,6 +60,7 @@ class KerasEngine:
         if not gc.get_freeze_count():  # what was imported stays; clear_session looked through it in a third of a second
             gc.freeze()
         self._kept: _Kept | None = None
+        self._inputs = Inputs(pin)
         log.info("TensorFlow %s, Keras %s, gradients by %s", tf.__version__, keras.__version__, self.exchange_name)
 
     def build(self, network: NetworkSpec, group: Group) -> KerasNetwork:
@@ -92,7 +97,7 @@ class KerasEngine:
         free = set_free(optimizer)
         measures = Measures(make_losses(train, sample.target), make_metrics(train, sample.target))
         built = KerasNetwork(model, optimizer, sample, measures, partial(make_exchange, horovod=self._horovod),
-                             group, train.xla, _has_own_code(network), free, rate)
+                             group, train.xla, _has_own_code(network), free, rate, self._inputs)
         if network.architecture.kind == "import":
             built.check_export()  # rather than after all epochs
         self._kept = None if key is None else _Kept(key, built)
@@ -132,4 +137,4 @@ def _has_own_code(network: NetworkSpec) -> bool:
 def make(setup: Setup) -> KerasEngine:
     """The engine of a trainer."""
     return KerasEngine(setup.sample, setup.resources.exchange, setup.index, setup.trainers,
-                       setup.deterministic, setup.slot)
+                       setup.deterministic, setup.slot, setup.pin)

@@ -24,7 +24,7 @@ import tensorflow as tf
 
 from fleet.comm.base import Group
 from fleet.engines.base import WIDTH, Arrays, Done, PeerFailed, Sums
-from fleet.engines.keras.ahead import Ahead
+from fleet.engines.keras.ahead import Ahead, Inputs
 from fleet.engines.keras.exchange import GradientExchange, GraphExchange, HorovodExchange, HostExchange, NoExchange
 from fleet.engines.keras.export import check_config, export_model, try_load
 from fleet.engines.keras.losses import LossFunctions
@@ -57,16 +57,17 @@ class KerasNetwork:
         own_code: whether code of the user's own computes a part of a step: its ``if`` and ``while`` may depend on
             tensors. To look for such in ours takes half a second in each process.
         rate: the learning rate, where the batch changes.
+        inputs: of this rank.
     """
 
     def __init__(self, model: keras.Model, optimizer: keras.optimizers.Optimizer, sample: SampleSpec,
                  measures: Measures, exchange_of: Callable[[Group], GradientExchange], group: Group, xla: bool,
-                 own_code: bool, free: Mapping[str, tf.Variable], rate: ChangingRate) -> None:
+                 own_code: bool, free: Mapping[str, tf.Variable], rate: ChangingRate, inputs: Inputs) -> None:
         self._rate = rate
         self._model, self._optimizer, self._exchange_of = model, optimizer, exchange_of
         self._sample, self._affine, self._measures = sample, sample.affine, measures
         self._exchange, self._free = exchange_of(group), free
-        self._ahead, self.is_closed = Ahead(), False
+        self._ahead, self.is_closed = Ahead(inputs), False
         self._end_before: Callable[[bool], Done] | None = None  # what ends the step that is under way on the host
         self._are_sums = sums_over_rows(model, sample.image.shape)
         target = sample.target
@@ -117,11 +118,11 @@ class KerasNetwork:
         """Steps of a rank alone, by one graph whatever their number is: so they come to the same, bit for bit."""
         sizes, mine = _readable_of_each(sizes, mine)
         return self._ahead.call(self._stride, tf.constant(rows, tf.float32), tf.constant(sizes, tf.int32), wish,
-                                *self._ahead.inputs(mine))
+                                *self._ahead.inputs.of(mine))
 
     def _begin_one(self, exchange: GraphExchange, mine: Rows, rows: tf.Tensor, wish: tf.Tensor) -> tf.Tensor:
         if len(mine[1]):
-            return self._ahead.call(self._fused[type(exchange)], rows, wish, *self._ahead.inputs(mine))
+            return self._ahead.call(self._fused[type(exchange)], rows, wish, *self._ahead.inputs.of(mine))
         # The zeros come from outside: of constants TensorFlow would take the sum once, and keep it.
         return self._ahead.call(self._fused_empty, self._zeros(), tf.constant(self._no_sums(wish)), rows)
 
@@ -149,7 +150,7 @@ class KerasNetwork:
         error: BaseException | None = None
         try:
             if len(mine[1]):
-                local = self._ahead.call(self._local, tf.constant(rows), wish, *self._ahead.inputs(mine))
+                local = self._ahead.call(self._local, tf.constant(rows), wish, *self._ahead.inputs.of(mine))
         except BaseException as caught:  # also one that exits: the other ranks wait for this one's part
             error = caught
         done: list[Done] = []
@@ -288,7 +289,7 @@ class KerasNetwork:
             variable.assign(getattr(inner, name))
         self._rate.begin_as(rate)
         self.load({name: variable.numpy() for name, variable in _named(model, optimizer)})
-        self._exchange, self._ahead, self.is_closed = self._exchange_of(group), Ahead(), False
+        self._exchange, self._ahead, self.is_closed = self._exchange_of(group), Ahead(self._ahead.inputs), False
         self._end_before = None
 
     @contextmanager

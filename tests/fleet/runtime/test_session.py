@@ -1,18 +1,24 @@
 """Which rank takes up which role, and what the ranks of a node share."""
 
+import os
 from pathlib import Path
 
 import pytest
 import yaml
 
-from fleet.domain.events import CacheChosen, Ended
+from fleet.domain.events import CacheChosen, Ended, NetworkWarned
+from fleet.engines.softmax import NumpyEngine
 from fleet.errors import ExitStatus
 from fleet.runtime import session
 from fleet.runtime.session import Session
+from fleet.spec.engines import EngineInfo
 from fleet.storage.checkpoint import read_state
 from fleet.storage.event_log import events_of
+from launch import numa, pinned
 from tests.fleet.one_process import Launch
 from tests.fleet.runtime.runs import Interruption, prepare
+from tests.launch.drivers import Driver
+from tests.launch.test_numa import machine
 from tests.sources import Numbered, _Slowly, reads
 
 SCALED = ["tests.sources:noise", {"scale": {"mean": 0.5, "std": 0.5}}]
@@ -72,7 +78,7 @@ def test_when_nothing_is_left_no_engine_is_loaded(launch, monkeypatch):
 
 def test_a_trainer_without_work_loads_no_engine(launch, monkeypatch):
     made, make = [], session.make_engine
-    monkeypatch.setattr(session, "make_engine", lambda spec, sample, rates, place, trainers, slot:
+    monkeypatch.setattr(session, "make_engine", lambda spec, sample, rates, place, trainers, slot, pin:
                         made.append(place) or make(spec, sample, rates, place, trainers, slot))
     launch([0, 0, 0, 0], models=[{"family": "softmax", "gpus": 1}])
     assert made == [0]
@@ -143,3 +149,57 @@ def test_trainers_come_to_the_same_whether_they_keep_their_samples_or_not(launch
         return [(record.loss, record.val_loss, record.samples) for record in state.history]
 
     assert came_to("memory") == came_to("none")
+
+
+def on_gpus(setup):
+    """An engine that registers memory of its own, too."""
+    setup.pin(bytearray(100))
+    return NumpyEngine(setup.sample)
+
+
+ON_GPUS = EngineInfo("numpy", on_gpus, families=frozenset({"softmax"}), uses_gpus=True)
+TWO_TRAINERS = {"models": [{"family": "softmax", "name": name} for name in ("a", "b")], "resources": {
+    "engine": f"{__name__}:ON_GPUS", "preprocessors": 1}}
+
+
+@pytest.mark.parametrize(("status", "gpus", "warning"), [
+    (0, "0,1", None), (2, "0,1", "cudaHostRegister gives error 2"), (2, "", None)],
+    ids=["registered", "refused", "refused without a GPU"])
+def test_what_trainers_copy_to_gpus_is_registered_with_their_driver(
+        launch, tmp_path, monkeypatch, status, gpus, warning):
+    driver = Driver(tmp_path, monkeypatch, status=status)
+    monkeypatch.setattr(pinned, "LIBRARIES", driver.libraries)
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", gpus)
+    statuses, prepared = launch([0, 0, 0], **TWO_TRAINERS)
+    assert set(statuses.values()) == {ExitStatus.OK}
+    asked = driver.asked()
+    assert [number for what, number in asked if what == "memory"].count(100) == 2  # of each trainer, and its windows
+    assert len(asked) > 4
+    if gpus:
+        assert {number for what, number in asked if what == "device"} == {0, 1}
+    assert [event.warning for event in events_of(prepared.paths.events, NetworkWarned)] == (
+        [] if warning is None else [f"samples go to GPUs more slowly: {warning}"])
+
+
+@pytest.mark.parametrize(("gpus", "warned"), [("0", 1), ("", 0)])
+def test_without_a_driver_one_warning_says_so_where_there_are_gpus(launch, monkeypatch, gpus, warned):
+    monkeypatch.setattr(pinned, "LIBRARIES", ())
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", gpus)
+    statuses, prepared = launch([0, 0], resources={"engine": f"{__name__}:ON_GPUS"})
+    assert set(statuses.values()) == {ExitStatus.OK}
+    assert len(events_of(prepared.paths.events, NetworkWarned)) == warned
+
+
+def test_trainers_go_to_the_cores_of_their_gpus_and_windows_to_the_memory_there(launch, tmp_path, monkeypatch):
+    bound, made = [], []
+    monkeypatch.setattr(numa, "SYS", machine(tmp_path / "sys", {0: "0-1", 1: "2-3"}, {
+        "0000:0a:00.0": ("0x10de", "0x030200", 1), "0000:0b:00.0": ("0x10de", "0x030200", 1)}))
+    monkeypatch.setattr(os, "sched_setaffinity", lambda process, cores: bound.append(set(cores)))
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1, 2, 3})
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
+    monkeypatch.setattr(session, "Window", lambda *given, kind=session.Window, **more: (
+        made.append(bound[-1]), kind(*given, **more))[1])
+    launch([0, 0, 0], **TWO_TRAINERS, data={
+        "source": "tests.sources:numbered", "path": "12", "transforms": SCALED, "cache": "none"})
+    assert made[0] == {2, 3}
+    assert bound.count({2, 3}) >= 1 + 2  # while windows are made, and of each trainer

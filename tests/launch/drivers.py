@@ -1,0 +1,44 @@
+"""A made-up library that registers memory for a GPU, or refuses to, and writes down what it is asked."""
+
+import shutil
+import subprocess
+
+import pytest
+
+SOURCE = r"""
+#include <stdio.h>
+#include <stdlib.h>
+static int noted(const char *what, long number) {
+    FILE *file = fopen(getenv("DRIVER_LOG"), "a");
+    fprintf(file, "%s %ld\n", what, number);
+    return fclose(file);
+}
+int PREFIX_SetDevice(int device) { return noted("device", device); }
+int PREFIX_HostRegister(void *memory, size_t size, unsigned flags) {
+    ((char *) memory)[size - 1] = ((char *) memory)[size - 1];  /* it is there, and may be written */
+    noted("memory", (long) size);
+    return atoi(getenv("DRIVER_STATUS")) + 0 * flags;
+}
+"""
+
+
+class Driver:
+    """What a process finds.
+
+    Attributes:
+        libraries: as :data:`launch.pinned.LIBRARIES`.
+    """
+
+    def __init__(self, folder, monkeypatch, prefix="cuda", status=0):
+        if (compiler := shutil.which("cc") or shutil.which("gcc")) is None:
+            pytest.skip("there is no C compiler")
+        source, library, self._log = folder / "driver.c", folder / f"lib{prefix}.so", folder / f"{prefix}.log"
+        source.write_text(SOURCE.replace("PREFIX_", prefix))
+        subprocess.run([compiler, "-shared", "-fPIC", "-o", str(library), str(source)], check=True)
+        monkeypatch.setenv("DRIVER_LOG", str(self._log))
+        monkeypatch.setenv("DRIVER_STATUS", str(status))
+        self.libraries = ((str(folder / "libnone.so"), "cuda"), (str(library), prefix))
+
+    def asked(self):
+        """What it was asked, in order."""
+        return [(what, int(number)) for what, number in map(str.split, self._log.read_text().splitlines())]

@@ -1,0 +1,77 @@
+"""Which GPU hangs where, on machines that are made up."""
+
+import os
+
+import pytest
+
+from launch.numa import Near, beside, bind, near
+
+
+def machine(root, nodes, gpus):
+    """A tree of ``/sys``.
+
+    Args:
+        nodes: number -> its cores.
+        gpus: place on the bus -> (vendor, class, node).
+    """
+    for node, cores in nodes.items():
+        (folder := root / f"devices/system/node/node{node}").mkdir(parents=True)
+        (folder / "cpulist").write_text(f"{cores}\n")
+    for place, (vendor, kind, node) in gpus.items():
+        (folder := root / f"bus/pci/devices/{place}").mkdir(parents=True)
+        for name, text in (("vendor", vendor), ("class", kind), ("numa_node", node)):
+            (folder / name).write_text(f"{text}\n")
+    return root
+
+
+NVIDIA, AMD, OTHER = "0x10de", "0x1002", "0x8086"
+TWO = {0: "0-1,4-5", 1: "2-3,6-7"}
+
+
+def found(root, *gpus):
+    return [(one.gpu, one.node, sorted(one.cores)) for one in near(gpus, root)]
+
+
+@pytest.mark.parametrize(("vendor", "kind"), [(NVIDIA, "0x030200"), (NVIDIA, "0x030000"), (AMD, "0x038000")])
+def test_gpus_are_found_in_the_order_of_the_bus(tmp_path, vendor, kind):
+    root = machine(tmp_path, TWO, {
+        "0000:c1:00.0": (vendor, kind, 1), "0000:0a:00.0": (vendor, kind, 0), "0000:0a:00.1": (vendor, "0x040300", 0),
+        "0000:00:02.0": (OTHER, "0x030000", 0)})
+    assert found(root, "0", "1") == [("0", 0, [0, 1, 4, 5]), ("1", 1, [2, 3, 6, 7])]
+    assert found(root, "1") == [("1", 1, [2, 3, 6, 7])]
+    assert found(root, "2", "GPU-8a") == []
+
+
+def test_a_machine_that_does_not_say_or_has_one_node_says_nothing(tmp_path):
+    gpus = {"0000:0a:00.0": (NVIDIA, "0x030200", -1)}
+    assert found(machine(tmp_path / "unsaid", TWO, gpus), "0") == []
+    one = {"0000:0a:00.0": (NVIDIA, "0x030200", 0)}
+    assert found(machine(tmp_path / "one", {0: "0-7"}, one), "0") == []
+    assert found(machine(tmp_path / "memory alone", {0: "0-7", 1: ""}, one), "0") == []
+    assert found(tmp_path / "nothing", "0") == []
+
+
+@pytest.fixture
+def process(monkeypatch):
+    """This process has cores 0 to 3; gives what it binds itself to."""
+    bound = [set(range(4))]
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: bound[-1])
+    monkeypatch.setattr(os, "sched_setaffinity", lambda process, cores: bound.append(set(cores)))
+    return bound
+
+
+@pytest.mark.parametrize(("gpus", "cores"), [
+    ([Near("1", 1, frozenset({2, 3, 6}))], {2, 3}),
+    ([Near("0", 1, frozenset({3, 4})), Near("1", 1, frozenset({3, 4}))], {3}),
+    ([Near("0", 0, frozenset({0, 1})), Near("1", 1, frozenset({2, 3}))], {0, 1, 2, 3}),  # of several nodes
+    ([Near("1", 1, frozenset({6, 7}))], {0, 1, 2, 3}),  # the launcher has bound it elsewhere
+    ([], {0, 1, 2, 3})])
+def test_a_process_goes_to_its_cores_of_the_node_of_its_gpus(process, gpus, cores):
+    bind(gpus)
+    assert process[-1] == cores
+
+
+def test_and_comes_back(process):
+    with beside([Near("1", 1, frozenset({2}))]):
+        assert process[-1] == {2}
+    assert process[-1] == {0, 1, 2, 3}
