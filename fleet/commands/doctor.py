@@ -42,6 +42,8 @@ from launch.devices import gpus_per_node, visible_gpus
 from launch.environment import find_launcher, launched_ranks, local_rank
 from launch.leftovers import remove_leftovers
 from launch.memory import free_shared_memory
+from launch.numa import Near, near
+from launch.place import format_numbers
 from preprocess.base import DataSet, InputError
 from preprocess.sample import SampleSpec
 
@@ -105,14 +107,21 @@ def _examine(world: MPIWorld, args: argparse.Namespace) -> int:
             if paths:
                 print(f"fleet doctor: processes that are dead had left {counted(len(paths), 'item')} on "
                       f"{fact.host}, which are removed now: {shortened(', '.join(map(str, paths)))}", file=sys.stderr)
-        _show(args, findings, f"ranks: {world.size}, nodes: {max(node_of) + 1}")
+        hangs = sorted({(fact.host, one) for fact in facts for one in fact.near}, key=lambda found: (
+            found[0], found[1].node, found[1].gpu))
+        for host, one in hangs:
+            print(f"fleet doctor: GPU {one.gpu} of {host} is on {checks.place(one)}", file=sys.stderr)
+        _show(args, findings, f"ranks: {world.size}, nodes: {max(node_of) + 1}", hangs)
     status = ExitStatus.INFRASTRUCTURE if world.share(findings) else ExitStatus.OK
     world.finish()
     return world.leave(int(status))
 
 
-def _show(args: argparse.Namespace, findings: Sequence[checks.Finding], looked_at: str) -> int:
-    show(args, lambda: {"findings": findings},
+def _show(args: argparse.Namespace, findings: Sequence[checks.Finding], looked_at: str,
+          hangs: Sequence[tuple[str, Near]] = ()) -> int:
+    gpus = [{"host": host, "gpu": one.gpu, "numa_node": one.node, "cpus": format_numbers(sorted(one.cores))}
+            for host, one in hangs]
+    show(args, lambda: {"findings": findings, "gpus": gpus},
          lambda: print("\n".join(map(str, findings)) or f"nothing found ({looked_at})", flush=True))
     return int(ExitStatus.INFRASTRUCTURE if findings else ExitStatus.OK)
 
@@ -143,7 +152,7 @@ def _facts(world: World, node_of: Sequence[int], spec: Spec | None, data: DataSe
     libraries = problems_of(spec.engine, gpus, spec.resources.exchange) if leads and spec is not None else []
     return checks.RankFacts(world.host, my_cores(), max([int(text) for text in threads if text.isdecimal()], default=1),
                      gpus, len(visible_gpus({}, files)),
-                     (problem or _reading_problem(data)) if leads else "", libraries, free_shared_memory())
+                     (problem or _reading_problem(data)) if leads else "", libraries, free_shared_memory(), near(gpus))
 
 
 def _reading_problem(data: DataSet | None) -> str:

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 
 from fleet.units import counted, format_size
 from launch.binding import BINDING_REMEDY, Cores, binding_problem
+from launch.numa import Near
+from launch.place import format_numbers
 
 # What says how many threads a process uses, beside its own choice.
 THREAD_VARIABLES = ("OMP_NUM_THREADS", "TF_NUM_INTRAOP_THREADS")
@@ -38,6 +40,7 @@ class RankFacts:
         data_problem: why it cannot read the data; of the first rank of each node, nothing where it can.
         libraries: what is wrong with those of the engine, and what to do about it; of the first rank of each node.
         shared_free: bytes of memory that ranks of its node can still share.
+        near: where the GPUs hang that it is shown.
     """
 
     host: str
@@ -48,6 +51,7 @@ class RankFacts:
     data_problem: str = ""
     libraries: Sequence[tuple[str, str]] = ()
     shared_free: float = math.inf
+    near: Sequence[Near] = ()
 
 
 @dataclass(frozen=True)
@@ -116,6 +120,15 @@ def check_ranks(ranks: Sequence[RankFacts], node_of: Sequence[int], trainers: Se
             findings += _check_gpus(node, [ranks[rank] for rank in here],
                                     [ranks[rank] for rank in here if rank in trainers], slots)
     return findings
+
+
+def place(near: Near) -> str:
+    """Where a GPU hangs, in words.
+
+    >>> place(Near("0", 1, frozenset({8, 9, 10})))
+    'NUMA node 1 (CPUs 8-10)'
+    """
+    return f"NUMA node {near.node} (CPUs {format_numbers(sorted(near.cores))})"
 
 
 def check_libraries(ranks: Sequence[RankFacts]) -> list[Finding]:
@@ -204,6 +217,10 @@ def _check_gpus(node: int, ranks: Sequence[RankFacts], trainers: Sequence[RankFa
         yield Finding(f"{count} ranks of node {node} are shown GPU {gpu} alone, or others under its name",
                       "show every rank all GPUs of its node (srun --gpu-bind=none, no --gpus-per-task): FLEET hands "
                       "them out")
+    for rank, gpu in zip((rank for rank in trainers if rank.gpus), taken, strict=True):
+        yield from (Finding(f"a trainer of node {node} is bound to cores far from its GPU {gpu}, which is on "
+                            f"{place(one)}", "bind it to some of these, or start it unbound")
+                    for one in rank.near if one.gpu == gpu and not rank.cores.mine & one.cores)
     if missing := len(trainers) - sum(map(bool, taken)):
         yield Finding(f"{counted(missing, 'trainer')} of node {node} are shown no GPU of their own",
                       "start fewer ranks there, or set resources.gpus_per_node")

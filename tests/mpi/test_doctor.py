@@ -8,6 +8,7 @@ import sys
 import pytest
 
 from fleet.api import mpirun
+from tests.launch.test_numa import machine
 from tests.mpi.conftest import ROOT, Launcher, spec
 
 CORES = len(os.sched_getaffinity(0))
@@ -167,3 +168,12 @@ def test_json_is_one_object(tmp_path):
     assert done.returncode == 1
     finding = json.loads(done.stdout)["findings"][0]
     assert set(finding) == {"what", "remedy"}
+
+
+def test_where_gpus_hang_is_shown(doctor):
+    machine(doctor.folder / "sys", {0: "0-7", 1: "8-15"}, {"0000:0a:00.0": ("0x10de", "0x030200", 1)})
+    (doctor.folder / "sitecustomize.py").write_text(
+        f"import pathlib\nfrom launch import numa\nnuma.SYS = pathlib.Path({str(doctor.folder / 'sys')!r})\n")
+    shown = doctor(before=mpirun(1), path=str(doctor.folder), CUDA_VISIBLE_DEVICES="0")[2]
+    assert "GPU 0 of " in shown
+    assert "is on NUMA node 1 (CPUs 8-15)" in shown

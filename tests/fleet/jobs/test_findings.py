@@ -18,6 +18,7 @@ from fleet.jobs.findings import (
     check_ranks,
 )
 from launch.binding import Cores
+from launch.numa import Near
 from preprocess.sample import ImageSpec, SampleSpec
 from tests.fleet.histories import spec
 
@@ -154,3 +155,12 @@ def test_as_much_room_is_wanted_as_is_kept(keep, copies, dtype):
     parameters = (4 * 4 + 1) * 3
     wanted = _folder_bytes(asked.networks[0], asked, SampleSpec(ImageSpec((4, 4, 1), dtype), 3))
     assert wanted == copies * parameters * 2 * 8 + 4 * parameters
+
+
+@pytest.mark.parametrize(("cores", "what"), [
+    ({0, 1}, ["a trainer of node 0 is bound to cores far from its GPU 1, which is on NUMA node 1 (CPUs 8-15)"]),
+    ({7, 8}, []), (range(16), [])])
+def test_a_trainer_is_bound_to_no_core_near_its_gpu(cores, what):
+    near = [Near("0", 0, frozenset(range(8))), Near("1", 1, frozenset(range(8, 16)))]
+    ranks = [replace(RANK, near=near), replace(RANK, near=near, cores=Cores(frozenset(cores), 16))]
+    assert said(check_ranks(ranks, [0, 0], [0, 1], needs_gpus=True)) == what
