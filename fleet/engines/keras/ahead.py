@@ -68,7 +68,8 @@ class Inputs:
 
     def __init__(self, pin: Callable[[Any], object] = lambda memory: None) -> None:
         gpus = tf.config.list_logical_devices("GPU")
-        self._gpu, self._pin = (gpus[0].name, pin) if gpus else (None, lambda memory: None)
+        self._gpu: str | None = gpus[0].name if gpus else None
+        self._pin = pin if gpus else lambda memory: None
         self._memories: list[list[mmap.mmap]] = [[], []]
 
     def of(self, arrays: Sequence[np.ndarray]) -> list[tf.Tensor]:

@@ -116,6 +116,7 @@ class KerasNetwork:
 
     def _begin_several(self, rows: Sequence[int], sizes: Sequence[int], wish: tf.Tensor, mine: Rows) -> tf.Tensor:
         """Steps of a rank alone, by one graph whatever their number is: so they come to the same, bit for bit."""
+        assert self._stride is not None
         sizes, mine = _readable_of_each(sizes, mine)
         return self._ahead.call(self._stride, tf.constant(rows, tf.float32), tf.constant(sizes, tf.int32), wish,
                                 *self._ahead.inputs.of(mine))
