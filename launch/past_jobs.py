@@ -10,7 +10,7 @@ import re
 from collections import defaultdict
 
 from launch.base import InputError
-from launch.slurm_jobs import answer, ask
+from launch.slurm_jobs import answer
 from launch.systems import System
 
 _MOST = 1000  # jobs, the newest, that are asked for one by one
@@ -27,14 +27,12 @@ def past_runs(system: System, name: str, user: str) -> list[float]:
     """
     if not system.past:
         raise InputError(f"{system.name} is not asked for past jobs")
-    command = [word.format(name=name, user=user) for word in system.past]
-    said = answer(command, ask(command))
+    said = answer([word.format(name=name, user=user) for word in system.past])
     if not system.past_records:
         return parse_past(said)
     if not (ids := said.split()[-_MOST:]):
         return []
-    command = [*system.past_records, *ids]
-    return parse_records(answer(command, ask(command)))
+    return parse_records(answer([*system.past_records, *ids]))
 
 
 def parse_past(text: str) -> list[float]:

@@ -97,8 +97,7 @@ def hostnames(listed: str) -> frozenset[str]:
     Raises:
         InputError: Slurm does not answer.
     """
-    command = ["scontrol", "show", "hostnames", listed]
-    return frozenset(answer(command, ask(command)).split())
+    return frozenset(answer(["scontrol", "show", "hostnames", listed]).split())
 
 
 def tell_to_save(job: str, signal: str) -> None:
@@ -108,8 +107,7 @@ def tell_to_save(job: str, signal: str) -> None:
         InputError: Slurm refuses, or does not answer.
     """
     to_script, _, name = signal.rpartition(":")
-    command = ["scancel", *(["--batch"] if to_script else []), f"--signal={name}", job]
-    answer(command, ask(command))
+    answer(["scancel", *(["--batch"] if to_script else []), f"--signal={name}", job])
 
 
 def put_back(job: str) -> str:
@@ -122,8 +120,7 @@ def put_back(job: str) -> str:
     """
     if ask(["scontrol", "requeuehold", job]).returncode == 0:
         return REQUEUED
-    command = ["scancel", job]
-    answer(command, ask(command))
+    answer(["scancel", job])
     return "cancelled"
 
 
@@ -133,8 +130,7 @@ def hold(job: str) -> None:
     Raises:
         InputError: Slurm refuses, or does not answer.
     """
-    command = ["scontrol", "hold", job]
-    answer(command, ask(command))
+    answer(["scontrol", "hold", job])
 
 
 def release(job: str) -> None:
@@ -143,8 +139,7 @@ def release(job: str) -> None:
     Raises:
         InputError: Slurm refuses, or does not answer.
     """
-    command = ["scontrol", "release", job]
-    answer(command, ask(command))
+    answer(["scontrol", "release", job])
 
 
 def shrink(job: str, nodes: Sequence[str]) -> list[str]:
@@ -159,17 +154,14 @@ def shrink(job: str, nodes: Sequence[str]) -> list[str]:
     Raises:
         InputError: Slurm refuses, or does not answer, or the job has no such nodes.
     """
-    command = ["scontrol", "--oneliner", "show", "job", job]
-    listed = re.search(r" NodeList=(\S+)", answer(command, ask(command)))
-    command = ["scontrol", "show", "hostnames", listed[1] if listed else "(null)"]
-    had = answer(command, ask(command)).split()
+    listed = re.search(r" NodeList=(\S+)", answer(["scontrol", "--oneliner", "show", "job", job]))
+    had = answer(["scontrol", "show", "hostnames", listed[1] if listed else "(null)"]).split()
     gone = {node.partition(".")[0] for node in nodes}
     if unknown := gone.difference(had[1:]):
         raise InputError(f"job {job} cannot give back {', '.join(sorted(unknown))}: Slurm's names for its nodes are "
                          f"{', '.join(had)}, and the first stays")
     keeps = [node for node in had if node not in gone]
-    command = ["scontrol", "update", f"JobId={job}", f"NodeList={','.join(keeps)}"]
-    answer(command, ask(command))
+    answer(["scontrol", "update", f"JobId={job}", f"NodeList={','.join(keeps)}"])
     return keeps
 
 
@@ -191,8 +183,7 @@ def is_operator() -> bool:
     """
     if os.geteuid() == 0:
         return True
-    command = ["scontrol", "show", "config"]
-    owner = re.search(r"^SlurmUser\s*=\s*([^\s(]+)", answer(command, ask(command)), re.MULTILINE)
+    owner = re.search(r"^SlurmUser\s*=\s*([^\s(]+)", answer(["scontrol", "show", "config"]), re.MULTILINE)
     if owner is not None and owner[1] == myself():
         return True
     told = ask(["sacctmgr", "--noheader", "--parsable2", "show", "user", myself(), "format=adminlevel"])

@@ -107,8 +107,7 @@ def _told(fields: Sequence[str], before: Sequence[str], after: Sequence[str] = (
     # What parts the fields is drawn anew each time: a name or a comment may hold tabs, newlines and any line that its
     # user thought of, but not this.
     mark = f"<{secrets.token_hex(8)}>"
-    command = ["squeue", "--noheader", *before, f"--format={mark}{mark.join(fields)}{mark}", *after]
-    return answer(command, ask(command)), mark
+    return answer(["squeue", "--noheader", *before, f"--format={mark}{mark.join(fields)}{mark}", *after]), mark
 
 
 def ask(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
@@ -126,12 +125,13 @@ def ask(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
         raise InputError(f"{command[0]} did not answer within {TIMEOUT_S} s") from None
 
 
-def answer(command: Sequence[str], done: subprocess.CompletedProcess[str]) -> str:
-    """What a command of Slurm printed.
+def answer(command: Sequence[str], done: subprocess.CompletedProcess[str] | None = None) -> str:
+    """What a command of Slurm prints, or has printed.
 
     Raises:
-        InputError: it failed.
+        InputError: it is not there, failed, or did not answer.
     """
+    done = done or ask(command)
     if done.returncode:
         said = done.stderr.strip().splitlines()
         raise InputError(f"{command[0]} failed: {said[-1] if said else f'exit status {done.returncode}'}")

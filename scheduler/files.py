@@ -20,9 +20,21 @@ def read_json(path: str | Path) -> Any:
         InputError: there is no such file, or it is not JSON (with the line).
     """
     try:
-        return json.loads(Path(path).read_text(encoding="utf-8"))
+        return parse_json(Path(path).read_text(encoding="utf-8"), path)
     except OSError as error:
         raise InputError(f"{path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise InputError(f"{path}: not JSON: the file is not text") from None
+
+
+def parse_json(text: str | bytes, path: str | Path) -> Any:
+    """What a JSON file holds.
+
+    Raises:
+        InputError: it is not JSON (with the line).
+    """
+    try:
+        return json.loads(text)
     except json.JSONDecodeError as error:
         raise InputError(f"{path}:{error.lineno}: not JSON: {error.msg}") from None
     except UnicodeDecodeError:

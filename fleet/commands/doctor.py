@@ -35,7 +35,7 @@ from fleet.spec import NetworkSpec, Spec, load, with_cache
 from fleet.storage.event_log import last_cache
 from fleet.storage.lease import Fence, Process, create_generation, mark_taken, parse, read_generation
 from fleet.storage.paths import RunPaths
-from fleet.storage.sizes import folder_bytes
+from fleet.storage.quota import folder_bytes
 from fleet.units import counted
 from launch.binding import cores_per_node, my_cores
 from launch.devices import gpus_per_node, visible_gpus

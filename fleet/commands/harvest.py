@@ -31,7 +31,9 @@ from fleet.commands.show import show
 from fleet.commands.submit import add_job_options, find_site, ranks_of, system_of, times_of, trainers_of, with_gpus
 from fleet.errors import UserError
 from fleet.jobs.backlog import Limits
-from fleet.jobs.harvest import Backlog, BatchQueue, Plan, Run, call_off, is_called_off
+from fleet.jobs.harvest import Backlog, BatchQueue, Plan, Run
+from fleet.jobs.harvested import is_called_off, note
+from fleet.jobs.notes import CalledOff
 from fleet.runtime.folder import check_folder, check_shareable, writing_into
 from fleet.runtime.prepare import told_when_to_end
 from fleet.runtime.start import IDLE_S
@@ -174,7 +176,7 @@ def _words_changed(old: str, new: str) -> Iterator[str]:
 def _call_off(args: argparse.Namespace, roots: Sequence[Path], system: System) -> None:
     plans = [Plan.read(RunPaths(root).harvest) for root in roots]
     for root in roots:
-        call_off(RunPaths(root))
+        note(RunPaths(root), CalledOff())  # until the harvest is asked for again
     orders, left = [], []
     for root, plan in zip(roots, plans, strict=True):  # runs that are harvested together look again, which is no harm
         queue = BatchQueue(plan, system)

@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import sys
-from dataclasses import dataclass
 from pathlib import Path
 
 from fleet.arguments import positive, share
@@ -33,19 +32,6 @@ from scheduler.reservation.requests import (
 )
 
 PLOT_UP_TO = 2000  # values of a law: the costs by number of requests take time quadratic in them
-
-
-@dataclass(frozen=True)
-class Answer:
-    """What to ask for, beside what it would cost to ask at once for the longest run time known.
-
-    ``error_bound`` is by how much the expected makespan may be above the least, as a share of it.
-    """
-
-    requests: tuple[float, ...]
-    expected_makespan: float
-    single_request_makespan: float
-    error_bound: float
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -70,9 +56,10 @@ def run(args: argparse.Namespace) -> None:
         _say_why(remaining)
     single = best.expected_makespan if remaining is None else expected_makespan(
         remaining, [remaining.longest], args.backfill_rate, sum(args.failed))
-    answer = Answer(best.requests, best.expected_makespan, single, best.excess)
-    told = {name: value for name, value in vars(answer).items() if name != "error_bound" or value}  # it is hardly ever
-    show(args, lambda: told, lambda: _print(answer, remaining))
+    # By how much the expected makespan may be above the least, as a share of it: hardly ever.
+    bound = {"error_bound": best.excess} if best.excess else {}
+    show(args, lambda: {"requests": best.requests, "expected_makespan": best.expected_makespan,
+                        "single_request_makespan": single, **bound}, lambda: _print(best, single, remaining))
     if not (args.json or few or args.failed) and remaining is not None:
         _print_costs(remaining, args.backfill_rate, len(best.requests) + 2)
 
@@ -96,19 +83,19 @@ def _say_why(remaining: Discrete | None) -> None:
     print(f"fleet reserve: {why}: asking for twice the longest time known", file=sys.stderr)
 
 
-def _print(answer: Answer, remaining: Discrete | None) -> None:
+def _print(best: RequestSequence, single: float, remaining: Discrete | None) -> None:
     rows, tried = [], 0.0
-    for number, request in enumerate(answer.requests, 1):
+    for number, request in enumerate(best.requests, 1):
         needed = 1.0 if remaining is None else float(remaining.probabilities[remaining.values > tried].sum())
         rows.append([number, f"{request:.7g}", f"{needed:.2%}"])
         tried = request
     print_table(["request", "walltime", "needed in"], rows)
-    saved = 1 - answer.expected_makespan / answer.single_request_makespan
-    print(f"expected makespan {answer.expected_makespan:.6g}; asking once for the longest run time known: "
-          f"{answer.single_request_makespan:.6g}" + (f" ({saved:.1%} saved)" if saved > 0 else ""))
-    if answer.error_bound:
+    saved = 1 - best.expected_makespan / single
+    print(f"expected makespan {best.expected_makespan:.6g}; asking once for the longest run time known: "
+          f"{single:.6g}" + (f" ({saved:.1%} saved)" if saved > 0 else ""))
+    if best.excess:
         print(f"The run times were rounded up to {MOST_EXACT} values for this: no sequence has an expected makespan "
-              f"more than {answer.error_bound:.2%} lower.")
+              f"more than {best.excess:.2%} lower.")
 
 
 def _print_costs(law: Discrete, backfill_rate: float, most: int) -> None:

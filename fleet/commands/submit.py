@@ -32,8 +32,7 @@ from fleet.commands.options import add_json, add_spec
 from fleet.commands.sharing import recorded_sharing
 from fleet.commands.show import print_json
 from fleet.errors import ExitStatus, UserError
-from fleet.jobs.chain import note
-from fleet.jobs.ending import Chain
+from fleet.jobs.chain import end_chain, note
 from fleet.jobs.notes import HandedIn
 from fleet.jobs.systems import find_system
 from fleet.monitor.view import told_of_sharing
@@ -134,7 +133,7 @@ def _end(args: argparse.Namespace) -> int:
     if args.spec is not None:
         raise UserError(f"--end {args.end} goes without a spec; {args.spec} is one")
     root = load(str(args.end)).output if args.end.suffix in (".yaml", ".yml") else args.end
-    back, told = Chain.of(RunPaths(root.absolute())).end()
+    back, told = end_chain(RunPaths(root.absolute()))
     if args.json:
         print_json({"cancelled": back, "told": told})
         return ExitStatus.OK

@@ -209,7 +209,8 @@ def _simulated(args: argparse.Namespace, spec: Spec, site: Site) -> Known | None
     rng, end = np.random.default_rng(spec.seed), time.monotonic() + DRAWS_S
     times: list[float] = []
     while len(times) < DRAWS and (len(times) < LEAST_DRAWS or time.monotonic() < end):
-        drawn = _drawn(spec, rates, rng)
+        drawn = replace(rates, models=tuple(replace(network, epochs=epochs_of(
+            spec.by_name[network.name].train.converge, rng)) for network in rates.models))
         times.append(given.before_s(rates) + simulate(
             drawn, cluster, spec.policy, spec.options, given.costs(spec, rates), given.stream).makespan_s)
     return Known(empirical(times), (
@@ -294,11 +295,6 @@ def _preprocessors(args: argparse.Namespace, spec: Spec, site: Site) -> int:
         return spec.resources.preprocessors
     ranks = args.ranks_per_node or site.ranks
     return args.nodes * max(1, ranks - site.gpus if site.gpus else ranks // 8)
-
-
-def _drawn(spec: Spec, rates: RateTable, rng: np.random.Generator) -> RateTable:
-    return replace(rates, models=tuple(
-        replace(network, epochs=epochs_of(spec.by_name[network.name].train.converge, rng)) for network in rates.models))
 
 
 def epochs_of(converge: Converge, rng: np.random.Generator) -> int:

@@ -12,8 +12,7 @@ from typing import Any
 from fleet.errors import UserError
 from fleet.monitor.past import read_history
 from fleet.storage.files import replacing
-from fleet.storage.results import read_results
-from fleet.storage.tables import Table
+from fleet.storage.results import Table, read_results
 
 
 def write_csv(table: Table[Any], path: Path) -> None:

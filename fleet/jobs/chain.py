@@ -9,6 +9,7 @@ remembered between jobs.
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -22,14 +23,15 @@ from fleet.errors import ExitStatus, StorageError, UserError
 from fleet.jobs.making_room import begin_later
 from fleet.jobs.notes import Begun, CalledOff, HandedIn, read_notes
 from fleet.jobs.room import await_room, keep_last_room, say
-from fleet.jobs.systems import SYSTEM_VARIABLE, lease_of_process
+from fleet.jobs.systems import SYSTEM_VARIABLE, find_system, lease_of_process
 from fleet.jobs.warned import WarnedLaunch
 from fleet.storage.event_log import launch_status, log_mark, read_events
 from fleet.storage.lease import Lease
 from fleet.storage.lines import add_dated_line, read_lines
 from fleet.storage.paths import RunPaths
 from launch.base import InputError
-from launch.systems import System, continue_job, is_preempted
+from launch.queues import QUEUES, QueuedJob
+from launch.systems import System, call, continue_job, is_preempted
 
 
 @dataclass(frozen=True)
@@ -338,3 +340,59 @@ class Keeper:
             return continue_job(self._system, self._job, self._paths.job_script, request, later), decision.why
         except (InputError, OSError) as error:
             return None, f"{decision.why}, but no further job could be submitted: {error}"
+
+# ---- ending a chain -----------------------------------------------------------------------------
+
+_NAME = re.compile(r"^#\S+ (?:--job-name=|-J |-N )(\S+)", re.MULTILINE)
+_SYSTEM = re.compile(r" --system=(\S+)")
+
+
+def end_chain(paths: RunPaths) -> tuple[list[str], list[str]]:
+    """End the chain of a run: its jobs that were taken back, and those that were told to save and to end.
+
+    Raises:
+        UserError: there is nothing to end, or nothing that can be ended by a command.
+        InputError: the batch system does not answer, or refuses.
+    """
+    system, name = _system_of_chain(paths)
+    queue = QUEUES[system.queue_commands]
+
+    def ours() -> list[QueuedJob]:
+        known, _ = jobs_of(paths.stops)
+        return [job for job in queue.own_jobs([name]) if job.id in known]
+
+    if not ours():
+        known, then = jobs_of(paths.stops)
+        why = "" if not then else f"; at its last stop it was decided: {then}"
+        raise UserError(f"--end {paths.root}: none of the chain's jobs waits or runs "
+                        f"({', '.join(sorted(known)) or f'{paths.stops} knows of none'}){why}")
+    note(paths, CalledOff())  # whatever job begins or ends from now on hands in no other
+    back, told = [], []
+    for job in ours():
+        if job.runs:
+            call([word.format(job=job.id) for word in system.tell])
+            told.append(job.id)
+        else:
+            queue.cancel(job.id)
+            back.append(job.id)
+    return back, told
+
+
+def _system_of_chain(paths: RunPaths) -> tuple[System, str]:
+    """The batch system of a chain, and the name of its jobs, by the script in the folder of the run."""
+    try:
+        script = paths.job_script.read_text(encoding="utf-8")
+    except OSError:
+        raise UserError(f"--end {paths.root}: there is no chain: {paths.job_script} is missing, which fleet submit "
+                        "writes") from None
+    system, name = _SYSTEM.search(script), _NAME.search(script)
+    found = find_system(system[1].strip("'\"")) if system else None
+    if found is None or (found.has_queue and name is None):
+        raise UserError(f"--end {paths.root}: {paths.job_script} is no script that fleet submit wrote")
+    if not found.has_queue:
+        raise UserError(f"--end {paths.root}: with --system {found.name} the chain runs in the foreground; "
+                        "interrupt it there (Ctrl-C), and it saves and ends")
+    if not (found.queue_commands and found.tell):
+        raise UserError(f"--end {paths.root}: {found.name} has no queue_commands, or no tell, by which jobs are "
+                        "found and told to save; end them by its own commands")
+    return found, name[1].strip("'\"") if name else ""

@@ -283,12 +283,9 @@ class _Course:
     def _keep_back(self, found: Candidates) -> None:
         """Before a node becomes free: hold what waits and would take it, and have no more of that handed in."""
         self.room.meet((found.scripts[job], found.standing[job].user) for job in found.patient
-                       if job in found.scripts and self._gives_way(job, found))
+                       if job in found.scripts and gives_way(job, found, self.keeping.job, self.machine))
         self.room.touch()
         self.holding.look(found.standing, rivals(found, self.keeping.job, self.machine))
-
-    def _gives_way(self, job: str, found: Candidates) -> bool:
-        return gives_way(job, found, self.keeping.job, self.machine)
 
     def _act(self, minute: float, found: Candidates) -> None:
         taken = self.freed.look(found)
@@ -318,7 +315,7 @@ class _Course:
         """A job has taken nodes that were free: say so, and have it make room in turn if it is one that can wait."""
         user = found.standing[job].user
         whose = ", ".join(f"{node}, which job {self.freed.by(node)} has freed" for node in nodes)
-        in_turn = (self._gives_way(job, found)
+        in_turn = (gives_way(job, found, self.keeping.job, self.machine)
                    and self.machine.partition in (None, found.standing[job].partition))
         self.diary.note("taken", f"{minute:7.1f} min  job {job} of {user} has taken {whose}"
                         + ("; it is to make room in turn" if in_turn else ""), job=job, user=user, nodes=list(nodes))

@@ -45,7 +45,7 @@ from fleet.jobs.harvested import (
     past_of,
 )
 from fleet.jobs.making_room import begin_later
-from fleet.jobs.notes import Begun, CalledOff, HandedIn
+from fleet.jobs.notes import Begun, HandedIn
 from fleet.jobs.room import await_room, keep_last_room, pause, refusal, say
 from fleet.jobs.systems import SYSTEM_VARIABLE, lease_of_process
 from fleet.jobs.warned import WarnedLaunch
@@ -282,11 +282,8 @@ class Backlog:
         for run, seen in zip(self._plan.runs, runs, strict=True):
             ends = seen.is_over or is_given_up(seen, self._plan.limits) or not there
             if ends and seen.name not in there and over_of(run.paths) is None:
-                note(run.paths, Over(self._why_over(run, seen), "" if self._is_complete(run, seen)
-                                     else self._plan.command))
-
-    def _is_complete(self, run: Run, seen: Harvested) -> bool:
-        return seen.is_over and not self._failed(run)
+                is_complete = seen.is_over and not self._failed(run)
+                note(run.paths, Over(self._why_over(run, seen), "" if is_complete else self._plan.command))
 
     def _failed(self, run: Run) -> int:
         """How many networks of a run have failed."""
@@ -381,11 +378,6 @@ class Logs:
             self.run.apply(at, event, log)
 
 
-def call_off(paths: RunPaths) -> None:
-    """Hand in no more jobs for a run, until its harvest is asked for again."""
-    note(paths, CalledOff())
-
-
 def look(run: Run, jobs: Sequence[QueuedJob], past: Sequence[Past], logs: Logs | None = None) -> Harvested:
     """A run, as its folder and its jobs show it.
 
@@ -454,11 +446,10 @@ class HarvestJob:
     Args:
         paths: of its run, and of its own launch.
         job: its id.
-        every_s: between two looks at the queue.
     """
 
-    def __init__(self, paths: RunPaths, backlog: Backlog, system: System, job: str, every_s: float = _EVERY_S) -> None:
-        self._paths, self._backlog, self._system, self._job, self._every_s = paths, backlog, system, job, every_s
+    def __init__(self, paths: RunPaths, backlog: Backlog, system: System, job: str) -> None:
+        self._paths, self._backlog, self._system, self._job = paths, backlog, system, job
         self._warned = WarnedLaunch({**os.environ, SYSTEM_VARIABLE: system.name},
                                     is_preempted=lambda: is_preempted(system, job))
         self._was_answered = False
@@ -484,7 +475,7 @@ class HarvestJob:
         self._note(Begun(self._job, before[1]))
         self._top_up()
         try:
-            ended = self._warned.run(command, self._every_s, self._look)
+            ended = self._warned.run(command, _EVERY_S, self._top_up)
         except UserError as error:
             self._note(Ended(self._job, int(ExitStatus.BAD_INPUT), why=str(error)))
             self._end()
@@ -539,9 +530,6 @@ class HarvestJob:
             return self._backlog.finds_work(self._paths.root, self._job)
         except (InputError, OSError):  # nobody can tell: the launch will find out
             return True
-
-    def _look(self) -> None:
-        self._top_up()
 
     def _top_up(self, without: str = "") -> str:
         """Keep the backlog filled; returns why that cannot be done, where it cannot."""

@@ -47,17 +47,16 @@ def keep_last_room(path: Path) -> None:
             path.write_bytes(os.urandom(_LAST_BYTES))  # not zeros, which some file systems do not store
 
 
-def await_room(folder: Path, is_warned: Callable[[], bool], patience_s: float | None = None) -> StorageError | None:
+def await_room(folder: Path, is_warned: Callable[[], bool]) -> StorageError | None:
     """Wait until files can be written, as long as what the file system says may pass.
 
     Args:
         is_warned: whether the job is about to be ended: then nobody waits any more.
-        patience_s: seconds; :data:`PATIENCE_S` for None.
 
     Returns:
         What it says in the end, where it still refuses.
     """
-    until, pause_s, is_told = time.monotonic() + (PATIENCE_S if patience_s is None else patience_s), _LEAST_S, False
+    until, pause_s, is_told = time.monotonic() + PATIENCE_S, _LEAST_S, False
     while (refused := refusal(folder)) is not None:
         if not refused.may_pass or is_warned() or time.monotonic() >= until:
             return refused

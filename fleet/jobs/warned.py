@@ -47,7 +47,7 @@ class WarnedLaunch:
         for number in _WARNINGS:
             signal.signal(number, self._pass_on)
 
-    def run(self, command: Sequence[str], every_s: float | None = None, meanwhile: Callable[[], None] = lambda: None
+    def run(self, command: Sequence[str], every_s: float | None = None, meanwhile: Callable[[], object] = lambda: None
             ) -> int:
         """Launch, and wait for the end; returns the status of the launcher.
 
@@ -109,7 +109,7 @@ class WarnedLaunch:
             if (text := line.decode(errors="replace").lstrip("\0")).startswith("fleet: "):
                 self.words = shortened(text.removeprefix("fleet: "))
 
-    def _wait(self, process: subprocess.Popen, every_s: float | None, meanwhile: Callable[[], None]) -> int:
+    def _wait(self, process: subprocess.Popen, every_s: float | None, meanwhile: Callable[[], object]) -> int:
         while True:
             try:
                 return process.wait(every_s)

@@ -18,8 +18,7 @@ from fleet.spec import Spec, load
 from fleet.spec.judging import settled
 from fleet.storage.event_log import Logged, read_run
 from fleet.storage.paths import RunPaths
-from fleet.storage.results import NetworkResult, Results, parameters_of
-from fleet.storage.tables import Table, apart
+from fleet.storage.results import NetworkResult, Results, Table, apart, parameters_of
 from preprocess.sample import SampleSpec
 
 

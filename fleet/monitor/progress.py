@@ -4,20 +4,24 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from fleet.domain.run import Group, RunState
+from fleet.domain.run import Group, Network, RunState
 
 # Between two lines: short at first, when somebody may look on, and longer the longer the run takes.
 FIRST_S, LONGEST_S = 30.0, 300.0
 _MOST_NAMED = 8
 
 
-class _Pace(NamedTuple):
+class Pace(NamedTuple):
     """How far a network was within the epoch after some others, in some group."""
 
     samples: int
     samples_per_s: float
     epochs: int
     group: Group | None
+
+    def holds(self, network: Network) -> bool:
+        """Whether the network is still where it was when that was heard."""
+        return network.group is self.group and network.epochs == self.epochs
 
 
 class Progress:
@@ -30,7 +34,7 @@ class Progress:
     def __init__(self, run: RunState) -> None:
         self._run = run
         self._heard_s: dict[str, float] = {}  # when a line told of a network last
-        self._paces: dict[str, _Pace] = {}
+        self._paces: dict[str, Pace] = {}
         self._said_s, self._every_s = 0.0, FIRST_S
 
     def hear(self, network: str, now_s: float) -> None:
@@ -45,10 +49,10 @@ class Progress:
             now_s: on the clock of :meth:`hear`, which starts at 0.
         """
         if (known := self._run.networks.get(network)) is not None:
-            self._paces[network] = _Pace(samples, samples_per_s, known.epochs, known.group)
+            self._paces[network] = Pace(samples, samples_per_s, known.epochs, known.group)
         if now_s - self._said_s < self._every_s:
             return ""
-        self._paces = {name: pace for name, pace in self._paces.items() if self._holds(name, pace)}
+        self._paces = {name: pace for name, pace in self._paces.items() if pace.holds(self._run.networks[name])}
         due = [name for name in self._paces if now_s - self._heard_s.get(name, 0.0) >= self._every_s]
         if not due:
             return ""
@@ -57,11 +61,6 @@ class Progress:
         self._heard_s.update(dict.fromkeys(due, now_s))
         more = f"; and {len(due) - _MOST_NAMED} more" if len(due) > _MOST_NAMED else ""
         return "; ".join(map(self._described, due[:_MOST_NAMED])) + more
-
-    def _holds(self, name: str, pace: _Pace) -> bool:
-        """Whether a network is still where it was when that was heard."""
-        known = self._run.networks[name]
-        return known.group is pace.group and known.epochs == pace.epochs
 
     def _described(self, name: str) -> str:
         pace = self._paces[name]

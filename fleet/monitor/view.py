@@ -7,14 +7,14 @@ import math
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import IO, Any, NamedTuple
+from typing import IO, Any
 
 from fleet.domain import events as ev
 from fleet.domain.events.search import USER
 from fleet.domain.network import EpochRecord
 from fleet.domain.run import Group, Network, RunState
 from fleet.monitor.html import html_table
-from fleet.monitor.progress import Progress
+from fleet.monitor.progress import Pace, Progress
 from fleet.storage.files import STDOUT, patiently, storing
 from fleet.terminal import terminal, terminal_width
 from fleet.units import counted, format_duration
@@ -302,15 +302,6 @@ _STAYING = (ev.Started, ev.RatesRemembered, ev.RateOff, ev.Profiled, ev.CacheCho
             ev.RankLost, ev.NodesLeft, ev.GroupStruck, ev.Interrupted, ev.BadSample)
 
 
-class _Pace(NamedTuple):
-    """How far a network was within the epoch after some others, in some group."""
-
-    samples: int
-    samples_per_s: float
-    epochs: int
-    group: Group
-
-
 def _shown(number: float, form: str) -> str:
     return "" if math.isnan(number) else form.format(number)
 
@@ -324,7 +315,7 @@ class LiveTable:
 
     def __init__(self, run: RunState) -> None:
         self._run = run
-        self._paces: dict[str, _Pace] = {}
+        self._paces: dict[str, Pace] = {}
         self._title = "starting: loading the engine takes some seconds"
         self._start = time.monotonic()
         self._eta: ev.Estimated | None = None
@@ -344,7 +335,7 @@ class LiveTable:
         """Move a network's bar."""
         known = self._run.networks.get(network)
         if known is not None and known.group is not None:
-            self._paces[network] = _Pace(samples, samples_per_s, known.epochs, known.group)
+            self._paces[network] = Pace(samples, samples_per_s, known.epochs, known.group)
 
     def _left(self) -> str:
         """The latest estimate, less what has passed since then."""
@@ -377,7 +368,7 @@ class LiveTable:
         last = network.standing.history[-1] if epochs else None
         part, samples_per_s = 0.0, 0.0 if last is None else last.samples / max(last.seconds, 1e-9)
         pace = self._paces.get(name)
-        if pace is not None and pace.group is group and pace.epochs == epochs:
+        if pace is not None and pace.holds(network):
             part = pace.samples / max(self._samples(last), pace.samples)
             samples_per_s = pace.samples_per_s
         left = math.nan if last is None else (most - epochs - part) * last.seconds

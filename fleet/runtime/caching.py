@@ -11,7 +11,7 @@ from fleet.runtime.feeds import have_one_target
 from fleet.runtime.inputs import Inputs
 from fleet.spec import Spec
 from fleet.spec.layers import count_for
-from fleet.storage.sizes import folder_bytes
+from fleet.storage.quota import folder_bytes
 from fleet.stream.layout import row_bytes
 from fleet.units import counted, format_size
 from preprocess.sample import SampleSpec

@@ -46,7 +46,7 @@ from fleet.storage.event_log import last_cache, read_events
 from fleet.storage.identity import Machine
 from fleet.storage.lease import Lease
 from fleet.storage.paths import RunPaths
-from fleet.storage.sizes import check_quota
+from fleet.storage.quota import check_quota
 from fleet.stream.layout import Layout, plan_layout, plan_ring, row_bytes
 from fleet.units import counted, format_size
 from preprocess.base import DataSet

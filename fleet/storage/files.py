@@ -236,7 +236,7 @@ class Pacing:
 _CHANGE_S, _SHARE, _MOST_S = 0.00005, 500, 60.0
 
 
-class SharedPacing:
+class SharedPacing(Pacing):
     """The same where several launches write a file: one of them does, a moment after whoever wrote it last.
 
     Clocks of nodes differ, so what counts is when this one has seen the file change.
@@ -248,8 +248,8 @@ class SharedPacing:
     """
 
     def __init__(self, path: Path, every_s: float = 1.5, clock: Callable[[], float] = time.monotonic) -> None:
-        self._path, self._every_s, self._clock = path, every_s, clock
-        self._seen, self._at_s, self._cost_s = 0, -math.inf, 0.0
+        super().__init__(clock)
+        self._path, self._every_s, self._seen = path, every_s, 0
 
     def is_due(self, changes: int) -> bool:
         """Whether it should be written now, after so many changes."""
@@ -264,10 +264,9 @@ class SharedPacing:
     @contextmanager
     def writing(self) -> Iterator[None]:
         """A context in which it is written."""
-        began_s = self._clock()
-        yield
-        self._seen, self._at_s = self._changed(), self._clock()
-        self._cost_s = self._at_s - began_s
+        with super().writing():
+            yield
+            self._seen = self._changed()
 
     def _changed(self) -> int:
         try:

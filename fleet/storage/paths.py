@@ -17,6 +17,16 @@ _WRITTEN = re.compile(
 PARTS = ("validation", "test")  # of the data, for whose samples the outputs of finished networks are kept
 
 
+class _Place:
+    """A file or a folder of a run, by its place in the run's folder."""
+
+    def __init__(self, place: str) -> None:
+        self._place = place
+
+    def __get__(self, run: RunPaths, owner: type) -> Path:
+        return run.root / self._place
+
+
 @dataclass(frozen=True)
 class RunPaths:
     """The files of one run.
@@ -29,44 +39,44 @@ class RunPaths:
     root: Path
     launch: str = ""
 
-    @property
-    def decoded(self) -> Path:
-        """The decoded images, if the spec asks to decode once (``data.cache: file``)."""
-        return self.root / "decoded.h5"
-
-    @property
-    def marker(self) -> Path:
-        """An empty file that marks a folder as written by FLEET, so that ``--fresh`` may delete it."""
-        return self.root / ".fleet-run"
-
-    @property
-    def lease(self) -> Path:
-        """The folder of the lease (:mod:`fleet.storage.lease`) that lets one launch at a time work here."""
-        return self.root / ".fleet-lease"
-
-    @property
-    def network_leases(self) -> Path:
-        """The folder of the leases of single networks, where several launches work at a time."""
-        return self.root / ".fleet-leases"
-
-    @property
-    def mailbox(self) -> Path:
-        """The folder in which others leave commands to the launch that is at work."""
-        return self.root / "mailbox"
+    decoded = _Place("decoded.h5")  # the decoded images, if the spec asks to decode once (``data.cache: file``)
+    # An empty file that marks a folder as written by FLEET, so that ``--fresh`` may delete it.
+    marker = _Place(".fleet-run")
+    # The folder of the lease (:mod:`fleet.storage.lease`) that lets one launch at a time work here.
+    lease = _Place(".fleet-lease")
+    # The folder of the leases of single networks, where several launches work at a time.
+    network_leases = _Place(".fleet-leases")
+    mailbox = _Place("mailbox")  # the folder in which others leave commands to the launch that is at work
+    spec = _Place("spec.yaml")  # the spec as it was given, with its defaults left out
+    profile = _Place("profile.json")  # the measured rates
+    results = _Place("results.csv")  # the table of results: one row per network
+    ensembles = _Place("ensembles.csv")  # how good the best networks are together: one row for each way to join them
+    sample = _Place("sample.json")  # what networks are fed with, and what they answer
+    # What the data is known by, and how its samples are divided (:mod:`preprocess.fingerprint`).
+    data = _Place("data.npz")
+    report = _Place("report.html")  # the report as an HTML page
+    exports = _Place("export")  # the folder of the tables that were exported
+    # The means and deviations by which networks standardize their inputs, where they do.
+    standardized = _Place("standardized.json")
+    bad_samples = _Place("bad_samples.csv")  # the samples that could not be read
+    jobs = _Place("jobs")  # the folder of the batch jobs: their script, what they printed, and why each of them stopped
+    job_script = _Place("jobs/job.sh")  # the script that was submitted to the batch system
+    # When each launch of the jobs began and stopped, why, and what came next: one JSON object per line.
+    stops = _Place("jobs/stops.jsonl")
+    # How several jobs share the run: which runs are harvested, and within which limits.
+    harvest = _Place("jobs/harvest.json")
+    # Each job of the harvest that was handed in, taken back, begun or ended: one JSON object per line.
+    harvested = _Place("jobs/harvest.jsonl")
+    # An empty file that is touched now and then while the run's next jobs are to wait (``fleet evict``).
+    making_room = _Place("jobs/making-room")
+    # A file that holds nothing but room, for what a job has to say in the end on a disk that stays full.
+    last_room = _Place("jobs/.last-room")
+    jobs_lease = _Place(".fleet-jobs-lease")  # the folder of the lease that lets one job of a chain at a time work
+    models = _Place("models")  # the folders of all networks
 
     def network_lease(self, name: str) -> Path:
         """The folder of the lease that lets one launch at a time train a network."""
         return self.network_leases / name
-
-    @property
-    def spec(self) -> Path:
-        """The spec as it was given, with its defaults left out."""
-        return self.root / "spec.yaml"
-
-    @property
-    def profile(self) -> Path:
-        """The measured rates."""
-        return self.root / "profile.json"
 
     @property
     def events(self) -> Path:
@@ -79,102 +89,17 @@ class RunPaths:
         return [*([alone] if alone.is_file() else []), *sorted(self.root.glob("events/*.jsonl"))]
 
     @property
-    def results(self) -> Path:
-        """The table of results: one row per network."""
-        return self.root / "results.csv"
-
-    @property
-    def ensembles(self) -> Path:
-        """How good the best networks are together: one row for each way to join them."""
-        return self.root / "ensembles.csv"
-
-    @property
-    def sample(self) -> Path:
-        """What networks are fed with, and what they answer."""
-        return self.root / "sample.json"
-
-    @property
-    def data(self) -> Path:
-        """What the data is known by, and how its samples are divided (:mod:`preprocess.fingerprint`)."""
-        return self.root / "data.npz"
-
-    @property
-    def report(self) -> Path:
-        """The report as an HTML page."""
-        return self.root / "report.html"
-
-    @property
-    def exports(self) -> Path:
-        """The folder of the tables that were exported."""
-        return self.root / "export"
-
-    @property
     def track_log(self) -> Path:
         """What the process says that writes the run for trackers."""
         return self.root / "logs" / self.launch / "track.log"
-
-    @property
-    def standardized(self) -> Path:
-        """The means and deviations by which networks standardize their inputs, where they do."""
-        return self.root / "standardized.json"
-
-    @property
-    def bad_samples(self) -> Path:
-        """The samples that could not be read."""
-        return self.root / "bad_samples.csv"
-
-    @property
-    def jobs(self) -> Path:
-        """The folder of the batch jobs: their script, what they printed, and why each of them stopped."""
-        return self.root / "jobs"
-
-    @property
-    def job_script(self) -> Path:
-        """The script that was submitted to the batch system."""
-        return self.jobs / "job.sh"
-
-    @property
-    def stops(self) -> Path:
-        """When each launch of the jobs began and stopped, why, and what came next: one JSON object per line."""
-        return self.jobs / "stops.jsonl"
 
     def harvest_script(self, nodes: int) -> Path:
         """The script of a job of so many nodes, one of several that share the run."""
         return self.jobs / f"harvest-{nodes}.sh"
 
-    @property
-    def harvest(self) -> Path:
-        """How several jobs share the run: which runs are harvested, and within which limits."""
-        return self.jobs / "harvest.json"
-
-    @property
-    def harvested(self) -> Path:
-        """Each job of the harvest that was handed in, taken back, begun or ended: one JSON object per line."""
-        return self.jobs / "harvest.jsonl"
-
-    @property
-    def making_room(self) -> Path:
-        """An empty file that is touched now and then while the run's next jobs are to wait (``fleet evict``)."""
-        return self.jobs / "making-room"
-
-    @property
-    def last_room(self) -> Path:
-        """A file that holds nothing but room, for what a job has to say in the end on a disk that stays full."""
-        return self.jobs / ".last-room"
-
-    @property
-    def jobs_lease(self) -> Path:
-        """The folder of the lease that lets one job of a chain at a time work."""
-        return self.root / ".fleet-jobs-lease"
-
     def log(self, rank: int) -> Path:
         """The log of one rank."""
         return self.root / "logs" / self.launch / f"rank-{rank:03d}.log"
-
-    @property
-    def models(self) -> Path:
-        """The folders of all networks."""
-        return self.root / "models"
 
     def model(self, name: str) -> Path:
         """The folder of one network."""

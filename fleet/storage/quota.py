@@ -1,4 +1,4 @@
-"""How much of the disk the checkpoints of a run may take: ``checkpoint.quota`` of a spec.
+"""How much of the disk the checkpoints of a run will take, and may take: ``checkpoint.quota`` of a spec.
 
 All that lies in the run's ``models/`` counts: checkpoints, exports, and what is being written. The rank that
 writes looks before it does; ranks that write at the same moment may pass the quota by what they write.
@@ -10,10 +10,12 @@ import logging
 import os
 from pathlib import Path
 
-from fleet.errors import StorageError
-from fleet.spec import Checkpoint
+from fleet.errors import StorageError, UserError
+from fleet.spec import Checkpoint, NetworkSpec, Spec
+from fleet.spec.layers import count_for
 from fleet.storage.paths import RunPaths
-from fleet.units import format_size
+from fleet.units import counted, format_size
+from preprocess.sample import SampleSpec
 
 log = logging.getLogger("fleet.storage.quota")
 
@@ -73,3 +75,37 @@ class Quota:
                 except FileNotFoundError:  # another rank has just renamed it
                     continue
         return total
+
+
+# ---- as far as it is known before any is written -------------------------------------------------
+
+
+def checkpoint_bytes(parameters: int, network: NetworkSpec, spec: Spec) -> int:
+    """Bytes of one checkpoint's arrays: the weights, so many, and what the optimizer keeps of each."""
+    return spec.engine.checkpoint_bytes(parameters, network.train.optimizer.slots)
+
+
+def folder_bytes(parameters: int, network: NetworkSpec, spec: Spec) -> int:
+    """Bytes of all that a network may have on disk at once.
+
+    These are the last checkpoint, the one before, one that is being written, the best, and the export in float32.
+    """
+    copies = 3 if spec.checkpoint.keep == "last" else 4
+    return copies * checkpoint_bytes(parameters, network, spec) + 4 * parameters
+
+
+def check_quota(spec: Spec, sample: SampleSpec) -> None:
+    """Refuse a quota that cannot be enough, as far as parameters can be counted without building networks.
+
+    Raises:
+        UserError: it is less than what is kept of each network, and one checkpoint that is being written.
+    """
+    quota = spec.checkpoint.quota
+    if quota is None or not spec.engine.learns:
+        return
+    sizes = [checkpoint_bytes(count_for(network.architecture.settings, sample.of(network.feed)), network, spec)
+             for network in spec.networks if network.architecture.kind == "family"]
+    kept = 1 if spec.checkpoint.keep == "last" else 2
+    if (least := kept * sum(sizes) + max(sizes, default=0)) > quota:
+        raise UserError(f"checkpoint.quota: {format_size(quota)} is too small: {spec.checkpoint.keep} of "
+                        f"{counted(len(sizes), 'network')}, and one being written, need at least {format_size(least)}")

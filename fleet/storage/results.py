@@ -1,4 +1,7 @@
-"""What became of each network: kept by the coordinator, written as a table, read by search scripts."""
+"""What became of each network: kept by the coordinator, written as a table, read by search scripts and other tools.
+
+What a finished network came to on the test data stands in a file of its own: it is found out once.
+"""
 
 from __future__ import annotations
 
@@ -9,26 +12,78 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from statistics import fmean, stdev
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from fleet.domain.network import Judged, Outcome, Standing, State, convergence, has_diverged, reason_now
+from fleet.domain.network import (
+    EpochRecord,
+    Judged,
+    Outcome,
+    Standing,
+    State,
+    convergence,
+    has_diverged,
+    reason_now,
+    stream_epochs,
+)
+from fleet.domain.record import as_json
 from fleet.errors import UserError
 from fleet.spec import NetworkSpec, Spec
 from fleet.spec.judging import Yardstick, ranking_of
 from fleet.spec.layers import count_for
-from fleet.storage.checkpoint import CheckpointLookup, newest
-from fleet.storage.exports import is_exported
+from fleet.storage.checkpoint import CheckpointLookup, is_exported, newest
 from fleet.storage.files import Pacing, SharedPacing, patiently, replacing, storing, write_json
 from fleet.storage.paths import RunPaths
-from fleet.storage.tables import Table, apart
-from fleet.storage.tested import read_tested, write_tested
 from preprocess.sample import SampleSpec
+
+if TYPE_CHECKING:
+    import pandas
+
+
+class Row(Protocol):
+    """A row of a table."""
+
+    def cells(self) -> dict[str, Any]:
+        """What it has in which column."""
+
+
+R = TypeVar("R", bound=Row)
+
+
+class Table(list[R]):
+    """Rows in their order."""
+
+    def columns(self) -> dict[str, list[Any]]:
+        """Column -> the value of each row; None where a row has none."""
+        cells = [row.cells() for row in self]
+        return {name: [each.get(name) for each in cells] for name in dict.fromkeys(name for each in cells
+                                                                                   for name in each)}
+
+    def to_pandas(self) -> pandas.DataFrame:
+        """The table as a data frame.
+
+        Raises:
+            UserError: pandas is not installed.
+        """
+        try:
+            import pandas
+        except ImportError:
+            raise UserError("to_pandas() needs pandas: pip install 'fleet-ensemble[pandas]'") from None
+        return pandas.DataFrame(self.columns())
+
+
+def apart(given: Mapping[str, Any], taken: Sequence[str], prefix: str) -> dict[str, Any]:
+    """Columns that users have named, with a prefix where a column has that name already.
+
+    >>> apart({"width": 8, "epochs": 3}, ["name", "epochs"], "drawn")
+    {'width': 8, 'drawn.epochs': 3}
+    """
+    return {f"{prefix}.{name}" if name in taken else name: value for name, value in given.items()}
 
 
 class Status(StrEnum):
@@ -129,7 +184,7 @@ class Results:
     check: Callable[[], None] = lambda: None
     test: str = ""
     rates: dict[str, float] = field(default_factory=dict)
-    pacing: Pacing | SharedPacing = field(default_factory=Pacing)
+    pacing: Pacing = field(default_factory=Pacing)
     _changes: int = 0  # since the table was written
     # Of each network as it was last: what its row comes from, the row, and its line. There may be thousands.
     _rows: dict[str, tuple[Standing, int | None, NetworkResult]] = field(default_factory=dict)
@@ -263,7 +318,7 @@ class Results:
 
     def write_if_due(self) -> None:
         """Write ``results.csv`` if it has changed; of many networks not at every change."""
-        at_once = len(self.networks) <= _FEW and isinstance(self.pacing, Pacing)
+        at_once = len(self.networks) <= _FEW and not isinstance(self.pacing, SharedPacing)
         if self._changes and (at_once or self.pacing.is_due(self._changes)):
             self.write()
 
@@ -425,6 +480,34 @@ def _failure(results: Results, network: NetworkSpec) -> str | None:
         is_final = not content["may_pass"] and content["tried"] == results.tried(network)
         return str(content["reason"]) if is_final else None
     except (OSError, ValueError, LookupError, TypeError):  # nobody can tell: it is tried again
+        return None
+
+
+def write_tested(path: Path, test: str, history: Sequence[EpochRecord], tested: Judged) -> None:
+    """Keep what a network came to.
+
+    Args:
+        test: which test data that was on.
+        history: of the network.
+    """
+    write_json(path, as_json({**dataclasses.asdict(tested), "test": test, "history": stream_epochs(history)}))
+
+
+def read_tested(path: Path, test: str, history: Sequence[EpochRecord]) -> Judged | None:
+    """What a network came to; None where it was not judged yet, or had another history, or there was other test data.
+
+    Args:
+        test, history: as they are now.
+    """
+    try:
+        kept = json.loads(path.read_text(encoding="utf-8"))
+        if (kept["test"], kept["history"]) != (test, stream_epochs(history)):
+            return None
+        loss, accuracy = (math.nan if kept[name] is None else float(kept[name]) for name in ("loss", "accuracy"))
+        metrics = {str(name): None if value is None else float(value)
+                   for name, value in kept.get("metrics", {}).items()}
+        return Judged(loss, accuracy, int(kept["samples"]), metrics)
+    except (OSError, ValueError, LookupError, TypeError):  # nobody can tell: it is judged again
         return None
 
 

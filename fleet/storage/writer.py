@@ -17,8 +17,7 @@ from fleet.domain.network import State
 from fleet.errors import InfrastructureError
 from fleet.spec import Checkpoint, Converge
 from fleet.spec.engines import EngineInfo
-from fleet.storage.checkpoint import best_state, permission, write_history, write_state
-from fleet.storage.exports import note_export
+from fleet.storage.checkpoint import best_state, note_export, permission, write_history, write_state
 from fleet.storage.files import patiently, replace_by, replacing, storing
 from fleet.storage.lease import Fence, check_of
 from fleet.storage.paths import PARTS, RunPaths

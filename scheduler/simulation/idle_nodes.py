@@ -24,7 +24,7 @@ import math
 from array import array
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from enum import IntEnum
 
 import numpy as np
@@ -152,10 +152,6 @@ class Summary:
     events: int
     wall_s: float = math.nan
 
-    def measured(self, wall_s: float) -> Summary:
-        """The same, with the time that it took."""
-        return replace(self, wall_s=wall_s)
-
 
 def replay(trace: Trace, jobs: Sequence[Job], settings: Settings,
            heard: Heard = lambda done, total: None) -> Replayed:
@@ -229,7 +225,7 @@ def _static_outcome(jobs: Sequence[Job], nodes: int, seconds: float, max_paralle
 
 
 def summarise(trace: Trace, jobs: Sequence[Job], settings: Settings, replayed: Replayed) -> Summary:
-    """A replay in numbers; the caller adds the time that it took (:meth:`Summary.measured`)."""
+    """A replay in numbers; the caller adds the time that it took."""
     node_seconds = trace.node_seconds()
     return Summary(efficiency(trace, jobs, replayed, settings.max_parallel), node_seconds / 3600,
                    node_seconds / trace.end_s, replayed.preemption_cost, replayed.rescale_cost,

@@ -15,7 +15,6 @@ place in the JSON.
 from __future__ import annotations
 
 import gzip
-import json
 import math
 import os
 import warnings
@@ -31,6 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scheduler.base import MOST, NAME, InputError, check_range, is_name, is_number
+from scheduler.files import parse_json
 from scheduler.idle.allocate import Curve, FloatArray, IntArray, Trainer
 
 HEADING = "t_s,node,delta"
@@ -374,16 +374,7 @@ def read_trainers(path: str | Path) -> tuple[Job, ...]:
     Raises:
         InputError: the file cannot be read, a key is unknown or missing, or a value is wrong.
     """
-    content = _read(path)
-    try:
-        document = json.loads(content)
-    except json.JSONDecodeError as error:
-        raise InputError(f"{path}:{error.lineno}: not JSON: {error.msg}") from None
-    except UnicodeDecodeError:
-        raise InputError(f"{path}: not JSON in UTF-8") from None
-    except (ValueError, RecursionError):
-        raise InputError(f"{path}: not JSON: a number of thousands of digits, or too deep") from None
-    document = _object(path, "the file", document, {"curves", "jobs"},
+    document = _object(path, "the file", parse_json(_read(path), path), {"curves", "jobs"},
                        {"name", "time_zero", "source", "job_columns"})
     if document.get("job_columns", list(JOB_COLUMNS)) != list(JOB_COLUMNS):
         raise InputError(f"{path}: job_columns must be {list(JOB_COLUMNS)}")

@@ -15,15 +15,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fleet.domain.events import (
-    Ended,
-    EpochEnded,
-    NetworkFinished,
-    NetworkJudged,
-    ReplayDiffered,
-    Searched,
-    SearchFailed,
-)
+from fleet.domain import events as ev
 from fleet.runtime.searchers import calls_of
 from fleet.search.calls import replay
 from fleet.search.pruning import make_judge
@@ -105,12 +97,12 @@ class _Trial:
 
     def _launch(self, is_struck):
         """Returns whether the launch has come to the run's end."""
-        strike_at = len(events_of(self._paths.events, EpochEnded)) + self._draw.randrange(12) if is_struck else None
+        strike_at = len(events_of(self._paths.events, ev.EpochEnded)) + self._draw.randrange(12) if is_struck else None
         moment_s, way = self._draw.uniform(0, 0.3), self._draw.choice(WAYS)
         process, seen, life = self._launcher.start(RANKS, self._content), time.monotonic(), None
         while process.poll() is None:
             time.sleep(0.02)
-            epochs = events_of(self._paths.events, EpochEnded)
+            epochs = events_of(self._paths.events, ev.EpochEnded)
             if life != (life := self._paths.events.stat().st_size if self._paths.events.exists() else 0):
                 seen = time.monotonic()
             if time.monotonic() > seen + PATIENCE_S:
@@ -122,7 +114,7 @@ class _Trial:
                 strike_at = None
         await_end(process)
         process.communicate()
-        return process.returncode == 0 and bool(events_of(self._paths.events, Ended))
+        return process.returncode == 0 and bool(events_of(self._paths.events, ev.Ended))
 
     def _strike(self, process, way):
         if process.poll() is not None:
@@ -141,9 +133,9 @@ class _Trial:
 
     def _check_calls(self):
         """The log has each call once, and a searcher that hears all of them again answers as it did."""
-        calls = events_of(self._paths.events, Searched)
+        calls = events_of(self._paths.events, ev.Searched)
         self._case.decisions += len(calls)
-        if failed := events_of(self._paths.events, SearchFailed) + events_of(self._paths.events, ReplayDiffered):
+        if failed := events_of(self._paths.events, ev.SearchFailed) + events_of(self._paths.events, ev.ReplayDiffered):
             raise Broken(f"the searcher was not as before: {failed}")
         once = Counter((call.call, call.number, call.epoch) for call in calls
                        if call.call != "resume" and call.answer is not None)
@@ -167,13 +159,13 @@ class _Trial:
         judged, done = [], []
         for event in self._events():
             match event:
-                case EpochEnded(name, record) if record.epoch == seen[name] + 1:
+                case ev.EpochEnded(name, record) if record.epoch == seen[name] + 1:
                     seen[name] += 1
                     best[name] = max(best.get(name, 0.0), record.val_accuracy)
                     verdict = judge.add(name, record.epoch, best[name], record.epoch == EPOCHS)
                     if verdict is not Verdict.GO_ON:
                         judged.append((name, record.epoch, verdict.value))
-                case NetworkJudged(name, epochs, verdict, by):
+                case ev.NetworkJudged(name, epochs, verdict, by):
                     self._case.decisions += 1
                     if by == (prune.rule,) and verdict != Verdict.GO_ON and seen[name] == epochs and (
                             name, epochs, verdict) in judged:
@@ -182,7 +174,7 @@ class _Trial:
                         judge.let_go_on(name)
                     elif verdict == Verdict.STOP:
                         judge.leave(name)
-                case NetworkFinished(name):
+                case ev.NetworkFinished(name):
                     judge.let_go_on(name)
                     judge.leave(name)
         if Counter(judged) != Counter(done):
@@ -190,7 +182,7 @@ class _Trial:
 
     def _check_networks(self):
         """None is lost, all have ended, and none has trained more than an epoch again for each kill."""
-        asked = {call.network for call in events_of(self._paths.events, Searched)
+        asked = {call.network for call in events_of(self._paths.events, ev.Searched)
                  if call.call == "ask" and call.answer is not None}
         rows = {row.name: row for row in read_results(self._paths.root)}
         if set(rows) != asked:
@@ -199,7 +191,7 @@ class _Trial:
             raise Broken(f"neither finished nor pruned: {bad}")
         if bad := [name for name, row in rows.items() if row.status == "finished" and row.epochs != EPOCHS]:
             raise Broken(f"finished without all epochs: {bad}")
-        trained = Counter((event.network, event.record.epoch) for event in events_of(self._paths.events, EpochEnded))
+        trained = Counter((event.network, event.record.epoch) for event in events_of(self._paths.events, ev.EpochEnded))
         again = Counter()
         for (name, _), count in trained.items():
             again[name] += count - 1

@@ -2,17 +2,7 @@
 
 import json
 
-from fleet.domain.events import (
-    Ended,
-    EpochEnded,
-    GroupStarted,
-    GroupStopped,
-    NetworkFinished,
-    Planned,
-    RatesGiven,
-    ScheduleOptions,
-    Started,
-)
+from fleet.domain import events as ev
 from fleet.domain.network import EpochRecord, Outcome, Standing
 from fleet.domain.record import to_json
 from fleet.spec import parse
@@ -20,33 +10,34 @@ from fleet.storage.event_log import Logged
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import Results
 
-START = Started(
+START = ev.Started(
     networks=2, trainers=2, preprocessors=1, nodes=1, gpus_per_node=2, policy="baseline", finished=(),
     first_stream_epoch=0, samples=100, devices=(0, 1), stream="free",
-    options=ScheduleOptions(alpha=0.8, delta="15%", peak_limited=True, seed=0),
+    options=ev.ScheduleOptions(alpha=0.8, delta="15%", peak_limited=True, seed=0),
     bounds={"a": (1, None), "b<1>": (1, None)})  # a name that HTML would take for a tag
 
 
 def epoch(t_s, network, number, seconds, waited=0.0, gpus=1):
     record = EpochRecord(number, number - 1, loss=1 / number, accuracy=0.5, val_loss=0.7, val_accuracy=0.4 + number / 9,
                          learning_rate=0.1, samples=100, gpus=gpus, seconds=seconds, waited_s=waited)
-    return Logged(t_s, EpochEnded(network, record, blocked_s=0.25))
+    return Logged(t_s, ev.EpochEnded(network, record, blocked_s=0.25))
 
 
 # a trains two epochs of 10 s on device 0, b one of 20 s on device 1; groups form in half a second, and end in 0.1.
 LOG = [
-    Logged(0.0, START), Logged(1.0, Planned((), scheduling_s=0.01)),
-    Logged(1.0, GroupStarted("a", (0,), 0, 1)), Logged(1.0, GroupStarted("b<1>", (1,), 0, 1)),
+    Logged(0.0, START), Logged(1.0, ev.Planned((), scheduling_s=0.01)),
+    Logged(1.0, ev.GroupStarted("a", (0,), 0, 1)), Logged(1.0, ev.GroupStarted("b<1>", (1,), 0, 1)),
     epoch(11.5, "a", 1, 10.0), epoch(21.5, "b<1>", 1, 20.0, waited=5.0),
-    Logged(21.5, NetworkFinished("b<1>", "1 epoch", 1)), Logged(21.6, GroupStopped("b<1>", 0.1)),
-    epoch(22.0, "a", 2, 10.0), Logged(22.0, NetworkFinished("a", "2 epochs", 2)), Logged(22.1, GroupStopped("a", 0.1)),
-    Logged(23.0, Ended(0)),
+    Logged(21.5, ev.NetworkFinished("b<1>", "1 epoch", 1)), Logged(21.6, ev.GroupStopped("b<1>", 0.1)),
+    epoch(22.0, "a", 2, 10.0), Logged(22.0, ev.NetworkFinished("a", "2 epochs", 2)), Logged(22.1, ev.GroupStopped("a",
+                                                                                                                  0.1)),
+    Logged(23.0, ev.Ended(0)),
 ]
 
 
 def with_rates(a, b, start=START):
     """The log of a run that was told how fast its networks are on one GPU."""
-    return [Logged(0.0, start), Logged(0.0, RatesGiven({"a": (a,), "b<1>": (b,)})), *LOG[1:]]
+    return [Logged(0.0, start), Logged(0.0, ev.RatesGiven({"a": (a,), "b<1>": (b,)})), *LOG[1:]]
 
 
 def as_lines(log):

@@ -6,65 +6,53 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fleet import units
 from fleet.domain.network import EpochRecord, convergence
 from fleet.spec import Converge
-from fleet.units import (
-    DELTA,
-    DURATION,
-    SHARE,
-    SIZE,
-    format_duration,
-    format_size,
-    parse_delta,
-    parse_duration,
-    parse_share,
-    parse_size,
-    parse_stream,
-)
 from scheduler.base import Delta
 from scheduler.ensemble.pace import Ring, Stream
 from tests.examples import examples
 
-PARSERS = [parse_size, parse_duration, parse_share]
+PARSERS = [units.parse_size, units.parse_duration, units.parse_share]
 
 
 @pytest.mark.parametrize(("text", "count"), [
     ("2GB", 2 * 10**9), ("2 gb", 2 * 10**9), ("64MiB", 2**26), ("0.5kB", 500), ("1e3", 1000), (7, 7), (1.5, 1),
     ("3TIB", 3 * 2**40), (" 12 B ", 12)])
 def test_a_size_is_bytes(text, count):
-    assert parse_size(text) == count
+    assert units.parse_size(text) == count
 
 
 @pytest.mark.parametrize(("text", "seconds"), [
     ("90s", 90), ("1.5min", 90), ("2h", 7200), ("1d", 86400), ("10:30", 630), ("1:02:03", 3723), ("100:00:00", 360000),
     (0.5, 0.5), ("3 sec", 3)])
 def test_a_duration_is_seconds(text, seconds):
-    assert parse_duration(text) == seconds
+    assert units.parse_duration(text) == seconds
 
 
 @pytest.mark.parametrize(("text", "share"), [("15%", 0.15), (" 100 % ", 1), ("0.25", 0.25), (0.01, 0.01), ("0%", 0),
                                              ("57%", 0.57)])
 def test_a_share_is_a_part_of_one(text, share):
-    assert parse_share(text) == share
+    assert units.parse_share(text) == share
 
 
 @pytest.mark.parametrize(("text", "delta"), [
     ("15%", Delta(0.15, relative=True)), (" 15 % ", Delta(0.15, relative=True)), ("0%", Delta(0.0, relative=True)),
     ("20/s", Delta(20.0, relative=False)), ("1e2 /s", Delta(100.0, relative=False)), ("0/s", Delta(0, relative=False))])
 def test_a_delta_is_a_share_or_samples_per_second(text, delta):
-    assert parse_delta(text) == delta
+    assert units.parse_delta(text) == delta
 
 
 @pytest.mark.parametrize("value", [0.15, 20, 0, "0.15", "20", "0", "", "%", "/s", "nan%", "inf/s", "-1%", "1/min",
                                    None])
 def test_a_number_without_a_unit_is_no_delta(value):
     with pytest.raises(ValueError, match="15% .of the fastest rate. or 20/s .samples per second."):
-        parse_delta(value)
+        units.parse_delta(value)
 
 
 @given(st.floats(0, 1e6), st.booleans())
 def test_a_delta_that_is_shown_reads_back_as_about_the_same(value, relative):
-    read = parse_delta(str(Delta(value, relative)))
+    read = units.parse_delta(str(Delta(value, relative)))
     assert (read.relative, read.value) == (relative, pytest.approx(value, rel=1e-11))
 
 
@@ -73,13 +61,13 @@ def test_a_delta_that_is_shown_reads_back_as_about_the_same(value, relative):
     ("ring:25%", Stream(ring=Ring(window=0.25))), ("ring:0.25", Stream(ring=Ring(window=0.25))),
     ("ring:12.50%", Stream(ring=Ring(window=0.125)))])
 def test_a_stream_is_read_from_a_word(text, stream):
-    assert parse_stream(text) == stream
+    assert units.parse_stream(text) == stream
 
 
 @pytest.mark.parametrize("text", ["fast", "-1", "ring:", "ring:0%", "ring:x%", "ring:2", "4:10%", "", "1.5", "Free"])
 def test_a_word_that_names_no_stream_is_refused(text):
     with pytest.raises(ValueError, match="ring|should be"):
-        parse_stream(text)
+        units.parse_stream(text)
 
 
 @pytest.mark.parametrize("parser", PARSERS)
@@ -108,7 +96,8 @@ def test_whatever_is_written_is_a_finite_number_or_refused(value):
 
 
 @pytest.mark.parametrize(("notation", "parser"), [
-    (SIZE, parse_size), (DURATION, parse_duration), (SHARE, parse_share), (DELTA, parse_delta)])
+    (units.SIZE, units.parse_size), (units.DURATION, units.parse_duration), (units.SHARE, units.parse_share),
+    (units.DELTA, units.parse_delta)])
 def test_an_editor_accepts_the_text_that_can_be_read(notation, parser):
     @settings(max_examples=examples(300))
     @given(TEXTS)
@@ -127,21 +116,21 @@ def test_an_editor_accepts_the_text_that_can_be_read(notation, parser):
     (0, "0.0 s"), (59.94, "59.9 s"), (59.96, "1 min 0 s"), (60, "1 min 0 s"), (3599.4, "59 min 59 s"),
     (3599.6, "1 h 0 min"), (90061, "25 h 1 min")])
 def test_a_duration_is_shown_in_the_units_that_matter(seconds, text):
-    assert format_duration(seconds) == text
+    assert units.format_duration(seconds) == text
 
 
 @pytest.mark.parametrize(("count", "text"), [
     (0, "0 B"), (999, "999 B"), (999.6, "1 kB"), (1000, "1 kB"), (999_499, "999 kB"), (999_999, "1 MB"),
     (2_500_000, "2.5 MB"), (5 * 10**15, "5000 TB")])
 def test_a_size_is_shown_with_three_digits(count, text):
-    assert format_size(count) == text
+    assert units.format_size(count) == text
 
 
 @given(st.integers(0, 10**16))
 def test_a_size_that_is_shown_reads_back_as_about_the_same(count):
-    shown = format_size(count)
+    shown = units.format_size(count)
     assert re.fullmatch(r"[0-9.]+ [kMGT]?B", shown)
-    assert parse_size(shown) == pytest.approx(count, rel=0.006)
+    assert units.parse_size(shown) == pytest.approx(count, rel=0.006)
 
 
 def test_one_of_something_is_no_plural_in_the_reason_that_a_network_is_done():

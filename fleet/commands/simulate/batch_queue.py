@@ -13,9 +13,9 @@ from __future__ import annotations
 
 import argparse
 import statistics
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -34,24 +34,6 @@ from scheduler.simulation.workload import Rule, Sizes, draw_jobs, jobs_from_trac
 HOUR_S = 3600.0
 MOST_RUNS = 10_000
 PROCESSORS = 100  # of the machine, where no trace tells
-
-
-@dataclass(frozen=True)
-class Result:
-    """Means over the runs of a simulation; times in hours."""
-
-    requests: str
-    convention: str
-    speculative: bool
-    processors: int
-    jobs: int
-    runs: int
-    utilisation: float
-    lost: float
-    mean_response_h: float
-    small_mean_response_h: float
-    makespan_h: float
-    submissions_per_job: float
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -125,34 +107,35 @@ def _processors(args: argparse.Namespace, trace: Trace | None) -> int:
     return found
 
 
-def _result(args: argparse.Namespace, schedules: list[Schedule], hours: float) -> Result:
-    def mean(values: Iterator[float]) -> float:
-        return statistics.fmean(values)
+def _result(args: argparse.Namespace, schedules: list[Schedule], hours: float) -> dict[str, Any]:
+    """Means over the runs of a simulation; times in hours."""
+    def mean(value: Callable[[Schedule], float]) -> float:
+        return statistics.fmean(map(value, schedules))
 
     large = [sum(not job.small for job in schedule.jobs) for schedule in schedules]
     tries = [sum(not run.speculative and not schedule.jobs[run.job].small for run in schedule.runs)
              for schedule in schedules]
-    return Result(args.requests.value, args.convention.value, args.speculative, schedules[0].processors,
-                  large[0], len(schedules),
-                  utilisation=mean(schedule.utilisation for schedule in schedules),
-                  lost=mean(schedule.lost for schedule in schedules),
-                  mean_response_h=mean(schedule.response(small=False) * hours for schedule in schedules),
-                  small_mean_response_h=mean(schedule.response(small=True) * hours for schedule in schedules),
-                  makespan_h=mean((schedule.end - schedule.start) * hours for schedule in schedules),
-                  submissions_per_job=sum(tries) / sum(large))
+    return {"requests": args.requests.value, "convention": args.convention.value, "speculative": args.speculative,
+            "processors": schedules[0].processors, "jobs": large[0], "runs": len(schedules),
+            "utilisation": mean(lambda schedule: schedule.utilisation), "lost": mean(lambda schedule: schedule.lost),
+            "mean_response_h": mean(lambda schedule: schedule.response(small=False) * hours),
+            "small_mean_response_h": mean(lambda schedule: schedule.response(small=True) * hours),
+            "makespan_h": mean(lambda schedule: (schedule.end - schedule.start) * hours),
+            "submissions_per_job": sum(tries) / sum(large)}
 
 
-def _print(result: Result) -> None:
-    speculation = ", speculative backfilling" if result.speculative else ""
-    print(f"{counted(result.jobs, 'job')} on {counted(result.processors, 'processor')}, {counted(result.runs, 'run')}; "
-          f"requests: {result.requests}; reservations: {result.convention}{speculation}")
+def _print(result: dict[str, Any]) -> None:
+    speculation = ", speculative backfilling" if result["speculative"] else ""
+    print(f"{counted(result['jobs'], 'job')} on {counted(result['processors'], 'processor')}, "
+          f"{counted(result['runs'], 'run')}; requests: {result['requests']}; "
+          f"reservations: {result['convention']}{speculation}")
     print_table(["", "mean"], [
-        ["utilisation", f"{result.utilisation:.1%}"], ["lost in failed runs", f"{result.lost:.1%}"],
-        ["response, hours", f"{result.mean_response_h:.4g}"],
-        *([] if result.small_mean_response_h != result.small_mean_response_h  # no small job: not a number
-          else [["response of small jobs, hours", f"{result.small_mean_response_h:.4g}"]]),
-        ["makespan, hours", f"{result.makespan_h:.4g}"],
-        ["submissions a job", f"{result.submissions_per_job:.3g}"]])
+        ["utilisation", f"{result['utilisation']:.1%}"], ["lost in failed runs", f"{result['lost']:.1%}"],
+        ["response, hours", f"{result['mean_response_h']:.4g}"],
+        *([] if result['small_mean_response_h'] != result['small_mean_response_h']  # no small job: not a number
+          else [["response of small jobs, hours", f"{result['small_mean_response_h']:.4g}"]]),
+        ["makespan, hours", f"{result['makespan_h']:.4g}"],
+        ["submissions a job", f"{result['submissions_per_job']:.3g}"]])
 
 
 def _fit(args: argparse.Namespace, trace: Trace) -> None:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import statistics
-from dataclasses import dataclass
 
 from fleet.arguments import count, number, whole
 from fleet.commands.options import add_json, add_seed
@@ -24,19 +23,9 @@ from scheduler.simulation.greedy import greedy
 from scheduler.simulation.theta import NODES, STORAGE, theta_like
 
 MOST_DRAWS = 10_000
-
-
-@dataclass(frozen=True)
-class Result:
-    """Means over the draws, for one deadline."""
-
-    deadline: float
-    planned_min: float
-    start_min: float
-    lost_node_s: float
-    idle_node_s: float
-    batch_delay_min: float
-    end_min: float
+# What --json prints of each deadline, and what it is the mean of.
+MEANS = {"start_min": "start_min", "lost_node_s": "lost_node_s", "idle_node_s": "idle_node_s",
+         "batch_delay_min": "delay_min", "end_min": "end_min"}
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -63,13 +52,12 @@ def run(args: argparse.Namespace) -> None:
     show(args, lambda: {"policy": args.policy, "deadlines": results}, lambda: _print(args, results))
 
 
-def _print(args: argparse.Namespace, results: list[Result]) -> None:
+def _print(args: argparse.Namespace, results: list[dict[str, float]]) -> None:
     print(f"{counted(args.running, 'job')} on {counted(args.machine, 'node')}; an on-demand job needs {args.nodes}")
     print_table(["deadline, min", "planned, min", "started, min", "lost, node-hours", "idle, node-hours",
                  "batch delay, min", "all ended, min"],
-                [[result.deadline, *(round(value, 1) for value in (
-                    result.planned_min, result.start_min, result.lost_node_s / 3600, result.idle_node_s / 3600,
-                    result.batch_delay_min, result.end_min))] for result in results])
+                [[result["deadline"], *(round(result[name] / (3600 if name.endswith("_s") else 1), 1)
+                                        for name in ("planned_min", *MEANS))] for result in results])
 
 
 def _machine(args: argparse.Namespace, seed: int) -> list[tuple[Plan, Outcome]]:
@@ -83,10 +71,8 @@ def _plans(args: argparse.Namespace, jobs: list[RunningJob]) -> list[Plan]:
     return best if args.policy == "optimal" else [greedy(jobs, args.nodes, plan.deadline) for plan in best]
 
 
-def _mean(outcomes: tuple[tuple[Plan, Outcome], ...]) -> Result:
-    def mean(name: str) -> float:
-        return statistics.fmean(getattr(outcome, name) for _, outcome in outcomes)
-
-    planned = statistics.fmean(plan.checkpoint_time for plan, _ in outcomes)
-    return Result(outcomes[0][0].deadline, planned, mean("start_min"), mean("lost_node_s"), mean("idle_node_s"),
-                  mean("delay_min"), mean("end_min"))
+def _mean(outcomes: tuple[tuple[Plan, Outcome], ...]) -> dict[str, float]:
+    """Means over the draws, for one deadline."""
+    return {"deadline": outcomes[0][0].deadline,
+            "planned_min": statistics.fmean(plan.checkpoint_time for plan, _ in outcomes),
+            **{key: statistics.fmean(getattr(outcome, name) for _, outcome in outcomes) for key, name in MEANS.items()}}

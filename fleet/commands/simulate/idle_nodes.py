@@ -9,6 +9,7 @@ as were idle on average. docs/idle-nodes.md says what is counted, and how.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import re
 import time
 from pathlib import Path
@@ -66,8 +67,7 @@ def run(args: argparse.Namespace) -> None:
     pace = Pace("fleet simulate idle-nodes", "replayed", "changes")
     replayed = replay(trace, jobs, settings, pace)
     pace.end()
-    summary = summarise(trace, jobs, settings, replayed)
-    summary = summary.measured(time.perf_counter() - start)
+    summary = dataclasses.replace(summarise(trace, jobs, settings, replayed), wall_s=time.perf_counter() - start)
     if args.plot:
         plot(args.plot, replayed, summary)
     show(args, lambda: summary, lambda: _print(summary, len(jobs)))

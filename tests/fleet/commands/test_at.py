@@ -8,15 +8,7 @@ from dataclasses import replace
 import pytest
 
 from fleet.__main__ import main
-from fleet.domain.events import (
-    EpochEnded,
-    GroupStarted,
-    GroupStopped,
-    NetworkFinished,
-    NetworkTaken,
-    RatesGiven,
-    Started,
-)
+from fleet.domain import events as ev
 from fleet.domain.record import as_json
 from fleet.storage.event_log import read_events
 from fleet.storage.paths import RunPaths
@@ -61,10 +53,10 @@ def harvested(folder):
     start = replace(START, bounds={"a": (1, None), "b": (1, None)})
 
     def write(launch, date, network, epochs, seconds, beside):
-        log = [(0.0, replace(start, date=date, beside=beside)), (0.1, NetworkTaken(network, 1, epochs - 1, 0)),
-               (0.2, RatesGiven({"a": (10.0,), "b": (5.0,)})), (0.5, GroupStarted(network, (0,), 0, 1)),
-               (seconds, EpochEnded(network, record(epochs, seconds=seconds - 1))),
-               (seconds, NetworkFinished(network, "done", epochs)), (seconds + 0.5, GroupStopped(network, 0.1))]
+        log = [(0.0, replace(start, date=date, beside=beside)), (0.1, ev.NetworkTaken(network, 1, epochs - 1, 0)),
+               (0.2, ev.RatesGiven({"a": (10.0,), "b": (5.0,)})), (0.5, ev.GroupStarted(network, (0,), 0, 1)),
+               (seconds, ev.EpochEnded(network, record(epochs, seconds=seconds - 1))),
+               (seconds, ev.NetworkFinished(network, "done", epochs)), (seconds + 0.5, ev.GroupStopped(network, 0.1))]
         other = RunPaths(paths.root, launch).events
         other.parent.mkdir(exist_ok=True)
         other.write_text(as_text(log))
@@ -86,7 +78,7 @@ def times(paths):
         if log.parent == paths.root:
             clock, base = [], 0.0
             for t_s, event in lines:
-                base = now if isinstance(event, Started) else base
+                base = now if isinstance(event, ev.Started) else base
                 clock.append(now := base + t_s)
         else:  # as they were written above
             clock = [{"1": 0.0, "2": 5.0, "3": 20.5}[log.stem] + t_s for t_s, _ in lines]

@@ -4,15 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from fleet.domain.events import (
-    EpochEnded,
-    GroupStarted,
-    NetworkFailed,
-    NetworkFellBack,
-    NetworkFinished,
-    NetworkTaken,
-    NetworkTested,
-)
+from fleet.domain import events as ev
 from fleet.domain.network import Judged, Outcome, Standing
 from fleet.domain.run import FOUND_DONE, RunState, is_whole
 from fleet.storage.event_log import EventLog, RunTail
@@ -34,10 +26,11 @@ def epochs(standing):
     return [one.epoch for one in standing.history]
 
 
-STORY = (START, NetworkTaken("a", 1, 0, 0), EpochEnded("a", record(1)), EpochEnded("a", record(2)),
-         NetworkTaken("b", 2, 0, 0), EpochEnded("b", record(1)), NetworkFailed("b", "loss is NaN"),
-         EpochEnded("a", record(3)), NetworkFinished("a", "3 epochs", 3), NetworkTested("a", 0.5, 0.9, 10, 1.0),
-         NetworkTaken("a", 3, 3, 0))  # by one that looked whether it was done
+STORY = (START, ev.NetworkTaken("a", 1, 0, 0), ev.EpochEnded("a", record(1)), ev.EpochEnded("a", record(2)),
+         ev.NetworkTaken("b", 2, 0, 0), ev.EpochEnded("b", record(1)), ev.NetworkFailed("b", "loss is NaN"),
+         ev.EpochEnded("a", record(3)), ev.NetworkFinished("a", "3 epochs", 3), ev.NetworkTested("a", 0.5, 0.9, 10,
+                                                                                                 1.0),
+         ev.NetworkTaken("a", 3, 3, 0))  # by one that looked whether it was done
 
 
 def test_a_network_is_as_far_as_the_newest_word_of_it_says():
@@ -45,15 +38,15 @@ def test_a_network_is_as_far_as_the_newest_word_of_it_says():
     assert (epochs(found["a"]), found["a"].outcome) == ([1, 2, 3], Outcome("3 epochs"))
     assert found["a"].tested == Judged(0.5, 0.9, 10)
     assert (epochs(found["b"]), found["b"].outcome) == ([1], Outcome("loss is NaN", is_failure=True))
-    assert told(found, [GroupStarted("b", (0,), 0, 1)])["b"].outcome is None  # it is tried again
-    assert told(found, [NetworkTaken("b", 4, 1, 5)]) == {}
+    assert told(found, [ev.GroupStarted("b", (0,), 0, 1)])["b"].outcome is None  # it is tried again
+    assert told(found, [ev.NetworkTaken("b", 4, 1, 5)]) == {}
 
 
 def test_what_was_logged_and_not_saved_is_trained_again():
     found = told({}, STORY[:4])
-    assert epochs(told(found, [NetworkTaken("a", 5, 1, 0, took_over=True)])["a"]) == [1]
-    assert epochs(told(found, [NetworkFellBack("a", "torn", 0, 0)])["a"]) == []
-    assert epochs(told(found, [EpochEnded("a", record(2, loss=0.5))])["a"]) == [1, 2]
+    assert epochs(told(found, [ev.NetworkTaken("a", 5, 1, 0, took_over=True)])["a"]) == [1]
+    assert epochs(told(found, [ev.NetworkFellBack("a", "torn", 0, 0)])["a"]) == []
+    assert epochs(told(found, [ev.EpochEnded("a", record(2, loss=0.5))])["a"]) == [1, 2]
 
 
 def test_a_launch_that_begins_says_what_it_found_done():
@@ -63,7 +56,7 @@ def test_a_launch_that_begins_says_what_it_found_done():
 
 def test_epochs_that_no_log_tells_of_are_missed():
     assert is_whole(Standing((record(1), record(2))))
-    assert not is_whole(told({}, [EpochEnded("a", record(2))])["a"])
+    assert not is_whole(told({}, [ev.EpochEnded("a", record(2))])["a"])
 
 
 @pytest.mark.parametrize("cut", range(len(STORY) + 1))
@@ -83,7 +76,7 @@ def write(paths, date, *events):
 
 def test_logs_are_read_as_they_grow_each_line_once_and_only_whole_ones(tmp_path):
     first, second = RunPaths(tmp_path, "1"), RunPaths(tmp_path, "2")
-    write(first, 1000.0, EpochEnded("a", record(1)))
+    write(first, 1000.0, ev.EpochEnded("a", record(1)))
     whole, late = RunTail(first), RunTail(first, from_end=True)
     assert [one.at for one in whole.new()] == [1000.0, 1001.0]
     assert (whole.new(), late.new()) == ([], [])
@@ -92,8 +85,8 @@ def test_logs_are_read_as_they_grow_each_line_once_and_only_whole_ones(tmp_path)
         file.flush()
         assert (whole.new(), late.new()) == ([], [])
         file.write('"reason": "1 epoch", "epochs": 1}\nnonsense\n')
-    write(second, 1004.0, EpochEnded("b", record(1)))
-    expected = [(1007.0, NetworkFinished("a", "1 epoch", 1)), (1004.0, replace(START, date=1004.0)),
-                (1005.0, EpochEnded("b", record(1)))]
+    write(second, 1004.0, ev.EpochEnded("b", record(1)))
+    expected = [(1007.0, ev.NetworkFinished("a", "1 epoch", 1)), (1004.0, replace(START, date=1004.0)),
+                (1005.0, ev.EpochEnded("b", record(1)))]
     assert [one[:2] for one in whole.new()] == expected
     assert [one[:2] for one in late.new()] == expected

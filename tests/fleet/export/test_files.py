@@ -10,8 +10,7 @@ import pytest
 from fleet.__main__ import main
 from fleet.api import read_history, read_results
 from fleet.storage.checkpoint import read_history as read_file
-from fleet.storage.results import NetworkResult, Status, mean_of_folds
-from fleet.storage.tables import Table
+from fleet.storage.results import NetworkResult, Status, Table, mean_of_folds
 from tests.fleet.export.conftest import RATE
 from tests.places import ROOT
 

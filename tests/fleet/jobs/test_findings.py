@@ -6,24 +6,14 @@ import pytest
 
 from fleet.commands.doctor import _folder_bytes
 from fleet.engines.keras.facts import Libraries, problems_of
-from fleet.jobs.findings import (
-    Disk,
-    LeaseTrial,
-    RankFacts,
-    check_data,
-    check_disk,
-    check_launch,
-    check_lease,
-    check_libraries,
-    check_ranks,
-)
+from fleet.jobs import findings as checks
 from launch.binding import Cores
 from launch.numa import Near
 from preprocess.sample import ImageSpec, SampleSpec
 from tests.fleet.histories import spec
 
 WHOLE = Cores(frozenset(range(16)), 16)
-RANK = RankFacts("n1", WHOLE, 1, ("0", "1"), 2)
+RANK = checks.RankFacts("n1", WHOLE, 1, ("0", "1"), 2)
 
 
 def said(findings):
@@ -31,24 +21,24 @@ def said(findings):
 
 
 def test_as_many_ranks_as_were_started_are_right_and_so_is_nobody_who_started_any():
-    assert check_launch("srun", 8, 8, "Open MPI") == []
-    assert check_launch("", None, 1, "Open MPI") == []
+    assert checks.check_launch("srun", 8, 8, "Open MPI") == []
+    assert checks.check_launch("", None, 1, "Open MPI") == []
 
 
 def test_a_launcher_of_another_mpi_starts_many_first_ranks():
-    finding, = check_launch("mpiexec of MPICH", 8, 1, "Open MPI v5.0.11")
+    finding, = checks.check_launch("mpiexec of MPICH", 8, 1, "Open MPI v5.0.11")
     assert str(finding).startswith("mpiexec of MPICH started 8 ranks, but MPI sees 1: mpi4py uses Open MPI v5.0.11: ")
     assert "MPICC=mpicc" in finding.remedy
 
 
 def test_a_healthy_node_has_nothing_to_say():
-    assert check_ranks([RANK] * 4, [0] * 4, [2, 3], needs_gpus=True) == []
+    assert checks.check_ranks([RANK] * 4, [0] * 4, [2, 3], needs_gpus=True) == []
 
 
 @pytest.mark.parametrize(("slots", "what"), [
     (1, ["2 trainers of node 0 are shown no GPU of their own"]), (2, [])])
 def test_trainers_may_share_gpus_that_have_slots(slots, what):
-    assert said(check_ranks([RANK] * 5, [0] * 5, [1, 2, 3, 4], needs_gpus=True, slots=slots)) == what
+    assert said(checks.check_ranks([RANK] * 5, [0] * 5, [1, 2, 3, 4], needs_gpus=True, slots=slots)) == what
 
 
 @pytest.mark.parametrize(("slots", "threads", "what"), [
@@ -56,7 +46,7 @@ def test_trainers_may_share_gpus_that_have_slots(slots, what):
     (2, 2, ["node 0 has 17 ranks (OMP_NUM_THREADS or TF_NUM_INTRAOP_THREADS makes that 34 threads) on 16 cores"])])
 def test_without_gpus_ranks_may_share_cores_that_have_slots(slots, threads, what):
     rank = replace(RANK, gpus=(), gpu_files=0, threads=threads)
-    assert said(check_ranks([rank] * 17, [0] * 17, range(1, 17), needs_gpus=False, slots=slots)) == what
+    assert said(checks.check_ranks([rank] * 17, [0] * 17, range(1, 17), needs_gpus=False, slots=slots)) == what
 
 
 @pytest.mark.parametrize(("ranks", "trainers", "what"), [
@@ -67,8 +57,8 @@ def test_without_gpus_ranks_may_share_cores_that_have_slots(slots, threads, what
     ([RANK] * 4, [1, 2, 3], "1 trainer of node 0 are shown no GPU of their own"),
 ], ids=lambda value: value if isinstance(value, str) else "")
 def test_gpus_that_are_hidden_or_shown_twice_are_named(ranks, trainers, what):
-    assert said(check_ranks(ranks, [0] * len(ranks), trainers, needs_gpus=True)) == [what]
-    assert check_ranks(ranks, [0] * len(ranks), trainers, needs_gpus=False) == []
+    assert said(checks.check_ranks(ranks, [0] * len(ranks), trainers, needs_gpus=True)) == [what]
+    assert checks.check_ranks(ranks, [0] * len(ranks), trainers, needs_gpus=False) == []
 
 
 @pytest.mark.parametrize("ranks", [
@@ -78,12 +68,12 @@ def test_gpus_that_are_hidden_or_shown_twice_are_named(ranks, trainers, what):
 ])
 def test_gpus_as_they_may_be_are_not(ranks):
     trainers = [len(ranks) - 1] if len(ranks) == 3 else [0, 1]
-    assert check_ranks(ranks, [0] * len(ranks), trainers, needs_gpus=True) == []
+    assert checks.check_ranks(ranks, [0] * len(ranks), trainers, needs_gpus=True) == []
 
 
 def test_each_node_is_looked_at_by_itself():
     hidden = replace(RANK, gpus=())
-    assert said(check_ranks([RANK, hidden, RANK, hidden], [0, 1, 0, 1], [2, 3], True)) == [
+    assert said(checks.check_ranks([RANK, hidden, RANK, hidden], [0, 1, 0, 1], [2, 3], True)) == [
         "node 1 has 2 GPUs, but its ranks are shown none"]
 
 
@@ -92,12 +82,12 @@ def test_each_node_is_looked_at_by_itself():
     (4, 8, ["node 0 has 4 ranks (OMP_NUM_THREADS or TF_NUM_INTRAOP_THREADS makes that 32 threads) on 16 cores"])])
 def test_more_threads_than_cores_are_named(ranks, threads, what):
     facts = [replace(RANK, threads=threads)] * ranks
-    assert said(check_ranks(facts, [0] * ranks, [], needs_gpus=False)) == what
+    assert said(checks.check_ranks(facts, [0] * ranks, [], needs_gpus=False)) == what
 
 
 def libraries(exchange="auto", gpus=("0", "1"), seen=None, **found):
     there = Libraries(**{"tensorflow": "2.18.1", "gpus": len(gpus) if seen is None else seen, **found})
-    return said(check_libraries([replace(RANK, libraries=list(problems_of(there, gpus, exchange))), RANK]))
+    return said(checks.check_libraries([replace(RANK, libraries=list(problems_of(there, gpus, exchange))), RANK]))
 
 
 def test_tensorflow_has_to_be_there_and_to_see_the_gpus():
@@ -123,28 +113,30 @@ def test_horovod_has_to_fit_where_it_is_to_be_used(exchange, gpus, horovod, what
 
 
 def test_checkpoints_want_room_in_a_folder_that_can_be_written():
-    assert check_disk(Disk("/scratch", free=10**9, needed=10**9)) == []
-    assert said(check_disk(Disk("/scratch", free=10**9, needed=2 * 10**9))) == [
+    assert checks.check_disk(checks.Disk("/scratch", free=10**9, needed=10**9)) == []
+    assert said(checks.check_disk(checks.Disk("/scratch", free=10**9, needed=2 * 10**9))) == [
         "/scratch has 1 GB free, but the checkpoints need about 2 GB"]
-    assert said(check_disk(Disk("/scratch", 10**9, 0, "Read-only file system"))) == [
+    assert said(checks.check_disk(checks.Disk("/scratch", 10**9, 0, "Read-only file system"))) == [
         "/scratch cannot be written: Read-only file system"]
 
 
 @pytest.mark.parametrize(("trials", "what"), [
-    ([LeaseTrial("n1", True, "a"), LeaseTrial("n2", False, "a")], ""), ([], ""),
-    ([LeaseTrial("n1", True, "a"), LeaseTrial("n2", True, "b")], "n1 and n2 can take the lease of the run's folder at"),
-    ([LeaseTrial("n1", True, "a"), LeaseTrial("n2", False, "b")], "the nodes do not agree"),
-    ([LeaseTrial("n1", False, ""), LeaseTrial("n2", False, "")], "the nodes do not agree"),
-    ([LeaseTrial("n1", True, "a", noticed=False), LeaseTrial("n2", False, "a")], "n1 does not see within seconds"),
-    ([LeaseTrial("n1", True, "a"), LeaseTrial("n2", False, "", problem="No such file or directory")],
+    ([checks.LeaseTrial("n1", True, "a"), checks.LeaseTrial("n2", False, "a")], ""), ([], ""),
+    ([checks.LeaseTrial("n1", True, "a"), checks.LeaseTrial("n2", True, "b")],
+     "n1 and n2 can take the lease of the run's folder at"),
+    ([checks.LeaseTrial("n1", True, "a"), checks.LeaseTrial("n2", False, "b")], "the nodes do not agree"),
+    ([checks.LeaseTrial("n1", False, ""), checks.LeaseTrial("n2", False, "")], "the nodes do not agree"),
+    ([checks.LeaseTrial("n1", True, "a", noticed=False), checks.LeaseTrial("n2", False, "a")],
+     "n1 does not see within seconds"),
+    ([checks.LeaseTrial("n1", True, "a"), checks.LeaseTrial("n2", False, "", problem="No such file or directory")],
      "n2 cannot take the lease of the run's folder: No such file")], ids=str)
 def test_two_nodes_that_can_hold_one_folder_are_named(trials, what):
-    findings = check_lease(trials)
+    findings = checks.check_lease(trials)
     assert [str(finding).startswith(what) for finding in findings] == [True] * bool(what)
 
 
 def test_a_node_that_cannot_read_the_data_is_named():
-    assert said(check_data([RANK, replace(RANK, host="n2", data_problem="a.jpg: Permission denied")])) == [
+    assert said(checks.check_data([RANK, replace(RANK, host="n2", data_problem="a.jpg: Permission denied")])) == [
         "n2 cannot read the data: a.jpg: Permission denied"]
 
 

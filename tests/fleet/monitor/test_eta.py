@@ -5,20 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from fleet.domain.events import (
-    EpochEnded,
-    Estimated,
-    GroupStarted,
-    GroupStopped,
-    GroupStruck,
-    NetworkFinished,
-    Profiled,
-    RankLost,
-    RateMeasured,
-    RatesEstimated,
-    ScheduleOptions,
-    Started,
-)
+from fleet.domain import events as ev
 from fleet.domain.network import Standing
 from fleet.domain.run import RunState
 from fleet.monitor import eta
@@ -26,10 +13,10 @@ from fleet.monitor.eta import Coming, EstimateTimes, Estimator, Outlook, useful_
 from scheduler.simulation.ensemble import simulate
 from tests.fleet.histories import record, spec
 
-START = Started(2, 2, 1, 1, 2, "baseline", (), 0, 600, (0, 1), "free", ScheduleOptions(0.8, "15%", True, 0),
+START = ev.Started(2, 2, 1, 1, 2, "baseline", (), 0, 600, (0, 1), "free", ev.ScheduleOptions(0.8, "15%", True, 0),
                 {"a": (1, 1), "b": (1, 1)})
 WIDE = eta._NARROWEST ** 0.5  # a range is no narrower
-RATES = Profiled(2, 1.0, {"a": (60.0,), "b": (20.0,)})  # epochs of 10 and 30 s
+RATES = ev.Profiled(2, 1.0, {"a": (60.0,), "b": (20.0,)})  # epochs of 10 and 30 s
 
 
 class Run:
@@ -46,7 +33,7 @@ def estimator(converge=None, histories=None, start=START, rates=RATES):
     made = spec({"family": "softmax", "name": "a"}, {"family": "softmax", "name": "b"},
                 train={"converge": converge or {"max_epochs": 4}}, schedule={"policy": "baseline"})
     found = Run(made, histories)
-    quick = RateMeasured("a", 1, 1e9, 1e-9, 1, 2)  # no time to build
+    quick = ev.RateMeasured("a", 1, 1e9, 1e-9, 1, 2)  # no time to build
     for event in (start, quick, rates):
         if event is not None:
             found.add(event, 0.0)
@@ -54,7 +41,7 @@ def estimator(converge=None, histories=None, start=START, rates=RATES):
 
 
 def epoch(name, number, seconds, **more):
-    return EpochEnded(name, record(number, samples=600, seconds=seconds, **more))
+    return ev.EpochEnded(name, record(number, samples=600, seconds=seconds, **more))
 
 
 def shown(low_s, high_s):
@@ -72,7 +59,7 @@ def test_nothing_is_said_before_anything_is_known():
 
 
 def test_a_network_whose_rate_is_not_known_yet_is_taken_to_be_as_fast_as_those_that_are():
-    found = estimator(rates=RatesEstimated({"a": (60.0,)}, seen=1))
+    found = estimator(rates=ev.RatesEstimated({"a": (60.0,)}, seen=1))
     found.add(epoch("a", 1, 10.0, waited_s=0.0), 10.0)
     assert ends(found.estimate()) == shown(0.9 * 30, 1.5 * 40)
 
@@ -86,16 +73,16 @@ def test_a_range_is_neither_too_wide_nor_too_narrow(low_s, high_s):
 
 
 def test_estimates_that_only_compare_networks_say_nothing_of_time():
-    assert estimator(rates=RatesEstimated({"a": (6e9,), "b": (2e9,)}, seen=0)).estimate() is None
+    assert estimator(rates=ev.RatesEstimated({"a": (6e9,), "b": (2e9,)}, seen=0)).estimate() is None
 
 
 def test_rates_that_are_learned_later_hold_for_the_epochs_before():
-    found = estimator(rates=RatesEstimated({"a": (600.0,), "b": (20.0,)}, seen=1))  # a is a guess
+    found = estimator(rates=ev.RatesEstimated({"a": (600.0,), "b": (20.0,)}, seen=1))  # a is a guess
     for number in (1, 2):
         for name, seconds in (("a", 10.0), ("b", 30.0)):
             found.add(epoch(name, number, seconds), 0.0)
     before = found.estimate()
-    found.add(RatesEstimated({"a": (60.0,), "b": (20.0,)}, seen=2), 0.0)
+    found.add(ev.RatesEstimated({"a": (60.0,), "b": (20.0,)}, seen=2), 0.0)
     after = found.estimate()
     assert (after.low_s, after.high_s) == pytest.approx((before.low_s, before.high_s))
     assert ends(after) == shown(0.9 * 60, 1.1 * 60)
@@ -110,7 +97,7 @@ def test_one_gpu_trains_them_one_after_the_other():
     found = estimator(start=replace(START, trainers=1, devices=(0,), gpus_per_node=1)).estimate()
     assert found.high_s == pytest.approx(WIDE * 160)
     lost = estimator()
-    lost.add(RankLost(2, 1), 0.0)
+    lost.add(ev.RankLost(2, 1), 0.0)
     assert lost.estimate().high_s == pytest.approx(WIDE * 160)
 
 
@@ -140,20 +127,20 @@ def test_what_earlier_launches_have_trained_is_done_and_what_is_lost_is_not():
     found = estimator(histories={"b": (record(1), record(2))})
     found.add(epoch("b", 1, 30.0), 0.0)  # logged late
     assert found.estimate().high_s == pytest.approx(WIDE * 60)
-    found.add(GroupStruck("b", 1, 0), 0.0)
+    found.add(ev.GroupStruck("b", 1, 0), 0.0)
     assert found.estimate().high_s == pytest.approx(WIDE * 90)
-    found.add(NetworkFinished("b", "4 epochs", 4), 0.0)
+    found.add(ev.NetworkFinished("b", "4 epochs", 4), 0.0)
     assert (found.estimate().high_s, found.estimate().networks) == (pytest.approx(WIDE * 40), 1)
 
 
 def test_the_first_epoch_of_a_group_takes_the_time_to_form_it_and_no_more():
     found = estimator()
-    found.add(NetworkFinished("a", "4 epochs", 4), 0.0)
-    found.add(GroupStarted("b", (0,), 0, 1), 0.0)
+    found.add(ev.NetworkFinished("a", "4 epochs", 4), 0.0)
+    found.add(ev.GroupStarted("b", (0,), 0, 1), 0.0)
     found.add(epoch("b", 1, 45.0, waited_s=0.0), 50.0)  # built for 5 s, traced for 15
     found.add(epoch("b", 2, 30.0, waited_s=0.0), 80.0)
     assert ends(found.estimate()) == shown(0.9 * 60, 1.1 * 60)  # it is formed
-    found.add(GroupStopped("b", 0.0), 80.0)
+    found.add(ev.GroupStopped("b", 0.0), 80.0)
     assert ends(found.estimate()) == shown(0.9 * 60 + 20, 1.1 * 60 + 20)  # and will have to be formed again
 
 
@@ -167,18 +154,18 @@ def test_epochs_that_took_now_longer_and_now_shorter_widen_the_range():
 
 def test_what_has_passed_of_an_epoch_is_taken_off():
     found = estimator(start=replace(START, trainers=1, devices=(0,), gpus_per_node=1))
-    found.add(GroupStarted("b", (0,), 0, 1), 0.0)
+    found.add(ev.GroupStarted("b", (0,), 0, 1), 0.0)
     for number in (1, 2, 3):
         found.add(epoch("b", number, 30.0, waited_s=0.0), 30.0 * number)
-    found.add(NetworkFinished("a", "4 epochs", 4), 90.0)
+    found.add(ev.NetworkFinished("a", "4 epochs", 4), 90.0)
     assert ends(found.estimate(110.0)) == shown(0.9 * 30 - 20, 1.1 * 30 - 20)
     assert ends(found.estimate(200.0)) == shown(0, 1.1 * 30 - 30)  # it ought to have ended
 
 
 def test_the_export_of_the_last_network_is_still_to_come():
     found = estimator()
-    found.add(NetworkFinished("a", "4 epochs", 4), 0.0)
-    found.add(GroupStopped("a", 0.5, 1.5), 0.0)
+    found.add(ev.NetworkFinished("a", "4 epochs", 4), 0.0)
+    found.add(ev.GroupStopped("a", 0.5, 1.5), 0.0)
     assert ends(found.estimate()) == shown(120 / 1.5 + 2 + 2, 1.5 * 120 + 2 + 2)  # and after it
 
 
@@ -186,27 +173,27 @@ def test_a_network_whose_group_took_long_to_form_will_take_as_long_again():
     found = estimator(converge={"max_epochs": 9}, start=replace(START, trainers=1, devices=(0,), gpus_per_node=1))
     for began, name, forming_s in ((0.0, "a", 10.0), (200.0, "a", 10.0), (400.0, "a", 10.0), (600.0, "b", 70.0),
                                    (900.0, "a", 10.0)):
-        found.add(GroupStarted(name, (0,), 0, 1), began)
+        found.add(ev.GroupStarted(name, (0,), 0, 1), began)
         for number in (1, 2):
             done = len(found.state.networks[name].standing.history)
             found.add(epoch(name, done + 1, 30.0, waited_s=0.0), began + forming_s + 30.0 * number)
-        found.add(GroupStopped(name, 0.0), began + forming_s + 60.0)
+        found.add(ev.GroupStopped(name, 0.0), began + forming_s + 60.0)
     assert ends(found.estimate()) == shown(0.9 * 8 * 30 + 10 + 70, 1.1 * 8 * 30 + 12.5 + 70)
 
 
 def test_networks_that_wait_while_devices_are_idle_may_wait_for_the_end_of_a_round():
     found = estimator()
-    found.add(GroupStarted("b", (0,), 0, 1), 0.0)
+    found.add(ev.GroupStarted("b", (0,), 0, 1), 0.0)
     found.add(epoch("b", 1, 30.0, waited_s=0.0), 30.0)
     found.add(epoch("b", 2, 30.0, waited_s=0.0), 60.0)
     assert ends(found.estimate()) == shown(0.9 * 60, 1.1 * 60 + 1.5 * 40)  # of one, the others' factor is uncertain
-    found.add(GroupStarted("a", (1,), 0, 1), 60.0)
+    found.add(ev.GroupStarted("a", (1,), 0, 1), 60.0)
     assert ends(found.estimate()) == shown(0.9 * 60, 1.1 * 60)  # both go on as they are
 
 
 def test_what_it_took_to_build_a_network_for_measuring_it_will_take_again():
     found = estimator(rates=None)
-    found.add(RateMeasured("b", 1, 100.0, 75.0, 1, 2), 75.0)
+    found.add(ev.RateMeasured("b", 1, 100.0, 75.0, 1, 2), 75.0)
     found.add(RATES, 75.0)
     steps_s = 48 * 128 / 100.0
     assert found.estimate().high_s == pytest.approx(1.5 * 120 + 75.0 - steps_s)  # of two, the longer one
@@ -216,11 +203,11 @@ def test_the_first_epoch_tells_how_long_groups_take_until_the_second_tells_bette
     made = spec({"family": "softmax", "name": "a"}, train={"converge": {"max_epochs": 4}},
                 schedule={"policy": "baseline"})
     found = Run(made)
-    for event in (START, RATES, GroupStarted("a", (0,), 0, 1)):
+    for event in (START, RATES, ev.GroupStarted("a", (0,), 0, 1)):
         found.add(event, 0.0)
     assert found.estimate() is None
     found.add(epoch("a", 1, 12.0), 25.0)
-    found.add(GroupStopped("a", 0.0), 25.0)
+    found.add(ev.GroupStopped("a", 0.0), 25.0)
     assert ends(found.estimate()) == shown(30 / 1.5 + 15, 1.5 * 30 + 15)
 
 
@@ -244,8 +231,8 @@ def test_of_many_networks_few_are_simulated_and_the_others_keep_the_devices_busy
     names = [network.name for network in made.networks]
     found = Run(made)
     found.add(replace(START, networks=1000, bounds=dict.fromkeys(names, (1, 1))), 0.0)
-    found.add(RateMeasured(names[0], 1, 1e9, 1e-9, 1, 2), 0.0)
-    found.add(Profiled(1000, 1.0, {name: (60.0 if number % 2 else 20.0,) for number, name in enumerate(names)}), 0.0)
+    found.add(ev.RateMeasured(names[0], 1, 1e9, 1e-9, 1, 2), 0.0)
+    found.add(ev.Profiled(1000, 1.0, {name: (60.0 if number % 2 else 20.0,) for number, name in enumerate(names)}), 0.0)
     sizes = []
     monkeypatch.setattr(eta, "simulate", lambda rates, *given, **more: (
         sizes.append(len(rates.models)), simulate(rates, *given, **more))[1])
@@ -265,9 +252,9 @@ def test_estimates_are_rare_when_much_is_left_and_cost_next_to_nothing():
     assert times.is_due(0.0)
     times.made(0.0, 0.01, None)
     assert (times.is_due(0.4), times.is_due(0.6)) == (False, True)
-    times.made(0.0, 0.01, Estimated(1.0, 1000.0, 2))
+    times.made(0.0, 0.01, ev.Estimated(1.0, 1000.0, 2))
     assert (times.is_due(49.0), times.is_due(51.0)) == (False, True)
-    times.made(0.0, 0.01, Estimated(1.0, 5.0, 2))
+    times.made(0.0, 0.01, ev.Estimated(1.0, 5.0, 2))
     assert (times.is_due(9.0), times.is_due(11.0)) == (False, True)
 
 

@@ -4,25 +4,14 @@ from dataclasses import replace
 
 import pytest
 
-from fleet.domain.events import (
-    Ended,
-    EpochEnded,
-    GroupChanged,
-    GroupStarted,
-    GroupStopped,
-    Planned,
-    Profiled,
-    RoundStarted,
-    ScheduleOptions,
-    Started,
-)
+from fleet.domain import events as ev
 from fleet.domain.run import RunState
 from fleet.monitor.overheads import ended, summary
 from tests.fleet.histories import record
 
-STARTED = Started(2, trainers=4, preprocessors=1, nodes=1, gpus_per_node=4, policy="global", finished=(),
+STARTED = ev.Started(2, trainers=4, preprocessors=1, nodes=1, gpus_per_node=4, policy="global", finished=(),
                   first_stream_epoch=0, samples=60, devices=(0, 1, 2, 3), stream="free",
-                  options=ScheduleOptions(0.8, "15%", True, 0), bounds={"a": (1, None)})
+                  options=ev.ScheduleOptions(0.8, "15%", True, 0), bounds={"a": (1, None)})
 
 
 def launch(events):
@@ -34,9 +23,10 @@ def launch(events):
 
 
 def test_blocked_groups_count_with_all_their_gpus():
-    events = [STARTED, GroupStarted("a", (0,), 0, 1), EpochEnded("a", record(1, gpus=1), blocked_s=0.5),
-              GroupChanged("a", (0,), (0, 1, 2), 0, seconds=2.0), EpochEnded("a", record(2, gpus=3), blocked_s=0.25),
-              GroupStopped("a", checkpoint_s=1.0)]
+    events = [STARTED, ev.GroupStarted("a", (0,), 0, 1), ev.EpochEnded("a", record(1, gpus=1), blocked_s=0.5),
+              ev.GroupChanged("a", (0,), (0, 1, 2), 0, seconds=2.0), ev.EpochEnded("a", record(2, gpus=3),
+                                                                                   blocked_s=0.25),
+              ev.GroupStopped("a", checkpoint_s=1.0)]
     spent = launch(events)
     assert spent.regrouping_s == pytest.approx(2.0 * 3)
     assert spent.checkpointing_s == pytest.approx(0.5 + 0.25 * 3 + 1.0 * 3)
@@ -44,26 +34,27 @@ def test_blocked_groups_count_with_all_their_gpus():
 
 def test_networks_that_share_a_gpu_block_their_part_of_it():
     spent = launch([replace(STARTED, slots=2),  # of two GPUs
-                       GroupStarted("a", (0,), 0, 1), GroupStarted("b", (2,), 0, 1),
-                       EpochEnded("a", record(1, gpus=1), blocked_s=0.5), GroupStopped("b", checkpoint_s=1.0),
-                       GroupStopped("a", checkpoint_s=1.0)])
+                       ev.GroupStarted("a", (0,), 0, 1), ev.GroupStarted("b", (2,), 0, 1),
+                       ev.EpochEnded("a", record(1, gpus=1), blocked_s=0.5), ev.GroupStopped("b", checkpoint_s=1.0),
+                       ev.GroupStopped("a", checkpoint_s=1.0)])
     assert spent.checkpointing_s == pytest.approx(0.5 / 2 + 1.0 / 2 + 1.0)
     assert "checkpointing 0.88%" in summary(spent, 100.0)
 
 
 def test_what_all_wait_for_counts_once():
-    spent = launch([STARTED, Profiled(3, 7.0, {}), Planned((), 0.25), Planned((), 0.5)])
+    spent = launch([STARTED, ev.Profiled(3, 7.0, {}), ev.Planned((), 0.25), ev.Planned((), 0.5)])
     assert (spent.profiling_s, spent.scheduling_s) == (7.0, 0.75)
 
 
 def test_a_checkpoint_of_an_earlier_launch_blocked_nobody():
-    assert launch([STARTED, EpochEnded("a", record(1))]).checkpointing_s == 0.0
+    assert launch([STARTED, ev.EpochEnded("a", record(1))]).checkpointing_s == 0.0
 
 
 def test_the_last_event_and_the_summary_say_the_same():
-    spent = launch([STARTED, Profiled(3, 10.0, {}), RoundStarted(1, ("a",)), Planned((), 1.0),
-                       GroupStarted("a", (0, 1), 0, 1), GroupStopped("a", 2.0), RoundStarted(2, ())])
-    assert ended(spent, 0, 100.0) == Ended(0, 100.0, rounds=2, profiling_s=10.0, scheduling_s=1.0, checkpointing_s=4.0,
+    spent = launch([STARTED, ev.Profiled(3, 10.0, {}), ev.RoundStarted(1, ("a",)), ev.Planned((), 1.0),
+                       ev.GroupStarted("a", (0, 1), 0, 1), ev.GroupStopped("a", 2.0), ev.RoundStarted(2, ())])
+    assert ended(spent, 0, 100.0) == ev.Ended(0, 100.0, rounds=2, profiling_s=10.0, scheduling_s=1.0,
+                                              checkpointing_s=4.0,
                                           regrouping_s=0.0)
     assert summary(spent, 100.0) == ("1 min 40 s in 2 rounds; profiling 10.0%, scheduling 1.000%, checkpointing 1.00%, "
                                     "regrouping 0.00% of it")

@@ -7,15 +7,7 @@ import pytest
 
 from fleet.errors import UserError
 from fleet.prediction import ensembles
-from fleet.prediction.ensembles import (
-    candidates,
-    chosen,
-    judge_ensembles,
-    read_ensembles,
-    table_of,
-    top,
-    write_ensembles,
-)
+from fleet.prediction import ensembles as ens
 from fleet.prediction.kept import is_kept, read_predicted
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import Status
@@ -44,17 +36,17 @@ def library(paths):
 
 def test_the_best_that_are_finished_are_joined(paths):
     rows = [row("a"), row("f", Status.FAILED), row("b"), row("w", Status.WAITING)]
-    assert top(candidates(rows), 2) == {"a": 1, "b": 1}
+    assert ens.top(ens.candidates(rows), 2) == {"a": 1, "b": 1}
     with pytest.raises(UserError, match="--top 3: only 2 networks finished, and no others.*: --top 2 joins all"):
-        top(candidates(rows), 3)
+        ens.top(ens.candidates(rows), 3)
     with pytest.raises(UserError, match="no network has finished yet"):
-        top(candidates(rows[3:]), 1)
+        ens.top(ens.candidates(rows[3:]), 1)
 
 
 def test_networks_are_chosen_by_what_they_have_kept(paths):
     rows = library(paths)
-    assert set(chosen(paths, candidates(rows), "class")) == {"a", "c"}
-    found = {one.name: one for one in judge_ensembles(paths, candidates(rows), "class")}
+    assert set(ens.chosen(paths, ens.candidates(rows), "class")) == {"a", "c"}
+    found = {one.name: one for one in ens.judge_ensembles(paths, ens.candidates(rows), "class")}
     assert list(found) == ["single", "top 2", "top 3", "greedy"]
     assert found["single"].validation.accuracy == 6 / 8
     assert found["greedy"].validation.accuracy > 6 / 8
@@ -63,15 +55,15 @@ def test_networks_are_chosen_by_what_they_have_kept(paths):
 
 def test_without_anything_kept_nothing_can_be_chosen(paths):
     with pytest.raises(UserError, match="no network has kept what it gives"):
-        chosen(paths, candidates([row("a")]), "class")
-    assert judge_ensembles(paths, candidates([row("a")]), "class") == []
+        ens.chosen(paths, ens.candidates([row("a")]), "class")
+    assert ens.judge_ensembles(paths, ens.candidates([row("a")]), "class") == []
 
 
 def test_networks_that_were_judged_by_other_samples_are_left_out(paths):
     rows = library(paths)
     outputs, targets = logits(range(8))
     keep(paths, "c", outputs, (targets + 1) % 3)
-    assert "c" not in chosen(paths, candidates(rows), "class")
+    assert "c" not in ens.chosen(paths, ens.candidates(rows), "class")
 
 
 def folded(name, *statuses):
@@ -89,28 +81,28 @@ def keep_folds(paths, name, outputs, targets):
 
 def test_the_networks_of_all_folds_count_as_one(paths):
     rows = [*folded("b"), *folded("a")]
-    assert top(candidates(rows), 1) == {"b": 1}
-    assert top(candidates(rows), 2) == {"b": 1, "a": 1}
-    assert [part.name for part in candidates(rows)[0].parts] == ["b-fold0", "b-fold1", "b-fold2"]
+    assert ens.top(ens.candidates(rows), 1) == {"b": 1}
+    assert ens.top(ens.candidates(rows), 2) == {"b": 1, "a": 1}
+    assert [part.name for part in ens.candidates(rows)[0].parts] == ["b-fold0", "b-fold1", "b-fold2"]
     with pytest.raises(UserError, match="--top 3: only 2 networks finished"):
-        top(candidates(rows), 3)
+        ens.top(ens.candidates(rows), 3)
 
 
 def test_a_network_of_which_some_folds_are_not_finished_is_left_out_and_named(paths):
     rows = [*folded("b", Status.FINISHED, Status.TRAINING, Status.FINISHED), *folded("a")]
-    assert top(candidates(rows), 1) == {"a": 1}
+    assert ens.top(ens.candidates(rows), 1) == {"a": 1}
     with pytest.raises(UserError, match="only 1 network finished.*; only 2 of the 3 folds of b have finished"):
-        top(candidates(rows), 2)
+        ens.top(ens.candidates(rows), 2)
     with pytest.raises(UserError, match="no network has finished yet; only 2 of the 3 folds of b have finished"):
-        top(candidates(rows[:4]), 1)
+        ens.top(ens.candidates(rows[:4]), 1)
 
 
 def test_networks_of_folds_are_chosen_by_what_each_fold_predicts_for_the_samples_it_was_held_out(paths):
     for name, right in {"a": range(6), "b": range(5), "c": range(3, 8)}.items():
         keep_folds(paths, name, *logits(right))
-    found = candidates([*folded("a"), *folded("b"), *folded("c")])
-    assert set(chosen(paths, found, "class")) == {"a", "c"}
-    judged = {one.name: one for one in judge_ensembles(paths, found, "class")}
+    found = ens.candidates([*folded("a"), *folded("b"), *folded("c")])
+    assert set(ens.chosen(paths, found, "class")) == {"a", "c"}
+    judged = {one.name: one for one in ens.judge_ensembles(paths, found, "class")}
     assert list(judged) == ["single", "top 2", "top 3", "greedy"]
     assert (judged["single"].members, judged["single"].samples) == ({"a": 1}, 7)  # each sample once
     assert judged["single"].validation.accuracy == 6 / 7
@@ -123,7 +115,7 @@ def test_on_the_test_data_folds_are_judged_by_their_mean(paths):
         keep_folds(paths, name, *logits(range(8)))
         for fold, logit in enumerate([-1.0, 2.0, 2.0]):
             keep(paths, f"{name}-fold{fold}", np.array([[logit, 0.0], [0.0, logit]]), targets, part="test")
-    judged = judge_ensembles(paths, candidates([*folded("a"), *folded("b")]), "class")
+    judged = ens.judge_ensembles(paths, ens.candidates([*folded("a"), *folded("b")]), "class")
     share = np.mean([1 / (1 + np.exp(-logit)) for logit in (-1, 2, 2)])
     assert judged[0].test.log_loss == pytest.approx(-np.log(share))
     assert judged[0].test.accuracy == 1
@@ -147,13 +139,13 @@ def test_a_file_of_an_earlier_version_without_rows_is_read(paths):
             arrays = {key: file[key] for key in ("outputs", "targets")}
         np.savez(path, **arrays, allow_pickle=False)  # as it was: with a stray array
     assert read_predicted(paths, "a", "validation", "class").rows is None
-    assert set(chosen(paths, candidates(rows), "class")) == {"a", "c"}
+    assert set(ens.chosen(paths, ens.candidates(rows), "class")) == {"a", "c"}
 
 
 def test_networks_that_were_judged_by_other_rows_are_left_out(paths):
     rows = library(paths)
     keep(paths, "c", *logits(range(3, 8)), rows=np.arange(8) + 1)
-    assert "c" not in chosen(paths, candidates(rows), "class")
+    assert "c" not in ens.chosen(paths, ens.candidates(rows), "class")
 
 
 def test_samples_that_could_not_be_read_count_for_nothing(paths):
@@ -168,13 +160,13 @@ def test_a_damaged_file_is_as_none(paths):
     kept = paths.predictions("a", "validation")
     kept.write_bytes(kept.read_bytes()[:-30])
     assert read_predicted(paths, "a", "validation", "class") is None
-    assert "a" not in chosen(paths, candidates(rows), "class")
+    assert "a" not in ens.chosen(paths, ens.candidates(rows), "class")
 
 
 def test_as_many_are_compared_as_can_be_held_the_best_first(paths, monkeypatch):
     rows = library(paths)
     monkeypatch.setattr(ensembles, "_MOST_NUMBERS", 2 * 8 * 3)
-    assert set(chosen(paths, candidates(rows), "class")) <= {"a", "b"}
+    assert set(ens.chosen(paths, ens.candidates(rows), "class")) <= {"a", "b"}
 
 
 def test_values_are_averaged_and_judged_by_their_error(paths):
@@ -182,8 +174,8 @@ def test_values_are_averaged_and_judged_by_their_error(paths):
     for name, error in {"a": 1.0, "b": -1.0, "c": 5.0}.items():
         keep(paths, name, targets + error, targets, np.ones(6, np.float32))
     rows = [row("a"), row("b"), row("c")]
-    assert chosen(paths, candidates(rows), "value") == {"a": 1, "b": 1}
-    greedy = judge_ensembles(paths, candidates(rows), "value")[-1].validation
+    assert ens.chosen(paths, ens.candidates(rows), "value") == {"a": 1, "b": 1}
+    greedy = ens.judge_ensembles(paths, ens.candidates(rows), "value")[-1].validation
     assert greedy.squared_error == 0
     assert math.isnan(greedy.accuracy)
 
@@ -192,23 +184,23 @@ def test_the_table_reads_back_as_it_was_written(paths):
     rows = library(paths)
     for name, right in {"a": range(6), "b": range(5), "c": range(3, 8)}.items():
         keep(paths, name, *logits(right, rows=9), part="test")
-    found = judge_ensembles(paths, candidates(rows), "class")
-    write_ensembles(paths, found)
-    read = read_ensembles(paths.root)
+    found = ens.judge_ensembles(paths, ens.candidates(rows), "class")
+    ens.write_ensembles(paths, found)
+    read = ens.read_ensembles(paths.root)
     assert [(one.name, one.members, one.samples, one.validation.accuracy, one.test.log_loss) for one in read] == [
         (one.name, one.members, one.samples, one.validation.accuracy, one.test.log_loss) for one in found]
-    headers, lines = table_of(read)
+    headers, lines = ens.table_of(read)
     assert headers == ["networks", "val acc", "val log loss", "val calibration error", "test acc", "test log loss",
                        "test calibration error", "which"]
     assert lines[0][:2] == ["single", "0.7500"]
-    assert read_ensembles(paths.root.parent) == []
+    assert ens.read_ensembles(paths.root.parent) == []
 
 
 def test_a_table_that_is_none_is_one_line(paths):
     paths.root.mkdir(parents=True)
     paths.ensembles.write_text("name,members\nsingle,{\n")
     with pytest.raises(UserError, match="is not a table of ensembles"):
-        read_ensembles(paths.root)
+        ens.read_ensembles(paths.root)
 
 
 def test_masks_and_what_is_too_large_are_not_kept():

@@ -8,28 +8,19 @@ import pytest
 from pydantic import TypeAdapter, ValidationError
 
 from fleet.errors import UserError
+from fleet.spec import model as kinds
 from fleet.spec.layers import count_parameters
-from fleet.spec.model import (
-    CNN,
-    FAMILIES,
-    Architecture,
-    DenseNet,
-    ResNet,
-    application_names,
-    check_target,
-    load_function,
-)
 
 IMAGENET = (224, 224, 3)
 
 
 @pytest.mark.parametrize(("settings", "parameters"), [  # the counts that keras.io/api/applications states
-    (ResNet(), 25_636_712),
-    (ResNet(blocks=(3, 4, 23, 3)), 44_707_176),
-    (ResNet(blocks=(3, 8, 36, 3)), 60_419_944),
-    (DenseNet(), 8_062_504),
-    (DenseNet(blocks=(6, 12, 32, 32)), 14_307_880),
-    (DenseNet(blocks=(6, 12, 48, 32)), 20_242_984),
+    (kinds.ResNet(), 25_636_712),
+    (kinds.ResNet(blocks=(3, 4, 23, 3)), 44_707_176),
+    (kinds.ResNet(blocks=(3, 8, 36, 3)), 60_419_944),
+    (kinds.DenseNet(), 8_062_504),
+    (kinds.DenseNet(blocks=(6, 12, 32, 32)), 14_307_880),
+    (kinds.DenseNet(blocks=(6, 12, 48, 32)), 20_242_984),
 ])
 def test_imagenet_settings_have_the_published_parameter_counts(settings, parameters):
     assert count_parameters(settings, IMAGENET, classes=1000) == parameters
@@ -38,22 +29,22 @@ def test_imagenet_settings_have_the_published_parameter_counts(settings, paramet
 def test_a_plain_network_is_counted_by_hand():
     # 3x3 convolution 1 -> 4 with bias: 40, normalisation 16; 5x5 pixels pool to 2x2: 16 features;
     # 16 -> 8: 136; 8 -> 3: 27
-    settings = CNN(filters=(4,), dense=(8,))
+    settings = kinds.CNN(filters=(4,), dense=(8,))
     assert count_parameters(settings, (5, 5, 1), classes=3) == 40 + 16 + 136 + 27
 
 
 def test_small_images_get_basic_blocks_and_a_small_stem():
     # 3x3 stem 1 -> 2: 20; two convolutions 2 -> 2: 2 * 38; classifier 2 -> 3: 9
-    settings = ResNet(blocks=(1,), width=2, norm="none")
+    settings = kinds.ResNet(blocks=(1,), width=2, norm="none")
     assert count_parameters(settings, (32, 32, 1), classes=3) == 20 + 76 + 9
     # 7x7 stem: 100; projection 2 -> 8: 24; 1x1, 3x3, 1x1: 6 + 38 + 24; classifier 8 -> 3: 27
     assert count_parameters(settings, (96, 96, 1), classes=3) == 100 + 24 + 68 + 27
 
 
 @pytest.mark.parametrize(("settings", "side", "least"), [
-    (DenseNet(), 7, 8),
-    (DenseNet(stem="imagenet"), 28, 29),
-    (CNN(filters=(8, 8, 8)), 7, 8),
+    (kinds.DenseNet(), 7, 8),
+    (kinds.DenseNet(stem="imagenet"), 28, 29),
+    (kinds.CNN(filters=(8, 8, 8)), 7, 8),
 ])
 def test_an_image_too_small_to_be_pooled_is_refused_with_the_least_size(settings, side, least):
     with pytest.raises(UserError, match=f"needs at least {least}x{least} pixels, not {side}x{side}"):
@@ -74,43 +65,43 @@ def test_an_image_too_small_to_be_pooled_is_refused_with_the_least_size(settings
 ])
 def test_wrong_settings_name_their_key(family, args, key):
     with pytest.raises(ValidationError) as caught:
-        TypeAdapter(FAMILIES[family]).validate_python(args)
+        TypeAdapter(kinds.FAMILIES[family]).validate_python(args)
     assert {error["loc"][0] for error in caught.value.errors()} == {key}
 
 
 # --- one network ---------------------------------------------------------------------------
 
 def test_defaults_written_or_left_out_are_the_same_network():
-    short = Architecture("cnn", {"filters": [32, 64]})
-    long = Architecture("cnn", {"kernel": 3, "dropout": 0, "filters": (32, 64)})
+    short = kinds.Architecture("cnn", {"filters": [32, 64]})
+    long = kinds.Architecture("cnn", {"kernel": 3, "dropout": 0, "filters": (32, 64)})
     assert (short == long, hash(short) == hash(long), short.key == long.key) == (True, True, True)
-    assert short != Architecture("cnn", {"filters": [32]})
+    assert short != kinds.Architecture("cnn", {"filters": [32]})
 
 
 def test_an_architecture_survives_json():
-    model = Architecture("my_models:build", {"depth": 4, "heads": [1, 2]})
-    assert Architecture(**json.loads(model.key)) == model
+    model = kinds.Architecture("my_models:build", {"depth": 4, "heads": [1, 2]})
+    assert kinds.Architecture(**json.loads(model.key)) == model
 
 
 @pytest.mark.parametrize(("target", "kind"), [
     ("resnet", "family"), ("ResNet50", "application"), ("package.models:build", "import")])
 def test_a_target_says_its_kind(target, kind):
-    assert Architecture(target).kind == kind
+    assert kinds.Architecture(target).kind == kind
 
 
 def test_arguments_that_json_cannot_say_are_refused():
     with pytest.raises(UserError, match="arguments of m:f: .*object is not JSON serializable"):
-        Architecture("m:f", {"x": object()})
+        kinds.Architecture("m:f", {"x": object()})
 
 
 def test_an_unknown_target_is_answered_with_close_matches():
     with pytest.raises(UserError, match=r"'resnte' \(did you mean resnet"):
-        check_target("resnte")
-    if application_names():  # Keras is installed
+        kinds.check_target("resnte")
+    if kinds.application_names():  # Keras is installed
         with pytest.raises(UserError, match="did you mean MobileNetV2"):
-            check_target("mobilenet_v2")
-        check_target("ResNet50")
-    check_target("resnet")
+            kinds.check_target("mobilenet_v2")
+        kinds.check_target("ResNet50")
+    kinds.check_target("resnet")
 
 
 # --- functions of one's own ----------------------------------------------------------------
@@ -134,7 +125,7 @@ def test_a_function_that_cannot_be_loaded_is_named_in_one_line(path, message, tm
         (tmp_path / f"{name}_model.py").write_text(content)
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(UserError, match=message) as caught:
-        load_function(path)
+        kinds.load_function(path)
     assert "\n" not in str(caught.value)
 
 

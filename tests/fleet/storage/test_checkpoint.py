@@ -18,15 +18,6 @@ from fleet.errors import CheckpointError, InfrastructureError, StorageError
 from fleet.spec import Checkpoint, Converge
 from fleet.storage import checkpoint
 from fleet.storage import writer as writer_module
-from fleet.storage.checkpoint import (
-    CheckpointLookup,
-    best_state,
-    newest,
-    promote_previous,
-    read_state,
-    write_history,
-    write_state,
-)
 from fleet.storage.paths import RunPaths
 from fleet.storage.verified import write_verified
 from fleet.storage.writer import CheckpointWriter
@@ -187,15 +178,15 @@ states = st.builds(
 @given(states)
 def test_a_state_reads_back_as_it_was_written(tmp_path_factory, state):
     path = tmp_path_factory.mktemp("checkpoints") / "last.h5"
-    write_state(path, state)
-    read = read_state(path)
+    checkpoint.write_state(path, state)
+    read = checkpoint.read_state(path)
     assert repr(read) == repr(state)  # by text, for NaN is not NaN; arrays are not in it
     assert set(read.arrays) == set(state.arrays)
     for name, array in state.arrays.items():
         assert read.arrays[name].dtype == array.dtype
         np.testing.assert_array_equal(read.arrays[name], array)
-    assert repr(read_state(path, with_arrays=False)) == repr(state)
-    assert read_state(path, with_arrays=False).arrays == {}
+    assert repr(checkpoint.read_state(path, with_arrays=False)) == repr(state)
+    assert checkpoint.read_state(path, with_arrays=False).arrays == {}
 
 
 STATE = State(arrays={"weights": np.arange(2000.0)}, identity="i", history=history(0.5, 0.6))
@@ -203,8 +194,8 @@ STATE = State(arrays={"weights": np.arange(2000.0)}, identity="i", history=histo
 
 def test_a_training_of_a_thousand_epochs_has_room(tmp_path):
     state = State(arrays={}, identity="i", history=history(*np.linspace(0, 1, 1000).tolist()))
-    write_state(tmp_path / "last.h5", state)
-    assert read_state(tmp_path / "last.h5") == state
+    checkpoint.write_state(tmp_path / "last.h5", state)
+    assert checkpoint.read_state(tmp_path / "last.h5") == state
 
 
 @pytest.mark.parametrize("record", [
@@ -215,14 +206,14 @@ def test_a_record_of_another_form_is_an_error(tmp_path, record):
     path = tmp_path / "last.h5"
     write_verified(path, {}, record)
     with pytest.raises(CheckpointError, match="cannot be read: its record is of another form"):
-        read_state(path)
+        checkpoint.read_state(path)
 
 
 def test_a_checkpoint_from_before_there_were_seconds_in_it_is_read(tmp_path):
     record = {"identity": "i", "history": [], "stream_epoch": 2, "position": 8, "path": [], "sums": [1, 2, 8],
               "final": ""}
     write_verified(tmp_path / "last.h5", {}, record)
-    state = read_state(tmp_path / "last.h5")
+    state = checkpoint.read_state(tmp_path / "last.h5")
     assert (state.position, state.seconds, state.waited_s) == (8, 0.0, 0.0)
 
 
@@ -232,18 +223,18 @@ def test_what_is_no_checkpoint_is_an_error(tmp_path):
         file["x"] = 1
     for name in ("none.h5", "text.h5", "other.h5", "."):
         with pytest.raises(CheckpointError, match="cannot be read"):
-            read_state(tmp_path / name)
+            checkpoint.read_state(tmp_path / name)
 
 
 def test_nothing_is_unpickled(tmp_path):
     """An object array, which NumPy would pickle, cannot even be written."""
     with pytest.raises((TypeError, CheckpointError)):
-        write_state(tmp_path / "last.h5", State(arrays={"a": np.array([object()])}, identity="i"))
+        checkpoint.write_state(tmp_path / "last.h5", State(arrays={"a": np.array([object()])}, identity="i"))
     assert os.listdir(tmp_path) == []
 
 
 def test_a_history_is_a_table(tmp_path):
-    write_history(tmp_path / "history.csv", history(0.5, 0.75))
+    checkpoint.write_history(tmp_path / "history.csv", history(0.5, 0.75))
     with open(tmp_path / "history.csv", newline="") as file:
         rows = list(csv.DictReader(file))
     assert [(row["epoch"], row["val_accuracy"], row["gpus"]) for row in rows] == [("1", "0.5", "1"), ("2", "0.75", "1")]
@@ -263,7 +254,7 @@ def test_the_last_and_the_best_checkpoint_and_the_history_are_on_disk_after_a_fl
     writer.save("net", better, is_best=True)
     writer.save("net", worse, is_best=False)
     writer.flush()
-    assert (read_state(paths.best("net")), read_state(paths.last("net"))) == (better, worse)
+    assert (checkpoint.read_state(paths.best("net")), checkpoint.read_state(paths.last("net"))) == (better, worse)
     assert len(paths.history("net").read_text().splitlines()) == 3
 
 
@@ -284,7 +275,7 @@ def test_the_best_is_not_kept_where_only_the_last_is_wanted(paths):
     writer.save("net", State({}, "i", history(0.7, 0.8)), is_best=True)
     writer.close()
     assert not paths.best("net").exists()
-    assert best_state(paths, "net", Converge(max_epochs=2), "last").state.epoch == 2
+    assert checkpoint.best_state(paths, "net", Converge(max_epochs=2), "last").state.epoch == 2
 
 
 def test_training_goes_on_while_one_checkpoint_is_written_and_one_waits_but_not_three(paths, monkeypatch):
@@ -309,7 +300,7 @@ def test_a_writer_that_is_closed_has_written_everything_and_has_no_thread(paths)
     thread, = set(threading.enumerate()) - before
     writer.save("net", STATE, is_best=False)
     writer.close()
-    assert read_state(paths.last("net")).history == STATE.history
+    assert checkpoint.read_state(paths.last("net")).history == STATE.history
     thread.join(10)
     assert not thread.is_alive()
 
@@ -379,21 +370,21 @@ def damage(path):
 
 
 def test_the_newest_checkpoint_is_taken_up_and_nothing_is_wrong(saved):
-    found = newest(saved, "net")
+    found = checkpoint.newest(saved, "net")
     assert (found.state.epoch, found.damage) == (3, "")
-    assert read_state(saved.previous("net")).epoch == 2
+    assert checkpoint.read_state(saved.previous("net")).epoch == 2
 
 
 @pytest.mark.parametrize("hurt", [damage, lambda path: path.write_bytes(b""),
                                   lambda path: path.write_bytes(path.read_bytes()[:-1])])
 def test_a_damaged_checkpoint_gives_way_to_the_one_before(saved, hurt):
     hurt(saved.last("net"))
-    found = newest(saved, "net")
+    found = checkpoint.newest(saved, "net")
     assert found.state.epoch == 2
     assert found.state.arrays["w"].tolist() == [0, 2, 4, 6]
     assert "last.h5 cannot be read" in found.damage
-    promote_previous(saved, "net", found)
-    assert newest(saved, "net").damage == ""
+    checkpoint.promote_previous(saved, "net", found)
+    assert checkpoint.newest(saved, "net").damage == ""
     assert not saved.previous("net").exists()
     assert len(saved.history("net").read_text().splitlines()) == 1 + 2
 
@@ -401,46 +392,46 @@ def test_a_damaged_checkpoint_gives_way_to_the_one_before(saved, hurt):
 def test_the_best_epoch_is_gone_on_from_where_nothing_newer_is_whole(saved):
     damage(saved.last("net"))
     damage(saved.previous("net"))
-    found = newest(saved, "net")
+    found = checkpoint.newest(saved, "net")
     assert (found.state.epoch, found.path) == (2, saved.best("net"))
     assert found.history == history(0.5, 0.7, 0.6)  # its table tells of one more
     assert "previous.h5 cannot be read" in found.damage
-    promote_previous(saved, "net", found)
-    again = newest(saved, "net")
+    checkpoint.promote_previous(saved, "net", found)
+    again = checkpoint.newest(saved, "net")
     assert (again.state.epoch, again.damage, again.path) == (2, "", saved.last("net"))
     assert again.state.arrays["w"].tolist() == [0, 2, 4, 6]
-    assert best_state(saved, "net", Converge(max_epochs=3), "best+last").damage == ""
+    assert checkpoint.best_state(saved, "net", Converge(max_epochs=3), "best+last").damage == ""
     assert len(saved.history("net").read_text().splitlines()) == 1 + 2
 
 
 def test_the_best_epoch_is_gone_on_from_where_somebody_deleted_what_is_newer(saved):
     saved.last("net").unlink()
     saved.previous("net").unlink()
-    found = newest(saved, "net")
+    found = checkpoint.newest(saved, "net")
     assert (found.state.epoch, found.history) == (2, history(0.5, 0.7, 0.6))
     assert found.damage == f"{saved.last('net')} is missing, though 3 epochs had been saved"
-    promote_previous(saved, "net", found)
-    assert (newest(saved, "net").state.epoch, newest(saved, "net").damage) == (2, "")
+    checkpoint.promote_previous(saved, "net", found)
+    assert (checkpoint.newest(saved, "net").state.epoch, checkpoint.newest(saved, "net").damage) == (2, "")
 
 
 def test_a_network_that_goes_on_from_an_older_epoch_says_that_its_newest_checkpoint_is_gone(saved):
     saved.last("net").unlink()
-    found = newest(saved, "net")
+    found = checkpoint.newest(saved, "net")
     assert (found.state.epoch, found.path) == (2, saved.previous("net"))
     assert found.damage == f"{saved.last('net')} is missing, though 3 epochs had been saved"
-    promote_previous(saved, "net", found)
-    assert (newest(saved, "net").state.epoch, newest(saved, "net").damage) == (2, "")
+    checkpoint.promote_previous(saved, "net", found)
+    assert (checkpoint.newest(saved, "net").state.epoch, checkpoint.newest(saved, "net").damage) == (2, "")
 
 
 def test_a_network_that_starts_over_because_all_its_checkpoints_are_gone_says_so(saved):
     for path in (saved.last("net"), saved.previous("net"), saved.best("net")):
         path.unlink()
-    found = newest(saved, "net")
+    found = checkpoint.newest(saved, "net")
     assert found.state is None
     assert "no other checkpoint is left, though 3 epochs had been saved" in found.damage
-    promote_previous(saved, "net", found)
-    assert newest(saved, "net").damage == ""
-    assert newest(saved, "another").damage == ""  # that has trained nothing
+    checkpoint.promote_previous(saved, "net", found)
+    assert checkpoint.newest(saved, "net").damage == ""
+    assert checkpoint.newest(saved, "another").damage == ""  # that has trained nothing
 
 
 @pytest.mark.parametrize("table", [b"", b"epoch,loss\n1,0.5\n", b"\xff\n", None])
@@ -448,40 +439,42 @@ def test_a_table_of_epochs_that_is_no_such_table_tells_nothing(saved, table):
     damage(saved.last("net"))
     saved.previous("net").unlink()
     if table is None:
-        write_history(saved.history("net"), tuple(record(epoch, stream_epoch=9 * epoch) for epoch in (1, 2, 3)))
+        checkpoint.write_history(saved.history("net"), tuple(record(epoch, stream_epoch=9 * epoch) for epoch in (1, 2,
+                                                                                                                 3)))
     else:
         saved.history("net").write_bytes(table)
-    assert newest(saved, "net").history == history(0.5, 0.7)
+    assert checkpoint.newest(saved, "net").history == history(0.5, 0.7)
 
 
 def test_nothing_whole_is_left_of_damaged_checkpoints_and_nothing_of_them_stays(saved):
     for path in (saved.last, saved.previous, saved.best):
         damage(path("net"))
-    found = newest(saved, "net")
+    found = checkpoint.newest(saved, "net")
     assert found.state is None
     assert "last.h5" in found.damage
     assert "previous.h5" in found.damage
-    promote_previous(saved, "net", found)
-    assert newest(saved, "net") == CheckpointLookup(None)
+    checkpoint.promote_previous(saved, "net", found)
+    assert checkpoint.newest(saved, "net") == checkpoint.CheckpointLookup(None)
     assert len(saved.history("net").read_text().splitlines()) == 1
 
 
 def test_a_launch_that_was_killed_between_two_renames_has_lost_no_more_than_the_newest(saved):
     saved.last("net").unlink()
-    assert newest(saved, "net").state.epoch == 2
-    assert newest(saved, "other") == CheckpointLookup(None)
+    assert checkpoint.newest(saved, "net").state.epoch == 2
+    assert checkpoint.newest(saved, "other") == checkpoint.CheckpointLookup(None)
 
 
 def test_a_checkpoint_that_the_file_system_does_not_give_is_not_taken_for_lost(saved, monkeypatch):
     monkeypatch.setattr(checkpoint, "read_state", lambda path, with_arrays: refuse(path, errno.ESTALE))
     with pytest.raises(CheckpointError, match="Stale file handle"):
-        newest(saved, "net")
+        checkpoint.newest(saved, "net")
 
 
 def test_a_checkpoint_that_the_disk_has_lost_gives_way_to_the_one_before(saved, monkeypatch):
+    read = checkpoint.read_state
     monkeypatch.setattr(checkpoint, "read_state", lambda path, with_arrays: (
-        refuse(path, errno.EIO) if path == saved.last("net") else read_state(path, with_arrays)))
-    assert newest(saved, "net").state.epoch == 2
+        refuse(path, errno.EIO) if path == saved.last("net") else read(path, with_arrays)))
+    assert checkpoint.newest(saved, "net").state.epoch == 2
 
 
 def refuse(path, number):
@@ -489,14 +482,14 @@ def refuse(path, number):
 
 
 def test_the_best_epoch_is_exported(saved):
-    found = best_state(saved, "net", Converge(max_epochs=3), "best+last")
+    found = checkpoint.best_state(saved, "net", Converge(max_epochs=3), "best+last")
     assert (found.state.epoch, found.damage) == (2, "")
 
 
 @pytest.mark.parametrize("hurt", [damage, os.unlink])
 def test_the_last_epoch_stands_in_for_a_best_one_that_is_lost(saved, hurt):
     hurt(saved.best("net"))
-    found = best_state(saved, "net", Converge(max_epochs=3), "best+last")
+    found = checkpoint.best_state(saved, "net", Converge(max_epochs=3), "best+last")
     assert found.state.epoch == 3
     assert "best.h5 cannot be read" in found.damage
     assert found.damage.endswith("epoch 3, the last, stands in for epoch 2, the best")
@@ -504,13 +497,13 @@ def test_the_last_epoch_stands_in_for_a_best_one_that_is_lost(saved, hurt):
 
 def test_the_best_epoch_is_found_where_the_last_checkpoint_is_damaged(saved):
     damage(saved.last("net"))
-    found = best_state(saved, "net", Converge(max_epochs=3), "best+last")
+    found = checkpoint.best_state(saved, "net", Converge(max_epochs=3), "best+last")
     assert (found.state.epoch, found.damage) == (2, "")
 
 
 def test_a_best_epoch_that_is_in_no_history_any_more_is_not_exported(saved):
     """Its checkpoint was lost, so the network was trained on other epochs of the stream from the one before on."""
-    write_state(saved.last("net"), State({}, "i", (record(1), record(2, stream_epoch=7, val_accuracy=0.8))))
-    found = best_state(saved, "net", Converge(max_epochs=2), "best+last")
+    checkpoint.write_state(saved.last("net"), State({}, "i", (record(1), record(2, stream_epoch=7, val_accuracy=0.8))))
+    found = checkpoint.best_state(saved, "net", Converge(max_epochs=2), "best+last")
     assert "best.h5 is not of epoch 2" in found.damage
     assert found.state.history[1].stream_epoch == 7

@@ -4,7 +4,7 @@ import pytest
 
 from fleet.domain.network import State
 from fleet.spec import Checkpoint, Converge
-from fleet.storage.exports import is_exported
+from fleet.storage.checkpoint import is_exported
 from fleet.storage.paths import RunPaths
 from fleet.storage.writer import CheckpointWriter
 from tests.fleet.histories import history

@@ -2,6 +2,7 @@
 
 import json
 import os
+from pathlib import Path
 
 import pytest
 
@@ -90,8 +91,7 @@ def test_what_is_no_json_leaves_the_old_file(path):
 
 def test_all_files_of_a_run_lie_in_its_folder_and_no_two_are_one(tmp_path):
     run = RunPaths(tmp_path)
-    named = [getattr(run, name) for name, value in vars(RunPaths).items() if isinstance(value, property)]
-    named = [path for path in named if not isinstance(path, str)]  # the segment's name is no path
+    named = [path for name in vars(RunPaths) if isinstance(path := getattr(run, name), Path)]
     per_network = [getattr(run, name)("net") for name in ("model", "history", "last", "best", "failure", "tensorboard",
                                                            "replay")]
     per_network += [run.exported("net", suffix) for suffix in (".keras", ".safetensors")]

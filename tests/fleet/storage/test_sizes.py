@@ -4,7 +4,7 @@ import pytest
 
 from fleet.errors import UserError
 from fleet.spec.layers import count_parameters
-from fleet.storage.sizes import check_quota, folder_bytes
+from fleet.storage.quota import check_quota, folder_bytes
 from preprocess.sample import ImageSpec, SampleSpec
 from tests.fleet.histories import SAMPLE, spec
 

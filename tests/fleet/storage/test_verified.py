@@ -129,7 +129,7 @@ def test_wherever_in_a_file_the_disk_is_full_the_last_file_is_whole_and_nothing_
     """HDF5's library, where it was told of that itself, crashed in some of these."""
     path, previous, written = full_disk / "file.h5", full_disk / "previous.h5", []
     for number in range(60):
-        arrays = {str(k): np.zeros(317 * number + k) for k in range(1 + number % 5)}
+        arrays = {str(k): np.zeros(5003 * number + k) for k in range(1 + number % 5)}
         try:
             write_verified(path, arrays, {"number": number}, previous)
             written.append(number)

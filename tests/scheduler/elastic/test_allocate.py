@@ -9,16 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scheduler.base import CommTime, InputError, Network, StepTime
+from scheduler.elastic import allocate as elastic
 from scheduler.elastic import curves as elastic_curves
 from scheduler.elastic import departures, tables
-from scheduler.elastic.allocate import (
-    BatchRange,
-    Optimizer,
-    allocate,
-    exchange_seconds,
-    scaling,
-    step_seconds,
-)
+from scheduler.elastic.allocate import allocate
 from scheduler.elastic.curves import Curve, analyse
 from scheduler.ensemble.rates_file import parse_rates
 from tests.examples import examples
@@ -171,12 +165,12 @@ def test_a_job_that_can_run_nowhere_is_refused(factors):
 
 
 def test_step_times_are_interpolated_and_end_where_the_memory_does():
-    at = step_seconds(STEPS, np.array([8, 12, 16, 24, 32, 33]))
+    at = elastic.step_seconds(STEPS, np.array([8, 12, 16, 24, 32, 33]))
     assert at.tolist() == pytest.approx([0.6, 0.8, 1.0, 1.4, 1.8, math.inf])
 
 
 def test_below_the_smallest_measured_batch_the_line_goes_on():
-    assert step_seconds(STEPS, np.array([4])).tolist() == pytest.approx([0.4])
+    assert elastic.step_seconds(STEPS, np.array([4])).tolist() == pytest.approx([0.4])
 
 
 @pytest.mark.parametrize(("steps", "expected"), [
@@ -184,57 +178,57 @@ def test_below_the_smallest_measured_batch_the_line_goes_on():
     ((StepTime(8, 0.2), StepTime(16, 1.0)), 0.1),  # a line that would reach 0
 ])
 def test_below_the_smallest_measured_batch_a_step_takes_what_it_can(steps, expected):
-    assert step_seconds(steps, np.array([4])).tolist() == pytest.approx([expected])
+    assert elastic.step_seconds(steps, np.array([4])).tolist() == pytest.approx([expected])
 
 
 @pytest.mark.parametrize("steps", [(), (StepTime(8, 1.0),), (StepTime(8, 1.0), StepTime(8, 1.1))])
 def test_one_batch_size_says_too_little(steps):
     with pytest.raises(InputError, match="two different ones"):
-        step_seconds(steps, np.array([8]))
+        elastic.step_seconds(steps, np.array([8]))
 
 
 @pytest.mark.parametrize("seconds", [0.0, -1.0, math.nan])
 def test_a_step_time_that_cannot_be_is_refused(seconds):
     with pytest.raises(InputError, match="seconds must be positive"):
-        step_seconds([StepTime(8, 1.0), StepTime(16, seconds)], np.array([8]))
+        elastic.step_seconds([StepTime(8, 1.0), StepTime(16, seconds)], np.array([8]))
 
 
 def test_exchange_times_are_interpolated_by_size_and_gpus():
     rows = [CommTime(50, 2, 1.0), CommTime(100, 2, 1.5), CommTime(50, 6, 3.0), CommTime(100, 6, 5.5)]
-    assert exchange_seconds(rows, 75, 6).tolist() == pytest.approx([0.0, 1.25, 2.0, 2.75, 3.5, 4.25])
+    assert elastic.exchange_seconds(rows, 75, 6).tolist() == pytest.approx([0.0, 1.25, 2.0, 2.75, 3.5, 4.25])
 
 
 def test_exchange_times_outside_what_was_measured():
     rows = [CommTime(50, 2, 1.0), CommTime(100, 2, 1.5), CommTime(50, 3, 2.0)]
-    assert exchange_seconds(rows, 25, 4).tolist() == pytest.approx([0.0, 0.5, 1.0, 1.5])
-    assert exchange_seconds(rows, 200, 2)[1] == pytest.approx(2.5)
+    assert elastic.exchange_seconds(rows, 25, 4).tolist() == pytest.approx([0.0, 0.5, 1.0, 1.5])
+    assert elastic.exchange_seconds(rows, 200, 2)[1] == pytest.approx(2.5)
 
 
 def test_exchanges_never_become_faster_beyond_the_last_measured_count():
     rows = [CommTime(100, 2, 1.0), CommTime(100, 4, 0.8)]
-    assert exchange_seconds(rows, 100, 8)[3:].tolist() == pytest.approx([0.8] * 5)
+    assert elastic.exchange_seconds(rows, 100, 8)[3:].tolist() == pytest.approx([0.8] * 5)
 
 
 def test_an_exchange_that_was_never_measured_is_asked_for():
     with pytest.raises(InputError, match="2 or more GPUs"):
-        exchange_seconds([CommTime(100, 1, 0.0)], 100, 2)
-    assert exchange_seconds([], 100, 1).tolist() == [0.0]
+        elastic.exchange_seconds([CommTime(100, 1, 0.0)], 100, 2)
+    assert elastic.exchange_seconds([], 100, 1).tolist() == [0.0]
 
 
 def all_rates(gpus, batches):
     """T(b, k) of every global batch in the range, by the formula of section III-B3."""
-    exchange = exchange_seconds(EXCHANGES, 100.0, gpus)
+    exchange = elastic.exchange_seconds(EXCHANGES, 100.0, gpus)
     for k in range(1, gpus + 1):
         samples = np.arange(batches.smallest, batches.largest + 1)
-        yield samples, samples / (step_seconds(STEPS, -(-samples // k)) + exchange[k - 1])
+        yield samples, samples / (elastic.step_seconds(STEPS, -(-samples // k)) + exchange[k - 1])
 
 
 @pytest.mark.parametrize("ends", [(8, 64), (20, 20), (1, 300), (40, 50)])
 def test_the_best_batch_is_the_best_of_all(ends):
-    batches = BatchRange(*ends)
-    curve = scaling(network(), EXCHANGES, batches, gpus=6)
+    batches = elastic.BatchRange(*ends)
+    curve = elastic.scaling(network(), EXCHANGES, batches, gpus=6)
     reference = min(32, batches.largest)
-    reference /= step_seconds(STEPS, np.array([reference]))[0]
+    reference /= elastic.step_seconds(STEPS, np.array([reference]))[0]
     for k, (samples, rates) in enumerate(all_rates(6, batches)):
         assert curve.factors[k] == pytest.approx(rates.max() / reference)
         if rates.max() > 0:
@@ -242,7 +236,7 @@ def test_the_best_batch_is_the_best_of_all(ends):
 
 
 def test_a_fixed_batch_is_measured_against_the_same_reference():
-    curve = scaling(network(), EXCHANGES, BatchRange(16, 64), gpus=4, fixed=48)
+    curve = elastic.scaling(network(), EXCHANGES, elastic.BatchRange(16, 64), gpus=4, fixed=48)
     reference = 32 / 1.8
     assert curve.factors[0] == 0
     assert curve.factors[1] == pytest.approx(48 / (1.4 + 0.5) / reference)
@@ -250,13 +244,13 @@ def test_a_fixed_batch_is_measured_against_the_same_reference():
 
 
 def test_a_job_whose_smallest_batch_needs_more_gpus_starts_there():
-    curve = scaling(network(), EXCHANGES, BatchRange(65, 100), gpus=4)
+    curve = elastic.scaling(network(), EXCHANGES, elastic.BatchRange(65, 100), gpus=4)
     assert curve.least == 3
 
 
 def test_a_batch_that_fits_nowhere_is_refused():
     with pytest.raises(InputError, match="'net': a batch of 200 does not fit on 4 GPUs of 32 samples each"):
-        scaling(network(), EXCHANGES, BatchRange(200, 300), gpus=4)
+        elastic.scaling(network(), EXCHANGES, elastic.BatchRange(200, 300), gpus=4)
 
 
 @pytest.mark.parametrize(("given", "message"), [
@@ -265,13 +259,13 @@ def test_a_batch_that_fits_nowhere_is_refused():
 ])
 def test_missing_measurements_are_named(given, message):
     with pytest.raises(InputError, match=message):
-        scaling(given, EXCHANGES, BatchRange(8, 64), gpus=2)
+        elastic.scaling(given, EXCHANGES, elastic.BatchRange(8, 64), gpus=2)
 
 
 @pytest.mark.parametrize("ends", [(0, 8), (9, 8)])
 def test_a_batch_range_that_cannot_be_is_refused(ends):
     with pytest.raises(InputError, match="smallest <= largest"):
-        BatchRange(*ends)
+        elastic.BatchRange(*ends)
 
 
 def test_a_profile_feeds_the_analyzer():
@@ -280,7 +274,7 @@ def test_a_profile_feeds_the_analyzer():
         "models": [{"name": "a", "rates": [17.0], "params_mb": 100.0,
                     "step_s": [{"batch": 8, "seconds": 0.6}, {"batch": 32, "seconds": 1.8}]}],
         "comm_s": [{"params_mb": 100.0, "gpus": 2, "seconds": 0.5}]})
-    curve = scaling(profile.models[0], profile.comm_s, BatchRange(8, 64), gpus=2)
+    curve = elastic.scaling(profile.models[0], profile.comm_s, elastic.BatchRange(8, 64), gpus=2)
     assert curve.factors == pytest.approx((1.0, (64 / 2.3) / (32 / 1.8)))
     assert curve.batches == (32, 64)
 
@@ -304,7 +298,7 @@ def many_jobs(draw):
 def test_many_jobs_get_what_the_dynamic_programme_over_all_counts_gives(problem, few, sorted_at_once, width):
     factors, gpus = problem
     with small(few, sorted_at_once, width):
-        found = Optimizer().allocate(list(map(Curve, factors)), gpus)
+        found = elastic.Optimizer().allocate(list(map(Curve, factors)), gpus)
     exact = dynamic_programme(list(map(Curve, factors)), gpus)
     if exact is None:
         assert found is None
@@ -361,10 +355,10 @@ def test_an_optimizer_that_is_kept_says_what_a_new_one_says(seed):
     rng = np.random.default_rng(seed)
     known, jobs = [], []
     with small(few=2, sorted_at_once=4, width=2):
-        kept = Optimizer()
+        kept = elastic.Optimizer()
         for _ in range(12):
             known += [Curve(tuple(rng.integers(1, 9, rng.integers(1, 6)).tolist())) for _ in range(rng.integers(3))]
             jobs = [job for job in jobs if rng.random() < 0.8]
             jobs[len(jobs) // 2:len(jobs) // 2] = [known[i] for i in rng.integers(len(known), size=3)] if known else []
             gpus = int(rng.integers(0, 4 * len(jobs) + 2))
-            assert kept.allocate(jobs, gpus) == Optimizer().allocate(jobs, gpus)
+            assert kept.allocate(jobs, gpus) == elastic.Optimizer().allocate(jobs, gpus)

@@ -9,26 +9,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scheduler.base import Cluster, Options, Progress, Round
+from scheduler.ensemble import online as learn
 from scheduler.ensemble.adaptive import group_sizes
-from scheduler.ensemble.online import (
-    LATEST,
-    LEAST,
-    OFF,
-    POOLED,
-    REACH,
-    Noise,
-    Observation,
-    OnlineRates,
-    Traits,
-    is_off,
-)
 from scheduler.ensemble.policies import POLICIES, check_round
 from scheduler.ensemble.rates import rate
 from tests.examples import examples
 
 
 def online(*networks, gpus=16, known=None):
-    return OnlineRates([one if isinstance(one, Traits) else Traits(one, one) for one in networks], 1000, 4, gpus, known)
+    return learn.OnlineRates([one if isinstance(one, learn.Traits) else learn.Traits(one, one) for one in networks],
+                             1000, 4, gpus, known)
 
 
 def told(rates, name, gpus):
@@ -52,10 +42,10 @@ OBSERVATIONS = st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 12), st
 def test_what_was_seen_stands_in_whatever_order_it_came(seen, random):
     first, second = online(*"abc"), online(*"abc")
     for name, gpus, found in seen:
-        first.observe(name, gpus, Observation(found))
+        first.observe(name, gpus, learn.Observation(found))
     random.shuffle(seen)
     for name, gpus, found in seen:
-        second.observe(name, gpus, Observation(found))
+        second.observe(name, gpus, learn.Observation(found))
     assert first.table() == second.table()
     for name, gpus, found in seen:
         assert told(first, name, gpus) == found
@@ -66,15 +56,15 @@ def test_what_was_seen_stands_in_whatever_order_it_came(seen, random):
 
 def test_an_observation_replaces_the_one_before_it():
     rates = online("a")
-    rates.observe("a", 1, Observation(10.0, 0.1, 20))
-    rates.observe("a", 1, Observation(12.0, 0.1, 500))
+    rates.observe("a", 1, learn.Observation(10.0, 0.1, 20))
+    rates.observe("a", 1, learn.Observation(12.0, 0.1, 500))
     assert told(rates, "a", 1) == 12.0
 
 
 def test_networks_of_one_speed_are_seen_together():
-    rates = online(Traits("a", "k"), Traits("b", "k"), Traits("c", "c"))
-    rates.observe("a", 1, Observation(10.0, steps=100))
-    rates.observe("b", 1, Observation(13.0, steps=200))
+    rates = online(learn.Traits("a", "k"), learn.Traits("b", "k"), learn.Traits("c", "c"))
+    rates.observe("a", 1, learn.Observation(10.0, steps=100))
+    rates.observe("b", 1, learn.Observation(13.0, steps=200))
     assert told(rates, "a", 1) == told(rates, "b", 1) == 12.0
     assert rates.has_seen("b")
     assert not rates.has_seen("c")
@@ -82,7 +72,7 @@ def test_networks_of_one_speed_are_seen_together():
 
 def test_an_observation_of_nothing_is_none():
     rates = online("a")
-    rates.observe("a", 1, Observation(0.0))
+    rates.observe("a", 1, learn.Observation(0.0))
     assert not rates.has_seen("a")
 
 
@@ -91,23 +81,23 @@ def test_an_observation_of_nothing_is_none():
 @given(OBSERVATIONS, st.integers(1, 20), st.integers(1, 3), st.none() | st.integers(3, 20))
 @settings(max_examples=examples(60), deadline=None)
 def test_nothing_is_planned_on_more_than_twice_the_largest_seen(seen, gpus, least, limit):
-    rates = online(*(Traits(name, name, min_gpus=least, max_gpus=limit) for name in "abc"), gpus=gpus)
+    rates = online(*(learn.Traits(name, name, min_gpus=least, max_gpus=limit) for name in "abc"), gpus=gpus)
     for name, size, found in seen:
-        rates.observe(name, size, Observation(found))
+        rates.observe(name, size, learn.Observation(found))
     largest = {name: max((size for one, size, _ in seen if one == name), default=0) for name in "abc"}
     of_any = max(largest.values())
     for network in rates.table().models:
-        bound = min(max(1, REACH * (largest[network.name] or of_any)), limit or gpus, gpus)
+        bound = min(max(1, learn.REACH * (largest[network.name] or of_any)), limit or gpus, gpus)
         assert network.max_gpus == max(least, bound)
 
 
 def test_all_may_have_twice_the_largest_size_of_any_once_some_have_been_seen_at_two():
     rates = online(*"abcdefx")
-    rates.observe("x", 1, Observation(10.0))
+    rates.observe("x", 1, learn.Observation(10.0))
     for number, name in enumerate("abcde", start=1):
-        rates.observe(name, 2, Observation(20.0))
-        rates.observe(name, 4, Observation(40.0))
-        assert most(rates, "x") == (8 if number == POOLED else 2)
+        rates.observe(name, 2, learn.Observation(20.0))
+        rates.observe(name, 4, learn.Observation(40.0))
+        assert most(rates, "x") == (8 if number == learn.POOLED else 2)
     assert most(rates, "f") == 8
 
 
@@ -115,11 +105,11 @@ def test_a_group_that_has_shown_its_rate_on_all_it_was_allowed_may_grow():
     rates = online("a", gpus=8)
     rates.planned()
     assert most(rates, "a") == 1
-    rates.observe("a", 1, Observation(told(rates, "a", 1)))
+    rates.observe("a", 1, learn.Observation(told(rates, "a", 1)))
     assert (rates.may_grow, rates.is_off, most(rates, "a")) == (True, False, 2)
     rates.planned()
     assert not rates.has_news
-    rates.observe("a", 1, Observation(told(rates, "a", 1)))
+    rates.observe("a", 1, learn.Observation(told(rates, "a", 1)))
     assert not rates.has_news  # nothing new
 
 
@@ -128,8 +118,8 @@ def test_a_group_that_has_shown_its_rate_on_all_it_was_allowed_may_grow():
 def test_an_unseen_size_has_the_slope_of_networks_that_were_seen_at_two():
     rates = online("a", "b")
     for gpus in (1, 2, 4, 8):
-        rates.observe("a", gpus, Observation(10.0 * gpus * 0.95 ** (gpus - 1)))
-    rates.observe("b", 2, Observation(38.0))  # 20 on one, by that slope
+        rates.observe("a", gpus, learn.Observation(10.0 * gpus * 0.95 ** (gpus - 1)))
+    rates.observe("b", 2, learn.Observation(38.0))  # 20 on one, by that slope
     assert told(rates, "b", 4) == pytest.approx(20.0 * 4 * 0.95**3)
     assert told(rates, "b", 1) == pytest.approx(20.0)
     assert told(rates, "a", 6) == pytest.approx(10.0 * 6 * 0.95**5)
@@ -141,28 +131,29 @@ def test_an_unseen_size_has_the_slope_of_networks_that_were_seen_at_two():
 def test_offsets_of_machine_and_family_are_learned(drawn, machine, data):
     """Where speed is one factor a family over operations, one network of each tells all others."""
     factor = {"ResNet": machine, "DenseNet": 3 * machine, "CNN": 0.2 * machine}
-    networks = [Traits(f"n{i}", f"n{i}", family, operations) for i, (family, operations) in enumerate(drawn)]
+    networks = [learn.Traits(f"n{i}", f"n{i}", family, operations) for i, (family, operations) in enumerate(drawn)]
     rates = online(*networks)
     for family in {family for family, _ in drawn}:
         shown = data.draw(st.sampled_from([network for network in networks if network.family == family]))
-        rates.observe(shown.name, 1, Observation(factor[family] * 1e9 / shown.operations))
+        rates.observe(shown.name, 1, learn.Observation(factor[family] * 1e9 / shown.operations))
     for network in networks:
         expected = factor[network.family] * 1e9 / network.operations
         assert told(rates, network.name, 1) == pytest.approx(expected, rel=1e-6)
 
 
 def test_a_network_of_which_nothing_is_known_is_taken_for_one_like_the_others():
-    rates = online(Traits("a", "a", operations=1e9), Traits("b", "b", operations=4e9), "c")
-    rates.observe("a", 1, Observation(100.0))
+    rates = online(learn.Traits("a", "a", operations=1e9), learn.Traits("b", "b", operations=4e9), "c")
+    rates.observe("a", 1, learn.Observation(100.0))
     assert told(rates, "c", 1) == pytest.approx(50.0)
 
 
 def test_a_network_that_is_wrongly_thought_to_be_fast_does_not_wait_to_the_end():
     """It is told at the lower end of what it may be, once others have shown how wrong that may be."""
-    networks = [Traits(f"n{i}", f"n{i}", operations=operations) for i, operations in enumerate((1.0, 2.0, 4.0, 8.0))]
-    rates, cluster = online(*networks, Traits("x", "x", operations=1.5), gpus=4), Cluster.of(4, 4)
+    networks = [learn.Traits(f"n{i}", f"n{i}", operations=operations) for i, operations in enumerate((1.0, 2.0, 4.0,
+                                                                                                      8.0))]
+    rates, cluster = online(*networks, learn.Traits("x", "x", operations=1.5), gpus=4), Cluster.of(4, 4)
     for network, shown in zip(networks, (10.0, 40.0, 10.0, 40.0), strict=True):
-        rates.observe(network.name, 1, Observation(shown))
+        rates.observe(network.name, 1, learn.Observation(shown))
     assert told(rates, "x", 1) < 10.0
     assert "x" in group_sizes(rates.table(), Progress(), cluster)
 
@@ -173,13 +164,13 @@ def test_what_earlier_runs_knew_is_believed_until_training_says_otherwise():
     rates = online("a", known={"a": {1: 10.0, 2: 19.0, 4: 36.0}, "gone": {1: 1.0}})
     assert [told(rates, "a", gpus) for gpus in (1, 2, 4)] == [10.0, 19.0, 36.0]
     assert (most(rates, "a"), rates.is_known("a"), rates.has_seen("a")) == (8, True, False)
-    rates.observe("a", 2, Observation(20.0))
+    rates.observe("a", 2, learn.Observation(20.0))
     assert [told(rates, "a", gpus) for gpus in (1, 2, 4)] == [10.0, 20.0, 36.0]
 
 
 def test_a_rate_that_is_off_puts_the_others_of_its_network_in_doubt():
     rates = online("a", known={"a": {1: 10.0, 2: 19.0, 4: 36.0}})
-    rates.observe("a", 2, Observation(38.0))
+    rates.observe("a", 2, learn.Observation(38.0))
     assert told(rates, "a", 2) == 38.0
     assert told(rates, "a", 1) == pytest.approx(19.0)
     assert most(rates, "a") == 4
@@ -190,23 +181,23 @@ def test_a_rate_that_is_off_puts_the_others_of_its_network_in_doubt():
 @given(st.floats(1.0, 1e3), st.floats(0.3, 3.0), st.floats(0.0, 1.0), st.integers(1, 400))
 @settings(max_examples=examples(100), deadline=None)
 def test_only_a_rate_that_is_surely_off_by_more_than_a_quarter_is_off(expected, factor, spread, steps):
-    observed = Observation(expected * factor, spread, steps)
-    found = is_off(observed, expected)
-    assert not found or abs(factor - 1) > OFF
-    if spread == 0 and abs(factor - 1) > OFF + 1e-9:
+    observed = learn.Observation(expected * factor, spread, steps)
+    found = learn.is_off(observed, expected)
+    assert not found or abs(factor - 1) > learn.OFF
+    if spread == 0 and abs(factor - 1) > learn.OFF + 1e-9:
         assert found
     if found:  # more steps make it surer
-        assert is_off(Observation(observed.rate, spread, 2 * steps), expected)
+        assert learn.is_off(learn.Observation(observed.rate, spread, 2 * steps), expected)
 
 
 def test_what_differs_from_epoch_to_epoch_calls_for_no_other_plan_but_a_change_does():
     """With more ranks than cores a rate of an epoch says little about the next."""
-    rates = online(Traits("a", "a", operations=1.0), Traits("b", "b", operations=1.0), gpus=8)
-    rates.observe("a", 1, Observation(100.0))
+    rates = online(learn.Traits("a", "a", operations=1.0), learn.Traits("b", "b", operations=1.0), gpus=8)
+    rates.observe("a", 1, learn.Observation(100.0))
     rates.planned()
     called = []
     for shown in (120.0, 95.0, 115.0, 90.0, 120.0, 100.0, 135.0, 300.0):
-        rates.observe("a", 1, Observation(shown))
+        rates.observe("a", 1, learn.Observation(shown))
         called.append(rates.is_off)
     assert called == [False] * 7 + [True]
 
@@ -214,16 +205,16 @@ def test_what_differs_from_epoch_to_epoch_calls_for_no_other_plan_but_a_change_d
 @given(st.floats(0.01, 0.3), st.integers(0, 99), st.floats(1.5, 9.0))
 def test_noise_is_that_of_observations_whatever_happens_once(deviation, seed, jump):
     draw = np.random.default_rng(seed)
-    shown = 100 * np.exp(deviation * draw.standard_normal(LATEST + 1))
-    noise = Noise()
+    shown = 100 * np.exp(deviation * draw.standard_normal(learn.LATEST + 1))
+    noise = learn.Noise()
     for before, now in pairwise(np.r_[shown[:25], jump * shown[25:]]):
         noise.add(before, now)
     assert 0.5 * deviation <= noise.deviation <= 1.6 * deviation
 
 
 def test_too_few_observations_say_nothing_of_noise():
-    noise = Noise()
-    for _ in range(LEAST - 1):
+    noise = learn.Noise()
+    for _ in range(learn.LEAST - 1):
         noise.add(1.0, 2.0)
     assert noise.deviation == 0
     noise.add(1.0, 2.0)
@@ -231,12 +222,12 @@ def test_too_few_observations_say_nothing_of_noise():
 
 
 def test_a_plan_by_wrong_rates_is_made_again():
-    rates = online(Traits("a", "a", operations=1.0), Traits("b", "b", operations=1.0), gpus=8)
+    rates = online(learn.Traits("a", "a", operations=1.0), learn.Traits("b", "b", operations=1.0), gpus=8)
     rates.planned()
     shown = told(rates, "a", 1)
-    rates.observe("a", 1, Observation(shown * 1.2))
+    rates.observe("a", 1, learn.Observation(shown * 1.2))
     assert not rates.is_off
-    rates.observe("b", 1, Observation(shown * 1.5))
+    rates.observe("b", 1, learn.Observation(shown * 1.5))
     assert rates.is_off
     rates.planned()
     assert not rates.has_news
@@ -246,14 +237,14 @@ def test_the_share_of_a_network_that_proves_slow_grows():
     """adaptive, told online rates, gives it more GPUs at the next plan, though nothing has finished."""
     rates, cluster = online("a", "b", gpus=8), Cluster.of(8, 8)
     for gpus in (1, 2, 4):
-        rates.observe("a", gpus, Observation(40.0 * gpus))
-        rates.observe("b", gpus, Observation(40.0 * gpus))
+        rates.observe("a", gpus, learn.Observation(40.0 * gpus))
+        rates.observe("b", gpus, learn.Observation(40.0 * gpus))
     rates.planned()
     decide = POLICIES["adaptive"].decide
     first = decide(rates.table(), Progress(), cluster, None)
     assert first.counts == {"a": 4, "b": 4}
     for gpus in (1, 2, 4):
-        rates.observe("b", gpus, Observation(10.0 * gpus))
+        rates.observe("b", gpus, learn.Observation(10.0 * gpus))
     progress = Progress(running=first.members, wanted=first)
     assert decide(rates.table(), progress, cluster, None) == first
     again = decide(rates.table(), Progress(running=first.members, wanted=first, rates_changed=rates.has_news),
@@ -267,9 +258,9 @@ def uncertain():
     """Some networks that scale well and some that do not, each seen on 1 and 2 GPUs; and one seen on 1 alone."""
     rates = online(*"abcdef", "x", gpus=4)
     for index, name in enumerate("abcdef"):
-        rates.observe(name, 1, Observation(10.0))
-        rates.observe(name, 2, Observation(20.0 if index % 2 else 11.0))
-    rates.observe("x", 1, Observation(10.0))
+        rates.observe(name, 1, learn.Observation(10.0))
+        rates.observe(name, 2, learn.Observation(20.0 if index % 2 else 11.0))
+    rates.observe("x", 1, learn.Observation(10.0))
     return rates
 
 
@@ -283,14 +274,14 @@ def test_a_plan_that_could_be_better_for_an_unseen_size_tries_it_once():
     rates, cluster = uncertain(), Cluster.of(2, 2)
     others = frozenset("abcdef")
     assert group_sizes(rates.table(), Progress(finished=others), cluster) == {"x": 2}
-    rates.observe("x", 2, Observation(9.0))  # not worth it
+    rates.observe("x", 2, learn.Observation(9.0))  # not worth it
     assert group_sizes(rates.table(), Progress(finished=others), cluster) == {"x": 1}
 
 
 def test_a_plan_that_could_not_change_is_left_alone():
     rates = online("a", "b", gpus=2)  # a GPU each, however well they scale
-    rates.observe("a", 1, Observation(10.0))
-    rates.observe("b", 1, Observation(10.0))
+    rates.observe("a", 1, learn.Observation(10.0))
+    rates.observe("b", 1, learn.Observation(10.0))
     assert group_sizes(rates.table(), Progress(), Cluster.of(2, 2)) == {"a": 1, "b": 1}
 
 
@@ -305,7 +296,7 @@ def test_every_policy_can_carry_out_a_plan_by_online_rates(policy, seen, gpus, c
     check_round(first, rates.table(), Progress(), cluster)
     assert first.members
     for name, size, found in seen:
-        rates.observe(name, min(size, gpus), Observation(found))
+        rates.observe(name, min(size, gpus), learn.Observation(found))
     progress = Progress(running=first.members, wanted=first, rates_changed=changed)
     answer = POLICIES[policy].decide(rates.table(), progress, cluster, Options())
     if answer != Round():

@@ -6,18 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scheduler.base import InputError, Network, RateTable
-from scheduler.ensemble.rates import (
-    as_printed,
-    bent_curves,
-    counts_to_measure,
-    curve,
-    curves,
-    is_straight,
-    preprocessors_needed,
-    rate,
-    steadied,
-    useful_curves,
-)
+from scheduler.ensemble import rates as rt
 from scheduler.simulation.draw import with_errors
 from tests.examples import examples
 from tests.scheduler.strategies import ensembles
@@ -32,34 +21,34 @@ def test_beyond_two_nodes_the_rate_is_equation_5_of_the_paper():
     network = Network("a", measured)
     for m in (9, 20, 160):
         expected = m * measured[7] / 8 * (measured[7] / measured[6] * 7 / 8) ** (m - 8)
-        assert rate(network, m) == pytest.approx(expected, rel=1e-12)
-    assert [rate(network, m) for m in range(1, 9)] == list(measured)
+        assert rt.rate(network, m) == pytest.approx(expected, rel=1e-12)
+    assert [rt.rate(network, m) for m in range(1, 9)] == list(measured)
 
 
 def test_equation_5_falls_beyond_its_peak():
-    rates = curve(Network("a", (10.0, 17.0)), 40)
+    rates = rt.curve(Network("a", (10.0, 17.0)), 40)
     peak = int(rates.argmax())
     assert 0 < peak < 39
     assert (np.diff(rates[peak:]) < 0).all()
 
 
 def test_a_gain_that_grows_is_not_carried_on():
-    assert rate(Network("a", (10.0, 22.0)), 4) == pytest.approx(44.0)  # efficiency 11 stays 11
+    assert rt.rate(Network("a", (10.0, 22.0)), 4) == pytest.approx(44.0)  # efficiency 11 stays 11
 
 
 def test_one_measurement_promises_no_scaling():
-    assert curve(Network("a", (10.0,)), 3).tolist() == [10.0, 10.0, 10.0]
-    assert curves(table((10.0,)), 3).useful.tolist() == [[True, False, False]]
+    assert rt.curve(Network("a", (10.0,)), 3).tolist() == [10.0, 10.0, 10.0]
+    assert rt.curves(table((10.0,)), 3).useful.tolist() == [[True, False, False]]
 
 
 def test_useful_counts_are_faster_than_all_fewer_ones():
-    found = curves(table((10.0, 9.0, 12.0, 12.0, 13.0)), 5).useful
+    found = rt.curves(table((10.0, 9.0, 12.0, 12.0, 13.0)), 5).useful
     assert found.tolist() == [[True, False, True, False, True]]
 
 
 def test_bounds_say_where_usefulness_begins_and_ends():
     bounded = RateTable(100, 4, (Network("a", (10.0, 5.0, 6.0, 7.0), min_gpus=2, max_gpus=3),))
-    assert curves(bounded, 4).useful.tolist() == [[False, True, True, False]]
+    assert rt.curves(bounded, 4).useful.tolist() == [[False, True, True, False]]
 
 
 @given(ensembles())
@@ -67,16 +56,16 @@ def test_bounds_say_where_usefulness_begins_and_ends():
 def test_arrays_hold_what_single_curves_say_whatever_the_number_of_gpus(drawn):
     rates, cluster = drawn
     for gpus in {1, cluster.gpus, cluster.gpus + 3}:
-        known = curves(rates, gpus)
+        known = rt.curves(rates, gpus)
         for row, network in enumerate(rates.models):
-            assert known.rate[row].tolist() == curve(network, gpus).tolist()
+            assert known.rate[row].tolist() == rt.curve(network, gpus).tolist()
 
 
 def test_steadied_rates_keep_what_was_measured_and_equation_5_where_nothing_is_noisy():
     exact = table(tuple(10.0 * m * 0.95 ** (m - 1) for m in range(1, 9)))
-    steady = steadied(exact, 12).models[0].rates
+    steady = rt.steadied(exact, 12).models[0].rates
     assert steady[:8] == exact.models[0].rates
-    assert steady == pytest.approx(curve(exact.models[0], 12).tolist())
+    assert steady == pytest.approx(rt.curve(exact.models[0], 12).tolist())
 
 
 def test_steadied_rates_err_less_than_equation_5_where_measurements_are_noisy():
@@ -84,17 +73,18 @@ def test_steadied_rates_err_less_than_equation_5_where_measurements_are_noisy():
     exact = table(*[tuple(10.0 * m * fall ** (m - 1) for m in range(1, 9)) for fall in falls])
 
     def error(told):
-        logs = [np.log(curve(a, 30)[29] / curve(b, 30)[29]) for a, b in zip(told.models, exact.models, strict=True)]
+        logs = [np.log(rt.curve(a, 30)[29] / rt.curve(b, 30)[29]) for a, b in zip(told.models, exact.models,
+                                                                                  strict=True)]
         return np.std(logs)
     measured = with_errors(exact, 0.05, seed=1)
-    assert error(steadied(measured, 30)) < error(measured) / 4
+    assert error(rt.steadied(measured, 30)) < error(measured) / 4
 
 
 def test_steadied_slopes_differ_as_far_as_measurements_are_exact():
     steep, flat = (tuple(10.0 * m * fall ** (m - 1) for m in range(1, 5)) for fall in (0.8, 0.99))
     exact = table(steep, flat)
-    for before, after in zip(exact.models, steadied(exact, 8).models, strict=True):
-        assert after.rates == pytest.approx(curve(before, 8).tolist())
+    for before, after in zip(exact.models, rt.steadied(exact, 8).models, strict=True):
+        assert after.rates == pytest.approx(rt.curve(before, 8).tolist())
 
 
 @pytest.mark.parametrize(("single", "per_node", "gpus", "expected"), [
@@ -104,12 +94,12 @@ def test_steadied_slopes_differ_as_far_as_measurements_are_exact():
     ((), 4, 100, 8),
 ])
 def test_counts_to_measure_are_those_of_appendix_b3(single, per_node, gpus, expected):
-    assert counts_to_measure(single, per_node, gpus) == expected
+    assert rt.counts_to_measure(single, per_node, gpus) == expected
 
 
 @given(st.lists(st.floats(1, 100), min_size=1, max_size=6), st.floats(0, 200))
 def test_preprocessors_needed_is_the_least_that_is_enough(throughput, demand):
-    count = preprocessors_needed(throughput, demand)
+    count = rt.preprocessors_needed(throughput, demand)
     if max(throughput) >= demand:
         assert throughput[count - 1] >= demand
         assert all(reached < demand for reached in throughput[:count - 1])
@@ -119,13 +109,13 @@ def test_preprocessors_needed_is_the_least_that_is_enough(throughput, demand):
 
 def test_no_measured_preprocessor_is_an_error():
     with pytest.raises(InputError, match="that of at least one"):
-        preprocessors_needed([], 10.0)
+        rt.preprocessors_needed([], 10.0)
 
 
 @given(ensembles(most_gpus=60, bounded=True), st.integers(1, 60))
 def test_columns_that_are_left_out_are_useful_to_no_network(case, width):
     table, cluster = case
-    whole, narrow = curves(table, cluster.gpus), useful_curves(table, cluster.gpus, width)
+    whole, narrow = rt.curves(table, cluster.gpus), rt.useful_curves(table, cluster.gpus, width)
     kept = narrow.rate.shape[1]
     assert (narrow.rate == whole.rate[:, :kept]).all()
     assert (narrow.useful == whole.useful[:, :kept]).all()
@@ -133,27 +123,27 @@ def test_columns_that_are_left_out_are_useful_to_no_network(case, width):
 
 
 def test_on_a_large_cluster_few_columns_are_kept():
-    assert useful_curves(table((10.0, 19.0), (10.0,)), 10**6, 10**6).rate.shape[1] < 40
-    assert bent_curves(table((10.0, 20.0), (10.0, 19.0)), 10**6).rate.shape[1] < 40
+    assert rt.useful_curves(table((10.0, 19.0), (10.0,)), 10**6, 10**6).rate.shape[1] < 40
+    assert rt.bent_curves(table((10.0, 20.0), (10.0, 19.0)), 10**6).rate.shape[1] < 40
 
 
 def test_what_differs_by_rounding_alone_scales_without_end():
-    assert is_straight(Network("a", (0.1, 0.2, 0.3)))  # 0.3 / 3 < 0.2 / 2
-    assert not is_straight(Network("a", (0.1, 0.2, 0.2999)))
-    assert not is_straight(Network("a", (10.0,)))
+    assert rt.is_straight(Network("a", (0.1, 0.2, 0.3)))  # 0.3 / 3 < 0.2 / 2
+    assert not rt.is_straight(Network("a", (0.1, 0.2, 0.2999)))
+    assert not rt.is_straight(Network("a", (10.0,)))
 
 
 def test_to_the_letter_equation_5_starts_from_two_nodes_also_where_more_was_measured():
     measured = tuple(10.0 * m * 0.97 ** (m - 1) * (1 if m <= 4 else 0.8) for m in range(1, 8))
-    found = as_printed(table(measured, gpus_per_node=2), 12).models[0]
+    found = rt.as_printed(table(measured, gpus_per_node=2), 12).models[0]
     assert found.rates[:7] == measured
     for m in range(8, 13):  # r(m) = m r(4)/4 (r(4)/r(3) x 3/4)^(m-4)
         expected = m * measured[3] / 4 * (measured[3] / measured[2] * 3 / 4) ** (m - 4)
-        assert rate(found, m) == pytest.approx(expected)
-        assert rate(table(measured).models[0], m) != pytest.approx(expected, rel=0.05)
+        assert rt.rate(found, m) == pytest.approx(expected)
+        assert rt.rate(table(measured).models[0], m) != pytest.approx(expected, rel=0.05)
 
 
 @pytest.mark.parametrize("measured", [(10.0, 19.0), (10.0, 19.0, 27.0, 34.0)])
 def test_to_the_letter_or_not_is_one_where_no_more_than_two_nodes_were_measured(measured):
     rates = table(measured, gpus_per_node=2)
-    assert as_printed(rates, 12) == rates
+    assert rt.as_printed(rates, 12) == rates

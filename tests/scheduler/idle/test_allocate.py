@@ -11,19 +11,8 @@ from hypothesis import strategies as st
 
 from scheduler.base import InputError
 from scheduler.idle import allocate as idle
-from scheduler.idle.allocate import (
-    BUSY,
-    FREE,
-    Curve,
-    Trainer,
-    allocate,
-    equal,
-    equal_as_published,
-    name_order,
-    place_by_index,
-    place_in_order,
-    worth,
-)
+from scheduler.idle import allocate as sharing
+from scheduler.idle.allocate import worth
 from tests.examples import examples
 from tests.oracles.idle_nodes import allocate_counts, allocate_nodes
 from tests.scheduler.contracts import AllocatorContract, Table
@@ -31,7 +20,7 @@ from tests.scheduler.contracts import AllocatorContract, Table
 
 @dataclass(frozen=True)
 class Problem:
-    trainers: tuple[Trainer, ...]
+    trainers: tuple[sharing.Trainer, ...]
     current: tuple[int, ...]
     nodes: int
     horizon_s: float
@@ -50,9 +39,9 @@ SPEEDS = st.floats(0, 1000)
 def trainers(draw, values):
     nodes = draw(st.sets(st.integers(1, 6), min_size=1, max_size=3).map(sorted).map(tuple))
     n_max = draw(st.integers(1, nodes[-1]))
-    curve = Curve(nodes, tuple(float(draw(values)) for _ in nodes))
+    curve = sharing.Curve(nodes, tuple(float(draw(values)) for _ in nodes))
     seconds = st.integers(0, 20).map(float)
-    return Trainer(curve, draw(st.integers(1, n_max)), n_max, draw(seconds), draw(seconds))
+    return sharing.Trainer(curve, draw(st.integers(1, n_max)), n_max, draw(seconds), draw(seconds))
 
 
 @st.composite
@@ -79,7 +68,7 @@ class IdleNodesContract(AllocatorContract):
 
 class TestExact(IdleNodesContract):
     def counts(self, problem):
-        return problem.ask(allocate)
+        return problem.ask(sharing.allocate)
 
 
 @settings(max_examples=300)
@@ -87,23 +76,23 @@ class TestExact(IdleNodesContract):
 def test_counts_that_are_in_no_optimum_change_nothing(problem):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(idle, "FEW_COUNTS", 10**9)
-        of_all = problem.ask(allocate)
+        of_all = problem.ask(sharing.allocate)
         patch.setattr(idle, "FEW_COUNTS", 0)
-        assert problem.ask(allocate) == of_all
+        assert problem.ask(sharing.allocate) == of_all
 
 
 def test_as_published_a_share_counts_only_where_it_is_greater_than_n_min():
-    team = [Trainer(Curve((0, 8), (0.0, 8.0)), n_min=2, n_max=3)] * 3
-    assert equal(team, (0, 0, 0), 6, 60) == (2, 2, 2)
-    assert equal_as_published(team, (0, 0, 0), 6, 60) == (3, 3, 0)
-    assert equal_as_published(team, (0, 0, 0), 9, 60) == equal(team, (0, 0, 0), 9, 60) == (3, 3, 3)
+    team = [sharing.Trainer(sharing.Curve((0, 8), (0.0, 8.0)), n_min=2, n_max=3)] * 3
+    assert sharing.equal(team, (0, 0, 0), 6, 60) == (2, 2, 2)
+    assert sharing.equal_as_published(team, (0, 0, 0), 6, 60) == (3, 3, 0)
+    assert sharing.equal_as_published(team, (0, 0, 0), 9, 60) == sharing.equal(team, (0, 0, 0), 9, 60) == (3, 3, 3)
 
 
 class TestEqual(IdleNodesContract):
     exact = False
 
     def counts(self, problem):
-        return problem.ask(equal)
+        return problem.ask(sharing.equal)
 
 
 class TestCountsProgram(IdleNodesContract):
@@ -126,7 +115,7 @@ def test_the_program_over_nodes_has_the_same_optimum_and_moves_no_trainer(proble
     before = held(problem)
     solution = allocate_nodes(problem.trainers, before, problem.nodes, problem.horizon_s)
     assert solution.optimal
-    best = problem.worth(problem.ask(allocate))
+    best = problem.worth(problem.ask(sharing.allocate))
     assert problem.worth(solution.counts) == pytest.approx(best, rel=1e-9, abs=1e-9)
     for had, has in zip(before, solution.nodes, strict=True):
         assert had <= has or has <= had
@@ -135,49 +124,50 @@ def test_the_program_over_nodes_has_the_same_optimum_and_moves_no_trainer(proble
 def test_thirty_trainers_on_hundreds_of_nodes_have_the_optimum_of_the_counts_program():
     rng = np.random.default_rng(7)
     bends = (1, 2, 4, 8, 16, 32, 64)
-    team = [Trainer(Curve(bends, tuple(np.round(np.array(bends) ** 0.9 * speed, 1).tolist())), 2, 64, 18.0, 12.0)
+    team = [sharing.Trainer(sharing.Curve(bends, tuple(np.round(np.array(bends) ** 0.9 * speed, 1).tolist())), 2, 64,
+                            18.0, 12.0)
             for speed in rng.uniform(1000, 7000, 30)]
     current = rng.integers(0, 20, 30).tolist()
     best = allocate_counts(team, current, 400, 120.0)
-    counts = allocate(team, current, 400, 120.0)
+    counts = sharing.allocate(team, current, 400, 120.0)
     assert worth(team, current, counts, 120.0) == pytest.approx(worth(team, current, best.counts, 120.0), rel=1e-9)
 
 
 # One trainer on 6 of 7 nodes that is down to 4, below its n_min of 5, with no way to grow.
-PREEMPTED = Problem((Trainer(Curve((5,), (50.0,)), n_min=5, n_max=5),), (4,), 4, 60.0)
+PREEMPTED = Problem((sharing.Trainer(sharing.Curve((5,), (50.0,)), n_min=5, n_max=5),), (4,), 4, 60.0)
 
 
 def test_the_published_m_makes_a_feasible_case_infeasible():
     published = PREEMPTED.nodes + 1
     ask = (PREEMPTED.trainers, held(PREEMPTED), PREEMPTED.nodes, PREEMPTED.horizon_s)
-    assert allocate_nodes(*ask).counts == PREEMPTED.ask(allocate) == (0,)
+    assert allocate_nodes(*ask).counts == PREEMPTED.ask(sharing.allocate) == (0,)
     assert allocate_nodes(*ask, migration_m=published) is None
 
 
 def test_the_published_m_forbids_a_change_of_more_than_half_of_the_nodes():
-    slow, fast = (Trainer(Curve((8,), (8.0 * speed,)), n_max=8) for speed in (1, 2))
+    slow, fast = (sharing.Trainer(sharing.Curve((8,), (8.0 * speed,)), n_max=8) for speed in (1, 2))
     problem = Problem((slow, fast), (8, 0), 8, 60.0)
     small = allocate_nodes(problem.trainers, held(problem), 8, 60.0, migration_m=9)
-    assert problem.ask(allocate) == (0, 8)
+    assert problem.ask(sharing.allocate) == (0, 8)
     assert small.counts == (4, 4)  # (9 - 1) / 2 nodes may change hands
 
 
 def test_a_trainer_below_its_minimum_loses_nothing_by_a_change():
-    trainer = Trainer(Curve((4,), (40.0,)), n_min=2, n_max=4, up_s=100, down_s=100)
+    trainer = sharing.Trainer(sharing.Curve((4,), (40.0,)), n_min=2, n_max=4, up_s=100, down_s=100)
     assert trainer.gains(1, horizon_s=10).tolist() == [0, -math.inf, 200, 300, 400]
 
 
 def test_growing_pays_only_when_the_horizon_outlasts_its_cost():
-    team = [Trainer(Curve((1, 2), (10.0, 15.0)), n_max=2, up_s=20)]  # 20 s x 10 lost, 5 a second gained
-    assert allocate(team, (1,), 2, horizon_s=39) == (1,)
-    assert allocate(team, (1,), 2, horizon_s=41) == (2,)
+    team = [sharing.Trainer(sharing.Curve((1, 2), (10.0, 15.0)), n_max=2, up_s=20)]  # 20 s x 10 lost, 5 a second gained
+    assert sharing.allocate(team, (1,), 2, horizon_s=39) == (1,)
+    assert sharing.allocate(team, (1,), 2, horizon_s=41) == (2,)
 
 
 def test_weights_and_normalised_curves_change_who_is_served():
-    slow, fast = Curve((1, 2), (1.0, 2.0)), Curve((1, 2), (10.0, 12.0))
+    slow, fast = sharing.Curve((1, 2), (1.0, 2.0)), sharing.Curve((1, 2), (10.0, 12.0))
 
     def share(*curves):
-        return allocate([Trainer(curve, n_max=2) for curve in curves], (0, 0), 2, 60.0)
+        return sharing.allocate([sharing.Trainer(curve, n_max=2) for curve in curves], (0, 0), 2, 60.0)
 
     assert share(slow, fast) == (0, 2)
     assert share(slow.normalised(), fast.normalised()) == (2, 0)
@@ -185,12 +175,12 @@ def test_weights_and_normalised_curves_change_who_is_served():
 
 
 def test_equal_serves_the_first_comer_where_there_are_fewer_nodes_than_trainers():
-    team = [Trainer(Curve((4,), (4.0,)), n_min, 4) for n_min in (3, 1, 1)]
-    assert equal(team, (0, 0, 0), 2, 60.0) == (0, 2, 0)
-    assert equal(team, (0, 0, 0), 8, 60.0) == (4, 2, 2)
+    team = [sharing.Trainer(sharing.Curve((4,), (4.0,)), n_min, 4) for n_min in (3, 1, 1)]
+    assert sharing.equal(team, (0, 0, 0), 2, 60.0) == (0, 2, 0)
+    assert sharing.equal(team, (0, 0, 0), 8, 60.0) == (4, 2, 2)
 
 
-@pytest.mark.parametrize("allocator", [allocate, equal, allocate_counts])
+@pytest.mark.parametrize("allocator", [sharing.allocate, sharing.equal, allocate_counts])
 @pytest.mark.parametrize(("current", "nodes", "horizon_s", "complaint"), [
     ((1, 1), 4, 60.0, "1 trainer, but current counts of 2"),
     ((3,), 4, 60.0, "trainer 0 has 3 nodes; it can have 0 to 2"),
@@ -200,11 +190,11 @@ def test_equal_serves_the_first_comer_where_there_are_fewer_nodes_than_trainers(
 ])
 def test_a_state_that_cannot_be_is_refused(allocator, current, nodes, horizon_s, complaint):
     with pytest.raises(InputError, match=complaint):
-        allocator([Trainer(Curve((2,), (2.0,)), n_max=2)], current, nodes, horizon_s)
+        allocator([sharing.Trainer(sharing.Curve((2,), (2.0,)), n_max=2)], current, nodes, horizon_s)
 
 
 def test_the_program_over_nodes_refuses_a_node_held_twice():
-    team = [Trainer(Curve((2,), (2.0,)), n_max=2)] * 2
+    team = [sharing.Trainer(sharing.Curve((2,), (2.0,)), n_max=2)] * 2
     with pytest.raises(InputError, match=r"each node 0\.\.2 can be held once"):
         allocate_nodes(team, [frozenset({0}), frozenset({0})], 3, 60.0)
 
@@ -220,7 +210,7 @@ def test_the_program_over_nodes_refuses_a_node_held_twice():
 ])
 def test_a_curve_that_cannot_be_is_refused(nodes, values, complaint):
     with pytest.raises(InputError, match=complaint):
-        Curve(nodes, values)
+        sharing.Curve(nodes, values)
 
 
 @pytest.mark.parametrize(("n_min", "n_max", "up_s", "complaint"), [
@@ -232,12 +222,12 @@ def test_a_curve_that_cannot_be_is_refused(nodes, values, complaint):
 ])
 def test_a_trainer_that_cannot_be_is_refused(n_min, n_max, up_s, complaint):
     with pytest.raises(InputError, match=complaint):
-        Trainer(Curve((2,), (2.0,)), n_min, n_max, up_s)
+        sharing.Trainer(sharing.Curve((2,), (2.0,)), n_min, n_max, up_s)
 
 
 def test_a_curve_of_no_worth_on_one_node_has_no_speed_up():
     with pytest.raises(InputError, match="0 on one node"):
-        Curve((1, 2), (0.0, 2.0)).normalised()
+        sharing.Curve((1, 2), (0.0, 2.0)).normalised()
 
 
 # --- Which nodes
@@ -246,8 +236,8 @@ def test_a_curve_of_no_worth_on_one_node_has_no_speed_up():
 @st.composite
 def placements(draw):
     """Owners of some nodes, and counts that fit."""
-    owner = draw(st.lists(st.sampled_from([BUSY, FREE, 0, 1, 2]), max_size=20))
-    left = sum(who != BUSY for who in owner)
+    owner = draw(st.lists(st.sampled_from([sharing.BUSY, sharing.FREE, 0, 1, 2]), max_size=20))
+    left = sum(who != sharing.BUSY for who in owner)
     counts = {}
     for number in draw(st.permutations([0, 1, 2])):
         counts[number] = draw(st.integers(0, left))
@@ -255,12 +245,12 @@ def placements(draw):
     return np.array(owner, dtype=np.int64), counts
 
 
-@pytest.mark.parametrize("place", [place_by_index, place_in_order])
+@pytest.mark.parametrize("place", [sharing.place_by_index, sharing.place_in_order])
 @given(state=placements())
 def test_placing_gives_each_its_count_from_the_idle_and_moves_nobody(place, state):
     owner, counts = state
     after = place(owner, counts)
-    assert ((after == BUSY) == (owner == BUSY)).all()
+    assert ((after == sharing.BUSY) == (owner == sharing.BUSY)).all()
     for number, count in counts.items():
         had, has = set(np.flatnonzero(owner == number)), set(np.flatnonzero(after == number))
         assert len(has) == count
@@ -268,13 +258,14 @@ def test_placing_gives_each_its_count_from_the_idle_and_moves_nobody(place, stat
 
 
 def test_in_order_the_smallest_takes_first_and_by_index_the_first():
-    free = np.full(6, FREE)
-    assert place_by_index(free, {0: 3, 1: 1, 2: 2}).tolist() == [0, 0, 0, 1, 2, 2]
-    assert place_in_order(free, {0: 3, 1: 1, 2: 2}).tolist() == [1, 2, 2, 0, 0, 0]
+    free = np.full(6, sharing.FREE)
+    assert sharing.place_by_index(free, {0: 3, 1: 1, 2: 2}).tolist() == [0, 0, 0, 1, 2, 2]
+    assert sharing.place_in_order(free, {0: 3, 1: 1, 2: 2}).tolist() == [1, 2, 2, 0, 0, 0]
 
 
 def test_who_gives_up_nodes_gives_its_last():
-    assert place_by_index(np.array([0, FREE, 0, 0]), {0: 1}).tolist() == [0, FREE, FREE, FREE]
+    assert sharing.place_by_index(np.array([0, sharing.FREE, 0, 0]), {0: 1}).tolist() == [0, sharing.FREE,
+                                                                                          sharing.FREE, sharing.FREE]
 
 
 @pytest.mark.parametrize(("counts", "complaint"), [
@@ -283,8 +274,8 @@ def test_who_gives_up_nodes_gives_its_last():
 ])
 def test_a_placement_that_cannot_be_is_refused(counts, complaint):
     with pytest.raises(InputError, match=complaint):
-        place_by_index(np.array([0, FREE, BUSY]), counts)
+        sharing.place_by_index(np.array([0, sharing.FREE, sharing.BUSY]), counts)
 
 
 def test_names_are_ordered_as_text():
-    assert name_order(["h50n18", "a01n01", "b01n01"]).tolist() == [1, 2, 0]
+    assert sharing.name_order(["h50n18", "a01n01", "b01n01"]).tolist() == [1, 2, 0]

@@ -11,18 +11,10 @@ from hypothesis import strategies as st
 
 from scheduler.base import InputError
 from scheduler.reservation import blocks
+from scheduler.reservation import requests as req
 from scheduler.reservation import requests as reservation
 from scheduler.reservation.laws import Discrete, discretise, empirical, make_law
 from scheduler.reservation.log import read_runs
-from scheduler.reservation.requests import (
-    RequestSequence,
-    at_optimal,
-    expected_makespan,
-    makespan_by_count,
-    optimal_requests,
-    requests_from_runs,
-    t_optimal,
-)
 from tests.examples import examples
 from tests.places import SHARED
 
@@ -88,7 +80,7 @@ def theorem_2(first, step, mass, rate):
 @settings(max_examples=examples(300), deadline=None)
 @given(laws(), rates, st.sampled_from([0.0, 3.0, 50.0]))
 def test_no_sequence_is_better_than_the_optimal_one(law, rate, spent):
-    found = optimal_requests(law, rate, spent)
+    found = req.optimal_requests(law, rate, spent)
     best = min(makespan(law, requests, rate, spent) for requests in every_sequence(law))
     assert found.expected_makespan == pytest.approx(best, rel=1e-12)
     assert makespan(law, found.requests, rate, spent) == pytest.approx(best, rel=1e-12)
@@ -100,7 +92,7 @@ def test_bounding_the_search_loses_no_optimum(law, rate, spent, coarse):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(reservation, "COARSE", coarse)  # bounds from 4 values on
         patch.setattr(reservation, "SWEEP_EVERY", 1)
-        bounded = at_optimal(law, rate, spent)
+        bounded = req.at_optimal(law, rate, spent)
     best = min(makespan(law, requests, rate, spent) for requests in every_sequence(law))
     assert bounded.expected_makespan == pytest.approx(best, rel=1e-12)
 
@@ -110,9 +102,9 @@ def test_bounding_the_search_loses_no_optimum(law, rate, spent, coarse):
                                  make_law("lognormal", mu=1, sigma=1.5, low=0, high=400)])
 def test_the_bounded_search_agrees_with_the_full_one(monkeypatch, law, rate):
     known = discretise(law, 300)
-    bounded = at_optimal(known, rate, spent=2.0)
+    bounded = req.at_optimal(known, rate, spent=2.0)
     monkeypatch.setattr(reservation, "COARSE", 1000)
-    assert bounded.expected_makespan == pytest.approx(at_optimal(known, rate, 2.0).expected_makespan, rel=1e-12)
+    assert bounded.expected_makespan == pytest.approx(req.at_optimal(known, rate, 2.0).expected_makespan, rel=1e-12)
 
 
 @settings(max_examples=examples(100), deadline=None)
@@ -122,7 +114,7 @@ def test_the_makespan_by_number_of_requests_is_the_best_of_that_number(law, rate
     expected = {}
     for requests in every_sequence(law):
         expected[len(requests)] = min(expected.get(len(requests), math.inf), makespan(law, requests, rate))
-    assert makespan_by_count(law, rate, most=99) == pytest.approx(
+    assert req.makespan_by_count(law, rate, most=99) == pytest.approx(
         [expected[count] for count in sorted(expected)])
 
 
@@ -130,7 +122,7 @@ def test_the_makespan_by_number_of_requests_is_the_best_of_that_number(law, rate
 @given(laws(), rates, st.data())
 def test_the_makespan_of_any_sequence_is_its_definition(law, rate, data):
     requests = data.draw(st.sampled_from(list(every_sequence(law))))
-    assert expected_makespan(law, requests, rate) == pytest.approx(makespan(law, requests, rate))
+    assert req.expected_makespan(law, requests, rate) == pytest.approx(makespan(law, requests, rate))
 
 
 @settings(max_examples=examples(30), deadline=None)
@@ -138,13 +130,13 @@ def test_the_makespan_of_any_sequence_is_its_definition(law, rate, data):
 def test_labels_agree_with_the_table_of_theorem_2(weights, first, rate):
     mass = np.array([0, *weights, 1]) / (sum(weights) + 1)  # nothing at v_0
     law = Discrete(first + 2.0 * np.arange(len(mass)), mass)
-    assert at_optimal(law, rate).expected_makespan == pytest.approx(theorem_2(first, 2.0, mass, rate))
+    assert req.at_optimal(law, rate).expected_makespan == pytest.approx(theorem_2(first, 2.0, mass, rate))
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.1, 0.5, 0.9])
 def test_labels_agree_with_the_table_of_theorem_2_on_the_law_of_table_1(rate):
     law = discretise(PAPER, 24)
-    assert at_optimal(law, rate).expected_makespan == pytest.approx(
+    assert req.at_optimal(law, rate).expected_makespan == pytest.approx(
         theorem_2(0.0, 20 / 24, tuple(law.probabilities), rate))
 
 
@@ -152,15 +144,15 @@ def test_theorem_2_started_at_the_first_value_would_lose_its_probability():
     law = Discrete([1, 2, 3], [0.5, 0.25, 0.25])
     assert theorem_2(1.0, 1.0, (0.5, 0.25, 0.25), 0.0) == 1.5  # (0.5 x 0 for the runs that take 1)
     assert theorem_2(0.0, 1.0, (0.0, 0.5, 0.25, 0.25), 0.0) == 2.5  # started one value lower: right
-    assert t_optimal(law).expected_makespan == 2.5
+    assert req.t_optimal(law).expected_makespan == 2.5
 
 
 @pytest.mark.parametrize("seed", range(5))
 def test_the_envelope_and_the_labels_agree_without_backfill(seed):
     rng = np.random.default_rng(seed)
     law = empirical(rng.lognormal(1.0, 1.0, 300))
-    labels = at_optimal(law, 0.0).expected_makespan
-    assert t_optimal(law).expected_makespan == pytest.approx(labels, rel=1e-12)
+    labels = req.at_optimal(law, 0.0).expected_makespan
+    assert req.t_optimal(law).expected_makespan == pytest.approx(labels, rel=1e-12)
 
 
 LARGE = {
@@ -174,9 +166,9 @@ LARGE = {
 @pytest.mark.parametrize("name", LARGE)
 def test_in_blocks_the_sequence_is_that_of_the_sweep_value_by_value(name, monkeypatch):
     law = discretise(LARGE[name], 20_000)
-    found = t_optimal(law)
+    found = req.t_optimal(law)
     monkeypatch.setattr(reservation, "BLOCKS_FROM", 10**9)
-    assert t_optimal(law) == RequestSequence(found.requests, pytest.approx(found.expected_makespan, rel=1e-12))
+    assert req.t_optimal(law) == req.RequestSequence(found.requests, pytest.approx(found.expected_makespan, rel=1e-12))
 
 
 @st.composite
@@ -198,77 +190,77 @@ def test_blocks_of_any_size_find_the_least_cost(law, first):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(reservation, "BLOCKS_FROM", 0)
         patch.setattr(blocks, "FIRST", first)
-        found = t_optimal(law)
+        found = req.t_optimal(law)
         patch.setattr(reservation, "BLOCKS_FROM", 10**9)
-        expected = t_optimal(law)
+        expected = req.t_optimal(law)
     assert found.expected_makespan == pytest.approx(expected.expected_makespan, rel=1e-11)
-    assert expected_makespan(law, found.requests) == pytest.approx(expected.expected_makespan, rel=1e-9)
+    assert req.expected_makespan(law, found.requests) == pytest.approx(expected.expected_makespan, rel=1e-9)
 
 
 @settings(max_examples=60)
 @given(odd_laws(), rates.filter(bool), st.integers(2, 12), st.sampled_from([0.0, 3.0]))
 def test_on_fewer_values_the_answer_is_as_near_the_least_as_it_says(law, rate, most, spent):
-    least = at_optimal(law, rate, spent).expected_makespan
+    least = req.at_optimal(law, rate, spent).expected_makespan
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(reservation, "MOST_EXACT", most)
-        found = optimal_requests(law, rate, spent)
+        found = req.optimal_requests(law, rate, spent)
     assert found.excess == 0 or len(law.values) > most
-    assert found.expected_makespan == pytest.approx(expected_makespan(law, found.requests, rate, spent), rel=1e-12)
+    assert found.expected_makespan == pytest.approx(req.expected_makespan(law, found.requests, rate, spent), rel=1e-12)
     assert least * (1 - 1e-9) <= found.expected_makespan <= least * (1 + found.excess) * (1 + 1e-9)
 
 
 def test_of_a_million_equal_values_the_longest_is_asked_for_at_once():
-    assert t_optimal(discretise(LARGE["uniform"], 10**6)).requests == (20.0,)
+    assert req.t_optimal(discretise(LARGE["uniform"], 10**6)).requests == (20.0,)
 
 
 def test_table_1_toptimal():
-    assert t_optimal(discretise(PAPER, 200)).requests == (10.8, 13.4, 15.4, 17.1, 18.7, 20.0)
+    assert req.t_optimal(discretise(PAPER, 200)).requests == (10.8, 13.4, 15.4, 17.1, 18.7, 20.0)
 
 
 @pytest.mark.parametrize(("rate", "requests"), [(0.1, [10.86, 13.91, 18.69, 20.0]), (0.5, [13.04, 20.0]),
                                                 (0.9, [17.39, 20.0])])
 def test_table_1_atoptimal(rate, requests):
-    found = at_optimal(discretise(PAPER, 46), rate).requests
+    found = req.at_optimal(discretise(PAPER, 46), rate).requests
     assert [math.floor(100 * request + 1e-9) / 100 for request in found] == requests
 
 
 def test_a_request_is_never_made_where_there_is_no_probability():
-    assert optimal_requests(Discrete([0, 1, 2], [0, 1, 0])).requests == (1.0,)
+    assert req.optimal_requests(Discrete([0, 1, 2], [0, 1, 0])).requests == (1.0,)
 
 
 def test_a_certain_run_time_is_asked_for_once():
-    assert optimal_requests(Discrete([7], [1.0]), 0.3).requests == (7.0,)
+    assert req.optimal_requests(Discrete([7], [1.0]), 0.3).requests == (7.0,)
 
 
 @pytest.mark.parametrize("rate", [0.0, 1e-15])
 def test_when_another_request_gains_nothing_it_is_not_made(rate):
     uniform = discretise(make_law("uniform", low=0, high=3), 30)
-    assert optimal_requests(uniform, rate).requests == (3.0,)
+    assert req.optimal_requests(uniform, rate).requests == (3.0,)
 
 
 def test_after_a_failure_the_optimal_sequence_goes_on():
     runs = np.random.default_rng(1).lognormal(0.0, 1.0, 50)
-    first, *rest = requests_from_runs(runs).requests
-    assert list(requests_from_runs(runs, failed=[first]).requests) == rest
-    assert requests_from_runs(runs, failed=[first]).requests[0] == rest[0]
+    first, *rest = req.requests_from_runs(runs).requests
+    assert list(req.requests_from_runs(runs, failed=[first]).requests) == rest
+    assert req.requests_from_runs(runs, failed=[first]).requests[0] == rest[0]
 
 
 def test_backfill_counts_the_time_of_the_failed_requests():
     runs, failed = [1, 2, 5, 6, 9, 12], [4.0]
     law = empirical(runs).beyond(4)
-    found = requests_from_runs(runs, failed, backfill_rate=0.3)
+    found = req.requests_from_runs(runs, failed, backfill_rate=0.3)
     assert found.expected_makespan == pytest.approx(
         min(makespan(law, requests, 0.3, spent=4.0) for requests in every_sequence(law)))
 
 
 def test_fewer_than_five_runs_ask_for_twice_the_longest():
-    assert requests_from_runs([3, 4, 5, 2]).requests == (10.0,)
-    assert requests_from_runs([3, 4, 5, 2]).expected_makespan == 10.0
-    assert requests_from_runs([3, 4, 5, 2], failed=[10.0]).requests == (20.0,)
+    assert req.requests_from_runs([3, 4, 5, 2]).requests == (10.0,)
+    assert req.requests_from_runs([3, 4, 5, 2]).expected_makespan == 10.0
+    assert req.requests_from_runs([3, 4, 5, 2], failed=[10.0]).requests == (20.0,)
 
 
 def test_a_job_that_outlived_all_past_runs_asks_for_twice_what_failed():
-    found = requests_from_runs([1, 2, 3, 4, 5], failed=[5.0, 10.0])
+    found = req.requests_from_runs([1, 2, 3, 4, 5], failed=[5.0, 10.0])
     assert (found.requests, found.expected_makespan) == ((20.0,), 35.0)
 
 
@@ -277,18 +269,18 @@ def test_a_job_that_outlived_all_past_runs_asks_for_twice_what_failed():
 def test_on_real_logs_a_sequence_beats_asking_for_the_longest_run(name):
     law = empirical(read_runs(WALLTIMES / name))
     for rate in (0.0, 0.1):
-        assert optimal_requests(law, rate).expected_makespan < expected_makespan(law, [law.longest], rate)
+        assert req.optimal_requests(law, rate).expected_makespan < req.expected_makespan(law, [law.longest], rate)
 
 
 @pytest.mark.parametrize(("call", "message"), [
-    (lambda: optimal_requests(empirical([1]), 1.0), "at least 0 and below 1"),
-    (lambda: optimal_requests(empirical([1]), float("nan")), "at least 0 and below 1"),
-    (lambda: optimal_requests(empirical([1]), spent=-1), "at least 0"),
-    (lambda: expected_makespan(empirical([1, 3]), [2]), "below the longest run time 3"),
-    (lambda: expected_makespan(empirical([1, 3]), [3, 3]), "increasing"),
-    (lambda: requests_from_runs([]), "no past run"),
-    (lambda: requests_from_runs([1, -2]), "above 0"),
-    (lambda: requests_from_runs([1, 2], failed=[0]), "failed requests"),
+    (lambda: req.optimal_requests(empirical([1]), 1.0), "at least 0 and below 1"),
+    (lambda: req.optimal_requests(empirical([1]), float("nan")), "at least 0 and below 1"),
+    (lambda: req.optimal_requests(empirical([1]), spent=-1), "at least 0"),
+    (lambda: req.expected_makespan(empirical([1, 3]), [2]), "below the longest run time 3"),
+    (lambda: req.expected_makespan(empirical([1, 3]), [3, 3]), "increasing"),
+    (lambda: req.requests_from_runs([]), "no past run"),
+    (lambda: req.requests_from_runs([1, -2]), "above 0"),
+    (lambda: req.requests_from_runs([1, 2], failed=[0]), "failed requests"),
 ])
 def test_bad_input_is_refused(call, message):
     with pytest.raises(InputError, match=message):

@@ -9,14 +9,7 @@ from hypothesis import strategies as st
 
 from scheduler.base import InputError
 from scheduler.idle.allocate import BUSY, FREE, Curve, Trainer, name_order, place_by_index, place_in_order
-from scheduler.simulation.idle_nodes import (
-    PLACEMENTS,
-    POLICIES,
-    Settings,
-    efficiency,
-    static_outcome,
-    summarise,
-)
+from scheduler.simulation import idle_nodes
 from scheduler.simulation.idle_trace import Job, Trace, read_events, read_node_names, read_trainers
 from tests.places import SHARED
 from tests.scheduler.simulation.audits import BrokenRuleError
@@ -44,20 +37,20 @@ ONE_LEAVES = trace(200, (0, [0, 1], []), (100, [], [1]))
 
 
 def test_a_node_that_leaves_costs_what_the_trainer_did_while_going_down():
-    done = replay(ONE_LEAVES, [job()], Settings())
+    done = replay(ONE_LEAVES, [job()], idle_nodes.Settings())
     assert (done.preemption_cost, done.rescale_cost) == (2 * 20, 0)
     assert done.trainers[0].samples == 100 * 20 - 40 + 100 * 10
     assert done.used.tolist() == [2, 1, 1]
 
 
 def test_a_node_that_joins_costs_what_the_trainer_did_while_going_up():
-    done = replay(trace(200, (0, [0], []), (100, [1], [])), [job()], Settings())
+    done = replay(trace(200, (0, [0], []), (100, [1], [])), [job()], idle_nodes.Settings())
     assert (done.preemption_cost, done.rescale_cost) == (0, 5 * 10)
     assert done.outcome.tolist() == [0, 1000 - 50, 1000 - 50 + 2000]
 
 
 def test_two_nodes_that_leave_at_once_cost_once_and_below_its_minimum_a_trainer_waits():
-    done = replay(trace(200, (0, [0, 1, 2], []), (100, [], [1, 2])), [job(n_min=2, n_max=3)], Settings())
+    done = replay(trace(200, (0, [0, 1, 2], []), (100, [], [1, 2])), [job(n_min=2, n_max=3)], idle_nodes.Settings())
     assert (done.preemption_cost, done.rescale_cost) == (2 * 30, 0)
     assert done.trainers[0].samples == 100 * 30 - 60
     assert done.used.tolist() == [3, 0, 0]
@@ -67,9 +60,9 @@ def test_nodes_of_a_trainer_that_is_done_wait_for_the_next_change_or_not():
     """The first is done at 50; the second has one node, and two from then on or from 100 on."""
     jobs = [job(n_max=1, total=500), job()]
     nodes = trace(200, (0, [0, 1], []), (100, [2], []))
-    waiting = replay(nodes, jobs, Settings())
+    waiting = replay(nodes, jobs, idle_nodes.Settings())
     assert [record.samples for record in waiting.trainers] == [500, 200 * 10 + 100 * 10 - 50]
-    at_once = replay(nodes, jobs, Settings(completions_are_events=True))
+    at_once = replay(nodes, jobs, idle_nodes.Settings(completions_are_events=True))
     assert [record.samples for record in at_once.trainers] == [500, 200 * 10 + 150 * 10 - 50]
     for done in (waiting, at_once):
         assert [record.ended_s for record in done.trainers] == [50, None]
@@ -77,53 +70,54 @@ def test_nodes_of_a_trainer_that_is_done_wait_for_the_next_change_or_not():
 
 def test_a_trainer_that_is_done_makes_room_for_the_next():
     jobs = [job(total=500, n_max=1), job(total=500, n_max=1), job(n_max=1, submit_s=90)]
-    done = replay(trace(200, (0, [0], [])), jobs, Settings(max_parallel=1, completions_are_events=True))
+    done = replay(trace(200, (0, [0], [])), jobs, idle_nodes.Settings(max_parallel=1, completions_are_events=True))
     assert [(record.started_s, record.ended_s) for record in done.trainers] == [(0, 50), (50, 100), (100, None)]
     assert (done.completed, done.mean_trainer_hours) == (2, 50 / 3600)
 
 
 def test_a_trainer_submitted_between_changes_starts_at_once_or_at_the_next():
     nodes, late = trace(200, (0, [0], []), (100, [1], [])), [job(n_max=1, submit_s=30)]
-    assert replay(nodes, late, Settings()).trainers[0].started_s == 100
-    assert replay(nodes, late, Settings(completions_are_events=True)).trainers[0].started_s == 30
+    assert replay(nodes, late, idle_nodes.Settings()).trainers[0].started_s == 100
+    assert replay(nodes, late, idle_nodes.Settings(completions_are_events=True)).trainers[0].started_s == 30
 
 
 def test_work_is_done_before_its_nodes_leave_at_the_same_moment():
-    done = replay(ONE_LEAVES, [job(total=2000)], Settings())
+    done = replay(ONE_LEAVES, [job(total=2000)], idle_nodes.Settings())
     assert (done.trainers[0].ended_s, done.preemption_cost) == (100, 0)
 
 
 def test_a_heavier_objective_is_served_first():
     light, heavy = job(), job()
     heavy = Job("net", 0.0, 1e9, heavy.samples, Trainer(heavy.samples.scaled(3), 1, 2, 5.0, 2.0))
-    done = replay(ONE_LEAVES, [light, heavy], Settings())
+    done = replay(ONE_LEAVES, [light, heavy], idle_nodes.Settings())
     assert [record.samples for record in done.trainers] == [0, 2960]
     assert done.outcome[-1] == 3 * 2960
 
 
 def test_efficiency_is_against_as_many_dedicated_nodes():
     jobs = [job()]
-    done = replay(ONE_LEAVES, jobs, Settings())
-    assert static_outcome(jobs, 1.5, 200, max_parallel=1) == 200 * 15
-    assert efficiency(ONE_LEAVES, jobs, done, max_parallel=1) == pytest.approx(2960 / 3000)
+    done = replay(ONE_LEAVES, jobs, idle_nodes.Settings())
+    assert idle_nodes.static_outcome(jobs, 1.5, 200, max_parallel=1) == 200 * 15
+    assert idle_nodes.efficiency(ONE_LEAVES, jobs, done, max_parallel=1) == pytest.approx(2960 / 3000)
 
 
 def test_where_all_are_done_early_only_the_time_until_then_counts():
     """Done at 100 with two nodes, on two dedicated nodes also: the idle time after it does not count."""
     jobs = [job(total=2000)]
-    assert efficiency(ONE_LEAVES, jobs, replay(ONE_LEAVES, jobs, Settings()), 1) == pytest.approx(1)
+    assert idle_nodes.efficiency(ONE_LEAVES, jobs, replay(ONE_LEAVES, jobs, idle_nodes.Settings()),
+                                 1) == pytest.approx(1)
 
 
 def test_where_dedicated_nodes_are_done_even_earlier_their_mean_rate_goes_on():
     jobs = [job(total=2960 - 10)]  # at 199 s here, with 299 node-seconds; there in 196.7 s on 1.5 nodes
-    done = replay(ONE_LEAVES, jobs, Settings())
+    done = replay(ONE_LEAVES, jobs, idle_nodes.Settings())
     assert done.trainers[0].ended_s == pytest.approx(199)
-    assert efficiency(ONE_LEAVES, jobs, done, 1) == pytest.approx(2950 / (10 * 299))
+    assert idle_nodes.efficiency(ONE_LEAVES, jobs, done, 1) == pytest.approx(2950 / (10 * 299))
 
 
 def test_without_idle_nodes_there_is_no_efficiency():
     nodes = trace(100, (50, [0], [])).select(end_s=40)
-    summary = summarise(nodes, [job()], Settings(), replay(nodes, [job()], Settings()))
+    summary = idle_nodes.summarise(nodes, [job()], idle_nodes.Settings(), replay(nodes, [job()], idle_nodes.Settings()))
     assert (summary.node_hours, summary.events, summary.completed) == (0, 0, 0)
     assert math.isnan(summary.efficiency)
     assert math.isnan(summary.mean_trainer_hours)
@@ -136,7 +130,7 @@ def test_without_idle_nodes_there_is_no_efficiency():
 ])
 def test_settings_that_cannot_be_are_refused(arguments, complaint):
     with pytest.raises(InputError, match=complaint):
-        Settings(**arguments)
+        idle_nodes.Settings(**arguments)
 
 
 # --- Any replay
@@ -159,9 +153,9 @@ jobs_of = st.lists(st.builds(
 ), max_size=6).map(lambda jobs: sorted(jobs, key=lambda job: job.submit_s))
 
 settings_of = st.builds(
-    Settings, policy=st.sampled_from(list(POLICIES.values())), horizon_s=st.sampled_from([0.0, 10.0, 120.0]),
-    max_parallel=st.integers(1, 4), completions_are_events=st.booleans(),
-    placement=st.sampled_from(list(PLACEMENTS.values())))
+    idle_nodes.Settings, policy=st.sampled_from(list(idle_nodes.POLICIES.values())),
+    horizon_s=st.sampled_from([0.0, 10.0, 120.0]), max_parallel=st.integers(1, 4),
+    completions_are_events=st.booleans(), placement=st.sampled_from(list(idle_nodes.PLACEMENTS.values())))
 
 
 @settings(deadline=None)
@@ -193,7 +187,7 @@ def stolen(owner, counts):
 def test_the_audit_finds_a_placement_that_breaks_the_rules(placement):
     nodes = trace(100, (0, [0, 1, 2], []), (50, [3], [0]))
     with pytest.raises(BrokenRuleError):
-        replay(nodes, [job(n_max=1), job(n_max=1)], Settings(placement=placement))
+        replay(nodes, [job(n_max=1), job(n_max=1)], idle_nodes.Settings(placement=placement))
 
 
 @pytest.mark.parametrize("counts", [(1, 2), (3, 0), (0, 1)])
@@ -201,7 +195,7 @@ def test_the_audit_finds_a_policy_that_gives_too_much_or_breaks_bounds(counts):
     """Of two idle nodes; the first trainer runs on at most two, the second on at least two."""
     jobs = [job(), job(n_min=2)]
     with pytest.raises(BrokenRuleError):
-        replay(trace(100, (0, [0, 1], [])), jobs, Settings(policy=lambda *_: counts))
+        replay(trace(100, (0, [0, 1], [])), jobs, idle_nodes.Settings(policy=lambda *_: counts))
 
 
 # --- The paper's week
@@ -219,12 +213,13 @@ def week():
 
 @needs_summit
 @pytest.mark.parametrize(("settings", "expected"), [
-    (Settings(policy=POLICIES["equal"]), 0.757),
-    pytest.param(Settings(placement=place_in_order, completions_are_events=True), 0.895, marks=pytest.mark.long),
+    (idle_nodes.Settings(policy=idle_nodes.POLICIES["equal"]), 0.757),
+    pytest.param(idle_nodes.Settings(placement=place_in_order, completions_are_events=True), 0.895,
+                 marks=pytest.mark.long),
 ])
 def test_the_week_of_the_paper_has_the_efficiency_that_is_known(week, settings, expected):
     by_index, by_name, jobs = week
     nodes = by_name if settings.placement is place_in_order else by_index
-    summary = summarise(nodes, jobs, settings, replay(nodes, jobs, settings))
+    summary = idle_nodes.summarise(nodes, jobs, settings, replay(nodes, jobs, settings))
     assert summary.efficiency == pytest.approx(expected, abs=0.004)
     assert summary.equivalent_nodes == pytest.approx(85.094, abs=0.001)
