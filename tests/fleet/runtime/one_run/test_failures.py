@@ -1,0 +1,71 @@
+"""Whole runs in which networks fail, for good or for a while."""
+
+import dataclasses
+import time
+
+import pytest
+from hypothesis import given
+
+from fleet.domain import events as ev
+from fleet.engines.softmax import SoftmaxRegression
+from fleet.ensemble import networks
+from fleet.errors import ExitStatus
+from fleet.storage.checkpoint import read_state, write_state
+from fleet.storage.results import Status
+from tests.fleet.runtime.one_run.runner import FAILING, Runner, Writer, cases, failing_once, few, place_of, shaky
+
+
+@few
+@given(cases(failing=True))
+def test_networks_that_fail_are_rows_and_the_others_are_trained_to_their_end(folders, case):
+    runner = Runner(case, folders())
+    failing = {model["name"]: FAILING[model["build"]] for model in case.content["models"] if "build" in model}
+    assert runner.launch() is (ExitStatus.NETWORK_FAILED if failing else ExitStatus.OK)
+    for name, row in runner.results().items():
+        assert row.status is (Status.FAILED if name in failing else Status.FINISHED)
+        assert failing.get(name, "") in row.reason
+    runner.check_epochs()
+
+
+@pytest.mark.parametrize("policy", ["global", "baseline"])  # with baseline nothing is measured before
+def test_a_network_is_tried_again_as_often_as_the_spec_says_and_again_in_the_next_launch(folders, monkeypatch, policy):
+    monkeypatch.setattr(networks, "_REST_S", 0.01)
+    runner = shaky(folders(), failures=4, retries=2, policy=policy)
+    assert runner.launch() is ExitStatus.NETWORK_FAILED
+    assert runner.results()["n0"].reason == "OSError: [Errno 116] Stale file handle"
+    assert runner.launch() is ExitStatus.OK
+    assert runner.results()["n0"].status is Status.FINISHED
+    assert len(runner.events(ev.NetworkRetried)) == 2 + 1
+    assert len(runner.events(ev.NetworkFailed)) == 1
+
+
+def test_a_network_that_is_tried_again_goes_on_from_all_that_it_has_told(folders, monkeypatch):
+    def write_late(*arguments):
+        time.sleep(0.2)
+        write(*arguments)
+
+    write = Writer._write
+    monkeypatch.setattr(Writer, "_write", write_late)
+    monkeypatch.setattr(networks, "_REST_S", 0.01)
+    monkeypatch.setattr(SoftmaxRegression, "step", failing_once(SoftmaxRegression.step, at=4))
+    runner = shaky(folders(), failures=0, retries=1, epochs=2, policy="baseline")
+    assert runner.launch() is ExitStatus.OK
+    assert len(runner.events(ev.NetworkRetried)) == 1
+    assert [event.record.epoch for event in runner.events(ev.EpochEnded)] == [1, 2]
+
+
+@pytest.mark.parametrize("data", [{}, {"order": "ring", "shards": 2}], ids=["strict", "ring"])
+def test_a_replay_that_is_tried_again_takes_the_epochs_that_are_left(folders, monkeypatch, data):
+    monkeypatch.setattr(networks, "_REST_S", 0.01)
+    runner = shaky(folders(), failures=0, retries=1, epochs=3, data=data, policy="global")
+    assert runner.launch() is ExitStatus.OK
+    last, taken = runner.prepared.paths.last("n0"), runner.history("n0")
+    if not data:  # as a network has them that was not in every round
+        state = read_state(last)
+        taken = tuple(dataclasses.replace(record, stream_epoch=epoch)
+                      for record, epoch in zip(state.history, (0, 2, 5), strict=True))
+        write_state(last, dataclasses.replace(state, history=taken))
+    monkeypatch.setattr(SoftmaxRegression, "step", failing_once(SoftmaxRegression.step, at=8))
+    assert runner.launch(replay=str(runner.folder / "run"), only="n0") is ExitStatus.OK
+    assert len(runner.events(ev.NetworkRetried)) == 1
+    assert [place_of(record) for record in runner.history("n0")] == [place_of(record) for record in taken]

@@ -1,0 +1,112 @@
+"""Whole runs in which networks are trained on folds of the data."""
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fleet.errors import ExitStatus
+from fleet.storage.results import Status, leaderboard, read_results
+from tests.fleet.runtime.one_run.runner import Case, Runner, cases, few
+from tests.fleet.runtime.runs import Interruption
+
+
+@st.composite
+def folded(draw):
+    """A run of which each network is trained on folds."""
+    case = draw(cases())
+    data = case.content["data"]
+    folds = data["folds"] = draw(st.integers(2, 3))
+    samples = int(data["path"])
+    for model in case.content["models"]:
+        size = model["train"]["batch"]["size"]
+        model["train"]["batch"]["size"] = min(size, samples - -(-samples // folds))
+    rates = case.content["schedule"]["rates"]["models"]
+    case.content["schedule"]["rates"]["models"] = [
+        {**rate, "name": f"{rate['name']}-fold{fold}"} for rate in rates for fold in range(folds)]
+    return case
+
+
+@pytest.mark.long
+@few
+@given(folded())
+def test_a_network_of_a_fold_is_trained_as_if_it_were_alone_on_the_other_folds(folders, case):
+    runner = Runner(case, folders())
+    assert runner.launch() is ExitStatus.OK
+    assert {row.status for row in runner.results().values()} == {Status.FINISHED}
+    folds, samples = case.content["data"]["folds"], int(case.content["data"]["path"])
+    assert set(runner.results()) == {f"{model['name']}-fold{fold}" for model in case.content["models"]
+                                     for fold in range(folds)}
+    assert len(runner.prepared.folds) == samples
+    runner.check_epochs()
+
+
+@pytest.mark.long
+@few
+@given(folded(), st.lists(st.integers(0, 60), max_size=4))
+def test_a_run_of_folds_that_is_interrupted_goes_on_and_nothing_is_trained_twice(folders, case, moments):
+    runner = Runner(case, folders())
+    for moment in moments:
+        runner.launch(Interruption(after=moment))
+    assert runner.launch() is ExitStatus.OK
+    runner.check_epochs()
+
+
+@pytest.mark.long
+@few
+@given(folded(), st.lists(st.integers(1, 3000), min_size=1, max_size=3))
+def test_a_run_of_folds_that_is_killed_at_any_moment_goes_on_where_its_checkpoints_are(folders, case, moments):
+    runner = Runner(case, folders())
+    for turns in moments:
+        if runner.launch(turns=turns) is None:
+            runner.forget_what_was_not_saved()
+    assert runner.launch() is ExitStatus.OK
+    runner.check_epochs()
+
+
+@pytest.mark.parametrize("data", [{"cache": "none"}, {"order": "ring", "shards": 5}, {"cache": "memory"}])
+def test_a_network_of_a_fold_comes_to_the_numbers_of_one_that_is_given_those_samples_alone(folders, data):
+    """The data of the second run is the fold itself: what it trains on, and what it is judged by."""
+    def spec(name, **more):  # each on a rank of its own from the first epoch of the stream on
+        return {"seed": 5, "models": [{"family": "softmax", "name": name, "gpus": 1}],
+                "resources": {"engine": "numpy", "preprocessors": 1},
+                "data": {"transforms": [{"scale": {"mean": 0.5, "std": 0.5}}], **more},
+                "train": {"batch": {"size": 7}, "converge": {"max_epochs": 3}}, "schedule": {"policy": "global"}}
+
+    runner = Runner(Case(spec("n", source="tests.sources:unvalidated", path="41", folds=3, **data), (0,) * 4, 4, 3, 0),
+                    folders())
+    assert runner.launch() is ExitStatus.OK
+    if "order" in data:  # which chunks were there decides the order of the samples
+        runner.check_epochs()
+        return
+    for fold in range(3):
+        name = f"n-fold{fold}"
+        alone = Runner(Case(spec(name, source="tests.sources:one_fold", path="41",
+                                 options={"folds": 3, "fold": fold, "seed": 5}), (0,) * 4, 4, 3, 0), folders())
+        assert alone.launch() is ExitStatus.OK
+        ours, theirs = ([(record.loss, record.val_loss, record.val_accuracy) for record in one.history(name)]
+                        for one in (runner, alone))
+        assert ours == theirs
+        assert len(ours) == 3
+
+
+def test_the_row_of_a_network_has_the_mean_of_its_folds_and_stands_before_them(folders):
+    content = {"models": [{"family": "softmax", "name": name} for name in ("a", "b")], "resources": {"engine": "numpy"},
+               "data": {"source": "tests.sources:unvalidated", "path": "40", "folds": 4,
+                        "transforms": [{"scale": {"mean": 0.5, "std": 0.5}}]},
+               "train": {"batch": {"size": 8}, "converge": {"max_epochs": 2}}, "schedule": {"policy": "baseline"}}
+    runner = Runner(Case(content, (0, 0), 4, 1, 0), folders())
+    assert runner.launch() is ExitStatus.OK
+    rows = read_results(runner.folder / "run")
+    assert [row.folds for row in rows] == [4, 0, 0, 0, 0] * 2
+    for mean, folds in ((rows[0], rows[1:5]), (rows[5], rows[6:])):
+        assert [row.name for row in folds] == [f"{mean.name}-fold{fold}" for fold in range(4)]
+        found = [row.val_loss for row in folds]
+        assert mean.val_loss == pytest.approx(np.mean(found))
+        assert mean.deviation["val_loss"] == pytest.approx(np.std(found, ddof=1))
+        assert (mean.status, mean.epochs) == (Status.FINISHED, 2)
+        judged = [record.val_accuracy * 10 for row in folds for record in runner.history(row.name)]
+        assert judged == pytest.approx(np.round(judged))  # of ten samples each
+    headers, shown = leaderboard(rows)
+    assert shown[0][headers.index("val loss")] == f"{rows[0].val_loss:.4f} ± {rows[0].deviation['val_loss']:.4f}"
+    assert "±" not in shown[1][headers.index("val loss")]

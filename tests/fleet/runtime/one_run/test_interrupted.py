@@ -1,0 +1,77 @@
+"""Whole runs that are interrupted, and go on."""
+
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fleet.engines.softmax import SoftmaxRegression
+from fleet.errors import ExitStatus
+from fleet.storage.checkpoint import newest
+from fleet.storage.results import Status
+from tests.fleet.runtime.one_run.runner import Runner, cases, counting, few, shaky
+from tests.fleet.runtime.runs import Interruption, Signal
+
+
+class Hurry(Interruption):
+    """A walltime that is over as soon as anything has begun, and yet lets everything end that runs."""
+
+    def seconds_left(self):
+        return 0.0
+
+
+@pytest.mark.long
+@few
+@given(cases())
+def test_launches_that_have_too_little_time_for_a_second_round_train_the_first_and_come_to_the_end(folders, case):
+    runner = Runner(case, folders())
+    for _ in range(1 + len(case.content["models"])):
+        done = sum(row.epochs for row in runner.results().values()) if runner.path.with_name("run").exists() else 0
+        if runner.launch(Hurry()) is ExitStatus.OK:
+            break
+        assert sum(row.epochs for row in runner.results().values()) > done
+    runner.check_epochs()
+    assert {row.status for row in runner.results().values()} == {Status.FINISHED}
+
+
+@few
+@given(cases(), st.lists(st.integers(0, 120), min_size=1, max_size=3))
+def test_a_run_that_is_interrupted_goes_on_and_nothing_is_trained_twice(folders, case, moments):
+    runner = Runner(case, folders())
+    for moment in moments:
+        assert runner.launch(Interruption(moment)) in (ExitStatus.RESUMABLE, ExitStatus.OK)
+    assert runner.launch() is ExitStatus.OK
+    runner.check_epochs()
+
+
+@pytest.mark.parametrize("checkpoint", [{}, {"every": "0.001s"}], ids=["between", "within"])
+def test_an_epoch_that_was_interrupted_took_as_long_as_all_of_its_pieces(folders, monkeypatch, checkpoint):
+    signal = Signal()
+    monkeypatch.setattr(SoftmaxRegression, "step", counting(SoftmaxRegression.step, {
+        1: lambda: time.sleep(0.3), 2: lambda: setattr(signal, "has_come", True)}))
+    runner = shaky(folders(), failures=0, retries=0, data={"path": "24"}, policy="baseline", checkpoint=checkpoint)
+    spent = 0.0
+    for interruption, status in ((signal, ExitStatus.RESUMABLE), (None, ExitStatus.OK)):
+        began = time.perf_counter()
+        assert runner.launch(interruption) is status
+        spent += time.perf_counter() - began
+    record, = runner.history("n0")
+    assert 0.3 <= record.seconds < spent
+    assert 0 < record.waited_s < record.seconds
+
+
+@pytest.mark.parametrize("gpus", [1, 2])
+def test_an_epoch_whose_judgement_was_interrupted_is_judged_again_and_not_trained(folders, monkeypatch, gpus):
+    signal, steps = Signal(), []
+    monkeypatch.setattr(SoftmaxRegression, "evaluate", counting(SoftmaxRegression.evaluate, {
+        2: lambda: setattr(signal, "has_come", True)}))
+    runner = shaky(folders(), failures=0, retries=0, epochs=2, gpus=gpus, policy="baseline")
+    assert runner.launch(signal) is ExitStatus.RESUMABLE
+    state = newest(runner.prepared.paths, "n0", with_arrays=False).state
+    assert (state.history, state.position) == ((), 12)
+    step = SoftmaxRegression.step
+    monkeypatch.setattr(SoftmaxRegression, "step", lambda *given: (steps.append(1), step(*given))[1])
+    assert runner.launch() is ExitStatus.OK
+    assert len(steps) == 3 * gpus  # of the second epoch
+    runner.check_epochs()

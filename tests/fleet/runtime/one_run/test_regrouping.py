@@ -1,0 +1,123 @@
+"""Whole runs whose groups change their devices while they train."""
+
+from random import Random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fleet.domain import events as ev
+from fleet.engines.softmax import NumpyEngine
+from fleet.errors import ExitStatus
+from fleet.storage.results import Status
+from scheduler.base import Member, Round
+from scheduler.ensemble.policies import POLICIES, Policy
+from tests.examples import long_but_first
+from tests.fleet.runtime.one_run.runner import Case, Runner, cases, few
+from tests.fleet.runtime.runs import Interruption
+
+
+def restless(seed):
+    """A policy that deals all devices anew after every epoch: groups grow, shrink, move, stop and start."""
+
+    def policy(rates, progress, cluster, options):
+        random = Random(repr((seed, sorted(progress.epochs_done.items()), sorted(progress.finished))))
+        devices, members = random.sample(cluster.devices, cluster.gpus), []
+        waiting = [network for network in rates.models if network.name not in progress.finished]
+        for network in random.sample(waiting, len(waiting)):
+            if network.min_gpus <= len(devices):
+                count = random.randint(network.min_gpus, len(devices))
+                members.append(Member(network.name, tuple(devices[:count])))
+                del devices[:count]
+        return Round(tuple(members))
+
+    return policy
+
+
+@pytest.fixture(params=long_but_first("adaptive", "restless"))
+def regrouping(request):
+    """Whole runs of a case under a policy that changes running groups."""
+
+    def runner(case, folder):
+        if request.param == "restless":
+            patch.setitem(POLICIES, "adaptive", Policy("adaptive", restless(case.seed)))
+        return Runner(case, folder)
+
+    with pytest.MonkeyPatch.context() as patch:
+        yield runner
+
+
+@few
+@given(cases(regroups=True))
+def test_groups_that_grow_and_shrink_train_as_if_alone(regrouping, folders, case):
+    runner = regrouping(case, folders())
+    assert runner.launch() is ExitStatus.OK
+    runner.check_epochs()
+    for regroup in runner.events(ev.GroupChanged):
+        assert set(regroup.before) != set(regroup.devices)
+        assert regroup.devices[0] in regroup.before
+
+
+@few
+@given(cases(regroups=True, failing=True))
+def test_networks_that_fail_while_groups_change_are_rows(regrouping, folders, case):
+    runner = regrouping(case, folders())
+    failing = {model["name"] for model in case.content["models"] if "build" in model}
+    assert runner.launch() is (ExitStatus.NETWORK_FAILED if failing else ExitStatus.OK)
+    assert {name for name, row in runner.results().items() if row.status is Status.FAILED} == failing
+    runner.check_epochs()
+
+
+@pytest.mark.long
+@few
+@given(cases(regroups=True), st.lists(st.integers(0, 200), min_size=1, max_size=3))
+def test_a_run_may_be_interrupted_while_its_groups_change(regrouping, folders, case, moments):
+    runner = regrouping(case, folders())
+    for moment in moments:
+        assert runner.launch(Interruption(moment)) in (ExitStatus.RESUMABLE, ExitStatus.OK)
+    assert runner.launch() is ExitStatus.OK
+    runner.check_epochs()
+
+
+@pytest.mark.filterwarnings("ignore::ResourceWarning")
+@few
+@given(cases(regroups=True), st.lists(st.integers(1, 300), min_size=1, max_size=3))
+def test_a_run_may_be_killed_while_its_groups_change(regrouping, folders, case, moments):
+    runner = regrouping(case, folders())
+    for turns in moments:
+        runner.launch(turns=turns)
+        runner.forget_what_was_not_saved()
+    assert runner.launch() is ExitStatus.OK
+    runner.check_epochs()
+
+
+def test_a_network_that_cannot_be_built_on_a_rank_that_joins_fails_on_all_of_its_ranks(folders, monkeypatch):
+    build = NumpyEngine.build
+
+    def small(engine, network, group):
+        if network.name == "grows" and group.size < network.min_gpus:  # so it is for a rank that will join
+            raise MemoryError("wanted 3 GB")
+        return build(engine, network, group)
+
+    monkeypatch.setattr(NumpyEngine, "build", small)
+    models = [{"family": "softmax", "name": "ends", "gpus": 2, "train": {"converge": {"max_epochs": 1}}},
+              {"family": "softmax", "name": "grows", "gpus": [2, 4], "train": {"converge": {"max_epochs": 200}}},
+              {"family": "softmax", "name": "waits", "gpus": 3, "train": {"converge": {"max_epochs": 1}}}]
+    rates = [{"name": "ends", "rates": [1.0, 2.0]}, {"name": "grows", "rates": [1.0, 2.0, 3.0, 4.0]},
+             {"name": "waits", "rates": [0.1, 0.2, 0.3]}]
+    monkeypatch.setitem(POLICIES, "adaptive", Policy("adaptive", lambda rates, progress, cluster, options: Round(
+        (Member("waits", (0, 1, 2)),) if "grows" in progress.finished else
+        (Member("grows", (2, 3, 0, 1)),) if "ends" in progress.finished else
+        (Member("ends", (0, 1)), Member("grows", (2, 3))))))
+    content = {"models": models, "resources": {"engine": "numpy"}, "train": {"batch": {"size": 4}},
+               "data": {"source": "tests.sources:numbered", "path": "40",
+                        "transforms": [{"center_crop": {"size": [4, 4]}}, {"scale": {"mean": 0.5, "std": 0.5}}]},
+               "schedule": {"policy": "adaptive",
+                            "rates": {"samples_per_epoch": 40, "gpus_per_node": 4, "models": rates}}}
+    runner = Runner(Case(content, (0,) * 5, 8, 3, 1), folders())
+    assert runner.launch() is ExitStatus.NETWORK_FAILED
+    rows = runner.results()
+    assert {name: row.status for name, row in rows.items()} == {
+        "ends": Status.FINISHED, "grows": Status.FAILED, "waits": Status.FINISHED}
+    assert "out of memory: MemoryError: wanted 3 GB" in rows["grows"].reason
+    assert rows["grows"].epochs < 200
