@@ -4,19 +4,26 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 import numpy as np
 
-from fleet.domain.network import EpochRecord
 from fleet.spec.search import OF_NETWORKS
 
 
-def come_to(names: Sequence[str], best: EpochRecord | None, known: Mapping[str, float | None]) -> tuple[float, ...]:
+class Valued(Protocol):
+    """What has values by their names."""
+
+    def value(self, name: str) -> float:
+        """The value of a name."""
+
+
+def come_to(names: Sequence[str], best: Valued | None, known: Mapping[str, float | None]) -> tuple[float, ...]:
     """What a network has come to in each objective; NaN where that is not known.
 
     Args:
         names: of the objectives.
-        best: its best epoch, by the first one.
+        best: its best epoch, by the first one, or its row in the table of results, which has the values of that.
         known: what is known of it beside its epochs, by the names of :data:`fleet.spec.search.OF_NETWORKS`.
     """
     def value(name: str) -> float | None:

@@ -8,8 +8,6 @@ networks are, how fast they are, what starting takes and how long jobs are let b
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import os
 import statistics
 import time
@@ -20,6 +18,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import Protocol
+
+from pydantic import TypeAdapter
 
 from fleet.domain.events import Started
 from fleet.domain.network import EpochRecord
@@ -111,8 +111,7 @@ class Plan:
         Raises:
             StorageError: the disk is full, ...
         """
-        content = dataclasses.asdict(self) | {
-            "runs": [dataclasses.asdict(run) | {"root": str(run.root)} for run in self.runs]}
+        content = TypeAdapter(Plan).dump_python(self, mode="json")
         for run in self.runs:
             write_json(run.paths.harvest, content)
             keep_last_room(run.paths.last_room)
@@ -122,24 +121,19 @@ class Plan:
         for run in self.runs:
             note(run.paths, Asked())
 
-    @classmethod
-    def read(cls, path: Path) -> Plan:
+    @staticmethod
+    def read(path: Path) -> Plan:
         """Read what :meth:`write` wrote.
 
         Raises:
             UserError: it is not there, or something else.
         """
         try:
-            content = json.loads(path.read_text(encoding="utf-8"))
-            runs = tuple(Run(run["job"], Path(run["root"]), tuple(run["networks"]), run["per_node"],
-                             run.get("epochs", {}))
-                         for run in content["runs"])
-            return cls(runs, Limits(**content["limits"]), tuple(content["options"]), content["partition"],
-                       content.get("command", ""))
+            return TypeAdapter(Plan).validate_json(path.read_bytes())
         except OSError as error:
             raise UserError(f"{path} cannot be read: {error.strerror}; fleet harvest writes it") from None
-        except (ValueError, LookupError, TypeError) as error:
-            raise UserError(f"{path} is no harvest that fleet harvest wrote: {error}") from None
+        except ValueError as error:
+            raise UserError(f"{path} is no harvest that fleet harvest wrote: {' '.join(str(error).split())}") from None
 
 
 class Queue(Protocol):

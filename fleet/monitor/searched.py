@@ -11,10 +11,10 @@ from typing import Any
 
 from fleet.domain.events import NetworkAdded
 from fleet.domain.network import EpochRecord
-from fleet.domain.objectives import front
+from fleet.domain.objectives import come_to, front
 from fleet.domain.run import RunState
 from fleet.spec import Spec
-from fleet.spec.search import OF_NETWORKS, Search
+from fleet.spec.search import Search
 from fleet.spec.space import Range, Space
 from fleet.spec.train import Converge
 from fleet.storage.results import NetworkResult, Status, networks_of, short_names
@@ -235,12 +235,11 @@ def _with_objectives(found: SearchReport, search: Search, run: RunState, table: 
 def _come_to(names: Sequence[str], row: NetworkResult | None, run: RunState) -> tuple[float, ...]:
     """What a network has come to by now, of which no searcher was told."""
     if row is None:
-        return (math.nan,) * len(names)
+        return come_to(names, None, {})
     rates = run.launch.rates.get(row.name) if run.launch is not None else None
-    known = {"parameters": row.parameters, "rate": row.metrics.get("rate", rates[0] if rates else None),
-             "epochs": row.epochs or None, "seconds": row.seconds or None}
-    values = [known[name] if name in OF_NETWORKS else row.value(name) for name in names]
-    return tuple(math.nan if value is None else float(value) for value in values)
+    return come_to(names, row, {"parameters": row.parameters, "epochs": row.epochs or None,
+                                "rate": row.metrics.get("rate", rates[0] if rates else None),
+                                "seconds": row.seconds or None})
 
 
 def _leaves(given: Any, path: str = "") -> dict[str, Any]:

@@ -12,8 +12,11 @@ import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import TypeAlias
+
+from pydantic import TypeAdapter, ValidationError
 
 from fleet.errors import StorageError
 from fleet.storage.files import Pacing, write_json
@@ -75,15 +78,15 @@ def read_cache(path: Path) -> dict[str, dict[int, KnownRate]]:
     return known
 
 
+@cache
+def _known() -> TypeAdapter[KnownRate]:
+    return TypeAdapter(KnownRate)
+
+
 def _read(entry: object) -> KnownRate | None:
-    if not isinstance(entry, dict):
-        return None
     try:
-        found = KnownRate(float(entry["rate"]), float(entry["spread"]), int(entry["steps"]), float(entry["at"]),
-                          str(entry["machine"]), str(entry["how"]), str(entry["network"]),
-                          tuple(StepTime(int(step["batch"]), float(step["seconds"]))
-                                for step in entry.get("timed", ())), int(entry.get("parameters", 0)))
-    except (LookupError, TypeError, ValueError, OverflowError):
+        found = _known().validate_python(entry)
+    except ValidationError:
         return None
     is_sound = (0 < found.rate < math.inf and math.isfinite(found.spread + found.at)
                 and all(step.batch > 0 and 0 < step.seconds < math.inf for step in found.timed))
