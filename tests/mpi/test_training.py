@@ -6,19 +6,7 @@ import time
 
 import pytest
 
-from fleet.domain.events import (
-    Ended,
-    EpochEnded,
-    FirstStep,
-    GroupStarted,
-    RanksReady,
-    RateLearned,
-    RateMeasured,
-    RateOff,
-    RatesRemembered,
-    RoundStarted,
-    Started,
-)
+from fleet.domain import events as ev
 from fleet.runtime.replay import largest_difference
 from fleet.storage.checkpoint import read_state
 from fleet.storage.event_log import events_of
@@ -82,17 +70,17 @@ def test_a_killed_run_goes_on_where_its_checkpoints_are(launch, tmp_path):
     process = launch.start(3, content)
     events = RunPaths(tmp_path / "run").events
     deadline = time.monotonic() + 60
-    while len(events_of(events, EpochEnded)) < 5:
+    while len(events_of(events, ev.EpochEnded)) < 5:
         assert time.monotonic() < deadline
         assert process.poll() is None, process.communicate()[0]
         time.sleep(0.01)
     kill(process)
     process.communicate()
-    killed_after = len(events_of(events, EpochEnded))
+    killed_after = len(events_of(events, ev.EpochEnded))
 
     run = launch(3, content)
     assert run.status == 0, run.output
-    trained = len(run.events(EpochEnded))
+    trained = len(run.events(ev.EpochEnded))
     assert trained <= 24 + len(models)  # at most one epoch of each network is trained twice
     assert trained >= 24 > killed_after
     for model in models:
@@ -131,7 +119,7 @@ def test_a_signal_while_the_data_is_listed_stops_the_run_before_it_trains(launch
     process.send_signal(signal.SIGUSR2)
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 75, output
-    assert not events_of(RunPaths(tmp_path / "run").events, EpochEnded)
+    assert not events_of(RunPaths(tmp_path / "run").events, ev.EpochEnded)
     assert launch(3, content).status == 0
 
 
@@ -145,7 +133,7 @@ def test_a_signal_stops_within_a_step_and_nothing_is_trained_twice(launch, tmp_p
     process = launch.start(ranks, content)
     events = RunPaths(tmp_path / "run").events
     deadline = time.monotonic() + 60
-    while len({event.network for event in events_of(events, EpochEnded)}) < len(models):
+    while len({event.network for event in events_of(events, ev.EpochEnded)}) < len(models):
         assert time.monotonic() < deadline
         time.sleep(0.01)
     time.sleep(0.3)  # an epoch takes a second: this is in the middle of one
@@ -158,7 +146,7 @@ def test_a_signal_stops_within_a_step_and_nothing_is_trained_twice(launch, tmp_p
     run = launch(ranks, content)
     assert run.status == 0, run.output
     for model in models:
-        epochs = [event.record.epoch for event in run.events(EpochEnded) if event.network == model["name"]]
+        epochs = [event.record.epoch for event in run.events(ev.EpochEnded) if event.network == model["name"]]
         assert epochs == [1, 2, 3]
         assert replayed(launch, content, run, model["name"]) < 1e-9
 
@@ -180,9 +168,9 @@ def test_the_same_command_does_nothing_to_a_finished_run_and_fresh_starts_over(l
     content = spec(tmp_path, [{"family": "softmax"}])
     assert launch(2, content).status == 0
     again = launch(2, content)
-    assert (again.status, len(again.events(EpochEnded))) == (0, 3)
+    assert (again.status, len(again.events(ev.EpochEnded))) == (0, 3)
     fresh = launch(2, content, "--fresh")
-    assert (fresh.status, len(fresh.events(EpochEnded)), len(fresh.events(Started))) == (0, 3, 1)
+    assert (fresh.status, len(fresh.events(ev.EpochEnded)), len(fresh.events(ev.Started))) == (0, 3, 1)
 
 
 @pytest.mark.long
@@ -200,7 +188,7 @@ def test_rounds_go_on_until_all_networks_are_done(launch, tmp_path):
     run = launch(3, spec(tmp_path, models))
     assert run.status == 0, run.output
     assert {row.status for row in run.results().values()} == {"finished"}
-    assert len(run.events(RoundStarted)) >= 2
+    assert len(run.events(ev.RoundStarted)) >= 2
 
 
 def test_rates_of_a_file_are_not_measured(launch, tmp_path):
@@ -208,17 +196,17 @@ def test_rates_of_a_file_are_not_measured(launch, tmp_path):
     (tmp_path / "rates.json").write_text(json.dumps(rates))
     run = launch(3, spec(tmp_path, [{"family": "softmax"}], schedule={"rates": str(tmp_path / "rates.json")}))
     assert run.status == 0, run.output
-    assert not run.events(RateMeasured)
-    assert run.events(GroupStarted)[0].devices == (0, 1)  # 19 samples/s on both are more than 10 on one
+    assert not run.events(ev.RateMeasured)
+    assert run.events(ev.GroupStarted)[0].devices == (0, 1)  # 19 samples/s on both are more than 10 on one
 
 
 @pytest.mark.long
 def test_rates_are_kept_for_the_next_run_unless_they_proved_wrong(launch, tmp_path):
     content = spec(tmp_path, [{"family": "softmax"}], profile={"when": "before"})
     first = launch(3, content)
-    assert len(first.events(RateMeasured)) == 2
-    were_off = first.events(RateOff)  # epochs of milliseconds on a busy machine may be
-    again = launch(3, content, "--fresh").events(RateMeasured)
+    assert len(first.events(ev.RateMeasured)) == 2
+    were_off = first.events(ev.RateOff)  # epochs of milliseconds on a busy machine may be
+    again = launch(3, content, "--fresh").events(ev.RateMeasured)
     assert not again or were_off
 
 
@@ -227,13 +215,13 @@ def test_training_begins_at_once_and_shows_how_fast_networks_are(launch, tmp_pat
                    schedule={"policy": "adaptive"})
     first = launch(3, content)
     assert first.status == 0, first.output
-    assert not first.events(RateMeasured)
-    assert (len(first.events(RanksReady)), len(first.events(FirstStep))) == (1, 1)
-    assert first.events(Ended)[-1].profiling_s == 0
-    learned = {(event.network, event.gpus) for event in first.events(RateLearned)}
+    assert not first.events(ev.RateMeasured)
+    assert (len(first.events(ev.RanksReady)), len(first.events(ev.FirstStep))) == (1, 1)
+    assert first.events(ev.Ended)[-1].profiling_s == 0
+    learned = {(event.network, event.gpus) for event in first.events(ev.RateLearned)}
     assert learned
     again = launch(3, content, "--fresh")
-    remembered, = again.events(RatesRemembered)
+    remembered, = again.events(ev.RatesRemembered)
     assert {(name, rate.gpus) for name, rates in remembered.rates.items() for rate in rates} >= learned
     assert {rate.how for rates in remembered.rates.values() for rate in rates} == {"trained"}
 

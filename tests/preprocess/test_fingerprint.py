@@ -9,16 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from preprocess import fingerprint
+from preprocess import fingerprint as fp
 from preprocess.base import InputError, RandomAccess
-from preprocess.fingerprint import (
-    Fingerprint,
-    Marks,
-    differences,
-    found_again,
-    hashed,
-    read_fingerprint,
-    write_fingerprint,
-)
 from preprocess.source import fold_of, open_marked, split
 from tests.preprocess.records import labelled, write_records, write_tar
 
@@ -42,7 +34,7 @@ class Listed(RandomAccess):
         return self.names[index]
 
     def sample_marks(self):
-        return Marks(hashed(self.names), by_content=self._by_content)
+        return fp.Marks(fp.hashed(self.names), by_content=self._by_content)
 
 
 def listed(path, by_content=False, groups=False):
@@ -124,7 +116,7 @@ def test_other_settings_divide_anew():
 
 
 def marks(*names, **more):
-    return Marks(hashed(names), by_content=True, unit="row", **more)
+    return fp.Marks(fp.hashed(names), by_content=True, unit="row", **more)
 
 
 @pytest.mark.parametrize(("now", "place"), [
@@ -132,11 +124,11 @@ def marks(*names, **more):
     ("dcba", [3, 2, 1, 0]), ("aabcd", [0, 0, 1, 2, 3]), ("wxyz", [0, 1, 2, 3]), ("ad", [0, 3])])
 def test_rows_that_are_known_by_their_inputs_are_found_again(now, place):
     """An edited one stands where it stood, and a second one like it belongs with the first."""
-    assert found_again(marks(*"abcd"), marks(*now)).tolist() == place
+    assert fp.found_again(marks(*"abcd"), marks(*now)).tolist() == place
 
 
 def test_a_second_row_that_is_like_one_of_before_is_one_more():
-    words = differences(Fingerprint({"train": marks(*"abc")}), Fingerprint({"train": marks(*"abca")}))
+    words = fp.differences(fp.Fingerprint({"train": marks(*"abc")}), fp.Fingerprint({"train": marks(*"abca")}))
     assert words == {"train": ["1 row more"]}
 
 
@@ -144,13 +136,13 @@ def test_a_fingerprint_is_read_as_it_was_written(tmp_path):
     samples = [(f"{number}", number % 3) for number in range(12)]
     _, found = opened(samples, None)
     with open(tmp_path / "data.npz", "wb") as file:
-        write_fingerprint(file, found)
-    again = read_fingerprint(tmp_path / "data.npz")
+        fp.write_fingerprint(file, found)
+    again = fp.read_fingerprint(tmp_path / "data.npz")
     assert (again.digest, again.division, again.sides.tolist()) == (found.digest, "as ever", found.sides.tolist())
-    assert differences(found, again) == {}
+    assert fp.differences(found, again) == {}
     (tmp_path / "data.npz").write_bytes((tmp_path / "data.npz").read_bytes()[:-30])
-    assert read_fingerprint(tmp_path / "data.npz") is None
-    assert read_fingerprint(tmp_path / "other.npz") is None
+    assert fp.read_fingerprint(tmp_path / "data.npz") is None
+    assert fp.read_fingerprint(tmp_path / "other.npz") is None
 
 
 # ---- the sources -------------------------------------------------------------------------------
@@ -232,7 +224,7 @@ def test_the_same_data_elsewhere_is_the_same_and_other_data_is_not(tmp_path, mon
     assert taken(write, tmp_path / "moved").digest == before.digest
 
     def words(folder, *data):
-        return differences(before, taken(write, tmp_path / folder, *data)).get("train", [])
+        return fp.differences(before, taken(write, tmp_path / folder, *data)).get("train", [])
 
     other = IMAGES.copy()
     other[4, 2, 2] += 1
@@ -250,7 +242,7 @@ def test_masks_are_looked_at(tmp_path):
     labels = LABELS.copy()
     labels[5] = 0
     after = taken(write_masks, tmp_path / "after", labels=labels)
-    assert differences(before, after) == {"train": ["masks of 1 of 10 files differ"]}
+    assert fp.differences(before, after) == {"train": ["masks of 1 of 10 files differ"]}
 
 
 def test_of_many_files_some_are_looked_at_and_these_stay_the_same(tmp_path, monkeypatch):
@@ -261,9 +253,9 @@ def test_of_many_files_some_are_looked_at_and_these_stay_the_same(tmp_path, monk
     for path in paths:
         path.write_bytes(b"abc")
     names = [path.name for path in paths]
-    first = fingerprint.seen_of_files(hashed(names), list(map(str, paths)))
+    first = fingerprint.seen_of_files(fp.hashed(names), list(map(str, paths)))
     assert [(seen != fingerprint.UNSEEN).sum() for seen in first.values()] == [8, 5]
-    assert [seen.tolist() for seen in fingerprint.seen_of_files(hashed(names), list(map(str, paths))).values()] == [
+    assert [seen.tolist() for seen in fingerprint.seen_of_files(fp.hashed(names), list(map(str, paths))).values()] == [
         seen.tolist() for seen in first.values()]
 
 
@@ -300,7 +292,7 @@ def test_a_source_of_ones_own_may_say_what_it_is_known_by(monkeypatch):
 
     before = now()
     monkeypatch.setattr(Own, "version", 2)
-    assert differences(before, now()) == {"train": ["fingerprint: version 1 -> version 2"]}
+    assert fp.differences(before, now()) == {"train": ["fingerprint: version 1 -> version 2"]}
     monkeypatch.setattr(Own, "name", lambda self, index: f"elsewhere/{index}")
     monkeypatch.setattr(Own, "version", 1)
     assert now("elsewhere").digest == before.digest

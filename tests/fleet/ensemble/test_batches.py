@@ -2,19 +2,7 @@
 
 import pytest
 
-from fleet.comm.messages import (
-    Built,
-    GoOn,
-    Joined,
-    Measure,
-    Measured,
-    Paused,
-    Ready,
-    Regroup,
-    Regrouped,
-    Start,
-    Stopped,
-)
+from fleet.comm import messages as msg
 from fleet.domain.network import StepRate
 from fleet.ensemble.effects import KeepRates
 from fleet.ensemble.setup import Decision
@@ -34,10 +22,10 @@ class Choosing(Told):
 def test_a_group_begins_each_epoch_with_the_batch_that_is_wanted_then():
     told = Choosing(lambda progress: {"a": ((0,), 16 if progress.epochs_done else 8)}, networks="a", trainers=1)
     told.ready()
-    assert told.read() == {1: [Start(told.setup.spec.by_name["a"], (1,), 1, 0, batch=8)]}
-    told.hear(Joined("a"))
+    assert told.read() == {1: [msg.Start(told.setup.spec.by_name["a"], (1,), 1, 0, batch=8)]}
+    told.hear(msg.Joined("a"))
     told.end_epoch("a")
-    assert told.read() == {1: [GoOn(1, 16)]}
+    assert told.read() == {1: [msg.GoOn(1, 16)]}
     assert [[(member.name, member.batch) for member in plan.members] for plan in told.of("Planned")] == [
         [("a", 8)], [("a", 16)]]
 
@@ -47,27 +35,27 @@ def test_a_group_that_grows_within_its_epoch_is_told_the_batch_of_its_next_one()
     told = Choosing(lambda progress: {"a": ((0, 1), 16)} if "b" in progress.finished else wanted, trainers=2).begin()
     told.end_epoch("b", final="enough")
     told.read()
-    told.hear(Stopped("b", 0.0), Ready(2))
-    told.hear(Built("a", 2))
+    told.hear(msg.Stopped("b", 0.0), msg.Ready(2))
+    told.hear(msg.Built("a", 2))
     told.read()
-    told.hear(Paused("a", 0))
+    told.hear(msg.Paused("a", 0))
     order, = told.read()[1]
-    assert isinstance(order, Regroup)
+    assert isinstance(order, msg.Regroup)
     assert (order.ranks, order.batch) == ((1, 2), 16)
-    told.hear(Regrouped("a", 30, 0.1))
+    told.hear(msg.Regrouped("a", 30, 0.1))
     told.end_epoch("a", gpus=2)
-    assert told.read() == {1: [GoOn(1, 16)]}
+    assert told.read() == {1: [msg.GoOn(1, 16)]}
 
 
 def test_a_replay_repeats_the_batches_whatever_the_policy_wants():
     told = Choosing({"a": ((0,), 8)}, networks="a", trainers=1, replayed=(4, 7, 9), replayed_batches=(8, 32, 16))
     told.ready()
     assert [order.batch for order in told.read()[1]] == [8]
-    told.hear(Joined("a"))
+    told.hear(msg.Joined("a"))
     told.end_epoch("a", stream_epoch=4)
-    assert told.read() == {1: [GoOn(7, 32)]}
+    assert told.read() == {1: [msg.GoOn(7, 32)]}
     told.end_epoch("a", stream_epoch=7)
-    assert told.read() == {1: [GoOn(9, 16)]}
+    assert told.read() == {1: [msg.GoOn(9, 16)]}
 
 
 
@@ -82,7 +70,8 @@ def measured(order, fits):
     timed = tuple(StepTime(batch, step_s(batch / gpus) + 0.05 * (gpus > 1)) for batch in order.batches
                   if batch <= fits * gpus)
     rate = timed[0].batch / timed[0].seconds if timed else 0.0
-    return Measured(order.network.name, gpus, StepRate(rate, 0.0, 5), 1.0, "" if timed else "no memory", timed=timed,
+    return msg.Measured(order.network.name, gpus, StepRate(rate, 0.0, 5), 1.0, "" if timed else "no memory",
+                        timed=timed,
                     parameters=250_000)
 
 
@@ -96,10 +85,10 @@ class Measuring(Choosing):
         self.ready()
         self.orders, self.kept = [], []
         while found := {order.ranks: order for mail in self.read().values() for order in mail
-                        if isinstance(order, Measure)}:
+                        if isinstance(order, msg.Measure)}:
             self.orders += found.values()
             for order in found.values():
-                effects = self.hear(measured(order, fits), *(Ready(rank) for rank in order.ranks))
+                effects = self.hear(measured(order, fits), *(msg.Ready(rank) for rank in order.ranks))
                 self.kept += [effect.rates() for effect in effects if isinstance(effect, KeepRates)]
 
 
@@ -142,4 +131,4 @@ def test_an_epoch_that_begins_on_fewer_gpus_has_as_many_samples_on_each():
     told.end_epoch("b", final="enough")
     told.read()
     told.end_epoch("a")  # before the device of b is free
-    assert told.read() == {1: [GoOn(1, 12)]}
+    assert told.read() == {1: [msg.GoOn(1, 12)]}

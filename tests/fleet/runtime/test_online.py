@@ -5,20 +5,7 @@ import json
 import pytest
 import yaml
 
-from fleet.domain.events import (
-    Ended,
-    EpochEnded,
-    FirstStep,
-    Planned,
-    Profiled,
-    RanksReady,
-    RateLearned,
-    RateMeasured,
-    RateOff,
-    RatesEstimated,
-    RatesRemembered,
-    Started,
-)
+from fleet.domain import events as ev
 from fleet.errors import ExitStatus
 from fleet.runtime import coordinator
 from fleet.runtime.session import Session
@@ -66,8 +53,8 @@ def launch(tmp_path):
 
         assert Launch(3, seed=0).run(rank_main)
         noted = [logged.event for logged in read_events(prepared.paths.events)]
-        begun = max(place for place, event in enumerate(noted) if isinstance(event, Started))
-        return ExitStatus(statuses[0]), Noted(noted[begun:], events_of(prepared.paths.events, EpochEnded))
+        begun = max(place for place, event in enumerate(noted) if isinstance(event, ev.Started))
+        return ExitStatus(statuses[0]), Noted(noted[begun:], events_of(prepared.paths.events, ev.EpochEnded))
 
     return launch
 
@@ -101,8 +88,8 @@ def test_what_was_learned_survives_an_interruption_and_is_corrected_where_it_was
         patch.setattr(RateBook, "add", note)
         status, noted = launch(policy, order, signal)
     assert status is ExitStatus.RESUMABLE
-    assert not noted.of(RatesRemembered)
-    learned = {event.network: event.rate for event in noted.of(RateLearned)}
+    assert not noted.of(ev.RatesRemembered)
+    learned = {event.network: event.rate for event in noted.of(ev.RateLearned)}
     assert learned
     assert learned == {name: RATES[name] for name in learned}
 
@@ -114,10 +101,10 @@ def test_what_was_learned_survives_an_interruption_and_is_corrected_where_it_was
 
     status, noted = launch(policy, order)
     assert (status, noted.epochs) == (ExitStatus.OK, EVERY_EPOCH)
-    told, = noted.of(RatesRemembered)
+    told, = noted.of(ev.RatesRemembered)
     assert {name: rates[0].rate for name, rates in told.rates.items()} == pytest.approx(
         {name: rate / 2 for name, rate in learned.items()})
-    off = {event.network: (event.expected, event.rate) for event in noted.of(RateOff)}
+    off = {event.network: (event.expected, event.rate) for event in noted.of(ev.RateOff)}
     assert off == {name: (rate / 2, rate) for name, rate in learned.items()}
     corrected = [sizes[1] for sizes in read_cache(cache_path()).values()]
     assert sorted(rate.rate for rate in corrected) == pytest.approx(sorted(RATES.values()))
@@ -129,24 +116,24 @@ def test_every_policy_plans_from_guesses_and_nothing_counts_as_measuring(launch,
     status, noted = launch(policy, "strict")
     assert (status, noted.epochs) == (ExitStatus.OK, EVERY_EPOCH)
     kinds = [type(event) for event in noted.events]
-    assert not {Profiled, RateMeasured, RatesRemembered}.intersection(kinds)
-    assert kinds.index(Planned) < kinds.index(FirstStep)
-    assert kinds.count(RanksReady) == kinds.count(FirstStep) == 1
-    assert noted.of(Planned)[0].members
-    assert noted.of(Ended)[0].profiling_s == 0
+    assert not {ev.Profiled, ev.RateMeasured, ev.RatesRemembered}.intersection(kinds)
+    assert kinds.index(ev.Planned) < kinds.index(ev.FirstStep)
+    assert kinds.count(ev.RanksReady) == kinds.count(ev.FirstStep) == 1
+    assert noted.of(ev.Planned)[0].members
+    assert noted.of(ev.Ended)[0].profiling_s == 0
     if policy in LEARNING:
-        first = noted.of(RatesEstimated)[0]
+        first = noted.of(ev.RatesEstimated)[0]
         assert (first.seen, sorted(first.rates)) == (0, sorted(BATCHES))  # guesses: nothing has trained
-        assert kinds.index(RatesEstimated) < kinds.index(FirstStep) < kinds.index(RateLearned)
+        assert kinds.index(ev.RatesEstimated) < kinds.index(ev.FirstStep) < kinds.index(ev.RateLearned)
 
 
 def test_what_is_measured_before_counts_as_measuring(launch):
     """So that the nothing of the test above is a number that something would change."""
     status, noted = launch("global", "strict", when="before")
     assert status is ExitStatus.OK
-    assert len(noted.of(RateMeasured)) == 2
-    assert noted.of(Ended)[0].profiling_s > 0
-    assert noted.of(Ended)[0].profiling_s == pytest.approx(noted.of(Profiled)[0].seconds, abs=0.001)
+    assert len(noted.of(ev.RateMeasured)) == 2
+    assert noted.of(ev.Ended)[0].profiling_s > 0
+    assert noted.of(ev.Ended)[0].profiling_s == pytest.approx(noted.of(ev.Profiled)[0].seconds, abs=0.001)
 
 
 def test_it_is_asked_what_a_plan_by_learned_rates_only_tries(launch, monkeypatch):

@@ -12,16 +12,7 @@ import pytest
 import yaml
 
 from fleet.__main__ import main
-from fleet.domain.events import (
-    EarlierRead,
-    Ended,
-    Estimated,
-    NetworkAdded,
-    ReplayDiffered,
-    Searched,
-    SearcherBegan,
-    SearchFailed,
-)
+from fleet.domain import events as ev
 from fleet.domain.network import Standing, State
 from fleet.errors import ExitStatus, SpecError
 from fleet.runtime.admission import Admission
@@ -98,7 +89,7 @@ def test_networks_are_asked_for_one_after_another_and_trained_to_their_end(tmp_p
     assert sorted(rows) == [f"net-{number}" for number in range(5)]
     assert {(row.status, row.epochs) for row in rows.values()} == {(Status.FINISHED, 4)}
     assert len({row.drawn[LEARNING_RATE] for row in rows.values()}) == 5
-    assert Counter(event.call for event in run.of(Searched)) == {"ask": 5, "report": 20, "tell": 5}
+    assert Counter(event.call for event in run.of(ev.Searched)) == {"ask": 5, "report": 20, "tell": 5}
     lines = [json.loads(line) for line in run.paths.events.read_text().splitlines()]
     ask = next(line for line in lines if line["event"] == "search")
     assert ask == {"t_s": ask["t_s"], "event": "search", "entry": "net", "call": "ask", "number": 0,
@@ -108,7 +99,7 @@ def test_networks_are_asked_for_one_after_another_and_trained_to_their_end(tmp_p
 def test_estimates_of_the_time_left_count_what_is_yet_to_come(tmp_path):
     run = Run(tmp_path, {"most": 20, "at_once": 2}, epochs=3)
     assert run.launch() is ExitStatus.OK
-    assert 10 < run.of(Estimated)[0].networks <= 20
+    assert 10 < run.of(ev.Estimated)[0].networks <= 20
 
 
 @pytest.mark.parametrize("mode", ["promote", "stop"])
@@ -148,14 +139,14 @@ def test_a_search_that_is_killed_again_and_again_forgets_nothing(tmp_path, searc
     run = Run(tmp_path, search, prune=prune)
     launches = [run.launch(turns) for turns in (150, 300, 80, 400, 200, 250, None)]
     assert launches[-1] is ExitStatus.OK
-    rows, calls = run.rows(), run.of(Searched)
+    rows, calls = run.rows(), run.of(ev.Searched)
     assert sorted(rows) == sorted(f"net-{number}" for number in range(8))
     assert {row.status for row in rows.values()} <= {Status.FINISHED, Status.PRUNED}
-    assert run.of(ReplayDiffered) == run.of(SearchFailed) == []
+    assert run.of(ev.ReplayDiffered) == run.of(ev.SearchFailed) == []
     told = Counter((call.call, call.number, call.epoch) for call in calls if call.answer is not None)
     assert {count for key, count in told.items() if key[0] in ("ask", "report")} == {1}
     assert Counter(call.number for call in calls if call.call == "tell") == dict.fromkeys(range(8), 1)
-    assert [added.network for added in run.of(NetworkAdded)] == [f"net-{number}" for number in range(8)]
+    assert [added.network for added in run.of(ev.NetworkAdded)] == [f"net-{number}" for number in range(8)]
     for name, row in rows.items():
         said = [call for call in calls if call.network == name and call.call == "tell"]
         assert [call.outcome for call in said] == [row.status]
@@ -167,7 +158,7 @@ def test_a_child_begins_with_the_weights_of_its_parent_and_is_replayed_from_ther
     run = Run(tmp_path, {"ask": "tests.fleet.search.searchers:Scripted", "most": 3, "at_once": 1,
                          "options": {"asks": asks, "reports": {}}})
     assert run.launch() is ExitStatus.OK
-    added = {event.network: event for event in run.of(NetworkAdded)}
+    added = {event.network: event for event in run.of(ev.NetworkAdded)}
     assert {name: event.parent for name, event in added.items()} == {"net-0": "", "net-1": "net-0", "net-2": "net-1"}
     rows = run.rows()
     assert [(rows[name].parent, rows[name].parent_epoch) for name in sorted(rows)] == [
@@ -233,7 +224,7 @@ def test_a_searcher_that_raises_is_called_no_more_and_what_it_has_asked_for_is_t
     assert run.launch() is ExitStatus.NETWORK_FAILED
     assert {name: row.status for name, row in run.rows().items()} == {
         "net-0": Status.FINISHED, "net-1": Status.FINISHED}
-    [failed] = run.of(SearchFailed)
+    [failed] = run.of(ev.SearchFailed)
     assert "Ask(number=2) failed: RuntimeError: out of ideas" in failed.reason
 
 
@@ -244,7 +235,7 @@ def test_a_searcher_that_hangs_is_waited_for_as_long_as_the_spec_says(tmp_path):
     assert run.launch() is ExitStatus.NETWORK_FAILED
     assert {name: row.status for name, row in run.rows().items()} == {
         "net-0": Status.FINISHED, "net-1": Status.FINISHED}
-    [failed] = run.of(SearchFailed)
+    [failed] = run.of(ev.SearchFailed)
     assert "Ask(number=2) took longer than 3.0 s (search.answer_within)" in failed.reason
 
 
@@ -273,7 +264,7 @@ def test_a_network_of_whose_batches_a_rates_file_says_too_little_has_failed_and_
 def test_a_run_stays_open_for_a_while_when_it_has_nothing_to_train(tmp_path):
     run = Run(tmp_path, None, models=[], open_for=0.3)
     assert run.launch() is ExitStatus.OK
-    [ended] = run.of(Ended)
+    [ended] = run.of(ev.Ended)
     assert 0.3 <= ended.seconds < 20
 
 
@@ -288,9 +279,9 @@ def test_a_search_begins_with_what_an_earlier_run_found_and_goes_on_when_its_spa
     search = {"most": 3, "seed": 1, "from": [str(tmp_path / "run")]}
     second = Run(folders[0], search, epochs=2)
     assert second.launch() is ExitStatus.OK
-    [read] = second.of(EarlierRead)
+    [read] = second.of(ev.EarlierRead)
     assert (read.told, dict(read.left_out)) == (4, {})
-    known = [event for event in second.of(Searched) if event.call == "know"]
+    known = [event for event in second.of(ev.Searched) if event.call == "know"]
     assert [(event.number, event.network, len(event.curve), event.outcome) for event in known] == [
         (-1 - number, f"net-{number}", 2, "finished") for number in range(4)]
     space = {LEARNING_RATE: {"low": 0.01, "high": 0.1}}
@@ -299,11 +290,11 @@ def test_a_search_begins_with_what_an_earlier_run_found_and_goes_on_when_its_spa
     shutil.rmtree(tmp_path / "run")  # what was found there is in the log
     assert main(["check", str(changed.path)]) == 0
     assert changed.launch() is ExitStatus.OK
-    [_, began] = changed.of(SearcherBegan)
+    [_, began] = changed.of(ev.SearcherBegan)
     assert began.is_another
     assert "most was 3 and is 5" in began.changed
     outside = sum(event.answer[LEARNING_RATE] < 0.01 for event in known)
-    assert dict(changed.of(EarlierRead)[-1].left_out) in ({}, {f"{LEARNING_RATE} is outside of the space": outside})
+    assert dict(changed.of(ev.EarlierRead)[-1].left_out) in ({}, {f"{LEARNING_RATE} is outside of the space": outside})
     assert sorted(changed.rows()) == [f"net-{number}" for number in range(5)]
     assert all(changed.rows()[name].drawn[LEARNING_RATE] >= 0.01 for name in ("net-3", "net-4"))
     with pytest.raises(SpecError, match=r"search.from\[0\]"):
@@ -314,7 +305,7 @@ def test_of_several_objectives_the_table_of_results_has_what_was_told(tmp_path):
     objectives = [{"value": "val_accuracy"}, {"value": "parameters", "mode": "minimize"}, {"value": "rate"}]
     run = Run(tmp_path, {"most": 3, "objectives": objectives}, epochs=2)
     assert [run.launch(150), run.launch()][-1] is ExitStatus.OK
-    told = {event.network: event.value for event in run.of(Searched) if event.call == "tell"}
+    told = {event.network: event.value for event in run.of(ev.Searched) if event.call == "tell"}
     rows = run.rows()
     assert sorted(told) == sorted(rows)
     for name, row in rows.items():

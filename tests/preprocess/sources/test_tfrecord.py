@@ -11,17 +11,7 @@ from preprocess.pipeline import Pipeline
 from preprocess.source import open_data
 from preprocess.target import TargetSpec, TargetWish
 from preprocess.transforms import parse_transforms
-from tests.preprocess.records import (
-    delimited,
-    example,
-    floats,
-    integers,
-    labelled,
-    record,
-    text,
-    varint,
-    write_records,
-)
+from tests.preprocess import records as rec
 from tests.preprocess.samples import encode, pattern
 
 
@@ -31,9 +21,9 @@ def opened(path, kind=None, **options):
 
 def test_images_and_labels_come_back(tmp_path):
     images = [bytes([number]) * 700 * number for number in range(1, 6)]
-    write_records(tmp_path / "train-00000-of-00002", *(labelled(images[i], 10 + i % 2) for i in range(3)))
-    write_records(tmp_path / "train-00001-of-00002", *(labelled(images[i], 10 + i % 2) for i in (3, 4)))
-    write_records(tmp_path / "validation-00000-of-00001", labelled(b"v", 11))
+    rec.write_records(tmp_path / "train-00000-of-00002", *(rec.labelled(images[i], 10 + i % 2) for i in range(3)))
+    rec.write_records(tmp_path / "train-00001-of-00002", *(rec.labelled(images[i], 10 + i % 2) for i in (3, 4)))
+    rec.write_records(tmp_path / "validation-00000-of-00001", rec.labelled(b"v", 11))
     data = open_data("tfrecord", str(tmp_path), 0.1, 0)
     assert [data.train.read(index) for index in range(5)] == images
     assert data.train.labels.tolist() == [0, 1, 0, 1, 0]
@@ -42,7 +32,7 @@ def test_images_and_labels_come_back(tmp_path):
 
 def test_shards_for_the_test_are_named_by_a_pattern_and_are_no_validation_data_then(tmp_path):
     for part, count in (("train", 8), ("test", 3)):
-        write_records(tmp_path / f"{part}-00000-of-00001", *(labelled(b"x", i % 2) for i in range(count)))
+        rec.write_records(tmp_path / f"{part}-00000-of-00001", *(rec.labelled(b"x", i % 2) for i in range(count)))
     untold = open_data("tfrecord", str(tmp_path), 0.5, 0)
     assert (len(untold.train), len(untold.validation), untold.test) == (8, 3, None)
     assert "is taken for validation" in untold.remark
@@ -52,7 +42,7 @@ def test_shards_for_the_test_are_named_by_a_pattern_and_are_no_validation_data_t
 
 def test_they_go_through_the_pipeline_as_files_do(tmp_path):
     images = [pattern(5, 6, seed=number) for number in range(6)]
-    write_records(tmp_path / "a.tfrecord", *(labelled(encode(image), i % 2)
+    rec.write_records(tmp_path / "a.tfrecord", *(rec.labelled(encode(image), i % 2)
                                              for i, image in enumerate(images)))
     pipe = Pipeline.probed(opened(tmp_path / "a.tfrecord"), parse_transforms(["decode"]), seed=0)
     batch, labels = pipe.empty(6)
@@ -65,12 +55,12 @@ def test_they_go_through_the_pipeline_as_files_do(tmp_path):
 @pytest.mark.parametrize("name", ["a.tfrecord", "a.tfrecords", "a.tfrec", "a.tfrecord-00000-of-00010",
                                   "train-00000-of-00010"])
 def test_the_usual_names_are_known(tmp_path, name):
-    write_records(tmp_path / name, labelled(b"x", 0), labelled(b"y", 1))
+    rec.write_records(tmp_path / name, rec.labelled(b"x", 0), rec.labelled(b"y", 1))
     assert len(opened(tmp_path)) == 2
 
 
 def test_the_features_can_have_other_names(tmp_path):
-    write_records(tmp_path / "a.tfrecord", *(example(jpeg=text(b"image"), animal=text(name))
+    rec.write_records(tmp_path / "a.tfrecord", *(rec.example(jpeg=rec.text(b"image"), animal=rec.text(name))
                                              for name in (b"dog", b"cat")))
     source = opened(tmp_path, image_key="jpeg", label_key="animal")
     assert (source.classes, source.labels.tolist()) == (("cat", "dog"), [1, 0])
@@ -80,15 +70,16 @@ def test_the_features_can_have_other_names(tmp_path):
 @pytest.mark.parametrize("packed", [True, False])
 @pytest.mark.parametrize("values", [[-3, 5], [0, 1], [127, 128], [-(1 << 63), (1 << 63) - 1]])
 def test_integers_of_any_size_are_labels(tmp_path, packed, values):
-    write_records(tmp_path / "a.tfrecord", *(
-        example(image__encoded=text(b"x"), image__class__label=integers(value, 99, packed=packed))
+    rec.write_records(tmp_path / "a.tfrecord", *(
+        rec.example(image__encoded=rec.text(b"x"), image__class__label=rec.integers(value, 99, packed=packed))
         for value in values))
     assert opened(tmp_path).classes == tuple(map(str, values))
 
 
 def test_fields_that_are_not_known_are_passed_over(tmp_path):
-    unknown = varint(9 << 3) + varint(5) + varint(10 << 3 | 1) + bytes(8) + varint(11 << 3 | 5) + bytes(4)
-    write_records(tmp_path / "a.tfrecord", unknown + labelled(b"x", 0), labelled(b"y", 1) + unknown)
+    unknown = b"".join([rec.varint(9 << 3), rec.varint(5), rec.varint(10 << 3 | 1), bytes(8), rec.varint(11 << 3 | 5),
+                        bytes(4)])
+    rec.write_records(tmp_path / "a.tfrecord", unknown + rec.labelled(b"x", 0), rec.labelled(b"y", 1) + unknown)
     assert [opened(tmp_path).read(index) for index in (0, 1)] == [b"x", b"y"]
 
 
@@ -96,14 +87,14 @@ def test_fields_that_are_not_known_are_passed_over(tmp_path):
 
 
 @pytest.mark.parametrize(("features", "kind", "expected"), [
-    ([integers(1, 0, 1), integers(0, 1, 1)], "multilabel", [[1, 0, 1], [0, 1, 1]]),
-    ([integers(3, 17), integers(4)], "multilabel", [[1, 0, 1], [0, 1, 0]]),
-    ([floats(1.5, 2.5), floats(3.5, -1.0)], None, [[1.5, 2.5], [3.5, -1.0]]),
-    ([floats(1.5), floats(3.5)], None, [[1.5], [3.5]]),
-    ([integers(7), integers(-9)], "value", [[7], [-9]]),
+    ([rec.integers(1, 0, 1), rec.integers(0, 1, 1)], "multilabel", [[1, 0, 1], [0, 1, 1]]),
+    ([rec.integers(3, 17), rec.integers(4)], "multilabel", [[1, 0, 1], [0, 1, 0]]),
+    ([rec.floats(1.5, 2.5), rec.floats(3.5, -1.0)], None, [[1.5, 2.5], [3.5, -1.0]]),
+    ([rec.floats(1.5), rec.floats(3.5)], None, [[1.5], [3.5]]),
+    ([rec.integers(7), rec.integers(-9)], "value", [[7], [-9]]),
 ])
 def test_numbers_are_labels_or_values_with_weights(tmp_path, features, kind, expected):
-    write_records(tmp_path / "a.tfrecord", *(example(x=text(b"x"), y=feature, w=floats(weight))
+    rec.write_records(tmp_path / "a.tfrecord", *(rec.example(x=rec.text(b"x"), y=feature, w=rec.floats(weight))
                                              for feature, weight in zip(features, (0.5, 2.0), strict=True)))
     source = opened(tmp_path, kind, image_key="x", label_key="y", weight_key="w")
     assert (source.targets.tolist(), source.weights.tolist()) == (expected, [0.5, 2.0])
@@ -111,25 +102,26 @@ def test_numbers_are_labels_or_values_with_weights(tmp_path, features, kind, exp
 
 
 def test_a_weight_that_is_missing_is_named(tmp_path):
-    write_records(tmp_path / "a.tfrecord", labelled(b"x", 0))
+    rec.write_records(tmp_path / "a.tfrecord", rec.labelled(b"x", 0))
     with pytest.raises(InputError, match=r"a.tfrecord\[0\]: no feature 'w' that can be used"):
         opened(tmp_path, weight_key="w")
 
 
 @pytest.mark.parametrize(("feature", "options", "expected"), [
-    (floats(1.0, 2.0, 3.0, 4.0), {}, np.array([1, 2, 3, 4], np.float32)),
-    (floats(1.0, 2.0, 3.0, 4.0), {"shape": [2, 2]}, np.array([[1, 2], [3, 4]], np.float32)),
-    (integers(1, -2), {}, np.array([1, -2])),
-    (text(bytes([1, 2, 3, 4])), {"dtype": "uint8", "shape": [2, 2, 1]}, np.array([[[1], [2]], [[3], [4]]], np.uint8)),
+    (rec.floats(1.0, 2.0, 3.0, 4.0), {}, np.array([1, 2, 3, 4], np.float32)),
+    (rec.floats(1.0, 2.0, 3.0, 4.0), {"shape": [2, 2]}, np.array([[1, 2], [3, 4]], np.float32)),
+    (rec.integers(1, -2), {}, np.array([1, -2])),
+    (rec.text(bytes([1, 2, 3, 4])), {"dtype": "uint8", "shape": [2, 2, 1]}, np.array([[[1], [2]], [[3], [4]]],
+                                                                                     np.uint8)),
 ])
 def test_inputs_may_be_arrays(tmp_path, feature, options, expected):
-    write_records(tmp_path / "a.tfrecord", *(example(x=feature, y=integers(label)) for label in (0, 1)))
+    rec.write_records(tmp_path / "a.tfrecord", *(rec.example(x=feature, y=rec.integers(label)) for label in (0, 1)))
     found = opened(tmp_path, image_key="x", label_key="y", **options).read(1)
     assert (found.tolist(), found.dtype) == (expected.tolist(), expected.dtype)
 
 
 def test_an_array_of_another_shape_is_a_bad_sample(tmp_path):
-    write_records(tmp_path / "a.tfrecord", *(example(x=floats(*[1.0] * (3 + label)), y=integers(label))
+    rec.write_records(tmp_path / "a.tfrecord", *(rec.example(x=rec.floats(*[1.0] * (3 + label)), y=rec.integers(label))
                                              for label in (0, 1)))
     source = opened(tmp_path, image_key="x", label_key="y", shape=[3])
     with pytest.raises(BadSample, match=r"a.tfrecord\[1\]: it has 4 numbers, not those of shape \(3,\)"):
@@ -138,8 +130,9 @@ def test_an_array_of_another_shape_is_a_bad_sample(tmp_path):
 
 def test_masks_are_encoded_images(tmp_path):
     masks = [np.full((2, 3), number, np.uint8) for number in (0, 4)]
-    write_records(tmp_path / "a.tfrecord", *(
-        example(image__encoded=text(b"x"), image__segmentation__class__encoded=text(encode(mask[:, :, None])))
+    rec.write_records(tmp_path / "a.tfrecord", *(
+        rec.example(image__encoded=rec.text(b"x"), image__segmentation__class__encoded=rec.text(encode(mask[:, :,
+                                                                                                            None])))
         for mask in masks))
     source = pickle.loads(pickle.dumps(opened(tmp_path, "mask")))
     assert source.target == TargetSpec("mask", 2, ("0", "4"))
@@ -153,7 +146,7 @@ def test_masks_are_encoded_images(tmp_path):
 def damaged(tmp_path):
     """Open two records of which one byte is changed, or of which the end is cut off."""
     def damaged(position=None, length=None):
-        content = bytearray(record(labelled(b"x" * 100, 0)) + record(labelled(b"y" * 100, 1)))
+        content = bytearray(rec.record(rec.labelled(b"x" * 100, 0)) + rec.record(rec.labelled(b"y" * 100, 1)))
         if position is not None:
             content[position] ^= 1
         (tmp_path / "a.tfrecord").write_bytes(content[:length])
@@ -181,28 +174,28 @@ def test_a_file_that_ends_too_early_is_an_error_at_the_start(damaged, length):
 
 
 def test_a_compressed_file_is_told_so(tmp_path):
-    (tmp_path / "a.tfrecord").write_bytes(gzip.compress(record(labelled(b"x", 0))))
+    (tmp_path / "a.tfrecord").write_bytes(gzip.compress(rec.record(rec.labelled(b"x", 0))))
     with pytest.raises(InputError, match="is compressed"):
         opened(tmp_path)
 
 
 @pytest.mark.parametrize(("message", "complaint"), [
-    (example(image=text(b"x"), label=integers(1)), "'image/class/label'.*its features: image, label"),
-    (example(image__class__label=integers(1)), "no feature 'image/encoded'"),
-    (example(image__encoded=text(b"x"), image__class__label=integers()), "no feature 'image/class/label'"),
+    (rec.example(image=rec.text(b"x"), label=rec.integers(1)), "'image/class/label'.*its features: image, label"),
+    (rec.example(image__class__label=rec.integers(1)), "no feature 'image/encoded'"),
+    (rec.example(image__encoded=rec.text(b"x"), image__class__label=rec.integers()), "no feature 'image/class/label'"),
     (b"", "its features: none"),
     (b"\x0b", "not a tf.train.Example"),
-    (delimited(1, delimited(1, b"\x0a\x7f")), "not a tf.train.Example"),
+    (rec.delimited(1, rec.delimited(1, b"\x0a\x7f")), "not a tf.train.Example"),
     (b"\xff" * 20, "not a tf.train.Example"),
 ])
 def test_a_record_that_cannot_be_used_is_named_with_what_it_has(tmp_path, message, complaint):
-    write_records(tmp_path / "a.tfrecord", labelled(b"x", 0), message)
+    rec.write_records(tmp_path / "a.tfrecord", rec.labelled(b"x", 0), message)
     with pytest.raises(InputError, match=rf"a.tfrecord\[1\]: .*{complaint}"):
         opened(tmp_path)
 
 
 def test_an_image_feature_of_another_kind_is_a_bad_sample(tmp_path):
-    write_records(tmp_path / "a.tfrecord", labelled(b"x", 0),
-                  example(image__encoded=integers(), image__class__label=integers(1)))
+    rec.write_records(tmp_path / "a.tfrecord", rec.labelled(b"x", 0),
+                  rec.example(image__encoded=rec.integers(), image__class__label=rec.integers(1)))
     with pytest.raises(BadSample, match="no feature 'image/encoded' with bytes or numbers"):
         opened(tmp_path).read(1)
