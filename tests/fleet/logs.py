@@ -29,8 +29,8 @@ LOG = [
     Logged(1.0, ev.GroupStarted("a", (0,), 0, 1)), Logged(1.0, ev.GroupStarted("b<1>", (1,), 0, 1)),
     epoch(11.5, "a", 1, 10.0), epoch(21.5, "b<1>", 1, 20.0, waited=5.0),
     Logged(21.5, ev.NetworkFinished("b<1>", "1 epoch", 1)), Logged(21.6, ev.GroupStopped("b<1>", 0.1)),
-    epoch(22.0, "a", 2, 10.0), Logged(22.0, ev.NetworkFinished("a", "2 epochs", 2)), Logged(22.1, ev.GroupStopped("a",
-                                                                                                                  0.1)),
+    epoch(22.0, "a", 2, 10.0), Logged(22.0, ev.NetworkFinished("a", "2 epochs", 2)),
+    Logged(22.1, ev.GroupStopped("a", 0.1)),
     Logged(23.0, ev.Ended(0)),
 ]
 

@@ -28,8 +28,8 @@ def epochs(standing):
 
 STORY = (START, ev.NetworkTaken("a", 1, 0, 0), ev.EpochEnded("a", record(1)), ev.EpochEnded("a", record(2)),
          ev.NetworkTaken("b", 2, 0, 0), ev.EpochEnded("b", record(1)), ev.NetworkFailed("b", "loss is NaN"),
-         ev.EpochEnded("a", record(3)), ev.NetworkFinished("a", "3 epochs", 3), ev.NetworkTested("a", 0.5, 0.9, 10,
-                                                                                                 1.0),
+         ev.EpochEnded("a", record(3)), ev.NetworkFinished("a", "3 epochs", 3),
+         ev.NetworkTested("a", 0.5, 0.9, 10, 1.0),
          ev.NetworkTaken("a", 3, 3, 0))  # by one that looked whether it was done
 
 

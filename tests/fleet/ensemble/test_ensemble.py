@@ -396,9 +396,8 @@ def test_a_network_whose_export_fails_is_tried_again_as_one_that_is_not_done():
 
 def test_a_sample_that_cannot_be_read_is_noted_once_and_too_many_end_the_run():
     told = Told({"a": [0]}, parts={"data": {"source": "builtin:digits", "max_bad": "5%"}}, bad=frozenset({"known"}))
-    told.hear(msg.Bad("x", "torn", True), msg.Bad("x", "torn", True), msg.Bad("known", "torn", True), msg.Bad("y",
-                                                                                                              "torn",
-                                                                                                              False))
+    told.hear(msg.Bad("x", "torn", True), msg.Bad("x", "torn", True), msg.Bad("known", "torn", True),
+              msg.Bad("y", "torn", False))
     assert [event.name for event in told.of("BadSample")] == ["x", "y"]
     told.hear(msg.Bad("z", "empty", True))
     assert kinds(told.effects) == ["Note", "Fail"]
@@ -433,8 +432,8 @@ def test_a_measurement_that_fails_for_a_reason_that_may_pass_is_made_again():
 def test_rates_that_are_known_are_kept_with_the_bounds_of_their_groups():
     told = Told({"a": [0]}, networks="a", measures=True, trainers=1)
     told.ready()
-    kept = [effect for effect in told.hear(msg.Measured("a", 1, StepRate(10.0), 1.0, "")) if isinstance(effect,
-                                                                                                        fx.KeepRates)]
+    kept = [effect for effect in told.hear(msg.Measured("a", 1, StepRate(10.0), 1.0, ""))
+            if isinstance(effect, fx.KeepRates)]
     assert [(network.rates, network.max_gpus) for network in kept[0].rates().models] == [((10.0,), 4)]
 
 

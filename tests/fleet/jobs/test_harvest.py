@@ -348,9 +348,8 @@ def test_a_job_that_nobody_makes_room_for_gives_up_and_says_how_to_go_on(full_di
     with contextlib.suppress(OSError), open(full_disk / "ballast", "wb", 0) as ballast:
         while True:
             ballast.write(bytes(1024))
-    kept = work.HarvestJob(RunPaths(run.root, "17"), work.Backlog(work.Plan((run,), Limits(),
-                                                                            command="fleet harvest x"), Queue(), {}),
-                      SYSTEMS["slurm"], "17")
+    plan = work.Plan((run,), Limits(), command="fleet harvest x")
+    kept = work.HarvestJob(RunPaths(run.root, "17"), work.Backlog(plan, Queue(), {}), SYSTEMS["slurm"], "17")
     assert kept.run([sys.executable, "-c", ""]) == ExitStatus.CAN_PASS
     err = capfd.readouterr().err
     assert "No space left on device" in err

@@ -24,8 +24,8 @@ def launch(events):
 
 def test_blocked_groups_count_with_all_their_gpus():
     events = [STARTED, ev.GroupStarted("a", (0,), 0, 1), ev.EpochEnded("a", record(1, gpus=1), blocked_s=0.5),
-              ev.GroupChanged("a", (0,), (0, 1, 2), 0, seconds=2.0), ev.EpochEnded("a", record(2, gpus=3),
-                                                                                   blocked_s=0.25),
+              ev.GroupChanged("a", (0,), (0, 1, 2), 0, seconds=2.0),
+              ev.EpochEnded("a", record(2, gpus=3), blocked_s=0.25),
               ev.GroupStopped("a", checkpoint_s=1.0)]
     spent = launch(events)
     assert spent.regrouping_s == pytest.approx(2.0 * 3)

@@ -439,8 +439,8 @@ def test_a_table_of_epochs_that_is_no_such_table_tells_nothing(saved, table):
     damage(saved.last("net"))
     saved.previous("net").unlink()
     if table is None:
-        checkpoint.write_history(saved.history("net"), tuple(record(epoch, stream_epoch=9 * epoch) for epoch in (1, 2,
-                                                                                                                 3)))
+        checkpoint.write_history(saved.history("net"),
+                                 tuple(record(epoch, stream_epoch=9 * epoch) for epoch in (1, 2, 3)))
     else:
         saved.history("net").write_bytes(table)
     assert checkpoint.newest(saved, "net").history == history(0.5, 0.7)

@@ -111,8 +111,8 @@ def test_a_weight_that_is_missing_is_named(tmp_path):
     (rec.floats(1.0, 2.0, 3.0, 4.0), {}, np.array([1, 2, 3, 4], np.float32)),
     (rec.floats(1.0, 2.0, 3.0, 4.0), {"shape": [2, 2]}, np.array([[1, 2], [3, 4]], np.float32)),
     (rec.integers(1, -2), {}, np.array([1, -2])),
-    (rec.text(bytes([1, 2, 3, 4])), {"dtype": "uint8", "shape": [2, 2, 1]}, np.array([[[1], [2]], [[3], [4]]],
-                                                                                     np.uint8)),
+    (rec.text(bytes([1, 2, 3, 4])), {"dtype": "uint8", "shape": [2, 2, 1]},
+     np.array([[[1], [2]], [[3], [4]]], np.uint8)),
 ])
 def test_inputs_may_be_arrays(tmp_path, feature, options, expected):
     rec.write_records(tmp_path / "a.tfrecord", *(rec.example(x=feature, y=rec.integers(label)) for label in (0, 1)))
@@ -131,8 +131,8 @@ def test_an_array_of_another_shape_is_a_bad_sample(tmp_path):
 def test_masks_are_encoded_images(tmp_path):
     masks = [np.full((2, 3), number, np.uint8) for number in (0, 4)]
     rec.write_records(tmp_path / "a.tfrecord", *(
-        rec.example(image__encoded=rec.text(b"x"), image__segmentation__class__encoded=rec.text(encode(mask[:, :,
-                                                                                                            None])))
+        rec.example(image__encoded=rec.text(b"x"),
+                    image__segmentation__class__encoded=rec.text(encode(mask[:, :, None])))
         for mask in masks))
     source = pickle.loads(pickle.dumps(opened(tmp_path, "mask")))
     assert source.target == TargetSpec("mask", 2, ("0", "4"))

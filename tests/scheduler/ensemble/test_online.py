@@ -149,8 +149,8 @@ def test_a_network_of_which_nothing_is_known_is_taken_for_one_like_the_others():
 
 def test_a_network_that_is_wrongly_thought_to_be_fast_does_not_wait_to_the_end():
     """It is told at the lower end of what it may be, once others have shown how wrong that may be."""
-    networks = [learn.Traits(f"n{i}", f"n{i}", operations=operations) for i, operations in enumerate((1.0, 2.0, 4.0,
-                                                                                                      8.0))]
+    networks = [learn.Traits(f"n{i}", f"n{i}", operations=operations)
+                for i, operations in enumerate((1.0, 2.0, 4.0, 8.0))]
     rates, cluster = online(*networks, learn.Traits("x", "x", operations=1.5), gpus=4), Cluster.of(4, 4)
     for network, shown in zip(networks, (10.0, 40.0, 10.0, 40.0), strict=True):
         rates.observe(network.name, 1, learn.Observation(shown))

@@ -73,8 +73,8 @@ def test_steadied_rates_err_less_than_equation_5_where_measurements_are_noisy():
     exact = table(*[tuple(10.0 * m * fall ** (m - 1) for m in range(1, 9)) for fall in falls])
 
     def error(told):
-        logs = [np.log(rt.curve(a, 30)[29] / rt.curve(b, 30)[29]) for a, b in zip(told.models, exact.models,
-                                                                                  strict=True)]
+        logs = [np.log(rt.curve(a, 30)[29] / rt.curve(b, 30)[29])
+                for a, b in zip(told.models, exact.models, strict=True)]
         return np.std(logs)
     measured = with_errors(exact, 0.05, seed=1)
     assert error(rt.steadied(measured, 30)) < error(measured) / 4

@@ -264,8 +264,8 @@ def test_in_order_the_smallest_takes_first_and_by_index_the_first():
 
 
 def test_who_gives_up_nodes_gives_its_last():
-    assert sharing.place_by_index(np.array([0, sharing.FREE, 0, 0]), {0: 1}).tolist() == [0, sharing.FREE,
-                                                                                          sharing.FREE, sharing.FREE]
+    placed = sharing.place_by_index(np.array([0, sharing.FREE, 0, 0]), {0: 1})
+    assert placed.tolist() == [0, sharing.FREE, sharing.FREE, sharing.FREE]
 
 
 @pytest.mark.parametrize(("counts", "complaint"), [
