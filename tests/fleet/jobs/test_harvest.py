@@ -13,6 +13,7 @@ from fleet.errors import ExitStatus, UserError
 from fleet.jobs import harvest, room
 from fleet.jobs import harvest as work
 from fleet.jobs.backlog import Limits
+from fleet.jobs.notes import CalledOff
 from fleet.spec import parse
 from fleet.storage import files
 from fleet.storage.event_log import EventLog
@@ -138,7 +139,7 @@ def test_a_harvest_that_is_called_off_takes_back_what_waits_and_hands_in_nothing
     queue.name = run.job
     backlog = work.Backlog(work.Plan((run,), Limits()), queue, {})
     backlog.top_up()
-    work.note(run.paths, work.CalledOff())
+    work.note(run.paths, CalledOff())
     assert len(backlog.top_up()) == 2
     assert (queue.listed, backlog.top_up()) == ([], [])
     work.note(run.paths, work.Asked())
