@@ -155,4 +155,4 @@ def test_as_much_room_is_wanted_as_is_kept(keep, copies, dtype):
 def test_a_trainer_is_bound_to_no_core_near_its_gpu(cores, what):
     near = [Near("0", 0, frozenset(range(8))), Near("1", 1, frozenset(range(8, 16)))]
     ranks = [replace(RANK, near=near), replace(RANK, near=near, cores=Cores(frozenset(cores), 16))]
-    assert said(check_ranks(ranks, [0, 0], [0, 1], needs_gpus=True)) == what
+    assert said(checks.check_ranks(ranks, [0, 0], [0, 1], needs_gpus=True)) == what
