@@ -54,7 +54,7 @@ class Predictor:
     def __init__(self, run: str | Path, top: int | None = None, select: Literal["greedy"] | None = None) -> None:
         paths = RunPaths(Path(run))
         rows = read_results(run)
-        self._spec = _spec_of(paths)
+        self._spec = spec_of(paths)
         self._feed, found = fed_alike(self._spec, rows)
         self.sample = read_sample(paths, self._feed)
         self._columns = _columns_of(paths, self._spec, self._feed, self.sample)
@@ -169,7 +169,8 @@ class Predictor:
                     yield NamedRows(file)
 
     def save(self, path: str | Path) -> None:
-        """Write the networks as one, for use without FLEET; of Keras a ``.keras`` file that plain Keras loads.
+        """Write the networks as one, for use without FLEET; of Keras a ``.keras`` file that plain Keras loads, of
+        PyTorch a ``.safetensors`` file of the weights of all, with a ``.json`` file that says what is what.
 
         It takes what :meth:`predict` does, and gives the same.
 
@@ -205,7 +206,12 @@ def _members(paths: RunPaths, found: Sequence[Candidate], kind: str, count: int 
     return chosen(paths, found, kind)
 
 
-def _spec_of(paths: RunPaths) -> Spec:
+def spec_of(paths: RunPaths) -> Spec:
+    """The spec of a run.
+
+    Raises:
+        UserError: the folder is no run's.
+    """
     if not paths.spec.is_file():
         raise UserError(f"{paths.root} has no {paths.spec.name}: it is no run")
     return load(str(paths.spec))

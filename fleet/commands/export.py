@@ -1,8 +1,9 @@
-"""Write what a run has come to for other tools: tables, and the stores of trackers. The run may go on.
+"""Write what a run has come to for other tools: tables, networks, and the stores of trackers. The run may go on.
 
   fleet export runs/digits --csv                 runs/digits/export/results.csv and history.csv
   fleet export runs/digits --parquet tables      the same as Parquet, in another folder
   fleet export runs/digits --mlflow mlflow --wandb wandb --optuna studies.log
+  fleet export runs/digits cnn-1 --onnx          runs/digits/models/cnn-1/best.onnx, of a finished network
 
 Given again, it adds to the store of a tracker what has come since, and nothing twice. No server is spoken to. The
 libraries of trackers are those of pip install 'fleet-ensemble[track]'.
@@ -13,17 +14,23 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from fleet.engines.registry import write_onnx
 from fleet.errors import UserError
 from fleet.export.files import FORMATS, write_tables
 from fleet.export.tracked import track
 from fleet.export.trackers import TRACKERS, write
+from fleet.predictor import spec_of
 from fleet.storage.files import storing
 from fleet.storage.paths import RunPaths
+from fleet.units import listed
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.add_argument("run", metavar="RUN", type=Path, help="folder of the run")
+    parser.add_argument("name", metavar="NAME", nargs="?", help="a finished network, for --onnx")
+    parser.add_argument("--onnx", nargs="?", const=False, type=Path, metavar="FILE", help=(
+        "write the network as ONNX, for inputs as the run prepares them, into this file (RUN/models/NAME/best.onnx)"))
     for kind in FORMATS:
         parser.add_argument(f"--{kind}", nargs="?", const=False, type=Path, metavar="DIR", help=(
             f"write results.{kind}, a row per network, and history.{kind}, a row per epoch of each, into this folder "
@@ -38,8 +45,12 @@ def run(args: argparse.Namespace) -> None:
     wanted = vars(args)
     kinds = {kind: wanted[kind] for kind in FORMATS if wanted[kind] is not None}
     trackers = {name: wanted[name] for name in TRACKERS if wanted[name] is not None}
-    if not kinds and not trackers:
-        raise UserError(f"say what to write: {', '.join(f'--{name}' for name in (*FORMATS, *TRACKERS))}")
+    if not kinds and not trackers and args.onnx is None:
+        raise UserError(f"say what to write: {', '.join(f'--{name}' for name in (*FORMATS, 'onnx', *TRACKERS))}")
+    if (args.name is None) != (args.onnx is None):
+        raise UserError("--onnx takes the NAME of a network, and nothing else does: fleet export RUN NAME --onnx")
+    if args.onnx is not None:
+        _write_onnx(RunPaths(args.run), args.name, args.onnx)
     for kind, folder in kinds.items():
         for path in write_tables(args.run, folder or RunPaths(args.run).exports, kind):
             print(path)
@@ -49,3 +60,14 @@ def run(args: argparse.Namespace) -> None:
             with storing(path):
                 write(name, tracked, path)
             print(f"{path}: {TRACKERS[name].shown.format(path=path)}")
+
+
+def _write_onnx(paths: RunPaths, name: str, path: Path | bool) -> None:
+    engine = spec_of(paths).engine
+    file = paths.exported(name, engine.suffix)
+    if not file.is_file():
+        there = sorted(one.parent.name for one in paths.models.glob(f"*/best{engine.suffix}"))
+        raise UserError(f"{name} was not exported{f'; there are {listed(there)}' if there else ''}")
+    path = paths.exported(name, ".onnx") if isinstance(path, bool) else path
+    write_onnx(engine, file, path)
+    print(path)

@@ -3,7 +3,7 @@
   fleet predict runs/digits photo.png folder/            with the best network
   fleet predict runs/digits folder/ --top 5 --json       with the mean of the best five
   fleet predict runs/digits folder/ --select greedy      with those that go together best on the validation samples
-  fleet predict runs/digits --top 5 --save five.keras    write them as one Keras model
+  fleet predict runs/digits --top 5 --save five.keras    write them as one Keras model (of PyTorch .safetensors)
   fleet predict runs/wine new.csv > predicted.csv        for each row of a table
 
 Inputs are prepared as the run prepares its validation samples. A .npy file holds inputs as rows of an array. The
@@ -41,7 +41,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     which.add_argument("--select", choices=[GREEDY],
                        help="join the networks that go together best on the validation samples, each perhaps several "
                             "times")
-    parser.add_argument("--save", metavar="FILE", help="write the networks as one, a .keras file")
+    parser.add_argument("--save", metavar="FILE", help="write the networks as one, a .keras or .safetensors file")
     add_json(parser)
 
 

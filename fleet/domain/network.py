@@ -39,6 +39,7 @@ class EpochRecord:
             after which of its epochs.
         metrics: those that its spec asks for, by name, and with ``val_`` of validation.
         batch: the global batch; 0 in records of earlier versions.
+        start: of the first epoch of a network that began with weights of a file: the beginning of its SHA-256.
     """
 
     epoch: int
@@ -58,6 +59,7 @@ class EpochRecord:
     parent_epoch: Annotated[int, OmitDefault] = 0
     metrics: Annotated[dict[str, float | None], OmitDefault] = field(default_factory=dict, hash=False)
     batch: Annotated[int, OmitDefault] = 0
+    start: Annotated[str, OmitDefault] = ""
 
     @property
     def precedes_other_data(self) -> bool:
@@ -90,6 +92,7 @@ class State:
         generation: of the lease under which the checkpoint was written; 0 without one.
         accepted: as in its next record, of changes that were accepted before it had finished an epoch.
         batch: as in its next record, of the epoch that it is in the middle of.
+        start: as in its first record, until it has one.
     """
 
     arrays: Mapping[str, np.ndarray] = field(repr=False)
@@ -107,6 +110,7 @@ class State:
     generation: int = 0
     accepted: str = ""
     batch: int = 0
+    start: str = ""
 
     def after(self, record: EpochRecord, final: str) -> State:
         """The state between an epoch that has just ended and the next one, without arrays.

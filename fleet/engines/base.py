@@ -226,6 +226,21 @@ class Rescaling(Protocol):
 
 
 @runtime_checkable
+class Starting(Protocol):
+    """What is asked of a trainable that can begin with weights of a file."""
+
+    def begin_with(self, file: Path, skip: Sequence[str]) -> None:
+        """Take over the weights of a file, as ``train.start`` says it.
+
+        Args:
+            skip: patterns of names of weights that are left as they are.
+
+        Raises:
+            ModelError: the file is not there, or does not fit; a pattern meets nothing.
+        """
+
+
+@runtime_checkable
 class Scoring(Protocol):
     """What is asked of a trainable that computes the metrics of its spec."""
 

@@ -106,6 +106,18 @@ def join_exports(spec: Spec, files: Sequence[Path], weights: Sequence[float], ki
     return joined
 
 
+def write_onnx(engine: EngineInfo, file: Path, path: Path) -> None:
+    """Write an exported network as ONNX.
+
+    Raises:
+        UserError: the engine cannot, or a library is missing.
+        StorageError: it cannot be written there.
+    """
+    if engine.to_onnx is None:
+        raise UserError(f"--onnx: the {engine.name} engine writes no ONNX")
+    _function(engine, engine.to_onnx)(file, path)
+
+
 def problems_of(engine: EngineInfo, gpus: Sequence[str], exchange: str) -> list[tuple[str, str]]:
     """What would go wrong with the libraries of an engine on this node; takes as long as importing them."""
     if engine.problems is None:

@@ -26,7 +26,7 @@ from typing import IO, Any
 import numpy as np
 
 from fleet.comm.alone import Alone
-from fleet.engines.base import Engine, Examinable, Learning, Trainable, network_warnings
+from fleet.engines.base import Engine, Examinable, Learning, Starting, Trainable, network_warnings
 from fleet.engines.reasons import reason_of
 from fleet.engines.registry import build, count_parameters, make_engine
 from fleet.errors import ModelError, SettingError, UserError
@@ -114,6 +114,8 @@ class _Trying:
             return  # it is never built
         self._check_size()
         with contextlib.closing(build(engine, spec.engine, network, Alone())) as trainable:
+            if (start := network.train.begins) and not network.parent and isinstance(trainable, Starting):
+                trainable.begin_with(Path(start.file), start.skip)
             if (kind := _kind(network)) not in row_bytes:
                 row_bytes[kind] = self._step(trainable)
             self._measure(trainable, row_bytes[kind])

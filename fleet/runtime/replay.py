@@ -6,6 +6,7 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from fleet.domain.network import SCORES, Code, EpochRecord, State
 from fleet.errors import UserError
@@ -13,7 +14,7 @@ from fleet.runtime.folder import writing_into
 from fleet.spec import Batch, Spec, with_output
 from fleet.storage.checkpoint import newest
 from fleet.storage.files import replacing
-from fleet.storage.identity import changes
+from fleet.storage.identity import changes, checksum_of
 from fleet.storage.paths import RunPaths
 from fleet.units import counted
 from preprocess.sample import SampleSpec
@@ -127,6 +128,12 @@ class Replay:
         if files and not accepts_changes:
             raise UserError(f"--replay {self.run.root}: the code of {self.name} ({', '.join(files)}) has changed since "
                             "it was trained there: go back to what it was, or compare all the same with "
+                            "--accept-changes")
+        start = network.train.begins
+        if self.history[0].start and start and not accepts_changes and (
+                checksum_of(Path(start.file)) != self.history[0].start):
+            raise UserError(f"--replay {self.run.root}: {start.file}, with whose weights {self.name} began there, has "
+                            "changed since, or is gone: go back to what it was, or compare all the same with "
                             "--accept-changes")
         if files is None:
             raise UserError(f"--replay {self.run.root}: {self.name} was trained there with other settings than this "

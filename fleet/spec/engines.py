@@ -36,6 +36,8 @@ class Known:
         own: whether it takes functions of the user's own in their place, under import paths.
         accumulates: whether it averages the gradients of several steps.
         compiles: whether XLA can compile its steps.
+        starts: whether networks can begin with weights of a file, and keep some of them as they are; its trainables
+            are then :class:`fleet.engines.base.Starting`.
     """
 
     optimizers: tuple[str, ...] | None = None
@@ -46,6 +48,7 @@ class Known:
     own: bool = True
     accumulates: bool = True
     compiles: bool = True
+    starts: bool = False
 
 
 @dataclass(frozen=True)
@@ -76,6 +79,8 @@ class EngineInfo:
         join: makes one of several exported networks: (files, weight of each, kind of the targets) ->
             :class:`fleet.engines.base.Joined`; a function, or its import path as for ``make``. None where an export
             cannot be loaded again.
+        to_onnx: writes an exported network as ONNX: (its file, the file to write); a function, or its import path as
+            for ``make``. None where nothing can.
         own_arrays: the last parts (after a slash) of the names of those arrays of a state that a network keeps when it
             begins with the state of another: its learning rate is its own, and it is random in its own way.
         no_memory: words in the errors of its library, or in the names of their types, that tell too little memory from
@@ -101,6 +106,7 @@ class EngineInfo:
     checkpoint_bytes: Callable[[int, int], int] = float32_bytes
     count_parameters: str | Callable[..., int] | None = None
     join: str | Callable[..., Any] | None = None
+    to_onnx: str | Callable[..., Any] | None = None
     own_arrays: tuple[str, ...] = ("learning_rate", "seed_generator_state")
     no_memory: tuple[str, ...] = ()
     build_s: float = 0.0
@@ -108,8 +114,9 @@ class EngineInfo:
 
 
 ENGINES: dict[str, EngineInfo] = {engine.name: engine for engine in (
-    EngineInfo("keras", ".keras.engine:make", "Keras on TensorFlow",
-               uses_gpus=True, exports=True, join=".keras.joined:join", no_memory=("ResourceExhaustedError",),
+    EngineInfo("keras", ".keras.engine:make", "Keras on TensorFlow", knows=Known(starts=True),
+               uses_gpus=True, exports=True, join=".keras.joined:join", to_onnx=".keras.joined:to_onnx",
+               no_memory=("ResourceExhaustedError",),
                problems=".keras.facts:problems",
                build_s=8.0,  # between a small CNN's and a ResNet's
                # Keras plots galleries with the one and wraps models for the other: a quarter of what its import takes.
@@ -137,7 +144,8 @@ ENGINES: dict[str, EngineInfo] = {engine.name: engine for engine in (
                            metrics=("accuracy", "mean_absolute_error", "mean_squared_error")),
                checkpoint_bytes=lambda parameters, slots: 8 * parameters * 2),  # float64, always with a velocity
     EngineInfo("emulated", ".emulated:make", "ranks sleep for as long as training would take, at rates that are known",
-               learns=False, needs_rates=True, count_parameters=".keras.models:count_keras_parameters"),
+               learns=False, needs_rates=True, knows=Known(starts=True),
+               count_parameters=".keras.models:count_keras_parameters"),
 )}
 
 

@@ -111,6 +111,8 @@ def refuse_unknown(train: Train, engine: EngineInfo) -> None:
         raise SettingError(f"the {engine.name} engine does not accumulate gradients", "train", "batch", "accumulate")
     if train.xla and not knows.compiles:
         raise SettingError(f"the {engine.name} engine knows no XLA; leave xla out", "train", "xla")
+    if train.start is not None and not knows.starts:
+        raise SettingError(f"the {engine.name} engine cannot begin with weights of a file", "train", "start")
 
 
 def _fitting(known: Iterable[str], kind: str) -> str:

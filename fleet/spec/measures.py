@@ -91,7 +91,7 @@ FIELDS = ("loss", "accuracy")  # what an epoch has in any case, of training, and
 # Names that tables of results and of epochs have for other things.
 COLUMNS = frozenset({"loss", "test_loss", "test_accuracy", "name", "status", "reason", "parameters", "epochs", "epoch",
                      "best_epoch", "seconds", "drawn", "stream_epoch", "learning_rate", "samples", "gpus", "waited_s",
-                     "path", "accepted", "parent", "parent_epoch", "batch"})
+                     "path", "accepted", "parent", "parent_epoch", "batch", "start"})
 
 
 def snake(name: str) -> str:

@@ -17,7 +17,7 @@ from fleet.spec.fields import default_of, key_of
 from fleet.spec.schema import Checkpoint, Document, ModelEntry, Profile, Resources, Schedule
 from fleet.spec.search import Budget, Objective, Prune, Search
 from fleet.spec.space import Range
-from fleet.spec.train import Batch, Converge, Optimizer, Train
+from fleet.spec.train import Batch, Converge, Optimizer, Start, Train
 
 
 def explain(error: ValidationError, content: Any, mistake: Callable[..., SpecMistake], prefix: tuple = (),
@@ -93,7 +93,7 @@ def _document_path(item: ErrorDetails, content: Any) -> tuple:
 
 _PARTS: dict[str, type] = {"data": Data, "train": Train, "schedule": Schedule, "profile": Profile,
                            "resources": Resources, "checkpoint": Checkpoint, "batch": Batch, "optimizer": Optimizer,
-                           "converge": Converge, "target": Target, "prune": Prune, "search": Search,
+                           "converge": Converge, "start": Start, "target": Target, "prune": Prune, "search": Search,
                            "budget": Budget}
 
 

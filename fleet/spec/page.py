@@ -20,7 +20,7 @@ seconds, or a part of one. A key that is not here is a mistake, which `fleet che
 # heading -> the part of the schema with its keys
 _PARTS = {"models: an entry": "ModelEntry", "models: data of an entry": "EntryData", "data": "Data",
           "data.target": "Target", "train": "Train", "train.batch": "Batch", "train.optimizer": "Optimizer",
-          "train.converge": "Converge", "schedule": "Schedule",
+          "train.converge": "Converge", "train.start": "Start", "schedule": "Schedule",
           "profile": "Profile", "resources": "Resources", "checkpoint": "Checkpoint",
           "prune": "Prune",
           "models: a range in space": "Range", "models: search": "Search", "models: search.objectives": "Objective",
@@ -71,7 +71,7 @@ def _kind(value: dict[str, Any]) -> str:
     >>> _kind({"anyOf": [{"type": "integer", "minimum": 1}, {"const": "auto"}, {"type": "null"}]})
     'integer from 1, `auto`'
     """
-    if choices := value.get("anyOf"):
+    if choices := value.get("anyOf", value.get("oneOf")):
         kinds = [kind for kind in dict.fromkeys(map(_kind, choices)) if kind]
         return ", ".join(kind for kind in kinds if kind != "integer" or "number" not in kinds)
     names = value.get("enum", [value["const"]] if "const" in value else [])

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Annotated, Any, Literal
 
-from pydantic import BeforeValidator, Field, WithJsonSchema, model_validator
+from pydantic import BeforeValidator, Discriminator, Field, Tag, WithJsonSchema, model_validator
 from pydantic.dataclasses import dataclass
 
 from fleet.spec.fields import NO_FLAG, STRICT, Duration, Monitor, OptimizerName, Positive, Real, written_as
@@ -224,6 +224,25 @@ class Converge:
 
 
 @dataclass(frozen=True, config=STRICT)
+class Start:
+    """The weights with which a network begins, instead of random ones."""
+
+    file: str = Field(min_length=1, description=(
+        "The file of weights: for Keras `.weights.h5` or `.keras`, for PyTorch `.safetensors`. Weights go by their "
+        "names; those that only the file or only the network has are a mistake, and so are those of another shape."))
+    skip: tuple[str, ...] = Field(default=(), description=(
+        "Patterns of names, like `head.*`, of weights that are not taken from the file: they begin at random."))
+    freeze: tuple[str, ...] = Field(default=(), description=(
+        "Patterns of names of weights that training leaves as they are. A normalisation whose statistics are among "
+        "them works with these."))
+
+
+# Told apart, so that a mistake in the one is not explained by the other.
+_FileOrStart = Annotated[Annotated[Annotated[str, Field(min_length=1)], Tag("file")] | Annotated[Start, Tag("start")],
+                         Discriminator(lambda said: "file" if isinstance(said, str) else "start")]
+
+
+@dataclass(frozen=True, config=STRICT)
 class Train:
     """How networks are trained: in which batches, by which optimizer, and for how long."""
 
@@ -242,6 +261,9 @@ class Train:
         "value."))
     label_smoothing: Annotated[float, Field(ge=0, lt=1), NO_FLAG] = Field(default=0.0, description=(
         "Share of a class, or label, that the loss spreads over all of them. Only for class, multilabel and mask."))
+    start: _FileOrStart | None = Field(default=None, description=(
+        "With which weights the network begins: a file, or a mapping. A network that goes on from a checkpoint, or "
+        "begins with the weights of another one, reads no file."))
     class_weights: Literal["balanced"] | ByClass | None = Field(default=None, description=(
         "How much the samples, or the pixels, of each class count in the loss of training: a number from 0 for names "
         "or numbers of classes, 1 for the others. balanced: so that all classes count the same; for mask every mask is "
@@ -259,6 +281,11 @@ class Train:
         default=300.0, json_schema_extra=written_as("5min"), description=(
             "How long building the network may take, like 5min. In fleet check the same is true of a training step and "
             "of the export. A network that takes longer has failed."))
+
+    @property
+    def begins(self) -> Start | None:
+        """With which weights, as a mapping says it."""
+        return Start(self.start) if isinstance(self.start, str) else self.start
 
     @model_validator(mode="after")
     def _is_measured(self) -> Train:

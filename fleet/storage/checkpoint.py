@@ -101,12 +101,14 @@ class CheckpointLookup:
         history: the epochs that the network has trained: more than those of the state, if only the checkpoint of the
             best epoch is left, and the table of epochs goes on from there.
         path: of the checkpoint.
+        start: the checksum of the file with whose weights the network begins instead; empty where it does not.
     """
 
     state: State | None
     damage: str = ""
     history: tuple[EpochRecord, ...] = ()
     path: Path | None = None
+    start: str = ""
 
 
 def newest(paths: RunPaths, name: str, with_arrays: bool = True) -> CheckpointLookup:
@@ -267,7 +269,8 @@ def write_history(path: Path, history: Sequence[EpochRecord], fence: Fence | Non
     """Write a network's history as CSV, a row an epoch."""
     with replacing(path, check=check_of(fence)) as file:
         writer = csv.writer(file)
-        left_out = {"metrics", *(() if any(record.parent for record in history) else ("parent", "parent_epoch"))}
+        left_out = {"metrics", *(() if any(record.parent for record in history) else ("parent", "parent_epoch")),
+                    *(() if any(record.start for record in history) else ("start",))}
         fields = [item.name for item in dataclasses.fields(EpochRecord) if item.name not in left_out]
         metrics = list(dict.fromkeys(name for record in history for name in record.metrics))
         writer.writerow([*fields, *metrics])

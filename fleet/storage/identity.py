@@ -45,7 +45,7 @@ def identity(network: NetworkSpec, spec: Spec, sample: SampleSpec) -> str:
     is_divided = data.folds is not None or isinstance(data.validation, float) or bool(test)
     divided = {"divided": first.target} if is_divided and first.target != data.target else {}  # by other targets
     fold = {} if network.fold is None else {"fold": [network.fold, data.folds]}
-    train = TypeAdapter(Train).dump_python(network.train, mode="json")
+    train = TypeAdapter(Train).dump_python(replace(network.train, start=network.train.begins), mode="json")
     for changeable in ("converge", "deterministic", "build_timeout"):  # the second says how numbers are added up
         train.pop(changeable)
     if train["batch"]["accumulate"] == 1:
@@ -64,7 +64,8 @@ def identity(network: NetworkSpec, spec: Spec, sample: SampleSpec) -> str:
 
 # The settings of training that came after 0.1.0, whose checkpoints go on, with what they are where nobody names them.
 _OPTIMIZER_BEFORE = ("momentum", "nesterov", "beta_1", "beta_2", "epsilon", "weight_decay", "global_clipnorm")
-_LATER: dict[str, Any] = {"loss": None, "metrics": [], "label_smoothing": 0.0, "class_weights": None}
+_LATER: dict[str, Any] = {"loss": None, "metrics": [], "label_smoothing": 0.0, "class_weights": None,
+                          "start": None}
 
 
 def trial_identity(network: NetworkSpec, spec: Spec, sample: SampleSpec, beside: Path = Path()) -> str:
@@ -76,10 +77,20 @@ def trial_identity(network: NetworkSpec, spec: Spec, sample: SampleSpec, beside:
     Args:
         beside: the folder of the spec.
     """
-    engine = code_of(spec.resources.engine, beside)
+    engine, start = code_of(spec.resources.engine, beside), network.train.begins
     return _hash({"identity": identity(network, spec, sample), "gpus": [network.min_gpus, network.max_gpus],
                   "build_timeout": network.train.build_timeout,
-                  "code": code_of(network.architecture.target, beside), **({"engine": engine} if engine else {})})
+                  "code": code_of(network.architecture.target, beside), **({"engine": engine} if engine else {}),
+                  **({"start": checksum_of(Path(start.file))} if start else {})})
+
+
+def checksum_of(file: Path) -> str:
+    """The beginning of a file's SHA-256; empty where it cannot be read."""
+    try:
+        with open(file, "rb") as content:
+            return hashlib.file_digest(content, "sha256").hexdigest()[:16]
+    except OSError:
+        return ""
 
 
 def changes(network: NetworkSpec, spec: Spec, sample: SampleSpec, code: Code, state: State) -> list[str] | None:

@@ -23,6 +23,7 @@ from fleet.engines.keras.metrics import make_metrics
 from fleet.engines.keras.models import build_model
 from fleet.engines.keras.network import KerasNetwork, Measures
 from fleet.engines.keras.optimizer import ChangingRate, graph_settings, make_optimizer, set_free
+from fleet.engines.keras.start import freeze
 from fleet.errors import UserError
 from fleet.spec import NetworkSpec
 from preprocess.sample import SampleSpec
@@ -83,6 +84,8 @@ class KerasEngine:
                                 sample.target, train.loss)
         finally:
             keras.config.set_dtype_policy(policy)
+        if train.begins is not None:
+            freeze(model, train.begins.freeze)
         rate = ChangingRate(train.optimizer)
         scale = rate.scale if train.batch.is_elastic else network.learning_rate_scale(group.size)
         optimizer = make_optimizer(train.optimizer, scale, train.batch.accumulate)

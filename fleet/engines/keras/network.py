@@ -32,6 +32,7 @@ from fleet.engines.keras.memory import kept_bytes
 from fleet.engines.keras.metrics import MetricSet
 from fleet.engines.keras.optimizer import ChangingRate
 from fleet.engines.keras.penalties import penalty, sums_over_rows
+from fleet.engines.keras.start import begin_with
 from fleet.errors import CheckpointError, ModelError
 from fleet.storage.files import replace_by
 from preprocess.sample import SampleSpec
@@ -226,6 +227,9 @@ class KerasNetwork:
                                   + ", ".join([*wrong, *(name for name in arrays if name not in named)][:5]))
         for name, variable in named.items():
             variable.assign(arrays[name])
+
+    def begin_with(self, file: Path, skip: Sequence[str]) -> None:  # noqa: D102 - Starting says it
+        begin_with(self._model, file, skip)
 
     def export(self, arrays: Arrays, path: Path) -> None:
         """Write the network as a ``.keras`` file that plain Keras loads in safe mode.

@@ -292,6 +292,7 @@ def _record(training: Training, state: State, judged: Sums) -> EpochRecord:
     metrics = {**_metrics(sums, training), **_metrics(judged, training, "val_")}
     parent, parent_epoch = (training.network.parent, training.network.parent_epoch) if not state.epoch else ("", 0)
     return EpochRecord(
+        start="" if state.epoch else state.start,
         epoch=state.epoch + 1, stream_epoch=state.stream_epoch, loss=loss, accuracy=accuracy,
         val_loss=val_loss, val_accuracy=val_accuracy, metrics=metrics,
         learning_rate=training.trainable.learning_rate(), samples=int(sums.count), gpus=training.group.size,

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, closing, contextmanager
 from functools import cached_property, partial
+from pathlib import Path
 
 from fleet.comm.base import Group, World
 from fleet.comm.messages import (
@@ -34,7 +35,7 @@ from fleet.comm.messages import (
     Warned,
 )
 from fleet.domain.network import Code, State, StepRate, reason_now
-from fleet.engines.base import Engine, Examinable, Trainable, network_warnings
+from fleet.engines.base import Engine, Examinable, Starting, Trainable, network_warnings
 from fleet.engines.registry import build
 from fleet.errors import GroupStruck, InfrastructureError
 from fleet.runtime.training.all_or_none import NetworkFailed, all_or_none
@@ -45,7 +46,7 @@ from fleet.runtime.training.network import Training
 from fleet.runtime.training.sources import Sources
 from fleet.spec import NetworkSpec, Spec
 from fleet.storage.checkpoint import CheckpointLookup, inherited, newest, promote_previous, read_state
-from fleet.storage.identity import identity
+from fleet.storage.identity import checksum_of, identity
 from fleet.storage.lease import Fence
 from fleet.storage.paths import RunPaths
 from fleet.storage.writer import CheckpointWriter
@@ -217,6 +218,7 @@ class Trainer:
         if found.state is not None:
             state = dataclasses.replace(found.state, identity=state.identity, architecture=state.architecture,
                                         code=state.code)  # what has changed was accepted before the launch
+        state = dataclasses.replace(state, start=state.start or found.start)
         if found.damage:
             log.warning("%s goes on after epoch %d, sample %d: %s", network.name, state.epoch, state.position,
                         found.damage)
@@ -232,6 +234,9 @@ class Trainer:
             trainable = training.trainable
             own_arrays = self._spec.engine.own_arrays
             trainable.load(inherited(trainable.state(), read_state(first).arrays, own_arrays))
+        elif (start := training.network.train.begins) and isinstance(training.trainable, Starting):
+            training.trainable.begin_with(Path(start.file), start.skip)
+            return dataclasses.replace(found, start=checksum_of(Path(start.file)))
         return found
 
     def _hand_in(self, training: Training, reason: str) -> None:

@@ -1,0 +1,139 @@
+"""Beginning with weights of a ``.weights.h5`` or ``.keras`` file, and keeping some of them as they are.
+
+In such a file weights go by the place of their layer in the model, and layers there have the names that they had. Where
+the file has all places of the network, these decide: layers without a name of the user's own are numbered anew in each
+process. Otherwise the names of layers decide, so that the layers of a model go into one that has others around them.
+"""
+
+from __future__ import annotations
+
+import zipfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import h5py
+import keras
+from keras.src.saving import saving_lib
+
+from fleet.engines.start import meeting, taken
+from fleet.errors import SettingError
+from fleet.spec.model import one_line
+
+_NOT_LAYERS = ("optimizer", "metrics", "compile_metrics", "seed_generator")  # where random states stand, too
+
+
+class _Layer(NamedTuple):
+    """A layer's weights, by their keys in a file."""
+
+    place: str
+    name: str
+    weights: dict[str, Any]
+
+
+def begin_with(model: keras.Model, file: Path, skip: Sequence[str]) -> None:
+    """See :meth:`fleet.engines.base.Starting.begin_with`."""
+    names = _names(model)
+    own = [_Layer(place, name, {key: one for key, one in found.items() if id(one) in names})
+           for place, name, found in _Recorder.of(model)]
+    own = [layer for layer in own if layer.weights]
+    with _opened(file) as found:
+        theirs = {layer.place: layer for layer in _layers(found)}
+        goes_by_place = all(layer.place in theirs for layer in own)
+        sources = theirs if goes_by_place else {layer.name: layer for layer in theirs.values()}
+        variables: dict[str, Any] = {}
+        values: dict[str, Any] = {}
+        for layer in own:
+            source = sources.pop(layer.place if goes_by_place else layer.name, None)
+            variables |= {names[id(one)]: one for one in layer.weights.values()}
+            for key, value in ({} if source is None else source.weights).items():
+                known = layer.weights.get(key)
+                values[f"{layer.name}/{key}" if known is None else names[id(known)]] = value
+        values |= {f"{layer.name}/{key}": value for layer in sources.values() for key, value in layer.weights.items()}
+        for name in taken(str(file), {name: one.shape for name, one in variables.items()},
+                          {name: value.shape for name, value in values.items()}, skip):
+            variables[name].assign(values[name][()])
+
+
+def freeze(model: keras.Model, patterns: Sequence[str]) -> None:
+    """Have training leave the weights as they are whose names patterns meet.
+
+    A layer whose statistics are among them does in training what it does afterwards.
+
+    Raises:
+        SettingError: a pattern meets nothing, or nothing is left to train.
+    """
+    names = _names(model)
+    frozen = meeting(patterns, names.values(), "freeze")
+    for layer in model._flatten_layers():
+        mine = {id(one): one for one in (*layer._trainable_variables, *layer._non_trainable_variables)
+                if names.get(id(one)) in frozen}
+        if any(id(one) in mine for one in layer._non_trainable_variables):
+            layer.trainable = False
+        for variable in mine.values():
+            variable.trainable = False
+    if not model.trainable_variables:
+        raise SettingError("all weights are frozen, so that nothing is left to train", "train", "start", "freeze")
+
+
+def _names(model: keras.Model) -> dict[int, str]:
+    """What weights are called, by the identity of their variables: the paths of Keras inside the model."""
+    found: dict[int, str] = {}
+    for variable in model.weights:
+        name = variable.path.removeprefix(f"{model.name}/")
+        found[id(variable)] = name if name not in found.values() else f"{name}_{len(found)}"
+    return found
+
+
+class _Recorder(saving_lib.H5IOStore):
+    """Takes the place of a file: keeps the variables themselves that a model would write there."""
+
+    def __init__(self) -> None:
+        self.layers: list[_Layer] = []
+
+    def __bool__(self) -> bool:
+        return True
+
+    def make(self, path: str, metadata: dict[str, str] | None = None) -> _Recorder:
+        self.layers.append(_Layer(str(path), (metadata or {}).get("name", ""), {}))
+        return self
+
+    def __setitem__(self, key: str, value: Any) -> None:
+        self.layers[-1].weights[key] = value
+
+    @classmethod
+    def of(cls, model: keras.Model) -> list[_Layer]:
+        """The layers of a model."""
+        recorder = cls()
+        saving_lib._save_state(model, recorder, None, "", set())
+        return recorder.layers
+
+
+def _layers(file: h5py.File) -> list[_Layer]:
+    """The layers in a file, with the weights that they have."""
+    found = []
+
+    def look(place: str, group: Any) -> None:
+        parts = place.split("/")
+        if parts[-1] == "vars" and len(group) and not any(part.startswith(_NOT_LAYERS) for part in parts[:-1]):
+            found.append(_Layer("/".join(parts[:-1]), str(group.attrs.get("name", parts[-2] if parts[1:] else "")),
+                                dict(group)))
+
+    file.visititems(look)
+    return found
+
+
+@contextmanager
+def _opened(file: Path) -> Iterator[h5py.File]:
+    """The weights in a file."""
+    try:
+        if zipfile.is_zipfile(file):
+            with zipfile.ZipFile(file) as parts, parts.open("model.weights.h5") as part, h5py.File(part) as found:
+                yield found
+        else:
+            with h5py.File(file) as found:
+                yield found
+    except (OSError, KeyError, zipfile.BadZipFile) as error:
+        raise SettingError(f"{file} cannot be read as .weights.h5 or .keras: {one_line(error)}",
+                           "train", "start", "file") from error

@@ -1,0 +1,68 @@
+"""Beginning with weights of a file: which of them go where, by their names and shapes (pure)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import TypeAlias
+
+from fleet.errors import SettingError
+
+Shapes: TypeAlias = Mapping[str, Sequence[int]]  # of weights, by name
+
+_SHOWN = 20  # weights of a kind that a message names
+
+
+def taken(file: str, own: Shapes, found: Shapes, skip: Sequence[str]) -> list[str]:
+    """The weights that a network takes from a file.
+
+    Args:
+        own: of the network.
+        found: in the file.
+        skip: patterns of names of weights that are left out.
+
+    Raises:
+        SettingError: a pattern meets nothing, or the file does not fit.
+
+    >>> taken("a.safetensors", {"body": (2, 3), "head": (3, 9)}, {"body": (2, 3), "head": (3, 10)}, ["head*"])
+    ['body']
+    """
+    skipped = meeting(skip, [*own, *found], "skip")
+    mine, theirs = ({name: tuple(shape) for name, shape in of.items() if name not in skipped} for of in (own, found))
+    wrong = [f"{name} is {theirs[name]} in the file and {shape} in the network"
+             for name, shape in mine.items() if name in theirs and theirs[name] != shape]
+    for where, names in (("the file has no", mine.keys() - theirs.keys()),
+                         ("the network has no", theirs.keys() - mine.keys())):
+        if names:
+            wrong.append(f"{where} {_listed(sorted(names))}")
+    if wrong:
+        more = [f"{len(wrong) - _SHOWN} more"] if len(wrong) > _SHOWN else []
+        raise SettingError(f"{file} does not fit the network: {'; '.join([*wrong[:_SHOWN], *more])}; "
+                           "what should begin at random stands in skip", "train", "start", "file")
+    return list(mine)
+
+
+def meeting(patterns: Iterable[str], names: Collection[str], key: str) -> set[str]:
+    """The names that patterns meet; the parts of a name may be separated by dots, whatever separates them in it.
+
+    Args:
+        key: of ``train.start``, where the patterns stand.
+
+    Raises:
+        SettingError: one meets nothing.
+
+    >>> sorted(meeting(["head.*"], ["head/kernel", "head/bias", "body/kernel"], "skip"))
+    ['head/bias', 'head/kernel']
+    """
+    met: set[str] = set()
+    for pattern in patterns:
+        now = {name for name in names if fnmatchcase(name, pattern) or fnmatchcase(name.replace("/", "."), pattern)}
+        if not now:
+            raise SettingError(f"{pattern!r} meets no weight; there are {_listed(list(dict.fromkeys(names)))}",
+                               "train", "start", key)
+        met |= now
+    return met
+
+
+def _listed(names: Sequence[str]) -> str:
+    return ", ".join([*names[:_SHOWN], *(["..."] if len(names) > _SHOWN else [])])

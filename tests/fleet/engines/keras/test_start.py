@@ -1,0 +1,135 @@
+"""Networks that begin with weights of a file, and keep some of them."""
+
+import numpy as np
+import pytest
+import yaml
+
+from fleet.comm.alone import Alone
+from fleet.engines.start import meeting, taken
+from fleet.errors import SettingError
+from fleet.spec import parse
+from preprocess.sample import Affine, ImageSpec, SampleSpec
+
+pytestmark = pytest.mark.tensorflow
+
+MODELS = '''
+import keras
+from keras import layers
+
+def unnamed(input_shape, classes, width=4):
+    return keras.Sequential([layers.Input(input_shape), layers.Flatten(), layers.Dense(width, "relu"),
+                             layers.Dense(classes)])
+
+class Sub(keras.Model):
+    def __init__(self, classes):
+        super().__init__()
+        self.body, self.drop = [layers.Flatten(), layers.Dense(4, "relu")], layers.Dropout(0.5)
+        self.last = layers.Dense(classes)
+
+    def call(self, images, training=None):
+        for layer in self.body:
+            images = layer(images)
+        return self.last(self.drop(images, training=training))
+
+def sub(input_shape, classes):
+    return Sub(classes)
+'''
+CNN = "family: cnn, args: {filters: [2, 3], dense: [4], dropout: 0.1}"
+
+
+@pytest.fixture
+def built(tmp_path, monkeypatch):
+    """Builds networks: of an entry, for so many classes, with settings of ``train``."""
+    from fleet.engines.keras.engine import KerasEngine
+
+    (tmp_path / "starting_models.py").write_text(MODELS)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.chdir(tmp_path)
+
+    def build(entry=CNN, classes=3, train="", affine=None, seed=0):
+        spec = parse(yaml.safe_load(f"{{models: [{{name: a, {entry}}}], output: runs/x, seed: {seed}, data: {{source: "
+                                    f"builtin:digits}}, train: {{batch: {{size: 8}}, {train}}}}}"))
+        sample = SampleSpec(ImageSpec((8, 8, 1), "uint8"), classes, affine)
+        return KerasEngine(sample, "mpi", 0, 1).build(spec.networks[0], Alone())
+
+    return build
+
+
+def weights(network):
+    return {variable.path: variable.numpy() for variable in network._model.weights}
+
+
+def equal(network, other, but=()):
+    mine, theirs = weights(network).values(), weights(other).values()
+    names = list(weights(network))
+    return {name: np.array_equal(a, b) for name, a, b in zip(names, mine, theirs, strict=True) if name not in but}
+
+
+@pytest.mark.parametrize("entry", [CNN, "build: starting_models:unnamed", "build: starting_models:sub"])
+@pytest.mark.parametrize(("ending", "affine"), [("weights.h5", None), ("keras", None), ("keras", Affine(0.02, -1.0))])
+def test_what_a_run_exports_and_what_keras_writes_is_taken_up(built, tmp_path, entry, ending, affine):
+    first = built(entry, affine=affine)
+    first.step(np.ones((4, 8, 8, 1), np.uint8), np.array([0, 1, 2, 0]), 4)
+    if ending == "keras":
+        first.export(first.state(), tmp_path / "best.keras")
+    else:
+        first._model.save_weights(tmp_path / "best.weights.h5")
+    second = built(entry, seed=1)
+    second.begin_with(tmp_path / f"best.{ending}", ())
+    assert all(equal(second, first).values())
+
+
+def test_a_classifier_of_its_own_is_skipped_and_what_is_frozen_stays(built, tmp_path):
+    images, labels = np.random.default_rng(0).integers(0, 255, (8, 8, 8, 1), np.uint8), np.arange(8) % 5
+    first = built(classes=3)
+    first.export(first.state(), tmp_path / "best.keras")
+    second = built(classes=5, seed=1, train="start: {file: best.keras, skip: ['logits.*'], freeze: ['stage*']}")
+    second.begin_with(tmp_path / "best.keras", ["logits.*"])
+    begun = weights(second)
+    for _ in range(3):
+        second.step(images, labels, 8)
+    changed = {name for name, value in weights(second).items() if not np.array_equal(value, begun[name])}
+    assert changed == {"dense0/kernel", "dense0/bias", "logits/kernel", "logits/bias"}  # and no statistics
+    assert {name for name in begun if name.startswith("stage")} | {"dense0/kernel", "dense0/bias"} == {
+        name for name, value in weights(first).items() if np.array_equal(value, begun[name])}
+    second.export(second.state(), tmp_path / "more.keras")
+    assert len(second.state()) < len(built(classes=5).state()) + len(begun)  # the optimizer keeps nothing of them
+
+
+def test_what_does_not_fit_is_named_one_by_one(built, tmp_path):
+    first = built(classes=3)
+    first.export(first.state(), tmp_path / "best.keras")
+    with pytest.raises(SettingError, match=r"logits/kernel is \(4, 3\) in the file and \(4, 5\) in the network; "
+                                           r"logits/bias is \(3,\) in the file and \(5,\) in the network; what should"):
+        built(classes=5).begin_with(tmp_path / "best.keras", ())
+    with pytest.raises(SettingError, match="fit the network: the network has no stage0_conv/0, "):
+        built("build: starting_models:unnamed").begin_with(tmp_path / "best.keras", ["dense/*"])
+
+
+def test_a_pattern_that_meets_nothing_is_a_mistake(built, tmp_path):
+    first = built()
+    first.export(first.state(), tmp_path / "best.keras")
+    with pytest.raises(SettingError, match=r"'head.\*' meets no weight; there are stage0_conv/kernel, ") as caught:
+        built().begin_with(tmp_path / "best.keras", ["head.*"])
+    assert caught.value.setting == ("train", "start", "skip")
+    with pytest.raises(SettingError, match="'body' meets no weight") as caught:
+        built(train="start: {file: best.keras, freeze: [body]}")
+    assert caught.value.setting == ("train", "start", "freeze")
+    with pytest.raises(SettingError, match="nothing is left to train"):
+        built(train="start: {file: best.keras, freeze: ['*']}")
+
+
+@pytest.mark.parametrize(("file", "content"), [("gone.keras", None), ("torn.weights.h5", b"torn")])
+def test_a_file_that_cannot_be_read_is_named(built, tmp_path, file, content):
+    if content:
+        (tmp_path / file).write_bytes(content)
+    with pytest.raises(SettingError, match=f"{file} cannot be read as .weights.h5 or .keras"):
+        built().begin_with(tmp_path / file, ())
+
+
+def test_long_lists_are_cut():
+    shapes = {f"w{number:02}": (1,) for number in range(30)}
+    with pytest.raises(SettingError, match=r"w18, w19, \.\.\."):
+        meeting(["x"], shapes, "skip")
+    with pytest.raises(SettingError, match="w19 is .*; 10 more; "):
+        taken("a", shapes, dict.fromkeys(shapes, (2,)), ())
