@@ -84,7 +84,7 @@ def render(job: Job, system: System, site: Site) -> str:
         "warning": str(math.ceil(job.warning)), "warning_minutes": str(max(1, math.ceil(job.warning / 60))),
         "directives": "\n".join(system.directive + line for line in _directives(job, system, site, counts)),
         "setup": "\n".join(_setup(site)),
-        "command": _wrapped(_command(job, system, site, ranks, counts)),
+        "command": " \\\n    ".join(map(" ".join, _command(job, system, site, ranks, counts))),
     }
     body = (TEMPLATES / "body.sh").read_text(encoding="utf-8")
     script = _fill(system.script, {**values, "body": _fill(body, values)})
@@ -128,5 +128,3 @@ def _command(job: Job, system: System, site: Site, ranks: int, counts: dict[str,
             [python, "-m", "fleet.run", shlex.quote(job.spec), *map(shlex.quote, job.words)]]
 
 
-def _wrapped(lines: Sequence[Sequence[str]]) -> str:
-    return " \\\n    ".join(" ".join(line) for line in lines)

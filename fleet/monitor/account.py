@@ -20,7 +20,7 @@ from fleet.domain.run import Epoch, Launch, RunState
 from fleet.errors import UserError
 from fleet.plugins import find_policy
 from fleet.units import parse_delta, parse_stream
-from scheduler.base import Delta, InputError, Network, Options, RateTable
+from scheduler.base import InputError, Network, Options, RateTable
 from scheduler.ensemble.costs import Costs
 from scheduler.simulation.as_it_ran import Record, Replay, replay, stints_of
 from scheduler.simulation.ensemble import Stint
@@ -252,7 +252,9 @@ def _replay(start: Started, run: RunState, costs: Costs) -> Replay | None:
     rates = RateTable(start.samples, start.gpus_per_node, tuple(
         Network(name, tuple(rates), min_gpus=start.bounds[name][0], max_gpus=start.bounds[name][1])
         for name, rates in known.items() if name in start.bounds), sharing=run.sharing)
-    options = Options(start.options.alpha, _delta(start.options.delta), start.options.peak_limited, start.options.seed)
+    asked, delta = start.options, start.options.delta
+    unit = "" if delta.endswith(("%", "/s")) else "/s"  # until 0.1.0 samples/s were written without it
+    options = Options(asked.alpha, parse_delta(delta + unit), asked.peak_limited, asked.seed)
     scaled = Costs(**{name: seconds / scale for name, seconds in dataclasses.asdict(costs).items()})
     records = [Record(*record._replace(t_s=record.t_s / scale)) for record in run.records]
     # The input of the last launch that has begun to prepare samples, if any did.
@@ -266,11 +268,6 @@ def _replay(start: Started, run: RunState, costs: Costs) -> Replay | None:
         return None
     except UserError:  # a policy of the user's own that is not here
         return None
-
-
-def _delta(text: str) -> Delta:
-    """The delta of a log; until 0.1.0 samples/s were written without their unit."""
-    return parse_delta(text if text.endswith(("%", "/s")) else f"{text}/s")
 
 
 def _told(launches: Iterable[Launch]) -> Mapping[str, Sequence[float]]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 from fleet.monitor.report import Curve, Report
@@ -44,7 +44,8 @@ def charts_of(report: Report) -> dict[str, Any]:
     return {"networks": names, "statuses": STATUS_COLOURS,
             "best": [who[curve.name] for curve in report.losses[:NAMED] if curve.name in who],
             "curves": [{"title": title, "lines": [_line(curve, who) for curve in spread(curves, NAMED, DRAWN)]}
-                       for title, curves in charts if _has_values(curves)],
+                       for title, curves in charts
+                       if any(math.isfinite(value) for curve in curves for value in curve.values)],
             "timelines": timelines, "searches": [_search(search, account.seconds, who) for search in report.searches]}
 
 
@@ -71,10 +72,6 @@ def _rounded(value: float) -> float | None:
 
 
 # ---- curves over epochs ------------------------------------------------------------------------
-
-
-def _has_values(curves: Iterable[Curve]) -> bool:
-    return any(math.isfinite(value) for curve in curves for value in curve.values)
 
 
 def _line(curve: Curve, who: Mapping[str, int]) -> list[Any]:

@@ -7,6 +7,7 @@ import math
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -221,9 +222,10 @@ def _report(paths: RunPaths, run: RunState, rows: Sequence[table.NetworkResult],
     return Report(paths.root.resolve().name, tuple(rows), account=found, rungs=rungs_of(run, rows), cache=run.cache,
                   data_changes=tuple(run.data_changes), missed=run.missed,
                   supply=None if run.launch is None else run.launch.supply,
-                  losses=tuple(_curve(name, history, _loss) for name, history in histories),
+                  losses=tuple(_curve(name, history, attrgetter("loss")) for name, history in histories),
                   accuracies=tuple(_curve(name, history, _accuracy) for name, history in judged),
-                  val_losses=() if judged else tuple(_curve(name, history, _val_loss) for name, history in histories))
+                  val_losses=() if judged else tuple(_curve(name, history, attrgetter("val_loss"))
+                                                   for name, history in histories))
 
 
 def _histories(run: RunState) -> dict[str, list[EpochRecord]]:
@@ -238,13 +240,5 @@ def _curve(name: str, history: Sequence[EpochRecord], value: Callable[[EpochReco
     return Curve(name, tuple(record.epoch for record in history), tuple(value(record) for record in history))
 
 
-def _loss(record: EpochRecord) -> float:
-    return record.loss
-
-
 def _accuracy(record: EpochRecord) -> float:
     return record.accuracy if math.isnan(record.val_accuracy) else record.val_accuracy
-
-
-def _val_loss(record: EpochRecord) -> float:
-    return record.val_loss

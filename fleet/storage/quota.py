@@ -45,8 +45,9 @@ class Quota:
         """
         if self._limit is None:
             return
-        droppable = sorted(filter(self._has_newer, self._paths.all_previous()),
-                           key=lambda previous: previous.parent != path.parent)
+        # A launch that died between two renames leaves no newer one.
+        droppable = [one for one in self._paths.all_previous() if self._paths.last(one.parent.name).exists()]
+        droppable.sort(key=lambda previous: previous.parent != path.parent)
         droppable += self._paths.all_predictions()
         while (used := self.used()) + wanted > self._limit:
             if not droppable:
@@ -56,10 +57,6 @@ class Quota:
                     "before is intact: raise the quota, or ask for `keep: last`, and the same command resumes the run")
             log.info("dropping %s for the quota", droppable[0])
             droppable.pop(0).unlink(missing_ok=True)
-
-    def _has_newer(self, previous: Path) -> bool:
-        """Whether there is a newer one: a launch that died between two renames leaves none."""
-        return self._paths.last(previous.parent.name).exists()
 
     def has_room(self, wanted: int) -> bool:
         """Whether so many bytes have room without anything being dropped."""

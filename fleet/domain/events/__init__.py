@@ -13,9 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, TypeAlias, get_args
 
-from fleet.domain.events.commands import *
 from fleet.domain.events.launch import *
-from fleet.domain.events.losses import *
 from fleet.domain.events.networks import *
 from fleet.domain.events.rates import *
 from fleet.domain.events.search import *
