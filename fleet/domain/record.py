@@ -188,6 +188,9 @@ def _field_names(kind: type) -> tuple[str, ...] | None:
     return tuple(field.name for field in dataclasses.fields(kind)) if dataclasses.is_dataclass(kind) else None
 
 
+_PLAIN = frozenset({int, str, bool, NoneType})
+
+
 def as_json(value: Any) -> Any:
     """A value in the types that JSON has; NaN and infinity, which it lacks, become None.
 
@@ -200,11 +203,13 @@ def as_json(value: Any) -> Any:
         return value if math.isfinite(value) else None
     kind: type = type(value)
     if (names := _field_names(kind)) is not None:
-        return {name: as_json(getattr(value, name)) for name in names}
+        found = {name: getattr(value, name) for name in names}
+        return {name: item if type(item) in _PLAIN else as_json(item) for name, item in found.items()}
     if isinstance(value, Mapping):
         return {str(key): as_json(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        if set(map(type, value)) <= {float} and math.isfinite(sum(value)):  # rates of thousands of networks
+        kinds = set(map(type, value))
+        if kinds <= _PLAIN or (kinds == {float} and math.isfinite(sum(value))):  # rates of thousands of networks
             return list(value)
         return [as_json(item) for item in value]
     if hasattr(value, "tolist"):  # numpy

@@ -7,6 +7,8 @@ nobody waits for it any longer.
 
 from __future__ import annotations
 
+import heapq
+from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -37,27 +39,35 @@ class Buildings:
 
     def __init__(self) -> None:
         self._by_device: dict[int, Building] = {}  # of the first of its devices
+        self._devices_of: defaultdict[str, set[int]] = defaultdict(set)  # network -> these devices
+        self._until: list[tuple[float, int]] = []  # a heap of when each is late, and that device; some are over
 
     def begin(self, network: NetworkSpec, devices: Sequence[int], now_s: float, is_recruit: bool = False) -> None:
         """Devices have been told to build a network."""
-        self._by_device[devices[0]] = Building(network, tuple(devices), now_s + network.train.build_timeout, is_recruit)
+        until_s = now_s + network.train.build_timeout
+        self.end_of(devices[0])
+        self._by_device[devices[0]] = Building(network, tuple(devices), until_s, is_recruit)
+        self._devices_of[network.name].add(devices[0])
+        heapq.heappush(self._until, (until_s, devices[0]))
 
     def end_of(self, device: int) -> None:
         """The first of some devices has said that all of them have built the network."""
-        self._by_device.pop(device, None)
+        if (building := self._by_device.pop(device, None)) is not None:
+            self._devices_of[building.network.name].discard(device)
 
     def end(self, network: str, gpus: int | None = None) -> None:
         """A network's group, or one that measures it on so many devices, is past building it."""
-        self._keep(building for building in self._by_device.values() if building.network.name != network
-                   or building.is_recruit or gpus not in (None, len(building.devices)))
+        for device in list(self._devices_of.get(network, ())):
+            building = self._by_device[device]
+            if not building.is_recruit and gpus in (None, len(building.devices)):
+                self.end_of(device)
 
     def lose(self, devices: Iterable[int]) -> None:
         """Some devices are no more: those that built with them are dealt with otherwise."""
         lost = set(devices)
-        self._keep(building for building in self._by_device.values() if not lost.intersection(building.devices))
-
-    def _keep(self, buildings: Iterable[Building]) -> None:
-        self._by_device = {building.devices[0]: building for building in buildings}
+        for device, building in list(self._by_device.items()):
+            if lost.intersection(building.devices):
+                self.end_of(device)
 
     def deaf(self, now_s: float, ends_s: float) -> list[Building]:
         """Those that nobody waits for any longer.
@@ -65,12 +75,20 @@ class Buildings:
         Args:
             ends_s: when the launch was to end; infinity if it goes on.
         """
+        if now_s < self.wakes_s(ends_s):
+            return []
         return [building for building in self._by_device.values() if now_s >= min(building.until_s, ends_s) + DEAF_S]
 
     def wakes_s(self, ends_s: float) -> float:
         """When the next of them is deaf; infinity where nothing is built."""
-        return min((min(building.until_s, ends_s) + DEAF_S for building in self._by_device.values()),
-                   default=float("inf"))
+        while self._until and not self._is_due(*self._until[0]):
+            heapq.heappop(self._until)
+        return min(self._until[0][0], ends_s) + DEAF_S if self._until else float("inf")
+
+    def _is_due(self, until_s: float, device: int) -> bool:
+        """Whether what a device builds is late at this time."""
+        building = self._by_device.get(device)
+        return building is not None and building.until_s == until_s
 
 
 class StartupTimes:

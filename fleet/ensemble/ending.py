@@ -62,9 +62,8 @@ class Ending:
 
     def wind_up(self) -> None:
         """End once every trainer has let go, and what is being measured has been."""
-        for group in self._groups:
-            if group.stands_still:
-                self._groups.stop(group, self._networks.is_final(group.name))
+        for group in self._groups.standing:
+            self._groups.stop(group, self._networks.is_final(group.name))
         if self._groups.are_all_idle and not self._networks.fallen:
             self.finish()
 

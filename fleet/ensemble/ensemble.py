@@ -15,6 +15,7 @@ which tells what was heard before.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 from fleet.comm import messages as m
@@ -58,6 +59,7 @@ class Ensemble:
         self._ending = Ending(launch, self._rates, self._searching)
         self._placement = Placement(launch, self._rates, self._searching, self._leaving, self._ending, ask)
         self._history, self._wakes_s = History(), float("-inf")
+        self._undecided = 0  # what has been heard since it decided
 
     @property
     def status(self) -> ExitStatus | None:
@@ -70,8 +72,8 @@ class Ensemble:
         return self._production.pace
 
     @property
-    def training(self) -> frozenset[str]:
-        """The networks that have a group."""
+    def training(self) -> AbstractSet[str]:
+        """The networks that have a group; a view."""
         return self._groups.names
 
     @property
@@ -87,12 +89,21 @@ class Ensemble:
         """
         return self._leaving.offer(nodes, within_s, now_s)
 
-    def handle(self, now_s: float, heard: e.Heard | None = None) -> list[e.Effect]:
+    @property
+    def patience(self) -> int:
+        """How many messages may be heard before it decides, where so many wait.
+
+        To decide takes a time that grows with the devices; a group waits for its orders as long as these messages take.
+        """
+        return max(1, self._groups.cluster.gpus // _DEVICES_A_MESSAGE)
+
+    def handle(self, now_s: float, heard: e.Heard | None = None, more_wait: bool = False) -> list[e.Effect]:
         """Hear of something, or only of the time, and decide.
 
         Args:
             now_s: seconds of a clock that does not go back.
             heard: a message, or what else has happened.
+            more_wait: whether more is about to be heard, so that it may decide after that.
 
         Returns:
             What is to be done, in this order.
@@ -100,15 +111,20 @@ class Ensemble:
         Raises:
             TransitionError: that cannot be.
         """
-        if self.status is not None or (heard is None and now_s < self._wakes_s):
+        is_late = now_s >= self._wakes_s
+        if self.status is not None or (heard is None and not is_late and not self._undecided):
             return []
         self._outbox.now_s = now_s
         # Of the many that tell of a group's pace, only few have any effect here.
         matters = not isinstance(heard, m.Pace) or heard.rate.rate > 0 or self._startup.is_awaited(heard.network)
         try:
             if heard is not None:
+                had_news = self._placement.has_news
                 self._hear(heard)
-            self._decide()
+                self._undecided += matters or self._placement.has_news > had_news
+            if is_late or (self._undecided and not (more_wait and self._undecided < self.patience)):
+                self._undecided = 0
+                self._decide()
         except Impossible as error:
             self._history.add(now_s, heard, self._outbox.take())
             raise self._history.error(str(error)) from error
@@ -159,7 +175,7 @@ class Ensemble:
                 return  # the last word of a rank that has died
             if group is None:
                 raise Impossible(f"{heard.network} has no group, and yet there is {heard}")
-            group.advance(heard)
+            self._groups.advance(group, heard)
             if not isinstance(heard, m.Joined):  # that is said before
                 self._buildings.end(heard.network)
             if group.phase is Phase.STRUCK:
@@ -179,7 +195,7 @@ class Ensemble:
         self._has_met(group)
 
     def _has_met(self, group: Group) -> None:
-        group.joins = None
+        self._groups.have_met(group)
         self._launch.produce()
         if self._ending.has_begun:
             self._groups.pause(group, ends=True)
@@ -269,6 +285,9 @@ class Ensemble:
         self._leaving.ask(asked)
         self._rates.lose(self._groups.cluster.whole_gpus)
 
+
+# With fewer than twice as many devices each message is followed by a decision.
+_DEVICES_A_MESSAGE = 16
 
 # What a group's master says of the group.
 _OF_GROUPS = (m.Joined, m.FellBack, m.Pace, m.EpochDone, m.Paused, m.Converged, m.Regrouped, m.Stopped, m.Failed)

@@ -83,6 +83,7 @@ class Group:
         joins: the epoch from which on devices will read that have not told the stream so yet.
         recruits: the devices that will join it -> whether they have built the network.
         before: the devices that it had before it changed for those that it has.
+        number: it rises with each group that is started.
     """
 
     network: NetworkSpec
@@ -94,6 +95,7 @@ class Group:
     recruits: dict[int, bool] = field(default_factory=dict)
     before: tuple[int, ...] = ()
     phase: Phase = Phase.FORMING
+    number: int = 0
 
     @property
     def name(self) -> str:

@@ -1,16 +1,19 @@
 """All training groups of a launch: their devices, and the orders that they are given (pure).
 
-Every device is in one place: idle, in a group, recruited by one, measuring, or on its way back from there, which ends
-when its trainer says that it waits for work.
+There may be thousands: which of them wait for orders, and which are not as the policy wants them, is kept from one
+change to the next.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Set as AbstractSet
+from typing import Any
 
 from fleet.comm import messages as m
 from fleet.comm.roles import Roles
 from fleet.domain.events import RanksReady
+from fleet.ensemble.devices import Devices
 from fleet.ensemble.effects import Outbox, RanksDied
 from fleet.ensemble.group import Group, Phase
 from fleet.ensemble.history import Impossible
@@ -30,24 +33,25 @@ class Groups:
         outbox: takes what is to be done.
 
     Attributes:
-        wanted: what the policy wants to run, with the batches of the epochs that groups begin.
+        cluster: the devices that can be used.
         lost: ranks that have died, are given up, or have been let go.
         deaf: those of them that are given up: they do not listen.
     """
 
     def __init__(self, roles: Roles, outlives: bool, production: Production, outbox: Outbox) -> None:
         self._roles, self._outlives, self._production, self._outbox = roles, outlives, production, outbox
-        self.cluster = roles.cluster  # the devices that are alive
-        self.wanted = Round()
+        self.cluster = roles.cluster
         self.lost: set[int] = set()
         self.deaf: set[int] = set()
-        self._arrived: set[int] = set()  # devices whose trainers have said that they are there
-        self._are_awaited = True  # until all have
-        self._vacated: set[int] = set()  # devices that take no work any more, though they are alive
-        self._idle: set[int] = set()
+        self._devices = Devices(self.cluster.devices)
+        self._has_come, self._are_awaited = False, True  # whether any trainer has, and until all have
         self._groups: dict[str, Group] = {}
+        self._standing: dict[str, Group] = {}  # those that wait for orders
+        self._joining: dict[str, Group] = {}
         self._measuring: dict[tuple[int, ...], Task] = {}
         self._number = 0  # of the latest group of ranks
+        self._wanted, self._members = Round(), dict[str, tuple[int, Member]]()
+        self._unlike: set[str] = set()  # networks whose groups are not as wanted
 
     def __iter__(self) -> Iterator[Group]:
         return iter(list(self._groups.values()))
@@ -62,42 +66,59 @@ class Groups:
         """The group of a network, if there is one."""
         return self._groups.get(name)
 
-    # ---- devices ----
-
     @property
-    def free(self) -> frozenset[int]:
-        """The devices that can be given work; one of a group may be idle before the group is known to be no more."""
-        return frozenset(self._idle - self._taken() - self._vacated)
+    def wanted(self) -> Round:
+        """What the policy wants to run, with the batches of the epochs that groups begin."""
+        return self._wanted
+
+    @wanted.setter
+    def wanted(self, wanted: Round) -> None:
+        before, self._wanted = self._members, wanted
+        self._members = {member.name: (place, member) for place, member in enumerate(wanted.members)}
+        for name in (*before, *self._members):
+            self._compare(name)
+
+    def _compare(self, name: str) -> None:
+        """Find out anew whether the group of a network is as wanted."""
+        group, member = self._groups.get(name), self._members.get(name)
+        is_as_wanted = group is member is None or (group is not None and member is not None and not group.recruits
+                                                   and group.devices == member[1].devices)
+        (self._unlike.discard if is_as_wanted else self._unlike.add)(name)
+
+    def advance(self, group: Group, step: Any) -> None:
+        """Have a group go over to the phase that follows; see :meth:`fleet.ensemble.group.Group.advance`."""
+        group.advance(step)
+        if group.stands_still:
+            self._standing[group.name] = group
+        else:
+            self._standing.pop(group.name, None)
+
+    # ---- devices ----
 
     @property
     def free_whole(self) -> frozenset[int]:
         """Free devices of which no two share a GPU: one slot of each GPU that nobody uses."""
-        busy = {self.cluster.gpu(device) for device in self.cluster.devices if device not in self.free}
-        slots = {self.cluster.gpu(device): device for device in sorted(self.free, reverse=True)}
-        return frozenset(device for gpu, device in slots.items() if self.cluster.slots == 1 or gpu not in busy)
+        free = self._devices.free
+        if self.cluster.slots == 1:
+            return frozenset(free)
+        busy = {self.cluster.gpu(device) for device in self.cluster.devices if device not in free}
+        slots = {self.cluster.gpu(device): device for device in sorted(free, reverse=True)}
+        return frozenset(device for gpu, device in slots.items() if gpu not in busy)
 
     @property
-    def returning(self) -> set[int]:
-        """The devices of no group whose trainers have not said yet that they wait for work."""
-        measuring = {device for devices in self._measuring for device in devices}
-        return self._alive - self._idle - self._taken() - measuring
+    def are_returning(self) -> bool:
+        """Whether devices are in no group whose trainers have not said yet that they wait for work."""
+        return bool(self._devices.returning)
 
     @property
-    def names(self) -> frozenset[str]:
-        """The networks that have a group."""
-        return frozenset(self._groups)
+    def names(self) -> AbstractSet[str]:
+        """The networks that have a group; a view."""
+        return self._groups.keys()
 
     @property
     def are_all_idle(self) -> bool:
         """Whether every trainer waits for work."""
-        return not self._groups and self._idle >= self._alive
-
-    @property
-    def _alive(self) -> set[int]:
-        return {*self.cluster.devices, *self._vacated}
-
-    def _taken(self) -> set[int]:
-        return {device for group in self for device in (*group.devices, *group.recruits)}
+        return not self._groups and self._devices.idle >= self._devices.alive
 
     def ready(self, ready: m.Ready) -> None:
         """A trainer waits for work.
@@ -107,17 +128,18 @@ class Groups:
         """
         device = self._roles.device_of.get(ready.rank)
         if device is not None:
-            self._arrived.add(device)
+            self._has_come = True
+            self._devices.absent.discard(device)
         self.see_who_is_there()
         if ready.rank in self.lost:
             return  # its last word
-        if device is None or device in self._idle:
+        if device is None or device in self._devices.idle:
             raise Impossible(f"rank {ready.rank} has nothing to do, and yet there is {ready}")
-        self._idle.add(device)
+        self._devices.rest(device)
 
     def see_who_is_there(self) -> None:
         """Tell when all trainers that are alive have come."""
-        if self._are_awaited and self._arrived and self._arrived.issuperset(self.cluster.devices):
+        if self._are_awaited and self._has_come and not self._devices.absent:
             self._are_awaited = False
             self._outbox.note(RanksReady())
 
@@ -131,22 +153,31 @@ class Groups:
         if group is not None and group.recruits.get(device) is False:
             group.recruits[device] = True
             return
-        does = (group is not None and device in group.devices) or any(device in one for one in self._measuring)
+        does = (group is not None and device in group.devices) or device in self._devices.measuring
         # Those that return may not know yet that they are no recruits any more.
-        if not does and device not in self.returning and built.rank not in self.lost:
+        if not does and device not in self._devices.returning and built.rank not in self.lost:
             raise Impossible(f"rank {built.rank} builds nothing, and yet there is {built}")
 
     def lose(self, rank: int, died: RanksDied) -> list[Task]:
         """A trainer has died; returns what it measured."""
         device = self._roles.device_of[rank]
-        self._idle.discard(device)
-        self._vacated.discard(device)
+        self._devices.lose([device])
         self.cluster = self.cluster.without([device])
         for group in self:
-            group.recruits.pop(device, None)
+            self._drop(group, [device])
             if device in group.devices:
-                group.advance(died)
-        return [self._measuring.pop(devices) for devices in list(self._measuring) if device in devices]
+                self.advance(group, died)
+        stopped = [devices for devices in self._measuring if device in devices]
+        for devices in stopped:
+            self._devices.have_measured(devices)
+        return [self._measuring.pop(devices) for devices in stopped]
+
+    def _drop(self, group: Group, devices: Collection[int]) -> None:
+        """Some devices will not join a group."""
+        for device in group.recruits.keys() & set(devices):
+            del group.recruits[device]
+            self._devices.leave([device])
+        self._compare(group.name)
 
     def give_up(self, devices: tuple[int, ...]) -> tuple[int, ...]:
         """Devices that build a network do not answer, and never will; returns their ranks."""
@@ -154,23 +185,24 @@ class Groups:
         self.lost.update(ranks)
         self.deaf.update(ranks)
         self.cluster = self.cluster.without(devices)
-        self._vacated.difference_update(devices)
+        self._devices.lose(devices)
         for group in self:
             if set(devices) & set(group.devices):
                 self.remove(group.name)
-            for device in set(devices) & set(group.recruits):
-                del group.recruits[device]
-        self._measuring.pop(devices, None)
+            else:
+                self._drop(group, devices)
+        if self._measuring.pop(devices, None) is not None:
+            self._devices.have_measured(devices)
         return ranks
 
     def vacate(self, devices: Collection[int]) -> None:
         """Give some devices no more work, though their trainers live."""
-        self._vacated |= self._alive.intersection(devices)
+        self._devices.vacate(devices)
         self.cluster = self.cluster.without(list(devices))
 
     def have_let_go(self, devices: Collection[int]) -> bool:
         """Whether the trainers of some devices all wait for work, as far as they live."""
-        return self._idle - self._taken() >= self._alive.intersection(devices)
+        return self._devices.have_let_go(devices)
 
     def let_go(self, ranks: Collection[int]) -> None:
         """Some ranks are about to end, and are not missed."""
@@ -185,7 +217,7 @@ class Groups:
             batches: with which, where the policy will choose them.
         """
         devices = _close_together(sorted(self.free_whole), gpus, self.cluster.gpus_per_node)
-        self._idle -= set(devices)
+        self._devices.measure(devices)
         self._measuring[devices] = Task(network.name, gpus)
         ranks = self._ranks(devices)
         self._tell(devices, m.Measure(network, ranks, self._next_number(), batches))
@@ -201,6 +233,7 @@ class Groups:
         for devices, other in self._measuring.items():
             if other == task:
                 del self._measuring[devices]
+                self._devices.have_measured(devices)
                 return task
         if self.lost:
             return None
@@ -214,23 +247,25 @@ class Groups:
         Args:
             epoch: the number of the first one that it may train on.
         """
-        self._idle -= set(devices)
-        self._groups[network.name] = Group(network, devices, epoch, dict.fromkeys(devices, epoch), joins=epoch)
-        ranks = self._ranks(devices)
-        self._tell(devices, m.Start(network, ranks, self._next_number(), self._production.stream_epoch(epoch),
+        ranks, number = self._ranks(devices), self._next_number()
+        group = Group(network, devices, epoch, dict.fromkeys(devices, epoch), joins=epoch, number=number)
+        self._devices.take(devices)
+        self._groups[group.name] = self._joining[group.name] = group
+        self._compare(group.name)
+        self._tell(devices, m.Start(network, ranks, number, self._production.stream_epoch(epoch),
                                     batch=self._batch(network, devices, epoch)))
 
     def recruit(self, group: Group, devices: Sequence[int]) -> None:
         """Have free devices build the network, so that they can join its group."""
+        self._devices.take(devices)
         for device in devices:
-            self._idle.remove(device)
             group.recruits[device] = False
             self._tell([device], m.Join(group.network, self._next_number()))
+        self._compare(group.name)
 
     def dismiss(self, group: Group, devices: Sequence[int]) -> None:
         """Let devices go that were to join a group."""
-        for device in devices:
-            del group.recruits[device]
+        self._drop(group, devices)
         self._tell(devices, m.Stop(final=False))
 
     def pause(self, group: Group, ends: bool) -> None:
@@ -261,6 +296,14 @@ class Groups:
             del group.recruits[device]
         group.before, group.devices, group.reads_from = group.devices, devices, reads_from
         group.joins = fresh if len(devices) > len(stay) else None
+        self._joining[group.name] = group
+        self._devices.leave([device for device in group.before if device not in devices])
+        self._compare(group.name)
+
+    def have_met(self, group: Group) -> None:
+        """The ranks of a group have told the stream from which epoch on they read."""
+        group.joins = None
+        self._joining.pop(group.name, None)
 
     def _first_read(self, device: int, group: Group, stay: Sequence[int], fresh: int) -> int:
         """The epoch from which on a newcomer reads the stream."""
@@ -284,25 +327,41 @@ class Groups:
     def remove(self, name: str) -> None:
         """A group is no more; its recruits are let go."""
         group = self._groups.pop(name)
+        self._standing.pop(name, None)
+        self._joining.pop(name, None)
         self.dismiss(group, tuple(group.recruits))
+        self._devices.leave(group.devices)
 
     def _order(self, group: Group, order: m.Pause | m.GoOn | m.Regroup | m.Stop) -> None:
         """Tell a group's master, and go over to the phase that follows."""
-        group.advance(order)
+        self.advance(group, order)
         self._tell(group.devices[:1], order)
 
     # ---- what there is to know of them ----
 
     @property
-    def joining(self) -> list[int]:
+    def standing(self) -> list[Group]:
+        """The groups that wait for orders, in the order in which they were started."""
+        return sorted(self._standing.values(), key=lambda group: group.number)
+
+    @property
+    def are_stopping(self) -> bool:
+        """Whether all groups have been told to let go."""
+        return all(group.phase is Phase.STOPPING for group in self._groups.values())
+
+    @property
+    def joining(self) -> Iterator[int]:
         """The epochs from which on ranks will read the stream that have not told it so yet."""
-        return [group.joins for group in self if group.joins is not None and group.phase is not Phase.STRUCK]
+        return (group.joins for group in self._joining.values()
+                if group.joins is not None and group.phase is not Phase.STRUCK)
 
     @property
     def struck(self) -> list[Group]:
         """The groups that have lost a rank, and whose other ranks have all let go."""
-        return [group for group in self if group.phase is Phase.STRUCK
-                and self._idle.issuperset(self._alive.intersection(group.devices))]
+        if not self.lost:
+            return []
+        idle, alive = self._devices.idle, self._devices.alive
+        return [group for group in self if group.phase is Phase.STRUCK and idle >= alive.intersection(group.devices)]
 
     @property
     def held_back(self) -> set[str]:
@@ -336,16 +395,17 @@ class Groups:
             leaving: those that stop, whatever the policy says.
             alone: the networks that share no GPU with others.
         """
-        devices = {member.name: member.devices for member in self.wanted.members}
-        as_wanted = {group.name for group in self if not group.recruits and group.devices == devices.get(group.name)}
+        if not self._unlike:
+            return ()
+        groups = sorted((self._groups[name] for name in self._unlike & self.names), key=lambda group: group.number)
         # Where ranks may die, one could while it leaves, and those that are new would wait for the others.
         apart = {group.name: group.holding(can_change=not self._outlives,
                                            grows_inside=self._production.changes_inside,
                                            is_answered=group.name not in held_back,
                                            is_leaving=group.name in leaving)
-                 for group in self if group.name not in as_wanted}
-        others = tuple(member for member in self.wanted.members if member.name not in as_wanted)
-        found = moves(apart, Round(others), self.free)
+                 for group in groups}
+        others = sorted(self._members[name] for name in self._unlike & self._members.keys())
+        found = moves(apart, Round(tuple(member for _, member in others)), self._devices.free)
         return tuple(move for move in found if self._is_clear(move, alone)) if alone else found
 
     def _is_clear(self, move: Move, alone: Collection[str]) -> bool:
@@ -358,7 +418,7 @@ class Groups:
         group = self.get(move.name)
         own = set() if group is None else {*group.devices, *group.recruits}
         new = {self.cluster.gpu(device) for device in set(move.devices) - own}
-        others = (self._alive - self._idle) | self._taken() if move.name in alone else {
+        others = self._devices.busy() if move.name in alone else {
             device for other in self if other.name in alone for device in (*other.devices, *other.recruits)}
         return new.isdisjoint(self.cluster.gpu(device) for device in others - own)
 
@@ -366,7 +426,7 @@ class Groups:
 
     def _batch(self, network: NetworkSpec, devices: Sequence[int], epoch: int) -> int | None:
         """The batch of an epoch that a network begins on some devices."""
-        wanted = next((member for member in self.wanted.members if member.name == network.name), None)
+        _, wanted = self._members.get(network.name, (0, None))
         chosen = None if wanted is None else wanted.batch_on(len(devices), network.train.batch.bounds[0])
         return self._production.batch(epoch, chosen)
 

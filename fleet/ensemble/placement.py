@@ -47,8 +47,8 @@ class Placement:
         found = self._groups.moves(held_back, self._leaving.groups, self._networks.alone)
         for move in found:
             self._make(move)
-        for group in self._groups:
-            if group.stands_still and group.name not in held_back:
+        for group in self._groups.standing:
+            if group.name not in held_back:
                 self._go_on(group)
         if starts := [move for move in found if isinstance(move, moves.Start)]:
             self._start(starts)
@@ -118,10 +118,10 @@ class Placement:
         if self._is_too_late:
             self._do_not_start(starts)
             return
-        if self._production.is_in_step and self._groups.returning:
+        if self._production.is_in_step and self._groups.are_returning:
             return
         self._begin_production()
-        if all(group.phase is Phase.STOPPING for group in self._groups):
+        if self._groups.are_stopping:
             self._round += 1
             self._outbox.note(events.RoundStarted(self._round, tuple(start.name for start in starts)))
         fresh = self._production.fresh

@@ -37,6 +37,7 @@ class Production:
         self._granted = first - 1  # the latest epoch that any group may train on
         self._throughput: dict[int, float] = {}  # rank of a preprocessor -> samples/s
         self._prepared: dict[int, tuple[float, float]] = {}  # likewise -> samples of late, and the time they took
+        self._are_known = False  # whether all preprocessors have said how fast they are; it stays so
         self._order: Produce | None = None  # what preprocessors were told last
         self.turns: tuple[int, ...] = ()  # the ranks that produce, once it has begun
 
@@ -145,7 +146,8 @@ class Production:
         Args:
             lost: the ranks that have died.
         """
-        return set(self._preprocessors) <= lost | self._throughput.keys()
+        self._are_known = self._are_known or set(self._preprocessors) <= lost | self._throughput.keys()
+        return self._are_known
 
     def begin(self, rates: RateTable | None, time_scale: float, chooses: bool, policy: str) -> StreamStarted:
         """Choose the preprocessors that are needed: the least whose throughput meets what trainers can take.

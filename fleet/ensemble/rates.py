@@ -165,9 +165,9 @@ class Rates:
 
     def observe(self, name: str, gpus: int, shown: StepRate) -> None:
         """A group has shown how fast its steps are."""
-        network = self._given.by_name.get(name) if self._given is not None else None
+        network = self._given.by_name.get(name) if self._given is not None and shown.rate else None
         if network is not None:
-            if self._sharing is not None and shown.rate:
+            if self._sharing is not None:
                 self._sharing.observe((name, gpus), shown.beside, shown.rate * self._time_scale, shown.spread,
                                       shown.steps)
                 self._tell_of_sharing()
@@ -181,7 +181,7 @@ class Rates:
             self._outbox.note(self._shared.told(self._curve, len(self._keys)))
 
     def _compare(self, name: str, gpus: int, shown: StepRate, expected: float) -> None:
-        if self._check is None or not shown.rate:
+        if self._check is None:
             return
         if off := self._check.compare(name, gpus, shown, expected):
             self._outbox.note(off)

@@ -36,6 +36,7 @@ from scheduler.simulation.ensemble import simulate
 
 _EPOCHS = 300  # that are simulated at most; of more, several are taken for one
 _WAITING = 150  # networks that wait and are simulated at most, or one for each device
+_DEVICES = 64  # that are simulated at least; of a cluster that has more than twice as many, a part
 _OWN = 0.1  # how far the durations of a network's epochs may be off at least that has shown some, as a share
 _OTHERS = 0.5  # and of one that has not, as long as few have
 _FORMING = 0.25  # how far off it may be what others took to form, as a share
@@ -236,7 +237,7 @@ class Estimator:
     def _simulated_s(self, left: Mapping[str, int], sign: int) -> float | None:
         """Seconds that some networks take, at least (sign -1) or at most (1); None where it cannot be simulated."""
         launch, start, stretches = self._launch, self._launch.start, self._stretches_of(left, sign)
-        cluster, every = start.cluster.without(launch.lost), left
+        every, cluster = self._part(left, start.cluster.without(launch.lost))
         left = self._some(every, cluster)
         several = max(1, math.ceil(sum(left.values()) / _EPOCHS))  # epochs that are taken for one
         costs, export_s = self._costs(sign), self._ending_s(is_over=True)
@@ -278,6 +279,16 @@ class Estimator:
         """Whether the group of a network has ended an epoch."""
         group = self._group(name)
         return group is not None and group.ended_s is not None
+
+    def _part(self, left: Mapping[str, int], cluster: Cluster) -> tuple[Mapping[str, int], Cluster]:
+        """Every so many networks, and as small a part of the cluster: all of a large one would keep rank 0 for long."""
+        least = max((self._networks[self._like(name)].min_gpus for name in left), default=1)
+        stride = cluster.gpus // max(_DEVICES, least * cluster.slots)
+        if stride < 2:
+            return left, cluster
+        part = replace(cluster, devices=cluster.devices[:-(-cluster.gpus // stride)])
+        # Not always the same of each few: spaces are often gone through in turns.
+        return {name: left[name] for place, name in enumerate(left) if place % stride == place // stride % stride}, part
 
     def _some(self, left: Mapping[str, int], cluster: Cluster) -> Mapping[str, int]:
         """The networks that are simulated: those that have a group or stand for others, and every so many that wait."""

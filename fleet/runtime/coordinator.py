@@ -49,6 +49,7 @@ from scheduler.ensemble.probing import probes_of_plan
 log = logging.getLogger("fleet.runtime.coordinator")
 
 _LEASE_S = 1.0  # between two looks at the lease; checkpoints look for themselves
+_TURN_S = 0.01  # for messages, before rank 0 does something else
 
 
 class Observer(Protocol):
@@ -199,7 +200,7 @@ class Coordinator:
                 self._results.told(name, values)
 
     def step(self) -> bool:
-        """Receive a message if there is one, decide, send; returns whether anything happened."""
+        """Receive the messages that there are, decide, send; returns whether anything happened."""
         if self.status is not None:
             return False
         self._check_lease()
@@ -220,16 +221,30 @@ class Coordinator:
         answer = self._search.searchers.heard()
         if answer is not None:
             self._handle(answer)
-        message = self._world.hear(Tag.COORDINATOR)
-        if isinstance(message, Pace):
-            for observer in self._observers:
-                observer.on_pace(message.network, message.samples, message.samples_per_s)
-        if message is None and self._world.lost > self._lost:  # when all that the dead have said is heard
+        has_heard, is_all = self._hear_messages()
+        if is_all and self._world.lost > self._lost:  # when all that the dead have said is heard
             died, self._lost = self._world.lost - self._lost, self._world.lost
             self._handle(e.RanksDied(tuple(sorted(died))))
         else:
-            self._handle(message)
-        return message is not None or answer is not None
+            self._handle(None, more_wait=not is_all)
+        return has_heard or answer is not None
+
+    def _hear_messages(self) -> tuple[bool, bool]:
+        """Hear the messages that have come, for a while.
+
+        Returns:
+            Whether there were any, and whether these are all.
+        """
+        has_heard, until_s = False, time.monotonic() + _TURN_S
+        while self.status is None and not (has_heard and time.monotonic() >= until_s):
+            if (message := self._world.hear(Tag.COORDINATOR)) is None:
+                return has_heard, True
+            has_heard = True
+            if isinstance(message, Pace):
+                for observer in self._observers:
+                    observer.on_pace(message.network, message.samples, message.samples_per_s)
+            self._handle(message, more_wait=True)
+        return has_heard, False
 
     def stop(self) -> None:
         """Say what ends.
@@ -255,15 +270,15 @@ class Coordinator:
 
     # ---- decide ----
 
-    def _handle(self, heard: e.Heard | None) -> None:
+    def _handle(self, heard: e.Heard | None, more_wait: bool = False) -> None:
         """Have the ensemble hear something, or only of the time, and then all answers to what it wants."""
-        self._decide(heard)
+        self._decide(heard, more_wait)
         while self._queue:
             self._decide(self._queue.popleft())
 
-    def _decide(self, heard: e.Heard | None) -> None:
+    def _decide(self, heard: e.Heard | None, more_wait: bool = False) -> None:
         try:
-            effects = self._ensemble.handle(self._log.now(), heard)
+            effects = self._ensemble.handle(self._log.now(), heard, more_wait)
         except TransitionError as error:
             log.critical("all that was heard, and what was done about it:\n%s", error.report())
             raise

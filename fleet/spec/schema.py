@@ -377,7 +377,7 @@ class Spec:
         """What trains, as far as it must be known before it is loaded."""
         return find_engine(self.resources.engine)
 
-    @property
+    @cached_property
     def options(self) -> Options:
         """What the policy is told."""
         settings = self.schedule

@@ -117,7 +117,7 @@ def rearrange(groups: Groups, running: Iterable[Member], devices: Sequence[int],
     kept = {name: _keep(mine, groups[name], gpus_per_node) for name, mine in held.items()}
     taken = {device for mine in kept.values() for device in mine}
     free = {device for device in devices if device not in taken}
-    for name in sorted(kept, key=lambda name: groups[name]):
+    for name in sorted((name for name in kept if groups[name] > len(kept[name])), key=lambda name: groups[name]):
         more = _near(kept[name], groups[name] - len(kept[name]), free, gpus_per_node)
         kept[name] += more
         free -= set(more)

@@ -280,7 +280,8 @@ def _without_the_dead(groups: Sequence[Member], rates: RateTable, progress: Prog
     if not groups:
         return ()
     usable = set(cluster.devices)
-    alive = (replace(member, devices=tuple(d for d in member.devices if d in usable))
+    alive = (member if usable.issuperset(member.devices) else
+             replace(member, devices=tuple(d for d in member.devices if d in usable))
              for member in groups if member.name not in progress.finished)
     return tuple(group for group in alive if group.gpus >= rates.by_name[group.name].min_gpus)
 

@@ -135,7 +135,7 @@ class TrainingLoop:
         taken_before = {chunk for record in state.history for chunk in read_path(record.path)}
         size = training.set_batch(state.batch)
         state = dataclasses.replace(state, batch=size)
-        pace, saved = PaceReport(network.name, state.position, training.steps), time.perf_counter()
+        pace, saved = PaceReport(network.name, state.position, training.steps, self._world.size), time.perf_counter()
         is_over, missed = True, 0  # nothing may be left: the launch before ended while the network was judged
 
         def is_due() -> bool:

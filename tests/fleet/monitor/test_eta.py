@@ -223,14 +223,15 @@ def test_many_epochs_are_simulated_in_few():
     assert found.high_s == pytest.approx(WIDE * 30 * 6000)
 
 
-@pytest.mark.parametrize("policy", ["baseline", "adaptive", "global"])
-def test_of_many_networks_few_are_simulated_and_the_others_keep_the_devices_busy_before(policy, monkeypatch):
+@pytest.mark.parametrize(("policy", "gpus"), [("baseline", 2), ("adaptive", 2), ("global", 2), ("adaptive", 300)])
+def test_of_many_networks_few_are_simulated_and_the_others_keep_the_devices_busy_before(policy, gpus, monkeypatch):
     made = spec({"family": "softmax", "name": "net", "count": 1000, "space": {
         "train.optimizer.learning_rate": {"low": 1e-5, "high": 0.1}}}, train={"converge": {"max_epochs": 2}},
                 schedule={"policy": policy})
     names = [network.name for network in made.networks]
     found = Run(made)
-    found.add(replace(START, networks=1000, bounds=dict.fromkeys(names, (1, 1))), 0.0)
+    found.add(replace(START, networks=1000, bounds=dict.fromkeys(names, (1, 1)), devices=tuple(range(gpus)),
+                      trainers=gpus, gpus_per_node=gpus), 0.0)
     found.add(ev.RateMeasured(names[0], 1, 1e9, 1e-9, 1, 2), 0.0)
     found.add(ev.Profiled(1000, 1.0, {name: (60.0 if number % 2 else 20.0,) for number, name in enumerate(names)}), 0.0)
     sizes = []
@@ -238,8 +239,8 @@ def test_of_many_networks_few_are_simulated_and_the_others_keep_the_devices_busy
         sizes.append(len(rates.models)), simulate(rates, *given, **more))[1])
     estimated = found.estimate()
     assert max(sizes) <= 150
-    two_devices_s = 1000 / 2 * 2 * (10 + 30) / 2  # of networks of 10 and 30 s an epoch
-    assert estimated.high_s == pytest.approx(WIDE * two_devices_s, rel=0.02)
+    all_s = 1000 / gpus * 2 * (10 + 30) / 2  # of networks of 10 and 30 s an epoch, two epochs each
+    assert estimated.high_s == pytest.approx(WIDE * all_s, rel=0.02 if gpus == 2 else 0.4)
     assert estimated.networks == 1000
 
 

@@ -54,6 +54,15 @@ def test_the_pace_is_told_once_a_second_at_most_and_is_that_of_the_time_since(no
     assert told == [Pace("net", 300, 200.0), Pace("net", 500, 100.0)]
 
 
+def test_the_pace_is_told_more_seldom_where_very_many_ranks_tell_theirs(now):
+    told, steps = [], StepClock()
+    steps.begins()
+    report = PaceReport("net", 0, steps, ranks=4000)
+    for now.s in (101.0, 103.9, 104.0, 107.0):
+        report.tell(told.append, 100, is_slowed=False)
+    assert told == [Pace("net", 100, 25.0)]
+
+
 def test_the_first_step_of_a_group_is_told_at_once(now):
     told, steps = [], StepClock()
     for position in (0, 10):  # two epochs

@@ -1,0 +1,101 @@
+"""Sums of a group beside MPI's own calls, in turns, on ranks of this machine that share memory.
+
+Each row is the median of nine: what :meth:`fleet.comm.base.Group.sum` takes, and the best of MPI's blocking and
+non-blocking calls, in place and from one buffer into another. Ranks meet before each call, and the slowest counts.
+
+    python benchmarks/sums.py --json
+    python benchmarks/sums.py --ranks 2 --mb 1 10
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from fleet.commands.show import print_json
+
+RANKS, SIZES_MB, ROUNDS = (2, 4, 8), (0.1, 1.0, 10.0, 100.0), 9
+
+
+def measured(mb: float) -> dict[str, Any]:
+    """A row, on every rank of a launch; all take part."""
+    from mpi4py import MPI
+
+    from fleet.comm.mpi import start_mpi
+
+    world = start_mpi()
+    group, comm = world.group(range(world.size), 1), MPI.COMM_WORLD
+    mine = np.full(max(1, int(mb * 1e6 / 4)), 1.0, np.float32)
+    out = np.empty_like(mine)
+    calls: dict[str, Callable[[], Any]] = {
+        "sum": lambda: group.sum(mine),
+        "allreduce in place": lambda: comm.Allreduce(MPI.IN_PLACE, mine),
+        "allreduce": lambda: comm.Allreduce(mine, out),
+        "iallreduce in place": lambda: comm.Iallreduce(MPI.IN_PLACE, mine).Wait(),
+        "iallreduce": lambda: comm.Iallreduce(mine, out).Wait()}
+    repeats = max(1, int(1 / mb))  # a call that takes less than the ranks need to meet is timed several times
+    took: dict[str, list[float]] = {name: [] for name in calls}
+    for turn in range(ROUNDS + 1):
+        for name, call in calls.items():
+            mine.fill(1.0)
+            comm.Barrier()
+            began = time.perf_counter()
+            for _ in range(repeats):
+                call()
+            slowest = comm.allreduce(time.perf_counter() - began, op=MPI.MAX)
+            if turn:  # the first is to warm up
+                took[name].append(1000 * slowest / repeats)
+    ms = {name: statistics.median(times) for name, times in took.items()}
+    best = min(ms, key=lambda name: ms[name] if name != "sum" else float("inf"))
+    world.finish()
+    return {"ranks": world.size, "mb": mb, "ms": round(ms["sum"], 4), "best_ms": round(ms[best], 4),
+            "ratio": round(ms[best] / ms["sum"], 3), "best": best}
+
+
+def row(ranks: int, mb: float) -> dict[str, Any]:
+    """A row, from a launch of its own."""
+    command = ["mpirun", "-n", str(ranks), "--oversubscribe", "--mca", "mpi_yield_when_idle", "1", sys.executable,
+               __file__, "--inside", str(mb)]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=170, check=False,
+                          env={**os.environ, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"})
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)} ended with {done.returncode}:\n{done.stderr}")
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--ranks", type=int, nargs="+", default=RANKS)
+    parser.add_argument("--mb", type=float, nargs="+", default=SIZES_MB)
+    parser.add_argument("--json", action="store_true", help="print a list of rows")
+    parser.add_argument("--inside", type=float, help=argparse.SUPPRESS)
+    args = parser.parse_args()
+    if args.inside is not None:
+        found = measured(args.inside)
+        if os.environ.get("OMPI_COMM_WORLD_RANK", "0") == "0":
+            print(json.dumps(found), flush=True)
+        return
+    rows = []
+    for ranks in args.ranks:
+        for mb in args.mb:
+            rows.append(row(ranks, mb))
+            if not args.json:
+                one = rows[-1]
+                print(f"{ranks} ranks, {mb:g} MB: {one['ms']:.2f} ms, the best of MPI's calls {one['best_ms']:.2f} "
+                      f"({one['best']}): {one['ratio']:.2f}", flush=True)
+    if args.json:
+        print_json(rows)
+
+
+if __name__ == "__main__":
+    main()
