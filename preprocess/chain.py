@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from preprocess.base import AUGMENT, BadImage, BadSample, InputError, Source, counted
+from preprocess.batches import Work, done
 from preprocess.sample import Affine, wire_dtype
 from preprocess.target import is_mask, read_mask, target_of
 from preprocess.transforms import Transform
@@ -58,12 +59,17 @@ class Chain:
         if self._target is not None:
             transforms = decoded_whole(transforms)
         self._fixed, self._varying = split_transforms(transforms, fixed)
-        self._random = _Generators(seed)
+        self._seed, self._random = seed, _Generators(seed)
 
     @property
     def is_random(self) -> bool:
         """Whether a sample may differ from epoch to epoch."""
         return bool(self._varying)
+
+    @property
+    def varying(self) -> int:
+        """How many transforms differ from epoch to epoch."""
+        return len(self._varying)
 
     @property
     def is_raw(self) -> bool:
@@ -106,6 +112,33 @@ class Chain:
             return part
         try:
             return self._apply(self._varying, part, self._random.at(epoch, index), training)
+        except BadImage as error:
+            raise BadSample(self.source.name(index), str(error)) from error
+
+    def begin(self, kernels: Any, images: np.ndarray | Sequence[np.ndarray],
+              masks: np.ndarray | Sequence[np.ndarray] | None, indices: np.ndarray,
+              epoch: int, training: bool) -> tuple[Work, int]:
+        """Do to prepared samples of one shape what differs from epoch to epoch, as far as that can be at once.
+
+        Args:
+            images, masks: (k, ...) of what :meth:`prepare` gives.
+
+        Returns:
+            The samples, and how many transforms were done to them; :meth:`end` does the rest.
+        """
+        void = 0 if self._target is None else self._target.void
+        return done(self._varying, kernels, np.asarray(images), None if masks is None else np.asarray(masks), void,
+                    self._seed, epoch, indices, training)
+
+    def end(self, begun: tuple[Work, int], row: int, index: int, epoch: int, training: bool) -> Part:
+        """Do the rest to one of these samples; see :meth:`vary`."""
+        work, place = begun
+        work.settle()
+        rng = self._random.at(epoch, index)
+        rng.random(int(work.used[row]))  # what was drawn
+        part = Part(work.images[row], None if work.masks is None else work.masks[row])
+        try:
+            return self._apply(self._varying[place:], part, rng, training)
         except BadImage as error:
             raise BadSample(self.source.name(index), str(error)) from error
 

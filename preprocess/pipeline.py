@@ -2,18 +2,25 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
+from typing import TypeAlias
 
 import numpy as np
 
 from preprocess.base import BadSample, Source
+from preprocess.batches import Work
 from preprocess.chain import Chain, Part
+from preprocess.loading import LOADING
 from preprocess.probe import probe
 from preprocess.sample import ImageSpec, SampleSpec, wire_dtype
 from preprocess.target import TargetReader, TargetSpec
 from preprocess.transforms import Transform
 from preprocess.transforms.side_by_side import Piece
+
+_Arrays: TypeAlias = np.ndarray | Sequence[np.ndarray]
+_AT_ONCE = 64  # samples of a batch, which are in memory as they were before their random transforms
 
 
 class Pipeline:
@@ -81,7 +88,9 @@ class Pipeline:
         Raises:
             BadSample: a transform cannot be applied to it, or it has another shape or type than the others.
         """
-        part = self._chain.vary(part, index, epoch, training)
+        return self._check(self._chain.vary(part, index, epoch, training), index)
+
+    def _check(self, part: Part, index: int) -> Part:
         image = part.image
         if image.shape != self._shape or wire_dtype(image.dtype) != self._dtype:
             raise BadSample(self.source.name(index), f"is {ImageSpec.of(image)}; the others are {self.sample.image}")
@@ -101,8 +110,25 @@ class Pipeline:
         Returns:
             The samples that cannot be used, each with its position; their images are 0 and their targets marked.
         """
-        return self._each(indices, lambda index: self.finish(self.prepare(index), index, epoch, training), images,
-                          targets, self._target)
+        if not self._chain.is_random:
+            return self._each(indices, lambda index: self.finish(self.prepare(index), index, epoch, training), images,
+                              targets, self._target)
+        everything, bad = np.fromiter(indices, np.int64), list[BadSample]()
+        for first in range(0, len(everything), _AT_ONCE):
+            alike: dict[object, list[tuple[int, Part]]] = {}
+            for position, index in enumerate(everything[first:first + _AT_ONCE].tolist(), first):
+                try:
+                    part = self.prepare(index)
+                    kind = tuple(each is not None and (each.shape, each.dtype) for each in part)
+                    alike.setdefault(kind, []).append((position, part))
+                except BadSample as error:
+                    bad.append(self._left_out(error, position, images, targets, self._target))
+            for found in alike.values():
+                positions, parts = zip(*found, strict=True)
+                made, masks = zip(*parts, strict=True)
+                bad += self._vary(made, None if masks[0] is None else masks, np.array(positions), everything, epoch,
+                                  images, targets, training)
+        return sorted(bad, key=lambda error: error.position or 0)
 
     def keep(self, indices: Iterable[int], images: np.ndarray, targets: np.ndarray) -> list[BadSample]:
         """Do the part that is worth keeping: the same as :meth:`load`, up to the first random transform.
@@ -133,19 +159,52 @@ class Pipeline:
             images[position] = 0
             self._target.mark(targets, position)
 
-        def finished(position: int) -> Part:
-            part = Part(kept[position], None if masks is None else masks[position])
-            return self.finish(part, int(indices[position]), epoch, training)
+        positions = np.flatnonzero(usable)
+        if len(positions) < len(kept):
+            kept, masks = kept[positions], None if masks is None else masks[positions]
+        return self._vary(kept, masks, positions, indices, epoch, images, targets, training)
 
+    def _vary(self, parts: _Arrays, masks: _Arrays | None, positions: np.ndarray,
+              indices: np.ndarray, epoch: int, images: np.ndarray, targets: np.ndarray, training: bool
+              ) -> list[BadSample]:
+        """Do to prepared samples of one shape what differs from epoch to epoch: all at once as far as that goes.
+
+        Args:
+            parts, masks: of the samples ``indices[positions]``, which go to these positions of images and targets.
+        """
+        kernels, began = LOADING.kernels, time.perf_counter()
+        begun = None
+        if kernels is not None and len(positions):
+            begun = self._chain.begin(kernels, parts, masks, indices[positions], epoch, training)
+            if begun[1] == self._chain.varying and self._take(begun[0], positions, indices, images, targets):
+                return []
         bad = []
-        for position in np.flatnonzero(usable).tolist():
+        for place, (position, index) in enumerate(zip(positions.tolist(), indices[positions].tolist(), strict=True)):
             try:
-                part = finished(position)
-                self._reader.put(targets, position, int(indices[position]), part.mask)
+                part = (self._chain.vary(Part(parts[place], None if masks is None else masks[place]), index, epoch,
+                                         training)
+                        if begun is None else self._chain.end(begun, place, index, epoch, training))
+                self._check(part, index)
+                self._reader.put(targets, position, index, part.mask)
                 images[position] = part.image
             except BadSample as error:
                 bad.append(self._left_out(error, position, images, targets, self._target))
+        if kernels is None:
+            LOADING.spent(time.perf_counter() - began)
         return bad
+
+    def _take(self, work: Work, positions: np.ndarray, indices: np.ndarray, images: np.ndarray, targets: np.ndarray
+              ) -> bool:
+        """Put samples that are done to their positions; False where they are not what they should be."""
+        if (*work.size, *work.images.shape[3:]) != self._shape or work.images.dtype != self._dtype or (
+                work.masks is not None and (work.size, work.masks.dtype) != (self._target.shape, self._target.dtype)):
+            return False
+        is_all = len(positions) == len(images)
+        work.settle(images if is_all else None)
+        if not is_all:
+            images[positions] = work.images
+        self._reader.put_all(targets, positions, indices[positions], work.masks)
+        return True
 
     def taken(self, kept: np.ndarray) -> np.ndarray:
         """What is of use here of samples that another pipeline has left: (k, ...)."""

@@ -299,6 +299,15 @@ class TargetReader:
         targets[position]["target"] = self._values[index] if mask is None else self._checked(mask, index)
         targets[position]["weight"] = 1.0 if self._weights is None else self._weights[index]
 
+    def put_all(self, targets: np.ndarray, positions: np.ndarray, indices: np.ndarray, masks: np.ndarray | None = None
+                ) -> None:
+        """Write the targets of some samples; see :meth:`put`."""
+        if self.spec.is_plain and isinstance(self._values, np.ndarray):
+            targets[positions] = self._values[indices]
+            return
+        for place, (position, index) in enumerate(zip(positions.tolist(), indices.tolist(), strict=True)):
+            self.put(targets, position, index, None if masks is None else masks[place])
+
     def _checked(self, mask: np.ndarray, index: int) -> np.ndarray:
         if mask.shape != self.spec.shape:
             raise BadSample(self._source.name(index), f"its mask is {_size(mask.shape)}; the others are "

@@ -48,16 +48,18 @@ MAY_IMPORT = {
     "preprocess.target_checks": "preprocess.base preprocess.target",
     "preprocess.fingerprint": "preprocess.base preprocess.target",
     "preprocess.division": "preprocess.base",
-    "preprocess.vectors": "",
-    "preprocess.scaling": "preprocess.vectors",
+    "preprocess.kernels": "",
+    "preprocess.loading": "preprocess.kernels",
+    "preprocess.scaling": "preprocess.loading",
     "preprocess.sample": "preprocess.base preprocess.scaling preprocess.target",
     "preprocess.sources": "preprocess.base preprocess.files preprocess.decode preprocess.fingerprint "
                           "preprocess.passing preprocess.target",
-    "preprocess.transforms": "preprocess.base preprocess.decode preprocess.sample preprocess.scaling",
-    "preprocess.chain": "preprocess.base preprocess.sample preprocess.target preprocess.transforms",
+    "preprocess.transforms": "preprocess.base preprocess.decode preprocess.sample",
+    "preprocess.batches": "preprocess.base preprocess.transforms",
+    "preprocess.chain": "preprocess.base preprocess.batches preprocess.sample preprocess.target preprocess.transforms",
     "preprocess.probe": "preprocess.base preprocess.chain preprocess.sample preprocess.target preprocess.transforms",
-    "preprocess.pipeline": "preprocess.base preprocess.chain preprocess.probe preprocess.sample preprocess.target "
-                           "preprocess.transforms",
+    "preprocess.pipeline": "preprocess.base preprocess.batches preprocess.chain preprocess.loading preprocess.probe "
+                           "preprocess.sample preprocess.target preprocess.transforms",
     "preprocess.moments": "preprocess.base preprocess.pipeline preprocess.sample preprocess.transforms",
     "preprocess.packing": "preprocess.base preprocess.files preprocess.pipeline preprocess.sample preprocess.target",
     "preprocess.decoded_copy": "preprocess.base preprocess.chain preprocess.packing preprocess.pipeline "

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from functools import cached_property
 from typing import Annotated, ClassVar, Literal
 
@@ -62,23 +61,19 @@ class ColorJitter(LeavesPixels):
         if not training:
             return image
         picture = as_image(image, self)
-        for change, low, high in self._in_random_order(rng):
-            picture = change(picture, low + (high - low) * rng.random())
+        wanted = self.changes()
+        keys = [rng.random() for _ in wanted] if len(wanted) > 1 else [0.0]
+        for place in np.argsort(keys):
+            change, low, high = wanted[place]
+            picture = _CHANGES[change](picture, low + (high - low) * rng.random())
         return to_array(picture)
 
-    def _in_random_order(self, rng: np.random.Generator) -> Iterator[tuple[_Change, float, float]]:
-        """What is to be changed, with the lowest and the highest amount."""
+    def changes(self) -> list[tuple[int, float, float]]:
+        """What is to be changed, 0 brightness, 1 contrast, 2 saturation, 3 hue, by at least and at most how much."""
         hue = self.hue if isinstance(self.hue, tuple) else (-self.hue, self.hue)
-        wanted = [(change, low, high) for amount, change, (low, high) in (
-            (self.brightness, _brightness, _factors(self.brightness)),
-            (self.contrast, _contrast, _factors(self.contrast)),
-            (self.saturation, _saturation, _factors(self.saturation)),
-            (self.hue, _hue, hue)) if amount]
-        keys = [rng.random() for _ in wanted] if len(wanted) > 1 else [0.0]
-        return (wanted[place] for place in np.argsort(keys))
-
-
-_Change = Callable[[Image.Image, float], Image.Image]
+        ranges = *map(_factors, (self.brightness, self.contrast, self.saturation)), hue
+        amounts = self.brightness, self.contrast, self.saturation, self.hue
+        return [(change, *ranges[change]) for change, amount in enumerate(amounts) if amount]
 
 
 def _factors(amount: float | tuple[float, float]) -> tuple[float, float]:
@@ -104,6 +99,9 @@ def _hue(picture: Image.Image, shift: float) -> Image.Image:
     hue, saturation, value = picture.convert("HSV").split()
     turned = np.asarray(hue) + np.int32(round(shift * 255)).astype(np.uint8)  # modulo 256
     return Image.merge("HSV", (Image.fromarray(turned), saturation, value)).convert("RGB")
+
+
+_CHANGES = _brightness, _contrast, _saturation, _hue
 
 
 @dataclass(frozen=True, config=FORBID)

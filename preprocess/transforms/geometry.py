@@ -12,7 +12,6 @@ from pydantic.dataclasses import dataclass
 
 from preprocess.base import BadImage
 from preprocess.decode import to_array
-from preprocess.scaling import LARGE, vectors
 from preprocess.transforms.base import (
     FORBID,
     Area,
@@ -48,7 +47,7 @@ class Resize(MovesPixels):
     def apply(self, image: np.ndarray, rng: np.random.Generator, training: bool) -> np.ndarray:
         """The image at its new size."""
         channels(image, self)
-        height, width = self._target(*image.shape[:2])
+        height, width = self.target(*image.shape[:2])
         if (height, width) == image.shape[:2]:
             return image
         how = Image.Resampling[self.filter.upper()]
@@ -57,11 +56,12 @@ class Resize(MovesPixels):
     def move(self, mask: Mask, rng: np.random.Generator, training: bool) -> np.ndarray:
         """The mask at its new size: each pixel that of the old one which is nearest."""
         height, width = mask.pixels.shape
-        to_height, to_width = self._target(height, width)
-        rows, columns = _nearest(height, to_height), _nearest(width, to_width)
+        to_height, to_width = self.target(height, width)
+        rows, columns = nearest(height, to_height), nearest(width, to_width)
         return mask.pixels[rows[:, None], columns]
 
-    def _target(self, height: int, width: int) -> tuple[int, int]:
+    def target(self, height: int, width: int) -> tuple[int, int]:
+        """(height, width) that it makes of an image of this size."""
         if isinstance(self.size, tuple):
             return self.size
         shorter = min(height, width)
@@ -120,8 +120,8 @@ class RandomResizedCrop(MovesPixels):
     def apply(self, image: np.ndarray, rng: np.random.Generator, training: bool) -> np.ndarray:
         """The window, resized."""
         channels(image, self)
-        height, width = self._size
-        top, left, h, w = self._window(image.shape[0], image.shape[1], rng if training else None)
+        height, width = self.to_size
+        top, left, h, w = self.window(image.shape[0], image.shape[1], rng if training else None)
         picture = as_image(image[top:top + h, left:left + w], self)
         return to_array(picture.resize((width, height), Image.Resampling[self.filter.upper()]))
 
@@ -132,23 +132,24 @@ class RandomResizedCrop(MovesPixels):
         """
         area = self.scale[0] * height * width
         windows = [(math.floor(math.sqrt(area / self.ratio[1])), math.floor(math.sqrt(area * self.ratio[0]))),
-                   self._window(height, width, None)[2:], self._without_luck(height, width)[2:]]
+                   self.window(height, width, None)[2:], self.without_luck(height, width)[2:]]
         h, w = map(min, zip(*windows, strict=True))
-        share = max(self._size[0] / max(h, 1), self._size[1] / max(w, 1))
+        share = max(self.to_size[0] / max(h, 1), self.to_size[1] / max(w, 1))
         return math.ceil(share * height), math.ceil(share * width)
 
     def move(self, mask: Mask, rng: np.random.Generator, training: bool) -> np.ndarray:
         """The same window of the mask, each pixel that of the window which is nearest."""
-        height, width = self._size
-        top, left, h, w = self._window(mask.pixels.shape[0], mask.pixels.shape[1], rng if training else None)
-        rows, columns = top + _nearest(h, height), left + _nearest(w, width)
+        height, width = self.to_size
+        top, left, h, w = self.window(mask.pixels.shape[0], mask.pixels.shape[1], rng if training else None)
+        rows, columns = top + nearest(h, height), left + nearest(w, width)
         return mask.pixels[rows[:, None], columns]
 
     @property
-    def _size(self) -> tuple[int, int]:
+    def to_size(self) -> tuple[int, int]:
+        """(height, width) that it makes."""
         return self.size if isinstance(self.size, tuple) else (self.size, self.size)
 
-    def _window(self, height: int, width: int, rng: np.random.Generator | None) -> tuple[int, int, int, int]:
+    def window(self, height: int, width: int, rng: np.random.Generator | None) -> tuple[int, int, int, int]:
         """(top, left, height, width) of what is shown of an image."""
         if rng is None:
             ratio = self.size[1] / self.size[0] if isinstance(self.size, tuple) else 1.0
@@ -156,9 +157,9 @@ class RandomResizedCrop(MovesPixels):
         window = window_of_area(height, width, self.scale, self.ratio, rng)
         if window is not None:
             return window
-        return self._without_luck(height, width)
+        return self.without_luck(height, width)
 
-    def _without_luck(self, height: int, width: int) -> tuple[int, int, int, int]:
+    def without_luck(self, height: int, width: int) -> tuple[int, int, int, int]:
         """Where no window that is drawn fits, as torchvision: the largest one whose proportions are allowed."""
         return _largest(height, width, min(max(width / height, self.ratio[0]), self.ratio[1]), 1.0)
 
@@ -264,16 +265,12 @@ def _largest(height: int, width: int, ratio: float, share: float) -> tuple[int, 
 def _mirror(image: np.ndarray) -> np.ndarray:
     """Left for right; channel by channel, which NumPy copies four times as fast as pixel by pixel."""
     mirrored = np.empty(image.shape, image.dtype)
-    fits = image.dtype == np.uint8 and image.shape[2] == 3 and image.strides[1:] == (3, 1) and image.strides[0] > 0
-    if fits and image.size >= LARGE and (fast := vectors()) is not None:
-        fast.mirror(image, mirrored)
-        return mirrored
     for channel in range(image.shape[2]):
         mirrored[:, :, channel] = image[:, ::-1, channel]
     return mirrored
 
 
-def _nearest(size: int, to: int) -> np.ndarray:
+def nearest(size: int | np.ndarray, to: int) -> np.ndarray:
     """For each of ``to`` pixels that cover as many as ``size``, the one that lies under its middle."""
     return np.minimum((np.arange(to) + 0.5) * size / to, size - 1).astype(np.int64)
 

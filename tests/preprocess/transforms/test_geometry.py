@@ -47,7 +47,7 @@ def test_an_image_that_is_too_small_to_crop_is_bad(crop, rng):
 
 @pytest.mark.parametrize("width", [224, 217, 15])
 @pytest.mark.parametrize("channels", [1, 3])
-def test_a_large_image_is_mirrored_in_vectors_of_pixels_to_the_same(width, channels):
+def test_a_large_image_is_mirrored_wherever_its_rows_lie(width, channels):
     large = np.random.default_rng(0).integers(0, 256, (2000, 256, channels), np.uint8)
     for image in (large[3:1990, 256 - width:], large[:, :width], large[::2, :width], large[::-1, :width]):
         assert np.array_equal(Flip(horizontal=True).apply(image, Draws(0.0), True), image[:, ::-1])
@@ -93,7 +93,7 @@ def test_resizing_averages_what_it_makes_smaller():
 @given(height=st.integers(1, 40), width=st.integers(1, 40), seed=st.integers(0, 2**32 - 1))
 def test_a_random_resized_crop_shows_a_window_of_the_wanted_area_and_ratio(height, width, seed):
     crop = RandomResizedCrop(size=1, scale=(0.3, 0.6), ratio=(0.5, 2.0))
-    top, left, h, w = crop._window(height, width, np.random.default_rng(seed))
+    top, left, h, w = crop.window(height, width, np.random.default_rng(seed))
     assert 0 <= top <= top + h <= height
     assert 0 <= left <= left + w <= width
     assert h >= 1
@@ -109,7 +109,7 @@ def test_a_random_resized_crop_shows_a_window_of_the_wanted_area_and_ratio(heigh
 def test_no_window_is_smaller_than_what_is_enough_leaves_of_it(height, width, seed, training, size, ratio):
     crop = RandomResizedCrop(size=size, scale=(0.08, 1.0), ratio=ratio)
     enough = crop.enough(height, width)
-    *_, h, w = crop._window(height, width, np.random.default_rng(seed) if training else None)
+    *_, h, w = crop.window(height, width, np.random.default_rng(seed) if training else None)
     # What is left of the window, to within a pixel, where the image is decoded at the smallest size that is enough.
     assert (h + 1) * enough[0] >= size[0] * height
     assert (w + 1) * enough[1] >= size[1] * width

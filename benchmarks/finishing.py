@@ -1,0 +1,186 @@
+"""What differs from epoch to epoch, done to samples that are kept: samples/s of one core.
+
+    python benchmarks/finishing.py [--json] [--rounds 5]
+
+Uint8 images in batches of 64, on one core, all ways in turns; the best of each way counts.
+
+- `32x32 float32`: crop 28, flip, scale to float32.
+- `224 uint8`: of 256 x 256, crop 224, flip. `224 float32`: the same, scaled to float32.
+- `random_resized_crop 224`: of 256 x 256.
+
+`was` is one sample after the other, which remains the reference: both ways must come to the same bits. Rivals are
+`tf.data` with one thread (where TensorFlow is), `Pillow` in a plain loop, and `memcpy` of the bytes that are written.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import time
+from collections.abc import Callable, Iterable
+
+import numpy as np
+from PIL import Image
+
+from fleet.commands.show import print_json
+from fleet.terminal import print_table
+from preprocess.base import RandomAccess
+from preprocess.loading import LOADING
+from preprocess.pipeline import Pipeline
+from preprocess.probe import probe
+from preprocess.transforms import parse_transforms
+
+BATCH, ENOUGH_S = 64, 0.15
+FLIP, SCALE = {"flip": {"horizontal": True}}, {"scale": {"mean": 0.5, "std": 0.25}}
+WORK = {  # what: side of an image, side of what comes out, transforms
+    "32x32 float32": (32, 28, [{"random_crop": {"size": [28, 28]}}, FLIP, SCALE]),
+    "224 uint8": (256, 224, [{"random_crop": {"size": [224, 224]}}, FLIP]),
+    "224 float32": (256, 224, [{"random_crop": {"size": [224, 224]}}, FLIP, SCALE]),
+    "random_resized_crop 224": (256, 224, [{"random_resized_crop": {"size": [224, 224]}}]),
+}
+TARGETS = {  # (what, rival): how many times as fast at least
+    ("32x32 float32", ""): 13.0, ("224 uint8", "memcpy"): 1 / 2, ("224 float32", "memcpy"): 1 / 3,
+    ("random_resized_crop 224", "Pillow"): 2.0}
+
+Way = Callable[[], object]  # one batch
+
+
+class Images(RandomAccess):
+    """Smooth images, as photographs are."""
+
+    def __init__(self, side: int) -> None:
+        rng = np.random.default_rng(0)
+        small = rng.integers(0, 256, (BATCH, 16, 16, 3), np.uint8)
+        self.images = np.stack([np.asarray(Image.fromarray(one).resize((side, side))) for one in small])
+        self.labels, self.classes = np.zeros(BATCH, np.int64), ("one", "other")
+
+    def read(self, index: int) -> np.ndarray:
+        return self.images[index]
+
+    def name(self, index: int) -> str:
+        return str(index)
+
+
+def ours(pipeline: Pipeline, kernels: object) -> Callable[[], np.ndarray]:
+    """A batch of the next epoch, one by one without kernels."""
+    indices, epoch = np.arange(BATCH), 0
+    kept, made = pipeline.empty_kept(BATCH), pipeline.empty(BATCH)
+    pipeline.keep(indices, *kept)
+    scaled = None if pipeline.sample.affine is None else np.empty(made[0].shape, np.float32)
+
+    def way() -> np.ndarray:
+        nonlocal epoch
+        epoch, LOADING.kernels = epoch + 1, kernels
+        pipeline.finish_kept(*kept, indices, epoch, *made)
+        return made[0] if scaled is None else pipeline.sample.affine.apply(made[0], scaled)
+
+    return way
+
+
+def memcpy(made: np.ndarray) -> Way:
+    source, target = np.ones_like(made), np.ones_like(made)
+    return lambda: np.copyto(target, source)
+
+
+def pillow(images: np.ndarray, what: str, crop: int) -> Way:
+    """A plain loop, which draws windows as cheaply as can be."""
+    rng, side = np.random.default_rng(0), images.shape[1]
+    pictures = [Image.fromarray(image) for image in images]
+
+    def one(picture: Image.Image) -> np.ndarray:
+        if what.startswith("random_resized"):
+            size = side * np.sqrt(rng.uniform(0.08, 1)) * np.exp(np.array([0.5, -0.5]) * rng.uniform(-0.29, 0.29))
+            width, height = np.clip(size.round(), 1, side)
+            left, top = rng.integers(0, side - width + 1), rng.integers(0, side - height + 1)
+            return np.asarray(picture.resize((crop, crop), Image.Resampling.BILINEAR,
+                                             (left, top, left + width, top + height)))
+        left, top = rng.integers(0, side - crop + 1, 2)
+        picture = picture.crop((left, top, left + crop, top + crop))
+        if rng.random() < 0.5:
+            picture = picture.transpose(Image.Transpose.FLIP_LEFT_RIGHT)
+        return np.asarray(picture)
+
+    def way() -> np.ndarray:
+        made = np.stack([one(picture) for picture in pictures])
+        return (made.astype(np.float32) / 255 - 0.5) / 0.25 if what.endswith("float32") else made
+
+    return way
+
+
+def tf_data(images: np.ndarray, what: str, crop: int) -> Way | None:
+    """The same by tf.data with one thread; None where TensorFlow is not installed."""
+    try:
+        import tensorflow as tf
+    except ImportError:
+        return None
+    tf.config.threading.set_intra_op_parallelism_threads(1)
+    tf.config.threading.set_inter_op_parallelism_threads(1)
+
+    def vary(image: tf.Tensor) -> tf.Tensor:
+        if what.startswith("random_resized"):
+            begin, size, _ = tf.image.sample_distorted_bounding_box(
+                tf.shape(image), tf.zeros((1, 0, 4)), min_object_covered=0.0, area_range=(0.08, 1.0),
+                aspect_ratio_range=(3 / 4, 4 / 3), use_image_if_no_bounding_boxes=True)
+            shown = tf.image.resize(tf.slice(image, begin, size), (crop, crop), antialias=True)
+            return tf.cast(shown, tf.uint8)
+        shown = tf.image.random_flip_left_right(tf.image.random_crop(image, (crop, crop, 3)))
+        return (tf.cast(shown, tf.float32) / 255 - 0.5) / 0.25 if what.endswith("float32") else shown
+
+    options = tf.data.Options()
+    options.threading.private_threadpool_size = 1
+    options.threading.max_intra_op_parallelism = 1
+    data = iter(tf.data.Dataset.from_tensor_slices(images).repeat().map(vary).batch(BATCH).with_options(options))
+    return lambda: next(data)
+
+
+def measure(ways: dict[str, Way], rounds: int) -> dict[str, float]:
+    """Samples/s of each way: the best of some rounds in turns."""
+    best = dict.fromkeys(ways, 0.0)
+    for _ in range(rounds + 1):  # the first one warms up
+        for name, way in ways.items():
+            batches, began = 0, time.perf_counter()
+            while (took := time.perf_counter() - began) < ENOUGH_S or batches < 2:
+                way()
+                batches += 1
+            best[name] = max(best[name], BATCH * batches / took) if _ else 0.0
+    return best
+
+
+def rows(rounds: int) -> Iterable[dict[str, object]]:
+    if not LOADING.now():
+        raise SystemExit("benchmarks/finishing.py needs numba: pip install 'fleet-ensemble[fast]'")
+    kernels = LOADING.kernels
+    for what, (side, crop, transforms) in WORK.items():
+        source = Images(side)
+        parsed = parse_transforms(transforms)
+        pipeline = Pipeline(source, parsed, 0, probe(source, parsed, 0, keep=True))
+        ways: dict[str, Way] = {"": ours(pipeline, kernels), "was": ours(pipeline, None)}
+        made, reference = ways[""](), ways["was"]()
+        assert np.array_equal(made, reference), f"{what}: other bits than one by one"
+        if (by_tf := tf_data(source.images, what, crop)) is not None:
+            ways["tf.data"] = by_tf
+        ways["Pillow"] = pillow(source.images, what, crop)
+        if not what.startswith("random_resized"):
+            ways["memcpy"] = memcpy(np.asarray(made))
+        found = {name: round(rate) for name, rate in measure(ways, rounds).items()}
+        for rival in list(found)[2:]:
+            yield {"what": what, "samples_per_s": found[""], "was": found["was"], "rival": rival,
+                   "rival_samples_per_s": found[rival]}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--json", action="store_true", help="print the rows")
+    arguments = parser.parse_args()
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:1])
+    found = list(rows(arguments.rounds))
+    if arguments.json:
+        print_json(found)
+        return
+    print_table(("", "samples/s", "one by one", "rival", "samples/s of it"), [
+        tuple(f"{cell:,}" if isinstance(cell, int) else str(cell) for cell in row.values()) for row in found])
+
+
+if __name__ == "__main__":
+    main()
