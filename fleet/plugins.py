@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import sys
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 from fleet.errors import UserError
@@ -27,6 +29,12 @@ def load_object(path: str, role: str) -> Any:
         return import_object(path, role, f"module:{role}")
     except InputError as error:
         raise UserError(" ".join(str(error).split())) from error  # the user's module may raise several lines
+
+
+def look_last_in(folder: Any) -> None:
+    """Find modules in a folder, too, where they were in a run; nothing where there is no such folder."""
+    if isinstance(folder, str) and folder and folder not in sys.path and Path(folder).is_dir():
+        sys.path.append(folder)
 
 
 def find_policy(name: str) -> Policy:

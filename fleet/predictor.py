@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from itertools import groupby
 from pathlib import Path
 from typing import Literal
@@ -12,6 +14,7 @@ import numpy as np
 
 from fleet.engines.registry import join_exports
 from fleet.errors import UserError
+from fleet.plugins import look_last_in
 from fleet.prediction.ensembles import GREEDY, Candidate, chosen, fed_alike, top
 from fleet.prediction.sample_file import read_columns, read_sample
 from fleet.spec import Spec, load
@@ -214,6 +217,9 @@ def spec_of(paths: RunPaths) -> Spec:
     """
     if not paths.spec.is_file():
         raise UserError(f"{paths.root} has no {paths.spec.name}: it is no run")
+    for note in paths.models.glob("*/best.json"):  # of engines whose exports take the code of their modules
+        with suppress(OSError, ValueError, AttributeError):
+            look_last_in(json.loads(note.read_text(encoding="utf-8")).get("beside"))
     return load(str(paths.spec))
 
 

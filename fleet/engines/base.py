@@ -10,7 +10,7 @@ import itertools
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, SupportsFloat, runtime_checkable
 
@@ -135,6 +135,7 @@ class Setup:
         deterministic: whether the same steps are to give the same numbers, bit for bit.
         slot: of the GPU.
         folder: of the run, where ranks can meet by files.
+        transforms: what is done to the samples of each feed before, for notes on what networks take.
         pin: registers memory with the GPU's driver, for good; memory from which an engine copies to it again and again.
     """
 
@@ -146,6 +147,7 @@ class Setup:
     deterministic: bool = False
     slot: Slot = Slot()  # noqa: RUF009 - frozen
     folder: Path = Path()
+    transforms: Mapping[str, Sequence[Any]] = field(default_factory=dict)
     pin: Callable[[Any], object] = lambda memory: None
 
 

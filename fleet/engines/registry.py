@@ -41,7 +41,8 @@ def make_engine(spec: Spec, sample: SampleSpec, rates: RateTable | None, index: 
     engine = _function(spec.engine, spec.engine.make)(Setup(
         sample, spec.resources, rates, index, trainers,
         deterministic=any(network.train.deterministic for network in spec.networks), slot=slot,
-        folder=Path(spec.output), pin=pin))
+        folder=Path(spec.output), pin=pin,
+        transforms={feed: data.transforms for feed, data in spec.feeds.items()}))
     if missing := [name for name in ("exchange_name", "build") if not hasattr(engine, name)]:
         raise UserError(f"resources.engine: {spec.resources.engine} makes a {type(engine).__name__}, which has no "
                         f"{' and no '.join(missing)}: it should make an engine, as in fleet.engines.base")
@@ -133,5 +134,11 @@ def _function(engine: EngineInfo, found: str | Callable[..., Any]) -> Callable[.
     if not found.startswith("."):
         return load_object(found, "engine")
     module, _, name = found.partition(":")
-    with without_collecting(), as_if_missing(*engine.unwanted):
-        return getattr(import_module(module, "fleet.engines"), name)
+    try:
+        with without_collecting(), as_if_missing(*engine.unwanted):
+            return getattr(import_module(module, "fleet.engines"), name)
+    except ModuleNotFoundError as error:
+        if not engine.extra:
+            raise
+        raise ModuleNotFoundError(f"{error}; the {engine.name} engine wants what pip install "
+                                  f"'fleet-ensemble[{engine.extra}]' brings", name=error.name) from error

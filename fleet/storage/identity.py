@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -81,7 +82,8 @@ def trial_identity(network: NetworkSpec, spec: Spec, sample: SampleSpec, beside:
     return _hash({"identity": identity(network, spec, sample), "gpus": [network.min_gpus, network.max_gpus],
                   "build_timeout": network.train.build_timeout,
                   "code": code_of(network.architecture.target, beside), **({"engine": engine} if engine else {}),
-                  **({"start": checksum_of(Path(start.file))} if start else {})})
+                  # A file that is not there now may be there next time, or not be needed.
+                  **({"start": checksum_of(Path(start.file)) or uuid.uuid4().hex} if start else {})})
 
 
 def checksum_of(file: Path) -> str:

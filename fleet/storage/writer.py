@@ -85,7 +85,7 @@ class CheckpointWriter:
 
         Args:
             converge: what makes an epoch the best.
-            write: puts a network of these arrays into a file.
+            write: puts a network of these arrays into a file, and perhaps a note into a ``.json`` file beside it.
 
         Returns:
             Why it is not the best epoch's, where it is not.
@@ -107,15 +107,20 @@ class CheckpointWriter:
             write_state(best, found.state, fence=self.fence(name))
         self._quota.make_room(exported, found.state.size)
         fresh = exported.with_name(f".{os.getpid()}.tmp.fresh{exported.suffix}")
+        note = fresh.with_suffix(".json")  # which some engines write beside it
         try:
             self._write_fresh(found.state.arrays, fresh, write)
             is_written = fresh.exists()
+            if note.exists():
+                replace_by(exported.with_suffix(".json"), lambda target: os.replace(note, target),
+                           check=permission(self.fence(name), best))
             replace_by(exported, lambda target: os.replace(fresh, target) if is_written else None,
                        check=permission(self.fence(name), best))
             if is_written:
                 note_export(self._paths, name, found.state, self.fence(name))
         finally:
             fresh.unlink(missing_ok=True)
+            note.unlink(missing_ok=True)
         with storing(self._paths.previous(name)):  # nobody goes on from there any more
             self._paths.previous(name).unlink(missing_ok=True)
         return found.damage

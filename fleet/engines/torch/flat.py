@@ -110,6 +110,7 @@ class Flat:
 
 def tensor_of(array: np.ndarray) -> torch.Tensor:
     """A tensor of the same memory, where that is possible."""
+    array = np.asarray(array)  # a number of a checkpoint is none
     return torch.from_numpy(array if array.flags.writeable else array.copy())
 
 

@@ -7,10 +7,10 @@ part with zeros.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import torch
@@ -19,12 +19,14 @@ from torch import Tensor, nn
 from fleet.comm.base import Group
 from fleet.engines.base import Arrays, Sums
 from fleet.engines.torch.exchange import Exchange, NoExchange
+from fleet.engines.torch.export import load, write
 from fleet.engines.torch.flat import Flat, copied, tensor_of
 from fleet.engines.torch.losses import LossFunctions
 from fleet.engines.torch.memory import kept_bytes
 from fleet.engines.torch.metrics import MetricSet
 from fleet.engines.torch.models import parameters_in
 from fleet.engines.torch.optimizer import Updates
+from fleet.engines.torch.start import begin_with
 from fleet.errors import CheckpointError, ModelError
 from preprocess.sample import SampleSpec
 
@@ -47,16 +49,17 @@ class TorchNetwork:
         exchange_of: makes the exchange of a group; a network may go from one group to another.
         seed: of all that is random in steps.
         is_mixed: compute with bfloat16 where that is safe.
+        note: what stands beside its weights when it is exported.
     """
 
     def __init__(self, module: nn.Module, flat: Flat, updates: Updates, sample: SampleSpec, dtype: torch.dtype,
                  measures: Measures, exchange_of: Callable[[Group], Exchange], group: Group, seed: int,
-                 is_mixed: bool) -> None:
+                 is_mixed: bool, note: Callable[[], Mapping[str, Any]]) -> None:
         self.module, self._flat, self._updates, self._sample = module, flat, updates, sample
         self._inputs = Inputs(sample, dtype, flat.weights.device)
         self._measures, self._exchange_of, self._exchange = measures, exchange_of, exchange_of(group)
         self._seed, self._is_mixed, self._is_new = seed, is_mixed, True
-        self._device = flat.weights.device
+        self._device, self._note_of = flat.weights.device, note
         module.train()
 
     # ---- what the trainer calls ----
@@ -155,8 +158,14 @@ class TorchNetwork:
         return {**{f"model/{name}": one for name, one in self.module.state_dict().items()},
                 **{f"optimizer/{name}": one for name, one in self._updates.tensors().items()}}
 
+    def begin_with(self, file: Path, skip: Sequence[str]) -> None:  # noqa: D102 - Starting says it
+        begin_with(self.module, file, skip)
+
     def export(self, arrays: Arrays, path: Path) -> None:
-        """Nothing is written for use without FLEET; the weights are in the checkpoint, by the module's own names."""
+        """Write the weights as safetensors, by the module's own names, and a note on how it is built around them."""
+        self.load(arrays)
+        with self.judging():
+            write(copied(self.module.state_dict()), self._note_of(), path)
 
     def count_parameters(self) -> int:  # noqa: D102 - Examinable says it
         return parameters_in(self.module)
@@ -164,9 +173,20 @@ class TorchNetwork:
     def row_bytes(self) -> int | None:  # noqa: D102
         return kept_bytes(self.module, self._inputs.shape, self._inputs.dtype)
 
-    def try_export(self, folder: Path) -> str:
-        """There is nothing to try."""
-        return ""
+    def try_export(self, folder: Path) -> str:  # noqa: D102
+        path = folder / "best.safetensors"
+        self.export(self.state(), path)
+        loaded, note = load(path)
+        images = np.random.default_rng(0).uniform(0, 255, (2, *self._sample.image.shape)).astype(
+            self._sample.image.dtype)
+        with self.judging():
+            mine, theirs = self._outputs(images).cpu(), loaded(torch.from_numpy(images))
+        if not torch.allclose(mine, theirs, rtol=(near := 5e-2 if self._is_mixed else 1e-3),
+                              atol=near * max(1.0, float(mine.abs().max())), equal_nan=True):
+            raise ModelError("best.safetensors gives other outputs than the network: the module holds something that "
+                             "is neither a parameter nor a buffer (register_buffer), and its function does not make it "
+                             "again")
+        return f"loading best.safetensors takes the module {note['build'].partition(':')[0]}" if "build" in note else ""
 
     def check_learns(self, images: np.ndarray, targets: np.ndarray) -> None:  # noqa: D102 - Learning says it
         wanted = torch.from_numpy(np.array(targets)).to(self._device)

@@ -10,9 +10,10 @@ import yaml
 from fleet.domain.network import State
 from fleet.errors import StorageError, UserError
 from fleet.runtime.admission import Admission
+from fleet.runtime.changes import Wishes
 from fleet.runtime.outside.mailbox import Mailbox
 from fleet.storage.checkpoint import write_state
-from fleet.storage.identity import identity
+from fleet.storage.identity import checksum_of, identity
 from fleet.storage.lease import Lease, Process, Times
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import Results
@@ -351,3 +352,15 @@ def test_a_network_that_is_added_is_judged_by_what_the_others_are(asking):
         admission.given({"family": "softmax", "name": "c", "train": {"loss": "mae"}})
     assert [one.name for one in admission.given({"family": "softmax", "name": "c", "train": {"loss": "huber"}})[2]] == [
         "c"]
+
+
+def test_a_replay_from_a_file_that_is_another_by_now_is_refused(asking, tmp_path):
+    file = tmp_path / "first.keras"
+    file.write_bytes(b"weights")
+    asking.content["train"]["start"] = str(file)
+    asking.leave_checkpoint(epochs=(record(1, start=checksum_of(file)),))
+    replay(asking)
+    file.write_bytes(b"others")
+    assert "with whose weights a began there, has changed since" in asking.refused(
+        replay=str(asking.run.root), only="a")
+    asking(replay=str(asking.run.root), only="a", wishes=Wishes(accepts_changes=True))

@@ -75,7 +75,8 @@ def test_every_key_has_help(key):
     "models.train.optimizer.name": OPTIMIZERS, "train.batch.when_scaled": ["fixed", "per_gpu"],
     "train.converge.monitor": ["val_accuracy", "val_loss", "accuracy", "loss"],
     "train.precision": ["float32", "mixed_float16", "mixed_bfloat16"], "schedule.policy": POLICIES,
-    "resources.engine": ["keras", "numpy", "emulated"], "resources.exchange": ["auto", "horovod", "mpi"],
+    "resources.engine": ["keras", "torch", "numpy", "emulated"],
+    "resources.exchange": ["auto", "horovod", "mpi", "torch"],
     "resources.preprocessors": ["auto"], "resources.gpus_per_node": ["auto"], "checkpoint.keep": ["best+last", "last"],
     "data.transforms.decode.mode": ["RGB", "L"],
 }.items())

@@ -1,0 +1,59 @@
+"""Beginning with weights of a ``.safetensors`` file, by the module's own names, and keeping some as they are."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file
+from torch import nn
+from torch.nn.modules.batchnorm import _NormBase
+
+from fleet.engines.start import meeting, taken
+from fleet.errors import SettingError
+from fleet.spec.model import one_line
+
+
+def begin_with(module: nn.Module, file: Path, skip: Sequence[str]) -> None:
+    """See :meth:`fleet.engines.base.Starting.begin_with`."""
+    found = _read(file)
+    state = module.state_dict()
+    places = {state[name].data_ptr() for name in state.keys() & found.keys() if state[name].numel()}
+    # What a file may lack: counts that nobody needs, and a second name of a weight, which safetensors leaves out.
+    own = {name: one for name, one in state.items() if name in found or not (
+        name.rpartition(".")[2] == "num_batches_tracked" or one.data_ptr() in places)}
+    mine, theirs = ({name: one.shape for name, one in of.items()} for of in (own, found))
+    with torch.no_grad():
+        for name in taken(str(file), mine, theirs, skip):
+            own[name].copy_(found[name])
+
+
+def freeze(module: nn.Module, patterns: Sequence[str]) -> None:
+    """Have training leave the weights as they are whose names patterns meet.
+
+    A batch normalisation whose statistics are among them does in training what it does afterwards.
+
+    Raises:
+        SettingError: a pattern meets nothing, or nothing is left to train.
+    """
+    frozen = meeting(patterns, module.state_dict(), "freeze")
+    for name, one in module.named_parameters(remove_duplicate=False):
+        if name in frozen:
+            one.requires_grad_(False)
+    for name in frozen:
+        owner = module.get_submodule(name.rpartition(".")[0])
+        if isinstance(owner, _NormBase) and name.rpartition(".")[2] in dict(owner.named_buffers(recurse=False)):
+            owner.eval()
+            owner.train = lambda mode=True, owner=owner: owner  # it stays so
+    if not any(one.requires_grad for one in module.parameters()):
+        raise SettingError("all weights are frozen, so that nothing is left to train", "train", "start", "freeze")
+
+
+def _read(file: Path) -> dict[str, torch.Tensor]:
+    try:
+        return load_file(file)
+    except (OSError, SafetensorError) as error:
+        raise SettingError(f"{file} cannot be read as safetensors: {one_line(error)}; safetensors.torch.save_file "
+                           "writes such a file of a state_dict", "train", "start", "file") from error

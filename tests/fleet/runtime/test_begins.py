@@ -1,0 +1,64 @@
+"""A network that begins with weights of a file: what its history says, and what goes on without the file."""
+
+import numpy as np
+import pytest
+import yaml
+
+from fleet.engines.softmax import NumpyEngine, SoftmaxRegression
+from fleet.errors import ExitStatus, SettingError
+from fleet.spec.engines import EngineInfo, Known
+from fleet.storage.checkpoint import newest, read_history
+from fleet.storage.identity import checksum_of
+from tests.fleet.runtime.runs import launch
+
+pytestmark = pytest.mark.usefixtures("quick")
+
+
+class Beginning(SoftmaxRegression):
+    def begin_with(self, file, skip):
+        if not file.is_file():
+            raise SettingError(f"{file} is not there", "train", "start", "file")
+        self._weights = np.load(file)
+
+
+class BeginningEngine(NumpyEngine):
+    def build(self, network, group):
+        plain = super().build(network, group)
+        return Beginning(network, group, plain._sample, plain._weights)
+
+
+ENGINE = EngineInfo("beginning", lambda setup: BeginningEngine(setup.sample), knows=Known(starts=True))
+
+
+def spec(tmp_path, **train):
+    path = tmp_path / "spec.yaml"
+    path.write_text(yaml.safe_dump({
+        "output": str(tmp_path / "run"),
+        "data": {"source": "tests.sources:numbered", "path": "40", "transforms": ["scale"]},
+        "models": [{"family": "softmax", "name": "a"}],
+        "train": {"start": "first.npy", "batch": {"size": 4}, "optimizer": {"learning_rate": 1e-9},
+                  "converge": {"max_epochs": 3}, **train},
+        "schedule": {"policy": "global"}, "resources": {"engine": f"{__name__}:ENGINE", "preprocessors": 0}}))
+    return path
+
+
+def test_the_history_says_of_which_file_and_what_goes_on_needs_none(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path, file = spec(tmp_path), tmp_path / "first.npy"
+    status, prepared = launch(path, 1)
+    assert status is ExitStatus.NETWORK_FAILED
+    assert "first.npy is not there" in prepared.paths.failure("a").read_text()
+    np.save(file, np.full((17, 3), 0.25))
+    before = checksum_of(file)
+    launches = []
+    status = ExitStatus.RESUMABLE
+    while status is ExitStatus.RESUMABLE:  # the network is tried again
+        status, prepared = launch(path, 1, after=25 * (len(launches) + 1))
+        launches.append(status)
+        if read_history(prepared.paths.history("a")):
+            file.unlink(missing_ok=True)
+    assert (status, len(launches) > 1, file.exists()) == (ExitStatus.OK, True, False)
+    state = newest(prepared.paths, "a").state
+    assert state.arrays["weights"] == pytest.approx(0.25, abs=1e-6)
+    assert [one.start for one in state.history] == [before, "", ""] == [
+        one.start for one in read_history(prepared.paths.history("a"))]
