@@ -18,18 +18,9 @@ from fleet.arguments import positive, share
 from fleet.commands.options import add_json, add_law_parameters, law_of
 from fleet.commands.show import show
 from fleet.terminal import bar, print_table
+from scheduler.reservation import requests as asking
 from scheduler.reservation.laws import LAWS, Discrete, discretise, empirical
 from scheduler.reservation.log import read_runs, read_table
-from scheduler.reservation.requests import (
-    FEWEST_RUNS,
-    MOST_EXACT,
-    RequestSequence,
-    expected_makespan,
-    makespan_by_count,
-    requests_after,
-    requests_from_runs,
-    too_few,
-)
 
 PLOT_UP_TO = 2000  # values of a law: the costs by number of requests take time quadratic in them
 
@@ -54,7 +45,7 @@ def run(args: argparse.Namespace) -> None:
     remaining = known.beyond(max(args.failed, default=0.0))
     if few or remaining is None:
         _say_why(remaining)
-    single = best.expected_makespan if remaining is None else expected_makespan(
+    single = best.expected_makespan if remaining is None else asking.expected_makespan(
         remaining, [remaining.longest], args.backfill_rate, sum(args.failed))
     # By how much the expected makespan may be above the least, as a share of it: hardly ever.
     bound = {"error_bound": best.excess} if best.excess else {}
@@ -64,26 +55,26 @@ def run(args: argparse.Namespace) -> None:
         _print_costs(remaining, args.backfill_rate, len(best.requests) + 2)
 
 
-def _best(args: argparse.Namespace) -> tuple[Discrete, RequestSequence, bool]:
+def _best(args: argparse.Namespace) -> tuple[Discrete, asking.RequestSequence, bool]:
     """The run times that are known, the best requests, and whether too few runs are known to learn from."""
     law = law_of(args)
     if args.log is not None:
         runs = read_runs(args.log)
         known = empirical(runs)
-        if too_few(runs):
-            return known, requests_from_runs(runs, args.failed, args.backfill_rate), True
-        return known, requests_after(known, args.failed, args.backfill_rate), False
+        if asking.too_few(runs):
+            return known, asking.requests_from_runs(runs, args.failed, args.backfill_rate), True
+        return known, asking.requests_after(known, args.failed, args.backfill_rate), False
     known = read_table(args.table) if law is None else discretise(law, args.points)
-    return known, requests_after(known, args.failed, args.backfill_rate), False
+    return known, asking.requests_after(known, args.failed, args.backfill_rate), False
 
 
 def _say_why(remaining: Discrete | None) -> None:
     why = ("the job has outlived every run time known" if remaining is None
-           else f"fewer than {FEWEST_RUNS} past runs are too few to learn from")
+           else f"fewer than {asking.FEWEST_RUNS} past runs are too few to learn from")
     print(f"fleet reserve: {why}: asking for twice the longest time known", file=sys.stderr)
 
 
-def _print(best: RequestSequence, single: float, remaining: Discrete | None) -> None:
+def _print(best: asking.RequestSequence, single: float, remaining: Discrete | None) -> None:
     rows, tried = [], 0.0
     for number, request in enumerate(best.requests, 1):
         needed = 1.0 if remaining is None else float(remaining.probabilities[remaining.values > tried].sum())
@@ -94,15 +85,15 @@ def _print(best: RequestSequence, single: float, remaining: Discrete | None) -> 
     print(f"expected makespan {best.expected_makespan:.6g}; asking once for the longest run time known: "
           f"{single:.6g}" + (f" ({saved:.1%} saved)" if saved > 0 else ""))
     if best.excess:
-        print(f"The run times were rounded up to {MOST_EXACT} values for this: no sequence has an expected makespan "
-              f"more than {best.excess:.2%} lower.")
+        print(f"The run times were rounded up to {asking.MOST_EXACT} values for this: no sequence has an expected "
+              f"makespan more than {best.excess:.2%} lower.")
 
 
 def _print_costs(law: Discrete, backfill_rate: float, most: int) -> None:
     """The cost against the number of requests."""
     if len(law.values) > PLOT_UP_TO:
         return
-    costs = makespan_by_count(law, backfill_rate, most)
+    costs = asking.makespan_by_count(law, backfill_rate, most)
     print_table(["requests", "expected makespan", ""],
                 [[number, f"{cost:.6g}", bar(cost, max(costs), width=40)]
                  for number, cost in enumerate(costs, 1)])

@@ -26,24 +26,9 @@ from fleet.domain.network import EpochRecord
 from fleet.domain.record import Kind
 from fleet.domain.run import RunState
 from fleet.errors import ExitStatus, StorageError, UserError
+from fleet.jobs import harvested as book
 from fleet.jobs.backlog import Cancel, Harvested, Limits, Order, Submit, decide, is_given_up
 from fleet.jobs.chain import Stop
-from fleet.jobs.harvested import (
-    Asked,
-    Ended,
-    Over,
-    Past,
-    TakenBack,
-    fruitless,
-    is_called_off,
-    lost,
-    newest_of_jobs,
-    note,
-    noted_of,
-    over_of,
-    passed,
-    past_of,
-)
 from fleet.jobs.making_room import begin_later
 from fleet.jobs.notes import Begun, HandedIn
 from fleet.jobs.room import await_room, keep_last_room, pause, refusal, say
@@ -119,7 +104,7 @@ class Plan:
     def ask(self) -> None:
         """Its user asks for it, again or for the first time."""
         for run in self.runs:
-            note(run.paths, Asked())
+            book.note(run.paths, book.Asked())
 
     @staticmethod
     def read(path: Path) -> Plan:
@@ -242,7 +227,7 @@ class Backlog:
         idle = self._queue.idle_nodes()
         self._note_lost(found)
         jobs = [job for job in found if job.id not in {without, *self._leaving(found)}]
-        past = {run.job: past_of(run.paths, [job.id for job in jobs if job.runs]) for run in self._plan.runs}
+        past = {run.job: book.past_of(run.paths, [job.id for job in jobs if job.runs]) for run in self._plan.runs}
         gap_s = mean_gap_s([one for launches in past.values() for one in launches])
         taken = sum(job.nodes for job in jobs if not job.runs)
         runs = [look(run, [job for job in jobs if job.name == run.job], past[run.job], self._logs[run.job])
@@ -256,17 +241,17 @@ class Backlog:
 
     def _leaving(self, jobs: Sequence[QueuedJob]) -> set[str]:
         """The jobs that are there still, and whose launches are over."""
-        newest = {job: one for run in self._plan.runs for job, one in newest_of_jobs(run.paths).items()}
-        return {job.id for job in jobs if job.runs and isinstance(one := newest.get(job.id), Ended)
+        newest = {job: one for run in self._plan.runs for job, one in book.newest_of_jobs(run.paths).items()}
+        return {job.id for job in jobs if job.runs and isinstance(one := newest.get(job.id), book.Ended)
                 and one.status is not None}
 
     def _note_lost(self, jobs: Sequence[QueuedJob]) -> None:
         """Say of each launch that ended without a word that it did."""
         running, waiting = ({job.id for job in jobs if job.runs is runs} for runs in (True, False))
         for run in self._plan.runs:
-            for job, one in newest_of_jobs(run.paths).items():
+            for job, one in book.newest_of_jobs(run.paths).items():
                 if isinstance(one, Begun) and job not in running:
-                    note(run.paths, lost(job, job in waiting))
+                    book.note(run.paths, book.lost(job, job in waiting))
 
     def _note_over(self, runs: Sequence[Harvested], orders: Sequence[Order]) -> None:
         """Say of each run that has come to its end that it has, and why."""
@@ -275,9 +260,9 @@ class Backlog:
         there = {seen.name for seen in runs if seen.running or {job for job, _ in seen.queued} - taken_back} | coming
         for run, seen in zip(self._plan.runs, runs, strict=True):
             ends = seen.is_over or is_given_up(seen, self._plan.limits) or not there
-            if ends and seen.name not in there and over_of(run.paths) is None:
+            if ends and seen.name not in there and book.over_of(run.paths) is None:
                 is_complete = seen.is_over and not self._failed(run)
-                note(run.paths, Over(self._why_over(run, seen), "" if is_complete else self._plan.command))
+                book.note(run.paths, book.Over(self._why_over(run, seen), "" if is_complete else self._plan.command))
 
     def _failed(self, run: Run) -> int:
         """How many networks of a run have failed."""
@@ -290,7 +275,8 @@ class Backlog:
             return f"all networks are done, {failed} of them failed" if failed else "all networks are done"
         if seen.is_called_off:
             return "it was called off (--end)"
-        last = next((one.why for one in reversed(noted_of(run.paths)) if isinstance(one, Ended) and one.why), "")
+        ends = [one.why for one in book.noted_of(run.paths) if isinstance(one, book.Ended) and one.why]
+        last = ends[-1] if ends else ""
         because = last and f"; the last: {last}"
         if seen.fruitless >= self._plan.limits.fruitless:
             return f"{seen.fruitless} launches in a row finished no epoch{because}"
@@ -300,16 +286,16 @@ class Backlog:
 
     def _asked_for(self, job: str) -> int:
         """How many nodes a job was handed in for, where its batch system does not say."""
-        return next((one.nodes for run in self._plan.runs for one in noted_of(run.paths)
+        return next((one.nodes for run in self._plan.runs for one in book.noted_of(run.paths)
                      if isinstance(one, HandedIn) and one.job == job), 1)
 
     def _carry_out(self, order: Order, paths: RunPaths) -> None:
         match order:
             case Submit(nodes=nodes):
-                note(paths, HandedIn(self._queue.submit(paths.harvest_script(nodes), nodes), nodes))
+                book.note(paths, HandedIn(self._queue.submit(paths.harvest_script(nodes), nodes), nodes))
             case Cancel(job=job):
                 self._queue.cancel(job)
-                note(paths, TakenBack(job))
+                book.note(paths, book.TakenBack(job))
 
 
 class AskedLast(Backlog):
@@ -336,7 +322,7 @@ class AskedLast(Backlog):
         super().__init__(plan, BatchQueue(plan, self._system), environment)
 
 
-def mean_gap_s(past: Sequence[Past]) -> float:
+def mean_gap_s(past: Sequence[book.Past]) -> float:
     """How long nodes stay idle, in seconds: what launches lasted over how many were cut off, if gaps have no memory."""
     return (GAP_S + sum(one.seconds for one in past)) / (1 + sum(one.is_cut for one in past))
 
@@ -372,7 +358,7 @@ class Logs:
             self.run.apply(at, event, log)
 
 
-def look(run: Run, jobs: Sequence[QueuedJob], past: Sequence[Past], logs: Logs | None = None) -> Harvested:
+def look(run: Run, jobs: Sequence[QueuedJob], past: Sequence[book.Past], logs: Logs | None = None) -> Harvested:
     """A run, as its folder and its jobs show it.
 
     Args:
@@ -390,18 +376,19 @@ def look(run: Run, jobs: Sequence[QueuedJob], past: Sequence[Past], logs: Logs |
             if name in run.networks and name not in over and (
                 holder is None or not holder.job or holder.job in running)}
     by_job = Counter(holder.job for holder in held.values() if holder is not None)
-    ours = {one.job for one in noted_of(run.paths) if isinstance(one, HandedIn | Begun)}
+    ours = {one.job for one in book.noted_of(run.paths) if isinstance(one, HandedIn | Begun)}
     at_once = partial(_at_once, run, logs.start)
     rates = [record.samples / record.seconds for record in logs.records]
     return Harvested(
         run.job, waiting=len(set(run.networks) - over - held.keys()), held=len(held), per_node=at_once(1),
         rate=statistics.fmean(rates) if rates else None, left=_samples_left(run, over, logs),
-        start_s=statistics.median(logs.first_s) if logs.first_s else 0.0, fruitless=fruitless(past),
-        passed=passed(past), queued=tuple((job.id, job.nodes) for job in jobs if not job.runs), running=len(running),
+        start_s=statistics.median(logs.first_s) if logs.first_s else 0.0, fruitless=book.fruitless(past),
+        passed=book.passed(past), running=len(running),
+        queued=tuple((job.id, job.nodes) for job in jobs if not job.runs),
         nodes=sum(job.nodes for job in jobs if job.runs),
         spare=sum(max(0, at_once(max(1, job.nodes)) - by_job[job.id])
                   for job in jobs if job.runs and job.id in ours),
-        is_called_off=is_called_off(run.paths))
+        is_called_off=book.is_called_off(run.paths))
 
 
 def _at_once(run: Run, start: Started | None, nodes: int) -> int:
@@ -459,10 +446,10 @@ class HarvestJob:
         if (refused := self._await_room()) is not None:
             return self._give_up(refused, ExitStatus.CAN_PASS)
         keep_last_room(self._paths.last_room)
-        if isinstance(newest_of_jobs(self._paths).get(self._job), Begun):  # the batch system has put it back
-            self._note(lost(self._job, is_back=True))
+        if isinstance(book.newest_of_jobs(self._paths).get(self._job), Begun):  # the batch system has put it back
+            self._note(book.lost(self._job, is_back=True))
         if not self._finds_work():
-            self._note(Ended(self._job, int(ExitStatus.OK), why="it would have found no network to train"))
+            self._note(book.Ended(self._job, int(ExitStatus.OK), why="it would have found no network to train"))
             self._end()
             return int(ExitStatus.OK)
         before = log_mark(self._paths.events)
@@ -471,7 +458,7 @@ class HarvestJob:
         try:
             ended = self._warned.run(command, _EVERY_S, self._top_up)
         except UserError as error:
-            self._note(Ended(self._job, int(ExitStatus.BAD_INPUT), why=str(error)))
+            self._note(book.Ended(self._job, int(ExitStatus.BAD_INPUT), why=str(error)))
             self._end()
             raise
         status, warning = launch_status(ended, self._paths.events, before), self._warned.warning
@@ -482,7 +469,7 @@ class HarvestJob:
             status = int(ExitStatus.CAN_PASS)
         if (refused := self._await_room()) is not None:
             return self._give_up(refused, status, warning)
-        self._note(Ended(self._job, status, warning, why))
+        self._note(book.Ended(self._job, status, warning, why))
         self._rest(status)
         self._end()  # perhaps all others are ended at this moment, and nobody else is left to do it
         return status
@@ -493,15 +480,15 @@ class HarvestJob:
     def _note(self, what: Kind) -> None:
         """Add a line; a disk that fills up just now is waited for."""
         try:
-            note(self._paths, what)
+            book.note(self._paths, what)
         except StorageError as error:
             if not error.may_pass or self._await_room() is not None:
                 raise
-            note(self._paths, what)
+            book.note(self._paths, what)
 
     def _rest(self, status: int) -> None:
         """Wait the longer the more launches in a row were ended by what may pass, and finished no epoch."""
-        if status == ExitStatus.CAN_PASS and (count := passed(past_of(self._paths))):
+        if status == ExitStatus.CAN_PASS and (count := book.passed(book.past_of(self._paths))):
             pause(min(_MOST_REST_S, _REST_S * 2 ** (count - 1)), lambda: self._warned.is_signalled)
 
     def _give_up(self, refused: StorageError, status: int, warning: str = "") -> int:
@@ -509,13 +496,13 @@ class HarvestJob:
 
         The last of several jobs that come to it says that the harvest is over.
         """
-        over = Over(f"files cannot be written: {refused}", self._backlog.command)
+        over = book.Over(f"files cannot be written: {refused}", self._backlog.command)
         with suppress(OSError):
             self._paths.last_room.unlink(missing_ok=True)
         with suppress(StorageError):
-            note(self._paths, Ended(self._job, int(status), warning, str(refused)))
-            if not any(isinstance(one, Begun) for one in newest_of_jobs(self._paths).values()):
-                note(self._paths, over)
+            book.note(self._paths, book.Ended(self._job, int(status), warning, str(refused)))
+            if not any(isinstance(one, Begun) for one in book.newest_of_jobs(self._paths).values()):
+                book.note(self._paths, over)
         say(str(over))
         return int(status)
 
@@ -544,10 +531,10 @@ class HarvestJob:
                 return
             if self._warned.is_signalled or time.monotonic() >= until:
                 with suppress(StorageError):
-                    note(self._paths, Over(f"its last launch could hand in no further job: {problem}",
+                    book.note(self._paths, book.Over(f"its last launch could hand in no further job: {problem}",
                                            self._backlog.command))
                 break
             pause(pause_s, lambda: self._warned.is_signalled)
             pause_s *= 2
-        if (over := over_of(self._paths)) is not None:
+        if (over := book.over_of(self._paths)) is not None:
             say(str(over))

@@ -12,15 +12,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
 
-from fleet.domain.events import (
-    EpochEnded,
-    Event,
-    NetworkFinished,
-    NetworkJudged,
-    Searched,
-    SearcherBegan,
-    SearchFailed,
-)
+from fleet.domain import events as ev
 from fleet.domain.events.search import USER
 from fleet.domain.network import EpochRecord, Standing, judged_loss
 from fleet.domain.objectives import come_to
@@ -96,7 +88,7 @@ def _mode(network: NetworkSpec) -> Mode:
 class Note:
     """Log an event."""
 
-    event: Event
+    event: ev.Event
 
 
 @dataclass(frozen=True)
@@ -297,7 +289,7 @@ class Mind:
 
     # ---- earlier launches ----
 
-    def restore(self, log: Iterable[Event], standings: Mapping[str, Standing]) -> list[Decision]:
+    def restore(self, log: Iterable[ev.Event], standings: Mapping[str, Standing]) -> list[Decision]:
         """Take up what earlier launches have logged, and what they did not come to.
 
         Args:
@@ -309,10 +301,10 @@ class Mind:
         """
         log = list(log)
         for event in log:
-            if isinstance(event, NetworkFinished):
+            if isinstance(event, ev.NetworkFinished):
                 self._finished.add(event.network)
                 self._last.add((event.network, event.epochs))
-            elif isinstance(event, NetworkJudged) and event.verdict == Verdict.STOP:
+            elif isinstance(event, ev.NetworkJudged) and event.verdict == Verdict.STOP:
                 self._finished.discard(event.network)
         done = {name: len(standing.history) for name, standing in standings.items() if standing.is_finished}
         self._finished |= done.keys()
@@ -320,7 +312,7 @@ class Mind:
         judged, went_on = None, set[str]()  # the last line, if it is a judgement, and who has gone on in that moment
         for event in log:
             self._recall(event)
-            judged = event if isinstance(event, NetworkJudged) else None
+            judged = event if isinstance(event, ev.NetworkJudged) else None
             if judged is None or not judged.left:
                 went_on = set()
             elif judged.verdict == Verdict.GO_ON:
@@ -334,34 +326,34 @@ class Mind:
             self._settle(went_on)
         return self._taken()
 
-    def _recall(self, event: Event) -> None:
+    def _recall(self, event: ev.Event) -> None:
         match event:
-            case Searched() if event.entry in self._talks:
+            case ev.Searched() if event.entry in self._talks:
                 follows = self._talks[event.entry].take(as_call(event), event.answer, event.wrong)
                 if isinstance(follows, Asked):
                     self._add(event.entry, follows)
                     self._lives[event.network].end = End.FAILED if follows.wrong else None
                 elif isinstance(follows, Resumed):
                     self._lives[self._entries[event.entry].network(follows.number)].is_resumed = True
-            case SearcherBegan() if event.entry in self._talks:
+            case ev.SearcherBegan() if event.entry in self._talks:
                 before = self._objectives.get(event.entry)
                 self._objectives[event.entry] = event.settings["objectives"]
                 if event.is_another:
                     self._change(event, before == event.settings["objectives"])
-            case EpochEnded() if event.network in self._lives and (
+            case ev.EpochEnded() if event.network in self._lives and (
                     self._lives[event.network].end is None or event.network in self._finished):
                 life = self._lives[event.network]
                 is_done = (event.network, event.record.epoch) in self._last
                 if self._count(life, event.record, is_done) and life.entry:
                     self._talks[life.entry].report(life.number, event.record.epoch, life.values[-1])
-            case NetworkFinished() if event.network in self._lives:
+            case ev.NetworkFinished() if event.network in self._lives:
                 self._lives[event.network].end = None  # also if it was dropped in its last epoch
                 self._untold.pop(event.network, None)
                 self._recall_judged(self._lives[event.network], Verdict.GO_ON, (), event.epochs)
-            case NetworkJudged() if event.network in self._lives:
+            case ev.NetworkJudged() if event.network in self._lives:
                 self._recall_judged(self._lives[event.network], Verdict(event.verdict), event.by, event.epochs)
 
-    def _change(self, began: SearcherBegan, judges_alike: bool) -> None:
+    def _change(self, began: ev.SearcherBegan, judges_alike: bool) -> None:
         """Another searcher has taken over: what the one before it has paused goes on."""
         lives = [life for life in self._lives.values() if life.entry == began.entry]
         for life in lives:
@@ -512,7 +504,7 @@ class Mind:
         if talk.failure:
             return
         talk.fail(reason)
-        self._note(SearchFailed(entry, reason))
+        self._note(ev.SearchFailed(entry, reason))
         for name in sorted(self._awaited, key=natural):
             if self._lives[name].entry == entry:
                 self._await_or_resolve(self._lives[name])
@@ -563,7 +555,7 @@ class Mind:
             self._judged(life, Verdict.GO_ON, (holder,), left)
 
     def _judged(self, life: Life, verdict: Verdict, by: tuple[str, ...], left: int = 0) -> None:
-        self._note(NetworkJudged(life.name, life.judged, verdict.value, by, left))
+        self._note(ev.NetworkJudged(life.name, life.judged, verdict.value, by, left))
         self._decided.append(Ruling(life.name, verdict, by))
 
     # ---- decide ----
@@ -685,7 +677,7 @@ class Mind:
     def _known_best(self, life: Life) -> float | None:
         return life.best if math.isfinite(life.best) else None
 
-    def _note(self, event: Event) -> None:
+    def _note(self, event: ev.Event) -> None:
         self._decided.append(Note(event))
 
 

@@ -20,17 +20,7 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
-from fleet.domain.network import (
-    EpochRecord,
-    Judged,
-    Outcome,
-    Standing,
-    State,
-    convergence,
-    has_diverged,
-    reason_now,
-    stream_epochs,
-)
+from fleet.domain import network as net
 from fleet.domain.record import as_json
 from fleet.errors import UserError
 from fleet.spec import NetworkSpec, Spec
@@ -178,7 +168,7 @@ class Results:
     samples: int
     parameters: dict[str, int] = field(default_factory=dict)
     tried: Callable[[NetworkSpec], str] = lambda network: ""
-    standings: dict[str, Standing] = field(default_factory=dict)
+    standings: dict[str, net.Standing] = field(default_factory=dict)
     bad: dict[str, str] = field(default_factory=dict)
     damaged: dict[str, str] = field(default_factory=dict)
     check: Callable[[], None] = lambda: None
@@ -187,7 +177,7 @@ class Results:
     pacing: Pacing = field(default_factory=Pacing)
     _changes: int = 0  # since the table was written
     # Of each network as it was last: what its row comes from, the row, and its line. There may be thousands.
-    _rows: dict[str, tuple[Standing, int | None, NetworkResult]] = field(default_factory=dict)
+    _rows: dict[str, tuple[net.Standing, int | None, NetworkResult]] = field(default_factory=dict)
     _lines: dict[str, tuple[NetworkResult, _Columns, str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -205,17 +195,17 @@ class Results:
         if parameters is not None:
             self.parameters[network.name] = parameters
 
-    def standing(self, name: str) -> Standing:
+    def standing(self, name: str) -> net.Standing:
         """How far a network is."""
-        return self.standings.get(name, Standing())
+        return self.standings.get(name, net.Standing())
 
-    def keep(self, name: str, standing: Standing) -> None:
+    def keep(self, name: str, standing: net.Standing) -> None:
         """Write down how far a network is now."""
         patiently(lambda: self._note(name, standing))
         self.standings[name] = standing
         self._changed()
 
-    def _note(self, name: str, standing: Standing) -> None:
+    def _note(self, name: str, standing: net.Standing) -> None:
         """Write what is in files of its own."""
         before, outcome = self.standing(name).outcome, standing.outcome
         if standing.tested is not None:
@@ -228,7 +218,7 @@ class Results:
                 with storing(self.paths.failure(name)):  # of an earlier launch
                     self.paths.failure(name).unlink(missing_ok=True)
 
-    def hear(self, name: str, standing: Standing) -> None:
+    def hear(self, name: str, standing: net.Standing) -> None:
         """Another launch has brought a network so far."""
         self.standings[name] = standing
         self._changes += 1
@@ -272,10 +262,10 @@ class Results:
             self._rows[name] = before = (standing, parameters, self._row(network, standing, parameters))
         return before[2]
 
-    def _row(self, network: NetworkSpec, standing: Standing, parameters: int | None) -> NetworkResult:
+    def _row(self, network: NetworkSpec, standing: net.Standing, parameters: int | None) -> NetworkResult:
         name = network.name
         history, outcome = standing.history, standing.outcome
-        best = convergence(history, network.train.converge).best_epoch
+        best = net.convergence(history, network.train.converge).best_epoch
         record = history[best - 1] if best else None
         if outcome is not None:
             status = (Status.FAILED if outcome.is_failure else Status.PRUNED if outcome.is_pruned else Status.FINISHED)
@@ -286,7 +276,7 @@ class Results:
         nan = math.nan
         loss, accuracy, val_loss, val_accuracy = (nan, nan, nan, nan) if record is None else (
             record.loss, record.accuracy, record.val_loss, record.val_accuracy)
-        tested = standing.tested or Judged(nan, nan, 0)
+        tested = standing.tested or net.Judged(nan, nan, 0)
         return NetworkResult(
             name, status, "" if outcome is None else outcome.reason, parameters,
             len(history), best, loss, accuracy, val_loss, val_accuracy, tested.loss, tested.accuracy,
@@ -403,7 +393,7 @@ def _rank(row: NetworkResult, columns: Sequence[tuple[str, int]]) -> tuple:
     """What is less is better: what failed or diverged is behind all else, and what has no value behind the others."""
     values = [(sign, row.value(name)) for name, sign in columns]
     keys = [(1, 0.0) if math.isnan(value) else (0, -sign * value) for sign, value in values]
-    is_lost = row.status is Status.FAILED or has_diverged(row.loss) or has_diverged(row.val_loss)
+    is_lost = row.status is Status.FAILED or net.has_diverged(row.loss) or net.has_diverged(row.val_loss)
     return (is_lost, *keys, row.name)
 
 
@@ -417,7 +407,7 @@ def parameters_of(network: NetworkSpec, sample: SampleSpec) -> int | None:
         return None
 
 
-def recover(results: Results) -> dict[str, State]:
+def recover(results: Results) -> dict[str, net.State]:
     """Take up what earlier launches of a run have left: the records of all checkpoints, without arrays."""
     states = {}
     with suppress(UserError):  # there is no table yet, or it is damaged
@@ -431,21 +421,21 @@ def recover(results: Results) -> dict[str, State]:
     return states
 
 
-def take_up(results: Results, network: NetworkSpec) -> tuple[Standing, State | None]:
+def take_up(results: Results, network: NetworkSpec) -> tuple[net.Standing, net.State | None]:
     """How far another launch has brought a network, and whether it failed there; see :func:`look_up`."""
     standing, state = look_up(results, network)
     if (failure := _failure(results, network)) is not None:
-        standing = replace(standing, outcome=Outcome(failure, is_failure=True))
+        standing = replace(standing, outcome=net.Outcome(failure, is_failure=True))
     return standing, state
 
 
-def look_up(results: Results, network: NetworkSpec) -> tuple[Standing, State | None]:
+def look_up(results: Results, network: NetworkSpec) -> tuple[net.Standing, net.State | None]:
     """How far a network is by its newest whole checkpoint: its record, without arrays; None without one."""
     # What is damaged inside its arrays is found out when they are read; the trainer says so.
     found = newest(results.paths, network.name, with_arrays=False)
     state = found.state
     if state is None:
-        return Standing(), None
+        return net.Standing(), None
     # Judged anew, since the spec may now ask for more epochs than it did. A network that had converged, and was not
     # exported any more, or only before its newest epochs, is given to a group once again.
     reason = _reason(found, network)
@@ -458,8 +448,8 @@ def look_up(results: Results, network: NetworkSpec) -> tuple[Standing, State | N
     if reason and not state.position and is_kept and is_out and is_judged:
         if found.damage:
             results.damaged[network.name] = found.damage
-        return Standing(found.history, Outcome(reason), tested), state
-    return Standing(state.history), state
+        return net.Standing(found.history, net.Outcome(reason), tested), state
+    return net.Standing(state.history), state
 
 
 def _reason(found: CheckpointLookup, network: NetworkSpec) -> str:
@@ -468,9 +458,9 @@ def _reason(found: CheckpointLookup, network: NetworkSpec) -> str:
     # Of the epochs after the best one only a table tells, if its checkpoint is all that is left. It is enough as long
     # as nobody wants to go on from there, and that epoch is the best one still.
     is_table = state is not None and state.epoch < len(found.history)
-    if state is None or (is_table and state.epoch != convergence(found.history, converge).best_epoch):
+    if state is None or (is_table and state.epoch != net.convergence(found.history, converge).best_epoch):
         return ""
-    return reason_now(found.history, state.final, converge)
+    return net.reason_now(found.history, state.final, converge)
 
 
 def _failure(results: Results, network: NetworkSpec) -> str | None:
@@ -483,17 +473,17 @@ def _failure(results: Results, network: NetworkSpec) -> str | None:
         return None
 
 
-def write_tested(path: Path, test: str, history: Sequence[EpochRecord], tested: Judged) -> None:
+def write_tested(path: Path, test: str, history: Sequence[net.EpochRecord], tested: net.Judged) -> None:
     """Keep what a network came to.
 
     Args:
         test: which test data that was on.
         history: of the network.
     """
-    write_json(path, as_json({**dataclasses.asdict(tested), "test": test, "history": stream_epochs(history)}))
+    write_json(path, as_json({**dataclasses.asdict(tested), "test": test, "history": net.stream_epochs(history)}))
 
 
-def read_tested(path: Path, test: str, history: Sequence[EpochRecord]) -> Judged | None:
+def read_tested(path: Path, test: str, history: Sequence[net.EpochRecord]) -> net.Judged | None:
     """What a network came to; None where it was not judged yet, or had another history, or there was other test data.
 
     Args:
@@ -501,12 +491,12 @@ def read_tested(path: Path, test: str, history: Sequence[EpochRecord]) -> Judged
     """
     try:
         kept = json.loads(path.read_text(encoding="utf-8"))
-        if (kept["test"], kept["history"]) != (test, stream_epochs(history)):
+        if (kept["test"], kept["history"]) != (test, net.stream_epochs(history)):
             return None
         loss, accuracy = (math.nan if kept[name] is None else float(kept[name]) for name in ("loss", "accuracy"))
         metrics = {str(name): None if value is None else float(value)
                    for name, value in kept.get("metrics", {}).items()}
-        return Judged(loss, accuracy, int(kept["samples"]), metrics)
+        return net.Judged(loss, accuracy, int(kept["samples"]), metrics)
     except (OSError, ValueError, LookupError, TypeError):  # nobody can tell: it is judged again
         return None
 

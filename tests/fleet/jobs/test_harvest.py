@@ -11,7 +11,7 @@ from fleet.domain.events import EpochEnded, FirstStep, NetworkTaken
 from fleet.domain.network import Outcome, Standing
 from fleet.errors import ExitStatus, UserError
 from fleet.jobs import harvest, room
-from fleet.jobs import harvest as work
+from fleet.jobs import harvested as book
 from fleet.jobs.backlog import Limits
 from fleet.jobs.notes import CalledOff
 from fleet.spec import parse
@@ -51,76 +51,76 @@ class Queue:
 
 @pytest.fixture
 def run(tmp_path):
-    return work.Run("fleet-1", tmp_path / "run", ("a", "b", "c"), per_node=1)
+    return harvest.Run("fleet-1", tmp_path / "run", ("a", "b", "c"), per_node=1)
 
 
 def launch(run, job, *events, ends=None, warning=""):
     """A launch that is over, as it leaves its lines behind."""
     log = RunPaths(run.root, job).events
-    work.note(run.paths, work.Begun(job, log.stat().st_size if log.exists() else 0))
+    book.note(run.paths, harvest.Begun(job, log.stat().st_size if log.exists() else 0))
     times = iter([0.0, 0.0, *(10.0 * (number + 1) for number in range(len(events)))])
     log = EventLog(log, clock=lambda: next(times))
     for event in (START, *events):
         log.add(event)
     log.close()
     if ends is not None:
-        work.note(run.paths, work.Ended(job, ends, warning))
+        book.note(run.paths, book.Ended(job, ends, warning))
 
 
 TAKEN, EPOCH = NetworkTaken("a", 1, 0, 0), EpochEnded("a", record(1))
 
 
 def test_three_launches_in_a_row_without_an_epoch_are_counted_until_one_has_one_or_the_user_asks_anew(run):
-    assert work.fruitless(work.past_of(run.paths)) == 0
+    assert book.fruitless(book.past_of(run.paths)) == 0
     launch(run, "1", TAKEN, ends=1)
     launch(run, "2", TAKEN)  # it was killed
     launch(run, "2", ends=75)  # there was no network for it: nobody's fault
-    assert work.fruitless(work.past_of(run.paths)) == 2
+    assert book.fruitless(book.past_of(run.paths)) == 2
     launch(run, "3", ends=1)  # it did not come so far as to take one
-    assert work.fruitless(work.past_of(run.paths)) == 3
+    assert book.fruitless(book.past_of(run.paths)) == 3
     launch(run, "3", TAKEN, ends=1, warning="a preemption")  # this is what a harvest is for
-    assert work.fruitless(work.past_of(run.paths)) == 3
-    work.note(run.paths, work.Asked())
-    assert work.fruitless(work.past_of(run.paths)) == 0
+    assert book.fruitless(book.past_of(run.paths)) == 3
+    book.note(run.paths, book.Asked())
+    assert book.fruitless(book.past_of(run.paths)) == 0
     launch(run, "4", TAKEN, ends=1)
-    assert work.fruitless(work.past_of(run.paths)) == 1
+    assert book.fruitless(book.past_of(run.paths)) == 1
     launch(run, "5", TAKEN, EPOCH, ends=75)
-    assert work.fruitless(work.past_of(run.paths)) == 0
+    assert book.fruitless(book.past_of(run.paths)) == 0
 
 
 def test_a_launch_that_goes_on_is_not_judged(run):
     launch(run, "1", TAKEN)
-    assert work.fruitless(work.past_of(run.paths, running=["1"])) == 0
+    assert book.fruitless(book.past_of(run.paths, running=["1"])) == 0
     launch(run, "1", TAKEN)  # Slurm has put it back into the queue, and started it again
-    assert work.fruitless(work.past_of(run.paths, running=["1"])) == 1
+    assert book.fruitless(book.past_of(run.paths, running=["1"])) == 1
 
 
 def test_gaps_are_as_long_as_launches_last_until_their_nodes_are_taken_back(run):
-    assert work.mean_gap_s(work.past_of(run.paths)) == work.GAP_S
+    assert harvest.mean_gap_s(book.past_of(run.paths)) == harvest.GAP_S
     launch(run, "1", TAKEN, EPOCH, ends=0)
     launch(run, "2", TAKEN, EPOCH, ends=75, warning="SIGTERM came")
     launch(run, "3", TAKEN)
-    assert work.mean_gap_s(work.past_of(run.paths)) == pytest.approx((work.GAP_S + 20 + 20 + 10) / 3)
+    assert harvest.mean_gap_s(book.past_of(run.paths)) == pytest.approx((harvest.GAP_S + 20 + 20 + 10) / 3)
 
 
 def test_a_run_is_looked_at_by_its_table_its_leases_and_its_logs(run):
-    assert work.look(run, [], []).waiting == 3
+    assert harvest.look(run, [], []).waiting == 3
     spec = parse({"models": [{"family": "softmax", "name": name} for name in run.networks], "output": str(run.root)})
     Results(spec, run.paths, 100).keep("a", Standing((), Outcome("2 epochs")))
     for name, job in (("b", "17"), ("c", "18")):
         run.paths.network_lease(name).parent.mkdir(exist_ok=True)
         hold(run.paths.network_lease(name), system="slurm", job=job)
     launch(run, "17", FirstStep("b"), EPOCH)
-    seen = work.look(run, [QueuedJob("17", "fleet-1", 1, True), QueuedJob("19", "fleet-1", 2, False)], [])
+    seen = harvest.look(run, [QueuedJob("17", "fleet-1", 1, True), QueuedJob("19", "fleet-1", 2, False)], [])
     assert (seen.waiting, seen.held, seen.running, seen.queued) == (1, 1, 1, (("19", 2),))  # 18 is no more
     assert (seen.start_s, seen.per_node) == (10.0, 2)
     assert seen.rate == pytest.approx(record(1).samples / record(1).seconds)
 
 
 def test_the_backlog_is_filled_noted_and_taken_back_in_the_end(run):
-    plan, queue = work.Plan((run,), Limits()), Queue()
+    plan, queue = harvest.Plan((run,), Limits()), Queue()
     queue.name = run.job
-    backlog = work.Backlog(plan, queue, {})
+    backlog = harvest.Backlog(plan, queue, {})
     assert len(backlog.top_up()) == 2
     assert queue.scripts == [run.paths.harvest_script(1)] * 2
     assert backlog.top_up() == []
@@ -131,18 +131,18 @@ def test_the_backlog_is_filled_noted_and_taken_back_in_the_end(run):
     assert len(backlog.top_up()) == 2
     assert queue.listed == []
     words = [line["event"] for line in read_lines(run.paths.harvested)]
-    assert words == [work.HandedIn.word] * 2 + [work.TakenBack.word] * 2
+    assert words == [harvest.HandedIn.word] * 2 + [book.TakenBack.word] * 2
 
 
 def test_a_harvest_that_is_called_off_takes_back_what_waits_and_hands_in_nothing_until_it_is_asked_for_again(run):
     queue = Queue()
     queue.name = run.job
-    backlog = work.Backlog(work.Plan((run,), Limits()), queue, {})
+    backlog = harvest.Backlog(harvest.Plan((run,), Limits()), queue, {})
     backlog.top_up()
-    work.note(run.paths, CalledOff())
+    book.note(run.paths, CalledOff())
     assert len(backlog.top_up()) == 2
     assert (queue.listed, backlog.top_up()) == ([], [])
-    work.note(run.paths, work.Asked())
+    book.note(run.paths, book.Asked())
     assert len(backlog.top_up()) == 2
 
 
@@ -164,24 +164,25 @@ def signals():
 
 @pytest.mark.usefixtures("signals")
 def test_a_job_trains_on_where_its_batch_system_does_not_answer_and_says_so(run, capfd):
-    job = work.HarvestJob(RunPaths(run.root, "17"), work.Backlog(work.Plan((run,), Limits()), Silent(), {}),
+    job = harvest.HarvestJob(RunPaths(run.root, "17"), harvest.Backlog(harvest.Plan((run,), Limits()), Silent(), {}),
                           SYSTEMS["slurm"], "17")
     assert job.run([sys.executable, "-c", "print('trained')"]) == ExitStatus.INFRASTRUCTURE  # its log has no end
     out, err = capfd.readouterr()
     assert "trained" in out
     assert "fleet job: the backlog is not kept filled for now: squeue did not answer within 120 s" in err
-    assert [line["event"] for line in read_lines(run.paths.harvested)] == [work.Begun.word, work.Ended.word]
+    assert [line["event"] for line in read_lines(run.paths.harvested)] == [harvest.Begun.word, book.Ended.word]
 
 
 def test_a_plan_is_read_as_it_was_written(run, tmp_path):
-    plan = work.Plan((run, work.Run("fleet-2", tmp_path / "other", ("d",), 2)), Limits(2, 3, 4), ("-p", "low"), "low")
+    plan = harvest.Plan((run, harvest.Run("fleet-2", tmp_path / "other", ("d",), 2)), Limits(2, 3, 4), ("-p", "low"),
+                        "low")
     plan.write()
-    assert [work.Plan.read(one.paths.harvest) for one in plan.runs] == [plan, plan]
+    assert [harvest.Plan.read(one.paths.harvest) for one in plan.runs] == [plan, plan]
     run.paths.harvest.write_text("{}")
     with pytest.raises(UserError, match="no harvest that fleet harvest wrote"):
-        work.Plan.read(run.paths.harvest)
+        harvest.Plan.read(run.paths.harvest)
     with pytest.raises(UserError, match="fleet harvest writes it"):
-        work.Plan.read(tmp_path / "none.json")
+        harvest.Plan.read(tmp_path / "none.json")
 
 
 @pytest.mark.parametrize(("options", "partition"), [
@@ -192,13 +193,13 @@ def test_the_partition_is_found_among_the_options(options, partition):
 
 
 def test_the_nodes_of_a_job_are_those_that_were_asked_for_where_the_queue_does_not_say(run):
-    plan, queue = work.Plan((run,), Limits(nodes_per_job=2, backlog=1)), Queue()
+    plan, queue = harvest.Plan((run,), Limits(nodes_per_job=2, backlog=1)), Queue()
     queue.name = run.job
-    work.Backlog(plan, queue, {}).top_up()
+    harvest.Backlog(plan, queue, {}).top_up()
     asked, = queue.listed
     assert asked.nodes == 2
     queue.listed = [asked._replace(nodes=0)]
-    more = work.Backlog(work.Plan((run,), Limits(nodes_per_job=2, backlog=2)), queue, {}).top_up()
+    more = harvest.Backlog(harvest.Plan((run,), Limits(nodes_per_job=2, backlog=2)), queue, {}).top_up()
     assert [order.nodes for order in more] == [1]  # two of three networks have a job
 
 
@@ -206,10 +207,10 @@ def test_a_job_that_runs_goes_by_what_was_asked_for_last(run, monkeypatch):
     queue = Queue()
     queue.name = run.job
     monkeypatch.setattr(harvest, "BatchQueue", lambda plan, system: queue)
-    work.Plan((run,), Limits(backlog=1)).write()
-    backlog = work.AskedLast(run.paths.harvest, SYSTEMS["slurm"], {})
+    harvest.Plan((run,), Limits(backlog=1)).write()
+    backlog = harvest.AskedLast(run.paths.harvest, SYSTEMS["slurm"], {})
     assert len(backlog.top_up()) == 1
-    work.Plan((run,), Limits(backlog=3)).write()
+    harvest.Plan((run,), Limits(backlog=3)).write()
     assert len(backlog.top_up()) == 2
     run.paths.harvest.write_text("{}")
     assert backlog.top_up() == []  # it goes on by what it knows
@@ -225,23 +226,23 @@ def noted(run, *words):
 def test_launches_that_a_full_disk_ended_are_forgiven_more_often_than_others(run):
     for number in range(9):
         launch(run, str(number), TAKEN, ends=ExitStatus.CAN_PASS)
-    past = work.past_of(run.paths)
-    assert (work.fruitless(past), work.passed(past)) == (0, 9)
+    past = book.past_of(run.paths)
+    assert (book.fruitless(past), book.passed(past)) == (0, 9)
     queue = Queue()
     queue.name = run.job
-    backlog = work.Backlog(work.Plan((run,), Limits()), queue, {})
+    backlog = harvest.Backlog(harvest.Plan((run,), Limits()), queue, {})
     assert len(backlog.top_up()) == 2
     queue.listed = []
     launch(run, "9", TAKEN, ends=ExitStatus.CAN_PASS)
     assert backlog.top_up() == []
     launch(run, "10", TAKEN, EPOCH, ends=ExitStatus.CAN_PASS)
-    assert work.passed(work.past_of(run.paths)) == 0
+    assert book.passed(book.past_of(run.paths)) == 0
 
 
 def test_the_next_look_says_of_each_launch_that_ended_without_a_word_that_it_did(run):
     queue = Queue()
     queue.name = run.job
-    backlog = work.Backlog(work.Plan((run,), Limits()), queue, {})
+    backlog = harvest.Backlog(harvest.Plan((run,), Limits()), queue, {})
     for job in ("17", "18", "19"):
         launch(run, job, TAKEN, EPOCH)
     queue.listed = [QueuedJob("17", run.job, 1, True), QueuedJob("18", run.job, 1, False)]
@@ -250,15 +251,15 @@ def test_the_next_look_says_of_each_launch_that_ended_without_a_word_that_it_did
     assert [(line["job"], line["status"], line["why"]) for line in noted(run, "ended")] == [
         ("18", None, "it ended without a word, and its job was put back into the queue: preempted, or its node died"),
         ("19", None, "it ended without a word: preempted, cancelled, killed, or its node died")]
-    assert [one.is_cut for one in work.past_of(run.paths, ["17"])] == [True, True]
+    assert [one.is_cut for one in book.past_of(run.paths, ["17"])] == [True, True]
 
 
 def test_of_jobs_that_end_at_the_same_moment_one_hands_in_the_next(run):
     queue = Queue(idle=0)
     queue.name = run.job
-    backlog = work.Backlog(work.Plan((run,), Limits()), queue, {})
+    backlog = harvest.Backlog(harvest.Plan((run,), Limits()), queue, {})
     for job in ("17", "18", "19"):
-        work.note(run.paths, work.HandedIn(job, 1))
+        book.note(run.paths, harvest.HandedIn(job, 1))
         launch(run, job, TAKEN, EPOCH, ends=1)
     queue.listed = [QueuedJob(job, run.job, 1, True) for job in ("17", "18", "19")]  # their scripts have not ended
     assert len(backlog.top_up("17")) == 2
@@ -271,11 +272,11 @@ def job(run, signals, monkeypatch):
     monkeypatch.setattr(room, "_LEAST_S", 0.1)
     queue = Queue()
     queue.name = run.job
-    plan = work.Plan((run,), Limits(), command="fleet harvest photos.yaml --system slurm")
+    plan = harvest.Plan((run,), Limits(), command="fleet harvest photos.yaml --system slurm")
 
     def begin(program, name="17"):
         queue.listed.append(QueuedJob(name, run.job, 1, True))
-        kept = work.HarvestJob(RunPaths(run.root, name), work.Backlog(plan, queue, {}), SYSTEMS["slurm"], name)
+        kept = harvest.HarvestJob(RunPaths(run.root, name), harvest.Backlog(plan, queue, {}), SYSTEMS["slurm"], name)
         status = kept.run([sys.executable, "-c", program])
         queue.listed = [one for one in queue.listed if one.id != name]
         return status
@@ -317,19 +318,19 @@ def test_the_last_launch_says_that_the_harvest_is_over_why_and_what_begins_it_ag
                            "status 1")
     assert over["again"] == "fleet harvest photos.yaml --system slurm"
     assert "to begin it again: fleet harvest photos.yaml --system slurm" in capfd.readouterr().err
-    assert work.over_of(run.paths).why == over["why"]
-    work.note(run.paths, work.Asked())
-    assert work.over_of(run.paths) is None
+    assert book.over_of(run.paths).why == over["why"]
+    book.note(run.paths, book.Asked())
+    assert book.over_of(run.paths) is None
 
 
 def test_a_job_waits_for_room_on_a_full_disk_and_hands_in_the_next(full_disk, signals, monkeypatch, capfd):
     monkeypatch.setattr(harvest, "_REST_S", 0.01)
     monkeypatch.setattr(room, "_PROBE_BYTES", 2**14)
-    run = work.Run("fleet-1", full_disk / "run", ("a", "b"), 1)
+    run = harvest.Run("fleet-1", full_disk / "run", ("a", "b"), 1)
     run.paths.jobs.mkdir(parents=True)
     queue, ballast = Queue(), full_disk / "ballast"
     queue.name, queue.listed = run.job, [QueuedJob("17", run.job, 1, True)]
-    kept = work.HarvestJob(RunPaths(run.root, "17"), work.Backlog(work.Plan((run,), Limits()), queue, {}),
+    kept = harvest.HarvestJob(RunPaths(run.root, "17"), harvest.Backlog(harvest.Plan((run,), Limits()), queue, {}),
                            SYSTEMS["slurm"], "17")
     fills = f"open({str(ballast)!r}, 'wb', 0).write(bytes(1 << 23)); import sys; sys.exit(1)"
     timer = threading.Timer(3.0, ballast.unlink)
@@ -343,14 +344,14 @@ def test_a_job_waits_for_room_on_a_full_disk_and_hands_in_the_next(full_disk, si
 def test_a_job_that_nobody_makes_room_for_gives_up_and_says_how_to_go_on(full_disk, signals, monkeypatch, capfd):
     monkeypatch.setattr(room, "PATIENCE_S", 1.0)
     monkeypatch.setattr(files, "PATIENCE_S", 0.1)
-    run = work.Run("fleet-1", full_disk / "run", ("a", "b"), 1)
+    run = harvest.Run("fleet-1", full_disk / "run", ("a", "b"), 1)
     run.paths.jobs.mkdir(parents=True)
     room.keep_last_room(run.paths.last_room)
     with contextlib.suppress(OSError), open(full_disk / "ballast", "wb", 0) as ballast:
         while True:
             ballast.write(bytes(1024))
-    plan = work.Plan((run,), Limits(), command="fleet harvest x")
-    kept = work.HarvestJob(RunPaths(run.root, "17"), work.Backlog(plan, Queue(), {}), SYSTEMS["slurm"], "17")
+    plan = harvest.Plan((run,), Limits(), command="fleet harvest x")
+    kept = harvest.HarvestJob(RunPaths(run.root, "17"), harvest.Backlog(plan, Queue(), {}), SYSTEMS["slurm"], "17")
     assert kept.run([sys.executable, "-c", ""]) == ExitStatus.CAN_PASS
     err = capfd.readouterr().err
     assert "No space left on device" in err

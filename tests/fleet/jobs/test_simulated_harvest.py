@@ -14,7 +14,9 @@ from fleet.domain.events import EpochEnded, FirstStep, NetworkFailed, NetworkFin
 from fleet.domain.network import Outcome, Standing
 from fleet.ensemble.claims import Claims, Got, Leave, LetGo, Over, Want
 from fleet.jobs.backlog import Limits
-from fleet.jobs.harvest import Backlog, Begun, Ended, Plan, Run, note
+from fleet.jobs.harvest import Backlog, Plan, Run
+from fleet.jobs.harvested import Ended, note
+from fleet.jobs.notes import Begun
 from fleet.spec import parse
 from fleet.storage.event_log import EventLog
 from fleet.storage.lease import Holder, create_generation
