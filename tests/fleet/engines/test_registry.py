@@ -72,7 +72,7 @@ def test_the_row_of_keras_leads_to_its_engine_and_counts_what_it_builds(monkeypa
 
     # The real one takes the devices of this process.
     monkeypatch.setattr(engine, "KerasEngine", lambda *arguments: SimpleNamespace(exchange_name="", build=arguments))
-    *given, slot = made("keras").build
+    *given, slot, _ = made("keras").build
     assert given == [SAMPLE, "auto", 1, 2, False]
     assert (slot.number, slot.slots) == (0, 1)
     asked = spec("keras", {"build": "tests.keras_models:explodes_on_rank"})
@@ -96,7 +96,7 @@ def test_a_row_of_ones_own_that_makes_no_engine_is_refused(row, said):
 
 
 @pytest.mark.parametrize(("engine", "wrong", "right"), [
-    ("torch", "no engine is named 'torch'", "one of emulated, keras, numpy, or an import path module:engine"),
+    ("jax", "no engine is named 'jax'", "one of emulated, keras, numpy, torch, or an import path module:engine"),
     ("own_engines:Own", "engine 'own_engines:Own' is of type type", "it should be an EngineInfo"),
     ("own_engines:nothing", "engine 'own_engines:nothing': module 'own_engines' has no 'nothing'", ""),
     ("no_such_module:x", "engine 'no_such_module:x': cannot import 'no_such_module'", ""),

@@ -76,7 +76,7 @@ def test_every_key_has_help(key):
     "train.converge.monitor": ["val_accuracy", "val_loss", "accuracy", "loss"],
     "train.precision": ["float32", "mixed_float16", "mixed_bfloat16"], "schedule.policy": POLICIES,
     "resources.engine": ["keras", "torch", "numpy", "emulated"],
-    "resources.exchange": ["auto", "horovod", "mpi", "torch"],
+    "resources.exchange": ["auto", "horovod", "mpi", "library"],
     "resources.preprocessors": ["auto"], "resources.gpus_per_node": ["auto"], "checkpoint.keep": ["best+last", "last"],
     "data.transforms.decode.mode": ["RGB", "L"],
 }.items())
