@@ -22,6 +22,7 @@ import numpy as np
 
 from fleet.comm.base import Group, World
 from fleet.comm.mpi import start_mpi
+from fleet.commands.show import print_json
 from fleet.domain.network import State
 from fleet.engines.base import Engine, Trainable
 from fleet.engines.registry import make_engine
@@ -109,6 +110,7 @@ def main() -> None:
     parser.add_argument("--exchange", choices=["horovod", "mpi"], default="horovod")
     parser.add_argument("--filters", type=int, nargs="+", default=[32, 64])
     parser.add_argument("--repeat", type=int, default=5)
+    parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     world = start_mpi()
     model: dict[str, Any] = {"family": "softmax"} if arguments.engine == "numpy" else {
@@ -132,14 +134,15 @@ def main() -> None:
                 bench.trainable.close()
                 bench.trainable = None
     if world.rank == 0:
-        rows = []
-        for before, size in changes:
-            row = [f"{before} to {size}"]
-            for name in ("regroup", "restart"):
-                row += [f"{statistics.median(column):.1f}" for column in zip(*times[name, before, size], strict=True)]
-            rows.append(row)
-        print_table(["GPUs", "regroup", "first", "step", "restart", "first", "step"], rows,
-                    title=f"{arguments.engine}, {arguments.exchange}: medians of {arguments.repeat}, ms")
+        medians = [{"before": before, "after": size} | {name: [statistics.median(column) for column in zip(
+            *times[name, before, size], strict=True)] for name in ("regroup", "restart")} for before, size in changes]
+        if arguments.json:
+            print_json([{**row, "regroup": row["regroup"][0], "restart": row["restart"][0]} for row in medians])
+        else:
+            print_table(["GPUs", "regroup", "first", "step", "restart", "first", "step"],
+                        [[f"{row['before']} to {row['after']}", *(f"{number:.1f}" for name in ("regroup", "restart")
+                                                                  for number in row[name])] for row in medians],
+                        title=f"{arguments.engine}, {arguments.exchange}: medians of {arguments.repeat}, ms")
     world.finish()
 
 

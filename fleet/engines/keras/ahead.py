@@ -48,7 +48,8 @@ class Ahead:
     def close(self) -> None:
         """Wait until nothing runs; what comes of it nobody will read."""
         try:
-            self._executor.wait()
+            # TensorFlow's own wait keeps the interpreter's lock, which the end of a step needs to let go of its inputs.
+            self.call(tf.identity, tf.constant(0)).numpy()
         except Exception:
             self._executor.clear_error()
         self._reader.shutdown()
@@ -71,13 +72,15 @@ class Inputs:
         self._gpu: str | None = gpus[0].name if gpus else None
         self._pin = pin if gpus else lambda memory: None
         self._memories: list[list[mmap.mmap]] = [[], []]
+        self._given: list[list[tf.Tensor]] = [[], []]  # let go here, rather than by what has computed with them
 
     def of(self, arrays: Sequence[np.ndarray]) -> list[tf.Tensor]:
         """Arrays where a step reads them; those of the step before last are overwritten."""
         self._memories.reverse()
+        self._given.reverse()
         memories = self._memories[0]
         memories += [self._memory(1) for _ in arrays[len(memories):]]
-        tensors = [self._copied(memories, place, array) for place, array in enumerate(arrays)]
+        self._given[0] = tensors = [self._copied(memories, place, array) for place, array in enumerate(arrays)]
         if self._gpu is None:
             return tensors
         with tf.device(self._gpu):

@@ -1,0 +1,357 @@
+"""What FLEET does on a machine with GPUs: one command for the first one, of at most eight minutes, without a network.
+
+    python benchmarks/gpu.py [--out gpu] [--seconds 480] [--cpu]
+
+It measures one network alone beside plain Keras on the same samples (and beside a plain PyTorch loop, where the engine
+torch is there), K = 1, 2, 4 and 8 networks on one GPU, how fast inputs go to it, what checkpoints and changes of a
+group take, whether limits of memory hold, and what becomes of a network that is too large. It writes `gpu.json` and
+`gpu.md`: a row for each number, and what was skipped, and why. With `--cpu` everything is small and runs on cores: that
+tries the script, and says nothing about GPUs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import json
+import os
+import platform
+import shutil
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass, field
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import yaml
+from document import table
+
+from fleet.api import mpirun
+from fleet.domain.events import EpochEnded, NetworkFailed
+from fleet.storage.event_log import events_of
+from fleet.storage.paths import RunPaths
+from launch.devices import memory_mib, visible_gpus
+from launch.mps import CONTROL
+
+ROOT = Path(__file__).parents[1]
+BATCH = 128
+_LEAST_S = 15  # of what is left, below which no part is begun
+TRAIN = {"batch": {"size": BATCH}, "optimizer": {"name": "sgd", "learning_rate": 0.01, "momentum": 0.9}}
+
+# The other sides of one network alone: nothing of FLEET but the network, and the same samples in memory.
+_ARRAYS = """
+import json, sys, time
+import numpy as np
+from fleet.spec.model import Architecture
+from preprocess.sources.noise import open_noise
+samples, pixels, epochs, batch, filters = json.loads(sys.argv[1])
+source, _ = open_noise(None, samples=samples, size=pixels)
+images = np.stack([source.read(index) for index in range(samples)]).astype(np.float32) / 127.5 - 1
+labels = np.asarray(source.labels)
+args = {"filters": filters, "dense": [64]}
+rates = []
+"""
+KERAS = _ARRAYS + """
+import keras
+from fleet.engines.keras.models import build_model
+model = build_model(Architecture("cnn", args), (pixels, pixels, 1), 10, 0)
+model.compile(optimizer=keras.optimizers.SGD(0.01, momentum=0.9),
+              loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+for _ in range(epochs):
+    began = time.perf_counter()
+    model.fit(images, labels, batch_size=batch, epochs=1, verbose=0)
+    rates.append(samples / (time.perf_counter() - began))
+print(json.dumps(rates))
+"""
+TORCH = _ARRAYS + """
+import torch
+device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+layers, channels, side = [], 1, pixels
+for number in filters:
+    layers += [torch.nn.Conv2d(channels, number, 3, padding=1), torch.nn.BatchNorm2d(number), torch.nn.ReLU(),
+               torch.nn.MaxPool2d(2)]
+    channels, side = number, side // 2
+model = torch.nn.Sequential(*layers, torch.nn.Flatten(), torch.nn.Linear(channels * side * side, 64), torch.nn.ReLU(),
+                            torch.nn.Linear(64, 10)).to(device)
+optimizer = torch.optim.SGD(model.parameters(), 0.01, momentum=0.9)
+images, labels = torch.from_numpy(images).permute(0, 3, 1, 2).contiguous(), torch.from_numpy(labels)
+if device.type == "cuda":
+    images = images.pin_memory()
+for _ in range(epochs):
+    began, order = time.perf_counter(), torch.randperm(samples)
+    for rows in order.split(batch):
+        optimizer.zero_grad(set_to_none=True)
+        loss = torch.nn.functional.cross_entropy(model(images[rows].to(device, non_blocking=True)),
+                                                 labels[rows].to(device, non_blocking=True))
+        loss.backward()
+        optimizer.step()
+    loss.item()
+    rates.append(samples / (time.perf_counter() - began))
+print(json.dumps(rates))
+"""
+
+# How fast arrays go to the device, from memory that its driver knows of and from other; and a network's state back.
+COPIES = """
+import json, sys, time
+import numpy as np
+import tensorflow as tf
+from fleet.engines.keras.ahead import Inputs
+from fleet.comm.alone import Alone
+from fleet.engines.keras.engine import KerasEngine
+from fleet.spec import parse
+from launch.pinned import Pinning
+from preprocess.sample import Affine, ImageSpec, SampleSpec
+engine = KerasEngine(SampleSpec(ImageSpec((32, 32, 3), "uint8"), 10, Affine(0.5, 0.5)), "mpi", 0, 1)
+said, found = [], {}
+for what, inputs in (("registered", Inputs(Pinning(0, said.append))), ("pageable", Inputs())):
+    for mb in (1, 10, 40):
+        array, times = np.ones(mb << 20, np.uint8), []
+        for _ in range(12):
+            began = time.perf_counter()
+            inputs.of([array])
+            times.append(time.perf_counter() - began)
+        found[f"{what}, {mb} MB"] = (mb << 20) / 1e9 / sorted(times)[len(times) // 2]
+network = engine.build(parse({"models": [{"family": "resnet", "args": json.loads(sys.argv[1])}]}).networks[0], Alone())
+times = []
+for _ in range(5):
+    began = time.perf_counter()
+    state = network.state()
+    times.append(time.perf_counter() - began)
+print(json.dumps({"copies": found, "said": said, "state_mb": sum(array.nbytes for array in state.values()) / 1e6,
+                  "state_ms": 1e3 * sorted(times)[2]}))
+"""
+
+# A slot that is not the first of its GPU takes what it may, and then a little more.
+LIMIT = """
+import json, sys
+import tensorflow as tf
+from fleet.engines.base import Slot
+from fleet.engines.keras.device import take_device
+slot = Slot(1, 2, memory_mib=int(sys.argv[1]))
+take_device(0, 2, slot=slot)
+held, mib = [], 0
+try:
+    while mib < slot.memory_limit + 2048:
+        held.append(tf.zeros((256, 2**20), tf.uint8))
+        mib += 256
+except tf.errors.ResourceExhaustedError:
+    pass
+print(json.dumps([slot.memory_limit, mib]))
+"""
+
+
+class Skipped(Exception):
+    """A part cannot be measured here; the message says why."""
+
+
+@dataclass
+class Found:
+    """What was measured, as it is written.
+
+    Attributes:
+        device: what it was measured on.
+        rows: ``what``, ``value`` and ``unit``; of some also what ``beside`` it was measured, and that one's ``ratio``.
+        skipped: ``what`` and ``why``.
+        seconds: that it took.
+    """
+
+    device: dict[str, Any]
+    rows: list[dict[str, Any]] = field(default_factory=list)
+    skipped: list[dict[str, str]] = field(default_factory=list)
+    seconds: float = 0.0
+
+    def add(self, what: str, value: float, unit: str, beside: str = "", ratio: float | None = None) -> None:
+        self.rows.append({"what": what, "value": value, "unit": unit, "beside": beside, "ratio": ratio})
+        beside = f", {ratio:.3g} x {beside}" if ratio else ""
+        print(f"  {what}: {value:.4g} {unit}{beside}", file=sys.stderr, flush=True)
+
+    def skip(self, what: str, why: str) -> None:
+        self.skipped.append({"what": what, "why": why})
+        print(f"  {what}: skipped: {why}", file=sys.stderr, flush=True)
+
+    def markdown(self) -> str:
+        """A page: the device, a table of rows, and what was skipped."""
+        keys = ["what", "value", "unit", "beside", "ratio"]
+        rows = table(keys, [[f"{row[key]:.4g}" if isinstance(row[key], float) else row[key] for key in keys]
+                            for row in self.rows])
+        device = ", ".join(f"{name}: {value}" for name, value in self.device.items())
+        skipped = "\n".join(f"- {one['what']}: {one['why']}" for one in self.skipped) or "Nothing."
+        return f"# On a GPU\n\n{device}; {self.seconds:.0f} s.\n\n{rows}\n\n## Skipped\n\n{skipped}\n"
+
+
+class Bench:
+    """All parts, within a time.
+
+    Args:
+        gpus: that this process is shown; none with ``--cpu``.
+    """
+
+    def __init__(self, gpus: tuple[str, ...], seconds: float, folder: Path) -> None:
+        self.gpus, self._folder = gpus, folder
+        self._ends, self._most_s = time.monotonic() + seconds, seconds / 4
+        self._first: dict[str, float] = {}
+        self.samples, self.epochs, self.filters = (32768, 5, [32, 64]) if gpus else (1024, 3, [8])
+        memory = memory_mib(gpus[0]) if gpus else None
+        self.memory = memory
+        self.found = Found({"GPUs": len(gpus), "memory_mib": memory, "cores": len(os.sched_getaffinity(0)),
+                            "machine": platform.machine(), "python": platform.python_version(),
+                            "mps": shutil.which(CONTROL) is not None})
+
+    @property
+    def left_s(self) -> float:
+        return self._ends - time.monotonic()
+
+    def part(self, what: str, measure: Callable[[], None]) -> None:
+        """A part, which may fail, or have no time left, without the others."""
+        print(what, file=sys.stderr, flush=True)
+        try:
+            if self.left_s < _LEAST_S:
+                raise Skipped("there is no time left: --seconds")
+            measure()
+        except Skipped as why:
+            self.found.skip(what, str(why))
+        except subprocess.TimeoutExpired:
+            self.found.skip(what, "it did not end in the time that was left: --seconds")
+        except Exception as error:  # a page with the other parts is worth more
+            self.found.skip(what, f"it failed: {type(error).__name__}: {' '.join(str(error).split())[-400:]}")
+
+    # ---- what the parts do ----
+
+    def call(self, command: list[str], status: int = 0, environment: dict[str, str] | None = None) -> str:
+        """Run a command in the time that is left; returns what it prints."""
+        shown = {"CUDA_VISIBLE_DEVICES": ",".join(self.gpus)}  # with --cpu none
+        done = subprocess.run(command, cwd=ROOT, env=os.environ | shown | {
+            "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}", "XDG_CACHE_HOME": str(self._folder / "cache"),
+            **(environment or {})}, timeout=min(self.left_s, self._most_s), text=True, capture_output=True, check=False)
+        if done.returncode != status:
+            raise RuntimeError(f"status {done.returncode}: {done.stdout[-300:]} {done.stderr[-600:]}")
+        return done.stdout
+
+    def python(self, script: str, *arguments: str) -> Any:
+        """The object that a script prints last."""
+        return json.loads(self.call([sys.executable, "-c", script, *arguments]).splitlines()[-1])
+
+    def run(self, name: str, ranks: int, models: list[dict[str, Any]], status: int = 0, **parts: Any) -> RunPaths:
+        """Run a spec."""
+        folder = self._folder / name.replace(" ", "-")
+        folder.mkdir()
+        content = {"name": "gpu", "output": str(folder / "run"), "models": models, "data": {
+            "source": "builtin:noise", "options": {"samples": self.samples, "size": 32}, "validation": None,
+            "cache": "memory", "transforms": [{"scale": {"mean": 0.5, "std": 0.5}}]},
+            "train": TRAIN | {"converge": {"monitor": "loss", "max_epochs": self.epochs}}, **parts}
+        (folder / "spec.yaml").write_text(yaml.safe_dump(content))
+        self.call([*mpirun(ranks), "-m", "fleet.run", str(folder / "spec.yaml"), "--plain"], status)
+        return RunPaths(folder / "run")
+
+    # ---- the parts ----
+
+    def alone(self, engine: str, rival: str, script: str) -> None:
+        """One network alone, whose samples are kept, beside a plain loop over the same ones in memory."""
+        model = {"family": "cnn", "name": "cnn", "args": {"filters": self.filters, "dense": [64]}}
+        one = {"engine": engine, "preprocessors": 1} | ({"gpus_per_node": 1} if self.gpus else {})
+        paths = self.run(f"alone {engine}", 2, [model], resources=one)
+        records = [event.record for event in events_of(paths.events, EpochEnded)][1:]  # the first one compiles
+        mine = statistics.median(record.samples / record.seconds for record in records)
+        rates = self.python(script, json.dumps([self.samples, 32, self.epochs, BATCH, self.filters]))[1:]
+        self.found.add(f"one network alone, {engine}", mine, "samples/s", rival, mine / statistics.median(rates))
+        self.found.add(f"one network alone, {engine}: waits for samples", 100 * sum(
+            record.waited_s for record in records) / sum(record.seconds for record in records), "%")
+
+    def together(self, slots: int) -> None:
+        """So many networks on the first GPU; where there is MPS, with it."""
+        options = ["--epochs=3", f"--samples={2 * self.samples}"] if self.gpus else [
+            "--epochs=3", "--samples=1024", "--filters", "8"]
+        told = json.loads(self.call([sys.executable, "benchmarks/sharing.py", "--rounds=1", "--json", "--slots",
+                                     str(slots), *options]))
+        [one] = told["rounds"][str(slots)]
+        for key, unit in (("together", "samples/s"), ("finished", "networks/min")):
+            first = self._first.setdefault(key, one[key])
+            self.found.add(f"{slots} on {told['device']}", one[key], unit, "the first of these", one[key] / first)
+
+    def copies(self) -> None:
+        """How fast inputs go to the device, and what it takes to have the state of a network."""
+        found = self.python(COPIES, json.dumps({} if self.gpus else {"blocks": [1, 1], "width": 16}))
+        for what, rate in found["copies"].items():
+            self.found.add(f"inputs to the device: {what}", rate, "GB/s")
+        self.found.add(f"state of a network of {found['state_mb']:.3g} MB to the host", found["state_ms"], "ms")
+        if found["said"]:
+            self.found.skip("inputs from registered memory", found["said"][0])
+
+    def regroup(self) -> None:
+        """What checkpoints and changes of a group take; groups have a GPU for each rank."""
+        ranks = 4 if len(self.gpus) >= 4 or not self.gpus else 0
+        if not ranks:
+            raise Skipped(f"groups of 1, 2 and 4 ranks want 4 GPUs, and there are {len(self.gpus)}")
+        text = self.call([*mpirun(ranks), "benchmarks/regroup.py", "--exchange=mpi", "--repeat=2", "--json",
+                          *([] if self.gpus else ["--engine=numpy"])])
+        for row in json.loads(text[text.index("["):]):
+            for way in ("regroup", "restart"):
+                self.found.add(f"a group from {row['before']} to {row['after']} ranks, by {way}", row[way], "ms")
+
+    def limit(self) -> None:
+        """Whether a slot that is not the first of its GPU stays within its share."""
+        if self.memory is None:
+            raise Skipped("the memory of a GPU is not known" if self.gpus else "cores have no limit of memory")
+        limit, took = self.python(LIMIT, str(self.memory))
+        self.found.add(f"a second slot, held to {limit} MiB, could take", took, "MiB", "its limit", took / limit)
+
+    def too_large(self) -> None:
+        """What becomes of a network that needs more memory than there is, and of the one beside it."""
+        if not self.gpus:
+            raise Skipped("it would take the memory of the machine")
+        fits = {"family": "cnn", "name": "fits", "args": {"filters": [8], "dense": [16]}}
+        large = {"family": "cnn", "name": "large", "args": {"filters": [8192, 8192], "dense": [16]}, "train": {
+            "batch": {"size": self.samples}}}
+        paths = self.run("too large", 2, [large, fits], status=3, resources={"preprocessors": 1, "gpus_per_node": 1})
+        reasons = [event.reason for event in events_of(paths.events, NetworkFailed)]
+        done = {event.network for event in events_of(paths.events, EpochEnded)}
+        self.found.add("a network too large failed for lack of memory", float(
+            len(reasons) == 1 and reasons[0].startswith("out of memory")), "(1: yes)")
+        self.found.add("and the one after it on its GPU trained to its end", float(done == {"fits"}), "(1: yes)")
+
+    def all(self) -> Found:
+        """Measure everything."""
+        began = time.monotonic()
+        parts: dict[str, Callable[[], None]] = {
+            "one network alone, beside plain Keras": lambda: self.alone("keras", "model.fit", KERAS),
+            "inputs and checkpoints": self.copies, "limits of memory": self.limit, "out of memory": self.too_large,
+            "changes of a group": self.regroup}
+        if importlib.util.find_spec("torch"):
+            parts["one network alone, beside a plain PyTorch loop"] = lambda: self.alone("torch", "a loop", TORCH)
+        else:
+            self.found.skip("one network alone, beside a plain PyTorch loop", "PyTorch is not installed")
+        for slots in (1, 2, 4, 8) if self.gpus else (1, 2):
+            parts[f"{slots} on one device"] = partial(self.together, slots)
+        for what, measure in parts.items():
+            self.part(what, measure)
+        if not self.found.device["mps"]:
+            self.found.skip("networks on one GPU with MPS", f"{CONTROL} is not installed")
+        self.found.seconds = time.monotonic() - began
+        return self.found
+
+
+def main() -> None:
+    """Measure and write."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--out", default="gpu", help="the files without their suffixes")
+    parser.add_argument("--seconds", type=float, default=480.0, help="at most")
+    parser.add_argument("--cpu", action="store_true", help="use no GPU: to try the script")
+    args = parser.parse_args()
+    gpus = () if args.cpu else visible_gpus(os.environ, os.listdir("/dev"))
+    if not gpus and not args.cpu:
+        parser.error("no GPU is at hand; --cpu tries the script without one")
+    with tempfile.TemporaryDirectory() as folder:
+        found = Bench(gpus, args.seconds, Path(folder)).all()
+    out = Path(args.out)
+    out.with_suffix(".json").write_text(json.dumps(asdict(found), indent=1))
+    out.with_suffix(".md").write_text(found.markdown())
+    print(found.markdown())
+
+
+if __name__ == "__main__":
+    main()
