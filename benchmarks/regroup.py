@@ -134,14 +134,16 @@ def main() -> None:
                 bench.trainable.close()
                 bench.trainable = None
     if world.rank == 0:
-        medians = [{"before": before, "after": size} | {name: [statistics.median(column) for column in zip(
-            *times[name, before, size], strict=True)] for name in ("regroup", "restart")} for before, size in changes]
+        medians = [(before, size, *(
+            [statistics.median(column) for column in zip(*times[name, before, size], strict=True)]
+            for name in ("regroup", "restart"))) for before, size in changes]
         if arguments.json:
-            print_json([{**row, "regroup": row["regroup"][0], "restart": row["restart"][0]} for row in medians])
+            print_json([{"before": before, "after": size, "regroup": regroup[0], "restart": restart[0]}
+                        for before, size, regroup, restart in medians])
         else:
             print_table(["GPUs", "regroup", "first", "step", "restart", "first", "step"],
-                        [[f"{row['before']} to {row['after']}", *(f"{number:.1f}" for name in ("regroup", "restart")
-                                                                  for number in row[name])] for row in medians],
+                        [[f"{before} to {size}", *(f"{number:.1f}" for number in (*regroup, *restart))]
+                         for before, size, regroup, restart in medians],
                         title=f"{arguments.engine}, {arguments.exchange}: medians of {arguments.repeat}, ms")
     world.finish()
 

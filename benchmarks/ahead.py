@@ -1,0 +1,124 @@
+"""How long an engine lies idle between two steps: sums read at once, and when the next step has begun.
+
+    python benchmarks/ahead.py [--trainers 1 2 4] [--rounds 3] [--pixels 32] [--json]
+
+As many trainers as networks train equal small CNNs, whose samples are cropped and flipped anew for each epoch; with
+sums read late, as they are, and at once, as before, in turns. The engine is idle from the end of a step to when the
+next is handed over. `idle` is the share of that in the time of steps, without the first quarter of them. Beside it
+stands the rate of all trainers together, without first epochs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from fleet.api import mpirun
+from fleet.commands.show import print_json
+from fleet.domain.events import EpochEnded
+from fleet.storage.event_log import events_of
+from fleet.storage.paths import RunPaths
+from fleet.terminal import print_table
+
+ROOT = Path(__file__).parents[1]
+
+# What a rank does: a launch whose steps are noted.
+RANK = """
+import atexit, json, os, sys, time
+from fleet.runtime.training import steps
+from fleet.runtime.training.network import Training
+noted = []
+if sys.argv.pop(1) == "at once":
+    Training.goes_ahead = property(lambda training: False)
+begin = steps.Steps._begin
+def noting(self, stride, stop):
+    before = self._ended
+    end = begin(self, stride, stop)
+    began = time.perf_counter()
+    def ended(rests):
+        before = self._ended
+        taken = end(rests)
+        if before > 0:
+            noted.append((max(0.0, began - before), self._ended - before))
+        return taken
+    return ended
+steps.Steps._begin = noting
+def tell():
+    kept = noted[len(noted) // 4:]
+    if kept:
+        with open(f"{os.environ['NOTES']}/{os.getpid()}", "w") as file:
+            json.dump([sum(idle for idle, _ in kept), sum(whole for _, whole in kept), len(kept)], file)
+atexit.register(tell)
+from fleet.run import main
+raise SystemExit(main())
+"""
+
+
+def measure(trainers: int, way: str, args: argparse.Namespace) -> tuple[float, float]:
+    """Train; returns the share of idle time, and samples/s of all."""
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        (folder / "notes").mkdir()
+        (folder / "rank.py").write_text(RANK)
+        (folder / "spec.yaml").write_text(yaml.safe_dump({
+            "name": "ahead", "output": str(folder / "run"), "data": {
+                "source": "builtin:noise", "options": {"samples": args.samples, "size": args.pixels},
+                "validation": None, "cache": args.cache, "transforms": [
+                    {"random_crop": {"size": [args.pixels - 4, args.pixels - 4]}}, {"flip": {"horizontal": True}},
+                    {"scale": {"mean": 0.5, "std": 0.5}}]},
+            "models": [{"family": "cnn", "name": f"n{place}", "args": {"filters": args.filters, "dense": [16]}}
+                       for place in range(trainers)],
+            "train": {"batch": {"size": args.batch}, "converge": {"monitor": "loss", "max_epochs": args.epochs}},
+            "resources": {"preprocessors": 1}}))
+        subprocess.run([*mpirun(trainers + 1), str(folder / "rank.py"), way, str(folder / "spec.yaml"), "--plain"],
+                       cwd=ROOT, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+                       env=os.environ | {"NOTES": str(folder / "notes"), "PYTHONPATH": str(ROOT),
+                                         "XDG_CACHE_HOME": str(folder / "cache")})
+        noted: list[list[float]] = [json.loads(path.read_text()) for path in (folder / "notes").iterdir()]
+        epochs = [event.record for event in events_of(RunPaths(folder / "run").events, EpochEnded)]
+        later = [record for record in epochs if record.epoch > 1]
+        rate = trainers * statistics.mean(record.samples / record.seconds for record in later)
+        return sum(idle for idle, *_ in noted) / sum(whole for _, whole, _ in noted), rate
+
+
+def main() -> None:
+    """Measure in turns, and print."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--trainers", type=int, nargs="+", default=[1, 2, 4])
+    parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--epochs", type=int, default=4)
+    parser.add_argument("--samples", type=int, default=2048)
+    parser.add_argument("--pixels", type=int, default=32)
+    parser.add_argument("--batch", type=int, default=64)
+    parser.add_argument("--filters", type=int, nargs="+", default=[8])
+    parser.add_argument("--cache", choices=["memory", "none"], default="memory")
+    parser.add_argument("--json", action="store_true")
+    args = parser.parse_args()
+    rows: list[dict[str, Any]] = []
+    for trainers in args.trainers:
+        found: dict[str, list[tuple[float, float]]] = {"at once": [], "ahead": []}
+        for _ in range(args.rounds):
+            for way, measured in found.items():
+                measured.append(measure(trainers, way, args))
+                print(f"  {trainers} trainers, {way}: {measured[-1]}", file=sys.stderr, flush=True)
+        rows += [{"trainers": trainers, "way": way, "idle": statistics.median(idle for idle, _ in measured),
+                  "samples_per_s": statistics.median(rate for _, rate in measured)} for way, measured in found.items()]
+    if args.json:
+        print_json(rows)
+    else:
+        print_table(["trainers", "sums are read", "idle, %", "samples/s"],
+                    [[row["trainers"], row["way"], 100 * row["idle"], row["samples_per_s"]] for row in rows],
+                    title=f"medians of {args.rounds}")
+
+
+if __name__ == "__main__":
+    main()
