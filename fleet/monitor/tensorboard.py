@@ -6,11 +6,13 @@ An event file is a sequence of records, each framed by its length and two checks
 
 from __future__ import annotations
 
+import io
 import math
 import os
 import socket
 import time
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from fleet.domain.events import EpochEnded, Event
@@ -67,11 +69,16 @@ class TensorBoardObserver:
         with storing(self._paths.tensorboard(network)):
             self._write(network, event)
 
+    def _open(self, folder: Path) -> io.FileIO:
+        try:
+            return open(folder / self._name, "ab", buffering=0)
+        except FileNotFoundError:
+            folder.mkdir(parents=True, exist_ok=True)
+            return open(folder / self._name, "ab", buffering=0)
+
     def _write(self, network: str, event: Any) -> None:
         # Nothing stays open: a run may have more networks than a process may have open files.
-        folder = self._paths.tensorboard(network)
-        folder.mkdir(parents=True, exist_ok=True)
-        with open(folder / self._name, "ab", buffering=0) as file:
+        with self._open(self._paths.tensorboard(network)) as file:
             events, now = [event], time.time()
             if not file.tell():
                 hparams = self._hparams(chosen(self._networks[network]), network)

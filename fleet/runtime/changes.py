@@ -19,7 +19,7 @@ from fleet.runtime.inputs import mark_data
 from fleet.spec import NetworkSpec, Spec, load
 from fleet.storage.checkpoint import amend, newest
 from fleet.storage.code import code_of
-from fleet.storage.files import replacing, storing
+from fleet.storage.files import replacing, side_by_side, storing
 from fleet.storage.identity import changes, identity
 from fleet.storage.lease import Fence, check_of
 from fleet.storage.paths import RunPaths
@@ -183,8 +183,9 @@ def take_up(spec: Spec, paths: RunPaths, sample: SampleSpec, codes: Mapping[str,
     Raises:
         UserError: a network, or the data, has changed, and nothing was said of it; nothing was touched.
     """
-    saved = [_look_at(network, spec, paths, sample, codes[network.architecture.target], data)
-             for network in spec.networks if network.name not in wishes.fresh_networks]
+    saved = side_by_side(
+        lambda network: _look_at(network, spec, paths, sample, codes[network.architecture.target], data),
+        (network for network in spec.networks if network.name not in wishes.fresh_networks))
     there = [one for one in saved if one is not None]
     changed = [one for one in there if one.changed]
     if changed and not wishes.accepts_changes:

@@ -76,8 +76,8 @@ def rates_of(network: NetworkSpec, spec: Spec, table: RateTable) -> Network:
     or else those in the middle of all.
     """
     names = [network.name] if network.number is None else [network.name, spec.document.models[network.entry].stem]
-    found = [one for name in names for one in table.models if one.name == name]
-    return found[0] if found else Network(network.name, middle(table.models))
+    found = next((table.by_name[name] for name in names if name in table.by_name), None)
+    return found or Network(network.name, middle(table.models))
 
 
 def rates_of_engine(spec: Spec, path: str | Path, table: RateTable) -> RateTable:

@@ -13,6 +13,7 @@ import dataclasses
 import errno
 import json
 import os
+import re
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -62,7 +63,7 @@ def permission(fence: Fence | None, path: Path) -> Callable[[], None]:
             return
         fence.check()
         try:
-            newer = read_state(path, with_arrays=False).generation
+            newer = generation_of(path)
         except CheckpointError:
             return
         if newer > fence.generation:
@@ -70,6 +71,23 @@ def permission(fence: Fence | None, path: Path) -> Callable[[], None]:
                             "which ends and writes nothing more")
 
     return check
+
+
+def generation_of(path: Path) -> int:
+    """The generation of the lease under which a checkpoint was written.
+
+    Raises:
+        CheckpointError: it is damaged, there is none, or the file system does not let it be read.
+    """
+    return read_verified(path, with_arrays=False, read=_generation)[1]
+
+
+_GENERATION = re.compile(rb'(?<!\\)"generation": (\d+)')  # within a text its quotes would be behind backslashes
+
+
+def _generation(record: bytes) -> int:
+    found = _GENERATION.search(record)
+    return int(found[1]) if found else 0
 
 
 def read_state(path: Path, with_arrays: bool = True) -> State:
@@ -135,6 +153,8 @@ def newest(paths: RunPaths, name: str, with_arrays: bool = True) -> CheckpointLo
                 damage.append(str(error))
             elif not isinstance(error.__cause__, FileNotFoundError):
                 raise
+            elif path == paths.last(name) and not path.parent.exists():
+                return CheckpointLookup(None)  # of the thousands of a new run, none is looked for further
     if not damage and (more := _more(0, paths.history(name))):
         damage.append(f"{paths.last(name)} is missing, and no other checkpoint is left{more}")
     return CheckpointLookup(None, "; ".join(damage))

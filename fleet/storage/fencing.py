@@ -2,7 +2,7 @@
 
 Between the moment at which a rank looks whether it may still write and its rename, it may be stopped for hours. A
 rename cannot be made to depend on anything. But it ends in the folder whose handle the rank opened before it looked
-(:func:`fleet.storage.files.replace_by`). So a launch that takes a run over from one that has not let go gives each
+(:func:`fleet.storage.files.replacing`). So a launch that takes a run over from one that has not let go gives each
 network a new folder under the old name, and moves the files there.
 """
 
@@ -14,8 +14,8 @@ from glob import escape
 from pathlib import Path
 
 from fleet.errors import CheckpointError
-from fleet.storage.checkpoint import read_state
-from fleet.storage.files import storing
+from fleet.storage.checkpoint import generation_of
+from fleet.storage.files import side_by_side, storing
 from fleet.storage.paths import RunPaths
 
 _ASIDE = ".aside.tmp"
@@ -61,8 +61,9 @@ def _move(aside: Path, folder: Path) -> None:
 
 def newest_writer(paths: RunPaths) -> int:
     """The newest generation that has written a checkpoint; 0 if none has."""
-    found = [0]
-    for path in paths.models.glob("*/*.h5"):
+    def generation(path: Path) -> int:
         with suppress(CheckpointError):
-            found.append(read_state(path, with_arrays=False).generation)
-    return max(found)
+            return generation_of(path)
+        return 0
+
+    return max(side_by_side(generation, paths.models.glob("*/*.h5")), default=0)

@@ -9,9 +9,12 @@ import math
 import os
 import shutil
 import socket
+import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
+from itertools import chain
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
@@ -19,6 +22,7 @@ from fleet.errors import StorageError
 from fleet.units import format_size
 from preprocess.passing import may_pass_for_writer
 
+S = TypeVar("S")
 T = TypeVar("T")
 
 log = logging.getLogger("fleet.storage.files")
@@ -80,6 +84,17 @@ def patiently(write: Callable[[], T], patience_s: float | None = None) -> T:
         pause_s = min(2 * pause_s, 2.0)
 
 
+def side_by_side(read: Callable[[S], T], of: Iterable[S]) -> list[T]:
+    """What is read of many things, in their order; a file server that answers late is asked several at a time."""
+    each = list(of)
+    parts = [each[first:first + _PART] for first in range(0, len(each), _PART)]
+    with ThreadPoolExecutor(_AT_A_TIME) as pool:
+        return list(chain.from_iterable(pool.map(lambda part: list(map(read, part)), parts)))
+
+
+_AT_A_TIME, _PART = 16, 16
+
+
 def is_of_the_name(error: StorageError) -> bool:
     """Whether the name of the file is wrong, and not the state of the disk."""
     return isinstance(error.__cause__, OSError) and error.__cause__.errno in _OF_THE_NAME
@@ -111,66 +126,98 @@ def _always() -> None:
 
 
 @contextmanager
-def replacing(path: Path, mode: str = "w", check: Callable[[], None] = _always) -> Iterator[IO[Any]]:
+def replacing(path: Path, mode: str = "w", check: Callable[[], None] = _always, wanted: int = 0,
+              previous: Path | None = None, buffering: int = -1) -> Iterator[IO[Any]]:
     """Write a file that never half exists: to a temporary name, to the disk, then renamed.
 
     An exception inside leaves the old file as it was.
 
     Args:
-        check: raises where this process may not write any more; see :func:`replace_by`.
+        mode, buffering: of :func:`open`.
+        check: is called before files are renamed, and raises where this process may not write any more. Whatever
+            happens between the two, they are renamed in the folder that was there before: another launch that takes
+            over makes all folders anew (:func:`fleet.storage.fencing.shut_out`).
+        wanted: bytes that are to be written, where that is known.
+        previous: the name that the old file gets, once the new one is whole.
 
     Raises:
         StorageError: the disk is full, the folder read-only, ...
     """
     temporary = path.with_name(f".{path.name}.{_MINE}.{os.getpid()}.tmp")
-    with storing(path), _vanishing(temporary), _renaming(path, check) as rename:
-        with open(temporary, mode, encoding=None if "b" in mode else "utf-8") as file:
+    with storing(path, wanted), _renaming(path, check) as rename, _vanishing(temporary):
+        with open(temporary, mode, buffering, encoding=None if "b" in mode else "utf-8") as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
-        rename(temporary, path)
+        rename(temporary, previous)
 
 
-def replace_by(path: Path, write: Callable[[Path], None], wanted: int = 0, previous: Path | None = None,
-               check: Callable[[], None] = _always) -> None:
+def replace_by(path: Path, write: Callable[[Path], None], check: Callable[[], None] = _always) -> None:
     """The same for a library that wants a name rather than a file; the suffix is kept.
 
     Args:
         write: if it writes nothing, nothing is replaced.
-        wanted: bytes that are to be written, where that is known.
-        previous: the name that the old file gets, once the new one is whole.
-        check: is called before each rename, and raises where this process may not write any more. Whatever happens
-            between the two, the rename ends in the folder that was there before: another launch that takes over makes
-            all folders anew (:func:`fleet.storage.fencing.shut_out`).
+        check: see :func:`replacing`.
 
     Raises:
         StorageError: the disk is full, the folder read-only, ...
     """
     temporary = path.with_name(f".{os.getpid()}.tmp.{path.name}")
-    with storing(path, wanted), _vanishing(temporary), _renaming(path, check) as rename:
+    with storing(path), _renaming(path, check) as rename, _vanishing(temporary):
         write(temporary)
-        if not temporary.exists():
+        try:
+            descriptor = os.open(temporary, os.O_RDONLY)
+        except FileNotFoundError:
             check()
             return
-        descriptor = os.open(temporary, os.O_RDONLY)
         try:
             os.fsync(descriptor)
         finally:
             os.close(descriptor)
-        if previous is not None and path.exists():
-            rename(path, previous)
-        rename(temporary, path)
+        rename(temporary, None)
+
+
+_held = threading.local()  # the folder that :func:`folder_opened` has opened in a thread, and its descriptor
 
 
 @contextmanager
-def _renaming(path: Path, check: Callable[[], None]) -> Iterator[Callable[[Path, Path], None]]:
-    """Rename files of the folder that is there now, whatever folder will have its name later."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    folder = os.open(path.parent, os.O_RDONLY | os.O_DIRECTORY)
+def folder_opened(path: Path) -> Iterator[None]:
+    """A context in which all files that a thread replaces beside one are renamed in the folder that is there now.
 
-    def rename(source: Path, target: Path) -> None:
+    Each call to a file server is dear: so it is opened once. And one look at the right to write, within, is enough for
+    all that follows: nobody reads a folder again of which another launch has taken over.
+    """
+    with storing(path):
+        descriptor = _open_folder(path.parent)
+    _held.folder = path.parent, descriptor
+    try:
+        yield
+    finally:
+        _held.folder = None
+        os.close(descriptor)
+
+
+def _open_folder(folder: Path) -> int:
+    try:
+        return os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    except FileNotFoundError:
+        folder.mkdir(parents=True, exist_ok=True)
+        return os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+
+
+@contextmanager
+def _renaming(path: Path, check: Callable[[], None]) -> Iterator[Callable[[Path, Path | None], None]]:
+    """Rename files of the folder that is there now, whatever folder will have its name later."""
+    held: tuple[Path, int] | None = getattr(_held, "folder", None)
+    is_held = held is not None and held[0] == path.parent
+    folder = held[1] if held is not None and is_held else _open_folder(path.parent)
+
+    def rename(temporary: Path, previous: Path | None) -> None:
         check()
-        os.replace(source.name, target.name, src_dir_fd=folder, dst_dir_fd=folder)
+        if previous is not None:
+            with suppress(FileNotFoundError):  # there is no old file yet
+                os.replace(path.name, previous.name, src_dir_fd=folder, dst_dir_fd=folder)
+        os.replace(temporary.name, path.name, src_dir_fd=folder, dst_dir_fd=folder)
 
     try:
         yield rename
@@ -178,17 +225,19 @@ def _renaming(path: Path, check: Callable[[], None]) -> Iterator[Callable[[Path,
         check()  # the folder of a launch that was shut out is not there any more: that says better why
         raise
     finally:
-        os.close(folder)
+        if not is_held:
+            os.close(folder)
 
 
 @contextmanager
 def _vanishing(temporary: Path) -> Iterator[None]:
-    """Remove a temporary file in the end, if the file system allows it."""
+    """Remove a temporary file that was not renamed, if the file system allows it."""
     try:
         yield
-    finally:
+    except BaseException:
         with suppress(OSError):  # what went wrong before says more
             temporary.unlink(missing_ok=True)
+        raise
 
 
 def write_json(path: Path, value: Any) -> None:

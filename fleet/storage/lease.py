@@ -34,6 +34,7 @@ from fleet.storage.files import storing
 from fleet.units import parse_duration
 
 _KEPT = 8  # generations whose files are left: nobody sleeps through so many between a look and a step
+_MOST_BYTES = 2**16  # of a generation's file
 _HEAD = re.compile(r"(\d{20}) (held|free)\n")
 
 
@@ -249,9 +250,13 @@ def is_held(folder: Path) -> bool:
 def read_generation(folder: Path, generation: int) -> str | None:
     """The content of a generation's file; None if there is none."""
     try:
-        return _file(folder, generation).read_text(encoding="utf-8", errors="replace")
+        file = os.open(_file(folder, generation), os.O_RDONLY)
     except FileNotFoundError:
         return None
+    try:
+        return os.read(file, _MOST_BYTES).decode(errors="replace")  # a file object would ask how large it is
+    finally:
+        os.close(file)
 
 
 def create_generation(folder: Path, generation: int, holder: Holder) -> bool:

@@ -27,7 +27,7 @@ from fleet.spec import NetworkSpec, Spec
 from fleet.spec.judging import Yardstick, ranking_of
 from fleet.spec.layers import count_for
 from fleet.storage.checkpoint import CheckpointLookup, is_exported, newest
-from fleet.storage.files import Pacing, SharedPacing, patiently, replacing, storing, write_json
+from fleet.storage.files import Pacing, SharedPacing, patiently, replacing, side_by_side, storing, write_json
 from fleet.storage.paths import RunPaths
 from preprocess.sample import SampleSpec
 
@@ -413,11 +413,12 @@ def recover(results: Results) -> dict[str, net.State]:
     with suppress(UserError):  # there is no table yet, or it is damaged
         results.parameters = {row.name: row.parameters for row in read_results(results.paths.root)
                               if row.parameters is not None and row.name in results.spec.by_name} | results.parameters
-    for network in results.spec.networks:
-        name = network.name
-        results.standings[name], state = take_up(results, network)
+    taken_up = side_by_side(lambda network: take_up(results, network), results.spec.networks)
+    for network, (standing, state) in zip(results.spec.networks, taken_up, strict=True):
+        results.standings[network.name] = standing
         if state is not None:
-            states[name] = state
+            states[network.name] = state
+    results.damaged = {name: results.damaged[name] for name in results.standings if name in results.damaged}
     return states
 
 

@@ -21,7 +21,7 @@ import h5py
 import numpy as np
 
 from fleet.errors import CheckpointError, DamagedError
-from fleet.storage.files import replace_by
+from fleet.storage.files import replacing
 from preprocess.files.deaf_file import DeafFile
 
 # The checksum of all that follows in the user block, the checksum of all behind it, the sizes of both in bytes.
@@ -45,29 +45,28 @@ def write_verified(path: Path, arrays: Mapping[str, np.ndarray], record: Mapping
     text = json.dumps(record).encode()
     block = max(512, 1 << (_HEAD_BYTES + len(text) - 1).bit_length())  # HDF5 wants a power of two
 
-    def write(temporary: Path) -> None:
-        with open(temporary, "w+b", buffering=0) as plain:
-            target = DeafFile(plain, path)
-            with target.hdf5(userblock_size=block) as file:
-                group = file.create_group("arrays", track_order=True)
-                for name, array in arrays.items():
-                    group.create_dataset(name.replace("/", "\\"), data=array)
-            checksum = _sum(plain, block)
-            rest = b" %08x %010d %015d\n" % (checksum, block, plain.tell() - block)
-            rest += text.ljust(block - _HEAD_BYTES, b"\0")
-            target.seek(0)
-            target.write(b"FLEET checkpoint %08x" % zlib.crc32(rest) + rest)
-            target.check()
-
-    replace_by(path, write, wanted=block + sum(array.nbytes for array in arrays.values()), previous=previous,
-               check=check)
+    wanted = block + sum(array.nbytes for array in arrays.values())
+    with replacing(path, "w+b", check, wanted, previous, buffering=0) as plain:
+        target = DeafFile(plain, path)
+        with target.hdf5(userblock_size=block) as file:
+            group = file.create_group("arrays", track_order=True)
+            for name, array in arrays.items():
+                group.create_dataset(name.replace("/", "\\"), data=array)
+        checksum = _sum(plain, block)
+        rest = b" %08x %010d %015d\n" % (checksum, block, plain.tell() - block)
+        rest += text.ljust(block - _HEAD_BYTES, b"\0")
+        target.seek(0)
+        target.write(b"FLEET checkpoint %08x" % zlib.crc32(rest) + rest)
+        target.check()
 
 
-def read_verified(path: Path, with_arrays: bool = True) -> tuple[dict[str, np.ndarray], Any]:
+def read_verified(path: Path, with_arrays: bool = True, read: Callable[[bytes], Any] = json.loads
+                  ) -> tuple[dict[str, np.ndarray], Any]:
     """Read arrays and a record.
 
     Args:
         with_arrays: otherwise only the record is read and verified, which takes no time.
+        read: makes of the record's text what is wanted of it.
 
     Raises:
         DamagedError: a byte of it is not what was written.
@@ -75,7 +74,7 @@ def read_verified(path: Path, with_arrays: bool = True) -> tuple[dict[str, np.nd
     """
     try:
         with open(path, "rb") as file:
-            record = _read_block(path, file, with_arrays)
+            record = read(_read_block(path, file, with_arrays))
         if not with_arrays:
             return {}, record
         with h5py.File(path, "r", locking=False) as content:  # it never changes, and locks may not be had
@@ -84,13 +83,14 @@ def read_verified(path: Path, with_arrays: bool = True) -> tuple[dict[str, np.nd
         raise CheckpointError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
 
 
-def _read_block(path: Path, file: IO[bytes], with_the_rest: bool) -> Any:
-    """The record, after it has been verified, and the rest of the file if that is wanted."""
+def _read_block(path: Path, file: IO[bytes], with_the_rest: bool) -> bytes:
+    """The text of the record, after it has been verified, and the rest of the file if that is wanted."""
     head = _HEAD.fullmatch(start := file.read(_HEAD_BYTES))
     if not head:
         raise DamagedError(f"{path} cannot be read: it is damaged, or not a checkpoint")
     block, size = int(head[3]), int(head[4])
-    there = os.fstat(file.fileno()).st_size
+    there = file.seek(0, os.SEEK_END)
+    file.seek(_HEAD_BYTES)
     if block + size != there:
         raise DamagedError(f"{path} cannot be read: it has {there} bytes instead of {block + size}")
     text = file.read(block - _HEAD_BYTES)
@@ -98,7 +98,7 @@ def _read_block(path: Path, file: IO[bytes], with_the_rest: bool) -> Any:
         raise DamagedError(f"{path} cannot be read: its record is damaged")
     if with_the_rest and _sum(file, block) != int(head[2], 16):
         raise DamagedError(f"{path} cannot be read: its arrays are damaged")
-    return json.loads(text.rstrip(b"\0"))
+    return text.rstrip(b"\0")
 
 
 def _sum(file: IO[bytes], start: int) -> int:

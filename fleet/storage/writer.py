@@ -14,11 +14,11 @@ from typing import IO
 import numpy as np
 
 from fleet.domain.network import State
-from fleet.errors import InfrastructureError
+from fleet.errors import InfrastructureError, StorageError
 from fleet.spec import Checkpoint, Converge
 from fleet.spec.engines import EngineInfo
 from fleet.storage.checkpoint import best_state, note_export, permission, write_history, write_state
-from fleet.storage.files import patiently, replace_by, replacing, storing
+from fleet.storage.files import folder_opened, patiently, replace_by, replacing, storing
 from fleet.storage.lease import Fence, check_of
 from fleet.storage.paths import PARTS, RunPaths
 from fleet.storage.quota import Quota
@@ -44,6 +44,7 @@ class CheckpointWriter:
         self.blocked_s = 0.0
         self._paths, self._fence, self._suffix = paths, fence, suffix
         self._fences: dict[str, Fence] = {}
+        self._without_best: set[str] = set()  # networks of which none is kept, and none is left
         self._settings, self._quota = settings, Quota(paths, settings)
         self._jobs: queue.Queue[Callable[[], None] | None] = queue.Queue(1)
         self._error: Exception | None = None
@@ -172,14 +173,20 @@ class CheckpointWriter:
 
     def _write(self, name: str, state: State, is_best: bool) -> None:
         best, last, fence = self._paths.best(name), self._paths.last(name), self.fence(name)
-        if self._settings.keep == "last":
-            best.unlink(missing_ok=True)
-        elif is_best:  # before `last`, which says by its history that this epoch was the best
-            self._quota.make_room(best, state.size)
-            write_state(best, state, fence=fence)
-        self._quota.make_room(last, state.size)
-        write_state(last, state, self._paths.previous(name), fence)
-        write_history(self._paths.history(name), state.history, fence)
+        if self._settings.keep == "last" and name not in self._without_best:
+            best.unlink(missing_ok=True)  # of a launch that kept it
+            self._without_best.add(name)
+        with folder_opened(last):
+            if is_best and self._settings.keep != "last":  # before `last`, by whose history this epoch was the best
+                self._quota.make_room(best, state.size)
+                write_state(best, state, fence=fence)
+            self._quota.make_room(last, state.size)
+            write_state(last, state, self._paths.previous(name), fence)
+            try:
+                write_history(self._paths.history(name), state.history)  # the look for `last` is enough
+            except StorageError:
+                check_of(fence)()  # a launch that was shut out finds no folder: that says better why
+                raise
 
     def _work(self) -> None:
         while True:
