@@ -1,6 +1,6 @@
 """The main job, in which ranks die at given moments: run by test_survival.py under mpirun.
 
-``FLEET_TEST_DEATHS='{"2": ["runtime.training.network:Training.step", 30]}'`` kills rank 2 when it calls that for the
+``FLEET_TEST_DEATHS='{"2": ["runtime.training.network:Training.begin", 30]}'`` kills rank 2 when it calls that for the
 30th time; with ``FLEET_TEST_STOPS=2`` it is stopped for two seconds instead.
 """
 

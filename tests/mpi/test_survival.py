@@ -11,7 +11,7 @@ from tests.mpi.test_training import replayed
 
 DYING = (str(ROOT / "tests/mpi/dying.py"),)
 EPOCHS = 6
-STEP = "runtime.training.network:Training.step"
+STEP = "runtime.training.network:Training.begin"
 # The only rates with which all three run at once on four trainers, in two rounds at most.
 RATES = {"pair": [10.0, 19.0], "one": [19.0], "two": [19.0]}
 

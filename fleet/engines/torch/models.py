@@ -118,8 +118,8 @@ def _cnn(settings: CNN, shape: tuple[int, ...], outputs: int) -> nn.Sequential:
     height, width, channels = shape
     layers: list[nn.Module] = []
     for filters in settings.filters:
-        conv = nn.Conv2d(channels, filters, settings.kernel, padding="same")
-        layers += [_scaled(conv), *_norm(filters, settings.norm), nn.ReLU(), nn.MaxPool2d(2)]
+        layers += [*_conv(channels, filters, settings.kernel, 1, (height, width), settings.norm), nn.ReLU(),
+                   nn.MaxPool2d(2)]
         height, width, channels = height // 2, width // 2, filters
     layers.append(nn.Flatten())
     features = height * width * channels
@@ -139,7 +139,7 @@ class _ResNet(nn.Module):
             conv = _scaled(nn.Conv2d(channels, width, 7, stride=2, padding=3))
             side = ((side[0] + 3) // 4, (side[1] + 3) // 4)
         else:
-            conv = _scaled(nn.Conv2d(channels, width, 3, padding="same"))
+            conv = _scaled(nn.Conv2d(channels, width, 3, padding=1))
         pool = [nn.MaxPool2d(3, stride=2, padding=1)] if large else []
         self.stem = nn.Sequential(conv, *_norm(width, norm), nn.ReLU(), *pool)
         blocks, channels = [], width

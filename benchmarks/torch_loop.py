@@ -1,0 +1,237 @@
+"""The engine torch against loops that people write by hand: samples/s of FLEET over theirs.
+
+    python benchmarks/torch_loop.py [--json] [--pairs 9] [--what small middle "two ranks" "ten networks"]
+
+- small, middle: steps of a CNN on one rank, and of the same module in a loop by hand, on the same batches of uint8 and
+  with the same threads, in turns.
+- two ranks: the same of a CNN on two ranks, which add up gradients by MPI, and by DistributedDataParallel with gloo.
+- ten networks: a whole run on two trainers, command to prompt, and a script that trains the same ten one after another.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from fleet.api import mpirun
+from fleet.comm.alone import Alone
+from fleet.commands.show import print_json
+from fleet.engines.registry import build, make_engine
+from fleet.spec import parse
+from fleet.terminal import print_table
+from preprocess.sample import Affine, ImageSpec, SampleSpec
+
+ROOT = Path(__file__).parents[1]
+AIMS = {"small": 0.97, "middle": 0.97, "two ranks": 0.95, "ten networks": 0.9}
+SCALE, RATE, DROPPED = Affine(0.5, 0.5), 0.02, 20
+# filters, dense, side of images, batch of a rank, steps of a turn
+SIZES = {"small": ([16, 32], [64], 28, 64, 60), "middle": ([32, 64], [128], 32, 64, 10),
+         "two ranks": ([16, 32], [64], 28, 64, 40)}
+TEN_EPOCHS, TEN_SAMPLES = 8, 4096
+
+
+def module_of(filters: Sequence[int], dense: Sequence[int], side: int, channels: int = 3, classes: int = 10) -> Any:
+    """A CNN as anybody would write it, and as the family ``cnn`` is."""
+    from torch import nn
+
+    layers: list[Any] = []
+    for width in filters:
+        layers += [nn.Conv2d(channels, width, 3, padding=1), nn.BatchNorm2d(width), nn.ReLU(), nn.MaxPool2d(2)]
+        channels, side = width, side // 2
+    layers.append(nn.Flatten())
+    features = channels * side * side
+    for units in dense:
+        layers += [nn.Linear(features, units), nn.ReLU()]
+        features = units
+    return nn.Sequential(*layers, nn.Linear(features, classes))
+
+
+def by_hand(module: Any, rate: float = RATE) -> Callable[[np.ndarray, np.ndarray], float]:
+    """A step as people write it: the loss and the hits are looked at, as those of FLEET are."""
+    import torch
+    from torch.nn.functional import cross_entropy
+
+    optimizer = torch.optim.SGD(module.parameters(), lr=rate, momentum=0.9)
+    module.train()
+
+    def step(images: np.ndarray, labels: np.ndarray) -> float:
+        inputs = torch.from_numpy(images).permute(0, 3, 1, 2).float().div_(127.5).sub_(1).contiguous()
+        wanted = torch.from_numpy(labels)
+        optimizer.zero_grad()
+        outputs = module(inputs)
+        loss = cross_entropy(outputs, wanted)
+        loss.backward()
+        optimizer.step()
+        return loss.item() + (outputs.argmax(1) == wanted).sum().item()
+    return step
+
+
+def by_fleet(what: str, group: Any, exchange: str = "mpi") -> Callable[[np.ndarray, np.ndarray], Any]:
+    """A step of the engine, on this rank of a group."""
+    filters, dense, side, batch, _ = SIZES[what]
+    spec = parse({"models": [{"family": "cnn", "args": {"filters": filters, "dense": dense}}],
+                  "resources": {"engine": "torch", "exchange": exchange},
+                  "train": {"batch": {"size": batch * group.size},
+                            "optimizer": {"name": "sgd", "learning_rate": RATE, "momentum": 0.9}}})
+    sample = SampleSpec(ImageSpec((side, side, 3), "uint8"), 10, SCALE)
+    network = build(make_engine(spec, sample, None, 0, group.size), spec.engine, spec.networks[0], group)
+    return lambda images, labels: network.step(images, labels, batch * group.size)
+
+
+def batches_of(what: str, seed: int = 0) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Some batches of a rank, in memory."""
+    _, _, side, batch, _ = SIZES[what]
+    random = np.random.default_rng(seed)
+    return [(random.integers(0, 256, (batch, side, side, 3)).astype(np.uint8), random.integers(0, 10, batch))
+            for _ in range(8)]
+
+
+def turns(what: str, steps: Sequence[Callable[..., Any]], pairs: int, meet: Callable[[], None] = lambda: None
+          ) -> list[float]:
+    """The ratio of each pair of turns: seconds of the second over those of the first."""
+    batches, count = batches_of(what), SIZES[what][-1]
+    found = []
+    for step in steps:
+        for place in range(DROPPED):
+            step(*batches[place % len(batches)])
+    for pair in range(pairs):
+        seconds = [0.0, 0.0]
+        for one in ((0, 1), (1, 0))[pair % 2]:
+            meet()
+            began = time.perf_counter()
+            for place in range(count):
+                steps[one](*batches[place % len(batches)])
+            seconds[one] = time.perf_counter() - began
+        found.append(seconds[1] / seconds[0])
+    return found
+
+
+def on_one_rank(what: str, pairs: int) -> list[float]:
+    """FLEET and the loop, in turns."""
+    filters, dense, side, *_ = SIZES[what]
+    return turns(what, [by_fleet(what, Alone()), by_hand(module_of(filters, dense, side))], pairs)
+
+
+def on_this_rank(pairs: int, folder: Path) -> None:
+    """One of two ranks, on which both sides take turns: run by :func:`on_two_ranks` under mpirun."""
+    import torch
+    from torch import distributed
+
+    from fleet.comm.mpi import start_mpi
+
+    world = start_mpi()
+    group = world.group((0, 1), 1)
+    ours = by_fleet("two ranks", group)
+    distributed.init_process_group("gloo", store=distributed.FileStore(str(folder / "store"), 2), rank=world.rank,
+                                   world_size=2)
+    filters, dense, side, *_ = SIZES["two ranks"]
+    theirs = by_hand(torch.nn.parallel.DistributedDataParallel(module_of(filters, dense, side)))
+    found = turns("two ranks", [ours, theirs], pairs, group.meet)
+    if world.rank == 0:
+        print(json.dumps(found), flush=True)
+    distributed.destroy_process_group()
+    world.finish()
+    world.leave(0)
+
+
+def on_two_ranks(pairs: int) -> list[float]:
+    """The same on two ranks."""
+    with tempfile.TemporaryDirectory() as folder:
+        done = subprocess.run([*mpirun(2), __file__, "--rank", folder, "--pairs", str(pairs)], cwd=ROOT, text=True,
+                              capture_output=True, check=True)
+    found: list[float] = json.loads(done.stdout.splitlines()[-1])
+    return found
+
+
+def ten_settings() -> Iterator[tuple[list[int], list[int], float]]:
+    """Filters, dense layers and learning rate of each of ten networks."""
+    for place in range(10):
+        yield ([8, 16], [16, 32])[place % 2], ([32], [64])[place // 5], 0.01 * (1 + place)
+
+
+def train_ten(folder: Path) -> None:
+    """The rival: one network after another, in one process."""
+    import torch
+
+    data = np.load(folder / "data.npz")
+    images, labels, random = data["x"], data["y"], np.random.default_rng(0)
+    for filters, dense, rate in ten_settings():
+        torch.manual_seed(0)
+        step = by_hand(module_of(filters, dense, 28, 1), rate)
+        for _ in range(TEN_EPOCHS):
+            order = random.permutation(len(images))
+            for first in range(0, len(images), 64):
+                step(images[order[first:first + 64]], labels[order[first:first + 64]])
+
+
+def with_ten_networks(pairs: int) -> list[float]:
+    """Whole runs, from command to prompt."""
+    found = []
+    with tempfile.TemporaryDirectory() as text:
+        folder = Path(text)
+        random = np.random.default_rng(0)
+        np.savez(folder / "data.npz", x=random.integers(0, 256, (TEN_SAMPLES, 28, 28, 1)).astype(np.uint8),
+                 y=random.integers(0, 10, TEN_SAMPLES))
+        models = [{"family": "cnn", "name": f"n{place}", "args": {"filters": filters, "dense": dense},
+                   "train": {"optimizer": {"name": "sgd", "learning_rate": rate, "momentum": 0.9}}}
+                  for place, (filters, dense, rate) in enumerate(ten_settings())]
+        spec = {"data": {"source": "npz", "path": str(folder / "data.npz"), "transforms": [
+                    {"scale": {"mean": 0.5, "std": 0.5}}]}, "models": models,
+                "resources": {"engine": "torch"}, "output": str(folder / "run"),
+                "train": {"batch": {"size": 64}, "converge": {"max_epochs": TEN_EPOCHS, "monitor": "loss"}}}
+        (folder / "spec.yaml").write_text(yaml.safe_dump(spec))
+        sides = [[*mpirun(3), "-m", "fleet.run", str(folder / "spec.yaml"), "--plain", "--fresh"],
+                 [sys.executable, __file__, "--ten", text]]
+        for pair in range(pairs):
+            seconds = [0.0, 0.0]
+            for one in ((0, 1), (1, 0))[pair % 2]:
+                began = time.perf_counter()
+                subprocess.run(sides[one], cwd=ROOT, check=True, capture_output=True)
+                seconds[one] = time.perf_counter() - began
+            found.append(seconds[1] / seconds[0])
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--what", nargs="+", choices=AIMS, default=list(AIMS))
+    parser.add_argument("--pairs", type=int, default=9, help="of turns; of whole runs a third as many")
+    parser.add_argument("--json", action="store_true")
+    parser.add_argument("--rank", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--ten", type=Path, help=argparse.SUPPRESS)
+    arguments = parser.parse_args()
+    if arguments.rank is not None:
+        on_this_rank(arguments.pairs, arguments.rank)
+        return
+    if arguments.ten is not None:
+        train_ten(arguments.ten)
+        return
+    rows = []
+    for what in arguments.what:
+        if what == "two ranks":
+            found = on_two_ranks(arguments.pairs)
+        elif what == "ten networks":
+            found = with_ten_networks(-(-arguments.pairs // 3))
+        else:
+            found = on_one_rank(what, arguments.pairs)
+        rows.append({"what": what, "ratio": round(statistics.median(found), 3)})
+    if arguments.json:
+        print_json(rows)
+        return
+    print_table(["what", "ratio", "aim"], [[row["what"], row["ratio"], AIMS[str(row["what"])]] for row in rows],
+                title="samples/s of FLEET over those of a loop by hand")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,122 @@
+"""Real PyTorch in every rank: exchanges, splits, changing groups, deaths, replays."""
+
+import json
+
+import numpy as np
+import pytest
+
+from fleet.domain.events import GroupChanged, GroupStruck
+from fleet.runtime.replay import largest_difference
+from fleet.storage.checkpoint import read_state
+from fleet.storage.paths import RunPaths
+from tests.mpi.conftest import ROOT, Launcher, spec
+from tests.mpi.test_survival import DYING, EPOCHS, STEP, check
+
+pytestmark = [pytest.mark.torch, pytest.mark.long]
+
+# Without batch normalisation and dropout: how a batch is split changes nothing but the order of sums.
+PLAIN = {"family": "cnn", "args": {"filters": [4], "dense": [8], "norm": "none"}}
+NAMES = ("full", "pair", "three")
+
+
+def networks(pinned):
+    sgd = {"name": "sgd", "learning_rate": 0.05, "momentum": 0.9, "weight_decay": 0.001}
+    cosine = {"name": "CosineDecay", "initial_learning_rate": 0.01, "decay_steps": 40}
+    return [
+        {**PLAIN, "name": "full", "gpus": 3 if pinned else 1, "train": {"optimizer": sgd, "batch": {"size": 50}}},
+        {"build": "tests.torch_modules:viewing", "name": "pair", "gpus": 2 if pinned else 1,
+         "train": {"optimizer": {"name": "adam", "learning_rate": cosine}, "batch": {"size": 7}}},
+        {"family": "resnet", "name": "three", "args": {"blocks": [1, 1], "width": 4, "norm": "none"},
+         "gpus": 3 if pinned else 1, "train": {"optimizer": {**sgd, "global_clipnorm": 1.0}}}]
+
+
+def torch_spec(tmp_path, models, ranks=3, **parts):
+    rates = tmp_path / "rates.json"
+    rates.write_text(json.dumps({"samples_per_epoch": 50, "gpus_per_node": ranks, "models": [
+        {"name": model["name"], "rates": [100.0 + 10 * rank for rank in range(ranks)]} for model in models]}))
+    parts = {"samples": 50, "train": {"batch": {"size": 16}, "converge": {"max_epochs": 2}}, **parts,
+             "resources": {"engine": "torch", **parts.get("resources", {})},
+             "schedule": {"policy": "baseline", **parts.get("schedule", {}), "rates": str(rates)}}
+    return spec(tmp_path, models, **parts)
+
+
+@pytest.fixture(scope="module")
+def histories(tmp_path_factory):
+    """The same networks trained alone, and in groups of two and three ranks with either exchange."""
+    found = {}
+    for case in ("alone", "mpi", "library"):
+        tmp_path = tmp_path_factory.mktemp(case)
+        content = torch_spec(tmp_path, networks(pinned=case != "alone"),
+                             resources={} if case == "alone" else {"exchange": case})
+        run = Launcher(tmp_path)(1 if case == "alone" else 4, content, timeout=240)
+        assert run.status == 0, run.output
+        if case != "alone":
+            told = f"training on ranks (1, 2, 3) from stream epoch 0, gradients by {case}"
+            assert told in run.paths.log(1).read_text()
+        assert not list(run.paths.root.glob(".exchange-*"))
+        found[case] = {name: run.history(name) for name in NAMES}
+    return found
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("exchange", ["mpi", "library"])
+def test_groups_of_any_size_come_to_the_losses_of_one_rank(histories, exchange, name):
+    assert largest_difference(histories["alone"][name], histories[exchange][name]) < 1e-5
+
+
+@pytest.mark.parametrize("exchange", ["mpi", "library"])
+def test_groups_that_change_within_an_epoch_train_as_if_alone(tmp_path, exchange):
+    models = [{**PLAIN, "name": name, "train": {"converge": {"max_epochs": 7}}} for name in "ab"]
+    content = torch_spec(tmp_path, models, 4, samples=200, source="slow", train={"batch": {"size": 7}},
+                         schedule={"policy": "adaptive"}, resources={"exchange": exchange})
+    rounds = [("a", 0, {"a": [0, 1, 2], "b": [3]}), ("a", 1, {"a": [2, 1], "b": [3, 0]}),
+              ("a", 3, {"a": [1], "b": [0, 2, 3]}), ("a", 5, {"a": [1, 3, 0], "b": [2]})]
+    launch = Launcher(tmp_path)
+    run = launch(5, content, program=(str(ROOT / "tests/mpi/scripted.py"),), timeout=240,
+                 environment={"FLEET_TEST_ROUNDS": json.dumps(rounds)})
+    assert run.status == 0, run.output
+    assert len(run.events(GroupChanged)) >= 3
+    again = launch(1, content, str(run.paths.root), "a", "b", timeout=240,
+                   program=(str(ROOT / "tests/mpi/replay_all.py"),))
+    assert again.status == 0, again.output
+    for name in "ab":
+        other = type(run)(0, "", 0, RunPaths(run.paths.replay(name)))
+        assert largest_difference(run.history(name), other.history(name)) < 1e-4
+
+
+@pytest.mark.parametrize("exchange", ["mpi", "library"])
+def test_a_member_of_a_group_dies(tmp_path, exchange):
+    content = torch_spec(tmp_path, [{**PLAIN, "name": "pair", "gpus": 2}, {**PLAIN, "name": "one", "gpus": 1}],
+                         samples=100, source="slow", train={"batch": {"size": 8}, "converge": {"max_epochs": EPOCHS}},
+                         resources={"exchange": exchange}, schedule={"policy": "adaptive"})
+    launch = Launcher(tmp_path)
+    run = launch(4, content, program=DYING, survive=True, timeout=300,
+                 environment={"FLEET_TEST_DEATHS": json.dumps({"2": (STEP, 30)})})
+    assert run.status == 0, run.output
+    assert [event.network for event in run.events(GroupStruck)] == ["pair"]
+    check(launch, run, content, names=())
+
+
+DETERMINISTIC = {"family": "cnn", "name": "one", "args": {"filters": [8, 8], "dense": [8], "dropout": 0.2},
+                 "gpus": 2, "train": {"deterministic": True, "optimizer": {"name": "nadam", "learning_rate": 0.01}}}
+
+
+def test_a_deterministic_network_is_resumed_and_replayed_to_the_same_numbers(tmp_path):
+    """A launch of four epochs, one of two epochs that goes on for two more, and a replay."""
+    states = []
+    for name, pieces in (("whole", (4,)), ("resumed", (2, 4))):
+        launch = Launcher(tmp_path)
+        for epochs in pieces:
+            content = torch_spec(tmp_path, [DETERMINISTIC], output=str(tmp_path / name), train={
+                "batch": {"size": 16}, "converge": {"max_epochs": epochs}})
+            run = launch(3, content, "--plain", timeout=240)
+            assert run.status == 0, run.output
+        states.append(read_state(run.paths.last("one")))
+    whole, resumed = states
+    assert largest_difference(whole.history, resumed.history) == 0.0
+    assert all(np.array_equal(array, resumed.arrays[name]) for name, array in whole.arrays.items())
+    again = launch(3, content, "--replay", str(run.paths.root), "--only", "one", timeout=120)
+    assert again.status == 0, again.output
+    assert "val_accuracy: equal to the last bit in all of 4 epochs" in again.output
+    replay = read_state(RunPaths(run.paths.replay("one")).last("one"))
+    assert all(np.array_equal(array, replay.arrays[name]) for name, array in whole.arrays.items())
