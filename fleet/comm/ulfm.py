@@ -19,6 +19,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, NoReturn
 
+import numpy as np
 from mpi4py import MPI
 
 from fleet.comm.group import MPIGroup
@@ -32,8 +33,8 @@ _PR_SET_PDEATHSIG = 1
 _READY_TAG, _DONE_TAG, _FAILED_TAG = 101, 102, 103
 # How long a call that cannot be interrupted may go on waiting for a rank that has died.
 _PATIENCE_S = 3.0
-# Requests of collectives that a death has cut short. MPI may still write into their buffers: nothing frees them.
-_ABANDONED: list[MPI.Request] = []
+# Collectives that a death has cut short, or their buffers. MPI may still write into these: nothing frees them.
+_ABANDONED: list[MPI.Request | np.ndarray] = []
 
 
 def is_enabled() -> bool:
@@ -255,6 +256,13 @@ class ULFMGroup(MPIGroup):
     def blocking(self) -> AbstractContextManager[None]:
         """See :meth:`ULFMWorld.blocking`."""
         return self._launch.blocking(self.ranks)
+
+    def sum(self, buffer: np.ndarray) -> None:  # noqa: D102
+        try:
+            super().sum(buffer)
+        except GroupStruck:
+            _ABANDONED.extend([buffer, self._room])
+            raise
 
     def _complete(self, *requests: MPI.Request) -> None:
         try:

@@ -10,8 +10,8 @@ from tests.fleet.comm.promises import PROMISES
 from tests.places import ROOT
 
 
-def run(launch, ranks, program, survive):
-    ended = subprocess.run([*mpirun(ranks, survive), str(ROOT / "tests/mpi" / program)], cwd=ROOT,
+def run(launch, ranks, program, survive, *arguments):
+    ended = subprocess.run([*mpirun(ranks, survive), str(ROOT / "tests/mpi" / program), *arguments], cwd=ROOT,
                            check=False, capture_output=True, text=True, env=launch.environment({}), timeout=60)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     return ended.stdout
@@ -26,6 +26,11 @@ def test_every_promise_is_kept_by_ranks_of_mpi(launch, ranks, survive):
 
 def test_a_death_strikes_the_group_on_all_other_ranks_and_they_go_on(launch):
     assert "the others have gone on" in run(launch, 4, "struck.py", survive=True)
+
+
+@pytest.mark.parametrize(("ranks", "after_s"), [(2, "0.1"), (3, "0.3"), (4, "0.05")])
+def test_a_death_inside_a_large_sum_ends_it_on_all_other_ranks(launch, ranks, after_s):
+    assert "the others have gone on" in run(launch, ranks, "dying_in_sum.py", True, after_s)
 
 
 @pytest.mark.parametrize(("ranks", "survive"), long_but_first((4, False), (1, False), (4, True)))

@@ -8,6 +8,7 @@ import inspect
 import shutil
 import tempfile
 import time
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -229,6 +230,21 @@ def a_sum_is_that_of_all_ranks_on_every_rank(world, number):
         group.sum(buffer)
         assert buffer.dtype == dtype
         assert (buffer == world.size * (world.size + 1) / 2).all()
+    group.free()
+
+
+@promise
+def a_large_sum_is_the_same_on_all_ranks_to_the_last_bit(world, number):
+    group, done = world.group(range(world.size), number), []
+    world.duties.append(lambda: done.append(1) or False)
+    for shape, dtype in (((333, 1001), np.float32), ((4_100_001,), np.float32), ((7, 101, 300), np.float64)):
+        values = np.linspace(0.1, 1.3, int(np.prod(shape)), dtype=dtype).reshape(shape)
+        buffer = values / (1 + world.rank)
+        group.sum(buffer)
+        np.testing.assert_allclose(buffer, values * sum(1 / (1 + rank) for rank in range(world.size)), rtol=1e-5)
+        assert len(set(group.exchange(zlib.crc32(buffer)))) == 1
+    assert done or world.size == 1
+    world.duties.clear()
     group.free()
 
 

@@ -1,0 +1,38 @@
+"""The last rank dies inside of a large sum, at a moment that differs, and the others hear of it: see test_world.py."""
+
+import os
+import signal
+import sys
+import threading
+import time
+
+import numpy as np
+
+from fleet.comm.mpi import start_mpi
+from fleet.errors import GroupStruck
+
+world, after_s = start_mpi(), float(sys.argv[1])
+group = world.group(range(world.size), 1)
+values = np.full(8_000_000, world.rank + 1.0)
+group.sum(values)
+assert (values == sum(range(1, world.size + 1))).all()
+last = world.size - 1
+if world.rank == last:
+    threading.Timer(after_s, os.kill, (os.getpid(), signal.SIGKILL)).start()
+began = time.monotonic()
+try:
+    for _ in range(200):
+        group.sum(values)
+    raise AssertionError("nobody has died")
+except GroupStruck:
+    assert time.monotonic() - began < after_s + 20
+    rest = world.group([rank for rank in range(world.size) if rank != last], 2)
+    ones = np.ones(1_000_000)
+    rest.sum(ones)
+    assert (ones == rest.size).all()
+except BaseException as error:
+    world.abort(error)
+world.finish()
+if world.rank == 0:
+    print("the others have gone on", flush=True)
+world.leave(0)
