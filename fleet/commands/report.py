@@ -126,6 +126,8 @@ def _print(report: Report, over: Over | None) -> None:
     if account.startup:
         print(f"{sum(seconds for _, seconds in account.startup):.1f} s from the command to the first step: "
               + ", ".join(f"{part} {seconds:.1f}" for part, seconds in account.startup))
+    if account.first_signal_s is not None:
+        print(f"every network had ended an epoch after {format_duration(account.first_signal_s)}")
     if report.missed:
         print(MISSED.format(chunks=counted(report.missed, "chunk")))
     if account.ratio is not None:

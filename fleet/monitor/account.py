@@ -75,6 +75,7 @@ class Account:
         startup: (what was done, seconds) from the command to the first step of the last launch, one behind the other;
             empty where it has not come to a step.
         device: what networks were trained on in the last launch, in a word, such as GPU.
+        first_signal_s: when every network had ended its first epoch, so that they could be compared; None before that.
     """
 
     seconds: float
@@ -91,6 +92,7 @@ class Account:
     time_scale: float
     startup: tuple[tuple[str, float], ...] = ()
     device: str = "GPU"
+    first_signal_s: float | None = None
 
     @property
     def measured_s(self) -> float | None:
@@ -131,7 +133,17 @@ def account(run: RunState) -> Account | None:
     simulated = None if beside else _replay(start, run, costs)
     return Account(max(launch.ended_s for launch in launches), start.policy, devices, gpus,
                    start.gpus_per_node // start.slots, start.slots, len(launches), stints, _spent(run, stints),
-                   costs, simulated, start.time_scale, _startup(launches[-1]), start.device)
+                   costs, simulated, start.time_scale, _startup(launches[-1]), start.device, _first_signal_s(run))
+
+
+def _first_signal_s(run: RunState) -> float | None:
+    """When every network had ended its first epoch, but for those that never will; None as long as one has not."""
+    first: dict[str, float] = {}
+    for epoch in run.epochs:
+        first.setdefault(epoch.network, epoch.t_s)
+    missing = (network for name, network in run.networks.items() if name not in first)
+    are_all_known = first and len(run.networks) >= run.launches[-1].start.networks
+    return max(first.values()) if are_all_known and all(one.standing.outcome for one in missing) else None
 
 
 def nothing(policy: str) -> Account:

@@ -125,7 +125,8 @@ class Report:
                 "gpus": account.gpus, "networks": [_record(row) for row in self.rows],
                 "spent_gpu_s": dataclasses.asdict(account.spent), "measured_s": account.measured_s,
                 "simulated_s": account.simulated_s, "costs": account.costs,
-                "missed_chunks": self.missed, "startup_s": dict(account.startup), **counts, **together, **kept,
+                "missed_chunks": self.missed, "startup_s": dict(account.startup),
+                "first_signal_s": account.first_signal_s, **counts, **together, **kept,
                 **({"data_changes": [dataclasses.asdict(change) for change in self.data_changes]}
                    if self.data_changes else {}),
                 **({"data_now": list(self.data_now)} if self.data_now else {}),

@@ -12,7 +12,7 @@ networks share, each has a k-th.
 
 from __future__ import annotations
 
-from collections import Counter, deque
+from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from enum import Enum, IntEnum, auto
@@ -90,6 +90,17 @@ class Simulated:
     replans: int
     rounds: tuple[SimulatedRound, ...]
     stints: tuple[Stint, ...]
+
+    @property
+    def first_signal_s(self) -> float:
+        """When every network has ended its first epoch: from then on they can be compared."""
+        done: defaultdict[str, float] = defaultdict(float)
+        latest = 0.0
+        for stint in self.stints:
+            before, done[stint.name] = done[stint.name], done[stint.name] + stint.epochs
+            if before < 1 <= done[stint.name] + 1e-9:
+                latest = max(latest, stint.start_s + (stint.end_s - stint.start_s) * (1 - before) / stint.epochs)
+        return latest
 
 
 def simulate(rates: RateTable, cluster: Cluster, policy: Policy, options: Options, costs: Costs | None = None,

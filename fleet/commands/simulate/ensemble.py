@@ -47,7 +47,8 @@ ALL = "all"  # the policies that have a name
 _FACTOR = 2.0  # by which counted operations miss the rate of a network
 
 # What --json prints of a simulation.
-PRINTED = ("policy", "makespan_s", "lower_bound_s", "waiting_s_per_gpu", "scheduling_s", "checkpoint_s", "rounds")
+PRINTED = ("policy", "makespan_s", "lower_bound_s", "first_signal_s", "waiting_s_per_gpu", "scheduling_s",
+           "checkpoint_s", "rounds")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -176,6 +177,7 @@ def _print(outcome: Simulated, cluster: Cluster) -> None:
         [text, f"{value:,.1f}"] for text, value in [
             ("makespan, s", outcome.makespan_s),
             ("lower bound, s", outcome.lower_bound_s),
+            ("first epoch of all, s", outcome.first_signal_s),
             ("waiting per GPU, s", outcome.waiting_s_per_gpu),
             ("regrouping per GPU, s", outcome.regroup_s_per_gpu),
             ("scheduling, s", outcome.scheduling_s),

@@ -34,6 +34,13 @@ def test_what_passed_between_the_command_and_the_first_step():
     assert account(LOG).startup == ()  # it has not come to a step, or was written before this was told
 
 
+def test_the_first_signal_of_all_is_there_when_each_network_has_ended_an_epoch_or_never_will():
+    log = [Logged(0.0, replace(START, networks=3)), Logged(0.0, ev.GroupStarted("a", (0,), 0, 1)),
+           Logged(0.0, ev.GroupStarted("b", (1,), 0, 1)), epoch(4.0, "a", 1, 4.0), epoch(10.0, "b", 1, 10.0),
+           epoch(11.0, "a", 2, 4.0), Logged(12.0, ev.NetworkFailed("c", "out of memory"))]
+    assert [account(log[:count]).first_signal_s for count in (1, 5, 7)] == [None, None, 10.0]
+
+
 def test_all_devices_wait_for_rates():
     told = account([LOG[0], Logged(0.5, ev.Profiled(3, 0.5, {"a": (10.0,), "b<1>": (5.0,)})), *LOG[1:]])
     assert told.spent.profiling == pytest.approx(0.5 * 2)

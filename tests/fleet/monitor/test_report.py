@@ -31,6 +31,7 @@ def test_a_log_of_0_1_0_gives_the_numbers_that_it_gave_then():
     expected = json.loads((recorded.root / "report.json").read_text())
     found = as_json(read_report(recorded).numbers())
     assert (found.pop("missed_chunks"), found.pop("startup_s")) == (0, {})
+    assert found.pop("first_signal_s") > 0
     later = {"test_loss": None, "test_accuracy": None, "folds": 0, "deviation": {}, "parent": "", "parent_epoch": 0}
     assert [{name: network.pop(name) for name in later} for network in found["networks"]] == 3 * [later]
     expected["costs"]["epoch_s"] = expected.pop("epoch_s")

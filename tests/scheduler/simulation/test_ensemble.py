@@ -54,6 +54,11 @@ def test_one_network_takes_its_epochs_over_its_rate():
     assert (found.makespan_s, found.lower_bound_s, found.waiting_s_per_gpu) == (30.0, 30.0, 0.0)
 
 
+def test_the_first_signal_of_all_comes_when_the_last_has_ended_its_first_epoch():
+    assert run(table((3, 10), (2, 5)), 2).first_signal_s == 20.0
+    assert run(table((4, 10)), 1).first_signal_s == 10.0
+
+
 def test_a_free_gpu_takes_the_next_network():
     found = run(table((1, 10), (1, 10), (2, 10)), 1)
     assert found.makespan_s == 40.0
