@@ -1,8 +1,9 @@
 """The same networks, images, epochs and cores under FLEET and without it: from the command to the prompt.
 
-    python benchmarks/versus.py --jpegs cifar10_jpeg.tar [--epochs 3 10] [--rounds 3] [--without-ray]
+    python benchmarks/versus.py --jpegs cifar10_jpeg.tar [--transforms crop] [--epochs 3 10] [--without-ray]
 
-Six small CNNs on 2,400 JPEG files of 256 x 256, decoded, resized to 64 and flipped:
+Six small CNNs on 2,400 JPEG files of 256 x 256, decoded, resized to 64 and flipped; with `--transforms crop` decoded,
+cropped to 224 at random, flipped and resized to 64, so that more is done anew in each epoch:
 
 - FLEET: `mpirun -n 3`, and `-n 7`, with a spec that leaves all to FLEET, and an empty cache of rates;
 - a loop over Keras' `model.fit`, on one `tf.data` pipeline whose decoded images stay in memory;
@@ -40,48 +41,50 @@ LOOP, TUNE = "model.fit in a loop", "Ray Tune"
 Side = Callable[[Path, int], list[float]]  # (folder, epochs) -> the best accuracy of each network
 
 
-def spec(jpegs: Path, folder: Path, epochs: int, policy: str | None) -> dict:
+def spec(jpegs: Path, folder: Path, epochs: int, policy: str | None, transforms: str = "resize") -> dict:
     """What a user would write: everything that may be left out is, but for a policy that is asked for."""
-    from versus_fit import BATCH, MOMENTUM, NETWORKS, PIXELS, RATE, VALIDATION
+    from versus_fit import BATCH, CROP, MOMENTUM, NETWORKS, PIXELS, RATE, VALIDATION
 
+    resize, flip = {"resize": {"size": [PIXELS, PIXELS]}}, {"flip": {"horizontal": True}}
+    varied = [resize, flip] if transforms == "resize" else [{"random_crop": {"size": [CROP, CROP]}}, flip, resize]
     return {
         "name": "versus", "output": str(folder / "run"),
         "data": {"source": "image_folder", "path": str(jpegs), "validation": VALIDATION,
-                 "transforms": ["decode", {"resize": {"size": [PIXELS, PIXELS]}}, {"flip": {"horizontal": True}},
-                                {"scale": {"mean": 0.5, "std": 0.25}}]},
+                 "transforms": ["decode", *varied, {"scale": {"mean": 0.5, "std": 0.25}}]},
         "models": [{"family": "cnn", "name": name, "args": arguments} for name, arguments in NETWORKS.items()],
         "train": {"batch": {"size": BATCH}, "converge": {"max_epochs": epochs},
                   "optimizer": {"name": "sgd", "learning_rate": RATE, "momentum": MOMENTUM}}} | (
         {"schedule": {"policy": policy}} if policy else {})
 
 
-def fleet(jpegs: Path, ranks: int, policy: str | None = None) -> Side:
+def fleet(jpegs: Path, ranks: int, policy: str | None = None, transforms: str = "resize") -> Side:
     """FLEET with so many ranks; without a policy, the default."""
 
     def run(folder: Path, epochs: int) -> list[float]:
         path = folder / "versus.yaml"
-        path.write_text(yaml.safe_dump(spec(jpegs, folder, epochs, policy)))
+        path.write_text(yaml.safe_dump(spec(jpegs, folder, epochs, policy, transforms)))
         _call([*mpirun(ranks), "-m", "fleet.run", str(path), "--plain"], ROOT, XDG_CACHE_HOME=str(folder / "cache"))
         return [result.val_accuracy for result in read_results(folder / "run") if result.val_accuracy is not None]
 
     return run
 
 
-def loop(jpegs: Path) -> Side:
+def loop(jpegs: Path, transforms: str = "resize") -> Side:
     """`model.fit`, network after network."""
 
     def run(folder: Path, epochs: int) -> list[float]:
-        return _accuracies(_call([sys.executable, str(HERE / "versus_fit.py"), str(jpegs), str(epochs)], ROOT,
-                                 PYTHONPATH=str(ROOT)))
+        return _accuracies(_call([sys.executable, str(HERE / "versus_fit.py"), str(jpegs), str(epochs),
+                                  transforms], ROOT, PYTHONPATH=str(ROOT)))
 
     return run
 
 
-def ray_tune(jpegs: Path, python: Path, cpus: int) -> Side:
+def ray_tune(jpegs: Path, python: Path, cpus: int, transforms: str = "resize") -> Side:
     """Ray Tune, with so many trials at once."""
 
     def run(folder: Path, epochs: int) -> list[float]:
-        command = [*ALONE, str(python), str(HERE / "versus_ray.py"), str(jpegs), str(epochs), str(cpus)]
+        command = [*ALONE, str(python), str(HERE / "versus_ray.py"), str(jpegs), str(epochs), str(cpus),
+                   transforms]
         return _accuracies(_call(command, HERE, VERSUS_STORAGE=str(folder), PYTHONPATH=str(ROOT),
                                  RAY_USAGE_STATS_ENABLED="0", RAY_DISABLE_IMPORT_WARNING="1"))
 
@@ -135,20 +138,24 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--ranks", type=int, nargs="+", default=[3, 7], help="of FLEET")
     parser.add_argument("--policies", nargs="*", default=[], metavar="POLICY", help="of FLEET, beside the default")
+    parser.add_argument("--transforms", choices=["resize", "crop"], default="resize",
+                        help="resize: to 64, then flip; crop: to 224 at random, flip, then resize to 64")
     parser.add_argument("--without-ray", action="store_true")
     parser.add_argument("--json", action="store_true", help="print the numbers of all rounds")
     arguments = parser.parse_args()
     build = ROOT / "build"
     build.mkdir(exist_ok=True)
     jpegs = make_jpegs(arguments.jpegs, build / "versus-jpegs", 2400)
-    sides: dict[str, Side] = {f"FLEET, {ranks} ranks": fleet(jpegs, ranks) for ranks in arguments.ranks}
-    sides |= {f"FLEET, {ranks} ranks, {policy}": fleet(jpegs, ranks, policy)
+    sides: dict[str, Side] = {f"FLEET, {ranks} ranks": fleet(jpegs, ranks, transforms=arguments.transforms)
+                              for ranks in arguments.ranks}
+    sides |= {f"FLEET, {ranks} ranks, {policy}": fleet(jpegs, ranks, policy, arguments.transforms)
               for policy in arguments.policies for ranks in arguments.ranks}
-    sides[LOOP] = loop(jpegs)
+    sides[LOOP] = loop(jpegs, arguments.transforms)
     if not arguments.without_ray:
         if not can_isolate():
             raise SystemExit("Ray needs a network of its own here (unshare --net); or say --without-ray")
-        sides[TUNE] = ray_tune(jpegs, install_ray(build / "versus-ray"), len(os.sched_getaffinity(0)))
+        sides[TUNE] = ray_tune(jpegs, install_ray(build / "versus-ray"), len(os.sched_getaffinity(0)),
+                               arguments.transforms)
     from versus_fit import NETWORKS
 
     everything = {epochs: measure(sides, epochs, arguments.rounds, len(NETWORKS)) for epochs in arguments.epochs}

@@ -1,6 +1,6 @@
 """Networks of `versus.py`, trained by Keras' `model.fit` on a `tf.data` pipeline that is cached in memory.
 
-    python benchmarks/versus_fit.py FOLDER EPOCHS     # all of them, one after the other, in one process
+    python benchmarks/versus_fit.py FOLDER EPOCHS [crop]     # all of them, one after the other, in one process
 """
 
 from __future__ import annotations
@@ -15,14 +15,19 @@ import tensorflow as tf
 from fleet.engines.keras.models import build_model
 from fleet.spec.model import Architecture
 
-PIXELS, BATCH, RATE, MOMENTUM, VALIDATION = 64, 64, 0.01, 0.9, 0.1
+PIXELS, CROP, BATCH, RATE, MOMENTUM, VALIDATION = 64, 224, 64, 0.01, 0.9, 0.1
 NETWORKS: dict[str, dict[str, Any]] = {
     f"cnn-{first}-{second}-{dense}": {"filters": [first, second], "dense": [dense]}
     for first, second, dense in ((8, 16, 32), (8, 16, 128), (8, 32, 64), (16, 16, 64), (16, 32, 32), (16, 32, 128))}
 
 
-def datasets(folder: str) -> tuple[tf.data.Dataset, tf.data.Dataset, int]:
-    """Training and validation batches, and the number of classes; decoded images stay in memory."""
+def datasets(folder: str, transforms: str = "resize") -> tuple[tf.data.Dataset, tf.data.Dataset, int]:
+    """Training and validation batches, and the number of classes; decoded images stay in memory.
+
+    Args:
+        transforms: ``resize`` once, or ``crop`` in every epoch, and then resize.
+    """
+    crops = transforms == "crop"
     names = sorted(path.name for path in Path(folder).iterdir())
     train, held = [], []
     for label, name in enumerate(names):
@@ -33,10 +38,19 @@ def datasets(folder: str) -> tuple[tf.data.Dataset, tf.data.Dataset, int]:
 
     def decode(file: tf.Tensor, label: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         image = tf.image.decode_jpeg(tf.io.read_file(file), 3)
-        return tf.cast(tf.image.resize(image, (PIXELS, PIXELS), antialias=True), tf.uint8), label
+        return image if crops else resized(image), label
+
+    def resized(image: tf.Tensor) -> tf.Tensor:
+        return tf.cast(tf.image.resize(image, (PIXELS, PIXELS), antialias=True), tf.uint8)
+
+    def centre(image: tf.Tensor, label: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        return resized(tf.image.resize_with_crop_or_pad(image, CROP, CROP)) if crops else image, label
 
     def vary(image: tf.Tensor, label: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        return tf.image.random_flip_left_right(image), label
+        if crops:
+            image = tf.image.random_crop(image, (CROP, CROP, 3))
+        image = tf.image.random_flip_left_right(image)
+        return resized(image) if crops else image, label
 
     def scale(images: tf.Tensor, labels: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         return (tf.cast(images, tf.float32) / 255 - 0.5) / 0.25, labels
@@ -46,7 +60,8 @@ def datasets(folder: str) -> tuple[tf.data.Dataset, tf.data.Dataset, int]:
         return tf.data.Dataset.from_tensor_slices((list(files), list(labels))).map(decode, tf.data.AUTOTUNE).cache()
 
     training = decoded(train).shuffle(len(train)).map(vary, tf.data.AUTOTUNE).batch(BATCH).map(scale)
-    return training.prefetch(tf.data.AUTOTUNE), decoded(held).batch(BATCH).map(scale).prefetch(2), len(names)
+    judged = decoded(held).map(centre).batch(BATCH).map(scale)
+    return training.prefetch(tf.data.AUTOTUNE), judged.prefetch(2), len(names)
 
 
 def fit(name: str, data: tuple[tf.data.Dataset, tf.data.Dataset, int], epochs: int) -> float:
@@ -61,7 +76,7 @@ def fit(name: str, data: tuple[tf.data.Dataset, tf.data.Dataset, int], epochs: i
 
 
 def main() -> None:
-    data, epochs = datasets(sys.argv[1]), int(sys.argv[2])
+    data, epochs = datasets(sys.argv[1], *sys.argv[3:]), int(sys.argv[2])
     for name in NETWORKS:
         print(name, fit(name, data, epochs), flush=True)
 

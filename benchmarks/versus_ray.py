@@ -1,6 +1,6 @@
 """The networks of `versus.py` as trials of Ray Tune: one CPU and one pipeline for each trial.
 
-    python benchmarks/versus_ray.py FOLDER EPOCHS CPUS
+    python benchmarks/versus_ray.py FOLDER EPOCHS CPUS [crop]
 """
 
 from __future__ import annotations
@@ -20,7 +20,8 @@ def trial(config: dict[str, Any]) -> None:
     tf.config.threading.set_inter_op_parallelism_threads(1)
     from versus_fit import datasets, fit
 
-    tune.report({"val_accuracy": fit(config["network"], datasets(config["folder"]), config["epochs"])})
+    data = datasets(config["folder"], config["transforms"])
+    tune.report({"val_accuracy": fit(config["network"], data, config["epochs"])})
 
 
 def main() -> None:
@@ -35,7 +36,8 @@ def main() -> None:
              runtime_env={"env_vars": {"PYTHONPATH": path, "TF_CPP_MIN_LOG_LEVEL": "3"}})
     found = tune.Tuner(
         tune.with_resources(trial, {"cpu": 1}),
-        param_space={"network": tune.grid_search(list(NETWORKS)), "folder": folder, "epochs": epochs},
+        param_space={"network": tune.grid_search(list(NETWORKS)), "folder": folder, "epochs": epochs,
+                     "transforms": (sys.argv[4:] or ["resize"])[0]},
         run_config=tune.RunConfig(verbose=0, storage_path=os.environ["VERSUS_STORAGE"]),
     ).fit()
     if found.num_errors:

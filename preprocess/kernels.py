@@ -74,10 +74,10 @@ def _copy(source: Any, target: Any) -> None:
 
 
 @_compiled()
-def _mirror_threes(source: Any, target: Any, words: Any, turned: Any) -> None:
+def _mirror_threes(source: Any, target: Any, words: Any, turned: Any, word_bytes: Any, turned_bytes: Any) -> None:
     """Pixels of three bytes in reverse order, four of them at a time, which are three words."""
     groups = (target.size // 3 + 3) // 4
-    _copy(source, words.view(np.uint8)[:target.size])
+    _copy(source, word_bytes[:target.size])
     for group in range(groups):
         to, at = uint64(3 * group), uint64(3 * (groups - 1 - group))
         a, b, c = words[at], words[at + uint64(1)], words[at + uint64(2)]
@@ -85,7 +85,7 @@ def _mirror_threes(source: Any, target: Any, words: Any, turned: Any) -> None:
         turned[to + uint64(1)] = ((b >> uint32(24)) | ((c & uint32(0xFF)) << uint32(8))
                                   | ((a >> uint32(24)) << uint32(16)) | (b << uint32(24)))
         turned[to + uint64(2)] = ((b >> uint32(8)) & uint32(0xFF)) | (a << uint32(8))
-    _copy(turned.view(np.uint8)[12 * groups - target.size:], target)
+    _copy(turned_bytes[12 * groups - target.size:], target)
 
 
 @_compiled()
@@ -109,6 +109,7 @@ def windows(images: Any, height: Any, width: Any, pixel: Any, top: Any, left: An
     """
     words = np.empty(3 * (to_width // 4 + 1), np.uint32)
     turned = np.empty_like(words)
+    word_bytes, turned_bytes = words.view(np.uint8), turned.view(np.uint8)
     for row in range(top.size):
         first, last = max(0, -left[row]), min(to_width, width - left[row])
         for y in range(to_height):
@@ -125,7 +126,7 @@ def windows(images: Any, height: Any, width: Any, pixel: Any, top: Any, left: An
             if not mirror[row]:
                 _copy(source, target)
             elif pixel == 3:
-                _mirror_threes(source, target, words, turned)
+                _mirror_threes(source, target, words, turned, word_bytes, turned_bytes)
             else:
                 _mirror_any(source, target, pixel)
 

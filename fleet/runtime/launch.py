@@ -67,6 +67,7 @@ class Launch:
         fence: this launch's right to write into the run's folder; None where it has one for each network, and in a
             test that needs none.
         replayed: the history to train again, of the one network that there is.
+        finished_epochs: of training samples that the trainers of a node share as they go into training.
     """
 
     request: Request
@@ -84,6 +85,7 @@ class Launch:
     changes: tuple[Event, ...] = ()
     fence: Fence | None = None
     replayed: tuple[EpochRecord, ...] = ()
+    finished_epochs: int = 0
 
     @property
     def sample(self) -> SampleSpec:

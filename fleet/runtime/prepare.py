@@ -50,6 +50,7 @@ from fleet.storage.quota import check_quota
 from fleet.stream.layout import Layout, plan_layout, plan_ring, row_bytes
 from fleet.units import counted, format_size
 from preprocess.base import DataSet
+from preprocess.chain import fixed_part, split_scale
 from preprocess.fingerprint import Fingerprint
 from preprocess.moments import Standardized
 from preprocess.sample import SampleSpec
@@ -105,7 +106,8 @@ def prepare(request: Request, ranks: Ranks, lease: Lease | None = None,
     if request.beside_others and lease is not None:
         lease.release()
         launch = dataclasses.replace(launch, fence=None)
-    return dataclasses.replace(launch, folds=folds, inputs=opened.for_ranks())
+    return dataclasses.replace(launch, folds=folds, inputs=opened.for_ranks(),
+                               finished_epochs=finished_epochs(launch, ranks.shared_free))
 
 
 @dataclass(frozen=True)
@@ -250,6 +252,24 @@ def plan_memory(spec: Spec, data: DataSet, sample: SampleSpec, roles: Roles, sha
     there = shared_free / 2 / (samples * row_bytes(sample.image, sample.target.wire))
     return plan_layout(sample.image, samples, settings.window, largest, roles.gpus_per_node,
                        sample.target.wire, int(min(wanted, there)))
+
+
+def finished_epochs(launch: Launch, shared_free: float) -> int:
+    """How many epochs of finished samples a node has room for, within what decoded samples leave of the window.
+
+    Args:
+        shared_free: bytes of shared memory that are free on the node that has least.
+    """
+    spec, sample, opened = launch.spec, launch.sample, launch.inputs
+    samples = len(opened.data.train)
+    is_alike = launch.kept is not None and launch.roles.shared and not opened.feeds
+    if not is_alike or fixed_part(opened.transforms) == len(split_scale(opened.transforms)[0]):
+        return 0  # each network finishes its own, or nothing is left to do
+    taken = shared_bytes(spec, opened, launch.roles, shared_free)
+    room = min(spec.data.window - taken, shared_free / 2 - taken) / (
+        samples * (row_bytes(sample.image, sample.target.wire) + 1))
+    wanted = max((network.train.converge.max_epochs for network in (*spec.networks, *launch.ends.networks)), default=0)
+    return max(0, int(min(wanted, room)))
 
 
 def shared_bytes(spec: Spec, opened: Inputs, roles: Roles, shared_free: float) -> int:

@@ -22,6 +22,7 @@ from fleet.runtime.training.sources import sources_of
 from fleet.runtime.training.trainer import Trainer
 from fleet.storage.lease import Lease
 from fleet.stream.compose import NodeMemory
+from fleet.stream.finished import NodeEpochs
 from fleet.stream.layout import chunk_size
 from fleet.stream.sample_set import SampleSet
 from fleet.stream.segment import Segment
@@ -153,7 +154,10 @@ class Session:
                     launch.kept, launch.sample.kept_target, len(launch.inputs.data.train), f"{name}-kept", create),
                 None if evaluation is None or not shares else _sample_set(
                     launch.sample.image, launch.sample.target, len(evaluation), f"{name}-validation", create),
-                None if roles.slots == 1 else Segment(f"{name}-tenants", roles.gpus_per_node, create))
+                None if roles.slots == 1 else Segment(f"{name}-tenants", roles.gpus_per_node, create),
+                None if not launch.finished_epochs else NodeEpochs(
+                    launch.sample.image, launch.sample.target.wire, len(launch.inputs.data.train),
+                    launch.finished_epochs, roles.gpus_per_node, f"{name}-finished", create))
 
         for create in (True, False):
             if leads == create:

@@ -20,12 +20,14 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
 import numpy as np
 
 from fleet.stream.batch import Batch, Members, split_rows
 from fleet.stream.finish import Finish
+from fleet.stream.finished import NodeEpochs
 from fleet.stream.order import Epoch, Itinerary, Order, PartOrder, RingOrder
 from fleet.stream.own import OwnStream
 from fleet.stream.reader import Reader
@@ -65,6 +67,7 @@ class NodeMemory:
         window: of training samples that come and go, in an order; or
         kept: all training samples, up to the first random transform, in the order of epoch 0.
         validation: all validation samples.
+        finished: epochs of training samples as they go into training; None where none are shared.
         tenants: which trainers train a network (:class:`fleet.stream.tenants.Tenants`); None where no GPU is shared.
     """
 
@@ -72,6 +75,7 @@ class NodeMemory:
     kept: SampleSet | None = None
     validation: SampleSet | None = None
     tenants: Segment | None = None
+    finished: NodeEpochs | None = None
 
     def of_samples(self) -> list[Segment]:
         """What samples lie in."""
@@ -81,8 +85,9 @@ class NodeMemory:
         """Take the names away, once all ranks of the node have mapped it; the memory lives on."""
         for segment in self.of_samples():
             segment.unlink()
-        if self.tenants is not None:
-            self.tenants.unlink()
+        for other in (self.tenants, None if self.finished is None else self.finished.segment):
+            if other is not None:
+                other.unlink()
 
 
 class Stream:
@@ -166,7 +171,8 @@ def compose(way: Way, order: Order, pipeline: Pipeline, memory: NodeMemory, read
     store = Files(pipeline)
     if way.store == "node":
         assert memory.kept is not None
-        store = KeptByNode(pipeline, memory.kept, waiting.stall_s)
+        store = KeptByNode(pipeline, memory.kept, waiting.stall_s,
+                           None if memory.finished is None else partial(memory.finished.take, reader))
     elif way.store == "own":
         store = OwnMemory(pipeline)
 

@@ -10,7 +10,9 @@ from collections.abc import Callable
 
 import numpy as np
 
+from fleet.stream.finished import Finished
 from fleet.stream.order import runs
+from fleet.stream.segment import fence
 from preprocess.base import BadSample
 from preprocess.pipeline import Pipeline
 
@@ -51,14 +53,17 @@ class FinishedEpochs:
     Args:
         pipeline: its :meth:`~preprocess.pipeline.Pipeline.finish_kept` does the rest to samples that are kept.
         limit: bytes.
+        shared: gives an epoch of those that the trainers of a node share, by its number, None without room for it;
+            None where they share none, and the rank has room of its own.
     """
 
-    def __init__(self, pipeline: Pipeline, limit: int = 2**26) -> None:
-        self._pipeline = pipeline
+    def __init__(self, pipeline: Pipeline, limit: int = 2**26, shared: Callable[[int], Finished | None] | None = None
+                 ) -> None:
+        self._pipeline, self._shared = pipeline, shared
         images, targets = pipeline.empty(1)
         size = pipeline.samples * (images.nbytes + targets.nbytes + 1)
         self._room = limit // max(size, 1) if pipeline.is_random else 0  # otherwise nothing is left to do
-        self._epochs: dict[int, tuple[np.ndarray, np.ndarray, np.ndarray]] = {}  # inputs, targets, which are there
+        self._epochs: dict[int, Finished] = {}
 
     def finish(self, kept: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]], indices: np.ndarray, production: int,
                images: np.ndarray, targets: np.ndarray) -> list[BadSample]:
@@ -70,17 +75,25 @@ class FinishedEpochs:
         Returns:
             The samples that cannot be used, when they are found so; later they are only marked.
         """
-        if production not in self._epochs:
-            if len(self._epochs) >= self._room:
-                return self._pipeline.finish_kept(*kept(indices), indices, production, images, targets)
-            samples = self._pipeline.samples
-            self._epochs[production] = (*self._pipeline.empty(samples), np.zeros(samples, bool))
-        whole_images, whole_targets, is_there = self._epochs[production]
+        epoch = self._epoch(production)
+        if epoch is None:
+            return self._pipeline.finish_kept(*kept(indices), indices, production, images, targets)
+        whole_images, whole_targets, is_there = epoch
         lacking, bad = indices[~is_there[indices]], []
+        fence()
         if len(lacking):
             new_images, new_targets = self._pipeline.empty(len(lacking))
             bad = self._pipeline.finish_kept(*kept(lacking), lacking, production, new_images, new_targets)
             whole_images[lacking], whole_targets[lacking] = new_images, new_targets
+            fence()
             is_there[lacking] = True
         images[:], targets[:] = whole_images[indices], whole_targets[indices]
         return bad
+
+    def _epoch(self, production: int) -> Finished | None:
+        if self._shared is not None and self._pipeline.is_random:
+            return self._shared(production)
+        if production not in self._epochs and len(self._epochs) < self._room:
+            samples = self._pipeline.samples
+            self._epochs[production] = (*self._pipeline.empty(samples), np.zeros(samples, bool))
+        return self._epochs.get(production)

@@ -6,9 +6,12 @@ ends, while the memory lives as long as any rank does: it survives a dead one.
 
 from __future__ import annotations
 
+import fcntl
 import mmap
 import os
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from fleet.errors import InfrastructureError
@@ -55,13 +58,22 @@ class Segment:
                 os.posix_fallocate(descriptor, 0, size)
             self.memory = mmap.mmap(descriptor, size)
         except OSError as error:
+            os.close(descriptor)
             self._path.unlink(missing_ok=True)
             free = os.statvfs(_FOLDER)
             raise InfrastructureError(
                 f"{format_size(size)} of shared memory are needed and {format_size(free.f_bavail * free.f_frsize)} "
                 f"are free in {_FOLDER}: lower data.window") from error
+        self._descriptor = descriptor
+
+    @contextmanager
+    def locked(self) -> Iterator[None]:
+        """While no other rank of the node is in here; a rank that dies leaves."""
+        fcntl.flock(self._descriptor, fcntl.LOCK_EX)
+        try:
+            yield
         finally:
-            os.close(descriptor)
+            fcntl.flock(self._descriptor, fcntl.LOCK_UN)
 
     def unlink(self) -> None:
         """Take the name away; the memory lives on while it is mapped."""

@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import math
 import threading
+from collections.abc import Callable
 
 import numpy as np
 
 from fleet.stream.finish import FinishedEpochs
+from fleet.stream.finished import Finished
 from fleet.stream.sample_set import SampleSet
 from fleet.stream.stall import clock_for_set
 from preprocess.base import BadSample
@@ -65,13 +67,15 @@ class KeptByNode(Files):
 
     Args:
         stall_s: a wait so long without a further chunk is an error.
+        shared: of :class:`~fleet.stream.finish.FinishedEpochs`.
     """
 
-    def __init__(self, pipeline: Pipeline, kept: SampleSet, stall_s: float = math.inf) -> None:
+    def __init__(self, pipeline: Pipeline, kept: SampleSet, stall_s: float = math.inf,
+                 shared: Callable[[int], Finished | None] | None = None) -> None:
         super().__init__(pipeline)
         self._kept, self._row = kept, np.argsort(pipeline.order(0))  # they lie in the order of epoch 0
         self._is_alone = False  # whether what is not there yet will not come
-        self._stall_s, self._finished = stall_s, FinishedEpochs(pipeline)
+        self._stall_s, self._finished = stall_s, FinishedEpochs(pipeline, shared=shared)
 
     def await_all(self, indices: np.ndarray, stop: threading.Event) -> None:  # noqa: D102
         rows, clock = self._row[indices], clock_for_set(self._kept, "training", self._stall_s)
