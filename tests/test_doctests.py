@@ -13,8 +13,8 @@ MODULES = {".".join(path.relative_to(ROOT).with_suffix("").parts): path
 # Loading these starts MPI or TensorFlow, or needs what only an extra has.
 HEAVY = {name for name, path in MODULES.items() if name.startswith((
     "fleet.comm.", "fleet.engines.", "fleet.export.")) and re.search(
-    r"^(from|import) (mpi4py|tensorflow|keras|mlflow|wandb|optuna|fleet\.comm\.(world|group)"
-    r"|fleet\.engines\.(keras|models))\b",
+    r"^(from|import) (mpi4py|tensorflow|keras|torch|safetensors|mlflow|wandb|optuna|fleet\.comm\.(world|group)"
+    r"|fleet\.engines\.(keras|models|torch))\b",
     path.read_text(encoding="utf-8"), re.MULTILINE)}
 
 
