@@ -90,14 +90,20 @@ class Flat:
     def note(self, loss: torch.Tensor, right: torch.Tensor, count: int, stop: bool, more: torch.Tensor | None) -> None:
         """Write the sums of this rank's rows."""
         torch.stack((loss, right), out=self._head)
-        self._known.copy_(torch.tensor((float(count), float(stop), 0.0)))
+        self._tell(count, stop, failed=False)
         if more is not None:
             self._more.copy_(more)
 
     def say(self, stop: bool, failed: bool) -> None:
         """Nothing but zeros, of a rank without rows, or one that has failed."""
         self.whole.zero_()
-        self._known.copy_(torch.tensor((0.0, float(stop), float(failed))))
+        self._tell(0, stop, failed)
+
+    def _tell(self, count: int, stop: bool, failed: bool) -> None:
+        if self._known.device.type == "cpu":  # an array of the same memory is written to sooner
+            self._known.numpy()[:] = count, stop, failed
+        else:
+            self._known.copy_(torch.tensor((count, stop, failed), dtype=torch.float32))
 
     def sums(self) -> Sums:
         """What there is of them now."""

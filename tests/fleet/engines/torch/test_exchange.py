@@ -1,0 +1,81 @@
+"""Process groups of PyTorch: pieces of gradients travel behind the backward pass, in one order on all ranks."""
+
+import threading
+import time
+from contextlib import nullcontext
+
+import pytest
+
+pytestmark = pytest.mark.torch
+
+
+class Pair:
+    """One of two ranks that are threads of this process."""
+
+    size = 2
+
+    def __init__(self, rank, names):
+        self.rank, self.is_master, self._names = rank, rank == 0, names
+
+    def from_master(self, value):
+        if self.is_master:
+            self._names.append(value)
+        while not self._names:
+            time.sleep(0.001)
+        return self._names[0]
+
+    def rest(self, seconds):
+        time.sleep(seconds)
+
+    def check(self):
+        pass
+
+    def striking(self):
+        return nullcontext()
+
+
+@pytest.mark.parametrize("least", [64, 600, 2**22])
+def test_gradients_are_added_up_in_pieces_also_with_a_rank_that_has_no_rows(tmp_path, monkeypatch, least):
+    import torch
+
+    from fleet.engines.torch import exchange
+    from fleet.engines.torch.flat import Flat
+
+    monkeypatch.setattr(exchange, "_PIECE", least)
+    torch.manual_seed(0)
+    inputs = torch.randn(6, 9)
+    found, errors, names = {}, [], []
+
+    def module():
+        torch.manual_seed(1)
+        return torch.nn.Sequential(torch.nn.Linear(9, 20), torch.nn.ReLU(), torch.nn.Linear(20, 7), torch.nn.Tanh())
+
+    def rank_main(rank, flat, net):
+        try:
+            one = exchange.TorchExchange(Pair(rank, names), torch.device("cpu"), tmp_path)
+            for step in range(3):
+                flat.say(stop=False, failed=False)
+                if rank == 0 or step != 1:  # in the second step it has none
+                    one.begin(flat)
+                    net(inputs[3 * rank:3 * rank + 3]).sum().backward()
+                one.finish(flat)
+                found[rank, step] = flat.whole.clone().numpy()
+            one.close()
+        except BaseException as error:
+            errors.append(error)
+
+    nets = [module() for _ in range(2)]  # the generator is of the process
+    ranks = [threading.Thread(target=rank_main, args=(rank, Flat(net, 0), net)) for rank, net in enumerate(nets)]
+    [rank.start() for rank in ranks]
+    [rank.join(60) for rank in ranks]
+    assert not errors
+    alone = module()
+    flat = Flat(alone, 0)
+    for step, rows in enumerate([6, 3, 6]):
+        flat.clear()
+        alone(inputs[:rows]).sum().backward()
+        for rank in range(2):
+            assert found[rank, step] == pytest.approx(flat.whole.numpy(), abs=1e-5)
+    assert len(flat.pieces(64)) == 4
+    assert sum(last - first for first, last, _ in flat.pieces(600)) == len(flat.gradients)
+    assert not list(tmp_path.glob(".exchange-*"))
