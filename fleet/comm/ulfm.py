@@ -261,7 +261,7 @@ class ULFMGroup(MPIGroup):
         try:
             super().sum(buffer)
         except GroupStruck:
-            _ABANDONED.extend([buffer, self._room])
+            _ABANDONED.append(buffer)
             raise
 
     def _complete(self, *requests: MPI.Request) -> None:
