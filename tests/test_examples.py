@@ -264,3 +264,9 @@ def test_a_step_of_the_engine_of_ones_own_that_fails_on_one_rank_fails_on_both(m
             network.step(np.zeros((1, 2, 2, 1), np.uint8), np.array([wrong]), 2)
 
     assert Launch(2, 0).run(rank_main)
+
+
+@pytest.mark.torch
+def test_modules_of_pytorch_are_tried(tmp_path):
+    said = printed(tmp_path, "-m", "fleet", "check", str(EXAMPLES / "digits_torch.yaml"))
+    assert "mixer-1: loading best.safetensors takes the module torch_modules" in said, said

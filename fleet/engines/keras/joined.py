@@ -62,6 +62,7 @@ def to_onnx(file: Path, path: Path) -> None:
     """
     model = _load(file)
     try:
+        model(np.zeros((1, *model.input_shape[1:]), np.float32))  # the exporter wants one that has been called
         replace_by(path, lambda temporary: model.export(temporary, format="onnx", verbose=False))
     except ImportError as error:
         raise UserError(f"--onnx: Keras writes ONNX by onnx and tf2onnx: {short_error(error)}") from error

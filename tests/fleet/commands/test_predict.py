@@ -230,3 +230,29 @@ def test_images_are_decoded_for_a_run_whose_source_holds_arrays_and_refused_for_
         Predictor(run.root).predict(np.zeros((3, 5)))
     assert Predictor(run.root).names == ("0", "1")
     assert read_sample(run).image.shape == (12,)
+
+
+# ---- fleet export --onnx -----------------------------------------------------------------------
+
+
+def test_a_network_is_written_as_onnx_beside_its_export_or_where_it_is_wanted(run, tmp_path, fleet, monkeypatch):
+    monkeypatch.setattr("fleet.commands.export.write_onnx", lambda engine, file, path: path.write_text(file.name))
+    for words, path in (([], run.exported("b", ".onnx")), ([tmp_path / "b.onnx"], tmp_path / "b.onnx")):
+        assert fleet("export", run.root, "b", "--onnx", *words)[:2] == (0, f"{path}\n")
+        assert path.read_text() == "best.keras"
+
+
+@pytest.mark.parametrize(("words", "wrong"), [
+    (["z", "--onnx"], "z was not exported; there are a, b, c"),
+    (["--onnx"], "--onnx takes the NAME of a network"),
+    (["a", "--csv"], "--onnx takes the NAME of a network"),
+])
+def test_what_is_no_network_is_not_written_as_onnx(run, fleet, words, wrong):
+    status, _, err = fleet("export", run.root, *words)
+    assert (status, wrong in err) == (2, True)
+
+
+def test_an_engine_that_writes_no_onnx_says_so(tmp_path, fleet):
+    paths = made_run(tmp_path, engine="numpy")
+    status, _, err = fleet("export", paths.root, "a", "--onnx")
+    assert (status, "the numpy engine writes no ONNX" in err) == (2, True)

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from importlib.util import find_spec
 
 import numpy as np
 import pytest
@@ -83,3 +84,15 @@ def test_a_file_that_cannot_be_loaded_is_named(tmp_path):
     (tmp_path / "best.keras").write_text("no network")
     with pytest.raises(UserError, match="best.keras cannot be loaded"):
         join([tmp_path / "best.keras"], [1.0], "class")
+
+
+def test_keras_writes_onnx_or_says_what_it_lacks(tmp_path):
+    from fleet.engines.keras.joined import to_onnx
+
+    files, _, _ = exported(tmp_path, "class")
+    if find_spec("tf2onnx") is None:
+        with pytest.raises(UserError, match="Keras writes ONNX by onnx and tf2onnx: .*onnx"):
+            to_onnx(files[0], tmp_path / "best.onnx")
+    else:
+        to_onnx(files[0], tmp_path / "best.onnx")
+        assert (tmp_path / "best.onnx").stat().st_size > 0
