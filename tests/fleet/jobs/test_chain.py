@@ -167,7 +167,7 @@ def test_a_chain_is_never_longer_than_allowed(job):
 
 
 def test_where_the_system_does_not_warn_the_job_keeps_the_time(job):
-    assert job("75 75 waits", "0 0", arguments=["--warn-after", "0.5"]).returncode == 0
+    assert job("75 75 waits", "0 0", arguments=["--warn-after", "3"]).returncode == 0
     assert job.stops()[0]["warned"] is True
     assert job.stops()[0]["why"] == "SIGUSR2 came"
 
