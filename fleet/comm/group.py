@@ -33,6 +33,7 @@ class MPIGroup:
         self.rank: int = comm.rank
         self.size: int = comm.size
         self._world = world
+        self._begun = 0  # buffers of broadcasts that were begun: as many on each rank
 
     @property
     def is_master(self) -> bool:  # noqa: D102 - Group says it
@@ -95,7 +96,8 @@ class MPIGroup:
         self._complete(*(self.comm.Ibcast(_as_bytes(buffer), root=0) for buffer in buffers))
 
     def start_broadcast(self, buffers: Sequence[np.ndarray], root: int) -> MPIBroadcast:  # noqa: D102
-        return MPIBroadcast([self.comm.Ibcast(_as_bytes(buffer), root=root) for buffer in buffers])
+        self._begun += len(buffers)
+        return MPIBroadcast(self.comm, [_as_bytes(buffer) for buffer in buffers], root, self._begun)
 
     def _complete(self, *requests: MPI.Request) -> None:
         def is_done() -> bool | None:
@@ -130,13 +132,45 @@ class MPIGroup:
 
 
 class MPIBroadcast:
-    """One or several broadcasts of MPI: :class:`fleet.comm.base.Broadcast`."""
+    """Buffers that go down a tree of ranks, from one to two others: :class:`fleet.comm.base.Broadcast`.
 
-    def __init__(self, requests: Sequence[MPI.Request]) -> None:
-        self._requests = list(requests)
+    Of the MPI's own, the one that Open MPI takes for large buffers is a chain of all ranks, in small pieces, each of
+    which waits at each rank until that looks. Here a rank passes all on at once.
+
+    Args:
+        comm: in which broadcasts alone are sent.
+        number: of the first of the buffers, which no other under way has.
+    """
+
+    def __init__(self, comm: MPI.Intracomm, buffers: Sequence[np.ndarray], root: int, number: int) -> None:
+        self._comm, self._buffers = comm, buffers
+        self._tags = [(number + index) % 32000 for index in range(len(buffers))]
+        parent, children = tree(comm.rank, comm.size, root)
+        self._children: Sequence[int] = children
+        self._requests = [] if parent is None else [
+            comm.Irecv(buffer, source=parent, tag=tag) for buffer, tag in zip(buffers, self._tags, strict=True)]
+        self.is_done()
 
     def is_done(self) -> bool:  # noqa: D102 - Broadcast says it
+        if not _are_done(self._requests):
+            return False
+        if not self._children:
+            return True
+        self._requests = [self._comm.Isend(buffer, dest=child, tag=tag) for child in self._children
+                          for buffer, tag in zip(self._buffers, self._tags, strict=True)]
+        self._children = ()
         return _are_done(self._requests)
+
+
+def tree(rank: int, size: int, root: int) -> tuple[int | None, list[int]]:
+    """From which rank one gets what is broadcast, None for the root, and to which it passes that on.
+
+    >>> [tree(rank, size=6, root=1) for rank in range(6)]
+    [(3, []), (None, [2, 3]), (1, [4, 5]), (1, [0]), (2, []), (2, [])]
+    """
+    place = (rank - root) % size
+    children = [(child + root) % size for child in (2 * place + 1, 2 * place + 2) if child < size]
+    return ((place - 1) // 2 + root) % size if place else None, children
 
 
 def _are_done(requests: Sequence[MPI.Request]) -> bool:

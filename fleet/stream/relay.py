@@ -2,7 +2,8 @@
 
 What is broadcast is a window (without end) or a set of samples (each chunk once).
 
-One rank on each node, its leader, takes part. Chunks go in order of their number; a few broadcasts are
+One rank on each node, its leader, takes part: it gets a chunk from one leader and passes it on to two at most, so that
+its way grows with the logarithm of the nodes. Chunks go in order of their number; a few broadcasts are
 under way at a time, so that the network is busy while samples are being prepared. Chunks move from
 window to window, without a copy in between. A node joins a broadcast only once its slot is free: so the
 slowest reader of any node holds the stream back when the windows are full, and never before.
@@ -13,6 +14,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 
 import numpy as np
 
@@ -67,20 +69,26 @@ class Relay:
             GroupStruck: the leader of another node has died.
         """
         with self._group.striking():
-            return self._complete() | self._begin(claim)
+            worked = self._complete() | self._begin(claim)
+            if self._under_way and not worked:
+                self._group.check()  # a rank that gets nothing from one that has died does not hear of it
+            return worked
 
     def _is_mine(self, sequence: int) -> bool:
         return self._node_of_turn[sequence % len(self._node_of_turn)] == self._node
 
     def _complete(self) -> bool:
-        done = False
-        while self._under_way and self._under_way[0].broadcast.is_done():
+        done = list(takewhile(bool, self._look()))  # they are published in their order
+        for _ in done:
             transfer = self._under_way.popleft()
             if not transfer.is_mine:
                 self._target.publish(transfer.sequence)
-            done = True
         self._advance()
-        return done
+        return bool(done)
+
+    def _look(self) -> list[bool]:
+        """Which are done, of all that are under way: each look passes on to other nodes what has come."""
+        return [transfer.broadcast.is_done() for transfer in self._under_way]
 
     def _begin(self, claim: Callable[[int], bool]) -> bool:
         if len(self._under_way) >= _UNDER_WAY or self._next == self._end:
@@ -112,7 +120,7 @@ class Relay:
         while self._next < last:
             count = self._target.length(self._next)
             self._post(np.empty_like(self._target.images[:count]), np.empty_like(self._target.targets[:count]))
-        self._world.wait(lambda: all(transfer.broadcast.is_done() for transfer in self._under_way) or None)
+        self._world.wait(lambda: all(self._look()) or None)
         self._under_way.clear()
         self._group.free()
         self._ending.free()
