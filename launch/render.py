@@ -38,6 +38,8 @@ class Job:
         once: words behind the spec, until a launch has started with them.
         harvest: a file that says how the job is one of several that share the run; then no other follows it.
         words: behind the spec, in any case.
+        image: in which ranks run, by Apptainer; None for the interpreter.
+        broadcast: copy it to a disk of each node first.
         requests: seconds that the jobs of a chain ask for, one after the other; none: each the walltime.
     """
 
@@ -60,6 +62,8 @@ class Job:
     words: tuple[str, ...] = ()
     requests: tuple[float, ...] = ()
     trainers: int | None = None
+    image: Path | None = None
+    broadcast: bool = False
 
 
 def render(job: Job, system: System, site: Site) -> str:
@@ -74,6 +78,9 @@ def render(job: Job, system: System, site: Site) -> str:
     if system.directive and not _PLAIN_PATH.fullmatch(str(job.outputs)):
         raise InputError(f"{str(job.outputs)!r}: batch systems need a folder whose path has only letters, digits, '.', "
                          "'_', '+' and '-'")
+    if job.broadcast and not system.broadcast:
+        raise InputError(f"--broadcast: {system.name} has no command that copies a file to all nodes of a job; leave "
+                         "it out, and ranks read the image from where it is")
     ranks = job.ranks or site.ranks
     counts = {"nodes": job.nodes, "ranks": job.nodes * ranks, "ranks_per_node": ranks, "gpus": site.gpus}
     minutes = max(1, math.ceil((job.walltime or 0) / 60))
@@ -83,7 +90,7 @@ def render(job: Job, system: System, site: Site) -> str:
         "hh_mm": f"{minutes // 60:02d}:{minutes % 60:02d}",
         "warning": str(math.ceil(job.warning)), "warning_minutes": str(max(1, math.ceil(job.warning / 60))),
         "directives": "\n".join(system.directive + line for line in _directives(job, system, site, counts)),
-        "setup": "\n".join(_setup(site)),
+        "setup": "\n".join([*_setup(site), *_image(job, system)]),
         "command": " \\\n    ".join(map(" ".join, _command(job, system, site, ranks, counts))),
     }
     body = (TEMPLATES / "body.sh").read_text(encoding="utf-8")
@@ -112,6 +119,27 @@ def _setup(site: Site) -> Sequence[str]:
     return [*site.setup, f'export {site.visible}="${{{site.visible}:-{shown}}}"   # what is set already counts']
 
 
+def _image(job: Job, system: System) -> list[str]:
+    """Where ranks find the image: on their node's own disk, or, where that cannot be, where it is."""
+    if job.image is None:
+        return []
+    lines = [f"image={shlex.quote(str(job.image))}"]
+    if job.broadcast:
+        target = f'"${{TMPDIR:-/tmp}}/fleet-${system.job_variable}.sif"'
+        copied = " ".join(system.broadcast).format(source='"$image"', target=target)
+        lines.append(f"{copied} && image={target}")
+    return lines
+
+
+def _rank(job: Job, site: Site) -> list[str]:
+    """What runs the module of a rank."""
+    if job.image is None:
+        return [shlex.quote(str(job.python))]
+    gpus = ["--rocm" if site.visible.startswith("ROCR") else "--nv"] if site.gpus else []
+    binds = [f"--bind={shlex.quote(str(folder))}" for folder in (job.folder, job.run)]
+    return ["apptainer", "exec", *gpus, *binds, '"$image"', "python"]
+
+
 def _command(job: Job, system: System, site: Site, ranks: int, counts: dict[str, int]) -> list[list[str]]:
     """The words of the launch, a list for each line."""
     python = shlex.quote(str(job.python))  # modules of the site bring others into PATH
@@ -125,6 +153,6 @@ def _command(job: Job, system: System, site: Site, ranks: int, counts: dict[str,
     keeper += [f"--once={shlex.quote(word)}" for word in job.once]
     placed = [[python, "-m", "launch.place", ":".join(cpus)]] if cpus else []
     return [[*keeper, "--"], [site.launcher.format(**counts)], *placed,
-            [python, "-m", "fleet.run", shlex.quote(job.spec), *map(shlex.quote, job.words)]]
+            [*_rank(job, site), "-m", "fleet.run", shlex.quote(job.spec), *map(shlex.quote, job.words)]]
 
 

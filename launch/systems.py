@@ -48,6 +48,8 @@ class System:
         after: further options for a job that begins when another, ``{job}``, has ended in whatever way.
         begin: further options for a job that begins in ``{seconds}`` at the earliest.
         tell: the command that sends SIGUSR2 to the running ``{job}``, upon which its launch saves and ends.
+        broadcast: the command that, within a job, copies a file ``{source}`` to ``{target}`` on each of its nodes, as
+            words for a shell; none where there is none.
         requeue: the command that puts the running ``{job}`` into the queue again; none where users cannot.
         state: the command that tells about ``{job}``.
         preempted: a regular expression for what it says of a job that is being preempted while it may still end by
@@ -88,6 +90,7 @@ class System:
     past_records: tuple[str, ...] = ()
     begin: tuple[str, ...] = ()
     tell: tuple[str, ...] = ()
+    broadcast: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
         place = f"batch system {self.name}"
@@ -97,6 +100,8 @@ class System:
             check_fields(text, COUNTS, place)
         for text in (*self.after, *self.requeue, *self.state, *self.tell):
             check_fields(text, {"job"}, place)
+        for text in self.broadcast:
+            check_fields(text, {"source", "target"}, place)
         for text in self.walltime:
             check_fields(text, {"minutes"}, place)
         for text in self.begin:
@@ -150,7 +155,8 @@ SYSTEMS = {system.name: system for system in (
            # One that waits has been put back into the queue, with no process left.
            r"JobState=(BOOT_FAIL|CANCELLED|COMPLETED|DEADLINE|FAILED|NODE_FAIL|OUT_OF_MEMORY|PENDING|PREEMPTED|REVOKED"
            r"|TIMEOUT)\b|Invalid job id", "SLURM_RESTART_COUNT", queue_commands="squeue",
-           walltime=("--time={minutes}",), begin=("--begin=now+{seconds}",),
+           broadcast=("sbcast", "--force", "{source}", "{target}"), walltime=("--time={minutes}",),
+           begin=("--begin=now+{seconds}",),
            tell=("scancel", "--batch", "--signal=USR2", "{job}"),
            past=("sacct", "--allocations", "--duplicates", "--noheader", "--parsable2", "--name={name}",
                  "--user={user}", "--starttime=now-365days", "--format=JobIDRaw,State,ElapsedRaw")),

@@ -1,11 +1,13 @@
 """Find what would go wrong, before an allocation is spent. Start it as you would start the run.
 
     mpirun -n 9 python -m fleet doctor photos.yaml
+    mpirun -n 9 python -m fleet doctor --startup photos.yaml
     python -m fleet doctor
 
-It looks at the launcher and at the cores, threads and GPUs of every rank; with a spec also at TensorFlow, Horovod,
-the data, the disk and the memory that ranks share, on every node. Each finding is a line that says what to do about
-it. The exit status is 0 if there is none, and 1 otherwise.
+It looks at the launcher and at the cores, threads and GPUs of every rank; with a spec also at TensorFlow, Horovod, the
+data, the disk and the memory that ranks share, on every node. Each finding is a line that says what to do about it.
+With --startup it times what each rank imports, and says whether an image and a broadcast would help. The exit status
+is 0 if there is none, and 1 otherwise.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -24,6 +27,7 @@ from fleet.comm.base import World
 from fleet.comm.roles import Roles, assign, roles_of
 from fleet.commands.options import add_json, add_spec
 from fleet.commands.show import show
+from fleet.commands.startup import Startup, look, print_startup
 from fleet.engines.registry import parameters_of, problems_of
 from fleet.errors import ExitStatus, LeaseLost, UserError, shortened
 from fleet.jobs import findings as checks
@@ -56,6 +60,8 @@ _MPI4PY = "MPICC=mpicc pip install --no-cache-dir --no-binary mpi4py mpi4py"
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     add_spec(parser, optional=True)
+    parser.add_argument("--startup", action="store_true",
+                        help="time the imports of each rank, first on rank 0 alone and then on all at a time")
     add_json(parser)
 
 
@@ -90,6 +96,7 @@ def _examine(world: MPIWorld, args: argparse.Namespace) -> int:
     node_of = world.node_of()
     left = world.gather(remove_leftovers() if node_of.index(node_of[world.rank]) == world.rank else [])
     facts = world.gather(_facts(world, node_of, spec, None if opened is None else opened.data, problem))
+    startup = look(world, spec) if args.startup else None
     trials = world.gather(None if spec is None else _try_lease(world, node_of, spec))
     if world.rank == 0:
         roles, wrong = _roles(spec, facts, node_of)
@@ -111,17 +118,20 @@ def _examine(world: MPIWorld, args: argparse.Namespace) -> int:
             found[0], found[1].node, found[1].gpu))
         for host, one in hangs:
             print(f"fleet doctor: GPU {one.gpu} of {host} is on {checks.place(one)}", file=sys.stderr)
-        _show(args, findings, f"ranks: {world.size}, nodes: {max(node_of) + 1}", hangs)
+        if startup is not None and not args.json:
+            print_startup(startup)
+        _show(args, findings, f"ranks: {world.size}, nodes: {max(node_of) + 1}", hangs, startup)
     status = ExitStatus.INFRASTRUCTURE if world.share(findings) else ExitStatus.OK
     world.finish()
     return world.leave(int(status))
 
 
 def _show(args: argparse.Namespace, findings: Sequence[checks.Finding], looked_at: str,
-          hangs: Sequence[tuple[str, Near]] = ()) -> int:
+          hangs: Sequence[tuple[str, Near]] = (), startup: Startup | None = None) -> int:
     gpus = [{"host": host, "gpu": one.gpu, "numa_node": one.node, "cpus": format_numbers(sorted(one.cores))}
             for host, one in hangs]
-    show(args, lambda: {"findings": findings, "gpus": gpus},
+    told = {} if startup is None else {"startup": {**asdict(startup), "advice": startup.advice}}
+    show(args, lambda: {"findings": findings, "gpus": gpus, **told},
          lambda: print("\n".join(map(str, findings)) or f"nothing found ({looked_at})", flush=True))
     return int(ExitStatus.INFRASTRUCTURE if findings else ExitStatus.OK)
 

@@ -72,6 +72,10 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--retries", type=whole(0, 100_000), metavar="N",
                         help=f"with --chain: number of failures of the machine after which to go on ({RETRIES})")
     add_job_options(parser)
+    parser.add_argument("--image", type=Path, metavar="FILE.sif",
+                        help="run the ranks in this image, by apptainer: they import from one file, not from thousands")
+    parser.add_argument("--broadcast", action="store_true",
+                        help="with --image: copy it to each node first, where the batch system can (slurm: sbcast)")
     parser.add_argument("--fresh-network", metavar="NAME", action="append", default=[],
                         help="delete what was trained of this network, and start it over; may be given several times")
     parser.add_argument("--accept-changes", action="store_true",
@@ -218,13 +222,28 @@ def _job(args: argparse.Namespace, spec: Spec, paths: RunPaths, system: System, 
          ) -> Job:
     if not system.has_queue and args.nodes != 1:
         raise UserError(f"--nodes is {args.nodes}; with --system {system.name} there is only this machine")
-    once = _once(args, spec)
+    once, image = _once(args, spec), _image(args)
     requests = () if asked is None else asked.chain.requests
     walltime, warning = times_of(args, spec, system, requests)
     jobs, retries = _limits(args, system)
     return Job(spec.document.name, args.spec, Path.cwd(), Path(sys.executable), paths.root, paths.jobs, args.nodes,
                walltime, warning, ranks_of(args, spec, site), jobs, retries, args.account, args.queue, once,
-               requests=requests if args.chain else (), trainers=trainers_of(args, spec, site))
+               requests=requests if args.chain else (), trainers=trainers_of(args, spec, site),
+               image=image, broadcast=args.broadcast)
+
+
+def _image(args: argparse.Namespace) -> Path | None:
+    """The image in which ranks run, as all nodes see it."""
+    if args.image is None:
+        if args.broadcast:
+            raise UserError("--broadcast copies the image of --image to the nodes, and there is none: add --image "
+                            "FILE.sif")
+        return None
+    if not args.image.is_file():
+        raise UserError(f"--image {args.image}: there is no such file; `apptainer build {args.image} "
+                        "launch/containers/fleet.def` makes one")
+    image: Path = args.image.absolute()
+    return image
 
 
 def _once(args: argparse.Namespace, spec: Spec) -> tuple[str, ...]:

@@ -22,13 +22,21 @@ HARVEST = replace(JOB, nodes=1, harvest=Path("/home/me/runs/photos/jobs/harvest.
 PLACES = {**{f"generic_{name}": (SYSTEMS[name], SITES["generic"]) for name in SYSTEMS},
           **{f"harvest_{name}": (system, SITES["generic"]) for name, system in SYSTEMS.items()
              if system.queue_commands},
+          **{f"image_{name}": (system, replace(SITES["generic"], gpus=2)) for name, system in SYSTEMS.items()},
           **{name: (SYSTEMS[site.system], site) for name, site in SITES.items() if site.system}}
 
 
 def scripts():
-    """Name -> script: one job and one of a harvest on each batch system, a chain on each known machine."""
-    return {name: render(CHAIN if site.system else HARVEST if name.startswith("harvest_") else JOB, system, site)
-            for name, (system, site) in PLACES.items()}
+    """Name -> script: one job, one in an image and one of a harvest on each system, a chain on each known machine."""
+    kinds = {"harvest": HARVEST, "generic": JOB, "image": replace(JOB, image=Path("/home/me/my images/fleet.sif"))}
+    return {name: render(replace(kinds.get(name.partition("_")[0], CHAIN), broadcast=name == "image_slurm"), system,
+                         site) for name, (system, site) in PLACES.items()}
+
+
+@pytest.mark.parametrize("name", [name for name, system in SYSTEMS.items() if not system.broadcast])
+def test_a_system_that_cannot_copy_to_all_nodes_says_so(name):
+    with pytest.raises(InputError, match=f"--broadcast: {name} has no command that copies"):
+        render(replace(JOB, image=Path("/fleet.sif"), broadcast=True), SYSTEMS[name], Site())
 
 
 @pytest.mark.parametrize("name", PLACES)
