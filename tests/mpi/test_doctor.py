@@ -20,8 +20,8 @@ def doctor(tmp_path):
     """Start the doctor; what came of it is (status, its lines, all that was printed)."""
     launcher = Launcher(tmp_path)
 
-    def call(content=None, before=(sys.executable,), module="fleet", path="", **environment):
-        words = ["doctor"] if module == "fleet" else []
+    def call(content=None, before=(sys.executable,), module="fleet", path="", more=(), **environment):
+        words = ["doctor", *more] if module == "fleet" else []
         if content is not None:
             words.append(str(launcher.write(content)))
         full = launcher.environment({"PYTHONPATH": f"{path}:{ROOT}", **environment})
@@ -43,6 +43,15 @@ def test_a_launch_as_it_should_be_has_nothing_to_say(doctor):
     content = spec(doctor.folder, MODELS)
     assert doctor(content, mpirun(2))[:2] == (0, ["nothing found (ranks: 2, nodes: 1)"])
     assert not (doctor.folder / "run").exists()
+
+
+def test_imports_are_timed_rank_by_rank(doctor):
+    _, lines, _ = doctor(spec(doctor.folder, MODELS), mpirun(2), more=("--startup", "--json"))
+    startup = json.loads("\n".join(lines))["startup"]
+    assert [one["rank"] for one in startup["ranks"]] == [0, 1]
+    for one in (startup["alone"], *startup["ranks"]):
+        assert {"python", "numpy", "fleet.run", "fleet.engines.softmax"} <= set(one["seconds"])
+    assert startup["advice"].startswith("imports: ")
 
 
 @pytest.mark.long

@@ -46,6 +46,19 @@ def test_a_job_is_handed_in_and_its_id_printed(submit, tmp_path):
         assert line in text.splitlines()
 
 
+def test_ranks_run_in_an_image_that_slurm_copies_to_the_nodes(submit, tmp_path):
+    (tmp_path / "fleet.sif").touch()
+    asked = ("--walltime", "2h", "--dry-run", "--image", "fleet.sif", "--broadcast", "--system")
+    _, script, _ = submit(*asked, "slurm")
+    assert f"image={tmp_path}/fleet.sif\nsbcast --force" in script
+    assert f'--bind={tmp_path}/run "$image" python -m fleet.run spec.yaml' in script
+    for arguments, said in (((*asked, "lsf"), "lsf has no command that copies a file to all nodes"),
+                            (("--broadcast", "--system", "slurm", "--walltime", "2h"), "add --image FILE.sif"),
+                            (("--image", "no.sif", "--system", "local"), "--image no.sif: there is no such file")):
+        status, _, err = submit(*arguments)
+        assert (status, said in err) == (2, True)
+
+
 def test_json_tells_where_everything_is(submit, tmp_path):
     status, out, _ = submit("--system", "slurm", "--walltime", "2h", "--json")
     assert status == 0
