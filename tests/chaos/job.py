@@ -11,20 +11,25 @@ _steps = os.open(os.environ["CHAOS_STEPS"], os.O_WRONLY | os.O_APPEND | os.O_CRE
 
 
 def _note_steps():
-    step, measure = network.Training.step, trainer.time_batches
+    begin, measure = network.Training.begin, trainer.time_batches
 
-    def noted(self, images, labels, size, *rest):
-        result = step(self, images, labels, size, *rest)
-        if not getattr(self, "measures", False):  # one write, which no other rank's can come into
-            rank = os.environ["OMPI_COMM_WORLD_RANK"]
-            os.write(_steps, f"{time.time():.6f} {rank} {size if self.group.is_master else 0}\n".encode())
-        return result
+    def noted(self, images, labels, sizes, *rest):
+        wait = begin(self, images, labels, sizes, *rest)
+
+        def ended():
+            done = wait()
+            if not getattr(self, "measures", False):  # one write, which no other rank's can come into
+                rank = os.environ["OMPI_COMM_WORLD_RANK"]
+                now = f"{time.time():.6f} {rank}"
+                os.write(_steps, "".join(f"{now} {size if self.group.is_master else 0}\n" for size in sizes).encode())
+            return done
+        return ended
 
     def measured(training, *rest):
         training.measures = True
         return measure(training, *rest)
 
-    network.Training.step, trainer.time_batches = noted, measured
+    network.Training.begin, trainer.time_batches = noted, measured
 
 
 _note_steps()
