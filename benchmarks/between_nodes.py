@@ -31,7 +31,8 @@ from fleet.terminal import print_table
 
 def leader(args: argparse.Namespace) -> None:
     """One rank's part; the first prints what was found."""
-    from fleet.comm.group import MPIBroadcast, tree
+    from fleet.comm.base import tree
+    from fleet.comm.group import MPIBroadcast
     from fleet.comm.mpi import start_mpi
 
     world = start_mpi()

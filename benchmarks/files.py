@@ -148,7 +148,7 @@ def delayed(folder: Path, args: argparse.Namespace) -> None:
 @contextmanager
 def _unsynced() -> Iterator[None]:
     """A context in which nothing is put onto the disk: what is written in it is made up."""
-    fsync, os.fsync = os.fsync, lambda file: None
+    fsync, os.fsync = os.fsync, lambda fd: None
     try:
         yield
     finally:

@@ -18,6 +18,7 @@ import argparse
 import os
 import time
 from collections.abc import Callable, Iterable
+from typing import Any
 
 import numpy as np
 from PIL import Image
@@ -42,7 +43,7 @@ TARGETS = {  # (what, rival): how many times as fast at least
     ("32x32 float32", ""): 13.0, ("224 uint8", "memcpy"): 1 / 2, ("224 float32", "memcpy"): 1 / 3,
     ("random_resized_crop 224", "Pillow"): 2.0}
 
-Way = Callable[[], object]  # one batch
+Way = Callable[[], Any]  # one batch
 
 
 class Images(RandomAccess):

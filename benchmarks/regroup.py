@@ -134,9 +134,10 @@ def main() -> None:
                 bench.trainable.close()
                 bench.trainable = None
     if world.rank == 0:
-        medians = [(before, size, *(
-            [statistics.median(column) for column in zip(*times[name, before, size], strict=True)]
-            for name in ("regroup", "restart"))) for before, size in changes]
+        def medians_of(name: str, *change: int) -> list[float]:
+            return [statistics.median(column) for column in zip(*times[name, *change], strict=True)]
+
+        medians = [(*change, medians_of("regroup", *change), medians_of("restart", *change)) for change in changes]
         if arguments.json:
             print_json([{"before": before, "after": size, "regroup": regroup[0], "restart": restart[0]}
                         for before, size, regroup, restart in medians])

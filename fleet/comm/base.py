@@ -189,3 +189,14 @@ class World(Protocol):
 
     def library(self) -> str:
         """What carries messages, in a line for logs."""
+
+
+def tree(rank: int, size: int, root: int) -> tuple[int | None, list[int]]:
+    """From which rank one gets what is broadcast, None for the root, and to which it passes that on.
+
+    >>> [tree(rank, size=6, root=1) for rank in range(6)]
+    [(3, []), (None, [2, 3]), (1, [4, 5]), (1, [0]), (2, []), (2, [])]
+    """
+    place = (rank - root) % size
+    children = [(child + root) % size for child in (2 * place + 1, 2 * place + 2) if child < size]
+    return ((place - 1) // 2 + root) % size if place else None, children

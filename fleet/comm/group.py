@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 import numpy as np
 from mpi4py import MPI
 
-from fleet.comm.base import Group, World
+from fleet.comm.base import Group, World, tree
 
 T = TypeVar("T")
 
@@ -160,17 +160,6 @@ class MPIBroadcast:
                           for buffer, tag in zip(self._buffers, self._tags, strict=True)]
         self._children = ()
         return _are_done(self._requests)
-
-
-def tree(rank: int, size: int, root: int) -> tuple[int | None, list[int]]:
-    """From which rank one gets what is broadcast, None for the root, and to which it passes that on.
-
-    >>> [tree(rank, size=6, root=1) for rank in range(6)]
-    [(3, []), (None, [2, 3]), (1, [4, 5]), (1, [0]), (2, []), (2, [])]
-    """
-    place = (rank - root) % size
-    children = [(child + root) % size for child in (2 * place + 1, 2 * place + 2) if child < size]
-    return ((place - 1) // 2 + root) % size if place else None, children
 
 
 def _are_done(requests: Sequence[MPI.Request]) -> bool:

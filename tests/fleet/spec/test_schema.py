@@ -647,7 +647,7 @@ def test_a_good_spec_is_valid_by_the_schema(content):
     (("train", "optimizer", "learning_rate"), {"name": "Cosine"}),
     (("train", "optimizer", "learning_rate"), {"name": "CosineDecay", "decay_step": 3}),
     (("train", "converge", "monitor"), 3), (("schedule", "policy"), "golbal"), (("data", "max_bad"), "much"),
-    (("resources", "engine"), "torch"), (("checkpoint", "every"), "ten minutes"), (("checkpoint", "keep"), "all"),
+    (("resources", "engine"), "jax"), (("checkpoint", "every"), "ten minutes"), (("checkpoint", "keep"), "all"),
     (("data", "window"), []), (("data", "transforms", 0), "decod"),
     (("models", 0, "gpus"), [1]), (("models", 0, "space", "kernel"), {"low": 1}), (("train", "batch", "size"), "8"),
     (("train", "optimizer", "name"), "sdg"), (("schedule", "alpha"), 2), (("schedule", "delta"), 0.15),
