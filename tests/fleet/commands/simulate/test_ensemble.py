@@ -27,8 +27,8 @@ def simulate(fleet, rates):
 def test_json_has_the_agreed_keys_and_values(simulate):
     status, found, _ = simulate("--gpus", 1, "--policy", "baseline", "--json")
     assert status == 0
-    assert list(found) == ["policy", "makespan_s", "lower_bound_s", "waiting_s_per_gpu", "scheduling_s",
-                           "checkpoint_s", "rounds"]
+    assert list(found) == ["policy", "makespan_s", "lower_bound_s", "first_signal_s", "waiting_s_per_gpu",
+                           "scheduling_s", "checkpoint_s", "rounds"]
     assert (found["makespan_s"], found["lower_bound_s"], found["waiting_s_per_gpu"]) == pytest.approx((60, 60, 0))
     assert {round(one["end_s"] - one["start_s"]) for one in found["rounds"]} == {30, 10, 20}
     assert list(found["rounds"][0]["members"][0]) == ["name", "gpus", "devices", "epochs"]
