@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from statistics import median
 
 from fleet.comm.base import World
-from fleet.spec import Spec
-from fleet.spec.engines import ENGINES, EngineInfo
+from fleet.spec import Resources, Spec
+from fleet.spec.engines import EngineInfo, find_engine
 from fleet.terminal import print_table
 from launch.systems import SYSTEMS
 
@@ -80,7 +80,7 @@ class Startup:
 
 def look(world: World, spec: Spec | None) -> Startup:
     """Time it; collective."""
-    names = _packages(ENGINES["keras"] if spec is None else spec.engine)
+    names = _packages(find_engine(Resources().engine) if spec is None else spec.engine)
     alone = world.share(_timed(world, names) if world.rank == 0 else None)
     ranks = world.gather(_timed(world, names))
     programs = [system.broadcast[0] for system in SYSTEMS.values() if system.broadcast]
@@ -89,7 +89,7 @@ def look(world: World, spec: Spec | None) -> Startup:
 
 def _packages(engine: EngineInfo) -> list[str]:
     module = engine.make.partition(":")[0] if isinstance(engine.make, str) else engine.make.__module__
-    return ["numpy", "h5py", "fleet.run", f"fleet.engines{module}" if module.startswith(".") else module]
+    return ["h5py", "fleet.run", f"fleet.engines{module}" if module.startswith(".") else module]
 
 
 def _timed(world: World, names: list[str]) -> Imports:
