@@ -51,5 +51,5 @@ def searched(tmp_path, monkeypatch):
     run = Run(tmp_path, {}, epochs=4, models=[
         {**ENTRY, "search": {"ask": "random", "most": 5, "at_once": 3}}, {"family": "softmax", "name": "plain"}],
         prune={"rule": "asha", "factor": 2})
-    assert run.launch(turns=150) is None
+    assert run.launch(turns=80) is None
     return run
