@@ -72,12 +72,12 @@ def test_the_nodes_of_one_machine_are_told_apart(slurm, job, run, notes):
 
 def test_each_node_holds_one_copy_of_the_samples(notes, data):
     windows = [{file: inode for file, inode in note["memory"].items() if "/fleet-" in file} for note in notes]
-    assert all(sorted(file.rsplit("-", 1)[1] for file in window) == [
-        "kept" if data is KEPT else "train", "validation"] for window in windows)
+    kinds = ["finished", "kept", "validation"] if data is KEPT else ["train", "validation"]
+    assert all(sorted(file.rsplit("-", 1)[1] for file in window) == kinds for window in windows)
     assert windows[0] == windows[1] == windows[2]
     assert windows[3] == windows[4] == windows[5]
     assert not set(windows[0].items()) & set(windows[3].items())
-    assert len(set(windows[0].values()) | set(windows[3].values())) == 4  # files of one name may be two
+    assert len(set(windows[0].values()) | set(windows[3].values())) == NODES * len(kinds)  # one name may be two files
 
 
 def test_each_network_is_given_each_sample_once_per_epoch(run, folder, content):
