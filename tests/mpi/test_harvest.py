@@ -31,15 +31,15 @@ def odd_machine(**odd):
 class Harvest:
     """Launches over one run's folder."""
 
-    def __init__(self, launch, folder, samples=100, source="slow", names=NAMES):
-        self.names, self.launch = names, launch
+    def __init__(self, launch, folder, samples=100, source="slow", names=NAMES, lease=LEASE):
+        self.names, self.launch, self.lease = names, launch, lease
         self.content = spec(folder, [{"family": "softmax", "name": name} for name in names], samples=samples,
                             source=source, train={"converge": {"max_epochs": EPOCHS}})
         self.paths = RunPaths(folder / "run")
 
     def start(self, *more, ranks=2, **odd):
         """Start a launch, on a machine with which something may be odd."""
-        variables = {**LEASE, **(odd_machine(**odd) if odd else {})}
+        variables = {**self.lease, **(odd_machine(**odd) if odd else {})}
         return self.launch.start(ranks, self.content, "--beside-others", *more, environment=variables)
 
     def epochs(self):
@@ -231,13 +231,14 @@ def _trains(harvest, process):
 
 @pytest.mark.long
 def test_a_launch_that_wants_to_be_alone_is_refused_until_the_others_have_ended(launch, tmp_path):
-    harvest = Harvest(launch, tmp_path, samples=600)  # no network is done while it is waited for
+    # No network is done while it is waited for, and no lease ends on a busy machine.
+    harvest = Harvest(launch, tmp_path, samples=600, lease={})
     first = harvest.start()
     harvest.wait_until(lambda: harvest.epochs())
-    alone = launch(2, harvest.content, environment=LEASE)
+    alone = launch(2, harvest.content)
     assert alone.status == 2
     assert "another launch is at work in this folder" in alone.output
     assert end(first)[0] == 0
     harvest.check(results(harvest))
-    again = launch(2, harvest.content, environment=LEASE)
+    again = launch(2, harvest.content)
     assert (again.status, "4 of them done before" in again.output) == (0, True)
