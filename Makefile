@@ -32,8 +32,8 @@ test: env
 # A short selection, for an environment with another Python: make test-other VENV=.venv-3.13 PYTHON=3.13
 test-other: env
 	FLEET_TEST_EXAMPLES=$${FLEET_TEST_EXAMPLES:-0.05} $(BIN)/python -m pytest -n $(WORKERS) -m "not long" \
-		tests/fleet/domain tests/fleet/spec tests/fleet/engines tests/fleet/prediction tests/fleet/test_fuzz.py \
-		tests/scheduler tests/preprocess tests/test_doctests.py tests/mpi/test_keras.py $(PYTEST_ARGS)
+		tests/fleet/spec tests/fleet/engines tests/fleet/prediction tests/preprocess tests/test_doctests.py \
+		tests/mpi/test_keras.py $(PYTEST_ARGS)
 
 # What was written for trackers, read back by their libraries. These have an environment of their own, without TensorFlow.
 test-track: export PATH := $(CURDIR)/.venv-track/bin:$(PATH)
