@@ -3,6 +3,7 @@
 FleetError
  +-- UserError                what the user wrote is wrong          exit status 2
  |    +-- SpecError           mistakes in a spec, all of them at once
+ |    +-- NotInstalledError   what an engine stands on is not there
  +-- ModelError               one network cannot be built or trained: a row in the report
  |    +-- SettingError        the engine refuses one of its settings
  +-- CheckpointError          a checkpoint cannot be read, or belongs to another network
@@ -52,6 +53,10 @@ class FleetError(Exception):
 
 class UserError(FleetError):
     """Something the user wrote is wrong; the message says where and what would be right."""
+
+
+class NotInstalledError(UserError, ImportError):
+    """A library that an engine stands on is not installed here; the message says how it comes in."""
 
 
 @dataclass(frozen=True)

@@ -40,6 +40,22 @@ def embedding(input_shape, classes):
     return nn.Sequential(nn.Embedding(50, 4), nn.Flatten(), nn.Linear(4 * input_shape[0], classes))
 
 
+def normalised(input_shape, classes):
+    from torch import nn
+
+    return nn.Sequential(dense(input_shape, 6), nn.BatchNorm1d(6), nn.Linear(6, classes))
+
+
+def zero(input_shape, classes):
+    """Its head begins at zero."""
+    from torch import nn
+
+    module = dense(input_shape, classes)
+    for one in module[-1].parameters():
+        nn.init.zeros_(one)
+    return module
+
+
 def segmenting(input_shape, classes):
     from torch import nn
 
@@ -82,6 +98,18 @@ def absolute(targets, outputs):
 
 def one_number(targets, outputs):
     return (outputs - targets).abs().mean()
+
+
+def counting(parameters, lr):
+    """It counts its steps among the options of its parameters."""
+    import torch
+
+    class Counting(torch.optim.SGD):
+        def step(self, closure=None):
+            self.param_groups[0]["steps"] = self.param_groups[0].get("steps", 0) + 1
+            return super().step(closure)
+
+    return Counting(parameters, lr=lr)
 
 
 def momentum(parameters, learning_rate, decay=0.0):

@@ -4,8 +4,9 @@
     mpirun -n 9 python -m fleet doctor --startup photos.yaml
     python -m fleet doctor
 
-It looks at the launcher and at the cores, threads and GPUs of every rank; with a spec also at TensorFlow, Horovod, the
-data, the disk and the memory that ranks share, on every node. Each finding is a line that says what to do about it.
+It looks at the launcher and at the cores, threads and GPUs of every rank; with a spec also at the libraries of its
+engine, the data, the disk and the memory that ranks share, on every node. Each finding is a line that says what to do
+about it.
 With --startup it times what each rank imports, and says whether an image and a broadcast would help. The exit status
 is 0 if there is none, and 1 otherwise.
 """
@@ -29,7 +30,7 @@ from fleet.commands.options import add_json, add_spec
 from fleet.commands.show import show
 from fleet.commands.startup import Startup, look, print_startup
 from fleet.engines.registry import parameters_of, problems_of
-from fleet.errors import ExitStatus, LeaseLost, UserError, shortened
+from fleet.errors import ExitStatus, LeaseLost, NotInstalledError, UserError, shortened
 from fleet.jobs import findings as checks
 from fleet.runtime.caching import Means, choose_cache
 from fleet.runtime.folder import free_disk, nearest_folder
@@ -203,6 +204,8 @@ def _check_room(spec: Spec, opened: Inputs | None, roles: Roles | None, facts: S
         disk = _disk(spec, opened.sample, choice.nbytes if choice.cache == "file" else 0)
         shared = shared_bytes(with_cache(spec, choice.cache), opened.keeping(choice.cache), roles, shared_free)
         return [*checks.check_disk(disk), *checks.check_shared_memory(facts, shared)], choice.event(roles.shared).words
+    except NotInstalledError:  # another finding says it
+        return [], ""
     except InputError as error:
         return [checks.Finding(f"data.cache: {spec.data.cache}: {error}", "or leave it to auto")], ""
     except UserError as error:

@@ -11,7 +11,7 @@ from fleet.collecting import without_collecting
 from fleet.comm.base import Group
 from fleet.engines.base import Engine, Joined, Setup, Slot, Trainable
 from fleet.engines.importing import as_if_missing
-from fleet.errors import FleetError, UserError
+from fleet.errors import FleetError, NotInstalledError, UserError
 from fleet.plugins import load_object
 from fleet.spec import NetworkSpec, Spec
 from fleet.spec.engines import EngineInfo
@@ -69,10 +69,12 @@ def parameters_of(network: NetworkSpec, spec: Spec, sample: SampleSpec) -> int |
     """How many parameters a network has; None where the engine cannot tell before it is built.
 
     Raises:
-        UserError: the network cannot be built; the message names it.
+        UserError: the network cannot be built; the message names it. Or a library is not installed.
     """
     try:
         return count_parameters(network, spec, sample)
+    except NotInstalledError:
+        raise
     except FleetError as error:
         raise UserError(f"{network.name}: {error}") from error
     except Exception as error:  # the user's function may raise anything
@@ -140,5 +142,5 @@ def _function(engine: EngineInfo, found: str | Callable[..., Any]) -> Callable[.
     except ModuleNotFoundError as error:
         if not engine.extra:
             raise
-        raise ModuleNotFoundError(f"{error}; the {engine.name} engine wants what pip install "
-                                  f"'fleet-ensemble[{engine.extra}]' brings", name=error.name) from error
+        raise NotInstalledError(f"{error}; the {engine.name} engine wants what pip install "
+                                f"'fleet-ensemble[{engine.extra}]' brings") from error

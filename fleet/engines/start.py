@@ -38,7 +38,7 @@ def taken(file: str, own: Shapes, found: Shapes, skip: Sequence[str]) -> list[st
     if wrong:
         more = [f"{len(wrong) - _SHOWN} more"] if len(wrong) > _SHOWN else []
         raise SettingError(f"{file} does not fit the network: {'; '.join([*wrong[:_SHOWN], *more])}; "
-                           "what should begin at random stands in skip", "train", "start", "file")
+                           "what should begin at random stands in skip", "train", "start")
     return list(mine)
 
 

@@ -32,7 +32,6 @@ from fleet.engines.registry import build, count_parameters, make_engine
 from fleet.errors import ModelError, SettingError, UserError
 from fleet.spec import NetworkSpec, Spec
 from fleet.spec.fitting import too_large, training_bytes
-from fleet.spec.model import one_line
 from fleet.units import format_size
 from preprocess.sample import SampleSpec
 from scheduler.base import RateTable
@@ -188,7 +187,7 @@ def _try_all(request: Request, said: IO[str]) -> None:
         try:
             engine = make_engine(request.spec, request.sample, request.rates, 0, 1)
         except ImportError as error:
-            say(missing=one_line(error))
+            say(missing=reason_of(error))
             return
         except UserError as error:
             say(unusable=str(error))

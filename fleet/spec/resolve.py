@@ -497,10 +497,10 @@ def _architecture(entry: ModelEntry, drawn: Mapping[str, Any], engine: EngineInf
         check_import(entry.build)
         return Architecture(entry.build, args)
     target = str(entry.family)
-    check_target(target, APPLICATIONS if engine is None else engine.applications)
     if engine is not None and engine.families is not None and target not in engine.families:
         raise UserError(f"the {engine.name} engine trains only the family {', '.join(sorted(engine.families))}, not "
                         f"{target}")
+    check_target(target, APPLICATIONS if engine is None else engine.applications)
     try:
         return Architecture(target, args)
     except ValidationError as error:

@@ -136,4 +136,4 @@ def _opened(file: Path) -> Iterator[h5py.File]:
                 yield found
     except (OSError, KeyError, zipfile.BadZipFile) as error:
         raise SettingError(f"{file} cannot be read as .weights.h5 or .keras: {one_line(error)}",
-                           "train", "start", "file") from error
+                           "train", "start") from error

@@ -8,6 +8,7 @@ pickled, so loading a network takes the code of its module.
 from __future__ import annotations
 
 import json
+import logging
 import sys
 import warnings
 from collections.abc import Mapping, Sequence
@@ -165,6 +166,8 @@ def to_onnx(file: Path, path: Path) -> None:
     network, note = load(file)
     samples = torch.zeros((2, *note["input"]["shape"]), dtype=getattr(torch, note["input"]["dtype"]))
     write = partial(torch.onnx.export, network, (samples,), input_names=["samples"], output_names=["outputs"])
+
+    logging.getLogger("torch.onnx._internal.exporter._registration").setLevel(logging.ERROR)  # it misses torchvision
 
     def write_to(temporary: Path) -> None:
         with warnings.catch_warnings():

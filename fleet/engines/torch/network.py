@@ -15,6 +15,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from fleet.comm.base import Group
 from fleet.engines.base import Arrays, Sums
@@ -196,8 +197,8 @@ class TorchNetwork:
             raise ModelError("the model gives what is no number (NaN or infinity) for samples of the data, before it "
                              "has learned anything")
         self._measures.losses.check(outputs.detach(), wanted)
-        if outputs.requires_grad:
-            outputs.square().sum().backward()
+        if outputs.requires_grad:  # any slope will do, also of a head that begins at zero
+            outputs.backward(torch.randn(outputs.shape, generator=torch.Generator().manual_seed(0)).to(self._device))
         if not bool(self._flat.gradients.any()):
             raise ModelError("no weight is connected to what the model gives, so that nothing can be learned")
 
@@ -234,7 +235,8 @@ class TorchNetwork:
         torch.default_generator.manual_seed(seed)
         if self._device.type == "cuda":
             torch.cuda.manual_seed(seed)
-        outputs = self._outputs(mine[0])
+        with _one_row(self.module) if len(mine[0]) == 1 else nullcontext():
+            outputs = self._outputs(mine[0])
         loss = self._note(outputs, mine[1:], self._measures.losses.training, stop)
         (loss / size).backward()
         if self._is_new:
@@ -296,6 +298,26 @@ def _readable(images: np.ndarray, targets: np.ndarray, weights: np.ndarray | Non
     mine = (images, targets) if weights is None else (images, targets, weights)
     valid = mine[-1] >= 0
     return mine if valid.all() else tuple(part[valid] for part in mine)
+
+
+@contextmanager
+def _one_row(module: nn.Module) -> Iterator[None]:
+    """With the running statistics where a batch normalisation has one number a channel, of which PyTorch takes none."""
+    judging: list[nn.Module] = []
+
+    def look(norm: nn.Module, inputs: tuple[Tensor, ...]) -> None:
+        if norm.training and inputs[0].numel() == inputs[0].shape[1]:
+            norm.training = False
+            judging.append(norm)
+
+    hooks = [one.register_forward_pre_hook(look) for one in module.modules() if isinstance(one, _BatchNorm)]
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+        for norm in judging:
+            norm.training = True
 
 
 def mixed(seed: int, step: int, rank: int) -> int:

@@ -130,10 +130,11 @@ class _Own(_Rule):
     """
 
     def __init__(self, settings: Optimizer, flat: Flat, rate: float) -> None:
-        self._optimizer, self._rate = _made(settings, flat, rate), rate
+        self._rate = rate or 1.0  # a schedule may begin at 0
+        self._optimizer = _made(settings, flat, self._rate)
         self._rates = [float(group["lr"]) for group in self._optimizer.param_groups]
         self._begun_with = copy.deepcopy(self._optimizer.state_dict()["state"])
-        before = flat.weights.clone()
+        before, options = flat.weights.clone(), _options(self._optimizer)
         try:
             self._optimizer.step()
         except Exception as error:
@@ -142,7 +143,8 @@ class _Own(_Rule):
         flat.weights.copy_(before)
         self.numbers = {f"{key}/{name}": value for name, one in flat.parameters.items()
                         for key, value in self._optimizer.state[one].items()}
-        if wrong := [name for name, value in self.numbers.items() if not isinstance(value, torch.Tensor)]:
+        if wrong := [*(name for name, value in self.numbers.items() if not isinstance(value, torch.Tensor)),
+                     *(key for key, value in _options(self._optimizer).items() if options.get(key) != value)]:
             raise SettingError(f"{settings.name} keeps what is no tensor, and cannot be saved: {wrong[0]}", "train",
                                "optimizer", "name")
         self._parts = [(one, key) for one in flat.parameters.values() for key in self._optimizer.state[one]]
@@ -156,6 +158,12 @@ class _Own(_Rule):
         if iteration == 0:  # these are others now
             self.numbers = {name: self._optimizer.state[one][key]
                             for name, (one, key) in zip(self.numbers, self._parts, strict=True)}
+
+
+def _options(optimizer: torch.optim.Optimizer) -> dict[str, str]:
+    """What stands in the groups of an optimizer's parameters beside these; the learning rate is given at each step."""
+    return {f"param_groups[{place}][{key!r}]": repr(value) for place, group in enumerate(optimizer.param_groups)
+            for key, value in group.items() if key not in ("params", "lr")}
 
 
 def _made(settings: Optimizer, flat: Flat, rate: float) -> torch.optim.Optimizer:

@@ -56,4 +56,4 @@ def _read(file: Path) -> dict[str, torch.Tensor]:
         return load_file(file)
     except (OSError, SafetensorError) as error:
         raise SettingError(f"{file} cannot be read as safetensors: {one_line(error)}; safetensors.torch.save_file "
-                           "writes such a file of a state_dict", "train", "start", "file") from error
+                           "writes such a file of a state_dict", "train", "start") from error

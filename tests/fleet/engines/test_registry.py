@@ -11,7 +11,7 @@ from fleet.comm.alone import Alone
 from fleet.engines.emulated import EmulatedEngine
 from fleet.engines.registry import build, make_engine, parameters_of
 from fleet.engines.softmax import NumpyEngine
-from fleet.errors import SettingError, SpecError, UserError
+from fleet.errors import NotInstalledError, SettingError, SpecError, UserError
 from fleet.spec import parse
 from fleet.spec.engines import ENGINES, EngineInfo, Known, find_engine
 from fleet.storage.identity import trial_identity
@@ -77,6 +77,14 @@ def test_the_row_of_keras_leads_to_its_engine_and_counts_what_it_builds(monkeypa
     assert (slot.number, slot.slots) == (0, 1)
     asked = spec("keras", {"build": "tests.keras_models:explodes_on_rank"})
     assert parameters_of(asked.networks[0], asked, SAMPLE) == (4 * 4 + 1) * 3
+
+
+def test_a_library_that_is_not_there_is_named_with_what_brings_it(monkeypatch):
+    monkeypatch.delitem(sys.modules, "fleet.engines.torch.models", raising=False)
+    monkeypatch.setitem(sys.modules, "torch", None)
+    asked = spec("torch", {"build": "own_engines:first_weights"})
+    with pytest.raises(NotInstalledError, match=r"wants what pip install 'fleet-ensemble\[torch\]' brings"):
+        parameters_of(asked.networks[0], asked, SAMPLE)
 
 
 @pytest.mark.parametrize("row", ["ROW", "DIRECT"])

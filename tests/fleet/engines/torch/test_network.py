@@ -9,6 +9,7 @@ from fleet.comm.alone import Alone
 from fleet.engines.registry import build, count_parameters, make_engine
 from fleet.errors import CheckpointError, FleetError, SettingError
 from fleet.spec import parse
+from fleet.storage.checkpoint import inherited
 from preprocess.sample import Affine, ImageSpec, SampleSpec
 from preprocess.target import TargetSpec
 
@@ -46,7 +47,9 @@ def batch():
     {"optimizer": {"name": "adam", "learning_rate": {"name": "CosineDecay", "initial_learning_rate": 0.02,
                                                      "decay_steps": 100}}},
     {"optimizer": {"name": "torch.optim:Adagrad", "learning_rate": 0.1}},
-    {"optimizer": {"name": f"{MODULES}:momentum", "learning_rate": 0.1, "args": {"decay": 0.001}}}],
+    {"optimizer": {"name": f"{MODULES}:momentum", "args": {"decay": 0.001},
+                   "learning_rate": {"name": "CosineDecay", "initial_learning_rate": 0.0, "decay_steps": 100,
+                                     "warmup_target": 0.1, "warmup_steps": 2}}}],
     ids=lambda train: " ".join([*train, str(train.get("optimizer", {}).get("name", ""))]))
 def test_a_network_learns_with_every_setting_and_goes_on_from_its_state_bit_for_bit(batch, train):
     one, other = built(**train), built(seed=1, **train)
@@ -91,6 +94,32 @@ def test_samples_that_cannot_be_read_count_for_nothing(batch):
     assert holed.step(images, np.where(np.arange(12) < 8, labels, -1), 12) == told
     for name, array in whole.state().items():
         assert holed.state()[name] == pytest.approx(array, abs=1e-6), name
+
+
+def test_a_rank_may_have_one_row_also_with_batch_normalisation(batch):
+    one = built({"build": f"{MODULES}:normalised"})
+    before = one.state()
+    assert one.step(batch[0][:1], batch[1][:1], 1).count == 1
+    changed = {name for name, array in one.state().items() if not np.array_equal(array, before[name])}
+    assert {"model/0.1.weight", "model/2.weight"} < changed
+    assert "model/1.running_var" not in changed  # of one number there is no variance
+    one.step(*batch, 12)
+    assert not np.array_equal(one.state()["model/1.running_var"], before["model/1.running_var"])
+
+
+def test_a_head_that_begins_at_zero_is_connected(batch):
+    trainable = built({"build": f"{MODULES}:zero"})
+    trainable.check_learns(*batch)
+
+
+def test_a_child_takes_over_all_but_its_own_settings(batch):
+    parent = built(optimizer={"name": "adam", "learning_rate": 0.1, "use_ema": True})
+    child = built(optimizer={"name": "adam", "learning_rate": 0.03, "use_ema": True}, seed=1)
+    parent.step(*batch, 12)
+    child.load(inherited(child.state(), parent.state(), spec_of().engine.own_arrays))
+    assert all(np.array_equal(array, child.state()[name]) for name, array in parent.state().items())
+    assert child.evaluate(*batch) == parent.evaluate(*batch)
+    assert child.learning_rate() == 0.03
 
 
 def test_a_stride_is_its_steps(batch):
@@ -172,6 +201,7 @@ def test_every_kind_of_target_is_learned_with_its_measures(case, family):
     ({"loss": f"{MODULES}:one_number"}, "loss"), ({"metrics": [f"{MODULES}:one_number"]}, "metrics"),
     ({"loss": {"huber": {"beta": 1}}}, "loss"), ({"metrics": [{"AUC": {"curve": "XY"}}]}, "metrics"),
     ({"optimizer": {"name": f"{MODULES}:dense"}}, "optimizer"), ({"xla": True}, "xla"),
+    ({"optimizer": {"name": f"{MODULES}:counting"}}, "optimizer"),  # its count would be lost
     ({"optimizer": {"name": "lion"}}, "optimizer"), ({"precision": "mixed_float16"}, "precision")])
 def test_a_setting_that_this_engine_does_not_know_is_named(train, setting):
     sample = SampleSpec(ImageSpec((8, 8, 1), "uint8"), 3, target=TargetSpec("value", 3))
