@@ -55,20 +55,22 @@ def measured(mb: float) -> dict[str, Any]:
             if turn:  # the first is to warm up
                 took[name].append(1000 * slowest / repeats)
     ms = {name: statistics.median(times) for name, times in took.items()}
-    best = min(ms, key=lambda name: ms[name] if name != "sum" else float("inf"))
+    best = min((name for name in ms if name != "sum"), key=lambda name: ms[name])
+    if world.rank == 0:
+        print(f"the best of MPI's calls with {world.size} ranks and {mb:g} MB: {best}", file=sys.stderr)
     world.finish()
     return {"ranks": world.size, "mb": mb, "ms": round(ms["sum"], 4), "best_ms": round(ms[best], 4),
-            "ratio": round(ms[best] / ms["sum"], 3), "best": best}
+            "ratio": round(ms[best] / ms["sum"], 3)}
 
 
 def row(ranks: int, mb: float) -> dict[str, Any]:
     """A row, from a launch of its own."""
     command = ["mpirun", "-n", str(ranks), "--oversubscribe", "--mca", "mpi_yield_when_idle", "1", sys.executable,
                __file__, "--inside", str(mb)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=170, check=False,
+    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=170, check=False,
                           env={**os.environ, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"})
     if done.returncode:
-        raise SystemExit(f"{' '.join(command)} ended with {done.returncode}:\n{done.stderr}")
+        raise SystemExit(f"{' '.join(command)} ended with {done.returncode}")
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
 
@@ -91,8 +93,8 @@ def main() -> None:
             rows.append(row(ranks, mb))
             if not args.json:
                 one = rows[-1]
-                print(f"{ranks} ranks, {mb:g} MB: {one['ms']:.2f} ms, the best of MPI's calls {one['best_ms']:.2f} "
-                      f"({one['best']}): {one['ratio']:.2f}", flush=True)
+                print(f"{ranks} ranks, {mb:g} MB: {one['ms']:.2f} ms, the best of MPI's calls {one['best_ms']:.2f}: "
+                      f"{one['ratio']:.2f}", flush=True)
     if args.json:
         print_json(rows)
 

@@ -14,6 +14,7 @@ import socket
 import sys
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -184,7 +185,7 @@ def _run(world: World, request: Request, batch_left: float | None, interruption:
             print(f"fleet: {shortened(problem)}", file=sys.stderr, flush=True)
         world.finish()
         return int(status)
-    packed = world.share(None if launch is None else pickle.dumps(launch))
+    packed = world.share(None if launch is None else pickle.dumps(replace(launch, found={})))
     launch = launch or loading.unpack(packed)
     laps.end("reading")
     if world.rank == 0:

@@ -132,12 +132,16 @@ def _written(value: Any) -> dict[str, Any]:
 
 
 def _read_fields(kind: type, record: Mapping[str, Any]) -> Any:
-    values = {}
+    values, flat = {}, _flat(kind)
     for name, (hint, marks) in _marks(kind).items():
-        if Flat in marks:
+        if name in flat:
             values[name] = _read_fields(hint, record)
         elif name in record:
-            values[name] = math.nan if record[name] is None and MayBeNan in marks else _read(hint, record[name])
+            value = record[name]
+            if type(value) is hint and (hint is not float or math.isfinite(value)):
+                values[name] = value
+            else:
+                values[name] = math.nan if value is None and MayBeNan in marks else _read(hint, value)
     return kind(**values)  # TypeError where one is missing that has no default
 
 

@@ -7,6 +7,7 @@ import socket
 import time
 from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import replace
+from itertools import chain
 
 from fleet.comm.base import World
 from fleet.domain.events import (
@@ -59,7 +60,7 @@ from fleet.search.changing import beginning
 from fleet.search.mind import entries_of, make_mind
 from fleet.search.searcher import Knowing
 from fleet.spec import NetworkSpec
-from fleet.storage.event_log import EventLog, RunTail, logged_epochs, read_events, read_run
+from fleet.storage.event_log import EventLog, RunTail, in_order, logged_epochs, read_events
 from fleet.storage.files import STDOUT, SharedPacing, storing
 from fleet.storage.identity import codes_of_all, speed_identity, trial_identity
 from fleet.storage.lease import Lease, check_of
@@ -138,15 +139,16 @@ class CoordinatorSide:
                                test=str(spec.data.test) if launch.is_tested else "",
                                check=check_of(launch.fence))
         tail = RunTail(paths, from_end=True)  # before: what is logged meanwhile is heard afterwards
-        states = recover(self.results)
+        states = recover(self.results, launch.found)
         for sample in launch.inputs.left_out:
             self.results.add_bad(sample.name, sample.reason)
         self.results.write()
         histories = {name: standing.history for name, standing in self.results.standings.items()}
-        run = RunState(spec) if launch.request.beside_others else state_of(read_run(paths), spec)
+        logs = {path: list(read_events(path)) for path in paths.event_logs()}
+        run = RunState(spec) if launch.request.beside_others else state_of(in_order(logs.values()), spec)
         lost = [] if launch.replayed else _lost(run, self.results.standings, states, launch.changes)
         self._run, self._view = run, make_view(run, launch.request.plain)
-        self._log = tuple(logged.event for logged in read_events(paths.events)) if paths.events.exists() else ()
+        self._log = tuple(logged.event for logged in logs.get(paths.events, ()))
         self._book = RateBook(cache_path(), launch.request.remeasure)
         self._left = [network for network in spec.networks
                       if self.results.standing(network.name).outcome is None]  # when the launch begins
@@ -160,7 +162,7 @@ class CoordinatorSide:
         self.first_epoch = 1 + max(consumed, default=-1)
         self._harvest = self._make_harvest(lease, tail)
         # Among other launches that is seen when a network is taken: they may be about to log what they have saved.
-        logged = logged_epochs(paths) if self._harvest is None else set()
+        logged = logged_epochs(chain.from_iterable(logs.values())) if self._harvest is None else set()
         unlogged = [(name, record) for name, history in histories.items() for record in history
                     if (name, record.epoch, record.stream_epoch) not in logged and self._harvest is None]
         self._events = EventLog(paths.events)

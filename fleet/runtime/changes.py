@@ -17,7 +17,7 @@ from fleet.domain.network import DATA, Code, State
 from fleet.errors import UserError
 from fleet.runtime.inputs import mark_data
 from fleet.spec import NetworkSpec, Spec, load
-from fleet.storage.checkpoint import amend, newest
+from fleet.storage.checkpoint import CheckpointLookup, amend, newest
 from fleet.storage.code import code_of
 from fleet.storage.files import replacing, side_by_side, storing
 from fleet.storage.identity import changes, identity
@@ -56,11 +56,17 @@ class Wishes:
 
 @dataclass(frozen=True)
 class _Saved:
-    """A network that has a checkpoint, and what has changed about it since."""
+    """The checkpoint that was found of a network, if there is one, and what has changed about the network since."""
 
     network: NetworkSpec
-    state: State
+    found: CheckpointLookup
     changed: list[str]
+
+    @property
+    def state(self) -> State:
+        """Of a checkpoint that is there."""
+        assert self.found.state is not None
+        return self.found.state
 
 
 def codes_of(spec: Spec, beside: Path) -> dict[str, Code]:
@@ -168,7 +174,8 @@ def forget_old_data(paths: RunPaths, now: Fingerprint) -> None:
 
 
 def take_up(spec: Spec, paths: RunPaths, sample: SampleSpec, codes: Mapping[str, Code], wishes: Wishes,
-            fence: Fence | None = None, are_others: bool = False, data: Sequence[str] = ()) -> tuple[Event, ...]:
+            fence: Fence | None = None, are_others: bool = False, data: Sequence[str] = ()
+            ) -> tuple[tuple[Event, ...], dict[str, CheckpointLookup]]:
     """See to it that all checkpoints of a run are of the networks that the spec names now.
 
     Args:
@@ -178,7 +185,7 @@ def take_up(spec: Spec, paths: RunPaths, sample: SampleSpec, codes: Mapping[str,
         data: what has changed of the data, as :func:`changes_of_data` says it.
 
     Returns:
-        What was done to networks, for the event log.
+        What was done to networks, for the event log; and of the networks that nothing was done to, what was found.
 
     Raises:
         UserError: a network, or the data, has changed, and nothing was said of it; nothing was touched.
@@ -186,35 +193,37 @@ def take_up(spec: Spec, paths: RunPaths, sample: SampleSpec, codes: Mapping[str,
     saved = side_by_side(
         lambda network: _look_at(network, spec, paths, sample, codes[network.architecture.target], data),
         (network for network in spec.networks if network.name not in wishes.fresh_networks))
-    there = [one for one in saved if one is not None]
+    there = [one for one in saved if one.found.state is not None]
     changed = [one for one in there if one.changed]
     if changed and not wishes.accepts_changes:
         raise UserError(_refusal(paths, changed, data))
     unknown = [one for one in there if one.state.code is None and codes[one.network.architecture.target]
                and not are_others]
-    for one in {one.network.name: one for one in [*changed, *unknown]}.values():
+    amended = {one.network.name: one for one in [*changed, *unknown]}
+    for one in amended.values():
         _amend(one, spec, paths, sample, codes[one.network.architecture.target], fence)
     if unknown:
         print(_warning(unknown, codes), file=sys.stderr, flush=True)
     restarted = [name for name in wishes.fresh_networks if _start_over(paths, name)]
     epochs = {one.network.name: one.state.epoch for one in changed}
-    return (*((DataChanged(tuple(data), epochs),) if data and changed else ()),
-            *(NetworkFellBack(name, "--fresh-network", epochs=0, position=0) for name in restarted),
-            *(ChangesAccepted(one.network.name, tuple(one.changed), one.state.epoch) for one in changed))
+    events = (*((DataChanged(tuple(data), epochs),) if data and changed else ()),
+              *(NetworkFellBack(name, "--fresh-network", epochs=0, position=0) for name in restarted),
+              *(ChangesAccepted(one.network.name, tuple(one.changed), one.state.epoch) for one in changed))
+    return events, {one.network.name: one.found for one in saved if one.network.name not in amended}
 
 
 def _look_at(network: NetworkSpec, spec: Spec, paths: RunPaths, sample: SampleSpec, code: Code, data: Sequence[str]
-             ) -> _Saved | None:
-    state = newest(paths, network.name, with_arrays=False).state
-    if state is None:
-        return None
-    changed = changes(network, spec, sample, code, state)
+             ) -> _Saved:
+    found = newest(paths, network.name, with_arrays=False)
+    if found.state is None:
+        return _Saved(network, found, [])
+    changed = changes(network, spec, sample, code, found.state)
     if changed is None:
         said = f"the data has changed: {'; '.join(data)}. And " if data else ""
         raise UserError(f"{said}{paths.root} holds a checkpoint of {network.name} that was trained with other settings "
                         "(model, data, transforms, batch, optimizer, engine or seed): go back to them, name another "
                         f"output, or start over: this network with --fresh-network {network.name}, all with --fresh")
-    return _Saved(network, state, [*changed, *([DATA] if data else [])])
+    return _Saved(network, found, [*changed, *([DATA] if data else [])])
 
 
 def _refusal(paths: RunPaths, changed: Sequence[_Saved], data: Sequence[str]) -> str:

@@ -12,12 +12,12 @@ from collections.abc import Callable, Collection
 from contextlib import suppress
 
 from fleet.comm.messages import Join, Message, Start
-from fleet.domain.events import Started
+from fleet.domain.events import EpochEnded, Started
 from fleet.domain.network import Standing
 from fleet.domain.run import FOUND_DONE, RunState, is_whole
 from fleet.ensemble.claims import Claims, Effect, Ends, Got, Leave, LetGo, Over, Want
 from fleet.ensemble.effects import EndAsked, Leased
-from fleet.storage.event_log import Dated, RunTail, logged_epochs
+from fleet.storage.event_log import Dated, RunTail, logged_epochs, read_run
 from fleet.storage.network_leases import NetworkLeases, Taken, held_lease
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import Results, take_up
@@ -125,7 +125,7 @@ class Harvest:
         """How far a network is that was taken just now."""
         standing, state = take_up(self._results, self._results.spec.by_name[taken.name])
         # What was saved by a launch that was killed, it may not have come to log.
-        logged = logged_epochs(self._paths) if taken.took_over else None
+        logged = logged_epochs(read_run(self._paths, (EpochEnded,))) if taken.took_over else None
         unlogged = () if logged is None else tuple(
             record for record in standing.history if (taken.name, record.epoch, record.stream_epoch) not in logged)
         if standing.outcome is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +18,7 @@ from fleet.runtime.inputs import Inputs, samples_of_epoch
 from fleet.runtime.known_rates import rates_of_engine
 from fleet.runtime.start import Request
 from fleet.spec import Spec
+from fleet.storage.checkpoint import CheckpointLookup
 from fleet.storage.identity import Machine
 from fleet.storage.lease import Fence
 from fleet.storage.paths import RunPaths
@@ -64,6 +65,7 @@ class Launch:
         machine: on which it trains.
         codes: import path of a ``build:`` function -> its files.
         changes: what was done to networks before the launch, for the event log.
+        found: of checkpoints, by network: what rank 0 has read, and need not read again; for it alone.
         fence: this launch's right to write into the run's folder; None where it has one for each network, and in a
             test that needs none.
         replayed: the history to train again, of the one network that there is.
@@ -83,6 +85,7 @@ class Launch:
     machine: Machine
     codes: Mapping[str, Code]
     changes: tuple[Event, ...] = ()
+    found: Mapping[str, CheckpointLookup] = field(default_factory=dict)
     fence: Fence | None = None
     replayed: tuple[EpochRecord, ...] = ()
     finished_epochs: int = 0

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fleet.comm.roles import Roles, roles_of
+from fleet.domain.events import Commanded, EarlierRead, NetworkAdded
 from fleet.domain.late import with_late
 from fleet.errors import UserError
 from fleet.prediction.sample_file import read_standardized, write_sample, write_standardized
@@ -42,7 +43,7 @@ from fleet.spec import NetworkSpec, Spec, load, with_cache
 from fleet.spec.fitting import joined, misfits
 from fleet.spec.judging import check_comparable
 from fleet.spec.resolve import extremes, variants
-from fleet.storage.event_log import last_cache, read_events
+from fleet.storage.event_log import events_of, last_cache, read_events
 from fleet.storage.identity import Machine
 from fleet.storage.lease import Lease
 from fleet.storage.paths import RunPaths
@@ -137,7 +138,8 @@ def _ask(request: Request, ranks: Ranks, name: str) -> _Asked:
     written, replayed = spec.networks, None if request.replay is None else RunPaths(Path(request.replay))
     if replayed is not None or not request.fresh:
         log = (replayed or RunPaths(spec.output)).events
-        spec = with_late(spec, (event for _, event in read_events(log)) if log.exists() else ())
+        came = read_events(log, kinds=(NetworkAdded, Commanded)) if log.exists() else ()
+        spec = with_late(spec, (event for _, event in came))
     if request.beside_others:
         check_shareable(spec, "--beside-others")
     Wishes(request.fresh_network, request.accept_changes).check(spec)
@@ -165,8 +167,8 @@ def _settled(asked: _Asked, opened: Inputs, cache: CacheChoice, epoch_samples: i
     for some in (spec, ends, drawn):
         check_networks(some, sample, opened.data, epoch_samples, asked.roles.cluster.whole_gpus)
     left = asked.left
-    log = [] if left is None or not left.events.exists() else [logged.event for logged in read_events(left.events)]
-    make_searchers(ends, log)  # says what is wrong with one before anything is written
+    # Says what is wrong with a searcher before anything is written.
+    make_searchers(ends, [] if left is None else events_of(left.events, EarlierRead))
     check_quota(spec, sample)
     return spec, ends, whole
 
@@ -191,10 +193,10 @@ def _enter(launch: Launch, lease: Lease | None, before: Fingerprint | None, chan
     if not is_fresh:
         check_meanwhile(paths, before, known_data(paths, request.fresh_network), fingerprint)
     wishes = Wishes() if replay is not None else Wishes(request.fresh_network, request.accept_changes)
-    changes = take_up(launch.spec, paths, launch.sample, launch.codes, wishes, fence, request.beside_others,
+    changes, found = take_up(launch.spec, paths, launch.sample, launch.codes, wishes, fence, request.beside_others,
                       [] if is_fresh else changed)
     forget_old_data(paths, fingerprint)
-    return dataclasses.replace(launch, fence=fence, changes=changes)
+    return dataclasses.replace(launch, fence=fence, changes=changes, found={} if request.beside_others else found)
 
 
 def _leave_word(launch: Launch, asked: Spec, known: Mapping[str, Standardized]) -> None:

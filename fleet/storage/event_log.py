@@ -11,7 +11,7 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
@@ -19,13 +19,13 @@ from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from fleet.domain.events import CacheChosen, Ended, EpochEnded, Event, Started, event_from_json
-from fleet.domain.record import is_finite, to_json
+from fleet.domain.record import Kind, is_finite, to_json
 from fleet.errors import ExitStatus
 from fleet.storage.files import storing
 from fleet.storage.lines import add_line, open_lines, read_lines
 from fleet.storage.paths import RunPaths
 
-E = TypeVar("E")
+E = TypeVar("E", bound=Kind)
 
 
 class EventLog:
@@ -92,7 +92,7 @@ class Dated(NamedTuple):
     log: Path
 
 
-def read_events(path: Path, start: int = 0) -> Iterator[Logged]:
+def read_events(path: Path, start: int = 0, kinds: Collection[type[Kind]] = ()) -> Iterator[Logged]:
     """The events of a run, in order.
 
     Lines that a killed run left half written, damaged lines and unknown kinds are passed over.
@@ -100,20 +100,24 @@ def read_events(path: Path, start: int = 0) -> Iterator[Logged]:
     Args:
         path: of the log.
         start: bytes to leave out: its size at some earlier time.
+        kinds: that are wanted; all where none are named. Of long logs the others are passed over much faster than read.
     """
-    for record in read_lines(path, start):
+    for record in read_lines(path, start, [kind.word for kind in kinds]):
         event, t_s = event_from_json(record), record.get("t_s", 0.0)
-        if event is not None and is_finite(t_s):
+        if event is not None and is_finite(t_s) and (not kinds or type(event) in kinds):
             yield Logged(float(t_s), event)
 
 
-def read_run(paths: RunPaths) -> Iterator[Logged]:
+def read_run(paths: RunPaths, kinds: Sequence[type[Kind]] = ()) -> Iterator[Logged]:
     """The events of all launches of a run, whichever log they are in: launch by launch, in the order of their dates.
 
     Launches of one log keep their order, whatever their dates are. A launch whose start has no date, as FLEET 0.1.0
     wrote it, is as old as the one before it.
+
+    Args:
+        kinds: that are wanted beside starts; all where none are named.
     """
-    return in_order(read_events(path) for path in paths.event_logs())
+    return in_order(read_events(path, kinds=kinds and (Started, *kinds)) for path in paths.event_logs())
 
 
 def in_order(logs: Iterable[Iterable[Logged]]) -> Iterator[Logged]:
@@ -211,21 +215,22 @@ def read_line(line: bytes) -> Logged | None:
 
 def events_of(path: Path, kind: type[E]) -> list[E]:
     """The events of one kind, in order; none if there is no log yet."""
-    return [event for _, event in read_events(path) if isinstance(event, kind)] if path.exists() else []
+    return [event for _, event in read_events(path, kinds=(kind,))] if path.exists() else []  # type: ignore[misc]
 
 
-def logged_epochs(paths: RunPaths) -> set[tuple[str, int, int]]:
-    """The (network, epoch, stream epoch) that the logs of a run tell of; none where there is no log yet.
+def logged_epochs(log: Iterable[Logged]) -> set[tuple[str, int, int]]:
+    """The (network, epoch, stream epoch) that a log tells of.
 
     A run that was killed may have checkpoints of epochs that it did not come to log.
     """
     return {(event.network, event.record.epoch, event.record.stream_epoch)
-            for path in paths.event_logs() for event in events_of(path, EpochEnded)}
+            for _, event in log if isinstance(event, EpochEnded)}
 
 
 def last_cache(paths: RunPaths) -> str | None:
     """What became of decoded samples in the last launch of a run that says so (``data.cache``)."""
-    return next((event.cache for _, event in reversed(list(read_run(paths))) if isinstance(event, CacheChosen)), None)
+    told = [event.cache for _, event in read_run(paths, (CacheChosen,)) if isinstance(event, CacheChosen)]
+    return told[-1] if told else None
 
 
 def log_mark(path: Path) -> tuple[int, int]:

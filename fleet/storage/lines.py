@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -52,16 +52,20 @@ def add_dated_line(path: Path, what: Kind) -> None:
             add_line(file, path, line)
 
 
-def read_lines(path: Path, start: int = 0) -> Iterator[dict[str, Any]]:
+def read_lines(path: Path, start: int = 0, words: Sequence[str] = ()) -> Iterator[dict[str, Any]]:
     """The objects of a file, in order; half a line, left by a killed process, is passed over, and so is a damaged one.
 
     Args:
         path: of the file.
         start: bytes to leave out: its size at some earlier time.
+        words: lines without any of these texts are passed over unread; none are where there are no words.
     """
+    said = [json.dumps(word) for word in words]
     with open(path, encoding="utf-8", errors="replace") as file:
         file.seek(start)
         for line in file:
+            if said and not any(word in line for word in said):
+                continue
             try:
                 record = json.loads(line)
             except (ValueError, RecursionError):

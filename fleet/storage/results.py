@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from pathlib import Path
 from statistics import fmean, stdev
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from fleet.domain import network as net
@@ -407,13 +408,17 @@ def parameters_of(network: NetworkSpec, sample: SampleSpec) -> int | None:
         return None
 
 
-def recover(results: Results) -> dict[str, net.State]:
-    """Take up what earlier launches of a run have left: the records of all checkpoints, without arrays."""
+def recover(results: Results, found: Mapping[str, CheckpointLookup] = MappingProxyType({})) -> dict[str, net.State]:
+    """Take up what earlier launches of a run have left: the records of all checkpoints, without arrays.
+
+    Args:
+        found: of networks whose checkpoints have been read.
+    """
     states = {}
     with suppress(UserError):  # there is no table yet, or it is damaged
         results.parameters = {row.name: row.parameters for row in read_results(results.paths.root)
                               if row.parameters is not None and row.name in results.spec.by_name} | results.parameters
-    taken_up = side_by_side(lambda network: take_up(results, network), results.spec.networks)
+    taken_up = side_by_side(lambda network: take_up(results, network, found.get(network.name)), results.spec.networks)
     for network, (standing, state) in zip(results.spec.networks, taken_up, strict=True):
         results.standings[network.name] = standing
         if state is not None:
@@ -422,18 +427,20 @@ def recover(results: Results) -> dict[str, net.State]:
     return states
 
 
-def take_up(results: Results, network: NetworkSpec) -> tuple[net.Standing, net.State | None]:
+def take_up(results: Results, network: NetworkSpec, found: CheckpointLookup | None = None
+            ) -> tuple[net.Standing, net.State | None]:
     """How far another launch has brought a network, and whether it failed there; see :func:`look_up`."""
-    standing, state = look_up(results, network)
+    standing, state = look_up(results, network, found)
     if (failure := _failure(results, network)) is not None:
         standing = replace(standing, outcome=net.Outcome(failure, is_failure=True))
     return standing, state
 
 
-def look_up(results: Results, network: NetworkSpec) -> tuple[net.Standing, net.State | None]:
+def look_up(results: Results, network: NetworkSpec, found: CheckpointLookup | None = None
+            ) -> tuple[net.Standing, net.State | None]:
     """How far a network is by its newest whole checkpoint: its record, without arrays; None without one."""
     # What is damaged inside its arrays is found out when they are read; the trainer says so.
-    found = newest(results.paths, network.name, with_arrays=False)
+    found = found or newest(results.paths, network.name, with_arrays=False)
     state = found.state
     if state is None:
         return net.Standing(), None

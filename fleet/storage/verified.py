@@ -89,8 +89,7 @@ def _read_block(path: Path, file: IO[bytes], with_the_rest: bool) -> bytes:
     if not head:
         raise DamagedError(f"{path} cannot be read: it is damaged, or not a checkpoint")
     block, size = int(head[3]), int(head[4])
-    there = file.seek(0, os.SEEK_END)
-    file.seek(_HEAD_BYTES)
+    there = os.fstat(file.fileno()).st_size
     if block + size != there:
         raise DamagedError(f"{path} cannot be read: it has {there} bytes instead of {block + size}")
     text = file.read(block - _HEAD_BYTES)

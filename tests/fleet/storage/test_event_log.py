@@ -9,6 +9,7 @@ import pytest
 
 from fleet.domain.events import BadSample, Ended, EpochEnded, RankLost
 from fleet.errors import ExitStatus
+from fleet.storage import event_log
 from fleet.storage.event_log import EventLog, events_of, launch_status, log_mark, logged_epochs, read_events, read_run
 from fleet.storage.paths import RunPaths
 from tests.fleet.histories import record
@@ -45,6 +46,15 @@ def test_the_events_of_one_kind_are_those_of_no_other_and_none_where_there_is_no
     assert events_of(path, RankLost) == []
     written(path, LOST, SKIPPED, LOST)
     assert events_of(path, RankLost) == [LOST, LOST]
+
+
+def test_lines_of_other_kinds_are_passed_over_unread_also_where_they_name_a_kind(path, monkeypatch):
+    named = BadSample("lost", "a file of this name", training=True)
+    written(path, LOST, SKIPPED, named, LOST)
+    read, events = [], event_log.event_from_json
+    monkeypatch.setattr(event_log, "event_from_json", lambda record: read.append(record) or events(record))
+    assert events_of(path, RankLost) == [LOST, LOST]
+    assert len(read) == 3  # and not that of another kind
 
 
 def test_an_event_can_be_read_as_soon_as_it_is_added(path):
@@ -126,10 +136,10 @@ def test_launches_of_one_log_keep_their_order_where_a_clock_goes_back(tmp_path):
 
 
 def test_an_epoch_counts_as_logged_whichever_launch_has_logged_it(tmp_path):
-    assert logged_epochs(RunPaths(tmp_path)) == set()
+    assert logged_epochs(read_run(RunPaths(tmp_path))) == set()
     written(RunPaths(tmp_path).events, EpochEnded("a", record(1)))
     written(RunPaths(tmp_path, "17").events, EpochEnded("a", record(2)))
-    assert {epoch for _, epoch, _ in logged_epochs(RunPaths(tmp_path, "18"))} == {1, 2}
+    assert {epoch for _, epoch, _ in logged_epochs(read_run(RunPaths(tmp_path, "18")))} == {1, 2}
 
 
 def test_a_launch_is_dated_by_the_file_system(path):

@@ -1,6 +1,7 @@
 """Whole runs that are interrupted, and go on."""
 
 import time
+from collections import Counter
 
 import pytest
 from hypothesis import given
@@ -8,6 +9,8 @@ from hypothesis import strategies as st
 
 from fleet.engines.softmax import SoftmaxRegression
 from fleet.errors import ExitStatus
+from fleet.runtime.coordinator import Coordinator
+from fleet.storage import event_log, verified
 from fleet.storage.checkpoint import newest
 from fleet.storage.results import Status
 from tests.fleet.runtime.one_run.runner import Runner, cases, counting, few, shaky
@@ -43,6 +46,32 @@ def test_a_run_that_is_interrupted_goes_on_and_nothing_is_trained_twice(folders,
         assert runner.launch(Interruption(moment)) in (ExitStatus.RESUMABLE, ExitStatus.OK)
     assert runner.launch() is ExitStatus.OK
     runner.check_epochs()
+
+
+def test_a_launch_that_goes_on_reads_each_line_of_an_epoch_and_each_checkpoint_once_before_it_begins(
+        folders, monkeypatch):
+    runner = shaky(folders(), failures=0, retries=0, epochs=9, policy="baseline", checkpoint={"keep": "last"})
+    assert runner.launch(Interruption(60)) is ExitStatus.RESUMABLE
+    epochs = len(runner.history("n0"))
+    assert 0 < epochs < 9
+    read, start = Counter(), Coordinator.start
+
+    def counted(function, kind):
+        def count(first, *rest):
+            read[kind(first)] += 1
+            return function(first, *rest)
+        return count
+
+    def started(coordinator):
+        assert (read["epoch"], read["last.h5"], read["previous.h5"]) == (epochs, 1, 0)
+        read["started"] += 1
+        start(coordinator)
+
+    monkeypatch.setattr(event_log, "event_from_json", counted(event_log.event_from_json, lambda line: line["event"]))
+    monkeypatch.setattr(verified, "_read_block", counted(verified._read_block, lambda path: path.name))
+    monkeypatch.setattr(Coordinator, "start", started)
+    assert runner.launch() is ExitStatus.OK
+    assert read["started"] == 1
 
 
 @pytest.mark.parametrize("checkpoint", [{}, {"every": "0.001s"}], ids=["between", "within"])

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from fleet.domain import events as ev
 from fleet.engines.softmax import SoftmaxRegression
 from fleet.errors import ExitStatus, StorageError
-from fleet.storage.event_log import logged_epochs, read_events
+from fleet.storage.event_log import logged_epochs, read_events, read_run
 from tests.fleet.runtime.one_run.runner import Runner, cases, counting, few, shaky
 from tests.fleet.runtime.runs import Interruption, Signal
 
@@ -95,7 +95,7 @@ def test_a_run_that_is_killed_at_any_moment_goes_on_where_its_checkpoints_are(fo
     runner.check_epochs()
     events = runner.prepared.paths.events
     assert isinstance(list(read_events(events))[-1].event, ev.Ended)
-    assert logged_epochs(runner.prepared.paths) >= {
+    assert logged_epochs(read_run(runner.prepared.paths)) >= {
         (name, record.epoch, record.stream_epoch) for name in runner.results() for record in runner.history(name)}
 
 
@@ -121,5 +121,5 @@ def test_a_run_whose_checkpoints_are_damaged_goes_on_from_those_that_are_whole(f
         history = runner.history(name)
         assert len(history) == row.epochs == case.content["models"][int(name[1:])]["train"]["converge"]["max_epochs"]
         assert len(runner.prepared.paths.history(name).read_text().splitlines()) == 1 + len(history)
-        assert logged_epochs(runner.prepared.paths) >= {
+        assert logged_epochs(read_run(runner.prepared.paths)) >= {
             (name, record.epoch, record.stream_epoch) for record in history}
