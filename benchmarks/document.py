@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 
-def table(headers: Sequence[str], rows: Iterable[Sequence[Any]]) -> str:
+def table(headers: Sequence[Any], rows: Iterable[Sequence[Any]]) -> str:
     """A table in Markdown; columns of numbers are aligned to the right."""
     cells = [[_cell(value) for value in row] for row in rows]
     numeric = [all(re.fullmatch(r"[-+<>~x() .,\d%]*", row[column]) for row in cells) for column in range(len(headers))]

@@ -24,8 +24,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import numpy as np
+from apart import within
 
-from benchmarks.apart import within
 from fleet.commands.show import print_json
 from fleet.terminal import print_table
 from scheduler.elastic.allocate import Curve, Optimizer, allocate

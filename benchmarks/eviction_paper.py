@@ -14,16 +14,17 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+import eviction as speed
 import numpy as np
+from document import fill, picture, table
 from numpy.typing import NDArray
 
-from benchmarks import eviction as speed
-from benchmarks.document import fill, picture, table
 from scheduler.eviction.plan import RunningJob, plan_evictions
 from scheduler.simulation.eviction import simulate
 from scheduler.simulation.greedy import greedy
@@ -63,8 +64,8 @@ def response_times(jobs: list[RunningJob], nodes: int) -> dict[str, Curve]:
     """Each approach's time to answer for all deadlines 0..T, by T."""
     largest_first = sorted(jobs, key=lambda job: -job.nodes)
     return {
-        "greedy": [speed.cpu_ms(lambda last=last: speed.each_deadline(jobs, nodes, last), 5) for last in DEADLINES],
-        "dynamic programme, one pass": [speed.cpu_ms(lambda last=last: plan_evictions(jobs, nodes, last), 5)
+        "greedy": [speed.cpu_ms(partial(speed.each_deadline, jobs, nodes, last), 5) for last in DEADLINES],
+        "dynamic programme, one pass": [speed.cpu_ms(partial(plan_evictions, jobs, nodes, last), 5)
                                         for last in DEADLINES],
         "branch and bound": accumulated_ms(lambda last: branch_and_bound(jobs, nodes, last, MOST_VISITS)),
         "branch and bound, largest first": accumulated_ms(

@@ -67,13 +67,14 @@ def ours(pipeline: Pipeline, kernels: object) -> Callable[[], np.ndarray]:
     indices, epoch = np.arange(BATCH), 0
     kept, made = pipeline.empty_kept(BATCH), pipeline.empty(BATCH)
     pipeline.keep(indices, *kept)
-    scaled = None if pipeline.sample.affine is None else np.empty(made[0].shape, np.float32)
+    affine = pipeline.sample.affine
+    scaled = np.empty(made[0].shape, np.float32)
 
     def way() -> np.ndarray:
         nonlocal epoch
         epoch, LOADING.kernels = epoch + 1, kernels
         pipeline.finish_kept(*kept, indices, epoch, *made)
-        return made[0] if scaled is None else pipeline.sample.affine.apply(made[0], scaled)
+        return made[0] if affine is None else affine.apply(made[0], scaled)
 
     return way
 

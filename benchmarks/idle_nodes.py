@@ -24,8 +24,8 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import numpy as np
+from apart import within
 
-from benchmarks.apart import within
 from fleet.commands.show import print_json
 from fleet.terminal import print_table
 from scheduler.idle.allocate import Curve, Trainer, allocate, equal_as_published, name_order, place_in_order, worth

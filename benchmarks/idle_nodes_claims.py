@@ -18,9 +18,9 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import numpy as np
+from document import table
+from idle_nodes import Data
 
-from benchmarks.document import table
-from benchmarks.idle_nodes import Data
 from fleet.commands.show import print_json
 from fleet.terminal import print_table
 from scheduler.idle.allocate import Counts, FloatArray, Trainer, allocate, equal, equal_as_published

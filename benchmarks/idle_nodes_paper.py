@@ -18,12 +18,12 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+import document
 import numpy as np
+from document import fill, table
+from idle_nodes import Data, decisions, efficiencies, two_weeks
+from idle_nodes_claims import IMAGENET, block
 
-from benchmarks import document
-from benchmarks.document import fill, table
-from benchmarks.idle_nodes import Data, decisions, efficiencies, two_weeks
-from benchmarks.idle_nodes_claims import IMAGENET, block
 from scheduler.idle.allocate import equal_as_published, place_in_order
 from scheduler.simulation.idle_nodes import Settings, Summary, efficiency, replay, static_outcome
 from scheduler.simulation.idle_trace import Job, Trace

@@ -170,7 +170,7 @@ def tpe(seed: int) -> Searcher:
     return make_searcher("optuna_searcher:Searcher", RANGES, seed, "maximize", {"sampler": "tpe"})
 
 
-def fleet(seed: int, ask: Callable[[int], Searcher] = lambda seed: Listed(drawn(seed)), **prune: str | int) -> Search:
+def fleet(seed: int, ask: Callable[[int], Searcher] = lambda seed: Listed(drawn(seed)), **prune: Any) -> Search:
     return InFleet(Prune(**prune), ask(seed))
 
 

@@ -27,9 +27,10 @@ from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from fleet.api import write_spec
+from fleet.comm.base import World
 from fleet.comm.messages import (
     EpochDone,
     Exit,
@@ -170,7 +171,7 @@ def cpu_of_an_epoch(networks: int, policy: str = "baseline", speeds: int = 0, tr
         survey = Survey([], keys, spec.profile, trainers, per_node, {})
         run = RunState(spec)
         coordinator = Coordinator(
-            world, Setup(spec, roles, None, samples=SAMPLES, outlives=False),
+            cast(World, world), Setup(spec, roles, None, samples=SAMPLES, outlives=False),
             Speeds(survey, None if speeds else rates, online),
             Files(Results(spec, paths, SAMPLES), log, Profile(paths.profile)), [make_view(run, True)],
             Interruption(None), run=run)
@@ -202,7 +203,7 @@ def cpu_of_a_search(networks: int, rule: str, epochs: int, policy: str) -> Spent
         write_spec(spec, path)
         prepared = prepare(Request(str(path), plain=True), Ranks([0] * SEARCH_RANKS))
         world = Trainers(prepared.roles, epochs, lambda name: 100.0)
-        side = CoordinatorSide(world, prepared, Interruption(None))
+        side = CoordinatorSide(cast(World, world), prepared, Interruption(None))
         spent = _coordinate(side.coordinator, world)
         side.close()
     return spent

@@ -30,7 +30,7 @@ STEPS, AT_ONCE = 16, (1, 2, 4, 8, 16)
 
 def step_times(engine: Engine, network: NetworkSpec, sample: SampleSpec, rounds: int) -> list[float]:
     """Milliseconds of CPU that a step takes, by how many are taken in a call (:data:`AT_ONCE`)."""
-    size = network.train.batch.size
+    size = network.largest_batch(1)
     images, targets = made_up(sample, STEPS * size)
     trainable = engine.build(network, Alone())
     assert isinstance(trainable, Striding), "benchmarks/steps.py is of the engine keras"
