@@ -194,10 +194,30 @@ class Standing:
     tested: Judged | None = None
     is_paused: bool = False
 
+    @classmethod
+    def pruned(cls, history: tuple[EpochRecord, ...]) -> Standing:
+        """That of a network that was dropped before it was done."""
+        return cls(history, Outcome(f"pruned after {counted(len(history), 'epoch')}", is_pruned=True))
+
+    @property
+    def is_pruned(self) -> bool:
+        """Whether it was dropped before it was done."""
+        return self.outcome is not None and self.outcome.is_pruned
+
     @property
     def is_finished(self) -> bool:
         """Whether it has trained to its end: it has neither failed nor was it dropped before."""
         return self.outcome is not None and not (self.outcome.is_failure or self.outcome.is_pruned)
+
+    def with_history(self, history: tuple[EpochRecord, ...]) -> Standing:
+        """The same after other epochs."""
+        return Standing.pruned(history) if self.is_pruned else replace(self, history=history)
+
+    def found_after(self, before: Standing) -> Standing:
+        """This, of a checkpoint, with what no checkpoint knows and was so before: that it is paused, or was pruned."""
+        if before.is_pruned:
+            return self if self.is_finished else Standing.pruned(self.history)
+        return replace(self, is_paused=before.is_paused and self.outcome is None)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,6 @@ from typing import Any, Literal, NamedTuple
 from fleet.domain import events as e
 from fleet.domain.network import DATA, EpochRecord, Judged, Outcome, Standing
 from fleet.spec import Converge, Spec
-from fleet.units import counted
 from scheduler.base import Network as Rated
 from scheduler.ensemble.rates import rate
 
@@ -257,10 +256,7 @@ class RunState:
         """
         for name, standing in standings.items():
             network = self._network(name)
-            before = network.standing
-            if is_pruned(before) and not standing.is_finished:
-                standing = pruned(standing.history)
-            network.standing = replace(standing, is_paused=before.is_paused and standing.outcome is None)
+            network.standing = standing.found_after(network.standing)
 
     def differing(self, standings: Mapping[str, Standing]) -> dict[str, e.FoundStanding]:
         """What checkpoints say of networks otherwise than the log; epochs that it lacks are logged, so do not count."""
@@ -268,7 +264,7 @@ class RunState:
         for name, now in standings.items():
             before, outcome = self._network(name).standing, now.outcome or Outcome("")
             says_more = len(before.history) > len(now.history) or before.tested != now.tested
-            known = Outcome("") if is_pruned(before) and not now.is_finished else before.outcome or Outcome("")
+            known = Outcome("") if before.is_pruned and not now.is_finished else before.outcome or Outcome("")
             if says_more or (known.reason, known.is_failure) != (outcome.reason, outcome.is_failure):
                 found[name] = e.FoundStanding(len(now.history), outcome.reason, outcome.is_failure, now.tested)
         return found
@@ -347,8 +343,7 @@ class RunState:
                 self._keep(event.network, outcome=Outcome(event.reason, is_failure=True, may_pass=event.may_pass))
             case e.NetworkRetried() | e.GroupStarted():
                 self._let_go(t_s, event.network)
-                if not (isinstance(event, e.NetworkRetried) and event.alone):
-                    self._try_again(event.network)
+                self._try_again(event.network)
             case e.NetworkFellBack(finished=False) | e.NetworkTaken():
                 self._go_back(event.network, event.epochs)
             case e.GroupStruck():
@@ -472,8 +467,7 @@ class RunState:
 
     def _add_epoch(self, network: Network, record: EpochRecord) -> None:
         before = network.standing
-        history = (*_until(before.history, record.epoch - 1), record)
-        network.standing = pruned(history) if is_pruned(before) else replace(before, history=history)
+        network.standing = before.with_history((*_until(before.history, record.epoch - 1), record))
 
     def _log_late(self, name: str, launch: Launch) -> float:
         """When an epoch ended that only the launch after has logged: at the end of the one before."""
@@ -543,7 +537,7 @@ class RunState:
         self.judged.setdefault(judged.verdict, {})[judged.network] = judged
         network = self._network(judged.network)
         if judged.verdict == "stop":
-            network.standing = pruned(network.standing.history)
+            network.standing = Standing.pruned(network.standing.history)
         else:
             network.standing = replace(network.standing, is_paused=judged.verdict == "pause")
 
@@ -554,7 +548,7 @@ class RunState:
     def _try_again(self, name: str) -> None:
         """A network that was over is tried again, or wants more."""
         standing = self._network(name).standing
-        if standing.outcome is not None and not is_pruned(standing):
+        if standing.outcome is not None and not standing.is_pruned:
             self._network(name).standing = Standing(standing.history)
 
     def _go_back(self, name: str, epochs: int) -> None:
@@ -562,7 +556,7 @@ class RunState:
         network = self._network(name)
         before, history = network.standing, _until(network.standing.history, epochs)
         if len(history) < len(before.history):
-            network.standing = pruned(history) if is_pruned(before) else Standing(history, is_paused=before.is_paused)
+            network.standing = Standing(history).found_after(before)
 
     def _accept(self, name: str, epoch: int, files: Iterable[str]) -> None:
         """Something was changed after an epoch of a network, and that was accepted."""
@@ -570,16 +564,6 @@ class RunState:
         network.standing = replace(network.standing, history=tuple(
             replace(record, accepted=" ".join(dict.fromkeys([*record.accepted.split(), *files])))
             if record.epoch == epoch else record for record in network.standing.history))
-
-
-def pruned(history: tuple[EpochRecord, ...]) -> Standing:
-    """A network that was dropped before it was done."""
-    return Standing(history, Outcome(f"pruned after {counted(len(history), 'epoch')}", is_pruned=True))
-
-
-def is_pruned(standing: Standing) -> bool:
-    """Whether a network was dropped before it was done."""
-    return standing.outcome is not None and standing.outcome.is_pruned
 
 
 def is_whole(standing: Standing) -> bool:

@@ -14,7 +14,6 @@ from fleet.ensemble.effects import CheckpointRead, Keep, KeepParameters, Leased,
 from fleet.ensemble.history import Impossible
 from fleet.errors import ExitStatus
 from fleet.spec import NetworkSpec
-from fleet.units import counted
 from scheduler.ensemble.crowd import Gone
 
 _REST_S = 5.0  # before a network is tried again; twice as long each time
@@ -66,7 +65,7 @@ class Networks:
     def is_final(self, name: str) -> bool:
         """Whether a network is over, and is exported when its group lets go: nobody wants one that was pruned."""
         standing = self._standings[name]
-        return standing.outcome is not None and not _is_pruned(standing)
+        return standing.outcome is not None and not standing.is_pruned
 
     @property
     def are_over(self) -> bool:
@@ -136,7 +135,7 @@ class Networks:
 
     def prune(self, name: str) -> None:
         """A network is dropped before it is done."""
-        self._keep(name, _pruned(self.history(name)))
+        self._keep(name, Standing.pruned(self.history(name)))
 
     def hold(self, name: str, is_paused: bool) -> None:
         """A network is paused, or goes on."""
@@ -150,8 +149,7 @@ class Networks:
     def end_epoch(self, done: m.EpochDone) -> None:
         """A network has finished an epoch, and perhaps its training; one that was dropped meanwhile ends with it."""
         standing = self._standings[done.network]
-        history = (*standing.history, done.record)
-        self._keep(done.network, _pruned(history) if _is_pruned(standing) else replace(standing, history=history))
+        self._keep(done.network, standing.with_history((*standing.history, done.record)))
         self._outbox.note(events.EpochEnded(done.network, done.record, done.blocked_s, done.missed,
                                             self._built.pop(done.network, 0)))
         if done.final:
@@ -192,21 +190,15 @@ class Networks:
         if not failed.out_of_memory or slots == 1 or failed.network in self.alone:
             return False
         self.alone.add(failed.network)
+        self._reopen(failed.network)
         self._outbox.note(events.NetworkRetried(failed.network, failed.reason, self._failures[failed.network],
                                                 self._retries, alone=True))
         return True
 
     def fall_back(self, fallen: m.FellBack) -> None:
         """A network's newest checkpoint is damaged: it goes on from the one before, or starts over."""
-        self._keep(fallen.network, self._gone_back(fallen.network, Standing(fallen.history)))
+        self._keep(fallen.network, Standing(fallen.history).found_after(self._standings[fallen.network]))
         self._outbox.note(events.NetworkFellBack(fallen.network, fallen.damage, len(fallen.history), fallen.position))
-
-    def _gone_back(self, name: str, standing: Standing) -> Standing:
-        """A standing that was read from a checkpoint, with what no checkpoint knows: that it is paused, or pruned."""
-        before = self._standings[name]
-        if _is_pruned(before):
-            return standing if standing.is_finished else _pruned(standing.history)
-        return replace(standing, is_paused=before.is_paused and standing.outcome is None)
 
     def _keep(self, name: str, standing: Standing) -> None:
         self._standings[name] = standing
@@ -232,12 +224,16 @@ class Networks:
             self._outbox.note(events.NetworkFailed(leased.network, outcome.reason) if outcome.is_failure else
                               events.NetworkFinished(leased.network, outcome.reason, len(history)))
 
+    def _reopen(self, name: str) -> None:
+        """A network that was done has failed in its export."""
+        if self.is_final(name):
+            self._keep(name, Standing(self.history(name)))
+
     # ---- those that are away ----
 
     def rest(self, name: str) -> None:
         """Try a network again in a while."""
-        if self.is_final(name):  # it was done, and has failed in its export
-            self._keep(name, Standing(self.history(name)))
+        self._reopen(name)
         self._resting[name] = self._outbox.now_s + _REST_S * 2 ** (self._failures[name] - 1)
         self._sort(name)
 
@@ -271,7 +267,7 @@ class Networks:
             raise Impossible(f"nobody has asked how far {name} is, and yet there is {read}")
         self._fallen.remove(name)
         had, was_over = {(record.epoch, record.stream_epoch) for record in self.history(name)}, self.is_final(name)
-        self._keep(name, self._gone_back(name, read.standing))
+        self._keep(name, read.standing.found_after(self._standings[name]))
         for record in history:
             if (record.epoch, record.stream_epoch) not in had:  # saved, and then the master died
                 self._outbox.note(events.EpochEnded(name, record))
@@ -279,11 +275,3 @@ class Networks:
         self._outbox.note(events.GroupStruck(name, epochs=len(history), position=read.position,
                                              reason="" if outcome is None else outcome.reason,
                                              again=was_over and not self.is_over(name)))
-
-
-def _pruned(history: tuple[EpochRecord, ...]) -> Standing:
-    return Standing(history, Outcome(f"pruned after {counted(len(history), 'epoch')}", is_pruned=True))
-
-
-def _is_pruned(standing: Standing) -> bool:
-    return standing.outcome is not None and standing.outcome.is_pruned

@@ -27,7 +27,7 @@ from fleet.domain.events import (
     SharingLearned,
 )
 from fleet.domain.network import Standing
-from fleet.domain.run import RunState, is_pruned
+from fleet.domain.run import RunState
 from fleet.ensemble.claims import Claims
 from fleet.ensemble.rates import traits_of
 from fleet.ensemble.setup import Setup, Speeds
@@ -116,7 +116,7 @@ def _lost(run: RunState, standings: Mapping[str, Standing], saved: Container[str
     return [NetworkFellBack(name, f"no checkpoint of it is left, and the log has {counted(epochs, 'epoch')} of it",
                             epochs=0, position=0)
             for name, before in run.standings.items()
-            if (epochs := len(before.history)) and not is_pruned(before) and name not in saved and name not in said
+            if (epochs := len(before.history)) and not before.is_pruned and name not in saved and name not in said
             and name in standings and standings[name].outcome is None]
 
 

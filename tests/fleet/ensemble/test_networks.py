@@ -11,7 +11,7 @@ def test_a_network_that_is_dropped_within_an_epoch_ends_that_and_says_after_how_
     outbox = Outbox()
     networks = Networks(spec({"family": "softmax", "name": "a"}).networks, {"a": Standing((record(1),))}, 0, outbox)
     networks.prune("a")
-    networks.end_epoch(EpochDone("a", record(2), "", 0.0, 0))
+    networks.end_epoch(EpochDone("a", record(2), 0.0, ""))
     kept = [effect.standing for effect in outbox.take() if isinstance(effect, Keep)]
     assert [(standing.outcome.reason, standing.outcome.is_pruned) for standing in kept] == [
         ("pruned after 1 epoch", True), ("pruned after 2 epochs", True)]
@@ -37,3 +37,11 @@ def test_a_network_that_was_dropped_and_fails_for_a_while_stays_dropped():
     networks.wake(1e6)
     assert networks.is_over("a")
     assert not networks.is_final("a")
+
+
+def test_what_runs_out_of_memory_beside_others_in_its_export_is_exported_alone():
+    outbox = Outbox()
+    networks = Networks(spec({"family": "softmax", "name": "a"}).networks, {}, 0, outbox)
+    networks.end_epoch(EpochDone("a", record(1), 0.0, "1 epoch"))
+    assert networks.is_isolated(Failed("a", "out of memory", "", may_pass=False, out_of_memory=True), slots=2)
+    assert networks.has_left
