@@ -102,10 +102,16 @@ def read_events(path: Path, start: int = 0, kinds: Collection[type[Kind]] = ()) 
         start: bytes to leave out: its size at some earlier time.
         kinds: that are wanted; all where none are named. Of long logs the others are passed over much faster than read.
     """
-    for record in read_lines(path, start, [kind.word for kind in kinds]):
-        event, t_s = event_from_json(record), record.get("t_s", 0.0)
-        if event is not None and is_finite(t_s) and (not kinds or type(event) in kinds):
-            yield Logged(float(t_s), event)
+    found = map(_logged, read_lines(path, start, [kind.word for kind in kinds]))
+    return (logged for logged in found if logged is not None and (not kinds or type(logged.event) in kinds))
+
+
+def _logged(record: Any) -> Logged | None:
+    """The event that a value of JSON tells of; None where it tells of none."""
+    event = event_from_json(record)
+    if event is None or not is_finite(t_s := record.get("t_s", 0.0)):
+        return None
+    return Logged(float(t_s), event)
 
 
 def read_run(paths: RunPaths, kinds: Sequence[type[Kind]] = ()) -> Iterator[Logged]:
@@ -172,9 +178,17 @@ class RunTail:
         """The events since the last look, each with its date; those of a log in their order.
 
         Raises:
-            OSError: the file system does not answer.
+            OSError: the file system does not answer; nothing was read, so the next look misses nothing.
         """
-        return [dated for path in self._paths.event_logs() for dated in self._new_of(path)]
+        found: list[Dated] = []
+        for path in self._paths.event_logs():
+            try:
+                found += self._new_of(path)
+            except OSError:
+                if not found:
+                    raise
+                break
+        return found
 
     def _new_of(self, path: Path) -> Iterator[Dated]:
         log = self._logs.setdefault(path, _Read())
@@ -206,10 +220,7 @@ def _begun(lines: bytes) -> float:
 def read_line(line: bytes) -> Logged | None:
     """The event that a line of a log tells of; None where it tells of none."""
     with suppress(ValueError, RecursionError):
-        record = json.loads(line)
-        event, t_s = event_from_json(record), record.get("t_s", 0.0)
-        if event is not None and is_finite(t_s):
-            return Logged(float(t_s), event)
+        return _logged(json.loads(line))
     return None
 
 

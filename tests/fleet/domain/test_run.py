@@ -1,5 +1,6 @@
 """What a run is by its events, those of one launch and those of several."""
 
+from contextlib import suppress
 from dataclasses import replace
 
 import pytest
@@ -72,6 +73,21 @@ def write(paths, date, *events):
     for event in (replace(START, date=date), *events):
         log.add(event)
     log.close()
+
+
+def test_what_was_read_of_one_log_is_not_lost_where_another_cannot_be_read_for_a_moment(tmp_path):
+    first, second = RunPaths(tmp_path, "1"), RunPaths(tmp_path, "2")
+    write(first, 1000.0)
+    write(second, 1004.0)
+    tail, heard = RunTail(first), []
+    second.events.rename(tmp_path / "away")
+    second.events.mkdir()  # what is no file cannot be read
+    for _ in range(2):
+        with suppress(OSError):
+            heard += [dated.log for dated in tail.new()]
+    second.events.rmdir()
+    (tmp_path / "away").rename(second.events)
+    assert heard + [dated.log for dated in tail.new()] == [first.events, second.events]
 
 
 def test_logs_are_read_as_they_grow_each_line_once_and_only_whole_ones(tmp_path):

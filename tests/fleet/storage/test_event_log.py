@@ -10,7 +10,16 @@ import pytest
 from fleet.domain.events import BadSample, Ended, EpochEnded, RankLost
 from fleet.errors import ExitStatus
 from fleet.storage import event_log
-from fleet.storage.event_log import EventLog, events_of, launch_status, log_mark, logged_epochs, read_events, read_run
+from fleet.storage.event_log import (
+    EventLog,
+    RunTail,
+    events_of,
+    launch_status,
+    log_mark,
+    logged_epochs,
+    read_events,
+    read_run,
+)
 from fleet.storage.paths import RunPaths
 from tests.fleet.histories import record
 from tests.fleet.logs import START
@@ -85,9 +94,12 @@ def test_half_a_line_of_a_killed_run_is_passed_over_and_harms_no_later_one(path,
     '{"t_s": 1' + 400 * "0" + ', "event": "lost", "rank": 3, "device": 2}', "[" * 100_000, "\\x00"])
 def test_what_is_no_event_is_passed_over(path, line):
     written(path, SKIPPED)
+    tail = RunTail(RunPaths(path.parent))
+    assert [dated.event for dated in tail.new()] == [SKIPPED]
     with path.open("a") as file:
         file.write(line + "\n")
     written(path, LOST)
+    assert [dated.event for dated in tail.new()] == [LOST]
     assert [event for _, event in read_events(path)] == [SKIPPED, LOST]
 
 
