@@ -67,10 +67,15 @@ def fed_alike(spec: Spec, rows: Sequence[NetworkResult]) -> tuple[str, list[Cand
     Returns:
         The key of their feed, and the networks, the best first.
     """
-    feeds = {network.name: network.feed for network in spec.networks}
-    feeds |= {network.stem: network.feed for network in spec.networks}
-    key = feeds.get(rows[0].name, "") if rows else ""  # one that a search asks for is not in the spec
-    return key, candidates([row for row in rows if feeds.get(row.name, "") == key])
+    known = {name: network.feed for network in spec.networks for name in (network.stem, network.name)}
+    searched = {entry.stem: spec.document.feed_of(entry) for entry in spec.searches.values()}
+
+    def feed(row: NetworkResult) -> str:
+        """Of a network that is not in the spec, that of its search; what others add is fed with what all may be."""
+        return known[row.name] if row.name in known else searched.get(row.name.rpartition("-")[0], "")
+
+    key = feed(rows[0]) if rows else ""
+    return key, candidates([row for row in rows if feed(row) == key])
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from fleet.errors import UserError
-from fleet.spec import ModelEntry, Spec
-from fleet.spec.data import feed_key
+from fleet.spec import Spec
 from fleet.units import counted, listed
 from preprocess.base import DataSet, InputError
 from preprocess.chain import common_part, fixed_part, split_scale
@@ -203,12 +202,8 @@ def _place(spec: Spec, key: str) -> str:
     """Where the data settings of a feed stand."""
     if not key:
         return "data"
-    models = spec.document.models
-    return f"models[{next(place for place, entry in enumerate(models) if _key(spec, entry) == key)}].data"
-
-
-def _key(spec: Spec, entry: ModelEntry) -> str:
-    return feed_key(spec.document.own_data(entry))
+    entries = enumerate(spec.document.models)
+    return f"models[{next(place for place, entry in entries if spec.document.feed_of(entry) == key)}].data"
 
 
 def have_one_target(feeds: Mapping[str, Feed]) -> bool:

@@ -252,6 +252,10 @@ class Document:
                         None if target == self.data.target else target)
         return None if own == EntryData() else own
 
+    def feed_of(self, entry: ModelEntry) -> str:
+        """The key of what the networks of an entry are fed with; see :attr:`NetworkSpec.feed`."""
+        return feed_key(self.own_data(entry))
+
     @cached_property
     def feeds(self) -> dict[str, Data]:
         """The data settings that networks have, by :attr:`NetworkSpec.feed`, those of the document first.

@@ -12,6 +12,7 @@ from fleet.prediction.kept import is_kept, read_predicted
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import Status
 from preprocess.target import TargetSpec, class_target
+from tests.fleet.histories import spec
 from tests.fleet.prediction.kept import keep, row
 
 
@@ -41,6 +42,17 @@ def test_the_best_that_are_finished_are_joined(paths):
         ens.top(ens.candidates(rows), 3)
     with pytest.raises(UserError, match="no network has finished yet"):
         ens.top(ens.candidates(rows[3:]), 1)
+
+
+def test_networks_of_a_search_are_joined_with_those_that_are_fed_with_the_same():
+    scaled = {"transforms": ["scale"]}
+    run = spec({"family": "softmax", "name": "a", "space": {"train.optimizer.momentum": [0.1, 0.5]},
+                "search": {"ask": "grid"}, "data": scaled},
+               {"family": "softmax", "name": "b"}, {"family": "softmax", "name": "c", "data": scaled})
+    key, found = ens.fed_alike(run, [row("a-1"), row("b"), row("c"), row("added"), row("a-0")])
+    assert (run.feeds[key].transforms, [one.row.name for one in found]) == (("scale",), ["a-1", "c", "a-0"])
+    key, found = ens.fed_alike(run, [row("added"), row("a-1"), row("b")])
+    assert (key, [one.row.name for one in found]) == ("", ["added", "b"])
 
 
 def test_networks_are_chosen_by_what_they_have_kept(paths):
