@@ -21,6 +21,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from launch.memory import SHARED
+from launch.processes import started
 
 _LEAST_AGE_S = 10.0  # of memory that no process maps, and of an empty folder: somebody may be about to use it
 _OF_A_LAUNCHER = re.compile(r"(?:ompi|prted|prterun)\.(\d+)")
@@ -73,7 +74,7 @@ def _folders(temporary: Path, host: str) -> Iterator[Path]:
     for entry in _own(temporary):
         if found := ours.fullmatch(entry.name) or _OF_A_LAUNCHER.fullmatch(entry.name):
             is_here = found.re is ours or os.path.exists(f"{entry.path}/pmix.{host}.tool")
-            if is_here and not os.path.exists(f"/proc/{found[1]}"):
+            if is_here and not started(int(found[1])):
                 yield Path(entry.path)
         elif entry.name == f"ompi.{host}.{os.getuid()}":  # what ranks leave that outlive their launcher: empty folders
             if not any(files or _age_s(Path(folder)) < _LEAST_AGE_S for folder, _, files in os.walk(entry.path)):

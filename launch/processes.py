@@ -1,4 +1,4 @@
-"""When a command was given: what the kernel says of the processes between it and this one."""
+"""What the kernel says of processes: when they began, and which stand between a command and this one."""
 
 from __future__ import annotations
 
@@ -36,6 +36,16 @@ def command_began_s(pid: int, proc: Path = Path("/proc")) -> tuple[float, float]
     except (OSError, ValueError, IndexError):
         return None
     return began.began_s, own.began_s
+
+
+def started(pid: int) -> str | None:
+    """When a process of this machine began, in ticks of the kernel; None if there is none, or only its exit status."""
+    try:
+        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return None
+    fields = stat.rpartition(")")[2].split()
+    return None if not fields or fields[0] in "ZX" else fields[19]
 
 
 def _stat(proc: Path, pid: int) -> _Process:

@@ -31,10 +31,9 @@ _BELOW_SPEC = ("fleet fleet.errors fleet.collecting fleet.units fleet.terminal f
                f"{_SCHEDULER}")
 _SPEC = f"fleet.spec {_BELOW_SPEC}"
 _DOMAIN = f"fleet.domain {_SPEC}"
-_STORAGE = f"fleet.storage {_DOMAIN}"
+_STORAGE = f"fleet.storage launch {_DOMAIN}"
 _COMM = f"fleet.comm {_STORAGE}"
-_RUNTIME = (f"fleet.ensemble fleet.search fleet.stream fleet.engines fleet.monitor fleet.prediction {_COMM} "
-            "launch")
+_RUNTIME = f"fleet.ensemble fleet.search fleet.stream fleet.engines fleet.monitor fleet.prediction {_COMM}"
 _RUN = f"fleet.runtime fleet.export {_RUNTIME}"
 _FAMILY = "scheduler.base scheduler.files scheduler.hulls"
 
@@ -86,7 +85,7 @@ MAY_IMPORT = {
     "fleet.plugins": "fleet.errors preprocess scheduler.base scheduler.ensemble",
     "fleet.spec": _BELOW_SPEC,
     "fleet.domain": _SPEC,
-    "fleet.storage": _DOMAIN,
+    "fleet.storage": f"launch {_DOMAIN}",
     "fleet.comm": _STORAGE,
     "fleet.prediction": _STORAGE,
     "fleet.engines": _COMM,
@@ -96,7 +95,7 @@ MAY_IMPORT = {
     "fleet.monitor": f"fleet.prediction {_STORAGE} scheduler.simulation",
     "fleet.export": f"fleet.monitor fleet.prediction {_STORAGE}",
     "fleet.runtime": f"fleet.export {_RUNTIME}",
-    "fleet.jobs": f"fleet.engines {_STORAGE} launch",
+    "fleet.jobs": f"fleet.engines {_STORAGE}",
     "fleet.run": f"fleet.arguments fleet.jobs {_RUN}",
     "fleet.predictor": f"fleet.prediction fleet.engines {_COMM}",
     "fleet.running": _RUN,

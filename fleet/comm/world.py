@@ -20,6 +20,7 @@ from mpi4py import MPI
 from fleet.comm.group import MPIGroup
 from fleet.comm.messages import Message, Tag
 from fleet.errors import InfrastructureError
+from launch.processes import started
 
 T = TypeVar("T")
 
@@ -210,7 +211,7 @@ class MPIWorld:
         MPI.Finalize()  # a barrier: all others are about to end now, and have only to be seen to do so
         others = [pid for rank, (host, pid) in enumerate(self._places) if rank != self.rank and host == self.host]
         deadline = time.monotonic() + _LAST_S
-        while any(map(_is_running, others)) and time.monotonic() < deadline:
+        while any(map(started, others)) and time.monotonic() < deadline:
             time.sleep(LONGEST_S)
 
     def abort(self, error: BaseException, status: int = 1) -> NoReturn:
@@ -230,12 +231,3 @@ class MPIWorld:
         report = "".join(traceback.format_exception(error))
         print(f"\nfleet: rank {self.rank} of {self.size} on {self.host} failed; all ranks end.\n{report}",
               file=sys.stderr, flush=True)
-
-
-def _is_running(pid: int) -> bool:
-    """Whether a process of this machine has not ended yet."""
-    try:
-        with open(f"/proc/{pid}/stat", encoding="utf-8", errors="replace") as file:
-            return file.read().rpartition(")")[2].split()[0] not in "ZX"
-    except (OSError, IndexError):
-        return False

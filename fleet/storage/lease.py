@@ -32,6 +32,7 @@ from typing import Protocol
 from fleet.errors import LeaseLost, UserError
 from fleet.storage.files import storing
 from fleet.units import parse_duration
+from launch.processes import started
 
 _KEPT = 8  # generations whose files are left: nobody sleeps through so many between a look and a step
 _MOST_BYTES = 2**16  # of a generation's file
@@ -129,7 +130,7 @@ class Process:
     def __init__(self, ask: Callable[[str, str], bool | None] = lambda system, job: None,
                  job: tuple[str, str, int] = ("", "", 0)) -> None:
         self._ask = ask
-        self.me = Holder(secrets.token_hex(8), socket.gethostname(), os.getpid(), _started(os.getpid()) or "",
+        self.me = Holder(secrets.token_hex(8), socket.gethostname(), os.getpid(), started(os.getpid()) or "",
                          _text("/proc/sys/kernel/random/boot_id"), _namespace(), *job)
 
     def now(self) -> float:  # noqa: D102 - Surroundings says it
@@ -139,18 +140,12 @@ class Process:
         if not (self.me.boot and holder.boot):
             return False
         if holder.boot == self.me.boot:
-            return holder.namespace == self.me.namespace and _started(holder.pid) != holder.started
+            return holder.namespace == self.me.namespace and started(holder.pid) != holder.started
         # This host has been started anew; but there is more than one localhost.
         return holder.host == self.me.host and not holder.host.startswith("localhost")
 
     def knows_job(self, holder: Holder) -> bool | None:  # noqa: D102
         return self._ask(holder.system, holder.job) if holder.job else None
-
-
-def _started(pid: int) -> str | None:
-    """When a process of this machine started; None if there is none, or nothing of it but its exit status."""
-    fields = _text(f"/proc/{pid}/stat").rpartition(")")[2].split()
-    return None if not fields or fields[0] in "ZX" else fields[19]
 
 
 def _text(path: str) -> str:

@@ -44,6 +44,16 @@ def test_folders_of_dead_launchers_and_ranks_go_and_those_of_the_living_stay(tmp
     assert swept(tmp_path) == []
 
 
+def test_a_process_of_which_only_its_exit_status_is_left_is_dead(tmp_path):
+    process = subprocess.Popen(["true"])
+    os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
+    made(tmp_path / f"fleet.{HOST}.{process.pid}/x")
+    try:
+        assert swept(tmp_path) == [f"fleet.{HOST}.{process.pid}"]
+    finally:
+        process.wait()
+
+
 def test_what_is_of_another_node_or_of_somebody_else_stays(tmp_path):
     made(tmp_path / f"ompi.{DEAD}/pmix.n17.tool", tmp_path / f"fleet.n17.{DEAD}/x", tmp_path / f"ompi.{DEAD}x/y",
          tmp_path / f"sm_segment.n17.{os.getuid()}.1a2b0001.0", tmp_path / f"sm_segment.{HOST}.{os.getuid() + 1}.1.0",

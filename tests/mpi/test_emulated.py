@@ -59,7 +59,7 @@ def test_networks_share_emulated_gpus_and_the_run_learns_what_they_train_togethe
                          "transforms": [], "cache": "memory"},
                    train={"batch": {"size": 10}},
                    schedule={"policy": "adaptive", "rates": str(tmp_path / "rates.json")},
-                   resources={"engine": "emulated", "time_scale": 0.2, "preprocessors": 1, "gpus_per_node": 2,
+                   resources={"engine": "emulated", "time_scale": 0.5, "preprocessors": 1, "gpus_per_node": 2,
                               "per_device": slots})
     run = launch(5, content)
     assert run.status == 0, run.output

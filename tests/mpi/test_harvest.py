@@ -231,14 +231,15 @@ def _trains(harvest, process):
 
 @pytest.mark.long
 def test_a_launch_that_wants_to_be_alone_is_refused_until_the_others_have_ended(launch, tmp_path):
-    # No network is done while it is waited for, and no lease ends on a busy machine.
-    harvest = Harvest(launch, tmp_path, samples=600, lease={})
+    gate, lease = tmp_path / "gate", {"FLEET_LEASE": "10s"}  # none ends on a busy machine
+    harvest = Harvest(launch, tmp_path, samples=f"100:150:{gate}", source="gated", lease=lease)
     first = harvest.start()
-    harvest.wait_until(lambda: harvest.epochs())
-    alone = launch(2, harvest.content)
+    harvest.wait_until(harvest.epochs)
+    alone = launch(2, harvest.content, environment=lease)
+    gate.touch()
     assert alone.status == 2
     assert "another launch is at work in this folder" in alone.output
     assert end(first)[0] == 0
     harvest.check(results(harvest))
-    again = launch(2, harvest.content)
+    again = launch(2, harvest.content, environment=lease)
     assert (again.status, "4 of them done before" in again.output) == (0, True)
