@@ -56,6 +56,26 @@ def zero(input_shape, classes):
     return module
 
 
+def short_of_memory(input_shape, classes, flag):
+    """Its first training step of all finds no memory; `flag` is a file that says so."""
+    from pathlib import Path
+
+    import torch
+
+    class Short(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = dense(input_shape, classes)
+
+        def forward(self, images):
+            if self.training and not Path(flag).exists():
+                Path(flag).touch()
+                raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
+            return self.inner(images)
+
+    return Short()
+
+
 def segmenting(input_shape, classes):
     from torch import nn
 

@@ -5,12 +5,13 @@ import json
 import numpy as np
 import pytest
 
-from fleet.domain.events import GroupChanged, GroupStruck
+from fleet.domain.events import GroupChanged, GroupStruck, NetworkRetried
 from fleet.runtime.replay import largest_difference
 from fleet.storage.checkpoint import read_state
 from fleet.storage.paths import RunPaths
 from tests.mpi.conftest import ROOT, Launcher, spec
 from tests.mpi.test_survival import DYING, EPOCHS, STEP, check
+from tests.slots import beside, most_on_a_gpu
 
 pytestmark = [pytest.mark.torch, pytest.mark.long]
 
@@ -95,6 +96,63 @@ def test_a_member_of_a_group_dies(tmp_path, exchange):
     assert run.status == 0, run.output
     assert [event.network for event in run.events(GroupStruck)] == ["pair"]
     check(launch, run, content, names=())
+
+
+def test_what_runs_out_of_memory_on_a_gpu_that_others_share_is_trained_alone(tmp_path):
+    models = [{"build": "tests.torch_modules:short_of_memory", "name": "short", "gpus": 2,
+               "args": {"flag": str(tmp_path / "flag")}}, *({**PLAIN, "name": name} for name in "abc")]
+    content = torch_spec(tmp_path, models, samples=100, source="slow", schedule={"policy": "global"},
+                         resources={"gpus_per_node": 2, "per_device": 2, "preprocessors": 1})
+    run = Launcher(tmp_path)(5, content, timeout=240)
+    assert run.status == 0, run.output
+    assert [(event.network, event.alone) for event in run.events(NetworkRetried)] == [("short", True)]
+    assert "short failed: out of memory: OutOfMemoryError" in run.output
+    assert most_on_a_gpu(run.paths.events) == 2
+    assert beside(run.paths.events, "short")[-1] == set()
+    assert len(run.history("short")) == 2
+
+
+CHILDREN = '''
+from tests.torch_modules import dense
+
+class Searcher:
+    def __init__(self, space, seed, mode):
+        pass
+
+    def ask(self, number):
+        rate = {"train.optimizer.learning_rate": 0.02 / (1 + number)}
+        return [rate, {**rate, "parent": 0}, None][number]
+
+    def report(self, number, epoch, value):
+        return "go_on"
+
+    def tell(self, number, outcome, value):
+        pass
+
+def net(input_shape, classes):
+    return dense(input_shape, classes, units=8)
+'''
+
+
+def test_a_child_goes_on_from_its_parent_and_a_module_that_was_edited_is_refused(tmp_path):
+    (tmp_path / "own_modules.py").write_text(CHILDREN)
+    model = {"build": "own_modules:net", "name": "net", "train": {"optimizer": {"name": "adam", "use_ema": True}},
+             "space": {"train.optimizer.learning_rate": {"low": 0.001, "high": 0.1}},
+             "search": {"ask": "own_modules:Searcher", "most": 2, "at_once": 1}}
+    content = torch_spec(tmp_path, [model])
+    del content["schedule"]["rates"]
+    run = Launcher(tmp_path)(2, content, timeout=120)
+    assert run.status == 0, run.output
+    parent, child = (read_state(run.paths.last(f"net-{number}")) for number in range(2))
+    begun = read_state(run.paths.first("net-1")).arrays
+    assert all(np.array_equal(array, parent.arrays[name]) for name, array in begun.items())
+    steps = "optimizer/iterations"
+    assert child.arrays[steps] == 2 * parent.arrays[steps]
+    assert [record.learning_rate for record in child.history] == [pytest.approx(0.01)] * 2
+    (tmp_path / "own_modules.py").write_text(CHILDREN.replace("units=8", "units=9"))
+    refused = Launcher(tmp_path)(2, content, timeout=120)
+    assert refused.status == 2
+    assert "net-0 (own_modules.py)" in refused.output
 
 
 DETERMINISTIC = {"family": "cnn", "name": "one", "args": {"filters": [8, 8], "dense": [8], "dropout": 0.2},
