@@ -6,6 +6,8 @@
   with the same threads, in turns.
 - two ranks: the same of a CNN on two ranks, which add up gradients by MPI, and by DistributedDataParallel with gloo.
 - ten networks: a whole run on two trainers, command to prompt, and a script that trains the same ten one after another.
+
+FLEET is imported where it is used: that script has none of it.
 """
 
 from __future__ import annotations
@@ -22,19 +24,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import yaml
-
-from fleet.api import mpirun
-from fleet.comm.alone import Alone
-from fleet.commands.show import print_json
-from fleet.engines.registry import build, make_engine
-from fleet.spec import parse
-from fleet.terminal import print_table
-from preprocess.sample import Affine, ImageSpec, SampleSpec
 
 ROOT = Path(__file__).parents[1]
 AIMS = {"small": 0.97, "middle": 0.97, "two ranks": 0.95, "ten networks": 0.9}
-SCALE, RATE, DROPPED = Affine(0.5, 0.5), 0.02, 20
+RATE, DROPPED = 0.02, 20
 # filters, dense, side of images, batch of a rank, steps of a turn
 SIZES = {"small": ([16, 32], [64], 28, 64, 60), "middle": ([32, 64], [128], 32, 64, 10),
          "two ranks": ([16, 32], [64], 28, 64, 40)}
@@ -79,12 +72,16 @@ def by_hand(module: Any, rate: float = RATE) -> Callable[[np.ndarray, np.ndarray
 
 def by_fleet(what: str, group: Any, exchange: str = "mpi") -> Callable[[np.ndarray, np.ndarray], Any]:
     """A step of the engine, on this rank of a group."""
+    from fleet.engines.registry import build, make_engine
+    from fleet.spec import parse
+    from preprocess.sample import Affine, ImageSpec, SampleSpec
+
     filters, dense, side, batch, _ = SIZES[what]
     spec = parse({"models": [{"family": "cnn", "args": {"filters": filters, "dense": dense}}],
                   "resources": {"engine": "torch", "exchange": exchange},
                   "train": {"batch": {"size": batch * group.size},
                             "optimizer": {"name": "sgd", "learning_rate": RATE, "momentum": 0.9}}})
-    sample = SampleSpec(ImageSpec((side, side, 3), "uint8"), 10, SCALE)
+    sample = SampleSpec(ImageSpec((side, side, 3), "uint8"), 10, Affine(0.5, 0.5))
     network = build(make_engine(spec, sample, None, 0, group.size), spec.engine, spec.networks[0], group)
     return lambda images, labels: network.step(images, labels, batch * group.size)
 
@@ -119,6 +116,8 @@ def turns(what: str, steps: Sequence[Callable[..., Any]], pairs: int, meet: Call
 
 def on_one_rank(what: str, pairs: int) -> list[float]:
     """FLEET and the loop, in turns."""
+    from fleet.comm.alone import Alone
+
     filters, dense, side, *_ = SIZES[what]
     return turns(what, [by_fleet(what, Alone()), by_hand(module_of(filters, dense, side))], pairs)
 
@@ -147,6 +146,8 @@ def on_this_rank(pairs: int, folder: Path) -> None:
 
 def on_two_ranks(pairs: int) -> list[float]:
     """The same on two ranks."""
+    from fleet.api import mpirun
+
     with tempfile.TemporaryDirectory() as folder:
         done = subprocess.run([*mpirun(2), __file__, "--rank", folder, "--pairs", str(pairs)], cwd=ROOT, text=True,
                               capture_output=True, check=True)
@@ -177,6 +178,10 @@ def train_ten(folder: Path) -> None:
 
 def with_ten_networks(pairs: int) -> list[float]:
     """Whole runs, from command to prompt."""
+    import yaml
+
+    from fleet.api import mpirun
+
     found = []
     with tempfile.TemporaryDirectory() as text:
         folder = Path(text)
@@ -217,6 +222,9 @@ def main() -> None:
     if arguments.ten is not None:
         train_ten(arguments.ten)
         return
+    from fleet.commands.show import print_json
+    from fleet.terminal import print_table
+
     rows = []
     for what in arguments.what:
         if what == "two ranks":
