@@ -61,7 +61,7 @@ class Exported(nn.Module):
         if self.multiplier is not None and self.offset is not None:
             samples = samples * self.multiplier + self.offset
         if samples.dim() == 4:
-            samples = samples.permute(0, 3, 1, 2)
+            samples = samples.permute(0, 3, 1, 2).contiguous()
         outputs: Tensor = self.module(samples.to(self._dtype)).float()
         return outputs.movedim(1, -1) if self._is_mask else outputs
 

@@ -232,8 +232,8 @@ def _auc(target: TargetSpec, curve: str = "ROC", num_thresholds: int = 200) -> _
     def added(rows: Rows) -> Tensor:
         # How many thresholds are below each: it is positive for so many.
         below = torch.searchsorted(limits.to(rows.predicted.device), rows.predicted.reshape(-1).contiguous())
-        holds = rows.wanted.reshape(-1)
-        return torch.stack([torch.bincount(below, part, num_thresholds + 1) for part in (holds, 1 - holds)])
+        holds = rows.wanted.reshape(-1) > 0
+        return torch.stack([torch.bincount(below[part], minlength=num_thresholds + 1) for part in (holds, ~holds)])
 
     def result(state: np.ndarray) -> float:
         true, false = np.cumsum(state.reshape(2, -1)[:, ::-1], axis=1)[:, ::-1][:, 1:]  # at each threshold

@@ -158,6 +158,8 @@ def test_without_the_code_of_a_module_it_says_what_is_missing(tmp_path, monkeypa
 
 def test_what_a_file_cannot_hold_is_found_before_hours_are_spent(tmp_path):
     assert built(NET).try_export(tmp_path) == "loading best.safetensors takes the module starting_modules"
+    colours = SampleSpec(ImageSpec((8, 8, 3), "uint8"), 3)
+    assert built({"build": "tests.torch_modules:viewing"}, colours).try_export(tmp_path)
     with pytest.raises(ModelError, match="neither a parameter nor a buffer"):
         built({"build": "starting_modules:forgetful"}).try_export(tmp_path)
 
