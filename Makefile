@@ -42,8 +42,10 @@ test-track: env
 	.venv-track/bin/python -m pip install -qq -e '.[track,pandas,parquet]' optuna-dashboard pytest pytest-xdist hypothesis
 	.venv-track/bin/python -m pytest -o addopts=-q -rs tests/fleet/export $(PYTEST_ARGS)
 
-# The tests of PyTorch, in an environment of their own. (Horovod is TensorFlow's there, and takes minutes to build.)
+# The tests of PyTorch, in an environment of their own, each in one thread, since threads of tests that run side by side wait
+# for each other. (Horovod is TensorFlow's there, and takes minutes to build.)
 test-torch: export PATH := $(CURDIR)/.venv-torch/bin:$(PATH)
+test-torch: export OMP_NUM_THREADS ?= 1
 test-torch:
 	HOROVOD= VENV=.venv-torch tools/env.sh torch
 	.venv-torch/bin/python -m pytest -n $(WORKERS) -rs -m torch $(PYTEST_ARGS)

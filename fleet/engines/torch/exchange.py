@@ -81,7 +81,7 @@ class TorchExchange:
     def __init__(self, group: Group, device: torch.device, folder: Path) -> None:
         self.group = group
         name = group.from_master(uuid.uuid4().hex if group.is_master else None)
-        self._file = (folder / f".exchange-{name}").absolute()
+        self._file = (folder / f".exchange-{name}.tmp").absolute()
         self._backend = _backend(device, str(self._file), group)
         self._hooks: list[Any] = []
         self._under_way: list[Any] = []
