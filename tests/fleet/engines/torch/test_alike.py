@@ -31,7 +31,8 @@ def told(tmp_path_factory):
 def test_both_engines_come_to_the_same_losses(told, name):
     keras, torch = (one[name] for one in told)
     assert torch["losses"] == pytest.approx(keras["losses"], rel=1e-5, abs=1e-4)
-    near = 1e-3 if name == "normalised" else 1e-4  # PyTorch keeps the variance of the population, Keras that of the batch
+    # PyTorch keeps the variance of the population, Keras that of the batch.
+    near = 1e-3 if name == "normalised" else 1e-4
     assert torch["judged"] == pytest.approx(keras["judged"], rel=1e-5, abs=near)
     assert torch["right"] == pytest.approx(keras["right"], abs=0.1)
     assert torch["scores"] == pytest.approx(keras["scores"], abs=1e-4)
