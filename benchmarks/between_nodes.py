@@ -50,15 +50,19 @@ def leader(args: argparse.Namespace) -> None:
         for name, begin in (("ibcast", ibcast), ("tree", by_tree)):
             comm.Barrier()
             found[name].append(_turn(begin, chunks, args, world.size))
-    sent = sum(len(tree(comm.rank, comm.size, _root(number, args, comm.size))[1]) for number in range(args.chunks))
-    told = comm.gather(sent / args.chunks)
+    places = [tree(comm.rank, comm.size, _root(number, args, comm.size)) for number in range(args.chunks)]
+    told = comm.gather((sum(parent is not None for parent, _ in places) / args.chunks,
+                        sum(len(children) for _, children in places) / args.chunks,
+                        max(len(children) for _, children in places)))
     if comm.rank == 0 and told is not None:
+        gets, sends, at_once = map(max, zip(*told, strict=True))
         other, began = np.empty_like(chunks[0]), time.perf_counter()
         for _ in range(args.chunks):
             other[...] = chunks[0]
         copied = args.chunks * args.bytes / (time.perf_counter() - began) / 1e6
         print(json.dumps({
-            "leaders": comm.size, "chunk_bytes": args.bytes, "chunks_sent_most": max(told),
+            "leaders": comm.size, "chunk_bytes": args.bytes, "depth": comm.size.bit_length() - 1,
+            "gets": gets, "sends": sends, "sends_of_one": at_once,  # chunks, of the leader that has most
             **{f"{name}_{what}": round(median(turn[index] for turn in turns), 2)
                for name, turns in found.items() for index, what in enumerate(("looks", "mb_s"))},
             "memcpy_mb_s": round(copied)}), flush=True)

@@ -8,8 +8,8 @@ The first counts the operations of emulated networks below the run's folder, by 
 by a library that is loaded first (files.c, built here). Three runs tell what is per network and epoch, per network and
 per launch: the second has twice the epochs, the third twice the networks. Each epoch is better than those before it, so
 that each writes a best checkpoint too. With --delay each operation takes so many milliseconds more; the run is timed
-with and without, in turns. With --resume a launch takes up so many networks, half of which have ended, and stops at
-once: `reads_s` is what it took to read and check them.
+from its first step to its last, with and without, in turns. With --resume a launch takes up so many networks, half of
+which have ended, and stops at once: `reads_s` is what it took to read and check them.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 import numpy as np
 
 from fleet.api import mpirun, run, write_spec
-from fleet.domain.events import Ended, EpochEnded, NetworkFinished, ScheduleOptions, Started
+from fleet.domain.events import Ended, EpochEnded, FirstStep, NetworkFinished, ScheduleOptions, Started
 from fleet.domain.network import EpochRecord, State, reason_now
 from fleet.errors import ExitStatus
 from fleet.runtime.launch import Ranks
 from fleet.runtime.prepare import prepare
 from fleet.runtime.start import Request
 from fleet.storage.checkpoint import write_history, write_state
-from fleet.storage.event_log import EventLog, events_of
+from fleet.storage.event_log import EventLog, events_of, read_events
 from fleet.storage.files import write_json
 from fleet.storage.identity import identity
 from fleet.storage.paths import RunPaths
@@ -137,11 +137,11 @@ def delayed(folder: Path, args: argparse.Namespace) -> None:
             inside = folder / f"{turn}-{delay}"
             inside.mkdir()
             spec = write(inside, args.networks, args.epochs, args.epoch_s)
-            began = time.monotonic()
             run(spec, args.ranks, "--plain", log=sys.stderr, environment={
                 "LD_PRELOAD": str(built), "FLEET_FILES_UNDER": str(inside / "run"),
                 "FLEET_FILES_DELAY_US": str(round(1000 * delay))})
-            seconds.append(time.monotonic() - began)
+            times = [t_s for t_s, _ in read_events(RunPaths(inside / "run").events, kinds=(FirstStep, NetworkFinished))]
+            seconds.append(times[-1] - times[0])
     plain, slow = map(median, took.values())
     print(json.dumps({"networks": args.networks, "epochs": args.epochs, "epoch_s": args.epoch_s, "delay_ms": args.delay,
                       "plain_s": round(plain, 2), "slow_s": round(slow, 2), "loss": round(slow / plain - 1, 4)}))

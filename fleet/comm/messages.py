@@ -223,14 +223,15 @@ class Produce(NamedTuple):
     """How far the stream may be produced, and from where on groups may still join.
 
     ``limit``, ``hold`` and ``first`` are chunk numbers of the stream (see :mod:`fleet.stream.layout`); ``first``
-    is the stream's first chunk and ``turns`` the ranks that produce in turn: both are the same in every
-    message of a run. In a ring, which turns as far as readers want it to, there is no limit and nothing to hold.
+    is the stream's first chunk, the same in every message of a run, and ``turns`` the ranks that produce in turn, from
+    chunk ``since`` on. In a ring, which turns as far as readers want it to, there is no limit and nothing to hold.
     """
 
     limit: int
     hold: int
     first: int
     turns: tuple[int, ...]
+    since: int = 0
 
 
 class Forget(NamedTuple):

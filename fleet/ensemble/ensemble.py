@@ -200,6 +200,10 @@ class Ensemble:
         if self._ending.has_begun:
             self._groups.pause(group, ends=True)
 
+    def _on_prepared(self, said: m.Prepared) -> None:
+        if (changed := self._production.hear_prepared(said)) is not None:
+            self._outbox.note(changed)
+
     def _on_pace(self, pace: m.Pace) -> None:
         self._startup.stepped(pace.network, self._outbox.now_s)
         self._leaving.paced(pace)
@@ -309,7 +313,7 @@ _HANDLERS: Mapping[type, Callable[[Ensemble, Any], None]] = {
     m.Ready: lambda self, ready: self._groups.ready(ready),
     m.Built: Ensemble._on_built,
     m.Throughput: lambda self, said: self._production.hear(said),
-    m.Prepared: lambda self, said: self._production.hear_prepared(said),
+    m.Prepared: Ensemble._on_prepared,
     m.Measured: Ensemble._on_measured,
     m.Warned: lambda self, warned: self._complaints.warned(warned),
     m.Bad: lambda self, bad: self._complaints.bad(bad),

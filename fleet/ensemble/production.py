@@ -8,6 +8,7 @@ itself) each network counts its own epochs.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from itertools import accumulate
 
 from fleet.comm.messages import NO_LIMIT, Prepared, Produce, Throughput
@@ -17,6 +18,8 @@ from fleet.ensemble.history import Impossible
 from fleet.stream.layout import Layout
 from scheduler.base import RateTable
 from scheduler.ensemble.rates import preprocessors_needed
+
+_SURELY = 1.25  # times as fast without a preprocessor, before it is left out: what they say varies
 
 
 class Production:
@@ -40,6 +43,7 @@ class Production:
         self._are_known = False  # whether all preprocessors have said how fast they are; it stays so
         self._order: Produce | None = None  # what preprocessors were told last
         self.turns: tuple[int, ...] = ()  # the ranks that produce, once it has begun
+        self._since = 0  # from which chunk on they do
 
     # ---- the kind of stream ----
 
@@ -114,16 +118,33 @@ class Production:
             raise Impossible(f"{said.rank} is no preprocessor of which nothing is known, and yet there is {said}")
         self._throughput[said.rank] = said.samples_per_s
 
-    def hear_prepared(self, said: Prepared) -> None:
+    def hear_prepared(self, said: Prepared) -> StreamStarted | None:
         """A preprocessor says how fast it was of late; what it has said before counts half as much each time.
+
+        The slowest is left out where the others are faster without it, as rank 0 where it has many to coordinate: from
+        the first chunk on that nobody may have begun. In a ring nobody knows which one that is.
+
+        Returns:
+            Who produces from now on, where that has changed.
 
         Raises:
             Impossible: it does not produce.
         """
-        if said.rank not in self.turns:
+        if said.rank not in self.turns and said.rank not in self._prepared:
             raise Impossible(f"{said.rank} does not produce, and yet there is {said}")
         samples, busy_s = self._prepared.get(said.rank, (0.0, 0.0))
         self._prepared[said.rank] = samples / 2 + said.samples, busy_s / 2 + said.busy_s
+        if self.is_in_step and self._order is not None and self._prepared.keys() >= set(self.turns):
+            *others, slowest = sorted(self.turns, key=self._speed, reverse=True)
+            if others and _SURELY * len(self.turns) * self._speed(slowest) < len(others) * self._speed(others[-1]):
+                self.turns = tuple(rank for rank in self.turns if rank != slowest)
+                self._since = self._order.limit
+                return replace(self._begun, preprocessors=len(others), supply_samples_per_s=self.supply(set()))
+        return None
+
+    def _speed(self, rank: int) -> float:
+        samples, busy_s = self._prepared[rank]
+        return samples / busy_s
 
     def supply(self, lost: set[int]) -> float:
         """Samples/s that each network is given at most, by what is known now; infinity where no stream is between.
@@ -137,7 +158,7 @@ class Production:
         if self._layout is None or not ranks or lost.intersection(self._preprocessors):
             return float("inf")
         if self._prepared.keys() >= set(ranks):
-            return len(ranks) * min(samples / busy_s for samples, busy_s in self._prepared.values())
+            return len(ranks) * min(map(self._speed, ranks))
         return sum(self._throughput[rank] for rank in ranks)
 
     def is_known(self, lost: set[int]) -> bool:
@@ -168,9 +189,11 @@ class Production:
         if chooses and demand and self._layout is not None:
             needed = preprocessors_needed(reached, demand)
         self.turns, supply = self._preprocessors[:needed], reached[needed - 1]
-        return StreamStarted(needed, len(self._preprocessors), policy, pace="shared" if self.is_in_step else "own",
-                             kept=self._layout is None, supply_samples_per_s=supply, demand_samples_per_s=demand,
-                             bottleneck="" if not demand else "input" if supply < demand else "training")
+        self._begun = StreamStarted(
+            needed, len(self._preprocessors), policy, pace="shared" if self.is_in_step else "own",
+            kept=self._layout is None, supply_samples_per_s=supply, demand_samples_per_s=demand,
+            bottleneck="" if not demand else "input" if supply < demand else "training")
+        return self._begun
 
     def order(self, joining: Iterable[int]) -> Produce | None:
         """What preprocessors should be told now; None where they have been, or none has begun.
@@ -187,7 +210,8 @@ class Production:
         limit = hold = NO_LIMIT
         if self.is_in_step:
             limit, hold = (self._granted + 2) * chunks, min([*joining, self._granted + 1]) * chunks
-        order = Produce(limit, hold, first=self._first * chunks, turns=self.turns)
+        order = Produce(limit, hold, first=self._first * chunks, turns=self.turns,
+                        since=self._since)
         if order == self._order:
             return None
         self._order = order

@@ -1,7 +1,8 @@
 """TensorBoard's files of each network, written without TensorFlow, which rank 0 never imports.
 
 An event file is a sequence of records, each framed by its length and two checksums; the
-``tensorboard`` package provides the messages and the framing.
+``tensorboard`` package provides the messages and the framing. A thread writes them: a file server may
+be slow, and rank 0 has others to serve.
 """
 
 from __future__ import annotations
@@ -11,7 +12,9 @@ import math
 import os
 import socket
 import time
+from collections import deque
 from collections.abc import Mapping
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +37,7 @@ class TensorBoardObserver:
 
     def __init__(self, paths: RunPaths, networks: Mapping[str, NetworkSpec]) -> None:
         self._paths, self._networks = paths, networks
+        self._thread, self._unwritten = ThreadPoolExecutor(1, "tensorboard"), deque[Future[None]]()
         # TensorBoard looks for files with such names.
         self._name = f"events.out.tfevents.{int(time.time())}.{socket.gethostname()}.{os.getpid()}"
         try:
@@ -47,7 +51,11 @@ class TensorBoardObserver:
         self._make_event, self._summary, self._record_writer = event_pb2.Event, summary_pb2.Summary, RecordWriter
 
     def on_event(self, event: Event) -> None:
-        """Write an epoch's metrics."""
+        """Have an epoch's metrics written.
+
+        Raises:
+            StorageError: earlier ones could not be.
+        """
         if not isinstance(event, EpochEnded) or self._make_event is None:
             return
         names = {"loss": "train", "accuracy": "train", "val_loss": "validation", "val_accuracy": "validation",
@@ -60,10 +68,22 @@ class TensorBoardObserver:
         values = [self._summary.Value(tag=f"{part}/{name.removeprefix('val_')}", simple_value=numbers[name])
                   for name, part in (names | metrics).items() if name in numbers]
         made = self._make_event(wall_time=time.time(), step=record.epoch, summary=self._summary(value=values))
-        patiently(lambda: self._store(event.network, made))
+        self._unwritten.append(self._thread.submit(patiently, lambda: self._store(event.network, made)))
+        while self._unwritten and self._unwritten[0].done():
+            self._unwritten.popleft().result()
 
     def on_pace(self, network: str, samples: int, samples_per_s: float) -> None:
         """Do nothing: only whole epochs are written."""
+
+    def close(self) -> None:
+        """Wait until all is written.
+
+        Raises:
+            StorageError: it could not be.
+        """
+        self._thread.shutdown()
+        for written in self._unwritten:
+            written.result()
 
     def _store(self, network: str, event: Any) -> None:
         with storing(self._paths.tensorboard(network)):

@@ -177,8 +177,8 @@ class CoordinatorSide:
         online = self._online()
         self._tracking = Tracking([] if launch.replayed else places(spec.document.track, paths.root), paths,
                                   launch.request.spec)
-        observers: list[Observer] = [self._view, TensorBoardObserver(paths, self.results.networks), self._tracking,
-                                     self]
+        self._tensorboard = TensorBoardObserver(paths, self.results.networks)
+        observers: list[Observer] = [self._view, self._tensorboard, self._tracking, self]
         self.coordinator = Coordinator(
             world, setup, Speeds(self._make_survey(), launch.rates, online),
             Files(self.results, self._events, Profile(paths.profile), launch.fence, self._tracking), observers,
@@ -337,6 +337,7 @@ class CoordinatorSide:
             self._harvest.refresh()
         self.results.write()
         self._events.close()
+        self._tensorboard.close()
         status = ExitStatus(self.coordinator.status or 0)
         if self._launch.cache.is_passing and not self._epochs_left:  # no launch of this run wants it any more
             self._launch.paths.decoded.unlink(missing_ok=True)

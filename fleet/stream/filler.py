@@ -13,6 +13,7 @@ from fleet.comm.roles import Roles
 from fleet.stream.order import Order
 from fleet.stream.relay import Relay
 from fleet.stream.sample_set import SampleSet
+from fleet.stream.turns import Turns
 from fleet.stream.window import NOT_READING, Window
 from preprocess.base import BadSample
 from preprocess.pipeline import Pipeline
@@ -34,9 +35,9 @@ class WindowFiller:
         self._world, self._roles, self._window = world, roles, window
         self._order, self._training, self._leads = order, training, leads
         self._heads_node = roles.leader(roles.node_of[world.rank]) == world.rank
-        self._limit = self._hold = self._first = 0
+        self._limit = self._hold = 0
         self._assigned = 0  # chunks of the ring before this one have been given slots
-        self._turns: Sequence[int] = ()
+        self._turns: Turns | None = None
         self._next: int | None = None  # the chunk that is mine to fill next
         self._filled = 0  # samples of it that are there
         self._production, self._indices = 0, np.empty(0, np.int64)  # what it holds
@@ -46,18 +47,20 @@ class WindowFiller:
         self._told, self._told_at = 0, 0.0
         self._clock = clock
         self._prepared, self._busy_s = 0, 0.0  # samples, and the time they took, since the coordinator was told
+        self._paused_s = 0.0  # when a part of a chunk was done, the rest of which could have followed
 
     def follow(self, order: Produce) -> None:
         """Heed what the coordinator says."""
         self._limit, self._hold = order.limit, order.hold
-        if self._turns:
-            return
-        self._turns, self._first, self._assigned = order.turns, order.first, order.first
-        if self._world.rank in self._turns:
-            # The first chunk from `first` on whose number falls to this rank.
-            self._next = order.first + (self._turns.index(self._world.rank) - order.first) % len(self._turns)
-        if self._leads:
-            self._relay = Relay(self._world, self._roles, self._window, self._turns, order.first, number=0)
+        if self._turns is None:
+            self._turns, self._assigned = Turns(order.first, order.turns), order.first
+            self._next = self._turns.next_of(self._world.rank, order.first)
+            if self._leads:
+                self._relay = Relay(self._world, self._roles, self._window, self._turns, number=0)
+        else:
+            self._turns.change(order.since, order.turns)
+            if self._filled == 0 and self._next is not None:
+                self._next = self._turns.next_of(self._world.rank, self._next)
 
     def heed(self, demand: Demand) -> None:
         """Another node's readers are that far."""
@@ -96,7 +99,7 @@ class WindowFiller:
         if fastest is None:
             # Nobody reads on this node. No reader of another one is beyond `hold`, so it is not held back.
             fastest = 0 if self._window.layout.is_ring else self._hold
-        ahead_of = max(fastest, self._first, int(self._window.demand[0]))
+        ahead_of = max(fastest, self._turns.first if self._turns else 0, int(self._window.demand[0]))
         return sequence < min(self._limit, ahead_of + self._window.layout.lookahead)
 
     def _drop_dead_ranks(self) -> None:
@@ -116,25 +119,28 @@ class WindowFiller:
         """Whether chunk ``sequence`` is wanted yet, and its slot is free."""
         if self._window.layout.is_ring:
             return self._window.has_slot(sequence)
-        return self._is_wanted(sequence) and self._window.is_free(sequence, self._hold, self._first)
+        return self._is_wanted(sequence) and self._turns is not None and self._window.is_free(
+            sequence, self._hold, self._turns.first)
 
     def _produce(self) -> bool:
-        if self._next is None or (self._filled == 0 and not self._may_write(self._next)):
+        if self._turns is None or self._next is None or (self._filled == 0 and not self._may_write(self._next)):
             return False
         if self._filled == 0:
             self._production, self._indices = self._order.chunk(self._next)
         begin, end = self._filled, min(len(self._indices), self._filled + _SAMPLES_A_STEP)
         row = self._window.rows(self._next).start
         rows = slice(row + begin, row + end)
-        began = self._clock()
+        # What this rank does between two parts of a chunk, as rank 0 does for all, is a part of what that takes.
+        began = self._paused_s if begin else self._clock()
         bad = self._training.load(self._indices[begin:end], self._production, self._window.images[rows],
                                   self._window.targets[rows])
-        self._was_busy(end - begin, self._clock() - began)
+        self._paused_s = self._clock()
+        self._was_busy(end - begin, self._paused_s - began)
         _report(self._world, bad, training=True)
         self._filled = end
         if end == len(self._indices):
             self._window.publish(self._next)
-            self._next += len(self._turns)
+            self._next = self._turns.next_of(self._world.rank, self._next + 1)
             self._filled = 0
         return True
 
@@ -158,23 +164,38 @@ class SetFiller:
     def __init__(self, world: World, roles: Roles, target: SampleSet, leads: bool, number: int, training: bool,
                  load: Callable[[range, np.ndarray, np.ndarray], list[BadSample]]) -> None:
         self._world, self._target, self._load, self._training = world, target, load, training
-        turns = roles.preprocessors
-        self._mine = [row for chunk in range(turns.index(world.rank), target.chunks, len(turns))
-                      for row in _steps(target.rows(chunk))][::-1]
-        self._relay = Relay(world, roles, target, turns, 0, number, end=target.chunks) if leads else None
+        turns = Turns(0, roles.preprocessors)
+        here = roles.node_of[world.rank]
+        node = [chunk for chunk in range(target.chunks) if roles.node_of[turns.rank_of(chunk)] == here]
+        # First this rank's own; then, from the end, what others of its node have not come to: as rank 0, which
+        # coordinates first. Two may do the same, to the same bits.
+        mine = [chunk for chunk in node if turns.rank_of(chunk) == world.rank]
+        self._chunks = [*sorted(set(node) - set(mine)), *mine[::-1]]
+        self._mine, self._apart = set(mine), len(roles.preprocessors)
+        self._rows: list[range] = []
+        self._relay = Relay(world, roles, target, turns, number, end=target.chunks) if leads else None
 
     def step(self) -> bool:
         """Do a bounded piece of work; returns whether there was any."""
         relayed = self._relay is not None and self._relay.step(lambda sequence: True)
-        if not self._mine:
+        while self._chunks and not self._rows:
+            chunk = self._chunks.pop()
+            if not self._target.has(chunk) and (chunk in self._mine or self._is_far(chunk)):
+                self._rows = _steps(self._target.rows(chunk))[::-1]
+        if not self._rows:
             return relayed
-        rows = self._mine.pop()
+        rows = self._rows.pop()
         part = slice(rows.start, rows.stop)
         bad = self._load(rows, self._target.images[part], self._target.targets[part])
         _report(self._world, bad, self._training)
         if rows.stop == self._target.samples or rows.stop % self._target.chunk == 0:
             self._target.publish(rows.start // self._target.chunk)
         return True
+
+    def _is_far(self, chunk: int) -> bool:
+        """Whether the rank whose chunk it is has another one to do before."""
+        before = chunk - self._apart
+        return before >= 0 and not self._target.has(before)
 
     def stop(self) -> None:
         """Collective over the leaders."""

@@ -12,7 +12,7 @@ slowest reader of any node holds the stream back when the windows are full, and 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import takewhile
 
@@ -21,6 +21,7 @@ import numpy as np
 from fleet.comm.base import Broadcast, World
 from fleet.comm.roles import Roles
 from fleet.stream.sample_set import SampleSet
+from fleet.stream.turns import Turns
 from fleet.stream.window import Window
 
 _UNDER_WAY = 4
@@ -39,22 +40,21 @@ class Relay:
 
     Args:
         target: where chunks come from and go to, on this node.
-        turns: the preprocessors, in the order in which they take turns at chunks.
-        first: the first chunk.
+        turns: of the preprocessors at chunks.
         number: of this relay among those of the run.
         end: one past the last chunk, where there is one.
     """
 
-    def __init__(self, world: World, roles: Roles, target: Window | SampleSet, turns: Sequence[int], first: int,
-                 number: int, end: int | None = None) -> None:
+    def __init__(self, world: World, roles: Roles, target: Window | SampleSet, turns: Turns, number: int,
+                 end: int | None = None) -> None:
         leaders = [roles.leader(node) for node in range(roles.nodes)]
-        self._next, self._end = first, end
+        self._next, self._end = turns.first, end
         self._world, self._target = world, target
         self._group = world.group(leaders, _LAST_GROUP - 2 * number)
         # Leaders end after different numbers of broadcasts, and collectives of one communicator must come in
         # one order: so they agree on the end by another.
         self._ending = world.group(leaders, _LAST_GROUP - 2 * number - 1)
-        self._node_of_turn = [roles.node_of[rank] for rank in turns]
+        self._turns, self._node_of = turns, roles.node_of
         self._node = roles.node_of[world.rank]
         self._under_way: deque[_Transfer] = deque()
         self._advance()
@@ -74,8 +74,11 @@ class Relay:
                 self._group.check()  # a rank that gets nothing from one that has died does not hear of it
             return worked
 
+    def _root(self, sequence: int) -> int:
+        return self._node_of[self._turns.rank_of(sequence)]
+
     def _is_mine(self, sequence: int) -> bool:
-        return self._node_of_turn[sequence % len(self._node_of_turn)] == self._node
+        return self._root(sequence) == self._node
 
     def _complete(self) -> bool:
         done = list(takewhile(bool, self._look()))  # they are published in their order
@@ -101,8 +104,7 @@ class Relay:
 
     def _post(self, images: np.ndarray, targets: np.ndarray) -> None:
         sequence = self._next
-        root = self._node_of_turn[sequence % len(self._node_of_turn)]
-        broadcast = self._group.start_broadcast([images, targets], root)
+        broadcast = self._group.start_broadcast([images, targets], self._root(sequence))
         self._under_way.append(_Transfer(sequence, self._is_mine(sequence), broadcast))
         self._next += 1
 

@@ -38,7 +38,7 @@ class CacheChosen:
 
 @dataclass(frozen=True)
 class StreamStarted:
-    """The preprocessors begin to produce samples; once in a launch.
+    """The preprocessors begin to produce samples; or go on without one that has held the others up.
 
     Attributes:
         preprocessors: how many produce.

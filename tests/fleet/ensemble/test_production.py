@@ -124,6 +124,20 @@ def test_the_slowest_of_those_that_take_turns_sets_the_pace_of_the_input():
         production.hear_prepared(Prepared(2, 20, 2.0))
 
 
+def test_a_preprocessor_without_which_the_others_are_faster_is_left_out_of_what_nobody_has_begun():
+    production = Production(layout(3), (0, 1, 2))
+    producing(production, 25.0, 25.0, 25.0, chooses=False)
+    production.grant(0)
+    limit = production.order([]).limit
+    changes = [production.hear_prepared(Prepared(rank, samples, 1.0)) for rank, samples in ((1, 30), (2, 25), (0, 12))]
+    assert changes[:2] == [None, None]  # not before all have said so
+    assert (changes[2].preprocessors, changes[2].supply_samples_per_s) == (2, 50.0)  # and not 36
+    order = production.order([])
+    assert (order.turns, order.since, order.limit) == ((1, 2), limit, limit)
+    assert production.hear_prepared(Prepared(0, 14, 1.0)) is None  # of the chunks that it had begun
+    assert production.hear_prepared(Prepared(2, 10, 1.0)) is None  # alone, the other is hardly faster
+
+
 def test_where_samples_are_kept_or_a_preprocessor_has_died_nothing_is_between():
     kept, dying = Production(None, (0,)), Production(layout(3), (0, 1))
     for production in (kept, dying):

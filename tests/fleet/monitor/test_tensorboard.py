@@ -1,11 +1,13 @@
 """TensorBoard's files."""
 
+import itertools
 import os
 from pathlib import Path
 
 import pytest
 
 from fleet.domain.events import EpochEnded
+from fleet.errors import StorageError
 from fleet.monitor.tensorboard import TensorBoardObserver
 from fleet.storage.paths import RunPaths
 from tests.fleet.histories import record, spec
@@ -22,8 +24,8 @@ def test_a_run_may_have_more_networks_than_a_process_may_have_open_files(tmp_pat
     for number in (1, 2):
         for name in ("a", "b"):
             observer.on_event(EpochEnded(name, record(number)))
-            assert not [link for link in Path("/proc/self/fd").iterdir()
-                        if os.path.realpath(link).startswith(str(tmp_path))]
+    observer.close()
+    assert not [link for link in Path("/proc/self/fd").iterdir() if os.path.realpath(link).startswith(str(tmp_path))]
     file, = RunPaths(tmp_path).tensorboard("a").iterdir()
     events = list(loader.EventFileLoader(str(file)).Load())
     assert [(event.step, event.file_version) for event in events] == [
@@ -38,6 +40,7 @@ def test_the_plugin_of_hyper_parameters_knows_those_of_each_network(tmp_path):
         observer = TensorBoardObserver(RunPaths(tmp_path), networks)
         for name in networks:
             observer.on_event(EpochEnded(name, record(1)))
+        observer.close()
     multiplexer = plugin_event_multiplexer.EventMultiplexer().AddRunsFromDirectory(str(tmp_path / "tensorboard"))
     multiplexer.Reload()
     found = {}
@@ -49,3 +52,17 @@ def test_the_plugin_of_hyper_parameters_knows_those_of_each_network(tmp_path):
     assert found["net-1"].items() >= {
         "model": "cnn", "filters": "[8, 16]", "dropout": 0.5, "train.optimizer.name": "adam",
         "train.batch.size": 8.0, "train.optimizer.learning_rate": 0.01}.items()
+
+
+@pytest.mark.parametrize("epochs", [[1], itertools.count(1)], ids=["in the end", "with a later epoch"])
+def test_a_launch_hears_that_something_could_not_be_written(tmp_path, epochs):
+    RunPaths(tmp_path).tensorboard("a").parent.write_text("no folder")
+    observer = TensorBoardObserver(RunPaths(tmp_path), spec({"family": "softmax", "name": "a"}).by_name)
+
+    def tell():
+        for number in epochs:
+            observer.on_event(EpochEnded("a", record(number)))
+        observer.close()
+
+    with pytest.raises(StorageError, match="Not a directory"):
+        tell()

@@ -2,6 +2,7 @@
 
 import itertools
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -25,8 +26,9 @@ class Filled:
         order = StrictOrder(training, layout.chunk)
         self._filler = WindowFiller(world, ROLES, self.window, order, training, leads=False, clock=clock)
 
-    def follow(self, limit, hold=0, first=0):
-        self._filler.follow(Produce(limit, hold, first, turns=(0,)))
+    def follow(self, limit, hold=0, first=0, turns=(0,), since=0):
+        self._filler.follow(Produce(limit, hold, first, turns, since))
+        self.step = self._filler.step
 
     def heed(self, node, sequence):
         self._filler.heed(Demand(node, sequence))
@@ -106,9 +108,10 @@ def test_a_reader_that_goes_holds_nothing_back(go):
     assert filled(use) == 43
 
 
-def test_the_coordinator_hears_how_fast_samples_are_prepared_whatever_time_passes_in_between():
-    """Each load takes an eighth of a second; before the next one, a reader is waited for, for an hour."""
-    times = itertools.accumulate(itertools.cycle([3600.0, 0.125]))
+def test_the_coordinator_hears_how_fast_chunks_are_prepared_whatever_time_passes_between_them():
+    """Each load takes an eighth of a second; before the second one of a chunk the rank does other things for a quarter,
+    and before the next chunk a reader is waited for, for an hour."""
+    times = itertools.accumulate(itertools.cycle([3600.0, 0.125, 0.375]))
 
     def use(made):
         made.follow(NO_LIMIT)
@@ -121,12 +124,24 @@ def test_the_coordinator_hears_how_fast_samples_are_prepared_whatever_time_passe
         return heard
 
     heard = filled(use, clock=lambda: next(times))
-    assert heard == [Prepared(0, 20, 0.5)] * 4  # each chunk is loaded as 8 and 2 samples
+    assert heard == [Prepared(0, 10, 0.5)] * 8  # each chunk is loaded as 8 and 2 samples
 
 
-def test_a_set_is_filled_in_turns_and_a_chunk_is_there_once_it_is_whole():
+def test_a_preprocessor_that_is_left_out_finishes_the_chunk_that_it_has_begun_and_no_other():
+    def use(made):
+        made.follow(4, turns=(0, 1))
+        made.step()  # 8 samples of chunk 0
+        made.follow(8, turns=(1,), since=4)
+        return [made.window.has(chunk) for chunk in range(made.fill() + 3)]
+
+    assert filled(use, layout=replace(LAYOUT, lookahead=8)) == [True, False, True, False, False, False]
+
+
+@pytest.mark.parametrize(("there", "others"), [([], [*range(50, 60), *range(30, 40)]), ([1], [*range(50, 60)]),
+                                               ([1, 3], [])])
+def test_a_set_is_filled_in_turns_and_then_with_what_another_rank_of_the_node_will_not_come_to_soon(there, others):
     roles = assign((0, 0, 0, 0), 2, None)
-    target, loaded = set_of(SAMPLES, 20), []
+    target, loaded = set_of(SAMPLES, 10), []
 
     def load(rows, images, labels):
         loaded.extend(rows)
@@ -135,11 +150,13 @@ def test_a_set_is_filled_in_turns_and_a_chunk_is_there_once_it_is_whole():
 
     def use(world):
         filler = SetFiller(world, roles, target, False, 1, True, load)
-        there = [target.ready()]
+        for chunk in there:
+            target.publish(chunk)
+        whole = [target.ready()]
         while filler.step():
-            there.append(target.ready())
-        return there
+            whole.append(target.ready())
+        return whole
 
-    assert alone_in_the_world(use) == [0, 0, 0, 1, 1, 1, 2]  # 8, 8 and 4 samples at a time
-    assert loaded == [*range(20), *range(40, 60)]
-    assert not target.has(1)
+    whole = alone_in_the_world(use)
+    assert whole[:7] == [len(there) + done for done in (0, 0, 1, 1, 2, 2, 3)]  # 8 and 2 samples at a time
+    assert loaded == [*range(10), *range(20, 30), *range(40, 50), *others]

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from fleet.comm.roles import assign
 from fleet.stream.layout import Layout
 from fleet.stream.relay import Relay
+from fleet.stream.turns import Turns
 from tests.examples import examples
 from tests.fleet.one_process import Launch
 from tests.fleet.stream.streams import GREY, set_of, window_of
@@ -44,7 +45,7 @@ def test_every_node_ends_with_all_samples_that_stay(nodes, on_each, samples, chu
         target, turns = targets[node], roles.preprocessors
         mine = [number for number in range(target.chunks)
                 if roles.node_of[turns[number % len(turns)]] == node]
-        relay, pace = Relay(world, roles, target, turns, 0, number=1, end=target.chunks), Random(seed + node)
+        relay, pace = Relay(world, roles, target, Turns(0, turns), number=1, end=target.chunks), Random(seed + node)
         while not target.is_complete():
             if mine and pace.random() < 0.5:
                 fill(target, mine.pop(0))
@@ -67,7 +68,7 @@ def on_two_nodes(seed, use):
     def rank_main(world):
         if world.rank in roles.preprocessors:
             node = roles.node_of[world.rank]
-            relay = Relay(world, roles, windows[node], roles.preprocessors, 0, number=0)
+            relay = Relay(world, roles, windows[node], Turns(0, roles.preprocessors), number=0)
             use(world, node, relay, windows)
             relay.finish()
 
