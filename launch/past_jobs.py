@@ -10,7 +10,7 @@ import re
 from collections import defaultdict
 
 from launch.base import InputError
-from launch.slurm_jobs import answer
+from launch.calling import call
 from launch.systems import System
 
 _MOST = 1000  # jobs, the newest, that are asked for one by one
@@ -27,12 +27,12 @@ def past_runs(system: System, name: str, user: str) -> list[float]:
     """
     if not system.past:
         raise InputError(f"{system.name} is not asked for past jobs")
-    said = answer([word.format(name=name, user=user) for word in system.past])
+    said = call([word.format(name=name, user=user) for word in system.past])
     if not system.past_records:
         return parse_past(said)
     if not (ids := said.split()[-_MOST:]):
         return []
-    return parse_records(answer([*system.past_records, *ids]))
+    return parse_records(call([*system.past_records, *ids]))
 
 
 def parse_past(text: str) -> list[float]:

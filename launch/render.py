@@ -154,5 +154,3 @@ def _command(job: Job, system: System, site: Site, ranks: int, counts: dict[str,
     placed = [[python, "-m", "launch.place", ":".join(cpus)]] if cpus else []
     return [[*keeper, "--"], [site.launcher.format(**counts)], *placed,
             [*_rank(job, site), "-m", "fleet.run", shlex.quote(job.spec), *map(shlex.quote, job.words)]]
-
-

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from functools import cache
 
 from launch.base import InputError
-from launch.slurm_jobs import TIMES, answer, ask
+from launch.calling import ask, call, printed
+from launch.slurm_jobs import TIMES
 
 HOLDING = frozenset({"RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT",
                      "RESIZING"})  # states in which a job has nodes
@@ -82,7 +83,7 @@ def standings(partition: str | None = None, job: str | None = None) -> dict[str,
     if done.returncode and "Invalid job id" in done.stderr:
         return {}
     found = {}
-    for line in answer(command, done).splitlines():
+    for line in printed(done).splitlines():
         if match := _LINE.fullmatch(line.strip()):  # others are what wrappers print
             id_, user, state, nodes, times, start, partition, listed, reason = match.groups(default="")
             found[id_] = Standing(id_, user, state, int(nodes) * TIMES[times], start, partition, listed,
@@ -97,7 +98,7 @@ def hostnames(listed: str) -> frozenset[str]:
     Raises:
         InputError: Slurm does not answer.
     """
-    return frozenset(answer(["scontrol", "show", "hostnames", listed]).split())
+    return frozenset(call(["scontrol", "show", "hostnames", listed]).split())
 
 
 def tell_to_save(job: str, signal: str) -> None:
@@ -107,7 +108,7 @@ def tell_to_save(job: str, signal: str) -> None:
         InputError: Slurm refuses, or does not answer.
     """
     to_script, _, name = signal.rpartition(":")
-    answer(["scancel", *(["--batch"] if to_script else []), f"--signal={name}", job])
+    call(["scancel", *(["--batch"] if to_script else []), f"--signal={name}", job])
 
 
 def put_back(job: str) -> str:
@@ -120,7 +121,7 @@ def put_back(job: str) -> str:
     """
     if ask(["scontrol", "requeuehold", job]).returncode == 0:
         return REQUEUED
-    answer(["scancel", job])
+    call(["scancel", job])
     return "cancelled"
 
 
@@ -130,7 +131,7 @@ def hold(job: str) -> None:
     Raises:
         InputError: Slurm refuses, or does not answer.
     """
-    answer(["scontrol", "hold", job])
+    call(["scontrol", "hold", job])
 
 
 def release(job: str) -> None:
@@ -139,7 +140,7 @@ def release(job: str) -> None:
     Raises:
         InputError: Slurm refuses, or does not answer.
     """
-    answer(["scontrol", "release", job])
+    call(["scontrol", "release", job])
 
 
 def shrink(job: str, nodes: Sequence[str]) -> list[str]:
@@ -154,14 +155,14 @@ def shrink(job: str, nodes: Sequence[str]) -> list[str]:
     Raises:
         InputError: Slurm refuses, or does not answer, or the job has no such nodes.
     """
-    listed = re.search(r" NodeList=(\S+)", answer(["scontrol", "--oneliner", "show", "job", job]))
-    had = answer(["scontrol", "show", "hostnames", listed[1] if listed else "(null)"]).split()
+    listed = re.search(r" NodeList=(\S+)", call(["scontrol", "--oneliner", "show", "job", job]))
+    had = call(["scontrol", "show", "hostnames", listed[1] if listed else "(null)"]).split()
     gone = {node.partition(".")[0] for node in nodes}
     if unknown := gone.difference(had[1:]):
         raise InputError(f"job {job} cannot give back {', '.join(sorted(unknown))}: Slurm's names for its nodes are "
                          f"{', '.join(had)}, and the first stays")
     keeps = [node for node in had if node not in gone]
-    answer(["scontrol", "update", f"JobId={job}", f"NodeList={','.join(keeps)}"])
+    call(["scontrol", "update", f"JobId={job}", f"NodeList={','.join(keeps)}"])
     return keeps
 
 
@@ -183,7 +184,7 @@ def is_operator() -> bool:
     """
     if os.geteuid() == 0:
         return True
-    owner = re.search(r"^SlurmUser\s*=\s*([^\s(]+)", answer(["scontrol", "show", "config"]), re.MULTILINE)
+    owner = re.search(r"^SlurmUser\s*=\s*([^\s(]+)", call(["scontrol", "show", "config"]), re.MULTILINE)
     if owner is not None and owner[1] == myself():
         return True
     told = ask(["sacctmgr", "--noheader", "--parsable2", "show", "user", myself(), "format=adminlevel"])

@@ -23,14 +23,13 @@ from __future__ import annotations
 
 import re
 import secrets
-import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from launch.base import InputError
+from launch.calling import call
 
 FIELDS = ("%i", "%D", "%M", "%P", "%j", "%k")  # job id, nodes, time used, partition, name, comment
-TIMEOUT_S = 60
 
 # How a job begins where fields are parted by tabs: id, nodes (1,024 may be 1K), time used, partition.
 _BEGINNING = re.compile(r"^([0-9][0-9_+]*)\t([1-9][0-9]*[KM]?)\t([^\t\n]*)\t([^\t\n]*)\t", re.MULTILINE)
@@ -107,35 +106,7 @@ def _told(fields: Sequence[str], before: Sequence[str], after: Sequence[str] = (
     # What parts the fields is drawn anew each time: a name or a comment may hold tabs, newlines and any line that its
     # user thought of, but not this.
     mark = f"<{secrets.token_hex(8)}>"
-    return answer(["squeue", "--noheader", *before, f"--format={mark}{mark.join(fields)}{mark}", *after]), mark
-
-
-def ask(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
-    """Run a command of Slurm.
-
-    Raises:
-        InputError: it is not there, or does not answer.
-    """
-    try:
-        return subprocess.run(command, capture_output=True, encoding="utf-8", errors="backslashreplace",
-                              timeout=TIMEOUT_S, check=False)
-    except FileNotFoundError:
-        raise InputError(f"{command[0]} is not on the PATH: this machine is not part of a Slurm cluster") from None
-    except subprocess.TimeoutExpired:
-        raise InputError(f"{command[0]} did not answer within {TIMEOUT_S} s") from None
-
-
-def answer(command: Sequence[str], done: subprocess.CompletedProcess[str] | None = None) -> str:
-    """What a command of Slurm prints, or has printed.
-
-    Raises:
-        InputError: it is not there, failed, or did not answer.
-    """
-    done = done or ask(command)
-    if done.returncode:
-        said = done.stderr.strip().splitlines()
-        raise InputError(f"{command[0]} failed: {said[-1] if said else f'exit status {done.returncode}'}")
-    return done.stdout
+    return call(["squeue", "--noheader", *before, f"--format={mark}{mark.join(fields)}{mark}", *after]), mark
 
 
 def parse_squeue(text: str, mark: str = "\t") -> list[SlurmJob]:

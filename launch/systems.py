@@ -9,15 +9,14 @@ from __future__ import annotations
 
 import math
 import re
-import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
 from launch.base import InputError, check_fields
+from launch.calling import call
 
-TIMEOUT_S = 120
 TEMPLATES = Path(__file__).with_name("templates")
 # What a template may say as <<word>>: the job's name; the folder for what it prints; its walltime as hours:minutes;
 # seconds and whole minutes before its end at which it is warned; the options of all kinds; what it does.
@@ -197,10 +196,10 @@ def submit(system: System, script: Path, after: str | None = None, walltime_s: f
     if walltime_s is not None:
         options += [option.format(minutes=max(1, math.ceil(walltime_s / 60))) for option in system.walltime]
     command = [*system.submit, *options, *more, *([] if system.by_input else [str(script)])]
-    printed = call(command, script.read_text(encoding="utf-8") if system.by_input else None)
-    found = re.search(system.id_pattern, printed.strip(), re.MULTILINE)
+    said = call(command, script.read_text(encoding="utf-8") if system.by_input else None)
+    found = re.search(system.id_pattern, said.strip(), re.MULTILINE)
     if found is None:
-        raise InputError(f"{system.submit[0]} printed {printed.strip()!r}, in which there is no job id")
+        raise InputError(f"{system.submit[0]} printed {said.strip()!r}, in which there is no job id")
     return found[1]
 
 
@@ -291,24 +290,3 @@ def knows_job(name: str, job: str, systems: Mapping[str, System] = SYSTEMS) -> b
     if re.search(system.over, said):
         return False
     return True if answered else None
-
-
-def call(command: Sequence[str], text: str | None = None) -> str:
-    """What a command of a batch system prints.
-
-    Args:
-        text: its input.
-
-    Raises:
-        InputError: it is not there, failed, or did not answer.
-    """
-    try:
-        done = subprocess.run(command, input=text, capture_output=True, text=True, timeout=TIMEOUT_S, check=False)
-    except FileNotFoundError:
-        raise InputError(f"{command[0]} is not on the PATH: is this machine a part of the cluster?") from None
-    except subprocess.TimeoutExpired:
-        raise InputError(f"{command[0]} did not answer within {TIMEOUT_S} s") from None
-    if done.returncode:
-        said = (done.stderr.strip() or done.stdout.strip()).splitlines()
-        raise InputError(f"{command[0]} failed: {said[-1] if said else f'exit status {done.returncode}'}")
-    return done.stdout

@@ -242,4 +242,3 @@ def split_transforms(transforms: Sequence[Transform], fixed: int | None = None
     if fixed is not None:
         first = fixed
     return tuple(transforms[:first]), tuple(transforms[first:])
-

@@ -15,7 +15,7 @@ from collections.abc import Mapping
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Literal, NamedTuple
 
 
 class InputError(ValueError):
@@ -311,6 +311,23 @@ class Round:
     def counts(self) -> dict[str, int]:
         """The size of each group."""
         return {member.name: member.gpus for member in self.members}
+
+
+class Record(NamedTuple):
+    """One thing that happened in a live run.
+
+    Attributes:
+        t_s: when, in seconds from any origin.
+        event: ``group``: the network trains from now on these devices (it started, grew or shrank); ``epoch``: it ended
+            an epoch; ``stopped``: its devices are free again, because it finished, failed or is to wait.
+        network: its name.
+        devices: of a ``group``.
+    """
+
+    t_s: float
+    event: Literal["group", "epoch", "stopped"]
+    network: str
+    devices: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

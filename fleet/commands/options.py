@@ -169,4 +169,3 @@ def add_json(parser: argparse.ArgumentParser) -> None:
     """Give a command its ``--json`` option."""
     parser.add_argument("--json", action="store_true",
                         help="print one JSON object and nothing else")
-

@@ -11,12 +11,13 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Literal, NamedTuple
+from typing import Any
 
 from fleet.domain import events as e
 from fleet.domain.network import DATA, EpochRecord, Judged, Outcome, Standing
 from fleet.spec import Converge, Spec
 from scheduler.base import Network as Rated
+from scheduler.base import Record
 from scheduler.ensemble.rates import rate
 
 # What a launch may say before it logs the epochs that the one before it had saved.
@@ -162,15 +163,6 @@ class Network:
     def epochs(self) -> int:
         """How many epochs it has trained; its history may lack some of which no log tells."""
         return self.standing.history[-1].epoch if self.standing.history else 0
-
-
-class Record(NamedTuple):
-    """Who has which devices: a network has a group with them from now on, ends an epoch in it, or has none any more."""
-
-    t_s: float
-    event: Literal["group", "epoch", "stopped"]
-    network: str
-    devices: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -30,8 +30,9 @@ from fleet.storage.lease import Lease
 from fleet.storage.lines import add_dated_line, read_lines
 from fleet.storage.paths import RunPaths
 from launch.base import InputError
+from launch.calling import call
 from launch.queues import QUEUES, QueuedJob
-from launch.systems import System, call, continue_job, is_preempted
+from launch.systems import System, continue_job, is_preempted
 
 
 @dataclass(frozen=True)
@@ -340,6 +341,7 @@ class Keeper:
             return continue_job(self._system, self._job, self._paths.job_script, request, later), decision.why
         except (InputError, OSError) as error:
             return None, f"{decision.why}, but no further job could be submitted: {error}"
+
 
 # ---- ending a chain -----------------------------------------------------------------------------
 

@@ -160,6 +160,3 @@ def estimated_rates(spec: Spec, sample: SampleSpec, gpus_per_node: int) -> RateT
 
 def _scaled(single: float, gpus: int) -> tuple[float, ...]:
     return tuple(single * count * (1 - _LOST_PER_GPU) ** (count - 1) for count in range(1, gpus + 1))
-
-
-

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import statistics
 from collections import defaultdict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,11 +17,13 @@ from itertools import pairwise
 from fleet.domain.events import EpochEnded, GroupStarted, Started
 from fleet.domain.run import Epoch, Launch, RunState
 from fleet.errors import UserError
+from fleet.monitor.beside_steps import mean_s
+from fleet.monitor.timeline import are_side_by_side
 from fleet.plugins import find_policy
 from fleet.units import parse_delta, parse_stream
 from scheduler.base import InputError, Network, Options, RateTable
 from scheduler.ensemble.costs import Costs
-from scheduler.simulation.as_it_ran import Record, Replay, replay, stints_of
+from scheduler.simulation.as_it_ran import Replay, replay, stints_of
 from scheduler.simulation.ensemble import Stint
 
 
@@ -124,11 +125,11 @@ def account(run: RunState) -> Account | None:
     if not launches:
         return None
     start = launches[-1].start
-    beside = any(later.began_s < launch.ended_s for launch, later in pairwise(launches))
+    beside = are_side_by_side(launches)
     shown = launches if beside else launches[-1:]
     devices = tuple(sorted({device for launch in shown for device in launch.start.devices}))
     gpus = len({gpu for launch in shown for gpu in launch.gpus})
-    stints = stints_of(Record(*record) for record in run.records)
+    stints = stints_of(run.records)
     costs = _costs(run, is_lockstep=start.stream == "lockstep")
     simulated = None if beside else _replay(start, run, costs)
     return Account(max(launch.ended_s for launch in launches), start.policy, devices, gpus,
@@ -232,7 +233,7 @@ def _costs(run: RunState, is_lockstep: bool) -> Costs:
     stopping = [stop.checkpoint_s for launch in run.launches for stop in launch.stops
                 if stop.outcome is None or stop.outcome.is_pruned]
     plans = sum(launch.plans for launch in run.launches)
-    return Costs(checkpoint_s=_mean(stopping), regroup_s=_mean([*forming, *run.regrouped]),
+    return Costs(checkpoint_s=mean_s(stopping), regroup_s=mean_s([*forming, *run.regrouped]),
                  scheduling_s=sum(launch.scheduling_s for launch in run.launches) / max(plans, 1),
                  epoch_s=_between_epochs(run.epochs, is_lockstep))
 
@@ -247,11 +248,7 @@ def _between_epochs(epochs: Iterable[Epoch], is_lockstep: bool) -> float:
         if epoch.after is EpochEnded:
             which = epoch.record.stream_epoch if is_lockstep else (epoch.network, epoch.record.epoch)
             between[which] = min(epoch.gap_s, between.get(which, epoch.gap_s))
-    return _mean(list(between.values()))
-
-
-def _mean(values: Sequence[float]) -> float:
-    return max(0.0, statistics.fmean(values)) if values else 0.0
+    return mean_s(list(between.values()))
 
 
 # ---- beside the simulation ---------------------------------------------------------------------
@@ -268,7 +265,7 @@ def _replay(start: Started, run: RunState, costs: Costs) -> Replay | None:
     unit = "" if delta.endswith(("%", "/s")) else "/s"  # until 0.1.0 samples/s were written without it
     options = Options(asked.alpha, parse_delta(delta + unit), asked.peak_limited, asked.seed)
     scaled = Costs(**{name: seconds / scale for name, seconds in dataclasses.asdict(costs).items()})
-    records = [Record(*record._replace(t_s=record.t_s / scale)) for record in run.records]
+    records = [record._replace(t_s=record.t_s / scale) for record in run.records]
     # The input of the last launch that has begun to prepare samples, if any did.
     fed = next((launch.supply for launch in reversed(run.launches) if launch.stream or launch.supply), None)
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fleet.domain.network import EpochRecord
@@ -39,15 +40,16 @@ def beside_steps(launch: Launch, judging: int) -> BesideSteps | None:
     forming = [seconds for found in launch.forming.values() for seconds in found] or launch.building
     beside = [record.seconds - record.waited_s - _passing_s(record, launch.rates[name], judging)
               for name, records in launch.timed.items() if name in launch.rates for record in records]
-    return BesideSteps(sum(launch.start.before_s.values()) + launch.first_step[2] - launch.began_s, _mean(forming),
-                     _mean(beside))
+    return BesideSteps(sum(launch.start.before_s.values()) + launch.first_step[2] - launch.began_s, mean_s(forming),
+                       mean_s(beside))
 
 
 def _passing_s(record: EpochRecord, rates: tuple[float, ...], judging: int) -> float:
     return (record.samples + judging / FORWARD) / rate(Network("", rates), record.gpus)
 
 
-def _mean(seconds: list[float]) -> float:
+def mean_s(seconds: Sequence[float]) -> float:
+    """The mean of what clocks have measured, which may be a little below 0; 0 of nothing."""
     return max(0.0, statistics.fmean(seconds)) if seconds else 0.0
 
 

@@ -14,6 +14,7 @@ from fleet.domain.network import EpochRecord
 from fleet.domain.objectives import come_to, front
 from fleet.domain.run import RunState
 from fleet.spec import Spec
+from fleet.spec.chosen import leaves
 from fleet.spec.search import Search
 from fleet.spec.space import Range, Space
 from fleet.spec.train import Converge
@@ -209,7 +210,7 @@ def searches_of(spec: Spec, run: RunState, rows: Sequence[NetworkResult]) -> tup
     found = [_with_objectives(one, search, run, table) for one in found
              if (search := entries[one.entry].search) is not None]
     if outside := added.get(""):
-        values = _that_differ({name: _leaves(run.given.get(name, {})) for name in outside})
+        values = _that_differ({name: _said(run.given.get(name, {})) for name in outside})
         numbered = {name: replace(one, number=number, values={**values[name], **one.values})
                     for number, (name, one) in enumerate(outside.items())}
         trains = [train for name in outside if isinstance(train := run.given.get(name, {}).get("train"), Mapping)]
@@ -234,20 +235,19 @@ def _with_objectives(found: SearchReport, search: Search, run: RunState, table: 
 
 def _come_to(names: Sequence[str], row: NetworkResult | None, run: RunState) -> tuple[float, ...]:
     """What a network has come to by now, of which no searcher was told."""
-    if row is None:
-        return come_to(names, None, {})
+    return come_to(names, row, {} if row is None else beside_epochs(row, run))
+
+
+def beside_epochs(row: NetworkResult, run: RunState) -> dict[str, float | None]:
+    """What is known of a network beside its epochs, by the names of :data:`fleet.spec.search.OF_NETWORKS`."""
     rates = run.launch.rates.get(row.name) if run.launch is not None else None
-    return come_to(names, row, {"parameters": row.parameters, "epochs": row.epochs or None,
-                                "rate": row.metrics.get("rate", rates[0] if rates else None),
-                                "seconds": row.seconds or None})
+    return {"parameters": row.parameters, "rate": row.metrics.get("rate", rates[0] if rates else None),
+            "epochs": row.epochs or None, "seconds": row.seconds or None}
 
 
-def _leaves(given: Any, path: str = "") -> dict[str, Any]:
+def _said(entry: Mapping[str, Any]) -> dict[str, Any]:
     """What an entry says, by dotted names; nothing of its own name."""
-    if not isinstance(given, Mapping):
-        return {path: given}
-    return {name: value for key, part in given.items() if path or key not in ("name", "count", "seed")
-            for name, value in _leaves(part, f"{path}.{key}" if path else str(key)).items()}
+    return dict(leaves("", {key: part for key, part in entry.items() if key not in ("name", "count", "seed")}))
 
 
 def _that_differ(values: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:

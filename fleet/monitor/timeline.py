@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import count, pairwise
 
 from fleet.domain.events import Event, GroupChanged, GroupStarted, Started
-from fleet.domain.run import Broken, RunState
+from fleet.domain.run import Broken, Launch, RunState
 from fleet.spec import Spec
 from fleet.storage.event_log import Logged
 
@@ -87,7 +87,7 @@ def placed(log: Iterable[Logged]) -> list[Placed]:
     return found
 
 
-def are_side_by_side(launches: Sequence[Placed]) -> bool:
+def are_side_by_side(launches: Sequence[Placed | Launch]) -> bool:
     """Whether some were at work at the same time."""
     return any(later.began_s < launch.ended_s for launch, later in pairwise(launches))
 

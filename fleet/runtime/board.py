@@ -394,7 +394,6 @@ class CoordinatorSide:
             shown = f"without a report, because {error}"
         print(f"Everything is in {self._launch.paths.root}; {shown}.", flush=True)
 
-
     def _joined(self, rows: Sequence[NetworkResult]) -> list[EnsembleResult]:
         """How good the best networks are together, once all that will finish have."""
         if self._launch.replayed or any(row.status in (Status.WAITING, Status.TRAINING) for row in rows):

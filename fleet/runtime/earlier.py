@@ -12,6 +12,7 @@ from fleet.domain.network import EpochRecord, convergence
 from fleet.domain.objectives import come_to
 from fleet.domain.run import RunState
 from fleet.errors import UserError
+from fleet.monitor.searched import beside_epochs
 from fleet.monitor.timeline import state_of
 from fleet.search.calls import Know
 from fleet.search.mind import Entry
@@ -61,10 +62,7 @@ def _known(row: NetworkResult, space: Space, objectives: Sequence[tuple[str, str
     converge = Converge(monitor=monitor, direction="max" if mode == "maximize" else "min")
     best = convergence(history, converge).best_epoch
     record = next((one for one in history if one.epoch == best), None)
-    rates = None if state.launch is None else state.launch.rates.get(row.name)
-    values = come_to([name for name, _ in objectives], record, {
-        "parameters": row.parameters, "rate": row.metrics.get("rate", rates[0] if rates else None),
-        "epochs": row.epochs, "seconds": row.seconds})
+    values = come_to([name for name, _ in objectives], record, beside_epochs(row, state))
     is_valued = math.isfinite(values[0])
     if not is_valued and row.status is not Status.FAILED:
         raise UserError(f"without {monitor}")

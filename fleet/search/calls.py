@@ -117,7 +117,7 @@ def _values(answer: Any) -> dict[str, Any] | None:
         return None
     if not isinstance(answer, Mapping):
         raise Nonsense(f"ask answered {_shown(answer)}; it should be a mapping of the space's keys, or None")
-    plain: dict[str, Any] = as_plain(answer)
+    plain: dict[str, Any] = _plain(answer)
     return plain
 
 
@@ -136,13 +136,13 @@ def _number(answer: Any) -> int | None:
     return int(answer)
 
 
-def as_plain(value: Any) -> Any:
+def _plain(value: Any) -> Any:
     """A value as JSON has it: numbers of numpy become numbers of Python, tuples lists.
 
     Raises:
         Nonsense: it cannot be JSON, as an object or a number that is infinite.
 
-    >>> as_plain({"rate": np.float32(0.5), "blocks": (np.int64(1), True)})
+    >>> _plain({"rate": np.float32(0.5), "blocks": (np.int64(1), True)})
     {'rate': 0.5, 'blocks': [1, True]}
     """
     if isinstance(value, np.generic | np.ndarray):
@@ -156,9 +156,9 @@ def as_plain(value: Any) -> Any:
     if isinstance(value, numbers.Real) and math.isfinite(float(value)):
         return float(value)
     if isinstance(value, list | tuple):
-        return [as_plain(item) for item in value]
+        return [_plain(item) for item in value]
     if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
-        return {str(key): as_plain(item) for key, item in value.items()}
+        return {str(key): _plain(item) for key, item in value.items()}
     raise Nonsense(f"ask answered {_shown(value)}; use finite numbers, text, lists and mappings of text")
 
 

@@ -23,8 +23,8 @@ def chosen(network: NetworkSpec) -> dict[str, Plain]:
     args = dataclasses.asdict(what.settings) if what.kind == "family" else what.args
     always = {"batch": {"size": train.batch.size},
               "optimizer": {"name": train.optimizer.name, "learning_rate": train.optimizer.learning_rate}}
-    found = {"model": what.target, **dict(_leaves("", args)),
-             **dict(_leaves("train", always)), **dict(_leaves("train", plain(train))),
+    found = {"model": what.target, **dict(leaves("", args)),
+             **dict(leaves("train", always)), **dict(leaves("train", plain(train))),
              **({} if network.fold is None else {"fold": network.fold})}
     return {name: as_plain(value) for name, value in (found | network.parameters).items() if value is not None}
 
@@ -38,14 +38,14 @@ def as_plain(value: Any) -> Plain:
     return value if isinstance(value, bool | int | float | str) else json.dumps(value)
 
 
-def _leaves(path: str, value: Any) -> Iterator[tuple[str, Any]]:
+def leaves(path: str, value: Any) -> Iterator[tuple[str, Any]]:
     """The values of nested settings, by dotted names; what is named by other things than settings stays whole.
 
-    >>> list(_leaves("train", {"batch": {"size": 8}, "class_weights": {"a cat": 2.0}}))
+    >>> list(leaves("train", {"batch": {"size": 8}, "class_weights": {"a cat": 2.0}}))
     [('train.batch.size', 8), ('train.class_weights', {'a cat': 2.0})]
     """
     if not (isinstance(value, Mapping) and all(str(key).isidentifier() for key in value)):
         yield path, value
         return
     for key, part in value.items():
-        yield from _leaves(f"{path}.{key}" if path else str(key), part)
+        yield from leaves(f"{path}.{key}" if path else str(key), part)

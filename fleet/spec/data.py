@@ -37,7 +37,6 @@ class EntryData:
     target: TargetSaid | None = Field(default=None, description=(
         "What the networks of this entry are to answer for a sample, instead of `data.target`."))
 
-
     def put_into(self, data: Data) -> Data:
         """The settings of the document with these."""
         return replace(data, transforms=data.transforms if self.transforms is None else self.transforms,

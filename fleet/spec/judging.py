@@ -80,31 +80,24 @@ class Yardstick:
         return cls(train.converge.watched, train.converge.sign, repr((train.loss, train.label_smoothing)))
 
 
-@dataclass(frozen=True)
-class Ranking:
-    """By what networks are put in order: the first column, and then the others where that is equal.
-
-    Attributes:
-        columns: of the results, each with 1 where more of it is better, else -1.
-    """
-
-    columns: tuple[tuple[str, int], ...]
-
-
-def ranking_of(yardsticks: Collection[Yardstick]) -> Ranking:
+def ranking_of(yardsticks: Collection[Yardstick]) -> tuple[tuple[str, int], ...]:
     """What puts networks in order that have these yardsticks: what all of them monitor.
 
     Where they monitor different things, it is the accuracy, and the loss where targets have none; a spec in which
     losses differ then is refused. Between equal networks their losses decide where these can be compared.
 
-    >>> ranking_of({Yardstick("val_mae", -1, "huber"), Yardstick("val_mae", -1, "mse")}).columns
+    Returns:
+        Columns of the results, each with 1 where more of it is better, else -1; each counts where those before are
+        equal.
+
+    >>> ranking_of({Yardstick("val_mae", -1, "huber"), Yardstick("val_mae", -1, "mse")})
     (('val_mae', -1), ('val_accuracy', 1), ('accuracy', 1))
     """
     watched = {(one.monitor, one.sign) for one in yardsticks}
     are_losses_alike = len({one.loss for one in yardsticks}) <= 1
     others = [("val_accuracy", 1), ("val_loss", -1), ("accuracy", 1), ("loss", -1)]
     others = [(name, sign) for name, sign in others if are_losses_alike or not name.endswith("loss")]
-    return Ranking(tuple(dict.fromkeys([*(watched if len(watched) == 1 else ()), *others])))
+    return tuple(dict.fromkeys([*(watched if len(watched) == 1 else ()), *others]))
 
 
 # ---- whether that can be compared ---------------------------------------------------------------

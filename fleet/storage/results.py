@@ -304,7 +304,7 @@ class Results:
     def _ranking(self) -> Callable[[NetworkResult], tuple]:
         """By what networks are ranked: what those monitor that have an epoch, or else all."""
         begun = {yardstick for name, yardstick in self._yardsticks.items() if self.standing(name).history}
-        columns = ranking_of(begun or set(self._yardsticks.values())).columns
+        columns = ranking_of(begun or set(self._yardsticks.values()))
         return lambda row: _rank(row, columns)
 
     def write_if_due(self) -> None:

@@ -11,8 +11,8 @@ import re
 from collections.abc import Sequence
 
 from launch.base import InputError
+from launch.calling import call
 from launch.queues.base import Queue, QueuedJob
-from launch.systems import call
 
 _WAITING = ("PEND", "PSUSP", "WAIT")
 _RUNNING = ("RUN", "USUSP", "SSUSP", "UNKWN", "PROV")  # suspended ones have their processes still

@@ -13,8 +13,8 @@ from collections.abc import Sequence
 from typing import Any
 
 from launch.base import InputError
+from launch.calling import call
 from launch.queues.base import Queue, QueuedJob
-from launch.systems import call
 
 _WAITING, _RUNNING = "QHWT", "RESUB"  # suspended ones have their processes still, and arrays that have begun some
 

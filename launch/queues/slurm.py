@@ -6,8 +6,8 @@ import getpass
 from collections.abc import Sequence
 
 from launch.base import InputError
+from launch.calling import call
 from launch.queues.base import Queue, QueuedJob
-from launch.systems import call
 
 _WAITING = ("PD", "CF", "RQ", "RF", "RH", "SE")  # in the queue, being set up, or put back into it
 _RUNNING = ("R", "S", "ST", "SI", "SO", "RS")  # suspended and stopped ones have their processes still

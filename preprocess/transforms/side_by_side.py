@@ -79,4 +79,3 @@ class SideBySide(LeavesPixels):
         """Where in a row what each list makes is."""
         ends = accumulate(map(math.prod, self.shapes), initial=0)
         return tuple(map(Piece, ends, self.shapes))
-

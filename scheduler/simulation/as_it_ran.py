@@ -11,32 +11,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Literal
 
-from scheduler.base import Cluster, InputError, Options, RateTable
+from scheduler.base import Cluster, InputError, Options, RateTable, Record
 from scheduler.ensemble.costs import Costs
 from scheduler.ensemble.pace import Stream
 from scheduler.ensemble.policies import Policy
 from scheduler.simulation.ensemble import Simulated, Stint, simulate
-
-
-@dataclass(frozen=True)
-class Record:
-    """One thing that happened in a live run.
-
-    Args:
-        t_s: when, in seconds from any origin.
-        event: ``group``: the network trains from now on these devices (it started,
-            grew or shrank); ``epoch``: it ended an epoch; ``stopped``: its devices are
-            free again, because it finished, failed or is to wait.
-        network: its name.
-        devices: of a ``group``.
-    """
-
-    t_s: float
-    event: Literal["group", "epoch", "stopped"]
-    network: str
-    devices: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ def test_a_slurm_that_does_not_answer_is_quoted(made_up, monkeypatch):
     with pytest.raises(InputError, match="squeue failed: slurm_load_jobs error: Unable to contact slurm controller"):
         standings()
     monkeypatch.setenv("PATH", "/")
-    with pytest.raises(InputError, match="squeue is not on the PATH: this machine is not part of a Slurm cluster"):
+    with pytest.raises(InputError, match="squeue is not on the PATH: is this machine a part of the cluster"):
         standings(job="1")
 
 

@@ -180,7 +180,7 @@ def test_what_slurm_refuses_is_told_in_its_words_and_the_same_command_begins_lat
 
 
 def test_a_slurm_that_does_not_answer_is_not_waited_for_forever(harvest, tmp_path, monkeypatch):
-    monkeypatch.setattr("launch.systems.TIMEOUT_S", 0.2)
+    monkeypatch.setattr("launch.calling.TIMEOUT_S", 0.2)
     (tmp_path / "squeue").write_text("#!/bin/sh\nexec sleep 60\n")
     status, _, err = harvest("a.yaml", "--system", "slurm")
     assert (status, err) == (2, "fleet harvest: squeue did not answer within 0.2 s\n")

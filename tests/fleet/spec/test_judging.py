@@ -131,7 +131,7 @@ def test_an_entry_that_was_added_has_no_line_in_the_file_of_the_spec(tmp_path):
 
 def test_networks_are_ranked_by_what_all_monitor_and_by_no_losses_that_differ():
     def columns(*trains):
-        return [name for name, _ in ranking_of({Yardstick.of(one.train) for one in spec(*trains).networks}).columns]
+        return [name for name, _ in ranking_of({Yardstick.of(one.train) for one in spec(*trains).networks})]
 
     metric = {"metrics": ["mae"], "converge": {"monitor": "val_mae"}}
     assert columns({"loss": "huber", **metric}, metric) == ["val_mae", "val_accuracy", "accuracy"]

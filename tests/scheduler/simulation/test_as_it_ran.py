@@ -2,11 +2,11 @@
 
 import pytest
 
-from scheduler.base import Cluster, InputError, Network, Options, RateTable
+from scheduler.base import Cluster, InputError, Network, Options, RateTable, Record
 from scheduler.ensemble.costs import Costs
 from scheduler.ensemble.pace import Stream
 from scheduler.ensemble.policies import REFERENCE
-from scheduler.simulation.as_it_ran import Record, replay, stints_of
+from scheduler.simulation.as_it_ran import replay, stints_of
 from scheduler.simulation.ensemble import Stint
 
 RATES = RateTable(100, 2, (Network("a", (10.0,)), Network("b", (20.0,)), Network("c", (5.0,))))
