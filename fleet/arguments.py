@@ -124,3 +124,14 @@ def _bounds(least: float, most: float) -> str:
 
 def _wrong(text: str, what: str) -> argparse.ArgumentTypeError:
     return argparse.ArgumentTypeError(f"{text[:_MOST_SHOWN]!r} {what}")
+
+
+def add_changes(parser: argparse.ArgumentParser) -> None:
+    """Declare what a launch is to do about what is not as it was in earlier ones."""
+    parser.add_argument("--fresh-network", metavar="NAME", action="append", default=[],
+                        help="delete what was trained of this network, and start it over; may be given several times")
+    parser.add_argument("--accept-changes", action="store_true",
+                        help="go on from the checkpoints where the data, or a network's build: function or args, have "
+                             "changed")
+    parser.add_argument("--remeasure", action="store_true",
+                        help="measure all rates anew, and replace those that earlier runs have left in the cache")

@@ -18,7 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fleet.arguments import Parser, duration
+from fleet.arguments import Parser, add_changes, duration
 from fleet.collecting import without_collecting
 from fleet.errors import ExitStatus, FleetError, LeaseLost, StorageError, UserError, shortened
 from fleet.jobs.systems import SYSTEM_VARIABLE, known_systems, lease_of_process
@@ -54,17 +54,11 @@ def parse_arguments(argv: Sequence[str] | None = None) -> Request:
     parser.add_argument("spec", help="the YAML file")
     parser.add_argument("--fresh", action="store_true",
                         help="delete what an earlier run of this spec left, and start over")
-    parser.add_argument("--fresh-network", metavar="NAME", action="append", default=[],
-                        help="delete what was trained of this network, and start it over; may be given several times")
-    parser.add_argument("--accept-changes", action="store_true",
-                        help="go on from the checkpoints where the data, or a network's build: function or args, have "
-                             "changed")
+    add_changes(parser)
     parser.add_argument("--replay", metavar="RUN",
                         help="train one network of a run alone again, on the stream epochs of its history, and "
                              "compare the losses")
     parser.add_argument("--only", metavar="NAME", help="the network to replay")
-    parser.add_argument("--remeasure", action="store_true",
-                        help="measure all rates anew, and replace those that earlier runs have left in the cache")
     parser.add_argument("--plain", action="store_true", help="plain lines instead of the live table")
     parser.add_argument("--walltime", type=duration, metavar="2h",
                         help="save everything and stop, with status 75, shortly before this time is over")

@@ -26,7 +26,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fleet.arguments import AUTO, duration, duration_or_auto, whole
+from fleet.arguments import AUTO, add_changes, duration, duration_or_auto, whole
 from fleet.comm.roles import Roles, roles_of
 from fleet.commands.options import add_json, add_spec
 from fleet.commands.sharing import recorded_sharing
@@ -76,13 +76,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
                         help="run the ranks in this image, by apptainer: they import from one file, not from thousands")
     parser.add_argument("--broadcast", action="store_true",
                         help="with --image: copy it to each node first, where the batch system can (slurm: sbcast)")
-    parser.add_argument("--fresh-network", metavar="NAME", action="append", default=[],
-                        help="delete what was trained of this network, and start it over; may be given several times")
-    parser.add_argument("--accept-changes", action="store_true",
-                        help="go on from the checkpoints where the data, or a network's build: function or args, have "
-                             "changed")
-    parser.add_argument("--remeasure", action="store_true",
-                        help="measure all rates anew, and replace those that earlier runs have left in the cache")
+    add_changes(parser)
     instead = parser.add_mutually_exclusive_group()
     instead.add_argument("--end", type=Path, metavar="RUN",
                          help="end the chain of a run, by its folder or its spec: its next job is taken back, and the "

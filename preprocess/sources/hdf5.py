@@ -3,11 +3,11 @@
     /train/images       (n,) of variable-length uint8: encoded files; or (n, ...) numbers, such as (n, height, width,
                         channels) uint8
     /train/labels       (n,) integers: the class of each sample
-    /train/classes      (c,) str: what the labels, or the pixels of masks, mean; the numbers themselves where it is
-    missing /train/names        (n,) str: where each sample came from; may be missing
+    /train/classes      (c,) str: what the labels, or the pixels of masks, mean; without it, the numbers themselves
+    /train/names        (n,) str: where each sample came from; may be missing
     /train/targets      in place of labels: (n, labels) or (n, values); or masks, (n, height, width) integers, or (n,)
-                        of variable-length uint8: image files. Its attribute ``kind`` says what they are, where it is
-    there /train/target_names str: of the labels or values; may be missing
+                        of variable-length uint8: image files. Its attribute ``kind`` may say what they are
+    /train/target_names str: of the labels or values; may be missing
     /train/weights      (n,) numbers from 0; may be missing
     /train/groups, /train/strata    (n,) integers: what stays together, and of what the same share is held out; may be
                         missing
