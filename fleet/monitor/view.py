@@ -178,15 +178,8 @@ def _describe_trouble(event: ev.Event, device: str) -> str:
                     f"and was taken to train {event.expected:.0f}: {kept}")
         case ev.NetworkFailed():
             return f"{event.network} FAILED: {event.reason}"
-        case ev.TooLate():
-            return (f"too late to start {', '.join(event.networks)}: {format_duration(event.left_s)} are left, "
-                    f"but a group has taken {format_duration(event.needed_s)} to start")
         case ev.NetworkRetried(alone=True):
             return f"{event.network} failed: {event.reason}; it trained beside others, and is tried again alone"
-        case ev.SharingLearned():
-            return _describe_sharing(event)
-        case ev.SupplyFound():
-            return event.words
         case ev.NetworkRetried():
             return (f"{event.network} failed: {event.reason}; this may pass: retry {event.retry} of "
                     f"{event.retries}")
@@ -199,10 +192,27 @@ def _describe_trouble(event: ev.Event, device: str) -> str:
             return f"WARNING: {event.network}: {event.warning}"
         case ev.ChangesAccepted():
             return f"{event.network} goes on after epoch {event.epochs} with changed {' '.join(event.files)}"
-        case ev.DataChanged():
-            return f"the data has changed, and networks go on with it: {'; '.join(event.changes)}"
         case ev.BestLost():
             return f"WARNING: {event.network}: {event.damage}"
+        case ev.GroupStruck():
+            where = f"epoch {event.epochs}" + (f", sample {event.position}" if event.position else "")
+            return f"{event.network} lost a rank, and goes back to its last checkpoint: after {where}"
+        case _:
+            return _describe_trouble_around(event)
+
+
+def _describe_trouble_around(event: ev.Event) -> str:
+    """What is of no one network: of the data, the searches, the ranks and the launch."""
+    match event:
+        case ev.TooLate():
+            return (f"too late to start {', '.join(event.networks)}: {format_duration(event.left_s)} are left, "
+                    f"but a group has taken {format_duration(event.needed_s)} to start")
+        case ev.SharingLearned():
+            return _describe_sharing(event)
+        case ev.SupplyFound():
+            return event.words
+        case ev.DataChanged():
+            return f"the data has changed, and networks go on with it: {'; '.join(event.changes)}"
         case ev.SearchFailed():
             return f"WARNING: the searcher of {event.entry} is not called again: {event.reason}"
         case ev.TrackerFailed():
@@ -222,9 +232,6 @@ def _describe_trouble(event: ev.Event, device: str) -> str:
         case ev.NodesLeft():
             became = "end" if event.has_ended else "wait for the end of the launch"
             return f"given back after {event.seconds:.1f} s: {', '.join(event.hosts)}; the processes there {became}"
-        case ev.GroupStruck():
-            where = f"epoch {event.epochs}" + (f", sample {event.position}" if event.position else "")
-            return f"{event.network} lost a rank, and goes back to its last checkpoint: after {where}"
         case ev.BadSample():
             return f"skipped {event.name}: {event.reason}"
         case _:
