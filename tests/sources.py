@@ -92,6 +92,16 @@ def slow(path):
     return Numbered(int(path), seed=1, before=_Slowly(0.001)), Numbered(20, seed=2)
 
 
+class _SlowlyOnRank0(_Slowly):
+    def __call__(self, index):
+        time.sleep(self.seconds * (20 if os.environ.get("OMPI_COMM_WORLD_RANK", "0") == "0" else 1))
+
+
+def slow_on_rank_0(path):
+    """The same, and twenty each on rank 0, as where it is busy with something else."""
+    return Numbered(int(path), seed=1, before=_SlowlyOnRank0(0.001)), Numbered(20, seed=2)
+
+
 class _FailsAt:
     def __init__(self, index, error):
         self.index, self.error = index, error

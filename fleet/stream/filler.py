@@ -57,10 +57,8 @@ class WindowFiller:
             self._next = self._turns.next_of(self._world.rank, order.first)
             if self._leads:
                 self._relay = Relay(self._world, self._roles, self._window, self._turns, number=0)
-        else:
-            self._turns.change(order.since, order.turns)
-            if self._filled == 0 and self._next is not None:
-                self._next = self._turns.next_of(self._world.rank, self._next)
+        elif self._turns.change(order.since, order.turns) and (self._next is None or self._next >= order.since):
+            self._next = self._turns.next_of(self._world.rank, order.since)
 
     def heed(self, demand: Demand) -> None:
         """Another node's readers are that far."""

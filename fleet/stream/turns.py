@@ -10,6 +10,7 @@ class Turns:
 
     >>> turns = Turns(0, (0, 1, 2))
     >>> turns.change(5, (1, 2))
+    True
     >>> [turns.rank_of(sequence) for sequence in range(8)]
     [0, 1, 2, 0, 1, 2, 1, 2]
     >>> turns.next_of(0, 1), turns.next_of(0, 4)
@@ -20,10 +21,12 @@ class Turns:
         self.first = first
         self._parts = [(first, tuple(ranks))]
 
-    def change(self, since: int, ranks: Sequence[int]) -> None:
-        """From a chunk on that nobody has begun, others take turns."""
-        if self._parts[-1][1] != tuple(ranks):
-            self._parts.append((since, tuple(ranks)))
+    def change(self, since: int, ranks: Sequence[int]) -> bool:
+        """From a chunk on that nobody has begun, others take turns; returns whether they did not before."""
+        if self._parts[-1][1] == tuple(ranks):
+            return False
+        self._parts.append((since, tuple(ranks)))
+        return True
 
     def rank_of(self, sequence: int) -> int:
         """Who produces a chunk."""

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from fleet.domain.events import GroupStarted, Started
+from fleet.domain.events import GroupStarted, Started, StreamStarted
 from fleet.stream.order import Epoch, RingOrder, StrictOrder, read_path
 from preprocess.pipeline import Pipeline
 from preprocess.transforms import parse_transforms
@@ -70,6 +70,15 @@ def test_three_preprocessors_give_what_one_gives(launch, tmp_path):
     run, records = run_recorded(launch, tmp_path, 5, content)
     check(run, records, content)
     assert {len(event.devices) for event in run.events(GroupStarted) if event.network == "pair"} == {2}
+
+
+@pytest.mark.long
+def test_rank_0_is_left_out_where_the_others_are_faster_without_it_and_nothing_is_lost(launch, tmp_path):
+    content = spec(tmp_path, MODELS, samples=500, source="slow_on_rank_0", data=DATA,
+                   train={"converge": {"max_epochs": 6}}, resources={"engine": "numpy", "preprocessors": 4})
+    run, records = run_recorded(launch, tmp_path, 6, content, FLEET_RANKS_PER_NODE="3")
+    check(run, records, content)
+    assert [event.preprocessors for event in run.events(StreamStarted)] == [4, 3]
 
 
 @pytest.mark.long

@@ -137,6 +137,18 @@ def test_a_preprocessor_that_is_left_out_finishes_the_chunk_that_it_has_begun_an
     assert filled(use, layout=replace(LAYOUT, lookahead=8)) == [True, False, True, False, False, False]
 
 
+def test_a_preprocessor_takes_up_what_is_its_own_when_another_is_left_out():
+    def use(made):
+        made.follow(4, turns=(1, 2, 0))
+        made.fill()  # chunk 2, and chunk 5 would be next
+        made.follow(8, turns=(2, 0), since=4)  # it is 5 again
+        made.follow(8, turns=(0,), since=4)
+        made.follow(9, turns=(0,), since=4)
+        return [made.window.has(chunk) for chunk in range(made.fill())]
+
+    assert filled(use, layout=replace(LAYOUT, lookahead=9)) == [False, False, True, False, *[True] * 5]
+
+
 @pytest.mark.parametrize(("there", "others"), [([], [*range(50, 60), *range(30, 40)]), ([1], [*range(50, 60)]),
                                                ([1, 3], [])])
 def test_a_set_is_filled_in_turns_and_then_with_what_another_rank_of_the_node_will_not_come_to_soon(there, others):
