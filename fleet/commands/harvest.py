@@ -26,9 +26,9 @@ from difflib import SequenceMatcher
 from pathlib import Path
 
 from fleet.arguments import duration, whole
+from fleet.commands import job_options as opts
 from fleet.commands.options import add_json
 from fleet.commands.show import show
-from fleet.commands.submit import add_job_options, find_site, ranks_of, system_of, times_of, trainers_of, with_gpus
 from fleet.errors import UserError
 from fleet.jobs.backlog import Limits
 from fleet.jobs.harvest import Backlog, BatchQueue, Plan, Run
@@ -70,7 +70,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--walltime", type=duration, metavar="2h",
                         help="walltime of a job (that of the spec, or "
                              f"{format_duration(_WALLTIME_S)}); --time after -- takes its place")
-    add_job_options(parser)
+    opts.add(parser)
     instead = parser.add_mutually_exclusive_group()
     instead.add_argument("--end", action="store_true",
                          help="hand in no more jobs, and take back those that wait; those that run go on")
@@ -81,8 +81,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     """Write the scripts, and hand in the first jobs."""
     names, options = _apart(args.specs)
-    site = find_site(args.site)
-    system = system_of(args.system, site, args.site)
+    site = opts.find_site(args.site)
+    system = opts.system_of(args.system, site, args.site)
     if system.queue_commands not in QUEUES:
         able = ", ".join(one.name for one in SYSTEMS.values() if one.queue_commands)
         raise UserError(f"--system {system.name}: a harvest asks for idle nodes, which this one does not tell; "
@@ -98,7 +98,7 @@ def run(args: argparse.Namespace) -> None:
     runs, scripts = [], {}
     for name, spec in specs:
         check_shareable(spec, name)
-        of_spec = with_gpus(args, spec, site)
+        of_spec = opts.with_gpus(args, spec, site)
         found = _run(args, spec, of_spec)
         runs.append(found)
         for nodes in range(1, args.nodes_per_job + 1):
@@ -206,15 +206,15 @@ def _apart(words: Sequence[str]) -> tuple[list[str], list[str]]:
 def _run(args: argparse.Namespace, spec: Spec, site: Site) -> Run:
     root = spec.output.absolute()
     epochs = {network.name: network.train.converge.max_epochs for network in told_when_to_end(spec).networks}
-    ranks = ranks_of(args, spec, site) or site.ranks
+    roles = opts.roles_of_job(args, spec, site)
     return Run(f"fleet-{zlib.crc32(str(root.resolve()).encode()):08x}", root,
-               tuple(epochs), max(1, site.gpus or ranks - 1), epochs)
+               tuple(epochs), max(1, len(roles.trainers) // roles.nodes), epochs)
 
 
 def _job(args: argparse.Namespace, path: str, spec: Spec, found: Run, system: System, site: Site, nodes: int) -> Job:
     times = argparse.Namespace(walltime=args.walltime or spec.document.walltime or _WALLTIME_S, warn=args.warn)
-    walltime, warning = times_of(times, spec, system)
+    walltime, warning = opts.times_of(times, spec, system)
     paths = RunPaths(found.root)
     return Job(found.job, path, Path.cwd(), Path(sys.executable), paths.root, paths.jobs, nodes, walltime, warning,
-               ranks_of(args, spec, site), account=args.account, queue=args.queue, harvest=paths.harvest,
-               words=("--beside-others", f"--idle={args.idle:g}s"), trainers=trainers_of(args, spec, site))
+               opts.ranks_of(args, spec, site), account=args.account, queue=args.queue, harvest=paths.harvest,
+               words=("--beside-others", f"--idle={args.idle:g}s"), trainers=opts.trainers_of(args, spec, site))

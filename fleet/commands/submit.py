@@ -18,42 +18,35 @@ from __future__ import annotations
 
 import argparse
 import math
-import os
 import subprocess
 import sys
-from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fleet.arguments import AUTO, add_changes, duration, duration_or_auto, whole
-from fleet.comm.roles import Roles, roles_of
+from fleet.arguments import AUTO, add_changes, duration_or_auto, whole
+from fleet.commands import job_options as opts
 from fleet.commands.options import add_json, add_spec
 from fleet.commands.sharing import recorded_sharing
 from fleet.commands.show import print_json
 from fleet.errors import ExitStatus, UserError
 from fleet.jobs.chain import end_chain, note
 from fleet.jobs.notes import HandedIn
-from fleet.jobs.systems import find_system
 from fleet.monitor.view import told_of_sharing
 from fleet.runtime.changes import Wishes
 from fleet.runtime.folder import check_folder, writing_into
 from fleet.runtime.known_rates import check_remeasuring
-from fleet.spec import Spec, load, read_yaml
+from fleet.spec import Spec, load
 from fleet.storage.files import replacing
 from fleet.storage.paths import RunPaths
-from fleet.units import format_duration
 from launch.render import Job, render
-from launch.sites import SITES, Site, parse_site
+from launch.sites import SITES, Site
 from launch.systems import SYSTEMS, System, submit
 from scheduler.ensemble.sharing import worth
 
 if TYPE_CHECKING:
     from fleet.commands.walltimes import Asked
 
-MOST_JOBS, RETRIES = 20, 2
-_WARNING_S, _WARNING_SHARE = 120.0, 0.1  # before the end of the walltime
-_size = whole(1, 100_000)
+RETRIES = 2
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -63,15 +56,15 @@ def configure(parser: argparse.ArgumentParser) -> None:
                         help=f"batch system: {', '.join(SYSTEMS)}, or module:system of your own (that of the site)")
     parser.add_argument("--site", default="generic", metavar="NAME",
                         help=f"machine: {', '.join(SITES)}, or a YAML file of your own (generic)")
-    parser.add_argument("--nodes", type=_size, default=1, metavar="N", help="number of nodes to ask for (1)")
+    parser.add_argument("--nodes", type=opts.size, default=1, metavar="N", help="number of nodes to ask for (1)")
     parser.add_argument("--walltime", type=duration_or_auto, metavar="2h",
                         help="walltime to ask for (that of the spec); auto: what past runs, or simulated ones, say")
     parser.add_argument("--chain", action="store_true", help="go on in further jobs until all networks are done")
-    parser.add_argument("--max-jobs", type=_size, metavar="N",
-                        help=f"with --chain: number of jobs at most ({MOST_JOBS})")
+    parser.add_argument("--max-jobs", type=opts.size, metavar="N",
+                        help=f"with --chain: number of jobs at most ({opts.MOST_JOBS})")
     parser.add_argument("--retries", type=whole(0, 100_000), metavar="N",
                         help=f"with --chain: number of failures of the machine after which to go on ({RETRIES})")
-    add_job_options(parser)
+    opts.add(parser)
     parser.add_argument("--image", type=Path, metavar="FILE.sif",
                         help="run the ranks in this image, by apptainer: they import from one file, not from thousands")
     parser.add_argument("--broadcast", action="store_true",
@@ -85,19 +78,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_json(parser)
 
 
-def add_job_options(parser: argparse.ArgumentParser) -> None:
-    """Declare what is asked for each job, whoever hands it in."""
-    parser.add_argument("--warn", type=duration, metavar="2min",
-                        help="save everything this long before the walltime ends (2min, or a tenth of the walltime if "
-                             "that is less)")
-    parser.add_argument("--ranks-per-node", type=_size, metavar="N", help="number of ranks on each node (the site's)")
-    parser.add_argument("--gpus-per-node", type=_size, metavar="N",
-                        help="number of GPUs of each node, if the site does not say (resources.gpus_per_node of the "
-                             "spec)")
-    parser.add_argument("--account", metavar="NAME", help="account that pays for the time")
-    parser.add_argument("--queue", metavar="NAME", help="queue or partition")
-
-
 def run(args: argparse.Namespace) -> int:
     """Write the script and hand it in; or end a chain."""
     if args.end is not None:
@@ -105,8 +85,8 @@ def run(args: argparse.Namespace) -> int:
     if args.spec is None:
         raise UserError("the spec is missing: fleet submit SPEC, or --end RUN")
     spec = load(args.spec)
-    site = with_gpus(args, spec, find_site(args.site))
-    system = system_of(args.system, site, args.site)
+    site = opts.with_gpus(args, spec, opts.find_site(args.site))
+    system = opts.system_of(args.system, site, args.site)
     paths = RunPaths(spec.output.absolute())
     asked = _automatic(args, spec, system, site)
     job = _job(args, spec, paths, system, site, asked)
@@ -174,55 +154,17 @@ def _hand_in(script: str, paths: RunPaths, system: System, as_json: bool, told: 
     return ExitStatus.OK
 
 
-def find_site(name: str) -> Site:
-    """The site of a name, or of a file.
-
-    Raises:
-        UserError: there is none.
-    """
-    if name in SITES:
-        return SITES[name]
-    if not name.endswith((".yaml", ".yml")) and not os.path.exists(name):
-        raise UserError(f"--site {name} is unknown; there are {', '.join(SITES)}, or a YAML file of your own")
-    return parse_site(read_yaml(Path(name))[0], name)
-
-
-def with_gpus(args: argparse.Namespace, spec: Spec, site: Site) -> Site:
-    """A site that knows nothing of GPUs, with those that are asked for, or that the spec counts on."""
-    asked, counted_on = args.gpus_per_node, spec.resources.gpus_per_node
-    if asked is not None and site.gpus:
-        raise UserError(f"--gpus-per-node goes with a site that does not say; {args.site} has {site.gpus}")
-    gpus = asked if asked is not None else 0 if counted_on == "auto" else counted_on
-    if not gpus or site.gpus:
-        return site
-    # One rank trains on each, two prepare; a number of ranks that the site's file names is kept if it will do.
-    return replace(site, gpus=gpus, ranks=3 * gpus if site.ranks == Site.ranks else max(site.ranks, gpus + 1))
-
-
-def system_of(name: str | None, site: Site, place: str) -> System:
-    """The batch system that is asked for, or that a site has.
-
-    Raises:
-        UserError: neither, or they differ.
-    """
-    if name is None and site.system is None:
-        raise UserError(f"--system says which batch system there is: {', '.join(SYSTEMS)}, or an import path")
-    if name is not None and site.system not in (None, name):
-        raise UserError(f"--system {name}: {place} has {site.system}")
-    return find_system(str(name or site.system))
-
-
 def _job(args: argparse.Namespace, spec: Spec, paths: RunPaths, system: System, site: Site, asked: Asked | None
          ) -> Job:
     if not system.has_queue and args.nodes != 1:
         raise UserError(f"--nodes is {args.nodes}; with --system {system.name} there is only this machine")
     once, image = _once(args, spec), _image(args)
     requests = () if asked is None else asked.chain.requests
-    walltime, warning = times_of(args, spec, system, requests)
+    walltime, warning = opts.times_of(args, spec, system, requests)
     jobs, retries = _limits(args, system)
     return Job(spec.document.name, args.spec, Path.cwd(), Path(sys.executable), paths.root, paths.jobs, args.nodes,
-               walltime, warning, ranks_of(args, spec, site), jobs, retries, args.account, args.queue, once,
-               requests=requests if args.chain else (), trainers=trainers_of(args, spec, site),
+               walltime, warning, opts.ranks_of(args, spec, site), jobs, retries, args.account, args.queue, once,
+               requests=requests if args.chain else (), trainers=opts.trainers_of(args, spec, site),
                image=image, broadcast=args.broadcast)
 
 
@@ -249,58 +191,15 @@ def _once(args: argparse.Namespace, spec: Spec) -> tuple[str, ...]:
             *(["--accept-changes"] if args.accept_changes else []), *(["--remeasure"] if args.remeasure else []))
 
 
-def times_of(args: argparse.Namespace, spec: Spec, system: System, requests: Sequence[float] = ()
-             ) -> tuple[float | None, float]:
-    """The walltime, and how long before its end everything is saved; both in seconds."""
-    walltime = requests[0] if requests else args.walltime or spec.document.walltime
-    if walltime is None and system.has_queue:
-        raise UserError("--walltime (or walltime in the spec) says how long a job may take, such as 2h")
-    warning = args.warn or min(_WARNING_S, _WARNING_SHARE * (walltime or math.inf))
-    if walltime is not None and warning >= walltime:
-        raise UserError(f"--warn is {format_duration(warning)}; it should be less than the walltime")
-    return walltime, warning
-
-
 def _limits(args: argparse.Namespace, system: System) -> tuple[int, int]:
     """How many jobs there may be, and after how many failures of the machine another one follows."""
     if args.chain and system.has_queue and not (system.after or system.requeue):
         raise UserError(f"--chain: {system.name} has neither after nor requeue, so no job can follow another")
     if args.chain:
-        return args.max_jobs or MOST_JOBS, RETRIES if args.retries is None else args.retries
+        return args.max_jobs or opts.MOST_JOBS, RETRIES if args.retries is None else args.retries
     if (args.max_jobs, args.retries) != (None, None):
         raise UserError("--max-jobs and --retries go with --chain")
     return 1, 0
-
-
-def ranks_of(args: argparse.Namespace, spec: Spec, site: Site) -> int | None:
-    """Ranks of a node: what is asked for, what the spec's preprocessors and slots want beside the GPUs, or the site's.
-
-    With slots (``resources.per_device: K``) a GPU has K trainers, and as many ranks prepare as without.
-    """
-    asked: int | None = args.ranks_per_node
-    preparing, slots = spec.resources.preprocessors, spec.resources.per_device
-    further = 0 if slots == "auto" else (slots - 1) * site.gpus
-    if asked is not None or not site.gpus or (preparing == "auto" and not further):
-        return asked
-    if preparing == "auto":
-        return site.ranks + further
-    if preparing < args.nodes:
-        raise UserError(f"resources.preprocessors: {preparing} should be at least {args.nodes}, one on each node")
-    return site.gpus + further + math.ceil(preparing / args.nodes)
-
-
-def trainers_of(args: argparse.Namespace, spec: Spec, site: Site) -> int | None:
-    """How many ranks of a node train where several may share a GPU; None for one on each."""
-    if spec.resources.per_device == 1 or not site.gpus:
-        return None
-    roles = _roles(args, spec, site)
-    return sum(roles.node_of[rank] == 0 for rank in roles.trainers)
-
-
-def _roles(args: argparse.Namespace, spec: Spec, site: Site) -> Roles:
-    """What the ranks of the job will do."""
-    ranks = ranks_of(args, spec, site) or site.ranks
-    return roles_of(spec, [rank // ranks for rank in range(args.nodes * ranks)], site.gpus)
 
 
 def _slots_that_pay(args: argparse.Namespace, spec: Spec, site: Site) -> str:
@@ -308,8 +207,8 @@ def _slots_that_pay(args: argparse.Namespace, spec: Spec, site: Site) -> str:
     gpus, networks = args.nodes * site.gpus, spec.most_at_once
     if not spec.engine.uses_gpus or not 0 < gpus < networks:
         return ""
-    ranks = ranks_of(args, spec, site) or site.ranks
-    slots = _roles(args, spec, site).slots
+    ranks = opts.ranks_of(args, spec, site) or site.ranks
+    slots = opts.roles_of_job(args, spec, site).slots
     speedups, asked = recorded_sharing(spec), spec.resources.per_device
     pays = worth(speedups)
     # What is known may all pay; then one more may, too.

@@ -10,8 +10,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from fleet.comm.roles import Roles
+from fleet.commands.job_options import MOST_JOBS, WARNING_S, roles_of_job
 from fleet.commands.rates import known_beside_steps, known_rates_of
-from fleet.commands.sharing import shared_cluster, with_sharing
+from fleet.commands.sharing import with_sharing
 from fleet.errors import UserError
 from fleet.jobs.chain import Past, past_of
 from fleet.monitor.beside_steps import FORWARD, BesideSteps, beside_steps
@@ -38,7 +40,6 @@ if TYPE_CHECKING:
 
 DRAWS, LEAST_DRAWS, DRAWS_S = 60, 8, 10.0  # of how many epochs networks train: so many, or fewer where they take long
 START_S = 60.0  # until ranks are ready, where no launch here has told
-MOST_JOBS = 20
 _MINUTE = 60.0
 
 
@@ -105,7 +106,7 @@ def automatic(args: argparse.Namespace, spec: Spec, system: System, site: Site) 
     paths = RunPaths(spec.output.absolute())
     past = past_of(paths.stops)
     known = _left(_known(args, spec, system, site, past), past)
-    start_s, saving_s = _start_s(spec, paths), max(args.warn or 2 * _MINUTE, RESERVE_S)
+    start_s, saving_s = _start_s(spec, paths), max(args.warn or WARNING_S, RESERVE_S)
     overhead = start_s + saving_s
     found = best_chain(known.law, overhead, args.max_jobs or MOST_JOBS)
     requests = [_whole_minutes(request) for request in found.requests]
@@ -198,13 +199,13 @@ def _simulated(args: argparse.Namespace, spec: Spec, site: Site) -> Known | None
     from fleet.runtime.inputs import open_inputs
 
     opened = open_inputs(spec)
-    cluster = _cluster(args, spec, site)
-    found = known_rates_of(spec, args.spec, None, opened.sample, cluster)
+    roles = roles_of_job(args, spec, site)
+    cluster = roles.cluster
+    found = known_rates_of(spec, args.spec, None, opened.sample, Cluster.of(cluster.whole_gpus, roles.whole_per_node))
     if found is None:
         return None
-    given = _given(args, spec, opened, site, cluster)
+    given = _given(spec, opened, roles)
     rates, origin = with_sharing(spec, replace(found[0], samples_per_epoch=len(opened.data.train))), found[1]
-    cluster = shared_cluster(spec, cluster) if site.gpus else cluster  # elsewhere each rank is a device
     shared = f", up to {cluster.slots} networks on each," if cluster.slots > 1 else ""
     rng, end = np.random.default_rng(spec.seed), time.monotonic() + DRAWS_S
     times: list[float] = []
@@ -216,12 +217,6 @@ def _simulated(args: argparse.Namespace, spec: Spec, site: Site) -> Known | None
     return Known(empirical(times), (
         f"simulating it {len(times)} times on {counted(cluster.whole_gpus, 'device')}{shared} with the rates of "
         f"{origin}{given.words}, networks improving for 1 epoch to all that they may train ({_range(times)})"))
-
-
-def _cluster(args: argparse.Namespace, spec: Spec, site: Site) -> Cluster:
-    ranks = args.ranks_per_node or site.ranks
-    per_node = site.gpus or max(1, ranks - max(1, ranks // 8))
-    return Cluster.of(args.nodes * per_node, per_node)
 
 
 @dataclass(frozen=True)
@@ -261,7 +256,7 @@ class _Given:
         return "" if math.isinf(self.stream.rate) else f" and an input of {self.stream.rate:.0f} samples/s"
 
 
-def _given(args: argparse.Namespace, spec: Spec, opened: Inputs, site: Site, cluster: Cluster) -> _Given:
+def _given(spec: Spec, opened: Inputs, roles: Roles) -> _Given:
     """By what the last launch has noted, or else by what a look at the samples takes here."""
     from fleet.domain.events import StreamStarted, SupplyFound
     from fleet.monitor.timeline import state_of
@@ -272,29 +267,20 @@ def _given(args: argparse.Namespace, spec: Spec, opened: Inputs, site: Site, clu
     log = list(read_events(paths.events)) if paths.events.exists() else []
     look, samples = opened.looks["train"], len(opened.data.train)
     judging = 0 if opened.data.validation is None else len(opened.data.validation)
-    is_alone = args.nodes * (args.ranks_per_node or site.ranks) == 1
-    is_own, trainers = spec.policy.own_samples or is_alone, cluster.whole_gpus
-    hands = trainers if is_own else _preprocessors(args, spec, site)
-    cache = choose_cache(spec, opened, Means(0 if is_own else hands, trainers // args.nodes), last_cache(paths)).cache
+    hands = len(roles.preprocessors or roles.trainers)
+    means = Means(len(roles.preprocessors), roles.gpus_per_node)
+    cache = choose_cache(spec, opened, means, last_cache(paths)).cache
     # What is kept in memory each trainer finishes for itself; a row of a file is read in no time beside the rest.
     each_s = look.varying_s + look.fixed_s * (cache == "none")
-    rate = 1 / each_s if is_own or cache == "memory" else hands / each_s
+    rate = hands / each_s if roles.shared and cache != "memory" else 1 / each_s
     found = [event for _, event in log if isinstance(event, StreamStarted | SupplyFound)]
-    if found and cache == "none" and not is_own:
+    if found and cache == "none" and roles.shared:
         rate = found[-1].supply_samples_per_s
     launch = state_of(log).launch
     past = None if launch is None else beside_steps(launch, judging)
     decoding_s = look.fixed_s * (judging + samples * (cache != "none")) / hands
     return _Given(replace(spec.policy.stream, rate=rate), decoding_s, cache == "memory", judging,
                   past or known_beside_steps(spec))
-
-
-def _preprocessors(args: argparse.Namespace, spec: Spec, site: Site) -> int:
-    """How many ranks prepare samples."""
-    if spec.resources.preprocessors != "auto":
-        return spec.resources.preprocessors
-    ranks = args.ranks_per_node or site.ranks
-    return args.nodes * max(1, ranks - site.gpus if site.gpus else ranks // 8)
 
 
 def epochs_of(converge: Converge, rng: np.random.Generator) -> int:

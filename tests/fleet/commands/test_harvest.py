@@ -96,6 +96,15 @@ def test_a_harvest_is_ended_by_its_user(harvest, tmp_path):
     assert said[-2:] == ["called_off", "cancelled"]
 
 
+@pytest.mark.parametrize(("resources", "at_once"), [
+    ("{}", 3), ("{preprocessors: 2}", 2), ("{gpus_per_node: 2}", 2), ("{gpus_per_node: 2, per_device: 2}", 4)])
+def test_a_node_is_first_taken_to_train_as_many_networks_at_once_as_it_has_trainers(harvest, tmp_path, resources,
+                                                                                   at_once):
+    Path("a.yaml").write_text(f"{SPEC.format(run=tmp_path / 'a')}resources: {resources}\n")
+    assert harvest("a.yaml", "--system", "slurm", "--nodes-per-job", "1")[0] == 0
+    assert [run.per_node for run in Plan.read(RunPaths(tmp_path / "a").harvest).runs] == [at_once]
+
+
 def test_what_was_never_begun_cannot_be_ended(harvest):
     status, _, err = harvest("a.yaml", "--system", "slurm", "--end")
     assert status == 2

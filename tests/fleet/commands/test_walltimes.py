@@ -25,7 +25,7 @@ output: run
 data: {{source: "builtin:noise", options: {{samples: 1000, classes: 3, size: 8}}, transforms: []}}
 models: {models}
 train: {{converge: {{max_epochs: 60, patience: 5}}}}
-resources: {{engine: numpy}}
+resources: {{engine: numpy{resources}}}
 {more}"""
 MODELS = "[{family: softmax, name: one}, {family: softmax, name: two}]"
 RATES = {"samples_per_epoch": 1000, "gpus_per_node": 1,
@@ -48,8 +48,8 @@ def submit(tmp_path, monkeypatch, capsys, made_up):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     made_up.set(says=OFF)
 
-    def call(*words, more="", models=MODELS, launches=(), system="slurm"):
-        Path("spec.yaml").write_text(SPEC.format(more=more, models=models))
+    def call(*words, more="", models=MODELS, resources="", launches=(), system="slurm"):
+        Path("spec.yaml").write_text(SPEC.format(more=more, models=models, resources=resources))
         if launches:
             Path("run/jobs").mkdir(parents=True)
             RunPaths(Path("run")).marker.touch()
@@ -114,6 +114,19 @@ def test_for_a_first_run_it_is_simulated_with_the_rates_that_are_known(submit, t
     assert status == 0
     assert "by simulating it 60 times on 1 device with the rates of " in said
     assert "networks improving for 1 epoch to all that they may train" in said
+
+
+@pytest.mark.parametrize(("resources", "site", "devices"), [
+    ("", "perlmutter", "4 devices"),
+    (", gpus_per_node: 2", "perlmutter", "2 devices"),
+    (", preprocessors: 3", "generic", "1 device"),
+    (", gpus_per_node: 1, per_device: 2", "generic", "1 device, up to 2 networks on each,"),
+])
+def test_it_is_simulated_on_what_the_job_will_train_on(submit, tmp_path, resources, site, devices):
+    (tmp_path / "rates.json").write_text(json.dumps(RATES))
+    status, _, said = submit("--dry-run", "--site", site, more="schedule: {rates: rates.json}", resources=resources)
+    assert status == 0
+    assert f"by simulating it 60 times on {devices} with the rates of " in said
 
 
 def test_with_nothing_to_go_by_it_says_what_was_asked(submit):

@@ -1,0 +1,118 @@
+"""What commands that hand in jobs have in common: options, machine, batch system, times, and what the ranks do."""
+
+from __future__ import annotations
+
+import argparse
+import math
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from fleet.arguments import duration, whole
+from fleet.comm.roles import Roles, roles_of
+from fleet.errors import UserError
+from fleet.jobs.systems import find_system
+from fleet.spec import Spec, read_yaml
+from fleet.units import format_duration
+from launch.sites import SITES, Site, parse_site
+from launch.systems import SYSTEMS, System
+
+MOST_JOBS = 20  # of a chain, where nobody says
+WARNING_S = 120.0  # before the end of the walltime
+_WARNING_SHARE = 0.1  # of a short one
+size = whole(1, 100_000)
+
+
+def add(parser: argparse.ArgumentParser) -> None:
+    """Declare what is asked for each job, whoever hands it in."""
+    parser.add_argument("--warn", type=duration, metavar="2min",
+                        help="save everything this long before the walltime ends (2min, or a tenth of the walltime if "
+                             "that is less)")
+    parser.add_argument("--ranks-per-node", type=size, metavar="N", help="number of ranks on each node (the site's)")
+    parser.add_argument("--gpus-per-node", type=size, metavar="N",
+                        help="number of GPUs of each node, if the site does not say (resources.gpus_per_node of the "
+                             "spec)")
+    parser.add_argument("--account", metavar="NAME", help="account that pays for the time")
+    parser.add_argument("--queue", metavar="NAME", help="queue or partition")
+
+
+def find_site(name: str) -> Site:
+    """The site of a name, or of a file.
+
+    Raises:
+        UserError: there is none.
+    """
+    if name in SITES:
+        return SITES[name]
+    if not name.endswith((".yaml", ".yml")) and not os.path.exists(name):
+        raise UserError(f"--site {name} is unknown; there are {', '.join(SITES)}, or a YAML file of your own")
+    return parse_site(read_yaml(Path(name))[0], name)
+
+
+def with_gpus(args: argparse.Namespace, spec: Spec, site: Site) -> Site:
+    """A site that knows nothing of GPUs, with those that are asked for, or that the spec counts on."""
+    asked, counted_on = args.gpus_per_node, spec.resources.gpus_per_node
+    if asked is not None and site.gpus:
+        raise UserError(f"--gpus-per-node goes with a site that does not say; {args.site} has {site.gpus}")
+    gpus = asked if asked is not None else 0 if counted_on == "auto" else counted_on
+    if not gpus or site.gpus:
+        return site
+    # One rank trains on each, two prepare; a number of ranks that the site's file names is kept if it will do.
+    return replace(site, gpus=gpus, ranks=3 * gpus if site.ranks == Site.ranks else max(site.ranks, gpus + 1))
+
+
+def system_of(name: str | None, site: Site, place: str) -> System:
+    """The batch system that is asked for, or that a site has.
+
+    Raises:
+        UserError: neither, or they differ.
+    """
+    if name is None and site.system is None:
+        raise UserError(f"--system says which batch system there is: {', '.join(SYSTEMS)}, or an import path")
+    if name is not None and site.system not in (None, name):
+        raise UserError(f"--system {name}: {place} has {site.system}")
+    return find_system(str(name or site.system))
+
+
+def times_of(args: argparse.Namespace, spec: Spec, system: System, requests: Sequence[float] = ()
+             ) -> tuple[float | None, float]:
+    """The walltime, and how long before its end everything is saved; both in seconds."""
+    walltime = requests[0] if requests else args.walltime or spec.document.walltime
+    if walltime is None and system.has_queue:
+        raise UserError("--walltime (or walltime in the spec) says how long a job may take, such as 2h")
+    warning = args.warn or min(WARNING_S, _WARNING_SHARE * (walltime or math.inf))
+    if walltime is not None and warning >= walltime:
+        raise UserError(f"--warn is {format_duration(warning)}; it should be less than the walltime")
+    return walltime, warning
+
+
+def ranks_of(args: argparse.Namespace, spec: Spec, site: Site) -> int | None:
+    """Ranks of a node: what is asked for, what the spec's preprocessors and slots want beside the GPUs, or the site's.
+
+    With slots (``resources.per_device: K``) a GPU has K trainers, and as many ranks prepare as without.
+    """
+    asked: int | None = args.ranks_per_node
+    preparing, slots = spec.resources.preprocessors, spec.resources.per_device
+    further = 0 if slots == "auto" else (slots - 1) * site.gpus
+    if asked is not None or not site.gpus or (preparing == "auto" and not further):
+        return asked
+    if preparing == "auto":
+        return site.ranks + further
+    if preparing < args.nodes:
+        raise UserError(f"resources.preprocessors: {preparing} should be at least {args.nodes}, one on each node")
+    return site.gpus + further + math.ceil(preparing / args.nodes)
+
+
+def trainers_of(args: argparse.Namespace, spec: Spec, site: Site) -> int | None:
+    """How many ranks of a node train where several may share a GPU; None for one on each."""
+    if spec.resources.per_device == 1 or not site.gpus:
+        return None
+    roles = roles_of_job(args, spec, site)
+    return sum(roles.node_of[rank] == 0 for rank in roles.trainers)
+
+
+def roles_of_job(args: argparse.Namespace, spec: Spec, site: Site) -> Roles:
+    """What the ranks of the job will do."""
+    ranks = ranks_of(args, spec, site) or site.ranks
+    return roles_of(spec, [rank // ranks for rank in range(args.nodes * ranks)], site.gpus or None)
