@@ -208,6 +208,8 @@ class TorchNetwork:
 
     def close(self) -> None:  # noqa: D102
         self._exchange.close()
+        if self._device.type == "cuda":
+            torch.cuda.empty_cache()  # for those that share the GPU
 
     @contextmanager
     def judging(self) -> Iterator[None]:
