@@ -79,7 +79,7 @@ def short_of_memory(input_shape, classes, flag):
 def segmenting(input_shape, classes):
     from torch import nn
 
-    return nn.Sequential(nn.Conv2d(input_shape[2], 4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, classes, 1))
+    return nn.Sequential(nn.LazyConv2d(4, 3, padding=1), nn.ReLU(), nn.Conv2d(4, classes, 1))
 
 
 def sparse(input_shape, classes):

@@ -29,7 +29,7 @@ from fleet.spec.model import (
     one_line,
 )
 from preprocess.sample import ImageSpec
-from preprocess.target import TargetSpec, class_target
+from preprocess.target import TargetSpec
 
 _EPSILON = 1.001e-5  # of batch normalisation, as the Keras engine has it
 _CUT = 0.87962566103423978  # standard deviation of a normal distribution that is cut off at two of its own
@@ -74,8 +74,10 @@ def count_parameters(architecture: Architecture, shape: tuple[int, ...], classes
         with _seeded(seed), torch.device("meta"):
             return parameters_in(_imported(architecture, shape, classes))
     except Exception:  # it wants values, is made of lazy modules, or says why when it is built
-        built = build_module(architecture, ImageSpec(shape, "float32"), class_target(max(classes, 2)), seed)
-        return parameters_in(built.module)
+        with _seeded(seed):
+            module = _imported(architecture, shape, classes).float()
+            _on_samples(architecture.target, module, ImageSpec(shape, "float32"), [torch.float32, torch.int64])
+            return parameters_in(module)
 
 
 def parameters_in(module: nn.Module) -> int:

@@ -186,6 +186,8 @@ def test_every_kind_of_target_is_learned_with_its_measures(case, family):
     model = {"family": "softmax"} if family else {
         "build": f"{MODULES}:{'segmenting' if target.kind == 'mask' else 'viewing'}"}
     trainable = built(model, sample, metrics=metrics, optimizer={"name": "adam", "learning_rate": 0.01}, **train)
+    spec = spec_of(model)
+    assert trainable.count_parameters() == count_parameters(spec.networks[0], spec, sample)
     rng = np.random.default_rng(0)
     images = rng.integers(0, 255, (10, 8, 8, 1)).astype(np.uint8)
     values, weights = target.split(target.made_up(rng, 10))
