@@ -14,10 +14,13 @@ from typing import Any
 
 import numpy as np
 
-from preprocess.base import AUGMENT, InputError
+from preprocess.base import AUGMENT, BadImage, InputError
+from preprocess.sample import PLACE_BYTES, wire_dtype
 from preprocess.transforms import Transform
 from preprocess.transforms.colour import ColorJitter, Scale
 from preprocess.transforms.geometry import CenterCrop, Flip, RandomCrop, RandomResizedCrop, Resize, nearest
+from preprocess.transforms.on_device import OnDevice
+from preprocess.unfinished import packed
 
 _FILTERS = {"bilinear": 0, "bicubic": 1, "lanczos": 2}
 
@@ -42,11 +45,19 @@ class Work:
         self.used = np.zeros(self.count, np.int64)
         self._window: tuple[np.ndarray, np.ndarray, tuple[int, int]] | None = None
         self._mirror, self._upside = np.zeros((2, self.count), bool)
+        self._is_left = False
 
     @property
     def size(self) -> tuple[int, int]:
         """(height, width) of an image as it is now."""
         return (self.images.shape[1], self.images.shape[2]) if self._window is None else self._window[2]
+
+    @property
+    def form(self) -> tuple[tuple[int, ...], np.dtype]:
+        """The shape and the type of an image when all is settled."""
+        if self._is_left:
+            return (self.images[:1].nbytes + PLACE_BYTES,), np.dtype(np.uint8)
+        return (*self.size, *self.images.shape[3:]), self.images.dtype
 
     def draw(self) -> np.ndarray:
         """The next number of each sample, (k,)."""
@@ -59,8 +70,12 @@ class Work:
 
     def cut(self, top: np.ndarray, left: np.ndarray, size: tuple[int, int]) -> None:
         """Show this window of each image only."""
-        self.settle()
-        self._window = top, left, size
+        if self._window is not None:
+            self.settle()
+        height, width = self.size
+        # In an image that was mirrored, places are counted from the other end.
+        self._window = (np.where(self._upside, height - size[0] - top, top),
+                        np.where(self._mirror, width - size[1] - left, left), size)
 
     def flip(self, mirror: np.ndarray | None, upside: np.ndarray | None) -> None:
         """Change the places of left and right, of top and bottom, of some images."""
@@ -69,16 +84,29 @@ class Work:
         if upside is not None:
             self._upside = self._upside ^ upside
 
-    def settle(self, out: np.ndarray | None = None) -> None:
-        """Do what was put off; into ``out`` where it is given, whose shape and type fit."""
-        if self._window is None and not (self._mirror.any() or self._upside.any()):
-            if out is not None:
-                out[:] = self.images
-            return
-        self.images = self._cut_out(self.images, 0, out)
+    def leave(self) -> None:
+        """Leave what was put off to the device, but for masks."""
         if self.masks is not None:
             self.masks = self._cut_out(self.masks[..., None], self.void, None)[..., 0]
-        self._window, (self._mirror, self._upside) = None, np.zeros((2, self.count), bool)
+        self.images = self.images.astype(wire_dtype(self.images.dtype), copy=False)
+        self._is_left = True
+
+    def settle(self, out: np.ndarray | None = None) -> None:
+        """Do what was put off, or write down what is left; into ``out`` where it is given, whose shape and type fit."""
+        if self._is_left:
+            self.images = packed(self.images, self._places(), out)
+        elif self._window is not None or self._mirror.any() or self._upside.any():
+            self.images = self._cut_out(self.images, 0, out)
+            if self.masks is not None:
+                self.masks = self._cut_out(self.masks[..., None], self.void, None)[..., 0]
+        elif out is not None:
+            out[:] = self.images
+        self._window, (self._mirror, self._upside), self._is_left = None, np.zeros((2, self.count), bool), False
+
+    def _places(self) -> np.ndarray:
+        """Where pixels go (:mod:`preprocess.unfinished`): (k, 4)."""
+        top, left = (0, 0) if self._window is None else self._window[:2]
+        return np.stack(np.broadcast_arrays(top, left, self._upside, self._mirror), axis=1)
 
     def _cut_out(self, images: np.ndarray, outside: int, out: np.ndarray | None) -> np.ndarray:
         zeros = np.zeros(self.count, np.int64)
@@ -115,7 +143,7 @@ def done(transforms: Sequence[Transform], kernels: Any, images: np.ndarray, mask
         images, masks: of samples, which stay as they are.
         seed, epoch, indices: what random numbers depend on.
     """
-    draws = sum(_DRAWS.get(type(transform), 0) for transform in transforms) if training else 0
+    draws = sum(map(_draws, transforms)) if training else 0
     uniforms = np.empty((len(images), 4 * -(-draws // 4)))
     if draws:
         kernels.uniforms(seed, AUGMENT, epoch, np.ascontiguousarray(indices, np.int64), uniforms)
@@ -159,6 +187,20 @@ def _crop(work: Work, size: tuple[int, int], padding: int, place: Callable[[int]
 def _flip(flip: Flip, work: Work, training: bool) -> bool:
     if training:
         work.flip(work.draw() < 0.5 if flip.horizontal else None, work.draw() < 0.5 if flip.vertical else None)
+    return True
+
+
+def _on_device(left: OnDevice, work: Work, training: bool) -> bool:
+    work.settle()
+    try:
+        left.size(*work.size)
+    except BadImage:
+        return False
+    if not left.takes(work.images.shape[1:], work.images.dtype):
+        return False
+    for transform in left.transforms:
+        _DOERS[type(transform)](transform, work, training)
+    work.leave()
     return True
 
 
@@ -233,5 +275,10 @@ def _scale(scale: Scale, work: Work, training: bool) -> bool:
 
 _DOERS: dict[type, Callable[[Any, Work, bool], bool]] = {
     RandomCrop: _random_crop, CenterCrop: _center_crop, Flip: _flip, Resize: _resize,
-    RandomResizedCrop: _random_resized_crop, ColorJitter: _color_jitter, Scale: _scale}
+    RandomResizedCrop: _random_resized_crop, ColorJitter: _color_jitter, Scale: _scale, OnDevice: _on_device}
 _DRAWS: dict[type, int] = {RandomCrop: 2, Flip: 2, RandomResizedCrop: 22, ColorJitter: 8}  # at most
+
+
+def _draws(transform: Transform) -> int:
+    """How often it draws, at most."""
+    return sum(map(_draws, transform.transforms)) if isinstance(transform, OnDevice) else _DRAWS.get(type(transform), 0)

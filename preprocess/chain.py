@@ -20,6 +20,7 @@ from preprocess.transforms import Transform
 from preprocess.transforms.base import Mask
 from preprocess.transforms.colour import Scale
 from preprocess.transforms.decoding import Decode, decoded_whole
+from preprocess.transforms.on_device import OnDevice
 from preprocess.transforms.side_by_side import SideBySide
 from preprocess.transforms.standardize import Standardize
 
@@ -65,6 +66,11 @@ class Chain:
     def is_random(self) -> bool:
         """Whether a sample may differ from epoch to epoch."""
         return bool(self._varying)
+
+    @property
+    def is_work(self) -> bool:
+        """Whether more is done to a prepared sample than to draw what the device does to it."""
+        return not all(isinstance(transform, OnDevice) for transform in self._varying)
 
     @property
     def varying(self) -> int:

@@ -17,6 +17,7 @@ from preprocess.probe import probe
 from preprocess.sample import ImageSpec, SampleSpec, wire_dtype
 from preprocess.target import TargetReader, TargetSpec
 from preprocess.transforms import Transform
+from preprocess.transforms.on_device import expecting
 from preprocess.transforms.side_by_side import Piece
 
 _Arrays: TypeAlias = np.ndarray | Sequence[np.ndarray]
@@ -39,9 +40,9 @@ class Pipeline:
     def __init__(self, source: Source, transforms: Sequence[Transform], seed: int, sample: SampleSpec,
                  fixed: int | None = None, carried: TargetSpec | None = None, piece: Piece | None = None) -> None:
         self.sample, self._seed, self._piece = sample, seed, piece
-        self._chain = Chain(source, transforms, seed, fixed)
+        self._chain = Chain(source, expecting(transforms, sample.unfinished), seed, fixed)
         self._carried = carried or sample.kept_target
-        self._shape, self._dtype = sample.image.shape, np.dtype(sample.image.dtype)
+        self._shape, self._dtype = sample.wire.shape, np.dtype(sample.wire.dtype)
         self._target = sample.target
 
     @classmethod
@@ -63,6 +64,11 @@ class Pipeline:
     def is_random(self) -> bool:
         """Whether a sample differs from epoch to epoch."""
         return self._chain.is_random
+
+    @property
+    def is_work(self) -> bool:
+        """Whether to finish a kept sample takes more than to copy it."""
+        return self._chain.is_work
 
     def order(self, epoch: int) -> np.ndarray:
         """The permutation of the samples in one epoch of the stream."""
@@ -93,7 +99,7 @@ class Pipeline:
     def _check(self, part: Part, index: int) -> Part:
         image = part.image
         if image.shape != self._shape or wire_dtype(image.dtype) != self._dtype:
-            raise BadSample(self.source.name(index), f"is {ImageSpec.of(image)}; the others are {self.sample.image}")
+            raise BadSample(self.source.name(index), f"is {ImageSpec.of(image)}; the others are {self.sample.wire}")
         return part
 
     def load(self, indices: Iterable[int], epoch: int, images: np.ndarray, targets: np.ndarray,
@@ -196,7 +202,7 @@ class Pipeline:
     def _take(self, work: Work, positions: np.ndarray, indices: np.ndarray, images: np.ndarray, targets: np.ndarray
               ) -> bool:
         """Put samples that are done to their positions; False where they are not what they should be."""
-        if (*work.size, *work.images.shape[3:]) != self._shape or work.images.dtype != self._dtype or (
+        if work.form != (self._shape, self._dtype) or (
                 work.masks is not None and (work.size, work.masks.dtype) != (self._target.shape, self._target.dtype)):
             return False
         is_all = len(positions) == len(images)

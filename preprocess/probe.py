@@ -14,11 +14,12 @@ from statistics import median
 
 import numpy as np
 
-from preprocess.base import BadSample, InputError, Source, counted
+from preprocess.base import BadImage, BadSample, InputError, Source, counted
 from preprocess.chain import Chain
 from preprocess.sample import ImageSpec, SampleSpec
 from preprocess.target import plain_targets, target_of
 from preprocess.transforms import Transform
+from preprocess.transforms.on_device import OnDevice, split_device
 from preprocess.transforms.standardize import Standardize
 
 PROBES = 8  # samples that are looked at, spread over the source
@@ -94,6 +95,7 @@ def look(source: Source, transforms: Sequence[Transform], seed: int, fixed: int 
     Raises:
         InputError: no sample can be used, samples that differ in shape, or transforms that do not fit them.
     """
+    transforms, left = split_device(transforms)
     chain = Chain(source, transforms, seed, fixed)
     found = _samples(chain)
     image = _alike_at_the_end(found)
@@ -110,7 +112,10 @@ def look(source: Source, transforms: Sequence[Transform], seed: int, fixed: int 
     if found[0].mask is not None:
         target = replace(target, size=_alike_masks(found))
     kept, unkept = _alike_when_kept(found, chain)
-    return Look(SampleSpec(image, target.outputs, chain.affine, None, target), kept, unkept, chain.is_raw,
+    sample = SampleSpec(image, target.outputs, chain.affine, None, target)
+    if left is not None:
+        sample = _left_to_device(sample, left, found[0].name)
+    return Look(sample, kept, unkept, chain.is_raw,
                 median(one.fixed_s for one in found), median(one.varying_s for one in found))
 
 
@@ -149,6 +154,19 @@ def _alike_at_the_end(found: Sequence[_Probed]) -> ImageSpec:
             raise InputError(f"transforms: samples must end in one shape, but {name} is {image} and {other.name} is "
                              f"{ImageSpec.of(other.image)}; add a resize or a crop")
     return image
+
+
+def _left_to_device(sample: SampleSpec, left: OnDevice, name: str) -> SampleSpec:
+    """What a sample is when the device has done the rest to it."""
+    image = sample.image
+    if len(image.shape) != 3:
+        raise InputError(f"data.finish: device: it crops and mirrors images, and {name} becomes {image}")
+    try:
+        size = left.size(*image.shape[:2])
+    except BadImage as error:
+        raise InputError(f"none of the samples can be used; the first: {name} {error}") from error
+    target = replace(sample.target, size=size) if sample.target.kind == "mask" else sample.target
+    return replace(sample, image=replace(image, shape=(*size, image.shape[2])), target=target, unfinished=image)
 
 
 def _alike_masks(found: Sequence[_Probed]) -> tuple[int, int]:

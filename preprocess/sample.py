@@ -17,6 +17,8 @@ from preprocess.base import InputError
 from preprocess.scaling import along_row, scale_into
 from preprocess.target import TargetSpec, class_target
 
+PLACE_BYTES = 16  # of where the pixels of a sample go, of which something is left to the device
+
 
 def wire_dtype(dtype: np.dtype) -> np.dtype:
     """The type with which numbers travel: those with a fraction as float32, truth values as uint8."""
@@ -104,13 +106,14 @@ class SampleSpec:
     """What networks are fed with, and what they are to answer.
 
     Attributes:
-        image: an input after the transforms, as it travels to the trainers; most often an image.
+        image: an input after the transforms, as networks take it; most often an image.
         classes: the number of classes; of other targets that of labels or values. A network has so many outputs.
         affine: what the engine does to an input first; None for nothing.
         kept: an input up to the first random transform, where samples are decoded once and kept so.
         target: what a sample's target is; a class unless it is given.
         folds: what the engine does first to an input of a network of each fold, where that differs.
         own: what networks are fed with for which more is done to it, or something else, by the key of their feed.
+        unfinished: an input as it is before what is left to the device; None where nothing is.
     """
 
     image: ImageSpec
@@ -120,6 +123,7 @@ class SampleSpec:
     target: TargetSpec = None  # type: ignore[assignment]  # filled in below
     folds: tuple[Affine, ...] = ()
     own: Mapping[str, SampleSpec] = field(default_factory=dict, hash=False)
+    unfinished: ImageSpec | None = None
 
     def __post_init__(self) -> None:
         if self.target is None:
@@ -129,6 +133,11 @@ class SampleSpec:
         """What the networks of a feed are fed with, or those of a fold of it: this, where no other is known."""
         found = self.own.get(feed, self)
         return replace(found, affine=found.folds[fold], folds=()) if fold is not None and found.folds else found
+
+    @property
+    def wire(self) -> ImageSpec:
+        """An input as it travels to the trainers: a row of bytes, where something is left to the device."""
+        return self.image if self.unfinished is None else ImageSpec((self.unfinished.nbytes + PLACE_BYTES,), "uint8")
 
     @property
     def kept_target(self) -> TargetSpec:

@@ -53,8 +53,9 @@ MAY_IMPORT = {
     "preprocess.sample": "preprocess.base preprocess.scaling preprocess.target",
     "preprocess.sources": "preprocess.base preprocess.files preprocess.decode preprocess.fingerprint "
                           "preprocess.passing preprocess.target",
-    "preprocess.transforms": "preprocess.base preprocess.decode preprocess.sample",
-    "preprocess.batches": "preprocess.base preprocess.transforms",
+    "preprocess.unfinished": "preprocess.sample",
+    "preprocess.transforms": "preprocess.base preprocess.decode preprocess.sample preprocess.unfinished",
+    "preprocess.batches": "preprocess.base preprocess.sample preprocess.transforms preprocess.unfinished",
     "preprocess.chain": "preprocess.base preprocess.batches preprocess.sample preprocess.target preprocess.transforms",
     "preprocess.probe": "preprocess.base preprocess.chain preprocess.sample preprocess.target preprocess.transforms",
     "preprocess.pipeline": "preprocess.base preprocess.batches preprocess.chain preprocess.loading preprocess.probe "

@@ -23,6 +23,7 @@ from fleet.spec import NetworkSpec
 from fleet.spec.measures import label_of, name_of, parameters_of, snake
 from fleet.spec.model import Architecture, call_of, load_function
 from preprocess.sample import SampleSpec
+from preprocess.unfinished import finished
 
 
 class NumpyEngine:
@@ -179,6 +180,7 @@ class SoftmaxRegression:
 
     def _features(self, images: np.ndarray) -> np.ndarray:
         """(n, features + 1), or for masks (n, height, width, channels + 1)."""
+        images = finished(images, self._sample)
         scaled = images if self._sample.affine is None else self._sample.affine.apply(images)
         features = scaled if self._sample.target.kind == "mask" else scaled.reshape(len(images),
                                                                                      self._sample.image.size)

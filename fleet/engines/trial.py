@@ -142,7 +142,7 @@ class _Trying:
         self._begin("a training step")
         if self.request.steps:
             sample = self.request.sample.of(self.network.feed)
-            image, target = sample.image, sample.target
+            image, target = sample.wire, sample.target
             images, targets = self.request.samples.get(self.network.feed) or (
                 np.zeros((_ROWS, *image.shape), image.dtype), target.made_up(np.random.default_rng(0), _ROWS))
             values, weights = target.split(targets)

@@ -105,7 +105,7 @@ def _least_s(spec: Spec, rates: RateTable, samples: int, gpus: int, cores: int) 
 def _data(data: Data, samples: int, real: int, largest: int, sample: SampleSpec) -> Data:
     """Samples that are made up, in a window that holds as large a part of them."""
     size = _SIZE * _SIZE
-    share = data.window / (real * sample.image.nbytes)
+    share = data.window / (real * sample.wire.nbytes)
     least = (largest + 4 * 64) * size  # a batch, and some chunks ahead
     if data.order == "ring":
         least = 4 * -(-samples // min(data.shards, samples)) * size

@@ -173,7 +173,7 @@ def judging_bytes(opened: Inputs) -> int:
     if opened.data.validation is None:
         return 0
     sample: SampleSpec = opened.samples["validation"]
-    return len(opened.data.validation) * row_bytes(sample.image, sample.target.wire)
+    return len(opened.data.validation) * row_bytes(sample.wire, sample.target.wire)
 
 
 def _costly_in_memory(opened: Inputs, means: Means) -> str:

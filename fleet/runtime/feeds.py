@@ -21,6 +21,7 @@ from preprocess.sample import SampleSpec
 from preprocess.target import TargetSpec, is_mask
 from preprocess.transforms import Transform, parse_transforms
 from preprocess.transforms.decoding import Decode, decoded_whole
+from preprocess.transforms.on_device import finished_on_host, leave_to_device, split_device
 from preprocess.transforms.side_by_side import Piece, SideBySide
 
 
@@ -89,6 +90,8 @@ class Shared:
 def transforms_of(spec: Spec, data: Mapping[str, DataSet]) -> dict[str, tuple[Transform, ...]]:
     """The transforms of each feed of some data."""
     each = {key: parse_transforms(settings.transforms) for key, settings in spec.feeds.items()}
+    if spec.data.finish == "device":
+        each = {key: leave_to_device(found) for key, found in each.items()}
     return {key: decoded_whole(found) if is_mask(data[key].train) else found for key, found in each.items()}
 
 
@@ -177,9 +180,9 @@ def look_at(data: DataSet, transforms: tuple[Transform, ...], seed: int
     samples = {name: replace(one.sample, target=replace(one.sample.target, weighted=weighted))
                for name, one in looks.items()}
     for part, sample in samples.items():
-        if sample.image != samples["train"].image:
-            raise UserError(f"data: training samples are {samples['train'].image} and {part} samples {sample.image}; "
-                            "add a resize or a crop")
+        if (there := sample.unfinished or sample.image) != (first := samples["train"].unfinished or
+                                                            samples["train"].image):
+            raise UserError(f"data: training samples are {first} and {part} samples {there}; add a resize or a crop")
     return samples, looks
 
 
@@ -218,19 +221,32 @@ def remark(spec: Spec, feeds: Mapping[str, Feed]) -> str:
     names: dict[str, list[str]] = {key: [] for key in feeds}
     for network in spec.networks:
         names[network.feed].append(network.name)
-    rests = "; ".join(f"{listed(names[key])}: {_named(spec.feeds[key].transforms[feed.done:]) or 'nothing more'}"
+    done = {key: len(finished_on_host(feed.transforms[:feed.done])) for key, feed in feeds.items()}
+    rests = "; ".join(f"{listed(names[key])}: {_named(spec.feeds[key].transforms[done[key]:]) or 'nothing more'}"
                       f", {feed.samples['train'].target}" for key, feed in feeds.items() if names[key])
     if spec.policy.own_samples:
         return f"data: entries have data of their own, and each trainer prepares its samples alone: {rests}"
     key, first = next(iter(feeds.items()))
     if first.piece is not None:
-        made = "; ".join(f"{listed(names[key])}: {_named(spec.feeds[key].transforms[:feed.done])}"
-                         for key, feed in feeds.items() if names[key])
+        made = "; ".join(f"{listed(names[key])}: {_named(spec.feeds[key].transforms[:done[key]])}"
+                         for key in feeds if names[key])
         return (f"data: read once for all {counted(len(spec.networks), 'network')}, and prepared for {made}; by each "
                 f"network for itself: {rests}")
-    shared = spec.feeds[key].transforms[:first.done]
+    shared = spec.feeds[key].transforms[:done[key]]
     return (f"data: prepared once for all {counted(len(spec.networks), 'network')}: {_named(shared) or 'reading'}; by "
             f"each network for itself: {rests}")
+
+
+def on_finishing(spec: Spec, each: Mapping[str, tuple[Transform, ...]]) -> str:
+    """What of the transforms of each feed is left to the device, in a line or some."""
+    lines = dict[str, None]()
+    for key, transforms in each.items():
+        items, (host, left) = spec.feeds[key].transforms, split_device(transforms)
+        if left is not None:
+            first = len(split_scale(host)[0])
+            lines[f"data: on the device: {_named(items[first:])}; on the host, before: "
+                  f"{_named(items[:first]) or 'reading'}"] = None
+    return "\n".join(lines)
 
 
 def _named(items: tuple[str | dict, ...]) -> str:

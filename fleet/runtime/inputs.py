@@ -18,6 +18,7 @@ from fleet.runtime.feeds import (
     look_at,
     look_at_shared,
     make_feeds,
+    on_finishing,
     remark,
     shared_part,
     transforms_of,
@@ -38,6 +39,7 @@ from preprocess.sample import SampleSpec
 from preprocess.source import fold_of, open_each, open_marked
 from preprocess.target import TargetSpec, TargetWish, plain_targets, read_mask, target_of
 from preprocess.transforms import Transform
+from preprocess.transforms.on_device import finished_on_host
 from preprocess.transforms.standardize import Standardize
 
 
@@ -147,7 +149,7 @@ def _look(spec: Spec, data_of: Mapping[str, DataSet]) -> Inputs:
     transforms = next(iter(each.values()))
     if len(each) == 1:
         samples, looks = look_at(data, transforms, spec.seed)
-        said = "\n".join(line for line in (data.remark, _on_standardizing(spec, each)) if line)
+        said = "\n".join(filter(None, (data.remark, _on_standardizing(spec, each), on_finishing(spec, each))))
         return Inputs(replace(data, remark=said), transforms, samples, looks)
     if spec.policy.own_samples and spec.data.cache != "file":
         (samples, looks), stream = look_at(data, transforms, spec.seed), None
@@ -160,7 +162,8 @@ def _look(spec: Spec, data_of: Mapping[str, DataSet]) -> Inputs:
     feeds = make_feeds(spec, data_of, each, shared, stream)
     samples = {part: replace(sample, own={key: feed.samples[part] for key, feed in feeds.items()})
                for part, sample in samples.items()}
-    said = "\n".join(line for line in (data.remark, remark(spec, feeds), _on_standardizing(spec, each)) if line)
+    said = "\n".join(filter(None, (data.remark, remark(spec, feeds), _on_standardizing(spec, each),
+                                   on_finishing(spec, each))))
     return Inputs(replace(data, remark=said), transforms, samples, looks, feeds=feeds)
 
 
@@ -282,7 +285,8 @@ def standardize(inputs: Inputs, spec: Spec, before: Mapping[str, Standardized]
                 said, spec.data.folds or 0, features):
             found[key] = kept
             continue
-        pipeline = Pipeline(feed.data.train, feed.transforms, spec.seed, feed.samples["train"])
+        on_host = replace(feed.samples["train"], unfinished=None)
+        pipeline = Pipeline(feed.data.train, finished_on_host(feed.transforms), spec.seed, on_host)
         with progress_bar(pipeline.samples, "means and deviations") as advance:
             found[key] = standardized(said, pipeline, how, folds, advance)
 

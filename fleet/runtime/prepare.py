@@ -56,6 +56,7 @@ from preprocess.fingerprint import Fingerprint
 from preprocess.moments import Standardized
 from preprocess.sample import SampleSpec
 from preprocess.sources.table import columns_of
+from preprocess.transforms.on_device import split_device
 from scheduler.base import Network, RateTable
 from scheduler.ensemble.elastic import at_best
 from scheduler.ensemble.rates_file import read_rates
@@ -230,7 +231,7 @@ def plan_memory(spec: Spec, data: DataSet, sample: SampleSpec, roles: Roles, sha
     if not roles.shared:
         return None
     samples, settings = len(data.train), spec.data
-    needed = samples * (sample.image.nbytes + sample.target.nbytes)
+    needed = samples * (sample.wire.nbytes + sample.target.nbytes)
     if settings.folds is not None and needed > settings.window:
         raise UserError(f"data.window: {format_size(settings.window)} is too small for data.folds: "
                         f"networks are judged by all {counted(samples, 'sample')}, which would take "
@@ -244,15 +245,15 @@ def plan_memory(spec: Spec, data: DataSet, sample: SampleSpec, roles: Roles, sha
                             "give that much, or use data.order: ring")
         return None
     if settings.order == "ring":
-        return plan_ring(sample.image, samples, settings.window, settings.shards, roles.gpus_per_node,
+        return plan_ring(sample.wire, samples, settings.window, settings.shards, roles.gpus_per_node,
                          sample.target.wire)
     most = [min(network.max_gpus or len(roles.trainers), len(roles.trainers)) for network in spec.networks]
     largest = max((network.largest_batch(gpus) for network, gpus in zip(spec.networks, most, strict=True)),
                   default=spec.document.train.batch.bounds[1])
     # Networks can be as far apart as all epochs of the run: one trains its first while others come and go.
     wanted = sum(network.train.converge.max_epochs for network in spec.networks)
-    there = shared_free / 2 / (samples * row_bytes(sample.image, sample.target.wire))
-    return plan_layout(sample.image, samples, settings.window, largest, roles.gpus_per_node,
+    there = shared_free / 2 / (samples * row_bytes(sample.wire, sample.target.wire))
+    return plan_layout(sample.wire, samples, settings.window, largest, roles.gpus_per_node,
                        sample.target.wire, int(min(wanted, there)))
 
 
@@ -265,11 +266,12 @@ def finished_epochs(launch: Launch, shared_free: float) -> int:
     spec, sample, opened = launch.spec, launch.sample, launch.inputs
     samples = len(opened.data.train)
     is_alike = launch.kept is not None and launch.roles.shared and not opened.feeds
-    if not is_alike or fixed_part(opened.transforms) == len(split_scale(opened.transforms)[0]):
+    left = split_scale(split_device(opened.transforms)[0])[0]  # what the device does is not kept
+    if not is_alike or fixed_part(left) == len(left):
         return 0  # each network finishes its own, or nothing is left to do
     taken = shared_bytes(spec, opened, launch.roles, shared_free)
     room = min(spec.data.window - taken, shared_free / 2 - taken) / (
-        samples * (row_bytes(sample.image, sample.target.wire) + 1))
+        samples * (row_bytes(sample.wire, sample.target.wire) + 1))
     wanted = max((network.train.converge.max_epochs for network in (*spec.networks, *launch.ends.networks)), default=0)
     return max(0, int(min(wanted, room)))
 

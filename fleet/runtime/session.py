@@ -153,10 +153,10 @@ class Session:
                 None if launch.kept is None or not shares else _sample_set(
                     launch.kept, launch.sample.kept_target, len(launch.inputs.data.train), f"{name}-kept", create),
                 None if evaluation is None or not shares else _sample_set(
-                    launch.sample.image, launch.sample.target, len(evaluation), f"{name}-validation", create),
+                    launch.sample.wire, launch.sample.target, len(evaluation), f"{name}-validation", create),
                 None if roles.slots == 1 else Segment(f"{name}-tenants", roles.gpus_per_node, create),
                 None if not launch.finished_epochs else NodeEpochs(
-                    launch.sample.image, launch.sample.target.wire, len(launch.inputs.data.train),
+                    launch.sample.wire, launch.sample.target.wire, len(launch.inputs.data.train),
                     launch.finished_epochs, roles.gpus_per_node, f"{name}-finished", create))
 
         for create in (True, False):

@@ -91,6 +91,10 @@ class Data:
         "own pace; all of them must fit. file: samples are decoded once, into a file in the run's folder. With "
         "memory each network has a shuffle of its own, which no schedule changes. Otherwise the shuffle is that of the "
         "stream's epochs; the history records which, and a replay repeats them."))
+    finish: Literal["host", "device"] = Field(default="host", description=(
+        "Where the last crop of the transforms and flips about it are done. host: where samples are prepared. device: "
+        "in the engine's graph, by random numbers of the host, so that the result is the same; samples then travel as "
+        "large as they were, and hosts do what comes before. A scale at the end is the engine's anyway."))
     stall: Annotated[kinds.Duration, Field(gt=0)] = Field(
         default=1800.0, json_schema_extra=kinds.written_as("30min"), description=(
         "How long the run waits for a sample before it ends and names the cause, like 30min."))

@@ -71,6 +71,7 @@ class EngineInfo:
         exports: whether the networks that finish are written as files for use without FLEET.
         suffix: of these files.
         learns: whether networks get better; otherwise they train for the epochs that the rates file gives them.
+        finishes: whether its networks crop and mirror samples themselves (:mod:`preprocess.unfinished`).
         needs_rates: whether it can only train at rates that are known, so that ``schedule.rates`` must be given.
         checkpoint_bytes: (parameters, slots) -> bytes of a checkpoint's arrays; slots are the numbers that the
             optimizer keeps for each parameter.
@@ -103,6 +104,7 @@ class EngineInfo:
     exports: bool = False
     suffix: str = ".keras"
     learns: bool = True
+    finishes: bool = False
     needs_rates: bool = False
     checkpoint_bytes: Callable[[int, int], int] = float32_bytes
     count_parameters: str | Callable[..., int] | None = None
@@ -117,7 +119,7 @@ class EngineInfo:
 
 ENGINES: dict[str, EngineInfo] = {engine.name: engine for engine in (
     EngineInfo("keras", ".keras.engine:make", "Keras on TensorFlow", knows=Known(starts=True),
-               uses_gpus=True, exports=True, join=".keras.joined:join", to_onnx=".keras.joined:to_onnx",
+               uses_gpus=True, exports=True, finishes=True, join=".keras.joined:join", to_onnx=".keras.joined:to_onnx",
                no_memory=("ResourceExhaustedError",),
                problems=".keras.facts:problems", extra="run",
                build_s=8.0,  # between a small CNN's and a ResNet's
@@ -127,7 +129,7 @@ ENGINES: dict[str, EngineInfo] = {engine.name: engine for engine in (
     EngineInfo("torch", ".torch.engine:make", "PyTorch, which trains plain modules",
                families=frozenset({"cnn", "resnet", "softmax"}), applications="",
                uses_gpus=True, build_s=1.0, problems=".torch.facts:problems", exports=True, suffix=".safetensors",
-               extra="torch", join=".torch.joined:join", to_onnx=".torch.export:to_onnx",
+               finishes=True, extra="torch", join=".torch.joined:join", to_onnx=".torch.export:to_onnx",
                no_memory=("OutOfMemoryError", "CUDA out of memory", "DefaultCPUAllocator"),
                knows=Known(
                    optimizers=("sgd", "adam", "adamw", "rmsprop", "nadam"), precisions=("float32", "mixed_bfloat16"),
@@ -142,12 +144,12 @@ ENGINES: dict[str, EngineInfo] = {engine.name: engine for engine in (
                        "top_k_categorical_accuracy", "true_negatives", "true_positives")),
                count_parameters=".torch.models:count_parameters"),
     EngineInfo("numpy", ".softmax:make", "softmax regression without TensorFlow, to try things with",
-               families=frozenset({"softmax"}), count_parameters=".softmax:count_parameters",
+               families=frozenset({"softmax"}), finishes=True, count_parameters=".softmax:count_parameters",
                knows=Known(optimizers=("sgd",), schedules=(), losses=(), own=False, accumulates=False,
                            metrics=("accuracy", "mean_absolute_error", "mean_squared_error")),
                checkpoint_bytes=lambda parameters, slots: 8 * parameters * 2),  # float64, always with a velocity
     EngineInfo("emulated", ".emulated:make", "ranks sleep for as long as training would take, at rates that are known",
-               learns=False, needs_rates=True, knows=Known(starts=True),
+               learns=False, finishes=True, needs_rates=True, knows=Known(starts=True),
                count_parameters=".keras.models:count_keras_parameters"),
 )}
 

@@ -23,7 +23,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from fleet.errors import SpecError, SpecMistake, UserError
 from fleet.plugins import find_policy
-from fleet.spec.engines import EngineInfo, find_engine
+from fleet.spec.engines import ENGINES, EngineInfo, find_engine
 from fleet.spec.fitting import joined, unmeasured
 from fleet.spec.judging import check_comparable, kinds_said
 from fleet.spec.learning_rate import problem_of_whole
@@ -39,6 +39,8 @@ from fleet.spec.yaml_file import plain, read_yaml
 from fleet.units import counted
 from preprocess.base import InputError
 from preprocess.source import SOURCES
+from preprocess.transforms import parse_transforms
+from preprocess.transforms.on_device import leave_to_device, split_device
 from scheduler.ensemble.policies import POLICIES, SETTINGS, default_policy
 
 T = TypeVar("T")
@@ -170,6 +172,7 @@ def _problems(document: Document) -> Iterator[tuple[tuple, str, str]]:
     if source not in SOURCES and ":" not in source:
         yield ("data", "source"), f"no source is named {source!r}", (
             f"one of {', '.join(SOURCES)}, or an import path module:function")
+    yield from _unfinished(document)
     rates = document.schedule.rates
     yield from _not_found(("schedule", "policy"), find_policy, document.schedule.policy)
     yield from _not_found(("prune", "rule"), find_rule, document.prune.rule)
@@ -183,6 +186,25 @@ def _problems(document: Document) -> Iterator[tuple[tuple, str, str]]:
     yield from _search_problems(document)
     if rates is not None and not os.path.isfile(rates):  # Path would raise, for a name too long
         yield ("schedule", "rates"), f"no file {rates}", "a rates file, such as the profile.json of a run"
+
+
+def _unfinished(document: Document) -> Iterator[tuple[tuple, str, str]]:
+    """Why nothing is left to the device."""
+    if document.data.finish == "host":
+        return
+    engine, where = _known_engine(document), ("data", "finish")
+    if engine is not None and not engine.finishes:
+        able = ", ".join(name for name, info in ENGINES.items() if info.finishes)
+        yield where, f"the engine {engine.name} does not crop and mirror samples", f"host, or one of the engines {able}"
+    for feed in document.feeds.values():
+        try:
+            transforms = leave_to_device(parse_transforms(feed.transforms))
+        except InputError:  # a mistake of its own
+            return
+        if split_device(transforms)[1] is not None:
+            return
+    yield where, ("one random_crop or center_crop, and flip, can be left to the device where they come last, but for "
+                  "scale, from the first random transform on; here nothing can"), "host"
 
 
 def _not_found(where: tuple, find: Callable[[str], object], name: str) -> Iterator[tuple[tuple, str, str]]:

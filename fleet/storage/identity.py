@@ -140,6 +140,7 @@ def speed_identity(network: NetworkSpec, resources: Resources, sample: SampleSpe
                   "deterministic": network.train.deterministic,
                   "engine": resources.engine, "exchange": resources.exchange,
                   "inputs": sample.of(network.feed).identity(), "hardware": machine.hardware,
+                  **({} if sample.of(network.feed).unfinished is None else {"finish": "device"}),
                   "ranks_per_core": f"{machine.ranks_per_core:.3g}",
                   "code": [codes.get(network.architecture.target), codes.get(resources.engine)]})
 

@@ -62,7 +62,7 @@ class FinishedEpochs:
         self._pipeline, self._shared = pipeline, shared
         images, targets = pipeline.empty(1)
         size = pipeline.samples * (images.nbytes + targets.nbytes + 1)
-        self._room = limit // max(size, 1) if pipeline.is_random else 0  # otherwise nothing is left to do
+        self._room = limit // max(size, 1) if pipeline.is_work else 0
         self._epochs: dict[int, Finished] = {}
 
     def finish(self, kept: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]], indices: np.ndarray, production: int,
@@ -91,7 +91,7 @@ class FinishedEpochs:
         return bad
 
     def _epoch(self, production: int) -> Finished | None:
-        if self._shared is not None and self._pipeline.is_random:
+        if self._shared is not None and self._pipeline.is_work:
             return self._shared(production)
         if production not in self._epochs and len(self._epochs) < self._room:
             samples = self._pipeline.samples

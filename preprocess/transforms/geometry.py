@@ -87,13 +87,20 @@ class RandomCrop(MovesPixels):
         """The same window of the mask; what was added counts for nothing."""
         return self._cut(mask.pixels, rng, training, mask.void)
 
+    def place(self, height: int, width: int, rng: np.random.Generator | None) -> tuple[int, int]:
+        """(top, left) of the window in an image of this size; it may begin outside of it.
+
+        Raises:
+            BadImage: it is too small.
+        """
+        room_y, room_x = _room(height, width, self.size, self.padding)
+        top, left = (room_y // 2, room_x // 2) if rng is None else (
+            int(rng.random() * (room_y + 1)), int(rng.random() * (room_x + 1)))
+        return top - self.padding, left - self.padding
+
     def _cut(self, image: np.ndarray, rng: np.random.Generator, training: bool, outside: int = 0) -> np.ndarray:
-        room_y, room_x = _room(image, self.size, self.padding)
-        if training:
-            top, left = int(rng.random() * (room_y + 1)), int(rng.random() * (room_x + 1))
-        else:
-            top, left = room_y // 2, room_x // 2
-        return _window(image, top - self.padding, left - self.padding, self.size, outside)
+        place = self.place(image.shape[0], image.shape[1], rng if training else None)
+        return _window(image, *place, self.size, outside)
 
 
 @dataclass(frozen=True, config=FORBID)
@@ -181,9 +188,13 @@ class CenterCrop(MovesPixels):
         """The same window of the mask."""
         return self._cut(mask.pixels)
 
+    def place(self, height: int, width: int, rng: np.random.Generator | None = None) -> tuple[int, int]:
+        """As of :class:`RandomCrop`; nothing is drawn."""
+        room_y, room_x = _room(height, width, self.size, 0)
+        return room_y // 2, room_x // 2
+
     def _cut(self, image: np.ndarray) -> np.ndarray:
-        room_y, room_x = _room(image, self.size, 0)
-        return _window(image, room_y // 2, room_x // 2, self.size)
+        return _window(image, *self.place(image.shape[0], image.shape[1]), self.size)
 
 
 @dataclass(frozen=True, config=FORBID)
@@ -204,11 +215,13 @@ class Flip(MovesPixels):
         if not training:
             return image
         channels(image, self)
-        if self.horizontal and rng.random() < 0.5:
-            image = _mirror(image)
-        if self.vertical and rng.random() < 0.5:
-            image = image[::-1]
-        return image
+        mirror, upside = self.draw(rng)
+        image = _mirror(image) if mirror else image
+        return image[::-1] if upside else image
+
+    def draw(self, rng: np.random.Generator) -> tuple[bool, bool]:
+        """Whether left and right change places, and top and bottom."""
+        return self.horizontal and rng.random() < 0.5, self.vertical and rng.random() < 0.5
 
     def move(self, mask: Mask, rng: np.random.Generator, training: bool) -> np.ndarray:
         """The mask, mirrored with its image."""
@@ -245,9 +258,8 @@ class Rotate(MovesPixels):
         return to_array(as_image(image, self).rotate(degrees, Image.Resampling.BILINEAR))
 
 
-def _room(image: np.ndarray, size: tuple[int, int], padding: int) -> tuple[int, int]:
+def _room(height: int, width: int, size: tuple[int, int], padding: int) -> tuple[int, int]:
     """How far a window can move, down and to the right."""
-    height, width = image.shape[:2]
     room = height + 2 * padding - size[0], width + 2 * padding - size[1]
     if min(room) < 0:
         raise BadImage(f"of {height} x {width} pixels is too small to crop {size[0]} x {size[1]} from; "

@@ -149,6 +149,24 @@ def test_a_deterministic_network_is_replayed_in_a_group_of_its_size_to_the_same_
 
 
 @pytest.mark.long
+def test_a_group_that_finishes_samples_in_its_graph_is_replayed_with_those_of_hosts_to_the_same_numbers(tmp_path):
+    from tests.mpi.conftest import Launcher
+
+    launch = Launcher(tmp_path)
+    model = {"family": "cnn", "name": "pair", "args": PLAIN, "gpus": 2, "train": {"deterministic": True}}
+    content = keras_spec(tmp_path, [model], schedule={"policy": "global"}, data={"cache": "memory", "finish": "device",
+                         "transforms": [{"random_crop": {"size": [4, 4], "padding": 2}}, {"flip": {"vertical": True}}]})
+    run = launch(3, content, "--plain", timeout=240)
+    assert run.status == 0, run.output
+    assert "data: on the device: random_crop, flip; on the host, before: reading" in run.output
+    content["data"]["finish"] = "host"
+    again = launch(3, content, "--replay", str(run.paths.root), "--only", "pair", timeout=120)
+    assert again.status == 0, again.output
+    other = type(run)(0, "", 0, RunPaths(run.paths.replay("pair")))
+    assert largest_difference(run.history("pair"), other.history("pair")) == 0.0
+
+
+@pytest.mark.long
 def test_no_schedule_changes_a_result_where_samples_are_kept_beyond_what_a_replay_may_differ(tmp_path):
     """Each policy with GPUs that two trainers share and rates from training, beside one with a GPU for each trainer."""
     from tests.mpi.conftest import Launcher

@@ -27,6 +27,7 @@ from fleet.engines.base import WIDTH, Arrays, Done, PeerFailed, Sums
 from fleet.engines.keras.ahead import Ahead, Inputs
 from fleet.engines.keras.exchange import GradientExchange, GraphExchange, HorovodExchange, HostExchange, NoExchange
 from fleet.engines.keras.export import check_config, export_model, try_load
+from fleet.engines.keras.finish import finished
 from fleet.engines.keras.losses import LossFunctions
 from fleet.engines.keras.memory import kept_bytes
 from fleet.engines.keras.metrics import MetricSet
@@ -72,7 +73,7 @@ class KerasNetwork:
         self._end_before: Callable[[bool], Done] | None = None  # what ends the step that is under way on the host
         self._are_sums = sums_over_rows(model, sample.image.shape)
         target = sample.target
-        rows = [tf.TensorSpec((None, *sample.image.shape), sample.image.dtype),
+        rows = [tf.TensorSpec((None, *sample.wire.shape), sample.wire.dtype),
                 tf.TensorSpec((None, *target.shape), target.dtype),
                 *([] if target.is_plain else [tf.TensorSpec((None,), tf.float32)])]
         signature = [tf.TensorSpec((), tf.float32), tf.TensorSpec((), tf.float32), *rows]
@@ -316,7 +317,7 @@ class KerasNetwork:
     # ---- what runs inside a graph ----
 
     def _inputs(self, images: tf.Tensor) -> tf.Tensor:
-        images = tf.cast(images, tf.float32)
+        images = finished(images, self._sample)
         if self._affine is None:
             return images
         if len(self._sample.image.shape) != 3:

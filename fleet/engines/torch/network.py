@@ -21,6 +21,7 @@ from fleet.comm.base import Group
 from fleet.engines.base import Arrays, Sums
 from fleet.engines.torch.exchange import Exchange, NoExchange
 from fleet.engines.torch.export import load, write
+from fleet.engines.torch.finish import finished
 from fleet.engines.torch.flat import Flat, copied, tensor_of
 from fleet.engines.torch.losses import LossFunctions
 from fleet.engines.torch.memory import kept_bytes
@@ -280,7 +281,7 @@ class Inputs:
         shape = sample.image.shape
         self._is_image = len(shape) == 3
         self.shape = (shape[2], *shape[:2]) if self._is_image else shape
-        self.dtype, self._device, self._affine = dtype, device, None
+        self.dtype, self._device, self._affine, self._sample = dtype, device, None, sample
         if sample.affine is not None:
             self._affine = [torch.from_numpy(np.atleast_1d(np.array(part))).to(device)
                             for part in (sample.affine.multiplier, sample.affine.offset)]
@@ -288,6 +289,8 @@ class Inputs:
     def __call__(self, images: np.ndarray) -> Tensor:
         """Some rows; of memory of its own, or valid as long as the array."""
         found = tensor_of(images).to(self._device)
+        if found.ndim == 2:  # an export is tried on images, whatever travels
+            found = finished(found, self._sample)
         if self._affine is not None:
             found = (found * self._affine[0]).add_(self._affine[1])
         if self._is_image:

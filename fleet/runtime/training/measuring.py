@@ -15,6 +15,7 @@ from fleet.runtime.training.clocks import StepClock
 from fleet.runtime.training.network import Training
 from fleet.spec import Profile
 from preprocess.sample import SampleSpec
+from preprocess.unfinished import packed
 
 log = logging.getLogger("fleet.runtime.training.measuring")
 
@@ -77,10 +78,13 @@ def _is_sure(rate: StepRate, spread: float) -> bool:
 
 
 def made_up(sample: SampleSpec, rows: int) -> tuple[np.ndarray, np.ndarray]:
-    """Samples of no meaning: inputs (rows, ...) of the sample's shape and type, targets (rows,) as they travel."""
-    random, shape = np.random.default_rng(0), (rows, *sample.image.shape)
-    if np.issubdtype(sample.image.dtype, np.integer):
-        images = random.integers(0, 256, shape).astype(sample.image.dtype)
+    """Samples of no meaning, as they travel: inputs (rows, ...) and targets (rows,)."""
+    image = sample.unfinished or sample.image
+    random, shape = np.random.default_rng(0), (rows, *image.shape)
+    if np.issubdtype(image.dtype, np.integer):
+        images = random.integers(0, 256, shape).astype(image.dtype)
     else:
         images = random.random(shape, np.float32)
+    if sample.unfinished is not None:
+        images = packed(images, np.zeros((rows, 4)))
     return images, sample.target.made_up(random, rows)

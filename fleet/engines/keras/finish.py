@@ -1,0 +1,33 @@
+"""What is left to the device: crops and mirror images in the graph (:mod:`preprocess.unfinished`)."""
+
+from __future__ import annotations
+
+import tensorflow as tf
+
+from preprocess.sample import PLACE_BYTES, SampleSpec
+
+
+def finished(rows: tf.Tensor, sample: SampleSpec) -> tf.Tensor:
+    """Samples as networks are fed with them, (n, ...) float32, of what travels."""
+    if sample.unfinished is None:
+        return tf.cast(rows, tf.float32)
+    (height, width, channels), kind = sample.unfinished.shape, tf.as_dtype(sample.unfinished.dtype)
+    to_height, to_width = sample.image.shape[:2]
+    shape = (-1, height * width, channels)
+    pixels, places = tf.split(rows, [sample.unfinished.nbytes, PLACE_BYTES], axis=1)
+    pixels = tf.bitcast(tf.reshape(pixels, (*shape, kind.size)), kind) if kind.size > 1 else tf.reshape(pixels, shape)
+    top, left, upside, mirror = tf.unstack(tf.bitcast(tf.reshape(places, (-1, 4, 4)), tf.int32), axis=1)
+    y, is_y = _lines(top, upside, to_height, height)
+    x, is_x = _lines(left, mirror, to_width, width)
+    which = tf.reshape(y[:, :, None] * width + x[:, None, :], (-1, to_height * to_width))
+    # On a GPU, TensorFlow gathers no bytes.
+    found = tf.gather(tf.cast(pixels, tf.float32), which, batch_dims=1)
+    found = tf.reshape(found, (-1, to_height, to_width, channels))
+    return tf.where((is_y[:, :, None] & is_x[:, None, :])[..., None], found, 0.0)
+
+
+def _lines(first: tf.Tensor, is_back: tf.Tensor, count: int, have: int) -> tuple[tf.Tensor, tf.Tensor]:
+    """The lines of an image that a window shows, in its order, and whether each is there: (n, count)."""
+    forth = tf.range(count)
+    lines = first[:, None] + tf.where(is_back[:, None] > 0, count - 1 - forth, forth)
+    return tf.clip_by_value(lines, 0, have - 1), (lines >= 0) & (lines < have)

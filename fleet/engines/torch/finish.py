@@ -1,0 +1,32 @@
+"""What is left to the device: crops and mirror images as tensors (:mod:`preprocess.unfinished`)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from preprocess.sample import PLACE_BYTES, SampleSpec
+
+_MOVED_AS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # not all types can be indexed
+
+
+def finished(rows: Tensor, sample: SampleSpec) -> Tensor:
+    """Samples as networks are fed with them, (n, height, width, channels), of what travels."""
+    if sample.unfinished is None:
+        return rows
+    (height, width, channels), kind = sample.unfinished.shape, getattr(torch, sample.unfinished.dtype)
+    pixels, places = (part.contiguous() for part in rows.split([sample.unfinished.nbytes, PLACE_BYTES], dim=1))
+    top, left, upside, mirror = places.view(torch.int32).long().unbind(dim=1)
+    y, is_y = _lines(top, upside, sample.image.shape[0], height)
+    x, is_x = _lines(left, mirror, sample.image.shape[1], width)
+    each = torch.arange(len(rows), device=rows.device)[:, None, None]
+    images = pixels.view(_MOVED_AS[kind.itemsize]).view(-1, height, width, channels)
+    found = images[each, y[:, :, None], x[:, None, :]]
+    return found.masked_fill_(~(is_y[:, :, None] & is_x[:, None, :])[..., None], 0).view(kind)
+
+
+def _lines(first: Tensor, is_back: Tensor, count: int, have: int) -> tuple[Tensor, Tensor]:
+    """The lines of an image that a window shows, in its order, and whether each is there: (n, count)."""
+    forth = torch.arange(count, device=first.device)
+    lines = first[:, None] + torch.where(is_back[:, None] > 0, count - 1 - forth, forth)
+    return lines.clamp(0, have - 1), (lines >= 0) & (lines < have)

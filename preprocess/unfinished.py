@@ -1,0 +1,47 @@
+"""Samples whose crop and mirror images are left to the device that trains: a row of bytes each.
+
+A row has the pixels of the image as they were before, and the place to which they go: (top, left, upside, mirror),
+int32. The window begins at (top, left), perhaps outside of the image, where all is 0. Then top and bottom change places
+where ``upside`` is 1, left and right where ``mirror`` is. :func:`finished` says it in NumPy.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from preprocess.sample import PLACE_BYTES, ImageSpec, SampleSpec, wire_dtype
+
+
+def packed(images: np.ndarray, places: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
+    """Rows of bytes (k, bytes), uint8; into ``out`` where it is given.
+
+    Args:
+        images: (k, height, width, channels).
+        places: (k, 4), as the module says.
+    """
+    pixels = np.ascontiguousarray(images, wire_dtype(images.dtype)).reshape(len(images), -1).view(np.uint8)
+    rows = np.empty((len(images), pixels.shape[1] + PLACE_BYTES), np.uint8) if out is None else out
+    rows[:, :-PLACE_BYTES] = pixels
+    rows[:, -PLACE_BYTES:] = np.ascontiguousarray(places, np.int32).view(np.uint8)
+    return rows
+
+
+def parted(rows: np.ndarray, image: ImageSpec) -> tuple[np.ndarray, np.ndarray]:
+    """The images (k, height, width, channels) of rows, and the places (k, 4) of their pixels."""
+    pixels = np.ascontiguousarray(rows[:, :-PLACE_BYTES]).view(image.dtype).reshape(-1, *image.shape)
+    return pixels, np.ascontiguousarray(rows[:, -PLACE_BYTES:]).view(np.int32)
+
+
+def finished(rows: np.ndarray, sample: SampleSpec) -> np.ndarray:
+    """Samples as networks are fed with them, (k, height, width, channels), of what travels."""
+    if sample.unfinished is None:
+        return rows
+    images, places = parted(rows, sample.unfinished)
+    height, width = sample.image.shape[:2]
+    found = np.zeros((len(rows), *sample.image.shape), sample.image.dtype)
+    for image, shown, (top, left, upside, mirror) in zip(images, found, places.tolist(), strict=True):
+        inside = image[max(top, 0):max(top + height, 0), max(left, 0):max(left + width, 0)]
+        y, x = max(-top, 0), max(-left, 0)
+        shown[y:y + inside.shape[0], x:x + inside.shape[1]] = inside
+        shown[:] = shown[::-1 if upside else 1, ::-1 if mirror else 1].copy()
+    return found

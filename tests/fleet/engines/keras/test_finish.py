@@ -1,0 +1,78 @@
+"""What is left to the device, in the graphs of Keras networks: the numbers of the host, bit for bit."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from fleet.comm.alone import Alone
+from fleet.runtime.training.measuring import made_up
+from fleet.spec import parse
+from preprocess.unfinished import finished
+from tests.fleet.engines.unfinished import DTYPES, unfinished
+
+pytestmark = pytest.mark.tensorflow
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("shape", "to"), [((9, 12, 3), (8, 8)), ((5, 4, 1), (7, 6)), ((6, 6, 2), (6, 6))])
+def test_a_graph_moves_pixels_as_numpy_does(dtype, shape, to):
+    import tensorflow as tf
+
+    from fleet.engines.keras.finish import finished as in_graph
+
+    rows, sample = unfinished(dtype, shape, to, count=40)
+    wanted = finished(rows, sample)
+    assert wanted.any()
+    assert (wanted == 0).any()
+    found = tf.function(lambda rows: in_graph(rows, sample))(tf.constant(rows)).numpy()
+    assert found.tobytes() == wanted.astype(np.float32).tobytes()
+
+
+def of(sample, **train):
+    from fleet.engines.keras.engine import KerasEngine
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TF_NUM_INTRAOP_THREADS", "1")  # another test of this process may have started TensorFlow before
+        engine = KerasEngine(sample, "mpi", 0, 1)
+    train = {"optimizer": {"name": "sgd", "learning_rate": 0.1, "momentum": 0.9}, **train}
+    spec = parse({"models": [{"family": "cnn", "args": {"filters": [4], "dense": [8]}}], "train": train})
+    return engine.build(spec.networks[0], Alone())
+
+
+def trained(train):
+    """What a network comes to that is fed by the host, and one whose device does the rest."""
+    rows, sample = unfinished()
+    labels = np.arange(12) % 3
+    labels[[2, 7]] = -1  # could not be read
+    for images, fed in ((finished(rows, sample), replace(sample, unfinished=None)), (rows, sample)):
+        network = of(fed, **train)
+        sums = [network.step(images[:size], labels[:size], size) for size in (12, 5, 12)]
+        if network.can_stride():
+            waits = [network.begin(images, labels, sizes) for sizes in ([4, 4, 4], [6, 6], [5, 7])]
+            sums += [one for wait in waits for one in wait().sums]
+        judged, outputs = network.predict(images, labels)
+        yield [*sums, judged, network.evaluate(images, labels)], outputs, network.state()
+        network.close()
+
+
+@pytest.mark.parametrize("train", [{}, {"precision": "mixed_bfloat16"}], ids=["plain", "bfloat16"])
+def test_a_network_comes_to_the_bits_of_one_that_is_fed_by_the_host(train):
+    (sums, outputs, state), (other_sums, other_outputs, other_state) = trained(train)
+    assert sums == other_sums
+    assert outputs.tobytes() == other_outputs.tobytes()
+    assert {name: array.tobytes() for name, array in state.items()} == {
+        name: array.tobytes() for name, array in other_state.items()}
+
+
+@pytest.mark.long  # to compile takes seconds
+def test_xla_joins_it_with_what_follows_and_rounds_otherwise():
+    host, device = ([one.loss for one in sums] for sums, *_ in trained({"xla": True}))
+    assert device == pytest.approx(host, rel=1e-5)
+
+
+def test_rates_are_measured_with_what_travels():
+    _, sample = unfinished()
+    images, targets = made_up(sample, 6)
+    assert images.shape == (6, 9 * 12 * 3 + 16)
+    assert finished(images, sample).any()

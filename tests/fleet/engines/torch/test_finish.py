@@ -1,0 +1,50 @@
+"""What is left to the device, for modules of PyTorch: the numbers of the host, bit for bit."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from preprocess.sample import ImageSpec
+from preprocess.unfinished import finished
+from tests.fleet.engines.torch.test_network import MODULES, built
+from tests.fleet.engines.unfinished import DTYPES, unfinished
+
+pytestmark = pytest.mark.torch
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(("shape", "to"), [((9, 12, 3), (8, 8)), ((5, 4, 1), (7, 6)), ((6, 6, 2), (6, 6))])
+def test_tensors_are_moved_as_numpy_moves_arrays(dtype, shape, to):
+    import torch
+
+    from fleet.engines.torch.finish import finished as as_tensors
+
+    rows, sample = unfinished(dtype, shape, to, count=40)
+    wanted = finished(rows, sample)
+    assert wanted.any()
+    found = as_tensors(torch.from_numpy(rows), sample).numpy()
+    assert (found.dtype, found.tobytes()) == (wanted.dtype, wanted.tobytes())
+
+
+@pytest.mark.parametrize("train", [{}, {"precision": "mixed_bfloat16"}], ids=["plain", "bfloat16"])
+def test_a_network_comes_to_the_bits_of_one_that_is_fed_by_the_host(train):
+    rows, sample = unfinished()
+    labels = np.arange(12) % 3
+    labels[[2, 7]] = -1  # could not be read
+    found = []
+    for images, fed in ((rows, sample), (finished(rows, sample), replace(sample, unfinished=None))):
+        network = built(sample=fed, **train)
+        sums = [network.step(images, labels, 12), *network.stride(images, labels, [4, 8])]
+        judged, outputs = network.predict(images, labels)
+        found.append((sums, judged, network.evaluate(images, labels), outputs.tobytes(),
+                      {name: array.tobytes() for name, array in network.state().items()}))
+    assert found[0] == found[1]
+
+
+def test_an_export_is_tried_on_images(tmp_path):
+    _, sample = unfinished(shape=(9, 12, 1), to=(8, 8))
+    sample = replace(sample, affine=None, unfinished=ImageSpec((9, 12, 1), "uint8"))
+    network = built({"build": f"{MODULES}:dense"}, sample)
+    network.try_export(tmp_path)
+    assert (tmp_path / "best.safetensors").exists()

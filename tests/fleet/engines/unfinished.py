@@ -1,0 +1,19 @@
+"""Samples of which something is left to the device."""
+
+import numpy as np
+
+from preprocess.sample import Affine, ImageSpec, SampleSpec
+from preprocess.unfinished import packed
+
+DTYPES = ["uint8", "int16", "uint16", "int32", "int64", "float32"]
+
+
+def unfinished(dtype="uint8", shape=(9, 12, 3), to=(8, 8), count=12, seed=0, affine=None):
+    """So many at random, whose windows also lie outside of their images; and what they are."""
+    rng = np.random.default_rng(seed)
+    images = (rng.random((count, *shape)) * 250).astype(dtype)
+    places = np.stack([*(rng.integers(-to[axis], shape[axis] + 1, count) for axis in (0, 1)),
+                       *rng.integers(0, 2, (2, count))], axis=1)
+    sample = SampleSpec(ImageSpec((*to, shape[2]), dtype), 3, affine or Affine((0.5, 0.4, 0.3), 0.5),
+                        unfinished=ImageSpec(shape, dtype))
+    return packed(images, places), sample

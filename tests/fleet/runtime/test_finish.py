@@ -1,0 +1,103 @@
+"""Whole runs whose samples are finished on the device: what their hosts would have come to."""
+
+import numpy as np
+import pytest
+import yaml
+
+from fleet.errors import ExitStatus, SpecError
+from fleet.runtime.inputs import open_inputs
+from fleet.runtime.replay import largest_difference
+from fleet.spec import load
+from fleet.storage.checkpoint import newest
+from preprocess.transforms.on_device import OnDevice
+from tests.fleet.runtime.runs import launch
+from tests.fleet.runtime.test_alike import photos
+
+pytestmark = pytest.mark.usefixtures("quick")
+
+FINISH = [{"random_crop": {"size": [12, 10], "padding": 3}}, {"flip": {"horizontal": True}}]
+BEFORE = ["decode", {"resize": {"size": [16, 16]}}]
+JITTER = {"color_jitter": {"brightness": 0.5}}
+
+
+def spec(path, folder, finish, transforms=(*BEFORE, JITTER, *FINISH, "scale"), models=({},), **data):
+    path.mkdir(parents=True, exist_ok=True)
+    document = {
+        "seed": 5, "output": str(path / "run"),
+        "data": {"path": str(folder), "validation": None if "folds" in data else 0.25, "transforms": list(transforms),
+                 "finish": finish, "max_bad": 0.2, **data},
+        "models": [{"family": "softmax", "name": f"net{place}", **model} for place, model in enumerate(models)],
+        "train": {"batch": {"size": 5}, "optimizer": {"name": "sgd", "learning_rate": 1e-6},
+                  "converge": {"max_epochs": 3}},
+        "profile": {"batches": 4, "timed": 2, "max_gpus": 1}, "resources": {"engine": "numpy", "preprocessors": 1}}
+    (path / "spec.yaml").write_text(yaml.safe_dump(document))
+    return path / "spec.yaml"
+
+
+@pytest.mark.parametrize("said", [
+    {"cache": "none"}, {"cache": "memory"}, {"cache": "file"}, {"order": "ring", "shards": 3}, {"folds": 2},
+    {"cache": "memory", "test": 0.2, "transforms": [*BEFORE, *FINISH]},
+    {"cache": "none", "models": [{}, {"data": {"transforms": [*BEFORE, {"flip": {"vertical": True}}]}}]},
+    {"cache": "memory", "models": [{}, {"data": {"transforms": [*BEFORE, JITTER, *FINISH]}}]},  # without a scale
+], ids=str)
+def test_a_host_replays_what_devices_have_done(said, tmp_path):
+    folder = photos(tmp_path / "photos", size=(24, 20), count=16)
+    (folder / "a" / "broken.jpg").write_bytes(b"no image")
+    models = said.pop("models", [{}, {"gpus": 2}])
+    status, there = launch(spec(tmp_path / "device", folder, "device", models=models, **said), 3)
+    assert status is ExitStatus.OK
+    for network in there.spec.networks:
+        status, here = launch(spec(tmp_path / network.name, folder, "host", models=models, **said), 3,
+                              replay=str(there.paths.root), only=network.name)
+        assert status is ExitStatus.OK
+        histories = [newest(one.paths, network.name, with_arrays=False).history for one in (there, here)]
+        assert len(histories[0]) == 3
+        assert largest_difference(*histories) == 0
+
+
+def test_a_run_goes_on_where_samples_are_finished_elsewhere(tmp_path):
+    folder = photos(tmp_path / "photos", size=(24, 20), count=16)
+    status, whole = launch(spec(tmp_path / "whole", folder, "host", cache="memory"), 2)
+    assert status is ExitStatus.OK
+    status, launches = ExitStatus.RESUMABLE, 0
+    while status is ExitStatus.RESUMABLE:
+        launches += 1
+        assert launches < 60
+        path = spec(tmp_path / "parts", folder, ("host", "device")[launches % 2], cache="memory")
+        status, parts = launch(path, 2, after=6 * launches)
+    assert launches > 1
+    states = [newest(one.paths, "net0") for one in (whole, parts)]
+    assert [one.val_loss for one in states[0].state.history] == [one.val_loss for one in states[1].state.history]
+    assert all(np.array_equal(array, states[1].state.arrays[name]) for name, array in states[0].state.arrays.items())
+
+
+@pytest.mark.parametrize(("transforms", "shared"), [([*BEFORE, *FINISH], False), ([*BEFORE, JITTER, *FINISH], True)])
+def test_what_is_drawn_for_the_device_alone_is_not_kept(transforms, shared, tmp_path):
+    folder = photos(tmp_path / "photos", size=(24, 20))
+    for finish, is_kept in (("host", True), ("device", shared)):
+        _, prepared = launch(spec(tmp_path / finish, folder, finish, transforms, cache="memory"), 2)
+        assert bool(prepared.finished_epochs) == is_kept
+
+
+def test_what_is_done_where_is_said(tmp_path):
+    folder = photos(tmp_path / "photos", size=(24, 20))
+    opened = open_inputs(load(spec(tmp_path, folder, "device")))
+    assert opened.data.remark == ("data: on the device: random_crop, flip, scale; on the host, before: decode, resize, "
+                                  "color_jitter")
+    assert [type(one) for one in opened.transforms].count(OnDevice) == 1
+    assert open_inputs(load(spec(tmp_path, folder, "host"))).data.remark == ""
+
+
+def test_a_device_that_would_have_nothing_to_do_is_a_mistake(tmp_path):
+    for transforms in ([*BEFORE, *FINISH, JITTER], BEFORE, [*BEFORE, {"center_crop": {"size": [4, 4]}}, "scale"]):
+        with pytest.raises(SpecError, match="data.finish: .* here nothing can"):
+            load(spec(tmp_path, tmp_path, "device", transforms))
+    with pytest.raises(SpecError, match="data.finish: the engine .*my_engine:ENGINE does not crop and mirror "
+                                        "samples; host, or one of the engines keras, torch, numpy, emulated"):
+        load(_with_engine(spec(tmp_path, tmp_path, "device"), "examples.extending.my_engine:ENGINE"))
+
+
+def _with_engine(path, engine):
+    content = yaml.safe_load(path.read_text())
+    path.write_text(yaml.safe_dump({**content, "resources": {"engine": engine}}))
+    return path
