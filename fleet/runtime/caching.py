@@ -14,7 +14,9 @@ from fleet.spec.layers import count_for
 from fleet.storage.quota import folder_bytes
 from fleet.stream.layout import row_bytes
 from fleet.units import counted, format_size
+from preprocess.chain import fixed_part, split_scale
 from preprocess.sample import SampleSpec
+from preprocess.transforms.on_device import split_device
 
 Cache: TypeAlias = Literal["none", "memory", "file"]
 
@@ -103,7 +105,8 @@ def choose_cache(spec: Spec, opened: Inputs, means: Means, before: str | None = 
         return choice("none", lacking) if lacking else choice("memory", _AS_BEFORE)
     if before == "none":
         return choice("none", _AS_BEFORE)
-    if not (in_memory := _impossible_in_memory(spec, opened, means, _ROOM) or _costly_in_memory(opened, means)):
+    if not (in_memory := _impossible_in_memory(spec, opened, means, _ROOM) or (
+            _costly_in_memory(spec, opened, means))):
         return choice("memory", f"{_samples(opened)} take {format_size(sizes['memory'])} of a window of "
                                 f"{format_size(spec.data.window)}")
     if not (in_file := _impossible_in_file(spec, opened, means) or _costly_in_file(spec, opened, means)):
@@ -176,14 +179,32 @@ def judging_bytes(opened: Inputs) -> int:
     return len(opened.data.validation) * row_bytes(sample.wire, sample.target.wire)
 
 
-def _costly_in_memory(opened: Inputs, means: Means) -> str:
+def shared_epochs(spec: Spec, opened: Inputs, taken: int, shared_free: float) -> int:
+    """How many epochs of finished samples a node has room for, of those that networks train at most.
+
+    Args:
+        taken: bytes that other samples take there.
+        shared_free: bytes of shared memory that are free on the node that has least.
+    """
+    left = split_scale(split_device(opened.transforms)[0])[0]  # what the device does is not kept
+    if opened.feeds or fixed_part(left) == len(left):
+        return 0  # each network finishes its own, or nothing is left to do
+    row = row_bytes(opened.sample.wire, opened.sample.target.wire) + 1
+    room = min(spec.data.window - taken, shared_free / 2 - taken) / (len(opened.data.train) * row)
+    return max(0, int(min(_most_epochs(spec), room)))
+
+
+def _costly_in_memory(spec: Spec, opened: Inputs, means: Means) -> str:
     """Why samples should be prepared for all networks at once, random transforms included: these are slow.
 
     A network supplies itself then, with one rank. Of preprocessors there may be many; and where ranks share cores, what
-    networks do each for itself is done instead of training.
+    networks do each for itself is done instead of training. What a node has room to keep, one does for all.
     """
-    look = opened.looks["train"]
-    sharers = max(means.preprocessors, means.trainers if means.is_crowded and means.preprocessors else 1)
+    look, sharers = opened.looks["train"], float(means.preprocessors)
+    if means.is_crowded and means.preprocessors:
+        taken = memory_bytes(opened, means) + judging_bytes(opened)
+        alone = 1 - shared_epochs(spec, opened, taken, means.shared_free) / max(_most_epochs(spec), 1)
+        sharers = max(sharers, 1 + (means.trainers - 1) * alone)
     if look.varying_s < _SLOW_S or (sharers - 1) * look.varying_s <= look.fixed_s:
         return ""
     return (f"random transforms take {1000 * look.varying_s:.2g} ms a sample, which each network would do for itself "
@@ -232,12 +253,15 @@ def _costly_in_file(spec: Spec, opened: Inputs, means: Means) -> str:
     """Why decoding once would not pay: it is done by one rank before training, and reading takes time as well."""
     look, counts = opened.looks["train"], [len(source) for source in opened.data.parts().values()]
     hands = means.preprocessors or means.trainers
-    epochs = max((network.train.converge.max_epochs for network in spec.networks),
-                 default=spec.document.train.converge.max_epochs)
-    samples = epochs * len(opened.data.train)
+    samples = _most_epochs(spec) * len(opened.data.train)
     once_s = sum(counts) * look.fixed_s
     from_file_s = samples / hands * (_ROW_S + _kept_row(opened, "train") / _BYTES_PER_S + look.varying_s)
     always_s = samples / hands * (look.fixed_s + look.varying_s)
     if once_s <= _BEFORE * always_s and once_s + from_file_s <= _IN_ALL * always_s:
         return ""
     return f"{_per_sample(opened)} is not so much that a file would pay"
+
+
+def _most_epochs(spec: Spec) -> int:
+    return max((network.train.converge.max_epochs for network in spec.networks),
+               default=spec.document.train.converge.max_epochs)

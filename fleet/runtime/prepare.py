@@ -13,7 +13,7 @@ from fleet.domain.late import with_late
 from fleet.errors import UserError
 from fleet.prediction.sample_file import read_standardized, write_sample, write_standardized
 from fleet.runtime.ahead import Ahead, ahead_of
-from fleet.runtime.caching import CacheChoice, Means, choose_cache, judging_bytes
+from fleet.runtime.caching import CacheChoice, Means, choose_cache, judging_bytes, shared_epochs
 from fleet.runtime.changes import (
     Wishes,
     changes_of_data,
@@ -51,12 +51,10 @@ from fleet.storage.quota import check_quota
 from fleet.stream.layout import Layout, plan_layout, plan_ring, row_bytes
 from fleet.units import counted, format_size
 from preprocess.base import DataSet
-from preprocess.chain import fixed_part, split_scale
 from preprocess.fingerprint import Fingerprint
 from preprocess.moments import Standardized
 from preprocess.sample import SampleSpec
 from preprocess.sources.table import columns_of
-from preprocess.transforms.on_device import split_device
 from scheduler.base import Network, RateTable
 from scheduler.ensemble.elastic import at_best
 from scheduler.ensemble.rates_file import read_rates
@@ -263,17 +261,11 @@ def finished_epochs(launch: Launch, shared_free: float) -> int:
     Args:
         shared_free: bytes of shared memory that are free on the node that has least.
     """
-    spec, sample, opened = launch.spec, launch.sample, launch.inputs
-    samples = len(opened.data.train)
-    is_alike = launch.kept is not None and launch.roles.shared and not opened.feeds
-    left = split_scale(split_device(opened.transforms)[0])[0]  # what the device does is not kept
-    if not is_alike or fixed_part(left) == len(left):
-        return 0  # each network finishes its own, or nothing is left to do
+    if launch.kept is None or not launch.roles.shared:
+        return 0
+    spec, opened = launch.spec, launch.inputs
     taken = shared_bytes(spec, opened, launch.roles, shared_free)
-    room = min(spec.data.window - taken, shared_free / 2 - taken) / (
-        samples * (row_bytes(sample.wire, sample.target.wire) + 1))
-    wanted = max((network.train.converge.max_epochs for network in (*spec.networks, *launch.ends.networks)), default=0)
-    return max(0, int(min(wanted, room)))
+    return shared_epochs(_both(spec, launch.ends), opened, taken, shared_free)
 
 
 def shared_bytes(spec: Spec, opened: Inputs, roles: Roles, shared_free: float) -> int:

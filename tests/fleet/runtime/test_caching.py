@@ -73,12 +73,26 @@ def test_samples_that_differ_before_the_first_random_transform_cannot_be_kept():
 @pytest.mark.parametrize(("means", "varying_s", "cache"), [
     (Means(1, 4), 5e-3, "memory"),  # a network supplies itself as fast as the only preprocessor would
     (Means(8, 4), 5e-3, "none"), (Means(8, 4), 5e-4, "memory"),
-    (Means(1, 4, is_crowded=True), 5e-3, "none"), (Means(0, 4, is_crowded=True), 5e-3, "memory")])
+    (Means(1, 4, is_crowded=True), 5e-3, "memory"),  # they are done once on the node
+    (Means(1, 4, is_crowded=True, shared_free=9000), 5e-3, "none"), (Means(0, 4, is_crowded=True), 5e-3, "memory")])
 def test_slow_random_transforms_are_done_once_for_all_networks(means, varying_s, cache):
     found = chosen(means, fixed_s=1e-3, varying_s=varying_s)
     assert found.cache == cache
     assert ("random transforms take 5 ms a sample, which each network would do for itself" in found.why) == (
         cache == "none")
+
+
+EPOCH = SAMPLES * (ROW + 1)  # of finished samples, and whether each is there
+
+
+@pytest.mark.parametrize(("room", "cache"), [(10, "memory"), (7, "memory"), (6, "none"), (0, "none")])
+def test_as_many_epochs_as_have_room_are_finished_once_for_all_trainers_that_share_cores(room, cache):
+    """Four trainers finish a sample 1 + 3 x (10 - room) / 10 times; above two, preprocessors do less for all."""
+    window = (SAMPLES + JUDGING) * ROW + room * EPOCH + 1
+    found = chosen(Means(1, 4, is_crowded=True), fixed_s=5e-3, varying_s=5e-3,
+                   data={"window": max(window, 4 * (SAMPLES + JUDGING) * ROW // 3 + 1)},
+                   train={"batch": {"size": 8}, "converge": {"max_epochs": 10}})
+    assert found.cache == cache
 
 
 WIDE = {"data": {"window": "2kB"}}  # not in memory
