@@ -203,8 +203,10 @@ def _unfinished(document: Document) -> Iterator[tuple[tuple, str, str]]:
             return
         if split_device(transforms)[1] is not None:
             return
+    names = [item if isinstance(item, str) else next(iter(item)) for item in document.data.transforms]
+    last = next((name for name in reversed(names) if name not in ("scale", "standardize")), "nothing")
     yield where, ("one random_crop or center_crop, and flip, can be left to the device where they come last, but for "
-                  "scale, from the first random transform on; here nothing can"), "host"
+                  f"scale, from the first random transform on; here {last} comes last"), "host"
 
 
 def _not_found(where: tuple, find: Callable[[str], object], name: str) -> Iterator[tuple[tuple, str, str]]:

@@ -89,8 +89,9 @@ def test_what_is_done_where_is_said(tmp_path):
 
 
 def test_a_device_that_would_have_nothing_to_do_is_a_mistake(tmp_path):
-    for transforms in ([*BEFORE, *FINISH, JITTER], BEFORE, [*BEFORE, {"center_crop": {"size": [4, 4]}}, "scale"]):
-        with pytest.raises(SpecError, match="data.finish: .* here nothing can"):
+    for transforms, last in (([*BEFORE, *FINISH, JITTER, "scale"], "color_jitter"), (["scale"], "nothing"),
+                             ([*BEFORE, {"center_crop": {"size": [4, 4]}}, "scale"], "center_crop")):
+        with pytest.raises(SpecError, match=f"data.finish: .* here {last} comes last; host"):
             load(spec(tmp_path, tmp_path, "device", transforms))
     with pytest.raises(SpecError, match="data.finish: the engine .*my_engine:ENGINE does not crop and mirror "
                                         "samples; host, or one of the engines keras, torch, numpy, emulated"):

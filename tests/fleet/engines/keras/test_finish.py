@@ -49,7 +49,7 @@ def trained(train):
         network = of(fed, **train)
         sums = [network.step(images[:size], labels[:size], size) for size in (12, 5, 12)]
         if network.can_stride():
-            waits = [network.begin(images, labels, sizes) for sizes in ([4, 4, 4], [6, 6], [5, 7])]
+            waits = [network.begin(images, labels, sizes) for sizes in ([4, 4, 4], [5, 7])]
             sums += [one for wait in waits for one in wait().sums]
         judged, outputs = network.predict(images, labels)
         yield [*sums, judged, network.evaluate(images, labels)], outputs, network.state()
