@@ -23,12 +23,12 @@ def _read(kind: Any, axes: int = 1) -> Any:
     return types.Array(kind, axes, "C", readonly=True)
 
 
-def _compiled(*signature: Any) -> Callable[[Callable[..., Any]], Any]:
+def _compiled(*signature: Any, inline: str = "never") -> Callable[[Callable[..., Any]], Any]:
     def compile_it(function: Callable[..., Any]) -> Any:
         try:
-            return njit(*signature, cache=True, nogil=True)(function)
+            return njit(*signature, cache=True, nogil=True, inline=inline)(function)
         except RuntimeError:  # no folder for the compiled code can be written: it is compiled anew in each process
-            return njit(*signature, nogil=True)(function)
+            return njit(*signature, nogil=True, inline=inline)(function)
 
     return compile_it
 
@@ -67,34 +67,37 @@ def uniforms(seed: Any, stream: Any, epoch: Any, indices: Any, out: Any) -> None
 # ---- windows: crop, pad, mirror ----------------------------------------------------------------
 
 
-@_compiled()
-def _copy(source: Any, target: Any) -> None:
-    for place in range(target.size):
-        target[place] = source[place]
+@_compiled(inline="always")
+def _copy(source: Any, at: Any, target: Any, to: Any, size: Any) -> None:
+    """Bytes of one array to another. Part of an array would be a reference that is counted, which costs as much."""
+    for byte in range(size):
+        target[uint64(to + byte)] = source[uint64(at + byte)]
 
 
-@_compiled()
-def _mirror_threes(source: Any, target: Any, words: Any, turned: Any, word_bytes: Any, turned_bytes: Any) -> None:
-    """Pixels of three bytes in reverse order, four of them at a time, which are three words."""
-    groups = (target.size // 3 + 3) // 4
-    _copy(source, word_bytes[:target.size])
-    for group in range(groups):
-        to, at = uint64(3 * group), uint64(3 * (groups - 1 - group))
-        a, b, c = words[at], words[at + uint64(1)], words[at + uint64(2)]
-        turned[to] = (c >> uint32(8)) | ((b << uint32(8)) & uint32(0xFF000000))
-        turned[to + uint64(1)] = ((b >> uint32(24)) | ((c & uint32(0xFF)) << uint32(8))
-                                  | ((a >> uint32(24)) << uint32(16)) | (b << uint32(24)))
-        turned[to + uint64(2)] = ((b >> uint32(8)) & uint32(0xFF)) | (a << uint32(8))
-    _copy(turned_bytes[12 * groups - target.size:], target)
-
-
-@_compiled()
-def _mirror_any(source: Any, target: Any, width: Any) -> None:
-    pixels = target.size // width
+@_compiled(inline="always")
+def _mirror_any(source: Any, at: Any, target: Any, to: Any, pixels: Any, width: Any) -> None:
     for pixel in range(pixels):
-        to, at = uint64(width * pixel), uint64(width * (pixels - 1 - pixel))
         for byte in range(width):
-            target[to + uint64(byte)] = source[at + uint64(byte)]
+            target[uint64(to + width * pixel + byte)] = source[uint64(at + width * (pixels - 1 - pixel) + byte)]
+
+
+@_compiled(inline="always")
+def _mirror_threes(source: Any, at: Any, target: Any, to: Any, pixels: Any) -> None:
+    """Pixels of three bytes in reverse order, four of them at a time, which are three words (of any alignment)."""
+    groups = pixels // 4
+    rest = pixels - 4 * groups
+    words = source[at + 3 * rest:at + 3 * pixels].view(np.uint32)
+    turned = target[to:to + 12 * groups].view(np.uint32)
+    for group in range(groups):
+        after, before = uint64(3 * group), uint64(3 * (groups - 1 - group))
+        a, b, c = words[before], words[before + uint64(1)], words[before + uint64(2)]
+        turned[after] = (c >> uint32(8)) | ((b << uint32(8)) & uint32(0xFF000000))
+        turned[after + uint64(1)] = ((b >> uint32(24)) | ((c & uint32(0xFF)) << uint32(8))
+                                     | ((a >> uint32(24)) << uint32(16)) | (b << uint32(24)))
+        turned[after + uint64(2)] = ((b >> uint32(8)) & uint32(0xFF)) | (a << uint32(8))
+    for pixel in range(rest):
+        for byte in range(3):
+            target[uint64(to + 12 * groups + 3 * pixel + byte)] = source[uint64(at + 3 * (rest - 1 - pixel) + byte)]
 
 
 @_compiled(void(_read(uint8), int64, int64, int64, int64[::1], int64[::1], boolean[::1], boolean[::1], uint8,
@@ -107,9 +110,6 @@ def windows(images: Any, height: Any, width: Any, pixel: Any, top: Any, left: An
         pixel: bytes of one.
         mirror, upside: whether left and right, top and bottom change places.
     """
-    words = np.empty(3 * (to_width // 4 + 1), np.uint32)
-    turned = np.empty_like(words)
-    word_bytes, turned_bytes = words.view(np.uint8), turned.view(np.uint8)
     for row in range(top.size):
         first, last = max(0, -left[row]), min(to_width, width - left[row])
         for y in range(to_height):
@@ -122,13 +122,12 @@ def windows(images: Any, height: Any, width: Any, pixel: Any, top: Any, left: An
                 continue
             at = ((row * height + at) * width + left[row] + first) * pixel
             to += (to_width - last if mirror[row] else first) * pixel
-            source, target = images[at:at + (last - first) * pixel], out[to:to + (last - first) * pixel]
             if not mirror[row]:
-                _copy(source, target)
+                _copy(images, at, out, to, (last - first) * pixel)
             elif pixel == 3:
-                _mirror_threes(source, target, words, turned, word_bytes, turned_bytes)
+                _mirror_threes(images, at, out, to, last - first)
             else:
-                _mirror_any(source, target, pixel)
+                _mirror_any(images, at, out, to, last - first, pixel)
 
 
 @_compiled(void(_read(uint8, 3), int64[:, ::1], int64[:, ::1], int64, uint8[:, :, ::1]))
@@ -242,14 +241,14 @@ def resize(images: Any, height: Any, width: Any, channels: Any, top: Any, left: 
             at = ((row * height + top[row] + y) * width + left[row]) * channels
             source = images[at:at + widths[row] * channels]
             if widths[row] == to_width:
-                _copy(source, narrow[y])
+                _copy(source, 0, narrow[y], 0, source.size)
             else:
                 _narrow(source, narrow[y], channels, first_x, count_x, weights_x)
         for y in range(to_height):
             to = (row * to_height + y) * line
             target = out[to:to + line]
             if heights[row] == to_height:
-                _copy(narrow[y], target)
+                _copy(narrow[y], 0, target, 0, target.size)
                 continue
             totals[:] = _HALF
             for tap in range(count_y[y]):
