@@ -51,6 +51,16 @@ def may_pass(error: BaseException | None) -> bool:
     return False
 
 
+def read_file(file: str, name: Callable[[], str]) -> bytes:
+    """The bytes of a sample that is a file, or a part of one; see :func:`read_patiently`."""
+    return read_patiently(lambda: _content(file), name)
+
+
+def _content(file: str) -> bytes:
+    with open(file, "rb", buffering=0) as opened:
+        return opened.read()
+
+
 def read_patiently(read: Callable[[], T], name: Callable[[], str], again: Callable[[], object] = lambda: None) -> T:
     """Read a sample, a few times where an error may pass.
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from preprocess.base import InputError
-from preprocess.passing import read_patiently
+from preprocess.passing import read_file
 from preprocess.sources.image_folder import EXTENSIONS, images_below
 
 
@@ -39,7 +39,7 @@ class NamedFiles:
 
     def read(self, index: int) -> bytes:
         """The bytes of the file; see :class:`~preprocess.base.Source`."""
-        return read_patiently(lambda: Path(self.name(index)).read_bytes(), lambda: self.name(index))
+        return read_file(self.name(index), lambda: self.name(index))
 
     def name(self, index: int) -> str:
         """The path of the file."""

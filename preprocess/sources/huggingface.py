@@ -16,7 +16,7 @@ import numpy as np
 
 from preprocess.base import BadSample, InputError
 from preprocess.fingerprint import Marks, marks_by_reading
-from preprocess.passing import read_patiently
+from preprocess.passing import read_file, read_patiently
 from preprocess.sources.arrays import Opened, held_out_parts, open_parts
 from preprocess.sources.masks import MaskCoding, MaskOptions, Masks
 from preprocess.sources.targets import Targeted, Targets, flat, label_sets, understand
@@ -61,8 +61,7 @@ class Rows(Targeted):
 
     def read(self, index: int) -> bytes | np.ndarray:
         """The encoded image, or the array of the columns."""
-        row = read_patiently(lambda: self._rows[index], lambda: self.name(index),
-                             again=lambda: self.__dict__.pop("_rows", None))
+        row = self._row(index)
         if len(self._inputs) > 1:
             return np.array([row[column] for column in self._inputs], np.float32)
         value = row[self._inputs[0]]
@@ -75,7 +74,11 @@ class Rows(Targeted):
 
     def encoded(self, index: int) -> bytes:
         """The encoded image in the column of the targets."""
-        return _encoded(self._rows[index][self._column], self.name(index))
+        return _encoded(self._row(index)[self._column], self.name(index))
+
+    def _row(self, index: int) -> Any:
+        return read_patiently(lambda: self._rows[index], lambda: self.name(index),
+                              again=lambda: self.__dict__.pop("_rows", None))
 
     def name(self, index: int) -> str:
         """The split and the row."""
@@ -186,12 +189,12 @@ def _is_image(feature: object) -> bool:
 
 def _encoded(value: Any, name: str) -> bytes:
     """The bytes of an image that is in a row, or lies where the row says."""
-    if not isinstance(value, dict):
+    found: dict[str, Any] = value if isinstance(value, dict) else {}
+    if found.get("bytes") is not None:
+        return found["bytes"]
+    if found.get("path") is None:
         raise BadSample(name, "no image in this row")
-    if value.get("bytes") is not None:
-        return value["bytes"]
-    with open(value["path"], "rb", buffering=0) as file:
-        return file.read()
+    return read_file(found["path"], lambda: name)
 
 
 def _understood(rows: Any, column: str, wish: TargetWish | None, origin: str, name: Any) -> Targets:

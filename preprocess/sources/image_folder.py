@@ -11,7 +11,7 @@ import numpy as np
 
 from preprocess.base import InputError, RandomAccess, Source
 from preprocess.fingerprint import Marks, marks_of_files
-from preprocess.passing import may_pass, read_patiently
+from preprocess.passing import may_pass, read_file
 from preprocess.sources.masks import MaskCoding, MaskFiles, MaskOptions
 from preprocess.sources.targets import Targeted
 from preprocess.target import TargetWish
@@ -51,7 +51,7 @@ class ImageFolder(RandomAccess):
 
     def read(self, index: int) -> bytes:
         """The bytes of the file; see :class:`~preprocess.base.Source`."""
-        return read_patiently(lambda: _content(self.name(index)), lambda: self.name(index))
+        return read_file(self.name(index), lambda: self.name(index))
 
     def name(self, index: int) -> str:
         """The path of the file."""
@@ -90,7 +90,7 @@ class MaskedImages(Targeted):
 
     def read(self, index: int) -> bytes:
         """The bytes of the image file."""
-        return read_patiently(lambda: _content(self._files[index]), lambda: self.name(index))
+        return read_file(self._files[index], lambda: self.name(index))
 
     def name(self, index: int) -> str:
         """The path of the image."""
@@ -168,11 +168,6 @@ def _by_stem(folder: str, extensions: frozenset[str]) -> dict[str, str]:
         if (other := found.setdefault(stem, path)) != path:
             raise InputError(f"{path}: {other} has the same name; one of them must go, or be renamed")
     return found
-
-
-def _content(path: str) -> bytes:
-    with open(path, "rb", buffering=0) as file:
-        return file.read()
 
 
 def check_folder(path: str) -> None:

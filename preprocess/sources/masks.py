@@ -13,7 +13,7 @@ from PIL import Image
 from preprocess.base import BadImage, BadSample, InputError
 from preprocess.files.npz import is_npy, parse_npy
 from preprocess.fingerprint import UNSEEN, looked_at, of, seen_of_files
-from preprocess.passing import read_patiently
+from preprocess.passing import read_file
 from preprocess.target import TargetSpec, TargetWish
 
 _IGNORED = -1  # in place of the number of pixels that count for nothing, where numbers are replaced by classes
@@ -264,9 +264,4 @@ class MaskFiles(Masks):
         return seen_of_files(keys, self._files)
 
     def content(self, index: int) -> bytes:  # noqa: D102
-        return read_patiently(lambda: _content(self._files[index]), lambda: self._files[index])
-
-
-def _content(file: str) -> bytes:
-    with open(file, "rb", buffering=0) as opened:
-        return opened.read()
+        return read_file(self._files[index], lambda: self._files[index])

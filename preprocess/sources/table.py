@@ -17,7 +17,7 @@ from preprocess.base import BadImage, BadSample, InputError, Source, counted
 from preprocess.files.npz import is_npy, parse_npy
 from preprocess.files.table import Table, listed, read_table
 from preprocess.fingerprint import Marks, marks_of_files, of_rows
-from preprocess.passing import read_patiently
+from preprocess.passing import read_file
 from preprocess.sources.arrays import Opened, held_out_parts
 from preprocess.sources.masks import MaskFiles, MaskOptions
 from preprocess.sources.targets import Targeted, Targets, label_sets, understand
@@ -342,13 +342,8 @@ def _read_file(file: str, name: str) -> bytes | np.ndarray:
     Raises:
         BadSample: it cannot be read.
     """
-    content = read_patiently(lambda: _content(file), lambda: name)
+    content = read_file(file, lambda: name)
     try:
         return parse_npy(content) if is_npy(content) else content
     except BadImage as error:
         raise BadSample(name, str(error)) from error
-
-
-def _content(file: str) -> bytes:
-    with open(file, "rb", buffering=0) as opened:
-        return opened.read()

@@ -5,7 +5,7 @@ import pickle
 import numpy as np
 import pytest
 
-from preprocess.base import InputError
+from preprocess.base import BadSample, InputError
 from preprocess.pipeline import Pipeline
 from preprocess.source import open_data
 from preprocess.target import TargetSpec, TargetWish
@@ -13,6 +13,7 @@ from preprocess.transforms import parse_transforms
 from tests.preprocess.samples import encode, pattern
 
 datasets = pytest.importorskip("datasets")
+pyarrow = pytest.importorskip("pyarrow")
 
 IMAGES = [pattern(6, 5, seed=seed) for seed in range(8)]
 
@@ -78,6 +79,24 @@ def test_images_with_masks(tmp_path):
     source = opened(path, TargetWish("mask", 2)).train
     assert (source.target.kind, source.target.outputs) == ("mask", 2)
     assert np.array_equal(source.read_target(3), masks[3][:, :, 0])
+
+
+def test_an_image_that_is_no_more_where_its_row_says_is_a_bad_sample(tmp_path):
+    shown = tmp_path / "0.png"
+    shown.write_bytes(encode(IMAGES[0]))
+    places = [{"bytes": None, "path": str(tmp_path / f"{row}.png")} for row in range(2)]
+    path = saved(tmp_path / "data", {"image": files(IMAGES[:2]), "label": [0, 1]},
+                 {"image": datasets.Image(), "label": datasets.ClassLabel(names=["cat", "dog"])})
+    file = next((tmp_path / "data").glob("*.arrow"))  # the library of today puts files into it
+    with pyarrow.ipc.open_stream(file.read_bytes()) as opened_file:
+        table = opened_file.read_all()
+    table = table.set_column(0, table.field(0), pyarrow.array(places, table.field(0).type))
+    with pyarrow.ipc.new_stream(file, table.schema) as written:
+        written.write_table(table)
+    source = opened(path).train
+    assert source.read(0) == shown.read_bytes()
+    with pytest.raises(BadSample, match=r"\[1\].*cannot be read: No such file"):
+        source.read(1)
 
 
 def test_texts_are_classes_and_whole_numbers_are_what_the_spec_says(tmp_path):
