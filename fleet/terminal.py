@@ -31,8 +31,15 @@ def print_table(headers: Sequence[str], rows: Iterable[Sequence[Any]], title: st
 
 
 def _cell(value: Any) -> str:
-    if value is None:
-        return ""
+    return "" if value is None else brief(value)
+
+
+def brief(value: object) -> str:
+    """A value in so many digits as tell values apart.
+
+    >>> brief(0.123456), brief(123456), brief("adam")
+    ('0.1235', '123456', 'adam')
+    """
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 

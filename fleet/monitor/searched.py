@@ -19,6 +19,7 @@ from fleet.spec.search import Search
 from fleet.spec.space import Range, Space
 from fleet.spec.train import Converge
 from fleet.storage.results import NetworkResult, Status, networks_of, short_names
+from fleet.terminal import brief
 from fleet.units import counted
 
 _SHOWN = 12  # rows and names that a table shows
@@ -340,7 +341,7 @@ def table_of_front(search: SearchReport) -> tuple[list[str], list[list[Any]]]:
     return (["network", "status", *(f"{name} ({mode[:3]})" for name, mode in search.objectives),
              *short_names(list(search.space))],
             [[one.network, str(one.status), *(f"{value:.6g}" for value in one.objectives),
-              *(_brief(one.values.get(key)) for key in search.space)] for one in search.front])
+              *(brief(one.values.get(key, "")) for key in search.space)] for one in search.front])
 
 
 def table_of_rungs(rungs: Sequence[Rung]) -> tuple[list[str], list[list[Any]]]:
@@ -348,10 +349,6 @@ def table_of_rungs(rungs: Sequence[Rung]) -> tuple[list[str], list[list[Any]]]:
     return (["epochs", "came", "went on", "paused", "pruned", "by", "which"],
             [[rung.epochs, rung.came, rung.went_on, len(rung.paused), len(rung.pruned), rung.by,
               _named([*rung.pruned, *rung.paused])] for rung in rungs])
-
-
-def _brief(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def _named(names: Sequence[str]) -> str:

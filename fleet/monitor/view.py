@@ -16,7 +16,7 @@ from fleet.domain.run import Group, Network, RunState
 from fleet.monitor.html import html_table
 from fleet.monitor.progress import Pace, Progress
 from fleet.storage.files import STDOUT, patiently, storing
-from fleet.terminal import terminal, terminal_width
+from fleet.terminal import brief, terminal, terminal_width
 from fleet.units import counted, format_duration
 from scheduler.ensemble.policies import POLICIES
 from scheduler.ensemble.sharing import worth
@@ -123,7 +123,7 @@ def describe(event: ev.Event, max_epochs: Mapping[str, int], device: str = "GPU"
             return f"{event.network} on the test data: loss {event.loss:.4f}{_share(event.accuracy)}" + "".join(
                 f", {name} {value:.4g}" for name, value in event.metrics.items() if value is not None)
         case ev.NetworkAdded() if not event.wrong:
-            values = ", ".join(f"{name} {_value(value)}" for name, value in event.values.items())
+            values = ", ".join(f"{name} {brief(value)}" for name, value in event.values.items())
             parent = f" from {event.parent}" if event.parent else ""
             return f"{event.network} is new{parent}" + (f": {values}" if values else "")
         case ev.NetworkJudged():
@@ -142,10 +142,6 @@ def _describe_judged(event: ev.NetworkJudged) -> str:
     if event.by == (USER,) and event.verdict != "go_on":
         when += ", or the one that it is in"  # commands come at any time
     return f"{event.network} {done} after {when}: {' and '.join(event.by)}"
-
-
-def _value(value: Any) -> str:
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def eta(estimated: ev.Estimated) -> str:
