@@ -150,7 +150,7 @@ class Admission:
         layout = plan_memory(alone, launch.inputs.data, launch.sample, launch.roles, 0.0)
         if layout is not None and launch.layout is not None and layout.lookahead > launch.layout.lookahead:
             raise UserError(f"train.batch.size: {network.train.batch.bounds[1]} is more than the stream of this launch "
-                            "has room for; a smaller one")
+                            "has room for: name a smaller one, or put the network into the spec and resume the run")
         self._rates_of(alone.networks[0])  # there are some
         return alone.networks[0]
 
