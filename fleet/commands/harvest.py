@@ -102,7 +102,8 @@ def run(args: argparse.Namespace) -> None:
         found = _run(args, spec, of_spec)
         runs.append(found)
         for nodes in range(1, args.nodes_per_job + 1):
-            job = _job(args, name, spec, found, system, of_spec, nodes)
+            args.nodes = nodes
+            job = _job(args, name, spec, found, system, of_spec)
             scripts[found.paths.harvest_script(nodes)] = render(job, system, of_spec)
     plan = Plan(tuple(runs), Limits(args.nodes_per_job, args.backlog, args.most), tuple(options),
                 QUEUES[system.queue_commands].queue_of(options) or args.queue or site.queue or None,
@@ -211,10 +212,10 @@ def _run(args: argparse.Namespace, spec: Spec, site: Site) -> Run:
                tuple(epochs), max(1, len(roles.trainers) // roles.nodes), epochs)
 
 
-def _job(args: argparse.Namespace, path: str, spec: Spec, found: Run, system: System, site: Site, nodes: int) -> Job:
+def _job(args: argparse.Namespace, path: str, spec: Spec, found: Run, system: System, site: Site) -> Job:
     times = argparse.Namespace(walltime=args.walltime or spec.document.walltime or _WALLTIME_S, warn=args.warn)
     walltime, warning = opts.times_of(times, spec, system)
     paths = RunPaths(found.root)
-    return Job(found.job, path, Path.cwd(), Path(sys.executable), paths.root, paths.jobs, nodes, walltime, warning,
+    return Job(found.job, path, Path.cwd(), Path(sys.executable), paths.root, paths.jobs, args.nodes, walltime, warning,
                opts.ranks_of(args, spec, site), account=args.account, queue=args.queue, harvest=paths.harvest,
                words=("--beside-others", f"--idle={args.idle:g}s"), trainers=opts.trainers_of(args, spec, site))

@@ -105,6 +105,14 @@ def test_a_node_is_first_taken_to_train_as_many_networks_at_once_as_it_has_train
     assert [run.per_node for run in Plan.read(RunPaths(tmp_path / "a").harvest).runs] == [at_once]
 
 
+def test_a_job_of_one_node_has_all_preprocessors_of_the_spec_there(harvest, tmp_path):
+    Path("a.yaml").write_text(f"{SPEC.format(run=tmp_path / 'a')}resources: {{gpus_per_node: 4, preprocessors: 2}}\n")
+    assert harvest("a.yaml", "--system", "slurm", "--nodes-per-job", "2")[0] == 0
+    scripts = [RunPaths(tmp_path / "a").harvest_script(nodes).read_text() for nodes in (1, 2)]
+    assert [f"#SBATCH --ntasks-per-node={ranks}" in script
+            for script, ranks in zip(scripts, (6, 5), strict=True)] == [True, True]
+
+
 def test_what_was_never_begun_cannot_be_ended(harvest):
     status, _, err = harvest("a.yaml", "--system", "slurm", "--end")
     assert status == 2
