@@ -1,7 +1,7 @@
 """A launch of a hundred and more ranks on this machine, oversubscribed: real MPI, networks that only sleep.
 
     python benchmarks/many_ranks.py [--trainers 100] [--networks 200] [--epochs 3] [--epoch-s 10] [--policy adaptive]
-    python benchmarks/many_ranks.py --model --ms-per-epoch 3.1 --us-per-pace 45
+    python benchmarks/many_ranks.py --model --ms-per-epoch 1.5 --us-per-pace 28
 
 The first prints what rank 0 heard, its CPU, the times of the first step and of the end, and delays: of messages until
 rank 0 has them in hand, and of groups that have ended an epoch until they have their orders. All ranks share the cores
@@ -163,8 +163,8 @@ def main() -> int:
     parser.add_argument("--epoch-s", type=float, default=10.0, help="seconds of an epoch on one trainer")
     parser.add_argument("--policy", default="adaptive")
     parser.add_argument("--model", action="store_true", help="measure nothing: print what the model says")
-    parser.add_argument("--ms-per-epoch", type=float, default=3.1, help="CPU of rank 0 for an epoch's end, modelled")
-    parser.add_argument("--us-per-pace", type=float, default=45.0, help="CPU of rank 0 for a report of pace, modelled")
+    parser.add_argument("--ms-per-epoch", type=float, default=1.5, help="CPU of rank 0 for an epoch's end, modelled")
+    parser.add_argument("--us-per-pace", type=float, default=28.0, help="CPU of rank 0 for a report of pace, modelled")
     parser.add_argument("--inside", type=Path, help=argparse.SUPPRESS)
     args, _ = parser.parse_known_args()
     if args.inside is not None:

@@ -68,12 +68,12 @@ class Listed:
 class InFleet:
     """What FLEET decides: its mind hears of epochs, and its searcher is called, as in a run."""
 
-    def __init__(self, prune: Prune, searcher: Searcher) -> None:
-        settings = Settings(ask="random", most=NETWORKS)
+    def __init__(self, prune: Prune, searcher: Searcher, networks: int = NETWORKS, gpus: int = GPUS) -> None:
+        settings = Settings(ask="random", most=networks)
         self._searcher = searcher
         entry = Entry(ENTRY, settings, RANGES, "maximize", "val_accuracy")
         self._mind = Mind([entry], [], make_judge(prune, EPOCHS, seed=0), prune.rule, "maximize",
-                          "val_accuracy", GPUS, obeys=find_rule(prune.rule).obeys)
+                          "val_accuracy", gpus, obeys=find_rule(prune.rule).obeys)
         self._values: dict[str, Mapping[str, float]] = {}
         self._ready: list[str] = []  # that wait for a GPU
         self._held: set[str] = set()  # paused or pruned
@@ -120,6 +120,10 @@ class InFleet:
     def finished(self, number: int, accuracy: float) -> None:
         self._heard(number, EPOCHS, accuracy)
         self._decide()
+
+    def next_rung(self, number: int, epochs: int) -> int:
+        """After how many epochs a network is judged next."""
+        return self._mind.next_rung(f"{ENTRY}-{number}", epochs) or EPOCHS
 
 
 class InOptuna:

@@ -63,12 +63,12 @@ def _share(name: str, value: float) -> float:
     return math.log(value / low) / math.log(high / low)
 
 
-def drawn(seed: int) -> list[dict[str, float]]:
+def drawn(seed: int, networks: int = NETWORKS) -> list[dict[str, float]]:
     """The values of the networks that a random search trains."""
     draw = random.Random(f"networks {seed}")
     return [{"learning_rate": math.exp(draw.uniform(*map(math.log, SPACE["learning_rate"]))),
              "width": round(math.exp(draw.uniform(*map(math.log, SPACE["width"])))),
-             "depth": draw.randint(*map(int, SPACE["depth"]))} for _ in range(NETWORKS)]
+             "depth": draw.randint(*map(int, SPACE["depth"]))} for _ in range(networks)]
 
 
 class Search(Protocol):
