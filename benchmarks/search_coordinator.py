@@ -112,7 +112,7 @@ class Trainers:
     def hear(self, tag: Tag) -> Message | None:
         message = self._said.popleft() if self._said else None
         is_pace = isinstance(message, Pace)
-        # The clock of CPU is not read for each: that takes as long as a report, and that of the whole process ten times.
+        # The clock is not read for each: that takes as long as a report, and that of the whole process far longer.
         if is_pace != bool(self._since_s):
             now = time.thread_time()
             self.paces_s, self._since_s = (self.paces_s, now) if is_pace else (self.paces_s + now - self._since_s, 0.0)
