@@ -99,7 +99,8 @@ def install_ray(folder: Path) -> Path:
         ours = next(path for path in sys.path if path.endswith("site-packages"))
         [theirs] = folder.glob("lib/python*/site-packages")
         (theirs / "beside.pth").write_text(ours + "\n")
-        subprocess.run([python, "-m", "pip", "install", "-q", "-c", ROOT / "tools/constraints.txt", RAY], check=True)
+        versions = ROOT / f"tools/constraints-{sys.version_info.major}.{sys.version_info.minor}.txt"
+        subprocess.run([python, "-m", "pip", "install", "-q", "-c", versions, RAY], check=True)
     return python
 
 
