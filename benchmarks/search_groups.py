@@ -168,10 +168,14 @@ def one_each(trials: Trials) -> None:
         trials.give(number, 1)
 
 
+def doubled(trials: Trials, number: int) -> int:
+    """The GPUs that RASDA has for a trial: twice as many for each rung that it has passed."""
+    return min(trials.gpus, 2**sum(trials.all[number].done >= rung for rung in (1, 3, 9)))
+
+
 def rasda(trials: Trials) -> None:
     def wanted(number: int) -> int:
-        done = trials.all[number].done
-        return min(trials.gpus, 2**sum(done >= rung for rung in (1, 3, 9)))
+        return doubled(trials, number)
 
     free = trials.free
     for number in [number for number in trials.waiting if trials.all[number].done]:
@@ -189,6 +193,19 @@ def rasda(trials: Trials) -> None:
 
 def adaptive(trials: Trials) -> None:
     trials.fetch(trials.gpus)
+    _share(trials)
+
+
+def survivors_first(trials: Trials) -> None:
+    """As `adaptive`; but none is asked for while one that has passed a rung has fewer GPUs than RASDA gives it."""
+    begun = [number for number in (*trials.running, *trials.waiting) if trials.all[number].done]
+    lacking = sum(max(0, doubled(trials, number) - trials.all[number].gpus) for number in begun)
+    unbegun = sum(not trials.all[number].done for number in trials.waiting)
+    trials.fetch(len(trials.waiting) - unbegun + max(0, trials.free - lacking))
+    _share(trials)
+
+
+def _share(trials: Trials) -> None:
     running, waiting = trials.running, list(trials.waiting)
     there = {*running, *waiting}
     first = count()
@@ -206,7 +223,8 @@ def adaptive(trials: Trials) -> None:
             free -= more
 
 
-WAYS: dict[str, Callable[[Trials], None]] = {"asha, a GPU each": one_each, "RASDA": rasda, "asha, adaptive": adaptive}
+WAYS: dict[str, Callable[[Trials], None]] = {"asha, a GPU each": one_each, "RASDA": rasda, "asha, adaptive": adaptive,
+                                            "adaptive, survivors first": survivors_first}
 
 
 def simulate(way: Callable[[Trials], None], gpus: int, seed: int, mode: str) -> Came:

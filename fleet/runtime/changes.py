@@ -85,8 +85,8 @@ def known_data(paths: RunPaths, fresh_networks: Sequence[str] = ()) -> Fingerpri
     Returns:
         None where nothing was trained, or FLEET 0.1.0 has trained it.
     """
-    trained = {path.parent.name for path in paths.models.glob("*/*.h5")} - set(fresh_networks)
-    return read_fingerprint(paths.data) if trained else None
+    is_trained = any(path.parent.name not in fresh_networks for path in paths.models.glob("*/*.h5"))
+    return read_fingerprint(paths.data) if is_trained else None
 
 
 def changes_of_data(spec: Spec, before: Fingerprint, now: Fingerprint) -> list[str]:

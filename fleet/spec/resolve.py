@@ -478,6 +478,9 @@ def _gpu_bounds(entry: ModelEntry) -> tuple[int, int | None]:
     return (entry.gpus, entry.gpus) if isinstance(entry.gpus, int) else entry.gpus
 
 
+_TRAIN = TypeAdapter(Train)
+
+
 def _merged(base: Train, own: Mapping[str, Any], drawn: Mapping[str, Any]) -> Train:
     """The top-level training settings with an entry's own, and with what was drawn as ``train.*``."""
     drawn_here = override({}, {key.removeprefix("train."): value for key, value in drawn.items()
@@ -485,10 +488,10 @@ def _merged(base: Train, own: Mapping[str, Any], drawn: Mapping[str, Any]) -> Tr
     train = base
     for settings in (own, drawn_here):
         if settings:
-            plain = TypeAdapter(Train).dump_python(train)
+            plain = _TRAIN.dump_python(train)
             _merge(plain, settings)
             try:
-                train = TypeAdapter(Train).validate_python(plain)
+                train = _TRAIN.validate_python(plain)
             except ValidationError as error:
                 raise _MisfitError("train", Train, plain, error) from None
     return train

@@ -32,6 +32,9 @@ class Machine:
     ranks_per_core: float
 
 
+_TRAIN = TypeAdapter(Train)
+
+
 def identity(network: NetworkSpec, spec: Spec, sample: SampleSpec) -> str:
     """A fingerprint of all that shapes a network's training, except when it ends and where the data is.
 
@@ -46,7 +49,7 @@ def identity(network: NetworkSpec, spec: Spec, sample: SampleSpec) -> str:
     is_divided = data.folds is not None or isinstance(data.validation, float) or bool(test)
     divided = {"divided": first.target} if is_divided and first.target != data.target else {}  # by other targets
     fold = {} if network.fold is None else {"fold": [network.fold, data.folds]}
-    train = TypeAdapter(Train).dump_python(replace(network.train, start=network.train.begins), mode="json")
+    train = _TRAIN.dump_python(replace(network.train, start=network.train.begins), mode="json")
     for changeable in ("converge", "deterministic", "build_timeout"):  # the second says how numbers are added up
         train.pop(changeable)
     if train["batch"]["accumulate"] == 1:
