@@ -32,13 +32,11 @@ class Rows:
     """Some samples, or the pixels of some masks that count.
 
     Attributes:
-        outputs: (n, outputs) logits or values.
         predicted: (n, outputs) probabilities or values.
         wanted: (n, outputs) float32; classes are 1 at their place.
         targets: as functions of the user's own get them: (n,) classes, or (n, outputs) float32.
     """
 
-    outputs: Tensor
     predicted: Tensor
     wanted: Tensor
     targets: Tensor
@@ -90,7 +88,7 @@ def _rows(outputs: Tensor, targets: Tensor, target: TargetSpec) -> Rows:
         labels, counted = pixels(targets, target)
         outputs, targets = outputs[counted], labels[counted]
     shown = targets if target.kind in ("class", "mask") else targets.float()
-    return Rows(outputs, probabilities(outputs, target), dense(targets, target), shown)
+    return Rows(probabilities(outputs, target), dense(targets, target), shown)
 
 
 def make_metrics(train: Train, target: TargetSpec) -> MetricSet:
@@ -157,11 +155,16 @@ def _own(name: str, given: Mapping[str, Any]) -> Callable[[Rows], Tensor]:
 def _of_loss(name: str, sign: float = 1.0, finish: Callable[[float], float] = float) -> Callable[..., _Kind]:
     """The mean of a loss over samples."""
     def kind(target: TargetSpec, **given: Any) -> _Kind:
-        if name in OF_LOGITS and "hinge" not in name:
-            return _mean(lambda rows: OF_LOGITS[name](rows.wanted, rows.outputs, **given), finish)
+        if name in OF_LOGITS and "hinge" not in name:  # of probabilities, whatever the target's kind makes them of
+            logits = partial(torch.logit, eps=_TINY) if name == "binary_crossentropy" else _log
+            return _mean(lambda rows: OF_LOGITS[name](rows.wanted, logits(rows.predicted), **given), finish)
         function = OF_PREDICTIONS.get(name) or OF_LOGITS[name]
         return _mean(lambda rows: sign * function(rows.wanted, rows.predicted, **given), finish)
     return kind
+
+
+def _log(shares: Tensor) -> Tensor:
+    return shares.clamp(min=_TINY).log()
 
 
 def _binary_accuracy(target: TargetSpec, threshold: float = 0.5) -> _Kind:

@@ -47,9 +47,10 @@ LOSSES = {
     "mask": (None, "dice", {"tversky": {"alpha": 0.7}}, "sparse_categorical_crossentropy")}
 METRICS = {
     "class": ("AUC", {"AUC": {"curve": "PR", "name": "pr"}}, "F1Score", "Precision", "Recall", "mae",
-              {"top_k_categorical_accuracy": {"k": 2}}, "categorical_crossentropy", "true_negatives"),
+              {"top_k_categorical_accuracy": {"k": 2}}, "categorical_crossentropy", "binary_crossentropy",
+              "true_negatives"),
     "multilabel": ("AUC", "binary_accuracy", "F1Score", {"FBetaScore": {"beta": 2.0, "average": "weighted"}},
-                   {"Precision": {"class_id": 1}}, "binary_crossentropy"),
+                   {"Precision": {"class_id": 1}}, "binary_crossentropy", "categorical_crossentropy"),
     "value": ("mae", "rmse", "R2Score", "CosineSimilarity", "log_cosh_error"),
     "mask": ("MeanIoU", "Recall", "sparse_categorical_accuracy")}
 
