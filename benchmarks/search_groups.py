@@ -231,7 +231,7 @@ def simulate(way: Callable[[Trials], None], gpus: int, seed: int, mode: str) -> 
     """A search to its end."""
     networks = 2 * gpus
     values = drawn(seed, networks)
-    search = InFleet(Prune(rule="asha", mode=mode), Listed(values), networks, gpus)  # type: ignore[arg-type]
+    search = InFleet(Prune(rule="asha", mode=mode), Listed(values), networks, gpus)
     trials = Trials(search, seed, gpus, networks)
     best = max(one.accuracies[-1] for one in trials.curves)
     near = (math.inf, math.inf)
