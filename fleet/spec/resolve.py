@@ -29,7 +29,7 @@ from fleet.spec.judging import check_comparable, kinds_said
 from fleet.spec.learning_rate import problem_of_whole
 from fleet.spec.measures import FIELDS, label_of
 from fleet.spec.mistakes import explain
-from fleet.spec.model import APPLICATIONS, FAMILIES, Architecture, check_import, check_target
+from fleet.spec.model import APPLICATIONS, FAMILIES, Architecture, application_names, check_import, check_target
 from fleet.spec.origin import Origin
 from fleet.spec.schema import MOST_NETWORKS, Document, ModelEntry, NetworkSpec, Schedule, Spec
 from fleet.spec.search import OF_NETWORKS, Prune, find_rule
@@ -524,7 +524,8 @@ def _architecture(entry: ModelEntry, drawn: Mapping[str, Any], engine: EngineInf
         check_import(entry.build)
         return Architecture(entry.build, args)
     target = str(entry.family)
-    if engine is not None and engine.families is not None and target not in engine.families:
+    is_known = target in FAMILIES or target in application_names()  # by another engine, if not by this one
+    if is_known and engine is not None and engine.families is not None and target not in engine.families:
         raise UserError(f"the {engine.name} engine trains only the family {', '.join(sorted(engine.families))}, not "
                         f"{target}")
     check_target(target, APPLICATIONS if engine is None else engine.applications)

@@ -347,6 +347,8 @@ def test_the_error_is_a_line_for_each_mistake(file):
     ("models:\n- family: cnn\n  train: {optimizer: {learning_rate: {name: CosineDecay, decay_step: 9}}}", 3,
      "models[0].train.optimizer", "CosineDecay takes no decay_step; its arguments are initial_learning_rate, decay"),
     ("models: [{family: cnn}]\nresources: {engine: numpy}", 1, "models[0]", "trains only the family softmax"),
+    ("models: [{family: softmaxx}]\nresources: {engine: numpy}", 1, "models[0]", "did you mean softmax"),
+    ("models: [{family: MobileNetV2}]\nresources: {engine: numpy}", 1, "models[0]", "trains only the family softmax"),
     ("profile: {batches: 5, timed: 5}\nmodels: [{family: softmax}]", 1, "profile", "should be less than batches: 5"),
     ("models: [{family: softmax}]\n? [a, b]\n: c", 2, "?", "is a key, but not text"),
 ])
