@@ -260,6 +260,7 @@ class Prepared(NamedTuple):
     rank: int
     samples: int
     busy_s: float  # without the time in which it waited for readers, or for what others do
+    beside_s: float = 0.0  # in which it did something else, with samples to prepare
 
 
 class Bad(NamedTuple):

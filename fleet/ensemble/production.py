@@ -39,7 +39,8 @@ class Production:
         self._first, self._replayed, self._batches = first, tuple(replayed), tuple(batches)
         self._granted = first - 1  # the latest epoch that any group may train on
         self._throughput: dict[int, float] = {}  # rank of a preprocessor -> samples/s
-        self._prepared: dict[int, tuple[float, float]] = {}  # likewise -> samples of late, and the time they took
+        # Likewise -> samples of late, the time they took, and what else the rank did between them.
+        self._prepared: dict[int, tuple[float, float, float]] = {}
         self._are_known = False  # whether all preprocessors have said how fast they are; it stays so
         self._order: Produce | None = None  # what preprocessors were told last
         self.turns: tuple[int, ...] = ()  # the ranks that produce, once it has begun
@@ -132,8 +133,8 @@ class Production:
         """
         if said.rank not in self.turns and said.rank not in self._prepared:
             raise Impossible(f"{said.rank} does not produce, and yet there is {said}")
-        samples, busy_s = self._prepared.get(said.rank, (0.0, 0.0))
-        self._prepared[said.rank] = samples / 2 + said.samples, busy_s / 2 + said.busy_s
+        samples, busy_s, beside_s = self._prepared.get(said.rank, (0.0, 0.0, 0.0))
+        self._prepared[said.rank] = samples / 2 + said.samples, busy_s / 2 + said.busy_s, beside_s / 2 + said.beside_s
         if self.is_in_step and self._order is not None and self._prepared.keys() >= set(self.turns):
             *others, slowest = sorted(self.turns, key=self._speed, reverse=True)
             if others and _SURELY * len(self.turns) * self._speed(slowest) < len(others) * self._speed(others[-1]):
@@ -143,8 +144,8 @@ class Production:
         return None
 
     def _speed(self, rank: int) -> float:
-        samples, busy_s = self._prepared[rank]
-        return samples / busy_s
+        samples, busy_s, beside_s = self._prepared[rank]
+        return samples / (busy_s + beside_s)
 
     def supply(self, lost: set[int]) -> float:
         """Samples/s that each network is given at most, by what is known now; infinity where no stream is between.
@@ -158,7 +159,7 @@ class Production:
         if self._layout is None or not ranks or lost.intersection(self._preprocessors):
             return float("inf")
         if self._prepared.keys() >= set(ranks):
-            return len(ranks) * min(map(self._speed, ranks))
+            return len(ranks) * min(self._prepared[rank][0] / self._prepared[rank][1] for rank in ranks)
         return sum(self._throughput[rank] for rank in ranks)
 
     def is_known(self, lost: set[int]) -> bool:

@@ -46,7 +46,8 @@ class WindowFiller:
         self._demands: dict[int, int] = {}  # other node -> how far its readers are
         self._told, self._told_at = 0, 0.0
         self._clock = clock
-        self._prepared, self._busy_s = 0, 0.0  # samples, and the time they took, since the coordinator was told
+        # Samples, the time they took, and what this rank did between them, since the coordinator was told.
+        self._prepared, self._busy_s, self._beside_s = 0, 0.0, 0.0
         self._paused_s = 0.0  # when a part of a chunk was done, the rest of which could have followed
 
     def follow(self, order: Produce) -> None:
@@ -128,8 +129,9 @@ class WindowFiller:
         begin, end = self._filled, min(len(self._indices), self._filled + _SAMPLES_A_STEP)
         row = self._window.rows(self._next).start
         rows = slice(row + begin, row + end)
-        # What this rank does between two parts of a chunk, as rank 0 does for all, is a part of what that takes.
-        began = self._paused_s if begin else self._clock()
+        began = self._clock()
+        if begin:  # rank 0 may have had to coordinate between two parts of a chunk
+            self._beside_s += began - self._paused_s
         bad = self._training.load(self._indices[begin:end], self._production, self._window.images[rows],
                                   self._window.targets[rows])
         self._paused_s = self._clock()
@@ -146,8 +148,9 @@ class WindowFiller:
         """Tell the coordinator how fast samples are prepared while there is anything to do."""
         self._prepared, self._busy_s = self._prepared + samples, self._busy_s + seconds
         if self._busy_s >= _BUSY_S:
-            self._world.tell(0, Tag.COORDINATOR, Prepared(self._world.rank, self._prepared, self._busy_s))
-            self._prepared, self._busy_s = 0, 0.0
+            self._world.tell(0, Tag.COORDINATOR, Prepared(
+                self._world.rank, self._prepared, self._busy_s, self._beside_s))
+            self._prepared, self._busy_s, self._beside_s = 0, 0.0, 0.0
 
 
 class SetFiller:

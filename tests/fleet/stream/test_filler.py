@@ -109,9 +109,9 @@ def test_a_reader_that_goes_holds_nothing_back(go):
 
 
 def test_the_coordinator_hears_how_fast_chunks_are_prepared_whatever_time_passes_between_them():
-    """Each load takes an eighth of a second; before the second one of a chunk the rank does other things for a quarter,
+    """Each load takes a quarter of a second; before the second one of a chunk the rank does other things for an eighth,
     and before the next chunk a reader is waited for, for an hour."""
-    times = itertools.accumulate(itertools.cycle([3600.0, 0.125, 0.375]))
+    times = itertools.accumulate(itertools.cycle([3600.0, 0.25, 0.125, 0.25]))
 
     def use(made):
         made.follow(NO_LIMIT)
@@ -124,7 +124,7 @@ def test_the_coordinator_hears_how_fast_chunks_are_prepared_whatever_time_passes
         return heard
 
     heard = filled(use, clock=lambda: next(times))
-    assert heard == [Prepared(0, 10, 0.5)] * 8  # each chunk is loaded as 8 and 2 samples
+    assert heard == [Prepared(0, 10, 0.5, 0.125)] * 8  # each chunk is loaded as 8 and 2 samples
 
 
 def test_a_preprocessor_that_is_left_out_finishes_the_chunk_that_it_has_begun_and_no_other():
