@@ -41,10 +41,9 @@ def command_began_s(pid: int, proc: Path = Path("/proc")) -> tuple[float, float]
 def started(pid: int) -> str | None:
     """When a process of this machine began, in ticks of the kernel; None if there is none, or only its exit status."""
     try:
-        stat = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+        _, fields = _fields(Path("/proc"), pid)
     except OSError:
         return None
-    fields = stat.rpartition(")")[2].split()
     return None if not fields or fields[0] in "ZX" else fields[19]
 
 
@@ -54,6 +53,11 @@ def _stat(proc: Path, pid: int) -> _Process:
     Raises:
         OSError, ValueError, IndexError: nothing, or something else.
     """
+    name, fields = _fields(proc, pid)
+    return _Process(name, int(fields[1]), int(fields[19]) / os.sysconf("SC_CLK_TCK"))
+
+
+def _fields(proc: Path, pid: int) -> tuple[str, list[str]]:
+    """The name of a process, and what follows it in its status."""
     before, _, after = (proc / str(pid) / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")
-    fields = after.split()
-    return _Process(before.partition("(")[2], int(fields[1]), int(fields[19]) / os.sysconf("SC_CLK_TCK"))
+    return before.partition("(")[2], after.split()

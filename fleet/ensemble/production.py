@@ -8,7 +8,7 @@ itself) each network counts its own epochs.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from itertools import accumulate
 
 from fleet.comm.messages import NO_LIMIT, Prepared, Produce, Throughput
@@ -20,6 +20,36 @@ from scheduler.base import RateTable
 from scheduler.ensemble.rates import preprocessors_needed
 
 _SURELY = 1.25  # times as fast without a preprocessor, before it is left out: what they say varies
+
+
+@dataclass(frozen=True)
+class _Recently:
+    """What a preprocessor did of late.
+
+    Attributes:
+        samples: that it prepared.
+        busy_s: how long that took.
+        beside_s: in which it did something else, with samples to prepare.
+    """
+
+    samples: float = 0.0
+    busy_s: float = 0.0
+    beside_s: float = 0.0
+
+    def then(self, said: Prepared) -> _Recently:
+        """With what it did next: what was before counts half as much."""
+        return _Recently(self.samples / 2 + said.samples, self.busy_s / 2 + said.busy_s,
+                         self.beside_s / 2 + said.beside_s)
+
+    @property
+    def prepared(self) -> float:
+        """Samples/s while it prepares some."""
+        return self.samples / self.busy_s
+
+    @property
+    def delivered(self) -> float:
+        """Samples/s in all."""
+        return self.samples / (self.busy_s + self.beside_s)
 
 
 class Production:
@@ -39,8 +69,7 @@ class Production:
         self._first, self._replayed, self._batches = first, tuple(replayed), tuple(batches)
         self._granted = first - 1  # the latest epoch that any group may train on
         self._throughput: dict[int, float] = {}  # rank of a preprocessor -> samples/s
-        # Likewise -> samples of late, the time they took, and what else the rank did between them.
-        self._prepared: dict[int, tuple[float, float, float]] = {}
+        self._prepared: dict[int, _Recently] = {}  # likewise
         self._are_known = False  # whether all preprocessors have said how fast they are; it stays so
         self._order: Produce | None = None  # what preprocessors were told last
         self.turns: tuple[int, ...] = ()  # the ranks that produce, once it has begun
@@ -133,8 +162,7 @@ class Production:
         """
         if said.rank not in self.turns and said.rank not in self._prepared:
             raise Impossible(f"{said.rank} does not produce, and yet there is {said}")
-        samples, busy_s, beside_s = self._prepared.get(said.rank, (0.0, 0.0, 0.0))
-        self._prepared[said.rank] = samples / 2 + said.samples, busy_s / 2 + said.busy_s, beside_s / 2 + said.beside_s
+        self._prepared[said.rank] = self._prepared.get(said.rank, _Recently()).then(said)
         if self.is_in_step and self._order is not None and self._prepared.keys() >= set(self.turns):
             *others, slowest = sorted(self.turns, key=self._speed, reverse=True)
             if others and _SURELY * len(self.turns) * self._speed(slowest) < len(others) * self._speed(others[-1]):
@@ -144,8 +172,7 @@ class Production:
         return None
 
     def _speed(self, rank: int) -> float:
-        samples, busy_s, beside_s = self._prepared[rank]
-        return samples / (busy_s + beside_s)
+        return self._prepared[rank].delivered
 
     def supply(self, lost: set[int]) -> float:
         """Samples/s that each network is given at most, by what is known now; infinity where no stream is between.
@@ -159,7 +186,7 @@ class Production:
         if self._layout is None or not ranks or lost.intersection(self._preprocessors):
             return float("inf")
         if self._prepared.keys() >= set(ranks):
-            return len(ranks) * min(self._prepared[rank][0] / self._prepared[rank][1] for rank in ranks)
+            return len(ranks) * min(self._prepared[rank].prepared for rank in ranks)
         return sum(self._throughput[rank] for rank in ranks)
 
     def is_known(self, lost: set[int]) -> bool:

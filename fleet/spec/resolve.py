@@ -524,8 +524,8 @@ def _architecture(entry: ModelEntry, drawn: Mapping[str, Any], engine: EngineInf
         check_import(entry.build)
         return Architecture(entry.build, args)
     target = str(entry.family)
-    is_known = target in FAMILIES or target in application_names()  # by another engine, if not by this one
-    if is_known and engine is not None and engine.families is not None and target not in engine.families:
+    if (engine is not None and engine.families is not None and target not in engine.families
+            and target in (*FAMILIES, *application_names())):  # another engine has it
         raise UserError(f"the {engine.name} engine trains only the family {', '.join(sorted(engine.families))}, not "
                         f"{target}")
     check_target(target, APPLICATIONS if engine is None else engine.applications)
