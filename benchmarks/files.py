@@ -32,8 +32,9 @@ from statistics import median
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import numpy as np
+from emulated_spec import write_emulated
 
-from fleet.api import mpirun, run, write_spec
+from fleet.api import mpirun, run
 from fleet.domain.events import Ended, EpochEnded, FirstStep, NetworkFinished, ScheduleOptions, Started
 from fleet.domain.network import EpochRecord, State, reason_now
 from fleet.errors import ExitStatus
@@ -42,12 +43,9 @@ from fleet.runtime.prepare import prepare
 from fleet.runtime.start import Request
 from fleet.storage.checkpoint import write_history, write_state
 from fleet.storage.event_log import EventLog, events_of, read_events
-from fleet.storage.files import write_json
 from fleet.storage.identity import identity
 from fleet.storage.paths import RunPaths
 from fleet.terminal import print_table
-from scheduler.base import Network, RateTable
-from scheduler.ensemble.rates_file import write_rates
 
 SAMPLES, BATCH = 200, 50
 KINDS = ("open", "rename", "fsync", "stat", "mkdir", "unlink", "link")
@@ -69,19 +67,7 @@ def library(folder: Path) -> Path:
 
 def write(folder: Path, networks: int, epochs: int, epoch_s: float) -> Path:
     """A spec of emulated networks, one epoch of each of which takes so long."""
-    names = [f"n-{number:0{len(str(networks - 1))}}" for number in range(networks)]
-    rates = RateTable(SAMPLES, 8, tuple(Network(name, (SAMPLES / epoch_s,)) for name in names))
-    write_json(folder / "rates.json", write_rates(rates))
-    write_spec({
-        "name": "files", "output": str(folder / "run"),
-        "data": {"source": "builtin:noise", "options": {"samples": SAMPLES}, "validation": None, "transforms": [],
-                 "cache": "memory"},
-        "models": [{"family": "softmax", "name": "n", "gpus": 1,
-                    "grid": {"train.optimizer.learning_rate": [(1 + n) / networks for n in range(networks)]}}],
-        "train": {"batch": {"size": BATCH}, "converge": {"monitor": "loss", "max_epochs": epochs}},
-        "schedule": {"policy": "adaptive", "rates": str(folder / "rates.json")},
-        "resources": {"engine": "emulated"}}, folder / "spec.yaml")
-    return folder / "spec.yaml"
+    return write_emulated(folder, SAMPLES, BATCH, networks, epochs, epoch_s)
 
 
 def operations(folder: Path, networks: int, epochs: int, args: argparse.Namespace) -> Counter[str]:

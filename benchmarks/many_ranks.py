@@ -27,16 +27,15 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
 import numpy as np
+from emulated_spec import write_emulated
 
-from fleet.api import mpirun, run, write_spec
+from fleet.api import mpirun, run
 from fleet.comm.messages import EpochDone, Message, Tag
 from fleet.domain.events import Ended, FirstStep, RanksReady, Started
 from fleet.storage.event_log import read_events
 from fleet.storage.files import write_json
 from fleet.storage.paths import RunPaths
 from fleet.terminal import print_table
-from scheduler.base import Network, RateTable
-from scheduler.ensemble.rates_file import write_rates
 
 SAMPLES, STEPS, PACES_A_SECOND = 400, 10, 1000  # no more reports of pace are sent, whatever the groups
 
@@ -101,26 +100,10 @@ def inside(folder: Path) -> int:
     return status
 
 
-def write(folder: Path, args: argparse.Namespace) -> None:
-    """The spec of a launch."""
-    names = [f"n-{number:0{len(str(args.networks - 1))}}" for number in range(args.networks)]
-    rates = RateTable(SAMPLES, args.trainers, tuple(Network(name, (SAMPLES / args.epoch_s,)) for name in names))
-    write_json(folder / "rates.json", write_rates(rates))
-    write_spec({
-        "name": "many", "output": str(folder / "run"),
-        "data": {"source": "builtin:noise", "options": {"samples": SAMPLES}, "validation": None, "transforms": [],
-                 "cache": "memory"},
-        "models": [{"family": "softmax", "name": "n", "gpus": 1,
-                    "grid": {"train.optimizer.learning_rate": [(1 + number) / args.networks
-                                                               for number in range(args.networks)]}}],
-        "train": {"batch": {"size": SAMPLES // STEPS}, "converge": {"monitor": "loss", "max_epochs": args.epochs}},
-        "schedule": {"policy": args.policy, "rates": str(folder / "rates.json")},
-        "resources": {"engine": "emulated", "preprocessors": 1}}, folder / "spec.yaml")
-
-
 def measured(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     """What a launch came to."""
-    write(folder, args)
+    write_emulated(folder, SAMPLES, SAMPLES // STEPS, args.networks, args.epochs, args.epoch_s, args.trainers,
+                   args.policy, preprocessors=1)
     launcher = [*mpirun(args.trainers + 1), __file__, "--inside", str(folder)]
     began = time.monotonic()
     run(folder / "spec.yaml", args.trainers + 1, launcher=[*launcher, "--"], log=sys.stderr)
