@@ -2,11 +2,11 @@
 
     python benchmarks/gpu.py [--out gpu] [--seconds 480] [--cpu]
 
-It measures one network alone beside plain Keras on the same samples (and beside a plain PyTorch loop, where the engine
-torch is there), K = 1, 2, 4 and 8 networks on one GPU, how fast inputs go to it, what checkpoints and changes of a
-group take, whether limits of memory hold, and what becomes of a network that is too large. It writes `gpu.json` and
-`gpu.md`: a row for each number, and what was skipped, and why. With `--cpu` everything is small and runs on cores: that
-tries the script, and says nothing about GPUs.
+For the engines keras and torch, as far as their libraries are there, it measures one network alone beside plain Keras,
+or a plain PyTorch loop, on the same samples, K = 1, 2, 4 and 8 networks on one GPU, how fast inputs go to it, what
+checkpoints and changes of a group take, whether limits of memory hold, and what becomes of a network that is too large.
+It writes `gpu.json` and `gpu.md`: a row for each number, and what was skipped, and why. With `--cpu` all is small,
+and runs on cores: that tries the script, and says nothing about GPUs.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import yaml
 from document import table
@@ -96,7 +96,7 @@ print(json.dumps(rates))
 """
 
 # How fast arrays go to the device, from memory that its driver knows of and from other; and a network's state back.
-COPIES = """
+KERAS_COPIES = """
 import json, sys, time
 import numpy as np
 import tensorflow as tf
@@ -126,8 +126,42 @@ print(json.dumps({"copies": found, "said": said, "state_mb": sum(array.nbytes fo
                   "state_ms": 1e3 * sorted(times)[2]}))
 """
 
+TORCH_COPIES = """
+import json, sys, time
+import numpy as np
+import torch
+from fleet.comm.alone import Alone
+from fleet.engines.registry import build, make_engine
+from fleet.engines.torch.flat import placed, tensor_of
+from fleet.spec import parse
+from preprocess.sample import Affine, ImageSpec, SampleSpec
+cuda, found = torch.cuda.is_available(), {}
+device = torch.device("cuda" if cuda else "cpu")
+wait = torch.cuda.synchronize if cuda else lambda: None
+for what, put in (("registered", lambda array: placed(array, device)),
+                  ("pageable", lambda array: tensor_of(array).to(device))):
+    for mb in (1, 10, 40):
+        array, times = np.ones(mb << 20, np.uint8), []
+        for _ in range(12):
+            began = time.perf_counter()
+            put(array)
+            wait()
+            times.append(time.perf_counter() - began)
+        found[f"{what}, {mb} MB"] = (mb << 20) / 1e9 / sorted(times)[len(times) // 2]
+spec = parse({"models": [{"family": "resnet", "args": json.loads(sys.argv[1])}], "resources": {"engine": "torch"}})
+sample = SampleSpec(ImageSpec((32, 32, 3), "uint8"), 10, Affine(0.5, 0.5))
+network = build(make_engine(spec, sample, None, 0, 1), spec.engine, spec.networks[0], Alone())
+times = []
+for _ in range(5):
+    began = time.perf_counter()
+    state = network.state()
+    times.append(time.perf_counter() - began)
+print(json.dumps({"copies": found, "said": [], "state_mb": sum(array.nbytes for array in state.values()) / 1e6,
+                  "state_ms": 1e3 * sorted(times)[2]}))
+"""
+
 # A slot that is not the first of its GPU takes what it may, and then a little more.
-LIMIT = """
+KERAS_LIMIT = """
 import json, sys
 import tensorflow as tf
 from fleet.engines.base import Slot
@@ -143,6 +177,42 @@ except tf.errors.ResourceExhaustedError:
     pass
 print(json.dumps([slot.memory_limit, mib]))
 """
+TORCH_LIMIT = """
+import json, sys
+import torch
+from fleet.engines.base import Slot
+from fleet.engines.torch.device import take_device
+slot = Slot(1, 2, memory_mib=int(sys.argv[1]))
+device = take_device(0, 2, slot=slot)
+held, mib = [], 0
+try:
+    while mib < slot.memory_limit + 2048:
+        held.append(torch.zeros((256, 2**20), dtype=torch.uint8, device=device))
+        mib += 256
+except torch.OutOfMemoryError:
+    pass
+print(json.dumps([slot.memory_limit, mib]))
+"""
+
+
+class Engine(NamedTuple):
+    """An engine, and what it is measured by.
+
+    Attributes:
+        library: that it takes.
+        rival: what people write without it; ``loop`` is that.
+        loop, copies, limit: scripts.
+    """
+
+    library: str
+    rival: str
+    loop: str
+    copies: str
+    limit: str
+
+
+ENGINES = {"keras": Engine("tensorflow", "model.fit", KERAS, KERAS_COPIES, KERAS_LIMIT),
+           "torch": Engine("torch", "a loop", TORCH, TORCH_COPIES, TORCH_LIMIT)}
 
 
 class Skipped(Exception):
@@ -194,7 +264,7 @@ class Bench:
     def __init__(self, gpus: tuple[str, ...], seconds: float, folder: Path) -> None:
         self.gpus, self._folder = gpus, folder
         self._ends, self._most_s = time.monotonic() + seconds, seconds / 4
-        self._first: dict[str, float] = {}
+        self._first: dict[tuple[str, str], float] = {}
         self.samples, self.epochs, self.filters = (32768, 5, [32, 64]) if gpus else (1024, 3, [8])
         memory = memory_mib(gpus[0]) if gpus else None
         self.memory = memory
@@ -250,85 +320,92 @@ class Bench:
 
     # ---- the parts ----
 
-    def alone(self, engine: str, rival: str, script: str) -> None:
+    def alone(self, name: str) -> None:
         """One network alone, whose samples are kept, beside a plain loop over the same ones in memory."""
         model = {"family": "cnn", "name": "cnn", "args": {"filters": self.filters, "dense": [64]}}
-        one = {"engine": engine, "preprocessors": 1} | ({"gpus_per_node": 1} if self.gpus else {})
-        paths = self.run(f"alone {engine}", 2, [model], resources=one)
+        paths = self.run(f"alone {name}", 2, [model], resources=self.one_gpu(name))
         records = [event.record for event in events_of(paths.events, EpochEnded)][1:]  # the first one compiles
         mine = statistics.median(record.samples / record.seconds for record in records)
-        rates = self.python(script, json.dumps([self.samples, 32, self.epochs, BATCH, self.filters]))[1:]
-        self.found.add(f"one network alone, {engine}", mine, "samples/s", rival, mine / statistics.median(rates))
-        self.found.add(f"one network alone, {engine}: waits for samples", 100 * sum(
+        rates = self.python(ENGINES[name].loop, json.dumps([self.samples, 32, self.epochs, BATCH, self.filters]))[1:]
+        self.found.add(f"{name}: one network alone", mine, "samples/s", ENGINES[name].rival,
+                       mine / statistics.median(rates))
+        self.found.add(f"{name}: waits of one network alone for samples", 100 * sum(
             record.waited_s for record in records) / sum(record.seconds for record in records), "%")
 
-    def together(self, slots: int) -> None:
+    def one_gpu(self, name: str) -> dict[str, Any]:
+        """The resources of a run on one GPU, or on cores."""
+        return {"engine": name, "preprocessors": 1} | ({"gpus_per_node": 1} if self.gpus else {})
+
+    def together(self, name: str, slots: int) -> None:
         """So many networks on the first GPU; where there is MPS, with it."""
-        options = ["--epochs=3", f"--samples={2 * self.samples}"] if self.gpus else [
-            "--epochs=3", "--samples=1024", "--filters", "8"]
-        told = json.loads(self.call([sys.executable, "benchmarks/sharing.py", "--rounds=1", "--json", "--slots",
-                                     str(slots), *options]))
+        options = ["--epochs=6", f"--samples={2 * self.samples}"] if self.gpus else [
+            "--epochs=3", "--samples=8192", "--filters", "8"]
+        told = json.loads(self.call([sys.executable, "benchmarks/sharing.py", "--rounds=1", "--json", "--engine", name,
+                                     "--slots", str(slots), *options]))
         [one] = told["rounds"][str(slots)]
         for key, unit in (("together", "samples/s"), ("finished", "networks/min")):
-            first = self._first.setdefault(key, one[key])
-            self.found.add(f"{slots} on {told['device']}", one[key], unit, "the first of these", one[key] / first)
+            first = self._first.setdefault((name, key), one[key])
+            self.found.add(f"{name}: {slots} on {told['device']}", one[key], unit, "the first of these",
+                           one[key] / first)
 
-    def copies(self) -> None:
+    def copies(self, name: str) -> None:
         """How fast inputs go to the device, and what it takes to have the state of a network."""
-        found = self.python(COPIES, json.dumps({} if self.gpus else {"blocks": [1, 1], "width": 16}))
+        found = self.python(ENGINES[name].copies, json.dumps({} if self.gpus else {"blocks": [1, 1], "width": 16}))
         for what, rate in found["copies"].items():
-            self.found.add(f"inputs to the device: {what}", rate, "GB/s")
-        self.found.add(f"state of a network of {found['state_mb']:.3g} MB to the host", found["state_ms"], "ms")
+            self.found.add(f"{name}: inputs to the device: {what}", rate, "GB/s")
+        self.found.add(f"{name}: state of a network of {found['state_mb']:.3g} MB to the host", found["state_ms"], "ms")
         if found["said"]:
-            self.found.skip("inputs from registered memory", found["said"][0])
+            self.found.skip(f"{name}: inputs from registered memory", found["said"][0])
 
-    def regroup(self) -> None:
+    def regroup(self, name: str) -> None:
         """What checkpoints and changes of a group take; groups have a GPU for each rank."""
         ranks = 4 if len(self.gpus) >= 4 or not self.gpus else 0
         if not ranks:
             raise Skipped(f"groups of 1, 2 and 4 ranks want 4 GPUs, and there are {len(self.gpus)}")
         text = self.call([*mpirun(ranks), "benchmarks/regroup.py", "--exchange=mpi", "--repeat=2", "--json",
-                          *([] if self.gpus else ["--engine=numpy"])])
+                          f"--engine={name if self.gpus else 'numpy'}"])
         for row in json.loads(text[text.index("["):]):
             for way in ("regroup", "restart"):
-                self.found.add(f"a group from {row['before']} to {row['after']} ranks, by {way}", row[way], "ms")
+                self.found.add(f"{name}: a group from {row['before']} to {row['after']} ranks, by {way}", row[way],
+                               "ms")
 
-    def limit(self) -> None:
+    def limit(self, name: str) -> None:
         """Whether a slot that is not the first of its GPU stays within its share."""
         if self.memory is None:
             raise Skipped("the memory of a GPU is not known" if self.gpus else "cores have no limit of memory")
-        limit, took = self.python(LIMIT, str(self.memory))
-        self.found.add(f"a second slot, held to {limit} MiB, could take", took, "MiB", "its limit", took / limit)
+        limit, took = self.python(ENGINES[name].limit, str(self.memory))
+        self.found.add(f"{name}: a second slot, held to {limit} MiB, could take", took, "MiB", "its limit",
+                       took / limit)
 
-    def too_large(self) -> None:
+    def too_large(self, name: str) -> None:
         """What becomes of a network that needs more memory than there is, and of the one beside it."""
         if not self.gpus:
             raise Skipped("it would take the memory of the machine")
         fits = {"family": "cnn", "name": "fits", "args": {"filters": [8], "dense": [16]}}
         large = {"family": "cnn", "name": "large", "args": {"filters": [8192, 8192], "dense": [16]}, "train": {
             "batch": {"size": self.samples}}}
-        paths = self.run("too large", 2, [large, fits], status=3, resources={"preprocessors": 1, "gpus_per_node": 1})
+        paths = self.run(f"too large {name}", 2, [large, fits], status=3, resources=self.one_gpu(name))
         reasons = [event.reason for event in events_of(paths.events, NetworkFailed)]
         done = {event.network for event in events_of(paths.events, EpochEnded)}
-        self.found.add("a network too large failed for lack of memory", float(
+        self.found.add(f"{name}: a network too large failed for lack of memory", float(
             len(reasons) == 1 and reasons[0].startswith("out of memory")), "(1: yes)")
-        self.found.add("and the one after it on its GPU trained to its end", float(done == {"fits"}), "(1: yes)")
+        self.found.add(f"{name}: and the one after it on its GPU trained to its end", float(done == {"fits"}),
+                       "(1: yes)")
 
     def all(self) -> Found:
         """Measure everything."""
         began = time.monotonic()
-        parts: dict[str, Callable[[], None]] = {
-            "one network alone, beside plain Keras": lambda: self.alone("keras", "model.fit", KERAS),
-            "inputs and checkpoints": self.copies, "limits of memory": self.limit, "out of memory": self.too_large,
-            "changes of a group": self.regroup}
-        if importlib.util.find_spec("torch"):
-            parts["one network alone, beside a plain PyTorch loop"] = lambda: self.alone("torch", "a loop", TORCH)
-        else:
-            self.found.skip("one network alone, beside a plain PyTorch loop", "PyTorch is not installed")
+        parts: dict[str, Callable[[str], None]] = {
+            "one network alone, beside a plain loop": self.alone, "inputs and checkpoints": self.copies,
+            "limits of memory": self.limit, "out of memory": self.too_large, "changes of a group": self.regroup}
         for slots in (1, 2, 4, 8) if self.gpus else (1, 2):
-            parts[f"{slots} on one device"] = partial(self.together, slots)
-        for what, measure in parts.items():
-            self.part(what, measure)
+            parts[f"{slots} on one device"] = partial(self.together, slots=slots)
+        for name, engine in ENGINES.items():
+            if importlib.util.find_spec(engine.library) is None:
+                self.found.skip(name, f"{engine.library} is not installed")
+                continue
+            for what, measure in parts.items():
+                self.part(f"{name}: {what}", partial(measure, name))
         if not self.found.device["mps"]:
             self.found.skip("networks on one GPU with MPS", f"{CONTROL} is not installed")
         self.found.seconds = time.monotonic() - began

@@ -1,6 +1,6 @@
 """What K networks on one device train together beside one alone: K = 1, 2, 4, 8. The goal is three times as much.
 
-    python benchmarks/sharing.py [--slots 1 2 4 8] [--rounds 3] [--epochs 4]
+    python benchmarks/sharing.py [--slots 1 2 4 8] [--rounds 3] [--epochs 4] [--engine keras]
 
 Equal small CNNs, as many as the largest K, train on one device that K trainers share (`resources.per_device: K`), fed
 by one preprocessor that keeps the decoded samples. The device is the first GPU that this process is shown; where
@@ -63,7 +63,8 @@ def spec(slots: int, networks: int, gpu: str | None, folder: Path, args: argpars
                    for number in range(networks)],
         "train": {"batch": {"size": args.batch}, "converge": {"monitor": "loss", "max_epochs": args.epochs},
                   "optimizer": {"name": "sgd", "learning_rate": 0.01, "momentum": 0.9}},
-        "resources": {"per_device": slots, "preprocessors": 1} | ({} if gpu is None else {"gpus_per_node": 1})}
+        "resources": {"engine": args.engine, "per_device": slots, "preprocessors": 1} | (
+            {} if gpu is None else {"gpus_per_node": 1})}
 
 
 def measure(slots: int, networks: int, gpu: str | None, args: argparse.Namespace) -> Measured:
@@ -133,6 +134,7 @@ def main() -> None:
     parser.add_argument("--pixels", type=int, default=32)
     parser.add_argument("--batch", type=int, default=128)
     parser.add_argument("--filters", type=int, nargs="+", default=[16, 32])
+    parser.add_argument("--engine", default="keras")
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     if args.epochs < 2:

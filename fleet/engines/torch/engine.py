@@ -11,6 +11,7 @@ import torch
 
 from fleet.comm.base import Group
 from fleet.engines.base import Setup
+from fleet.engines.torch.ahead import AheadNetwork
 from fleet.engines.torch.device import take_device
 from fleet.engines.torch.exchange import Exchange, MpiExchange, NoExchange, TorchExchange, exchange_name
 from fleet.engines.torch.export import note_of
@@ -57,8 +58,9 @@ class TorchEngine:
         scale = 1.0 if train.batch.is_elastic else network.learning_rate_scale(group.size)
         updates = Updates(train.optimizer, scale, train.batch.accumulate, flat)
         note = partial(note_of, network, sample, dtype, self._transforms.get(network.feed, ()), self._folder)
-        return TorchNetwork(module, flat, updates, sample, dtype, measures, self._exchange_of, group, network.seed,
-                            train.precision == "mixed_bfloat16", note)
+        kind = AheadNetwork if self._device.type == "cuda" else TorchNetwork
+        return kind(module, flat, updates, sample, dtype, measures, self._exchange_of, group, network.seed,
+                    train.precision == "mixed_bfloat16", note)
 
 
 def _exchange(name: str, device: torch.device, folder: Path, group: Group) -> Exchange:

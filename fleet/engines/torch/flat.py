@@ -30,6 +30,7 @@ class Flat:
         gradients: of the same length, followed in memory by the sums.
         parameters: by name.
         whole: gradients and sums, as ranks add them up.
+        tail: the sums, (5 + more,).
     """
 
     def __init__(self, module: nn.Module, more: int) -> None:
@@ -41,8 +42,8 @@ class Flat:
         device = next(iter(self.parameters.values())).device
         self.weights = torch.zeros(ends[-1], device=device)
         self.whole = torch.zeros(ends[-1] + WIDTH + more, device=device)
-        self.gradients, self._tail = self.whole[:ends[-1]], self.whole[ends[-1]:]
-        self._head, self._known, self._more = self._tail[:2], self._tail[2:WIDTH], self._tail[WIDTH:]
+        self.gradients, self.tail = self.whole[:ends[-1]], self.whole[ends[-1]:]
+        self._head, self._known, self._more = self.tail[:2], self.tail[2:WIDTH], self.tail[WIDTH:]
         self.views = self.split(self.gradients)
         for one, place, view in zip(self.parameters.values(), self.split(self.weights), self.views, strict=True):
             place.copy_(one.data)
@@ -103,11 +104,12 @@ class Flat:
         if self._known.device.type == "cpu":  # an array of the same memory is written to sooner
             self._known.numpy()[:] = count, stop, failed
         else:
-            self._known.copy_(torch.tensor((count, stop, failed), dtype=torch.float32))
+            for place, value in enumerate((count, stop, failed)):
+                self._known[place].fill_(value)  # nothing waits for it, as for a copy from here
 
     def sums(self) -> Sums:
         """What there is of them now."""
-        return Sums.unpack(self._tail.tolist())
+        return Sums.unpack(self.tail.tolist())
 
     def norms(self) -> list[torch.Tensor]:
         """Of the gradient of each parameter."""
@@ -118,6 +120,17 @@ def tensor_of(array: np.ndarray) -> torch.Tensor:
     """A tensor of the same memory, where that is possible."""
     array = np.asarray(array)  # a number of a checkpoint is none
     return torch.from_numpy(array if array.flags.writeable else array.copy())
+
+
+def placed(array: np.ndarray, device: torch.device) -> torch.Tensor:
+    """An array on a device; a GPU's copy is made while it computes, by way of memory that its driver knows of.
+
+    Without a GPU it is the same memory, where that is possible.
+    """
+    found = tensor_of(array)
+    if device.type != "cuda":
+        return found
+    return torch.empty(found.shape, dtype=found.dtype, pin_memory=True).copy_(found).to(device, non_blocking=True)
 
 
 def copied(tensors: Mapping[str, torch.Tensor]) -> dict[str, np.ndarray]:

@@ -22,7 +22,7 @@ from fleet.engines.base import Arrays, Sums
 from fleet.engines.torch.exchange import Exchange, NoExchange
 from fleet.engines.torch.export import load, write
 from fleet.engines.torch.finish import finished
-from fleet.engines.torch.flat import Flat, copied, tensor_of
+from fleet.engines.torch.flat import Flat, copied, placed, tensor_of
 from fleet.engines.torch.losses import LossFunctions
 from fleet.engines.torch.memory import kept_bytes
 from fleet.engines.torch.metrics import MetricSet
@@ -68,7 +68,7 @@ class TorchNetwork:
 
     def step(self, images: np.ndarray, targets: np.ndarray, size: int,  # noqa: D102 - Trainable says it
              stop: bool = False, weights: np.ndarray | None = None) -> Sums:
-        mine = _readable(images, targets, weights)
+        mine = readable(rows_of(images, targets, weights))
         error: BaseException | None = None
         try:
             if len(mine[1]):
@@ -108,7 +108,7 @@ class TorchNetwork:
         with self.judging():
             outputs = self._outputs(images)
             kept = outputs if valid.all() else outputs[torch.from_numpy(valid).to(self._device)]
-            mine = _readable(images, targets, weights)[1:]
+            mine = readable(rows_of(images, targets, weights))[1:]
             self._note(kept, mine, self._measures.losses.judging, False)
         return self._flat.sums(), outputs.cpu().numpy()
 
@@ -255,10 +255,10 @@ class TorchNetwork:
 
     def _note(self, outputs: Tensor, mine: Rows, loss_of: Callable[[Tensor, Tensor], Tensor], stop: bool) -> Tensor:
         """Write the sums of some rows, all of which could be read, and give their summed loss."""
-        targets = torch.from_numpy(np.ascontiguousarray(mine[0])).to(self._device)
+        targets = placed(np.ascontiguousarray(mine[0]), self._device)
         losses = loss_of(outputs, targets)
         if len(mine) > 1:
-            losses = losses * torch.from_numpy(np.array(mine[1])).to(self._device)
+            losses = losses * placed(np.array(mine[1]), self._device)
         loss = losses.sum()
         with torch.no_grad():
             right = self._measures.losses.correct(outputs, targets).sum(dtype=torch.float32)
@@ -288,7 +288,7 @@ class Inputs:
 
     def __call__(self, images: np.ndarray) -> Tensor:
         """Some rows; of memory of its own, or valid as long as the array."""
-        found = tensor_of(images).to(self._device)
+        found = placed(images, self._device)
         if found.ndim == 2:  # an export is tried on images, whatever travels
             found = finished(found, self._sample)
         if self._affine is not None:
@@ -298,9 +298,13 @@ class Inputs:
         return found.to(self.dtype, memory_format=torch.contiguous_format)
 
 
-def _readable(images: np.ndarray, targets: np.ndarray, weights: np.ndarray | None) -> Rows:
+def rows_of(images: np.ndarray, targets: np.ndarray, weights: np.ndarray | None) -> Rows:
+    """What there is of some rows."""
+    return (images, targets) if weights is None else (images, targets, weights)
+
+
+def readable(mine: Rows) -> Rows:
     """The rows that could be read: what stands for the others is to count for nothing in losses and statistics."""
-    mine = (images, targets) if weights is None else (images, targets, weights)
     valid = mine[-1] >= 0
     return mine if valid.all() else tuple(part[valid] for part in mine)
 

@@ -130,6 +130,35 @@ def test_a_stride_is_its_steps(batch):
     assert other.stride(images, labels, [6, 6]) == stepped
 
 
+@pytest.fixture
+def late(monkeypatch):
+    """Builds networks whose sums are read late, as on a GPU."""
+    from fleet.engines.torch.ahead import AheadNetwork
+
+    monkeypatch.setattr("fleet.engines.torch.engine.TorchNetwork", AheadNetwork)
+    return built
+
+
+@pytest.mark.parametrize("train", [{}, {"batch": {"accumulate": 2}, "optimizer": {"name": "adamw"}}], ids=str)
+def test_steps_whose_sums_are_read_late_come_to_the_same_bit_for_bit(batch, late, train):
+    one, (images, labels) = late(**train), batch
+    some, none = np.where(np.arange(12) % 3 == 0, -1, labels), np.full(12, -1)
+    waits = [one.begin(images, labels, [12]), one.begin(images, some, [12]), one.begin(images, none, [12]),
+             one.begin(images, some, [4, 8])]
+    sums = [found for wait in waits for found in wait().sums]
+    assert [found.count for found in sums] == [12, 8, 0, 2, 6]
+    other = built(**train)
+    assert sums == [other.step(*batch, 12), other.step(images, some, 12), other.step(images, none, 12),
+                    *other.stride(images, some, [4, 8])]
+    assert all(np.array_equal(array, other.state()[name]) for name, array in one.state().items())
+
+
+def test_samples_may_weigh_where_sums_are_read_late(batch, late):
+    sample, weights = replace(SAMPLE, target=TargetSpec("class", 3, weighted=True)), np.linspace(-1, 2, 12, dtype="f")
+    assert late(sample=sample).begin(*batch, [12], weights=weights)().sums == [
+        built(sample=sample).step(*batch, 12, weights=weights)]
+
+
 @pytest.mark.parametrize("model", [
     {"build": f"{MODULES}:viewing"}, {"build": f"{MODULES}:convolutional", "args": {"filters": 6}},
     {"family": "softmax"}, {"family": "resnet", "args": {"blocks": [1, 1], "width": 4}},
