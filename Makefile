@@ -39,7 +39,7 @@ test-other: env
 test-track: export PATH := $(CURDIR)/.venv-track/bin:$(PATH)
 test-track: env
 	$(BIN)/python -m venv .venv-track
-	.venv-track/bin/python -m pip install -qq -e '.[track,pandas,parquet]' optuna-dashboard pytest pytest-xdist hypothesis
+	.venv-track/bin/python -m pip install -qq -e '.[track,pandas,parquet]' optuna-dashboard pytest pytest-timeout pytest-xdist hypothesis
 	.venv-track/bin/python -m pytest -o addopts=-q -rs tests/fleet/export $(PYTEST_ARGS)
 
 # The tests of PyTorch, in an environment of their own, each in one thread, since threads of tests that run side by side wait
