@@ -1,4 +1,4 @@
-# make env | env-torch | demo | test | test-other | test-track | test-torch | test-all | coverage | test-cluster | test-cluster-all | chaos | check | bench | clean
+# make env | env-torch | demo | test | test-other | test-track | test-torch | test-long | test-all | coverage | test-cluster | test-cluster-all | chaos | check | bench | clean
 # VENV=dir puts the environment elsewhere; PYTHON=3.12, or an interpreter, makes it with another Python.
 
 VENV ?= .venv
@@ -12,7 +12,7 @@ export TF_CPP_MIN_LOG_LEVEL ?= 2
 # Tests that run side by side: launches wait more than they compute.
 WORKERS ?= 3
 
-.PHONY: env env-torch demo test test-other test-track test-torch test-all coverage test-cluster test-cluster-all chaos check bench clean
+.PHONY: env env-torch demo test test-other test-track test-torch test-long test-all coverage test-cluster test-cluster-all chaos check bench clean
 
 env:
 	@tools/env.sh
@@ -50,7 +50,11 @@ test-torch:
 	HOROVOD= VENV=.venv-torch tools/env.sh torch
 	.venv-torch/bin/python -m pytest -n $(WORKERS) -rs -m torch $(PYTEST_ARGS)
 
-# All tests. Continuous integration runs them with fewer random examples (FLEET_TEST_EXAMPLES, a factor).
+# What `make test` leaves out. None is begun after FLEET_TEST_UNTIL (seconds of `date +%s`), where that is given.
+test-long: env
+	$(BIN)/python -m pytest -n $(WORKERS) -m "long and not cluster" $(PYTEST_ARGS)
+
+# All tests. FLEET_TEST_EXAMPLES is a factor for how many random examples they try.
 test-all: env
 	$(BIN)/python -m pytest -n $(WORKERS) $(PYTEST_ARGS)
 

@@ -8,6 +8,7 @@ import os
 import shutil
 import subprocess
 import tempfile
+import time
 
 import pytest
 from hypothesis import settings
@@ -46,6 +47,12 @@ def pytest_collection_finish(session):
                 item.add_marker(pytest.mark.skip(reason="PyTorch is not installed: make test-torch has it"))
             elif beside and item in here:
                 item.add_marker(pytest.mark.skip(reason="TensorFlow is in this process: make test-torch has none"))
+
+
+def pytest_runtest_setup(item):
+    """Begin nothing when there is no time left for it: `make test-long` says when that is."""
+    if time.time() > float(os.environ.get("FLEET_TEST_UNTIL", "inf")):
+        pytest.skip("no time is left: FLEET_TEST_UNTIL")
 
 
 @pytest.fixture(autouse=True)
