@@ -26,9 +26,14 @@ NAMES = ("auto", "mpi", "library")
 
 
 class Exchange(Protocol):
-    """Adds up the gradients and sums of a group's ranks, in place."""
+    """Adds up the gradients and sums of a group's ranks, in place.
+
+    Attributes:
+        in_place: whether it reads gradients while the backward pass adds to them, so that they are to stay there.
+    """
 
     group: Group
+    in_place: bool
 
     def begin(self, flat: Flat) -> None:
         """A backward pass begins, by which gradients become ready."""
@@ -42,6 +47,8 @@ class Exchange(Protocol):
 
 class NoExchange:
     """A rank alone has everything already."""
+
+    in_place = False
 
     def __init__(self, group: Group) -> None:
         self.group = group
@@ -77,6 +84,8 @@ class MpiExchange(NoExchange):
 
 class TorchExchange:
     """A process group of PyTorch, an object of its own; its ranks meet by a file in the run's folder."""
+
+    in_place = True
 
     def __init__(self, group: Group, device: torch.device, folder: Path) -> None:
         self.group = group

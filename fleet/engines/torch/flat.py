@@ -74,6 +74,23 @@ class Flat:
                 last, count = first, 0
         return found
 
+    def let_go(self) -> None:
+        """Before a backward pass that makes gradients of its own, for :meth:`gather`: to add to each costs more."""
+        self.tail.zero_()
+        for one in self.parameters.values():
+            one.grad = None
+
+    def gather(self) -> None:
+        """Take over the gradients that a backward pass has made, all at once."""
+        made = [(view, one.grad) for one, view in zip(self.parameters.values(), self.views, strict=True)]
+        for view, gradient in made:
+            if gradient is None:
+                view.zero_()
+        found = [(view, gradient.to_dense()) for view, gradient in made if gradient is not None]
+        torch._foreach_copy_([view for view, _ in found], [gradient for _, gradient in found])
+        for one, view in zip(self.parameters.values(), self.views, strict=True):
+            one.grad = view
+
     def check(self) -> None:
         """See that the gradients are where they should be.
 

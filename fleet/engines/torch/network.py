@@ -232,7 +232,10 @@ class TorchNetwork:
 
     def _compute(self, mine: Rows, size: int, stop: bool) -> None:
         """This rank's share of the gradient of the mean loss, and of the sums."""
-        self._flat.clear()
+        if in_place := self._exchange.in_place or self._device.type == "cpu":  # where to call costs less than memory
+            self._flat.clear()
+        else:
+            self._flat.let_go()
         self._exchange.begin(self._flat)
         seed = mixed(self._seed, self._updates.steps, self._exchange.group.rank)
         torch.default_generator.manual_seed(seed)
@@ -242,7 +245,9 @@ class TorchNetwork:
             outputs = self._outputs(mine[0])
         loss = self._note(outputs, mine[1:], self._measures.losses.training, stop)
         (loss / size).backward()
-        if self._is_new:
+        if not in_place:
+            self._flat.gather()
+        elif self._is_new:
             self._flat.check()
             self._is_new = False
 

@@ -153,6 +153,26 @@ def test_steps_whose_sums_are_read_late_come_to_the_same_bit_for_bit(batch, late
     assert all(np.array_equal(array, other.state()[name]) for name, array in one.state().items())
 
 
+def test_gradients_that_a_backward_pass_makes_anew_are_those_that_it_adds_up_bit_for_bit():
+    import torch
+
+    from fleet.engines.torch.flat import Flat
+
+    torch.manual_seed(0)
+    words, dense = torch.nn.Embedding(9, 4, sparse=True), torch.nn.Linear(4, 4)
+    module = torch.nn.ModuleList([words, dense, torch.nn.Linear(3, 2)])  # the last takes no part
+    flat, found = Flat(module, 0), []
+    for begin, end in ((flat.clear, list), (flat.let_go, flat.gather), (flat.let_go, flat.gather)):
+        begin()
+        dense(dense(words(torch.tensor([1, 5, 1])))).square().sum().backward()
+        end()
+        flat.check()
+        found.append(flat.whole.clone())
+    assert found[0].any()
+    assert torch.equal(found[0], found[1])
+    assert torch.equal(found[1], found[2])
+
+
 def test_samples_may_weigh_where_sums_are_read_late(batch, late):
     sample, weights = replace(SAMPLE, target=TargetSpec("class", 3, weighted=True)), np.linspace(-1, 2, 12, dtype="f")
     assert late(sample=sample).begin(*batch, [12], weights=weights)().sums == [
