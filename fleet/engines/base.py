@@ -12,18 +12,20 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, SupportsFloat, runtime_checkable
+from typing import Any, NamedTuple, Protocol, SupportsFloat, TypeAlias, runtime_checkable
 
 import numpy as np
 
 from fleet.comm.base import Group
-from fleet.errors import FleetError, NetworkWarning
+from fleet.errors import CheckpointError, FleetError, NetworkWarning, UserError
 from fleet.spec import NetworkSpec, Resources
+from fleet.units import counted
 from preprocess.sample import SampleSpec
 from scheduler.base import RateTable
 
 # What a checkpoint holds of a network: arrays by name.
 Arrays = Mapping[str, np.ndarray]
+Rows: TypeAlias = tuple[np.ndarray, ...]  # a rank's images, targets and, where there are such, weights
 
 _USABLE = 0.9  # of a GPU's memory, where trainers share it: each process has a context there, too
 
@@ -381,6 +383,43 @@ class Engine(Protocol):
         Raises:
             Exception: whatever the model function raises.
         """
+
+
+def rows_of(images: np.ndarray, targets: np.ndarray, weights: np.ndarray | None) -> Rows:
+    """What a step is given, without weights where there are none."""
+    return (images, targets) if weights is None else (images, targets, weights)
+
+
+def readable(rows: Rows) -> Rows:
+    """Those that could be read; of the others the target, or the weight, is negative."""
+    valid = rows[-1] >= 0
+    return rows if valid.all() else tuple(part[valid] for part in rows)
+
+
+def check_arrays(own: Mapping[str, Sequence[int]], arrays: Arrays) -> None:
+    """See that arrays are those of a network.
+
+    Args:
+        own: its names and their shapes.
+
+    Raises:
+        CheckpointError: they are not.
+    """
+    wrong = [name for name, shape in own.items() if name not in arrays or arrays[name].shape != tuple(shape)]
+    if wrong or len(own) != len(arrays):
+        raise CheckpointError("a checkpoint of another network: it differs in "
+                              + ", ".join([*wrong, *(name for name in arrays if name not in own)][:5]))
+
+
+def check_index(index: int, gpus: int) -> None:
+    """See that there is a GPU for a trainer, where trainers do not share one.
+
+    Raises:
+        UserError: its node shows fewer.
+    """
+    if gpus > 1 and index >= gpus:
+        raise UserError(f"this node shows {counted(gpus, 'GPU')}, and this rank is its trainer number {index + 1}: "
+                        "start fewer ranks on it, or set resources.gpus_per_node")
 
 
 @contextmanager

@@ -8,7 +8,6 @@ regression; for masks it is softmax regression on the channels of each pixel.
 
 from __future__ import annotations
 
-import json
 import math
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,9 +15,9 @@ from pathlib import Path
 import numpy as np
 
 from fleet.comm.base import Group
-from fleet.engines.base import Arrays, Setup, Sums
+from fleet.engines.base import Arrays, Setup, Sums, check_arrays, readable, rows_of
 from fleet.engines.linear import Answers, measure_of, metric_of
-from fleet.errors import CheckpointError, ModelError, SettingError
+from fleet.errors import ModelError, SettingError
 from fleet.spec import NetworkSpec
 from fleet.spec.measures import label_of, name_of, parameters_of, snake
 from fleet.spec.model import Architecture, call_of, load_function
@@ -127,10 +126,9 @@ class SoftmaxRegression:
     def _judge(self, images: np.ndarray, targets: np.ndarray, weights: np.ndarray | None, training: bool = False
                ) -> tuple[Answers, np.ndarray]:
         """What comes out for the samples that could be read, and their features."""
-        valid = (targets if weights is None else weights) >= 0
-        inputs = self._features(images[valid])
-        return self._answers(inputs @ self._weights, targets[valid], None if weights is None else weights[valid],
-                             training), inputs
+        images, targets, *weighed = readable(rows_of(images, targets, weights))
+        inputs = self._features(images)
+        return self._answers(inputs @ self._weights, targets, weighed[0] if weighed else None, training), inputs
 
     def _sums(self, answers: Answers) -> Sums:
         count = len(answers.targets)
@@ -151,9 +149,7 @@ class SoftmaxRegression:
         return {"weights": self._weights.copy(), "velocity": self._velocity.copy()}
 
     def load(self, arrays: Arrays) -> None:  # noqa: D102
-        if set(arrays) != {"weights", "velocity"} or arrays["weights"].shape != self._weights.shape:
-            shapes = json.dumps({name: list(array.shape) for name, array in arrays.items()})
-            raise CheckpointError(f"a checkpoint of another network: {shapes}")
+        check_arrays({"weights": self._weights.shape, "velocity": self._velocity.shape}, arrays)
         self._weights = np.array(arrays["weights"])
         self._velocity = np.array(arrays["velocity"])
 

@@ -6,9 +6,7 @@ import os
 
 import tensorflow as tf
 
-from fleet.engines.base import Slot
-from fleet.errors import UserError
-from fleet.units import counted
+from fleet.engines.base import Slot, check_index
 
 
 def take_device(index: int, trainers: int, deterministic: bool = False, slot: Slot = Slot()) -> None:  # noqa: B008
@@ -43,10 +41,7 @@ def take_device(index: int, trainers: int, deterministic: bool = False, slot: Sl
             threads = 1 if deterministic else max(1, len(os.sched_getaffinity(0)) // trainers)
             tf.config.threading.set_intra_op_parallelism_threads(threads)
         return
-    if len(gpus) > 1 and index >= len(gpus):  # without slots, a trainer for each GPU
-        raise UserError(f"this node shows {counted(len(gpus), 'GPU')}, and this rank is its trainer number "
-                        f"{index + 1}: start fewer ranks on it, or set resources.gpus_per_node")
-    # A launcher that shows each rank its own GPU alone has chosen already.
+    check_index(index, len(gpus))
     chosen = gpus[0] if len(gpus) == 1 else gpus[index]
     tf.config.set_visible_devices([chosen], "GPU")
     if slot.memory_limit is None:

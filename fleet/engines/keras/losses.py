@@ -6,71 +6,23 @@ Networks give logits, so the losses of classes, labels and masks take the softma
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import keras
 import numpy as np
 import tensorflow as tf
 
-from fleet.engines.reasons import reason_of
-from fleet.errors import SettingError, UserError
-from fleet.plugins import load_object
+from fleet.engines.measures import OF_MASKS, Loss, LossFunctions, given_to, of_whole_batch, weighs_masks
+from fleet.engines.own import own_loss
 from fleet.spec import Train
-from fleet.spec.measures import LEAST_LOSS, LOSS_OF, name_of, parameters_of, snake
+from fleet.spec.measures import name_of, snake
 from preprocess.target import TargetSpec
-
-Loss = Callable[[tf.Tensor, tf.Tensor], tf.Tensor]  # of outputs and targets: a number for each sample, (n,)
 
 # Losses of scores without bounds, which no probability stands in for.
 _OF_SCORES = {"hinge", "squared_hinge", "categorical_hinge"}
-_ROUNDED = 1e-4  # what a loss may be below its least
-
-
-class LossFunctions(NamedTuple):
-    """The loss of each sample, in training and where it is judged, and what of it is right; what it is called, and the
-    least that it can be."""
-
-    training: Loss
-    judging: Loss
-    correct: Loss
-    name: str
-    least: float
-
-    def check(self, outputs: tf.Tensor, targets: tf.Tensor) -> None:
-        """See on some samples that this is a loss: it depends on what a network gives, and is not below its least.
-
-        Args:
-            outputs: of a network.
-
-        Raises:
-            SettingError: it is none.
-        """
-        random = np.random.default_rng(0)
-        with tf.GradientTape() as tape:
-            any_outputs = tf.constant(random.normal(size=outputs.shape), tf.float32)
-            tape.watch(any_outputs)
-            try:
-                losses = self.training(any_outputs, targets)
-            except SettingError:
-                raise
-            except Exception as error:  # of the user's own function
-                raise self._mistake(f"cannot be computed of (targets, outputs): {reason_of(error)}") from error
-        slope = tape.gradient(losses, any_outputs)
-        if slope is None or not np.any(slope):
-            raise self._mistake("does not depend on what the network gives, so that no weight is connected to it and "
-                                "nothing can be learned")
-        found = self.judging(outputs, targets).numpy()
-        if not np.isfinite(found).all() and np.isfinite(outputs).all():
-            raise self._mistake(f"is no number for what the network gives: {found[~np.isfinite(found)][0]}")
-        if found.min() < self.least - _ROUNDED:
-            raise self._mistake(f"is {found.min():.4g} for samples of the data, less than it can be ({self.least:g}): "
-                                "it is not of such targets")
-
-    def _mistake(self, wrong: str) -> SettingError:
-        return SettingError(f"the loss {self.name} {wrong}", "train", "loss")
+_NOT_SET = ("y_true", "y_pred", "from_logits", "axis")  # of the parameters of losses, those that no spec sets
 
 
 def make_losses(train: Train, target: TargetSpec) -> LossFunctions:
@@ -79,13 +31,53 @@ def make_losses(train: Train, target: TargetSpec) -> LossFunctions:
     Raises:
         SettingError: no such loss, or not of such targets.
     """
-    judging = _default(target, train.label_smoothing) if train.loss is None else _named(train, target)
-    training = judging
+    each = _default(target, train.label_smoothing) if train.loss is None else _named(train, target)
+    judging = training = _of_samples(each, target)
     if isinstance(train.class_weights, Mapping):
-        training = _weighted(judging, list(train.class_weights.values()), train, target)
-    name = LOSS_OF[target.kind] if train.loss is None else name_of(train.loss)
-    least = -math.inf if ":" in name else LEAST_LOSS.get(snake(name), 0.0)
-    return LossFunctions(training, judging, _CORRECT[target.kind](target), name, least)
+        if target.kind == "mask" and train.loss is not None and snake(name_of(train.loss)) in OF_MASKS:
+            raise weighs_masks(name_of(train.loss))
+        training = _of_samples(each, target, tf.constant(list(train.class_weights.values()), tf.float32))
+    return LossFunctions.of(train, target, training, judging, _CORRECT[target.kind](target))
+
+
+def check_losses(losses: LossFunctions, outputs: tf.Tensor, targets: tf.Tensor) -> None:
+    """See on some samples, and what a network gives for them, that these are losses.
+
+    Raises:
+        SettingError: they are none.
+    """
+    def slope(loss: Loss) -> tf.Tensor | None:
+        any_outputs = tf.constant(np.random.default_rng(0).normal(size=outputs.shape), tf.float32)
+        with tf.GradientTape() as tape:
+            tape.watch(any_outputs)
+            found = loss(any_outputs, targets)
+        return tape.gradient(found, any_outputs)
+    losses.check(slope, lambda: losses.judging(outputs, targets).numpy(), bool(np.isfinite(outputs).all()))
+
+
+def _of_samples(each: Loss, target: TargetSpec, by_class: tf.Tensor | None = None) -> Loss:
+    """From a loss of samples, or of pixels, to one of samples, where classes weigh.
+
+    Args:
+        each: of outputs and targets; of masks, it is given -1 for pixels that count for nothing.
+        by_class: the weight of each class.
+    """
+    if target.kind != "mask":
+        if by_class is None:
+            return each
+        return lambda outputs, targets: each(outputs, targets) * tf.gather(by_class, tf.maximum(targets, 0))
+
+    def of_masks(outputs: tf.Tensor, targets: tf.Tensor) -> tf.Tensor:
+        labels, counted = _pixels(targets, target)
+        found = each(outputs, tf.where(counted > 0, labels, -1))
+        if found.shape.rank != 3:
+            if by_class is not None:
+                raise weighs_masks("the loss")
+            return found
+        if by_class is not None:
+            found *= tf.gather(by_class, labels)
+        return _mean_of_pixels(tf.where(counted > 0, found, 0.0), counted)
+    return of_masks
 
 
 def _default(target: TargetSpec, smoothing: float) -> Loss:
@@ -96,11 +88,6 @@ def _default(target: TargetSpec, smoothing: float) -> Loss:
             wanted = tf.cast(targets, tf.float32) * (1 - smoothing) + 0.5 * smoothing
             return tf.reduce_mean(tf.nn.sigmoid_cross_entropy_with_logits(wanted, outputs), axis=-1)
         return of_labels
-    if target.kind == "mask":
-        def of_masks(outputs: tf.Tensor, targets: tf.Tensor) -> tf.Tensor:
-            labels, counted = _pixels(targets, target)
-            return _mean_of_pixels(_cross_entropy(labels, outputs, smoothing), counted)
-        return of_masks
     return lambda outputs, targets: _cross_entropy(tf.maximum(targets, 0), outputs, smoothing)
 
 
@@ -125,99 +112,34 @@ def _mean_of_pixels(values: tf.Tensor, counted: tf.Tensor) -> tf.Tensor:
     return tf.reduce_sum(values * counted, axes) / tf.maximum(tf.reduce_sum(counted, axes), 1.0)
 
 
-def _weighted(loss: Loss, weights: list[float], train: Train, target: TargetSpec) -> Loss:
-    by_class = tf.constant(weights, tf.float32)
-    if target.kind == "class":
-        return lambda outputs, targets: loss(outputs, targets) * tf.gather(by_class, tf.maximum(targets, 0))
-    if train.loss is not None:
-        return _of_masks(train, target, by_class)
-
-    def of_masks(outputs: tf.Tensor, targets: tf.Tensor) -> tf.Tensor:
-        labels, counted = _pixels(targets, target)
-        losses = _cross_entropy(labels, outputs, train.label_smoothing) * tf.gather(by_class, labels)
-        return _mean_of_pixels(losses, counted)
-    return of_masks
-
-
 # ---- losses of Keras, and of one's own ---------------------------------------------------------
 
 
 def _named(train: Train, target: TargetSpec) -> Loss:
     assert train.loss is not None
     name = name_of(train.loss)
-    if target.kind == "mask":
-        return _of_masks(train, target)
     if ":" in name:
         function = _own(train)
-        return lambda outputs, targets: _each(function(_shown(targets, target), outputs), name)
-    function, given = _of_keras(train, target)
-    takes_scores = "from_logits" in given or snake(name) in _OF_SCORES
-
-    def of_keras(outputs: tf.Tensor, targets: tf.Tensor) -> tf.Tensor:
-        wanted = _shown(targets, target) if name_is_sparse(name) else dense(targets, target)
-        return _each(function(wanted, outputs if takes_scores else probabilities(outputs, target), **given), name)
-    return of_keras
-
-
-def _of_keras(train: Train, target: TargetSpec) -> tuple[Callable[..., Any], dict[str, Any]]:
-    """A loss of Keras, and what it is called with."""
-    assert train.loss is not None
-    name, given = name_of(train.loss), parameters_of(train.loss)
+        return lambda outputs, targets: _each(function(_shown(targets, target), outputs), name, target)
     function = getattr(keras.losses, snake(name))
     options = inspect.signature(function).parameters
-    if wrong := [key for key in given if key not in options or key in ("y_true", "y_pred", "from_logits", "axis")]:
-        known = ", ".join(key for key in options if key not in ("y_true", "y_pred", "from_logits", "axis"))
-        raise SettingError(f"{name} takes no {', '.join(wrong)}; it takes {known or 'no parameters'}", "train", "loss")
-    if name_is_sparse(name) and target.kind not in ("class", "mask"):
-        raise SettingError(f"{name} is of classes, not of {target.kind} targets", "train", "loss")
+    given = given_to(train, target, [key for key in options if key not in _NOT_SET])
     if "from_logits" in options:
         given["from_logits"] = True
     if "axis" in options and options["axis"].default is None:  # without it, of a whole batch
         given["axis"] = [1, 2, 3] if target.kind == "mask" else [1]
-    if train.label_smoothing:
-        if "label_smoothing" not in options:
-            raise SettingError(f"label_smoothing: {name} has none", "train", "label_smoothing")
-        given["label_smoothing"] = train.label_smoothing
-    return function, given
+    takes_scores = "from_logits" in given or snake(name) in _OF_SCORES
 
-
-def _of_masks(train: Train, target: TargetSpec, by_class: tf.Tensor | None = None) -> Loss:
-    """A loss of Keras, or of one's own, of each pixel or each mask; pixels that count for nothing do so here, too.
-
-    A function of one's own is given -1 for these pixels. One of Keras is given class 0, if it takes numbers; a loss of
-    whole masks, such as ``dice``, neither target nor probability.
-    """
-    assert train.loss is not None
-    name = name_of(train.loss)
-    own = _own(train) if ":" in name else None
-    function, given = (own, {}) if own is not None else _of_keras(train, target)
-    weighs_masks = SettingError(f"class_weights: {name} gives a number for each mask, and weights are of pixels",
-                                "train", "class_weights")
-    if by_class is not None and "axis" in given and given["axis"] == [1, 2, 3]:
-        raise weighs_masks
-
-    def losses(outputs: tf.Tensor, labels: tf.Tensor, counted: tf.Tensor) -> Any:
-        if own is not None:
-            return own(tf.where(counted > 0, labels, -1), outputs)
+    def of_keras(outputs: tf.Tensor, targets: tf.Tensor) -> tf.Tensor:
+        found = outputs if takes_scores else probabilities(outputs, target)
         if name_is_sparse(name):
-            return function(labels, outputs, **given)
-        wanted = tf.one_hot(labels, target.outputs)
-        found = outputs if "from_logits" in given or snake(name) in _OF_SCORES else probabilities(outputs, target)
-        if "axis" in given:
-            wanted, found = wanted * counted[..., None], found * counted[..., None]
-        return function(wanted, found, **given)
-
-    def of_masks(outputs: tf.Tensor, targets: tf.Tensor) -> tf.Tensor:
-        labels, counted = _pixels(targets, target)
-        found = tf.cast(losses(outputs, labels, counted), tf.float32)
-        if found.shape.rank != 3:
-            if by_class is not None:
-                raise weighs_masks
-            return _each(found, name)
-        if by_class is not None:
-            found *= tf.gather(by_class, labels)
-        return _mean_of_pixels(tf.where(counted > 0, found, 0.0), counted)
-    return of_masks
+            return _each(function(tf.maximum(targets, 0), found, **given), name, target)
+        wanted = dense(targets, target)
+        if target.kind == "mask" and "axis" in given:  # pixels that count for nothing have neither
+            counted = tf.cast(targets >= 0, tf.float32)[..., None]
+            wanted, found = wanted * counted, found * counted
+        return _each(function(wanted, found, **given), name, target)
+    return of_keras
 
 
 def name_is_sparse(name: str) -> bool:
@@ -226,8 +148,8 @@ def name_is_sparse(name: str) -> bool:
 
 
 def dense(targets: tf.Tensor, target: TargetSpec) -> tf.Tensor:
-    """Targets as float32, one number for each output: classes are 1 at their place."""
-    if target.kind == "class":
+    """Targets as float32, one number for each output: classes, also those of pixels, are 1 at their place."""
+    if target.kind in ("class", "mask"):
         return tf.one_hot(tf.maximum(targets, 0), target.outputs)
     return tf.cast(targets, tf.float32)
 
@@ -240,42 +162,24 @@ def probabilities(outputs: tf.Tensor, target: TargetSpec) -> tf.Tensor:
 
 
 def _shown(targets: tf.Tensor, target: TargetSpec) -> tf.Tensor:
+    if target.kind == "mask":
+        return targets
     return tf.maximum(targets, 0) if target.kind == "class" else tf.cast(targets, tf.float32)
 
 
 def _own(train: Train) -> Callable[..., Any]:
-    assert train.loss is not None
-    name, given = name_of(train.loss), parameters_of(train.loss)
-    if train.label_smoothing:
-        raise SettingError("label_smoothing works with the losses that FLEET has; your own loss may do it itself",
-                           "train", "label_smoothing")
-    try:
-        function = load_object(name, "loss")
-    except UserError as error:
-        raise SettingError(str(error), "train", "loss") from error
-    if not callable(function):
-        raise SettingError(f"{name} is a {type(function).__name__}, not a function", "train", "loss")
-    if isinstance(function, type) and issubclass(function, keras.losses.Loss):
-        return _called(function, given, name).call
-    if isinstance(function, keras.losses.Loss):
-        return function.call
-    return partial(function, **given)
+    found, given = own_loss(train, keras.losses.Loss)
+    return found.call if isinstance(found, keras.losses.Loss) else partial(found, **given)
 
 
-def _called(kind: Callable[..., Any], given: Mapping[str, Any], name: str) -> Any:
-    try:
-        return kind(**given)
-    except (TypeError, ValueError) as error:
-        raise SettingError(f"{name}: {error}", "train", "loss") from error
-
-
-def _each(losses: Any, name: str) -> tf.Tensor:
-    """A number for each sample: the mean of its own, where it has more than one."""
+def _each(losses: Any, name: str, target: TargetSpec) -> tf.Tensor:
+    """A number for each sample, or each pixel: the mean of its own, where it has more than one."""
     losses = tf.cast(losses, tf.float32)
     if losses.shape.rank == 0:
-        raise SettingError(f"{name} gives one number for a whole batch, which ranks cannot add up; it should give one "
-                           "for each sample", "train", "loss")
-    return tf.reduce_mean(losses, axis=list(range(1, losses.shape.rank))) if losses.shape.rank > 1 else losses
+        raise of_whole_batch(name, "loss")
+    if losses.shape.rank == 1 or (target.kind == "mask" and losses.shape.rank == 3):
+        return losses
+    return tf.reduce_mean(losses, axis=list(range(1, losses.shape.rank)))
 
 
 # ---- what is right -----------------------------------------------------------------------------

@@ -18,8 +18,9 @@ import numpy as np
 import tensorflow as tf
 
 from fleet.engines.keras.losses import dense, name_is_sparse, probabilities
-from fleet.errors import SettingError, UserError
-from fleet.plugins import load_object
+from fleet.engines.measures import of_whole_batch
+from fleet.engines.own import load_own
+from fleet.errors import SettingError
 from fleet.spec import Train
 from fleet.spec.measures import ACROSS_VALUES, Measure, label_of, name_of, parameters_of, snake
 from fleet.spec.model import one_line
@@ -146,10 +147,7 @@ def _shown(outputs: tf.Tensor, targets: tf.Tensor, target: TargetSpec, name: str
 
 def _of_keras(name: str, said: Mapping[str, Any], target: TargetSpec) -> keras.metrics.Metric:
     if ":" in name:
-        try:
-            found = load_object(name, "metric")
-        except UserError as error:
-            raise SettingError(str(error), "train", "metrics") from error
+        found = load_own(name, "metric", "metrics")
         if isinstance(found, type) and issubclass(found, keras.metrics.Metric):
             found = found(**said)
         if isinstance(found, keras.metrics.Metric):
@@ -181,8 +179,7 @@ def _each(function: Callable[..., Any], name: str) -> keras.metrics.Metric:
     def checked(wanted: tf.Tensor, predicted: tf.Tensor) -> tf.Tensor:
         found = tf.convert_to_tensor(function(wanted, predicted))
         if found.shape.rank == 0:
-            raise SettingError(f"the metric {name} gives one number for a whole batch, which ranks cannot add up; it "
-                               "should give one for each sample, or be a keras.metrics.Metric", "train", "metrics")
+            raise of_whole_batch(f"the metric {name}", "metrics", ", or be a keras.metrics.Metric")
         return tf.cast(found, tf.float32)
 
     return keras.metrics.MeanMetricWrapper(checked, name=label_of(name))
@@ -191,8 +188,7 @@ def _each(function: Callable[..., Any], name: str) -> keras.metrics.Metric:
 def _try(metric: _Metric, target: TargetSpec, name: str) -> None:
     """See on made-up samples that a metric can be computed, and that its state adds up."""
     random = np.random.default_rng(0)
-    made = target.made_up(random, _PROBES)
-    targets = tf.constant(target.split(made)[0])
+    targets = tf.constant(target.split(target.made_up(random, _PROBES))[0])
     outputs = tf.constant(random.uniform(0.1, 2, (_PROBES, *_output_shape(target))), tf.float32)  # logs are taken
     pixels = int(np.prod(target.shape)) if target.kind == "mask" else 1
 

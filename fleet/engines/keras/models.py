@@ -9,7 +9,6 @@ loss function. ``keras.ops.softmax(model(images))`` gives probabilities.
 from __future__ import annotations
 
 import inspect
-import random
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -19,20 +18,19 @@ import keras
 import numpy as np
 from keras import layers
 
-from fleet.errors import ModelError, NetworkWarning, UserError, exit_reason
+from fleet.engines.own import generators_kept, own_model
+from fleet.errors import ModelError, NetworkWarning, UserError
 from fleet.spec.measures import Measure
 from fleet.spec.model import (
     CNN,
     Architecture,
     DenseNet,
     ResNet,
-    call_of,
     check_input,
     check_target,
     compressed,
     has_bottlenecks,
     large_stem,
-    load_function,
     one_line,
 )
 from preprocess.target import TargetSpec, class_target
@@ -104,7 +102,7 @@ def _described(model: Architecture, input_shape: tuple[int, ...], classes: int, 
         return _build_family(model, input_shape, classes, target)
     if model.kind == "application":
         return _build_application(model, input_shape, classes)
-    return _build_imported(model, input_shape, classes)
+    return own_model(model, input_shape, classes, keras.Model, "keras.Model")
 
 
 @contextmanager
@@ -114,13 +112,9 @@ def _seeded(seed: int) -> Iterator[None]:
     Layers without a seed of their own take one from Python's generator when they are made.
     TensorFlow's global seed cannot be read, hence not restored; nothing in FLEET draws from it.
     """
-    python, numpy = random.getstate(), np.random.get_state()
-    keras.utils.set_random_seed(seed % 2 ** 32)
-    try:
+    with generators_kept():
+        keras.utils.set_random_seed(seed % 2 ** 32)
         yield
-    finally:
-        random.setstate(python)
-        np.random.set_state(numpy)
 
 
 # --- families ------------------------------------------------------------------------------
@@ -282,24 +276,6 @@ def _pixels(input_shape: tuple[int, ...]) -> str:
 
 
 # --- a function of one's own ---------------------------------------------------------------
-
-def _build_imported(model: Architecture, input_shape: tuple[int, ...], classes: int) -> keras.Model:
-    function = load_function(model.target)
-    keywords = call_of(function, model, input_shape, classes)
-    try:
-        inspect.signature(function).bind(**keywords)
-    except (TypeError, ValueError) as error:  # wrong arguments, or a builtin that has no signature
-        raise UserError(f"{model.target} is called with {', '.join(keywords)}: {error}") from error
-    try:
-        built = function(**keywords)
-    except SystemExit as error:
-        raise ModelError(f"{model.target} returned no model: {exit_reason(error)}") from error
-    except Exception as error:  # the user's function may raise anything
-        raise ModelError(f"{model.target} raised {one_line(error)}") from error
-    if not isinstance(built, keras.Model):
-        raise ModelError(f"{model.target} returned a {type(built).__name__}, not a keras.Model")
-    return built
-
 
 _USED = {"class": "the softmax cross-entropy of its logits", "multilabel": "the sigmoid cross-entropy of its logits",
          "value": "the mean squared error of its values", "mask": "the softmax cross-entropy of each pixel's logits"}

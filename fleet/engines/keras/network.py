@@ -23,22 +23,22 @@ import numpy as np
 import tensorflow as tf
 
 from fleet.comm.base import Group
-from fleet.engines.base import WIDTH, Arrays, Done, PeerFailed, Sums
+from fleet.engines.base import WIDTH, Arrays, Done, PeerFailed, Rows, Sums, check_arrays, readable, rows_of
 from fleet.engines.keras.ahead import Ahead, Inputs
 from fleet.engines.keras.exchange import GradientExchange, GraphExchange, HorovodExchange, HostExchange, NoExchange
 from fleet.engines.keras.export import check_config, export_model, try_load
 from fleet.engines.keras.finish import finished
-from fleet.engines.keras.losses import LossFunctions
+from fleet.engines.keras.losses import check_losses
 from fleet.engines.keras.memory import kept_bytes
 from fleet.engines.keras.metrics import MetricSet
 from fleet.engines.keras.optimizer import ChangingRate
 from fleet.engines.keras.penalties import penalty, sums_over_rows
 from fleet.engines.keras.start import begin_with
-from fleet.errors import CheckpointError, ModelError
+from fleet.engines.measures import LossFunctions
+from fleet.errors import ModelError
 from fleet.storage.files import replace_by
 from preprocess.sample import SampleSpec
 
-Rows: TypeAlias = tuple[np.ndarray, ...]  # this rank's images, targets and, where there are such, weights
 _Local: TypeAlias = tuple[list[tf.Tensor], Any]  # this rank's gradients and sums
 _COUNT = [item.name for item in fields(Sums)].index("count")
 
@@ -106,14 +106,14 @@ class KerasNetwork:
 
     def begin(self, images: np.ndarray, targets: np.ndarray, sizes: Sequence[int],  # noqa: D102 - Beginning says it
               stop: bool = False, weights: np.ndarray | None = None) -> Callable[[], Done]:
-        mine, wish = _rows(images, targets, weights), tf.constant(stop, tf.float32)
+        mine, wish = rows_of(images, targets, weights), tf.constant(stop, tf.float32)
         if isinstance(self._exchange, HostExchange):
-            return self._begin_on_host(self._exchange, _readable(mine), np.float32(sizes[0]), wish)
+            return self._begin_on_host(self._exchange, readable(mine), np.float32(sizes[0]), wish)
         with self._waking_others(self._exchange):
             if self.can_stride() and len(targets):
                 sums = self._begin_several(sizes, [len(targets)] if len(sizes) == 1 else sizes, wish, mine)
             else:
-                sums = self._begin_one(self._exchange, _readable(mine), tf.constant(sizes[0], tf.float32), wish)
+                sums = self._begin_one(self._exchange, readable(mine), tf.constant(sizes[0], tf.float32), wish)
         return partial(self._read, self._exchange, self._ahead.reading(sums))
 
     def _begin_several(self, rows: Sequence[int], sizes: Sequence[int], wish: tf.Tensor, mine: Rows) -> tf.Tensor:
@@ -186,12 +186,12 @@ class KerasNetwork:
     def evaluate(self, images: np.ndarray, targets: np.ndarray,  # noqa: D102
                  weights: np.ndarray | None = None) -> Sums:
         with self._averaged():
-            return Sums.unpack(self._judge(*_rows(images, targets, weights))[0].numpy())
+            return Sums.unpack(self._judge(*rows_of(images, targets, weights))[0].numpy())
 
     def predict(self, images: np.ndarray, targets: np.ndarray,  # noqa: D102 - Predicting says it
                 weights: np.ndarray | None = None) -> tuple[Sums, np.ndarray]:
         with self._averaged():
-            sums, outputs = self._judge(*_rows(images, targets, weights))
+            sums, outputs = self._judge(*rows_of(images, targets, weights))
             return Sums.unpack(sums.numpy()), outputs.numpy()
 
     def scores(self, more: Sequence[float]) -> dict[str, float]:  # noqa: D102 - Scoring says it
@@ -222,10 +222,7 @@ class KerasNetwork:
 
     def load(self, arrays: Arrays) -> None:  # noqa: D102
         named = dict(_named(self._model, self._optimizer))
-        wrong = [name for name in named if name not in arrays or arrays[name].shape != tuple(named[name].shape)]
-        if wrong or len(named) != len(arrays):
-            raise CheckpointError("a checkpoint of another network: it differs in "
-                                  + ", ".join([*wrong, *(name for name in arrays if name not in named)][:5]))
+        check_arrays({name: variable.shape for name, variable in named.items()}, arrays)
         for name, variable in named.items():
             variable.assign(arrays[name])
 
@@ -266,7 +263,7 @@ class KerasNetwork:
         if not np.isfinite(outputs).all():
             raise ModelError("the model gives what is no number (NaN or infinity) for samples of the data, before it "
                              "has learned anything")
-        self._measures.losses.check(outputs, tf.constant(targets))
+        check_losses(self._measures.losses, outputs, tf.constant(targets))
         if not any(one is not None for one in tape.gradient(outputs, self._model.trainable_variables)):
             raise ModelError("no weight is connected to what the model gives, so that nothing can be learned")
 
@@ -427,16 +424,6 @@ def _named(model: keras.Model, optimizer: keras.optimizers.Optimizer) -> list[tu
     pairs = [*(("model", variable) for variable in model.variables),
              *(("optimizer", variable) for variable in optimizer.variables)]
     return [(f"{owner}/{place:04d}/{variable.path}", variable) for place, (owner, variable) in enumerate(pairs)]
-
-
-def _rows(images: np.ndarray, targets: np.ndarray, weights: np.ndarray | None) -> Rows:
-    return (images, targets) if weights is None else (images, targets, weights)
-
-
-def _readable(mine: Rows) -> Rows:
-    """The rows that could be read: what stands for the others is to count for nothing in penalties and statistics."""
-    valid = mine[-1] >= 0
-    return mine if valid.all() else tuple(part[valid] for part in mine)
 
 
 def _readable_of_each(sizes: Sequence[int], mine: Rows) -> tuple[Sequence[int], Rows]:

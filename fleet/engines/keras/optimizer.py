@@ -11,8 +11,8 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from fleet.errors import SettingError, UserError
-from fleet.plugins import load_object
+from fleet.engines.own import own_optimizer
+from fleet.errors import SettingError
 from fleet.spec import Optimizer
 from fleet.spec.model import one_line
 from fleet.spec.optimizers import takes
@@ -109,16 +109,8 @@ def _own(settings: Optimizer, rate: Any, accumulate: int) -> keras.optimizers.Op
     if accumulate > 1:
         raise SettingError(f"accumulate: {settings.name} has to do it itself (gradient_accumulation_steps of Keras)",
                            "train", "batch", "accumulate")
-    try:
-        made = load_object(settings.name, "optimizer")(learning_rate=rate, **(settings.args or {}))
-    except UserError as error:
-        raise SettingError(str(error), "train", "optimizer", "name") from error
-    except Exception as error:  # the user's function may raise anything
-        raise SettingError(f"{settings.name} raised {one_line(error)[:300]}", "train", "optimizer") from error
-    if not isinstance(made, keras.optimizers.Optimizer):
-        raise SettingError(f"{settings.name} returned a {type(made).__name__}, not a keras.optimizers.Optimizer",
-                           "train", "optimizer", "name")
-    return made
+    return own_optimizer(settings, keras.optimizers.Optimizer, "keras.optimizers.Optimizer",
+                         lambda function: function(learning_rate=rate, **(settings.args or {})))
 
 
 def _schedule(settings: Mapping[str, Any]) -> keras.optimizers.schedules.LearningRateSchedule:

@@ -8,8 +8,8 @@ from collections.abc import Callable, Sequence
 import numpy as np
 import torch
 
-from fleet.engines.base import Done, Sums
-from fleet.engines.torch.network import Rows, TorchNetwork, readable, rows_of
+from fleet.engines.base import Done, Rows, Sums, readable, rows_of
+from fleet.engines.torch.network import TorchNetwork
 
 
 class AheadNetwork(TorchNetwork):

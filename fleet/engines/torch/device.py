@@ -6,9 +6,7 @@ import os
 
 import torch
 
-from fleet.engines.base import Slot
-from fleet.errors import UserError
-from fleet.units import counted
+from fleet.engines.base import Slot, check_index
 
 _CUBLAS = "CUBLAS_WORKSPACE_CONFIG"  # read when CUDA starts
 
@@ -39,9 +37,7 @@ def take_device(index: int, trainers: int, deterministic: bool = False,
         if deterministic or "OMP_NUM_THREADS" not in os.environ:
             torch.set_num_threads(1 if deterministic else max(1, len(os.sched_getaffinity(0)) // trainers))
         return torch.device("cpu")
-    if gpus > 1 and index >= gpus:  # without slots, a trainer for each GPU
-        raise UserError(f"this node shows {counted(gpus, 'GPU')}, and this rank is its trainer number {index + 1}: "
-                        "start fewer ranks on it, or set resources.gpus_per_node")
+    check_index(index, gpus)
     chosen = torch.device("cuda", 0 if gpus == 1 else index)  # a launcher may have chosen already
     torch.cuda.set_device(chosen)
     if slot.memory_limit is not None:

@@ -10,7 +10,6 @@ import inspect
 import math
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -24,57 +23,13 @@ from torch.nn.functional import (
     softplus,
 )
 
-from fleet.engines.reasons import reason_of
-from fleet.errors import SettingError, UserError
-from fleet.plugins import load_object
+from fleet.engines.measures import OF_MASKS, Loss, LossFunctions, given_to, of_whole_batch, weighs_masks
+from fleet.engines.own import own_loss
 from fleet.spec import Train
-from fleet.spec.measures import LEAST_LOSS, LOSS_OF, name_of, parameters_of, snake
+from fleet.spec.measures import name_of, snake
 from preprocess.target import TargetSpec
 
-Loss = Callable[[Tensor, Tensor], Tensor]  # of outputs and targets: a number for each sample, (n,)
-
 _TINY = 1e-7  # what Keras adds to, or keeps away from, 0
-_ROUNDED = 1e-4  # what a loss may be below its least
-
-
-class LossFunctions(NamedTuple):
-    """The loss of each sample, in training and where it is judged, and what of it is right; what it is called, and the
-    least that it can be."""
-
-    training: Loss
-    judging: Loss
-    correct: Loss
-    name: str
-    least: float
-
-    def check(self, outputs: Tensor, targets: Tensor) -> None:
-        """See on some samples that this is a loss: it depends on what a network gives, and is not below its least.
-
-        Raises:
-            SettingError: it is none.
-        """
-        any_outputs = torch.randn(outputs.shape, generator=torch.Generator().manual_seed(0)).to(outputs.device)
-        any_outputs.requires_grad_()
-        try:
-            losses = self.training(any_outputs, targets)
-        except SettingError:
-            raise
-        except Exception as error:  # of the user's own function
-            raise self._mistake(f"cannot be computed of (targets, outputs): {reason_of(error)}") from error
-        slope = torch.autograd.grad(losses.sum(), any_outputs, allow_unused=True)[0] if losses.requires_grad else None
-        if slope is None or not bool(slope.any()):
-            raise self._mistake("does not depend on what the network gives, so that no weight is connected to it and "
-                                "nothing can be learned")
-        with torch.no_grad():
-            found = self.judging(outputs, targets).cpu().numpy()
-        if not np.isfinite(found).all() and bool(outputs.isfinite().all()):
-            raise self._mistake(f"is no number for what the network gives: {found[~np.isfinite(found)][0]}")
-        if found.min() < self.least - _ROUNDED:
-            raise self._mistake(f"is {found.min():.4g} for samples of the data, less than it can be ({self.least:g}): "
-                                "it is not of such targets")
-
-    def _mistake(self, wrong: str) -> SettingError:
-        return SettingError(f"the loss {self.name} {wrong}", "train", "loss")
 
 
 def make_losses(train: Train, target: TargetSpec, device: torch.device) -> LossFunctions:
@@ -84,19 +39,31 @@ def make_losses(train: Train, target: TargetSpec, device: torch.device) -> LossF
         SettingError: no such loss, or not of such targets.
     """
     each = _default(target, train.label_smoothing) if train.loss is None else _named(train, target)
-    by_class = None
+    judging = training = _of_samples(each, target)
     if isinstance(train.class_weights, Mapping):
-        by_class = torch.tensor(list(train.class_weights.values()), dtype=torch.float32, device=device)
-        if target.kind == "mask" and train.loss is not None and snake(name_of(train.loss)) in _OF_MASKS:
-            raise _of_pixels(name_of(train.loss))
-    judging = _of_samples(each, target, None)
-    training = judging if by_class is None else _of_samples(each, target, by_class)
-    name = LOSS_OF[target.kind] if train.loss is None else name_of(train.loss)
-    least = -math.inf if ":" in name else LEAST_LOSS.get(snake(name), 0.0)
-    return LossFunctions(training, judging, _CORRECT[target.kind](target), name, least)
+        if target.kind == "mask" and train.loss is not None and snake(name_of(train.loss)) in OF_MASKS:
+            raise weighs_masks(name_of(train.loss))
+        training = _of_samples(each, target, torch.tensor(list(train.class_weights.values()), dtype=torch.float32,
+                                                          device=device))
+    return LossFunctions.of(train, target, training, judging, _CORRECT[target.kind](target))
 
 
-def _of_samples(each: Loss, target: TargetSpec, by_class: Tensor | None) -> Loss:
+def check_losses(losses: LossFunctions, outputs: Tensor, targets: Tensor) -> None:
+    """See on some samples, and what a network gives for them, that these are losses.
+
+    Raises:
+        SettingError: they are none.
+    """
+    def slope(loss: Loss) -> np.ndarray | None:
+        any_outputs = torch.randn(outputs.shape, generator=torch.Generator().manual_seed(0)).to(outputs.device)
+        any_outputs.requires_grad_()
+        found = loss(any_outputs, targets)
+        along = torch.autograd.grad(found.sum(), any_outputs, allow_unused=True)[0] if found.requires_grad else None
+        return None if along is None else along.cpu().numpy()
+    losses.check(slope, lambda: losses.judging(outputs, targets).detach().cpu().numpy(), bool(outputs.isfinite().all()))
+
+
+def _of_samples(each: Loss, target: TargetSpec, by_class: Tensor | None = None) -> Loss:
     """From a loss of samples, or pixels, to one of samples, where classes weigh."""
     if target.kind != "mask":
         if by_class is None:
@@ -108,17 +75,12 @@ def _of_samples(each: Loss, target: TargetSpec, by_class: Tensor | None) -> Loss
         found = each(outputs, torch.where(counted, labels, -1))
         if found.dim() != 3:
             if by_class is not None:
-                raise _of_pixels("the loss")
+                raise weighs_masks("the loss")
             return found
         if by_class is not None:
             found = found * by_class[labels]
         return mean_of_pixels(torch.where(counted, found, 0.0), counted)
     return of_masks
-
-
-def _of_pixels(name: str) -> SettingError:
-    return SettingError(f"class_weights: {name} gives a number for each mask, and weights are of pixels", "train",
-                        "class_weights")
 
 
 def pixels(targets: Tensor, target: TargetSpec) -> tuple[Tensor, Tensor]:
@@ -249,7 +211,6 @@ OF_PREDICTIONS: dict[str, Callable[..., Tensor]] = {
     "mean_squared_logarithmic_error": _logarithmic,
     "poisson": lambda wanted, found: (found - wanted * (found + _TINY).log()).mean(-1),
     "tversky": _tversky}
-_OF_MASKS = ("dice", "tversky")  # a number for each mask, not for each pixel
 
 
 def dense(targets: Tensor, target: TargetSpec) -> Tensor:
@@ -268,26 +229,17 @@ def probabilities(outputs: Tensor, target: TargetSpec) -> Tensor:
 
 def _named(train: Train, target: TargetSpec) -> Loss:
     assert train.loss is not None
-    name, given = name_of(train.loss), parameters_of(train.loss)
+    name = name_of(train.loss)
     if ":" in name:
         return _own(train, target)
     short = snake(name)
     takes_logits = short in OF_LOGITS
     function = OF_LOGITS[short] if takes_logits else OF_PREDICTIONS[short]
-    known = list(inspect.signature(function).parameters)[2:]
-    if wrong := [key for key in given if key not in known]:
-        raise SettingError(f"{name} takes no {', '.join(wrong)}; it takes {', '.join(known) or 'no parameters'}",
-                           "train", "loss")
-    if short.startswith("sparse_") and target.kind not in ("class", "mask"):
-        raise SettingError(f"{name} is of classes, not of {target.kind} targets", "train", "loss")
-    if train.label_smoothing:
-        if "label_smoothing" not in known:
-            raise SettingError(f"label_smoothing: {name} has none", "train", "label_smoothing")
-        given["label_smoothing"] = train.label_smoothing
+    given = given_to(train, target, list(inspect.signature(function).parameters)[2:])
 
     def named(outputs: Tensor, targets: Tensor) -> Tensor:
         wanted, found = dense(targets, target), outputs if takes_logits else probabilities(outputs, target)
-        if target.kind == "mask" and short in _OF_MASKS:  # pixels that count for nothing have neither
+        if target.kind == "mask" and short in OF_MASKS:  # pixels that count for nothing have neither
             counted = (targets >= 0)[..., None]
             wanted, found = wanted * counted, found * counted
         return function(wanted, found, **given)
@@ -297,22 +249,8 @@ def _named(train: Train, target: TargetSpec) -> Loss:
 def _own(train: Train, target: TargetSpec) -> Loss:
     """A function of one's own of (targets, outputs), or a loss of ``torch.nn``; outputs are as a module gives them."""
     assert train.loss is not None
-    name, given = name_of(train.loss), parameters_of(train.loss)
-    if train.label_smoothing:
-        raise SettingError("label_smoothing works with the losses that FLEET has; your own loss may do it itself",
-                           "train", "label_smoothing")
-    try:
-        function = load_object(name, "loss")
-    except UserError as error:
-        raise SettingError(str(error), "train", "loss") from error
-    if not callable(function):
-        raise SettingError(f"{name} is a {type(function).__name__}, not a function", "train", "loss")
-    if isinstance(function, type) and issubclass(function, torch.nn.Module):
-        try:
-            function = function(**{"reduction": "none", **given})
-        except (TypeError, ValueError) as error:
-            raise SettingError(f"{name}: {error}", "train", "loss") from error
-        given = {}
+    name = name_of(train.loss)
+    function, given = own_loss(train, torch.nn.Module, reduction="none")
     call = partial(function, **given)
     takes_outputs_first = isinstance(function, torch.nn.Module)  # as losses of PyTorch do
 
@@ -322,8 +260,7 @@ def _own(train: Train, target: TargetSpec) -> Loss:
         wanted = targets if target.kind in ("class", "mask") else targets.float()
         losses = (call(outputs, wanted) if takes_outputs_first else call(wanted, outputs)).float()
         if losses.dim() == 0:
-            raise SettingError(f"{name} gives one number for a whole batch, which ranks cannot add up; it should give "
-                               "one for each sample", "train", "loss")
+            raise of_whole_batch(name, "loss")
         if target.kind == "mask" and losses.shape == targets.shape:
             return losses
         return losses.flatten(1).mean(1) if losses.dim() > 1 else losses

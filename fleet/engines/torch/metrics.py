@@ -16,9 +16,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fleet.engines.measures import of_whole_batch
+from fleet.engines.own import load_own
 from fleet.engines.torch.losses import OF_LOGITS, OF_PREDICTIONS, dense, pixels, probabilities
-from fleet.errors import SettingError, UserError
-from fleet.plugins import load_object
+from fleet.errors import SettingError
 from fleet.spec import Train
 from fleet.spec.measures import Measure, label_of, name_of, parameters_of, snake
 from fleet.spec.model import one_line
@@ -138,16 +139,12 @@ def _mean(each: Callable[[Rows], Tensor], finish: Callable[[float], float] = flo
 
 
 def _own(name: str, given: Mapping[str, Any]) -> Callable[[Rows], Tensor]:
-    try:
-        function = partial(load_object(name, "metric"), **given)
-    except UserError as error:
-        raise SettingError(str(error), "train", "metrics") from error
+    function = partial(load_own(name, "metric", "metrics"), **given)
 
     def each(rows: Rows) -> Tensor:
         found = torch.as_tensor(function(rows.targets, rows.predicted))
         if found.dim() == 0:
-            raise SettingError(f"the metric {name} gives one number for a whole batch, which ranks cannot add up; it "
-                               "should give one for each sample", "train", "metrics")
+            raise of_whole_batch(f"the metric {name}", "metrics")
         return found.flatten(1).float().mean(1) if found.dim() > 1 else found
     return each
 

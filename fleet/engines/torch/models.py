@@ -5,7 +5,6 @@ Every module gives **logits**, or values: the loss takes the softmax itself.
 
 from __future__ import annotations
 
-import inspect
 import math
 import random
 from collections.abc import Iterator
@@ -16,16 +15,15 @@ import numpy as np
 import torch
 from torch import nn
 
-from fleet.errors import ModelError, UserError, exit_reason
+from fleet.engines.own import generators_kept, own_model
+from fleet.errors import ModelError
 from fleet.spec.model import (
     CNN,
     Architecture,
     ResNet,
-    call_of,
     check_input,
     has_bottlenecks,
     large_stem,
-    load_function,
     one_line,
 )
 from preprocess.sample import ImageSpec
@@ -64,7 +62,7 @@ def build_module(architecture: Architecture, image: ImageSpec, target: TargetSpe
     with _seeded(seed):
         if architecture.kind == "family":
             return Built(_family(architecture, image.shape, target), torch.float32)
-        module = _imported(architecture, image.shape, target.outputs).float()
+        module = own_model(architecture, image.shape, target.outputs, nn.Module, "torch.nn.Module").float()
         return Built(module, _checked(architecture.target, module, image, target, is_scaled))
 
 
@@ -72,10 +70,10 @@ def count_parameters(architecture: Architecture, shape: tuple[int, ...], classes
     """The parameters of a network, trained or not, without taking the memory for them where that is possible."""
     try:
         with _seeded(seed), torch.device("meta"):
-            return parameters_in(_imported(architecture, shape, classes))
+            return parameters_in(own_model(architecture, shape, classes, nn.Module, "torch.nn.Module"))
     except Exception:  # it wants values, is made of lazy modules, or says why when it is built
         with _seeded(seed):
-            module = _imported(architecture, shape, classes).float()
+            module = own_model(architecture, shape, classes, nn.Module, "torch.nn.Module").float()
             _on_samples(architecture.target, module, ImageSpec(shape, "float32"), [torch.float32, torch.int64])
             return parameters_in(module)
 
@@ -89,16 +87,11 @@ def parameters_in(module: nn.Module) -> int:
 @contextmanager
 def _seeded(seed: int) -> Iterator[None]:
     """Make everything random deterministic, and give all generators back as they were."""
-    python, numpy = random.getstate(), np.random.get_state()
-    with torch.random.fork_rng():
+    with generators_kept(), torch.random.fork_rng():
         random.seed(seed)
         np.random.seed(seed % 2**32)
         torch.manual_seed(seed)
-        try:
-            yield
-        finally:
-            random.setstate(python)
-            np.random.set_state(numpy)
+        yield
 
 
 # --- families ------------------------------------------------------------------------------
@@ -219,24 +212,6 @@ def _scaled(layer: nn.Conv2d | nn.Linear, by: str = "he") -> nn.Module:
 
 
 # --- a function of one's own ---------------------------------------------------------------
-
-
-def _imported(architecture: Architecture, shape: tuple[int, ...], outputs: int) -> nn.Module:
-    name, function = architecture.target, load_function(architecture.target)
-    keywords = call_of(function, architecture, shape, outputs)
-    try:
-        inspect.signature(function).bind(**keywords)
-    except (TypeError, ValueError) as error:  # wrong arguments, or a builtin that has no signature
-        raise UserError(f"{name} is called with {', '.join(keywords)}: {error}") from error
-    try:
-        built = function(**keywords)
-    except SystemExit as error:
-        raise ModelError(f"{name} returned no module: {exit_reason(error)}") from error
-    except Exception as error:  # the user's function may raise anything
-        raise ModelError(f"{name} raised {one_line(error)}") from error
-    if not isinstance(built, nn.Module):
-        raise ModelError(f"{name} returned a {type(built).__name__}, not a torch.nn.Module")
-    return built
 
 
 def _checked(name: str, module: nn.Module, image: ImageSpec, target: TargetSpec, is_scaled: bool) -> torch.dtype:

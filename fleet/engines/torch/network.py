@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -18,21 +18,20 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fleet.comm.base import Group
-from fleet.engines.base import Arrays, Sums
+from fleet.engines.base import Arrays, Rows, Sums, check_arrays, readable, rows_of
+from fleet.engines.measures import LossFunctions
 from fleet.engines.torch.exchange import Exchange, NoExchange
 from fleet.engines.torch.export import load, write
 from fleet.engines.torch.finish import finished
 from fleet.engines.torch.flat import Flat, copied, placed, tensor_of
-from fleet.engines.torch.losses import LossFunctions
+from fleet.engines.torch.losses import check_losses
 from fleet.engines.torch.memory import kept_bytes
 from fleet.engines.torch.metrics import MetricSet
 from fleet.engines.torch.models import parameters_in
 from fleet.engines.torch.optimizer import Updates
 from fleet.engines.torch.start import begin_with
-from fleet.errors import CheckpointError, ModelError
+from fleet.errors import ModelError
 from preprocess.sample import SampleSpec
-
-Rows: TypeAlias = tuple[np.ndarray, ...]  # this rank's images, targets and, where there are such, weights
 
 
 class Measures(NamedTuple):
@@ -146,11 +145,7 @@ class TorchNetwork:
 
     def load(self, arrays: Arrays) -> None:  # noqa: D102
         named = self._named()
-        wrong = [name for name, one in named.items()
-                 if name not in arrays or arrays[name].shape != tuple(one.shape)]
-        if wrong or len(named) + 1 != len(arrays) or "optimizer/iterations" not in arrays:
-            raise CheckpointError("a checkpoint of another network: it differs in "
-                                  + ", ".join([*wrong, *(name for name in arrays if name not in named)][:5]))
+        check_arrays({**{name: one.shape for name, one in named.items()}, "optimizer/iterations": ()}, arrays)
         with torch.no_grad():
             for name, one in named.items():
                 one.copy_(tensor_of(arrays[name]))
@@ -197,7 +192,7 @@ class TorchNetwork:
         if not bool(outputs.isfinite().all()):
             raise ModelError("the model gives what is no number (NaN or infinity) for samples of the data, before it "
                              "has learned anything")
-        self._measures.losses.check(outputs.detach(), wanted)
+        check_losses(self._measures.losses, outputs.detach(), wanted)
         if outputs.requires_grad:  # any slope will do, also of a head that begins at zero
             outputs.backward(torch.randn(outputs.shape, generator=torch.Generator().manual_seed(0)).to(self._device))
         if not bool(self._flat.gradients.any()):
@@ -301,17 +296,6 @@ class Inputs:
         if self._is_image:
             found = found.permute(0, 3, 1, 2)
         return found.to(self.dtype, memory_format=torch.contiguous_format)
-
-
-def rows_of(images: np.ndarray, targets: np.ndarray, weights: np.ndarray | None) -> Rows:
-    """What there is of some rows."""
-    return (images, targets) if weights is None else (images, targets, weights)
-
-
-def readable(mine: Rows) -> Rows:
-    """The rows that could be read: what stands for the others is to count for nothing in losses and statistics."""
-    valid = mine[-1] >= 0
-    return mine if valid.all() else tuple(part[valid] for part in mine)
 
 
 @contextmanager

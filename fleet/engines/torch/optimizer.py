@@ -11,13 +11,14 @@ import copy
 import inspect
 import itertools
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import torch
 
+from fleet.engines.own import own_optimizer
 from fleet.engines.torch.flat import Flat
 from fleet.engines.torch.schedules import rate_at
-from fleet.errors import SettingError, UserError
-from fleet.plugins import load_object
+from fleet.errors import SettingError
 from fleet.spec import Optimizer
 from fleet.spec.model import one_line
 
@@ -167,19 +168,11 @@ def _options(optimizer: torch.optim.Optimizer) -> dict[str, str]:
 
 
 def _made(settings: Optimizer, flat: Flat, rate: float) -> torch.optim.Optimizer:
-    name, found = settings.name, list(flat.parameters.values())
-    try:
-        function = load_object(name, "optimizer")
+    def make(function: Callable[..., Any]) -> Any:
         word = "lr" if "lr" in inspect.signature(function).parameters else "learning_rate"
-        made = function(found, **{word: rate}, **(settings.args or {}))
-    except UserError as error:
-        raise SettingError(str(error), "train", "optimizer", "name") from error
-    except Exception as error:  # the user's function may raise anything
-        raise SettingError(f"{name} raised {one_line(error)[:300]}", "train", "optimizer") from error
-    if not isinstance(made, torch.optim.Optimizer):
-        raise SettingError(f"{name} returned a {type(made).__name__}, not a torch.optim.Optimizer", "train",
-                           "optimizer", "name")
-    return made
+        return function(list(flat.parameters.values()), **{word: rate}, **(settings.args or {}))
+    found: torch.optim.Optimizer = own_optimizer(settings, torch.optim.Optimizer, "torch.optim.Optimizer", make)
+    return found
 
 
 _RULES: dict[str, Callable[[Optimizer, Callable[[], torch.Tensor]], _Rule]] = {

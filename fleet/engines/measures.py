@@ -1,0 +1,102 @@
+"""What losses and metrics are, whichever library computes them: what they are called with, and when one is none."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Collection
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from fleet.engines.reasons import reason_of
+from fleet.errors import SettingError
+from fleet.spec import Train
+from fleet.spec.measures import LEAST_LOSS, LOSS_OF, name_of, parameters_of, snake
+from preprocess.target import TargetSpec
+
+Loss = Callable[[Any, Any], Any]  # of outputs and targets: a number for each sample, (n,)
+
+OF_MASKS = ("dice", "tversky")  # losses that give a number for each mask, not for each pixel
+_ROUNDED = 1e-4  # what a loss may be below its least
+
+
+class LossFunctions(NamedTuple):
+    """The loss of each sample, in training and where it is judged, and what of it is right; what it is called, and the
+    least that it can be."""
+
+    training: Loss
+    judging: Loss
+    correct: Loss
+    name: str
+    least: float
+
+    @classmethod
+    def of(cls, train: Train, target: TargetSpec, training: Loss, judging: Loss, correct: Loss) -> LossFunctions:
+        """Those of a network."""
+        name = LOSS_OF[target.kind] if train.loss is None else name_of(train.loss)
+        return cls(training, judging, correct, name, -math.inf if ":" in name else LEAST_LOSS.get(snake(name), 0.0))
+
+    def check(self, slope: Callable[[Loss], Any], judged: Callable[[], np.ndarray], is_finite: bool) -> None:
+        """See on some samples that this is a loss: it depends on what a network gives, and is not below its least.
+
+        Args:
+            slope: of a loss along any outputs; None or 0 where it does not depend on them.
+            judged: the losses of what a network gives, (n,).
+            is_finite: whether that is all numbers.
+
+        Raises:
+            SettingError: it is none.
+        """
+        try:
+            found = slope(self.training)
+        except SettingError:
+            raise
+        except Exception as error:  # of the user's own function
+            raise self._mistake(f"cannot be computed of (targets, outputs): {reason_of(error)}") from error
+        if found is None or not np.any(found):
+            raise self._mistake("does not depend on what the network gives, so that no weight is connected to it and "
+                                "nothing can be learned")
+        losses = judged()
+        if not np.isfinite(losses).all() and is_finite:
+            raise self._mistake(f"is no number for what the network gives: {losses[~np.isfinite(losses)][0]}")
+        if losses.min() < self.least - _ROUNDED:
+            raise self._mistake(f"is {losses.min():.4g} for samples of the data, less than it can be ({self.least:g}): "
+                                "it is not of such targets")
+
+    def _mistake(self, wrong: str) -> SettingError:
+        return SettingError(f"the loss {self.name} {wrong}", "train", "loss")
+
+
+def given_to(train: Train, target: TargetSpec, known: Collection[str]) -> dict[str, Any]:
+    """With which parameters a loss of the library is called.
+
+    Args:
+        known: those that it has.
+
+    Raises:
+        SettingError: it has no such one, or is not of such targets.
+    """
+    assert train.loss is not None
+    name, given = name_of(train.loss), parameters_of(train.loss)
+    if wrong := [key for key in given if key not in known]:
+        raise SettingError(f"{name} takes no {', '.join(wrong)}; it takes {', '.join(known) or 'no parameters'}",
+                           "train", "loss")
+    if snake(name).startswith("sparse_") and target.kind not in ("class", "mask"):
+        raise SettingError(f"{name} is of classes, not of {target.kind} targets", "train", "loss")
+    if train.label_smoothing:
+        if "label_smoothing" not in known:
+            raise SettingError(f"label_smoothing: {name} has none", "train", "label_smoothing")
+        given["label_smoothing"] = train.label_smoothing
+    return given
+
+
+def of_whole_batch(what: str, key: str, more: str = "") -> SettingError:
+    """The mistake of a loss or metric that gives a single number."""
+    return SettingError(f"{what} gives one number for a whole batch, which ranks cannot add up; it should give one for "
+                        f"each sample{more}", "train", key)
+
+
+def weighs_masks(name: str) -> SettingError:
+    """The mistake of weights of classes beside a loss of whole masks."""
+    return SettingError(f"class_weights: {name} gives a number for each mask, and weights are of pixels", "train",
+                        "class_weights")
