@@ -17,11 +17,11 @@ from pathlib import Path
 
 import numpy as np
 
-from preprocess.base import BadImage, BadSample, InputError, Source
+from preprocess.base import InputError, Source
 from preprocess.files.npz import ArrayPlace, member_names
 from preprocess.fingerprint import Marks, described, marks_by_reading
 from preprocess.sources.image_folder import VALIDATION_NAMES
-from preprocess.sources.masks import MaskCoding, MaskOptions, Masks, plain_mask
+from preprocess.sources.masks import MaskCoding, MaskOptions, Masks
 from preprocess.sources.targets import Targeted, flat, guess, understand
 from preprocess.target import TargetWish
 
@@ -128,11 +128,8 @@ class ArrayMasks(Masks):
     def name(self, index: int) -> str:  # noqa: D102 - Masks says it
         return f"{self._place}[{index}]"
 
-    def decoded(self, index: int) -> np.ndarray:  # noqa: D102
-        try:
-            return plain_mask(np.array(self._array[index]))
-        except BadImage as error:
-            raise BadSample(self.name(index), str(error)) from error
+    def content(self, index: int) -> np.ndarray:  # noqa: D102
+        return np.array(self._array[index])
 
     def __getstate__(self) -> dict[str, object]:
         """Without the array that is open."""

@@ -28,11 +28,11 @@ from typing import Any
 import h5py
 import numpy as np
 
-from preprocess.base import BadImage, BadSample, InputError
+from preprocess.base import BadSample, InputError
 from preprocess.fingerprint import Marks, described, hashed, marks_by_reading
 from preprocess.passing import read_patiently
 from preprocess.sources.arrays import Opened, open_parts
-from preprocess.sources.masks import MaskCoding, MaskOptions, Masks, plain_mask
+from preprocess.sources.masks import MaskCoding, MaskOptions, Masks, MasksWithin
 from preprocess.sources.targets import Targeted, Targets, flat, understand
 from preprocess.target import KINDS, TargetWish
 
@@ -77,9 +77,10 @@ class HDF5(Targeted):
             return image.tobytes()
         return np.array(image, ndmin=1)
 
-    def target_row(self, index: int) -> np.ndarray:
-        """A target as it lies there."""
-        return np.asarray(self._row(self._column, index))
+    def mask(self, index: int) -> bytes | np.ndarray:
+        """A mask as it lies there: a file, or numbers."""
+        found = np.asarray(self._row(self._column, index))
+        return found.tobytes() if self._masks_are_files else found
 
     def name(self, index: int) -> str:
         """The name that was kept, or the number."""
@@ -145,7 +146,8 @@ class HDF5(Targeted):
         if isinstance(coding, MaskOptions) and coding.is_open and "classes" in part:
             ignore = int(column.attrs["ignore"]) if "ignore" in column.attrs else coding.ignore
             coding = MaskOptions(names=tuple(part["classes"].asstr()[:]), ignore=ignore)
-        return (_EncodedMasks if _is_encoded(column) else _MaskArrays)(self, len(column), coding)
+        self._masks_are_files = _is_encoded(column)
+        return MasksWithin(self, len(column), coding)
 
     def _understood(self, part: h5py.Group, wish: TargetWish | None) -> Targets:
         where, found = f"{self.path}: {self.group.rstrip('/')}/{self._column}", part[self._column]
@@ -167,30 +169,6 @@ class HDF5(Targeted):
         if labels.min(initial=0) < 0 or labels.max(initial=-1) >= len(classes):
             raise InputError(f"{where} must all be in 0..{len(classes) - 1}, because there are {len(classes)} classes")
         return Targets("class", labels, classes)
-
-
-class _EncodedMasks(Masks):
-    """Masks that are image files."""
-
-    def __init__(self, source: HDF5, count: int, coding: MaskCoding) -> None:
-        self._source = source
-        super().__init__(count, coding)
-
-    def name(self, index: int) -> str:
-        return self._source.name(index)
-
-    def content(self, index: int) -> bytes:
-        return self._source.target_row(index).tobytes()
-
-
-class _MaskArrays(_EncodedMasks):
-    """Masks that lie there as numbers."""
-
-    def decoded(self, index: int) -> np.ndarray:
-        try:
-            return plain_mask(self._source.target_row(index))
-        except BadImage as error:
-            raise BadSample(self.name(index), str(error)) from error
 
 
 def _is_encoded(column: h5py.Dataset) -> bool:

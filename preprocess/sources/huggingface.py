@@ -18,7 +18,7 @@ from preprocess.base import BadSample, InputError
 from preprocess.fingerprint import Marks, marks_by_reading
 from preprocess.passing import read_file, read_patiently
 from preprocess.sources.arrays import Opened, held_out_parts, open_parts
-from preprocess.sources.masks import MaskCoding, MaskOptions, Masks
+from preprocess.sources.masks import MaskCoding, MaskOptions, MasksWithin
 from preprocess.sources.targets import Targeted, Targets, flat, label_sets, understand
 from preprocess.target import TargetWish
 
@@ -56,7 +56,7 @@ class Rows(Targeted):
         place = f"{origin}, column {targets!r}"
         found = None if weights is None else flat(np.asarray(rows[weights][:]))
         is_mask = _is_image(rows.features[targets])
-        super().__init__(_MaskColumn(self, len(rows), masks) if is_mask
+        super().__init__(MasksWithin(self, len(rows), masks) if is_mask
                          else _understood(rows, targets, target, place, self.name), found, len(rows))
 
     def read(self, index: int) -> bytes | np.ndarray:
@@ -72,7 +72,7 @@ class Rows(Targeted):
         except ValueError as error:
             raise BadSample(self.name(index), f"column {self._inputs[0]!r}: {error}") from None
 
-    def encoded(self, index: int) -> bytes:
+    def mask(self, index: int) -> bytes:
         """The encoded image in the column of the targets."""
         return _encoded(self._row(index)[self._column], self.name(index))
 
@@ -102,20 +102,6 @@ class Rows(Targeted):
             if _is_image(feature):  # as it lies there: FLEET decodes
                 rows = rows.cast_column(column, datasets.Image(decode=False))
         return rows
-
-
-class _MaskColumn(Masks):
-    """The masks in a column of images."""
-
-    def __init__(self, rows: Rows, count: int, coding: MaskCoding) -> None:
-        self._rows = rows
-        super().__init__(count, coding)
-
-    def name(self, index: int) -> str:
-        return self._rows.name(index)
-
-    def content(self, index: int) -> bytes:
-        return self._rows.encoded(index)
 
 
 def open_huggingface(path: str, inputs: str | Sequence[str] | None = None, targets: str | None = None,

@@ -6,6 +6,7 @@ import io
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 from PIL import Image
@@ -183,8 +184,8 @@ class Masks:
         """What to call a mask."""
         raise NotImplementedError
 
-    def content(self, index: int) -> bytes:
-        """The bytes of a mask: an image file, or a ``.npy`` file.
+    def content(self, index: int) -> bytes | np.ndarray:
+        """A mask as it lies there: the bytes of an image file or a ``.npy`` file, or numbers.
 
         Raises:
             BadSample: they cannot be read.
@@ -218,7 +219,8 @@ class Masks:
             BadSample: it cannot be read, or is none.
         """
         try:
-            return decode_mask(self.content(index))
+            found = self.content(index)
+            return plain_mask(found) if isinstance(found, np.ndarray) else decode_mask(found)
         except BadImage as error:
             raise BadSample(self.name(index), str(error)) from error
 
@@ -239,6 +241,30 @@ class Masks:
             raise InputError(f"{self.name(0)}: all pixels of all masks have the value {', '.join(map(str, values))}; "
                              "at least two classes are needed")
         return PixelClasses(sorted(values), [str(value) for value in sorted(values)], ignore)
+
+
+class HasMasks(Protocol):
+    """A source that holds the masks of its samples."""
+
+    def name(self, index: int) -> str:
+        """What to call a sample."""
+
+    def mask(self, index: int) -> bytes | np.ndarray:
+        """Its mask as it lies there; see :meth:`Masks.content`."""
+
+
+class MasksWithin(Masks):
+    """The masks that a source holds beside its samples."""
+
+    def __init__(self, source: HasMasks, count: int, coding: MaskCoding) -> None:
+        self._source = source
+        super().__init__(count, coding)
+
+    def name(self, index: int) -> str:  # noqa: D102 - Masks says it
+        return self._source.name(index)
+
+    def content(self, index: int) -> bytes | np.ndarray:  # noqa: D102
+        return self._source.mask(index)
 
 
 class MaskFiles(Masks):

@@ -26,7 +26,7 @@ from preprocess.base import ORDER, BadImage, BadSample, InputError, counted, rng
 from preprocess.fingerprint import WHOLE, Marks, hashed, marks_by_reading
 from preprocess.passing import read_patiently
 from preprocess.sources.image_folder import VALIDATION_NAMES
-from preprocess.sources.masks import MaskCoding, MaskOptions, Masks
+from preprocess.sources.masks import MaskCoding, MaskOptions, MasksWithin
 from preprocess.sources.targets import Targeted, Targets, label_sets, understand
 from preprocess.target import TargetWish
 
@@ -118,13 +118,13 @@ class Shards(Targeted):
         self._open: OrderedDict[int, int] = OrderedDict()
         found, count = self._index, len(self._index.offsets)
         weights = found.weights if len(found.weights) else None
-        targets = (_ShardMasks(self, count, masks) if target is not None and target.kind == "mask"
+        targets = (MasksWithin(self, count, masks) if target is not None and target.kind == "mask"
                    else _understood(found, target, shards[0], self.name))
         super().__init__(targets, weights, count)
 
     def read(self, index: int) -> bytes | np.ndarray:
         """The image file of a record, or its array; see :class:`~preprocess.base.Source`."""
-        record = self.piece(index, int(self._index.offsets[index]), int(self._index.sizes[index]))
+        record = self._piece(index, int(self._index.offsets[index]), int(self._index.sizes[index]))
         try:
             return self._form.image(record)
         except BadImage as error:
@@ -163,12 +163,11 @@ class Shards(Targeted):
     def _shard(self, index: int) -> int:
         return int(np.searchsorted(self._index.starts, index, side="right")) - 1
 
-    def value(self, index: int) -> list:
-        """What a record has for a target."""
-        return self._index.values[index].tolist()
+    def mask(self, index: int) -> bytes:
+        """The file that a record has for a target: where it lies is the target's value."""
+        return self._piece(index, *self._index.values[index].tolist())
 
-    def piece(self, index: int, offset: int, size: int) -> bytes:
-        """Some bytes of the shard that a record is in."""
+    def _piece(self, index: int, offset: int, size: int) -> bytes:
         return read_patiently(lambda: os.pread(self._file(self._shard(index)), size, offset), lambda: self.name(index),
                               again=lambda: self._close(self._shard(index)))
 
@@ -185,20 +184,6 @@ class Shards(Targeted):
                 os.close(self._open.popitem(last=False)[1])
         self._open.move_to_end(shard)
         return self._open[shard]
-
-
-class _ShardMasks(Masks):
-    """The masks in some shards; where they lie is the value of each record."""
-
-    def __init__(self, shards: Shards, count: int, coding: MaskCoding) -> None:
-        self._shards = shards
-        super().__init__(count, coding)
-
-    def name(self, index: int) -> str:
-        return self._shards.name(index)
-
-    def content(self, index: int) -> bytes:
-        return self._shards.piece(index, *self._shards.value(index))
 
 
 def _understood(found: ShardIndex, wish: TargetWish | None, origin: str, name: Callable[[int], str]) -> Targets:
