@@ -1,14 +1,17 @@
-"""What the kernel says of processes: when they began, and which stand between a command and this one."""
+"""What the kernel says of processes, and does to them: when they began, under which command, and that one ends."""
 
 from __future__ import annotations
 
+import ctypes
 import os
+import signal
 from pathlib import Path
 from typing import NamedTuple
 
 # What stands between a command and its ranks; what is above them (a shell, a batch system's daemon) began long before.
 _LAUNCHERS = frozenset({"mpirun", "mpiexec", "mpiexec.hydra", "prterun", "prted", "orterun", "jsrun",
                         "hydra_pmi_proxy"})
+_PR_SET_PDEATHSIG = 1
 
 
 class _Process(NamedTuple):
@@ -45,6 +48,11 @@ def started(pid: int) -> str | None:
     except OSError:
         return None
     return None if not fields or fields[0] in "ZX" else fields[19]
+
+
+def end_with_parent() -> None:
+    """Have Linux kill this process when the one that started it is gone."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _stat(proc: Path, pid: int) -> _Process:

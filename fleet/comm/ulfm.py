@@ -8,7 +8,6 @@ and MPI_Abort does not reach all ranks.
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import sys
@@ -25,10 +24,10 @@ from mpi4py import MPI
 from fleet.comm.group import MPIGroup
 from fleet.comm.world import LONGEST_S, Backoff, MPIWorld
 from fleet.errors import CoordinatorLost, GroupStruck, InfrastructureError
+from launch.processes import end_with_parent
 
 # What Open MPI's mpirun gives its ranks under --with-ft ulfm.
 _FT_ENABLED = "OMPI_MCA_mpi_ft_enable"
-_PR_SET_PDEATHSIG = 1
 # Tags beside those of roles: a rank is ready to make a group; is done, and may go; has failed, so that all end.
 _READY_TAG, _DONE_TAG, _FAILED_TAG = 101, 102, 103
 # How long a call that cannot be interrupted may go on waiting for a rank that has died.
@@ -49,7 +48,7 @@ class ULFMWorld(MPIWorld):
 
     def __init__(self, comm: MPI.Intracomm | None = None) -> None:
         super().__init__(comm)
-        _die_with_launcher()
+        end_with_parent()  # under ULFM mpirun may go without this rank
         self._ready: defaultdict[int, set[int]] = defaultdict(set)  # number of a group -> ranks ready to make it
 
     # ---- which ranks are alive ----
@@ -270,11 +269,6 @@ class ULFMGroup(MPIGroup):
         except GroupStruck:
             _ABANDONED.extend(requests)
             raise
-
-
-def _die_with_launcher() -> None:
-    """Have the kernel end this process when its launcher is no more: under ULFM mpirun may go without it."""
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)  # Linux, like /dev/shm
 
 
 def _tells_of_a_death(error: MPI.Exception) -> bool:

@@ -9,7 +9,6 @@ exit, crash and hang here: whoever has started the process knows from the last l
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import dataclasses
 import faulthandler
 import json
@@ -33,11 +32,11 @@ from fleet.errors import ModelError, SettingError, UserError
 from fleet.spec import NetworkSpec, Spec
 from fleet.spec.fitting import too_large, training_bytes
 from fleet.units import format_size
+from launch.processes import end_with_parent
 from preprocess.sample import SampleSpec
 from scheduler.base import RateTable
 
 _ROWS = 2  # of a step: a machine without GPUs takes no more than it must
-_PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True)
@@ -167,7 +166,7 @@ class _Trying:
 def main() -> None:
     """See the module."""
     # With whoever has started it, this process ends too, also while it hangs (Linux).
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    end_with_parent()
     with os.fdopen(os.dup(1), "w", buffering=1, encoding="utf-8") as said:
         os.dup2(2, 1)
         faulthandler.register(signal.SIGUSR1, file=sys.stderr, all_threads=False)
