@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from itertools import count
 from pathlib import Path
+from typing import Literal
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
@@ -227,7 +228,7 @@ WAYS: dict[str, Callable[[Trials], None]] = {"asha, a GPU each": one_each, "RASD
                                             "adaptive, survivors first": survivors_first}
 
 
-def simulate(way: Callable[[Trials], None], gpus: int, seed: int, mode: str) -> Came:
+def simulate(way: Callable[[Trials], None], gpus: int, seed: int, mode: Literal["stop", "promote"]) -> Came:
     """A search to its end."""
     networks = 2 * gpus
     values = drawn(seed, networks)
