@@ -16,7 +16,7 @@ def take_device(index: int, trainers: int, deterministic: bool = False,
     """Use one GPU, and of its memory no more than this trainer's part; without GPUs, a fair share of the cores.
 
     Kernels cut their sums by the number of threads, so a network that is trained again in another number of them comes
-    to other numbers: one that is deterministic has one thread. (Not tried on a GPU yet.)
+    to other numbers: one that is deterministic has one thread.
 
     Args:
         index: the place of this trainer among those of its node. PyTorch sees the GPUs that an existing
