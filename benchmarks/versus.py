@@ -10,13 +10,16 @@ cropped to 224 at random, flipped and resized to 64, so that more is done anew i
 - Ray Tune, with one CPU and one such pipeline for each trial. It is installed into an environment of its own, beside
   the TensorFlow of this one, and runs in a network of its own, because it listens on all addresses.
 
-All sides run in turns; the numbers are medians. Every side must train all networks: the accuracies stand beside.
+All sides run in turns; the numbers are medians. Every side must train all networks: the accuracies stand beside, and
+CPU-seconds of what each side has started and waited for. *Waits*: the part of FLEET's epochs in which trainers wait for
+samples.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import resource
 import statistics
 import subprocess
 import sys
@@ -24,6 +27,7 @@ import tempfile
 import time
 import venv
 from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 import yaml
@@ -32,6 +36,9 @@ from rivals import ALONE, can_isolate
 
 from fleet.api import mpirun, read_results
 from fleet.commands.show import print_json
+from fleet.domain.events import EpochEnded
+from fleet.storage.event_log import events_of
+from fleet.storage.paths import RunPaths
 from fleet.terminal import print_table
 
 ROOT, HERE = Path(__file__).parents[1], Path(__file__).parent
@@ -116,19 +123,42 @@ def _accuracies(printed: str) -> list[float]:
     return [float(line.split()[1]) for line in printed.splitlines() if line.startswith("cnn-")]
 
 
-def measure(sides: dict[str, Side], epochs: int, rounds: int, networks: int) -> dict[str, list[tuple[float, float]]]:
-    """(Seconds, mean accuracy) of each side in each round; each begins where the one before it ended."""
-    measured: dict[str, list[tuple[float, float]]] = {name: [] for name in sides}
+@dataclass(frozen=True)
+class Measured:
+    """One side in one round: seconds, CPU-seconds, mean accuracy and the part of FLEET's epochs that is waits."""
+
+    seconds: float
+    cpu_s: float
+    accuracy: float
+    waits: float | None
+
+
+def waits_of(run: Path) -> float | None:
+    """What trainers waited for samples, as a part of their epochs; None where FLEET has not run."""
+    records = [event.record for event in events_of(RunPaths(run).events, EpochEnded)] if run.exists() else []
+    return sum(record.waited_s for record in records) / sum(record.seconds for record in records) if records else None
+
+
+def cpu_s() -> float:
+    """CPU-seconds of all processes that have ended below this one."""
+    used = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return used.ru_utime + used.ru_stime
+
+
+def measure(sides: dict[str, Side], epochs: int, rounds: int, networks: int) -> dict[str, list[Measured]]:
+    """Each side in each round; each begins where the one before it ended."""
+    measured: dict[str, list[Measured]] = {name: [] for name in sides}
     for turn in range(rounds):
         names = list(sides)
         for name in names[turn % len(names):] + names[:turn % len(names)]:
             with tempfile.TemporaryDirectory() as folder:
-                began = time.perf_counter()
+                began, used = time.perf_counter(), cpu_s()
                 accuracies = sides[name](Path(folder), epochs)
-                seconds = time.perf_counter() - began
+                seconds, used = time.perf_counter() - began, cpu_s() - used
+                waits = waits_of(Path(folder) / "run")
             assert len(accuracies) == networks, f"{name} has trained {len(accuracies)} of {networks} networks"
-            measured[name].append((seconds, statistics.mean(accuracies)))
-            print(f"  {epochs} epochs, round {turn + 1}, {name}: {seconds:.1f} s", file=sys.stderr, flush=True)
+            measured[name].append(Measured(seconds, used, statistics.mean(accuracies), waits))
+            print(f"  {epochs} epochs, round {turn + 1}, {name}: {measured[name][-1]}", file=sys.stderr, flush=True)
     return measured
 
 
@@ -161,13 +191,17 @@ def main() -> None:
 
     everything = {epochs: measure(sides, epochs, arguments.rounds, len(NETWORKS)) for epochs in arguments.epochs}
     if arguments.json:
-        print_json(everything)
+        print_json({epochs: {name: [asdict(one) for one in rounds] for name, rounds in measured.items()}
+                    for epochs, measured in everything.items()})
         return
     for epochs, measured in everything.items():
-        seconds = {name: statistics.median(second for second, _ in rounds) for name, rounds in measured.items()}
-        print_table(("", "seconds", "loop / it", "accuracy"), [
-            (name, f"{seconds[name]:.1f}", f"{seconds[LOOP] / seconds[name]:.2f}",
-             f"{statistics.median(accuracy for _, accuracy in measured[name]):.3f}") for name in sides])
+        def median(name: str, key: str, rounds: dict[str, list[Measured]] = measured) -> float:
+            return statistics.median(getattr(one, key) or 0.0 for one in rounds[name])
+
+        print_table(("", "seconds", "loop / it", "CPU-s", "waits", "accuracy"), [
+            (name, f"{median(name, 'seconds'):.1f}", f"{median(LOOP, 'seconds') / median(name, 'seconds'):.2f}",
+             f"{median(name, 'cpu_s'):.0f}", f"{median(name, 'waits'):.1%}" if name.startswith("FLEET") else "",
+             f"{median(name, 'accuracy'):.3f}") for name in sides])
         print(f"{epochs} epochs, medians of {arguments.rounds}, from the command to the prompt\n")
 
 
