@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
@@ -41,6 +43,34 @@ def parse_json(text: str | bytes, path: str | Path) -> Any:
         raise InputError(f"{path}: not JSON: the file is not text") from None
     except (ValueError, RecursionError):
         raise InputError(f"{path}: not JSON: a number of thousands of digits, or too deep") from None
+
+
+def read_bytes(path: str | Path) -> bytes:
+    """What a file holds; unzipped, where its name ends in ``.gz``.
+
+    Raises:
+        InputError: there is no such file, or it is no whole gzip file.
+    """
+    try:
+        data = Path(path).read_bytes()
+    except OSError as error:
+        raise InputError(f"{path}: {error.strerror}") from None
+    try:
+        return gzip.decompress(data) if str(path).endswith(".gz") else data
+    except (EOFError, OSError, zlib.error) as error:
+        raise InputError(f"{path}: not a whole gzip file ({error})") from None
+
+
+def record_of(value: Any, place: str, required: Iterable[str], optional: Iterable[str] = ()) -> dict[str, Any]:
+    """A record with no other keys than these.
+
+    Raises:
+        InputError: it is none, or has other keys.
+    """
+    read = MistakeReader()
+    found = read.record(value, "", required, optional)
+    read.refuse_mistakes(place)
+    return found
 
 
 class MistakeReader:

@@ -24,7 +24,7 @@ import numpy as np
 
 from scheduler.base import CommTime, InputError, Network, StepTime, is_number
 from scheduler.elastic.allocate import BatchRange, Curve, scaling
-from scheduler.files import read_json
+from scheduler.files import read_json, record_of
 from scheduler.simulation.autoscale import ElasticJob
 
 CATEGORIES = Path(__file__).parents[1] / "data" / "elastic_categories.json"
@@ -54,7 +54,7 @@ def read_jobs(path: str | Path) -> JobFile:
         InputError: it cannot be read, is not JSON, or something in it is missing, unknown or
             impossible; the message names the place.
     """
-    top = _record(read_json(path), str(path), ("gpus", "jobs"))
+    top = record_of(read_json(path), str(path), ("gpus", "jobs"))
     gpus = top["gpus"]
     if not (isinstance(gpus, int) and not isinstance(gpus, bool) and gpus >= 1):
         raise InputError(f"{path}: gpus is {gpus!r}; it must be a whole number of at least 1")
@@ -64,7 +64,7 @@ def read_jobs(path: str | Path) -> JobFile:
 
 
 def _job(value: Any, place: str) -> ElasticJob:
-    record = _record(value, place, ("arrival_min", "length_min", "scaling"))
+    record = record_of(value, place, ("arrival_min", "length_min", "scaling"))
     arrival = _number(record["arrival_min"], f"{place}.arrival_min")
     length = _number(record["length_min"], f"{place}.length_min")
     if not 0 <= arrival <= LONGEST_MIN:
@@ -83,18 +83,6 @@ def _job(value: Any, place: str) -> ElasticJob:
         raise InputError(f"{place}: {length:g} min on a scaling factor of {slowest:g} take more than "
                          f"{LONGEST_MIN:g} min")
     return job
-
-
-def _record(value: Any, place: str, keys: Sequence[str]) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise InputError(f"{place} must be an object with {', '.join(keys)}")
-    for key in keys:
-        if key not in value:
-            raise InputError(f"{place}: {key} is missing; the keys are {', '.join(keys)}")
-    for key in value:
-        if key not in keys:
-            raise InputError(f"{place}: {key} is unknown; the keys are {', '.join(keys)}")
-    return value
 
 
 def _number(value: Any, place: str) -> float:

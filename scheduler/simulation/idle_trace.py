@@ -30,7 +30,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scheduler.base import MOST, NAME, InputError, check_range, is_name, is_number
-from scheduler.files import parse_json
+from scheduler.files import parse_json, read_bytes, record_of
 from scheduler.idle.allocate import Curve, FloatArray, IntArray, Trainer
 
 HEADING = "t_s,node,delta"
@@ -374,8 +374,8 @@ def read_trainers(path: str | Path) -> tuple[Job, ...]:
     Raises:
         InputError: the file cannot be read, a key is unknown or missing, or a value is wrong.
     """
-    document = _object(path, "the file", parse_json(_read(path), path), {"curves", "jobs"},
-                       {"name", "time_zero", "source", "job_columns"})
+    document = record_of(parse_json(_read(path), path), str(path), ("curves", "jobs"),
+                         ("name", "time_zero", "source", "job_columns"))
     if document.get("job_columns", list(JOB_COLUMNS)) != list(JOB_COLUMNS):
         raise InputError(f"{path}: job_columns must be {list(JOB_COLUMNS)}")
     if not isinstance(document["curves"], dict) or not isinstance(document["jobs"], list):
@@ -394,7 +394,7 @@ JOB_COLUMNS = ("dnn", "submit_s", "t_up_s", "t_down_s", "n_min", "n_max", "total
 
 def _curves(path: str | Path, name: str, value: Any) -> tuple[Curve, Curve]:
     place = f"curves.{name}"
-    value = _object(path, place, value, {"nodes", "samples_per_s"}, {"objective"})
+    value = record_of(value, f"{path}: {place}", ("nodes", "samples_per_s"), ("objective",))
     for key, items in value.items():
         if not isinstance(items, list) or not all(is_number(item) and abs(item) <= MOST for item in items):
             raise InputError(f"{path}: {place}.{key} must be a list of numbers up to {MOST:g}")
@@ -431,19 +431,6 @@ def _job(path: str | Path, place: str, value: Any, curves: Mapping[str, tuple[Cu
     return Job(name, submit_s, total, samples, trainer)
 
 
-def _object(path: str | Path, place: str, value: Any, required: set[str],
-            optional: set[str]) -> dict[str, Any]:
-    if not isinstance(value, dict):
-        raise InputError(f"{path}: {place} must be an object with {', '.join(sorted(required))}")
-    for key in value:
-        if key not in required | optional:
-            raise InputError(f"{path}: {place}: unknown key {key!r}; there are: "
-                             + ", ".join(sorted(required | optional)))
-    for key in sorted(required - value.keys()):
-        raise InputError(f"{path}: {place}: {key!r} is missing")
-    return value
-
-
 def read_node_names(path: str | Path) -> tuple[str, ...]:
     """Read the names of nodes: line ``i``, counted from 0, is the name of node ``i``.
 
@@ -465,16 +452,7 @@ def read_node_names(path: str | Path) -> tuple[str, ...]:
 
 def _read(path: str | Path) -> bytes:
     """A file's content, unzipped; never empty."""
-    path = Path(path)
-    try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise InputError(f"{path}: {error.strerror}") from None
-    if path.suffix == ".gz":
-        try:
-            data = gzip.decompress(data)
-        except (EOFError, OSError, zlib.error) as error:
-            raise InputError(f"{path}: not a whole gzip file ({error})") from None
+    data = read_bytes(path)
     if not data.strip():
         raise InputError(f"{path}: the file is empty")
     return data

@@ -11,12 +11,12 @@ from __future__ import annotations
 import gzip
 import math
 import os
-import zlib
 from collections.abc import Mapping
 from dataclasses import astuple, dataclass, field, fields
 from pathlib import Path
 
 from scheduler.base import MOST, InputError, counted
+from scheduler.files import read_bytes
 
 UNKNOWN = -1
 PARTIAL = (2, 3, 4)  # status of the lines that tell parts of a job told as a whole elsewhere
@@ -91,7 +91,7 @@ def read_swf(path: str | Path) -> Trace:
     """
     header: dict[str, str] = {}
     jobs: dict[int, SwfJob] = {}
-    for number, line in enumerate(_text(path).splitlines(), 1):
+    for number, line in enumerate(read_bytes(path).decode("utf-8", "replace").splitlines(), 1):
         if line.startswith(";"):
             key, colon, value = line.lstrip("; ").partition(":")
             if colon:
@@ -125,14 +125,6 @@ def write_swf(path: str | Path, trace: Trace) -> None:
         os.replace(unfinished, path)
     except OSError as error:
         raise InputError(f"{path}: cannot be written: {error.strerror}") from None
-
-
-def _text(path: str | Path) -> str:
-    try:
-        data = Path(path).read_bytes()
-        return (gzip.decompress(data) if str(path).endswith(".gz") else data).decode("utf-8", "replace")
-    except (OSError, EOFError, zlib.error) as error:
-        raise InputError(f"{path}: cannot be read: {getattr(error, 'strerror', None) or error}") from None
 
 
 def _job(place: str, cells: list[str]) -> SwfJob:

@@ -103,7 +103,7 @@ def test_a_person_gets_tables(simulate, trace):
     (f"{LAW} --stream 1", "work rate of the stream"),
     (f"{LAW} --requests user", "only a trace knows what users asked for"),
     (f"{LAW} --requests atoptimal --backfill-rate 1", "at least 0 and below 1"),
-    ("nowhere.swf", "nowhere.swf: cannot be read"),
+    ("nowhere.swf", "nowhere.swf: No such file"),
 ])
 def test_bad_arguments_are_one_line_and_status_2(simulate, words, message):
     status, out, err = simulate(words)
