@@ -10,22 +10,7 @@ from dataclasses import replace
 from itertools import chain
 
 from fleet.comm.base import World
-from fleet.domain.events import (
-    Commanded,
-    EarlierRead,
-    Event,
-    NetworkFellBack,
-    NetworkRetried,
-    Profiled,
-    RateLearned,
-    RateMeasured,
-    RateOff,
-    RatesEstimated,
-    RatesRemembered,
-    RememberedRate,
-    SearcherBegan,
-    SharingLearned,
-)
+from fleet.domain import events as ev
 from fleet.domain.network import Standing
 from fleet.domain.run import RunState
 from fleet.ensemble.claims import Claims
@@ -102,8 +87,8 @@ def meaning(status: ExitStatus, rows: Iterable[NetworkResult]) -> str:
     return "a searcher is not called again, and a warning above says why"
 
 
-def _lost(run: RunState, standings: Mapping[str, Standing], saved: Container[str], changes: Sequence[Event]
-          ) -> list[NetworkFellBack]:
+def _lost(run: RunState, standings: Mapping[str, Standing], saved: Container[str], changes: Sequence[ev.Event]
+          ) -> list[ev.NetworkFellBack]:
     """The networks that start over because no checkpoint is left of them, as when somebody has deleted their folders.
 
     Args:
@@ -112,9 +97,9 @@ def _lost(run: RunState, standings: Mapping[str, Standing], saved: Container[str
         saved: the networks that have one.
         changes: what is said already.
     """
-    said = {event.network for event in changes if isinstance(event, NetworkFellBack)}
-    return [NetworkFellBack(name, f"no checkpoint of it is left, and the log has {counted(epochs, 'epoch')} of it",
-                            epochs=0, position=0)
+    said = {event.network for event in changes if isinstance(event, ev.NetworkFellBack)}
+    return [ev.NetworkFellBack(name, f"no checkpoint of it is left, and the log has {counted(epochs, 'epoch')} of it",
+                               epochs=0, position=0)
             for name, before in run.standings.items()
             if (epochs := len(before.history)) and not before.is_pruned and name not in saved and name not in said
             and name in standings and standings[name].outcome is None]
@@ -211,16 +196,16 @@ class CoordinatorSide:
         claims = Claims(self._epochs_left, max(1, len(launch.roles.trainers) // largest), launch.request.idle)
         return Harvest(launch.paths, NetworkLeases(launch.paths, lease), claims, self.results, tail)
 
-    def _damaged(self) -> list[NetworkFellBack]:
+    def _damaged(self) -> list[ev.NetworkFellBack]:
         """The networks that stay finished, though their newest checkpoints are damaged."""
-        return [NetworkFellBack(name, damage, len(self.results.standing(name).history), position=0, finished=True)
+        return [ev.NetworkFellBack(name, damage, len(self.results.standing(name).history), position=0, finished=True)
                 for name, damage in self.results.damaged.items()]
 
     def _search(self, learns: bool) -> Search:
         """What asks for networks and prunes them."""
         launch = self._launch
         searchers, earlier = make_searchers(launch.ends, self._log), dict[str, list[Know]]()
-        begins = list[SearcherBegan | EarlierRead]()
+        begins = list[ev.SearcherBegan | ev.EarlierRead]()
         for entry in entries_of(launch.ends).values():
             knows, earlier[entry.name] = isinstance(searchers[entry.name], Knowing), []
             if (began := beginning(entry, self._log, knows)) is not None:
@@ -234,7 +219,7 @@ class CoordinatorSide:
         admission = Admission(launch, self.results, self._keys, self._known, learns)
         clerk = None if launch.replayed or launch.request.beside_others else Clerk(
             Mailbox(launch.paths.mailbox), self.results, admission,
-            (event for event in self._log if isinstance(event, Commanded)))
+            (event for event in self._log if isinstance(event, ev.Commanded)))
         patience_s = {entry.stem: entry.search.answer_within
                       for entry in launch.ends.searches.values() if entry.search is not None}
         return Search(mind, Searchers(searchers, calls_of([*self._log, *begins]), patience_s), admission, self._log,
@@ -266,32 +251,32 @@ class CoordinatorSide:
             return dict(enumerate(given.sharing[1:], start=2))
         return numbers(self._book.known).get(self._sharing_key, {})
 
-    def on_event(self, event: Event) -> None:
+    def on_event(self, event: ev.Event) -> None:
         """Keep what was measured, or learned, soon after that, whatever becomes of this launch."""
         match event:
-            case RateLearned():
+            case ev.RateLearned():
                 self._book.add(self._keys[event.network], event.gpus, self._found(event, "trained"))
-            case RateMeasured() if event.rate > 0:
+            case ev.RateMeasured() if event.rate > 0:
                 self._book.add(self._keys[event.network], event.gpus, replace(
                     self._found(event, "measured"), timed=event.timed, parameters=event.parameters))
-            case RateOff() if event.corrected:
+            case ev.RateOff() if event.corrected:
                 self._book.correct(self._keys[event.network], event.gpus, self._found(event, "trained"))
                 self._book.write()
-            case SharingLearned() if self._launch.spec.engine.learns and event.speedups != Sharing(
+            case ev.SharingLearned() if self._launch.spec.engine.learns and event.speedups != Sharing(
                     self._sharing()).curve:  # else it is what earlier runs have shown
                 for count, speedup in enumerate(event.speedups[1:], start=2):
                     self._book.add(self._sharing_key, count, self._shown(
                         speedup, f"{count} networks on one {event.device}"))
-            case NetworkRetried(alone=True):
+            case ev.NetworkRetried(alone=True):
                 self._book.add(alone_key(self._keys[event.network]), 1, KnownRate(
                     1.0, 0.0, 1, time.time(), self._machine, event.reason, event.network))
                 self._book.write()
-            case Profiled():
+            case ev.Profiled():
                 self._book.write()
-            case RatesEstimated():
+            case ev.RatesEstimated():
                 self._book.write_if_due()
 
-    def _found(self, event: RateMeasured | RateLearned | RateOff, how: str) -> KnownRate:
+    def _found(self, event: ev.RateMeasured | ev.RateLearned | ev.RateOff, how: str) -> KnownRate:
         """A rate of this launch, for later ones."""
         return KnownRate(event.rate, event.spread, event.steps, time.time(), self._machine, how, event.network)
 
@@ -309,16 +294,16 @@ class CoordinatorSide:
         """The networks that ran out of memory beside others, here or in earlier runs on this machine."""
         return frozenset(name for name, key in self._keys.items() if alone_key(key) in self._book.known)
 
-    def _remembered(self) -> RatesRemembered | None:
+    def _remembered(self) -> ev.RatesRemembered | None:
         """The rates of earlier launches that this one goes by; None where there are none, or rates are not measured."""
         if self._launch.rates is not None:
             return None
         now = time.time()
-        rates = {name: tuple(RememberedRate(gpus, one.rate, one.spread, max(0.0, now - one.at), one.machine, one.how)
+        rates = {name: tuple(ev.RememberedRate(gpus, one.rate, one.spread, max(0.0, now - one.at), one.machine, one.how)
                              for gpus, one in sorted(self._book.known.get(key, {}).items()))
                  for name, key in self._keys.items()}
         known = {name: found for name, found in rates.items() if found}
-        return RatesRemembered(str(self._book.path), known) if known else None
+        return ev.RatesRemembered(str(self._book.path), known) if known else None
 
     def on_pace(self, network: str, samples: int, samples_per_s: float) -> None:
         """Nothing is kept of that."""

@@ -13,37 +13,24 @@ from pydantic.dataclasses import dataclass
 from preprocess.base import InputError, counted
 from preprocess.decode import to_array
 from preprocess.sample import Affine
-from preprocess.transforms.base import (
-    FORBID,
-    Area,
-    Jitter,
-    LeavesPixels,
-    Positive,
-    Probability,
-    Ratio,
-    Real,
-    as_image,
-    channels,
-    check_range,
-    window_of_area,
-)
+from preprocess.transforms import base
 
 Shift = Annotated[float, Field(strict=True, ge=-0.5, le=0.5)]
 Hue = Annotated[float, Field(strict=True, ge=0, le=0.5)]
 Pixel = Annotated[int, Field(strict=True, ge=0, le=255)]
 
 
-@dataclass(frozen=True, config=FORBID)
-class ColorJitter(LeavesPixels):
+@dataclass(frozen=True, config=base.FORBID)
+class ColorJitter(base.LeavesPixels):
     """Change brightness, contrast, saturation and hue by random amounts, in random order: torchvision's `ColorJitter`.
 
     A parameter x means a factor uniform in [max(0, 1 - x), 1 + x]; 0 leaves the property alone. The hue is shifted
     instead, by a share of the colour circle.
     """
 
-    brightness: Jitter = 0.0
-    contrast: Jitter = 0.0
-    saturation: Jitter = 0.0
+    brightness: base.Jitter = 0.0
+    contrast: base.Jitter = 0.0
+    saturation: base.Jitter = 0.0
     hue: Annotated[Hue | tuple[Shift, Shift], Field(
         description="x of the shifts -x to x, from 0 to 0.5; or [lowest, highest] shift, from -0.5 to 0.5")] = 0.0
 
@@ -54,13 +41,13 @@ class ColorJitter(LeavesPixels):
             raise ValueError("needs brightness, contrast, saturation or hue above 0")
         for name in ("brightness", "contrast", "saturation", "hue"):
             if isinstance(amount := getattr(self, name), tuple):
-                check_range(name, amount)
+                base.check_range(name, amount)
 
     def apply(self, image: np.ndarray, rng: np.random.Generator, training: bool) -> np.ndarray:
         """The image, its colours changed."""
         if not training:
             return image
-        picture = as_image(image, self)
+        picture = base.as_image(image, self)
         wanted = self.changes()
         keys = [rng.random() for _ in wanted] if len(wanted) > 1 else [0.0]
         for place in np.argsort(keys):
@@ -104,11 +91,11 @@ def _hue(picture: Image.Image, shift: float) -> Image.Image:
 _CHANGES = _brightness, _contrast, _saturation, _hue
 
 
-@dataclass(frozen=True, config=FORBID)
-class RandomGrayscale(LeavesPixels):
+@dataclass(frozen=True, config=base.FORBID)
+class RandomGrayscale(base.LeavesPixels):
     """Take the colours out of some of the images; all channels stay: torchvision's `RandomGrayscale`."""
 
-    p: Probability = 0.1
+    p: base.Probability = 0.1
 
     is_random: ClassVar[bool] = True
 
@@ -116,36 +103,36 @@ class RandomGrayscale(LeavesPixels):
         """The image, perhaps grey."""
         if not training or rng.random() >= self.p:
             return image
-        return np.repeat(to_array(as_image(image, self).convert("L")), image.shape[2], axis=2)
+        return np.repeat(to_array(base.as_image(image, self).convert("L")), image.shape[2], axis=2)
 
 
-@dataclass(frozen=True, config=FORBID)
-class RandomErasing(LeavesPixels):
+@dataclass(frozen=True, config=base.FORBID)
+class RandomErasing(base.LeavesPixels):
     """Paint over a random window of some of the images: torchvision's `RandomErasing`, on pixels of 0 to 255."""
 
-    p: Probability = 0.5
-    scale: Area = (0.02, 0.33)
-    ratio: Ratio = (0.3, 3.3)
+    p: base.Probability = 0.5
+    scale: base.Area = (0.02, 0.33)
+    ratio: base.Ratio = (0.3, 3.3)
     value: Annotated[Pixel | tuple[Pixel, ...] | Literal["random"], Field(
         description="0 to 255, a list of one for each channel, or random for noise")] = 0
 
     is_random: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        check_range("scale", self.scale)
-        check_range("ratio", self.ratio)
+        base.check_range("scale", self.scale)
+        base.check_range("ratio", self.ratio)
 
     def apply(self, image: np.ndarray, rng: np.random.Generator, training: bool) -> np.ndarray:
         """The image, perhaps with a window painted over."""
         if not training or rng.random() >= self.p:
             return image
-        channels(image, self)
+        base.channels(image, self)
         if image.dtype != np.uint8:
             raise InputError(f"RandomErasing works on uint8 images, not on {image.dtype}; put scale after it")
         if isinstance(self.value, tuple) and len(self.value) != image.shape[2]:
             raise InputError(f"random_erasing: {counted(len(self.value), 'number')} of value, one for each channel, "
                              f"but samples have {image.shape[2]} channels")
-        window = window_of_area(image.shape[0], image.shape[1], self.scale, self.ratio, rng)
+        window = base.window_of_area(image.shape[0], image.shape[1], self.scale, self.ratio, rng)
         if window is None:
             return image
         top, left, height, width = window
@@ -155,16 +142,16 @@ class RandomErasing(LeavesPixels):
         return erased
 
 
-@dataclass(frozen=True, config=FORBID)
-class Scale(LeavesPixels):
+@dataclass(frozen=True, config=base.FORBID)
+class Scale(base.LeavesPixels):
     """Pixels 0..255 to numbers that networks like: (x / 255 - mean) / std, float32.
 
     Where it is the last transform the trainers do it, so that images travel as uint8.
     """
 
-    mean: Annotated[Real | tuple[Real, ...], Field(
+    mean: Annotated[base.Real | tuple[base.Real, ...], Field(
         description="a number, or a list of one for each channel; pixels are from 0 to 1")] = 0.0
-    std: Annotated[Positive | tuple[Positive, ...], Field(
+    std: Annotated[base.Positive | tuple[base.Positive, ...], Field(
         description="a number above 0, or a list of one for each channel")] = 1.0
 
     is_random: ClassVar[bool] = False

@@ -12,31 +12,16 @@ from pydantic.dataclasses import dataclass
 
 from preprocess.base import BadImage
 from preprocess.decode import to_array
-from preprocess.transforms.base import (
-    FORBID,
-    Area,
-    Filter,
-    Mask,
-    MovesPixels,
-    Pixels,
-    Ratio,
-    Share,
-    Size,
-    Switch,
-    as_image,
-    channels,
-    check_range,
-    window_of_area,
-)
+from preprocess.transforms import base
 
 
-@dataclass(frozen=True, config=FORBID)
-class Resize(MovesPixels):
+@dataclass(frozen=True, config=base.FORBID)
+class Resize(base.MovesPixels):
     """Change the size of the image, with antialiasing; one number keeps its proportions."""
 
-    size: Annotated[Pixels | tuple[Pixels, Pixels], Field(
+    size: Annotated[base.Pixels | tuple[base.Pixels, base.Pixels], Field(
         description="[height, width], or one number for the shorter side, in pixels")]
-    filter: Filter = "bilinear"
+    filter: base.Filter = "bilinear"
 
     is_random: ClassVar[bool] = False
 
@@ -46,14 +31,14 @@ class Resize(MovesPixels):
 
     def apply(self, image: np.ndarray, rng: np.random.Generator, training: bool) -> np.ndarray:
         """The image at its new size."""
-        channels(image, self)
+        base.channels(image, self)
         height, width = self.target(*image.shape[:2])
         if (height, width) == image.shape[:2]:
             return image
         how = Image.Resampling[self.filter.upper()]
-        return to_array(as_image(image, self).resize((width, height), how))
+        return to_array(base.as_image(image, self).resize((width, height), how))
 
-    def move(self, mask: Mask, rng: np.random.Generator, training: bool) -> np.ndarray:
+    def move(self, mask: base.Mask, rng: np.random.Generator, training: bool) -> np.ndarray:
         """The mask at its new size: each pixel that of the old one which is nearest."""
         height, width = mask.pixels.shape
         to_height, to_width = self.target(height, width)
@@ -68,11 +53,11 @@ class Resize(MovesPixels):
         return round(height * self.size / shorter), round(width * self.size / shorter)
 
 
-@dataclass(frozen=True, config=FORBID)
-class RandomCrop(MovesPixels):
+@dataclass(frozen=True, config=base.FORBID)
+class RandomCrop(base.MovesPixels):
     """Cut out a window at a uniformly random place; in evaluation at the centre."""
 
-    size: Size
+    size: base.Size
     padding: Annotated[int, Field(
         strict=True, ge=0, description="pixels of black that are added to each side first, not below 0")] = 0
 
@@ -80,10 +65,10 @@ class RandomCrop(MovesPixels):
 
     def apply(self, image: np.ndarray, rng: np.random.Generator, training: bool) -> np.ndarray:
         """The window."""
-        channels(image, self)
+        base.channels(image, self)
         return self._cut(image, rng, training)
 
-    def move(self, mask: Mask, rng: np.random.Generator, training: bool) -> np.ndarray:
+    def move(self, mask: base.Mask, rng: np.random.Generator, training: bool) -> np.ndarray:
         """The same window of the mask; what was added counts for nothing."""
         return self._cut(mask.pixels, rng, training, mask.void)
 
@@ -103,33 +88,33 @@ class RandomCrop(MovesPixels):
         return _window(image, *place, self.size, outside)
 
 
-@dataclass(frozen=True, config=FORBID)
-class RandomResizedCrop(MovesPixels):
+@dataclass(frozen=True, config=base.FORBID)
+class RandomResizedCrop(base.MovesPixels):
     """Cut out a window of random area and proportions, and resize it: torchvision's `RandomResizedCrop`.
 
     In evaluation it is the largest window of the wanted proportions at the centre, less its edges.
     """
 
-    size: Annotated[tuple[Pixels, Pixels] | Pixels, Field(
+    size: Annotated[tuple[base.Pixels, base.Pixels] | base.Pixels, Field(
         description="[height, width], or one number for both, in pixels")]
-    scale: Area = (0.08, 1.0)
-    ratio: Ratio = (3 / 4, 4 / 3)
-    filter: Filter = "bilinear"
-    evaluation: Annotated[Share, Field(
+    scale: base.Area = (0.08, 1.0)
+    ratio: base.Ratio = (3 / 4, 4 / 3)
+    filter: base.Filter = "bilinear"
+    evaluation: Annotated[base.Share, Field(
         description="share of the largest centred window's sides that evaluation takes, above 0, at most 1")] = 0.875
 
     is_random: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
-        check_range("scale", self.scale)
-        check_range("ratio", self.ratio)
+        base.check_range("scale", self.scale)
+        base.check_range("ratio", self.ratio)
 
     def apply(self, image: np.ndarray, rng: np.random.Generator, training: bool) -> np.ndarray:
         """The window, resized."""
-        channels(image, self)
+        base.channels(image, self)
         height, width = self.to_size
         top, left, h, w = self.window(image.shape[0], image.shape[1], rng if training else None)
-        picture = as_image(image[top:top + h, left:left + w], self)
+        picture = base.as_image(image[top:top + h, left:left + w], self)
         return to_array(picture.resize((width, height), Image.Resampling[self.filter.upper()]))
 
     def enough(self, height: int, width: int) -> tuple[int, int]:
@@ -144,7 +129,7 @@ class RandomResizedCrop(MovesPixels):
         share = max(self.to_size[0] / max(h, 1), self.to_size[1] / max(w, 1))
         return math.ceil(share * height), math.ceil(share * width)
 
-    def move(self, mask: Mask, rng: np.random.Generator, training: bool) -> np.ndarray:
+    def move(self, mask: base.Mask, rng: np.random.Generator, training: bool) -> np.ndarray:
         """The same window of the mask, each pixel that of the window which is nearest."""
         height, width = self.to_size
         top, left, h, w = self.window(mask.pixels.shape[0], mask.pixels.shape[1], rng if training else None)
@@ -161,7 +146,7 @@ class RandomResizedCrop(MovesPixels):
         if rng is None:
             ratio = self.size[1] / self.size[0] if isinstance(self.size, tuple) else 1.0
             return _largest(height, width, ratio, self.evaluation)
-        window = window_of_area(height, width, self.scale, self.ratio, rng)
+        window = base.window_of_area(height, width, self.scale, self.ratio, rng)
         if window is not None:
             return window
         return self.without_luck(height, width)
@@ -171,20 +156,20 @@ class RandomResizedCrop(MovesPixels):
         return _largest(height, width, min(max(width / height, self.ratio[0]), self.ratio[1]), 1.0)
 
 
-@dataclass(frozen=True, config=FORBID)
-class CenterCrop(MovesPixels):
+@dataclass(frozen=True, config=base.FORBID)
+class CenterCrop(base.MovesPixels):
     """Cut out the window at the centre."""
 
-    size: Size
+    size: base.Size
 
     is_random: ClassVar[bool] = False
 
     def apply(self, image: np.ndarray, rng: np.random.Generator, training: bool) -> np.ndarray:
         """The window."""
-        channels(image, self)
+        base.channels(image, self)
         return self._cut(image)
 
-    def move(self, mask: Mask, rng: np.random.Generator, training: bool) -> np.ndarray:
+    def move(self, mask: base.Mask, rng: np.random.Generator, training: bool) -> np.ndarray:
         """The same window of the mask."""
         return self._cut(mask.pixels)
 
@@ -197,12 +182,12 @@ class CenterCrop(MovesPixels):
         return _window(image, *self.place(image.shape[0], image.shape[1]), self.size)
 
 
-@dataclass(frozen=True, config=FORBID)
-class Flip(MovesPixels):
+@dataclass(frozen=True, config=base.FORBID)
+class Flip(base.MovesPixels):
     """Mirror the image with probability one half, in each of the directions asked for."""
 
-    horizontal: Annotated[Switch, Field(description="true if left and right may be swapped, or false")] = False
-    vertical: Annotated[Switch, Field(description="true if top and bottom may be swapped, or false")] = False
+    horizontal: Annotated[base.Switch, Field(description="true if left and right may be swapped, or false")] = False
+    vertical: Annotated[base.Switch, Field(description="true if top and bottom may be swapped, or false")] = False
 
     is_random: ClassVar[bool] = True
 
@@ -214,7 +199,7 @@ class Flip(MovesPixels):
         """The image, perhaps mirrored."""
         if not training:
             return image
-        channels(image, self)
+        base.channels(image, self)
         mirror, upside = self.draw(rng)
         image = _mirror(image) if mirror else image
         return image[::-1] if upside else image
@@ -223,13 +208,13 @@ class Flip(MovesPixels):
         """Whether left and right change places, and top and bottom."""
         return self.horizontal and rng.random() < 0.5, self.vertical and rng.random() < 0.5
 
-    def move(self, mask: Mask, rng: np.random.Generator, training: bool) -> np.ndarray:
+    def move(self, mask: base.Mask, rng: np.random.Generator, training: bool) -> np.ndarray:
         """The mask, mirrored with its image."""
         return self.apply(mask.pixels[:, :, None], rng, training)[:, :, 0]
 
 
-@dataclass(frozen=True, config=FORBID)
-class Rotate(MovesPixels):
+@dataclass(frozen=True, config=base.FORBID)
+class Rotate(base.MovesPixels):
     """Turn the image about its centre by a uniformly random angle; the corners that come in are black."""
 
     degrees: Annotated[float, Field(
@@ -241,7 +226,7 @@ class Rotate(MovesPixels):
         """The image, turned by a random angle."""
         return self.turn(image, self._angle(rng)) if training else image
 
-    def move(self, mask: Mask, rng: np.random.Generator, training: bool) -> np.ndarray:
+    def move(self, mask: base.Mask, rng: np.random.Generator, training: bool) -> np.ndarray:
         """The mask, turned with its image; the corners that come in count for nothing."""
         if not training:
             return mask.pixels
@@ -255,7 +240,7 @@ class Rotate(MovesPixels):
 
     def turn(self, image: np.ndarray, degrees: float) -> np.ndarray:
         """Turn by this angle, counter-clockwise."""
-        return to_array(as_image(image, self).rotate(degrees, Image.Resampling.BILINEAR))
+        return to_array(base.as_image(image, self).rotate(degrees, Image.Resampling.BILINEAR))
 
 
 def _room(height: int, width: int, size: tuple[int, int], padding: int) -> tuple[int, int]:

@@ -20,19 +20,9 @@ from keras import layers
 
 from fleet.engines.own import generators_kept, own_model
 from fleet.errors import ModelError, NetworkWarning, UserError
+from fleet.spec import model as families
 from fleet.spec.measures import Measure
-from fleet.spec.model import (
-    CNN,
-    Architecture,
-    DenseNet,
-    ResNet,
-    check_input,
-    check_target,
-    compressed,
-    has_bottlenecks,
-    large_stem,
-    one_line,
-)
+from fleet.spec.model import Architecture, one_line
 from preprocess.target import TargetSpec, class_target
 
 # The epsilon of keras.applications, so that its weights give the same outputs here. The
@@ -121,22 +111,22 @@ def _seeded(seed: int) -> Iterator[None]:
 
 def _build_family(model: Architecture, input_shape: tuple[int, ...], classes: int, target: TargetSpec) -> keras.Model:
     settings = model.settings
-    check_input(settings, input_shape)
+    families.check_input(settings, input_shape)
     inputs = keras.Input(input_shape, name="image")
-    if isinstance(settings, ResNet):
+    if isinstance(settings, families.ResNet):
         features = _resnet(settings, inputs)
-    elif isinstance(settings, DenseNet):
+    elif isinstance(settings, families.DenseNet):
         features = _densenet(settings, inputs)
-    elif isinstance(settings, CNN):
+    elif isinstance(settings, families.CNN):
         features = _cnn(settings, inputs)
     else:
         features = inputs if target.kind == "mask" else layers.Flatten()(inputs)
     return keras.Model(inputs, layers.Dense(classes, name="logits")(features), name=model.target)
 
 
-def _resnet(settings: ResNet, x: Any) -> Any:
+def _resnet(settings: families.ResNet, x: Any) -> Any:
     input_shape = x.shape[1:]
-    make_block = _bottleneck if has_bottlenecks(settings, input_shape) else _basic_block
+    make_block = _bottleneck if families.has_bottlenecks(settings, input_shape) else _basic_block
     x = _stem(x, settings, input_shape, settings.width, use_bias=True)
     for stage, count in enumerate(settings.blocks):
         for block in range(count):
@@ -179,7 +169,7 @@ def _conv_norm(x: Any, filters: int, kernel: int, stride: int, norm: str, name: 
     return _norm(x, norm, name)
 
 
-def _densenet(settings: DenseNet, x: Any) -> Any:
+def _densenet(settings: families.DenseNet, x: Any) -> Any:
     norm, use_bias = settings.norm, settings.norm == "none"
     x = _stem(x, settings, x.shape[1:], 2 * settings.growth, use_bias=use_bias)
 
@@ -191,7 +181,7 @@ def _densenet(settings: DenseNet, x: Any) -> Any:
     for block, count in enumerate(settings.blocks):
         if block > 0:
             name = f"transition{block}"
-            x = norm_relu_conv(x, compressed(x.shape[-1], settings.compression), 1, name)
+            x = norm_relu_conv(x, families.compressed(x.shape[-1], settings.compression), 1, name)
             x = layers.AveragePooling2D(2, name=f"{name}_pool")(x)
         for layer in range(count):
             name = f"block{block}_layer{layer}"
@@ -201,7 +191,7 @@ def _densenet(settings: DenseNet, x: Any) -> Any:
     return _pooled(_relu(_norm(x, norm, "final"), "final"), settings.dropout)
 
 
-def _cnn(settings: CNN, x: Any) -> Any:
+def _cnn(settings: families.CNN, x: Any) -> Any:
     for index, filters in enumerate(settings.filters):
         name = f"stage{index}"
         x = _relu(_conv_norm(x, filters, settings.kernel, 1, settings.norm, name), name)
@@ -213,9 +203,9 @@ def _cnn(settings: CNN, x: Any) -> Any:
     return x
 
 
-def _stem(x: Any, settings: ResNet | DenseNet, input_shape: tuple[int, ...], filters: int,
+def _stem(x: Any, settings: families.ResNet | families.DenseNet, input_shape: tuple[int, ...], filters: int,
           use_bias: bool) -> Any:
-    large = large_stem(settings, input_shape)
+    large = families.large_stem(settings, input_shape)
     if large:
         x = layers.ZeroPadding2D(3, name="stem_pad")(x)
     x = layers.Conv2D(filters, 7 if large else 3, strides=2 if large else 1, use_bias=use_bias,
@@ -246,7 +236,7 @@ def _pooled(x: Any, dropout: float) -> Any:
 # --- keras.applications --------------------------------------------------------------------
 
 def _build_application(model: Architecture, input_shape: tuple[int, ...], classes: int) -> keras.Model:
-    check_target(model.target)
+    families.check_target(model.target)
     function = getattr(keras.applications, model.target)
     _check_application_args(model, function)
     args = dict(model.args)

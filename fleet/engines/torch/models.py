@@ -17,15 +17,8 @@ from torch import nn
 
 from fleet.engines.own import generators_kept, own_model
 from fleet.errors import ModelError
-from fleet.spec.model import (
-    CNN,
-    Architecture,
-    ResNet,
-    check_input,
-    has_bottlenecks,
-    large_stem,
-    one_line,
-)
+from fleet.spec import model as families
+from fleet.spec.model import Architecture, one_line
 from preprocess.sample import ImageSpec
 from preprocess.target import TargetSpec
 
@@ -99,17 +92,17 @@ def _seeded(seed: int) -> Iterator[None]:
 
 def _family(architecture: Architecture, shape: tuple[int, ...], target: TargetSpec) -> nn.Module:
     settings = architecture.settings
-    check_input(settings, shape)
-    if isinstance(settings, ResNet):
+    families.check_input(settings, shape)
+    if isinstance(settings, families.ResNet):
         return _ResNet(settings, shape, target.outputs)
-    if isinstance(settings, CNN):
+    if isinstance(settings, families.CNN):
         return _cnn(settings, shape, target.outputs)
     if target.kind == "mask":  # each pixel by itself
         return nn.Sequential(_scaled(nn.Conv2d(shape[2], target.outputs, 1), "glorot"))
     return nn.Sequential(nn.Flatten(), _dense(math.prod(shape), target.outputs))
 
 
-def _cnn(settings: CNN, shape: tuple[int, ...], outputs: int) -> nn.Sequential:
+def _cnn(settings: families.CNN, shape: tuple[int, ...], outputs: int) -> nn.Sequential:
     height, width, channels = shape
     layers: list[nn.Module] = []
     for filters in settings.filters:
@@ -126,10 +119,10 @@ def _cnn(settings: CNN, shape: tuple[int, ...], outputs: int) -> nn.Sequential:
 
 
 class _ResNet(nn.Module):
-    def __init__(self, settings: ResNet, shape: tuple[int, ...], outputs: int) -> None:
+    def __init__(self, settings: families.ResNet, shape: tuple[int, ...], outputs: int) -> None:
         super().__init__()
         side, width, channels = (shape[0], shape[1]), settings.width, shape[2]
-        large, norm = large_stem(settings, shape), settings.norm
+        large, norm = families.large_stem(settings, shape), settings.norm
         if large:
             conv = _scaled(nn.Conv2d(channels, width, 7, stride=2, padding=3))
             side = ((side[0] + 3) // 4, (side[1] + 3) // 4)
@@ -141,7 +134,7 @@ class _ResNet(nn.Module):
         for stage, count in enumerate(settings.blocks):
             for block in range(count):
                 stride = 2 if block == 0 and stage > 0 else 1
-                made = _Block(channels, width * 2**stage, stride, side, norm, has_bottlenecks(settings, shape))
+                made = _Block(channels, width * 2**stage, stride, side, norm, families.has_bottlenecks(settings, shape))
                 blocks.append(made)
                 side, channels = made.side, made.outputs
         self.blocks = nn.Sequential(*blocks)

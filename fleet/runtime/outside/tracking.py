@@ -16,18 +16,10 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from fleet.domain.events import (
-    EpochEnded,
-    Event,
-    NetworkFailed,
-    NetworkFinished,
-    NetworkJudged,
-    NetworkTested,
-    TrackerFailed,
-)
+from fleet.domain import events as ev
 from fleet.storage.paths import RunPaths
 
-_NEWS = (EpochEnded, NetworkFailed, NetworkFinished, NetworkJudged, NetworkTested)
+_NEWS = (ev.EpochEnded, ev.NetworkFailed, ev.NetworkFinished, ev.NetworkJudged, ev.NetworkTested)
 _LOOK_S = 1.0  # between two looks for complaints
 
 log = logging.getLogger("fleet.runtime.outside.tracking")
@@ -43,7 +35,7 @@ class Tracking:
 
     def __init__(self, wanted: Sequence[tuple[str, Path]], paths: RunPaths, spec: str) -> None:
         self._process: subprocess.Popen[bytes] | None = None
-        self._unsaid, self._heard, self._looked_s = list[TrackerFailed](), b"", 0.0
+        self._unsaid, self._heard, self._looked_s = list[ev.TrackerFailed](), b"", 0.0
         if not wanted:
             return
         command = [sys.executable, "-m", "fleet.export.follow", spec, str(paths.root),
@@ -59,9 +51,9 @@ class Tracking:
             for pipe in filter(None, (self._process.stdin, self._process.stdout)):
                 os.set_blocking(pipe.fileno(), False)
         except OSError as error:
-            self._unsaid = [TrackerFailed(name, str(path), str(error)) for name, path in wanted]
+            self._unsaid = [ev.TrackerFailed(name, str(path), str(error)) for name, path in wanted]
 
-    def on_event(self, event: Event) -> None:
+    def on_event(self, event: ev.Event) -> None:
         """Call the process if there is something new for it."""
         if isinstance(event, _NEWS) and self._process is not None and self._process.stdin is not None:
             with suppress(OSError, ValueError):  # it has ended, or has enough calls that it has not heard
@@ -70,7 +62,7 @@ class Tracking:
     def on_pace(self, network: str, samples: int, samples_per_s: float) -> None:
         """Do nothing: only whole epochs are written."""
 
-    def failures(self) -> list[TrackerFailed]:
+    def failures(self) -> list[ev.TrackerFailed]:
         """What has gone wrong since the last look; it looks seldom."""
         if self._process is None and not self._unsaid:
             return []
@@ -89,9 +81,9 @@ class Tracking:
         for line in lines:
             with suppress(ValueError, TypeError, LookupError):
                 said = json.loads(line)
-                self._unsaid.append(TrackerFailed(said["tracker"], said["path"], said["reason"]))
+                self._unsaid.append(ev.TrackerFailed(said["tracker"], said["path"], said["reason"]))
 
-    def close(self, patience_s: float) -> list[TrackerFailed]:
+    def close(self, patience_s: float) -> list[ev.TrackerFailed]:
         """Let the process write the last epochs.
 
         Args:
@@ -110,7 +102,7 @@ class Tracking:
         except subprocess.TimeoutExpired:
             log.warning("the trackers have not ended within %.0f s", patience_s)
             process.returncode = 0  # it is not waited for any more
-            self._unsaid.append(TrackerFailed("track", "", f"not ended within {patience_s:.0f} s"))
+            self._unsaid.append(ev.TrackerFailed("track", "", f"not ended within {patience_s:.0f} s"))
         self._listen()
         self._process = None
         if process.stdout is not None:

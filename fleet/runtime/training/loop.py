@@ -13,20 +13,8 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
+from fleet.comm import messages as m
 from fleet.comm.base import Group, World
-from fleet.comm.messages import (
-    EpochDone,
-    GoOn,
-    Message,
-    Pause,
-    Paused,
-    Regroup,
-    Regrouped,
-    Start,
-    Stop,
-    Stopped,
-    Tag,
-)
 from fleet.domain.network import LARGEST_LOSS, EpochRecord, Judged, State, StepRate, convergence, divergence
 from fleet.engines.base import Arrays, Scoring, Sums
 from fleet.errors import InfrastructureError
@@ -48,7 +36,7 @@ log = logging.getLogger("fleet.runtime.training.loop")
 
 _WAITING = 0.1  # of an epoch: then the steps of a group are no measure of its rate
 
-Order: TypeAlias = GoOn | Regroup | Stop  # what a group waits for, between two epochs or inside one
+Order: TypeAlias = m.GoOn | m.Regroup | m.Stop  # what a group waits for, between two epochs or inside one
 
 
 class Consumed(NamedTuple):
@@ -78,14 +66,14 @@ class TrainingLoop:
         self._world, self._sources, self._paths, self._tenants = world, sources, paths, tenants
         self._writer, self._save_every = writer, save_every
         self._clock = EpochClock(sources, writer)
-        self._tell = partial(world.tell, 0, Tag.COORDINATOR)
+        self._tell = partial(world.tell, 0, m.Tag.COORDINATOR)
 
-    def run(self, training: Training, state: State, first: Start | Regroup) -> None:
+    def run(self, training: Training, state: State, first: m.Start | m.Regroup) -> None:
         """Train a network; see :meth:`_run`. The others on its GPU are told of it meanwhile."""
         with self._tenants.present():
             self._run(training, state, first)
 
-    def _run(self, training: Training, state: State, first: Start | Regroup) -> None:
+    def _run(self, training: Training, state: State, first: m.Start | m.Regroup) -> None:
         """Train epoch after epoch, some in pieces between which the group may change, until the coordinator ends it.
 
         Args:
@@ -115,18 +103,18 @@ class TrainingLoop:
 
             paused = time.perf_counter()
             order = self.next_order(training.group)
-            if isinstance(order, Stop):
+            if isinstance(order, m.Stop):
                 if training.group.is_master and state.position and order.saves:
                     self._save(training, state)
                 self.finish(training, order.final)
                 return
-            if isinstance(order, Regroup):
+            if isinstance(order, m.Regroup):
                 state = self._hand_over(training.group, order, state)
                 if self._world.rank not in order.ranks:
                     return
                 self.change_group(training, order, state)
                 if training.group.is_master:
-                    self._tell(Regrouped(training.network.name, state.position, time.perf_counter() - paused))
+                    self._tell(m.Regrouped(training.network.name, state.position, time.perf_counter() - paused))
             stream_epoch, chosen = order.stream_epoch, order.batch
 
     def _consume(self, training: Training, state: State, source: Batches, epoch: Epoch) -> Consumed:
@@ -166,20 +154,20 @@ class TrainingLoop:
 
     def _is_asked(self) -> bool:
         """Whether the group should pause; nothing else is said inside an epoch."""
-        return self._world.hear(Tag.TRAINER) is not None
+        return self._world.hear(m.Tag.TRAINER) is not None
 
     def _is_told_of_the_end(self) -> bool:
         """Whether the run ends: a pause of another kind comes too late, as it does at the epoch's end."""
         self._world.do_duties()  # this may be the rank that coordinates
-        heard = self._world.hear(Tag.TRAINER)
-        return isinstance(heard, Pause) and heard.ends
+        heard = self._world.hear(m.Tag.TRAINER)
+        return isinstance(heard, m.Pause) and heard.ends
 
     def next_order(self, group: Group) -> Order:
         """Wait, as a group, for what the coordinator wants next."""
 
-        def hear() -> Message | None:
+        def hear() -> m.Message | None:
             group.check()  # of a group that was struck the coordinator takes no epoch, and answers nothing
-            return self._world.hear(Tag.TRAINER)
+            return self._world.hear(m.Tag.TRAINER)
 
         heard = None
         while group.is_master and not isinstance(heard, Order):  # a Pause comes too late
@@ -195,7 +183,7 @@ class TrainingLoop:
         """Tell that the group waits inside an epoch; returns its state there."""
         state = self._clock.note(state)
         if training.group.is_master:
-            self._tell(Paused(training.network.name, state.stream_epoch))
+            self._tell(m.Paused(training.network.name, state.stream_epoch))
         return state
 
     def _end_epoch(self, training: Training, state: State, judged: Sums, missed: int) -> State:
@@ -209,19 +197,19 @@ class TrainingLoop:
         state = state.after(record, verdict.reason)
         if training.group.is_master:
             self._save(training, state, is_best=verdict.best_epoch == record.epoch)
-            self._tell(EpochDone(training.network.name, record, self._clock.blocked_s, verdict.reason, missed,
-                                 _rate(training, record)))
+            self._tell(m.EpochDone(training.network.name, record, self._clock.blocked_s, verdict.reason, missed,
+                                   _rate(training, record)))
         return state
 
     # ---- changing the group ----
 
-    def _hand_over(self, group: Group, order: Regroup, state: State) -> State:
+    def _hand_over(self, group: Group, order: m.Regroup, state: State) -> State:
         """The state as the master has it, for the next one."""
         if group.is_master and order.ranks[0] != self._world.rank:  # the next one will write to the same files
             self._writer.flush()
         return group.from_master(state)
 
-    def change_group(self, training: Training, order: Regroup, state: State | None, failure: Exception | None = None
+    def change_group(self, training: Training, order: m.Regroup, state: State | None, failure: Exception | None = None
                      ) -> State:
         """Go over to the group of an order; see :meth:`fleet.runtime.training.network.Training.move`."""
         group = self._world.group(order.ranks, order.group)
@@ -260,8 +248,8 @@ class TrainingLoop:
         exported = time.perf_counter()
         tested = self._examine(training) if final else None
         if group.is_master:
-            self._tell(Stopped(network.name, saved - began, exported - saved, damage, tested,
-                               time.perf_counter() - exported))
+            self._tell(m.Stopped(network.name, saved - began, exported - saved, damage, tested,
+                                 time.perf_counter() - exported))
 
     def _examine(self, training: Training) -> Judged | None:
         """Keep what the network that the master has exported gives, and judge it on the test data; collective."""

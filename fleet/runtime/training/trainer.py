@@ -13,27 +13,8 @@ from contextlib import ExitStack, closing, contextmanager
 from functools import cached_property, partial
 from pathlib import Path
 
+from fleet.comm import messages as m
 from fleet.comm.base import Group, World
-from fleet.comm.messages import (
-    Built,
-    Converged,
-    Exit,
-    Failed,
-    FellBack,
-    GoOn,
-    Join,
-    Joined,
-    Leave,
-    Measure,
-    Measured,
-    Pause,
-    Ready,
-    Regroup,
-    Start,
-    Stop,
-    Tag,
-    Warned,
-)
 from fleet.domain.network import Code, State, StepRate, reason_now
 from fleet.engines.base import Engine, Examinable, Starting, Trainable, network_warnings
 from fleet.engines.registry import build
@@ -74,7 +55,7 @@ class Trainer:
         self._sample, self._sources, self._codes = sample, sources, codes
         self._writer = CheckpointWriter(paths, spec.checkpoint, fence, spec.engine.suffix)
         self._loop = TrainingLoop(world, sources, paths, self._writer, spec.checkpoint.every, tenants)
-        self._tell = partial(world.tell, 0, Tag.COORDINATOR)
+        self._tell = partial(world.tell, 0, m.Tag.COORDINATOR)
 
     # ---- the four steps of a role's life ----
 
@@ -86,27 +67,27 @@ class Trainer:
         """
         if loads:
             self._load_engine()
-        self._tell(Ready(self._world.rank))
+        self._tell(m.Ready(self._world.rank))
 
     def run(self) -> None:
         """Do what the coordinator says, until the run is over."""
-        hear = partial(self._world.hear, Tag.TRAINER)
-        while not isinstance(order := self._world.wait(hear, _PATIENCE), Exit):
-            if isinstance(order, Leave):
+        hear = partial(self._world.hear, m.Tag.TRAINER)
+        while not isinstance(order := self._world.wait(hear, _PATIENCE), m.Exit):
+            if isinstance(order, m.Leave):
                 self.stop()
                 self._world.retire()
             self._load_engine()
-            if isinstance(order, Measure):
+            if isinstance(order, m.Measure):
                 self._measure(order)
-            elif isinstance(order, Start):
+            elif isinstance(order, m.Start):
                 self._serve(order)
-            elif isinstance(order, Join):
+            elif isinstance(order, m.Join):
                 self._join(order)
-            elif isinstance(order, Pause | GoOn | Stop):
+            elif isinstance(order, m.Pause | m.GoOn | m.Stop):
                 continue  # it came when the group had stopped already, or had been struck
             else:
                 raise InfrastructureError(f"rank {self._world.rank} did not expect {order}")
-            self._tell(Ready(self._world.rank))
+            self._tell(m.Ready(self._world.rank))
 
     def stop(self) -> None:
         """Leave nothing unwritten."""
@@ -122,7 +103,7 @@ class Trainer:
 
     # ---- one network ----
 
-    def _serve(self, order: Start) -> None:
+    def _serve(self, order: m.Start) -> None:
         """Train one network in its group until it is final, fails, this rank goes to others, or one of them dies."""
         network = order.network
         self._writer.write_by(network.name, order.fence)
@@ -132,7 +113,7 @@ class Trainer:
             training.group = group = self._world.group(order.ranks, order.group)
             group.meet()  # all its ranks have joined the stream
             if group.is_master:
-                self._tell(Joined(network.name))
+                self._tell(m.Joined(network.name))
             log.info("%s: training on ranks %s from stream epoch %d, gradients by %s", network.name, order.ranks,
                      order.stream_epoch, self._engine.exchange_name if group.size > 1 else "nobody: one rank")
             with self._built(network, group) as training.trainable:
@@ -144,7 +125,7 @@ class Trainer:
                 else:
                     self._loop.run(training, state, order)
 
-    def _join(self, order: Join) -> None:
+    def _join(self, order: m.Join) -> None:
         """Train a network that is in training elsewhere; its group goes on until the network is built here."""
         network = order.network
         self._writer.write_by(network.name, order.fence)
@@ -156,11 +137,11 @@ class Trainer:
                 training.trainable = held.enter_context(closing(self._build(network, training.group)))
             except Exception as error:  # the network fails, on all ranks, once they have met
                 failure = error
-            self._tell(Built(network.name, self._world.rank))
-            heard = self._world.await_message(Tag.TRAINER)
-            if isinstance(heard, Stop):  # it is wanted here no more
+            self._tell(m.Built(network.name, self._world.rank))
+            heard = self._world.await_message(m.Tag.TRAINER)
+            if isinstance(heard, m.Stop):  # it is wanted here no more
                 return
-            if not isinstance(heard, Regroup):
+            if not isinstance(heard, m.Regroup):
                 raise InfrastructureError(f"rank {self._world.rank} did not expect {heard}")
             training.reads_from = heard.reads_from
             self._sources.join(heard.reads_from)
@@ -176,8 +157,8 @@ class Trainer:
             log.error("%s failed: %s\n%s", training.network.name, failure.reason, failure.detail)
             self._writer.flush()  # a retry, perhaps on other ranks, goes on from there
             if training.group.is_master:
-                self._tell(Failed(training.network.name, failure.reason, failure.detail, failure.may_pass,
-                                  failure.out_of_memory))
+                self._tell(m.Failed(training.network.name, failure.reason, failure.detail, failure.may_pass,
+                                    failure.out_of_memory))
         except GroupStruck as strike:
             log.warning("%s: %s; it goes back to its last checkpoint", training.network.name, strike)
             self._writer.flush()  # which is then what the coordinator reads
@@ -194,7 +175,7 @@ class Trainer:
         with closing(all_or_none(group, lambda: self._build(network, group))) as trainable:
             if group.is_master:
                 parameters = trainable.count_parameters() if isinstance(trainable, Examinable) else None
-                self._tell(Built(network.name, self._world.rank, parameters))
+                self._tell(m.Built(network.name, self._world.rank, parameters))
             yield trainable
 
     def _build(self, network: NetworkSpec, group: Group) -> Trainable:
@@ -206,7 +187,7 @@ class Trainer:
         if group.is_master:
             for warning in told:
                 log.warning("%s: %s", network.name, warning)
-                self._tell(Warned(network.name, warning))
+                self._tell(m.Warned(network.name, warning))
         return trainable
 
     def _resume(self, training: Training) -> State:
@@ -223,7 +204,7 @@ class Trainer:
             log.warning("%s goes on after epoch %d, sample %d: %s", network.name, state.epoch, state.position,
                         found.damage)
             promote_previous(self._paths, network.name, found, self._writer.fence(network.name))
-            self._tell(FellBack(network.name, found.damage, state.history, state.position))
+            self._tell(m.FellBack(network.name, found.damage, state.history, state.position))
         return training.share(dataclasses.replace(state, arrays={}))
 
     def _load(self, training: Training) -> CheckpointLookup:
@@ -242,13 +223,13 @@ class Trainer:
     def _hand_in(self, training: Training, reason: str) -> None:
         """Export a network that had converged in a launch that was killed before it came to that."""
         if training.group.is_master:
-            self._tell(Converged(training.network.name, reason))
+            self._tell(m.Converged(training.network.name, reason))
         self._loop.next_order(training.group)
         self._loop.finish(training, final=True)
 
     # ---- measuring ----
 
-    def _measure(self, order: Measure) -> None:
+    def _measure(self, order: m.Measure) -> None:
         """Measure samples/s of a network on a group."""
         network = order.network
         began = time.perf_counter()
@@ -271,6 +252,6 @@ class Trainer:
         if group.is_master:
             timed = tuple(StepTime(size, size / one.rate) for size, one in zip(order.batches, rates, strict=False)
                           if one.rate)
-            self._tell(Measured(network.name, group.size, rates[0], time.perf_counter() - began, reason, passing, timed,
-                                parameters))
+            self._tell(m.Measured(network.name, group.size, rates[0], time.perf_counter() - began, reason, passing,
+                                  timed, parameters))
         group.free()
