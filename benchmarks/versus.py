@@ -101,8 +101,8 @@ def ray_tune(jpegs: Path, python: Path, cpus: int, transforms: str = "resize") -
 def install_ray(folder: Path) -> Path:
     """Ray in an environment of its own, which sees this one's TensorFlow; gives its interpreter."""
     python = folder / "bin/python"
-    if not python.exists():
-        venv.create(folder, with_pip=True)
+    if not list(folder.glob("lib/python*/site-packages/ray")):  # an interrupted one is made anew
+        venv.create(folder, clear=True, with_pip=True)
         ours = next(path for path in sys.path if path.endswith("site-packages"))
         [theirs] = folder.glob("lib/python*/site-packages")
         (theirs / "beside.pth").write_text(ours + "\n")
