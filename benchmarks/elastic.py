@@ -28,7 +28,7 @@ from apart import within
 
 from fleet.commands.show import print_json
 from fleet.terminal import print_table
-from scheduler.elastic.allocate import Curve, Optimizer, allocate
+from scheduler.elastic.allocate import Optimizer, ScalingCurve, allocate
 from scheduler.elastic.autoscaler import Autoscaling
 from scheduler.simulation.autoscale import Outcome, simulate
 from scheduler.simulation.elastic_jobs import generate
@@ -56,22 +56,22 @@ NEW_MS, KNOWN_MS = 20, 2  # targets of a decision at the large size
 LARGE, PAPER = (2000, 10_000), (200, 400)
 
 
-def category_curves(rng: np.random.Generator, jobs: int, policy: str) -> list[Curve]:
+def category_curves(rng: np.random.Generator, jobs: int, policy: str) -> list[ScalingCurve]:
     """The curves of the simulated jobs, each its own."""
     drawn = generate(jobs, 2000, "high", policy, seed=int(rng.integers(1000)))
-    return [Curve(job.curve.factors) for job in drawn[:jobs]]
+    return [ScalingCurve(job.curve.factors) for job in drawn[:jobs]]
 
 
-def rising_curves(rng: np.random.Generator, jobs: int, most: int, concave: bool) -> list[Curve]:
+def rising_curves(rng: np.random.Generator, jobs: int, most: int, concave: bool) -> list[ScalingCurve]:
     """Curves with random gains from one count to the next."""
     curves = []
     for _ in range(jobs):
         gains = rng.random(most)
-        curves.append(Curve(tuple(np.cumsum(np.sort(gains)[::-1] if concave else gains).tolist())))
+        curves.append(ScalingCurve(tuple(np.cumsum(np.sort(gains)[::-1] if concave else gains).tolist())))
     return curves
 
 
-CURVES: dict[str, Callable[[np.random.Generator, int], list[Curve]]] = {
+CURVES: dict[str, Callable[[np.random.Generator, int], list[ScalingCurve]]] = {
     "the four categories, elastic": lambda rng, jobs: category_curves(rng, jobs, "elastic"),
     "the four categories, fixed batches": lambda rng, jobs: category_curves(rng, jobs, "fixed"),
     "concave, up to 10 GPUs": lambda rng, jobs: rising_curves(rng, jobs, 10, concave=True),
@@ -84,7 +84,7 @@ ROWS = (*((name, *LARGE, name == "the four categories, elastic") for name in CUR
         ("the four categories, elastic", *PAPER, True), ("any rising, up to 10 GPUs", *PAPER, True))
 
 
-def instance(name: str, jobs: int, seed: int) -> list[Curve]:
+def instance(name: str, jobs: int, seed: int) -> list[ScalingCurve]:
     """Curves of which nothing has been worked out yet."""
     return CURVES[name](np.random.default_rng(seed), jobs)
 
@@ -115,18 +115,18 @@ def decisions_ms(name: str, jobs: int, gpus: int) -> tuple[float, float]:
     for seed in range(5):
         factors = [curve.factors for curve in instance(name, jobs + 5, seed)]
         start = time.process_time()
-        curves, optimizer = [Curve(own) for own in factors[5:]], Optimizer()
+        curves, optimizer = [ScalingCurve(own) for own in factors[5:]], Optimizer()
         optimizer.allocate(curves, gpus)
         new.append(time.process_time() - start)
         for own in factors[:5]:
             start = time.process_time()
-            curves = [*curves[1:], Curve(own)]
+            curves = [*curves[1:], ScalingCurve(own)]
             optimizer.allocate(curves, gpus)
             known.append(time.process_time() - start)
     return 1000 * statistics.median(new), 1000 * statistics.median(known)
 
 
-def cpu(method: Callable[[Sequence[Curve], int], object], name: str, jobs: int, gpus: int) -> float:
+def cpu(method: Callable[[Sequence[ScalingCurve], int], object], name: str, jobs: int, gpus: int) -> float:
     """Median CPU seconds over five instances."""
     times = []
     for seed in range(5):

@@ -28,9 +28,16 @@ from apart import within
 
 from fleet.commands.show import print_json
 from fleet.terminal import print_table
-from scheduler.idle.allocate import Curve, Trainer, allocate, equal_as_published, name_order, place_in_order, worth
+from scheduler.idle.allocate import RateCurve, Trainer, allocate, equal_as_published, name_order, place_in_order, worth
 from scheduler.simulation.idle_nodes import Settings, Summary, replay, summarise
-from scheduler.simulation.idle_trace import Job, Trace, read_events, read_node_names, read_trainers, with_objective
+from scheduler.simulation.idle_trace import (
+    Trace,
+    TrainerJob,
+    read_events,
+    read_node_names,
+    read_trainers,
+    with_objective,
+)
 from tests.oracles.idle_nodes import allocate_counts, allocate_nodes
 
 WEEK_S, NODES = 168 * 3600.0, 1024
@@ -51,7 +58,7 @@ class Data:
         return Data(trace, trace.arranged(name_order(names)), folder)
 
     def jobs(self, name: str = "trainers_hps_shufflenet_1000.json", objective: str = "file",
-             rescale_factor: float = 1.0) -> tuple[Job, ...]:
+             rescale_factor: float = 1.0) -> tuple[TrainerJob, ...]:
         return with_objective(read_trainers(self.folder / name), objective, rescale_factor=rescale_factor)
 
 
@@ -157,7 +164,7 @@ def instance(trainers: int, nodes: int, n_max: int, seed: int) -> tuple[list[Tra
     current: list[int] = []
     for _ in range(trainers):
         speeds = rng.uniform(1000, 7000) * np.array(bends) ** rng.uniform(0.85, 1.0)
-        team.append(Trainer(Curve(tuple(bends), tuple(speeds.tolist())), 1, n_max, 18.0, 12.0))
+        team.append(Trainer(RateCurve(tuple(bends), tuple(speeds.tolist())), 1, n_max, 18.0, 12.0))
         current.append(int(rng.integers(0, min(n_max, nodes - sum(current), 2 * nodes // trainers) + 1)))
     return team, current
 

@@ -25,7 +25,7 @@ from fleet.commands.show import print_json
 from fleet.terminal import print_table
 from scheduler.idle.allocate import Counts, FloatArray, Trainer, allocate, equal, equal_as_published
 from scheduler.simulation.idle_nodes import Policy, Replayed, Settings, efficiency, replay
-from scheduler.simulation.idle_trace import Job, Trace
+from scheduler.simulation.idle_trace import Trace, TrainerJob
 
 IMAGENET = "trainers_imagenet_imgps_1001.json"
 HOLDS, FAILS, PARTLY = "holds", "**does not hold**", "in part"
@@ -86,7 +86,7 @@ class Recorded:
         return preempted + trainer.rescale_s(current, count) * float(trainer.rates[current])
 
 
-def outcomes(trace: Trace, jobs: Sequence[Job], policy: Policy) -> tuple[FloatArray, Replayed]:
+def outcomes(trace: Trace, jobs: Sequence[TrainerJob], policy: Policy) -> tuple[FloatArray, Replayed]:
     """What was done from each change to the next, less what that change cost: rescaling and preemption."""
     recorded = Recorded(policy)
     done = replay(trace, jobs, Settings(policy=recorded))
@@ -100,7 +100,7 @@ def outcomes(trace: Trace, jobs: Sequence[Job], policy: Policy) -> tuple[FloatAr
 # --- Until all are done -------------------------------------------------------------------------
 
 
-def unoccupied(trace: Trace, jobs: Sequence[Job], max_parallel: int) -> float:
+def unoccupied(trace: Trace, jobs: Sequence[TrainerJob], max_parallel: int) -> float:
     """The share of the idle nodes' time that no trainer used, until all are done."""
     done = replay(trace, jobs, Settings(max_parallel=max_parallel))
     until = max(record.ended_s or 0.0 for record in done.trainers)
@@ -143,7 +143,7 @@ def _of_the_trace(whole: Trace, week: Trace) -> list[Claim]:
     ]
 
 
-def _of_decisions(trace: Trace, jobs: Sequence[Job]) -> list[Claim]:
+def _of_decisions(trace: Trace, jobs: Sequence[TrainerJob]) -> list[Claim]:
     exact, _ = outcomes(trace, jobs, allocate)
     shared, shared_done = outcomes(trace, jobs, equal_as_published)
     does = shared > 0  # else there is no ratio

@@ -26,7 +26,7 @@ from idle_nodes_claims import IMAGENET, block
 
 from scheduler.idle.allocate import equal_as_published, place_in_order
 from scheduler.simulation.idle_nodes import Settings, Summary, efficiency, replay, static_outcome
-from scheduler.simulation.idle_trace import Job, Trace
+from scheduler.simulation.idle_trace import Trace, TrainerJob
 
 PUBLISHED = Settings()  # decisions at changes of the trace only, nodes by index, T = 120 s, ten at a time
 SHARED = Settings(policy=equal_as_published)
@@ -54,7 +54,7 @@ OBJECTIVES = {"samples": "samples/s", "efficiency": "scaling efficiency"}
 # --- The experiments ----------------------------------------------------------------------------
 
 
-def share(trace: Trace, jobs: Sequence[Job], settings: Settings) -> float:
+def share(trace: Trace, jobs: Sequence[TrainerJob], settings: Settings) -> float:
     """Efficiency of one replay."""
     return efficiency(trace, jobs, replay(trace, jobs, settings), settings.max_parallel)
 
@@ -63,7 +63,7 @@ def trace_for(data: Data, settings: Settings) -> Trace:
     return data.by_name if settings.placement is place_in_order else data.by_index
 
 
-def horizons(data: Data, jobs: Sequence[Job], settings: Settings) -> list[float]:
+def horizons(data: Data, jobs: Sequence[TrainerJob], settings: Settings) -> list[float]:
     """Figs. 9 and 13: efficiency against the forward-looking time."""
     return [share(trace_for(data, settings), jobs, replace(settings, horizon_s=horizon)) for horizon in HORIZONS_S]
 
@@ -80,7 +80,7 @@ def in_speed_up(data: Data) -> list[float]:
     return found
 
 
-def six_hours(data: Data, jobs: Sequence[Job], settings: Settings) -> list[float]:
+def six_hours(data: Data, jobs: Sequence[TrainerJob], settings: Settings) -> list[float]:
     """Fig. 10: efficiency of each six hours of the week, against as many dedicated nodes as were idle in them."""
     trace = trace_for(data, settings)
     ends = np.arange(0, trace.end_s + 1, 6 * 3600)
@@ -102,7 +102,7 @@ class ToTheEnd:
     left: int
 
     @staticmethod
-    def of(trace: Trace, jobs: Sequence[Job], settings: Settings) -> ToTheEnd:
+    def of(trace: Trace, jobs: Sequence[TrainerJob], settings: Settings) -> ToTheEnd:
         done = replay(trace, jobs, settings)
         hours: dict[str, list[float]] = {}
         for record in done.trainers:
@@ -115,7 +115,7 @@ class ToTheEnd:
                         len(jobs) - done.completed)
 
 
-def trials_of(jobs: Sequence[Job], like: Sequence[Job]) -> dict[str, tuple[Job, ...]]:
+def trials_of(jobs: Sequence[TrainerJob], like: Sequence[TrainerJob]) -> dict[str, tuple[TrainerJob, ...]]:
     """Fig. 15: as many trials of each network of ``jobs`` as there are of ShuffleNet in ``like``."""
     models = {job.curve: job for job in jobs}
     return {curve: tuple(replace(trial, curve=curve, samples=model.samples,

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from scheduler.reservation.laws import Law, make_law
-from scheduler.simulation.batch_queue import Convention, Job, Schedule, Stream, simulate
+from scheduler.simulation.batch_queue import Convention, QueueJob, Schedule, Stream, simulate
 from scheduler.simulation.workload import Rule, Sizes, draw_jobs, small_stream
 
 PROCESSORS = 100
@@ -34,7 +34,7 @@ ORGANS = make_law("truncnorm", mu=20, sigma=8, low=11, high=31)
 CRUISE = make_law("truncnorm", mu=1.7, sigma=0.5, low=1.5, high=3)
 FSL = make_law("truncnorm", mu=20 / 60, sigma=8 / 60, low=10 / 60, high=35 / 60)
 
-Draw = Callable[[Rule, np.random.Generator], list[Job]]
+Draw = Callable[[Rule, np.random.Generator], list[QueueJob]]
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def _mean(rows: Iterable[Sequence[float]]) -> Mean:
 
 def scenario_1(convention: Convention, sizes: Sizes, law: Law, seeds: int) -> dict[Rule, Mean]:
     """100 jobs of one law, all there at once: classical requests, the last ten runs, TOptimal."""
-    def draw(rule: Rule, rng: np.random.Generator) -> list[Job]:
+    def draw(rule: Rule, rng: np.random.Generator) -> list[QueueJob]:
         return draw_jobs(law, 100, PROCESSORS, sizes, rule, rng)
 
     return {rule: averaged(draw, rule, seeds, convention)
@@ -73,7 +73,7 @@ def scenario_1(convention: Convention, sizes: Sizes, law: Law, seeds: int) -> di
 
 def past_runs(convention: Convention, law: Law, past: int, seeds: int) -> Mean:
     """100 jobs that take the whole machine, as in Fig. 4, and ask for the longest of so many past runs."""
-    def draw(rule: Rule, rng: np.random.Generator) -> list[Job]:
+    def draw(rule: Rule, rng: np.random.Generator) -> list[QueueJob]:
         return draw_jobs(law, 100, PROCESSORS, Sizes.FULL, rule, rng, past=past)
 
     return averaged(draw, Rule.RECENT, seeds, convention)
@@ -81,7 +81,7 @@ def past_runs(convention: Convention, law: Law, past: int, seeds: int) -> Mean:
 
 def scenario_2(convention: Convention, share: float, seeds: int) -> dict[tuple[Rule, bool], Mean]:
     """200 jobs of which a share is shorter, with and without speculative backfilling."""
-    def draw(rule: Rule, rng: np.random.Generator) -> list[Job]:
+    def draw(rule: Rule, rng: np.random.Generator) -> list[QueueJob]:
         short = round(200 * share)
         return [job for law, count in ((MIX_SMALL, short), (MIX_LARGE, 200 - short)) if count
                 for job in draw_jobs(law, count, PROCESSORS, Sizes.BETA, rule, rng)]
@@ -93,7 +93,7 @@ def scenario_2(convention: Convention, share: float, seeds: int) -> dict[tuple[R
 def scenario_3(convention: Convention, work_rate: float, seeds: int, jobs: int = 30,
                processors: int = STREAM_PROCESSORS) -> dict[Rule, Mean]:
     """Jobs that take the whole machine, and a stream of sequential jobs a hundred times shorter."""
-    def draw(rule: Rule, rng: np.random.Generator) -> list[Job]:
+    def draw(rule: Rule, rng: np.random.Generator) -> list[QueueJob]:
         return draw_jobs(STREAMED, jobs, processors, Sizes.FULL, rule, rng, backfill_rate=work_rate)
 
     stream = small_stream(STREAMED, work_rate, processors)
@@ -106,8 +106,8 @@ def scenario_4(convention: Convention, seeds: int, *, gaps_only: bool) -> dict[t
 
     The jobs of the shortest arrive over time and fill gaps, or (not ``gaps_only``) are there at once like the others.
     """
-    def draw(rule: Rule, rng: np.random.Generator) -> list[Job]:
-        def some(law: Law, count: int) -> list[Job]:
+    def draw(rule: Rule, rng: np.random.Generator) -> list[QueueJob]:
+        def some(law: Law, count: int) -> list[QueueJob]:
             return draw_jobs(law, count, INTREPID_NODES, Sizes.BETA, rule, rng, backfill_rate=INTREPID_RATE)
 
         large, small = some(ORGANS, 10) + some(CRUISE, 90), some(FSL, 300)

@@ -60,7 +60,7 @@ class EmulatedEngine:
                 raise ModelError(f"a batch of {size} does not fit on {counted(gpus, 'GPU')}")
             return self._time_scale * size / found
 
-        return Sleeper(group, step_s, Curve.drawn(network.seed, self._classes, self._samples), self._part)
+        return Sleeper(group, step_s, LossCurve.drawn(network.seed, self._classes, self._samples), self._part)
 
 
 def make(setup: Setup) -> EmulatedEngine:
@@ -70,7 +70,7 @@ def make(setup: Setup) -> EmulatedEngine:
 
 
 @dataclass(frozen=True)
-class Curve:
+class LossCurve:
     """What a network makes of the samples it has seen: the loss halves its way down, again and again.
 
     Attributes:
@@ -85,7 +85,7 @@ class Curve:
     learning_rate: float
 
     @classmethod
-    def drawn(cls, seed: int, classes: int, samples: int) -> Curve:
+    def drawn(cls, seed: int, classes: int, samples: int) -> LossCurve:
         """A network's own, so that there is a best one.
 
         Args:
@@ -108,7 +108,7 @@ class Sleeper:
         part: of that rate, that the network has at the moment.
     """
 
-    def __init__(self, group: Group, step_s: Callable[[int, int], float], curve: Curve,
+    def __init__(self, group: Group, step_s: Callable[[int, int], float], curve: LossCurve,
                  part: Callable[[], float] = lambda: 1.0) -> None:
         self._step_s, self._curve, self._part = step_s, curve, part
         self._group, self._factor = group, 1.0

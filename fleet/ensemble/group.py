@@ -26,7 +26,7 @@ from fleet.ensemble.effects import RanksDied
 from fleet.ensemble.history import Impossible
 from fleet.spec import NetworkSpec
 from scheduler.base import Member
-from scheduler.ensemble.moves import Holding, Stance
+from scheduler.ensemble.moves import GroupHolding, Stance
 
 
 class Phase(Enum):
@@ -123,7 +123,8 @@ class Group:
             raise Impossible(f"{self.name} is {self.phase.name} ({self.phase.value}), and yet there is {step}")
         self.phase = after
 
-    def holding(self, can_change: bool, grows_inside: bool, is_answered: bool, is_leaving: bool = False) -> Holding:
+    def holding(self, can_change: bool, grows_inside: bool, is_answered: bool, is_leaving: bool = False
+                ) -> GroupHolding:
         """The devices, and what can be done about them now.
 
         Args:
@@ -137,5 +138,5 @@ class Group:
             stance = Stance.BUSY
         # With a batch that follows the GPUs another size is another optimizer.
         is_fixed = self.network.train.batch.when_scaled == "fixed"
-        return Holding(self.devices, stance, self.network.min_gpus, can_change and is_fixed, grows_inside,
-                       self.recruits)
+        return GroupHolding(self.devices, stance, self.network.min_gpus, can_change and is_fixed, grows_inside,
+                            self.recruits)

@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import TypeAlias
 
-from scheduler.idle.allocate import Curve, Trainer, allocate
+from scheduler.idle.allocate import RateCurve, Trainer, allocate
 
 LEAST_SHARE = 0.05  # of a gap: gaps that were shorter than a start may become longer
 
@@ -207,7 +207,7 @@ def _trainer(run: Harvested, gained: float, nodes: int, gap_s: float) -> Trainer
     counts = range(1, min(most, nodes) + 1)
     values = accumulate(share * min(1.0, run.unserved / run.per_node - (count - 1)) / (there + count)
                         for count in counts)
-    return Trainer(Curve(tuple(counts), tuple(values)), n_max=len(counts))
+    return Trainer(RateCurve(tuple(counts), tuple(values)), n_max=len(counts))
 
 
 def _sizes(nodes: int, largest: int) -> list[int]:

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from fleet.errors import FleetError, UserError
-from fleet.jobs.holding import Holding, Interruption
+from fleet.jobs.holding import HeldJobs, Interruption
 from fleet.jobs.making_room import MakingRoom
 from launch import slurm_acts
 from launch.base import InputError
@@ -168,7 +168,7 @@ def carry_out(eviction: Eviction, first: Candidates, machine: Machine, diary: Di
         UserError: nothing can be noted.
     """
     interruption = interruption or Interruption()
-    holding = Holding(diary.note, machine.may_touch, keeping.held)
+    holding = HeldJobs(diary.note, machine.may_touch, keeping.held)
     room = MakingRoom()
     course = _Course(eviction, machine, diary, keeping, holding, room, interruption, Freed(first, keeping.job))
     try:
@@ -239,7 +239,7 @@ class _Course:
     machine: Machine
     diary: Diary
     keeping: Keeping
-    holding: Holding
+    holding: HeldJobs
     room: MakingRoom
     interruption: Interruption
     freed: Freed

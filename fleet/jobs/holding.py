@@ -25,14 +25,14 @@ _ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 _TRIES, _PAUSE_S = 3, 2.0  # of each release: Slurm may be busy
 
 
-class Note(Protocol):
+class Noting(Protocol):
     """Notes what is done."""
 
     def __call__(self, what: str, said: str, **more: Any) -> None:
         """A word for it, and it in words."""
 
 
-class Holding:
+class HeldJobs:
     """The jobs that one eviction holds.
 
     Args:
@@ -41,7 +41,7 @@ class Holding:
         held: by evictions before, which could not release them.
     """
 
-    def __init__(self, note: Note, is_allowed: Callable[[str], bool], held: Sequence[str] = ()) -> None:
+    def __init__(self, note: Noting, is_allowed: Callable[[str], bool], held: Sequence[str] = ()) -> None:
         self._note, self._is_allowed = note, is_allowed
         self._watched: set[str] = set()
         self._held = list(held)

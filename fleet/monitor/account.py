@@ -23,7 +23,7 @@ from fleet.plugins import find_policy
 from fleet.units import parse_delta, parse_stream
 from scheduler.base import InputError, Network, Options, RateTable
 from scheduler.ensemble.costs import Costs
-from scheduler.simulation.as_it_ran import Replay, replay, stints_of
+from scheduler.simulation.as_it_ran import AsItRan, replay, stints_of
 from scheduler.simulation.ensemble import Stint
 
 
@@ -89,7 +89,7 @@ class Account:
     stints: tuple[Stint, ...]
     spent: Spent
     costs: Costs
-    replay: Replay | None
+    replay: AsItRan | None
     time_scale: float
     startup: tuple[tuple[str, float], ...] = ()
     device: str = "GPU"
@@ -254,7 +254,7 @@ def _between_epochs(epochs: Iterable[Epoch], is_lockstep: bool) -> float:
 # ---- beside the simulation ---------------------------------------------------------------------
 
 
-def _replay(start: Started, run: RunState, costs: Costs) -> Replay | None:
+def _replay(start: Started, run: RunState, costs: Costs) -> AsItRan | None:
     """The run simulated, in the time of what was emulated."""
     scale = start.time_scale
     known = _told(run.launches) or _shown(run.epochs, scale, len(start.devices))

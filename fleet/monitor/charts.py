@@ -7,7 +7,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
-from fleet.monitor.report import Curve, Report
+from fleet.monitor.report import NetworkCurve, RunReport
 from fleet.monitor.searched import SearchReport, Tried
 from fleet.spec.space import Dimension, Range
 from fleet.storage.results import Status, short_names
@@ -26,7 +26,7 @@ STATUS_COLOURS = {Status.FINISHED: "#4e79a7", Status.PRUNED: "#e0955b", Status.P
 _T = TypeVar("_T")
 
 
-def charts_of(report: Report) -> dict[str, Any]:
+def charts_of(report: RunReport) -> dict[str, Any]:
     """All that is drawn. A network is a number there: its place in ``networks``, by which it also has its colour.
 
     That place never changes while a run goes on: networks stand in the order in which they first had a device.
@@ -74,7 +74,7 @@ def _rounded(value: float) -> float | None:
 # ---- curves over epochs ------------------------------------------------------------------------
 
 
-def _line(curve: Curve, who: Mapping[str, int]) -> list[Any]:
+def _line(curve: NetworkCurve, who: Mapping[str, int]) -> list[Any]:
     points = spread(list(zip(curve.epochs, curve.values, strict=True)), 1, POINTS)
     return [who.get(curve.name, -1), [epoch for epoch, _ in points], [_rounded(value) for _, value in points]]
 
@@ -82,7 +82,7 @@ def _line(curve: Curve, who: Mapping[str, int]) -> list[Any]:
 # ---- bars over time ----------------------------------------------------------------------------
 
 
-def _timeline(report: Report, stints: Sequence[Stint], scale: float, seconds: float, who: Mapping[str, int]
+def _timeline(report: RunReport, stints: Sequence[Stint], scale: float, seconds: float, who: Mapping[str, int]
               ) -> dict[str, Any]:
     """Bars of (network, device, begin, end, what is said, share of its time that a crowd is busy).
 

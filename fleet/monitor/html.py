@@ -12,7 +12,7 @@ from typing import Any
 from fleet.monitor.account import Account
 from fleet.monitor.charts import DRAWN, NAMED, STATUS_COLOURS, TRIED, as_script, charts_of, is_crowded, spread
 from fleet.monitor.importance import importance_of
-from fleet.monitor.report import MISSED, Report, best_rows
+from fleet.monitor.report import MISSED, RunReport, best_rows
 from fleet.monitor.searched import SearchReport, table_of_found, table_of_front, table_of_rungs, table_of_tried
 from fleet.prediction.ensembles import TOGETHER, table_of
 from fleet.storage.files import replacing
@@ -31,7 +31,7 @@ _STINTS = 200  # rows of the table of who had what
 _CROWD = " A grey bar stands for networks that would be too narrow to be seen; it is paler where there were pauses."
 
 
-def write_report(path: Path, report: Report, every_s: float | None = None, in_haste: bool = False) -> None:
+def write_report(path: Path, report: RunReport, every_s: float | None = None, in_haste: bool = False) -> None:
     """Write a report's page; see :func:`render`.
 
     Raises:
@@ -42,7 +42,7 @@ def write_report(path: Path, report: Report, every_s: float | None = None, in_ha
         file.write(page)
 
 
-def render(report: Report, every_s: float | None = None, in_haste: bool = False) -> str:
+def render(report: RunReport, every_s: float | None = None, in_haste: bool = False) -> str:
     """The whole HTML page.
 
     Args:
@@ -94,7 +94,7 @@ _PAGE = """<!doctype html>
 """
 
 
-def _summary(report: Report) -> str:
+def _summary(report: RunReport) -> str:
     account = report.account
     counts = report.counts
     launches = f", {account.launches} launches" if account.launches > 1 else ""
@@ -109,7 +109,7 @@ def _summary(report: Report) -> str:
                                           for value, what in facts) + "</div>")
 
 
-def _leaderboard(report: Report) -> list[str]:
+def _leaderboard(report: RunReport) -> list[str]:
     headers, rows, left_out = best_rows(report.rows)
     return [html_table(headers, rows), _note(left_out)]
 
@@ -150,7 +150,7 @@ def _legend(items: Iterable[tuple[str, str]]) -> str:
                                           for name, colour in items) + "</div>"
 
 
-def _together(report: Report) -> list[str]:
+def _together(report: RunReport) -> list[str]:
     """How good the best networks are together; nothing where that was not found out."""
     if not report.ensembles:
         return []
@@ -203,14 +203,14 @@ def _place(number: int, chart: str) -> str:
     return f'<div class=row id="search-{number}-{chart}"></div>'
 
 
-def _rungs(report: Report) -> list[str]:
+def _rungs(report: RunReport) -> list[str]:
     """After how many epochs networks were paused and pruned; nothing where none were."""
     if not report.rungs:
         return []
     return ["<h2>What was pruned when</h2>", html_table(*table_of_rungs(report.rungs))]
 
 
-def _curves(report: Report) -> list[str]:
+def _curves(report: RunReport) -> list[str]:
     grey = "" if len(report.losses) <= NAMED else f" The best {NAMED} networks are in colour."
     if len(report.losses) > DRAWN:
         grey += (f" Of the other {len(report.losses) - NAMED}, {DRAWN - NAMED} are drawn, evenly from the best to the "
@@ -250,7 +250,7 @@ def _startup(account: Account) -> list[str]:
                    [[part, f"{seconds:.2f}"] for part, seconds in account.startup])]
 
 
-def _missed(report: Report) -> str:
+def _missed(report: RunReport) -> str:
     return _note(f"{MISSED.format(chunks=counted(report.missed, 'chunk'))}." if report.missed else "")
 
 

@@ -38,7 +38,7 @@ MISSED = "{chunks} of the ring could not be taken by a group that lacked them: o
 
 
 @dataclass(frozen=True)
-class Curve:
+class NetworkCurve:
     """How a network learned: a value for each of its epochs; NaN where it could not be computed."""
 
     name: str
@@ -47,7 +47,7 @@ class Curve:
 
 
 @dataclass(frozen=True)
-class Report:
+class RunReport:
     """What is to be said of a run.
 
     Attributes:
@@ -69,11 +69,11 @@ class Report:
 
     name: str
     rows: tuple[table.NetworkResult, ...]
-    losses: tuple[Curve, ...]
-    accuracies: tuple[Curve, ...]
+    losses: tuple[NetworkCurve, ...]
+    accuracies: tuple[NetworkCurve, ...]
     account: Account
     missed: int
-    val_losses: tuple[Curve, ...] = ()
+    val_losses: tuple[NetworkCurve, ...] = ()
     ensembles: tuple[EnsembleResult, ...] = ()
     cache: CacheChosen | None = None
     supply: SupplyFound | None = None
@@ -172,7 +172,7 @@ def _record(row: table.NetworkResult) -> dict[str, Any]:
 
 
 @without_collecting()
-def read_report(paths: RunPaths) -> Report:
+def read_report(paths: RunPaths) -> RunReport:
     """Take together what a run's files say; it may still be going on.
 
     Raises:
@@ -188,7 +188,7 @@ def read_report(paths: RunPaths) -> Report:
 
 
 @without_collecting()
-def report_at(paths: RunPaths, t_s: float) -> Report:
+def report_at(paths: RunPaths, t_s: float) -> RunReport:
     """What there was to report of a run at some time, by its log, its spec, and what a sample of it is.
 
     Args:
@@ -216,16 +216,16 @@ def _account(paths: RunPaths, run: RunState) -> Account | None:
         raise UserError(f"{_place(paths)} is damaged: {one_line(error)}") from error
 
 
-def _report(paths: RunPaths, run: RunState, rows: Sequence[table.NetworkResult], found: Account) -> Report:
+def _report(paths: RunPaths, run: RunState, rows: Sequence[table.NetworkResult], found: Account) -> RunReport:
     of_each = _histories(run)
     histories = [(row.name, of_each[row.name]) for row in rows if row.name in of_each]
     judged = [(name, history) for name, history in histories if not all(math.isnan(_accuracy(one)) for one in history)]
-    return Report(paths.root.resolve().name, tuple(rows), account=found, rungs=rungs_of(run, rows), cache=run.cache,
-                  data_changes=tuple(run.data_changes), missed=run.missed,
-                  supply=None if run.launch is None else run.launch.supply,
-                  losses=tuple(_curve(name, history, attrgetter("loss")) for name, history in histories),
-                  accuracies=tuple(_curve(name, history, _accuracy) for name, history in judged),
-                  val_losses=() if judged else tuple(_curve(name, history, attrgetter("val_loss"))
+    return RunReport(paths.root.resolve().name, tuple(rows), account=found, rungs=rungs_of(run, rows), cache=run.cache,
+                     data_changes=tuple(run.data_changes), missed=run.missed,
+                     supply=None if run.launch is None else run.launch.supply,
+                     losses=tuple(_curve(name, history, attrgetter("loss")) for name, history in histories),
+                     accuracies=tuple(_curve(name, history, _accuracy) for name, history in judged),
+                     val_losses=() if judged else tuple(_curve(name, history, attrgetter("val_loss"))
                                                    for name, history in histories))
 
 
@@ -237,8 +237,8 @@ def _histories(run: RunState) -> dict[str, list[EpochRecord]]:
     return {name: [own[epoch] for epoch in sorted(own)] for name, own in records.items()}
 
 
-def _curve(name: str, history: Sequence[EpochRecord], value: Callable[[EpochRecord], float]) -> Curve:
-    return Curve(name, tuple(record.epoch for record in history), tuple(value(record) for record in history))
+def _curve(name: str, history: Sequence[EpochRecord], value: Callable[[EpochRecord], float]) -> NetworkCurve:
+    return NetworkCurve(name, tuple(record.epoch for record in history), tuple(value(record) for record in history))
 
 
 def _accuracy(record: EpochRecord) -> float:

@@ -1,6 +1,6 @@
 """How many GPUs and which batch each elastic job gets ([ELASTIC] sections III-B and III-C).
 
-The job scalability analyzer turns measurements into a :class:`Curve` per job:
+The job scalability analyzer turns measurements into a :class:`ScalingCurve` per job:
 :func:`step_seconds` and :func:`exchange_seconds` interpolate what a profile
 measured, :func:`scaling` combines them. The optimizer, :func:`allocate`, gives
 each job a number of GPUs such that the jobs' scaling factors sum to the most.
@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scheduler.base import CommTime, InputError, Network, StepTime, counted
-from scheduler.elastic.curves import Array, Curve
+from scheduler.elastic.curves import Array, ScalingCurve
 from scheduler.elastic.departures import Departures, climb
 from scheduler.elastic.tables import Jobs, Tables
 
@@ -133,7 +133,7 @@ class BatchRange:
 
 
 def scaling(network: Network, comm: Sequence[CommTime], batches: BatchRange, gpus: int,
-            fixed: int | None = None) -> Curve:
+            fixed: int | None = None) -> ScalingCurve:
     """The throughput scaling factor of a job on 1, 2, ... GPUs and the batch that reaches it.
 
     A global batch b on k GPUs is processed at
@@ -181,7 +181,7 @@ def scaling(network: Network, comm: Sequence[CommTime], batches: BatchRange, gpu
     if not any(batch for _, batch in best):
         raise InputError(f"network {network.name!r}: a batch of {allowed.smallest} does not fit "
                          f"on {counted(gpus, 'GPU')} of {counted(most, 'sample')} each")
-    return Curve(tuple(rate / reference for rate, _ in best), tuple(batch for _, batch in best))
+    return ScalingCurve(tuple(rate / reference for rate, _ in best), tuple(batch for _, batch in best))
 
 
 def _step_table(measured: Sequence[StepTime], batches: BatchRange) -> Array:
@@ -227,7 +227,7 @@ class Optimizer:
     def __init__(self) -> None:
         self._tables = Tables()
 
-    def allocate(self, curves: Sequence[Curve], gpus: int) -> Allocation | None:
+    def allocate(self, curves: Sequence[ScalingCurve], gpus: int) -> Allocation | None:
         """As :func:`allocate`. Nothing in the answer depends on what was asked before."""
         if not curves:
             return Allocation((), 0.0, "greedy")
@@ -251,7 +251,7 @@ class Optimizer:
         return Allocation(tuple(counts), self._tables.throughput(jobs, counts), method)
 
 
-def allocate(curves: Sequence[Curve], gpus: int) -> Allocation | None:
+def allocate(curves: Sequence[ScalingCurve], gpus: int) -> Allocation | None:
     """Give every job at least the GPUs that it needs, such that the scaling factors sum to the most.
 
         maximise sum_j T_j(k_j)   subject to   sum_j k_j <= K,  T_j(k_j) > 0      ([ELASTIC] Eq. 3)

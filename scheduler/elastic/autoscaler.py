@@ -25,7 +25,7 @@ from functools import lru_cache
 from typing import Protocol
 
 from scheduler.base import InputError, check_range
-from scheduler.elastic.allocate import Curve, Optimizer
+from scheduler.elastic.allocate import Optimizer, ScalingCurve
 
 MOST_MIN = 1e5  # of a setting: ten weeks; decisions go on for as long as a job stands still
 
@@ -66,11 +66,11 @@ class Autoscaling:
         return 9 * self.rescale_cost_min if self.hold_min is None else self.hold_min
 
 
-class Job(Protocol):
+class ScaledJob(Protocol):
     """What the autoscaler looks at in a job."""
 
     @property
-    def curve(self) -> Curve:
+    def curve(self) -> ScalingCurve:
         """Its throughput scaling factors."""
 
     @property
@@ -99,7 +99,7 @@ class Decision:
     method: str
 
 
-def decide(running: Sequence[Job], waiting: Sequence[Job], now_min: float, settings: Autoscaling,
+def decide(running: Sequence[ScaledJob], waiting: Sequence[ScaledJob], now_min: float, settings: Autoscaling,
            optimizer: Optimizer | None = None) -> Decision:
     """Admit what fits and share the GPUs.
 
@@ -133,7 +133,7 @@ def decide(running: Sequence[Job], waiting: Sequence[Job], now_min: float, setti
 class _Room:
     """How many GPUs the running jobs can leave to others, and what each may then do."""
 
-    def __init__(self, running: Sequence[Job], now_min: float, settings: Autoscaling) -> None:
+    def __init__(self, running: Sequence[ScaledJob], now_min: float, settings: Autoscaling) -> None:
         self.running = running
         self.kept = [now_min - job.steady_min < settings.keeps_for_min for job in running]
         self.free = settings.gpus - sum(job.gpus if kept else job.curve.least
@@ -159,16 +159,16 @@ class _Room:
         self.free -= least
         return True
 
-    def curves(self) -> list[Curve]:
+    def curves(self) -> list[ScalingCurve]:
         """The curves of the running jobs over the counts that they may have."""
         return [job.curve if not kept else _up_to(job.curve, job.gpus, only=place not in self.shrinking)
                 for place, (job, kept) in enumerate(zip(self.running, self.kept, strict=True))]
 
 
 @lru_cache(maxsize=4096)
-def _up_to(curve: Curve, gpus: int, only: bool) -> Curve:
+def _up_to(curve: ScalingCurve, gpus: int, only: bool) -> ScalingCurve:
     """The curve of a job that must keep its size, or may shrink but not grow."""
-    return Curve((*(0.0,) * (gpus - 1), curve.factors[gpus - 1]) if only else curve.factors[:gpus])
+    return ScalingCurve((*(0.0,) * (gpus - 1), curve.factors[gpus - 1]) if only else curve.factors[:gpus])
 
 
 def next_decision(now_min: float, interval_min: float) -> float:

@@ -23,7 +23,7 @@ AT_ONCE = 32768  # factors that are worked on together: they and what is made of
 
 
 @dataclass(frozen=True, eq=False)
-class Curve:
+class ScalingCurve:
     """What a job makes of GPUs.
 
     Args:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduler.elastic.curves import Array, Curve, Pieces, Shapes, analyse
+from scheduler.elastic.curves import Array, Pieces, ScalingCurve, Shapes, analyse
 
 Counts = NDArray[np.int64]
 
@@ -49,15 +49,15 @@ class Tables:
     """The curves of jobs. Where several jobs have the same one, each has a row of its own."""
 
     def __init__(self) -> None:
-        self._row: dict[Curve, int] = {}
-        self._more: dict[Curve, list[int]] = {}  # of a curve that several jobs have, the rows beyond the first
+        self._row: dict[ScalingCurve, int] = {}
+        self._more: dict[ScalingCurve, list[int]] = {}  # of a curve that several jobs have, the rows beyond the first
         self._factors: list[tuple[float, ...]] = []
         self._heads = _Columns(np.zeros(0, np.int64), np.zeros(0, np.int64), np.zeros((0, HEAD)), np.zeros((0, HEAD)))
         self._choices = _Columns(np.zeros(0, np.int64), np.zeros(0), np.zeros(0))  # owner, GPUs, gain
         self._steps = _Columns(np.zeros(0, np.int64), np.zeros(0), np.zeros(0))  # owner, GPUs, slope
         self._room = np.zeros((2, 0)), np.zeros(0, np.bool_)  # asking for memory takes longer than computing in it
 
-    def place(self, curves: Sequence[Curve]) -> Jobs:
+    def place(self, curves: Sequence[ScalingCurve]) -> Jobs:
         """A row for each job, by its curve; those of new curves are worked out."""
         found = list(map(self._row.get, curves))
         if None in found:
@@ -120,7 +120,7 @@ class Tables:
         job[rows] = np.arange(len(rows))
         return job
 
-    def _further_rows(self, curves: Sequence[Curve]) -> list[int]:
+    def _further_rows(self, curves: Sequence[ScalingCurve]) -> list[int]:
         """A row beyond the first for each of these."""
         missing = [curve for curve, count in Counter(curves).items()
                    for _ in range(count - len(self._more.get(curve, ())))]
@@ -129,7 +129,7 @@ class Tables:
         rows = {curve: iter(self._more[curve]) for curve in set(curves)}
         return [next(rows[curve]) for curve in curves]
 
-    def _add(self, curves: Sequence[Curve]) -> range:
+    def _add(self, curves: Sequence[ScalingCurve]) -> range:
         """Work out these curves; their rows."""
         first = len(self._heads)
         own, factors = self._heads.more(len(curves)), [curve.factors for curve in curves]

@@ -20,7 +20,7 @@ import numpy as np
 
 from scheduler.base import Cluster, CommTime, Member, Network, Progress, RateTable, Round
 from scheduler.elastic.allocate import BatchRange, allocate, exchange_seconds, scaling, step_seconds
-from scheduler.elastic.curves import Curve
+from scheduler.elastic.curves import ScalingCurve
 from scheduler.ensemble.placement import rearrange
 from scheduler.ensemble.rates import curve
 
@@ -32,7 +32,7 @@ def _most(network: Network, gpus: int) -> int:
 
 
 @lru_cache(maxsize=4096)
-def curve_of(network: Network, comm: tuple[CommTime, ...], gpus: int) -> Curve:
+def curve_of(network: Network, comm: tuple[CommTime, ...], gpus: int) -> ScalingCurve:
     """What a network makes of 1, 2, ... GPUs within its bounds, with the batch of each where it may change.
 
     The same object for the same arguments, so that the optimizer knows it again.
@@ -53,7 +53,7 @@ def curve_of(network: Network, comm: tuple[CommTime, ...], gpus: int) -> Curve:
     else:
         found = scaling(network, comm, BatchRange(*network.batches), most)
         factors, batches = found.factors, found.batches
-    return Curve((*(0.0,) * (network.min_gpus - 1), *factors[network.min_gpus - 1:]), batches)
+    return ScalingCurve((*(0.0,) * (network.min_gpus - 1), *factors[network.min_gpus - 1:]), batches)
 
 
 @lru_cache(maxsize=4096)
@@ -135,11 +135,11 @@ def elastic_round(rates: RateTable, progress: Progress, cluster: Cluster) -> Rou
                        for member in rearrange(sizes, running, cluster.devices, cluster.gpus_per_node)))
 
 
-def _batch(curve: Curve, member: Member) -> int | None:
+def _batch(curve: ScalingCurve, member: Member) -> int | None:
     return curve.batches[member.gpus - 1] if curve.batches else None
 
 
-def _admitted(rates: RateTable, progress: Progress, cluster: Cluster) -> dict[str, Curve]:
+def _admitted(rates: RateTable, progress: Progress, cluster: Cluster) -> dict[str, ScalingCurve]:
     """What should run, in the order of the table: the networks that do, and of the others the first that fit."""
     begun = {member.name for member in (*progress.running, *progress.wanted.members)}
     curves = {network.name: curve_of(network, rates.comm_s, cluster.gpus) for network in rates.models

@@ -29,7 +29,7 @@ class Stance(Enum):
 
 
 @dataclass(frozen=True)
-class Holding:
+class GroupHolding:
     """The devices of a network's group, and what can be done about them.
 
     Attributes:
@@ -113,7 +113,7 @@ class Stop:
 Move: TypeAlias = Start | Recruit | Dismiss | Grow | Shrink | Stop
 
 
-def moves(held: Mapping[str, Holding], wanted: Round, free: Iterable[int], frees_at_once: bool = False
+def moves(held: Mapping[str, GroupHolding], wanted: Round, free: Iterable[int], frees_at_once: bool = False
           ) -> tuple[Move, ...]:
     """The moves that are possible now and bring what runs nearer to what should run.
 
@@ -157,13 +157,13 @@ def moves(held: Mapping[str, Holding], wanted: Round, free: Iterable[int], frees
     return tuple(found)
 
 
-def _dismissed(name: str, holding: Holding, wanted: tuple[int, ...]) -> Iterator[Move]:
+def _dismissed(name: str, holding: GroupHolding, wanted: tuple[int, ...]) -> Iterator[Move]:
     devices = tuple(device for device in holding.recruits or () if device not in wanted)
     if devices:
         yield Dismiss(name, devices)
 
 
-def _let_go(name: str, holding: Holding, wanted: tuple[int, ...], free: set[int]) -> Move | None:
+def _let_go(name: str, holding: GroupHolding, wanted: tuple[int, ...], free: set[int]) -> Move | None:
     """What a group does between two epochs that has devices which it should not have."""
     kept = holding.kept(wanted)
     if len(kept) == len(holding.devices):
@@ -177,7 +177,7 @@ def _let_go(name: str, holding: Holding, wanted: tuple[int, ...], free: set[int]
     return Shrink(name, kept)
 
 
-def _take_in(name: str, holding: Holding, wanted: tuple[int, ...], free: set[int]) -> Iterator[Move]:
+def _take_in(name: str, holding: GroupHolding, wanted: tuple[int, ...], free: set[int]) -> Iterator[Move]:
     """What a group does that should have devices which it does not have."""
     kept = holding.kept(wanted)
     new = tuple(device for device in wanted if device not in holding.devices)

@@ -53,7 +53,7 @@ FREE, BUSY = -1, -2
 
 
 @dataclass(frozen=True)
-class Curve:
+class RateCurve:
     """A piecewise linear function of the number of nodes, zero on no nodes.
 
     Args:
@@ -90,11 +90,11 @@ class Curve:
         """Its values on 0, 1, ..., ``n_max`` nodes."""
         return np.interp(np.arange(n_max + 1), self.nodes, self.values)
 
-    def scaled(self, factor: float) -> Curve:
+    def scaled(self, factor: float) -> RateCurve:
         """The curve times a factor, such as a user's weight."""
-        return Curve(self.nodes, tuple(value * factor for value in self.values))
+        return RateCurve(self.nodes, tuple(value * factor for value in self.values))
 
-    def normalised(self) -> Curve:
+    def normalised(self) -> RateCurve:
         """The speed-up over one node: the paper's scaling efficiency objective (section 5.2.1).
 
         Raises:
@@ -122,7 +122,7 @@ class Trainer:
         InputError: any of that does not hold.
     """
 
-    objective: Curve
+    objective: RateCurve
     n_min: int = 1
     n_max: int = 1
     up_s: float = 0.0

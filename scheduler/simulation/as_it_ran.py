@@ -20,7 +20,7 @@ from scheduler.simulation.ensemble import Simulated, Stint, simulate
 
 
 @dataclass(frozen=True)
-class Replay:
+class AsItRan:
     """A run beside its simulation.
 
     Args:
@@ -35,7 +35,7 @@ class Replay:
 
 
 def replay(records: Iterable[Record], rates: RateTable, cluster: Cluster, policy: Policy, options: Options,
-           costs: Costs, stream: Stream) -> Replay:
+           costs: Costs, stream: Stream) -> AsItRan:
     """Simulate what a live run has recorded.
 
     Args:
@@ -61,7 +61,7 @@ def replay(records: Iterable[Record], rates: RateTable, cluster: Cluster, policy
     trained = replace(rates, models=tuple(replace(network, epochs=epochs[network.name])
                                           for network in rates.models if epochs[network.name]))
     simulated = simulate(trained, cluster, policy, options, costs, stream)
-    return Replay(records[-1].t_s - stints[0].start_s, stints, simulated)
+    return AsItRan(records[-1].t_s - stints[0].start_s, stints, simulated)
 
 
 def stints_of(records: Iterable[Record]) -> tuple[Stint, ...]:

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from enum import IntEnum
 from functools import partial
 
-from scheduler.elastic.allocate import Curve, Optimizer
+from scheduler.elastic.allocate import Optimizer, ScalingCurve
 from scheduler.elastic.autoscaler import Autoscaling, decide, next_decision
 from scheduler.simulation.kernel import Event, Simulator
 
@@ -36,11 +36,11 @@ class ElasticJob:
 
     arrival_min: float
     length_min: float
-    curve: Curve
+    curve: ScalingCurve
 
 
 @dataclass(frozen=True, slots=True)
-class Holding:
+class JobHolding:
     """A while in which a job had a number of GPUs; it progressed from ``steady_min`` on."""
 
     job: int
@@ -74,7 +74,7 @@ class Outcome:
     completed: int
     completion_min: tuple[float | None, ...]
     dropped: tuple[int, ...]
-    holdings: tuple[Holding, ...]
+    holdings: tuple[JobHolding, ...]
     end_min: float
     rescales: int
     decisions: dict[str, int]
@@ -110,7 +110,7 @@ class _Run:
     """A job that has arrived; the autoscaler reads ``curve``, ``gpus`` and ``steady_min``."""
 
     number: int
-    curve: Curve
+    curve: ScalingCurve
     work_min: float  # what is left of its length, as of start_min
     gpus: int = 0
     start_min: float = 0.0  # since when it has had these GPUs
@@ -132,7 +132,7 @@ class _Simulation:
         self.waiting: list[_Run] = []
         self.dropped: list[int] = []
         self.ended: dict[int, float] = {}
-        self.holdings: list[Holding] = []
+        self.holdings: list[JobHolding] = []
         self.rescales = 0
         self.decisions: Counter[str] = Counter()
         self._decision: Event | None = None
@@ -208,7 +208,7 @@ class _Simulation:
     def _let_go(self, run: _Run) -> None:
         now = self.sim.now
         run.work_min -= run.curve.factors[run.gpus - 1] * max(0.0, now - run.steady_min)
-        self.holdings.append(Holding(run.number, run.gpus, run.start_min, run.steady_min, now))
+        self.holdings.append(JobHolding(run.number, run.gpus, run.start_min, run.steady_min, now))
 
     # --- what came of it ---
 

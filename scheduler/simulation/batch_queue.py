@@ -51,7 +51,7 @@ class Convention(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Job:
+class QueueJob:
     """A job of the queue.
 
     Attributes:
@@ -113,7 +113,7 @@ class Schedule:
     """What happened to every job."""
 
     processors: int
-    jobs: tuple[Job, ...]
+    jobs: tuple[QueueJob, ...]
     runs: tuple[Run, ...]
 
     @property
@@ -146,7 +146,7 @@ class Schedule:
         return float(np.mean(times)) if times else math.nan
 
 
-def simulate(jobs: Sequence[Job], processors: int, convention: Convention = Convention.PLANNED, *,
+def simulate(jobs: Sequence[QueueJob], processors: int, convention: Convention = Convention.PLANNED, *,
              speculative: bool = False, stream: Stream | None = None, seed: int = 0) -> Schedule:
     """Run jobs through the batch queue.
 
@@ -172,7 +172,7 @@ def simulate(jobs: Sequence[Job], processors: int, convention: Convention = Conv
     return _BatchQueue(jobs, processors, convention, speculative, stream, seed).run()
 
 
-def _check(jobs: Sequence[Job], processors: int, stream: Stream | None) -> None:
+def _check(jobs: Sequence[QueueJob], processors: int, stream: Stream | None) -> None:
     if not jobs:
         raise InputError("there are no jobs to simulate")
     for index, job in enumerate(jobs):
@@ -206,7 +206,7 @@ class _Waiting:
     """A job that has not completed."""
 
     index: int
-    job: Job
+    job: QueueJob
     failed: int = 0  # requests that were too short
     outlived: float = 0.0  # the longest time it has run without completing
     in_round: bool = False  # the round that is being carried out waits for it
@@ -226,7 +226,7 @@ class _Waiting:
 class _BatchQueue:
     """The state of one simulation, and what happens in it."""
 
-    def __init__(self, jobs: Sequence[Job], processors: int, convention: Convention, speculative: bool,
+    def __init__(self, jobs: Sequence[QueueJob], processors: int, convention: Convention, speculative: bool,
                  stream: Stream | None, seed: int) -> None:
         self.sim = Simulator(start=min(job.submit for job in jobs), seed=seed)
         self.processors, self.convention, self.speculative = processors, convention, speculative
@@ -264,7 +264,7 @@ class _BatchQueue:
         if self.stream is None or not self.large_left:
             return
         run_time = self.stream.draw(self.sim.rng)
-        job = Job(self.sim.now, self.stream.processors, run_time, (run_time,), small=True)
+        job = QueueJob(self.sim.now, self.stream.processors, run_time, (run_time,), small=True)
         self.jobs.append(job)
         self.arrive(_Waiting(len(self.jobs) - 1, job))
         self.sim.after(self.stream.interval, _Kind.FILL, self.stream_arrives)

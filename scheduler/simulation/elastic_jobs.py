@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from scheduler.base import CommTime, InputError, Network, StepTime, is_number
-from scheduler.elastic.allocate import BatchRange, Curve, scaling
+from scheduler.elastic.allocate import BatchRange, ScalingCurve, scaling
 from scheduler.files import read_json, record_of
 from scheduler.simulation.autoscale import ElasticJob
 
@@ -75,7 +75,7 @@ def _job(value: Any, place: str) -> ElasticJob:
         raise InputError(f"{place}.scaling is {record['scaling']!r}; it must be a list of factors on 1, 2, ... GPUs")
     factors = tuple(_number(factor, f"{place}.scaling[{k}]") for k, factor in enumerate(record["scaling"]))
     try:
-        job = ElasticJob(arrival, length, Curve(factors))
+        job = ElasticJob(arrival, length, ScalingCurve(factors))
     except InputError as error:
         raise InputError(f"{place}.scaling: {error}") from None
     slowest = min(factor for factor in factors if factor > 0)
@@ -220,7 +220,7 @@ def _arrivals(rng: np.random.Generator, minutes: float, pattern: str, busy: floa
 
 
 @lru_cache(maxsize=4096)
-def _curve(category: int, batch: int | None) -> Curve:
+def _curve(category: int, batch: int | None) -> ScalingCurve:
     assumed = workload()
     kind = assumed.categories[category]
     return scaling(kind.network, assumed.comm_s, kind.batches, assumed.most_gpus, batch)

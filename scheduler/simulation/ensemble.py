@@ -21,7 +21,7 @@ from functools import partial
 from scheduler.base import Cluster, InputError, Member, Network, Options, Progress, RateTable, Round
 from scheduler.ensemble.costs import Costs
 from scheduler.ensemble.elastic import at_best, epoch_rate
-from scheduler.ensemble.moves import Grow, Holding, Move, Shrink, Stance, Start, Stop, moves
+from scheduler.ensemble.moves import GroupHolding, Grow, Move, Shrink, Stance, Start, Stop, moves
 from scheduler.ensemble.pace import Stream
 from scheduler.ensemble.planning import plan
 from scheduler.ensemble.policies import Policy
@@ -181,11 +181,11 @@ class _Group:
     def epochs_done(self, samples: int) -> float:
         return self.epoch + self.position / samples
 
-    def holding(self) -> Holding:
+    def holding(self) -> GroupHolding:
         """Its devices, and what can be done about them: newcomers need no time to build a network of numbers."""
         stance = (Stance.BUSY if self.state is not _State.TRAINING
                   else Stance.INSIDE if self.position else Stance.BETWEEN)
-        return Holding(self.devices, stance, self.least)
+        return GroupHolding(self.devices, stance, self.least)
 
 
 class _Run:

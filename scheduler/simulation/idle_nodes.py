@@ -31,7 +31,7 @@ import numpy as np
 
 from scheduler.base import MOST, InputError, check_range
 from scheduler.idle import allocate as sharing
-from scheduler.simulation.idle_trace import Heard, Job, Trace, with_objective
+from scheduler.simulation.idle_trace import Heard, Trace, TrainerJob, with_objective
 from scheduler.simulation.kernel import Event, Simulator
 
 Policy = Callable[[Sequence[sharing.Trainer], Sequence[int], int, float], sharing.Counts]
@@ -153,7 +153,7 @@ class Summary:
     wall_s: float = math.nan
 
 
-def replay(trace: Trace, jobs: Sequence[Job], settings: Settings,
+def replay(trace: Trace, jobs: Sequence[TrainerJob], settings: Settings,
            heard: Heard = lambda done, total: None) -> Replayed:
     """Replay a trace.
 
@@ -169,7 +169,7 @@ def replay(trace: Trace, jobs: Sequence[Job], settings: Settings,
     return _Replay(trace, jobs, settings, heard).run()
 
 
-def efficiency(trace: Trace, jobs: Sequence[Job], replayed: Replayed, max_parallel: int) -> float:
+def efficiency(trace: Trace, jobs: Sequence[TrainerJob], replayed: Replayed, max_parallel: int) -> float:
     """Resource utilisation efficiency U = A_e / A_s (section 4.1.2 of the paper).
 
     A_e is what the replay did, A_s what the same jobs do on dedicated nodes, as many as were idle
@@ -194,7 +194,7 @@ def efficiency(trace: Trace, jobs: Sequence[Job], replayed: Replayed, max_parall
     return float(replayed.outcome_until(end_s)) / best if best > 0 else math.nan
 
 
-def static_outcome(jobs: Sequence[Job], nodes: float, seconds: float, max_parallel: int) -> float:
+def static_outcome(jobs: Sequence[TrainerJob], nodes: float, seconds: float, max_parallel: int) -> float:
     """What jobs do at best on dedicated nodes, in units of the objective.
 
     Args:
@@ -213,7 +213,7 @@ def static_outcome(jobs: Sequence[Job], nodes: float, seconds: float, max_parall
     return (1 - part) * low + part * _static_outcome(jobs, whole + 1, seconds, max_parallel)
 
 
-def _static_outcome(jobs: Sequence[Job], nodes: int, seconds: float, max_parallel: int) -> float:
+def _static_outcome(jobs: Sequence[TrainerJob], nodes: int, seconds: float, max_parallel: int) -> float:
     if nodes == 0:
         return 0.0
     free_of_charge = with_objective(jobs, "file", rescale_factor=0.0)
@@ -224,7 +224,7 @@ def _static_outcome(jobs: Sequence[Job], nodes: int, seconds: float, max_paralle
     return total if len(ends) < len(jobs) or max(ends) == 0 else total * seconds / max(ends)
 
 
-def summarise(trace: Trace, jobs: Sequence[Job], settings: Settings, replayed: Replayed) -> Summary:
+def summarise(trace: Trace, jobs: Sequence[TrainerJob], settings: Settings, replayed: Replayed) -> Summary:
     """A replay in numbers; the caller adds the time that it took."""
     node_seconds = trace.node_seconds()
     return Summary(efficiency(trace, jobs, replayed, settings.max_parallel), node_seconds / 3600,
@@ -249,7 +249,7 @@ class _Active:
     """A trainer that takes part."""
 
     number: int
-    job: Job
+    job: TrainerJob
     started_s: float
     nodes: int = 0
     done: float = 0.0       # samples, costs taken off
@@ -275,7 +275,7 @@ class _Active:
 
 
 class _Replay:
-    def __init__(self, trace: Trace, jobs: Sequence[Job], settings: Settings, heard: Heard) -> None:
+    def __init__(self, trace: Trace, jobs: Sequence[TrainerJob], settings: Settings, heard: Heard) -> None:
         self.trace, self.jobs, self.settings, self.heard = trace, jobs, settings, heard
         self.sim = Simulator()
         self.owner: sharing.IntArray = np.full(trace.size, sharing.BUSY, dtype=np.int64)

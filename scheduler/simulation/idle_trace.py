@@ -31,7 +31,7 @@ from numpy.typing import NDArray
 
 from scheduler.base import MOST, NAME, InputError, check_range, is_name, is_number
 from scheduler.files import parse_json, read_bytes, record_of
-from scheduler.idle.allocate import Curve, FloatArray, IntArray, Trainer
+from scheduler.idle.allocate import FloatArray, IntArray, RateCurve, Trainer
 
 HEADING = "t_s,node,delta"
 BLOCK = 1 << 24  # bytes that are read at once
@@ -122,7 +122,7 @@ class Trace:
 
 
 @dataclass(frozen=True)
-class Job:
+class TrainerJob:
     """A trainer that somebody submits.
 
     Attributes:
@@ -136,7 +136,7 @@ class Job:
     curve: str
     submit_s: float
     total_samples: float
-    samples: Curve
+    samples: RateCurve
     trainer: Trainer
 
     @cached_property
@@ -148,15 +148,15 @@ class Job:
 
 
 # What a trainer is taken to gain: its samples, its speed-up over one node, or what its file says.
-OBJECTIVES: dict[str, Callable[[Job], Curve]] = {
+OBJECTIVES: dict[str, Callable[[TrainerJob], RateCurve]] = {
     "samples": lambda job: job.samples,
     "efficiency": lambda job: job.samples.normalised(),
     "file": lambda job: job.trainer.objective,
 }
 
 
-def with_objective(jobs: Sequence[Job], objective: str, weights: Mapping[str, float] | None = None,
-                   rescale_factor: float = 1.0) -> tuple[Job, ...]:
+def with_objective(jobs: Sequence[TrainerJob], objective: str, weights: Mapping[str, float] | None = None,
+                   rescale_factor: float = 1.0) -> tuple[TrainerJob, ...]:
     """The same jobs with another objective, weights by curve, or dearer rescaling.
 
     Args:
@@ -179,7 +179,7 @@ def with_objective(jobs: Sequence[Job], objective: str, weights: Mapping[str, fl
         check_range(f"the weight of {name}", weight, 0, MOST)
     check_range("the rescale factor", rescale_factor, 0, MOST)
 
-    def changed(job: Job) -> Job:
+    def changed(job: TrainerJob) -> TrainerJob:
         curve = OBJECTIVES[objective](job).scaled(weights.get(job.curve, 1.0))
         return replace(job, trainer=replace(job.trainer, objective=curve,
                                             up_s=job.trainer.up_s * rescale_factor,
@@ -362,7 +362,7 @@ _MOST_NODES = 10_000_000
 # --- Trainers and names -------------------------------------------------------------------------
 
 
-def read_trainers(path: str | Path) -> tuple[Job, ...]:
+def read_trainers(path: str | Path) -> tuple[TrainerJob, ...]:
     """Read a trainers file.
 
     Args:
@@ -392,7 +392,7 @@ def read_trainers(path: str | Path) -> tuple[Job, ...]:
 JOB_COLUMNS = ("dnn", "submit_s", "t_up_s", "t_down_s", "n_min", "n_max", "total_samples")
 
 
-def _curves(path: str | Path, name: str, value: Any) -> tuple[Curve, Curve]:
+def _curves(path: str | Path, name: str, value: Any) -> tuple[RateCurve, RateCurve]:
     place = f"curves.{name}"
     value = record_of(value, f"{path}: {place}", ("nodes", "samples_per_s"), ("objective",))
     for key, items in value.items():
@@ -404,13 +404,13 @@ def _curves(path: str | Path, name: str, value: Any) -> tuple[Curve, Curve]:
     found = []
     for key in ("samples_per_s", "objective"):
         try:
-            found.append(Curve(nodes, tuple(map(float, value.get(key, value["samples_per_s"])))))
+            found.append(RateCurve(nodes, tuple(map(float, value.get(key, value["samples_per_s"])))))
         except InputError as error:
             raise InputError(f"{path}: {place}.{key}: {error}") from None
     return found[0], found[1]
 
 
-def _job(path: str | Path, place: str, value: Any, curves: Mapping[str, tuple[Curve, Curve]]) -> Job:
+def _job(path: str | Path, place: str, value: Any, curves: Mapping[str, tuple[RateCurve, RateCurve]]) -> TrainerJob:
     if not isinstance(value, list) or len(value) != len(JOB_COLUMNS):
         raise InputError(f"{path}: {place} must be a list: {', '.join(JOB_COLUMNS)}")
     name, *numbers = value
@@ -428,7 +428,7 @@ def _job(path: str | Path, place: str, value: Any, curves: Mapping[str, tuple[Cu
         trainer = Trainer(objective, int(n_min), int(n_max), up_s, down_s)
     except InputError as error:
         raise InputError(f"{path}: {place}: {error}") from None
-    return Job(name, submit_s, total, samples, trainer)
+    return TrainerJob(name, submit_s, total, samples, trainer)
 
 
 def read_node_names(path: str | Path) -> tuple[str, ...]:

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from scheduler.base import MOST, InputError, check_range
 from scheduler.reservation.laws import Discrete, Law, discretise, empirical, make_law
 from scheduler.reservation.requests import optimal_requests, too_few
-from scheduler.simulation.batch_queue import Job, Run, Schedule, Stream
+from scheduler.simulation.batch_queue import QueueJob, Run, Schedule, Stream
 from scheduler.simulation.swf import SwfJob, Trace
 
 RECENT = 10  # runs that the rule ``recent`` looks back on; [SPEC] section 5.3 finds 10 best
@@ -83,7 +83,7 @@ def _optimal(law: Discrete, backfill_rate: float) -> tuple[float, ...]:
 # ---------------------------------------------------------------- drawn from a law
 
 def draw_jobs(law: Law, count: int, processors: int, sizes: Sizes, rule: Rule, rng: np.random.Generator, *,
-              backfill_rate: float = 0.0, points: int = 200, submit: float = 0.0, past: int = RECENT) -> list[Job]:
+              backfill_rate: float = 0.0, points: int = 200, submit: float = 0.0, past: int = RECENT) -> list[QueueJob]:
     """Jobs of one application that all arrive at once.
 
     The same generator state gives the same jobs whatever the rule, so rules can be compared run by run.
@@ -105,7 +105,7 @@ def draw_jobs(law: Law, count: int, processors: int, sizes: Sizes, rule: Rule, r
     known = discretise(law, points)
     runs, wanted = law.sample(rng, count), draw_sizes(sizes, processors, count, rng)
     recent = law.sample(rng, count * past).reshape(count, past)
-    return [Job(submit, int(size), float(run), requests(rule, known, own, backfill_rate), known)
+    return [QueueJob(submit, int(size), float(run), requests(rule, known, own, backfill_rate), known)
             for size, run, own in zip(wanted, runs, recent, strict=True)]
 
 
@@ -136,7 +136,7 @@ def small_stream(law: Law, work_rate: float, processors: int) -> Stream:
 
 # ---------------------------------------------------------------- traces
 
-def jobs_from_trace(trace: Trace, rule: Rule, backfill_rate: float = 0.0) -> list[Job]:
+def jobs_from_trace(trace: Trace, rule: Rule, backfill_rate: float = 0.0) -> list[QueueJob]:
     """The jobs of a trace that ran, with requests from what was known when they arrived.
 
     Known of a job are the completed runs of its application (its user and
@@ -161,7 +161,7 @@ def jobs_from_trace(trace: Trace, rule: Rule, backfill_rate: float = 0.0) -> lis
         asked: tuple[float, ...] = (max(job.requested_s, job.run_s) if job.requested_s > 0 else longest,)
         if law is not None and rule is not Rule.USER:
             asked = requests(rule, law, runs[-RECENT:], backfill_rate)
-        jobs.append(Job(job.submit_s, job.size, job.run_s, asked, law, application=past.number))
+        jobs.append(QueueJob(job.submit_s, job.size, job.run_s, asked, law, application=past.number))
         if job.completed:
             past.add(job)
     return jobs

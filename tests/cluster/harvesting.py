@@ -26,9 +26,9 @@ from fleet.storage.event_log import read_events, read_run
 from fleet.storage.lines import read_lines
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import read_results
-from scheduler.idle.allocate import Curve, Trainer
+from scheduler.idle.allocate import RateCurve, Trainer
 from scheduler.simulation.idle_nodes import Settings, replay
-from scheduler.simulation.idle_trace import Job, Trace
+from scheduler.simulation.idle_trace import Trace, TrainerJob
 from tests.cluster.slurm import NODES
 from tests.mpi.conftest import ROOT, Launcher
 
@@ -232,9 +232,9 @@ class Show:
             left[network] += record.samples if at >= begun else 0
         rate = statistics.median(record.samples / record.seconds for _, record in first.values())
         epoch_s = statistics.median(record.seconds for _, record in first.values())
-        curve = Curve((1,), (rate,))
+        curve = RateCurve((1,), (rate,))
         # A departure costs a start, and what was under way: half an epoch, on average.
-        jobs = tuple(Job(name, 0.0, total, curve, Trainer(curve, down_s=spent.start_s + epoch_s / 2))
+        jobs = tuple(TrainerJob(name, 0.0, total, curve, Trainer(curve, down_s=spent.start_s + epoch_s / 2))
                      for name, total in sorted(left.items()) if total)
         settings = Settings(horizon_s=60.0, max_parallel=len(NODES), completions_are_events=True)
         told = replay(trace_of(looks), jobs, settings)

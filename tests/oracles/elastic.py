@@ -14,11 +14,11 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduler.elastic.allocate import Allocation, Curve, allocate
+from scheduler.elastic.allocate import Allocation, ScalingCurve, allocate
 from scheduler.elastic.curves import Array, analyse
 
 
-def integer_programme(curves: Sequence[Curve], gpus: int) -> Allocation | None:
+def integer_programme(curves: Sequence[ScalingCurve], gpus: int) -> Allocation | None:
     """As :func:`scheduler.elastic.allocate.allocate`, solved by HiGHS to a gap of 0.
 
     >>> integer_programme([Curve((1.0, 1.1, 3.0)), Curve((1.0, 1.5))], gpus=3)
@@ -44,7 +44,7 @@ def integer_programme(curves: Sequence[Curve], gpus: int) -> Allocation | None:
     return Allocation(tuple(counts[taken].tolist()), float(factors[taken].sum()), "integer programme")
 
 
-def greedy(curves: Sequence[Curve], gpus: int) -> Allocation | None:
+def greedy(curves: Sequence[ScalingCurve], gpus: int) -> Allocation | None:
     """As :func:`scheduler.elastic.allocate.allocate`, where every curve is concave: each GPU goes where it adds most.
 
     The gains of a concave job fall from one GPU to the next, so the largest
@@ -59,7 +59,7 @@ def greedy(curves: Sequence[Curve], gpus: int) -> Allocation | None:
     return allocate(curves, gpus)
 
 
-def dynamic_programme(curves: Sequence[Curve], gpus: int) -> Allocation | None:
+def dynamic_programme(curves: Sequence[ScalingCurve], gpus: int) -> Allocation | None:
     """As :func:`scheduler.elastic.allocate.allocate`, over all jobs and counts ([ELASTIC] Eq. 4 and Algorithm 1).
 
         P(j, K) = max_g  P(j-1, K-g) + T_j(g),        P(0, .) = 0

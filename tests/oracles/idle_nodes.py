@@ -29,7 +29,7 @@ from itertools import pairwise
 import numpy as np
 
 from scheduler.base import InputError
-from scheduler.idle.allocate import Counts, Curve, Trainer, check
+from scheduler.idle.allocate import Counts, RateCurve, Trainer, check
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ def _bound_size(program: _Program, trainer: Trainer, nodes: int, count: Mapping[
     program.add({**count, high: m}, upper=m)
 
 
-def _earn(program: _Program, curve: Curve, horizon_s: float, count: Mapping[int, float]) -> None:
+def _earn(program: _Program, curve: RateCurve, horizon_s: float, count: Mapping[int, float]) -> None:
     """T O(n), with n between two neighbouring bends of the curve (Eqs. 11, 12)."""
     weights = program.variables(len(curve.nodes), integer=False,
                                 gain=[horizon_s * value for value in curve.values]).tolist()

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from fleet.monitor.charts import BARS, DRAWN, NAMED, POINTS, TRIED, as_script, charts_of
-from fleet.monitor.report import Curve, read_report
+from fleet.monitor.report import NetworkCurve, read_report
 from fleet.storage.results import Status
 from scheduler.simulation.ensemble import Stint
 from tests.fleet.logs import made_up_run
@@ -29,18 +29,18 @@ def bars(report, *stints, devices=(0,), seconds=4.0):
 
 
 def test_a_curve_has_a_point_for_each_epoch_and_none_where_there_is_no_value(report):
-    (who, epochs, values), = curves(report, Curve("a", (1, 2, 3, 5), (4.0, 2.0, math.nan, 1 / 3)))
+    (who, epochs, values), = curves(report, NetworkCurve("a", (1, 2, 3, 5), (4.0, 2.0, math.nan, 1 / 3)))
     assert charts_of(report)["networks"][who] == "a"
     assert (epochs, values) == ([1, 2, 3, 5], [4.0, 2.0, None, 0.33333])
 
 
 def test_a_chart_without_a_value_is_left_out(report):
-    without = replace(report, losses=(Curve("a", (1,), (math.nan,)),), accuracies=())
+    without = replace(report, losses=(NetworkCurve("a", (1,), (math.nan,)),), accuracies=())
     assert charts_of(without)["curves"] == []
 
 
 def test_of_many_curves_the_best_and_others_down_to_the_worst_are_drawn(report):
-    found = replace(report, losses=tuple(Curve(f"n{place}", (1, 2), (1.0, place)) for place in range(5000)),
+    found = replace(report, losses=tuple(NetworkCurve(f"n{place}", (1, 2), (1.0, place)) for place in range(5000)),
                     rows=tuple(replace(report.rows[0], name=f"n{place}") for place in range(5000)))
     charts = charts_of(found)
     names = [charts["networks"][who] for who, *_ in charts["curves"][0]["lines"]]
@@ -50,7 +50,7 @@ def test_of_many_curves_the_best_and_others_down_to_the_worst_are_drawn(report):
 
 
 def test_of_a_long_curve_some_points_are_drawn_with_the_first_and_the_last(report):
-    (_, epochs, values), = curves(report, Curve("a", tuple(range(1, 1001)), (1.0,) * 1000))
+    (_, epochs, values), = curves(report, NetworkCurve("a", tuple(range(1, 1001)), (1.0,) * 1000))
     assert (len(epochs), len(values), epochs[0], epochs[-1]) == (POINTS, POINTS, 1, 1000)
 
 

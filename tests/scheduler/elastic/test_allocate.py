@@ -13,7 +13,7 @@ from scheduler.elastic import allocate as elastic
 from scheduler.elastic import curves as elastic_curves
 from scheduler.elastic import departures, tables
 from scheduler.elastic.allocate import allocate
-from scheduler.elastic.curves import Curve, analyse
+from scheduler.elastic.curves import ScalingCurve, analyse
 from scheduler.ensemble.rates_file import parse_rates
 from tests.examples import examples
 from tests.oracles.elastic import dynamic_programme, greedy, integer_programme
@@ -30,7 +30,7 @@ def network(steps=STEPS, params_mb=100.0):
 # --- curves drawn at random ---
 
 factor = st.one_of(st.just(0.0), st.integers(1, 6).map(float), st.floats(0.01, 10.0))
-any_curve = st.lists(factor, min_size=1, max_size=5).filter(any).map(lambda own: Curve(tuple(own)))
+any_curve = st.lists(factor, min_size=1, max_size=5).filter(any).map(lambda own: ScalingCurve(tuple(own)))
 
 
 @st.composite
@@ -38,7 +38,7 @@ def concave_curve(draw, most=5):
     """Falling gains of sixteenths, so that sums are exact and a concave curve is one to the last bit."""
     gains = sorted(draw(st.lists(st.integers(-2, 40), min_size=1, max_size=most)), reverse=True)
     factors = 41 / 16 + np.cumsum([0, *gains[1:]]) / 16
-    return Curve((*(0.0,) * draw(st.integers(0, 2)), *np.maximum(factors, 1 / 16).tolist()))
+    return ScalingCurve((*(0.0,) * draw(st.integers(0, 2)), *np.maximum(factors, 1 / 16).tolist()))
 
 
 def problems(curve, jobs, gpus):
@@ -95,7 +95,7 @@ def test_greedy_is_as_good_as_the_dynamic_programme_on_concave_curves(problem):
         assert fast.throughput == pytest.approx(exact.throughput, rel=1e-9)
 
 
-longer_curve = st.lists(factor, min_size=1, max_size=12).filter(any).map(lambda own: Curve(tuple(own)))
+longer_curve = st.lists(factor, min_size=1, max_size=12).filter(any).map(lambda own: ScalingCurve(tuple(own)))
 
 
 @settings(max_examples=examples(200), deadline=None)
@@ -109,7 +109,7 @@ def test_the_chosen_method_is_as_good_as_the_dynamic_programme_on_all_curves(pro
 
 
 def test_allocations_by_hand():
-    line, knee, threshold = Curve((1.0, 2.0, 3.0)), Curve((1.0, 1.5, 1.6)), Curve((0.0, 0.0, 4.0))
+    line, knee, threshold = ScalingCurve((1.0, 2.0, 3.0)), ScalingCurve((1.0, 1.5, 1.6)), ScalingCurve((0.0, 0.0, 4.0))
     assert allocate([line, knee], 4).gpus == (3, 1)
     assert allocate([threshold, line, knee], 6).gpus == (3, 2, 1)
     assert allocate([threshold, line, knee], 4) is None
@@ -117,12 +117,12 @@ def test_allocations_by_hand():
 
 def test_the_factor_counted_is_that_of_the_job_s_own_gpus():
     """With Algorithm 1's indices as printed the second job would seem to run on all three GPUs."""
-    allocation = dynamic_programme([Curve((1.0, 1.1, 1.2)), Curve((1.0, 1.1, 9.0))], 3)
+    allocation = dynamic_programme([ScalingCurve((1.0, 1.1, 1.2)), ScalingCurve((1.0, 1.1, 9.0))], 3)
     assert allocation.throughput == pytest.approx(2.1)
 
 
 def test_a_gpu_that_helps_nobody_stays_idle():
-    assert allocate([Curve((1.0, 0.9, 0.8))], 3).gpus == (1,)
+    assert allocate([ScalingCurve((1.0, 0.9, 0.8))], 3).gpus == (1,)
 
 
 def test_no_jobs_need_no_gpus():
@@ -132,7 +132,7 @@ def test_no_jobs_need_no_gpus():
 
 @pytest.mark.parametrize("method", [allocate, dynamic_programme, greedy])
 def test_more_jobs_than_gpus_are_infeasible(method):
-    assert method([Curve((1.0,))] * 3, 2) is None
+    assert method([ScalingCurve((1.0,))] * 3, 2) is None
 
 
 @pytest.mark.parametrize(("curves", "gpus", "method"), [
@@ -141,24 +141,24 @@ def test_more_jobs_than_gpus_are_infeasible(method):
     ([(1.0, 1.1, 3.0), (1.0, 1.5)], 3, "greedy + dynamic programme"),
 ])
 def test_the_method_chosen_is_stated(curves, gpus, method):
-    assert allocate([Curve(own) for own in curves], gpus).method == method
+    assert allocate([ScalingCurve(own) for own in curves], gpus).method == method
 
 
 def test_greedy_refuses_what_it_cannot_solve_exactly():
     with pytest.raises(ValueError, match="concave"):
-        greedy([Curve((1.0, 1.1, 3.0))], 3)
+        greedy([ScalingCurve((1.0, 1.1, 3.0))], 3)
 
 
 @pytest.mark.parametrize("factors", [(1.0, -0.5), (1.0, math.nan), (math.inf,)])
 def test_a_factor_that_cannot_be_is_refused(factors):
     with pytest.raises(InputError, match="scaling factor"):
-        Curve(factors)
+        ScalingCurve(factors)
 
 
 @pytest.mark.parametrize("factors", [(), (0.0, 0.0)])
 def test_a_job_that_can_run_nowhere_is_refused(factors):
     with pytest.raises(InputError, match="0 everywhere"):
-        Curve(factors)
+        ScalingCurve(factors)
 
 
 # --- the job scalability analyzer ---
@@ -298,8 +298,8 @@ def many_jobs(draw):
 def test_many_jobs_get_what_the_dynamic_programme_over_all_counts_gives(problem, few, sorted_at_once, width):
     factors, gpus = problem
     with small(few, sorted_at_once, width):
-        found = elastic.Optimizer().allocate(list(map(Curve, factors)), gpus)
-    exact = dynamic_programme(list(map(Curve, factors)), gpus)
+        found = elastic.Optimizer().allocate(list(map(ScalingCurve, factors)), gpus)
+    exact = dynamic_programme(list(map(ScalingCurve, factors)), gpus)
     if exact is None:
         assert found is None
     else:
@@ -357,7 +357,8 @@ def test_an_optimizer_that_is_kept_says_what_a_new_one_says(seed):
     with small(few=2, sorted_at_once=4, width=2):
         kept = elastic.Optimizer()
         for _ in range(12):
-            known += [Curve(tuple(rng.integers(1, 9, rng.integers(1, 6)).tolist())) for _ in range(rng.integers(3))]
+            known += [ScalingCurve(tuple(rng.integers(1, 9, rng.integers(1, 6)).tolist()))
+                      for _ in range(rng.integers(3))]
             jobs = [job for job in jobs if rng.random() < 0.8]
             jobs[len(jobs) // 2:len(jobs) // 2] = [known[i] for i in rng.integers(len(known), size=3)] if known else []
             gpus = int(rng.integers(0, 4 * len(jobs) + 2))

@@ -6,15 +6,15 @@ from dataclasses import dataclass
 import pytest
 
 from scheduler.base import InputError
-from scheduler.elastic.allocate import Curve
+from scheduler.elastic.allocate import ScalingCurve
 from scheduler.elastic.autoscaler import Autoscaling, decide, next_decision
 
-RISING = Curve((1.0, 1.5, 1.8, 2.0))
+RISING = ScalingCurve((1.0, 1.5, 1.8, 2.0))
 
 
 @dataclass
 class Job:
-    curve: Curve = RISING
+    curve: ScalingCurve = RISING
     gpus: int = 0
     steady_min: float = 0.0
 
@@ -31,18 +31,18 @@ def test_running_jobs_shrink_to_admit_one_that_waits():
 
 
 def test_a_running_job_is_never_sent_back_to_wait():
-    decision = decide([Job(gpus=1), Job(gpus=1)], [Job(Curve((9.0,)))], 50.0, Autoscaling(gpus=2))
+    decision = decide([Job(gpus=1), Job(gpus=1)], [Job(ScalingCurve((9.0,)))], 50.0, Autoscaling(gpus=2))
     assert (decision.running, decision.started) == ((1, 1), (0,))
 
 
 def test_jobs_are_admitted_in_order_and_one_that_does_not_fit_is_passed_over():
-    two, three, one = Curve((0.0, 1.0)), Curve((0.0, 0.0, 1.0)), Curve((1.0,))
+    two, three, one = ScalingCurve((0.0, 1.0)), ScalingCurve((0.0, 0.0, 1.0)), ScalingCurve((1.0,))
     decision = decide([], [Job(two), Job(three), Job(one), Job(one)], 0.0, Autoscaling(gpus=3))
     assert decision.started == (2, 0, 1, 0)
 
 
 def test_a_decision_states_the_method_of_the_optimizer():
-    assert decide([], [Job(Curve((1.0, 1.1, 3.0))), Job()], 0.0, Autoscaling(gpus=3)).method == (
+    assert decide([], [Job(ScalingCurve((1.0, 1.1, 3.0))), Job()], 0.0, Autoscaling(gpus=3)).method == (
         "greedy + dynamic programme")
 
 
@@ -55,33 +55,33 @@ def test_a_job_keeps_its_size_for_nine_times_what_a_resize_costs(now, expected):
 
 def test_a_job_that_keeps_its_size_shrinks_if_one_that_waits_could_not_start():
     settings = Autoscaling(gpus=6, rescale_cost_min=2.0)
-    decision = decide([Job(gpus=2), Job(gpus=4)], [Job(Curve((0.0, 1.0)))], 5.0, settings)
+    decision = decide([Job(gpus=2), Job(gpus=4)], [Job(ScalingCurve((0.0, 1.0)))], 5.0, settings)
     assert (decision.running, decision.started) == ((2, 2), (2,))
 
 
 def test_as_few_as_can_be_shrink():
     settings = Autoscaling(gpus=8, rescale_cost_min=2.0)
-    decision = decide([Job(gpus=2), Job(gpus=4), Job(gpus=2)], [Job(Curve((0.0, 0.0, 1.0)))], 5.0, settings)
+    decision = decide([Job(gpus=2), Job(gpus=4), Job(gpus=2)], [Job(ScalingCurve((0.0, 0.0, 1.0)))], 5.0, settings)
     assert (decision.running, decision.started) == ((2, 1, 2), (3,))
 
 
 def test_none_shrinks_for_a_job_that_does_not_fit_even_then():
     settings = Autoscaling(gpus=6, rescale_cost_min=2.0)
-    decision = decide([Job(gpus=2), Job(gpus=4)], [Job(Curve((*(0.0,) * 4, 9.0)))], 5.0, settings)
+    decision = decide([Job(gpus=2), Job(gpus=4)], [Job(ScalingCurve((*(0.0,) * 4, 9.0)))], 5.0, settings)
     assert (decision.running, decision.started) == ((2, 4), (0,))
 
 
 def test_what_shrinking_jobs_give_is_given_once():
     settings = Autoscaling(gpus=6, rescale_cost_min=2.0)
-    waiting = [Job(Curve((0.0, 0.0, 1.0))), Job(Curve((0.0, 1.0))), Job(Curve((1.0,)))]
+    waiting = [Job(ScalingCurve((0.0, 0.0, 1.0))), Job(ScalingCurve((0.0, 1.0))), Job(ScalingCurve((1.0,)))]
     decision = decide([Job(gpus=2), Job(gpus=4)], waiting, 5.0, settings)
     assert (decision.running, decision.started) == ((1, 1), (3, 0, 1))
 
 
 def test_a_job_that_shrinks_before_its_time_does_not_grow():
     settings = Autoscaling(gpus=6, rescale_cost_min=2.0)
-    held = Job(Curve((1.0, 2.0, 9.0)), gpus=2)
-    decision = decide([held, Job(gpus=4)], [Job(Curve((1.0, 1.1)))], 5.0, settings)
+    held = Job(ScalingCurve((1.0, 2.0, 9.0)), gpus=2)
+    decision = decide([held, Job(gpus=4)], [Job(ScalingCurve((1.0, 1.1)))], 5.0, settings)
     assert decision.running == (2, 3)
 
 

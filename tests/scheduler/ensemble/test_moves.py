@@ -14,7 +14,7 @@ INSIDE, BETWEEN, BUSY = m.Stance.INSIDE, m.Stance.BETWEEN, m.Stance.BUSY
 
 
 def group(*devices, stance=BETWEEN, **rest):
-    return m.Holding(devices, stance, **rest)
+    return m.GroupHolding(devices, stance, **rest)
 
 
 def wanted(**groups):
@@ -135,7 +135,7 @@ def situations(draw, stances=tuple(m.Stance), must_build=st.booleans()):
         if recruiting:
             recruits = draw(st.dictionaries(st.sampled_from(sorted(free)), st.booleans())) if free else {}
             free -= recruits.keys()
-        held[name] = m.Holding(has[name], draw(st.sampled_from(stances)), draw(st.integers(1, len(has[name]))),
+        held[name] = m.GroupHolding(has[name], draw(st.sampled_from(stances)), draw(st.integers(1, len(has[name]))),
                              draw(st.booleans()), draw(st.booleans()), recruits)
     return held, wanted(**{name: should[name] for name in "abcd" if should[name]}), frozenset(free)
 
@@ -187,7 +187,7 @@ def carried_out(held, found):
     for move in found:
         mine = held.pop(move.name, None)
         if isinstance(move, m.Start):
-            held[move.name] = m.Holding(move.devices, BETWEEN, recruits={})
+            held[move.name] = m.GroupHolding(move.devices, BETWEEN, recruits={})
         elif not isinstance(move, m.Stop):
             coming = set(mine.recruits or ())
             coming = coming | set(move.devices) if isinstance(move, m.Recruit) else coming - set(move.devices)

@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from scheduler.base import Cluster, Delta, InputError, Member, Network, Options, Progress, RateTable, Round
-from scheduler.ensemble.moves import Holding, Stance, Stop, moves
+from scheduler.ensemble.moves import GroupHolding, Stance, Stop, moves
 from scheduler.ensemble.policies import POLICIES, SETTINGS, Policy, check_round
 from scheduler.ensemble.rates import curve, rate
 from tests.examples import examples
@@ -41,7 +41,7 @@ class Trainer:
         self.rounds.append(self.wanted)
 
     def carry_out(self, ended=None):
-        held = {name: Holding(devices, Stance.BETWEEN if name == ended else Stance.INSIDE)
+        held = {name: GroupHolding(devices, Stance.BETWEEN if name == ended else Stance.INSIDE)
                 for name, devices in self.running.items()}
         free = set(self.cluster.devices).difference(*self.running.values())
         for move in moves(held, self.wanted, free, frees_at_once=True):

@@ -39,7 +39,7 @@ SPEEDS = st.floats(0, 1000)
 def trainers(draw, values):
     nodes = draw(st.sets(st.integers(1, 6), min_size=1, max_size=3).map(sorted).map(tuple))
     n_max = draw(st.integers(1, nodes[-1]))
-    curve = sharing.Curve(nodes, tuple(float(draw(values)) for _ in nodes))
+    curve = sharing.RateCurve(nodes, tuple(float(draw(values)) for _ in nodes))
     seconds = st.integers(0, 20).map(float)
     return sharing.Trainer(curve, draw(st.integers(1, n_max)), n_max, draw(seconds), draw(seconds))
 
@@ -82,7 +82,7 @@ def test_counts_that_are_in_no_optimum_change_nothing(problem):
 
 
 def test_as_published_a_share_counts_only_where_it_is_greater_than_n_min():
-    team = [sharing.Trainer(sharing.Curve((0, 8), (0.0, 8.0)), n_min=2, n_max=3)] * 3
+    team = [sharing.Trainer(sharing.RateCurve((0, 8), (0.0, 8.0)), n_min=2, n_max=3)] * 3
     assert sharing.equal(team, (0, 0, 0), 6, 60) == (2, 2, 2)
     assert sharing.equal_as_published(team, (0, 0, 0), 6, 60) == (3, 3, 0)
     assert sharing.equal_as_published(team, (0, 0, 0), 9, 60) == sharing.equal(team, (0, 0, 0), 9, 60) == (3, 3, 3)
@@ -124,8 +124,8 @@ def test_the_program_over_nodes_has_the_same_optimum_and_moves_no_trainer(proble
 def test_thirty_trainers_on_hundreds_of_nodes_have_the_optimum_of_the_counts_program():
     rng = np.random.default_rng(7)
     bends = (1, 2, 4, 8, 16, 32, 64)
-    team = [sharing.Trainer(sharing.Curve(bends, tuple(np.round(np.array(bends) ** 0.9 * speed, 1).tolist())), 2, 64,
-                            18.0, 12.0)
+    team = [sharing.Trainer(sharing.RateCurve(bends, tuple(np.round(np.array(bends) ** 0.9 * speed, 1).tolist())),
+                            2, 64, 18.0, 12.0)
             for speed in rng.uniform(1000, 7000, 30)]
     current = rng.integers(0, 20, 30).tolist()
     best = allocate_counts(team, current, 400, 120.0)
@@ -134,7 +134,7 @@ def test_thirty_trainers_on_hundreds_of_nodes_have_the_optimum_of_the_counts_pro
 
 
 # One trainer on 6 of 7 nodes that is down to 4, below its n_min of 5, with no way to grow.
-PREEMPTED = Problem((sharing.Trainer(sharing.Curve((5,), (50.0,)), n_min=5, n_max=5),), (4,), 4, 60.0)
+PREEMPTED = Problem((sharing.Trainer(sharing.RateCurve((5,), (50.0,)), n_min=5, n_max=5),), (4,), 4, 60.0)
 
 
 def test_the_published_m_makes_a_feasible_case_infeasible():
@@ -145,7 +145,7 @@ def test_the_published_m_makes_a_feasible_case_infeasible():
 
 
 def test_the_published_m_forbids_a_change_of_more_than_half_of_the_nodes():
-    slow, fast = (sharing.Trainer(sharing.Curve((8,), (8.0 * speed,)), n_max=8) for speed in (1, 2))
+    slow, fast = (sharing.Trainer(sharing.RateCurve((8,), (8.0 * speed,)), n_max=8) for speed in (1, 2))
     problem = Problem((slow, fast), (8, 0), 8, 60.0)
     small = allocate_nodes(problem.trainers, held(problem), 8, 60.0, migration_m=9)
     assert problem.ask(sharing.allocate) == (0, 8)
@@ -153,18 +153,19 @@ def test_the_published_m_forbids_a_change_of_more_than_half_of_the_nodes():
 
 
 def test_a_trainer_below_its_minimum_loses_nothing_by_a_change():
-    trainer = sharing.Trainer(sharing.Curve((4,), (40.0,)), n_min=2, n_max=4, up_s=100, down_s=100)
+    trainer = sharing.Trainer(sharing.RateCurve((4,), (40.0,)), n_min=2, n_max=4, up_s=100, down_s=100)
     assert trainer.gains(1, horizon_s=10).tolist() == [0, -math.inf, 200, 300, 400]
 
 
 def test_growing_pays_only_when_the_horizon_outlasts_its_cost():
-    team = [sharing.Trainer(sharing.Curve((1, 2), (10.0, 15.0)), n_max=2, up_s=20)]  # 20 s x 10 lost, 5 a second gained
+    # 20 s x 10 lost, 5 a second gained
+    team = [sharing.Trainer(sharing.RateCurve((1, 2), (10.0, 15.0)), n_max=2, up_s=20)]
     assert sharing.allocate(team, (1,), 2, horizon_s=39) == (1,)
     assert sharing.allocate(team, (1,), 2, horizon_s=41) == (2,)
 
 
 def test_weights_and_normalised_curves_change_who_is_served():
-    slow, fast = sharing.Curve((1, 2), (1.0, 2.0)), sharing.Curve((1, 2), (10.0, 12.0))
+    slow, fast = sharing.RateCurve((1, 2), (1.0, 2.0)), sharing.RateCurve((1, 2), (10.0, 12.0))
 
     def share(*curves):
         return sharing.allocate([sharing.Trainer(curve, n_max=2) for curve in curves], (0, 0), 2, 60.0)
@@ -175,7 +176,7 @@ def test_weights_and_normalised_curves_change_who_is_served():
 
 
 def test_equal_serves_the_first_comer_where_there_are_fewer_nodes_than_trainers():
-    team = [sharing.Trainer(sharing.Curve((4,), (4.0,)), n_min, 4) for n_min in (3, 1, 1)]
+    team = [sharing.Trainer(sharing.RateCurve((4,), (4.0,)), n_min, 4) for n_min in (3, 1, 1)]
     assert sharing.equal(team, (0, 0, 0), 2, 60.0) == (0, 2, 0)
     assert sharing.equal(team, (0, 0, 0), 8, 60.0) == (4, 2, 2)
 
@@ -190,11 +191,11 @@ def test_equal_serves_the_first_comer_where_there_are_fewer_nodes_than_trainers(
 ])
 def test_a_state_that_cannot_be_is_refused(allocator, current, nodes, horizon_s, complaint):
     with pytest.raises(InputError, match=complaint):
-        allocator([sharing.Trainer(sharing.Curve((2,), (2.0,)), n_max=2)], current, nodes, horizon_s)
+        allocator([sharing.Trainer(sharing.RateCurve((2,), (2.0,)), n_max=2)], current, nodes, horizon_s)
 
 
 def test_the_program_over_nodes_refuses_a_node_held_twice():
-    team = [sharing.Trainer(sharing.Curve((2,), (2.0,)), n_max=2)] * 2
+    team = [sharing.Trainer(sharing.RateCurve((2,), (2.0,)), n_max=2)] * 2
     with pytest.raises(InputError, match=r"each node 0\.\.2 can be held once"):
         allocate_nodes(team, [frozenset({0}), frozenset({0})], 3, 60.0)
 
@@ -210,7 +211,7 @@ def test_the_program_over_nodes_refuses_a_node_held_twice():
 ])
 def test_a_curve_that_cannot_be_is_refused(nodes, values, complaint):
     with pytest.raises(InputError, match=complaint):
-        sharing.Curve(nodes, values)
+        sharing.RateCurve(nodes, values)
 
 
 @pytest.mark.parametrize(("n_min", "n_max", "up_s", "complaint"), [
@@ -222,12 +223,12 @@ def test_a_curve_that_cannot_be_is_refused(nodes, values, complaint):
 ])
 def test_a_trainer_that_cannot_be_is_refused(n_min, n_max, up_s, complaint):
     with pytest.raises(InputError, match=complaint):
-        sharing.Trainer(sharing.Curve((2,), (2.0,)), n_min, n_max, up_s)
+        sharing.Trainer(sharing.RateCurve((2,), (2.0,)), n_min, n_max, up_s)
 
 
 def test_a_curve_of_no_worth_on_one_node_has_no_speed_up():
     with pytest.raises(InputError, match="0 on one node"):
-        sharing.Curve((1, 2), (0.0, 2.0)).normalised()
+        sharing.RateCurve((1, 2), (0.0, 2.0)).normalised()
 
 
 # --- Which nodes

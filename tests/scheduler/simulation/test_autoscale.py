@@ -7,14 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler.elastic.allocate import Curve
+from scheduler.elastic.allocate import ScalingCurve
 from scheduler.elastic.autoscaler import Autoscaling
-from scheduler.simulation.autoscale import ElasticJob, Holding
+from scheduler.simulation.autoscale import ElasticJob, JobHolding
 from tests.examples import examples
 from tests.scheduler.simulation.audits import BrokenRuleError, audit_autoscaled
 from tests.scheduler.simulation.audits import autoscaled as simulate
 
-RISING = Curve((1.0, 1.5))
+RISING = ScalingCurve((1.0, 1.5))
 EVENTS = Autoscaling(gpus=2, interval_min=0)
 
 
@@ -49,7 +49,7 @@ def test_what_ends_and_arrives_at_the_moment_of_a_decision_is_part_of_it():
 
 def test_rounding_does_not_make_a_job_outlive_the_decision_at_its_end():
     """The first runs from 0.3 to 1.8, and 6 x 0.3 is a little less: it has ended when the second is tried."""
-    some = [ElasticJob(0.0, 1.5, Curve((1.0,))), ElasticJob(1.6, 1.0, Curve((1.0,)))]
+    some = [ElasticJob(0.0, 1.5, ScalingCurve((1.0,))), ElasticJob(1.6, 1.0, ScalingCurve((1.0,)))]
     outcome = simulate(some, Autoscaling(gpus=1, interval_min=0.3, drop=True))
     assert outcome.completion_min == pytest.approx((1.8, 1.2))
 
@@ -63,7 +63,7 @@ def test_a_job_that_does_not_fit_waits_or_is_dropped(drop, expected, ratio):
 
 
 def test_a_job_that_can_never_fit_is_dropped_rather_than_kept_for_ever():
-    outcome = simulate([ElasticJob(0, 5.0, Curve((0.0, 0.0, 1.0))), *jobs(0)], EVENTS)
+    outcome = simulate([ElasticJob(0, 5.0, ScalingCurve((0.0, 0.0, 1.0))), *jobs(0)], EVENTS)
     assert outcome.dropped == (0,)
     assert outcome.completed == 1
 
@@ -114,7 +114,7 @@ def test_decisions_are_counted_by_method():
 # --- under the audit, which every simulation here runs ---
 
 curves = st.lists(st.sampled_from([0.0, 0.5, 1.0, 1.7, 2.3, 3.1]), min_size=1, max_size=4).filter(any).map(
-    lambda factors: Curve(tuple(factors)))
+    lambda factors: ScalingCurve(tuple(factors)))
 some_jobs = st.lists(st.builds(ElasticJob, st.floats(0, 60), st.floats(0.5, 40), curves), max_size=12)
 some_settings = st.builds(
     Autoscaling, gpus=st.integers(1, 6), interval_min=st.sampled_from([0.0, 0.3, 7.0, 10.0]),
@@ -173,13 +173,13 @@ def test_the_audit_knows_when_decisions_are_due_and_sizes_are_kept():
     with pytest.raises(BrokenRuleError, match="grows too soon"):
         audit_autoscaled(outcome, some, replace(EVENTS, hold_min=20.0))
     with pytest.raises(BrokenRuleError, match="cannot run"):
-        audit_autoscaled(outcome, jobs(0, 10, curve=Curve((1.0, 0.0))), EVENTS)
+        audit_autoscaled(outcome, jobs(0, 10, curve=ScalingCurve((1.0, 0.0))), EVENTS)
 
 
 def test_the_audit_finds_a_job_that_shrinks_too_soon_though_none_starts():
-    some = jobs(0, curve=Curve((1.0, 0.5)))
+    some = jobs(0, curve=ScalingCurve((1.0, 0.5)))
     shrunk = replace(simulate(some, EVENTS), completion_min=(35.0,),
-                     holdings=(Holding(0, 2, 0.0, 0.0, 10.0), Holding(0, 1, 10.0, 10.0, 35.0)))
+                     holdings=(JobHolding(0, 2, 0.0, 0.0, 10.0), JobHolding(0, 1, 10.0, 10.0, 35.0)))
     audit_autoscaled(shrunk, some, EVENTS)
     with pytest.raises(BrokenRuleError, match=r"resized too soon, at \[10.0\] min"):
         audit_autoscaled(shrunk, some, replace(EVENTS, hold_min=20.0))

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from scheduler.base import InputError
 from scheduler.reservation.laws import Discrete, empirical
-from scheduler.simulation.batch_queue import Convention, Job, Run, Schedule, Stream
+from scheduler.simulation.batch_queue import Convention, QueueJob, Run, Schedule, Stream
 from tests.examples import examples
 from tests.scheduler.simulation.audits import BrokenRuleError, audit_queued
 from tests.scheduler.simulation.audits import queued as simulate
@@ -24,10 +24,10 @@ def jobs(draw, most=8, small=True):
     made = []
     for _ in range(draw(st.integers(1, most))):
         asked = draw(st.lists(st.integers(1, 9), min_size=1, max_size=3, unique=True))
-        made.append(Job(submit=draw(st.sampled_from([0, 0, 0, 3, 11])), processors=draw(st.integers(1, 10)),
-                        run_time=draw(st.integers(1, 9)), requests=tuple(sorted(asked)),
-                        law=draw(st.sampled_from([None, empirical([1, 3, 6, 9])])),
-                        small=small and draw(st.integers(0, 4)) == 0))
+        made.append(QueueJob(submit=draw(st.sampled_from([0, 0, 0, 3, 11])), processors=draw(st.integers(1, 10)),
+                             run_time=draw(st.integers(1, 9)), requests=tuple(sorted(asked)),
+                             law=draw(st.sampled_from([None, empirical([1, 3, 6, 9])])),
+                             small=small and draw(st.integers(0, 4)) == 0))
     return made
 
 
@@ -88,7 +88,7 @@ def test_backfilling_never_makes_a_job_of_a_round_start_later(made):
 @given(jobs(small=False))
 def test_small_jobs_do_not_delay_a_planned_round(made):
     made = [replace(job, submit=0, requests=(max(job.run_time, job.requests[-1]),)) for job in made]
-    tiny = [Job(t, 1, 1, (1,), small=True) for t in range(5)]
+    tiny = [QueueJob(t, 1, 1, (1,), small=True) for t in range(5)]
     alone, together = (starts(simulate(made + more, 10, PLANNED)) for more in ([], tiny))
     assert all(together[index] == alone[index] for index in alone)
 
@@ -99,12 +99,12 @@ def test_small_jobs_do_not_delay_a_planned_round(made):
     (CONSERVING, {0: [0], 1: [3], 2: [8]}),
 ])
 def test_the_three_conventions_on_jobs_that_take_the_whole_machine(convention, expected):
-    made = [Job(0, 4, 3, (8,)), Job(0, 4, 5, (7,)), Job(0, 4, 2, (4,))]
+    made = [QueueJob(0, 4, 3, (8,)), QueueJob(0, 4, 5, (7,)), QueueJob(0, 4, 2, (4,))]
     assert starts(simulate(made, 4, convention)) == expected
 
 
 def test_a_failed_job_waits_for_the_next_round():
-    made = [Job(0, 4, 3, (2, 5)), Job(0, 4, 1, (1,))]
+    made = [QueueJob(0, 4, 3, (2, 5)), QueueJob(0, 4, 1, (1,))]
     schedule = simulate(made, 4, PLANNED)
     assert starts(schedule) == {0: [0, 3], 1: [2]}
     assert [run.completed for run in schedule.runs] == [False, True, True]
@@ -114,17 +114,17 @@ def test_a_failed_job_waits_for_the_next_round():
 
 
 def test_a_failed_job_fills_a_gap_of_its_own_round():
-    made = [Job(0, 1, 20, (20,)), Job(0, 4, 6, (6,)), Job(0, 4, 3, (2, 3))]
+    made = [QueueJob(0, 1, 20, (20,)), QueueJob(0, 4, 6, (6,)), QueueJob(0, 4, 3, (2, 3))]
     assert starts(simulate(made, 5, PLANNED)) == {0: [0], 1: [0], 2: [6, 8]}  # the round lasts until 20
 
 
 def test_a_job_that_outlives_all_its_requests_asks_for_twice_the_last():
-    schedule = simulate([Job(0, 1, 11, (2, 3))], 1)
+    schedule = simulate([QueueJob(0, 1, 11, (2, 3))], 1)
     assert [run.limit - run.start for run in schedule.runs] == [2, 3, 6, 12]
 
 
 def test_jobs_that_arrive_during_a_round_wait_for_the_next_unless_they_fit_a_gap():
-    made = [Job(0, 3, 2, (6,)), Job(0, 4, 1, (4,)), Job(1, 1, 3, (4,)), Job(1, 1, 1, (7,))]
+    made = [QueueJob(0, 3, 2, (6,)), QueueJob(0, 4, 1, (4,)), QueueJob(1, 1, 3, (4,)), QueueJob(1, 1, 1, (7,))]
     assert starts(simulate(made, 4, PLANNED)) == {0: [0], 1: [6], 2: [1], 3: [7]}
 
 
@@ -137,35 +137,37 @@ def tried(made, processors, convention=BACKFILL):
 def test_speculation_takes_the_best_use_of_the_gap():
     # the first job ends at 2 and leaves a gap until 20; the others ask for 19, and the likelier one is tried first
     likely, unlikely = Discrete([3, 19], [0.9, 0.1]), Discrete([3, 19], [0.1, 0.9])
-    made = [Job(0, 4, 2, (20,)), Job(0, 4, 19, (19,), unlikely), Job(0, 4, 3, (19,), likely)]
+    made = [QueueJob(0, 4, 2, (20,)), QueueJob(0, 4, 19, (19,), unlikely), QueueJob(0, 4, 3, (19,), likely)]
     assert tried(made, 4) == [Run(job=2, start=2, end=5, limit=20, completed=True, speculative=True),
                               Run(job=1, start=5, end=20, limit=20, completed=False, speculative=True)]
 
 
 def test_a_wide_job_is_a_better_use_of_a_gap_than_a_narrow_one():
     law = Discrete([1, 18.5], [0.5, 0.5])
-    made = [Job(0, 4, 2, (20,)), Job(0, 4, 19, (19,)), Job(0, 2, 1, (18.5,), law), Job(0, 3, 1, (18.5,), law)]
+    made = [QueueJob(0, 4, 2, (20,)), QueueJob(0, 4, 19, (19,)), QueueJob(0, 2, 1, (18.5,), law),
+            QueueJob(0, 3, 1, (18.5,), law)]
     assert [(run.job, run.start) for run in tried(made, 4)] == [(3, 2), (2, 3)]
 
 
 def test_speculation_does_not_try_again_what_cannot_succeed():
     # after 17 in the gap the second job is known to need 19; the gap that the third leaves is too short for that
-    made = [Job(0, 1, 2, (20,)), Job(0, 1, 19, (19,), Discrete([1, 19], [0.5, 0.5])), Job(0, 1, 2, (18.5,))]
+    made = [QueueJob(0, 1, 2, (20,)), QueueJob(0, 1, 19, (19,), Discrete([1, 19], [0.5, 0.5])),
+            QueueJob(0, 1, 2, (18.5,))]
     assert [(run.job, run.start, run.limit) for run in tried(made, 1)] == [(1, 2, 20)]
 
 
 def test_without_a_law_nothing_is_tried():
-    assert not tried([Job(0, 4, 2, (20,)), Job(0, 4, 3, (19,))], 4)
+    assert not tried([QueueJob(0, 4, 2, (20,)), QueueJob(0, 4, 3, (19,))], 4)
 
 
 def test_under_the_plain_convention_a_job_with_a_reservation_is_not_tried_before_it():
-    made = [Job(0, 4, 2, (20,)), Job(0, 4, 1, (19,), LAW)]
+    made = [QueueJob(0, 4, 2, (20,)), QueueJob(0, 4, 1, (19,), LAW)]
     assert not tried(made, 4, PLANNED)
     assert tried(made, 4, BACKFILL)
 
 
 def test_the_stream_brings_its_rate_of_work_while_other_jobs_are_there():
-    made = [Job(0, 4, 100, (100,))]
+    made = [QueueJob(0, 4, 100, (100,))]
     schedule = simulate(made, 8, stream=Stream(0.5, lambda rng: 1.0))
     tiny = [job for job in schedule.jobs if job.small]
     assert [job.submit for job in tiny] == [0.5 * k for k in range(1, 200)]
@@ -174,7 +176,7 @@ def test_the_stream_brings_its_rate_of_work_while_other_jobs_are_there():
 
 
 def test_small_jobs_wait_for_a_gap_and_go_in_the_order_of_arrival():
-    made = [Job(0, 2, 5, (5,)), Job(1, 1, 2, (2,), small=True), Job(2, 2, 1, (1,), small=True)]
+    made = [QueueJob(0, 2, 5, (5,)), QueueJob(1, 1, 2, (2,), small=True), QueueJob(2, 2, 1, (1,), small=True)]
     assert starts(simulate(made, 2)) == {0: [0], 1: [5], 2: [7]}
 
 
@@ -189,20 +191,20 @@ def test_small_jobs_wait_for_a_gap_and_go_in_the_order_of_arrival():
     ([Run(1, 0.5, 2.5, 4, True, False), Run(0, 4, 7, 7, True, False)], "job 1 started before"),
 ])
 def test_the_audit_finds_a_schedule_that_breaks_a_rule(runs, message):
-    made = (Job(0, 2, 3, (4,)), Job(1, 2, 2, (4,)))
+    made = (QueueJob(0, 2, 3, (4,)), QueueJob(1, 2, 2, (4,)))
     with pytest.raises(BrokenRuleError, match=message):
         audit_queued(Schedule(3, made, tuple(runs)))
 
 
 @pytest.mark.parametrize(("made", "processors", "message"), [
     ([], 4, "no job"),
-    ([Job(0, 5, 1, (1,))], 4, "job 0 needs 5 processors, but the machine has 4"),
-    ([Job(0, 1, 1, (1,)), Job(0, 0, 1, (1,))], 4, "job 1 needs 0"),
-    ([Job(0, 1, 0, (1,))], 4, "runs for 0"),
-    ([Job(-1, 1, 1, (1,))], 4, "arrives at -1"),
-    ([Job(0, 1, 1, ())], 4, "increasing"),
-    ([Job(0, 1, 1, (2, 2))], 4, "increasing"),
-    ([Job(0, 1, 1, (2, float("inf")))], 4, "finite"),
+    ([QueueJob(0, 5, 1, (1,))], 4, "job 0 needs 5 processors, but the machine has 4"),
+    ([QueueJob(0, 1, 1, (1,)), QueueJob(0, 0, 1, (1,))], 4, "job 1 needs 0"),
+    ([QueueJob(0, 1, 0, (1,))], 4, "runs for 0"),
+    ([QueueJob(-1, 1, 1, (1,))], 4, "arrives at -1"),
+    ([QueueJob(0, 1, 1, ())], 4, "increasing"),
+    ([QueueJob(0, 1, 1, (2, 2))], 4, "increasing"),
+    ([QueueJob(0, 1, 1, (2, float("inf")))], 4, "finite"),
 ])
 def test_jobs_that_cannot_be_are_refused(made, processors, message):
     with pytest.raises(InputError, match=message):
@@ -211,4 +213,4 @@ def test_jobs_that_cannot_be_are_refused(made, processors, message):
 
 def test_a_stream_that_cannot_be_is_refused():
     with pytest.raises(InputError, match="stream"):
-        simulate([Job(0, 1, 1, (1,))], 1, stream=Stream(0.0, lambda rng: 1.0))
+        simulate([QueueJob(0, 1, 1, (1,))], 1, stream=Stream(0.0, lambda rng: 1.0))

@@ -8,9 +8,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scheduler.base import InputError
-from scheduler.idle.allocate import BUSY, FREE, Curve, Trainer, name_order, place_by_index, place_in_order
+from scheduler.idle.allocate import BUSY, FREE, RateCurve, Trainer, name_order, place_by_index, place_in_order
 from scheduler.simulation import idle_nodes
-from scheduler.simulation.idle_trace import Job, Trace, read_events, read_node_names, read_trainers
+from scheduler.simulation.idle_trace import Trace, TrainerJob, read_events, read_node_names, read_trainers
 from tests.places import SHARED
 from tests.scheduler.simulation.audits import BrokenRuleError
 from tests.scheduler.simulation.audits import replayed as replay
@@ -29,8 +29,8 @@ def trace(end_s, *rows):
 
 def job(speed=10.0, n_max=2, total=1e9, submit_s=0.0, up_s=5.0, down_s=2.0, n_min=1):
     """A trainer that does ``speed`` samples a second on each node."""
-    curve = Curve((n_max,), (speed * n_max,))
-    return Job("net", submit_s, total, curve, Trainer(curve, n_min, n_max, up_s, down_s))
+    curve = RateCurve((n_max,), (speed * n_max,))
+    return TrainerJob("net", submit_s, total, curve, Trainer(curve, n_min, n_max, up_s, down_s))
 
 
 ONE_LEAVES = trace(200, (0, [0, 1], []), (100, [], [1]))
@@ -88,7 +88,7 @@ def test_work_is_done_before_its_nodes_leave_at_the_same_moment():
 
 def test_a_heavier_objective_is_served_first():
     light, heavy = job(), job()
-    heavy = Job("net", 0.0, 1e9, heavy.samples, Trainer(heavy.samples.scaled(3), 1, 2, 5.0, 2.0))
+    heavy = TrainerJob("net", 0.0, 1e9, heavy.samples, Trainer(heavy.samples.scaled(3), 1, 2, 5.0, 2.0))
     done = replay(ONE_LEAVES, [light, heavy], idle_nodes.Settings())
     assert [record.samples for record in done.trainers] == [0, 2960]
     assert done.outcome[-1] == 3 * 2960

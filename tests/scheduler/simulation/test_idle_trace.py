@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from scheduler.base import InputError
-from scheduler.idle.allocate import Curve
+from scheduler.idle.allocate import RateCurve
 from scheduler.simulation import idle_trace
 from scheduler.simulation.idle_trace import Trace, read_events, read_node_names, read_trainers, with_objective
 from tests.places import SHARED
@@ -212,7 +212,7 @@ def test_without_an_objective_samples_are_the_objective(trainers):
 ])
 def test_the_objective_is_a_choice(trainers, objective, weights, values):
     job, _ = with_objective(read_trainers(trainers(TRAINERS)), objective, weights)
-    assert job.trainer.objective == Curve((0, 1, 4), values)
+    assert job.trainer.objective == RateCurve((0, 1, 4), values)
 
 
 def test_rescaling_can_be_made_dearer(trainers):

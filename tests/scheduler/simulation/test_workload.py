@@ -7,7 +7,7 @@ from scheduler.base import InputError
 from scheduler.reservation.laws import Discrete, make_law
 from scheduler.reservation.requests import t_optimal
 from scheduler.simulation import workload
-from scheduler.simulation.batch_queue import Job, simulate
+from scheduler.simulation.batch_queue import QueueJob, simulate
 from scheduler.simulation.swf import SwfJob, Trace, read_swf, write_swf
 
 LAW = make_law("truncnorm", mu=8, sigma=2, low=0, high=20)
@@ -123,7 +123,7 @@ def test_a_trace_without_a_run_is_refused():
 
 
 def test_a_schedule_as_a_trace_names_the_run_before(tmp_path):
-    schedule = simulate([Job(0, 4, 3, (2, 5)), Job(0.5, 2, 1, (1,))], 4)
+    schedule = simulate([QueueJob(0, 4, 3, (2, 5)), QueueJob(0.5, 2, 1, (1,))], 4)
     trace = workload.schedule_to_trace(schedule, unit_s=3600)
     first, other, again = trace.jobs
     assert (first.run_s, first.status, first.requested_s, first.preceding_job) == (7200, 0, 7200, -1)
