@@ -13,14 +13,19 @@ import sys
 from collections.abc import Mapping
 from functools import cache
 from types import NoneType, UnionType
-from typing import Annotated, Any, ClassVar, Protocol, TypeAlias, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, ClassVar, TypeAlias, Union, dataclass_transform, get_args, get_origin, get_type_hints
 
 
-class Kind(Protocol):
-    """A frozen dataclass that is written as a line."""
+@dataclass_transform(frozen_default=True, field_specifiers=(dataclasses.field,))
+class Kind:
+    """What is written as a line; each class of it is a frozen dataclass."""
 
     word: ClassVar[str]
     __dataclass_fields__: ClassVar[dict[str, Any]]
+
+    def __init_subclass__(cls, word: str) -> None:
+        cls.word = word
+        dataclasses.dataclass(frozen=True)(cls)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,10 +55,7 @@ class MayBeNan:
 def to_json(event: Kind) -> dict[str, Any]:
     """The object that a line holds.
 
-    >>> from dataclasses import dataclass
-    >>> @dataclass(frozen=True)
-    ... class Lost:
-    ...     word: ClassVar[str] = "lost"
+    >>> class Lost(Kind, word="lost"):
     ...     rank: int
     ...     after_s: Annotated[float, Places(1)]
     >>> to_json(Lost(3, 0.25))

@@ -15,10 +15,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 from fleet.domain.events import Started
-from fleet.domain.record import Flat, OmitDefault, from_json
+from fleet.domain.record import Flat, Kind, OmitDefault, from_json
 from fleet.errors import ExitStatus, StorageError, UserError
 from fleet.jobs.making_room import begin_later
 from fleet.jobs.notes import Begun, CalledOff, HandedIn, read_notes
@@ -113,8 +113,7 @@ def _next_request(stops: Sequence[Stop], requests: Sequence[float]) -> float | N
 # ---- what is remembered between jobs ------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class Stopped:
+class Stopped(Kind, word="stopped"):
     """A launch is over: the second of its two lines; the next job writes it where this one ended without a word.
 
     Attributes:
@@ -123,7 +122,6 @@ class Stopped:
         then: what was decided, for people.
     """
 
-    word: ClassVar[str] = "stopped"
     job: str
     stop: Annotated[Stop, Flat]
     why: str

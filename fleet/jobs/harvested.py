@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 from fleet.domain.events import EpochEnded, NetworkTaken, Started
 from fleet.domain.record import Kind, OmitDefault
@@ -19,23 +19,17 @@ from fleet.storage.lines import add_dated_line
 from fleet.storage.paths import RunPaths
 
 
-@dataclass(frozen=True)
-class Asked:
+class Asked(Kind, word="asked"):
     """A user has asked for the harvest: launches that came to nothing before are forgiven."""
 
-    word: ClassVar[str] = "asked"
 
-
-@dataclass(frozen=True)
-class TakenBack:
+class TakenBack(Kind, word="cancelled"):
     """A job was taken back before it began."""
 
-    word: ClassVar[str] = "cancelled"
     job: str
 
 
-@dataclass(frozen=True)
-class Ended:
+class Ended(Kind, word="ended"):
     """The launch of a job is over; of a job that was killed, another one says so.
 
     Attributes:
@@ -44,15 +38,13 @@ class Ended:
         why: it ended.
     """
 
-    word: ClassVar[str] = "ended"
     job: str
     status: int | None
     warning: Annotated[str, OmitDefault] = ""
     why: Annotated[str, OmitDefault] = ""
 
 
-@dataclass(frozen=True)
-class Over:
+class Over(Kind, word="over"):
     """No job is left, and none will be handed in.
 
     Attributes:
@@ -60,7 +52,6 @@ class Over:
         again: what begins it again; empty where nothing is left to do.
     """
 
-    word: ClassVar[str] = "over"
     why: str
     again: str = ""
 

@@ -3,45 +3,37 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
-from fleet.domain.record import OmitDefault, from_json
+from fleet.domain.record import Kind, OmitDefault, from_json
 from fleet.storage.lines import read_lines
 
 
-@dataclass(frozen=True)
-class HandedIn:
+class HandedIn(Kind, word="submitted"):
     """A job was handed in: the first of a chain, or any of a harvest.
 
     Attributes:
         nodes: that it asks for, of a harvest.
     """
 
-    word: ClassVar[str] = "submitted"
     job: str
     nodes: Annotated[int, OmitDefault] = 0
 
 
-@dataclass(frozen=True)
-class Begun:
+class Begun(Kind, word="begun"):
     """The launch of a job is about to begin, perhaps not for the first time.
 
     Attributes:
         log_bytes: size of the launch's event log by then.
     """
 
-    word: ClassVar[str] = "begun"
     job: str
     log_bytes: Annotated[int, OmitDefault] = 0
 
 
-@dataclass(frozen=True)
-class CalledOff:
+class CalledOff(Kind, word="called_off"):
     """A user wants no further jobs (``--end``)."""
-
-    word: ClassVar[str] = "called_off"
 
 
 def read_notes(path: Path, kinds: Mapping[str, type]) -> list[Any]:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar
+from typing import Annotated, Any
 
 from fleet.domain.network import Judged, Outcome
-from fleet.domain.record import Micro, Milli, OmitDefault
+from fleet.domain.record import Kind, Micro, Milli, OmitDefault
 from scheduler.base import Cluster
 
 
@@ -41,8 +41,7 @@ class FoundStanding:
         return Outcome(self.reason, self.is_failure) if self.reason else None
 
 
-@dataclass(frozen=True)
-class Started:
+class Started(Kind, word="start"):
     """A launch has begun: the first event of each.
 
     Attributes:
@@ -63,7 +62,6 @@ class Started:
         beside: of a launch that shares the networks of its run: whether others were at work when it began.
     """
 
-    word: ClassVar[str] = "start"
     networks: int
     trainers: int
     preprocessors: int
@@ -92,8 +90,7 @@ class Started:
         return Cluster(self.devices, self.gpus_per_node, self.slots, self.fills)
 
 
-@dataclass(frozen=True)
-class DataChanged:
+class DataChanged(Kind, word="data_changed"):
     """The data is not what networks were trained on, and they go on all the same: somebody has said so.
 
     Attributes:
@@ -101,26 +98,22 @@ class DataChanged:
         epochs: network -> how many epochs it had finished before.
     """
 
-    word: ClassVar[str] = "data_changed"
     changes: tuple[str, ...]
     epochs: Mapping[str, int]
 
 
-@dataclass(frozen=True)
-class Interrupted:
+class Interrupted(Kind, word="interrupted"):
     """The launch is to end before its networks are done: all groups save where they are.
 
     Attributes:
         replay: whether this was a replay of one network, which starts over in the next launch.
     """
 
-    word: ClassVar[str] = "interrupted"
     reason: str
     replay: bool = False
 
 
-@dataclass(frozen=True)
-class TooLate:
+class TooLate(Kind, word="too_late"):
     """So little of the walltime is left that no group is started any more; written once.
 
     Attributes:
@@ -129,14 +122,12 @@ class TooLate:
         needed_s: what the slowest group has taken from its start to its first step.
     """
 
-    word: ClassVar[str] = "too_late"
     networks: tuple[str, ...]
     left_s: Milli
     needed_s: Milli
 
 
-@dataclass(frozen=True)
-class Ended:
+class Ended(Kind, word="end"):
     """The launch came to its end. This is its last event; a launch that breaks off has none.
 
     Attributes:
@@ -147,7 +138,6 @@ class Ended:
         checkpointing_s, regrouping_s: GPU-seconds for which training was blocked by them.
     """
 
-    word: ClassVar[str] = "end"
     status: int
     seconds: Milli = 0.0
     rounds: int = 0
@@ -157,42 +147,34 @@ class Ended:
     regrouping_s: Micro = 0.0
 
 
-@dataclass(frozen=True)
-class TrackerFailed:
+class TrackerFailed(Kind, word="track_failed"):
     """What the spec asks for in ``track`` could not be written; written once of each tracker.
 
     Attributes:
         path: of its file or folder.
     """
 
-    word: ClassVar[str] = "track_failed"
     tracker: str
     path: str
     reason: str
 
 
-@dataclass(frozen=True)
-class RanksReady:
+class RanksReady(Kind, word="ready"):
     """All trainers have loaded what they need, and wait for work; once in a launch."""
 
-    word: ClassVar[str] = "ready"
 
-
-@dataclass(frozen=True)
-class FirstStep:
+class FirstStep(Kind, word="first_step"):
     """A network has been trained for a step; once in a launch.
 
     Attributes:
         build_s: seconds from the start of its group until it had been built.
     """
 
-    word: ClassVar[str] = "first_step"
     network: str
     build_s: Annotated[Milli, OmitDefault] = 0.0
 
 
-@dataclass(frozen=True)
-class Commanded:
+class Commanded(Kind, word="command"):
     """Somebody has told the launch to do something; written before it is done.
 
     Attributes:
@@ -205,7 +187,6 @@ class Commanded:
         place: of an ``add``: the number of entries before it.
     """
 
-    word: ClassVar[str] = "command"
     command: str
     do: str
     networks: tuple[str, ...]
@@ -213,8 +194,7 @@ class Commanded:
     place: Annotated[int, OmitDefault] = 0
 
 
-@dataclass(frozen=True)
-class NodesLeft:
+class NodesLeft(Kind, word="nodes_left"):
     """The groups on some nodes have let go, upon a ``yield``, and nothing is given to these nodes any more.
 
     Attributes:
@@ -226,7 +206,6 @@ class NodesLeft:
         has_ended: whether their processes end; otherwise they wait, without work, for the end of the launch.
     """
 
-    word: ClassVar[str] = "nodes_left"
     command: str
     nodes: tuple[int, ...]
     hosts: tuple[str, ...]

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
-from typing import Annotated, ClassVar
+from dataclasses import field
+from typing import Annotated
 
 from fleet.domain.network import Score
-from fleet.domain.record import Micro, OmitDefault
+from fleet.domain.record import Kind, Micro, OmitDefault
 
 
-@dataclass(frozen=True)
-class NetworkTaken:
+class NetworkTaken(Kind, word="taken"):
     """One of several launches has taken the lease of a network, and trains it from now on.
 
     Attributes:
@@ -20,7 +19,6 @@ class NetworkTaken:
         took_over: whether the launch that trained it before had not let go.
     """
 
-    word: ClassVar[str] = "taken"
     network: str
     generation: int
     epochs: int
@@ -28,8 +26,7 @@ class NetworkTaken:
     took_over: bool = False
 
 
-@dataclass(frozen=True)
-class NetworkFinished:
+class NetworkFinished(Kind, word="final"):
     """A network is done.
 
     Attributes:
@@ -37,14 +34,12 @@ class NetworkFinished:
         epochs: how many it has finished.
     """
 
-    word: ClassVar[str] = "final"
     network: str
     reason: str
     epochs: int
 
 
-@dataclass(frozen=True)
-class NetworkTested:
+class NetworkTested(Kind, word="test"):
     """A network that is done was judged on the test data, as it is exported.
 
     Attributes:
@@ -54,7 +49,6 @@ class NetworkTested:
         metrics: those that its spec asks for, by name.
     """
 
-    word: ClassVar[str] = "test"
     network: str
     loss: Score
     accuracy: Score
@@ -63,8 +57,7 @@ class NetworkTested:
     metrics: Annotated[dict[str, float | None], OmitDefault] = field(default_factory=dict, hash=False)
 
 
-@dataclass(frozen=True)
-class NetworkRetried:
+class NetworkRetried(Kind, word="retry"):
     """A network failed for a reason that may pass, and is tried again.
 
     Attributes:
@@ -74,7 +67,6 @@ class NetworkRetried:
             none, once and beyond the retries.
     """
 
-    word: ClassVar[str] = "retry"
     network: str
     reason: str
     retry: int
@@ -82,8 +74,7 @@ class NetworkRetried:
     alone: Annotated[bool, OmitDefault] = False
 
 
-@dataclass(frozen=True)
-class NetworkFailed:
+class NetworkFailed(Kind, word="failed"):
     """A network failed, and is not tried again in this launch.
 
     Attributes:
@@ -91,15 +82,13 @@ class NetworkFailed:
         may_pass: whether the next launch tries it again.
     """
 
-    word: ClassVar[str] = "failed"
     network: str
     reason: str
     detail: str = ""
     may_pass: Annotated[bool, OmitDefault] = False
 
 
-@dataclass(frozen=True)
-class NetworkFellBack:
+class NetworkFellBack(Kind, word="fell_back"):
     """A network's newest checkpoint is damaged, or gone.
 
     It goes on from the one before, from the best one, or starts over.
@@ -111,7 +100,6 @@ class NetworkFellBack:
         finished: whether it stays finished: the checkpoint of its best epoch, and its table of epochs, are whole.
     """
 
-    word: ClassVar[str] = "fell_back"
     network: str
     damage: str
     epochs: int
@@ -119,8 +107,7 @@ class NetworkFellBack:
     finished: Annotated[bool, OmitDefault] = False
 
 
-@dataclass(frozen=True)
-class ChangesAccepted:
+class ChangesAccepted(Kind, word="accepted"):
     """The code of a network is not what it was, and training goes on from its checkpoint: somebody has said so.
 
     Attributes:
@@ -128,45 +115,37 @@ class ChangesAccepted:
         epochs: how many were finished before.
     """
 
-    word: ClassVar[str] = "accepted"
     network: str
     files: tuple[str, ...]
     epochs: int
 
 
-@dataclass(frozen=True)
-class BestLost:
+class BestLost(Kind, word="best_lost"):
     """The checkpoint of a finished network's best epoch is damaged, so another epoch was exported."""
 
-    word: ClassVar[str] = "best_lost"
     network: str
     damage: str
 
 
-@dataclass(frozen=True)
-class NetworkWarned:
+class NetworkWarned(Kind, word="warning"):
     """What a network's description asks for is not done; written once, of the first network that it is said of."""
 
-    word: ClassVar[str] = "warning"
     network: str
     warning: str
 
 
-@dataclass(frozen=True)
-class RankLost:
+class RankLost(Kind, word="lost"):
     """A rank has died, and the others go on.
 
     Attributes:
         device: the device on which it trained; None if it was a preprocessor.
     """
 
-    word: ClassVar[str] = "lost"
     rank: int
     device: int | None
 
 
-@dataclass(frozen=True)
-class GroupStruck:
+class GroupStruck(Kind, word="struck"):
     """A group that lost a rank has let go of its network, which goes back to its last checkpoint.
 
     Attributes:
@@ -176,7 +155,6 @@ class GroupStruck:
         again: whether it was done, and by that checkpoint is not.
     """
 
-    word: ClassVar[str] = "struck"
     network: str
     epochs: int
     position: int
@@ -184,15 +162,13 @@ class GroupStruck:
     again: Annotated[bool, OmitDefault] = False
 
 
-@dataclass(frozen=True)
-class BadSample:
+class BadSample(Kind, word="bad_sample"):
     """A sample could not be read and is skipped; written once for each.
 
     Attributes:
         training: whether it belongs to the training set.
     """
 
-    word: ClassVar[str] = "bad_sample"
     name: str
     reason: str
     training: bool

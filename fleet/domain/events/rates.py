@@ -4,26 +4,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated
 
-from fleet.domain.record import Milli, OmitDefault, Places, Tenths
+from fleet.domain.record import Kind, Milli, OmitDefault, Places, Tenths
 from scheduler.base import StepTime
 
 
-@dataclass(frozen=True)
-class RatesGiven:
+class RatesGiven(Kind, word="rates"):
     """Rates were read from a file, so none are measured; follows :class:`Started`.
 
     Attributes:
         rates: network -> samples/s on 1, 2, ... GPUs.
     """
 
-    word: ClassVar[str] = "rates"
     rates: Mapping[str, tuple[float, ...]]
 
 
-@dataclass(frozen=True)
-class SharingLearned:
+class SharingLearned(Kind, word="sharing"):
     """Training has shown what networks that share a GPU train together, or has shown it anew, or earlier runs have.
 
     Attributes:
@@ -34,15 +31,13 @@ class SharingLearned:
             ``per_device``; empty where nothing does.
     """
 
-    word: ClassVar[str] = "sharing"
     speedups: tuple[float, ...]
     slots: Annotated[int, OmitDefault] = 1
     device: Annotated[str, OmitDefault] = "GPU"
     bound: Annotated[str, OmitDefault] = ""
 
 
-@dataclass(frozen=True)
-class SupplyFound:
+class SupplyFound(Kind, word="supply"):
     """The input gives another number of samples/s than the present plan counted on, by more than a quarter.
 
     Attributes:
@@ -51,7 +46,6 @@ class SupplyFound:
             knows.
     """
 
-    word: ClassVar[str] = "supply"
     supply_samples_per_s: Tenths
     demand_samples_per_s: Tenths
 
@@ -67,8 +61,7 @@ class SupplyFound:
         return f"{rates}: no network is given devices that would only wait for it"
 
 
-@dataclass(frozen=True)
-class RateMeasured:
+class RateMeasured(Kind, word="measured"):
     """A network's rate on a group of some size was measured, or could not be.
 
     Attributes:
@@ -82,7 +75,6 @@ class RateMeasured:
         parameters: of the network, beside these.
     """
 
-    word: ClassVar[str] = "measured"
     network: str
     gpus: int
     rate: Milli
@@ -112,8 +104,7 @@ class RememberedRate:
     how: str
 
 
-@dataclass(frozen=True)
-class RatesRemembered:
+class RatesRemembered(Kind, word="cached"):
     """Rates of earlier launches are used; follows :class:`Started`.
 
     Attributes:
@@ -121,13 +112,11 @@ class RatesRemembered:
         rates: network -> what is known of it.
     """
 
-    word: ClassVar[str] = "cached"
     cache: str
     rates: Mapping[str, tuple[RememberedRate, ...]]
 
 
-@dataclass(frozen=True)
-class RateOff:
+class RateOff(Kind, word="rate_off"):
     """A network trains at another rate than it was taken to, by more than a quarter.
 
     Attributes:
@@ -137,7 +126,6 @@ class RateOff:
         corrected: whether the cache of rates has it now; a rates file stays as it is.
     """
 
-    word: ClassVar[str] = "rate_off"
     network: str
     gpus: int
     expected: Milli
@@ -147,8 +135,7 @@ class RateOff:
     corrected: bool
 
 
-@dataclass(frozen=True)
-class Profiled:
+class Profiled(Kind, word="profiled"):
     """All rates are known because they were measured, in this launch or an earlier one.
 
     Attributes:
@@ -157,14 +144,12 @@ class Profiled:
         rates: network -> samples/s on 1, 2, ... GPUs.
     """
 
-    word: ClassVar[str] = "profiled"
     measurements: int
     seconds: Milli
     rates: Mapping[str, tuple[float, ...]]
 
 
-@dataclass(frozen=True)
-class RateLearned:
+class RateLearned(Kind, word="learned"):
     """Training has shown how fast a network is on a group of some size; again as more steps make it surer.
 
     Attributes:
@@ -173,7 +158,6 @@ class RateLearned:
         steps: that were timed.
     """
 
-    word: ClassVar[str] = "learned"
     network: str
     gpus: int
     rate: Milli
@@ -181,8 +165,7 @@ class RateLearned:
     steps: int
 
 
-@dataclass(frozen=True)
-class RatesEstimated:
+class RatesEstimated(Kind, word="estimated"):
     """The rates by which the next plan was made, where they are learned in training: shown, remembered or guessed.
 
     Attributes:
@@ -190,6 +173,5 @@ class RatesEstimated:
         seen: how many networks training or an earlier run has shown; without any, rates only compare networks.
     """
 
-    word: ClassVar[str] = "estimated"
     rates: Mapping[str, tuple[float, ...]]
     seen: int

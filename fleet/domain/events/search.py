@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Annotated, Any, ClassVar
+from dataclasses import field
+from typing import Annotated, Any
 
-from fleet.domain.record import MayBeNan, OmitDefault
+from fleet.domain.record import Kind, MayBeNan, OmitDefault
 from fleet.units import counted
 
 USER = "user"  # who judges from outside
 
 
-@dataclass(frozen=True)
-class Searched:
+class Searched(Kind, word="search"):
     """A call of a searcher, and what it answered; written before anything follows from it.
 
     Attributes:
@@ -33,7 +32,6 @@ class Searched:
         source: the earlier run that it is of, if it is of one.
     """
 
-    word: ClassVar[str] = "search"
     entry: str
     call: str
     number: Annotated[int | None, OmitDefault] = None
@@ -53,8 +51,7 @@ class Searched:
         return self.value if is_of_run and isinstance(self.value, tuple) else ()
 
 
-@dataclass(frozen=True)
-class SearcherBegan:
+class SearcherBegan(Kind, word="searcher"):
     """A searcher begins; or the settings of the search are others than those of the launch before.
 
     Attributes:
@@ -64,7 +61,6 @@ class SearcherBegan:
         knows: whether it can be told of networks that it has not asked for.
     """
 
-    word: ClassVar[str] = "searcher"
     entry: str
     settings: Mapping[str, Any]
     changed: Annotated[str, OmitDefault] = ""
@@ -72,8 +68,7 @@ class SearcherBegan:
     knows: Annotated[bool, OmitDefault] = True
 
 
-@dataclass(frozen=True)
-class EarlierRead:
+class EarlierRead(Kind, word="earlier"):
     """An earlier run was read: a searcher is told what it found.
 
     Attributes:
@@ -81,7 +76,6 @@ class EarlierRead:
         left_out: how many not, for each reason.
     """
 
-    word: ClassVar[str] = "earlier"
     entry: str
     source: str
     told: int
@@ -95,30 +89,25 @@ class EarlierRead:
         return f"the searcher of {self.entry} is told of {counted(self.told, 'network')} of {self.source}{left}"
 
 
-@dataclass(frozen=True)
-class SearchFailed:
+class SearchFailed(Kind, word="search_failed"):
     """A searcher raised, did not answer in time, or answered what cannot be understood: it is not called again."""
 
-    word: ClassVar[str] = "search_failed"
     entry: str
     reason: str
 
 
-@dataclass(frozen=True)
-class ReplayDiffered:
+class ReplayDiffered(Kind, word="replay_differs"):
     """A searcher that heard the calls of earlier launches again has answered one of them otherwise; the log holds.
 
     Attributes:
         difference: the call, the answer in the log, and the one of now.
     """
 
-    word: ClassVar[str] = "replay_differs"
     entry: str
     difference: str
 
 
-@dataclass(frozen=True)
-class NetworkAdded:
+class NetworkAdded(Kind, word="added"):
     """A network has come to the run that no spec names; a launch that goes on makes it again from this line.
 
     Attributes:
@@ -132,7 +121,6 @@ class NetworkAdded:
         wrong: why it cannot be trained: then it has failed.
     """
 
-    word: ClassVar[str] = "added"
     network: str
     entry: str
     number: int
@@ -144,8 +132,7 @@ class NetworkAdded:
     wrong: Annotated[str, OmitDefault] = ""
 
 
-@dataclass(frozen=True)
-class NetworkJudged:
+class NetworkJudged(Kind, word="judged"):
     """A network is paused or dropped before it is done, or goes on after a pause.
 
     Attributes:
@@ -156,7 +143,6 @@ class NetworkJudged:
         left: how many are judged in the same moment, after this one.
     """
 
-    word: ClassVar[str] = "judged"
     network: str
     epochs: int
     verdict: str

@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 from fleet.domain.network import EpochRecord
-from fleet.domain.record import Flat, Micro, OmitDefault, Tenths
+from fleet.domain.record import Flat, Kind, Micro, OmitDefault, Tenths
 
 
-@dataclass(frozen=True)
-class CacheChosen:
+class CacheChosen(Kind, word="cache"):
     """What becomes of decoded samples in this launch (``data.cache``); follows :class:`Started`.
 
     Attributes:
@@ -22,7 +21,6 @@ class CacheChosen:
             changes it; ``stream`` if it is that of the stream's epochs, or of a ring's.
     """
 
-    word: ClassVar[str] = "cache"
     cache: str
     asked: str
     why: str
@@ -36,8 +34,7 @@ class CacheChosen:
         return f"{said.get(self.cache, 'samples are prepared anew in every epoch')}: {self.why}"
 
 
-@dataclass(frozen=True)
-class StreamStarted:
+class StreamStarted(Kind, word="stream"):
     """The preprocessors begin to produce samples; or go on without one that has held the others up.
 
     Attributes:
@@ -50,7 +47,6 @@ class StreamStarted:
         bottleneck: ``input`` or ``training``; empty as long as nobody knows.
     """
 
-    word: ClassVar[str] = "stream"
     preprocessors: int
     of: int
     policy: str
@@ -75,8 +71,7 @@ class PlannedGroup:
     batch: Annotated[int, OmitDefault] = 0
 
 
-@dataclass(frozen=True)
-class Planned:
+class Planned(Kind, word="plan"):
     """The policy wants another assignment than before.
 
     Attributes:
@@ -84,13 +79,11 @@ class Planned:
         scheduling_s: seconds that the policy took since the previous plan; it is also asked when it wants no change.
     """
 
-    word: ClassVar[str] = "plan"
     members: tuple[PlannedGroup, ...]
     scheduling_s: Micro
 
 
-@dataclass(frozen=True)
-class RoundStarted:
+class RoundStarted(Kind, word="round"):
     """A round begins: groups start, and every other group is about to stop.
 
     Attributes:
@@ -98,13 +91,11 @@ class RoundStarted:
         members: the networks that start.
     """
 
-    word: ClassVar[str] = "round"
     round: int
     members: tuple[str, ...]
 
 
-@dataclass(frozen=True)
-class GroupStarted:
+class GroupStarted(Kind, word="group"):
     """A group of devices was told to train a network.
 
     Attributes:
@@ -112,15 +103,13 @@ class GroupStarted:
         stream_epoch: the first epoch of the stream that it may read, or of the network's own count if each has one.
     """
 
-    word: ClassVar[str] = "group"
     network: str
     devices: tuple[int, ...]
     stream_epoch: int
     round: int
 
 
-@dataclass(frozen=True)
-class GroupChanged:
+class GroupChanged(Kind, word="regroup"):
     """A group goes on with other devices.
 
     Attributes:
@@ -130,7 +119,6 @@ class GroupChanged:
         seconds: for which it stood still.
     """
 
-    word: ClassVar[str] = "regroup"
     network: str
     before: tuple[int, ...]
     devices: tuple[int, ...]
@@ -138,8 +126,7 @@ class GroupChanged:
     seconds: Micro
 
 
-@dataclass(frozen=True)
-class EpochEnded:
+class EpochEnded(Kind, word="epoch"):
     """A network has finished an epoch.
 
     The epochs that a killed launch had saved and not logged follow the next launch's start, and what a struck group
@@ -153,7 +140,6 @@ class EpochEnded:
         parameters: of the network; in the first epoch after it was built, where its engine can tell.
     """
 
-    word: ClassVar[str] = "epoch"
     network: str
     record: Annotated[EpochRecord, Flat]
     blocked_s: Micro = 0.0
@@ -161,8 +147,7 @@ class EpochEnded:
     parameters: Annotated[int, OmitDefault] = 0
 
 
-@dataclass(frozen=True)
-class GroupStopped:
+class GroupStopped(Kind, word="stopped"):
     """A group has stopped: its network is saved, its devices are free.
 
     Attributes:
@@ -170,14 +155,12 @@ class GroupStopped:
         export_s: seconds that the export of a finished network took after that.
     """
 
-    word: ClassVar[str] = "stopped"
     network: str
     checkpoint_s: Micro
     export_s: Micro = 0.0
 
 
-@dataclass(frozen=True)
-class Estimated:
+class Estimated(Kind, word="eta"):
     """How long the run will go on, by all that is known so far: a range.
 
     Attributes:
@@ -186,7 +169,6 @@ class Estimated:
         networks: that are not done yet, and those that searches may yet ask for.
     """
 
-    word: ClassVar[str] = "eta"
     low_s: Tenths
     high_s: Tenths
     networks: int
