@@ -1,15 +1,15 @@
 """A search with asha on 64 to 1,024 GPUs: groups of FLEET's `adaptive`, beside RASDA, beside one GPU for each network.
 
-    python benchmarks/search_groups.py [--gpus 64 256 1024] [--seeds 3] [--json]
+    python benchmarks/search_groups.py [--gpus 64 256 1024] [--seeds 3] [--loss 0.02] [--json]
 
 RASDA (Aach et al., arXiv:2412.02729) doubles the GPUs of a trial at each rung of ASHA that it passes. Here it does so
 as soon as they are free, and no new trial is begun while one waits for more. All ways have the same networks, twice as
 many as GPUs, the same rule (asha: one in three goes on after 1, 3, 9 epochs of 27) and the learning curves of
-`search_curves.py`, which cross and are noisy. On g GPUs a network is g / (1 + 0.02 (g - 1)) times as fast, whatever the
+`search_curves.py`, which cross and are noisy. On g GPUs a network is g / (1 + LOSS (g - 1)) times as fast, whatever the
 nodes, and its curve is the same; a group that changes loses a second. Groups of `adaptive` also grow inside an epoch.
 
 Simulated, medians over seeds: hours until a network is within 1 % of the best of all that are drawn, hours until the
-end, and the GPU hours in which a GPU trained until then.
+end, and the GPU hours in which a GPU trained until then; and hours until all networks have ended their first epoch.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import statistics
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
+from functools import partial
 from itertools import count
 from pathlib import Path
 from typing import Literal
@@ -36,13 +37,14 @@ from fleet.terminal import print_table
 from scheduler.base import Cluster, Member, Network, Progress, RateTable
 from scheduler.ensemble.adaptive import group_sizes
 
-PER_NODE, LOSS, CHANGE_S, SAMPLES = 4, 0.02, 1.0, 1000
+PER_NODE, CHANGE_S, SAMPLES = 4, 1.0, 1000
+RUNGS = (1, 3, 9)
 Sizes = Callable[["Trials"], dict[int, int]]
 
 
-def speedup(gpus: int) -> float:
+def speedup(gpus: int, loss: float) -> float:
     """Times as fast as on one."""
-    return gpus / (1 + LOSS * (gpus - 1))
+    return gpus / (1 + loss * (gpus - 1))
 
 
 @dataclass
@@ -73,12 +75,14 @@ class Came:
     Attributes:
         near_h, near_gpu_h: hours, and GPU hours, until a network was near the best.
         hours, gpu_h: until the end.
+        signal_h: hours until every network had ended its first epoch.
     """
 
     near_h: float
     near_gpu_h: float
     hours: float
     gpu_h: float
+    signal_h: float
 
 
 @dataclass
@@ -89,6 +93,7 @@ class Trials:
     seed: int
     gpus: int
     networks: int
+    speedup: Callable[[int], float]
     now: float = 0.0
     gpu_s: float = 0.0
     all: dict[int, Trial] = field(default_factory=dict)
@@ -99,7 +104,7 @@ class Trials:
     def __post_init__(self) -> None:
         self.curves = [curve(values, self.seed) for values in drawn(self.seed, self.networks)]
         self.rates = RateTable(SAMPLES, PER_NODE, tuple(
-            Network(str(number), tuple(SAMPLES / one.epoch_s * speedup(gpus) for gpus in powers(self.gpus)))
+            Network(str(number), tuple(SAMPLES / one.epoch_s * self.speedup(gpus) for gpus in powers(self.gpus)))
             for number, one in enumerate(self.curves)))
 
     @property
@@ -112,6 +117,10 @@ class Trials:
         """Those that have GPUs."""
         return [number for number, trial in self.all.items() if trial.gpus]
 
+    def rungs(self, number: int) -> int:
+        """How many rungs a trial has passed."""
+        return sum(self.all[number].done >= rung for rung in RUNGS)
+
     def give(self, number: int, gpus: int) -> None:
         """Let a trial train with so many GPUs from now on."""
         trial = self.all[number]
@@ -123,13 +132,13 @@ class Trials:
         self.waiting.pop(number, None)
         if gpus:
             trial.trained_with = gpus
-            ends_s = trial.since_s + trial.left * trial.curve.epoch_s / speedup(gpus)
+            ends_s = trial.since_s + trial.left * trial.curve.epoch_s / self.speedup(gpus)
             heapq.heappush(self._ends, (ends_s, number, trial.version))
 
     def _pass(self, trial: Trial) -> None:
         if trial.gpus:
             passed_s = max(0.0, self.now - trial.since_s)
-            trial.left -= passed_s * speedup(trial.gpus) / trial.curve.epoch_s
+            trial.left -= passed_s * self.speedup(trial.gpus) / trial.curve.epoch_s
             self.gpu_s += trial.gpus * passed_s
 
     def fetch(self, most: int) -> None:
@@ -169,14 +178,9 @@ def one_each(trials: Trials) -> None:
         trials.give(number, 1)
 
 
-def doubled(trials: Trials, number: int) -> int:
-    """The GPUs that RASDA has for a trial: twice as many for each rung that it has passed."""
-    return min(trials.gpus, 2**sum(trials.all[number].done >= rung for rung in (1, 3, 9)))
-
-
 def rasda(trials: Trials) -> None:
     def wanted(number: int) -> int:
-        return doubled(trials, number)
+        return min(trials.gpus, 2**trials.rungs(number))
 
     free = trials.free
     for number in [number for number in trials.waiting if trials.all[number].done]:
@@ -192,21 +196,8 @@ def rasda(trials: Trials) -> None:
         trials.give(number, 1)
 
 
-def adaptive(trials: Trials) -> None:
+def adaptive(trials: Trials, survivors_first: bool = True) -> None:
     trials.fetch(trials.gpus)
-    _share(trials)
-
-
-def survivors_first(trials: Trials) -> None:
-    """As `adaptive`; but none is asked for while one that has passed a rung has fewer GPUs than RASDA gives it."""
-    begun = [number for number in (*trials.running, *trials.waiting) if trials.all[number].done]
-    lacking = sum(max(0, doubled(trials, number) - trials.all[number].gpus) for number in begun)
-    unbegun = sum(not trials.all[number].done for number in trials.waiting)
-    trials.fetch(len(trials.waiting) - unbegun + max(0, trials.free - lacking))
-    _share(trials)
-
-
-def _share(trials: Trials) -> None:
     running, waiting = trials.running, list(trials.waiting)
     there = {*running, *waiting}
     first = count()
@@ -215,7 +206,9 @@ def _share(trials: Trials) -> None:
                       for number in running),
         finished=frozenset(str(number) for number in range(trials.networks) if number not in there),
         ahead={str(number): trials.search.next_rung(number, trials.all[number].done) - trials.all[number].done
-               for number in there}), Cluster.of(trials.gpus, PER_NODE))
+               for number in there},
+        survivors=frozenset(str(number) for number in there if survivors_first and trials.rungs(number))),
+        Cluster.of(trials.gpus, PER_NODE))
     free = trials.free
     for number in [*waiting, *running]:
         has, gets = trials.all[number].gpus, sizes.get(str(number), 0)
@@ -224,37 +217,42 @@ def _share(trials: Trials) -> None:
             free -= more
 
 
-WAYS: dict[str, Callable[[Trials], None]] = {"asha, a GPU each": one_each, "RASDA": rasda, "asha, adaptive": adaptive,
-                                            "adaptive, survivors first": survivors_first}
+WAYS: dict[str, Callable[[Trials], None]] = {
+    "asha, a GPU each": one_each, "RASDA": rasda, "asha, adaptive": adaptive,
+    "the same, new ones at once": partial(adaptive, survivors_first=False)}
 
 
-def simulate(way: Callable[[Trials], None], gpus: int, seed: int, mode: Literal["stop", "promote"]) -> Came:
+def simulate(way: Callable[[Trials], None], gpus: int, seed: int, mode: Literal["stop", "promote"],
+             loss: float = 0.02) -> Came:
     """A search to its end."""
     networks = 2 * gpus
     values = drawn(seed, networks)
     search = InFleet(Prune(rule="asha", mode=mode), Listed(values), networks, gpus)
-    trials = Trials(search, seed, gpus, networks)
+    trials = Trials(search, seed, gpus, networks, partial(speedup, loss=loss))
     best = max(one.accuracies[-1] for one in trials.curves)
-    near = (math.inf, math.inf)
+    near, signal_h = (math.inf, math.inf), math.inf
     way(trials)
     for accuracy in trials.epochs():
         if accuracy >= NEAR * best and math.isinf(near[0]):
             near = trials.now / 3600, trials.gpu_s / 3600
+        if math.isinf(signal_h) and len(trials.all) == networks and all(one.done for one in trials.all.values()):
+            signal_h = trials.now / 3600
         way(trials)
-    return Came(*near, trials.now / 3600, trials.gpu_s / 3600)
+    return Came(*near, trials.now / 3600, trials.gpu_s / 3600, signal_h)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gpus", type=int, nargs="+", default=[64, 256, 1024])
     parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--loss", type=float, default=0.02, help="of each further GPU; see above")
     parser.add_argument("--mode", default="stop", choices=("stop", "promote"), help="of asha; RASDA has Ray's, stop")
     parser.add_argument("--json", action="store_true", help="print a list of rows")
     args = parser.parse_args()
     rows = []
     for gpus in args.gpus:
         for name, way in WAYS.items():
-            came = [asdict(simulate(way, gpus, seed, args.mode)) for seed in range(args.seeds)]
+            came = [asdict(simulate(way, gpus, seed, args.mode, args.loss)) for seed in range(args.seeds)]
             rows.append({"gpus": gpus, "way": name,
                          **{key: round(statistics.median(one[key] for one in came), 2) for key in came[0]}})
             print(rows[-1], file=sys.stderr, flush=True)

@@ -347,6 +347,7 @@ class Progress:
         guessed: networks whose rates are mere guesses, where no network is held back by another that is slower.
         ahead: epochs that networks have before them to the rung at which it is judged whether they go on, or to their
             end; empty where there are no rungs.
+        survivors: networks that have passed a rung, and may train on; likewise.
     """
 
     running: tuple[Member, ...] = ()
@@ -357,6 +358,7 @@ class Progress:
     alone: frozenset[str] = frozenset()
     guessed: AbstractSet[str] = frozenset()
     ahead: Mapping[str, float] = field(default_factory=dict)
+    survivors: AbstractSet[str] = frozenset()
 
 
 @dataclass(frozen=True)

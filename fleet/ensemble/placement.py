@@ -56,14 +56,15 @@ class Placement:
             self._give_up()
 
     def _plan(self) -> None:
-        rates = self._supply.told(self._rates)
+        rates, (ahead, survivors) = self._supply.told(self._rates), self._searching.rungs()
         progress = Progress(
             running=self._groups.running(self._leaving.groups),
             epochs_done=self._networks.epochs_done,
             finished=self._networks.unavailable,
             wanted=self._groups.wanted, rates_changed=self._rates.has_changed or self._supply.has_changed,
             alone=frozenset(self._networks.alone),
-            guessed=frozenset() if self._production.is_lockstep else self._rates.guessed, ahead=self._searching.ahead)
+            guessed=frozenset() if self._production.is_lockstep else self._rates.guessed, ahead=ahead,
+            survivors=survivors)
         decision = Decision(Round())
         if self._networks.has_left:
             decision = self._ask(rates, progress, self._groups.cluster, self._rates.least)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Mapping
+from collections.abc import Set as AbstractSet
 
 from fleet.comm.messages import EpochDone
 from fleet.domain.events import ReplayDiffered
@@ -41,7 +42,7 @@ class Searching:
         self._decided = list(begun)
         self._has_heard = True  # something from which decisions may follow
         self._coming: set[str] = set()  # networks that are being looked at
-        self._ahead = Values()
+        self._ahead, self._survivors = Values(), set[str]()
         for name in mind.pruned:
             if not self._networks.is_over(name):
                 self._networks.prune(name)
@@ -62,15 +63,20 @@ class Searching:
             return float("inf")
         return self.idle_since_s + self._open_for
 
-    @property
-    def ahead(self) -> Mapping[str, float]:
-        """The epochs that each network has before it to its next rung, or its end; empty where there are no rungs."""
-        if not self.mind.has_rungs:
-            return {}
-        for name in self._networks.moved():
+    def rungs(self) -> tuple[Mapping[str, float], AbstractSet[str]]:
+        """What a policy is told of rungs, where there are any; views.
+
+        Returns:
+            The epochs that each network has before it to its next rung, or its end; and the networks that have passed
+            a rung, and are neither over nor paused.
+        """
+        for name in self._networks.moved() if self.mind.has_rungs else ():
             most, done = self._networks.specs[name].train.converge.max_epochs, len(self._networks.history(name))
             self._ahead[name] = max(1, min(most, self.mind.next_rung(name, done) or most) - done)
-        return self._ahead
+            survives = done >= (self.mind.next_rung(name, 0) or most) and not (
+                self._networks.is_over(name) or self._networks.is_paused(name))
+            (self._survivors.add if survives else self._survivors.discard)(name)
+        return self._ahead, self._survivors
 
     # ---- heard ----
 

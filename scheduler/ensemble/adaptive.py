@@ -7,6 +7,7 @@ and the GPUs each gets are used as efficiently as its rate curve allows, for the
 hulls of the curves are concave. Where a search judges networks after so many
 epochs, those are the epochs that count: all would come to their next rung together,
 but for those that are so near to it that they would wait for the others (:func:`_until_rungs`).
+And those that have passed a rung come before those that have not begun (:func:`admitted`).
 Shares become group sizes by largest remainder.
 
 This differs from the paper's policies in that a network that goes on keeps its
@@ -25,10 +26,11 @@ from numpy.typing import NDArray
 
 from scheduler.base import Cluster, Network, Progress, RateTable
 from scheduler.ensemble.crowd import left, rising, values_of
-from scheduler.ensemble.rates import Curves, bent_curves, estimated, is_straight, rate
+from scheduler.ensemble.rates import Curves, bent_curves, curve, estimated, is_straight, rate
 from scheduler.ensemble.waterfill import hulls, water_fill
 
 HOLDER_BONUS = 1.0  # added to the remainder of a network that has the larger size already
+PAYS = 0.8  # of the samples/s that each GPU of the least group trains, and a larger group pays
 
 
 def group_sizes(rates: RateTable, progress: Progress, cluster: Cluster) -> dict[str, int]:
@@ -55,7 +57,8 @@ def group_sizes(rates: RateTable, progress: Progress, cluster: Cluster) -> dict[
     {'a': 1, 'b': 2}
     """
     known = bent_curves(rates, cluster.gpus)
-    rows = np.flatnonzero(left(known.names, progress.finished) & (known.least <= cluster.gpus))
+    those = admitted(rates, progress, cluster)
+    rows = np.flatnonzero(those & (known.least <= cluster.gpus))
     if not len(rows):
         return {}
     work = _work(known.names, rows, progress)
@@ -69,7 +72,61 @@ def group_sizes(rates: RateTable, progress: Progress, cluster: Cluster) -> dict[
     given = _round(rows, shares, sizes, held)
     epochs = work[np.searchsorted(rows, [*given])].tolist()
     _give_spare(rates, given, sizes, dict(zip(given, epochs, strict=True)))
+    if those is not (there := left(known.names, progress.finished)):
+        _fill(given, np.flatnonzero(there & ~those), known, cluster.gpus)
     return {known.names[row]: given[row] for row in sorted(given)}
+
+
+def admitted(rates: RateTable, progress: Progress, cluster: Cluster) -> NDArray[np.bool_]:
+    """The networks that share the GPUs, shape (networks,): all that are left, unless some have passed a rung.
+
+    A network that has passed one is more likely to be the best than one that has not begun. So others begin on those
+    GPUs only that do not pay for the first: a group pays as long as each of its GPUs trains at least ``PAYS`` of what
+    each of the least group does. RASDA (Aach et al., arXiv:2412.02729) lets none begin either while one that has passed
+    a rung lacks GPUs, but wants twice as many of them at each rung, however well the network scales.
+
+    Returns:
+        Those; what is left as it is, where all are admitted.
+
+    c has passed a rung and could use two of the three GPUs; so one of a and b begins.
+
+    >>> from scheduler.base import Network
+    >>> table = RateTable(100, 4, tuple(Network(name, (10.0, 19.0, 20.0)) for name in "abc"))
+    >>> admitted(table, Progress(survivors=frozenset("c")), Cluster.of(3, 3))
+    array([ True, False,  True])
+    """
+    there = left(rates.names, progress.finished)
+    if not progress.survivors:
+        return there
+    known = bent_curves(rates, cluster.gpus)
+    first = [row for row in (known.index[name] for name in progress.survivors if name in known.index)
+             if there[row] and known.least[row] <= cluster.gpus]
+    if not first:
+        return there
+    begun = np.zeros_like(there)
+    begun[[*first, *(known.index[member.name] for member in progress.running)]] = True
+    others = begun.copy()
+    others[first] = False
+    sizes = _Sizes(known, rates, cluster)
+    spare = cluster.gpus - known.least[others].sum() - sum(_paying(rates.models[row], sizes[row]) for row in first)
+    new = np.flatnonzero(there & ~begun)
+    begun[new[np.cumsum(known.least[new]) <= spare]] = True
+    return there & begun
+
+
+def _paying(network: Network, sizes: NDArray[np.int64]) -> int:
+    """The largest of some group sizes that pays."""
+    of_each = curve(network, int(sizes[-1]))[sizes - 1] / sizes
+    return int(sizes[of_each >= PAYS * of_each[0]][-1])
+
+
+def _fill(given: dict[int, int], rows: NDArray[np.int64], known: Curves, gpus: int) -> None:
+    """Let further networks begin, in their order, on GPUs that those who share cannot use."""
+    spare = gpus - sum(given.values())
+    for row in rows[known.least[rows] <= spare].tolist():
+        if (least := int(known.least[row])) <= spare:
+            given[row] = least
+            spare -= least
 
 
 class _Sizes(dict[int, NDArray[np.int64]]):

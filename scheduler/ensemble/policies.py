@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scheduler.base import Cluster, InputError, Member, Options, Progress, RateTable, Round, counted
-from scheduler.ensemble.adaptive import group_sizes
+from scheduler.ensemble.adaptive import admitted, group_sizes
 from scheduler.ensemble.costs import PAPER_COSTS, REGROUPING_COSTS, Costs
 from scheduler.ensemble.crowd import left
 from scheduler.ensemble.elastic import elastic_round
@@ -166,8 +166,10 @@ def _may_begin(rates: RateTable, progress: Progress, cluster: Cluster) -> bool:
     """Whether a network waits for which there are devices: idle ones, or more than the least of others."""
     wanted = progress.wanted.members
     spare = cluster.gpus - sum(rates.models[rates.rows[member.name]].min_gpus for member in wanted)
-    return spare > 0 and any(rates.models[row].min_gpus <= spare
-                             for row in np.flatnonzero(_waiting(wanted, rates, progress)).tolist())
+    if spare <= 0:
+        return False
+    waiting = _waiting(wanted, rates, progress) & admitted(rates, replace(progress, running=wanted), cluster)
+    return any(rates.models[row].min_gpus <= spare for row in np.flatnonzero(waiting).tolist())
 
 
 def elastic(rates: RateTable, progress: Progress, cluster: Cluster, options: Options) -> Round:

@@ -100,16 +100,22 @@ class Judged(Told):
         return make_mind(self.setup.spec, replace(self.setup.spec, networks=()), {}, 0)
 
 
-@pytest.mark.parametrize(("prune", "ahead"), [
-    ({"rule": "asha", "least": 2, "factor": 3, "mode": "stop"}, [{"a": 2, "b": 2}, {"a": 1, "b": 2}, {"a": 4, "b": 2}]),
-    ({"rule": "asha", "least": 1, "factor": 5, "mode": "stop"}, [{"a": 1, "b": 1}, {"a": 4, "b": 1}, {"a": 3, "b": 1}]),
-    ({"rule": "asha", "least": 50}, [{"a": 9, "b": 9}, {"a": 8, "b": 9}, {"a": 7, "b": 9}]),
-    ({"rule": "median"}, [{}, {}, {}])], ids=["to the first rung and the next", "past it", "to the end", "no rungs"])
-def test_the_policy_is_told_how_far_each_network_is_from_its_next_rung(prune, ahead):
+@pytest.mark.parametrize(("prune", "ahead", "survives"), [
+    ({"rule": "asha", "least": 2, "factor": 3, "mode": "stop"}, [{"a": 2, "b": 2}, {"a": 1, "b": 2}, {"a": 4, "b": 2}],
+     [False, False, True]),
+    ({"rule": "asha", "least": 1, "factor": 5, "mode": "stop"}, [{"a": 1, "b": 1}, {"a": 4, "b": 1}, {"a": 3, "b": 1}],
+     [False, True, True]),
+    ({"rule": "asha", "least": 1, "factor": 5}, [{"a": 1, "b": 1}, {"a": 4, "b": 1}], [False, False]),
+    ({"rule": "asha", "least": 50}, [{"a": 9, "b": 9}, {"a": 8, "b": 9}, {"a": 7, "b": 9}], [False] * 3),
+    ({"rule": "median"}, [{}, {}, {}], [False] * 3)],
+    ids=["to the first rung and the next", "past it", "paused", "to the end", "no rungs"])
+def test_the_policy_is_told_how_far_each_network_is_from_its_next_rung_and_who_has_passed_one(prune, ahead, survives):
     told = Judged({"a": [0], "b": [1]}, parts={"prune": prune, "train": {"converge": {"max_epochs": 9}}}).begin()
-    for expected in ahead:
+    for epochs, (expected, has_passed) in enumerate(zip(ahead, survives, strict=True)):
+        if epochs:
+            told.end_epoch("a")
         assert told.asked[-1].ahead == expected
-        told.end_epoch("a")
+        assert told.asked[-1].survivors == ({"a"} if has_passed else set())
 
 
 class Searched(Told):

@@ -20,7 +20,7 @@ from fleet.runtime.replay import largest_difference
 from fleet.runtime.session import Session
 from fleet.search.mind import Add
 from fleet.storage.checkpoint import newest, read_history, read_state, write_state
-from fleet.storage.event_log import events_of
+from fleet.storage.event_log import events_of, read_events
 from fleet.storage.results import Results, Status, read_results
 from scheduler.ensemble.policies import POLICIES
 from tests.examples import long_but_first
@@ -124,6 +124,31 @@ def test_adaptive_hears_of_every_network_how_far_it_is_from_its_next_rung(tmp_pa
     run = Run(tmp_path, {"most": 6}, epochs=8, prune={"rule": "asha", "least": 2, "factor": 3})
     assert run.launch() is ExitStatus.OK
     assert {(0, 2), (2, 4), (6, 2)} <= heard <= {(0, 2), (1, 1), (2, 4), (3, 3), (4, 2), (5, 1), (6, 2), (7, 1)}
+
+
+def test_no_network_begins_while_one_that_has_passed_a_rung_can_use_the_gpus(tmp_path):
+    (tmp_path / "rates.json").write_text(json.dumps({"samples_per_epoch": 24, "gpus_per_node": 2, "models": [
+        {"name": f"net-{number}", "rates": [10.0, 19.0]} for number in range(6)]}))
+    run = Run(tmp_path, {}, epochs=4, models=[{**ENTRY, "name": "net", "count": 6}],
+              prune={"rule": "asha", "least": 1, "factor": 2, "mode": "stop"},
+              train={"batch": {"size": 8}, "converge": {"max_epochs": 4, "monitor": "val_loss"}},
+              schedule={"policy": "adaptive", "rates": str(tmp_path / "rates.json")})
+    assert run.launch() is ExitStatus.OK
+    begun, survivors, wide = set(), set(), 0
+    for _, event in read_events(run.paths.events):
+        match event:
+            case ev.GroupStarted(network=name):
+                assert name not in begun
+                assert not survivors
+                begun.add(name)
+            case ev.EpochEnded(network=name):
+                survivors.add(name)
+            case ev.NetworkJudged(network=name) | ev.NetworkFinished(network=name):  # the rule only stops
+                survivors.discard(name)
+            case ev.Planned(members=[ev.PlannedGroup(name=name, gpus=2)]):
+                wide += name in survivors and len(begun) < 6
+    assert len(begun) == 6
+    assert wide
 
 
 CAREFUL = {"ask": "tests.fleet.search.searchers:Careful", "most": 8}

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from scheduler.base import Cluster, Delta, Member, Network, Options, Progress, RateTable
 from scheduler.ensemble import flotilla, waterfill
-from scheduler.ensemble.adaptive import HOLDER_BONUS, _sizes, _until_rungs, group_sizes
+from scheduler.ensemble.adaptive import HOLDER_BONUS, PAYS, _sizes, _until_rungs, group_sizes
 from scheduler.ensemble.crowd import Gone, Values, left, rising, values_of
 from scheduler.ensemble.online import RENEWED, Observation, OnlineRates, Traits
 from scheduler.ensemble.policies import POLICIES
@@ -110,11 +110,29 @@ def test_a_set_that_can_be_skipped_changes_no_answer(drawn, finished, seed):
         assert len(answers) == 1
 
 
+def those_who_share(rates, progress, cluster):
+    """The rows of the networks that share the GPUs, by the definition."""
+    known = bent_curves(rates, cluster.gpus)
+    there = [row for row, name in enumerate(known.names) if name not in progress.finished]
+    first = {row for row in there if known.names[row] in progress.survivors and known.least[row] <= cluster.gpus}
+    if not first:
+        return set(there)
+    begun, spare = first | {known.index[member.name] for member in progress.running}, cluster.gpus
+    for row in sorted(begun, key=lambda row: row in first):
+        network, (least, *larger) = rates.models[row], _sizes(known, row, rates.models[row], cluster).tolist()
+        spare -= max([least, *(size for size in larger if row in first and (
+            rate(network, size) / size >= PAYS * rate(network, least) / least))])
+    for row in there:
+        if row not in begun and (spare := spare - known.least[row]) >= 0:
+            begun.add(row)
+    return begun
+
+
 def sizes_of_all(rates, progress, cluster):
     """The sizes of groups as the definition has them: each step goes through all networks."""
     known = bent_curves(rates, cluster.gpus)
-    rows = np.array([row for row, name in enumerate(known.names)
-                     if name not in progress.finished and known.least[row] <= cluster.gpus], dtype=np.int64)
+    those = those_who_share(rates, progress, cluster)
+    rows = np.array([row for row in sorted(those) if known.least[row] <= cluster.gpus], dtype=np.int64)
     if not len(rows):
         return {}
     ahead = [progress.ahead[known.names[row]] for row in rows.tolist() if known.names[row] in progress.ahead]
@@ -148,7 +166,12 @@ def sizes_of_all(rates, progress, cluster):
             left -= above[0] - given_[row]
             given_[row] = above[0]
             heapq.heappush(slowest, (rate(rates.models[row], given_[row]) / work[row], row))
-    return {known.names[row]: size for row, size in given_.items() if size}
+    left = cluster.gpus - sum(given_.values())
+    for row, name in enumerate(known.names):
+        if row not in those and name not in progress.finished and known.least[row] <= left:
+            given_[row] = int(known.least[row])
+            left -= given_[row]
+    return {known.names[row]: given_[row] for row in sorted(given_) if given_[row]}
 
 
 @given(ensembles(most_networks=30), st.data())
@@ -166,7 +189,8 @@ def test_adaptive_gives_each_group_the_size_that_it_has_by_the_definition(drawn,
     by_row = Values()
     for name, epochs in ahead.items():
         by_row[name] = epochs
-    progress = Progress(tuple(running), finished=Gone(finished), ahead=by_row)
+    survivors = data.draw(st.sets(st.sampled_from(table.names), max_size=3)) if ahead else set()
+    progress = Progress(tuple(running), finished=Gone(finished), ahead=by_row, survivors=survivors)
     found, expected = group_sizes(table, progress, cluster), sizes_of_all(table, progress, cluster)
     assert list(found.items()) == list(expected.items())
 

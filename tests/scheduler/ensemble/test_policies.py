@@ -376,6 +376,44 @@ class TestAdaptive:
         assert len(counts) == min(gpus, len(ahead))
         assert {member.name for member in running} <= counts.keys()
 
+    @pytest.mark.parametrize(("survivors", "running", "counts"), [
+        ((), {}, {"n0": 1, "n1": 1, "n2": 1, "n3": 1}),
+        (("n3",), {}, {"n0": 1, "n3": 3}),  # a fourth GPU would not pay for it
+        (("n2", "n3"), {}, {"n2": 2, "n3": 2}),
+        (("n3",), {"n0": (0,), "n1": (1,)}, {"n0": 1, "n1": 1, "n3": 2}),  # who has begun trains on
+    ])
+    def test_a_network_that_has_passed_a_rung_has_gpus_that_pay_before_others_begin(self, survivors, running, counts):
+        rates = table(*[(10.0, 19.0, 27.0, 30.0)] * 4)
+        progress = Progress(running=tuple(Member(name, devices) for name, devices in running.items()),
+                            ahead=dict.fromkeys(rates.names, 1.0) | dict.fromkeys(survivors, 9.0),
+                            survivors=frozenset(survivors))
+        decided = POLICIES["adaptive"].decide(rates, progress, Cluster.of(4, 4), Options())
+        assert decided.counts == counts
+        later = replace(progress, running=decided.members, wanted=decided)
+        assert POLICIES["adaptive"].decide(rates, later, Cluster.of(4, 4), Options()) == decided
+
+    def test_others_begin_on_gpus_that_networks_which_have_passed_a_rung_cannot_use(self):
+        rates = RateTable(100, 2, tuple(Network(name, (10.0, 20.0, 20.0, 40.0)) for name in ("a", "b", "c", "d")))
+        progress = Progress(ahead=dict.fromkeys("abcd", 2.0), survivors=frozenset("cd"))
+        counts = POLICIES["adaptive"].decide(rates, progress, Cluster.of(5, 2), Options()).counts
+        assert counts == {"a": 1, "c": 2, "d": 2}
+
+    @settings(max_examples=examples(100))
+    @given(ahead=st.lists(st.integers(1, 54), min_size=1, max_size=9), survivors=st.sets(st.integers(0, 8), max_size=4),
+           held=st.sets(st.integers(0, 8), max_size=3), gpus=st.integers(3, 9))
+    def test_none_begins_while_one_that_has_passed_a_rung_waits_and_no_gpu_is_idle_while_any_waits(
+            self, ahead, survivors, held, gpus):
+        rates = table(*[tuple(10.0 * count * 0.9**count for count in range(1, 10))] * len(ahead))
+        running = tuple(Member(f"n{row}", (place,)) for place, row in enumerate(sorted(held)) if row < len(ahead))
+        first = {f"n{row}" for row in survivors if row < len(ahead)}
+        progress = Progress(running=running, ahead={f"n{row}": float(epochs) for row, epochs in enumerate(ahead)},
+                            survivors=frozenset(first))
+        counts = POLICIES["adaptive"].decide(rates, progress, Cluster.of(gpus, gpus), Options()).counts
+        begun = {member.name for member in running}
+        assert begun <= counts.keys()
+        assert first <= counts.keys() or counts.keys() <= begun | first
+        assert sum(counts.values()) == gpus or len(counts) == len(ahead)
+
     def test_groups_lie_within_a_node_or_fill_nodes(self):
         rates = RateTable(100, 4, tuple(Network(f"n{i}", tuple(10.0 * m * 0.99**m for m in range(1, 9)))
                                         for i in range(5)))
