@@ -45,21 +45,12 @@ from fleet.search.changing import beginning
 from fleet.search.mind import entries_of, make_mind
 from fleet.search.searcher import Knowing
 from fleet.spec import NetworkSpec
+from fleet.storage import rate_cache
 from fleet.storage.event_log import EventLog, RunTail, in_order, logged_epochs, read_events
 from fleet.storage.files import STDOUT, SharedPacing, storing
 from fleet.storage.identity import codes_of_all, speed_identity, trial_identity
 from fleet.storage.lease import Lease, check_of
 from fleet.storage.network_leases import NetworkLeases
-from fleet.storage.rate_cache import (
-    KnownRate,
-    RateBook,
-    alone_key,
-    beside_steps_key,
-    cache_path,
-    numbers,
-    sharing_key,
-    timings,
-)
 from fleet.storage.results import NetworkResult, Results, Status, parameters_of, recover
 from fleet.terminal import print_table
 from fleet.units import counted
@@ -134,14 +125,14 @@ class CoordinatorSide:
         lost = [] if launch.replayed else _lost(run, self.results.standings, states, launch.changes)
         self._run, self._view = run, make_view(run, launch.request.plain)
         self._log = tuple(logged.event for logged in logs.get(paths.events, ()))
-        self._book = RateBook(cache_path(), launch.request.remeasure)
+        self._book = rate_cache.RateBook(rate_cache.cache_path(), launch.request.remeasure)
         self._left = [network for network in spec.networks
                       if self.results.standing(network.name).outcome is None]  # when the launch begins
         codes = codes_of_all(spec, launch.beside)
         # Of each network, also of those that come: equal keys train at equal speed.
         self._keys = {network.name: speed_identity(network, spec.resources, launch.sample, launch.machine, codes)
                       for network in self._left}
-        self._known = numbers(self._book.known)
+        self._known = rate_cache.numbers(self._book.known)
         consumed = [record.stream_epoch for history in histories.values() for record in history]
         consumed += [state.stream_epoch for state in states.values()]
         self.first_epoch = 1 + max(consumed, default=-1)
@@ -229,7 +220,7 @@ class CoordinatorSide:
         """The measurements that networks which are not done need, beside those that are known."""
         roles = self._launch.roles
         return Survey(self._left, self._keys, self._launch.spec.profile, roles.cluster.whole_gpus,
-                      roles.whole_per_node, self._known, timings(self._book.known))
+                      roles.whole_per_node, self._known, rate_cache.timings(self._book.known))
 
     def _online(self) -> OnlineRates | None:
         """What learns rates from training; None where they are given, or measured before."""
@@ -249,7 +240,7 @@ class CoordinatorSide:
         given = self._launch.rates
         if given is not None and len(given.sharing) > 1:
             return dict(enumerate(given.sharing[1:], start=2))
-        return numbers(self._book.known).get(self._sharing_key, {})
+        return rate_cache.numbers(self._book.known).get(self._sharing_key, {})
 
     def on_event(self, event: ev.Event) -> None:
         """Keep what was measured, or learned, soon after that, whatever becomes of this launch."""
@@ -268,7 +259,7 @@ class CoordinatorSide:
                     self._book.add(self._sharing_key, count, self._shown(
                         speedup, f"{count} networks on one {event.device}"))
             case ev.NetworkRetried(alone=True):
-                self._book.add(alone_key(self._keys[event.network]), 1, KnownRate(
+                self._book.add(rate_cache.alone_key(self._keys[event.network]), 1, rate_cache.KnownRate(
                     1.0, 0.0, 1, time.time(), self._machine, event.reason, event.network))
                 self._book.write()
             case ev.Profiled():
@@ -276,9 +267,10 @@ class CoordinatorSide:
             case ev.RatesEstimated():
                 self._book.write_if_due()
 
-    def _found(self, event: ev.RateMeasured | ev.RateLearned | ev.RateOff, how: str) -> KnownRate:
+    def _found(self, event: ev.RateMeasured | ev.RateLearned | ev.RateOff, how: str) -> rate_cache.KnownRate:
         """A rate of this launch, for later ones."""
-        return KnownRate(event.rate, event.spread, event.steps, time.time(), self._machine, how, event.network)
+        return rate_cache.KnownRate(
+            event.rate, event.spread, event.steps, time.time(), self._machine, how, event.network)
 
     @property
     def _machine(self) -> str:
@@ -288,11 +280,11 @@ class CoordinatorSide:
     @property
     def _sharing_key(self) -> str:
         """What networks train together that share a GPU holds for an engine on one kind of machine."""
-        return sharing_key(self._launch.spec.resources.engine, self._launch.machine.hardware)
+        return rate_cache.sharing_key(self._launch.spec.resources.engine, self._launch.machine.hardware)
 
     def _alone(self) -> frozenset[str]:
         """The networks that ran out of memory beside others, here or in earlier runs on this machine."""
-        return frozenset(name for name, key in self._keys.items() if alone_key(key) in self._book.known)
+        return frozenset(name for name, key in self._keys.items() if rate_cache.alone_key(key) in self._book.known)
 
     def _remembered(self) -> ev.RatesRemembered | None:
         """The rates of earlier launches that this one goes by; None where there are none, or rates are not measured."""
@@ -346,12 +338,12 @@ class CoordinatorSide:
                 for gpus, rate in rates.items():
                     self._book.add(self._keys[name], gpus, self._shown(rate, name))
         if (found := beside_steps(shown, judging)) is not None:
-            key = beside_steps_key(spec.resources.engine, self._launch.machine.hardware)
+            key = rate_cache.beside_steps_key(spec.resources.engine, self._launch.machine.hardware)
             for number, (name, seconds) in enumerate(vars(found).items(), start=1):
                 self._book.add(key, number, self._shown(max(seconds, _LEAST_S), name))
 
-    def _shown(self, number: float, name: str) -> KnownRate:
-        return KnownRate(number, 0.0, 1, time.time(), self._machine, "trained", name)
+    def _shown(self, number: float, name: str) -> rate_cache.KnownRate:
+        return rate_cache.KnownRate(number, 0.0, 1, time.time(), self._machine, "trained", name)
 
     def _print(self) -> None:
         rows = self.results.rows()

@@ -12,28 +12,10 @@ from fleet.domain.events import Commanded, EarlierRead, NetworkAdded
 from fleet.domain.late import with_late
 from fleet.errors import UserError
 from fleet.prediction.sample_file import read_standardized, write_sample, write_standardized
+from fleet.runtime import changes, inputs
 from fleet.runtime.ahead import Ahead, ahead_of
 from fleet.runtime.caching import CacheChoice, Means, choose_cache, judging_bytes, shared_epochs
-from fleet.runtime.changes import (
-    Wishes,
-    changes_of_data,
-    check_meanwhile,
-    codes_of,
-    forget_old_data,
-    known_data,
-    note_data,
-    take_up,
-)
 from fleet.runtime.folder import check_shareable, enter_folder, free_disk, take_folder, write_spec, writing_into
-from fleet.runtime.inputs import (
-    Inputs,
-    decode,
-    folds_of,
-    open_marked_inputs,
-    samples_of_epoch,
-    settle,
-    standardize,
-)
 from fleet.runtime.known_rates import check_remeasuring, hardware, rates_of, read_rates_of
 from fleet.runtime.launch import Launch, Ranks
 from fleet.runtime.replay import Replay, replaying
@@ -75,14 +57,14 @@ def prepare(request: Request, ranks: Ranks, lease: Lease | None = None,
     asked = _ask(request, ranks, name)
     announce(ahead_of(asked.trained, asked.roles, asked.left is not asked.paths))
     replay, paths, roles, left = asked.replay, asked.paths, asked.roles, asked.left
-    before = None if left is None else known_data(left, request.fresh_network)
-    opened = open_marked_inputs(asked.trained, before)
+    before = None if left is None else changes.known_data(left, request.fresh_network)
+    opened = inputs.open_marked_inputs(asked.trained, before)
     means = Means(len(roles.preprocessors), roles.gpus_per_node, ranks.per_core > 1, ranks.shared_free,
                   free_disk(paths))
     cache = choose_cache(_both(asked.trained, asked.ends), opened, means, None if left is None else last_cache(left))
-    opened, known = standardize(opened.keeping(cache.cache), asked.trained,
-                                {} if left is None else read_standardized(left))
-    epoch_samples = samples_of_epoch(opened.data, folds_of(asked.trained, opened))
+    opened, known = inputs.standardize(opened.keeping(cache.cache), asked.trained,
+                                       {} if left is None else read_standardized(left))
+    epoch_samples = inputs.samples_of_epoch(opened.data, inputs.folds_of(asked.trained, opened))
     spec, ends, whole = _settled(asked, opened, cache, epoch_samples)
     layout = plan_memory(_both(spec, ends), opened.data, opened.sample, roles, ranks.shared_free)
     if request.remeasure:
@@ -90,19 +72,20 @@ def prepare(request: Request, ranks: Ranks, lease: Lease | None = None,
     launch = Launch(
         request, spec, ends, paths, roles, opened, layout, None, cache,
         _rates(spec, epoch_samples, roles, replay is not None), Machine(hardware(), ranks.per_core),
-        codes_of(spec, Path(request.spec).absolute().parent), replayed=() if replay is None else replay.history)
-    changed = [] if before is None or opened.fingerprint is None else changes_of_data(spec, before, opened.fingerprint)
+        changes.codes_of(spec, Path(request.spec).absolute().parent), replayed=() if replay is None else replay.history)
+    changed = [] if before is None or opened.fingerprint is None else changes.changes_of_data(
+        spec, before, opened.fingerprint)
     if replay is not None:
         replay.check(whole, opened.sample, launch.codes, changed, request.accept_changes)
     launch = _enter(launch, lease, before, changed, replay)
     _leave_word(launch, asked.trained, known)
     if spec.data.cache == "file":
-        opened = decode(opened, spec, _decoded_path(cache, paths, left))
-    folds = folds_of(spec, opened)
+        opened = inputs.decode(opened, spec, _decoded_path(cache, paths, left))
+    folds = inputs.folds_of(spec, opened)
     fingerprint = opened.fingerprint
     assert fingerprint is not None
     with writing_into(paths):
-        note_data(paths, fingerprint, folds, opened.rows, launch.fence)
+        changes.note_data(paths, fingerprint, folds, opened.rows, launch.fence)
     if request.beside_others and lease is not None:
         lease.release()
         launch = dataclasses.replace(launch, fence=None)
@@ -141,7 +124,7 @@ def _ask(request: Request, ranks: Ranks, name: str) -> _Asked:
         spec = with_late(spec, (event for _, event in came))
     if request.beside_others:
         check_shareable(spec, "--beside-others")
-    Wishes(request.fresh_network, request.accept_changes).check(spec)
+    changes.Wishes(request.fresh_network, request.accept_changes).check(spec)
     trained = told_when_to_end(spec)
     roles = roles_of(trained, ranks.node_of, ranks.gpus_per_node, replayed is not None, ranks.cores)
     if replayed is not None:
@@ -152,13 +135,13 @@ def _ask(request: Request, ranks: Ranks, name: str) -> _Asked:
     return _Asked(trained, spec, extremes(spec), written, roles, paths, None if request.fresh else paths, None)
 
 
-def _settled(asked: _Asked, opened: Inputs, cache: CacheChoice, epoch_samples: int) -> tuple[Spec, Spec, Spec]:
+def _settled(asked: _Asked, opened: inputs.Inputs, cache: CacheChoice, epoch_samples: int) -> tuple[Spec, Spec, Spec]:
     """What is trained, what stands for the networks of searches, and the whole, as the data decides; all checked.
 
     Raises:
         UserError: networks cannot be trained on it, or compared.
     """
-    spec, whole, ends = settle(opened, with_cache(asked.trained, cache.cache), asked.whole, asked.ends)
+    spec, whole, ends = inputs.settle(opened, with_cache(asked.trained, cache.cache), asked.whole, asked.ends)
     sample = opened.sample
     drawn = dataclasses.replace(whole, networks=() if asked.replay else variants(whole))
     check_comparable(whole, (*asked.written, *drawn.networks), kinds_of(sample))
@@ -190,19 +173,19 @@ def _enter(launch: Launch, lease: Lease | None, before: Fingerprint | None, chan
     fence = None if lease is None else lease.fence
     assert fingerprint is not None
     if not is_fresh:
-        check_meanwhile(paths, before, known_data(paths, request.fresh_network), fingerprint)
-    wishes = Wishes() if replay is not None else Wishes(request.fresh_network, request.accept_changes)
-    changes, found = take_up(launch.spec, paths, launch.sample, launch.codes, wishes, fence, request.beside_others,
-                      [] if is_fresh else changed)
-    forget_old_data(paths, fingerprint)
-    return dataclasses.replace(launch, fence=fence, changes=changes, found={} if request.beside_others else found)
+        changes.check_meanwhile(paths, before, changes.known_data(paths, request.fresh_network), fingerprint)
+    wishes = changes.Wishes() if replay is not None else changes.Wishes(request.fresh_network, request.accept_changes)
+    made, found = changes.take_up(launch.spec, paths, launch.sample, launch.codes, wishes, fence, request.beside_others,
+                                  [] if is_fresh else changed)
+    changes.forget_old_data(paths, fingerprint)
+    return dataclasses.replace(launch, fence=fence, changes=made, found={} if request.beside_others else found)
 
 
 def _leave_word(launch: Launch, asked: Spec, known: Mapping[str, Standardized]) -> None:
     """Write into the run's folder what it is, for those that look at it from outside."""
-    inputs = launch.inputs
+    opened = launch.inputs
     write_spec(asked, launch.paths)
-    write_sample(launch.paths, launch.sample, inputs.names, columns_of(inputs.data.train))
+    write_sample(launch.paths, launch.sample, opened.names, columns_of(opened.data.train))
     write_standardized(launch.paths, known)
 
 
@@ -268,7 +251,7 @@ def finished_epochs(launch: Launch, shared_free: float) -> int:
     return shared_epochs(_both(spec, launch.ends), opened, taken, shared_free)
 
 
-def shared_bytes(spec: Spec, opened: Inputs, roles: Roles, shared_free: float) -> int:
+def shared_bytes(spec: Spec, opened: inputs.Inputs, roles: Roles, shared_free: float) -> int:
     """Bytes of the samples that the ranks of a node share.
 
     Args:

@@ -33,6 +33,11 @@ def written_as(default: str) -> dict[str, JsonValue]:
     return {"default": default}
 
 
+def unset(description: str) -> Any:
+    """A key that is None where it is not given."""
+    return Field(default=None, description=description)
+
+
 def default_of(field: dataclasses.Field[Any]) -> Any:
     """What a key is where it is not given; ``dataclasses.MISSING`` where it must be."""
     default = field.default
@@ -113,6 +118,9 @@ NO_FLAG = BeforeValidator(_no_flag)  # comes after bounds: those that come after
 Whole = Annotated[int, NO_FLAG]
 Real = Annotated[float, NO_FLAG]
 Positive = Annotated[int, Field(ge=1), NO_FLAG]
+AboveZero = Annotated[float, Field(gt=0), NO_FLAG]
+NotNegative = Annotated[float, Field(ge=0), NO_FLAG]
+BelowOne = Annotated[float, Field(ge=0, lt=1), NO_FLAG]
 Size = Annotated[int, BeforeValidator(parse_size), _written(SIZE)]
 Duration = Annotated[float, BeforeValidator(parse_duration), _written(DURATION)]
 Share = Annotated[float, BeforeValidator(parse_share), _written(SHARE, maximum=1)]

@@ -174,7 +174,7 @@ class Resources:
     engine: kinds.EngineName = Field(default="keras", description=(
         "What trains the networks, or the import path of an engine of your own. "
         + " ".join(f"{engine.name}: {engine.help}." for engine in ENGINES.values())))
-    time_scale: Annotated[float, Field(gt=0), kinds.NO_FLAG] = Field(default=1.0, description=(
+    time_scale: kinds.AboveZero = Field(default=1.0, description=(
         "Only for the engine emulated: how many seconds a second of training takes."))
     preprocessors: Annotated[int, Field(ge=0), kinds.NO_FLAG] | Literal["auto"] = Field(default="auto", description=(
         "Number of ranks that prepare samples. auto: all ranks that are not needed for GPUs; without GPUs, one in "

@@ -14,7 +14,7 @@ from pydantic.dataclasses import dataclass
 
 from fleet.errors import UserError
 from fleet.plugins import load_object
-from fleet.spec.fields import IMPORT_PATH, NO_FLAG, Duration, OneOf, Positive, written_as
+from fleet.spec.fields import IMPORT_PATH, NO_FLAG, AboveZero, Duration, OneOf, Positive, written_as
 from fleet.spec.measures import UP, direction_of
 
 Mode: TypeAlias = Literal["maximize", "minimize"]
@@ -29,7 +29,7 @@ class Budget:
     """What the networks of a search may cost. Once it is spent, no more are asked for or promoted."""
 
     epochs: Positive | None = Field(default=None, description="Number of epochs, over all networks of the entry.")
-    gpu_hours: Annotated[float, Field(gt=0), NO_FLAG] | None = Field(default=None, description=(
+    gpu_hours: AboveZero | None = Field(default=None, description=(
         "Hours of GPUs that train them, over all networks of the entry."))
 
     @model_validator(mode="after")

@@ -10,7 +10,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Discriminator, Field, Tag, WithJsonSchema, model_validator
 from pydantic.dataclasses import dataclass
 
-from fleet.spec.fields import NO_FLAG, STRICT, Duration, Monitor, OptimizerName, Positive, Real, written_as
+from fleet.spec import fields as kinds
+from fleet.spec.fields import AboveZero, BelowOne, NotNegative, Positive, Real, unset
 from fleet.spec.learning_rate import check_schedule, schedule_schema
 from fleet.spec.measures import FIELDS, UP, Measure, check_measures, check_monitor, direction_of
 from fleet.spec.optimizers import foreign, slots_of
@@ -26,7 +27,7 @@ ByClass = Annotated[dict[str, float], BeforeValidator(
     lambda found: {str(key): value for key, value in found.items()} if isinstance(found, Mapping) else found)]
 
 
-@dataclass(frozen=True, config=STRICT)
+@dataclass(frozen=True, config=kinds.STRICT)
 class Batch:
     """The batch of a training step, which the GPUs of a group share."""
 
@@ -77,97 +78,70 @@ class Batch:
         return self
 
 
-@dataclass(frozen=True, config=STRICT)
+@dataclass(frozen=True, config=kinds.STRICT)
 class Optimizer:
     """A Keras optimizer. A parameter that is not given keeps the default of Keras."""
 
-    name: OptimizerName = Field(default="sgd", description=(
+    name: kinds.OptimizerName = Field(default="sgd", description=(
         "Which optimizer trains the network: a name of Keras, in lower case, or the import path of your own function, "
         "which is called with learning_rate and `args` and returns a keras.optimizers.Optimizer; for the engine torch "
         "with the parameters first, and it returns a torch.optim.Optimizer."))
-    learning_rate: Annotated[
-        Annotated[float, Field(gt=0), NO_FLAG] | dict[str, Any], WithJsonSchema(schedule_schema())] = Field(
+    learning_rate: Annotated[AboveZero | dict[str, Any], WithJsonSchema(schedule_schema())] = Field(
         default=0.01, description=("The learning rate: a number, or a schedule of Keras with its arguments, like "
                            "{name: CosineDecay, initial_learning_rate: 0.1, decay_steps: 1000}."))
-    momentum: Annotated[float, Field(ge=0, lt=1), NO_FLAG] | None = Field(default=None, description=(
-        "Only for sgd, rmsprop and muon: which share of the previous step is added to the next."))
-    nesterov: bool | None = Field(default=None, description=(
-        "Only for sgd and muon: whether the momentum is that of Nesterov."))
-    beta_1: Annotated[float, Field(ge=0, lt=1), NO_FLAG] | None = Field(default=None, description=(
-        "Only for the kinds of Adam, lamb and lion: decay of the running mean of the gradients."))
-    beta_2: Annotated[float, Field(ge=0, lt=1), NO_FLAG] | None = Field(default=None, description=(
-        "Only for the kinds of Adam, lamb and lion: decay of the running mean of the squared gradients."))
-    epsilon: Annotated[float, Field(gt=0), NO_FLAG] | None = Field(default=None, description=(
-        "Not for sgd, lion, ftrl and adafactor: a small number in the denominator, for numerical stability."))
-    weight_decay: Annotated[float, Field(ge=0), NO_FLAG] | None = Field(default=None, description=(
-        "Weight decay: each step takes this share of every weight away, times the learning rate."))
-    global_clipnorm: Annotated[float, Field(gt=0), NO_FLAG] | None = Field(default=None, description=(
-        "Largest norm of all gradients together. If it is exceeded, they are scaled down to it."))
-
-    clipnorm: Annotated[float, Field(gt=0), NO_FLAG] | None = Field(default=None, description=(
-        "Largest norm of each variable's gradient. If it is exceeded, the gradient is scaled down to it."))
-    clipvalue: Annotated[float, Field(gt=0), NO_FLAG] | None = Field(default=None, description=(
-        "Largest absolute value of a gradient's numbers."))
-    use_ema: bool | None = Field(default=None, description=(
-        "Whether running means of the weights are kept, by which the network is judged and exported."))
-    ema_momentum: Annotated[float, Field(ge=0, le=1), NO_FLAG] | None = Field(default=None, description=(
-        "Decay of the running means of the weights."))
-    ema_overwrite_frequency: Positive | None = Field(default=None, description=(
-        "Number of steps after which the weights are set to these means. Without it, never in training."))
-    rho: Annotated[float, Field(ge=0, lt=1), NO_FLAG] | None = Field(default=None, description=(
-        "Only for adadelta and rmsprop: decay of the running mean of the squared gradients."))
-    beta_2_decay: Real | None = Field(default=None, description=(
-        "Only for adafactor: decay rate of the second moment."))
-    epsilon_1: Annotated[float, Field(ge=0), NO_FLAG] | None = Field(default=None, description=(
-        "Only for adafactor: a small number that is added to squared gradients."))
-    epsilon_2: Annotated[float, Field(ge=0), NO_FLAG] | None = Field(default=None, description=(
-        "Only for adafactor: least scale of a parameter."))
-    clip_threshold: Annotated[float, Field(ge=0), NO_FLAG] | None = Field(default=None, description=(
-        "Only for adafactor: largest root mean square of an update."))
-    relative_step: bool | None = Field(default=None, description=(
-        "Only for adafactor: whether steps shrink by themselves."))
-    initial_accumulator_value: Annotated[float, Field(ge=0), NO_FLAG] | None = Field(default=None, description=(
-        "Only for adagrad and ftrl: where the sums of squared gradients begin."))
-    amsgrad: bool | None = Field(default=None, description=(
-        "Only for adam and adamw: whether the largest second moment so far is used, as in AMSGrad."))
-    learning_rate_power: Real | None = Field(default=None, description=(
-        "Only for ftrl: power by which the learning rate falls, at most 0."))
-    l1_regularization_strength: Annotated[float, Field(ge=0), NO_FLAG] | None = Field(default=None, description=(
-        "Only for ftrl: strength of the penalty on absolute values."))
-    l2_regularization_strength: Annotated[float, Field(ge=0), NO_FLAG] | None = Field(default=None, description=(
-        "Only for ftrl: strength of the penalty on squares."))
-    l2_shrinkage_regularization_strength: Annotated[float, Field(ge=0), NO_FLAG] | None = Field(
-        default=None, description=("Only for ftrl: strength of the penalty on squares that only shrinks."))
-    beta: Real | None = Field(default=None, description=(
-        "Only for ftrl: the number beta of the paper of FTRL."))
-    adam_beta_1: Annotated[float, Field(ge=0, lt=1), NO_FLAG] | None = Field(default=None, description=(
-        "Only for muon: beta_1 for what Adam trains."))
-    adam_beta_2: Annotated[float, Field(ge=0, lt=1), NO_FLAG] | None = Field(default=None, description=(
-        "Only for muon: beta_2 for what Adam trains."))
-    adam_weight_decay: Annotated[float, Field(ge=0), NO_FLAG] | None = Field(default=None, description=(
-        "Only for muon: weight decay of what Adam trains."))
-    exclude_layers: tuple[str, ...] | None = Field(default=None, description=(
-        "Only for muon: patterns of the paths of layers that Adam trains."))
-    exclude_embeddings: bool | None = Field(default=None, description=(
-        "Only for muon: whether Adam trains embeddings."))
-    muon_a: Real | None = Field(default=None, description=(
-        "Only for muon: coefficient a of the iteration."))
-    muon_b: Real | None = Field(default=None, description=(
-        "Only for muon: coefficient b of the iteration."))
-    muon_c: Real | None = Field(default=None, description=(
-        "Only for muon: coefficient c of the iteration."))
-    adam_lr_ratio: Annotated[float, Field(ge=0), NO_FLAG] | None = Field(default=None, description=(
-        "Only for muon: learning rate of what Adam trains, as a multiple."))
-    ns_steps: Positive | None = Field(default=None, description=(
-        "Only for muon: number of steps of the iteration."))
-    rms_rate: Real | None = Field(default=None, description=(
-        "Only for muon: factor that brings updates to the size of those of Adam."))
-    centered: bool | None = Field(default=None, description=(
-        "Only for rmsprop: whether gradients are divided by an estimate of their variance."))
-    warmup_steps: Annotated[int, Field(ge=0), NO_FLAG] | None = Field(default=None, description=(
-        "Only for schedulefreeadamw: number of steps in which the learning rate rises to its value."))
-    args: dict[str, Any] | None = Field(default=None, description=(
-        "Only for a function of your own: its further arguments, by name."))
+    momentum: BelowOne | None = unset(
+        "Only for sgd, rmsprop and muon: which share of the previous step is added to the next.")
+    nesterov: bool | None = unset("Only for sgd and muon: whether the momentum is that of Nesterov.")
+    beta_1: BelowOne | None = unset(
+        "Only for the kinds of Adam, lamb and lion: decay of the running mean of the gradients.")
+    beta_2: BelowOne | None = unset(
+        "Only for the kinds of Adam, lamb and lion: decay of the running mean of the squared gradients.")
+    epsilon: AboveZero | None = unset(
+        "Not for sgd, lion, ftrl and adafactor: a small number in the denominator, for numerical stability.")
+    weight_decay: NotNegative | None = unset(
+        "Weight decay: each step takes this share of every weight away, times the learning rate.")
+    global_clipnorm: AboveZero | None = unset(
+        "Largest norm of all gradients together. If it is exceeded, they are scaled down to it.")
+    clipnorm: AboveZero | None = unset(
+        "Largest norm of each variable's gradient. If it is exceeded, the gradient is scaled down to it.")
+    clipvalue: AboveZero | None = unset("Largest absolute value of a gradient's numbers.")
+    use_ema: bool | None = unset(
+        "Whether running means of the weights are kept, by which the network is judged and exported.")
+    ema_momentum: Annotated[float, Field(ge=0, le=1), kinds.NO_FLAG] | None = unset(
+        "Decay of the running means of the weights.")
+    ema_overwrite_frequency: Positive | None = unset(
+        "Number of steps after which the weights are set to these means. Without it, never in training.")
+    rho: BelowOne | None = unset("Only for adadelta and rmsprop: decay of the running mean of the squared gradients.")
+    beta_2_decay: Real | None = unset("Only for adafactor: decay rate of the second moment.")
+    epsilon_1: NotNegative | None = unset("Only for adafactor: a small number that is added to squared gradients.")
+    epsilon_2: NotNegative | None = unset("Only for adafactor: least scale of a parameter.")
+    clip_threshold: NotNegative | None = unset("Only for adafactor: largest root mean square of an update.")
+    relative_step: bool | None = unset("Only for adafactor: whether steps shrink by themselves.")
+    initial_accumulator_value: NotNegative | None = unset(
+        "Only for adagrad and ftrl: where the sums of squared gradients begin.")
+    amsgrad: bool | None = unset(
+        "Only for adam and adamw: whether the largest second moment so far is used, as in AMSGrad.")
+    learning_rate_power: Real | None = unset("Only for ftrl: power by which the learning rate falls, at most 0.")
+    l1_regularization_strength: NotNegative | None = unset("Only for ftrl: strength of the penalty on absolute values.")
+    l2_regularization_strength: NotNegative | None = unset("Only for ftrl: strength of the penalty on squares.")
+    l2_shrinkage_regularization_strength: NotNegative | None = unset(
+        "Only for ftrl: strength of the penalty on squares that only shrinks.")
+    beta: Real | None = unset("Only for ftrl: the number beta of the paper of FTRL.")
+    adam_beta_1: BelowOne | None = unset("Only for muon: beta_1 for what Adam trains.")
+    adam_beta_2: BelowOne | None = unset("Only for muon: beta_2 for what Adam trains.")
+    adam_weight_decay: NotNegative | None = unset("Only for muon: weight decay of what Adam trains.")
+    exclude_layers: tuple[str, ...] | None = unset("Only for muon: patterns of the paths of layers that Adam trains.")
+    exclude_embeddings: bool | None = unset("Only for muon: whether Adam trains embeddings.")
+    muon_a: Real | None = unset("Only for muon: coefficient a of the iteration.")
+    muon_b: Real | None = unset("Only for muon: coefficient b of the iteration.")
+    muon_c: Real | None = unset("Only for muon: coefficient c of the iteration.")
+    adam_lr_ratio: NotNegative | None = unset("Only for muon: learning rate of what Adam trains, as a multiple.")
+    ns_steps: Positive | None = unset("Only for muon: number of steps of the iteration.")
+    rms_rate: Real | None = unset("Only for muon: factor that brings updates to the size of those of Adam.")
+    centered: bool | None = unset("Only for rmsprop: whether gradients are divided by an estimate of their variance.")
+    warmup_steps: Annotated[int, Field(ge=0), kinds.NO_FLAG] | None = unset(
+        "Only for schedulefreeadamw: number of steps in which the learning rate rises to its value.")
+    args: dict[str, Any] | None = unset("Only for a function of your own: its further arguments, by name.")
 
     @property
     def slots(self) -> int:
@@ -193,7 +167,7 @@ class Optimizer:
         return self
 
 
-@dataclass(frozen=True, config=STRICT)
+@dataclass(frozen=True, config=kinds.STRICT)
 class Converge:
     """When the training of a network ends: at the first of these conditions."""
 
@@ -201,12 +175,12 @@ class Converge:
     patience: Positive | None = Field(default=None, description=(
         "Number of epochs without an improvement of `monitor` after which training ends. Without it, training does not "
         "end early."))
-    monitor: Monitor | None = Field(default=None, description=(
+    monitor: kinds.Monitor | None = Field(default=None, description=(
         "The quantity that decides which epoch is the best, and when training ends: loss, accuracy or a metric, with "
         "val_ before it that of the validation data. Without it, val_accuracy for classes and val_loss for all else. "
         "Of epochs with equal values, the one with the least loss is the best: of validation, or of training without "
         "validation data."))
-    min_delta: Annotated[float, Field(ge=0), NO_FLAG] = Field(default=0.0, description=(
+    min_delta: NotNegative = Field(default=0.0, description=(
         "How much better than its best value so far `monitor` must be to count as an improvement."))
     target: Real | None = Field(default=None, description="Value of `monitor` that is good enough to end training.")
     direction: Literal["max", "min"] | None = Field(default=None, description=(
@@ -223,7 +197,7 @@ class Converge:
         return 1 if (self.direction or direction_of(self.watched)) == UP else -1
 
 
-@dataclass(frozen=True, config=STRICT)
+@dataclass(frozen=True, config=kinds.STRICT)
 class Start:
     """The weights with which a network begins, instead of random ones."""
 
@@ -242,7 +216,7 @@ _FileOrStart = Annotated[Annotated[Annotated[str, Field(min_length=1)], Tag("fil
                          Discriminator(lambda said: "file" if isinstance(said, str) else "start")]
 
 
-@dataclass(frozen=True, config=STRICT)
+@dataclass(frozen=True, config=kinds.STRICT)
 class Train:
     """How networks are trained: in which batches, by which optimizer, and for how long."""
 
@@ -259,7 +233,7 @@ class Train:
         "your own functions of (targets, outputs), which give a number for each sample; with parameters, like {AUC: "
         "{curve: PR, name: auc_pr}}, where `name` is that of the column. Outputs are then probabilities, except of "
         "value."))
-    label_smoothing: Annotated[float, Field(ge=0, lt=1), NO_FLAG] = Field(default=0.0, description=(
+    label_smoothing: BelowOne = Field(default=0.0, description=(
         "Share of a class, or label, that the loss spreads over all of them. Only for class, multilabel and mask."))
     start: _FileOrStart | None = Field(default=None, description=(
         "With which weights the network begins: a file, or a mapping. A network that goes on from a checkpoint, or "
@@ -277,8 +251,8 @@ class Train:
         "and groups of one size, so that --replay is exact. If one network asks for it, all of the launch are trained "
         "so: the engine takes deterministic kernels, and each rank without a GPU computes in one thread, which is "
         "slower."))
-    build_timeout: Annotated[Duration, Field(gt=0)] = Field(
-        default=300.0, json_schema_extra=written_as("5min"), description=(
+    build_timeout: Annotated[kinds.Duration, Field(gt=0)] = Field(
+        default=300.0, json_schema_extra=kinds.written_as("5min"), description=(
             "How long building the network may take, like 5min. In fleet check the same is true of a training step and "
             "of the export. A network that takes longer has failed."))
 
