@@ -1,21 +1,25 @@
 """Training under FLEET against what people do without it; ratios, side by side, medians.
 
-    python benchmarks/training.py [--repeat 5] [--ensembles 3]
+    python benchmarks/training.py [--repeat 5] [--ensembles 3] [--groups 3]
 
 1. samples/s of one network alone under FLEET (1 preprocessor, 1 trainer) against Keras' `model.fit` on the same
    decoded samples: same network, batch, optimizer, validation.
 2. the demo's ensemble as its spec has it against `baseline` (one network a core, each preparing its own samples):
    seconds from the first group's start to the end.
+3. steps/s of a small and of a middle network on two ranks whose gradients Horovod adds up, with as many steps per call
+   of TensorFlow as FLEET takes against one per call: epoch by epoch in turns, in each of as many launches.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import math
 import statistics
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 
 import yaml
@@ -30,6 +34,8 @@ from fleet.terminal import print_table
 ROOT = Path(__file__).parents[1]
 EPOCHS, BATCH = 8, 64
 MODEL = {"family": "cnn", "name": "cnn", "args": {"filters": [16, 32], "dense": [128]}}
+GROUPS = {"small": [4], "middle": [16, 32]}  # filters of the networks that two ranks train
+SAMPLES = 8_192  # that they have
 TRANSFORMS = [{"decode": {"mode": "L"}}, {"scale": {"mean": 0.5, "std": 0.5}}]
 
 # The other side: nothing of FLEET but the network and the decoded arrays.
@@ -65,12 +71,26 @@ print(json.dumps(clock.rates))
 """
 
 
-def launch(content: dict, folder: Path, ranks: int) -> list[Logged]:
-    """Run a spec; returns its log."""
+# A rank that takes one step per call in every other epoch, the first one among them.
+IN_TURNS = """
+from fleet.run import main
+from fleet.runtime.training import strides
+from fleet.runtime.training.loop import TrainingLoop
+several, consume = strides._MOST_STEPS, TrainingLoop._consume
+def in_turns(self, training, state, *rest):
+    strides._MOST_STEPS = several if state.epoch % 2 else 1
+    return consume(self, training, state, *rest)
+TrainingLoop._consume = in_turns
+raise SystemExit(main())
+"""
+
+
+def launch(content: dict, folder: Path, ranks: int, *program: str) -> list[Logged]:
+    """Run a spec, by another program than the main job if one is named; returns its log."""
     path = folder / "spec.yaml"
     path.write_text(yaml.safe_dump({**content, "output": str(folder / "run")}))
-    subprocess.run([*mpirun(ranks), "-m", "fleet.run", str(path), "--fresh", "--plain"], cwd=ROOT, check=True,
-                   stdout=subprocess.DEVNULL)
+    subprocess.run([*mpirun(ranks), *(program or ("-m", "fleet.run")), str(path), "--fresh", "--plain"], cwd=ROOT,
+                   check=True, stdout=subprocess.DEVNULL)
     return list(read_events(RunPaths(folder / "run").events))
 
 
@@ -104,26 +124,45 @@ def ensemble_seconds(folder: Path, digits: str, policy: str | None = None) -> fl
     return max(stops) - min(groups)
 
 
+def group_rates(folder: Path, filters: Sequence[int]) -> tuple[list[float], list[float]]:
+    """Steps/s in epochs of a network on two ranks: with several steps per call, and after each of them with one."""
+    (folder / "in_turns.py").write_text(IN_TURNS)
+    log = launch({
+        "name": "pair", "data": {"source": "builtin:noise", "options": {"samples": SAMPLES, "size": 32},
+                                 "validation": None, "cache": "memory", "transforms": TRANSFORMS[1:]},
+        "models": [{"family": "cnn", "name": "pair", "gpus": 2, "args": {"filters": list(filters), "dense": [16]}}],
+        "train": {"batch": {"size": BATCH}, "converge": {"monitor": "loss", "max_epochs": 7}},
+        "resources": {"preprocessors": 1, "exchange": "horovod"}}, folder, 3, str(folder / "in_turns.py"))
+    rates = [SAMPLES / BATCH / event.record.seconds for _, event in log if isinstance(event, EpochEnded)]
+    return rates[1::2], rates[2::2]
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--repeat", type=int, default=5)
     parser.add_argument("--ensembles", type=int, help="of the second comparison, which takes minutes (as --repeat)")
+    parser.add_argument("--groups", type=int, help="of the third comparison (as --repeat)")
     parser.add_argument("--digits", default="data/digits", help="where the digits are, or go")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     digits = str(Path(arguments.digits).resolve())
     measured: dict[str, list[float]] = {"fleet": [], "fit": [], "demo": [], "baseline": []}
     ensembles = arguments.repeat if arguments.ensembles is None else arguments.ensembles
-    for turn in range(max(arguments.repeat, ensembles)):
+    groups = arguments.repeat if arguments.groups is None else arguments.groups
+    measured |= {f"{network}, {way}": [] for network in GROUPS for way in ("several", "one")}
+    for turn in range(max(arguments.repeat, ensembles, groups)):
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
+            for network, filters in GROUPS.items() if turn < groups else ():
+                for way, rates in zip(("several", "one"), group_rates(folder, filters), strict=True):
+                    measured[f"{network}, {way}"] += rates
             if turn < arguments.repeat:
                 measured["fleet"].append(fleet_rate(folder, digits))
                 measured["fit"].append(fit_rate(digits))
             if turn < ensembles:
                 measured["demo"].append(ensemble_seconds(folder, digits))
                 measured["baseline"].append(ensemble_seconds(folder, digits, "baseline"))
-    median = {name: statistics.median(values) for name, values in measured.items()}
+    median = {name: statistics.median(values) if values else math.nan for name, values in measured.items()}
     if arguments.json:
         print_json({"median": median, "all": measured})
         return
@@ -132,7 +171,9 @@ def main() -> None:
          median["fleet"] / median["fit"]],
         ["the demo's ensemble: seconds, as it is against baseline", median["demo"], median["baseline"],
          median["baseline"] / median["demo"]],
-    ], title=f"medians of {arguments.repeat} and {ensembles}")
+        *([f"{network} network on two ranks: steps/s, against one step per call", median[f"{network}, several"],
+           median[f"{network}, one"], median[f"{network}, several"] / median[f"{network}, one"]] for network in GROUPS),
+    ], title=f"medians of {arguments.repeat}, {ensembles} and {groups}")
 
 
 if __name__ == "__main__":

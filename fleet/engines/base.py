@@ -34,7 +34,7 @@ _USABLE = 0.9  # of a GPU's memory, where trainers share it: each process has a 
 class Sums:
     """Sums over samples, of one rank or of all ranks of a group.
 
-    Between ranks they are five numbers and those of the metrics, in this order, and travel behind the gradients: one
+    Between ranks they are six numbers and those of the metrics, in this order, and travel behind the gradients: one
     reduction for both.
 
     Attributes:
@@ -43,6 +43,7 @@ class Sums:
         count: how many there are, without those that could not be read.
         stop: whether a rank asks the group to stop after this step.
         failed: whether a rank failed in this step.
+        steps: how many the group is to take at once in the next call but one; the master says it, others bring 0.
         more: what the network's metrics are made of, which adds up as well.
     """
 
@@ -51,22 +52,24 @@ class Sums:
     count: float = 0.0
     stop: bool = False
     failed: bool = False
+    steps: int = 0
     more: tuple[float, ...] = ()
 
     def pack(self) -> np.ndarray:
-        """What a rank adds to the sums of the others: (5 + more,) float64."""
-        return np.array([self.loss, self.correct, self.count, self.stop, self.failed, *self.more], np.float64)
+        """What a rank adds to the sums of the others: (6 + more,) float64."""
+        return np.array([self.loss, self.correct, self.count, self.stop, self.failed, self.steps, *self.more],
+                        np.float64)
 
     @classmethod
     def unpack(cls, numbers: Iterable[SupportsFloat]) -> Sums:
-        """What the ranks' (5 + more,) have added up to, in any type of floats."""
-        loss, correct, count, stop, failed, *more = map(float, numbers)
-        return cls(loss, correct, count, stop > 0, failed > 0, tuple(more))
+        """What the ranks' (6 + more,) have added up to, in any type of floats."""
+        loss, correct, count, stop, failed, steps, *more = map(float, numbers)
+        return cls(loss, correct, count, stop > 0, failed > 0, int(steps), tuple(more))
 
     def __add__(self, other: Sums) -> Sums:
         more = tuple(map(sum, itertools.zip_longest(self.more, other.more, fillvalue=0.0)))
         return Sums(self.loss + other.loss, self.correct + other.correct, self.count + other.count,
-                    self.stop or other.stop, self.failed or other.failed, more)
+                    self.stop or other.stop, self.failed or other.failed, self.steps + other.steps, more)
 
     @property
     def totals(self) -> tuple[float, ...]:
@@ -270,7 +273,7 @@ class Striding(Protocol):
     """What is asked of a trainable that takes several steps in one call, so that a short step costs little beside."""
 
     def can_stride(self) -> bool:
-        """Whether it can now: where ranks exchange gradients, they hear each other at every step."""
+        """Whether it can now, in the group that it is in."""
 
     def stride(self, images: np.ndarray, targets: np.ndarray, sizes: Sequence[int],
                weights: np.ndarray | None = None) -> list[Sums]:
@@ -318,6 +321,22 @@ class Beginning(Protocol):
         Raises:
             Exception: whatever the network raises, now or when it is waited for, in these steps or those before; on all
                 ranks of the group, or on none.
+        """
+
+
+@runtime_checkable
+class StridingTogether(Striding, Beginning, Protocol):
+    """What is asked of a trainable of which all ranks of a group take several steps in one call."""
+
+    def begin_together(self, images: np.ndarray, targets: np.ndarray, sizes: Sequence[int], rows: Sequence[int],
+                       asked: Sums, weights: np.ndarray | None = None) -> Callable[[], Done]:
+        """Begin a step, or as many as there are sizes, as :meth:`Beginning.begin`; all ranks begin as many.
+
+        Args:
+            images, targets, weights: this rank's rows of all batches, one behind the other.
+            sizes: rows of each global batch.
+            rows: how many of them are this rank's, perhaps none.
+            asked: what this rank adds to the sums over each batch, beside those over its rows.
         """
 
 

@@ -95,6 +95,19 @@ def test_a_recorded_loss_curve_guards_the_step(histories):
         assert losses[name] == pytest.approx(curve, rel=1e-3), json.dumps(losses)
 
 
+@pytest.mark.long
+@pytest.mark.parametrize(("ranks", "seed"), [(2, 1), (3, 2)])
+def test_horovod_gives_the_same_bits_whatever_number_of_steps_a_call_takes(tmp_path, ranks, seed):
+    if importlib.util.find_spec("horovod") is None:
+        pytest.skip("Horovod is not installed")
+    from tests.mpi.conftest import Launcher
+
+    done = Launcher(tmp_path)(ranks, "", str(seed), program=(str(ROOT / "tests/mpi/striding.py"),), timeout=240,
+                              environment={"TF_NUM_INTRAOP_THREADS": "1"})
+    assert done.status == 0, done.output
+    assert done.output.count("the same") == ranks
+
+
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory):
     """A run under `global` with a preprocessor, with batch normalisation, a failing network and an export."""

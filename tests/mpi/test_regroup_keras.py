@@ -1,6 +1,7 @@
 """Real TensorFlow in groups that change their ranks while they train: the losses are those of one rank alone."""
 
 import json
+import re
 
 import pytest
 
@@ -25,11 +26,12 @@ def test_eight_networks_on_four_trainers_train_as_if_alone(launch, tmp_path):
     content = spec(tmp_path, models, samples=384, source="slow", train={"batch": {"size": 16}},
                    resources={"engine": "keras"},
                    schedule={"policy": "adaptive", "rates": str(tmp_path / "rates.json")})
-    run = launch(5, content, timeout=240)
+    run = launch(5, content, timeout=240, program=(str(ROOT / "tests/mpi/short_steps.py"),))
     assert run.status == 0, run.output
     regroups = run.events(GroupChanged)
     assert len(regroups) >= 2
     assert any(event.position for event in regroups)
+    assert any(int(calls) > 9 for calls in re.findall(r"(\d+) calls of several steps in groups", run.output))
 
     names = [model["name"] for model in models]
     again = launch(1, content, str(run.paths.root), *names, timeout=240,

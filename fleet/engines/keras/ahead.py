@@ -42,7 +42,7 @@ class Ahead:
             return graph(*arguments)
 
     def reading(self, sums: tf.Tensor) -> Callable[[], Done]:
-        """What waits for the sums of steps: of one (5 + more,), or of several (steps, 5 + more)."""
+        """What waits for the sums of steps: of one (6 + more,), or of several (steps, 6 + more)."""
         return self._reader.submit(_read, sums).result
 
     def close(self) -> None:

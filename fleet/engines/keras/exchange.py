@@ -32,7 +32,7 @@ class GraphExchange(Protocol):
 
         Args:
             gradients: of this rank, a tensor of each variable's shape and type.
-            sums: (5 + more,) float32: :class:`fleet.engines.base.Sums`.
+            sums: (6 + more,) float32: :class:`fleet.engines.base.Sums`.
         """
 
     def close(self) -> None:
@@ -51,7 +51,7 @@ class HostExchange(Protocol):
 
         Args:
             gradients: of this rank, a tensor of each variable's shape and type.
-            sums: (5 + more,) float32: :class:`fleet.engines.base.Sums`.
+            sums: (6 + more,) float32: :class:`fleet.engines.base.Sums`.
             error: why this rank has none, where it has none; then zeros stand in for both.
 
         Returns:

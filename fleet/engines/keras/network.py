@@ -1,7 +1,7 @@
 """One Keras model in training on one rank of its group.
 
-A step is one ``tf.function``, or two where MPI is called in between; a rank alone takes several steps in one call of
-such a function, where it is asked to. They run while Python makes the next batch (:mod:`fleet.engines.keras.ahead`):
+A step is one ``tf.function``, or two where MPI is called in between; of the one, a call takes several steps, where it
+is asked to. They run while Python makes the next batch (:mod:`fleet.engines.keras.ahead`):
 with MPI, a step ends when the next begins. Each rank sums the losses of its own rows and
 divides by the rows of the *global* batch; the exchange sums over the ranks; what could not be read is corrected for
 afterwards. Penalties are split likewise (:mod:`fleet.engines.keras.penalties`). So uneven shares are right, and a rank
@@ -13,7 +13,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias
@@ -76,19 +76,20 @@ class KerasNetwork:
         rows = [tf.TensorSpec((None, *sample.wire.shape), sample.wire.dtype),
                 tf.TensorSpec((None, *target.shape), target.dtype),
                 *([] if target.is_plain else [tf.TensorSpec((None,), tf.float32)])]
-        signature = [tf.TensorSpec((), tf.float32), tf.TensorSpec((), tf.float32), *rows]
+        signature = [tf.TensorSpec((), tf.float32),
+                     tf.TensorSpec((WIDTH + measures.metrics.width,), tf.float32), *rows]
         compiled = {"input_signature": signature, "jit_compile": xla or None}
         graph_of = partial(_graph_of, autograph=own_code)
         self._local = graph_of(self._compute, **compiled)
         self._update = graph_of(self._apply)
-        # XLA wants to know the sizes of what it compiles, so it takes steps one by one.
         several = [tf.TensorSpec((None,), tf.float32), tf.TensorSpec((None,), tf.int32), signature[1], *rows]
-        self._stride = None if xla else graph_of(self._take_steps, input_signature=several)
         # The exchange is inside of these graphs, so each kind of it has its own; XLA does not know Horovod's operation.
-        self._fused: dict[type, Any] = {
-            NoExchange: graph_of(self._compute_exchange_apply, **compiled),
-            HorovodExchange: graph_of(self._compute_exchange_apply, input_signature=signature)}
-        self._fused_empty = graph_of(self._exchange_apply)  # a rank alone has rows
+        self._strides: dict[type, Any] = {
+            kind: graph_of(self._take_steps, input_signature=several) for kind in (NoExchange, HorovodExchange)}
+        self._compiled = None
+        if xla:  # it wants to know the sizes of what it compiles, so it takes steps one by one
+            del self._strides[NoExchange]
+            self._compiled = graph_of(self._compute_exchange_apply, **compiled)
         self._judge = graph_of(self._evaluate, input_signature=rows)
 
     # ---- what the trainer calls ----
@@ -98,7 +99,7 @@ class KerasNetwork:
         return self.begin(images, targets, [size], stop, weights)().sums[0]
 
     def can_stride(self) -> bool:  # noqa: D102 - Striding says it
-        return self._stride is not None and isinstance(self._exchange, NoExchange)
+        return type(self._exchange) in self._strides
 
     def stride(self, images: np.ndarray, targets: np.ndarray, sizes: Sequence[int],  # noqa: D102
                weights: np.ndarray | None = None) -> list[Sums]:
@@ -106,28 +107,34 @@ class KerasNetwork:
 
     def begin(self, images: np.ndarray, targets: np.ndarray, sizes: Sequence[int],  # noqa: D102 - Beginning says it
               stop: bool = False, weights: np.ndarray | None = None) -> Callable[[], Done]:
-        mine, wish = rows_of(images, targets, weights), tf.constant(stop, tf.float32)
-        if isinstance(self._exchange, HostExchange):
-            return self._begin_on_host(self._exchange, readable(mine), np.float32(sizes[0]), wish)
-        with self._waking_others(self._exchange):
-            if self.can_stride() and len(targets):
-                sums = self._begin_several(sizes, [len(targets)] if len(sizes) == 1 else sizes, wish, mine)
-            else:
-                sums = self._begin_one(self._exchange, readable(mine), tf.constant(sizes[0], tf.float32), wish)
-        return partial(self._read, self._exchange, self._ahead.reading(sums))
+        rows = [len(targets)] if len(sizes) == 1 else sizes
+        return self.begin_together(images, targets, sizes, rows, Sums(stop=stop), weights)
 
-    def _begin_several(self, rows: Sequence[int], sizes: Sequence[int], wish: tf.Tensor, mine: Rows) -> tf.Tensor:
-        """Steps of a rank alone, by one graph whatever their number is: so they come to the same, bit for bit."""
-        assert self._stride is not None
-        sizes, mine = _readable_of_each(sizes, mine)
-        return self._ahead.call(self._stride, tf.constant(rows, tf.float32), tf.constant(sizes, tf.int32), wish,
+    def begin_together(self, images: np.ndarray, targets: np.ndarray, sizes: Sequence[int],  # noqa: D102
+                       rows: Sequence[int], asked: Sums, weights: np.ndarray | None = None) -> Callable[[], Done]:
+        more = (0.0,) * self._measures.metrics.width
+        mine, wish = rows_of(images, targets, weights), replace(asked, more=more).pack().astype(np.float32)
+        exchange = self._exchange
+        if isinstance(exchange, HostExchange):
+            return self._begin_on_host(exchange, readable(mine), np.float32(sizes[0]), wish)
+        with self._waking_others(exchange):
+            if self.can_stride():
+                sums = self._begin_several(self._strides[type(exchange)], sizes, rows, tf.constant(wish), mine)
+            else:
+                sums = self._begin_compiled(readable(mine), tf.constant(sizes[0], tf.float32), tf.constant(wish))
+        return partial(self._read, exchange, self._ahead.reading(sums))
+
+    def _begin_several(self, graph: Callable[..., tf.Tensor], sizes: Sequence[int], rows: Sequence[int],
+                       wish: tf.Tensor, mine: Rows) -> tf.Tensor:
+        """Steps by one graph, whatever their number is: so they come to the same, bit for bit."""
+        rows, mine = _readable_of_each(rows, mine)
+        return self._ahead.call(graph, tf.constant(sizes, tf.float32), tf.constant(rows, tf.int32), wish,
                                 *self._ahead.inputs.of(mine))
 
-    def _begin_one(self, exchange: GraphExchange, mine: Rows, rows: tf.Tensor, wish: tf.Tensor) -> tf.Tensor:
-        if len(mine[1]):
-            return self._ahead.call(self._fused[type(exchange)], rows, wish, *self._ahead.inputs.of(mine))
-        # The zeros come from outside: of constants TensorFlow would take the sum once, and keep it.
-        return self._ahead.call(self._fused_empty, self._zeros(), tf.constant(self._no_sums(wish)), rows)
+    def _begin_compiled(self, mine: Rows, rows: tf.Tensor, wish: tf.Tensor) -> tf.Tensor:
+        """A step of a rank alone; one without rows changes nothing."""
+        assert self._compiled is not None
+        return self._ahead.call(self._compiled, rows, wish, *self._ahead.inputs.of(mine)) if len(mine[1]) else wish
 
     def _read(self, exchange: GraphExchange, wait: Callable[[], Done]) -> Done:
         with self._waking_others(exchange):
@@ -144,16 +151,17 @@ class KerasNetwork:
                 raise PeerFailed("another rank of the group failed in this step") from error
             raise
 
-    def _begin_on_host(self, exchange: HostExchange, mine: Rows, rows: np.float32, wish: tf.Tensor
+    def _begin_on_host(self, exchange: HostExchange, mine: Rows, rows: np.float32, wish: np.ndarray
                        ) -> Callable[[], Done]:
         """Begin with this rank's part of a step; it ends when the next begins, or when it is waited for."""
         if self._end_before is not None:
             self._end_before(True)
-        local: _Local = self._zeros(), self._no_sums(wish)
+        local: _Local = self._zeros(), wish
         error: BaseException | None = None
         try:
             if len(mine[1]):
-                local = self._ahead.call(self._local, tf.constant(rows), wish, *self._ahead.inputs.of(mine))
+                local = self._ahead.call(self._local, tf.constant(rows), tf.constant(wish),
+                                         *self._ahead.inputs.of(mine))
         except BaseException as caught:  # also one that exits: the other ranks wait for this one's part
             error = caught
         done: list[Done] = []
@@ -176,7 +184,7 @@ class KerasNetwork:
         except BaseException as caught:
             error = error or caught
         if error is not None:
-            gradients, sums = self._zeros(), self._no_sums(False)
+            gradients, sums = self._zeros(), np.zeros(WIDTH + self._measures.metrics.width, np.float32)
         summed, total = exchange.sum_on_host(gradients, sums, error)
         if total.count:
             step = list(map(tf.constant, summed)), tf.constant(rows / np.float32(total.count))
@@ -330,11 +338,11 @@ class KerasNetwork:
 
         Args:
             rows: of the global batch.
-            wish: 1 to stop after this step, else 0.
+            wish: (6 + more,), what is added to the sums.
             images, targets, weights: (n, ...), (n, ...) and (n,): this rank's rows; classes need no weights.
 
         Returns:
-            A gradient of each trainable variable's shape and type, and the sums (5 + more,).
+            A gradient of each trainable variable's shape and type, and the sums (6 + more,).
         """
         valid = (targets if weights is None else weights) >= 0
         with tf.GradientTape() as tape:
@@ -348,7 +356,7 @@ class KerasNetwork:
         variables = [variable.value for variable in self._model.trainable_variables]
         gradients = tape.gradient(scaled, variables, unconnected_gradients=tf.UnconnectedGradients.ZERO)
         gradients = [tf.convert_to_tensor(gradient) for gradient in gradients]  # dense, also of embeddings
-        return gradients, self._sums(losses, outputs, targets, valid, wish)
+        return gradients, self._sums(losses, outputs, targets, valid) + wish
 
     def _apply(self, gradients: Sequence[tf.Tensor], correction: tf.Tensor) -> None:
         """Take a step; ``correction`` makes a mean over all rows one over those that could be read."""
@@ -359,27 +367,29 @@ class KerasNetwork:
     def _compute_exchange_apply(self, rows: tf.Tensor, wish: tf.Tensor, *mine: tf.Tensor) -> tf.Tensor:
         return self._exchange_apply(*self._compute(rows, wish, *mine), rows)
 
-    def _take_steps(self, rows: tf.Tensor, sizes: tf.Tensor, wish: tf.Tensor, *mine: tf.Tensor) -> tf.Tensor:
+    def _take_steps(self, sizes: tf.Tensor, rows: tf.Tensor, wish: tf.Tensor, *mine: tf.Tensor) -> tf.Tensor:
         """One step after another.
 
         Args:
-            rows: (steps,) of each global batch.
-            sizes: (steps,) of what this rank has of each.
+            sizes: (steps,) rows of each global batch.
+            rows: (steps,) how many of them are this rank's.
             wish: as of :meth:`_compute`.
             mine: all of that, one batch behind the other.
 
         Returns:
-            The sums of each, (steps, 5 + more).
+            The sums of each, (steps, 6 + more).
         """
-        steps, width = tf.shape(sizes)[0], WIDTH + self._measures.metrics.width
+        steps = tf.shape(sizes)[0]
 
         def take(step: tf.Tensor, first: tf.Tensor, sums: tf.TensorArray) -> tuple[Any, ...]:
-            last = first + sizes[step]
+            last = first + rows[step]
             batch = [part[first:last] for part in mine]
-            return step + 1, last, sums.write(step, self._compute_exchange_apply(rows[step], wish, *batch))
+            gradients, mine_summed = tf.cond(
+                last > first, lambda: self._compute(sizes[step], wish, *batch), lambda: (self._zeros(), wish))
+            return step + 1, last, sums.write(step, self._exchange_apply(gradients, mine_summed, sizes[step]))
 
         *_, sums = tf.while_loop(lambda step, *_: step < steps, take, (
-            0, 0, tf.TensorArray(tf.float32, steps, element_shape=(width,))), parallel_iterations=1)
+            0, 0, tf.TensorArray(tf.float32, steps, element_shape=wish.shape)), parallel_iterations=1)
         return sums.stack()
 
     def _exchange_apply(self, gradients: Sequence[tf.Tensor], sums: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
@@ -392,18 +402,17 @@ class KerasNetwork:
 
     def _evaluate(self, images: tf.Tensor, targets: tf.Tensor, weights: tf.Tensor | None = None
                   ) -> tuple[tf.Tensor, tf.Tensor]:
-        """The sums of some rows, (5 + more,), and the outputs for them; one graph serves those who want either."""
+        """The sums of some rows, (6 + more,), and the outputs for them; one graph serves those who want either."""
         valid = (targets if weights is None else weights) >= 0
         outputs = tf.cast(self._model(self._inputs(images), training=False), tf.float32)
         losses = _counted(self._measures.losses.judging(outputs, targets), valid, weights)
-        return self._sums(losses, outputs, targets, valid, tf.constant(0.0)), outputs
+        return self._sums(losses, outputs, targets, valid), outputs
 
-    def _sums(self, losses: tf.Tensor, outputs: tf.Tensor, targets: tf.Tensor, valid: tf.Tensor, wish: tf.Tensor
-              ) -> tf.Tensor:
-        """:class:`fleet.engines.base.Sums` of some rows, as a tensor (5 + more,) float32."""
+    def _sums(self, losses: tf.Tensor, outputs: tf.Tensor, targets: tf.Tensor, valid: tf.Tensor) -> tf.Tensor:
+        """:class:`fleet.engines.base.Sums` of some rows, as a tensor (6 + more,) float32."""
         right = self._measures.losses.correct(outputs, targets)
         sums = tf.stack([tf.reduce_sum(losses), tf.reduce_sum(right * tf.cast(valid, tf.float32)),
-                         tf.reduce_sum(tf.cast(valid, tf.float32)), wish, tf.constant(0.0)])
+                         tf.reduce_sum(tf.cast(valid, tf.float32)), *3 * [tf.constant(0.0)]])
         metrics = self._measures.metrics
         return tf.concat([sums, metrics.sums(outputs, targets, valid)], axis=0) if metrics.width else sums
 
@@ -413,11 +422,6 @@ class KerasNetwork:
         """The gradients of a rank that has no rows."""
         return [tf.zeros(variable.shape, variable.value.dtype) for variable in self._model.trainable_variables]
 
-    def _no_sums(self, wish: Any) -> np.ndarray:
-        """The sums of a rank without rows."""
-        more = (0.0,) * self._measures.metrics.width
-        return Sums(stop=bool(wish), more=more).pack().astype(np.float32)
-
 
 def _named(model: keras.Model, optimizer: keras.optimizers.Optimizer) -> list[tuple[str, Any]]:
     """All variables by a name that the same network has in every process: place and path."""
@@ -426,15 +430,13 @@ def _named(model: keras.Model, optimizer: keras.optimizers.Optimizer) -> list[tu
     return [(f"{owner}/{place:04d}/{variable.path}", variable) for place, (owner, variable) in enumerate(pairs)]
 
 
-def _readable_of_each(sizes: Sequence[int], mine: Rows) -> tuple[Sequence[int], Rows]:
-    """The rows of several batches that could be read; of a batch of which none could, one that changes nothing."""
+def _readable_of_each(rows: Sequence[int], mine: Rows) -> tuple[Sequence[int], Rows]:
+    """The rows of several batches that could be read: how many of each, and they themselves."""
     valid = mine[-1] >= 0
     if valid.all():
-        return sizes, mine
-    firsts = np.cumsum(sizes) - sizes
-    left = np.add.reduceat(valid.astype(int), firsts)
-    valid[firsts[left == 0]] = True
-    return np.maximum(left, 1).tolist(), tuple(part[valid] for part in mine)
+        return rows, mine
+    left = [int(np.count_nonzero(part)) for part in np.split(valid, np.cumsum(rows)[:-1])]
+    return left, tuple(part[valid] for part in mine)
 
 
 def _graph_of(function: Callable[..., Any], **options: Any) -> Any:

@@ -30,7 +30,7 @@ class Flat:
         gradients: of the same length, followed in memory by the sums.
         parameters: by name.
         whole: gradients and sums, as ranks add them up.
-        tail: the sums, (5 + more,).
+        tail: the sums, (6 + more,).
     """
 
     def __init__(self, module: nn.Module, more: int) -> None:
@@ -43,7 +43,7 @@ class Flat:
         self.weights = torch.zeros(ends[-1], device=device)
         self.whole = torch.zeros(ends[-1] + WIDTH + more, device=device)
         self.gradients, self.tail = self.whole[:ends[-1]], self.whole[ends[-1]:]
-        self._head, self._known, self._more = self.tail[:2], self.tail[2:WIDTH], self.tail[WIDTH:]
+        self._head, self._known, self._more = self.tail[:2], self.tail[2:5], self.tail[WIDTH:]
         self.views = self.split(self.gradients)
         for one, place, view in zip(self.parameters.values(), self.split(self.weights), self.views, strict=True):
             place.copy_(one.data)

@@ -62,12 +62,16 @@ class StepClock:
     Args:
         warm_up: so many steps are left out, the first ones: they trace and compile.
         least: fewer steps tell nothing.
+
+    Attributes:
+        at_once: how many steps the ranks of the group take in their next call: what all have read in the same sums.
     """
 
     def __init__(self, warm_up: int = 3, least: int = 1) -> None:
         self._warm_up, self._least, self._news_at = warm_up, least, least
         self._steps, self._samples, self._seconds, self._squares = 0, 0, 0.0, 0.0
         self._beside, self._is_new = 1, True
+        self._latest, self.at_once = 0.0, 1
 
     def see(self, beside: int) -> None:
         """So many networks, this one among them, are on the GPU; what was timed beside others is forgotten."""
@@ -83,6 +87,7 @@ class StepClock:
         self._steps += 1
         self._samples += samples
         self._seconds += seconds
+        self._latest = seconds
         self._squares += seconds**2
 
     def end_warm_up(self) -> None:
@@ -90,8 +95,10 @@ class StepClock:
         self._warm_up = 0
 
     def fitting(self, seconds: float) -> int:
-        """How many steps take so long together; 1 where none has been timed yet."""
-        return max(1, int(seconds * self._steps / max(self._seconds, 1e-9)))
+        """How many steps take so long together, as long as the mean or the latest; 1 where none has been timed yet."""
+        if not self._steps:
+            return 1
+        return max(1, int(seconds / max(self._seconds / self._steps, self._latest, 1e-9)))
 
     def begins(self) -> bool:
         """Whether the group has just begun; true once."""

@@ -13,7 +13,7 @@ import numpy as np
 
 from fleet.comm.base import Group
 from fleet.domain.network import State
-from fleet.engines.base import Beginning, Done, Rescaling, Striding, Sums, Trainable
+from fleet.engines.base import Beginning, Done, Rescaling, Striding, StridingTogether, Sums, Trainable
 from fleet.runtime.training.all_or_none import NetworkFailed, agree, all_or_none
 from fleet.runtime.training.clocks import StepClock
 from fleet.spec import NetworkSpec
@@ -52,16 +52,16 @@ class Training:
         Raises:
             NetworkFailed: on all ranks, when it failed on one.
         """
-        return self.begin(images, targets, [size], stop)().sums[0]
+        return self.begin(images, targets, [size], [len(targets)], Sums(stop=stop))().sums[0]
 
     @property
     def goes_ahead(self) -> bool:
         """Whether its engine computes while the next batch is made."""
         return isinstance(self.trainable, Beginning)
 
-    def begin(self, images: np.ndarray, targets: np.ndarray, sizes: Sequence[int], stop: bool = False
+    def begin(self, images: np.ndarray, targets: np.ndarray, sizes: Sequence[int], rows: Sequence[int], asked: Sums
               ) -> Callable[[], Done]:
-        """Begin a step, or several of a rank alone; see :meth:`fleet.engines.base.Beginning.begin`.
+        """Begin a step, or several; see :meth:`fleet.engines.base.StridingTogether.begin_together`.
 
         Of an engine that cannot, they are over when this returns.
 
@@ -76,11 +76,13 @@ class Training:
         """
         values, weights = self.target.split(targets)
         with self._failing_together():
+            if isinstance(self.trainable, StridingTogether):
+                return partial(self._ended, self.trainable.begin_together(images, values, sizes, rows, asked, weights))
             if isinstance(self.trainable, Beginning):
-                return partial(self._ended, self.trainable.begin(images, values, sizes, stop, weights))
+                return partial(self._ended, self.trainable.begin(images, values, sizes, asked.stop, weights))
             if len(sizes) == 1:
                 more = [] if weights is None else [weights]  # an engine may know no weights
-                sums = [self.trainable.step(images, values, sizes[0], stop, *more)]
+                sums = [self.trainable.step(images, values, sizes[0], asked.stop, *more)]
             else:
                 assert isinstance(self.trainable, Striding)
                 sums = self.trainable.stride(images, values, sizes, weights)

@@ -86,6 +86,7 @@ class Steps:
             sums, at = wait()
             seconds = at - max(began, self._ended)
             self._ended = at
+            self._training.steps.at_once = max(1, sums[-1].steps)
             stops = any(one.stop for one in sums) or (stop and self._training.group.size == 1)
             return Taken(stride.batches, sums, seconds / len(sums), stops, rests)
 

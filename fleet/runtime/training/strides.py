@@ -2,6 +2,9 @@
 
 Nothing is heard inside of a stride, so it is short: a pause, or the time of a checkpoint, comes after it. What is
 computed is the same as step by step.
+
+A rank alone takes those that are there. The ranks of a group take as many as their master has said with the call before
+last: they read that in the same sums, at the same place.
 """
 
 from __future__ import annotations
@@ -12,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fleet.engines.base import Done, Striding
+from fleet.engines.base import Done, Striding, StridingTogether, Sums
 from fleet.runtime.training.network import Training
 from fleet.stream.batch import Batch
 
@@ -29,11 +32,13 @@ class Stride:
     Attributes:
         batches: whose own inputs and targets are valid no longer, where there are several.
         images, targets: of all of them, one behind the other.
+        there: how many of them were there when they were asked for.
     """
 
     batches: Sequence[Batch]
     images: np.ndarray
     targets: np.ndarray
+    there: int
 
     def begin(self, training: Training, stop: bool) -> Callable[[], Done]:
         """Begin to train on these batches, with all ranks of the group; see :meth:`Training.begin`.
@@ -41,15 +46,26 @@ class Stride:
         Args:
             stop: whether this rank asks the group to stop after it.
         """
-        return training.begin(self.images, self.targets, [batch.size for batch in self.batches], stop)
+        asked = Sums(stop=stop, steps=self._right(training) if training.group.is_master else 0)
+        return training.begin(self.images, self.targets, [batch.size for batch in self.batches],
+                              [len(batch.targets) for batch in self.batches], asked)
+
+    def _right(self, training: Training) -> int:
+        """How many steps would be right for a call: no more than were there, where this rank has waited for some."""
+        fitting = _fitting(training, self.images.nbytes // len(self.batches))
+        return fitting if self.there == len(self.batches) else max(1, min(self.there, fitting))
 
 
 def strides(training: Training, batches: Iterator[Batch]) -> Iterator[Stride]:
     """The batches of a stream; several at once where a network can take several steps, and they are short."""
-    arriving = _timed(batches)
+    arriving, is_alone = _timed(batches), training.group.size == 1
     for batch, was_there in arriving:
-        most = _steps_at_once(training, batch) if was_there else 1
-        yield Stride([batch], batch.images, batch.targets) if most == 1 else _gathered(batch, arriving, most)
+        if is_alone:
+            most = _fitting(training, batch.images.nbytes) if was_there else 1
+        else:
+            most = training.steps.at_once
+        yield (Stride([batch], batch.images, batch.targets, int(was_there)) if most == 1 or batch.is_last
+               else _gathered(batch, was_there, arriving, most, is_alone))
 
 
 def _timed(batches: Iterator[Batch]) -> Iterator[tuple[Batch, bool]]:
@@ -60,23 +76,25 @@ def _timed(batches: Iterator[Batch]) -> Iterator[tuple[Batch, bool]]:
         asked = time.perf_counter()
 
 
-def _steps_at_once(training: Training, batch: Batch) -> int:
-    trainable = training.trainable
-    if batch.is_last or training.group.size > 1 or not (isinstance(trainable, Striding) and trainable.can_stride()):
+def _fitting(training: Training, nbytes: int) -> int:
+    """How many steps with so many bytes of inputs a call may take."""
+    trainable, kind = training.trainable, Striding if training.group.size == 1 else StridingTogether
+    if not (isinstance(trainable, kind) and trainable.can_stride()):
         return 1
-    return max(1, min(training.steps.fitting(_STRIDE_S), _MOST_STEPS, _MOST_BYTES // max(batch.images.nbytes, 1)))
+    return max(1, min(training.steps.fitting(_STRIDE_S), _MOST_STEPS, _MOST_BYTES // max(nbytes, 1)))
 
 
-def _gathered(batch: Batch, arriving: Iterator[tuple[Batch, bool]], most: int) -> Stride:
-    """A batch, and those after it that are there, up to the end of the epoch."""
-    rows, was_there = len(batch.targets), True
+def _gathered(batch: Batch, was_there: bool, arriving: Iterator[tuple[Batch, bool]], most: int, is_alone: bool
+              ) -> Stride:
+    """A batch, and those after it, up to the end of the epoch; a rank alone waits for none."""
+    rows, there = len(batch.targets), 0
     images = np.empty((most * rows, *batch.images.shape[1:]), batch.images.dtype)
     targets = np.empty(most * rows, batch.targets.dtype)
     batches, filled = [batch], 0
     while True:  # a batch is valid until the next
-        filled, first = filled + len(batch.targets), filled
+        filled, first, there = filled + len(batch.targets), filled, there + was_there
         images[first:filled], targets[first:filled] = batch.images, batch.targets
-        if len(batches) == most or batch.is_last or not was_there:
-            return Stride(batches, images[:filled], targets[:filled])
+        if len(batches) == most or batch.is_last or (is_alone and not was_there):
+            return Stride(batches, images[:filled], targets[:filled], there)
         batch, was_there = next(arriving)
         batches.append(batch)

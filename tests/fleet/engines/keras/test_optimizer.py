@@ -104,6 +104,8 @@ def test_accumulated_gradients_make_the_step_of_one_large_batch():
 @pytest.mark.parametrize("learning_rate", [
     0.1, {"name": "ExponentialDecay", "initial_learning_rate": 0.1, "decay_steps": 2, "decay_rate": 0.5}])
 def test_learning_rates_follow_the_batch_in_the_graph_that_there_is(learning_rate):
+    from fleet.engines.keras.exchange import NoExchange
+
     trainable = build({"learning_rate": learning_rate}, size=[12, 48])
     inputs, labels = samples(48)
     first = trainable.learning_rate()
@@ -122,7 +124,7 @@ def test_learning_rates_follow_the_batch_in_the_graph_that_there_is(learning_rat
     np.testing.assert_allclose(moved, expected, rtol=1e-4, atol=1e-7)
     trainable.scale_learning_rate(1.0)
     assert trainable.learning_rate() <= first
-    assert trainable._stride.experimental_get_tracing_count() == 1
+    assert trainable._strides[NoExchange].experimental_get_tracing_count() == 1
 
 
 def test_a_network_is_judged_by_the_running_means_of_its_weights():

@@ -1,24 +1,32 @@
 """A network of the numpy engine that takes a step as late as it may: when the next has begun, or its sums are read."""
 
+import dataclasses
 import time
+from typing import ClassVar
 
 import numpy as np
 
-from fleet.engines.base import Done
+from fleet.engines.base import Done, Sums
 from fleet.engines.softmax import SoftmaxRegression
 
 
 class BeginningRegression(SoftmaxRegression):
-    """Sees that nobody asks anything of it while a step is under way; a rank alone takes several steps at once."""
+    """Sees that nobody asks anything of it while a step is under way; takes several steps at once."""
 
     under_way = None
+    taken: ClassVar[list] = []  # (ranks, steps) of each call
 
     def begin(self, images, targets, sizes, stop=False, weights=None):
+        raise AssertionError("it can do so together")
+
+    def begin_together(self, images, targets, sizes, rows, asked, weights=None):
         self._end()
-        rows = [part if part is None else part.copy() for part in (images, targets, weights)]
-        places = np.cumsum(sizes)[:-1] if len(sizes) > 1 else []
-        steps = [(*step, size, stop) for *step, size in zip(
-            *(len(sizes) * [None] if part is None else np.split(part, places) for part in rows), sizes, strict=True)]
+        self.taken.append((self._group.size, len(sizes)))
+        assert sum(rows) == len(targets)
+        mine, places = [part if part is None else part.copy() for part in (images, targets, weights)], np.cumsum(rows)
+        steps = [(*step, size, asked) for *step, size in zip(
+            *(len(sizes) * [None] if part is None else np.split(part, places[:-1]) for part in mine), sizes,
+            strict=True)]
         self.under_way = done = []
 
         def end():
@@ -32,11 +40,17 @@ class BeginningRegression(SoftmaxRegression):
     def _end(self):
         if self.under_way is not None:
             done, self.under_way = self.under_way, None
-            done[0] = [self.step(images, targets, size, stop, weights)
-                       for images, targets, weights, size, stop in done[1]]
+            done[0] = [self._asking(asked, self.step(images, targets, size, asked.stop, weights))
+                       for images, targets, weights, size, asked in done[1]]
+
+    def _asking(self, asked, sums):
+        """The sums of a step, and what the ranks have asked for beside it."""
+        numbers = Sums(steps=asked.steps).pack()
+        self._group.sum(numbers)
+        return dataclasses.replace(sums, steps=Sums.unpack(numbers).steps)
 
     def can_stride(self):
-        return self._group.size == 1
+        return True
 
     def stride(self, *arguments):
         raise AssertionError("it can begin")

@@ -92,6 +92,14 @@ def test_the_rate_of_steps_leaves_out_the_first_ones_and_says_nothing_of_too_few
     assert clock.rate == StepRate(10.0, 0.5, 2)
 
 
+def test_as_many_steps_fit_as_take_so_long_by_their_mean_and_by_the_latest():
+    clock, found = StepClock(warm_up=1), []
+    for seconds in (9.0, 0.01, 0.01, 0.01, 0.13, 0.01):
+        clock.add(10, seconds)
+        found.append(clock.fitting(0.4))
+    assert found == [1, 40, 40, 40, 3, 11]
+
+
 def test_steps_are_timed_anew_when_networks_come_to_share_the_gpu_or_leave_it():
     clock = StepClock(warm_up=0, least=2)
     for beside, seconds in ((1, 1.0), (1, 1.0), (2, 1.5), (2, 2.0), (2, 2.0)):

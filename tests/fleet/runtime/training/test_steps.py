@@ -1,6 +1,8 @@
 """Steps whose sums are read late: what is computed, what comes later, and where nothing may be under way."""
 
 import dataclasses
+import itertools
+import math
 from functools import partial
 from types import SimpleNamespace
 
@@ -11,6 +13,8 @@ from fleet.engines import softmax
 from fleet.engines.base import Done, Sums
 from fleet.errors import ExitStatus
 from fleet.runtime.training import steps as steps_module
+from fleet.runtime.training import strides as strides_module
+from fleet.runtime.training.clocks import StepClock
 from fleet.runtime.training.steps import Steps
 from fleet.storage.checkpoint import newest
 from tests.fleet.runtime.runs import launch
@@ -40,7 +44,7 @@ class Strides:
 
 def taken(strides, goes_ahead=True, size=1, asks=(), due=()):
     """(number, whether it stops, whether it rests) of each; ``asks`` and ``due`` say in which looks."""
-    training = SimpleNamespace(goes_ahead=goes_ahead, group=SimpleNamespace(size=size))
+    training = SimpleNamespace(goes_ahead=goes_ahead, group=SimpleNamespace(size=size), steps=StepClock())
     looks = {"asks": iter(range(9)), "due": iter(range(9))}
     steps = Steps(training, lambda: next(looks["asks"]) in asks, lambda: next(looks["due"]) in due)
     return [(one.batches[0], one.stops, one.rests) for one in steps.take(strides)]
@@ -75,7 +79,7 @@ def test_where_a_network_is_to_stand_still_its_sums_are_read_before_the_next_ste
 
 def test_a_step_takes_from_the_end_of_the_one_before_or_from_its_own_begin(monkeypatch):
     monkeypatch.setattr(steps_module.time, "perf_counter", lambda: 0.5)
-    training = SimpleNamespace(goes_ahead=True, group=SimpleNamespace(size=1))
+    training = SimpleNamespace(goes_ahead=True, group=SimpleNamespace(size=1), steps=StepClock())
     seconds = [one.seconds for one in Steps(training, lambda: False, lambda: False).take(Strides(3))]
     assert seconds == [-0.5, 0.5, 1]  # it ended at 0, at 1 and at 2
 
@@ -98,15 +102,20 @@ def outcome(folder, ranks, ahead, after=None):
     with pytest.MonkeyPatch.context() as patch:
         if ahead:
             patch.setattr(softmax, "SoftmaxRegression", BeginningRegression)
+            patch.setattr(BeginningRegression, "taken", [])
+            patch.setattr(strides_module, "_PROMPT_S", math.inf)
+            fits = itertools.cycle([3, 1, 5, 2])
+            patch.setattr(StepClock, "fitting", lambda clock, seconds: next(fits))
         status, prepared = launch(path, ranks + 1, after)
         if status is not ExitStatus.OK:
             assert launch(path, ranks + 1)[0] is ExitStatus.OK
+        assert not ahead or any(group == ranks and steps > 1 for group, steps in BeginningRegression.taken)
     state = newest(prepared.paths, "n").state
     rows = [dataclasses.replace(record, seconds=0.0, waited_s=0.0, accepted=()) for record in state.history]
     return rows, {name: array.tobytes() for name, array in state.arrays.items()}
 
 
-def test_histories_and_checkpoints_are_those_of_a_run_that_reads_sums_at_once(tmp_path, ranks):
+def test_histories_and_checkpoints_are_those_of_a_run_that_takes_step_by_step_and_reads_sums_at_once(tmp_path, ranks):
     at_once = outcome(tmp_path / "at once", ranks, ahead=False)
     assert outcome(tmp_path / "ahead", ranks, ahead=True) == at_once
     for after in (20, 45):  # looks of the coordinator

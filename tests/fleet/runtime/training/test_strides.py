@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from fleet.engines import softmax
+from fleet.engines.base import Sums
 from fleet.engines.softmax import SoftmaxRegression
 from fleet.errors import ExitStatus
 from fleet.runtime.training import strides as strides_module
@@ -35,12 +36,16 @@ class Window:
             yield Batch(images[:len(rows)], targets[:len(rows)], len(rows), rows[-1] + 1, rows[-1] == 22, Epoch(0))
 
 
-def training(seconds=0.005, size=1, can_stride=True):
+def training(seconds=0.005, size=1, can_stride=True, together=True, at_once=1):
     """A network whose steps take so long."""
     clock = StepClock(warm_up=0)
     clock.add(5, seconds)
+    clock.at_once = at_once
     trainable = SimpleNamespace(can_stride=lambda: can_stride, stride=list)
-    return SimpleNamespace(steps=clock, group=SimpleNamespace(size=size), trainable=trainable)
+    if together:
+        trainable.begin = trainable.begin_together = list
+    return SimpleNamespace(steps=clock, group=SimpleNamespace(size=size, is_master=True), trainable=trainable,
+                           begin=lambda images, targets, sizes, rows, asked: asked)
 
 
 def taken(one):
@@ -61,7 +66,7 @@ def test_short_steps_are_taken_several_at_once_and_the_last_of_an_epoch_may_be_f
 
 
 @pytest.mark.parametrize("one", [training(0.5), training(size=2), training(can_stride=False)],
-                         ids=["long steps", "two ranks", "an engine that cannot now"])
+                         ids=["long steps", "a group that has heard of no more", "an engine that cannot now"])
 def test_others_one_by_one(one):
     assert [positions for positions, *_ in taken(one)] == [[5], [10], [15], [20], [23]]
 
@@ -90,6 +95,24 @@ def test_a_stride_ends_with_a_batch_that_was_not_there(monkeypatch):
     monkeypatch.setattr(strides_module, "_PROMPT_S", 1.0)
     monkeypatch.setattr(strides_module.time, "perf_counter", lambda: next(now))
     assert [positions for positions, *_ in taken(training(0.001))] == [[5, 10], [15, 20, 23]]
+
+
+@pytest.mark.parametrize("prompt_s", [0.0, np.inf])
+def test_a_group_takes_as_many_as_it_has_agreed_on_whether_they_are_there_or_not(monkeypatch, prompt_s):
+    monkeypatch.setattr(strides_module, "_PROMPT_S", prompt_s)
+    assert [positions for positions, *_ in taken(training(0.5, size=2, at_once=3))] == [[5, 10, 15], [20, 23]]
+
+
+@pytest.mark.parametrize(("late", "one", "fitting"), [
+    ([], training(0.01, size=2, at_once=3), 4), ([], training(0.01, size=2), 4), ([1], training(0.01, size=2), 4),
+    ([0], training(0.01, size=2), 1), ([1], training(0.01, size=2, at_once=3), 2),
+    ([0, 1, 2], training(0.01, size=2, at_once=3), 1), ([0], training(0.03, size=2, at_once=3), 1),
+    ([], training(0.01, size=2, together=False), 1), ([], training(0.01, size=2, can_stride=False), 1)])
+def test_what_a_master_says_would_fit_is_what_takes_40_ms_but_no_more_than_were_there(monkeypatch, late, one, fitting):
+    monkeypatch.setattr(strides_module, "_PROMPT_S", 1.0)
+    clock = itertools.accumulate(itertools.chain.from_iterable([0, 9 * (place in late)] for place in range(9)))
+    monkeypatch.setattr(strides_module.time, "perf_counter", lambda: next(clock))
+    assert next(strides(one, Window().batches())).begin(one, stop=False) == Sums(steps=fitting)
 
 
 def test_batches_are_asked_for_when_their_stride_is():

@@ -1,0 +1,87 @@
+"""Ranks that take random batches by Horovod, one by one and several at once, to the same bits: run by test_keras.py.
+
+In the end one of them fails in the middle of a call, and all hear of it.
+"""
+
+import sys
+
+import numpy as np
+import pytest
+
+from fleet.comm.mpi import start_mpi
+from fleet.engines.base import PeerFailed, Sums
+from fleet.spec import parse
+from fleet.stream.batch import split_rows
+from preprocess.sample import Affine, ImageSpec, SampleSpec
+
+SAMPLE = SampleSpec(ImageSpec((8, 8, 1), "uint8"), 3, Affine(0.5, 0.5))
+ARGS = {"plain": {"norm": "none"}, "normalised": {"dropout": 0.2}}
+
+
+def batches(rng, group):
+    """(Images, labels, rows of the global batch) of this rank; some cannot be read, and the last one is small."""
+    size = int(rng.integers(group.size, 9))
+    for place in range(9):
+        rows = size if place < 8 else int(rng.integers(1, size + 1))
+        labels = rng.integers(0, 3, rows)
+        images = (rng.integers(0, 100, (rows, 8, 8, 1)) + 70 * labels[:, None, None, None]).astype(np.uint8)
+        labels[rng.random(rows) < 0.2] = -1
+        if place in (2, 5):  # of rank 0, or of all
+            labels[:split_rows(0, rows, 0, group.size)[1] if place == 2 else rows] = -1
+        mine = slice(*split_rows(0, rows, group.rank, group.size))
+        yield images[mine], labels[mine], rows
+
+
+def trained(engine, network, group, given, cuts):
+    """The sums over each batch, and the state after all of them, where calls end at some of them."""
+    built, waits = engine.build(network, group), []
+    asked = Sums(stop=group.is_master, steps=4 if group.is_master else 0)
+    sums = []
+    for part in np.split(np.arange(len(given)), cuts):
+        images, labels, sizes = zip(*(given[place] for place in part), strict=True)
+        waits.append(built.begin_together(np.concatenate(images), np.concatenate(labels), sizes,
+                                          [len(one) for one in labels], asked))
+        if len(waits) > 1:
+            sums += waits.pop(0)().sums
+    sums += waits.pop()().sums
+    state = built.state()
+    built.close()
+    return sums, state
+
+
+def fail_together(engine, group):
+    """The second of three batches has a label, on the last rank, that the loss does not know."""
+    [network] = parse({"models": [{"family": "cnn", "args": {"filters": [4], "dense": [8]}}],
+                       "train": {"loss": "tests.fleet.engines.keras.test_network:failing"}}).networks
+    built, fails = engine.build(network, group), group.rank == group.size - 1
+    images, labels = np.zeros((3, 8, 8, 1), np.uint8), np.array([0, 2 if fails else 1, 0])
+    with pytest.raises(Exception, match="assertion failed" if fails else "another rank") as caught:
+        built.begin_together(images, labels, 3 * [group.size], 3 * [1], Sums())()
+    assert isinstance(caught.value, PeerFailed) != fails
+    built.close()
+
+
+def main():
+    from fleet.engines.keras.engine import KerasEngine
+
+    world = start_mpi()
+    group, rng = world.group(range(world.size), 1), np.random.default_rng(int(sys.argv[2]))
+    engine = KerasEngine(SAMPLE, "horovod", world.rank, world.size)
+    for name, args in ARGS.items():
+        [network] = parse({"models": [{"family": "cnn", "name": name, "args": {"filters": [4], "dense": [8], **args}}],
+                           "train": {"optimizer": {"name": "adam", "learning_rate": 0.01}}}).networks
+        given = list(batches(rng, group))
+        sums, state = trained(engine, network, group, given, range(1, 9))
+        for cuts in ([], np.sort(rng.choice(np.arange(1, 9), 3, replace=False))):
+            other_sums, other_state = trained(engine, network, group, given, cuts)
+            assert other_sums == sums
+            assert all(np.array_equal(value, other_state[key]) for key, value in state.items())
+        assert all(one.stop and one.steps == 4 for one in sums)
+        assert sums[5].count == 0
+        assert any(one.count for one in sums)
+    fail_together(engine, group)
+    print("the same", flush=True)
+    world.finish()
+
+
+main()
