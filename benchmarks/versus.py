@@ -200,7 +200,8 @@ def main() -> None:
 
         print_table(("", "seconds", "loop / it", "CPU-s", "waits", "accuracy"), [
             (name, f"{median(name, 'seconds'):.1f}", f"{median(LOOP, 'seconds') / median(name, 'seconds'):.2f}",
-             f"{median(name, 'cpu_s'):.0f}", f"{median(name, 'waits'):.1%}" if name.startswith("FLEET") else "",
+             "" if name == TUNE else f"{median(name, 'cpu_s'):.0f}",  # whose processes do not end with it
+             f"{median(name, 'waits'):.1%}" if name.startswith("FLEET") else "",
              f"{median(name, 'accuracy'):.3f}") for name in sides])
         print(f"{epochs} epochs, medians of {arguments.rounds}, from the command to the prompt\n")
 
