@@ -1,6 +1,6 @@
 """What a training step of a small network costs beside its arithmetic: one step per call of TensorFlow, and several.
 
-    python benchmarks/steps.py [SPEC] [--networks cnn-1 plain] [--rounds 12]
+    python benchmarks/steps.py [SPEC] [--networks cnn-1 plain] [--rounds 12] [--batch 512]
 
 A rank alone trains each network of the spec (the digits, if none is named) on samples made up, 16 steps at a time, in
 calls of 1, 2, 4, 8 and 16 steps, in turns. The least CPU time of a step counts. What a call costs beside its steps is
@@ -28,9 +28,8 @@ from preprocess.sample import SampleSpec
 STEPS, AT_ONCE = 16, (1, 2, 4, 8, 16)
 
 
-def step_times(engine: Engine, network: NetworkSpec, sample: SampleSpec, rounds: int) -> list[float]:
+def step_times(engine: Engine, network: NetworkSpec, sample: SampleSpec, rounds: int, size: int) -> list[float]:
     """Milliseconds of CPU that a step takes, by how many are taken in a call (:data:`AT_ONCE`)."""
-    size = network.largest_batch(1)
     images, targets = made_up(sample, STEPS * size)
     trainable = engine.build(network, Alone())
     assert isinstance(trainable, Striding), "benchmarks/steps.py is of the engine keras"
@@ -59,13 +58,15 @@ def main() -> None:
     parser.add_argument("spec", nargs="?", default="examples/digits.yaml")
     parser.add_argument("--networks", nargs="+", help="those that are tried; all, if none is named")
     parser.add_argument("--rounds", type=int, default=12)
+    parser.add_argument("--batch", type=int, help="rows of each; those of the spec, if it is not given")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     spec = load(arguments.spec)
     opened = open_inputs(spec)
     [spec] = settle(opened, spec)
     engine = make_engine(spec, opened.sample, None, 0, 4)
-    measured = {network.name: step_times(engine, network, opened.sample, arguments.rounds) for network in spec.networks
+    measured = {network.name: step_times(engine, network, opened.sample, arguments.rounds,
+                                         arguments.batch or network.largest_batch(1)) for network in spec.networks
                 if arguments.networks is None or network.name in arguments.networks}
     if arguments.json:
         print_json(measured)
