@@ -19,7 +19,7 @@ from fleet.engines.base import Done, Striding, StridingTogether, Sums
 from fleet.runtime.training.network import Training
 from fleet.stream.batch import Batch
 
-_STRIDE_S = 0.04  # of its steps
+_STRIDE_S = 0.04  # of its steps; half as long in groups, where a pause comes two calls late
 _PROMPT_S = 0.001  # in which a batch comes that was there; for others no step waits
 _MOST_STEPS = 16
 _MOST_BYTES = 2**24  # of inputs, which are copied
@@ -78,10 +78,10 @@ def _timed(batches: Iterator[Batch]) -> Iterator[tuple[Batch, bool]]:
 
 def _fitting(training: Training, nbytes: int) -> int:
     """How many steps with so many bytes of inputs a call may take."""
-    trainable, kind = training.trainable, Striding if training.group.size == 1 else StridingTogether
-    if not (isinstance(trainable, kind) and trainable.can_stride()):
+    trainable, is_alone = training.trainable, training.group.size == 1
+    if not (isinstance(trainable, Striding if is_alone else StridingTogether) and trainable.can_stride()):
         return 1
-    return max(1, min(training.steps.fitting(_STRIDE_S), _MOST_STEPS, _MOST_BYTES // max(nbytes, 1)))
+    return max(1, min(training.steps.fitting(_STRIDE_S if is_alone else _STRIDE_S / 2), _MOST_STEPS, _MOST_BYTES // max(nbytes, 1)))
 
 
 def _gathered(batch: Batch, was_there: bool, arriving: Iterator[tuple[Batch, bool]], most: int, is_alone: bool

@@ -104,11 +104,11 @@ def test_a_group_takes_as_many_as_it_has_agreed_on_whether_they_are_there_or_not
 
 
 @pytest.mark.parametrize(("late", "one", "fitting"), [
-    ([], training(0.01, size=2, at_once=3), 4), ([], training(0.01, size=2), 4), ([1], training(0.01, size=2), 4),
-    ([0], training(0.01, size=2), 1), ([1], training(0.01, size=2, at_once=3), 2),
-    ([0, 1, 2], training(0.01, size=2, at_once=3), 1), ([0], training(0.03, size=2, at_once=3), 1),
-    ([], training(0.01, size=2, together=False), 1), ([], training(0.01, size=2, can_stride=False), 1)])
-def test_what_a_master_says_would_fit_is_what_takes_40_ms_but_no_more_than_were_there(monkeypatch, late, one, fitting):
+    ([], training(0.005, size=2, at_once=3), 4), ([], training(0.005, size=2), 4), ([1], training(0.005, size=2), 4),
+    ([0], training(0.005, size=2), 1), ([1], training(0.005, size=2, at_once=3), 2),
+    ([0, 1, 2], training(0.005, size=2, at_once=3), 1), ([0], training(0.015, size=2, at_once=3), 1),
+    ([], training(0.005, size=2, together=False), 1), ([], training(0.005, size=2, can_stride=False), 1)])
+def test_what_a_master_says_would_fit_is_what_takes_20_ms_but_no_more_than_were_there(monkeypatch, late, one, fitting):
     monkeypatch.setattr(strides_module, "_PROMPT_S", 1.0)
     clock = itertools.accumulate(itertools.chain.from_iterable([0, 9 * (place in late)] for place in range(9)))
     monkeypatch.setattr(strides_module.time, "perf_counter", lambda: next(clock))
