@@ -207,17 +207,17 @@ def as_json(value: Any) -> Any:
         return value
     if isinstance(value, float):
         return value if math.isfinite(value) else None
+    if isinstance(value, list | tuple):
+        kinds = set(map(type, value))
+        if kinds <= _PLAIN or (kinds == {float} and math.isfinite(sum(value))):  # rates of thousands of networks
+            return list(value)
+        return [as_json(item) for item in value]
     kind: type = type(value)
     if (names := _field_names(kind)) is not None:
         found = {name: getattr(value, name) for name in names}
         return {name: item if type(item) in _PLAIN else as_json(item) for name, item in found.items()}
     if isinstance(value, Mapping):
         return {str(key): as_json(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        kinds = set(map(type, value))
-        if kinds <= _PLAIN or (kinds == {float} and math.isfinite(sum(value))):  # rates of thousands of networks
-            return list(value)
-        return [as_json(item) for item in value]
     if hasattr(value, "tolist"):  # numpy
         return as_json(value.tolist())
     return value

@@ -95,7 +95,8 @@ class Ensemble:
 
         To decide takes a time that grows with the devices; a group waits for its orders as long as these messages take.
         """
-        return max(1, self._groups.cluster.gpus // _DEVICES_A_MESSAGE)
+        devices = self._groups.cluster.gpus
+        return devices // _DEVICES_A_MESSAGE if devices >= _MANY else 1
 
     def handle(self, now_s: float, heard: e.Heard | None = None, more_wait: bool = False) -> list[e.Effect]:
         """Hear of something, or only of the time, and decide.
@@ -290,8 +291,8 @@ class Ensemble:
         self._rates.lose(self._groups.cluster.whole_gpus)
 
 
-# With fewer than twice as many devices each message is followed by a decision.
-_DEVICES_A_MESSAGE = 16
+_MANY = 32  # with fewer devices each message is followed by a decision
+_DEVICES_A_MESSAGE = 8
 
 # What a group's master says of the group.
 _OF_GROUPS = (m.Joined, m.FellBack, m.Pace, m.EpochDone, m.Paused, m.Converged, m.Regrouped, m.Stopped, m.Failed)

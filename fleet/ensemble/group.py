@@ -84,6 +84,7 @@ class Group:
         recruits: the devices that will join it -> whether they have built the network.
         before: the devices that it had before it changed for those that it has.
         number: it rises with each group that is started.
+        name: of the network.
     """
 
     network: NetworkSpec
@@ -96,16 +97,24 @@ class Group:
     before: tuple[int, ...] = ()
     phase: Phase = Phase.FORMING
     number: int = 0
+    name: str = field(init=False)
+    _member: Member = field(init=False)
 
-    @property
-    def name(self) -> str:
-        """The network's name."""
-        return self.network.name
+    def __post_init__(self) -> None:
+        self.name = self.network.name
+        self._member = Member(self.name, self.devices)
 
     @property
     def member(self) -> Member:
         """The group, as policies know it."""
-        return Member(self.name, self.devices)
+        if self._member.devices is not self.devices:
+            self._member = Member(self.name, self.devices)
+        return self._member
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether nothing can be asked of it just now: it starts, stops, changes or dies."""
+        return self.phase not in _STANCES
 
     @property
     def stands_still(self) -> bool:

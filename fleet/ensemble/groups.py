@@ -397,14 +397,17 @@ class Groups:
         """
         if not self._unlike:
             return ()
-        groups = sorted((self._groups[name] for name in self._unlike & self.names), key=lambda group: group.number)
+        # Of those that are busy no move can be made.
+        names = {name for name in self._unlike if (group := self._groups.get(name)) is None or not group.is_busy}
+        groups = sorted((self._groups[name] for name in names & self.names), key=lambda group: group.number)
+        grows_inside = self._production.changes_inside
         # Where ranks may die, one could while it leaves, and those that are new would wait for the others.
         apart = {group.name: group.holding(can_change=not self._outlives,
-                                           grows_inside=self._production.changes_inside,
+                                           grows_inside=grows_inside,
                                            is_answered=group.name not in held_back,
                                            is_leaving=group.name in leaving)
                  for group in groups}
-        others = sorted(self._members[name] for name in self._unlike & self._members.keys())
+        others = sorted(self._members[name] for name in names & self._members.keys())
         found = moves(apart, Round(tuple(member for _, member in others)), self._devices.free)
         return tuple(move for move in found if self._is_clear(move, alone)) if alone else found
 

@@ -155,7 +155,8 @@ class Searching:
         self._has_heard = False
         decided, self._decided = self._decided, []
         training = self._launch.groups.names
-        decided += self.mind.decide(Counter(map(self.mind.entry, training)), training | self._networks.fallen)
+        counts = Counter(map(self.mind.entry, training)) if self.mind.asks else {}
+        decided += self.mind.decide(counts, training | self._networks.fallen)
         are_news = [self._follow(decision) for decision in decided]
         return any(are_news)
 

@@ -231,6 +231,11 @@ class Mind:
         """The networks that were dropped before they were done."""
         return [name for name, life in self._lives.items() if life.end is End.PRUNED]
 
+    @property
+    def asks(self) -> bool:
+        """Whether there is anybody who asks for networks."""
+        return bool(self._entries)
+
     def entry(self, name: str) -> str:
         """The entry of a network; nothing for one that nobody has asked for."""
         return self._lives[name].entry

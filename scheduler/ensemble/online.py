@@ -364,22 +364,20 @@ class _Estimate:
 
     def table(self) -> RateTable:
         rates, is_sure = self._rates, self._rates._is_sure
-        told = {kind: self._told(kind, is_sure) for kind in rates._kinds.values()}
+        told = {id(kind): self._told("", kind, is_sure) for kind in rates._kinds.values()}
         return RateTable(rates._samples, rates._gpus_per_node, tuple(
-            Network(name, curve, min_gpus=kind.min_gpus, max_gpus=most)
-            for name, kind in rates._kind_of.items() for curve, most in (told[kind],)), sharing=rates._curve)
+            told[id(kind)].named(name) for name, kind in rates._kind_of.items()), sharing=rates._curve)
 
     def late(self, name: str, kind: Kind) -> Network:
         """A network that came after the estimate, by what was known then."""
         if kind.key not in self._points:
             self._points[kind.key] = self._rates.points(kind.key)
-        curve, most = self._told(kind, self._rates._is_sure)
-        return Network(name, curve, min_gpus=kind.min_gpus, max_gpus=most)
+        return self._told(name, kind, self._rates._is_sure)
 
-    def _told(self, kind: Kind, is_sure: bool) -> tuple[tuple[float, ...], int]:
-        """The rates of a network, and the most GPUs that it may be planned on."""
+    def _told(self, name: str, kind: Kind, is_sure: bool) -> Network:
+        """A network with its rates, on as many GPUs as it may be planned on."""
         most = self._rates._most(kind, is_sure)
-        return self.curve(kind, most), most
+        return Network(name, self.curve(kind, most), min_gpus=kind.min_gpus, max_gpus=most)
 
     def _slope(self, key: str, deviations: float = 1.0) -> float:
         """By how much the logarithm of the efficiency falls with a further GPU, seen as well as can be."""
