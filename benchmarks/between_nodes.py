@@ -4,18 +4,21 @@
 
 Leaders do nothing but look for chunks, a few of which are under way (--under-way), as the stream has them. The root of
 each chunk is the next leader (--one-root: always the first). Of each way, in turns: how often a leader looks until a
-chunk is through (with --pause seconds between two looks, as if samples were decoded), the bytes that it gets and sends
-for a chunk, and MB/s that arrive at each leader, beside a copy in memory. Medians of five turns.
+chunk is through (with --pause seconds between two looks, as if samples were decoded), and MB/s that arrive at each
+leader, beside a copy in memory; medians of five turns. Of the tree: the bytes that the leader with most of them gets
+and sends for a chunk, as Open MPI's monitoring counts its messages.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
+import tempfile
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable
 from pathlib import Path
 from statistics import median
@@ -51,18 +54,15 @@ def leader(args: argparse.Namespace) -> None:
             comm.Barrier()
             found[name].append(_turn(begin, chunks, args, world.size))
     places = [tree(comm.rank, comm.size, _root(number, args, comm.size)) for number in range(args.chunks)]
-    told = comm.gather((sum(parent is not None for parent, _ in places) / args.chunks,
-                        sum(len(children) for _, children in places) / args.chunks,
-                        max(len(children) for _, children in places)))
-    if comm.rank == 0 and told is not None:
-        gets, sends, at_once = map(max, zip(*told, strict=True))
+    at_once = comm.gather(max(len(children) for _, children in places))
+    if comm.rank == 0 and at_once is not None:
         other, began = np.empty_like(chunks[0]), time.perf_counter()
         for _ in range(args.chunks):
             other[...] = chunks[0]
         copied = args.chunks * args.bytes / (time.perf_counter() - began) / 1e6
         print(json.dumps({
             "leaders": comm.size, "chunk_bytes": args.bytes, "depth": comm.size.bit_length() - 1,
-            "gets": gets, "sends": sends, "sends_of_one": at_once,  # chunks, of the leader that has most
+            "sends_of_one": max(at_once),
             **{f"{name}_{what}": round(median(turn[index] for turn in turns), 2)
                for name, turns in found.items() for index, what in enumerate(("looks", "mb_s"))},
             "memcpy_mb_s": round(copied)}), flush=True)
@@ -91,6 +91,21 @@ def _turn(begin: Callable[[np.ndarray, int, int], Callable[[], bool]], chunks: l
     return sum(taken) / len(taken), args.chunks * args.bytes / (time.perf_counter() - began) / 1e6
 
 
+def counted(folder: Path, chunks: int) -> dict[str, float]:
+    """How many bytes the MPI has counted, in its files, of messages between leaders: of the leader that has most.
+
+    What a collective call of its own sends is in other lines.
+    """
+    got, sent = Counter[str](), Counter[str]()
+    for file in folder.iterdir():
+        for line in file.read_text().splitlines():
+            if line.startswith("E\t"):
+                _, source, to, size, *_ = line.split("\t")
+                sent[source] += int(size.split()[0])
+                got[to] += int(size.split()[0])
+    return {"got_bytes": round(max(got.values()) / chunks), "sent_bytes": round(max(sent.values()) / chunks)}
+
+
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -109,9 +124,13 @@ def main() -> None:
         return
     rows: list[dict[str, Any]] = []
     for leaders in args.leaders:
-        told = subprocess.run([*mpirun(leaders), __file__, *sys.argv[1:], "--as-leader"], check=True,
-                              stdout=subprocess.PIPE, text=True)
-        rows.append(json.loads(told.stdout))
+        with tempfile.TemporaryDirectory() as folder:
+            told = subprocess.run([*mpirun(leaders), __file__, *sys.argv[1:], "--as-leader"], check=True,
+                                  stdout=subprocess.PIPE, text=True, env={
+                                      **os.environ, "OMPI_MCA_pml_monitoring_enable": "2",
+                                      "OMPI_MCA_pml_monitoring_enable_output": "3",
+                                      "OMPI_MCA_pml_monitoring_filename": f"{folder}/counted"})
+            rows.append({**json.loads(told.stdout), **counted(Path(folder), args.turns * args.chunks)})
     if args.json:
         print(json.dumps(rows, indent=1))
     else:

@@ -8,6 +8,8 @@ a graph that computes gradients and one that applies them.
 from __future__ import annotations
 
 import logging
+import math
+import mmap
 from collections.abc import Sequence
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
@@ -19,6 +21,8 @@ from fleet.comm.group import communicator_for_library
 from fleet.engines.base import WIDTH, Sums
 
 log = logging.getLogger("fleet.engines.keras.exchange")
+
+_ALIGNED = 16  # numbers: where TensorFlow wants tensors to begin
 
 
 @runtime_checkable
@@ -46,7 +50,7 @@ class HostExchange(Protocol):
     group: Group
 
     def sum_on_host(self, gradients: Sequence[tf.Tensor], sums: Any, error: BaseException | None
-                    ) -> tuple[list[np.ndarray], Sums]:
+                    ) -> tuple[list[tf.Tensor], Sums]:
         """The gradients and sums of all ranks.
 
         Args:
@@ -55,7 +59,7 @@ class HostExchange(Protocol):
             error: why this rank has none, where it has none; then zeros stand in for both.
 
         Returns:
-            Gradients of the same shapes and types, and what the sums have added up to.
+            Gradients of the same shapes, float32, which the next call overwrites; and what the sums have added up to.
 
         Raises:
             Exception: this rank's error.
@@ -115,27 +119,50 @@ class HorovodExchange:
 
 
 class MpiExchange:
-    """One MPI reduction of one buffer a step: the gradients one behind another, then the sums, all float32."""
+    """One MPI reduction of one buffer a step."""
 
     def __init__(self, group: Group) -> None:
         self.group = group
+        self._buffer: _Buffer | None = None
 
     def sum_on_host(self, gradients: Sequence[tf.Tensor], sums: Any,  # noqa: D102 - HostExchange says it
-                    error: BaseException | None) -> tuple[list[np.ndarray], Sums]:
-        arrays = [np.asarray(gradient, np.float32) for gradient in gradients]
-        width = len(sums)
-        mine = np.asarray(sums) if error is None else Sums(failed=True, more=(0.0,) * (width - WIDTH)).pack()
-        flat = np.concatenate([*(array.ravel() for array in arrays), mine], dtype=np.float32)
-        self.group.sum(flat)
-        total = Sums.unpack(flat[-width:])
+                    error: BaseException | None) -> tuple[list[tf.Tensor], Sums]:
+        if self._buffer is None:
+            self._buffer = _Buffer([tuple(gradient.shape) for gradient in gradients], len(sums))
+        buffer = self._buffer
+        for part, gradient in zip(buffer.parts, gradients, strict=True):
+            part[...] = np.asarray(gradient)  # asked for a type, TensorFlow would copy it first
+        buffer.sums[:] = sums if error is None else Sums(failed=True, more=(0.0,) * (len(sums) - WIDTH)).pack()
+        self.group.sum(buffer.whole)
+        total = Sums.unpack(buffer.sums)
         total.raise_failure(error)
-        ends = np.cumsum([array.size for array in arrays])
-        parts = np.split(flat[:-width], ends[:-1])
-        return [part.reshape(array.shape).astype(gradient.dtype.as_numpy_dtype)
-                for part, array, gradient in zip(parts, arrays, gradients, strict=True)], total
+        return buffer.tensors, total
 
-    def close(self) -> None:
-        """Nothing is held."""
+    def close(self) -> None:  # noqa: D102
+        self._buffer = None
+
+
+class _Buffer:
+    """Gradients one behind another, then the sums, all float32, in memory that stays: TensorFlow reads it in place.
+
+    Args:
+        shapes: of the gradients.
+        width: of the sums.
+
+    Attributes:
+        whole: all that is summed.
+        parts, tensors: the gradients, as arrays and as tensors of the same memory.
+        sums: (width,).
+    """
+
+    def __init__(self, shapes: Sequence[tuple[int, ...]], width: int) -> None:
+        sizes = [math.prod(shape) for shape in shapes]
+        ends = np.cumsum([-(-size // _ALIGNED) * _ALIGNED for size in sizes]).tolist()
+        self.whole = np.frombuffer(mmap.mmap(-1, 4 * (ends[-1] + width)), np.float32)  # begins with a page
+        self.parts = [self.whole[first:first + size].reshape(shape)
+                      for first, size, shape in zip([0, *ends], sizes, shapes, strict=False)]
+        self.tensors = [tf.experimental.dlpack.from_dlpack(part.__dlpack__()) for part in self.parts]
+        self.sums = self.whole[ends[-1]:]
 
 
 def import_horovod() -> Any:

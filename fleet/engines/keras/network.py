@@ -156,12 +156,14 @@ class KerasNetwork:
         """Begin with this rank's part of a step; it ends when the next begins, or when it is waited for."""
         if self._end_before is not None:
             self._end_before(True)
-        local: _Local = self._zeros(), wish
+        local: _Local = [], wish
         error: BaseException | None = None
         try:
             if len(mine[1]):
                 local = self._ahead.call(self._local, tf.constant(rows), tf.constant(wish),
                                          *self._ahead.inputs.of(mine))
+            else:  # its sums wait for the step before, too: that reads memory of the exchange, which is written next
+                local = self._zeros(), self._ahead.call(tf.identity, tf.constant(wish))
         except BaseException as caught:  # also one that exits: the other ranks wait for this one's part
             error = caught
         done: list[Done] = []
@@ -187,7 +189,7 @@ class KerasNetwork:
             gradients, sums = self._zeros(), np.zeros(WIDTH + self._measures.metrics.width, np.float32)
         summed, total = exchange.sum_on_host(gradients, sums, error)
         if total.count:
-            step = list(map(tf.constant, summed)), tf.constant(rows / np.float32(total.count))
+            step = (summed,) if total.count == rows else (summed, tf.constant(rows / np.float32(total.count)))
             self._ahead.call(self._update, *step) if goes_on else self._update(*step)
         return Done([total], time.perf_counter())
 
@@ -358,11 +360,14 @@ class KerasNetwork:
         gradients = [tf.convert_to_tensor(gradient) for gradient in gradients]  # dense, also of embeddings
         return gradients, self._sums(losses, outputs, targets, valid) + wish
 
-    def _apply(self, gradients: Sequence[tf.Tensor], correction: tf.Tensor) -> None:
+    def _apply(self, gradients: Sequence[tf.Tensor], correction: tf.Tensor | None = None) -> None:
         """Take a step; ``correction`` makes a mean over all rows one over those that could be read."""
-        self._optimizer.apply(
-            [gradient * tf.cast(correction, gradient.dtype) for gradient in gradients],
-            self._model.trainable_variables)
+        variables = self._model.trainable_variables
+        gradients = [tf.cast(gradient, variable.dtype)
+                     for gradient, variable in zip(gradients, variables, strict=True)]
+        if correction is not None:
+            gradients = [gradient * tf.cast(correction, gradient.dtype) for gradient in gradients]
+        self._optimizer.apply(gradients, variables)
 
     def _compute_exchange_apply(self, rows: tf.Tensor, wish: tf.Tensor, *mine: tf.Tensor) -> tf.Tensor:
         return self._exchange_apply(*self._compute(rows, wish, *mine), rows)

@@ -22,7 +22,7 @@ def gradients_of(rank, dtype="float32"):
 
 @settings(max_examples=examples(20), deadline=None)
 @given(st.integers(2, 4), st.integers(0, 99), st.sampled_from(["float32", "float16"]))
-def test_mpi_adds_up_gradients_of_any_shapes_and_keeps_their_types(size, seed, dtype):
+def test_mpi_adds_up_gradients_of_any_shapes_and_types_in_memory_that_stays(size, seed, dtype):
     from fleet.engines.keras.exchange import MpiExchange
 
     found = {}
@@ -30,14 +30,19 @@ def test_mpi_adds_up_gradients_of_any_shapes_and_keeps_their_types(size, seed, d
     def rank_main(world):
         exchange = MpiExchange(world.group(range(size), 1))
         mine = Sums(world.rank, 1, 2, stop=world.rank == 1).pack().astype(np.float32)
+        before, _ = exchange.sum_on_host(gradients_of(7, dtype), mine, None)
         found[world.rank] = exchange.sum_on_host(gradients_of(world.rank, dtype), mine, None)
+        old, new = ([np.atleast_1d(tensor).ctypes.data for tensor in one] for one in (before, found[world.rank][0]))
+        assert old == new
+        assert all(place % 64 == 0 for place in new)  # where TensorFlow wants it
 
     assert Launch(size, seed).run(rank_main)
     of_ranks = sum(range(size))
     for gradients, sums in found.values():
         assert sums == Sums(of_ranks, size, 2 * size, stop=True)
-        assert [(array.shape, array.dtype) for array in gradients] == [(shape, dtype) for shape in SHAPES]
-        assert [array.flat[0] for array in gradients] == [of_ranks + size * (place + 1) for place in range(len(SHAPES))]
+        assert [(tensor.shape, tensor.dtype) for tensor in gradients] == [(shape, "float32") for shape in SHAPES]
+        for place, tensor in enumerate(gradients):
+            assert (tensor.numpy() == of_ranks + size * (place + 1)).all()
 
 
 def test_an_error_of_one_rank_reaches_all():
