@@ -25,6 +25,13 @@ def explodes_on_rank(input_shape, classes):
                              keras.layers.Dense(classes)])
 
 
+def missing_on_rank(input_shape, classes):
+    """A network that cannot be built on rank 2, while rank 1 waits for it to join the exchange."""
+    if os.environ.get("OMPI_COMM_WORLD_RANK") == "2":
+        raise FileNotFoundError("not on this node")
+    return keras.Sequential([keras.Input(input_shape), keras.layers.Flatten(), keras.layers.Dense(classes)])
+
+
 class _Adds(keras.layers.Layer):
     """Adds a sum over the rows of a batch, and a mean, to the loss."""
 

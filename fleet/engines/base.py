@@ -160,6 +160,31 @@ class PeerFailed(FleetError):
     """Another rank of the group failed in this step; its own reason comes from it."""
 
 
+class PeersFailed(FleetError):
+    """Other ranks of the group failed before they came to what all do together.
+
+    Attributes:
+        said: what each rank says of that, None where it has not failed.
+    """
+
+    def __init__(self, said: Sequence[Any]) -> None:
+        super().__init__("other ranks of the group failed")
+        self.said = said
+
+
+def come_together(group: Group) -> None:
+    """See that no rank of a group has failed, before all do something that needs every one of them.
+
+    A rank that fails to build a network says so to the others, which are here then.
+
+    Raises:
+        PeersFailed: a rank has failed; all know of it.
+    """
+    said = group.exchange(None)
+    if any(one is not None for one in said):
+        raise PeersFailed(said)
+
+
 class Trainable(Protocol):
     """One network on one rank of its group."""
 

@@ -119,6 +119,7 @@ def shared(tmp_path_factory):
     models = [{"family": "cnn", "name": "normalised", "args": normalised, "gpus": 2},
               {"family": "cnn", "name": "plain", "args": PLAIN},
               {"build": "tests.keras_models:broken", "name": "broken"},
+              {"build": "tests.keras_models:missing_on_rank", "name": "missing", "gpus": 2},
               {"build": "tests.keras_models:explodes_on_rank", "name": "explodes", "gpus": 2}]
     content = keras_spec(tmp_path, models, schedule={"policy": "global"})
     run = launch(3, content, "--plain", program=(str(ROOT / "tests/mpi/rank0_modules.py"),), timeout=240)
@@ -130,8 +131,10 @@ def test_failing_networks_leave_the_others_alone(shared):
     assert run.status == 3, run.output
     rows = run.results()
     assert {name: row.status for name, row in rows.items()} == {
-        "normalised": "finished", "plain": "finished", "broken": "failed", "explodes": "failed"}
+        "normalised": "finished", "plain": "finished", "broken": "failed", "missing": "failed",
+        "explodes": "failed"}
     assert "no such layer" in rows["broken"].reason
+    assert "not on this node" in rows["missing"].reason
     assert "only on the second rank" in rows["explodes"].reason
 
 

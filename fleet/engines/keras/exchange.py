@@ -18,7 +18,7 @@ import tensorflow as tf
 
 from fleet.comm.base import Group
 from fleet.comm.group import communicator_for_library
-from fleet.engines.base import WIDTH, Sums
+from fleet.engines.base import WIDTH, Sums, come_together
 
 log = logging.getLogger("fleet.engines.keras.exchange")
 
@@ -103,6 +103,7 @@ class HorovodExchange:
 
     def __init__(self, group: Group, horovod: Any) -> None:
         self.group, self._horovod = group, horovod
+        come_together(group)
         with communicator_for_library(group) as communicator:
             horovod.init(comm=communicator)
 

@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import torch
 
 from fleet.comm.base import Group
+from fleet.engines.base import come_together
 from fleet.engines.torch.flat import Flat
 from fleet.errors import UserError
 
@@ -89,6 +90,7 @@ class TorchExchange:
 
     def __init__(self, group: Group, device: torch.device, folder: Path) -> None:
         self.group = group
+        come_together(group)
         name = group.from_master(uuid.uuid4().hex if group.is_master else None)
         self._file = (folder / f".exchange-{name}.tmp").absolute()
         self._backend = _backend(device, str(self._file), group)

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable
-from typing import TypeVar
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
 
 from fleet.comm.base import Group
-from fleet.engines.base import PeerFailed
+from fleet.engines.base import PeerFailed, PeersFailed
 from fleet.engines.reasons import is_out_of_memory, reason_of
 from fleet.errors import InfrastructureError, ModelError
 from preprocess.passing import may_pass
@@ -42,6 +42,8 @@ def all_or_none(group: Group, action: Callable[[], T]) -> T:
         result = action()
     except InfrastructureError:
         raise
+    except PeersFailed as caught:  # all have heard of it
+        raise _first(caught.said) from caught
     except (Exception, SystemExit) as caught:  # a user's function may have called sys.exit
         error = caught
     if (failure := _agreed(group, error)) is not None:
@@ -62,8 +64,13 @@ def _agreed(group: Group, error: Exception | SystemExit | None) -> NetworkFailed
     said = None
     if error is not None:
         said = (isinstance(error, PeerFailed), *_said(error))
-    failures = sorted((failure for failure in group.exchange(said) if failure is not None), key=lambda f: f[0])
-    return NetworkFailed(*failures[0][1:]) if failures else None
+    all_said = group.exchange(said)
+    return _first(all_said) if any(one is not None for one in all_said) else None
+
+
+def _first(said: Sequence[Any]) -> NetworkFailed:
+    """The failure of the first rank that has a reason of its own, of what all ranks say."""
+    return NetworkFailed(*min((one for one in said if one is not None), key=lambda one: bool(one[0]))[1:])
 
 
 def _said(error: Exception | SystemExit) -> tuple[str, str, bool, bool]:

@@ -81,7 +81,8 @@ def _fitting(training: Training, nbytes: int) -> int:
     trainable, is_alone = training.trainable, training.group.size == 1
     if not (isinstance(trainable, Striding if is_alone else StridingTogether) and trainable.can_stride()):
         return 1
-    return max(1, min(training.steps.fitting(_STRIDE_S if is_alone else _STRIDE_S / 2), _MOST_STEPS, _MOST_BYTES // max(nbytes, 1)))
+    stride_s = _STRIDE_S if is_alone else _STRIDE_S / 2
+    return max(1, min(training.steps.fitting(stride_s), _MOST_STEPS, _MOST_BYTES // max(nbytes, 1)))
 
 
 def _gathered(batch: Batch, was_there: bool, arriving: Iterator[tuple[Batch, bool]], most: int, is_alone: bool

@@ -1,0 +1,35 @@
+"""What fails on one rank of a group fails on all, wherever the others wait for it."""
+
+import pytest
+
+from fleet.engines.base import come_together
+from fleet.runtime.training.all_or_none import NetworkFailed, all_or_none
+from tests.fleet.one_process import Launch
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 5])
+@pytest.mark.parametrize("failing", [[], [0], [-1], [0, -1]], ids=str)
+def test_a_rank_that_fails_is_not_waited_for_where_all_come_together(ranks, failing):
+    failing, said = {place % ranks for place in failing}, {}
+
+    def rank_main(world):
+        group = world.group(range(ranks), 1)
+
+        def build():
+            if group.rank in failing:
+                raise ValueError(f"not on rank {group.rank}")
+            come_together(group)
+            return "built"
+
+        try:
+            found = all_or_none(group, build)
+        except NetworkFailed as error:
+            found = error.reason
+        said[group.rank] = found, group.exchange(group.rank)  # the ranks are at the same place again
+
+    assert Launch(ranks, seed=len(failing)).run(rank_main)
+    expected = f"not on rank {min(failing)}" if failing else "built"
+    assert sorted(said) == list(range(ranks))
+    for found, together in said.values():
+        assert expected in found
+        assert together == list(range(ranks))
