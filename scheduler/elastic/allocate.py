@@ -278,11 +278,11 @@ def allocate(curves: Sequence[ScalingCurve], gpus: int) -> Allocation | None:
     Returns:
         The allocation; None where it is infeasible: the jobs need more GPUs than there are.
 
-    >>> allocate([Curve((1.0, 1.5)), Curve((1.0, 1.9, 2.0))], gpus=3)
+    >>> allocate([ScalingCurve((1.0, 1.5)), ScalingCurve((1.0, 1.9, 2.0))], gpus=3)
     Allocation(gpus=(1, 2), throughput=2.9, method='greedy')
-    >>> allocate([Curve((1.0, 1.1, 3.0)), Curve((1.0, 1.5))], gpus=3)
+    >>> allocate([ScalingCurve((1.0, 1.1, 3.0)), ScalingCurve((1.0, 1.5))], gpus=3)
     Allocation(gpus=(1, 2), throughput=2.5, method='greedy + dynamic programme')
-    >>> allocate([Curve((1.0,)), Curve((0.0, 2.0))], gpus=2) is None
+    >>> allocate([ScalingCurve((1.0,)), ScalingCurve((0.0, 2.0))], gpus=2) is None
     True
     """
     kept: Optimizer | None = getattr(_kept, "optimizer", None)

@@ -128,11 +128,11 @@ def moves(held: Mapping[str, GroupHolding], wanted: Round, free: Iterable[int], 
         The moves in an order in which they can be carried out. No device is taken by two of them.
 
     >>> from scheduler.base import Member
-    >>> held = {"a": Holding((0, 1), Stance.BETWEEN), "b": Holding((2,), Stance.INSIDE)}
+    >>> held = {"a": GroupHolding((0, 1), Stance.BETWEEN), "b": GroupHolding((2,), Stance.INSIDE)}
     >>> wanted = Round((Member("b", (2, 3)), Member("c", (1,))))
     >>> moves(held, wanted, free={3})
     (Stop(name='a'), Grow(name='b', devices=(2, 3)))
-    >>> moves({"b": Holding((2, 3), Stance.INSIDE)}, wanted, free={0, 1})
+    >>> moves({"b": GroupHolding((2, 3), Stance.INSIDE)}, wanted, free={0, 1})
     (Start(name='c', devices=(1,)),)
     """
     target = {member.name: member.devices for member in wanted.members}

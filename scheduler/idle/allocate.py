@@ -63,7 +63,7 @@ class RateCurve:
     Raises:
         InputError: any of that does not hold.
 
-    >>> Curve((0, 1, 4), (0.0, 10.0, 34.0)).table(5 - 1)
+    >>> RateCurve((0, 1, 4), (0.0, 10.0, 34.0)).table(5 - 1)
     array([ 0., 10., 18., 26., 34.])
     """
 
@@ -160,7 +160,7 @@ class Trainer:
             current: nodes that it has now, which may be fewer than n_min after some left.
             horizon_s: the forward-looking time T.
 
-        >>> Trainer(Curve((0, 3), (0.0, 30.0)), n_min=2, n_max=3, up_s=5, down_s=1).gains(2, horizon_s=10)
+        >>> Trainer(RateCurve((0, 3), (0.0, 30.0)), n_min=2, n_max=3, up_s=5, down_s=1).gains(2, horizon_s=10)
         array([-20., -inf, 200., 200.])
         """
         return self._gains(current, horizon_s).values
@@ -239,7 +239,7 @@ def allocate(trainers: Sequence[Trainer], current: Sequence[int], nodes: int, ho
     Two trainers of linear speed, 10 and 9 per second and node, on 4 nodes. Giving all to the
     faster costs the other 2 x 9 x 3 = 54, and gains 2 x (10 - 9) a second:
 
-    >>> trainers = [Trainer(Curve((0, 4), (0.0, 4.0 * rate)), n_max=4, up_s=0, down_s=3) for rate in (10, 9)]
+    >>> trainers = [Trainer(RateCurve((0, 4), (0.0, 4.0 * rate)), n_max=4, up_s=0, down_s=3) for rate in (10, 9)]
     >>> allocate(trainers, current=(2, 2), nodes=4, horizon_s=26)
     (2, 2)
     >>> allocate(trainers, current=(2, 2), nodes=4, horizon_s=28)
@@ -401,7 +401,7 @@ def equal(trainers: Sequence[Trainer], current: Sequence[int], nodes: int, horiz
     Raises:
         InputError: as :func:`allocate`.
 
-    >>> trainers = [Trainer(Curve((0, 8), (0.0, 8.0)), n_max=n_max) for n_max in (8, 8, 1)]
+    >>> trainers = [Trainer(RateCurve((0, 8), (0.0, 8.0)), n_max=n_max) for n_max in (8, 8, 1)]
     >>> equal(trainers, (0, 0, 0), 11, horizon_s=60)
     (7, 3, 1)
     """
@@ -420,7 +420,7 @@ def equal(trainers: Sequence[Trainer], current: Sequence[int], nodes: int, horiz
 def equal_as_published(trainers: Sequence[Trainer], current: Sequence[int], nodes: int, horizon_s: float) -> Counts:
     """As :func:`equal`, as the authors' replay has it: a share counts only where it is greater than ``n_min``.
 
-    >>> trainers = [Trainer(Curve((0, 8), (0.0, 8.0)), n_min=3, n_max=8)] * 3
+    >>> trainers = [Trainer(RateCurve((0, 8), (0.0, 8.0)), n_min=3, n_max=8)] * 3
     >>> equal(trainers, (0, 0, 0), 9, horizon_s=60), equal_as_published(trainers, (0, 0, 0), 9, horizon_s=60)
     ((3, 3, 3), (8, 0, 0))
     """

@@ -164,7 +164,7 @@ def simulate(jobs: Sequence[QueueJob], processors: int, convention: Convention =
     A job of 3 that asked for 8 leaves a gap. When reservations start when
     planned, the next job starts at 8 all the same:
 
-    >>> two = [Job(0, 4, run_time=3, requests=(8,)), Job(0, 4, run_time=5, requests=(7,))]
+    >>> two = [QueueJob(0, 4, run_time=3, requests=(8,)), QueueJob(0, 4, run_time=5, requests=(7,))]
     >>> simulate(two, 4).end, simulate(two, 4, Convention.WORK_CONSERVING).end
     (13.0, 8.0)
     """

@@ -134,12 +134,14 @@ def test_no_network_begins_while_one_that_has_passed_a_rung_can_use_the_gpus(tmp
               train={"batch": {"size": 8}, "converge": {"max_epochs": 4, "monitor": "val_loss"}},
               schedule={"policy": "adaptive", "rates": str(tmp_path / "rates.json")})
     assert run.launch() is ExitStatus.OK
-    begun, survivors, wide = set(), set(), 0
+    begun, promised, survivors, wide = set(), set(), set(), 0
     for _, event in read_events(run.paths.events):
+        if isinstance(event, ev.Planned) and not survivors:
+            promised = {member.name for member in event.members}
         match event:
             case ev.GroupStarted(network=name):
                 assert name not in begun
-                assert not survivors
+                assert not survivors or name in promised  # by a plan that knew of none, whose devices were not free yet
                 begun.add(name)
             case ev.EpochEnded(network=name):
                 survivors.add(name)
