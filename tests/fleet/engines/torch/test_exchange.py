@@ -26,6 +26,9 @@ class Pair:
             time.sleep(0.001)
         return self._names[0]
 
+    def exchange(self, value):
+        return [value] * self.size
+
     def rest(self, seconds):
         time.sleep(seconds)
 
