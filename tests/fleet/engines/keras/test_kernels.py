@@ -78,6 +78,6 @@ def test_a_third_of_the_operations_of_a_small_network_are_gone(monkeypatch):
             if not by_kernels:
                 patch.setattr(engine, "use_kernels", lambda model, optimizer: None)
             trainable = make_engine(spec, SAMPLE, None, 0, 1).build(spec.networks[0], OneRank())
-        graph = trainable._fused[NoExchange].get_concrete_function().graph.as_graph_def()
+        graph = trainable._strides[NoExchange].get_concrete_function().graph.as_graph_def()
         counts.append(len(graph.node) + sum(len(function.node_def) for function in graph.library.function))
     assert counts[0] < 0.7 * counts[1]
