@@ -21,7 +21,7 @@ from fleet.search.calls import replay
 from fleet.search.pruning import make_judge
 from fleet.search.searcher import Verdict, make_searcher
 from fleet.spec import load
-from fleet.storage.event_log import events_of
+from fleet.storage.event_log import events_of, read_events
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import read_results
 from tests.chaos.faults import Broken
@@ -150,7 +150,7 @@ class _Trial:
             raise Broken(str(difference))
 
     def _events(self):
-        return events_of(self._paths.events, object)
+        return [event for _, event in read_events(self._paths.events)]
 
     def _check_judgements(self):
         """A rule that hears of all epochs, in the order of the log, judges as was done."""
