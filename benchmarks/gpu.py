@@ -96,27 +96,27 @@ print(json.dumps(rates))
 """
 
 # How fast arrays go to the device, from memory that its driver knows of and from other; and a network's state back.
-KERAS_COPIES = """
+_ENGINE = """
 import json, sys, time
 import numpy as np
-import tensorflow as tf
-from fleet.engines.keras.ahead import Inputs
 from fleet.comm.alone import Alone
-from fleet.engines.keras.engine import KerasEngine
+from fleet.engines.registry import build, make_engine
 from fleet.spec import parse
-from launch.pinned import Pinning
 from preprocess.sample import Affine, ImageSpec, SampleSpec
-engine = KerasEngine(SampleSpec(ImageSpec((32, 32, 3), "uint8"), 10, Affine(0.5, 0.5)), "mpi", 0, 1)
+spec = parse({"models": [{"family": "resnet", "args": json.loads(sys.argv[1])}], "resources": {"engine": sys.argv[2]}})
+engine = make_engine(spec, SampleSpec(ImageSpec((32, 32, 3), "uint8"), 10, Affine(0.5, 0.5)), None, 0, 1)
 said, found = [], {}
-for what, inputs in (("registered", Inputs(Pinning(0, said.append))), ("pageable", Inputs())):
+"""
+_TIMED = """
+for what, put in (("registered", registered), ("pageable", pageable)):
     for mb in (1, 10, 40):
         array, times = np.ones(mb << 20, np.uint8), []
         for _ in range(12):
             began = time.perf_counter()
-            inputs.of([array])
+            put(array)
             times.append(time.perf_counter() - began)
         found[f"{what}, {mb} MB"] = (mb << 20) / 1e9 / sorted(times)[len(times) // 2]
-network = engine.build(parse({"models": [{"family": "resnet", "args": json.loads(sys.argv[1])}]}).networks[0], Alone())
+network = build(engine, spec.engine, spec.networks[0], Alone())
 times = []
 for _ in range(5):
     began = time.perf_counter()
@@ -125,40 +125,20 @@ for _ in range(5):
 print(json.dumps({"copies": found, "said": said, "state_mb": sum(array.nbytes for array in state.values()) / 1e6,
                   "state_ms": 1e3 * sorted(times)[2]}))
 """
-
-TORCH_COPIES = """
-import json, sys, time
-import numpy as np
+KERAS_COPIES = _ENGINE + """
+from fleet.engines.keras.ahead import Inputs
+from launch.pinned import Pinning
+known, other = Inputs(Pinning(0, said.append)), Inputs()
+registered, pageable = lambda array: known.of([array]), lambda array: other.of([array])
+""" + _TIMED
+TORCH_COPIES = _ENGINE + """
 import torch
-from fleet.comm.alone import Alone
-from fleet.engines.registry import build, make_engine
 from fleet.engines.torch.flat import placed, tensor_of
-from fleet.spec import parse
-from preprocess.sample import Affine, ImageSpec, SampleSpec
-cuda, found = torch.cuda.is_available(), {}
-device = torch.device("cuda" if cuda else "cpu")
-wait = torch.cuda.synchronize if cuda else lambda: None
-for what, put in (("registered", lambda array: placed(array, device)),
-                  ("pageable", lambda array: tensor_of(array).to(device))):
-    for mb in (1, 10, 40):
-        array, times = np.ones(mb << 20, np.uint8), []
-        for _ in range(12):
-            began = time.perf_counter()
-            put(array)
-            wait()
-            times.append(time.perf_counter() - began)
-        found[f"{what}, {mb} MB"] = (mb << 20) / 1e9 / sorted(times)[len(times) // 2]
-spec = parse({"models": [{"family": "resnet", "args": json.loads(sys.argv[1])}], "resources": {"engine": "torch"}})
-sample = SampleSpec(ImageSpec((32, 32, 3), "uint8"), 10, Affine(0.5, 0.5))
-network = build(make_engine(spec, sample, None, 0, 1), spec.engine, spec.networks[0], Alone())
-times = []
-for _ in range(5):
-    began = time.perf_counter()
-    state = network.state()
-    times.append(time.perf_counter() - began)
-print(json.dumps({"copies": found, "said": [], "state_mb": sum(array.nbytes for array in state.values()) / 1e6,
-                  "state_ms": 1e3 * sorted(times)[2]}))
-"""
+cuda = torch.cuda.is_available()
+device, wait = torch.device("cuda" if cuda else "cpu"), torch.cuda.synchronize if cuda else lambda: None
+registered = lambda array: (placed(array, device), wait())
+pageable = lambda array: (tensor_of(array).to(device), wait())
+""" + _TIMED
 
 # A slot that is not the first of its GPU takes what it may, and then a little more.
 KERAS_LIMIT = """
@@ -339,7 +319,7 @@ class Bench:
     def together(self, name: str, slots: int) -> None:
         """So many networks on the first GPU; where there is MPS, with it."""
         options = ["--epochs=6", f"--samples={2 * self.samples}"] if self.gpus else [
-            "--epochs=3", "--samples=8192", "--filters", "8"]
+            "--epochs=6", "--samples=8192", "--filters", "8"]
         told = json.loads(self.call([sys.executable, "benchmarks/sharing.py", "--rounds=1", "--json", "--engine", name,
                                      "--slots", str(slots), *options]))
         [one] = told["rounds"][str(slots)]
@@ -350,7 +330,8 @@ class Bench:
 
     def copies(self, name: str) -> None:
         """How fast inputs go to the device, and what it takes to have the state of a network."""
-        found = self.python(ENGINES[name].copies, json.dumps({} if self.gpus else {"blocks": [1, 1], "width": 16}))
+        found = self.python(ENGINES[name].copies, json.dumps({} if self.gpus else {"blocks": [1, 1], "width": 16}),
+                            name)
         for what, rate in found["copies"].items():
             self.found.add(f"{name}: inputs to the device: {what}", rate, "GB/s")
         self.found.add(f"{name}: state of a network of {found['state_mb']:.3g} MB to the host", found["state_ms"], "ms")

@@ -135,7 +135,7 @@ class Measured:
 
 def waits_of(run: Path) -> float | None:
     """What trainers waited for samples, as a part of their epochs; None where FLEET has not run."""
-    records = [event.record for event in events_of(RunPaths(run).events, EpochEnded)] if run.exists() else []
+    records = [event.record for event in events_of(RunPaths(run).events, EpochEnded)]
     return sum(record.waited_s for record in records) / sum(record.seconds for record in records) if records else None
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,9 +31,22 @@ class LossFunctions(NamedTuple):
     least: float
 
     @classmethod
-    def of(cls, train: Train, target: TargetSpec, training: Loss, judging: Loss, correct: Loss) -> LossFunctions:
-        """Those of a network."""
+    def of(cls, train: Train, target: TargetSpec, of_samples: Callable[[list[float] | None], Loss],
+           correct: Loss) -> LossFunctions:
+        """Those of a network.
+
+        Args:
+            of_samples: makes the loss of each sample, where classes have such weights.
+
+        Raises:
+            SettingError: classes have weights, and the loss is of whole masks.
+        """
         name = LOSS_OF[target.kind] if train.loss is None else name_of(train.loss)
+        judging = training = of_samples(None)
+        if isinstance(train.class_weights, Mapping):
+            if target.kind == "mask" and train.loss is not None and snake(name) in OF_MASKS:
+                raise weighs_masks(name)
+            training = of_samples(list(train.class_weights.values()))
         return cls(training, judging, correct, name, -math.inf if ":" in name else LEAST_LOSS.get(snake(name), 0.0))
 
     def check(self, slope: Callable[[Loss], Any], judged: Callable[[], np.ndarray], is_finite: bool) -> None:

@@ -6,7 +6,7 @@ Networks give logits, so the losses of classes, labels and masks take the softma
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
@@ -14,7 +14,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from fleet.engines.measures import OF_MASKS, Loss, LossFunctions, given_to, of_whole_batch, weighs_masks
+from fleet.engines.measures import Loss, LossFunctions, given_to, of_whole_batch, weighs_masks
 from fleet.engines.own import own_loss
 from fleet.spec import Train
 from fleet.spec.measures import name_of, snake
@@ -32,12 +32,8 @@ def make_losses(train: Train, target: TargetSpec) -> LossFunctions:
         SettingError: no such loss, or not of such targets.
     """
     each = _default(target, train.label_smoothing) if train.loss is None else _named(train, target)
-    judging = training = _of_samples(each, target)
-    if isinstance(train.class_weights, Mapping):
-        if target.kind == "mask" and train.loss is not None and snake(name_of(train.loss)) in OF_MASKS:
-            raise weighs_masks(name_of(train.loss))
-        training = _of_samples(each, target, tf.constant(list(train.class_weights.values()), tf.float32))
-    return LossFunctions.of(train, target, training, judging, _CORRECT[target.kind](target))
+    return LossFunctions.of(train, target, lambda weights: _of_samples(
+        each, target, None if weights is None else tf.constant(weights, tf.float32)), _CORRECT[target.kind](target))
 
 
 def check_losses(losses: LossFunctions, outputs: tf.Tensor, targets: tf.Tensor) -> None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from functools import partial
 
 import numpy as np
@@ -39,13 +39,9 @@ def make_losses(train: Train, target: TargetSpec, device: torch.device) -> LossF
         SettingError: no such loss, or not of such targets.
     """
     each = _default(target, train.label_smoothing) if train.loss is None else _named(train, target)
-    judging = training = _of_samples(each, target)
-    if isinstance(train.class_weights, Mapping):
-        if target.kind == "mask" and train.loss is not None and snake(name_of(train.loss)) in OF_MASKS:
-            raise weighs_masks(name_of(train.loss))
-        training = _of_samples(each, target, torch.tensor(list(train.class_weights.values()), dtype=torch.float32,
-                                                          device=device))
-    return LossFunctions.of(train, target, training, judging, _CORRECT[target.kind](target))
+    return LossFunctions.of(train, target, lambda weights: _of_samples(
+        each, target, None if weights is None else torch.tensor(weights, dtype=torch.float32, device=device)),
+        _CORRECT[target.kind](target))
 
 
 def check_losses(losses: LossFunctions, outputs: Tensor, targets: Tensor) -> None:
