@@ -91,13 +91,15 @@ def test_what_others_added_is_there_again_when_the_run_goes_on(tmp_path):
 
 
 def test_a_launch_that_is_interrupted_as_soon_as_it_is_started_is_resumed(tmp_path):
-    launcher, path = waiting_spec(tmp_path, models=[{"family": "softmax", "name": "net"}])
+    long = {"family": "softmax", "name": "net", "train": {"converge": {"max_epochs": 10_000}}}
+    launcher, path = waiting_spec(tmp_path, models=[long])
     with launch(path, 3, "--plain", environment=launcher.environment({})) as running:
         running.interrupt()
         assert running.wait() is ExitStatus.RESUMABLE
     with launch(path, 3, "--plain", environment=launcher.environment({})) as running:
-        pass
-    assert [(row.name, row.status) for row in running.results()] == [("net", Status.FINISHED)]
+        assert next(iter(running.reports())).network == "net"
+        running.stop("net")
+    assert [(row.name, row.status) for row in running.results()] == [("net", Status.PRUNED)]
 
 
 def test_an_interrupted_launch_has_all_the_time_that_its_step_takes(tmp_path):
