@@ -33,6 +33,7 @@ def measured(mb: float) -> dict[str, Any]:
     from fleet.comm.mpi import start_mpi
 
     world = start_mpi()
+    world.node_of()
     group, comm = world.group(range(world.size), 1), MPI.COMM_WORLD
     mine = np.full(max(1, int(mb * 1e6 / 4)), 1.0, np.float32)
     out = np.empty_like(mine)

@@ -11,6 +11,7 @@ import numpy as np
 from mpi4py import MPI
 
 from fleet.comm.base import Group, World, tree
+from fleet.comm.node_sum import NodeSum, share_node
 
 T = TypeVar("T")
 
@@ -26,10 +27,13 @@ class MPIGroup:
         world: to wait with.
         comm: of the group, which owns it from now on.
         ranks: of the world, in the order that they have in the group.
+        shares_node: whether all of them are on one node.
     """
 
-    def __init__(self, world: World, comm: MPI.Intracomm, ranks: Sequence[int]) -> None:
+    def __init__(self, world: World, comm: MPI.Intracomm, ranks: Sequence[int], shares_node: bool = False) -> None:
         self.comm, self.ranks = comm, tuple(ranks)
+        self._shares_node = shares_node
+        self._node_sum: NodeSum | None = None
         self.rank: int = comm.rank
         self.size: int = comm.size
         self._world = world
@@ -44,21 +48,47 @@ class MPIGroup:
     def sum(self, buffer: np.ndarray) -> None:
         """See :meth:`fleet.comm.base.Group.sum`.
 
-        MPI's call that blocks takes as little as a seventh of what the other does, and burns a core until all have
-        come. So it is made once they have, and a piece of a large array at a time: rank 0 has duties.
+        A piece of a large array at a time: rank 0 has duties.
         """
         if self.size == 1:
             return
-        self._world.do_duties()  # now: others wait inside MPI for a rank that has come
-        is_small = buffer.nbytes < _SMALL or not buffer.flags.c_contiguous
-        first = self.comm.Iallreduce(MPI.IN_PLACE, buffer, op=MPI.SUM) if is_small else self.comm.Ibarrier()
-        self._await(lambda: first.Test() or None)
-        flat, piece = buffer.reshape(-1), _PIECE // buffer.itemsize
-        for start in () if is_small else range(0, len(flat), piece):
-            if start:
-                self._world.do_duties()
+        flat = buffer.ravel(order="K")
+        piece = _PIECE // flat.itemsize
+        for start in range(0, len(flat), piece):
+            self._world.do_duties()  # now: others wait for a rank that has come
+            self._sum_piece(flat[start:start + piece])
+
+    def _sum_piece(self, part: np.ndarray) -> None:
+        """Sum what is small by a call that does not block, and the rest by memory of the node if it can be had.
+
+        Between nodes MPI's call that blocks takes as little as a seventh of what the other does, and burns a core until
+        all have come. So it is made once they have.
+        """
+        if part.nbytes < _SMALL:
+            request = self.comm.Iallreduce(MPI.IN_PLACE, part, op=MPI.SUM)
+            self._await(lambda: request.Test() or None)
+        elif (shared := self._shared_sum()) is not None:
+            shared.add(part)
+        else:
+            barrier = self.comm.Ibarrier()
+            self._await(lambda: barrier.Test() or None)
             with self.striking():
-                self.comm.Allreduce(MPI.IN_PLACE, flat[start:start + piece], op=MPI.SUM)
+                self.comm.Allreduce(MPI.IN_PLACE, part, op=MPI.SUM)
+
+    def _shared_sum(self) -> NodeSum | None:
+        if self._shares_node:
+            self._shares_node = False  # once
+            self._node_sum = share_node(self, self._until)
+        return self._node_sum
+
+    def _until(self, is_so: Callable[[], bool]) -> None:
+        def looked() -> bool | None:
+            if is_so():
+                return True
+            self.comm.Iprobe()  # what this rank has sent goes on its way, and MPI hears of deaths
+            return None
+
+        self._await(looked)
 
     def _await(self, ready: Callable[[], T | None]) -> T:
         """Wait for ranks that mostly come at nearly the same time: sleep after a while only."""
@@ -128,6 +158,7 @@ class MPIGroup:
         self._world.rest(seconds)
 
     def free(self) -> None:  # noqa: D102
+        self._node_sum = None
         self.comm.Free()
 
 

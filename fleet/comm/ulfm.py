@@ -107,7 +107,7 @@ class ULFMWorld(MPIWorld):
         with self.blocking(ranks):
             comm = MPI.Intracomm.Create_from_group(members, f"fleet-{number}", MPI.INFO_NULL, MPI.ERRORS_RETURN)
         members.Free()
-        return ULFMGroup(self, comm, ranks)
+        return ULFMGroup(self, comm, ranks, self._share_node(ranks))
 
     def _stand_ready(self, ranks: Sequence[int], number: int) -> None:
         """Wait until all ranks of a group are about to make it: making it cannot be interrupted."""
@@ -234,8 +234,8 @@ class ULFMWorld(MPIWorld):
 class ULFMGroup(MPIGroup):
     """A group whose ranks may die: then each of the others raises GroupStruck in whatever it does with the group."""
 
-    def __init__(self, world: ULFMWorld, comm: MPI.Intracomm, ranks: Sequence[int]) -> None:
-        super().__init__(world, comm, ranks)
+    def __init__(self, world: ULFMWorld, comm: MPI.Intracomm, ranks: Sequence[int], shares_node: bool) -> None:
+        super().__init__(world, comm, ranks, shares_node)
         self._launch = world
 
     def check(self) -> None:  # noqa: D102 - Group says it

@@ -71,6 +71,7 @@ class MPIWorld:
         self._pending: list[MPI.Request] = []  # messages that have not been taken
         self._longest_pause = LONGEST_S
         self._places: list[tuple[str, int]] = []  # of all ranks: host and process
+        self._node_of: tuple[int, ...] = ()
         self._goes_last = False
 
     # ---- messages ----
@@ -145,7 +146,8 @@ class MPIWorld:
         """
         pretended = os.environ.get("FLEET_RANKS_PER_NODE")
         if pretended:
-            return tuple(rank // int(pretended) for rank in range(self.size))
+            self._node_of = tuple(rank // int(pretended) for rank in range(self.size))
+            return self._node_of
         self._meet()
         node = self.comm.Split_type(MPI.COMM_TYPE_SHARED)
         self._longest_pause = LONGEST_S * max(1.0, node.size / (_RANKS_PER_CORE * (os.cpu_count() or 1)))
@@ -154,9 +156,9 @@ class MPIWorld:
         names = self.comm.allgather(node.bcast((host, self.rank)))
         node.Free()
         numbers: dict[tuple[str, int], int] = {}
-        places = tuple(numbers.setdefault(name, len(numbers)) for name in names)
+        self._node_of = tuple(numbers.setdefault(name, len(numbers)) for name in names)
         self.hosts = tuple(host for host, _ in numbers)
-        return places
+        return self._node_of
 
     def share(self, value: T | None, root: int = 0) -> T:  # noqa: D102
         self._meet()
@@ -182,7 +184,11 @@ class MPIWorld:
         # Tags are bounded (MPI promises 32767 at least); numbers that far apart never meet.
         comm = self._maker.Create_group(members, tag=number % 32000)
         members.Free()
-        return MPIGroup(self, comm, ranks)
+        return MPIGroup(self, comm, ranks, self._share_node(ranks))
+
+    def _share_node(self, ranks: Sequence[int]) -> bool:
+        """Whether some ranks are known to be on one node: all have asked where they are."""
+        return bool(self._node_of) and len({self._node_of[rank] for rank in ranks}) == 1
 
     def library(self) -> str:
         """The MPI library and its thread level; Horovod's background thread wants `multiple`."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from fleet.comm.base import World
 from fleet.comm.messages import Tag, Warned
+from fleet.comm.segment import Segment
 from fleet.engines.base import Engine, Slot
 from fleet.engines.registry import make_engine
 from fleet.errors import ExitStatus
@@ -25,7 +26,6 @@ from fleet.stream.compose import NodeMemory
 from fleet.stream.finished import NodeEpochs
 from fleet.stream.layout import chunk_size
 from fleet.stream.sample_set import SampleSet
-from fleet.stream.segment import Segment
 from fleet.stream.tenants import Tenants
 from fleet.stream.window import Window
 from launch.devices import memory_mib, visible_gpus

@@ -25,6 +25,7 @@ from typing import Literal
 
 import numpy as np
 
+from fleet.comm.segment import Segment
 from fleet.stream.batch import Batch, Members, split_rows
 from fleet.stream.finish import Finish
 from fleet.stream.finished import NodeEpochs
@@ -33,7 +34,6 @@ from fleet.stream.own import OwnStream
 from fleet.stream.reader import Reader
 from fleet.stream.ring import RingReader
 from fleet.stream.sample_set import SampleSet
-from fleet.stream.segment import Segment
 from fleet.stream.stall import Waiting, WriterLost
 from fleet.stream.store import Files, KeptByNode, OwnMemory
 from fleet.stream.window import Window

@@ -10,9 +10,9 @@ from collections.abc import Callable
 
 import numpy as np
 
+from fleet.comm.segment import fence
 from fleet.stream.finished import Finished
 from fleet.stream.order import runs
-from fleet.stream.segment import fence
 from preprocess.base import BadSample
 from preprocess.pipeline import Pipeline
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fleet.stream.segment import Segment, aligned, fence
+from fleet.comm.segment import Segment, aligned, fence
 from preprocess.sample import ImageSpec
 
 Finished = tuple[np.ndarray, np.ndarray, np.ndarray]  # inputs, targets, which of them are there

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
+from fleet.comm.segment import Segment, aligned, fence
 from fleet.stream.layout import LABEL
-from fleet.stream.segment import Segment, aligned, fence
 from preprocess.sample import ImageSpec
 
 

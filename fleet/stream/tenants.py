@@ -11,7 +11,7 @@ from contextlib import contextmanager
 
 from fleet.comm.base import World
 from fleet.comm.roles import Roles
-from fleet.stream.segment import Segment
+from fleet.comm.segment import Segment
 
 
 class Tenants:

@@ -28,8 +28,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from fleet.comm.segment import Segment, aligned, fence
 from fleet.stream.layout import Layout
-from fleet.stream.segment import Segment, aligned, fence
 
 NOT_READING = np.iinfo(np.int64).max
 CHOOSING = -1  # in place of the chunk of a ring that a reader will choose in a moment

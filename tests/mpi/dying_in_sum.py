@@ -12,6 +12,8 @@ from fleet.comm.mpi import start_mpi
 from fleet.errors import GroupStruck
 
 world, after_s = start_mpi(), float(sys.argv[1])
+if "by-memory" in sys.argv:
+    world.node_of()
 group = world.group(range(world.size), 1)
 values = np.full(8_000_000, world.rank + 1.0)
 group.sum(values)

@@ -28,9 +28,10 @@ def test_a_death_strikes_the_group_on_all_other_ranks_and_they_go_on(launch):
     assert "the others have gone on" in run(launch, 4, "struck.py", survive=True)
 
 
+@pytest.mark.parametrize("how", ["by-mpi", "by-memory"])
 @pytest.mark.parametrize(("ranks", "after_s"), [(2, "0.1"), (3, "0.3"), (4, "0.05")])
-def test_a_death_inside_a_large_sum_ends_it_on_all_other_ranks(launch, ranks, after_s):
-    assert "the others have gone on" in run(launch, ranks, "dying_in_sum.py", True, after_s)
+def test_a_death_inside_a_large_sum_ends_it_on_all_other_ranks(launch, ranks, after_s, how):
+    assert "the others have gone on" in run(launch, ranks, "dying_in_sum.py", True, after_s, how)
 
 
 @pytest.mark.parametrize(("ranks", "survive"), long_but_first((4, False), (1, False), (4, True)))

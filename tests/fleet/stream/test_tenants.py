@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from fleet.comm.roles import assign
-from fleet.stream.segment import Segment
+from fleet.comm.segment import Segment
 from fleet.stream.tenants import Tenants
 
 ROLES = assign([0] * 7, 1, 2, slots=None)  # trainers 1 to 6 on two GPUs: 1, 3 and 5 share one
@@ -13,7 +13,7 @@ ROLES = assign([0] * 7, 1, 2, slots=None)  # trainers 1 to 6 on two GPUs: 1, 3 a
 
 @pytest.fixture
 def node(tmp_path, monkeypatch):
-    monkeypatch.setattr("fleet.stream.segment._FOLDER", tmp_path)
+    monkeypatch.setattr("fleet.comm.segment._FOLDER", tmp_path)
     segment, lost = Segment("tenants", ROLES.gpus_per_node, create=True), set()
     tenants = {rank: Tenants(SimpleNamespace(rank=rank, lost=lost), ROLES, segment) for rank in ROLES.trainers}
     return tenants, lost

@@ -4,8 +4,8 @@ import os
 
 import pytest
 
+from fleet.comm.segment import Segment
 from fleet.errors import InfrastructureError
-from fleet.stream.segment import Segment
 
 
 def test_memory_that_is_not_there_is_an_error_that_says_what_to_lower():
