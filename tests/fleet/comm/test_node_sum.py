@@ -1,0 +1,69 @@
+"""Sums in memory that the ranks of a node share."""
+
+import threading
+import time
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fleet.comm import node_sum
+from fleet.comm.node_sum import NodeSum, share_node
+from fleet.errors import InfrastructureError
+from tests.fleet import one_process
+
+LENGTHS = st.lists(st.tuples(st.integers(0, 700), st.sampled_from(["float32", "float64", "int64", "float16"])),
+                   min_size=1, max_size=6)
+
+
+def until(is_so):
+    while not is_so():
+        time.sleep(0)
+
+
+@pytest.fixture(autouse=True)
+def a_small_stage(monkeypatch):
+    monkeypatch.setattr(node_sum, "_STAGE", 1024)
+
+
+@given(ranks=st.integers(2, 5), arrays=LENGTHS, seed=st.integers(0, 99))
+def test_sums_of_any_length_follow_each_other_and_are_equal_on_all_ranks(ranks, arrays, seed):
+    memory, random = np.zeros(NodeSum.size_of(ranks), np.uint8), np.random.default_rng(seed)
+    values = [[random.integers(0, 9, length).astype(dtype) for length, dtype in arrays] for _ in range(ranks)]
+    expected = [sum(each) for each in zip(*values, strict=True)]  # small whole numbers: exact in any order
+
+    def add(rank):
+        mine = NodeSum(memory, rank, ranks, until)
+        for array in values[rank]:
+            mine.add(array)
+
+    threads = [threading.Thread(target=add, args=(rank,)) for rank in range(ranks)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    for rank in range(ranks):
+        for array, right in zip(values[rank], expected, strict=True):
+            np.testing.assert_array_equal(array, right)
+
+
+@pytest.mark.parametrize("short", [{True}, {False}, {True, False}, set()])
+def test_all_ranks_share_memory_or_none(short, monkeypatch):
+    """On a node where some ranks cannot map it (other containers), or where there is too little of it."""
+    real = node_sum.Segment
+
+    def segment(name, size, create):
+        if create in short:
+            raise InfrastructureError("none is left")
+        return real(name, size, create)
+
+    monkeypatch.setattr(node_sum, "Segment", segment)
+    shared = {}
+
+    def rank_main(world):
+        shared[world.rank] = share_node(world.group(range(world.size), 1), until) is not None
+        world.finish()
+
+    assert one_process.Launch(3, 0).run(rank_main)
+    assert shared == dict.fromkeys(range(3), not short)
