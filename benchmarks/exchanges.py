@@ -44,6 +44,7 @@ def inside(exchange: str, path: str) -> None:
     from fleet.comm.mpi import start_mpi
 
     world, comm = start_mpi(), MPI.COMM_WORLD
+    world.node_of()
     from fleet.engines.keras.engine import KerasEngine
     from fleet.runtime.inputs import open_inputs, settle
     from fleet.runtime.training.measuring import made_up

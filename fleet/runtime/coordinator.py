@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+from fleet.collecting import collect_seldom
 from fleet.comm.base import World
 from fleet.comm.messages import Pace, Tag
 from fleet.domain import events
@@ -171,6 +172,7 @@ class Coordinator:
 
     def start(self) -> None:
         """Say what begins, and what an earlier launch did not come to say."""
+        collect_seldom()
         spec, roles, options, past = self._setup.spec, self._setup.roles, self._setup.spec.options, self._past
         if past.laps is not None:
             past.laps.end("setting up")
