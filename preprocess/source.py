@@ -29,6 +29,7 @@ from preprocess.base import (
 from preprocess.division import fold_of, groups_of, strata_of, taken
 from preprocess.fingerprint import Fingerprint, Known, Marks, marks_of, with_targets
 from preprocess.labels import checked_labels
+from preprocess.sources.table import columns_of
 from preprocess.target import TargetSpec, TargetWish, target_of, told_array, twice_in
 from preprocess.target_checks import checked_target
 
@@ -206,12 +207,15 @@ def open_each(source: str, path: str | None, validation: float | str | None, see
 
 def open_marked(source: str, path: str | None, validation: float | str | None, seed: int,
                 options: Mapping[str, Any] | None, test: float | str | None, targets: Sequence[TargetWish | None],
-                division: str, before: Fingerprint | None) -> tuple[tuple[DataSet, ...], Fingerprint]:
+                division: str, before: Fingerprint | None, features: Sequence[str] = ()
+                ) -> tuple[tuple[DataSet, ...], Fingerprint]:
     """The same as :func:`open_each`, with what the samples are known by; those that were known stay where they were.
 
     Args:
         division: how samples are divided, as settings say it.
         before: what the data was known by, and how it was divided.
+        features: the columns of a table, in the order in which networks have learned them; it stays, wherever they
+            stand now.
 
     Returns:
         The data, and its fingerprint: the folds in it are those that were known.
@@ -219,14 +223,15 @@ def open_marked(source: str, path: str | None, validation: float | str | None, s
     Raises:
         InputError: as there; or all samples of a side have gone.
     """
-    found, fingerprint = _open(source, path, validation, seed, options, test, targets, division, before)
+    found, fingerprint = _open(source, path, validation, seed, options, test, targets, division, before, features)
     assert fingerprint is not None
     return found, fingerprint
 
 
 def _open(source: str, path: str | None, validation: float | str | None, seed: int, options: Mapping[str, Any] | None,
           test: float | str | None, targets: Sequence[TargetWish | None], division: str | None = None,
-          before: Fingerprint | None = None) -> tuple[tuple[DataSet, ...], Fingerprint | None]:
+          before: Fingerprint | None = None, features: Sequence[str] = ()
+          ) -> tuple[tuple[DataSet, ...], Fingerprint | None]:
     for part, where in (("validation", validation), ("test", test)):
         if source.startswith("builtin:") and isinstance(where, str):  # it would give its training data again
             raise InputError(f"data.{part}: {where}: {source} has no data elsewhere; give a share, like 10%")
@@ -235,8 +240,7 @@ def _open(source: str, path: str | None, validation: float | str | None, seed: i
     marks: dict[str, Marks] = {}
     known = Known()
     for number, target in enumerate(targets):
-        opener = _checking(source, _opener(source, options or {}, target))
-        train, held_out, tested = opener(path)
+        opener, (train, held_out, tested) = _opened(source, path, options or {}, target, features)
         if isinstance(train, ClassSource) and len(train.classes) < 2:
             raise InputError(f"{path or source}: only one class, {train.classes[0]!r}; at least two are needed")
         if division is not None:
@@ -261,6 +265,19 @@ def _open(source: str, path: str | None, validation: float | str | None, seed: i
             sides[rows] = side
     folds = np.empty(0, np.int16) if known.folds is None else known.folds
     return tuple(found), Fingerprint(marks, division, sides, folds, test if isinstance(test, str) else "")
+
+
+def _opened(source: str, path: str | None, options: Mapping[str, Any], target: TargetWish | None,
+            features: Sequence[str]) -> tuple[Opener, Opened]:
+    """What lies at a path, and what opens further parts of it: in tables, features are found by their names."""
+    opener = _checking(source, _opener(source, options, target))
+    opened = opener(path)
+    columns = columns_of(opened[0])
+    if columns is None or columns.is_paths:
+        return opener, opened
+    names = tuple(features) if sorted(features) == sorted(columns.inputs) else columns.inputs
+    opener = _checking(source, _opener(source, {**options, "inputs": names}, target))
+    return opener, opened if names == columns.inputs else opener(path)
 
 
 def _marks_of_train(train: Source, path: str | None, number: int, target: TargetWish | None,

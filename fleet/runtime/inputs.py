@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -100,28 +100,30 @@ class Inputs:
         return replace(self, samples={**self.samples, **kept}, feeds=feeds)
 
 
-def open_marked_inputs(spec: Spec, before: Fingerprint | None) -> Inputs:
+def open_marked_inputs(spec: Spec, before: Fingerprint | None, features: Sequence[str] = ()) -> Inputs:
     """The same as :func:`open_inputs`, with what the data is known by; samples that were known stay where they were.
 
     Args:
         before: what it was known by, and how it was divided; None to divide it anew.
+        features: see :func:`~preprocess.source.open_marked`.
 
     Raises:
         InputError, UserError: as there; or all samples of a side have gone.
     """
-    found, fingerprint = mark_data(spec, before)
+    found, fingerprint = mark_data(spec, before, features)
     return replace(_look(spec, _by_feed(spec, found)), fingerprint=fingerprint,
                    rows=np.flatnonzero(fingerprint.sides == 0))
 
 
-def mark_data(spec: Spec, before: Fingerprint | None) -> tuple[tuple[DataSet, ...], Fingerprint]:
+def mark_data(spec: Spec, before: Fingerprint | None, features: Sequence[str] = ()
+              ) -> tuple[tuple[DataSet, ...], Fingerprint]:
     """The data of a spec for each of its targets, and what it is known by; see :func:`open_marked_inputs`."""
     settings = spec.data
     shares = [where if isinstance(where, float) else None for where in (settings.validation, settings.test)]
     division = f"validation: {shares[0]}, test: {shares[1]}, folds: {settings.folds}, seed: {spec.seed}"
     wishes = _wishes(spec)
     return open_marked(settings.source, settings.path, *_division(spec), settings.options, settings.test,
-                       [_wish(target) for target in wishes], division, before)
+                       [_wish(target) for target in wishes], division, before, features)
 
 
 def open_inputs(spec: Spec) -> Inputs:

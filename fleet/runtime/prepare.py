@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from fleet.comm.roles import Roles, roles_of
 from fleet.domain.events import Commanded, EarlierRead, NetworkAdded
 from fleet.domain.late import with_late
 from fleet.errors import UserError
-from fleet.prediction.sample_file import read_standardized, write_sample, write_standardized
+from fleet.prediction.sample_file import read_columns, read_standardized, write_sample, write_standardized
 from fleet.runtime import changes, inputs
 from fleet.runtime.ahead import Ahead, ahead_of
 from fleet.runtime.caching import CacheChoice, Means, choose_cache, judging_bytes, shared_epochs
@@ -58,7 +59,7 @@ def prepare(request: Request, ranks: Ranks, lease: Lease | None = None,
     announce(ahead_of(asked.trained, asked.roles, asked.left is not asked.paths))
     replay, paths, roles, left = asked.replay, asked.paths, asked.roles, asked.left
     before = None if left is None else changes.known_data(left, request.fresh_network)
-    opened = inputs.open_marked_inputs(asked.trained, before)
+    opened = inputs.open_marked_inputs(asked.trained, before, _features(left))
     means = Means(len(roles.preprocessors), roles.gpus_per_node, ranks.per_core > 1, ranks.shared_free,
                   free_disk(paths))
     cache = choose_cache(_both(asked.trained, asked.ends), opened, means, None if left is None else last_cache(left))
@@ -91,6 +92,15 @@ def prepare(request: Request, ranks: Ranks, lease: Lease | None = None,
         launch = dataclasses.replace(launch, fence=None)
     return dataclasses.replace(launch, folds=folds, inputs=opened.for_ranks(),
                                finished_epochs=finished_epochs(launch, ranks.shared_free))
+
+
+def _features(left: RunPaths | None) -> tuple[str, ...]:
+    """The columns of a table in the order in which earlier launches have read them, where that was kept."""
+    columns = None
+    if left is not None:
+        with suppress(UserError):  # it is missing or damaged, and written anew
+            columns = read_columns(left)
+    return () if columns is None else columns.inputs
 
 
 @dataclass(frozen=True)

@@ -135,6 +135,15 @@ def test_a_table_that_has_changed_is_refused_with_its_path_what_has_changed_and_
     tabular.prepare()
 
 
+def test_columns_whose_new_order_is_accepted_are_read_as_networks_have_learned_them(tabular):
+    before = sides(tabular.prepare())
+    sample = tabular.paths.sample.read_bytes()
+    table(tabular.folder / "x.csv", [(b, y, a) for a, b, y in rows(60)], ("b", "target", "a"))
+    prepared = tabular.prepare(ACCEPT)
+    assert prepared.changes and sides(prepared) == before
+    assert tabular.paths.sample.read_bytes() == sample  # by which fleet predict finds them
+
+
 def test_what_is_in_no_column_of_use_may_change(tabular):
     tabular.content["data"]["options"] = {"inputs": ["a", "b"]}
     tabular.prepare(fresh=True)

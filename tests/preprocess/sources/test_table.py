@@ -9,6 +9,7 @@ import pytest
 from PIL import Image
 
 from preprocess.base import BadSample, InputError, Source
+from preprocess.source import open_data
 from preprocess.sources.table import open_table
 from preprocess.target import TargetSpec, TargetWish
 from tests.preprocess.samples import pattern, write
@@ -43,6 +44,16 @@ def test_options_choose_the_columns(table):
     assert [source.read(row).tolist() for row in (0, 1)] == [[2], [5]]
     assert source.targets.tolist() == [[3.5, 1], [6.5, 4]]
     assert (source.target, source.weights.tolist()) == (TargetSpec("value", 2, ("c", "a")), [1, 0])
+
+
+def test_validation_and_test_tables_have_the_features_by_their_names_in_whatever_order(table):
+    path, options = table(*PEOPLE), {"targets": "target"}
+    rows = (["id", "target", "height", "age"], [7, 2.5, 1.7, 30])
+    other, third = (table(*rows, name=name) for name in ("v.csv", "w.csv"))
+    data = open_data("table", path, other, 0, options, third)
+    assert data.validation.read(0).tolist() == data.test.read(0).tolist() == data.train.read(0).tolist()
+    with pytest.raises(InputError, match="v.csv: no column 'height' for a feature"):
+        open_data("table", path, table(["size", "age", "target"], [1.7, 30, 2.5], name="v.csv"), 0, options)
 
 
 def test_a_parquet_file_is_read_in_the_same_way(tmp_path):
