@@ -73,7 +73,7 @@ def inside(exchange: str, path: str) -> None:
             ends.pop()()
             return comm.allreduce(time.perf_counter() - began, op=MPI.MAX) / count
 
-        group.sum = timed
+        group.sum = timed  # type: ignore[method-assign, unused-ignore]
         steps(4)
         count = max(2, min(60, int(ROUND_S / steps(4))))
         summed[0] = 0.0
