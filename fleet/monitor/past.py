@@ -21,6 +21,9 @@ from fleet.storage.paths import RunPaths
 from fleet.storage.results import NetworkResult, Results, Table, apart, parameters_of
 from preprocess.sample import SampleSpec
 
+_HEAD = ("network", "epoch", *SCORES, "learning_rate", "batch", "samples", "gpus", "seconds", "waited_s",
+         "stream_epoch")
+
 
 @dataclass(frozen=True)
 class Past:
@@ -83,9 +86,7 @@ class NetworkEpoch(EpochRecord):
 
     def cells(self) -> dict[str, Any]:
         """The row of a table, with a column for each metric."""
-        names = ("learning_rate", "batch", "samples", "gpus", "seconds", "waited_s", "stream_epoch")
-        said = {"network": self.network, "epoch": self.epoch, **{name: self.value(name) for name in SCORES},
-                **{name: getattr(self, name) for name in names}}
+        said = {name: self.value(name) if name in SCORES else getattr(self, name) for name in _HEAD}
         return said | apart({name: self.value(name) for name in self.metrics}, list(said), "metric")
 
 
@@ -101,6 +102,6 @@ def read_history(run: str | Path) -> Table[NetworkEpoch]:
         UserError: there is no run there.
     """
     names = [field.name for field in dataclasses.fields(EpochRecord)]
-    return Table(NetworkEpoch(**{name: getattr(record, name) for name in names}, network=network)
-                 for network, found in state_of(log_of(RunPaths(Path(run)))).networks.items()
-                 for record in found.standing.history)
+    return Table((NetworkEpoch(**{name: getattr(record, name) for name in names}, network=network)
+                  for network, found in state_of(log_of(RunPaths(Path(run)))).networks.items()
+                  for record in found.standing.history), _HEAD)

@@ -12,7 +12,7 @@ import json
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from enum import StrEnum
@@ -47,13 +47,22 @@ R = TypeVar("R", bound=Row)
 
 
 class Table(list[R]):
-    """Rows in their order."""
+    """Rows in their order.
+
+    Args:
+        rows: of the table.
+        head: the first columns, which are there without rows, too.
+    """
+
+    def __init__(self, rows: Iterable[R] = (), head: Sequence[str] = ()) -> None:
+        super().__init__(rows)
+        self._head = head
 
     def columns(self) -> dict[str, list[Any]]:
         """Column -> the value of each row; None where a row has none."""
         cells = [row.cells() for row in self]
-        return {name: [each.get(name) for each in cells] for name in dict.fromkeys(name for each in cells
-                                                                                   for name in each)}
+        names = dict.fromkeys([*self._head, *(name for each in cells for name in each)])
+        return {name: [each.get(name) for each in cells] for name in names}
 
     def to_pandas(self) -> pandas.DataFrame:
         """The table as a data frame.
@@ -133,7 +142,7 @@ class NetworkResult:
 
     def cells(self) -> dict[str, Any]:
         """The row with a column for each drawn parameter, each metric, and each deviation over folds."""
-        said = {name: getattr(self, name) for name in _COLUMNS if name != "drawn"}
+        said = {name: getattr(self, name) for name in _PLAIN}
         said |= apart(self.drawn, [*said, *_OF_FOLDS, *_OF_CHILDREN, *self.metrics], "drawn") | self.metrics
         if self.folds:
             said |= {"folds": self.folds, **{f"{name}_deviation": value for name, value in self.deviation.items()}}
@@ -364,6 +373,7 @@ def _line(cells: Sequence[Any]) -> str:
 _OF_FOLDS, _OF_CHILDREN = ("folds", "deviation"), ("parent", "parent_epoch")  # where there are any
 _COLUMNS = [item.name for item in dataclasses.fields(NetworkResult)
             if item.name not in ("metrics", *_OF_FOLDS, *_OF_CHILDREN)]
+_PLAIN = [name for name in _COLUMNS if name != "drawn"]
 _VALUES = ("loss", "accuracy", "val_loss", "val_accuracy", "test_loss", "test_accuracy")
 
 
@@ -521,7 +531,7 @@ def read_results(run: str | Path) -> Table[NetworkResult]:
     path = RunPaths(Path(run)).results
     try:
         with open(path, encoding="utf-8", newline="") as file:
-            return Table(_parse_row(row) for row in csv.DictReader(file, restkey="beyond the head"))
+            return Table((_parse_row(row) for row in csv.DictReader(file, restkey="beyond the head")), _PLAIN)
     except OSError as error:
         raise UserError(f"{run} holds no run that can be read: {path.name}: {error.strerror}") from None
     except (ValueError, KeyError, TypeError, csv.Error) as error:

@@ -9,8 +9,11 @@ import pytest
 
 from fleet.__main__ import main
 from fleet.api import read_history, read_results
+from fleet.export.files import write_csv, write_parquet, write_tables
+from fleet.spec import parse
 from fleet.storage.checkpoint import read_history as read_file
-from fleet.storage.results import NetworkResult, Status, Table, mean_of_folds
+from fleet.storage.paths import RunPaths
+from fleet.storage.results import NetworkResult, Results, Status, Table, mean_of_folds
 from tests.fleet.export.conftest import RATE
 from tests.places import ROOT
 
@@ -64,8 +67,17 @@ def test_csv_and_parquet_have_all_of_it(searched, tmp_path, capsys, monkeypatch)
     assert table[RATE] == read_results(run).columns()[RATE]
 
 
+def test_a_run_without_networks_has_tables_with_their_heads(tmp_path):
+    run = RunPaths(tmp_path)
+    Results(parse({"models": [], "open_for": 1}), run, 1).write()
+    run.events.write_text("")
+    write_tables(run.root, tmp_path / "tables", "csv")
+    results, history = ((tmp_path / f"tables/{name}.csv").read_text().splitlines() for name in ("results", "history"))
+    assert ([results[0].split(",")[:2], history[0].split(",")[:3]], len(results), len(history)) == (
+        [["name", "status"], ["network", "epoch", "loss"]], 1, 1)
+
+
 def test_what_a_file_cannot_hold_is_json(tmp_path):
-    from fleet.export.files import write_csv, write_parquet
     write_csv(ROWS, tmp_path / "a.csv")
     with open(tmp_path / "a.csv", newline="") as file:
         first, second = csv.DictReader(file)
