@@ -158,10 +158,18 @@ class RateTable:
         return {name: row for row, name in enumerate(self.names)}
 
     @cached_property
+    def _rest(self) -> tuple[Any, ...]:
+        return self.samples_per_epoch, self.gpus_per_node, len(self.models), self.comm_s, self.sharing, self.supply
+
+    @cached_property
     def _hash(self) -> int:
-        some = self.models[::1 + len(self.models) // 8]  # there may be thousands; equal tables have equal ones
-        return hash((self.samples_per_epoch, self.gpus_per_node, len(self.models), some, self.comm_s, self.sharing,
-                     self.supply))
+        return hash((self._rest, self.models[::1 + len(self.models) // 8]))  # equal tables have equal ones
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, RateTable) or self._rest != other._rest or self.models != other.models:
+            return False
+        vars(other)["models"] = self.models  # there may be thousands; when asked again, Python sees that they are one
+        return True
 
     def __hash__(self) -> int:  # once: it is asked about again and again
         return self._hash

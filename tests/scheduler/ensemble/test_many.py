@@ -225,6 +225,15 @@ def test_equal_tables_hash_alike_however_they_came_about(rates):
     assert (grown, hash(grown)) == (RateTable(1, 1, networks), hash(RateTable(1, 1, networks)))
 
 
+def test_equal_tables_are_compared_network_by_network_once():
+    one, same = (RateTable(1, 1, tuple(Network(name, (1.0,)) for name in NAMES)) for _ in range(2))
+    assert one.models is not same.models
+    assert one == same
+    assert one.models is same.models  # so that the next comparison takes no time
+    assert one != RateTable(1, 1, (*one.models[:-1], Network("n29", (2.0,)))) != "no table"
+
+
+
 @given(st.lists(st.tuples(st.sampled_from(["come", "change", "anew"]), st.integers(0, 2)), max_size=20))
 @settings(max_examples=examples(40), deadline=None)
 def test_kinds_are_those_of_the_networks_however_the_table_grows(steps):
