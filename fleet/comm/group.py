@@ -52,6 +52,7 @@ class MPIGroup:
         """
         if self.size == 1:
             return
+        assert buffer.flags.forc  # of any other, ravel would give a copy
         flat = buffer.ravel(order="K")
         piece = _PIECE // flat.itemsize
         for start in range(0, len(flat), piece):

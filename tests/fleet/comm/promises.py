@@ -243,6 +243,9 @@ def a_large_sum_is_the_same_on_all_ranks_to_the_last_bit(world, number):
         group.sum(buffer)
         np.testing.assert_allclose(buffer, values * sum(1 / (1 + rank) for rank in range(world.size)), rtol=1e-5)
         assert len(set(group.exchange(zlib.crc32(buffer)))) == 1
+        turned = np.full((200, 300), 1 + world.rank, dtype).T
+        group.sum(turned)
+        assert (turned == world.size * (world.size + 1) / 2).all()
     assert done or world.size == 1
     world.duties.clear()
     group.free()
