@@ -36,7 +36,7 @@ from fleet.runtime.caching import Means, choose_cache
 from fleet.runtime.folder import free_disk, nearest_folder
 from fleet.runtime.inputs import Inputs, open_inputs
 from fleet.runtime.prepare import shared_bytes
-from fleet.spec import NetworkSpec, Spec, load, with_cache
+from fleet.spec import NetworkSpec, Spec, load, look_beside, with_cache
 from fleet.storage.event_log import last_cache
 from fleet.storage.lease import Fence, Process, create_generation, mark_taken, parse, read_generation
 from fleet.storage.paths import RunPaths
@@ -77,7 +77,9 @@ def run(args: argparse.Namespace) -> int:
     world = start_mpi()
     try:
         return _examine(world, args)
-    except UserError:
+    except UserError as error:
+        if world.rank:  # what is wrong with the spec all know, and rank 0 says it
+            world.abort(error, int(ExitStatus.BAD_INPUT))
         raise
     except BaseException as error:
         world.abort(error)
@@ -89,6 +91,8 @@ def _examine(world: MPIWorld, args: argparse.Namespace) -> int:
                                    world.library())
     if findings and local_rank(os.environ):  # each takes itself for rank 0: let the first of each node speak
         return int(ExitStatus.INFRASTRUCTURE)
+    if args.spec is not None:
+        look_beside(args.spec)  # on all ranks: what rank 0 shares may be of modules that are found there
     spec, opened, problem = world.share(_open(args.spec) if world.rank == 0 else None)
     if spec is None and problem:
         if world.rank == 0:

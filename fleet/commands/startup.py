@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -17,7 +18,10 @@ from fleet.terminal import print_table
 from launch.systems import SYSTEMS
 
 _SLOW = 2.0  # times as long as alone; more cores than ranks make no such difference
+# An engine may import MPI, which takes this process for the rank that waits for it, and waits for the others.
 _TIMED = """import importlib, json, sys, time
+import mpi4py
+mpi4py.rc.initialize = False
 took = {}
 for name in sys.argv[1:]:
     began = time.perf_counter()
@@ -95,8 +99,9 @@ def _packages(engine: EngineInfo) -> list[str]:
 def _timed(world: World, names: list[str]) -> Imports:
     """Import packages in an interpreter of their own: here they are there already."""
     began = time.perf_counter()
+    path = os.pathsep.join(path or os.getcwd() for path in sys.path)  # beside the spec, too
     told = subprocess.run([sys.executable, "-c", _TIMED, *names], check=True, stdout=subprocess.PIPE,
-                          stderr=subprocess.DEVNULL, text=True)
+                          stderr=subprocess.DEVNULL, text=True, env={**os.environ, "PYTHONPATH": path})
     took: dict[str, float] = json.loads(told.stdout.splitlines()[-1])
     python = round(time.perf_counter() - began - sum(took.values()), 3)
     return Imports(world.rank, world.host, {"python": python, **took})

@@ -54,6 +54,33 @@ def test_imports_are_timed_rank_by_rank(doctor):
     assert startup["advice"].startswith("imports: ")
 
 
+ENGINE = """
+from mpi4py import MPI
+from fleet.engines.softmax import NumpyEngine
+from fleet.spec.engines import EngineInfo
+
+ENGINE = EngineInfo("speaking", make="speaking:NumpyEngine", families=frozenset({"softmax"}),
+                    checkpoint_bytes=lambda parameters, slots: 8 * parameters)
+"""
+
+
+def test_an_engine_beside_the_spec_that_imports_mpi_is_timed(doctor):
+    (doctor.folder / "speaking.py").write_text(ENGINE)
+    content = spec(doctor.folder, MODELS, resources={"engine": "speaking:ENGINE"})
+    _, lines, _ = doctor(content, mpirun(2), more=("--startup", "--json"))
+    startup = json.loads("\n".join(lines))["startup"]
+    assert all("speaking" in one["seconds"] for one in (startup["alone"], *startup["ranks"]))
+
+
+def test_a_module_that_one_rank_alone_lacks_ends_all(doctor):
+    lacks = 'import os\nif os.environ["OMPI_COMM_WORLD_RANK"] == "1":\n    raise ImportError("it is elsewhere")\n'
+    (doctor.folder / "speaking.py").write_text(lacks + ENGINE)
+    content = spec(doctor.folder, MODELS, resources={"engine": "speaking:ENGINE"})
+    status, _, said = doctor(content, mpirun(2), more=("--startup",))
+    assert status == 2
+    assert "it is elsewhere" in said
+
+
 @pytest.mark.long
 @pytest.mark.skipif(CORES < 2, reason="wants two cores")
 def test_a_file_system_on_which_two_nodes_can_hold_one_folder_is_found(doctor):
