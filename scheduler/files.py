@@ -21,12 +21,7 @@ def read_json(path: str | Path) -> Any:
     Raises:
         InputError: there is no such file, or it is not JSON (with the line).
     """
-    try:
-        return parse_json(Path(path).read_text(encoding="utf-8"), path)
-    except OSError as error:
-        raise InputError(f"{path}: {error.strerror}") from None
-    except UnicodeDecodeError:
-        raise InputError(f"{path}: not JSON: the file is not text") from None
+    return parse_json(read_bytes(path), path)
 
 
 def parse_json(text: str | bytes, path: str | Path) -> Any:

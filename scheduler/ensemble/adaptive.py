@@ -26,7 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scheduler.base import Cluster, Network, Progress, RateTable
-from scheduler.ensemble.crowd import left, rising, values_of
+from scheduler.ensemble.crowd import left, raise_slowest, rising, values_of
 from scheduler.ensemble.rates import Curves, bent_curves, curve, estimated, is_straight, rate
 from scheduler.ensemble.waterfill import hulls, water_fill
 
@@ -72,7 +72,10 @@ def group_sizes(rates: RateTable, progress: Progress, cluster: Cluster) -> dict[
         held = held if least.sum() <= cluster.gpus else {}  # otherwise they would keep more than their least
     given = _round(rows, shares, sizes, held)
     epochs = work[np.searchsorted(rows, [*given])].tolist()
-    _give_spare(rates, given, sizes, dict(zip(given, epochs, strict=True)))
+    before = dict(zip(given, epochs, strict=True))
+    # What rounding left over goes to the network that is latest; one that has none by now needs more than is left.
+    raise_slowest(given, sizes, cluster.gpus - sum(given.values()),
+                  lambda row: rate(rates.models[row], given[row]) / before[row])
     if those is not (there := left(known.names, progress.finished)):
         _fill(given, np.flatnonzero(there & ~those), known, cluster.gpus)
     return {known.names[row]: given[row] for row in sorted(given)}
@@ -237,27 +240,3 @@ def _least(rows: NDArray[np.int64], shares: NDArray[np.float64], sizes: _Sizes, 
             order[place] -= HOLDER_BONUS
     for place in rising(order, sizes.cluster.gpus):
         yield float(order[place]), int(rows[place]), int(least[place])
-
-
-def _give_spare(rates: RateTable, given: dict[int, int], sizes: _Sizes, epochs: Mapping[int, float]) -> None:
-    """What rounding left over goes to the network that is latest, again and again, if it becomes faster.
-
-    One that has none by now needs more than is left.
-
-    Args:
-        epochs: that these networks have before them.
-    """
-
-    def pace(row: int) -> float:
-        return rate(rates.models[row], given[row]) / epochs[row]
-
-    spare = sizes.cluster.gpus - sum(given.values())
-    slowest = [(pace(row), row) for row in given]
-    heapq.heapify(slowest)
-    while spare and slowest:
-        _, row = heapq.heappop(slowest)
-        above = int(np.searchsorted(sizes[row], given[row], side="right"))
-        if above < len(sizes[row]) and sizes[row][above] - given[row] <= spare:
-            spare -= int(sizes[row][above]) - given[row]
-            given[row] = int(sizes[row][above])
-            heapq.heappush(slowest, (pace(row), row))

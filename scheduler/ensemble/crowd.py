@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import heapq
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
 
 import numpy as np
@@ -131,3 +132,25 @@ def rising(values: NDArray[np.float64], few: int, *ties: NDArray[np.int64]) -> I
     for places in (np.flatnonzero(is_first), np.flatnonzero(~is_first)):
         for place in places[np.lexsort((*(tie[places] for tie in ties), values[places]))]:
             yield int(place)
+
+
+def raise_slowest(given: dict[int, int], sizes: Mapping[int, NDArray[np.int64]], spare: int,
+                  pace: Callable[[int], float]) -> None:
+    """Give spare GPUs to the network that is slowest, again and again, as long as a larger group can be had.
+
+    Args:
+        given: the GPUs of some networks by their rows; raised in place.
+        sizes: the group sizes that each may have, rising.
+        spare: GPUs that are left.
+        pace: of a network with the GPUs that it has now.
+    """
+    slowest = [(pace(row), row) for row in given]
+    heapq.heapify(slowest)
+    while spare > 0 and slowest:
+        _, row = heapq.heappop(slowest)
+        larger = sizes[row][np.searchsorted(sizes[row], given[row], side="right"):]
+        if not len(larger) or larger[0] - given[row] > spare:
+            continue  # nothing that is left makes it faster
+        spare -= int(larger[0]) - given[row]
+        given[row] = int(larger[0])
+        heapq.heappush(slowest, (pace(row), row))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 from collections.abc import Iterable
 from dataclasses import replace
 
@@ -10,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from scheduler.base import Options, RateTable
-from scheduler.ensemble.crowd import rising
+from scheduler.ensemble.crowd import raise_slowest, rising
 from scheduler.ensemble.rates import Curves, all_last_useful, as_printed, curves, useful_curves, widest
 
 MANY_SPARE = 1000  # GPUs that are left over, from which raising one at a time takes long
@@ -143,13 +142,4 @@ def _give_spare(known: Curves, members: dict[int, int], spare: int, peak_limited
     counts = {row: 1 + np.flatnonzero(known.counts(peak_limited)[row]) for row in members}
     if peak_limited and spare > MANY_SPARE:
         spare -= _raise_together(known, members, counts, spare)
-    slowest = [(float(known.rate[row, count - 1]), row) for row, count in members.items()]
-    heapq.heapify(slowest)
-    while spare > 0 and slowest:
-        _, row = heapq.heappop(slowest)
-        larger = counts[row][np.searchsorted(counts[row], members[row], side="right"):]
-        if not len(larger) or larger[0] - members[row] > spare:
-            continue  # nothing that is left makes it faster
-        spare -= int(larger[0]) - members[row]
-        members[row] = int(larger[0])
-        heapq.heappush(slowest, (float(known.rate[row, members[row] - 1]), row))
+    raise_slowest(members, counts, spare, lambda row: float(known.rate[row, members[row] - 1]))

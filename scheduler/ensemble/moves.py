@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import TypeAlias
 
 from scheduler.base import Round
 
@@ -64,53 +63,35 @@ class GroupHolding:
 
 
 @dataclass(frozen=True)
-class Start:
+class Move:
+    """Something that the group of a network does, with some devices."""
+
+    name: str
+    devices: tuple[int, ...] = ()
+
+
+class Start(Move):
     """Start a group on devices that are all free."""
 
-    name: str
-    devices: tuple[int, ...]
 
-
-@dataclass(frozen=True)
-class Recruit:
+class Recruit(Move):
     """Have free devices build the network, so that they can join its group."""
 
-    name: str
-    devices: tuple[int, ...]
 
-
-@dataclass(frozen=True)
-class Dismiss:
+class Dismiss(Move):
     """Free devices that were to join a group."""
 
-    name: str
-    devices: tuple[int, ...]
 
-
-@dataclass(frozen=True)
-class Grow:
+class Grow(Move):
     """Go on with these devices: first those of the group's own that it keeps, then those that are new."""
 
-    name: str
-    devices: tuple[int, ...]
 
-
-@dataclass(frozen=True)
-class Shrink:
+class Shrink(Move):
     """Go on with these devices of the group's own, and free the others."""
 
-    name: str
-    devices: tuple[int, ...]
 
-
-@dataclass(frozen=True)
-class Stop:
+class Stop(Move):
     """Save the network and free all devices."""
-
-    name: str
-
-
-Move: TypeAlias = Start | Recruit | Dismiss | Grow | Shrink | Stop
 
 
 def moves(held: Mapping[str, GroupHolding], wanted: Round, free: Iterable[int], frees_at_once: bool = False

@@ -20,9 +20,9 @@ No network is planned on more than twice the GPUs on which it has been seen (Qia
 code): what is further away is a guess. It may be twice the largest size of any network for one that has not been seen,
 and for all as soon as some have been seen at two sizes.
 
-To estimate all anew takes time in proportion to their number. So networks of which the same is known are estimated once
-(:class:`Kind`); and of more than a hundred networks the table is made anew after some observations, not after each
-(:data:`RENEWED`), and only then do these call for another plan.
+To estimate all anew takes time in proportion to their number. So networks of which the same is known, but for their
+names, are estimated once; and of more than a hundred networks the table is made anew after some observations, not after
+each (:data:`RENEWED`), and only then do these call for another plan.
 """
 
 from __future__ import annotations
@@ -69,17 +69,6 @@ class Traits:
     operations: float | None = None
     min_gpus: int = 1
     max_gpus: int | None = None
-
-
-@dataclass(frozen=True, eq=False)
-class Kind:
-    """Networks of which the same is known, so that they have the same rates; what it has is as in :class:`Traits`."""
-
-    key: str
-    family: str
-    operations: float | None
-    min_gpus: int
-    max_gpus: int | None
 
 
 @dataclass(frozen=True)
@@ -176,8 +165,8 @@ class OnlineRates:
         self._estimate: _Estimate | None = None  # by which the table was made
         self._unread = 0  # observations since then
         self._of_key: dict[str, list[str]] = {}  # the names of networks
-        self._kinds: dict[tuple[str, str, float | None, int, int | None], Kind] = {}
-        self._kind_of: dict[str, Kind] = {}  # of networks
+        self._kinds: dict[Traits, Traits] = {}  # without names: networks of one kind have the same rates
+        self._kind_of: dict[str, Traits] = {}  # of networks
         self._guessed: set[str] = set()
         for network in networks:
             self._take_in(network)
@@ -204,8 +193,8 @@ class OnlineRates:
 
     def _take_in(self, network: Traits) -> None:
         self._of_key.setdefault(network.key, []).append(network.name)
-        known = network.key, network.family, network.operations, network.min_gpus, network.max_gpus
-        self._kind_of[network.name] = self._kinds.setdefault(known, Kind(*known))
+        kind = replace(network, name="")
+        self._kind_of[network.name] = self._kinds.setdefault(kind, kind)
         if not self.is_known(network.name):
             self._guessed.add(network.name)
 
@@ -320,7 +309,7 @@ class OnlineRates:
         """Whether enough networks have been seen at two sizes to say how well all others scale."""
         return sum(len(seen) > 1 for seen in self._seen.values()) >= POOLED
 
-    def _most(self, kind: Kind, is_sure: bool) -> int:
+    def _most(self, kind: Traits, is_sure: bool) -> int:
         """The most GPUs that a network may be planned on now: one as long as nothing has been seen.
 
         Thought twice as fast on two, the first networks would each have had two, and others none.
@@ -368,13 +357,13 @@ class _Estimate:
         return RateTable(rates._samples, rates._gpus_per_node, tuple(
             told[id(kind)].named(name) for name, kind in rates._kind_of.items()), sharing=rates._curve)
 
-    def late(self, name: str, kind: Kind) -> Network:
+    def late(self, name: str, kind: Traits) -> Network:
         """A network that came after the estimate, by what was known then."""
         if kind.key not in self._points:
             self._points[kind.key] = self._rates.points(kind.key)
         return self._told(name, kind, self._rates._is_sure)
 
-    def _told(self, name: str, kind: Kind, is_sure: bool) -> Network:
+    def _told(self, name: str, kind: Traits, is_sure: bool) -> Network:
         """A network with its rates, on as many GPUs as it may be planned on."""
         most = self._rates._most(kind, is_sure)
         return Network(name, self.curve(kind, most), min_gpus=kind.min_gpus, max_gpus=most)
@@ -384,7 +373,7 @@ class _Estimate:
         mean, deviation = self._slopes.of.get(key, self._common)
         return min(0.0, mean + deviations * deviation)
 
-    def curve(self, kind: Kind, most: int, is_high: bool = True) -> tuple[float, ...]:
+    def curve(self, kind: Traits, most: int, is_high: bool = True) -> tuple[float, ...]:
         """Samples/s on 1..most GPUs, beyond those that were seen at the upper or the lower end of what they may be."""
         points, slope = self._points[kind.key], self._slope(kind.key)
         beyond = slope if is_high else self._slope(kind.key, -1.0)
@@ -408,7 +397,7 @@ class _Estimate:
         known = [-math.log(kind.operations) for kind in self._rates._kind_of.values() if kind.operations]
         return float(np.mean(known)) if known else -math.log(NOMINAL)
 
-    def _base_of(self, kind: Kind) -> float:
+    def _base_of(self, kind: Traits) -> float:
         return -math.log(kind.operations) if kind.operations else self._base
 
     def _offset_of_families(self) -> Callable[[str], float]:

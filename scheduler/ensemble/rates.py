@@ -234,14 +234,13 @@ def as_printed(table: RateTable, gpus: int) -> RateTable:
     ((44.0, 43.74), 51.63)
     """
     b = 2 * table.gpus_per_node
+
+    def beyond(rates: tuple[float, ...]) -> list[float]:
+        return estimated(rates[:b], np.arange(len(rates) + 1, gpus + 1)).tolist()
+
     return replace(table, models=tuple(
-        replace(network, rates=(*network.rates, *_as_printed(network.rates, b, gpus)))
+        replace(network, rates=(*network.rates, *beyond(network.rates)))
         if 1 < b < len(network.rates) < gpus else network for network in table.models))
-
-
-def _as_printed(rates: Sequence[float], b: int, gpus: int) -> list[float]:
-    found: list[float] = estimated(rates[:b], np.arange(len(rates) + 1, gpus + 1)).tolist()
-    return found
 
 
 def steadied(table: RateTable, gpus: int) -> RateTable:

@@ -14,6 +14,7 @@ Unknown keys are mistakes.
 
 from __future__ import annotations
 
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
@@ -60,15 +61,10 @@ def write_rates(table: RateTable) -> dict[str, Any]:
 
     The bounds of groups are not part of the format: they belong to the spec.
     """
-    record: dict[str, Any] = {"samples_per_epoch": table.samples_per_epoch,
-                              "gpus_per_node": table.gpus_per_node,
-                              "models": [_network_record(network) for network in table.models]}
-    if table.comm_s:
-        record["comm_s"] = [{"params_mb": time.params_mb, "gpus": time.gpus, "seconds": time.seconds}
-                            for time in table.comm_s]
-    if len(table.sharing) > 1:
-        record["sharing"] = list(table.sharing)
-    return record
+    return {"samples_per_epoch": table.samples_per_epoch, "gpus_per_node": table.gpus_per_node,
+            "models": [_network_record(network) for network in table.models],
+            **({"comm_s": list(map(asdict, table.comm_s))} if table.comm_s else {}),
+            **({"sharing": list(table.sharing)} if len(table.sharing) > 1 else {})}
 
 
 def _sharing(read: MistakeReader, top: dict[str, Any]) -> tuple[float, ...]:
@@ -82,16 +78,10 @@ def _sharing(read: MistakeReader, top: dict[str, Any]) -> tuple[float, ...]:
 
 
 def _network_record(network: Network) -> dict[str, Any]:
-    record: dict[str, Any] = {"name": network.name, "rates": list(network.rates)}
-    if network.epochs is not None:
-        record["epochs"] = network.epochs
-    if network.params_mb is not None:
-        record["params_mb"] = network.params_mb
-    if network.step_s:
-        record["step_s"] = [{"batch": time.batch, "seconds": time.seconds} for time in network.step_s]
-    if network.batches is not None:
-        record["batches"] = list(network.batches)
-    return record
+    record = {"name": network.name, "rates": list(network.rates), "epochs": network.epochs,
+              "params_mb": network.params_mb, "step_s": list(map(asdict, network.step_s)) or None,
+              "batches": network.batches and list(network.batches)}
+    return {key: value for key, value in record.items() if value is not None}
 
 
 def _network(read: MistakeReader, value: Any, place: str) -> Network:
@@ -100,17 +90,22 @@ def _network(read: MistakeReader, value: Any, place: str) -> Network:
     name = record.get("name", place)
     if not is_name(name):
         read.mistake(f"{place}.name", f"{ascii(name)[:60]}, but must be {NAME}")
-    rates = tuple(read.positive(rate, f"{place}.rates[{i}]", "samples/s")
-                  for i, rate in enumerate(read.items(record, "rates", f"{place}.rates")))
-    if "rates" in record and not rates:
-        read.mistake(f"{place}.rates", "empty, but needs at least the rate on 1 GPU")
     steps = tuple(_step_time(read, item, f"{place}.step_s[{i}]")
                   for i, item in enumerate(read.items(record, "step_s", f"{place}.step_s")))
-    return Network(str(name), rates,
+    return replace(network_of(read, str(name), record, "rates", place), step_s=steps,
+                   batches=_batches(read, record, place))
+
+
+def network_of(read: MistakeReader, name: str, record: dict[str, Any], key: str, place: str) -> Network:
+    """A network with the rates that stand under a key of a record, and perhaps its epochs and its size."""
+    rates = tuple(read.positive(rate, f"{place}.{key}[{i}]", "samples/s")
+                  for i, rate in enumerate(read.items(record, key, f"{place}.{key}")))
+    if key in record and not rates:
+        read.mistake(f"{place}.{key}", "empty, but needs at least the rate on 1 GPU")
+    return Network(name, rates,
                    epochs=read.count(record, "epochs", f"{place}.epochs") if "epochs" in record else None,
                    params_mb=(read.positive(record["params_mb"], f"{place}.params_mb", "MB")
-                              if "params_mb" in record else None),
-                   step_s=steps, batches=_batches(read, record, place))
+                              if "params_mb" in record else None))
 
 
 def _batches(read: MistakeReader, record: dict[str, Any], place: str) -> tuple[int, int] | None:

@@ -285,11 +285,7 @@ def _within_reach(gains: list[FloatArray], steps: list[_Steps], nodes: int) -> t
     less its price, is below the trainer's best by more than that solution is above some allocation, is in no
     optimum (Dantzig 1957; reduced-cost fixing). So few counts are left of many, and all that tie remain.
     """
-    sizes = [len(gain) for gain in gains]
-    row, gain = np.repeat(np.arange(len(gains)), sizes), np.concatenate(gains)
-    count = np.arange(len(gain)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-    possible = np.flatnonzero(np.isfinite(gain))
-    row, count, gain = row[possible], count[possible], gain[possible]
+    row, count, gain = _possible(gains)
     had, price, left = _climb(steps, nodes)
     more = count - had[row]
     better = gain - gain[more == 0][row]
@@ -318,12 +314,17 @@ def _all_steps(known: Sequence[_Gains], gains: Sequence[FloatArray]) -> list[_St
     return found  # type: ignore[return-value]  # each has been found
 
 
-def _steps_of(gains: Sequence[FloatArray]) -> list[_Steps]:
+def _possible(gains: Sequence[FloatArray]) -> tuple[IntArray, IntArray, FloatArray]:
+    """Of all counts on which trainers can run, one after the other: the trainer, the count, and what it gains."""
     sizes = [len(gain) for gain in gains]
     row, gain = np.repeat(np.arange(len(gains)), sizes), np.concatenate(gains)
     count = np.arange(len(gain)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
     possible = np.flatnonzero(np.isfinite(gain))
-    row, count, gain = row[possible], count[possible], gain[possible]
+    return row[possible], count[possible], gain[possible]
+
+
+def _steps_of(gains: Sequence[FloatArray]) -> list[_Steps]:
+    row, count, gain = _possible(gains)
     corner = concave_hulls(row, count, gain)
     row, length, rise = row[corner], np.diff(count[corner]), np.diff(gain[corner])
     inner = row[1:] == row[:-1]

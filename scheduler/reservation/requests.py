@@ -294,8 +294,7 @@ class _Standing(NamedTuple):
         return _Standing(self.cost[rows], self.spent[rows], self.ruled_out[rows], self.number[rows])
 
     def followed_by(self, other: _Standing) -> _Standing:
-        return _Standing(np.append(self.cost, other.cost), np.append(self.spent, other.spent),
-                         np.append(self.ruled_out, other.ruled_out), np.append(self.number, other.number))
+        return _Standing(*map(np.append, self, other))
 
 
 class _Labels:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import partial
 
@@ -115,7 +115,7 @@ class _Run:
     gpus: int = 0
     start_min: float = 0.0  # since when it has had these GPUs
     steady_min: float = 0.0
-    end: Event | None = None
+    end: Event = field(init=False)
 
     @property
     def end_min(self) -> float:
@@ -190,12 +190,10 @@ class _Simulation:
         if self.sim.peek() > self.sim.now + SAME_MOMENT:
             return
         for run in [run for run in self.running if run.end_min <= self.sim.now + SAME_MOMENT]:
-            assert run.end is not None
             run.end.cancel()
             self._complete(run)
 
     def _resize(self, run: _Run, gpus: int) -> None:
-        assert run.end is not None
         run.end.cancel()
         self._let_go(run)
         self._hold(run, gpus, self.settings.rescale_cost_min)

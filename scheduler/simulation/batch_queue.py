@@ -238,7 +238,6 @@ class _BatchQueue:
         self.small: deque[_Waiting] = deque()
         self.large_left = sum(not job.small for job in jobs)
         self.round_left = 0  # jobs that the round waits for
-        self.deciding = self.filling = False  # whether that is to happen at this moment
         self.alarm: Event | None = None  # for the next reservation that starts
 
     def run(self) -> Schedule:
@@ -295,9 +294,7 @@ class _BatchQueue:
     def end_small(self, waiting: _Waiting, run: Run) -> None:
         if not run.completed:
             self.small.append(waiting)
-        if not self.filling:
-            self.filling = True
-            self.sim.at(self.sim.now, _Kind.FILL, self.fill)
+        self.sim.soon(_Kind.FILL, self.fill)
 
     def end_large(self, waiting: _Waiting, run: Run) -> None:
         if run.completed:
@@ -313,12 +310,9 @@ class _BatchQueue:
 
     def decide_soon(self) -> None:
         """Decide at this moment, once, after everything that ends or arrives at it."""
-        if not self.deciding:
-            self.deciding = True
-            self.sim.at(self.sim.now, _Kind.DECIDE, self.decide)
+        self.sim.soon(_Kind.DECIDE, self.decide)
 
     def decide(self) -> None:
-        self.deciding = False
         self.free.forget(self.sim.now)
         if self.convention is Convention.WORK_CONSERVING:
             self.plan_anew()
@@ -401,7 +395,6 @@ class _BatchQueue:
 
     def fill(self) -> None:
         """Start the small jobs that fit, in the order of their arrival."""
-        self.filling = False
         now = self.sim.now
         self.free.forget(now)
         passed: list[_Waiting] = []

@@ -10,6 +10,7 @@ from numpy.random import Generator
 from numpy.typing import NDArray
 
 from scheduler.base import InputError, Network, RateTable, check_range
+from scheduler.ensemble.rates_file import network_of
 from scheduler.files import MistakeReader
 
 Floats = NDArray[np.float64]
@@ -147,14 +148,7 @@ def convert(value: Any, place: str = "ensemble") -> RateTable:
     for index, item in enumerate(read.items(top, "dnns", "dnns")):
         at = f"dnns[{index}]"
         record = read.record(item, at, ("r",), optional=("id", "base", "epochs", "params_mb"))
-        rates = tuple(read.positive(rate, f"{at}.r[{i}]", "samples/s")
-                      for i, rate in enumerate(read.items(record, "r", f"{at}.r")))
-        if "r" in record and not rates:
-            read.mistake(f"{at}.r", "empty, but needs at least the rate on 1 GPU")
-        networks.append(Network(f"m{record.get('id', index)}", rates,
-                                epochs=read.count(record, "epochs", f"{at}.epochs") if "epochs" in record else None,
-                                params_mb=(read.positive(record["params_mb"], f"{at}.params_mb", "MB")
-                                           if "params_mb" in record else None)))
+        networks.append(network_of(read, f"m{record.get('id', index)}", record, "r", at))
     if "dnns" in top and not networks:
         read.mistake("dnns", "empty, but an ensemble needs at least one network")
     read.own_names("dnns", networks)

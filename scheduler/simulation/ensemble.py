@@ -204,7 +204,6 @@ class _Run:
         self.groups = {network.name: _Group(network, row) for row, network in enumerate(rates.models)}
         self.free = set(cluster.devices)
         self.wanted = Round()
-        self.to_decide: Event | None = None
         self.window: deque[int] = deque(maxlen=stream.ring.kept if stream.ring else 1)  # shards of the ring
         self.production: Event | None = None
         self.shards = 0  # produced so far
@@ -225,11 +224,9 @@ class _Run:
 
     def _ask(self) -> None:
         """Decide, once, after all that happens at this moment."""
-        if self.to_decide is None:
-            self.to_decide = self.sim.after(0.0, _Kind.DECIDE, self._decide)
+        self.sim.soon(_Kind.DECIDE, self._decide)
 
     def _decide(self) -> None:
-        self.to_decide = None
         self._advance_all()
         told, progress = self.told, self._progress()
         if self.learner is not None:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import partial
 
@@ -105,7 +105,7 @@ class _Running:
     nodes: frozenset[int]
     since_min: float
     left_min: float  # of its work, when it was placed
-    end: Event | None = None
+    end: Event = field(init=False)
     paused_min: float | None = None  # when it stopped working to write its checkpoint
 
     @property
@@ -156,7 +156,6 @@ class _Machine:
 
     def _let_go(self, running: _Running) -> None:
         """The job ends or is stopped; its nodes are free."""
-        assert running.end is not None
         running.end.cancel()
         del self.running[running.id]
         worked_until = self.sim.now if running.paused_min is None else running.paused_min
@@ -183,7 +182,6 @@ class _Machine:
             self._write()
 
     def _pause(self, running: _Running) -> None:
-        assert running.end is not None
         running.end.cancel()
         running.paused_min = self.sim.now
 

@@ -288,7 +288,6 @@ class _Replay:
         self.preemption_cost = self.rescale_cost = 0.0
         self.outcome_gone = 0.0
         self.completion: Event | None = None
-        self.decision: Event | None = None
         # Time, idle nodes, used ones, outcome: columns that take 32 bytes a note, for traces of millions of changes.
         self.timeline = (array("d"), array("q"), array("q"), array("d"))
 
@@ -351,12 +350,10 @@ class _Replay:
 
     def _decide_soon(self) -> None:
         """Decide once all else of this moment has happened."""
-        if self.decision is None:
-            self.decision = self.sim.after(0.0, _Kind.DECISION, self._decide)
+        self.sim.soon(_Kind.DECISION, self._decide)
 
     def _decide(self) -> None:
         """Share out the idle nodes anew."""
-        self.decision = None
         self._settle(self.sim.now)
         self._retire()
         self._admit()

@@ -54,6 +54,7 @@ class Simulator:
         self.rng = np.random.default_rng(seed)
         self._queue: list[Event] = []
         self._sequence = 0
+        self._soon: set[int] = set()
 
     def at(self, time: float, kind: int, action: Callable[[], None]) -> Event:
         """Schedule ``action`` at a moment; one that is now comes after what happens now.
@@ -71,6 +72,16 @@ class Simulator:
     def after(self, delay: float, kind: int, action: Callable[[], None]) -> Event:
         """Schedule ``action`` a while from now."""
         return self.at(self.now + delay, kind, action)
+
+    def soon(self, kind: int, action: Callable[[], None]) -> None:
+        """Schedule ``action`` at this moment; only once of each kind, until it happens."""
+        def act() -> None:
+            self._soon.remove(kind)
+            action()
+
+        if kind not in self._soon:
+            self._soon.add(kind)
+            self.at(self.now, kind, act)
 
     def peek(self) -> float:
         """The time of the next event, infinity when there is none."""
