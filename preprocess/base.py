@@ -12,6 +12,7 @@ import importlib
 import sys
 import sysconfig
 import traceback
+from collections.abc import Sized
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -58,6 +59,15 @@ def counted(number: int, what: str) -> str:
     ('1 GPU', '2 GPUs')
     """
     return f"{number} {what}{'' if number == 1 else 's'}"
+
+
+def and_more(things: Sized) -> str:
+    """What stands behind the first of some things, where there are others.
+
+    >>> and_more([1, 2, 3]), and_more([1])
+    (' (and 2 more)', '')
+    """
+    return f" (and {len(things) - 1} more)" if len(things) > 1 else ""
 
 
 @runtime_checkable

@@ -18,11 +18,10 @@ from preprocess.sample import Affine, wire_dtype
 from preprocess.target import is_mask, read_mask, target_of
 from preprocess.transforms import Transform
 from preprocess.transforms.base import Mask
-from preprocess.transforms.colour import Scale
+from preprocess.transforms.colour import Scale, Standardize
 from preprocess.transforms.decoding import Decode, decoded_whole
 from preprocess.transforms.on_device import OnDevice
 from preprocess.transforms.side_by_side import SideBySide
-from preprocess.transforms.standardize import Standardize
 
 
 class Part(NamedTuple):

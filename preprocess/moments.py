@@ -15,7 +15,7 @@ import numpy as np
 from preprocess.base import InputError
 from preprocess.pipeline import Pipeline
 from preprocess.sample import Affine
-from preprocess.transforms.standardize import Standardize
+from preprocess.transforms.colour import Standardize
 
 _BLOCK = 1024  # samples
 

@@ -19,8 +19,8 @@ from preprocess.chain import Chain
 from preprocess.sample import ImageSpec, SampleSpec
 from preprocess.target import plain_targets, target_of
 from preprocess.transforms import Transform
+from preprocess.transforms.colour import Standardize
 from preprocess.transforms.on_device import OnDevice, split_device
-from preprocess.transforms.standardize import Standardize
 
 PROBES = 8  # samples that are looked at, spread over the source
 

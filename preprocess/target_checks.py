@@ -1,7 +1,7 @@
-"""Targets and weights as a source gives them, looked at by rank 0 before any rank waits for one.
+"""Targets, labels and weights as a source gives them, looked at by rank 0 before any rank waits for one.
 
-What is wrong is said of the first sample that it is wrong with. Masks are files, or made when they are asked for; each
-is checked when it is read (:func:`preprocess.target.read_mask`).
+A source of the user's own may bring anything. What is wrong is said of the first sample that it is wrong with. Masks
+are files, or made when they are asked for; each is checked when it is read (:func:`preprocess.target.read_mask`).
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from preprocess.base import InputError, Source, counted, in_one_line
+from preprocess.base import ClassSource, InputError, Source, and_more, counted, in_one_line
 from preprocess.target import KINDS, TargetSpec
 
 _AT_ONCE = 2**16  # samples that are looked at together: targets may be larger than the memory
@@ -99,3 +99,51 @@ def _check_each(source: Source, values: np.ndarray, is_wrong: Callable[[np.ndarr
         more = f" (and {count - 1} more)" if count > 1 else ""
         shown = " ".join(f"{value:g}" for value in np.ravel(values[first]).tolist()[:8])
         raise InputError(f"{origin}: {source.name(first)} has {what} {shown}{more}; it should be {right}")
+
+
+# ---- labels -----------------------------------------------------------------------------------
+
+
+def checked_labels(source: ClassSource, origin: str) -> np.ndarray:
+    """The labels of a source, if each is one of its classes.
+
+    A list of integers is as good as an array. Nothing is rounded: numbers with a fraction are targets of another kind.
+
+    Args:
+        source: has at least one class.
+        origin: of the source, for messages.
+
+    Returns:
+        (len(source),) of an integer type, 0 <= label < len(source.classes); the source's own array where it has one.
+
+    Raises:
+        InputError: the labels are of another shape or type, or one is no class; names the first such sample.
+    """
+    try:
+        labels, count = np.asarray(source.labels), len(source)
+    except Exception as error:  # the user's class may hold anything
+        raise InputError(f"{origin}: its labels are not one number for each sample: {in_one_line(error)}") from error
+    if labels.shape != (count,):
+        advice = ""
+        if labels.shape == (count, 1):
+            advice = "; labels[:, 0] is that"
+        elif labels.ndim == 2:
+            advice = "; labels.argmax(axis=1) makes that of rows with a 1 in each"
+        raise InputError(f"{origin}: its labels are an array of shape {labels.shape} for {counted(count, 'sample')}; "
+                         f"{_wanted(source)}{advice}")
+    if len(labels) and labels.dtype.kind not in "iub":
+        # The first label that rounding would change is the best example.
+        index = int(np.argmax(labels != np.floor(labels))) if labels.dtype.kind == "f" else 0
+        raise InputError(f"{origin}: {source.name(index)} has the label {labels[index]}, of type {labels.dtype}; "
+                         f"{_wanted(source)}")
+    outside = np.flatnonzero((labels < 0) | (labels >= len(source.classes)))
+    if len(outside):
+        raise InputError(f"{origin}: {source.name(int(outside[0]))} has the label "
+                         f"{labels[outside[0]]}{and_more(outside)}, not one of the {len(source.classes)} classes; "
+                         f"{_wanted(source)}")
+    return labels.astype(np.int64) if labels.dtype.kind == "b" or not len(labels) else labels
+
+
+def _wanted(source: ClassSource) -> str:
+    return (f"labels should be {counted(len(source), 'integer')} from 0 to {len(source.classes) - 1}, one class for "
+            "each sample")

@@ -65,8 +65,7 @@ MAY_IMPORT = {
     "preprocess.decoded_copy": "preprocess.base preprocess.chain preprocess.packing preprocess.pipeline "
                                "preprocess.sample preprocess.source preprocess.sources preprocess.target "
                                "preprocess.transforms",
-    "preprocess.labels": "preprocess.base",
-    "preprocess.source": "preprocess.base preprocess.division preprocess.fingerprint preprocess.labels "
+    "preprocess.source": "preprocess.base preprocess.division preprocess.fingerprint "
                          "preprocess.sources preprocess.target preprocess.target_checks",
     "scheduler.base": "",
     "scheduler.files": "scheduler.base",

@@ -39,8 +39,8 @@ from preprocess.sample import SampleSpec
 from preprocess.source import fold_of, open_each, open_marked
 from preprocess.target import TargetSpec, TargetWish, plain_targets, read_mask, target_of
 from preprocess.transforms import Transform
+from preprocess.transforms.colour import Standardize
 from preprocess.transforms.on_device import finished_on_host
-from preprocess.transforms.standardize import Standardize
 
 
 @dataclass(frozen=True)

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from preprocess.base import InputError, counted
+from preprocess.base import InputError, and_more, counted
 
 MISSING = frozenset({"", "na", "n/a", "nan", "null", "none", "?"})  # what stands among numbers for one that is missing
-_DELIMITERS = ",;\t|"
+_DELIMITERS = ",;\t|"  # of these the one that comes most often in the header, unless it is said
 _TRUTH = {"true": 1, "false": 0}
 
 
@@ -66,7 +66,8 @@ class Table:
             InputError: there is no such column, or a cell without a value.
         """
         cells = self.column(column, what)
-        self._check_complete(column, _blank(cells) if cells.dtype.kind == "O" else self.missing[column])
+        missing = np.array([not cell.strip() for cell in cells]) if cells.dtype.kind == "O" else self.missing[column]
+        self._check_complete(column, missing)
         return cells
 
     def typed(self, column: str, what: str) -> np.ndarray:
@@ -113,8 +114,8 @@ class Table:
     def _check_complete(self, column: str, missing: np.ndarray) -> None:
         empty = np.flatnonzero(missing)
         if len(empty):
-            more = f" (and {len(empty) - 1} more)" if len(empty) > 1 else ""
-            raise InputError(f"{self.place(int(empty[0]), column)}: no value{more}; fill it, or leave the row out")
+            raise InputError(f"{self.place(int(empty[0]), column)}: no value{and_more(empty)}; fill it, or leave the "
+                             "row out")
 
 
 def read_table(path: str, delimiter: str | None = None, names: Sequence[str] = ()) -> Table:
@@ -145,7 +146,7 @@ def _read_csv(path: str, delimiter: str | None, names: Sequence[str]) -> Table:
         with open(path, encoding="utf-8-sig", newline="") as file:
             first = file.readline()
             file.seek(0)
-            delimiter = delimiter or _delimiter(first)
+            delimiter = delimiter or max(_DELIMITERS, key=first.count)
             reader = csv.reader(file, delimiter=delimiter)
             header = next(reader, [])
             if names and header and all(map(_is_number, header)) and not set(names) <= set(header):
@@ -170,11 +171,6 @@ def _read_csv(path: str, delimiter: str | None, names: Sequence[str]) -> Table:
         raise InputError(f"{path}: no rows below the header")
     columns = {name: np.array(cells, object) for name, cells in zip(header, zip(*rows, strict=True), strict=True)}
     return Table(path, columns, {}, np.array(lines), "line")
-
-
-def _delimiter(header: str) -> str:
-    """What separates the names of a header: the one of the usual characters that comes most often in it."""
-    return max(_DELIMITERS, key=header.count)
 
 
 def _given_header(path: str, names: Sequence[str], first: Sequence[str]) -> list[str]:
@@ -240,10 +236,6 @@ def _from_arrow(column: object, pyarrow: object) -> tuple[np.ndarray, np.ndarray
         return filled.to_numpy(zero_copy_only=False), missing
     texts = ["" if cell is None else str(cell) for cell in column.to_pylist()]  # type: ignore[attr-defined]
     return np.array(texts, object), missing
-
-
-def _blank(cells: np.ndarray) -> np.ndarray:
-    return np.array([not cell.strip() for cell in cells], bool)
 
 
 def _is_number(text: str) -> bool:

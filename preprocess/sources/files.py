@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Sequence, Sized
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +13,15 @@ from preprocess.passing import read_file
 from preprocess.sources.image_folder import EXTENSIONS, images_below
 
 
-class NamedFiles:
+class InOrder:
+    """For sources of which nobody learns, so that their samples need no other order."""
+
+    def order(self: Sized, seed: int, epoch: int) -> np.ndarray:
+        """As they are named, or stand there."""
+        return np.arange(len(self))
+
+
+class NamedFiles(InOrder):
     """Image files, in the order in which they are named.
 
     Args:
@@ -45,12 +53,8 @@ class NamedFiles:
         """The path of the file."""
         return self._files[index]
 
-    def order(self, seed: int, epoch: int) -> np.ndarray:
-        """As they are named."""
-        return np.arange(len(self))
 
-
-class NamedRows:
+class NamedRows(InOrder):
     """The rows of an array in a ``.npy`` file.
 
     Raises:
@@ -76,7 +80,3 @@ class NamedRows:
     def name(self, index: int) -> str:
         """The file and the number of the row, from 0."""
         return f"{self._path}[{index}]"
-
-    def order(self, seed: int, epoch: int) -> np.ndarray:
-        """As they stand there."""
-        return np.arange(len(self))

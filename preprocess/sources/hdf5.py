@@ -33,7 +33,7 @@ from preprocess.fingerprint import Marks, described, hashed, marks_by_reading
 from preprocess.passing import read_patiently
 from preprocess.sources.arrays import Opened, open_parts
 from preprocess.sources.masks import MaskCoding, MaskOptions, Masks, MasksWithin
-from preprocess.sources.targets import Targeted, Targets, flat, understand
+from preprocess.sources.targets import Targeted, Targets, flat, numbered, understand
 from preprocess.target import KINDS, TargetWish
 
 
@@ -166,9 +166,7 @@ class HDF5(Targeted):
         labels = found[:].astype(np.int64)
         classes = tuple(part["classes"].asstr()[:] if "classes" in part
                         else map(str, range(labels.max(initial=-1) + 1)))
-        if labels.min(initial=0) < 0 or labels.max(initial=-1) >= len(classes):
-            raise InputError(f"{where} must all be in 0..{len(classes) - 1}, because there are {len(classes)} classes")
-        return Targets("class", labels, classes)
+        return numbered(labels, classes, where, self.name)
 
 
 def _is_encoded(column: h5py.Dataset) -> bool:

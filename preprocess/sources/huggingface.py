@@ -19,7 +19,7 @@ from preprocess.fingerprint import Marks, marks_by_reading
 from preprocess.passing import read_file, read_patiently
 from preprocess.sources.arrays import Opened, held_out_parts, open_parts
 from preprocess.sources.masks import MaskCoding, MaskOptions, MasksWithin
-from preprocess.sources.targets import Targeted, Targets, flat, label_sets, understand
+from preprocess.sources.targets import Targeted, Targets, flat, label_sets, numbered, understand
 from preprocess.target import TargetWish
 
 INPUTS = ("image", "img", "x", "input", "inputs")  # of these columns the first that is there, unless `inputs` says it
@@ -192,12 +192,7 @@ def _understood(rows: Any, column: str, wish: TargetWish | None, origin: str, na
     inner: Any = getattr(feature, "feature", None)
     kind = None if wish is None else wish.kind
     if hasattr(feature, "names") and kind in (None, "class"):
-        labels = np.array(values, np.int64)
-        outside = np.flatnonzero((labels < 0) | (labels >= len(feature.names)))
-        if len(outside):
-            raise InputError(f"{origin}: {name(int(outside[0]))} has the label {labels[outside[0]]}, none of the "
-                             f"{len(feature.names)} classes")
-        return Targets("class", labels, tuple(feature.names))
+        return numbered(np.array(values, np.int64), tuple(feature.names), origin, name)
     if hasattr(inner, "names") and kind in (None, "multilabel"):
         given = np.zeros((len(values), len(inner.names)), np.uint8)
         for row, labels_of in enumerate(values):

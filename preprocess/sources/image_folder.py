@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from preprocess.base import InputError, RandomAccess, Source
+from preprocess.base import InputError, RandomAccess, Source, and_more
 from preprocess.fingerprint import Marks, marks_of_files
 from preprocess.passing import may_pass, read_file
 from preprocess.sources.masks import MaskCoding, MaskFiles, MaskOptions
@@ -83,8 +83,7 @@ class MaskedImages(Targeted):
         for one, other, there, what in ((files, theirs, masks, "mask"), (theirs, files, images, "image")):
             lonely = sorted(one[stem] for stem in one.keys() - other.keys())
             if lonely:
-                more = f" (and {len(lonely) - 1} more)" if len(lonely) > 1 else ""
-                raise InputError(f"{lonely[0]}: no {what} of this name in {there}{more}")
+                raise InputError(f"{lonely[0]}: no {what} of this name in {there}{and_more(lonely)}")
         self._files = [files[stem] for stem in sorted(files)]
         super().__init__(MaskFiles([theirs[stem] for stem in sorted(files)], coding), None, len(files))
 
@@ -130,10 +129,8 @@ def open_image_folder(path: str, images: str = "images", masks: str | None = Non
     train = os.path.join(path, "train")
     if not (os.path.isdir(train) and class_folders(train)):  # else "train" is a class of that name
         return ImageFolder(path), None
-    for name in VALIDATION_NAMES:
-        if os.path.isdir(os.path.join(path, name)):
-            return ImageFolder(train), ImageFolder(os.path.join(path, name))
-    return ImageFolder(train), None
+    held_out = next(filter(os.path.isdir, (os.path.join(path, name) for name in VALIDATION_NAMES)), None)
+    return ImageFolder(train), None if held_out is None else ImageFolder(held_out)
 
 
 def _has_masks(path: str, images: str, masks: str) -> bool:

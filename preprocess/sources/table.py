@@ -13,12 +13,13 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from preprocess.base import BadImage, BadSample, InputError, Source, counted
+from preprocess.base import BadImage, BadSample, InputError, Source, and_more, counted
 from preprocess.files.npz import is_npy, parse_npy
 from preprocess.files.table import Table, listed, read_table
 from preprocess.fingerprint import Marks, marks_of_files, of_rows
 from preprocess.passing import read_file
 from preprocess.sources.arrays import Opened, held_out_parts
+from preprocess.sources.files import InOrder
 from preprocess.sources.masks import MaskFiles, MaskOptions
 from preprocess.sources.targets import Targeted, Targets, label_sets, understand
 from preprocess.target import TargetWish
@@ -135,7 +136,7 @@ class FileRows(TableRows):
         return replace(marks_of_files(list(map(os.path.normpath, self._files)), paths), facts=self._header)
 
 
-class NewRows:
+class NewRows(InOrder):
     """The rows of a table that networks are to answer for, without targets; its columns stand in any order.
 
     Args:
@@ -171,10 +172,6 @@ class NewRows:
     def name(self, index: int) -> str:
         """The table and the number of the row, from 0."""
         return f"{self._path}[{index}]" + (f": {self._files[index]}" if self._files else "")
-
-    def order(self, seed: int, epoch: int) -> np.ndarray:
-        """As they stand there."""
-        return np.arange(len(self))
 
 
 def columns_of(source: Source) -> Columns | None:
@@ -279,9 +276,8 @@ def _check_files(table: Table, column: str) -> None:
     there = {place: _names_in(place) for place in {os.path.dirname(file) for file in seen}}
     missing = [row for file, row in seen.items() if os.path.basename(file) not in there[os.path.dirname(file)]]
     if missing:
-        more = f" (and {len(missing) - 1} more)" if len(missing) > 1 else ""
-        raise InputError(f"{table.place(missing[0], column)}: no file {names[missing[0]]}{more}; paths are relative to "
-                         "the folder of the table")
+        raise InputError(f"{table.place(missing[0], column)}: no file {names[missing[0]]}{and_more(missing)}; paths "
+                         "are relative to the folder of the table")
 
 
 def _names_in(folder: str) -> set[str]:

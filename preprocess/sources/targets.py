@@ -17,11 +17,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
 
 import numpy as np
 
-from preprocess.base import InputError, RandomAccess, counted
+from preprocess.base import InputError, RandomAccess, and_more, counted
+from preprocess.sources.masks import Masks
 from preprocess.target import Kind, TargetSpec, TargetWish
 
 _FEW = 20  # distinct integers that may well be classes, however few samples there are
@@ -53,19 +53,6 @@ class Targets:
         return replace(self, values=self.values[rows])
 
 
-class ReadsMasks(Protocol):
-    """Reads masks one at a time; see :class:`preprocess.sources.masks.Masks`."""
-
-    classes: Any
-
-    @property
-    def spec(self) -> TargetSpec:
-        """Their description."""
-
-    def read(self, index: int) -> np.ndarray:
-        """The mask of a sample, (height, width) of integers."""
-
-
 def understand(values: np.ndarray, wish: TargetWish | None, origin: str, name: Callable[[int], str],
                names: tuple[str, ...] = ()) -> Targets:
     """What an array of targets means, but for masks; see the module.
@@ -86,7 +73,7 @@ def understand(values: np.ndarray, wish: TargetWish | None, origin: str, name: C
     names = names if wish is None or not wish.names else wish.names
     outputs = 0 if wish is None else len(wish.names) or wish.outputs or 0
     if kind == "class" and outputs and values.dtype.kind in "iu" and values.ndim == 1:
-        found = _numbered(values, names or tuple(map(str, range(outputs))), origin, name)
+        found = numbered(values, names or tuple(map(str, range(outputs))), origin, name)
     else:
         found = {"class": _classes, "multilabel": _labels, "value": _values}[kind](values, origin, name, names)
     if wish is not None and outputs:
@@ -145,11 +132,11 @@ def _check_few(values: np.ndarray, origin: str) -> None:
                          "they may be classes or values; say data.target: class or data.target: value")
 
 
-def _numbered(values: np.ndarray, names: tuple[str, ...], origin: str, name: Callable[[int], str]) -> Targets:
+def numbered(values: np.ndarray, names: tuple[str, ...], origin: str, name: Callable[[int], str]) -> Targets:
     """Classes whose numbers go from 0 on."""
     wrong = np.flatnonzero((values < 0) | (values >= len(names)))
     if len(wrong):
-        raise InputError(f"{origin}: {name(int(wrong[0]))} has the target {values[wrong[0]]}{_more(wrong)}, not one "
+        raise InputError(f"{origin}: {name(int(wrong[0]))} has the target {values[wrong[0]]}{and_more(wrong)}, not one "
                          f"of the {len(names)} classes, 0 to {len(names) - 1}")
     return Targets("class", values.astype(np.int64), names)
 
@@ -159,8 +146,8 @@ def _classes(values: np.ndarray, origin: str, name: Callable[[int], str], names:
         wrong = np.flatnonzero(~(np.isin(values, (0, 1)).all(axis=1) & (values.sum(axis=1) == 1)))
         if len(wrong):
             raise InputError(f"{origin}: {name(int(wrong[0]))} has the target "
-                             f"{values[wrong[0]].tolist()}{_more(wrong)}, not a single 1 among zeros; a class should "
-                             "be a number, a text, or such a row")
+                             f"{values[wrong[0]].tolist()}{and_more(wrong)}, not a single 1 among zeros; a class "
+                             "should be a number, a text, or such a row")
         columns = names or tuple(map(str, range(values.shape[1])))
         return Targets("class", values.argmax(axis=1).astype(np.int64), columns)
     if values.ndim != 1 or values.dtype.kind not in "iubfUSO":
@@ -172,7 +159,7 @@ def _classes(values: np.ndarray, origin: str, name: Callable[[int], str], names:
     if values.dtype.kind == "U":
         empty = np.flatnonzero(np.char.strip(values) == "") if len(values) else np.empty(0, int)
         if len(empty):
-            raise InputError(f"{origin}: {name(int(empty[0]))} has no class{_more(empty)}: an empty text")
+            raise InputError(f"{origin}: {name(int(empty[0]))} has no class{and_more(empty)}: an empty text")
     distinct, labels = np.unique(values, return_inverse=True)
     return Targets("class", labels.astype(np.int64).reshape(len(values)), tuple(map(str, distinct)))
 
@@ -181,8 +168,8 @@ def _whole(values: np.ndarray, origin: str, name: Callable[[int], str]) -> np.nd
     """Floats that are whole numbers, as integers."""
     wrong = np.flatnonzero(~(np.isfinite(values) & (values == np.floor(values))))
     if len(wrong):
-        raise InputError(f"{origin}: {name(int(wrong[0]))} has the target {values[wrong[0]]}{_more(wrong)}, which is "
-                         "no class: nothing is rounded; say data.target: value, if it is a number to be predicted")
+        raise InputError(f"{origin}: {name(int(wrong[0]))} has the target {values[wrong[0]]}{and_more(wrong)}, which "
+                         "is no class: nothing is rounded; say data.target: value, if it is a number to be predicted")
     return values.astype(np.int64)
 
 
@@ -204,10 +191,6 @@ def _described(values: np.ndarray) -> str:
     return f"an array {values.shape} of {kind}"
 
 
-def _more(wrong: np.ndarray) -> str:
-    return f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
-
-
 class Targeted(RandomAccess):
     """A source of one kind of targets or another.
 
@@ -220,9 +203,9 @@ class Targeted(RandomAccess):
         classes: the names of classes, labels or values, where they have such.
     """
 
-    def __init__(self, targets: Targets | ReadsMasks, weights: np.ndarray | None, count: int) -> None:
+    def __init__(self, targets: Targets | Masks, weights: np.ndarray | None, count: int) -> None:
         self._count = count
-        self.masks: ReadsMasks | None = None
+        self.masks: Masks | None = None
         if not isinstance(targets, Targets):
             self.masks, self.target, self.classes = targets, targets.spec, targets.spec.names
         elif targets.kind == "class":

@@ -1,7 +1,8 @@
-"""Transforms of an image's values."""
+"""Transforms of the values of an image, or of any other array."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from functools import cached_property
 from typing import Annotated, ClassVar, Literal
 
@@ -67,18 +68,6 @@ def _factors(amount: float | tuple[float, float]) -> tuple[float, float]:
     return amount if isinstance(amount, tuple) else (max(0.0, 1 - amount), 1 + amount)
 
 
-def _brightness(picture: Image.Image, factor: float) -> Image.Image:
-    return ImageEnhance.Brightness(picture).enhance(factor)
-
-
-def _contrast(picture: Image.Image, factor: float) -> Image.Image:
-    return ImageEnhance.Contrast(picture).enhance(factor)
-
-
-def _saturation(picture: Image.Image, factor: float) -> Image.Image:
-    return ImageEnhance.Color(picture).enhance(factor)
-
-
 def _hue(picture: Image.Image, shift: float) -> Image.Image:
     """Turn the colour circle by a share of it; grey stays grey."""
     if picture.mode == "L":
@@ -88,7 +77,11 @@ def _hue(picture: Image.Image, shift: float) -> Image.Image:
     return Image.merge("HSV", (Image.fromarray(turned), saturation, value)).convert("RGB")
 
 
-_CHANGES = _brightness, _contrast, _saturation, _hue
+# Brightness, contrast, saturation and hue.
+_CHANGES: tuple[Callable[[Image.Image, float], Image.Image], ...] = (
+    lambda picture, factor: ImageEnhance.Brightness(picture).enhance(factor),
+    lambda picture, factor: ImageEnhance.Contrast(picture).enhance(factor),
+    lambda picture, factor: ImageEnhance.Color(picture).enhance(factor), _hue)
 
 
 @dataclass(frozen=True, config=base.FORBID)
@@ -170,3 +163,25 @@ class Scale(base.LeavesPixels):
         """The numbers."""
         self.affine.check(image.shape[-1] if image.ndim else 1)
         return self.affine.apply(image)
+
+
+@dataclass(frozen=True, config=base.FORBID)
+class Standardize(base.LeavesPixels):
+    """Numbers to numbers of mean 0 and standard deviation 1 over the training samples: (x - mean) / deviation, float32.
+
+    Always the last transform; for tables and arrays. Networks do it themselves, so it is exported with them.
+    """
+
+    per: Annotated[Literal["feature", "array"], Field(
+        description="feature: a mean and a deviation for each place in the last axis of a sample, such as a column of "
+                    "a table; array: one of each for all numbers")] = "feature"
+
+    is_random: ClassVar[bool] = False
+
+    def apply(self, image: np.ndarray, rng: np.random.Generator, training: bool) -> np.ndarray:
+        """Nothing: whoever knows the training samples takes it from the end of a list."""
+        raise InputError("standardize must come last")
+
+    def features(self, shape: Sequence[int]) -> int:
+        """How many means there are of samples of a shape."""
+        return shape[-1] if self.per == "feature" and shape else 1

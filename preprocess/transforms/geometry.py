@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Annotated, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 from PIL import Image
@@ -53,15 +53,8 @@ class Resize(base.MovesPixels):
         return round(height * self.size / shorter), round(width * self.size / shorter)
 
 
-@dataclass(frozen=True, config=base.FORBID)
-class RandomCrop(base.MovesPixels):
-    """Cut out a window at a uniformly random place; in evaluation at the centre."""
-
-    size: base.Size
-    padding: Annotated[int, Field(
-        strict=True, ge=0, description="pixels of black that are added to each side first, not below 0")] = 0
-
-    is_random: ClassVar[bool] = True
+class _Crop(base.MovesPixels):
+    """For transforms of a ``size`` that say at which ``place`` they cut a window out."""
 
     def apply(self, image: np.ndarray, rng: np.random.Generator, training: bool) -> np.ndarray:
         """The window."""
@@ -71,6 +64,21 @@ class RandomCrop(base.MovesPixels):
     def move(self, mask: base.Mask, rng: np.random.Generator, training: bool) -> np.ndarray:
         """The same window of the mask; what was added counts for nothing."""
         return self._cut(mask.pixels, rng, training, mask.void)
+
+    def _cut(self: Any, image: np.ndarray, rng: np.random.Generator, training: bool, outside: int = 0) -> np.ndarray:
+        top, left = self.place(image.shape[0], image.shape[1], rng if training else None)
+        return _window(image, top, left, self.size, outside)
+
+
+@dataclass(frozen=True, config=base.FORBID)
+class RandomCrop(_Crop):
+    """Cut out a window at a uniformly random place; in evaluation at the centre."""
+
+    size: base.Size
+    padding: Annotated[int, Field(
+        strict=True, ge=0, description="pixels of black that are added to each side first, not below 0")] = 0
+
+    is_random: ClassVar[bool] = True
 
     def place(self, height: int, width: int, rng: np.random.Generator | None) -> tuple[int, int]:
         """(top, left) of the window in an image of this size; it may begin outside of it.
@@ -82,10 +90,6 @@ class RandomCrop(base.MovesPixels):
         top, left = (room_y // 2, room_x // 2) if rng is None else (
             int(rng.random() * (room_y + 1)), int(rng.random() * (room_x + 1)))
         return top - self.padding, left - self.padding
-
-    def _cut(self, image: np.ndarray, rng: np.random.Generator, training: bool, outside: int = 0) -> np.ndarray:
-        place = self.place(image.shape[0], image.shape[1], rng if training else None)
-        return _window(image, *place, self.size, outside)
 
 
 @dataclass(frozen=True, config=base.FORBID)
@@ -157,29 +161,17 @@ class RandomResizedCrop(base.MovesPixels):
 
 
 @dataclass(frozen=True, config=base.FORBID)
-class CenterCrop(base.MovesPixels):
+class CenterCrop(_Crop):
     """Cut out the window at the centre."""
 
     size: base.Size
 
     is_random: ClassVar[bool] = False
 
-    def apply(self, image: np.ndarray, rng: np.random.Generator, training: bool) -> np.ndarray:
-        """The window."""
-        base.channels(image, self)
-        return self._cut(image)
-
-    def move(self, mask: base.Mask, rng: np.random.Generator, training: bool) -> np.ndarray:
-        """The same window of the mask."""
-        return self._cut(mask.pixels)
-
     def place(self, height: int, width: int, rng: np.random.Generator | None = None) -> tuple[int, int]:
         """As of :class:`RandomCrop`; nothing is drawn."""
         room_y, room_x = _room(height, width, self.size, 0)
         return room_y // 2, room_x // 2
-
-    def _cut(self, image: np.ndarray) -> np.ndarray:
-        return _window(image, *self.place(image.shape[0], image.shape[1]), self.size)
 
 
 @dataclass(frozen=True, config=base.FORBID)

@@ -11,9 +11,8 @@ import numpy as np
 from preprocess.base import BadImage
 from preprocess.sample import ImageSpec, wire_dtype
 from preprocess.transforms.base import Mask, MovesPixels, Transform, channels
-from preprocess.transforms.colour import Scale
+from preprocess.transforms.colour import Scale, Standardize
 from preprocess.transforms.geometry import CenterCrop, Flip, RandomCrop
-from preprocess.transforms.standardize import Standardize
 from preprocess.unfinished import packed
 
 

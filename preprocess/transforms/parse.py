@@ -10,10 +10,9 @@ from pydantic import TypeAdapter, ValidationError
 
 from preprocess.base import InputError
 from preprocess.transforms.base import Transform
-from preprocess.transforms.colour import ColorJitter, RandomErasing, RandomGrayscale, Scale
+from preprocess.transforms.colour import ColorJitter, RandomErasing, RandomGrayscale, Scale, Standardize
 from preprocess.transforms.decoding import Decode, decoded_for_what_follows
 from preprocess.transforms.geometry import CenterCrop, Flip, RandomCrop, RandomResizedCrop, Resize, Rotate
-from preprocess.transforms.standardize import Standardize
 from preprocess.transforms.user import UserTransform
 
 TRANSFORMS: dict[str, type] = {

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from preprocess.base import InputError
-from preprocess.labels import checked_labels
 from preprocess.source import open_data
+from preprocess.target_checks import checked_labels
 from tests.preprocess.samples import Memory, numbered
 
 

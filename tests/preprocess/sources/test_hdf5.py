@@ -63,7 +63,7 @@ def test_the_names_of_the_classes_may_be_given(path):
     (IMAGES.astype("S3"), [0, 1, 0, 1], r"images is \(4, 3, 4, 3\) of \|S3; it must be"),
     (IMAGES, [0, 1, 0], r"labels is \(3,\) of int64; it must be \(4,\) integers"),
     (IMAGES, [0.0, 1.0, 0.0, 1.0], "of float64"),
-    (IMAGES, [0, 1, -1, 1], r"labels must all be in 0..1"),
+    (IMAGES, [0, 1, -1, 1], r"labels: .*\[2\] has the target -1, not one of the 2 classes"),
 ])
 def test_a_file_of_another_layout_is_told_what_is_wanted(path, images, labels, complaint):
     foreign(path, images, labels)
