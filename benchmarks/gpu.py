@@ -145,7 +145,7 @@ KERAS_LIMIT = """
 import json, sys
 import tensorflow as tf
 from fleet.engines.base import Slot
-from fleet.engines.keras.device import take_device
+from fleet.engines.keras.engine import take_device
 slot = Slot(1, 2, memory_mib=int(sys.argv[1]))
 take_device(0, 2, slot=slot)
 held, mib = [], 0
@@ -161,7 +161,7 @@ TORCH_LIMIT = """
 import json, sys
 import torch
 from fleet.engines.base import Slot
-from fleet.engines.torch.device import take_device
+from fleet.engines.torch.engine import take_device
 slot = Slot(1, 2, memory_mib=int(sys.argv[1]))
 device = take_device(0, 2, slot=slot)
 held, mib = [], 0

@@ -7,12 +7,17 @@ ends, while the memory lives as long as any rank does: it survives a dead one.
 from __future__ import annotations
 
 import fcntl
+import itertools
+import math
 import mmap
 import os
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from fleet.errors import InfrastructureError
 from fleet.units import format_size
@@ -83,3 +88,21 @@ class Segment:
 def aligned(count: int) -> int:
     """So many bytes, rounded up to whole pages."""
     return -(-count // _PAGE) * _PAGE
+
+
+def arrays_in(name: str, create: bool, *forms: tuple[Any, ...]) -> tuple[Segment, list[np.ndarray]]:
+    """Arrays of zeros that the ranks of a node share, each from a page on.
+
+    Args:
+        name, create: as of a :class:`Segment`.
+        forms: of each array the type, and the length of each axis.
+
+    Raises:
+        InfrastructureError: as of a :class:`Segment`.
+    """
+    counts = [math.prod(shape) for _, *shape in forms]
+    sizes = [aligned(count * np.dtype(kind).itemsize) for count, (kind, *_) in zip(counts, forms, strict=True)]
+    starts = list(itertools.accumulate(sizes, initial=0))
+    segment = Segment(name, max(starts[-1], 1), create)
+    return segment, [np.frombuffer(segment.memory, kind, count, start).reshape(shape)
+                     for (kind, *shape), count, start in zip(forms, counts, starts, strict=False)]

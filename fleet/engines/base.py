@@ -434,6 +434,12 @@ def rows_of(images: np.ndarray, targets: np.ndarray, weights: np.ndarray | None)
     return (images, targets) if weights is None else (images, targets, weights)
 
 
+def batches_of(rows: Rows, sizes: Sequence[int]) -> list[Rows]:
+    """The rows of each of several batches, which lie one behind the other; of a single one all that there are."""
+    ends = [0, *itertools.accumulate(sizes[:-1]), len(rows[1])]
+    return [tuple(part[first:last] for part in rows) for first, last in itertools.pairwise(ends)]
+
+
 def readable(rows: Rows) -> Rows:
     """Those that could be read; of the others the target, or the weight, is negative."""
     valid = rows[-1] >= 0

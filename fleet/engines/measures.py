@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -78,6 +78,30 @@ class LossFunctions(NamedTuple):
 
     def _mistake(self, wrong: str) -> SettingError:
         return SettingError(f"the loss {self.name} {wrong}", "train", "loss")
+
+
+class Metrics:
+    """The metrics of a network: states side by side, each of a metric's width, which add up."""
+
+    def __init__(self, metrics: Sequence[Any], target: TargetSpec) -> None:
+        self._metrics, self._target = tuple(metrics), target
+        self.width = sum(metric.width for metric in self._metrics)
+
+    def scores(self, more: Sequence[float]) -> dict[str, float]:
+        """What sums over samples come to."""
+        found, first = {}, 0
+        for metric in self._metrics:
+            with np.errstate(divide="ignore", invalid="ignore"):
+                found[metric.name] = metric.result(np.array(more[first:first + metric.width], np.float64))
+            first += metric.width
+        return found
+
+
+class Measures(NamedTuple):
+    """What judges a network's outputs: its metrics are :class:`Metrics` that take tensors of the library."""
+
+    losses: LossFunctions
+    metrics: Any
 
 
 def given_to(train: Train, target: TargetSpec, known: Collection[str]) -> dict[str, Any]:

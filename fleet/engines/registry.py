@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -10,7 +12,6 @@ from typing import Any
 from fleet.collecting import without_collecting
 from fleet.comm.base import Group
 from fleet.engines.base import Engine, Joined, Setup, Slot, Trainable
-from fleet.engines.importing import as_if_missing
 from fleet.errors import FleetError, NotInstalledError, UserError
 from fleet.plugins import load_object
 from fleet.spec import NetworkSpec, Spec
@@ -144,3 +145,18 @@ def _function(engine: EngineInfo, found: str | Callable[..., Any]) -> Callable[.
             raise
         raise NotInstalledError(f"{error}; the {engine.name} engine wants what pip install "
                                 f"'fleet-ensemble[{engine.extra}]' brings") from error
+
+
+@contextmanager
+def as_if_missing(*packages: str) -> Iterator[None]:
+    """A context in which packages cannot be imported, unless they have been already.
+
+    For what is imported in it and can do without them.
+    """
+    hidden = [package for package in packages if package not in sys.modules]
+    sys.modules.update(dict.fromkeys(hidden))  # type: ignore[arg-type] # None says that there is no such module
+    try:
+        yield
+    finally:
+        for package in hidden:
+            del sys.modules[package]

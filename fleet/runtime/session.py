@@ -23,7 +23,7 @@ from fleet.runtime.training.sources import sources_of
 from fleet.runtime.training.trainer import Trainer
 from fleet.storage.lease import Lease
 from fleet.stream.compose import NodeMemory
-from fleet.stream.finished import NodeEpochs
+from fleet.stream.finish import NodeEpochs
 from fleet.stream.layout import chunk_size
 from fleet.stream.sample_set import SampleSet
 from fleet.stream.tenants import Tenants

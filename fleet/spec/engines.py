@@ -126,7 +126,7 @@ ENGINES: dict[str, EngineInfo] = {engine.name: engine for engine in (
                # Keras plots galleries with the one and wraps models for the other: a quarter of what its import takes.
                unwanted=("matplotlib", "sklearn"),
                count_parameters=".keras.models:count_keras_parameters"),
-    EngineInfo("torch", ".torch.engine:make", "PyTorch, which trains plain modules",
+    EngineInfo("torch", ".torch.engine:TorchEngine", "PyTorch, which trains plain modules",
                families=frozenset({"cnn", "resnet", "softmax"}), applications="",
                uses_gpus=True, build_s=1.0, problems=".torch.facts:problems", exports=True, suffix=".safetensors",
                finishes=True, extra="torch", join=".torch.joined:join", to_onnx=".torch.export:to_onnx",

@@ -27,8 +27,7 @@ import numpy as np
 
 from fleet.comm.segment import Segment
 from fleet.stream.batch import Batch, Members, split_rows
-from fleet.stream.finish import Finish
-from fleet.stream.finished import NodeEpochs
+from fleet.stream.finish import Finish, NodeEpochs
 from fleet.stream.order import Epoch, Itinerary, Order, PartOrder, RingOrder
 from fleet.stream.own import OwnStream
 from fleet.stream.reader import Reader

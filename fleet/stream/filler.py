@@ -10,10 +10,10 @@ import numpy as np
 from fleet.comm.base import World
 from fleet.comm.messages import Bad, Demand, Prepared, Produce, Tag
 from fleet.comm.roles import Roles
+from fleet.stream.layout import Turns
 from fleet.stream.order import Order
 from fleet.stream.relay import Relay
 from fleet.stream.sample_set import SampleSet
-from fleet.stream.turns import Turns
 from fleet.stream.window import NOT_READING, Window
 from preprocess.base import BadSample
 from preprocess.pipeline import Pipeline

@@ -2,6 +2,9 @@
 
 The window carries what all networks have in common (:mod:`fleet.runtime.feeds`). Each rank does the rest to its own
 rows, by the same random numbers as a rank that prepares them from their files.
+
+What a sample looks like in an epoch depends on the seed, the epoch and the sample alone. So what one trainer has
+finished serves all of its node that come to the same epoch, side by side or later, as long as there is room.
 """
 
 from __future__ import annotations
@@ -10,11 +13,13 @@ from collections.abc import Callable
 
 import numpy as np
 
-from fleet.comm.segment import fence
-from fleet.stream.finished import Finished
+from fleet.comm.segment import arrays_in, fence
 from fleet.stream.order import runs
 from preprocess.base import BadSample
 from preprocess.pipeline import Pipeline
+from preprocess.sample import ImageSpec
+
+Finished = tuple[np.ndarray, np.ndarray, np.ndarray]  # inputs, targets, which of them are there
 
 
 class Finish:
@@ -97,3 +102,43 @@ class FinishedEpochs:
             samples = self._pipeline.samples
             self._epochs[production] = (*self._pipeline.empty(samples), np.zeros(samples, bool))
         return self._epochs.get(production)
+
+
+class NodeEpochs:
+    """Room for some epochs.
+
+    A trainer says which epoch it is at before it touches one, under a lock. An epoch makes room for another only where
+    no trainer is at it, the latest first: networks that begin later come to the early ones.
+
+    Args:
+        image: what the input of a finished sample is.
+        target: the type in which targets travel.
+        samples: of an epoch.
+        epochs: that have room.
+        trainers: of the node.
+    """
+
+    def __init__(self, image: ImageSpec, target: np.dtype, samples: int, epochs: int, trainers: int, name: str,
+                 create: bool) -> None:
+        # Where trainers are and what there is room for: the number of an epoch, and 1 more; 0 is none.
+        self.segment, (self._at, self._holds, self._are_there, self._targets, self._images) = arrays_in(
+            name, create, (np.int64, trainers), (np.int64, epochs), (np.bool_, epochs, samples),
+            (target, epochs, samples), (image.dtype, epochs, samples, *image.shape))
+
+    def take(self, trainer: int, production: int) -> Finished | None:
+        """An epoch, which stays until this trainer takes another; None where there is no room for it."""
+        if self._at[trainer] != production + 1:
+            with self.segment.locked():
+                self._at[trainer] = production + 1
+                if production + 1 not in self._holds and (room := self._room()) is not None:
+                    self._are_there[room] = False
+                    fence()
+                    self._holds[room] = production + 1
+        found = np.flatnonzero(self._holds == production + 1)
+        return (self._images[found[0]], self._targets[found[0]], self._are_there[found[0]]) if len(found) else None
+
+    def _room(self) -> int | None:
+        latest = np.where(self._holds == 0, np.iinfo(np.int64).max, self._holds)  # those that hold none first
+        latest[np.isin(self._holds, self._at) & (self._holds > 0)] = -1
+        place = int(latest.argmax())
+        return place if latest[place] > 0 else None

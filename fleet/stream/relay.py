@@ -20,8 +20,8 @@ import numpy as np
 
 from fleet.comm.base import Broadcast, World
 from fleet.comm.roles import Roles
+from fleet.stream.layout import Turns
 from fleet.stream.sample_set import SampleSet
-from fleet.stream.turns import Turns
 from fleet.stream.window import Window
 
 _UNDER_WAY = 4

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from fleet.comm.segment import Segment, aligned, fence
+from fleet.comm.segment import arrays_in, fence
 from fleet.stream.layout import LABEL
 from preprocess.sample import ImageSpec
 
@@ -27,14 +27,8 @@ class SampleSet:
                  target: np.dtype = LABEL) -> None:
         self.samples, self.chunk = samples, chunk
         self.chunks = -(-samples // chunk)
-        targets_at = aligned(8 * self.chunks)
-        images_at = targets_at + aligned(target.itemsize * samples)
-        self.segment = Segment(name, images_at + max(1, samples * image.nbytes), create)
-        memory = self.segment.memory
-        self._ready = np.frombuffer(memory, np.int64, self.chunks)
-        self.targets = np.frombuffer(memory, target, samples, targets_at)
-        self.images = np.frombuffer(memory, image.dtype, samples * image.size, images_at
-                                    ).reshape(samples, *image.shape)
+        self.segment, (self._ready, self.targets, self.images) = arrays_in(
+            name, create, (np.int64, self.chunks), (target, samples), (image.dtype, samples, *image.shape))
 
     def rows(self, chunk: int) -> slice:
         """The rows of one chunk."""

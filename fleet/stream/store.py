@@ -11,8 +11,7 @@ from collections.abc import Callable
 
 import numpy as np
 
-from fleet.stream.finish import FinishedEpochs
-from fleet.stream.finished import Finished
+from fleet.stream.finish import Finished, FinishedEpochs
 from fleet.stream.sample_set import SampleSet
 from fleet.stream.stall import clock_for_set
 from preprocess.base import BadSample

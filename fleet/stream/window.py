@@ -28,7 +28,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fleet.comm.segment import Segment, aligned, fence
+from fleet.comm.segment import arrays_in, fence
 from fleet.stream.layout import Layout
 
 NOT_READING = np.iinfo(np.int64).max
@@ -77,19 +77,13 @@ class Window:
         self.layout = layout
         cursors, rows = layout.readers + 1, layout.slots * layout.chunk
         words = cursors + 2 + 2 * layout.slots
-        targets_at = aligned(8 * words)
-        images_at = targets_at + aligned(layout.target.itemsize * rows)
-        self.segment = Segment(name, images_at + rows * layout.image.nbytes, create)
-        memory = self.segment.memory
-        header = np.frombuffer(memory, np.int64, words)
+        self.segment, (header, self.targets, self.images) = arrays_in(
+            name, create, (np.int64, words), (layout.target, rows), (layout.image.dtype, rows, *layout.image.shape))
         self.cursors = header[:cursors]
         self.demand = header[cursors:cursors + 1]
         self.assigned_until = header[cursors + 1:cursors + 2]
         self.stamps = header[cursors + 2:cursors + 2 + layout.slots]
         self.assigned = header[cursors + 2 + layout.slots:]
-        self.targets = np.frombuffer(memory, layout.target, rows, targets_at)
-        self.images = np.frombuffer(memory, layout.image.dtype, rows * layout.image.size, images_at
-                                    ).reshape(rows, *layout.image.shape)
         if create:
             self.cursors[:] = NOT_READING
             self.cursors[-1] = 0 if is_relayed else NOT_READING

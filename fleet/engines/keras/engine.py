@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import os
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
@@ -13,17 +14,17 @@ import keras
 import tensorflow as tf
 
 from fleet.comm.base import Group
-from fleet.engines.base import Setup, Slot
+from fleet.engines.base import Setup, Slot, check_index
 from fleet.engines.keras.ahead import Inputs
-from fleet.engines.keras.device import take_device
 from fleet.engines.keras.exchange import import_horovod, make_exchange
 from fleet.engines.keras.kernels import use_kernels
 from fleet.engines.keras.losses import make_losses
 from fleet.engines.keras.metrics import make_metrics
 from fleet.engines.keras.models import build_model
-from fleet.engines.keras.network import KerasNetwork, Measures
+from fleet.engines.keras.network import KerasNetwork
 from fleet.engines.keras.optimizer import ChangingRate, graph_settings, make_optimizer, set_free
 from fleet.engines.keras.start import freeze
+from fleet.engines.measures import Measures
 from fleet.errors import UserError
 from fleet.spec import NetworkSpec
 from preprocess.sample import SampleSpec
@@ -141,3 +142,45 @@ def make(setup: Setup) -> KerasEngine:
     """The engine of a trainer."""
     return KerasEngine(setup.sample, setup.resources.exchange, setup.index, setup.trainers,
                        setup.deterministic, setup.slot, setup.pin)
+
+
+def take_device(index: int, trainers: int, deterministic: bool = False, slot: Slot = Slot()) -> None:  # noqa: B008
+    """Use one GPU, and of its memory only what is needed; without GPUs, a fair share of the cores.
+
+    Without GPUs graphs are run as they are traced. To rewrite them first (Grappler) is a quarter of what the first step
+    of a small network costs, and its later steps are no faster for it.
+
+    Where trainers share a GPU, the first takes what it needs, so that a network which is tried again alone has all that
+    there is. The others are held to an equal share, or, where nobody says how much memory there is, take what they
+    need as well. (Not tried on a GPU yet.)
+
+    Kernels cut their sums by the number of threads, so a network that is trained again in another number of them comes
+    to other numbers; which trainers share a node should not matter to one that is deterministic.
+
+    Args:
+        index: the place of this trainer among those of its node. TensorFlow sees the GPUs that an
+            existing ``CUDA_VISIBLE_DEVICES`` leaves.
+        trainers: on this node.
+        deterministic: take deterministic kernels, and without GPUs one thread.
+        slot: of the GPU.
+
+    Raises:
+        UserError: the node shows fewer GPUs than it has trainers.
+    """
+    if deterministic:
+        tf.config.experimental.enable_op_determinism()
+    gpus = tf.config.list_physical_devices("GPU")
+    if not gpus:
+        tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
+        if "TF_NUM_INTRAOP_THREADS" not in os.environ:
+            threads = 1 if deterministic else max(1, len(os.sched_getaffinity(0)) // trainers)
+            tf.config.threading.set_intra_op_parallelism_threads(threads)
+        return
+    check_index(index, len(gpus))
+    chosen = gpus[0] if len(gpus) == 1 else gpus[index]
+    tf.config.set_visible_devices([chosen], "GPU")
+    if slot.memory_limit is None:
+        tf.config.experimental.set_memory_growth(chosen, True)
+    else:
+        part = tf.config.LogicalDeviceConfiguration(memory_limit=slot.memory_limit)
+        tf.config.set_logical_device_configuration(chosen, [part])

@@ -11,7 +11,7 @@ import logging
 import math
 import mmap
 from collections.abc import Sequence
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import Any, TypeAlias
 
 import numpy as np
 import tensorflow as tf
@@ -25,55 +25,7 @@ log = logging.getLogger("fleet.engines.keras.exchange")
 _ALIGNED = 16  # numbers: where TensorFlow wants tensors to begin
 
 
-@runtime_checkable
-class GraphExchange(Protocol):
-    """Adds up inside of a graph."""
-
-    group: Group
-
-    def sum_in_graph(self, gradients: Sequence[tf.Tensor], sums: tf.Tensor) -> tuple[Sequence[tf.Tensor], tf.Tensor]:
-        """The gradients and sums of all ranks.
-
-        Args:
-            gradients: of this rank, a tensor of each variable's shape and type.
-            sums: (6 + more,) float32: :class:`fleet.engines.base.Sums`.
-        """
-
-    def close(self) -> None:
-        """Leave the group."""
-
-
-@runtime_checkable
-class HostExchange(Protocol):
-    """Adds up outside of any graph, in the memory of the host."""
-
-    group: Group
-
-    def sum_on_host(self, gradients: Sequence[tf.Tensor], sums: Any, error: BaseException | None
-                    ) -> tuple[list[tf.Tensor], Sums]:
-        """The gradients and sums of all ranks.
-
-        Args:
-            gradients: of this rank, a tensor of each variable's shape and type.
-            sums: (6 + more,) float32: :class:`fleet.engines.base.Sums`.
-            error: why this rank has none, where it has none; then zeros stand in for both.
-
-        Returns:
-            Gradients of the same shapes, float32, which the next call overwrites; and what the sums have added up to.
-
-        Raises:
-            Exception: this rank's error.
-            PeerFailed: another rank has brought one.
-        """
-
-    def close(self) -> None:
-        """Leave the group."""
-
-
-GradientExchange: TypeAlias = GraphExchange | HostExchange
-
-
-def make_exchange(group: Group, horovod: Any) -> GradientExchange:
+def make_exchange(group: Group, horovod: Any) -> Exchange:
     """The exchange of a group.
 
     Args:
@@ -85,24 +37,30 @@ def make_exchange(group: Group, horovod: Any) -> GradientExchange:
 
 
 class NoExchange:
-    """A rank alone has all gradients already."""
+    """Adds up inside of a graph; here that of a rank alone, which has all gradients already."""
 
     def __init__(self, group: Group) -> None:
         self.group = group
 
-    def sum_in_graph(self, gradients: Sequence[tf.Tensor], sums: tf.Tensor  # noqa: D102 - GraphExchange says it
-                     ) -> tuple[Sequence[tf.Tensor], tf.Tensor]:
+    def sum_in_graph(self, gradients: Sequence[tf.Tensor], sums: tf.Tensor) -> tuple[Sequence[tf.Tensor], tf.Tensor]:
+        """The gradients and sums of all ranks.
+
+        Args:
+            gradients: of this rank, a tensor of each variable's shape and type.
+            sums: (6 + more,) float32: :class:`fleet.engines.base.Sums`.
+        """
         return gradients, sums
 
     def close(self) -> None:
-        """Nothing is held."""
+        """Leave the group."""
 
 
-class HorovodExchange:
+class HorovodExchange(NoExchange):
     """Horovod, whose whole world is the group for as long as the group lives."""
 
     def __init__(self, group: Group, horovod: Any) -> None:
-        self.group, self._horovod = group, horovod
+        super().__init__(group)
+        self._horovod = horovod
         come_together(group)
         with communicator_for_library(group) as communicator:
             horovod.init(comm=communicator)
@@ -120,14 +78,28 @@ class HorovodExchange:
 
 
 class MpiExchange:
-    """One MPI reduction of one buffer a step."""
+    """Adds up outside of any graph: one MPI reduction of one buffer a step, in the memory of the host."""
 
     def __init__(self, group: Group) -> None:
         self.group = group
         self._buffer: _Buffer | None = None
 
-    def sum_on_host(self, gradients: Sequence[tf.Tensor], sums: Any,  # noqa: D102 - HostExchange says it
-                    error: BaseException | None) -> tuple[list[tf.Tensor], Sums]:
+    def sum_on_host(self, gradients: Sequence[tf.Tensor], sums: Any, error: BaseException | None
+                    ) -> tuple[list[tf.Tensor], Sums]:
+        """The gradients and sums of all ranks.
+
+        Args:
+            gradients: of this rank, a tensor of each variable's shape and type.
+            sums: (6 + more,) float32: :class:`fleet.engines.base.Sums`.
+            error: why this rank has none, where it has none; then zeros stand in for both.
+
+        Returns:
+            Gradients of the same shapes, float32, which the next call overwrites; and what the sums have added up to.
+
+        Raises:
+            Exception: this rank's error.
+            PeerFailed: another rank has brought one.
+        """
         if self._buffer is None:
             self._buffer = _Buffer([tuple(gradient.shape) for gradient in gradients], len(sums))
         buffer = self._buffer
@@ -139,7 +111,8 @@ class MpiExchange:
         total.raise_failure(error)
         return buffer.tensors, total
 
-    def close(self) -> None:  # noqa: D102
+    def close(self) -> None:
+        """Leave the group."""
         self._buffer = None
 
 
@@ -164,6 +137,9 @@ class _Buffer:
                       for first, size, shape in zip([0, *ends], sizes, shapes, strict=False)]
         self.tensors = [tf.experimental.dlpack.from_dlpack(part.__dlpack__()) for part in self.parts]
         self.sums = self.whole[ends[-1]:]
+
+
+Exchange: TypeAlias = NoExchange | MpiExchange
 
 
 def import_horovod() -> Any:

@@ -181,15 +181,6 @@ def _each(losses: Any, name: str, target: TargetSpec) -> tf.Tensor:
 # ---- what is right -----------------------------------------------------------------------------
 
 
-def _right_classes(target: TargetSpec) -> Loss:
-    return lambda outputs, targets: tf.cast(
-        tf.equal(tf.argmax(outputs, axis=1, output_type=tf.int64), targets), tf.float32)
-
-
-def _right_labels(target: TargetSpec) -> Loss:
-    return lambda outputs, targets: tf.reduce_mean(tf.cast(tf.equal(outputs > 0, targets > 0), tf.float32), axis=-1)
-
-
 def _right_pixels(target: TargetSpec) -> Loss:
     def correct(outputs: tf.Tensor, targets: tf.Tensor) -> tf.Tensor:
         labels, counted = _pixels(targets, target)
@@ -198,9 +189,10 @@ def _right_pixels(target: TargetSpec) -> Loss:
     return correct
 
 
-def _no_right(target: TargetSpec) -> Loss:
-    return lambda outputs, targets: tf.zeros(tf.shape(outputs)[:1])
-
-
 _CORRECT: dict[str, Callable[[TargetSpec], Loss]] = {
-    "class": _right_classes, "multilabel": _right_labels, "mask": _right_pixels, "value": _no_right}
+    "class": lambda target: lambda outputs, targets: tf.cast(
+        tf.equal(tf.argmax(outputs, axis=1, output_type=tf.int64), targets), tf.float32),
+    "multilabel": lambda target: lambda outputs, targets: tf.reduce_mean(
+        tf.cast(tf.equal(outputs > 0, targets > 0), tf.float32), axis=-1),
+    "mask": _right_pixels,
+    "value": lambda target: lambda outputs, targets: tf.zeros(tf.shape(outputs)[:1])}

@@ -8,7 +8,7 @@ have added, and AUC, F1 or IoU are exact in a group of any size. A metric of whi
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -18,7 +18,7 @@ import numpy as np
 import tensorflow as tf
 
 from fleet.engines.keras.losses import dense, name_is_sparse, probabilities
-from fleet.engines.measures import of_whole_batch
+from fleet.engines.measures import Metrics, of_whole_batch
 from fleet.engines.own import load_own
 from fleet.errors import SettingError
 from fleet.spec import Train
@@ -79,12 +79,8 @@ class _Metric:
         return float(np.mean(keras.ops.convert_to_numpy(self.keras.stateless_result(parts))))
 
 
-class MetricSet:
+class MetricSet(Metrics):
     """The metrics of a network."""
-
-    def __init__(self, metrics: Sequence[_Metric], target: TargetSpec) -> None:
-        self._metrics, self._target = tuple(metrics), target
-        self.width = sum(metric.width for metric in self._metrics)
 
     def sums(self, outputs: tf.Tensor, targets: tf.Tensor, valid: tf.Tensor) -> tf.Tensor:
         """What some rows add to the states of all metrics: (width,) float32."""
@@ -93,14 +89,6 @@ class MetricSet:
             counted = tf.cast(tf.not_equal(targets, tf.constant(self._target.void, targets.dtype)), tf.float32)
             weights = tf.reshape(weights[:, None, None] * counted, [-1])
         return tf.concat([metric.added(outputs, targets, weights) for metric in self._metrics], axis=0)
-
-    def scores(self, more: Sequence[float]) -> dict[str, float]:
-        """What sums over rows come to."""
-        found, first = {}, 0
-        for metric in self._metrics:
-            found[metric.name] = metric.result(np.array(more[first:first + metric.width], np.float64))
-            first += metric.width
-        return found
 
 
 def make_metrics(train: Train, target: TargetSpec) -> MetricSet:

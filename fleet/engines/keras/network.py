@@ -16,7 +16,7 @@ from contextlib import contextmanager
 from dataclasses import fields, replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 import keras
 import numpy as np
@@ -25,29 +25,21 @@ import tensorflow as tf
 from fleet.comm.base import Group
 from fleet.engines.base import WIDTH, Arrays, Done, PeerFailed, Rows, Sums, check_arrays, readable, rows_of
 from fleet.engines.keras.ahead import Ahead, Inputs
-from fleet.engines.keras.exchange import GradientExchange, GraphExchange, HorovodExchange, HostExchange, NoExchange
+from fleet.engines.keras.exchange import Exchange, HorovodExchange, MpiExchange, NoExchange
 from fleet.engines.keras.export import check_config, export_model, try_load
 from fleet.engines.keras.finish import finished
 from fleet.engines.keras.losses import check_losses
 from fleet.engines.keras.memory import kept_bytes
-from fleet.engines.keras.metrics import MetricSet
 from fleet.engines.keras.optimizer import ChangingRate
 from fleet.engines.keras.penalties import penalty, sums_over_rows
 from fleet.engines.keras.start import begin_with
-from fleet.engines.measures import LossFunctions
+from fleet.engines.measures import Measures
 from fleet.errors import ModelError
 from fleet.storage.files import replace_by
 from preprocess.sample import SampleSpec
 
 _Local: TypeAlias = tuple[list[tf.Tensor], Any]  # this rank's gradients and sums
 _COUNT = [item.name for item in fields(Sums)].index("count")
-
-
-class Measures(NamedTuple):
-    """What judges a network's outputs."""
-
-    losses: LossFunctions
-    metrics: MetricSet
 
 
 class KerasNetwork:
@@ -63,7 +55,7 @@ class KerasNetwork:
     """
 
     def __init__(self, model: keras.Model, optimizer: keras.optimizers.Optimizer, sample: SampleSpec,
-                 measures: Measures, exchange_of: Callable[[Group], GradientExchange], group: Group, xla: bool,
+                 measures: Measures, exchange_of: Callable[[Group], Exchange], group: Group, xla: bool,
                  own_code: bool, free: Mapping[str, tf.Variable], rate: ChangingRate, inputs: Inputs) -> None:
         self._rate = rate
         self._model, self._optimizer, self._exchange_of = model, optimizer, exchange_of
@@ -115,7 +107,7 @@ class KerasNetwork:
         more = (0.0,) * self._measures.metrics.width
         mine, wish = rows_of(images, targets, weights), replace(asked, more=more).pack().astype(np.float32)
         exchange = self._exchange
-        if isinstance(exchange, HostExchange):
+        if isinstance(exchange, MpiExchange):
             return self._begin_on_host(exchange, readable(mine), np.float32(sizes[0]), wish)
         with self._waking_others(exchange):
             if self.can_stride():
@@ -136,12 +128,12 @@ class KerasNetwork:
         assert self._compiled is not None
         return self._ahead.call(self._compiled, rows, wish, *self._ahead.inputs.of(mine)) if len(mine[1]) else wish
 
-    def _read(self, exchange: GraphExchange, wait: Callable[[], Done]) -> Done:
+    def _read(self, exchange: NoExchange, wait: Callable[[], Done]) -> Done:
         with self._waking_others(exchange):
             return wait()
 
     @contextmanager
-    def _waking_others(self, exchange: GraphExchange) -> Iterator[None]:
+    def _waking_others(self, exchange: NoExchange) -> Iterator[None]:
         """Where this rank fails, the ranks that wait for it inside the exchange raise as well."""
         try:
             yield
@@ -151,7 +143,7 @@ class KerasNetwork:
                 raise PeerFailed("another rank of the group failed in this step") from error
             raise
 
-    def _begin_on_host(self, exchange: HostExchange, mine: Rows, rows: np.float32, wish: np.ndarray
+    def _begin_on_host(self, exchange: MpiExchange, mine: Rows, rows: np.float32, wish: np.ndarray
                        ) -> Callable[[], Done]:
         """Begin with this rank's part of a step; it ends when the next begins, or when it is waited for."""
         if self._end_before is not None:
@@ -177,7 +169,7 @@ class KerasNetwork:
         self._end_before = end
         return end
 
-    def _end_on_host(self, exchange: HostExchange, local: _Local, rows: np.float32, error: BaseException | None,
+    def _end_on_host(self, exchange: MpiExchange, local: _Local, rows: np.float32, error: BaseException | None,
                      goes_on: bool) -> Done:
         """Add up what the ranks have, and take the step; where it goes on, the next part waits for that, and not we."""
         gradients, sums = local
@@ -398,7 +390,7 @@ class KerasNetwork:
         return sums.stack()
 
     def _exchange_apply(self, gradients: Sequence[tf.Tensor], sums: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
-        assert isinstance(self._exchange, GraphExchange)
+        assert isinstance(self._exchange, NoExchange)
         gradients, sums = self._exchange.sum_in_graph(gradients, sums)
         count = sums[_COUNT]
         # A batch of which no sample could be read changes nothing.

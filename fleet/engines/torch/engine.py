@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -10,21 +11,22 @@ from pathlib import Path
 import torch
 
 from fleet.comm.base import Group
-from fleet.engines.base import Setup
-from fleet.engines.torch.ahead import AheadNetwork
-from fleet.engines.torch.device import take_device
-from fleet.engines.torch.exchange import Exchange, MpiExchange, NoExchange, TorchExchange, exchange_name
+from fleet.engines.base import Setup, Slot, check_index
+from fleet.engines.measures import Measures
+from fleet.engines.torch.exchange import Exchange, MpiExchange, TorchExchange, exchange_name
 from fleet.engines.torch.export import note_of
 from fleet.engines.torch.flat import Flat
 from fleet.engines.torch.losses import make_losses
 from fleet.engines.torch.metrics import make_metrics
 from fleet.engines.torch.models import build_module
-from fleet.engines.torch.network import Measures, TorchNetwork
+from fleet.engines.torch.network import AheadNetwork, TorchNetwork
 from fleet.engines.torch.optimizer import Updates
 from fleet.engines.torch.start import freeze
 from fleet.spec import NetworkSpec
 
 log = logging.getLogger("fleet.engines.torch.engine")
+
+_CUBLAS = "CUBLAS_WORKSPACE_CONFIG"  # read when CUDA starts
 
 
 class TorchEngine:
@@ -65,10 +67,40 @@ class TorchEngine:
 
 def _exchange(name: str, device: torch.device, folder: Path, group: Group) -> Exchange:
     if group.size == 1:
-        return NoExchange(group)
+        return Exchange(group)
     return MpiExchange(group) if name == "mpi" else TorchExchange(group, device, folder)
 
 
-def make(setup: Setup) -> TorchEngine:
-    """The engine of a trainer."""
-    return TorchEngine(setup)
+def take_device(index: int, trainers: int, deterministic: bool = False,
+                slot: Slot = Slot()) -> torch.device:  # noqa: B008 - frozen
+    """Use one GPU, and of its memory no more than this trainer's part; without GPUs, a fair share of the cores.
+
+    Kernels cut their sums by the number of threads, so a network that is trained again in another number of them comes
+    to other numbers: one that is deterministic has one thread.
+
+    Args:
+        index: the place of this trainer among those of its node. PyTorch sees the GPUs that an existing
+            ``CUDA_VISIBLE_DEVICES`` leaves.
+        trainers: on this node.
+        deterministic: take deterministic kernels, and without GPUs one thread.
+        slot: of the GPU.
+
+    Raises:
+        UserError: the node shows fewer GPUs than it has trainers.
+    """
+    if deterministic:
+        os.environ.setdefault(_CUBLAS, ":4096:8")
+        torch.use_deterministic_algorithms(True)
+        torch.utils.deterministic.fill_uninitialized_memory = False  # nothing reads it
+    gpus = torch.cuda.device_count()
+    if not gpus:
+        if deterministic or "OMP_NUM_THREADS" not in os.environ:
+            torch.set_num_threads(1 if deterministic else max(1, len(os.sched_getaffinity(0)) // trainers))
+        return torch.device("cpu")
+    check_index(index, gpus)
+    chosen = torch.device("cuda", 0 if gpus == 1 else index)  # a launcher may have chosen already
+    torch.cuda.set_device(chosen)
+    if slot.memory_limit is not None:
+        total = torch.cuda.get_device_properties(chosen).total_memory
+        torch.cuda.set_per_process_memory_fraction(min(1.0, slot.memory_limit * 2**20 / total), chosen)
+    return chosen

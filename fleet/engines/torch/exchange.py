@@ -11,7 +11,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 
@@ -26,15 +26,17 @@ _LONGEST = timedelta(days=7)  # a rank may wait for samples, and deaths are hear
 NAMES = ("auto", "mpi", "library")
 
 
-class Exchange(Protocol):
-    """Adds up the gradients and sums of a group's ranks, in place.
+class Exchange:
+    """Adds up the gradients and sums of a group's ranks, in place; here those of a rank alone, which has everything.
 
     Attributes:
         in_place: whether it reads gradients while the backward pass adds to them, so that they are to stay there.
     """
 
-    group: Group
-    in_place: bool
+    in_place = False
+
+    def __init__(self, group: Group) -> None:
+        self.group = group
 
     def begin(self, flat: Flat) -> None:
         """A backward pass begins, by which gradients become ready."""
@@ -46,25 +48,7 @@ class Exchange(Protocol):
         """Leave the group."""
 
 
-class NoExchange:
-    """A rank alone has everything already."""
-
-    in_place = False
-
-    def __init__(self, group: Group) -> None:
-        self.group = group
-
-    def begin(self, flat: Flat) -> None:
-        """Nothing is to be done."""
-
-    def finish(self, flat: Flat) -> None:
-        """Nothing is to be done."""
-
-    def close(self) -> None:
-        """Nothing is held."""
-
-
-class MpiExchange(NoExchange):
+class MpiExchange(Exchange):
     """One MPI reduction of the whole buffer a step; of a GPU, by way of the host."""
 
     def __init__(self, group: Group) -> None:
@@ -83,13 +67,13 @@ class MpiExchange(NoExchange):
         whole.copy_(self._host)
 
 
-class TorchExchange:
+class TorchExchange(Exchange):
     """A process group of PyTorch, an object of its own; its ranks meet by a file in the run's folder."""
 
     in_place = True
 
     def __init__(self, group: Group, device: torch.device, folder: Path) -> None:
-        self.group = group
+        super().__init__(group)
         come_together(group)
         name = group.from_master(uuid.uuid4().hex if group.is_master else None)
         self._file = (folder / f".exchange-{name}.tmp").absolute()

@@ -7,7 +7,7 @@ confusions. Ranks add up what theirs have added, so AUC, F1 or IoU are exact in 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fleet.engines.measures import of_whole_batch
+from fleet.engines.measures import Metrics, of_whole_batch
 from fleet.engines.own import load_own
 from fleet.engines.torch.losses import OF_LOGITS, OF_PREDICTIONS, dense, pixels, probabilities
 from fleet.errors import SettingError
@@ -60,12 +60,8 @@ class _Metric:
     result: Callable[[np.ndarray], float]
 
 
-class MetricSet:
+class MetricSet(Metrics):
     """The metrics of a network."""
-
-    def __init__(self, metrics: Sequence[_Metric], target: TargetSpec) -> None:
-        self._metrics, self._target = tuple(metrics), target
-        self.width = sum(metric.width for metric in self._metrics)
 
     def sums(self, outputs: Tensor, targets: Tensor) -> Tensor | None:
         """What some samples, all of which could be read, add to the states of all metrics: (width,) float32."""
@@ -73,15 +69,6 @@ class MetricSet:
             return None
         rows = _rows(outputs, targets, self._target)
         return torch.cat([metric.added(rows).reshape(-1).float() for metric in self._metrics])
-
-    def scores(self, more: Sequence[float]) -> dict[str, float]:
-        """What sums over samples come to."""
-        found, first = {}, 0
-        for metric in self._metrics:
-            with np.errstate(divide="ignore", invalid="ignore"):
-                found[metric.name] = metric.result(np.array(more[first:first + metric.width], np.float64))
-            first += metric.width
-        return found
 
 
 def _rows(outputs: Tensor, targets: Tensor, target: TargetSpec) -> Rows:

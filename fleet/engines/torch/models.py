@@ -23,6 +23,7 @@ from preprocess.sample import ImageSpec
 from preprocess.target import TargetSpec
 
 _EPSILON = 1.001e-5  # of batch normalisation, as the Keras engine has it
+_ROWS = 2  # of a batch that is looked at
 _CUT = 0.87962566103423978  # standard deviation of a normal distribution that is cut off at two of its own
 
 
@@ -75,6 +76,38 @@ def parameters_in(module: nn.Module) -> int:
     """Numbers of a module that training changes: parameters, and the statistics of batch normalisation."""
     kept = [*module.parameters(), *(one for one in module.buffers() if one.is_floating_point())]
     return sum(one.numel() for one in kept)
+
+
+def kept_bytes(module: nn.Module, shape: tuple[int, ...], dtype: torch.dtype) -> int | None:
+    """Bytes for each row of a batch that the forward pass of a step keeps for the backward pass.
+
+    These are the tensors that it keeps, each once, and twice the largest of them: its gradient, and the one that is
+    computed from that.
+
+    Args:
+        shape: of a row, as the module takes it.
+
+    Returns:
+        None where nothing is kept.
+    """
+    kept: dict[int, int] = {}
+    own = {one.untyped_storage().data_ptr() for one in (*module.parameters(), *module.buffers())}
+
+    def keep(tensor: torch.Tensor) -> torch.Tensor:
+        storage = tensor.untyped_storage()
+        if storage.data_ptr() not in own:
+            kept[storage.data_ptr()] = storage.nbytes() // _ROWS
+        return tensor
+
+    device = next(module.parameters()).device
+    rows = torch.zeros(_ROWS, *shape, dtype=dtype, device=device)
+    was_training, held = module.training, []
+    try:
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            held.append(module.eval()(rows))  # what is kept stays where it is, and no address is used twice
+    finally:
+        module.train(was_training)
+    return sum(kept.values()) + 2 * max(kept.values()) if kept else None
 
 
 @contextmanager

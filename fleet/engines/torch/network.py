@@ -7,10 +7,11 @@ part with zeros.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,27 +19,18 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fleet.comm.base import Group
-from fleet.engines.base import Arrays, Rows, Sums, check_arrays, readable, rows_of
-from fleet.engines.measures import LossFunctions
-from fleet.engines.torch.exchange import Exchange, NoExchange
+from fleet.engines.base import Arrays, Done, Rows, Sums, batches_of, check_arrays, readable, rows_of
+from fleet.engines.measures import Measures
+from fleet.engines.torch.exchange import Exchange
 from fleet.engines.torch.export import load, write
 from fleet.engines.torch.finish import finished
 from fleet.engines.torch.flat import Flat, copied, placed, tensor_of
 from fleet.engines.torch.losses import check_losses
-from fleet.engines.torch.memory import kept_bytes
-from fleet.engines.torch.metrics import MetricSet
-from fleet.engines.torch.models import parameters_in
+from fleet.engines.torch.models import kept_bytes, parameters_in
 from fleet.engines.torch.optimizer import Updates
 from fleet.engines.torch.start import begin_with
 from fleet.errors import ModelError
 from preprocess.sample import SampleSpec
-
-
-class Measures(NamedTuple):
-    """What judges a network's outputs."""
-
-    losses: LossFunctions
-    metrics: MetricSet
 
 
 class TorchNetwork:
@@ -67,7 +59,10 @@ class TorchNetwork:
 
     def step(self, images: np.ndarray, targets: np.ndarray, size: int,  # noqa: D102 - Trainable says it
              stop: bool = False, weights: np.ndarray | None = None) -> Sums:
-        mine = readable(rows_of(images, targets, weights))
+        return self._step(rows_of(images, targets, weights), size, stop)
+
+    def _step(self, rows: Rows, size: int, stop: bool) -> Sums:
+        mine = readable(rows)
         error: BaseException | None = None
         try:
             if len(mine[1]):
@@ -85,17 +80,12 @@ class TorchNetwork:
         return total
 
     def can_stride(self) -> bool:  # noqa: D102 - Striding says it
-        return type(self._exchange) is NoExchange
+        return type(self._exchange) is Exchange
 
     def stride(self, images: np.ndarray, targets: np.ndarray, sizes: Sequence[int],  # noqa: D102
                weights: np.ndarray | None = None) -> list[Sums]:
-        found, first = [], 0
-        for size in sizes:
-            rows = slice(first, first + size)
-            found.append(self.step(images[rows], targets[rows], size,
-                                   weights=None if weights is None else weights[rows]))
-            first += size
-        return found
+        batches = batches_of(rows_of(images, targets, weights), sizes)
+        return [self._step(rows, size, False) for rows, size in zip(batches, sizes, strict=True)]
 
     def evaluate(self, images: np.ndarray, targets: np.ndarray,  # noqa: D102
                  weights: np.ndarray | None = None) -> Sums:
@@ -268,6 +258,37 @@ class TorchNetwork:
 
     def _precision(self) -> AbstractContextManager[object]:
         return torch.autocast(self._device.type, torch.bfloat16) if self._is_mixed else nullcontext()
+
+
+class AheadNetwork(TorchNetwork):
+    """A module whose steps are handed to a GPU, which takes them in order. Ranks of a group wait for each other."""
+
+    def begin(self, images: np.ndarray, targets: np.ndarray, sizes: Sequence[int],  # noqa: D102 - Beginning says it
+              stop: bool = False, weights: np.ndarray | None = None) -> Callable[[], Done]:
+        if not self.can_stride():
+            sums = [self.step(images, targets, sizes[0], stop, weights)]
+            return lambda: Done(sums, time.perf_counter())
+        mine = rows_of(images, targets, weights)
+        found = torch.zeros(len(sizes), len(self._flat.tail), pin_memory=self._device.type == "cuda")
+        for rows, size, into in zip(batches_of(mine, sizes), sizes, found, strict=True):
+            self._take(readable(rows), size, into)
+        over = torch.cuda.Event() if self._device.type == "cuda" else None
+        if over is not None:
+            over.record()
+
+        def wait() -> Done:
+            if over is not None:
+                over.synchronize()
+            return Done([Sums.unpack(row) for row in found.tolist()], time.perf_counter())
+
+        return wait
+
+    def _take(self, mine: Rows, size: int, into: torch.Tensor) -> None:
+        """A step, of which nothing is waited for; a batch of which no sample could be read changes nothing."""
+        if len(mine[1]):
+            self._compute(mine, size, False)
+            self._updates.step(size / len(mine[1]))
+            into.copy_(self._flat.tail, non_blocking=True)
 
 
 class Inputs:

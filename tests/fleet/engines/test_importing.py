@@ -5,7 +5,7 @@ from importlib import import_module
 
 import pytest
 
-from fleet.engines.importing import as_if_missing
+from fleet.engines.registry import as_if_missing
 
 
 def test_what_is_not_wanted_seems_not_to_be_there(monkeypatch):

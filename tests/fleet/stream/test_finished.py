@@ -6,8 +6,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from fleet.stream.finish import FinishedEpochs
-from fleet.stream.finished import NodeEpochs
+from fleet.stream.finish import FinishedEpochs, NodeEpochs
 from preprocess.pipeline import Pipeline
 from preprocess.probe import probe
 from preprocess.sample import ImageSpec

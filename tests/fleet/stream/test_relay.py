@@ -7,9 +7,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fleet.comm.roles import assign
-from fleet.stream.layout import Layout
+from fleet.stream.layout import Layout, Turns
 from fleet.stream.relay import Relay
-from fleet.stream.turns import Turns
 from tests.examples import examples
 from tests.fleet.one_process import Launch
 from tests.fleet.stream.streams import GREY, set_of, window_of

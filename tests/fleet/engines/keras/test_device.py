@@ -12,10 +12,10 @@ class FakeGpus:
     """What TensorFlow would be told and asked of GPUs."""
 
     def __init__(self, monkeypatch, count):
-        from fleet.engines.keras import device
+        from fleet.engines.keras import engine
 
         self.chosen, self.grows, self.limits = None, [], []
-        config = device.tf.config
+        config = engine.tf.config
         monkeypatch.setattr(config, "list_physical_devices", lambda kind: [f"gpu{n}" for n in range(count)])
         monkeypatch.setattr(config, "set_visible_devices", lambda devices, kind: setattr(self, "chosen", devices))
         monkeypatch.setattr(config.experimental, "set_memory_growth", lambda gpu, on: self.grows.append((gpu, on)))
@@ -25,7 +25,7 @@ class FakeGpus:
 
 @pytest.mark.parametrize(("shown", "index", "chosen"), [(4, 2, "gpu2"), (1, 0, "gpu0"), (1, 3, "gpu0")])
 def test_a_trainer_takes_the_gpu_of_its_place_or_the_only_one_it_is_shown(monkeypatch, shown, index, chosen):
-    from fleet.engines.keras.device import take_device
+    from fleet.engines.keras.engine import take_device
 
     gpus = FakeGpus(monkeypatch, shown)
     take_device(index, 4)
@@ -37,7 +37,7 @@ def test_a_trainer_takes_the_gpu_of_its_place_or_the_only_one_it_is_shown(monkey
     (Slot(3, slots=4, memory_mib=80000), [], [("gpu1", 18000)]),
     (Slot(3, slots=4), [("gpu1", True)], [])], ids=["first", "further", "nobody says how much there is"])
 def test_trainers_that_share_a_gpu_take_equal_shares_of_its_memory_but_for_the_first(monkeypatch, slot, grows, limits):
-    from fleet.engines.keras.device import take_device
+    from fleet.engines.keras.engine import take_device
 
     gpus = FakeGpus(monkeypatch, 2)
     take_device(1, 8, slot=slot)
@@ -45,7 +45,7 @@ def test_trainers_that_share_a_gpu_take_equal_shares_of_its_memory_but_for_the_f
 
 
 def test_more_trainers_than_gpus_are_refused(monkeypatch):
-    from fleet.engines.keras.device import take_device
+    from fleet.engines.keras.engine import take_device
 
     FakeGpus(monkeypatch, 2)
     with pytest.raises(UserError, match="this node shows 2 GPUs, and this rank is its trainer number 3"):
@@ -53,19 +53,19 @@ def test_more_trainers_than_gpus_are_refused(monkeypatch):
 
 
 def test_trainers_of_a_node_without_gpus_share_its_cores(monkeypatch):
-    from fleet.engines.keras import device
+    from fleet.engines.keras import engine
 
     threads, rewriting = [], []
     monkeypatch.delenv("TF_NUM_INTRAOP_THREADS", raising=False)
-    monkeypatch.setattr(device.os, "sched_getaffinity", lambda process: range(8))
-    monkeypatch.setattr(device.tf.config, "list_physical_devices", lambda kind: [])
-    monkeypatch.setattr(device.tf.config.threading, "set_intra_op_parallelism_threads", threads.append)
-    monkeypatch.setattr(device.tf.config.optimizer, "set_experimental_options", rewriting.append)
+    monkeypatch.setattr(engine.os, "sched_getaffinity", lambda process: range(8))
+    monkeypatch.setattr(engine.tf.config, "list_physical_devices", lambda kind: [])
+    monkeypatch.setattr(engine.tf.config.threading, "set_intra_op_parallelism_threads", threads.append)
+    monkeypatch.setattr(engine.tf.config.optimizer, "set_experimental_options", rewriting.append)
     for trainers in (1, 3, 20):
-        device.take_device(0, trainers)
+        engine.take_device(0, trainers)
     assert rewriting == [{"disable_meta_optimizer": True}] * 3
-    monkeypatch.setattr(device.tf.config.experimental, "enable_op_determinism", lambda: threads.append("deterministic"))
-    device.take_device(0, 1, deterministic=True)
+    monkeypatch.setattr(engine.tf.config.experimental, "enable_op_determinism", lambda: threads.append("deterministic"))
+    engine.take_device(0, 1, deterministic=True)
     monkeypatch.setenv("TF_NUM_INTRAOP_THREADS", "5")  # the user's word
-    device.take_device(0, 1)
+    engine.take_device(0, 1)
     assert threads == [8, 2, 1, "deterministic", 1]

@@ -60,22 +60,12 @@ def test_an_error_of_one_rank_reaches_all():
     assert raised == {0: PeerFailed, 1: ValueError, 2: PeerFailed}
 
 
-def test_each_exchange_adds_up_in_one_place():
-    from fleet.engines.keras.exchange import (
-        GraphExchange,
-        HorovodExchange,
-        HostExchange,
-        MpiExchange,
-        NoExchange,
-        make_exchange,
-    )
+def test_a_group_of_one_rank_needs_no_exchange_whatever_there_is():
+    from fleet.engines.keras.exchange import MpiExchange, NoExchange, make_exchange
 
     def rank_main(world):
         alone, pair = world.group([world.rank], world.rank), world.group([0, 1], 2)
         assert type(make_exchange(alone, horovod="any")) is NoExchange
         assert type(make_exchange(pair, horovod=None)) is MpiExchange
-        for exchange in (NoExchange(alone), MpiExchange(pair), HorovodExchange.__new__(HorovodExchange)):
-            exchange.group = pair
-            assert isinstance(exchange, GraphExchange) != isinstance(exchange, HostExchange)
 
     assert Launch(2, 0).run(rank_main)

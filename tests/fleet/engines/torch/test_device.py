@@ -32,7 +32,7 @@ def shown(monkeypatch):
 
 @pytest.mark.parametrize(("count", "index", "chosen"), [(4, 2, "cuda:2"), (1, 0, "cuda:0"), (1, 3, "cuda:0")])
 def test_a_trainer_takes_the_gpu_of_its_place_or_the_only_one_it_is_shown(shown, count, index, chosen):
-    from fleet.engines.torch.device import take_device
+    from fleet.engines.torch.engine import take_device
 
     told = shown(count)
     assert str(take_device(index, 4)) == chosen
@@ -44,7 +44,7 @@ def test_a_trainer_takes_the_gpu_of_its_place_or_the_only_one_it_is_shown(shown,
     (Slot(3, slots=4, memory_mib=80000), [(0.225, "cuda:1")]), (Slot(3, slots=4), [])],
     ids=["first", "further", "nobody says how much there is"])
 def test_trainers_that_share_a_gpu_take_equal_shares_of_its_memory_but_for_the_first(shown, slot, shares):
-    from fleet.engines.torch.device import take_device
+    from fleet.engines.torch.engine import take_device
 
     told = shown(2)
     take_device(1, 8, slot=slot)
@@ -52,7 +52,7 @@ def test_trainers_that_share_a_gpu_take_equal_shares_of_its_memory_but_for_the_f
 
 
 def test_more_trainers_than_gpus_are_refused(shown):
-    from fleet.engines.torch.device import take_device
+    from fleet.engines.torch.engine import take_device
 
     shown(2)
     with pytest.raises(UserError, match="this node shows 2 GPUs, and this rank is its trainer number 3"):
@@ -60,15 +60,15 @@ def test_more_trainers_than_gpus_are_refused(shown):
 
 
 def test_trainers_of_a_node_without_gpus_share_its_cores(shown, monkeypatch):
-    from fleet.engines.torch import device
+    from fleet.engines.torch import engine
 
     told = shown(0)
     monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.setattr(device.os, "sched_getaffinity", lambda process: range(8))
+    monkeypatch.setattr(engine.os, "sched_getaffinity", lambda process: range(8))
     for trainers in (1, 3, 20):
-        device.take_device(0, trainers)
+        engine.take_device(0, trainers)
     monkeypatch.setenv("OMP_NUM_THREADS", "5")  # the user's word
-    device.take_device(0, 1)
+    engine.take_device(0, 1)
     monkeypatch.setenv("CUBLAS_WORKSPACE_CONFIG", ":16:8")
-    device.take_device(0, 1, deterministic=True)
+    engine.take_device(0, 1, deterministic=True)
     assert told.threads == [8, 2, 1, "deterministic", 1]

@@ -133,7 +133,7 @@ def test_a_stride_is_its_steps(batch):
 @pytest.fixture
 def late(monkeypatch):
     """Builds networks whose sums are read late, as on a GPU."""
-    from fleet.engines.torch.ahead import AheadNetwork
+    from fleet.engines.torch.network import AheadNetwork
 
     monkeypatch.setattr("fleet.engines.torch.engine.TorchNetwork", AheadNetwork)
     return built
