@@ -112,7 +112,7 @@ def moves(held: Mapping[str, GroupHolding], wanted: Round, free: Iterable[int], 
     >>> held = {"a": GroupHolding((0, 1), Stance.BETWEEN), "b": GroupHolding((2,), Stance.INSIDE)}
     >>> wanted = Round((Member("b", (2, 3)), Member("c", (1,))))
     >>> moves(held, wanted, free={3})
-    (Stop(name='a'), Grow(name='b', devices=(2, 3)))
+    (Stop(name='a', devices=()), Grow(name='b', devices=(2, 3)))
     >>> moves({"b": GroupHolding((2, 3), Stance.INSIDE)}, wanted, free={0, 1})
     (Start(name='c', devices=(1,)),)
     """
