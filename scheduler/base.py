@@ -117,7 +117,9 @@ class Network:
     def named(self, name: str) -> Network:
         """The same under another name; of thousands that are equal, several times as quick as to make each anew."""
         network = object.__new__(Network)
-        vars(network).update(vars(self), name=name)
+        values = vars(network)
+        values.update(vars(self))
+        values["name"] = name
         return network
 
 
