@@ -6,6 +6,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -59,6 +60,16 @@ def build(engine: Engine, info: EngineInfo, network: NetworkSpec, group: Group) 
     """
     refuse_unknown(network.train, info)
     return engine.build(network, group)
+
+
+def check_installed(engine: EngineInfo) -> None:
+    """See that the library of an engine is there, without importing it.
+
+    Raises:
+        NotInstalledError: it is not.
+    """
+    if engine.library and find_spec(engine.library) is None:
+        raise _not_installed(engine, f"No module named {engine.library!r}")
 
 
 def import_engine(engine: EngineInfo) -> None:
@@ -143,8 +154,12 @@ def _function(engine: EngineInfo, found: str | Callable[..., Any]) -> Callable[.
     except ModuleNotFoundError as error:
         if not engine.extra:
             raise
-        raise NotInstalledError(f"{error}; the {engine.name} engine wants what pip install "
-                                f"'fleet-ensemble[{engine.extra}]' brings") from error
+        raise _not_installed(engine, str(error)) from error
+
+
+def _not_installed(engine: EngineInfo, said: str) -> NotInstalledError:
+    return NotInstalledError(f"{said}; the {engine.name} engine wants what pip install "
+                             f"'fleet-ensemble[{engine.extra}]' brings")
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from pathlib import Path
 from fleet.comm.roles import Roles, roles_of
 from fleet.domain.events import Commanded, EarlierRead, NetworkAdded
 from fleet.domain.late import with_late
+from fleet.engines.registry import check_installed
 from fleet.errors import UserError
 from fleet.prediction.sample_file import read_columns, read_standardized, write_sample, write_standardized
 from fleet.runtime import changes, inputs
@@ -56,7 +57,10 @@ def prepare(request: Request, ranks: Ranks, lease: Lease | None = None,
         UserError, InputError: what is wrong, and what would be right.
     """
     asked = _ask(request, ranks, name)
-    announce(ahead_of(asked.trained, asked.roles, asked.left is not asked.paths))
+    ahead = ahead_of(asked.trained, asked.roles, asked.left is not asked.paths)
+    if ahead.ranks:
+        check_installed(asked.trained.engine)
+    announce(ahead)
     replay, paths, roles, left = asked.replay, asked.paths, asked.roles, asked.left
     before = None if left is None else changes.known_data(left, request.fresh_network)
     opened = inputs.open_marked_inputs(asked.trained, before, _features(left))

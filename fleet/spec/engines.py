@@ -86,7 +86,8 @@ class EngineInfo:
             begins with the state of another: its learning rate is its own, and it is random in its own way.
         no_memory: words in the errors of its library, or in the names of their types, that tell too little memory from
             other failures.
-        extra: of this project's package, that installs its library; for messages.
+        library: the package without which it trains nothing; empty where it needs none.
+        extra: of this project's package, that installs it; for messages.
         build_s: seconds in which a network is built and its first step is made ready, for rehearsals.
         problems: what ``fleet doctor`` finds wrong with the libraries that it stands on, on one node: (the GPUs that a
             rank is shown, ``resources.exchange``) -> pairs of what would go wrong and what to do about it; a function,
@@ -112,6 +113,7 @@ class EngineInfo:
     to_onnx: str | Callable[..., Any] | None = None
     own_arrays: tuple[str, ...] = ("learning_rate", "seed_generator_state")
     no_memory: tuple[str, ...] = ()
+    library: str = ""
     extra: str = ""
     build_s: float = 0.0
     problems: str | Callable[[Sequence[str], str], list[tuple[str, str]]] | None = None
@@ -121,7 +123,7 @@ ENGINES: dict[str, EngineInfo] = {engine.name: engine for engine in (
     EngineInfo("keras", ".keras.engine:make", "Keras on TensorFlow", knows=Known(starts=True),
                uses_gpus=True, exports=True, finishes=True, join=".keras.joined:join", to_onnx=".keras.joined:to_onnx",
                no_memory=("ResourceExhaustedError",),
-               problems=".keras.facts:problems", extra="run",
+               problems=".keras.facts:problems", library="tensorflow", extra="run",
                build_s=8.0,  # between a small CNN's and a ResNet's
                # Keras plots galleries with the one and wraps models for the other: a quarter of what its import takes.
                unwanted=("matplotlib", "sklearn"),
@@ -129,7 +131,8 @@ ENGINES: dict[str, EngineInfo] = {engine.name: engine for engine in (
     EngineInfo("torch", ".torch.engine:TorchEngine", "PyTorch, which trains plain modules",
                families=frozenset({"cnn", "resnet", "softmax"}), applications="",
                uses_gpus=True, build_s=1.0, problems=".torch.facts:problems", exports=True, suffix=".safetensors",
-               finishes=True, extra="torch", join=".torch.joined:join", to_onnx=".torch.export:to_onnx",
+               finishes=True, library="torch", extra="torch", join=".torch.joined:join",
+               to_onnx=".torch.export:to_onnx",
                no_memory=("OutOfMemoryError", "CUDA out of memory", "DefaultCPUAllocator"),
                knows=Known(
                    optimizers=("sgd", "adam", "adamw", "rmsprop", "nadam"), precisions=("float32", "mixed_bfloat16"),

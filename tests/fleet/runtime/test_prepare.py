@@ -2,6 +2,7 @@
 
 import errno
 import pickle
+import sys
 
 import numpy as np
 import pytest
@@ -203,6 +204,14 @@ def test_fresh_deletes_what_earlier_launches_have_written(asking):
     asking(fresh=True)
     assert sorted(path.name for path in asking.run.root.rglob("*")) == [
         ".fleet-run", "data.npz", "sample.json", "spec.yaml"]
+
+
+def test_fresh_deletes_nothing_where_the_library_of_the_engine_is_missing(asking, monkeypatch):
+    asking.leave_checkpoint()
+    monkeypatch.setitem(sys.modules, "torch", None)
+    asking.content["resources"]["engine"] = "torch"
+    assert "No module named 'torch'; the torch engine wants what pip install" in asking.refused(fresh=True)
+    assert asking.run.last("a").exists()
 
 
 def lease():
