@@ -152,6 +152,9 @@ class Told:
         self.weights, self.row_numbers = getattr(source, "weights", None), row_numbers(source)
         self.read, self.name, self.order = source.read, source.name, source.order
         self.masks = getattr(source, "masks", None)
+        for name in ("groups", "strata"):
+            if (found := getattr(source, name, None)) is not None:
+                setattr(self, name, found)
 
     @property
     def targets(self) -> Any:

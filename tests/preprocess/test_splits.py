@@ -6,7 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from preprocess.base import SPLIT, InputError, rng_for
-from preprocess.source import View, fold_of, split
+from preprocess.source import View, fold_of, split, told
+from preprocess.target import TargetWish
 from tests.preprocess.samples import Memory
 
 
@@ -82,3 +83,8 @@ def test_folds_follow_from_the_seed_and_are_others_than_a_split():
 def test_a_part_of_a_source_keeps_its_groups_and_strata():
     view = View(source([0, 1, 0, 1], groups=np.arange(4), strata=np.arange(4) + 4), np.array([1, 3]))
     assert (view.groups.tolist(), view.strata.tolist()) == ([1, 3], [5, 7])
+
+
+def test_a_source_that_is_told_what_its_targets_are_keeps_its_groups_and_strata():
+    one = told(source([0, 1, 0, 1], groups=np.arange(4), strata=np.arange(4) + 4), TargetWish("value"))
+    assert (one.groups.tolist(), one.strata.tolist()) == ([0, 1, 2, 3], [4, 5, 6, 7])
