@@ -22,6 +22,8 @@ import yaml
 
 from fleet.api import mpirun
 from fleet.commands.show import print_json
+from fleet.engines.base import Setup
+from fleet.spec import Resources
 from fleet.terminal import print_table
 
 BATCH, ROUNDS, ROUND_S = 32, 9, 0.4  # samples of a rank
@@ -53,7 +55,7 @@ def inside(exchange: str, path: str) -> None:
     spec = load(path)
     opened = open_inputs(spec)
     [spec] = settle(opened, spec)
-    engine = KerasEngine(opened.sample, exchange, world.rank, world.size)
+    engine = KerasEngine(Setup(opened.sample, Resources(exchange=exchange), index=world.rank, trainers=world.size))
     images, targets = made_up(opened.sample, BATCH)
     for number, network in enumerate(spec.networks, 1):
         group = world.group(range(world.size), number)

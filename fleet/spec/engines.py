@@ -120,7 +120,7 @@ class EngineInfo:
 
 
 ENGINES: dict[str, EngineInfo] = {engine.name: engine for engine in (
-    EngineInfo("keras", ".keras.engine:make", "Keras on TensorFlow", knows=Known(starts=True),
+    EngineInfo("keras", ".keras.engine:KerasEngine", "Keras on TensorFlow", knows=Known(starts=True),
                uses_gpus=True, exports=True, finishes=True, join=".keras.joined:join", to_onnx=".keras.joined:to_onnx",
                no_memory=("ResourceExhaustedError",),
                problems=".keras.facts:problems", library="tensorflow", extra="run",
@@ -131,7 +131,7 @@ ENGINES: dict[str, EngineInfo] = {engine.name: engine for engine in (
     EngineInfo("torch", ".torch.engine:TorchEngine", "PyTorch, which trains plain modules",
                families=frozenset({"cnn", "resnet", "softmax"}), applications="",
                uses_gpus=True, build_s=1.0, problems=".torch.facts:problems", exports=True, suffix=".safetensors",
-               finishes=True, library="torch", extra="torch", join=".torch.joined:join",
+               finishes=True, library="torch", extra="torch", join=".torch.joined:JoinedModules",
                to_onnx=".torch.export:to_onnx",
                no_memory=("OutOfMemoryError", "CUDA out of memory", "DefaultCPUAllocator"),
                knows=Known(

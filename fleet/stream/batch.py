@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Container, Iterator
 from dataclasses import dataclass
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 import numpy as np
 
+from fleet.comm.base import Group
 from fleet.stream.order import Epoch
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -49,23 +48,10 @@ def split_rows(first: int, last: int, rank: int, size: int) -> tuple[int, int]:
     return start, start + share + (rank < more)
 
 
-class Members(Protocol):
-    """The ranks that share each batch: a training group, or a part of it."""
-
-    rank: int
-    size: int
-
-    def meet(self) -> None:
-        """Wait until all ranks are here."""
-
-    def exchange(self, value: T) -> list[T]:
-        """Give every rank the values of all."""
-
-
 class Batches(Protocol):
     """Gives a rank its rows of the batches of an epoch."""
 
-    def batches(self, epoch: Epoch, start: int, batch: int, group: Members, taken: Container[int] = ()
+    def batches(self, epoch: Epoch, start: int, batch: int, group: Group, taken: Container[int] = ()
                 ) -> Iterator[Batch]:
         """The batches of an epoch from position ``start``; a batch is valid until the next.
 

@@ -25,8 +25,9 @@ from typing import Literal
 
 import numpy as np
 
+from fleet.comm.base import Group
 from fleet.comm.segment import Segment
-from fleet.stream.batch import Batch, Members, split_rows
+from fleet.stream.batch import Batch, split_rows
 from fleet.stream.finish import Finish, NodeEpochs
 from fleet.stream.order import Epoch, Itinerary, Order, PartOrder, RingOrder
 from fleet.stream.own import OwnStream
@@ -121,7 +122,7 @@ class Stream:
         if self._reader is not None:
             self._reader.leave()
 
-    def batches(self, epoch: Epoch, start: int, batch: int, group: Members,  # noqa: D102 - Batches says it
+    def batches(self, epoch: Epoch, start: int, batch: int, group: Group,  # noqa: D102 - Batches says it
                 taken: Container[int] = ()) -> Iterator[Batch]:
         if self._reader is not None:
             # Whether somebody has died the reader finds out: a ring's ranks must do so together.
@@ -134,7 +135,7 @@ class Stream:
                 self._reader.leave()
         yield from self.own.batches(epoch, start, batch, group, taken)
 
-    def _finished(self, batches: Iterator[Batch], group: Members, taken: Container[int]) -> Iterator[Batch]:
+    def _finished(self, batches: Iterator[Batch], group: Group, taken: Container[int]) -> Iterator[Batch]:
         if self._finish is None:
             yield from batches
             return

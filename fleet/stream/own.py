@@ -11,7 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from fleet.stream.batch import Batch, Members, split_rows
+from fleet.comm.base import Group
+from fleet.stream.batch import Batch, split_rows
 from fleet.stream.order import Epoch, Itinerary, Order, runs
 from fleet.stream.stall import Waiting, WriterLost
 from fleet.stream.store import Files
@@ -38,7 +39,7 @@ class OwnStream:
         self.waited_s = 0.0
         self._store, self._order, self._waiting, self._on_bad = store, order, waiting, on_bad
 
-    def batches(self, epoch: Epoch, start: int, batch: int, group: Members,  # noqa: D102 - Batches says it
+    def batches(self, epoch: Epoch, start: int, batch: int, group: Group,  # noqa: D102 - Batches says it
                 taken: Container[int] = ()) -> Iterator[Batch]:
         ahead: queue.Queue[Any] = queue.Queue(Q_D)
         stop = threading.Event()

@@ -14,7 +14,8 @@ from typing import TypeAlias
 
 import numpy as np
 
-from fleet.stream.batch import Batch, Members, split_rows
+from fleet.comm.base import Group
+from fleet.stream.batch import Batch, split_rows
 from fleet.stream.order import Epoch, Order
 from fleet.stream.stall import StallClock, Waiting
 from fleet.stream.window import NOT_READING, Window
@@ -49,7 +50,7 @@ class Reader:
         """Read no further."""
         self._need(NOT_READING)
 
-    def batches(self, epoch: Epoch, start: int, batch: int, group: Members,  # noqa: D102 - Batches says it
+    def batches(self, epoch: Epoch, start: int, batch: int, group: Group,  # noqa: D102 - Batches says it
                 taken: Container[int] = ()) -> Iterator[Batch]:
         layout, number = self._window.layout, epoch.number
         places = self._kept(layout.samples, lambda: self._order.itinerary(Epoch(number)).indices)

@@ -15,7 +15,8 @@ from collections.abc import Callable, Container, Iterator, Sequence
 
 import numpy as np
 
-from fleet.stream.batch import Batch, Members, split_rows
+from fleet.comm.base import Group
+from fleet.stream.batch import Batch, split_rows
 from fleet.stream.order import Epoch, RingOrder
 from fleet.stream.reader import Places, Reader
 from fleet.stream.stall import Waiting, WriterLost
@@ -68,7 +69,7 @@ class RingReader(Reader):
     def join(self, epoch: int) -> None:
         """Nothing is promised: whatever is there when the first batch is asked for will do."""
 
-    def batches(self, epoch: Epoch, start: int, batch: int, group: Members,
+    def batches(self, epoch: Epoch, start: int, batch: int, group: Group,
                 taken: Container[int] = ()) -> Iterator[Batch]:
         """See :class:`~fleet.stream.batch.Batches`; ``start`` is 0, for a ring does not give the rest of an epoch."""
         if start:
@@ -108,7 +109,7 @@ class RingReader(Reader):
         rows = (slice(start + places.start, start + places.stop) if isinstance(places, range) else start + places)
         return self._window.images[rows], self._window.targets[rows]
 
-    def _take(self, is_of_use: Callable[[int], bool], group: Members, gone: set[int]) -> int:
+    def _take(self, is_of_use: Callable[[int], bool], group: Group, gone: set[int]) -> int:
         """Agree on the next chunk, hold it on all nodes of the group, and wait until it is there.
 
         Args:
@@ -142,7 +143,7 @@ class RingReader(Reader):
         return (f"chunk {sequence} of the ring has not arrived for {self._waiting.stall_s:.0f} s (data.stall)"
                 f"{passing}: {cause}; the newest chunk is {newest}")
 
-    def _choose(self, is_of_use: Callable[[int], bool], group: Members, gone: set[int]) -> int:
+    def _choose(self, is_of_use: Callable[[int], bool], group: Group, gone: set[int]) -> int:
         group.meet()  # others on these nodes are kept waiting for a moment only
         self._need(CHOOSING)
         try:

@@ -108,23 +108,30 @@ def check_range(name: str, pair: tuple[float, float]) -> None:
         raise ValueError(f"{name} is {list(pair)}; the first number should be the smaller")
 
 
-def window_of_area(height: int, width: int, area: tuple[float, float], ratio: tuple[float, float],
-                   rng: np.random.Generator) -> tuple[int, int, int, int] | None:
-    """A random window whose share of the area is uniform, and the logarithm of whose ratio is.
+class DrawsWindow:
+    """For transforms that draw a window of an image: ``scale`` is its share of the area, ``ratio`` width to height."""
 
-    Ten times it is drawn until one fits, as torchvision does.
+    def __post_init__(self: Any) -> None:
+        check_range("scale", self.scale)
+        check_range("ratio", self.ratio)
 
-    Returns:
-        (top, left, height, width), or None where none has fitted.
-    """
-    log_low, log_high = np.log(ratio)
-    for _ in range(10):
-        pixels = height * width * (area[0] + (area[1] - area[0]) * rng.random())
-        aspect = np.exp(log_low + (log_high - log_low) * rng.random())
-        h, w = round(np.sqrt(pixels / aspect)), round(np.sqrt(pixels * aspect))
-        if 0 < h <= height and 0 < w <= width:
-            return int(rng.random() * (height - h + 1)), int(rng.random() * (width - w + 1)), h, w
-    return None
+    def draw_window(self: Any, height: int, width: int, rng: np.random.Generator) -> tuple[int, int, int, int] | None:
+        """A random window whose share of the area is uniform, and the logarithm of whose ratio is.
+
+        Ten times it is drawn until one fits, as torchvision does.
+
+        Returns:
+            (top, left, height, width), or None where none has fitted.
+        """
+        least, most = self.scale
+        log_low, log_high = np.log(self.ratio)
+        for _ in range(10):
+            pixels = height * width * (least + (most - least) * rng.random())
+            aspect = np.exp(log_low + (log_high - log_low) * rng.random())
+            h, w = round(np.sqrt(pixels / aspect)), round(np.sqrt(pixels * aspect))
+            if 0 < h <= height and 0 < w <= width:
+                return int(rng.random() * (height - h + 1)), int(rng.random() * (width - w + 1)), h, w
+        return None
 
 
 def channels(image: np.ndarray, transform: object) -> int:

@@ -100,7 +100,7 @@ class RandomGrayscale(base.LeavesPixels):
 
 
 @dataclass(frozen=True, config=base.FORBID)
-class RandomErasing(base.LeavesPixels):
+class RandomErasing(base.DrawsWindow, base.LeavesPixels):
     """Paint over a random window of some of the images: torchvision's `RandomErasing`, on pixels of 0 to 255."""
 
     p: base.Probability = 0.5
@@ -110,10 +110,6 @@ class RandomErasing(base.LeavesPixels):
         description="0 to 255, a list of one for each channel, or random for noise")] = 0
 
     is_random: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        base.check_range("scale", self.scale)
-        base.check_range("ratio", self.ratio)
 
     def apply(self, image: np.ndarray, rng: np.random.Generator, training: bool) -> np.ndarray:
         """The image, perhaps with a window painted over."""
@@ -125,7 +121,7 @@ class RandomErasing(base.LeavesPixels):
         if isinstance(self.value, tuple) and len(self.value) != image.shape[2]:
             raise InputError(f"random_erasing: {counted(len(self.value), 'number')} of value, one for each channel, "
                              f"but samples have {image.shape[2]} channels")
-        window = base.window_of_area(image.shape[0], image.shape[1], self.scale, self.ratio, rng)
+        window = self.draw_window(image.shape[0], image.shape[1], rng)
         if window is None:
             return image
         top, left, height, width = window

@@ -93,7 +93,7 @@ class RandomCrop(_Crop):
 
 
 @dataclass(frozen=True, config=base.FORBID)
-class RandomResizedCrop(base.MovesPixels):
+class RandomResizedCrop(base.DrawsWindow, base.MovesPixels):
     """Cut out a window of random area and proportions, and resize it: torchvision's `RandomResizedCrop`.
 
     In evaluation it is the largest window of the wanted proportions at the centre, less its edges.
@@ -108,10 +108,6 @@ class RandomResizedCrop(base.MovesPixels):
         description="share of the largest centred window's sides that evaluation takes, above 0, at most 1")] = 0.875
 
     is_random: ClassVar[bool] = True
-
-    def __post_init__(self) -> None:
-        base.check_range("scale", self.scale)
-        base.check_range("ratio", self.ratio)
 
     def apply(self, image: np.ndarray, rng: np.random.Generator, training: bool) -> np.ndarray:
         """The window, resized."""
@@ -150,10 +146,7 @@ class RandomResizedCrop(base.MovesPixels):
         if rng is None:
             ratio = self.size[1] / self.size[0] if isinstance(self.size, tuple) else 1.0
             return _largest(height, width, ratio, self.evaluation)
-        window = base.window_of_area(height, width, self.scale, self.ratio, rng)
-        if window is not None:
-            return window
-        return self.without_luck(height, width)
+        return self.draw_window(height, width, rng) or self.without_luck(height, width)
 
     def without_luck(self, height: int, width: int) -> tuple[int, int, int, int]:
         """Where no window that is drawn fits, as torchvision: the largest one whose proportions are allowed."""

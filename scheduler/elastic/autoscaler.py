@@ -22,7 +22,6 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Protocol
 
 from scheduler.base import InputError, check_range
 from scheduler.elastic.allocate import Optimizer, ScalingCurve
@@ -66,20 +65,19 @@ class Autoscaling:
         return 9 * self.rescale_cost_min if self.hold_min is None else self.hold_min
 
 
-class ScaledJob(Protocol):
-    """What the autoscaler looks at in a job."""
+@dataclass(eq=False, slots=True, kw_only=True)
+class ScaledJob:
+    """What the autoscaler looks at in a job.
 
-    @property
-    def curve(self) -> ScalingCurve:
-        """Its throughput scaling factors."""
+    Attributes:
+        curve: its throughput scaling factors.
+        gpus: how many it has now; 0 while it waits.
+        steady_min: since when it has been running at that size.
+    """
 
-    @property
-    def gpus(self) -> int:
-        """How many GPUs it has now; 0 while it waits."""
-
-    @property
-    def steady_min(self) -> float:
-        """Since when it has been running at that size."""
+    curve: ScalingCurve
+    gpus: int = 0
+    steady_min: float = 0.0
 
 
 @dataclass(frozen=True)

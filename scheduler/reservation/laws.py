@@ -10,10 +10,9 @@ law, made from one of the six by :func:`discretise` or from past runs by
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass, fields
 from functools import cached_property
-from typing import Any, ClassVar
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -252,7 +251,7 @@ def make_law(name: str, **parameters: float) -> Law:
         raise InputError(f"unknown distribution {name!r}; there are: {', '.join(LAWS)}")
     wanted = [field.name for field in fields(LAWS[name])]
     if set(parameters) != set(wanted):
-        raise InputError(f"{name} takes {_listed(wanted)}; given: {_listed(parameters) or 'none'}")
+        raise InputError(f"{name} takes {', '.join(wanted)}; given: {', '.join(parameters) or 'none'}")
     return LAWS[name](**parameters)
 
 
@@ -432,7 +431,3 @@ def _normal_quantile(level: Array, *, upper: bool) -> Array:
 
 def _normal_density(score: Array) -> Array:
     return np.exp(-0.5 * score ** 2) / math.sqrt(2 * math.pi)
-
-
-def _listed(names: Iterable[Any]) -> str:
-    return ", ".join(map(str, names))

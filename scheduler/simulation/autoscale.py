@@ -17,7 +17,7 @@ from enum import IntEnum
 from functools import partial
 
 from scheduler.elastic.allocate import Optimizer, ScalingCurve
-from scheduler.elastic.autoscaler import Autoscaling, decide, next_decision
+from scheduler.elastic.autoscaler import Autoscaling, ScaledJob, decide, next_decision
 from scheduler.simulation.kernel import Event, Simulator
 
 # Two moments closer than this (min) are one: what rounding does to the end of a job.
@@ -105,16 +105,13 @@ class _Kind(IntEnum):
     DECIDE = 2
 
 
-@dataclass(eq=False, slots=True)
-class _Run:
-    """A job that has arrived; the autoscaler reads ``curve``, ``gpus`` and ``steady_min``."""
+@dataclass(eq=False, slots=True, kw_only=True)
+class _Run(ScaledJob):
+    """A job that has arrived."""
 
     number: int
-    curve: ScalingCurve
     work_min: float  # what is left of its length, as of start_min
-    gpus: int = 0
     start_min: float = 0.0  # since when it has had these GPUs
-    steady_min: float = 0.0
     end: Event = field(init=False)
 
     @property
@@ -143,7 +140,7 @@ class _Simulation:
 
     def _arrive(self, number: int) -> None:
         job = self.jobs[number]
-        self.waiting.append(_Run(number, job.curve, job.length_min))
+        self.waiting.append(_Run(number=number, curve=job.curve, work_min=job.length_min))
         self._decide_when_due()
 
     def _complete(self, run: _Run) -> None:

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 from fleet.comm.mpi import start_mpi
-from fleet.engines.base import PeerFailed, Sums
-from fleet.spec import parse
+from fleet.engines.base import PeerFailed, Setup, Sums
+from fleet.spec import Resources, parse
 from fleet.stream.batch import split_rows
 from preprocess.sample import Affine, ImageSpec, SampleSpec
 
@@ -66,7 +66,7 @@ def main():
 
     world = start_mpi()
     group, rng = world.group(range(world.size), 1), np.random.default_rng(int(sys.argv[2]))
-    engine = KerasEngine(SAMPLE, "horovod", world.rank, world.size)
+    engine = KerasEngine(Setup(SAMPLE, Resources(exchange="horovod"), index=world.rank, trainers=world.size))
     for name, args in ARGS.items():
         [network] = parse({"models": [{"family": "cnn", "name": name, "args": {"filters": [4], "dense": [8], **args}}],
                            "train": {"optimizer": {"name": "adam", "learning_rate": 0.01}}}).networks

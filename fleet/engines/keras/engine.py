@@ -5,10 +5,8 @@ from __future__ import annotations
 import gc
 import logging
 import os
-from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 import keras
 import tensorflow as tf
@@ -27,7 +25,6 @@ from fleet.engines.keras.start import freeze
 from fleet.engines.measures import Measures
 from fleet.errors import UserError
 from fleet.spec import NetworkSpec
-from preprocess.sample import SampleSpec
 
 log = logging.getLogger("fleet.engines.keras.engine")
 
@@ -36,22 +33,15 @@ class KerasEngine:
     """Builds Keras networks on this rank's device.
 
     Args:
-        sample: what networks are fed with.
-        exchange: auto | horovod | mpi; auto takes Horovod where it is installed.
-        index: the place of this trainer among those of its node.
-        trainers: on this node.
-        deterministic: the same steps give the same numbers, bit for bit.
-        slot: of the GPU.
-        pin: registers memory with the driver of the GPU.
+        setup: of this rank; the exchange ``auto`` takes Horovod where it is installed.
 
     Raises:
         UserError: Horovod is asked for and is not installed.
     """
 
-    def __init__(self, sample: SampleSpec, exchange: str, index: int, trainers: int, deterministic: bool = False,
-                 slot: Slot = Slot(), pin: Callable[[Any], object] = lambda memory: None) -> None:  # noqa: B008 - frozen
-        self._sample = sample
-        take_device(index, trainers, deterministic, slot)
+    def __init__(self, setup: Setup) -> None:
+        self._sample, exchange = setup.sample, setup.resources.exchange
+        take_device(setup.index, setup.trainers, setup.deterministic, setup.slot)
         self._horovod = None if exchange == "mpi" else import_horovod()
         if exchange == "library":
             raise UserError("resources.exchange: library: the keras engine has none; it should be auto, horovod or mpi")
@@ -62,7 +52,7 @@ class KerasEngine:
         if not gc.get_freeze_count():  # what was imported stays; clear_session looked through it in a third of a second
             gc.freeze()
         self._kept: _Kept | None = None
-        self._inputs = Inputs(pin)
+        self._inputs = Inputs(setup.pin)
         log.info("TensorFlow %s, Keras %s, gradients by %s", tf.__version__, keras.__version__, self.exchange_name)
 
     def build(self, network: NetworkSpec, group: Group) -> KerasNetwork:
@@ -136,12 +126,6 @@ def _has_own_code(network: NetworkSpec) -> bool:
     train = network.train
     return network.architecture.kind == "import" or any(
         ":" in name for name in (train.loss or "", train.optimizer.name, *train.metrics))
-
-
-def make(setup: Setup) -> KerasEngine:
-    """The engine of a trainer."""
-    return KerasEngine(setup.sample, setup.resources.exchange, setup.index, setup.trainers,
-                       setup.deterministic, setup.slot, setup.pin)
 
 
 def take_device(index: int, trainers: int, deterministic: bool = False, slot: Slot = Slot()) -> None:  # noqa: B008

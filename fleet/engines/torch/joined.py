@@ -51,12 +51,3 @@ class JoinedModules:
                  for name, array in copied(network.module.state_dict()).items()}
         notes = [{**note, "weight": weight} for note, weight in zip(self._notes, self._weights, strict=True)]
         write(state, {"mean_of": json.loads(json.dumps(notes))}, path)
-
-
-def join(files: Sequence[Path], weights: Sequence[float], kind: str) -> JoinedModules:
-    """Load exported networks; see :attr:`fleet.spec.engines.EngineInfo.join`.
-
-    Raises:
-        UserError: one of them cannot be loaded.
-    """
-    return JoinedModules(files, weights, kind)

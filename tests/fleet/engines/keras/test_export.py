@@ -4,8 +4,9 @@ import numpy as np
 import pytest
 
 from fleet.comm.alone import Alone
+from fleet.engines.base import Setup
 from fleet.errors import ModelError
-from fleet.spec import parse
+from fleet.spec import Resources, parse
 from preprocess.sample import Affine, ImageSpec, SampleSpec
 
 pytestmark = pytest.mark.tensorflow
@@ -85,7 +86,7 @@ def build(monkeypatch):
 
         monkeypatch.setenv("TF_NUM_INTRAOP_THREADS", "1")  # another test of this process may have started TensorFlow
         network, = parse({"models": [{"build": f"export_models:{function}"}]}).networks
-        return KerasEngine(sample, "mpi", 0, 1).build(network, Alone())
+        return KerasEngine(Setup(sample, Resources(exchange="mpi"))).build(network, Alone())
 
     return build
 

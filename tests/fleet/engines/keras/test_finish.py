@@ -6,8 +6,9 @@ import numpy as np
 import pytest
 
 from fleet.comm.alone import Alone
+from fleet.engines.base import Setup
 from fleet.runtime.training.measuring import made_up
-from fleet.spec import parse
+from fleet.spec import Resources, parse
 from preprocess.unfinished import finished
 from tests.fleet.engines.unfinished import DTYPES, unfinished
 
@@ -34,7 +35,7 @@ def of(sample, **train):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TF_NUM_INTRAOP_THREADS", "1")  # another test of this process may have started TensorFlow before
-        engine = KerasEngine(sample, "mpi", 0, 1)
+        engine = KerasEngine(Setup(sample, Resources(exchange="mpi")))
     train = {"optimizer": {"name": "sgd", "learning_rate": 0.1, "momentum": 0.9}, **train}
     spec = parse({"models": [{"family": "cnn", "args": {"filters": [4], "dense": [8]}}], "train": train})
     return engine.build(spec.networks[0], Alone())

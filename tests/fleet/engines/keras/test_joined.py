@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 
 from fleet.comm.alone import Alone
+from fleet.engines.base import Setup
 from fleet.errors import UserError
 from fleet.prediction.kept import probabilities
-from fleet.spec import parse
+from fleet.spec import Resources, parse
 from preprocess.sample import Affine, ImageSpec, SampleSpec
 from preprocess.target import TargetSpec, class_target
 
@@ -32,7 +33,7 @@ def exported(folder, kind, **train):
     target = TARGETS[kind]
     sample = SampleSpec(ImageSpec((8, 8, 1), "uint8"), target.outputs, Affine(0.5, 0.5), target=target)
     spec = parse({"models": [{"family": "cnn", "args": {"filters": [4]}}, {"family": "softmax"}], "train": train})
-    engine, files, outputs = KerasEngine(sample, "mpi", 0, 1), [], []
+    engine, files, outputs = KerasEngine(Setup(sample, Resources(exchange="mpi"))), [], []
     images = np.random.default_rng(0).integers(0, 256, (5, 8, 8, 1), np.uint8)
     targets, weights = target.split(np.zeros(5, target.wire))
     for network in spec.networks:

@@ -3,9 +3,9 @@
 import numpy as np
 import pytest
 
-from fleet.engines.base import Sums
+from fleet.engines.base import Setup, Sums
 from fleet.errors import ModelError, SettingError, SpecError
-from fleet.spec import parse
+from fleet.spec import Resources, parse
 from fleet.spec.measures import LOSSES, METRICS, direction_of, snake
 from preprocess.sample import ImageSpec, SampleSpec
 from preprocess.target import TargetSpec, class_target
@@ -34,7 +34,7 @@ def build(kind, model=None, **train):
                      "train": {"optimizer": {"learning_rate": 0.1, "momentum": 0.9}, **train}})
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TF_NUM_INTRAOP_THREADS", "1")
-        return KerasEngine(sample, "mpi", 0, 1).build(content.networks[0], OneRank())
+        return KerasEngine(Setup(sample, Resources(exchange="mpi"))).build(content.networks[0], OneRank())
 
 
 def batch(kind, rows=12):

@@ -7,8 +7,9 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from fleet.engines.base import Setup
 from fleet.errors import CheckpointError
-from fleet.spec import parse
+from fleet.spec import Resources, parse
 from fleet.spec.learning_rate import REQUIRED, SCHEDULES
 from preprocess.sample import Affine, ImageSpec, SampleSpec
 from tests.examples import long_but_first
@@ -37,7 +38,7 @@ def engine():
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TF_NUM_INTRAOP_THREADS", "1")  # another test of this process may have started TensorFlow before
-        return KerasEngine(SAMPLE, "mpi", 0, 1)
+        return KerasEngine(Setup(SAMPLE, Resources(exchange="mpi")))
 
 
 @pytest.fixture(scope="module")
@@ -313,7 +314,8 @@ def test_networks_come_to_the_same_whether_their_graphs_are_rewritten_or_not(mon
     monkeypatch.setenv("TF_NUM_INTRAOP_THREADS", "1")
 
     def trained(as_traced):
-        engine = KerasEngine(SAMPLE, "mpi", 0, 1)  # its own: an engine keeps the graphs of its last network
+        # Its own: an engine keeps the graphs of its last network.
+        engine = KerasEngine(Setup(SAMPLE, Resources(exchange="mpi")))
         tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": as_traced})
         trainable = engine.build(network(), OneRank())
         return [trainable.stride(*batch, (5, 5, 2)), trainable.evaluate(*batch)]
@@ -340,12 +342,13 @@ def test_a_network_of_a_fold_does_not_take_the_graphs_of_another_that_does_somet
 
     monkeypatch.setenv("TF_NUM_INTRAOP_THREADS", "1")
     affines = Affine(0.5, 0.5), Affine(10.0, 20.0, 1.0)
-    engine, found = KerasEngine(replace(SAMPLE, folds=affines), "mpi", 0, 1), []
+    engine, found = KerasEngine(Setup(replace(SAMPLE, folds=affines), Resources(exchange="mpi"))), []
     for fold in (0, 1):
         built = engine.build(replace(network(), fold=fold), OneRank())
         found.append(built.evaluate(*batch).loss)
         built.close()
-        alone = KerasEngine(replace(SAMPLE, affine=affines[fold]), "mpi", 0, 1).build(network(), OneRank())
+        setup = Setup(replace(SAMPLE, affine=affines[fold]), Resources(exchange="mpi"))
+        alone = KerasEngine(setup).build(network(), OneRank())
         assert found[fold] == pytest.approx(alone.evaluate(*batch).loss, rel=1e-6)
         alone.close()
     assert found[0] != found[1]

@@ -5,8 +5,9 @@ import inspect
 import numpy as np
 import pytest
 
+from fleet.engines.base import Setup
 from fleet.errors import SettingError, SpecError
-from fleet.spec import parse
+from fleet.spec import Resources, parse
 from fleet.spec.optimizers import COMMON, OPTIMIZERS, takes
 from preprocess.sample import ImageSpec, SampleSpec
 
@@ -33,7 +34,7 @@ def build(optimizer, **batch):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TF_NUM_INTRAOP_THREADS", "1")
-        return KerasEngine(SAMPLE, "mpi", 0, 1).build(settings(optimizer, **batch), OneRank())
+        return KerasEngine(Setup(SAMPLE, Resources(exchange="mpi"))).build(settings(optimizer, **batch), OneRank())
 
 
 def samples(count=12):

@@ -5,8 +5,9 @@ import warnings
 import numpy as np
 import pytest
 
+from fleet.engines.base import Setup
 from fleet.errors import NetworkWarning
-from fleet.spec import parse
+from fleet.spec import Resources, parse
 from fleet.stream.batch import split_rows
 from preprocess.sample import ImageSpec, SampleSpec
 from preprocess.target import TargetSpec
@@ -122,7 +123,7 @@ def build(model, group, **train):
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TF_NUM_INTRAOP_THREADS", "1")
-        return KerasEngine(SAMPLE, "mpi", 0, 1).build(network(model, **train), group)
+        return KerasEngine(Setup(SAMPLE, Resources(exchange="mpi"))).build(network(model, **train), group)
 
 
 def trained(model, ranks, counts=None, **train):

@@ -5,9 +5,10 @@ import pytest
 import yaml
 
 from fleet.comm.alone import Alone
+from fleet.engines.base import Setup
 from fleet.engines.start import meeting, taken
 from fleet.errors import SettingError
-from fleet.spec import parse
+from fleet.spec import Resources, parse
 from preprocess.sample import Affine, ImageSpec, SampleSpec
 
 pytestmark = pytest.mark.tensorflow
@@ -51,7 +52,7 @@ def built(tmp_path, monkeypatch):
         spec = parse(yaml.safe_load(f"{{models: [{{name: a, {entry}}}], output: runs/x, seed: {seed}, data: {{source: "
                                     f"builtin:digits}}, train: {{batch: {{size: 8}}, {train}}}}}"))
         sample = SampleSpec(ImageSpec((8, 8, 1), "uint8"), classes, affine)
-        return KerasEngine(sample, "mpi", 0, 1).build(spec.networks[0], Alone())
+        return KerasEngine(Setup(sample, Resources(exchange="mpi"))).build(spec.networks[0], Alone())
 
     return build
 
