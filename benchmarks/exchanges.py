@@ -39,7 +39,7 @@ _SPEC: dict[str, Any] = {
     "train": {"optimizer": {"name": "sgd", "learning_rate": 1e-3, "momentum": 0.9}, "converge": {"max_epochs": 1}}}
 
 
-def inside(exchange: str, path: str) -> None:
+def inside(exchange: Any, path: str) -> None:
     """One rank's part; the first prints a row for each network."""
     from mpi4py import MPI
 
