@@ -142,7 +142,7 @@ class Searchers:
         def do(work: _Work) -> Answer:
             difference = replay(searcher, logged, work.begin)
             work.begin(call)
-            return Consulted(entry, call, make(searcher, call), "" if difference is None else str(difference))
+            return Consulted(entry, call, make(searcher, call), difference)
 
         self._start(entry, str(call), do)
 

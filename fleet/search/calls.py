@@ -208,21 +208,8 @@ def as_call(event: Searched) -> Call:
     raise UserError(f"{event} is no call of a searcher")
 
 
-@dataclass(frozen=True)
-class Difference:
-    """An answer of a replay that is not what the log has."""
-
-    call: Call
-    logged: Any
-    answer: Any
-
-    def __str__(self) -> str:
-        return f"a replayed answer differs: {self.call} was answered by {self.logged!r}, and now by {self.answer!r}"
-
-
-def replay(searcher: Searcher, logged: Iterable[Searched], begin: Callable[[Call], None] = lambda call: None
-           ) -> Difference | None:
-    """Make the calls of a log again, in their order; returns the first answer that differs.
+def replay(searcher: Searcher, logged: Iterable[Searched], begin: Callable[[Call], None] = lambda call: None) -> str:
+    """Make the calls of a log again, in their order; returns which answer is the first to differ, or nothing.
 
     Args:
         begin: is told of each call before it is made.
@@ -230,10 +217,10 @@ def replay(searcher: Searcher, logged: Iterable[Searched], begin: Callable[[Call
     Raises:
         BaseException: whatever the searcher raises, or that its answer is nonsense.
     """
-    first = None
+    first = ""
     for event in logged:
         begin(call := as_call(event))
         answer = make(searcher, call)
-        if first is None and not isinstance(call, Tell | Know) and answer != event.answer:
-            first = Difference(call, event.answer, answer)
+        if not first and not isinstance(call, Tell | Know) and answer != event.answer:
+            first = f"a replayed answer differs: {call} was answered by {event.answer!r}, and now by {answer!r}"
     return first

@@ -7,10 +7,9 @@ from typing import Any
 
 from fleet.domain.events import Event, Searched, SearcherBegan
 from fleet.domain.record import as_json
-from fleet.errors import UserError
-from fleet.search.conversation import PARENT
+from fleet.search.conversation import PARENT, fitting
 from fleet.search.mind import Entry
-from fleet.spec.space import Space, member_of
+from fleet.spec.space import Space
 from fleet.spec.yaml_file import plain
 from fleet.units import counted
 
@@ -72,14 +71,7 @@ def _told(space: Space, asked: Iterable[Mapping[str, Any]], knows: bool) -> str:
     asked = list(asked)
     if not knows:
         return f"; the searcher has no method `known`, and is not told of {counted(len(asked), 'network')}"
-    outside = sum(not _fits(space, values) for values in asked)
+    outside = sum(fitting(space, {key: value for key, value in values.items() if key != PARENT}) is None
+                  for values in asked)
     said = f"; the searcher is told of {counted(len(asked) - outside, 'network')}"
     return said + (f", and not of {outside} outside of the space" if outside else "")
-
-
-def _fits(space: Space, values: Mapping[str, Any]) -> bool:
-    try:
-        member_of(space, {key: value for key, value in values.items() if key != PARENT})
-    except UserError:
-        return False
-    return True

@@ -155,11 +155,11 @@ class Conversation:
         self._heard_more()
         self._wrong = 0
         for key, one in self._earlier.items():
-            if knows and (member := _fitting(space, one.values)) is not None:
+            if knows and (member := fitting(space, one.values)) is not None:
                 self._earlier[key] = replace(one, values=member)
                 self._to_say.append(self._earlier[key])
         for number, asked in self._asked.items():
-            member, told = _fitting(space, asked.values), self._told.get(number, Tell(number, "", None))
+            member, told = fitting(space, asked.values), self._told.get(number, Tell(number, "", None))
             if asked.wrong or member is None or not knows:
                 self._told[number] = told  # it is none of its networks
                 continue
@@ -284,7 +284,7 @@ class Conversation:
         return parent not in self._asked or bool(self._asked[parent].wrong)
 
 
-def _fitting(space: Space, values: Mapping[str, Any]) -> Member | None:
+def fitting(space: Space, values: Mapping[str, Any]) -> Member | None:
     """The member of a space that has these values, if there is one."""
     try:
         return member_of(space, values)

@@ -674,10 +674,7 @@ class Mind:
         for names, belongs in ((self._alive[life.entry], life.is_alive), (self._living, life.is_alive),
                                (self._awaited, life.waits),
                                (self._paused, life.end is None and bool(life.holders))):
-            if belongs:
-                names.add(life.name)
-            else:
-                names.discard(life.name)
+            (names.add if belongs else names.discard)(life.name)
 
     def _known_best(self, life: Life) -> float | None:
         return life.best if math.isfinite(life.best) else None

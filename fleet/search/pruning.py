@@ -12,23 +12,25 @@ from bisect import bisect_left, insort
 from collections import defaultdict
 from collections.abc import Collection, Sequence
 from importlib import import_module
-from typing import Any, Protocol
+from typing import Any
 
 from fleet.errors import UserError
 from fleet.plugins import load_object
-from fleet.search.rungs import Bracket, Settled, natural, settle_all
+from fleet.search.rungs import Bracket, Settled, natural
 from fleet.search.searcher import Verdict
 from fleet.spec.search import Prune, find_rule
 
 
-class Judge(Protocol):
-    """A rule at work in one run; see :class:`fleet.search.rungs.Bracket` for scores."""
+class Judge:
+    """A rule at work in one run, which lets every network go on; see :class:`fleet.search.rungs.Bracket` for scores."""
 
     def add(self, name: str, epochs: int, score: float, is_done: bool = False) -> Verdict:
         """A network has ended so many epochs, with this score as its best so far; ``is_done``: it trains no more."""
+        return Verdict.GO_ON
 
     def promotable(self) -> str | None:
         """The paused network that should go on first; None where none may now."""
+        return None
 
     def let_go_on(self, name: str) -> None:
         """A paused network goes on, by this rule's wish or another's."""
@@ -42,15 +44,18 @@ class Judge(Protocol):
         Args:
             alive: the networks that are neither over nor paused; no other can come.
         """
+        return Settled()
 
     def next_rung(self, name: str, epochs: int) -> int | None:
         """The epochs after which a network that has ended so many is judged next; None where there are no rungs."""
+        return None
 
     def expected(self, most: int) -> float | None:
         """How many epochs a network trains on average that may train so many; None where there are no rungs."""
+        return None
 
 
-class Unjudged:
+class Unjudged(Judge):
     """Lets every network go on; also what a rule of a user's own begins with, which then says what it does otherwise.
 
     Args:
@@ -60,44 +65,18 @@ class Unjudged:
     def __init__(self, prune: Prune, most_epochs: int, seed: int) -> None:
         pass
 
-    def add(self, name: str, epochs: int, score: float, is_done: bool = False) -> Verdict:
-        """See :class:`Judge`."""
-        return Verdict.GO_ON
 
-    def promotable(self) -> str | None:
-        """See :class:`Judge`."""
-        return None
-
-    def let_go_on(self, name: str) -> None:
-        """See :class:`Judge`."""
-
-    def leave(self, name: str) -> None:
-        """See :class:`Judge`."""
-
-    def settle(self, alive: Collection[str]) -> Settled:
-        """See :class:`Judge`."""
-        return Settled()
-
-    def next_rung(self, name: str, epochs: int) -> int | None:
-        """See :class:`Judge`."""
-        return None
-
-    def expected(self, most: int) -> float | None:
-        """See :class:`Judge`."""
-        return None
-
-
-class Median:
+class Median(Unjudged):
     """Prunes what is worse than the median of the others at the same epoch (Golovin et al., Google Vizier, KDD 2017).
 
     Args:
-        least: epochs that every network may train.
-        others: how many must have come as far.
-        in_step: whether nobody is judged before all have come as far.
+        prune: its ``least``, the epochs that every network may train; ``others``, how many must have come as far; and
+            ``order``: with ``rungs`` nobody is judged before all have come as far.
     """
 
-    def __init__(self, least: int, others: int, in_step: bool) -> None:
-        self._least, self._others, self._in_step = least, others, in_step
+    def __init__(self, prune: Prune, most_epochs: int, seed: int) -> None:
+        super().__init__(prune, most_epochs, seed)
+        self._least, self._others, self._in_step = prune.least, prune.others, prune.order == "rungs"
         self._scores: defaultdict[int, list[float]] = defaultdict(list)  # after so many epochs, sorted
         self._seen: dict[str, int] = {}  # network -> the epochs up to which it was judged
         self._waiting: dict[str, tuple[int, float]] = {}  # network -> epochs and score
@@ -119,10 +98,6 @@ class Median:
         scores = self._scores[epochs]
         return len(scores) > self._others and score < _median_of_others(scores, bisect_left(scores, score))
 
-    def promotable(self) -> str | None:
-        """See :class:`Judge`."""
-        return None
-
     def let_go_on(self, name: str) -> None:
         """See :class:`Judge`."""
         self._waiting.pop(name, None)
@@ -137,14 +112,6 @@ class Median:
         names = sorted((name for name, (epochs, _) in self._waiting.items() if epochs == lowest), key=natural)
         bad = {name for name in names if self._is_bad(*self._waiting[name])}
         return Settled(tuple(name for name in names if name not in bad), tuple(name for name in names if name in bad))
-
-    def next_rung(self, name: str, epochs: int) -> int | None:
-        """See :class:`Judge`; a network is judged at the end of every epoch."""
-        return None
-
-    def expected(self, most: int) -> float | None:
-        """See :class:`Judge`."""
-        return None
 
 
 def _median_of_others(scores: Sequence[float], own: int) -> float:
@@ -161,7 +128,7 @@ def _median_of_others(scores: Sequence[float], own: int) -> float:
     return low if low == high else (low + high) / 2  # infinite ones have no mean
 
 
-class Halving:
+class Halving(Judge):
     """Successive halving in one bracket or several.
 
     Args:
@@ -206,7 +173,9 @@ class Halving:
             busy.add(id(self._bracket(name)))
             if len(busy) == len(self._brackets):
                 return Settled()
-        return settle_all(bracket for bracket, _ in self._brackets if id(bracket) not in busy)
+        found = [bracket.settle() for bracket, _ in self._brackets if id(bracket) not in busy]
+        return Settled(tuple(name for one in found for name in one.go_on),
+                       tuple(name for one in found for name in one.stop))
 
     def next_rung(self, name: str, epochs: int) -> int | None:
         """See :class:`Judge`."""
@@ -219,11 +188,6 @@ class Halving:
 
 
 # ---- what the rows of rules name ---------------------------------------------------------------
-
-
-def make_median(prune: Prune, most_epochs: int, seed: int) -> Median:
-    """The rule ``median``."""
-    return Median(prune.least, prune.others, prune.order == "rungs")
 
 
 def make_asha(prune: Prune, most_epochs: int, seed: int) -> Halving:
@@ -248,7 +212,7 @@ def _bracket(prune: Prune, least: int) -> Bracket:
 # ---- rules of users ----------------------------------------------------------------------------
 
 
-class _LookedAt:
+class _LookedAt(Judge):
     """A rule of a user's own, whose answers are looked at before they are carried out."""
 
     def __init__(self, name: str, judge: Judge) -> None:

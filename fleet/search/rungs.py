@@ -14,7 +14,6 @@ from __future__ import annotations
 import math
 import re
 from bisect import bisect_left, insort
-from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -207,10 +206,3 @@ class Bracket:
         most = max(1, len(rung) // self._factor)
         best = [name for name in rung.waiting if rung.is_among(name, most)]
         return Settled(tuple(best), tuple(name for name in rung.waiting if name not in set(best)))
-
-
-def settle_all(brackets: Iterable[Bracket]) -> Settled:
-    """Judge what waits in some brackets, each by itself."""
-    found = [bracket.settle() for bracket in brackets]
-    return Settled(tuple(name for one in found for name in one.go_on),
-                   tuple(name for one in found for name in one.stop))

@@ -140,7 +140,7 @@ RULES: Mapping[str, PruningRule] = {rule.name: rule for rule in (
     PruningRule("hyperband", ".pruning:make_hyperband",
                 "asha in several brackets, each of which begins to judge later than the one before",
                 ("least", "factor", "mode", "order")),
-    PruningRule("median", ".pruning:make_median",
+    PruningRule("median", ".pruning:Median",
                 "those that are worse than the median of the others after as many epochs are pruned",
                 ("least", "others", "order")),
     PruningRule("learning_curve", ".curves:Curves",

@@ -184,4 +184,4 @@ def run_struck(kills, *arguments, kind=Launch, **settings):
             break
         except Struck:
             continue
-    return launch, disk, [difference for difference in differences if difference is not None]
+    return launch, disk, [difference for difference in differences if difference]

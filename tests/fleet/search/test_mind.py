@@ -76,7 +76,7 @@ def test_another_answer_in_a_replay_is_found_and_the_logged_one_holds():
     halfway = Disk(disk.lines[:25], {})
     asked = {event.network: event.answer for event in halfway.of(Searched) if event.call == "ask"}
     launch = Launch(halfway, search_of("random", most=6, seed=1), SPACE)
-    assert str(launch.difference).startswith("a replayed answer differs: Ask(number=0) was answered by")
+    assert launch.difference.startswith("a replayed answer differs: Ask(number=0) was answered by")
     assert {name: add.values for name, add in launch.added.items()} == asked
 
 

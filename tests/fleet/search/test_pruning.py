@@ -24,7 +24,7 @@ def is_worse_than_the_median(score, others):
 
 @given(st.lists(SCORE, min_size=1, max_size=20), st.integers(1, 4), st.integers(1, 3))
 def test_who_is_worse_than_the_median_of_those_before_it_is_dropped(scores, others, least):
-    judge = Median(least, others, in_step=False)
+    judge = Median(Prune(least=least, others=others), 9, 0)
     for number, score in enumerate(scores):
         for epochs in range(1, least):
             assert judge.add(f"n{number}", epochs, score) is GO_ON
@@ -34,7 +34,7 @@ def test_who_is_worse_than_the_median_of_those_before_it_is_dropped(scores, othe
 
 @given(st.lists(SCORE, min_size=1, max_size=12), st.integers(1, 4), st.randoms(use_true_random=False))
 def test_in_step_the_median_is_of_all_in_whatever_order_they_come(scores, others, random):
-    judge = Median(1, others, in_step=True)
+    judge = Median(Prune(others=others, order="rungs"), 9, 0)
     order = list(enumerate(scores))
     for number, score in random.sample(order, len(order)):
         assert judge.add(f"n{number}", 1, score) is PAUSE
@@ -47,7 +47,7 @@ def test_in_step_the_median_is_of_all_in_whatever_order_they_come(scores, others
 
 
 def test_an_epoch_that_is_trained_again_counts_once():
-    judge = Median(1, 1, in_step=False)
+    judge = Median(Prune(others=1), 9, 0)
     judge.add("a", 1, 5.0)
     judge.add("a", 1, 0.0)
     assert judge.add("b", 1, 1.0) is STOP
