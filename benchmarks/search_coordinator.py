@@ -27,6 +27,7 @@ from contextlib import contextmanager, redirect_stdout
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 from fleet.api import write_spec
@@ -49,17 +50,22 @@ from fleet.comm.roles import Roles, assign
 from fleet.commands.show import print_json
 from fleet.domain.network import EpochRecord, StepRate
 from fleet.domain.run import RunState
-from fleet.ensemble.setup import Setup, Speeds
+from fleet.ensemble.launch import Setup, Speeds
 from fleet.ensemble.survey import Survey
 from fleet.monitor.view import make_view
+from fleet.runtime.admission import Admission
 from fleet.runtime.board import CoordinatorSide
-from fleet.runtime.coordinator import Coordinator, Files
+from fleet.runtime.coordinator import Coordinator, Files, Preamble, Search
 from fleet.runtime.interrupt import Interruption
 from fleet.runtime.known_rates import Profile
 from fleet.runtime.launch import Ranks
+from fleet.runtime.outside.tracking import Tracking
 from fleet.runtime.prepare import prepare
-from fleet.runtime.start import Request
+from fleet.runtime.searchers import Searchers
+from fleet.runtime.start import Laps, Request
+from fleet.search.mind import make_mind
 from fleet.spec import parse
+from fleet.spec.resolve import extremes
 from fleet.storage.event_log import EventLog
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import Results
@@ -171,11 +177,14 @@ def cpu_of_an_epoch(networks: int, policy: str = "baseline", speeds: int = 0, tr
         keys = {name: one.key for name, one in traits.items()}
         survey = Survey([], keys, spec.profile, trainers, per_node, {})
         run = RunState(spec)
+        view = make_view(run, True)
+        search = Search(make_mind(spec, extremes(spec), {}, trainers), Searchers({}),
+                        cast(Admission, SimpleNamespace(asked=lambda training, now_s: ())), (), None)
         coordinator = Coordinator(
             cast(World, world), Setup(spec, roles, None, samples=SAMPLES, outlives=False),
             Speeds(survey, None if speeds else rates, online),
-            Files(Results(spec, paths, SAMPLES), log, Profile(paths.profile)), [make_view(run, True)],
-            Interruption(None), run=run)
+            Files(Results(spec, paths, SAMPLES), log, Profile(paths.profile), None, Tracking([], paths, "")),
+            [view.on_event], view.on_pace, Interruption(None), Preamble((), None, (), Laps()), search, run)
         spent = _coordinate(coordinator, world)
         coordinator.stop()
         log.close()
@@ -204,7 +213,7 @@ def cpu_of_a_search(networks: int, rule: str, epochs: int, policy: str) -> Spent
         write_spec(spec, path)
         prepared = prepare(Request(str(path), plain=True), Ranks([0] * SEARCH_RANKS))
         world = Trainers(prepared.roles, epochs, lambda name: 100.0)
-        side = CoordinatorSide(cast(World, world), prepared, Interruption(None))
+        side = CoordinatorSide(cast(World, world), prepared, Interruption(None), None, Laps())
         spent = _coordinate(side.coordinator, world)
         side.close()
     return spent

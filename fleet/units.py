@@ -142,14 +142,14 @@ def parse_stream(text: str) -> Stream:
 _STREAMS = {"free": Stream(), "lockstep": Stream(1), "ring": Stream(ring=Ring())}
 
 
-def listed(names: Sequence[str]) -> str:
-    """Some names in a line.
+def listed(names: Sequence[str], most: int = 3) -> str:
+    """Some names in a line, so many at most.
 
     >>> listed(["a", "b", "c", "d", "e"])
     'a, b, c and 2 more'
     """
     names = list(dict.fromkeys(names))
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+    return ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
 
 
 def format_duration(seconds: float) -> str:

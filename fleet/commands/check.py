@@ -148,7 +148,7 @@ def _kept(spec: Spec, opened: Inputs) -> tuple[CacheChosen, list[SpecMistake]]:
         opened.keeping(choice.cache)
     except InputError as error:
         unkept.append(spec.origin.mistake(("data", "cache"), str(error)))
-    return choice.event(preprocessors > 0), unkept
+    return choice, unkept
 
 
 def _data_mistake(spec: Spec, said: str) -> SpecMistake:

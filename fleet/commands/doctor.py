@@ -207,7 +207,7 @@ def _check_room(spec: Spec, opened: Inputs | None, roles: Roles | None, facts: S
         choice = choose_cache(spec, opened, means, last_cache(paths))
         disk = _disk(spec, opened.sample, choice.nbytes if choice.cache == "file" else 0)
         shared = shared_bytes(with_cache(spec, choice.cache), opened.keeping(choice.cache), roles, shared_free)
-        return [*checks.check_disk(disk), *checks.check_shared_memory(facts, shared)], choice.event(roles.shared).words
+        return [*checks.check_disk(disk), *checks.check_shared_memory(facts, shared)], choice.words
     except NotInstalledError:  # another finding says it
         return [], ""
     except InputError as error:

@@ -95,7 +95,7 @@ def run(args: argparse.Namespace) -> int:
     profiling = _profiling(args, spec, sample, rates, whole)
     rehearsal = rehearse(spec, rates, cluster, planned.makespan_s, os.cpu_count() or 1, sample, args.time_scale)
     if not args.json:
-        print(choice.event(means.preprocessors > 0).words)
+        print(choice.words)
         _announce(spec, cluster, origin, outcomes, rehearsal, profiling)
     status, told = _perform(args, rehearsal, cluster)
     show(args, lambda: _numbers(spec, cluster, origin, outcomes, rehearsal, told, profiling),

@@ -128,8 +128,8 @@ def _print(report: RunReport, over: Over | None) -> None:
               + ", ".join(f"{part} {seconds:.1f}" for part, seconds in account.startup))
     if account.first_signal_s is not None:
         print(f"every network had ended an epoch after {format_duration(account.first_signal_s)}")
-    if report.missed:
-        print(MISSED.format(chunks=counted(report.missed, "chunk")))
+    if report.run.missed:
+        print(MISSED.format(chunks=counted(report.run.missed, "chunk")))
     if account.ratio is not None:
         print(f"makespan {account.measured_s:.1f} s, simulated {account.simulated_s:.1f} s: {account.ratio:.3f}")
     if over is not None:

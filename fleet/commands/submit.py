@@ -32,7 +32,7 @@ from fleet.errors import ExitStatus, UserError
 from fleet.jobs.chain import end_chain, note
 from fleet.jobs.notes import HandedIn
 from fleet.monitor.view import told_of_sharing
-from fleet.runtime.changes import Wishes
+from fleet.runtime.changes import check_fresh
 from fleet.runtime.folder import check_folder, writing_into
 from fleet.runtime.known_rates import check_remeasuring
 from fleet.spec import Spec, load
@@ -184,7 +184,7 @@ def _image(args: argparse.Namespace) -> Path | None:
 
 def _once(args: argparse.Namespace, spec: Spec) -> tuple[str, ...]:
     """What the first launch is to do besides, in the words of ``python -m fleet.run``."""
-    Wishes(tuple(args.fresh_network), args.accept_changes).check(spec)
+    check_fresh(spec, args.fresh_network)
     if args.remeasure:
         check_remeasuring(spec)
     return (*(f"--fresh-network={name}" for name in args.fresh_network),

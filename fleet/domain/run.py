@@ -16,6 +16,7 @@ from typing import Any
 from fleet.domain import events as e
 from fleet.domain.network import DATA, EpochRecord, Judged, Outcome, Standing
 from fleet.spec import Converge, Spec
+from fleet.units import counted, format_duration
 from scheduler.base import Network as Rated
 from scheduler.base import Record
 from scheduler.ensemble.rates import rate
@@ -31,22 +32,8 @@ class Broken:
     """A launch was killed; no log says so, for nobody was left to write it."""
 
 
-@dataclass(frozen=True)
-class Stop:
-    """A group has let go of its network.
-
-    Attributes:
-        checkpoint_s, export_s: as :class:`fleet.domain.events.GroupStopped` has them.
-        outcome: of the network; None where it has yet to train.
-    """
-
-    checkpoint_s: float
-    export_s: float
-    outcome: Outcome | None
-
-
 @dataclass
-class Launch:
+class RunLaunch:
     """A launch, from its start to all that is known of it.
 
     Attributes:
@@ -63,7 +50,7 @@ class Launch:
         lost: the devices that are no more.
         building: seconds that it took to build networks, of measurements and first epochs.
         forming: network -> seconds that each of its groups took to form, beyond its first epoch.
-        stops: of groups.
+        stops: of groups, each with the outcome of its network by then; None where that had yet to train.
         timed: network -> the epochs of its groups but the first of each, which forms the group.
         has_begun: whether it has come beyond what a launch says at first, where epochs are logged late.
         groups: network -> the group that trains it.
@@ -86,12 +73,12 @@ class Launch:
     lost: set[int] = field(default_factory=set)
     building: list[float] = field(default_factory=list)
     forming: defaultdict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
-    stops: list[Stop] = field(default_factory=list)
+    stops: list[tuple[e.GroupStopped, Outcome | None]] = field(default_factory=list)
     timed: defaultdict[str, list[EpochRecord]] = field(default_factory=lambda: defaultdict(list))
     has_begun: bool = False
-    _before: Launch | None = None
+    _before: RunLaunch | None = None
     _killed: Mapping[str, int] = field(default_factory=dict)  # network -> place in the run's records
-    groups: dict[str, Group] = field(default_factory=dict)
+    groups: dict[str, RunGroup] = field(default_factory=dict)
     _tenants: Counter[int] = field(default_factory=Counter)  # GPU -> how many networks
 
     @cached_property
@@ -118,9 +105,32 @@ class Launch:
         """How many GPUs these devices are; networks that share one have equal parts of it."""
         return sum(1 / self._tenants[self.gpu(device)] for device in devices)
 
+    def ended(self, status: int, seconds: float) -> e.Ended:
+        """The event that ends it.
+
+        Args:
+            status: how it ended (:class:`fleet.errors.ExitStatus`).
+            seconds: since it began.
+        """
+        return e.Ended(status, seconds, self.rounds, self.profiling_s, self.scheduling_s, self.checkpointing_s,
+                       self.regrouping_s)
+
+    def summary(self, seconds: float) -> str:
+        """How long it took, and the shares of what is not training ([FLEET] Table 4).
+
+        Args:
+            seconds: since it began.
+        """
+        total = max(seconds, 1e-9)
+        gpu_seconds = total * max(self.start.cluster.whole_gpus, 1)
+        return (f"{format_duration(total)} in {counted(self.rounds, 'round')}; "
+                f"profiling {self.profiling_s / total:.1%}, scheduling {self.scheduling_s / total:.3%}, "
+                f"checkpointing {self.checkpointing_s / gpu_seconds:.2%}, "
+                f"regrouping {self.regrouping_s / gpu_seconds:.2%} of it")
+
 
 @dataclass
-class Group:
+class RunGroup:
     """The devices that train a network.
 
     Attributes:
@@ -130,7 +140,7 @@ class Group:
         ended_s: when its newest epoch ended.
     """
 
-    launch: Launch
+    launch: RunLaunch
     devices: tuple[int, ...]
     began_s: float
     first_s: float | None = None
@@ -157,7 +167,7 @@ class Network:
     monitor: str | None = None
     standing: Standing = field(default_factory=Standing)
     parameters: int | None = None
-    group: Group | None = None
+    group: RunGroup | None = None
 
     @property
     def epochs(self) -> int:
@@ -210,7 +220,7 @@ class RunState:
         self._spec = spec
         self._converge = Converge() if spec is None else spec.document.train.converge
         self.networks: dict[str, Network] = {}
-        self.launches: list[Launch] = []
+        self.launches: list[RunLaunch] = []
         self.epochs: list[Epoch] = []
         self.records: list[Record] = []
         self.regrouped: list[float] = []
@@ -225,14 +235,14 @@ class RunState:
         self.judged: dict[str, dict[str, e.NetworkJudged]] = {"pause": {}, "stop": {}, "go_on": {}}
         self.data_changes: list[e.DataChanged] = []
         self.missed = 0
-        self._running: dict[object, Launch] = {}  # log -> its newest launch
+        self._running: dict[object, RunLaunch] = {}  # log -> its newest launch
         self._entries = {} if spec is None else {entry.stem: entry for entry in spec.searches.values()}
         for network in () if spec is None else spec.networks:
             converge = network.train.converge
             self._meet(network.name, converge.monitor, converge.max_epochs)
 
     @property
-    def launch(self) -> Launch | None:
+    def launch(self) -> RunLaunch | None:
         """The newest one."""
         return self.launches[-1] if self.launches else None
 
@@ -282,7 +292,7 @@ class RunState:
             launch.ended_s = max(launch.ended_s, t_s)
             launch.has_begun |= not isinstance(event, _AT_FIRST)
 
-    def _apply_to_launch(self, t_s: float, event: e.Event | Broken, launch: Launch) -> bool:
+    def _apply_to_launch(self, t_s: float, event: e.Event | Broken, launch: RunLaunch) -> bool:
         """Take in what happens to a launch and its groups; returns whether it is nothing else."""
         match event:
             case Broken():
@@ -301,7 +311,7 @@ class RunState:
             case e.GroupStopped():
                 network = self._network(event.network)
                 launch.checkpointing_s += event.checkpoint_s * _gpus(network)
-                launch.stops.append(Stop(event.checkpoint_s, event.export_s, network.standing.outcome))
+                launch.stops.append((event, network.standing.outcome))
                 self._let_go(t_s, event.network)
             case e.FirstStep():
                 group = self._network(event.network).group
@@ -371,7 +381,7 @@ class RunState:
         for other, before in self._running.items():
             if other == log or not start.beside:
                 self._break(before)
-        launch = self._running[log] = Launch(start, t_s, t_s, _before=self.launch)
+        launch = self._running[log] = RunLaunch(start, t_s, t_s, _before=self.launch)
         self.launches.append(launch)
         for name in start.finished:
             if self._network(name).standing.outcome is None:  # it found that out by itself
@@ -379,7 +389,7 @@ class RunState:
         self.take_up({name: Standing(_until(self._network(name).standing.history, found.epochs), found.outcome,
                                      found.tested) for name, found in start.found.items()})
 
-    def _break(self, launch: Launch) -> None:
+    def _break(self, launch: RunLaunch) -> None:
         """A launch is over, and its groups are gone."""
         if launch.groups:
             launch._killed = dict.fromkeys(launch.groups, len(self.records))
@@ -387,7 +397,7 @@ class RunState:
             self._let_go(launch.ended_s, name)
 
     def _hear_rates(self, event: e.RatesGiven | e.Profiled | e.RatesEstimated | e.RateMeasured | e.RateOff,
-                    launch: Launch) -> None:
+                    launch: RunLaunch) -> None:
         match event:
             case e.RateOff():
                 launch.corrected += event.corrected
@@ -404,18 +414,18 @@ class RunState:
 
     # ---- groups ----
 
-    def _train(self, t_s: float, name: str, launch: Launch, devices: tuple[int, ...]) -> None:
+    def _train(self, t_s: float, name: str, launch: RunLaunch, devices: tuple[int, ...]) -> None:
         """A group is told to train a network."""
         self._let_go(t_s, name)
         self._try_again(name)
         network = self._network(name)
-        network.group = launch.groups[name] = Group(launch, devices, t_s, _latest_s=t_s)
+        network.group = launch.groups[name] = RunGroup(launch, devices, t_s, _latest_s=t_s)
         launch._tenants.update(map(launch.gpu, devices))
         self.records.append(Record(t_s, "group", name, devices))
 
-    def _change(self, t_s: float, changed: e.GroupChanged, launch: Launch) -> None:
+    def _change(self, t_s: float, changed: e.GroupChanged, launch: RunLaunch) -> None:
         network = self._network(changed.network)
-        group = network.group = launch.groups[changed.network] = network.group or Group(launch, (), t_s)
+        group = network.group = launch.groups[changed.network] = network.group or RunGroup(launch, (), t_s)
         launch._tenants.subtract(map(launch.gpu, group.devices))
         launch._tenants.update(map(launch.gpu, changed.devices))
         group.devices, group._latest, group._latest_s = changed.devices, e.GroupChanged, t_s
@@ -434,7 +444,7 @@ class RunState:
 
     # ---- epochs ----
 
-    def _end_epoch(self, t_s: float, ended: e.EpochEnded, launch: Launch | None) -> None:
+    def _end_epoch(self, t_s: float, ended: e.EpochEnded, launch: RunLaunch | None) -> None:
         name, record, network = ended.network, ended.record, self._network(ended.network)
         self.missed += ended.missed
         is_news = record.epoch > network.epochs
@@ -461,7 +471,7 @@ class RunState:
         before = network.standing
         network.standing = before.with_history((*_until(before.history, record.epoch - 1), record))
 
-    def _log_late(self, name: str, launch: Launch) -> float:
+    def _log_late(self, name: str, launch: RunLaunch) -> float:
         """When an epoch ended that only the launch after has logged: at the end of the one before."""
         before = launch._before
         if before is None:
@@ -470,7 +480,7 @@ class RunState:
             self.records.insert(place, Record(before.ended_s, "epoch", name))
         return before.ended_s
 
-    def _time(self, t_s: float, ended: e.EpochEnded, launch: Launch, group: Group | None) -> None:
+    def _time(self, t_s: float, ended: e.EpochEnded, launch: RunLaunch, group: RunGroup | None) -> None:
         """What an epoch says of how long others will take; the first of a group traces and compiles."""
         name, record = ended.network, ended.record
         is_first = group is not None and group.ended_s is None

@@ -13,39 +13,6 @@ from typing import TypeAlias
 
 from fleet.units import format_duration
 
-# ---- heard -------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class Got:
-    """This launch holds a network now.
-
-    Attributes:
-        epochs: that it has been trained, by its checkpoint.
-        is_over: whether there is nothing left to train.
-    """
-
-    network: str
-    epochs: int
-    is_over: bool
-
-
-@dataclass(frozen=True)
-class Over:
-    """A network that this launch holds is done, or has failed, and no rank has to do with it any more."""
-
-    network: str
-
-
-@dataclass(frozen=True)
-class Ends:
-    """The launch is about to end."""
-
-
-Heard: TypeAlias = Got | Over | Ends
-
-# ---- wanted ------------------------------------------------------------------------------------
-
 
 @dataclass(frozen=True)
 class Want:
@@ -87,33 +54,39 @@ class Claims:
     def __init__(self, epochs: Mapping[str, int], most: int, idle_s: float) -> None:
         self._epochs, self._most, self._idle_s = dict(epochs), most, idle_s
         self.held: set[str] = set()
-        self._want = Want((), 0)
+        self._want, self._let_go = Want((), 0), list[Effect]()
         self._idle_since: float | None = None
         self._ends = False
 
-    def handle(self, now_s: float, heard: Heard | None = None) -> list[Effect]:
-        """Hear of something, or only of the time; returns what is to be done, in this order."""
-        effects: list[Effect] = []
-        match heard:
-            case Got(network, epochs, is_over):
-                self._epochs[network] = epochs
-                self.held.add(network)
-                if is_over:
-                    effects += self._let_go(network)
-            case Over(network):
-                effects += self._let_go(network)
-            case Ends():
-                self._ends = True
+    def got(self, network: str, epochs: int, is_over: bool) -> None:
+        """This launch holds a network now.
+
+        Args:
+            epochs: that it has been trained, by its checkpoint.
+            is_over: whether there is nothing left to train.
+        """
+        self._epochs[network] = epochs
+        self.held.add(network)
+        if is_over:
+            self.over(network)
+
+    def over(self, network: str) -> None:
+        """A network that this launch holds is done, or has failed, and no rank has to do with it any more."""
+        self.held.remove(network)
+        del self._epochs[network]
+        self._let_go.append(LetGo(network))
+
+    def end(self) -> None:
+        """The launch is about to end."""
+        self._ends = True
+
+    def decide(self, now_s: float) -> list[Effect]:
+        """What is to be done now, in this order."""
+        effects, self._let_go = self._let_go, []
         if (want := self._wanted()) != self._want:
             self._want = want
             effects.append(want)
         return effects + self._leave(now_s)
-
-    def _let_go(self, network: str) -> list[Effect]:
-        """A network is over: it is asked for no more."""
-        self.held.remove(network)
-        del self._epochs[network]
-        return [LetGo(network)]
 
     def _wanted(self) -> Want:
         if self._ends or len(self.held) >= self._most:

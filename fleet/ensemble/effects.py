@@ -124,18 +124,27 @@ class Ruled:
 
 
 @dataclass(frozen=True)
-class NodesAsked:
-    """Somebody outside wants nodes back, and these have been chosen; see :mod:`fleet.ensemble.leaving`.
+class Offer:
+    """The nodes that are given back upon a request.
 
     Attributes:
-        command: by which.
         nodes: their numbers.
-        ways: network -> what its group does, as the planner of evictions calls it.
+        hosts: what they are called.
+        ways: network -> what its group does: ``app``, it saves; ``kill``, it gives up what it has trained since its
+            last checkpoint.
     """
 
-    command: str
     nodes: tuple[int, ...]
+    hosts: tuple[str, ...]
     ways: Mapping[str, Action]
+
+
+@dataclass(frozen=True)
+class NodesAsked:
+    """Somebody outside wants nodes back, by a command, and these were chosen; see :mod:`fleet.ensemble.leaving`."""
+
+    command: str
+    offer: Offer
 
 
 Heard: TypeAlias = (

@@ -5,12 +5,12 @@ from __future__ import annotations
 from fleet.comm import messages as m
 from fleet.domain import events
 from fleet.ensemble.building import DEAF_S, Building
-from fleet.ensemble.effects import Fail, Finish
+from fleet.ensemble.effects import Finish
 from fleet.ensemble.group import Phase
-from fleet.ensemble.launch import Launch
+from fleet.ensemble.launch import Parts
 from fleet.ensemble.rates import Rates
 from fleet.ensemble.searching import Searching
-from fleet.errors import ExitStatus, FleetError
+from fleet.errors import ExitStatus
 from fleet.units import format_duration
 
 
@@ -22,7 +22,7 @@ class Ending:
         status: how it has ended; None before.
     """
 
-    def __init__(self, launch: Launch, rates: Rates, searching: Searching) -> None:
+    def __init__(self, launch: Parts, rates: Rates, searching: Searching) -> None:
         self._launch, self._rates, self._searching = launch, rates, searching
         self._groups, self._networks, self._outbox = launch.groups, launch.networks, launch.outbox
         self.since_s = float("inf")
@@ -42,10 +42,6 @@ class Ending:
         for group in self._groups:
             if group.phase in (Phase.TRAINING, Phase.PAUSING):
                 self._groups.pause(group, ends=True)
-
-    def fail(self, error: FleetError) -> None:
-        """No rank can go on."""
-        self._outbox.add(Fail(error))
 
     def give_up_on(self, building: Building) -> None:
         """Wait no longer for ranks that do not come back from building a network: the launch ends without them."""

@@ -25,14 +25,13 @@ from fleet.domain.outlook import Outlook
 from fleet.ensemble import effects as e
 from fleet.ensemble.complaints import Complaints
 from fleet.ensemble.ending import Ending
-from fleet.ensemble.group import Group, Phase
+from fleet.ensemble.group import SAID, Group, Phase
 from fleet.ensemble.history import History, Impossible
-from fleet.ensemble.launch import Launch
-from fleet.ensemble.leaving import Leaving, Offer
+from fleet.ensemble.launch import Ask, Parts, Setup, Speeds
+from fleet.ensemble.leaving import Leaving
 from fleet.ensemble.placement import Placement
 from fleet.ensemble.rates import make_rates
 from fleet.ensemble.searching import Searching
-from fleet.ensemble.setup import Ask, Setup, Speeds
 from fleet.errors import ExitStatus, InfrastructureError
 from fleet.search.mind import Decision, Mind
 from fleet.search.searcher import End
@@ -51,7 +50,7 @@ class Ensemble:
 
     def __init__(self, setup: Setup, standings: Mapping[str, Standing], speeds: Speeds, ask: Ask, mind: Mind,
                  begun: Sequence[Decision] = ()) -> None:
-        self._launch = launch = Launch.of(setup, standings)
+        self._launch = launch = Parts.of(setup, standings)
         self._outbox, self._groups, self._networks = launch.outbox, launch.groups, launch.networks
         self._production, self._startup, self._buildings = launch.production, launch.startup, launch.buildings
         self._rates, self._complaints = make_rates(speeds, launch), Complaints(setup, launch.outbox)
@@ -81,7 +80,7 @@ class Ensemble:
         """What searches may yet bring."""
         return self._searching.mind.outlook
 
-    def offer(self, nodes: int, within_s: float, now_s: float) -> Offer:
+    def offer(self, nodes: int, within_s: float, now_s: float) -> e.Offer:
         """See :meth:`fleet.ensemble.leaving.Leaving.offer`; :class:`fleet.ensemble.effects.NodesAsked` has it done.
 
         Raises:
@@ -170,7 +169,7 @@ class Ensemble:
     # ---- hear ----
 
     def _hear(self, heard: e.Heard) -> None:
-        if isinstance(heard, _OF_GROUPS):
+        if isinstance(heard, SAID):
             group = self._groups.get(heard.network)
             if group is None and self._groups.lost:
                 return  # the last word of a rank that has died
@@ -215,7 +214,7 @@ class Ensemble:
     def _on_epoch_done(self, done: m.EpochDone) -> None:
         self._startup.stepped(done.network, self._outbox.now_s)
         self._networks.end_epoch(done)
-        self._searching.epoch_ended(done)
+        self._searching.epoch_ended(done.network, done.record, is_done=bool(done.final))
         self._leaving.saved(done.network)
         group = self._groups[done.network]
         self._rates.observe(done.network, done.record.gpus, done.rate)
@@ -264,9 +263,9 @@ class Ensemble:
 
     def _on_ranks_died(self, died: e.RanksDied) -> None:
         for rank in sorted(set(died.ranks) - self._groups.lost):
-            self._groups.let_go([rank])
+            self._groups.lost.add(rank)
             if self._launch.setup.replayed:
-                self._ending.fail(InfrastructureError(f"rank {rank} has died"))
+                self._outbox.add(e.Fail(InfrastructureError(f"rank {rank} has died")))
             device = self._launch.setup.roles.device_of.get(rank)
             self._outbox.note(events.RankLost(rank, device))
             if device is not None:  # otherwise trainers prepare their samples themselves from now on
@@ -293,9 +292,6 @@ class Ensemble:
 
 _MANY = 32  # with fewer devices each message is followed by a decision
 _DEVICES_A_MESSAGE = 8
-
-# What a group's master says of the group.
-_OF_GROUPS = (m.Joined, m.FellBack, m.Pace, m.EpochDone, m.Paused, m.Converged, m.Regrouped, m.Stopped, m.Failed)
 
 # After these the policy is asked again.
 _NEWS = (m.EpochDone, m.Converged, m.Stopped, m.Failed, e.RanksDied, e.CheckpointRead, e.Leased, e.Admitted,

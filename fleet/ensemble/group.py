@@ -46,7 +46,8 @@ class Phase(Enum):
 # What a group says, is told or suffers -> the phase that follows.
 Steps = Mapping[type, Phase]
 
-_SAID = (m.Joined, m.FellBack, m.Pace, m.EpochDone, m.Paused, m.Converged, m.Regrouped, m.Stopped, m.Failed)
+# What a group's master says of the group.
+SAID = (m.Joined, m.FellBack, m.Pace, m.EpochDone, m.Paused, m.Converged, m.Regrouped, m.Stopped, m.Failed)
 
 _INSIDE: Steps = {m.EpochDone: Phase.WAITING, m.Converged: Phase.WAITING, m.Failed: Phase.GONE, m.Pause: Phase.PAUSING}
 
@@ -60,7 +61,7 @@ _ALIVE: Mapping[Phase, Steps] = {
     Phase.CHANGING: {m.Regrouped: Phase.TRAINING, m.Failed: Phase.GONE},
     Phase.STOPPING: {m.Stopped: Phase.GONE, m.Failed: Phase.GONE},
     # How far its network has come will be read from a checkpoint, whatever the group still says.
-    Phase.STRUCK: {step: Phase.STRUCK for step in _SAID},
+    Phase.STRUCK: dict.fromkeys(SAID, Phase.STRUCK),
     Phase.GONE: {},
 }
 

@@ -204,10 +204,6 @@ class Groups:
         """Whether the trainers of some devices all wait for work, as far as they live."""
         return self._devices.have_let_go(devices)
 
-    def let_go(self, ranks: Collection[int]) -> None:
-        """Some ranks are about to end, and are not missed."""
-        self.lost.update(ranks)
-
     # ---- measuring ----
 
     def measure(self, network: NetworkSpec, gpus: int, batches: tuple[int, ...]) -> tuple[int, ...]:

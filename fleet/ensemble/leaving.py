@@ -13,9 +13,9 @@ from dataclasses import dataclass
 
 from fleet.comm import messages as m
 from fleet.domain.events import NodesLeft
-from fleet.ensemble.effects import NodesAsked
+from fleet.ensemble.effects import NodesAsked, Offer
 from fleet.ensemble.group import Group, Phase
-from fleet.ensemble.launch import Launch
+from fleet.ensemble.launch import Parts
 from fleet.errors import UserError
 from fleet.units import counted
 from scheduler.base import InputError
@@ -23,22 +23,6 @@ from scheduler.eviction.plan import Action, RunningJob, groups_to_stop
 
 _LEAST_S = 1e-3  # of training that is lost: a group that has just saved should save nevertheless, if there is time
 _WRITE_S = 5.0  # for a checkpoint, as long as no group of the launch has shown what one takes
-
-
-@dataclass(frozen=True)
-class Offer:
-    """The nodes that are given back upon a request.
-
-    Attributes:
-        nodes: their numbers.
-        hosts: what they are called.
-        ways: network -> what its group does: ``app``, it saves; ``kill``, it gives up what it has trained since its
-            last checkpoint.
-    """
-
-    nodes: tuple[int, ...]
-    hosts: tuple[str, ...]
-    ways: Mapping[str, Action]
 
 
 @dataclass(frozen=True)
@@ -51,7 +35,7 @@ class _Request:
 class Leaving:
     """The requests for nodes of a launch."""
 
-    def __init__(self, launch: Launch) -> None:
+    def __init__(self, launch: Parts) -> None:
         self._setup, self._groups, self._networks, self._outbox = (launch.setup, launch.groups, launch.networks,
                                                                    launch.outbox)
         self._requests: list[_Request] = []
@@ -145,10 +129,10 @@ class Leaving:
 
     def ask(self, asked: NodesAsked) -> None:
         """Give nodes back: no group is started there any more, and those that are there stop."""
-        devices = frozenset(self._devices(asked.nodes))
+        devices = frozenset(self._devices(asked.offer.nodes))
         self._groups.vacate(devices)
         self._requests.append(_Request(asked, devices, self._outbox.now_s))
-        self._ways.update(asked.ways)
+        self._ways.update(asked.offer.ways)
 
     @property
     def groups(self) -> frozenset[str]:
@@ -175,10 +159,11 @@ class Leaving:
         for request in [one for one in self._requests if self._groups.have_let_go(one.devices)]:
             self._requests.remove(request)
             self._given_back += 1
-            self._end(request.asked.nodes)
-            self._outbox.note(NodesLeft(request.asked.command, request.asked.nodes, tuple(map(
-                self._host, request.asked.nodes)), tuple(sorted(request.devices)), self._outbox.now_s - request.began_s,
-                has_ended=self._setup.outlives))
+            asked = request.asked
+            self._end(asked.offer.nodes)
+            self._outbox.note(NodesLeft(asked.command, asked.offer.nodes, asked.offer.hosts,
+                                        tuple(sorted(request.devices)), self._outbox.now_s - request.began_s,
+                                        has_ended=self._setup.outlives))
 
     def _end(self, nodes: Iterable[int]) -> None:
         """Have the ranks of some nodes end, where a launch goes on without them; otherwise they wait for its end."""
@@ -186,7 +171,7 @@ class Leaving:
             return
         roles, there = self._setup.roles, set(nodes)
         ranks = {rank for rank, node in enumerate(roles.node_of) if node in there} - self._groups.lost
-        self._groups.let_go(ranks)
+        self._groups.lost.update(ranks)  # they are not missed
         for tag, of_role in ((m.Tag.TRAINER, roles.trainers), (m.Tag.PREPROCESSOR, roles.preprocessors)):
             self._outbox.tell(sorted(ranks.intersection(of_role)), tag, m.Leave())
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fleet.domain import events
+from fleet.ensemble.effects import Fail
 from fleet.ensemble.ending import Ending
 from fleet.ensemble.group import Group, Phase
-from fleet.ensemble.launch import Launch
+from fleet.ensemble.launch import Ask, Parts, PolicyAnswer
 from fleet.ensemble.leaving import Leaving
 from fleet.ensemble.rates import Rates, Supply
 from fleet.ensemble.searching import Searching
-from fleet.ensemble.setup import Ask, Decision
 from fleet.errors import UserError
 from fleet.units import counted
 from scheduler.base import Progress, Round
@@ -28,7 +28,7 @@ class Placement:
         has_news: whether the policy might answer otherwise than it did.
     """
 
-    def __init__(self, launch: Launch, rates: Rates, searching: Searching, leaving: Leaving, ending: Ending,
+    def __init__(self, launch: Parts, rates: Rates, searching: Searching, leaving: Leaving, ending: Ending,
                  ask: Ask) -> None:
         self._launch, self._rates, self._ask, self._supply = launch, rates, ask, Supply(launch)
         self._searching, self._leaving, self._ending = searching, leaving, ending
@@ -65,7 +65,7 @@ class Placement:
             alone=frozenset(self._networks.alone),
             guessed=frozenset() if self._production.is_lockstep else self._rates.guessed, ahead=ahead,
             survivors=survivors)
-        decision = Decision(Round())
+        decision = PolicyAnswer(Round())
         if self._networks.has_left:
             decision = self._ask(rates, progress, self._groups.cluster, self._rates.least)
         self.has_news = False
@@ -152,9 +152,9 @@ class Placement:
             why = "nodes were given back" if self._leaving.has_left else f"{counted(len(lost), 'rank')} died"
             self._ending.begin(f"{why}, and {few} too few for {left}")
         else:
-            self._ending.fail(UserError(
+            self._outbox.add(Fail(UserError(
                 f"schedule.policy: {self._launch.setup.spec.schedule.policy} leaves {left} waiting while nothing runs; "
-                "it must give devices to a network that waits whenever all are free"))
+                "it must give devices to a network that waits whenever all are free")))
 
     # ---- the stream ----
 

@@ -17,8 +17,7 @@ from fleet.comm.roles import Roles
 from fleet.domain import events
 from fleet.domain.network import StepRate
 from fleet.ensemble.effects import Admitted, KeepRates
-from fleet.ensemble.launch import Launch
-from fleet.ensemble.setup import Least, Setup, Speeds
+from fleet.ensemble.launch import Least, Parts, Setup, Speeds
 from fleet.ensemble.survey import Task
 from fleet.errors import UserError
 from fleet.spec import NetworkSpec
@@ -89,7 +88,7 @@ class Rates:
         speeds: what is known beforehand.
     """
 
-    def __init__(self, speeds: Speeds, launch: Launch) -> None:
+    def __init__(self, speeds: Speeds, launch: Parts) -> None:
         setup, given = launch.setup, speeds.given
         self._given, self._keys, self._outbox = given, dict(speeds.survey.keys), launch.outbox
         is_file = setup.spec.schedule.rates is not None
@@ -181,9 +180,7 @@ class Rates:
             self._outbox.note(self._shared.told(self._curve, len(self._keys)))
 
     def _compare(self, name: str, gpus: int, shown: StepRate, expected: float) -> None:
-        if self._check is None:
-            return
-        if off := self._check.compare(name, gpus, shown, expected):
+        if self._check is not None and (off := self._check.compare(name, gpus, shown, expected)) is not None:
             self._outbox.note(off)
 
     def planned(self, is_new: bool, tried: Tried, is_over: Callable[[str], bool]) -> None:
@@ -221,7 +218,7 @@ class Rates:
 class MeasuredRates(Rates):
     """Rates that are measured before anything trains."""
 
-    def __init__(self, speeds: Speeds, launch: Launch) -> None:
+    def __init__(self, speeds: Speeds, launch: Parts) -> None:
         super().__init__(speeds, launch)
         self._survey, self._launch = speeds.survey, launch
         self._began_s: float | None = None
@@ -268,7 +265,7 @@ class MeasuredRates(Rates):
 class LearnedRates(Rates):
     """Rates that training itself shows."""
 
-    def __init__(self, online: OnlineRates, speeds: Speeds, launch: Launch) -> None:
+    def __init__(self, online: OnlineRates, speeds: Speeds, launch: Parts) -> None:
         super().__init__(speeds, launch)
         self._online, self._known = online, speeds.survey.known
         self._told_steps: dict[tuple[str, int], int] = {}  # key and GPUs -> the steps that it was learned from
@@ -348,7 +345,7 @@ class LearnedRates(Rates):
         self._online.lose(devices)
 
 
-def make_rates(speeds: Speeds, launch: Launch) -> Rates:
+def make_rates(speeds: Speeds, launch: Parts) -> Rates:
     """The rates of a launch, by what is known beforehand."""
     if speeds.given is not None:
         return Rates(speeds, launch)
@@ -395,7 +392,7 @@ class Supply:
         has_changed: whether the present plan was made by another supply.
     """
 
-    def __init__(self, launch: Launch) -> None:
+    def __init__(self, launch: Parts) -> None:
         self._production, self._outbox, self._groups = launch.production, launch.outbox, launch.groups
         self._time_scale = launch.setup.spec.resources.time_scale  # rates are those of the time that is emulated
         self._planned: float | None = None

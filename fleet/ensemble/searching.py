@@ -11,11 +11,10 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
 
-from fleet.comm.messages import EpochDone
 from fleet.domain.events import ReplayDiffered
 from fleet.domain.network import EpochRecord
 from fleet.ensemble.effects import Admitted, Consulted, ConsultFailed, Ruled
-from fleet.ensemble.launch import Launch
+from fleet.ensemble.launch import Parts
 from fleet.ensemble.rates import Rates
 from fleet.search.mind import Add, Consult, Decision, Mind, Note, Ruling
 from fleet.search.searcher import End, Verdict
@@ -33,7 +32,7 @@ class Searching:
         idle_since_s: when nothing was left to train any more; None while something is.
     """
 
-    def __init__(self, mind: Mind, begun: Iterable[Decision], launch: Launch, rates: Rates) -> None:
+    def __init__(self, mind: Mind, begun: Iterable[Decision], launch: Parts, rates: Rates) -> None:
         self.mind, self._launch, self._networks = mind, launch, launch.networks
         mind.rate_of = rates.alone
         self._open_for = launch.setup.spec.document.open_for
@@ -80,11 +79,8 @@ class Searching:
 
     # ---- heard ----
 
-    def epoch_ended(self, done: EpochDone) -> None:
-        """A network has ended an epoch."""
-        self._end_epoch(done.network, done.record, is_done=bool(done.final))
-
-    def _end_epoch(self, name: str, record: EpochRecord, is_done: bool) -> None:
+    def epoch_ended(self, name: str, record: EpochRecord, is_done: bool) -> None:
+        """A network has ended an epoch, perhaps its last one."""
         self.mind.epoch_ended(name, record, is_done)
         if is_done:
             self.over(name, End.FINISHED)
@@ -94,7 +90,7 @@ class Searching:
         """A network is as far as its checkpoint says; some of its epochs may not have been heard of."""
         history = self._networks.history(name)
         for record in history:
-            self._end_epoch(name, record, self._networks.is_final(name) and record is history[-1])
+            self.epoch_ended(name, record, self._networks.is_final(name) and record is history[-1])
 
     def over(self, name: str, end: End) -> None:
         """A network has finished or failed."""

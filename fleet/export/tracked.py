@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from fleet.domain.events import Ended
 from fleet.domain.network import SCORES, EpochRecord
 from fleet.domain.run import Network, RunState
-from fleet.monitor.past import Past, log_of, past_of
+from fleet.monitor.past import PastRun, log_of, past_of
 from fleet.spec import Converge, ModelEntry, NetworkSpec
 from fleet.spec.chosen import Plain, chosen
 from fleet.storage.paths import RunPaths
@@ -127,7 +127,7 @@ def track(paths: RunPaths) -> TrackedRun:
     return tracked(past, paths, is_going_on=not (log and isinstance(log[-1].event, Ended)))
 
 
-def tracked(past: Past, paths: RunPaths, is_going_on: bool = False) -> TrackedRun:
+def tracked(past: PastRun, paths: RunPaths, is_going_on: bool = False) -> TrackedRun:
     """A run as trackers know one.
 
     Args:

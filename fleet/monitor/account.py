@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from fleet.domain.events import EpochEnded, GroupStarted, Started
-from fleet.domain.run import Epoch, Launch, RunState
+from fleet.domain.run import Epoch, RunLaunch, RunState
 from fleet.errors import UserError
 from fleet.monitor.beside_steps import mean_s
 from fleet.monitor.timeline import are_side_by_side
@@ -152,7 +152,7 @@ def nothing(policy: str) -> Account:
     return Account(0.0, policy, (), 0, 1, 1, 0, (), Spent(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0), Costs(), None, 1.0)
 
 
-def _startup(launch: Launch) -> tuple[tuple[str, float], ...]:
+def _startup(launch: RunLaunch) -> tuple[tuple[str, float], ...]:
     """The parts of a start-up: those before the log, waiting for a trainer, building the first network, its step."""
     if launch.first_step is None:
         return ()
@@ -195,7 +195,7 @@ class _Part:
         return self.share * max(0.0, min(end, self.end_s) - max(begin, self.start_s))
 
 
-def _launch_of(stint: Stint, launches: Sequence[Launch]) -> int:
+def _launch_of(stint: Stint, launches: Sequence[RunLaunch]) -> int:
     """The place of the launch in which a network had its devices."""
     for place in reversed(range(len(launches))):
         launch = launches[place]
@@ -204,7 +204,7 @@ def _launch_of(stint: Stint, launches: Sequence[Launch]) -> int:
     raise InputError(f"at {stint.start_s} s: {stint.name} on devices {list(stint.devices)}, which no launch had then")
 
 
-def _had(launches: Sequence[Launch], stints: Iterable[Stint]) -> Mapping[str, Sequence[_Part]]:
+def _had(launches: Sequence[RunLaunch], stints: Iterable[Stint]) -> Mapping[str, Sequence[_Part]]:
     """What each network had of all GPUs: of one that several shared, equal parts."""
     tenants: defaultdict[tuple[int, int], list[Stint]] = defaultdict(list)
     for stint in stints:
@@ -230,8 +230,8 @@ def _had(launches: Sequence[Launch], stints: Iterable[Stint]) -> Mapping[str, Se
 def _costs(run: RunState, is_lockstep: bool) -> Costs:
     """What moves, and ends of epochs, cost on average."""
     forming = [epoch.gap_s for epoch in run.epochs if epoch.after is GroupStarted]
-    stopping = [stop.checkpoint_s for launch in run.launches for stop in launch.stops
-                if stop.outcome is None or stop.outcome.is_pruned]
+    stopping = [stopped.checkpoint_s for launch in run.launches for stopped, outcome in launch.stops
+                if outcome is None or outcome.is_pruned]
     plans = sum(launch.plans for launch in run.launches)
     return Costs(checkpoint_s=mean_s(stopping), regroup_s=mean_s([*forming, *run.regrouped]),
                  scheduling_s=sum(launch.scheduling_s for launch in run.launches) / max(plans, 1),
@@ -279,7 +279,7 @@ def _replay(start: Started, run: RunState, costs: Costs) -> AsItRan | None:
         return None
 
 
-def _told(launches: Iterable[Launch]) -> Mapping[str, Sequence[float]]:
+def _told(launches: Iterable[RunLaunch]) -> Mapping[str, Sequence[float]]:
     """The rates that the policy was told last; a launch finds out those of networks that are not done."""
     return {name: rates for launch in launches for name, rates in launch.rates.items()}
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fleet.domain.network import EpochRecord
-from fleet.domain.run import Launch
+from fleet.domain.run import RunLaunch
 from scheduler.base import Network
 from scheduler.ensemble.rates import rate
 
@@ -29,7 +29,7 @@ class BesideSteps:
     epoch_s: float
 
 
-def beside_steps(launch: Launch, judging: int) -> BesideSteps | None:
+def beside_steps(launch: RunLaunch, judging: int) -> BesideSteps | None:
     """What a launch shows; None where no network has come to a second epoch.
 
     Args:
@@ -53,7 +53,7 @@ def mean_s(seconds: Sequence[float]) -> float:
     return max(0.0, statistics.fmean(seconds)) if seconds else 0.0
 
 
-def shown_rates(launch: Launch, judging: int) -> dict[str, dict[int, float]]:
+def shown_rates(launch: RunLaunch, judging: int) -> dict[str, dict[int, float]]:
     """Network -> GPUs -> samples/s of its steps, by what its epochs took: for a launch that looked at no rates."""
     found: dict[str, dict[int, float]] = {}
     for name, records in launch.timed.items():

@@ -23,8 +23,9 @@ from dataclasses import dataclass, replace
 from fleet.domain.events import Estimated
 from fleet.domain.network import EpochRecord, epochs_left
 from fleet.domain.outlook import Coming, Outlook
-from fleet.domain.run import Group, Launch, RunState
+from fleet.domain.run import RunGroup, RunLaunch, RunState
 from fleet.errors import UserError
+from fleet.monitor.beside_steps import mean_s
 from fleet.spec import Converge, NetworkSpec, Spec
 from fleet.units import parse_stream
 from scheduler.base import Cluster, InputError, Network, RateTable
@@ -81,11 +82,11 @@ class Estimator:
     # ---- what is known ----
 
     @property
-    def _launch(self) -> Launch:
+    def _launch(self) -> RunLaunch:
         assert self._run.launch is not None
         return self._run.launch
 
-    def _group(self, name: str) -> Group | None:
+    def _group(self, name: str) -> RunGroup | None:
         """The group of a network, if it is one of this launch."""
         group = None if name in self._coming else self._run.networks[name].group
         return group if group is not None and group.launch is self._launch else None
@@ -178,8 +179,8 @@ class Estimator:
         rung, expected = outlook.next_rung(like, 0), outlook.expected(most)
         if not stood:
             return min(most, rung or epochs_left((), self._networks[like].train.converge)[0]), most
-        low = min(_mean(stood), expected or most) * (1 - _OTHERS)
-        high = max(_mean([most if epochs is None else epochs for epochs in before.values()]), expected or 0.0)
+        low = min(statistics.fmean(stood), expected or most) * (1 - _OTHERS)
+        high = max(statistics.fmean(most if epochs is None else epochs for epochs in before.values()), expected or 0.0)
         return max(1, min(stood), low), min(most, high * (1 + _OTHERS))
 
     def _left_s(self, left: Mapping[str, int], sign: int) -> float | None:
@@ -266,8 +267,8 @@ class Estimator:
 
     def _ending_s(self, is_over: bool) -> float:
         """Seconds that it takes to let go of a network's devices, which is over or not."""
-        return _mean([stop.checkpoint_s + stop.export_s for stop in self._launch.stops
-                      if (stop.outcome is not None) == is_over])
+        return mean_s([stopped.checkpoint_s + stopped.export_s for stopped, outcome in self._launch.stops
+                       if (outcome is not None) == is_over])
 
     def _costs(self, sign: int) -> Costs:
         shown = [seconds for forming in self._launch.forming.values() for seconds in forming]
@@ -353,10 +354,6 @@ def _likely_left(history: Sequence[EpochRecord], converge: Converge) -> tuple[in
     few, many = (min(most, max(fewest, round((first + share * (last - first)) ** 2) + patience - done))
                  for share in (_FEW, 1 - _FEW))
     return few, many
-
-
-def _mean(values: Sequence[float]) -> float:
-    return statistics.fmean(values) if values else 0.0
 
 
 def _quartile(values: Sequence[float], sign: int) -> float:

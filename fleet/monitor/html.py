@@ -251,7 +251,8 @@ def _startup(account: Account) -> list[str]:
 
 
 def _missed(report: RunReport) -> str:
-    return _note(f"{MISSED.format(chunks=counted(report.missed, 'chunk'))}." if report.missed else "")
+    missed = report.run.missed
+    return _note(f"{MISSED.format(chunks=counted(missed, 'chunk'))}." if missed else "")
 
 
 def _note(text: str) -> str:

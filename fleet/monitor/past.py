@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,7 +25,7 @@ _HEAD = ("network", "epoch", *SCORES, "learning_rate", "batch", "samples", "gpus
 
 
 @dataclass(frozen=True)
-class Past:
+class PastRun:
     """A run by its log and its spec.
 
     Attributes:
@@ -50,7 +49,7 @@ def log_of(paths: RunPaths) -> list[Logged]:
     return list(read_run(paths))
 
 
-def past_of(paths: RunPaths, t_s: float = math.inf) -> Past:
+def past_of(paths: RunPaths, t_s: float = math.inf) -> PastRun:
     """A run by its log, by its spec, and by what a sample of it is.
 
     Args:
@@ -70,7 +69,7 @@ def past_of(paths: RunPaths, t_s: float = math.inf) -> Past:
     built = {name: network.parameters for name, network in run.networks.items()}
     results = Results(spec, paths, 0, {name: number for name, number in {**built, **known}.items()
                                        if number is not None}, standings=run.standings)
-    return Past(spec, run, tuple(results.rows()))
+    return PastRun(spec, run, tuple(results.rows()))
 
 
 def _samples(paths: RunPaths, spec: Spec) -> dict[str, SampleSpec]:
@@ -101,7 +100,6 @@ def read_history(run: str | Path) -> Table[NetworkEpoch]:
     Raises:
         UserError: there is no run there.
     """
-    names = [field.name for field in dataclasses.fields(EpochRecord)]
-    return Table((NetworkEpoch(**{name: getattr(record, name) for name in names}, network=network)
+    return Table((NetworkEpoch(**vars(record), network=network)
                   for network, found in state_of(log_of(RunPaths(Path(run)))).networks.items()
                   for record in found.standing.history), _HEAD)

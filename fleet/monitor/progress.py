@@ -4,20 +4,20 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from fleet.domain.run import Group, Network, RunState
+from fleet.domain.run import Network, RunGroup, RunState
 
 # Between two lines: short at first, when somebody may look on, and longer the longer the run takes.
 FIRST_S, LONGEST_S = 30.0, 300.0
 _MOST_NAMED = 8
 
 
-class Pace(NamedTuple):
+class EpochPart(NamedTuple):
     """How far a network was within the epoch after some others, in some group."""
 
     samples: int
     samples_per_s: float
     epochs: int
-    group: Group | None
+    group: RunGroup | None
 
     def holds(self, network: Network) -> bool:
         """Whether the network is still where it was when that was heard."""
@@ -34,7 +34,7 @@ class Progress:
     def __init__(self, run: RunState) -> None:
         self._run = run
         self._heard_s: dict[str, float] = {}  # when a line told of a network last
-        self._paces: dict[str, Pace] = {}
+        self._paces: dict[str, EpochPart] = {}
         self._said_s, self._every_s = 0.0, FIRST_S
 
     def hear(self, network: str, now_s: float) -> None:
@@ -49,7 +49,7 @@ class Progress:
             now_s: on the clock of :meth:`hear`, which starts at 0.
         """
         if (known := self._run.networks.get(network)) is not None:
-            self._paces[network] = Pace(samples, samples_per_s, known.epochs, known.group)
+            self._paces[network] = EpochPart(samples, samples_per_s, known.epochs, known.group)
         if now_s - self._said_s < self._every_s:
             return ""
         self._paces = {name: pace for name, pace in self._paces.items() if pace.holds(self._run.networks[name])}

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from fleet.collecting import without_collecting
-from fleet.domain.events import CacheChosen, DataChanged, SupplyFound
+from fleet.domain.events import SupplyFound
 from fleet.domain.network import EpochRecord
 from fleet.domain.run import RunState
 from fleet.errors import UserError
@@ -52,54 +52,53 @@ class RunReport:
 
     Attributes:
         name: of its folder.
+        run: as it is by its events.
         rows: the table of results, the best network first.
         losses: of training, in the same order; networks without an epoch are left out.
         accuracies: of validation where there is any, otherwise of training; empty for targets that are no classes.
         val_losses: of validation, where there are no accuracies.
         ensembles: how good the best networks are together, once the run has come to its end.
-        cache: what became of decoded samples in the last launch; None in the log of an earlier version.
-        supply: what the input gave in the last launch; None where samples were kept, or nobody prepared them for all.
         searches: of its entries, if networks were asked for.
         rungs: where networks were paused or pruned, the lowest first.
         account: of its time.
-        data_changes: each time that networks went on with data that had changed.
         data_now: what of the data has changed since, in words.
-        missed: chunks of a ring that a group could not take, because one of its nodes had let them go.
     """
 
     name: str
+    run: RunState
     rows: tuple[table.NetworkResult, ...]
     losses: tuple[NetworkCurve, ...]
     accuracies: tuple[NetworkCurve, ...]
     account: Account
-    missed: int
     val_losses: tuple[NetworkCurve, ...] = ()
     ensembles: tuple[EnsembleResult, ...] = ()
-    cache: CacheChosen | None = None
-    supply: SupplyFound | None = None
     searches: tuple[SearchReport, ...] = ()
     rungs: tuple[Rung, ...] = ()
-    data_changes: tuple[DataChanged, ...] = ()
     data_now: tuple[str, ...] = ()
 
     @property
     def data(self) -> str:
         """How the data has changed; nothing where it has not."""
         now = f"The data is not what the networks were trained on: {'; '.join(self.data_now)}."
-        return "\n".join([*([self._accepted] if self.data_changes else []), *([now] if self.data_now else [])])
+        return "\n".join([*([self._accepted] if self.run.data_changes else []), *([now] if self.data_now else [])])
 
     @property
     def _accepted(self) -> str:
-        said = " Then: ".join(f"{'; '.join(change.changes)} ({_after(change.epochs)})." for change in self.data_changes)
+        said = " Then: ".join(f"{'; '.join(change.changes)} ({_after(change.epochs)})."
+                              for change in self.run.data_changes)
         return (f"The data has changed during the run, and that was accepted: {said} Values from before and after "
                 "cannot be compared; a network's best epoch is one after the change, if it has trained any.")
 
     @property
     def samples(self) -> str:
         """What became of decoded samples, and whose shuffle they have; nothing where the log does not say so."""
-        if self.cache is None:
-            return ""
-        return f"{self.cache.words}. {_SHUFFLES[self.cache.shuffle]}"
+        cache = self.run.cache
+        return "" if cache is None else f"{cache.words}. {_SHUFFLES[cache.shuffle]}"
+
+    @property
+    def supply(self) -> SupplyFound | None:
+        """What the input gave in the last launch; None where samples were kept, or nobody prepared them for all."""
+        return None if self.run.launch is None else self.run.launch.supply
 
     @property
     def input(self) -> str:
@@ -119,16 +118,16 @@ class RunReport:
         together = {"ensembles": [dataclasses.asdict(row) for row in self.ensembles]} if self.ensembles else {}
         # Where rows stand for means too, nobody should have to tell them from networks to count these.
         counts = {"counts": self.counts} if any(row.folds for row in self.rows) else {}
-        kept = {name: dataclasses.asdict(said) for name, said in (("cache", self.cache), ("supply", self.supply))
+        kept = {name: dataclasses.asdict(said) for name, said in (("cache", self.run.cache), ("supply", self.supply))
                 if said is not None}
         return {"name": self.name, "policy": account.policy, "seconds": account.seconds, "launches": account.launches,
                 "gpus": account.gpus, "networks": [_record(row) for row in self.rows],
                 "spent_gpu_s": dataclasses.asdict(account.spent), "measured_s": account.measured_s,
                 "simulated_s": account.simulated_s, "costs": account.costs,
-                "missed_chunks": self.missed, "startup_s": dict(account.startup),
+                "missed_chunks": self.run.missed, "startup_s": dict(account.startup),
                 "first_signal_s": account.first_signal_s, **counts, **together, **kept,
-                **({"data_changes": [dataclasses.asdict(change) for change in self.data_changes]}
-                   if self.data_changes else {}),
+                **({"data_changes": [dataclasses.asdict(change) for change in self.run.data_changes]}
+                   if self.run.data_changes else {}),
                 **({"data_now": list(self.data_now)} if self.data_now else {}),
                 **({"searches": [search.numbers() for search in self.searches]} if self.searches else {}),
                 **({"rungs": [rung.numbers() for rung in self.rungs]} if self.rungs else {})}
@@ -220,9 +219,7 @@ def _report(paths: RunPaths, run: RunState, rows: Sequence[table.NetworkResult],
     of_each = _histories(run)
     histories = [(row.name, of_each[row.name]) for row in rows if row.name in of_each]
     judged = [(name, history) for name, history in histories if not all(math.isnan(_accuracy(one)) for one in history)]
-    return RunReport(paths.root.resolve().name, tuple(rows), account=found, rungs=rungs_of(run, rows), cache=run.cache,
-                     data_changes=tuple(run.data_changes), missed=run.missed,
-                     supply=None if run.launch is None else run.launch.supply,
+    return RunReport(paths.root.resolve().name, run, tuple(rows), account=found, rungs=rungs_of(run, rows),
                      losses=tuple(_curve(name, history, attrgetter("loss")) for name, history in histories),
                      accuracies=tuple(_curve(name, history, _accuracy) for name, history in judged),
                      val_losses=() if judged else tuple(_curve(name, history, attrgetter("val_loss"))

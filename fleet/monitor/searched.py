@@ -20,7 +20,7 @@ from fleet.spec.space import Range, Space
 from fleet.spec.train import Converge
 from fleet.storage.results import NetworkResult, Status, networks_of, short_names
 from fleet.terminal import brief
-from fleet.units import counted
+from fleet.units import counted, listed
 
 _SHOWN = 12  # rows and names that a table shows
 _BEST = 200  # networks that the table of a search has
@@ -348,9 +348,4 @@ def table_of_rungs(rungs: Sequence[Rung]) -> tuple[list[str], list[list[Any]]]:
     """Headers and rows: what became of networks where some were paused or pruned."""
     return (["epochs", "came", "went on", "paused", "pruned", "by", "which"],
             [[rung.epochs, rung.came, rung.went_on, len(rung.paused), len(rung.pruned), rung.by,
-              _named([*rung.pruned, *rung.paused])] for rung in rungs])
-
-
-def _named(names: Sequence[str]) -> str:
-    more = len(names) - _SHOWN
-    return ", ".join(names[:_SHOWN]) + (f" and {more} more" if more > 0 else "")
+              listed([*rung.pruned, *rung.paused], _SHOWN)] for rung in rungs])

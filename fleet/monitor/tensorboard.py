@@ -68,12 +68,9 @@ class TensorBoardObserver:
         values = [self._summary.Value(tag=f"{part}/{name.removeprefix('val_')}", simple_value=numbers[name])
                   for name, part in (names | metrics).items() if name in numbers]
         made = self._make_event(wall_time=time.time(), step=record.epoch, summary=self._summary(value=values))
-        self._unwritten.append(self._thread.submit(patiently, lambda: self._store(event.network, made)))
+        self._unwritten.append(self._thread.submit(patiently, lambda: self._write(event.network, made)))
         while self._unwritten and self._unwritten[0].done():
             self._unwritten.popleft().result()
-
-    def on_pace(self, network: str, samples: int, samples_per_s: float) -> None:
-        """Do nothing: only whole epochs are written."""
 
     def close(self) -> None:
         """Wait until all is written.
@@ -85,10 +82,6 @@ class TensorBoardObserver:
         for written in self._unwritten:
             written.result()
 
-    def _store(self, network: str, event: Any) -> None:
-        with storing(self._paths.tensorboard(network)):
-            self._write(network, event)
-
     def _open(self, folder: Path) -> io.FileIO:
         try:
             return open(folder / self._name, "ab", buffering=0)
@@ -98,7 +91,8 @@ class TensorBoardObserver:
 
     def _write(self, network: str, event: Any) -> None:
         # Nothing stays open: a run may have more networks than a process may have open files.
-        with self._open(self._paths.tensorboard(network)) as file:
+        folder = self._paths.tensorboard(network)
+        with storing(folder), self._open(folder) as file:
             events, now = [event], time.time()
             if not file.tell():
                 hparams = self._hparams(chosen(self._networks[network]), network)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from itertools import count, pairwise
 
 from fleet.domain.events import Event, GroupChanged, GroupStarted, Started
-from fleet.domain.run import Broken, Launch, RunState
+from fleet.domain.run import Broken, RunLaunch, RunState
 from fleet.spec import Spec
 from fleet.storage.event_log import Logged
 
@@ -87,24 +87,20 @@ def placed(log: Iterable[Logged]) -> list[Placed]:
     return found
 
 
-def are_side_by_side(launches: Sequence[Placed | Launch]) -> bool:
+def are_side_by_side(launches: Sequence[Placed | RunLaunch]) -> bool:
     """Whether some were at work at the same time."""
     return any(later.began_s < launch.ended_s for launch, later in pairwise(launches))
 
 
-def _split(log: Iterable[Logged]) -> Iterator[tuple[Started, list[Logged]]]:
+def _split(log: Iterable[Logged]) -> list[tuple[Started, list[Logged]]]:
     """Each launch's start, and its lines from that on."""
-    start: Started | None = None
-    lines: list[Logged] = []
+    launches: list[tuple[Started, list[Logged]]] = []
     for logged in log:
         if isinstance(logged.event, Started):
-            if start is not None:
-                yield start, lines
-            start, lines = logged.event, []
-        if start is not None:
-            lines.append(logged)
-    if start is not None:
-        yield start, lines
+            launches.append((logged.event, []))
+        if launches:
+            launches[-1][1].append(logged)
+    return launches
 
 
 def _devices(launch: Placed) -> Iterable[int]:

@@ -12,9 +12,9 @@ from typing import IO, Any
 from fleet.domain import events as ev
 from fleet.domain.events.search import USER
 from fleet.domain.network import EpochRecord
-from fleet.domain.run import Group, Network, RunState
+from fleet.domain.run import Network, RunGroup, RunState
 from fleet.monitor.html import html_table
-from fleet.monitor.progress import Pace, Progress
+from fleet.monitor.progress import EpochPart, Progress
 from fleet.storage.files import STDOUT, patiently, storing
 from fleet.terminal import brief, terminal, terminal_width
 from fleet.units import counted, format_duration
@@ -297,12 +297,9 @@ def told_of_sharing(speedups: Sequence[float], device: str = "GPU") -> str:
     return f"{', '.join(parts)}: {count} {'pays' if count == 1 else 'pay'}"
 
 
-# What stays on the screen above the live table.
-_STAYING = (ev.Started, ev.RatesRemembered, ev.RateOff, ev.Profiled, ev.CacheChosen, ev.StreamStarted, ev.NetworkAdded,
-            ev.NetworkJudged, ev.SearchFailed, ev.ReplayDiffered, ev.SearcherBegan, ev.EarlierRead, ev.NetworkFinished,
-            ev.NetworkTested, ev.NetworkFailed, ev.TooLate, ev.NetworkRetried, ev.SharingLearned, ev.SupplyFound,
-            ev.NetworkFellBack, ev.DataChanged, ev.ChangesAccepted, ev.TrackerFailed, ev.BestLost, ev.NetworkWarned,
-            ev.RankLost, ev.NodesLeft, ev.GroupStruck, ev.Interrupted, ev.BadSample)
+# What the live table itself shows, or is over in a moment; the lines of all else stay on the screen above it.
+_PASSING = (ev.RateMeasured, ev.RanksReady, ev.RoundStarted, ev.Estimated, ev.GroupStarted, ev.GroupChanged,
+            ev.EpochEnded, ev.NetworkTaken, ev.Commanded)
 
 
 def _shown(number: float, form: str) -> str:
@@ -318,7 +315,7 @@ class LiveTable:
 
     def __init__(self, run: RunState) -> None:
         self._run = run
-        self._paces: dict[str, Pace] = {}
+        self._paces: dict[str, EpochPart] = {}
         self._title = "starting: loading the engine takes some seconds"
         self._start = time.monotonic()
         self._eta: ev.Estimated | None = None
@@ -338,7 +335,7 @@ class LiveTable:
         """Move a network's bar."""
         known = self._run.networks.get(network)
         if known is not None and known.group is not None:
-            self._paces[network] = Pace(samples, samples_per_s, known.epochs, known.group)
+            self._paces[network] = EpochPart(samples, samples_per_s, known.epochs, known.group)
 
     def _left(self) -> str:
         """The latest estimate, less what has passed since then."""
@@ -363,7 +360,7 @@ class LiveTable:
                 table.add_row(name, *self._cells(name, network, groups[name]))
         return table
 
-    def _cells(self, name: str, network: Network, group: Group) -> list[Any]:
+    def _cells(self, name: str, network: Network, group: RunGroup) -> list[Any]:
         """What the table shows of a network that trains."""
         from rich.progress_bar import ProgressBar
 
@@ -404,7 +401,7 @@ class LiveView(LiveTable):
 
     def on_event(self, event: ev.Event) -> None:
         """Change the table; what should stay on the screen is printed above it."""
-        if isinstance(event, _STAYING) and (line := tell(event, self._run)):
+        if not isinstance(event, _PASSING) and (line := tell(event, self._run)):
             self._live.console.print(line, highlight=False)
         super().on_event(event)
 

@@ -6,6 +6,7 @@ import csv
 import json
 import logging
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from itertools import islice
@@ -15,13 +16,12 @@ import numpy as np
 
 from fleet.errors import UserError
 from fleet.prediction.kept import Predicted, joined, read_predicted
-from fleet.prediction.scores import Scores, score
-from fleet.prediction.selection import greedy
+from fleet.prediction.scores import Scores, Truth, quick_score, score
 from fleet.spec import Spec
 from fleet.storage.files import replacing
 from fleet.storage.paths import PARTS, RunPaths
 from fleet.storage.results import NetworkResult, Status
-from fleet.units import counted
+from fleet.units import counted, listed
 
 log = logging.getLogger("fleet.prediction.ensembles")
 
@@ -29,6 +29,7 @@ _SIZES = (2, 3, 5, 10, 20, 50, 100)  # of which the best so many are scored toge
 _MOST_NUMBERS = 500_000_000  # that are held to choose networks: 2 GB, and about a minute
 
 GREEDY = "greedy"
+ROUNDS = 50  # of its selection
 
 # What is said below a table of ensembles.
 TOGETHER = ("Each is the mean of what its networks predict. The validation data has chosen them, so they are better "
@@ -128,7 +129,7 @@ def top(found: Sequence[Candidate], count: int) -> dict[str, int]:
 
 
 def chosen(paths: RunPaths, found: Sequence[Candidate], kind: str) -> dict[str, int]:
-    """The networks that go together best, and how often each counts; see :func:`fleet.prediction.selection.greedy`.
+    """The networks that go together best, and how often each counts; see :func:`greedy`.
 
     Raises:
         UserError: nothing is kept by which they could be chosen.
@@ -182,6 +183,46 @@ def _greedy(known: Mapping[str, Predicted]) -> dict[str, int]:
     names, truth = list(known), next(iter(known.values())).truth
     places = greedy([found.values for found in known.values()], truth)
     return {names[place]: places[place] for place in sorted(places)}
+
+
+def greedy(predictions: Sequence[np.ndarray], truth: Truth, rounds: int = ROUNDS) -> dict[int, int]:
+    """Choose networks whose mean prediction is best: ensemble selection (Caruana et al., ICML 2004, section 2).
+
+    The selection begins empty. In each round the network is added, perhaps once more, with which the mean of the
+    selection is best. In the end as many as were best of the first ones are taken (the best prefix of the path), and of
+    equally good numbers of them the least. Better is what has the greater accuracy, or the same with the smaller loss;
+    what is equal in both is chosen that has been chosen before, then what stands first.
+
+    Args:
+        predictions: of each network, (n, outputs), the best network first.
+        truth: of the same n samples.
+        rounds: how many are chosen before the best prefix is taken.
+
+    Returns:
+        The networks of the best prefix, by their places, and how often each is in it, in the order in which they came.
+
+    >>> truth = Truth("class", np.array([0, 1]))
+    >>> greedy([np.array([[0.9, 0.1], [0.6, 0.4]]), np.array([[0.4, 0.6], [0.1, 0.9]])], truth)
+    {0: 1, 1: 1}
+    """
+    total = np.zeros(predictions[0].shape, np.float64)
+    path: list[int] = []
+    best, best_length = (0.0, np.inf), 0
+    for length in range(1, rounds + 1):
+        found = min((_order((total + one) / length, truth), place not in path, place)
+                    for place, one in enumerate(predictions))
+        order, place = found[0], found[2]
+        path.append(place)
+        total += predictions[place]
+        if not best_length or order < best:
+            best, best_length = order, length
+    return dict(Counter(path[:best_length]))
+
+
+def _order(predicted: np.ndarray, truth: Truth) -> tuple[float, float]:
+    """What is less is better; what differs by no more than rounding is equal."""
+    accuracy, loss = quick_score(predicted, truth)
+    return (0.0 if math.isnan(accuracy) else -round(accuracy, 9)), round(loss, 9)
 
 
 # ---- how good they are --------------------------------------------------------------------------
@@ -281,5 +322,4 @@ def _listed(members: Mapping[str, int]) -> str:
     >>> _listed({"a": 2, "b": 1})
     '2 x a, b'
     """
-    named = [name if times == 1 else f"{times} x {name}" for name, times in members.items()]
-    return ", ".join(named[:8]) + (f" and {len(named) - 8} more" if len(named) > 8 else "")
+    return listed([name if times == 1 else f"{times} x {name}" for name, times in members.items()], 8)

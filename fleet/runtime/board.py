@@ -14,8 +14,8 @@ from fleet.domain import events as ev
 from fleet.domain.network import Standing
 from fleet.domain.run import RunState
 from fleet.ensemble.claims import Claims
+from fleet.ensemble.launch import Setup, Speeds
 from fleet.ensemble.rates import traits_of
-from fleet.ensemble.setup import Setup, Speeds
 from fleet.ensemble.survey import Survey
 from fleet.errors import ExitStatus, UserError
 from fleet.export.trackers import places
@@ -28,7 +28,7 @@ from fleet.monitor.view import describe, make_view
 from fleet.prediction.ensembles import EnsembleResult, fed_alike, judge_ensembles, table_of, write_ensembles
 from fleet.runtime.admission import Admission
 from fleet.runtime.ahead import busy
-from fleet.runtime.coordinator import Coordinator, Files, Observer, Past, Search
+from fleet.runtime.coordinator import Coordinator, Files, Preamble, Search
 from fleet.runtime.earlier import earlier_of
 from fleet.runtime.harvest import Harvest
 from fleet.runtime.interrupt import Interruption
@@ -44,7 +44,6 @@ from fleet.search.calls import Know
 from fleet.search.changing import beginning
 from fleet.search.mind import entries_of, make_mind
 from fleet.search.searcher import Knowing
-from fleet.spec import NetworkSpec
 from fleet.storage import rate_cache
 from fleet.storage.event_log import EventLog, RunTail, in_order, logged_epochs, read_events
 from fleet.storage.files import STDOUT, SharedPacing, storing
@@ -106,8 +105,8 @@ class CoordinatorSide:
         first_epoch: of the stream, in this launch.
     """
 
-    def __init__(self, world: World, launch: Launch, interruption: Interruption, lease: Lease | None = None,
-                 laps: Laps | None = None) -> None:
+    def __init__(self, world: World, launch: Launch, interruption: Interruption, lease: Lease | None, laps: Laps
+                 ) -> None:
         spec, paths = launch.spec, launch.paths
         self._launch = launch
         self.results = Results(spec, paths, launch.epoch_samples, _parameters(launch),
@@ -139,7 +138,7 @@ class CoordinatorSide:
         self._harvest = self._make_harvest(lease, tail)
         # Among other launches that is seen when a network is taken: they may be about to log what they have saved.
         logged = logged_epochs(chain.from_iterable(logs.values())) if self._harvest is None else set()
-        unlogged = [(name, record) for name, history in histories.items() for record in history
+        unlogged = [ev.EpochEnded(name, record) for name, history in histories.items() for record in history
                     if (name, record.epoch, record.stream_epoch) not in logged and self._harvest is None]
         self._events = EventLog(paths.events)
         left_s = interruption.seconds_left()
@@ -154,17 +153,17 @@ class CoordinatorSide:
         self._tracking = Tracking([] if launch.replayed else places(spec.document.track, paths.root), paths,
                                   launch.request.spec)
         self._tensorboard = TensorBoardObserver(paths, self.results.networks)
-        observers: list[Observer] = [self._view, self._tensorboard, self._tracking, self]
         self.coordinator = Coordinator(
             world, setup, Speeds(self._make_survey(), launch.rates, online),
-            Files(self.results, self._events, Profile(paths.profile), launch.fence, self._tracking), observers,
-            interruption,
-            Past(unlogged, self._remembered(), (launch.cache.event(launch.roles.shared), *launch.changes,
+            Files(self.results, self._events, Profile(paths.profile), launch.fence, self._tracking),
+            [self._view.on_event, self._tensorboard.on_event, self._tracking.on_event, self._on_event],
+            self._view.on_pace, interruption,
+            Preamble(unlogged, self._remembered(), (launch.cache, *launch.changes,
                                                 *self._damaged(), *lost), laps),
-            self._harvest, self._search(online is not None), run)
+            self._search(online is not None), run, self._harvest)
         if self._harvest is not None:
-            self.results.check, self.results.pacing = self._harvest.check, SharedPacing(paths.results)
-            self._harvest.start()
+            self.results.check, self.results.pacing = self._harvest.leases.check, SharedPacing(paths.results)
+            self._harvest.leases.start()
 
     @property
     def busy(self) -> tuple[int, ...]:
@@ -225,7 +224,8 @@ class CoordinatorSide:
     def _online(self) -> OnlineRates | None:
         """What learns rates from training; None where they are given, or measured before."""
         launch = self._launch
-        is_measured = launch.spec.profile.when == "before" or any(map(_is_elastic, self._left))
+        is_measured = launch.spec.profile.when == "before" or any(
+            network.train.batch.is_elastic for network in self._left)  # no number for each number of GPUs says its rate
         if launch.rates is not None or is_measured:
             return None
         samples = [launch.sample.of(network.feed) for network in self._left]
@@ -242,7 +242,7 @@ class CoordinatorSide:
             return dict(enumerate(given.sharing[1:], start=2))
         return rate_cache.numbers(self._book.known).get(self._sharing_key, {})
 
-    def on_event(self, event: ev.Event) -> None:
+    def _on_event(self, event: ev.Event) -> None:
         """Keep what was measured, or learned, soon after that, whatever becomes of this launch."""
         match event:
             case ev.RateLearned():
@@ -259,8 +259,8 @@ class CoordinatorSide:
                     self._book.add(self._sharing_key, count, self._shown(
                         speedup, f"{count} networks on one {event.device}"))
             case ev.NetworkRetried(alone=True):
-                self._book.add(rate_cache.alone_key(self._keys[event.network]), 1, rate_cache.KnownRate(
-                    1.0, 0.0, 1, time.time(), self._machine, event.reason, event.network))
+                self._book.add(rate_cache.alone_key(self._keys[event.network]), 1,
+                               self._shown(1.0, event.network, event.reason))
                 self._book.write()
             case ev.Profiled():
                 self._book.write()
@@ -297,9 +297,6 @@ class CoordinatorSide:
         known = {name: found for name, found in rates.items() if found}
         return ev.RatesRemembered(str(self._book.path), known) if known else None
 
-    def on_pace(self, network: str, samples: int, samples_per_s: float) -> None:
-        """Nothing is kept of that."""
-
     def close(self) -> None:
         """Leave the terminal as it was."""
         self._view.close()
@@ -310,7 +307,7 @@ class CoordinatorSide:
         self._book.write()
         self.coordinator.stop()
         if self._harvest is not None:
-            self._harvest.close()
+            self._harvest.leases.close()
             self._harvest.refresh()
         self.results.write()
         self._events.close()
@@ -342,8 +339,8 @@ class CoordinatorSide:
             for number, (name, seconds) in enumerate(vars(found).items(), start=1):
                 self._book.add(key, number, self._shown(max(seconds, _LEAST_S), name))
 
-    def _shown(self, number: float, name: str) -> rate_cache.KnownRate:
-        return rate_cache.KnownRate(number, 0.0, 1, time.time(), self._machine, "trained", name)
+    def _shown(self, number: float, name: str, how: str = "trained") -> rate_cache.KnownRate:
+        return rate_cache.KnownRate(number, 0.0, 1, time.time(), self._machine, how, name)
 
     def _print(self) -> None:
         rows = self.results.rows()
@@ -386,8 +383,3 @@ def _parameters(launch: Launch) -> dict[str, int]:
     """The parameter counts that are known without building a network."""
     counts = {network.name: parameters_of(network, launch.sample) for network in launch.spec.networks}
     return {name: count for name, count in counts.items() if count is not None}
-
-
-def _is_elastic(network: NetworkSpec) -> bool:
-    """Whether its rates are no number for each number of GPUs: the policy chooses its batch."""
-    return network.train.batch.is_elastic

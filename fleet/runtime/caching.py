@@ -3,22 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
 
 from fleet.domain.events import CacheChosen
-from fleet.errors import UserError
 from fleet.runtime.feeds import have_one_target
 from fleet.runtime.inputs import Inputs
 from fleet.spec import Spec
-from fleet.spec.layers import count_for
 from fleet.storage.quota import folder_bytes
+from fleet.storage.results import parameters_of
 from fleet.stream.layout import row_bytes
 from fleet.units import counted, format_size
 from preprocess.chain import fixed_part, split_scale
 from preprocess.sample import SampleSpec
 from preprocess.transforms.on_device import split_device
-
-Cache: TypeAlias = Literal["none", "memory", "file"]
 
 _ROOM = 0.75  # share of a window, of free memory and of a free disk that samples may take
 _SLOW_S = 1e-3  # random transforms of a sample that take less hold no network back
@@ -49,38 +45,7 @@ class Means:
     disk_free: float = float("inf")
 
 
-@dataclass(frozen=True)
-class CacheChoice:
-    """What becomes of decoded samples.
-
-    Attributes:
-        cache: as in ``data.cache``.
-        asked: what the spec says there.
-        why: in words.
-        nbytes: that they take, on each node in memory, or on the disk; 0 where none are kept.
-    """
-
-    cache: Cache
-    asked: str = "auto"
-    why: str = ""
-    nbytes: int = 0
-
-    def event(self, is_shared: bool) -> CacheChosen:
-        """It as the log has it.
-
-        Args:
-            is_shared: whether samples come from preprocessors.
-        """
-        is_own = self.cache == "memory" or not is_shared
-        return CacheChosen(self.cache, self.asked, self.why, self.nbytes, "network" if is_own else "stream")
-
-    @property
-    def is_passing(self) -> bool:
-        """Whether the file is the run's own business, to be deleted when all is done."""
-        return self.cache == "file" and self.asked == "auto"
-
-
-def choose_cache(spec: Spec, opened: Inputs, means: Means, before: str | None = None) -> CacheChoice:
+def choose_cache(spec: Spec, opened: Inputs, means: Means, before: str | None = None) -> CacheChosen:
     """Say what becomes of decoded samples.
 
     Args:
@@ -89,8 +54,9 @@ def choose_cache(spec: Spec, opened: Inputs, means: Means, before: str | None = 
     """
     asked, sizes = spec.data.cache, {"memory": memory_bytes(opened, means), "file": file_bytes(opened), "none": 0}
 
-    def choice(cache: Cache, why: str) -> CacheChoice:
-        return CacheChoice(cache, asked, why, sizes[cache])
+    def choice(cache: str, why: str) -> CacheChosen:
+        is_own = cache == "memory" or not means.preprocessors
+        return CacheChosen(cache, asked, why, sizes[cache], "network" if is_own else "stream")
 
     if opened.feeds and not means.preprocessors and "file" not in (asked, before):
         return choice("none", "networks are fed with different samples, which each trainer prepares for itself")
@@ -240,12 +206,9 @@ def _checkpoint_bytes(spec: Spec, sample: SampleSpec) -> int | None:
         return 0
     total = 0
     for network in spec.networks:
-        if network.architecture.kind != "family":
+        if (parameters := parameters_of(network, sample)) is None:
             return None
-        try:
-            total += folder_bytes(count_for(network.architecture.settings, sample.of(network.feed)), network, spec)
-        except UserError:
-            return None
+        total += folder_bytes(parameters, network, spec)
     return total
 
 

@@ -16,6 +16,7 @@ from fleet.domain.events import ChangesAccepted, DataChanged, Event, NetworkFell
 from fleet.domain.network import DATA, Code, State
 from fleet.errors import UserError
 from fleet.runtime.inputs import mark_data
+from fleet.runtime.start import Request
 from fleet.spec import NetworkSpec, Spec, load
 from fleet.storage.checkpoint import CheckpointLookup, amend, newest
 from fleet.storage.code import code_of
@@ -30,28 +31,15 @@ from preprocess.sample import SampleSpec
 _MOST_FILES = 20_000  # of which a report sees whether they are newer
 
 
-@dataclass(frozen=True)
-class Wishes:
-    """What the command line says of networks that have changed.
+def check_fresh(spec: Spec, fresh_networks: Sequence[str]) -> None:
+    """Refuse to start over what is no network of a spec.
 
-    Attributes:
-        fresh_networks: these start over.
-        accepts_changes: the others go on from their checkpoints, and with data that has changed.
+    Raises:
+        UserError: one of the names is none.
     """
-
-    fresh_networks: tuple[str, ...] = ()
-    accepts_changes: bool = False
-
-    def check(self, spec: Spec) -> None:
-        """Refuse names that no network has.
-
-        Raises:
-            UserError: there is one.
-        """
-        for name in self.fresh_networks:
-            if name not in spec.by_name:
-                raise UserError(f"--fresh-network {name}: the spec has no such network; it has "
-                                f"{', '.join(spec.by_name)}")
+    for name in fresh_networks:
+        if name not in spec.by_name:
+            raise UserError(f"--fresh-network {name}: the spec has no such network; it has {', '.join(spec.by_name)}")
 
 
 @dataclass(frozen=True)
@@ -173,15 +161,15 @@ def forget_old_data(paths: RunPaths, now: Fingerprint) -> None:
                 path.unlink(missing_ok=True)
 
 
-def take_up(spec: Spec, paths: RunPaths, sample: SampleSpec, codes: Mapping[str, Code], wishes: Wishes,
-            fence: Fence | None = None, are_others: bool = False, data: Sequence[str] = ()
-            ) -> tuple[tuple[Event, ...], dict[str, CheckpointLookup]]:
+def take_up(spec: Spec, paths: RunPaths, sample: SampleSpec, codes: Mapping[str, Code], request: Request,
+            fence: Fence | None, data: Sequence[str]) -> tuple[tuple[Event, ...], dict[str, CheckpointLookup]]:
     """See to it that all checkpoints of a run are of the networks that the spec names now.
 
     Args:
         codes: as :func:`codes_of` has them.
+        request: which networks start over, and whether the others go on where they, or the data, have changed. Where
+            other launches may be at work, nothing is written.
         fence: this launch's right to write.
-        are_others: other launches may be at work, so nothing is written.
         data: what has changed of the data, as :func:`changes_of_data` says it.
 
     Returns:
@@ -192,19 +180,19 @@ def take_up(spec: Spec, paths: RunPaths, sample: SampleSpec, codes: Mapping[str,
     """
     saved = side_by_side(
         lambda network: _look_at(network, spec, paths, sample, codes[network.architecture.target], data),
-        (network for network in spec.networks if network.name not in wishes.fresh_networks))
+        (network for network in spec.networks if network.name not in request.fresh_network))
     there = [one for one in saved if one.found.state is not None]
     changed = [one for one in there if one.changed]
-    if changed and not wishes.accepts_changes:
+    if changed and not request.accept_changes:
         raise UserError(_refusal(paths, changed, data))
     unknown = [one for one in there if one.state.code is None and codes[one.network.architecture.target]
-               and not are_others]
+               and not request.beside_others]
     amended = {one.network.name: one for one in [*changed, *unknown]}
     for one in amended.values():
         _amend(one, spec, paths, sample, codes[one.network.architecture.target], fence)
     if unknown:
         print(_warning(unknown, codes), file=sys.stderr, flush=True)
-    restarted = [name for name in wishes.fresh_networks if _start_over(paths, name)]
+    restarted = [name for name in request.fresh_network if _start_over(paths, name)]
     epochs = {one.network.name: one.state.epoch for one in changed}
     events = (*((DataChanged(tuple(data), epochs),) if data and changed else ()),
               *(NetworkFellBack(name, "--fresh-network", epochs=0, position=0) for name in restarted),

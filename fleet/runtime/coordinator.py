@@ -11,25 +11,21 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 from fleet.collecting import collect_seldom
 from fleet.comm.base import World
 from fleet.comm.messages import Pace, Tag
 from fleet.domain import events
-from fleet.domain.network import EpochRecord
-from fleet.domain.run import Launch, RunState
+from fleet.domain.run import RunLaunch, RunState
 from fleet.ensemble import effects as e
 from fleet.ensemble.ensemble import Ensemble
 from fleet.ensemble.history import TransitionError
-from fleet.ensemble.leaving import Offer
+from fleet.ensemble.launch import Least, PolicyAnswer, Setup, Speeds
 from fleet.ensemble.rates import known_sharing
-from fleet.ensemble.setup import Decision, Least, Setup, Speeds
 from fleet.errors import ExitStatus
 from fleet.monitor.eta import EstimateTimes, Estimator
-from fleet.monitor.overheads import ended, summary
 from fleet.runtime.admission import Admission
 from fleet.runtime.harvest import Harvest
 from fleet.runtime.interrupt import Interruption
@@ -38,8 +34,7 @@ from fleet.runtime.outside.clerk import Clerk
 from fleet.runtime.outside.tracking import Tracking
 from fleet.runtime.searchers import Searchers
 from fleet.runtime.start import Laps
-from fleet.search.mind import Mind, make_mind
-from fleet.spec import Spec
+from fleet.search.mind import Mind
 from fleet.storage.event_log import EventLog
 from fleet.storage.lease import Fence
 from fleet.storage.results import Results, look_up
@@ -53,16 +48,6 @@ _LEASE_S = 1.0  # between two looks at the lease; checkpoints look for themselve
 _TURN_S = 0.01  # for messages, before rank 0 does something else
 
 
-class Observer(Protocol):
-    """Who is shown what happens: the live view, TensorBoard, files."""
-
-    def on_event(self, event: events.Event) -> None:
-        """Something was decided or done; the same that goes into the event log."""
-
-    def on_pace(self, network: str, samples: int, samples_per_s: float) -> None:
-        """How far a group is."""
-
-
 @dataclass(frozen=True)
 class Search:
     """What asks for networks, prunes them, and looks at those that come.
@@ -70,7 +55,7 @@ class Search:
     Attributes:
         mind: that has heard nothing yet.
         searchers: that are called.
-        admission: None where no network can come.
+        admission: looks at networks that come.
         log: of earlier launches.
         clerk: takes up what others want of the launch; None where nobody may want anything.
         begins: what is to be logged of searchers before they are called.
@@ -78,15 +63,10 @@ class Search:
 
     mind: Mind
     searchers: Searchers
-    admission: Admission | None = None
-    log: tuple[events.Event, ...] = ()
-    clerk: Clerk | None = None
+    admission: Admission
+    log: tuple[events.Event, ...]
+    clerk: Clerk | None
     begins: tuple[events.SearcherBegan | events.EarlierRead, ...] = ()
-
-    @classmethod
-    def without(cls, spec: Spec) -> Search:
-        """Nothing of the kind."""
-        return cls(make_mind(spec, replace(spec, networks=()), {}, 0, judges=False), Searchers({}))
 
 
 @dataclass(frozen=True)
@@ -98,18 +78,18 @@ class Files:
         log: of events; its clock is the one by which is decided.
         profile: where rates are written that are found out.
         fence: this launch's right to write.
-        tracking: what writes the run for trackers; None where nothing does.
+        tracking: what writes the run for trackers.
     """
 
     results: Results
     log: EventLog
     profile: Profile
-    fence: Fence | None = None
-    tracking: Tracking | None = None
+    fence: Fence | None
+    tracking: Tracking
 
 
 @dataclass(frozen=True)
-class Past:
+class Preamble:
     """What the log is told first of what was before.
 
     Attributes:
@@ -119,10 +99,10 @@ class Past:
         laps: of the start-up, which ends when the launch is said to begin.
     """
 
-    unlogged: Sequence[tuple[str, EpochRecord]] = ()
-    remembered: events.RatesRemembered | None = None
-    changes: Sequence[events.Event] = ()
-    laps: Laps | None = None
+    unlogged: Sequence[events.EpochEnded]
+    remembered: events.RatesRemembered | None
+    changes: Sequence[events.Event]
+    laps: Laps
 
 
 class Coordinator:
@@ -133,37 +113,39 @@ class Coordinator:
 
     Args:
         speeds: what is known of how fast networks are.
+        show: each is told of all that is decided or done: what goes into the event log.
+        show_pace: is told how far a group is: its network, the samples of the epoch, and samples/s.
         interruption: says when to stop before the end.
-        harvest: the networks that it holds, where several launches work at a time.
-        search: what asks for networks and prunes them; None where nothing does.
+        search: what asks for networks and prunes them.
         run: what the run is by its events; it takes in those of this launch.
+        harvest: the networks that it holds, where several launches work at a time.
 
     Attributes:
         status: how the launch ends, once it is over.
         is_cut: whether ranks are left then that do not listen.
     """
 
-    def __init__(self, world: World, setup: Setup, speeds: Speeds, files: Files, observers: Sequence[Observer],
-                 interruption: Interruption, past: Past | None = None, harvest: Harvest | None = None,
-                 search: Search | None = None, run: RunState | None = None) -> None:
-        self._world, self._setup, self._files, self._past = world, setup, files, (past := past or Past())
-        self._given, self._observers, self._interruption = speeds.given, tuple(observers), interruption
-        self._results, self._log, self._harvest = files.results, files.log, harvest
-        self._search, self._checked_s = search or Search.without(setup.spec), 0.0
+    def __init__(self, world: World, setup: Setup, speeds: Speeds, files: Files,
+                 show: Sequence[Callable[[events.Event], None]], show_pace: Callable[[str, int, float], None],
+                 interruption: Interruption, past: Preamble, search: Search, run: RunState,
+                 harvest: Harvest | None = None) -> None:
+        self._world, self._setup, self._files, self._past, self._run = world, setup, files, past, run
+        self._given, self._show, self._show_pace, self._interruption = speeds.given, show, show_pace, interruption
+        self._results, self._log, self._harvest, self._search = files.results, files.log, harvest, search
+        self._checked_s = 0.0
         standings = self._results.standings
         begun = self._search.mind.restore(
-            [*self._search.log, *(events.EpochEnded(network, record) for network, record in past.unlogged),
+            [*self._search.log, *past.unlogged,
              *(began for began in self._search.begins if isinstance(began, events.SearcherBegan) and began.is_another)],
             standings)
         self._ensemble = Ensemble(setup, standings, speeds, self._ask, self._search.mind, begun)
         self._queue: deque[e.Heard] = deque()  # what was heard, and the ensemble has not
         self._lost: frozenset[int] = frozenset()  # the deaths that the ensemble has heard of
         self._is_interrupted = False
-        self._run = RunState(setup.spec) if run is None else run
-        self._found = {} if harvest is not None else self._run.differing(standings)
-        self._run.take_up(standings)
-        self._before_s = 0.0 if self._run.launch is None else self._run.launch.ended_s  # of earlier launches
-        self._estimator = Estimator(setup.spec, self._results.networks, self._run)
+        self._found = {} if harvest is not None else run.differing(standings)
+        run.take_up(standings)
+        self._before_s = 0.0 if run.launch is None else run.launch.ended_s  # of earlier launches
+        self._estimator = Estimator(setup.spec, self._results.networks, run)
         self._estimate_times = EstimateTimes()
         self.status: ExitStatus | None = None
         self.is_cut = False
@@ -174,8 +156,7 @@ class Coordinator:
         """Say what begins, and what an earlier launch did not come to say."""
         collect_seldom()
         spec, roles, options, past = self._setup.spec, self._setup.roles, self._setup.spec.options, self._past
-        if past.laps is not None:
-            past.laps.end("setting up")
+        past.laps.end("setting up")
         over = (name for name, standing in self._results.standings.items() if standing.outcome is not None)
         self._note(events.Started(
             networks=len(spec.networks), trainers=len(roles.trainers), preprocessors=len(roles.preprocessors),
@@ -185,18 +166,15 @@ class Coordinator:
             options=events.ScheduleOptions(options.alpha, str(options.delta), options.peak_limited, options.seed),
             bounds={network.name: (network.min_gpus, network.max_gpus) for network in spec.networks},
             time_scale=spec.resources.time_scale, date=self._log.date(),
-            before_s={} if past.laps is None else past.laps.seconds, slots=roles.slots, fills=roles.fills,
+            before_s=past.laps.seconds, slots=roles.slots, fills=roles.fills,
             device=roles.unit, found=self._found, beside=None if self._harvest is None else self._harvest.is_beside))
         if spec.schedule.rates is not None and self._given is not None:
             self._note(events.RatesGiven({network.name: network.rates for network in self._given.models}))
-        if past.remembered is not None:
-            self._note(past.remembered)
-        if (known := known_sharing(self._setup)) is not None:
-            self._note(known)
-        for network, record in past.unlogged:
-            self._note(events.EpochEnded(network, record))
-        for change in (*past.changes, *self._search.begins):
-            self._note(change)
+        first: Sequence[events.Event | None] = (past.remembered, known_sharing(self._setup), *past.unlogged,
+                                                *past.changes, *self._search.begins)
+        for event in first:
+            if event is not None:
+                self._note(event)
         for name, values in self._run.told.items():
             if name in self._results.networks:
                 self._results.told(name, values)
@@ -208,7 +186,7 @@ class Coordinator:
         self._check_lease()
         self._results.write_if_due()
         self._files.profile.write_if_due()
-        for failed in self._files.tracking.failures() if self._files.tracking is not None else ():
+        for failed in self._files.tracking.failures():
             self._note(failed)
         if not self._is_interrupted and (reason := self._interruption.reason()):
             self._is_interrupted = True
@@ -243,8 +221,7 @@ class Coordinator:
                 return has_heard, True
             has_heard = True
             if isinstance(message, Pace):
-                for observer in self._observers:
-                    observer.on_pace(message.network, message.samples, message.samples_per_s)
+                self._show_pace(message.network, message.samples, message.samples_per_s)
             self._handle(message, more_wait=True)
         return has_heard, False
 
@@ -259,14 +236,14 @@ class Coordinator:
             self._search.clerk.refuse("the run is being stopped; the same command resumes it"
                                       if self.status is ExitStatus.RESUMABLE else "the run has ended")
         self._check_rights()
-        self._note(ended(self._launch, int(self.status or 0), self._log.now()))
+        self._note(self._launch.ended(int(self.status or 0), self._log.now()))
 
     def summary(self) -> str:
         """How long the run took, and the shares of what is not training ([FLEET] Table 4)."""
-        return summary(self._launch, self._log.now())
+        return self._launch.summary(self._log.now())
 
     @property
-    def _launch(self) -> Launch:
+    def _launch(self) -> RunLaunch:
         assert self._run.launch is not None
         return self._run.launch
 
@@ -287,14 +264,14 @@ class Coordinator:
         for effect in effects:
             self._carry_out(effect)
 
-    def _ask(self, rates: RateTable, progress: Progress, cluster: Cluster, least: Least | None) -> Decision:
+    def _ask(self, rates: RateTable, progress: Progress, cluster: Cluster, least: Least | None) -> PolicyAnswer:
         began, policy, options = time.perf_counter(), self._setup.spec.policy, self._setup.spec.options
         wanted = plan(policy, rates, progress, cluster, options)
         tried = frozenset() if least is None else probes_of_plan(
             policy, rates, least, progress, cluster, options, wanted)
-        return Decision(wanted, time.perf_counter() - began, tried)
+        return PolicyAnswer(wanted, time.perf_counter() - began, tried)
 
-    def _offer(self, nodes: int, within_s: float) -> Offer:
+    def _offer(self, nodes: int, within_s: float) -> e.Offer:
         return self._ensemble.offer(nodes, within_s, self._log.now())
 
     def _check_lease(self) -> None:
@@ -308,7 +285,7 @@ class Coordinator:
             self._check_rights()
 
     def _check_rights(self) -> None:
-        for right in (self._files.fence, self._harvest):
+        for right in (self._files.fence, None if self._harvest is None else self._harvest.leases):
             if right is not None:
                 right.check()
 
@@ -333,7 +310,6 @@ class Coordinator:
             case e.Consult(entry, call):
                 self._search.searchers.consult(entry, call)
             case e.Add():
-                assert self._search.admission is not None  # nothing is asked for without it
                 self._search.admission.ask(effect)
                 self._queue += self._admitted()
             case e.Fail(error):
@@ -344,8 +320,6 @@ class Coordinator:
 
     def _admitted(self) -> Sequence[e.Admitted]:
         """The networks that were asked for and have come."""
-        if self._search.admission is None:
-            return ()
         return self._search.admission.asked(self._ensemble.training, self._log.now())
 
     def _note(self, event: events.Event) -> None:
@@ -356,8 +330,8 @@ class Coordinator:
             self._results.add_bad(event.name, event.reason)
         if isinstance(event, events.Searched) and event.come_to:
             self._results.told(event.network, event.come_to)
-        for observer in self._observers:
-            observer.on_event(event)
+        for show in self._show:
+            show(event)
         if isinstance(event, events.EpochEnded | events.GroupStarted):
             self._estimate()
 

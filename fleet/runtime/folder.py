@@ -15,6 +15,7 @@ from fleet.storage.files import is_of_the_name, replacing, storing
 from fleet.storage.lease import Lease
 from fleet.storage.network_leases import holders, shut_networks
 from fleet.storage.paths import RunPaths
+from fleet.units import listed
 
 _DOOR_S = 300.0  # for those before to begin: they read all checkpoints, and perhaps decode all samples
 _KNOCK_S = 1.0
@@ -133,10 +134,9 @@ def writing_into(paths: RunPaths) -> Iterator[None]:
 def _empty(paths: RunPaths, letters: Iterable[Path]) -> None:
     """Delete what earlier launches have written, and nothing else; of the mailbox, some letters."""
     if foreign := paths.foreign():
-        shown = ", ".join(str(path.relative_to(paths.root)) for path in foreign[:5])
-        more = f" and {len(foreign) - 5} more" if len(foreign) > 5 else ""
-        raise UserError(f"--fresh: {paths.root} also holds what FLEET did not write: {shown}{more}; move it away, or "
-                        "name another output")
+        shown = listed([str(path.relative_to(paths.root)) for path in foreign], 5)
+        raise UserError(f"--fresh: {paths.root} also holds what FLEET did not write: {shown}; move it away, or name "
+                        "another output")
     try:
         # They say whose it is, and who is in it.
         kept = {paths.marker, paths.lease, paths.network_leases, paths.jobs_lease, paths.mailbox}

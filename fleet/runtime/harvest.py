@@ -15,7 +15,7 @@ from fleet.comm.messages import Join, Message, Start
 from fleet.domain.events import EpochEnded, Started
 from fleet.domain.network import Standing
 from fleet.domain.run import FOUND_DONE, RunState, is_whole
-from fleet.ensemble.claims import Claims, Effect, Ends, Got, Leave, LetGo, Over, Want
+from fleet.ensemble.claims import Claims, Leave, LetGo, Want
 from fleet.ensemble.effects import EndAsked, Leased
 from fleet.storage.event_log import Dated, RunTail, logged_epochs, read_run
 from fleet.storage.network_leases import NetworkLeases, Taken, held_lease
@@ -32,19 +32,18 @@ class Harvest:
         results: of the run; how far a network is of which others tell is looked up when it is taken.
         tail: of the logs, from before the results were recovered.
         clock: seconds, from any origin.
+
+    Attributes:
+        leases: of the networks.
+        is_beside: whether others were at work when it began.
     """
 
     def __init__(self, paths: RunPaths, leases: NetworkLeases, claims: Claims, results: Results, tail: RunTail,
                  clock: Callable[[], float] = time.monotonic) -> None:
-        self._paths, self._leases, self._claims, self._results = paths, leases, claims, results
+        self.leases, self._paths, self._claims, self._results = leases, paths, claims, results
         self._tail, self._clock, self._follow_at = tail, clock, 0.0
-        self._ends = False
         self._run = RunState()
         self.is_beside = held_lease(paths) is not None
-
-    def start(self) -> None:
-        """Look for networks from now on."""
-        self._leases.start()
 
     def look(self, now_s: float, training: Collection[str], ends: bool) -> list[Leased | EndAsked]:
         """See what has become of the leases, and of the networks that are held.
@@ -61,20 +60,24 @@ class Harvest:
             self.follow()
             self._follow_at = (now := self._clock()) + max(_EVERY_S, _SHARE * (now - began))
         heard: list[Leased | EndAsked] = []
-        effects: list[Effect] = []
-        for taken in self._leases.taken():
+        for taken in self.leases.taken():
             leased = self._read(taken)
             heard.append(leased)
-            effects += self._claims.handle(now_s, Got(taken.name, len(leased.standing.history),
-                                                      leased.standing.outcome is not None))
+            self._claims.got(taken.name, len(leased.standing.history), leased.standing.outcome is not None)
         for name in self._claims.held - set(training):
             if self._results.standing(name).outcome is not None:
-                effects += self._claims.handle(now_s, Over(name))
-        if ends and not self._ends:
-            self._ends = True
-            effects += self._claims.handle(now_s, Ends())
-        effects += self._claims.handle(now_s)
-        return heard + self._carry_out(effects)
+                self._claims.over(name)
+        if ends:
+            self._claims.end()
+        for effect in self._claims.decide(now_s):
+            match effect:
+                case Want(names, most):
+                    self.leases.ask(names, most)
+                case LetGo(network):
+                    self.leases.let_go(network)
+                case Leave(reason):
+                    heard.append(EndAsked(reason))
+        return heard
 
     def follow(self) -> None:
         """Take from the logs of other launches how far the networks are that are not held here."""
@@ -99,16 +102,8 @@ class Harvest:
     def fenced(self, message: Message) -> Message:
         """The message, with the right to write what belongs to the network that it is about."""
         if isinstance(message, Start | Join):
-            return message._replace(fence=self._leases.fence(message.network.name))
+            return message._replace(fence=self.leases.fence(message.network.name))
         return message
-
-    def check(self) -> None:
-        """Return if all networks are still held.
-
-        Raises:
-            LeaseLost: another launch has taken one over.
-        """
-        self._leases.check()
 
     def refresh(self) -> None:
         """Look up how far other launches have brought the networks that are not held here."""
@@ -116,10 +111,6 @@ class Harvest:
             if network.name not in self._claims.held:
                 self._results.standings[network.name], _ = take_up(self._results, network)
         self.follow()  # with many networks that took a while
-
-    def close(self) -> None:
-        """Let go of all networks."""
-        self._leases.close()
 
     def _read(self, taken: Taken) -> Leased:
         """How far a network is that was taken just now."""
@@ -132,15 +123,3 @@ class Harvest:
             self.follow()  # it may just have been logged
         return Leased(taken.name, standing, taken.fence.generation, 0 if state is None else state.position,
                       taken.took_over, unlogged, self._results.standing(taken.name).outcome is None)
-
-    def _carry_out(self, effects: list[Effect]) -> list[Leased | EndAsked]:
-        heard: list[Leased | EndAsked] = []
-        for effect in effects:
-            match effect:
-                case Want(names, most):
-                    self._leases.ask(names, most)
-                case LetGo(network):
-                    self._leases.let_go(network)
-                case Leave(reason):
-                    heard.append(EndAsked(reason))
-        return heard

@@ -30,7 +30,7 @@ def read_rates_of(spec: Spec, path: str | Path) -> RateTable:
     table = read_rates(path)
     known = {network.name: network for network in table.models}
     missing = [network.name for network in spec.networks if network.number is None and network.name not in known]
-    missing += [name for name in _entries(spec) if name not in known and spec.engine.needs_rates]
+    missing += [entry.stem for entry in spec.searches.values() if entry.stem not in known and spec.engine.needs_rates]
     if missing:
         raise UserError(f"{path} has no rates of {', '.join(missing)}")
     return dataclasses.replace(table, models=tuple(told_of(network, spec, table) for network in spec.networks))
@@ -85,10 +85,6 @@ def rates_of_engine(spec: Spec, path: str | Path, table: RateTable) -> RateTable
     names = {network.name for network in table.models}
     return dataclasses.replace(table, models=(
         *table.models, *(network for network in read_rates(path).models if network.name not in names)))
-
-
-def _entries(spec: Spec) -> list[str]:
-    return [entry.stem for entry in spec.searches.values()]
 
 
 def rates_file(spec: Spec, given: str | None) -> str | None:

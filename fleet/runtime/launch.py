@@ -10,9 +10,8 @@ from pathlib import Path
 import numpy as np
 
 from fleet.comm.roles import Roles
-from fleet.domain.events import Event
+from fleet.domain.events import CacheChosen, Event
 from fleet.domain.network import Code, EpochRecord
-from fleet.runtime.caching import CacheChoice
 from fleet.runtime.feeds import Feed
 from fleet.runtime.inputs import Inputs, samples_of_epoch
 from fleet.runtime.known_rates import rates_of_engine
@@ -80,7 +79,7 @@ class Launch:
     inputs: Inputs
     layout: Layout | None
     folds: np.ndarray | None
-    cache: CacheChoice
+    cache: CacheChosen
     rates: RateTable | None
     machine: Machine
     codes: Mapping[str, Code]
@@ -105,11 +104,6 @@ class Launch:
         """The rates by which an engine trains that needs some."""
         file = self.spec.schedule.rates
         return self.rates if self.rates is None or file is None else rates_of_engine(self.spec, file, self.rates)
-
-    @property
-    def fold_count(self) -> int:
-        """How many folds there are."""
-        return self.spec.data.folds or 0
 
     @property
     def epoch_samples(self) -> int:

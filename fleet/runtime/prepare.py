@@ -9,14 +9,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fleet.comm.roles import Roles, roles_of
-from fleet.domain.events import Commanded, EarlierRead, NetworkAdded
+from fleet.domain.events import CacheChosen, Commanded, EarlierRead, NetworkAdded
 from fleet.domain.late import with_late
 from fleet.engines.registry import check_installed
 from fleet.errors import UserError
 from fleet.prediction.sample_file import read_columns, read_standardized, write_sample, write_standardized
 from fleet.runtime import changes, inputs
 from fleet.runtime.ahead import Ahead, ahead_of
-from fleet.runtime.caching import CacheChoice, Means, choose_cache, judging_bytes, shared_epochs
+from fleet.runtime.caching import Means, choose_cache, judging_bytes, shared_epochs
 from fleet.runtime.folder import check_shareable, enter_folder, free_disk, take_folder, write_spec, writing_into
 from fleet.runtime.known_rates import check_remeasuring, hardware, rates_of, read_rates_of
 from fleet.runtime.launch import Launch, Ranks
@@ -138,7 +138,7 @@ def _ask(request: Request, ranks: Ranks, name: str) -> _Asked:
         spec = with_late(spec, (event for _, event in came))
     if request.beside_others:
         check_shareable(spec, "--beside-others")
-    changes.Wishes(request.fresh_network, request.accept_changes).check(spec)
+    changes.check_fresh(spec, request.fresh_network)
     trained = told_when_to_end(spec)
     roles = roles_of(trained, ranks.node_of, ranks.gpus_per_node, replayed is not None, ranks.cores)
     if replayed is not None:
@@ -149,7 +149,7 @@ def _ask(request: Request, ranks: Ranks, name: str) -> _Asked:
     return _Asked(trained, spec, extremes(spec), written, roles, paths, None if request.fresh else paths, None)
 
 
-def _settled(asked: _Asked, opened: inputs.Inputs, cache: CacheChoice, epoch_samples: int) -> tuple[Spec, Spec, Spec]:
+def _settled(asked: _Asked, opened: inputs.Inputs, cache: CacheChosen, epoch_samples: int) -> tuple[Spec, Spec, Spec]:
     """What is trained, what stands for the networks of searches, and the whole, as the data decides; all checked.
 
     Raises:
@@ -188,8 +188,7 @@ def _enter(launch: Launch, lease: Lease | None, before: Fingerprint | None, chan
     assert fingerprint is not None
     if not is_fresh:
         changes.check_meanwhile(paths, before, changes.known_data(paths, request.fresh_network), fingerprint)
-    wishes = changes.Wishes() if replay is not None else changes.Wishes(request.fresh_network, request.accept_changes)
-    made, found = changes.take_up(launch.spec, paths, launch.sample, launch.codes, wishes, fence, request.beside_others,
+    made, found = changes.take_up(launch.spec, paths, launch.sample, launch.codes, request, fence,
                                   [] if is_fresh else changed)
     changes.forget_old_data(paths, fingerprint)
     return dataclasses.replace(launch, fence=fence, changes=made, found={} if request.beside_others else found)
@@ -208,7 +207,7 @@ def _both(spec: Spec, ends: Spec) -> Spec:
     return dataclasses.replace(spec, networks=(*spec.networks, *ends.networks))
 
 
-def _decoded_path(cache: CacheChoice, paths: RunPaths, left: RunPaths | None) -> Path:
+def _decoded_path(cache: CacheChosen, paths: RunPaths, left: RunPaths | None) -> Path:
     """Where decoded samples are: a replay uses the file of its run, and makes one for itself if that was deleted."""
     of_run = paths if left is None else left
     return paths.decoded if cache.is_passing and not of_run.decoded.exists() else of_run.decoded

@@ -130,11 +130,6 @@ class Searchers:
         self._orders: queue.SimpleQueue[Callable[[], None] | None] | None = None
         self._work: _Work | None = None
 
-    @property
-    def is_busy(self) -> bool:
-        """Whether an answer is awaited; then nothing else can be asked."""
-        return self._work is not None
-
     def consult(self, entry: str, call: Call) -> None:
         """Have a searcher called; before its first call it hears again those of earlier launches, in their order."""
         searcher, logged = self._searchers[entry], self._logged.pop(entry, ())

@@ -109,10 +109,6 @@ class Conversation:
         """How the searcher has judged that epoch; None if it has not."""
         return self._verdicts.get((number, epoch))
 
-    def is_told(self, number: int) -> bool:
-        """Whether the searcher knows how it ended with a network."""
-        return number in self._told
-
     # ---- what to say ----
 
     def report(self, number: int, epoch: int, value: float) -> None:

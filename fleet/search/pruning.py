@@ -18,6 +18,7 @@ from fleet.errors import UserError
 from fleet.plugins import load_object
 from fleet.search.rungs import Bracket, Settled, natural
 from fleet.search.searcher import Verdict
+from fleet.spec.model import one_line
 from fleet.spec.search import Prune, find_rule
 
 
@@ -267,8 +268,7 @@ class _LookedAt(Judge):
         try:
             return getattr(self._judge, method)(*arguments)
         except Exception as error:  # the user's class may raise anything
-            what = " ".join(f"{type(error).__name__}: {error}".split())
-            raise UserError(f"the rule {self._name} failed in {method}: {what}") from error
+            raise UserError(f"the rule {self._name} failed in {method}: {one_line(error)}") from error
 
 
 def make_judge(prune: Prune, most_epochs: int, seed: int) -> Judge:
@@ -291,8 +291,8 @@ def make_judge(prune: Prune, most_epochs: int, seed: int) -> Judge:
     try:
         judge = make(prune, most_epochs, seed)
     except Exception as error:  # the user's class may raise anything
-        what = " ".join(f"{type(error).__name__}: {error}".split())
-        raise UserError(f"the rule {prune.rule} cannot be made of (prune, most_epochs, seed): {what}") from error
+        raise UserError(f"the rule {prune.rule} cannot be made of (prune, most_epochs, seed): {one_line(error)}"
+                        ) from error
     if lacks := [method for method in _METHODS if not callable(getattr(judge, method, None))]:
         raise UserError(f"the rule {prune.rule} has no method {', '.join(lacks)}; see fleet.search.pruning.Judge")
     return _LookedAt(prune.rule, judge)

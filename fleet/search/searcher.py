@@ -9,6 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 
 from fleet.errors import UserError
 from fleet.plugins import load_object
+from fleet.spec.model import one_line
 from fleet.spec.search import Mode
 from fleet.spec.space import Member, Range, Space, members, numbered
 
@@ -182,7 +183,7 @@ def make_searcher(ask: str, space: Space, seed: int, mode: Mode | tuple[Mode, ..
     except (UserError, KeyboardInterrupt):
         raise
     except BaseException as error:  # a class of a user's may raise anything
-        raise UserError(f"{ask} cannot be made: {type(error).__name__}: {' '.join(str(error).split())}") from error
+        raise UserError(f"{ask} cannot be made: {one_line(error)}") from error
     lacks = [method for method in ("ask", "report", "tell") if not callable(getattr(searcher, method, None))]
     if lacks:
         raise UserError(f"{ask} has no method {', '.join(lacks)}; a searcher has ask, report and tell")

@@ -412,6 +412,7 @@ def with_output(spec: Spec, output: str | Path) -> Spec:
     return replace(spec, document=replace(spec.document, output=str(output)))
 
 
-def with_cache(spec: Spec, cache: Literal["none", "memory", "file"]) -> Spec:
+def with_cache(spec: Spec, cache: str) -> Spec:
     """The same spec, with what was chosen for ``data.cache``."""
-    return replace(spec, document=replace(spec.document, data=replace(spec.data, cache=cache)))
+    data = replace(spec.data, cache=cache)  # type: ignore[arg-type] # one of those that it may be
+    return replace(spec, document=replace(spec.document, data=data))

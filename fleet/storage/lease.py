@@ -235,10 +235,15 @@ def _generations(folder: Path) -> list[str]:
     return [name for name in os.listdir(folder) if name.isascii() and name.isdecimal()]
 
 
+def newest_text(folder: Path) -> Text:
+    """What the file of the newest generation says; where there is none, that the lease is free."""
+    generation = newest_generation(folder)
+    return parse(read_generation(folder, generation) or "") if generation else Text(True, None)
+
+
 def is_held(folder: Path) -> bool:
     """Whether a launch has the lease of a folder, as far as that can be seen from here."""
-    generation = newest_generation(folder)
-    text = parse(read_generation(folder, generation) or "") if generation else Text(True, None)
+    text = newest_text(folder)
     return not text.is_free and not (text.holder is not None and Process().is_gone(text.holder))
 
 
@@ -277,11 +282,10 @@ def create_generation(folder: Path, generation: int, holder: Holder) -> bool:
 
 def _create_exclusively(path: Path, content: bytes) -> bool:
     try:
-        descriptor = os.open(path, os.O_CREAT | os.O_EXCL | os.O_WRONLY, 0o644)
+        with open(path, "xb") as file:
+            file.write(content)
     except FileExistsError:
         return False
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(content)
     return True
 
 

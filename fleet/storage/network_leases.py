@@ -21,7 +21,7 @@ from pathlib import Path
 from fleet.errors import LeaseLost, StorageError, UserError
 from fleet.storage.fencing import shut_out
 from fleet.storage.files import patiently, storing
-from fleet.storage.lease import Fence, Holder, Lease, is_held, newest_generation, parse, read_generation
+from fleet.storage.lease import Fence, Holder, Lease, is_held, newest_generation, newest_text
 from fleet.storage.paths import RunPaths
 
 
@@ -185,7 +185,7 @@ class NetworkLeases:
 
     def _is_door_free(self) -> bool:
         """Whether nobody is in the door; one who has died there is shut out."""
-        if _is_free(self._paths):
+        if newest_text(self._paths.lease).is_free:
             self._trying.pop("", None)
             return True
         lease, steps = self._trying.pop("") if "" in self._trying else self._at_door()
@@ -208,21 +208,10 @@ def _is_through(steps: Iterator[float]) -> bool:
     return True
 
 
-def _is_free(paths: RunPaths) -> bool:
-    newest = newest_generation(paths.lease)
-    text = read_generation(paths.lease, newest) if newest else None
-    return not newest or (text is not None and parse(text).is_free)
-
-
 def holders(paths: RunPaths) -> dict[str, Holder | None]:
     """The networks that are held, and by whom, be they alive or not; None where that cannot be read."""
-    found = {}
-    for folder in sorted(paths.network_leases.glob("*/")):
-        newest = newest_generation(folder)
-        text = read_generation(folder, newest) if newest else None
-        if text is not None and not (parsed := parse(text)).is_free:
-            found[folder.name] = parsed.holder
-    return found
+    texts = {folder.name: newest_text(folder) for folder in sorted(paths.network_leases.glob("*/"))}
+    return {name: text.holder for name, text in texts.items() if not text.is_free}
 
 
 def held_lease(paths: RunPaths) -> Path | None:

@@ -6,7 +6,7 @@ It says how many calls of several steps its rank has begun in groups. Run by tes
 import math
 import sys
 
-from fleet.runtime.training import strides
+from fleet.runtime.training import steps
 from fleet.runtime.training.clocks import StepClock
 from fleet.runtime.training.network import Training
 
@@ -18,7 +18,7 @@ def noting(self, images, targets, sizes, rows, asked):
     return begin(self, images, targets, sizes, rows, asked)
 
 
-strides._PROMPT_S, StepClock.fitting, Training.begin = math.inf, lambda clock, seconds: 4, noting
+steps._PROMPT_S, StepClock.fitting, Training.begin = math.inf, lambda clock, seconds: 4, noting
 
 from fleet.run import main  # noqa: E402
 

@@ -33,6 +33,11 @@ class CacheChosen(Kind, word="cache"):
         said = {"memory": "decoded samples stay in memory", "file": "samples are decoded once, into a file"}
         return f"{said.get(self.cache, 'samples are prepared anew in every epoch')}: {self.why}"
 
+    @property
+    def is_passing(self) -> bool:
+        """Whether the file is the run's own business, to be deleted when all is done."""
+        return self.cache == "file" and self.asked == "auto"
+
 
 class StreamStarted(Kind, word="stream"):
     """The preprocessors begin to produce samples; or go on without one that has held the others up.

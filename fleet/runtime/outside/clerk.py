@@ -12,18 +12,16 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fleet.domain.events import Commanded, Event
-from fleet.ensemble.effects import Admitted, Heard, NodesAsked, Ruled
+from fleet.ensemble.effects import Admitted, Heard, NodesAsked, Offer, Ruled
 from fleet.errors import UserError
 from fleet.runtime.admission import Admission
 from fleet.runtime.outside.mailbox import Command, Mailbox
 from fleet.search.searcher import Verdict
 from fleet.storage.results import Results
-
-if TYPE_CHECKING:
-    from fleet.ensemble.leaving import Offer
+from fleet.units import listed
 
 log = logging.getLogger("fleet.runtime.outside.clerk")
 
@@ -108,7 +106,7 @@ class Clerk:
             event = Commanded(command.name, do, tuple(found.ways), {
                 "nodes": list(found.nodes), "hosts": list(found.hosts), "within_s": content["within_s"],
                 "ways": dict(found.ways)})
-            words.append(NodesAsked(command.name, found.nodes, found.ways))
+            words.append(NodesAsked(command.name, found))
         else:
             raise UserError(f"{do!r} is no command; there are add, {', '.join(VERDICTS)}, yield")
         if known is None:
@@ -135,9 +133,8 @@ class Clerk:
             UserError: there is none of that name, or, as NetworkOver, it is over.
         """
         if not isinstance(name, str) or name not in self._results.networks:
-            names = list(self._results.networks)
-            shown = ", ".join(names[:8]) + (f" and {len(names) - 8} more" if len(names) > 8 else "")
-            raise UserError(f"no network of the run is named {name!r}; there are {shown or 'none yet'}")
+            raise UserError(f"no network of the run is named {name!r}; there are "
+                            f"{listed(list(self._results.networks), 8) or 'none yet'}")
         if (outcome := self._results.standing(name).outcome) is not None:
             raise NetworkOver(f"{name} is over: {outcome.reason}")
         return name

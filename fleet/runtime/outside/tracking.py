@@ -59,9 +59,6 @@ class Tracking:
             with suppress(OSError, ValueError):  # it has ended, or has enough calls that it has not heard
                 os.write(self._process.stdin.fileno(), b".")
 
-    def on_pace(self, network: str, samples: int, samples_per_s: float) -> None:
-        """Do nothing: only whole epochs are written."""
-
     def failures(self) -> list[ev.TrackerFailed]:
         """What has gone wrong since the last look; it looks seldom."""
         if self._process is None and not self._unsaid:

@@ -11,7 +11,7 @@ import math
 import time
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from typing import TypeAlias
 
 from fleet.comm import messages as m
 from fleet.comm.base import Group, World
@@ -24,8 +24,7 @@ from fleet.runtime.training.clocks import EpochClock, PaceReport
 from fleet.runtime.training.evaluation import can_predict, evaluate, predict
 from fleet.runtime.training.network import Training
 from fleet.runtime.training.sources import Sources
-from fleet.runtime.training.steps import Steps
-from fleet.runtime.training.strides import strides
+from fleet.runtime.training.steps import Steps, strides
 from fleet.storage.paths import PARTS, RunPaths
 from fleet.storage.writer import CheckpointWriter
 from fleet.stream.batch import Batches
@@ -37,20 +36,6 @@ log = logging.getLogger("fleet.runtime.training.loop")
 _WAITING = 0.1  # of an epoch: then the steps of a group are no measure of its rate
 
 Order: TypeAlias = m.GoOn | m.Regroup | m.Stop  # what a group waits for, between two epochs or inside one
-
-
-class Consumed(NamedTuple):
-    """How far a group has come in an epoch.
-
-    Attributes:
-        state: of the network there.
-        is_over: whether the epoch is; otherwise the group pauses.
-        missed: chunks of a ring, as in :class:`fleet.stream.batch.Batch`.
-    """
-
-    state: State
-    is_over: bool
-    missed: int
 
 
 class TrainingLoop:
@@ -117,8 +102,14 @@ class TrainingLoop:
                     self._tell(m.Regrouped(training.network.name, state.position, time.perf_counter() - paused))
             stream_epoch, chosen = order.stream_epoch, order.batch
 
-    def _consume(self, training: Training, state: State, source: Batches, epoch: Epoch) -> Consumed:
-        """Train on what is left of an epoch, or on less, where the group is asked to pause."""
+    def _consume(self, training: Training, state: State, source: Batches, epoch: Epoch
+                 ) -> tuple[State, bool, int]:
+        """Train on what is left of an epoch, or on less, where the group is asked to pause.
+
+        Returns:
+            The state of the network there; whether the epoch is over, or else the group pauses; and how many chunks of
+            a ring were missed, as in :class:`fleet.stream.batch.Batch`.
+        """
         network, group = training.network, training.group
         taken_before = {chunk for record in state.history for chunk in read_path(record.path)}
         size = training.set_batch(state.batch)
@@ -148,7 +139,7 @@ class TrainingLoop:
                     saved = time.perf_counter()
                     state = self._clock.note(state)
                     self._save(training, state)
-        return Consumed(state, is_over, missed)
+        return state, is_over, missed
 
     # ---- what is heard ----
 

@@ -101,7 +101,7 @@ def _of_feed(waiting: Waiting, launch: Launch, feed: Feed, memory: NodeMemory, f
         return Source(stream(keeps), judged, tested,
                       lies if rows is None else {**lies, PARTS[0]: lies[PARTS[0]][rows]})
 
-    return {fold: read(fold) for fold in (None, *range(launch.fold_count))}
+    return {fold: read(fold) for fold in (None, *range(launch.spec.data.folds or 0))}
 
 
 def _told(world: World, training: bool) -> Callable[[BadSample], None]:

@@ -1,11 +1,17 @@
-"""Steps whose sums are read when the next has begun: an engine that can computes while this rank makes the next batch.
+"""The steps of a group: several in one call where they are short, and the next begun before sums are read.
 
-What is computed is the same as step by step. What follows from the sums of a step comes one step later: the pause that
-a rank of the group asks for, and the failure of a network whose loss is no number. All ranks read the same sums at the
-same place, so they still stop after the same step. A rank alone knows at once that it is to stop.
+Where steps are so short that calling for them would cost a good part of their time, several batches are taken at once,
+in a stride. Nothing is heard inside of it, so it is short: a pause, or the time of a checkpoint, comes after it. A rank
+alone takes those that are there. The ranks of a group take as many as their master has said with the call before last:
+they read that in the same sums, at the same place.
 
+An engine that can computes while this rank makes the next batch. What follows from the sums of a step comes one step
+later: the pause that a rank of the group asks for, and the failure of a network whose loss is no number. All ranks read
+the same sums at the same place, so they still stop after the same step. A rank alone knows at once that it is to stop.
 A checkpoint inside an epoch is of a network that stands still. So where one is due, sums are read before the next step
 has begun, with its batch at hand: what the ranks of a group do together keeps its order.
+
+What is computed is the same as step by step.
 """
 
 from __future__ import annotations
@@ -15,10 +21,95 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from fleet.engines.base import Sums
+import numpy as np
+
+from fleet.engines.base import Done, Striding, StridingTogether, Sums
 from fleet.runtime.training.network import Training
-from fleet.runtime.training.strides import Stride
 from fleet.stream.batch import Batch
+
+_STRIDE_S = 0.04  # of its steps; half as long in groups, where a pause comes two calls late
+_PROMPT_S = 0.001  # in which a batch comes that was there; for others no step waits
+_MOST_STEPS = 16
+_MOST_BYTES = 2**24  # of inputs, which are copied
+
+
+@dataclass(frozen=True)
+class Stride:
+    """Batches that follow each other.
+
+    Attributes:
+        batches: whose own inputs and targets are valid no longer, where there are several.
+        images, targets: of all of them, one behind the other.
+        there: how many of them were there when they were asked for.
+    """
+
+    batches: Sequence[Batch]
+    images: np.ndarray
+    targets: np.ndarray
+    there: int
+
+    def begin(self, training: Training, stop: bool) -> Callable[[], Done]:
+        """Begin to train on these batches, with all ranks of the group; see :meth:`Training.begin`.
+
+        Args:
+            stop: whether this rank asks the group to stop after it.
+        """
+        asked = Sums(stop=stop, steps=self._right(training) if training.group.is_master else 0)
+        return training.begin(self.images, self.targets, [batch.size for batch in self.batches],
+                              [len(batch.targets) for batch in self.batches], asked)
+
+    def _right(self, training: Training) -> int:
+        """How many steps would be right for a call: no more than were there, where this rank has waited for some."""
+        fitting = _fitting(training, self.images.nbytes // len(self.batches))
+        return fitting if self.there == len(self.batches) else max(1, min(self.there, fitting))
+
+
+def strides(training: Training, batches: Iterator[Batch]) -> Iterator[Stride]:
+    """The batches of a stream; several at once where a network can take several steps, and they are short."""
+    arriving, is_alone = _timed(batches), training.group.size == 1
+    for batch, was_there in arriving:
+        if is_alone:
+            most = _fitting(training, batch.images.nbytes) if was_there else 1
+        else:
+            most = training.steps.at_once
+        yield (Stride([batch], batch.images, batch.targets, int(was_there)) if most == 1 or batch.is_last
+               else _gathered(batch, was_there, arriving, most, is_alone))
+
+
+def _timed(batches: Iterator[Batch]) -> Iterator[tuple[Batch, bool]]:
+    """Each batch, and whether it was there when it was asked for."""
+    asked = time.perf_counter()
+    for batch in batches:
+        yield batch, time.perf_counter() - asked < _PROMPT_S
+        asked = time.perf_counter()
+
+
+def _fitting(training: Training, nbytes: int) -> int:
+    """How many steps with so many bytes of inputs a call may take."""
+    trainable, is_alone = training.trainable, training.group.size == 1
+    if not (isinstance(trainable, Striding if is_alone else StridingTogether) and trainable.can_stride()):
+        return 1
+    stride_s = _STRIDE_S if is_alone else _STRIDE_S / 2
+    return max(1, min(training.steps.fitting(stride_s), _MOST_STEPS, _MOST_BYTES // max(nbytes, 1)))
+
+
+def _gathered(batch: Batch, was_there: bool, arriving: Iterator[tuple[Batch, bool]], most: int, is_alone: bool
+              ) -> Stride:
+    """A batch, and those after it, up to the end of the epoch; a rank alone waits for none."""
+    rows, there = len(batch.targets), 0
+    images = np.empty((most * rows, *batch.images.shape[1:]), batch.images.dtype)
+    targets = np.empty(most * rows, batch.targets.dtype)
+    batches, filled = [batch], 0
+    while True:  # a batch is valid until the next
+        filled, first, there = filled + len(batch.targets), filled, there + was_there
+        images[first:filled], targets[first:filled] = batch.images, batch.targets
+        if len(batches) == most or batch.is_last or (is_alone and not was_there):
+            return Stride(batches, images[:filled], targets[:filled], there)
+        batch, was_there = next(arriving)
+        batches.append(batch)
+
+
+# ---- taking them ---------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,7 @@ import pytest
 from fleet.comm import messages as msg
 from fleet.domain.network import StepRate
 from fleet.ensemble.effects import KeepRates
-from fleet.ensemble.setup import Decision
+from fleet.ensemble.launch import PolicyAnswer
 from scheduler.base import CommTime, Member, Round, StepTime
 from tests.fleet.ensemble.told import Told
 
@@ -15,7 +15,7 @@ class Choosing(Told):
 
     def ask(self, rates, progress, cluster, least):
         wanted = self.wanted(progress) if callable(self.wanted) else self.wanted
-        return Decision(Round(tuple(Member(name, devices, batch) for name, (devices, batch) in wanted.items()
+        return PolicyAnswer(Round(tuple(Member(name, devices, batch) for name, (devices, batch) in wanted.items()
                                     if name not in progress.finished)))
 
 

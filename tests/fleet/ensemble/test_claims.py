@@ -3,7 +3,7 @@
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fleet.ensemble.claims import Claims, Ends, Got, Leave, LetGo, Over, Want
+from fleet.ensemble.claims import Claims, Leave, LetGo, Want
 from tests.examples import examples
 
 NAMES = "abcde"
@@ -11,43 +11,53 @@ NAMES = "abcde"
 
 def test_what_was_trained_least_is_asked_for_first_and_no_more_than_can_be_trained():
     claims = Claims({"a": 4, "b": 0, "c": 2}, most=2, idle_s=300)
-    assert claims.handle(0.0) == [Want(("b", "c", "a"), 2)]
-    assert claims.handle(1.0, Got("b", 0, is_over=False)) == [Want(("c", "a"), 2)]
-    assert claims.handle(2.0, Got("a", 5, is_over=False)) == [Want((), 0)]
-    assert claims.handle(3.0, Over("b")) == [LetGo("b"), Want(("c",), 2)]
+    assert claims.decide(0.0) == [Want(("b", "c", "a"), 2)]
+    claims.got("b", 0, is_over=False)
+    assert claims.decide(1.0) == [Want(("c", "a"), 2)]
+    claims.got("a", 5, is_over=False)
+    assert claims.decide(2.0) == [Want((), 0)]
+    claims.over("b")
+    assert claims.decide(3.0) == [LetGo("b"), Want(("c",), 2)]
 
 
 def test_a_network_that_others_have_finished_is_let_go_and_asked_for_no_more():
     claims = Claims({"a": 4, "b": 5}, most=1, idle_s=300)
-    claims.handle(0.0)
-    assert claims.handle(1.0, Got("a", 9, is_over=True)) == [LetGo("a"), Want(("b",), 1)]
+    claims.decide(0.0)
+    claims.got("a", 9, is_over=True)
+    assert claims.decide(1.0) == [LetGo("a"), Want(("b",), 1)]
 
 
 def test_a_launch_leaves_when_no_network_was_to_be_had_for_a_while():
     claims = Claims({"a": 0, "b": 0}, most=1, idle_s=10)
-    claims.handle(0.0)
-    claims.handle(9.0, Got("a", 0, is_over=False))
-    assert claims.handle(100.0) == []
-    claims.handle(100.0, Over("a"))
-    assert claims.handle(109.0) == []
-    effects = claims.handle(110.0)
+    claims.decide(0.0)
+    claims.got("a", 0, is_over=False)
+    claims.decide(9.0)
+    assert claims.decide(100.0) == []
+    claims.over("a")
+    claims.decide(100.0)
+    assert claims.decide(109.0) == []
+    effects = claims.decide(110.0)
     assert effects[0] == Want((), 0)
     assert isinstance(effects[1], Leave)
     assert "for 10.0 s" in effects[1].reason
-    assert claims.handle(200.0) == []
+    assert claims.decide(200.0) == []
 
 
 def test_a_launch_with_nothing_left_does_not_leave_but_ends_by_itself():
     claims = Claims({"a": 0}, most=1, idle_s=10)
-    claims.handle(0.0, Got("a", 3, is_over=True))
-    assert claims.handle(100.0) == []
+    claims.got("a", 3, is_over=True)
+    claims.decide(0.0)
+    assert claims.decide(100.0) == []
 
 
 def test_a_launch_that_ends_asks_for_nothing_more():
     claims = Claims({"a": 0, "b": 0}, most=2, idle_s=10)
-    claims.handle(0.0, Got("a", 0, is_over=False))
-    assert claims.handle(1.0, Ends()) == [Want((), 0)]
-    assert claims.handle(2.0, Over("a")) == [LetGo("a")]
+    claims.got("a", 0, is_over=False)
+    claims.decide(0.0)
+    claims.end()
+    assert claims.decide(1.0) == [Want((), 0)]
+    claims.over("a")
+    assert claims.decide(2.0) == [LetGo("a")]
 
 
 @settings(max_examples=examples(100), deadline=None)
@@ -58,16 +68,16 @@ def test_whatever_others_hold_and_finish_all_networks_are_over_in_the_end(data):
     wants, holders, done = [Want((), 0), Want((), 0)], {}, set()
     for now in range(200):
         who = data.draw(st.integers(0, 1)) if now < 100 else now % 2
-        claims, heard = launches[who], None
+        claims = launches[who]
         free = [name for name in wants[who].names if name not in holders]
         mine = sorted(name for name, holder in holders.items() if holder == who)
         if free and len(mine) < wants[who].most and (now >= 100 or data.draw(st.booleans())):
-            heard = Got(free[0], 0, free[0] in done)
+            claims.got(free[0], 0, free[0] in done)
             holders[free[0]] = who
         elif mine and (now >= 100 or data.draw(st.booleans())):
             done.add(mine[0])
-            heard = Over(mine[0])
-        for effect in claims.handle(float(now), heard):
+            claims.over(mine[0])
+        for effect in claims.decide(float(now)):
             if isinstance(effect, Want):
                 wants[who] = effect
             elif isinstance(effect, LetGo):

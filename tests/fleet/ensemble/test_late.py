@@ -11,10 +11,9 @@ from fleet.comm.roles import assign
 from fleet.domain.events import NetworkAdded
 from fleet.ensemble.effects import Admitted, Ruled
 from fleet.ensemble.ensemble import Ensemble
+from fleet.ensemble.launch import PolicyAnswer, Setup, Speeds
 from fleet.ensemble.rates import traits_of
-from fleet.ensemble.setup import Decision, Setup, Speeds
 from fleet.ensemble.survey import Survey
-from fleet.runtime.coordinator import Search
 from fleet.search.mind import make_mind
 from fleet.search.searcher import Verdict
 from scheduler.base import Network, Options, RateTable
@@ -23,7 +22,7 @@ from scheduler.ensemble.planning import plan
 from scheduler.ensemble.policies import POLICIES
 from tests.examples import examples
 from tests.fleet.ensemble.test_random_launches import SAMPLES, layout
-from tests.fleet.ensemble.told import Told
+from tests.fleet.ensemble.told import Told, no_search
 from tests.fleet.ensemble.trainers import Fate, Ranks
 from tests.fleet.histories import spec
 
@@ -72,8 +71,8 @@ def launch(policy, seed, learns, kind, ruled=()):
                         content.profile, trainers, roles.gpus_per_node, {})
         online = OnlineRates(list(map(traits, content.networks)), SAMPLES, roles.gpus_per_node, trainers, {})
         return Ensemble(setup, {}, Speeds(survey, rates, online if learns else None),
-                        lambda table, progress, cluster, least: Decision(
-                            plan(POLICIES[policy], table, progress, cluster, Options())), Search.without(content).mind)
+                        lambda table, progress, cluster, least: PolicyAnswer(
+                            plan(POLICIES[policy], table, progress, cluster, Options())), no_search(content))
 
     late = [Admitted(network, NetworkAdded(network.name, "", -1, {}, (1, None), 1), network.name,
                      traits(network) if learns else None) for network in everyone.networks[FIRST:]]

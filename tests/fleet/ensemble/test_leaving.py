@@ -29,7 +29,7 @@ class Launch(Told):
 
     def give_back(self, count=1, within_s=60.0):
         offer = self.offer(count, within_s)
-        self.hear(NodesAsked("one", offer.nodes, offer.ways))
+        self.hear(NodesAsked("one", offer))
         return offer
 
     @property

@@ -9,7 +9,7 @@ import pytest
 from fleet.comm.messages import EpochDone, Joined, Pace, Ready, Stopped
 from fleet.ensemble.devices import Devices
 from fleet.ensemble.effects import Tell
-from fleet.ensemble.setup import Decision
+from fleet.ensemble.launch import PolicyAnswer
 from fleet.errors import ExitStatus
 from scheduler.base import Options
 from scheduler.ensemble.planning import plan
@@ -22,7 +22,7 @@ class Planned(Told):
     """An ensemble whose policy is a real one."""
 
     def ask(self, rates, progress, cluster, least):
-        return Decision(plan(POLICIES["baseline"], rates, progress, cluster, Options()))
+        return PolicyAnswer(plan(POLICIES["baseline"], rates, progress, cluster, Options()))
 
 
 def calls_of_an_epoch(networks):

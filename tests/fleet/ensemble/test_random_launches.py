@@ -11,11 +11,10 @@ from fleet.domain.events import NodesLeft
 from fleet.domain.network import Standing
 from fleet.ensemble.effects import NodesAsked
 from fleet.ensemble.ensemble import Ensemble
+from fleet.ensemble.launch import PolicyAnswer, Setup, Speeds
 from fleet.ensemble.rates import traits_of
-from fleet.ensemble.setup import Decision, Setup, Speeds
 from fleet.ensemble.survey import Survey
 from fleet.errors import ExitStatus
-from fleet.runtime.coordinator import Search
 from fleet.stream.layout import Layout
 from preprocess.sample import ImageSpec
 from scheduler.base import Member, Network, Options, RateTable, Round
@@ -23,6 +22,7 @@ from scheduler.ensemble.online import OnlineRates
 from scheduler.ensemble.planning import plan
 from scheduler.ensemble.policies import POLICIES, Policy
 from tests.examples import examples
+from tests.fleet.ensemble.told import no_search
 from tests.fleet.ensemble.trainers import Fate, Ranks
 from tests.fleet.histories import record, spec
 
@@ -101,8 +101,8 @@ def launches(draw, policy, deaths=st.just(0), asked_at=st.none(), ends_s=st.none
                               for network in content.networks], SAMPLES, roles.gpus_per_node, trainers, known)
         return Ensemble(setup, {name: standing_of(history) for name, history in left.items()},
                         Speeds(survey, rates, online if learns else None),
-                        lambda table, progress, cluster, least: Decision(
-                            plan(asked, table, progress, cluster, options)), Search.without(content).mind)
+                        lambda table, progress, cluster, least: PolicyAnswer(
+                            plan(asked, table, progress, cluster, options)), no_search(content))
 
     return Ranks(make, setup, draw(st.integers(0, 10**6)), fates, left, dying, draw(asked_at),
                  yields_at=draw(yields_at))
@@ -170,7 +170,7 @@ def test_nodes_that_are_asked_for_are_given_back_and_the_rest_trains_on(policy, 
         yields_at=st.dictionaries(st.integers(1, 150), st.tuples(st.integers(1, 2), st.sampled_from([0.1, 5, 120])),
                                   min_size=1, max_size=2)))
     status = ranks.run()
-    asked = [word.nodes for _, word, _ in ranks.heard if isinstance(word, NodesAsked)]
+    asked = [word.offer.nodes for _, word, _ in ranks.heard if isinstance(word, NodesAsked)]
     left = [event.nodes for event in ranks.events if isinstance(event, NodesLeft)]
     assert len(set(left)) == len(left)
     assert set(left) <= set(asked)  # with others the launch was over before their trainers had all let go

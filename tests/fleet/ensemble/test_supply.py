@@ -8,7 +8,7 @@ from fleet.comm.messages import Prepared, Ready, Start, Stop, Stopped, Throughpu
 from fleet.domain.events import SupplyFound
 from fleet.domain.network import StepRate
 from fleet.ensemble.effects import RanksDied
-from fleet.ensemble.setup import Decision
+from fleet.ensemble.launch import PolicyAnswer
 from scheduler.base import Network, Options, RateTable
 from scheduler.ensemble.planning import plan
 from scheduler.ensemble.policies import POLICIES
@@ -40,7 +40,7 @@ class Planning(Told):
 
     def ask(self, rates, progress, cluster, least):
         super().ask(rates, progress, cluster, least)
-        return Decision(plan(self.policy, rates, progress, cluster, Options()))
+        return PolicyAnswer(plan(self.policy, rates, progress, cluster, Options()))
 
     @property
     def groups(self):

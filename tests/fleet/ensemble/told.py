@@ -1,21 +1,27 @@
 """An ensemble, and what it wants to be done: for tests that say word for word what it hears."""
 
 from collections import defaultdict
+from dataclasses import replace
 
 from fleet.comm.messages import EpochDone, Joined, Ready, Tag
 from fleet.comm.roles import assign
 from fleet.domain.network import Standing, StepRate
 from fleet.ensemble import effects as do
 from fleet.ensemble.ensemble import Ensemble
+from fleet.ensemble.launch import PolicyAnswer, Setup, Speeds
 from fleet.ensemble.rates import traits_of
-from fleet.ensemble.setup import Decision, Setup, Speeds
 from fleet.ensemble.survey import Survey
-from fleet.runtime.coordinator import Search
+from fleet.search.mind import make_mind
 from fleet.stream.layout import Layout
 from preprocess.sample import ImageSpec
 from scheduler.base import Member, Network, RateTable, Round
 from scheduler.ensemble.online import OnlineRates
 from tests.fleet.histories import record, spec
+
+
+def no_search(content):
+    """The mind of a spec of which no searcher asks for anything, and that prunes nothing."""
+    return make_mind(content, replace(content, networks=()), {}, 0, judges=False)
 
 
 def layout(slots, is_ring=False):
@@ -74,13 +80,13 @@ class Told:
         return Ensemble(self.setup, self.begun, Speeds(survey, self.rates, online), self.ask, self.mind())
 
     def mind(self):
-        return Search.without(self.setup.spec).mind
+        return no_search(self.setup.spec)
 
     def ask(self, rates, progress, cluster, least):
         self.asked.append(progress)
         self.tables.append(rates)
         wanted = self.wanted(progress) if callable(self.wanted) else self.wanted
-        return Decision(Round(tuple(Member(name, tuple(devices)) for name, devices in wanted.items()
+        return PolicyAnswer(Round(tuple(Member(name, tuple(devices)) for name, devices in wanted.items()
                                     if name not in progress.finished)), tried=self.tried)
 
     def hear(self, *words, after=0.0):

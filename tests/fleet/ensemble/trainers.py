@@ -159,7 +159,7 @@ class Ranks:
         assert len(set(offer.nodes)) == count
         assert roles.node_of[0] not in offer.nodes
         self.given_back |= {rank for rank, node in enumerate(roles.node_of) if node in offer.nodes}
-        self.hear(do.NodesAsked(f"command {self.steps}", offer.nodes, offer.ways))
+        self.hear(do.NodesAsked(f"command {self.steps}", offer))
 
     def where(self):
         return "\n".join([f"at {self.now:.1f} s", *(f"rank {rank}: {team or self.recruit.get(rank)}, is told "

@@ -12,7 +12,7 @@ import pytest
 from fleet.domain.events import Ended as LogEnded
 from fleet.domain.events import EpochEnded, FirstStep, NetworkFailed, NetworkFinished, NetworkTaken
 from fleet.domain.network import Outcome, Standing
-from fleet.ensemble.claims import Claims, Got, Leave, LetGo, Over, Want
+from fleet.ensemble.claims import Claims, Leave, LetGo, Want
 from fleet.jobs.backlog import Limits
 from fleet.jobs.harvest import Backlog, Plan, Run
 from fleet.jobs.harvested import Ended, note
@@ -118,12 +118,12 @@ class Launch:
         self.results.standings |= {name: Standing((), Outcome("before")) for name in done}
         self.results.write()
         self.claims = Claims({name: 0 for name in left if left[name]}, 1, IDLE_S)
-        self._do(self.claims.handle(self.site.now))
+        self._do(self.claims.decide(self.site.now))
 
     def _work(self):
         for name in list(self.claims.held):
             self._train(name)
-        self._do(self.claims.handle(self.site.now))
+        self._do(self.claims.decide(self.site.now))
         if not self.claims._epochs:
             self._end(0)
 
@@ -144,7 +144,8 @@ class Launch:
                 self.log.add(NetworkFinished(name, f"{epoch} epochs", epoch))
             self.results.keep(name, Standing((), None if training.left[name] else Outcome(f"{epoch} epochs")))
         if not training.left[name]:
-            self._do(self.claims.handle(self.site.now, Over(name)))
+            self.claims.over(name)
+            self._do(self.claims.decide(self.site.now))
 
     def _do(self, effects):
         for effect in effects:
@@ -169,7 +170,8 @@ class Launch:
                                                               system="slurm", job=self.job))
         epochs = training.run.epochs[name] - training.left[name]
         self.log.add(NetworkTaken(name, training.generation, epochs, 0))
-        self._do(self.claims.handle(self.site.now, Got(name, epochs, not training.left[name])))
+        self.claims.got(name, epochs, not training.left[name])
+        self._do(self.claims.decide(self.site.now))
 
     def _let_go(self, name):
         del self.training.holders[name]

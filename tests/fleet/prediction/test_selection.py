@@ -4,9 +4,9 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fleet.prediction.ensembles import greedy
 from fleet.prediction.kept import probabilities
 from fleet.prediction.scores import Truth, quick_score
-from fleet.prediction.selection import greedy
 from tests.examples import examples
 
 

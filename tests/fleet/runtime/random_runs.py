@@ -5,21 +5,24 @@ A seed decides what is launched (policy, networks, searches, rule, rates, stream
 
 from dataclasses import replace
 from random import Random
+from types import SimpleNamespace
 from unittest import mock
 
 from fleet.comm import messages as m
 from fleet.comm.roles import assign
 from fleet.domain.events import NetworkAdded
 from fleet.domain.network import Standing
+from fleet.domain.run import RunState
 from fleet.ensemble import effects as do
+from fleet.ensemble.launch import Setup, Speeds
 from fleet.ensemble.rates import traits_of
-from fleet.ensemble.setup import Setup, Speeds
 from fleet.ensemble.survey import Survey
 from fleet.monitor.eta import EstimateTimes
-from fleet.runtime.coordinator import Coordinator, Files, Search
+from fleet.runtime.coordinator import Coordinator, Files, Preamble, Search
 from fleet.runtime.known_rates import Profile
 from fleet.runtime.outside.clerk import Clerk
 from fleet.runtime.outside.mailbox import Command
+from fleet.runtime.outside.tracking import Tracking
 from fleet.runtime.searchers import make_searchers
 from fleet.search.calls import make as call_searcher
 from fleet.search.mind import make_mind
@@ -35,6 +38,8 @@ from tests.fleet.ensemble.test_random_launches import SAMPLES, layout, restless
 from tests.fleet.ensemble.trainers import Fate, Ranks, Stuck
 from tests.fleet.histories import record, spec
 from tests.fleet.search.launches import LEARNING_RATE, curve
+
+LAPS = SimpleNamespace(end=lambda part: None, seconds={})  # of no start-up
 
 RESTLESS = Policy("restless", restless)
 SEARCHERS = "tests.fleet.search.searchers"
@@ -174,7 +179,7 @@ class Harvest:
     is_beside = False
 
     def __init__(self, names, run):
-        self._left, self._run = list(names), run
+        self._left, self._run, self.leases = list(names), run, self
 
     def look(self, now_s, training, ends):
         if not self._left or ends or self._run.chance.random.random() < 0.9:
@@ -272,8 +277,10 @@ class RandomRun(Ranks):
                         Clerk(self.mailbox, self.results, admission, (), clock=lambda: self.steps))
         harvest = Harvest(list(setup.elsewhere), self) if chance.harvests else None
         return Coordinator(self.world, setup, Speeds(survey, self.table, online),
-                           Files(self.results, self.log, Profile(self.paths.profile)), [self], self.interruption,
-                           harvest=harvest, search=search)
+                           Files(self.results, self.log, Profile(self.paths.profile), None,
+                                 Tracking([], self.paths, "")),
+                           [self.on_event], lambda *pace: None, self.interruption, Preamble((), None, (), LAPS), search,
+                           RunState(content), harvest)
 
     # ---- what the coordinator is told ----
 
@@ -344,9 +351,6 @@ class RandomRun(Ranks):
     def on_event(self, event):
         self.did += 1
         self.events.append(event)
-
-    def on_pace(self, network, samples, samples_per_s):
-        pass
 
     def traits(self, network):
         return traits_of(network, network.name, (4, 4, 1), 2)

@@ -1,7 +1,6 @@
 """Whole runs with all ranks in one process, which tests may interrupt."""
 
 from fleet.errors import ExitStatus
-from fleet.runtime.changes import Wishes
 from fleet.runtime.launch import Ranks
 from fleet.runtime.prepare import prepare as prepare_launch
 from fleet.runtime.session import Session
@@ -9,7 +8,7 @@ from fleet.runtime.start import Request
 from tests.fleet.one_process import Launch
 
 
-def prepare(path, node_of, gpus=None, *, wishes=Wishes(), lease=None, announce=lambda ahead: None, name="", ranks=None,
+def prepare(path, node_of, gpus=None, *, lease=None, announce=lambda ahead: None, name="", ranks=None,
             **asked):
     """What rank 0 prepares for all.
 
@@ -17,8 +16,7 @@ def prepare(path, node_of, gpus=None, *, wishes=Wishes(), lease=None, announce=l
         ranks: what they have, by the names of :class:`fleet.runtime.launch.Ranks`.
         asked: by the names of :class:`fleet.runtime.start.Request`.
     """
-    request = Request(str(path), fresh_network=wishes.fresh_networks, accept_changes=wishes.accepts_changes, **asked)
-    return prepare_launch(request, Ranks(node_of, gpus, **(ranks or {})), lease, announce, name)
+    return prepare_launch(Request(str(path), **asked), Ranks(node_of, gpus, **(ranks or {})), lease, announce, name)
 
 
 class Interruption:

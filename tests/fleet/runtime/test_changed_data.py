@@ -13,7 +13,7 @@ from PIL import Image
 from fleet.domain.events import DataChanged
 from fleet.domain.network import State
 from fleet.errors import UserError
-from fleet.runtime.changes import Wishes, changed_since
+from fleet.runtime.changes import changed_since
 from fleet.storage.checkpoint import newest, write_history, write_state
 from fleet.storage.identity import identity
 from fleet.storage.paths import RunPaths
@@ -21,7 +21,7 @@ from preprocess.source import View
 from tests.fleet.histories import history
 from tests.fleet.runtime.runs import prepare
 
-ACCEPT = Wishes(accepts_changes=True)
+ACCEPT = {"accept_changes": True}
 
 
 class Run:
@@ -33,9 +33,9 @@ class Run:
                         "train": {"batch": {"size": 2}, **more}, "resources": {"engine": "numpy"},
                         "output": str(self.paths.root), "data": data}
 
-    def prepare(self, wishes=Wishes(), **options):
+    def prepare(self, **options):
         (self.folder / "spec.yaml").write_text(yaml.safe_dump(self.content))
-        return prepare(str(self.folder / "spec.yaml"), (0, 0, 0), None, wishes=wishes, **options)
+        return prepare(str(self.folder / "spec.yaml"), (0, 0, 0), None, **options)
 
     def leave_checkpoints(self, epochs=history(0.5, 0.6), **more):
         """As an earlier launch has left them."""
@@ -48,10 +48,10 @@ class Run:
             write_history(self.paths.history(network.name), epochs)
         return prepared
 
-    def refused(self, *arguments, **options):
+    def refused(self, **options):
         before = {path: path.read_bytes() for path in self.paths.root.rglob("*") if path.is_file()}
         with pytest.raises(UserError) as caught:
-            self.prepare(*arguments, **options)
+            self.prepare(**options)
         assert {path: path.read_bytes() for path in self.paths.root.rglob("*") if path.is_file()} == before
         message = str(caught.value)
         assert "\n" not in message
@@ -180,7 +180,7 @@ def test_a_folder_of_images_that_has_changed_is_refused(pictured, change, words)
 
 def test_accepted_data_goes_on_and_stands_in_the_history_and_the_log_and_is_not_asked_about_again(tabular):
     table(tabular.folder / "x.csv", rows(60, scale=10))
-    prepared = tabular.prepare(ACCEPT)
+    prepared = tabular.prepare(**ACCEPT)
     event = prepared.changes[0]
     assert isinstance(event, DataChanged)
     assert (event.changes, event.epochs) == (
@@ -198,7 +198,7 @@ def test_an_epoch_that_was_under_way_begins_anew_with_accepted_data(tabular):
     tabular.prepare(fresh=True)
     tabular.leave_checkpoints(position=8, stream_epoch=2)
     table(tabular.folder / "x.csv", rows(61))
-    tabular.prepare(ACCEPT)
+    tabular.prepare(**ACCEPT)
     state = newest(tabular.paths, "a").state
     assert (state.epoch, state.position, state.stream_epoch) == (2, 0, -1)
 
@@ -207,7 +207,7 @@ def test_samples_keep_their_sides_when_rows_are_added_wherever_they_come(tabular
     trained, judged = map(set, sides(tabular.prepare()))
     new = [(-1 - number, 0.5, 1.5) for number in range(20)]
     table(tabular.folder / "x.csv", [*new[:3], *rows(60)[:30], *new[3:], *rows(60)[30:]])
-    after = tabular.prepare(ACCEPT)
+    after = tabular.prepare(**ACCEPT)
     for _ in range(2):
         now_trained, now_judged = map(set, sides(after))
         assert trained <= now_trained
@@ -221,7 +221,7 @@ def test_images_keep_their_sides_when_some_come_and_some_go(pictured):
     folder = pictured.folder / "photos"
     (folder / "cat" / "000.bmp").unlink()
     images(folder, ("cat", "dog"), 8, 100)
-    now_trained, now_judged = map(set, sides(pictured.prepare(ACCEPT)))
+    now_trained, now_judged = map(set, sides(pictured.prepare(**ACCEPT)))
     assert not trained & now_judged
     assert not judged & now_trained
     assert len(now_judged - judged) == 4
@@ -229,8 +229,8 @@ def test_images_keep_their_sides_when_some_come_and_some_go(pictured):
 
 def test_a_network_that_starts_over_alone_does_not_make_others_go_on_with_changed_data(tabular):
     table(tabular.folder / "x.csv", rows(61))
-    assert "1 row more" in tabular.refused(Wishes(("a",)))
-    assert tabular.prepare(Wishes(("a", "b"))).changes[0].damage == "--fresh-network"
+    assert "1 row more" in tabular.refused(fresh_network=("a",))
+    assert tabular.prepare(fresh_network=("a", "b")).changes[0].damage == "--fresh-network"
     tabular.prepare()
 
 
@@ -270,7 +270,7 @@ def test_folds_stay_what_they_were(tabular):
 
     before = of_folds(tabular.leave_checkpoints())
     table(tabular.folder / "x.csv", [(-1 - number, 0.5, 1.5) for number in range(9)] + rows(60))
-    now = of_folds(tabular.prepare(ACCEPT))
+    now = of_folds(tabular.prepare(**ACCEPT))
     assert all(old < new for old, new in zip(before, now, strict=True))
     assert [len(new) for new in now] == [23] * 3
     assert of_folds(tabular.prepare()) == now
@@ -280,7 +280,7 @@ def test_a_network_is_not_replayed_on_other_data_unless_it_is_asked_for(tabular)
     table(tabular.folder / "x.csv", rows(60, scale=10))
     options = {"replay": str(tabular.paths.root), "only": "a"}
     assert "targets of 60 of 60 rows differ" in tabular.refused(**options)
-    assert tabular.prepare(ACCEPT, **options).changes == ()
+    assert tabular.prepare(**ACCEPT, **options).changes == ()
 
 
 def test_decoded_samples_of_other_data_are_made_anew(pictured):
@@ -293,7 +293,7 @@ def test_decoded_samples_of_other_data_are_made_anew(pictured):
         return sum(source.read(index).sum() in (1, 3) for source in prepared.inputs.data.parts().values()
                    for index in range(len(source)))
 
-    assert repainted_ones(pictured.prepare(ACCEPT)) == 1
+    assert repainted_ones(pictured.prepare(**ACCEPT)) == 1
 
 
 def test_what_can_be_said_of_a_source_of_ones_own_from_outside_is_compared(tmp_path):

@@ -10,7 +10,6 @@ import yaml
 
 from fleet.domain.network import State
 from fleet.errors import UserError
-from fleet.runtime.changes import Wishes
 from fleet.storage.checkpoint import newest, read_state, write_history, write_state
 from fleet.storage.identity import identity
 from fleet.storage.paths import RunPaths
@@ -18,7 +17,7 @@ from tests.fleet.histories import history, record
 from tests.fleet.runtime.runs import prepare
 
 FIRST = "import layers\ndef build(input_shape, classes, **args): return layers.small\n"
-ACCEPT = Wishes(accepts_changes=True)
+ACCEPT = {"accept_changes": True}
 
 
 class Run:
@@ -36,14 +35,14 @@ class Run:
     def write(self, name, text):
         (self.folder / name).write_text(text)
 
-    def prepare(self, wishes=Wishes(), **options):
+    def prepare(self, **options):
         self.write("spec.yaml", yaml.safe_dump(self.content))
-        return prepare(str(self.folder / "spec.yaml"), (0, 0, 0), None, wishes=wishes, **options)
+        return prepare(str(self.folder / "spec.yaml"), (0, 0, 0), None, **options)
 
-    def refused(self, *arguments, **options):
+    def refused(self, **options):
         before = {path: path.read_bytes() for path in self.paths.root.rglob("*") if path.is_file()}
         with pytest.raises(UserError) as caught:
-            self.prepare(*arguments, **options)
+            self.prepare(**options)
         assert {path: path.read_bytes() for path in self.paths.root.rglob("*") if path.is_file()} == before
         assert "\n" not in str(caught.value)
         return str(caught.value)
@@ -83,14 +82,14 @@ def test_other_args_are_a_change_like_any_other(run):
     run.leave_checkpoints()
     run.content["models"][0]["args"] = {"depth": 4}
     assert "a (args)" in run.refused()
-    run.prepare(ACCEPT)
+    run.prepare(**ACCEPT)
     run.prepare()
 
 
 def test_what_shapes_training_beside_the_network_cannot_be_accepted(run):
     run.leave_checkpoints()
     run.content["train"]["batch"]["size"] = 4
-    message = run.refused(ACCEPT)
+    message = run.refused(**ACCEPT)
     assert "other settings" in message
     assert "--fresh-network a" in message
 
@@ -98,7 +97,7 @@ def test_what_shapes_training_beside_the_network_cannot_be_accepted(run):
 def test_changes_that_are_accepted_stand_in_the_history_and_are_not_asked_about_again(run):
     run.leave_checkpoints()
     run.write("layers.py", "small = 2\n")
-    prepared = run.prepare(ACCEPT)
+    prepared = run.prepare(**ACCEPT)
     assert [(change.network, change.files, change.epochs) for change in prepared.changes] == [
         ("a", ("layers.py",), 2), ("b", ("layers.py",), 2)]
     with open(run.paths.history("a"), newline="") as file:
@@ -115,7 +114,7 @@ def test_changes_that_are_accepted_stand_in_the_history_and_are_not_asked_about_
 def test_changes_before_the_first_epoch_is_over_stand_in_its_record(run):
     run.leave_checkpoints(epochs=(), position=8, stream_epoch=0)
     run.write("layers.py", "small = 2\n")
-    run.prepare(ACCEPT)
+    run.prepare(**ACCEPT)
     state = newest(run.paths, "a").state
     assert (state.accepted, state.position) == ("layers.py", 8)
     assert state.after(record(1, accepted=state.accepted), "").accepted == ""
@@ -125,8 +124,8 @@ def test_a_network_may_start_over_alone(run):
     run.leave_checkpoints()
     run.paths.tensorboard("a").mkdir(parents=True)
     run.write("layers.py", "small = 2\n")
-    assert "b (layers.py)" in run.refused(Wishes(("a",)))
-    prepared = run.prepare(Wishes(("a",), accepts_changes=True))
+    assert "b (layers.py)" in run.refused(fresh_network=("a",))
+    prepared = run.prepare(fresh_network=("a",), **ACCEPT)
     assert [type(change).__name__ for change in prepared.changes] == ["NetworkFellBack", "ChangesAccepted"]
     assert (newest(run.paths, "a").state, newest(run.paths, "b").state.epoch) == (None, 2)
     assert not run.paths.model("a").exists()
@@ -136,9 +135,9 @@ def test_a_network_may_start_over_alone(run):
 
 def test_what_cannot_start_over_is_said(run):
     run.leave_checkpoints()
-    assert "--fresh-network d: the spec has no such network; it has a, b, c" in run.refused(Wishes(("d",)))
+    assert "--fresh-network d: the spec has no such network; it has a, b, c" in run.refused(fresh_network=("d",))
     (run.paths.model("a") / "plot.png").touch()
-    assert "plot.png is no file that FLEET wrote" in run.refused(Wishes(("a",)))
+    assert "plot.png is no file that FLEET wrote" in run.refused(fresh_network=("a",))
 
 
 def test_checkpoints_of_the_first_version_go_on_with_one_warning(run, capsys):
@@ -159,7 +158,7 @@ def test_a_network_is_not_replayed_with_other_code_unless_it_is_asked_for(run):
     run.write("layers.py", "small = 2\n")
     options = {"replay": str(run.paths.root), "only": "a"}
     assert "the code of a (layers.py) has changed" in run.refused(**options)
-    assert run.prepare(ACCEPT, **options).changes == ()
+    assert run.prepare(**ACCEPT, **options).changes == ()
 
 
 def test_a_checkpoint_says_in_plain_text_what_its_network_was_made_of(run):

@@ -6,8 +6,7 @@ import pytest
 
 from fleet.domain.events import Commanded
 from fleet.domain.network import Outcome, Standing
-from fleet.ensemble.effects import NodesAsked, Ruled
-from fleet.ensemble.leaving import Offer
+from fleet.ensemble.effects import NodesAsked, Offer, Ruled
 from fleet.errors import UserError
 from fleet.runtime.outside.clerk import Clerk
 from fleet.runtime.outside.mailbox import Mailbox
@@ -97,7 +96,7 @@ def test_nodes_that_are_asked_for_are_logged_before_they_are_given_back(office):
     event, heard = office.said
     assert answer == {"networks": ["a"], **event.given}
     assert event.given == {"nodes": [3], "hosts": ["n4"], "within_s": 60, "ways": {"a": "app"}}
-    assert heard == NodesAsked(event.command, (3,), {"a": "app"})
+    assert heard == NodesAsked(event.command, office.offer(1, 60.0))
 
 
 def test_a_launch_that_has_ended_has_given_its_nodes_back(tmp_path):

@@ -1,6 +1,7 @@
 """The hands of the coordinator: what comes in is heard, and what is wanted is done."""
 
 import logging
+from types import SimpleNamespace
 
 import pytest
 
@@ -8,13 +9,19 @@ from fleet.comm.messages import EpochDone, Exit, Joined, Pace, Ready, Start, Sto
 from fleet.comm.roles import assign
 from fleet.domain.events import GroupStruck
 from fleet.domain.network import State
+from fleet.domain.run import RunState
 from fleet.ensemble.history import TransitionError
-from fleet.ensemble.setup import Setup, Speeds
+from fleet.ensemble.launch import Setup, Speeds
 from fleet.ensemble.survey import Survey
 from fleet.errors import ExitStatus, InfrastructureError
-from fleet.runtime.coordinator import Coordinator, Files
+from fleet.runtime.coordinator import Coordinator, Files, Preamble, Search
 from fleet.runtime.interrupt import Interruption
 from fleet.runtime.known_rates import Profile
+from fleet.runtime.outside.tracking import Tracking
+from fleet.runtime.searchers import Searchers
+from fleet.runtime.start import Laps
+from fleet.search.mind import make_mind
+from fleet.spec.resolve import extremes
 from fleet.storage.checkpoint import write_state
 from fleet.storage.event_log import EventLog, read_events
 from fleet.storage.paths import RunPaths
@@ -44,11 +51,16 @@ class Launch:
         self.world, self.watcher, self.paths = World(), Watcher(), RunPaths(folder)
         self.results = Results(content, self.paths, 60)
         self.log = EventLog(self.paths.events, clock=lambda: 0.0)
+        run = RunState(content)
+        search = Search(make_mind(content, extremes(content), {}, 2), Searchers({}),
+                        SimpleNamespace(asked=lambda training, now_s: ()), (), None)
         setup = Setup(content, roles, None, samples=60, outlives=True, **rest)
         self.coordinator = Coordinator(
             self.world, setup, Speeds(Survey([], {}, content.profile, 2, 2, {}),
                                       RateTable(60, 2, (Network("a", (10.0,)),))),
-            Files(self.results, self.log, Profile(self.paths.profile)), [self.watcher], Interruption(None))
+            Files(self.results, self.log, Profile(self.paths.profile), None, Tracking([], self.paths, "")),
+            [self.watcher.on_event], self.watcher.on_pace, Interruption(None), Preamble((), None, (), Laps()), search,
+            run)
         self.coordinator.start()
 
     def hear(self, *words):

@@ -11,7 +11,6 @@ import yaml
 from fleet.domain.network import State
 from fleet.errors import StorageError, UserError
 from fleet.runtime.admission import Admission
-from fleet.runtime.changes import Wishes
 from fleet.runtime.outside.mailbox import Mailbox
 from fleet.storage.checkpoint import write_state
 from fleet.storage.identity import checksum_of, identity
@@ -372,4 +371,4 @@ def test_a_replay_from_a_file_that_is_another_by_now_is_refused(asking, tmp_path
     file.write_bytes(b"others")
     assert "with whose weights a began there, has changed since" in asking.refused(
         replay=str(asking.run.root), only="a")
-    asking(replay=str(asking.run.root), only="a", wishes=Wishes(accepts_changes=True))
+    asking(replay=str(asking.run.root), only="a", accept_changes=True)

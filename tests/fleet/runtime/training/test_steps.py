@@ -13,7 +13,6 @@ from fleet.engines import softmax
 from fleet.engines.base import Done, Sums
 from fleet.errors import ExitStatus
 from fleet.runtime.training import steps as steps_module
-from fleet.runtime.training import strides as strides_module
 from fleet.runtime.training.clocks import StepClock
 from fleet.runtime.training.steps import Steps
 from fleet.storage.checkpoint import newest
@@ -103,7 +102,7 @@ def outcome(folder, ranks, ahead, after=None):
         if ahead:
             patch.setattr(softmax, "SoftmaxRegression", BeginningRegression)
             patch.setattr(BeginningRegression, "taken", [])
-            patch.setattr(strides_module, "_PROMPT_S", math.inf)
+            patch.setattr(steps_module, "_PROMPT_S", math.inf)
             fits = itertools.cycle([3, 1, 5, 2])
             patch.setattr(StepClock, "fitting", lambda clock, seconds: next(fits))
         status, prepared = launch(path, ranks + 1, after)

@@ -12,9 +12,9 @@ from fleet.engines import softmax
 from fleet.engines.base import Sums
 from fleet.engines.softmax import SoftmaxRegression
 from fleet.errors import ExitStatus
-from fleet.runtime.training import strides as strides_module
+from fleet.runtime.training import steps as steps_module
 from fleet.runtime.training.clocks import StepClock
-from fleet.runtime.training.strides import strides
+from fleet.runtime.training.steps import strides
 from fleet.storage.results import read_results
 from fleet.stream.batch import Batch
 from fleet.stream.order import Epoch
@@ -57,7 +57,7 @@ def taken(one):
 @pytest.fixture(autouse=True)
 def prompt(monkeypatch):
     """All batches are there at once, whatever the machine does."""
-    monkeypatch.setattr(strides_module, "_PROMPT_S", np.inf)
+    monkeypatch.setattr(steps_module, "_PROMPT_S", np.inf)
 
 
 def test_short_steps_are_taken_several_at_once_and_the_last_of_an_epoch_may_be_fewer_and_smaller():
@@ -86,20 +86,20 @@ def test_whatever_is_taken_at_once_are_the_samples_of_the_stream(seconds):
 
 
 def test_no_step_waits_for_batches_that_were_not_there(monkeypatch):
-    monkeypatch.setattr(strides_module, "_PROMPT_S", 0.0)
+    monkeypatch.setattr(steps_module, "_PROMPT_S", 0.0)
     assert [positions for positions, *_ in taken(training(0.001))] == [[5], [10], [15], [20], [23]]
 
 
 def test_a_stride_ends_with_a_batch_that_was_not_there(monkeypatch):
     now = itertools.chain([0, 0, 0], itertools.repeat(9))  # only the second one is late
-    monkeypatch.setattr(strides_module, "_PROMPT_S", 1.0)
-    monkeypatch.setattr(strides_module.time, "perf_counter", lambda: next(now))
+    monkeypatch.setattr(steps_module, "_PROMPT_S", 1.0)
+    monkeypatch.setattr(steps_module.time, "perf_counter", lambda: next(now))
     assert [positions for positions, *_ in taken(training(0.001))] == [[5, 10], [15, 20, 23]]
 
 
 @pytest.mark.parametrize("prompt_s", [0.0, np.inf])
 def test_a_group_takes_as_many_as_it_has_agreed_on_whether_they_are_there_or_not(monkeypatch, prompt_s):
-    monkeypatch.setattr(strides_module, "_PROMPT_S", prompt_s)
+    monkeypatch.setattr(steps_module, "_PROMPT_S", prompt_s)
     assert [positions for positions, *_ in taken(training(0.5, size=2, at_once=3))] == [[5, 10, 15], [20, 23]]
 
 
@@ -109,9 +109,9 @@ def test_a_group_takes_as_many_as_it_has_agreed_on_whether_they_are_there_or_not
     ([0, 1, 2], training(0.005, size=2, at_once=3), 1), ([0], training(0.015, size=2, at_once=3), 1),
     ([], training(0.005, size=2, together=False), 1), ([], training(0.005, size=2, can_stride=False), 1)])
 def test_what_a_master_says_would_fit_is_what_takes_20_ms_but_no_more_than_were_there(monkeypatch, late, one, fitting):
-    monkeypatch.setattr(strides_module, "_PROMPT_S", 1.0)
+    monkeypatch.setattr(steps_module, "_PROMPT_S", 1.0)
     clock = itertools.accumulate(itertools.chain.from_iterable([0, 9 * (place in late)] for place in range(9)))
-    monkeypatch.setattr(strides_module.time, "perf_counter", lambda: next(clock))
+    monkeypatch.setattr(steps_module.time, "perf_counter", lambda: next(clock))
     assert next(strides(one, Window().batches())).begin(one, stop=False) == Sums(steps=fitting)
 
 
@@ -122,7 +122,7 @@ def test_batches_are_asked_for_when_their_stride_is():
 
 
 def test_what_is_gathered_is_bounded_in_bytes(monkeypatch):
-    monkeypatch.setattr(strides_module, "_MOST_BYTES", 25)  # a batch has 10
+    monkeypatch.setattr(steps_module, "_MOST_BYTES", 25)  # a batch has 10
     assert [positions for positions, *_ in taken(training(0.001))] == [[5, 10], [15, 20], [23]]
 
 

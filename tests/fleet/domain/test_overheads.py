@@ -6,7 +6,6 @@ import pytest
 
 from fleet.domain import events as ev
 from fleet.domain.run import RunState
-from fleet.monitor.overheads import ended, summary
 from tests.fleet.histories import record
 
 STARTED = ev.Started(2, trainers=4, preprocessors=1, nodes=1, gpus_per_node=4, policy="global", finished=(),
@@ -38,7 +37,7 @@ def test_networks_that_share_a_gpu_block_their_part_of_it():
                        ev.EpochEnded("a", record(1, gpus=1), blocked_s=0.5), ev.GroupStopped("b", checkpoint_s=1.0),
                        ev.GroupStopped("a", checkpoint_s=1.0)])
     assert spent.checkpointing_s == pytest.approx(0.5 / 2 + 1.0 / 2 + 1.0)
-    assert "checkpointing 0.88%" in summary(spent, 100.0)
+    assert "checkpointing 0.88%" in spent.summary(100.0)
 
 
 def test_what_all_wait_for_counts_once():
@@ -53,13 +52,13 @@ def test_a_checkpoint_of_an_earlier_launch_blocked_nobody():
 def test_the_last_event_and_the_summary_say_the_same():
     spent = launch([STARTED, ev.Profiled(3, 10.0, {}), ev.RoundStarted(1, ("a",)), ev.Planned((), 1.0),
                        ev.GroupStarted("a", (0, 1), 0, 1), ev.GroupStopped("a", 2.0), ev.RoundStarted(2, ())])
-    assert ended(spent, 0, 100.0) == ev.Ended(0, 100.0, rounds=2, profiling_s=10.0, scheduling_s=1.0,
+    assert spent.ended(0, 100.0) == ev.Ended(0, 100.0, rounds=2, profiling_s=10.0, scheduling_s=1.0,
                                               checkpointing_s=4.0,
                                           regrouping_s=0.0)
-    assert summary(spent, 100.0) == ("1 min 40 s in 2 rounds; profiling 10.0%, scheduling 1.000%, checkpointing 1.00%, "
+    assert spent.summary(100.0) == ("1 min 40 s in 2 rounds; profiling 10.0%, scheduling 1.000%, checkpointing 1.00%, "
                                     "regrouping 0.00% of it")
 
 
 def test_a_launch_that_ends_at_once_has_a_summary_too():
-    assert summary(launch([STARTED]), 0.0).endswith(
+    assert launch([STARTED]).summary(0.0).endswith(
         "in 0 rounds; profiling 0.0%, scheduling 0.000%, checkpointing 0.00%, regrouping 0.00% of it")
