@@ -40,6 +40,7 @@ class Job:
         words: behind the spec, in any case.
         image: in which ranks run, by Apptainer; None for the interpreter.
         broadcast: copy it to a disk of each node first.
+        beside: further folders that ranks read, which the image has to be shown.
         requests: seconds that the jobs of a chain ask for, one after the other; none: each the walltime.
     """
 
@@ -64,6 +65,7 @@ class Job:
     trainers: int | None = None
     image: Path | None = None
     broadcast: bool = False
+    beside: tuple[Path, ...] = ()
 
 
 def render(job: Job, system: System, site: Site) -> str:
@@ -136,7 +138,7 @@ def _rank(job: Job, site: Site) -> list[str]:
     if job.image is None:
         return [shlex.quote(str(job.python))]
     gpus = ["--rocm" if site.visible.startswith("ROCR") else "--nv"] if site.gpus else []
-    binds = [f"--bind={shlex.quote(str(folder))}" for folder in (job.folder, job.run)]
+    binds = [f"--bind={shlex.quote(str(folder))}" for folder in (job.folder, job.run, *job.beside)]
     return ["apptainer", "exec", *gpus, *binds, '"$image"', "python"]
 
 

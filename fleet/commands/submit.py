@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import argparse
 import math
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -165,7 +166,7 @@ def _job(args: argparse.Namespace, spec: Spec, paths: RunPaths, system: System, 
     return Job(spec.document.name, args.spec, Path.cwd(), Path(sys.executable), paths.root, paths.jobs, args.nodes,
                walltime, warning, opts.ranks_of(args, spec, site), jobs, retries, args.account, args.queue, once,
                requests=requests if args.chain else (), trainers=opts.trainers_of(args, spec, site),
-               image=image, broadcast=args.broadcast)
+               image=image, broadcast=args.broadcast, beside=_beside(args.spec, spec, paths))
 
 
 def _image(args: argparse.Namespace) -> Path | None:
@@ -180,6 +181,16 @@ def _image(args: argparse.Namespace) -> Path | None:
                         "launch/containers/fleet.def` makes one")
     image: Path = args.image.absolute()
     return image
+
+
+def _beside(path: str, spec: Spec, paths: RunPaths) -> tuple[Path, ...]:
+    """The folders of the spec and of the data, as far as they lie outside of the working folder and that of the run."""
+    data = spec.document.data
+    named = [str(Path(path).parent), *(one for one in (data.path, data.validation, data.test) if isinstance(one, str))]
+    places = map(Path, map(os.path.abspath, named))  # without "..", which would seem to lie in the working folder
+    found = [next(one for one in (place, *place.parents) if one.is_dir()) for place in places]
+    known = (Path.cwd(), paths.root.absolute())
+    return tuple(dict.fromkeys(one for one in found if one.parent != one and not any(map(one.is_relative_to, known))))
 
 
 def _once(args: argparse.Namespace, spec: Spec) -> tuple[str, ...]:

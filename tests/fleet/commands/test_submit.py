@@ -46,6 +46,21 @@ def test_a_job_is_handed_in_and_its_id_printed(submit, tmp_path):
         assert line in text.splitlines()
 
 
+def test_an_image_is_shown_the_folders_of_a_spec_and_of_data_that_lie_elsewhere(submit, tmp_path, monkeypatch, capsys):
+    for name in ("here", "specs", "photos/train", "more"):
+        (tmp_path / name).mkdir(parents=True)
+    (tmp_path / "fleet.sif").touch()
+    (tmp_path / "specs/spec.yaml").write_text(SPEC.format(
+        run=tmp_path / "run", models="[{family: softmax}]",
+        more=f"data: {{source: image_folder, path: {tmp_path}/photos/train, validation: ../more/*.tar}}"))
+    monkeypatch.chdir(tmp_path / "here")
+    asked = ("--system", "local", "--dry-run", "--image", "../fleet.sif")
+    assert main(["submit", "../specs/spec.yaml", *asked]) == 0
+    bound = [word.partition("=")[2] for word in capsys.readouterr().out.split() if word.startswith("--bind=")]
+    assert bound == [
+        str(tmp_path / name) for name in ("here", "run", "specs", "photos/train", "more")]
+
+
 def test_ranks_run_in_an_image_that_slurm_copies_to_the_nodes(submit, tmp_path):
     (tmp_path / "fleet.sif").touch()
     asked = ("--walltime", "2h", "--dry-run", "--image", "fleet.sif", "--broadcast", "--system")
