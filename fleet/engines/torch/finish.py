@@ -15,12 +15,13 @@ def finished(rows: Tensor, sample: SampleSpec) -> Tensor:
     if sample.unfinished is None:
         return rows
     (height, width, channels), kind = sample.unfinished.shape, getattr(torch, sample.unfinished.dtype)
-    pixels, places = (part.contiguous() for part in rows.split([sample.unfinished.nbytes, PLACE_BYTES], dim=1))
-    top, left, upside, mirror = places.view(torch.int32).long().unbind(dim=1)
+    pixels, places = rows.split([sample.unfinished.nbytes, PLACE_BYTES], dim=1)
+    # Copied, also where one row is contiguous: behind an odd number of bytes they are no integers yet.
+    top, left, upside, mirror = places.clone(memory_format=torch.contiguous_format).view(torch.int32).long().unbind(1)
     y, is_y = _lines(top, upside, sample.image.shape[0], height)
     x, is_x = _lines(left, mirror, sample.image.shape[1], width)
     each = torch.arange(len(rows), device=rows.device)[:, None, None]
-    images = pixels.view(_MOVED_AS[kind.itemsize]).view(-1, height, width, channels)
+    images = pixels.contiguous().view(_MOVED_AS[kind.itemsize]).view(-1, height, width, channels)
     found = images[each, y[:, :, None], x[:, None, :]]
     return found.masked_fill_(~(is_y[:, :, None] & is_x[:, None, :])[..., None], 0).view(kind)
 

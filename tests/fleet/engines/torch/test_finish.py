@@ -14,7 +14,8 @@ pytestmark = pytest.mark.torch
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("shape", "to"), [((9, 12, 3), (8, 8)), ((5, 4, 1), (7, 6)), ((6, 6, 2), (6, 6))])
+@pytest.mark.parametrize(("shape", "to"), [((9, 12, 3), (8, 8)), ((5, 4, 1), (7, 6)), ((6, 6, 2), (6, 6)),
+                                           ((5, 5, 3), (4, 6))])
 def test_tensors_are_moved_as_numpy_moves_arrays(dtype, shape, to):
     import torch
 
@@ -25,6 +26,8 @@ def test_tensors_are_moved_as_numpy_moves_arrays(dtype, shape, to):
     assert wanted.any()
     found = as_tensors(torch.from_numpy(rows), sample).numpy()
     assert (found.dtype, found.tobytes()) == (wanted.dtype, wanted.tobytes())
+    one_by_one = [as_tensors(torch.from_numpy(row[None]), sample).numpy() for row in rows]
+    assert np.concatenate(one_by_one).tobytes() == wanted.tobytes()
 
 
 @pytest.mark.parametrize("train", [{}, {"precision": "mixed_bfloat16"}], ids=["plain", "bfloat16"])
