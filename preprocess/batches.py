@@ -166,21 +166,15 @@ def _lines(masks: np.ndarray) -> np.ndarray:
 # ---- each transform: False where it cannot be done to such samples, and nothing is changed -----
 
 
-def _random_crop(crop: RandomCrop, work: Work, training: bool) -> bool:
-    if training:
-        return _crop(work, crop.size, crop.padding, lambda room: (work.draw() * (room + 1)).astype(np.int64))
-    return _crop(work, crop.size, crop.padding, lambda room: np.full(work.count, room // 2))
-
-
-def _center_crop(crop: CenterCrop, work: Work, training: bool) -> bool:
-    return _crop(work, crop.size, 0, lambda room: np.full(work.count, room // 2))
-
-
-def _crop(work: Work, size: tuple[int, int], padding: int, place: Callable[[int], np.ndarray]) -> bool:
-    room = [have + 2 * padding - want for have, want in zip(work.size, size, strict=True)]
+def _crop(crop: RandomCrop | CenterCrop, work: Work, training: bool) -> bool:
+    padding = crop.padding if isinstance(crop, RandomCrop) else 0
+    room = [have + 2 * padding - want for have, want in zip(work.size, crop.size, strict=True)]
     if min(room) < 0:
         return False
-    work.cut(place(room[0]) - padding, place(room[1]) - padding, size)
+    is_drawn = training and isinstance(crop, RandomCrop)
+    top, left = ((work.draw() * (one + 1)).astype(np.int64) if is_drawn else np.full(work.count, one // 2)
+                 for one in room)
+    work.cut(top - padding, left - padding, crop.size)
     return True
 
 
@@ -274,7 +268,7 @@ def _scale(scale: Scale, work: Work, training: bool) -> bool:
 
 
 _DOERS: dict[type, Callable[[Any, Work, bool], bool]] = {
-    RandomCrop: _random_crop, CenterCrop: _center_crop, Flip: _flip, Resize: _resize,
+    RandomCrop: _crop, CenterCrop: _crop, Flip: _flip, Resize: _resize,
     RandomResizedCrop: _random_resized_crop, ColorJitter: _color_jitter, Scale: _scale, OnDevice: _on_device}
 _DRAWS: dict[type, int] = {RandomCrop: 2, Flip: 2, RandomResizedCrop: 22, ColorJitter: 8}  # at most
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
+from fleet.spec.model import one_line
 from fleet.units import counted
 
 
@@ -32,7 +33,7 @@ def libraries() -> Libraries:
 
         import fleet.engines.keras.engine  # noqa: F401 - as much as the run itself
     except Exception as error:  # a library that does not fit raises what it likes
-        return Libraries(problem=_line(error))
+        return Libraries(problem=one_line(error)[:200])
     return Libraries(tf.__version__, "", len(tf.config.list_physical_devices("GPU")), _horovod())
 
 
@@ -62,11 +63,7 @@ def _horovod() -> str:
     try:
         import horovod.tensorflow as horovod
     except ModuleNotFoundError as error:
-        return "missing" if (error.name or "").split(".")[0] == "horovod" else _line(error)
+        return "missing" if (error.name or "").split(".")[0] == "horovod" else one_line(error)[:200]
     except Exception as error:
-        return _line(error)
+        return one_line(error)[:200]
     return "ready" if horovod.mpi_built() else "it is built without MPI"
-
-
-def _line(error: Exception) -> str:
-    return " ".join(f"{type(error).__name__}: {error}".split())[:200]

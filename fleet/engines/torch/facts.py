@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from fleet.spec.model import one_line
 from fleet.units import counted
 
 _INSTALL = "install it on every node: pip install torch safetensors, or load its module"
@@ -16,7 +17,7 @@ def problems(gpus: Sequence[str], exchange: str) -> list[tuple[str, str]]:
 
         import fleet.engines.torch.engine  # noqa: F401 - as much as the run itself
     except Exception as error:  # a library that does not fit raises what it likes
-        return [(f"PyTorch cannot be imported: {' '.join(f'{type(error).__name__}: {error}'.split())[:200]}", _INSTALL)]
+        return [(f"PyTorch cannot be imported: {one_line(error)[:200]}", _INSTALL)]
     found = []
     if gpus and not torch.cuda.device_count():
         found.append((f"{counted(len(gpus), 'GPU')} shown, but PyTorch {torch.__version__} sees none",
