@@ -14,7 +14,7 @@ from fleet.errors import UserError
 from fleet.runtime.inputs import settle
 from fleet.runtime.known_rates import rates_of_late
 from fleet.runtime.launch import Launch
-from fleet.runtime.prepare import check_networks, kinds_of, plan_memory, told_when_to_end
+from fleet.runtime.prepare import kinds_of, plan_memory, told_when_to_end, unfit
 from fleet.search.mind import Add
 from fleet.spec import NetworkSpec
 from fleet.spec.judging import check_comparable
@@ -146,7 +146,8 @@ class Admission:
             network = replace(network, train=replace(network.train, class_weights=end.train.class_weights))
         [settled] = settle(launch.inputs, replace(self._spec, networks=(network,)))
         alone = told_when_to_end(settled)
-        check_networks(alone, launch.sample, launch.inputs.data, launch.epoch_samples, len(launch.roles.trainers))
+        if found := unfit(alone, launch.sample, launch.inputs.data, launch.epoch_samples, len(launch.roles.trainers)):
+            raise UserError("; ".join(f"{wrong}; {right}" if right else wrong for _, _, wrong, right in found))
         layout = plan_memory(alone, launch.inputs.data, launch.sample, launch.roles, 0.0)
         if layout is not None and launch.layout is not None and layout.lookahead > launch.layout.lookahead:
             raise UserError(f"train.batch.size: {network.train.batch.bounds[1]} is more than the stream of this launch "

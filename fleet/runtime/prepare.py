@@ -24,7 +24,7 @@ from fleet.runtime.replay import Replay, replaying
 from fleet.runtime.searchers import make_searchers
 from fleet.runtime.start import Request
 from fleet.spec import NetworkSpec, Spec, load, with_cache
-from fleet.spec.fitting import joined, misfits
+from fleet.spec.fitting import Misfit, joined, misfits
 from fleet.spec.judging import check_comparable
 from fleet.spec.resolve import extremes, variants
 from fleet.storage.event_log import events_of, last_cache, read_events
@@ -298,14 +298,18 @@ def check_networks(spec: Spec, sample: SampleSpec, data: DataSet, samples: int, 
     Raises:
         UserError: all that is wrong with any.
     """
-    found = misfits(spec, sample, samples, data.validation is not None)
-    found += [(network, ("models", network.entry, "gpus"),
-               f"gpus: needs at least {network.min_gpus} trainers, but there are {trainers}", "start more ranks")
-              for network in spec.networks if network.min_gpus > trainers]
-    if found:
+    if found := unfit(spec, sample, data, samples, trainers):
         count = len({network.name for network, *_ in found})
         raise UserError("\n  ".join([f"{count} of the networks cannot be trained as the spec says",
                                      *map(str, joined(spec, found))]))
+
+
+def unfit(spec: Spec, sample: SampleSpec, data: DataSet, samples: int, trainers: int) -> list[Misfit]:
+    """What of the networks cannot be trained on this data, or on so few trainers; see :func:`check_networks`."""
+    return [*misfits(spec, sample, samples, data.validation is not None),
+            *((network, ("models", network.entry, "gpus"),
+               f"gpus: needs at least {network.min_gpus} trainers, but there are {trainers}", "start more ranks")
+              for network in spec.networks if network.min_gpus > trainers)]
 
 
 # ---- rates -------------------------------------------------------------------------------------

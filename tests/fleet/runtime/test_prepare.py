@@ -362,6 +362,14 @@ def test_a_network_that_is_added_is_judged_by_what_the_others_are(asking):
         "c"]
 
 
+def test_a_network_that_comes_later_and_does_not_fit_the_data_fails_in_one_sentence(asking):
+    prepared = asking()
+    admission = Admission(prepared, Results(prepared.spec, prepared.paths, 60), {}, {}, learns=False)
+    [late] = admission.given({"family": "softmax", "name": "late", "train": {"batch": {"size": 61}}})[2]
+    assert admission.come(late).added.wrong == (
+        "train.batch.size: 61 is more than the 60 training samples; at most 60")
+
+
 def test_a_replay_from_a_file_that_is_another_by_now_is_refused(asking, tmp_path):
     file = tmp_path / "first.keras"
     file.write_bytes(b"weights")
