@@ -338,12 +338,16 @@ class Lease:
         me: what others will read of this holder.
         say: is told once when there is something to wait for.
         what: see :class:`Fence`.
+
+    Attributes:
+        fence: what other ranks check; None before the lease was taken.
+        took_over: whether the holder before had not let go.
     """
 
     def __init__(self, around: Surroundings, me: Holder, times: Times = Times(),  # noqa: B008 - it is frozen
                  say: Callable[[str], None] = _say, what: str = "") -> None:
         self._around, self.me, self.times, self._say, self._what = around, me, times, say, what
-        self._fence: Fence | None = None
+        self.fence: Fence | None = None
         self._lost: LeaseLost | None = None
         self._ended = threading.Event()
         self._thread: threading.Thread | None = None
@@ -360,11 +364,6 @@ class Lease:
     def sibling(self, what: str) -> Lease:
         """Another lease of the same holder, which says nothing of what it waits for; see :class:`Fence`."""
         return Lease(self._around, self.me, self.times, lambda text: None, what)
-
-    @property
-    def fence(self) -> Fence | None:
-        """What other ranks check; None before the lease was taken."""
-        return self._fence
 
     def take(self, folder: Path, floor: int = 0) -> None:
         """Take the lease of a folder, and renew it from now on in a thread.
@@ -393,8 +392,8 @@ class Lease:
         """
         if self._lost is not None:
             raise self._lost
-        if self._fence is not None:
-            self._fence.check()
+        if self.fence is not None:
+            self.fence.check()
 
     def renew(self) -> None:
         """Show a sign of life.
@@ -403,21 +402,21 @@ class Lease:
             LeaseLost: another launch has taken the lease over.
             OSError: the file system does not let it be written.
         """
-        assert self._fence is not None
-        self._fence.check()
+        assert self.fence is not None
+        self.fence.check()
         self._count += 1
-        _write_head(self._fence.folder, self._fence.generation, self._count, "held")
+        _write_head(self.fence.folder, self.fence.generation, self._count, "held")
 
     def release(self) -> None:
         """Let go, so that another launch need not wait."""
         self._ended.set()
         if self._thread is not None:
             self._thread.join()
-        if self._fence is not None:
+        if self.fence is not None:
             with suppress(OSError, LeaseLost):  # then the next launch waits until it is stale
-                self._fence.check()
-                _write_head(self._fence.folder, self._fence.generation, self._count + 1, "free")
-            self._fence = None
+                self.fence.check()
+                _write_head(self.fence.folder, self.fence.generation, self._count + 1, "free")
+            self.fence = None
 
     def __enter__(self) -> Lease:
         return self
@@ -462,14 +461,14 @@ class Lease:
             if not newest or self._may_follow(seen, parse(text), began):
                 if create_generation(folder, max(newest, floor) + 1, self.me):
                     yield 0.0
-                    self._fence = Fence(folder, max(newest, floor) + 1, self.me.launch, self._what)
+                    self.fence = Fence(folder, max(newest, floor) + 1, self.me.launch, self._what)
                     mark_taken(folder, newest, self.me)
                     yield 0.0
-                    if newest_generation(folder) == self._fence.generation:
+                    if newest_generation(folder) == self.fence.generation:
                         self.took_over = bool(newest) and not parse(text).is_free
-                        _forget(folder, self._fence.generation)
+                        _forget(folder, self.fence.generation)
                         return
-                    self._fence = None
+                    self.fence = None
                 yield 0.0
             else:
                 yield self.times.poll
