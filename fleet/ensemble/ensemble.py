@@ -25,7 +25,7 @@ from fleet.domain.outlook import Outlook
 from fleet.ensemble import effects as e
 from fleet.ensemble.complaints import Complaints
 from fleet.ensemble.ending import Ending
-from fleet.ensemble.group import SAID, Group, Phase
+from fleet.ensemble.group import SAID, Phase, TrainingGroup
 from fleet.ensemble.history import History, Impossible
 from fleet.ensemble.launch import Ask, Parts, Setup, Speeds
 from fleet.ensemble.leaving import Leaving
@@ -194,7 +194,7 @@ class Ensemble:
                                               regrouped.seconds))
         self._has_met(group)
 
-    def _has_met(self, group: Group) -> None:
+    def _has_met(self, group: TrainingGroup) -> None:
         self._groups.have_met(group)
         self._launch.produce()
         if self._ending.has_begun:

@@ -72,7 +72,7 @@ _STANCES = {Phase.TRAINING: Stance.INSIDE, Phase.PAUSING: Stance.INSIDE, Phase.P
 
 
 @dataclass
-class Group:
+class TrainingGroup:
     """A training group, from its start until its ranks are free again.
 
     Attributes:

@@ -15,7 +15,7 @@ from fleet.comm.roles import Roles
 from fleet.domain.events import RanksReady
 from fleet.ensemble.devices import Devices
 from fleet.ensemble.effects import Outbox, RanksDied
-from fleet.ensemble.group import Group, Phase
+from fleet.ensemble.group import Phase, TrainingGroup
 from fleet.ensemble.history import Impossible
 from fleet.ensemble.production import Production
 from fleet.ensemble.survey import Task
@@ -45,24 +45,24 @@ class Groups:
         self.deaf: set[int] = set()
         self._devices = Devices(self.cluster.devices)
         self._has_come, self._are_awaited = False, True  # whether any trainer has, and until all have
-        self._groups: dict[str, Group] = {}
-        self._standing: dict[str, Group] = {}  # those that wait for orders
-        self._joining: dict[str, Group] = {}
+        self._groups: dict[str, TrainingGroup] = {}
+        self._standing: dict[str, TrainingGroup] = {}  # those that wait for orders
+        self._joining: dict[str, TrainingGroup] = {}
         self._measuring: dict[tuple[int, ...], Task] = {}
         self._number = 0  # of the latest group of ranks
         self._wanted, self._members = Round(), dict[str, tuple[int, Member]]()
         self._unlike: set[str] = set()  # networks whose groups are not as wanted
 
-    def __iter__(self) -> Iterator[Group]:
+    def __iter__(self) -> Iterator[TrainingGroup]:
         return iter(list(self._groups.values()))
 
     def __len__(self) -> int:
         return len(self._groups)
 
-    def __getitem__(self, name: str) -> Group:
+    def __getitem__(self, name: str) -> TrainingGroup:
         return self._groups[name]
 
-    def get(self, name: str) -> Group | None:
+    def get(self, name: str) -> TrainingGroup | None:
         """The group of a network, if there is one."""
         return self._groups.get(name)
 
@@ -85,8 +85,8 @@ class Groups:
                                                    and group.devices == member[1].devices)
         (self._unlike.discard if is_as_wanted else self._unlike.add)(name)
 
-    def advance(self, group: Group, step: Any) -> None:
-        """Have a group go over to the phase that follows; see :meth:`fleet.ensemble.group.Group.advance`."""
+    def advance(self, group: TrainingGroup, step: Any) -> None:
+        """Have a group go over to the phase that follows; see :meth:`fleet.ensemble.group.TrainingGroup.advance`."""
         group.advance(step)
         if group.stands_still:
             self._standing[group.name] = group
@@ -172,7 +172,7 @@ class Groups:
             self._devices.have_measured(devices)
         return [self._measuring.pop(devices) for devices in stopped]
 
-    def _drop(self, group: Group, devices: Collection[int]) -> None:
+    def _drop(self, group: TrainingGroup, devices: Collection[int]) -> None:
         """Some devices will not join a group."""
         for device in group.recruits.keys() & set(devices):
             del group.recruits[device]
@@ -244,14 +244,14 @@ class Groups:
             epoch: the number of the first one that it may train on.
         """
         ranks, number = self._ranks(devices), self._next_number()
-        group = Group(network, devices, epoch, dict.fromkeys(devices, epoch), joins=epoch, number=number)
+        group = TrainingGroup(network, devices, epoch, dict.fromkeys(devices, epoch), joins=epoch, number=number)
         self._devices.take(devices)
         self._groups[group.name] = self._joining[group.name] = group
         self._compare(group.name)
         self._tell(devices, m.Start(network, ranks, number, self._production.stream_epoch(epoch),
                                     batch=self._batch(network, devices, epoch)))
 
-    def recruit(self, group: Group, devices: Sequence[int]) -> None:
+    def recruit(self, group: TrainingGroup, devices: Sequence[int]) -> None:
         """Have free devices build the network, so that they can join its group."""
         self._devices.take(devices)
         for device in devices:
@@ -259,12 +259,12 @@ class Groups:
             self._tell([device], m.Join(group.network, self._next_number()))
         self._compare(group.name)
 
-    def dismiss(self, group: Group, devices: Sequence[int]) -> None:
+    def dismiss(self, group: TrainingGroup, devices: Sequence[int]) -> None:
         """Let devices go that were to join a group."""
         self._drop(group, devices)
         self._tell(devices, m.Stop(final=False))
 
-    def pause(self, group: Group, ends: bool) -> None:
+    def pause(self, group: TrainingGroup, ends: bool) -> None:
         """Have a group stand still as soon as it can.
 
         Args:
@@ -272,12 +272,12 @@ class Groups:
         """
         self._order(group, m.Pause(ends))
 
-    def go_on(self, group: Group) -> None:
+    def go_on(self, group: TrainingGroup) -> None:
         """Have a group that stands still train on."""
         self._order(group, m.GoOn(self._production.stream_epoch(group.next_epoch),
                                   self._batch(group.network, group.devices, group.next_epoch)))
 
-    def regroup(self, group: Group, devices: tuple[int, ...]) -> None:
+    def regroup(self, group: TrainingGroup, devices: tuple[int, ...]) -> None:
         """Have a group that stands still go on with these devices, its own first."""
         stay = tuple(device for device in devices if device in group.devices)
         fresh = self._production.fresh if self._production.is_in_step else 0
@@ -296,12 +296,12 @@ class Groups:
         self._devices.leave([device for device in group.before if device not in devices])
         self._compare(group.name)
 
-    def have_met(self, group: Group) -> None:
+    def have_met(self, group: TrainingGroup) -> None:
         """The ranks of a group have told the stream from which epoch on they read."""
         group.joins = None
         self._joining.pop(group.name, None)
 
-    def _first_read(self, device: int, group: Group, stay: Sequence[int], fresh: int) -> int:
+    def _first_read(self, device: int, group: TrainingGroup, stay: Sequence[int], fresh: int) -> int:
         """The epoch from which on a newcomer reads the stream."""
         if not self._production.is_in_step:
             return 0
@@ -310,7 +310,7 @@ class Groups:
         held = [group.reads_from[mate] for mate in stay if self.cluster.node(mate) == node]
         return max(group.reads_next, min(held, default=fresh))
 
-    def stop(self, group: Group, is_final: bool, saves: bool = True) -> None:
+    def stop(self, group: TrainingGroup, is_final: bool, saves: bool = True) -> None:
         """Have a group that stands still save and let go, and its recruits as well.
 
         Args:
@@ -328,7 +328,7 @@ class Groups:
         self.dismiss(group, tuple(group.recruits))
         self._devices.leave(group.devices)
 
-    def _order(self, group: Group, order: m.Pause | m.GoOn | m.Regroup | m.Stop) -> None:
+    def _order(self, group: TrainingGroup, order: m.Pause | m.GoOn | m.Regroup | m.Stop) -> None:
         """Tell a group's master, and go over to the phase that follows."""
         self.advance(group, order)
         self._tell(group.devices[:1], order)
@@ -336,7 +336,7 @@ class Groups:
     # ---- what there is to know of them ----
 
     @property
-    def standing(self) -> list[Group]:
+    def standing(self) -> list[TrainingGroup]:
         """The groups that wait for orders, in the order in which they were started."""
         return sorted(self._standing.values(), key=lambda group: group.number)
 
@@ -352,7 +352,7 @@ class Groups:
                 if group.joins is not None and group.phase is not Phase.STRUCK)
 
     @property
-    def struck(self) -> list[Group]:
+    def struck(self) -> list[TrainingGroup]:
         """The groups that have lost a rank, and whose other ranks have all let go."""
         if not self.lost:
             return []

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from fleet.comm import messages as m
 from fleet.domain.events import NodesLeft
 from fleet.ensemble.effects import NodesAsked, Offer
-from fleet.ensemble.group import Group, Phase
+from fleet.ensemble.group import Phase, TrainingGroup
 from fleet.ensemble.launch import Parts
 from fleet.errors import UserError
 from fleet.units import counted
@@ -112,7 +112,7 @@ class Leaving:
         except InputError as error:  # what was asked for is refused; the run goes on
             raise UserError(str(error)) from None
 
-    def _job(self, group: Group, now_s: float) -> RunningJob:
+    def _job(self, group: TrainingGroup, now_s: float) -> RunningJob:
         """A group as the planner of evictions knows it."""
         name, every = group.name, self._setup.spec.checkpoint.every
         since_s = max(_LEAST_S, now_s - self._saved_s.get(name, now_s))
@@ -177,7 +177,7 @@ class Leaving:
 
     # ---- small things ----
 
-    def _leaving(self) -> list[Group]:
+    def _leaving(self) -> list[TrainingGroup]:
         leaving = {device for request in self._requests for device in request.devices}
         return [group for group in self._groups if not leaving.isdisjoint(group.devices)] if leaving else []
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from fleet.domain import events
 from fleet.ensemble.effects import Fail
 from fleet.ensemble.ending import Ending
-from fleet.ensemble.group import Group, Phase
+from fleet.ensemble.group import Phase, TrainingGroup
 from fleet.ensemble.launch import Ask, Parts, PolicyAnswer
 from fleet.ensemble.leaving import Leaving
 from fleet.ensemble.rates import Rates, Supply
@@ -99,7 +99,7 @@ class Placement:
             case moves.Stop() if not self._is_too_late:  # else no other is started in its place
                 self._groups.stop(group, self._networks.is_final(group.name))
 
-    def _go_on(self, group: Group) -> None:
+    def _go_on(self, group: TrainingGroup) -> None:
         if self._networks.is_over(group.name) or self._networks.is_paused(group.name):
             self._groups.stop(group, self._networks.is_final(group.name))
         else:

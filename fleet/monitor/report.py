@@ -18,7 +18,7 @@ from fleet.domain.run import RunState
 from fleet.errors import UserError
 from fleet.monitor.account import Account, account, nothing
 from fleet.monitor.past import log_of, past_of
-from fleet.monitor.searched import Rung, SearchReport, rungs_of, searches_of
+from fleet.monitor.searched import RungReport, SearchReport, rungs_of, searches_of
 from fleet.monitor.timeline import state_of
 from fleet.prediction.ensembles import EnsembleResult, read_ensembles
 from fleet.spec import load
@@ -73,7 +73,7 @@ class RunReport:
     val_losses: tuple[NetworkCurve, ...] = ()
     ensembles: tuple[EnsembleResult, ...] = ()
     searches: tuple[SearchReport, ...] = ()
-    rungs: tuple[Rung, ...] = ()
+    rungs: tuple[RungReport, ...] = ()
     data_now: tuple[str, ...] = ()
 
     @property

@@ -147,7 +147,7 @@ class SearchReport:
 
 
 @dataclass(frozen=True)
-class Rung:
+class RungReport:
     """What became of the networks that have trained so many epochs, where some were paused or pruned.
 
     Attributes:
@@ -174,7 +174,7 @@ class Rung:
                 "pruned": {name: list(by) for name, by in self.pruned.items()}}
 
 
-def rungs_of(run: RunState, rows: Sequence[NetworkResult]) -> tuple[Rung, ...]:
+def rungs_of(run: RunState, rows: Sequence[NetworkResult]) -> tuple[RungReport, ...]:
     """Where networks were paused and pruned, and by whom; the lowest first."""
     # One that was judged from outside may have ended the epoch that it was in.
     named, pruned = {row.name: row for row in rows}, defaultdict[int, dict[str, tuple[str, ...]]](dict)
@@ -184,9 +184,9 @@ def rungs_of(run: RunState, rows: Sequence[NetworkResult]) -> tuple[Rung, ...]:
     paused = {name: named[name].epochs for name in run.judged["pause"]
               if name in named and named[name].status is Status.PAUSED}
     networks = networks_of(rows)
-    return tuple(Rung(epochs, sum(row.epochs >= epochs for row in networks),
-                      sum(row.epochs > epochs for row in networks),
-                      tuple(name for name, at in paused.items() if at == epochs), pruned[epochs])
+    return tuple(RungReport(epochs, sum(row.epochs >= epochs for row in networks),
+                            sum(row.epochs > epochs for row in networks),
+                            tuple(name for name, at in paused.items() if at == epochs), pruned[epochs])
                  for epochs in sorted({*pruned, *paused.values()}))
 
 
@@ -344,7 +344,7 @@ def table_of_front(search: SearchReport) -> tuple[list[str], list[list[Any]]]:
               *(brief(one.values.get(key, "")) for key in search.space)] for one in search.front])
 
 
-def table_of_rungs(rungs: Sequence[Rung]) -> tuple[list[str], list[list[Any]]]:
+def table_of_rungs(rungs: Sequence[RungReport]) -> tuple[list[str], list[list[Any]]]:
     """Headers and rows: what became of networks where some were paused or pruned."""
     return (["epochs", "came", "went on", "paused", "pruned", "by", "which"],
             [[rung.epochs, rung.came, rung.went_on, len(rung.paused), len(rung.pruned), rung.by,

@@ -73,7 +73,7 @@ class Feed:
 
 
 @dataclass(frozen=True)
-class Shared:
+class SharedPart:
     """What is done once for all networks.
 
     Attributes:
@@ -95,7 +95,7 @@ def transforms_of(spec: Spec, data: Mapping[str, DataSet]) -> dict[str, tuple[Tr
     return {key: decoded_whole(found) if is_mask(data[key].train) else found for key, found in each.items()}
 
 
-def shared_part(spec: Spec, data: Mapping[str, DataSet], each: Mapping[str, tuple[Transform, ...]]) -> Shared:
+def shared_part(spec: Spec, data: Mapping[str, DataSet], each: Mapping[str, tuple[Transform, ...]]) -> SharedPart:
     """What the feeds of a spec can share; where they share no transform, looks at a few samples.
 
     Args:
@@ -107,7 +107,7 @@ def shared_part(spec: Spec, data: Mapping[str, DataSet], each: Mapping[str, tupl
     lists = list(each.values())
     done = common_part(lists)
     if done or not all(transforms and isinstance(transforms[0], Decode) for transforms in lists):
-        return Shared(split_scale(lists[0])[0][:done], dict.fromkeys(each, done), {})
+        return SharedPart(split_scale(lists[0])[0][:done], dict.fromkeys(each, done), {})
     fixed = {key: transforms[:fixed_part(transforms)] for key, transforms in each.items()}
     shapes = dict[tuple[Transform, ...], tuple[int, ...]]()
     for key, transforms in fixed.items():
@@ -119,11 +119,11 @@ def shared_part(spec: Spec, data: Mapping[str, DataSet], each: Mapping[str, tupl
                                 f"random transform: {str(error).removeprefix('data: ')}; {_instead(spec)}") from error
     beside = SideBySide(tuple(shapes), tuple(shapes.values()))
     pieces = dict(zip(shapes, beside.pieces(), strict=True))
-    return Shared((beside,), {key: len(transforms) for key, transforms in fixed.items()},
-                  {key: pieces[transforms] for key, transforms in fixed.items()})
+    return SharedPart((beside,), {key: len(transforms) for key, transforms in fixed.items()},
+                      {key: pieces[transforms] for key, transforms in fixed.items()})
 
 
-def look_at_shared(data: DataSet, shared: Shared, spec: Spec) -> tuple[dict[str, SampleSpec], dict[str, Look]]:
+def look_at_shared(data: DataSet, shared: SharedPart, spec: Spec) -> tuple[dict[str, SampleSpec], dict[str, Look]]:
     """What is carried to networks of which each does the rest to it.
 
     Raises:
@@ -144,7 +144,7 @@ def _instead(spec: Spec) -> str:
     return "or let each network prepare its own samples (schedule.policy: baseline)"
 
 
-def make_feeds(spec: Spec, data: Mapping[str, DataSet], each: Mapping[str, tuple[Transform, ...]], shared: Shared,
+def make_feeds(spec: Spec, data: Mapping[str, DataSet], each: Mapping[str, tuple[Transform, ...]], shared: SharedPart,
                stream: Mapping[str, SampleSpec] | None) -> dict[str, Feed]:
     """The feeds of a spec that has several, by their keys; each looks at a few samples.
 

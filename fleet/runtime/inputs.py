@@ -14,7 +14,7 @@ import numpy as np
 from fleet.errors import UserError
 from fleet.runtime.feeds import (
     Feed,
-    Shared,
+    SharedPart,
     look_at,
     look_at_shared,
     make_feeds,
@@ -155,7 +155,7 @@ def _look(spec: Spec, data_of: Mapping[str, DataSet]) -> Inputs:
         return Inputs(replace(data, remark=said), transforms, samples, looks)
     if spec.policy.own_samples and spec.data.cache != "file":
         (samples, looks), stream = look_at(data, transforms, spec.seed), None
-        shared = Shared((), dict.fromkeys(each, 0), {})
+        shared = SharedPart((), dict.fromkeys(each, 0), {})
     else:
         shared = shared_part(spec, data_of, each)
         transforms = shared.transforms

@@ -5,7 +5,7 @@ import pytest
 from fleet.comm import messages
 from fleet.comm.messages import EpochDone, GoOn, Joined, Pause, Paused, Regroup, Regrouped, Stop, Stopped
 from fleet.ensemble.effects import RanksDied
-from fleet.ensemble.group import TRANSITIONS, Group, Phase
+from fleet.ensemble.group import TRANSITIONS, Phase, TrainingGroup
 from fleet.ensemble.history import Impossible
 from scheduler.ensemble.moves import Stance
 from tests.fleet.histories import record, spec
@@ -15,7 +15,7 @@ STEPS = sorted({step for steps in TRANSITIONS.values() for step in steps}, key=l
 
 
 def group(phase=Phase.FORMING, network=NETWORK):
-    return Group(network, (2, 0), next_epoch=3, reads_from={2: 3, 0: 3}, joins=3, phase=phase)
+    return TrainingGroup(network, (2, 0), next_epoch=3, reads_from={2: 3, 0: 3}, joins=3, phase=phase)
 
 
 def step(kind):
