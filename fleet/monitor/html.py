@@ -102,6 +102,8 @@ def _summary(report: RunReport) -> str:
     facts = [(f"{counts['finished']} of {counts['networks']}",
               "networks finished" + (f", {counts['failed']} failed" if counts["failed"] else "")),
              (format_duration(account.seconds), f"in all{launches}"),
+             *([] if account.first_signal_s is None else
+               [(format_duration(account.first_signal_s), "until each had ended an epoch")]),
              (f"{account.gpus}", f"{account.device}s, {account.gpus_per_node} per node{shared}"),
              (account.policy, "policy"),
              (f"{account.spent.shares['training']:.1%}", f"of the {account.device} time in training")]

@@ -6,6 +6,7 @@ import pytest
 
 from fleet.monitor.html import render
 from fleet.monitor.report import read_report
+from fleet.units import format_duration
 from tests.fleet.logs import LOG, as_text, epoch, made_up_run
 
 
@@ -38,6 +39,14 @@ def test_the_page_shows_everything_and_fetches_nothing(run):
     places = {attributes.get("id") for _, attributes in reader.tags}
     assert {"curves", "timeline", "simulated", "legend", "data"} <= places
     assert "Apache Software Foundation" in page  # the notice of the library's licence
+
+
+def test_the_page_says_when_every_network_had_ended_an_epoch(run):
+    report, reader = read_report(run), _Reader()
+    reader.feed(render(report))
+    assert f"{format_duration(report.account.first_signal_s)}until each had ended an epoch" in reader.text
+    run.events.write_text(as_text(LOG[:4]))
+    assert "until each had ended an epoch" not in render(read_report(run))
 
 
 def test_an_open_page_takes_up_what_is_written_until_the_run_has_ended(run):
