@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import sys
+from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,6 +32,22 @@ def load_object(path: str, role: str) -> Any:
         raise UserError(" ".join(str(error).split())) from error  # the user's module may raise several lines
 
 
+def load_named(name: str, what: str, names: Iterable[str], role: str) -> Any:
+    """What a name stands for that is not in its table: what its import path leads to.
+
+    Args:
+        what: it should be, and
+        names: those of the table, for messages.
+        role: as in :func:`load_object`.
+
+    Raises:
+        UserError: it is no import path, or leads nowhere.
+    """
+    if ":" not in name:
+        raise UserError(f"no {what} is named {name!r}; one of {', '.join(names)}, or an import path module:{role}")
+    return load_object(name, role)
+
+
 def look_last_in(folder: Any) -> None:
     """Find modules in a folder, too, where they were in a run; nothing where there is no such folder."""
     if isinstance(folder, str) and folder and folder not in sys.path and Path(folder).is_dir():
@@ -56,10 +73,7 @@ def find_policy(name: str) -> Policy:
     """
     if name in POLICIES:
         return POLICIES[name]
-    if ":" not in name:
-        raise UserError(f"no policy is named {name!r}; one of {', '.join(sorted(POLICIES))}, or an import path "
-                        "module:policy")
-    found = load_object(name, "policy")
+    found = load_named(name, "policy", sorted(POLICIES), "policy")
     policy = found if isinstance(found, Policy) else Policy(name, _function(name, found))
     return replace(policy, name=name, decide=_checked(name, policy.decide))
 

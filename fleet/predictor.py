@@ -61,6 +61,7 @@ class Predictor:
         self._feed, found = fed_alike(self._spec, rows)
         self.sample = read_sample(paths, self._feed)
         self._columns = _columns_of(paths, self._spec, self._feed, self.sample)
+        self._target_columns = () if self._columns is None else self._columns.targets
         members = _members(paths, found, self.sample.target.kind, top, select)
         parts = {one.row.name: [part.name for part in one.parts] for one in found if one.row.name in members}
         self.folds = {name: tuple(parts[name]) for name in members if len(parts[name]) > 1}
@@ -78,21 +79,16 @@ class Predictor:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """What the outputs are called: the classes, labels or values; their numbers where they have no names."""
-        target = self.sample.target
-        return target.names or self._value_names or tuple(map(str, range(target.outputs)))
+        """What the outputs are called: the classes, labels or values, by their columns; or else their numbers."""
+        target, columns = self.sample.target, self._target_columns
+        of_values = columns if target.kind == "value" and len(columns) == target.outputs else ()
+        return target.names or of_values or tuple(map(str, range(target.outputs)))
 
     @property
     def target_column(self) -> str | None:
         """The column of a table in which the classes stood; None where targets were something else."""
-        columns = () if self._columns is None else self._columns.targets
+        columns = self._target_columns
         return columns[0] if self.sample.target.kind == "class" and len(columns) == 1 else None
-
-    @property
-    def _value_names(self) -> tuple[str, ...]:
-        """A single value has the name of its column."""
-        columns = () if self._columns is None else self._columns.targets
-        return columns if self.sample.target.kind == "value" and len(columns) == self.sample.target.outputs else ()
 
     def predict(self, images: np.ndarray) -> np.ndarray:
         """Predict from inputs that are prepared: as :meth:`prepare` gives them.

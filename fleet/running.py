@@ -120,7 +120,7 @@ def _checked(entry: Any) -> dict[str, Any]:
 
 
 @dataclass(frozen=True)
-class NodesAsked:
+class NodesPromised:
     """The nodes that a launch gives back, as it has answered.
 
     Attributes:
@@ -136,7 +136,7 @@ class NodesAsked:
     dropping: tuple[str, ...]
 
 
-def ask_nodes(run: str | Path, nodes: int, within_s: float) -> NodesAsked:
+def ask_nodes(run: str | Path, nodes: int, within_s: float) -> NodesPromised:
     """Ask a launch to give nodes back; returns what it will do.
 
     Args:
@@ -148,11 +148,11 @@ def ask_nodes(run: str | Path, nodes: int, within_s: float) -> NodesAsked:
     """
     name, answer = _asked(run, {"do": "yield", "nodes": nodes, "within_s": within_s}, PATIENCE_S)
     ways = answer.get("ways", {})
-    return NodesAsked(name, tuple(answer.get("hosts", ())), tuple(one for one, way in ways.items() if way != "kill"),
-                      tuple(one for one, way in ways.items() if way == "kill"))
+    return NodesPromised(name, tuple(answer.get("hosts", ())), tuple(one for one, way in ways.items() if way != "kill"),
+                         tuple(one for one, way in ways.items() if way == "kill"))
 
 
-def await_nodes(run: str | Path, asked: NodesAsked, start: int, patience_s: float) -> NodesLeft | None:
+def await_nodes(run: str | Path, asked: NodesPromised, start: int, patience_s: float) -> NodesLeft | None:
     """Wait until nodes are given back; None where the launch has ended before, with all its nodes.
 
     Args:

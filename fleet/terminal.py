@@ -23,15 +23,11 @@ def print_table(headers: Sequence[str], rows: Iterable[Sequence[Any]], title: st
         numeric = all(isinstance(row[column], int | float) or row[column] in ("", None) for row in rows)
         table.add_column(header, justify="right" if numeric else "left", overflow="fold")
     for row in rows:
-        table.add_row(*(_cell(value) for value in row))
+        table.add_row(*("" if value is None else brief(value) for value in row))
     screen = terminal()
     # A batch log has no width: never fold a table there.
     Console(highlight=False, force_terminal=screen is not None,
             width=160 if screen is None else terminal_width(screen)).print(table)
-
-
-def _cell(value: Any) -> str:
-    return "" if value is None else brief(value)
 
 
 def brief(value: object) -> str:
@@ -83,7 +79,7 @@ def progress_bar(total: int, what: str) -> Iterator[Callable[[int], object]]:
         yield lambda count: progress.advance(task, count)
 
 
-class Pace:
+class ProgressLine:
     """Says on standard error how much of some long work is done, how fast it goes, and how long the rest takes.
 
     Work of a few seconds passes without a word. On a terminal the line is renewed in place; into a file a line is

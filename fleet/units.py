@@ -54,15 +54,11 @@ class Notation:
         Raises:
             ValueError: it is not written so, or not finite.
         """
-        match = re.fullmatch(rf"\s*({_NUMBER})\s*([A-Za-z%/]*)\s*", str(value)) if _is_number_or_text(value) else None
+        match = re.fullmatch(rf"\s*({_NUMBER})\s*([A-Za-z%/]*)\s*", str(value))
         try:
             return float(Fraction(float(match[1])) * self.units[match[2].upper()])  # type: ignore[index]
         except (TypeError, KeyError, OverflowError):
             raise ValueError(f"should be written like {self.hint}") from None
-
-
-def _is_number_or_text(value: object) -> bool:
-    return isinstance(value, int | float | str) and not isinstance(value, bool)
 
 
 SIZE = Notation("2GB, 512MB or 64MiB", ("2GB", "64MiB"), {

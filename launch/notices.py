@@ -65,16 +65,16 @@ class Notices:
             self._is_inside_line = False
             return line
         is_rule = _RULE.fullmatch(line) is not None
-        if not self._box:
-            if is_rule:
-                self._box = [line]
-                return b""
+        if not (self._box or is_rule):
             return line
         self._box.append(line)
+        if len(self._box) == 1:
+            return b""
         if len(self._box) == 2 and not line.startswith((*_OF_A_STATUS, _OF_AN_ABORT, *_OF_AN_END)):
             return self._open(is_rule)
         if is_rule:
-            return self._end_of_box()
+            box, self._box = b"".join(self._box), []
+            return b"" if self._tells_nothing_new(box) else box
         return self._open() if len(self._box) > _MOST_LINES else b""
 
     def _open(self, begins_another: bool = False) -> bytes:
@@ -82,12 +82,6 @@ class Notices:
         shown = b"".join(self._box[:-1] if begins_another else self._box)
         self._box = self._box[-1:] if begins_another else []
         return shown
-
-    def _end_of_box(self) -> bytes:
-        box, self._box = b"".join(self._box), []
-        if self._tells_nothing_new(box):
-            return b""
-        return box
 
     def _tells_nothing_new(self, box: bytes) -> bool:
         if box.split(b"\n")[1].startswith(_OF_AN_END):

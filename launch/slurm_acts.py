@@ -13,8 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cache
 
-from launch.base import InputError
-from launch.calling import ask, call, printed
+from launch.base import InputError, ask, call, printed
 from launch.slurm_jobs import TIMES
 
 HOLDING = frozenset({"RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT",
@@ -27,7 +26,7 @@ _LINE = re.compile(r"([0-9][0-9_]*)\|([^|]+)\|([A-Z_]+)\|([0-9]+)([KM]?)\|([^|\s
 
 
 @dataclass(frozen=True)
-class Standing:
+class JobStanding:
     """How a job stands: its user, Slurm's word for its state, its nodes, and when it started this time.
 
     Args:
@@ -70,14 +69,13 @@ class Standing:
         return hostnames(self.listed) if self.holds and self.listed else frozenset()
 
 
-def standings(partition: str | None = None, job: str | None = None) -> dict[str, Standing]:
-    """How the jobs of the cluster stand, of a partition, or one of them; a job that Slurm has forgotten is not there.
+def standings(job: str | None = None) -> dict[str, JobStanding]:
+    """How the jobs of the cluster stand, or one of them; a job that Slurm has forgotten is not there.
 
     Raises:
         InputError: Slurm does not answer, or not in the format that was asked for.
     """
     command = ["squeue", "--noheader", "--states=all", "--array", f"--format={_FIELDS}"]
-    command += [f"--partition={partition}"] if partition is not None else []
     command += [f"--jobs={job}"] if job is not None else []
     done = ask(command)
     if done.returncode and "Invalid job id" in done.stderr:
@@ -86,8 +84,8 @@ def standings(partition: str | None = None, job: str | None = None) -> dict[str,
     for line in printed(done).splitlines():
         if match := _LINE.fullmatch(line.strip()):  # others are what wrappers print
             id_, user, state, nodes, times, start, partition, listed, reason = match.groups(default="")
-            found[id_] = Standing(id_, user, state, int(nodes) * TIMES[times], start, partition, listed,
-                                  "" if reason == "None" else reason.strip("()"))
+            found[id_] = JobStanding(id_, user, state, int(nodes) * TIMES[times], start, partition, listed,
+                                     "" if reason == "None" else reason.strip("()"))
     return found
 
 

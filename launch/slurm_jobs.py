@@ -26,8 +26,7 @@ import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from launch.base import InputError
-from launch.calling import call
+from launch.base import InputError, call
 
 FIELDS = ("%i", "%D", "%M", "%P", "%j", "%k")  # job id, nodes, time used, partition, name, comment
 

@@ -7,15 +7,16 @@ one's own does all that one of the table does.
 
 from __future__ import annotations
 
+import json
 import math
 import re
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from launch.base import InputError, check_fields
-from launch.calling import call
+from launch.base import InputError, call, check_fields, clock_s
 
 TEMPLATES = Path(__file__).with_name("templates")
 # What a template may say as <<word>>: the job's name; the folder for what it prints; its walltime as hours:minutes;
@@ -93,20 +94,12 @@ class System:
 
     def __post_init__(self) -> None:
         place = f"batch system {self.name}"
-        for text in (self.account, self.queue):
-            check_fields(text, {""}, place)
-        for text in (*self.resources, *self.gpu_resources):
-            check_fields(text, COUNTS, place)
-        for text in (*self.after, *self.requeue, *self.state, *self.tell):
-            check_fields(text, {"job"}, place)
-        for text in self.broadcast:
-            check_fields(text, {"source", "target"}, place)
-        for text in self.walltime:
-            check_fields(text, {"minutes"}, place)
-        for text in self.begin:
-            check_fields(text, {"seconds"}, place)
-        for text in self.past:
-            check_fields(text, {"name", "user"}, place)
+        for fields, texts in (({""}, (self.account, self.queue)), (COUNTS, (*self.resources, *self.gpu_resources)),
+                              ({"job"}, (*self.after, *self.requeue, *self.state, *self.tell)),
+                              ({"source", "target"}, self.broadcast), ({"minutes"}, self.walltime),
+                              ({"seconds"}, self.begin), ({"name", "user"}, self.past)):
+            for text in texts:
+                check_fields(text, fields, place)
         words = set(re.findall(r"<<(\w+)>>", self.script))
         if "body" not in words or words - WORDS:
             raise InputError(f"{place}: template: it should have <<body>>, and may have "
@@ -240,7 +233,7 @@ def is_preempted(system: System, job: str) -> bool:
         return False
 
 
-class BatchJob(NamedTuple):
+class CurrentJob(NamedTuple):
     """The batch job that a process is in.
 
     Attributes:
@@ -254,19 +247,19 @@ class BatchJob(NamedTuple):
     restarts: int = 0
 
 
-def this_job(environment: Mapping[str, str], systems: Mapping[str, System] = SYSTEMS) -> BatchJob:
+def this_job(environment: Mapping[str, str], systems: Mapping[str, System] = SYSTEMS) -> CurrentJob:
     """The batch job of a process, by its environment.
 
     >>> this_job({"SLURM_JOB_ID": "17", "SLURM_RESTART_COUNT": "2"})
-    BatchJob(system='slurm', id='17', restarts=2)
+    CurrentJob(system='slurm', id='17', restarts=2)
     >>> this_job({})
-    BatchJob(system='', id='', restarts=0)
+    CurrentJob(system='', id='', restarts=0)
     """
     for system in systems.values():
         if system.job_variable and (job := environment.get(system.job_variable)):
             count = environment.get(system.restarts, "")
-            return BatchJob(system.name, job, int(count) if count.isascii() and count.isdecimal() else 0)
-    return BatchJob()
+            return CurrentJob(system.name, job, int(count) if count.isascii() and count.isdecimal() else 0)
+    return CurrentJob()
 
 
 def knows_job(name: str, job: str, systems: Mapping[str, System] = SYSTEMS) -> bool | None:
@@ -290,3 +283,67 @@ def knows_job(name: str, job: str, systems: Mapping[str, System] = SYSTEMS) -> b
     if re.search(system.over, said):
         return False
     return True if answered else None
+
+
+# ---- how long past jobs took ---------------------------------------------------------------------
+
+_MOST = 1000  # jobs, the newest, that are asked for one by one
+_SECONDS = re.compile(r"([0-9]+)(?: second\(s\))?")
+_COMPLETED = ("COMPLETED", "DONE")  # as Slurm and LSF say it
+
+
+def past_runs(system: System, name: str, user: str) -> list[float]:
+    """Seconds for which completed jobs of a name held their nodes; a job that was requeued counts with all its runs.
+
+    Accounting is asked, or the server for what it remembers. LSF and PBS are asked by their manuals; there was neither
+    to try it on.
+
+    Raises:
+        InputError: nobody can be asked, accounting is switched off, or it does not answer.
+    """
+    if not system.past:
+        raise InputError(f"{system.name} is not asked for past jobs")
+    said = call([word.format(name=name, user=user) for word in system.past])
+    if not system.past_records:
+        return parse_past(said)
+    if not (ids := said.split()[-_MOST:]):
+        return []
+    return parse_records(call([*system.past_records, *ids]))
+
+
+def parse_past(text: str) -> list[float]:
+    """Read what it printed: id, state and seconds of each run of each job; all else is passed over.
+
+    >>> parse_past("17|REQUEUED|600\\n17|COMPLETED|300\\n18|TIMEOUT|60\\n19|COMPLETED|500\\n")
+    [900.0, 500.0]
+    >>> parse_past("21|DONE|300 second(s)\\n22|EXIT|60 second(s)\\n")
+    [300.0]
+    """
+    seconds: dict[str, float] = defaultdict(float)
+    completed = []
+    for line in text.splitlines():
+        fields = line.split("|")
+        if len(fields) == 3 and (ran := _SECONDS.fullmatch(fields[2])):
+            seconds[fields[0]] += float(ran[1])
+            if fields[1] in _COMPLETED:
+                completed.append(fields[0])
+    return [seconds[job] for job in dict.fromkeys(completed) if seconds[job] > 0]
+
+
+def parse_records(text: str) -> list[float]:
+    """Read what ``qstat -x -f -F json`` printed: of each job that ended well, for how long it ran the last time.
+
+    Raises:
+        InputError: it is something else.
+
+    >>> parse_records('{"Jobs": {"17.pbs": {"job_state": "F", "Exit_status": 0, "resources_used": '
+    ...               '{"walltime": "00:05:00"}}, "18.pbs": {"job_state": "F", "Exit_status": 75}}}')
+    [300.0]
+    """
+    try:
+        jobs = json.loads(text).get("Jobs", {}).values()
+        ended = [job for job in jobs if (job["job_state"], job.get("Exit_status")) == ("F", 0)]
+        used = [clock_s(job.get("resources_used", {}).get("walltime", "")) for job in ended]
+    except (ValueError, AttributeError, TypeError, KeyError):
+        raise InputError(f"qstat printed {text[:80]!r}, which is not in the format that was asked for") from None
+    return [seconds for seconds in used if seconds]

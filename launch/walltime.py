@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import time
 from collections.abc import Mapping, Sequence
 
-from launch.base import InputError
+from launch.base import InputError, call, clock_s
 from launch.slurm_jobs import parse_elapsed
 
 TIMEOUT_S = 20
@@ -78,22 +77,16 @@ def parse_qstat(text: str, now: float) -> float | None:
     3000.0
     """
     fields = dict(re.findall(r"^\s*([\w.]+) = (.*?)\s*$", text, re.MULTILINE))
-    limit = _clock(fields.get("Resource_List.walltime", ""))
+    limit = clock_s(fields.get("Resource_List.walltime", ""))
     if limit is None:
         return None
-    used = [_clock(fields.get("resources_used.walltime", "")) or 0.0]
+    used = [clock_s(fields.get("resources_used.walltime", "")) or 0.0]
     for name in ("stime", "start_time"):  # of PBS Pro and of Torque
         try:
             used.append(now - time.mktime(time.strptime(fields.get(name, ""), "%a %b %d %H:%M:%S %Y")))
         except (ValueError, OverflowError):
             continue
     return max(0.0, limit - max(used))
-
-
-def _clock(text: str) -> float | None:
-    """Seconds of ``hours:minutes:seconds``."""
-    match = re.fullmatch(r"(\d+):(\d+):(\d+)", text)
-    return None if match is None else float(3600 * int(match[1]) + 60 * int(match[2]) + int(match[3]))
 
 
 def _seconds(text: str) -> float | None:
@@ -103,7 +96,6 @@ def _seconds(text: str) -> float | None:
 def _output(command: Sequence[str]) -> str:
     """What a command prints; nothing where it is not there, fails, or does not answer."""
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=TIMEOUT_S, check=False, errors="replace")
-    except (OSError, subprocess.TimeoutExpired):
+        return call(command, timeout_s=TIMEOUT_S)
+    except (InputError, OSError):
         return ""
-    return "" if done.returncode else done.stdout

@@ -19,8 +19,8 @@ from typing import Any
 
 import numpy as np
 
-from fleet.commands.options import add_json, add_spec
-from fleet.commands.show import show
+from fleet.commands.options import add_spec
+from fleet.commands.show import add_json, show
 from fleet.domain.events import CacheChosen
 from fleet.engines.registry import parameters_of
 from fleet.engines.trial import Trial

@@ -26,8 +26,8 @@ from typing import TYPE_CHECKING
 
 from fleet.comm.base import World
 from fleet.comm.roles import Roles, assign, roles_of
-from fleet.commands.options import add_json, add_spec
-from fleet.commands.show import show
+from fleet.commands.options import add_spec
+from fleet.commands.show import add_json, show
 from fleet.commands.startup import Startup, look, print_startup
 from fleet.engines.registry import parameters_of, problems_of
 from fleet.errors import ExitStatus, LeaseLost, NotInstalledError, UserError, shortened

@@ -26,15 +26,17 @@ from pathlib import Path
 import numpy as np
 
 from fleet.arguments import as_written, duration, whole
-from fleet.commands.options import add_json
-from fleet.commands.plots import add_plot, drawn
-from fleet.commands.show import show
+from fleet.commands.show import add_json, add_plot, drawn, show
 from fleet.errors import ExitStatus, UserError
+from fleet.jobs import evicting
+from fleet.jobs.holding import DeferredSignals, still_held
+from fleet.jobs.slurm_running import SiteCheckpoints, read_site, running_jobs
 from fleet.running import ask_nodes, await_nodes
 from fleet.storage.event_log import log_mark
 from fleet.storage.paths import RunPaths
 from fleet.terminal import bar, print_table
 from fleet.units import counted
+from launch import slurm_acts, slurm_jobs
 from launch.slurm_jobs import SlurmJob
 from scheduler.base import InputError, check_range
 from scheduler.eviction.carrying import Eviction, rehearse
@@ -114,16 +116,12 @@ def _jobs(args: argparse.Namespace) -> list[RunningJob]:
         if args.site is not None or args.partition is not None:
             raise UserError("--site and --partition go with --slurm")
         return read_jobs(args.jobs, storage, args.resolution)
-    from launch import slurm_jobs
-
     return _costs(args, storage)(slurm_jobs.running_jobs(args.partition))
 
 
 def _costs(args: argparse.Namespace, storage: FileSystem | None) -> Callable[[Sequence[SlurmJob]], list[RunningJob]]:
     """What Slurm's jobs would lose and how long they take to save, by the site's file and their comments."""
-    from fleet.jobs.slurm_running import Site, read_site, running_jobs
-
-    site = Site() if args.site is None else read_site(args.site)
+    site = SiteCheckpoints() if args.site is None else read_site(args.site)
     warned: set[str] = set()
 
     def warn(text: str) -> None:
@@ -136,10 +134,6 @@ def _costs(args: argparse.Namespace, storage: FileSystem | None) -> Callable[[Se
 
 def _carry_out(args: argparse.Namespace) -> int:
     """Say what would be done, or do it."""
-    from fleet.jobs import evicting
-    from fleet.jobs.holding import Interruption, still_held
-    from launch import slurm_acts
-
     if not args.slurm or args.nodes is None:
         raise UserError("--carry-out goes with --slurm and --nodes: it acts on jobs that run now")
     if args.plot is not None or args.json:
@@ -149,7 +143,7 @@ def _carry_out(args: argparse.Namespace) -> int:
     user = None if slurm_acts.is_operator() else slurm_acts.myself()
     if args.urgent is not None and not getattr(slurm_acts.standings(job=args.urgent).get(args.urgent), "waits", False):
         raise UserError(f"--for {args.urgent}: no job of that id is waiting")
-    machine = evicting.Machine(args.partition, user, _costs(args, _storage(args)), _give_back)
+    machine = evicting.ClusterView(args.partition, user, _costs(args, _storage(args)), _give_back)
     first = machine.look()
     margin = min(1.0, deadline / 10) if args.margin is None else args.margin / 60
     eviction = Eviction(args.nodes, deadline, margin, first.signals, first.runs)
@@ -177,7 +171,7 @@ def _carry_out(args: argparse.Namespace) -> int:
     keeping = evicting.Keeping(args.urgent, waiting)
     diary.note("begin", f"{args.nodes} nodes within {deadline:g} min, from the jobs of {whose}; noted in {record}",
                nodes=args.nodes, deadline_min=float(deadline), user=slurm_acts.myself(), whose=whose)
-    with Interruption() as interruption:
+    with DeferredSignals() as interruption:
         is_good = evicting.carry_out(eviction, first, machine, diary, keeping, interruption)
     return ExitStatus.OK if is_good else ExitStatus.INFRASTRUCTURE
 

@@ -22,16 +22,16 @@ import sys
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from difflib import SequenceMatcher
 from pathlib import Path
 
 from fleet.arguments import duration, whole
 from fleet.commands import job_options as opts
-from fleet.commands.options import add_json
-from fleet.commands.show import show
+from fleet.commands.show import add_json, show
 from fleet.errors import UserError
-from fleet.jobs.backlog import Limits
-from fleet.jobs.harvest import Backlog, BatchQueue, Plan, Run
+from fleet.jobs.backlog import HarvestLimits
+from fleet.jobs.harvest import Backlog, BatchQueue, HarvestPlan, HarvestRun
 from fleet.jobs.harvested import is_called_off, note
 from fleet.jobs.notes import CalledOff
 from fleet.runtime.folder import check_folder, check_shareable, writing_into
@@ -48,12 +48,11 @@ from launch.systems import SYSTEMS, System
 
 INTERMIXED = True  # what follows -- comes after options, and belongs to the words before them
 _WALLTIME_S = 3600.0
-_DEFAULTS = Limits()
+_DEFAULTS = HarvestLimits()
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    size = whole(1, 100_000)
     parser.add_argument("specs", nargs="+", metavar="SPEC",
                         help="YAML files of the specs; after --, options of sbatch, bsub or qsub")
     parser.add_argument("--system", metavar="NAME", help="batch system: slurm, lsf or pbs (that of the site)")
@@ -61,9 +60,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
                         help=f"machine: {', '.join(SITES)}, or a YAML file of your own (generic)")
     parser.add_argument("--nodes-per-job", type=whole(1, 1000), default=_DEFAULTS.nodes_per_job, metavar="N",
                         help=f"number of nodes of a job at most ({_DEFAULTS.nodes_per_job})")
-    parser.add_argument("--backlog", type=size, default=_DEFAULTS.backlog, metavar="N",
+    parser.add_argument("--backlog", type=opts.size, default=_DEFAULTS.backlog, metavar="N",
                         help=f"number of jobs to keep in the queue while networks wait ({_DEFAULTS.backlog})")
-    parser.add_argument("--most", type=size, default=_DEFAULTS.most, metavar="N",
+    parser.add_argument("--most", type=opts.size, default=_DEFAULTS.most, metavar="N",
                         help=f"number of jobs that wait or run, at most ({_DEFAULTS.most})")
     parser.add_argument("--idle", type=duration, default=IDLE_S, metavar="5min",
                         help=f"a job ends when no network was to be had for so long ({format_duration(IDLE_S)})")
@@ -105,16 +104,16 @@ def run(args: argparse.Namespace) -> None:
             args.nodes = nodes
             job = _job(args, name, spec, found, system, of_spec)
             scripts[found.paths.harvest_script(nodes)] = render(job, system, of_spec)
-    plan = Plan(tuple(runs), Limits(args.nodes_per_job, args.backlog, args.most), tuple(options),
-                QUEUES[system.queue_commands].queue_of(options) or args.queue or site.queue or None,
-                f"cd {shlex.quote(str(Path.cwd()))} && {args.command_line}")
+    plan = HarvestPlan(tuple(runs), HarvestLimits(args.nodes_per_job, args.backlog, args.most), tuple(options),
+                       QUEUES[system.queue_commands].queue_of(options) or args.queue or site.queue or None,
+                       f"cd {shlex.quote(str(Path.cwd()))} && {args.command_line}")
     if args.dry_run:
         show(args, lambda: {"scripts": list(scripts.values())}, lambda: print("\n".join(scripts.values()), end=""))
     else:
         _begin(args, plan, system, scripts)
 
 
-def _begin(args: argparse.Namespace, plan: Plan, system: System, scripts: dict[Path, str]) -> None:
+def _begin(args: argparse.Namespace, plan: HarvestPlan, system: System, scripts: dict[Path, str]) -> None:
     for one in plan.runs:
         check_folder(one.paths)
         with writing_into(one.paths):
@@ -136,21 +135,21 @@ def _begin(args: argparse.Namespace, plan: Plan, system: System, scripts: dict[P
               file=sys.stderr)
 
 
-def _replaced(plan: Plan, scripts: Mapping[Path, str]) -> list[str]:
+def _replaced(plan: HarvestPlan, scripts: Mapping[Path, str]) -> list[str]:
     """What a harvest that is going on had in another way, in words: old -> new. The newest counts for all its jobs."""
     found: dict[str, None] = {}
     for one in plan.runs:
         if not one.paths.harvest.exists() or is_called_off(one.paths):
             continue
         with suppress(UserError):  # what cannot be read is no harvest that goes on
-            found |= dict.fromkeys(_changes(Plan.read(one.paths.harvest), plan))
+            found |= dict.fromkeys(_changes(HarvestPlan.read(one.paths.harvest), plan))
         for path, script in scripts.items():
             if path.parent == one.paths.jobs and path.exists():
                 found |= dict.fromkeys(_words_changed(path.read_text(encoding="utf-8"), script))
     return list(found)
 
 
-def _changes(old: Plan, new: Plan) -> Iterator[str]:
+def _changes(old: HarvestPlan, new: HarvestPlan) -> Iterator[str]:
     """In which options two plans differ."""
     for option in ("nodes_per_job", "backlog", "most"):
         before, now = getattr(old.limits, option), getattr(new.limits, option)
@@ -175,7 +174,7 @@ def _words_changed(old: str, new: str) -> Iterator[str]:
 
 
 def _call_off(args: argparse.Namespace, roots: Sequence[Path], system: System) -> None:
-    plans = [Plan.read(RunPaths(root).harvest) for root in roots]
+    plans = [HarvestPlan.read(RunPaths(root).harvest) for root in roots]
     for root in roots:
         note(RunPaths(root), CalledOff())  # until the harvest is asked for again
     orders, left = [], []
@@ -204,18 +203,15 @@ def _apart(words: Sequence[str]) -> tuple[list[str], list[str]]:
     return list(words[:first]), list(words[first:])
 
 
-def _run(args: argparse.Namespace, spec: Spec, site: Site) -> Run:
+def _run(args: argparse.Namespace, spec: Spec, site: Site) -> HarvestRun:
     root = spec.output.absolute()
     epochs = {network.name: network.train.converge.max_epochs for network in told_when_to_end(spec).networks}
     roles = opts.roles_of_job(args, spec, site)
-    return Run(f"fleet-{zlib.crc32(str(root.resolve()).encode()):08x}", root,
-               tuple(epochs), max(1, len(roles.trainers) // roles.nodes), epochs)
+    return HarvestRun(f"fleet-{zlib.crc32(str(root.resolve()).encode()):08x}", root,
+                      tuple(epochs), max(1, len(roles.trainers) // roles.nodes), epochs)
 
 
-def _job(args: argparse.Namespace, path: str, spec: Spec, found: Run, system: System, site: Site) -> Job:
-    times = argparse.Namespace(walltime=args.walltime or spec.document.walltime or _WALLTIME_S, warn=args.warn)
-    walltime, warning = opts.times_of(times, spec, system)
-    paths = RunPaths(found.root)
-    return Job(found.job, path, Path.cwd(), Path(sys.executable), paths.root, paths.jobs, args.nodes, walltime, warning,
-               opts.ranks_of(args, spec, site), account=args.account, queue=args.queue, harvest=paths.harvest,
-               words=("--beside-others", f"--idle={args.idle:g}s"), trainers=opts.trainers_of(args, spec, site))
+def _job(args: argparse.Namespace, path: str, spec: Spec, found: HarvestRun, system: System, site: Site) -> Job:
+    walltime = args.walltime or spec.document.walltime or _WALLTIME_S
+    return replace(opts.job_of(args, path, spec, system, site, walltime), name=found.job, harvest=found.paths.harvest,
+                   words=("--beside-others", f"--idle={args.idle:g}s"))

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from fleet.arguments import count, duration, whole
 from fleet.errors import UserError
-from fleet.jobs.chain import Keeper, Limits
+from fleet.jobs.chain import ChainLimits, Keeper
 from fleet.jobs.harvest import AskedLast, HarvestJob
 from fleet.jobs.systems import find_system
 from fleet.spec import look_beside
@@ -50,24 +50,18 @@ def run(args: argparse.Namespace) -> int:
     """Keep the job."""
     look_beside(_spec_of(args.command))  # beside it lies what a user has made
     system = find_system(args.system)
+    job = _job_id(system)
     if args.harvest is not None:
-        return _harvest(args, system)
-    limits = Limits(args.jobs, args.retries)
-    return Keeper(RunPaths(args.run), system, _job_id(system), limits, args.warn_after, args.once, args.request
-                  ).run(args.command)
+        backlog = AskedLast(args.harvest, system, os.environ)
+        return HarvestJob(RunPaths(args.run, job), backlog, system, job).run(args.command)
+    return Keeper(RunPaths(args.run), system, job, ChainLimits(args.jobs, args.retries), args.warn_after, args.once,
+                  args.request).run(args.command)
 
 
 def _spec_of(command: Sequence[str]) -> str:
     """The spec in the command of a launch: what follows ``fleet.run``, or the last word."""
     place = command.index("fleet.run") + 1 if "fleet.run" in command[:-1] else -1
     return command[place]
-
-
-def _harvest(args: argparse.Namespace, system: System) -> int:
-    """Keep a job that is one of several."""
-    job = _job_id(system)
-    return HarvestJob(RunPaths(args.run, job), AskedLast(args.harvest, system, os.environ), system, job
-                      ).run(args.command)
 
 
 def _job_id(system: System) -> str:

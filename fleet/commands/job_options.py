@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 import os
-from collections.abc import Sequence
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +14,9 @@ from fleet.comm.roles import Roles, roles_of
 from fleet.errors import UserError
 from fleet.jobs.systems import find_system
 from fleet.spec import Spec, read_yaml
+from fleet.storage.paths import RunPaths
 from fleet.units import format_duration
+from launch.render import Job
 from launch.sites import SITES, Site, parse_site
 from launch.systems import SYSTEMS, System
 
@@ -75,16 +77,26 @@ def system_of(name: str | None, site: Site, place: str) -> System:
     return find_system(str(name or site.system))
 
 
-def times_of(args: argparse.Namespace, spec: Spec, system: System, requests: Sequence[float] = ()
-             ) -> tuple[float | None, float]:
-    """The walltime, and how long before its end everything is saved; both in seconds."""
-    walltime = requests[0] if requests else args.walltime or spec.document.walltime
+def job_of(args: argparse.Namespace, path: str, spec: Spec, system: System, site: Site, walltime: float | None) -> Job:
+    """The launch of a spec as one job, with what every command asks for it.
+
+    Args:
+        path: of the spec, as the user named it.
+    """
+    paths = RunPaths(spec.output.absolute())
+    return Job(spec.document.name, path, Path.cwd(), Path(sys.executable), paths.root, paths.jobs, args.nodes, walltime,
+               _warning(args, walltime, system), ranks_of(args, spec, site), account=args.account, queue=args.queue,
+               trainers=trainers_of(args, spec, site))
+
+
+def _warning(args: argparse.Namespace, walltime: float | None, system: System) -> float:
+    """How long before the end of its walltime a job saves everything; both in seconds."""
     if walltime is None and system.has_queue:
         raise UserError("--walltime (or walltime in the spec) says how long a job may take, such as 2h")
-    warning = args.warn or min(WARNING_S, _WARNING_SHARE * (walltime or math.inf))
+    warning: float = args.warn or min(WARNING_S, _WARNING_SHARE * (walltime or math.inf))
     if walltime is not None and warning >= walltime:
         raise UserError(f"--warn is {format_duration(warning)}; it should be less than the walltime")
-    return walltime, warning
+    return warning
 
 
 def ranks_of(args: argparse.Namespace, spec: Spec, site: Site) -> int | None:

@@ -1,4 +1,4 @@
-"""Options that several commands share: JSON output, a cluster, the settings of a policy, a law of run times."""
+"""Options that several commands share: a spec, a cluster, the settings of a policy, a law of run times."""
 
 from __future__ import annotations
 
@@ -163,9 +163,3 @@ def law_of(args: argparse.Namespace) -> Law | None:
     if given:
         raise UserError(f"--{next(iter(given))} goes with --distribution {'|'.join(LAWS)}")
     return None
-
-
-def add_json(parser: argparse.ArgumentParser) -> None:
-    """Give a command its ``--json`` option."""
-    parser.add_argument("--json", action="store_true",
-                        help="print one JSON object and nothing else")

@@ -13,20 +13,22 @@ import sys
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
 
 from fleet.arguments import whole
-from fleet.commands.options import add_json
-from fleet.commands.show import show
+from fleet.commands.show import add_json, show
 from fleet.storage.files import storing
 from fleet.terminal import progress_bar
 from fleet.units import counted, format_size
-
-if TYPE_CHECKING:  # pydantic and the decoders take a while
-    from preprocess.base import BadSample, DataSet
-    from preprocess.target import TargetSpec, TargetWish
+from preprocess.base import BadSample, CannotWrite, DataSet
+from preprocess.packing import write_hdf5
+from preprocess.pipeline import Pipeline
+from preprocess.source import open_data
+from preprocess.sources.hdf5 import open_hdf5
+from preprocess.target import KINDS, TargetSpec, TargetWish, target_of
+from preprocess.transforms import parse_transforms
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -49,10 +51,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> None:
     """Write the file and say what is in it."""
-    from preprocess.source import open_data
-    from preprocess.sources.hdf5 import open_hdf5
-    from preprocess.target import target_of
-
     data = open_data(args.source, args.path, validation=None, seed=0, options=dict(args.option), target=args.target)
     if data.remark:
         print(f"fleet pack: {data.remark}", file=sys.stderr)
@@ -88,8 +86,6 @@ def _option(text: str) -> tuple[str, Any]:
 
 def _target(text: str) -> TargetWish:
     """A kind of targets, or a mapping of what a spec may say of them."""
-    from preprocess.target import KINDS, TargetWish
-
     said = _yaml(text)
     try:
         wish = TargetWish(**said) if isinstance(said, dict) else TargetWish(said)
@@ -110,11 +106,6 @@ def _yaml(text: str) -> Any:
 
 def _write(data: DataSet, args: argparse.Namespace) -> Sequence[BadSample]:
     """Write the images; returns those that are left out."""
-    from preprocess.base import CannotWrite
-    from preprocess.packing import write_hdf5
-    from preprocess.pipeline import Pipeline
-    from preprocess.transforms import parse_transforms
-
     size = args.decoded
     transforms = parse_transforms([] if size is None else [
         {"decode": {"mode": args.mode}}, {"resize": {"size": size}}, {"center_crop": {"size": [size, size]}}])

@@ -14,14 +14,13 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from fleet.commands import options as opts
-from fleet.commands.show import show
+from fleet.commands.show import add_json, show
 from fleet.errors import UserError
 from fleet.plugins import find_policy
 from fleet.terminal import bar, print_table
 from fleet.units import counted
+from launch.place import format_numbers
 from scheduler.base import Cluster, Member, Progress, RateTable, Round
 from scheduler.ensemble.elastic import at_best
 from scheduler.ensemble.placement import nodes_of, score
@@ -31,10 +30,10 @@ from scheduler.ensemble.rates import as_printed, rate
 from scheduler.ensemble.rates_file import read_rates
 from scheduler.ensemble.sharing import share
 
-MOST_TOLD = 16  # devices, or ranges of them, of one network
-
 if TYPE_CHECKING:
     from fleet.spec import Spec
+
+MOST_TOLD = 16  # devices, or ranges of them, of one network
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -44,7 +43,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     opts.add_cluster(parser)
     opts.add_policy(parser, "(the spec's, or global)")
     opts.add_options(parser)
-    opts.add_json(parser)
+    add_json(parser)
 
 
 def run(args: argparse.Namespace) -> None:
@@ -55,7 +54,7 @@ def run(args: argparse.Namespace) -> None:
     options = opts.options_of(args, [policy], None if spec is None else spec.options)
     cluster = opts.cluster_of(args, rates.gpus_per_node)
     if spec is not None:
-        from fleet.commands.sharing import shared_cluster, with_sharing
+        from fleet.commands.known import shared_cluster, with_sharing
 
         rates, cluster = with_sharing(spec, rates), shared_cluster(spec, cluster)
     if not options.peak_limited:  # so that the rates shown are those that are planned with
@@ -114,11 +113,8 @@ def _devices(devices: Sequence[int]) -> str:
     """
     if len(devices) <= MOST_TOLD:
         return " ".join(map(str, devices))
-    ordered = np.unique(devices)
-    ends = np.flatnonzero(np.diff(ordered) > 1)
-    firsts, lasts = ordered[np.append(0, ends + 1)].tolist(), ordered[np.append(ends, len(ordered) - 1)].tolist()
-    told = [str(a) if a == b else f"{a}-{b}" for a, b in zip(firsts[:MOST_TOLD], lasts, strict=False)]
-    return " ".join(told + ["..."] * (len(firsts) > MOST_TOLD))
+    ranges = format_numbers(sorted(set(devices)), " ").split()
+    return " ".join(ranges[:MOST_TOLD] + ["..."] * (len(ranges) > MOST_TOLD))
 
 
 def _print(policy: Policy, rates: RateTable, planned: Round, cluster: Cluster) -> None:

@@ -23,8 +23,7 @@ from typing import Any
 import numpy as np
 
 from fleet.arguments import count
-from fleet.commands.options import add_json
-from fleet.commands.show import show
+from fleet.commands.show import add_json, show
 from fleet.errors import StorageError, UserError
 from fleet.prediction.ensembles import GREEDY
 from fleet.predictor import Predictor

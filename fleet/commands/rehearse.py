@@ -24,26 +24,32 @@ import os
 import sys
 import tempfile
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Any
+from typing import IO, Any
 
+from fleet import api
 from fleet.arguments import count, positive
-from fleet.commands.options import add_json, add_spec, told_of_gpus
-from fleet.commands.rates import cached, known_rates_of
-from fleet.commands.show import print_policies, show
+from fleet.commands.known import cached, known_rates_of, shared_cluster, with_sharing
+from fleet.commands.options import add_spec, told_of_gpus
+from fleet.commands.show import add_json, print_policies, show
+from fleet.ensemble.survey import Survey, SurveyEstimate, estimate
 from fleet.errors import ExitStatus, FleetError, InfrastructureError, UserError
+from fleet.jobs.rehearsal import Rehearsal, estimated_rates, rehearse, with_epochs
+from fleet.monitor.account import Account
+from fleet.monitor.report import read_report
+from fleet.runtime.caching import Means, choose_cache
+from fleet.runtime.inputs import open_inputs
+from fleet.spec import Spec, load, read_yaml, with_cache
+from fleet.spec.engines import find_engine
+from fleet.storage.files import write_json
+from fleet.storage.paths import RunPaths
 from fleet.terminal import print_table
 from fleet.units import counted, format_duration
+from preprocess.sample import SampleSpec
 from scheduler.base import Cluster, RateTable
 from scheduler.ensemble.costs import Costs
 from scheduler.ensemble.policies import POLICIES
+from scheduler.ensemble.rates_file import write_rates
 from scheduler.simulation.ensemble import Simulated, simulate
-
-if TYPE_CHECKING:
-    from fleet.ensemble.survey import SurveyEstimate
-    from fleet.jobs.rehearsal import Rehearsal
-    from fleet.monitor.account import Account
-    from fleet.spec import Spec
-    from preprocess.sample import SampleSpec
 
 _MOST_BY_ITSELF = 8  # GPUs, where neither an option nor the spec says how many
 
@@ -67,12 +73,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Simulate, rehearse, and print how both came out."""
-    from fleet.commands.sharing import shared_cluster, with_sharing
-    from fleet.jobs.rehearsal import rehearse, with_epochs
-    from fleet.runtime.caching import Means, choose_cache
-    from fleet.runtime.inputs import open_inputs
-    from fleet.spec import load, with_cache
-
     spec = load(args.spec)
     if spec.searches or not spec.networks:
         raise UserError(f"{args.spec}: nobody knows beforehand which networks will be asked for; rehearse a spec with "
@@ -105,9 +105,6 @@ def run(args: argparse.Namespace) -> int:
 
 def _check_output(folder: Path) -> None:
     """Refuse the folder of a real run: what an earlier rehearsal has left there is deleted."""
-    from fleet.spec import read_yaml
-    from fleet.storage.paths import RunPaths
-
     paths = RunPaths(folder)
     if not paths.marker.exists():  # nothing is there, or nothing that the launch would delete
         return
@@ -117,8 +114,6 @@ def _check_output(folder: Path) -> None:
 
 def _is_rehearsal(content: dict[str, Any]) -> bool:
     """Whether a spec trains nothing."""
-    from fleet.spec.engines import find_engine
-
     resources = content.get("resources")
     try:
         return isinstance(resources, dict) and "engine" in resources and not find_engine(resources["engine"]).learns
@@ -156,8 +151,6 @@ def _some_gpus(spec: Spec, per_node: int | None) -> int:
 
 def _rates(args: argparse.Namespace, spec: Spec, sample: SampleSpec, cluster: Cluster) -> tuple[RateTable, str]:
     """The best rates that there are, and where they come from."""
-    from fleet.jobs.rehearsal import estimated_rates
-
     known = known_rates_of(spec, args.spec, args.rates, sample, cluster)
     return known or (estimated_rates(spec, sample, cluster.gpus_per_node), "estimated")
 
@@ -165,8 +158,6 @@ def _rates(args: argparse.Namespace, spec: Spec, sample: SampleSpec, cluster: Cl
 def _profiling(args: argparse.Namespace, spec: Spec, sample: SampleSpec, rates: RateTable, cluster: Cluster
                ) -> SurveyEstimate:
     """What the run will measure before it trains, as far as this machine's cache does not know it."""
-    from fleet.ensemble.survey import Survey, SurveyEstimate, estimate
-
     if spec.schedule.rates is not None or not spec.policy.needs_rates or spec.profile.when == "online":
         return SurveyEstimate(0, 0.0)
     keys, known = cached(spec, args.spec, sample, cluster)
@@ -176,9 +167,6 @@ def _profiling(args: argparse.Namespace, spec: Spec, sample: SampleSpec, rates: 
 
 def _perform(args: argparse.Namespace, rehearsal: Rehearsal, cluster: Cluster) -> tuple[ExitStatus, Account]:
     """Run it, in a folder that is deleted unless ``--output`` names one."""
-    from fleet.monitor.report import read_report
-    from fleet.storage.paths import RunPaths
-
     with tempfile.TemporaryDirectory(prefix="fleet-rehearsal-") as temporary:
         folder = Path(temporary)
         output = folder / "run" if args.output is None else args.output.resolve()
@@ -188,14 +176,10 @@ def _perform(args: argparse.Namespace, rehearsal: Rehearsal, cluster: Cluster) -
 
 def _written(rehearsal: Rehearsal, folder: Path, output: Path) -> Path:
     """The spec file of a rehearsal, which names the rates file beside it."""
-    from fleet.api import write_spec
-    from fleet.storage.files import write_json
-    from scheduler.ensemble.rates_file import write_rates
-
     rates, spec = folder / "rates.json", folder / "spec.yaml"
     write_json(rates, write_rates(rehearsal.rates))
     schedule = dataclasses.replace(rehearsal.document.schedule, rates=str(rates))
-    write_spec(dataclasses.replace(rehearsal.document, schedule=schedule, output=str(output)), spec)
+    api.write_spec(dataclasses.replace(rehearsal.document, schedule=schedule, output=str(output)), spec)
     return spec
 
 
@@ -205,13 +189,11 @@ def _launch(spec: Path, cluster: Cluster, beside: Path) -> ExitStatus:
     Args:
         beside: where modules of the user are found as well.
     """
-    from fleet.api import run
-
     ranks = cluster.gpus + cluster.gpus // cluster.gpus_per_node  # one of each node prepares samples
     modules = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(beside))))
     with open(spec.with_name("log"), "w+", encoding="utf-8") as log:
         try:
-            status = run(spec, ranks, "--plain", "--fresh", log=log, environment={
+            status = api.run(spec, ranks, "--plain", "--fresh", log=log, environment={
                 "FLEET_RANKS_PER_NODE": str(cluster.gpus_per_node + 1), "PYTHONPATH": modules})
         except FleetError as error:
             kind = UserError if isinstance(error, UserError) else InfrastructureError

@@ -20,10 +20,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from fleet.arguments import duration, moment, new_file
-from fleet.commands.options import add_json
-from fleet.commands.show import show
+from fleet.commands.show import add_json, show
 from fleet.errors import StorageError, UserError
-from fleet.jobs.harvested import Over, over_of
+from fleet.jobs.harvested import HarvestOver, over_of
 from fleet.monitor.html import write_report
 from fleet.monitor.report import MISSED, RunReport, best_rows, read_report, report_at
 from fleet.monitor.searched import table_of_found, table_of_front, table_of_rungs
@@ -98,7 +97,7 @@ def _keep_writing(paths: RunPaths, page: Path, every_s: float) -> None:
         return
 
 
-def _print(report: RunReport, over: Over | None) -> None:
+def _print(report: RunReport, over: HarvestOver | None) -> None:
     account = report.account
     headers, rows, left_out = best_rows(report.rows)
     print_table(headers, rows, title=f"{report.name}: the best network first")

@@ -15,8 +15,8 @@ import sys
 from pathlib import Path
 
 from fleet.arguments import positive, share
-from fleet.commands.options import add_json, add_law_parameters, law_of
-from fleet.commands.show import show
+from fleet.commands.options import add_law_parameters, law_of
+from fleet.commands.show import add_json, show
 from fleet.terminal import bar, print_table
 from scheduler.reservation import requests as asking
 from scheduler.reservation.laws import LAWS, Discrete, discretise, empirical

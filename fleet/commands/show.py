@@ -1,16 +1,31 @@
-"""How commands print: JSON for programs, text and tables for people."""
+"""How commands print: JSON for programs, text and tables for people, and figures in files.
+
+matplotlib is imported here alone, and only when a figure is wanted.
+"""
 
 from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from fleet.domain.record import as_json
+from fleet.errors import UserError
 from fleet.terminal import bar, print_table
 from scheduler.ensemble.policies import REFERENCE
 from scheduler.simulation.ensemble import Simulated
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+def add_json(parser: argparse.ArgumentParser) -> None:
+    """Give a command its ``--json`` option."""
+    parser.add_argument("--json", action="store_true",
+                        help="print one JSON object and nothing else")
 
 
 def print_json(value: Any) -> None:
@@ -39,3 +54,35 @@ def print_policies(outcomes: Sequence[Simulated]) -> None:
                   reference / outcome.makespan_s, round(outcome.waiting_s_per_gpu), round(outcome.checkpoint_s),
                   len(outcome.rounds), bar(reference / outcome.makespan_s, 4.0, 20)] for outcome in outcomes])
     print(f"No schedule can be faster than {outcomes[0].lower_bound_s:.0f} s; speed-up is over {REFERENCE.name}.")
+
+
+def add_plot(parser: argparse.ArgumentParser, what: str) -> None:
+    """Declare ``--plot``.
+
+    Args:
+        what: the figure shows.
+    """
+    parser.add_argument("--plot", type=Path, metavar="FILE", help=f"draw {what} (.png, .svg or .pdf)")
+
+
+@contextmanager
+def drawn(path: Path, width: float, height: float) -> Iterator[Figure]:
+    """A figure to draw on, which is written to a file at the end.
+
+    Args:
+        path: of the file; its ending says in which format.
+        width, height: of the figure, in inches.
+
+    Raises:
+        UserError: matplotlib is not installed, or the file cannot be written.
+    """
+    try:
+        from matplotlib.figure import Figure
+    except ImportError:
+        raise UserError("--plot needs matplotlib: pip install 'fleet-ensemble[plots]'") from None
+    figure = Figure(figsize=(width, height), layout="constrained")
+    yield figure
+    try:
+        figure.savefig(path, dpi=120)
+    except (OSError, ValueError) as error:  # ValueError: a format that there is not
+        raise UserError(f"--plot: {path}: {error}") from None

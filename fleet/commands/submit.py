@@ -21,14 +21,15 @@ import math
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from fleet.arguments import AUTO, add_changes, duration_or_auto, whole
 from fleet.commands import job_options as opts
-from fleet.commands.options import add_json, add_spec
-from fleet.commands.sharing import recorded_sharing
-from fleet.commands.show import print_json
+from fleet.commands.known import recorded_sharing
+from fleet.commands.options import add_spec
+from fleet.commands.show import add_json, print_json, show
+from fleet.commands.walltimes import AskedTimes, automatic
 from fleet.errors import ExitStatus, UserError
 from fleet.jobs.chain import end_chain, note
 from fleet.jobs.notes import HandedIn
@@ -43,9 +44,6 @@ from launch.render import Job, render
 from launch.sites import SITES, Site
 from launch.systems import SYSTEMS, System, submit
 from scheduler.ensemble.sharing import worth
-
-if TYPE_CHECKING:
-    from fleet.commands.walltimes import Asked
 
 RETRIES = 2
 
@@ -90,8 +88,7 @@ def run(args: argparse.Namespace) -> int:
     system = opts.system_of(args.system, site, args.site)
     paths = RunPaths(spec.output.absolute())
     asked = _automatic(args, spec, system, site)
-    job = _job(args, spec, paths, system, site, asked)
-    script = render(job, system, site)
+    script = render(_job(args, spec, system, site, asked), system, site)
     told: dict[str, object] = {} if asked is None else {"walltime": asked.numbers()}
     if not site.gpus and spec.engine.uses_gpus and system.has_queue:
         print("fleet submit: the job asks for no GPUs; --gpus-per-node, resources.gpus_per_node or --site would",
@@ -99,12 +96,9 @@ def run(args: argparse.Namespace) -> int:
     if pay := _slots_that_pay(args, spec, site):
         print(f"fleet submit: {pay}", file=sys.stderr)
     if args.dry_run:
-        if args.json:
-            print_json({"script": script, **told})
-        else:
-            print(script, end="")
+        show(args, lambda: {"script": script, **told}, lambda: print(script, end=""))
         return ExitStatus.OK
-    return _hand_in(script, paths, system, args.json, told)
+    return _hand_in(args, script, paths, system, told)
 
 
 def _end(args: argparse.Namespace) -> int:
@@ -124,21 +118,19 @@ def _end(args: argparse.Namespace) -> int:
     return ExitStatus.OK
 
 
-def _automatic(args: argparse.Namespace, spec: Spec, system: System, site: Site) -> Asked | None:
+def _automatic(args: argparse.Namespace, spec: Spec, system: System, site: Site) -> AskedTimes | None:
     """What to ask for, where that is left to us; said on the screen."""
     if args.walltime != AUTO:
         return None
-    from fleet.commands.walltimes import automatic
-
     asked = automatic(args, spec, system, site)
     for line in asked.lines(args.nodes, args.chain):
         print(f"fleet submit: {line}", file=sys.stderr)
     return asked
 
 
-def _hand_in(script: str, paths: RunPaths, system: System, as_json: bool, told: dict[str, object]) -> int:
+def _hand_in(args: argparse.Namespace, script: str, paths: RunPaths, system: System, told: dict[str, object]) -> int:
     """Write the script, and submit it; run it where there is no batch system."""
-    if as_json and not system.has_queue:
+    if args.json and not system.has_queue:
         raise UserError(f"--json: with --system {system.name} the run itself prints; --dry-run --json gives the script")
     check_folder(paths)
     with writing_into(paths), replacing(paths.job_script) as file:
@@ -147,26 +139,21 @@ def _hand_in(script: str, paths: RunPaths, system: System, as_json: bool, told: 
         return subprocess.run(["bash", str(paths.job_script)], check=False).returncode
     id_ = submit(system, paths.job_script)
     note(paths, HandedIn(id_))
-    if as_json:
-        print_json({"job": id_, "system": system.name, "script": str(paths.job_script), "stops": str(paths.stops),
-                    **told})
-    else:
-        print(id_)
+    show(args, lambda: {"job": id_, "system": system.name, "script": str(paths.job_script), "stops": str(paths.stops),
+                        **told}, lambda: print(id_))
     return ExitStatus.OK
 
 
-def _job(args: argparse.Namespace, spec: Spec, paths: RunPaths, system: System, site: Site, asked: Asked | None
-         ) -> Job:
+def _job(args: argparse.Namespace, spec: Spec, system: System, site: Site, asked: AskedTimes | None) -> Job:
     if not system.has_queue and args.nodes != 1:
         raise UserError(f"--nodes is {args.nodes}; with --system {system.name} there is only this machine")
     once, image = _once(args, spec), _image(args)
     requests = () if asked is None else asked.chain.requests
-    walltime, warning = opts.times_of(args, spec, system, requests)
+    walltime = requests[0] if requests else args.walltime or spec.document.walltime
     jobs, retries = _limits(args, system)
-    return Job(spec.document.name, args.spec, Path.cwd(), Path(sys.executable), paths.root, paths.jobs, args.nodes,
-               walltime, warning, opts.ranks_of(args, spec, site), jobs, retries, args.account, args.queue, once,
-               requests=requests if args.chain else (), trainers=opts.trainers_of(args, spec, site),
-               image=image, broadcast=args.broadcast, beside=_beside(args.spec, spec, paths))
+    return replace(opts.job_of(args, args.spec, spec, system, site, walltime), jobs=jobs, retries=retries, once=once,
+                   requests=requests if args.chain else (), image=image, broadcast=args.broadcast,
+                   beside=_beside(args.spec, spec))
 
 
 def _image(args: argparse.Namespace) -> Path | None:
@@ -183,13 +170,13 @@ def _image(args: argparse.Namespace) -> Path | None:
     return image
 
 
-def _beside(path: str, spec: Spec, paths: RunPaths) -> tuple[Path, ...]:
+def _beside(path: str, spec: Spec) -> tuple[Path, ...]:
     """The folders of the spec and of the data, as far as they lie outside of the working folder and that of the run."""
     data = spec.document.data
     named = [str(Path(path).parent), *(one for one in (data.path, data.validation, data.test) if isinstance(one, str))]
     places = map(Path, map(os.path.abspath, named))  # without "..", which would seem to lie in the working folder
     found = [next(one for one in (place, *place.parents) if one.is_dir()) for place in places]
-    known = (Path.cwd(), paths.root.absolute())
+    known = (Path.cwd(), spec.output.absolute())
     return tuple(dict.fromkeys(one for one in found if one.parent != one and not any(map(one.is_relative_to, known))))
 
 

@@ -6,26 +6,28 @@ import argparse
 import math
 import time
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from fleet.comm.roles import Roles
 from fleet.commands.job_options import MOST_JOBS, WARNING_S, roles_of_job
-from fleet.commands.rates import known_beside_steps, known_rates_of
-from fleet.commands.sharing import with_sharing
+from fleet.commands.known import known_beside_steps, known_rates_of, with_sharing
+from fleet.domain.events import RanksReady, StreamStarted, SupplyFound
 from fleet.errors import UserError
-from fleet.jobs.chain import Past, past_of
+from fleet.jobs.chain import ChainTimes, past_of
 from fleet.monitor.beside_steps import FORWARD, BesideSteps, beside_steps
+from fleet.monitor.timeline import state_of
+from fleet.runtime.caching import Means, choose_cache
+from fleet.runtime.inputs import Inputs, open_inputs
 from fleet.runtime.interrupt import RESERVE_S
-from fleet.spec import Spec
+from fleet.spec import Converge, Spec
+from fleet.storage.event_log import last_cache, read_events
 from fleet.storage.paths import RunPaths
 from fleet.units import counted, format_duration
 from launch import slurm_acts
 from launch.base import InputError
-from launch.past_jobs import past_runs
 from launch.sites import Site
-from launch.systems import System
+from launch.systems import System, past_runs
 from scheduler.base import Cluster, RateTable
 from scheduler.ensemble.costs import Costs
 from scheduler.ensemble.pace import Stream
@@ -34,17 +36,13 @@ from scheduler.reservation.laws import Discrete, empirical
 from scheduler.reservation.requests import FEWEST_RUNS, SAFETY
 from scheduler.simulation.ensemble import simulate
 
-if TYPE_CHECKING:
-    from fleet.runtime.inputs import Inputs
-    from fleet.spec.train import Converge
-
 DRAWS, LEAST_DRAWS, DRAWS_S = 60, 8, 10.0  # of how many epochs networks train: so many, or fewer where they take long
 START_S = 60.0  # until ranks are ready, where no launch here has told
 _MINUTE = 60.0
 
 
 @dataclass(frozen=True)
-class Known:
+class KnownTimes:
     """How long an ensemble is likely to take, in seconds, and by what that is known."""
 
     law: Discrete
@@ -52,7 +50,7 @@ class Known:
 
 
 @dataclass(frozen=True)
-class Asked:
+class AskedTimes:
     """What to ask for.
 
     Attributes:
@@ -92,7 +90,7 @@ def _hours(seconds: float, nodes: int) -> str:
     return f"{nodes * seconds / 3600:.3g}"
 
 
-def automatic(args: argparse.Namespace, spec: Spec, system: System, site: Site) -> Asked:
+def automatic(args: argparse.Namespace, spec: Spec, system: System, site: Site) -> AskedTimes:
     """The requests that are expected to ask for the least node time.
 
     Raises:
@@ -115,7 +113,7 @@ def automatic(args: argparse.Namespace, spec: Spec, system: System, site: Site) 
     def chain(requests: list[float]) -> Chain:
         asked = expected(known.law, requests, overhead)
         return replace(asked, used=asked.used - saving_s)  # the last job ends before it would have to save
-    return Asked(chain(requests), chain([longest]), known.why)
+    return AskedTimes(chain(requests), chain([longest]), known.why)
 
 
 def _whole_minutes(seconds: float) -> float:
@@ -123,15 +121,15 @@ def _whole_minutes(seconds: float) -> float:
     return _MINUTE * max(1, math.ceil(seconds / _MINUTE - 1e-6))
 
 
-def _known(args: argparse.Namespace, spec: Spec, system: System, site: Site, past: Past) -> Known:
+def _known(args: argparse.Namespace, spec: Spec, system: System, site: Site, past: ChainTimes) -> KnownTimes:
     """By enough finished chains of the folder, past jobs of the name, simulation, or the few that there are."""
     own = past.finished
     if len(own) >= FEWEST_RUNS:
-        return Known(empirical(own), f"{len(own)} finished chains in {spec.output} ({_range(own)})")
+        return KnownTimes(empirical(own), f"{len(own)} finished chains in {spec.output} ({_range(own)})")
     others, silence = _accounted(spec.document.name, system)
     if len(others) >= FEWEST_RUNS:
-        return Known(empirical(others), f"{len(others)} completed jobs named {spec.document.name} that {system.past[0]}"
-                                        f" knows ({_range(others)})")
+        return KnownTimes(empirical(others), f"{len(others)} completed jobs named {spec.document.name} that "
+                                             f"{system.past[0]} knows ({_range(others)})")
     grows = bool(spec.searches) or not spec.networks
     simulated = None if grows else _simulated(args, spec, site)
     if simulated is not None:
@@ -139,8 +137,8 @@ def _known(args: argparse.Namespace, spec: Spec, system: System, site: Site, pas
     few = (*own, *others)
     if few:
         longest = SAFETY * max(few)
-        return Known(Discrete(np.array([longest]), np.array([1.0])),
-                     f"{counted(len(few), 'past run')}, too few to learn from: twice the longest ({_range(few)})")
+        return KnownTimes(Discrete(np.array([longest]), np.array([1.0])),
+                          f"{counted(len(few), 'past run')}, too few to learn from: twice the longest ({_range(few)})")
     missing = ("what it trains is asked for while it runs, so that it cannot be simulated" if grows else
                "no rates are known (schedule.rates, or those of an earlier run on this machine)")
     raise UserError(f"--walltime auto: nothing tells how long {spec.document.name} takes: no chain in {spec.output} "
@@ -161,7 +159,7 @@ def _range(seconds: tuple[float, ...] | list[float]) -> str:
     return ends[0] if ends[0] == ends[1] else f"{ends[0]} to {ends[1]}"
 
 
-def _left(known: Known, past: Past) -> Known:
+def _left(known: KnownTimes, past: ChainTimes) -> KnownTimes:
     """What is left after what the newest chain has done; where it outlived all that is known, as long again."""
     if past.so_far <= 0:
         return known
@@ -169,16 +167,13 @@ def _left(known: Known, past: Past) -> Known:
     beyond = known.law.beyond(past.so_far)
     if beyond is None:
         longest = max(known.law.longest, past.so_far)
-        return Known(Discrete(np.array([longest]), np.array([1.0])),
-                     f"{known.why}{done}, which is longer than all of these: as long again")
-    return Known(Discrete(beyond.values - past.so_far, beyond.probabilities), known.why + done)
+        return KnownTimes(Discrete(np.array([longest]), np.array([1.0])),
+                          f"{known.why}{done}, which is longer than all of these: as long again")
+    return KnownTimes(Discrete(beyond.values - past.so_far, beyond.probabilities), known.why + done)
 
 
 def _start_s(spec: Spec, paths: RunPaths) -> float:
     """How long ranks take to be ready, as the last launch of the folder tells, or else the last one on this machine."""
-    from fleet.domain.events import RanksReady
-    from fleet.storage.event_log import read_events
-
     found = read_events(paths.events) if paths.events.exists() else ()
     times = [at for at, event in found if isinstance(event, RanksReady)]
     if times:
@@ -190,14 +185,12 @@ def _start_s(spec: Spec, paths: RunPaths) -> float:
 # ---- by simulation ------------------------------------------------------------------------------
 
 
-def _simulated(args: argparse.Namespace, spec: Spec, site: Site) -> Known | None:
+def _simulated(args: argparse.Namespace, spec: Spec, site: Site) -> KnownTimes | None:
     """The law of the times that the ensemble takes with known rates; None where none are known.
 
     How long networks go on improving is not known. For those that stop early by ``patience`` or ``target``, the epoch
     of the last improvement is drawn log-uniformly from all that they may train.
     """
-    from fleet.runtime.inputs import open_inputs
-
     opened = open_inputs(spec)
     roles = roles_of_job(args, spec, site)
     cluster = roles.cluster
@@ -214,7 +207,7 @@ def _simulated(args: argparse.Namespace, spec: Spec, site: Site) -> Known | None
             spec.by_name[network.name].train.converge, rng)) for network in rates.models))
         times.append(given.before_s(rates) + simulate(
             drawn, cluster, spec.policy, spec.options, given.costs(spec, rates), given.stream).makespan_s)
-    return Known(empirical(times), (
+    return KnownTimes(empirical(times), (
         f"simulating it {len(times)} times on {counted(cluster.whole_gpus, 'device')}{shared} with the rates of "
         f"{origin}{given.words}, networks improving for 1 epoch to all that they may train ({_range(times)})"))
 
@@ -258,11 +251,6 @@ class _Given:
 
 def _given(spec: Spec, opened: Inputs, roles: Roles) -> _Given:
     """By what the last launch has noted, or else by what a look at the samples takes here."""
-    from fleet.domain.events import StreamStarted, SupplyFound
-    from fleet.monitor.timeline import state_of
-    from fleet.runtime.caching import Means, choose_cache
-    from fleet.storage.event_log import last_cache, read_events
-
     paths = RunPaths(spec.output.absolute())
     log = list(read_events(paths.events)) if paths.events.exists() else []
     look, samples = opened.looks["train"], len(opened.data.train)

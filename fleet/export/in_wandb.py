@@ -28,13 +28,9 @@ def write(run: TrackedRun, path: Path) -> None:
             continue
         stamp = time.strftime("%Y%m%d_%H%M%S", time.localtime(network.began))
         folder = root / f"offline-run-{stamp}-{network.key}"
-        wanted = f"{network.stamp}\n"
-        if not folder.exists() or not _says(folder / _WRITTEN, wanted):
+        wanted, written = f"{network.stamp}\n", folder / _WRITTEN
+        if not written.exists() or written.read_text(encoding="utf-8") != wanted:
             _replace(run, network, folder, wanted)
-
-
-def _says(path: Path, text: str) -> bool:
-    return path.exists() and path.read_text(encoding="utf-8") == text
 
 
 def _replace(run: TrackedRun, network: TrackedNetwork, folder: Path, said: str) -> None:

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from fleet.domain.events import Ended
 from fleet.domain.network import SCORES, EpochRecord
 from fleet.domain.run import Network, RunState
-from fleet.monitor.past import PastRun, log_of, past_of
+from fleet.monitor.past import log_of, past_of
 from fleet.spec import Converge, ModelEntry, NetworkSpec
 from fleet.spec.chosen import Plain, chosen
 from fleet.storage.paths import RunPaths
@@ -36,7 +36,7 @@ class TrackedEpoch:
     values: Mapping[str, float]
 
 
-class Objective(NamedTuple):
+class TrackedObjective(NamedTuple):
     """What networks are judged by; the best value of one, NaN without any."""
 
     name: str
@@ -63,7 +63,7 @@ class TrackedNetwork:
     params: Mapping[str, Plain]
     drawn: Mapping[str, Any]
     entry: str
-    objectives: tuple[Objective, ...]
+    objectives: tuple[TrackedObjective, ...]
     status: Status
     epochs: tuple[TrackedEpoch, ...]
     began: float
@@ -124,15 +124,6 @@ def track(paths: RunPaths) -> TrackedRun:
         UserError: there is no run there, or its spec cannot be read.
     """
     past, log = past_of(paths), log_of(paths)
-    return tracked(past, paths, is_going_on=not (log and isinstance(log[-1].event, Ended)))
-
-
-def tracked(past: PastRun, paths: RunPaths, is_going_on: bool = False) -> TrackedRun:
-    """A run as trackers know one.
-
-    Args:
-        is_going_on: whether no launch has said that it has ended.
-    """
     document, run = past.spec.document, past.run
     began = run.launches[0].start.date if run.launches else 0.0
     key = _digest(f"{document.name}\0{began}")
@@ -142,7 +133,8 @@ def tracked(past: PastRun, paths: RunPaths, is_going_on: bool = False) -> Tracke
                 for spec in past.spec.networks]
     files = (paths.spec, paths.results, paths.report, paths.ensembles)
     return TrackedRun(
-        document.name, key, began, max([began, *(network.ended for network in networks)]), is_going_on,
+        document.name, key, began, max([began, *(network.ended for network in networks)]),
+        not (log and isinstance(log[-1].event, Ended)),
         {"policy": document.schedule.policy, "engine": document.resources.engine, "seed": document.seed},
         {entry.stem: _space(entry) for entry in document.models if _space(entry)}, tuple(networks),
         {path.name: path for path in files if path.exists()})
@@ -151,10 +143,6 @@ def tracked(past: PastRun, paths: RunPaths, is_going_on: bool = False) -> Tracke
 def _space(entry: ModelEntry) -> Mapping[str, Any]:
     """What differs between the networks of an entry."""
     return entry.space or entry.grid or {}
-
-
-def _entry(entry: ModelEntry) -> str:
-    return entry.stem if _space(entry) else ""
 
 
 @dataclass
@@ -181,20 +169,20 @@ class _Making:
                  "parent": row.parent, "parent_epoch": row.parent_epoch,
                  **{column: row.value(column) for column in ("test_loss", "test_accuracy")},
                  **{column: value for column, value in row.metrics.items() if column.startswith("test_")}}
+        monitored = TrackedObjective(converge.watched, row.value(converge.watched), converge.sign > 0)
         return TrackedNetwork(
-            name, _digest(f"{self.key}\0{name}"), chosen(spec), spec.parameters, _entry(entry),
-            self._objectives(entry, name, Objective(converge.watched, row.value(converge.watched), converge.sign > 0)),
-            row.status,
+            name, _digest(f"{self.key}\0{name}"), chosen(spec), spec.parameters, entry.stem if _space(entry) else "",
+            self._objectives(entry, name, monitored), row.status,
             tuple(self._epochs(name, found.standing.history, converge)), began,
             {column: value for column, value in about.items() if value not in ("", 0, None) and value == value},
             {path.name: path for path in (*sorted(self.paths.model(name).glob("best.*")), self.paths.history(name))
              if path.exists()})
 
-    def _objectives(self, entry: ModelEntry, name: str, monitored: Objective) -> tuple[Objective, ...]:
+    def _objectives(self, entry: ModelEntry, name: str, monitored: TrackedObjective) -> tuple[TrackedObjective, ...]:
         """What a network is judged by; of several objectives, what its searcher was told that it has come to."""
         several = () if entry.search is None else entry.search.objectives[1:]
         values = chain(self.run.told.get(name, ())[1:], repeat(math.nan))
-        return (monitored, *(Objective(one.value, value, one.sense == "maximize")
+        return (monitored, *(TrackedObjective(one.value, value, one.sense == "maximize")
                              for one, value in zip(several, values, strict=False)))
 
     def _epochs(self, name: str, history: Sequence[EpochRecord], converge: Converge) -> Iterator[TrackedEpoch]:

@@ -33,11 +33,7 @@ class Tracker:
     shown: str
 
 
-def _rows(*trackers: Tracker) -> Mapping[str, Tracker]:
-    return {tracker.name: tracker for tracker in trackers}
-
-
-TRACKERS = _rows(
+TRACKERS = {tracker.name: tracker for tracker in (
     Tracker("mlflow", "fleet.export.in_mlflow:write", "track/mlflow", False,
             "add the run to a store of MLflow (DIR/mlflow.db): a parent, and a child for each network",
             "mlflow ui --backend-store-uri sqlite:///{path}/mlflow.db"),
@@ -46,7 +42,7 @@ TRACKERS = _rows(
             "wandb sync {path}/wandb/offline-run-*"),
     Tracker("optuna", "fleet.export.in_optuna:write", "track/optuna.log", True,
             "add studies to a journal of Optuna, or to a database whose name ends with .db",
-            "optuna-dashboard {path}"))
+            "optuna-dashboard {path}"))}
 
 
 def places(wanted: Sequence[Mapping[str, str | None]], root: Path) -> list[tuple[str, Path]]:

@@ -24,7 +24,7 @@ LEAST_SHARE = 0.05  # of a gap: gaps that were shorter than a start may become l
 
 
 @dataclass(frozen=True)
-class Limits:
+class HarvestLimits:
     """What the user asks for.
 
     Attributes:
@@ -118,7 +118,7 @@ class Cancel:
 Order: TypeAlias = Submit | Cancel
 
 
-def decide(runs: Sequence[Harvested], idle_nodes: int, gap_s: float, limits: Limits) -> list[Order]:
+def decide(runs: Sequence[Harvested], idle_nodes: int, gap_s: float, limits: HarvestLimits) -> list[Order]:
     """What to do about the queue now.
 
     Args:
@@ -126,9 +126,9 @@ def decide(runs: Sequence[Harvested], idle_nodes: int, gap_s: float, limits: Lim
         idle_nodes: that no job has, and no job of ours in the queue will have.
         gap_s: how long nodes are expected to stay idle.
 
-    >>> decide([Harvested("a", waiting=5)], 3, 600.0, Limits())
+    >>> decide([Harvested("a", waiting=5)], 3, 600.0, HarvestLimits())
     [Submit(name='a', nodes=1), Submit(name='a', nodes=1)]
-    >>> decide([Harvested("a", waiting=0, queued=(("17", 1),))], 3, 600.0, Limits())
+    >>> decide([Harvested("a", waiting=0, queued=(("17", 1),))], 3, 600.0, HarvestLimits())
     [Cancel(name='a', job='17')]
     """
     orders: list[Order] = [Cancel(run.name, job) for run in runs for job in (
@@ -149,7 +149,7 @@ def decide(runs: Sequence[Harvested], idle_nodes: int, gap_s: float, limits: Lim
                                       gap_s, limits.nodes_per_job)]
 
 
-def _room(runs: Sequence[Harvested], orders: Sequence[Order], limits: Limits) -> int:
+def _room(runs: Sequence[Harvested], orders: Sequence[Order], limits: HarvestLimits) -> int:
     """How many jobs may be handed in once some were taken back."""
     queued = sum(len(run.queued) for run in runs) - len(orders)
     return min(limits.backlog - queued, limits.most - queued - sum(run.running for run in runs))
@@ -179,7 +179,7 @@ def _shared(wanting: Sequence[Harvested], room: int, nodes: int, gap_s: float, l
     return sorted(jobs, key=lambda job: -job.nodes)[:room]
 
 
-def is_given_up(run: Harvested, limits: Limits) -> bool:
+def is_given_up(run: Harvested, limits: HarvestLimits) -> bool:
     """Whether no job is handed in for a run any more, though networks may be left."""
     return run.is_called_off or run.fruitless >= limits.fruitless or run.passed >= limits.passing
 

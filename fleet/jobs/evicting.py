@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from fleet.errors import FleetError, UserError
-from fleet.jobs.holding import HeldJobs, Interruption
+from fleet.jobs.holding import DeferredSignals, HeldJobs
 from fleet.jobs.making_room import MakingRoom
 from launch import slurm_acts
 from launch.base import InputError
-from launch.slurm_acts import Standing
+from launch.slurm_acts import JobStanding
 from launch.slurm_jobs import SlurmJob, running_jobs, scripts, waiting_jobs
 from scheduler.eviction.carrying import Eviction, Step
 from scheduler.eviction.plan import RunningJob
@@ -51,13 +51,13 @@ class Candidates:
     held: dict[str, int]
     signals: dict[str, str]
     runs: dict[str, str]
-    standing: Mapping[str, Standing]
+    standing: Mapping[str, JobStanding]
     patient: frozenset[str] = frozenset()
     scripts: Mapping[str, str] = field(default_factory=dict)
 
 
 @dataclass
-class Machine:
+class ClusterView:
     """What is seen of the cluster.
 
     Args:
@@ -71,7 +71,7 @@ class Machine:
     user: str | None
     costs: Costs
     give_back: GiveBack
-    seen: dict[str, Standing] = field(default_factory=dict)  # the run of each job that an eviction is about
+    seen: dict[str, JobStanding] = field(default_factory=dict)  # the run of each job that an eviction is about
 
     def look(self) -> Candidates:
         """How things stand now. A job that has been started again is none of those that hold nodes.
@@ -147,11 +147,8 @@ class Keeping:
     held: Sequence[str] = ()
 
 
-_FOR_NOBODY = Keeping()
-
-
-def carry_out(eviction: Eviction, first: Candidates, machine: Machine, diary: Diary, keeping: Keeping = _FOR_NOBODY,
-              interruption: Interruption | None = None, sleep: Callable[[float], None] | None = None,
+def carry_out(eviction: Eviction, first: Candidates, machine: ClusterView, diary: Diary, keeping: Keeping,
+              interruption: DeferredSignals, sleep: Callable[[float], None] | None = None,
               now_s: Callable[[], float] = time.monotonic) -> bool:
     """Act until the nodes are free, and keep them so for a while; whether all went well.
 
@@ -167,7 +164,6 @@ def carry_out(eviction: Eviction, first: Candidates, machine: Machine, diary: Di
         InputError: at first: all jobs together have fewer nodes.
         UserError: nothing can be noted.
     """
-    interruption = interruption or Interruption()
     holding = HeldJobs(diary.note, machine.may_touch, keeping.held)
     room = MakingRoom()
     course = _Course(eviction, machine, diary, keeping, holding, room, interruption, Freed(first, keeping.job))
@@ -190,7 +186,7 @@ class Freed:
         self._urgent = urgent
         self._had = {job: first.standing[job].names for job in first.held}  # of those that are to make room
         self._by: dict[str, str] = {}  # node -> the job that has let go of it
-        self._owners: dict[str, Standing] = {}  # node -> the job that has it now
+        self._owners: dict[str, JobStanding] = {}  # node -> the job that has it now
 
     def look(self, found: Candidates) -> dict[str, list[str]]:
         """The nodes that others have taken since the last look, by their jobs."""
@@ -236,12 +232,12 @@ class _Course:
     """
 
     eviction: Eviction
-    machine: Machine
+    machine: ClusterView
     diary: Diary
     keeping: Keeping
     holding: HeldJobs
     room: MakingRoom
-    interruption: Interruption
+    interruption: DeferredSignals
     freed: Freed
     free_min: float | None = None
     silence: str = ""
@@ -342,7 +338,8 @@ class _Course:
             return self._waits(job, stands or {}, minute, given_up if late else "")
         return True, f"job {job} is {stands[job].state if job in stands else 'gone'} after {minute:.1f} min"
 
-    def _waits(self, job: str, stands: Mapping[str, Standing], minute: float, given_up: str) -> tuple[bool, str] | None:
+    def _waits(self, job: str, stands: Mapping[str, JobStanding], minute: float, given_up: str
+               ) -> tuple[bool, str] | None:
         """The urgent job has not begun: say so now and then, with what is known of why, or give it up."""
         reason = stands[job].reason if job in stands else ""
         others = self.freed.told()
@@ -390,7 +387,7 @@ class _Course:
         return f"signal {signal}"
 
 
-def gives_way(job: str, found: Candidates, urgent: str | None, machine: Machine) -> bool:
+def gives_way(job: str, found: Candidates, urgent: str | None, machine: ClusterView) -> bool:
     """Whether a job that comes, or waits, is to leave the nodes to others.
 
     FLEET's own are, for they can go on later. Of other jobs it is up to the queue who is first, unless it is known for
@@ -401,13 +398,13 @@ def gives_way(job: str, found: Candidates, urgent: str | None, machine: Machine)
     return job != urgent and machine.may_touch(user) and (job in found.patient or is_own)
 
 
-def rivals(found: Candidates, urgent: str | None, machine: Machine) -> list[str]:
+def rivals(found: Candidates, urgent: str | None, machine: ClusterView) -> list[str]:
     """The jobs in the queue that would take the nodes, and are held."""
     return sorted(job for job, now in found.standing.items()
                   if now.waits and not now.is_held and gives_way(job, found, urgent, machine))
 
 
-def held_by_others(found: Candidates, machine: Machine, known: Sequence[str]) -> list[str]:
+def held_by_others(found: Candidates, machine: ClusterView, known: Sequence[str]) -> list[str]:
     """Jobs of FLEET's in the queue that are held, though not by an eviction that is known of."""
     return sorted(job for job in found.patient if job in found.standing and found.standing[job].is_held
                   and job not in known and machine.may_touch(found.standing[job].user))

@@ -8,7 +8,6 @@ networks are, how fast they are, what starting takes and how long jobs are let b
 
 from __future__ import annotations
 
-import os
 import statistics
 import time
 from collections import Counter
@@ -17,7 +16,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 from pydantic import TypeAdapter
 
@@ -27,21 +25,19 @@ from fleet.domain.record import Kind
 from fleet.domain.run import RunState
 from fleet.errors import ExitStatus, StorageError, UserError
 from fleet.jobs import harvested as book
-from fleet.jobs.backlog import Cancel, Harvested, Limits, Order, Submit, decide, is_given_up
-from fleet.jobs.chain import Stop
+from fleet.jobs.backlog import Cancel, Harvested, HarvestLimits, Order, Submit, decide, is_given_up
+from fleet.jobs.launching import ANSWERS, WarnedLaunch, keep_last_room, refusal, say
 from fleet.jobs.making_room import begin_later
 from fleet.jobs.notes import Begun, HandedIn
-from fleet.jobs.room import await_room, keep_last_room, pause, refusal, say
-from fleet.jobs.systems import SYSTEM_VARIABLE, lease_of_process
-from fleet.jobs.warned import WarnedLaunch
-from fleet.storage.event_log import RunTail, launch_status, log_mark
+from fleet.jobs.systems import lease_of_process
+from fleet.storage.event_log import RunTail, log_mark
 from fleet.storage.files import write_json
 from fleet.storage.network_leases import holders
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import Status, read_results
 from launch.base import InputError
 from launch.queues import QUEUES, QueuedJob
-from launch.systems import System, is_preempted, submit
+from launch.systems import System, submit
 
 GAP_S = 600.0  # how long nodes are taken to stay idle before anything is known of it: it counts as one gap
 _EVERY_S = 30.0  # between two looks at the queue
@@ -51,7 +47,7 @@ _RATES = 50  # newest epochs of which rates are taken
 
 
 @dataclass(frozen=True)
-class Run:
+class HarvestRun:
     """A run that is harvested.
 
     Attributes:
@@ -75,7 +71,7 @@ class Run:
 
 
 @dataclass(frozen=True)
-class Plan:
+class HarvestPlan:
     """A harvest: what was asked for, as all of its jobs know it.
 
     Attributes:
@@ -84,8 +80,8 @@ class Plan:
         command: what begins it again, for people; empty where nobody said.
     """
 
-    runs: tuple[Run, ...]
-    limits: Limits
+    runs: tuple[HarvestRun, ...]
+    limits: HarvestLimits
     options: tuple[str, ...] = ()
     partition: str | None = None
     command: str = ""
@@ -96,7 +92,7 @@ class Plan:
         Raises:
             StorageError: the disk is full, ...
         """
-        content = TypeAdapter(Plan).dump_python(self, mode="json")
+        content = TypeAdapter(HarvestPlan).dump_python(self, mode="json")
         for run in self.runs:
             write_json(run.paths.harvest, content)
             keep_last_room(run.paths.last_room)
@@ -104,56 +100,47 @@ class Plan:
     def ask(self) -> None:
         """Its user asks for it, again or for the first time."""
         for run in self.runs:
-            book.note(run.paths, book.Asked())
+            book.note(run.paths, book.HarvestAsked())
 
     @staticmethod
-    def read(path: Path) -> Plan:
+    def read(path: Path) -> HarvestPlan:
         """Read what :meth:`write` wrote.
 
         Raises:
             UserError: it is not there, or something else.
         """
         try:
-            return TypeAdapter(Plan).validate_json(path.read_bytes())
+            return TypeAdapter(HarvestPlan).validate_json(path.read_bytes())
         except OSError as error:
             raise UserError(f"{path} cannot be read: {error.strerror}; fleet harvest writes it") from None
         except ValueError as error:
             raise UserError(f"{path} is no harvest that fleet harvest wrote: {' '.join(str(error).split())}") from None
 
 
-class Queue(Protocol):
-    """What is asked of a batch system; a test may give its own."""
+class BatchQueue:
+    """What a harvest asks of a batch system, by its commands; each raises InputError where it does not answer.
+
+    A test may give its own.
+    """
+
+    def __init__(self, plan: HarvestPlan, system: System) -> None:
+        self._plan, self._system, self._queue = plan, system, QUEUES[system.queue_commands]
 
     def jobs(self, names: Sequence[str]) -> list[QueuedJob]:
         """The jobs of this user with these names."""
+        return self._queue.own_jobs(names)
 
     def idle_nodes(self) -> int:
         """How many nodes have no job."""
+        return self._queue.idle_nodes(self._plan.partition)
 
     def submit(self, script: Path, nodes: int) -> str:
         """Hand in a job; returns its id."""
-
-    def cancel(self, job: str) -> None:
-        """Take back a job that waits."""
-
-
-class BatchQueue:
-    """A batch system, by its commands; each raises InputError where it does not answer."""
-
-    def __init__(self, plan: Plan, system: System) -> None:
-        self._plan, self._system, self._queue = plan, system, QUEUES[system.queue_commands]
-
-    def jobs(self, names: Sequence[str]) -> list[QueuedJob]:  # noqa: D102 - Queue says it
-        return self._queue.own_jobs(names)
-
-    def idle_nodes(self) -> int:  # noqa: D102
-        return self._queue.idle_nodes(self._plan.partition)
-
-    def submit(self, script: Path, nodes: int) -> str:  # noqa: D102
         later = begin_later(self._system, [run.paths for run in self._plan.runs])
         return submit(self._system, script, more=(*self._plan.options, *later))
 
-    def cancel(self, job: str) -> None:  # noqa: D102
+    def cancel(self, job: str) -> None:
+        """Take back a job that waits."""
         self._queue.cancel(job)
 
 
@@ -170,7 +157,7 @@ class Backlog:
         command: what begins the harvest again.
     """
 
-    def __init__(self, plan: Plan, queue: Queue, environment: Mapping[str, str]) -> None:
+    def __init__(self, plan: HarvestPlan, queue: BatchQueue, environment: Mapping[str, str]) -> None:
         self._plan, self._queue, self._environment = plan, queue, environment
         self.command = plan.command
         self._logs = {run.job: Logs(run.paths) for run in plan.runs}
@@ -218,7 +205,7 @@ class Backlog:
         orders = [Cancel(job.name, job.id) for job in self._queue.jobs([run.job for run in self._plan.runs])
                   if not job.runs]
         for order in orders:
-            self._carry_out(order, next(run.paths for run in self._plan.runs if run.job == order.name))
+            self._carry_out(order)
         return list(orders)
 
     def _top_up(self, without: str) -> list[Order]:
@@ -234,7 +221,7 @@ class Backlog:
                 for run in self._plan.runs]
         orders = decide(runs, max(0, idle - taken), gap_s, self._plan.limits)
         for order in orders:
-            self._carry_out(order, next(run.paths for run in self._plan.runs if run.job == order.name))
+            self._carry_out(order)
         if without:
             self._note_over(runs, orders)
         return orders
@@ -242,7 +229,7 @@ class Backlog:
     def _leaving(self, jobs: Sequence[QueuedJob]) -> set[str]:
         """The jobs that are there still, and whose launches are over."""
         newest = {job: one for run in self._plan.runs for job, one in book.newest_of_jobs(run.paths).items()}
-        return {job.id for job in jobs if job.runs and isinstance(one := newest.get(job.id), book.Ended)
+        return {job.id for job in jobs if job.runs and isinstance(one := newest.get(job.id), book.LaunchEnded)
                 and one.status is not None}
 
     def _note_lost(self, jobs: Sequence[QueuedJob]) -> None:
@@ -261,21 +248,21 @@ class Backlog:
         for run, seen in zip(self._plan.runs, runs, strict=True):
             ends = seen.is_over or is_given_up(seen, self._plan.limits) or not there
             if ends and seen.name not in there and book.over_of(run.paths) is None:
-                is_complete = seen.is_over and not self._failed(run)
-                book.note(run.paths, book.Over(self._why_over(run, seen), "" if is_complete else self._plan.command))
+                again = "" if seen.is_over and not self._failed(run) else self._plan.command
+                book.note(run.paths, book.HarvestOver(self._why_over(run, seen), again))
 
-    def _failed(self, run: Run) -> int:
+    def _failed(self, run: HarvestRun) -> int:
         """How many networks of a run have failed."""
         outcomes = (standing.outcome for standing in self._logs[run.job].run.standings.values())
         return sum(outcome is not None and outcome.is_failure for outcome in outcomes)
 
-    def _why_over(self, run: Run, seen: Harvested) -> str:
+    def _why_over(self, run: HarvestRun, seen: Harvested) -> str:
         if seen.is_over:
             failed = self._failed(run)
             return f"all networks are done, {failed} of them failed" if failed else "all networks are done"
         if seen.is_called_off:
             return "it was called off (--end)"
-        ends = [one.why for one in book.noted_of(run.paths) if isinstance(one, book.Ended) and one.why]
+        ends = [one.why for one in book.noted_of(run.paths) if isinstance(one, book.LaunchEnded) and one.why]
         last = ends[-1] if ends else ""
         because = last and f"; the last: {last}"
         if seen.fruitless >= self._plan.limits.fruitless:
@@ -289,7 +276,8 @@ class Backlog:
         return next((one.nodes for run in self._plan.runs for one in book.noted_of(run.paths)
                      if isinstance(one, HandedIn) and one.job == job), 1)
 
-    def _carry_out(self, order: Order, paths: RunPaths) -> None:
+    def _carry_out(self, order: Order) -> None:
+        paths = next(run.paths for run in self._plan.runs if run.job == order.name)
         match order:
             case Submit(nodes=nodes):
                 book.note(paths, HandedIn(self._queue.submit(paths.harvest_script(nodes), nodes), nodes))
@@ -310,19 +298,19 @@ class AskedLast(Backlog):
 
     def __init__(self, file: Path, system: System, environment: Mapping[str, str]) -> None:
         self._file, self._system = file, system
-        self._take(Plan.read(file), environment)
+        self._take(HarvestPlan.read(file), environment)
 
     def top_up(self, without: str = "", anew: bool = False) -> list[Order]:  # noqa: D102 - Backlog says it
         with suppress(UserError):  # it is as it was
-            if (plan := Plan.read(self._file)) != self._plan:
+            if (plan := HarvestPlan.read(self._file)) != self._plan:
                 self._take(plan, self._environment)
         return super().top_up(without, anew)
 
-    def _take(self, plan: Plan, environment: Mapping[str, str]) -> None:
+    def _take(self, plan: HarvestPlan, environment: Mapping[str, str]) -> None:
         super().__init__(plan, BatchQueue(plan, self._system), environment)
 
 
-def mean_gap_s(past: Sequence[book.Past]) -> float:
+def mean_gap_s(past: Sequence[book.PastLaunch]) -> float:
     """How long nodes stay idle, in seconds: what launches lasted over how many were cut off, if gaps have no memory."""
     return (GAP_S + sum(one.seconds for one in past)) / (1 + sum(one.is_cut for one in past))
 
@@ -358,7 +346,8 @@ class Logs:
             self.run.apply(at, event, log)
 
 
-def look(run: Run, jobs: Sequence[QueuedJob], past: Sequence[book.Past], logs: Logs | None = None) -> Harvested:
+def look(run: HarvestRun, jobs: Sequence[QueuedJob], past: Sequence[book.PastLaunch], logs: Logs | None = None
+         ) -> Harvested:
     """A run, as its folder and its jobs show it.
 
     Args:
@@ -391,7 +380,7 @@ def look(run: Run, jobs: Sequence[QueuedJob], past: Sequence[book.Past], logs: L
         is_called_off=book.is_called_off(run.paths))
 
 
-def _at_once(run: Run, start: Started | None, nodes: int) -> int:
+def _at_once(run: HarvestRun, start: Started | None, nodes: int) -> int:
     """How many networks so many nodes train at once."""
     if start is None:
         return run.per_node * nodes
@@ -399,7 +388,7 @@ def _at_once(run: Run, start: Started | None, nodes: int) -> int:
     return max(1, start.trainers * nodes // (start.nodes * largest))
 
 
-def _samples_left(run: Run, over: Collection[str], logs: Logs) -> float:
+def _samples_left(run: HarvestRun, over: Collection[str], logs: Logs) -> float:
     """Samples that the networks of a run are still to be trained on, at most."""
     left = 0
     for name in run.networks:
@@ -430,9 +419,8 @@ class HarvestJob:
     """
 
     def __init__(self, paths: RunPaths, backlog: Backlog, system: System, job: str) -> None:
-        self._paths, self._backlog, self._system, self._job = paths, backlog, system, job
-        self._warned = WarnedLaunch({**os.environ, SYSTEM_VARIABLE: system.name},
-                                    is_preempted=lambda: is_preempted(system, job))
+        self._paths, self._backlog, self._job = paths, backlog, job
+        self._warned = WarnedLaunch(paths, system, job)
         self._was_answered = False
 
     def run(self, command: Sequence[str]) -> int:
@@ -443,64 +431,58 @@ class HarvestJob:
             StorageError: nothing can be noted.
         """
         self._warned.listen()
-        if (refused := self._await_room()) is not None:
+        if (refused := self._warned.await_room()) is not None:
             return self._give_up(refused, ExitStatus.CAN_PASS)
         keep_last_room(self._paths.last_room)
         if isinstance(book.newest_of_jobs(self._paths).get(self._job), Begun):  # the batch system has put it back
             self._note(book.lost(self._job, is_back=True))
         if not self._finds_work():
-            self._note(book.Ended(self._job, int(ExitStatus.OK), why="it would have found no network to train"))
+            self._note(book.LaunchEnded(self._job, int(ExitStatus.OK), why="it would have found no network to train"))
             self._end()
             return int(ExitStatus.OK)
         before = log_mark(self._paths.events)
         self._note(Begun(self._job, before[1]))
         self._top_up()
         try:
-            ended = self._warned.run(command, _EVERY_S, self._top_up)
+            status = self._warned.run(command, before, _EVERY_S, self._top_up)
         except UserError as error:
-            self._note(book.Ended(self._job, int(ExitStatus.BAD_INPUT), why=str(error)))
+            self._note(book.LaunchEnded(self._job, int(ExitStatus.BAD_INPUT), why=str(error)))
             self._end()
             raise
-        status, warning = launch_status(ended, self._paths.events, before), self._warned.warning
-        if not warning and Stop(status).is_failure and is_preempted(self._system, self._job):
-            warning = "a preemption"
-        why = self._warned.why(status, ended, self._paths.events)
-        if Stop(status).is_failure and (refused := refusal(self._paths.jobs)) is not None and refused.may_pass:
+        warning = self._warned.warning
+        if status not in ANSWERS and (refused := refusal(self._paths.jobs)) is not None and refused.may_pass:
             status = int(ExitStatus.CAN_PASS)
-        if (refused := self._await_room()) is not None:
+        if (refused := self._warned.await_room()) is not None:
             return self._give_up(refused, status, warning)
-        self._note(book.Ended(self._job, status, warning, why))
+        self._note(book.LaunchEnded(self._job, status, warning, self._warned.why))
         self._rest(status)
         self._end()  # perhaps all others are ended at this moment, and nobody else is left to do it
         return status
-
-    def _await_room(self) -> StorageError | None:
-        return await_room(self._paths.jobs, lambda: self._warned.is_signalled)
 
     def _note(self, what: Kind) -> None:
         """Add a line; a disk that fills up just now is waited for."""
         try:
             book.note(self._paths, what)
         except StorageError as error:
-            if not error.may_pass or self._await_room() is not None:
+            if not error.may_pass or self._warned.await_room() is not None:
                 raise
             book.note(self._paths, what)
 
     def _rest(self, status: int) -> None:
         """Wait the longer the more launches in a row were ended by what may pass, and finished no epoch."""
         if status == ExitStatus.CAN_PASS and (count := book.passed(book.past_of(self._paths))):
-            pause(min(_MOST_REST_S, _REST_S * 2 ** (count - 1)), lambda: self._warned.is_signalled)
+            self._warned.pause(min(_MOST_REST_S, _REST_S * 2 ** (count - 1)))
 
     def _give_up(self, refused: StorageError, status: int, warning: str = "") -> int:
         """No job can be handed in where nothing can be noted; this end may have the room that was kept for it.
 
         The last of several jobs that come to it says that the harvest is over.
         """
-        over = book.Over(f"files cannot be written: {refused}", self._backlog.command)
+        over = book.HarvestOver(f"files cannot be written: {refused}", self._backlog.command)
         with suppress(OSError):
             self._paths.last_room.unlink(missing_ok=True)
         with suppress(StorageError):
-            book.note(self._paths, book.Ended(self._job, int(status), warning, str(refused)))
+            book.note(self._paths, book.LaunchEnded(self._job, int(status), warning, str(refused)))
             if not any(isinstance(one, Begun) for one in book.newest_of_jobs(self._paths).values()):
                 book.note(self._paths, over)
         say(str(over))
@@ -531,10 +513,10 @@ class HarvestJob:
                 return
             if self._warned.is_signalled or time.monotonic() >= until:
                 with suppress(StorageError):
-                    book.note(self._paths, book.Over(f"its last launch could hand in no further job: {problem}",
+                    book.note(self._paths, book.HarvestOver(f"its last launch could hand in no further job: {problem}",
                                            self._backlog.command))
                 break
-            pause(pause_s, lambda: self._warned.is_signalled)
+            self._warned.pause(pause_s)
             pause_s *= 2
         if (over := book.over_of(self._paths)) is not None:
             say(str(over))

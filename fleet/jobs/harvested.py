@@ -5,8 +5,9 @@ Nothing else is remembered between the jobs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,7 +20,7 @@ from fleet.storage.lines import add_dated_line
 from fleet.storage.paths import RunPaths
 
 
-class Asked(Kind, word="asked"):
+class HarvestAsked(Kind, word="asked"):
     """A user has asked for the harvest: launches that came to nothing before are forgiven."""
 
 
@@ -29,7 +30,7 @@ class TakenBack(Kind, word="cancelled"):
     job: str
 
 
-class Ended(Kind, word="ended"):
+class LaunchEnded(Kind, word="ended"):
     """The launch of a job is over; of a job that was killed, another one says so.
 
     Attributes:
@@ -44,7 +45,7 @@ class Ended(Kind, word="ended"):
     why: Annotated[str, OmitDefault] = ""
 
 
-class Over(Kind, word="over"):
+class HarvestOver(Kind, word="over"):
     """No job is left, and none will be handed in.
 
     Attributes:
@@ -60,7 +61,7 @@ class Over(Kind, word="over"):
 
 
 _KINDS: Mapping[str, type] = {
-    kind.word: kind for kind in (Asked, CalledOff, HandedIn, TakenBack, Begun, Ended, Over)}
+    kind.word: kind for kind in (HarvestAsked, CalledOff, HandedIn, TakenBack, Begun, LaunchEnded, HarvestOver)}
 
 
 def note(paths: RunPaths, what: Kind) -> None:
@@ -79,18 +80,18 @@ def noted_of(paths: RunPaths) -> list[Any]:
 
 def is_called_off(paths: RunPaths) -> bool:
     """Whether no more jobs are wanted for a run."""
-    said = [one for one in noted_of(paths) if isinstance(one, Asked | CalledOff)]
+    said = [one for one in noted_of(paths) if isinstance(one, HarvestAsked | CalledOff)]
     return bool(said) and isinstance(said[-1], CalledOff)
 
 
-def over_of(paths: RunPaths) -> Over | None:
+def over_of(paths: RunPaths) -> HarvestOver | None:
     """That the harvest of a run is over, and why; None where it goes on, or there is none."""
-    said = [one for one in noted_of(paths) if isinstance(one, Asked | HandedIn | Begun | Over)]
-    return said[-1] if said and isinstance(said[-1], Over) else None
+    said = [one for one in noted_of(paths) if isinstance(one, HarvestAsked | HandedIn | Begun | HarvestOver)]
+    return said[-1] if said and isinstance(said[-1], HarvestOver) else None
 
 
 @dataclass(frozen=True)
-class Past:
+class PastLaunch:
     """A launch that is over, as its log tells it.
 
     Attributes:
@@ -110,14 +111,10 @@ class Past:
     is_forgiven: bool = False
 
     @property
-    def is_fruitless(self) -> bool | None:
-        """Whether it should have finished an epoch, and has not; None where it got no network, or was ended before."""
-        if self.epochs:
-            return False
-        if self.has_passed:
-            return None
+    def is_fruitless(self) -> bool:
+        """Whether it should have finished an epoch, and has not; it need not where it got no network, or was ended."""
         ended_well = self.status in (ExitStatus.OK, ExitStatus.NETWORK_FAILED, ExitStatus.RESUMABLE)
-        return None if self.is_warned or (ended_well and not self.taken) else True
+        return not (self.epochs or self.has_passed or self.is_warned or (ended_well and not self.taken))
 
     @property
     def has_passed(self) -> bool:
@@ -130,7 +127,7 @@ class Past:
         return self.is_warned or self.status is None
 
 
-def past_of(paths: RunPaths, running: Sequence[str] = ()) -> list[Past]:
+def past_of(paths: RunPaths, running: Sequence[str] = ()) -> list[PastLaunch]:
     """The launches of a run that are over, in the order in which they began.
 
     Args:
@@ -139,60 +136,56 @@ def past_of(paths: RunPaths, running: Sequence[str] = ()) -> list[Past]:
     noted = noted_of(paths)
     begun = [(place, one) for place, one in enumerate(noted) if isinstance(one, Begun)]
     last = {one.job: place for place, one in begun}
-    asked = max((place for place, one in enumerate(noted) if isinstance(one, Asked)), default=-1)
+    asked = max((place for place, one in enumerate(noted) if isinstance(one, HarvestAsked)), default=-1)
     past = []
     for place, one in begun:
-        later = [other for other in noted[place + 1:] if isinstance(other, Begun | Ended) and other.job == one.job]
-        end = later[0] if later and isinstance(later[0], Ended) else None
+        after = next((other for other in noted[place + 1:]
+                      if isinstance(other, Begun | LaunchEnded) and other.job == one.job), None)
+        end = after if isinstance(after, LaunchEnded) else None
         if end is None and one.job in running and last[one.job] == place:
             continue
         past.append(_past(RunPaths(paths.root, one.job).events, one.log_bytes, end, place < asked))
     return past
 
 
-def _past(log: Path, start: int, end: Ended | None, is_forgiven: bool) -> Past:
+def _past(log: Path, start: int, end: LaunchEnded | None, is_forgiven: bool) -> PastLaunch:
     events: list[Logged] = []
     for logged in read_events(log, start) if log.exists() else ():
         if isinstance(logged.event, Started) and events:
             break
         events.append(logged)
     seconds = events[-1].t_s if events else 0.0
-    return Past(seconds, sum(isinstance(logged.event, NetworkTaken) for logged in events),
-                sum(isinstance(logged.event, EpochEnded) for logged in events),
-                None if end is None else end.status, end is not None and bool(end.warning), is_forgiven)
+    return PastLaunch(seconds, sum(isinstance(logged.event, NetworkTaken) for logged in events),
+                      sum(isinstance(logged.event, EpochEnded) for logged in events),
+                      None if end is None else end.status, end is not None and bool(end.warning), is_forgiven)
 
 
-def fruitless(past: Sequence[Past]) -> int:
+def fruitless(past: Sequence[PastLaunch]) -> int:
     """How many launches in a row, to the newest, have finished no epoch."""
-    count = 0
-    for one in reversed(past):
-        if one.is_fruitless is False or one.is_forgiven:
-            break
-        count += bool(one.is_fruitless)
-    return count
+    return sum(one.is_fruitless for one in _without_epoch(past))
 
 
-def passed(past: Sequence[Past]) -> int:
+def passed(past: Sequence[PastLaunch]) -> int:
     """How many launches in a row, to the newest, were ended by what may pass, and have finished no epoch."""
-    count = 0
-    for one in reversed(past):
-        if one.epochs or one.is_forgiven:
-            break
-        count += one.has_passed
-    return count
+    return sum(one.has_passed for one in _without_epoch(past))
 
 
-def newest_of_jobs(paths: RunPaths) -> dict[str, Begun | Ended]:
+def _without_epoch(past: Sequence[PastLaunch]) -> Iterator[PastLaunch]:
+    """The launches since one that has finished an epoch, or was forgiven, the newest first."""
+    return takewhile(lambda one: not (one.epochs or one.is_forgiven), reversed(past))
+
+
+def newest_of_jobs(paths: RunPaths) -> dict[str, Begun | LaunchEnded]:
     """Job of a run -> whether its newest launch is over: such a job is about to end, if it is there still."""
-    return {one.job: one for one in noted_of(paths) if isinstance(one, Begun | Ended)}
+    return {one.job: one for one in noted_of(paths) if isinstance(one, Begun | LaunchEnded)}
 
 
-def lost(job: str, is_back: bool) -> Ended:
+def lost(job: str, is_back: bool) -> LaunchEnded:
     """The end of a launch that did not come to say why it ended.
 
     Args:
         is_back: whether its job waits in the queue again, or runs anew.
     """
-    return Ended(job, None, why="it ended without a word, and its job was put back into the queue: preempted, or its "
-                                "node died" if is_back else
-                                "it ended without a word: preempted, cancelled, killed, or its node died")
+    return LaunchEnded(job, None, why="it ended without a word, and its job was put back into the queue: preempted, or "
+                                      "its node died" if is_back else
+                                      "it ended without a word: preempted, cancelled, killed, or its node died")

@@ -14,34 +14,26 @@ import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from types import FrameType, TracebackType
-from typing import Any, Protocol
 
 from fleet.storage.lines import read_lines
 from launch import slurm_acts
 from launch.base import InputError
-from launch.slurm_acts import Standing
+from launch.slurm_acts import JobStanding
 
 _ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 _TRIES, _PAUSE_S = 3, 2.0  # of each release: Slurm may be busy
-
-
-class Noting(Protocol):
-    """Notes what is done."""
-
-    def __call__(self, what: str, said: str, **more: Any) -> None:
-        """A word for it, and it in words."""
 
 
 class HeldJobs:
     """The jobs that one eviction holds.
 
     Args:
-        note: what is done is noted before, or right after it.
+        note: what is done is noted before, or right after it: (a word for it, it in words, what else is known of it).
         is_allowed: whether the jobs of a user may be touched.
         held: by evictions before, which could not release them.
     """
 
-    def __init__(self, note: Noting, is_allowed: Callable[[str], bool], held: Sequence[str] = ()) -> None:
+    def __init__(self, note: Callable[..., None], is_allowed: Callable[[str], bool], held: Sequence[str] = ()) -> None:
         self._note, self._is_allowed = note, is_allowed
         self._watched: set[str] = set()
         self._held = list(held)
@@ -50,7 +42,7 @@ class HeldJobs:
         """A job has made room: hold it as soon as it waits again."""
         self._watched.add(job)
 
-    def look(self, standing: Mapping[str, Standing], rivals: Collection[str] = ()) -> None:
+    def look(self, standing: Mapping[str, JobStanding], rivals: Collection[str] = ()) -> None:
         """Hold what waits by now: jobs that have made room, and others that would take what becomes free.
 
         What somebody else holds is left to them.
@@ -134,7 +126,7 @@ def still_held(record: Path) -> list[str]:
     return list(held)
 
 
-class Interruption:
+class DeferredSignals:
     """While it is entered, a signal that would end this process only says so, and wakes who sleeps.
 
     So no act is broken off half-way, and what was begun is put right.
@@ -151,7 +143,7 @@ class Interruption:
         """Sleep until a signal comes, but no longer than this."""
         self._came.wait(seconds)
 
-    def __enter__(self) -> Interruption:
+    def __enter__(self) -> DeferredSignals:
         self._before = {number: signal.signal(number, self._take) for number in _ENDING}
         return self
 

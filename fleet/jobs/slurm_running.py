@@ -34,7 +34,7 @@ Said = Mapping[str, float]
 
 
 @dataclass(frozen=True)
-class Site:
+class SiteCheckpoints:
     """What is known of the checkpoints of a cluster's jobs: of all, by partition, by job name, by job id."""
 
     default: Said = field(default_factory=dict)
@@ -49,7 +49,7 @@ class Site:
                 **self.jobs.get(array, {}), **self.jobs.get(job.id, {}), **job.checkpoint}
 
 
-def read_site(path: Path) -> Site:
+def read_site(path: Path) -> SiteCheckpoints:
     """Read a site's file.
 
     Raises:
@@ -63,10 +63,10 @@ def read_site(path: Path) -> Site:
     said = {group: {name: _said(values, f"{path}: {group}: {name}")
                     for name, values in _mapping(whole.get(group, {}), f"{path}: {group}").items()}
             for group in groups}
-    return Site(_said(whole.get("default", {}), f"{path}: default"), **said)
+    return SiteCheckpoints(_said(whole.get("default", {}), f"{path}: default"), **said)
 
 
-def running_jobs(jobs: Sequence[SlurmJob], site: Site, storage: FileSystem | None, now_s: float,
+def running_jobs(jobs: Sequence[SlurmJob], site: SiteCheckpoints, storage: FileSystem | None, now_s: float,
                  resolution: float | None = None, warn: Callable[[str], None] = lambda text: None) -> list[RunningJob]:
     """Join what Slurm knows of the running jobs with what is said of their checkpoints.
 
@@ -104,7 +104,7 @@ def running_jobs(jobs: Sequence[SlurmJob], site: Site, storage: FileSystem | Non
     return found
 
 
-def _join(job: SlurmJob, site: Site, storage: FileSystem | None, now_s: float, grain: float) -> RunningJob:
+def _join(job: SlurmJob, site: SiteCheckpoints, storage: FileSystem | None, now_s: float, grain: float) -> RunningJob:
     said = _said(site.of(job), f"job {job.id}")
     interval = said.get("interval_min")
     assert job.elapsed_s is not None, "such a job is left out"

@@ -7,7 +7,7 @@ from dataclasses import replace
 from functools import partial
 
 from fleet.errors import UserError
-from fleet.plugins import load_object
+from fleet.plugins import load_named
 from fleet.storage.lease import Lease
 from launch.systems import SYSTEMS, System, knows_job, this_job
 
@@ -25,10 +25,7 @@ def find_system(name: str) -> System:
     """
     if name in SYSTEMS:
         return SYSTEMS[name]
-    if ":" not in name:
-        raise UserError(f"no batch system is named {name!r}; one of {', '.join(SYSTEMS)}, or an import path "
-                        "module:system")
-    found = load_object(name, "system")
+    found = load_named(name, "batch system", SYSTEMS, "system")
     if not isinstance(found, System):
         raise UserError(f"system {name!r} is of type {type(found).__name__}; it should be a System")
     return replace(found, name=name, template=found.script)

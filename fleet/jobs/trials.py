@@ -17,7 +17,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -96,7 +96,7 @@ class _Process:
         assert self.popen.stdout is not None
         self._lines = self.popen.stdout
         self._partial = b""
-        with self.popen.stdin as pipe, _broken_pipes_ignored():
+        with self.popen.stdin as pipe, suppress(BrokenPipeError):  # it has ended, as is heard below
             pickle.dump(request, pipe)
 
     def read(self, seconds: float) -> list[dict[str, Any]] | None:
@@ -147,14 +147,6 @@ def _process(request: Request) -> Iterator[_Process]:
             yield process
         finally:
             process.end()
-
-
-@contextmanager
-def _broken_pipes_ignored() -> Iterator[None]:
-    try:
-        yield
-    except BrokenPipeError:  # it has ended, which is noticed when it is listened to
-        return
 
 
 def _watched(process: _Process, request: Request, done: Trials) -> Iterator[Trial]:

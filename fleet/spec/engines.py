@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from fleet.errors import UserError
-from fleet.plugins import load_object
+from fleet.plugins import load_named
 
 Make = Callable[..., Any]  # of (fleet.engines.base.Setup) -> fleet.engines.base.Engine, which a spec knows nothing of
 
@@ -168,10 +168,7 @@ def find_engine(name: str) -> EngineInfo:
     """
     if name in ENGINES:
         return ENGINES[name]
-    if ":" not in name:
-        raise UserError(f"no engine is named {name!r}; one of {', '.join(sorted(ENGINES))}, or an import path "
-                        "module:engine")
-    found = load_object(name, "engine")
+    found = load_named(name, "engine", sorted(ENGINES), "engine")
     if not isinstance(found, EngineInfo):
         raise UserError(f"engine {name!r} is of type {type(found).__name__}; it should be an EngineInfo")
     return replace(found, name=name)

@@ -182,10 +182,11 @@ class _Comparison:
             return
         rule = self.spec.document.prune.rule
         differ = self._told(monitors, "monitor")
+        losses = self._by(self.groups, partial(self._measure, monitor="val_loss"))
         if find_rule(rule).compares:
             yield self.spec.origin.mistake(("prune", "rule"), f"{rule} compares all networks, and they do not monitor "
                                            f"the same: {differ}", "one train.converge.monitor, at the top")
-        elif self.kind == "value" and len(losses := self._by(self.groups, self._loss)) > 1:
+        elif self.kind == "value" and len(losses) > 1:
             last = list(monitors.values())[-1][0][0]
             yield self._mistake(last, "monitor", (
                 f"networks monitor different things, and their losses differ, so nothing ranks them: {differ}; the "
@@ -208,9 +209,6 @@ class _Comparison:
         if monitor != "loss" or not (weights := _weighing(train.class_weights)):  # they count in training alone
             return said
         return f"{said} with class_weights {json.dumps(weights, sort_keys=True)}"
-
-    def _loss(self, train: Train) -> str:
-        return self._measure(train, "val_loss")
 
     def _by(self, groups: Iterable[Sequence[NetworkSpec]], key: Callable[[Train], str]
             ) -> dict[str, list[Sequence[NetworkSpec]]]:

@@ -49,15 +49,8 @@ SCHEDULES: dict[str, dict[str, dict[str, Any]]] = {
 }
 
 
-# name -> the arguments without a default
-REQUIRED = {
-    "CosineDecay": ("initial_learning_rate", "decay_steps"),
-    "CosineDecayRestarts": ("initial_learning_rate", "first_decay_steps"),
-    "ExponentialDecay": ("initial_learning_rate", "decay_steps", "decay_rate"),
-    "InverseTimeDecay": ("initial_learning_rate", "decay_steps", "decay_rate"),
-    "PiecewiseConstantDecay": ("boundaries", "values"),
-    "PolynomialDecay": ("initial_learning_rate", "decay_steps"),
-}
+# The arguments without a default, whichever schedule has them.
+_NEEDED = {"initial_learning_rate", "decay_steps", "first_decay_steps", "decay_rate", "boundaries", "values"}
 _PERIODS = {"decay_steps", "first_decay_steps"}  # by which Keras divides
 _KINDS = {"number": "a number", "boolean": "true or false", "array": "a list of numbers"}
 
@@ -79,7 +72,7 @@ def check_schedule(settings: Mapping[str, Any]) -> None:
     if unknown := sorted(map(str, settings.keys() - {"name", *known})):
         problems.append(f"the schedule {name} takes no {', '.join(unknown)}; its arguments are {', '.join(known)}")
     for argument, schema in known.items():
-        if argument not in settings or (settings[argument] is None and argument not in REQUIRED[str(name)]):
+        if argument not in settings or (settings[argument] is None and argument not in _NEEDED):
             continue  # None is Keras' default of those that can be None
         value = settings[argument]
         if not _is_of_kind(value, schema["type"]):
@@ -90,10 +83,19 @@ def check_schedule(settings: Mapping[str, Any]) -> None:
         raise ValueError("; ".join(problems))
 
 
+def required(name: str) -> list[str]:
+    """The arguments of a schedule without a default.
+
+    >>> required("CosineDecay")
+    ['initial_learning_rate', 'decay_steps']
+    """
+    return [argument for argument in SCHEDULES[name] if argument in _NEEDED]
+
+
 def problem_of_whole(settings: Mapping[str, Any]) -> str:
     """What a schedule still lacks that :func:`check_schedule` has let pass; nothing where it is whole."""
     name = settings["name"]
-    if missing := [argument for argument in REQUIRED[name] if argument not in settings]:
+    if missing := [argument for argument in required(name) if argument not in settings]:
         return f"the schedule {name} lacks {', '.join(missing)}; its arguments are {', '.join(SCHEDULES[name])}"
     if name == "PiecewiseConstantDecay":
         boundaries, values = settings["boundaries"], settings["values"]

@@ -1,4 +1,4 @@
-"""The keys of a spec as a page in Markdown, written from the JSON Schema."""
+"""The keys of a spec as a JSON Schema, by which editors complete, explain and check them, and as a page in Markdown."""
 
 from __future__ import annotations
 
@@ -6,9 +6,11 @@ import json
 from collections.abc import Iterator
 from typing import Any
 
-from fleet.spec.json_schema import json_schema
+from pydantic import TypeAdapter
+
 from fleet.spec.learning_rate import SCHEDULES
 from fleet.spec.model import FAMILIES
+from fleet.spec.schema import Document
 from preprocess.transforms import TRANSFORMS
 
 _HEAD = """# The keys of a spec
@@ -26,6 +28,27 @@ _PARTS = {"models: an entry": "ModelEntry", "models: data of an entry": "EntryDa
           "models: a range in space": "Range", "models: search": "Search", "models: search.objectives": "Objective",
           "models: search.budget": "Budget"}
 MOST_CHOICES = 12  # that stand in a table; longer lists are called by their title
+
+
+def json_schema() -> dict[str, Any]:
+    """The whole schema."""
+    schema = TypeAdapter(Document).json_schema()
+    _know_the_entries(schema["$defs"])
+    # A run that stays open needs no network to begin with.
+    schema |= {"anyOf": [{"required": ["open_for"]}, {"properties": {"models": {"minItems": 1}}}]}
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "FLEET spec"}
+
+
+def _know_the_entries(parts: dict[str, Any]) -> None:
+    """Say what the mappings of an entry of ``models`` hold: the settings of its family, and parts of ``train``."""
+    entry = parts["ModelEntry"]
+    train = entry["properties"]["train"]
+    entry["properties"]["train"] = {"$ref": "#/$defs/Train", **{key: train[key] for key in ("title", "description")}}
+    for settings in FAMILIES.values():
+        parts[settings.__name__] = TypeAdapter(settings).json_schema()
+    entry["allOf"] = [{"if": {"required": ["family"], "properties": {"family": {"const": family}}},
+                       "then": {"properties": {"args": {"$ref": f"#/$defs/{settings.__name__}"}}}}
+                      for family, settings in FAMILIES.items()]
 
 
 def page() -> str:

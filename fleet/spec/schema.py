@@ -296,8 +296,7 @@ class NetworkSpec:
 
     def global_batch(self, gpus: int) -> int:
         """Samples in one step on ``gpus`` GPUs; the least, where the policy chooses."""
-        scale = gpus if self.train.batch.when_scaled == "per_gpu" else 1
-        return self.train.batch.bounds[0] * scale
+        return self.train.batch.bounds[0] * self.learning_rate_scale(gpus)
 
     def largest_batch(self, gpus: int) -> int:
         """The same; the most, where the policy chooses."""

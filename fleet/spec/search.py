@@ -13,7 +13,7 @@ from pydantic import ConfigDict, Field, model_validator
 from pydantic.dataclasses import dataclass
 
 from fleet.errors import UserError
-from fleet.plugins import load_object
+from fleet.plugins import load_named
 from fleet.spec.fields import IMPORT_PATH, NO_FLAG, AboveZero, Duration, OneOf, Positive, written_as
 from fleet.spec.measures import UP, direction_of
 
@@ -201,9 +201,7 @@ def find_rule(name: str) -> PruningRule:
     """
     if name in RULES:
         return RULES[name]
-    if ":" not in name:
-        raise UserError(f"no rule is named {name!r}; one of {', '.join(RULES)}, or an import path module:rule")
-    found = load_object(name, "rule")
+    found = load_named(name, "rule", RULES, "rule")
     if isinstance(found, PruningRule):
         return replace(found, name=name)
     if not callable(found):

@@ -60,10 +60,9 @@ def read_yaml(path: Path, keys: str = "keys such as `models:` and `data:` at the
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
-        raise SpecError([SpecMistake(str(path), None, "", f"cannot be read: {error.strerror}", "an existing YAML file")]
-                        ) from None
+        raise _refused(str(path), None, f"cannot be read: {error.strerror}", "an existing YAML file") from None
     except UnicodeDecodeError:
-        raise SpecError([SpecMistake(str(path), None, "", "is not UTF-8 text", "a YAML file")]) from None
+        raise _refused(str(path), None, "is not UTF-8 text", "a YAML file") from None
     return _read_yaml(text, str(path), keys)
 
 
@@ -71,16 +70,15 @@ def _read_yaml(text: str, file: str, keys: str) -> tuple[dict[str, Any], dict[tu
     try:
         node = yaml.compose(text, Loader=_Loader)
     except (yaml.YAMLError, RecursionError) as error:
-        raise SpecError([_no_yaml(file, error)]) from None
+        raise _no_yaml(file, error) from None
     if not isinstance(node, yaml.MappingNode):
-        raise SpecError([SpecMistake(file, 1, "", "is not a mapping", keys)])
+        raise _refused(file, 1, "is not a mapping", keys)
     lines: dict[tuple, int] = {}
     mistakes: list[SpecMistake] = []
     for count, (where, line, wrong, right) in enumerate(_walk(node, ())):
         if count > _MAX_YAML_NODES or len(where) > _MAX_YAML_DEPTH:
-            raise SpecError([SpecMistake(
-                file, line, "", f"unfolds to more than {_MAX_YAML_NODES} values or {_MAX_YAML_DEPTH} levels",
-                "a page of YAML without aliases of aliases")])
+            raise _refused(file, line, f"unfolds to more than {_MAX_YAML_NODES} values or {_MAX_YAML_DEPTH} levels",
+                           "a page of YAML without aliases of aliases")
         lines.setdefault(where, line)
         if wrong:
             mistakes.append(SpecMistake(file, line, key_path(where), wrong, right))
@@ -89,14 +87,19 @@ def _read_yaml(text: str, file: str, keys: str) -> tuple[dict[str, Any], dict[tu
     try:
         return yaml.load(text, Loader=_Loader), lines
     except (yaml.YAMLError, ValueError, LookupError) as error:  # a tag such as !!int before what is none
-        raise SpecError([_no_yaml(file, error)]) from None
+        raise _no_yaml(file, error) from None
 
 
-def _no_yaml(file: str, error: Exception) -> SpecMistake:
+def _refused(file: str, line: int | None, wrong: str, right: str) -> SpecError:
+    """What is wrong with a file as a whole."""
+    return SpecError([SpecMistake(file, line, "", wrong, right)])
+
+
+def _no_yaml(file: str, error: Exception) -> SpecError:
     mark = getattr(error, "problem_mark", None)
     what = ("it is nested too deeply" if isinstance(error, RecursionError)
             else " ".join(str(getattr(error, "problem", None) or error).split()))
-    return SpecMistake(file, mark.line + 1 if mark else None, "", f"is not YAML: {what}", "valid YAML")
+    return _refused(file, mark.line + 1 if mark else None, f"is not YAML: {what}", "valid YAML")
 
 
 def _walk(node: yaml.Node, where: tuple) -> Iterator[tuple[tuple, int, str, str]]:

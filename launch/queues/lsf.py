@@ -10,13 +10,12 @@ import getpass
 import re
 from collections.abc import Sequence
 
-from launch.base import InputError
-from launch.calling import call
+from launch.base import InputError, call
 from launch.queues.base import Queue, QueuedJob
 
 _WAITING = ("PEND", "PSUSP", "WAIT")
 _RUNNING = ("RUN", "USUSP", "SSUSP", "UNKWN", "PROV")  # suspended ones have their processes still
-_NO_JOB = re.compile(r"No (unfinished )?job found|is not found")
+_NO_JOB = "No (unfinished )?job found|is not found"
 
 
 def own_jobs(names: Sequence[str]) -> list[QueuedJob]:
@@ -25,13 +24,8 @@ def own_jobs(names: Sequence[str]) -> list[QueuedJob]:
     Raises:
         InputError: LSF does not answer, or not in the format that was asked for.
     """
-    try:
-        said = call(["bjobs", "-noheader", "-u", getpass.getuser(), "-o", "jobid stat job_name delimiter='|'"])
-    except InputError as error:
-        if _NO_JOB.search(str(error)):
-            return []
-        raise
-    return [job for job in parse_jobs(said) if job.name in names]
+    command = ["bjobs", "-noheader", "-u", getpass.getuser(), "-o", "jobid stat job_name delimiter='|'"]
+    return [job for job in parse_jobs(call(command, gone=_NO_JOB)) if job.name in names]
 
 
 def parse_jobs(text: str) -> list[QueuedJob]:
@@ -47,7 +41,7 @@ def parse_jobs(text: str) -> list[QueuedJob]:
     """
     jobs = []
     for line in filter(None, map(str.strip, text.splitlines())):
-        if _NO_JOB.search(line):
+        if re.search(_NO_JOB, line):
             continue
         words = line.split("|", maxsplit=2)
         if len(words) != 3:
@@ -102,11 +96,7 @@ def cancel(job: str) -> None:
     Raises:
         InputError: LSF does not answer.
     """
-    try:
-        call(["bkill", job])
-    except InputError as error:
-        if not re.search(r"already finished|is not found", str(error)):
-            raise
+    call(["bkill", job], gone="already finished|is not found")
 
 
 QUEUE = Queue(own_jobs, idle_nodes, cancel, ("-q",))

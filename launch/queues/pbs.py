@@ -8,12 +8,10 @@ from __future__ import annotations
 
 import getpass
 import json
-import re
 from collections.abc import Sequence
 from typing import Any
 
-from launch.base import InputError
-from launch.calling import call
+from launch.base import InputError, call
 from launch.queues.base import Queue, QueuedJob
 
 _WAITING, _RUNNING = "QHWT", "RESUB"  # suspended ones have their processes still, and arrays that have begun some
@@ -91,11 +89,7 @@ def cancel(job: str) -> None:
     Raises:
         InputError: PBS does not answer.
     """
-    try:
-        call(["qdel", job])
-    except InputError as error:
-        if not re.search(r"Unknown Job|has finished", str(error), re.IGNORECASE):
-            raise
+    call(["qdel", job], gone="Unknown Job|has finished")
 
 
 QUEUE = Queue(own_jobs, idle_nodes, cancel, ("-q",))

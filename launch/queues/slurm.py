@@ -5,8 +5,7 @@ from __future__ import annotations
 import getpass
 from collections.abc import Sequence
 
-from launch.base import InputError
-from launch.calling import call
+from launch.base import InputError, call
 from launch.queues.base import Queue, QueuedJob
 
 _WAITING = ("PD", "CF", "RQ", "RF", "RH", "SE")  # in the queue, being set up, or put back into it

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fleet.terminal import Pace
+from fleet.terminal import ProgressLine
 from tests.fakes import Clock
 
 
@@ -12,7 +12,7 @@ def clock():
 
 
 def test_short_work_passes_without_a_word(clock, capsys):
-    pace = Pace("fleet", "read", "rows", clock)
+    pace = ProgressLine("fleet", "read", "rows", clock)
     clock.now = 1.9
     pace(50, 100)
     pace.end()
@@ -20,7 +20,7 @@ def test_short_work_passes_without_a_word(clock, capsys):
 
 
 def test_long_work_says_its_rate_and_what_is_left_less_and_less_often(clock, capsys):
-    pace = Pace("fleet", "replayed", "changes", clock)
+    pace = ProgressLine("fleet", "replayed", "changes", clock)
     for second in range(1, 101):
         clock.now = float(second)
         pace(20 * second, 8000)
@@ -31,7 +31,7 @@ def test_long_work_says_its_rate_and_what_is_left_less_and_less_often(clock, cap
 
 
 def test_work_that_has_not_begun_has_no_rate(clock, capsys):
-    pace = Pace("fleet", "read", "rows", clock)
+    pace = ProgressLine("fleet", "read", "rows", clock)
     clock.now = 5.0
     pace(0, 10)
     assert capsys.readouterr().err == "fleet: read 0 of 10 rows (0%), 0/s, nothing yet\n"

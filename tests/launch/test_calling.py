@@ -2,8 +2,7 @@
 
 import pytest
 
-from launch.base import InputError
-from launch.calling import call
+from launch.base import InputError, call
 
 
 def test_what_is_no_text_is_read_all_the_same():

@@ -6,8 +6,7 @@ import os
 import pytest
 
 from launch.base import InputError
-from launch.past_jobs import past_runs
-from launch.systems import SYSTEMS
+from launch.systems import SYSTEMS, past_runs
 
 
 def test_completed_jobs_count_with_all_their_runs_and_what_is_no_job_is_passed_over(made_up):

@@ -3,7 +3,7 @@
 import pytest
 
 from launch.base import InputError
-from launch.systems import SYSTEMS, BatchJob, System, continue_job, is_preempted, knows_job, submit, this_job
+from launch.systems import SYSTEMS, CurrentJob, System, continue_job, is_preempted, knows_job, submit, this_job
 
 
 @pytest.fixture
@@ -141,9 +141,10 @@ def test_a_batch_system_that_is_not_there_does_not_answer(cluster):
 
 
 @pytest.mark.parametrize(("environment", "job"), [
-    ({}, BatchJob()), ({"LSB_JOBID": "7"}, BatchJob("lsf", "7")), ({"PBS_JOBID": "7.host"}, BatchJob("pbs", "7.host")),
-    ({"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "2"}, BatchJob("slurm", "7", 2)),
-    ({"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "-"}, BatchJob("slurm", "7"))])
+    ({}, CurrentJob()), ({"LSB_JOBID": "7"}, CurrentJob("lsf", "7")),
+    ({"PBS_JOBID": "7.host"}, CurrentJob("pbs", "7.host")),
+    ({"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "2"}, CurrentJob("slurm", "7", 2)),
+    ({"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "-"}, CurrentJob("slurm", "7"))])
 def test_a_process_knows_its_job_by_its_environment(environment, job):
     assert this_job(environment) == job
 

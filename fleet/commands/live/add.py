@@ -11,8 +11,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from fleet.commands.options import add_json
-from fleet.commands.show import show
+from fleet.commands.show import add_json, show
 from fleet.running import add
 from fleet.spec import read_yaml
 

@@ -15,8 +15,7 @@ import argparse
 from pathlib import Path
 
 from fleet.arguments import count, duration
-from fleet.commands.options import add_json
-from fleet.commands.show import print_json
+from fleet.commands.show import add_json, print_json
 from fleet.domain.events import NodesLeft
 from fleet.errors import ExitStatus, InfrastructureError
 from fleet.running import ask_nodes, await_nodes

@@ -22,9 +22,8 @@ from pathlib import Path
 from typing import Any
 
 from fleet.arguments import count, number, positive, whole
-from fleet.commands.options import add_json, add_seed
-from fleet.commands.plots import add_plot, drawn
-from fleet.commands.show import show
+from fleet.commands.options import add_seed
+from fleet.commands.show import add_json, add_plot, drawn, show
 from fleet.errors import UserError
 from fleet.terminal import bar, print_table
 from scheduler.elastic.autoscaler import Autoscaling

@@ -20,8 +20,8 @@ from typing import Any
 import numpy as np
 
 from fleet.arguments import count, share, whole
-from fleet.commands.options import add_json, add_law_parameters, add_seed, law_of
-from fleet.commands.show import show
+from fleet.commands.options import add_law_parameters, add_seed, law_of
+from fleet.commands.show import add_json, show
 from fleet.errors import UserError
 from fleet.terminal import print_table
 from fleet.units import counted

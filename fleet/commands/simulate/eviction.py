@@ -12,8 +12,8 @@ import argparse
 import statistics
 
 from fleet.arguments import count, number, whole
-from fleet.commands.options import add_json, add_seed
-from fleet.commands.show import show
+from fleet.commands.options import add_seed
+from fleet.commands.show import add_json, show
 from fleet.terminal import print_table
 from fleet.units import counted
 from scheduler.base import LEAST, MOST

@@ -15,11 +15,9 @@ import time
 from pathlib import Path
 
 from fleet.arguments import count, number, positive
-from fleet.commands.options import add_json
-from fleet.commands.plots import add_plot, drawn
-from fleet.commands.show import show
+from fleet.commands.show import add_json, add_plot, drawn, show
 from fleet.errors import UserError
-from fleet.terminal import Pace, print_table
+from fleet.terminal import ProgressLine, print_table
 from scheduler.idle.allocate import name_order
 from scheduler.simulation import idle_trace as files
 from scheduler.simulation.idle_nodes import PLACEMENTS, POLICIES, Replayed, Settings, Summary, replay, summarise
@@ -64,7 +62,7 @@ def run(args: argparse.Namespace) -> None:
     trace = _trace(args)
     jobs = files.with_objective(files.read_trainers(args.trainers), args.objective, dict(args.weight),
                           args.rescale_factor)
-    pace = Pace("fleet simulate idle-nodes", "replayed", "changes")
+    pace = ProgressLine("fleet simulate idle-nodes", "replayed", "changes")
     replayed = replay(trace, jobs, settings, pace)
     pace.end()
     summary = dataclasses.replace(summarise(trace, jobs, settings, replayed), wall_s=time.perf_counter() - start)
@@ -87,7 +85,7 @@ def _placement(args: argparse.Namespace) -> str:
 def _trace(args: argparse.Namespace) -> files.Trace:
     """The part of the trace that was asked for, its nodes arranged by name if they are placed so."""
     first, last = args.nodes
-    pace = Pace("fleet simulate idle-nodes", f"{args.events}: read", "bytes")
+    pace = ProgressLine("fleet simulate idle-nodes", f"{args.events}: read", "bytes")
     whole = files.read_events(args.events, pace)
     pace.end()
     trace = whole.select(first, last, None if args.hours is None else args.hours * 3600)

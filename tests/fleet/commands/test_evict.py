@@ -7,7 +7,7 @@ import pytest
 
 from fleet.__main__ import main
 from fleet.errors import UserError
-from fleet.jobs.slurm_running import Site, read_site, running_jobs
+from fleet.jobs.slurm_running import SiteCheckpoints, read_site, running_jobs
 from launch.slurm_jobs import SlurmJob
 from scheduler.base import InputError
 from scheduler.eviction.plan import RunningJob
@@ -182,7 +182,7 @@ def slurm(checkpoint=(), elapsed_s=5400, **fields):
 
 
 def join(job, site=None, storage=STORAGE, **options):
-    return running_jobs([job], site or Site(), storage, NOW, **options)[0]
+    return running_jobs([job], site or SiteCheckpoints(), storage, NOW, **options)[0]
 
 
 def test_a_job_of_which_nothing_is_said_can_only_be_killed_and_loses_all_it_did():
@@ -205,11 +205,11 @@ def test_a_last_checkpoint_from_before_a_requeue_counts_from_the_new_start():
 def test_clocks_may_differ_a_little_but_no_checkpoint_lies_in_the_future():
     assert join(slurm({"last_checkpoint": NOW + 30})).loss == 0
     with pytest.raises(UserError, match="job 7: its last_checkpoint lies 90 s in the future"):
-        join(slurm(), Site({"last_checkpoint": NOW + 90}))
+        join(slurm(), SiteCheckpoints({"last_checkpoint": NOW + 90}))
 
 
 def test_the_nearer_to_the_job_something_is_said_the_more_it_counts():
-    site = Site({"app_time": 1}, {"long": {"app_time": 2}}, {"md": {"app_time": 3}}, {"7": {"app_time": 4}})
+    site = SiteCheckpoints({"app_time": 1}, {"long": {"app_time": 2}}, {"md": {"app_time": 3}}, {"7": {"app_time": 4}})
     assert join(slurm({"app_time": 5}), site).app_time == 5
     assert join(slurm(), site).app_time == 4
     assert join(slurm(id="8"), site).app_time == 3
@@ -235,7 +235,7 @@ def test_a_comment_that_says_something_wrong_is_passed_over_with_a_warning(job, 
     assert join(job, storage=storage, warn=warned.append) == join(slurm(), storage=storage)
     assert [message in text and text.endswith("; its comment is ignored") for text in warned] == [True]
     with pytest.raises((UserError, InputError), match=message):  # but the site's operator is told
-        join(slurm(), Site(jobs={"7": job.checkpoint}), storage=storage)
+        join(slurm(), SiteCheckpoints(jobs={"7": job.checkpoint}), storage=storage)
 
 
 def test_no_job_of_another_user_stops_the_plan(squeue, capsys):

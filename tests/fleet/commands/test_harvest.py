@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from fleet.__main__ import main
-from fleet.jobs.harvest import Plan
+from fleet.jobs.harvest import HarvestPlan
 from fleet.storage.lines import read_lines
 from fleet.storage.paths import RunPaths
 
@@ -46,7 +46,7 @@ def test_the_first_jobs_are_handed_in_with_the_options_behind_the_dashes(harvest
     for part in (f"fleet job {paths.root} --system=slurm --harvest={paths.harvest} --", "#SBATCH --requeue",
                  "fleet.run a.yaml --beside-others --idle=300s"):
         assert part in script
-    plan = Plan.read(paths.harvest)
+    plan = HarvestPlan.read(paths.harvest)
     assert (plan.options, plan.partition, plan.limits.most) == (("--qos=preempt", "-p", "low"), "low", 32)
     assert str(paths.harvested) in out
     assert paths.foreign() == []
@@ -80,7 +80,7 @@ def test_other_batch_systems_are_asked_by_their_own_commands(harvest, tmp_path, 
 
 def test_a_harvest_is_ended_by_its_user(harvest, tmp_path):
     harvest("a.yaml", "b.yaml", "--system", "slurm")
-    plan = Plan.read(RunPaths(tmp_path / "a").harvest)
+    plan = HarvestPlan.read(RunPaths(tmp_path / "a").harvest)
     jobs = [f"case $* in *{run.job}*) echo '{number} 1 {state} {run.job}';; esac"
             for run, waits in zip(plan.runs, (10, 20), strict=True)
             for number, state in ((waits, "PD"), (waits + 1, "R"))]
@@ -102,7 +102,7 @@ def test_a_node_is_first_taken_to_train_as_many_networks_at_once_as_it_has_train
                                                                                    at_once):
     Path("a.yaml").write_text(f"{SPEC.format(run=tmp_path / 'a')}resources: {resources}\n")
     assert harvest("a.yaml", "--system", "slurm", "--nodes-per-job", "1")[0] == 0
-    assert [run.per_node for run in Plan.read(RunPaths(tmp_path / "a").harvest).runs] == [at_once]
+    assert [run.per_node for run in HarvestPlan.read(RunPaths(tmp_path / "a").harvest).runs] == [at_once]
 
 
 def test_a_job_of_one_node_has_all_preprocessors_of_the_spec_there(harvest, tmp_path):
@@ -121,13 +121,13 @@ def test_what_was_never_begun_cannot_be_ended(harvest):
 
 def test_several_specs_share_a_harvest(harvest, tmp_path):
     assert harvest("a.yaml", "b.yaml", "--system", "slurm", "--nodes-per-job=2")[0] == 0
-    assert Plan.read(RunPaths(tmp_path / "a").harvest) == Plan.read(RunPaths(tmp_path / "b").harvest)
+    assert HarvestPlan.read(RunPaths(tmp_path / "a").harvest) == HarvestPlan.read(RunPaths(tmp_path / "b").harvest)
     assert RunPaths(tmp_path / "b").harvest_script(2).exists()
 
 
 def test_a_second_harvest_says_which_options_it_replaces_and_hands_waiting_jobs_in_anew(harvest, tmp_path):
     harvest("a.yaml", "--system", "slurm", "--walltime", "1h", "--", "--qos=low")
-    name = Plan.read(RunPaths(tmp_path / "a").harvest).runs[0].job
+    name = HarvestPlan.read(RunPaths(tmp_path / "a").harvest).runs[0].job
     for program, script in (("squeue", f"[ -e {tmp_path}/gone ] || echo '10 1 PD {name}'; echo '11 1 R {name}'"),
                             ("scancel", f'echo "$*" > {tmp_path}/gone')):
         (tmp_path / program).write_text(f"#!/bin/sh\n{script}\n")
@@ -197,7 +197,7 @@ def test_what_slurm_refuses_is_told_in_its_words_and_the_same_command_begins_lat
 
 
 def test_a_slurm_that_does_not_answer_is_not_waited_for_forever(harvest, tmp_path, monkeypatch):
-    monkeypatch.setattr("launch.calling.TIMEOUT_S", 0.2)
+    monkeypatch.setattr("launch.base.TIMEOUT_S", 0.2)
     (tmp_path / "squeue").write_text("#!/bin/sh\nexec sleep 60\n")
     status, _, err = harvest("a.yaml", "--system", "slurm")
     assert (status, err) == (2, "fleet harvest: squeue did not answer within 0.2 s\n")

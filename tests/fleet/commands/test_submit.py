@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from fleet.__main__ import main
-from fleet.jobs.chain import Stop, Stopped, is_called_off, note
+from fleet.jobs.chain import History, JobStop, JobStopped, note
 from fleet.jobs.notes import Begun
 from fleet.storage.paths import RunPaths
 
@@ -297,7 +297,7 @@ def test_a_chain_is_ended_the_job_that_runs_saves_and_the_next_is_taken_back(sub
     assert submit("--system", system, "--walltime", "2h", "--chain")[0] == 0
     paths = RunPaths(tmp_path / "run")
     note(paths, Begun(RUNNING))
-    note(paths, Stopped(RUNNING, Stop(75), "", next=NEXT))
+    note(paths, JobStopped(RUNNING, JobStop(75), "", next=NEXT))
     note(paths, Begun(RUNNING))
     status, out, err = end(capsys)
     assert (status, err) == (0, "")
@@ -306,9 +306,9 @@ def test_a_chain_is_ended_the_job_that_runs_saves_and_the_next_is_taken_back(sub
     asked = (tmp_path / "asked").read_text().splitlines()
     assert sorted(line for line in asked if line.split()[0] in ("scancel", "bkill", "qsig", "qdel")) == sorted(
         ENDS[system])
-    assert is_called_off(paths.stops, RUNNING)
-    assert is_called_off(paths.stops, NEXT)
-    assert not is_called_off(paths.stops, OTHER)
+    assert History.of(paths).is_called_off(RUNNING)
+    assert History.of(paths).is_called_off(NEXT)
+    assert not History.of(paths).is_called_off(OTHER)
 
 
 def test_a_job_that_has_not_begun_is_taken_back_and_a_chain_that_is_handed_in_again_is_not_called_off(
@@ -318,8 +318,8 @@ def test_a_job_that_has_not_begun_is_taken_back_and_a_chain_that_is_handed_in_ag
     assert json.loads(end(capsys, "--json")[1]) == {"cancelled": [RUNNING], "told": []}
     put(tmp_path, {"sbatch": "echo 4720"})
     submit("--system", "slurm", "--walltime", "2h", "--chain")
-    stops = RunPaths(tmp_path / "run").stops
-    assert (is_called_off(stops, RUNNING), is_called_off(stops, "4720")) == (False, False)
+    history = History.of(RunPaths(tmp_path / "run"))
+    assert (history.is_called_off(RUNNING), history.is_called_off("4720")) == (False, False)
 
 
 def test_where_there_is_no_chain_it_says_so(submit, tmp_path, capsys):
@@ -329,12 +329,12 @@ def test_where_there_is_no_chain_it_says_so(submit, tmp_path, capsys):
     put(tmp_path, {**QUEUES["slurm"], "squeue": ":"})
     submit("--system", "slurm", "--walltime", "2h", "--chain")
     note(RunPaths(run), Begun(RUNNING))
-    note(RunPaths(run), Stopped(RUNNING, Stop(0), "it ended", None, "all networks finished"))
+    note(RunPaths(run), JobStopped(RUNNING, JobStop(0), "it ended", None, "all networks finished"))
     status, _, err = end(capsys)
     assert status == 2
     assert err == (f"fleet submit: --end {run}: none of the chain's jobs waits or runs (4711); at its last stop it "
                    "was decided: all networks finished\n")
-    assert not is_called_off(RunPaths(run).stops, RUNNING)
+    assert not History.of(RunPaths(run)).is_called_off(RUNNING)
 
 
 def test_the_end_of_a_chain_goes_without_a_spec_and_all_else_with_one(submit, capsys):

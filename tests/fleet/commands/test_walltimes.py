@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from fleet.__main__ import main
+from fleet.commands import walltimes
 from fleet.commands.walltimes import _simulated, epochs_of
-from fleet.jobs.chain import Past, past_of
-from fleet.runtime import inputs
+from fleet.jobs.chain import ChainTimes, past_of
 from fleet.spec import load
 from fleet.spec.train import Converge
 from fleet.storage.paths import RunPaths
@@ -176,8 +176,8 @@ def test_launches_of_a_chain_add_up_and_one_that_ended_without_a_word_does_not_c
     lines = [line for own in launches for line in launch(*own)]
     path = tmp_path / "stops.jsonl"
     path.write_text("".join(f"{json.dumps(line)}\n" for line in lines) + "half a li")
-    assert past_of(path) == Past((150.0,), 75.0)
-    assert past_of(tmp_path / "no") == Past((), 0.0)
+    assert past_of(path) == ChainTimes((150.0,), 75.0)
+    assert past_of(tmp_path / "no") == ChainTimes((), 0.0)
 
 
 @pytest.mark.parametrize(("rule", "least", "most"), [
@@ -202,14 +202,14 @@ def simulated(submit, tmp_path, monkeypatch):
     def call(fixed_s, varying_s, data, ranks=2, policy="homogeneous"):
         rates = {"samples_per_epoch": 100, "gpus_per_node": 1, "models": [{"name": "one", "rates": [1000.0]}]}
         (tmp_path / "rates.json").write_text(json.dumps(rates))
-        looked = inputs.open_inputs
+        looked = walltimes.open_inputs
 
         def look(spec):
             opened = looked(spec)
             return replace(opened, looks={part: replace(one, fixed_s=fixed_s, varying_s=varying_s)
                                           for part, one in opened.looks.items()})
 
-        monkeypatch.setattr(inputs, "open_inputs", look)
+        monkeypatch.setattr(walltimes, "open_inputs", look)
         Path("spec.yaml").write_text(
             "name: photos\noutput: run\n"
             f"data: {{source: 'builtin:noise', options: {{samples: 100, validation: {JUDGED}, size: 8}}, {data}}}\n"

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from fleet.export.tracked import Objective, TrackedEpoch, TrackedNetwork, TrackedRun
+from fleet.export.tracked import TrackedEpoch, TrackedNetwork, TrackedObjective, TrackedRun
 from fleet.spec.space import Range
 from fleet.storage.results import Status
 from tests.fleet.runtime.test_searching import ENTRY, Run
@@ -21,7 +21,7 @@ def network(name, epochs, status, entry="net", **drawn):
                   for number in range(1, epochs + 1))
     return TrackedNetwork(
         name, f"key-{name}", {"model": "cnn", RATE: 0.01}, drawn, entry,
-        (Objective("val_accuracy", epochs / 10 if epochs else math.nan, True),), status, ended, 1000.0,
+        (TrackedObjective("val_accuracy", epochs / 10 if epochs else math.nan, True),), status, ended, 1000.0,
         {"reason": str(status)}, {})
 
 

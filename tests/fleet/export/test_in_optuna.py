@@ -9,7 +9,7 @@ import pytest
 
 from fleet.__main__ import main
 from fleet.api import read_history, read_results
-from fleet.export.tracked import Objective
+from fleet.export.tracked import TrackedObjective
 from fleet.export.trackers import write
 from tests.fleet.export.conftest import CHANGED, EARLY, LATE, RATE, made_up
 
@@ -79,7 +79,7 @@ def test_a_run_that_was_started_over_has_a_study_of_its_own_and_so_have_others(t
 @FORMS
 def test_several_objectives_are_those_of_the_study(tmp_path, name):
     def judged(networks, parameters, **more):
-        return made_up(*(replace(one, objectives=(*one.objectives, Objective("parameters", parameters, False)))
+        return made_up(*(replace(one, objectives=(*one.objectives, TrackedObjective("parameters", parameters, False)))
                          for one in networks), **more)
 
     write("optuna", judged(EARLY.networks, math.nan, is_going_on=True), path := tmp_path / name)

@@ -13,29 +13,29 @@ from hypothesis import strategies as st
 
 from fleet.domain.events import ScheduleOptions, Started
 from fleet.domain.record import to_json
-from fleet.jobs.chain import Limits, Stop, Stopped, decide, note, stops_before
+from fleet.jobs.chain import ChainLimits, History, JobStop, JobStopped, decide, note
 from fleet.jobs.notes import Begun, CalledOff
 from fleet.storage.lease import Lease
 from fleet.storage.paths import RunPaths
 from tests.mpi.conftest import ROOT
 
-LIMITS = Limits(jobs=5, retries=2)
+LIMITS = ChainLimits(jobs=5, retries=2)
 STARTED = Started(1, 1, 1, 1, 1, "baseline", (), 0, 60, (0,), "free", ScheduleOptions(0.8, "15%", True, 0), {})
-STOPPED = Stop(75)
-FAILED = Stop(1)
-LOST = Stop(None)
+STOPPED = JobStop(75)
+FAILED = JobStop(1)
+LOST = JobStop(None)
 
 
 @pytest.mark.parametrize(("stops", "goes_on", "why"), [
     ([STOPPED], True, "networks are left"),
     ([STOPPED] * 4, True, "networks are left"),
     ([STOPPED] * 5, False, "a job has run 5 times (jobs: 5)"),
-    ([Stop(0)], False, "all networks finished"),
-    ([Stop(2)], False, "the spec or the arguments are wrong"),
-    ([Stop(3)], False, "some networks failed"),
-    ([FAILED, Stop(139)], True, "networks are left"),
-    ([FAILED, STOPPED, FAILED, Stop(127)], False, "the machine failed 3 times (retries: 2)"),
-    ([Stop(1, warned=True)] * 4, True, "networks are left"),
+    ([JobStop(0)], False, "all networks finished"),
+    ([JobStop(2)], False, "the spec or the arguments are wrong"),
+    ([JobStop(3)], False, "some networks failed"),
+    ([FAILED, JobStop(139)], True, "networks are left"),
+    ([FAILED, STOPPED, FAILED, JobStop(127)], False, "the machine failed 3 times (retries: 2)"),
+    ([JobStop(1, warned=True)] * 4, True, "networks are left"),
     ([LOST] * 4, True, "networks are left"),
     ([LOST] * 5, False, "a job has run 5 times (jobs: 5)"),
 ], ids=str)
@@ -45,26 +45,26 @@ def test_what_comes_after_a_stop(stops, goes_on, why):
     assert why in decision.why
 
 
-@given(st.lists(st.builds(Stop, st.sampled_from([75, 1, 137, 143, None]), st.booleans()), min_size=1, max_size=12),
+@given(st.lists(st.builds(JobStop, st.sampled_from([75, 1, 137, 143, None]), st.booleans()), min_size=1, max_size=12),
        st.integers(1, 8), st.integers(0, 4))
 def test_a_chain_ends_whatever_happens(stops, jobs, retries):
     length = next((count for count in range(1, len(stops) + 1)
-                   if not decide(stops[:count], Limits(jobs, retries)).goes_on), len(stops))
+                   if not decide(stops[:count], ChainLimits(jobs, retries)).goes_on), len(stops))
     assert length <= jobs
     assert sum(stop.is_failure for stop in stops[:length]) <= retries + 1
 
 
 def test_a_chain_goes_on_with_the_job_that_was_made_to_follow_and_a_new_one_begins_from_nothing(tmp_path):
     paths = RunPaths(tmp_path)
-    assert stops_before(paths.stops, "1") == []
+    assert History.of(paths).stops_before("1") == []
     for job, status, following in (("1", 75, "1"), ("1", 1, "2"), ("2", 75, None)):
         note(paths, Begun(job))
-        note(paths, Stopped(job, Stop(status), "", next=following))
-    assert stops_before(paths.stops, "3") == []
+        note(paths, JobStopped(job, JobStop(status), "", next=following))
+    assert History.of(paths).stops_before("3") == []
     note(paths, Begun("3"))
-    note(paths, Stopped("3", Stop(75, warned=True), "", next="4"))
-    assert stops_before(paths.stops, "4") == [Stop(75, warned=True)]
-    assert stops_before(paths.stops, "3") == []
+    note(paths, JobStopped("3", JobStop(75, warned=True), "", next="4"))
+    assert History.of(paths).stops_before("4") == [JobStop(75, warned=True)]
+    assert History.of(paths).stops_before("3") == []
 
 
 # ---- a job ---------------------------------------------------------------------------------------
@@ -227,7 +227,7 @@ def test_a_job_that_ended_without_a_word_is_noted_by_the_one_that_follows(job, s
 def test_a_job_that_the_system_starts_more_often_than_allowed_does_nothing(job, scontrol):
     for _ in range(5):
         note(RunPaths(job.root), Begun("17"))
-        note(RunPaths(job.root), Stopped("17", LOST, "", next="17"))
+        note(RunPaths(job.root), JobStopped("17", LOST, "", next="17"))
     ended = job("0 0", system="slurm", **scontrol)
     assert ended.returncode == 75
     assert "a job has run 5 times (jobs: 5)" in ended.stderr_text
@@ -247,8 +247,8 @@ def test_half_a_line_that_a_full_disk_left_swallows_no_other(tmp_path):
     note(paths, Begun("1"))
     with open(paths.stops, "a") as file:
         file.write('{"time": "2026-')
-    note(paths, Stopped("1", STOPPED, "", next="2"))
-    assert stops_before(paths.stops, "2") == [STOPPED]
+    note(paths, JobStopped("1", STOPPED, "", next="2"))
+    assert History.of(paths).stops_before("2") == [STOPPED]
 
 
 def test_the_file_of_stops_reads_as_that_of_0_1_0(tmp_path):
@@ -261,8 +261,8 @@ def test_the_file_of_stops_reads_as_that_of_0_1_0(tmp_path):
         '{"time": "2026-11-20T11:00:01+00:00", "event": "begun", "job": "2"}\n'
         '{"time": "2026-11-20T12:00:00+00:00", "event": "stopped", "job": "2", "status": 75, "warned": true, '
         '"why": "SIGUSR2 came", "next": "3", "then": "networks are left"}\n')
-    assert stops_before(paths.stops, "3") == [LOST, Stop(75, warned=True)]
-    note(paths, Stopped("2", Stop(75, warned=True), "SIGUSR2 came", next="3", then="networks are left"))
+    assert History.of(paths).stops_before("3") == [LOST, JobStop(75, warned=True)]
+    note(paths, JobStopped("2", JobStop(75, warned=True), "SIGUSR2 came", next="3", then="networks are left"))
     *_, before, written = (json.loads(line) for line in paths.stops.read_text().splitlines())
     assert list(written) == list(before)
     assert {**written, "time": ""} == {**before, "time": ""}
@@ -270,10 +270,10 @@ def test_the_file_of_stops_reads_as_that_of_0_1_0(tmp_path):
 
 def test_damaged_lines_of_the_file_of_stops_are_passed_over(tmp_path):
     paths = RunPaths(tmp_path)
-    note(paths, Stopped("1", STOPPED, "", next="2"))
+    note(paths, JobStopped("1", STOPPED, "", next="2"))
     with open(paths.stops, "a") as file:
         file.write('{"event": "stopped", "job": "1"}\n{"job": "1"}\n')
-    assert stops_before(paths.stops, "2") == [STOPPED]
+    assert History.of(paths).stops_before("2") == [STOPPED]
 
 
 @pytest.mark.long

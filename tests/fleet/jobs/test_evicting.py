@@ -11,10 +11,10 @@ import pytest
 from fleet.__main__ import main
 from fleet.errors import UserError
 from fleet.jobs import evicting, holding, making_room
-from fleet.jobs.evicting import Diary, Keeping, Machine, carry_out
-from fleet.jobs.holding import Interruption, still_held
+from fleet.jobs.evicting import ClusterView, Diary, Keeping, carry_out
+from fleet.jobs.holding import DeferredSignals, still_held
 from fleet.jobs.making_room import MakingRoom, begin_later
-from fleet.jobs.slurm_running import Site, running_jobs
+from fleet.jobs.slurm_running import SiteCheckpoints, running_jobs
 from fleet.storage.paths import RunPaths
 from launch import slurm_acts
 from launch.systems import SYSTEMS
@@ -53,12 +53,12 @@ def evict(tmp_path, made_up):
     def run(nodes, deadline, clock=None, user="me", keeping=Keeping(), interruption=None,
             give_back=None):
         clock = clock or Clock()
-        machine = Machine(None, user, lambda jobs: running_jobs(jobs, Site(), None, 0.0), give_back)
+        machine = ClusterView(None, user, lambda jobs: running_jobs(jobs, SiteCheckpoints(), None, 0.0), give_back)
         first = machine.look()
         eviction = Eviction(nodes, deadline, min(1.0, deadline / 10), first.signals, first.runs)
         said = []
         done = carry_out(eviction, first, machine, Diary(tmp_path / "record", said.append), keeping,
-                         interruption, clock.sleep, lambda: clock.now)
+                         interruption or DeferredSignals(), clock.sleep, lambda: clock.now)
         notes = [json.loads(line) for line in (tmp_path / "record").read_text().splitlines()]
         return done, [(note["what"], note.get("job", "")) for note in notes], said
     return run
@@ -191,7 +191,7 @@ def test_nodes_are_kept_for_a_minute_where_nobody_says_for_whom(made_up, evict):
 
 def test_what_is_broken_off_releases_what_it_holds(made_up, evict, tmp_path):
     made_up.set({"3": {"nodes": 2}, "9": {"state": "PENDING", "start": "N/A"}})
-    with Interruption() as interruption:
+    with DeferredSignals() as interruption:
         clock = Clock({11: lambda: os.kill(os.getpid(), signal.SIGTERM)})
         done, notes, said = evict(2, 10, clock, keeping=Keeping("9"), interruption=interruption)
     assert not done
@@ -232,14 +232,14 @@ def test_a_job_that_is_cancelled_while_it_is_held_needs_no_release(made_up, evic
     ({"state": "COMPLETING"}, "it is COMPLETING by now")])
 def test_a_job_is_looked_at_once_more_right_before_it_is_touched(made_up, evict, monkeypatch, changes, why):
     made_up.set({"2": {"nodes": 2}, "3": {"nodes": 2, "elapsed": "10:00"}})
-    is_as_it_was = Machine.is_as_it_was
+    is_as_it_was = ClusterView.is_as_it_was
 
     def change_first(machine, job):
         if job == "3":
             made_up.change("3", **changes)
         return is_as_it_was(machine, job)
 
-    monkeypatch.setattr(Machine, "is_as_it_was", change_first)
+    monkeypatch.setattr(ClusterView, "is_as_it_was", change_first)
     done, notes, said = evict(2, 10, Clock({9.5: lambda: made_up.change("2")}))
     assert done
     assert ("refused", "3") in notes

@@ -10,9 +10,9 @@ import pytest
 from fleet.domain.events import EpochEnded, FirstStep, NetworkTaken
 from fleet.domain.network import Outcome, Standing
 from fleet.errors import ExitStatus, UserError
-from fleet.jobs import harvest, room
+from fleet.jobs import harvest, launching
 from fleet.jobs import harvested as book
-from fleet.jobs.backlog import Limits
+from fleet.jobs.backlog import HarvestLimits
 from fleet.jobs.notes import CalledOff
 from fleet.spec import parse
 from fleet.storage import files
@@ -51,7 +51,7 @@ class Queue:
 
 @pytest.fixture
 def run(tmp_path):
-    return harvest.Run("fleet-1", tmp_path / "run", ("a", "b", "c"), per_node=1)
+    return harvest.HarvestRun("fleet-1", tmp_path / "run", ("a", "b", "c"), per_node=1)
 
 
 def launch(run, job, *events, ends=None, warning=""):
@@ -64,7 +64,7 @@ def launch(run, job, *events, ends=None, warning=""):
         log.add(event)
     log.close()
     if ends is not None:
-        book.note(run.paths, book.Ended(job, ends, warning))
+        book.note(run.paths, book.LaunchEnded(job, ends, warning))
 
 
 TAKEN, EPOCH = NetworkTaken("a", 1, 0, 0), EpochEnded("a", record(1))
@@ -80,7 +80,7 @@ def test_three_launches_in_a_row_without_an_epoch_are_counted_until_one_has_one_
     assert book.fruitless(book.past_of(run.paths)) == 3
     launch(run, "3", TAKEN, ends=1, warning="a preemption")  # this is what a harvest is for
     assert book.fruitless(book.past_of(run.paths)) == 3
-    book.note(run.paths, book.Asked())
+    book.note(run.paths, book.HarvestAsked())
     assert book.fruitless(book.past_of(run.paths)) == 0
     launch(run, "4", TAKEN, ends=1)
     assert book.fruitless(book.past_of(run.paths)) == 1
@@ -118,7 +118,7 @@ def test_a_run_is_looked_at_by_its_table_its_leases_and_its_logs(run):
 
 
 def test_the_backlog_is_filled_noted_and_taken_back_in_the_end(run):
-    plan, queue = harvest.Plan((run,), Limits()), Queue()
+    plan, queue = harvest.HarvestPlan((run,), HarvestLimits()), Queue()
     queue.name = run.job
     backlog = harvest.Backlog(plan, queue, {})
     assert len(backlog.top_up()) == 2
@@ -137,12 +137,12 @@ def test_the_backlog_is_filled_noted_and_taken_back_in_the_end(run):
 def test_a_harvest_that_is_called_off_takes_back_what_waits_and_hands_in_nothing_until_it_is_asked_for_again(run):
     queue = Queue()
     queue.name = run.job
-    backlog = harvest.Backlog(harvest.Plan((run,), Limits()), queue, {})
+    backlog = harvest.Backlog(harvest.HarvestPlan((run,), HarvestLimits()), queue, {})
     backlog.top_up()
     book.note(run.paths, CalledOff())
     assert len(backlog.top_up()) == 2
     assert (queue.listed, backlog.top_up()) == ([], [])
-    book.note(run.paths, book.Asked())
+    book.note(run.paths, book.HarvestAsked())
     assert len(backlog.top_up()) == 2
 
 
@@ -164,25 +164,25 @@ def signals():
 
 @pytest.mark.usefixtures("signals")
 def test_a_job_trains_on_where_its_batch_system_does_not_answer_and_says_so(run, capfd):
-    job = harvest.HarvestJob(RunPaths(run.root, "17"), harvest.Backlog(harvest.Plan((run,), Limits()), Silent(), {}),
-                          SYSTEMS["slurm"], "17")
+    backlog = harvest.Backlog(harvest.HarvestPlan((run,), HarvestLimits()), Silent(), {})
+    job = harvest.HarvestJob(RunPaths(run.root, "17"), backlog, SYSTEMS["slurm"], "17")
     assert job.run([sys.executable, "-c", "print('trained')"]) == ExitStatus.INFRASTRUCTURE  # its log has no end
     out, err = capfd.readouterr()
     assert "trained" in out
     assert "fleet job: the backlog is not kept filled for now: squeue did not answer within 120 s" in err
-    assert [line["event"] for line in read_lines(run.paths.harvested)] == [harvest.Begun.word, book.Ended.word]
+    assert [line["event"] for line in read_lines(run.paths.harvested)] == [harvest.Begun.word, book.LaunchEnded.word]
 
 
 def test_a_plan_is_read_as_it_was_written(run, tmp_path):
-    plan = harvest.Plan((run, harvest.Run("fleet-2", tmp_path / "other", ("d",), 2)), Limits(2, 3, 4), ("-p", "low"),
-                        "low")
+    other = harvest.HarvestRun("fleet-2", tmp_path / "other", ("d",), 2)
+    plan = harvest.HarvestPlan((run, other), HarvestLimits(2, 3, 4), ("-p", "low"), "low")
     plan.write()
-    assert [harvest.Plan.read(one.paths.harvest) for one in plan.runs] == [plan, plan]
+    assert [harvest.HarvestPlan.read(one.paths.harvest) for one in plan.runs] == [plan, plan]
     run.paths.harvest.write_text("{}")
     with pytest.raises(UserError, match="no harvest that fleet harvest wrote"):
-        harvest.Plan.read(run.paths.harvest)
+        harvest.HarvestPlan.read(run.paths.harvest)
     with pytest.raises(UserError, match="fleet harvest writes it"):
-        harvest.Plan.read(tmp_path / "none.json")
+        harvest.HarvestPlan.read(tmp_path / "none.json")
 
 
 @pytest.mark.parametrize(("options", "partition"), [
@@ -193,13 +193,13 @@ def test_the_partition_is_found_among_the_options(options, partition):
 
 
 def test_the_nodes_of_a_job_are_those_that_were_asked_for_where_the_queue_does_not_say(run):
-    plan, queue = harvest.Plan((run,), Limits(nodes_per_job=2, backlog=1)), Queue()
+    plan, queue = harvest.HarvestPlan((run,), HarvestLimits(nodes_per_job=2, backlog=1)), Queue()
     queue.name = run.job
     harvest.Backlog(plan, queue, {}).top_up()
     asked, = queue.listed
     assert asked.nodes == 2
     queue.listed = [asked._replace(nodes=0)]
-    more = harvest.Backlog(harvest.Plan((run,), Limits(nodes_per_job=2, backlog=2)), queue, {}).top_up()
+    more = harvest.Backlog(harvest.HarvestPlan((run,), HarvestLimits(nodes_per_job=2, backlog=2)), queue, {}).top_up()
     assert [order.nodes for order in more] == [1]  # two of three networks have a job
 
 
@@ -207,10 +207,10 @@ def test_a_job_that_runs_goes_by_what_was_asked_for_last(run, monkeypatch):
     queue = Queue()
     queue.name = run.job
     monkeypatch.setattr(harvest, "BatchQueue", lambda plan, system: queue)
-    harvest.Plan((run,), Limits(backlog=1)).write()
+    harvest.HarvestPlan((run,), HarvestLimits(backlog=1)).write()
     backlog = harvest.AskedLast(run.paths.harvest, SYSTEMS["slurm"], {})
     assert len(backlog.top_up()) == 1
-    harvest.Plan((run,), Limits(backlog=3)).write()
+    harvest.HarvestPlan((run,), HarvestLimits(backlog=3)).write()
     assert len(backlog.top_up()) == 2
     run.paths.harvest.write_text("{}")
     assert backlog.top_up() == []  # it goes on by what it knows
@@ -230,7 +230,7 @@ def test_launches_that_a_full_disk_ended_are_forgiven_more_often_than_others(run
     assert (book.fruitless(past), book.passed(past)) == (0, 9)
     queue = Queue()
     queue.name = run.job
-    backlog = harvest.Backlog(harvest.Plan((run,), Limits()), queue, {})
+    backlog = harvest.Backlog(harvest.HarvestPlan((run,), HarvestLimits()), queue, {})
     assert len(backlog.top_up()) == 2
     queue.listed = []
     launch(run, "9", TAKEN, ends=ExitStatus.CAN_PASS)
@@ -242,7 +242,7 @@ def test_launches_that_a_full_disk_ended_are_forgiven_more_often_than_others(run
 def test_the_next_look_says_of_each_launch_that_ended_without_a_word_that_it_did(run):
     queue = Queue()
     queue.name = run.job
-    backlog = harvest.Backlog(harvest.Plan((run,), Limits()), queue, {})
+    backlog = harvest.Backlog(harvest.HarvestPlan((run,), HarvestLimits()), queue, {})
     for job in ("17", "18", "19"):
         launch(run, job, TAKEN, EPOCH)
     queue.listed = [QueuedJob("17", run.job, 1, True), QueuedJob("18", run.job, 1, False)]
@@ -257,7 +257,7 @@ def test_the_next_look_says_of_each_launch_that_ended_without_a_word_that_it_did
 def test_of_jobs_that_end_at_the_same_moment_one_hands_in_the_next(run):
     queue = Queue(idle=0)
     queue.name = run.job
-    backlog = harvest.Backlog(harvest.Plan((run,), Limits()), queue, {})
+    backlog = harvest.Backlog(harvest.HarvestPlan((run,), HarvestLimits()), queue, {})
     for job in ("17", "18", "19"):
         book.note(run.paths, harvest.HandedIn(job, 1))
         launch(run, job, TAKEN, EPOCH, ends=1)
@@ -269,10 +269,10 @@ def test_of_jobs_that_end_at_the_same_moment_one_hands_in_the_next(run):
 @pytest.fixture
 def job(run, signals, monkeypatch):
     """Run one job of a harvest; what it is told to run is a line of Python."""
-    monkeypatch.setattr(room, "_LEAST_S", 0.1)
+    monkeypatch.setattr(launching, "_LEAST_S", 0.1)
     queue = Queue()
     queue.name = run.job
-    plan = harvest.Plan((run,), Limits(), command="fleet harvest photos.yaml --system slurm")
+    plan = harvest.HarvestPlan((run,), HarvestLimits(), command="fleet harvest photos.yaml --system slurm")
 
     def begin(program, name="17"):
         queue.listed.append(QueuedJob(name, run.job, 1, True))
@@ -319,19 +319,19 @@ def test_the_last_launch_says_that_the_harvest_is_over_why_and_what_begins_it_ag
     assert over["again"] == "fleet harvest photos.yaml --system slurm"
     assert "to begin it again: fleet harvest photos.yaml --system slurm" in capfd.readouterr().err
     assert book.over_of(run.paths).why == over["why"]
-    book.note(run.paths, book.Asked())
+    book.note(run.paths, book.HarvestAsked())
     assert book.over_of(run.paths) is None
 
 
 def test_a_job_waits_for_room_on_a_full_disk_and_hands_in_the_next(full_disk, signals, monkeypatch, capfd):
     monkeypatch.setattr(harvest, "_REST_S", 0.01)
-    monkeypatch.setattr(room, "_PROBE_BYTES", 2**14)
-    run = harvest.Run("fleet-1", full_disk / "run", ("a", "b"), 1)
+    monkeypatch.setattr(launching, "_PROBE_BYTES", 2**14)
+    run = harvest.HarvestRun("fleet-1", full_disk / "run", ("a", "b"), 1)
     run.paths.jobs.mkdir(parents=True)
     queue, ballast = Queue(), full_disk / "ballast"
     queue.name, queue.listed = run.job, [QueuedJob("17", run.job, 1, True)]
-    kept = harvest.HarvestJob(RunPaths(run.root, "17"), harvest.Backlog(harvest.Plan((run,), Limits()), queue, {}),
-                           SYSTEMS["slurm"], "17")
+    backlog = harvest.Backlog(harvest.HarvestPlan((run,), HarvestLimits()), queue, {})
+    kept = harvest.HarvestJob(RunPaths(run.root, "17"), backlog, SYSTEMS["slurm"], "17")
     fills = f"open({str(ballast)!r}, 'wb', 0).write(bytes(1 << 23)); import sys; sys.exit(1)"
     timer = threading.Timer(3.0, ballast.unlink)
     timer.start()
@@ -342,15 +342,15 @@ def test_a_job_waits_for_room_on_a_full_disk_and_hands_in_the_next(full_disk, si
 
 
 def test_a_job_that_nobody_makes_room_for_gives_up_and_says_how_to_go_on(full_disk, signals, monkeypatch, capfd):
-    monkeypatch.setattr(room, "PATIENCE_S", 1.0)
+    monkeypatch.setattr(launching, "_ROOM_S", 1.0)
     monkeypatch.setattr(files, "PATIENCE_S", 0.1)
-    run = harvest.Run("fleet-1", full_disk / "run", ("a", "b"), 1)
+    run = harvest.HarvestRun("fleet-1", full_disk / "run", ("a", "b"), 1)
     run.paths.jobs.mkdir(parents=True)
-    room.keep_last_room(run.paths.last_room)
+    launching.keep_last_room(run.paths.last_room)
     with contextlib.suppress(OSError), open(full_disk / "ballast", "wb", 0) as ballast:
         while True:
             ballast.write(bytes(1024))
-    plan = harvest.Plan((run,), Limits(), command="fleet harvest x")
+    plan = harvest.HarvestPlan((run,), HarvestLimits(), command="fleet harvest x")
     kept = harvest.HarvestJob(RunPaths(run.root, "17"), harvest.Backlog(plan, Queue(), {}), SYSTEMS["slurm"], "17")
     assert kept.run([sys.executable, "-c", ""]) == ExitStatus.CAN_PASS
     err = capfd.readouterr().err

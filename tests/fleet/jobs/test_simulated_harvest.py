@@ -9,13 +9,12 @@ from dataclasses import replace
 
 import pytest
 
-from fleet.domain.events import Ended as LogEnded
-from fleet.domain.events import EpochEnded, FirstStep, NetworkFailed, NetworkFinished, NetworkTaken
+from fleet.domain.events import Ended, EpochEnded, FirstStep, NetworkFailed, NetworkFinished, NetworkTaken
 from fleet.domain.network import Outcome, Standing
 from fleet.ensemble.claims import Claims, Leave, LetGo, Want
-from fleet.jobs.backlog import Limits
-from fleet.jobs.harvest import Backlog, Plan, Run
-from fleet.jobs.harvested import Ended, note
+from fleet.jobs.backlog import HarvestLimits
+from fleet.jobs.harvest import Backlog, HarvestPlan, HarvestRun
+from fleet.jobs.harvested import LaunchEnded, note
 from fleet.jobs.notes import Begun
 from fleet.spec import parse
 from fleet.storage.event_log import EventLog
@@ -30,7 +29,7 @@ START_S, IDLE_S, LOOK_S = 8, 60, 30  # of a launch until it takes networks, with
 
 
 class Site:
-    """Nodes, a queue, and the clock; it is a :class:`fleet.jobs.harvest.Queue`."""
+    """Nodes, a queue, and the clock; it is a :class:`fleet.jobs.harvest.BatchQueue`."""
 
     def __init__(self, nodes):
         self.nodes, self.now, self.handed_in = nodes, 0, 0
@@ -53,7 +52,7 @@ class Site:
 
     def harvest(self, runs, trainings, backlog=2, most_s=3000):
         """Go on until no job is left."""
-        self.runs, self.plan = runs, Plan(tuple(runs), Limits(backlog=backlog))
+        self.runs, self.plan = runs, HarvestPlan(tuple(runs), HarvestLimits(backlog=backlog))
         self.truth = {training.run.job: training for training in trainings}
         Backlog(self.plan, self, {}).top_up()
         while self.listed:
@@ -80,7 +79,7 @@ class Training:
 
     def __init__(self, root, epochs, failing=()):
         names = [f"net{number:02}" for number in range(len(epochs))]
-        self.run = Run(f"job-{root.name}", root, tuple(names), 1, dict(zip(names, epochs, strict=True)))
+        self.run = HarvestRun(f"job-{root.name}", root, tuple(names), 1, dict(zip(names, epochs, strict=True)))
         self.left = dict(self.run.epochs)
         self.failing = {names[number] for number in failing}
         self.holders = {}
@@ -179,9 +178,9 @@ class Launch:
             file.unlink()
 
     def _end(self, status):
-        self.log.add(LogEnded(status))
+        self.log.add(Ended(status))
         self.log.close()
-        note(self.paths, Ended(self.job, status))
+        note(self.paths, LaunchEnded(self.job, status))
         self.backlog.top_up(self.job)
         self.site.listed = [one for one in self.site.listed if one.id != self.job]
 

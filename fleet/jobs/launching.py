@@ -1,0 +1,193 @@
+"""The launch that a job makes: what its disk must take before, the warnings that it is passed, and why it ended."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from pathlib import Path
+from types import FrameType
+
+from fleet.domain.events import Interrupted
+from fleet.errors import EXPLAINED, ExitStatus, StorageError, UserError, shortened
+from fleet.jobs.systems import SYSTEM_VARIABLE
+from fleet.storage.event_log import events_of, launch_status
+from fleet.storage.files import storing
+from fleet.storage.paths import RunPaths
+from fleet.units import format_duration
+from launch.leftovers import remove_leftovers
+from launch.notices import PATIENCE_S, start
+from launch.systems import System, is_preempted
+
+# The statuses by which a launch says itself how it has ended; with any other one the machine failed.
+ANSWERS = (ExitStatus.OK, ExitStatus.BAD_INPUT, ExitStatus.NETWORK_FAILED, ExitStatus.RESUMABLE)
+# What batch systems send; SIGUSR2 is what launchers pass on to the ranks (mpirun ends them at once upon SIGTERM).
+_WARNINGS = (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT)
+_ROOM_S = 900.0  # that a job waits for a disk that is full or away; it waits no longer than its walltime
+_PROBE_BYTES = 2**20
+_LEAST_S, _MOST_S = 1.0, 30.0  # between two tries
+_LAST_BYTES = 2**15
+
+
+def say(text: str) -> None:
+    """Tell people; the file of what a job prints may be on the disk that is full."""
+    with suppress(OSError):
+        print(f"fleet job: {text}", file=sys.stderr, flush=True)
+
+
+def refusal(folder: Path) -> StorageError | None:
+    """What the file system says to a mebibyte, where it refuses: until that is mended no job would do better."""
+    probe = folder / ".probe.tmp"
+    try:
+        with storing(probe, _PROBE_BYTES):
+            folder.mkdir(parents=True, exist_ok=True)
+            probe.write_bytes(bytes(_PROBE_BYTES))
+    except StorageError as error:
+        return error
+    finally:
+        with suppress(OSError):
+            probe.unlink(missing_ok=True)
+    return None
+
+
+def keep_last_room(path: Path) -> None:
+    """Hold some room with a file, unless there is one, or none to be had; to delete it gives a full disk that room."""
+    with suppress(StorageError), storing(path):
+        if not path.exists():
+            path.write_bytes(os.urandom(_LAST_BYTES))  # not zeros, which some file systems do not store
+
+
+class WarnedLaunch:
+    """One launch of a job at a time.
+
+    Args:
+        paths: of the launch's run.
+        system: the batch system.
+        job: its id.
+        warn_after: seconds after which to warn the launch, where the batch system does not.
+
+    Attributes:
+        environment: of the launch.
+        warning: the latest, of the latest launch; empty where there was none.
+        why: the latest launch ended, for people.
+        is_signalled: whether a warning has come from outside.
+    """
+
+    def __init__(self, paths: RunPaths, system: System, job: str, warn_after: float | None = None) -> None:
+        self._paths, self._system, self._job, self._warn_after = paths, system, job, warn_after
+        self.environment = {**os.environ, SYSTEM_VARIABLE: system.name}
+        self._process: subprocess.Popen | None = None
+        self.warning = self.why = self._words = ""  # the last that the launch has said of itself, on standard error
+        self._said = b""
+        self.is_signalled = False
+
+    def listen(self) -> None:
+        """Pass on from now on what the batch system sends."""
+        for number in _WARNINGS:
+            signal.signal(number, self._pass_on)
+
+    def await_room(self) -> StorageError | None:
+        """Wait until files can be written, as long as what the file system says may pass, and no warning has come.
+
+        Returns:
+            What it says in the end, where it still refuses.
+        """
+        until, pause_s, is_told = time.monotonic() + _ROOM_S, _LEAST_S, False
+        while (refused := refusal(self._paths.jobs)) is not None:
+            if not refused.may_pass or self.is_signalled or time.monotonic() >= until:
+                return refused
+            if not is_told:
+                is_told = True
+                say(f"{refused}; it is waited for, {format_duration(until - time.monotonic())} at most")
+            self.pause(min(pause_s, max(0.0, until - time.monotonic())))
+            pause_s = min(2 * pause_s, _MOST_S)
+        return None
+
+    def pause(self, seconds: float) -> None:
+        """Do nothing for a while, unless the job is about to be ended."""
+        until = time.monotonic() + seconds
+        while (left := until - time.monotonic()) > 0 and not self.is_signalled:
+            time.sleep(min(left, 0.5))
+
+    def run(self, command: Sequence[str], before: tuple[int, int], every_s: float | None = None,
+            meanwhile: Callable[[], object] = lambda: None) -> int:
+        """Launch, and wait for the end; returns how it ended (:class:`fleet.errors.ExitStatus`).
+
+        Args:
+            before: the mark of its event log.
+            meanwhile: is called now and then.
+            every_s: seconds between two calls; None for none.
+
+        Raises:
+            UserError: the launcher cannot be started.
+        """
+        self.warning, self._words, self._said = "", "", b""
+        timer = threading.Timer(self._warn_after or 0, self._warn, ["the walltime is nearly over"])
+        try:
+            self._process, shown = start(command, EXPLAINED, environment=self.environment, hear=self._hear,
+                                         is_ended=self._is_ended)
+        except OSError as error:
+            raise UserError(f"{command[0]} cannot be started: {error.strerror}") from None
+        if self._warn_after is not None:
+            timer.start()
+        try:
+            if self.is_signalled:  # while nobody was there to be told
+                self._process.send_signal(signal.SIGUSR2)
+            ended = self._wait(self._process, every_s, meanwhile)
+            shown.join(PATIENCE_S)
+            self._hear(b"\n")
+        finally:
+            timer.cancel()
+            remove_leftovers()
+        ended = ended if ended >= 0 else 128 - ended
+        status = launch_status(ended, self._paths.events, before)
+        if status not in ANSWERS and not self.warning and is_preempted(self._system, self._job):
+            self.warning = "a preemption"
+        self.why = self._why(status, ended)
+        return status
+
+    def _why(self, status: int, ended: int) -> str:
+        """Why the launch ended, given its status and that of its launcher."""
+        if status == ExitStatus.RESUMABLE:
+            interrupted = events_of(self._paths.events, Interrupted)
+            return interrupted[-1].reason if interrupted else self.warning
+        if status in (ExitStatus.OK, ExitStatus.NETWORK_FAILED):
+            return "it ended"
+        if status == ExitStatus.BAD_INPUT:
+            return self._words or "it ended"
+        after = f" after {self.warning}" if self.warning else ""
+        return f"it broke off: its launcher ended with status {ended}{after}" + (self._words and f": {self._words}")
+
+    def _is_ended(self) -> bool:
+        """Whether the batch system is ending the job; says so, in place of what the launcher says of it."""
+        is_ended = self.is_signalled or is_preempted(self._system, self._job)
+        if is_ended:
+            say("the batch system ends this job, and its launch with it")
+        return is_ended
+
+    def _hear(self, said: bytes) -> None:
+        *lines, self._said = (self._said + said).split(b"\n")
+        for line in lines:
+            if (text := line.decode(errors="replace").lstrip("\0")).startswith("fleet: "):
+                self._words = shortened(text.removeprefix("fleet: "))
+
+    def _wait(self, process: subprocess.Popen, every_s: float | None, meanwhile: Callable[[], object]) -> int:
+        while True:
+            try:
+                return process.wait(every_s)
+            except subprocess.TimeoutExpired:
+                meanwhile()
+
+    def _pass_on(self, number: int, frame: FrameType | None) -> None:
+        self.is_signalled = True
+        self._warn(f"{signal.Signals(number).name} came")
+
+    def _warn(self, warning: str) -> None:
+        self.warning = warning
+        if self._process is not None and self._process.returncode is None:
+            self._process.send_signal(signal.SIGUSR2)
