@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import IO, Any
 
+_UNBOUNDED = 10_000  # letters: of a table that is as wide as it has to be
+
 
 def print_table(headers: Sequence[str], rows: Iterable[Sequence[Any]], title: str = "") -> None:
     """Print a table whose columns of numbers are aligned to the right."""
@@ -27,7 +29,7 @@ def print_table(headers: Sequence[str], rows: Iterable[Sequence[Any]], title: st
     screen = terminal()
     # A batch log has no width: never fold a table there.
     Console(highlight=False, force_terminal=screen is not None,
-            width=160 if screen is None else terminal_width(screen)).print(table)
+            width=_UNBOUNDED if screen is None else terminal_width(screen)).print(table)
 
 
 def brief(value: object) -> str:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fleet.terminal import ProgressLine
+from fleet.terminal import ProgressLine, print_table
 from tests.fakes import Clock
 
 
@@ -35,3 +35,10 @@ def test_work_that_has_not_begun_has_no_rate(clock, capsys):
     clock.now = 5.0
     pace(0, 10)
     assert capsys.readouterr().err == "fleet: read 0 of 10 rows (0%), 0/s, nothing yet\n"
+
+
+def test_a_table_in_a_log_is_as_wide_as_it_has_to_be(capsys):
+    print_table(["network", *map(str, range(40))], [["net-0-fold0", *["0.1234 ± 0.5678"] * 40]])
+    _, _, row = (text.rstrip() for text in capsys.readouterr().out.splitlines() if text.strip())
+    assert row.split()[0] == "net-0-fold0"
+    assert row.count("±") == 40
