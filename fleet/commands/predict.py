@@ -47,7 +47,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     """Print what the networks predict."""
     if not args.images and args.save is None:
-        raise UserError("name images, or a file to --save the networks to")
+        raise UserError("name images, tables or .npy files, or a file to --save the networks to")
     predictor = Predictor(args.run, args.top, args.select)
     kind = predictor.sample.target.kind
     if kind == "mask" and args.images:

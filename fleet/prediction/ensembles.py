@@ -122,8 +122,9 @@ def top(found: Sequence[Candidate], count: int) -> dict[str, int]:
     finished = [one.row.name for one in found if one.is_finished]
     if count > len(finished):
         partly = "".join(f"; {one.lacks}" for one in found if one.lacks)
-        raise UserError((f"--top {count}: only {counted(len(finished), 'network')} finished, and no others are "
-                         f"exported: --top {len(finished)} joins all there are" if finished else
+        raise UserError((f"--top {count}: only {counted(len(finished), 'network')} can be joined; others have not "
+                         "finished, or are not fed with what the best one is: "
+                         f"--top {len(finished)} joins all there are" if finished else
                          "no network has finished yet") + partly)
     return dict.fromkeys(finished[:count], 1)
 

@@ -133,7 +133,7 @@ def test_with_folds_so_many_networks_are_joined_each_with_all_its_folds(tmp_path
     assert found["networks"] == pytest.approx(dict.fromkeys(FOLDED, 1 / 6))
     assert found["images"][0]["probability"] == pytest.approx(share(5, 2, 3, 1, 1, 1))
     assert "With b 50%, a 50%, each the mean of its 3 folds:" in fleet("predict", run.root, images, "--top", 2)[1]
-    assert "--top 3: only 2 networks finished" in fleet("predict", run.root, images, "--top", 3)[2]
+    assert "--top 3: only 2 networks can be joined" in fleet("predict", run.root, images, "--top", 3)[2]
     _, found, _ = fleet("predict", run.root, images / "white.png", "--json", "--select", "greedy")
     assert found["networks"] == pytest.approx({f"b-fold{fold}": 1 / 3 for fold in range(3)})
 
@@ -178,8 +178,8 @@ def test_labels_and_values_are_named(tmp_path, images, fleet, monkeypatch):
 
 
 @pytest.mark.parametrize(("words", "wrong"), [
-    (["{run}"], "name images, or a file to --save"),
-    (["{run}", "{images}", "--top", "4"], "--top 4: only 3 networks finished"),
+    (["{run}"], "name images, tables or .npy files, or a file to --save"),
+    (["{run}", "{images}", "--top", "4"], "--top 4: only 3 networks can be joined"),
     (["{run}", "{images}", "--top", "0"], "--top"),
     (["{run}", "{images}", "--top", "2", "--select", "greedy"], "not allowed with"),
     (["{run}", "{images}", "--select", "best"], "invalid choice"),

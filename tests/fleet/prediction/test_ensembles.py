@@ -38,7 +38,7 @@ def library(paths):
 def test_the_best_that_are_finished_are_joined(paths):
     rows = [row("a"), row("f", Status.FAILED), row("b"), row("w", Status.WAITING)]
     assert ens.top(ens.candidates(rows), 2) == {"a": 1, "b": 1}
-    with pytest.raises(UserError, match="--top 3: only 2 networks finished, and no others.*: --top 2 joins all"):
+    with pytest.raises(UserError, match="--top 3: only 2 networks can be joined; others.*: --top 2 joins all"):
         ens.top(ens.candidates(rows), 3)
     with pytest.raises(UserError, match="no network has finished yet"):
         ens.top(ens.candidates(rows[3:]), 1)
@@ -96,14 +96,14 @@ def test_the_networks_of_all_folds_count_as_one(paths):
     assert ens.top(ens.candidates(rows), 1) == {"b": 1}
     assert ens.top(ens.candidates(rows), 2) == {"b": 1, "a": 1}
     assert [part.name for part in ens.candidates(rows)[0].parts] == ["b-fold0", "b-fold1", "b-fold2"]
-    with pytest.raises(UserError, match="--top 3: only 2 networks finished"):
+    with pytest.raises(UserError, match="--top 3: only 2 networks can be joined"):
         ens.top(ens.candidates(rows), 3)
 
 
 def test_a_network_of_which_some_folds_are_not_finished_is_left_out_and_named(paths):
     rows = [*folded("b", Status.FINISHED, Status.TRAINING, Status.FINISHED), *folded("a")]
     assert ens.top(ens.candidates(rows), 1) == {"a": 1}
-    with pytest.raises(UserError, match="only 1 network finished.*; only 2 of the 3 folds of b have finished"):
+    with pytest.raises(UserError, match="only 1 network can be joined.*; only 2 of the 3 folds of b have finished"):
         ens.top(ens.candidates(rows), 2)
     with pytest.raises(UserError, match="no network has finished yet; only 2 of the 3 folds of b have finished"):
         ens.top(ens.candidates(rows[:4]), 1)
