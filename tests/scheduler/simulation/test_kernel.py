@@ -32,6 +32,20 @@ def test_an_event_may_schedule_another_at_the_same_moment(sim):
     assert log == [1.0]
 
 
+def test_what_is_to_happen_soon_happens_once_after_all_that_asks_for_it_and_again_when_it_is_asked_for_again(sim):
+    log = []
+
+    def act():
+        log.append(sim.now)
+        if len(log) == 1:
+            sim.soon(1, act)
+
+    for moment in (1.0, 1.0, 2.0):
+        sim.at(moment, 0, lambda: sim.soon(1, act))
+    sim.run()
+    assert log == [1.0, 1.0, 2.0]
+
+
 def test_run_until_leaves_later_events_in_the_queue(sim):
     log = []
     for time in (1.0, 2.0, 3.0):
