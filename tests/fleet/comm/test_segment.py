@@ -34,7 +34,8 @@ def test_arrays_that_ranks_share_begin_with_zeros_and_lie_apart_each_from_a_page
             (np.dtype(kind), tuple(shape), False) for kind, *shape in forms]
         arrays[0][:], arrays[2][:] = -1, 0.5
         _, theirs = arrays_in(name, False, *forms)
-        assert (theirs[0] == -1).all() and (theirs[2] == 0.5).all()
+        assert (theirs[0] == -1).all()
+        assert (theirs[2] == 0.5).all()
         assert all(one.ctypes.data % 4096 == 0 for one in (theirs[0], theirs[2]))
     finally:
         segment.unlink()
