@@ -7,6 +7,7 @@ searcher that raises or hangs is never called again; a thread that hangs is left
 
 from __future__ import annotations
 
+import os
 import queue
 import threading
 import time
@@ -52,6 +53,8 @@ def make_searchers(ends: Spec, log: Sequence[Event] = ()) -> dict[str, Searcher]
             searchers[entry.name] = _made(entry)
         for place, run in enumerate(entry.settings.earlier):
             with _said_at(ends, ("models", index, "search", "from", place)):
+                if os.path.realpath(run) == os.path.realpath(ends.output):
+                    raise UserError(f"{run} is the folder of this run, of which a search knows anyway; left out")
                 earlier_of(entry, run, log, isinstance(searchers[entry.name], Knowing))
     return searchers
 

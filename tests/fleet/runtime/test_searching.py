@@ -324,8 +324,9 @@ def test_a_search_begins_with_what_an_earlier_run_found_and_goes_on_when_its_spa
     assert dict(changed.of(ev.EarlierRead)[-1].left_out) in ({}, {f"{LEARNING_RATE} is outside of the space": outside})
     assert sorted(changed.rows()) == [f"net-{number}" for number in range(5)]
     assert all(changed.rows()[name].drawn[LEARNING_RATE] >= 0.01 for name in ("net-3", "net-4"))
-    with pytest.raises(SpecError, match=r"search.from\[0\]"):
-        Run(folders[1], search).launch()
+    for earlier, said in ((str(tmp_path / "run"), "holds no run"), (f"{folders[0]}/./run", "the folder of this run")):
+        with pytest.raises(SpecError, match=rf"search.from\[0\].*{said}"):
+            Run(folders[1 if said == "holds no run" else 0], {**search, "from": [earlier]}).launch()
 
 
 def test_of_several_objectives_the_table_of_results_has_what_was_told(tmp_path):
