@@ -139,7 +139,7 @@ def test_columns_whose_new_order_is_accepted_are_read_as_networks_have_learned_t
     before = sides(tabular.prepare())
     sample = tabular.paths.sample.read_bytes()
     table(tabular.folder / "x.csv", [(b, y, a) for a, b, y in rows(60)], ("b", "target", "a"))
-    prepared = tabular.prepare(ACCEPT)
+    prepared = tabular.prepare(**ACCEPT)
     assert prepared.changes
     assert sides(prepared) == before
     assert tabular.paths.sample.read_bytes() == sample  # by which fleet predict finds them
