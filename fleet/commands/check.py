@@ -258,7 +258,8 @@ def _row(network: NetworkSpec, trial: Trial) -> list[Any]:
     rate = optimizer.learning_rate
     shown = rate["name"] if isinstance(rate, dict) else f"{rate:g}"
     arguments = ", ".join(f"{key}={value}" for key, value in network.architecture.args.items())
-    gpus = f"{network.min_gpus} or more" if network.max_gpus is None else f"{network.min_gpus} to {network.max_gpus}"
+    least, most = network.min_gpus, network.max_gpus
+    gpus = f"{least} or more" if most is None else str(least) if least == most else f"{least} to {most}"
     memory = "" if trial.memory is None else format_size(trial.memory)
     return [network.name, f"{network.architecture.target}({arguments})", trial.parameters, memory,
             network.train.batch.size, f"{optimizer.name} {shown}", gpus, network.train.converge.max_epochs]

@@ -121,4 +121,4 @@ def _valid_keys(owner: type | None, wrong: str) -> str:
         shown.append(f"{key_of(field)} ({default})" if plain and field.name != "transforms" else key_of(field))
     close = difflib.get_close_matches(wrong, list(map(key_of, dataclass_fields(owner))), n=1)
     hint = f"{close[0]}? " if close else ""
-    return hint + "valid keys: " + ", ".join(shown)
+    return f"{hint}valid keys: {', '.join(shown)}" if shown else "there are no keys here"

@@ -284,6 +284,11 @@ def test_a_range_of_a_space_goes_from_no_truth_to_a_number(file):
     assert (found.key, found.wrong) == ("models[0].space.width.low", "True")
 
 
+def test_a_family_that_takes_no_arguments_says_so(file):
+    (found,) = mistakes("models: [{family: softmax, args: {filters: 1}}]\n", file)
+    assert (found.key, found.right) == ("models[0].args.filters", "there are no keys here")
+
+
 def test_the_error_is_a_line_for_each_mistake(file):
     file.write_text(WRONG)
     with pytest.raises(SpecError) as caught:
