@@ -71,10 +71,10 @@ def test_the_row_of_keras_leads_to_its_engine_and_counts_what_it_builds(monkeypa
     from fleet.engines.keras import engine
 
     # The real one takes the devices of this process.
-    monkeypatch.setattr(engine, "KerasEngine", lambda *arguments: SimpleNamespace(exchange_name="", build=arguments))
-    *given, slot, _ = made("keras").build
-    assert given == [SAMPLE, "auto", 1, 2, False]
-    assert (slot.number, slot.slots) == (0, 1)
+    monkeypatch.setattr(engine, "KerasEngine", lambda setup: SimpleNamespace(exchange_name="", build=setup))
+    given = made("keras").build
+    assert (given.sample, given.resources.exchange, given.deterministic) == (SAMPLE, "auto", False)
+    assert (given.index, given.trainers, given.slot.number, given.slot.slots) == (1, 2, 0, 1)
     asked = spec("keras", {"build": "tests.keras_models:explodes_on_rank"})
     assert parameters_of(asked.networks[0], asked, SAMPLE) == (4 * 4 + 1) * 3
 
