@@ -18,7 +18,7 @@ from fleet.comm.segment import Segment, aligned, fence
 from fleet.errors import InfrastructureError
 
 # Bytes of each rank. Less would stay in a core's cache, but ranks would have to meet more often.
-_STAGE = 2**22
+_STAGE = 2**21
 _LINE = 64  # bytes of a cache line: no two ranks write into one
 
 
