@@ -113,6 +113,7 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     world = start_mpi()
+    world.node_of()
     model: dict[str, Any] = {"family": "softmax"} if arguments.engine == "numpy" else {
         "family": "cnn", "args": {"filters": arguments.filters, "dense": [128], "norm": "none"}}
     spec = parse({"models": [model], "train": {"optimizer": {"learning_rate": 0.01, "momentum": 0.9}},

@@ -43,7 +43,7 @@ def measured(mb: float) -> dict[str, Any]:
         "allreduce": lambda: comm.Allreduce(mine, out),
         "iallreduce in place": lambda: comm.Iallreduce(MPI.IN_PLACE, mine).Wait(),
         "iallreduce": lambda: comm.Iallreduce(mine, out).Wait()}
-    repeats = max(1, int(1 / mb))  # a call that takes less than the ranks need to meet is timed several times
+    repeats = max(1, int(5 / mb))  # a call that takes less than the ranks need to meet is timed several times
     took: dict[str, list[float]] = {name: [] for name in calls}
     for turn in range(ROUNDS + 1):
         for name, call in calls.items():

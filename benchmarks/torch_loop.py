@@ -130,6 +130,7 @@ def on_this_rank(pairs: int, folder: Path) -> None:
     from fleet.comm.mpi import start_mpi
 
     world = start_mpi()
+    world.node_of()
     group = world.group((0, 1), 1)
     ours = by_fleet("two ranks", group)
     distributed.init_process_group("gloo", store=distributed.FileStore(str(folder / "store"), 2), rank=world.rank,
