@@ -81,12 +81,15 @@ def share_node(group: Group, until: Callable[[Callable[[], bool]], None]) -> Nod
     """What the ranks of a group, all on one node, add up arrays with; None where memory is short; collective."""
     name, size = f"fleet-{os.getuid()}-sum-{secrets.token_hex(8)}", NodeSum.size_of(group.size)
     mine = _mapped(name, size, create=True) if group.is_master else None
-    there = group.from_master(name if mine is not None else None)
-    if there is not None and not group.is_master:
-        mine = _mapped(there, size, create=False)
-    have_all = all(group.exchange(mine is not None))
-    if group.is_master and mine is not None:
-        mine.unlink()
+    try:
+        there = group.from_master(name if mine is not None else None)
+        if there is not None and not group.is_master:
+            mine = _mapped(there, size, create=False)
+        have_all = all(group.exchange(mine is not None))
+    finally:
+        if mine is not None:
+            mine.unlink()  # by each: a rank may have died
+            mine.close()  # an open file would keep the memory when the group is gone
     if mine is None or not have_all:
         return None
     return NodeSum(np.frombuffer(mine.memory, np.uint8), group.rank, group.size, until)

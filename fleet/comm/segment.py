@@ -84,6 +84,10 @@ class Segment:
         """Take the name away; the memory lives on while it is mapped."""
         self._path.unlink(missing_ok=True)
 
+    def close(self) -> None:
+        """Close the file, which is not locked again; the memory lives as long as what lies in it."""
+        os.close(self._descriptor)
+
 
 def aligned(count: int) -> int:
     """So many bytes, rounded up to whole pages."""

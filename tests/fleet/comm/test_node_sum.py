@@ -1,7 +1,10 @@
 """Sums in memory that the ranks of a node share."""
 
+import gc
+import os
 import threading
 import time
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -10,7 +13,7 @@ from hypothesis import strategies as st
 
 from fleet.comm import node_sum
 from fleet.comm.node_sum import NodeSum, share_node
-from fleet.errors import InfrastructureError
+from fleet.errors import GroupStruck, InfrastructureError
 from tests.fleet import one_process
 
 LENGTHS = st.lists(st.tuples(st.integers(0, 700), st.sampled_from(["float32", "float64", "int64", "float16"])),
@@ -67,3 +70,31 @@ def test_all_ranks_share_memory_or_none(short, monkeypatch):
 
     assert one_process.Launch(3, 0).run(rank_main)
     assert shared == dict.fromkeys(range(3), not short)
+
+
+def test_a_group_that_is_gone_leaves_no_file_open():
+    """An open one keeps its memory, and a run makes thousands of groups."""
+    def rank_main(world):
+        assert share_node(world.group(range(world.size), 1), until) is not None
+        world.finish()
+
+    before = len(os.listdir("/proc/self/fd"))
+    assert one_process.Launch(3, 0).run(rank_main)
+    gc.collect()
+    assert len(os.listdir("/proc/self/fd")) == before
+
+
+def test_a_death_while_memory_comes_to_be_shared_leaves_no_name():
+    made = []
+
+    class Struck:
+        is_master, size = True, 2
+
+        def from_master(self, name):
+            made.append(Path("/dev/shm", name))
+            assert made[0].exists()
+            raise GroupStruck("died: rank 1")
+
+    with pytest.raises(GroupStruck):
+        share_node(Struck(), until)
+    assert not made[0].exists()
