@@ -129,9 +129,19 @@ class Launch:
             self.kill()
 
     def kill(self):
-        """End all ranks where they are."""
+        """End all ranks where they are.
+
+        The threads that write their checkpoints outlive them here, as in no process: they write what they have begun.
+        Otherwise it could come after another launch has read what there is.
+        """
         for actor in self._actors:
             actor.abandon()
+        until_s = time.monotonic() + 10.0
+        works = [getattr(thread, "_target", None) for thread in threading.enumerate()
+                 if thread.name == "checkpoint-writer"]
+        while (any(work is not None and work.__self__._jobs.unfinished_tasks for work in works)
+               and time.monotonic() < until_s):
+            time.sleep(0.0005)
 
     def pause(self):
         """Let others run before the rank that calls this goes on; nothing where no rank does."""
