@@ -69,7 +69,7 @@ class MPIGroup:
             request = self.comm.Iallreduce(MPI.IN_PLACE, part, op=MPI.SUM)
             self._await(lambda: request.Test() or None)
         elif (shared := self._shared_sum()) is not None:
-            shared.add(part)
+            shared.add(part, self._until)
         else:
             barrier = self.comm.Ibarrier()
             self._await(lambda: barrier.Test() or None)
@@ -79,7 +79,7 @@ class MPIGroup:
     def _shared_sum(self) -> NodeSum | None:
         if self._shares_node:
             self._shares_node = False  # once
-            self._node_sum = share_node(self, self._until)
+            self._node_sum = share_node(self)
         return self._node_sum
 
     def _until(self, is_so: Callable[[], bool]) -> None:

@@ -10,12 +10,15 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Callable
+from typing import TypeAlias
 
 import numpy as np
 
 from fleet.comm.base import Group
 from fleet.comm.segment import Segment, aligned, fence
 from fleet.errors import InfrastructureError
+
+Until: TypeAlias = Callable[[Callable[[], bool]], None]
 
 # Bytes of each rank. Less would stay in a core's cache, but ranks would have to meet more often.
 _STAGE = 2**21
@@ -33,11 +36,10 @@ class NodeSum:
         memory: of this node, zeros at first, ``size_of(ranks)`` bytes.
         rank: of this one in the group.
         ranks: how many there are.
-        until: waits until a function says that it is so.
     """
 
-    def __init__(self, memory: np.ndarray, rank: int, ranks: int, until: Callable[[Callable[[], bool]], None]) -> None:
-        self._rank, self._until = rank, until
+    def __init__(self, memory: np.ndarray, rank: int, ranks: int) -> None:
+        self._rank = rank
         self._turns = memory[:_LINE * ranks].view(np.int64)[::_LINE // 8]
         self._stages = memory[aligned(_LINE * ranks):].reshape(ranks, ranks, _share_size(ranks))
         self._turn = 0
@@ -47,8 +49,12 @@ class NodeSum:
         """The bytes of memory that so many ranks share."""
         return aligned(_LINE * ranks) + ranks * ranks * _share_size(ranks)
 
-    def add(self, values: np.ndarray) -> None:
-        """Replace an array (n,), on every rank, by the sum of all ranks' arrays; collective."""
+    def add(self, values: np.ndarray, until: Until) -> None:
+        """Replace an array (n,), on every rank, by the sum of all ranks' arrays; collective.
+
+        Args:
+            until: waits until a function says that it is so.
+        """
         stages = self._stages.view(values.dtype)
         ranks, _, longest = stages.shape
         others = [rank for rank in range(ranks) if rank != self._rank]
@@ -57,19 +63,19 @@ class NodeSum:
             mine = shares[self._rank]
             for other in others:
                 stages[self._rank, other, :len(shares[other])] = shares[other]
-            self._meet()
+            self._meet(until)
             for other in others:
                 mine += stages[other, self._rank, :len(mine)]
             stages[self._rank, self._rank, :len(mine)] = mine
-            self._meet()
+            self._meet(until)
             for other in others:
                 shares[other][:] = stages[other, other, :len(shares[other])]
 
-    def _meet(self) -> None:
+    def _meet(self, until: Until) -> None:
         self._turn += 1
         fence()  # what this rank has written is there
         self._turns[self._rank] = self._turn
-        self._until(lambda: bool((self._turns >= self._turn).all()))
+        until(lambda: bool((self._turns >= self._turn).all()))
         fence()
 
 
@@ -77,7 +83,7 @@ def _share_size(ranks: int) -> int:
     return _STAGE // ranks // _LINE * _LINE
 
 
-def share_node(group: Group, until: Callable[[Callable[[], bool]], None]) -> NodeSum | None:
+def share_node(group: Group) -> NodeSum | None:
     """What the ranks of a group, all on one node, add up arrays with; None where memory is short; collective."""
     name, size = f"fleet-{os.getuid()}-sum-{secrets.token_hex(8)}", NodeSum.size_of(group.size)
     mine = _mapped(name, size, create=True) if group.is_master else None
@@ -92,7 +98,7 @@ def share_node(group: Group, until: Callable[[Callable[[], bool]], None]) -> Nod
             mine.close()  # an open file would keep the memory when the group is gone
     if mine is None or not have_all:
         return None
-    return NodeSum(np.frombuffer(mine.memory, np.uint8), group.rank, group.size, until)
+    return NodeSum(np.frombuffer(mine.memory, np.uint8), group.rank, group.size)
 
 
 def _mapped(name: str, size: int, create: bool) -> Segment | None:

@@ -153,7 +153,7 @@ def _job(args: argparse.Namespace, spec: Spec, system: System, site: Site, asked
     jobs, retries = _limits(args, system)
     return replace(opts.job_of(args, args.spec, spec, system, site, walltime), jobs=jobs, retries=retries, once=once,
                    requests=requests if args.chain else (), image=image, broadcast=args.broadcast,
-                   beside=_beside(args.spec, spec))
+                   beside=() if image is None else _beside(args.spec, spec))
 
 
 def _image(args: argparse.Namespace) -> Path | None:

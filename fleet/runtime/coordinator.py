@@ -154,7 +154,8 @@ class Coordinator:
 
     def start(self) -> None:
         """Say what begins, and what an earlier launch did not come to say."""
-        collect_seldom()
+        if 0 not in self._setup.roles.trainers:  # what networks leave is large
+            collect_seldom()
         spec, roles, options, past = self._setup.spec, self._setup.roles, self._setup.spec.options, self._past
         past.laps.end("setting up")
         over = (name for name, standing in self._results.standings.items() if standing.outcome is not None)

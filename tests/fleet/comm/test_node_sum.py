@@ -37,9 +37,9 @@ def test_sums_of_any_length_follow_each_other_and_are_equal_on_all_ranks(ranks, 
     expected = [sum(each) for each in zip(*values, strict=True)]  # small whole numbers: exact in any order
 
     def add(rank):
-        mine = NodeSum(memory, rank, ranks, until)
+        mine = NodeSum(memory, rank, ranks)
         for array in values[rank]:
-            mine.add(array)
+            mine.add(array, until)
 
     threads = [threading.Thread(target=add, args=(rank,)) for rank in range(ranks)]
     for thread in threads:
@@ -65,7 +65,7 @@ def test_all_ranks_share_memory_or_none(short, monkeypatch):
     shared = {}
 
     def rank_main(world):
-        shared[world.rank] = share_node(world.group(range(world.size), 1), until) is not None
+        shared[world.rank] = share_node(world.group(range(world.size), 1)) is not None
         world.finish()
 
     assert one_process.Launch(3, 0).run(rank_main)
@@ -75,7 +75,7 @@ def test_all_ranks_share_memory_or_none(short, monkeypatch):
 def test_a_group_that_is_gone_leaves_no_file_open():
     """An open one keeps its memory, and a run makes thousands of groups."""
     def rank_main(world):
-        assert share_node(world.group(range(world.size), 1), until) is not None
+        assert share_node(world.group(range(world.size), 1)) is not None
         world.finish()
 
     before = len(os.listdir("/proc/self/fd"))
@@ -96,5 +96,5 @@ def test_a_death_while_memory_comes_to_be_shared_leaves_no_name():
             raise GroupStruck("died: rank 1")
 
     with pytest.raises(GroupStruck):
-        share_node(Struck(), until)
+        share_node(Struck())
     assert not made[0].exists()
