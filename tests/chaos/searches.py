@@ -146,8 +146,8 @@ class _Trial:
         searcher = make_searcher(entry.search.ask if entry.search.ask == "random" else
                                  f"examples.{entry.search.ask}", entry.space, entry.search.seed, "maximize",
                                  entry.search.options)
-        if (difference := replay(searcher, calls_of(self._events())["net"])) is not None:
-            raise Broken(str(difference))
+        if difference := replay(searcher, calls_of(self._events())["net"]):
+            raise Broken(difference)
 
     def _events(self):
         return [event for _, event in read_events(self._paths.events)]
