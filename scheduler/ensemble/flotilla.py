@@ -84,9 +84,11 @@ def _join(known: Curves, rows: np.ndarray, gpus: int, options: Options
     single = known.rate[rows, known.least[rows] - 1]
     fastest = int(rows[np.argmax(single)])
     reference = float(single.max())
-    distance, column, pick = _near(known, rows, reference, options)
-    members = {fastest: int(known.least[fastest])}
+    members, limit = {fastest: int(known.least[fastest])}, reference + options.delta.of(reference)
     left = gpus - members[fastest]
+    if not left:  # as whenever one GPU becomes free
+        return members, limit
+    distance, column, pick = _near(known, rows, reference, options)
     # The GPUs that are left only become fewer, so a choice that does not fit now never will:
     # one pass over all choices, closest first, finds the same members as a search for each.
     for place in rising(distance, gpus, pick, column):
@@ -96,7 +98,7 @@ def _join(known: Curves, rows: np.ndarray, gpus: int, options: Options
         if count <= left and row not in members:
             members[row] = count
             left -= count
-    return members, reference + options.delta.of(reference)
+    return members, limit
 
 
 def _near(known: Curves, rows: np.ndarray, reference: float, options: Options
