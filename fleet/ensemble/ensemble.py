@@ -95,7 +95,7 @@ class Ensemble:
         To decide takes a time that grows with the devices; a group waits for its orders as long as these messages take.
         """
         devices = self._groups.cluster.gpus
-        return devices // _DEVICES_A_MESSAGE if devices >= _MANY else 1
+        return max(_FEWEST, devices // 8) if devices >= _MANY else 1
 
     def handle(self, now_s: float, heard: e.Heard | None = None, more_wait: bool = False) -> list[e.Effect]:
         """Hear of something, or only of the time, and decide.
@@ -290,8 +290,8 @@ class Ensemble:
         self._rates.lose(self._groups.cluster.whole_gpus)
 
 
-_MANY = 32  # with fewer devices each message is followed by a decision
-_DEVICES_A_MESSAGE = 8
+_MANY = 16  # with fewer devices each message is followed by a decision
+_FEWEST = 8  # messages that may be heard first with more
 
 # After these the policy is asked again.
 _NEWS = (m.EpochDone, m.Converged, m.Stopped, m.Failed, e.RanksDied, e.CheckpointRead, e.Leased, e.Admitted,
