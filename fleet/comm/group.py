@@ -65,14 +65,13 @@ class MPIGroup:
         Between nodes MPI's call that blocks takes as little as a seventh of what the other does, and burns a core until
         all have come. So it is made once they have.
         """
-        if part.nbytes < _SMALL:
-            request = self.comm.Iallreduce(MPI.IN_PLACE, part, op=MPI.SUM)
-            self._await(lambda: request.Test() or None)
-        elif (shared := self._shared_sum()) is not None:
+        is_small = part.nbytes < _SMALL
+        if not is_small and (shared := self._shared_sum()) is not None:
             shared.add(part, self._until)
-        else:
-            barrier = self.comm.Ibarrier()
-            self._await(lambda: barrier.Test() or None)
+            return
+        first = self.comm.Iallreduce(MPI.IN_PLACE, part, op=MPI.SUM) if is_small else self.comm.Ibarrier()
+        self._await(lambda: first.Test() or None)
+        if not is_small:
             with self.striking():
                 self.comm.Allreduce(MPI.IN_PLACE, part, op=MPI.SUM)
 

@@ -10,17 +10,17 @@ from __future__ import annotations
 import os
 import secrets
 from collections.abc import Callable
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
 from fleet.comm.base import Group
-from fleet.comm.segment import Segment, aligned, fence
+from fleet.comm.segment import Segment, arrays_in, fence
 from fleet.errors import InfrastructureError
 
 Until: TypeAlias = Callable[[Callable[[], bool]], None]
 
-# Bytes of each rank. Less would stay in a core's cache, but ranks would have to meet more often.
+# Bytes of each rank: a core's cache holds them, and with fewer ranks would have to meet more often.
 _STAGE = 2**21
 _LINE = 64  # bytes of a cache line: no two ranks write into one
 
@@ -33,21 +33,13 @@ class NodeSum:
       always there, however long it is: some ranks still read that of one piece when others bring the next.
 
     Args:
-        memory: of this node, zeros at first, ``size_of(ranks)`` bytes.
+        turns: (ranks, 8) int64, zeros at first; of each rank a cache line, whose first number counts.
+        stages: (ranks, ranks, bytes of a share) uint8.
         rank: of this one in the group.
-        ranks: how many there are.
     """
 
-    def __init__(self, memory: np.ndarray, rank: int, ranks: int) -> None:
-        self._rank = rank
-        self._turns = memory[:_LINE * ranks].view(np.int64)[::_LINE // 8]
-        self._stages = memory[aligned(_LINE * ranks):].reshape(ranks, ranks, _share_size(ranks))
-        self._turn = 0
-
-    @staticmethod
-    def size_of(ranks: int) -> int:
-        """The bytes of memory that so many ranks share."""
-        return aligned(_LINE * ranks) + ranks * ranks * _share_size(ranks)
+    def __init__(self, turns: np.ndarray, stages: np.ndarray, rank: int) -> None:
+        self._turns, self._stages, self._rank, self._turn = turns[:, 0], stages, rank, 0
 
     def add(self, values: np.ndarray, until: Until) -> None:
         """Replace an array (n,), on every rank, by the sum of all ranks' arrays; collective.
@@ -79,30 +71,32 @@ class NodeSum:
         fence()
 
 
-def _share_size(ranks: int) -> int:
-    return _STAGE // ranks // _LINE * _LINE
+def forms(ranks: int) -> tuple[tuple[Any, ...], ...]:
+    """The arrays that so many ranks share, as :func:`fleet.comm.segment.arrays_in` takes them: turns and stages."""
+    return (np.int64, ranks, _LINE // 8), (np.uint8, ranks, ranks, _STAGE // ranks // _LINE * _LINE)
 
 
 def share_node(group: Group) -> NodeSum | None:
     """What the ranks of a group, all on one node, add up arrays with; None where memory is short; collective."""
-    name, size = f"fleet-{os.getuid()}-sum-{secrets.token_hex(8)}", NodeSum.size_of(group.size)
-    mine = _mapped(name, size, create=True) if group.is_master else None
+    name = f"fleet-{os.getuid()}-sum-{secrets.token_hex(8)}"
+    mine = _mapped(name, group.size, create=True) if group.is_master else None
     try:
         there = group.from_master(name if mine is not None else None)
         if there is not None and not group.is_master:
-            mine = _mapped(there, size, create=False)
+            mine = _mapped(there, group.size, create=False)
         have_all = all(group.exchange(mine is not None))
     finally:
         if mine is not None:
-            mine.unlink()  # by each: a rank may have died
-            mine.close()  # an open file would keep the memory when the group is gone
+            mine[0].unlink()  # by each: a rank may have died
+            mine[0].close()  # an open file would keep the memory when the group is gone
     if mine is None or not have_all:
         return None
-    return NodeSum(np.frombuffer(mine.memory, np.uint8), group.rank, group.size)
+    turns, stages = mine[1]
+    return NodeSum(turns, stages, group.rank)
 
 
-def _mapped(name: str, size: int, create: bool) -> Segment | None:
+def _mapped(name: str, ranks: int, create: bool) -> tuple[Segment, list[np.ndarray]] | None:
     try:
-        return Segment(name, size, create)
+        return arrays_in(name, create, *forms(ranks))
     except InfrastructureError:
         return None

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fleet.comm import node_sum
-from fleet.comm.node_sum import NodeSum, share_node
+from fleet.comm.node_sum import NodeSum, forms, share_node
 from fleet.errors import GroupStruck, InfrastructureError
 from tests.fleet import one_process
 
@@ -32,12 +32,13 @@ def a_small_stage(monkeypatch):
 
 @given(ranks=st.integers(2, 5), arrays=LENGTHS, seed=st.integers(0, 99))
 def test_sums_of_any_length_follow_each_other_and_are_equal_on_all_ranks(ranks, arrays, seed):
-    memory, random = np.zeros(NodeSum.size_of(ranks), np.uint8), np.random.default_rng(seed)
+    random = np.random.default_rng(seed)
+    turns, stages = (np.zeros(shape, kind) for kind, *shape in forms(ranks))
     values = [[random.integers(0, 9, length).astype(dtype) for length, dtype in arrays] for _ in range(ranks)]
     expected = [sum(each) for each in zip(*values, strict=True)]  # small whole numbers: exact in any order
 
     def add(rank):
-        mine = NodeSum(memory, rank, ranks)
+        mine = NodeSum(turns, stages, rank)
         for array in values[rank]:
             mine.add(array, until)
 
@@ -54,14 +55,14 @@ def test_sums_of_any_length_follow_each_other_and_are_equal_on_all_ranks(ranks, 
 @pytest.mark.parametrize("short", [{True}, {False}, {True, False}, set()])
 def test_all_ranks_share_memory_or_none(short, monkeypatch):
     """On a node where some ranks cannot map it (other containers), or where there is too little of it."""
-    real = node_sum.Segment
+    real = node_sum.arrays_in
 
-    def segment(name, size, create):
+    def arrays_in(name, create, *forms):
         if create in short:
             raise InfrastructureError("none is left")
-        return real(name, size, create)
+        return real(name, create, *forms)
 
-    monkeypatch.setattr(node_sum, "Segment", segment)
+    monkeypatch.setattr(node_sum, "arrays_in", arrays_in)
     shared = {}
 
     def rank_main(world):
