@@ -43,7 +43,7 @@ from fleet.spec.engines import find_engine
 from fleet.storage.files import write_json
 from fleet.storage.paths import RunPaths
 from fleet.terminal import print_table
-from fleet.units import counted, format_duration
+from fleet.units import counted, format_duration, listed
 from preprocess.sample import SampleSpec
 from scheduler.base import Cluster, RateTable
 from scheduler.ensemble.costs import Costs
@@ -217,8 +217,7 @@ def _announce(spec: Spec, cluster: Cluster, origin: str, outcomes: list[Simulate
     print_policies(outcomes)
     print_table(["round", "start", "takes", "networks on GPUs"],
                 [[number, format_duration(one.start_s), format_duration(one.end_s - one.start_s),
-                  ", ".join(f"{member.name} {member.gpus}" for member in one.members[:8])
-                  + (f" and {len(one.members) - 8} more" if len(one.members) > 8 else "")]
+                  listed([f"{member.name} {member.gpus}" for member in one.members], most=8)]
                  for number, one in enumerate(planned.rounds[:10], start=1)],
                 title=f"{policy}: {format_duration(planned.makespan_s)} in {counted(len(planned.rounds), 'round')}")
     total_s = profiling.seconds + planned.makespan_s
