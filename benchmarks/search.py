@@ -33,9 +33,10 @@ from search_curves import EPOCHS, GPUS, NETWORKS, SPACE, Search, Spent, drawn, s
 from versus import install_ray
 
 from fleet.commands.show import print_json
+from fleet.domain.events import NetworkJudged
 from fleet.domain.network import EpochRecord
 from fleet.search.calls import make
-from fleet.search.mind import Add, Consult, Entry, Mind, Ruling
+from fleet.search.mind import Add, Consult, Entry, Mind, Note
 from fleet.search.pruning import make_judge
 from fleet.search.searcher import End, Searcher, Verdict, make_searcher
 from fleet.spec.search import Prune, find_rule
@@ -89,9 +90,9 @@ class InFleet:
                         self._ready.append(name)
                     case Consult(entry=entry, call=call):
                         self._mind.answered(entry, call, make(self._searcher, call))
-                    case Ruling(network=name, verdict=Verdict.GO_ON):
+                    case Note(NetworkJudged(network=name, verdict="go_on")):
                         self._ready.append(name)
-                    case Ruling(network=name):
+                    case Note(NetworkJudged(network=name)):
                         self._held.add(name)
 
     def next(self) -> tuple[int, Mapping[str, float]] | None:

@@ -14,7 +14,8 @@ from functools import cached_property
 from typing import Any
 
 from fleet.domain import events as e
-from fleet.domain.network import DATA, EpochRecord, Judged, Outcome, Standing
+from fleet.domain.network import DATA, EpochRecord, Outcome, Standing
+from fleet.domain.standings import Change, accepting, after, until
 from fleet.spec import Converge, Spec
 from fleet.units import counted, format_duration
 from scheduler.base import Network as Rated
@@ -251,6 +252,14 @@ class RunState:
         """How far each network is."""
         return {name: network.standing for name, network in self.networks.items()}
 
+    def standing(self, name: str) -> Standing:
+        """How far a network is; one of which nobody has told has not begun."""
+        return network.standing if (network := self.networks.get(name)) else Standing()
+
+    def hear(self, name: str, standing: Standing) -> None:
+        """Another launch, whose log is not read here, has brought a network so far."""
+        self._network(name).standing = standing
+
     def take_up(self, standings: Mapping[str, Standing]) -> None:
         """What the checkpoints say of networks, when a launch goes on from them.
 
@@ -286,8 +295,12 @@ class RunState:
         launch = self._running.get(log)
         if isinstance(event, e.EpochEnded):
             self._end_epoch(t_s, event, launch)
-        elif launch is None or not self._apply_to_launch(t_s, event, launch):
-            self._apply_to_networks(t_s, event)
+        else:
+            if launch is None or not self._apply_to_launch(t_s, event, launch):
+                self._apply_to_networks(t_s, event)
+            if isinstance(event, Change):
+                network = self._network(event.network)
+                network.standing = after(network.standing, event)
         if launch is not None:
             launch.ended_s = max(launch.ended_s, t_s)
             launch.has_begun |= not isinstance(event, _AT_FIRST)
@@ -336,29 +349,12 @@ class RunState:
                 self.sharing = event.speedups
             case e.CacheChosen():
                 self.cache = event
-            case e.NetworkFinished():
-                self._keep(event.network, outcome=Outcome(event.reason))
-            case e.NetworkTested():
-                self._keep(event.network, tested=Judged(event.loss, event.accuracy, event.samples, event.metrics))
-            case e.NetworkFailed():
+            case e.NetworkFailed() | e.NetworkRetried() | e.GroupStarted() | e.GroupStruck():
                 self._let_go(t_s, event.network)
-                self._keep(event.network, outcome=Outcome(event.reason, is_failure=True, may_pass=event.may_pass))
-            case e.NetworkRetried() | e.GroupStarted():
-                self._let_go(t_s, event.network)
-                self._try_again(event.network)
-            case e.NetworkFellBack(finished=False) | e.NetworkTaken():
-                self._go_back(event.network, event.epochs)
-            case e.GroupStruck():
-                self._let_go(t_s, event.network)
-                self._go_back(event.network, event.epochs)
-                if event.reason or event.again:
-                    history = self._network(event.network).standing.history
-                    self._network(event.network).standing = Standing(
-                        history, Outcome(event.reason) if event.reason else None)
             case e.NetworkAdded():
                 self._add(event)
             case e.NetworkJudged():
-                self._judge(event)
+                self.judged.setdefault(event.verdict, {})[event.network] = event
             case e.Searched() if event.call == "ask":
                 self.asked[event.entry] = self.asked.get(event.entry, False) or event.answer is not None
             case e.Searched() if event.come_to:
@@ -367,12 +363,10 @@ class RunState:
                 self._begin_searcher(event)
             case e.Commanded():
                 self._command(event)
-            case e.ChangesAccepted():
-                self._accept(event.network, event.epochs, event.files)
             case e.DataChanged():
                 self.data_changes.append(event)
                 for name, epochs in event.epochs.items():
-                    self._accept(name, epochs, (DATA,))
+                    self._network(name).standing = accepting(self.standing(name), epochs, (DATA,))
 
     # ---- launches ----
 
@@ -384,9 +378,9 @@ class RunState:
         launch = self._running[log] = RunLaunch(start, t_s, t_s, _before=self.launch)
         self.launches.append(launch)
         for name in start.finished:
-            if self._network(name).standing.outcome is None:  # it found that out by itself
-                self._keep(name, outcome=FOUND_DONE)
-        self.take_up({name: Standing(_until(self._network(name).standing.history, found.epochs), found.outcome,
+            if (standing := self._network(name).standing).outcome is None:  # it found that out by itself
+                self._network(name).standing = replace(standing, is_paused=False, outcome=FOUND_DONE)
+        self.take_up({name: Standing(until(self._network(name).standing.history, found.epochs), found.outcome,
                                      found.tested) for name, found in start.found.items()})
 
     def _break(self, launch: RunLaunch) -> None:
@@ -417,7 +411,6 @@ class RunState:
     def _train(self, t_s: float, name: str, launch: RunLaunch, devices: tuple[int, ...]) -> None:
         """A group is told to train a network."""
         self._let_go(t_s, name)
-        self._try_again(name)
         network = self._network(name)
         network.group = launch.groups[name] = RunGroup(launch, devices, t_s, _latest_s=t_s)
         launch._tenants.update(map(launch.gpu, devices))
@@ -448,8 +441,9 @@ class RunState:
         name, record, network = ended.network, ended.record, self._network(ended.network)
         self.missed += ended.missed
         is_news = record.epoch > network.epochs
+        # One that was taken up from a checkpoint may be logged late.
         if not (launch and network.group is None and _is_known(network.standing, record)):
-            self._add_epoch(network, record)  # else it was taken up from a checkpoint, and is logged late
+            network.standing = after(network.standing, ended)
         network.parameters = ended.parameters or network.parameters
         group = network.group
         if launch is None:
@@ -466,10 +460,6 @@ class RunState:
             group._latest, group._latest_s = e.EpochEnded, t_s
         if is_news:
             self._time(t_s, ended, launch, group)
-
-    def _add_epoch(self, network: Network, record: EpochRecord) -> None:
-        before = network.standing
-        network.standing = before.with_history((*_until(before.history, record.epoch - 1), record))
 
     def _log_late(self, name: str, launch: RunLaunch) -> float:
         """When an epoch ended that only the launch after has logged: at the end of the one before."""
@@ -526,7 +516,7 @@ class RunState:
         network = self._meet(added.network, own["monitor"], added.max_epochs, added.number if added.entry else None)
         network.monitor, network.max_epochs = own["monitor"], added.max_epochs
         if added.wrong:
-            self._keep(added.network, outcome=Outcome(added.wrong, is_failure=True))
+            network.standing = replace(network.standing, outcome=Outcome(added.wrong, is_failure=True))
 
     def _command(self, command: e.Commanded) -> None:
         self.commands.append(command)
@@ -534,38 +524,6 @@ class RunState:
             self.given |= dict.fromkeys(command.networks, command.given)
             for name in command.networks:
                 self._network(name)
-
-    def _judge(self, judged: e.NetworkJudged) -> None:
-        self.judged.setdefault(judged.verdict, {})[judged.network] = judged
-        network = self._network(judged.network)
-        if judged.verdict == "stop":
-            network.standing = Standing.pruned(network.standing.history)
-        else:
-            network.standing = replace(network.standing, is_paused=judged.verdict == "pause")
-
-    def _keep(self, name: str, **values: Any) -> None:
-        network = self._network(name)
-        network.standing = replace(network.standing, is_paused=False, **values)
-
-    def _try_again(self, name: str) -> None:
-        """A network that was over is tried again, or wants more."""
-        standing = self._network(name).standing
-        if standing.outcome is not None and not standing.is_pruned:
-            self._network(name).standing = Standing(standing.history)
-
-    def _go_back(self, name: str, epochs: int) -> None:
-        """A network goes on from a checkpoint: what was logged last may not have been saved."""
-        network = self._network(name)
-        before, history = network.standing, _until(network.standing.history, epochs)
-        if len(history) < len(before.history):
-            network.standing = Standing(history).found_after(before)
-
-    def _accept(self, name: str, epoch: int, files: Iterable[str]) -> None:
-        """Something was changed after an epoch of a network, and that was accepted."""
-        network = self._network(name)
-        network.standing = replace(network.standing, history=tuple(
-            replace(record, accepted=" ".join(dict.fromkeys([*record.accepted.split(), *files])))
-            if record.epoch == epoch else record for record in network.standing.history))
 
 
 def is_whole(standing: Standing) -> bool:
@@ -575,12 +533,6 @@ def is_whole(standing: Standing) -> bool:
 
 def _is_known(standing: Standing, record: EpochRecord) -> bool:
     return any(record.stream_epoch == known.stream_epoch for known in standing.history[record.epoch - 1:record.epoch])
-
-
-def _until(history: tuple[EpochRecord, ...], epoch: int) -> tuple[EpochRecord, ...]:
-    if not history or history[-1].epoch <= epoch:
-        return history
-    return tuple(record for record in history if record.epoch <= epoch)
 
 
 def _gpus(network: Network) -> float:

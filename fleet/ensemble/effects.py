@@ -164,14 +164,6 @@ class Tell:
 
 
 @dataclass(frozen=True)
-class Keep:
-    """Write down how far a network is now."""
-
-    network: str
-    standing: Standing
-
-
-@dataclass(frozen=True)
 class KeepParameters:
     """Write down how many parameters a network has: it has been built."""
 
@@ -218,7 +210,7 @@ class Finish:
 
 # Of what the mind of searches decides: Note, log an event and show it to all who watch; Consult, call a searcher, which
 # Consulted or ConsultFailed answers; Add, look at a network that was asked for, which Admitted answers.
-Effect: TypeAlias = Tell | Note | Keep | KeepParameters | KeepRates | ReadCheckpoint | Consult | Add | Fail | Finish
+Effect: TypeAlias = Tell | Note | KeepParameters | KeepRates | ReadCheckpoint | Consult | Add | Fail | Finish
 
 
 class Outbox:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
-from dataclasses import replace
 
 from fleet.comm import messages as m
 from fleet.domain import events
-from fleet.domain.network import EpochRecord, Judged, Outcome, Standing
-from fleet.ensemble.effects import CheckpointRead, Keep, KeepParameters, Leased, Outbox, ReadCheckpoint
+from fleet.domain.network import EpochRecord, Judged, Standing
+from fleet.domain.standings import Change, after
+from fleet.ensemble.effects import CheckpointRead, KeepParameters, Leased, Outbox, ReadCheckpoint
 from fleet.ensemble.history import Impossible
 from fleet.errors import ExitStatus
 from fleet.spec import NetworkSpec
@@ -133,13 +133,9 @@ class Networks:
         self._standings[network.name] = Standing()
         self._moved.add(network.name)
 
-    def prune(self, name: str) -> None:
-        """A network is dropped before it is done."""
-        self._keep(name, Standing.pruned(self.history(name)))
-
-    def hold(self, name: str, is_paused: bool) -> None:
-        """A network is paused, or goes on."""
-        self._keep(name, replace(self._standings[name], is_paused=is_paused))
+    def judge(self, judged: events.NetworkJudged) -> None:
+        """A network is paused or dropped before it is done, or goes on."""
+        self._note(judged)
 
     def build(self, name: str, parameters: int) -> None:
         """A network that was built has so many parameters."""
@@ -148,29 +144,22 @@ class Networks:
 
     def end_epoch(self, done: m.EpochDone) -> None:
         """A network has finished an epoch, and perhaps its training; one that was dropped meanwhile ends with it."""
-        standing = self._standings[done.network]
-        self._keep(done.network, standing.with_history((*standing.history, done.record)))
-        self._outbox.note(events.EpochEnded(done.network, done.record, done.blocked_s, done.missed,
-                                            self._built.pop(done.network, 0)))
+        self._note(events.EpochEnded(done.network, done.record, done.blocked_s, done.missed,
+                                     self._built.pop(done.network, 0)))
         if done.final:
             self.finish(done.network, done.final)
 
     def finish(self, name: str, reason: str) -> None:
         """A network is done."""
-        history = self.history(name)
-        self._keep(name, Standing(history, Outcome(reason)))
-        self._outbox.note(events.NetworkFinished(name, reason, epochs=len(history)))
+        self._note(events.NetworkFinished(name, reason, epochs=len(self.history(name))))
 
     def test(self, name: str, tested: Judged, seconds: float) -> None:
         """A network that is done was judged on the test data."""
-        self._keep(name, replace(self._standings[name], tested=tested))
-        self._outbox.note(events.NetworkTested(name, tested.loss, tested.accuracy, tested.samples, seconds,
-                                               tested.metrics))
+        self._note(events.NetworkTested(name, tested.loss, tested.accuracy, tested.samples, seconds, tested.metrics))
 
     def fail(self, name: str, reason: str, detail: str = "", may_pass: bool = False) -> None:
         """A network has failed, and is not tried again in this launch."""
-        self._keep(name, Standing(self.history(name), Outcome(reason, is_failure=True, may_pass=may_pass)))
-        self._outbox.note(events.NetworkFailed(name, reason, detail, may_pass))
+        self._note(events.NetworkFailed(name, reason, detail, may_pass))
 
     def may_retry(self, failed: m.Failed | m.Measured) -> bool:
         """Whether a network may be tried again after it has failed; then that is counted."""
@@ -178,7 +167,7 @@ class Networks:
         if not failed.may_pass or self._failures[name] >= self._retries:
             return False
         self._failures[name] += 1
-        self._outbox.note(events.NetworkRetried(name, failed.reason, self._failures[name], self._retries))
+        self._note(events.NetworkRetried(name, failed.reason, self._failures[name], self._retries))
         return True
 
     def is_isolated(self, failed: m.Failed, slots: int) -> bool:
@@ -190,17 +179,20 @@ class Networks:
         if not failed.out_of_memory or slots == 1 or failed.network in self.alone:
             return False
         self.alone.add(failed.network)
-        self._reopen(failed.network)
-        self._outbox.note(events.NetworkRetried(failed.network, failed.reason, self._failures[failed.network],
-                                                self._retries, alone=True))
+        self._note(events.NetworkRetried(failed.network, failed.reason, self._failures[failed.network],
+                                         self._retries, alone=True))
         return True
 
     def fall_back(self, fallen: m.FellBack) -> None:
         """A network's newest checkpoint is damaged: it goes on from the one before, or starts over."""
-        self._keep(fallen.network, Standing(fallen.history).found_after(self._standings[fallen.network]))
-        self._outbox.note(events.NetworkFellBack(fallen.network, fallen.damage, len(fallen.history), fallen.position))
+        self._note(events.NetworkFellBack(fallen.network, fallen.damage, len(fallen.history), fallen.position))
 
-    def _keep(self, name: str, standing: Standing) -> None:
+    def _note(self, change: Change) -> None:
+        """Have something logged that happens to a network: what follows for it holds at once."""
+        self._outbox.note(change)
+        self._stand(change.network, after(self._standings[change.network], change))
+
+    def _stand(self, name: str, standing: Standing) -> None:
         self._standings[name] = standing
         for names, belongs in ((self._over, standing.outcome is not None), (self._paused, standing.is_paused)):
             (names.add if belongs else names.discard)(name)
@@ -209,12 +201,11 @@ class Networks:
         self._epochs.pop(name, None)
         if standing.history:
             self._epochs[name] = float(len(standing.history))
-        self._outbox.add(Keep(name, standing))
 
     def lease(self, leased: Leased) -> None:
         """A network is here now."""
         self._elsewhere.discard(leased.network)
-        self._keep(leased.network, leased.standing)
+        self._stand(leased.network, leased.standing)
         for record in leased.unlogged:
             self._outbox.note(events.EpochEnded(leased.network, record))
         self._outbox.note(events.NetworkTaken(leased.network, leased.generation, len(leased.standing.history),
@@ -224,16 +215,10 @@ class Networks:
             self._outbox.note(events.NetworkFailed(leased.network, outcome.reason) if outcome.is_failure else
                               events.NetworkFinished(leased.network, outcome.reason, len(history)))
 
-    def _reopen(self, name: str) -> None:
-        """A network that was done has failed in its export."""
-        if self.is_final(name):
-            self._keep(name, Standing(self.history(name)))
-
     # ---- those that are away ----
 
     def rest(self, name: str) -> None:
         """Try a network again in a while."""
-        self._reopen(name)
         self._resting[name] = self._outbox.now_s + _REST_S * 2 ** (self._failures[name] - 1)
         self._sort(name)
 
@@ -267,11 +252,11 @@ class Networks:
             raise Impossible(f"nobody has asked how far {name} is, and yet there is {read}")
         self._fallen.remove(name)
         had, was_over = {(record.epoch, record.stream_epoch) for record in self.history(name)}, self.is_final(name)
-        self._keep(name, read.standing.found_after(self._standings[name]))
+        outcome = read.standing.found_after(self._standings[name]).outcome
+        is_final = outcome is not None and not outcome.is_pruned
         for record in history:
             if (record.epoch, record.stream_epoch) not in had:  # saved, and then the master died
-                self._outbox.note(events.EpochEnded(name, record))
-        outcome = self._standings[name].outcome if self.is_final(name) else None
-        self._outbox.note(events.GroupStruck(name, epochs=len(history), position=read.position,
-                                             reason="" if outcome is None else outcome.reason,
-                                             again=was_over and not self.is_over(name)))
+                self._note(events.EpochEnded(name, record))
+        self._note(events.GroupStruck(name, epochs=len(history), position=read.position,
+                                      reason=outcome.reason if outcome is not None and is_final else "",
+                                      again=was_over and outcome is None))

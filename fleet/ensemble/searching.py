@@ -11,13 +11,13 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from collections.abc import Set as AbstractSet
 
-from fleet.domain.events import ReplayDiffered
+from fleet.domain.events import NetworkJudged, ReplayDiffered
 from fleet.domain.network import EpochRecord
 from fleet.ensemble.effects import Admitted, Consulted, ConsultFailed, Ruled
 from fleet.ensemble.launch import Parts
 from fleet.ensemble.rates import Rates
-from fleet.search.mind import Add, Consult, Decision, Mind, Note, Ruling
-from fleet.search.searcher import End, Verdict
+from fleet.search.mind import Add, Consult, Decision, Mind, Note
+from fleet.search.searcher import End
 from scheduler.ensemble.crowd import Values
 
 
@@ -42,11 +42,6 @@ class Searching:
         self._has_heard = True  # something from which decisions may follow
         self._coming: set[str] = set()  # networks that are being looked at
         self._ahead, self._survivors = Values(), set[str]()
-        for name in mind.pruned:
-            if not self._networks.is_over(name):
-                self._networks.prune(name)
-        for name in mind.paused:
-            self._networks.hold(name, is_paused=True)
 
     # ---- what is known ----
 
@@ -158,15 +153,12 @@ class Searching:
 
     def _follow(self, decision: Decision) -> bool:
         match decision:
+            case Note(NetworkJudged() as judged):
+                self._networks.judge(judged)
+                return True
             case Note() | Consult():
                 self._launch.outbox.add(decision)
             case Add(network) if network not in self._networks.specs:  # otherwise an earlier launch has added it
                 self._coming.add(network)
                 self._launch.outbox.add(decision)
-            case Ruling(network, Verdict.STOP):
-                self._networks.prune(network)
-                return True
-            case Ruling(network, verdict):
-                self._networks.hold(network, is_paused=verdict is Verdict.PAUSE)
-                return True
         return False

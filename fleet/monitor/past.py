@@ -67,8 +67,8 @@ def past_of(paths: RunPaths, t_s: float = math.inf) -> PastRun:
         spec = settled(spec, {feed: (sample.target, ()) for feed, sample in samples.items()})
     known = {network.name: parameters_of(network, samples[network.feed]) for network in spec.networks if samples}
     built = {name: network.parameters for name, network in run.networks.items()}
-    results = Results(spec, paths, 0, {name: number for name, number in {**built, **known}.items()
-                                       if number is not None}, standings=run.standings)
+    results = Results(spec, paths, 0, run, {name: number for name, number in {**built, **known}.items()
+                                            if number is not None})
     return PastRun(spec, run, tuple(results.rows()))
 
 

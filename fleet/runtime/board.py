@@ -109,20 +109,22 @@ class CoordinatorSide:
                  ) -> None:
         spec, paths = launch.spec, launch.paths
         self._launch = launch
-        self.results = Results(spec, paths, launch.epoch_samples, _parameters(launch),
+        tail = RunTail(paths, from_end=True)  # before: what is logged meanwhile is heard afterwards
+        logs = {path: list(read_events(path)) for path in paths.event_logs()}
+        self._run = run = RunState(spec) if launch.request.beside_others else state_of(in_order(logs.values()), spec)
+        self.results = Results(spec, paths, launch.epoch_samples, run, _parameters(launch),
                                lambda network: trial_identity(network, spec, launch.sample, launch.beside),
                                test=str(spec.data.test) if launch.is_tested else "",
                                check=check_of(launch.fence))
-        tail = RunTail(paths, from_end=True)  # before: what is logged meanwhile is heard afterwards
-        states = recover(self.results, launch.found)
+        standings, states = recover(self.results, launch.found)
+        lost = [] if launch.replayed else _lost(run, standings, states, launch.changes)
+        found = {} if launch.request.beside_others else run.differing(standings)
+        run.take_up(standings)
         for sample in launch.inputs.left_out:
             self.results.add_bad(sample.name, sample.reason)
         self.results.write()
-        histories = {name: standing.history for name, standing in self.results.standings.items()}
-        logs = {path: list(read_events(path)) for path in paths.event_logs()}
-        run = RunState(spec) if launch.request.beside_others else state_of(in_order(logs.values()), spec)
-        lost = [] if launch.replayed else _lost(run, self.results.standings, states, launch.changes)
-        self._run, self._view = run, make_view(run, launch.request.plain)
+        histories = {name: standing.history for name, standing in standings.items()}
+        self._view = make_view(run, launch.request.plain)
         self._log = tuple(logged.event for logged in logs.get(paths.events, ()))
         self._book = rate_cache.RateBook(rate_cache.cache_path(), launch.request.remeasure)
         self._left = [network for network in spec.networks
@@ -158,9 +160,9 @@ class CoordinatorSide:
             Files(self.results, self._events, Profile(paths.profile), launch.fence, self._tracking),
             [self._view.on_event, self._tensorboard.on_event, self._tracking.on_event, self._on_event],
             self._view.on_pace, interruption,
-            Preamble(unlogged, self._remembered(), (launch.cache, *launch.changes,
-                                                *self._damaged(), *lost), laps),
-            self._search(online is not None), run, self._harvest)
+            Preamble(unlogged, self._remembered(), found, (launch.cache, *launch.changes,
+                                                       *self._damaged(), *lost), laps),
+            self._search(online is not None), self._harvest)
         if self._harvest is not None:
             self.results.check, self.results.pacing = self._harvest.leases.check, SharedPacing(paths.results)
             self._harvest.leases.start()
@@ -174,8 +176,8 @@ class CoordinatorSide:
     @property
     def _epochs_left(self) -> dict[str, int]:
         """Network that is not over -> epochs that it has been trained."""
-        return {name: len(standing.history) for name, standing in self.results.standings.items()
-                if standing.outcome is None}
+        return {name: len(standing.history) for name in self.results.networks
+                if (standing := self._run.standing(name)).outcome is None}
 
     def _make_harvest(self, lease: Lease | None, tail: RunTail) -> Harvest | None:
         """The networks that this launch is to hold; None where it holds all."""

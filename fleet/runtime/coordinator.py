@@ -11,14 +11,14 @@ from __future__ import annotations
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from fleet.collecting import collect_seldom
 from fleet.comm.base import World
 from fleet.comm.messages import Pace, Tag
 from fleet.domain import events
-from fleet.domain.run import RunLaunch, RunState
+from fleet.domain.run import RunLaunch
 from fleet.ensemble import effects as e
 from fleet.ensemble.ensemble import Ensemble
 from fleet.ensemble.history import TransitionError
@@ -74,7 +74,7 @@ class Files:
     """What a launch writes.
 
     Attributes:
-        results: of the networks, as far as earlier launches of this run have come.
+        results: of the networks, by the state of the run, which takes in the events of this launch.
         log: of events; its clock is the one by which is decided.
         profile: where rates are written that are found out.
         fence: this launch's right to write.
@@ -95,12 +95,14 @@ class Preamble:
     Attributes:
         unlogged: epochs of earlier launches that are in checkpoints and not in the event log.
         remembered: the rates of earlier launches that are used.
+        found: how far networks are by their checkpoints, where logs say otherwise.
         changes: what was done, and chosen, before this launch.
         laps: of the start-up, which ends when the launch is said to begin.
     """
 
     unlogged: Sequence[events.EpochEnded]
     remembered: events.RatesRemembered | None
+    found: Mapping[str, events.FoundStanding]
     changes: Sequence[events.Event]
     laps: Laps
 
@@ -117,7 +119,6 @@ class Coordinator:
         show_pace: is told how far a group is: its network, the samples of the epoch, and samples/s.
         interruption: says when to stop before the end.
         search: what asks for networks and prunes them.
-        run: what the run is by its events; it takes in those of this launch.
         harvest: the networks that it holds, where several launches work at a time.
 
     Attributes:
@@ -127,13 +128,13 @@ class Coordinator:
 
     def __init__(self, world: World, setup: Setup, speeds: Speeds, files: Files,
                  show: Sequence[Callable[[events.Event], None]], show_pace: Callable[[str, int, float], None],
-                 interruption: Interruption, past: Preamble, search: Search, run: RunState,
-                 harvest: Harvest | None = None) -> None:
-        self._world, self._setup, self._files, self._past, self._run = world, setup, files, past, run
+                 interruption: Interruption, past: Preamble, search: Search, harvest: Harvest | None = None) -> None:
+        self._world, self._setup, self._files, self._past = world, setup, files, past
         self._given, self._show, self._show_pace, self._interruption = speeds.given, show, show_pace, interruption
         self._results, self._log, self._harvest, self._search = files.results, files.log, harvest, search
+        self._run = run = files.results.run
         self._checked_s = 0.0
-        standings = self._results.standings
+        standings = self._run.standings
         begun = self._search.mind.restore(
             [*self._search.log, *past.unlogged,
              *(began for began in self._search.begins if isinstance(began, events.SearcherBegan) and began.is_another)],
@@ -142,8 +143,6 @@ class Coordinator:
         self._queue: deque[e.Heard] = deque()  # what was heard, and the ensemble has not
         self._lost: frozenset[int] = frozenset()  # the deaths that the ensemble has heard of
         self._is_interrupted = False
-        self._found = {} if harvest is not None else run.differing(standings)
-        run.take_up(standings)
         self._before_s = 0.0 if run.launch is None else run.launch.ended_s  # of earlier launches
         self._estimator = Estimator(setup.spec, self._results.networks, run)
         self._estimate_times = EstimateTimes()
@@ -158,7 +157,8 @@ class Coordinator:
             collect_seldom()
         spec, roles, options, past = self._setup.spec, self._setup.roles, self._setup.spec.options, self._past
         past.laps.end("setting up")
-        over = (name for name, standing in self._results.standings.items() if standing.outcome is not None)
+        over = (name for name in self._results.networks
+                if (standing := self._run.standing(name)).outcome is not None and not standing.is_pruned)
         self._note(events.Started(
             networks=len(spec.networks), trainers=len(roles.trainers), preprocessors=len(roles.preprocessors),
             nodes=roles.nodes, gpus_per_node=roles.gpus_per_node, policy=spec.schedule.policy,
@@ -168,7 +168,7 @@ class Coordinator:
             bounds={network.name: (network.min_gpus, network.max_gpus) for network in spec.networks},
             time_scale=spec.resources.time_scale, date=self._log.date(),
             before_s=past.laps.seconds, slots=roles.slots, fills=roles.fills,
-            device=roles.unit, found=self._found, beside=None if self._harvest is None else self._harvest.is_beside))
+            device=roles.unit, found=past.found, beside=None if self._harvest is None else self._harvest.is_beside))
         if spec.schedule.rates is not None and self._given is not None:
             self._note(events.RatesGiven({network.name: network.rates for network in self._given.models}))
         first: Sequence[events.Event | None] = (past.remembered, known_sharing(self._setup), *past.unlogged,
@@ -176,9 +176,6 @@ class Coordinator:
         for event in first:
             if event is not None:
                 self._note(event)
-        for name, values in self._run.told.items():
-            if name in self._results.networks:
-                self._results.told(name, values)
 
     def step(self) -> bool:
         """Receive the messages that there are, decide, send; returns whether anything happened."""
@@ -194,6 +191,8 @@ class Coordinator:
             self._handle(e.EndAsked(reason))
         if self._harvest is not None:
             for heard in self._harvest.look(self._log.now(), self._ensemble.training, self._is_interrupted):
+                if isinstance(heard, e.Leased):
+                    self._results.hear(heard.network, heard.standing)
                 self._handle(heard)
         if self._search.clerk is not None and not self._is_interrupted:
             self._search.clerk.look(self._note, self._handle, lambda: self.status is None, self._offer)
@@ -299,8 +298,6 @@ class Coordinator:
                 self._world.tell(rank, tag, message if self._harvest is None else self._harvest.fenced(message))
             case e.Note(event):
                 self._note(event)
-            case e.Keep(network, standing):
-                self._results.keep(network, standing)
             case e.KeepParameters(network, parameters):
                 self._results.count(network, parameters)
             case e.KeepRates(rates):
@@ -325,12 +322,9 @@ class Coordinator:
 
     def _note(self, event: events.Event) -> None:
         self._run.apply(self._before_s + self._log.now(), event)
+        self._results.on_event(event)
         self._log.add(event)
         log.info("%s", event)
-        if isinstance(event, events.BadSample):
-            self._results.add_bad(event.name, event.reason)
-        if isinstance(event, events.Searched) and event.come_to:
-            self._results.told(event.network, event.come_to)
         for show in self._show:
             show(event)
         if isinstance(event, events.EpochEnded | events.GroupStarted):

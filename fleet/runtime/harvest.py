@@ -109,7 +109,7 @@ class Harvest:
         """Look up how far other launches have brought the networks that are not held here."""
         for network in self._results.spec.networks:
             if network.name not in self._claims.held:
-                self._results.standings[network.name], _ = take_up(self._results, network)
+                self._results.hear(network.name, take_up(self._results, network)[0])
         self.follow()  # with many networks that took a while
 
     def _read(self, taken: Taken) -> Leased:

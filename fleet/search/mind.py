@@ -117,16 +117,7 @@ class Add:
     wrong: str = ""
 
 
-@dataclass(frozen=True)
-class Ruling:
-    """A network is paused or dropped, or goes on after a pause; it has been noted."""
-
-    network: str
-    verdict: Verdict
-    by: tuple[str, ...]
-
-
-Decision: TypeAlias = Note | Consult | Add | Ruling
+Decision: TypeAlias = Note | Consult | Add
 
 
 @dataclass
@@ -561,7 +552,6 @@ class Mind:
 
     def _judged(self, life: Life, verdict: Verdict, by: tuple[str, ...], left: int = 0) -> None:
         self._note(ev.NetworkJudged(life.name, life.judged, verdict.value, by, left))
-        self._decided.append(Ruling(life.name, verdict, by))
 
     # ---- decide ----
 

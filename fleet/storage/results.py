@@ -21,8 +21,11 @@ from statistics import fmean, stdev
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
+from fleet.domain import events
 from fleet.domain import network as net
 from fleet.domain.record import as_json
+from fleet.domain.run import RunState
+from fleet.domain.standings import Change
 from fleet.errors import UserError
 from fleet.spec import NetworkSpec, Spec
 from fleet.spec.judging import Yardstick, ranking_of
@@ -156,17 +159,16 @@ _FEW = 100  # networks, of which the table is written at every change
 
 @dataclass
 class Results:
-    """The standing of all networks of a run, and its files.
+    """The table of a run's networks, and the files of how it ended with them.
 
     Args:
+        run: how far they are.
         samples: training samples of the data set.
         parameters: network -> how many parameters it has, where that is known.
         tried: a fingerprint of what is tried with a network; where another one failed, it may do better.
-        standings: network -> how far it is.
         bad: sample that could not be read -> why.
         check: raises where this launch may not write any more.
         damaged: finished network -> what is wrong with its newest checkpoint, which nobody needs any more.
-        rates: network -> samples/s on one GPU, where that is an objective of its search.
         test: which test data networks are judged on when they are done; empty if there is none.
 
     Attributes:
@@ -176,18 +178,18 @@ class Results:
     spec: Spec
     paths: RunPaths
     samples: int
+    run: RunState
     parameters: dict[str, int] = field(default_factory=dict)
     tried: Callable[[NetworkSpec], str] = lambda network: ""
-    standings: dict[str, net.Standing] = field(default_factory=dict)
     bad: dict[str, str] = field(default_factory=dict)
     damaged: dict[str, str] = field(default_factory=dict)
     check: Callable[[], None] = lambda: None
     test: str = ""
-    rates: dict[str, float] = field(default_factory=dict)
     pacing: Pacing = field(default_factory=Pacing)
     _changes: int = 0  # since the table was written
+    _noted: dict[str, net.Outcome | None] = field(default_factory=dict)  # how it had ended when files were written last
     # Of each network as it was last: what its row comes from, the row, and its line. There may be thousands.
-    _rows: dict[str, tuple[net.Standing, int | None, NetworkResult]] = field(default_factory=dict)
+    _rows: dict[str, tuple[net.Standing, tuple, NetworkResult]] = field(default_factory=dict)
     _lines: dict[str, tuple[NetworkResult, _Columns, str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -207,46 +209,41 @@ class Results:
 
     def standing(self, name: str) -> net.Standing:
         """How far a network is."""
-        return self.standings.get(name, net.Standing())
+        return self.run.standing(name)
 
-    def keep(self, name: str, standing: net.Standing) -> None:
-        """Write down how far a network is now."""
-        patiently(lambda: self._note(name, standing))
-        self.standings[name] = standing
-        self._changed()
+    def on_event(self, event: events.Event) -> None:
+        """Write down what has become of a network; the state of the run has taken the event in."""
+        if isinstance(event, events.BadSample):
+            self.add_bad(event.name, event.reason)
+        if isinstance(event, Change):
+            patiently(lambda: self._note(event.network))
+        if isinstance(event, Change | events.Searched):
+            self._changed()
 
-    def _note(self, name: str, standing: net.Standing) -> None:
+    def _note(self, name: str) -> None:
         """Write what is in files of its own."""
-        before, outcome = self.standing(name).outcome, standing.outcome
+        standing, before = self.standing(name), self._noted.get(name)
         if standing.tested is not None:
             write_tested(self.paths.tested(name), self.test, standing.history, standing.tested)
-        if outcome is not None and outcome != before:
+        if (outcome := standing.outcome) is not None and outcome != before:
             if outcome.is_failure:
                 write_json(self.paths.failure(name), {"reason": outcome.reason, "may_pass": outcome.may_pass,
                                                       "tried": self.tried(self.networks[name])})
             else:
                 with storing(self.paths.failure(name)):  # of an earlier launch
                     self.paths.failure(name).unlink(missing_ok=True)
+        self._noted[name] = outcome
 
     def hear(self, name: str, standing: net.Standing) -> None:
         """Another launch has brought a network so far."""
-        self.standings[name] = standing
+        self.run.hear(name, standing)
+        self._noted[name] = standing.outcome
         self._changes += 1
 
     def count(self, name: str, parameters: int) -> None:
         """A network that was built has so many parameters."""
         if self.parameters.get(name) != parameters:
             self.parameters[name] = parameters
-            self._changed()
-
-    def told(self, name: str, values: Sequence[float]) -> None:
-        """The searcher of a network was told what it has come to, in each of several objectives."""
-        search = self.spec.document.models[self.networks[name].entry].search
-        objectives = () if search is None else [objective.value for objective in search.objectives]
-        rate = dict(zip(objectives, values, strict=False)).get("rate", math.nan)
-        if not math.isnan(rate):
-            self.rates[name] = rate
-            self._rows.pop(name, None)
             self._changed()
 
     def _changed(self) -> None:
@@ -267,12 +264,13 @@ class Results:
         """The standing of one network."""
         name = network.name
         standing, parameters = self.standing(name), self.parameters.get(name)
-        before = self._rows.get(name)
-        if before is None or before[0] is not standing or before[1] != parameters:
-            self._rows[name] = before = (standing, parameters, self._row(network, standing, parameters))
+        told, before = self.run.told.get(name, ()), self._rows.get(name)
+        if before is None or before[0] is not standing or before[1] != (parameters, told):
+            self._rows[name] = before = (standing, (parameters, told), self._row(network, standing, parameters, told))
         return before[2]
 
-    def _row(self, network: NetworkSpec, standing: net.Standing, parameters: int | None) -> NetworkResult:
+    def _row(self, network: NetworkSpec, standing: net.Standing, parameters: int | None, told: tuple[float, ...]
+             ) -> NetworkResult:
         name = network.name
         history, outcome = standing.history, standing.outcome
         best = net.convergence(history, network.train.converge).best_epoch
@@ -295,7 +293,14 @@ class Results:
             metrics={**({} if record is None else {metric: record.value(metric) for metric in record.metrics}),
                      **{f"test_{metric}": nan if value is None else value
                         for metric, value in tested.metrics.items()},
-                     **({"rate": self.rates[name]} if name in self.rates else {})})
+                     **self._rate(network, told)})
+
+    def _rate(self, network: NetworkSpec, told: tuple[float, ...]) -> dict[str, float]:
+        """The samples/s on one GPU of which the network's searcher was told, where that is an objective."""
+        search = self.spec.document.models[network.entry].search if told else None
+        objectives = () if search is None else [objective.value for objective in search.objectives]
+        rate = dict(zip(objectives, told, strict=False)).get("rate", math.nan)
+        return {} if math.isnan(rate) else {"rate": rate}
 
     def rows(self) -> list[NetworkResult]:
         """All networks, the best first; those without a value last. Before the folds of a network stands their mean."""
@@ -418,23 +423,24 @@ def parameters_of(network: NetworkSpec, sample: SampleSpec) -> int | None:
         return None
 
 
-def recover(results: Results, found: Mapping[str, CheckpointLookup] = MappingProxyType({})) -> dict[str, net.State]:
-    """Take up what earlier launches of a run have left: the records of all checkpoints, without arrays.
+def recover(results: Results, found: Mapping[str, CheckpointLookup] = MappingProxyType({})
+            ) -> tuple[dict[str, net.Standing], dict[str, net.State]]:
+    """What earlier launches of a run have left: the records of all checkpoints, without arrays.
 
     Args:
         found: of networks whose checkpoints have been read.
+
+    Returns:
+        How far each network of the spec is by that, and the checkpoints that there are.
     """
-    states = {}
     with suppress(UserError):  # there is no table yet, or it is damaged
         results.parameters = {row.name: row.parameters for row in read_results(results.paths.root)
                               if row.parameters is not None and row.name in results.spec.by_name} | results.parameters
+    names = [network.name for network in results.spec.networks]
     taken_up = side_by_side(lambda network: take_up(results, network, found.get(network.name)), results.spec.networks)
-    for network, (standing, state) in zip(results.spec.networks, taken_up, strict=True):
-        results.standings[network.name] = standing
-        if state is not None:
-            states[network.name] = state
-    results.damaged = {name: results.damaged[name] for name in results.standings if name in results.damaged}
-    return states
+    results.damaged = {name: results.damaged[name] for name in names if name in results.damaged}
+    return ({name: standing for name, (standing, _) in zip(names, taken_up, strict=True)},
+            {name: state for name, (_, state) in zip(names, taken_up, strict=True) if state is not None})
 
 
 def take_up(results: Results, network: NetworkSpec, found: CheckpointLookup | None = None

@@ -1,7 +1,10 @@
 """Made-up histories of networks, and what stands around them."""
 
+from fleet.domain.events import EpochEnded, NetworkFailed, NetworkFinished, NetworkTested
 from fleet.domain.network import EpochRecord
+from fleet.domain.run import RunState
 from fleet.spec import parse
+from fleet.storage.results import Results
 from preprocess.sample import ImageSpec, SampleSpec
 
 
@@ -23,3 +26,25 @@ SAMPLE = SampleSpec(ImageSpec((4, 4, 1), "uint8"), 3)
 def spec(*models, **parts):
     """A spec of networks for the numpy engine."""
     return parse({"models": list(models) or [{"family": "softmax"}], "resources": {"engine": "numpy"}, **parts})
+
+
+def results_of(content, paths, samples=60, standings=None, **more):
+    """The results of a run whose networks are so far."""
+    run = RunState(content)
+    run.take_up(standings or {})
+    return Results(content, paths, samples, run, **more)
+
+
+def come_to(results, name, standing):
+    """Let a network come so far."""
+    known, outcome, tested = results.standing(name).history, standing.outcome, standing.tested
+    events = [EpochEnded(name, one) for one in standing.history if one not in known]
+    if outcome is not None:
+        events.append(NetworkFailed(name, outcome.reason, "", outcome.may_pass) if outcome.is_failure else
+                      NetworkFinished(name, outcome.reason, len(standing.history)))
+    if tested is not None:
+        events.append(NetworkTested(name, tested.loss, tested.accuracy, tested.samples, 0.1, tested.metrics))
+    for event in events:
+        results.run.apply(0.0, event)
+        results.on_event(event)
+    assert results.standing(name) == standing

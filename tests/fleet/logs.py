@@ -8,7 +8,7 @@ from fleet.domain.record import to_json
 from fleet.spec import parse
 from fleet.storage.event_log import Logged
 from fleet.storage.paths import RunPaths
-from fleet.storage.results import Results
+from tests.fleet.histories import come_to, results_of
 
 START = ev.Started(
     networks=2, trainers=2, preprocessors=1, nodes=1, gpus_per_node=2, policy="baseline", finished=(),
@@ -53,8 +53,8 @@ def made_up_run(folder):
     """A run's folder: its table, in which the second network waits, and its log, in which it has trained."""
     paths = RunPaths(folder / "run")
     spec = parse({"models": [{"family": "softmax", "name": "a"}, {"family": "softmax", "name": "b"}]})
-    results = Results(spec, paths, 100)
-    results.keep("a", Standing((), Outcome("2 epochs")))
+    results = results_of(spec, paths, 100)
+    come_to(results, "a", Standing((), Outcome("2 epochs")))
     paths.results.write_text(paths.results.read_text().replace("b,", "b<1>,"))
     paths.events.write_text(as_text(LOG))
     return paths

@@ -14,9 +14,9 @@ from fleet.prediction.kept import probabilities
 from fleet.prediction.sample_file import read_sample, write_sample
 from fleet.spec import dump, parse
 from fleet.storage.paths import RunPaths
-from fleet.storage.results import Results
 from preprocess.sample import ImageSpec, SampleSpec
 from preprocess.target import TargetSpec, class_target
+from tests.fleet.histories import come_to, results_of
 from tests.fleet.prediction.kept import keep
 
 NAMES = ("cat", "dog")
@@ -47,10 +47,10 @@ def folded_run(folder, unfinished=()):
     """A run of two networks of three folds each; the best fold is one of the network that is worse on average."""
     paths = RunPaths(folder / "run")
     spec = parse({"models": [{"family": "softmax", "name": name} for name in "ab"], "data": {**DATA, "folds": 3}})
-    results, targets = Results(spec, paths, 100), np.array([0, 0, 1, 1])
+    results, targets = results_of(spec, paths, 100), np.array([0, 0, 1, 1])
     for name, (accuracy, logit) in FOLDED.items():
         record = EpochRecord(1, 0, 1.0, 0.5, 1.0, accuracy, 0.1, 100, 1, 1.0, 0.0)
-        results.keep(name, Standing((record,), None if name in unfinished else Outcome("1 epoch")))
+        come_to(results, name, Standing((record,), None if name in unfinished else Outcome("1 epoch")))
         paths.exported(name, ".keras").parent.mkdir(parents=True, exist_ok=True)
         paths.exported(name, ".keras").write_text(str(logit))
         keep(paths, name, np.stack([0 * targets, logit * (2 * targets - 1)], axis=1), targets,
@@ -65,10 +65,10 @@ def made_run(folder, target=None, data=DATA, engine="keras"):
     paths = RunPaths(folder / "run")
     spec = parse({"models": [{"family": "softmax", "name": name} for name in "abc"], "data": data,
                   "resources": {"engine": engine}})
-    results, targets = Results(spec, paths, 100), np.array([0, 0, 1, 1])
+    results, targets = results_of(spec, paths, 100), np.array([0, 0, 1, 1])
     for name, accuracy, logit in (("a", 0.9, 1.0), ("b", 0.8, 3.0), ("c", 0.7, -1.0)):
         record = EpochRecord(1, 0, 1.0, 0.5, 1.0, accuracy, 0.1, 100, 1, 1.0, 0.0)
-        results.keep(name, Standing((record,), Outcome("1 epoch")))
+        come_to(results, name, Standing((record,), Outcome("1 epoch")))
         paths.exported(name, ".keras").parent.mkdir(parents=True, exist_ok=True)
         paths.exported(name, ".keras").write_text(str(logit))
         keep(paths, name, np.stack([0 * targets, logit * (2 * targets - 1)], axis=1), targets)

@@ -11,16 +11,16 @@ from PIL import Image
 
 from fleet import predictor
 from fleet.api import Predictor
-from fleet.domain.network import EpochRecord, Outcome, Standing
+from fleet.domain.network import Outcome, Standing
 from fleet.prediction.kept import probabilities
 from fleet.prediction.sample_file import write_sample
 from fleet.spec import dump, parse
 from fleet.storage.paths import RunPaths
-from fleet.storage.results import Results
 from preprocess.sample import ImageSpec, SampleSpec
 from preprocess.source import open_data
 from preprocess.sources.table import columns_of
 from preprocess.target import target_of
+from tests.fleet.histories import come_to, record, results_of
 
 TRAINED = [["age", "height", "fit", "name", "score"], [30, 1.5, "true", "x", 2.5], [40, 1.25, "false", "y", 3.5],
            [50, 1.75, "true", "x", 4.5]]
@@ -59,8 +59,8 @@ def made(tmp_path, monkeypatch):
         shape = (4, 4, 3) if transforms else (len(columns_of(train).inputs),)
         sample = SampleSpec(ImageSpec(shape, "uint8" if transforms else "float32"), target_of(train).outputs,
                             target=target_of(train))
-        results = Results(spec, paths, 3)
-        results.keep("net", Standing((EpochRecord(1, 0, 1.0, 0.5, 1.0, 0.5, 0.1, 3, 1, 1.0, 0.0),), Outcome("1 epoch")))
+        results = results_of(spec, paths, 3)
+        come_to(results, "net", Standing((record(1),), Outcome("1 epoch")))
         paths.exported("net", ".keras").parent.mkdir(parents=True)
         paths.exported("net", ".keras").write_text("")
         paths.spec.write_text(dump(spec.document))

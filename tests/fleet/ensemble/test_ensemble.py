@@ -423,7 +423,7 @@ def test_rates_are_measured_side_by_side_and_then_training_begins():
     told.hear(msg.Measured("b", 1, StepRate(0.0), 1.0, "out of memory", may_pass=False), after=3.0)
     profiled, = told.of("Profiled")
     assert (profiled.measurements, profiled.seconds, profiled.rates) == (2, 5.0, {"a": (10.0,)})
-    assert told.standings == {"b": Standing((), Outcome("out of memory", is_failure=True))}
+    assert told.standings == {"a": Standing(), "b": Standing((), Outcome("out of memory", is_failure=True))}
     assert "KeepRates" in kinds(told.effects)
     assert isinstance(told.read()[1][0], msg.Start)
 

@@ -6,6 +6,7 @@ from dataclasses import replace
 from fleet.comm.messages import EpochDone, Joined, Ready, Tag
 from fleet.comm.roles import assign
 from fleet.domain.network import Standing, StepRate
+from fleet.domain.run import RunState
 from fleet.ensemble import effects as do
 from fleet.ensemble.ensemble import Ensemble
 from fleet.ensemble.launch import PolicyAnswer, Setup, Speeds
@@ -62,10 +63,15 @@ class Told:
         self.tables = []  # that the policy was told
         self.asked = []  # the progress that the policy was told of
         self.now = 0.0
-        self.effects, self.mail, self.events, self.standings = [], defaultdict(list), [], dict(standings or {})
-        self.begun = dict(self.standings)
+        self.effects, self.mail, self.events, self.run = [], defaultdict(list), [], RunState(content)
+        self.begun = standings or {}
+        self.run.take_up(self.begun)
         self.ensemble = self.make()
         self.hear(None)
+
+    @property
+    def standings(self):
+        return self.run.standings
 
     def make(self):
         networks, known = self.setup.spec.networks, self.learns or {}
@@ -98,8 +104,7 @@ class Told:
                 self.mail[effect.rank if effect.tag is Tag.TRAINER else "preprocessor"].append(effect.message)
             elif isinstance(effect, do.Note):
                 self.events.append(effect.event)
-            elif isinstance(effect, do.Keep):
-                self.standings[effect.network] = effect.standing
+                self.run.apply(self.now, effect.event)
         return self.effects
 
     def ready(self, *ranks):

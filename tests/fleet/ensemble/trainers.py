@@ -100,7 +100,7 @@ class Ranks:
         self.gone, self.dead, self.unheard = set(), set(), set()
         self.producing, self.unsaid = (), 6  # who prepares samples, and how often one may still say how fast
         self.reading = []
-        self.standings, self.events = {}, []
+        self.events = []
         self.run_state = RunState(setup.spec)
         self.run_state.take_up({name: Standing(tuple(trained)) for name, trained in self.trained.items()})
         self.run_state.apply(0.0, replace(START, devices=tuple(sorted(setup.roles.rank_of)),
@@ -207,8 +207,6 @@ class Ranks:
         elif isinstance(effect, do.Note):
             self.events.append(effect.event)
             self.run_state.apply(self.now, event_from_json(json.loads(json.dumps(to_json(effect.event)))))
-        elif isinstance(effect, do.Keep):
-            self.standings[effect.network] = effect.standing
         elif isinstance(effect, do.ReadCheckpoint):
             self.disown(effect.network)
             self.reading.append(effect.network)
@@ -494,6 +492,10 @@ class Ranks:
         return Standing(tuple(history), Outcome("done") if is_done else None)
 
     # ---- what came of it ----
+
+    @property
+    def standings(self):
+        return self.run_state.standings
 
     def repeat(self):
         """An ensemble that hears the same does the same."""

@@ -13,8 +13,9 @@ from fleet.export.files import write_csv, write_parquet, write_tables
 from fleet.spec import parse
 from fleet.storage.checkpoint import read_history as read_file
 from fleet.storage.paths import RunPaths
-from fleet.storage.results import NetworkResult, Results, Status, Table, mean_of_folds
+from fleet.storage.results import NetworkResult, Status, Table, mean_of_folds
 from tests.fleet.export.conftest import RATE
+from tests.fleet.histories import results_of
 from tests.places import ROOT
 
 
@@ -69,7 +70,7 @@ def test_csv_and_parquet_have_all_of_it(searched, tmp_path, capsys, monkeypatch)
 
 def test_a_run_without_networks_has_tables_with_their_heads(tmp_path):
     run = RunPaths(tmp_path)
-    Results(parse({"models": [], "open_for": 1}), run, 1).write()
+    results_of(parse({"models": [], "open_for": 1}), run, 1).write()
     run.events.write_text("")
     write_tables(run.root, tmp_path / "tables", "csv")
     results, history = ((tmp_path / f"tables/{name}.csv").read_text().splitlines() for name in ("results", "history"))

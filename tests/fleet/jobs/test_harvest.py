@@ -19,11 +19,10 @@ from fleet.storage import files
 from fleet.storage.event_log import EventLog
 from fleet.storage.lines import read_lines
 from fleet.storage.paths import RunPaths
-from fleet.storage.results import Results
 from launch.base import InputError
 from launch.queues import QUEUES, QueuedJob
 from launch.systems import SYSTEMS
-from tests.fleet.histories import record
+from tests.fleet.histories import come_to, record, results_of
 from tests.fleet.logs import START
 from tests.fleet.storage.test_lease import hold
 
@@ -106,7 +105,7 @@ def test_gaps_are_as_long_as_launches_last_until_their_nodes_are_taken_back(run)
 def test_a_run_is_looked_at_by_its_table_its_leases_and_its_logs(run):
     assert harvest.look(run, [], []).waiting == 3
     spec = parse({"models": [{"family": "softmax", "name": name} for name in run.networks], "output": str(run.root)})
-    Results(spec, run.paths, 100).keep("a", Standing((), Outcome("2 epochs")))
+    come_to(results_of(spec, run.paths, 100), "a", Standing((), Outcome("2 epochs")))
     for name, job in (("b", "17"), ("c", "18")):
         run.paths.network_lease(name).parent.mkdir(exist_ok=True)
         hold(run.paths.network_lease(name), system="slurm", job=job)
@@ -125,9 +124,9 @@ def test_the_backlog_is_filled_noted_and_taken_back_in_the_end(run):
     assert queue.scripts == [run.paths.harvest_script(1)] * 2
     assert backlog.top_up() == []
     spec = parse({"models": [{"family": "softmax", "name": name} for name in run.networks], "output": str(run.root)})
-    results = Results(spec, run.paths, 100)
+    results = results_of(spec, run.paths, 100)
     for name in run.networks:
-        results.keep(name, Standing((), Outcome("2 epochs")))
+        come_to(results, name, Standing((), Outcome("2 epochs")))
     assert len(backlog.top_up()) == 2
     assert queue.listed == []
     words = [line["event"] for line in read_lines(run.paths.harvested)]
@@ -287,9 +286,9 @@ def job(run, signals, monkeypatch):
 
 def test_a_job_that_would_find_no_network_starts_no_launch(run, job, capfd):
     spec = parse({"models": [{"family": "softmax", "name": name} for name in run.networks], "output": str(run.root)})
-    results = Results(spec, run.paths, 100)
+    results = results_of(spec, run.paths, 100)
     for name in run.networks:
-        results.keep(name, Standing((), Outcome("2 epochs")))
+        come_to(results, name, Standing((), Outcome("2 epochs")))
     assert job("print('trained')") == 0
     assert "trained" not in capfd.readouterr().out
     assert [(line["event"], line["why"]) for line in noted(run)] == [

@@ -20,9 +20,8 @@ from fleet.spec import parse
 from fleet.storage.event_log import EventLog
 from fleet.storage.lease import Holder, create_generation
 from fleet.storage.paths import RunPaths
-from fleet.storage.results import Results
 from launch.queues import QueuedJob
-from tests.fleet.histories import record
+from tests.fleet.histories import come_to, record, results_of
 from tests.fleet.logs import START
 
 START_S, IDLE_S, LOOK_S = 8, 60, 30  # of a launch until it takes networks, without any, and between two looks
@@ -113,8 +112,7 @@ class Launch:
         self.log.add(replace(START, date=1e6 + self.site.now, trainers=1, networks=len(left), finished=done))
         spec = parse({"models": [{"family": "softmax", "name": name} for name in left],
                       "output": str(self.training.run.root)})
-        self.results = Results(spec, self.paths, 100)
-        self.results.standings |= {name: Standing((), Outcome("before")) for name in done}
+        self.results = results_of(spec, self.paths, 100, {name: Standing((), Outcome("before")) for name in done})
         self.results.write()
         self.claims = Claims({name: 0 for name in left if left[name]}, 1, IDLE_S)
         self._do(self.claims.decide(self.site.now))
@@ -135,13 +133,13 @@ class Launch:
         if name in training.failing:
             training.left[name] = 0
             self.log.add(NetworkFailed(name, "loss is NaN"))
-            self.results.keep(name, Standing((), Outcome("loss is NaN", is_failure=True)))
+            come_to(self.results, name, Standing((), Outcome("loss is NaN", is_failure=True)))
         else:
             training.left[name] -= 1
             self.log.add(EpochEnded(name, record(epoch, seconds=1.0, samples=10)))
             if not training.left[name]:
                 self.log.add(NetworkFinished(name, f"{epoch} epochs", epoch))
-            self.results.keep(name, Standing((), None if training.left[name] else Outcome(f"{epoch} epochs")))
+            come_to(self.results, name, Standing((), None if training.left[name] else Outcome(f"{epoch} epochs")))
         if not training.left[name]:
             self.claims.over(name)
             self._do(self.claims.decide(self.site.now))

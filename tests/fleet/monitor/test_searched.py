@@ -16,7 +16,8 @@ from fleet.spec.resolve import asked_network
 from fleet.spec.space import Range
 from fleet.storage.event_log import Logged
 from fleet.storage.paths import RunPaths
-from fleet.storage.results import Results, Status
+from fleet.storage.results import Status
+from tests.fleet.histories import results_of
 from tests.fleet.logs import START, as_text
 
 RATE = "train.optimizer.learning_rate"
@@ -63,13 +64,13 @@ def searched(tmp_path):
     paths.root.mkdir()
     paths.spec.write_text(SPEC)
     spec = load(str(paths.spec))
-    results = Results(spec, paths, 100)
+    results = results_of(spec, paths, 100)
     for number, values in VALUES.items():
         network = asked_network(spec, 0, number, {RATE: 0.01, "train.batch.size": 4})
         history = tuple(record(epoch, value) for epoch, value in enumerate(values, 1))
         results.add(network, None)
-        results.standings[network.name] = Standing(history, {
-            2: Outcome("pruned", is_pruned=True), 4: Outcome("outside", is_failure=True)}.get(number, Outcome("done")))
+        results.hear(network.name, Standing(history, {
+            2: Outcome("pruned", is_pruned=True), 4: Outcome("outside", is_failure=True)}.get(number, Outcome("done"))))
     results.write()
     paths.events.write_text(as_text(log_of_a_search()))
     return paths

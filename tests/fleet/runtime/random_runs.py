@@ -12,7 +12,6 @@ from fleet.comm import messages as m
 from fleet.comm.roles import assign
 from fleet.domain.events import NetworkAdded
 from fleet.domain.network import Standing
-from fleet.domain.run import RunState
 from fleet.ensemble import effects as do
 from fleet.ensemble.launch import Setup, Speeds
 from fleet.ensemble.rates import traits_of
@@ -29,14 +28,13 @@ from fleet.search.mind import make_mind
 from fleet.spec.resolve import asked_network, extremes, refused_network, with_added
 from fleet.storage.event_log import EventLog
 from fleet.storage.paths import RunPaths
-from fleet.storage.results import Results
 from scheduler.base import Network, RateTable
 from scheduler.ensemble.online import OnlineRates
 from scheduler.ensemble.policies import POLICIES, Policy
 from tests import fakes
 from tests.fleet.ensemble.test_random_launches import SAMPLES, layout, restless
 from tests.fleet.ensemble.trainers import Fate, Ranks, Stuck
-from tests.fleet.histories import record, spec
+from tests.fleet.histories import record, results_of, spec
 from tests.fleet.search.launches import LEARNING_RATE, curve
 
 LAPS = SimpleNamespace(end=lambda part: None, seconds={})  # of no start-up
@@ -248,17 +246,13 @@ class RandomRun(Ranks):
         self.did, self.paths = 0, RunPaths(folder)
         self.world, self.interruption, self.mailbox = World(self, chance.outlives), Interruption(), Mailbox()
         standings = {name: Standing(history) for name, history in left.items()}
-        self.results = Results(content, self.paths, SAMPLES, standings={} if chance.harvests else dict(standings))
+        self.results = results_of(content, self.paths, SAMPLES, {} if chance.harvests else standings)
         self.log = EventLog(self.paths.events, clock=lambda: self.now)
         self.coordinator = self.make_coordinator()
 
     @property
     def standings(self):
-        return self.results.standings
-
-    @standings.setter
-    def standings(self, value):
-        """They are those of the results."""
+        return self.results.run.standings
 
     def make_coordinator(self):
         setup, content, chance = self.setup, self.spec, self.chance
@@ -279,8 +273,8 @@ class RandomRun(Ranks):
         return Coordinator(self.world, setup, Speeds(survey, self.table, online),
                            Files(self.results, self.log, Profile(self.paths.profile), None,
                                  Tracking([], self.paths, "")),
-                           [self.on_event], lambda *pace: None, self.interruption, Preamble((), None, (), LAPS), search,
-                           RunState(content), harvest)
+                           [self.on_event], lambda *pace: None, self.interruption, Preamble((), None, {}, (), LAPS),
+                           search, harvest)
 
     # ---- what the coordinator is told ----
 

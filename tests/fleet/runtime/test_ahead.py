@@ -12,7 +12,7 @@ from fleet.runtime import ahead
 from fleet.runtime.ahead import Ahead, Announcement, Loading, ahead_of, busy
 from fleet.spec import parse
 from fleet.storage.paths import RunPaths
-from fleet.storage.results import Results
+from tests.fleet.histories import come_to, results_of
 
 ROLES = assign([0, 0, 0, 0], 1, None)  # trainers 1, 2, 3
 
@@ -51,10 +51,10 @@ def test_trainers_that_share_load_the_engine_as_far_as_sharing_pays_or_is_wanted
 
 def test_what_is_done_by_the_table_of_results_needs_no_engine(spec, tmp_path):
     assert ahead_of(spec, ROLES, fresh=False) == Ahead("numpy", frozenset({1, 2, 3}))
-    results = Results(spec, RunPaths(tmp_path), 10)
-    results.keep("b", Standing((), Outcome("done")))
+    results = results_of(spec, RunPaths(tmp_path), 10)
+    come_to(results, "b", Standing((), Outcome("done")))
     assert ahead_of(spec, ROLES, fresh=False).ranks == {1}
-    results.keep("a", Standing((), Outcome("it cannot be built", is_failure=True)))
+    come_to(results, "a", Standing((), Outcome("it cannot be built", is_failure=True)))
     assert not ahead_of(spec, ROLES, fresh=False).ranks
     assert ahead_of(spec, ROLES, fresh=True).ranks == {1, 2, 3}
 

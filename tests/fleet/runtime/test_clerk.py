@@ -12,8 +12,7 @@ from fleet.runtime.outside.clerk import Clerk
 from fleet.runtime.outside.mailbox import Mailbox
 from fleet.search.searcher import Verdict
 from fleet.storage.paths import RunPaths
-from fleet.storage.results import Results
-from tests.fleet.histories import spec
+from tests.fleet.histories import come_to, results_of, spec
 
 
 class Admission:
@@ -43,7 +42,7 @@ class Office:
 
     def __init__(self, folder, earlier=()):
         self.mailbox, self.said, self.goes_on = Mailbox(folder / "mailbox"), [], True
-        self.results = Results(spec({"family": "softmax", "name": "a"}), RunPaths(folder), 60)
+        self.results = results_of(spec({"family": "softmax", "name": "a"}), RunPaths(folder), 60)
         self.clerk = Clerk(self.mailbox, self.results, Admission(self.results), earlier, clock=lambda: 0.0)
 
     def look(self):
@@ -119,7 +118,7 @@ def test_a_wish_for_nodes_that_cannot_be_is_refused(office, wish, wrong):
 
 
 def test_of_a_network_that_is_over_nothing_becomes_any_more(office):
-    office.results.keep("a", Standing((), Outcome("4 epochs")))
+    come_to(office.results, "a", Standing((), Outcome("4 epochs")))
     assert office.answer(do="stop", network="a") == {"error": "a is over: 4 epochs", "is_over": True}
 
 

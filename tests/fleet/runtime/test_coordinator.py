@@ -9,7 +9,6 @@ from fleet.comm.messages import EpochDone, Exit, Joined, Pace, Ready, Start, Sto
 from fleet.comm.roles import assign
 from fleet.domain.events import GroupStruck
 from fleet.domain.network import State
-from fleet.domain.run import RunState
 from fleet.ensemble.history import TransitionError
 from fleet.ensemble.launch import Setup, Speeds
 from fleet.ensemble.survey import Survey
@@ -25,10 +24,10 @@ from fleet.spec.resolve import extremes
 from fleet.storage.checkpoint import write_state
 from fleet.storage.event_log import EventLog, read_events
 from fleet.storage.paths import RunPaths
-from fleet.storage.results import Results, read_results
+from fleet.storage.results import read_results
 from scheduler.base import Network, RateTable
 from tests.fakes import World
-from tests.fleet.histories import history, record, spec
+from tests.fleet.histories import history, record, results_of, spec
 
 
 class Watcher:
@@ -49,9 +48,8 @@ class Launch:
         content = spec({"family": "softmax", "name": "a"}, schedule={"policy": "baseline"})
         roles = assign((0, 0, 0), None, None, own_preprocessing=True)
         self.world, self.watcher, self.paths = World(), Watcher(), RunPaths(folder)
-        self.results = Results(content, self.paths, 60)
+        self.results = results_of(content, self.paths, 60)
         self.log = EventLog(self.paths.events, clock=lambda: 0.0)
-        run = RunState(content)
         search = Search(make_mind(content, extremes(content), {}, 2), Searchers({}),
                         SimpleNamespace(asked=lambda training, now_s: ()), (), None)
         setup = Setup(content, roles, None, samples=60, outlives=True, **rest)
@@ -59,8 +57,8 @@ class Launch:
             self.world, setup, Speeds(Survey([], {}, content.profile, 2, 2, {}),
                                       RateTable(60, 2, (Network("a", (10.0,)),))),
             Files(self.results, self.log, Profile(self.paths.profile), None, Tracking([], self.paths, "")),
-            [self.watcher.on_event], self.watcher.on_pace, Interruption(None), Preamble((), None, (), Laps()), search,
-            run)
+            [self.watcher.on_event], self.watcher.on_pace, Interruption(None), Preamble((), None, {}, (), Laps()),
+            search)
         self.coordinator.start()
 
     def hear(self, *words):

@@ -21,10 +21,10 @@ from fleet.runtime.session import Session
 from fleet.search.mind import Add
 from fleet.storage.checkpoint import newest, read_history, read_state, write_state
 from fleet.storage.event_log import events_of, read_events
-from fleet.storage.results import Results, Status, read_results
+from fleet.storage.results import Status, read_results
 from scheduler.ensemble.policies import POLICIES
 from tests.examples import long_but_first
-from tests.fleet.histories import record
+from tests.fleet.histories import record, results_of
 from tests.fleet.one_process import Launch
 from tests.fleet.runtime.runs import prepare
 
@@ -209,12 +209,12 @@ def test_a_child_begins_with_the_weights_of_its_parent_and_is_replayed_from_ther
 def test_a_child_waits_until_what_its_parent_has_said_last_is_saved(tmp_path):
     run = Run(tmp_path, {"ask": "random", "most": 2, "at_once": 1})
     prepared = prepare(str(run.path), (0, 0, 0), None, plain=True)
-    results = Results(prepared.spec, prepared.paths, 24)
+    results = results_of(prepared.spec, prepared.paths, 24)
     admission = Admission(prepared, results, {}, {}, learns=False)
     admission.ask(Add("net-0", "net", 0, {LEARNING_RATE: 0.01}))
     [parent] = admission.asked((), 0.0)
     history = (record(1), record(2))
-    results.standings["net-0"] = Standing(history)
+    results.hear("net-0", Standing(history))
     admission.ask(Add("net-1", "net", 1, {LEARNING_RATE: 0.02}, parent="net-0"))
     saved = State({"weights": np.zeros(3)}, "", history[:1], architecture=parent.network.architecture.key)
     write_state(prepared.paths.last("net-0"), saved)
@@ -228,8 +228,8 @@ def test_a_child_waits_until_what_its_parent_has_said_last_is_saved(tmp_path):
 def test_a_parent_that_trains_no_more_is_waited_for_no_longer(tmp_path):
     run = Run(tmp_path, {"ask": "random", "most": 2, "at_once": 1})
     prepared = prepare(str(run.path), (0, 0, 0), None, plain=True)
-    results = Results(prepared.spec, prepared.paths, 24)
-    results.standings["net-0"] = Standing((record(1),))
+    results = results_of(prepared.spec, prepared.paths, 24)
+    results.hear("net-0", Standing((record(1),)))
     admission = Admission(prepared, results, {}, {}, learns=False)
     admission.ask(Add("net-1", "net", 1, {LEARNING_RATE: 0.02}, parent="net-0"))
     assert admission.asked({"net-0"}, 0.0) == []

@@ -14,7 +14,7 @@ from fleet.domain.network import EpochRecord, Outcome, Standing
 from fleet.domain.record import to_json
 from fleet.runtime.searchers import calls_of
 from fleet.search.calls import make, replay
-from fleet.search.mind import Add, Consult, Entry, Mind, Note, Ruling
+from fleet.search.mind import Add, Consult, Entry, Mind, Note
 from fleet.search.pruning import make_judge
 from fleet.search.searcher import End, Resuming, make_searcher
 from fleet.spec.search import Prune, Search, find_rule
@@ -109,8 +109,6 @@ class Launch:
                         self.alive.add(decision.network)
                 case Consult():
                     self.asked_for = decision
-                case Ruling():
-                    pass
 
     def run(self):
         """Go on to the end; returns the launch."""

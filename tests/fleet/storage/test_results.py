@@ -13,9 +13,9 @@ from fleet.monitor.report import best_rows
 from fleet.storage.checkpoint import write_history, write_state
 from fleet.storage.files import Pacing, replacing
 from fleet.storage.paths import RunPaths
-from fleet.storage.results import NetworkResult, Results, Status, leaderboard, read_results, recover
+from fleet.storage.results import NetworkResult, Status, leaderboard, read_results, recover
 from tests.examples import examples
-from tests.fleet.histories import history, record, spec
+from tests.fleet.histories import come_to, history, record, results_of, spec
 
 FAILURE = Outcome("out of memory", is_failure=True)
 MODELS = [{"family": "softmax", "name": name} for name in ("a", "b", "c")]
@@ -23,7 +23,7 @@ MODELS = [{"family": "softmax", "name": name} for name in ("a", "b", "c")]
 
 @pytest.fixture
 def results(tmp_path):
-    return Results(spec(*MODELS, train={"converge": {"max_epochs": 3}}), RunPaths(tmp_path), samples=60,
+    return results_of(spec(*MODELS, train={"converge": {"max_epochs": 3}}), RunPaths(tmp_path), samples=60,
                    parameters={"a": 51})
 
 
@@ -33,15 +33,15 @@ def names(results):
 
 def test_a_network_waits_trains_and_finishes_or_fails(results):
     assert {row.status for row in results.rows()} == {Status.WAITING}
-    results.keep("a", Standing((record(1),), Outcome("3 epochs")))
-    results.keep("b", Standing((record(1),), FAILURE))
+    come_to(results, "a", Standing((record(1),), Outcome("3 epochs")))
+    come_to(results, "b", Standing((record(1),), FAILURE))
     rows = {row.name: row for row in results.rows()}
     assert [(rows[name].status, rows[name].reason) for name in "abc"] == [
         (Status.FINISHED, "3 epochs"), (Status.FAILED, "out of memory"), (Status.WAITING, "")]
 
 
 def test_a_row_tells_of_the_best_epoch_and_of_all_seconds(results):
-    results.keep("a", Standing(history(0.5, 0.9, 0.8)))
+    come_to(results, "a", Standing(history(0.5, 0.9, 0.8)))
     row = results.rows()[0]
     assert (row.name, row.epochs, row.best_epoch, row.val_accuracy, row.seconds, row.parameters) == (
         "a", 3, 2, 0.9, 6.0, 51)
@@ -49,13 +49,13 @@ def test_a_row_tells_of_the_best_epoch_and_of_all_seconds(results):
 
 def test_the_best_network_is_first_failed_ones_last(results):
     for name, accuracy in [("a", 0.6), ("b", 0.9), ("c", 0.99)]:
-        results.keep(name, Standing((record(1, val_accuracy=accuracy),), FAILURE if name == "c" else None))
+        come_to(results, name, Standing((record(1, val_accuracy=accuracy),), FAILURE if name == "c" else None))
     assert names(results) == ["b", "a", "c"]
 
 
 def test_of_networks_that_are_as_good_the_one_of_least_loss_is_first(results):
     for name, loss in [("a", math.nan), ("b", 33.7), ("c", 2.4)]:
-        results.keep(name, Standing((record(1, val_accuracy=0.9, val_loss=loss),)))
+        come_to(results, name, Standing((record(1, val_accuracy=0.9, val_loss=loss),)))
     assert names(results) == ["c", "b", "a"]
 
 
@@ -64,9 +64,9 @@ def ranked(tmp_path, monitor, rows, **trains):
     models = [{"family": "softmax", "name": name, "train": trains.get(name, {})} for name in rows]
     direction = {"direction": "max"} if "own" in monitor else {}
     train = {"metrics": ["mae", "my_metrics:own", "binary_accuracy"], "converge": {"monitor": monitor, **direction}}
-    results = Results(spec(*models, train=train), RunPaths(tmp_path), samples=60)
+    results = results_of(spec(*models, train=train), RunPaths(tmp_path))
     for name, (metrics, scores) in rows.items():
-        results.keep(name, Standing((record(1, metrics=metrics, **scores),)))
+        come_to(results, name, Standing((record(1, metrics=metrics, **scores),)))
     return names(results)
 
 
@@ -87,7 +87,7 @@ def test_no_loss_that_is_another_breaks_a_tie(tmp_path):
 
 def test_what_diverged_in_a_run_of_before_is_behind_all_that_did_not_fail(results):
     for name, accuracy, loss in [("a", 0.9, 1e28), ("b", 0.1, 2.0), ("c", 0.95, math.inf)]:
-        results.keep(name, Standing((record(1, val_accuracy=accuracy, val_loss=loss),)))
+        come_to(results, name, Standing((record(1, val_accuracy=accuracy, val_loss=loss),)))
     assert names(results)[0] == "b"
 
 
@@ -106,13 +106,13 @@ def test_a_loss_that_no_training_comes_back_from_shows_that_a_network_diverged(l
 
 def test_without_validation_data_the_training_itself_ranks(results):
     for name, accuracy, loss in [("a", 0.5, 2.0), ("b", 0.5, 1.0), ("c", 0.4, 0.5)]:
-        results.keep(name, Standing((
+        come_to(results, name, Standing((
             record(1, accuracy=accuracy, loss=loss, val_accuracy=math.nan, val_loss=math.nan),)))
     assert names(results) == ["b", "a", "c"]
 
 
 def test_a_network_without_an_epoch_comes_after_those_with_one(results):
-    results.keep("c", Standing((record(1, val_accuracy=0.01),)))
+    come_to(results, "c", Standing((record(1, val_accuracy=0.01),)))
     assert names(results) == ["c", "a", "b"]
 
 
@@ -122,9 +122,9 @@ def test_a_network_without_an_epoch_comes_after_those_with_one(results):
 def test_the_table_reads_back_as_it_was_written(tmp_path_factory, records, reason, drawn):
     content = spec(*MODELS)
     content.by_name["a"].parameters.update(drawn)
-    results = Results(content, RunPaths(tmp_path_factory.mktemp("run")), samples=60, parameters={"b": 7})
+    results = results_of(content, RunPaths(tmp_path_factory.mktemp("run")), parameters={"b": 7})
     for name, one in zip("abc", records, strict=True):
-        results.keep(name, Standing((one,), Outcome(reason, is_failure=True) if name == "b" else None))
+        come_to(results, name, Standing((one,), Outcome(reason, is_failure=True) if name == "b" else None))
     read = read_results(results.paths.root)
     assert [repr(row) for row in read] == [repr(row) for row in results.rows()]  # by text, for NaN is not NaN
 
@@ -145,9 +145,9 @@ def test_a_table_is_written_as_often_as_it_costs_little_and_never_later_than_aft
 
 
 def test_a_line_that_was_written_before_is_that_of_the_table_as_it_is_now(results):
-    results.keep("a", Standing((record(1, val_accuracy=0.5),)))
-    results.keep("b", Standing((record(1, val_accuracy=0.6, metrics={"top_5": 0.9}),)))  # all have a column more
-    results.keep("a", Standing((record(1, val_accuracy=0.5), record(2, val_accuracy=0.7))))
+    come_to(results, "a", Standing((record(1, val_accuracy=0.5),)))
+    come_to(results, "b", Standing((record(1, val_accuracy=0.6, metrics={"top_5": 0.9}),)))  # all have a column more
+    come_to(results, "a", Standing((record(1, val_accuracy=0.5), record(2, val_accuracy=0.7))))
     results.count("c", 7)
     assert [(row.name, row.epochs, row.parameters, row.metrics) for row in read_results(results.paths.root)] == [
         ("a", 2, 51, {}), ("b", 1, None, {"top_5": 0.9}), ("c", 0, 7, {})]
@@ -180,6 +180,13 @@ def test_a_folder_without_a_table_and_a_file_hold_no_run(tmp_path):
 # ---- taking up an earlier launch ---------------------------------------------------------------
 
 
+def recovered(results):
+    """Take up what a launch has left; returns the checkpoints."""
+    standings, states = recover(results)
+    results.run.take_up(standings)
+    return states
+
+
 def left(results, name, epochs, best=True, **state):
     """Write what a launch leaves of a network."""
     whole = State(arrays={}, identity="i", history=epochs, **state)
@@ -191,20 +198,20 @@ def left(results, name, epochs, best=True, **state):
 
 def test_a_network_goes_on_where_its_checkpoint_is(results):
     left(results, "a", history(0.5, 0.6))
-    states = recover(results)
+    states = recovered(results)
     assert (list(states), results.standing("a")) == (["a"], Standing(history(0.5, 0.6)))
 
 
 def test_the_parameters_of_what_was_built_are_kept_for_launches_that_do_not_build_it(results):
     results.count("b", 7)
-    again = Results(results.spec, results.paths, 60, parameters={"a": 52})
-    recover(again)
+    again = results_of(results.spec, results.paths, 60, parameters={"a": 52})
+    recovered(again)
     assert {row.name: row.parameters for row in again.rows()} == {"a": 52, "b": 7, "c": None}
 
 
 def test_a_network_that_had_converged_is_finished(results):
     left(results, "a", history(0.5, 0.6, 0.7))
-    recover(results)
+    recovered(results)
     assert results.standing("a").outcome == Outcome("3 epochs")
     assert results.rows()[0].reason == "3 epochs"
 
@@ -216,27 +223,27 @@ def test_a_network_whose_newest_checkpoint_is_damaged_stays_finished_by_its_best
     write_state(results.paths.best("a"), State({}, "i", history(*epochs)[:best]))
     write_history(results.paths.history("a"), history(*epochs))
     results.paths.last("a").write_bytes(b"damaged")
-    recover(results)
+    recovered(results)
     assert results.standing("a") == Standing(history(*epochs), Outcome("3 epochs"))
     assert (results.row(results.spec.by_name["a"]).best_epoch, list(results.damaged)) == (best, ["a"])
     assert "last.h5 cannot be read" in results.damaged["a"]
 
 
 def test_a_longer_training_goes_on_from_the_best_epoch_where_the_last_is_damaged(tmp_path):
-    longer = Results(spec(*MODELS, train={"converge": {"max_epochs": 9}}), RunPaths(tmp_path), 60)
+    longer = results_of(spec(*MODELS, train={"converge": {"max_epochs": 9}}), RunPaths(tmp_path), 60)
     left(longer, "a", history(0.5, 0.7, 0.6))
     write_state(longer.paths.best("a"), State({}, "i", history(0.5, 0.7)))
     write_history(longer.paths.history("a"), history(0.5, 0.7, 0.6))
     longer.paths.last("a").write_bytes(b"damaged")
-    assert recover(longer)["a"].epoch == 2
+    assert recovered(longer)["a"].epoch == 2
     assert longer.standing("a") == Standing(history(0.5, 0.7))
 
 
 def test_a_longer_training_is_judged_anew(tmp_path):
-    short = Results(spec(*MODELS, train={"converge": {"max_epochs": 1}}), RunPaths(tmp_path), 60)
+    short = results_of(spec(*MODELS, train={"converge": {"max_epochs": 1}}), RunPaths(tmp_path), 60)
     left(short, "a", history(0.5), final="1 epoch")
-    longer = Results(spec(*MODELS, train={"converge": {"max_epochs": 9}}), RunPaths(tmp_path), 60)
-    recover(longer)
+    longer = results_of(spec(*MODELS, train={"converge": {"max_epochs": 9}}), RunPaths(tmp_path), 60)
+    recovered(longer)
     assert longer.standing("a").outcome is None
 
 
@@ -245,22 +252,22 @@ def test_a_longer_training_is_judged_anew(tmp_path):
                                   {"max_epochs": 9, "target": 0.5}])
 def test_a_network_that_was_done_stays_so_for_the_reason_of_then(tmp_path, rule):
     """Fewer epochs, less patience, or another rule that does not let it go on."""
-    results = Results(spec(*MODELS, train={"converge": rule}), RunPaths(tmp_path), 60)
+    results = results_of(spec(*MODELS, train={"converge": rule}), RunPaths(tmp_path), 60)
     left(results, "a", history(0.7, 0.6, 0.5), final="no better val_accuracy for 2 epochs")
-    recover(results)
+    recovered(results)
     assert results.standing("a").outcome == Outcome("no better val_accuracy for 2 epochs")
 
 
 def test_a_network_in_the_middle_of_an_epoch_is_not_finished(results):
     left(results, "a", history(0.5, 0.6, 0.7), position=16, stream_epoch=3)
-    assert recover(results)["a"].position == 16
+    assert recovered(results)["a"].position == 16
     assert results.standing("a").outcome is None
 
 
 def taken_up(results, **changes):
     """What the next launch makes of what this one has left."""
-    again = Results(results.spec, results.paths, 60, **changes)
-    recover(again)
+    again = results_of(results.spec, results.paths, 60, **changes)
+    recovered(again)
     return again
 
 
@@ -269,31 +276,31 @@ def failed(results):
 
 
 def test_a_failed_network_stays_failed(results):
-    results.keep("b", Standing((), FAILURE))
+    come_to(results, "b", Standing((), FAILURE))
     assert failed(taken_up(results)) == {"b": "out of memory"}
 
 
 def test_a_network_that_failed_for_a_reason_that_may_pass_is_tried_again(results):
-    results.keep("b", Standing((), Outcome("Stale file handle", is_failure=True, may_pass=True)))
+    come_to(results, "b", Standing((), Outcome("Stale file handle", is_failure=True, may_pass=True)))
     assert failed(results) == {"b": "Stale file handle"}
     assert failed(taken_up(results)) == {}
 
 
 def test_a_failed_network_is_tried_again_when_something_else_is_tried_or_when_it_has_finished(results):
-    results.keep("b", Standing((), FAILURE))
-    results.keep("c", Standing((), FAILURE))
+    come_to(results, "b", Standing((), FAILURE))
+    come_to(results, "c", Standing((), FAILURE))
     again = taken_up(results, tried=lambda network: f"another {network.name}")
     assert failed(again) == {}
-    again.keep("c", Standing((), Outcome("the loss became inf", is_failure=True)))
-    again.keep("b", Standing((), Outcome("3 epochs")))
+    come_to(again, "c", Standing((), Outcome("the loss became inf", is_failure=True)))
+    come_to(again, "b", Standing((), Outcome("3 epochs")))
     assert not results.paths.failure("b").exists()
     assert failed(taken_up(results, tried=again.tried)) == {"c": "the loss became inf"}
 
 
 def test_what_a_network_failed_of_is_written_once_and_its_row_each_time(results):
-    results.keep("b", Standing((), FAILURE))
+    come_to(results, "b", Standing((), FAILURE))
     results.paths.failure("b").unlink()
-    results.keep("b", Standing(history(0.5), FAILURE))
+    come_to(results, "b", Standing(history(0.5), FAILURE))
     assert not results.paths.failure("b").exists()
     assert {row.name: row.epochs for row in read_results(results.paths.root)}["b"] == 1
 
@@ -302,20 +309,20 @@ def test_what_a_network_failed_of_is_written_once_and_its_row_each_time(results)
 def test_a_network_is_tried_again_where_nobody_can_tell_why_it_failed(results, content):
     with replacing(results.paths.failure("b")) as file:
         file.write(content)
-    recover(results)
+    recovered(results)
     assert failed(results) == {}
 
 
 def test_the_table_has_columns_for_the_test_only_where_something_was_judged(results):
     assert "test acc" not in leaderboard(results.rows())[0]
-    results.keep("a", Standing((record(1),), Outcome("1 epoch"), Judged(0.5, 0.75, 8)))
+    come_to(results, "a", Standing((record(1),), Outcome("1 epoch"), Judged(0.5, 0.75, 8)))
     headers, rows = leaderboard(results.rows())
     row = next(row for row in rows if row[0] == "a")
     assert (row[headers.index("test acc")], row[headers.index("test loss")]) == ("0.7500", "0.5000")
 
 
 def test_the_final_table_shortens_long_reasons_and_leaves_out_what_is_not_there(results):
-    results.keep("a", Standing((), Outcome("x" * 80, is_failure=True)))
+    come_to(results, "a", Standing((), Outcome("x" * 80, is_failure=True)))
     headers, rows = leaderboard(results.rows())
     by_name = {row[0]: dict(zip(headers, row, strict=True)) for row in rows}
     assert by_name["a"]["why"] == "x" * 47 + "..."

@@ -30,13 +30,14 @@ from fleet.runtime.training.sources import Sources, sources_of
 from fleet.storage.checkpoint import best_state, newest
 from fleet.storage.event_log import events_of
 from fleet.storage.rate_cache import RateBook
-from fleet.storage.results import Results, Status, read_results, recover
+from fleet.storage.results import Status, read_results, recover
 from fleet.storage.writer import CheckpointWriter
 from fleet.stream.batch import split_rows
 from fleet.stream.order import Epoch, Itinerary, read_path
 from preprocess.base import row_numbers
 from scheduler.ensemble.policies import POLICIES
 from tests.examples import examples
+from tests.fleet.histories import results_of
 from tests.fleet.one_process import Launch
 from tests.fleet.runtime.runs import Interruption, prepare
 from tests.fleet.runtime.training.going_ahead import BeginningRegression
@@ -136,8 +137,8 @@ class Runner:
 
     def forget_what_was_not_saved(self):
         """What is in no checkpoint, or in one that is damaged, is trained again."""
-        results = Results(self.prepared.spec, self.prepared.paths, 1)
-        recover(results)
+        results = results_of(self.prepared.spec, self.prepared.paths, 1)
+        results.run.take_up(recover(results)[0])
         for name in self.prepared.spec.by_name:  # nobody reads the arrays of one that is done
             is_over = results.standing(name).outcome is not None
             found = newest(self.prepared.paths, name, with_arrays=not is_over)
