@@ -79,7 +79,7 @@ class Outcome:
 class ReadySamples(RandomAccess):
     """Samples that need no preparation; more of them than a processor's cache holds."""
 
-    classes = ("any",)
+    classes = ("any", "other")
 
     def __init__(self, shape: tuple[int, int, int] = (224, 224, 3), samples: int = 512) -> None:
         self._images = np.random.default_rng(0).integers(0, 256, (samples, *shape), np.uint8)

@@ -74,11 +74,11 @@ print(json.dumps(clock.rates))
 # A rank that takes one step per call in half of its epochs: several, one, one, several and so on after the first.
 IN_TURNS = """
 from fleet.run import main
-from fleet.runtime.training import strides
+from fleet.runtime.training import steps
 from fleet.runtime.training.loop import TrainingLoop
-several, consume = strides._MOST_STEPS, TrainingLoop._consume
+several, consume = steps._MOST_STEPS, TrainingLoop._consume
 def in_turns(self, training, state, *rest):
-    strides._MOST_STEPS = several if state.epoch % 4 < 2 else 1
+    steps._MOST_STEPS = several if state.epoch % 4 < 2 else 1
     return consume(self, training, state, *rest)
 TrainingLoop._consume = in_turns
 raise SystemExit(main())
