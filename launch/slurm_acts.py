@@ -10,93 +10,11 @@ import os
 import pwd
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
-from functools import cache
 
-from launch.base import InputError, ask, call, printed
-from launch.slurm_jobs import TIMES
+from launch.base import InputError, ask, call
+from launch.slurm_jobs import find_jobs
 
-HOLDING = frozenset({"RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT",
-                     "RESIZING"})  # states in which a job has nodes
 REQUEUED = "requeued, held"
-WAITING = frozenset({"PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT"})
-_FIELDS = "%i|%u|%T|%D|%S|%P|%N|%r"  # none but the last can hold the mark
-_LINE = re.compile(r"([0-9][0-9_]*)\|([^|]+)\|([A-Z_]+)\|([0-9]+)([KM]?)\|([^|\s]*)"
-                   r"(?:\|([^|]*)\|([\w.,\[\]-]*)[^|]*\|(.*))?")
-
-
-@dataclass(frozen=True)
-class JobStanding:
-    """How a job stands: its user, Slurm's word for its state, its nodes, and when it started this time.
-
-    Args:
-        partition: of it; of one that waits there may be several.
-        listed: the names of its nodes, in Slurm's short form; empty where it has none, or that is not told.
-        reason: Slurm's word for why it waits.
-    """
-
-    id: str
-    user: str
-    state: str
-    nodes: int
-    start: str
-    partition: str = field(default="", compare=False)
-    listed: str = field(default="", compare=False)
-    reason: str = field(default="", compare=False)
-
-    @property
-    def holds(self) -> bool:
-        """Whether it has nodes."""
-        return self.state in HOLDING
-
-    @property
-    def waits(self) -> bool:
-        """Whether it has none yet, or none any more, and Slurm may start it."""
-        return self.state in WAITING
-
-    @property
-    def is_held(self) -> bool:
-        """Whether it waits because somebody holds it."""
-        return self.waits and self.reason.startswith("JobHeld")
-
-    @property
-    def names(self) -> frozenset[str]:
-        """The names of its nodes.
-
-        Raises:
-            InputError: Slurm does not answer.
-        """
-        return hostnames(self.listed) if self.holds and self.listed else frozenset()
-
-
-def standings(job: str | None = None) -> dict[str, JobStanding]:
-    """How the jobs of the cluster stand, or one of them; a job that Slurm has forgotten is not there.
-
-    Raises:
-        InputError: Slurm does not answer, or not in the format that was asked for.
-    """
-    command = ["squeue", "--noheader", "--states=all", "--array", f"--format={_FIELDS}"]
-    command += [f"--jobs={job}"] if job is not None else []
-    done = ask(command)
-    if done.returncode and "Invalid job id" in done.stderr:
-        return {}
-    found = {}
-    for line in printed(done).splitlines():
-        if match := _LINE.fullmatch(line.strip()):  # others are what wrappers print
-            id_, user, state, nodes, times, start, partition, listed, reason = match.groups(default="")
-            found[id_] = JobStanding(id_, user, state, int(nodes) * TIMES[times], start, partition, listed,
-                                     "" if reason == "None" else reason.strip("()"))
-    return found
-
-
-@cache
-def hostnames(listed: str) -> frozenset[str]:
-    """The names of nodes that Slurm gives in its short form, such as ``n[1-3]``.
-
-    Raises:
-        InputError: Slurm does not answer.
-    """
-    return frozenset(call(["scontrol", "show", "hostnames", listed]).split())
 
 
 def tell_to_save(job: str, signal: str) -> None:
@@ -153,8 +71,8 @@ def shrink(job: str, nodes: Sequence[str]) -> list[str]:
     Raises:
         InputError: Slurm refuses, or does not answer, or the job has no such nodes.
     """
-    listed = re.search(r" NodeList=(\S+)", call(["scontrol", "--oneliner", "show", "job", job]))
-    had = call(["scontrol", "show", "hostnames", listed[1] if listed else "(null)"]).split()
+    found = find_jobs(f"--jobs={job}").get(job)
+    had = () if found is None else found.hosts
     gone = {node.partition(".")[0] for node in nodes}
     if unknown := gone.difference(had[1:]):
         raise InputError(f"job {job} cannot give back {', '.join(sorted(unknown))}: Slurm's names for its nodes are "

@@ -141,8 +141,10 @@ def _carry_out(args: argparse.Namespace) -> int:
     deadline = args.deadline
     check_range("--deadline", deadline, 0, MOST_WAIT, "min")
     user = None if slurm_acts.is_operator() else slurm_acts.myself()
-    if args.urgent is not None and not getattr(slurm_acts.standings(job=args.urgent).get(args.urgent), "waits", False):
-        raise UserError(f"--for {args.urgent}: no job of that id is waiting")
+    if args.urgent is not None:
+        urgent = slurm_jobs.find_jobs(f"--jobs={args.urgent}").get(args.urgent)
+        if urgent is None or not urgent.waits:
+            raise UserError(f"--for {args.urgent}: no job of that id is waiting")
     machine = evicting.ClusterView(args.partition, user, _costs(args, _storage(args)), _give_back)
     first = machine.look()
     margin = min(1.0, deadline / 10) if args.margin is None else args.margin / 60

@@ -16,10 +16,9 @@ from typing import Any, TypeVar
 from fleet.errors import FleetError, UserError
 from fleet.jobs.holding import DeferredSignals, HeldJobs
 from fleet.jobs.making_room import MakingRoom
-from launch import slurm_acts
+from launch import slurm_acts, slurm_jobs
 from launch.base import InputError
-from launch.slurm_acts import JobStanding
-from launch.slurm_jobs import SlurmJob, running_jobs, scripts, waiting_jobs
+from launch.slurm_jobs import SlurmJob
 from scheduler.eviction.carrying import Eviction, Step
 from scheduler.eviction.plan import RunningJob
 
@@ -40,20 +39,22 @@ class Candidates:
     Args:
         jobs: with what they would lose now.
         held: nodes of all jobs that hold some.
-        signals: upon which jobs save.
-        runs: folders of the runs that give nodes back while they go on.
         standing: how all jobs stand, those included that wait.
-        patient: jobs that run or wait, and can do so later: their comments speak to FLEET, as those of its own do.
-        scripts: of the jobs, as they were handed in.
     """
 
     jobs: list[RunningJob]
     held: dict[str, int]
-    signals: dict[str, str]
-    runs: dict[str, str]
-    standing: Mapping[str, JobStanding]
-    patient: frozenset[str] = frozenset()
-    scripts: Mapping[str, str] = field(default_factory=dict)
+    standing: Mapping[str, SlurmJob]
+
+    @property
+    def signals(self) -> dict[str, str]:
+        """Upon which jobs save."""
+        return {job.id: signal for job in self.jobs if (signal := self.standing[job.id].signal) is not None}
+
+    @property
+    def runs(self) -> dict[str, str]:
+        """Folders of the runs that give nodes back while they go on."""
+        return {job.id: run for job in self.jobs if (run := self.standing[job.id].yields) is not None}
 
 
 @dataclass
@@ -71,7 +72,7 @@ class ClusterView:
     user: str | None
     costs: Costs
     give_back: GiveBack
-    seen: dict[str, JobStanding] = field(default_factory=dict)  # the run of each job that an eviction is about
+    seen: dict[str, SlurmJob] = field(default_factory=dict)  # the run of each job that an eviction is about
 
     def look(self) -> Candidates:
         """How things stand now. A job that has been started again is none of those that hold nodes.
@@ -79,18 +80,13 @@ class ClusterView:
         Raises:
             InputError: Slurm does not answer.
         """
-        running, waiting, everyone = running_jobs(self.partition), waiting_jobs(), slurm_acts.standings()
-        standing = {id_: job for id_, job in everyone.items() if job.holds and self.partition in (None, job.partition)}
-        for id_, job in standing.items():
-            self.seen.setdefault(id_, job)
-        same = {id_ for id_, job in standing.items() if job.start == self.seen[id_].start}
-        patient = frozenset(job.id for job in (*running, *waiting) if job.speaks)
-        mine = [job for job in running if job.id in same and standing[job.id].state == "RUNNING"
-                and self.may_touch(standing[job.id].user)]
-        return Candidates(self.costs(mine), {id_: standing[id_].nodes for id_ in same},
-                          {job.id: job.signal for job in mine if job.signal is not None},
-                          {job.id: job.yields for job in mine if job.yields is not None}, everyone, patient,
-                          scripts() if patient else {})
+        everyone = slurm_jobs.find_jobs()
+        holding = [job for job in everyone.values() if job.holds and self.partition in (None, job.partition)]
+        for job in holding:
+            self.seen.setdefault(job.id, job)
+        same = [job for job in holding if job.start == self.seen[job.id].start]
+        mine = [job for job in same if job.state == "RUNNING" and self.may_touch(job.user)]
+        return Candidates(self.costs(mine), {job.id: job.nodes for job in same}, everyone)
 
     def may_touch(self, user: str) -> bool:
         """Whether a user's jobs may be asked."""
@@ -102,7 +98,7 @@ class ClusterView:
         Raises:
             InputError: Slurm does not answer.
         """
-        was, now = self.seen[job], slurm_acts.standings(job=job).get(job)
+        was, now = self.seen[job], slurm_jobs.find_jobs(f"--jobs={job}").get(job)
         if now is None or now.state not in ("RUNNING", "SUSPENDED"):
             return f"it is {now.state if now else 'gone'} by now"
         if now.start != was.start:
@@ -184,21 +180,21 @@ class Freed:
 
     def __init__(self, first: Candidates, urgent: str | None) -> None:
         self._urgent = urgent
-        self._had = {job: first.standing[job].names for job in first.held}  # of those that are to make room
+        self._had = {job: frozenset(first.standing[job].hosts) for job in first.held}  # of those that are to make room
         self._by: dict[str, str] = {}  # node -> the job that has let go of it
-        self._owners: dict[str, JobStanding] = {}  # node -> the job that has it now
+        self._owners: dict[str, SlurmJob] = {}  # node -> the job that has it now
 
     def look(self, found: Candidates) -> dict[str, list[str]]:
         """The nodes that others have taken since the last look, by their jobs."""
         for job, had in self._had.items():
-            has = found.standing[job].names if job in found.held else frozenset()
+            has = frozenset(found.standing[job].hosts if job in found.held else ())
             self._by |= dict.fromkeys(had - has, job)
             self._had[job] = has
         before, self._owners = self._owners, {}
         if not self._by:
             return {}
         self._owners = {node: job for job in found.standing.values() if job.id != self._urgent
-                        for node in job.names & self._by.keys()}
+                        for node in self._by.keys() & job.hosts}
         taken: dict[str, list[str]] = {}
         for node, owner in sorted(self._owners.items()):
             if node not in before or before[node].id != owner.id:
@@ -278,8 +274,8 @@ class _Course:
 
     def _keep_back(self, found: Candidates) -> None:
         """Before a node becomes free: hold what waits and would take it, and have no more of that handed in."""
-        self.room.meet((found.scripts[job], found.standing[job].user) for job in found.patient
-                       if job in found.scripts and gives_way(job, found, self.keeping.job, self.machine))
+        self.room.meet((job.script, job.user) for job in found.standing.values()
+                       if job.is_patient and gives_way(job, self.keeping.job, self.machine))
         self.room.touch()
         self.holding.look(found.standing, rivals(found, self.keeping.job, self.machine))
 
@@ -311,7 +307,7 @@ class _Course:
         """A job has taken nodes that were free: say so, and have it make room in turn if it is one that can wait."""
         user = found.standing[job].user
         whose = ", ".join(f"{node}, which job {self.freed.by(node)} has freed" for node in nodes)
-        in_turn = (gives_way(job, found, self.keeping.job, self.machine)
+        in_turn = (gives_way(found.standing[job], self.keeping.job, self.machine)
                    and self.machine.partition in (None, found.standing[job].partition))
         self.diary.note("taken", f"{minute:7.1f} min  job {job} of {user} has taken {whose}"
                         + ("; it is to make room in turn" if in_turn else ""), job=job, user=user, nodes=list(nodes))
@@ -333,12 +329,12 @@ class _Course:
         if (job := self.keeping.job) is None:
             over = max(self.eviction.deadline_min, self.free_min + KEEP_S / 60)
             return (True, f"they are no longer kept free, after {minute:.1f} min") if minute >= over else None
-        stands = self._ask(slurm_acts.standings)
+        stands = self._ask(slurm_jobs.find_jobs)
         if stands is None or (job in stands and stands[job].waits):
             return self._waits(job, stands or {}, minute, given_up if late else "")
         return True, f"job {job} is {stands[job].state if job in stands else 'gone'} after {minute:.1f} min"
 
-    def _waits(self, job: str, stands: Mapping[str, JobStanding], minute: float, given_up: str
+    def _waits(self, job: str, stands: Mapping[str, SlurmJob], minute: float, given_up: str
                ) -> tuple[bool, str] | None:
         """The urgent job has not begun: say so now and then, with what is known of why, or give it up."""
         reason = stands[job].reason if job in stands else ""
@@ -387,27 +383,26 @@ class _Course:
         return f"signal {signal}"
 
 
-def gives_way(job: str, found: Candidates, urgent: str | None, machine: ClusterView) -> bool:
+def gives_way(job: SlurmJob, urgent: str | None, machine: ClusterView) -> bool:
     """Whether a job that comes, or waits, is to leave the nodes to others.
 
     FLEET's own are, for they can go on later. Of other jobs it is up to the queue who is first, unless it is known for
     which job the nodes are: then one's own wait for that.
     """
-    user = found.standing[job].user
-    is_own = urgent is not None and user == slurm_acts.myself()
-    return job != urgent and machine.may_touch(user) and (job in found.patient or is_own)
+    is_own = urgent is not None and job.user == slurm_acts.myself()
+    return job.id != urgent and machine.may_touch(job.user) and (job.is_patient or is_own)
 
 
 def rivals(found: Candidates, urgent: str | None, machine: ClusterView) -> list[str]:
     """The jobs in the queue that would take the nodes, and are held."""
-    return sorted(job for job, now in found.standing.items()
-                  if now.waits and not now.is_held and gives_way(job, found, urgent, machine))
+    return sorted(job.id for job in found.standing.values()
+                  if job.waits and not job.is_held and gives_way(job, urgent, machine))
 
 
 def held_by_others(found: Candidates, machine: ClusterView, known: Sequence[str]) -> list[str]:
     """Jobs of FLEET's in the queue that are held, though not by an eviction that is known of."""
-    return sorted(job for job in found.patient if job in found.standing and found.standing[job].is_held
-                  and job not in known and machine.may_touch(found.standing[job].user))
+    return sorted(job.id for job in found.standing.values() if job.is_patient and job.is_held
+                  and job.id not in known and machine.may_touch(job.user))
 
 
 def told(minute: float, step: Step) -> str:

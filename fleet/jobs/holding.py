@@ -18,7 +18,7 @@ from types import FrameType, TracebackType
 from fleet.storage.lines import read_lines
 from launch import slurm_acts
 from launch.base import InputError
-from launch.slurm_acts import JobStanding
+from launch.slurm_jobs import SlurmJob, find_jobs
 
 _ENDING = (signal.SIGTERM, signal.SIGHUP, signal.SIGINT)
 _TRIES, _PAUSE_S = 3, 2.0  # of each release: Slurm may be busy
@@ -42,7 +42,7 @@ class HeldJobs:
         """A job has made room: hold it as soon as it waits again."""
         self._watched.add(job)
 
-    def look(self, standing: Mapping[str, JobStanding], rivals: Collection[str] = ()) -> None:
+    def look(self, standing: Mapping[str, SlurmJob], rivals: Collection[str] = ()) -> None:
         """Hold what waits by now: jobs that have made room, and others that would take what becomes free.
 
         What somebody else holds is left to them.
@@ -89,7 +89,7 @@ class HeldJobs:
         try:
             slurm_acts.release(job)
         except InputError:
-            now = slurm_acts.standings(job=job).get(job)
+            now = find_jobs(f"--jobs={job}").get(job)
             if now is None or not now.waits:
                 return f"it is {now.state if now else 'gone'}"
             raise

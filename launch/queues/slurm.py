@@ -5,11 +5,9 @@ from __future__ import annotations
 import getpass
 from collections.abc import Sequence
 
-from launch.base import InputError, call
+from launch.base import call
 from launch.queues.base import Queue, QueuedJob
-
-_WAITING = ("PD", "CF", "RQ", "RF", "RH", "SE")  # in the queue, being set up, or put back into it
-_RUNNING = ("R", "S", "ST", "SI", "SO", "RS")  # suspended and stopped ones have their processes still
+from launch.slurm_jobs import find_jobs
 
 
 def own_jobs(names: Sequence[str]) -> list[QueuedJob]:
@@ -18,28 +16,10 @@ def own_jobs(names: Sequence[str]) -> list[QueuedJob]:
     Raises:
         InputError: Slurm does not answer, or not in the format that was asked for.
     """
-    return parse_queue(call(["squeue", "--noheader", f"--user={getpass.getuser()}", f"--name={','.join(names)}",
-                             "--format=%i %D %t %j"]))
-
-
-def parse_queue(text: str) -> list[QueuedJob]:
-    """Read what ``squeue`` printed, a job a line: id, nodes, state, name.
-
-    Raises:
-        InputError: it is something else.
-
-    >>> parse_queue("17 1 R fleet-1a\\n18 2 PD fleet-1a\\n19 1 CG fleet-1a\\n")[1]
-    QueuedJob(id='18', name='fleet-1a', nodes=2, runs=False)
-    """
-    jobs = []
-    for line in text.splitlines():
-        words = line.split(maxsplit=3)
-        if len(words) != 4 or not words[1].isdecimal():
-            raise InputError(f"squeue printed {line!r}, which is not in the format that was asked for")
-        id_, nodes, state, name = words
-        if state in (*_WAITING, *_RUNNING):
-            jobs.append(QueuedJob(id_, name, int(nodes), state in _RUNNING))
-    return jobs
+    found = find_jobs(f"--user={getpass.getuser()}", f"--name={','.join(names)}").values()
+    # One that is being set up has no process yet; suspended and stopped ones have theirs still.
+    return [QueuedJob(job.id, job.name, job.nodes, job.holds and job.state != "CONFIGURING") for job in found
+            if (job.waits or job.holds) and job.state != "COMPLETING"]
 
 
 def idle_nodes(partition: str | None) -> int:

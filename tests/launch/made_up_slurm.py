@@ -65,9 +65,6 @@ def scontrol(slurm):
     job = slurm["jobs"].get(sys.argv[-1])
     if job is None:
         fail(f"Invalid job id specified for job {sys.argv[-1]}")
-    if "--oneliner" in sys.argv:
-        print(f"JobId={sys.argv[-1]} ReqNodeList=(null) ExcNodeList=(null) NodeList={job.get('hosts', '(null)')}")
-        return
     does = sys.argv[1]
     if does == "requeuehold" and not {**DEFAULTS, **job}["requeues"]:
         fail("Requested operation is presently disabled for job")

@@ -3,18 +3,22 @@
 import pytest
 
 from launch.base import InputError
-from launch.queues import QUEUES, lsf, pbs, slurm
+from launch.queues import QUEUES, lsf, pbs
 
 
 @pytest.mark.parametrize(("read", "text"), [
-    (slurm.parse_queue, "17 R fleet-1a"), (lsf.parse_jobs, "17 RUN fleet-1a"), (pbs.parse_jobs, "17 R fleet-1a"),
+    (lsf.parse_jobs, "17 RUN fleet-1a"), (pbs.parse_jobs, "17 R fleet-1a"),
     (pbs.parse_jobs, '{"Jobs": {"17": {"Job_Name": "a"}}}'), (pbs.parse_jobs, "[]"), (pbs.parse_idle, "no")])
 def test_what_is_in_no_format_that_was_asked_for_is_shown(read, text):
     with pytest.raises(InputError, match="not in the format that was asked for"):
         read(text)
 
 
-def test_a_job_that_waits_runs_or_is_suspended_counts_and_one_that_is_over_does_not():
+def test_a_job_that_waits_runs_or_is_suspended_counts_and_one_that_is_over_does_not(made_up):
+    states = ("PENDING", "RUNNING", "SUSPENDED", "COMPLETING", "COMPLETED", "CONFIGURING")
+    made_up.set({str(number): {"state": state} for number, state in enumerate(states, 1)})
+    assert [(job.id, job.runs) for job in QUEUES["squeue"].own_jobs(["job"])] == [
+        ("1", False), ("2", True), ("3", True), ("6", False)]
     assert [(job.id, job.runs) for job in lsf.parse_jobs("1|PEND|a\n2|RUN|a\n3|SSUSP|a\n4|DONE|a\n5|EXIT|a\n")] == [
         ("1", False), ("2", True), ("3", True)]
     states = {"1": "Q", "2": "R", "3": "S", "4": "F", "5": "H"}

@@ -6,30 +6,7 @@ import pytest
 
 from launch import slurm_acts
 from launch.base import InputError
-from launch.slurm_acts import JobStanding, hold, is_operator, myself, put_back, release, shrink, standings, tell_to_save
-
-START = "2026-11-22T10:00:00"
-
-
-def test_jobs_stand_as_slurm_says(made_up):
-    made_up.set({"17": {"nodes": 4}, "3_1": {"state": "COMPLETING", "user": "you", "partition": "high"},
-                 "18": {"state": "PENDING", "nodes": "2K", "start": "N/A"}})
-    assert standings() == {"17": JobStanding("17", "me", "RUNNING", 4, START),
-                           "3_1": JobStanding("3_1", "you", "COMPLETING", 1, START),
-                           "18": JobStanding("18", "me", "PENDING", 2048, "N/A")}
-    assert [id_ for id_, job in standings().items() if job.holds] == ["17", "3_1"]
-    assert [id_ for id_, job in standings().items() if job.waits] == ["18"]
-    assert standings(job="3_1").keys() == {"3_1"}
-    assert standings(job="4") == {}
-
-
-def test_a_slurm_that_does_not_answer_is_quoted(made_up, monkeypatch):
-    made_up.set(says={"squeue": "slurm_load_jobs error: Unable to contact slurm controller (connect failure)"})
-    with pytest.raises(InputError, match="squeue failed: slurm_load_jobs error: Unable to contact slurm controller"):
-        standings()
-    monkeypatch.setenv("PATH", "/")
-    with pytest.raises(InputError, match="squeue is not on the PATH: is this machine a part of the cluster"):
-        standings(job="1")
+from launch.slurm_acts import hold, is_operator, myself, put_back, release, shrink, tell_to_save
 
 
 def test_a_job_is_told_as_its_comment_says(made_up):

@@ -12,16 +12,16 @@ from launch.slurm_jobs import SlurmJob
 from scheduler.base import InputError
 from scheduler.eviction.plan import RunningJob
 from scheduler.eviction.running_jobs import FileSystem
-from tests.places import ROOT
+from tests.launch.conftest import made_up
 
-RECORDED = ROOT / "tests/launch/squeue.txt"
+__all__ = ["made_up"]
 DIRECT = """id,nodes,loss,app_time,sys_time
 a,4,900,9,
 b,4,200,,3
 c,4,500,2,
 """
 STORAGE = FileSystem(aggregate_gbps=1, node_gbps=1)
-NOW = 1_795_174_000  # a moment after the squeue was recorded
+NOW = 1_795_174_000
 
 
 @pytest.fixture
@@ -29,17 +29,6 @@ def jobs(tmp_path):
     path = tmp_path / "jobs.csv"
     path.write_text(DIRECT)
     return str(path)
-
-
-@pytest.fixture
-def squeue(tmp_path, monkeypatch):
-    """A squeue on the PATH that prints what one once printed."""
-    fake = tmp_path / "bin/squeue"
-    fake.parent.mkdir()
-    fake.write_text(f"#!/bin/sh\ncat {RECORDED}\n")
-    fake.chmod(0o755)
-    monkeypatch.setenv("PATH", f"{fake.parent}:/usr/bin:/bin")
-    return fake
 
 
 def evict_json(capsys, *words):
@@ -160,9 +149,13 @@ def test_a_mistake_in_the_file_is_named_with_its_line(jobs, capsys, text, messag
 
 # ---------------------------------------------------------------- Slurm
 
-def test_jobs_come_from_squeue_and_how_they_checkpoint_from_comments_and_the_site(squeue, tmp_path, monkeypatch,
+def test_jobs_come_from_squeue_and_how_they_checkpoint_from_comments_and_the_site(made_up, tmp_path, monkeypatch,
                                                                                   capsys):
     monkeypatch.setattr("time.time", lambda: NOW)
+    made_up.set({"1": {"elapsed": "0:10", "comment": "fleet:interval_min=60,critical_gb=12.5"},
+                 "3_0": {"elapsed": "0:10"}, "9": {"state": "PENDING"},
+                 "2": {"elapsed": "0:10", "nodes": 2,
+                       "comment": f"fleet:last_checkpoint={NOW - 2},memory_gb=0.5 asked by me"}})
     site = tmp_path / "site.json"
     site.write_text(json.dumps({"default": {"memory_gb": 6}, "jobs": {"3": {"app_time": 0.5}}}))
     plans = evict_json(capsys, "--slurm", "--site", str(site), "--nodes", "3", "--deadline", "1",
@@ -238,10 +231,8 @@ def test_a_comment_that_says_something_wrong_is_passed_over_with_a_warning(job, 
         join(slurm(), SiteCheckpoints(jobs={"7": job.checkpoint}), storage=storage)
 
 
-def test_no_job_of_another_user_stops_the_plan(squeue, capsys):
-    (squeue.parent / "jobs").write_bytes(b"1\t2\t1:00:00\tdebug\tmine\t\n"
-                                         b"2\t2\tINVALID\tdebug\ta\tb\tc\nd\xff\t(null)\n")
-    squeue.write_text(f"#!/bin/sh\ncat {squeue.parent}/jobs\n")
+def test_no_job_of_another_user_stops_the_plan(made_up, capsys):
+    made_up.set({"1": {"nodes": 2}, "2": {"nodes": 2, "elapsed": "INVALID", "name": "a\tb\tc\nd"}})
     assert main(["evict", "--slurm", "--nodes", "1", "--deadline", "0", "--json"]) == 0
     printed = capsys.readouterr()
     assert [plan["actions"] for plan in json.loads(printed.out)["deadlines"]] == [{"1": "kill"}]
@@ -249,11 +240,10 @@ def test_no_job_of_another_user_stops_the_plan(squeue, capsys):
                            "it is left out of the plan\n")
 
 
-def test_any_users_comment_leaves_the_operator_a_plan(squeue, capsys):
-    (squeue.parent / "jobs").write_text(
-        "7\t2\t1:00:00\tlong\tmd\tfleet: night run\n8\t2\t30:00\tlong\tmd\tfleet:last_checkpoint=9e9\n"
-        "9\t2\t10:00\tlong\tmd\tfleet:app_time=1\n")
-    squeue.write_text(f"#!/bin/sh\ncat {squeue.parent}/jobs\n")
+def test_any_users_comment_leaves_the_operator_a_plan(made_up, capsys):
+    made_up.set({"7": {"nodes": 2, "comment": "fleet: night run"},
+                 "8": {"nodes": 2, "elapsed": "30:00", "comment": "fleet:last_checkpoint=9e9"},
+                 "9": {"nodes": 2, "elapsed": "10:00", "comment": "fleet:app_time=1"}})
     status = main(["evict", "--slurm", "--nodes", "4", "--deadline", "1", "--json"])
     out, error = capsys.readouterr()
     assert (status, json.loads(out)["deadlines"][1]["actions"]) == (0, {"8": "kill", "9": "app"})

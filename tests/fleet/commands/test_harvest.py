@@ -9,6 +9,7 @@ from fleet.__main__ import main
 from fleet.jobs.harvest import HarvestPlan
 from fleet.storage.lines import read_lines
 from fleet.storage.paths import RunPaths
+from tests.launch.made_up import shown
 
 SPEC = "models: [{{family: softmax, name: x}}, {{family: softmax, name: y}}]\nname: photos\noutput: {run}\n"
 
@@ -81,9 +82,9 @@ def test_other_batch_systems_are_asked_by_their_own_commands(harvest, tmp_path, 
 def test_a_harvest_is_ended_by_its_user(harvest, tmp_path):
     harvest("a.yaml", "b.yaml", "--system", "slurm")
     plan = HarvestPlan.read(RunPaths(tmp_path / "a").harvest)
-    jobs = [f"case $* in *{run.job}*) echo '{number} 1 {state} {run.job}';; esac"
+    jobs = [f"case $* in *{run.job}*) {shown(number, state, run.job)};; esac"
             for run, waits in zip(plan.runs, (10, 20), strict=True)
-            for number, state in ((waits, "PD"), (waits + 1, "R"))]
+            for number, state in ((waits, "PENDING"), (waits + 1, "RUNNING"))]
     for name, script in (("squeue", "\n".join(jobs)),
                          ("scancel", f'echo "$*" >> {tmp_path}/taken_back')):
         (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
@@ -128,7 +129,8 @@ def test_several_specs_share_a_harvest(harvest, tmp_path):
 def test_a_second_harvest_says_which_options_it_replaces_and_hands_waiting_jobs_in_anew(harvest, tmp_path):
     harvest("a.yaml", "--system", "slurm", "--walltime", "1h", "--", "--qos=low")
     name = HarvestPlan.read(RunPaths(tmp_path / "a").harvest).runs[0].job
-    for program, script in (("squeue", f"[ -e {tmp_path}/gone ] || echo '10 1 PD {name}'; echo '11 1 R {name}'"),
+    jobs = f"if ! [ -e {tmp_path}/gone ]; then {shown(10, 'PENDING', name)}; fi; {shown(11, 'RUNNING', name)}"
+    for program, script in (("squeue", jobs),
                             ("scancel", f'echo "$*" > {tmp_path}/gone')):
         (tmp_path / program).write_text(f"#!/bin/sh\n{script}\n")
         (tmp_path / program).chmod(0o755)

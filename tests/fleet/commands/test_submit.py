@@ -10,6 +10,7 @@ from fleet.__main__ import main
 from fleet.jobs.chain import History, JobStop, JobStopped, note
 from fleet.jobs.notes import Begun
 from fleet.storage.paths import RunPaths
+from tests.launch.made_up import shown
 
 SPEC = "models: {models}\nname: photos\noutput: {run}\n{more}"
 
@@ -270,7 +271,8 @@ def test_a_folder_that_is_somebody_elses_is_left_alone(submit, tmp_path):
 RUNNING, NEXT, OTHER = "4711", "4712", "99"  # jobs; the last has the same name, and is of another run
 QUEUES = {
     "slurm": {"sbatch": "echo 4711", "scancel": ":",
-              "squeue": "echo '4711 1 R photos'; echo '4712 1 PD photos'; echo '99 1 PD photos'"},
+              "squeue": "; ".join(shown(job, state, "photos") for job, state in (
+                  (RUNNING, "RUNNING"), (NEXT, "PENDING"), (OTHER, "PENDING")))},
     "lsf": {"bsub": "cat > /dev/null; echo 'Job <4711> is submitted to queue <spare>.'", "bkill": ":",
             "bjobs": "echo '4711|RUN|photos'; echo '4712|PEND|photos'; echo '99|PEND|photos'"},
     "pbs": {"qsub": "echo 4711", "qsig": ":", "qdel": ":", "qselect": "echo 4711; echo 4712; echo 99",
@@ -313,7 +315,7 @@ def test_a_chain_is_ended_the_job_that_runs_saves_and_the_next_is_taken_back(sub
 
 def test_a_job_that_has_not_begun_is_taken_back_and_a_chain_that_is_handed_in_again_is_not_called_off(
         submit, tmp_path, capsys):
-    put(tmp_path, {**QUEUES["slurm"], "squeue": "echo '4711 1 PD photos'"})
+    put(tmp_path, {**QUEUES["slurm"], "squeue": shown(RUNNING, "PENDING", "photos")})
     submit("--system", "slurm", "--walltime", "2h", "--chain")
     assert json.loads(end(capsys, "--json")[1]) == {"cancelled": [RUNNING], "told": []}
     put(tmp_path, {"sbatch": "echo 4720"})
