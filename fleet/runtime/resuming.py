@@ -1,0 +1,94 @@
+"""Taking a run up where earlier launches have left it: by their logs, and then by the checkpoints."""
+
+from __future__ import annotations
+
+from collections.abc import Container, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import chain
+
+from fleet.domain import events as ev
+from fleet.domain.network import Standing
+from fleet.domain.run import RunState
+from fleet.monitor.timeline import state_of
+from fleet.runtime.launch import Launch
+from fleet.storage.event_log import in_order, logged_epochs, read_events
+from fleet.storage.identity import trial_identity
+from fleet.storage.lease import check_of
+from fleet.storage.results import Results, parameters_of, recover
+from fleet.units import counted
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """What earlier launches of a run have left.
+
+    Attributes:
+        results: of the run as it is by all that.
+        log: of the launches whose log this one goes on with.
+        unlogged: epochs that are in checkpoints and in no log. Among launches that work at the same time that is seen
+            when a network is taken: the others may be about to log what they have saved.
+        found: how far networks are by their checkpoints, where logs say otherwise.
+        changes: to be logged of checkpoints that are damaged or gone.
+        first_epoch: of the stream that no launch has consumed.
+    """
+
+    results: Results
+    log: tuple[ev.Event, ...]
+    unlogged: Sequence[ev.EpochEnded]
+    found: Mapping[str, ev.FoundStanding]
+    changes: Sequence[ev.NetworkFellBack]
+    first_epoch: int
+
+
+def resume(launch: Launch) -> Resumed:
+    """Take a run up, and write the table of its results.
+
+    Raises:
+        StorageError: the disk is full, ...
+    """
+    spec, paths, is_alone = launch.spec, launch.paths, not launch.request.beside_others
+    logs = {path: list(read_events(path)) for path in paths.event_logs()}
+    run = state_of(in_order(logs.values()), spec) if is_alone else RunState(spec)
+    results = Results(spec, paths, launch.epoch_samples, run, _parameters(launch),
+                      lambda network: trial_identity(network, spec, launch.sample, launch.beside),
+                      test=str(spec.data.test) if launch.is_tested else "", check=check_of(launch.fence))
+    standings, states = recover(results, launch.found)
+    lost = [] if launch.replayed else _lost(run, standings, states, launch.changes)
+    found = run.differing(standings) if is_alone else {}
+    run.take_up(standings)
+    for sample in launch.inputs.left_out:
+        results.add_bad(sample.name, sample.reason)
+    results.write()
+    saved = [(name, record) for name, standing in standings.items() for record in standing.history]
+    logged = logged_epochs(chain.from_iterable(logs.values()))
+    unlogged = [ev.EpochEnded(name, record) for name, record in saved
+                if is_alone and (name, record.epoch, record.stream_epoch) not in logged]
+    damaged = [ev.NetworkFellBack(name, damage, len(run.standing(name).history), position=0, finished=True)
+               for name, damage in results.damaged.items()]  # networks that stay finished
+    consumed = [record.stream_epoch for _, record in saved] + [state.stream_epoch for state in states.values()]
+    return Resumed(results, tuple(logged.event for logged in logs.get(paths.events, ())), unlogged, found,
+                   [*damaged, *lost], 1 + max(consumed, default=-1))
+
+
+def _lost(run: RunState, standings: Mapping[str, Standing], saved: Container[str], changes: Sequence[ev.Event]
+          ) -> list[ev.NetworkFellBack]:
+    """The networks that start over because no checkpoint is left of them, as when somebody has deleted their folders.
+
+    Args:
+        run: by the log alone.
+        standings: by the checkpoints.
+        saved: the networks that have one.
+        changes: what is said already.
+    """
+    said = {event.network for event in changes if isinstance(event, ev.NetworkFellBack)}
+    return [ev.NetworkFellBack(name, f"no checkpoint of it is left, and the log has {counted(epochs, 'epoch')} of it",
+                               epochs=0, position=0)
+            for name, before in run.standings.items()
+            if (epochs := len(before.history)) and not before.is_pruned and name not in saved and name not in said
+            and name in standings and standings[name].outcome is None]
+
+
+def _parameters(launch: Launch) -> dict[str, int]:
+    """The parameter counts that are known without building a network."""
+    counts = {network.name: parameters_of(network, launch.sample) for network in launch.spec.networks}
+    return {name: count for name, count in counts.items() if count is not None}
