@@ -1,9 +1,8 @@
 """Trying networks out: build each, take a step, export it; in a process of its own, without MPI.
 
-``python -m fleet.engines.trial`` reads a pickled :class:`Request` from its standard input and writes a line of JSON for
-each stage that begins and each network that is done. What users' functions print goes to standard error. They may
-exit, crash and hang here: whoever has started the process knows from the last line what it was at
-(:mod:`fleet.jobs.trials`).
+:func:`main` gets a :class:`Request` through the pipe whose number it is called with, and says there which stage it
+begins, and what came out for each network. Users' functions may exit, crash and hang here: whoever has started the
+process knows from the last that it said what it was at (:mod:`fleet.jobs.trials`).
 """
 
 from __future__ import annotations
@@ -13,14 +12,14 @@ import dataclasses
 import faulthandler
 import json
 import os
-import pickle
 import signal
 import sys
 import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from multiprocessing.connection import Connection
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import numpy as np
 
@@ -167,18 +166,16 @@ def main() -> None:
     """See the module."""
     # With whoever has started it, this process ends too, also while it hangs (Linux).
     end_with_parent()
-    with os.fdopen(os.dup(1), "w", buffering=1, encoding="utf-8") as said:
-        os.dup2(2, 1)
-        faulthandler.register(signal.SIGUSR1, file=sys.stderr, all_threads=False)
-        request: Request = pickle.load(sys.stdin.buffer)
-        _try_all(request, said)
-        said.flush()
-        os._exit(0)  # what users' functions have started need not end
+    faulthandler.register(signal.SIGUSR1, file=sys.stderr, all_threads=False)
+    pipe = Connection(int(sys.argv[1]))
+    os.set_inheritable(pipe.fileno(), False)  # what users' functions start would hold it open
+    _try_all(pipe.recv(), pipe)
+    os._exit(0)  # what users' functions have started need not end
 
 
-def _try_all(request: Request, said: IO[str]) -> None:
+def _try_all(request: Request, pipe: Connection) -> None:
     def say(**what: Any) -> None:
-        said.write(json.dumps(what) + "\n")
+        pipe.send(what)
 
     say(stage="starting")
     engine = None
@@ -194,8 +191,7 @@ def _try_all(request: Request, said: IO[str]) -> None:
     row_bytes: dict[str, int | None] = {}
     for index in request.networks:
         network = request.spec.networks[index]
-        trial = _try(_Trying(index, network, request, say), engine, row_bytes)
-        say(trial=dataclasses.asdict(trial))
+        say(trial=_try(_Trying(index, network, request, say), engine, row_bytes))
 
 
 def _try(trying: _Trying, engine: Engine | None, row_bytes: dict[str, int | None]) -> Trial:
@@ -218,7 +214,3 @@ def _kind(network: NetworkSpec) -> str:
     optimizer = dataclasses.replace(network.train.optimizer, learning_rate=1.0)
     kept = {**dataclasses.asdict(network.train), "optimizer": dataclasses.asdict(optimizer), "converge": None}
     return json.dumps([network.architecture.key, network.feed, kept], sort_keys=True)
-
-
-if __name__ == "__main__":
-    main()

@@ -6,11 +6,8 @@ and another process goes on with the others.
 
 from __future__ import annotations
 
-import json
 import os
-import pickle
 import re
-import selectors
 import signal
 import subprocess
 import sys
@@ -19,8 +16,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from multiprocessing import Pipe
 from pathlib import Path
-from typing import IO, Any
+from typing import IO
 
 import numpy as np
 
@@ -35,6 +33,7 @@ from scheduler.base import RateTable
 _START_S = 300.0  # to import TensorFlow from a slow file system
 _SPEAK_S = 3.0  # for a process that hangs to say where
 _OF_LIBRARIES = re.compile(rf"/site-packages/|/lib/python[\d.]+/|^{re.escape(str(Path(__file__).parents[1]))}/")
+_MAIN = "from fleet.engines import trial; trial.main()"
 _SHARE = 0.8  # of this machine's free memory that a network may take
 
 
@@ -83,32 +82,20 @@ def try_networks(spec: Spec, sample: SampleSpec, networks: Sequence[int], rates:
 
 
 class _Process:
-    """The process that tries; what it prints goes to a file."""
+    """The process that tries; what it prints goes to a file, and what it says comes through a pipe."""
 
     def __init__(self, request: Request, log: IO[bytes], temporary: str) -> None:
         self._log = log
+        self.said, theirs = Pipe()
         # GPUs of the node where people check their specs are for others; its modules are those of this process.
         environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "-1", "PYTHONUNBUFFERED": "1", "TMPDIR": temporary,
                        "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
-        self.popen = subprocess.Popen([sys.executable, "-m", "fleet.engines.trial"], stdin=subprocess.PIPE,
-                                      stdout=subprocess.PIPE, stderr=log, env=environment)
-        assert self.popen.stdin is not None
-        assert self.popen.stdout is not None
-        self._lines = self.popen.stdout
-        self._partial = b""
-        with self.popen.stdin as pipe, suppress(BrokenPipeError):  # it has ended, as is heard below
-            pickle.dump(request, pipe)
-
-    def read(self, seconds: float) -> list[dict[str, Any]] | None:
-        """What it has said within some seconds, perhaps nothing; None where it has ended."""
-        with selectors.DefaultSelector() as selector:
-            selector.register(self._lines, selectors.EVENT_READ)
-            if not selector.select(seconds):
-                return []
-        if not (read := os.read(self._lines.fileno(), 1 << 16)):
-            return None
-        *lines, self._partial = (self._partial + read).split(b"\n")
-        return [json.loads(line) for line in lines]
+        with theirs:
+            self.popen = subprocess.Popen([sys.executable, "-c", _MAIN, str(theirs.fileno())],
+                                          stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment,
+                                          pass_fds=[theirs.fileno()])
+        with suppress(BrokenPipeError):  # it has ended, as is heard below
+            self.said.send(request)
 
     def where(self) -> str:
         """The place in a user's module at which it hangs; empty where it does not say."""
@@ -134,9 +121,8 @@ class _Process:
     def end(self) -> int:
         """End it, however it is; returns the status that it had ended with, if it had."""
         self.popen.kill()
-        status = self.popen.wait()
-        self._lines.close()
-        return status
+        self.said.close()
+        return self.popen.wait()
 
 
 @contextmanager
@@ -151,29 +137,27 @@ def _process(request: Request) -> Iterator[_Process]:
 
 def _watched(process: _Process, request: Request, done: Trials) -> Iterator[Trial]:
     """The trials of a process until it ends, and that of the network with which it ends."""
-    stage, index, since = "starting", None, time.monotonic()
+    stage, index, has_ended = "starting", None, False
     while True:
         limit = _START_S if index is None else request.spec.networks[index].train.build_timeout
-        if (left := since + limit - time.monotonic()) <= 0:
+        if not process.said.poll(limit):
             break
-        lines = process.read(left)
-        if lines is None:
+        try:
+            said = process.said.recv()
+        except (EOFError, OSError):
+            has_ended = True
             break
-        for line in lines:
-            since = time.monotonic()
-            if "trial" in line:
-                stage, index = "", None
-                said: dict[str, Any] = {key: tuple(value) if isinstance(value, list) else value
-                                        for key, value in line["trial"].items()}
-                yield Trial(**said)
-            elif "stage" in line:
-                stage, index = line["stage"], line.get("network")
-            elif "missing" in line:
-                done.missing = line["missing"]
-            elif "unusable" in line:
-                raise UserError(line["unusable"])
+        if "trial" in said:
+            stage, index = "", None
+            yield said["trial"]
+        elif "stage" in said:
+            stage, index = said["stage"], said.get("network")
+        elif "missing" in said:
+            done.missing = said["missing"]
+        elif "unusable" in said:
+            raise UserError(said["unusable"])
     if index is not None:
-        yield Trial(index, _ended(process) if left > 0 else _hung(process, stage, limit))
+        yield Trial(index, _ended(process) if has_ended else _hung(process, stage, limit))
 
 
 def _ended(process: _Process) -> str:
