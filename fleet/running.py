@@ -30,7 +30,7 @@ from fleet.runtime.outside.mailbox import Mailbox
 from fleet.spec import load
 from fleet.spec.schema import ModelEntry
 from fleet.spec.yaml_file import plain
-from fleet.storage.event_log import Dated, RunTail, first_line, read_line
+from fleet.storage.event_log import Dated, RunTail, first_line, read_events
 from fleet.storage.lease import is_held
 from fleet.storage.network_leases import held_lease
 from fleet.storage.paths import RunPaths
@@ -228,12 +228,10 @@ def meet_all(run: RunState, logs: Iterable[Path]) -> None:
 
     The other lines of a long log would take many seconds to read, and are passed over without a look into them.
     """
-    words = [f'"{kind.word}"'.encode() for kind in (Started, Commanded, NetworkAdded)]
     for log in logs:
-        with suppress(FileNotFoundError), open(log, "rb") as file:  # the launch may not have come to it
-            for line in file:
-                if any(word in line for word in words) and (logged := read_line(line)) is not None:
-                    run.apply(logged.t_s, logged.event, log)
+        with suppress(FileNotFoundError):  # the launch may not have come to it
+            for t_s, event in read_events(log, kinds=(Started, Commanded, NetworkAdded)):
+                run.apply(t_s, event, log)
 
 
 def follow(tail: RunTail, is_over: Callable[[], bool]) -> Iterator[Dated]:

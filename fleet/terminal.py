@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import IO, Any
 
+from fleet.units import format_duration
+
 _UNBOUNDED = 10_000  # letters: of a table that is as wide as it has to be
 
 
@@ -106,7 +108,7 @@ class ProgressLine:
             return
         seconds = now - self.began
         rate = done / seconds
-        left = f"about {duration((total - done) / rate)} left" if rate else "nothing yet"
+        left = f"about {format_duration((total - done) / rate)} left" if rate else "nothing yet"
         screen = sys.stderr.isatty()
         print(f"{self.who}: {self.what} {done:,} of {total:,} {self.unit} ({done / total:.0%}), {rate:,.0f}/s, {left}",
               end="\x1b[K\r" if screen else "\n", file=sys.stderr, flush=True)
@@ -117,19 +119,6 @@ class ProgressLine:
         """Leave the line that was renewed in place."""
         if self.wrote:
             print(file=sys.stderr)
-
-
-def duration(seconds: float) -> str:
-    """A time as people say it.
-
-    >>> duration(8), duration(200), duration(20_000), duration(300_000)
-    ('8 s', '3 min', '5.6 h', '3.5 days')
-    """
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    if seconds < 6000:
-        return f"{seconds / 60:.0f} min"
-    return f"{seconds / 3600:.1f} h" if seconds < 172_800 else f"{seconds / 86_400:.1f} days"
 
 
 def bar(value: float, largest: float, width: int = 30) -> str:

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import re
-import subprocess
 from collections.abc import Callable, Mapping, Sequence
+
+from launch.base import InputError, call
 
 # What launchers and users set to choose GPUs: NVIDIA, AMD (two names), Intel.
 VARIABLES = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
-
-
-def _output(command: list[str]) -> str:
-    return subprocess.run(command, check=True, capture_output=True, text=True, timeout=30).stdout
 
 
 def visible_gpus(environment: Mapping[str, str], device_files: Sequence[str]) -> tuple[str, ...]:
@@ -36,7 +33,7 @@ def visible_gpus(environment: Mapping[str, str], device_files: Sequence[str]) ->
     return tuple(sorted((match[1] for match in found if match), key=int))
 
 
-def memory_mib(gpu: str, ask: Callable[[list[str]], str] = _output) -> int | None:
+def memory_mib(gpu: str, ask: Callable[[list[str]], str] = call) -> int | None:
     """MiB of memory of a GPU; None where its driver does not say.
 
     Args:
@@ -48,7 +45,7 @@ def memory_mib(gpu: str, ask: Callable[[list[str]], str] = _output) -> int | Non
     """
     try:
         text = ask(["nvidia-smi", f"--id={gpu}", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]).strip()
-    except (OSError, subprocess.SubprocessError):
+    except (InputError, OSError):
         return None
     return int(text) if text.isdecimal() else None
 

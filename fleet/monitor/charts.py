@@ -148,7 +148,7 @@ def _search(search: SearchReport, seconds: float, who: Mapping[str, int]) -> dic
                                                        strict=True)]
     drawn = spread(search.ranked, TRIED // 4, TRIED)
     return {"monitor": search.monitor, "larger": search.is_larger_better, "seconds": seconds, "keys": keys,
-            "found": [[who.get(found.network), _rounded(found.t_s), _rounded(found.value), found.epoch]
+            "found": [[who.get(found.network), _rounded(found.seconds), _rounded(found.value), found.epoch]
                       for found in search.found],
             "tried": [[who.get(one.network), str(one.status), _rounded(one.value),
                        [_place(one.values.get(name), key) for name, key in zip(search.space, keys, strict=True)]]

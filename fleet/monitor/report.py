@@ -115,22 +115,18 @@ class RunReport:
     def numbers(self) -> dict[str, Any]:
         """The report without its pictures."""
         account = self.account
-        together = {"ensembles": [dataclasses.asdict(row) for row in self.ensembles]} if self.ensembles else {}
-        # Where rows stand for means too, nobody should have to tell them from networks to count these.
-        counts = {"counts": self.counts} if any(row.folds for row in self.rows) else {}
-        kept = {name: dataclasses.asdict(said) for name, said in (("cache", self.run.cache), ("supply", self.supply))
-                if said is not None}
+        some = {
+            "ensembles": self.ensembles, "cache": self.run.cache, "supply": self.supply,
+            # Where rows stand for means too, nobody should have to tell them from networks to count these.
+            "counts": self.counts if any(row.folds for row in self.rows) else None,
+            "data_changes": self.run.data_changes, "data_now": self.data_now,
+            "searches": [search.numbers() for search in self.searches], "rungs": self.rungs}
         return {"name": self.name, "policy": account.policy, "seconds": account.seconds, "launches": account.launches,
                 "gpus": account.gpus, "networks": [_record(row) for row in self.rows],
-                "spent_gpu_s": dataclasses.asdict(account.spent), "measured_s": account.measured_s,
+                "spent_gpu_s": account.spent, "measured_s": account.measured_s,
                 "simulated_s": account.simulated_s, "costs": account.costs,
                 "missed_chunks": self.run.missed, "startup_s": dict(account.startup),
-                "first_signal_s": account.first_signal_s, **counts, **together, **kept,
-                **({"data_changes": [dataclasses.asdict(change) for change in self.run.data_changes]}
-                   if self.run.data_changes else {}),
-                **({"data_now": list(self.data_now)} if self.data_now else {}),
-                **({"searches": [search.numbers() for search in self.searches]} if self.searches else {}),
-                **({"rungs": [rung.numbers() for rung in self.rungs]} if self.rungs else {})}
+                "first_signal_s": account.first_signal_s, **{name: told for name, told in some.items() if told}}
 
 
 def _after(epochs: Mapping[str, int]) -> str:

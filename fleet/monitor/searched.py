@@ -55,7 +55,7 @@ class Tried:
 class Found:
     """A network was better than all before it, so many seconds after the first launch began."""
 
-    t_s: float
+    seconds: float
     network: str
     epoch: int
     value: float
@@ -137,10 +137,8 @@ class SearchReport:
                      **({"parent": one.parent, "parent_epoch": one.parent_epoch} if one.parent else {}),
                      **({"objectives": dict(zip(names, one.objectives, strict=True))} if one.objectives else {})}
                     for one in self.tried]
-        best = [{"seconds": found.t_s, "network": found.network, "epoch": found.epoch, "value": found.value}
-                for found in self.found]
         return {"entry": self.entry, "monitor": self.monitor, "mode": "max" if self.is_larger_better else "min",
-                "networks": networks, "best_so_far": best,
+                "networks": networks, "best_so_far": self.found,
                 "line_of_descent": [one.network for one in self.ancestry],
                 **({"objectives": [{"value": name, "mode": mode} for name, mode in self.objectives],
                     "front": [one.network for one in self.front]} if self.objectives else {})}
@@ -167,11 +165,6 @@ class RungReport:
     def by(self) -> str:
         """Who has dropped networks here."""
         return ", ".join(dict.fromkeys(who for by in self.pruned.values() for who in by))
-
-    def numbers(self) -> dict[str, Any]:
-        """The rung as JSON has it."""
-        return {"epochs": self.epochs, "came": self.came, "went_on": self.went_on, "paused": list(self.paused),
-                "pruned": {name: list(by) for name, by in self.pruned.items()}}
 
 
 def rungs_of(run: RunState, rows: Sequence[NetworkResult]) -> tuple[RungReport, ...]:
@@ -325,7 +318,7 @@ def _placed(tried: Iterable[Tried]) -> Iterator[Tried]:
 def table_of_found(search: SearchReport) -> tuple[list[str], list[list[Any]]]:
     """Headers and rows: the best so far, the newest first."""
     return (["after s", "network", "epoch", f"best {search.monitor}"],
-            [[round(found.t_s, 1), found.network, found.epoch, f"{found.value:.4g}"]
+            [[round(found.seconds, 1), found.network, found.epoch, f"{found.value:.4g}"]
              for found in search.found[:-_SHOWN - 1:-1]])
 
 

@@ -112,17 +112,16 @@ def _modules(name: str, roots: list[Path]) -> Iterator[_Module]:
     if parts[0] in _OURS or not all(parts):
         return
     for root in roots:
-        files = {length: _file(root.joinpath(*parts[:length])) for length in range(1, len(parts) + 1)}
+        files = {length: _file(root, parts[:length]) for length in range(1, len(parts) + 1)}
         if any(files.values()):
             yield from (_Module(".".join(parts[:length]), file, root) for length, file in files.items() if file)
             return
 
 
-def _file(base: Path) -> Path | None:
-    """The file of the package, or of the module, that stands under a path without its suffix."""
-    suffixes = [*importlib.machinery.EXTENSION_SUFFIXES, ".py"]
-    files = [base / "__init__.py", *(base.with_name(base.name + suffix) for suffix in suffixes)]
-    return next((file for file in files if file.is_file()), None)
+def _file(root: Path, parts: list[str]) -> Path | None:
+    """The file of a package or a module, by the parts of its name."""
+    spec = importlib.machinery.PathFinder.find_spec(".".join(parts), [str(root.joinpath(*parts[:-1]))])
+    return Path(spec.origin) if spec is not None and spec.origin is not None else None
 
 
 def _imports(text: bytes, module: _Module) -> Iterator[str]:

@@ -165,15 +165,11 @@ def replace_by(path: Path, write: Callable[[Path], None], check: Callable[[], No
     temporary = path.with_name(f".{os.getpid()}.tmp.{path.name}")
     with storing(path), _renaming(path, check) as rename, _vanishing(temporary):
         write(temporary)
-        try:
-            descriptor = os.open(temporary, os.O_RDONLY)
-        except FileNotFoundError:
+        if not temporary.exists():
             check()
             return
-        try:
-            os.fsync(descriptor)
-        finally:
-            os.close(descriptor)
+        with open(temporary, "rb") as file:
+            os.fsync(file.fileno())
         rename(temporary, None)
 
 

@@ -27,7 +27,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
-from typing import Protocol
 
 from fleet.errors import LeaseLost, UserError
 from fleet.storage.files import storing
@@ -106,21 +105,8 @@ class Holder:
         return bool(self.job) and (self.system, self.job) == (other.system, other.job)
 
 
-class Surroundings(Protocol):
-    """What a lease asks of its process and the machines around it; a test may give its own."""
-
-    def now(self) -> float:
-        """Seconds from any origin, which go on while the process is stopped."""
-
-    def is_gone(self, holder: Holder) -> bool:
-        """Whether a holder is known to have died; False if that cannot be seen from here."""
-
-    def knows_job(self, holder: Holder) -> bool | None:
-        """Whether the batch system of a holder still knows its job; None if there is none that answers."""
-
-
 class Process:
-    """This process, on this machine.
+    """This process, and what it sees of the machines around it; a test may give its own.
 
     Args:
         ask: whether a batch system still knows a job, by their names.
@@ -133,10 +119,12 @@ class Process:
         self.me = Holder(secrets.token_hex(8), socket.gethostname(), os.getpid(), started(os.getpid()) or "",
                          _text("/proc/sys/kernel/random/boot_id"), _namespace(), *job)
 
-    def now(self) -> float:  # noqa: D102 - Surroundings says it
+    def now(self) -> float:
+        """Seconds from any origin, which go on while the process is stopped."""
         return time.monotonic()
 
-    def is_gone(self, holder: Holder) -> bool:  # noqa: D102
+    def is_gone(self, holder: Holder) -> bool:
+        """Whether a holder is known to have died; False if that cannot be seen from here."""
         if not (self.me.boot and holder.boot):
             return False
         if holder.boot == self.me.boot:
@@ -144,7 +132,8 @@ class Process:
         # This host has been started anew; but there is more than one localhost.
         return holder.host == self.me.host and not holder.host.startswith("localhost")
 
-    def knows_job(self, holder: Holder) -> bool | None:  # noqa: D102
+    def knows_job(self, holder: Holder) -> bool | None:
+        """Whether the batch system of a holder still knows its job; None if there is none that answers."""
         return self._ask(holder.system, holder.job) if holder.job else None
 
 
@@ -344,7 +333,7 @@ class Lease:
         took_over: whether the holder before had not let go.
     """
 
-    def __init__(self, around: Surroundings, me: Holder, times: Times = Times(),  # noqa: B008 - it is frozen
+    def __init__(self, around: Process, me: Holder, times: Times = Times(),  # noqa: B008 - it is frozen
                  say: Callable[[str], None] = _say, what: str = "") -> None:
         self._around, self.me, self.times, self._say, self._what = around, me, times, say, what
         self.fence: Fence | None = None

@@ -12,7 +12,6 @@ All leases of a launch are renewed by one thread. So none is lost alone: the lau
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -231,11 +230,8 @@ def shut_networks(paths: RunPaths, lease: Lease) -> bool:
     """
     took_over = False
     for folder in sorted(paths.network_leases.glob("*/")):
-        with storing(folder):
-            one = lease.sibling(f"network {folder.name}")
-            for pause_s in one.steps(folder, floor=newest_generation(paths.lease)):
-                if pause_s:
-                    time.sleep(pause_s)
-            took_over |= one.took_over
-            one.release()
+        one = lease.sibling(f"network {folder.name}")
+        one.take(folder, floor=newest_generation(paths.lease))
+        took_over |= one.took_over
+        one.release()
     return took_over

@@ -25,8 +25,8 @@ def test_long_work_says_its_rate_and_what_is_left_less_and_less_often(clock, cap
         clock.now = float(second)
         pace(20 * second, 8000)
     lines = capsys.readouterr().err.splitlines()
-    assert lines[0] == "fleet: replayed 40 of 8,000 changes (0%), 20/s, about 7 min left"
-    assert lines[1] == "fleet: replayed 140 of 8,000 changes (2%), 20/s, about 7 min left"
+    assert lines[0] == "fleet: replayed 40 of 8,000 changes (0%), 20/s, about 6 min 38 s left"
+    assert lines[1] == "fleet: replayed 140 of 8,000 changes (2%), 20/s, about 6 min 33 s left"
     assert 6 < len(lines) < 15
 
 

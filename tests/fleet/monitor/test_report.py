@@ -53,8 +53,8 @@ def test_a_run_whose_data_has_changed_says_so(run):
     changed = DataChanged(("photos: 12 files more in class cat",), {"a": 2, "b<1>": 3, "c": 2})
     run.events.write_text(as_text([*LOG, Logged(25.0, changed)]))
     report = read_report(run)
-    assert report.numbers()["data_changes"] == [
-        {"changes": ("photos: 12 files more in class cat",), "epochs": {"a": 2, "b<1>": 3, "c": 2}}]
+    assert as_json(report.numbers())["data_changes"] == [
+        {"changes": ["photos: 12 files more in class cat"], "epochs": {"a": 2, "b<1>": 3, "c": 2}}]
     said = "photos: 12 files more in class cat (after epoch 2 of a, c; after epoch 3 of b<1>)"
     assert said in report.data
     assert escape(said) in render(report)

@@ -79,7 +79,7 @@ def searched(tmp_path):
 def test_the_best_so_far_and_its_line_of_descent(searched):
     search = read_report(searched).searches[0]
     assert (search.entry, search.monitor, search.is_larger_better) == ("net", "val_accuracy", True)
-    assert [(found.t_s, found.network, found.epoch, found.value) for found in search.found] == [
+    assert [(found.seconds, found.network, found.epoch, found.value) for found in search.found] == [
         (2.0, "net-0", 1, 0.3), (4.0, "net-0", 2, 0.4), (6.0, "net-0", 3, 0.5), (8.0, "net-1", 1, 0.6),
         (14.0, "net-3", 1, 0.7), (16.0, "net-3", 2, 0.9)]
     assert [one.network for one in search.ancestry] == ["net-3", "net-1"]

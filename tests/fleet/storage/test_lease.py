@@ -35,7 +35,7 @@ time.sleep(60)
 
 
 class Told:
-    """Surroundings that a test sets; its clock goes where it is told to."""
+    """What a process sees, as a test sets it; its clock goes where it is told to."""
 
     def __init__(self, known=None, gone=False):
         self.known, self.gone, self.time = known, gone, 0.0
