@@ -26,7 +26,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "rehearse": ("fleet.commands.rehearse", "try a spec on this machine, with training emulated"),
     "report": ("fleet.commands.report", "show the results of a run: a table, numbers, and one HTML file"),
     "export": ("fleet.commands.export", "write the results of a run for pandas, MLflow, W&B and Optuna"),
-    "watch": ("fleet.commands.live.watch", "watch a run that is going on"),
+    "watch": ("fleet.commands.live.watch", "watch a run that is going on, or see it again"),
     "add": ("fleet.commands.live.add", "add networks to a run that is going on"),
     "stop": ("fleet.commands.live.rule", "drop a network of a run that is going on"),
     "pause": ("fleet.commands.live.rule", "pause a network of a run that is going on"),

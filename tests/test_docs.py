@@ -303,3 +303,12 @@ def test_the_design_names_every_room():
     rooms = [room.partition(".")[2] for room in MAY_IMPORT if room.startswith(("fleet.", "scheduler."))]
     assert [room for room in rooms if room not in spans(text) and not room.startswith("__")
             and not re.search(rf"^    .*\b{room}\b", text, re.MULTILINE)] == []
+
+
+def test_the_design_names_every_thread_of_a_launch():
+    rooms = [ROOT / "fleet" / room for room in ("runtime", "comm", "storage", "stream", "engines", "monitor")]
+    starting = {str(file.relative_to(ROOT)) for folder in (*rooms, ROOT / "preprocess") for file in folder.rglob("*.py")
+                if re.search(r"\bThread(PoolExecutor)?\(", file.read_text(encoding="utf-8"))}
+    table = (ROOT / "docs" / "design.md").read_text(encoding="utf-8").partition("A launch has these threads:")[2]
+    assert len(starting) > 5
+    assert starting <= set(re.findall(r"`([\w/]+\.py)`", table.partition("*Not taken:*")[0]))

@@ -6,9 +6,8 @@
 
 It looks at the launcher and at the cores, threads and GPUs of every rank; with a spec also at the libraries of its
 engine, the data, the disk and the memory that ranks share, on every node. Each finding is a line that says what to do
-about it.
-With --startup it times what each rank imports, and says whether an image and a broadcast would help. The exit status
-is 0 if there is none, and 1 otherwise.
+about it. The exit status is 0 if there is no finding, and 1 otherwise. With --startup it times what each rank imports,
+and says whether an image and a broadcast would help.
 """
 
 from __future__ import annotations

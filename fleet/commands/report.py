@@ -3,7 +3,7 @@
   fleet report runs/digits
   fleet report runs/digits --json
   fleet report runs/digits --at 350s    as it stood then
-  fleet report runs/digits --every 30s    write the page anew while the run goes on; open pages take it up
+  fleet report runs/digits --every 30s    write the page anew while the run goes on
 
 It also writes RUN/report.html if it may: one file that needs no server and no internet. It has the leaderboard,
 learning curves, what searches found and pruned, which network had which GPU when, where the time went, and the same run
@@ -40,11 +40,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.add_argument("run", metavar="RUN", type=Path, help="folder of the run")
     parser.add_argument("--at", type=moment, metavar="350s", help=(
-        "the run as it stood then, by its log and its spec: seconds of the run, one launch behind the other, and of a "
-        "harvest by date; nothing is written into its folder"))
+        "show the run as it stood then, from its log and its spec: seconds of the run, launch after launch (of a "
+        "harvest by date); nothing is written into its folder"))
     parser.add_argument("--html", type=new_file, metavar="FILE", help="write the page to this file, and not to RUN")
     parser.add_argument("--every", type=duration, metavar="30s", help=(
-        "write the page again and again, until the launch has ended; a page that is open takes that up by itself"))
+        "write the page again and again, until the launch has ended; a page that is open loads itself anew"))
     add_json(parser)
 
 

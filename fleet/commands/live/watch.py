@@ -5,7 +5,8 @@
   fleet watch runs/digits --from 0s --speed 60    the run once more, from its beginning, a minute in a second
 
 It shows what comes from now on, and ends with the launch. Of several launches that share the networks of a run it shows
-what all of them do, until none is at work. A replay of a run that goes on comes to the present, and stays there.
+what all of them do, until none is at work. With --from it shows the run again; if the run goes on, it catches up with
+the present and follows it.
 """
 
 from __future__ import annotations
