@@ -34,9 +34,9 @@ from fleet.terminal import print_table
 
 def leader(args: argparse.Namespace) -> None:
     """One rank's part; the first prints what was found."""
-    from fleet.comm.base import tree
     from fleet.comm.group import MPIBroadcast
     from fleet.comm.mpi import start_mpi
+    from fleet.comm.protocols import tree
 
     world = start_mpi()
     comm = world.group(range(world.size), 1).comm

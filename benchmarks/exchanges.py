@@ -4,7 +4,7 @@
 
 Networks of 1 to 25 MB of gradients take steps on samples made up, each exchange in a launch of its own (Horovod has a
 thread that never sleeps long), in turns. Milliseconds, medians of nine rounds of each turn, of the slowest rank; `sum`
-is what :meth:`fleet.comm.base.Group.sum` takes of a step by MPI on rank 0, the wait for others included.
+is what :meth:`fleet.comm.protocols.Group.sum` takes of a step by MPI on rank 0, the wait for others included.
 """
 
 from __future__ import annotations

@@ -20,8 +20,8 @@ from typing import Any
 
 import numpy as np
 
-from fleet.comm.base import Group, World
 from fleet.comm.mpi import start_mpi
+from fleet.comm.protocols import Group, World
 from fleet.commands.show import print_json
 from fleet.domain.network import State
 from fleet.engines.base import Engine, Trainable

@@ -31,7 +31,6 @@ from types import SimpleNamespace
 from typing import Any, cast
 
 from fleet.api import write_spec
-from fleet.comm.base import World
 from fleet.comm.messages import (
     EpochDone,
     Exit,
@@ -46,6 +45,7 @@ from fleet.comm.messages import (
     Tag,
     Throughput,
 )
+from fleet.comm.protocols import World
 from fleet.comm.roles import Roles, assign
 from fleet.commands.show import print_json
 from fleet.domain.network import EpochRecord, StepRate
@@ -95,7 +95,7 @@ class Spent:
 
 
 class Trainers:
-    """Rank 0's view of ranks that answer at once: :class:`fleet.comm.base.World`, as far as a coordinator needs it.
+    """Rank 0's view of ranks that answer at once: of :class:`fleet.comm.protocols.World` what a coordinator needs.
 
     Args:
         roles: of the ranks.

@@ -17,8 +17,8 @@ from dataclasses import asdict, dataclass
 import numpy as np
 from pace import record  # beside this file
 
-from fleet.comm.base import World
 from fleet.comm.messages import NO_LIMIT, Exit, Produce, Ready, Tag
+from fleet.comm.protocols import World
 from fleet.comm.roles import Roles, assign
 from fleet.runtime.preprocessor import Preprocessor
 from fleet.stream.compose import NodeMemory

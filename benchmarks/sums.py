@@ -1,6 +1,6 @@
 """Sums of a group beside MPI's own calls, in turns, on ranks of this machine that share memory.
 
-Each row is the median of nine: what :meth:`fleet.comm.base.Group.sum` takes, and the best of MPI's blocking and
+Each row is the median of nine: what :meth:`fleet.comm.protocols.Group.sum` takes, and the best of MPI's blocking and
 non-blocking calls, in place and from one buffer into another. Ranks meet before each call, and the slowest counts.
 
     python benchmarks/sums.py --json

@@ -36,7 +36,7 @@ from launch.systems import this_job
 from launch.walltime import seconds_left
 
 if TYPE_CHECKING:  # what each rank loads anyway, --help should not wait for
-    from fleet.comm.base import World
+    from fleet.comm.protocols import World
     from fleet.runtime.ahead import Announcement
     from fleet.runtime.launch import Launch, Ranks
 

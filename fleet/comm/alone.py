@@ -13,7 +13,7 @@ T = TypeVar("T")
 
 
 class Alone:
-    """:class:`fleet.comm.base.Group` of this process alone: there is nobody to wait for."""
+    """:class:`fleet.comm.protocols.Group` of this process alone: there is nobody to wait for."""
 
     rank = 0
     size = 1

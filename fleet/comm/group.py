@@ -1,4 +1,4 @@
-"""Groups of ranks, each with a communicator of its own: :class:`fleet.comm.base.Group` by MPI."""
+"""Groups of ranks, each with a communicator of its own: :class:`fleet.comm.protocols.Group` by MPI."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any, TypeVar
 import numpy as np
 from mpi4py import MPI
 
-from fleet.comm.base import Group, World, tree
 from fleet.comm.node_sum import NodeSum, share_node
+from fleet.comm.protocols import Group, World, tree
 
 T = TypeVar("T")
 
@@ -46,7 +46,7 @@ class MPIGroup:
     # ---- collectives ----
 
     def sum(self, buffer: np.ndarray) -> None:
-        """See :meth:`fleet.comm.base.Group.sum`.
+        """See :meth:`fleet.comm.protocols.Group.sum`.
 
         A piece of a large array at a time: rank 0 has duties.
         """
@@ -163,7 +163,7 @@ class MPIGroup:
 
 
 class MPIBroadcast:
-    """Buffers that go down a tree of ranks, from one to two others: :class:`fleet.comm.base.Broadcast`.
+    """Buffers that go down a tree of ranks, from one to two others: :class:`fleet.comm.protocols.Broadcast`.
 
     Of the MPI's own, the one that Open MPI takes for large buffers is a chain of all ranks, in small pieces, each of
     which waits at each rank until that looks. Here a rank passes all on at once.

@@ -14,7 +14,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from fleet.comm.base import Group
+from fleet.comm.protocols import Group
 from fleet.comm.segment import Segment, arrays_in, fence
 from fleet.errors import InfrastructureError
 

@@ -1,4 +1,4 @@
-"""All ranks of a launch: :class:`fleet.comm.base.World` by MPI.
+"""All ranks of a launch: :class:`fleet.comm.protocols.World` by MPI.
 
 A rank that waits polls and sleeps up to a millisecond, longer where many ranks share a core: one that blocks
 inside an MPI call burns a core, which on a laptop is half of the machine.
@@ -230,7 +230,7 @@ class MPIWorld:
         self.comm.Abort(status)
 
     def retire(self) -> NoReturn:
-        """See :meth:`fleet.comm.base.World.retire`: here nobody can leave before the others."""
+        """See :meth:`fleet.comm.protocols.World.retire`: here nobody can leave before the others."""
         raise InfrastructureError(f"rank {self.rank} cannot end before the others do")
 
     def _report(self, error: BaseException) -> None:

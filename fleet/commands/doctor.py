@@ -23,7 +23,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from fleet.comm.base import World
+from fleet.comm.protocols import World
 from fleet.comm.roles import Roles, assign, roles_of
 from fleet.commands.options import add_spec
 from fleet.commands.show import add_json, show

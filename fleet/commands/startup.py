@@ -11,7 +11,7 @@ import time
 from dataclasses import dataclass
 from statistics import median
 
-from fleet.comm.base import World
+from fleet.comm.protocols import World
 from fleet.spec import Resources, Spec
 from fleet.spec.engines import EngineInfo, find_engine
 from fleet.terminal import print_table

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple, Protocol, SupportsFloat, TypeAlias, runtime_
 
 import numpy as np
 
-from fleet.comm.base import Group
+from fleet.comm.protocols import Group
 from fleet.errors import CheckpointError, FleetError, NetworkWarning, UserError
 from fleet.spec import NetworkSpec, Resources
 from fleet.units import counted

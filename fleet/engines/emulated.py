@@ -19,7 +19,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fleet.comm.base import Group
+from fleet.comm.protocols import Group
 from fleet.engines.base import WIDTH, Arrays, Setup, Sums, check_arrays
 from fleet.errors import ModelError
 from fleet.spec import NetworkSpec

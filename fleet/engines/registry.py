@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from fleet.collecting import without_collecting
-from fleet.comm.base import Group
+from fleet.comm.protocols import Group
 from fleet.engines.base import Engine, Joined, Setup, Slot, Trainable
 from fleet.errors import FleetError, NotInstalledError, UserError
 from fleet.plugins import load_object

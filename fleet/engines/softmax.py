@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fleet.comm.base import Group
+from fleet.comm.protocols import Group
 from fleet.engines.base import Arrays, Setup, Sums, check_arrays, readable, rows_of
 from fleet.engines.linear import Answers, measure_of, metric_of
 from fleet.errors import ModelError, SettingError

@@ -16,7 +16,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
-from fleet.comm.base import World
+from fleet.comm.protocols import World
 from fleet.comm.roles import Roles
 from fleet.engines.registry import import_engine
 from fleet.errors import UserError

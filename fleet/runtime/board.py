@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Sequence
 
-from fleet.comm.base import World
+from fleet.comm.protocols import World
 from fleet.domain import events as ev
 from fleet.ensemble.claims import Claims
 from fleet.ensemble.launch import Setup

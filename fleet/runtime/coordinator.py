@@ -15,8 +15,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from fleet.collecting import collect_seldom
-from fleet.comm.base import World
 from fleet.comm.messages import Pace, Tag
+from fleet.comm.protocols import World
 from fleet.domain import events
 from fleet.domain.run import RunLaunch
 from fleet.ensemble import effects as e

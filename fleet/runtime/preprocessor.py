@@ -9,8 +9,8 @@ from __future__ import annotations
 import time
 from contextlib import suppress
 
-from fleet.comm.base import World
 from fleet.comm.messages import Demand, Exit, Forget, Leave, Message, Produce, Tag, Throughput
+from fleet.comm.protocols import World
 from fleet.comm.roles import Roles
 from fleet.errors import GroupStruck
 from fleet.stream.compose import NodeMemory

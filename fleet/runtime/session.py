@@ -7,8 +7,8 @@ import os
 from functools import partial
 from typing import TYPE_CHECKING
 
-from fleet.comm.base import World
 from fleet.comm.messages import Tag, Warned
+from fleet.comm.protocols import World
 from fleet.comm.segment import Segment
 from fleet.engines.base import Engine, Slot
 from fleet.engines.registry import make_engine

@@ -8,7 +8,7 @@ from typing import Protocol
 
 import numpy as np
 
-from fleet.comm.base import Group
+from fleet.comm.protocols import Group
 from fleet.stream.order import Epoch
 
 

@@ -25,7 +25,7 @@ from typing import Literal
 
 import numpy as np
 
-from fleet.comm.base import Group
+from fleet.comm.protocols import Group
 from fleet.comm.segment import Segment
 from fleet.stream.batch import Batch, split_rows
 from fleet.stream.finish import Finish, NodeEpochs

@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterable, Sequence
 
 import numpy as np
 
-from fleet.comm.base import World
 from fleet.comm.messages import Bad, Demand, Prepared, Produce, Tag
+from fleet.comm.protocols import World
 from fleet.comm.roles import Roles
 from fleet.stream.layout import Turns
 from fleet.stream.order import Order

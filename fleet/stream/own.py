@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from fleet.comm.base import Group
+from fleet.comm.protocols import Group
 from fleet.stream.batch import Batch, split_rows
 from fleet.stream.order import Epoch, Itinerary, Order, runs
 from fleet.stream.stall import Waiting, WriterLost

@@ -14,7 +14,7 @@ from typing import TypeAlias
 
 import numpy as np
 
-from fleet.comm.base import Group
+from fleet.comm.protocols import Group
 from fleet.stream.batch import Batch, split_rows
 from fleet.stream.order import Epoch, Order
 from fleet.stream.stall import StallClock, Waiting

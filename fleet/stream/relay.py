@@ -18,7 +18,7 @@ from itertools import takewhile
 
 import numpy as np
 
-from fleet.comm.base import Broadcast, World
+from fleet.comm.protocols import Broadcast, World
 from fleet.comm.roles import Roles
 from fleet.stream.layout import Turns
 from fleet.stream.sample_set import SampleSet

@@ -15,7 +15,7 @@ from collections.abc import Callable, Container, Iterator, Sequence
 
 import numpy as np
 
-from fleet.comm.base import Group
+from fleet.comm.protocols import Group
 from fleet.stream.batch import Batch, split_rows
 from fleet.stream.order import Epoch, RingOrder
 from fleet.stream.reader import Places, Reader

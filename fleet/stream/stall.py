@@ -8,7 +8,7 @@ from collections.abc import Callable, Container
 from dataclasses import dataclass
 from typing import TypeVar
 
-from fleet.comm.base import World
+from fleet.comm.protocols import World
 from fleet.errors import InfrastructureError
 from fleet.stream.sample_set import SampleSet
 from fleet.units import counted

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from fleet.comm.base import World
+from fleet.comm.protocols import World
 from fleet.comm.roles import Roles
 from fleet.comm.segment import Segment
 

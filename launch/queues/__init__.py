@@ -4,7 +4,7 @@ It imports the rest of ``launch``.
 """
 
 from launch.queues import lsf, pbs, slurm
-from launch.queues.base import Queue, QueuedJob
+from launch.queues.queue import Queue, QueuedJob
 
 QUEUES = {"squeue": slurm.QUEUE, "bjobs": lsf.QUEUE, "qstat": pbs.QUEUE}  # by the command that lists jobs
 

@@ -11,7 +11,7 @@ import re
 from collections.abc import Sequence
 
 from launch.base import InputError, call
-from launch.queues.base import Queue, QueuedJob
+from launch.queues.queue import Queue, QueuedJob
 
 _WAITING = ("PEND", "PSUSP", "WAIT")
 _RUNNING = ("RUN", "USUSP", "SSUSP", "UNKWN", "PROV")  # suspended ones have their processes still

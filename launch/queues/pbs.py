@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from launch.base import InputError, call
-from launch.queues.base import Queue, QueuedJob
+from launch.queues.queue import Queue, QueuedJob
 
 _WAITING, _RUNNING = "QHWT", "RESUB"  # suspended ones have their processes still, and arrays that have begun some
 

@@ -6,7 +6,7 @@ import getpass
 from collections.abc import Sequence
 
 from launch.base import call
-from launch.queues.base import Queue, QueuedJob
+from launch.queues.queue import Queue, QueuedJob
 from launch.slurm_jobs import find_jobs
 
 

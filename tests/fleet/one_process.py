@@ -167,7 +167,7 @@ class Launch:
 
 
 class World:
-    """fleet.comm.base.World, of a launch in which nobody dies and all ranks are on one node."""
+    """fleet.comm.protocols.World, of a launch in which nobody dies and all ranks are on one node."""
 
     def __init__(self, launch, rank, size):
         self.rank, self.size, self.host, self.hosts = rank, size, f"host{rank}", ()
@@ -251,7 +251,7 @@ class _Shared:
 
 
 class Group:
-    """fleet.comm.base.Group, of a launch in which nobody dies."""
+    """fleet.comm.protocols.Group, of a launch in which nobody dies."""
 
     def __init__(self, world, shared, ranks):
         self.ranks, self.rank, self.size = tuple(ranks), list(ranks).index(world.rank), shared.size
@@ -303,7 +303,7 @@ class Group:
 
 
 class Broadcast:
-    """fleet.comm.base.Broadcast: carried out eagerly, or not before the last rank has come for it."""
+    """fleet.comm.protocols.Broadcast: carried out eagerly, or not before the last rank has come for it."""
 
     def __init__(self, parts, group, buffers, root):
         assert all(buffer.flags.c_contiguous for buffer in buffers)

@@ -11,7 +11,7 @@ from functools import partial
 import keras
 import tensorflow as tf
 
-from fleet.comm.base import Group
+from fleet.comm.protocols import Group
 from fleet.engines.base import Setup, Slot, check_index
 from fleet.engines.keras.ahead import Inputs
 from fleet.engines.keras.exchange import import_horovod, make_exchange

@@ -16,8 +16,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import tensorflow as tf
 
-from fleet.comm.base import Group
 from fleet.comm.group import communicator_for_library
+from fleet.comm.protocols import Group
 from fleet.engines.base import WIDTH, Sums, come_together
 
 log = logging.getLogger("fleet.engines.keras.exchange")

@@ -22,7 +22,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from fleet.comm.base import Group
+from fleet.comm.protocols import Group
 from fleet.engines.base import WIDTH, Arrays, Done, PeerFailed, Rows, Sums, check_arrays, readable, rows_of
 from fleet.engines.keras.ahead import Ahead, Inputs
 from fleet.engines.keras.exchange import Exchange, HorovodExchange, MpiExchange, NoExchange

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from fleet.comm.base import Group
+from fleet.comm.protocols import Group
 from fleet.engines.base import Setup, Slot, check_index
 from fleet.engines.measures import Measures
 from fleet.engines.torch.exchange import Exchange, MpiExchange, TorchExchange, exchange_name

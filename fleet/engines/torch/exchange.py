@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from fleet.comm.base import Group
+from fleet.comm.protocols import Group
 from fleet.engines.base import come_together
 from fleet.engines.torch.flat import Flat
 from fleet.errors import UserError

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-from fleet.comm.base import Group
+from fleet.comm.protocols import Group
 from fleet.engines.base import Arrays, Done, Rows, Sums, batches_of, check_arrays, readable, rows_of
 from fleet.engines.measures import Measures
 from fleet.engines.torch.exchange import Exchange

@@ -6,7 +6,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
-from fleet.comm.base import Group
+from fleet.comm.protocols import Group
 from fleet.engines.base import PeerFailed, PeersFailed
 from fleet.engines.reasons import is_out_of_memory, reason_of
 from fleet.errors import InfrastructureError, ModelError

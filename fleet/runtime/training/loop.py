@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import TypeAlias
 
 from fleet.comm import messages as m
-from fleet.comm.base import Group, World
+from fleet.comm.protocols import Group, World
 from fleet.domain.network import LARGEST_LOSS, EpochRecord, Judged, State, StepRate, convergence, divergence
 from fleet.engines.base import Arrays, Scoring, Sums
 from fleet.errors import InfrastructureError

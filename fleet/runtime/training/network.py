@@ -11,7 +11,7 @@ from typing import TypeVar
 
 import numpy as np
 
-from fleet.comm.base import Group
+from fleet.comm.protocols import Group
 from fleet.domain.network import State
 from fleet.engines.base import Beginning, Done, Rescaling, Striding, StridingTogether, Sums, Trainable
 from fleet.runtime.training.all_or_none import NetworkFailed, agree, all_or_none

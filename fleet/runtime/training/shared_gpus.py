@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import MutableMapping, Sequence
 
-from fleet.comm.base import World
+from fleet.comm.protocols import World
 from fleet.comm.roles import Roles
 from launch import mps
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from fleet.comm.base import World
 from fleet.comm.messages import Bad, Tag
+from fleet.comm.protocols import World
 from fleet.runtime.feeds import Feed
 from fleet.runtime.launch import Launch
 from fleet.spec import NetworkSpec

@@ -14,7 +14,7 @@ from functools import cached_property, partial
 from pathlib import Path
 
 from fleet.comm import messages as m
-from fleet.comm.base import Group, World
+from fleet.comm.protocols import Group, World
 from fleet.domain.network import Code, State, StepRate, reason_now
 from fleet.engines.base import Engine, Examinable, Starting, Trainable, network_warnings
 from fleet.engines.registry import build

@@ -1,6 +1,6 @@
-"""What every World promises, each promise a function that all ranks of a launch call: see fleet.comm.base.
+"""What every World promises, each promise a function that all ranks of a launch call: see fleet.comm.protocols.
 
-The same functions are called by the ranks of one process (test_base.py), and by those that mpirun starts
+The same functions are called by the ranks of one process (test_promises.py), and by those that mpirun starts
 (tests/mpi/test_world.py).
 """
 
@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from fleet.comm import base
+from fleet.comm import protocols
 from fleet.comm.messages import Pace, Ready, Tag
 
 PROMISES = {}
@@ -61,7 +61,7 @@ def lacking(protocol, instance):
 def all_that_the_protocols_name_is_there(world, number):
     group = world.group([world.rank], number)
     begun = group.start_broadcast([np.zeros(1)], root=0)
-    for protocol, instance in ((base.World, world), (base.Group, group), (base.Broadcast, begun)):
+    for protocol, instance in ((protocols.World, world), (protocols.Group, group), (protocols.Broadcast, begun)):
         assert differences(protocol, type(instance)) == []
         assert lacking(protocol, instance) == []
     world.wait(lambda: begun.is_done() or None)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from fleet.comm import base
+from fleet.comm import protocols
 from tests.fleet import one_process
 from tests.fleet.comm.promises import OF_PROCESSES, PROMISES, differences, keep, lacking
 
@@ -27,7 +27,7 @@ def test_what_a_world_lacks_or_has_otherwise_is_found():
         def share(self, value):
             """Without a root."""
 
-    wrong = differences(base.World, World)
+    wrong = differences(protocols.World, World)
     assert {"hear", "share", "group"} <= set(wrong)
     assert "tell" not in wrong
-    assert lacking(base.World, World()) == ["duties", "host", "hosts", "lost", "outlives", "rank", "size"]
+    assert lacking(protocols.World, World()) == ["duties", "host", "hosts", "lost", "outlives", "rank", "size"]
