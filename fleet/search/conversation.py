@@ -8,7 +8,6 @@ that was written there.
 from __future__ import annotations
 
 import math
-from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, TypeAlias
@@ -39,23 +38,8 @@ class Asked:
     wrong: str = ""
 
 
-@dataclass(frozen=True)
-class Judged:
-    """A network that has ended an epoch goes on, pauses or stops."""
-
-    number: int
-    epoch: int
-    verdict: Verdict
-
-
-@dataclass(frozen=True)
-class Resumed:
-    """A network that was paused by the searcher may go on."""
-
-    number: int
-
-
-Follows: TypeAlias = Asked | Judged | Resumed | None
+# An ask or, of a report, what it says; of a resume, the number of the network that goes on.
+Follows: TypeAlias = Asked | Verdict | int | None
 
 
 class Conversation:
@@ -77,7 +61,7 @@ class Conversation:
         self._earlier: dict[str, Know] = {}  # of earlier runs, by run and name
         self._paused: set[int] = set()  # by the searcher
         self._ended: set[int] = set()  # those of them that are over, such as those that were done when it paused them
-        self._to_say: deque[Report | Tell | Know] = deque()
+        self._to_say: dict[tuple[object, ...], Report | Tell | Know] = {}  # in order, each once
         self._wrong = 0  # answers to ask, one after another
         self._is_dry = False  # whether None was the answer to the last question, and nothing was said since
         self._has_tried = False  # whether it was asked which to resume, and nothing was said since
@@ -114,23 +98,22 @@ class Conversation:
     def report(self, number: int, epoch: int, value: float) -> None:
         """Say that an epoch has ended, unless that was said; infinite values are no numbers either."""
         call = Report(number, epoch, value if math.isfinite(value) else math.nan)
-        waits = any(isinstance(said, Report) and (said.number, said.epoch) == (number, epoch) for said in self._to_say)
         is_known = (number, epoch) in self._verdicts or number in self._told or epoch <= self._heard.get(number, 0)
-        if not self.failure and not waits and not is_known:
-            self._to_say.append(call)
+        if not self.failure and not is_known:
+            self._to_say.setdefault(_key(call), call)
 
     def tell(self, number: int, end: End, value: float | None) -> None:
         """Say how it ended with a network, unless that was said."""
-        waits = any(isinstance(said, Tell) and said.number == number for said in self._to_say)
-        if not self.failure and not waits and number not in self._told:
-            self._to_say.append(Tell(number, end.value, value if value is not None and math.isfinite(value) else None))
+        if not self.failure and number not in self._told:
+            call = Tell(number, end.value, value if value is not None and math.isfinite(value) else None)
+            self._to_say.setdefault(_key(call), call)
 
     def know(self, earlier: Iterable[Know]) -> None:
         """Say what earlier runs found, as far as that was not said."""
         for one in earlier:
             if (key := f"{one.source}/{one.name}") not in self._earlier:
-                self._earlier[key] = replace(one, number=-1 - len(self._earlier))
-                self._to_say.append(self._earlier[key])
+                self._earlier[key] = call = replace(one, number=-1 - len(self._earlier))
+                self._to_say[_key(call)] = call
 
     def change(self, space: Space, knows: bool, curves: Mapping[int, Sequence[float]], names: Mapping[int, str],
                judges_alike: bool = True) -> None:
@@ -152,16 +135,16 @@ class Conversation:
         self._wrong = 0
         for key, one in self._earlier.items():
             if knows and (member := fitting(space, one.values)) is not None:
-                self._earlier[key] = replace(one, values=member)
-                self._to_say.append(self._earlier[key])
+                self._earlier[key] = call = replace(one, values=member)
+                self._to_say[_key(call)] = call
         for number, asked in self._asked.items():
             member, told = fitting(space, asked.values), self._told.get(number, Tell(number, "", None))
             if asked.wrong or member is None or not knows:
                 self._told[number] = told  # it is none of its networks
                 continue
             self._heard[number] = len(curves.get(number, ()))
-            self._to_say.append(Know(number, member, tuple(curves.get(number, ())), told.outcome, told.value,
-                                     names.get(number, "")))
+            call = Know(number, member, tuple(curves.get(number, ())), told.outcome, told.value, names.get(number, ""))
+            self._to_say[_key(call)] = call
 
     def next(self, wants_network: bool) -> Call | None:
         """The call to make now; None where there is nothing to say.
@@ -172,14 +155,14 @@ class Conversation:
         if self.failure:
             return None
         if self._to_say:
-            return self._to_say[0]
+            return next(iter(self._to_say.values()))
         if wants_network and self._resumes and self._paused and not self._has_tried:
             return Resume()
         return Ask(self.number) if wants_network and self.may_ask else None
 
     def awaits(self, number: int) -> bool:
         """Whether something is still to be said about a network."""
-        return any(call.number == number and not isinstance(call, Know) for call in self._to_say)
+        return any(call.number == number and not isinstance(call, Know) for call in self._to_say.values())
 
     def fail(self, reason: str) -> None:
         """The searcher is not called again."""
@@ -198,10 +181,7 @@ class Conversation:
         Raises:
             Nonsense: that cannot be, whoever is asked: the searcher should not be called again.
         """
-        for said in self._to_say:
-            if _same(said, call):  # the first, but where a launch has broken off
-                self._to_say.remove(said)
-                break
+        self._to_say.pop(_key(call), None)  # the first, but where a launch has broken off
         match call:
             case Ask(number):
                 return self._take_ask(number, answer, recalled)
@@ -210,7 +190,7 @@ class Conversation:
                 self._verdicts[number, epoch] = verdict = Verdict(answer)
                 if verdict is Verdict.PAUSE:
                     self._paused.add(number)
-                return Judged(number, epoch, verdict)
+                return verdict
             case Know():
                 self._heard_more()
                 if call.source:
@@ -229,7 +209,7 @@ class Conversation:
     def _heard_more(self) -> None:
         self._is_dry = self._has_tried = False
 
-    def _take_resume(self, answer: int | None) -> Resumed | None:
+    def _take_resume(self, answer: int | None) -> int | None:
         self._has_tried = True
         if answer is None or answer in self._ended:
             return None
@@ -237,7 +217,7 @@ class Conversation:
             raise Nonsense(f"resume answered {answer}, which is no network that it has paused")
         self._paused.remove(answer)
         self._has_tried = False
-        return Resumed(answer)
+        return answer
 
     def _take_ask(self, number: int, answer: Mapping[str, Any] | None, recalled: str | None) -> Asked | None:
         if answer is None:
@@ -292,10 +272,6 @@ def _text(member: Member) -> str:
     return repr(sorted(member.items()))
 
 
-def _same(one: Call, other: Call) -> bool:
-    """Whether two calls are one, also where their value is NaN, or a log says that a network has ended otherwise."""
-    if isinstance(one, Tell | Know) and type(one) is type(other):
-        return one.number == other.number  # type: ignore[union-attr]
-    if isinstance(one, Report) and isinstance(other, Report):
-        return (one.number, one.epoch) == (other.number, other.epoch)
-    return one == other
+def _key(call: Call) -> tuple[object, ...]:
+    """Equal for calls that are one, also where a log says otherwise how an epoch or a network has ended."""
+    return type(call), getattr(call, "number", None), getattr(call, "epoch", None)

@@ -17,8 +17,8 @@ from fleet.domain.events.search import USER
 from fleet.domain.network import EpochRecord, Standing, judged_loss
 from fleet.domain.objectives import come_to
 from fleet.domain.outlook import Coming, Outlook
-from fleet.search.calls import Call, Know, Nonsense, Resume, Tell, as_call, as_event
-from fleet.search.conversation import Asked, Conversation, Judged, Resumed
+from fleet.search.calls import Call, Know, Nonsense, Report, Resume, Tell, as_call, as_event
+from fleet.search.conversation import Asked, Conversation
 from fleet.search.pruning import Judge, make_judge
 from fleet.search.rungs import natural
 from fleet.search.searcher import End, Mode, Resuming, Searcher, Verdict
@@ -329,8 +329,8 @@ class Mind:
                 if isinstance(follows, Asked):
                     self._add(event.entry, follows)
                     self._lives[event.network].end = End.FAILED if follows.wrong else None
-                elif isinstance(follows, Resumed):
-                    self._lives[self._entries[event.entry].network(follows.number)].is_resumed = True
+                elif isinstance(follows, int):
+                    self._lives[self._entries[event.entry].network(follows)].is_resumed = True
             case ev.SearcherBegan() if event.entry in self._talks:
                 before = self._objectives.get(event.entry)
                 self._objectives[event.entry] = event.settings["objectives"]
@@ -472,10 +472,10 @@ class Mind:
                 self._add(entry, follows)
                 if follows.wrong:
                     self.network_over(self._entries[entry].network(follows.number), End.FAILED)
-            case Judged(number, epoch, verdict):
-                self._hear_verdict(self._lives[self._entries[entry].network(number)], epoch, verdict)
-            case Resumed(number):
-                self._let_go_on(self._lives[self._entries[entry].network(number)], _SEARCHER)
+            case Verdict() if isinstance(call, Report):
+                self._hear_verdict(self._lives[network], call.epoch, follows)
+            case int():
+                self._let_go_on(self._lives[network], _SEARCHER)
 
     def add(self, name: str) -> None:
         """A network has come that no searcher has asked for."""
@@ -541,6 +541,8 @@ class Mind:
     def _let_go_on(self, life: Life, holder: str, left: int = 0) -> None:
         if holder == self._rule:
             self._judge.let_go_on(life.name)
+            if life.verdict is Verdict.PAUSE:  # of an epoch of which the searcher has said nothing yet
+                life.verdict = Verdict.GO_ON
         if holder not in life.holders:
             return
         life.holders.discard(holder)

@@ -15,7 +15,7 @@ from fleet.search.searcher import End, Verdict
 from fleet.spec.search import Budget, Prune
 from fleet.spec.space import Range
 from tests.examples import examples
-from tests.fleet.search.launches import LEARNING_RATE, Disk, Launch, run_struck, search_of
+from tests.fleet.search.launches import LEARNING_RATE, Disk, Launch, record, run_struck, search_of
 from tests.fleet.search.searchers import Scripted
 
 SPACE = {LEARNING_RATE: Range(1e-5, 0.1, log=True)}
@@ -112,6 +112,20 @@ def test_by_itself_two_more_are_alive_than_train():
         assert mind.decide({"net": 3})[-1] == Consult("net", Ask(number))
         mind.answered("net", Ask(number), {LEARNING_RATE: 0.001 * (number + 1)})
     assert not [decision for decision in mind.decide({"net": 3}) if isinstance(decision, Consult)]
+
+
+def test_a_network_that_its_rule_promotes_before_the_searcher_has_answered_goes_on():
+    mind = Mind([Entry("net", search_of(most=2, at_once=4), SPACE, "maximize", "val_accuracy")], [],
+                make_judge(Prune(rule="asha", factor=2), 9, 0), "asha", "maximize", "val_accuracy", trainers=2)
+    for number in range(2):
+        mind.decide()
+        mind.answered("net", Ask(number), {LEARNING_RATE: 0.001 * (number + 1)})
+    mind.epoch_ended("net-0", record(1, 0.9), is_done=False)
+    assert mind.decide()[-1] == Consult("net", Report(0, 1, 0.9))
+    mind.epoch_ended("net-1", record(1, 0.1), is_done=False)  # so the first one is the better half
+    mind.decide()
+    mind.answered("net", Report(0, 1, 0.9), "go_on")
+    assert "net-0" not in mind.paused | mind.awaited
 
 
 @pytest.mark.parametrize("budget", [Budget(epochs=20), Budget(gpu_hours=20 / 3600)])
