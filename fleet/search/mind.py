@@ -632,17 +632,17 @@ class Mind:
         if not self._paused or (went_on is None and (self.is_open or any(map(self._may_come, self._talks)))):
             return False
         alive = self._living if not went_on else self._living.difference(went_on)
-        settled = self._judge.settle(alive)
-        left = len(settled.stop) + len(settled.go_on)
+        go_on, stop = self._judge.settle(alive)
+        left = len(stop) + len(go_on)
         if not alive and not went_on and (not left or self._are_spent):
             return self._drop_paused()
-        for name in settled.stop:  # first: while nobody has gone on, all is as it was
+        for name in stop:  # first: while nobody has gone on, all is as it was
             left -= 1
             self._stop(self._lives[name], (self._rule,), left)
-        for name in settled.go_on:
+        for name in go_on:
             left -= 1
             self._let_go_on(self._lives[name], self._rule, left)
-        return bool(settled.go_on or settled.stop)
+        return bool(go_on or stop)
 
     def _may_come(self, entry: str) -> bool:
         """Whether an entry may yet ask for a network, now or after something else was said."""

@@ -10,9 +10,10 @@ import math
 import zlib
 from bisect import bisect_left, insort
 from collections import defaultdict
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
+from functools import partial
 from importlib import import_module
-from typing import Any
+from typing import Any, cast
 
 from fleet.errors import UserError
 from fleet.plugins import load_object
@@ -23,7 +24,14 @@ from fleet.spec.search import Prune, find_rule
 
 
 class Judge:
-    """A rule at work in one run, which lets every network go on; see :class:`fleet.search.rungs.Bracket` for scores."""
+    """A rule at work in one run, which lets every network go on; see :class:`fleet.search.rungs.Bracket` for scores.
+
+    Args:
+        prune, most_epochs, seed: as :func:`make_judge` has them.
+    """
+
+    def __init__(self, prune: Prune, most_epochs: int, seed: int) -> None:
+        pass
 
     def add(self, name: str, epochs: int, score: float, is_done: bool = False) -> Verdict:
         """A network has ended so many epochs, with this score as its best so far; ``is_done``: it trains no more."""
@@ -56,15 +64,7 @@ class Judge:
         return None
 
 
-class Unjudged(Judge):
-    """Lets every network go on; also what a rule of a user's own begins with, which then says what it does otherwise.
-
-    Args:
-        prune, most_epochs, seed: as :func:`make_judge` has them.
-    """
-
-    def __init__(self, prune: Prune, most_epochs: int, seed: int) -> None:
-        pass
+Unjudged = Judge  # also what a rule of a user's own begins with, which then says what it does otherwise
 
 
 class Median(Unjudged):
@@ -213,62 +213,35 @@ def _bracket(prune: Prune, least: int) -> Bracket:
 # ---- rules of users ----------------------------------------------------------------------------
 
 
-class _LookedAt(Judge):
+class _LookedAt:
     """A rule of a user's own, whose answers are looked at before they are carried out."""
 
     def __init__(self, name: str, judge: Judge) -> None:
         self._name, self._judge = name, judge
         self._waiting: set[str] = set()
 
-    def add(self, name: str, epochs: int, score: float, is_done: bool = False) -> Verdict:
-        """See :class:`Judge`."""
-        answer = self._asked("add", name, epochs, score, is_done)
-        if answer not in list(Verdict):
-            raise UserError(f"the rule {self._name} answered {answer!r} to an epoch of {name}; it should be a Verdict")
-        if answer == Verdict.PAUSE:
-            self._waiting.add(name)
-        return Verdict(answer)
+    def __getattr__(self, method: str) -> Callable[..., Any]:
+        return partial(self._asked, method)
 
-    def promotable(self) -> str | None:
-        """See :class:`Judge`."""
-        found: str | None = self._asked("promotable")
-        return None if found is None else self._waits(found)
-
-    def let_go_on(self, name: str) -> None:
-        """See :class:`Judge`."""
-        self._waiting.discard(name)
-        self._asked("let_go_on", name)
-
-    def leave(self, name: str) -> None:
-        """See :class:`Judge`."""
-        self._waiting.discard(name)
-        self._asked("leave", name)
-
-    def settle(self, alive: Collection[str]) -> Settled:
-        """See :class:`Judge`."""
-        go_on, stop = self._asked("settle", alive)
-        return Settled(tuple(map(self._waits, go_on)), tuple(map(self._waits, stop)))
-
-    def next_rung(self, name: str, epochs: int) -> int | None:
-        """See :class:`Judge`."""
-        found: int | None = self._asked("next_rung", name, epochs)
-        return found
-
-    def expected(self, most: int) -> float | None:
-        """See :class:`Judge`."""
-        found: float | None = self._asked("expected", most)
-        return found
-
-    def _waits(self, name: str) -> str:
-        if name not in self._waiting:
-            raise UserError(f"the rule {self._name} decides on {name!r}, which it has not paused")
-        return name
-
-    def _asked(self, method: str, *arguments: object) -> Any:
+    def _asked(self, method: str, *arguments: Any) -> Any:
         try:
-            return getattr(self._judge, method)(*arguments)
+            answer = getattr(self._judge, method)(*arguments)
         except Exception as error:  # the user's class may raise anything
             raise UserError(f"the rule {self._name} failed in {method}: {one_line(error)}") from error
+        match method:
+            case "add":
+                if answer not in list(Verdict):
+                    raise UserError(f"the rule {self._name} answered {answer!r} to an epoch of {arguments[0]}; it "
+                                    "should be a Verdict")
+                answer = Verdict(answer)
+                self._waiting |= {arguments[0]} if answer is Verdict.PAUSE else set()
+            case "let_go_on" | "leave":
+                self._waiting.discard(arguments[0])
+            case "promotable" | "settle":
+                named = () if answer is None else (answer,) if method == "promotable" else (*answer[0], *answer[1])
+                if others := [name for name in named if name not in self._waiting]:
+                    raise UserError(f"the rule {self._name} decides on {others[0]!r}, which it has not paused")
+        return answer
 
 
 def make_judge(prune: Prune, most_epochs: int, seed: int) -> Judge:
@@ -295,7 +268,7 @@ def make_judge(prune: Prune, most_epochs: int, seed: int) -> Judge:
                         ) from error
     if lacks := [method for method in _METHODS if not callable(getattr(judge, method, None))]:
         raise UserError(f"the rule {prune.rule} has no method {', '.join(lacks)}; see fleet.search.pruning.Judge")
-    return _LookedAt(prune.rule, judge)
+    return cast(Judge, _LookedAt(prune.rule, judge))
 
 
 _METHODS = ("add", "promotable", "let_go_on", "leave", "settle", "next_rung", "expected")
