@@ -13,55 +13,44 @@ from bisect import insort
 from collections import defaultdict
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from fleet.search.pruning import Unjudged
 from fleet.search.searcher import Verdict
 from fleet.spec.search import Prune
 
-_EXPONENTS = (0.1, 0.2, 0.35, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0)
+_EXPONENTS = np.array([0.1, 0.2, 0.35, 0.5, 0.75, 1.0, 1.5, 2.0, 3.0])
 _FEWEST = 3  # epochs: a power law of fewer says nothing
 _SURE = 0.95  # the share of forecasts that were not further below what came than is allowed for
 
 
 @dataclass
-class _Fit:
-    """The line of least squares through scores over n^-b, of one network and one exponent: sums, so that it grows."""
-
-    n: int = 0
-    x: float = 0.0
-    y: float = 0.0
-    xx: float = 0.0
-    xy: float = 0.0
-    yy: float = 0.0
-
-    def add(self, x: float, y: float) -> None:
-        self.n, self.x, self.y = self.n + 1, self.x + x, self.y + y
-        self.xx, self.xy, self.yy = self.xx + x * x, self.xy + x * y, self.yy + y * y
-
-    @property
-    def slope(self) -> float:
-        """Minus a; a curve that falls is taken for a level one."""
-        around = self.xx - self.x * self.x / self.n
-        return min(0.0, (self.xy - self.x * self.y / self.n) / around) if around > 0 else 0.0
-
-    @property
-    def error(self) -> float:
-        """The mean square of what the line misses."""
-        slope, n = self.slope, self.n
-        around_y, around_xy = self.yy - self.y * self.y / n, self.xy - self.x * self.y / n
-        around_x = self.xx - self.x * self.x / n
-        return max(0.0, around_y - 2 * slope * around_xy + slope * slope * around_x) / n
-
-    def at(self, x: float) -> float:
-        """The score there."""
-        return self.y / self.n + self.slope * (x - self.x / self.n)
-
-
-@dataclass
 class _Curve:
-    fits: dict[float, _Fit] = field(default_factory=lambda: {exponent: _Fit() for exponent in _EXPONENTS})
-    forecasts: dict[int, float] = field(default_factory=dict)  # after so many epochs, of the last one
+    """What one network has come to.
+
+    Attributes:
+        points: epochs and the scores after them that are numbers.
+        forecasts: after so many epochs, of the last one.
+    """
+
     epochs: int = 0
     score: float = -math.inf
+    points: list[tuple[int, float]] = field(default_factory=list)
+    forecasts: dict[int, float] = field(default_factory=dict)
+
+    def continued(self, last: int) -> float:
+        """The score after the last epoch, by the power law of the exponent that misses the points least.
+
+        Of each exponent that is the line of least squares through scores over n^-b; a curve that falls is taken for a
+        level one.
+        """
+        epochs, scores = np.array(self.points, np.float64).T
+        x = epochs ** -_EXPONENTS[:, None]
+        about_x, about_y = x - x.mean(axis=1, keepdims=True), scores - scores.mean()
+        spread = np.square(about_x).sum(axis=1)
+        slopes = np.minimum(0.0, (about_x * about_y).sum(axis=1) / np.where(spread > 0, spread, math.inf))  # minus a
+        best = np.square(about_y - slopes[:, None] * about_x).sum(axis=1).argmin()
+        return float(scores.mean() + slopes[best] * (last ** -_EXPONENTS[best] - x[best].mean()))
 
 
 class Curves(Unjudged):
@@ -87,8 +76,7 @@ class Curves(Unjudged):
             return Verdict.GO_ON
         curve.epochs, curve.score = epochs, score
         if math.isfinite(score):
-            for exponent, fit in curve.fits.items():
-                fit.add(epochs ** -exponent, score)
+            curve.points.append((epochs, score))
         if is_done:
             self._end(curve)
             return Verdict.GO_ON
@@ -107,8 +95,7 @@ class Curves(Unjudged):
         """The score after the last epoch; never below that of now, for it is the best so far."""
         if not math.isfinite(curve.score):
             return -math.inf
-        exponent = min(_EXPONENTS, key=lambda exponent: curve.fits[exponent].error)
-        return max(curve.score, curve.fits[exponent].at(self._most ** -exponent))
+        return max(curve.score, curve.continued(self._most))
 
     def _allowed(self, epochs: int) -> float:
         """By how much a forecast after so many epochs may be too low."""
