@@ -46,26 +46,19 @@ def all_or_none(group: Group, action: Callable[[], T]) -> T:
         raise _first(caught.said) from caught
     except (Exception, SystemExit) as caught:  # a user's function may have called sys.exit
         error = caught
-    if (failure := _agreed(group, error)) is not None:
-        raise failure from error
+    said = group.exchange(None if error is None else (isinstance(error, PeerFailed), *_said(error)))
+    if any(one is not None for one in said):
+        raise _first(said) from error
     return result
 
 
-def agree(group: Group, error: Exception | SystemExit) -> NetworkFailed:
-    """What all ranks of a group say after a step that raised on all of them."""
-    if isinstance(error, InfrastructureError):
-        raise error
-    failure = _agreed(group, error)
-    assert failure is not None  # this rank failed, so there is one
-    return failure
+def fail_together(group: Group, error: Exception | SystemExit | None) -> None:
+    """Raise on all ranks what one has to say; on none where none has."""
+    def fail() -> None:
+        if error is not None:
+            raise error
 
-
-def _agreed(group: Group, error: Exception | SystemExit | None) -> NetworkFailed | None:
-    said = None
-    if error is not None:
-        said = (isinstance(error, PeerFailed), *_said(error))
-    all_said = group.exchange(said)
-    return _first(all_said) if any(one is not None for one in all_said) else None
+    all_or_none(group, fail)
 
 
 def _first(said: Sequence[Any]) -> NetworkFailed:

@@ -14,7 +14,7 @@ import numpy as np
 from fleet.comm.protocols import Group
 from fleet.domain.network import State
 from fleet.engines.base import Beginning, Done, Rescaling, Striding, StridingTogether, Sums, Trainable
-from fleet.runtime.training.all_or_none import NetworkFailed, agree, all_or_none
+from fleet.runtime.training.all_or_none import NetworkFailed, fail_together
 from fleet.runtime.training.clocks import StepClock
 from fleet.spec import NetworkSpec
 from preprocess.target import TargetSpec, class_target
@@ -98,8 +98,7 @@ class Training:
         try:
             yield
         except (Exception, SystemExit) as error:
-            # An engine raises on all ranks of the group or on none: so all of them are here.
-            raise agree(self.group, error) from error
+            fail_together(self.group, error)  # an engine raises on all ranks or on none: so all of them are here
 
     def set_batch(self, chosen: int) -> int:
         """Train with the global batch that the policy has chosen for an epoch, and the learning rate that goes with it.
@@ -149,14 +148,9 @@ class Training:
         Raises:
             NetworkFailed: on all ranks, when one has brought a failure.
         """
-
-        def check() -> None:
-            if failure is not None:
-                raise failure
-
         self.group.free()
         self.group, self.steps = group, StepClock(least=LEAST_STEPS)
-        all_or_none(group, check)
+        fail_together(group, failure)
         self.trainable.regroup(group)
         if stay < group.size:
             state = self.share(state)
