@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -14,61 +14,76 @@ from fleet.spec.measures import snake
 from preprocess.target import TargetSpec
 
 
-class Answers(Protocol):
-    """What a model gives for some samples that can be used."""
+@dataclass(frozen=True)
+class Answers:
+    """What a model gives for some samples that can be used.
 
-    @property
-    def targets(self) -> np.ndarray:
-        """(n, ...)."""
+    Softmax regression for classes, logistic regression for each of several labels, linear regression for values. A
+    sample's loss is the cross-entropy; or the mean over its labels, or of the squared errors of its values. Each kind
+    has its canonical link, so the slope is what is predicted minus what is wanted (McCullagh and Nelder, Generalized
+    Linear Models, 1989, section 2.2).
+
+    Attributes:
+        kind: of the targets: class, multilabel or value.
+        outputs: (n, outputs), logits or values.
+        targets: (n,) classes, or (n, outputs).
+        weights: (n,) of the samples, or one for all.
+        smoothing: share of each class that is spread over all of them, or of each label that becomes one half.
+    """
+
+    kind: str
+    outputs: np.ndarray
+    targets: np.ndarray
+    weights: np.ndarray | float
+    smoothing: float
 
     def losses(self) -> np.ndarray:
         """(n,), each times the sample's weight."""
+        if self.kind == "class":
+            each = -(self._wanted * self._log_shares).sum(axis=1)
+        elif self.kind == "multilabel":
+            each = (np.logaddexp(0, self.outputs) - self.outputs * self._wanted).mean(axis=1)
+        else:
+            each = np.square(self.errors).mean(axis=1)
+        return each * self.weights
 
     def slopes(self) -> np.ndarray:
         """The derivative of the summed losses by the outputs, of their shape."""
+        width = self.outputs.shape[1]
+        factor = {"class": 1.0, "multilabel": 1 / width, "value": 2 / width}[self.kind]
+        return self.errors * np.multiply(self.weights, factor)[..., None]
 
     def correct(self) -> np.ndarray:
-        """(n,): 1 for what is right, or the share of labels or pixels that are."""
-
-
-@dataclass(frozen=True)
-class ClassAnswers:
-    """Softmax regression.
-
-    Attributes:
-        outputs: (n, classes) logits.
-        targets: (n,) labels.
-        weights: (n,) of the samples; None for all the same.
-        smoothing: share of each label that is spread over all classes.
-    """
-
-    outputs: np.ndarray
-    targets: np.ndarray
-    weights: np.ndarray | None
-    smoothing: float
-
-    def losses(self) -> np.ndarray:  # noqa: D102 - Answers says it
-        with np.errstate(divide="ignore"):  # an infinite loss is a fact, which the trainer reports
-            losses = -np.log(self.predicted[np.arange(len(self.targets)), self.targets])
-            if self.smoothing:
-                spread = -np.log(self.predicted).mean(axis=1)
-                losses = (1 - self.smoothing) * losses + self.smoothing * spread
-        return losses if self.weights is None else losses * self.weights
-
-    def slopes(self) -> np.ndarray:  # noqa: D102
-        slopes = self.predicted.copy()
-        slopes[np.arange(len(self.targets)), self.targets] -= 1 - self.smoothing
-        slopes = slopes - self.smoothing / slopes.shape[1] if self.smoothing else slopes
-        return slopes if self.weights is None else slopes * self.weights[:, None]
-
-    def correct(self) -> np.ndarray:  # noqa: D102
-        return self.predicted.argmax(axis=1) == self.targets
+        """(n,): 1 for what is right, or the share of labels that are; 0 for values."""
+        if self.kind == "class":
+            return self.outputs.argmax(axis=1) == self.targets
+        if self.kind == "multilabel":
+            return ((self.outputs > 0) == (self.targets > 0)).mean(axis=1)
+        return np.zeros(len(self.outputs))
 
     @cached_property
-    def predicted(self) -> np.ndarray:
-        """(n, classes) probabilities."""
-        probabilities: np.ndarray = np.exp(self.outputs - self.outputs.max(axis=1, keepdims=True))
-        return probabilities / probabilities.sum(axis=1, keepdims=True)
+    def errors(self) -> np.ndarray:
+        """(n, outputs): what is predicted minus what is wanted."""
+        if self.kind == "class":
+            return np.exp(self._log_shares) - self._wanted
+        predicted = 0.5 * (1 + np.tanh(self.outputs / 2)) if self.kind == "multilabel" else self.outputs
+        found: np.ndarray = predicted - self._wanted
+        return found
+
+    @cached_property
+    def _log_shares(self) -> np.ndarray:
+        """(n, classes): the logarithm of the softmax."""
+        risen = self.outputs - self.outputs.max(axis=1, keepdims=True)
+        return risen - np.log(np.exp(risen).sum(axis=1, keepdims=True))
+
+    @cached_property
+    def _wanted(self) -> np.ndarray:
+        """(n, outputs)."""
+        if self.kind == "value":
+            return self.targets
+        width = self.outputs.shape[1]
+        wanted = np.eye(width)[self.targets] if self.kind == "class" else self.targets
+        return wanted * (1 - self.smoothing) + self.smoothing / (width if self.kind == "class" else 2)
 
 
 @dataclass(frozen=True)
@@ -85,10 +100,10 @@ class MaskAnswers:
     outputs: np.ndarray
     targets: np.ndarray
     counted: np.ndarray
-    pixels: ClassAnswers
+    pixels: Answers
 
     @classmethod
-    def of(cls, outputs: np.ndarray, targets: np.ndarray, weights: np.ndarray, void: int, smoothing: float,
+    def of(cls, outputs: np.ndarray, targets: np.ndarray, weights: np.ndarray | float, void: int, smoothing: float,
            class_weights: np.ndarray | None) -> MaskAnswers:
         """What comes out for some samples of such weights."""
         counted = targets != void
@@ -96,9 +111,9 @@ class MaskAnswers:
         each = (weights / np.maximum(counted.sum(axis=(1, 2)), 1))[np.nonzero(counted)[0]]
         if class_weights is not None:
             each = each * class_weights[labels]
-        return cls(outputs, targets, counted, ClassAnswers(outputs[counted], labels, each, smoothing))
+        return cls(outputs, targets, counted, Answers("class", outputs[counted], labels, each, smoothing))
 
-    def losses(self) -> np.ndarray:  # noqa: D102 - Answers says it
+    def losses(self) -> np.ndarray:  # noqa: D102 - as of Answers
         return self._by_sample(self.pixels.losses())
 
     def slopes(self) -> np.ndarray:  # noqa: D102
@@ -114,68 +129,9 @@ class MaskAnswers:
         return np.bincount(np.nonzero(self.counted)[0], values, len(self.targets))
 
 
-@dataclass(frozen=True)
-class LabelAnswers:
-    """Logistic regression for each of several labels; a sample's loss is the mean over them.
-
-    Attributes:
-        outputs: (n, labels) logits.
-        targets: (n, labels), 0 or 1.
-        weights: (n,) of the samples.
-        smoothing: share of each label that becomes one half.
-    """
-
-    outputs: np.ndarray
-    targets: np.ndarray
-    weights: np.ndarray
-    smoothing: float
-
-    def losses(self) -> np.ndarray:  # noqa: D102 - Answers says it
-        logits = self.outputs
-        each = np.maximum(logits, 0) - logits * self._wanted() + np.log1p(np.exp(-np.abs(logits)))
-        return each.mean(axis=1) * self.weights
-
-    def slopes(self) -> np.ndarray:  # noqa: D102
-        predicted = 0.5 * (1 + np.tanh(self.outputs / 2))  # the logistic function, without overflow
-        return (predicted - self._wanted()) * self.weights[:, None] / self.outputs.shape[1]
-
-    def correct(self) -> np.ndarray:  # noqa: D102
-        return ((self.outputs > 0) == (self.targets > 0)).mean(axis=1)
-
-    def _wanted(self) -> np.ndarray:
-        return self.targets * (1 - self.smoothing) + 0.5 * self.smoothing
-
-
-@dataclass(frozen=True)
-class ValueAnswers:
-    """Linear regression; a sample's loss is the mean of the squared errors of its values.
-
-    Attributes:
-        outputs, targets: (n, values).
-        weights: (n,) of the samples.
-    """
-
-    outputs: np.ndarray
-    targets: np.ndarray
-    weights: np.ndarray
-
-    def losses(self) -> np.ndarray:  # noqa: D102 - Answers says it
-        return np.square(self.errors()).mean(axis=1) * self.weights
-
-    def slopes(self) -> np.ndarray:  # noqa: D102
-        return 2 * self.errors() * self.weights[:, None] / self.outputs.shape[1]
-
-    def correct(self) -> np.ndarray:
-        """Nothing is."""
-        return np.zeros(len(self.targets))
-
-    def errors(self) -> np.ndarray:
-        """(n, values)."""
-        return self.outputs - self.targets
-
-
+AnyAnswers: TypeAlias = Answers | MaskAnswers
 # outputs, targets, weights of samples, whether it is for training
-Measure = Callable[[np.ndarray, np.ndarray, "np.ndarray | None", bool], Answers]
+Measure: TypeAlias = Callable[[np.ndarray, np.ndarray, "np.ndarray | None", bool], AnyAnswers]
 
 
 def measure_of(target: TargetSpec, smoothing: float, class_weights: Mapping[str, float] | str | None) -> Measure:
@@ -187,19 +143,14 @@ def measure_of(target: TargetSpec, smoothing: float, class_weights: Mapping[str,
     """
     of_classes = np.array(list(class_weights.values())) if isinstance(class_weights, Mapping) else None
 
-    def measure(outputs: np.ndarray, targets: np.ndarray, weights: np.ndarray | None, training: bool) -> Answers:
+    def measure(outputs: np.ndarray, targets: np.ndarray, weights: np.ndarray | None, training: bool) -> AnyAnswers:
         own = of_classes if training else None
-        if target.kind == "class":
-            if own is not None:
-                weights = own[targets] * (1.0 if weights is None else weights)
-            return ClassAnswers(outputs, targets, weights, smoothing)
-        assert weights is not None  # all other kinds travel with them
-        weights = weights.astype(np.float64)
+        each = 1.0 if weights is None else weights.astype(np.float64)
         if target.kind == "mask":
-            return MaskAnswers.of(outputs, targets, weights, target.void, smoothing, own)
-        if target.kind == "multilabel":
-            return LabelAnswers(outputs, targets, weights, smoothing)
-        return ValueAnswers(outputs, targets, weights)
+            return MaskAnswers.of(outputs, targets, each, target.void, smoothing, own)
+        if target.kind == "class" and own is not None:
+            each = own[targets] * each
+        return Answers(target.kind, outputs, targets, each, smoothing)
 
     return measure
 
@@ -209,7 +160,7 @@ _ERRORS: dict[str, Callable[[np.ndarray], np.ndarray]] = {"mean_absolute_error":
 
 
 def metric_of(name: str, target: TargetSpec) -> Callable[[Any], np.ndarray]:
-    """A metric: from :class:`ValueAnswers` to a number for each sample.
+    """A metric: from :class:`Answers` to a number for each sample.
 
     Raises:
         SettingError: this engine has no such metric of such targets.
@@ -219,4 +170,4 @@ def metric_of(name: str, target: TargetSpec) -> Callable[[Any], np.ndarray]:
         has = " and ".join(known) if known else "accuracy alone"
         raise SettingError(f"the numpy engine has no metric {name} of {target.kind} targets; it has {has}", "train",
                            "metrics")
-    return lambda answers: known[snake(name)](answers.errors()).mean(axis=1)
+    return lambda answers: known[snake(name)](answers.errors).mean(axis=1)

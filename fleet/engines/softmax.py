@@ -16,7 +16,7 @@ import numpy as np
 
 from fleet.comm.protocols import Group
 from fleet.engines.base import Arrays, Setup, Sums, check_arrays, readable, rows_of
-from fleet.engines.linear import Answers, measure_of, metric_of
+from fleet.engines.linear import AnyAnswers, measure_of, metric_of
 from fleet.errors import ModelError, SettingError
 from fleet.spec import NetworkSpec
 from fleet.spec.measures import label_of, name_of, parameters_of, snake
@@ -124,13 +124,13 @@ class SoftmaxRegression:
         return {name: total / count for name, total in zip(self._metrics, sums, strict=True)}
 
     def _judge(self, images: np.ndarray, targets: np.ndarray, weights: np.ndarray | None, training: bool = False
-               ) -> tuple[Answers, np.ndarray]:
+               ) -> tuple[AnyAnswers, np.ndarray]:
         """What comes out for the samples that could be read, and their features."""
         images, targets, *weighed = readable(rows_of(images, targets, weights))
         inputs = self._features(images)
         return self._answers(inputs @ self._weights, targets, weighed[0] if weighed else None, training), inputs
 
-    def _sums(self, answers: Answers) -> Sums:
+    def _sums(self, answers: AnyAnswers) -> Sums:
         count = len(answers.targets)
         more = [float(metric(answers).sum()) for metric in self._metrics.values()]
         return Sums(float(answers.losses().sum()), float(answers.correct().sum()), count,
