@@ -20,6 +20,7 @@ from fleet.spec.engines import EngineInfo
 from fleet.spec.fitting import refuse_unknown
 from fleet.spec.layers import count_for
 from fleet.spec.model import one_line
+from fleet.storage.files import replace_by
 from preprocess.sample import SampleSpec
 from scheduler.base import RateTable
 
@@ -125,12 +126,18 @@ def write_onnx(engine: EngineInfo, file: Path, path: Path) -> None:
     """Write an exported network as ONNX.
 
     Raises:
-        UserError: the engine cannot, or a library is missing.
+        UserError: the engine cannot, for all networks or for this one, or a library is missing.
         StorageError: it cannot be written there.
     """
     if engine.to_onnx is None:
         raise UserError(f"--onnx: the {engine.name} engine writes no ONNX")
-    _function(engine, engine.to_onnx)(file, path)
+    write = _function(engine, engine.to_onnx)
+    try:
+        replace_by(path, lambda temporary: write(file, temporary))
+    except FleetError:
+        raise
+    except Exception as error:
+        raise UserError(f"{file} cannot be written as ONNX: {one_line(error)[:300]}") from error
 
 
 def problems_of(engine: EngineInfo, gpus: Sequence[str], exchange: str) -> list[tuple[str, str]]:

@@ -9,7 +9,7 @@ import keras
 import numpy as np
 
 from fleet.engines.keras.export import short_error
-from fleet.errors import FleetError, UserError
+from fleet.errors import UserError
 from fleet.storage.files import replace_by
 
 _BATCH = 256
@@ -58,18 +58,15 @@ def to_onnx(file: Path, path: Path) -> None:
     """Write an exported network as ONNX, by Keras' own exporter; see :attr:`fleet.spec.engines.EngineInfo.to_onnx`.
 
     Raises:
-        UserError: it lacks a library, or cannot write this network.
+        UserError: it lacks a library.
+        Exception: of converters, for a layer that they do not know.
     """
     model = _load(file)
     try:
         model(np.zeros((1, *model.input_shape[1:]), np.float32))  # the exporter wants one that has been called
-        replace_by(path, lambda temporary: model.export(temporary, format="onnx", verbose=False))
+        model.export(path, format="onnx", verbose=False)
     except ImportError as error:
         raise UserError(f"--onnx: Keras writes ONNX by onnx and tf2onnx: {short_error(error)}") from error
-    except FleetError:
-        raise
-    except Exception as error:  # of converters, for a layer that they do not know
-        raise UserError(f"{file} cannot be written as ONNX: {short_error(error)}") from error
 
 
 def _load(file: Path) -> keras.Model:

@@ -26,7 +26,7 @@ from safetensors.torch import load_file
 from torch import Tensor, nn
 
 from fleet.engines.torch.models import build_module
-from fleet.errors import FleetError, ModelError, UserError
+from fleet.errors import ModelError, UserError
 from fleet.plugins import look_last_in
 from fleet.spec import NetworkSpec
 from fleet.spec.model import Architecture, one_line
@@ -159,28 +159,19 @@ def to_onnx(file: Path, path: Path) -> None:
     """Write an exported network as ONNX; see :attr:`fleet.spec.engines.EngineInfo.to_onnx`.
 
     Raises:
-        UserError: ``onnx`` is not installed, or PyTorch cannot write this network so.
+        UserError: ``onnx`` is not installed.
+        Exception: of the exporter, for what it does not know.
     """
     if find_spec("onnx") is None:
         raise UserError("--onnx: onnx is not installed: pip install onnx onnxscript")
     network, note = load(file)
     samples = torch.zeros((2, *note["input"]["shape"]), dtype=getattr(torch, note["input"]["dtype"]))
-    write = partial(torch.onnx.export, network, (samples,), input_names=["samples"], output_names=["outputs"])
-
+    write = partial(torch.onnx.export, network, (samples,), str(path), input_names=["samples"],
+                    output_names=["outputs"])
     logging.getLogger("torch.onnx._internal.exporter._registration").setLevel(logging.ERROR)  # it misses torchvision
-
-    def write_to(temporary: Path) -> None:
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
-            try:
-                write(str(temporary), dynamo=True, external_data=False, verbose=False,
-                      dynamic_shapes=({0: torch.export.Dim("n")},))
-            except ImportError:  # without onnxscript, or with one of another time: by the exporter before
-                write(str(temporary), dynamo=False, dynamic_axes={"samples": {0: "n"}, "outputs": {0: "n"}})
-
-    try:
-        replace_by(path, write_to)
-    except FleetError:
-        raise
-    except Exception as error:  # of the exporter, for what it does not know
-        raise UserError(f"{file} cannot be written as ONNX: {one_line(error)[:300]}") from error
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            write(dynamo=True, external_data=False, verbose=False, dynamic_shapes=({0: torch.export.Dim("n")},))
+        except ImportError:  # without onnxscript, or with one of another time: by the exporter before
+            write(dynamo=False, dynamic_axes={"samples": {0: "n"}, "outputs": {0: "n"}})
