@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -17,7 +18,7 @@ import tensorflow as tf
 from fleet.engines.measures import Loss, LossFunctions, given_to, of_whole_batch, weighs_masks
 from fleet.engines.own import own_loss
 from fleet.spec import Train
-from fleet.spec.measures import name_of, snake
+from fleet.spec.measures import LOSS_OF, name_of, snake
 from preprocess.target import TargetSpec
 
 # Losses of scores without bounds, which no probability stands in for.
@@ -31,7 +32,10 @@ def make_losses(train: Train, target: TargetSpec) -> LossFunctions:
     Raises:
         SettingError: no such loss, or not of such targets.
     """
-    each = _default(target, train.label_smoothing) if train.loss is None else _named(train, target)
+    asked = LOSS_OF[target.kind] if train.loss is None else train.loss
+    if train.loss is None and target.kind in ("class", "mask") and not train.label_smoothing:
+        asked = "sparse_categorical_crossentropy"  # the same, without a number for each class
+    each = _named(replace(train, loss=asked), target)
     return LossFunctions.of(train, target, lambda weights: _of_samples(
         each, target, None if weights is None else tf.constant(weights, tf.float32)), _CORRECT[target.kind](target))
 
@@ -74,26 +78,6 @@ def _of_samples(each: Loss, target: TargetSpec, by_class: tf.Tensor | None = Non
             found *= tf.gather(by_class, labels)
         return _mean_of_pixels(tf.where(counted > 0, found, 0.0), counted)
     return of_masks
-
-
-def _default(target: TargetSpec, smoothing: float) -> Loss:
-    if target.kind == "value":
-        return lambda outputs, targets: tf.reduce_mean(tf.square(outputs - targets), axis=-1)
-    if target.kind == "multilabel":
-        def of_labels(outputs: tf.Tensor, targets: tf.Tensor) -> tf.Tensor:
-            wanted = tf.cast(targets, tf.float32) * (1 - smoothing) + 0.5 * smoothing
-            return tf.reduce_mean(tf.nn.sigmoid_cross_entropy_with_logits(wanted, outputs), axis=-1)
-        return of_labels
-    return lambda outputs, targets: _cross_entropy(tf.maximum(targets, 0), outputs, smoothing)
-
-
-def _cross_entropy(labels: tf.Tensor, logits: tf.Tensor, smoothing: float) -> tf.Tensor:
-    """In nats; with smoothing, that of (1 - smoothing) of the label and its share of all classes."""
-    losses = tf.nn.sparse_softmax_cross_entropy_with_logits(labels, logits)
-    if not smoothing:
-        return losses
-    spread = -tf.reduce_mean(tf.nn.log_softmax(logits), axis=-1)
-    return (1 - smoothing) * losses + smoothing * spread
 
 
 def _pixels(targets: tf.Tensor, target: TargetSpec) -> tuple[tf.Tensor, tf.Tensor]:
