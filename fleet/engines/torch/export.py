@@ -59,10 +59,10 @@ class Exported(nn.Module):
     def forward(self, samples: Tensor) -> Tensor:
         """Logits, or values."""
         if self.multiplier is not None and self.offset is not None:
-            samples = samples * self.multiplier + self.offset
+            samples = (samples * self.multiplier).add_(self.offset)
         if samples.dim() == 4:
-            samples = samples.permute(0, 3, 1, 2).contiguous()
-        outputs: Tensor = self.module(samples.to(self._dtype)).float()
+            samples = samples.permute(0, 3, 1, 2)
+        outputs: Tensor = self.module(samples.to(self._dtype, memory_format=torch.contiguous_format)).float()
         return outputs.movedim(1, -1) if self._is_mask else outputs
 
 

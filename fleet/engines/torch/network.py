@@ -22,7 +22,7 @@ from fleet.comm.protocols import Group
 from fleet.engines.base import Arrays, Done, Rows, Sums, batches_of, check_arrays, readable, rows_of
 from fleet.engines.measures import Measures
 from fleet.engines.torch.exchange import Exchange
-from fleet.engines.torch.export import load, write
+from fleet.engines.torch.export import Exported, load, write
 from fleet.engines.torch.finish import finished
 from fleet.engines.torch.flat import Flat, copied, placed, tensor_of
 from fleet.engines.torch.losses import check_losses
@@ -49,7 +49,9 @@ class TorchNetwork:
                  measures: Measures, exchange_of: Callable[[Group], Exchange], group: Group, seed: int,
                  is_mixed: bool, note: Callable[[], Mapping[str, Any]]) -> None:
         self.module, self._flat, self._updates, self._sample = module, flat, updates, sample
-        self._inputs = Inputs(sample, dtype, flat.weights.device)
+        scale = None if sample.affine is None else (sample.affine.multiplier, sample.affine.offset)
+        self._exported = Exported(module, dtype, scale, sample.target.kind == "mask").to(flat.weights.device)
+        self._dtype = dtype
         self._measures, self._exchange_of, self._exchange = measures, exchange_of, exchange_of(group)
         self._seed, self._is_mixed, self._is_new = seed, is_mixed, True
         self._device, self._note_of = flat.weights.device, note
@@ -158,7 +160,8 @@ class TorchNetwork:
         return parameters_in(self.module)
 
     def row_bytes(self) -> int | None:  # noqa: D102
-        return kept_bytes(self.module, self._inputs.shape, self._inputs.dtype)
+        shape = self._sample.image.shape
+        return kept_bytes(self.module, (*shape[2:], *shape[:2]) if len(shape) == 3 else shape, self._dtype)
 
     def try_export(self, folder: Path) -> str:  # noqa: D102
         path = folder / "best.safetensors"
@@ -238,10 +241,12 @@ class TorchNetwork:
 
     def _outputs(self, images: np.ndarray) -> Tensor:
         """Logits or values, float32; of masks with classes last, as a view."""
+        samples = placed(images, self._device)
+        if samples.ndim == 2:  # an export is tried on images, whatever travels
+            samples = finished(samples, self._sample)
         with self._precision():
-            outputs: Tensor = self.module(self._inputs(images))
-        outputs = outputs.float()
-        return outputs.movedim(1, -1) if self._sample.target.kind == "mask" else outputs
+            outputs: Tensor = self._exported(samples)
+        return outputs
 
     def _note(self, outputs: Tensor, mine: Rows, loss_of: Callable[[Tensor, Tensor], Tensor], stop: bool) -> Tensor:
         """Write the sums of some rows, all of which could be read, and give their summed loss."""
@@ -289,34 +294,6 @@ class AheadNetwork(TorchNetwork):
             self._compute(mine, size, False)
             self._updates.step(size / len(mine[1]))
             into.copy_(self._flat.tail, non_blocking=True)
-
-
-class Inputs:
-    """From arrays of the stream to what a module takes: images as (n, channels, height, width) float32.
-
-    Attributes:
-        shape: of a row, as the module takes it.
-    """
-
-    def __init__(self, sample: SampleSpec, dtype: torch.dtype, device: torch.device) -> None:
-        shape = sample.image.shape
-        self._is_image = len(shape) == 3
-        self.shape = (shape[2], *shape[:2]) if self._is_image else shape
-        self.dtype, self._device, self._affine, self._sample = dtype, device, None, sample
-        if sample.affine is not None:
-            self._affine = [torch.from_numpy(np.atleast_1d(np.array(part))).to(device)
-                            for part in (sample.affine.multiplier, sample.affine.offset)]
-
-    def __call__(self, images: np.ndarray) -> Tensor:
-        """Some rows; of memory of its own, or valid as long as the array."""
-        found = placed(images, self._device)
-        if found.ndim == 2:  # an export is tried on images, whatever travels
-            found = finished(found, self._sample)
-        if self._affine is not None:
-            found = (found * self._affine[0]).add_(self._affine[1])
-        if self._is_image:
-            found = found.permute(0, 3, 1, 2)
-        return found.to(self.dtype, memory_format=torch.contiguous_format)
 
 
 @contextmanager
