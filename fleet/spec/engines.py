@@ -13,6 +13,7 @@ from typing import Any
 
 from fleet.errors import UserError
 from fleet.plugins import load_named
+from fleet.spec.measures import METRICS, WITH_PARAMETERS
 
 Make = Callable[..., Any]  # of (fleet.engines.base.Setup) -> fleet.engines.base.Engine, which a spec knows nothing of
 
@@ -129,22 +130,15 @@ ENGINES: dict[str, EngineInfo] = {engine.name: engine for engine in (
                unwanted=("matplotlib", "sklearn"),
                count_parameters=".keras.models:count_keras_parameters"),
     EngineInfo("torch", ".torch.engine:TorchEngine", "PyTorch, which trains plain modules",
-               families=frozenset({"cnn", "resnet", "softmax"}), applications="",
+               families=frozenset({"cnn", "densenet", "resnet", "softmax"}), applications="",
                uses_gpus=True, build_s=1.0, problems=".torch.facts:problems", exports=True, suffix=".safetensors",
                finishes=True, library="torch", extra="torch", join=".torch.joined:JoinedModules",
                to_onnx=".torch.export:to_onnx",
                no_memory=("OutOfMemoryError", "CUDA out of memory", "DefaultCPUAllocator"),
                knows=Known(
                    optimizers=("sgd", "adam", "adamw", "rmsprop", "nadam"), precisions=("float32", "mixed_bfloat16"),
-                   compiles=False, starts=True, metrics=(
-                       "accuracy", "auc", "binary_accuracy", "binary_crossentropy", "categorical_accuracy",
-                       "categorical_crossentropy", "categorical_hinge", "cosine_similarity", "f1_score",
-                       "f_beta_score", "false_negatives", "false_positives", "hinge", "kl_divergence",
-                       "log_cosh_error", "mean_absolute_error", "mean_absolute_percentage_error", "mean_io_u",
-                       "mean_squared_error", "mean_squared_logarithmic_error", "poisson", "precision", "r2_score",
-                       "recall", "root_mean_squared_error", "sparse_categorical_accuracy",
-                       "sparse_categorical_crossentropy", "sparse_top_k_categorical_accuracy", "squared_hinge",
-                       "top_k_categorical_accuracy", "true_negatives", "true_positives")),
+                   compiles=False, starts=True, metrics=tuple(sorted(METRICS.keys() - WITH_PARAMETERS.keys() - {
+                       "binary_io_u", "concordance_correlation", "one_hot_mean_io_u", "pearson_correlation"}))),
                count_parameters=".torch.models:count_parameters"),
     EngineInfo("numpy", ".softmax:make", "softmax regression without TensorFlow, to try things with",
                families=frozenset({"softmax"}), finishes=True, count_parameters=".softmax:count_parameters",

@@ -1,48 +1,76 @@
-"""The layers of a family's networks, and what they cost, counted without building a network.
-
-Only convolutions and dense layers are walked through, with the channels that are normalised beside them: all else has
-no parameters, and takes about the same share of the time for all networks of a family.
-"""
+"""The layers of a family's networks: engines build what is said here, and what that costs is counted without them."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Literal, TypeAlias
 
 from fleet.spec import model
 from preprocess.sample import SampleSpec
 
-Pixels: TypeAlias = tuple[int, int]  # height, width
+Shape: TypeAlias = tuple[int, ...]  # of what a layer is given for a sample: height, width and channels, or features
 
 
 @dataclass(frozen=True)
 class Layer:
-    """A convolution, or a dense layer, which is one of side 1 at one place.
+    """One layer, by the names that Keras has for its parameters or nearly so.
 
     Attributes:
-        side: of the square filters.
-        inputs, outputs: channels, or features.
-        places: how many it is computed at.
-        has_bias: whether each output has a bias.
-        normalised: channels that are normalised right before or after it.
+        kind: ``average`` is the mean over all pixels, ``add`` the sum of a branch and a shortcut, ``concat`` what goes
+            into a branch and what comes out of it.
+        name: of the layer; unique in its network.
+        outputs: channels of a convolution, or features.
+        side, stride: of square filters, or of pooling.
+        pad: pixels of zeros that are put around an image; None for as many as leave it as large, but for the stride.
+        has_bias: whether each output has one.
+        start: the distribution of the first weights.
+        share: of what is dropped.
+        branch, shortcut: layers.
     """
 
-    side: int
-    inputs: int
-    outputs: int
-    places: int = 1
+    kind: Literal["conv", "dense", "norm", "relu", "max_pool", "mean_pool", "average", "flatten", "dropout", "add",
+                  "concat"]
+    name: str
+    outputs: int = 0
+    side: int = 1
+    stride: int = 1
+    pad: int | None = None
     has_bias: bool = True
-    normalised: int = 0
+    start: Literal["he_normal", "glorot_uniform", "zeros"] = "he_normal"
+    share: float = 0.0
+    branch: tuple[Layer, ...] = ()
+    shortcut: tuple[Layer, ...] = ()
 
-    @property
-    def weights(self) -> int:
-        """Those of its filters."""
-        return self.side ** 2 * self.inputs * self.outputs
+    def after(self, shape: Shape) -> Shape:
+        """The shape of what comes out."""
+        match self.kind:
+            case "conv" | "max_pool" | "mean_pool":
+                height, width = (-(-one // self.stride) if self.pad is None else
+                                 (one + 2 * self.pad - self.side) // self.stride + 1 for one in shape[:2])
+                return height, width, self.outputs or shape[2]
+            case "dense":
+                return *shape[:-1], self.outputs
+            case "average":
+                return shape[2:]
+            case "flatten":
+                return (math.prod(shape),)
+            case "add":
+                return shape_after(self.branch, shape)
+            case "concat":
+                return *shape[:2], shape[2] + shape_after(self.branch, shape)[2]
+        return shape
 
 
-def count_parameters(settings: model.Settings, input_shape: tuple[int, ...], classes: int) -> int:
+def shape_after(layers: Sequence[Layer], shape: Shape) -> Shape:
+    """The shape of what comes out of layers, one after another."""
+    for layer in layers:
+        shape = layer.after(shape)
+    return shape
+
+
+def count_parameters(settings: model.Settings, input_shape: Shape, classes: int) -> int:
     """Count a network's parameters, trainable or not, as Keras' ``count_params`` does.
 
     Args:
@@ -51,7 +79,8 @@ def count_parameters(settings: model.Settings, input_shape: tuple[int, ...], cla
         classes: number of classes.
 
     Returns:
-        The number of parameters; batch normalisation has four a channel.
+        The number of parameters; batch normalisation has four a channel: a scale, a shift, and the moving mean and
+        variance.
 
     Raises:
         UserError: the image is too small for the network.
@@ -62,10 +91,8 @@ def count_parameters(settings: model.Settings, input_shape: tuple[int, ...], cla
     >>> count_parameters(model.CNN(filters=(2,), dense=(), norm="none"), (4, 4, 1), classes=3)
     47
     """
-    # a normalised channel has a scale, a shift, and the moving mean and variance
-    norm = 0 if isinstance(settings, model.Softmax) or settings.norm == "none" else 4
-    return sum(layer.weights + layer.has_bias * layer.outputs + norm * layer.normalised
-               for layer in layers_of(settings, input_shape, classes))
+    return sum(4 * shape[-1] if layer.kind == "norm" else _weights(layer, shape) + layer.has_bias * layer.outputs
+               for layer, shape in _walk(layers_of(settings, input_shape, classes), input_shape))
 
 
 def count_for(settings: model.Settings, sample: SampleSpec) -> int:
@@ -78,10 +105,11 @@ def count_for(settings: model.Settings, sample: SampleSpec) -> int:
     return count_parameters(settings, shape, sample.classes)
 
 
-def count_operations(settings: model.Settings, input_shape: tuple[int, ...], classes: int) -> int:
-    """Count the multiplications of one sample's way through a network.
+def count_operations(settings: model.Settings, input_shape: Shape, classes: int) -> int:
+    """Count the multiplications of one sample's way through a network, as far as they are of weights.
 
-    They say how fast a network trains beside others of its family, before any has trained.
+    They say how fast a network trains beside others of its family, before any has trained: all else takes about the
+    same share of the time for all networks of a family.
 
     Args:
         settings, input_shape, classes: as in :func:`count_parameters`.
@@ -95,88 +123,125 @@ def count_operations(settings: model.Settings, input_shape: tuple[int, ...], cla
     >>> count_operations(model.CNN(filters=(2,), dense=(), norm="none"), (4, 4, 1), classes=3)
     312
     """
-    return sum(layer.weights * layer.places for layer in layers_of(settings, input_shape, classes))
+    return sum(_weights(layer, shape) * math.prod(layer.after(shape)[:-1])
+               for layer, shape in _walk(layers_of(settings, input_shape, classes), input_shape))
 
 
-def layers_of(settings: model.Settings, input_shape: tuple[int, ...], classes: int) -> Iterator[Layer]:
-    """The layers of a network, from its input to its classes.
+def _walk(layers: Sequence[Layer], shape: Shape) -> Iterator[tuple[Layer, Shape]]:
+    """All layers, those inside of others too, and the shape of what each is given."""
+    for layer in layers:
+        yield layer, shape
+        yield from _walk(layer.branch, shape)
+        yield from _walk(layer.shortcut, shape)
+        shape = layer.after(shape)
+
+
+def _weights(layer: Layer, shape: Shape) -> int:
+    return layer.side**2 * shape[-1] * layer.outputs
+
+
+# ---- families ------------------------------------------------------------------------------------
+
+
+def layers_of(settings: model.Settings, input_shape: Shape, outputs: int, is_mask: bool = False) -> tuple[Layer, ...]:
+    """The layers of a network, from its input to its logits or values.
+
+    Args:
+        is_mask: whether each pixel has outputs of its own; of the family ``softmax`` alone.
 
     Raises:
         UserError: the image is too small for the network.
     """
     model.check_input(settings, input_shape)
+    last = Layer("dense", "logits", outputs, start="glorot_uniform")
     if isinstance(settings, model.ResNet):
-        return _resnet(settings, input_shape, classes)
+        return *_resnet(settings, input_shape), last
     if isinstance(settings, model.DenseNet):
-        return _densenet(settings, input_shape, classes)
+        return *_densenet(settings, input_shape), last
     if isinstance(settings, model.CNN):
-        return _cnn(settings, input_shape, classes)
-    return iter([Layer(1, math.prod(input_shape), classes)])
+        return *_cnn(settings), last
+    return (last,) if is_mask else (Layer("flatten", "flatten"), last)
 
 
-def _resnet(settings: model.ResNet, input_shape: tuple[int, ...], classes: int) -> Iterator[Layer]:
-    def conv(side: int, inputs: int, outputs: int) -> Layer:  # always with a bias, as keras.applications has
-        return Layer(side, inputs, outputs, math.prod(pixels), normalised=outputs)
-
-    bottleneck = model.has_bottlenecks(settings, input_shape)
-    side, pixels, left = _stem(settings, input_shape)
-    yield conv(side, input_shape[2], settings.width)
-    pixels, channels = left, settings.width
+def _resnet(settings: model.ResNet, input_shape: Shape) -> Iterator[Layer]:
+    yield from _stem(settings, input_shape, settings.width)
+    is_narrow = settings.bottleneck
+    if is_narrow == "auto":
+        is_narrow = model.large_stem(settings, input_shape)
+    channels = settings.width
     for stage, count in enumerate(settings.blocks):
-        inner = settings.width * 2 ** stage
-        outer = 4 * inner if bottleneck else inner
         for block in range(count):
-            shrinks = block == 0 and stage > 0
-            pixels = _halved(pixels) if shrinks else pixels
-            if shrinks or channels != outer:  # the shape changes: a projection
-                yield conv(1, channels, outer)
-            if bottleneck:
-                yield from (conv(1, channels, inner), conv(3, inner, inner), conv(1, inner, outer))
-            else:
-                yield from (conv(3, channels, inner), conv(3, inner, outer))
-            channels = outer
-    yield Layer(1, channels, classes)
+            name, filters = f"stage{stage}_block{block}", settings.width * 2**stage
+            stride = 2 if block == 0 and stage > 0 else 1  # of the first convolution, as in keras.applications
+            sizes = ((filters, 1), (filters, 3), (4 * filters, 1)) if is_narrow else ((filters, 3), (filters, 3))
+            branch = _conv(settings, f"{name}_1", *sizes[0], stride)
+            for place, size in enumerate(sizes[1:], 2):
+                branch += [Layer("relu", f"{name}_{place - 1}_relu"),
+                           *_conv(settings, f"{name}_{place}", *size, is_last=place == len(sizes))]
+            is_projected = stride > 1 or channels != sizes[-1][0]
+            channels = sizes[-1][0]
+            shortcut = _conv(settings, f"{name}_0", channels, 1, stride) if is_projected else []
+            yield Layer("add", f"{name}_add", branch=tuple(branch), shortcut=tuple(shortcut))
+            yield Layer("relu", f"{name}_out_relu")
+    yield from _pooled(settings.dropout)
 
 
-def _densenet(settings: model.DenseNet, input_shape: tuple[int, ...], classes: int) -> Iterator[Layer]:
-    def conv(side: int, inputs: int, outputs: int, normalised: int) -> Layer:
-        has_bias = settings.norm == "none"  # batch normalisation brings its own shift
-        return Layer(side, inputs, outputs, math.prod(pixels), has_bias, normalised)
+def _densenet(settings: model.DenseNet, input_shape: Shape) -> Iterator[Layer]:
+    def conv(name: str, outputs: int, side: int) -> list[Layer]:
+        return [*_norm(settings, name), Layer("relu", f"{name}_relu"),
+                Layer("conv", f"{name}_conv", outputs, side, has_bias=settings.norm == "none")]
 
-    growth, channels = settings.growth, 2 * settings.growth
-    side, pixels, left = _stem(settings, input_shape)
-    yield conv(side, input_shape[2], channels, channels)
-    pixels = left
-    for block, layers in enumerate(settings.blocks):
+    channels = 2 * settings.growth
+    yield from _stem(settings, input_shape, channels, has_bias=settings.norm == "none")
+    for block, count in enumerate(settings.blocks):
         if block > 0:  # the transition
-            kept = model.compressed(channels, settings.compression)
-            yield conv(1, channels, kept, channels)
-            pixels, channels = _halved(pixels), kept
-        for _ in range(layers):
-            yield conv(1, channels, 4 * growth, channels)
-            yield conv(3, 4 * growth, growth, 4 * growth)
-            channels += growth
-    yield Layer(1, channels, classes, normalised=channels)
+            channels = max(1, int(channels * settings.compression))
+            yield from conv(f"transition{block}", channels, 1)
+            yield Layer("mean_pool", f"transition{block}_pool", side=2, stride=2, pad=0)
+        for place in range(count):
+            name = f"block{block}_layer{place}"
+            yield Layer("concat", f"{name}_concat", branch=(*conv(f"{name}_1", 4 * settings.growth, 1),
+                                                            *conv(f"{name}_2", settings.growth, 3)))
+        channels += count * settings.growth
+    yield from (*_norm(settings, "final"), Layer("relu", "final_relu"), *_pooled(settings.dropout))
 
 
-def _cnn(settings: model.CNN, input_shape: tuple[int, ...], classes: int) -> Iterator[Layer]:
-    height, width, channels = input_shape  # check_input has seen to it
-    for filters in settings.filters:
-        yield Layer(settings.kernel, channels, filters, height * width, normalised=filters)
-        height, width, channels = height // 2, width // 2, filters
-    features = height * width * channels
-    for units in (*settings.dense, classes):
-        yield Layer(1, features, units)
-        features = units
+def _cnn(settings: model.CNN) -> Iterator[Layer]:
+    for stage, filters in enumerate(settings.filters):
+        yield from (*_conv(settings, f"stage{stage}", filters, settings.kernel), Layer("relu", f"stage{stage}_relu"),
+                    Layer("max_pool", f"stage{stage}_pool", side=2, stride=2, pad=0))
+    yield Layer("flatten", "flatten")
+    for place, units in enumerate(settings.dense):
+        yield from (Layer("dense", f"dense{place}", units), Layer("relu", f"dense{place}_relu"),
+                    *_dropout(f"dense{place}_dropout", settings.dropout))
 
 
-def _stem(settings: model.ResNet | model.DenseNet, input_shape: tuple[int, ...]) -> tuple[int, Pixels, Pixels]:
-    """The side of the first convolution, the pixels that it is computed at, and those that it leaves to the others."""
-    pixels = input_shape[0], input_shape[1]
-    if not model.large_stem(settings, input_shape):
-        return 3, pixels, pixels
-    return 7, _halved(pixels), _halved(_halved(pixels))
+def _stem(settings: model.ResNet | model.DenseNet, input_shape: Shape, filters: int, has_bias: bool = True
+          ) -> Iterator[Layer]:
+    large = model.large_stem(settings, input_shape)
+    side, stride, pad = (7, 2, 3) if large else (3, 1, None)
+    yield from (Layer("conv", "stem_conv", filters, side, stride, pad, has_bias), *_norm(settings, "stem"),
+                Layer("relu", "stem_relu"))
+    if large:  # with as much on both sides, where "as large" would pad an even image on one side only
+        yield Layer("max_pool", "stem_pool", side=3, stride=2, pad=1)
 
 
-def _halved(pixels: Pixels) -> Pixels:
-    return -(-pixels[0] // 2), -(-pixels[1] // 2)
+def _conv(settings: model.ResNet | model.CNN, name: str, outputs: int, side: int, stride: int = 1,
+          is_last: bool = False) -> list[Layer]:
+    """A convolution and its normalisation; it may be the last one of a branch."""
+    # Without normalisation the variance would double with every block; a branch that starts
+    # at zero keeps it (Zhang et al., Fixup Initialization, ICLR 2019).
+    start: Literal["zeros", "he_normal"] = "zeros" if is_last and settings.norm == "none" else "he_normal"
+    return [Layer("conv", f"{name}_conv", outputs, side, stride, start=start), *_norm(settings, name)]
+
+
+def _norm(settings: model.ResNet | model.DenseNet | model.CNN, name: str) -> list[Layer]:
+    return [] if settings.norm == "none" else [Layer("norm", f"{name}_norm")]
+
+
+def _pooled(dropout: float) -> list[Layer]:
+    return [Layer("average", "pool"), *_dropout("dropout", dropout)]
+
+
+def _dropout(name: str, share: float) -> list[Layer]:
+    return [Layer("dropout", name, share=share)] if share else []

@@ -315,11 +315,6 @@ def large_stem(settings: ResNet | DenseNet, input_shape: tuple[int, ...]) -> boo
     return settings.stem == "imagenet"
 
 
-def has_bottlenecks(settings: ResNet, input_shape: tuple[int, ...]) -> bool:
-    """Whether the residual blocks are bottlenecks on images of this shape."""
-    return large_stem(settings, input_shape) if settings.bottleneck == "auto" else settings.bottleneck
-
-
 def check_input(settings: Settings, input_shape: tuple[int, ...]) -> None:
     """Check that samples are images, and that no pooling is left without pixels.
 
@@ -346,8 +341,3 @@ def check_input(settings: Settings, input_shape: tuple[int, ...]) -> None:
         name = type(settings).__name__.lower()
         raise UserError(f"{name} halves the image {counted(halvings, 'time')} and needs at least {side}x{side} pixels, "
                         f"not {input_shape[0]}x{input_shape[1]}")
-
-
-def compressed(channels: int, compression: float) -> int:
-    """Channels that a dense network's transition keeps: rounded down, at least one."""
-    return max(1, int(channels * compression))

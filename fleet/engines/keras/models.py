@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import inspect
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,9 +20,9 @@ from keras import layers
 
 from fleet.engines.own import generators_kept, own_model
 from fleet.errors import ModelError, NetworkWarning, UserError
-from fleet.spec import model as families
+from fleet.spec.layers import Layer, layers_of
 from fleet.spec.measures import Measure
-from fleet.spec.model import Architecture, one_line
+from fleet.spec.model import Architecture, check_target, one_line
 from preprocess.target import TargetSpec, class_target
 
 # The epsilon of keras.applications, so that its weights give the same outputs here. The
@@ -110,133 +110,44 @@ def _seeded(seed: int) -> Iterator[None]:
 # --- families ------------------------------------------------------------------------------
 
 def _build_family(model: Architecture, input_shape: tuple[int, ...], classes: int, target: TargetSpec) -> keras.Model:
-    settings = model.settings
-    families.check_input(settings, input_shape)
+    found = layers_of(model.settings, input_shape, classes, target.kind == "mask")
     inputs = keras.Input(input_shape, name="image")
-    if isinstance(settings, families.ResNet):
-        features = _resnet(settings, inputs)
-    elif isinstance(settings, families.DenseNet):
-        features = _densenet(settings, inputs)
-    elif isinstance(settings, families.CNN):
-        features = _cnn(settings, inputs)
-    else:
-        features = inputs if target.kind == "mask" else layers.Flatten()(inputs)
-    return keras.Model(inputs, layers.Dense(classes, name="logits")(features), name=model.target)
+    return keras.Model(inputs, _through(found, inputs), name=model.target)
 
 
-def _resnet(settings: families.ResNet, x: Any) -> Any:
-    input_shape = x.shape[1:]
-    make_block = _bottleneck if families.has_bottlenecks(settings, input_shape) else _basic_block
-    x = _stem(x, settings, input_shape, settings.width, use_bias=True)
-    for stage, count in enumerate(settings.blocks):
-        for block in range(count):
-            stride = 2 if block == 0 and stage > 0 else 1
-            name = f"stage{stage}_block{block}"
-            x = make_block(x, settings.width * 2 ** stage, stride, settings.norm, name)
-    return _pooled(x, settings.dropout)
-
-
-def _bottleneck(x: Any, filters: int, stride: int, norm: str, name: str) -> Any:
-    """1x1, 3x3 and 1x1 convolutions beside a shortcut; the first has the stride, as in keras.applications."""
-    shortcut = _shortcut(x, 4 * filters, stride, norm, name)
-    y = _relu(_conv_norm(x, filters, 1, stride, norm, f"{name}_1"), f"{name}_1")
-    y = _relu(_conv_norm(y, filters, 3, 1, norm, f"{name}_2"), f"{name}_2")
-    y = _conv_norm(y, 4 * filters, 1, 1, norm, f"{name}_3", last=True)
-    return _relu(layers.Add(name=f"{name}_add")([shortcut, y]), f"{name}_out")
-
-
-def _basic_block(x: Any, filters: int, stride: int, norm: str, name: str) -> Any:
-    """Two 3x3 convolutions beside a shortcut."""
-    shortcut = _shortcut(x, filters, stride, norm, name)
-    y = _relu(_conv_norm(x, filters, 3, stride, norm, f"{name}_1"), f"{name}_1")
-    y = _conv_norm(y, filters, 3, 1, norm, f"{name}_2", last=True)
-    return _relu(layers.Add(name=f"{name}_add")([shortcut, y]), f"{name}_out")
-
-
-def _shortcut(x: Any, filters: int, stride: int, norm: str, name: str) -> Any:
-    if stride == 1 and x.shape[-1] == filters:
-        return x
-    return _conv_norm(x, filters, 1, stride, norm, f"{name}_0")
-
-
-def _conv_norm(x: Any, filters: int, kernel: int, stride: int, norm: str, name: str,
-               last: bool = False) -> Any:
-    # Without normalisation the variance would double with every block; a branch that starts
-    # at zero keeps it (Zhang et al., Fixup Initialization, ICLR 2019).
-    initializer = "zeros" if last and norm == "none" else "he_normal"
-    x = layers.Conv2D(filters, kernel, strides=stride, padding="same", kernel_initializer=initializer,
-                      name=f"{name}_conv")(x)
-    return _norm(x, norm, name)
-
-
-def _densenet(settings: families.DenseNet, x: Any) -> Any:
-    norm, use_bias = settings.norm, settings.norm == "none"
-    x = _stem(x, settings, x.shape[1:], 2 * settings.growth, use_bias=use_bias)
-
-    def norm_relu_conv(x: Any, filters: int, kernel: int, name: str) -> Any:
-        x = _relu(_norm(x, norm, name), name)
-        return layers.Conv2D(filters, kernel, padding="same", use_bias=use_bias,
-                             kernel_initializer="he_normal", name=f"{name}_conv")(x)
-
-    for block, count in enumerate(settings.blocks):
-        if block > 0:
-            name = f"transition{block}"
-            x = norm_relu_conv(x, families.compressed(x.shape[-1], settings.compression), 1, name)
-            x = layers.AveragePooling2D(2, name=f"{name}_pool")(x)
-        for layer in range(count):
-            name = f"block{block}_layer{layer}"
-            y = norm_relu_conv(x, 4 * settings.growth, 1, f"{name}_1")
-            y = norm_relu_conv(y, settings.growth, 3, f"{name}_2")
-            x = layers.Concatenate(name=f"{name}_concat")([x, y])
-    return _pooled(_relu(_norm(x, norm, "final"), "final"), settings.dropout)
-
-
-def _cnn(settings: families.CNN, x: Any) -> Any:
-    for index, filters in enumerate(settings.filters):
-        name = f"stage{index}"
-        x = _relu(_conv_norm(x, filters, settings.kernel, 1, settings.norm, name), name)
-        x = layers.MaxPooling2D(2, name=f"{name}_pool")(x)
-    x = layers.Flatten(name="flatten")(x)
-    for index, units in enumerate(settings.dense):
-        x = layers.Dense(units, "relu", kernel_initializer="he_normal", name=f"dense{index}")(x)
-        x = layers.Dropout(settings.dropout, name=f"dense{index}_dropout")(x) if settings.dropout else x
+def _through(found: Iterable[Layer], x: Any) -> Any:
+    """What layers make of a tensor, one after another."""
+    for layer in found:
+        if layer.pad:
+            x = layers.ZeroPadding2D(layer.pad, name=f"{layer.name.removesuffix('_conv')}_pad")(x)
+        match layer.kind:
+            case "add":
+                x = layers.Add(name=layer.name)([_through(layer.shortcut, x), _through(layer.branch, x)])
+            case "concat":
+                x = layers.Concatenate(name=layer.name)([x, _through(layer.branch, x)])
+            case _:
+                x = _LAYERS[layer.kind](layer)(x)
     return x
 
 
-def _stem(x: Any, settings: families.ResNet | families.DenseNet, input_shape: tuple[int, ...], filters: int,
-          use_bias: bool) -> Any:
-    large = families.large_stem(settings, input_shape)
-    if large:
-        x = layers.ZeroPadding2D(3, name="stem_pad")(x)
-    x = layers.Conv2D(filters, 7 if large else 3, strides=2 if large else 1, use_bias=use_bias,
-                      padding="valid" if large else "same", kernel_initializer="he_normal",
-                      name="stem_conv")(x)
-    x = _relu(_norm(x, settings.norm, "stem"), "stem")
-    if large:  # padded by hand: "same" would pad an even image on one side only
-        x = layers.ZeroPadding2D(1, name="stem_pool_pad")(x)
-        x = layers.MaxPooling2D(3, strides=2, name="stem_pool")(x)
-    return x
-
-
-def _norm(x: Any, norm: str, name: str) -> Any:
-    if norm == "none":
-        return x
-    return layers.BatchNormalization(epsilon=_EPSILON, momentum=_MOMENTUM, name=f"{name}_norm")(x)
-
-
-def _relu(x: Any, name: str) -> Any:
-    return layers.Activation("relu", name=f"{name}_relu")(x)
-
-
-def _pooled(x: Any, dropout: float) -> Any:
-    x = layers.GlobalAveragePooling2D(name="pool")(x)
-    return layers.Dropout(dropout, name="dropout")(x) if dropout else x
+_LAYERS: dict[str, Callable[[Layer], keras.layers.Layer]] = {
+    "conv": lambda one: layers.Conv2D(
+        one.outputs, one.side, strides=one.stride, padding="same" if one.pad is None else "valid",
+        use_bias=one.has_bias, kernel_initializer=one.start, name=one.name),
+    "dense": lambda one: layers.Dense(one.outputs, kernel_initializer=one.start, name=one.name),
+    "norm": lambda one: layers.BatchNormalization(epsilon=_EPSILON, momentum=_MOMENTUM, name=one.name),
+    "relu": lambda one: layers.Activation("relu", name=one.name),
+    "max_pool": lambda one: layers.MaxPooling2D(one.side, strides=one.stride, name=one.name),
+    "mean_pool": lambda one: layers.AveragePooling2D(one.side, strides=one.stride, name=one.name),
+    "average": lambda one: layers.GlobalAveragePooling2D(name=one.name),
+    "flatten": lambda one: layers.Flatten(name=one.name),
+    "dropout": lambda one: layers.Dropout(one.share, name=one.name)}
 
 
 # --- keras.applications --------------------------------------------------------------------
 
 def _build_application(model: Architecture, input_shape: tuple[int, ...], classes: int) -> keras.Model:
-    families.check_target(model.target)
+    check_target(model.target)
     function = getattr(keras.applications, model.target)
     _check_application_args(model, function)
     args = dict(model.args)

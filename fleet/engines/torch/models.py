@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import math
 import random
-from collections.abc import Iterator
+from collections import OrderedDict
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import NamedTuple
 
@@ -17,7 +18,7 @@ from torch import nn
 
 from fleet.engines.own import generators_kept, own_model
 from fleet.errors import ModelError
-from fleet.spec import model as families
+from fleet.spec.layers import Layer, Shape, layers_of
 from fleet.spec.model import Architecture, one_line
 from preprocess.sample import ImageSpec
 from preprocess.target import TargetSpec
@@ -55,7 +56,8 @@ def build_module(architecture: Architecture, image: ImageSpec, target: TargetSpe
     """
     with _seeded(seed):
         if architecture.kind == "family":
-            return Built(_family(architecture, image.shape, target), torch.float32)
+            found = layers_of(architecture.settings, image.shape, target.outputs, target.kind == "mask")
+            return Built(nn.Sequential(OrderedDict(_modules(found, image.shape))), torch.float32)
         module = own_model(architecture, image.shape, target.outputs, nn.Module, "torch.nn.Module").float()
         return Built(module, _checked(architecture.target, module, image, target, is_scaled))
 
@@ -123,113 +125,84 @@ def _seeded(seed: int) -> Iterator[None]:
 # --- families ------------------------------------------------------------------------------
 
 
-def _family(architecture: Architecture, shape: tuple[int, ...], target: TargetSpec) -> nn.Module:
-    settings = architecture.settings
-    families.check_input(settings, shape)
-    if isinstance(settings, families.ResNet):
-        return _ResNet(settings, shape, target.outputs)
-    if isinstance(settings, families.CNN):
-        return _cnn(settings, shape, target.outputs)
-    if target.kind == "mask":  # each pixel by itself
-        return nn.Sequential(_scaled(nn.Conv2d(shape[2], target.outputs, 1), "glorot"))
-    return nn.Sequential(nn.Flatten(), _dense(math.prod(shape), target.outputs))
+def _modules(found: Iterable[Layer], shape: Shape) -> dict[str, nn.Module]:
+    """The modules of layers, by name.
+
+    Args:
+        shape: of what the first is given.
+    """
+    made = {}
+    for layer in found:
+        made[layer.name] = _MODULES[layer.kind](layer, shape)
+        shape = layer.after(shape)
+    return made
 
 
-def _cnn(settings: families.CNN, shape: tuple[int, ...], outputs: int) -> nn.Sequential:
-    height, width, channels = shape
-    layers: list[nn.Module] = []
-    for filters in settings.filters:
-        layers += [*_conv(channels, filters, settings.kernel, 1, (height, width), settings.norm), nn.ReLU(),
-                   nn.MaxPool2d(2)]
-        height, width, channels = height // 2, width // 2, filters
-    layers.append(nn.Flatten())
-    features = height * width * channels
-    for units in settings.dense:
-        layers += [_scaled(nn.Linear(features, units)), nn.ReLU()]
-        layers += [nn.Dropout(settings.dropout)] if settings.dropout else []
-        features = units
-    return nn.Sequential(*layers, _dense(features, outputs))
+class _Add(nn.Module):
+    """The sum of a branch and a shortcut."""
 
-
-class _ResNet(nn.Module):
-    def __init__(self, settings: families.ResNet, shape: tuple[int, ...], outputs: int) -> None:
+    def __init__(self, layer: Layer, shape: Shape) -> None:
         super().__init__()
-        side, width, channels = (shape[0], shape[1]), settings.width, shape[2]
-        large, norm = families.large_stem(settings, shape), settings.norm
-        if large:
-            conv = _scaled(nn.Conv2d(channels, width, 7, stride=2, padding=3))
-            side = ((side[0] + 3) // 4, (side[1] + 3) // 4)
-        else:
-            conv = _scaled(nn.Conv2d(channels, width, 3, padding=1))
-        pool = [nn.MaxPool2d(3, stride=2, padding=1)] if large else []
-        self.stem = nn.Sequential(conv, *_norm(width, norm), nn.ReLU(), *pool)
-        blocks, channels = [], width
-        for stage, count in enumerate(settings.blocks):
-            for block in range(count):
-                stride = 2 if block == 0 and stage > 0 else 1
-                made = _Block(channels, width * 2**stage, stride, side, norm, families.has_bottlenecks(settings, shape))
-                blocks.append(made)
-                side, channels = made.side, made.outputs
-        self.blocks = nn.Sequential(*blocks)
-        self.dropout = nn.Dropout(settings.dropout) if settings.dropout else nn.Identity()
-        self.logits = _dense(channels, outputs)
+        self.branch, self.shortcut = (nn.Sequential(*_modules(part, shape).values())
+                                      for part in (layer.branch, layer.shortcut))
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        features = self.blocks(self.stem(images)).mean((2, 3))
-        found: torch.Tensor = self.logits(self.dropout(features))
+        found: torch.Tensor = self.shortcut(images) + self.branch(images)
         return found
 
 
-class _Block(nn.Module):
-    """Two 3x3 convolutions, or 1x1, 3x3 and 1x1 ones, beside a shortcut; the first has the stride."""
+class _Concat(nn.Module):
+    """What goes into a branch, and what comes out of it."""
 
-    def __init__(self, inputs: int, filters: int, stride: int, side: tuple[int, int], norm: str, is_narrow: bool
-                 ) -> None:
+    def __init__(self, layer: Layer, shape: Shape) -> None:
         super().__init__()
-        self.outputs = 4 * filters if is_narrow else filters
-        self.side = (-(-side[0] // stride), -(-side[1] // stride))
-        if is_narrow:
-            self.branch = nn.Sequential(*_conv(inputs, filters, 1, stride, side, norm), nn.ReLU(),
-                                        *_conv(filters, filters, 3, 1, self.side, norm), nn.ReLU(),
-                                        *_conv(filters, self.outputs, 1, 1, self.side, norm, last=True))
-        else:
-            self.branch = nn.Sequential(*_conv(inputs, filters, 3, stride, side, norm), nn.ReLU(),
-                                        *_conv(filters, filters, 3, 1, self.side, norm, last=True))
-        is_projected = stride > 1 or inputs != self.outputs
-        self.shortcut = nn.Sequential(*_conv(inputs, self.outputs, 1, stride, side, norm)) if is_projected else (
-            nn.Identity())
+        self.branch = nn.Sequential(*_modules(layer.branch, shape).values())
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
-        return torch.relu(self.shortcut(images) + self.branch(images))
+        return torch.cat([images, self.branch(images)], 1)
 
 
-def _conv(inputs: int, filters: int, kernel: int, stride: int, side: tuple[int, int], norm: str,
-          last: bool = False) -> list[nn.Module]:
+class _Average(nn.Module):
+    def forward(self, images: torch.Tensor) -> torch.Tensor:
+        return images.mean((2, 3))
+
+
+def _conv(layer: Layer, shape: Shape) -> nn.Module:
     """A convolution whose output is as large as its input, or half as large, padded as Keras pads."""
-    height, width = (max((-(-one // stride) - 1) * stride + kernel - one, 0) for one in side)
-    pads = (width // 2, width - width // 2, height // 2, height - height // 2)  # left, right, top, bottom
-    is_even = pads[0] == pads[1] and pads[2] == pads[3]
-    conv = nn.Conv2d(inputs, filters, kernel, stride, padding=(pads[2], pads[0]) if is_even else 0)
-    # A branch that starts at zero keeps the variance, which would double with every block (Fixup, ICLR 2019).
-    scaled = _scaled(conv, "zeros" if last and norm == "none" else "he")
-    return [*([] if is_even else [nn.ZeroPad2d(pads)]), scaled, *_norm(filters, norm)]
+    side, stride, outputs = layer.side, layer.stride, layer.outputs
+    pads = [max((-(-one // stride) - 1) * stride + side - one, 0) for one in shape[1::-1]]  # of width and height
+    first = [one // 2 for one in pads] if layer.pad is None else [layer.pad] * 2
+    is_even = layer.pad is not None or not any(one % 2 for one in pads)
+    conv = _scaled(nn.Conv2d(shape[2], outputs, side, stride, (first[1], first[0]) if is_even else 0,
+                             bias=layer.has_bias), layer.start)
+    more = [place for one, all_ in zip(first, pads, strict=True) for place in (one, all_ - one)]  # left, right, ...
+    return conv if is_even else nn.Sequential(nn.ZeroPad2d(tuple(more)), conv)
 
 
-def _norm(channels: int, norm: str) -> list[nn.Module]:
-    return [] if norm == "none" else [nn.BatchNorm2d(channels, eps=_EPSILON)]
+def _dense(layer: Layer, shape: Shape) -> nn.Module:
+    if len(shape) == 3:  # each pixel by itself
+        return _scaled(nn.Conv2d(shape[2], layer.outputs, 1), layer.start)
+    return _scaled(nn.Linear(shape[0], layer.outputs), layer.start)
 
 
-def _dense(inputs: int, outputs: int) -> nn.Module:
-    return _scaled(nn.Linear(inputs, outputs), "glorot")
+_MODULES: dict[str, Callable[[Layer, Shape], nn.Module]] = {
+    "conv": _conv, "dense": _dense, "add": _Add, "concat": _Concat,
+    "norm": lambda _, shape: nn.BatchNorm2d(shape[2], eps=_EPSILON),
+    "relu": lambda *_: nn.ReLU(),
+    "max_pool": lambda one, _: nn.MaxPool2d(one.side, one.stride, one.pad or 0),
+    "mean_pool": lambda one, _: nn.AvgPool2d(one.side, one.stride),
+    "average": lambda *_: _Average(),
+    "flatten": lambda *_: nn.Flatten(),
+    "dropout": lambda one, _: nn.Dropout(one.share)}
 
 
-def _scaled(layer: nn.Conv2d | nn.Linear, by: str = "he") -> nn.Module:
+def _scaled(layer: nn.Conv2d | nn.Linear, start: str) -> nn.Module:
     """A layer with the first weights that the Keras engine gives it."""
-    assert layer.bias is not None
-    nn.init.zeros_(layer.bias)
-    if by == "glorot":
+    if layer.bias is not None:
+        nn.init.zeros_(layer.bias)
+    if start == "glorot_uniform":
         nn.init.xavier_uniform_(layer.weight)
-    elif by == "zeros":
+    elif start == "zeros":
         nn.init.zeros_(layer.weight)
     else:
         deviation = math.sqrt(2 / nn.init._calculate_correct_fan(layer.weight, "fan_in")) / _CUT

@@ -75,8 +75,8 @@ def test_dropout_follows_from_the_seed_and_the_step(batch):
 def test_a_state_of_another_network_is_refused():
     one = built()
     state = one.state()
-    state.pop("model/0.weight")
-    with pytest.raises(CheckpointError, match=r"another network: it differs in model/0\.weight"):
+    state.pop("model/stage0_conv.weight")
+    with pytest.raises(CheckpointError, match=r"another network: it differs in model/stage0_conv\.weight"):
         one.load(state)
 
 
@@ -182,7 +182,8 @@ def test_samples_may_weigh_where_sums_are_read_late(batch, late):
 @pytest.mark.parametrize("model", [
     {"build": f"{MODULES}:viewing"}, {"build": f"{MODULES}:convolutional", "args": {"filters": 6}},
     {"family": "softmax"}, {"family": "resnet", "args": {"blocks": [1, 1], "width": 4}},
-    {"family": "resnet", "args": {"blocks": [1, 1], "width": 4, "stem": "imagenet", "norm": "none"}}],
+    {"family": "resnet", "args": {"blocks": [1, 1], "width": 4, "stem": "imagenet", "norm": "none"}},
+    {"family": "densenet", "args": {"blocks": [1, 2], "growth": 3}}],
     ids=lambda model: next(iter(model.values())))
 def test_what_is_counted_before_a_network_is_built_is_what_it_has(batch, model):
     trainable, spec = built(model), spec_of(model)
