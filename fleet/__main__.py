@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import os
 import shlex
+import signal
 import sys
 from importlib import import_module
 
@@ -88,6 +89,8 @@ def main(argv: list[str] | None = None) -> int:
     except BrokenPipeError:  # the reader (head, less) has seen enough
         sys.stderr.close()
         return ExitStatus.OK
+    except KeyboardInterrupt:
+        return 128 + signal.SIGINT
 
 
 def _split(words: list[str]) -> tuple[str | None, list[str]]:

@@ -174,3 +174,15 @@ def test_a_run_is_shown_again_from_some_time_on_as_fast_as_is_wanted(tmp_path, c
     assert sum(slept) == pytest.approx((20.5 + 8.5 - 8) / 10)  # of the third, which begins when the first has ended
     assert main(["watch", str(paths.root), "--from", "0s", "--json", "--speed", "1000"]) == 0
     assert [json.loads(line)["network"] for line in capsys.readouterr().out.splitlines()] == ["b", "a", "b"]
+
+
+def test_who_has_seen_enough_is_told_nothing(tmp_path, capsys, monkeypatch):
+    paths = harvested(tmp_path)
+    capsys.readouterr()
+
+    def interrupted(seconds):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("fleet.commands.live.watch.time.sleep", interrupted)
+    assert main(["watch", str(paths.root), "--from", "0s"]) == 130
+    assert capsys.readouterr().err == ""
