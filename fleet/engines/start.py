@@ -58,7 +58,7 @@ def meeting(patterns: Iterable[str], names: Collection[str], key: str) -> set[st
     for pattern in patterns:
         now = {name for name in names if fnmatchcase(name, pattern) or fnmatchcase(name.replace("/", "."), pattern)}
         if not now:
-            raise SettingError(f"{pattern!r} meets no weight; there are {_listed(list(dict.fromkeys(names)))}",
+            raise SettingError(f"{pattern!r} matches no weight; there are {_listed(list(dict.fromkeys(names)))}",
                                "train", "start", key)
         met |= now
     return met

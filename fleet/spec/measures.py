@@ -195,8 +195,10 @@ def check_name(measure: Measure, known: Mapping[str, Any] | tuple[str, ...], wha
         return
     short = [one for one in _SHORT if snake(one) in known]
     close = difflib.get_close_matches(snake(name), [*known, *short], n=3)
-    hint = f" (did you mean {', '.join(close)}?)" if close else f"; there are {', '.join(sorted(known))}"
-    raise ValueError(f"no {what} of Keras is named {name!r}{hint}, or an import path module:function")
+    hint = f" (did you mean {', '.join(close)}?)" if close else ""
+    right = "a name of Keras" if close else ", ".join(sorted(known))
+    raise ValueError(f"no {what} of Keras is named {name!r}{hint}; it should be {right}, or an import path "
+                     "module:function")
 
 
 @cache  # of what every network monitors it is asked whenever networks are ranked

@@ -687,6 +687,7 @@ train:
 """, file)
     assert [(one.line, one.key) for one in found] == [(3, "models[0].train.loss"), (8, "train.converge.monitor")]
     assert "no loss of Keras is named 'msee'" in found[0].wrong
+    assert found[0].right == "it should be a name of Keras, or an import path module:function"
     assert "'val_mae' is not computed" in found[1].wrong
     assert "should be one of loss, accuracy" in found[1].right
     assert not any("when_scaled" in str(one) for one in found)

@@ -111,10 +111,10 @@ def test_what_does_not_fit_is_named_one_by_one(built, tmp_path):
 def test_a_pattern_that_meets_nothing_is_a_mistake(built, tmp_path):
     first = built()
     first.export(first.state(), tmp_path / "best.keras")
-    with pytest.raises(SettingError, match=r"'head.\*' meets no weight; there are stage0_conv/kernel, ") as caught:
+    with pytest.raises(SettingError, match=r"'head.\*' matches no weight; there are stage0_conv/kernel, ") as caught:
         built().begin_with(tmp_path / "best.keras", ["head.*"])
     assert caught.value.setting == ("train", "start", "skip")
-    with pytest.raises(SettingError, match="'body' meets no weight") as caught:
+    with pytest.raises(SettingError, match="'body' matches no weight") as caught:
         built(train="start: {file: best.keras, freeze: [body]}")
     assert caught.value.setting == ("train", "start", "freeze")
     with pytest.raises(SettingError, match="nothing is left to train"):
