@@ -47,13 +47,6 @@ class ScalingCurve:
         """The fewest GPUs on which the job runs."""
         return next(k for k, factor in enumerate(self.factors, start=1) if factor > 0)
 
-    @property
-    def concave(self) -> bool:
-        """Whether each further GPU adds something, and no more than the one before, up to the peak."""
-        shape, = analyse([self.factors])
-        counts = shape.choices.gpus
-        return len(shape.steps.gpus) == len(counts) - 1 == int(counts[-1])
-
 
 class Pieces(NamedTuple):
     """Pairs of numbers, some for each of several curves; those of one curve follow one another.

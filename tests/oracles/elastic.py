@@ -14,7 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduler.elastic.allocate import Allocation, ScalingCurve, allocate
+from scheduler.elastic.allocate import Allocation, ScalingCurve
 from scheduler.elastic.curves import Array, analyse
 
 
@@ -42,21 +42,6 @@ def integer_programme(curves: Sequence[ScalingCurve], gpus: int) -> Allocation |
         return None
     taken = found.x > 0.5
     return Allocation(tuple(counts[taken].tolist()), float(factors[taken].sum()), "integer programme")
-
-
-def greedy(curves: Sequence[ScalingCurve], gpus: int) -> Allocation | None:
-    """As :func:`scheduler.elastic.allocate.allocate`, where every curve is concave: each GPU goes where it adds most.
-
-    The gains of a concave job fall from one GPU to the next, so the largest
-    gains of all jobs together are a prefix of each job's, and no other choice
-    of as many has a greater sum (Fox, Management Science 13(3), 1966).
-
-    Raises:
-        ValueError: a curve is not concave.
-    """
-    if not all(curve.concave for curve in curves):
-        raise ValueError("greedy is exact for concave curves only")
-    return allocate(curves, gpus)
 
 
 def dynamic_programme(curves: Sequence[ScalingCurve], gpus: int) -> Allocation | None:

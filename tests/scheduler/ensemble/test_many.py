@@ -233,7 +233,6 @@ def test_equal_tables_are_compared_network_by_network_once():
     assert one != RateTable(1, 1, (*one.models[:-1], Network("n29", (2.0,)))) != "no table"
 
 
-
 @given(st.lists(st.tuples(st.sampled_from(["come", "change", "anew"]), st.integers(0, 2)), max_size=20))
 @settings(max_examples=examples(40), deadline=None)
 def test_kinds_are_those_of_the_networks_however_the_table_grows(steps):

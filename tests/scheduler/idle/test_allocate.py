@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scheduler.base import InputError
-from scheduler.idle import allocate as idle
 from scheduler.idle import allocate as sharing
 from scheduler.idle.allocate import worth
 from tests.examples import examples
@@ -75,9 +74,9 @@ class TestExact(IdleNodesContract):
 @given(problems(most_trainers=6, most_nodes=14) | problems(most_trainers=6, most_nodes=14, values=st.integers(0, 4)))
 def test_counts_that_are_in_no_optimum_change_nothing(problem):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(idle, "FEW_COUNTS", 10**9)
+        patch.setattr(sharing, "FEW_COUNTS", 10**9)
         of_all = problem.ask(sharing.allocate)
-        patch.setattr(idle, "FEW_COUNTS", 0)
+        patch.setattr(sharing, "FEW_COUNTS", 0)
         assert problem.ask(sharing.allocate) == of_all
 
 

@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 from scheduler.base import InputError
 from scheduler.reservation import blocks
 from scheduler.reservation import requests as req
-from scheduler.reservation import requests as reservation
 from scheduler.reservation.laws import Discrete, discretise, empirical, make_law
 from scheduler.reservation.log import read_runs
 from tests.examples import examples
@@ -90,8 +89,8 @@ def test_no_sequence_is_better_than_the_optimal_one(law, rate, spent):
 @given(laws(most=9), rates, st.sampled_from([0.0, 3.0, 50.0]), st.integers(1, 2))
 def test_bounding_the_search_loses_no_optimum(law, rate, spent, coarse):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(reservation, "COARSE", coarse)  # bounds from 4 values on
-        patch.setattr(reservation, "SWEEP_EVERY", 1)
+        patch.setattr(req, "COARSE", coarse)  # bounds from 4 values on
+        patch.setattr(req, "SWEEP_EVERY", 1)
         bounded = req.at_optimal(law, rate, spent)
     best = min(makespan(law, requests, rate, spent) for requests in every_sequence(law))
     assert bounded.expected_makespan == pytest.approx(best, rel=1e-12)
@@ -103,7 +102,7 @@ def test_bounding_the_search_loses_no_optimum(law, rate, spent, coarse):
 def test_the_bounded_search_agrees_with_the_full_one(monkeypatch, law, rate):
     known = discretise(law, 300)
     bounded = req.at_optimal(known, rate, spent=2.0)
-    monkeypatch.setattr(reservation, "COARSE", 1000)
+    monkeypatch.setattr(req, "COARSE", 1000)
     assert bounded.expected_makespan == pytest.approx(req.at_optimal(known, rate, 2.0).expected_makespan, rel=1e-12)
 
 
@@ -167,7 +166,7 @@ LARGE = {
 def test_in_blocks_the_sequence_is_that_of_the_sweep_value_by_value(name, monkeypatch):
     law = discretise(LARGE[name], 20_000)
     found = req.t_optimal(law)
-    monkeypatch.setattr(reservation, "BLOCKS_FROM", 10**9)
+    monkeypatch.setattr(req, "BLOCKS_FROM", 10**9)
     assert req.t_optimal(law) == req.RequestSequence(found.requests, pytest.approx(found.expected_makespan, rel=1e-12))
 
 
@@ -188,10 +187,10 @@ def odd_laws(draw):
 @given(odd_laws(), st.sampled_from([1, 2, 64]))
 def test_blocks_of_any_size_find_the_least_cost(law, first):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(reservation, "BLOCKS_FROM", 0)
+        patch.setattr(req, "BLOCKS_FROM", 0)
         patch.setattr(blocks, "FIRST", first)
         found = req.t_optimal(law)
-        patch.setattr(reservation, "BLOCKS_FROM", 10**9)
+        patch.setattr(req, "BLOCKS_FROM", 10**9)
         expected = req.t_optimal(law)
     assert found.expected_makespan == pytest.approx(expected.expected_makespan, rel=1e-11)
     assert req.expected_makespan(law, found.requests) == pytest.approx(expected.expected_makespan, rel=1e-9)
@@ -202,7 +201,7 @@ def test_blocks_of_any_size_find_the_least_cost(law, first):
 def test_on_fewer_values_the_answer_is_as_near_the_least_as_it_says(law, rate, most, spent):
     least = req.at_optimal(law, rate, spent).expected_makespan
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(reservation, "MOST_EXACT", most)
+        patch.setattr(req, "MOST_EXACT", most)
         found = req.optimal_requests(law, rate, spent)
     assert found.excess == 0 or len(law.values) > most
     assert found.expected_makespan == pytest.approx(req.expected_makespan(law, found.requests, rate, spent), rel=1e-12)

@@ -13,32 +13,33 @@ spans = st.tuples(st.integers(0, 20), st.integers(1, 15), st.integers(1, 4))
 
 
 def both(holds):
-    """A profile of 10 processors and the array that says the same."""
-    free, array = Availability(10), np.full(HORIZON, 10)
+    """A profile of 10 processors, the array that says the same, and the holds that had room."""
+    free, array, kept = Availability(10), np.full(HORIZON, 10), []
     for start, length, processors in holds:
         if array[start:start + length].min() >= processors:
             free.reserve(start, start + length, processors)
             array[start:start + length] -= processors
-    return free, array
+            kept.append((start, start + length, processors))
+    return free, array, kept
 
 
 @given(st.lists(spans, max_size=12))
 def test_the_free_processors_are_those_of_the_array(holds):
-    free, array = both(holds)
+    free, array, _ = both(holds)
     assert [free.at(t) for t in range(HORIZON)] == array.tolist()
     assert free.least(3, 9) == array[3:9].min()
 
 
 @given(st.lists(spans, max_size=12), st.integers(1, 10), st.integers(0, 20))
 def test_processors_are_free_until_the_first_entry_that_is_too_small(holds, processors, time):
-    free, array = both(holds)
+    free, array, _ = both(holds)
     busy = [t for t in range(time, HORIZON) if array[t] < processors]
     assert free.until(time, processors) == (busy[0] if busy else math.inf)
 
 
 @given(st.lists(spans, max_size=12), st.integers(1, 10), st.integers(1, 8), st.integers(0, 20))
 def test_the_earliest_place_is_the_first_with_room(holds, processors, duration, after):
-    free, array = both(holds)
+    free, array, _ = both(holds)
     endless = np.concatenate((array, np.full(duration, 10)))
     places = (t for t in range(after, HORIZON) if endless[t:t + duration].min() >= processors)
     assert free.earliest(processors, duration, after) == next(places)
@@ -46,13 +47,7 @@ def test_the_earliest_place_is_the_first_with_room(holds, processors, duration, 
 
 @given(st.lists(spans, max_size=8), st.integers(0, 20))
 def test_what_is_released_and_what_is_past_leaves_no_step(holds, time):
-    free, array = both([])
-    kept = []
-    for start, length, processors in holds:
-        if array[start:start + length].min() >= processors:
-            free.reserve(start, start + length, processors)
-            array[start:start + length] -= processors
-            kept.append((start, start + length, processors))
+    free, array, kept = both(holds)
     free.forget(time)
     assert [free.at(t) for t in range(time, HORIZON)] == array[time:].tolist()
     for start, end, processors in kept:
