@@ -1,4 +1,4 @@
-"""What stands for the world around a part of the program: ranks, and time."""
+"""What stands for the world around a part of the program: ranks, time, and the programs of a batch system."""
 
 from fleet.comm.messages import Tag
 
@@ -27,3 +27,10 @@ class World:
 
     def tell(self, rank, tag, message):
         self.told.append((rank, tag, message))
+
+
+def put_programs(folder, programs):
+    """Put programs into a folder that is on the PATH: what a shell does, by the name of each."""
+    for name, script in programs.items():
+        (folder / name).write_text(f"#!/bin/sh\n{script}\n")
+        (folder / name).chmod(0o755)

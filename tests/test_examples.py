@@ -26,6 +26,7 @@ from preprocess.sample import ImageSpec, SampleSpec
 from preprocess.source import open_data
 from preprocess.target import TargetSpec, target_of
 from preprocess.transforms import parse_transform
+from tests.fakes import put_programs
 from tests.fleet.one_process import Launch
 from tests.places import ON_ONE_MACHINE, ROOT
 
@@ -149,8 +150,7 @@ def own(tmp_path):
 
 @pytest.mark.long
 def test_parts_of_ones_own_train_together_in_a_job_of_ones_own_batch_system(own, tmp_path):
-    (tmp_path / "qsub").write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/called\necho 17\n')
-    (tmp_path / "qsub").chmod(0o755)
+    put_programs(tmp_path, {"qsub": f'echo "$@" > {tmp_path}/called; echo 17'})
     path = f"{tmp_path}:{os.environ['PATH']}"
     said = printed(own, "-m", "fleet", "submit", "own.yaml", "--system", "my_batch_system:GRID_ENGINE", "--walltime",
                    "1h", "--chain", "--ranks-per-node", "3", PATH=path)

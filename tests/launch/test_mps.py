@@ -1,11 +1,11 @@
 """The Multi-Process Service, by a made-up nvidia-cuda-mps-control."""
 
-import time
 from pathlib import Path
 
 import pytest
 
 from launch.mps import CONTROL, start
+from tests.waiting import wait_until
 
 SCRIPT = """#!/bin/sh
 case "$1" in
@@ -33,10 +33,7 @@ def node(tmp_path):
 
 def await_end(folder):
     """The daemons end behind our back; the last that is done is to delete their folder."""
-    deadline = time.monotonic() + 30
-    while Path(folder).exists():
-        assert time.monotonic() < deadline, "the folder is still there"
-        time.sleep(0.01)
+    wait_until(lambda: not Path(folder).exists())
 
 
 def test_each_gpu_has_a_daemon_of_its_own_which_is_stopped_in_the_end(node):

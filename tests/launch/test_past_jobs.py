@@ -7,6 +7,7 @@ import pytest
 
 from launch.base import InputError
 from launch.systems import SYSTEMS, past_runs
+from tests.fakes import put_programs
 
 
 def test_completed_jobs_count_with_all_their_runs_and_what_is_no_job_is_passed_over(made_up):
@@ -33,11 +34,8 @@ PBS = {"17.pbs": {"job_state": "F", "Exit_status": 0, "resources_used": {"wallti
 def pbs(tmp_path, monkeypatch):
     """Let PBS print: the ids, and what it tells of them; returns the words of each question. It was not to be had."""
     def install(ids, records):
-        for name, text in (("qselect", "\n".join(ids)), ("qstat", records)):
-            program = tmp_path / name
-            program.write_text("#!/bin/sh\necho \"$(basename $0) $*\" >> \"$(dirname $0)/asked\"\n"
-                               f"cat <<'END'\n{text}\nEND\n")
-            program.chmod(0o755)
+        put_programs(tmp_path, {name: f"echo \"{name} $*\" >> {tmp_path}/asked\ncat <<'END'\n{text}\nEND"
+                                for name, text in (("qselect", "\n".join(ids)), ("qstat", records))})
         monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
         return lambda: (tmp_path / "asked").read_text().splitlines()
     return install
@@ -66,11 +64,8 @@ def test_what_is_no_record_of_pbs_is_quoted(pbs, said):
 
 def test_lsf_is_asked_for_what_it_remembers(tmp_path, monkeypatch):
     """Its words as they are remembered; no LSF was to be had."""
-    bjobs = tmp_path / "bjobs"
-    bjobs.write_text("#!/bin/sh\nprintf '%s\\n' \"$@\" > \"$0.asked\"\n"
-                     "printf '31|DONE|300 second(s)\\n32|EXIT|40 second(s)\\n33|RUN|7 second(s)\\n'\n"
-                     "printf '34|DONE|20 second(s)\\n'\n")
-    bjobs.chmod(0o755)
+    put_programs(tmp_path, {"bjobs": "printf '%s\\n' \"$@\" > \"$0.asked\"\n"
+                            "printf '%s second(s)\\n' '31|DONE|300' '32|EXIT|40' '33|RUN|7' '34|DONE|20'"})
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     assert past_runs(SYSTEMS["lsf"], "photos", "me") == [300.0, 20.0]
     assert (tmp_path / "bjobs.asked").read_text().splitlines() == [

@@ -4,6 +4,7 @@ import pytest
 
 from launch.base import InputError
 from launch.queues import QUEUES, lsf, pbs
+from tests.fakes import put_programs
 
 
 @pytest.mark.parametrize(("read", "text"), [
@@ -38,8 +39,7 @@ def test_a_batch_system_that_is_not_there_is_told(name, monkeypatch, tmp_path):
 
 def test_a_job_that_is_over_need_not_be_taken_back(monkeypatch, tmp_path):
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
-    for program, said in (("bkill", "Job <17>: Job has already finished"), ("qdel", "qdel: Job has finished 17.pbs")):
-        (tmp_path / program).write_text(f"#!/bin/sh\necho '{said}' >&2\nexit 1\n")
-        (tmp_path / program).chmod(0o755)
+    put_programs(tmp_path, {"bkill": "echo 'Job <17>: Job has already finished' >&2; exit 1",
+                            "qdel": "echo 'qdel: Job has finished 17.pbs' >&2; exit 1"})
     for name in ("bjobs", "qstat"):
         QUEUES[name].cancel("17")

@@ -4,6 +4,7 @@ import pytest
 
 from launch.base import InputError
 from launch.systems import SYSTEMS, CurrentJob, System, continue_job, is_preempted, knows_job, submit, this_job
+from tests.fakes import put_programs
 
 
 @pytest.fixture
@@ -13,9 +14,7 @@ def cluster(tmp_path, monkeypatch):
     (tmp_path / "job.sh").write_text("#!/bin/bash\ntrue\n")
 
     def command(name, line):
-        (tmp_path / name).write_text(
-            f'#!/bin/sh\necho {name} "$@" >> {tmp_path}/called\n{line}\n')
-        (tmp_path / name).chmod(0o755)
+        put_programs(tmp_path, {name: f'echo {name} "$@" >> {tmp_path}/called\n{line}'})
 
     def calls():
         return (tmp_path / "called").read_text().splitlines()

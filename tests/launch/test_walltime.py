@@ -5,6 +5,7 @@ import time
 import pytest
 
 from launch.walltime import parse_bjobs, parse_qstat, seconds_left
+from tests.fakes import put_programs
 
 # What qstat of PBS Pro prints of a running job, and qstat of Torque; the lines that say nothing of time are left out.
 PBS_PRO = """Job Id: 1234.pbs
@@ -25,9 +26,7 @@ STARTED = time.mktime(time.strptime("2026-11-20 13:00:00", "%Y-%m-%d %H:%M:%S"))
 def command(tmp_path, monkeypatch):
     """Put a command on the PATH that writes down how it was called and does what a shell script says."""
     def write(name, script):
-        fake = tmp_path / name
-        fake.write_text(f'#!/bin/sh\nprintf "%s\\n" "$@" > {tmp_path}/called\n{script}\n')
-        fake.chmod(0o755)
+        put_programs(tmp_path, {name: f'printf "%s\\n" "$@" > {tmp_path}/called\n{script}'})
         monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
         return tmp_path / "called"
     return write

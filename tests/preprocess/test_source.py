@@ -2,8 +2,6 @@
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from preprocess.base import InputError, Source
 from preprocess.source import SOURCES, View, open_data, split
@@ -15,28 +13,6 @@ def memory(labels, classes=("a", "b", "c")):
 
 
 # ---- splitting --------------------------------------------------------------------------------
-
-
-@given(labels=st.lists(st.integers(0, 2), min_size=1, max_size=60), fraction=st.floats(0.01, 0.99),
-       seed=st.integers(0, 5))
-def test_a_split_takes_its_fraction_of_each_class_and_loses_nothing(labels, fraction, seed):
-    source = memory(labels)
-    counts = np.bincount(labels, minlength=3)
-    if counts.max() < 2:
-        with pytest.raises(InputError, match="is none"):
-            split(source, fraction, seed)
-        return
-    rest, taken = split(source, fraction, seed)
-    assert sorted([*rest.indices, *taken.indices]) == list(range(len(labels)))
-    for label, count in enumerate(counts):
-        expected = min(max(round(fraction * count), 1), count - 1) if count > 1 else 0
-        assert (taken.labels == label).sum() == expected
-
-
-def test_a_split_is_the_same_for_the_same_seed_only():
-    source = memory([0, 1] * 30)
-    assert split(source, 0.3, 1)[1].indices.tolist() == split(source, 0.3, 1)[1].indices.tolist()
-    assert split(source, 0.3, 1)[1].indices.tolist() != split(source, 0.3, 2)[1].indices.tolist()
 
 
 @pytest.mark.parametrize("fraction", [0, 1, -0.1, 1.5, float("nan")])

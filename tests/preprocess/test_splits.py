@@ -47,6 +47,11 @@ def test_strata_are_divided_in_place_of_classes():
     assert np.bincount(left.strata).tolist()[4:] == [40, 0, 0, 40]
 
 
+def test_samples_that_are_each_alone_in_their_class_cannot_be_divided():
+    with pytest.raises(InputError, match="is none"):
+        split(source([0, 1, 2]), 0.5, 0)
+
+
 def test_samples_of_one_group_cannot_be_divided():
     with pytest.raises(InputError, match="validation: 0.5 of 4 samples is none, because all samples are in one group"):
         split(source([0, 1, 0, 1], groups=np.zeros(4)), 0.5, 0)

@@ -13,6 +13,7 @@ import yaml
 from fleet.__main__ import main
 from fleet.jobs import trials
 from tests.places import ROOT
+from tests.waiting import wait_until
 
 # For the numpy engine, which takes a function's first weights
 FUNCTIONS = '''
@@ -230,17 +231,12 @@ def test_when_the_command_ends_so_does_the_process_that_hangs_in_c(folder):
         "train": {"batch": {"size": 8}}, "models": [build("hangs_deaf")]}))
     command = subprocess.Popen([sys.executable, "-m", "fleet", "check", "spec.yaml"],
                                env={**os.environ, "PYTHONPATH": str(ROOT)})
-    deadline = time.monotonic() + 60
-    while not (found := subprocess.run(["pgrep", "-P", str(command.pid)], capture_output=True, text=True,
-                                       check=False).stdout.split()):
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
+    found = wait_until(lambda: subprocess.run(["pgrep", "-P", str(command.pid)], capture_output=True, text=True,
+                                              check=False).stdout.split())
     time.sleep(3.0)  # it imports NumPy, and hangs
     command.send_signal(signal.SIGUSR2)
     command.wait(10)
-    while os.path.exists(f"/proc/{found[0]}") and time.monotonic() < deadline:
-        time.sleep(0.05)
-    assert not os.path.exists(f"/proc/{found[0]}")
+    wait_until(lambda: not os.path.exists(f"/proc/{found[0]}"), seconds=60)
 
 
 # ---- with TensorFlow ---------------------------------------------------------------------------

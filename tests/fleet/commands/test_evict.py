@@ -119,14 +119,9 @@ def test_the_trade_off_is_drawn(jobs, tmp_path, capsys):
 @pytest.mark.parametrize(("words", "message"), [
     ("--nodes 13 --deadline 1", "jobs.csv: 13 nodes cannot be freed: 3 jobs in all, on 12"),
     ("--nodes 2.5 --deadline 1", "--nodes: '2.5' should be a whole number from 0"),
-    ("--nodes -1 --deadline 1", "--nodes: '-1' should be a whole number from 0"),
-    ("--nodes many --deadline 1", "--nodes: 'many' should be a whole number"),
-    ("--nodes 1 --deadline -1", "the deadline is -1; it must be a number from 0 to"),
     ("--nodes 1 --deadline inf", "--deadline: 'inf' should be a number"),
     ("--nodes 1 --deadline 1 --step 0", "the step between deadlines is 0"),
-    ("--nodes 1 --deadline 1 --resolution -1", "the resolution is -1 min"),
     ("--nodes 1 --deadline 1 --node-bandwidth 1", "--aggregate-bandwidth and --node-bandwidth go together"),
-    ("--nodes 1 --deadline 1 --node-bandwidth 0 --aggregate-bandwidth 1", "the node bandwidth is 0 GB/s"),
     ("--nodes 1 --deadline 1 --site site.json", "--site and --partition go with --slurm"),
     ("--spectrum --deadline 1 --plot x.png", "--plot draws the trade-off for --nodes"),
 ])
@@ -134,17 +129,9 @@ def test_a_wrong_option_is_named_in_one_line(jobs, capsys, words, message):
     assert message in refused(capsys, "--jobs", jobs, *words.split())
 
 
-@pytest.mark.parametrize(("text", "message"), [
-    (DIRECT.replace(",sys_time", ""), "jobs.csv:1: 'sys_time' is missing"),
-    (DIRECT + "a,1,1,,\n", "jobs.csv:5: job a appears twice"),
-    (DIRECT + "d,1.5,1,,\n", "jobs.csv:5: job d: nodes is 1.5"),
-    (DIRECT + "d,1,-1,,\n", "jobs.csv:5: job d: loss is -1"),
-    (DIRECT + "d,1,1,inf,\n", "jobs.csv:5: job d: app_time is inf"),
-    ("", "jobs.csv:1: the file is empty"),
-])
-def test_a_mistake_in_the_file_is_named_with_its_line(jobs, capsys, text, message):
-    Path(jobs).write_text(text)
-    assert message in refused(capsys, "--jobs", jobs, "--nodes", "1", "--deadline", "1")
+def test_a_mistake_in_the_file_is_named_with_its_line(jobs, capsys):
+    Path(jobs).write_text(DIRECT + "a,1,1,,\n")
+    assert "jobs.csv:5: job a appears twice" in refused(capsys, "--jobs", jobs, "--nodes", "1", "--deadline", "1")
 
 
 # ---------------------------------------------------------------- Slurm

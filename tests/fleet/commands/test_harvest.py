@@ -9,6 +9,7 @@ from fleet.__main__ import main
 from fleet.jobs.harvest import HarvestPlan
 from fleet.storage.lines import read_lines
 from fleet.storage.paths import RunPaths
+from tests.fakes import put_programs
 from tests.launch.made_up import shown
 
 SPEC = "models: [{{family: softmax, name: x}}, {{family: softmax, name: y}}]\nname: photos\noutput: {run}\n"
@@ -18,10 +19,8 @@ SPEC = "models: [{{family: softmax, name: x}}, {{family: softmax, name: y}}]\nna
 def harvest(tmp_path, monkeypatch, capsys):
     """Harvest a spec on a Slurm of one idle node; what came of it is (status, standard output, standard error)."""
     monkeypatch.chdir(tmp_path)
-    for name, script in (("sbatch", f'echo "$*" >> {tmp_path}/handed_in; echo 4711'), ("squeue", ":"),
-                         ("sinfo", "echo 'n1 low*'")):
-        (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
-        (tmp_path / name).chmod(0o755)
+    put_programs(tmp_path, {"sbatch": f'echo "$*" >> {tmp_path}/handed_in; echo 4711', "squeue": ":",
+                            "sinfo": "echo 'n1 low*'"})
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     Path("a.yaml").write_text(SPEC.format(run=tmp_path / "a"))
     Path("b.yaml").write_text(SPEC.format(run=tmp_path / "b"))
@@ -65,9 +64,8 @@ BATCH_SYSTEMS = {
 
 @pytest.mark.parametrize("system", BATCH_SYSTEMS)
 def test_other_batch_systems_are_asked_by_their_own_commands(harvest, tmp_path, system):
-    for name, script in BATCH_SYSTEMS[system].items():
-        (tmp_path / name).write_text(f'#!/bin/sh\necho "{name} $*" >> {tmp_path}/asked\n{script}\n')
-        (tmp_path / name).chmod(0o755)
+    put_programs(tmp_path, {name: f'echo "{name} $*" >> {tmp_path}/asked\n{script}'
+                            for name, script in BATCH_SYSTEMS[system].items()})
     status, _, err = harvest("a.yaml", "--system", system, "--", "-q", "spare")
     assert (status, err) == (0, "")
     paths = RunPaths(tmp_path / "a")
@@ -85,10 +83,7 @@ def test_a_harvest_is_ended_by_its_user(harvest, tmp_path):
     jobs = [f"case $* in *{run.job}*) {shown(number, state, run.job)};; esac"
             for run, waits in zip(plan.runs, (10, 20), strict=True)
             for number, state in ((waits, "PENDING"), (waits + 1, "RUNNING"))]
-    for name, script in (("squeue", "\n".join(jobs)),
-                         ("scancel", f'echo "$*" >> {tmp_path}/taken_back')):
-        (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
-        (tmp_path / name).chmod(0o755)
+    put_programs(tmp_path, {"squeue": "\n".join(jobs), "scancel": f'echo "$*" >> {tmp_path}/taken_back'})
     status, out, err = harvest("a.yaml", "--system", "slurm", "--end")
     assert (status, err) == (0, "")
     assert "11 at work: such a job goes on until no network is left for it" in out
@@ -130,10 +125,7 @@ def test_a_second_harvest_says_which_options_it_replaces_and_hands_waiting_jobs_
     harvest("a.yaml", "--system", "slurm", "--walltime", "1h", "--", "--qos=low")
     name = HarvestPlan.read(RunPaths(tmp_path / "a").harvest).runs[0].job
     jobs = f"if ! [ -e {tmp_path}/gone ]; then {shown(10, 'PENDING', name)}; fi; {shown(11, 'RUNNING', name)}"
-    for program, script in (("squeue", jobs),
-                            ("scancel", f'echo "$*" > {tmp_path}/gone')):
-        (tmp_path / program).write_text(f"#!/bin/sh\n{script}\n")
-        (tmp_path / program).chmod(0o755)
+    put_programs(tmp_path, {"squeue": jobs, "scancel": f'echo "$*" > {tmp_path}/gone'})
     assert "replaces" not in harvest("a.yaml", "--system", "slurm", "--walltime", "1h", "--", "--qos=low")[2]
     assert not (tmp_path / "gone").exists()
     status, out, err = harvest("a.yaml", "--system", "slurm", "--walltime", "2h", "--most", "4")
@@ -188,7 +180,7 @@ NO_LUCK = [
 def test_what_slurm_refuses_is_told_in_its_words_and_the_same_command_begins_later(harvest, tmp_path, program, said,
                                                                                    words):
     working = (tmp_path / program).read_text()
-    (tmp_path / program).write_text(f"#!/bin/sh\necho '{said}' >&2; exit 1\n")
+    put_programs(tmp_path, {program: f"echo '{said}' >&2; exit 1"})
     status, out, err = harvest("a.yaml", "--system", "slurm", "--", "-p", "lo")
     assert (status, out) == (2, "")
     assert words in err
@@ -200,13 +192,6 @@ def test_what_slurm_refuses_is_told_in_its_words_and_the_same_command_begins_lat
 
 def test_a_slurm_that_does_not_answer_is_not_waited_for_forever(harvest, tmp_path, monkeypatch):
     monkeypatch.setattr("launch.base.TIMEOUT_S", 0.2)
-    (tmp_path / "squeue").write_text("#!/bin/sh\nexec sleep 60\n")
+    put_programs(tmp_path, {"squeue": "exec sleep 60"})
     status, _, err = harvest("a.yaml", "--system", "slurm")
     assert (status, err) == (2, "fleet harvest: squeue did not answer within 0.2 s\n")
-
-
-def test_a_partition_that_does_not_exist_is_told_in_slurms_words(harvest, tmp_path):
-    (tmp_path / "sinfo").write_text("#!/bin/sh\necho 'sinfo: error: no partition named lo' >&2; exit 1\n")
-    status, _, err = harvest("a.yaml", "--system", "slurm", "--", "-p", "lo")
-    assert status == 2
-    assert "no partition named lo" in err

@@ -102,10 +102,7 @@ def test_bad_arguments_are_one_line_and_status_2(reserve, words, message):
 
 
 @pytest.mark.parametrize(("option", "text", "message"), [
-    ("--log", "", "in.txt: it has no run times"),
     ("--log", "5\nx\n", "in.txt:2: 'x' is not a number"),
-    ("--log", "5\n-1\n", "in.txt:2: -1 is not a run time"),
-    ("--log", "inf\n", "in.txt:1: inf is not a run time"),
     ("--table", "1,0.5\n2,0.6\n", "in.txt: the probabilities of a law must be at least 0 and sum to 1"),
 ])
 def test_a_bad_file_is_one_line_that_names_the_place(reserve, tmp_path, option, text, message):

@@ -10,6 +10,7 @@ from fleet.__main__ import main
 from fleet.jobs.chain import History, JobStop, JobStopped, note
 from fleet.jobs.notes import Begun
 from fleet.storage.paths import RunPaths
+from tests.fakes import put_programs
 from tests.launch.made_up import shown
 
 SPEC = "models: {models}\nname: photos\noutput: {run}\n{more}"
@@ -19,8 +20,7 @@ SPEC = "models: {models}\nname: photos\noutput: {run}\n{more}"
 def submit(tmp_path, monkeypatch, capsys):
     """Submit a spec; what came of it is (status, standard output, standard error)."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "sbatch").write_text(f'#!/bin/sh\ncp "$2" {tmp_path}/handed_in && echo 4711\n')
-    (tmp_path / "sbatch").chmod(0o755)
+    put_programs(tmp_path, {"sbatch": f'cp "$2" {tmp_path}/handed_in && echo 4711'})
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
 
     def call(*arguments, more="", models="[{family: softmax}]"):
@@ -288,9 +288,8 @@ def end(capsys, *words):
 
 
 def put(folder, programs):
-    for name, script in programs.items():
-        (folder / name).write_text(f'#!/bin/sh\necho "{name} $*" >> {folder}/asked\n{script}\n')
-        (folder / name).chmod(0o755)
+    """Programs that note how they were called."""
+    put_programs(folder, {name: f'echo "{name} $*" >> {folder}/asked\n{does}' for name, does in programs.items()})
 
 
 @pytest.mark.parametrize("system", QUEUES)

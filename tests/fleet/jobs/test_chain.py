@@ -17,7 +17,9 @@ from fleet.jobs.chain import ChainLimits, History, JobStop, JobStopped, decide, 
 from fleet.jobs.notes import Begun, CalledOff
 from fleet.storage.lease import Lease
 from fleet.storage.paths import RunPaths
-from tests.mpi.conftest import ROOT
+from tests.fakes import put_programs
+from tests.places import ROOT
+from tests.waiting import wait_until
 
 LIMITS = ChainLimits(jobs=5, retries=2)
 STARTED = Started(1, 1, 1, 1, 1, "baseline", (), 0, 60, (0,), "free", ScheduleOptions(0.8, "15%", True, 0), {})
@@ -161,11 +163,6 @@ def test_failures_of_the_machine_are_forgiven_as_often_as_is_said(job):
     assert job.stops()[-1]["next"] is None
 
 
-def test_a_chain_is_never_longer_than_allowed(job):
-    assert job(*["75 75"] * 9).returncode == 75
-    assert len(job.stops()) == 5
-
-
 def test_where_the_system_does_not_warn_the_job_keeps_the_time(job):
     assert job("75 75 waits", "0 0", arguments=["--warn-after", "3"]).returncode == 0
     assert job.stops()[0]["warned"] is True
@@ -173,10 +170,7 @@ def test_where_the_system_does_not_warn_the_job_keeps_the_time(job):
 
 
 def wait_until_it_logs(job):
-    deadline = time.monotonic() + 30
-    while not (job.root / "events.jsonl").exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
+    wait_until((job.root / "events.jsonl").exists)
     time.sleep(0.2)
 
 
@@ -194,10 +188,8 @@ def test_a_signal_reaches_the_launch_as_sigusr2_and_ends_a_chain_on_this_machine
 @pytest.fixture
 def scontrol(tmp_path, monkeypatch):
     """A cluster whose jobs are put into the queue again by a scontrol that only notes it."""
-    (tmp_path / "scontrol").write_text(f'#!/bin/sh\n[ $1 = show ] && cat {tmp_path}/state || echo "$@" >> '
-                                       f'{tmp_path}/called\n')
+    put_programs(tmp_path, {"scontrol": f'[ $1 = show ] && cat {tmp_path}/state || echo "$@" >> {tmp_path}/called'})
     (tmp_path / "state").write_text("PreemptTime=None")
-    (tmp_path / "scontrol").chmod(0o755)
     return {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "17"}
 
 
@@ -235,9 +227,7 @@ def test_a_job_that_the_system_starts_more_often_than_allowed_does_nothing(job, 
 
 
 def test_a_job_that_cannot_be_followed_says_why(job, scontrol, tmp_path):
-    (tmp_path / "scontrol").write_text("#!/bin/sh\nexit 1\n")
-    (tmp_path / "sbatch").write_text("#!/bin/sh\necho 'no such partition' >&2; exit 1\n")
-    (tmp_path / "sbatch").chmod(0o755)
+    put_programs(tmp_path, {"scontrol": "exit 1", "sbatch": "echo 'no such partition' >&2; exit 1"})
     assert job("75 75", system="slurm", **scontrol).returncode == 75
     assert job.stops()[-1]["then"].endswith("no further job could be submitted: sbatch failed: no such partition")
 

@@ -28,10 +28,10 @@ from tests.fleet.storage.test_lease import hold
 
 
 class Queue:
-    """A batch system that does what it is told, and begins nothing by itself."""
+    """A batch system that does what it is told for a run, and begins nothing by itself."""
 
-    def __init__(self, idle=4):
-        self.listed, self.idle, self.scripts = [], idle, []
+    def __init__(self, run, idle=4):
+        self.name, self.listed, self.idle, self.scripts = run.job, [], idle, []
 
     def jobs(self, names):
         return [job for job in self.listed if job.name in names]
@@ -64,6 +64,18 @@ def launch(run, job, *events, ends=None, warning=""):
     log.close()
     if ends is not None:
         book.note(run.paths, book.LaunchEnded(job, ends, warning))
+
+
+def backlog_of(run, queue, **limits):
+    return harvest.Backlog(harvest.HarvestPlan((run,), HarvestLimits(**limits)), queue, {})
+
+
+def finish(run, *names):
+    """Networks of a run are done, by its table."""
+    spec = parse({"models": [{"family": "softmax", "name": name} for name in run.networks], "output": str(run.root)})
+    results = results_of(spec, run.paths, 100)
+    for name in names:
+        come_to(results, name, Standing((), Outcome("2 epochs")))
 
 
 TAKEN, EPOCH = NetworkTaken("a", 1, 0, 0), EpochEnded("a", record(1))
@@ -104,8 +116,7 @@ def test_gaps_are_as_long_as_launches_last_until_their_nodes_are_taken_back(run)
 
 def test_a_run_is_looked_at_by_its_table_its_leases_and_its_logs(run):
     assert harvest.look(run, [], []).waiting == 3
-    spec = parse({"models": [{"family": "softmax", "name": name} for name in run.networks], "output": str(run.root)})
-    come_to(results_of(spec, run.paths, 100), "a", Standing((), Outcome("2 epochs")))
+    finish(run, "a")
     for name, job in (("b", "17"), ("c", "18")):
         run.paths.network_lease(name).parent.mkdir(exist_ok=True)
         hold(run.paths.network_lease(name), system="slurm", job=job)
@@ -117,16 +128,12 @@ def test_a_run_is_looked_at_by_its_table_its_leases_and_its_logs(run):
 
 
 def test_the_backlog_is_filled_noted_and_taken_back_in_the_end(run):
-    plan, queue = harvest.HarvestPlan((run,), HarvestLimits()), Queue()
-    queue.name = run.job
-    backlog = harvest.Backlog(plan, queue, {})
+    queue = Queue(run)
+    backlog = backlog_of(run, queue)
     assert len(backlog.top_up()) == 2
     assert queue.scripts == [run.paths.harvest_script(1)] * 2
     assert backlog.top_up() == []
-    spec = parse({"models": [{"family": "softmax", "name": name} for name in run.networks], "output": str(run.root)})
-    results = results_of(spec, run.paths, 100)
-    for name in run.networks:
-        come_to(results, name, Standing((), Outcome("2 epochs")))
+    finish(run, *run.networks)
     assert len(backlog.top_up()) == 2
     assert queue.listed == []
     words = [line["event"] for line in read_lines(run.paths.harvested)]
@@ -134,9 +141,8 @@ def test_the_backlog_is_filled_noted_and_taken_back_in_the_end(run):
 
 
 def test_a_harvest_that_is_called_off_takes_back_what_waits_and_hands_in_nothing_until_it_is_asked_for_again(run):
-    queue = Queue()
-    queue.name = run.job
-    backlog = harvest.Backlog(harvest.HarvestPlan((run,), HarvestLimits()), queue, {})
+    queue = Queue(run)
+    backlog = backlog_of(run, queue)
     backlog.top_up()
     book.note(run.paths, CalledOff())
     assert len(backlog.top_up()) == 2
@@ -163,8 +169,7 @@ def signals():
 
 @pytest.mark.usefixtures("signals")
 def test_a_job_trains_on_where_its_batch_system_does_not_answer_and_says_so(run, capfd):
-    backlog = harvest.Backlog(harvest.HarvestPlan((run,), HarvestLimits()), Silent(), {})
-    job = harvest.HarvestJob(RunPaths(run.root, "17"), backlog, SYSTEMS["slurm"], "17")
+    job = harvest.HarvestJob(RunPaths(run.root, "17"), backlog_of(run, Silent(run)), SYSTEMS["slurm"], "17")
     assert job.run([sys.executable, "-c", "print('trained')"]) == ExitStatus.INFRASTRUCTURE  # its log has no end
     out, err = capfd.readouterr()
     assert "trained" in out
@@ -192,19 +197,17 @@ def test_the_partition_is_found_among_the_options(options, partition):
 
 
 def test_the_nodes_of_a_job_are_those_that_were_asked_for_where_the_queue_does_not_say(run):
-    plan, queue = harvest.HarvestPlan((run,), HarvestLimits(nodes_per_job=2, backlog=1)), Queue()
-    queue.name = run.job
-    harvest.Backlog(plan, queue, {}).top_up()
+    queue = Queue(run)
+    backlog_of(run, queue, nodes_per_job=2, backlog=1).top_up()
     asked, = queue.listed
     assert asked.nodes == 2
     queue.listed = [asked._replace(nodes=0)]
-    more = harvest.Backlog(harvest.HarvestPlan((run,), HarvestLimits(nodes_per_job=2, backlog=2)), queue, {}).top_up()
+    more = backlog_of(run, queue, nodes_per_job=2, backlog=2).top_up()
     assert [order.nodes for order in more] == [1]  # two of three networks have a job
 
 
 def test_a_job_that_runs_goes_by_what_was_asked_for_last(run, monkeypatch):
-    queue = Queue()
-    queue.name = run.job
+    queue = Queue(run)
     monkeypatch.setattr(harvest, "BatchQueue", lambda plan, system: queue)
     harvest.HarvestPlan((run,), HarvestLimits(backlog=1)).write()
     backlog = harvest.AskedLast(run.paths.harvest, SYSTEMS["slurm"], {})
@@ -227,9 +230,8 @@ def test_launches_that_a_full_disk_ended_are_forgiven_more_often_than_others(run
         launch(run, str(number), TAKEN, ends=ExitStatus.CAN_PASS)
     past = book.past_of(run.paths)
     assert (book.fruitless(past), book.passed(past)) == (0, 9)
-    queue = Queue()
-    queue.name = run.job
-    backlog = harvest.Backlog(harvest.HarvestPlan((run,), HarvestLimits()), queue, {})
+    queue = Queue(run)
+    backlog = backlog_of(run, queue)
     assert len(backlog.top_up()) == 2
     queue.listed = []
     launch(run, "9", TAKEN, ends=ExitStatus.CAN_PASS)
@@ -239,9 +241,8 @@ def test_launches_that_a_full_disk_ended_are_forgiven_more_often_than_others(run
 
 
 def test_the_next_look_says_of_each_launch_that_ended_without_a_word_that_it_did(run):
-    queue = Queue()
-    queue.name = run.job
-    backlog = harvest.Backlog(harvest.HarvestPlan((run,), HarvestLimits()), queue, {})
+    queue = Queue(run)
+    backlog = backlog_of(run, queue)
     for job in ("17", "18", "19"):
         launch(run, job, TAKEN, EPOCH)
     queue.listed = [QueuedJob("17", run.job, 1, True), QueuedJob("18", run.job, 1, False)]
@@ -254,9 +255,8 @@ def test_the_next_look_says_of_each_launch_that_ended_without_a_word_that_it_did
 
 
 def test_of_jobs_that_end_at_the_same_moment_one_hands_in_the_next(run):
-    queue = Queue(idle=0)
-    queue.name = run.job
-    backlog = harvest.Backlog(harvest.HarvestPlan((run,), HarvestLimits()), queue, {})
+    queue = Queue(run, idle=0)
+    backlog = backlog_of(run, queue)
     for job in ("17", "18", "19"):
         book.note(run.paths, harvest.HandedIn(job, 1))
         launch(run, job, TAKEN, EPOCH, ends=1)
@@ -269,8 +269,7 @@ def test_of_jobs_that_end_at_the_same_moment_one_hands_in_the_next(run):
 def job(run, signals, monkeypatch):
     """Run one job of a harvest; what it is told to run is a line of Python."""
     monkeypatch.setattr(launching, "_LEAST_S", 0.1)
-    queue = Queue()
-    queue.name = run.job
+    queue = Queue(run)
     plan = harvest.HarvestPlan((run,), HarvestLimits(), command="fleet harvest photos.yaml --system slurm")
 
     def begin(program, name="17"):
@@ -285,10 +284,7 @@ def job(run, signals, monkeypatch):
 
 
 def test_a_job_that_would_find_no_network_starts_no_launch(run, job, capfd):
-    spec = parse({"models": [{"family": "softmax", "name": name} for name in run.networks], "output": str(run.root)})
-    results = results_of(spec, run.paths, 100)
-    for name in run.networks:
-        come_to(results, name, Standing((), Outcome("2 epochs")))
+    finish(run, *run.networks)
     assert job("print('trained')") == 0
     assert "trained" not in capfd.readouterr().out
     assert [(line["event"], line["why"]) for line in noted(run)] == [
@@ -327,10 +323,9 @@ def test_a_job_waits_for_room_on_a_full_disk_and_hands_in_the_next(full_disk, si
     monkeypatch.setattr(launching, "_PROBE_BYTES", 2**14)
     run = harvest.HarvestRun("fleet-1", full_disk / "run", ("a", "b"), 1)
     run.paths.jobs.mkdir(parents=True)
-    queue, ballast = Queue(), full_disk / "ballast"
-    queue.name, queue.listed = run.job, [QueuedJob("17", run.job, 1, True)]
-    backlog = harvest.Backlog(harvest.HarvestPlan((run,), HarvestLimits()), queue, {})
-    kept = harvest.HarvestJob(RunPaths(run.root, "17"), backlog, SYSTEMS["slurm"], "17")
+    queue, ballast = Queue(run), full_disk / "ballast"
+    queue.listed = [QueuedJob("17", run.job, 1, True)]
+    kept = harvest.HarvestJob(RunPaths(run.root, "17"), backlog_of(run, queue), SYSTEMS["slurm"], "17")
     fills = f"open({str(ballast)!r}, 'wb', 0).write(bytes(1 << 23)); import sys; sys.exit(1)"
     timer = threading.Timer(3.0, ballast.unlink)
     timer.start()
@@ -350,7 +345,7 @@ def test_a_job_that_nobody_makes_room_for_gives_up_and_says_how_to_go_on(full_di
         while True:
             ballast.write(bytes(1024))
     plan = harvest.HarvestPlan((run,), HarvestLimits(), command="fleet harvest x")
-    kept = harvest.HarvestJob(RunPaths(run.root, "17"), harvest.Backlog(plan, Queue(), {}), SYSTEMS["slurm"], "17")
+    kept = harvest.HarvestJob(RunPaths(run.root, "17"), harvest.Backlog(plan, Queue(run), {}), SYSTEMS["slurm"], "17")
     assert kept.run([sys.executable, "-c", ""]) == ExitStatus.CAN_PASS
     err = capfd.readouterr().err
     assert "No space left on device" in err

@@ -8,6 +8,7 @@ from fleet.errors import UserError
 from fleet.jobs.systems import find_system, lease_of_process
 from fleet.storage.lease import Holder
 from launch.systems import SYSTEMS
+from tests.fakes import put_programs
 
 MODULE = '''
 from dataclasses import replace
@@ -68,8 +69,7 @@ def test_a_launch_in_a_job_of_ones_own_system_knows_its_job():
 
 @pytest.mark.parametrize(("line", "known"), [("echo runs", True), ("echo gone", False), ("exit 1", None)])
 def test_ones_own_system_is_asked_whether_a_job_lives(tmp_path, monkeypatch, line, known):
-    (tmp_path / "own_state").write_text(f"#!/bin/sh\n{line}\n")
-    (tmp_path / "own_state").chmod(0o755)
+    put_programs(tmp_path, {"own_state": line})
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     other = Holder("x", "n1", 1, system="own_systems:OWN", job="6")
     assert lease_of_process(OWN_JOB)._around.knows_job(other) is known

@@ -2,7 +2,6 @@
 
 import ast
 import random
-import sys
 
 import pytest
 import yaml
@@ -18,14 +17,6 @@ from tests.places import ROOT
 
 RATES = {LEARNING_RATE: Range(1e-4, 0.1, log=True)}
 SHAPES = {"filters.0": tuple(range(1, 20)), "filters.1": tuple(range(1, 20)), "kernel": (1, 3, 5)}
-
-
-@pytest.fixture(autouse=True)
-def examples_are_found(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "examples"))
-    yield
-    for name in ("evolution_searcher", "pbt_searcher"):
-        sys.modules.pop(name, None)
 
 
 class Shaped(Launch):

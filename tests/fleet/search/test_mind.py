@@ -189,11 +189,6 @@ def test_who_is_paused_by_its_searcher_goes_on_when_that_says_so():
     assert Resume() in launch.calls
     judged = [(event.network, event.epochs, event.verdict) for event in launch.disk.of(NetworkJudged)]
     assert judged == [("net-0", 2, "pause"), ("net-0", 2, "go_on")]
-
-
-def test_the_line_of_a_resume_says_which_network_it_is_about():
-    searcher = two(reports={(0, 2): "pause"}, resumes=[0])
-    launch = Launch(Disk(), search_of(most=2, at_once=1), SPACE, searcher=searcher).run()
     resumes = [event for event in launch.disk.of(Searched) if event.call == "resume"]
     assert [(event.answer, event.network) for event in resumes if event.answer is not None] == [(0, "net-0")]
 

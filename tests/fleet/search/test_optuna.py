@@ -2,7 +2,6 @@
 
 import math
 import random
-import sys
 
 import pytest
 
@@ -11,7 +10,6 @@ from fleet.search.searcher import End
 from fleet.spec.search import Prune
 from fleet.spec.space import Range
 from tests.fleet.search.launches import LEARNING_RATE, Launch, run_struck, search_of
-from tests.places import ROOT
 
 pytest.importorskip("optuna")
 
@@ -23,13 +21,6 @@ KINDS = {"tpe, median": ({"sampler": "tpe", "pruner": "median"}, Prune()),
          "cmaes, hyperband of Optuna": ({"sampler": "cmaes", "pruner": "hyperband"}, Prune()),
          "tpe, asha of FLEET": ({"sampler": "tpe"}, Prune(rule="asha")),
          "random, median of FLEET": ({"sampler": "random"}, Prune(rule="median", others=3))}
-
-
-@pytest.fixture(autouse=True)
-def examples_are_found(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "examples"))
-    yield
-    sys.modules.pop("optuna_searcher", None)
 
 
 def law(name, epoch, values):

@@ -1,13 +1,11 @@
 """scikit-optimize as a searcher, with the library itself."""
 
 import math
-import sys
 
 import pytest
 
 from fleet.search.searcher import make_searcher
 from fleet.spec.space import Range
-from tests.places import ROOT
 
 pytest.importorskip("skopt")
 
@@ -15,13 +13,6 @@ SPACE = {"train.optimizer.learning_rate": Range(1e-5, 0.1, log=True), "depth": R
          "filters": ([8], [8, 16], [16, 32])}
 
 FOREST = {"base_estimator": "ET", "n_initial_points": 5}  # seconds faster than a Gaussian process
-
-
-@pytest.fixture(autouse=True)
-def examples_are_found(monkeypatch):
-    monkeypatch.syspath_prepend(str(ROOT / "examples"))
-    yield
-    sys.modules.pop("skopt_searcher", None)
 
 
 def value_of(asked):

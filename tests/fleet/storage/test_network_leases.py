@@ -13,6 +13,7 @@ from fleet.storage.network_leases import NetworkLeases, holders, shut_networks
 from fleet.storage.paths import RunPaths
 from tests.fleet.histories import history
 from tests.fleet.storage.test_lease import Told, hold, make
+from tests.waiting import wait_until
 
 
 @pytest.fixture
@@ -162,10 +163,7 @@ def test_a_folder_that_cannot_be_written_ends_the_launch(run):
     leases = launch(run, "first")
     leases.start()
     leases.ask("a", 1)
-    deadline = time.monotonic() + 20
-    while leases._error is None:
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_until(lambda: leases._error is not None)
     with pytest.raises(StorageError, match="cannot be written"):
         leases.check()
     leases.close()

@@ -92,6 +92,8 @@ def test_a_plot_is_drawn(simulate, file, tmp_path, suffix):
     (["--minutes", "-5"], "--minutes: '-5' should be a number above 0"),
     (["--interval", "nan"], "--interval: 'nan' should be a number"),
     (["--rescale-cost-min", "-1"], "--rescale-cost-min: '-1' should be a number from 0"),
+    (["--jobs", "generate", "--load", "0"], "--load: '0' should be a number above 0"),
+    (["--jobs", "generate", "--seed", "-1"], "--seed: '-1' should be a whole number from 0"),
     (["--save-jobs", "none/jobs.json"], "--save-jobs: none/jobs.json: No such file"),
     (["--plot", "none/run.png"], "--plot: none/run.png: "),
 ])
@@ -100,15 +102,6 @@ def test_bad_arguments_are_refused_in_one_line(simulate, file, options, complain
     assert (status, out) == (2, None)
     assert complaint in err
     assert len(err.splitlines()) == 1
-
-
-@pytest.mark.parametrize(("options", "complaint"), [
-    (["--load", "0"], "--load: '0' should be a number above 0"), (["--gpus", "-1"], "--gpus: '-1' should"),
-    (["--seed", "-1"], "--seed: '-1' should be a whole number from 0")])
-def test_bad_arguments_of_random_jobs_are_refused(simulate, options, complaint):
-    status, _, err = simulate("--jobs", "generate", *options)
-    assert status == 2
-    assert complaint in err
 
 
 def test_a_bad_file_is_refused_with_its_place(simulate, file):

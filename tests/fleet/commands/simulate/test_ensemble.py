@@ -130,14 +130,6 @@ def test_bad_options_are_one_line_and_status_2(simulate, options, said):
     assert said in err
 
 
-@pytest.mark.parametrize("wrong", [[], [0.0], [-1.0], [float("nan")], [float("inf")], ["fast"], None])
-def test_bad_rates_are_one_line_and_status_2(simulate, rates, wrong):
-    rates.write_text(json.dumps({**RATES, "models": [{"name": "a", "rates": wrong, "epochs": 1}]}))
-    status, _, err = simulate("--policy", "adaptive", "--gpus", 2)
-    assert (status, err.count("\n")) == (2, 1)
-    assert "models[0].rates" in err
-
-
 def test_to_the_letter_a_network_is_given_gpus_that_slow_it_down(simulate, rates):
     rates.write_text(json.dumps({**RATES, "models": [{"name": "a", "rates": [10.0, 8.0], "epochs": 1}]}))
     spans = [simulate("--policy", "global", "--gpus", 2, "--delta", "20/s", "--checkpoint-s", 0, "--scheduling-s", 0,

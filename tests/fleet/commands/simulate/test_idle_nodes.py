@@ -130,19 +130,6 @@ def test_too_few_names_are_refused(simulate, files):
     assert "names.txt: 1 names, but node 1 is in" in err
 
 
-@pytest.mark.parametrize(("file", "text", "complaint"), [
-    ("idle.csv", "t_s,node,delta\n0,0,-1\n", "idle.csv:2: node 0 leaves, but is not there"),
-    ("idle.csv", "", "idle.csv: the file is empty"),
-    ("trainers.json", "{", "trainers.json:1: not JSON"),
-])
-def test_a_wrong_file_is_one_line_and_status_2(simulate, files, file, text, complaint):
-    (files / file).write_text(text)
-    status, out, err = simulate("--json")
-    assert (status, out) == (2, None)
-    assert complaint in err
-    assert err.count("\n") == 1
-
-
 def test_it_needs_neither_mpi_nor_tensorflow_nor_scipy_nor_matplotlib(files):
     code = ("import sys; from fleet.__main__ import main; "
             f"main(['simulate', 'idle-nodes', '--events', {str(files / 'idle.csv')!r}, "
