@@ -124,7 +124,7 @@ def _begin(args: argparse.Namespace, plan: HarvestPlan, system: System, scripts:
             file.write(script)
     plan.write()
     plan.ask()
-    orders = Backlog(plan, BatchQueue(plan, system), os.environ).top_up(anew=bool(replaced))
+    orders = Backlog(plan, BatchQueue(system), os.environ).top_up(anew=bool(replaced))
     for change in replaced:
         print(f"fleet harvest: this replaces what was asked for before: {change}", file=sys.stderr)
     places = [str(one.paths.harvested) for one in plan.runs]
@@ -177,9 +177,8 @@ def _call_off(args: argparse.Namespace, roots: Sequence[Path], system: System) -
     plans = [HarvestPlan.read(RunPaths(root).harvest) for root in roots]
     for root in roots:
         note(RunPaths(root), CalledOff())  # until the harvest is asked for again
-    orders, left = [], []
+    orders, left, queue = [], [], BatchQueue(system)
     for root, plan in zip(roots, plans, strict=True):  # runs that are harvested together look again, which is no harm
-        queue = BatchQueue(plan, system)
         orders += Backlog(plan, queue, os.environ).top_up()
         left += [job.id for job in queue.jobs([run.job for run in plan.runs if run.root == root]) if job.runs]
     at_work = left and [f"{', '.join(left)} at work: such a job goes on until no network is left for it, and may be "

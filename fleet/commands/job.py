@@ -19,7 +19,7 @@ from pathlib import Path
 from fleet.arguments import count, duration, whole
 from fleet.errors import UserError
 from fleet.jobs.chain import ChainLimits, Keeper
-from fleet.jobs.harvest import AskedLast, HarvestJob
+from fleet.jobs.harvest import Backlog, BatchQueue, HarvestJob, HarvestPlan
 from fleet.jobs.systems import find_system
 from fleet.spec import look_beside
 from fleet.storage.paths import RunPaths
@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
     system = find_system(args.system)
     job = _job_id(system)
     if args.harvest is not None:
-        backlog = AskedLast(args.harvest, system, os.environ)
+        backlog = Backlog(HarvestPlan.read(args.harvest), BatchQueue(system), os.environ, args.harvest)
         return HarvestJob(RunPaths(args.run, job), backlog, system, job).run(args.command)
     return Keeper(RunPaths(args.run), system, job, ChainLimits(args.jobs, args.retries), args.warn_after, args.once,
                   args.request).run(args.command)

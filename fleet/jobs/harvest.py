@@ -123,21 +123,21 @@ class BatchQueue:
     A test may give its own.
     """
 
-    def __init__(self, plan: HarvestPlan, system: System) -> None:
-        self._plan, self._system, self._queue = plan, system, QUEUES[system.queue_commands]
+    def __init__(self, system: System) -> None:
+        self._system, self._queue = system, QUEUES[system.queue_commands]
 
     def jobs(self, names: Sequence[str]) -> list[QueuedJob]:
         """The jobs of this user with these names."""
         return self._queue.own_jobs(names)
 
-    def idle_nodes(self) -> int:
-        """How many nodes have no job."""
-        return self._queue.idle_nodes(self._plan.partition)
+    def idle_nodes(self, partition: str | None) -> int:
+        """How many nodes of a partition, or of the default one, have no job."""
+        return self._queue.idle_nodes(partition)
 
-    def submit(self, script: Path, nodes: int) -> str:
+    def submit(self, script: Path, nodes: int, plan: HarvestPlan) -> str:
         """Hand in a job; returns its id."""
-        later = begin_later(self._system, [run.paths for run in self._plan.runs])
-        return submit(self._system, script, more=(*self._plan.options, *later))
+        later = begin_later(self._system, [run.paths for run in plan.runs])
+        return submit(self._system, script, more=(*plan.options, *later))
 
     def cancel(self, job: str) -> None:
         """Take back a job that waits."""
@@ -152,14 +152,19 @@ class Backlog:
 
     Args:
         environment: of this process.
+        file: of the plan, where its user may ask for something else meanwhile.
 
     Attributes:
         command: what begins the harvest again.
     """
 
-    def __init__(self, plan: HarvestPlan, queue: BatchQueue, environment: Mapping[str, str]) -> None:
-        self._plan, self._queue, self._environment = plan, queue, environment
-        self.command = plan.command
+    def __init__(self, plan: HarvestPlan, queue: BatchQueue, environment: Mapping[str, str], file: Path | None = None
+                 ) -> None:
+        self._queue, self._environment, self._file = queue, environment, file
+        self._take(plan)
+
+    def _take(self, plan: HarvestPlan) -> None:
+        self._plan, self.command = plan, plan.command
         self._logs = {run.job: Logs(run.paths) for run in plan.runs}
 
     def finds_work(self, root: Path, job: str) -> bool:
@@ -188,6 +193,10 @@ class Backlog:
             InputError: the batch system does not answer.
             StorageError: nothing can be noted.
         """
+        if self._file is not None:
+            with suppress(UserError):  # it is as it was
+                if (plan := HarvestPlan.read(self._file)) != self._plan:
+                    self._take(plan)
         for left in reversed(range(_TURNS if without else 1)):
             try:
                 lease = lease_of_process(self._environment)
@@ -211,7 +220,7 @@ class Backlog:
     def _top_up(self, without: str) -> list[Order]:
         names = [run.job for run in self._plan.runs]
         found = [job._replace(nodes=job.nodes or self._asked_for(job.id)) for job in self._queue.jobs(names)]
-        idle = self._queue.idle_nodes()
+        idle = self._queue.idle_nodes(self._plan.partition)
         self._note_lost(found)
         jobs = [job for job in found if job.id not in {without, *self._leaving(found)}]
         past = {run.job: book.past_of(run.paths, [job.id for job in jobs if job.runs]) for run in self._plan.runs}
@@ -280,34 +289,11 @@ class Backlog:
         paths = next(run.paths for run in self._plan.runs if run.job == order.name)
         match order:
             case Submit(nodes=nodes):
-                book.note(paths, HandedIn(self._queue.submit(paths.harvest_script(nodes), nodes), nodes))
+                book.note(paths, HandedIn(self._queue.submit(paths.harvest_script(nodes), nodes, self._plan),
+                                          nodes))
             case Cancel(job=job):
                 self._queue.cancel(job)
                 book.note(paths, book.TakenBack(job))
-
-
-class AskedLast(Backlog):
-    """A backlog by what was asked for last: a user may ask for something else while a job runs.
-
-    Args:
-        file: of the plan.
-
-    Raises:
-        UserError: it cannot be read.
-    """
-
-    def __init__(self, file: Path, system: System, environment: Mapping[str, str]) -> None:
-        self._file, self._system = file, system
-        self._take(HarvestPlan.read(file), environment)
-
-    def top_up(self, without: str = "", anew: bool = False) -> list[Order]:  # noqa: D102 - Backlog says it
-        with suppress(UserError):  # it is as it was
-            if (plan := HarvestPlan.read(self._file)) != self._plan:
-                self._take(plan, self._environment)
-        return super().top_up(without, anew)
-
-    def _take(self, plan: HarvestPlan, environment: Mapping[str, str]) -> None:
-        super().__init__(plan, BatchQueue(plan, self._system), environment)
 
 
 def mean_gap_s(past: Sequence[book.PastLaunch]) -> float:

@@ -36,10 +36,10 @@ class Queue:
     def jobs(self, names):
         return [job for job in self.listed if job.name in names]
 
-    def idle_nodes(self):
+    def idle_nodes(self, partition):
         return self.idle
 
-    def submit(self, script, nodes):
+    def submit(self, script, nodes, plan):
         self.scripts.append(script)
         self.listed.append(QueuedJob(str(len(self.scripts)), self.name, nodes, False))
         return self.listed[-1].id
@@ -206,11 +206,10 @@ def test_the_nodes_of_a_job_are_those_that_were_asked_for_where_the_queue_does_n
     assert [order.nodes for order in more] == [1]  # two of three networks have a job
 
 
-def test_a_job_that_runs_goes_by_what_was_asked_for_last(run, monkeypatch):
-    queue = Queue(run)
-    monkeypatch.setattr(harvest, "BatchQueue", lambda plan, system: queue)
-    harvest.HarvestPlan((run,), HarvestLimits(backlog=1)).write()
-    backlog = harvest.AskedLast(run.paths.harvest, SYSTEMS["slurm"], {})
+def test_a_job_that_runs_goes_by_what_was_asked_for_last(run):
+    plan = harvest.HarvestPlan((run,), HarvestLimits(backlog=1))
+    plan.write()
+    backlog = harvest.Backlog(plan, Queue(run), {}, run.paths.harvest)
     assert len(backlog.top_up()) == 1
     harvest.HarvestPlan((run,), HarvestLimits(backlog=3)).write()
     assert len(backlog.top_up()) == 2

@@ -37,10 +37,10 @@ class Site:
     def jobs(self, names):
         return [job for job in self.listed if job.name in names]
 
-    def idle_nodes(self):
+    def idle_nodes(self, partition=None):
         return self.nodes - sum(job.nodes for job in self.listed if job.runs)
 
-    def submit(self, script, nodes):
+    def submit(self, script, nodes, plan):
         self.handed_in += 1
         run = next(run for run in self.runs if script.is_relative_to(run.root))
         self.listed.append(QueuedJob(str(self.handed_in), run.job, nodes, False))
