@@ -30,7 +30,7 @@ from fleet.runtime.outside.mailbox import Mailbox
 from fleet.spec import load
 from fleet.spec.schema import ModelEntry
 from fleet.spec.yaml_file import plain
-from fleet.storage.event_log import Dated, RunTail, first_line, read_events
+from fleet.storage.event_log import Dated, RunTail, first_line, log_mark, read_events
 from fleet.storage.lease import is_held
 from fleet.storage.network_leases import held_lease
 from fleet.storage.paths import RunPaths
@@ -125,12 +125,14 @@ class NodesPromised:
 
     Attributes:
         command: its name in the event log.
+        since: bytes of the event log that are older.
         hosts: the names of the nodes.
         saving: the networks whose groups save before they leave.
         dropping: those that give up what they have trained since their last checkpoint: there is no time for more.
     """
 
     command: str
+    since: int
     hosts: tuple[str, ...]
     saving: tuple[str, ...]
     dropping: tuple[str, ...]
@@ -146,24 +148,25 @@ def ask_nodes(run: str | Path, nodes: int, within_s: float) -> NodesPromised:
     Raises:
         UserError: it cannot do without so many, or no launch answers.
     """
+    _, since = log_mark(RunPaths(Path(run)).events)
     name, answer = _asked(run, {"do": "yield", "nodes": nodes, "within_s": within_s}, PATIENCE_S)
     ways = answer.get("ways", {})
-    return NodesPromised(name, tuple(answer.get("hosts", ())), tuple(one for one, way in ways.items() if way != "kill"),
+    return NodesPromised(name, since, tuple(answer.get("hosts", ())),
+                         tuple(one for one, way in ways.items() if way != "kill"),
                          tuple(one for one, way in ways.items() if way == "kill"))
 
 
-def await_nodes(run: str | Path, asked: NodesPromised, start: int, patience_s: float) -> NodesLeft | None:
+def await_nodes(run: str | Path, asked: NodesPromised, patience_s: float) -> NodesLeft | None:
     """Wait until nodes are given back; None where the launch has ended before, with all its nodes.
 
     Args:
-        start: bytes of the event log that are older than the command.
         patience_s: seconds to wait.
 
     Raises:
         UserError: they were not given back in time; the launch goes on with it.
     """
     paths, until = RunPaths(Path(run)), time.monotonic() + patience_s
-    tail = RunTail(paths, from_end=True, starts={paths.events: start})
+    tail = RunTail(paths, from_end=True, starts={paths.events: asked.since})
     for dated in follow(tail, lambda: not is_held(paths.lease) or time.monotonic() > until):
         if isinstance(dated.event, NodesLeft) and dated.event.command == asked.command:
             return dated.event

@@ -32,8 +32,6 @@ from fleet.jobs import evicting
 from fleet.jobs.holding import DeferredSignals, still_held
 from fleet.jobs.slurm_running import SiteCheckpoints, read_site, running_jobs
 from fleet.running import ask_nodes, await_nodes
-from fleet.storage.event_log import log_mark
-from fleet.storage.paths import RunPaths
 from fleet.terminal import bar, print_table
 from fleet.units import counted
 from launch import slurm_acts, slurm_jobs
@@ -184,8 +182,7 @@ def _give_back(run: str, nodes: int, within_s: float) -> tuple[str, ...]:
     Raises:
         FleetError: it does not, or not within the time.
     """
-    _, start = log_mark(RunPaths(Path(run)).events)
-    left = await_nodes(run, ask_nodes(run, nodes, within_s), start, within_s)
+    left = await_nodes(run, ask_nodes(run, nodes, within_s), within_s)
     if left is None or not left.has_ended:
         raise UserError(f"{run}: " + ("the launch has ended" if left is None else
                                       "the launch is not under --with-ft ulfm: its processes there go on"))

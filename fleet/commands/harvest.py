@@ -43,7 +43,7 @@ from fleet.storage.paths import RunPaths
 from fleet.units import counted, format_duration
 from launch.queues import QUEUES
 from launch.render import Job, render
-from launch.sites import SITES, Site
+from launch.sites import Site
 from launch.systems import SYSTEMS, System
 
 INTERMIXED = True  # what follows -- comes after options, and belongs to the words before them
@@ -55,9 +55,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.add_argument("specs", nargs="+", metavar="SPEC",
                         help="YAML files of the specs; after --, options of sbatch, bsub or qsub")
-    parser.add_argument("--system", metavar="NAME", help="batch system: slurm, lsf or pbs (that of the site)")
-    parser.add_argument("--site", default="generic", metavar="NAME",
-                        help=f"machine: {', '.join(SITES)}, or a YAML file of your own (generic)")
     parser.add_argument("--nodes-per-job", type=whole(1, 1000), default=_DEFAULTS.nodes_per_job, metavar="N",
                         help=f"number of nodes of a job at most ({_DEFAULTS.nodes_per_job})")
     parser.add_argument("--backlog", type=opts.size, default=_DEFAULTS.backlog, metavar="N",

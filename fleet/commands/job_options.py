@@ -28,6 +28,10 @@ size = whole(1, 100_000)
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Declare what is asked for each job, whoever hands it in."""
+    parser.add_argument("--system", metavar="NAME",
+                        help=f"batch system: {', '.join(SYSTEMS)}, or module:system of your own (that of the site)")
+    parser.add_argument("--site", default="generic", metavar="NAME",
+                        help=f"machine: {', '.join(SITES)}, or a YAML file of your own (generic)")
     parser.add_argument("--warn", type=duration, metavar="2min",
                         help="save everything this long before the walltime ends (2min, or a tenth of the walltime if "
                              "that is less)")

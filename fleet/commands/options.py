@@ -85,7 +85,7 @@ def add_options(parser: argparse.ArgumentParser) -> None:
                             f"15%%, or in samples per second, like 20/s (15%%); {_readers('delta')}")
     group.add_argument("--alpha", type=share, metavar="A",
                        help=f"share of the GPUs below which a round ends, like 80%% (80%%); {_readers('alpha')}")
-    group.add_argument("--literal", action="store_true",
+    group.add_argument("--literal", dest="peak_limited", action="store_false", default=None,
                        help="as in the paper: let a flotilla give away GPUs that make a network slower (Algorithm 2), "
                             "and estimate rates beyond the measured ones from twice the GPUs of a node (Equation 5); "
                             f"{_readers('peak_limited')}")
@@ -111,9 +111,8 @@ def options_of(args: argparse.Namespace, policies: Sequence[Policy], default: Op
         InputError: a setting is out of its range.
     """
     _refuse_unread(args, policies, read)
-    default = default or Options()
-    given = {name: getattr(args, name) for name in ("alpha", "delta", "seed") if getattr(args, name) is not None}
-    return replace(default, **given, peak_limited=default.peak_limited and not args.literal)
+    given = {name: getattr(args, name) for name in _OPTION_OF if getattr(args, name) is not None}
+    return replace(default or Options(), **given)
 
 
 _OPTION_OF = {"delta": "--delta", "alpha": "--alpha", "peak_limited": "--literal", "seed": "--seed"}
@@ -121,9 +120,8 @@ _OPTION_OF = {"delta": "--delta", "alpha": "--alpha", "peak_limited": "--literal
 
 def _refuse_unread(args: argparse.Namespace, policies: Sequence[Policy], read: Sequence[str]) -> None:
     """Refuse what is given and changes nothing."""
-    given = {"delta": args.delta, "alpha": args.alpha, "peak_limited": args.literal or None, "seed": args.seed}
     for setting, option in _OPTION_OF.items():
-        if given[setting] is not None and not any(setting in (*policy.reads, *read) for policy in policies):
+        if getattr(args, setting) is not None and not any(setting in (*policy.reads, *read) for policy in policies):
             told = "; ".join(f"{policy.name} does not read it: {policy.reads_of(_OPTION_OF)}" for policy in policies)
             raise UserError(f"{option}: {told}")
 

@@ -41,8 +41,8 @@ from fleet.spec import Spec, load
 from fleet.storage.files import replacing
 from fleet.storage.paths import RunPaths
 from launch.render import Job, render
-from launch.sites import SITES, Site
-from launch.systems import SYSTEMS, System, submit
+from launch.sites import Site
+from launch.systems import System, submit
 from scheduler.ensemble.sharing import worth
 
 RETRIES = 2
@@ -51,10 +51,6 @@ RETRIES = 2
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     add_spec(parser, optional=True)
-    parser.add_argument("--system", metavar="NAME",
-                        help=f"batch system: {', '.join(SYSTEMS)}, or module:system of your own (that of the site)")
-    parser.add_argument("--site", default="generic", metavar="NAME",
-                        help=f"machine: {', '.join(SITES)}, or a YAML file of your own (generic)")
     parser.add_argument("--nodes", type=opts.size, default=1, metavar="N", help="number of nodes to ask for (1)")
     parser.add_argument("--walltime", type=duration_or_auto, metavar="2h",
                         help="walltime to ask for (that of the spec); auto: what past runs, or simulated ones, say")

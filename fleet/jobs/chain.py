@@ -266,7 +266,7 @@ class Keeper:
         """Launch, until this job is over; returns the status that it should end with.
 
         Raises:
-            UserError: the launcher is not there, or another job is at work on the same run.
+            UserError: another job is at work on the same run.
             StorageError: nothing can be noted.
             LeaseLost: another job has taken the chain over.
         """
@@ -299,12 +299,7 @@ class Keeper:
         before = log_mark(self._paths.events)
         once = () if has_started(self._paths, self._job) else self._once
         note(self._paths, Begun(self._job, before[1]))
-        try:
-            status = self._warned.run([*command, *once], before)
-        except UserError as error:  # what has begun without a stop would be taken for killed
-            stop = JobStop(int(ExitStatus.BAD_INPUT))
-            note(self._paths, JobStopped(self._job, stop, str(error), next=None, then=decide([stop], self._limits).why))
-            raise
+        status = self._warned.run([*command, *once], before)
         lease.check()  # after a long stop another job may have gone on with the chain
         stop = JobStop(status, bool(self._warned.warning))
         decision = decide([*stops, stop], self._limits)

@@ -413,7 +413,6 @@ class HarvestJob:
         """Launch once, and keep the backlog filled; returns the status of the launch.
 
         Raises:
-            UserError: the launcher is not there.
             StorageError: nothing can be noted.
         """
         self._warned.listen()
@@ -429,12 +428,7 @@ class HarvestJob:
         before = log_mark(self._paths.events)
         self._note(Begun(self._job, before[1]))
         self._top_up()
-        try:
-            status = self._warned.run(command, before, _EVERY_S, self._top_up)
-        except UserError as error:
-            self._note(book.LaunchEnded(self._job, int(ExitStatus.BAD_INPUT), why=str(error)))
-            self._end()
-            raise
+        status = self._warned.run(command, before, _EVERY_S, self._top_up)
         warning = self._warned.warning
         if status not in ANSWERS and (refused := refusal(self._paths.jobs)) is not None and refused.may_pass:
             status = int(ExitStatus.CAN_PASS)

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import FrameType
 
 from fleet.domain.events import Interrupted
-from fleet.errors import EXPLAINED, ExitStatus, StorageError, UserError, shortened
+from fleet.errors import EXPLAINED, ExitStatus, StorageError, shortened
 from fleet.jobs.systems import SYSTEM_VARIABLE
 from fleet.storage.event_log import events_of, launch_status
 from fleet.storage.files import storing
@@ -122,9 +122,6 @@ class WarnedLaunch:
             before: the mark of its event log.
             meanwhile: is called now and then.
             every_s: seconds between two calls; None for none.
-
-        Raises:
-            UserError: the launcher cannot be started.
         """
         self.warning, self._words, self._said = "", "", b""
         timer = threading.Timer(self._warn_after or 0, self._warn, ["the walltime is nearly over"])
@@ -132,7 +129,9 @@ class WarnedLaunch:
             self._process, shown = start(command, EXPLAINED, environment=self.environment, hear=self._hear,
                                          is_ended=self._is_ended)
         except OSError as error:
-            raise UserError(f"{command[0]} cannot be started: {error.strerror}") from None
+            self.why = f"{command[0]} cannot be started: {error.strerror}"
+            say(self.why)
+            return int(ExitStatus.BAD_INPUT)
         if self._warn_after is not None:
             timer.start()
         try:

@@ -8,7 +8,7 @@ from functools import partial
 
 from fleet.errors import UserError
 from fleet.plugins import load_named
-from fleet.storage.lease import Lease
+from fleet.storage.lease import Lease, Process, Times
 from launch.systems import SYSTEMS, System, knows_job, this_job
 
 SYSTEM_VARIABLE = "FLEET_SYSTEM"  # names a batch system of the user's own to a launch; fleet job sets it
@@ -53,4 +53,5 @@ def lease_of_process(environment: Mapping[str, str]) -> Lease:
         UserError: the environment says something wrong.
     """
     systems = known_systems(environment)
-    return Lease.of_process(environment, partial(knows_job, systems=systems), this_job(environment, systems))
+    process = Process(partial(knows_job, systems=systems), this_job(environment, systems))
+    return Lease(process, process.me, Times.of(environment))

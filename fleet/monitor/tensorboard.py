@@ -58,15 +58,14 @@ class TensorBoardObserver:
         """
         if not isinstance(event, EpochEnded) or self._make_event is None:
             return
-        names = {"loss": "train", "accuracy": "train", "val_loss": "validation", "val_accuracy": "validation",
-                 "learning_rate": "train"}
         record = event.record
-        metrics = {name: "validation" if name.startswith("val_") else "train" for name in record.metrics}
-        numbers = {name: record.value(name) for name in (*SCORES, *metrics)} | {"learning_rate": record.learning_rate}
+        numbers = {name: record.value(name) for name in (*SCORES, *record.metrics)}
         if math.isnan(record.accuracy):  # of targets that are no classes
             numbers = {name: value for name, value in numbers.items() if not name.endswith("accuracy")}
-        values = [self._summary.Value(tag=f"{part}/{name.removeprefix('val_')}", simple_value=numbers[name])
-                  for name, part in (names | metrics).items() if name in numbers]
+        numbers["learning_rate"] = record.learning_rate
+        values = [self._summary.Value(tag=f"{'validation' if name.startswith('val_') else 'train'}/"
+                                          f"{name.removeprefix('val_')}", simple_value=value)
+                  for name, value in numbers.items()]
         made = self._make_event(wall_time=time.time(), step=record.epoch, summary=self._summary(value=values))
         self._unwritten.append(self._thread.submit(patiently, lambda: self._write(event.network, made)))
         while self._unwritten and self._unwritten[0].done():

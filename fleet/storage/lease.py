@@ -343,13 +343,6 @@ class Lease:
         self._count = 0
         self.took_over = False
 
-    @classmethod
-    def of_process(cls, environment: Mapping[str, str], ask: Callable[[str, str], bool | None],
-                   job: tuple[str, str, int]) -> Lease:
-        """A lease for this process; see :class:`Process` and :meth:`Times.of`."""
-        process = Process(ask, job)
-        return cls(process, process.me, Times.of(environment))
-
     def sibling(self, what: str) -> Lease:
         """Another lease of the same holder, which says nothing of what it waits for; see :class:`Fence`."""
         return Lease(self._around, self.me, self.times, lambda text: None, what)

@@ -19,8 +19,6 @@ from fleet.commands.show import add_json, print_json
 from fleet.domain.events import NodesLeft
 from fleet.errors import ExitStatus, InfrastructureError
 from fleet.running import ask_nodes, await_nodes
-from fleet.storage.event_log import log_mark
-from fleet.storage.paths import RunPaths
 from launch.base import InputError
 from launch.slurm_acts import shrink
 
@@ -41,13 +39,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Have nodes given back, and wait for it; status 1 where that took longer than was asked for."""
-    _, start = log_mark(RunPaths(args.run).events)
     asked = ask_nodes(args.run, args.nodes, args.within)
     if not args.json:
         for does, networks in (("saves and leaves", asked.saving), ("leaves without saving", asked.dropping)):
             for network in networks:
                 print(f"{network} {does}", flush=True)
-    left = await_nodes(args.run, asked, start, _LATER * args.within + _LATER_S)
+    left = await_nodes(args.run, asked, _LATER * args.within + _LATER_S)
     is_late = left is not None and left.seconds > args.within
     keeps = _shrink(args.shrink, left) if args.shrink is not None and left is not None else None
     if args.json:

@@ -108,7 +108,7 @@ def run(args: argparse.Namespace) -> None:
     cluster = _cluster(args, rates)
     if args.draw_epochs:
         rates = redraw_epochs(rates, options.seed)
-    if args.literal:  # the rates that the networks have, too
+    if not options.peak_limited:  # the rates that the networks have, too
         rates = as_printed(rates, cluster.whole_gpus)
     told = rates if is_online else _told(args, rates, cluster.whole_gpus, options)
     learning = _learning(args, options) if is_online else None

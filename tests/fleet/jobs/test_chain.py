@@ -15,7 +15,7 @@ from fleet.domain.events import ScheduleOptions, Started
 from fleet.domain.record import to_json
 from fleet.jobs.chain import ChainLimits, History, JobStop, JobStopped, decide, note
 from fleet.jobs.notes import Begun, CalledOff
-from fleet.storage.lease import Lease
+from fleet.jobs.systems import lease_of_process
 from fleet.storage.paths import RunPaths
 from tests.fakes import put_programs
 from tests.places import ROOT
@@ -279,7 +279,7 @@ def test_a_launcher_that_is_not_there_is_noted_as_such(job):
 
 @pytest.mark.long
 def test_a_second_chain_in_the_same_folder_is_refused_and_notes_nothing(job):
-    with Lease.of_process({}, lambda system, id: None, ("", "", 0)) as lease:
+    with lease_of_process({}) as lease:
         lease.take(RunPaths(job.root).jobs_lease)
         ended = job("0 0")
     assert ended.returncode == 2

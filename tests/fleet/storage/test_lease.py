@@ -25,8 +25,8 @@ QUICK = Times(stale=0.6, renew=0.05, patience=0.2, dying=0.1, poll=0.02)
 
 HOLDER = """
 import pathlib, subprocess, sys, time
-from fleet.storage.lease import Lease
-lease = Lease.of_process({"FLEET_LEASE": "1"}, lambda system, job: None, ("", "", 0))
+from fleet.jobs.systems import lease_of_process
+lease = lease_of_process({"FLEET_LEASE": "1"})
 lease.take(pathlib.Path(sys.argv[1]))
 child = subprocess.Popen(["sleep", "60"], stdout=subprocess.DEVNULL)
 print(child.pid, flush=True)
