@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 import subprocess
 from collections.abc import Sequence, Set
 from string import Formatter
+from typing import Any
 
 TIMEOUT_S = 120  # of a command of a batch system
 
@@ -55,18 +57,6 @@ def ask(command: Sequence[str], text: str | None = None, timeout_s: float | None
         raise InputError(f"{command[0]} did not answer within {timeout_s} s") from None
 
 
-def printed(done: subprocess.CompletedProcess[str]) -> str:
-    """What a command has printed.
-
-    Raises:
-        InputError: it failed; the message has its last words.
-    """
-    if done.returncode:
-        said = (done.stderr.strip() or done.stdout.strip()).splitlines()
-        raise InputError(f"{done.args[0]} failed: {said[-1] if said else f'exit status {done.returncode}'}")
-    return done.stdout
-
-
 def call(command: Sequence[str], text: str | None = None, gone: str = "", timeout_s: float | None = None) -> str:
     """What a command of a batch system prints.
 
@@ -76,21 +66,41 @@ def call(command: Sequence[str], text: str | None = None, gone: str = "", timeou
             prints nothing.
 
     Raises:
-        InputError: it is not there, failed, or did not answer.
+        InputError: it is not there, did not answer, or failed; then the message has its last words.
+    """
+    done = ask(command, text, timeout_s)
+    if not done.returncode:
+        return done.stdout
+    said = (done.stderr.strip() or done.stdout.strip()).splitlines()
+    problem = f"{command[0]} failed: {said[-1] if said else f'exit status {done.returncode}'}"
+    if gone and re.search(gone, problem, re.IGNORECASE):
+        return ""
+    raise InputError(problem)
+
+
+def read_records(command: str, text: str, part: str, *keys: str) -> dict[str, dict[str, Any]]:
+    """A part of what a command printed as JSON: records that have some keys, by their names.
+
+    Raises:
+        InputError: it is something else.
     """
     try:
-        return printed(ask(command, text, timeout_s))
-    except InputError as error:
-        if gone and re.search(gone, str(error), re.IGNORECASE):
-            return ""
-        raise
+        found = json.loads(text).get(part, {})
+        if all(key in record for record in found.values() for key in keys):
+            return found
+    except (ValueError, AttributeError, TypeError):
+        pass
+    raise InputError(f"{command} printed {text[:80]!r}, which is not in the format that was asked for")
 
 
 def clock_s(text: str) -> float | None:
-    """Seconds of ``hours:minutes:seconds``; None where it is something else.
+    """Seconds of ``[[days-]hours:]minutes:seconds``; None where it is something else.
 
-    >>> clock_s("01:00:05"), clock_s("")
-    (3605.0, None)
+    >>> clock_s("0:10"), clock_s("01:00:05"), clock_s("2-00:00:01"), clock_s("UNLIMITED")
+    (10.0, 3605.0, 172801.0, None)
     """
-    match = re.fullmatch(r"(\d+):(\d+):(\d+)", text)
-    return None if match is None else float(3600 * int(match[1]) + 60 * int(match[2]) + int(match[3]))
+    match = re.fullmatch(r"(?:(?:(\d+)-)?(\d+):)?(\d+):(\d+)", text.strip())
+    if match is None:
+        return None
+    days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
+    return float(((days * 24 + hours) * 60 + minutes) * 60 + seconds)

@@ -28,7 +28,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache
 from typing import NamedTuple
 
-from launch.base import InputError, ask, call, printed
+from launch.base import InputError, call, clock_s
 
 HOLDING = frozenset({"RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT",
                      "RESIZING"})  # states in which a job has nodes
@@ -60,7 +60,7 @@ class SlurmJob:
 
     id: str
     nodes: int
-    elapsed_s: int | None
+    elapsed_s: float | None
     partition: str
     name: str
     checkpoint: Mapping[str, float] = field(default_factory=dict)
@@ -122,11 +122,8 @@ def find_jobs(*options: str) -> dict[str, SlurmJob]:
     # What parts the fields is drawn anew each time: a name or a comment may hold tabs, newlines and any line that its
     # user thought of, but not this.
     mark, width = f"<{secrets.token_hex(8)}>", len(_FIELDS)
-    done = ask(["squeue", "--noheader", "--states=all", "--array", f"--format={mark}{mark.join(_FIELDS)}{mark}",
-                *options])
-    if done.returncode and "Invalid job id" in done.stderr:
-        return {}
-    text = printed(done)
+    text = call(["squeue", "--noheader", "--states=all", "--array", f"--format={mark}{mark.join(_FIELDS)}{mark}",
+                 *options], gone="Invalid job id")
     if text.strip() and mark not in text:
         raise InputError(f"squeue printed {text.strip().splitlines()[0][:80]!r}, which is not in the format that was "
                          "asked for")
@@ -152,33 +149,14 @@ def running_jobs(partition: str | None = None) -> list[SlurmJob]:
 
 def _job(id_: str, nodes: str, elapsed: str, partition: str, name: str, comment: str, user: str, state: str, start: str,
          listed: str, reason: str, script: str) -> SlurmJob:
-    try:
-        elapsed_s = parse_elapsed(elapsed)
-    except InputError:  # such as INVALID, where the clocks of a cluster differ
-        elapsed_s = None
-    job = SlurmJob(id_, int(nodes.rstrip("KM")) * _TIMES[nodes.lstrip("0123456789")], elapsed_s, partition, name,
+    # The time is INVALID where the clocks of a cluster differ.
+    job = SlurmJob(id_, int(nodes.rstrip("KM")) * _TIMES[nodes.lstrip("0123456789")], clock_s(elapsed), partition, name,
                    user=user, state=state, start=start, listed=listed, script=script if script.startswith("/") else "",
                    reason="" if reason == "None" else reason.strip("()"))
     try:
         return replace(job, **parse_comment(id_, comment)._asdict())
     except InputError as error:
         return replace(job, unread=str(error))
-
-
-def parse_elapsed(text: str) -> int:
-    """Seconds from Slurm's ``[[days-]hours:]minutes:seconds``.
-
-    Raises:
-        InputError: it is not such a time.
-
-    >>> parse_elapsed("0:10"), parse_elapsed("1:00:00"), parse_elapsed("2-00:00:01")
-    (10, 3600, 172801)
-    """
-    match = re.fullmatch(r"(?:(?:(\d+)-)?(\d+):)?(\d+):(\d+)", text)
-    if not match:
-        raise InputError(f"squeue gives the time {text!r}; it should be [[days-]hours:]minutes:seconds")
-    days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
-    return ((days * 24 + hours) * 60 + minutes) * 60 + seconds
 
 
 class Said(NamedTuple):

@@ -7,7 +7,6 @@ one's own does all that one of the table does.
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections import defaultdict
@@ -16,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
 
-from launch.base import InputError, call, check_fields, clock_s
+from launch.base import InputError, call, check_fields, clock_s, read_records
 
 TEMPLATES = Path(__file__).with_name("templates")
 # What a template may say as <<word>>: the job's name; the folder for what it prints; its walltime as hours:minutes;
@@ -340,10 +339,7 @@ def parse_records(text: str) -> list[float]:
     ...               '{"walltime": "00:05:00"}}, "18.pbs": {"job_state": "F", "Exit_status": 75}}}')
     [300.0]
     """
-    try:
-        jobs = json.loads(text).get("Jobs", {}).values()
-        ended = [job for job in jobs if (job["job_state"], job.get("Exit_status")) == ("F", 0)]
-        used = [clock_s(job.get("resources_used", {}).get("walltime", "")) for job in ended]
-    except (ValueError, AttributeError, TypeError, KeyError):
-        raise InputError(f"qstat printed {text[:80]!r}, which is not in the format that was asked for") from None
+    jobs = read_records("qstat", text, "Jobs", "job_state").values()
+    ended = [job for job in jobs if (job["job_state"], job.get("Exit_status")) == ("F", 0)]
+    used = [clock_s(job.get("resources_used", {}).get("walltime", "")) for job in ended]
     return [seconds for seconds in used if seconds]

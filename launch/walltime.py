@@ -7,7 +7,6 @@ import time
 from collections.abc import Mapping, Sequence
 
 from launch.base import InputError, call, clock_s
-from launch.slurm_jobs import parse_elapsed
 
 TIMEOUT_S = 20
 
@@ -23,11 +22,9 @@ def seconds_left(environment: Mapping[str, str]) -> float | None:
     if "SLURM_JOB_ID" in environment:
         return _ask_slurm(environment)
     if "LSB_JOBID" in environment:
-        answer = _output(("bjobs", "-noheader", "-o", "time_left", environment["LSB_JOBID"]))
-        return parse_bjobs(answer) if answer else None
+        return parse_bjobs(_output(("bjobs", "-noheader", "-o", "time_left", environment["LSB_JOBID"])))
     if "PBS_JOBID" in environment:
-        answer = _output(("qstat", "-f", environment["PBS_JOBID"]))
-        left = parse_qstat(answer, time.time()) if answer else None
+        left = parse_qstat(_output(("qstat", "-f", environment["PBS_JOBID"])), time.time())
         return _seconds(environment.get("PBS_WALLTIME", "")) if left is None else left  # Torque sets it
     return None
 
@@ -38,19 +35,7 @@ def _ask_slurm(environment: Mapping[str, str]) -> float | None:
         left = max(0.0, end - time.time())
         # Slurm dates by the clock of its server, and that of this node may be minutes behind.
         return left if start is None else min(left, end - start)
-    return parse_squeue_left(_output(("squeue", "--noheader", "--format=%L", f"--jobs={environment['SLURM_JOB_ID']}")))
-
-
-def parse_squeue_left(text: str) -> float | None:
-    """Read what ``squeue --format=%L`` printed of one job.
-
-    >>> parse_squeue_left("1-02:00:05\\n"), parse_squeue_left("UNLIMITED\\n")
-    (93605.0, None)
-    """
-    try:
-        return float(parse_elapsed(text.strip()))
-    except InputError:
-        return None
+    return clock_s(_output(("squeue", "--noheader", "--format=%L", f"--jobs={environment['SLURM_JOB_ID']}")))
 
 
 def parse_bjobs(text: str) -> float | None:

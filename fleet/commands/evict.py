@@ -31,6 +31,7 @@ from fleet.errors import ExitStatus, UserError
 from fleet.jobs import evicting
 from fleet.jobs.holding import DeferredSignals, still_held
 from fleet.jobs.slurm_running import SiteCheckpoints, read_site, running_jobs
+from fleet.monitor.charts import spread
 from fleet.running import ask_nodes, await_nodes
 from fleet.terminal import bar, print_table
 from fleet.units import counted
@@ -257,18 +258,11 @@ def _spectrum(args: argparse.Namespace, jobs: Sequence[RunningJob]) -> None:
               if nodes + 1 == len(losses) or (losses[nodes] != losses[nodes + 1]).any()]
     show(args, lambda: {"deadlines": spectrum.deadlines,
                 "spectrum": [{"nodes": nodes, "losses": losses[nodes]} for nodes in counts]},
-         lambda: _print_spectrum(spectrum, losses, _some(counts)))
+         lambda: _print_spectrum(spectrum, losses, spread(counts, 1, MOST_ROWS)))
 
 
 def _print_spectrum(spectrum: Spectrum, losses: np.ndarray, shown: Sequence[int]) -> None:
-    moments = _some(range(len(spectrum.deadlines)), most=16)
+    moments = spread(range(len(spectrum.deadlines)), 1, 16)
     print("Least loss, node-hours: a row for nodes to free, a column for the deadline, min")
     print_table(["nodes", *(str(spectrum.deadlines[moment]) for moment in moments)],
                 [[nodes, *(f"{losses[nodes, moment] / 3600:.1f}" for moment in moments)] for nodes in shown])
-
-
-def _some(values: Sequence[int], most: int = MOST_ROWS) -> list[int]:
-    """Up to ``most`` of them, evenly spread, the last one included."""
-    if len(values) <= most:
-        return list(values)
-    return [values[round(index * (len(values) - 1) / (most - 1))] for index in range(most)]

@@ -108,7 +108,7 @@ def _join(job: SlurmJob, site: SiteCheckpoints, storage: FileSystem | None, now_
     said = _said(site.of(job), f"job {job.id}")
     interval = said.get("interval_min")
     assert job.elapsed_s is not None, "such a job is left out"
-    since_s = float(job.elapsed_s)
+    since_s = job.elapsed_s
     if "last_checkpoint" in said:
         since_s = min(since_s, now_s - said["last_checkpoint"])  # a job that was requeued began at its checkpoint
         if since_s < -SKEW_S:

@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 from fleet.monitor.report import NetworkCurve, RunReport
-from fleet.monitor.searched import SearchReport, Tried
+from fleet.monitor.searched import SearchReport, Tried, place_of
 from fleet.spec.space import Dimension, Range
 from fleet.storage.results import Status, short_names
 from fleet.units import counted
@@ -66,9 +66,9 @@ def spread(items: Sequence[_T], first: int, most: int) -> Sequence[_T]:
     return [*items[:first], *(items[first + (many * place - 1) // others] for place in range(1, others + 1))]
 
 
-def _rounded(value: float) -> float | None:
+def _rounded(value: float | None) -> float | None:
     """Five digits, as many as anybody reads; None where it is no number."""
-    return float(f"{value:.5g}") if math.isfinite(value) else None
+    return float(f"{value:.5g}") if value is not None and math.isfinite(value) else None
 
 
 # ---- curves over epochs ------------------------------------------------------------------------
@@ -151,7 +151,7 @@ def _search(search: SearchReport, seconds: float, who: Mapping[str, int]) -> dic
             "found": [[who.get(found.network), _rounded(found.seconds), _rounded(found.value), found.epoch]
                       for found in search.found],
             "tried": [[who.get(one.network), str(one.status), _rounded(one.value),
-                       [_place(one.values.get(name), key) for name, key in zip(search.space, keys, strict=True)]]
+                       [_rounded(place_of(one.values.get(name), values)) for name, values in search.space.items()]]
                       for one in drawn],
             "objectives": [name for name, _ in search.objectives], "pareto": _pareto(search, who),
             "descent": _descent(search, who)}
@@ -171,16 +171,6 @@ def _key(name: str, values: Dimension) -> dict[str, Any]:
     if isinstance(values, Range):
         return {"name": name, "log": values.log, "low": values.low, "high": values.high}
     return {"name": name, "choices": [_text(value) for value in values]}
-
-
-def _place(value: Any, key: Mapping[str, Any]) -> float | None:
-    """Where a value lies on an axis; None where it is none of this axis."""
-    if "choices" in key:
-        text = _text(value)
-        return key["choices"].index(text) if text in key["choices"] else None
-    if isinstance(value, bool) or not isinstance(value, int | float) or not key["low"] <= value <= key["high"]:
-        return None
-    return _rounded(value)
 
 
 def _text(value: Any) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fleet.monitor.searched import SearchReport, Tried
+from fleet.monitor.searched import SearchReport, Tried, place_of
 from fleet.spec.space import Dimension, Range
 
 LEAST = 10  # networks, below which nothing is said
@@ -76,7 +76,7 @@ def _by_optuna(search: SearchReport, keys: Sequence[str], ranked: Sequence[Tried
     """How differently a key is distributed among the best networks and among all (PED-ANOVA)."""
     import optuna
 
-    ranked = [one for one in ranked if all(_fits(one.values.get(key), search.space[key]) for key in keys)]
+    ranked = [one for one in ranked if None not in [place_of(one.values.get(key), search.space[key]) for key in keys]]
     if len(ranked) < LEAST:
         return [0.0] * len(keys), "Too few networks have values of the space for all keys to say how much each decides."
     logging.getLogger("optuna").setLevel(logging.WARNING)
@@ -99,16 +99,8 @@ def _by_optuna(search: SearchReport, keys: Sequence[str], ranked: Sequence[Tried
 _WAYS: tuple[Callable[[SearchReport, Sequence[str], Sequence[Tried]], _Found], ...] = (_by_permutation, _by_optuna)
 
 
-def _fits(value: Any, values: Dimension) -> bool:
-    """Whether a value is one of the space: that of a network may be of an earlier one, or lack."""
-    if not isinstance(values, Range):
-        return repr(value) in map(repr, values)
-    return isinstance(value, int | float) and not isinstance(value, bool) and values.low <= value <= values.high
-
-
 def _number(value: Any, values: Dimension) -> float:
-    """A value as a forest takes it; one that is none of the space lies below all."""
-    if isinstance(values, Range):
-        return float(value) if _fits(value, values) else (
-            float(values.low) - (0.0 if values.log else values.high - values.low))
-    return float([repr(one) for one in values].index(repr(value))) if _fits(value, values) else -1.0
+    """A value as a forest takes it; one that is none of the space, since it is of an earlier one, lies below all."""
+    if (place := place_of(value, values)) is not None:
+        return place
+    return values.low - (0.0 if values.log else values.high - values.low) if isinstance(values, Range) else -1.0

@@ -16,7 +16,7 @@ from fleet.domain.run import RunState
 from fleet.spec import Spec
 from fleet.spec.chosen import leaves
 from fleet.spec.search import Search
-from fleet.spec.space import Range, Space
+from fleet.spec.space import Dimension, Range, Space
 from fleet.spec.train import Converge
 from fleet.storage.results import NetworkResult, Status, networks_of, short_names
 from fleet.terminal import brief
@@ -310,6 +310,19 @@ def _placed(tried: Iterable[Tried]) -> Iterator[Tried]:
     for one in tried:
         begins[one.network] = begins.get(one.parent, 0) + one.parent_epoch
         yield replace(one, begins=begins[one.network])
+
+
+def place_of(value: Any, values: Dimension) -> float | None:
+    """Where a value lies: a number of a range where it is, one of some choices at its place; None where it is neither.
+
+    >>> place_of(0.5, Range(0.0, 1.0)), place_of("b", ("a", "b")), place_of("c", ("a", "b"))
+    (0.5, 1.0, None)
+    """
+    if isinstance(values, Range):
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        return float(value) if is_number and values.low <= value <= values.high else None
+    choices = list(map(repr, values))
+    return float(choices.index(repr(value))) if repr(value) in choices else None
 
 
 # ---- tables ------------------------------------------------------------------------------------

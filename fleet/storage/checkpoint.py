@@ -62,11 +62,7 @@ def permission(fence: Fence | None, path: Path) -> Callable[[], None]:
         if fence is None:
             return
         fence.check()
-        try:
-            newer = generation_of(path)
-        except CheckpointError:
-            return
-        if newer > fence.generation:
+        if (newer := generation_of(path)) > fence.generation:
             raise LeaseLost(f"{path} is of a later launch (generation {newer}) than this one ({fence.generation}), "
                             "which ends and writes nothing more")
 
@@ -74,12 +70,11 @@ def permission(fence: Fence | None, path: Path) -> Callable[[], None]:
 
 
 def generation_of(path: Path) -> int:
-    """The generation of the lease under which a checkpoint was written.
-
-    Raises:
-        CheckpointError: it is damaged, there is none, or the file system does not let it be read.
-    """
-    return read_verified(path, with_arrays=False, read=_generation)[1]
+    """The generation of the lease under which a checkpoint was written; 0 where none can be read."""
+    try:
+        return read_verified(path, with_arrays=False, read=_generation)[1]
+    except CheckpointError:
+        return 0
 
 
 _GENERATION = re.compile(rb'(?<!\\)"generation": (\d+)')  # within a text its quotes would be behind backslashes

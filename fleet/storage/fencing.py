@@ -13,7 +13,6 @@ from contextlib import suppress
 from glob import escape
 from pathlib import Path
 
-from fleet.errors import CheckpointError
 from fleet.storage.checkpoint import generation_of
 from fleet.storage.files import side_by_side, storing
 from fleet.storage.paths import RunPaths
@@ -61,9 +60,4 @@ def _move(aside: Path, folder: Path) -> None:
 
 def newest_writer(paths: RunPaths) -> int:
     """The newest generation that has written a checkpoint; 0 if none has."""
-    def generation(path: Path) -> int:
-        with suppress(CheckpointError):
-            return generation_of(path)
-        return 0
-
-    return max(side_by_side(generation, paths.models.glob("*/*.h5")), default=0)
+    return max(side_by_side(generation_of, paths.models.glob("*/*.h5")), default=0)

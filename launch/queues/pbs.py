@@ -7,11 +7,9 @@ with what that shows they print; there was no PBS to try it on.
 from __future__ import annotations
 
 import getpass
-import json
 from collections.abc import Sequence
-from typing import Any
 
-from launch.base import InputError, call
+from launch.base import call, read_records
 from launch.queues.queue import Queue, QueuedJob
 
 _WAITING, _RUNNING = "QHWT", "RESUB"  # suspended ones have their processes still, and arrays that have begun some
@@ -39,7 +37,7 @@ def parse_jobs(text: str) -> list[QueuedJob]:
     """
     return [QueuedJob(id_, job["Job_Name"], int(job.get("Resource_List", {}).get("nodect", 0)),
                       job["job_state"] in _RUNNING)
-            for id_, job in _read("qstat", text, "Jobs", "Job_Name", "job_state").items()
+            for id_, job in read_records("qstat", text, "Jobs", "Job_Name", "job_state").items()
             if job["job_state"] in _WAITING + _RUNNING]
 
 
@@ -69,18 +67,7 @@ def parse_idle(text: str, queue: str | None = None) -> int:
     1
     """
     return sum(node["state"] == "free" and not node.get("jobs") and (queue is None or node.get("queue", queue) == queue)
-               for node in _read("pbsnodes", text, "nodes", "state").values())
-
-
-def _read(command: str, text: str, part: str, *keys: str) -> dict[str, dict[str, Any]]:
-    """A part of what a command printed as JSON: records that have some keys, by their names."""
-    try:
-        found = json.loads(text).get(part, {})
-        if all(key in record for record in found.values() for key in keys):
-            return found
-    except (ValueError, AttributeError, TypeError):
-        pass
-    raise InputError(f"{command} printed {text[:80]!r}, which is not in the format that was asked for")
+               for node in read_records("pbsnodes", text, "nodes", "state").values())
 
 
 def cancel(job: str) -> None:
