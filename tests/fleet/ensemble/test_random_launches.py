@@ -11,27 +11,24 @@ from fleet.domain.events import NodesLeft
 from fleet.domain.network import Standing
 from fleet.ensemble.effects import NodesAsked
 from fleet.ensemble.ensemble import Ensemble
-from fleet.ensemble.launch import PolicyAnswer, Setup, Speeds
-from fleet.ensemble.rates import traits_of
-from fleet.ensemble.survey import Survey
+from fleet.ensemble.launch import PolicyAnswer, Setup
 from fleet.errors import ExitStatus
 from fleet.stream.layout import Layout
 from preprocess.sample import ImageSpec
 from scheduler.base import Member, Network, Options, RateTable, Round
-from scheduler.ensemble.online import OnlineRates
 from scheduler.ensemble.planning import plan
 from scheduler.ensemble.policies import POLICIES, Policy
 from tests.examples import examples
-from tests.fleet.ensemble.told import no_search
+from tests.fleet.ensemble.told import no_search, speeds
 from tests.fleet.ensemble.trainers import Fate, Ranks
 from tests.fleet.histories import record, spec
 
 SAMPLES = 60
 
 
-def restless(rates, progress, cluster, options):
+def restless(rates, progress, cluster, options, seed=0):
     """A policy that deals all devices anew after every epoch: groups grow, shrink, move, stop and start."""
-    random = Random(repr((sorted(progress.epochs_done.items()), sorted(progress.finished), cluster.devices)))
+    random = Random(repr((seed, sorted(progress.epochs_done.items()), sorted(progress.finished), cluster.devices)))
     devices, members = random.sample(cluster.devices, cluster.gpus), []
     waiting = [network for network in rates.models if network.name not in progress.finished]
     for network in random.sample(waiting, len(waiting)):
@@ -94,22 +91,13 @@ def launches(draw, policy, deaths=st.just(0), asked_at=st.none(), ends_s=st.none
     asked, options = ASKED[policy], Options(seed=draw(st.integers(0, 3)))
 
     def make():
-        survey = Survey(content.networks, {network.name: network.name for network in content.networks},
-                        content.profile, trainers, roles.gpus_per_node,
-                        {name: dict(rates) for name, rates in known.items()})  # what it measures is added
-        online = OnlineRates([traits_of(network, network.name, (4, 4, 1), 2)
-                              for network in content.networks], SAMPLES, roles.gpus_per_node, trainers, known)
-        return Ensemble(setup, {name: standing_of(history) for name, history in left.items()},
-                        Speeds(survey, rates, online if learns else None),
+        return Ensemble(setup, {name: Standing(history) for name, history in left.items()},
+                        speeds(setup, rates, learns, known),
                         lambda table, progress, cluster, least: PolicyAnswer(
                             plan(asked, table, progress, cluster, options)), no_search(content))
 
     return Ranks(make, setup, draw(st.integers(0, 10**6)), fates, left, dying, draw(asked_at),
                  yields_at=draw(yields_at))
-
-
-def standing_of(history):
-    return Standing(history)
 
 
 def ended_with(status, ranks):
@@ -132,30 +120,14 @@ def test_every_network_comes_to_its_end_and_all_ranks_are_told(policy, data):
 
 
 @everything
+@pytest.mark.parametrize("happens", [
+    {"asked_at": st.integers(1, 150)}, {"ends_s": st.floats(0, 6)},
+    {"deaths": st.integers(1, 3), "asked_at": st.none() | st.integers(1, 150)}],
+    ids=["it is asked to end", "its time is nearly over", "ranks die"])
 @settings(max_examples=examples(40))
 @given(st.data())
-def test_a_launch_that_is_asked_to_end_does(policy, data):
-    ranks = data.draw(launches(policy, asked_at=st.integers(1, 150)))
-    ended_with(ranks.run(), ranks)
-    ranks.check_histories()
-    ranks.repeat()
-
-
-@everything
-@settings(max_examples=examples(40))
-@given(st.data())
-def test_a_launch_whose_time_is_nearly_over_starts_nothing_and_ends(policy, data):
-    ranks = data.draw(launches(policy, ends_s=st.floats(0, 6)))
-    ended_with(ranks.run(), ranks)
-    ranks.check_histories()
-    ranks.repeat()
-
-
-@everything
-@settings(max_examples=examples(40))
-@given(st.data())
-def test_ranks_may_die_at_any_time(policy, data):
-    ranks = data.draw(launches(policy, deaths=st.integers(1, 3), asked_at=st.none() | st.integers(1, 150)))
+def test_a_launch_ends_with_what_it_had_to_whenever_something_happens(policy, happens, data):
+    ranks = data.draw(launches(policy, **happens))
     ended_with(ranks.run(), ranks)
     ranks.check_histories()
     ranks.repeat()

@@ -31,6 +31,22 @@ def layout(slots, is_ring=False):
                   is_ring=is_ring)
 
 
+def traits(network):
+    """What tells how fast a network may be."""
+    return traits_of(network, network.name, (4, 4, 1), 2)
+
+
+def speeds(setup, rates=None, learns=False, known=None):
+    """Where a launch has its rates from: a table, or training, or measurements, beside what is known."""
+    roles, networks = setup.roles, setup.spec.networks
+    known, gpus, on_each = known or {}, roles.cluster.whole_gpus, roles.whole_per_node
+    online = OnlineRates(list(map(traits, networks)), setup.samples, on_each, gpus, known, roles.slots,
+                         idle_slots=roles.idle_slots) if learns else None
+    survey = Survey(networks, {network.name: network.name for network in networks}, setup.spec.profile, gpus, on_each,
+                    known)
+    return Speeds(survey, rates, online)
+
+
 class Told:
     """An ensemble of networks a, b, ... on trainers that are devices 0, 1, ... and ranks 1, 2, ...
 
@@ -74,16 +90,8 @@ class Told:
         return self.run.standings
 
     def make(self):
-        networks, known = self.setup.spec.networks, self.learns or {}
-        roles = self.setup.roles
-        survey = Survey(networks, {network.name: network.name for network in networks}, self.setup.spec.profile,
-                        roles.cluster.whole_gpus, roles.whole_per_node, known)
-        traits = [traits_of(network, network.name, (4, 4, 1), 2)
-                  for network in networks]
-        online = None if self.learns is None else OnlineRates(
-            traits, self.setup.samples, roles.whole_per_node, roles.cluster.whole_gpus, known, roles.slots,
-            idle_slots=roles.idle_slots)
-        return Ensemble(self.setup, self.begun, Speeds(survey, self.rates, online), self.ask, self.mind())
+        where = speeds(self.setup, self.rates, self.learns is not None, self.learns)
+        return Ensemble(self.setup, self.begun, where, self.ask, self.mind())
 
     def mind(self):
         return no_search(self.setup.spec)

@@ -13,9 +13,7 @@ from fleet.comm.roles import assign
 from fleet.domain.events import NetworkAdded
 from fleet.domain.network import Standing
 from fleet.ensemble import effects as do
-from fleet.ensemble.launch import Setup, Speeds
-from fleet.ensemble.rates import traits_of
-from fleet.ensemble.survey import Survey
+from fleet.ensemble.launch import Setup
 from fleet.monitor.eta import EstimateTimes
 from fleet.runtime.coordinator import Coordinator, Files, Preamble, Search
 from fleet.runtime.known_rates import Profile
@@ -29,10 +27,10 @@ from fleet.spec.resolve import asked_network, extremes, refused_network, with_ad
 from fleet.storage.event_log import EventLog
 from fleet.storage.paths import RunPaths
 from scheduler.base import Network, RateTable
-from scheduler.ensemble.online import OnlineRates
 from scheduler.ensemble.policies import POLICIES, Policy
 from tests import fakes
 from tests.fleet.ensemble.test_random_launches import SAMPLES, layout, restless
+from tests.fleet.ensemble.told import speeds, traits
 from tests.fleet.ensemble.trainers import Fate, Ranks, Stuck
 from tests.fleet.histories import record, results_of, spec
 from tests.fleet.search.launches import LEARNING_RATE, curve
@@ -256,21 +254,15 @@ class RandomRun(Ranks):
 
     def make_coordinator(self):
         setup, content, chance = self.setup, self.spec, self.chance
-        roles, known = setup.roles, {}
-        survey = Survey(content.networks, {network.name: network.name for network in content.networks},
-                        content.profile, roles.cluster.whole_gpus, roles.whole_per_node, known)
         self.learns = chance.rates == "learned"
-        online = OnlineRates([self.traits(network) for network in content.networks], SAMPLES, roles.whole_per_node,
-                             roles.cluster.whole_gpus, known, roles.slots,
-                             idle_slots=roles.idle_slots) if self.learns else None
         ends = extremes(content)
         searchers = make_searchers(ends)
         admission = Admission(self)
-        search = Search(make_mind(content, ends, searchers, len(roles.trainers)),
+        search = Search(make_mind(content, ends, searchers, len(setup.roles.trainers)),
                         Searchers(searchers, Random(f"searchers {self.title}")), admission, (),
                         Clerk(self.mailbox, self.results, admission, (), clock=lambda: self.steps))
         harvest = Harvest(list(setup.elsewhere), self) if chance.harvests else None
-        return Coordinator(self.world, setup, Speeds(survey, self.table, online),
+        return Coordinator(self.world, setup, speeds(setup, self.table, self.learns),
                            Files(self.results, self.log, Profile(self.paths.profile), None,
                                  Tracking([], self.paths, "")),
                            [self.on_event], lambda *pace: None, self.interruption, Preamble((), None, {}, (), LAPS),
@@ -346,9 +338,6 @@ class RandomRun(Ranks):
         self.did += 1
         self.events.append(event)
 
-    def traits(self, network):
-        return traits_of(network, network.name, (4, 4, 1), 2)
-
     def admitted(self, network, added):
         self.did += 1
         self.results.add(network, None)
@@ -358,7 +347,7 @@ class RandomRun(Ranks):
         rates = None
         if self.table is not None and added.number >= 0 and self.table.models and random.random() < 0.5:
             rates = replace(self.table.models[0], name=network.name)
-        return do.Admitted(network, added, network.name, self.traits(network) if self.learns and not added.wrong
+        return do.Admitted(network, added, network.name, traits(network) if self.learns and not added.wrong
                            else None, {}, rates)
 
     def log_lines(self):

@@ -4,7 +4,6 @@ from itertools import pairwise
 
 import numpy as np
 import pytest
-import yaml
 from PIL import Image
 
 from fleet.errors import ExitStatus, UserError
@@ -13,7 +12,7 @@ from fleet.runtime.inputs import decode, open_inputs
 from fleet.runtime.replay import largest_difference
 from fleet.spec import load
 from fleet.storage.checkpoint import newest
-from tests.fleet.runtime.runs import launch
+from tests.fleet.runtime.runs import launch, write
 from tests.preprocess.samples import encode, pattern, smooth
 
 SIDE = 128
@@ -42,18 +41,14 @@ def photos(folder, kind="RGB", size=(SIDE, SIDE), count=12):
 
 def spec(path, names, folder, cache="none", policy="adaptive", **data):
     """A spec of a network for each entry that is named."""
-    path.mkdir(parents=True, exist_ok=True)
-    document = {
-        "seed": 5, "output": str(path / "run"), "schedule": {"policy": policy},
-        "data": {"path": str(folder), "validation": None if "folds" in data else 0.25, "cache": cache, "max_bad": 0.2,
-                 **data},
-        "models": [{"family": "softmax", "name": name, "data": {"transforms": ENTRIES[name]}} for name in names],
-        "train": {"batch": {"size": 3}, "optimizer": {"name": "sgd", "learning_rate": 1e-6},
-                  "converge": {"max_epochs": 3}},
-        "profile": {"batches": 4, "timed": 2, "max_gpus": 1},
-        "resources": {"engine": "numpy", "preprocessors": 0 if policy == "baseline" else 1}}
-    (path / "spec.yaml").write_text(yaml.safe_dump(document))
-    return path / "spec.yaml"
+    return write(
+        path, [{"family": "softmax", "name": name, "data": {"transforms": ENTRIES[name]}} for name in names],
+        data={"path": str(folder), "validation": None if "folds" in data else 0.25, "cache": cache, "max_bad": 0.2,
+              **data},
+        train={"batch": {"size": 3}, "optimizer": {"name": "sgd", "learning_rate": 1e-6},
+               "converge": {"max_epochs": 3}},
+        profile={"batches": 4, "timed": 2, "max_gpus": 1}, schedule={"policy": policy},
+        resources={"engine": "numpy", "preprocessors": 0 if policy == "baseline" else 1})
 
 
 def fed(path, epoch=2):

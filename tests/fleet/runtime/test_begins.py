@@ -2,14 +2,13 @@
 
 import numpy as np
 import pytest
-import yaml
 
 from fleet.engines.softmax import NumpyEngine, SoftmaxRegression
 from fleet.errors import ExitStatus, SettingError
 from fleet.spec.engines import EngineInfo, Known
 from fleet.storage.checkpoint import newest, read_history
 from fleet.storage.identity import checksum_of
-from tests.fleet.runtime.runs import launch
+from tests.fleet.runtime.runs import launch, write
 
 pytestmark = pytest.mark.usefixtures("quick")
 
@@ -30,16 +29,12 @@ class BeginningEngine(NumpyEngine):
 ENGINE = EngineInfo("beginning", lambda setup: BeginningEngine(setup.sample), knows=Known(starts=True))
 
 
-def spec(tmp_path, **train):
-    path = tmp_path / "spec.yaml"
-    path.write_text(yaml.safe_dump({
-        "output": str(tmp_path / "run"),
-        "data": {"source": "tests.sources:numbered", "path": "40", "transforms": ["scale"]},
-        "models": [{"family": "softmax", "name": "a"}],
-        "train": {"start": "first.npy", "batch": {"size": 4}, "optimizer": {"learning_rate": 1e-9},
-                  "converge": {"max_epochs": 3}, **train},
-        "schedule": {"policy": "global"}, "resources": {"engine": f"{__name__}:ENGINE", "preprocessors": 0}}))
-    return path
+def spec(tmp_path):
+    return write(
+        tmp_path, [{"family": "softmax", "name": "a"}], schedule={"policy": "global"},
+        data={"source": "tests.sources:numbered", "path": "40", "transforms": ["scale"]},
+        train={"start": "first.npy", "batch": {"size": 4}, "optimizer": {"learning_rate": 1e-9},
+               "converge": {"max_epochs": 3}}, resources={"engine": f"{__name__}:ENGINE", "preprocessors": 0})
 
 
 def test_the_history_says_of_which_file_and_what_goes_on_needs_none(tmp_path, monkeypatch):

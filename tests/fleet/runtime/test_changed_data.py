@@ -3,59 +3,24 @@
 import csv
 import os
 import shutil
-from dataclasses import replace
 
 import numpy as np
 import pytest
-import yaml
 from PIL import Image
 
 from fleet.domain.events import DataChanged
-from fleet.domain.network import State
-from fleet.errors import UserError
 from fleet.runtime.changes import changed_since
-from fleet.storage.checkpoint import newest, write_history, write_state
-from fleet.storage.identity import identity
-from fleet.storage.paths import RunPaths
+from fleet.storage.checkpoint import newest
 from preprocess.source import View
-from tests.fleet.histories import history
-from tests.fleet.runtime.runs import prepare
+from tests.fleet.runtime.runs import Trained
 
 ACCEPT = {"accept_changes": True}
 
 
-class Run:
+def made(folder, data, **train):
     """A run of two networks, in a folder with its data."""
-
-    def __init__(self, folder, data, **more):
-        self.folder, self.paths = folder, RunPaths(folder / "run")
-        self.content = {"models": [{"family": "softmax", "name": name} for name in "ab"],
-                        "train": {"batch": {"size": 2}, **more}, "resources": {"engine": "numpy"},
-                        "output": str(self.paths.root), "data": data}
-
-    def prepare(self, **options):
-        (self.folder / "spec.yaml").write_text(yaml.safe_dump(self.content))
-        return prepare(str(self.folder / "spec.yaml"), (0, 0, 0), None, **options)
-
-    def leave_checkpoints(self, epochs=history(0.5, 0.6), **more):
-        """As an earlier launch has left them."""
-        prepared = self.prepare()
-        for network in prepared.spec.networks:
-            state = State({"weights": np.ones(3)}, identity(network, prepared.spec, prepared.sample), epochs,
-                          architecture=network.architecture.key, code={})
-            for path in (self.paths.last, self.paths.previous, self.paths.best):
-                write_state(path(network.name), replace(state, **more))
-            write_history(self.paths.history(network.name), epochs)
-        return prepared
-
-    def refused(self, **options):
-        before = {path: path.read_bytes() for path in self.paths.root.rglob("*") if path.is_file()}
-        with pytest.raises(UserError) as caught:
-            self.prepare(**options)
-        assert {path: path.read_bytes() for path in self.paths.root.rglob("*") if path.is_file()} == before
-        message = str(caught.value)
-        assert "\n" not in message
-        return message
+    return Trained(folder, [{"family": "softmax", "name": name} for name in "ab"], data,
+                   train={"batch": {"size": 2}, **train})
 
 
 def table(path, rows, columns=("a", "b", "target")):
@@ -70,8 +35,8 @@ def rows(count, scale=1):
 @pytest.fixture
 def tabular(tmp_path):
     table(tmp_path / "x.csv", rows(60))
-    run = Run(tmp_path, {"source": "table", "path": str(tmp_path / "x.csv"), "validation": 0.2, "transforms": []},
-              converge={"monitor": "val_loss"})
+    run = made(tmp_path, {"source": "table", "path": str(tmp_path / "x.csv"), "validation": 0.2, "transforms": []},
+               converge={"monitor": "val_loss"})
     run.leave_checkpoints()
     return run
 
@@ -86,8 +51,8 @@ def images(folder, classes, count=6, start=0):
 @pytest.fixture
 def pictured(tmp_path):
     images(tmp_path / "photos", ("cat", "dog"))
-    run = Run(tmp_path, {"source": "image_folder", "path": str(tmp_path / "photos"), "validation": 0.25,
-                         "transforms": ["decode"]})
+    run = made(tmp_path, {"source": "image_folder", "path": str(tmp_path / "photos"), "validation": 0.25,
+                          "transforms": ["decode"]})
     run.leave_checkpoints()
     return run
 
@@ -250,8 +215,8 @@ def test_a_run_that_has_no_fingerprint_goes_on_and_has_one_from_then_on(tabular)
 def test_validation_and_test_data_of_their_own_are_looked_at_too(tmp_path):
     for name, count in (("x", 60), ("v", 20), ("t", 20)):
         table(tmp_path / f"{name}.csv", rows(count))
-    run = Run(tmp_path, {"source": "table", "path": str(tmp_path / "x.csv"), "validation": str(tmp_path / "v.csv"),
-                         "test": str(tmp_path / "t.csv"), "transforms": []}, converge={"monitor": "val_loss"})
+    run = made(tmp_path, {"source": "table", "path": str(tmp_path / "x.csv"), "validation": str(tmp_path / "v.csv"),
+                          "test": str(tmp_path / "t.csv"), "transforms": []}, converge={"monitor": "val_loss"})
     run.leave_checkpoints()
     run.prepare()
     table(tmp_path / "v.csv", rows(21))
@@ -297,7 +262,7 @@ def test_decoded_samples_of_other_data_are_made_anew(pictured):
 
 
 def test_what_can_be_said_of_a_source_of_ones_own_from_outside_is_compared(tmp_path):
-    run = Run(tmp_path, {"source": "tests.sources:numbered", "path": "60", "transforms": []})
+    run = made(tmp_path, {"source": "tests.sources:numbered", "path": "60", "transforms": []})
     run.leave_checkpoints()
     run.content["data"]["path"] = "63"
     assert "63: 1 sample more in class a, 1 sample more in class b, 1 sample more in class c:" in run.refused()

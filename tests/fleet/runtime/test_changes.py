@@ -2,60 +2,31 @@
 
 import csv
 import json
-from dataclasses import replace
 
 import numpy as np
 import pytest
-import yaml
 
-from fleet.domain.network import State
-from fleet.errors import UserError
-from fleet.storage.checkpoint import newest, read_state, write_history, write_state
-from fleet.storage.identity import identity
-from fleet.storage.paths import RunPaths
-from tests.fleet.histories import history, record
-from tests.fleet.runtime.runs import prepare
+from fleet.storage.checkpoint import newest, read_state
+from tests.fleet.histories import record
+from tests.fleet.runtime.runs import Trained
 
 FIRST = "import layers\ndef build(input_shape, classes, **args): return layers.small\n"
 ACCEPT = {"accept_changes": True}
 
 
-class Run:
+class Run(Trained):
     """A run of two networks of one's own, and one of a family."""
 
     def __init__(self, folder):
-        self.folder, self.paths = folder, RunPaths(folder / "run")
-        self.content = {"models": [{"build": "own_models:build", "name": "a", "args": {"depth": 3}},
-                                   {"build": "own_models:build", "name": "b"}, {"family": "softmax", "name": "c"}],
-                        "output": str(self.paths.root), "train": {"batch": {"size": 8}},
-                        "data": {"source": "tests.sources:numbered", "path": "60", "transforms": []}}
+        super().__init__(folder, [{"build": "own_models:build", "name": "a", "args": {"depth": 3}},
+                                  {"build": "own_models:build", "name": "b"}, {"family": "softmax", "name": "c"}],
+                         {"source": "tests.sources:numbered", "path": "60", "transforms": []},
+                         train={"batch": {"size": 8}}, resources={})
         self.write("own_models.py", FIRST)
         self.write("layers.py", "small = 1\n")
 
     def write(self, name, text):
         (self.folder / name).write_text(text)
-
-    def prepare(self, **options):
-        self.write("spec.yaml", yaml.safe_dump(self.content))
-        return prepare(str(self.folder / "spec.yaml"), (0, 0, 0), None, **options)
-
-    def refused(self, **options):
-        before = {path: path.read_bytes() for path in self.paths.root.rglob("*") if path.is_file()}
-        with pytest.raises(UserError) as caught:
-            self.prepare(**options)
-        assert {path: path.read_bytes() for path in self.paths.root.rglob("*") if path.is_file()} == before
-        assert "\n" not in str(caught.value)
-        return str(caught.value)
-
-    def leave_checkpoints(self, epochs=history(0.5, 0.6), **more):
-        """As an earlier launch has left them."""
-        prepared = self.prepare()
-        for network in prepared.spec.networks:
-            state = State({"weights": np.ones(3)}, identity(network, prepared.spec, prepared.sample), epochs,
-                          architecture=network.architecture.key, code=prepared.codes[network.architecture.target])
-            for path in (self.paths.last, self.paths.previous, self.paths.best):
-                write_state(path(network.name), replace(state, **more))
-            write_history(self.paths.history(network.name), epochs)
 
 
 @pytest.fixture

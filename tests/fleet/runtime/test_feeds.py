@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-import yaml
 
 from fleet.errors import ExitStatus, UserError
 from fleet.prediction.sample_file import read_sample
@@ -13,6 +12,7 @@ from fleet.storage.checkpoint import newest
 from preprocess.base import BadSample, RandomAccess
 from preprocess.target import TargetSpec
 from tests.fleet.runtime.runs import launch, launch_in_parts, prepare
+from tests.fleet.runtime.runs import write as write_spec
 
 SHARED = [{"center_crop": {"size": [8, 8]}}]
 FLIPPED = [*SHARED, {"flip": {"horizontal": True}}, {"random_crop": {"size": [6, 6]}}]
@@ -24,20 +24,20 @@ pytestmark = pytest.mark.usefixtures("quick")
 class Images(RandomAccess):
     """Images of small numbers; how bright one is, is its class, or its value. One cannot be read."""
 
-    def __init__(self, count, seed, bad=(), size=(10, 12), masks=False):
+    classes = ("dark", "grey", "bright")
+
+    def __init__(self, count, seed, bad=(), masks=False, uneven=False):
         random = np.random.default_rng(seed)
-        self.labels = np.arange(count) % 3
-        self.classes = ("dark", "grey", "bright")
-        self._images = (random.integers(0, 40, (count, *size, 1)) + 70 * self.labels[:, None, None, None]).astype(
+        self.labels, self._bad, self._uneven = np.arange(count) % 3, bad, uneven
+        self._images = (random.integers(0, 40, (count, 10, 12, 1)) + 70 * self.labels[:, None, None, None]).astype(
             np.uint8)
-        self._bad = bad
         if masks:
             self.target = TargetSpec("mask", 2)
 
     def read(self, index):
         if index in self._bad:
             raise BadSample(self.name(index), "gone")
-        return self._images[index] if index % 2 or len(self._images) < 60 else self._images[index, :9]
+        return self._images[index, :9] if self._uneven and index % 2 == 0 else self._images[index]
 
     def read_target(self, index):
         return (self.read(index)[:, :, 0] > 100).astype(np.uint8)
@@ -48,9 +48,8 @@ class Images(RandomAccess):
 
 def images(path, target=None):
     """Training and validation samples; the words in the path say what is special about them."""
-    count = 64 if "uneven" in (path or "") else 50
-    masks = "masks" in (path or "")
-    return Images(count, 1, bad=(7,), masks=masks), Images(20, 2, masks=masks)
+    masks, uneven = ("masks" in (path or ""), "uneven" in (path or ""))
+    return Images(50, 1, (7,), masks, uneven), Images(20, 2, (), masks)
 
 
 NETWORKS = {
@@ -62,20 +61,13 @@ NETWORKS = {
 
 
 def write(folder, names, top=None, gpus=1, size=8, networks=NETWORKS, **sections):
-    folder.mkdir(exist_ok=True)
-    data = {"source": f"{__name__}:told", "path": "", "validation": None, "max_bad": 0.5, **(top or {})}
-    content = {
-        "name": "test", "seed": 5, "output": str(folder / "run"), "data": data,
-        "models": [{"family": "softmax", "name": name, "gpus": gpus, "data": networks[name],
-                    "train": {"optimizer": {"learning_rate": 1e-7}} if name != "wide" else {}} for name in names],
-        "train": {"batch": {"size": size}, "optimizer": {"name": "sgd", "learning_rate": 0.1},
-                  "converge": {"max_epochs": 3}},
-        "profile": {"batches": 4, "timed": 2, "max_gpus": 2},
-        "resources": {"engine": "numpy", "preprocessors": 1}, **sections,
-    }
-    path = folder / "spec.yaml"
-    path.write_text(yaml.safe_dump(content))
-    return path
+    models = [{"family": "softmax", "name": name, "gpus": gpus, "data": networks[name],
+               "train": {"optimizer": {"learning_rate": 1e-7}} if name != "wide" else {}} for name in names]
+    return write_spec(
+        folder, models, profile={"batches": 4, "timed": 2, "max_gpus": 2},
+        data={"source": f"{__name__}:told", "path": "", "validation": None, "max_bad": 0.5, **(top or {})},
+        train={"batch": {"size": size}, "optimizer": {"name": "sgd", "learning_rate": 0.1},
+               "converge": {"max_epochs": 3}}, **sections)
 
 
 def told(path):

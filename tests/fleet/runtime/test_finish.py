@@ -10,7 +10,7 @@ from fleet.runtime.replay import largest_difference
 from fleet.spec import load
 from fleet.storage.checkpoint import newest
 from preprocess.transforms.on_device import OnDevice
-from tests.fleet.runtime.runs import launch
+from tests.fleet.runtime.runs import launch, write
 from tests.fleet.runtime.test_alike import photos
 
 pytestmark = pytest.mark.usefixtures("quick")
@@ -21,17 +21,12 @@ JITTER = {"color_jitter": {"brightness": 0.5}}
 
 
 def spec(path, folder, finish, transforms=(*BEFORE, JITTER, *FINISH, "scale"), models=({},), **data):
-    path.mkdir(parents=True, exist_ok=True)
-    document = {
-        "seed": 5, "output": str(path / "run"),
-        "data": {"path": str(folder), "validation": None if "folds" in data else 0.25, "transforms": list(transforms),
-                 "finish": finish, "max_bad": 0.2, **data},
-        "models": [{"family": "softmax", "name": f"net{place}", **model} for place, model in enumerate(models)],
-        "train": {"batch": {"size": 5}, "optimizer": {"name": "sgd", "learning_rate": 1e-6},
-                  "converge": {"max_epochs": 3}},
-        "profile": {"batches": 4, "timed": 2, "max_gpus": 1}, "resources": {"engine": "numpy", "preprocessors": 1}}
-    (path / "spec.yaml").write_text(yaml.safe_dump(document))
-    return path / "spec.yaml"
+    return write(
+        path, [{"family": "softmax", "name": f"net{place}", **model} for place, model in enumerate(models)],
+        data={"path": str(folder), "validation": None if "folds" in data else 0.25, "transforms": list(transforms),
+              "finish": finish, "max_bad": 0.2, **data},
+        train={"batch": {"size": 5}, "optimizer": {"name": "sgd", "learning_rate": 1e-6},
+               "converge": {"max_epochs": 3}}, profile={"batches": 4, "timed": 2, "max_gpus": 1})
 
 
 @pytest.mark.parametrize("said", [

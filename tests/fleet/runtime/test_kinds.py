@@ -5,7 +5,6 @@ import math
 
 import numpy as np
 import pytest
-import yaml
 
 from fleet.domain.events import NetworkTested
 from fleet.errors import ExitStatus, UserError
@@ -16,6 +15,7 @@ from fleet.storage.results import leaderboard, read_results
 from preprocess.base import BadSample, InputError, RandomAccess
 from preprocess.target import TargetSpec
 from tests.fleet.runtime.runs import launch, launch_in_parts, prepare
+from tests.fleet.runtime.runs import write as write_spec
 
 KINDS = ("class", "weighted", "multilabel", "value", "mask")
 
@@ -62,20 +62,10 @@ def made(path):
 
 
 def write(folder, kind, models=None, data=None, **train):
-    folder.mkdir(exist_ok=True)
-    content = {
-        "name": "test", "seed": 5, "output": str(folder / "run"),
-        "data": {"source": f"{__name__}:made", "path": kind, "validation": None, "transforms": [], "max_bad": 0.5,
-                 **(data or {})},
-        "models": models or [{"family": "softmax", "name": "one"}],
-        "train": {"batch": {"size": 8}, "optimizer": {"name": "sgd", "learning_rate": 0.1, "momentum": 0.5},
-                  "converge": {"max_epochs": 4}, **train},
-        "profile": {"batches": 4, "timed": 2, "max_gpus": 2},
-        "resources": {"engine": "numpy", "preprocessors": 1},
-    }
-    path = folder / "spec.yaml"
-    path.write_text(yaml.safe_dump(content))
-    return path
+    return write_spec(folder, models or (), profile={"batches": 4, "timed": 2, "max_gpus": 2}, data={
+        "source": f"{__name__}:made", "path": kind, "validation": None, "transforms": [], "max_bad": 0.5,
+        **(data or {})}, train={"batch": {"size": 8}, "converge": {"max_epochs": 4},
+                                "optimizer": {"name": "sgd", "learning_rate": 0.1, "momentum": 0.5}, **train})
 
 
 def history(prepared):
@@ -193,16 +183,13 @@ BEFORE_TEST = (2.4584595596248535, 0.11888111888111888)
 
 def test_classes_come_to_the_numbers_that_they_came_to_before_there_were_other_targets(tmp_path):
     pytest.importorskip("sklearn")  # whose digits they are
-    content = {
-        "seed": 11, "output": str(tmp_path / "run"), "models": [{"family": "softmax", "name": "one"}],
-        "data": {"source": "builtin:digits", "test": "10%", "cache": "none", "transforms": [
+    _, prepared = launch(write_spec(
+        tmp_path, seed=11, resources={"engine": "numpy"}, schedule={"policy": "baseline"},
+        data={"source": "builtin:digits", "test": "10%", "cache": "none", "transforms": [
             {"decode": {"mode": "L"}}, {"random_crop": {"size": [8, 8], "padding": 1}},
             {"scale": {"mean": 0.5, "std": 0.5}}]},
-        "train": {"batch": {"size": 32}, "optimizer": {"name": "sgd", "learning_rate": 0.05, "momentum": 0.9},
-                  "converge": {"max_epochs": 3}},
-        "resources": {"engine": "numpy"}, "schedule": {"policy": "baseline"}}
-    (tmp_path / "spec.yaml").write_text(yaml.safe_dump(content))
-    _, prepared = launch(tmp_path / "spec.yaml", 1)
+        train={"batch": {"size": 32}, "optimizer": {"name": "sgd", "learning_rate": 0.05, "momentum": 0.9},
+               "converge": {"max_epochs": 3}}), 1)
     found = [(record.loss, record.accuracy, record.val_loss, record.val_accuracy) for record in history(prepared)]
     [row] = read_results(prepared.paths.root)
     # Another BLAS may add up in another order; on one machine they are equal to the last bit.
@@ -210,18 +197,12 @@ def test_classes_come_to_the_numbers_that_they_came_to_before_there_were_other_t
     np.testing.assert_allclose((row.test_loss, row.test_accuracy), BEFORE_TEST, rtol=1e-9)
 
 
-def test_weights_of_classes_may_be_balanced(tmp_path):
-    path = write(tmp_path, "class", class_weights="balanced")
-    _, prepared = launch(path, 2)
-    counts = np.bincount(prepared.inputs.data.train.labels)
-    wanted = counts.sum() / (2 * counts)
-    assert list(prepared.spec.networks[0].train.class_weights.values()) == pytest.approx(wanted.tolist())
-
-
-def test_weights_of_the_classes_of_pixels_may_be_balanced(tmp_path):
-    _, prepared = launch(write(tmp_path, "mask", class_weights="balanced"), 2)
+@pytest.mark.parametrize("kind", ["class", "mask"])
+def test_weights_of_classes_of_images_or_pixels_may_be_balanced(kind, tmp_path):
+    _, prepared = launch(write(tmp_path, kind, class_weights="balanced"), 2)
     source = prepared.inputs.data.train
-    counts = np.bincount(np.concatenate([source.read_target(index).ravel() for index in range(len(source))]))
+    counts = np.bincount(source.labels if kind == "class" else np.concatenate(
+        [source.read_target(index).ravel() for index in range(len(source))]))
     wanted = counts.sum() / (2 * counts)
     assert list(prepared.spec.networks[0].train.class_weights.values()) == pytest.approx(wanted.tolist())
 

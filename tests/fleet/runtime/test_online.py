@@ -3,19 +3,17 @@
 import json
 
 import pytest
-import yaml
 
 from fleet.domain import events as ev
 from fleet.errors import ExitStatus
 from fleet.runtime import coordinator
-from fleet.runtime.session import Session
 from fleet.runtime.training.clocks import StepClock
 from fleet.storage.event_log import events_of, read_events
 from fleet.storage.rate_cache import RateBook, cache_path, read_cache
 from scheduler.ensemble.policies import POLICIES
 from tests.examples import long_but_first
-from tests.fleet.one_process import Launch
-from tests.fleet.runtime.runs import Interruption, Signal, prepare
+from tests.fleet.runtime.runs import Signal, write
+from tests.fleet.runtime.runs import launch as launch_spec
 
 STEP_S = 0.001  # of every step, by the clocks
 BATCHES = {"small": 4, "large": 8}
@@ -37,24 +35,17 @@ def launch(tmp_path):
 
     def launch(policy, order, signal=None, when="online"):
         data = {"order": "ring", "shards": 4} if order == "ring" else {}
-        content = {
-            "output": str(tmp_path / "run"), "schedule": {"policy": policy},
-            "models": [{"family": "softmax", "name": name, "gpus": 1, "train": {"batch": {"size": batch}}}
-                       for name, batch in BATCHES.items()],
-            "data": {"source": "tests.sources:numbered", "path": "160", **data,
-                     "transforms": [{"scale": {"mean": 0.5, "std": 0.5}}]},
-            "profile": {"when": when, "batches": 2, "timed": 1, "seconds": "1s", "spread": 0.5, "max_gpus": 1},
-            "train": {"converge": {"max_epochs": 3}}, "resources": {"engine": "numpy"}}
-        (tmp_path / "spec.yaml").write_text(yaml.safe_dump(content))
-        prepared, statuses = prepare(str(tmp_path / "spec.yaml"), [0] * 3, None, plain=True), {}
-
-        def rank_main(world):
-            statuses[world.rank] = Session(world, prepared, signal or Interruption()).run()
-
-        assert Launch(3, seed=0).run(rank_main)
+        models = [{"family": "softmax", "name": name, "gpus": 1, "train": {"batch": {"size": batch}}}
+                  for name, batch in BATCHES.items()]
+        status, prepared = launch_spec(write(
+            tmp_path, models, schedule={"policy": policy}, train={"converge": {"max_epochs": 3}},
+            data={"source": "tests.sources:numbered", "path": "160", **data,
+                  "transforms": [{"scale": {"mean": 0.5, "std": 0.5}}]},
+            profile={"when": when, "batches": 2, "timed": 1, "seconds": "1s", "spread": 0.5, "max_gpus": 1},
+            resources={"engine": "numpy"}), 3, interruption=signal)
         noted = [logged.event for logged in read_events(prepared.paths.events)]
         begun = max(place for place, event in enumerate(noted) if isinstance(event, ev.Started))
-        return ExitStatus(statuses[0]), Noted(noted[begun:], events_of(prepared.paths.events, ev.EpochEnded))
+        return status, Noted(noted[begun:], events_of(prepared.paths.events, ev.EpochEnded))
 
     return launch
 
@@ -77,7 +68,7 @@ CASES = [(policy, order) for policy in LEARNING for order in ("ring", "strict")]
 
 @pytest.mark.parametrize(("policy", "order"), long_but_first(*CASES))
 def test_what_was_learned_survives_an_interruption_and_is_corrected_where_it_was_wrong(
-        launch, monkeypatch, policy, order):
+        launch, monkeypatch, tmp_path, policy, order):
     signal, add = Signal(), RateBook.add
 
     def note(book, key, gpus, rate):
@@ -98,6 +89,7 @@ def test_what_was_learned_survives_an_interruption_and_is_corrected_where_it_was
     assert sorted(sizes["1"]["rate"] for sizes in wrong.values()) == pytest.approx(sorted(learned.values()))
     for sizes in wrong.values():
         sizes["1"]["rate"] /= 2
+        sizes["2"] = {**sizes["1"]}  # which may be as wrong
     cache_path().write_text(json.dumps(wrong))
 
     status, noted = launch(policy, order)
@@ -107,8 +99,13 @@ def test_what_was_learned_survives_an_interruption_and_is_corrected_where_it_was
         {name: rate / 2 for name, rate in learned.items()})
     off = {event.network: (event.expected, event.rate) for event in noted.of(ev.RateOff)}
     assert off == {name: (rate / 2, rate) for name, rate in learned.items()}
-    corrected = [sizes[1] for key, sizes in read_cache(cache_path()).items() if not key.startswith("beside steps")]
+    known = [sizes for key, sizes in read_cache(cache_path()).items() if not key.startswith("beside steps")]
+    assert [list(sizes) for sizes in known] == [[1], [1]]
+    corrected = [sizes[1] for sizes in known]
     assert sorted(rate.rate for rate in corrected) == pytest.approx(sorted(RATES.values()))
+    profile = json.loads((tmp_path / "run" / "profile.json").read_text())
+    assert {model["name"]: model["rates"] for model in profile["models"]} == {
+        name: [pytest.approx(rate)] for name, rate in RATES.items()}
     assert {rate.how for rate in corrected} == {"trained"}
 
 

@@ -157,9 +157,8 @@ def test_gpus_of_the_spec_count_before_those_that_are_shown(asking):
     assert asking(gpus=4).roles.preprocessors == (0, 1)
 
 
-@pytest.mark.parametrize("policy", ["baseline"])
-def test_with_baseline_every_trainer_prepares_its_own_samples_and_nothing_is_measured(asking, policy):
-    asking.content["schedule"] = {"policy": policy}
+def test_with_baseline_every_trainer_prepares_its_own_samples_and_nothing_is_measured(asking):
+    asking.content["schedule"] = {"policy": "baseline"}
     prepared = asking()
     assert (prepared.roles.preprocessors, prepared.layout) == ((), None)
     assert [model.name for model in prepared.rates.models] == ["a"]

@@ -4,14 +4,13 @@ import csv
 
 import numpy as np
 import pytest
-import yaml
 
 from fleet.comm.alone import Alone
 from fleet.engines.softmax import NumpyEngine
 from fleet.errors import ExitStatus
 from fleet.prediction.sample_file import read_columns
 from fleet.storage.checkpoint import best_state
-from tests.fleet.runtime.runs import launch
+from tests.fleet.runtime.runs import launch, write
 
 ROWS = 47
 
@@ -39,13 +38,10 @@ def table(tmp_path, features):
 
 def kept(folder, data, ranks=2, cache="none"):
     """The arrays of each network and part, by name."""
-    content = {"seed": 3, "output": str(folder / "run"),
-               "data": {"source": "table", "transforms": [], **data, "cache": cache},
-               "models": [{"family": "softmax", "name": "net"}],
-               "train": {"batch": {"size": 8}, "converge": {"max_epochs": 1}},
-               "schedule": {"policy": "baseline"}, "resources": {"engine": "numpy"}}
-    (folder / "spec.yaml").write_text(yaml.safe_dump(content))
-    status, prepared = launch(folder / "spec.yaml", ranks)
+    path = write(folder, [{"family": "softmax", "name": "net"}], schedule={"policy": "baseline"},
+                 data={"source": "table", "transforms": [], **data, "cache": cache}, resources={"engine": "numpy"},
+                 train={"batch": {"size": 8}, "converge": {"max_epochs": 1}})
+    status, prepared = launch(path, ranks)
     assert status is ExitStatus.OK
     found = {}
     for path in prepared.paths.all_predictions():

@@ -5,17 +5,14 @@ from collections import defaultdict
 
 import numpy as np
 import pytest
-import yaml
 
 from fleet.errors import ExitStatus
 from fleet.runtime.training import loop
 from fleet.stream.order import Epoch, RingOrder, StrictOrder
-from preprocess.base import BadSample, RandomAccess
 from preprocess.pipeline import Pipeline
-from tests.fleet.runtime.runs import launch
+from tests.fleet.runtime.runs import launch, write
+from tests.fleet.runtime.test_feeds import FLIPPED, SHARED, Images
 
-SHARED = [{"center_crop": {"size": [8, 8]}}]
-FLIPPED = [*SHARED, {"flip": {"horizontal": True}}, {"random_crop": {"size": [6, 6]}}]
 FEEDS = {
     "one": {"": FLIPPED},  # all networks get what the stream carries
     "targets": {"plain": (SHARED, None), "value": (SHARED, "value")},  # the same inputs, and other targets
@@ -36,47 +33,27 @@ SAMPLES, SHARDS, SEED = 200, 5, 5
 pytestmark = pytest.mark.usefixtures("quick")
 
 
-class Images(RandomAccess):
-    """Images of small numbers; one cannot be read."""
-
-    classes = ("dark", "grey", "bright")
-
-    def __init__(self, count, seed, bad=()):
-        random = np.random.default_rng(seed)
-        self.labels, self._bad = np.arange(count) % 3, bad
-        self._images = random.integers(0, 256, (count, 10, 12, 1)).astype(np.uint8)
-
-    def read(self, index):
-        if index in self._bad:
-            raise BadSample(self.name(index), "gone")
-        return self._images[index]
-
-    def name(self, index):
-        return f"image {index}"
-
-
 def images(path):
-    """Samples for training, and for validation where the path asks for them."""
+    """Samples for training, of which one cannot be read, and for validation where the path asks for them."""
     train = Images(SAMPLES, 1, bad=(7,))
     return (train, Images(40, 2)) if path == "own" else train
 
 
-def document(folder, stream, validation, feeds, gpus=1):
+def written(folder, stream, validation, feeds):
     """A spec of a network for each feed."""
     one = FEEDS[feeds].get("")
-    models = [{"family": "softmax", "name": name or "net", "gpus": gpus, "train": {"batch": {"size": 12 + 7 * place}},
+    models = [{"family": "softmax", "name": name or "net", "gpus": 1, "train": {"batch": {"size": 12 + 7 * place}},
                **({} if one else {"data": {"transforms": said[0], **({"target": said[1]} if said[1] else {})}})}
               for place, (name, said) in enumerate(FEEDS[feeds].items())]
-    return {
-        "name": "test", "seed": SEED, "output": str(folder / "run"),
-        "data": {"source": f"{__name__}:images", "path": validation, "max_bad": 0.5, **STREAMS[stream],
-                 **VALIDATION[validation], **({"transforms": one} if one else {})},
-        "models": models,
-        "train": {"optimizer": {"name": "sgd", "learning_rate": 1e-7},
-                  "converge": {"max_epochs": 2, "monitor": "loss"}},
-        "schedule": {"policy": "baseline" if "own" in stream else "adaptive"},
-        "profile": {"batches": 4, "timed": 2, "max_gpus": 2},
-        "resources": {"engine": "numpy", **({} if "own" in stream else {"preprocessors": "auto"})}}
+    if "file" in stream and feeds == "several":  # which keeps one target of each sample
+        models = models[:2]
+    return write(
+        folder, models, data={"source": f"{__name__}:images", "path": validation, "max_bad": 0.5, **STREAMS[stream],
+                              **VALIDATION[validation], **({"transforms": one} if one else {})},
+        train={"optimizer": {"name": "sgd", "learning_rate": 1e-7}, "converge": {"max_epochs": 2, "monitor": "loss"}},
+        schedule={"policy": "baseline" if "own" in stream else "adaptive"},
+        profile={"batches": 4, "timed": 2, "max_gpus": 2},
+        resources={"engine": "numpy", **({} if "own" in stream else {"preprocessors": "auto"})})
 
 
 class Recorder:
@@ -138,17 +115,6 @@ def _in_order(found):
     return [one for place in sorted(found) for one in found[place]]
 
 
-def recorded(folder, monkeypatch, ranks, content):
-    """What networks get in a run; and what was prepared for it."""
-    folder.mkdir(exist_ok=True)
-    (folder / "spec.yaml").write_text(yaml.safe_dump(content))
-    with monkeypatch.context() as patched:
-        recorder = Recorder(patched)
-        status, prepared = launch(folder / "spec.yaml", ranks)
-    assert status is ExitStatus.OK
-    return recorder, prepared
-
-
 def alone(prepared, network):
     """The samples of a network, prepared one by one from their source."""
     feed = prepared.inputs.feeds.get(network.feed)
@@ -172,10 +138,9 @@ CASES = [(stream, validation, feeds) for stream in STREAMS for validation in VAL
 
 @pytest.mark.parametrize(("stream", "validation", "feeds"), CASES[::5])
 def test_networks_get_the_samples_of_their_epochs_in_order(stream, validation, feeds, tmp_path, monkeypatch):
-    content = document(tmp_path, stream, validation, feeds)
-    if "file" in stream and feeds == "several":  # which keeps one target of each sample
-        content["models"] = content["models"][:2]
-    recorder, prepared = recorded(tmp_path, monkeypatch, 3, content)
+    recorder = Recorder(monkeypatch)
+    status, prepared = launch(written(tmp_path, stream, validation, feeds), 3)
+    assert status is ExitStatus.OK
     given = recorder.epochs()
     assert len(given) >= 2 * len(prepared.spec.networks)
     for (name, number, path), sums in given.items():

@@ -3,18 +3,14 @@
 from itertools import product
 
 import pytest
-import yaml
 
 from fleet.domain.events import CacheChosen, GroupStarted, NetworkRetried, RatesEstimated
 from fleet.engines.softmax import NumpyEngine
 from fleet.errors import ExitStatus
-from fleet.runtime.session import Session
 from fleet.storage.event_log import events_of
 from fleet.storage.results import read_results
 from scheduler.ensemble.policies import POLICIES
-from tests.fleet.one_process import Launch
-from tests.fleet.runtime.runs import prepare
-from tests.fleet.runtime.test_session import Interruption
+from tests.fleet.runtime.runs import launch, write
 from tests.slots import beside, most_on_a_gpu
 
 DIGITS = {"source": "builtin:digits", "transforms": [
@@ -32,17 +28,11 @@ def table(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
     def train(name, seed=1, ranks=5, **parts):
-        content = {"seed": 5, "output": str(tmp_path / name), "models": MODELS,
-                   "resources": {"engine": "numpy", **parts.pop("resources", {})},
-                   "data": {**DIGITS, "path": str(tmp_path / "digits"), **parts.pop("data", {})},
-                   "train": {"optimizer": {"momentum": 0.9}}, **parts}
-        spec = tmp_path / f"{name}.yaml"
-        spec.write_text(yaml.safe_dump(content))
-        prepared = prepare(str(spec), [0] * ranks, None, plain=True)
-        statuses = []
-        assert Launch(ranks, seed=seed).run(
-            lambda world: statuses.append(Session(world, prepared, Interruption()).run()))
-        assert set(statuses) == {ExitStatus.OK}
+        status, prepared = launch(write(
+            tmp_path / name, MODELS, resources={"engine": "numpy", **parts.pop("resources", {})},
+            data={**DIGITS, "path": str(tmp_path / "digits"), **parts.pop("data", {})},
+            train={"optimizer": {"momentum": 0.9}}, **parts), ranks, seed=seed)
+        assert status is ExitStatus.OK
         rows = {row.name: (row.epochs, row.best_epoch, row.loss, row.accuracy, row.val_loss, row.val_accuracy)
                 for row in read_results(prepared.paths.root)}
         return prepared.paths, rows

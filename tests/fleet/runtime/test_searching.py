@@ -9,7 +9,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-import yaml
 
 from fleet.__main__ import main
 from fleet.domain import events as ev
@@ -17,29 +16,20 @@ from fleet.domain.network import Standing, State
 from fleet.errors import ExitStatus, SpecError
 from fleet.runtime.admission import Admission
 from fleet.runtime.replay import largest_difference
-from fleet.runtime.session import Session
 from fleet.search.mind import Add
 from fleet.storage.checkpoint import newest, read_history, read_state, write_state
 from fleet.storage.event_log import events_of, read_events
+from fleet.storage.paths import RunPaths
 from fleet.storage.results import Status, read_results
 from scheduler.ensemble.policies import POLICIES
 from tests.examples import long_but_first
 from tests.fleet.histories import record, results_of
-from tests.fleet.one_process import Launch
-from tests.fleet.runtime.runs import prepare
+from tests.fleet.runtime.runs import launch, prepare, write
 
 LEARNING_RATE = "train.optimizer.learning_rate"
 ENTRY = {"family": "softmax", "name": "net", "space": {LEARNING_RATE: {"low": 1e-3, "high": 0.1, "log": True}}}
 
 pytestmark = pytest.mark.usefixtures("quick")
-
-
-class Interruption:
-    def reason(self):
-        return ""
-
-    def seconds_left(self):
-        return None
 
 
 class Run:
@@ -53,27 +43,19 @@ class Run:
     def __init__(self, folder, search, epochs=4, models=None, **rest):
         self.folder, self.seed = folder, 0
         models = [{**ENTRY, "search": search}] if models is None else models
-        content = {"models": models, "output": str(folder / "run"), "seed": 5,
-                   "data": {"source": "tests.sources:numbered", "path": "24",
-                            "transforms": ["decode", {"scale": {"mean": 0.5, "std": 0.5}}]},
-                   "train": {"batch": {"size": 8}, "converge": {"max_epochs": epochs}},
-                   "schedule": {"policy": "adaptive"}, "resources": {"engine": "numpy", "preprocessors": 1}, **rest}
-        self.path = folder / "spec.yaml"
-        self.path.write_text(yaml.safe_dump(content))
+        data = {"source": "tests.sources:numbered", "path": "24",
+                "transforms": ["decode", {"scale": {"mean": 0.5, "std": 0.5}}]}
+        content = {"data": data, "schedule": {"policy": "adaptive"},
+                   "train": {"batch": {"size": 8}, "converge": {"max_epochs": epochs}}, **rest}
+        self.path, self.paths = write(folder, models, **content), RunPaths(folder / "run")
 
     def launch(self, turns=None):
         """Returns rank 0's status, None where it was killed after so many turns."""
-        prepared = prepare(str(self.path), (0, 0, 0), None, plain=True)
-        self.paths, statuses = prepared.paths, {}
         self.seed += 1
-
-        def rank_main(world):
-            statuses[world.rank] = Session(world, prepared, Interruption()).run()
-
-        ended = Launch(3, self.seed).run(rank_main, turns)
+        status, _ = launch(self.path, 3, seed=self.seed, turns=turns)
         with warnings.catch_warnings(action="ignore"):
             gc.collect()  # who was killed closed no files
-        return ExitStatus(statuses[0]) if ended else None
+        return status
 
     def rows(self):
         return {row.name: row for row in read_results(self.folder / "run")}
@@ -196,8 +178,7 @@ def test_a_child_begins_with_the_weights_of_its_parent_and_is_replayed_from_ther
         first, last = read_state(run.paths.first(name)), read_state(run.paths.last(added[name].parent))
         assert first.epoch == added[name].parent_epoch == last.epoch
         assert (first.arrays["weights"] == last.arrays["weights"]).all()
-    prepared = prepare(str(run.path), (0,), None, plain=True, replay=str(tmp_path / "run"), only="net-2")
-    Launch(1, 0).run(lambda world: Session(world, prepared, Interruption()).run())
+    _, prepared = launch(run.path, 1, replay=str(tmp_path / "run"), only="net-2")
     replayed = [newest(paths, "net-2", with_arrays=False).history for paths in (run.paths, prepared.paths)]
     assert largest_difference(*replayed) < 1e-9
     for paths in (run.paths, prepared.paths):
@@ -206,31 +187,33 @@ def test_a_child_begins_with_the_weights_of_its_parent_and_is_replayed_from_ther
     assert "parent" not in run.paths.history("net-0").read_text()
 
 
-def test_a_child_waits_until_what_its_parent_has_said_last_is_saved(tmp_path):
-    run = Run(tmp_path, {"ask": "random", "most": 2, "at_once": 1})
-    prepared = prepare(str(run.path), (0, 0, 0), None, plain=True)
+@pytest.fixture
+def admission(tmp_path):
+    """Of a run that trains nothing yet, with its results."""
+    prepared = prepare(Run(tmp_path, {"ask": "random", "most": 2, "at_once": 1}).path, (0, 0, 0), plain=True)
     results = results_of(prepared.spec, prepared.paths, 24)
-    admission = Admission(prepared, results, {}, {}, learns=False)
+    return Admission(prepared, results, {}, {}, learns=False), results
+
+
+def test_a_child_waits_until_what_its_parent_has_said_last_is_saved(admission, tmp_path):
+    (admission, results), paths = admission, RunPaths(tmp_path / "run")
     admission.ask(Add("net-0", "net", 0, {LEARNING_RATE: 0.01}))
     [parent] = admission.asked((), 0.0)
     history = (record(1), record(2))
     results.hear("net-0", Standing(history))
     admission.ask(Add("net-1", "net", 1, {LEARNING_RATE: 0.02}, parent="net-0"))
     saved = State({"weights": np.zeros(3)}, "", history[:1], architecture=parent.network.architecture.key)
-    write_state(prepared.paths.last("net-0"), saved)
+    write_state(paths.last("net-0"), saved)
     assert admission.asked({"net-0"}, 1.0) == []
-    write_state(prepared.paths.last("net-0"), replace(saved, history=history))
+    write_state(paths.last("net-0"), replace(saved, history=history))
     [child] = admission.asked({"net-0"}, 2.0)
     assert (child.network.parent, child.network.parent_epoch) == ("net-0", 2)
-    assert read_state(prepared.paths.first("net-1")).epoch == 2
+    assert read_state(paths.first("net-1")).epoch == 2
 
 
-def test_a_parent_that_trains_no_more_is_waited_for_no_longer(tmp_path):
-    run = Run(tmp_path, {"ask": "random", "most": 2, "at_once": 1})
-    prepared = prepare(str(run.path), (0, 0, 0), None, plain=True)
-    results = results_of(prepared.spec, prepared.paths, 24)
+def test_a_parent_that_trains_no_more_is_waited_for_no_longer(admission):
+    admission, results = admission
     results.hear("net-0", Standing((record(1),)))
-    admission = Admission(prepared, results, {}, {}, learns=False)
     admission.ask(Add("net-1", "net", 1, {LEARNING_RATE: 0.02}, parent="net-0"))
     assert admission.asked({"net-0"}, 0.0) == []
     [child] = admission.asked((), 1.0)
@@ -246,24 +229,16 @@ def test_a_parent_of_another_kind_or_of_none_is_a_failed_network(tmp_path):
     assert "7 is no parent" in run.rows()["net-1"].reason
 
 
-def test_a_searcher_that_raises_is_called_no_more_and_what_it_has_asked_for_is_trained(tmp_path):
-    run = Run(tmp_path, {"ask": "tests.fleet.search.searchers:Raising", "most": 5, "at_once": 2})
-    assert run.launch() is ExitStatus.NETWORK_FAILED
-    assert {name: row.status for name, row in run.rows().items()} == {
-        "net-0": Status.FINISHED, "net-1": Status.FINISHED}
-    [failed] = run.of(ev.SearchFailed)
-    assert "Ask(number=2) failed: RuntimeError: out of ideas" in failed.reason
-
-
-@pytest.mark.long
-def test_a_searcher_that_hangs_is_waited_for_as_long_as_the_spec_says(tmp_path):
-    run = Run(tmp_path, {"ask": "tests.fleet.search.searchers:Hanging", "most": 5, "at_once": 2,
+@pytest.mark.parametrize(("searcher", "reason"), long_but_first(
+    ("Raising", "failed: RuntimeError: out of ideas"), ("Hanging", "took longer than 3.0 s (search.answer_within)")))
+def test_a_searcher_that_fails_is_called_no_more_and_what_it_has_asked_for_is_trained(tmp_path, searcher, reason):
+    run = Run(tmp_path, {"ask": f"tests.fleet.search.searchers:{searcher}", "most": 5, "at_once": 2,
                          "answer_within": "3s"})
     assert run.launch() is ExitStatus.NETWORK_FAILED
     assert {name: row.status for name, row in run.rows().items()} == {
         "net-0": Status.FINISHED, "net-1": Status.FINISHED}
     [failed] = run.of(ev.SearchFailed)
-    assert "Ask(number=2) took longer than 3.0 s (search.answer_within)" in failed.reason
+    assert f"Ask(number=2) {reason}" in failed.reason
 
 
 def test_a_searcher_whose_constructor_hangs_is_a_mistake_of_the_spec(tmp_path):

@@ -4,7 +4,6 @@ import os
 from pathlib import Path
 
 import pytest
-import yaml
 
 from fleet.domain.events import CacheChosen, Ended, NetworkWarned
 from fleet.engines.softmax import NumpyEngine
@@ -16,7 +15,7 @@ from fleet.storage.checkpoint import read_state
 from fleet.storage.event_log import events_of
 from launch import numa, pinned
 from tests.fleet.one_process import Launch
-from tests.fleet.runtime.runs import Interruption, prepare
+from tests.fleet.runtime.runs import Interruption, prepare, write
 from tests.launch.drivers import Driver
 from tests.launch.test_numa import machine
 from tests.sources import Numbered, _Slowly, reads
@@ -30,13 +29,12 @@ def launch(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
     def run(node_of, watch=lambda one: None, **parts):
-        content = {
-            "output": str(tmp_path / "run"), "models": [{"family": "softmax"}],
+        path = write(tmp_path, **{
+            "models": [{"family": "softmax"}], "profile": {"batches": 2, "timed": 1}, "resources": {"engine": "numpy"},
             "data": {"source": "tests.sources:numbered", "path": "12", "transforms": SCALED},
             "train": {"converge": {"max_epochs": 1}, "batch": {"size": 4}, "optimizer": {"learning_rate": 0.02}},
-            "profile": {"batches": 2, "timed": 1}, "resources": {"engine": "numpy"}, **parts}
-        (tmp_path / "spec.yaml").write_text(yaml.safe_dump(content))
-        prepared = prepare(str(tmp_path / "spec.yaml"), node_of, None, plain=True)
+            **parts})
+        prepared = prepare(path, node_of, None, plain=True)
         statuses = {}
 
         def rank_main(world):

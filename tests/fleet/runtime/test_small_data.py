@@ -5,12 +5,11 @@ import zlib
 
 import numpy as np
 import pytest
-import yaml
 
 from fleet.errors import ExitStatus
 from fleet.storage.results import read_results
 from preprocess.base import RandomAccess
-from tests.fleet.runtime.runs import launch
+from tests.fleet.runtime.runs import launch, write
 
 # Ten of the sea, ten of the kitchen
 LINES = """
@@ -39,15 +38,12 @@ salt and flour stood in the kitchen
 pytestmark = pytest.mark.usefixtures("quick")
 
 
-def learned(folder, data, rate, epochs, **train):
+def learned(folder, data, rate, epochs):
     """What a linear model has come to."""
-    content = {
-        "seed": 1, "output": str(folder / "run"), "data": data, "models": [{"family": "softmax", "name": "one"}],
-        "train": {"batch": {"size": 16}, "optimizer": {"name": "sgd", "learning_rate": rate, "momentum": 0.9},
-                  "converge": {"max_epochs": epochs}, **train},
-        "schedule": {"policy": "baseline"}, "resources": {"engine": "numpy"}}
-    (folder / "spec.yaml").write_text(yaml.safe_dump(content))
-    status, prepared = launch(folder / "spec.yaml", 1)
+    status, prepared = launch(write(
+        folder, seed=1, data=data, schedule={"policy": "baseline"}, resources={"engine": "numpy"},
+        train={"batch": {"size": 16}, "optimizer": {"name": "sgd", "learning_rate": rate, "momentum": 0.9},
+               "converge": {"max_epochs": epochs}}), 1)
     assert status is ExitStatus.OK
     [row] = read_results(prepared.paths.root)
     return row, prepared

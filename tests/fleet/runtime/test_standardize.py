@@ -2,13 +2,13 @@
 
 import numpy as np
 import pytest
-import yaml
 
 from fleet.errors import ExitStatus
 from fleet.runtime.inputs import open_inputs, standardize
 from fleet.spec import load
 from fleet.storage.checkpoint import newest
 from tests.fleet.runtime.runs import launch, launch_in_parts
+from tests.fleet.runtime.runs import write as write_spec
 
 pytestmark = pytest.mark.usefixtures("quick")
 
@@ -27,16 +27,12 @@ def write(folder, ranks=1, models=({"family": "softmax", "name": "one", "gpus": 
           **data):
     folder.mkdir(exist_ok=True)
     path = folder / "table.csv"
-    content = {
-        "seed": 5, "output": str(folder / "run"), "models": list(models),
-        "data": {"source": "table", "path": str(path if path.exists() else table(path)), "options": {"targets": "y"},
-                 "target": "value", "transforms": [standardize], **data},
-        "train": {"batch": {"size": 8}, "optimizer": {"name": "sgd", "learning_rate": 0.05},
-                  "converge": {"max_epochs": 12}},
-        "profile": {"batches": 4, "timed": 2, "max_gpus": 1},
-        "resources": {"engine": "numpy", "preprocessors": min(1, ranks - 1)}}
-    (folder / "spec.yaml").write_text(yaml.safe_dump(content))
-    return folder / "spec.yaml"
+    return write_spec(
+        folder, models, profile={"batches": 4, "timed": 2, "max_gpus": 1},
+        data={"source": "table", "path": str(path if path.exists() else table(path)), "options": {"targets": "y"},
+              "target": "value", "transforms": [standardize], **data},
+        train={"batch": {"size": 8}, "optimizer": {"name": "sgd", "learning_rate": 0.05},
+               "converge": {"max_epochs": 12}}, resources={"engine": "numpy", "preprocessors": min(1, ranks - 1)})
 
 
 def history(prepared, name="one"):

@@ -2,15 +2,13 @@
 
 import json
 
-import yaml
-
 from fleet.domain.events import GroupStarted, RoundStarted, SupplyFound
 from fleet.errors import ExitStatus
 from fleet.monitor.report import read_report
 from fleet.runtime.preprocessor import Preprocessor
 from fleet.storage.event_log import events_of
 from fleet.stream import filler
-from tests.fleet.runtime.runs import launch
+from tests.fleet.runtime.runs import launch, write
 
 # By the file: one network that two devices make faster, and two that are slower than it.
 RATES = {"samples_per_epoch": 40, "gpus_per_node": 2,
@@ -24,14 +22,11 @@ def test_one_wide_network_does_not_run_alone_on_an_input_that_cannot_feed_it(tmp
     monkeypatch.setattr(Preprocessor, "_measure", lambda preprocessor: 1e6)
     monkeypatch.setattr(filler, "_BUSY_S", 0.02)
     (tmp_path / "rates.json").write_text(json.dumps(RATES))
-    (tmp_path / "spec.yaml").write_text(yaml.safe_dump({
-        "output": str(tmp_path / "run"),
-        "models": [{"family": "softmax", "name": row["name"]} for row in RATES["models"]],
-        "data": {"source": "tests.sources:slow", "path": "40", "transforms": [{"scale": {"mean": 0.5, "std": 0.5}}],
-                 "cache": "none"},
-        "train": {"converge": {"max_epochs": 4}, "batch": {"size": 10}},
-        "schedule": {"policy": "global", "rates": str(tmp_path / "rates.json")}, "resources": {"engine": "numpy"}}))
-    status, prepared = launch(tmp_path / "spec.yaml", 3)
+    status, prepared = launch(write(
+        tmp_path, [{"family": "softmax", "name": row["name"]} for row in RATES["models"]],
+        data={"source": "tests.sources:slow", "path": "40", "transforms": [{"scale": {"mean": 0.5, "std": 0.5}}],
+              "cache": "none"}, train={"converge": {"max_epochs": 4}, "batch": {"size": 10}},
+        schedule={"policy": "global", "rates": str(tmp_path / "rates.json")}), 3)
     assert status is ExitStatus.OK
     first, second, *_ = events_of(prepared.paths.events, RoundStarted)
     assert (first.members, len(second.members)) == (("wide",), 2)

@@ -24,17 +24,22 @@ def test_measured_rates_are_kept_before_anything_is_trained(folders, monkeypatch
     assert kept[0][1] == [[1]]
 
 
+@pytest.fixture
+def cached(folders, monkeypatch):
+    """A folder for a run, in which rates are kept."""
+    folder = folders()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
+    monkeypatch.setattr(RateBook, "write", _write_cache)
+    return folder
+
+
 def rates_in(cache):
     """Without what launches took beside steps."""
     return [(key, sizes) for key, sizes in cache.items() if not key.startswith("beside steps")]
 
 
-def test_a_launch_that_looks_at_no_rates_leaves_those_that_it_showed_and_what_it_took_beside_steps(
-        folders, monkeypatch):
-    folder = folders()
-    monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
-    monkeypatch.setattr(RateBook, "write", _write_cache)
-    runner = shaky(folder, failures=0, retries=0, policy="baseline", epochs=3)
+def test_a_launch_that_looks_at_no_rates_leaves_those_that_it_showed_and_what_it_took_beside_steps(cached):
+    runner = shaky(cached, failures=0, retries=0, policy="baseline", epochs=3)
     assert runner.launch() is ExitStatus.OK
     known = json.loads(cache_path().read_text())
     (_, sizes), = rates_in(known)
@@ -44,13 +49,10 @@ def test_a_launch_that_looks_at_no_rates_leaves_those_that_it_showed_and_what_it
 
 
 def test_a_rate_of_the_cache_is_told_with_its_age_corrected_where_it_is_wrong_and_measured_anew_if_asked(
-        folders, monkeypatch):
-    folder = folders()
-    monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
-    monkeypatch.setattr(RateBook, "write", _write_cache)
+        cached, monkeypatch):
     add = StepClock.add
     monkeypatch.setattr(StepClock, "add", lambda clock, samples, seconds: add(clock, samples, 0.001))
-    runner = shaky(folder, failures=0, retries=0, policy="global", data={"path": "80"}, epochs=2)
+    runner = shaky(cached, failures=0, retries=0, policy="global", data={"path": "80"}, epochs=2)
     runner.launch()
     wrong = json.loads(cache_path().read_text())
     (key, sizes), = rates_in(wrong)
@@ -71,32 +73,6 @@ def test_a_rate_of_the_cache_is_told_with_its_age_corrected_where_it_is_wrong_an
     assert runner.events(ev.RateMeasured) == []
     runner.launch(fresh=True, remeasure=True)
     assert (runner.events(ev.RatesRemembered), len(runner.events(ev.RateMeasured))) == ([], 1)
-
-
-def test_rates_are_learned_in_training_and_kept_and_corrected_where_the_cache_was_wrong(folders, monkeypatch):
-    folder = folders()
-    monkeypatch.setenv("XDG_CACHE_HOME", str(folder))
-    monkeypatch.setattr(RateBook, "write", _write_cache)
-    add = StepClock.add
-    monkeypatch.setattr(StepClock, "add", lambda clock, samples, seconds: add(clock, samples, 0.001))
-    runner = shaky(folder, failures=0, retries=0, when="online", policy="global", data={"path": "80"}, epochs=2)
-    assert runner.launch() is ExitStatus.OK
-    assert runner.events(ev.RateMeasured) == []
-    assert {(event.gpus, event.rate) for event in runner.events(ev.RateLearned)} == {(1, 4000.0)}
-    assert [len(runner.events(kind)) for kind in (ev.RanksReady, ev.FirstStep)] == [1, 1]
-    assert runner.events(ev.Ended)[-1].profiling_s == 0
-    known = json.loads(cache_path().read_text())
-    (key, sizes), = rates_in(known)
-    assert (sizes["1"]["how"], sizes["1"]["rate"]) == ("trained", pytest.approx(4000))
-    sizes |= {"1": {**sizes["1"], "rate": 1.0}, "2": {**sizes["1"], "rate": 2.0}}
-    cache_path().write_text(json.dumps(known))
-
-    runner.launch(fresh=True)
-    assert runner.events(ev.RateOff)[0].expected == 1.0
-    corrected = read_cache(cache_path())[key]
-    assert {gpus: round(rate.rate) for gpus, rate in corrected.items()} == {1: 4000}
-    profile = json.loads(runner.prepared.paths.profile.read_text())
-    assert [model["rates"] for model in profile["models"]] == [[pytest.approx(4000)]]
 
 
 @pytest.mark.parametrize(("schedule", "why"), [

@@ -1,6 +1,6 @@
 """Whole runs whose groups change their devices while they train."""
 
-from random import Random
+from functools import partial
 
 import pytest
 from hypothesis import given
@@ -13,25 +13,9 @@ from fleet.storage.results import Status
 from scheduler.base import Member, Round
 from scheduler.ensemble.policies import POLICIES, Policy
 from tests.examples import long_but_first
+from tests.fleet.ensemble.test_random_launches import restless
 from tests.fleet.runtime.one_run.runner import Case, Runner, cases, few
 from tests.fleet.runtime.runs import Interruption
-
-
-def restless(seed):
-    """A policy that deals all devices anew after every epoch: groups grow, shrink, move, stop and start."""
-
-    def policy(rates, progress, cluster, options):
-        random = Random(repr((seed, sorted(progress.epochs_done.items()), sorted(progress.finished))))
-        devices, members = random.sample(cluster.devices, cluster.gpus), []
-        waiting = [network for network in rates.models if network.name not in progress.finished]
-        for network in random.sample(waiting, len(waiting)):
-            if network.min_gpus <= len(devices):
-                count = random.randint(network.min_gpus, len(devices))
-                members.append(Member(network.name, tuple(devices[:count])))
-                del devices[:count]
-        return Round(tuple(members))
-
-    return policy
 
 
 @pytest.fixture(params=long_but_first("adaptive", "restless"))
@@ -40,7 +24,7 @@ def regrouping(request):
 
     def runner(case, folder):
         if request.param == "restless":
-            patch.setitem(POLICIES, "adaptive", Policy("adaptive", restless(case.seed)))
+            patch.setitem(POLICIES, "adaptive", Policy("adaptive", partial(restless, seed=case.seed)))
         return Runner(case, folder)
 
     with pytest.MonkeyPatch.context() as patch:

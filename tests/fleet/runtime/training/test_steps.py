@@ -7,7 +7,6 @@ from functools import partial
 from types import SimpleNamespace
 
 import pytest
-import yaml
 
 from fleet.engines import softmax
 from fleet.engines.base import Done, Sums
@@ -16,7 +15,7 @@ from fleet.runtime.training import steps as steps_module
 from fleet.runtime.training.clocks import StepClock
 from fleet.runtime.training.steps import Steps
 from fleet.storage.checkpoint import newest
-from tests.fleet.runtime.runs import launch
+from tests.fleet.runtime.runs import launch, write
 from tests.fleet.runtime.training.going_ahead import BeginningRegression
 
 
@@ -90,14 +89,12 @@ def ranks(request):
 
 def outcome(folder, ranks, ahead, after=None):
     """What a run comes to, bit for bit: its history, and what its last checkpoint holds."""
-    folder.mkdir()
-    path = folder / "spec.yaml"
-    path.write_text(yaml.safe_dump({
-        "output": str(folder / "run"), "models": [{"family": "softmax", "name": "n", "gpus": ranks}],
-        "data": {"source": "tests.sources:numbered", "path": "90", "transforms": [
+    path = write(
+        folder, [{"family": "softmax", "name": "n", "gpus": ranks}], schedule={"policy": "baseline"},
+        data={"source": "tests.sources:numbered", "path": "90", "transforms": [
             {"center_crop": {"size": [4, 4]}}, "tests.sources:noise", {"scale": {"mean": 0.5, "std": 0.5}}]},
-        "train": {"batch": {"size": 7}, "converge": {"max_epochs": 3, "monitor": "loss"}},
-        "checkpoint": {"every": "0.001s"}, "schedule": {"policy": "baseline"}, "resources": {"engine": "numpy"}}))
+        train={"batch": {"size": 7}, "converge": {"max_epochs": 3, "monitor": "loss"}},
+        checkpoint={"every": "0.001s"}, resources={"engine": "numpy"})
     with pytest.MonkeyPatch.context() as patch:
         if ahead:
             patch.setattr(softmax, "SoftmaxRegression", BeginningRegression)

@@ -6,7 +6,6 @@ from typing import ClassVar
 
 import numpy as np
 import pytest
-import yaml
 
 from fleet.engines import softmax
 from fleet.engines.base import Sums
@@ -18,7 +17,7 @@ from fleet.runtime.training.steps import strides
 from fleet.storage.results import read_results
 from fleet.stream.batch import Batch
 from fleet.stream.order import Epoch
-from tests.fleet.runtime.runs import launch
+from tests.fleet.runtime.runs import launch, write
 
 
 class Window:
@@ -153,12 +152,9 @@ def striding(monkeypatch):
 
 def result(folder, after=None):
     """What a run of one network comes to, which may be interrupted when its coordinator has looked so many times."""
-    path = folder / "spec.yaml"
-    path.write_text(yaml.safe_dump({
-        "output": str(folder / "run"), "models": [{"family": "softmax", "name": "n"}], "resources": {"engine": "numpy"},
-        "data": {"source": "builtin:digits", "path": str(folder.parent / "digits"),
-                 "transforms": [{"decode": {"mode": "L"}}, {"scale": {"mean": 0.5, "std": 0.5}}]},
-        "train": {"batch": {"size": 64}, "converge": {"max_epochs": 3}}}))
+    path = write(folder, data={"source": "builtin:digits", "path": str(folder.parent / "digits"),
+                               "transforms": [{"decode": {"mode": "L"}}, {"scale": {"mean": 0.5, "std": 0.5}}]},
+                 train={"batch": {"size": 64}, "converge": {"max_epochs": 3}})
     if launch(path, 2, after)[0] is not ExitStatus.OK:
         assert launch(path, 2)[0] is ExitStatus.OK
     [row] = read_results(folder / "run")
@@ -168,8 +164,6 @@ def result(folder, after=None):
 def test_a_run_comes_to_the_same_by_strides_as_step_by_step_also_where_it_is_interrupted(
         tmp_path, striding, monkeypatch):
     folders = [tmp_path / name for name in ("strides", "interrupted", "steps")]
-    for folder in folders:
-        folder.mkdir()
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     by_strides = result(folders[0])
     assert striding == 3 * [*7 * [3], 2]  # of 23 batches an epoch
