@@ -28,7 +28,7 @@ from apart import within
 
 from fleet.commands.show import print_json
 from fleet.terminal import print_table
-from scheduler.elastic.allocate import Optimizer, ScalingCurve, allocate
+from scheduler.elastic.allocate import ScalingCurve, allocate
 from scheduler.elastic.autoscaler import Autoscaling
 from scheduler.simulation.autoscale import Outcome, simulate
 from scheduler.simulation.elastic_jobs import generate
@@ -115,13 +115,13 @@ def decisions_ms(name: str, jobs: int, gpus: int) -> tuple[float, float]:
     for seed in range(5):
         factors = [curve.factors for curve in instance(name, jobs + 5, seed)]
         start = time.process_time()
-        curves, optimizer = [ScalingCurve(own) for own in factors[5:]], Optimizer()
-        optimizer.allocate(curves, gpus)
+        curves = [ScalingCurve(own) for own in factors[5:]]
+        allocate(curves, gpus)
         new.append(time.process_time() - start)
         for own in factors[:5]:
             start = time.process_time()
             curves = [*curves[1:], ScalingCurve(own)]
-            optimizer.allocate(curves, gpus)
+            allocate(curves, gpus)
             known.append(time.process_time() - start)
     return 1000 * statistics.median(new), 1000 * statistics.median(known)
 

@@ -26,7 +26,7 @@ ROOMS_WITHIN = ("fleet.commands.simulate",)  # of rooms: whoever reads the rooms
 
 # A room is a folder, or a module that stands in none. Each may import itself, and what stands behind it here.
 _FAMILIES = "scheduler.ensemble scheduler.idle scheduler.elastic scheduler.reservation scheduler.eviction"
-_SCHEDULER = f"scheduler.base scheduler.files scheduler.hulls {_FAMILIES}"  # all but simulators
+_SCHEDULER = f"scheduler.base scheduler.files scheduler.hulls scheduler.shares {_FAMILIES}"  # all but simulators
 _BELOW_SPEC = ("fleet fleet.errors fleet.collecting fleet.units fleet.terminal fleet.plugins preprocess "
                f"{_SCHEDULER}")
 _SPEC = f"fleet.spec {_BELOW_SPEC}"
@@ -35,7 +35,7 @@ _STORAGE = f"fleet.storage launch {_DOMAIN}"
 _COMM = f"fleet.comm {_STORAGE}"
 _RUNTIME = f"fleet.ensemble fleet.search fleet.stream fleet.engines fleet.monitor fleet.prediction {_COMM}"
 _RUN = f"fleet.runtime fleet.export {_RUNTIME}"
-_FAMILY = "scheduler.base scheduler.files scheduler.hulls"
+_FAMILY = "scheduler.base scheduler.files scheduler.hulls scheduler.shares"
 
 MAY_IMPORT = {
     "launch": "",
@@ -70,6 +70,7 @@ MAY_IMPORT = {
     "scheduler.base": "",
     "scheduler.files": "scheduler.base",
     "scheduler.hulls": "",
+    "scheduler.shares": "scheduler.hulls",
     "scheduler.ensemble": f"scheduler.elastic {_FAMILY}",
     "scheduler.idle": _FAMILY,
     "scheduler.elastic": _FAMILY,

@@ -3,7 +3,7 @@
 The job scalability analyzer turns measurements into a :class:`ScalingCurve` per job:
 :func:`step_seconds` and :func:`exchange_seconds` interpolate what a profile
 measured, :func:`scaling` combines them. The optimizer, :func:`allocate`, gives
-each job a number of GPUs such that the jobs' scaling factors sum to the most.
+each job a number of GPUs such that the jobs' scaling factors sum to the most; it is that of :mod:`scheduler.shares`.
 
 [ELASTIC] Saxena et al., Effective Elastic Scaling of Deep Learning Workloads, arXiv:2006.13878.
 """
@@ -11,18 +11,52 @@ each job a number of GPUs such that the jobs' scaling factors sum to the most.
 from __future__ import annotations
 
 import math
-import threading
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import groupby
 
 import numpy as np
 from numpy.typing import NDArray
 
 from scheduler.base import CommTime, InputError, Network, StepTime, counted
-from scheduler.elastic.curves import Array, ScalingCurve
-from scheduler.elastic.departures import Departures, climb
-from scheduler.elastic.tables import Jobs, Tables
+from scheduler.shares import Gains, climb, settled
+
+Array = NDArray[np.float64]
+
+
+@dataclass(frozen=True, eq=False)
+class ScalingCurve:
+    """What a job makes of GPUs.
+
+    Args:
+        factors: ``factors[k-1]`` = throughput scaling factor on k GPUs; 0 where it cannot run.
+        batches: the global batch on k GPUs, where it is known.
+    """
+
+    factors: tuple[float, ...]
+    batches: tuple[int, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not (self.factors and math.isfinite(sum(self.factors)) and min(self.factors) >= 0):
+            wrong = next((f for f in self.factors if not (math.isfinite(f) and f >= 0)), None)
+            if wrong is not None:
+                raise InputError(f"scaling factor {wrong}: it must be 0 (cannot run) or positive")
+        if not any(self.factors):
+            raise InputError("a scaling curve is 0 everywhere; it must be positive on at least one count")
+
+    @cached_property
+    def least(self) -> int:
+        """The fewest GPUs on which the job runs."""
+        return next(k for k, factor in enumerate(self.factors, start=1) if factor > 0)
+
+    @cached_property
+    def gains(self) -> Gains:
+        """The same as the optimizer has it; worked out once for all decisions in which the job takes part."""
+        values = np.array((0.0, *self.factors))
+        values[values == 0] = -math.inf
+        return Gains(values)
+
 
 # --- the job scalability analyzer ---------------------------------------------------------------
 
@@ -221,36 +255,6 @@ class Allocation:
     method: str
 
 
-class Optimizer:
-    """Shares GPUs among jobs again and again, and keeps what it knows of their curves from one time to the next."""
-
-    def __init__(self) -> None:
-        self._tables = Tables()
-
-    def allocate(self, curves: Sequence[ScalingCurve], gpus: int) -> Allocation | None:
-        """As :func:`allocate`. Nothing in the answer depends on what was asked before."""
-        if not curves:
-            return Allocation((), 0.0, "greedy")
-        jobs = self._tables.place(curves)
-        first = self._tables.heads(jobs)
-        spare = gpus - int(first.least.sum())
-        if spare < 0:
-            return None
-        reached = climb(self._tables, jobs, first, spare)
-        given = first.least + reached.given
-        if reached.left == 0 or reached.price == 0:
-            return self._allocation(jobs, given, "greedy")
-        worth = reached.price * reached.left
-        gap = worth - Departures.along(first, reached).best()[1]
-        departed, _ = Departures.within(self._tables, jobs, reached, gap).cut(worth).best()
-        given[list(departed)] += list(departed.values())
-        return self._allocation(jobs, given, "greedy + dynamic programme")
-
-    def _allocation(self, jobs: Jobs, given: NDArray[np.int64], method: str) -> Allocation:
-        counts = given.tolist()
-        return Allocation(tuple(counts), self._tables.throughput(jobs, counts), method)
-
-
 def allocate(curves: Sequence[ScalingCurve], gpus: int) -> Allocation | None:
     """Give every job at least the GPUs that it needs, such that the scaling factors sum to the most.
 
@@ -260,16 +264,11 @@ def allocate(curves: Sequence[ScalingCurve], gpus: int) -> Allocation | None:
     answer is an optimum.
 
     ``greedy``: take steps along the concave hulls of the curves, the steepest
-    first. Where every curve is concave these steps are single GPUs and the
-    answer is that of :func:`greedy`. It is an optimum, too, of any curves for
-    which the last step ends exactly where the GPUs end, for it solves the
-    relaxation in which a job may have any mixture of counts.
+    first. That is an optimum where the last step ends exactly where the GPUs
+    end, for it solves the relaxation in which a job may have any mixture of counts.
 
-    ``greedy + dynamic programme``: where the last step does not fit, the slope
-    of that step is a price per GPU, and a count that is worse at that price
-    than the job's best by more than the gap between the relaxation and an
-    allocation at hand is in no optimum (Dantzig 1957; reduced-cost fixing).
-    A dynamic programme decides among the few counts left.
+    ``greedy + dynamic programme``: where the last step does not fit, a dynamic programme decides among
+    the few counts that can be in an optimum (:func:`scheduler.shares.settled`).
 
     Args:
         curves: of the jobs.
@@ -285,10 +284,13 @@ def allocate(curves: Sequence[ScalingCurve], gpus: int) -> Allocation | None:
     >>> allocate([ScalingCurve((1.0,)), ScalingCurve((0.0, 2.0))], gpus=2) is None
     True
     """
-    kept: Optimizer | None = getattr(_kept, "optimizer", None)
-    if kept is None:
-        kept = _kept.optimizer = Optimizer()
-    return kept.allocate(curves, gpus)
-
-
-_kept = threading.local()  # an optimizer for each thread, so that curves are worked out once
+    if not curves:
+        return Allocation((), 0.0, "greedy")
+    gains = [curve.gains for curve in curves]
+    reached = climb(gains, gpus)
+    if reached.left < 0:
+        return None
+    is_greedy = reached.left == 0 or reached.price == 0
+    counts = reached.counts.tolist() if is_greedy else settled(gains, reached)
+    throughput = math.fsum(curve.factors[count - 1] for curve, count in zip(curves, counts, strict=True))
+    return Allocation(tuple(counts), throughput, "greedy" if is_greedy else "greedy + dynamic programme")

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 from scheduler.base import InputError, check_range
-from scheduler.elastic.allocate import Optimizer, ScalingCurve
+from scheduler.elastic.allocate import ScalingCurve, allocate
 
 MOST_MIN = 1e5  # of a setting: ten weeks; decisions go on for as long as a job stands still
 
@@ -97,8 +97,8 @@ class Decision:
     method: str
 
 
-def decide(running: Sequence[ScaledJob], waiting: Sequence[ScaledJob], now_min: float, settings: Autoscaling,
-           optimizer: Optimizer | None = None) -> Decision:
+def decide(running: Sequence[ScaledJob], waiting: Sequence[ScaledJob], now_min: float, settings: Autoscaling
+           ) -> Decision:
     """Admit what fits and share the GPUs.
 
     The paper asks the optimizer after each job that it adds whether the set is
@@ -112,7 +112,6 @@ def decide(running: Sequence[ScaledJob], waiting: Sequence[ScaledJob], now_min: 
         waiting: the others, in order of arrival.
         now_min: the time.
         settings: the autoscaler's.
-        optimizer: one that the caller keeps from one decision to the next, so that it knows the curves.
 
     Returns:
         The decision.
@@ -120,7 +119,7 @@ def decide(running: Sequence[ScaledJob], waiting: Sequence[ScaledJob], now_min: 
     room = _Room(running, now_min, settings)
     admitted = [place for place, job in enumerate(waiting) if room.admit(job.curve.least)]
     curves = room.curves() + [waiting[place].curve for place in admitted]
-    allocation = (optimizer or Optimizer()).allocate(curves, settings.gpus)
+    allocation = allocate(curves, settings.gpus)
     assert allocation is not None, "running jobs hold no more GPUs than there are"
     started = [0] * len(waiting)
     for place, gpus in zip(admitted, allocation.gpus[len(running):], strict=True):

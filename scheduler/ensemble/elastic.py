@@ -19,8 +19,7 @@ from functools import lru_cache
 import numpy as np
 
 from scheduler.base import Cluster, CommTime, Member, Network, Progress, RateTable, Round
-from scheduler.elastic.allocate import BatchRange, allocate, exchange_seconds, scaling, step_seconds
-from scheduler.elastic.curves import ScalingCurve
+from scheduler.elastic.allocate import BatchRange, ScalingCurve, allocate, exchange_seconds, scaling, step_seconds
 from scheduler.ensemble.placement import rearrange
 from scheduler.ensemble.rates import curve
 
@@ -35,7 +34,7 @@ def _most(network: Network, gpus: int) -> int:
 def curve_of(network: Network, comm: tuple[CommTime, ...], gpus: int) -> ScalingCurve:
     """What a network makes of 1, 2, ... GPUs within its bounds, with the batch of each where it may change.
 
-    The same object for the same arguments, so that the optimizer knows it again.
+    The same object for the same arguments, so that it is worked out once for the optimizer.
 
     Args:
         comm: measured gradient exchanges.

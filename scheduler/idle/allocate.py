@@ -34,17 +34,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from scheduler.base import MOST_NODES, InputError, check_range, counted
-from scheduler.hulls import concave_hulls
+from scheduler.shares import FloatArray, Gains, IntArray, climb, programme, settled
 
 Counts = tuple[int, ...]
-FloatArray = NDArray[np.float64]
-IntArray = NDArray[np.int64]
 
 FEW_COUNTS = 2000  # of all trainers: with more, those that are in no optimum are left out first
 
@@ -163,12 +159,16 @@ class Trainer:
         >>> Trainer(RateCurve((0, 3), (0.0, 30.0)), n_min=2, n_max=3, up_s=5, down_s=1).gains(2, horizon_s=10)
         array([-20., -inf, 200., 200.])
         """
-        return self._gains(current, horizon_s).values
+        return self.offer(current, horizon_s).values
 
-    def _gains(self, current: int, horizon_s: float) -> _Gains:
-        """The last ones are kept: from one decision to the next, most trainers keep their nodes."""
-        kept: _Gains | None = vars(self).get("_kept")
-        if kept is not None and kept.current == current and kept.horizon_s == horizon_s:
+    def offer(self, current: int, horizon_s: float) -> Gains:
+        """The same for :mod:`scheduler.shares`.
+
+        The last ones are kept: from one decision to the next, most trainers keep their nodes.
+        """
+        asked = current, horizon_s
+        before, kept = vars(self).get("_kept", (None, None))
+        if before == asked and kept is not None:
             return kept
         rates = self.rates
         gains = horizon_s * rates
@@ -179,25 +179,8 @@ class Trainer:
         if self.n_min > 1:
             gains[1:self.n_min] = -math.inf
         gains.setflags(write=False)
-        vars(self)["_kept"] = kept = _Gains(current, horizon_s, gains, int(gains.argmax()))
-        return kept
-
-
-class _Steps(NamedTuple):
-    """Steps along the least concave function above gains that rise: nodes of each, and the gain per node, falling."""
-
-    length: IntArray
-    slope: FloatArray
-
-
-@dataclass(frozen=True, eq=False)
-class _Gains:
-    """What a trainer with ``current`` nodes gains on each count, and the fewest nodes on which that is the most."""
-
-    current: int
-    horizon_s: float
-    values: FloatArray
-    best: int
+        vars(self)["_kept"] = asked, (offered := Gains(gains))
+        return offered
 
 
 def worth(trainers: Sequence[Trainer], current: Sequence[int], counts: Sequence[int],
@@ -213,15 +196,8 @@ def worth(trainers: Sequence[Trainer], current: Sequence[int], counts: Sequence[
 def allocate(trainers: Sequence[Trainer], current: Sequence[int], nodes: int, horizon_s: float) -> Counts:
     """Share out idle nodes so that no other way is worth more.
 
-    Let F_j(v) be the most that the first j trainers gain on at most v nodes. Then F_0 = 0 and
-
-        F_j(v) = max over n <= v of  g_j(n) + F_{j-1}(v - n),
-
-    a max-plus convolution of F_{j-1} with the trainer's gains g_j (:meth:`Trainer.gains`); going
-    back from F_J(N) gives the counts. F_j is constant from n_max_1 + ... + n_max_j on, and no more than
-    n_max_{j+1} + ... + n_max_J nodes can go to the trainers after j: only budgets v between those
-    two bounds are looked at. Time O(J N n_max) at most, in J numpy operations; where there are many counts,
-    those that are in no optimum are left out first (:func:`_within_reach`).
+    A dynamic programme decides (:func:`scheduler.shares.programme`), in time O(J N n_max) at most; where there are many
+    counts, those that are in no optimum are left out first (:func:`scheduler.shares.settled`).
 
     Args:
         trainers: in order of precedence; among equally good allocations the later trainers get
@@ -249,137 +225,14 @@ def allocate(trainers: Sequence[Trainer], current: Sequence[int], nodes: int, ho
     place of its mixed integer program.
     """
     check(trainers, current, nodes, horizon_s)
-    known = [trainer._gains(had, horizon_s) for trainer, had in zip(trainers, current, strict=True)]
+    known = [trainer.offer(had, horizon_s) for trainer, had in zip(trainers, current, strict=True)]
     wanted = tuple(one.best for one in known)
     if sum(wanted) <= nodes:  # so that each can have what it is best on
         return wanted
-    gains = [one.values[:nodes + 1] for one in known]
-    fewest = [0] * len(gains)
-    if sum(map(len, gains)) > FEW_COUNTS:
-        fewest, gains = _within_reach(gains, _all_steps(known, gains), nodes)
-    further = _programme(gains, nodes - sum(fewest))
-    return tuple(count + more for count, more in zip(fewest, further, strict=True))
-
-
-def _programme(gains: list[FloatArray], nodes: int) -> Counts:
-    """The dynamic programme; ``gains[j][n]`` is g_j(n)."""
-    most = [min(len(gain) - 1, nodes) for gain in gains]
-    gains = [gain[:largest + 1] for gain, largest in zip(gains, most, strict=True)]
-    later = sum(most)  # what the trainers not yet looked at can use
-    nodes = min(nodes, later)
-    low, best = 0, np.zeros(1)  # best[v - low] = F(v); beyond its end F stays as it is
-    windows = []
-    for gain, largest in zip(gains, most, strict=True):
-        later -= largest
-        first, last = max(0, nodes - later), min(nodes, low + len(best) - 1 + largest)
-        windows.append(_Window(first - largest, _reach(best, low, first - largest, last)))
-        low, best = first, _convolve(windows[-1].values, gain)
-    return _trace_back(gains, windows, nodes)
-
-
-def _within_reach(gains: list[FloatArray], steps: list[_Steps], nodes: int) -> tuple[list[int], list[FloatArray]]:
-    """For each trainer the fewest nodes that it has in an optimum, and its gains on those and more, up to the most.
-
-    Let h_j be the least concave function above g_j. Steps along the h_j, the steepest first, solve the problem in
-    which a trainer may mix counts; the slope of the step that does not fit is a price per node. A count whose gain,
-    less its price, is below the trainer's best by more than that solution is above some allocation, is in no
-    optimum (Dantzig 1957; reduced-cost fixing). So few counts are left of many, and all that tie remain.
-    """
-    row, count, gain = _possible(gains)
-    had, price, left = _climb(steps, nodes)
-    more = count - had[row]
-    better = gain - gain[more == 0][row]
-    loss = price * more - better
-    rounding = 1e-9 * max(1.0, float(np.abs(gain).max()))
-    kept = loss <= price * left - better[more <= left].max() + rounding
-    row, count, gain = row[kept], count[kept], gain[kept]
-    starts = np.searchsorted(row, np.arange(len(gains)))
-    fewest, most = count[starts], count[np.append(starts[1:], len(row)) - 1]
-    dense = np.full(int((most - fewest + 1).sum()), -math.inf)
-    offsets = np.cumsum(most - fewest + 1) - (most - fewest + 1)
-    dense[offsets[row] + count - fewest[row]] = gain
-    return fewest.tolist(), np.split(dense, offsets[1:])
-
-
-def _all_steps(known: Sequence[_Gains], gains: Sequence[FloatArray]) -> list[_Steps]:
-    """The steps along the concave hulls of gains; they are kept with those that a trainer keeps as a whole."""
-    found = [vars(one).get("steps") if len(gain) == len(one.values) else None
-             for one, gain in zip(known, gains, strict=True)]
-    new = [place for place, steps in enumerate(found) if steps is None]
-    if new:
-        for place, steps in zip(new, _steps_of([gains[place] for place in new]), strict=True):
-            found[place] = steps
-            if len(gains[place]) == len(known[place].values):
-                vars(known[place])["steps"] = steps
-    return found  # type: ignore[return-value]  # each has been found
-
-
-def _possible(gains: Sequence[FloatArray]) -> tuple[IntArray, IntArray, FloatArray]:
-    """Of all counts on which trainers can run, one after the other: the trainer, the count, and what it gains."""
-    sizes = [len(gain) for gain in gains]
-    row, gain = np.repeat(np.arange(len(gains)), sizes), np.concatenate(gains)
-    count = np.arange(len(gain)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-    possible = np.flatnonzero(np.isfinite(gain))
-    return row[possible], count[possible], gain[possible]
-
-
-def _steps_of(gains: Sequence[FloatArray]) -> list[_Steps]:
-    row, count, gain = _possible(gains)
-    corner = concave_hulls(row, count, gain)
-    row, length, rise = row[corner], np.diff(count[corner]), np.diff(gain[corner])
-    inner = row[1:] == row[:-1]
-    rising = np.flatnonzero(inner & (rise > 0))
-    length, slope = length[rising], rise[rising] / length[rising]
-    ends = np.searchsorted(row[1:][rising], np.arange(1, len(gains)))
-    return [_Steps(*both) for both in zip(np.split(length, ends), np.split(slope, ends), strict=True)]
-
-
-def _climb(steps: Sequence[_Steps], nodes: int) -> tuple[IntArray, float, int]:
-    """Steps along the concave hulls while they fit: counts, the price of the first that does not, and nodes left."""
-    owner = np.repeat(np.arange(len(steps)), [len(one.length) for one in steps])
-    length, slope = (np.concatenate(parts) for parts in zip(*steps, strict=True))
-    order = np.argsort(-slope, kind="stable")
-    used = np.cumsum(length[order])
-    fit = int(np.searchsorted(used, nodes, side="right"))
-    had = np.bincount(owner[order[:fit]], length[order[:fit]], len(steps)).astype(np.int64)
-    return had, float(slope[order[fit]]) if fit < len(order) else 0.0, nodes - int(had.sum())
-
-
-class _Window(NamedTuple):
-    """F of the trainers before one, on the budgets first, first + 1, ... that it may leave them."""
-
-    first: int
-    values: FloatArray
-
-
-def _reach(best: FloatArray, low: int, first: int, last: int) -> FloatArray:
-    """F on the budgets first..last, from its values on low, low + 1, ...: none below 0, constant beyond."""
-    values = np.empty(last - first + 1)
-    known, end = low - first, low - first + len(best)
-    values[:known] = -math.inf
-    values[known:end] = best[:last - low + 1]
-    values[end:] = best[-1]
-    return values
-
-
-def _convolve(values: FloatArray, gain: FloatArray) -> FloatArray:
-    """max over n of gain[n] + values[v - n], for each v that has all the values."""
-    shifts, budgets = len(gain), len(values) - len(gain) + 1
-    step = values.itemsize
-    rows: FloatArray = np.ndarray((shifts, budgets), buffer=values, strides=(step, step))  # row i starts at i
-    return np.maximum.reduce(rows + gain[::-1, None])
-
-
-def _trace_back(gains: list[FloatArray], windows: list[_Window], nodes: int) -> Counts:
-    counts: list[int] = []
-    budget = nodes
-    for gain, (first, values) in zip(reversed(gains), reversed(windows), strict=True):
-        budget = min(budget, first + len(values) - 1)
-        end = budget - first + 1
-        count = int((gain + values[end - len(gain):end][::-1]).argmax())
-        counts.append(count)
-        budget -= count
-    return tuple(reversed(counts))
+    gains = [one.up_to(nodes) for one in known]
+    if sum(len(one.values) for one in gains) <= FEW_COUNTS:
+        return tuple(programme([one.values for one in gains], nodes))
+    return tuple(settled(gains, climb(gains, nodes)))
 
 
 def equal(trainers: Sequence[Trainer], current: Sequence[int], nodes: int, horizon_s: float, *,

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from enum import IntEnum
 from functools import partial
 
-from scheduler.elastic.allocate import Optimizer, ScalingCurve
+from scheduler.elastic.allocate import ScalingCurve
 from scheduler.elastic.autoscaler import Autoscaling, ScaledJob, decide, next_decision
 from scheduler.simulation.kernel import Event, Simulator
 
@@ -124,7 +124,6 @@ class _Simulation:
         self.jobs = jobs
         self.settings = settings
         self.sim = Simulator()
-        self.optimizer = Optimizer()
         self.running: list[_Run] = []
         self.waiting: list[_Run] = []
         self.dropped: list[int] = []
@@ -155,7 +154,7 @@ class _Simulation:
         if self._decision is not None:  # those completions are part of this decision
             self._decision.cancel()
             self._decision = None
-        decision = decide(self.running, self.waiting, self.sim.now, self.settings, self.optimizer)
+        decision = decide(self.running, self.waiting, self.sim.now, self.settings)
         self.decisions[decision.method] += 1
         for run, gpus in zip(self.running, decision.running, strict=True):
             if gpus != run.gpus:

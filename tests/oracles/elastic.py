@@ -14,8 +14,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from scheduler.elastic.allocate import Allocation, ScalingCurve
-from scheduler.elastic.curves import Array, analyse
+from scheduler.elastic.allocate import Allocation, Array, ScalingCurve
 
 
 def integer_programme(curves: Sequence[ScalingCurve], gpus: int) -> Allocation | None:
@@ -61,19 +60,20 @@ def dynamic_programme(curves: Sequence[ScalingCurve], gpus: int) -> Allocation |
     spare = gpus - int(least.sum())
     if spare < 0:
         return None
-    options: dict[int, _Options] = {}
-    for shapes in analyse([curve.factors for curve in curves]):
-        starts = np.flatnonzero(np.diff(shapes.choices.owner)) + 1
-        own = zip(np.split(shapes.choices.gpus.astype(np.int64), starts), np.split(shapes.choices.value, starts),
-                  strict=True)
-        options.update(zip(shapes.places.tolist(), own, strict=True))
-    given = least + _programme([options[job] for job in range(len(curves))], spare)
+    given = least + _programme([_options_of(curve) for curve in curves], spare)
     counts = tuple(given.tolist())
     factors = [curve.factors[count - 1] for curve, count in zip(curves, counts, strict=True)]
     return Allocation(counts, math.fsum(factors), "dynamic programme")
 
 
 _Options = tuple[NDArray[np.int64], Array]  # GPUs of a job, rising from 0, and what they add to its factor
+
+
+def _options_of(curve: ScalingCurve) -> _Options:
+    """The counts that are worth giving: the least, and each that is faster than all smaller ones."""
+    factors = np.array(curve.factors)
+    worth = np.flatnonzero(np.diff(np.maximum.accumulate(factors), prepend=0.0) > 0)
+    return worth - worth[0], factors[worth] - factors[worth[0]]
 
 
 def _programme(options: Sequence[_Options], spare: int) -> NDArray[np.int64]:

@@ -1,0 +1,213 @@
+"""Units shared out among takers so that all together gain the most: nodes among trainers, GPUs among jobs.
+
+Let g_j(n) be what taker j gains on n units. The best counts are those that
+
+    maximise    sum_j g_j(n_j)      subject to    sum_j n_j <= N
+
+a multiple-choice knapsack. :func:`climb` solves the relaxation in which a taker may mix counts. Where that uses up all
+units it is an optimum of the problem itself. Elsewhere few counts are left that can be in one (:func:`settled`), and a
+dynamic programme (:func:`programme`) decides among those.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from scheduler.hulls import concave_hulls
+
+FloatArray = NDArray[np.float64]
+IntArray = NDArray[np.int64]
+
+
+class Steps(NamedTuple):
+    """Steps along the least concave function above gains that rise.
+
+    Attributes:
+        first: the fewest units that a taker may have, from where they begin.
+        length: units of each.
+        slope: gain per unit of each, falling.
+    """
+
+    first: int
+    length: IntArray
+    slope: FloatArray
+
+
+class Gains:
+    """What one taker gains.
+
+    Args:
+        values: on 0, 1, ... units, minus infinity where it cannot have so many; finite somewhere.
+
+    Attributes:
+        steps: along their hull, once anybody has asked (:func:`climb`).
+    """
+
+    def __init__(self, values: FloatArray) -> None:
+        self.values = values
+        self.steps: Steps | None = None
+
+    @cached_property
+    def best(self) -> int:
+        """The fewest units on which it gains the most."""
+        return int(self.values.argmax())
+
+    def up_to(self, units: int) -> Gains:
+        """The same where there are no more units."""
+        return self if len(self.values) <= units + 1 else Gains(self.values[:units + 1])
+
+
+class Climb(NamedTuple):
+    """Where steps along the hulls led, the steepest first.
+
+    Attributes:
+        counts: units of each taker.
+        price: gain per unit of the first step that did not fit; 0 where all did.
+        left: units that were too few for it; below 0 where not all can have the fewest that they may.
+    """
+
+    counts: IntArray
+    price: float
+    left: int
+
+
+def climb(gains: Sequence[Gains], units: int) -> Climb:
+    """Steps along the hulls while they fit, the steepest first, the earlier taker first where they are equal.
+
+    >>> climb([Gains(np.array([0.0, 3, 5])), Gains(np.array([0.0, 1, 6]))], units=3)
+    Climb(counts=array([1, 2]), price=2.0, left=0)
+    """
+    if new := [one for one in gains if one.steps is None]:
+        _find_steps(new)
+    steps: list[Any] = [one.steps for one in gains]
+    first = np.array([one.first for one in steps], np.int64)
+    spare = units - int(first.sum())
+    owner = np.repeat(np.arange(len(steps)), [len(one.length) for one in steps])
+    length, slope = np.concatenate([one.length for one in steps]), np.concatenate([one.slope for one in steps])
+    steep = np.arange(len(slope))
+    if 0 <= spare < len(slope) - 1:  # no more of them than units can be taken
+        steep = np.flatnonzero(slope >= np.partition(slope, -spare - 1)[-spare - 1])
+    order = steep[np.argsort(-slope[steep], kind="stable")]
+    taken = order[:int(np.searchsorted(np.cumsum(length[order]), spare, side="right"))]
+    counts = first + np.bincount(owner[taken], length[taken], len(steps)).astype(np.int64)
+    price = float(slope[order[len(taken)]]) if len(taken) < len(order) else 0.0
+    return Climb(counts, price, units - int(counts.sum()))
+
+
+def _find_steps(gains: Sequence[Gains]) -> None:
+    row, count, gain = _possible(gains)
+    first = count[np.searchsorted(row, np.arange(len(gains)))].tolist()
+    corner = concave_hulls(row, count, gain)
+    row, length, rise = row[corner], np.diff(count[corner]), np.diff(gain[corner])
+    rising = np.flatnonzero((row[1:] == row[:-1]) & (rise > 0))
+    length, slope = length[rising], rise[rising] / length[rising]
+    ends = [0, *np.searchsorted(row[1:][rising], np.arange(1, len(gains) + 1)).tolist()]
+    for place, one in enumerate(gains):
+        own = slice(ends[place], ends[place + 1])
+        one.steps = Steps(first[place], length[own], slope[own])
+
+
+def _possible(gains: Sequence[Gains]) -> tuple[IntArray, IntArray, FloatArray]:
+    """Of all counts that takers may have, one after the other: the taker, the count, and what it gains."""
+    sizes = [len(one.values) for one in gains]
+    row, gain = np.repeat(np.arange(len(gains)), sizes), np.concatenate([one.values for one in gains])
+    count = np.arange(len(gain)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    possible = np.flatnonzero(np.isfinite(gain))
+    return row[possible], count[possible], gain[possible]
+
+
+def settled(gains: Sequence[Gains], reached: Climb) -> list[int]:
+    """An optimum, from where the climb led; of several the one of :func:`programme`.
+
+    The slope of the step that did not fit is a price per unit. A count whose gain, less its price, is below the
+    taker's best by more than the relaxation is above some allocation, is in no optimum (Dantzig 1957; reduced-cost
+    fixing). So few counts are left of many, and all that tie remain.
+    """
+    row, count, gain = _possible(gains)
+    more = count - reached.counts[row]
+    better = gain - gain[more == 0][row]
+    loss = reached.price * more - better
+    rounding = 1e-9 * max(1.0, float(np.abs(gain).max()))
+    kept = loss <= reached.price * reached.left - better[more <= reached.left].max() + rounding
+    row, count, gain = row[kept], count[kept], gain[kept]
+    starts = np.searchsorted(row, np.arange(len(gains)))
+    fewest, most = count[starts], count[np.append(starts[1:], len(row)) - 1]
+    offsets = np.cumsum(most - fewest + 1) - (most - fewest + 1)
+    dense = np.full(int((most - fewest + 1).sum()), -math.inf)
+    dense[offsets[row] + count - fewest[row]] = gain
+    open_ = np.flatnonzero(most > fewest)
+    parts = [dense[offsets[place]:offsets[place] + most[place] - fewest[place] + 1] for place in open_]
+    spare = int(reached.counts.sum() - fewest.sum()) + reached.left
+    fewest[open_] += np.array(programme(parts, spare), np.int64)
+    return fewest.tolist()
+
+
+class _Window(NamedTuple):
+    """F of the takers before one, on the budgets first, first + 1, ... that it may leave them."""
+
+    first: int
+    values: FloatArray
+
+
+def programme(gains: Sequence[FloatArray], units: int) -> list[int]:
+    """The best counts, by dynamic programming; among equally good ones those by which later takers have the fewest.
+
+    Let F_j(v) be the most that the first j takers gain on at most v units. Then F_0 = 0 and
+
+        F_j(v) = max over n <= v of  g_j(n) + F_{j-1}(v - n),
+
+    a max-plus convolution of F_{j-1} with g_j; going back from F_J(N) gives the counts. F_j is constant from
+    n_max_1 + ... + n_max_j on, and no more than n_max_{j+1} + ... + n_max_J units can go to the takers after j: only
+    budgets v between those two bounds are looked at. Time O(J N n_max) at most, in J numpy operations.
+
+    Args:
+        gains: ``gains[j][n]`` is g_j(n).
+    """
+    gains = [gain[:units + 1] for gain in gains]
+    later = sum(len(gain) - 1 for gain in gains)  # what the takers not yet looked at can use
+    units = min(units, later)
+    low, best = 0, np.zeros(1)  # best[v - low] = F(v); beyond its end F stays as it is
+    windows = []
+    for gain in gains:
+        most = len(gain) - 1
+        later -= most
+        first, last = max(0, units - later), min(units, low + len(best) - 1 + most)
+        windows.append(_Window(first - most, _reach(best, low, first - most, last)))
+        low, best = first, _convolve(windows[-1].values, gain)
+    return _trace_back(gains, windows, units)
+
+
+def _reach(best: FloatArray, low: int, first: int, last: int) -> FloatArray:
+    """F on the budgets first..last, from its values on low, low + 1, ...: none below 0, constant beyond."""
+    values = np.empty(last - first + 1)
+    known, end = low - first, low - first + len(best)
+    values[:known] = -math.inf
+    values[known:end] = best[:last - low + 1]
+    values[end:] = best[-1]
+    return values
+
+
+def _convolve(values: FloatArray, gain: FloatArray) -> FloatArray:
+    """max over n of gain[n] + values[v - n], for each v that has all the values."""
+    shifts, budgets = len(gain), len(values) - len(gain) + 1
+    step = values.itemsize
+    rows: FloatArray = np.ndarray((shifts, budgets), buffer=values, strides=(step, step))  # row i starts at i
+    return np.maximum.reduce(rows + gain[::-1, None])
+
+
+def _trace_back(gains: Sequence[FloatArray], windows: Sequence[_Window], units: int) -> list[int]:
+    counts: list[int] = []
+    budget = units
+    for gain, (first, values) in zip(reversed(gains), reversed(windows), strict=True):
+        budget = min(budget, first + len(values) - 1)
+        end = budget - first + 1
+        count = int((gain + values[end - len(gain):end][::-1]).argmax())
+        counts.append(count)
+        budget -= count
+    return counts[::-1]
