@@ -3,8 +3,7 @@
     python benchmarks/eviction.py [--draws 5] [--json]
 
 Prints CPU milliseconds beside the targets: the median over machines drawn at random, and over several runs on each.
-A time runs from the list of jobs to the list of plans, with the actions of every job for every deadline. Loading
-the compiler and compiling, which the largest tables do once in a process, are not in it and are shown apart.
+A time runs from the list of jobs to the list of plans, with the actions of every job for every deadline.
 """
 
 from __future__ import annotations
@@ -12,7 +11,6 @@ from __future__ import annotations
 import argparse
 import math
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -42,7 +40,6 @@ class Case:
     nodes: int  # to free
     target_ms: float
     granularity: int = 1
-    kernel: str = "numpy"  # that users get: the planner chooses it by the number of cells
 
     def draw(self, seed: int) -> list[RunningJob]:
         """The jobs of a machine; their times are in steps."""
@@ -53,10 +50,9 @@ class Case:
 
 @dataclass(frozen=True)
 class Speed:
-    """What a case took, CPU milliseconds; the kernel is compiled or numpy's."""
+    """What a case took, CPU milliseconds."""
 
     case: Case
-    kernel: str
     median_ms: float
     slowest_ms: float
 
@@ -74,7 +70,7 @@ CASES = (
     *(THETA(nodes=nodes) for nodes in (512, 1024, 2048)),
     THETA(nodes=1024, granularity=128),
     *(LARGE(steps=60, step="1 min", nodes=nodes, target_ms=100) for nodes in (2500, 5000)),
-    *(LARGE(steps=3600, step="1 s", nodes=nodes, target_ms=3000, kernel="compiled") for nodes in (2500, 5000)),
+    *(LARGE(steps=3600, step="1 s", nodes=nodes, target_ms=3000) for nodes in (2500, 5000)),
     LARGE(steps=3600, step="1 s", nodes=5000, granularity=8, target_ms=3000),
 )
 
@@ -89,22 +85,14 @@ def cpu_ms(method: Callable[[], object], runs: int) -> float:
     return 1000 * statistics.median(times)
 
 
-def measure(case: Case, draws: int, kernel: str) -> Speed:
+def measure(case: Case, draws: int) -> Speed:
     """Time a case on machines of several seeds."""
-    eviction.COMPILE_FROM = 0 if kernel == "compiled" else sys.maxsize
-    plan_evictions(case.draw(0)[:1], 1, 1)  # the compiler is loaded
     runs = 21 if case.steps < 3600 else 1
     times = []
     for seed in range(draws):
         jobs = case.draw(seed)
         times.append(cpu_ms(partial(plan_evictions, jobs, case.nodes, case.steps), runs))
-    return Speed(case, kernel, statistics.median(times), max(times))
-
-
-def speeds(draws: int) -> list[Speed]:
-    """All cases with the kernel that users get, and the largest with the other one as well."""
-    chosen = [measure(case, draws, case.kernel) for case in CASES]
-    return [*chosen, *(measure(case, 1, "numpy" if case.kernel == "compiled" else "compiled") for case in CASES[-2:])]
+    return Speed(case, statistics.median(times), max(times))
 
 
 def each_deadline(jobs: Sequence[RunningJob], nodes: int, steps: int) -> list[Plan]:
@@ -120,29 +108,12 @@ def others(draws: int) -> dict[str, float]:
     def median(method: Callable[[Sequence[RunningJob]], object], runs: int) -> float:
         return statistics.median(cpu_ms(partial(method, own), runs) for own in jobs)
 
-    eviction.COMPILE_FROM = sys.maxsize
-    return {"every count of nodes, 0 to 4,352, numpy": median(lambda own: Spectrum(own, case.steps), 5),
+    return {"every count of nodes, 0 to 4,352": median(lambda own: Spectrum(own, case.steps), 5),
             "greedy, 16 runs": median(lambda own: each_deadline(own, case.nodes, case.steps), 21),
             "Algorithm 1 as printed, in Python": median(lambda own: algorithm_1(own, case.nodes, case.steps), 1)}
 
 
-LOAD = """
-import time; start = time.perf_counter()
-from scheduler.eviction import plan as eviction
-eviction.COMPILE_FROM = 0
-eviction.plan_evictions([eviction.RunningJob("a", 1, 1, 1)], 1, 1)
-print(time.perf_counter() - start)
-"""
-
-
-def loading_s() -> float:
-    """Seconds until a fresh process has the compiled kernel from the disk."""
-    times = [float(subprocess.run([sys.executable, "-c", LOAD], cwd=Path(__file__).parents[1], check=True,
-                                  capture_output=True, text=True).stdout) for _ in range(3)]
-    return statistics.median(times)
-
-
-HEADERS = ("jobs", "nodes", "multiples of", "steps", "to free", "kernel", "CPU ms", "slowest draw", "target ms")
+HEADERS = ("jobs", "nodes", "multiples of", "steps", "to free", "CPU ms", "slowest draw", "target ms")
 
 
 def digits(value: float) -> str:
@@ -157,7 +128,6 @@ def digits(value: float) -> str:
 def cells(speed: Speed) -> list[str | int]:
     case = speed.case
     return [case.jobs, case.machine, case.granularity, f"{case.steps} of {case.step}", case.nodes,
-            speed.kernel if speed.kernel == case.kernel else f"{speed.kernel}, forced",
             digits(speed.median_ms), digits(speed.slowest_ms), digits(case.target_ms)]
 
 
@@ -166,15 +136,13 @@ def main() -> None:
     parser.add_argument("--draws", type=int, default=5, help="machines drawn for each case (5)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args()
-    loading = loading_s()
-    found, beside = speeds(args.draws), others(args.draws)
+    found, beside = [measure(case, args.draws) for case in CASES], others(args.draws)
     if args.json:
-        print_json({"speeds": [asdict(speed) for speed in found], "others_ms": beside, "loading_s": loading})
+        print_json({"speeds": [asdict(speed) for speed in found], "others_ms": beside})
         return
     print_table(HEADERS, [cells(speed) for speed in found])
     print_table(["24 jobs, 4,352 nodes, 15 steps, 1,024 to free", "CPU ms"],
                 [[name, digits(value)] for name, value in beside.items()])
-    print(f"loading the compiled kernel in a fresh process: {loading:.2f} s")
 
 
 if __name__ == "__main__":

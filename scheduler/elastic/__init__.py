@@ -1,1 +1,1 @@
-"""Jobs whose GPUs and batch follow the load ([ELASTIC]); imports base, files and hulls."""
+"""Jobs whose GPUs and batch follow the load ([ELASTIC]); imports base, files, hulls and shares."""

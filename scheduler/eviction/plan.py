@@ -18,10 +18,9 @@ groups on the GPUs of an allocation (:func:`groups_to_stop`).
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
-from functools import cache
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -33,7 +32,6 @@ Action = Literal["kill", "app", "sys"]
 CHECKPOINTS: tuple[Action, ...] = ("app", "sys")  # in the order in which ties are broken
 Number = int | float
 
-COMPILE_FROM = 200_000_000  # cells from which loading the compiler pays
 MOST_BYTES = 4_000_000_000  # of the table and its choices; a larger one is refused
 MOST_AMOUNT = 1e30  # node-seconds; minutes
 MOST_DEADLINES = 1_000_000
@@ -433,11 +431,10 @@ class _Table:
         narrow = never < 2**61  # else Python's own integers, which are slow and have no bounds
         cost = np.full(shape, never, np.int64 if narrow else object)
         cost[:edge + 1, 0] = 0
-        sweep = _compiled_sweep() if narrow and cells >= COMPILE_FROM else _sweep
         self.stages = []
         for item, (low, high) in zip(problem.items, windows, strict=True):
-            paused, killed = sweep(cost, edge + low, edge + high, min(item.rows, wanted), item.kill, item.pause,
-                                   item.wait, never)
+            paused, killed = _sweep(cost, edge + low, edge + high, min(item.rows, wanted), item.kill, item.pause,
+                                    item.wait, never)
             self.stages.append(_Stage(item, low, np.packbits(paused).tobytes(), np.packbits(killed).tobytes()))
         self.cost = cost[edge:]
 
@@ -527,37 +524,3 @@ def _later(cost: Any, wait: int, pause: int, never: int) -> Any:
     np.add(cost.reshape(-1)[:max(cost.size - wait, 0)], pause, out=later.reshape(-1)[wait:])
     later[:, :wait] = never
     return later
-
-
-@cache
-def _compiled_sweep() -> Callable[..., tuple[Any, Any]]:
-    """``_sweep`` cell by cell, compiled; ``_sweep`` itself where numba is not installed."""
-    try:
-        from numba import njit
-    except ImportError:
-        return _sweep
-    compiled: Callable[..., tuple[Any, Any]]
-    try:
-        compiled = njit(cache=True)(_sweep_cells)
-    except RuntimeError:  # no folder for the compiled code can be written: it is compiled anew in each process
-        compiled = njit()(_sweep_cells)
-    return compiled
-
-
-def _sweep_cells(cost: Any, low: int, high: int, rows: int, kill: int, pause: int, wait: int,
-                 never: int) -> tuple[Any, Any]:  # never: only numpy needs a value for it
-    columns = cost.shape[1]
-    paused = np.zeros((high - low, columns), np.bool_)
-    killed = np.empty((high - low, columns), np.bool_)
-    for row in range(high - 1, low - 1, -1):
-        without, here = cost[row - rows], cost[row]
-        for column in range(columns):
-            other = without[column] + kill
-            killed[row - low, column] = other < here[column]
-            here[column] = min(other, here[column])
-        late, is_paused = here[wait:], paused[row - low, wait:]
-        for column in range(columns - wait):
-            other = without[column] + pause
-            is_paused[column] = other < late[column]
-            late[column] = min(other, late[column])
-    return paused, killed

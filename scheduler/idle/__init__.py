@@ -1,1 +1,1 @@
-"""Trainers on nodes that come and go ([BFTrainer]); imports base, files and hulls."""
+"""Trainers on nodes that come and go ([BFTrainer]); imports base, files, hulls and shares."""

@@ -156,16 +156,6 @@ def test_the_printed_algorithm_finds_the_same_losses_and_times(seed):
     assert [(p.loss, p.checkpoint_time) for p in ours] == [(p.loss, p.checkpoint_time) for p in printed]
 
 
-@pytest.mark.parametrize(("count", "share", "deadline"), [(1, 1.0, 5), (30, 0.1, 0), (30, 0.4, 9), (40, 1.0, 20)])
-def test_the_compiled_table_gives_the_same_plans(monkeypatch, count, share, deadline):
-    pytest.importorskip("numba")
-    jobs = crowd(count, seed=count)
-    nodes = int(sum(job.nodes for job in jobs) * share)
-    plain = plan_evictions(jobs, nodes, deadline)
-    monkeypatch.setattr(eviction, "COMPILE_FROM", 0)
-    assert plan_evictions(jobs, nodes, deadline) == plain
-
-
 def test_pieces_that_fit_the_cache_make_no_difference(monkeypatch):
     jobs = crowd(20, seed=5)
     plain = plan_evictions(jobs, 200, 12)
