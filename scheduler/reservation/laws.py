@@ -10,9 +10,10 @@ law, made from one of the six by :func:`discretise` or from past runs by
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
-from functools import cached_property
-from typing import ClassVar
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
@@ -24,29 +25,89 @@ Array = NDArray[np.float64]
 MOST_POINTS = 1_000_000  # that a law is put on
 
 
-@dataclass(frozen=True, kw_only=True)
-class Law:
-    """A continuous law of run times on ``[low, high]``.
+class Uncut(NamedTuple):
+    """A law before it is placed and cut: its distribution function, the inverse of that, and its density."""
 
-    A subclass says what the law is before it is cut: its distribution
-    function, up to a constant that it may choose (the cut takes differences,
-    and near 1 a distribution function has no digits left), the matching
-    quantiles and the density. Everything public is about the cut law.
+    cdf: Callable[[Array], Array]
+    inverse: Callable[[Array], Array]
+    pdf: Callable[[Array], Array]
+
+
+def _normal(_: Mapping[str, float]) -> Uncut:
+    from scipy.special import ndtr, ndtri
+    return Uncut(ndtr, ndtri, lambda at: np.exp(-at * at / 2) / math.sqrt(2 * math.pi))
+
+
+def _exponential(_: Mapping[str, float]) -> Uncut:
+    return Uncut(lambda at: -np.expm1(-at), lambda level: -np.log1p(-level), lambda at: np.exp(-at))
+
+
+def _beta(own: Mapping[str, float]) -> Uncut:
+    from scipy.special import betainc, betaincinv, betaln, xlog1py, xlogy
+    alpha, beta = own["alpha"], own["beta"]
+    return Uncut(partial(betainc, alpha, beta), partial(betaincinv, alpha, beta), lambda at: np.exp(
+        xlogy(alpha - 1, at) + xlog1py(beta - 1, -at) - betaln(alpha, beta)))
+
+
+def _uniform(_: Mapping[str, float]) -> Uncut:
+    return Uncut(np.asarray, np.asarray, np.ones_like)
+
+
+class Form(NamedTuple):
+    """One of the six, before it is cut.
+
+    Attributes:
+        uncut: the law, from the parameters.
+        own: parameters beside the bounds.
+        positive: parameters that must be above zero.
+        place: origin and unit of the scale that the law is on, from the parameters.
+        is_log: whether the scale is that of the logarithm (of a time over the origin).
     """
 
+    uncut: Callable[[Mapping[str, float]], Uncut]
+    own: tuple[str, ...]
+    positive: tuple[str, ...]
+    place: Callable[[Mapping[str, float]], tuple[float, float]]
+    is_log: bool = False
+
+
+LAWS = {
+    "truncnorm": Form(_normal, ("mu", "sigma"), ("sigma",), lambda p: (p["mu"], p["sigma"])),
+    "beta": Form(_beta, ("alpha", "beta"), ("alpha", "beta"), lambda p: (p["low"], p["high"] - p["low"])),
+    "exponential": Form(_exponential, ("rate",), ("rate",), lambda p: (p["low"], 1 / p["rate"])),
+    "pareto": Form(_exponential, ("alpha",), ("alpha", "low"), lambda p: (p["low"], 1 / p["alpha"]), is_log=True),
+    "lognormal": Form(_normal, ("mu", "sigma"), ("sigma",),  # e to the 600 is beyond all times
+                      lambda p: (math.exp(min(max(p["mu"], -600.0), 600.0)), p["sigma"]), is_log=True),
+    "uniform": Form(_uniform, (), (), lambda p: (p["low"], p["high"] - p["low"])),
+}
+
+
+@dataclass(frozen=True, eq=False)
+class Law:
+    """A continuous law of run times on ``[low, high]``; all that is public is about the cut law.
+
+    Args:
+        name: a key of ``LAWS``.
+        low, high: the bounds.
+        own: its parameters beside them.
+
+    Raises:
+        InputError: a parameter is out of range, or there is no probability between the bounds.
+    """
+
+    name: str
     low: float
     high: float
-
-    name: ClassVar[str] = ""
-    positive: ClassVar[tuple[str, ...]] = ()  # parameters that must be above zero
+    own: Mapping[str, float]
 
     def __post_init__(self) -> None:
-        for parameter, value in self.parameters().items():
+        parameters = self.parameters()
+        for parameter, value in parameters.items():
             if not math.isfinite(value):
                 raise InputError(f"{self.name}: {parameter} is {value}; it must be a finite number")
-        for parameter in self.positive:
-            if not (value := getattr(self, parameter)) > 0:
-                raise InputError(f"{self.name}: {parameter} is {value}; it must be above 0")
+        for parameter in LAWS[self.name].positive:
+            if not parameters[parameter] > 0:
+                raise InputError(f"{self.name}: {parameter} is {parameters[parameter]:g}; it must be above 0")
         if not 0 <= self.low < self.high:
             raise InputError(f"{self.name}: low is {self.low} and high is {self.high}; "
                              "it must be 0 <= low < high")
@@ -56,24 +117,29 @@ class Law:
 
     def parameters(self) -> dict[str, float]:
         """Every parameter by name, the bounds last."""
-        names = [field.name for field in fields(self)]
-        return {name: float(getattr(self, name)) for name in (*names[2:], *names[:2])}
+        return {name: float(value) for name, value in {**self.own, "low": self.low, "high": self.high}.items()}
 
     def cdf(self, times: ArrayLike) -> Array:
         """Probability that a run takes at most this long."""
         clipped = np.clip(np.asarray(times, float), self.low, self.high)
-        return np.asarray((self._cdf(clipped) - self._below) / self._inside)
+        return np.asarray((self._reached(clipped) - self._below) / self._inside)
 
     def pdf(self, times: ArrayLike) -> Array:
         """Density, zero outside the bounds."""
         times = np.asarray(times, float)
         clipped = np.clip(times, self.low, self.high)
-        return np.where(times == clipped, self._pdf(clipped) / self._inside, 0.0)
+        density = self._uncut.pdf(self._scaled(clipped)) / (self._place[1] * self._inside)
+        if LAWS[self.name].is_log:
+            density /= np.maximum(clipped, np.finfo(float).tiny)
+        return np.where(times == clipped, density, 0.0)
 
     def sample(self, rng: np.random.Generator, count: int) -> Array:
         """Draw run times, by inverting the distribution function."""
         level = self._below + self._inside * rng.random(count)
-        return np.clip(self._quantile(level), self.low, self.high)
+        at = -self._uncut.inverse(-level) if self._is_tail else self._uncut.inverse(level)
+        origin, unit = self._place
+        times = origin * np.exp(unit * at) if LAWS[self.name].is_log else origin + unit * at
+        return np.clip(times, self.low, self.high)
 
     @cached_property
     def mean(self) -> float:
@@ -82,156 +148,37 @@ class Law:
         return self.low + step * float(np.sum(1.0 - self.cdf(self.low + step * (np.arange(20_000) + 0.5))))
 
     @cached_property
+    def _uncut(self) -> Uncut:
+        return LAWS[self.name].uncut(self.own)
+
+    @cached_property
+    def _place(self) -> tuple[float, float]:
+        return LAWS[self.name].place(self.parameters())
+
+    def _scaled(self, times: ArrayLike) -> Array:
+        """Where times are on the scale of the uncut law."""
+        origin, unit = self._place
+        if not LAWS[self.name].is_log:
+            return (np.asarray(times) - origin) / unit
+        with np.errstate(divide="ignore"):  # log 0 = -inf, whose probability is 0
+            return np.asarray(np.log(np.asarray(times) / origin) / unit)
+
+    @cached_property
+    def _is_tail(self) -> bool:
+        return bool(self._scaled(self.low) > 0)  # the normal law's upper half: the others start at 0
+
+    def _reached(self, times: ArrayLike) -> Array:
+        """The uncut distribution function; less 1 in its upper tail, for near 1 it has no digits left."""
+        at = self._scaled(times)
+        return np.asarray(-self._uncut.cdf(-at) if self._is_tail else self._uncut.cdf(at))
+
+    @cached_property
     def _below(self) -> float:
-        return float(self._cdf(np.asarray(self.low)))
+        return float(self._reached(self.low))
 
     @cached_property
     def _inside(self) -> float:
-        return float(self._cdf(np.asarray(self.high))) - self._below
-
-    def _cdf(self, times: Array) -> Array:
-        raise NotImplementedError
-
-    def _pdf(self, times: Array) -> Array:
-        raise NotImplementedError
-
-    def _quantile(self, level: Array) -> Array:
-        raise NotImplementedError
-
-
-@dataclass(frozen=True, kw_only=True)
-class TruncatedNormal(Law):
-    """Normal with mean ``mu`` and standard deviation ``sigma`` before the cut."""
-
-    mu: float
-    sigma: float
-
-    name = "truncnorm"
-    positive = ("sigma",)
-
-    def _cdf(self, times: Array) -> Array:
-        return _normal_cdf((times - self.mu) / self.sigma, upper=self.low > self.mu)
-
-    def _pdf(self, times: Array) -> Array:
-        return _normal_density((times - self.mu) / self.sigma) / self.sigma
-
-    def _quantile(self, level: Array) -> Array:
-        return self.mu + self.sigma * _normal_quantile(level, upper=self.low > self.mu)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Beta(Law):
-    """Beta with shapes ``alpha`` and ``beta``, stretched from [0, 1] to the bounds."""
-
-    alpha: float
-    beta: float
-
-    name = "beta"
-    positive = ("alpha", "beta")
-
-    def _unit(self, times: Array) -> Array:
-        return (times - self.low) / (self.high - self.low)
-
-    def _cdf(self, times: Array) -> Array:
-        from scipy.special import betainc
-        return betainc(self.alpha, self.beta, self._unit(times))
-
-    def _pdf(self, times: Array) -> Array:
-        from scipy.special import betaln, xlog1py, xlogy
-        unit = self._unit(times)
-        log = xlogy(self.alpha - 1, unit) + xlog1py(self.beta - 1, -unit) - betaln(self.alpha, self.beta)
-        return np.exp(log) / (self.high - self.low)
-
-    def _quantile(self, level: Array) -> Array:
-        from scipy.special import betaincinv
-        return self.low + (self.high - self.low) * betaincinv(self.alpha, self.beta, level)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Exponential(Law):
-    """Exponential with ``rate`` events per unit of time (it has no memory: counted from ``low``)."""
-
-    rate: float
-
-    name = "exponential"
-    positive = ("rate",)
-
-    def _cdf(self, times: Array) -> Array:
-        return -np.expm1(-self.rate * (times - self.low))
-
-    def _pdf(self, times: Array) -> Array:
-        return self.rate * np.exp(-self.rate * (times - self.low))
-
-    def _quantile(self, level: Array) -> Array:
-        return self.low - np.log1p(-level) / self.rate
-
-
-@dataclass(frozen=True, kw_only=True)
-class BoundedPareto(Law):
-    """Pareto with shape ``alpha`` and scale ``low``, so ``low`` must be above 0."""
-
-    alpha: float
-
-    name = "pareto"
-    positive = ("alpha", "low")
-
-    def _cdf(self, times: Array) -> Array:
-        return -np.expm1(-self.alpha * np.log(times / self.low))
-
-    def _pdf(self, times: Array) -> Array:
-        return self.alpha / times * (self.low / times) ** self.alpha
-
-    def _quantile(self, level: Array) -> Array:
-        return self.low * np.exp(-np.log1p(-level) / self.alpha)
-
-
-@dataclass(frozen=True, kw_only=True)
-class Lognormal(Law):
-    """Lognormal: the logarithm has mean ``mu`` and standard deviation ``sigma``."""
-
-    mu: float
-    sigma: float
-
-    name = "lognormal"
-    positive = ("sigma",)
-
-    def _score(self, times: Array) -> Array:
-        with np.errstate(divide="ignore"):  # log 0 = -inf, whose probability is 0
-            return (np.log(times) - self.mu) / self.sigma
-
-    @property
-    def _upper(self) -> bool:
-        return self.low > 0 and math.log(self.low) > self.mu
-
-    def _cdf(self, times: Array) -> Array:
-        return _normal_cdf(self._score(times), upper=self._upper)
-
-    def _pdf(self, times: Array) -> Array:
-        safe = np.maximum(times, np.finfo(float).tiny)
-        return _normal_density(self._score(safe)) / (self.sigma * safe)
-
-    def _quantile(self, level: Array) -> Array:
-        return np.exp(self.mu + self.sigma * _normal_quantile(level, upper=self._upper))
-
-
-@dataclass(frozen=True, kw_only=True)
-class Uniform(Law):
-    """Every time between the bounds is as likely as any other."""
-
-    name = "uniform"
-
-    def _cdf(self, times: Array) -> Array:
-        return (times - self.low) / (self.high - self.low)
-
-    def _pdf(self, times: Array) -> Array:
-        return np.full_like(times, 1.0 / (self.high - self.low))
-
-    def _quantile(self, level: Array) -> Array:
-        return self.low + (self.high - self.low) * level
-
-
-LAWS: dict[str, type[Law]] = {law.name: law for law in
-                              (TruncatedNormal, Beta, Exponential, BoundedPareto, Lognormal, Uniform)}
+        return float(self._reached(self.high)) - self._below
 
 
 def make_law(name: str, **parameters: float) -> Law:
@@ -249,10 +196,10 @@ def make_law(name: str, **parameters: float) -> Law:
     """
     if name not in LAWS:
         raise InputError(f"unknown distribution {name!r}; there are: {', '.join(LAWS)}")
-    wanted = [field.name for field in fields(LAWS[name])]
+    wanted = ("low", "high", *LAWS[name].own)
     if set(parameters) != set(wanted):
         raise InputError(f"{name} takes {', '.join(wanted)}; given: {', '.join(parameters) or 'none'}")
-    return LAWS[name](**parameters)
+    return Law(name, parameters["low"], parameters["high"], {own: parameters[own] for own in LAWS[name].own})
 
 
 @dataclass(frozen=True, eq=False)
@@ -416,18 +363,3 @@ def _groups(values: Array, excess: float, most: int) -> list[int]:
             break
         starts.append(end)
     return starts
-
-
-def _normal_cdf(score: Array, *, upper: bool) -> Array:
-    """Distribution function of the standard normal, less 1 when only its upper tail is of interest."""
-    from scipy.special import ndtr
-    return -ndtr(-score) if upper else ndtr(score)
-
-
-def _normal_quantile(level: Array, *, upper: bool) -> Array:
-    from scipy.special import ndtri
-    return -ndtri(-level) if upper else ndtri(level)
-
-
-def _normal_density(score: Array) -> Array:
-    return np.exp(-0.5 * score ** 2) / math.sqrt(2 * math.pi)

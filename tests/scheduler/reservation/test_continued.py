@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from scheduler.base import InputError
 from scheduler.reservation.continued import best_chain, expected
-from scheduler.reservation.laws import Discrete, TruncatedNormal, discretise
+from scheduler.reservation.laws import Discrete, discretise, make_law
 
 
 @st.composite
@@ -38,7 +38,7 @@ def test_a_job_that_costs_much_is_asked_for_once_and_one_that_costs_nothing_for_
 
 
 def test_a_law_of_many_values_is_put_on_fewer_and_still_reaches_the_longest():
-    law = discretise(TruncatedNormal(mu=8, sigma=2, low=0, high=20), 20_000)
+    law = discretise(make_law("truncnorm", mu=8, sigma=2, low=0, high=20), 20_000)
     found = best_chain(law, overhead=0.05, jobs=20)
     assert law.mean < found.used < found.asked < 20
     assert sum(found.requests) - 0.05 * len(found.requests) >= law.longest * (1 - 1e-9)
