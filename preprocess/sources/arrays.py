@@ -21,7 +21,7 @@ from preprocess.base import InputError, Source
 from preprocess.files.npz import ArrayPlace, member_names
 from preprocess.fingerprint import Marks, described, marks_by_reading
 from preprocess.sources.image_folder import VALIDATION_NAMES
-from preprocess.sources.masks import MaskCoding, MaskOptions, Masks
+from preprocess.sources.masks import Masks, PixelClasses
 from preprocess.sources.targets import Targeted, flat, guess, understand
 from preprocess.target import TargetWish
 
@@ -60,7 +60,7 @@ class Request:
     names: Names
     suffix: str
     target: TargetWish | None
-    masks: MaskCoding
+    masks: PixelClasses
 
 
 class Arrays(Targeted):
@@ -121,7 +121,7 @@ class Arrays(Targeted):
 class ArrayMasks(Masks):
     """The masks in an array, (n, height, width) of integers."""
 
-    def __init__(self, place: ArrayPlace, count: int, coding: MaskCoding) -> None:
+    def __init__(self, place: ArrayPlace, count: int, coding: PixelClasses) -> None:
         self._place = place
         super().__init__(count, coding)
 
@@ -147,13 +147,13 @@ def open_npz(path: str, inputs: str = Names.inputs, targets: str = Names.targets
     Args:
         path: of the file or folder.
         inputs, targets, weights: names of arrays.
-        pixels: the number that each class has in masks; see :class:`preprocess.sources.masks.MaskOptions`.
+        pixels: the number that each class has in masks; see :class:`preprocess.sources.masks.PixelClasses`.
         target: what the targets are, where the spec says it.
 
     Raises:
         InputError: no such file, or arrays that do not fit.
     """
-    request = Request(Names(inputs, targets, weights), "", target, MaskOptions.of(pixels, target))
+    request = Request(Names(inputs, targets, weights), "", target, PixelClasses.told(pixels, target))
     if os.path.isdir(path):
         files = {file.stem: str(file) for file in Path(path).glob("*.npz")}
         if "train" not in files:
@@ -171,7 +171,7 @@ def open_npy(path: str, inputs: str = Names.inputs, targets: str = Names.targets
     Args:
         path: of the folder; it may hold folders ``train`` and ``validation`` (or val, or test) with such files.
         inputs, targets, weights: names of files, with or without ``.npy``.
-        pixels: the number that each class has in masks; see :class:`preprocess.sources.masks.MaskOptions`.
+        pixels: the number that each class has in masks; see :class:`preprocess.sources.masks.PixelClasses`.
         target: what the targets are, where the spec says it.
 
     Raises:
@@ -182,7 +182,7 @@ def open_npy(path: str, inputs: str = Names.inputs, targets: str = Names.targets
         raise InputError(f"{path} is a file; it must be the folder with {names.inputs}.npy and {names.targets}.npy")
     if not os.path.isdir(path):
         raise InputError(f"{path}: no such folder")
-    request = Request(names, "", target, MaskOptions.of(pixels, target))
+    request = Request(names, "", target, PixelClasses.told(pixels, target))
     folders = {entry.name: entry.path for entry in os.scandir(path) if entry.is_dir()}
     if "train" in folders and _files(folders["train"]):
         return _parts({part: _files(folder) for part, folder in folders.items()}, request, folders)
@@ -207,7 +207,7 @@ def _parts_by_suffix(places: Mapping[str, ArrayPlace], request: Request, origin:
     """Parts whose arrays have the name of the part behind theirs."""
     names, begin = request.names, f"{request.names.inputs}_"
 
-    def opened(part: str, masks: MaskCoding) -> Arrays:
+    def opened(part: str, masks: PixelClasses) -> Arrays:
         if not part:
             return Arrays(places, request, origin)
         return Arrays(places, Request(names.of_part(part), f"_{part}", request.target, masks), origin)
@@ -217,8 +217,8 @@ def _parts_by_suffix(places: Mapping[str, ArrayPlace], request: Request, origin:
     return open_parts(opened, "" if is_plain else "train", held_out, request.masks)
 
 
-def open_parts(opened: Callable[[str, MaskCoding], Targeted], train: str,
-               held_out: Sequence[str | None], masks: MaskCoding) -> Opened:
+def open_parts(opened: Callable[[str, PixelClasses], Targeted], train: str,
+               held_out: Sequence[str | None], masks: PixelClasses) -> Opened:
     """The parts of a data set; the masks of all have the classes of those for training.
 
     Args:

@@ -32,7 +32,7 @@ from preprocess.base import BadSample, InputError
 from preprocess.fingerprint import Marks, described, hashed, marks_by_reading
 from preprocess.passing import read_patiently
 from preprocess.sources.arrays import Opened, open_parts
-from preprocess.sources.masks import MaskCoding, MaskOptions, Masks, MasksWithin
+from preprocess.sources.masks import Masks, MasksWithin, PixelClasses
 from preprocess.sources.targets import Targeted, Targets, flat, numbered, understand
 from preprocess.target import KINDS, TargetWish
 
@@ -52,7 +52,7 @@ class HDF5(Targeted):
     """
 
     def __init__(self, path: str, group: str, inputs: str = "images", targets: str | None = None,
-                 weights: str = "weights", masks: MaskCoding = MaskOptions(), target: TargetWish | None = None  # noqa: B008
+                 weights: str = "weights", masks: PixelClasses = PixelClasses(), target: TargetWish | None = None  # noqa: B008
                  ) -> None:
         self.path = path
         self.group = group
@@ -141,11 +141,12 @@ class HDF5(Targeted):
             said = "mask"
         return TargetWish(said) if wish is None and said is not None else wish
 
-    def _open_masks(self, part: h5py.Group, coding: MaskCoding) -> Masks:
+    def _open_masks(self, part: h5py.Group, coding: PixelClasses) -> Masks:
         column = part[self._column]
-        if isinstance(coding, MaskOptions) and coding.is_open and "classes" in part:
+        if not coding.names and "classes" in part:
             ignore = int(column.attrs["ignore"]) if "ignore" in column.attrs else coding.ignore
-            coding = MaskOptions(names=tuple(part["classes"].asstr()[:]), ignore=ignore)
+            names = tuple(part["classes"].asstr()[:])
+            coding = PixelClasses(range(len(names)), names, ignore)
         self._masks_are_files = _is_encoded(column)
         return MasksWithin(self, len(column), coding)
 
@@ -186,7 +187,7 @@ def open_hdf5(path: str, inputs: str = "images", targets: str | None = None, wei
     Args:
         path: of the file.
         inputs, targets, weights: names of data sets; ``targets`` is ``labels`` or ``targets`` unless said.
-        pixels: the number that each class has in masks; see :class:`preprocess.sources.masks.MaskOptions`.
+        pixels: the number that each class has in masks; see :class:`preprocess.sources.masks.PixelClasses`.
         target: what the targets are, where the spec says it.
 
     Raises:
@@ -202,4 +203,4 @@ def open_hdf5(path: str, inputs: str = "images", targets: str | None = None, wei
     return open_parts(lambda part, masks: HDF5(path, f"/{part}", inputs, targets, weights, masks, target),
                       "train" if is_divided else "",
                       [name if is_divided and name in there else None for name in ("validation", "test")],
-                      MaskOptions.of(pixels, target))
+                      PixelClasses.told(pixels, target))

@@ -18,7 +18,7 @@ from preprocess.base import BadSample, InputError
 from preprocess.fingerprint import Marks, marks_by_reading
 from preprocess.passing import read_file, read_patiently
 from preprocess.sources.arrays import Opened, held_out_parts, open_parts
-from preprocess.sources.masks import MaskCoding, MaskOptions, MasksWithin
+from preprocess.sources.masks import MasksWithin, PixelClasses
 from preprocess.sources.targets import Targeted, Targets, flat, label_sets, numbered, understand
 from preprocess.target import TargetWish
 
@@ -43,7 +43,7 @@ class Rows(Targeted):
     """
 
     def __init__(self, path: str, split: str | None, inputs: tuple[str, ...], targets: str, weights: str | None,
-                 masks: MaskCoding, target: TargetWish | None) -> None:
+                 masks: PixelClasses, target: TargetWish | None) -> None:
         self._path, self._split, self._inputs, self._column = path, split, inputs, targets
         self.places = (os.path.join(os.path.realpath(path), split or ""),)
         rows, origin = self._rows, f"{path}{f' ({split})' if split else ''}"
@@ -114,7 +114,7 @@ def open_huggingface(path: str, inputs: str | Sequence[str] | None = None, targe
         inputs: a column of images or arrays, or a list of columns of numbers; the first of ``INPUTS`` that is there.
         targets: a column; the first of ``TARGETS`` that is there.
         weights: a column with the weight of each row.
-        pixels: the number that each class has in masks; see :class:`preprocess.sources.masks.MaskOptions`.
+        pixels: the number that each class has in masks; see :class:`preprocess.sources.masks.PixelClasses`.
         target: what the targets are, where the spec says it.
 
     Raises:
@@ -128,10 +128,10 @@ def open_huggingface(path: str, inputs: str | Sequence[str] | None = None, targe
     wanted = (inputs,) if isinstance(inputs, str) else tuple(inputs or (_first(columns, INPUTS, "inputs", path),))
     column = targets or _first(columns, TARGETS, "targets", path)
 
-    def rows(split: str, masks: MaskCoding) -> Rows:
+    def rows(split: str, masks: PixelClasses) -> Rows:
         return Rows(path, split or None, wanted, column, weights, masks, target)
 
-    return open_parts(rows, "train" if splits else "", held_out_parts(splits), MaskOptions.of(pixels, target))
+    return open_parts(rows, "train" if splits else "", held_out_parts(splits), PixelClasses.told(pixels, target))
 
 
 def _library() -> Any:

@@ -12,7 +12,7 @@ import numpy as np
 from preprocess.base import InputError, RandomAccess, Source, and_more
 from preprocess.fingerprint import Marks, marks_of_files
 from preprocess.passing import may_pass, read_file
-from preprocess.sources.masks import MaskCoding, MaskFiles, MaskOptions
+from preprocess.sources.masks import MaskFiles, PixelClasses
 from preprocess.sources.targets import Targeted
 from preprocess.target import TargetWish
 
@@ -75,7 +75,7 @@ class MaskedImages(Targeted):
         InputError: no images, an image without a mask, a mask without an image, two of one name, ...
     """
 
-    def __init__(self, images: str, masks: str, coding: MaskCoding) -> None:
+    def __init__(self, images: str, masks: str, coding: PixelClasses) -> None:
         self.places = (images,)
         files, theirs = _by_stem(images, EXTENSIONS), _by_stem(masks, EXTENSIONS | {".npy"})
         if not files:
@@ -111,7 +111,7 @@ def open_image_folder(path: str, images: str = "images", masks: str | None = Non
     Args:
         path: of the folder.
         images, masks: names of the folders with images and masks, where they are not these.
-        pixels: the number that each class has in masks; see :class:`preprocess.sources.masks.MaskOptions`.
+        pixels: the number that each class has in masks; see :class:`preprocess.sources.masks.PixelClasses`.
         target: what the targets are, where the spec says it.
 
     Returns:
@@ -123,7 +123,7 @@ def open_image_folder(path: str, images: str = "images", masks: str | None = Non
     check_folder(path)
     is_mask = _has_masks(path, images, "masks") if target is None else target.kind == "mask"
     if is_mask or masks is not None:
-        return _open_masked(path, images, masks or "masks", MaskOptions.of(pixels, target))
+        return _open_masked(path, images, masks or "masks", PixelClasses.told(pixels, target))
     if pixels is not None:
         raise InputError(f"{path}: pixels are an option of masks, and there is no folder masks (options: masks)")
     train = os.path.join(path, "train")
@@ -139,7 +139,7 @@ def _has_masks(path: str, images: str, masks: str) -> bool:
                for place in (path, os.path.join(path, "train")))
 
 
-def _open_masked(path: str, images: str, masks: str, options: MaskOptions) -> tuple[Source, Source | None]:
+def _open_masked(path: str, images: str, masks: str, options: PixelClasses) -> tuple[Source, Source | None]:
     def places(part: str) -> tuple[str, str] | None:
         """The folders of a part, ``part/images`` or ``images/part``."""
         for found in ([os.path.join(path, part, name) for name in (images, masks)],

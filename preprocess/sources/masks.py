@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
@@ -19,7 +18,6 @@ from preprocess.target import TargetSpec, TargetWish
 
 _IGNORED = -1  # in place of the number of pixels that count for nothing, where numbers are replaced by classes
 _MOST = 256  # values of pixels that are taken for classes without being said to be some
-
 
 
 def decode_mask(data: bytes) -> np.ndarray:
@@ -56,55 +54,19 @@ def plain_mask(found: np.ndarray) -> np.ndarray:
     return found.astype(np.uint8) if found.dtype.kind == "b" else found
 
 
-@dataclass(frozen=True)
-class MaskOptions:
-    """What a spec says of the masks of a source.
-
-    Attributes:
-        pixels: the option of this name: the number that each class has in the masks, by the name of the class.
-        outputs, names: of the classes, whose numbers go from 0 on, as ``data.target`` says them.
-        ignore: the number of pixels that count for nothing; None where there are none.
-    """
-
-    pixels: Mapping[str, int] | None = None
-    outputs: int | None = None
-    names: tuple[str, ...] = ()
-    ignore: int | None = None
-
-    @classmethod
-    def of(cls, pixels: Mapping[str, int] | None, target: TargetWish | None) -> MaskOptions:
-        """As a source is told it.
-
-        Raises:
-            InputError: the pixels are no numbers of their own.
-        """
-        if pixels is not None:
-            if not isinstance(pixels, Mapping) or len(pixels) < 2:
-                raise InputError(f"pixels: {pixels} should give each class a pixel value, like {{sky: 0, cloud: 255}}")
-            wrong = next((value for value in pixels.values() if isinstance(value, bool) or not isinstance(value, int)
-                          or value < 0), None)
-            if wrong is not None or len(set(pixels.values())) < len(pixels):
-                raise InputError(f"pixels: {dict(pixels)} should give each class a whole number of its own, from 0")
-        if target is None:
-            return cls(pixels)
-        return cls(pixels, target.outputs, target.names, target.ignore)
-
-    @property
-    def is_open(self) -> bool:
-        """Whether they say nothing of the classes: then each number that is in any mask is one."""
-        return self.pixels is None and not self.names and self.outputs is None
-
-
 class PixelClasses:
     """Which number in a mask is which class.
 
     Args:
-        values: the number of each class, ascending or not.
+        values: the number of each class, ascending or not; none where each number that is in any mask is a class.
         names: of the classes.
         ignore: the number of pixels that count for nothing; None where there are none.
+
+    Raises:
+        InputError: that number is one of a class.
     """
 
-    def __init__(self, values: Sequence[int], names: Sequence[str], ignore: int | None = None) -> None:
+    def __init__(self, values: Sequence[int] = (), names: Sequence[str] = (), ignore: int | None = None) -> None:
         if ignore is not None and ignore in values:
             raise InputError(f"data.target: ignore: {ignore} is the value of the class {names[values.index(ignore)]}; "
                              "it should be that of pixels of no class")
@@ -114,12 +76,27 @@ class PixelClasses:
         self._sorter = np.argsort(self._values)
 
     @classmethod
-    def of(cls, options: MaskOptions) -> PixelClasses:
-        """As options say it."""
-        if options.pixels is not None:
-            return cls(list(options.pixels.values()), list(map(str, options.pixels)), options.ignore)
-        count = options.outputs or len(options.names)
-        return cls(range(count), options.names or list(map(str, range(count))), options.ignore)
+    def told(cls, pixels: Mapping[str, int] | None, target: TargetWish | None) -> PixelClasses:
+        """As a spec says it.
+
+        Args:
+            pixels: the option of this name: the number that each class has in the masks, by the name of the class.
+            target: its ``data.target``, whose classes have numbers from 0 on where there are no ``pixels``.
+
+        Raises:
+            InputError: the pixels are no numbers of their own.
+        """
+        wish = target or TargetWish("mask")
+        if pixels is None:
+            count = wish.outputs or len(wish.names)
+            return cls(range(count), wish.names or list(map(str, range(count))), wish.ignore)
+        if not isinstance(pixels, Mapping) or len(pixels) < 2:
+            raise InputError(f"pixels: {pixels} should give each class a pixel value, like {{sky: 0, cloud: 255}}")
+        values = list(pixels.values())
+        is_wrong = any(isinstance(value, bool) or not isinstance(value, int) or value < 0 for value in values)
+        if is_wrong or len(set(values)) < len(values):
+            raise InputError(f"pixels: {dict(pixels)} should give each class a whole number of its own, from 0")
+        return cls(values, list(map(str, pixels)), wish.ignore)
 
     @property
     def spec(self) -> TargetSpec:
@@ -152,15 +129,12 @@ class PixelClasses:
                         f"{len(self.names)} classes are {there}")
 
 
-MaskCoding = MaskOptions | PixelClasses  # what is said of masks, or what was found out of others
-
-
 class Masks:
     """The masks of a source, encoded.
 
     Args:
         count: how many.
-        coding: what is said of them; or the classes that the masks for training have.
+        classes: as they are said, or those that the masks for training have; without any, all are looked at.
 
     Attributes:
         classes: which number is which class.
@@ -169,11 +143,8 @@ class Masks:
         InputError: one cannot be read, where all are looked at.
     """
 
-    def __init__(self, count: int, coding: MaskCoding) -> None:
-        if isinstance(coding, PixelClasses):
-            self.classes = coding
-        else:
-            self.classes = self._found(count, coding.ignore) if coding.is_open else PixelClasses.of(coding)
+    def __init__(self, count: int, classes: PixelClasses) -> None:
+        self.classes = classes if classes.names else self._found(count, classes.ignore)
 
     @property
     def spec(self) -> TargetSpec:
@@ -256,9 +227,9 @@ class HasMasks(Protocol):
 class MasksWithin(Masks):
     """The masks that a source holds beside its samples."""
 
-    def __init__(self, source: HasMasks, count: int, coding: MaskCoding) -> None:
+    def __init__(self, source: HasMasks, count: int, classes: PixelClasses) -> None:
         self._source = source
-        super().__init__(count, coding)
+        super().__init__(count, classes)
 
     def name(self, index: int) -> str:  # noqa: D102 - Masks says it
         return self._source.name(index)
@@ -272,12 +243,12 @@ class MaskFiles(Masks):
 
     Args:
         files: their paths.
-        coding: see :class:`Masks`.
+        classes: see :class:`Masks`.
     """
 
-    def __init__(self, files: Sequence[str], coding: MaskCoding) -> None:
+    def __init__(self, files: Sequence[str], classes: PixelClasses) -> None:
         self._files = list(files)
-        super().__init__(len(files), coding)
+        super().__init__(len(files), classes)
 
     def some(self, rows: np.ndarray) -> MaskFiles:
         """Those of some samples."""

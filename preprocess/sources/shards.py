@@ -26,7 +26,7 @@ from preprocess.base import ORDER, BadImage, BadSample, InputError, counted, rng
 from preprocess.fingerprint import WHOLE, Marks, hashed, marks_by_reading
 from preprocess.passing import read_patiently
 from preprocess.sources.image_folder import VALIDATION_NAMES
-from preprocess.sources.masks import MaskCoding, MaskOptions, MasksWithin
+from preprocess.sources.masks import MasksWithin, PixelClasses
 from preprocess.sources.targets import Targeted, Targets, label_sets, understand
 from preprocess.target import TargetWish
 
@@ -107,7 +107,7 @@ class Shards(Targeted):
     """
 
     def __init__(self, shards: list[str], form: Format, buffer: int = BUFFER, target: TargetWish | None = None,
-                 masks: MaskCoding = MaskOptions()) -> None:  # noqa: B008
+                 masks: PixelClasses = PixelClasses()) -> None:  # noqa: B008
         if not shards:
             raise InputError("no shards")
         if buffer < 1:
@@ -347,7 +347,7 @@ def _columns(shard: str, values: Sequence[Value]) -> tuple[np.ndarray, np.ndarra
     return np.concatenate([np.array(value) for value in values]), lengths
 
 
-def opener(form: Format, path: str, buffer: int, target: TargetWish | None, masks: MaskOptions
+def opener(form: Format, path: str, buffer: int, target: TargetWish | None, masks: PixelClasses
            ) -> tuple[Shards, Shards | None]:
     """The training records at a path and, where there are some, those for validation."""
     train, validation = find_shards(path, form.pattern)

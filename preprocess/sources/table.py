@@ -20,7 +20,7 @@ from preprocess.fingerprint import Marks, marks_of_files, of_rows
 from preprocess.passing import read_file
 from preprocess.sources.arrays import Opened, held_out_parts
 from preprocess.sources.files import InOrder
-from preprocess.sources.masks import MaskFiles, MaskOptions
+from preprocess.sources.masks import MaskFiles, PixelClasses
 from preprocess.sources.targets import Targeted, Targets, label_sets, understand
 from preprocess.target import TargetWish
 
@@ -51,7 +51,7 @@ class Columns:
     group: str | None = None
     stratify: str | None = None
     separator: str = ";"
-    masks: MaskOptions = field(default_factory=MaskOptions)
+    masks: PixelClasses = field(default_factory=PixelClasses)
     delimiter: str | None = None
 
     @property
@@ -199,7 +199,7 @@ def open_table(path: str, inputs: str | Sequence[str] | None = None, targets: st
         stratify: a column; of each of its values the same share is held out.
         separator: between the labels of a row, where one column holds them all.
         delimiter: between the cells of a CSV file.
-        pixels: the number that each class has in masks; see :class:`preprocess.sources.masks.MaskOptions`.
+        pixels: the number that each class has in masks; see :class:`preprocess.sources.masks.PixelClasses`.
         target: what the targets are, where the spec says it.
 
     Raises:
@@ -208,7 +208,7 @@ def open_table(path: str, inputs: str | Sequence[str] | None = None, targets: st
     table = read_table(path, delimiter)
     names, is_paths = _inputs(table, inputs, _several(targets), (weights, split, group, stratify))
     columns = Columns(names, is_paths, _several(targets), weights, split, group, stratify, separator,
-                      MaskOptions.of(pixels, target), delimiter)
+                      PixelClasses.told(pixels, target), delimiter)
     if columns.is_paths:
         _check_files(table, columns.inputs[0])
     found = _targets(table, columns, target)

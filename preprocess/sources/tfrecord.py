@@ -20,7 +20,7 @@ import numpy as np
 from preprocess.base import BadImage, InputError
 from preprocess.files.crc32c import crc32c, masked
 from preprocess.files.npz import is_npy, parse_npy
-from preprocess.sources.masks import MaskOptions
+from preprocess.sources.masks import PixelClasses
 from preprocess.sources.shards import BUFFER, Record, Shards, Value, opener
 from preprocess.target import TargetWish
 
@@ -138,7 +138,7 @@ def open_tfrecord(path: str, image_key: str = TFRecord.image_key, label_key: str
         path: a file, a pattern or a folder.
         image_key, weight_key, shape, dtype: see :class:`TFRecord`.
         label_key: see :class:`TFRecord`; ``image/segmentation/class/encoded`` for masks.
-        pixels: the number that each class has in masks; see :class:`preprocess.sources.masks.MaskOptions`.
+        pixels: the number that each class has in masks; see :class:`preprocess.sources.masks.PixelClasses`.
         buffer: records of the shuffle buffer.
         target: what the targets are, where the spec says it.
 
@@ -154,7 +154,7 @@ def open_tfrecord(path: str, image_key: str = TFRecord.image_key, label_key: str
     label_key = label_key or ("image/segmentation/class/encoded" if is_mask else TFRecord.label_key)
     form = TFRecord(image_key, label_key, weight_key, None if shape is None else tuple(shape), dtype, is_mask,
                     is_class=target is None or target.kind == "class")
-    return opener(form, path, buffer, target, MaskOptions.of(pixels, target))
+    return opener(form, path, buffer, target, PixelClasses.told(pixels, target))
 
 
 def _records(shard: str, content: mmap.mmap) -> Iterator[tuple[int, int]]:

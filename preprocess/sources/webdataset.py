@@ -18,7 +18,7 @@ import numpy as np
 
 from preprocess.base import BadImage, InputError
 from preprocess.files.npz import is_npy, parse_npy
-from preprocess.sources.masks import MaskOptions
+from preprocess.sources.masks import PixelClasses
 from preprocess.sources.shards import BUFFER, Record, Shards, Value, opener
 from preprocess.target import TargetWish
 
@@ -106,7 +106,7 @@ def open_webdataset(path: str, image_key: str = WebDataset.image_key, label_key:
         image_key: see :class:`WebDataset`.
         label_key: see :class:`WebDataset`; ``mask.png`` for masks, and ``cls`` for all else.
         weight_key: see :class:`WebDataset`.
-        pixels: the number that each class has in masks; see :class:`preprocess.sources.masks.MaskOptions`.
+        pixels: the number that each class has in masks; see :class:`preprocess.sources.masks.PixelClasses`.
         buffer: samples of the shuffle buffer.
         target: what the targets are, where the spec says it.
     """
@@ -115,7 +115,7 @@ def open_webdataset(path: str, image_key: str = WebDataset.image_key, label_key:
     is_mask = target is not None and target.kind == "mask"
     label_key = label_key or ("mask.png" if is_mask else WebDataset.label_key)
     form = WebDataset(image_key, label_key, weight_key, is_mask, is_text=target is not None and target.kind == "class")
-    return opener(form, path, buffer, target, MaskOptions.of(pixels, target))
+    return opener(form, path, buffer, target, PixelClasses.told(pixels, target))
 
 
 _IMAGES = ("png", "tif", "tiff", "bmp", "gif")  # what masks are kept as; a JPEG changes their numbers

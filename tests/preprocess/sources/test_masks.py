@@ -8,7 +8,7 @@ from PIL import Image
 
 from preprocess.base import BadSample, InputError
 from preprocess.sources.image_folder import open_image_folder
-from preprocess.sources.masks import MaskFiles, MaskOptions, decode_mask
+from preprocess.sources.masks import MaskFiles, PixelClasses, decode_mask
 from preprocess.target import TargetSpec, TargetWish
 from tests.preprocess.samples import encode, pattern, write
 
@@ -47,28 +47,28 @@ def test_several_numbers_a_pixel_or_fractions_are_no_mask(tmp_path, image):
     else:
         file = saved(tmp_path / "0.png", image)
     with pytest.raises(BadSample, match="0.(png|npy): its mask is .*it should have one whole number for each pixel"):
-        MaskFiles([file], MaskOptions(outputs=2)).decoded(0)
+        MaskFiles([file], PixelClasses(range(2), "01")).decoded(0)
 
 
 def test_each_number_that_is_in_any_mask_is_a_class_unless_one_counts_for_nothing(tmp_path):
     files = [saved(tmp_path / "0.png", MASK), saved(tmp_path / "1.npy", np.array([[3]]))]
-    assert MaskFiles(files, MaskOptions()).spec == TargetSpec("mask", 4, ("0", "3", "7", "255"))
-    masks = MaskFiles(files, MaskOptions(ignore=255))
+    assert MaskFiles(files, PixelClasses()).spec == TargetSpec("mask", 4, ("0", "3", "7", "255"))
+    masks = MaskFiles(files, PixelClasses(ignore=255))
     assert masks.spec == TargetSpec("mask", 3, ("0", "3", "7"), ignore=-1)
     assert [masks.read(0).tolist(), masks.read(1).tolist()] == [[[0, 2], [-1, 2]], [[1]]]
 
 
 def test_an_option_says_which_number_is_which_class(tmp_path):
-    masks = MaskFiles([saved(tmp_path / "0.png", MASK)], MaskOptions.of({"sky": 255, "sea": 0, "ship": 7}, None))
+    masks = MaskFiles([saved(tmp_path / "0.png", MASK)], PixelClasses.told({"sky": 255, "sea": 0, "ship": 7}, None))
     assert (masks.read(0).tolist(), masks.spec.names) == ([[1, 2], [0, 2]], ("sky", "sea", "ship"))
-    masks = MaskFiles([saved(tmp_path / "0.png", MASK)], MaskOptions.of({"sea": 0, "ship": 8}, None))
+    masks = MaskFiles([saved(tmp_path / "0.png", MASK)], PixelClasses.told({"sea": 0, "ship": 8}, None))
     with pytest.raises(BadSample, match=r"0.png: its mask has the value 7 at row 0, column 1; the values of the 2 cl"):
         masks.read(0)
 
 
 def test_the_spec_may_name_the_classes(tmp_path):
     wish = TargetWish("mask", names=("sea", "ship"), ignore=255)
-    masks = MaskFiles([saved(tmp_path / "0.png", MASK % 2)], MaskOptions.of(None, wish))
+    masks = MaskFiles([saved(tmp_path / "0.png", MASK % 2)], PixelClasses.told(None, wish))
     assert masks.spec == TargetSpec("mask", 2, ("sea", "ship"), ignore=255)
 
 
@@ -80,15 +80,15 @@ def test_the_spec_may_name_the_classes(tmp_path):
 ])
 def test_options_that_cannot_be_are_refused(tmp_path, pixels, ignore, complaint):
     with pytest.raises(InputError, match=complaint):
-        MaskFiles([saved(tmp_path / "0.png", MASK)], MaskOptions.of(pixels, TargetWish("mask", ignore=ignore)))
+        MaskFiles([saved(tmp_path / "0.png", MASK)], PixelClasses.told(pixels, TargetWish("mask", ignore=ignore)))
 
 
 def test_masks_of_one_number_or_of_very_many_are_refused(tmp_path):
     with pytest.raises(InputError, match=r"0.png: all pixels of all masks have the value 0; at least two classes"):
-        MaskFiles([saved(tmp_path / "0.png", MASK * 0)], MaskOptions())
+        MaskFiles([saved(tmp_path / "0.png", MASK * 0)], PixelClasses())
     many = np.arange(400, dtype=np.uint16).reshape(20, 20)
     with pytest.raises(InputError, match=r"1.png: with this mask there are more than 256 values of pixels"):
-        MaskFiles([saved(tmp_path / "0.png", MASK), saved(tmp_path / "1.png", many)], MaskOptions())
+        MaskFiles([saved(tmp_path / "0.png", MASK), saved(tmp_path / "1.png", many)], PixelClasses())
 
 
 # ---- folders of images with masks beside ----------------------------------------------------------
