@@ -33,34 +33,24 @@ class Names:
     """What the arrays are called.
 
     Attributes:
-        weights: None for ``w``, where there is such an array.
+        must_weigh: whether there must be one of weights.
     """
 
     inputs: str = "x"
     targets: str = "y"
-    weights: str | None = None
+    weights: str = "w"
+    must_weigh: bool = False
+
+    @classmethod
+    def asked(cls, inputs: str, targets: str, weights: str | None) -> Names:
+        """As options say it: None for weights that are called ``w``, where there are such."""
+        return cls(inputs, targets, weights or cls.weights, weights is not None)
 
     def of_part(self, part: str) -> Names:
-        """The names with that of a part behind them."""
-        return Names(f"{self.inputs}_{part}", f"{self.targets}_{part}",
-                     None if self.weights is None else f"{self.weights}_{part}")
-
-
-@dataclass(frozen=True)
-class Request:
-    """What is wanted of some arrays.
-
-    Attributes:
-        names: of the arrays.
-        suffix: of the name of the weights, where they have their usual name.
-        target: what the targets are, where the spec says it.
-        masks: how they are coded.
-    """
-
-    names: Names
-    suffix: str
-    target: TargetWish | None
-    masks: PixelClasses
+        """The names with that of a part behind them, where it has one."""
+        if not part:
+            return self
+        return Names(f"{self.inputs}_{part}", f"{self.targets}_{part}", f"{self.weights}_{part}", self.must_weigh)
 
 
 class Arrays(Targeted):
@@ -68,16 +58,18 @@ class Arrays(Targeted):
 
     Args:
         places: of arrays, by name.
-        request: what is wanted of them.
+        names: of those that are wanted.
+        target: what the targets are, where the spec says it.
+        masks: which number in them is which class.
         origin: of all arrays, for messages.
 
     Raises:
         InputError: an array is missing, of another length than the others, or does not hold what it should.
     """
 
-    def __init__(self, places: Mapping[str, ArrayPlace], request: Request, origin: str) -> None:
-        names = request.names
-        for name in (names.inputs, names.targets, *([names.weights] if names.weights else [])):
+    def __init__(self, places: Mapping[str, ArrayPlace], names: Names, target: TargetWish | None, masks: PixelClasses,
+                 origin: str) -> None:
+        for name in (names.inputs, names.targets, *([names.weights] if names.must_weigh else [])):
             if name not in places:
                 raise InputError(f"{origin}: no array {name!r}; there are {', '.join(sorted(places)) or 'none'} "
                                  "(options: inputs, targets, weights)")
@@ -88,10 +80,11 @@ class Arrays(Targeted):
         if values.shape[:1] != (count,):
             raise InputError(f"{origin}: {names.inputs} has {count} rows and {names.targets} "
                              f"{values.shape[0] if values.shape else 'none'}; there should be a target for each input")
-        kind = guess(values, str(place)) if request.target is None else request.target.kind
-        targets = (ArrayMasks(place, count, request.masks) if kind == "mask"
-                   else understand(values, request.target, str(place), self.name))
-        super().__init__(targets, self._weights(places, names.weights, request.suffix), count)
+        kind = guess(values, str(place)) if target is None else target.kind
+        targets = (ArrayMasks(place, count, masks) if kind == "mask"
+                   else understand(values, target, str(place), self.name))
+        weights = np.array(flat(places[names.weights].open())) if names.weights in places else None
+        super().__init__(targets, weights, count)
 
     def read(self, index: int) -> np.ndarray:
         """The row of a sample; a single number as an array of one."""
@@ -112,10 +105,6 @@ class Arrays(Targeted):
     @cached_property
     def _inputs(self) -> np.ndarray:
         return self._place.open()
-
-    def _weights(self, places: Mapping[str, ArrayPlace], name: str | None, suffix: str) -> np.ndarray | None:
-        place = places[name] if name else places.get(f"w{suffix}")
-        return None if place is None else np.array(flat(place.open()))
 
 
 class ArrayMasks(Masks):
@@ -153,15 +142,15 @@ def open_npz(path: str, inputs: str = Names.inputs, targets: str = Names.targets
     Raises:
         InputError: no such file, or arrays that do not fit.
     """
-    request = Request(Names(inputs, targets, weights), "", target, PixelClasses.told(pixels, target))
+    names, masks = Names.asked(inputs, targets, weights), PixelClasses.told(pixels, target)
     if os.path.isdir(path):
         files = {file.stem: str(file) for file in Path(path).glob("*.npz")}
         if "train" not in files:
             raise InputError(f"{path}: no train.npz in this folder; it should be there, or the path be that of a file")
-        return _parts({part: _members(file) for part, file in files.items()}, request, files)
+        return _parts({part: _members(file) for part, file in files.items()}, names, target, masks, files)
     if not os.path.isfile(path):
         raise InputError(f"{path}: no such file")
-    return _parts_by_suffix(_members(path), request, path)
+    return _parts_by_suffix(_members(path), names, target, masks, path)
 
 
 def open_npy(path: str, inputs: str = Names.inputs, targets: str = Names.targets, weights: str | None = None,
@@ -177,16 +166,17 @@ def open_npy(path: str, inputs: str = Names.inputs, targets: str = Names.targets
     Raises:
         InputError: no such folder, or arrays that do not fit.
     """
-    names = Names(inputs.removesuffix(".npy"), targets.removesuffix(".npy"), weights and weights.removesuffix(".npy"))
+    names = Names.asked(inputs.removesuffix(".npy"), targets.removesuffix(".npy"),
+                        weights and weights.removesuffix(".npy"))
     if os.path.isfile(path):
         raise InputError(f"{path} is a file; it must be the folder with {names.inputs}.npy and {names.targets}.npy")
     if not os.path.isdir(path):
         raise InputError(f"{path}: no such folder")
-    request = Request(names, "", target, PixelClasses.told(pixels, target))
+    masks = PixelClasses.told(pixels, target)
     folders = {entry.name: entry.path for entry in os.scandir(path) if entry.is_dir()}
     if "train" in folders and _files(folders["train"]):
-        return _parts({part: _files(folder) for part, folder in folders.items()}, request, folders)
-    return _parts_by_suffix(_files(path), request, path)
+        return _parts({part: _files(folder) for part, folder in folders.items()}, names, target, masks, folders)
+    return _parts_by_suffix(_files(path), names, target, masks, path)
 
 
 def _members(path: str) -> dict[str, ArrayPlace]:
@@ -197,24 +187,21 @@ def _files(folder: str) -> dict[str, ArrayPlace]:
     return {file.stem: ArrayPlace(str(file)) for file in Path(folder).glob("*.npy")}
 
 
-def _parts(places: Mapping[str, Mapping[str, ArrayPlace]], request: Request, origins: Mapping[str, str]) -> Opened:
+def _parts(places: Mapping[str, Mapping[str, ArrayPlace]], names: Names, target: TargetWish | None,
+           masks: PixelClasses, origins: Mapping[str, str]) -> Opened:
     """Parts that have files or folders of their own."""
-    return open_parts(lambda part, masks: Arrays(places[part], replace(request, masks=masks), origins[part]), "train",
-                      held_out_parts(places), request.masks)
+    return open_parts(lambda part, masks: Arrays(places[part], names, target, masks, origins[part]), "train",
+                      held_out_parts(places), masks)
 
 
-def _parts_by_suffix(places: Mapping[str, ArrayPlace], request: Request, origin: str) -> Opened:
+def _parts_by_suffix(places: Mapping[str, ArrayPlace], names: Names, target: TargetWish | None, masks: PixelClasses,
+                     origin: str) -> Opened:
     """Parts whose arrays have the name of the part behind theirs."""
-    names, begin = request.names, f"{request.names.inputs}_"
-
-    def opened(part: str, masks: PixelClasses) -> Arrays:
-        if not part:
-            return Arrays(places, request, origin)
-        return Arrays(places, Request(names.of_part(part), f"_{part}", request.target, masks), origin)
-
+    begin = f"{names.inputs}_"
     held_out = held_out_parts([name.removeprefix(begin) for name in places if name.startswith(begin)])
     is_plain = names.inputs in places or f"{begin}train" not in places
-    return open_parts(opened, "" if is_plain else "train", held_out, request.masks)
+    return open_parts(lambda part, masks: Arrays(places, names.of_part(part), target, masks, origin),
+                      "" if is_plain else "train", held_out, masks)
 
 
 def open_parts(opened: Callable[[str, PixelClasses], Targeted], train: str,

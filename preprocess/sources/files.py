@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 
 from preprocess.base import InputError
+from preprocess.files.npz import ArrayPlace
 from preprocess.passing import read_file
 from preprocess.sources.image_folder import EXTENSIONS, images_below
 
@@ -62,11 +63,7 @@ class NamedRows(InOrder):
     """
 
     def __init__(self, path: str | Path) -> None:
-        self._path = str(path)
-        try:
-            self._rows = np.load(path, mmap_mode="r", allow_pickle=False)
-        except (OSError, ValueError, EOFError) as error:
-            raise InputError(f"{path}: no array that can be read: {error}") from error
+        self._path, self._rows = str(path), ArrayPlace(str(path)).open()
         if not (self._rows.ndim and len(self._rows)):
             raise InputError(f"{path}: an array of shape {self._rows.shape} has no rows")
 
