@@ -221,20 +221,11 @@ def _signed(value: int) -> int:
 
 def _floats(content: _Content, start: int, end: int) -> Iterator[float]:
     """The values of a float_list, packed or not."""
-    while start < end:
-        tag, start = _varint(content, start)
-        number, wire = tag >> 3, tag & 7
-        if wire == _DELIMITED:
-            length, start = _varint(content, start)
-        elif wire == _FIXED32:
-            length = 4
-        else:
-            raise ValueError(f"wire type {wire} in a list of floats")
-        if start + length > end or length % 4:
-            raise ValueError("a float reaches beyond its list")
+    for number, _, place in _fields(content, start, end):
+        if not isinstance(place, tuple) or (place[1] - place[0]) % 4:
+            raise ValueError("a list of floats holds something else")
         if number == 1:
-            yield from struct.unpack(f"<{length // 4}f", content[start:start + length])
-        start += length
+            yield from struct.unpack(f"<{(place[1] - place[0]) // 4}f", content[place[0]:place[1]])
 
 
 def _delimited(content: _Content, start: int, end: int, wanted: int) -> Iterator[tuple[int, int]]:
@@ -244,19 +235,17 @@ def _delimited(content: _Content, start: int, end: int, wanted: int) -> Iterator
 
 
 def _fields(content: _Content, start: int, end: int
-            ) -> Iterator[tuple[int, int, int | tuple[int, int] | None]]:
-    """Number, wire type and value of each field of a message; of delimited ones the place of the value."""
+            ) -> Iterator[tuple[int, int, int | tuple[int, int]]]:
+    """Number, wire type and value of each field of a message; of all but varints the place of the value."""
     while start < end:
         tag, start = _varint(content, start)
         number, wire = tag >> 3, tag & 7
-        value: int | tuple[int, int] | None = None
+        value: int | tuple[int, int]
         if wire == _VARINT:
             value, start = _varint(content, start)
-        elif wire == _DELIMITED:
-            length, begin = _varint(content, start)
+        elif wire in (_DELIMITED, _FIXED64, _FIXED32):
+            length, begin = _varint(content, start) if wire == _DELIMITED else (8 if wire == _FIXED64 else 4, start)
             value, start = (begin, begin + length), begin + length
-        elif wire in (_FIXED64, _FIXED32):
-            start += 8 if wire == _FIXED64 else 4
         else:
             raise ValueError(f"wire type {wire}")
         if start > end:
