@@ -70,23 +70,20 @@ class View:
         self.row_numbers = row_numbers(source)[indices]
         self._place = np.full(len(source), -1)
         self._place[indices] = np.arange(len(indices))
+        for name in ("groups", "strata", "weights"):
+            if (found := getattr(source, name, None)) is not None:
+                setattr(self, name, np.asarray(found)[indices])
         self._take_targets(source)
 
     def _take_targets(self, source: Source) -> None:
-        for name in ("groups", "strata"):
-            if (found := getattr(source, name, None)) is not None:
-                setattr(self, name, np.asarray(found)[self.indices])
         target: TargetSpec | None = getattr(source, "target", None)
-        weights = getattr(source, "weights", None)
-        if weights is not None:
-            self.weights = np.asarray(weights)[self.indices]
         if target is None:
             classified = cast(ClassSource, source)
             self.labels, self.classes = np.asarray(classified.labels)[self.indices], classified.classes
             return
         self.target = target
         if target.kind != "mask":
-            self.targets = _TargetsOf(source, self.indices)
+            self.targets: Any = _TargetsOf(source, self.indices)
 
     def __len__(self) -> int:
         return len(self.indices)
@@ -138,35 +135,25 @@ class Relabelled(View):
         self.labels, self.classes = labels, classes
 
 
-class Told:
-    """A source whose targets are of the kind that a spec's ``data.target`` says: those it has, or its labels.
+class Told(View):
+    """All samples of a source, with targets of the kind that a spec's ``data.target`` says.
 
     Args:
-        source: has ``targets`` or ``labels``, or ``read_target(index)``.
+        source: has them as its ``targets`` or ``labels``, or gives them by ``read_target(index)``.
         target: of all its samples.
     """
 
     def __init__(self, source: Source, target: TargetSpec) -> None:
-        self.source, self.target = source, target
-        self.places: tuple[str, ...] = getattr(source, "places", ())
-        self.weights, self.row_numbers = getattr(source, "weights", None), row_numbers(source)
-        self.read, self.name, self.order = source.read, source.name, source.order
-        self.masks = getattr(source, "masks", None)
-        for name in ("groups", "strata"):
-            if (found := getattr(source, name, None)) is not None:
-                setattr(self, name, found)
+        self.target, self.masks = target, getattr(source, "masks", None)
+        super().__init__(source, np.arange(len(source)))
+
+    def _take_targets(self, source: Source) -> None:
+        """Nothing: they are looked up in the source."""
 
     @property
     def targets(self) -> Any:
         """The array that the source has."""
         return told_array(self.source)
-
-    def read_target(self, index: int) -> np.ndarray:
-        """See :mod:`preprocess.target`; for masks only."""
-        return self.source.read_target(index)  # type: ignore[attr-defined]
-
-    def __len__(self) -> int:
-        return len(self.source)
 
 
 def open_data(source: str, path: str | None, validation: float | str | None, seed: int,
@@ -193,47 +180,29 @@ def open_data(source: str, path: str | None, validation: float | str | None, see
     Raises:
         InputError: what is wrong with the source, path, options, targets, validation data or test data.
     """
-    return open_each(source, path, validation, seed, options, test, (target,))[0]
+    return open_each(source, path, validation, seed, options, test, (target,))[0][0]
 
 
 def open_each(source: str, path: str | None, validation: float | str | None, seed: int,
               options: Mapping[str, Any] | None = None, test: float | str | None = None,
-              targets: Sequence[TargetWish | None] = (None,)) -> tuple[DataSet, ...]:
+              targets: Sequence[TargetWish | None] = (None,), division: str | None = None,
+              before: Fingerprint | None = None, features: Sequence[str] = ()
+              ) -> tuple[tuple[DataSet, ...], Fingerprint]:
     """The same samples with each of some targets, all divided as the first; see :func:`open_data`.
 
-    Raises:
-        InputError: as there; or they are not the same samples.
-    """
-    return _open(source, path, validation, seed, options, test, targets)[0]
-
-
-def open_marked(source: str, path: str | None, validation: float | str | None, seed: int,
-                options: Mapping[str, Any] | None, test: float | str | None, targets: Sequence[TargetWish | None],
-                division: str, before: Fingerprint | None, features: Sequence[str] = ()
-                ) -> tuple[tuple[DataSet, ...], Fingerprint]:
-    """The same as :func:`open_each`, with what the samples are known by; those that were known stay where they were.
-
     Args:
-        division: how samples are divided, as settings say it.
+        division: how samples are divided, as settings say it, where it is to be found out what they are known by: those
+            that were known then stay where they were.
         before: what the data was known by, and how it was divided.
         features: the columns of a table, in the order in which networks have learned them; it stays, wherever they
             stand now.
 
     Returns:
-        The data, and its fingerprint: the folds in it are those that were known.
+        The data, and its fingerprint: the folds in it are those that were known. It is empty without a ``division``.
 
     Raises:
-        InputError: as there; or all samples of a side have gone.
+        InputError: as there; they are not the same samples; or all samples of a side have gone.
     """
-    found, fingerprint = _open(source, path, validation, seed, options, test, targets, division, before, features)
-    assert fingerprint is not None
-    return found, fingerprint
-
-
-def _open(source: str, path: str | None, validation: float | str | None, seed: int, options: Mapping[str, Any] | None,
-          test: float | str | None, targets: Sequence[TargetWish | None], division: str | None = None,
-          before: Fingerprint | None = None, features: Sequence[str] = ()
-          ) -> tuple[tuple[DataSet, ...], Fingerprint | None]:
     for part, where in (("validation", validation), ("test", test)):
         if source.startswith("builtin:") and isinstance(where, str):  # it would give its training data again
             raise InputError(f"data.{part}: {where}: {source} has no data elsewhere; give a share, like 10%")
@@ -256,7 +225,7 @@ def _open(source: str, path: str | None, validation: float | str | None, seed: i
         found.append(_divided((train, held_out, tested), opener, path or source, path, validation, seed, test,
                               known.sides))
     if division is None or first is None:
-        return tuple(found), None
+        return tuple(found), Fingerprint({})
     sides = np.zeros(len(first), np.int8)
     for side, part, where in ((1, "validation", validation), (2, "test", test)):
         if (there := found[0].parts().get(part)) is None:
@@ -296,7 +265,7 @@ def _known_by(source: Source, path: str | None) -> Marks:
     """What the samples of a source are known by, without their targets."""
     if isinstance(source, View):
         return _known_by(source.source, path).some(source.indices)
-    return _known_by(source.source, path) if isinstance(source, Told) else marks_of(source, path or "")
+    return marks_of(source, path or "")
 
 
 def _rows_in(part: Source, whole: Source) -> np.ndarray | None:

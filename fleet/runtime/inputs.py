@@ -36,7 +36,7 @@ from preprocess.moments import Standardized, standardized
 from preprocess.pipeline import Pipeline
 from preprocess.probe import Look
 from preprocess.sample import SampleSpec
-from preprocess.source import fold_of, open_each, open_marked
+from preprocess.source import fold_of, open_each
 from preprocess.target import TargetSpec, TargetWish, plain_targets, read_mask, target_of
 from preprocess.transforms import Transform
 from preprocess.transforms.colour import Standardize
@@ -105,7 +105,7 @@ def open_marked_inputs(spec: Spec, before: Fingerprint | None, features: Sequenc
 
     Args:
         before: what it was known by, and how it was divided; None to divide it anew.
-        features: see :func:`~preprocess.source.open_marked`.
+        features: see :func:`~preprocess.source.open_each`.
 
     Raises:
         InputError, UserError: as there; or all samples of a side have gone.
@@ -122,8 +122,8 @@ def mark_data(spec: Spec, before: Fingerprint | None, features: Sequence[str] = 
     shares = [where if isinstance(where, float) else None for where in (settings.validation, settings.test)]
     division = f"validation: {shares[0]}, test: {shares[1]}, folds: {settings.folds}, seed: {spec.seed}"
     wishes = _wishes(spec)
-    return open_marked(settings.source, settings.path, *_division(spec), settings.options, settings.test,
-                       [_wish(target) for target in wishes], division, before, features)
+    return open_each(settings.source, settings.path, *_division(spec), settings.options, settings.test,
+                     [_wish(target) for target in wishes], division, before, features)
 
 
 def open_inputs(spec: Spec) -> Inputs:
@@ -133,8 +133,8 @@ def open_inputs(spec: Spec) -> Inputs:
         InputError, UserError: the data is not there, or not what it should be.
     """
     settings = spec.data
-    found = open_each(settings.source, settings.path, *_division(spec), settings.options, settings.test,
-                      [_wish(target) for target in _wishes(spec)])
+    found, _ = open_each(settings.source, settings.path, *_division(spec), settings.options, settings.test,
+                         [_wish(target) for target in _wishes(spec)])
     return _look(spec, _by_feed(spec, found))
 
 

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from preprocess import fingerprint
 from preprocess import fingerprint as fp
 from preprocess.base import InputError, RandomAccess
-from preprocess.source import fold_of, open_marked, split
+from preprocess.source import fold_of, open_each, split
 from tests.preprocess.records import labelled, write_records, write_tar
 
 
@@ -43,7 +43,7 @@ def listed(path, by_content=False, groups=False):
 
 def opened(samples, before, validation=0.2, test=None, **options):
     Listed.samples = samples
-    (data,), found = open_marked(f"{__name__}:listed", "x", validation, 3, options, test, (None,), "as ever", before)
+    (data,), found = open_each(f"{__name__}:listed", "x", validation, 3, options, test, (None,), "as ever", before)
     return data, found
 
 
@@ -110,7 +110,7 @@ def test_other_settings_divide_anew():
     samples = [(f"{number}", number % 3) for number in range(30)]
     Listed.samples = samples
     _, before = opened(samples, None)
-    (data,), _ = open_marked(f"{__name__}:listed", "x", 0.5, 4, {}, None, (None,), "otherwise", before)
+    (data,), _ = open_each(f"{__name__}:listed", "x", 0.5, 4, {}, None, (None,), "otherwise", before)
     expected, _ = split(listed(""), 0.5, 4)
     assert named(data.train) == named(expected)
 
@@ -211,7 +211,7 @@ SOURCES = [write_npz, write_npy, write_hdf5, write_shard, write_tfrecord, write_
 def taken(write, folder, images=IMAGES, labels=LABELS):
     folder.mkdir()
     source, path = write(folder, images, labels)
-    return open_marked(source, str(path), None, 0, {}, None, (None,), "", None)[1]
+    return open_each(source, str(path), None, 0, {}, None, (None,), "", None)[1]
 
 
 @pytest.mark.parametrize("is_large", [False, True], ids=["small", "large"])
@@ -288,7 +288,7 @@ def own(path):
 
 def test_a_source_of_ones_own_may_say_what_it_is_known_by(monkeypatch):
     def now(path="x"):
-        return open_marked(f"{__name__}:own", path, None, 0, {}, None, (None,), "", None)[1]
+        return open_each(f"{__name__}:own", path, None, 0, {}, None, (None,), "", None)[1]
 
     before = now()
     monkeypatch.setattr(Own, "version", 2)
