@@ -1,18 +1,28 @@
-"""JSON files of users: reading them, and naming every mistake in them."""
+"""Files of users, JSON and numbers in lines: reading them, and naming every mistake in them."""
 
 from __future__ import annotations
 
 import gzip
+import io
 import json
+import os
+import warnings
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
+
+import numpy as np
+from numpy.typing import NDArray
 
 from scheduler.base import LEAST, MOST, InputError, Network, is_number
 
 MOST_MISTAKES = 8  # named in one line; the rest are counted
+BLOCK = 1 << 24  # bytes that are read at once
+
+Heard = Callable[[int, int], object]  # is told how much of some work has been done, and of how much
 
 
 def read_json(path: str | Path) -> Any:
@@ -46,14 +56,59 @@ def read_bytes(path: str | Path) -> bytes:
     Raises:
         InputError: there is no such file, or it is no whole gzip file.
     """
+    with _opened(path) as file:
+        return file.read()
+
+
+@contextmanager
+def _opened(path: str | Path) -> Iterator[IO[bytes]]:
+    opening: Callable[..., Any] = gzip.open if str(path).endswith(".gz") else open
     try:
-        data = Path(path).read_bytes()
+        with opening(path, "rb") as file:
+            yield file
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise InputError(f"{path}: not a whole gzip file ({error})") from None
     except OSError as error:
         raise InputError(f"{path}: {error.strerror}") from None
-    try:
-        return gzip.decompress(data) if str(path).endswith(".gz") else data
-    except (EOFError, OSError, zlib.error) as error:
-        raise InputError(f"{path}: not a whole gzip file ({error})") from None
+
+
+def line_blocks(path: str | Path, heard: Heard = lambda done, total: None) -> Iterator[tuple[int, bytes]]:
+    """A file in pieces of whole lines, each with the number of its first; unzipped, where its name ends in ``.gz``.
+
+    Args:
+        heard: is told after each piece how many bytes of the file have been read, and of how many.
+
+    Raises:
+        InputError: as of :func:`read_bytes`.
+    """
+    rest, line = b"", 1
+    with _opened(path) as file:
+        size = os.fstat(file.fileno()).st_size
+        while piece := file.read(BLOCK):
+            rest += piece
+            if end := rest.rfind(b"\n") + 1:
+                yield line, rest[:end]
+                line, rest = line + rest.count(b"\n", 0, end), rest[end:]
+            heard(os.lseek(file.fileno(), 0, os.SEEK_CUR), size)
+    if rest:
+        yield line, rest + b"\n"
+
+
+def numbers_in(block: bytes, columns: int) -> NDArray[np.float64] | None:
+    """The numbers of lines that have so many each, with commas between them, (lines, columns).
+
+    Blank lines and ``#`` comments are passed over.
+
+    Returns:
+        None where a line has anything else.
+    """
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # of lines without any
+        try:
+            rows = np.loadtxt(io.BytesIO(block), delimiter=",", ndmin=2)
+        except ValueError:
+            return None
+    return rows if rows.shape[1] == columns or not rows.size else None
 
 
 def record_of(value: Any, place: str, required: Iterable[str], optional: Iterable[str] = ()) -> dict[str, Any]:

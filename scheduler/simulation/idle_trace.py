@@ -14,31 +14,24 @@ place in the JSON.
 
 from __future__ import annotations
 
-import gzip
 import math
-import os
-import warnings
-import zlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from scheduler.base import MOST, NAME, InputError, check_range, is_name, is_number
-from scheduler.files import parse_json, read_bytes, record_of
+from scheduler.files import Heard, line_blocks, numbers_in, parse_json, read_bytes, record_of
 from scheduler.idle.allocate import FloatArray, IntArray, RateCurve, Trainer
 
 HEADING = "t_s,node,delta"
-BLOCK = 1 << 24  # bytes that are read at once
 
 NodeArray = NDArray[np.int32]
 BoolArray = NDArray[np.bool_]
-Heard = Callable[[int, int], object]  # is told how much of some work has been done, and of how much
 
 
 @dataclass(frozen=True)
@@ -209,41 +202,9 @@ def read_events(path: str | Path, heard: Heard = lambda done, total: None) -> Tr
             back, a node joins that is idle or leaves that is not.
     """
     rows = _Rows(path)
-    for line, block in _blocks(path, heard):
+    for line, block in line_blocks(path, heard):
         rows.add(line, block)
     return rows.trace()
-
-
-def _blocks(path: str | Path, heard: Heard) -> Iterator[tuple[int, bytes]]:
-    """The rows of a file in pieces of whole lines, each with the number of its first line."""
-    path = Path(path)
-    try:
-        with open(path, "rb") as raw, _unzipped(path, raw) as file:
-            size = os.fstat(raw.fileno()).st_size
-            heading = file.readline(1000)
-            if not (heading.strip() or file.read(1000).strip()):
-                raise InputError(f"{path}: the file is empty")
-            if heading.strip().decode("utf-8", "replace") != HEADING:
-                raise InputError(f"{path}:1: the heading must be {HEADING!r}")
-            rest, line = b"", 2
-            while piece := file.read(BLOCK):
-                rest += piece
-                block = rest[:rest.rfind(b"\n") + 1].rstrip()  # blank lines may end the file, but not stand within it
-                if block:
-                    yield line, block + b"\n"
-                    rest = rest[len(block):].partition(b"\n")[2]
-                    line += block.count(b"\n") + 1
-                heard(raw.tell(), size)
-            if rest.strip():
-                yield line, rest.rstrip() + b"\n"
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise InputError(f"{path}: not a whole gzip file ({error})") from None
-    except OSError as error:
-        raise InputError(f"{path}: {error.strerror}") from None
-
-
-def _unzipped(path: Path, raw: BinaryIO) -> gzip.GzipFile | AbstractContextManager[BinaryIO]:
-    return gzip.GzipFile(fileobj=raw) if path.suffix == ".gz" else nullcontext(raw)
 
 
 class _Block(NamedTuple):
@@ -270,13 +231,24 @@ class _Rows:
 
     def __init__(self, path: str | Path) -> None:
         self.path = path
+        self.blank = 1  # the first of the blank lines that are the last so far
         self.there = np.zeros(0, np.bool_)  # whether each node is idle now
         self.done: list[tuple[FloatArray, NodeArray, BoolArray]] = []
         self.open = _NO_ROWS  # those of the last moment, of which the next block may have more
 
     def add(self, line: int, text: bytes) -> None:
-        """Read a block of the file, which begins on a line."""
-        rows = _parse(self.path, line, text)
+        """Read a block of the file, which begins on a line; blank lines may end the file, but not stand within it."""
+        if line == 1 and text.strip():
+            heading, _, text = text.partition(b"\n")
+            if heading.strip().decode("utf-8", "replace") != HEADING:
+                raise InputError(f"{self.path}:1: the heading must be {HEADING!r}")
+            line = self.blank = 2
+        if not (said := text.rstrip()):
+            return
+        if self.blank < line:
+            line, said = self.blank, b"\n" * (line - self.blank) + said
+        self.blank = line + said.count(b"\n") + 1
+        rows = _parse(self.path, line, said + b"\n")
         _check_rows(self.path, line, rows, self.open.times[-1] if len(self.open.times) else 0.0)
         block = self.open.followed_by(_Block(rows[:, 0], rows[:, 1].astype(np.int32), rows[:, 2] > 0,
                                              np.arange(line, line + len(rows))))
@@ -287,6 +259,8 @@ class _Rows:
     def trace(self) -> Trace:
         """All that was read."""
         self._close(self.open)
+        if self.blank == 1:
+            raise InputError(f"{self.path}: the file is empty")
         if not self.done:
             raise InputError(f"{self.path}:2: there are no events")
         times, nodes, joined = map(np.concatenate, zip(*self.done, strict=True))
@@ -319,20 +293,10 @@ class _Rows:
 
 
 def _parse(path: str | Path, line: int, block: bytes) -> FloatArray:
-    """The rows of a CSV of three numbers each (rows, 3); a million rows of whole numbers take 0.2 s."""
-    text = block.replace(b"\r\n", b"\n")
-    separators = np.frombuffer(text, dtype=np.uint8)
-    separators = separators[(separators == ord(",")) | (separators == ord("\n"))]
-    row = np.frombuffer(b",,\n", dtype=np.uint8)
-    if len(separators) % 3 == 0 and (separators.reshape(-1, 3) == row).all():
-        for kind in (np.int64, np.float64):  # whole seconds are the rule, and eight times as fast to read
-            with warnings.catch_warnings():
-                warnings.simplefilter("error", DeprecationWarning)  # how numpy says "not such a number"
-                try:
-                    values = np.fromstring(text.replace(b"\n", b","), kind, sep=",")
-                    return values.reshape(-1, 3).astype(np.float64)
-                except (DeprecationWarning, ValueError):
-                    continue
+    """The rows of a CSV of three numbers each (rows, 3)."""
+    rows = numbers_in(block, 3)
+    if rows is not None and len(rows) == block.count(b"\n"):
+        return rows
     for number, words in enumerate(block.decode("utf-8", "replace").split("\n")[:-1], line):
         try:
             _, _, _ = map(float, words.split(","))

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from scheduler import files
 from scheduler.base import InputError
 from scheduler.idle.allocate import RateCurve
-from scheduler.simulation import idle_trace
 from scheduler.simulation.idle_trace import Trace, read_events, read_node_names, read_trainers, with_objective
 from tests.places import SHARED
 
@@ -111,12 +111,12 @@ def test_blocks_of_any_size_read_the_same(events, monkeypatch, text, size):
             return str(error)
 
     whole = read()
-    monkeypatch.setattr(idle_trace, "BLOCK", size)
+    monkeypatch.setattr(files, "BLOCK", size)
     assert read() == whole
 
 
 def test_whoever_waits_hears_how_far_reading_is(events, monkeypatch):
-    monkeypatch.setattr(idle_trace, "BLOCK", 20)
+    monkeypatch.setattr(files, "BLOCK", 20)
     path, heard = events("t_s,node,delta\n" + "".join(f"{t},{t},1\n" for t in range(99))), []
     read_events(path, lambda done, total: heard.append((done, total)))
     assert len(heard) > 10
