@@ -25,6 +25,7 @@ from typing import Any
 
 from scheduler.base import LEAST, MOST, InputError, check_range, counted, is_number
 from scheduler.eviction.plan import Action, Number, RunningJob, exact, plain, round_up
+from scheduler.files import read_bytes, read_json
 
 DIRECT = ("id", "nodes", "loss", "app_time", "sys_time")
 RAW = ("id", "nodes", "memory_gb", "critical_gb", "since_checkpoint_min", "interval_min")
@@ -148,15 +149,18 @@ def read_jobs(path: str | Path, storage: FileSystem | None = None,
             taken as they are, and those that follow from the raw form are rounded to :data:`RESOLUTION`.
 
     Raises:
-        InputError: the file cannot be read, or something in it is wrong; the message names file and line.
+        InputError: the file cannot be read, or something in it is wrong; the message names the place.
     """
     if resolution is not None:
         check_range("the resolution", resolution, LEAST, MOST, "min")
+    reader = {".csv": _csv_records, ".json": _json_records}.get(Path(path).suffix.lower())
+    if reader is None:
+        raise InputError(f"{path}: the name of a file of jobs must end in .csv or .json")
     jobs = []
     first: dict[str, str] = {}
-    for place, record in _records(Path(path)):
+    for place, record, number in reader(path):
         try:
-            job = _job(record, storage, resolution)
+            job = _job(_read(record, number), storage, resolution)
         except InputError as error:
             raise InputError(f"{place}: {error}") from None
         if job.id in first:
@@ -175,73 +179,43 @@ def _job(record: Mapping[str, Any], storage: FileSystem | None, resolution: Numb
     return Checkpointing(**record).costs(storage, RESOLUTION if resolution is None else resolution)
 
 
-def _records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The jobs of a file, each with its place."""
-    readers = {".csv": _csv_records, ".json": _json_records}
-    reader = readers.get(path.suffix.lower())
-    if reader is None:
-        raise InputError(f"{path}: the name of a file of jobs must end in .csv or .json")
+Records = Iterator[tuple[str, dict[str, Any], Callable[[str, Any], Any]]]  # place, values by name, what makes numbers
+
+
+def _csv_records(path: str | Path) -> Records:
     try:
-        text = path.read_text(encoding="utf-8-sig")
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror}") from None
+        text = read_bytes(path).decode("utf-8-sig")
     except UnicodeDecodeError:
         raise InputError(f"{path}: cannot be read: it is not text") from None
-    for line, record in reader(path, text):
-        yield f"{path}:{line}", record
-
-
-def _csv_records(path: Path, text: str) -> Iterator[tuple[int, dict[str, Any]]]:
     reader = csv.reader(text.splitlines(), strict=True, skipinitialspace=True)
     header: list[str] = []
     try:
-        for cells in reader:
-            if not cells:
-                continue
+        for cells in filter(None, reader):
+            cells = [cell.strip() for cell in cells]
             if not header:
-                header = [cell.strip() for cell in cells]
-                _check_names(header, required=_form(header))
+                _check_names(header := cells, required=_form(cells))
             elif len(cells) != len(header):
                 raise InputError(f"{counted(len(cells), 'cell')}, but the header has {len(header)}")
             else:
-                yield reader.line_num, _read({name: cell.strip() or None
-                                              for name, cell in zip(header, cells, strict=True)}, _cell)
+                values = [cell or None for cell in cells]
+                yield f"{path}:{reader.line_num}", dict(zip(header, values, strict=True)), _cell
     except (csv.Error, InputError) as error:
         raise InputError(f"{path}:{reader.line_num}: {error}") from None
     if not header:
         raise InputError(f"{path}:1: the file is empty; its first line must be {','.join(DIRECT)}")
 
 
-def _json_records(path: Path, text: str) -> Iterator[tuple[int, dict[str, Any]]]:
-    line = 1
-    try:
-        whole = json.loads(text)
-        jobs = whole["jobs"] if isinstance(whole, dict) and whole.keys() == {"jobs"} else whole
-        if not isinstance(jobs, list):
-            raise InputError('it must be a list of jobs, or {"jobs": [...]}')
-        for line, record in zip(_lines_of_items(text), jobs, strict=True):
-            if not isinstance(record, dict):
-                raise InputError(f"{json.dumps(record)} is not a job, which is an object with the keys "
-                                 f"{', '.join(DIRECT)}")
-            _check_names(list(record), required=[name for name in _form(record) if name not in MAY_BE_EMPTY])
-            yield line, _read(record, _value)
-    except json.JSONDecodeError as error:
-        raise InputError(f"{path}:{error.lineno}: not JSON: {error.msg}") from None
-    except (ValueError, RecursionError) as error:  # InputError; a number of thousands of digits; deep nesting
-        raise InputError(f"{path}:{line}: {error}") from None
-
-
-def _lines_of_items(text: str) -> Iterator[int]:
-    """The line on which each item of the list begins, in JSON that is known to be sound."""
-    decode, gap = json.JSONDecoder().raw_decode, re.compile(r"[\s,]*")
-    line, counted, at = 1, 0, text.index("[") + 1
-    while True:
-        at += len(gap.match(text, at)[0])  # type: ignore[index]  # it matches nothing, too
-        if text[at] == "]":
-            return
-        line, counted = line + text.count("\n", counted, at), at
-        yield line
-        _, at = decode(text, at)
+def _json_records(path: str | Path) -> Records:
+    whole = read_json(path)
+    jobs = whole["jobs"] if isinstance(whole, dict) and whole.keys() == {"jobs"} else whole
+    if not isinstance(jobs, list):
+        raise InputError(f'{path}: it must be a list of jobs, or {{"jobs": [...]}}')
+    for number, record in enumerate(jobs):
+        place = f"{path}: jobs[{number}]"
+        if not isinstance(record, dict):
+            raise InputError(f"{place}: {json.dumps(record)} is not a job, which is an object with the keys "
+                             f"{', '.join(DIRECT)}")
+        yield place, record, _value
 
 
 def _form(names: Iterable[str]) -> tuple[str, ...]:
@@ -264,6 +238,7 @@ def _check_names(names: Sequence[str], required: Iterable[str]) -> None:
 
 def _read(record: Mapping[str, Any], number: Callable[[str, Any], Any]) -> dict[str, Any]:
     """The values of a record as numbers, but for the id."""
+    _check_names(list(record), required=[name for name in _form(record) if name not in MAY_BE_EMPTY])
     for name, value in record.items():
         if value is None and name not in MAY_BE_EMPTY:
             raise InputError(f"{name} is empty")

@@ -129,17 +129,17 @@ HEADER = "id,nodes,loss,app_time,sys_time\n"
     ("a.csv", b"\xff\xfe\x00", r"a.csv: cannot be read: it is not text"),
     ("a.txt", DIRECT, r"a.txt: the name of a file of jobs must end in .csv or .json"),
     ("a.json", '[{"id": 1,\n "nodes": 1 "loss": 3}]', r"a.json:2: not JSON: Expecting ',' delimiter"),
-    ("a.json", '{"id": 17}', r"a.json:1: it must be a list of jobs"),
-    ("a.json", "[\n\n17]", r"a.json:3: 17 is not a job"),
-    ("a.json", '[{"id": 1, "nodes": 1, "loss": 0},\n\n {"id": 2, "nodes": 1}]', r"a.json:3: 'loss' is missing"),
-    ("a.json", '[\n{"id": 1, "nodes": 1, "loss": 0, "user": "me"}]', r"a.json:2: 'user' is unknown"),
-    ("a.json", '[\n{"id": 1, "nodes": true, "loss": 0}]', r"a.json:2: nodes is true; it must be a number"),
-    ("a.json", '[\n{"id": 1, "nodes": "1", "loss": 0}]', r'a.json:2: nodes is "1"; it must be a number'),
-    ("a.json", '[\n{"id": null, "nodes": 1, "loss": 0}]', r"a.json:2: id is empty"),
-    ("a.json", '[\n{"id": 1, "nodes": 1, "loss": NaN}]', r"a.json:2: loss is NaN; it must be a number"),
+    ("a.json", '{"id": 17}', r"a.json: it must be a list of jobs"),
+    ("a.json", "[\n\n17]", r"a.json: jobs\[0\]: 17 is not a job"),
+    ("a.json", '[{"id": 1, "nodes": 1, "loss": 0}, {"id": 2, "nodes": 1}]', r"a.json: jobs\[1\]: 'loss' is missing"),
+    ("a.json", '[\n{"id": 1, "nodes": 1, "loss": 0, "user": "me"}]', r"a.json: jobs\[0\]: 'user' is unknown"),
+    ("a.json", '[\n{"id": 1, "nodes": true, "loss": 0}]', r"a.json: jobs\[0\]: nodes is true; it must be a number"),
+    ("a.json", '[\n{"id": 1, "nodes": "1", "loss": 0}]', r'a.json: jobs\[0\]: nodes is "1"; it must be a number'),
+    ("a.json", '[\n{"id": null, "nodes": 1, "loss": 0}]', r"a.json: jobs\[0\]: id is empty"),
+    ("a.json", '[\n{"id": 1, "nodes": 1, "loss": NaN}]', r"a.json: jobs\[0\]: loss is NaN; it must be a number"),
     ("a.csv", RAW, r"a.csv:2: a job in the raw form needs the bandwidths"),
 ])
-def test_a_mistake_is_named_with_its_file_and_line(write, name, text, message):
+def test_a_mistake_is_named_with_its_place(write, name, text, message):
     with pytest.raises(InputError, match=message) as caught:
         read_jobs(write(name, text))
     assert "\n" not in str(caught.value)
@@ -147,8 +147,8 @@ def test_a_mistake_is_named_with_its_file_and_line(write, name, text, message):
 
 @pytest.mark.parametrize(("name", "text", "message"), [
     ("a.csv", HEADER + "17,1," + "9" * 5000 + ",3,4\n", r"a.csv:2: loss is '9+'; it must be a number"),
-    ("a.json", '[{"id": 1, "nodes": 1, "loss": ' + "9" * 5000 + "}]", r"a.json:1: Exceeds the limit"),
-    ("a.json", "[" * 100_000, r"a.json:1: maximum recursion depth"),
+    ("a.json", '[{"id": 1, "nodes": 1, "loss": ' + "9" * 5000 + "}]", r"a.json: not JSON: a number of thousands"),
+    ("a.json", "[" * 100_000, r"a.json: not JSON: .* too deep"),
 ], ids=["digits in csv", "digits in json", "depth"])
 def test_a_file_meant_to_hurt_is_refused_like_any_other(write, name, text, message):
     with pytest.raises(InputError, match=message):
@@ -156,7 +156,7 @@ def test_a_file_meant_to_hurt_is_refused_like_any_other(write, name, text, messa
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path):
-    with pytest.raises(InputError, match="jobs.csv: cannot be read: No such file"):
+    with pytest.raises(InputError, match="jobs.csv: No such file"):
         read_jobs(tmp_path / "jobs.csv")
 
 
