@@ -11,6 +11,7 @@ import inspect
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from typing import Any, cast
 
@@ -241,13 +242,13 @@ def open_each(source: str, path: str | None, validation: float | str | None, see
 def _opened(source: str, path: str | None, options: Mapping[str, Any], target: TargetWish | None,
             features: Sequence[str]) -> tuple[Opener, Opened]:
     """What lies at a path, and what opens further parts of it: in tables, features are found by their names."""
-    opener = _checking(source, _opener(source, options, target))
+    opener: Opener = partial(_open_at, source, options, target)
     opened = opener(path)
     columns = columns_of(opened[0])
     if columns is None or columns.is_paths:
         return opener, opened
     names = tuple(features) if sorted(features) == sorted(columns.inputs) else columns.inputs
-    opener = _checking(source, _opener(source, {**options, "inputs": names}, target))
+    opener = partial(_open_at, source, {**options, "inputs": names}, target)
     return opener, opened if names == columns.inputs else opener(path)
 
 
@@ -355,39 +356,54 @@ def _remark_on_test_part(held_out: Source, path: str | None) -> str:
     return ""
 
 
-def _opener(source: str, options: Mapping[str, Any], target: TargetWish | None) -> Opener:
-    """The function that opens a source, its options already given."""
-    if source not in SOURCES and ":" not in source:
-        raise InputError(f"unknown source {source!r}; there are {', '.join(SOURCES)}, "
-                         "or an import path module:function")
+def _open_at(source: str, options: Mapping[str, Any], target: TargetWish | None, path: str | None) -> Opened:
+    """What lies at a path, looked at: targets of one kind, each of which is one, and weights from 0.
+
+    Targets are of the kind that is asked for, where the sources do not say themselves what they have.
+    """
+    function, is_ours = _function(source, options, path), source in SOURCES
+    given = {"target": target} if target is not None and _wants_target(function) else {}
+    try:
+        found = function(path, **options, **given)
+    except (InputError, KeyboardInterrupt):
+        raise
+    except BaseException as error:  # the user's function may raise anything, and exit
+        if is_ours:
+            raise
+        raise InputError(f"{source} failed for path {path!r} and options {dict(options)}: {in_one_line(error)}"
+                         ) from error
+    parts = (*(found if isinstance(found, tuple) and len(found) in (2, 3) else (found,)), None, None)[:3]
+    for part in () if is_ours else parts:
+        if not (_is_source(part, target) or (part is None and part is not parts[0])):
+            raise InputError(f"{source} returned {type(part).__name__}, not a source, which has len(), "
+                             "labels, classes, read(index), name(index) and order(seed, epoch); or, for targets of "
+                             "another kind, target and targets instead of labels and classes")
+    if target is not None and not given:
+        parts = tuple(None if part is None else told(part, target) for part in parts)
+    # A source of the user's own is where its labels are made; of others, the path is.
+    place = str(path) if is_ours else f"{source}{f' of {path}' if path else ''}"
+    return cast(Opened, tuple(None if part is None else _checked(part, place + name)
+                              for part, name in zip(parts, ("", ", validation", ", test"), strict=True)))
+
+
+def _function(source: str, options: Mapping[str, Any], path: str | None) -> Callable[..., Any]:
+    """The function that opens a source, if that can do with these arguments."""
     if source not in SOURCES:
-        return _user_opener(source, options, target)
+        if ":" not in source:
+            raise InputError(f"unknown source {source!r}; there are {', '.join(SOURCES)}, "
+                             "or an import path module:function")
+        return import_function(source, "data source")
     module, _, name = SOURCES[source].partition(":")
-    function = getattr(import_module(module), name)
+    function: Callable[..., Any] = getattr(import_module(module), name)
     place, *known = inspect.signature(function).parameters.values()
     known_options = [parameter for parameter in known if parameter.name != "target"]
     for option in options:
         if option not in [parameter.name for parameter in known_options]:
             listed = ", ".join(f"{parameter.name}={parameter.default!r}" for parameter in known_options) or "none"
             raise InputError(f"{source}: unknown option {option!r}; its options: {listed}")
-
-    def opener(path: str | None) -> Opened:
-        if path is None and place.default is place.empty:
-            raise InputError(f"{source}: it needs a path")
-        return _told(_three(function(path, **options, **_given(function, target))), function, target)
-
-    return opener
-
-
-def _three(found: Any) -> Opened:
-    """Training, validation and test samples, of what a source's function returns: the first, two or all of them."""
-    parts = found if isinstance(found, tuple) and len(found) in (2, 3) else (found,)
-    return (*parts, None, None)[:3]
-
-
-def _given(function: Callable[..., Any], target: TargetWish | None) -> dict[str, Any]:
-    """What is said of the targets, for a function that wants to know."""
-    return {"target": target} if target is not None and _wants_target(function) else {}
+    if path is None and place.default is place.empty:
+        raise InputError(f"{source}: it needs a path")
+    return function
 
 
 def _wants_target(function: Callable[..., Any]) -> bool:
@@ -395,15 +411,6 @@ def _wants_target(function: Callable[..., Any]) -> bool:
         return "target" in inspect.signature(function).parameters
     except (TypeError, ValueError):  # a builtin that has none
         return False
-
-
-def _told(parts: Opened, function: Callable[..., Any], target: TargetWish | None) -> Opened:
-    """The sources with such targets, where they do not say themselves what they have."""
-    if target is None or _wants_target(function):
-        return parts
-    train, *others = parts
-    validation, test = (None if part is None else told(part, target) for part in others)
-    return told(train, target), validation, test
 
 
 def told(source: Source, wish: TargetWish) -> Source:
@@ -422,19 +429,6 @@ def told(source: Source, wish: TargetWish) -> Source:
     return Told(source, wish.spec_of(source))
 
 
-def _checking(source: str, opener: Opener) -> Opener:
-    """An opener whose sources have been looked at: targets of one kind, each of which is one, and weights from 0."""
-    def checking(path: str | None) -> Opened:
-        train, *others = opener(path)
-        # A source of the user's own is where its labels are made; of others, the path is.
-        place = f"{source}{f' of {path}' if path else ''}" if ":" in source and source not in SOURCES else str(path)
-        validation, test = (None if part is None else _checked(part, f"{place}, {name}")
-                            for part, name in zip(others, ("validation", "test"), strict=True))
-        return _checked(train, place), validation, test
-
-    return checking
-
-
 def _checked(source: Source, origin: str) -> Source:
     """The source itself, or a view of it where its labels were no array or its classes no text."""
     if checked_target(source, origin) is not None:
@@ -449,28 +443,6 @@ def _checked(source: Source, origin: str) -> Source:
     if labels is classified.labels and classes == classified.classes:
         return source
     return Relabelled(source, labels, classes)
-
-
-def _user_opener(source: str, options: Mapping[str, Any], target: TargetWish | None) -> Opener:
-    function = import_function(source, "data source")
-
-    def opener(path: str | None) -> Opened:
-        try:
-            found = function(path, **options, **_given(function, target))
-        except (InputError, KeyboardInterrupt):
-            raise
-        except BaseException as error:  # the user's function may raise anything, and exit
-            raise InputError(f"{source} failed for path {path!r} and options {dict(options)}: {in_one_line(error)}"
-                             ) from error
-        parts = _three(found)
-        for part in parts:
-            if not (_is_source(part, target) or (part is None and part is not parts[0])):
-                raise InputError(f"{source} returned {type(part).__name__}, not a source, which has len(), "
-                                 "labels, classes, read(index), name(index) and order(seed, epoch); or, for targets of "
-                                 "another kind, target and targets instead of labels and classes")
-        return _told(parts, function, target)
-
-    return opener
 
 
 def _is_source(part: Any, target: TargetWish | None) -> bool:
