@@ -14,7 +14,7 @@ from fleet.errors import ModelError, SettingError, UserError, exit_reason
 from fleet.plugins import load_object
 from fleet.spec import Optimizer, Train
 from fleet.spec.measures import name_of, parameters_of
-from fleet.spec.model import Architecture, call_of, load_function, one_line
+from fleet.spec.model import Architecture, call_of, load_function, one_line, told_as
 
 T = TypeVar("T")
 
@@ -51,10 +51,8 @@ def own_loss(train: Train, kind: type, **always: Any) -> tuple[Any, dict[str, An
         raise SettingError(f"{name} is a {type(found).__name__}, not a function", "train", "loss")
     if not (isinstance(found, type) and issubclass(found, kind)):
         return found, given
-    try:
+    with told_as(f"{name}:", SettingError, "train", "loss"):
         return found(**{**always, **given}), {}
-    except (TypeError, ValueError) as error:
-        raise SettingError(f"{name}: {error}", "train", "loss") from error
 
 
 def own_optimizer(settings: Optimizer, kind: type, what: str, make: Callable[[Any], Any]) -> Any:
@@ -68,10 +66,8 @@ def own_optimizer(settings: Optimizer, kind: type, what: str, make: Callable[[An
         SettingError: there is no such function, or it makes none.
     """
     function = load_own(settings.name, "optimizer", "optimizer", "name")
-    try:
+    with told_as(f"{settings.name} raised", SettingError, "train", "optimizer"):
         made = make(function)
-    except Exception as error:  # the user's function may raise anything
-        raise SettingError(f"{settings.name} raised {one_line(error)[:300]}", "train", "optimizer") from error
     if not isinstance(made, kind):
         raise SettingError(f"{settings.name} returned a {type(made).__name__}, not a {what}", "train", "optimizer",
                            "name")

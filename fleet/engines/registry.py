@@ -19,7 +19,7 @@ from fleet.spec import NetworkSpec, Spec
 from fleet.spec.engines import EngineInfo
 from fleet.spec.fitting import refuse_unknown
 from fleet.spec.layers import count_for
-from fleet.spec.model import one_line
+from fleet.spec.model import one_line, told_as
 from fleet.storage.files import replace_by
 from preprocess.sample import SampleSpec
 from scheduler.base import RateTable
@@ -132,12 +132,8 @@ def write_onnx(engine: EngineInfo, file: Path, path: Path) -> None:
     if engine.to_onnx is None:
         raise UserError(f"--onnx: the {engine.name} engine writes no ONNX")
     write = _function(engine, engine.to_onnx)
-    try:
+    with told_as(f"{file} cannot be written as ONNX:", UserError):
         replace_by(path, lambda temporary: write(file, temporary))
-    except FleetError:
-        raise
-    except Exception as error:
-        raise UserError(f"{file} cannot be written as ONNX: {one_line(error)[:300]}") from error
 
 
 def problems_of(engine: EngineInfo, gpus: Sequence[str], exchange: str) -> list[tuple[str, str]]:

@@ -10,6 +10,7 @@ from typing import Any
 from pydantic import TypeAdapter
 
 from fleet.errors import UserError
+from fleet.spec.model import told_as
 from fleet.storage.files import write_json
 from fleet.storage.paths import RunPaths
 from preprocess.moments import Standardized
@@ -48,14 +49,10 @@ def read_columns(paths: RunPaths) -> Columns | None:
     Raises:
         UserError: what was kept is damaged.
     """
-    try:
+    with told_as(f"{paths.sample} cannot be read:", UserError):
         found = json.loads(paths.sample.read_text(encoding="utf-8")).get("table")
-        if found is None:
-            return None
-        return Columns(tuple(found["inputs"]), bool(found["is_paths"]), tuple(found["targets"]),
-                       delimiter=found["delimiter"])
-    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
-        raise UserError(f"{paths.sample} cannot be read: {error}") from error
+        return None if found is None else Columns(tuple(found["inputs"]), bool(found["is_paths"]),
+                                                  tuple(found["targets"]), delimiter=found["delimiter"])
 
 
 def write_standardized(paths: RunPaths, found: Mapping[str, Standardized]) -> None:

@@ -21,7 +21,8 @@ import inspect
 import json
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from functools import cache, cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -29,7 +30,7 @@ from typing import Annotated, Any, Literal
 from pydantic import ConfigDict, Field
 from pydantic.dataclasses import dataclass as validated
 
-from fleet.errors import UserError
+from fleet.errors import FleetError, UserError
 from fleet.spec.engines import EngineInfo
 from fleet.units import counted
 from preprocess.base import InputError, import_function
@@ -295,6 +296,25 @@ def one_line(error: BaseException) -> str:
     'ValueError: two lines'
     """
     return f"{type(error).__name__}: {' '.join(COLOUR.sub('', str(error)).split())}".removesuffix(": ")
+
+
+@contextmanager
+def told_as(what: str, kind: type[FleetError], *setting: str, of: tuple[type[Exception], ...] = (Exception,)
+            ) -> Iterator[None]:
+    """A context in which a library, or a user's function, is called: what it raises becomes an error of ours.
+
+    Args:
+        what: the message, a line, begins with it.
+        kind: of the error.
+        setting: more that it is made with, such as the keys of a setting (:class:`fleet.errors.SettingError`).
+        of: errors that are told so; those of ours never are.
+    """
+    try:
+        yield
+    except FleetError:
+        raise
+    except of as error:
+        raise kind(f"{what} {one_line(error)[:300]}", *setting) from error
 
 
 COLOUR = re.compile(r"\x1b\[[0-9;]*m")  # Keras writes some of its messages in bold

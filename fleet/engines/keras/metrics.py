@@ -23,7 +23,7 @@ from fleet.engines.own import load_own
 from fleet.errors import SettingError
 from fleet.spec import Train
 from fleet.spec.measures import ACROSS_VALUES, Measure, label_of, name_of, parameters_of, snake
-from fleet.spec.model import one_line
+from fleet.spec.model import told_as
 from preprocess.target import TargetSpec
 
 _PROBES = 12  # made-up samples on which a metric is tried
@@ -105,15 +105,10 @@ def _made(asked: Measure, target: TargetSpec) -> _Metric:
     if snake(name) in ACROSS_VALUES and target.outputs == 1:
         raise SettingError(f"the metric {name} means nothing for one value: it is taken across the values of each "
                            "sample; r2_score is taken across samples", "train", "metrics")
-    try:
+    with told_as(f"the metric {name} cannot be computed of {target}:", SettingError, "train", "metrics"):
         metric = _Metric(label_of(asked), _of_keras(name, parameters_of(asked), target),
                          lambda outputs, targets: _shown(outputs, targets, target, name))
         _try(metric, target, name)
-    except SettingError:
-        raise
-    except Exception as error:  # whatever Keras, or a function of the user's own, raises
-        raise SettingError(f"the metric {name} cannot be computed of {target}: {one_line(error)[:300]}", "train",
-                           "metrics") from error
     return metric
 
 

@@ -22,7 +22,7 @@ from fleet.engines.own import generators_kept, own_model
 from fleet.errors import ModelError, NetworkWarning, UserError
 from fleet.spec.layers import Layer, layers_of
 from fleet.spec.measures import Measure
-from fleet.spec.model import Architecture, check_target, one_line
+from fleet.spec.model import Architecture, check_target, one_line, told_as
 from preprocess.target import TargetSpec, class_target
 
 # The epsilon of keras.applications, so that its weights give the same outputs here. The
@@ -153,12 +153,9 @@ def _build_application(model: Architecture, input_shape: tuple[int, ...], classe
     args = dict(model.args)
     if "include_preprocessing" in inspect.signature(function).parameters:
         args.setdefault("include_preprocessing", False)  # the spec's transforms scale the pixels
-    try:
-        return function(weights=None, input_shape=input_shape, classes=classes, classifier_activation=None,
-                        **args)
-    except (ValueError, TypeError) as error:  # what Keras raises for a shape or an argument that it refuses
-        raise UserError(f"keras.applications.{model.target} on {_pixels(input_shape)}: {one_line(error)}"
-                        ) from error
+    where = f"keras.applications.{model.target} on {_pixels(input_shape)}:"
+    with told_as(where, UserError, of=(ValueError, TypeError)):  # as Keras refuses shapes and arguments
+        return function(weights=None, input_shape=input_shape, classes=classes, classifier_activation=None, **args)
 
 
 def _check_application_args(model: Architecture, function: Callable[..., Any]) -> None:

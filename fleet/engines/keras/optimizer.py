@@ -14,7 +14,7 @@ import tensorflow as tf
 from fleet.engines.own import own_optimizer
 from fleet.errors import SettingError
 from fleet.spec import Optimizer
-from fleet.spec.model import one_line
+from fleet.spec.model import told_as
 from fleet.spec.optimizers import takes
 
 _RATE = ("train", "optimizer", "learning_rate")
@@ -65,10 +65,8 @@ def make_optimizer(settings: Optimizer, scale: Any, accumulate: int = 1) -> kera
     given = {name: list(value) if isinstance(value, tuple) else value for name, value in given.items()}
     if accumulate > 1:
         given["gradient_accumulation_steps"] = accumulate
-    try:
+    with told_as(f"{settings.name}:", SettingError, "train", "optimizer"):  # of a value that Keras refuses
         return _class_of(settings.name)(learning_rate=rate, **given)
-    except Exception as error:  # what Keras raises for a value that it refuses
-        raise SettingError(f"{settings.name}: {one_line(error)[:300]}", "train", "optimizer") from error
 
 
 def _class_of(name: str) -> Any:
@@ -116,11 +114,9 @@ def _own(settings: Optimizer, rate: Any, accumulate: int) -> keras.optimizers.Op
 def _schedule(settings: Mapping[str, Any]) -> keras.optimizers.schedules.LearningRateSchedule:
     arguments = dict(settings)
     name = arguments.pop("name")
-    try:
+    with told_as(f"the schedule {name}:", SettingError, *_RATE):  # of a value that Keras, or TensorFlow, refuses
         schedule = getattr(keras.optimizers.schedules, name)(**arguments)
         rates = [float(keras.ops.convert_to_numpy(schedule(step))) for step in (0, 1)]
-    except Exception as error:  # what Keras, or TensorFlow, raises for a value that it refuses
-        raise SettingError(f"the schedule {name}: {one_line(error)[:300]}", *_RATE) from error
     if not all(math.isfinite(rate) and rate >= 0 for rate in rates):
         raise SettingError(f"the schedule {name} begins with the learning rates {rates}; they should be numbers from 0",
                            *_RATE)

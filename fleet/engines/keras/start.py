@@ -19,7 +19,7 @@ from keras.src.saving import saving_lib
 
 from fleet.engines.start import meeting, taken
 from fleet.errors import SettingError
-from fleet.spec.model import one_line
+from fleet.spec.model import told_as
 
 _NOT_LAYERS = ("optimizer", "metrics", "compile_metrics", "seed_generator")  # where random states stand, too
 
@@ -127,13 +127,11 @@ def _layers(file: h5py.File) -> list[_Layer]:
 @contextmanager
 def _opened(file: Path) -> Iterator[h5py.File]:
     """The weights in a file."""
-    try:
+    with told_as(f"{file} cannot be read as .weights.h5 or .keras:", SettingError, "train", "start",
+                 of=(OSError, KeyError, zipfile.BadZipFile)):
         if zipfile.is_zipfile(file):
             with zipfile.ZipFile(file) as parts, parts.open("model.weights.h5") as part, h5py.File(part) as found:
                 yield found
         else:
             with h5py.File(file) as found:
                 yield found
-    except (OSError, KeyError, zipfile.BadZipFile) as error:
-        raise SettingError(f"{file} cannot be read as .weights.h5 or .keras: {one_line(error)}",
-                           "train", "start") from error

@@ -20,7 +20,6 @@ from typing import Any
 
 import numpy as np
 import torch
-from safetensors import SafetensorError
 from safetensors.numpy import save_file
 from safetensors.torch import load_file
 from torch import Tensor, nn
@@ -29,7 +28,7 @@ from fleet.engines.torch.models import build_module
 from fleet.errors import ModelError, UserError
 from fleet.plugins import look_last_in
 from fleet.spec import NetworkSpec
-from fleet.spec.model import Architecture, one_line
+from fleet.spec.model import Architecture, told_as
 from fleet.storage.files import replace_by, write_json
 from fleet.storage.paths import RunPaths
 from preprocess.sample import ImageSpec, SampleSpec
@@ -114,7 +113,7 @@ def load(file: Path) -> tuple[Exported, dict[str, Any]]:
     Raises:
         UserError: a part of it is missing, or its module's code, or this is other code by now.
     """
-    try:
+    with told_as(f"{file} cannot be loaded:", UserError):
         note: dict[str, Any] = json.loads(file.with_suffix(".json").read_text(encoding="utf-8"))
         said, wanted = note["input"], note["target"]
         architecture = Architecture(note.get("family") or note["build"], note["args"])
@@ -124,14 +123,9 @@ def load(file: Path) -> tuple[Exported, dict[str, Any]]:
         scale = None if said["multiplier"] is None else (said["multiplier"], said["offset"])
         dtype = getattr(torch, said["called_with"])
         weights = load_file(file)
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, SafetensorError) as error:
-        raise UserError(f"{file} cannot be loaded: {one_line(error)}") from error
     module = _built(file, note, architecture, image, target, scale is not None)
-    try:
+    with told_as(f"{file} does not fit what {architecture.target} builds, whose code has changed since:", UserError):
         module.load_state_dict(weights)
-    except RuntimeError as error:
-        raise UserError(f"{file} does not fit what {architecture.target} builds, whose code has changed since: "
-                        f"{one_line(error)[:300]}") from error
     return Exported(module, dtype, scale, target.kind == "mask").eval(), note
 
 

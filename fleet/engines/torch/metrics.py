@@ -22,7 +22,7 @@ from fleet.engines.torch.losses import OF_LOGITS, OF_PREDICTIONS, dense, pixels,
 from fleet.errors import SettingError
 from fleet.spec import Train
 from fleet.spec.measures import Measure, label_of, name_of, parameters_of, snake
-from fleet.spec.model import one_line
+from fleet.spec.model import told_as
 from preprocess.target import TargetSpec
 
 _TINY = 1e-7
@@ -90,20 +90,10 @@ def make_metrics(train: Train, target: TargetSpec) -> MetricSet:
 
 def _made(asked: Measure, target: TargetSpec) -> _Metric:
     name, given = name_of(asked), {key: value for key, value in parameters_of(asked).items() if key != "name"}
-    try:
-        if ":" in name:
-            width, added, result = _mean(_own(name, given))
-        else:
-            width, added, result = _KINDS[snake(name)](target, **given)
-        made = _Metric(label_of(asked), width, added, result)
+    with told_as(f"the metric {name} cannot be computed of {target}:", SettingError, "train", "metrics"):
+        kind = _mean(_own(name, given)) if ":" in name else _KINDS[snake(name)](target, **given)
+        made = _Metric(label_of(asked), *kind)
         _try(made, target)
-    except SettingError:
-        raise
-    except TypeError as error:  # a parameter that it does not have
-        raise SettingError(f"the metric {name}: {one_line(error)[:300]}", "train", "metrics") from error
-    except Exception as error:  # whatever a function of the user's own raises
-        raise SettingError(f"the metric {name} cannot be computed of {target}: {one_line(error)[:300]}", "train",
-                           "metrics") from error
     return made
 
 

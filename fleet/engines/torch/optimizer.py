@@ -20,7 +20,7 @@ from fleet.engines.torch.flat import Flat
 from fleet.engines.torch.schedules import rate_at
 from fleet.errors import SettingError
 from fleet.spec import Optimizer
-from fleet.spec.model import one_line
+from fleet.spec.model import told_as
 
 NAMES = ("sgd", "adam", "adamw", "rmsprop", "nadam")
 _DECAY = 0.96  # of the momentum's schedule in nadam
@@ -136,11 +136,8 @@ class _Own(_Rule):
         self._rates = [float(group["lr"]) for group in self._optimizer.param_groups]
         self._begun_with = copy.deepcopy(self._optimizer.state_dict()["state"])
         before, options = flat.weights.clone(), _options(self._optimizer)
-        try:
+        with told_as(f"{settings.name}: its step raised", SettingError, "train", "optimizer"):
             self._optimizer.step()
-        except Exception as error:
-            raise SettingError(f"{settings.name}: its step raised {one_line(error)[:300]}", "train", "optimizer"
-                               ) from error
         flat.weights.copy_(before)
         self.numbers = {f"{key}/{name}": value for name, one in flat.parameters.items()
                         for key, value in self._optimizer.state[one].items()}

@@ -6,19 +6,20 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from fleet.engines.start import meeting, taken
 from fleet.errors import SettingError
-from fleet.spec.model import one_line
+from fleet.spec.model import told_as
 
 
 def begin_with(module: nn.Module, file: Path, skip: Sequence[str]) -> None:
     """See :meth:`fleet.engines.base.Starting.begin_with`."""
-    found = _read(file)
+    with told_as(f"{file} cannot be read as safetensors, as safetensors.torch.save_file writes a state_dict:",
+                 SettingError, "train", "start"):
+        found = load_file(file)
     state = module.state_dict()
     places = {state[name].data_ptr() for name in state.keys() & found.keys() if state[name].numel()}
     # What a file may lack: counts that nobody needs, and a second name of a weight, which safetensors leaves out.
@@ -49,11 +50,3 @@ def freeze(module: nn.Module, patterns: Sequence[str]) -> None:
             owner.train = lambda mode=True, owner=owner: owner  # it stays so
     if not any(one.requires_grad for one in module.parameters()):
         raise SettingError("all weights are frozen, so that nothing is left to train", "train", "start", "freeze")
-
-
-def _read(file: Path) -> dict[str, torch.Tensor]:
-    try:
-        return load_file(file)
-    except (OSError, SafetensorError) as error:
-        raise SettingError(f"{file} cannot be read as safetensors: {one_line(error)}; safetensors.torch.save_file "
-                           "writes such a file of a state_dict", "train", "start") from error
