@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from typing import TypeVar
 
 import numpy as np
 
@@ -14,8 +13,6 @@ from fleet.runtime.training.all_or_none import all_or_none
 from fleet.runtime.training.network import Training
 from fleet.stream.batch import split_rows
 from fleet.stream.validation import Validation
-
-T = TypeVar("T")
 
 _JUDGED_AT_ONCE_S = 1.0  # then a group looks whether the run ends
 
@@ -33,16 +30,7 @@ def evaluate(training: Training, validation: Validation | None, ends: Callable[[
     Raises:
         NetworkFailed: on all ranks, when judging failed on one.
     """
-    if validation is None:
-        return Sums()
-    mine = Sums()
-
-    def judge(images: np.ndarray, targets: np.ndarray) -> None:
-        nonlocal mine
-        mine += training.judge(images, targets)
-
-    shares = _go_through(training, validation, judge, lambda: mine, ends)
-    return None if shares is None else sum(shares, Sums())
+    return Sums() if validation is None else _go_through(training, validation, training.judge, ends)
 
 
 def can_predict(training: Training, samples: Validation) -> bool:
@@ -64,45 +52,45 @@ def predict(training: Training, samples: Validation) -> tuple[Sums, Outputs]:
     whole = Outputs(np.zeros((samples.samples, target.outputs), np.float32),
                     np.zeros((samples.samples, *target.shape), target.dtype),
                     None if target.is_plain else np.zeros(samples.samples, np.float32))
-    mine, (place, _) = Sums(), split_rows(0, samples.samples, group.rank, group.size)
+    place, _ = split_rows(0, samples.samples, group.rank, group.size)
 
-    def fill(images: np.ndarray, targets: np.ndarray) -> None:
-        nonlocal mine, place
+    def fill(images: np.ndarray, targets: np.ndarray) -> Sums:
+        nonlocal place
         values, weights = target.split(targets)
         sums, outputs = trainable.predict(images, values, *([] if weights is None else [weights]))
         rows = slice(place, place := place + len(targets))
         whole.outputs[rows], whole.targets[rows] = outputs, values
-        mine += sums
         if whole.weights is not None:
             whole.weights[rows] = weights
+        return sums
 
-    shares = _go_through(training, samples, fill, lambda: mine, lambda: False)
-    assert shares is not None  # nothing ends it
+    summed = _go_through(training, samples, fill, lambda: False)
+    assert summed is not None  # nothing ends it
     for part in whole.arrays.values():  # each row is 0 on all ranks but one
         group.sum(part)
-    return sum(shares, Sums()), whole
+    return summed, whole
 
 
-def _go_through(training: Training, samples: Validation, look: Callable[[np.ndarray, np.ndarray], None],
-                share: Callable[[], T], ends: Callable[[], bool]) -> list[T] | None:
+def _go_through(training: Training, samples: Validation, look: Callable[[np.ndarray, np.ndarray], Sums],
+                ends: Callable[[], bool]) -> Sums | None:
     """Look at all samples, each rank at its share; collective over the group, whose ranks meet about once a second.
 
     Args:
         look: at a batch of inputs and targets.
-        share: what this rank has made of those that it has looked at so far; something small.
         ends: whether the run ends; the master is asked.
 
     Returns:
-        What all ranks have made of them; None where the run ends before all are looked at.
+        The sums over all of them; None where the run ends before all are looked at.
     """
-    group = training.group
+    group, mine = training.group, Sums()
     batches = samples.batches(training.network.train.batch.bounds[0], group.rank, group.size)
 
     def go_on() -> bool:
         """Go on for a while; returns whether this rank's share is done."""
+        nonlocal mine
         began = time.perf_counter()
         for images, targets in batches:
-            look(images, targets)
+            mine += look(images, targets)
             if time.perf_counter() - began >= _JUDGED_AT_ONCE_S:
                 return False
         return True
@@ -110,8 +98,8 @@ def _go_through(training: Training, samples: Validation, look: Callable[[np.ndar
     while True:  # as often on each rank: those that are done wait for the others
         is_done = all_or_none(group, go_on)
         is_ending = group.is_master and not is_done and ends()
-        shares = group.exchange((share(), is_done, is_ending))
+        shares = group.exchange((mine, is_done, is_ending))
         if all(is_done for _, is_done, _ in shares):
-            return [mine for mine, _, _ in shares]
+            return sum((one for one, _, _ in shares), Sums())
         if any(is_ending for _, _, is_ending in shares):
             return None
