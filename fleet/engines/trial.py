@@ -59,9 +59,9 @@ class Request:
     samples: Mapping[str, tuple[np.ndarray, np.ndarray]] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Trial:
-    """What came out for one network.
+    """What came out for one network, so far.
 
     Attributes:
         network: its place among those of the spec.
@@ -82,22 +82,16 @@ class Trial:
     warnings: tuple[str, ...] = ()
 
 
-class _TooLargeHereError(Exception):
-    """A network might be trained on a GPU, and cannot be built on this machine."""
-
-
-@dataclass
+@dataclass(frozen=True)
 class _Trying:
-    """One network, and what is known of it so far."""
+    """One network that is tried."""
 
-    index: int
     network: NetworkSpec
     request: Request
     say: Callable[..., None]
-    parameters: int | None = None
-    memory: int | None = None
+    trial: Trial
 
-    def run(self, engine: Engine, row_bytes: dict[str, int | None], notes: list[str]) -> None:
+    def run(self, engine: Engine, row_bytes: dict[str, int | None]) -> None:
         """Try everything.
 
         Args:
@@ -106,10 +100,9 @@ class _Trying:
         """
         spec, network = self.request.spec, self.network
         self._begin("building")
-        self.parameters = count_parameters(network, spec, self.request.sample)
-        if not spec.engine.learns:
-            return  # it is never built
-        self._check_size()
+        self.trial.parameters = count_parameters(network, spec, self.request.sample)
+        if not spec.engine.learns or not self._fits_here():
+            return  # it is not built
         with contextlib.closing(build(engine, spec.engine, network, Alone())) as trainable:
             if (start := network.train.begins) and not network.parent and isinstance(trainable, Starting):
                 trainable.begin_with(Path(start.file), start.skip)
@@ -120,20 +113,22 @@ class _Trying:
                 self._begin("the export")
                 with tempfile.TemporaryDirectory(prefix="fleet-check-") as folder:
                     if note := trainable.try_export(Path(folder)):
-                        notes.append(note)
+                        self.trial.notes += (note,)
 
     def _begin(self, stage: str) -> None:
-        self.say(stage=stage, network=self.index)
+        self.say(stage=stage, network=self.trial.network)
 
-    def _check_size(self) -> None:
-        if self.parameters is None:
-            return
-        self.memory = training_bytes(self.parameters, self.network, self.request.spec)
-        if wrong := too_large(self.parameters, self.network, self.request.spec):
+    def _fits_here(self) -> bool:
+        """Whether it can be built on this machine; it might be trained on a GPU all the same."""
+        if (parameters := self.trial.parameters) is None:
+            return True
+        self.trial.memory = memory = training_bytes(parameters, self.network, self.request.spec)
+        if wrong := too_large(parameters, self.network, self.request.spec):
             raise ModelError(wrong)
-        if self.memory > self.request.memory:
-            raise _TooLargeHereError(f"not built: its {format_size(self.memory)} do not fit into the "
-                                     f"{format_size(self.request.memory)} that this machine has free")
+        if memory > self.request.memory:
+            self.trial.notes += (f"not built: its {format_size(memory)} do not fit into the "
+                                 f"{format_size(self.request.memory)} that this machine has free",)
+        return memory <= self.request.memory
 
     def _step(self, trainable: Trainable) -> int | None:
         """Take a step, if that is asked for, and see that it teaches; returns the bytes that one holds for each row."""
@@ -156,10 +151,10 @@ class _Trying:
     def _measure(self, trainable: Trainable, row_bytes: int | None) -> None:
         network = self.network
         if isinstance(trainable, Examinable):
-            self.parameters = trainable.count_parameters()
-        if self.parameters is not None:
+            self.trial.parameters = trainable.count_parameters()
+        if (parameters := self.trial.parameters) is not None:
             rows = -(-network.global_batch(network.min_gpus) // network.min_gpus)
-            self.memory = training_bytes(self.parameters, network, self.request.spec) + rows * (row_bytes or 0)
+            self.trial.memory = training_bytes(parameters, network, self.request.spec) + rows * (row_bytes or 0)
 
 
 def main() -> None:
@@ -190,23 +185,21 @@ def _try_all(request: Request, pipe: Connection) -> None:
             return
     row_bytes: dict[str, int | None] = {}
     for index in request.networks:
-        network = request.spec.networks[index]
-        say(trial=_try(_Trying(index, network, request, say), engine, row_bytes))
+        trial = Trial(index)
+        _try(_Trying(request.spec.networks[index], request, say, trial), engine, row_bytes)
+        say(trial=trial)
 
 
-def _try(trying: _Trying, engine: Engine | None, row_bytes: dict[str, int | None]) -> Trial:
-    problem, setting = "", tuple[str, ...]()
-    notes: list[str] = []
+def _try(trying: _Trying, engine: Engine | None, row_bytes: dict[str, int | None]) -> None:
+    trial = trying.trial
     with network_warnings() as told:
         try:
-            trying.run(engine, row_bytes, notes)  # type: ignore[arg-type] # None only where it is not asked
-        except _TooLargeHereError as error:
-            notes.append(str(error))
+            trying.run(engine, row_bytes)  # type: ignore[arg-type] # None only where it is not asked
         except SettingError as error:
-            problem, setting = str(error), error.setting
+            trial.problem, trial.setting = str(error), error.setting
         except BaseException as error:  # a user's function may raise anything
-            problem = reason_of(error)
-    return Trial(trying.index, problem, setting, trying.parameters, trying.memory, tuple(notes), tuple(told))
+            trial.problem = reason_of(error)
+    trial.warnings = tuple(told)
 
 
 def _kind(network: NetworkSpec) -> str:
