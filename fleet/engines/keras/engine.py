@@ -7,6 +7,7 @@ import logging
 import os
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 import keras
 import tensorflow as tf
@@ -14,7 +15,7 @@ import tensorflow as tf
 from fleet.comm.protocols import Group
 from fleet.engines.base import Setup, Slot, check_index
 from fleet.engines.keras.ahead import Inputs
-from fleet.engines.keras.exchange import import_horovod, make_exchange
+from fleet.engines.keras.exchange import find_horovod, make_exchange
 from fleet.engines.keras.kernels import use_kernels
 from fleet.engines.keras.losses import make_losses
 from fleet.engines.keras.metrics import make_metrics
@@ -42,7 +43,8 @@ class KerasEngine:
     def __init__(self, setup: Setup) -> None:
         self._sample, exchange = setup.sample, setup.resources.exchange
         take_device(setup.index, setup.trainers, setup.deterministic, setup.slot)
-        self._horovod = None if exchange == "mpi" else import_horovod()
+        self._horovod: Any
+        self._horovod, horovod = (None, "not asked for") if exchange == "mpi" else find_horovod()
         if exchange == "library":
             raise UserError("resources.exchange: library: the keras engine has none; it should be auto, horovod or mpi")
         if exchange == "horovod" and self._horovod is None:
@@ -53,7 +55,8 @@ class KerasEngine:
             gc.freeze()
         self._kept: _Kept | None = None
         self._inputs = Inputs(setup.pin)
-        log.info("TensorFlow %s, Keras %s, gradients by %s", tf.__version__, keras.__version__, self.exchange_name)
+        log.info("TensorFlow %s, Keras %s, gradients by %s; Horovod: %s", tf.__version__, keras.__version__,
+                 self.exchange_name, horovod)
 
     def build(self, network: NetworkSpec, group: Group) -> KerasNetwork:
         """See :meth:`fleet.engines.base.Engine.build`.

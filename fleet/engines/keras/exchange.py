@@ -7,7 +7,6 @@ a graph that computes gradients and one that applies them.
 
 from __future__ import annotations
 
-import logging
 import math
 import mmap
 from collections.abc import Sequence
@@ -19,8 +18,7 @@ import tensorflow as tf
 from fleet.comm.group import communicator_for_library
 from fleet.comm.protocols import Group
 from fleet.engines.base import WIDTH, Sums, come_together
-
-log = logging.getLogger("fleet.engines.keras.exchange")
+from fleet.spec.model import one_line
 
 _ALIGNED = 16  # numbers: where TensorFlow wants tensors to begin
 
@@ -142,11 +140,11 @@ class _Buffer:
 Exchange: TypeAlias = NoExchange | MpiExchange
 
 
-def import_horovod() -> Any:
-    """Horovod's module for TensorFlow; None where it is not installed, or cannot be used with MPI."""
+def find_horovod() -> tuple[Any, str]:
+    """Horovod's module for TensorFlow, and ``ready``; or None, and ``missing``, or why it cannot be used with MPI."""
     try:
         import horovod.tensorflow as horovod
     except Exception as error:  # built for another TensorFlow, it fails in many ways
-        log.info("Horovod is not usable: %s", error)
-        return None
-    return horovod if horovod.mpi_built() else None
+        is_missing = isinstance(error, ModuleNotFoundError) and (error.name or "").split(".")[0] == "horovod"
+        return None, "missing" if is_missing else one_line(error)[:200]
+    return (horovod, "ready") if horovod.mpi_built() else (None, "it is built without MPI")

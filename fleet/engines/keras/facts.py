@@ -16,11 +16,12 @@ def problems(gpus: Sequence[str], exchange: str) -> list[tuple[str, str]]:
         import tensorflow as tf
 
         import fleet.engines.keras.engine  # noqa: F401 - as much as the run itself
+        from fleet.engines.keras.exchange import find_horovod
     except Exception as error:  # a library that does not fit raises what it likes
         return [(f"TensorFlow cannot be imported: {one_line(error)[:200]}",
                  "install it on every node: pip install 'tensorflow[and-cuda]==2.18.*', or load its module")]
     seen = len(tf.config.list_physical_devices("GPU"))
-    return list(problems_of(tf.__version__, seen, _horovod(), gpus, exchange))
+    return list(problems_of(tf.__version__, seen, find_horovod()[1], gpus, exchange))
 
 
 def problems_of(tensorflow: str, seen: int, horovod: str, gpus: Sequence[str], exchange: str
@@ -40,13 +41,3 @@ def problems_of(tensorflow: str, seen: int, horovod: str, gpus: Sequence[str], e
                f"build it again: {_BUILD}; or set resources.exchange: mpi")
     elif horovod == "missing" and (exchange == "horovod" or (exchange == "auto" and seen)):
         yield "Horovod is not installed", f"{_BUILD}; or set resources.exchange: mpi, which is slower"
-
-
-def _horovod() -> str:
-    try:
-        import horovod.tensorflow as horovod
-    except ModuleNotFoundError as error:
-        return "missing" if (error.name or "").split(".")[0] == "horovod" else one_line(error)[:200]
-    except Exception as error:
-        return one_line(error)[:200]
-    return "ready" if horovod.mpi_built() else "it is built without MPI"
