@@ -23,8 +23,7 @@ from fleet.comm.protocols import Group
 from fleet.engines.base import WIDTH, Arrays, Setup, Sums, check_arrays
 from fleet.errors import ModelError
 from fleet.spec import NetworkSpec
-from preprocess.sample import SampleSpec
-from scheduler.base import RateTable, counted
+from scheduler.base import counted
 from scheduler.ensemble.elastic import step_rate
 from scheduler.ensemble.rates import rate
 from scheduler.ensemble.sharing import share
@@ -37,18 +36,17 @@ class EmulatedEngine:
     """Builds networks that sleep.
 
     Args:
-        rates: samples/s of every network on 1, 2, ... GPUs; of a search, by the name of its entry.
-        time_scale: seconds that a second of training takes.
-        tenants: says how many networks share this GPU at the moment.
+        setup: its rates are samples/s of every network on 1, 2, ... GPUs; of a search, by the name of its entry.
     """
 
     exchange_name = "mpi"
 
-    def __init__(self, sample: SampleSpec, rates: RateTable, time_scale: float,
-                 tenants: Callable[[], int] = lambda: 1) -> None:
-        self._classes, self._samples, self._time_scale = sample.classes, rates.samples_per_epoch, time_scale
+    def __init__(self, setup: Setup) -> None:
+        assert setup.rates is not None  # its row wants a spec to name them
+        rates, self._time_scale = setup.rates, setup.resources.time_scale
+        self._classes, self._samples = setup.sample.classes, rates.samples_per_epoch
         self._networks, self._comm_s = {network.name: network for network in rates.models}, rates.comm_s
-        self._part = lambda: share(rates.sharing, tenants())
+        self._part = lambda: share(rates.sharing, setup.slot.tenants())
 
     def build(self, network: NetworkSpec, group: Group) -> Sleeper:  # noqa: D102 - Engine says it
         rates = self._networks.get(network.name) or self._networks[network.name.removesuffix(f"-{network.number}")]
@@ -61,12 +59,6 @@ class EmulatedEngine:
             return self._time_scale * size / found
 
         return Sleeper(group, step_s, LossCurve.drawn(network.seed, self._classes, self._samples), self._part)
-
-
-def make(setup: Setup) -> EmulatedEngine:
-    """The engine of a trainer."""
-    assert setup.rates is not None  # its row wants a spec to name them
-    return EmulatedEngine(setup.sample, setup.rates, setup.resources.time_scale, setup.slot.tenants)
 
 
 @dataclass(frozen=True)

@@ -122,8 +122,8 @@ class EngineInfo:
 
 ENGINES: dict[str, EngineInfo] = {engine.name: engine for engine in (
     EngineInfo("keras", ".keras.engine:KerasEngine", "Keras on TensorFlow", knows=Known(starts=True),
-               uses_gpus=True, exports=True, finishes=True, join=".keras.joined:join", to_onnx=".keras.joined:to_onnx",
-               no_memory=("ResourceExhaustedError",),
+               uses_gpus=True, exports=True, finishes=True, join=".keras.joined:JoinedModels",
+               to_onnx=".keras.joined:to_onnx", no_memory=("ResourceExhaustedError",),
                problems=".keras.facts:problems", library="tensorflow", extra="run",
                build_s=8.0,  # between a small CNN's and a ResNet's
                # Keras plots galleries with the one and wraps models for the other: a quarter of what its import takes.
@@ -145,8 +145,9 @@ ENGINES: dict[str, EngineInfo] = {engine.name: engine for engine in (
                knows=Known(optimizers=("sgd",), schedules=(), losses=(), own=False, accumulates=False,
                            metrics=("accuracy", "mean_absolute_error", "mean_squared_error")),
                checkpoint_bytes=lambda parameters, slots: 8 * parameters * 2),  # float64, always with a velocity
-    EngineInfo("emulated", ".emulated:make", "ranks sleep for as long as training would take, at rates that are known",
-               learns=False, finishes=True, needs_rates=True, knows=Known(starts=True),
+    EngineInfo("emulated", ".emulated:EmulatedEngine",
+               "ranks sleep for as long as training would take, at rates that are known", learns=False,
+               finishes=True, needs_rates=True, knows=Known(starts=True),
                count_parameters=".keras.models:count_keras_parameters"),
 )}
 

@@ -20,12 +20,16 @@ class JoinedModels:
     """The weighted mean of what several models predict.
 
     Args:
-        models: that give logits, or values; all for samples of one shape.
+        files: of models that give logits, or values; all for samples of one shape.
         weights: of the models; they add up to 1.
         kind: of the targets (:mod:`preprocess.target`).
+
+    Raises:
+        UserError: one of them is missing or cannot be loaded.
     """
 
-    def __init__(self, models: Sequence[keras.Model], weights: Sequence[float], kind: str) -> None:
+    def __init__(self, files: Sequence[Path], weights: Sequence[float], kind: str) -> None:
+        models = [_load(file) for file in files]
         images = keras.Input(models[0].input_shape[1:], name="images")
         parts = []
         for number, (model, weight) in enumerate(zip(models, weights, strict=True)):
@@ -43,15 +47,6 @@ class JoinedModels:
 
     def save(self, path: Path) -> None:  # noqa: D102 - Joined says it
         replace_by(path, self._model.save)
-
-
-def join(files: Sequence[Path], weights: Sequence[float], kind: str) -> JoinedModels:
-    """Load exported networks; see :attr:`fleet.spec.engines.EngineInfo.join`.
-
-    Raises:
-        UserError: one of them is missing or cannot be loaded.
-    """
-    return JoinedModels([_load(file) for file in files], weights, kind)
 
 
 def to_onnx(file: Path, path: Path) -> None:

@@ -5,9 +5,10 @@ import time
 import numpy as np
 import pytest
 
+from fleet.engines.base import Setup
 from fleet.engines.emulated import WEIGHTS, EmulatedEngine
 from fleet.errors import CheckpointError
-from fleet.spec import parse
+from fleet.spec import Resources, parse
 from preprocess.sample import ImageSpec, SampleSpec
 from scheduler.base import CommTime, Network, RateTable, StepTime
 from tests.fleet.one_process import Launch
@@ -34,7 +35,8 @@ def network(name="softmax", seed=0):
 
 
 def build(group, rates=(10.0, 16.0), time_scale=1.0, **which):
-    engine = EmulatedEngine(SAMPLE, RateTable(6, 4, (Network("softmax", rates),)), time_scale)
+    rates = RateTable(6, 4, (Network("softmax", rates),))
+    engine = EmulatedEngine(Setup(SAMPLE, Resources(time_scale=time_scale), rates))
     return engine.build(network(**which), group)
 
 
@@ -158,7 +160,7 @@ def test_where_the_batch_changes_a_step_takes_what_steps_and_exchanges_take(gpus
     elastic = parse({"models": [{"family": "softmax"}], "train": {"batch": {"size": [8, 16]}},
                      "schedule": {"policy": "elastic"}}).networks[0]
     group = Alone(gpus)
-    trainable = EmulatedEngine(SAMPLE, rates, 1.0).build(elastic, group)
+    trainable = EmulatedEngine(Setup(SAMPLE, Resources(), rates)).build(elastic, group)
     step(trainable, np.zeros(size, np.int64))
     assert group.rested == pytest.approx([seconds])
 

@@ -47,28 +47,29 @@ def exported(folder, kind, **train):
 
 @pytest.mark.parametrize("kind", TARGETS)
 def test_the_weighted_mean_of_what_networks_predict(tmp_path, kind):
-    from fleet.engines.keras.joined import join
+    from fleet.engines.keras.joined import JoinedModels
 
     files, images, outputs = exported(tmp_path, kind)
     one, other = (probabilities(found, kind) for found in outputs)
-    np.testing.assert_allclose(join(files, [0.25, 0.75], kind).predict(images), 0.25 * one + 0.75 * other, atol=1e-5)
-    np.testing.assert_allclose(join(files[:1], [1.0], kind).predict(images), one, atol=1e-5)
+    mean = JoinedModels(files, [0.25, 0.75], kind).predict(images)
+    np.testing.assert_allclose(mean, 0.25 * one + 0.75 * other, atol=1e-5)
+    np.testing.assert_allclose(JoinedModels(files[:1], [1.0], kind).predict(images), one, atol=1e-5)
 
 
 def test_one_network_may_be_joined_with_one_of_the_same_name(tmp_path):
-    from fleet.engines.keras.joined import join
+    from fleet.engines.keras.joined import JoinedModels
 
     files, images, outputs = exported(tmp_path, "class")
-    np.testing.assert_allclose(join([files[0], files[0]], [0.5, 0.5], "class").predict(images),
+    np.testing.assert_allclose(JoinedModels([files[0], files[0]], [0.5, 0.5], "class").predict(images),
                                probabilities(outputs[0], "class"), atol=1e-5)
 
 
 @pytest.mark.long
 def test_what_is_saved_keras_loads_without_anything_of_fleet(tmp_path):
-    from fleet.engines.keras.joined import join
+    from fleet.engines.keras.joined import JoinedModels
 
     files, images, _ = exported(tmp_path, "class", precision="mixed_bfloat16")
-    joined = join(files, [0.25, 0.75], "class")
+    joined = JoinedModels(files, [0.25, 0.75], "class")
     joined.save(tmp_path / "joined.keras")
     np.save(tmp_path / "images.npy", images)
     program = ("import sys; sys.modules['fleet'] = None; import keras, numpy as np\n"
@@ -80,11 +81,11 @@ def test_what_is_saved_keras_loads_without_anything_of_fleet(tmp_path):
 
 
 def test_a_file_that_cannot_be_loaded_is_named(tmp_path):
-    from fleet.engines.keras.joined import join
+    from fleet.engines.keras.joined import JoinedModels
 
     (tmp_path / "best.keras").write_text("no network")
     with pytest.raises(UserError, match="best.keras cannot be loaded"):
-        join([tmp_path / "best.keras"], [1.0], "class")
+        JoinedModels([tmp_path / "best.keras"], [1.0], "class")
 
 
 def test_keras_writes_onnx_or_says_what_it_lacks(tmp_path):
