@@ -22,7 +22,7 @@ import yaml
 
 from fleet.api import mpirun
 from fleet.commands.show import print_json
-from fleet.engines.base import Setup
+from fleet.engines.base import Setup, Sums
 from fleet.spec import Resources
 from fleet.terminal import print_table
 
@@ -70,7 +70,8 @@ def inside(exchange: Any, path: str) -> None:
             comm.Barrier()
             began, ends = time.perf_counter(), [lambda: None]
             for _ in range(count):
-                ends.append(trainable.begin(images.copy(), targets.copy(), [BATCH * world.size]))
+                ends.append(trainable.begin_together(images.copy(), targets.copy(), [BATCH * world.size], [BATCH],
+                                                     Sums()))
                 ends.pop(0)()
             ends.pop()()
             return comm.allreduce(time.perf_counter() - began, op=MPI.MAX) / count

@@ -17,7 +17,7 @@ import numpy as np
 
 from fleet.comm.alone import Alone
 from fleet.commands.show import print_json
-from fleet.engines.base import Engine, Striding
+from fleet.engines.base import Engine, StridingTogether, Sums
 from fleet.engines.registry import make_engine
 from fleet.runtime.inputs import open_inputs, settle
 from fleet.runtime.training.measuring import made_up
@@ -32,7 +32,7 @@ def step_times(engine: Engine, network: NetworkSpec, sample: SampleSpec, rounds:
     """Milliseconds of CPU that a step takes, by how many are taken in a call (:data:`AT_ONCE`)."""
     images, targets = made_up(sample, STEPS * size)
     trainable = engine.build(network, Alone())
-    assert isinstance(trainable, Striding), "benchmarks/steps.py is of the engine keras"
+    assert isinstance(trainable, StridingTogether), "benchmarks/steps.py is of the engine keras"
     values, weights = sample.target.split(targets)
     least = [np.inf] * len(AT_ONCE)
     for _ in range(rounds + 1):  # the first one traces
@@ -40,8 +40,8 @@ def step_times(engine: Engine, network: NetworkSpec, sample: SampleSpec, rounds:
             began = time.process_time()
             for first in range(0, STEPS * size, many * size):
                 rows = slice(first, first + many * size)
-                trainable.stride(images[rows].copy(), values[rows].copy(), [size] * many,
-                                 None if weights is None else weights[rows])
+                trainable.begin_together(images[rows].copy(), values[rows].copy(), [size] * many, [size] * many, Sums(),
+                                         None if weights is None else weights[rows])()
             least[place] = min(least[place], 1e3 * (time.process_time() - began) / STEPS)
     trainable.close()
     return least

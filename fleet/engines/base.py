@@ -350,8 +350,11 @@ class Beginning(Protocol):
 
 
 @runtime_checkable
-class StridingTogether(Striding, Beginning, Protocol):
-    """What is asked of a trainable of which all ranks of a group take several steps in one call."""
+class StridingTogether(Protocol):
+    """What is asked of a trainable that is both, and of which all ranks of a group take several steps in one call."""
+
+    def can_stride(self) -> bool:
+        """Whether it can now, in the group that it is in; otherwise it is asked for a single step."""
 
     def begin_together(self, images: np.ndarray, targets: np.ndarray, sizes: Sequence[int], rows: Sequence[int],
                        asked: Sums, weights: np.ndarray | None = None) -> Callable[[], Done]:

@@ -88,19 +88,10 @@ class KerasNetwork:
 
     def step(self, images: np.ndarray, targets: np.ndarray, size: int,  # noqa: D102 - Trainable says it
              stop: bool = False, weights: np.ndarray | None = None) -> Sums:
-        return self.begin(images, targets, [size], stop, weights)().sums[0]
+        return self.begin_together(images, targets, [size], [len(targets)], Sums(stop=stop), weights)().sums[0]
 
-    def can_stride(self) -> bool:  # noqa: D102 - Striding says it
+    def can_stride(self) -> bool:  # noqa: D102 - StridingTogether says it
         return type(self._exchange) in self._strides
-
-    def stride(self, images: np.ndarray, targets: np.ndarray, sizes: Sequence[int],  # noqa: D102
-               weights: np.ndarray | None = None) -> list[Sums]:
-        return self.begin(images, targets, sizes, False, weights)().sums
-
-    def begin(self, images: np.ndarray, targets: np.ndarray, sizes: Sequence[int],  # noqa: D102 - Beginning says it
-              stop: bool = False, weights: np.ndarray | None = None) -> Callable[[], Done]:
-        rows = [len(targets)] if len(sizes) == 1 else sizes
-        return self.begin_together(images, targets, sizes, rows, Sums(stop=stop), weights)
 
     def begin_together(self, images: np.ndarray, targets: np.ndarray, sizes: Sequence[int],  # noqa: D102
                        rows: Sequence[int], asked: Sums, weights: np.ndarray | None = None) -> Callable[[], Done]:

@@ -57,7 +57,7 @@ class Training:
     @property
     def goes_ahead(self) -> bool:
         """Whether its engine computes while the next batch is made."""
-        return isinstance(self.trainable, Beginning)
+        return isinstance(self.trainable, Beginning | StridingTogether)
 
     def begin(self, images: np.ndarray, targets: np.ndarray, sizes: Sequence[int], rows: Sequence[int], asked: Sums
               ) -> Callable[[], Done]:

@@ -87,7 +87,8 @@ def _timed(batches: Iterator[Batch]) -> Iterator[tuple[Batch, bool]]:
 def _fitting(training: Training, nbytes: int) -> int:
     """How many steps with so many bytes of inputs a call may take."""
     trainable, is_alone = training.trainable, training.group.size == 1
-    if not (isinstance(trainable, Striding if is_alone else StridingTogether) and trainable.can_stride()):
+    if not ((isinstance(trainable, StridingTogether) or (is_alone and isinstance(trainable, Striding)))
+            and trainable.can_stride()):
         return 1
     stride_s = _STRIDE_S if is_alone else _STRIDE_S / 2
     return max(1, min(training.steps.fitting(stride_s), _MOST_STEPS, _MOST_BYTES // max(nbytes, 1)))

@@ -10,6 +10,7 @@ from fleet.engines.base import Setup
 from fleet.runtime.training.measuring import made_up
 from fleet.spec import Resources, parse
 from preprocess.unfinished import finished
+from tests.fleet.engines.keras.taken import begin
 from tests.fleet.engines.unfinished import DTYPES, unfinished
 
 pytestmark = pytest.mark.tensorflow
@@ -50,7 +51,7 @@ def trained(train):
         network = of(fed, **train)
         sums = [network.step(images[:size], labels[:size], size) for size in (12, 5, 12)]
         if network.can_stride():
-            waits = [network.begin(images, labels, sizes) for sizes in ([4, 4, 4], [5, 7])]
+            waits = [begin(network, images, labels, sizes) for sizes in ([4, 4, 4], [5, 7])]
             sums += [one for wait in waits for one in wait().sums]
         judged, outputs = network.predict(images, labels)
         yield [*sums, judged, network.evaluate(images, labels)], outputs, network.state()

@@ -13,6 +13,7 @@ from fleet.spec import Resources, parse
 from fleet.spec.learning_rate import SCHEDULES, required
 from preprocess.sample import Affine, ImageSpec, SampleSpec
 from tests.examples import long_but_first
+from tests.fleet.engines.keras.taken import begin
 
 pytestmark = pytest.mark.tensorflow
 
@@ -230,7 +231,7 @@ def test_several_steps_at_once_come_to_the_same_as_one_by_one_bit_for_bit(engine
     labels = np.where(np.arange(12) == 7, -1, labels)  # one that could not be read
     one, other = engine.build(settings, OneRank()), engine.build(settings, OneRank())
     sums = [one.step(images[rows], labels[rows], len(labels[rows])) for rows in (slice(5), slice(5, 10), slice(10, 12))]
-    assert other.stride(images, labels, (5, 5, 2)) == sums
+    assert begin(other, images, labels, (5, 5, 2))().sums == sums
     assert one.step(*batch, 12) == other.step(*batch, 12)
     state = other.state()
     assert all(np.array_equal(value, state[name]) for name, value in one.state().items())
@@ -250,7 +251,7 @@ def read_late(trainable, batches):
     found, before = [], None
     for images, labels in batches:
         given = images.copy(), labels.copy()
-        begun = trainable.begin(*given, [12])
+        begun = begin(trainable, *given, [12])
         for array in given:
             array[:] = 0
         if before is not None:
@@ -275,15 +276,15 @@ def test_steps_whose_sums_are_read_late_come_to_the_same_bit_for_bit(engine, bat
 def test_a_step_that_fails_does_so_when_its_sums_are_read_or_when_another_begins(engine, batch, group):
     images, labels = batch
     trainable = engine.build(network(loss=f"{__name__}:failing"), group)
-    begun = trainable.begin(images, labels + 1, [12])
+    begun = begin(trainable, images, labels + 1, [12])
     with pytest.raises(Exception, match="assertion failed"):
         begun()
     trainable.close()
     again = engine.build(network(loss=f"{__name__}:failing"), group)
     assert again.step(images, labels % 2, 12).count == 12
-    again.begin(images, labels + 1, [12])
+    begin(again, images, labels + 1, [12])
     with pytest.raises(Exception, match="assertion failed"):
-        again.begin(images, labels, [12])()
+        begin(again, images, labels, [12])()
     again.close()
     assert engine.build(network(), group).step(*batch, 12).count == 12
 
@@ -299,7 +300,7 @@ def failing(labels, outputs):
 
 def test_what_nobody_reads_any_more_is_let_go(engine, batch):
     trainable = engine.build(network(), OneRank())
-    trainable.begin(*batch, [12])
+    begin(trainable, *batch, [12])
     trainable.close()
     again = engine.build(network(), OneRank())  # with the graphs of the other
     assert again is trainable
@@ -318,7 +319,7 @@ def test_networks_come_to_the_same_whether_their_graphs_are_rewritten_or_not(mon
         engine = KerasEngine(Setup(SAMPLE, Resources(exchange="mpi")))
         tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": as_traced})
         trainable = engine.build(network(), OneRank())
-        return [trainable.stride(*batch, (5, 5, 2)), trainable.evaluate(*batch)]
+        return [begin(trainable, *batch, (5, 5, 2))().sums, trainable.evaluate(*batch)]
 
     try:
         rewritten = trained(as_traced=False)

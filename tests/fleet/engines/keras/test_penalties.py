@@ -12,6 +12,7 @@ from fleet.stream.batch import split_rows
 from preprocess.sample import ImageSpec, SampleSpec
 from preprocess.target import TargetSpec
 from tests.examples import long_but_first
+from tests.fleet.engines.keras.taken import begin
 from tests.fleet.one_process import Launch
 
 pytestmark = pytest.mark.tensorflow
@@ -207,7 +208,7 @@ def test_several_steps_at_once_have_the_penalties_of_each_also_where_nothing_of_
     firsts = np.cumsum(sizes) - sizes
     sums = [one.step(inputs[first:first + size], targets[first:first + size], size, weights=counts[first:first + size])
             for first, size in zip(firsts, sizes, strict=True)]
-    assert other.stride(inputs, targets, sizes, counts) == sums
+    assert begin(other, inputs, targets, sizes, counts)().sums == sums
     assert [step.count for step in sums] == [14, 0, 16, 1]
     state = other.state()
     assert all(np.array_equal(value, state[name]) for name, value in one.state().items())

@@ -16,9 +16,6 @@ class BeginningRegression(SoftmaxRegression):
     under_way = None
     taken: ClassVar[list] = []  # (ranks, steps) of each call
 
-    def begin(self, images, targets, sizes, stop=False, weights=None):
-        raise AssertionError("it can do so together")
-
     def begin_together(self, images, targets, sizes, rows, asked, weights=None):
         self._end()
         self.taken.append((self._group.size, len(sizes)))
@@ -51,9 +48,6 @@ class BeginningRegression(SoftmaxRegression):
 
     def can_stride(self):
         return True
-
-    def stride(self, *arguments):
-        raise AssertionError("it can begin")
 
     def state(self):
         assert self.under_way is None
