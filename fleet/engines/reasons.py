@@ -12,6 +12,7 @@ from fleet.spec.model import COLOUR, one_line
 _NO_MEMORY = ("CUDA_ERROR_OUT_OF_MEMORY", "CUDNN_STATUS_ALLOC_FAILED", "CUBLAS_STATUS_ALLOC_FAILED",
               *(word for engine in ENGINES.values() for word in engine.no_memory))
 
+_FRAMES = re.compile(r"^(\s*File .*\n)+.*", re.MULTILINE)  # and the code that stands under each
 _OF_AUTOGRAPH = re.compile(r"outer_factory\.<locals>\.inner_factory\.<locals>\.tf__")  # before names of functions
 
 
@@ -35,12 +36,5 @@ def reason_of(error: BaseException) -> str:
 
 def _without_frames(text: str) -> str:
     """An error's own words in one line: those that its library repeats from the traceback are in the log."""
-    kept, skips = [], 0
-    for line in COLOUR.sub("", text).partition("Arguments received by")[0].splitlines():
-        if line.lstrip().startswith("File "):
-            skips = 2  # the frame, and the code that stands under it
-        if skips:
-            skips -= 1
-        elif line.strip() and line.strip() != "in user code:":
-            kept.append(line.strip())
-    return _OF_AUTOGRAPH.sub("", " ".join(kept))
+    kept = _FRAMES.sub("", COLOUR.sub("", text).partition("Arguments received by")[0])
+    return _OF_AUTOGRAPH.sub("", " ".join(kept.replace("in user code:", "").split()))
