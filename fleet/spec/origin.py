@@ -32,24 +32,19 @@ class Origin:
         if self._is_of_an_added_entry(where):
             return SpecMistake("entry", None, key_path(where[2:]), wrong, right)
         key = key_path(where) if name is None else name
-        return SpecMistake(self.file, line_of(self.lines, where), key, wrong, right)
+        return SpecMistake(self.file, self.line(where), key, wrong, right)
 
     def line(self, where: Sequence[Any]) -> int | None:
         """The line of a place, or of the nearest one above it; None where that is not in this file."""
-        return None if self._is_of_an_added_entry(where) else line_of(self.lines, where)
+        path = tuple(where)
+        while path and path not in self.lines:
+            path = path[:-1]
+        return None if self._is_of_an_added_entry(where) else self.lines.get(path)
 
     def _is_of_an_added_entry(self, where: Sequence[Any]) -> bool:
         """Whether it is in an entry that somebody has added to a run: the file of the spec has no line of that."""
         is_of_an_entry = len(where) > 2 and where[0] == "models"
         return is_of_an_entry and bool(self.lines) and tuple(where[:2]) not in self.lines
-
-
-def line_of(lines: Mapping[tuple, int], where: Sequence[Any]) -> int | None:
-    """The line of a key path, or of the nearest place above it that is written down."""
-    path = tuple(where)
-    while path and path not in lines:
-        path = path[:-1]
-    return lines.get(path)
 
 
 def key_path(where: Sequence[Any]) -> str:

@@ -104,11 +104,7 @@ def _resolve(content: Any, origin: Origin) -> Spec:
         problems: list[Exception] = []
         networks += _networks(document, index, entry, problems)
         for problem in problems:
-            if isinstance(problem, _MisfitError):
-                mistakes += explain(problem.error, problem.content, partial(_where_it_stands, origin),
-                                     ("models", index, problem.part), problem.owner)
-            else:
-                mistakes.append(mistake(("models", index), str(problem)))
+            mistakes += _told(problem, partial(_where_it_stands, origin), ("models", index))
     spec = Spec(document, tuple(networks), origin)
     mistakes += _incomplete_schedules(spec) + _batch_mistakes(spec)
     names = [network.name for network in networks]
@@ -337,6 +333,13 @@ class _MisfitError(Exception):
         self.part, self.owner, self.content, self.error = part, owner, content, error
 
 
+def _told(problem: Exception, mistake: Callable[..., SpecMistake], place: tuple = ()) -> list[SpecMistake]:
+    """What is wrong with an entry, which stands at a place."""
+    if isinstance(problem, _MisfitError):
+        return explain(problem.error, problem.content, mistake, (*place, problem.part), problem.owner)
+    return [mistake(place, str(problem))]
+
+
 def _networks(document: Document, index: int, entry: ModelEntry, problems: list[Exception]) -> list[NetworkSpec]:
     """The networks of an entry; what is wrong with it is added to ``problems``. Those of a search come later."""
     networks: list[NetworkSpec] = []
@@ -406,9 +409,8 @@ def asked_network(spec: Spec, index: int, number: int, member: Member) -> Networ
         return _network(document, index, name, _merged(document.train, entry.own_train, member),
                         _architecture(entry, member, _known_engine(document)), member, number=number)
     except _MisfitError as problem:
-        found = explain(problem.error, problem.content, Origin().mistake, (problem.part,), problem.owner)
         raise UserError("; ".join(f"{one.key}: {one.wrong}" + (f"; {one.right}" if one.right else "")
-                                  for one in found)) from None
+                                  for one in _told(problem, Origin().mistake))) from None
 
 
 def refused_network(spec: Spec, index: int, number: int, values: Member) -> NetworkSpec:
@@ -570,9 +572,7 @@ def with_added(spec: Spec, content: Any, taken: Collection[str], place: int | No
     filled = (*document.models, *[ModelEntry(family="softmax")] * drawn_at)[:drawn_at]
     problems: list[Exception] = []
     networks = _networks(replace(document, models=(*filled, entry)), drawn_at, entry, problems)
-    mistakes = [one for problem in problems for one in (
-        explain(problem.error, problem.content, mistake, (problem.part,), problem.owner)
-        if isinstance(problem, _MisfitError) else [mistake((), str(problem))])]
+    mistakes = [one for problem in problems for one in _told(problem, mistake)]
     found = Spec(replace(document, models=(*document.models, entry)),
                  tuple(replace(network, entry=len(document.models)) for network in networks), Origin("entry"))
     mistakes += _incomplete_schedules(found) + _batch_mistakes(found)

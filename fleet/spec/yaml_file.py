@@ -19,7 +19,7 @@ from fleet.spec.schema import Document
 
 def dump(document: Document) -> str:
     """The spec as YAML, without what has its default value."""
-    return yaml.dump(_without_defaults(document), Dumper=_Dumper, sort_keys=False, allow_unicode=True,
+    return yaml.dump(plain(document), Dumper=_Dumper, sort_keys=False, allow_unicode=True,
                      default_flow_style=None, width=100)
 
 
@@ -63,10 +63,7 @@ def read_yaml(path: Path, keys: str = "keys such as `models:` and `data:` at the
         raise _refused(str(path), None, f"cannot be read: {error.strerror}", "an existing YAML file") from None
     except UnicodeDecodeError:
         raise _refused(str(path), None, "is not UTF-8 text", "a YAML file") from None
-    return _read_yaml(text, str(path), keys)
-
-
-def _read_yaml(text: str, file: str, keys: str) -> tuple[dict[str, Any], dict[tuple, int]]:
+    file = str(path)
     try:
         node = yaml.compose(text, Loader=_Loader)
     except (yaml.YAMLError, RecursionError) as error:
@@ -134,20 +131,12 @@ def _fault(node: yaml.Node) -> tuple[str, str]:
 
 
 def plain(value: Any) -> Any:
-    """A document, or a part of one, as the mappings and lists that YAML has."""
+    """A document, or a part of one, as the mappings and lists that YAML has, without what has its default value."""
     if is_dataclass(value) and not isinstance(value, type):
-        return _without_defaults(value)
+        return {key_of(one): plain(item) for one in dataclass_fields(value)
+                if (item := getattr(value, one.name)) != default_of(one)}
     if isinstance(value, Mapping):
         return {key: plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]
     return value
-
-
-def _without_defaults(value: Any) -> dict[str, Any]:
-    kept = {}
-    for field in dataclass_fields(value):
-        item = getattr(value, field.name)
-        if item != default_of(field):
-            kept[key_of(field)] = plain(item)
-    return kept
