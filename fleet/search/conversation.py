@@ -237,27 +237,15 @@ class Conversation:
     def _checked(self, number: int, values: Mapping[str, Any], parent: Any) -> Asked:
         """What was asked for, with what is wrong with it."""
         try:
-            return self._right(number, values, parent)
+            member = member_of(self._space, values)
+            if parent is None and (before := self._seen.setdefault(_text(member), number)) != number:
+                raise UserError(f"the same values as of number {before}; each network should be another one")
+            if parent is not None and (type(parent) is not int or parent not in self._asked
+                                       or self._asked[parent].wrong):
+                raise UserError(f"{parent!r} is no parent; it should be the number of a network that was asked for")
         except UserError as error:
             return Asked(number, dict(values), wrong=f"ask({number}): {error}")
-
-    def _right(self, number: int, values: Mapping[str, Any], parent: Any) -> Asked:
-        """What was asked for, if it is right.
-
-        Raises:
-            UserError: it is not.
-        """
-        member = member_of(self._space, values)
-        if parent is not None:
-            if isinstance(parent, bool) or not isinstance(parent, int) or self._is_unfit(parent):
-                raise UserError(f"{parent!r} is no parent; it should be the number of a network that was asked for")
-            return Asked(number, member, parent)
-        if (before := self._seen.setdefault(_text(member), number)) != number:
-            raise UserError(f"the same values as of number {before}; each network should be another one")
-        return Asked(number, member)
-
-    def _is_unfit(self, parent: int) -> bool:
-        return parent not in self._asked or bool(self._asked[parent].wrong)
+        return Asked(number, member, parent)
 
 
 def fitting(space: Space, values: Mapping[str, Any]) -> Member | None:
