@@ -12,6 +12,7 @@ import re
 import subprocess
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import IO
 
 from launch.leftovers import remove_leftovers
@@ -145,8 +146,6 @@ def _pass_on(source: IO[bytes], target: int, notices: Notices, hear: Callable[[b
 
 def _write(target: int, data: bytes) -> None:
     """All of it; a full disk, or a reader that is gone, is no reason to let the launch stand still."""
-    try:
+    with suppress(OSError):
         while data:
             data = data[os.write(target, data):]
-    except OSError:
-        pass

@@ -151,8 +151,8 @@ def _job(id_: str, nodes: str, elapsed: str, partition: str, name: str, comment:
          listed: str, reason: str, script: str) -> SlurmJob:
     # The time is INVALID where the clocks of a cluster differ.
     job = SlurmJob(id_, int(nodes.rstrip("KM")) * _TIMES[nodes.lstrip("0123456789")], clock_s(elapsed), partition, name,
-                   user=user, state=state, start=start, listed=listed, script=script if script.startswith("/") else "",
-                   reason="" if reason == "None" else reason.strip("()"))
+                   user=user, state=state, start=start, script=script if script.startswith("/") else "",
+                   listed="" if listed == "(null)" else listed, reason="" if reason == "None" else reason.strip("()"))
     try:
         return replace(job, **parse_comment(id_, comment)._asdict())
     except InputError as error:

@@ -87,7 +87,8 @@ def run(args: argparse.Namespace) -> int:
     means = Means(0 if spec.policy.own_samples else nodes, cluster.gpus_per_node)
     choice = choose_cache(spec, opened, means)
     spec = with_cache(spec, choice.cache)
-    found, origin = _rates(args, spec, sample, whole)
+    found, origin = known_rates_of(spec, args.spec, args.rates, sample, whole) or (
+        estimated_rates(spec, sample, whole.gpus_per_node), "estimated")
     rates = with_sharing(spec, with_epochs(spec, found, len(data.train)))
     policies = {**POLICIES, spec.policy.name: spec.policy}  # it may be one of the user's own
     outcomes = [simulate(rates, cluster, policy, spec.options, Costs()) for policy in policies.values()]
@@ -147,12 +148,6 @@ def _some_gpus(spec: Spec, per_node: int | None) -> int:
     if per_node:
         return per_node * -(-least // per_node)
     return max(least, min(len(spec.networks), _MOST_BY_ITSELF))
-
-
-def _rates(args: argparse.Namespace, spec: Spec, sample: SampleSpec, cluster: Cluster) -> tuple[RateTable, str]:
-    """The best rates that there are, and where they come from."""
-    known = known_rates_of(spec, args.spec, args.rates, sample, cluster)
-    return known or (estimated_rates(spec, sample, cluster.gpus_per_node), "estimated")
 
 
 def _profiling(args: argparse.Namespace, spec: Spec, sample: SampleSpec, rates: RateTable, cluster: Cluster

@@ -6,8 +6,8 @@ import fcntl
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
+from pkgutil import resolve_name
 
 from fleet.errors import UserError
 from fleet.export.tracked import TrackedRun
@@ -80,9 +80,8 @@ def load(name: str) -> Callable[[TrackedRun, Path], None]:
     Raises:
         UserError: it is not installed.
     """
-    module, _, function = TRACKERS[name].write.partition(":")
     try:
-        add: Callable[[TrackedRun, Path], None] = getattr(import_module(module), function)
+        add: Callable[[TrackedRun, Path], None] = resolve_name(TRACKERS[name].write)
     except ImportError as error:
         raise UserError(f"{name} needs a library that cannot be imported ({error}): "
                         "pip install 'fleet-ensemble[track]'") from error

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 from fleet.errors import FleetError, UserError
 from fleet.jobs.holding import DeferredSignals, HeldJobs
@@ -28,7 +28,6 @@ KEEP_S = 60.0  # for which nodes are kept free at least, where nobody says for w
 TELL_MIN = 1.0  # between two lines that say that a job has not begun yet
 
 GiveBack = Callable[[str, int, float], Sequence[str]]
-Answer = TypeVar("Answer")
 Costs = Callable[[Sequence[SlurmJob]], list[RunningJob]]
 
 
@@ -253,24 +252,24 @@ class _Course:
                 self._keep_back(found)
                 self._act(minute, found)
             self.room.touch()
-            if (ended := self._end(minute)) is not None:
+            if (ended := self._end(minute, found)) is not None:
                 is_good, said = ended
                 self.diary.note("end", said, freed=self.eviction.freed)
                 return is_good
             sleep(pause)
-            found = self._ask(self.machine.look)
+            found = self._look()
 
-    def _ask(self, question: Callable[[], Answer]) -> Answer | None:
+    def _look(self) -> Candidates | None:
         """What Slurm answers; None while it is silent."""
         try:
-            answer = question()
+            found = self.machine.look()
         except InputError as error:  # it may answer again
             if str(error) != self.silence:
                 self.diary.note("silent", f"{error}; it is asked again")
             self.silence = str(error)
             return None
         self.silence = ""
-        return answer
+        return found
 
     def _keep_back(self, found: Candidates) -> None:
         """Before a node becomes free: hold what waits and would take it, and have no more of that handed in."""
@@ -317,7 +316,7 @@ class _Course:
             self.freed.ask(job, nodes)
             self.eviction.taken(job, len(nodes), job in found.signals)
 
-    def _end(self, minute: float) -> tuple[bool, str] | None:
+    def _end(self, minute: float, found: Candidates | None) -> tuple[bool, str] | None:
         """Whether it has ended well, and why it has ended; None while it goes on."""
         late = minute > self.eviction.deadline_min + PATIENCE_S / 60
         given_up = f"it is given up {PATIENCE_S / 60:g} min after the deadline"
@@ -329,15 +328,13 @@ class _Course:
         if (job := self.keeping.job) is None:
             over = max(self.eviction.deadline_min, self.free_min + KEEP_S / 60)
             return (True, f"they are no longer kept free, after {minute:.1f} min") if minute >= over else None
-        stands = self._ask(slurm_jobs.find_jobs)
-        if stands is None or (job in stands and stands[job].waits):
-            return self._waits(job, stands or {}, minute, given_up if late else "")
-        return True, f"job {job} is {stands[job].state if job in stands else 'gone'} after {minute:.1f} min"
+        now = None if found is None else found.standing.get(job)
+        if found is None or (now is not None and now.waits):
+            return self._waits(job, now.reason if now else "", minute, given_up if late else "")
+        return True, f"job {job} is {now.state if now else 'gone'} after {minute:.1f} min"
 
-    def _waits(self, job: str, stands: Mapping[str, SlurmJob], minute: float, given_up: str
-               ) -> tuple[bool, str] | None:
+    def _waits(self, job: str, reason: str, minute: float, given_up: str) -> tuple[bool, str] | None:
         """The urgent job has not begun: say so now and then, with what is known of why, or give it up."""
-        reason = stands[job].reason if job in stands else ""
         others = self.freed.told()
         why = "; ".join([*([f"Slurm says {reason}"] if reason else []), *([others] if others else [])])
         why = f" ({why})" if why else ""

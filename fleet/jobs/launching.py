@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -42,16 +43,13 @@ def say(text: str) -> None:
 
 def refusal(folder: Path) -> StorageError | None:
     """What the file system says to a mebibyte, where it refuses: until that is mended no job would do better."""
-    probe = folder / ".probe.tmp"
     try:
-        with storing(probe, _PROBE_BYTES):
+        with storing(folder / ".probe.tmp", _PROBE_BYTES):
             folder.mkdir(parents=True, exist_ok=True)
-            probe.write_bytes(bytes(_PROBE_BYTES))
+            with tempfile.TemporaryFile(dir=folder) as probe:
+                probe.write(bytes(_PROBE_BYTES))
     except StorageError as error:
         return error
-    finally:
-        with suppress(OSError):
-            probe.unlink(missing_ok=True)
     return None
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import math
 import os
 import pwd
+import tempfile
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -84,16 +85,12 @@ def _touch(folder: Path, user: int, ahead_s: float) -> None:
 
 def wait_s(paths: RunPaths) -> float:
     """For how many seconds the next job of a run should wait; 0.0 where no eviction is at work."""
-    probe = paths.jobs / f".now-{os.getpid()}.tmp"
     try:
         touched = paths.making_room.stat().st_mtime
-        probe.touch()
-        now = probe.stat().st_mtime  # of the same clock
+        with tempfile.TemporaryFile(dir=paths.jobs) as probe:
+            now = os.fstat(probe.fileno()).st_mtime  # of the same clock
     except OSError:
         return 0.0
-    finally:
-        with suppress(OSError):
-            probe.unlink(missing_ok=True)
     return max(0.0, touched + LASTS_S - now)
 
 

@@ -14,7 +14,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from multiprocessing import Pipe
 from pathlib import Path
@@ -69,7 +69,9 @@ def try_networks(spec: Spec, sample: SampleSpec, networks: Sequence[int], rates:
     while left:
         before = len(left)
         request = Request(spec, sample, tuple(left), rates, steps, int(_SHARE * free_memory()), samples or {})
-        with _process(request) as process:
+        # What the process leaves in its folder, as it is ended, goes with that.
+        with (tempfile.TemporaryFile() as log, tempfile.TemporaryDirectory(prefix="fleet-check-") as temporary,
+              closing(_Process(request, log, temporary)) as process):
             for trial in _watched(process, request, done):
                 done.trials[trial.network] = trial
                 left.remove(trial.network)
@@ -118,21 +120,11 @@ class _Process:
         lines = [line.strip() for line in self._log.read().decode(errors="replace").splitlines() if line.strip()]
         return f"; the last that was printed: {lines[-1][:200]}" if lines else ""
 
-    def end(self) -> int:
-        """End it, however it is; returns the status that it had ended with, if it had."""
+    def close(self) -> None:
+        """End it, however it is."""
         self.popen.kill()
         self.said.close()
-        return self.popen.wait()
-
-
-@contextmanager
-def _process(request: Request) -> Iterator[_Process]:
-    with tempfile.TemporaryFile() as log, tempfile.TemporaryDirectory(prefix="fleet-check-") as temporary:
-        process = _Process(request, log, temporary)  # what it leaves there, as it is ended, goes with the folder
-        try:
-            yield process
-        finally:
-            process.end()
+        self.popen.wait()
 
 
 def _watched(process: _Process, request: Request, done: Trials) -> Iterator[Trial]:

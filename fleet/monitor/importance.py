@@ -88,8 +88,7 @@ def _by_optuna(search: SearchReport, keys: Sequence[str], ranked: Sequence[Tried
     for one in ranked:
         values = {key: one.values[key] if isinstance(search.space[key], Range) else repr(one.values[key])
                   for key in keys}
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")
+        with warnings.catch_warnings(action="ignore"):
             study.add_trial(optuna.create_trial(params=values, value=one.value, distributions=space))
     found = optuna.importance.get_param_importances(study, evaluator=optuna.importance.PedAnovaImportanceEvaluator())
     return [found.get(key, 0.0) for key in keys], (

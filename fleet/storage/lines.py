@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 from collections.abc import Iterator, Sequence
 from datetime import datetime
 from pathlib import Path
@@ -16,9 +17,11 @@ from fleet.storage.files import patiently, storing
 def open_lines(path: Path) -> io.FileIO:
     """Open a file of JSON lines for appending; if a killed process left half a line at the end, it is ended."""
     # Without a buffer: what the disk had no room for is not tried again when the file is closed.
-    file = open(path, "ab", buffering=0)  # noqa: SIM115 - the caller closes it
-    if _is_torn(path):
-        file.write(b"\n")
+    file = open(path, "a+b", buffering=0)  # noqa: SIM115 - the caller closes it
+    if file.tell():
+        file.seek(-1, os.SEEK_END)
+        if file.read() != b"\n":
+            file.write(b"\n")
     return file
 
 
@@ -72,12 +75,3 @@ def read_lines(path: Path, start: int = 0, words: Sequence[str] = ()) -> Iterato
                 continue
             if isinstance(record, dict):
                 yield record
-
-
-def _is_torn(path: Path) -> bool:
-    """Whether a killed process left half a line at the end."""
-    with open(path, "rb") as file:
-        if not file.seek(0, 2):
-            return False
-        file.seek(-1, 2)
-        return file.read() != b"\n"

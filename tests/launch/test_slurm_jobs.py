@@ -16,7 +16,8 @@ def commented(made_up, comment):
 
 def test_jobs_stand_as_slurm_says(made_up):
     made_up.set({"17": {"nodes": 4, "hosts": "n2,n1", "script": "/runs/a/job.sh"},
-                 "3_1": {"state": "COMPLETING", "user": "you", "partition": "high", "elapsed": "0:10"},
+                 "3_1": {"state": "COMPLETING", "user": "you", "partition": "high", "elapsed": "0:10",
+                         "hosts": "(null)"},
                  "18": {"state": "PENDING", "nodes": "2K", "start": "N/A", "reason": "(JobHeldUser)"}})
     jobs = find_jobs()
     assert jobs["17"] == SlurmJob("17", 4, 3600, "low", "job", user="me", start=START, listed="n2,n1",

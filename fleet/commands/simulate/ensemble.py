@@ -31,7 +31,7 @@ from fleet.errors import UserError
 from fleet.plugins import find_policy
 from fleet.terminal import bar, print_table
 from fleet.units import counted
-from scheduler.base import MOST_SLOTS, Cluster, Options, RateTable
+from scheduler.base import MOST_SLOTS, Cluster, RateTable
 from scheduler.ensemble.costs import Costs
 from scheduler.ensemble.pace import Stream
 from scheduler.ensemble.policies import POLICIES, Policy
@@ -110,8 +110,11 @@ def run(args: argparse.Namespace) -> None:
         rates = redraw_epochs(rates, options.seed)
     if not options.peak_limited:  # the rates that the networks have, too
         rates = as_printed(rates, cluster.whole_gpus)
-    told = rates if is_online else _told(args, rates, cluster.whole_gpus, options)
-    learning = _learning(args, options) if is_online else None
+    told, learning = rates, None
+    if is_online:
+        learning = Learning(math.log(args.prior_factor or _FACTOR), args.rate_error, seed=options.seed)
+    elif args.rate_error:
+        told = steadied(with_errors(rates, args.rate_error, options.seed), cluster.whole_gpus)
     outcomes = [simulate(rates, cluster, policy, options, _costs(args, policy), _stream(args, policy), told, learning)
                 for policy in policies]
     if args.plot:
@@ -150,16 +153,6 @@ def _cluster(args: argparse.Namespace, rates: RateTable) -> Cluster:
     if args.sharing is not None and not is_shared:
         raise UserError("--sharing: with --per-device 1 no GPU is shared; leave it out, or give --per-device auto")
     return cluster_of(args, rates.gpus_per_node, args.per_device or len(rates.sharing), args.per_device is not None)
-
-
-def _told(args: argparse.Namespace, rates: RateTable, gpus: int, options: Options) -> RateTable:
-    if not args.rate_error:
-        return rates
-    return steadied(with_errors(rates, args.rate_error, options.seed), gpus)
-
-
-def _learning(args: argparse.Namespace, options: Options) -> Learning:
-    return Learning(math.log(args.prior_factor or _FACTOR), args.rate_error, seed=options.seed)
 
 
 def _costs(args: argparse.Namespace, policy: Policy) -> Costs:
