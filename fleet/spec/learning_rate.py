@@ -1,58 +1,101 @@
-"""The learning rate schedules of Keras: their names, and their arguments with what these mean.
+"""The learning rate schedules of Keras: numbers that follow from the step alone; their arguments, and what these mean.
 
 Keras is not imported for them; a test compares them with what it has.
 """
 
 from __future__ import annotations
 
+import inspect
 import math
-from collections.abc import Mapping
+from bisect import bisect_left
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 
-def _argument(kind: str, description: str) -> dict[str, Any]:
-    return {"type": kind, "description": description}
+def _cosine(step: float, initial_learning_rate: float, decay_steps: float, alpha: float = 0.0,
+            warmup_target: float | None = None, warmup_steps: float = 0) -> float:
+    first = initial_learning_rate
+    if warmup_target is not None:
+        if step < warmup_steps:
+            return first + (warmup_target - first) * step / warmup_steps
+        step, first = step - warmup_steps, warmup_target
+    return first * _along_cosine(min(step, decay_steps) / decay_steps, alpha)
 
 
-_INITIAL = _argument("number", "Learning rate of the first step.")
-_STEPS = _argument("number", "Number of steps over which the learning rate decays.")
-_ALPHA = _argument("number", "Learning rate at the end, as a share of the initial one.")
-_RATE = _argument("number", "Factor by which the learning rate falls every decay_steps steps.")
-_STAIRCASE = _argument("boolean", "Whether the learning rate falls only once every decay_steps steps.")
-
-# name -> argument -> its JSON Schema
-SCHEDULES: dict[str, dict[str, dict[str, Any]]] = {
-    "CosineDecay": {
-        "initial_learning_rate": _INITIAL, "decay_steps": _STEPS, "alpha": _ALPHA,
-        "warmup_target": _argument("number", "Learning rate after the warm-up, from which it then decays."),
-        "warmup_steps": _argument("number", "Number of steps in which the learning rate rises to warmup_target.")},
-    "CosineDecayRestarts": {
-        "initial_learning_rate": _INITIAL,
-        "first_decay_steps": _argument("number", "Number of steps up to the first restart."),
-        "t_mul": _argument("number", "How many times longer each period is than the one before."),
-        "m_mul": _argument("number", "What the learning rate is multiplied by at each restart."),
-        "alpha": _ALPHA},
-    "ExponentialDecay": {
-        "initial_learning_rate": _INITIAL, "decay_steps": _STEPS, "decay_rate": _RATE, "staircase": _STAIRCASE},
-    "InverseTimeDecay": {
-        "initial_learning_rate": _INITIAL, "decay_steps": _STEPS,
-        "decay_rate": _argument("number", "The learning rate is divided by 1 + decay_rate * step / decay_steps."),
-        "staircase": _STAIRCASE},
-    "PiecewiseConstantDecay": {
-        "boundaries": _argument("array", "The steps at which the learning rate changes."),
-        "values": _argument("array", "The learning rates between the boundaries, one more than there are boundaries.")},
-    "PolynomialDecay": {
-        "initial_learning_rate": _INITIAL, "decay_steps": _STEPS,
-        "end_learning_rate": _argument("number", "Learning rate after the last of the decay_steps steps."),
-        "power": _argument("number", "Power of the polynomial; 1 makes a straight line."),
-        "cycle": _argument("boolean", "Whether the decay starts again, over more steps, whenever it has ended.")},
-}
+def _along_cosine(share: float, alpha: float, height: float = 1.0) -> float:
+    return (1 - alpha) * 0.5 * height * (1 + math.cos(math.pi * share)) + alpha
 
 
-# The arguments without a default, whichever schedule has them.
-_NEEDED = {"initial_learning_rate", "decay_steps", "first_decay_steps", "decay_rate", "boundaries", "values"}
+def _restarts(step: float, initial_learning_rate: float, first_decay_steps: float, t_mul: float = 2.0,
+              m_mul: float = 1.0, alpha: float = 0.0) -> float:
+    share = step / first_decay_steps
+    if t_mul == 1:
+        restarts = math.floor(share)
+        share -= restarts
+    else:
+        restarts = math.floor(math.log(1 - share * (1 - t_mul)) / math.log(t_mul))
+        share = (share - (1 - t_mul**restarts) / (1 - t_mul)) / t_mul**restarts
+    return initial_learning_rate * _along_cosine(share, alpha, m_mul**restarts)
+
+
+def _periods(step: float, decay_steps: float, staircase: bool) -> float:
+    return math.floor(step / decay_steps) if staircase else step / decay_steps
+
+
+def _exponential(step: float, initial_learning_rate: float, decay_steps: float, decay_rate: float,
+                 staircase: bool = False) -> float:
+    return float(initial_learning_rate * decay_rate**_periods(step, decay_steps, staircase))
+
+
+def _inverse(step: float, initial_learning_rate: float, decay_steps: float, decay_rate: float,
+             staircase: bool = False) -> float:
+    return initial_learning_rate / (1 + decay_rate * _periods(step, decay_steps, staircase))
+
+
+def _piecewise(step: float, boundaries: Sequence[float], values: Sequence[float]) -> float:
+    return values[bisect_left(boundaries, step)]
+
+
+def _polynomial(step: float, initial_learning_rate: float, decay_steps: float, end_learning_rate: float = 0.0001,
+                power: float = 1.0, cycle: bool = False) -> float:
+    if cycle:
+        decay_steps *= math.ceil(step / decay_steps) or 1
+    share = min(step, decay_steps) / decay_steps
+    return float((initial_learning_rate - end_learning_rate) * (1 - share)**power + end_learning_rate)
+
+
+SCHEDULES: dict[str, Callable[..., float]] = {
+    "CosineDecay": _cosine, "CosineDecayRestarts": _restarts, "ExponentialDecay": _exponential,
+    "InverseTimeDecay": _inverse, "PiecewiseConstantDecay": _piecewise, "PolynomialDecay": _polynomial}
+
+# What an argument means; of a schedule where it means something else.
+_MEANS = {
+    "initial_learning_rate": "Learning rate of the first step.",
+    "decay_steps": "Number of steps over which the learning rate decays.",
+    "alpha": "Learning rate at the end, as a share of the initial one.",
+    "warmup_target": "Learning rate after the warm-up, from which it then decays.",
+    "warmup_steps": "Number of steps in which the learning rate rises to warmup_target.",
+    "first_decay_steps": "Number of steps up to the first restart.",
+    "t_mul": "How many times longer each period is than the one before.",
+    "m_mul": "What the learning rate is multiplied by at each restart.",
+    "decay_rate": "Factor by which the learning rate falls every decay_steps steps.",
+    "InverseTimeDecay.decay_rate": "The learning rate is divided by 1 + decay_rate * step / decay_steps.",
+    "staircase": "Whether the learning rate falls only once every decay_steps steps.",
+    "boundaries": "The steps at which the learning rate changes.",
+    "values": "The learning rates between the boundaries, one more than there are boundaries.",
+    "end_learning_rate": "Learning rate after the last of the decay_steps steps.",
+    "power": "Power of the polynomial; 1 makes a straight line.",
+    "cycle": "Whether the decay starts again, over more steps, whenever it has ended."}
+
 _PERIODS = {"decay_steps", "first_decay_steps"}  # by which Keras divides
-_KINDS = {"number": "a number", "boolean": "true or false", "array": "a list of numbers"}
+# type -> what it is called in a JSON Schema, and for people
+_KINDS = {"float": ("number", "a number"), "float | None": ("number", "a number"),
+          "bool": ("boolean", "true or false"), "Sequence[float]": ("array", "a list of numbers")}
+
+
+def arguments_of(name: str) -> dict[str, inspect.Parameter]:
+    """The arguments of a schedule, beside the step."""
+    return dict(list(inspect.signature(SCHEDULES[name]).parameters.items())[1:])
 
 
 def check_schedule(settings: Mapping[str, Any]) -> None:
@@ -64,19 +107,18 @@ def check_schedule(settings: Mapping[str, Any]) -> None:
         ValueError: it does not; the message says what there is, or what would be right.
     """
     name = settings.get("name")
-    known = SCHEDULES.get(name) if isinstance(name, str) else None
-    if known is None:
+    if not isinstance(name, str) or name not in SCHEDULES:
         raise ValueError(f"a learning-rate schedule is a mapping with `name:` (one of {', '.join(SCHEDULES)}) and the "
                          "arguments that Keras documents for it")
-    problems = []
+    problems, known = [], arguments_of(name)
     if unknown := sorted(map(str, settings.keys() - {"name", *known})):
         problems.append(f"the schedule {name} takes no {', '.join(unknown)}; its arguments are {', '.join(known)}")
-    for argument, schema in known.items():
-        if argument not in settings or (settings[argument] is None and argument not in _NEEDED):
+    for argument in (one for one in known if one in settings):
+        value, (kind, words) = settings[argument], _KINDS[known[argument].annotation]
+        if value is None and known[argument].default is not inspect.Parameter.empty:
             continue  # None is Keras' default of those that can be None
-        value = settings[argument]
-        if not _is_of_kind(value, schema["type"]):
-            problems.append(f"the schedule {name} wants {_KINDS[schema['type']]} for {argument}, not {value!r}")
+        if not _is_of_kind(value, kind):
+            problems.append(f"the schedule {name} wants {words} for {argument}, not {value!r}")
         elif argument in _PERIODS and value <= 0:
             problems.append(f"the schedule {name} wants a number above 0 for {argument}, not {value!r}")
     if problems:
@@ -89,14 +131,14 @@ def required(name: str) -> list[str]:
     >>> required("CosineDecay")
     ['initial_learning_rate', 'decay_steps']
     """
-    return [argument for argument in SCHEDULES[name] if argument in _NEEDED]
+    return [argument for argument, one in arguments_of(name).items() if one.default is inspect.Parameter.empty]
 
 
 def problem_of_whole(settings: Mapping[str, Any]) -> str:
     """What a schedule still lacks that :func:`check_schedule` has let pass; nothing where it is whole."""
     name = settings["name"]
     if missing := [argument for argument in required(name) if argument not in settings]:
-        return f"the schedule {name} lacks {', '.join(missing)}; its arguments are {', '.join(SCHEDULES[name])}"
+        return f"the schedule {name} lacks {', '.join(missing)}; its arguments are {', '.join(arguments_of(name))}"
     if name == "PiecewiseConstantDecay":
         boundaries, values = settings["boundaries"], settings["values"]
         if len(values) != len(boundaries) + 1 or list(boundaries) != sorted(set(boundaries)):
@@ -120,5 +162,8 @@ def schedule_schema() -> dict[str, Any]:
     """
     return {"anyOf": [{"type": "number", "exclusiveMinimum": 0}, *(
         {"type": "object", "title": name, "additionalProperties": False, "properties": {
-            "name": {"const": name, "description": "Name of the schedule, as Keras calls it."}, **arguments}}
-        for name, arguments in SCHEDULES.items())]}
+            "name": {"const": name, "description": "Name of the schedule, as Keras calls it."},
+            **{argument: {"type": _KINDS[one.annotation][0],
+                          "description": _MEANS.get(f"{name}.{argument}") or _MEANS[argument]}
+               for argument, one in arguments_of(name).items()}}}
+        for name in SCHEDULES)]}

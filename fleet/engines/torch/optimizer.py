@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import inspect
 import itertools
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -17,10 +18,10 @@ import torch
 
 from fleet.engines.own import own_optimizer
 from fleet.engines.torch.flat import Flat
-from fleet.engines.torch.schedules import rate_at
 from fleet.errors import SettingError
 from fleet.spec import Optimizer
-from fleet.spec.model import told_as
+from fleet.spec.learning_rate import SCHEDULES
+from fleet.spec.model import one_line, told_as
 
 NAMES = ("sgd", "adam", "adamw", "rmsprop", "nadam")
 _DECAY = 0.96  # of the momentum's schedule in nadam
@@ -261,3 +262,28 @@ class Updates:
 
 def _given(value: float | None, default: float) -> float:
     return default if value is None else value
+
+
+def rate_at(rate: float | Mapping[str, Any], step: int) -> float:
+    """The learning rate of a step, the first of which is 0.
+
+    Raises:
+        SettingError: the arguments of a schedule make no learning rate.
+
+    >>> halves = {"name": "ExponentialDecay", "initial_learning_rate": 1.0, "decay_steps": 10, "decay_rate": 0.5}
+    >>> rate_at(halves, 20), rate_at(0.1, 20)
+    (0.25, 0.1)
+    """
+    if not isinstance(rate, Mapping):
+        return rate
+    name = rate["name"]
+    given = {key: value for key, value in rate.items() if key != "name" and value is not None}
+    try:
+        found = float(SCHEDULES[name](step, **given))
+    except (TypeError, ValueError, ArithmeticError) as error:
+        raise SettingError(f"the schedule {name}: {one_line(error)[:300]}", "train", "optimizer", "learning_rate"
+                           ) from error
+    if not (math.isfinite(found) and found >= 0):
+        raise SettingError(f"the schedule {name} gives the learning rate {found} for step {step}; it should be a "
+                           "number from 0", "train", "optimizer", "learning_rate")
+    return found
