@@ -15,6 +15,7 @@ from typing import Any, TypeAlias
 from fleet.errors import UserError
 
 UP, DOWN = "max", "min"
+ACROSS_VALUES = ("concordance_correlation", "pearson_correlation")
 
 # What keras.losses has, by its snake-case name; each gives a number for every sample, or every pixel.
 LOSSES: tuple[str, ...] = (
@@ -23,20 +24,32 @@ LOSSES: tuple[str, ...] = (
     "kl_divergence", "log_cosh", "mean_absolute_error", "mean_absolute_percentage_error", "mean_squared_error",
     "mean_squared_logarithmic_error", "poisson", "sparse_categorical_crossentropy", "squared_hinge", "tversky")
 
-# What keras.metrics has -> the direction. Those of WITH_PARAMETERS are none without some.
-METRICS: dict[str, str] = {
-    **dict.fromkeys(("io_u", "one_hot_io_u", "precision_at_recall", "recall_at_precision", "sensitivity_at_specificity",
-                     "specificity_at_sensitivity"), UP),
-    **dict.fromkeys(("accuracy", "auc", "binary_accuracy", "binary_io_u", "categorical_accuracy",
-                     "concordance_correlation", "cosine_similarity", "f1_score", "f_beta_score", "mean_io_u",
-                     "one_hot_mean_io_u", "pearson_correlation", "precision", "r2_score", "recall",
-                     "sparse_categorical_accuracy", "sparse_top_k_categorical_accuracy", "top_k_categorical_accuracy",
-                     "true_negatives", "true_positives"), UP),
-    **dict.fromkeys(("binary_crossentropy", "categorical_crossentropy", "categorical_hinge", "false_negatives",
-                     "false_positives", "hinge", "kl_divergence", "log_cosh_error", "mean_absolute_error",
-                     "mean_absolute_percentage_error", "mean_squared_error", "mean_squared_logarithmic_error",
-                     "poisson", "root_mean_squared_error", "sparse_categorical_crossentropy", "squared_hinge"), DOWN)}
+# What keras.metrics has: whether more of it is better, the kinds of targets of which it means nothing, and the names.
+# Cross-entropies and overlaps are of shares from 0 to 1: of values they fall without end, or are the same whatever a
+# network gives. Of several labels of a sample there is no likeliest one. Correlations are of quantities.
+_METRICS: tuple[tuple[str, frozenset[str], tuple[str, ...]], ...] = (
+    (UP, frozenset({"value"}), (
+        "accuracy", "auc", "binary_accuracy", "binary_io_u", "f1_score", "f_beta_score", "precision",
+        "precision_at_recall", "recall", "recall_at_precision", "sensitivity_at_specificity",
+        "specificity_at_sensitivity", "true_negatives", "true_positives")),
+    (UP, frozenset({"value", "multilabel"}), (
+        "categorical_accuracy", "io_u", "mean_io_u", "one_hot_io_u", "one_hot_mean_io_u", "sparse_categorical_accuracy",
+        "sparse_top_k_categorical_accuracy", "top_k_categorical_accuracy")),
+    (UP, frozenset({"class", "multilabel", "mask"}), (*ACROSS_VALUES, "r2_score")),
+    (UP, frozenset(), ("cosine_similarity",)),
+    (DOWN, frozenset({"value"}), ("binary_crossentropy", "categorical_crossentropy", "categorical_hinge",
+                                  "false_negatives", "false_positives", "kl_divergence")),
+    (DOWN, frozenset({"value", "multilabel"}), ("sparse_categorical_crossentropy",)),
+    (DOWN, frozenset(), (
+        "hinge", "log_cosh_error", "mean_absolute_error", "mean_absolute_percentage_error", "mean_squared_error",
+        "mean_squared_logarithmic_error", "poisson", "root_mean_squared_error", "squared_hinge")))
+METRICS: dict[str, str] = {name: direction for direction, _, names in _METRICS for name in names}
+# The same of losses that are no metrics as well, and of all others.
+_UNFIT = {**dict.fromkeys(("binary_focal_crossentropy", "categorical_focal_crossentropy",
+                           "categorical_generalized_cross_entropy", "dice", "tversky"), frozenset({"value"})),
+          **{name: kinds for _, kinds, names in _METRICS for name in names}}
 
+# Those are nothing without some parameters.
 WITH_PARAMETERS = {"categorical_generalized_cross_entropy": "q", "io_u": "target_class_ids",
                    "one_hot_io_u": "target_class_ids", "precision_at_recall": "recall",
                    "recall_at_precision": "precision", "sensitivity_at_specificity": "specificity",
@@ -55,25 +68,6 @@ LOSS_DEFAULTS: dict[str, dict[str, Any]] = {
 LOSS_OF = {"class": "categorical_crossentropy", "multilabel": "binary_crossentropy", "value": "mean_squared_error",
            "mask": "categorical_crossentropy"}
 
-# What has no meaning for targets of a kind. Cross-entropies and overlaps are of shares from 0 to 1, and of values they
-# fall without end, or are the same whatever a network gives; the correlations of METRICS are of quantities.
-_OF_SHARES = ("binary_crossentropy", "binary_focal_crossentropy", "categorical_crossentropy",
-              "categorical_focal_crossentropy", "categorical_generalized_cross_entropy", "categorical_hinge", "dice",
-              "kl_divergence", "sparse_categorical_crossentropy", "tversky")
-_OF_CLASSES = ("accuracy", "auc", "binary_accuracy", "binary_io_u", "categorical_accuracy", "f1_score", "f_beta_score",
-               "false_negatives", "false_positives", "io_u", "mean_io_u", "one_hot_io_u", "one_hot_mean_io_u",
-               "precision", "precision_at_recall", "recall", "recall_at_precision", "sensitivity_at_specificity",
-               "sparse_categorical_accuracy", "sparse_top_k_categorical_accuracy", "specificity_at_sensitivity",
-               "top_k_categorical_accuracy", "true_negatives", "true_positives")
-ACROSS_VALUES = ("concordance_correlation", "pearson_correlation")
-_OF_QUANTITIES = (*ACROSS_VALUES, "r2_score")
-_OF_THE_LIKELIEST = ("categorical_accuracy", "io_u", "mean_io_u", "one_hot_io_u", "one_hot_mean_io_u",
-                     "top_k_categorical_accuracy")
-_SPARSE = ("sparse_categorical_accuracy", "sparse_categorical_crossentropy", "sparse_top_k_categorical_accuracy")
-_UNFIT: dict[str, frozenset[str]] = {
-    "class": frozenset(_OF_QUANTITIES), "mask": frozenset(_OF_QUANTITIES),
-    "multilabel": frozenset((*_OF_QUANTITIES, *_SPARSE, *_OF_THE_LIKELIEST)),
-    "value": frozenset((*_OF_SHARES, *_OF_CLASSES))}
 TARGETS = {"class": "classes", "multilabel": "labels that hold or not", "value": "values", "mask": "masks"}
 
 # The least that losses can be, where it is not 0; poisson has no least.
@@ -132,7 +126,7 @@ def unfit(measure: Measure, kind: str) -> str:
     ('AUC means nothing for targets that are values', '')
     """
     name = name_of(measure)
-    is_unfit = ":" not in name and snake(name) in _UNFIT[kind]
+    is_unfit = ":" not in name and kind in _UNFIT.get(snake(name), ())
     return f"{name} means nothing for targets that are {TARGETS[kind]}" if is_unfit else ""
 
 
