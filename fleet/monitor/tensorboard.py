@@ -7,7 +7,6 @@ be slow, and rank 0 has others to serve.
 
 from __future__ import annotations
 
-import io
 import math
 import os
 import socket
@@ -15,7 +14,6 @@ import time
 from collections import deque
 from collections.abc import Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 from fleet.domain.events import EpochEnded, Event
@@ -81,22 +79,17 @@ class TensorBoardObserver:
         for written in self._unwritten:
             written.result()
 
-    def _open(self, folder: Path) -> io.FileIO:
-        try:
-            return open(folder / self._name, "ab", buffering=0)
-        except FileNotFoundError:
-            folder.mkdir(parents=True, exist_ok=True)
-            return open(folder / self._name, "ab", buffering=0)
-
     def _write(self, network: str, event: Any) -> None:
         # Nothing stays open: a run may have more networks than a process may have open files.
         folder = self._paths.tensorboard(network)
-        with storing(folder), self._open(folder) as file:
-            events, now = [event], time.time()
-            if not file.tell():
-                hparams = self._hparams(chosen(self._networks[network]), network)
-                events = [self._make_event(wall_time=now, file_version="brain.Event:2"),
-                          self._make_event(wall_time=now, summary=hparams), event]
-            writer = self._record_writer(file)
-            for each in events:
-                writer.write(each.SerializeToString())
+        with storing(folder):
+            folder.mkdir(parents=True, exist_ok=True)
+            with open(folder / self._name, "ab", buffering=0) as file:
+                events, now = [event], time.time()
+                if not file.tell():
+                    hparams = self._hparams(chosen(self._networks[network]), network)
+                    events = [self._make_event(wall_time=now, file_version="brain.Event:2"),
+                              self._make_event(wall_time=now, summary=hparams), event]
+                writer = self._record_writer(file)
+                for each in events:
+                    writer.write(each.SerializeToString())

@@ -10,7 +10,7 @@ from itertools import count, pairwise
 from fleet.domain.events import Event, GroupChanged, GroupStarted, Started
 from fleet.domain.run import Broken, RunLaunch, RunState
 from fleet.spec import Spec
-from fleet.storage.event_log import Logged
+from fleet.storage.event_log import Logged, launches_of
 
 # What a launch may seem to overlap the next one, in seconds and as a share of its time: its own clock and that of the
 # file server, which dates it, never quite agree.
@@ -70,7 +70,9 @@ def placed(log: Iterable[Logged]) -> list[Placed]:
     """
     found: list[Placed] = []
     date, ends_date, began_s = 0.0, 0.0, 0.0  # of all that are side by side with the latest
-    for start, lines in _split(log):
+    for _, lines in launches_of(log):
+        if not isinstance(start := lines[0].event, Started):
+            continue
         own_s, first_s = lines[-1].t_s - lines[0].t_s, lines[0].t_s
         overlaps = 0 < start.date < ends_date - _JITTER_S - _DRIFT * (ends_date - date)
         is_beside = bool(found) and (overlaps if start.beside is None else start.beside)  # older logs do not say it
@@ -90,17 +92,6 @@ def placed(log: Iterable[Logged]) -> list[Placed]:
 def are_side_by_side(launches: Sequence[Placed | RunLaunch]) -> bool:
     """Whether some were at work at the same time."""
     return any(later.began_s < launch.ended_s for launch, later in pairwise(launches))
-
-
-def _split(log: Iterable[Logged]) -> list[tuple[Started, list[Logged]]]:
-    """Each launch's start, and its lines from that on."""
-    launches: list[tuple[Started, list[Logged]]] = []
-    for logged in log:
-        if isinstance(logged.event, Started):
-            launches.append((logged.event, []))
-        if launches:
-            launches[-1][1].append(logged)
-    return launches
 
 
 def _devices(launch: Placed) -> Iterable[int]:

@@ -128,11 +128,11 @@ def read_run(paths: RunPaths, kinds: Sequence[type[Kind]] = ()) -> Iterator[Logg
 
 def in_order(logs: Iterable[Iterable[Logged]]) -> Iterator[Logged]:
     """The events of several logs, as :func:`read_run` has them."""
-    launches = [launch for log in logs for launch in _launches(log)]
+    launches = [launch for log in logs for launch in launches_of(log)]
     return chain.from_iterable(events for _, events in sorted(launches, key=lambda launch: launch[0]))
 
 
-def _launches(log: Iterable[Logged]) -> list[tuple[float, list[Logged]]]:
+def launches_of(log: Iterable[Logged]) -> list[tuple[float, list[Logged]]]:
     """The launches of a log, each with its date; what comes before the first start is one as well."""
     launches: list[tuple[float, list[Logged]]] = []
     for logged in log:
