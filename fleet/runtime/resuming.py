@@ -8,7 +8,7 @@ from itertools import chain
 
 from fleet.domain import events as ev
 from fleet.domain.network import Standing
-from fleet.domain.run import RunState
+from fleet.domain.run import FOUND_DONE, RunState
 from fleet.monitor.timeline import state_of
 from fleet.runtime.launch import Launch
 from fleet.storage.event_log import in_order, logged_epochs, read_events
@@ -48,13 +48,17 @@ def resume(launch: Launch) -> Resumed:
     """
     spec, paths, is_alone = launch.spec, launch.paths, not launch.request.beside_others
     logs = {path: list(read_events(path)) for path in paths.event_logs()}
-    run = state_of(in_order(logs.values()), spec) if is_alone else RunState(spec)
+    told = state_of(in_order(logs.values()), spec)
+    run = told if is_alone else RunState(spec)
     results = Results(spec, paths, launch.epoch_samples, run, _parameters(launch),
                       lambda network: trial_identity(network, spec, launch.sample, launch.beside),
                       test=str(spec.data.test) if launch.is_tested else "", check=check_of(launch.fence))
     standings, states = recover(results, launch.found)
     lost = [] if launch.replayed else _lost(run, standings, states, launch.changes)
-    found = run.differing(standings) if is_alone else {}
+    found = told.differing(standings)
+    if not is_alone:  # why a network is done is told by nobody where its launch was killed; the rest others may yet log
+        found = {name: standing for name, standing in found.items()
+                 if standing.reason and told.standing(name).outcome in (None, FOUND_DONE)}
     run.take_up(standings)
     for sample in launch.inputs.left_out:
         results.add_bad(sample.name, sample.reason)

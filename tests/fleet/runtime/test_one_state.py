@@ -1,14 +1,18 @@
 """What a launch knows of its run after each event, beside what the log says: one state, however it comes about."""
 
+import json
 from dataclasses import astuple
 
 import pytest
 
+from fleet.domain.events import FoundStanding, NetworkFinished
 from fleet.monitor.timeline import state_of
+from fleet.runtime.resuming import resume
 from fleet.spec import load
 from fleet.storage.event_log import read_run
 from fleet.storage.paths import RunPaths
 from tests.examples import long_but_first
+from tests.fleet.runtime.runs import prepare
 from tests.fleet.runtime.test_searching import ENTRY, Run
 
 pytestmark = pytest.mark.usefixtures("quick")
@@ -70,3 +74,14 @@ def test_the_log_says_all_that_a_launch_knows_after_every_event_however_often_it
     while run.launch(turns=turns * (1 + run.seed)) is None:
         assert run.seed < 20
     assert sum(view.seen for view in views) > 30
+
+
+def test_beside_others_a_launch_says_why_a_network_is_done_whose_launch_was_killed_before_it_said_so(tmp_path):
+    run = Run(tmp_path, {}, models=MODELS, epochs=2)
+    assert run.launch() == 0
+    found = [resume(prepare(run.path, (0, 0, 0), beside_others=True)).found]
+    lines = run.paths.events.read_text().splitlines(keepends=True)
+    ends = [line for line in lines if json.loads(line)["event"] == NetworkFinished.word and '"b"' in line]
+    run.paths.events.write_text("".join(line for line in lines if line not in ends))
+    found.append(resume(prepare(run.path, (0, 0, 0), beside_others=True)).found)
+    assert found == [{}, {"b": FoundStanding(2, json.loads(ends[0])["reason"])}]
