@@ -18,9 +18,9 @@ from fleet.monitor.view import describe, make_view
 from fleet.prediction.ensembles import EnsembleResult, fed_alike, judge_ensembles, table_of, write_ensembles
 from fleet.runtime.admission import Admission
 from fleet.runtime.ahead import busy
+from fleet.runtime.beside import BesideOthers
 from fleet.runtime.coordinator import Coordinator, Files, Preamble, Search
 from fleet.runtime.earlier import earlier_of
-from fleet.runtime.harvest import Harvest
 from fleet.runtime.interrupt import Interruption
 from fleet.runtime.known_rates import Profile
 from fleet.runtime.launch import Launch
@@ -85,7 +85,7 @@ class CoordinatorSide:
         self._left = [network for network in spec.networks
                       if self._run.standing(network.name).outcome is None]  # when the launch begins
         self._rates = RateMemory(launch, self._left)
-        self._harvest = self._make_harvest(lease, tail)
+        self._beside = self._make_beside(lease, tail)
         self._events, self._view = EventLog(paths.events), make_view(self._run, launch.request.plain)
         self._tracking = Tracking([] if launch.replayed else places(spec.document.track, paths.root), paths,
                                   launch.request.spec)
@@ -98,10 +98,10 @@ class CoordinatorSide:
             self._view.on_pace, interruption,
             Preamble(self._before.unlogged, self._rates.remembered, self._before.found,
                      (launch.cache, *launch.changes, *self._before.changes), laps),
-            self._search(speeds.online is not None), self._harvest)
-        if self._harvest is not None:
-            self.results.check, self.results.pacing = self._harvest.leases.check, SharedPacing(paths.results)
-            self._harvest.leases.start()
+            self._search(speeds.online is not None), self._beside)
+        if self._beside is not None:
+            self.results.check, self.results.pacing = self._beside.leases.check, SharedPacing(paths.results)
+            self._beside.leases.start()
 
     def _setup(self, world: World, left_s: float | None) -> Setup:
         """What the launch is given.
@@ -109,7 +109,7 @@ class CoordinatorSide:
         Args:
             left_s: seconds to its end, where that is known.
         """
-        launch, elsewhere = self._launch, () if self._harvest is None else self._epochs_left
+        launch, elsewhere = self._launch, () if self._beside is None else self._epochs_left
         return Setup(launch.spec, launch.roles, launch.layout, launch.epoch_samples, world.outlives,
                      ends_s=None if left_s is None else self._events.now() + left_s,
                      first_epoch=self.first_epoch, replayed=tuple(launch.replayed_epochs()),
@@ -129,14 +129,14 @@ class CoordinatorSide:
         return {name: len(standing.history) for name in self.results.networks
                 if (standing := self._run.standing(name)).outcome is None}
 
-    def _make_harvest(self, lease: Lease | None, tail: RunTail) -> Harvest | None:
+    def _make_beside(self, lease: Lease | None, tail: RunTail) -> BesideOthers | None:
         """The networks that this launch is to hold; None where it holds all."""
         launch = self._launch
         if not launch.request.beside_others or lease is None:
             return None
         largest = max((network.min_gpus for network in launch.spec.networks), default=1)
         claims = Claims(self._epochs_left, max(1, len(launch.roles.trainers) // largest), launch.request.idle)
-        return Harvest(launch.paths, NetworkLeases(launch.paths, lease), claims, self.results, tail)
+        return BesideOthers(launch.paths, NetworkLeases(launch.paths, lease), claims, self.results, tail)
 
     def _search(self, learns: bool) -> Search:
         """What asks for networks and prunes them."""
@@ -170,9 +170,9 @@ class CoordinatorSide:
         """Write and print what came out; returns the exit status."""
         self._rates.close(self._run.launch)
         self.coordinator.stop()
-        if self._harvest is not None:
-            self._harvest.leases.close()
-            self._harvest.refresh()
+        if self._beside is not None:
+            self._beside.leases.close()
+            self._beside.refresh()
         self.results.write()
         self._events.close()
         self._tensorboard.close()

@@ -27,7 +27,7 @@ from fleet.ensemble.rates import known_sharing
 from fleet.errors import ExitStatus
 from fleet.monitor.eta import EstimateTimes, Estimator
 from fleet.runtime.admission import Admission
-from fleet.runtime.harvest import Harvest
+from fleet.runtime.beside import BesideOthers
 from fleet.runtime.interrupt import Interruption
 from fleet.runtime.known_rates import Profile
 from fleet.runtime.outside.clerk import Clerk
@@ -119,7 +119,7 @@ class Coordinator:
         show_pace: is told how far a group is: its network, the samples of the epoch, and samples/s.
         interruption: says when to stop before the end.
         search: what asks for networks and prunes them.
-        harvest: the networks that it holds, where several launches work at a time.
+        beside: the networks that it holds, where several launches work at a time.
 
     Attributes:
         status: how the launch ends, once it is over.
@@ -128,10 +128,11 @@ class Coordinator:
 
     def __init__(self, world: World, setup: Setup, speeds: Speeds, files: Files,
                  show: Sequence[Callable[[events.Event], None]], show_pace: Callable[[str, int, float], None],
-                 interruption: Interruption, past: Preamble, search: Search, harvest: Harvest | None = None) -> None:
+                 interruption: Interruption, past: Preamble, search: Search, beside: BesideOthers | None = None
+                 ) -> None:
         self._world, self._setup, self._files, self._past = world, setup, files, past
         self._given, self._show, self._show_pace, self._interruption = speeds.given, show, show_pace, interruption
-        self._results, self._log, self._harvest, self._search = files.results, files.log, harvest, search
+        self._results, self._log, self._beside, self._search = files.results, files.log, beside, search
         self._run = run = files.results.run
         self._checked_s = 0.0
         standings = self._run.standings
@@ -168,7 +169,7 @@ class Coordinator:
             bounds={network.name: (network.min_gpus, network.max_gpus) for network in spec.networks},
             time_scale=spec.resources.time_scale, date=self._log.date(),
             before_s=past.laps.seconds, slots=roles.slots, fills=roles.fills,
-            device=roles.unit, found=past.found, beside=None if self._harvest is None else self._harvest.is_beside))
+            device=roles.unit, found=past.found, beside=None if self._beside is None else self._beside.is_beside))
         if spec.schedule.rates is not None and self._given is not None:
             self._note(events.RatesGiven({network.name: network.rates for network in self._given.models}))
         first: Sequence[events.Event | None] = (past.remembered, known_sharing(self._setup), *past.unlogged,
@@ -189,8 +190,8 @@ class Coordinator:
         if not self._is_interrupted and (reason := self._interruption.reason()):
             self._is_interrupted = True
             self._handle(e.EndAsked(reason))
-        if self._harvest is not None:
-            for heard in self._harvest.look(self._log.now(), self._ensemble.training, self._is_interrupted):
+        if self._beside is not None:
+            for heard in self._beside.look(self._log.now(), self._ensemble.training, self._is_interrupted):
                 if isinstance(heard, e.Leased):
                     self._results.hear(heard.network, heard.standing)
                 self._handle(heard)
@@ -285,7 +286,7 @@ class Coordinator:
             self._check_rights()
 
     def _check_rights(self) -> None:
-        for right in (self._files.fence, None if self._harvest is None else self._harvest.leases):
+        for right in (self._files.fence, None if self._beside is None else self._beside.leases):
             if right is not None:
                 right.check()
 
@@ -295,7 +296,7 @@ class Coordinator:
         self._check_lease()
         match effect:
             case e.Tell(rank, tag, message):
-                self._world.tell(rank, tag, message if self._harvest is None else self._harvest.fenced(message))
+                self._world.tell(rank, tag, message if self._beside is None else self._beside.fenced(message))
             case e.Note(event):
                 self._note(event)
             case e.KeepParameters(network, parameters):

@@ -25,7 +25,7 @@ from fleet.storage.results import Results, take_up
 _EVERY_S, _SHARE = 1.0, 200  # between two looks at the logs of others, and how much longer than a look that is
 
 
-class Harvest:
+class BesideOthers:
     """The networks that this launch holds, and what the logs of other launches tell of the others.
 
     Args:
