@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+import argparse
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import NamedTuple
 
 
@@ -41,12 +41,7 @@ class Queue:
 
     def queue_of(self, options: Sequence[str]) -> str | None:
         """The queue that options of a submission name; None where they name none."""
-        short, *long = self.options
-        for word, following in pairwise([*options, ""]):
-            if word in self.options:
-                return following
-            if word.startswith(tuple(f"{one}=" for one in long)):
-                return word.partition("=")[2]
-            if word.startswith(short) and not word.startswith("--"):
-                return word[len(short):]
-        return None
+        parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
+        parser.add_argument(*self.options, dest="queue", nargs="?")
+        queue: str | None = parser.parse_known_args(options)[0].queue
+        return queue
