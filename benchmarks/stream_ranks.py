@@ -28,6 +28,7 @@ from fleet.stream.reader import Reader
 from fleet.stream.stall import Waiting
 from fleet.stream.window import Window
 from preprocess.base import RandomAccess
+from preprocess.loading import LOADING
 from preprocess.pipeline import Pipeline
 from preprocess.probe import probe
 from preprocess.sample import Affine
@@ -153,6 +154,7 @@ def run(world: World, job: Job) -> Outcome:
 
 def serve(world: World, roles: Roles, window: Window, pipeline: Pipeline) -> list[tuple[float, float, int]]:
     """A preprocessor; rank 0 also coordinates."""
+    LOADING.now()  # a run has the compiled loops once it has gone on for some seconds
     order = StrictOrder(pipeline, window.layout.chunk)
     preprocessor = Preprocessor(world, roles, NodeMemory(window), order, pipeline, None)
     world.gather(None)  # the readers have joined

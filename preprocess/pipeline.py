@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
@@ -24,6 +25,22 @@ _Arrays: TypeAlias = np.ndarray | Sequence[np.ndarray]
 _AT_ONCE = 64  # samples of a batch, which are in memory as they were before their random transforms
 
 
+class _Room(threading.local):
+    """Memory for samples of a batch as they are before their random transforms.
+
+    It is used again and again: to have fresh memory costs more than to cut and mirror a large image.
+    """
+
+    def __init__(self) -> None:
+        self._arrays = dict[tuple[tuple[int, ...], np.dtype], np.ndarray]()
+
+    def of(self, shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+        """Room for samples of a shape and type, (k, ...); only the newest is kept."""
+        if (shape, dtype) not in self._arrays:
+            self._arrays = {(shape, dtype): np.empty((_AT_ONCE, *shape), dtype)}
+        return self._arrays[shape, dtype]
+
+
 class Pipeline:
     """Prepares the samples of a source. Nothing is read until the first is asked for.
 
@@ -43,7 +60,7 @@ class Pipeline:
         self._chain = Chain(source, expecting(transforms, sample.unfinished), seed, fixed)
         self._carried = carried or sample.kept_target
         self._shape, self._dtype = sample.wire.shape, np.dtype(sample.wire.dtype)
-        self._target = sample.target
+        self._target, self._room = sample.target, _Room()
 
     @classmethod
     def probed(cls, source: Source, transforms: Sequence[Transform], seed: int) -> Pipeline:
@@ -116,25 +133,33 @@ class Pipeline:
         Returns:
             The samples that cannot be used, each with its position; their images are 0 and their targets marked.
         """
-        if not self._chain.is_random:
-            return self._each(indices, lambda index: self.finish(self.prepare(index), index, epoch, training), images,
-                              targets, self._target)
+        if not self._chain.is_random or LOADING.kernels is None:
+            return self._each(indices, lambda index: self._make(index, epoch, training), images, targets, self._target)
         everything, bad = np.fromiter(indices, np.int64), list[BadSample]()
         for first in range(0, len(everything), _AT_ONCE):
-            alike: dict[object, list[tuple[int, Part]]] = {}
+            alike = dict[object, tuple[np.ndarray, list[int], list[np.ndarray | None]]]()
             for position, index in enumerate(everything[first:first + _AT_ONCE].tolist(), first):
                 try:
-                    part = self.prepare(index)
-                    kind = tuple(each is not None and (each.shape, each.dtype) for each in part)
-                    alike.setdefault(kind, []).append((position, part))
+                    image, mask = self.prepare(index)
+                    kind = (image.shape, image.dtype), None if mask is None else (mask.shape, mask.dtype)
+                    room, positions, masks = alike.setdefault(kind, (self._room.of(*kind[0]), [], []))
+                    room[len(positions)] = image
+                    positions.append(position)
+                    masks.append(mask)
                 except BadSample as error:
                     bad.append(self._left_out(error, position, images, targets, self._target))
-            for found in alike.values():
-                positions, parts = zip(*found, strict=True)
-                made, masks = zip(*parts, strict=True)
-                bad += self._vary(made, None if masks[0] is None else masks, np.array(positions), everything, epoch,
-                                  images, targets, training)
+            for room, positions, masks in alike.values():
+                bad += self._vary(room[:len(positions)], [mask for mask in masks if mask is not None] or None,
+                                  np.array(positions), everything, epoch, images, targets, training)
         return sorted(bad, key=lambda error: error.position or 0)
+
+    def _make(self, index: int, epoch: int, training: bool) -> Part:
+        part, began = self.prepare(index), time.perf_counter()
+        try:
+            return self.finish(part, index, epoch, training)
+        finally:
+            if self._chain.is_random:
+                LOADING.spent(time.perf_counter() - began)
 
     def keep(self, indices: Iterable[int], images: np.ndarray, targets: np.ndarray) -> list[BadSample]:
         """Do the part that is worth keeping: the same as :meth:`load`, up to the first random transform.
