@@ -11,6 +11,7 @@ from fleet.errors import CheckpointError
 from fleet.spec import Resources, parse
 from preprocess.sample import ImageSpec, SampleSpec
 from scheduler.base import CommTime, Network, RateTable, StepTime
+from tests.fakes import Clock
 from tests.fleet.one_process import Launch
 
 SAMPLE = SampleSpec(ImageSpec((1, 1, 1), "uint8"), 3)
@@ -51,17 +52,12 @@ def test_a_step_takes_what_the_rates_say_and_eq_5_beyond_them(gpus, samples_per_
     assert group.rested == pytest.approx([0.5 * 6 / samples_per_s])
 
 
-class Clock:
-    """Time that passes only where a test says so."""
-
-    def __init__(self, monkeypatch):
-        self.now = 100.0
-        monkeypatch.setattr(time, "perf_counter", lambda: self.now)
-
-
 @pytest.fixture
 def clock(monkeypatch):
-    return Clock(monkeypatch)
+    """Time that passes only where a test says so."""
+    clock = Clock(100.0)
+    monkeypatch.setattr(time, "perf_counter", clock)
+    return clock
 
 
 class Late(Alone):

@@ -79,22 +79,16 @@ def models(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
 
 
-@pytest.fixture
-def build(monkeypatch):
-    def build(function, sample=SAMPLE):
-        from fleet.engines.keras.engine import KerasEngine
+def build(function, sample=SAMPLE):
+    from fleet.engines.keras.engine import KerasEngine
 
-        monkeypatch.setenv("TF_NUM_INTRAOP_THREADS", "1")  # another test of this process may have started TensorFlow
-        network, = parse({"models": [{"build": f"export_models:{function}"}]}).networks
-        return KerasEngine(Setup(sample, Resources(exchange="mpi"))).build(network, Alone())
-
-    return build
+    network, = parse({"models": [{"build": f"export_models:{function}"}]}).networks
+    return KerasEngine(Setup(sample, Resources(exchange="mpi"))).build(network, Alone())
 
 
 @pytest.mark.parametrize("sample", [SAMPLE, SCALED], ids=["plain", "scaled"])
 @pytest.mark.parametrize("function", ["branched", "insists"])
-def test_a_subclass_that_was_trained_is_loaded_without_its_code_and_gives_the_same_logits(
-        build, tmp_path, function, sample):
+def test_a_subclass_that_was_trained_is_loaded_without_its_code_and_gives_the_same_logits(tmp_path, function, sample):
     import keras
 
     trainable = build(function, sample)
@@ -112,22 +106,22 @@ def test_a_subclass_that_was_trained_is_loaded_without_its_code_and_gives_the_sa
     assert trainable.step(images, labels, 6).count == 6  # it can be trained on
 
 
-def test_a_subclass_that_only_its_own_code_can_run_is_exported_as_itself(build, tmp_path):
+def test_a_subclass_that_only_its_own_code_can_run_is_exported_as_itself(tmp_path):
     assert build("described", SCALED).try_export(tmp_path) == (
         "loading best.keras takes the module export_models and custom_objects with Described")
 
 
-def test_one_that_says_nothing_of_itself_fails_before_it_trains(build):
+def test_one_that_says_nothing_of_itself_fails_before_it_trains():
     with pytest.raises(ModelError, match="cannot be exported as best.keras: NotImplementedError: it says nothing of "
                                          "itself; build it from layers of Keras, or give its classes a get_config"):
         build("silent")
 
 
-def test_what_keras_loads_in_unsafe_mode_only_is_said_to_be_so(build, tmp_path):
+def test_what_keras_loads_in_unsafe_mode_only_is_said_to_be_so(tmp_path):
     assert build("anonymous").try_export(tmp_path) == "loading best.keras takes safe_mode=False"
 
 
-def test_the_memory_of_a_row_is_what_the_backward_pass_reads_of_it(build):
+def test_the_memory_of_a_row_is_what_the_backward_pass_reads_of_it():
     # Behind a scale by 2, a dense layer of 16 inputs and 3 outputs: its gradient reads the inputs, the loss the logits.
     row = build("anonymous").row_bytes()
     assert 16 * 4 * 3 <= row <= 16 * 4 * 3 + 30 * 3 * 4

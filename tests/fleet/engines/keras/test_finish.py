@@ -34,9 +34,7 @@ def test_a_graph_moves_pixels_as_numpy_does(dtype, shape, to):
 def of(sample, **train):
     from fleet.engines.keras.engine import KerasEngine
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TF_NUM_INTRAOP_THREADS", "1")  # another test of this process may have started TensorFlow before
-        engine = KerasEngine(Setup(sample, Resources(exchange="mpi")))
+    engine = KerasEngine(Setup(sample, Resources(exchange="mpi")))
     train = {"optimizer": {"name": "sgd", "learning_rate": 0.1, "momentum": 0.9}, **train}
     spec = parse({"models": [{"family": "cnn", "args": {"filters": [4], "dense": [8]}}], "train": train})
     return engine.build(spec.networks[0], Alone())

@@ -20,12 +20,6 @@ pytestmark = pytest.mark.tensorflow
 TARGETS = {"class": class_target(3), "multilabel": TargetSpec("multilabel", 3), "value": TargetSpec("value", 2)}
 
 
-@pytest.fixture(autouse=True)
-def one_thread(monkeypatch):
-    """Another test of this process may have started TensorFlow before."""
-    monkeypatch.setenv("TF_NUM_INTRAOP_THREADS", "1")
-
-
 def exported(folder, kind, **train):
     """Two networks, each in a file as a run leaves it, and what they give for some samples."""
     from fleet.engines.keras.engine import KerasEngine

@@ -3,11 +3,11 @@
 import numpy as np
 import pytest
 
+from fleet.comm.alone import Alone
 from fleet.engines.registry import make_engine
 from fleet.spec import parse
 from preprocess.sample import ImageSpec, SampleSpec
 from tests.examples import long_but_first
-from tests.fleet.engines.keras.test_optimizer import OneRank
 
 pytestmark = pytest.mark.tensorflow
 
@@ -21,12 +21,11 @@ def train(monkeypatch, model, optimizer, by_kernels, precision="float32", accumu
     from fleet.engines.keras import engine
 
     with monkeypatch.context() as patch:
-        patch.setenv("TF_NUM_INTRAOP_THREADS", "1")
         if not by_kernels:
             patch.setattr(engine, "use_kernels", lambda model, optimizer: None)
         spec = parse({"models": [model], "train": {"optimizer": optimizer, "precision": precision,
                                                          "batch": {"size": 12, "accumulate": accumulate}}})
-        trainable = make_engine(spec, SAMPLE, None, 0, 1).build(spec.networks[0], OneRank())
+        trainable = make_engine(spec, SAMPLE, None, 0, 1).build(spec.networks[0], Alone())
     random, losses = np.random.default_rng(0), []
     for size in (12, 12, 5, 12):
         images = random.normal(size=(size, 8, 8, 2)).astype(np.float32)
@@ -74,10 +73,9 @@ def test_a_third_of_the_operations_of_a_small_network_are_gone(monkeypatch):
     counts = []
     for by_kernels in (True, False):
         with monkeypatch.context() as patch:
-            patch.setenv("TF_NUM_INTRAOP_THREADS", "1")
             if not by_kernels:
                 patch.setattr(engine, "use_kernels", lambda model, optimizer: None)
-            trainable = make_engine(spec, SAMPLE, None, 0, 1).build(spec.networks[0], OneRank())
+            trainable = make_engine(spec, SAMPLE, None, 0, 1).build(spec.networks[0], Alone())
         graph = trainable._strides[NoExchange].get_concrete_function().graph.as_graph_def()
         counts.append(len(graph.node) + sum(len(function.node_def) for function in graph.library.function))
     assert counts[0] < 0.7 * counts[1]

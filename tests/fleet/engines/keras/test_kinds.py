@@ -3,6 +3,7 @@
 import numpy as np
 import pytest
 
+from fleet.comm.alone import Alone
 from fleet.engines.base import Setup, Sums
 from fleet.errors import ModelError, SettingError, SpecError
 from fleet.spec import Resources, parse
@@ -19,12 +20,6 @@ LOSS = {"class": "SparseCategoricalCrossentropy", "multilabel": "BinaryCrossentr
         "mask": "SparseCategoricalCrossentropy"}
 
 
-class OneRank:
-    """A group of one rank, without MPI."""
-
-    size, rank, is_master = 1, 0, True
-
-
 def build(kind, model=None, **train):
     from fleet.engines.keras.engine import KerasEngine
 
@@ -32,9 +27,7 @@ def build(kind, model=None, **train):
     sample = SampleSpec(ImageSpec((4, 4, 1), "float32"), target.outputs, target=target)
     content = parse({"models": [model or {"family": "softmax"}],
                      "train": {"optimizer": {"learning_rate": 0.1, "momentum": 0.9}, **train}})
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TF_NUM_INTRAOP_THREADS", "1")
-        return KerasEngine(Setup(sample, Resources(exchange="mpi"))).build(content.networks[0], OneRank())
+    return KerasEngine(Setup(sample, Resources(exchange="mpi"))).build(content.networks[0], Alone())
 
 
 def batch(kind, rows=12):

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from fleet.comm.alone import Alone
 from fleet.engines.base import Setup
 from fleet.errors import CheckpointError
 from fleet.spec import Resources, parse
@@ -16,12 +17,6 @@ from tests.examples import long_but_first
 from tests.fleet.engines.keras.taken import begin
 
 pytestmark = pytest.mark.tensorflow
-
-
-class OneRank:
-    """A group of one rank, without MPI."""
-
-    size, rank, is_master = 1, 0, True
 
 
 def network(**train):
@@ -37,9 +32,7 @@ SAMPLE = SampleSpec(ImageSpec((8, 8, 1), "uint8"), 3, Affine(0.5, 0.5))
 def engine():
     from fleet.engines.keras.engine import KerasEngine
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TF_NUM_INTRAOP_THREADS", "1")  # another test of this process may have started TensorFlow before
-        return KerasEngine(Setup(SAMPLE, Resources(exchange="mpi")))
+    return KerasEngine(Setup(SAMPLE, Resources(exchange="mpi")))
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +52,7 @@ def batch():
     {"precision": "mixed_bfloat16"},
 ])
 def test_a_network_learns_with_every_setting(engine, batch, train):
-    trainable = engine.build(network(**train), OneRank())
+    trainable = engine.build(network(**train), Alone())
     losses = [trainable.step(*batch, 12).loss / 12 for _ in range(12)]
     assert losses[-1] < 0.7 * losses[0]
     assert trainable.evaluate(*batch).count == 12
@@ -84,26 +77,26 @@ def test_a_network_is_not_traced_again_for_other_numbers_of_its_optimizer_or_ano
 
     first, second = (replace(network(**train, optimizer={"name": name, **numbers}), seed=seed)
                      for seed, numbers in enumerate(BEFORE_AND_AFTER[name]))
-    built = engine.build(first, OneRank())
+    built = engine.build(first, Alone())
     steps(built, batch)
     built.close()
     graph = built._strides[NoExchange]
     traced = graph.experimental_get_tracing_count()
-    again = engine.build(second, OneRank())
+    again = engine.build(second, Alone())
     found = steps(again, batch)
     assert again is built
     assert graph.experimental_get_tracing_count() == traced
-    alone = steps(engine.build(second, OneRank()), batch)  # the other one is still open, so with graphs of its own
+    alone = steps(engine.build(second, Alone()), batch)  # the other one is still open, so with graphs of its own
     assert found[:2] == alone[:2]
     assert found[2].keys() == alone[2].keys()
     assert all((found[2][key] == alone[2][key]).all() for key in alone[2])
 
 
 def test_a_network_in_the_graphs_of_another_scales_its_own_learning_rate(engine):
-    built = engine.build(network(), OneRank())
+    built = engine.build(network(), Alone())
     built.scale_learning_rate(4.0)
     built.close()
-    again = engine.build(network(optimizer={"name": "sgd", "learning_rate": 0.02, "momentum": 0.9}), OneRank())
+    again = engine.build(network(optimizer={"name": "sgd", "learning_rate": 0.02, "momentum": 0.9}), Alone())
     assert again is built
     assert again.learning_rate() == pytest.approx(0.02)
     again.scale_learning_rate(2.0)
@@ -116,9 +109,9 @@ def test_a_network_in_the_graphs_of_another_scales_its_own_learning_rate(engine)
                                                     "decay_steps": 9}, "momentum": 0.9}}],
     ids=["no momentum", "accumulation", "precision", "a schedule"])
 def test_a_network_that_differs_by_more_has_graphs_of_its_own(engine, changed):
-    built = engine.build(network(), OneRank())
+    built = engine.build(network(), Alone())
     built.close()
-    assert engine.build(network(**changed), OneRank()) is not built
+    assert engine.build(network(**changed), Alone()) is not built
 
 
 def test_a_schedule_is_multiplied_with_the_batch_that_follows_the_gpus(engine):
@@ -130,7 +123,7 @@ def test_a_schedule_is_multiplied_with_the_batch_that_follows_the_gpus(engine):
 
 
 def test_a_state_taken_up_goes_on_as_if_nothing_had_happened(engine, batch):
-    one, other = engine.build(network(), OneRank()), engine.build(network(), OneRank())
+    one, other = engine.build(network(), Alone()), engine.build(network(), Alone())
     for _ in range(3):
         one.step(*batch, 12)
     other.load(one.state())
@@ -139,7 +132,7 @@ def test_a_state_taken_up_goes_on_as_if_nothing_had_happened(engine, batch):
 
 
 def test_a_state_of_another_network_is_refused(engine):
-    one = engine.build(network(), OneRank())
+    one = engine.build(network(), Alone())
     state = one.state()
     state.pop(next(iter(state)))
     with pytest.raises(CheckpointError, match="a checkpoint of another network"):
@@ -147,7 +140,7 @@ def test_a_state_of_another_network_is_refused(engine):
 
 
 def test_a_batch_that_cannot_be_read_changes_nothing(engine, batch):
-    trainable = engine.build(network(), OneRank())
+    trainable = engine.build(network(), Alone())
     before = trainable.state()
     result = trainable.step(batch[0], np.full(12, -1), 12)
     assert (result.loss, result.count) == (0.0, 0.0)
@@ -158,7 +151,7 @@ def test_a_batch_that_cannot_be_read_changes_nothing(engine, batch):
 def test_samples_that_cannot_be_read_count_for_nothing(engine, batch):
     images, labels = batch
     plain = parse({"models": [{"family": "cnn", "args": {"filters": [4], "dense": [8], "norm": "none"}}]}).networks[0]
-    some, all_ = engine.build(plain, OneRank()), engine.build(plain, OneRank())
+    some, all_ = engine.build(plain, Alone()), engine.build(plain, Alone())
     holes = labels.copy()
     holes[8:] = -1
     assert some.step(images, holes, 12).loss == pytest.approx(all_.step(images[:8], labels[:8], 8).loss, rel=1e-5)
@@ -192,7 +185,7 @@ def tensorflow_said():
 def test_many_networks_that_are_traced_once_each_are_not_taken_for_one_that_is_traced_again(
         engine, batch, tensorflow_said):
     for _ in range(8):
-        trainable = engine.build(network(), OneRank())
+        trainable = engine.build(network(), Alone())
         trainable.step(*batch, 12)
         trainable.evaluate(*batch)
         trainable.close()
@@ -229,7 +222,7 @@ def test_several_steps_at_once_come_to_the_same_as_one_by_one_bit_for_bit(engine
                       "train": train}).networks[0]
     images, labels = batch
     labels = np.where(np.arange(12) == 7, -1, labels)  # one that could not be read
-    one, other = engine.build(settings, OneRank()), engine.build(settings, OneRank())
+    one, other = engine.build(settings, Alone()), engine.build(settings, Alone())
     sums = [one.step(images[rows], labels[rows], len(labels[rows])) for rows in (slice(5), slice(5, 10), slice(10, 12))]
     assert begin(other, images, labels, (5, 5, 2))().sums == sums
     assert one.step(*batch, 12) == other.step(*batch, 12)
@@ -237,7 +230,7 @@ def test_several_steps_at_once_come_to_the_same_as_one_by_one_bit_for_bit(engine
     assert all(np.array_equal(value, state[name]) for name, value in one.state().items())
 
 
-class FirstOfTwo(OneRank):
+class FirstOfTwo(Alone):
     """A group whose other rank has no rows."""
 
     size = 2
@@ -260,7 +253,7 @@ def read_late(trainable, batches):
     return [*found, *before().sums]
 
 
-@pytest.mark.parametrize("group", [OneRank(), FirstOfTwo()], ids=["alone", "by MPI"])
+@pytest.mark.parametrize("group", [Alone(), FirstOfTwo()], ids=["alone", "by MPI"])
 @pytest.mark.parametrize("train", [{}, {"xla": True}], ids=["as traced", "xla"])
 def test_steps_whose_sums_are_read_late_come_to_the_same_bit_for_bit(engine, batch, group, train):
     images, labels = batch
@@ -272,7 +265,7 @@ def test_steps_whose_sums_are_read_late_come_to_the_same_bit_for_bit(engine, bat
     assert all(np.array_equal(value, state[name]) for name, value in one.state().items())
 
 
-@pytest.mark.parametrize("group", [OneRank(), FirstOfTwo()], ids=["alone", "by MPI"])
+@pytest.mark.parametrize("group", [Alone(), FirstOfTwo()], ids=["alone", "by MPI"])
 def test_a_step_that_fails_does_so_when_its_sums_are_read_or_when_another_begins(engine, batch, group):
     images, labels = batch
     trainable = engine.build(network(loss=f"{__name__}:failing"), group)
@@ -299,26 +292,24 @@ def failing(labels, outputs):
 
 
 def test_what_nobody_reads_any_more_is_let_go(engine, batch):
-    trainable = engine.build(network(), OneRank())
+    trainable = engine.build(network(), Alone())
     begin(trainable, *batch, [12])
     trainable.close()
-    again = engine.build(network(), OneRank())  # with the graphs of the other
+    again = engine.build(network(), Alone())  # with the graphs of the other
     assert again is trainable
-    assert again.step(*batch, 12) == engine.build(network(), OneRank()).step(*batch, 12)
+    assert again.step(*batch, 12) == engine.build(network(), Alone()).step(*batch, 12)
 
 
-def test_networks_come_to_the_same_whether_their_graphs_are_rewritten_or_not(monkeypatch, batch):
+def test_networks_come_to_the_same_whether_their_graphs_are_rewritten_or_not(batch):
     import tensorflow as tf
 
     from fleet.engines.keras.engine import KerasEngine
-
-    monkeypatch.setenv("TF_NUM_INTRAOP_THREADS", "1")
 
     def trained(as_traced):
         # Its own: an engine keeps the graphs of its last network.
         engine = KerasEngine(Setup(SAMPLE, Resources(exchange="mpi")))
         tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": as_traced})
-        trainable = engine.build(network(), OneRank())
+        trainable = engine.build(network(), Alone())
         return [begin(trainable, *batch, (5, 5, 2))().sums, trainable.evaluate(*batch)]
 
     try:
@@ -332,24 +323,23 @@ def test_networks_come_to_the_same_whether_their_graphs_are_rewritten_or_not(mon
 
 @pytest.mark.long
 def test_steps_are_taken_one_by_one_where_they_are_compiled_for_their_size(engine, batch):
-    trainable = engine.build(network(xla=True), OneRank())
+    trainable = engine.build(network(xla=True), Alone())
     assert not trainable.can_stride()
     assert trainable.step(*batch, 12).count == 12
 
 
 def test_a_network_of_a_fold_does_not_take_the_graphs_of_another_that_does_something_else_to_its_inputs(
-        batch, monkeypatch):
+        batch):
     from fleet.engines.keras.engine import KerasEngine
 
-    monkeypatch.setenv("TF_NUM_INTRAOP_THREADS", "1")
     affines = Affine(0.5, 0.5), Affine(10.0, 20.0, 1.0)
     engine, found = KerasEngine(Setup(replace(SAMPLE, folds=affines), Resources(exchange="mpi"))), []
     for fold in (0, 1):
-        built = engine.build(replace(network(), fold=fold), OneRank())
+        built = engine.build(replace(network(), fold=fold), Alone())
         found.append(built.evaluate(*batch).loss)
         built.close()
         setup = Setup(replace(SAMPLE, affine=affines[fold]), Resources(exchange="mpi"))
-        alone = KerasEngine(setup).build(network(), OneRank())
+        alone = KerasEngine(setup).build(network(), Alone())
         assert found[fold] == pytest.approx(alone.evaluate(*batch).loss, rel=1e-6)
         alone.close()
     assert found[0] != found[1]

@@ -5,6 +5,7 @@ import inspect
 import numpy as np
 import pytest
 
+from fleet.comm.alone import Alone
 from fleet.engines.base import Setup
 from fleet.errors import SettingError, SpecError
 from fleet.spec import Resources, parse
@@ -18,12 +19,6 @@ SAMPLE = SampleSpec(ImageSpec((4, 4, 1), "float32"), 3)
 GIVEN = {"self", "kwargs", "learning_rate", "name", "loss_scale_factor", "gradient_accumulation_steps"}
 
 
-class OneRank:
-    """A group of one rank, without MPI."""
-
-    size, rank, is_master = 1, 0, True
-
-
 def settings(optimizer, **batch):
     return parse({"models": [{"family": "softmax"}], "train": {"optimizer": optimizer, "batch": batch},
                   "schedule": {"policy": "elastic"}}).networks[0]
@@ -32,9 +27,7 @@ def settings(optimizer, **batch):
 def build(optimizer, **batch):
     from fleet.engines.keras.engine import KerasEngine
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TF_NUM_INTRAOP_THREADS", "1")
-        return KerasEngine(Setup(SAMPLE, Resources(exchange="mpi"))).build(settings(optimizer, **batch), OneRank())
+    return KerasEngine(Setup(SAMPLE, Resources(exchange="mpi"))).build(settings(optimizer, **batch), Alone())
 
 
 def samples(count=12):

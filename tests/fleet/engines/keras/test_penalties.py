@@ -5,6 +5,7 @@ import warnings
 import numpy as np
 import pytest
 
+from fleet.comm.alone import Alone
 from fleet.engines.base import Setup
 from fleet.errors import NetworkWarning
 from fleet.spec import Resources, parse
@@ -122,9 +123,7 @@ def network(model, **train):
 def build(model, group, **train):
     from fleet.engines.keras.engine import KerasEngine
 
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("TF_NUM_INTRAOP_THREADS", "1")
-        return KerasEngine(Setup(SAMPLE, Resources(exchange="mpi"))).build(network(model, **train), group)
+    return KerasEngine(Setup(SAMPLE, Resources(exchange="mpi"))).build(network(model, **train), group)
 
 
 def trained(model, ranks, counts=None, **train):
@@ -148,15 +147,11 @@ def trained(model, ranks, counts=None, **train):
     return found[0]
 
 
-class OneRank:
-    size, rank, is_master = 1, 0, True
-
-
 def fitted(model, counts=None):
     """The weights after model.fit of Keras."""
     import keras
 
-    plain = build(model, OneRank())._model
+    plain = build(model, Alone())._model
     plain.compile(keras.optimizers.SGD(0.05, momentum=0.9), "mse")
     for _ in range(EPOCHS):
         for first in range(0, ROWS, BATCH):
@@ -204,7 +199,7 @@ def test_several_steps_at_once_have_the_penalties_of_each_also_where_nothing_of_
     counts = np.ones(ROWS, np.float32)
     counts[3:5] = counts[16:32] = -1
     sizes = (16, 16, 16, 1)
-    one, other = build("of_a_sum", OneRank()), build("of_a_sum", OneRank())
+    one, other = build("of_a_sum", Alone()), build("of_a_sum", Alone())
     firsts = np.cumsum(sizes) - sizes
     sums = [one.step(inputs[first:first + size], targets[first:first + size], size, weights=counts[first:first + size])
             for first, size in zip(firsts, sizes, strict=True)]
@@ -217,17 +212,17 @@ def test_several_steps_at_once_have_the_penalties_of_each_also_where_nothing_of_
 def test_what_a_model_adds_is_found_out_and_leaves_the_model_as_it_was():
     from fleet.engines.keras.penalties import sums_over_rows
 
-    model = build("of_a_model", OneRank())._model
+    model = build("of_a_model", Alone())._model
     before = [np.array(variable.numpy()) for variable in model.variables]
     assert sums_over_rows(model, (6,)) == (True,)
     assert all(np.array_equal(value, variable) for value, variable in zip(before, model.variables, strict=True))
-    assert not any(sums_over_rows(build("of_a_mean", OneRank())._model, (6,)))
-    assert sums_over_rows(build("activities", OneRank())._model, (6,)) == ()
+    assert not any(sums_over_rows(build("of_a_mean", Alone())._model, (6,)))
+    assert sums_over_rows(build("activities", Alone())._model, (6,)) == ()
 
 
 def test_a_loss_that_is_neither_a_sum_nor_a_mean_is_told_of():
     with pytest.warns(NetworkWarning, match="neither a mean over the rows of a batch nor a sum"):
-        build("of_neither", OneRank())
+        build("of_neither", Alone())
     with warnings.catch_warnings():
         warnings.simplefilter("error", NetworkWarning)
-        build("of_several", OneRank())
+        build("of_several", Alone())

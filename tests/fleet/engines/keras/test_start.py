@@ -46,7 +46,6 @@ def built(tmp_path, monkeypatch):
     (tmp_path / "starting_models.py").write_text(MODELS)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("TF_NUM_INTRAOP_THREADS", "1")  # another test of this process may have started TensorFlow before
 
     def build(entry=CNN, classes=3, train="", affine=None, seed=0):
         spec = parse(yaml.safe_load(f"{{models: [{{name: a, {entry}}}], output: runs/x, seed: {seed}, data: {{source: "
