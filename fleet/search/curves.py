@@ -29,28 +29,32 @@ class _Curve:
     """What one network has come to.
 
     Attributes:
-        points: epochs and the scores after them that are numbers.
+        sums: (6, exponents), over the epochs whose scores y are numbers: how many, x = n^-b, y, x x, x y and y y.
         forecasts: after so many epochs, of the last one.
     """
 
     epochs: int = 0
     score: float = -math.inf
-    points: list[tuple[int, float]] = field(default_factory=list)
+    sums: np.ndarray = field(default_factory=lambda: np.zeros((6, len(_EXPONENTS))))
     forecasts: dict[int, float] = field(default_factory=dict)
 
+    def add(self, score: float) -> None:
+        """The last epoch has ended with a number."""
+        x = self.epochs ** -_EXPONENTS
+        for row, more in zip(self.sums, (1.0, x, score, x * x, x * score, score * score), strict=True):
+            row += more
+
     def continued(self, last: int) -> float:
-        """The score after the last epoch, by the power law of the exponent that misses the points least.
+        """The score after the last epoch, by the power law of the exponent that misses the scores least.
 
         Of each exponent that is the line of least squares through scores over n^-b; a curve that falls is taken for a
         level one.
         """
-        epochs, scores = np.array(self.points, np.float64).T
-        x = epochs ** -_EXPONENTS[:, None]
-        about_x, about_y = x - x.mean(axis=1, keepdims=True), scores - scores.mean()
-        spread = np.square(about_x).sum(axis=1)
-        slopes = np.minimum(0.0, (about_x * about_y).sum(axis=1) / np.where(spread > 0, spread, math.inf))  # minus a
-        best = np.square(about_y - slopes[:, None] * about_x).sum(axis=1).argmin()
-        return float(scores.mean() + slopes[best] * (last ** -_EXPONENTS[best] - x[best].mean()))
+        n, x, y, xx, xy, yy = self.sums
+        of_x, of_xy, of_y = xx - x * x / n, xy - x * y / n, yy - y * y / n
+        slopes = np.minimum(0.0, of_xy / np.where(of_x > 0, of_x, math.inf))  # minus a
+        best = (of_y - 2 * slopes * of_xy + slopes * slopes * of_x).argmin()
+        return float(y[best] + slopes[best] * (n[best] * last ** -_EXPONENTS[best] - x[best])) / float(n[best])
 
 
 class Curves(Unjudged):
@@ -76,7 +80,7 @@ class Curves(Unjudged):
             return Verdict.GO_ON
         curve.epochs, curve.score = epochs, score
         if math.isfinite(score):
-            curve.points.append((epochs, score))
+            curve.add(score)
         if is_done:
             self._end(curve)
             return Verdict.GO_ON
