@@ -83,7 +83,8 @@ class ClusterView:
         holding = [job for job in everyone.values() if job.holds and self.partition in (None, job.partition)]
         for job in holding:
             self.seen.setdefault(job.id, job)
-        same = [job for job in holding if job.start == self.seen[job.id].start]
+        # One that is put back begins "N/A" while its processes are still ending on its nodes.
+        same = [job for job in holding if job.start == self.seen[job.id].start or job.state == "COMPLETING"]
         mine = [job for job in same if job.state == "RUNNING" and self.may_touch(job.user)]
         return Candidates(self.costs(mine), {job.id: job.nodes for job in same}, everyone)
 

@@ -347,6 +347,17 @@ def test_a_job_of_a_harvest_that_was_quicker_makes_room_in_turn(made_up, evict):
                                                               "2 nodes are free after 1.5 min"]
 
 
+def test_a_job_that_is_put_back_has_its_nodes_until_its_processes_have_ended(made_up, evict):
+    made_up.set({"1": {"comment": SAVES, "hosts": "n1", "obeys": False}, "9": URGENT})
+    clock = Clock({0.5: lambda: made_up.change("1", state="COMPLETING", start="N/A"),
+                   1.5: lambda: made_up.change("1", state="PENDING", hosts=""),
+                   3: lambda: made_up.change("9", state="RUNNING", hosts="n1")})
+    done, notes, said = evict(1, 10, clock, keeping=Keeping("9"))
+    assert done
+    assert "taken" not in {what for what, _ in notes}
+    assert "1 nodes are free after 1.5 min" in said
+
+
 def test_a_job_that_comes_to_other_nodes_and_ends_is_not_counted(made_up, evict):
     made_up.set({"2": {"nodes": 2, "hosts": "n1,n2"}})
     comes = {"state": "RUNNING", "start": "2026-11-22T12:00:00", "nodes": 2, "hosts": "n3,n4"}
