@@ -5,7 +5,6 @@ before. A launch that is killed is followed by another one; one that is stopped 
 and ends.
 """
 
-import os
 import random
 import shutil
 import signal
@@ -19,7 +18,7 @@ from fleet.storage.event_log import read_run
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import read_results
 from tests.chaos.faults import Broken
-from tests.mpi.conftest import Launcher, kill, session_members, spec
+from tests.mpi.conftest import Launcher, kill, send_all, spec
 
 NAMES, EPOCHS, LAUNCHES, FAULTS = ("a", "b", "c", "d"), 8, 2, 3
 LEASE_S, PATIENCE_S = 2.0, 180.0
@@ -102,10 +101,9 @@ class _Trial:
         if fault == "kill":
             kill(process)
         else:
-            members = session_members(process.pid)
-            _send(members, signal.SIGSTOP)
+            send_all(process, signal.SIGSTOP)
             time.sleep(LEASE_S * self._draw.uniform(0.5, 3))
-            _send(members, signal.SIGCONT)
+            send_all(process, signal.SIGCONT)
         self._start()
 
     def _wait(self, condition, what):
@@ -129,11 +127,3 @@ class _Trial:
             raise Broken(f"results.csv: {wrong}")
         if foreign := self._paths.foreign():
             raise Broken(f"files that nobody knows: {foreign}")
-
-
-def _send(pids, number):
-    for pid in pids:
-        try:
-            os.kill(pid, number)
-        except ProcessLookupError:
-            continue

@@ -6,18 +6,21 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
 import yaml
 
 from fleet.api import mpirun
+from fleet.runtime.replay import largest_difference
 from fleet.storage.checkpoint import read_state
 from fleet.storage.event_log import events_of
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import read_results
 from tests.places import ON_ONE_MACHINE, ROOT
+from tests.waiting import wait_until
 
 
 @dataclass(frozen=True)
@@ -37,6 +40,11 @@ class Launch:
 
     def history(self, name):
         return read_state(self.paths.last(name), with_arrays=False).history
+
+    def differs(self, name):
+        """How far a network's history and its replay differ, relatively."""
+        replay = replace(self, paths=RunPaths(self.paths.replay(name)))
+        return largest_difference(self.history(name), replay.history(name))
 
 
 def spec(tmp_path, models, samples=60, source="numbered", **parts):
@@ -94,22 +102,21 @@ class Launcher:
         return Launch(process.returncode, output, time.monotonic() - began, RunPaths(Path(root)))
 
 
-def kill(process):
-    """SIGKILL to the launcher and all ranks: they are one session."""
+def send_all(process, number):
+    """A signal to the launcher and all ranks: they are one session."""
     for pid in session_members(process.pid):
-        try:
-            os.kill(pid, signal.SIGKILL)
-        except ProcessLookupError:
-            continue
+        with suppress(ProcessLookupError):
+            os.kill(pid, number)
+
+
+def kill(process):
+    send_all(process, signal.SIGKILL)
     await_end(process)
 
 
 def await_end(process):
     """Wait until neither the launcher nor a rank is left: those that were killed take a moment to go."""
-    deadline = time.monotonic() + 10
-    while session_members(process.pid):
-        assert time.monotonic() < deadline, "there are still processes of the launch"
-        time.sleep(0.01)
+    wait_until(lambda: not session_members(process.pid), seconds=10)
 
 
 def session_members(session):

@@ -1,7 +1,6 @@
 """Functions of models that exit, never come back, or leave Python deaf: a row of the results, and no rank waits."""
 
 import signal
-import time
 
 import pytest
 
@@ -10,6 +9,7 @@ from fleet.storage.event_log import events_of
 from fleet.storage.paths import RunPaths
 from tests.examples import long_but_first
 from tests.mpi.conftest import session_members, spec
+from tests.waiting import wait_until
 
 GOOD = {"family": "softmax", "name": "good"}
 DEAF = "Python cannot interrupt it on rank"
@@ -17,14 +17,6 @@ DEAF = "Python cannot interrupt it on rank"
 
 def bad(function, **more):
     return {"build": f"tests.sources:{function}", "name": "bad", **more}
-
-
-def wait_for(process, paths, kind):
-    deadline = time.monotonic() + 60
-    while not events_of(paths.events, kind):
-        assert process.poll() is None
-        assert time.monotonic() < deadline
-        time.sleep(0.02)
 
 
 @pytest.mark.parametrize(("function", "reason"), long_but_first(
@@ -86,7 +78,7 @@ def test_a_signal_is_heard_while_a_function_hangs(launch, tmp_path, ranks, funct
     rates = tmp_path / "rates.json"
     rates.write_text('{"samples_per_epoch": 60, "gpus_per_node": 2, "models": [{"name": "bad", "rates": [9.0]}]}')
     process = launch.start(ranks, spec(tmp_path, [bad(function)], schedule={"rates": str(rates)}))
-    wait_for(process, RunPaths(tmp_path / "run"), GroupStarted)
+    wait_until(lambda: events_of(RunPaths(tmp_path / "run").events, GroupStarted), process)
     process.send_signal(signal.SIGUSR2)
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 75, output

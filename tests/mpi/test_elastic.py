@@ -7,7 +7,7 @@ import signal
 import pytest
 
 from fleet.domain.events import EpochEnded, FirstStep, Planned, RateMeasured
-from fleet.storage.event_log import read_events
+from fleet.storage.event_log import events_of, read_events
 from fleet.storage.paths import RunPaths
 from scheduler.base import Cluster, Options
 from scheduler.ensemble.costs import Costs
@@ -15,8 +15,8 @@ from scheduler.ensemble.policies import POLICIES
 from scheduler.ensemble.rates_file import parse_rates
 from scheduler.simulation.ensemble import simulate
 from tests.mpi.conftest import kill, rank_process, spec
-from tests.mpi.test_building import wait_for
 from tests.mpi.test_training import replayed
+from tests.waiting import wait_until
 
 STEPS = [{"batch": 4, "seconds": 0.06}, {"batch": 8, "seconds": 0.1}]
 SCALE = 0.05
@@ -86,7 +86,7 @@ def test_an_interrupted_epoch_that_fewer_gpus_cannot_hold_is_a_row_that_says_so(
                       resources={"engine": "emulated", "time_scale": 10, "preprocessors": 1})
     process = launch.start(3, content)
     try:
-        wait_for(process, RunPaths(tmp_path / "run"), FirstStep)
+        wait_until(lambda: events_of(RunPaths(tmp_path / "run").events, FirstStep), process)
         os.kill(rank_process(process.pid, 0), signal.SIGTERM)
         output, _ = process.communicate(timeout=90)
         assert process.returncode == 75, output

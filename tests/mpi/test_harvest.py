@@ -15,8 +15,9 @@ from fleet.monitor.report import read_report
 from fleet.storage.event_log import events_of, read_run
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import read_results
-from tests.mpi.conftest import kill, rank_process, session_members, spec
+from tests.mpi.conftest import kill, rank_process, send_all, session_members, spec
 from tests.places import ROOT
+from tests.waiting import wait_until
 
 EPOCHS, LEASE = 8, {"FLEET_LEASE": "2s"}
 NAMES = ["a", "b", "c", "d"]
@@ -46,14 +47,8 @@ class Harvest:
         return [(event.network, event.record.epoch) for _, event in read_run(self.paths)
                 if isinstance(event, EpochEnded)]
 
-    def wait_until(self, condition):
-        deadline = time.monotonic() + 60
-        while not condition():
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
-
     def wait_until_both_train(self):
-        self.wait_until(lambda: sum(bool(events_of(log, EpochEnded)) for log in self.paths.event_logs()) == 2)
+        wait_until(lambda: sum(bool(events_of(log, EpochEnded)) for log in self.paths.event_logs()) == 2)
 
     def check(self, results, again=0):
         """All epochs are trained, so many of them again at most, and the table has all of them."""
@@ -108,46 +103,27 @@ def test_launches_that_are_left_alone_train_each_epoch_once_and_all_end_well(har
 
 
 @pytest.mark.long
-def test_a_launch_that_was_stopped_for_longer_than_its_lease_ends_and_destroys_nothing(harvest):
-    first, second = harvest.start(), harvest.start()
-    harvest.wait_until_both_train()
-    stopped = session_members(first.pid)
-    for pid in stopped:
-        os.kill(pid, signal.SIGSTOP)
-    status, output = end(second)
-    assert status == 0, output
-    before = {path: path.read_bytes() for path in harvest.paths.models.rglob("*") if path.is_file()}
-    for pid in stopped:
-        os.kill(pid, signal.SIGCONT)
-    status, output = end(first)
-    assert status not in (0, 2, 3, 75)
-    assert "has been taken over by another launch" in output
-    assert {path: path.read_bytes() for path in harvest.paths.models.rglob("*") if path.is_file()} == before
-    harvest.check(results(harvest), again=2)
-
-
-@pytest.mark.long
 @pytest.mark.parametrize("wrong_s", [600, -600])
-def test_where_clocks_differ_by_minutes_a_network_is_taken_over_neither_early_nor_never(launch, tmp_path, wrong_s):
+def test_where_clocks_differ_by_minutes_a_network_is_taken_over_neither_early_nor_never_and_nothing_is_destroyed(
+        launch, tmp_path, wrong_s):
     gate = tmp_path / "gate"
     harvest = Harvest(launch, tmp_path, samples=f"100:150:{gate}", source="gated", names=["a", "b"])
     first = harvest.start(WRONG_BY_S=str(-wrong_s))
-    harvest.wait_until(harvest.epochs)
+    wait_until(harvest.epochs)
     second = harvest.start(ranks=3, WRONG_BY_S=str(wrong_s))  # it has two trainers, so it wants both networks
     harvest.wait_until_both_train()
     assert sorted((event.network, event.took_over) for event in taken(harvest)) == [("a", False), ("b", False)]
-    stopped = session_members(first.pid)
-    for pid in stopped:
-        os.kill(pid, signal.SIGSTOP)
+    send_all(first, signal.SIGSTOP)
     gate.touch()
     status, output = end(second)
     assert status == 0, output
     assert [event.took_over for event in taken(harvest)].count(True) == 1
-    for pid in stopped:
-        os.kill(pid, signal.SIGCONT)
+    before = {path: path.read_bytes() for path in harvest.paths.models.rglob("*") if path.is_file()}
+    send_all(first, signal.SIGCONT)
     status, output = end(first)
     assert status not in (0, 2, 3, 75)
     assert "has been taken over by another launch" in output
+    assert {path: path.read_bytes() for path in harvest.paths.models.rglob("*") if path.is_file()} == before
     harvest.check(results(harvest), again=2)
     logs = [path.read_text() for path in harvest.paths.root.glob("logs/*/rank-000.log")]
     ahead, behind = (choose(datetime.fromisoformat(log[:19]) for log in logs) for choose in (max, min))
@@ -186,7 +162,7 @@ def test_launches_share_a_folder_on_a_file_system_without_locks(harvest, tmp_pat
 def test_one_launch_of_five_whose_quota_is_hit_says_so_and_the_others_lose_nothing(launch, tmp_path):
     harvest = Harvest(launch, tmp_path, samples=800)  # no network is done before it is struck
     launches = [harvest.start("--idle", "1s") for _ in range(5)]  # of four networks
-    harvest.wait_until(lambda: any(events_of(log, EpochEnded) for log in harvest.paths.event_logs()))
+    wait_until(lambda: any(events_of(log, EpochEnded) for log in harvest.paths.event_logs()))
     struck = next(process for process in launches if process.poll() is None and _trains(harvest, process))
     for rank in range(2):
         resource.prlimit(rank_process(struck.pid, rank), resource.RLIMIT_FSIZE, (0, 0))  # no file may have a byte more
@@ -206,8 +182,8 @@ def test_the_table_follows_what_all_launches_do_while_one_trains_for_long(launch
     harvest.content["models"][0]["train"] = {"converge": {"max_epochs": 60}}
     launches = [harvest.start("--idle=1s") for _ in range(2)]
     harvest.wait_until_both_train()
-    harvest.wait_until(lambda: {event.network for log in harvest.paths.event_logs()
-                                for event in events_of(log, NetworkFinished)} >= {"b", "c"})
+    wait_until(lambda: {event.network for log in harvest.paths.event_logs()
+                        for event in events_of(log, NetworkFinished)} >= {"b", "c"})
     time.sleep(4)
     table = []
     until = time.monotonic() + 4
@@ -234,7 +210,7 @@ def test_a_launch_that_wants_to_be_alone_is_refused_until_the_others_have_ended(
     gate, lease = tmp_path / "gate", {"FLEET_LEASE": "10s"}  # none ends on a busy machine
     harvest = Harvest(launch, tmp_path, samples=f"100:150:{gate}", source="gated", lease=lease)
     first = harvest.start()
-    harvest.wait_until(harvest.epochs)
+    wait_until(harvest.epochs)
     alone = launch(2, harvest.content, environment=lease)
     gate.touch()
     assert alone.status == 2

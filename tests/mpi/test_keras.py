@@ -9,9 +9,8 @@ import pytest
 
 from fleet.domain.events import CacheChosen, RatesEstimated
 from fleet.runtime.replay import largest_difference
-from fleet.storage.paths import RunPaths
 from scheduler.ensemble.policies import POLICIES
-from tests.mpi.conftest import spec
+from tests.mpi.conftest import Launcher, spec
 from tests.places import ROOT
 from tests.slots import most_on_a_gpu
 from tests.sources import numbered
@@ -54,8 +53,6 @@ def keras_spec(tmp_path, models, **parts):
 @pytest.fixture(scope="module")
 def histories(tmp_path_factory):
     """The same networks trained alone, and in groups of one to three ranks with either exchange."""
-    from tests.mpi.conftest import Launcher
-
     found = {}
     for case in ("alone", "mpi", "horovod"):
         if case == "horovod" and importlib.util.find_spec("horovod") is None:
@@ -97,13 +94,11 @@ def test_a_recorded_loss_curve_guards_the_step(histories):
 
 @pytest.mark.long
 @pytest.mark.parametrize(("ranks", "seed"), [(2, 1), (3, 2)])
-def test_horovod_gives_the_same_bits_whatever_number_of_steps_a_call_takes(tmp_path, ranks, seed):
+def test_horovod_gives_the_same_bits_whatever_number_of_steps_a_call_takes(launch, ranks, seed):
     if importlib.util.find_spec("horovod") is None:
         pytest.skip("Horovod is not installed")
-    from tests.mpi.conftest import Launcher
-
-    done = Launcher(tmp_path)(ranks, "", str(seed), program=(str(ROOT / "tests/mpi/striding.py"),), timeout=240,
-                              environment={"TF_NUM_INTRAOP_THREADS": "1"})
+    done = launch(ranks, "", str(seed), program=(str(ROOT / "tests/mpi/striding.py"),), timeout=240,
+                  environment={"TF_NUM_INTRAOP_THREADS": "1"})
     assert done.status == 0, done.output
     assert done.output.count("the same") == ranks
 
@@ -111,8 +106,6 @@ def test_horovod_gives_the_same_bits_whatever_number_of_steps_a_call_takes(tmp_p
 @pytest.fixture(scope="module")
 def shared(tmp_path_factory):
     """A run under `global` with a preprocessor, with batch normalisation, a failing network and an export."""
-    from tests.mpi.conftest import Launcher
-
     tmp_path = tmp_path_factory.mktemp("shared")
     launch = Launcher(tmp_path)
     normalised = {"filters": [4], "dense": [8], "dropout": 0.2}
@@ -142,15 +135,12 @@ def test_a_network_is_replayed_alone_to_the_same_losses(shared):
     launch, content, run = shared
     again = launch(1, content, "--replay", str(run.paths.root), "--only", "plain", timeout=120)
     assert again.status == 0, again.output
-    other = type(run)(0, "", 0, RunPaths(run.paths.replay("plain")))
-    assert largest_difference(run.history("plain"), other.history("plain")) < 1e-4
+    assert run.differs("plain") < 1e-4
 
 
 @pytest.mark.long
-def test_a_deterministic_network_is_replayed_in_a_group_of_its_size_to_the_same_numbers(tmp_path):
-    from tests.mpi.conftest import Launcher
-
-    launch = Launcher(tmp_path)
+def test_a_deterministic_network_is_replayed_in_a_group_of_its_size_to_the_same_numbers(
+        launch, tmp_path):
     model = {"family": "cnn", "name": "normalised", "args": {"filters": [8, 8], "dense": [8], "dropout": 0.2},
              "gpus": 2, "train": {"deterministic": True}}
     content = keras_spec(tmp_path, [model], schedule={"policy": "global"})
@@ -160,15 +150,12 @@ def test_a_deterministic_network_is_replayed_in_a_group_of_its_size_to_the_same_
     assert again.status == 0, again.output
     assert "val_accuracy: equal to the last bit in all of 2 epochs" in again.output
     assert "trained on groups of 2, replayed on 2, with train.deterministic" in again.output
-    other = type(run)(0, "", 0, RunPaths(run.paths.replay("normalised")))
-    assert largest_difference(run.history("normalised"), other.history("normalised")) == 0.0
+    assert run.differs("normalised") == 0.0
 
 
 @pytest.mark.long
-def test_a_group_that_finishes_samples_in_its_graph_is_replayed_with_those_of_hosts_to_the_same_numbers(tmp_path):
-    from tests.mpi.conftest import Launcher
-
-    launch = Launcher(tmp_path)
+def test_a_group_that_finishes_samples_in_its_graph_is_replayed_with_those_of_hosts_to_the_same_numbers(
+        launch, tmp_path):
     model = {"family": "cnn", "name": "pair", "args": PLAIN, "gpus": 2, "train": {"deterministic": True}}
     content = keras_spec(tmp_path, [model], schedule={"policy": "global"}, data={"cache": "memory", "finish": "device",
                          "transforms": [{"random_crop": {"size": [4, 4], "padding": 2}}, {"flip": {"vertical": True}}]})
@@ -178,15 +165,12 @@ def test_a_group_that_finishes_samples_in_its_graph_is_replayed_with_those_of_ho
     content["data"]["finish"] = "host"
     again = launch(3, content, "--replay", str(run.paths.root), "--only", "pair", timeout=120)
     assert again.status == 0, again.output
-    other = type(run)(0, "", 0, RunPaths(run.paths.replay("pair")))
-    assert largest_difference(run.history("pair"), other.history("pair")) == 0.0
+    assert run.differs("pair") == 0.0
 
 
 @pytest.mark.long
-def test_no_schedule_changes_a_result_where_samples_are_kept_beyond_what_a_replay_may_differ(tmp_path):
+def test_no_schedule_changes_a_result_where_samples_are_kept_beyond_what_a_replay_may_differ(launch, tmp_path):
     """Each policy with GPUs that two trainers share and rates from training, beside one with a GPU for each trainer."""
-    from tests.mpi.conftest import Launcher
-
     models = [{"family": "cnn", "name": f"n{number}", "args": PLAIN, "train": {
         "converge": {"max_epochs": 1 + number % 3}, "batch": {"size": (8, 16)[number % 2]}}} for number in range(5)]
     runs = []
@@ -194,7 +178,7 @@ def test_no_schedule_changes_a_result_where_samples_are_kept_beyond_what_a_repla
         content = spec(tmp_path, models, samples=120, output=str(tmp_path / f"{policy}-{slots}"),
                        schedule={"policy": policy}, data={"cache": "auto"},
                        resources={"engine": "keras", "gpus_per_node": 2, "per_device": slots, "preprocessors": 1})
-        runs.append(Launcher(tmp_path)(1 + 2 * slots, content, timeout=240))
+        runs.append(launch(1 + 2 * slots, content, timeout=240))
         assert runs[-1].status == 0, runs[-1].output
         assert most_on_a_gpu(runs[-1].paths.events) == slots
         assert bool(runs[-1].events(RatesEstimated)) == POLICIES[policy].needs_rates

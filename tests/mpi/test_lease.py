@@ -1,23 +1,17 @@
 """Two launches in one folder, the first of which is stopped for longer than its lease."""
 
-import os
 import signal
-import time
 
 import pytest
 
 from fleet.domain.events import EpochEnded
 from fleet.storage.event_log import events_of
 from fleet.storage.paths import RunPaths
-from tests.mpi.conftest import rank_process, session_members, spec
+from tests.mpi.conftest import send_all, spec
+from tests.waiting import wait_until
 
 EPOCHS = 30
 LEASE = {"FLEET_LEASE": "2s"}
-
-
-def stop(session, number):
-    for pid in session_members(session):
-        os.kill(pid, number)
 
 
 def content_of(paths):
@@ -31,17 +25,13 @@ def test_a_launch_that_was_stopped_for_longer_than_its_lease_ends_and_destroys_n
                    train={"converge": {"max_epochs": EPOCHS}})
     paths = RunPaths(tmp_path / "run")
     first = launch.start(2, content, environment=LEASE)
-    deadline = time.monotonic() + 60
-    while len(events_of(paths.events, EpochEnded)) < 3:
-        assert time.monotonic() < deadline
-        time.sleep(0.05)
-    rank_process(first.pid, 0)
-    stop(first.pid, signal.SIGSTOP)
+    wait_until(lambda: len(events_of(paths.events, EpochEnded)) >= 3, first)
+    send_all(first, signal.SIGSTOP)
     second = launch(2, content, environment=LEASE)
     assert second.status == 0, second.output
     assert "it is taken over if there is no sign of life for 2 s" in second.output
     before = content_of(paths)
-    stop(first.pid, signal.SIGCONT)
+    send_all(first, signal.SIGCONT)
     output, _ = first.communicate(timeout=60)
     assert first.returncode not in (0, 2, 3, 75)
     assert "has been taken over by another launch" in output

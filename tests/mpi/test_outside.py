@@ -26,6 +26,7 @@ from fleet.storage.results import Status
 from fleet.units import counted
 from tests.mpi.conftest import Launcher, kill, rank_process, session_members, spec
 from tests.places import ROOT
+from tests.waiting import wait_until
 
 OPEN = {"open_for": "4s", "train": {"converge": {"max_epochs": 3}}}
 
@@ -192,14 +193,6 @@ def test_a_node_is_given_back_and_the_rest_trains_on(tmp_path, capsys, survive):
     assert not any(isinstance(event, RankLost) for event in logged)
     epochs = [(event.network, event.record.epoch) for event in logged if isinstance(event, EpochEnded)]
     assert len(set(epochs)) == len(epochs)  # none was trained again
-
-
-def wait_until(condition):
-    """Wait for something that comes, however slow the machine is."""
-    until = time.monotonic() + 240
-    while not condition():
-        assert time.monotonic() < until, "it has not come in four minutes"
-        time.sleep(0.1)
 
 
 def ranks_of(process):

@@ -7,13 +7,13 @@ import time
 import pytest
 
 from fleet.domain import events as ev
-from fleet.runtime.replay import largest_difference
 from fleet.storage.checkpoint import read_state
 from fleet.storage.event_log import events_of
 from fleet.storage.paths import RunPaths
 from tests.examples import long_but_first
 from tests.mpi.conftest import kill, spec
 from tests.places import ROOT
+from tests.waiting import wait_until
 
 GOLDEN = ROOT / "tests/golden"
 
@@ -23,8 +23,7 @@ def replayed(launch, content, run, name, ranks=1):
     again = launch(ranks, content, "--replay", str(run.paths.root), "--only", name)
     assert again.status == 0, again.output
     assert "largest relative difference" in again.output
-    other = type(run)(0, "", 0, RunPaths(run.paths.replay(name)))
-    return largest_difference(run.history(name), other.history(name))
+    return run.differs(name)
 
 
 @pytest.mark.parametrize("ranks", long_but_first(3, 1, 2, 5))
@@ -53,27 +52,12 @@ def test_sources_of_a_module_beside_the_spec_reach_all_ranks(launch, tmp_path):
     assert run.status == 0, run.output
 
 
-@pytest.mark.long
-def test_every_policy_gives_the_same_losses_for_the_same_stream_epochs(launch, tmp_path):
-    models = [{"family": "softmax", "name": name} for name in ("one", "two", "three")]
-    content = spec(tmp_path, models, schedule={"policy": "baseline"})
-    run = launch(3, content)
-    assert run.status == 0, run.output
-    # Under `baseline` each network counts its own epochs from 0, and so does a network alone on one rank.
-    alone = launch(1, {**content, "models": models[:1], "output": str(tmp_path / "alone")})
-    assert largest_difference(run.history("one"), alone.history("one")) < 1e-9
-
-
 def test_a_killed_run_goes_on_where_its_checkpoints_are(launch, tmp_path):
     models = [{"family": "softmax", "name": "one"}, {"family": "softmax", "name": "pair", "gpus": 2}]
     content = spec(tmp_path, models, samples=60, source="slow", train={"converge": {"max_epochs": 12}})
     process = launch.start(3, content)
     events = RunPaths(tmp_path / "run").events
-    deadline = time.monotonic() + 60
-    while len(events_of(events, ev.EpochEnded)) < 5:
-        assert time.monotonic() < deadline
-        assert process.poll() is None, process.communicate()[0]
-        time.sleep(0.01)
+    wait_until(lambda: len(events_of(events, ev.EpochEnded)) >= 5, process)
     kill(process)
     process.communicate()
     killed_after = len(events_of(events, ev.EpochEnded))
@@ -96,10 +80,7 @@ def test_checkpoints_inside_an_epoch_bound_what_a_kill_costs(launch, tmp_path):
                    checkpoint={"every": "0.2s"}, train={"converge": {"max_epochs": 2}})
     process = launch.start(2, content)
     last = RunPaths(tmp_path / "run").last("one")
-    deadline = time.monotonic() + 60
-    while not last.exists():
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_until(last.exists, process)
     kill(process)
     process.communicate()
     position = read_state(last, with_arrays=False).position
@@ -113,9 +94,7 @@ def test_checkpoints_inside_an_epoch_bound_what_a_kill_costs(launch, tmp_path):
 def test_a_signal_while_the_data_is_listed_stops_the_run_before_it_trains(launch, tmp_path):
     content = spec(tmp_path, [{"family": "softmax"}], samples=f"60 {tmp_path}", source="listed_slowly")
     process = launch.start(3, content)
-    while not (tmp_path / "listing").exists():
-        assert process.poll() is None, process.communicate()[0]
-        time.sleep(0.01)
+    wait_until((tmp_path / "listing").exists, process)
     process.send_signal(signal.SIGUSR2)
     output, _ = process.communicate(timeout=60)
     assert process.returncode == 75, output
@@ -132,10 +111,7 @@ def test_a_signal_stops_within_a_step_and_nothing_is_trained_twice(launch, tmp_p
                    schedule={"policy": "adaptive"})  # `global` may leave the slower of the two for a later round
     process = launch.start(ranks, content)
     events = RunPaths(tmp_path / "run").events
-    deadline = time.monotonic() + 60
-    while len({event.network for event in events_of(events, ev.EpochEnded)}) < len(models):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_until(lambda: len({event.network for event in events_of(events, ev.EpochEnded)}) == len(models), process)
     time.sleep(0.3)  # an epoch takes a second: this is in the middle of one
     process.send_signal(signal.SIGUSR2)
     output, _ = process.communicate(timeout=30)
@@ -173,24 +149,6 @@ def test_the_same_command_does_nothing_to_a_finished_run_and_fresh_starts_over(l
     assert (fresh.status, len(fresh.events(ev.EpochEnded)), len(fresh.events(ev.Started))) == (0, 3, 1)
 
 
-@pytest.mark.long
-def test_more_epochs_may_be_asked_of_a_finished_run(launch, tmp_path):
-    content = spec(tmp_path, [{"family": "softmax"}])
-    assert launch(2, content).status == 0
-    content["train"]["converge"]["max_epochs"] = 5
-    run = launch(2, content)
-    assert [record.epoch for record in run.history("softmax")] == [1, 2, 3, 4, 5]
-
-
-@pytest.mark.long
-def test_rounds_go_on_until_all_networks_are_done(launch, tmp_path):
-    models = [{"family": "softmax", "count": 6, "space": {"train.optimizer.learning_rate": {"low": 0.01, "high": 0.1}}}]
-    run = launch(3, spec(tmp_path, models))
-    assert run.status == 0, run.output
-    assert {row.status for row in run.results().values()} == {"finished"}
-    assert len(run.events(ev.RoundStarted)) >= 2
-
-
 def test_rates_of_a_file_are_not_measured(launch, tmp_path):
     rates = {"samples_per_epoch": 60, "gpus_per_node": 2, "models": [{"name": "softmax", "rates": [10.0, 19.0]}]}
     (tmp_path / "rates.json").write_text(json.dumps(rates))
@@ -198,16 +156,6 @@ def test_rates_of_a_file_are_not_measured(launch, tmp_path):
     assert run.status == 0, run.output
     assert not run.events(ev.RateMeasured)
     assert run.events(ev.GroupStarted)[0].devices == (0, 1)  # 19 samples/s on both are more than 10 on one
-
-
-@pytest.mark.long
-def test_rates_are_kept_for_the_next_run_unless_they_proved_wrong(launch, tmp_path):
-    content = spec(tmp_path, [{"family": "softmax"}], profile={"when": "before"})
-    first = launch(3, content)
-    assert len(first.events(ev.RateMeasured)) == 2
-    were_off = first.events(ev.RateOff)  # epochs of milliseconds on a busy machine may be
-    again = launch(3, content, "--fresh").events(ev.RateMeasured)
-    assert not again or were_off
 
 
 def test_training_begins_at_once_and_shows_how_fast_networks_are(launch, tmp_path):
