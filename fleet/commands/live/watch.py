@@ -52,6 +52,8 @@ def run(args: argparse.Namespace) -> None:
     if held is None and args.from_s is None:
         raise UserError(f"{args.run}: no launch is at work there; fleet report shows how far it is, and --from 0s "
                         "shows it again")
+    if held is None and not paths.event_logs():
+        raise UserError(f"{args.run} has no {paths.events.name}: there is nothing to show")
 
     def is_over() -> bool:
         nonlocal held

@@ -186,3 +186,12 @@ def test_who_has_seen_enough_is_told_nothing(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("fleet.commands.live.watch.time.sleep", interrupted)
     assert main(["watch", str(paths.root), "--from", "0s"]) == 130
     assert capsys.readouterr().err == ""
+
+
+def test_a_run_without_a_log_is_not_shown_again(tmp_path, capsys):
+    paths = harvested(tmp_path)
+    for log in paths.event_logs():
+        log.unlink()
+    capsys.readouterr()
+    assert main(["watch", str(paths.root), "--from", "0s"]) == 2
+    assert "has no events.jsonl: there is nothing to show" in capsys.readouterr().err
