@@ -269,10 +269,6 @@ def rate_at(rate: float | Mapping[str, Any], step: int) -> float:
 
     Raises:
         SettingError: the arguments of a schedule make no learning rate.
-
-    >>> halves = {"name": "ExponentialDecay", "initial_learning_rate": 1.0, "decay_steps": 10, "decay_rate": 0.5}
-    >>> rate_at(halves, 20), rate_at(0.1, 20)
-    (0.25, 0.1)
     """
     if not isinstance(rate, Mapping):
         return rate
