@@ -15,8 +15,9 @@ from preprocess.base import CannotWrite
 class DeafFile:
     """A file that keeps to itself why it cannot be written.
 
-    HDF5's library, told in the middle of a file that the disk is full, may crash when it closes that file. Here it
-    writes on into nothing, and :meth:`check` raises the error where no library stands in between.
+    HDF5's library, told in the middle of a file that the disk is full, may crash when it closes that file. It may also
+    crash when it reads back something else than it wrote. Here it writes on into memory, and :meth:`check` raises the
+    error where no library stands in between.
 
     Args:
         file: to write into.
@@ -26,6 +27,7 @@ class DeafFile:
     def __init__(self, file: IO[bytes], path: Path) -> None:
         self._file, self._path = file, path
         self._error: OSError | None = None
+        self._unwritten: list[tuple[int, bytes]] = []  # where what is not in the file should be
 
     def check(self) -> None:
         """Raise CannotWrite, if there was an error."""
@@ -55,6 +57,8 @@ class DeafFile:
                 left = left[self._file.write(left):]
         except OSError as error:
             self._error = error
+        if left:
+            self._unwritten.append((self._file.tell(), bytes(left)))
         return memoryview(data).nbytes
 
     def truncate(self, size: int) -> int:
@@ -70,8 +74,16 @@ class DeafFile:
         return self._file.read(size)
 
     def readinto(self, buffer: memoryview) -> int:
-        """Read; what was not written is not there, and HDF5's library may complain of what it finds in its place."""
-        return self._file.readinto(buffer) if self._error is None else len(buffer)  # type: ignore[attr-defined]
+        """Read what was written, to the file or not."""
+        start, view = self._file.tell(), memoryview(buffer).cast("B")
+        count: int = self._file.readinto(view)  # type: ignore[attr-defined]
+        view[count:] = bytes(len(view) - count)
+        for place, data in self._unwritten:
+            first, end = max(start, place), min(start + len(view), place + len(data))
+            if first < end:
+                view[first - start:end - start] = data[first - place:end - place]
+                count = max(count, end - start)
+        return count
 
     def seek(self, offset: int, whence: int = 0) -> int:
         """As of any file."""

@@ -6,6 +6,8 @@ from pathlib import Path
 
 import h5py
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from preprocess.base import CannotWrite
 from preprocess.files.deaf_file import DeafFile
@@ -36,3 +38,34 @@ def test_a_full_disk_is_told_once_hdf5_is_done():
 def test_what_goes_wrong_inside_is_raised_where_the_disk_is_not_to_blame():
     with pytest.raises(KeyError), DeafFile(io.BytesIO(), PLACE).hdf5() as file:
         file["nothing"]
+
+
+class Small(io.BytesIO):
+    """A file with room for so many bytes more."""
+
+    def __init__(self, room):
+        super().__init__()
+        self.room = room
+
+    def write(self, data):
+        if not self.room:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        written = super().write(data[:self.room])
+        self.room -= written
+        return written
+
+
+@given(st.integers(0, 40), st.lists(st.tuples(st.integers(0, 30), st.binary(min_size=1, max_size=20)), max_size=8),
+       st.integers(0, 30), st.integers(1, 30))
+def test_what_was_written_is_read_back_though_the_disk_is_full(room, writes, start, size):
+    target, whole = DeafFile(Small(room), PLACE), io.BytesIO()
+    for place, data in writes:
+        for file in (target, whole):
+            file.seek(place)
+            file.write(data)
+    found = bytearray(b"\xff" * size)
+    target.seek(start)
+    count = target.readinto(found)
+    whole.seek(start)
+    expected = whole.read(size)
+    assert (count, found[:count]) == (len(expected), expected)
