@@ -142,7 +142,9 @@ class Pipeline:
                 try:
                     image, mask = self.prepare(index)
                     kind = (image.shape, image.dtype), None if mask is None else (mask.shape, mask.dtype)
-                    room, positions, masks = alike.setdefault(kind, (self._room.of(*kind[0]), [], []))
+                    if kind not in alike:
+                        alike[kind] = self._room.of(*kind[0]), [], []
+                    room, positions, masks = alike[kind]
                     room[len(positions)] = image
                     positions.append(position)
                     masks.append(mask)

@@ -53,7 +53,7 @@ class RateMemory:
         given = self._launch.rates
         if given is not None and len(given.sharing) > 1:
             return dict(enumerate(given.sharing[1:], start=2))
-        return rate_cache.numbers(self._book.known).get(self._sharing_key, {})
+        return self.known.get(self._sharing_key, {})
 
     @property
     def alone(self) -> frozenset[str]:

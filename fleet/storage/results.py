@@ -187,7 +187,7 @@ class Results:
     test: str = ""
     pacing: Pacing = field(default_factory=Pacing)
     _changes: int = 0  # since the table was written
-    _noted: dict[str, net.Outcome | None] = field(default_factory=dict)  # how it had ended when files were written last
+    _noted: dict[str, net.Standing] = field(default_factory=dict)  # how far each was when that was written down last
     # Of each network as it was last: what its row comes from, the row, and its line. There may be thousands.
     _rows: dict[str, tuple[net.Standing, tuple, NetworkResult]] = field(default_factory=dict)
     _lines: dict[str, tuple[NetworkResult, _Columns, str]] = field(default_factory=dict)
@@ -215,14 +215,21 @@ class Results:
         """Write down what has become of a network; the state of the run has taken the event in."""
         if isinstance(event, events.BadSample):
             self.add_bad(event.name, event.reason)
-        if isinstance(event, Change):
-            patiently(lambda: self._note(event.network))
-        if isinstance(event, Change | events.Searched):
+        elif isinstance(event, Change):
+            standing, before = self.standing(event.network), self._noted.get(event.network, net.Standing())
+            if standing != before:
+                patiently(lambda: self._note(event.network, standing, before.outcome))
+                self._noted[event.network] = standing
+                self._changed()
+        elif isinstance(event, events.Searched) and event.come_to:
             self._changed()
 
-    def _note(self, name: str) -> None:
-        """Write what is in files of its own."""
-        standing, before = self.standing(name), self._noted.get(name)
+    def _note(self, name: str, standing: net.Standing, before: net.Outcome | None) -> None:
+        """Write what is in files of its own.
+
+        Args:
+            before: how it had ended when that was done last.
+        """
         if standing.tested is not None:
             write_tested(self.paths.tested(name), self.test, standing.history, standing.tested)
         if (outcome := standing.outcome) is not None and outcome != before:
@@ -232,12 +239,11 @@ class Results:
             else:
                 with storing(self.paths.failure(name)):  # of an earlier launch
                     self.paths.failure(name).unlink(missing_ok=True)
-        self._noted[name] = outcome
 
     def hear(self, name: str, standing: net.Standing) -> None:
         """Another launch has brought a network so far."""
         self.run.hear(name, standing)
-        self._noted[name] = standing.outcome
+        self._noted[name] = standing
         self._changes += 1
 
     def count(self, name: str, parameters: int) -> None:

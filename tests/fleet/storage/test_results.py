@@ -7,6 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fleet.domain.events import GroupStarted, Searched
 from fleet.domain.network import Judged, Outcome, Standing, State, divergence
 from fleet.errors import UserError
 from fleet.monitor.report import best_rows
@@ -151,6 +152,15 @@ def test_a_line_that_was_written_before_is_that_of_the_table_as_it_is_now(result
     results.count("c", 7)
     assert [(row.name, row.epochs, row.parameters, row.metrics) for row in read_results(results.paths.root)] == [
         ("a", 2, 51, {}), ("b", 1, None, {"top_5": 0.9}), ("c", 0, 7, {})]
+
+
+def test_a_table_is_not_written_again_for_what_changes_no_row(results):
+    come_to(results, "a", Standing((record(1),)))
+    results.paths.results.unlink()
+    for event in (GroupStarted("a", (0,), 0, 1), Searched("net", "report", 0, network="a", epoch=1)):
+        results.run.apply(0.0, event)
+        results.on_event(event)
+    assert not results.paths.results.exists()
 
 
 def test_bad_samples_are_listed(results):
