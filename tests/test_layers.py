@@ -27,8 +27,8 @@ ROOMS_WITHIN = ("fleet.commands.simulate",)  # of rooms: whoever reads the rooms
 # A room is a folder, or a module that stands in none. Each may import itself, and what stands behind it here.
 _FAMILIES = "scheduler.ensemble scheduler.idle scheduler.elastic scheduler.reservation scheduler.eviction"
 _SCHEDULER = f"scheduler.base scheduler.files scheduler.hulls scheduler.shares {_FAMILIES}"  # all but simulators
-_BELOW_SPEC = ("fleet fleet.errors fleet.collecting fleet.units fleet.terminal fleet.plugins preprocess "
-               f"{_SCHEDULER}")
+_BELOW_SPEC = ("fleet fleet.errors fleet.collecting fleet.units fleet.terminal fleet.plugins fleet.vocabulary "
+               f"preprocess {_SCHEDULER}")
 _SPEC = f"fleet.spec {_BELOW_SPEC}"
 _DOMAIN = f"fleet.domain {_SPEC}"
 _STORAGE = f"fleet.storage launch {_DOMAIN}"
@@ -84,6 +84,7 @@ MAY_IMPORT = {
     "fleet.terminal": "fleet.errors fleet.units",
     "fleet.arguments": "fleet.errors fleet.units",
     "fleet.plugins": "fleet.errors preprocess scheduler.base scheduler.ensemble",
+    "fleet.vocabulary": "",
     "fleet.spec": _BELOW_SPEC,
     "fleet.domain": _SPEC,
     "fleet.storage": f"launch {_DOMAIN}",

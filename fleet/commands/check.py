@@ -24,7 +24,7 @@ from fleet.commands.show import add_json, show
 from fleet.domain.events import CacheChosen
 from fleet.engines.registry import parameters_of
 from fleet.engines.trial import Trial
-from fleet.errors import SettingError, SpecError, SpecMistake, UserError
+from fleet.errors import SpecError, SpecMistake, UserError
 from fleet.jobs.trials import try_networks
 from fleet.runtime.caching import Means, choose_cache
 from fleet.runtime.feeds import Feed
@@ -35,7 +35,7 @@ from fleet.runtime.prepare import kinds_of
 from fleet.runtime.searchers import make_searchers
 from fleet.spec import NetworkSpec, Spec, load
 from fleet.spec.fields import default_of
-from fleet.spec.fitting import Misfit, joined, misfits, refuse_unknown
+from fleet.spec.fitting import Misfit, joined, misfits
 from fleet.spec.judging import check_comparable
 from fleet.spec.model import FAMILIES
 from fleet.spec.resolve import extremes, variants
@@ -120,22 +120,12 @@ def _check(path: str, steps: bool) -> _Found:
     every = dataclasses.replace(spec, networks=(*spec.networks, *variants(written)))
     mistakes += joined(spec, misfits(every, opened.sample, samples_of_epoch(opened.data, folds_of(spec, opened)),
                                      opened.data.validation is not None))
-    mistakes += joined(spec, _unknown(every))
     kept, unkept = _kept(spec, opened)
     if mistakes or unkept:
         return _Found(spec, None, {}, [*mistakes, *unkept], kept)
     trials, refused = _tried(spec, opened, steps)
     tried = joined(spec, [_misfit(spec, trial) for trial in trials.values() if trial.problem])
     return _Found(spec, opened, trials, [*refused, *tried], kept)
-
-
-def _unknown(spec: Spec) -> Iterator[Misfit]:
-    """What the engine does not know of what networks are to be trained by."""
-    for network in spec.networks:
-        try:
-            refuse_unknown(network.train, spec.engine)
-        except SettingError as error:
-            yield network, spec.place_of(network, *error.setting), str(error), ""
 
 
 def _kept(spec: Spec, opened: Inputs) -> tuple[CacheChosen, list[SpecMistake]]:

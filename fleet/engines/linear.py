@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from fleet.errors import SettingError
-from fleet.spec.measures import snake
+from fleet.vocabulary.measures import snake
 from preprocess.target import TargetSpec
 
 

@@ -11,7 +11,8 @@ import numpy as np
 from fleet.engines.reasons import reason_of
 from fleet.errors import SettingError
 from fleet.spec import Train
-from fleet.spec.measures import LEAST_LOSS, LOSS_OF, name_of, parameters_of, snake
+from fleet.spec.measures import LOSS_OF, name_of, parameters_of
+from fleet.vocabulary.measures import LOSSES, snake
 from preprocess.target import TargetSpec
 
 Loss = Callable[[Any, Any], Any]  # of outputs and targets: a number for each sample, (n,)
@@ -47,7 +48,7 @@ class LossFunctions(NamedTuple):
             if target.kind == "mask" and train.loss is not None and snake(name) in OF_MASKS:
                 raise weighs_masks(name)
             training = of_samples(list(train.class_weights.values()))
-        return cls(training, judging, correct, name, -math.inf if ":" in name else LEAST_LOSS.get(snake(name), 0.0))
+        return cls(training, judging, correct, name, -math.inf if ":" in name else LOSSES[snake(name)].least)
 
     def check(self, slope: Callable[[Loss], Any], judged: Callable[[], np.ndarray], is_finite: bool) -> None:
         """See on some samples that this is a loss: it depends on what a network gives, and is not below its least.

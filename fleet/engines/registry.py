@@ -11,13 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from fleet.collecting import without_collecting
-from fleet.comm.protocols import Group
-from fleet.engines.base import Engine, Joined, Setup, Slot, Trainable
+from fleet.engines.base import Engine, Joined, Setup, Slot
 from fleet.errors import FleetError, NotInstalledError, UserError
 from fleet.plugins import load_object
 from fleet.spec import NetworkSpec, Spec
 from fleet.spec.engines import EngineInfo
-from fleet.spec.fitting import refuse_unknown
 from fleet.spec.layers import count_for
 from fleet.spec.model import one_line, told_as
 from fleet.storage.files import replace_by
@@ -50,17 +48,6 @@ def make_engine(spec: Spec, sample: SampleSpec, rates: RateTable | None, index: 
         raise UserError(f"resources.engine: {spec.resources.engine} makes a {type(engine).__name__}, which has no "
                         f"{' and no '.join(missing)}: it should make an engine, as in fleet.engines.base")
     return engine
-
-
-def build(engine: Engine, info: EngineInfo, network: NetworkSpec, group: Group) -> Trainable:
-    """A network in training, of an engine that knows all that its spec says.
-
-    Raises:
-        SettingError: it does not know something; the message says which, and what it knows.
-        Exception: whatever building raises.
-    """
-    refuse_unknown(network.train, info)
-    return engine.build(network, group)
 
 
 def check_installed(engine: EngineInfo) -> None:

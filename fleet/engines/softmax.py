@@ -19,8 +19,9 @@ from fleet.engines.base import Arrays, Setup, Sums, check_arrays, readable, rows
 from fleet.engines.linear import AnyAnswers, measure_of, metric_of
 from fleet.errors import ModelError, SettingError
 from fleet.spec import NetworkSpec
-from fleet.spec.measures import label_of, name_of, parameters_of, snake
+from fleet.spec.measures import label_of, name_of, parameters_of
 from fleet.spec.model import Architecture, call_of, load_function
+from fleet.vocabulary.measures import snake
 from preprocess.sample import SampleSpec
 from preprocess.unfinished import finished
 

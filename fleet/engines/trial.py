@@ -26,7 +26,7 @@ import numpy as np
 from fleet.comm.alone import Alone
 from fleet.engines.base import Engine, Examinable, Learning, Starting, Trainable, network_warnings
 from fleet.engines.reasons import reason_of
-from fleet.engines.registry import build, count_parameters, make_engine
+from fleet.engines.registry import count_parameters, make_engine
 from fleet.errors import ModelError, SettingError, UserError
 from fleet.spec import NetworkSpec, Spec
 from fleet.spec.fitting import too_large, training_bytes
@@ -103,7 +103,7 @@ class _Trying:
         self.trial.parameters = count_parameters(network, spec, self.request.sample)
         if not spec.engine.learns or not self._fits_here():
             return  # it is not built
-        with contextlib.closing(build(engine, spec.engine, network, Alone())) as trainable:
+        with contextlib.closing(engine.build(network, Alone())) as trainable:
             if (start := network.train.begins) and not network.parent and isinstance(trainable, Starting):
                 trainable.begin_with(Path(start.file), start.skip)
             if (kind := _kind(network)) not in row_bytes:

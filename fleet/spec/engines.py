@@ -7,14 +7,19 @@ by its import path, does all that one of the table does.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from functools import cached_property
+from typing import Any, TypeAlias, TypeVar
 
 from fleet.errors import UserError
 from fleet.plugins import load_named
-from fleet.spec.measures import METRICS, WITH_PARAMETERS
+from fleet.vocabulary.measures import LOSSES, METRICS, MeasureWord
+from fleet.vocabulary.optimizers import OPTIMIZERS, OptimizerWord
+from fleet.vocabulary.schedules import SCHEDULES
 
+Word = TypeVar("Word")
+Table: TypeAlias = Mapping[str, Word] | tuple[str, ...] | None
 Make = Callable[..., Any]  # of (fleet.engines.base.Setup) -> fleet.engines.base.Engine, which a spec knows nothing of
 
 
@@ -28,11 +33,28 @@ def float32_bytes(parameters: int, slots: int) -> int:
 
 
 @dataclass(frozen=True)
-class Known:
-    """What an engine knows of the words that ``train`` may hold; None stands for all of them.
+class Words:
+    """The words by which an engine lets specs say how networks are trained, each with what must be known of it.
 
     Attributes:
-        optimizers, schedules, losses, metrics: names, in the form of the tables of :mod:`fleet.spec`.
+        optimizers: by name, in lower case.
+        schedules: by name; functions of a step and their arguments, which give a learning rate.
+        losses, metrics: by name, in snake case.
+    """
+
+    optimizers: Mapping[str, OptimizerWord]
+    schedules: Mapping[str, Callable[..., float]]
+    losses: Mapping[str, MeasureWord]
+    metrics: Mapping[str, MeasureWord]
+
+
+@dataclass(frozen=True)
+class Known:
+    """What an engine knows of what ``train`` may hold; None stands for all of Keras' words, or all precisions.
+
+    Attributes:
+        optimizers, schedules, losses, metrics: names of Keras' words (:mod:`fleet.vocabulary`), in the form of its
+            tables; or the engine's own tables, as in :class:`Words`.
         precisions: of ``train.precision``.
         own: whether it takes functions of the user's own in their place, under import paths.
         accumulates: whether it averages the gradients of several steps.
@@ -41,10 +63,10 @@ class Known:
             are then :class:`fleet.engines.base.Starting`.
     """
 
-    optimizers: tuple[str, ...] | None = None
-    schedules: tuple[str, ...] | None = None
-    losses: tuple[str, ...] | None = None
-    metrics: tuple[str, ...] | None = None
+    optimizers: Table[OptimizerWord] = None
+    schedules: Table[Callable[..., float]] = None
+    losses: Table[MeasureWord] = None
+    metrics: Table[MeasureWord] = None
     precisions: tuple[str, ...] | None = None
     own: bool = True
     accumulates: bool = True
@@ -119,6 +141,19 @@ class EngineInfo:
     build_s: float = 0.0
     problems: str | Callable[[Sequence[str], str], list[tuple[str, str]]] | None = None
 
+    @cached_property
+    def words(self) -> Words:
+        """The words that it knows."""
+        knows = self.knows
+        return Words(_table(knows.optimizers, OPTIMIZERS), _table(knows.schedules, SCHEDULES),
+                     _table(knows.losses, LOSSES), _table(knows.metrics, METRICS))
+
+
+def _table(known: Table[Word], of_keras: Mapping[str, Word]) -> Mapping[str, Word]:
+    if known is None or isinstance(known, Mapping):
+        return of_keras if known is None else known
+    return {name: of_keras[name] for name in known}
+
 
 ENGINES: dict[str, EngineInfo] = {engine.name: engine for engine in (
     EngineInfo("keras", ".keras.engine:KerasEngine", "Keras on TensorFlow", knows=Known(starts=True),
@@ -137,8 +172,9 @@ ENGINES: dict[str, EngineInfo] = {engine.name: engine for engine in (
                no_memory=("OutOfMemoryError", "CUDA out of memory", "DefaultCPUAllocator"),
                knows=Known(
                    optimizers=("sgd", "adam", "adamw", "rmsprop", "nadam"), precisions=("float32", "mixed_bfloat16"),
-                   compiles=False, starts=True, metrics=tuple(sorted(METRICS.keys() - WITH_PARAMETERS.keys() - {
-                       "binary_io_u", "concordance_correlation", "one_hot_mean_io_u", "pearson_correlation"}))),
+                   compiles=False, starts=True, metrics=tuple(
+                       name for name, word in sorted(METRICS.items()) if not word.needs and name not in (
+                           "binary_io_u", "concordance_correlation", "one_hot_mean_io_u", "pearson_correlation"))),
                count_parameters=".torch.models:count_parameters"),
     EngineInfo("numpy", ".softmax:make", "softmax regression without TensorFlow, to try things with",
                families=frozenset({"softmax"}), finishes=True, count_parameters=".softmax:count_parameters",

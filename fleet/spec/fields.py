@@ -7,7 +7,6 @@ A key is a field of a frozen dataclass. Its ``Field(description=...)`` is what u
 from __future__ import annotations
 
 import dataclasses
-import difflib
 from collections.abc import Callable, Sequence
 from typing import Annotated, Any, Literal
 
@@ -16,7 +15,6 @@ from pydantic.fields import FieldInfo
 
 from fleet.spec.engines import ENGINES
 from fleet.spec.model import APPLICATIONS, FAMILIES, application_names
-from fleet.spec.optimizers import OPTIMIZERS
 from fleet.units import DELTA, DURATION, SHARE, SIZE, Notation, parse_delta, parse_duration, parse_share, parse_size
 from preprocess.source import SOURCES
 from preprocess.transforms import item_schema, parse_transform
@@ -102,16 +100,9 @@ def _share_or_path(value: object) -> object:
     return parse_share(value) if isinstance(value, str) and value.rstrip().endswith("%") else value
 
 
-def _optimizer(name: object) -> object:
-    """A name of Keras in lower case, or an import path."""
-    if isinstance(name, str) and ":" not in name:
-        if name.lower() not in OPTIMIZERS:
-            close = difflib.get_close_matches(name.lower(), OPTIMIZERS, n=2)
-            hint = f" (did you mean {', '.join(close)}?)" if close else ""
-            raise ValueError(f"no optimizer of Keras is named {name!r}{hint}; it should be {', '.join(OPTIMIZERS)}, or "
-                             "an import path module:function")
-        return name.lower()
-    return name
+def _optimizers() -> list[str]:
+    """The names that engines know, in their order."""
+    return list(dict.fromkeys(name for engine in ENGINES.values() for name in engine.words.optimizers))
 
 
 NO_FLAG = BeforeValidator(_no_flag)  # comes after bounds: those that come after it are not in the JSON Schema
@@ -133,8 +124,9 @@ EngineName = Annotated[str, OneOf(lambda: [{"enum": list(ENGINES)}, IMPORT_PATH]
 Monitor = Annotated[str, OneOf(lambda: [
     {"enum": ["val_accuracy", "val_loss", "accuracy", "loss"]},
     {"title": "a metric of train.metrics, perhaps with val_ before it", "type": "string"}])]
-OptimizerName = Annotated[str, BeforeValidator(_optimizer), OneOf(lambda: [
-    {"title": "an optimizer of Keras", "enum": list(OPTIMIZERS)}, IMPORT_PATH])]
+OptimizerName = Annotated[
+    str, BeforeValidator(lambda name: name.lower() if isinstance(name, str) and ":" not in name else name),
+    OneOf(lambda: [{"title": "an optimizer of Keras", "enum": _optimizers()}, IMPORT_PATH])]
 Family = Annotated[str, OneOf(_families)]
 _TRACKERS = ("mlflow", "wandb", "optuna")
 TrackItem = Annotated[

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import TypeAlias
 
-from fleet.errors import SettingError, SpecMistake, UserError
-from fleet.spec.engines import EngineInfo
+from fleet.errors import SpecMistake, UserError
 from fleet.spec.layers import count_for
-from fleet.spec.measures import LOSSES, METRICS, name_of, snake, unfit
+from fleet.spec.measures import unfit
 from fleet.spec.model import Softmax, check_input
 from fleet.spec.schema import NetworkSpec, Spec
-from fleet.spec.train import Train
+from fleet.spec.words import optimizer_slots
 from fleet.units import format_size, listed
+from fleet.vocabulary.measures import MeasureWord
 from preprocess.sample import SampleSpec
 
 # More than any GPU has (2026: 432 GB): what needs that much can be trained nowhere, since each GPU holds all of it.
@@ -66,7 +66,7 @@ def _misfits(network: NetworkSpec, spec: Spec, sample: SampleSpec, samples: int,
 
 def unmeasured(network: NetworkSpec, spec: Spec, kind: str) -> Iterator[Misfit]:
     """What of the loss and the metrics has no meaning for targets of a kind."""
-    train = network.train
+    train, losses, metrics = network.train, spec.engine.words.losses, spec.engine.words.metrics
     if kind == "value":
         for key, said in (("label_smoothing", train.label_smoothing), ("class_weights", train.class_weights)):
             if said:
@@ -74,50 +74,22 @@ def unmeasured(network: NetworkSpec, spec: Spec, kind: str) -> Iterator[Misfit]:
                        "leave it out")
         if (train.converge.monitor or "").removeprefix("val_") == "accuracy":
             yield (network, spec.place_of(network, "train", "converge", "monitor"),
-                   f"train.converge.monitor: {unfit('accuracy', kind)}", "val_loss, or a metric such as "
+                   f"train.converge.monitor: {unfit('accuracy', kind, metrics)}", "val_loss, or a metric such as "
                    "val_mean_absolute_error from train.metrics")
-    if train.loss is not None and (wrong := unfit(train.loss, kind)):
-        yield network, spec.place_of(network, "train", "loss"), f"train.loss: {wrong}", _fitting(LOSSES, kind)
+    if train.loss is not None and (wrong := unfit(train.loss, kind, losses)):
+        yield network, spec.place_of(network, "train", "loss"), f"train.loss: {wrong}", _fitting(losses, kind)
     for place, metric in enumerate(train.metrics):
-        if wrong := unfit(metric, kind):
+        if wrong := unfit(metric, kind, metrics):
             yield (network, (*spec.place_of(network, "train", "metrics"), place), f"train.metrics: {wrong}",
-                   _fitting(METRICS, kind))
+                   _fitting(metrics, kind))
     if train.class_weights is not None and kind == "multilabel":
         yield (network, spec.place_of(network, "train", "class_weights"),
                "train.class_weights: a sample of multilabel targets has no single class", "weights of the source")
 
 
-def refuse_unknown(train: Train, engine: EngineInfo) -> None:
-    """See that an engine knows all that a network is to be trained by.
-
-    Raises:
-        SettingError: it does not; the message says what it knows.
-    """
-    rate, knows = train.optimizer.learning_rate, engine.knows
-    schedule = [str(rate["name"])] if isinstance(rate, Mapping) else []
-    said: list[tuple[tuple[str, ...], str, list[str], tuple[str, ...] | None]] = [
-        (("optimizer",), "optimizer", [train.optimizer.name], knows.optimizers),
-        (("optimizer", "learning_rate"), "learning rate schedule", schedule, knows.schedules),
-        (("loss",), "loss", [] if train.loss is None else [name_of(train.loss)], knows.losses),
-        (("metrics",), "metric", [name_of(metric) for metric in train.metrics], knows.metrics),
-        (("precision",), "precision", [train.precision], knows.precisions)]
-    for key, what, names, known in said:
-        for name in names:
-            if (":" in name and not knows.own) or (
-                    ":" not in name and known is not None and not {name, snake(name)} & set(known)):
-                has = f"it has {', '.join(known)}" if known else "it has none by name"
-                raise SettingError(f"the {engine.name} engine has no {what} {name}; {has}", "train", *key)
-    if train.batch.accumulate > 1 and not knows.accumulates:
-        raise SettingError(f"the {engine.name} engine does not accumulate gradients", "train", "batch", "accumulate")
-    if train.xla and not knows.compiles:
-        raise SettingError(f"the {engine.name} engine knows no XLA; leave xla out", "train", "xla")
-    if train.start is not None and not knows.starts:
-        raise SettingError(f"the {engine.name} engine cannot begin with weights of a file", "train", "start")
-
-
-def _fitting(known: Iterable[str], kind: str) -> str:
+def _fitting(known: Mapping[str, MeasureWord], kind: str) -> str:
     """The losses, or metrics, that have a meaning for targets of a kind."""
-    return "should be one of " + ", ".join(name for name in known if not unfit(name, kind))
+    return "should be one of " + ", ".join(name for name in known if not unfit(name, kind, known))
 
 
 def too_large(parameters: int, network: NetworkSpec, spec: Spec) -> str:
@@ -131,7 +103,8 @@ def too_large(parameters: int, network: NetworkSpec, spec: Spec) -> str:
 
 def training_bytes(parameters: int, network: NetworkSpec, spec: Spec) -> int:
     """Bytes on each GPU of the weights, their gradients and what the optimizer keeps of them."""
-    return spec.engine.checkpoint_bytes(parameters, network.train.optimizer.slots + 1)  # a gradient is one more
+    slots = optimizer_slots(network.train.optimizer, spec.engine)
+    return spec.engine.checkpoint_bytes(parameters, slots + 1)  # a gradient is one more
 
 
 def joined(spec: Spec, found: Iterable[Misfit]) -> list[SpecMistake]:

@@ -18,6 +18,7 @@ from fleet.spec.schema import NetworkSpec, Spec
 from fleet.spec.search import find_rule
 from fleet.spec.train import Train
 from fleet.units import listed
+from fleet.vocabulary.measures import direction_of
 from preprocess.target import KINDS, TargetSpec
 
 # What the message proposes where networks have no metric in common, by the kind of the target.
@@ -196,16 +197,17 @@ class _Comparison:
         return train.converge.monitor or _default_monitor(self.kind)
 
     def _direction(self, train: Train, monitor: str) -> str:
-        return str(train.converge.direction or m.direction_of(monitor))
+        return str(train.converge.direction or direction_of(monitor))
 
     def _measure(self, train: Train, monitor: str) -> str:
         """What stands behind a monitored name: the loss with its parameters, or the metric with its."""
-        name = monitor.removeprefix("val_")
+        name, words = monitor.removeprefix("val_"), self.spec.engine.words
         if name == "accuracy":
             return name
         if name != "loss":
-            return next((m.written(m.canonical(one)) for one in train.metrics if m.label_of(one) == name), "")
-        said = m.written(m.canonical_loss(train.loss, train.label_smoothing, self.kind))
+            return next((m.written(m.canonical(one, words.metrics)) for one in train.metrics
+                         if m.label_of(one) == name), "")
+        said = m.written(m.canonical_loss(train.loss, train.label_smoothing, self.kind, words.losses))
         if monitor != "loss" or not (weights := _weighing(train.class_weights)):  # they count in training alone
             return said
         return f"{said} with class_weights {json.dumps(weights, sort_keys=True)}"
@@ -241,7 +243,7 @@ class _Comparison:
         prefix = "val_" if monitor.startswith("val_") else ""
         trains = [group[0].train for group in self.groups]
         common = [name for name in map(m.label_of, trains[0].metrics)
-                  if len({self._measure(train, name) for train in trains}) == 1 and m.direction_of(name)]
+                  if len({self._measure(train, name) for train in trains}) == 1 and direction_of(name)]
         if self.kind != "value":
             common.append("accuracy")
         if common:

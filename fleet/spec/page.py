@@ -8,7 +8,6 @@ from typing import Any
 
 from pydantic import TypeAdapter
 
-from fleet.spec.learning_rate import SCHEDULES
 from fleet.spec.model import FAMILIES
 from fleet.spec.schema import Document
 from preprocess.transforms import TRANSFORMS
@@ -67,7 +66,7 @@ def _sections(schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
     transforms = parts["Data"]["properties"]["transforms"]["items"]["anyOf"][-1]["properties"]
     yield from ((f"data.transforms: {name}", transforms[name]) for name in TRANSFORMS)
     schedules = parts["Optimizer"]["properties"]["learning_rate"]["anyOf"][1:]
-    yield from ((f"train.optimizer.learning_rate: {name}", one) for name, one in zip(SCHEDULES, schedules, strict=True))
+    yield from ((f"train.optimizer.learning_rate: {one['title']}", one) for one in schedules)
 
 
 def _section(heading: str, part: dict[str, Any], schema: dict[str, Any]) -> str:

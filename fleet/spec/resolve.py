@@ -12,7 +12,7 @@ import re
 import sys
 import zlib
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
 from dataclasses import fields as dataclass_fields
 from functools import partial
@@ -26,15 +26,15 @@ from fleet.plugins import find_policy
 from fleet.spec.engines import ENGINES, EngineInfo, find_engine
 from fleet.spec.fitting import joined, unmeasured
 from fleet.spec.judging import check_comparable, kinds_said
-from fleet.spec.learning_rate import problem_of_whole
 from fleet.spec.measures import FIELDS, label_of
 from fleet.spec.mistakes import explain
 from fleet.spec.model import APPLICATIONS, FAMILIES, Architecture, application_names, check_import, check_target
 from fleet.spec.origin import Origin
-from fleet.spec.schema import MOST_NETWORKS, Document, ModelEntry, NetworkSpec, Schedule, Spec
+from fleet.spec.schema import MOST_NETWORKS, Document, ModelEntry, NetworkSpec, Schedule, Spec, holds
 from fleet.spec.search import OF_NETWORKS, Prune, find_rule
 from fleet.spec.space import Member, Range, Space, draw, ends, grid, override
 from fleet.spec.train import Train
+from fleet.spec.words import Problem, incomplete_schedule, unknown_words, with_direction
 from fleet.spec.yaml_file import plain, read_yaml
 from fleet.units import counted
 from preprocess.base import InputError
@@ -98,7 +98,8 @@ def _resolve(content: Any, origin: Origin) -> Spec:
     except ValidationError as error:
         mistakes += explain(error, content, mistake)
         document, entries = _salvage(content)
-    mistakes += [mistake(*problem) for problem in (*_problems(document), *_unread(document, content))]
+    mistakes += [mistake(*problem) for problem in (*_problems(document), *_unread(document, content),
+                                                  *_unknown_at_the_top(document, content))]
     networks: list[NetworkSpec] = []
     for index, entry in entries:
         problems: list[Exception] = []
@@ -115,7 +116,7 @@ def _resolve(content: Any, origin: Origin) -> Spec:
             mistakes.append(mistake(("models", index, "search"), f"one of its networks may be named {taken[0]!r}, too",
                                     "another `name:` for the entry"))
     if mistakes:
-        raise SpecError(mistakes)
+        raise SpecError(list(dict.fromkeys(mistakes)))
     kinds_of, everyone = kinds_said(spec), (*spec.networks, *variants(spec))
     if unfit := joined(spec, [misfit for network in everyone if len(kinds := kinds_of(network)) == 1
                               for misfit in unmeasured(network, spec, *kinds)]):
@@ -286,12 +287,20 @@ def _unread_by_the_rule(name: str, prune: Any) -> Iterator[tuple[tuple, str, str
             yield ("prune", key), f"{name} does not read {key}", f"it reads {', '.join(reads)}" if reads else "left out"
 
 
+def _unknown_at_the_top(document: Document, content: Mapping[str, Any]) -> Iterator[tuple[tuple, str, str]]:
+    """What the engine does not know of the training settings that stand at the top, whichever entries take them."""
+    engine = _known_engine(document)
+    for key, wrong, right in () if engine is None else unknown_words(document.train, engine):
+        if holds(content, ("train", *key[:1])):
+            yield ("train", *key), wrong, right
+
+
 def _incomplete_schedules(spec: Spec) -> list[SpecMistake]:
     """The learning rate schedules that lack an argument when all that entries change is put into them, each once."""
     found: dict[SpecMistake, None] = {}
+    engine = _known_engine(spec.document)
     for network in spec.networks:
-        rate = network.train.optimizer.learning_rate
-        if isinstance(rate, Mapping) and (wrong := problem_of_whole(rate)):
+        if engine is not None and (wrong := incomplete_schedule(network.train, engine)):
             found[spec.origin.mistake(spec.place_of(network, "train", "optimizer", "learning_rate"), wrong)] = None
     return list(found)
 
@@ -333,8 +342,23 @@ class _MisfitError(Exception):
         self.part, self.owner, self.content, self.error = part, owner, content, error
 
 
+class _WordsError(Exception):
+    """The engine does not know how a network is to be trained.
+
+    Attributes:
+        problems: what is wrong, and whether the network's entry says it.
+    """
+
+    def __init__(self, problems: Sequence[tuple[Problem, bool]]) -> None:
+        super().__init__(str(problems))
+        self.problems = problems
+
+
 def _told(problem: Exception, mistake: Callable[..., SpecMistake], place: tuple = ()) -> list[SpecMistake]:
     """What is wrong with an entry, which stands at a place."""
+    if isinstance(problem, _WordsError):
+        return [mistake((*(place if is_own else ()), "train", *key), wrong, right)
+                for (key, wrong, right), is_own in problem.problems]
     if isinstance(problem, _MisfitError):
         return explain(problem.error, problem.content, mistake, (*place, problem.part), problem.owner)
     return [mistake(place, str(problem))]
@@ -349,7 +373,7 @@ def _networks(document: Document, index: int, entry: ModelEntry, problems: list[
     engine = _known_engine(document)
     for number, drawn in enumerate(draws):
         name = _tried(problems, _name, entry, number, len(draws))
-        train = _tried(problems, _merged, document.train, entry.own_train, drawn)
+        train = _tried(problems, _train, document, entry, drawn, engine)
         architecture = _tried(problems, _architecture, entry, drawn, engine)
         if name is None or train is None or architecture is None:
             break  # the other draws will hardly be better
@@ -404,11 +428,11 @@ def asked_network(spec: Spec, index: int, number: int, member: Member) -> Networ
         UserError: it cannot be built or trained with these values; the message says which, and what would be right.
     """
     document, entry = spec.document, spec.document.models[index]
-    name = _checked_name(f"{entry.stem}-{number}")
+    name, engine = _checked_name(f"{entry.stem}-{number}"), _known_engine(document)
     try:
-        return _network(document, index, name, _merged(document.train, entry.own_train, member),
-                        _architecture(entry, member, _known_engine(document)), member, number=number)
-    except _MisfitError as problem:
+        return _network(document, index, name, _train(document, entry, member, engine),
+                        _architecture(entry, member, engine), member, number=number)
+    except (_MisfitError, _WordsError) as problem:
         raise UserError("; ".join(f"{one.key}: {one.wrong}" + (f"; {one.right}" if one.right else "")
                                   for one in _told(problem, Origin().mistake))) from None
 
@@ -441,7 +465,7 @@ def _tried(problems: list[Exception], function: Callable[..., T], *arguments: An
     """What a function gives, or nothing, and one problem more."""
     try:
         return function(*arguments)
-    except (UserError, InputError, _MisfitError) as problem:
+    except (UserError, InputError, _MisfitError, _WordsError) as problem:
         problems.append(problem)
         return None
 
@@ -478,6 +502,22 @@ def _gpu_bounds(entry: ModelEntry) -> tuple[int, int | None]:
     if entry.gpus is None:
         return 1, None
     return (entry.gpus, entry.gpus) if isinstance(entry.gpus, int) else entry.gpus
+
+
+def _train(document: Document, entry: ModelEntry, drawn: Mapping[str, Any], engine: EngineInfo | None) -> Train:
+    """How a network of an entry is trained, in words that the engine knows."""
+    train = _merged(document.train, entry.own_train, drawn)
+    if engine is None:  # a mistake of its own
+        return train
+    if problems := [(problem, holds(entry.own_train, problem[0]) or _is_drawn(problem[0], drawn))
+                    for problem in unknown_words(train, engine)]:
+        raise _WordsError(problems)
+    return with_direction(train, engine)
+
+
+def _is_drawn(key: tuple[str, ...], drawn: Iterable[str]) -> bool:
+    said = ".".join(("train", *key, ""))
+    return any(f"{name}.".startswith(said) or said.startswith(f"{name}.") for name in drawn)
 
 
 _TRAIN = TypeAdapter(Train)

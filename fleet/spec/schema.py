@@ -326,7 +326,7 @@ class Spec:
         for name in network.parameters:
             if f"{dotted}.".startswith(f"{name}."):
                 return (*entry, "space" if model.grid is None else "grid", name)
-        is_own = _holds(model.train, setting[1:])
+        is_own = holds(model.train, setting[1:])
         return (*entry, *setting) if is_own or setting not in self.origin.lines else setting
 
     @property
@@ -397,7 +397,7 @@ class Spec:
         return {network.name: network for network in self.networks}
 
 
-def _holds(settings: Any, path: tuple[str, ...]) -> bool:
+def holds(settings: Any, path: tuple[str, ...]) -> bool:
     """Whether nested settings have something under a path."""
     for step in path:
         if not isinstance(settings, Mapping) or step not in settings:

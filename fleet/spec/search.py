@@ -15,7 +15,7 @@ from pydantic.dataclasses import dataclass
 from fleet.errors import UserError
 from fleet.plugins import load_named
 from fleet.spec.fields import IMPORT_PATH, NO_FLAG, AboveZero, Duration, OneOf, Positive, written_as
-from fleet.spec.measures import UP, direction_of
+from fleet.vocabulary.measures import UP, direction_of
 
 Mode: TypeAlias = Literal["maximize", "minimize"]
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import fields
 from typing import Annotated, Any, Literal
 
 from pydantic import BeforeValidator, Discriminator, Field, Tag, WithJsonSchema, model_validator
@@ -12,9 +11,9 @@ from pydantic.dataclasses import dataclass
 
 from fleet.spec import fields as kinds
 from fleet.spec.fields import AboveZero, BelowOne, NotNegative, Positive, Real, unset
-from fleet.spec.learning_rate import check_schedule, schedule_schema
-from fleet.spec.measures import FIELDS, UP, Measure, check_measures, check_monitor, direction_of
-from fleet.spec.optimizers import foreign, slots_of
+from fleet.spec.measures import FIELDS, Measure, check_measures, check_monitor
+from fleet.vocabulary.measures import UP, direction_of
+from fleet.vocabulary.schedules import schedule_schema
 from scheduler.ensemble.policies import POLICIES
 
 
@@ -143,27 +142,10 @@ class Optimizer:
         "Only for schedulefreeadamw: number of steps in which the learning rate rises to its value.")
     args: dict[str, Any] | None = unset("Only for a function of your own: its further arguments, by name.")
 
-    @property
-    def slots(self) -> int:
-        """How many numbers it keeps for each parameter, at most."""
-        own = 0 if ":" in self.name else slots_of(self.name, bool(self.momentum))
-        return own + bool(self.use_ema) + bool(self.amsgrad) + bool(self.centered)
-
     @model_validator(mode="after")
-    def _fits_the_name(self) -> Optimizer:
-        given = [item.name for item in fields(self) if item.name not in ("name", "learning_rate")
-                 and getattr(self, item.name) is not None]
-        wrong = foreign(self.name, given)
-        problems = [f"{self.name} takes no {', '.join(wrong)}"] if wrong else []
+    def _clips_in_one_way(self) -> Optimizer:
         if sum(getattr(self, clip) is not None for clip in ("clipnorm", "clipvalue", "global_clipnorm")) > 1:
-            problems.append("clipnorm, clipvalue and global_clipnorm: should be one of them")
-        if isinstance(self.learning_rate, dict):
-            try:
-                check_schedule(self.learning_rate)
-            except ValueError as error:
-                problems.append(str(error))
-        if problems:
-            raise ValueError("; ".join(problems))
+            raise ValueError("clipnorm, clipvalue and global_clipnorm: should be one of them")
         return self
 
 
@@ -264,5 +246,5 @@ class Train:
     @model_validator(mode="after")
     def _is_measured(self) -> Train:
         labels = check_measures(self.loss, self.metrics, self.class_weights)
-        check_monitor(self.converge.monitor, self.converge.direction, [*FIELDS, *labels])
+        check_monitor(self.converge.monitor, [*FIELDS, *labels])
         return self

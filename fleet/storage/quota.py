@@ -13,6 +13,7 @@ from pathlib import Path
 from fleet.errors import StorageError, UserError
 from fleet.spec import Checkpoint, NetworkSpec, Spec
 from fleet.spec.layers import count_for
+from fleet.spec.words import optimizer_slots
 from fleet.storage.paths import RunPaths
 from fleet.units import counted, format_size
 from preprocess.sample import SampleSpec
@@ -79,7 +80,7 @@ class Quota:
 
 def checkpoint_bytes(parameters: int, network: NetworkSpec, spec: Spec) -> int:
     """Bytes of one checkpoint's arrays: the weights, so many, and what the optimizer keeps of each."""
-    return spec.engine.checkpoint_bytes(parameters, network.train.optimizer.slots)
+    return spec.engine.checkpoint_bytes(parameters, optimizer_slots(network.train.optimizer, spec.engine))
 
 
 def folder_bytes(parameters: int, network: NetworkSpec, spec: Spec) -> int:

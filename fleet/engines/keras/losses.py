@@ -18,7 +18,8 @@ import tensorflow as tf
 from fleet.engines.measures import Loss, LossFunctions, given_to, of_whole_batch, weighs_masks
 from fleet.engines.own import own_loss
 from fleet.spec import Train
-from fleet.spec.measures import LOSS_OF, name_of, snake
+from fleet.spec.measures import LOSS_OF, name_of
+from fleet.vocabulary.measures import snake
 from preprocess.target import TargetSpec
 
 # Losses of scores without bounds, which no probability stands in for.

@@ -22,8 +22,9 @@ from fleet.engines.measures import Metrics, of_whole_batch
 from fleet.engines.own import load_own
 from fleet.errors import SettingError
 from fleet.spec import Train
-from fleet.spec.measures import ACROSS_VALUES, Measure, label_of, name_of, parameters_of, snake
+from fleet.spec.measures import Measure, label_of, name_of, parameters_of
 from fleet.spec.model import told_as
+from fleet.vocabulary.measures import ACROSS_VALUES, snake
 from preprocess.target import TargetSpec
 
 _PROBES = 12  # made-up samples on which a metric is tried

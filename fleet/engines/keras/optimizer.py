@@ -15,7 +15,7 @@ from fleet.engines.own import own_optimizer
 from fleet.errors import SettingError
 from fleet.spec import Optimizer
 from fleet.spec.model import told_as
-from fleet.spec.optimizers import takes
+from fleet.vocabulary.optimizers import OPTIMIZERS
 
 _RATE = ("train", "optimizer", "learning_rate")
 
@@ -61,7 +61,8 @@ def make_optimizer(settings: Optimizer, scale: Any, accumulate: int = 1) -> kera
         rate = rate * scale
     if ":" in settings.name:
         return _own(settings, rate, accumulate)
-    given = {name: getattr(settings, name) for name in takes(settings.name) if getattr(settings, name) is not None}
+    takes = OPTIMIZERS[settings.name].takes
+    given = {name: getattr(settings, name) for name in takes if getattr(settings, name) is not None}
     given = {name: list(value) if isinstance(value, tuple) else value for name, value in given.items()}
     if accumulate > 1:
         given["gradient_accumulation_steps"] = accumulate

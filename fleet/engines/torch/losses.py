@@ -26,7 +26,8 @@ from torch.nn.functional import (
 from fleet.engines.measures import OF_MASKS, Loss, LossFunctions, given_to, of_whole_batch, weighs_masks
 from fleet.engines.own import own_loss
 from fleet.spec import Train
-from fleet.spec.measures import name_of, snake
+from fleet.spec.measures import name_of
+from fleet.vocabulary.measures import snake
 from preprocess.target import TargetSpec
 
 _TINY = 1e-7  # what Keras adds to, or keeps away from, 0

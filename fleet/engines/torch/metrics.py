@@ -21,8 +21,9 @@ from fleet.engines.own import load_own
 from fleet.engines.torch.losses import OF_LOGITS, OF_PREDICTIONS, dense, pixels, probabilities
 from fleet.errors import SettingError
 from fleet.spec import Train
-from fleet.spec.measures import Measure, label_of, name_of, parameters_of, snake
+from fleet.spec.measures import Measure, label_of, name_of, parameters_of
 from fleet.spec.model import told_as
+from fleet.vocabulary.measures import snake
 from preprocess.target import TargetSpec
 
 _TINY = 1e-7

@@ -20,8 +20,8 @@ from fleet.engines.own import own_optimizer
 from fleet.engines.torch.flat import Flat
 from fleet.errors import SettingError
 from fleet.spec import Optimizer
-from fleet.spec.learning_rate import SCHEDULES
 from fleet.spec.model import one_line, told_as
+from fleet.vocabulary.schedules import SCHEDULES
 
 NAMES = ("sgd", "adam", "adamw", "rmsprop", "nadam")
 _DECAY = 0.96  # of the momentum's schedule in nadam

@@ -17,7 +17,6 @@ from fleet.comm import messages as m
 from fleet.comm.protocols import Group, World
 from fleet.domain.network import Code, State, StepRate, reason_now
 from fleet.engines.base import Engine, Examinable, Starting, Trainable, network_warnings
-from fleet.engines.registry import build
 from fleet.errors import GroupStruck, InfrastructureError
 from fleet.runtime.training.all_or_none import NetworkFailed, all_or_none
 from fleet.runtime.training.building import build_within
@@ -181,9 +180,8 @@ class Trainer:
     def _build(self, network: NetworkSpec, group: Group) -> Trainable:
         """Build a network here, in the time that it may take."""
         duties = self._world.do_duties if self._world.duties else None
-        of_spec = partial(build, self._engine, self._spec.engine)
         with network_warnings() as told:
-            trainable = build_within(network.train.build_timeout, lambda: of_spec(network, group), duties)
+            trainable = build_within(network.train.build_timeout, lambda: self._engine.build(network, group), duties)
         if group.is_master:
             for warning in told:
                 log.warning("%s: %s", network.name, warning)

@@ -7,13 +7,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from fleet.comm.alone import Alone
 from fleet.engines.emulated import EmulatedEngine
-from fleet.engines.registry import build, make_engine, parameters_of
+from fleet.engines.registry import make_engine, parameters_of
 from fleet.engines.softmax import NumpyEngine
-from fleet.errors import NotInstalledError, SettingError, SpecError, UserError
+from fleet.errors import NotInstalledError, SpecError, UserError
 from fleet.spec import parse
-from fleet.spec.engines import ENGINES, EngineInfo, Known, find_engine
+from fleet.spec.engines import ENGINES, EngineInfo, find_engine
 from fleet.storage.identity import trial_identity
 from scheduler.base import Network, RateTable
 from tests.fleet.histories import SAMPLE
@@ -156,30 +155,3 @@ def test_a_network_that_failed_is_tried_again_when_the_engine_of_ones_own_has_ch
     before = trial_identity(asked.networks[0], asked, SAMPLE)
     own.write_text(f"{MODULE}\n# mended")
     assert trial_identity(asked.networks[0], asked, SAMPLE) != before
-
-
-class Nothing:
-    def build(self, network, group):
-        return network.name
-
-
-COSINE = {"name": "CosineDecay", "initial_learning_rate": 0.1, "decay_steps": 9}
-
-
-@pytest.mark.parametrize(("train", "setting", "said"), [
-    ({"optimizer": {"name": "adam"}}, ("optimizer",), "the own engine has no optimizer adam; it has sgd"),
-    ({"optimizer": {"learning_rate": COSINE}}, ("optimizer", "learning_rate"),
-     "no learning rate schedule CosineDecay; it has none by name"),
-    ({"loss": "huber"}, ("loss",), "no loss huber; it has none by name"),
-    ({"metrics": ["mae", "my:metric"]}, ("metrics",), "no metric my:metric; it has mean_absolute_error"),
-    ({"precision": "mixed_float16"}, ("precision",), "the own engine has no precision mixed_float16; it has float32"),
-    ({"xla": True}, ("xla",), "the own engine knows no XLA"),
-    ({"batch": {"accumulate": 2}}, ("batch", "accumulate"), "the own engine does not accumulate gradients")])
-def test_what_an_engine_does_not_know_is_said_by_its_key_with_what_it_knows(train, setting, said):
-    network = spec("keras", train=train).networks[0]
-    knows = Known(("sgd",), (), (), ("mean_absolute_error",), ("float32",), own=False, accumulates=False,
-                  compiles=False)
-    with pytest.raises(SettingError, match=said) as caught:
-        build(Nothing(), EngineInfo("own", Nothing, knows=knows), network, Alone())
-    assert caught.value.setting == ("train", *setting)
-    assert build(Nothing(), EngineInfo("own", Nothing), network, Alone()) == network.name  # who says nothing knows all

@@ -6,11 +6,11 @@ import pytest
 import yaml
 
 from fleet.spec import json_schema, read_yaml
-from fleet.spec.learning_rate import SCHEDULES
 from fleet.spec.model import FAMILIES, application_names
-from fleet.spec.optimizers import OPTIMIZERS
 from fleet.spec.page import page
 from fleet.units import parse_duration, parse_share, parse_size
+from fleet.vocabulary.optimizers import OPTIMIZERS
+from fleet.vocabulary.schedules import SCHEDULES
 from preprocess.source import SOURCES
 from preprocess.transforms import TRANSFORMS
 from scheduler.ensemble.policies import POLICIES

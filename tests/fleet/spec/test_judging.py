@@ -5,8 +5,9 @@ import pytest
 from fleet.errors import SpecError
 from fleet.spec import parse
 from fleet.spec.judging import Yardstick, check_comparable, ranking_of
-from fleet.spec.measures import LOSS_DEFAULTS, LOSS_OF, LOSSES, canonical_loss, unfit
+from fleet.spec.measures import LOSS_OF, canonical_loss, unfit
 from fleet.spec.resolve import variants, with_added
+from fleet.vocabulary.measures import LOSSES
 
 
 def spec(*trains, target="value", **parts):
@@ -167,7 +168,7 @@ def test_losses_and_metrics_that_targets_cannot_have_are_refused_with_what_would
 @pytest.mark.parametrize("target", ["class", "multilabel", "value", "mask"])
 def test_the_loss_of_a_kind_of_targets_fits_it(target):
     spec({"loss": LOSS_OF[target]}, target=target)
-    assert not unfit("mae", target)
+    assert not unfit("mae", target, LOSSES)
 
 
 @pytest.mark.tensorflow
@@ -180,5 +181,5 @@ def test_the_defaults_of_losses_are_those_of_keras():
         options = inspect.signature(getattr(keras.losses, name)).parameters
         known = {key: option.default for key, option in options.items() if option.default is not inspect.Parameter.empty
                  and key not in ("from_logits", "axis", "ignore_class")}
-        assert LOSS_DEFAULTS.get(name, {}) == known
-        assert canonical_loss({name: known}, 0.0, "value") == canonical_loss(name, 0.0, "value")
+        assert LOSSES[name].defaults == known
+        assert canonical_loss({name: known}, 0.0, "value", LOSSES) == canonical_loss(name, 0.0, "value", LOSSES)

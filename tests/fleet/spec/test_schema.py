@@ -254,7 +254,7 @@ def test_all_mistakes_are_named_at_once_with_line_and_key_and_what_would_be_righ
         (14, "models[4]", "{}", "needs exactly one of `family:`"),
         (17, "models[5].space.dropout.high", "is missing", "valid keys: low, high"),
         (17, "models[5].space.dropout.hihg", "no key is named 'hihg'", "high? valid keys: low, high, log (False)"),
-        (19, "train.optimizer.name", "'sdg'", "no optimizer of Keras is named 'sdg' (did you mean sgd"),
+        (19, "train.optimizer.name", "the keras engine has no optimizer 'sdg' (did you mean sgd", "a name that it has"),
         (21, "schedule.policy", "no policy is named 'golbal'", "one of "),
         (22, "schedule.delta", "'much'", "should be written like 15% (of the fastest rate) or 20/s"),
     ]
@@ -333,7 +333,7 @@ def test_the_error_is_a_line_for_each_mistake(file):
     ("models:\n- family: cnn\n  train: {optimizer: {momentum: 0.9, name: adam}}", 3, "models[0].train.optimizer",
      "adam takes no momentum"),
     ("models:\n- family: cnn\n  train: {optimizer: {learning_rate: {name: Cosine}}}", 3, "models[0].train.optimizer",
-     "one of CosineDecay"),
+     "did you mean CosineDecay"),
     ("models:\n- family: cnn\n  train: {optimizer: sgd}\n  grid: {train.optimizer.momentum: [0.1]}", 3,
      "models[0].train.optimizer", "should be a mapping"),
     ("models:\n- family: cnn\n  grid: {train.batch: [3], train.batch.size: [4]}", 2, "models[0]", "no 'size' in 3"),
@@ -682,8 +682,8 @@ train:
     monitor: val_mae
 """, file)
     assert [(one.line, one.key) for one in found] == [(3, "models[0].train.loss"), (8, "train.converge.monitor")]
-    assert "no loss of Keras is named 'msee'" in found[0].wrong
-    assert found[0].right == "it should be a name of Keras, or an import path module:function"
+    assert "the keras engine has no loss 'msee'" in found[0].wrong
+    assert found[0].right == "a name that it has, or an import path module:function"
     assert "'val_mae' is not computed" in found[1].wrong
     assert "should be one of loss, accuracy" in found[1].right
     assert not any("when_scaled" in str(one) for one in found)

@@ -7,7 +7,7 @@ from fleet.comm.alone import Alone
 from fleet.engines.base import Setup, Sums
 from fleet.errors import ModelError, SettingError, SpecError
 from fleet.spec import Resources, parse
-from fleet.spec.measures import LOSSES, METRICS, direction_of, snake
+from fleet.vocabulary.measures import LOSSES, METRICS, direction_of, snake
 from preprocess.sample import ImageSpec, SampleSpec
 from preprocess.target import TargetSpec, class_target
 from tests.examples import long_but_first
@@ -159,7 +159,7 @@ def test_metrics_and_losses_take_parameters():
 
 
 @pytest.mark.parametrize(("train", "complaint"), [
-    ({"metrics": ["IoU"]}, "the metric IoU needs target_class_ids: write {IoU: {target_class_ids: ...}}"),
+    ({"metrics": ["IoU"]}, "the metric IoU needs target_class_ids; write {IoU: {target_class_ids: ...}}"),
     ({"metrics": ["AUC", {"AUC": {"curve": "PR"}}]}, "named 'AUC'; a parameter `name` gives one another name"),
     ({"metrics": [{"AUC": {}, "mae": {}}]}, "should be one name with its parameters"),
     ({"loss": "categorical_generalized_cross_entropy"}, "needs q"),

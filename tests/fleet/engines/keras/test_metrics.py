@@ -9,7 +9,8 @@ from sklearn import metrics as sk
 
 from fleet.errors import SettingError
 from fleet.spec import parse
-from fleet.spec.measures import METRICS, WITH_PARAMETERS, snake, unfit
+from fleet.spec.measures import unfit
+from fleet.vocabulary.measures import METRICS, snake
 from preprocess.probe import probe
 from preprocess.target import TargetSpec
 from tests.preprocess.samples import Memory
@@ -168,10 +169,10 @@ def test_each_metric_has_an_oracle():
 
 
 @pytest.mark.parametrize(("name", "kind"), [
-    (name, kind) for name in sorted(ORACLES) for kind in TARGETS if not unfit(name, kind)])
+    (name, kind) for name in sorted(ORACLES) for kind in TARGETS if not unfit(name, kind, METRICS)])
 def test_a_metric_is_that_of_all_samples_together(name, kind):
-    needed = WITH_PARAMETERS.get(snake(name))
-    asked = name if needed is None else {name: {needed: PARAMETERS[needed]}}
+    needed = METRICS[snake(name)].needs
+    asked = {name: {needed: PARAMETERS[needed]}} if needed else name
     value, outputs, targets = computed(asked, kind, *made(kind))
     found, wanted = shares(kind, outputs, targets)
     near = 5e-3 if name == "auc" else 2e-5  # Keras takes 200 thresholds

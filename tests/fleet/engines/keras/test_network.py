@@ -11,7 +11,7 @@ from fleet.comm.alone import Alone
 from fleet.engines.base import Setup
 from fleet.errors import CheckpointError
 from fleet.spec import Resources, parse
-from fleet.spec.learning_rate import SCHEDULES, arguments_of, required
+from fleet.vocabulary.schedules import SCHEDULES, arguments_of, required
 from preprocess.sample import Affine, ImageSpec, SampleSpec
 from tests.examples import long_but_first
 from tests.fleet.engines.keras.taken import begin
@@ -164,8 +164,8 @@ def test_the_arguments_of_learning_rate_schedules_are_those_of_keras(name):
     import keras
 
     known = inspect.signature(getattr(keras.optimizers.schedules, name)).parameters
-    assert set(arguments_of(name)) == set(known) - {"name"}
-    assert required(name) == [name for name, one in known.items() if one.default is one.empty]
+    assert set(arguments_of(SCHEDULES[name])) == set(known) - {"name"}
+    assert required(SCHEDULES[name]) == [name for name, one in known.items() if one.default is one.empty]
 
 
 @pytest.fixture

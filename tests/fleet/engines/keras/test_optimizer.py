@@ -9,7 +9,7 @@ from fleet.comm.alone import Alone
 from fleet.engines.base import Setup
 from fleet.errors import SettingError, SpecError
 from fleet.spec import Resources, parse
-from fleet.spec.optimizers import COMMON, OPTIMIZERS, takes
+from fleet.vocabulary.optimizers import COMMON, OPTIMIZERS
 from preprocess.sample import ImageSpec, SampleSpec
 
 pytestmark = pytest.mark.tensorflow
@@ -49,7 +49,7 @@ def test_the_table_is_that_of_the_signatures_of_keras():
         classes.pop(name, None)
     assert set(OPTIMIZERS) == set(map(str.lower, classes))
     for name, kind in classes.items():
-        assert takes(name.lower()) == set(inspect.signature(kind.__init__).parameters) - GIVEN, name
+        assert OPTIMIZERS[name.lower()].takes == set(inspect.signature(kind.__init__).parameters) - GIVEN, name
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
@@ -79,7 +79,7 @@ def test_what_an_optimizer_does_not_take_is_a_mistake_of_the_spec(optimizer, com
 
 
 def test_all_optimizers_have_the_common_parameters():
-    assert all(takes(name) >= COMMON for name in OPTIMIZERS)
+    assert all(word.takes >= COMMON for word in OPTIMIZERS.values())
 
 
 def test_accumulated_gradients_make_the_step_of_one_large_batch():

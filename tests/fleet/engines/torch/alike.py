@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from fleet.comm.alone import Alone
-from fleet.engines.registry import build, make_engine
+from fleet.engines.registry import make_engine
 from fleet.spec import parse
 from preprocess.sample import Affine, ImageSpec, SampleSpec
 from preprocess.target import TargetSpec
@@ -144,7 +144,7 @@ def main(engine, folder):
     for name, (model, train, kind) in cases(engine).items():
         spec = parse({"models": [model], "resources": {"engine": engine, "exchange": "mpi"}, "train": train})
         sample = SampleSpec(ImageSpec(SHAPE, "uint8"), 3, SCALE, target=target_of(kind))
-        network = build(make_engine(spec, sample, None, 0, 2), spec.engine, spec.networks[0], Alone())
+        network = make_engine(spec, sample, None, 0, 2).build(spec.networks[0], Alone())
         file, state = folder / f"{name}.npz", network.state()
         if engine == "keras":
             np.savez(file, *[array for key, array in state.items() if key.startswith("model/") and "seed" not in key])

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from fleet.comm.alone import Alone
-from fleet.engines.registry import build, count_parameters, make_engine
+from fleet.engines.registry import count_parameters, make_engine
 from fleet.errors import CheckpointError, FleetError, SettingError
 from fleet.spec import parse
 from fleet.storage.checkpoint import inherited
@@ -27,7 +27,7 @@ def spec_of(model=CNN, **train):
 
 def built(model=CNN, sample=SAMPLE, seed=0, **train):
     spec = spec_of(model, **train)
-    return build(make_engine(spec, sample, None, 0, 1), spec.engine, replace(spec.networks[0], seed=seed), Alone())
+    return make_engine(spec, sample, None, 0, 1).build(replace(spec.networks[0], seed=seed), Alone())
 
 
 @pytest.fixture(scope="module")

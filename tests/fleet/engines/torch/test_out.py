@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from fleet.comm.alone import Alone
-from fleet.engines.registry import build, join_exports, make_engine, write_onnx
+from fleet.engines.registry import join_exports, make_engine, write_onnx
 from fleet.errors import ModelError, SettingError, UserError
 from fleet.prediction.kept import probabilities
 from fleet.spec import parse
@@ -84,7 +84,7 @@ def spec_of(model, **train):
 
 def built(model, sample=SAMPLE, seed=0, **train):
     spec = spec_of(model, **train)
-    return build(make_engine(spec, sample, None, 0, 1), spec.engine, replace(spec.networks[0], seed=seed), Alone())
+    return make_engine(spec, sample, None, 0, 1).build(replace(spec.networks[0], seed=seed), Alone())
 
 
 def trained(network, steps=2):

@@ -1,6 +1,6 @@
 """The learning rate schedules of Keras: numbers that follow from the step alone; their arguments, and what these mean.
 
-Keras is not imported for them; a test compares them with what it has.
+A schedule is a function of the step and its arguments: their names, kinds and defaults are those of its signature.
 """
 
 from __future__ import annotations
@@ -93,53 +93,45 @@ _KINDS = {"float": ("number", "a number"), "float | None": ("number", "a number"
           "bool": ("boolean", "true or false"), "Sequence[float]": ("array", "a list of numbers")}
 
 
-def arguments_of(name: str) -> dict[str, inspect.Parameter]:
+def arguments_of(schedule: Callable[..., float]) -> dict[str, inspect.Parameter]:
     """The arguments of a schedule, beside the step."""
-    return dict(list(inspect.signature(SCHEDULES[name]).parameters.items())[1:])
+    return dict(list(inspect.signature(schedule).parameters.items())[1:])
 
 
-def check_schedule(settings: Mapping[str, Any]) -> None:
-    """See that a mapping names a schedule and arguments that it has, with values of their kinds.
+def required(schedule: Callable[..., float]) -> list[str]:
+    """The arguments of a schedule without a default.
+
+    >>> required(SCHEDULES["CosineDecay"])
+    ['initial_learning_rate', 'decay_steps']
+    """
+    return [argument for argument, one in arguments_of(schedule).items() if one.default is inspect.Parameter.empty]
+
+
+def problems_of(settings: Mapping[str, Any], schedule: Callable[..., float]) -> list[str]:
+    """What is wrong with a mapping that should have a schedule's arguments beside its name, with values of their kinds.
 
     It need not be whole: an entry of ``models`` may give what is left.
-
-    Raises:
-        ValueError: it does not; the message says what there is, or what would be right.
     """
-    name = settings.get("name")
-    if not isinstance(name, str) or name not in SCHEDULES:
-        raise ValueError(f"a learning-rate schedule is a mapping with `name:` (one of {', '.join(SCHEDULES)}) and the "
-                         "arguments that Keras documents for it")
-    problems, known = [], arguments_of(name)
+    problems, known, name = [], arguments_of(schedule), settings["name"]
     if unknown := sorted(map(str, settings.keys() - {"name", *known})):
         problems.append(f"the schedule {name} takes no {', '.join(unknown)}; its arguments are {', '.join(known)}")
     for argument in (one for one in known if one in settings):
-        value, (kind, words) = settings[argument], _KINDS[known[argument].annotation]
+        value, (kind, words) = settings[argument], _KINDS.get(known[argument].annotation, ("", ""))
         if value is None and known[argument].default is not inspect.Parameter.empty:
             continue  # None is Keras' default of those that can be None
-        if not _is_of_kind(value, kind):
+        if kind and not _is_of_kind(value, kind):
             problems.append(f"the schedule {name} wants {words} for {argument}, not {value!r}")
         elif argument in _PERIODS and value <= 0:
             problems.append(f"the schedule {name} wants a number above 0 for {argument}, not {value!r}")
-    if problems:
-        raise ValueError("; ".join(problems))
+    return problems
 
 
-def required(name: str) -> list[str]:
-    """The arguments of a schedule without a default.
-
-    >>> required("CosineDecay")
-    ['initial_learning_rate', 'decay_steps']
-    """
-    return [argument for argument, one in arguments_of(name).items() if one.default is inspect.Parameter.empty]
-
-
-def problem_of_whole(settings: Mapping[str, Any]) -> str:
-    """What a schedule still lacks that :func:`check_schedule` has let pass; nothing where it is whole."""
+def problem_of_whole(settings: Mapping[str, Any], schedule: Callable[..., float]) -> str:
+    """What a schedule still lacks that :func:`problems_of` has let pass; nothing where it is whole."""
     name = settings["name"]
-    if missing := [argument for argument in required(name) if argument not in settings]:
-        return f"the schedule {name} lacks {', '.join(missing)}; its arguments are {', '.join(arguments_of(name))}"
-    if name == "PiecewiseConstantDecay":
+    if missing := [argument for argument in required(schedule) if argument not in settings]:
+        return f"the schedule {name} lacks {', '.join(missing)}; its arguments are {', '.join(arguments_of(schedule))}"
+    if schedule is _piecewise:
         boundaries, values = settings["boundaries"], settings["values"]
         if len(values) != len(boundaries) + 1 or list(boundaries) != sorted(set(boundaries)):
             return (f"the schedule {name} wants rising boundaries, and one value more than there are boundaries, not "
@@ -165,5 +157,5 @@ def schedule_schema() -> dict[str, Any]:
             "name": {"const": name, "description": "Name of the schedule, as Keras calls it."},
             **{argument: {"type": _KINDS[one.annotation][0],
                           "description": _MEANS.get(f"{name}.{argument}") or _MEANS[argument]}
-               for argument, one in arguments_of(name).items()}}}
-        for name in SCHEDULES)]}
+               for argument, one in arguments_of(schedule).items()}}}
+        for name, schedule in SCHEDULES.items())]}

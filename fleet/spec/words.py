@@ -1,0 +1,113 @@
+"""Whether an engine knows the words by which networks are to be trained, and what else ``train`` asks of it."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import fields, replace
+from typing import TypeAlias
+
+from fleet.spec.engines import EngineInfo
+from fleet.spec.measures import Measure, label_of, name_of, parameters_of
+from fleet.spec.train import Optimizer, Train
+from fleet.vocabulary.measures import SHORT, Direction, MeasureWord, direction_of, snake
+from fleet.vocabulary.schedules import problem_of_whole, problems_of
+
+Problem: TypeAlias = tuple[tuple[str, ...], str, str]  # keys below `train`, what is wrong, what would be right
+
+
+def unknown_words(train: Train, engine: EngineInfo) -> Iterator[Problem]:
+    """What an engine does not know of how a network is to be trained.
+
+    A learning rate schedule need not be whole, see :func:`incomplete_schedule`.
+    """
+    words, knows = engine.words, engine.knows
+    yield from _of_optimizer(train.optimizer, engine)
+    if train.loss is not None:
+        yield from _of_measure(("loss",), train.loss, words.losses, engine)
+    for metric in train.metrics:
+        yield from _of_measure(("metrics",), metric, words.metrics, engine)
+    if (monitor := train.converge.monitor) is not None and told_direction(train, engine) is None:
+        yield (("converge", "monitor"), f"nobody can tell whether more of {monitor} is better",
+               "say converge.direction: max, or min")
+    if knows.precisions is not None and train.precision not in knows.precisions:
+        yield ("precision",), *_lacks(engine, "precision", train.precision, knows.precisions, may_be_own=False)
+    if train.batch.accumulate > 1 and not knows.accumulates:
+        yield ("batch", "accumulate"), f"the {engine.name} engine does not accumulate gradients", "leave it out"
+    if train.xla and not knows.compiles:
+        yield ("xla",), f"the {engine.name} engine knows no XLA", "leave it out"
+    if train.start is not None and not knows.starts:
+        yield ("start",), f"the {engine.name} engine cannot begin with weights of a file", "leave it out"
+
+
+def incomplete_schedule(train: Train, engine: EngineInfo) -> str:
+    """What a learning rate schedule that :func:`unknown_words` lets pass still lacks; nothing where it is whole."""
+    rate = train.optimizer.learning_rate
+    return problem_of_whole(rate, engine.words.schedules[rate["name"]]) if isinstance(rate, Mapping) else ""
+
+
+def told_direction(train: Train, engine: EngineInfo) -> Direction | None:
+    """Whether more or less of what is monitored is better, by the spec or by what the engine knows of its metrics."""
+    monitor = train.converge.watched
+    if (direction := train.converge.direction or direction_of(monitor)) is not None:
+        return direction
+    asked = next((name_of(one) for one in train.metrics if label_of(one) == monitor.removeprefix("val_")), "")
+    word = engine.words.metrics.get(snake(asked))
+    return None if word is None else word.better
+
+
+def with_direction(train: Train, engine: EngineInfo) -> Train:
+    """The same, with the direction of a metric that the engine alone knows."""
+    converge, told = train.converge, told_direction(train, engine)
+    if told is None or converge.direction is not None or direction_of(converge.watched) is not None:
+        return train
+    return replace(train, converge=replace(converge, direction=told))
+
+
+def optimizer_slots(optimizer: Optimizer, engine: EngineInfo) -> int:
+    """How many numbers an optimizer keeps for each parameter, at most."""
+    word = engine.words.optimizers.get(optimizer.name)
+    own = 0 if word is None else word.slots + (bool(optimizer.momentum) and word.slot_of_momentum)
+    return own + bool(optimizer.use_ema) + bool(optimizer.amsgrad) + bool(optimizer.centered)
+
+
+def _of_optimizer(optimizer: Optimizer, engine: EngineInfo) -> Iterator[Problem]:
+    name, known, schedules = optimizer.name, engine.words.optimizers, engine.words.schedules
+    given = [item.name for item in fields(optimizer) if item.name not in ("name", "learning_rate")
+             and getattr(optimizer, item.name) is not None]
+    if not (engine.knows.own if ":" in name else name in known):
+        yield ("optimizer", "name"), *_lacks(engine, "optimizer", name, known)
+    elif foreign := [key for key in given if key not in ({"args"} if ":" in name else known[name].takes)]:
+        yield ("optimizer",), f"{name} takes no {', '.join(foreign)}", ""
+    if isinstance(rate := optimizer.learning_rate, Mapping):
+        if (name := str(rate.get("name"))) not in schedules:
+            yield ("optimizer",), *_lacks(engine, "learning rate schedule", name, schedules, may_be_own=False)
+        for problem in problems_of(rate, schedules[name]) if name in schedules else ():
+            wrong, _, right = problem.partition("; ")
+            yield ("optimizer",), wrong, right
+
+
+def _of_measure(key: tuple[str, ...], measure: Measure, known: Mapping[str, MeasureWord], engine: EngineInfo
+                ) -> Iterator[Problem]:
+    name, what = name_of(measure), {"metrics": "metric"}.get(key[0], key[0])
+    if not (engine.knows.own if ":" in name else snake(name) in known):
+        yield key, *_lacks(engine, what, name, known, [short for short in SHORT if snake(short) in known])
+    elif ":" not in name and (needed := known[snake(name)].needs) and needed not in parameters_of(measure):
+        yield key, f"the {what} {name} needs {needed}", f"write {{{name}: {{{needed}: ...}}}}"
+
+
+def _lacks(engine: EngineInfo, what: str, name: str, known: Iterable[str], short: Iterable[str] = (),
+           may_be_own: bool = True) -> tuple[str, str]:
+    """That an engine does not know a name, and what would be right.
+
+    Args:
+        known: the names that it knows.
+        short: others for the same.
+        may_be_own: whether an import path can stand in their place.
+    """
+    wrong = f"the {engine.name} engine has no {what} {name!r}"
+    near = {one.lower(): one for one in (*known, *short)}
+    close = [near[one] for one in difflib.get_close_matches(name.lower(), near, n=3)]
+    right = "a name that it has" if close else f"it has {', '.join(known) or 'none by name'}"
+    own = ", or an import path module:function" if may_be_own and engine.knows.own else ""
+    return wrong + (f" (did you mean {', '.join(close)}?)" if close else ""), right + own

@@ -1,0 +1,111 @@
+"""The losses and metrics of Keras, by its names: in which direction each gets better, and of what it means nothing."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from typing import Any, Literal, TypeAlias
+
+Direction: TypeAlias = Literal["max", "min"]
+UP: Direction = "max"
+DOWN: Direction = "min"
+ACROSS_VALUES = ("concordance_correlation", "pearson_correlation")
+
+
+@dataclass(frozen=True)
+class MeasureWord:
+    """A loss or a metric that a spec may name; a loss gives a number for every sample, or every pixel.
+
+    Attributes:
+        better: whether more of it is better (:data:`UP`) or less (:data:`DOWN`).
+        unfit: the kinds of targets (:mod:`preprocess.target`) of which it means nothing.
+        needs: a parameter without which it is nothing; empty where there is none.
+        defaults: what it takes for parameters that nobody gives, as far as these make two of them the same.
+        least: the least that it can be.
+    """
+
+    better: Direction = DOWN
+    unfit: frozenset[str] = frozenset()
+    needs: str = ""
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    least: float = 0.0
+
+
+_NEEDS = {"categorical_generalized_cross_entropy": "q", "io_u": "target_class_ids", "one_hot_io_u": "target_class_ids",
+          "precision_at_recall": "recall", "recall_at_precision": "precision",
+          "sensitivity_at_specificity": "specificity", "specificity_at_sensitivity": "sensitivity"}
+
+# Whether more is better, the kinds of targets of which it means nothing, and the names.
+# Cross-entropies and overlaps are of shares from 0 to 1: of values they fall without end, or are the same whatever a
+# network gives. Of several labels of a sample there is no likeliest one. Correlations are of quantities.
+METRICS: dict[str, MeasureWord] = {name: MeasureWord(better, frozenset(unfit.split()), _NEEDS.get(name, ""))
+                                   for better, unfit, names in (
+    (UP, "value", (
+        "accuracy", "auc", "binary_accuracy", "binary_io_u", "f1_score", "f_beta_score", "precision",
+        "precision_at_recall", "recall", "recall_at_precision", "sensitivity_at_specificity",
+        "specificity_at_sensitivity", "true_negatives", "true_positives")),
+    (UP, "value multilabel", (
+        "categorical_accuracy", "io_u", "mean_io_u", "one_hot_io_u", "one_hot_mean_io_u", "sparse_categorical_accuracy",
+        "sparse_top_k_categorical_accuracy", "top_k_categorical_accuracy")),
+    (UP, "class multilabel mask", (*ACROSS_VALUES, "r2_score")),
+    (UP, "", ("cosine_similarity",)),
+    (DOWN, "value", ("binary_crossentropy", "categorical_crossentropy", "categorical_hinge",
+                     "false_negatives", "false_positives", "kl_divergence")),
+    (DOWN, "value multilabel", ("sparse_categorical_crossentropy",)),
+    (DOWN, "", (
+        "hinge", "log_cosh_error", "mean_absolute_error", "mean_absolute_percentage_error", "mean_squared_error",
+        "mean_squared_logarithmic_error", "poisson", "root_mean_squared_error", "squared_hinge")))
+    for name in names}
+
+# What Keras takes for the parameters of losses that nobody gives.
+_DEFAULTS: dict[str, dict[str, Any]] = {
+    "binary_crossentropy": {"label_smoothing": 0.0},
+    "binary_focal_crossentropy": {"apply_class_balancing": False, "alpha": 0.25, "gamma": 2.0, "label_smoothing": 0.0},
+    "categorical_crossentropy": {"label_smoothing": 0.0},
+    "categorical_focal_crossentropy": {"alpha": 0.25, "gamma": 2.0, "label_smoothing": 0.0},
+    "huber": {"delta": 1.0},
+    "tversky": {"alpha": 0.5, "beta": 0.5}}
+_LEAST = {"cosine_similarity": -1.0, "poisson": -math.inf}  # where it is not 0; poisson has no least
+
+# Of values those losses that are no metrics mean nothing either.
+_OF_SHARES = ("binary_focal_crossentropy", "categorical_focal_crossentropy", "categorical_generalized_cross_entropy",
+              "dice", "tversky")
+LOSSES: dict[str, MeasureWord] = {name: MeasureWord(
+    DOWN, METRICS[name].unfit if name in METRICS else frozenset({"value"} if name in _OF_SHARES else ()),
+    _NEEDS.get(name, ""), _DEFAULTS.get(name, {}), _LEAST.get(name, 0.0)) for name in (
+        "binary_crossentropy", "binary_focal_crossentropy", "categorical_crossentropy",
+        "categorical_focal_crossentropy", "categorical_generalized_cross_entropy", "categorical_hinge",
+        "cosine_similarity", "dice", "hinge", "huber", "kl_divergence", "log_cosh", "mean_absolute_error",
+        "mean_absolute_percentage_error", "mean_squared_error", "mean_squared_logarithmic_error", "poisson",
+        "sparse_categorical_crossentropy", "squared_hinge", "tversky")}
+
+SHORT = {"mse": "mean_squared_error", "mae": "mean_absolute_error", "mape": "mean_absolute_percentage_error",
+          "msle": "mean_squared_logarithmic_error", "bce": "binary_crossentropy", "acc": "accuracy",
+          "rmse": "root_mean_squared_error", "kld": "kl_divergence", "mean_iou": "mean_io_u",
+          "binary_iou": "binary_io_u", "one_hot_mean_iou": "one_hot_mean_io_u", "logcosh": "log_cosh"}
+
+
+def snake(name: str) -> str:
+    """A name of Keras in the form of the tables: classes and short names too.
+
+    >>> snake("MeanIoU"), snake("AUC"), snake("mae"), snake("F1Score")
+    ('mean_io_u', 'auc', 'mean_absolute_error', 'f1_score')
+    """
+    parts = re.sub(r"(.)([A-Z][a-z0-9]+)", r"\1_\2", name)
+    lower = re.sub(r"([a-z])([A-Z])", r"\1_\2", parts).lower()
+    return SHORT.get(name.lower(), SHORT.get(lower, lower))
+
+
+@cache  # of what every network monitors it is asked whenever networks are ranked
+def direction_of(monitor: str) -> Direction | None:
+    """``max`` or ``min``; None where nobody can tell, of a metric that is none of Keras.
+
+    >>> direction_of("val_AUC"), direction_of("val_loss"), direction_of("quantile")
+    ('max', 'min', None)
+    """
+    name = monitor.removeprefix("val_")
+    word = METRICS.get(snake(name))
+    return DOWN if name == "loss" else None if word is None else word.better

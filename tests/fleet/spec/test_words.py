@@ -1,0 +1,145 @@
+"""The words of ``train``: what is wrong with one is said as the engine of the spec knows it, before it is loaded."""
+
+import sys
+
+import pytest
+
+from fleet.errors import SpecError, UserError
+from fleet.spec import load, parse
+from fleet.spec.fitting import training_bytes
+from fleet.spec.resolve import asked_network
+
+COSINE = {"name": "CosineDecay", "initial_learning_rate": 0.1, "decay_steps": 100}
+
+
+def refused(rate, **entry):
+    with pytest.raises(SpecError) as caught:
+        parse({"models": [{"family": "softmax", **entry}], "train": {"optimizer": {"learning_rate": rate}}})
+    return str(caught.value)
+
+
+@pytest.mark.parametrize(("rate", "said"), [
+    ({**COSINE, "alhpa": 0.1}, "the schedule CosineDecay takes no alhpa; its arguments are initial_learning_rate"),
+    ({"name": "CosineDecay", "initial_learning_rate": 0.1}, "the schedule CosineDecay lacks decay_steps"),
+    ({**COSINE, "decay_steps": "many"}, "the schedule CosineDecay wants a number for decay_steps, not 'many'"),
+    ({**COSINE, "decay_steps": 0}, "the schedule CosineDecay wants a number above 0 for decay_steps, not 0"),
+    ({"name": "ExponentialDecay", "initial_learning_rate": 0.1, "decay_steps": 9, "decay_rate": 0.5, "staircase": 1},
+     "the schedule ExponentialDecay wants true or false for staircase, not 1"),
+    ({"name": "PiecewiseConstantDecay", "boundaries": [10], "values": [0.1]}, "not 1 boundaries and 1 values"),
+    ({"name": "PiecewiseConstantDecay", "boundaries": 10, "values": [0.1]}, "wants a list of numbers for boundaries"),
+])
+def test_a_schedule_that_keras_would_refuse_is_a_mistake_of_the_spec(rate, said):
+    assert said in refused(rate)
+
+
+def test_all_that_is_wrong_with_an_optimizer_and_its_schedule_is_said_at_once():
+    rate = {"name": "CosineDecay", "initial_learning_rate": "fast", "decay_steps": -5, "alhpa": 0.1}
+    said = refused(rate, train={"optimizer": {"beta_1": 0.9}})
+    assert all(part in said for part in ("takes no alhpa", "for initial_learning_rate, not 'fast'",
+                                         "for decay_steps, not -5", "sgd takes no beta_1"))
+
+
+def test_an_entry_may_give_what_a_schedule_at_the_top_lacks():
+    rate = {"name": "CosineDecay", "initial_learning_rate": 0.1, "warmup_target": None}
+    entry = {"train": {"optimizer": {"learning_rate": {"decay_steps": 7}}}}
+    network, = parse({"models": [{"family": "softmax", **entry}],
+                      "train": {"optimizer": {"learning_rate": rate}}}).networks
+    assert network.train.optimizer.learning_rate["decay_steps"] == 7
+
+
+def test_what_several_networks_lack_is_said_once_where_it_stands(tmp_path):
+    path = tmp_path / "spec.yaml"
+    path.write_text("models: [{family: softmax}, {family: cnn}]\ntrain:\n  optimizer:\n"
+                    "    learning_rate: {name: CosineDecay, initial_learning_rate: 0.1}\n")
+    with pytest.raises(SpecError) as caught:
+        load(path)
+    mistake, = caught.value.mistakes
+    assert (mistake.line, mistake.key) == (4, "train.optimizer.learning_rate")
+
+
+# ---- an engine with words of its own -------------------------------------------------------------
+
+ROWS = '''
+from fleet.spec.engines import EngineInfo, Known
+from fleet.vocabulary.measures import UP, MeasureWord
+from fleet.vocabulary.optimizers import OptimizerWord
+
+def warm(step, first, steps: int = 10): return first
+
+BARE = EngineInfo("bare", None, knows=Known(("adam",)))
+FEW = EngineInfo("few", None, knows=Known(("sgd",), (), (), ("mean_absolute_error",), ("float32",), own=False,
+                                          accumulates=False, compiles=False))
+OWN = EngineInfo("own", None, knows=Known(
+    {"newton": OptimizerWord(frozenset({"epsilon"}), slots=4), "sgd": OptimizerWord(frozenset(), 0)},
+    {"Warm": warm}, {"margin": MeasureWord(unfit=frozenset({"value"}))}, {"gini": MeasureWord(UP, needs="of")}))
+'''
+
+
+@pytest.fixture(autouse=True)
+def rows(tmp_path, monkeypatch):
+    (tmp_path / "own_words.py").write_text(ROWS)
+    monkeypatch.delitem(sys.modules, "own_words", raising=False)  # of another test's folder
+    monkeypatch.syspath_prepend(tmp_path)
+
+
+def spec(train, row="OWN", **entry):
+    return parse({"models": [{"family": "softmax", **entry}], "train": train,
+                  "resources": {"engine": f"own_words:{row}"}})
+
+
+@pytest.mark.parametrize(("row", "train", "key", "said"), [
+    ("FEW", {"optimizer": {"name": "adam"}}, "optimizer.name", "no optimizer 'adam'; it has sgd"),
+    ("FEW", {"optimizer": {"learning_rate": COSINE}}, "optimizer",
+     "no learning rate schedule 'CosineDecay'; it has none by name"),
+    ("FEW", {"loss": "huber"}, "loss", "no loss 'huber'; it has none by name"),
+    ("FEW", {"metrics": ["mae", "my:metric"]}, "metrics", "no metric 'my:metric'; it has mean_absolute_error"),
+    ("FEW", {"precision": "mixed_float16"}, "precision", "no precision 'mixed_float16'; it has float32"),
+    ("FEW", {"xla": True}, "xla", "knows no XLA"),
+    ("FEW", {"batch": {"accumulate": 2}}, "batch.accumulate", "does not accumulate gradients"),
+    ("FEW", {"start": "w.npz"}, "start", "cannot begin with weights of a file"),
+    ("OWN", {"optimizer": {"name": "adam"}}, "optimizer.name", "it has newton, sgd, or an import path"),
+    ("OWN", {"optimizer": {"name": "newtom"}}, "optimizer.name", "did you mean newton?"),
+    ("OWN", {"optimizer": {"name": "newton", "beta_1": 0.9}}, "optimizer", "newton takes no beta_1"),
+    ("OWN", {"optimizer": {"learning_rate": {"name": "Warm", "last": 1}}}, "optimizer", "arguments are first, steps"),
+    ("OWN", {"optimizer": {"learning_rate": {"name": "Warm", "steps": 1}}}, "optimizer.learning_rate", "lacks first"),
+    ("OWN", {"loss": "mse"}, "loss", "no loss 'mse'; it has margin"),
+    ("OWN", {"metrics": ["gini"]}, "metrics", "the metric gini needs of")])
+def test_what_an_engine_does_not_know_is_said_by_its_key_with_what_it_knows(row, train, key, said):
+    with pytest.raises(SpecError) as caught:
+        spec(train, row)
+    mistake, = caught.value.mistakes
+    assert mistake.key.removeprefix("models[0].") == f"train.{key}"
+    assert said in str(mistake)
+
+
+def test_words_that_an_engine_alone_knows_are_taken_with_all_that_it_says_of_them():
+    metric = {"gini": {"of": "rows", "name": "g"}}
+    found = spec({"optimizer": {"name": "Newton", "epsilon": 0.1, "learning_rate": {"name": "Warm", "first": 0.1}},
+                  "loss": "margin", "metrics": [metric], "converge": {"monitor": "val_g"}})
+    network, = found.networks
+    assert network.train.converge.sign == 1  # more of it is better, says the row
+    assert training_bytes(1000, network, found) == 4 * 1000 * (1 + 4 + 1)  # weights, what newton keeps, gradients
+    with pytest.raises(SpecError, match="margin means nothing for targets that are values; should be one of"):
+        parse({"models": [{"family": "softmax"}], "train": {"loss": "margin"}, "data": {"target": "value"},
+               "resources": {"engine": "own_words:OWN"}})
+
+
+def test_an_engine_that_does_not_know_the_default_optimizer_wants_another_one_to_be_named():
+    with pytest.raises(SpecError, match=r"train.optimizer.name: the own_words:BARE engine has no optimizer 'sgd'"):
+        spec({}, "BARE")
+    network, = spec({"optimizer": {"name": "adam"}}, "BARE").networks
+    assert network.train.optimizer.name == "adam"
+
+
+def test_a_word_at_the_top_is_a_mistake_once_though_all_entries_take_it():
+    with pytest.raises(SpecError) as caught:
+        parse({"models": [{"family": "softmax", "name": name} for name in "abc"], "train": {"loss": "msee"}})
+    mistake, = caught.value.mistakes
+    assert (mistake.key, "did you mean mse" in mistake.wrong) == ("train.loss", True)
+
+
+def test_a_network_that_a_search_asks_for_is_refused_for_a_word():
+    found = spec({}, space={"train.optimizer.name": ["sgd", "newton"]}, search={"most": 3})
+    assert asked_network(found, 0, 0, {"train.optimizer.name": "newton"}).train.optimizer.name == "newton"
+    with pytest.raises(UserError, match=r"train.optimizer.name: the own_words:OWN engine has no optimizer 'adam'"):
+        asked_network(found, 0, 1, {"train.optimizer.name": "adam"})
