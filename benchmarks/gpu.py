@@ -100,7 +100,7 @@ _ENGINE = """
 import json, sys, time
 import numpy as np
 from fleet.comm.alone import Alone
-from fleet.engines.registry import build, make_engine
+from fleet.engines.registry import make_engine
 from fleet.spec import parse
 from preprocess.sample import Affine, ImageSpec, SampleSpec
 spec = parse({"models": [{"family": "resnet", "args": json.loads(sys.argv[1])}], "resources": {"engine": sys.argv[2]}})
@@ -116,7 +116,7 @@ for what, put in (("registered", registered), ("pageable", pageable)):
             put(array)
             times.append(time.perf_counter() - began)
         found[f"{what}, {mb} MB"] = (mb << 20) / 1e9 / sorted(times)[len(times) // 2]
-network = build(engine, spec.engine, spec.networks[0], Alone())
+network = engine.build(spec.networks[0], Alone())
 times = []
 for _ in range(5):
     began = time.perf_counter()

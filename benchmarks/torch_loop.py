@@ -72,7 +72,7 @@ def by_hand(module: Any, rate: float = RATE) -> Callable[[np.ndarray, np.ndarray
 
 def by_fleet(what: str, group: Any, exchange: str = "mpi") -> Callable[[np.ndarray, np.ndarray], Any]:
     """A step of the engine, on this rank of a group."""
-    from fleet.engines.registry import build, make_engine
+    from fleet.engines.registry import make_engine
     from fleet.spec import parse
     from preprocess.sample import Affine, ImageSpec, SampleSpec
 
@@ -82,7 +82,7 @@ def by_fleet(what: str, group: Any, exchange: str = "mpi") -> Callable[[np.ndarr
                   "train": {"batch": {"size": batch * group.size},
                             "optimizer": {"name": "sgd", "learning_rate": RATE, "momentum": 0.9}}})
     sample = SampleSpec(ImageSpec((side, side, 3), "uint8"), 10, Affine(0.5, 0.5))
-    network = build(make_engine(spec, sample, None, 0, group.size), spec.engine, spec.networks[0], group)
+    network = make_engine(spec, sample, None, 0, group.size).build(spec.networks[0], group)
     return lambda images, labels: network.step(images, labels, batch * group.size)
 
 
