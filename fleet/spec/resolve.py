@@ -346,7 +346,7 @@ class _WordsError(Exception):
     """The engine does not know how a network is to be trained.
 
     Attributes:
-        problems: what is wrong, and whether the network's entry says it.
+        problems: what is wrong, at key paths in the network's entry, or in the document where that is told.
     """
 
     def __init__(self, problems: Sequence[tuple[Problem, bool]]) -> None:
@@ -357,8 +357,8 @@ class _WordsError(Exception):
 def _told(problem: Exception, mistake: Callable[..., SpecMistake], place: tuple = ()) -> list[SpecMistake]:
     """What is wrong with an entry, which stands at a place."""
     if isinstance(problem, _WordsError):
-        return [mistake((*(place if is_own else ()), "train", *key), wrong, right)
-                for (key, wrong, right), is_own in problem.problems]
+        return [mistake((*(() if is_of_document else place), *path), wrong, right)
+                for (path, wrong, right), is_of_document in problem.problems]
     if isinstance(problem, _MisfitError):
         return explain(problem.error, problem.content, mistake, (*place, problem.part), problem.owner)
     return [mistake(place, str(problem))]
@@ -373,7 +373,7 @@ def _networks(document: Document, index: int, entry: ModelEntry, problems: list[
     engine = _known_engine(document)
     for number, drawn in enumerate(draws):
         name = _tried(problems, _name, entry, number, len(draws))
-        train = _tried(problems, _train, document, entry, drawn, engine)
+        train = _tried(problems, _train, document, entry, drawn, engine, "space" if entry.grid is None else "grid")
         architecture = _tried(problems, _architecture, entry, drawn, engine)
         if name is None or train is None or architecture is None:
             break  # the other draws will hardly be better
@@ -504,20 +504,25 @@ def _gpu_bounds(entry: ModelEntry) -> tuple[int, int | None]:
     return (entry.gpus, entry.gpus) if isinstance(entry.gpus, int) else entry.gpus
 
 
-def _train(document: Document, entry: ModelEntry, drawn: Mapping[str, Any], engine: EngineInfo | None) -> Train:
-    """How a network of an entry is trained, in words that the engine knows."""
+def _train(document: Document, entry: ModelEntry, drawn: Mapping[str, Any], engine: EngineInfo | None,
+           drawn_from: str | None = None) -> Train:
+    """How a network of an entry is trained, in words that the engine knows.
+
+    Args:
+        drawn_from: the key of the entry that has what was drawn, to name it where that is wrong.
+    """
     train = _merged(document.train, entry.own_train, drawn)
     if engine is None:  # a mistake of its own
         return train
-    if problems := [(problem, holds(entry.own_train, problem[0]) or _is_drawn(problem[0], drawn))
-                    for problem in unknown_words(train, engine)]:
+    problems = []
+    for key, wrong, right in unknown_words(train, engine):
+        said = ".".join(("train", *key, ""))
+        name = next((name for name in drawn if f"{name}.".startswith(said) or said.startswith(f"{name}.")), None)
+        path = ("train", *key) if name is None or drawn_from is None else (drawn_from, name)
+        problems.append(((path, wrong, right), name is None and not holds(entry.own_train, key)))
+    if problems:
         raise _WordsError(problems)
     return with_direction(train, engine)
-
-
-def _is_drawn(key: tuple[str, ...], drawn: Iterable[str]) -> bool:
-    said = ".".join(("train", *key, ""))
-    return any(f"{name}.".startswith(said) or said.startswith(f"{name}.") for name in drawn)
 
 
 _TRAIN = TypeAdapter(Train)

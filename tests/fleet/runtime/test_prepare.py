@@ -337,6 +337,7 @@ def test_a_replay_with_other_settings_than_the_runs_is_refused(asking, gpus):
 
 def of_values(asking):
     asking.content["data"] = {"source": "tests.fleet.runtime.test_kinds:made", "path": "value", "transforms": []}
+    asking.content["resources"]["engine"] = "keras"  # which has more than one loss
     asking.content["models"][0]["train"] = {"loss": "huber"}
     asking.content["models"].append({"family": "softmax", "name": "b"})
 
@@ -371,6 +372,7 @@ def test_a_network_that_comes_later_and_does_not_fit_the_data_fails_in_one_sente
 def test_a_replay_from_a_file_that_is_another_by_now_is_refused(asking, tmp_path):
     file = tmp_path / "first.keras"
     file.write_bytes(b"weights")
+    asking.content["resources"]["engine"] = "keras"
     asking.content["train"]["start"] = str(file)
     asking.leave_checkpoint(epochs=(record(1, start=checksum_of(file)),))
     replay(asking)

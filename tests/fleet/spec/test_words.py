@@ -138,6 +138,17 @@ def test_a_word_at_the_top_is_a_mistake_once_though_all_entries_take_it():
     assert (mistake.key, "did you mean mse" in mistake.wrong) == ("train.loss", True)
 
 
+def test_a_word_that_is_drawn_is_a_mistake_of_the_space(tmp_path):
+    path = tmp_path / "spec.yaml"
+    path.write_text("models:\n- family: softmax\n  count: 2\n  space: {train.optimizer.name: [adam, lionn]}\n"
+                    "train: {optimizer: {name: sgd}}\n")
+    with pytest.raises(SpecError) as caught:
+        load(path)
+    mistake, = caught.value.mistakes
+    assert (mistake.line, mistake.key) == (4, "models[0].space.train.optimizer.name")
+    assert "no optimizer 'lionn' (did you mean lion?)" in mistake.wrong
+
+
 def test_a_network_that_a_search_asks_for_is_refused_for_a_word():
     found = spec({}, space={"train.optimizer.name": ["sgd", "newton"]}, search={"most": 3})
     assert asked_network(found, 0, 0, {"train.optimizer.name": "newton"}).train.optimizer.name == "newton"

@@ -65,7 +65,7 @@ def ranked(tmp_path, monitor, rows, **trains):
     models = [{"family": "softmax", "name": name, "train": trains.get(name, {})} for name in rows]
     direction = {"direction": "max"} if "own" in monitor else {}
     train = {"metrics": ["mae", "my_metrics:own", "binary_accuracy"], "converge": {"monitor": monitor, **direction}}
-    results = results_of(spec(*models, train=train), RunPaths(tmp_path))
+    results = results_of(spec(*models, train=train, resources={"engine": "keras"}), RunPaths(tmp_path))
     for name, (metrics, scores) in rows.items():
         come_to(results, name, Standing((record(1, metrics=metrics, **scores),)))
     return names(results)
