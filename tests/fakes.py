@@ -1,25 +1,44 @@
-"""What stands for the world around a part of the program: ranks, time, and the programs of a batch system."""
+"""What stands for the world around a part of the program: ranks, time, and the programs of a batch system.
 
+A whole launch of ranks that are threads of one process is :mod:`tests.fleet.one_process`.
+"""
+
+from fleet.comm.alone import Alone
 from fleet.comm.messages import Tag
 
 
 class Clock:
-    """Time that stands still unless it is set."""
+    """Time that stands still unless it is set, or somebody sleeps; ``then`` is what happens at times."""
 
-    def __init__(self, now=0.0):
-        self.now = now
+    def __init__(self, now=0.0, then=()):
+        self.now, self.then = now, dict(then)
 
     def __call__(self):
         return self.now
 
+    monotonic = __call__
+
+    def sleep(self, seconds):
+        self.now += seconds
+        for time in [time for time in self.then if self.now >= time]:
+            self.then.pop(time)()
+
 
 class World:
-    """Rank 0's view of the others: what they say is in ``said``, and what they are told is in ``told``."""
+    """One rank's view of the others.
 
-    hosts = ()
+    What they say is in ``said``, and what they are told is in ``told``. Another rank than 0 is told ``given`` where
+    all share a value; what this one has brought is in ``shared``.
+    """
 
-    def __init__(self, outlives=True):
-        self.outlives, self.said, self.told, self.lost = outlives, [], [], frozenset()
+    size, host, hosts = 1, "here", ()
+
+    def __init__(self, outlives=True, rank=0, given=None, lost=frozenset()):
+        self.outlives, self.rank, self.lost = outlives, rank, lost
+        self.said, self.told, self.shared, self._given = [], [], [], given
+
+    def node_of(self):
+        return (0,)
 
     def hear(self, tag):
         assert tag is Tag.COORDINATOR
@@ -27,6 +46,26 @@ class World:
 
     def tell(self, rank, tag, message):
         self.told.append((rank, tag, message))
+
+    def share(self, value):
+        self.shared.append(value)
+        return self._given if self.rank else value
+
+    def gather(self, value):
+        return [value]
+
+    def finish(self):
+        """Nobody else is there."""
+
+
+class Group(Alone):
+    """A group whose other ranks bring zeros; notes how long it rests, and rests no moment."""
+
+    def __init__(self, size=1, rank=0):
+        self.size, self.rank, self.is_master, self.rested = size, rank, rank == 0, []
+
+    def rest(self, seconds):
+        self.rested.append(seconds)
 
 
 def put_programs(folder, programs):

@@ -31,6 +31,7 @@ from fleet.runtime import session
 from fleet.runtime.interrupt import Interruption
 from fleet.runtime.start import Laps
 from tests.examples import examples
+from tests.fakes import World
 from tests.fleet.logs import LOG, as_lines, as_text
 
 SPEC = {
@@ -155,24 +156,6 @@ class _NoSession:
         return 0
 
 
-class OneRank:
-    """What fleet.run wants of MPI until it trains."""
-
-    rank, size, host = 0, 1, "here"
-
-    def node_of(self):
-        return (0,)
-
-    def gather(self, value):
-        return [value]
-
-    def share(self, value):
-        return value
-
-    def finish(self):
-        """Nobody else is there."""
-
-
 def fill():
     """Put everything where it was."""
     for path in [*Path().iterdir(), *Path("../..").glob("escaped*")]:
@@ -203,8 +186,8 @@ def call(function, *arguments):
 def train(path):
     """``fleet.run`` up to where it would train."""
     request = fleet_run.parse_arguments([path])
-    with fleet_run._lease(OneRank(), request) as lease:
-        return fleet_run._run(OneRank(), request, None, Interruption(None), lease, Laps())
+    with fleet_run._lease(World(), request) as lease:
+        return fleet_run._run(World(), request, None, Interruption(None), lease, Laps())
 
 
 def is_told(status, out, err, most_lines=30):

@@ -10,6 +10,7 @@ from fleet.__main__ import main
 from fleet.domain.events import EpochEnded
 from fleet.errors import StorageError
 from fleet.monitor.html import write_report
+from tests.fakes import Clock
 from tests.fleet.logs import LOG, as_text, made_up_run
 
 
@@ -51,19 +52,19 @@ def test_a_run_in_whose_folder_nothing_may_be_written_is_shown_too(run, capsys):
 
 @pytest.mark.parametrize("ends", ["launch", "Ctrl-C"])
 def test_the_page_is_written_anew_until_the_launch_ends_and_then_stands_still(run, capsys, monkeypatch, ends):
-    pages, now, held = [], [0.0], iter([run.lease] * 6)
+    pages, clock, held = [], Clock(), iter([run.lease] * 6)
     log = run.events.read_text()
     run.events.write_text("")  # the launch has come to nothing yet
 
     def sleep(seconds):
-        now[0] += seconds
+        clock.now += seconds
         pages.append(run.report.read_text() if run.report.exists() else "")
         run.events.write_text(log)
         if ends == "Ctrl-C" and len(pages) == 2:
             raise KeyboardInterrupt
 
     monkeypatch.setattr("fleet.commands.report.held_lease", lambda paths: next(held, None))
-    monkeypatch.setattr("fleet.commands.report.time", SimpleNamespace(monotonic=lambda: now[0], sleep=sleep))
+    monkeypatch.setattr("fleet.commands.report.time", SimpleNamespace(monotonic=clock, sleep=sleep))
     assert main(["report", str(run.root), "--every", "1s"]) == 0
     assert pages[0] == ""
     assert '<meta http-equiv="refresh"' in pages[1]

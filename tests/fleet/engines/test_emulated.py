@@ -11,24 +11,11 @@ from fleet.errors import CheckpointError
 from fleet.spec import Resources, parse
 from preprocess.sample import ImageSpec, SampleSpec
 from scheduler.base import CommTime, Network, RateTable, StepTime
-from tests.fakes import Clock
+from tests.fakes import Clock, Group
 from tests.fleet.one_process import Launch
 
 SAMPLE = SampleSpec(ImageSpec((1, 1, 1), "uint8"), 3)
 LABELS = np.array([0, 1, 2, -1, 1, 1])  # one could not be read
-
-
-class Alone:
-    """A group of one that notes how long it rests."""
-
-    def __init__(self, size=1):
-        self.size, self.rested = size, []
-
-    def rest(self, seconds):
-        self.rested.append(seconds)
-
-    def sum(self, buffer):
-        """There is nobody else."""
 
 
 def network(name="softmax", seed=0):
@@ -47,7 +34,7 @@ def step(trainable, labels=LABELS, **options):
 
 @pytest.mark.parametrize(("gpus", "samples_per_s"), [(1, 10.0), (2, 16.0), (3, 3 * 8.0 * 0.8)])
 def test_a_step_takes_what_the_rates_say_and_eq_5_beyond_them(gpus, samples_per_s):
-    group = Alone(gpus)
+    group = Group(gpus)
     step(build(group, time_scale=0.5))
     assert group.rested == pytest.approx([0.5 * 6 / samples_per_s])
 
@@ -60,7 +47,7 @@ def clock(monkeypatch):
     return clock
 
 
-class Late(Alone):
+class Late(Group):
     """A group on a machine that comes back late from some rests."""
 
     def __init__(self, clock, delays):
@@ -102,7 +89,7 @@ def test_what_comes_between_two_epochs_takes_its_time_be_it_ever_so_short(clock)
 
 
 def test_losses_fall_and_weights_count_the_samples_that_could_be_read():
-    trainable = build(Alone())
+    trainable = build(Group())
     results = [step(trainable) for _ in range(4)]
     assert [result.count for result in results] == [5, 5, 5, 5]
     losses = [result.loss / result.count for result in results]
@@ -115,7 +102,7 @@ def test_losses_fall_and_weights_count_the_samples_that_could_be_read():
 
 @pytest.mark.parametrize("size", [2, 3, 5])
 def test_a_group_of_any_size_comes_to_the_same(size):
-    alone = build(Alone())
+    alone = build(Group())
     expected = [step(alone, stop=True) for _ in range(3)]
 
     def rank_main(world):
@@ -130,7 +117,7 @@ def test_a_group_of_any_size_comes_to_the_same(size):
 
 
 def test_a_state_is_taken_up_and_that_of_another_network_is_not():
-    first, second = build(Alone()), build(Alone())
+    first, second = build(Group()), build(Group())
     step(first)
     second.load(first.state())
     assert step(second) == step(first)
@@ -139,10 +126,10 @@ def test_a_state_is_taken_up_and_that_of_another_network_is_not():
 
 
 def test_networks_learn_differently():
-    assert step(build(Alone(), seed=1)) == step(build(Alone(), seed=2))  # all begin alike
+    assert step(build(Group(), seed=1)) == step(build(Group(), seed=2))  # all begin alike
     ends = []
     for seed in (1, 2):
-        trainable = build(Alone(), seed=seed)
+        trainable = build(Group(), seed=seed)
         for _ in range(20):
             result = step(trainable)
         ends.append(result.loss)
@@ -155,14 +142,14 @@ def test_where_the_batch_changes_a_step_takes_what_steps_and_exchanges_take(gpus
                       (CommTime(2.0, 2, 0.5),))
     elastic = parse({"models": [{"family": "softmax"}], "train": {"batch": {"size": [8, 16]}},
                      "schedule": {"policy": "elastic"}}).networks[0]
-    group = Alone(gpus)
+    group = Group(gpus)
     trainable = EmulatedEngine(Setup(SAMPLE, Resources(), rates)).build(elastic, group)
     step(trainable, np.zeros(size, np.int64))
     assert group.rested == pytest.approx([seconds])
 
 
 def test_its_learning_rate_is_said_to_follow_the_batch():
-    trainable = build(Alone())
+    trainable = build(Group())
     before = trainable.learning_rate()
     trainable.scale_learning_rate(2.0)
     assert trainable.learning_rate() == 2 * before

@@ -19,6 +19,7 @@ from fleet.storage.paths import RunPaths
 from launch import slurm_acts
 from launch.systems import SYSTEMS
 from scheduler.eviction.carrying import Eviction
+from tests.fakes import Clock
 from tests.launch.conftest import made_up
 
 __all__ = ["made_up"]
@@ -35,18 +36,6 @@ def user(monkeypatch):
     monkeypatch.setattr(slurm_acts, "myself", lambda: "me")
 
 
-class Clock:
-    """Time that passes while one sleeps; ``then`` happens at minutes."""
-
-    def __init__(self, then=()):
-        self.now, self.then = 0.0, dict(then)
-
-    def sleep(self, seconds):
-        self.now += seconds
-        for minute in [minute for minute in self.then if self.now >= 60 * minute]:
-            self.then.pop(minute)()
-
-
 @pytest.fixture
 def evict(tmp_path, made_up):
     """Carry out; whether all went well, what was noted, and what was said."""
@@ -58,7 +47,7 @@ def evict(tmp_path, made_up):
         eviction = Eviction(nodes, deadline, min(1.0, deadline / 10), first.signals, first.runs)
         said = []
         done = carry_out(eviction, first, machine, Diary(tmp_path / "record", said.append), keeping,
-                         interruption or DeferredSignals(), clock.sleep, lambda: clock.now)
+                         interruption or DeferredSignals(), clock.sleep, clock)
         notes = [json.loads(line) for line in (tmp_path / "record").read_text().splitlines()]
         return done, [(note["what"], note.get("job", "")) for note in notes], said
     return run
@@ -85,7 +74,7 @@ def test_a_job_that_does_not_obey_is_stopped_and_one_that_cannot_be_requeued_is_
 
 def test_when_a_job_ends_by_itself_none_is_stopped_for_nothing(made_up, evict):
     made_up.set({"2": {"nodes": 2}, "3": {"nodes": 2, "elapsed": "10:00"}})
-    done, notes, _ = evict(2, 10, Clock({3: lambda: made_up.change("2")}))
+    done, notes, _ = evict(2, 10, Clock(then={180: lambda: made_up.change("2")}))
     assert (done, notes) == (True, [("plan", ""), ("ended", "2"), ("free", ""), ("end", "")])
     assert made_up.acts == []
 
@@ -167,7 +156,7 @@ def test_nodes_are_kept_until_the_job_that_they_are_for_has_begun(made_up, evict
         held.extend(job for job, has in made_up.state()["jobs"].items() if has.get("held"))
         made_up.change("9", state="RUNNING")
 
-    done, notes, said = evict(4, 10, Clock({13: begin}), keeping=Keeping("9"))
+    done, notes, said = evict(4, 10, Clock(then={780: begin}), keeping=Keeping("9"))
     assert done
     assert held == ["1", "3"]  # also the one that has put itself back
     assert said[-3] == "job 9 is RUNNING after 13.0 min"
@@ -192,7 +181,7 @@ def test_nodes_are_kept_for_a_minute_where_nobody_says_for_whom(made_up, evict):
 def test_what_is_broken_off_releases_what_it_holds(made_up, evict, tmp_path):
     made_up.set({"3": {"nodes": 2}, "9": {"state": "PENDING", "start": "N/A"}})
     with DeferredSignals() as interruption:
-        clock = Clock({11: lambda: os.kill(os.getpid(), signal.SIGTERM)})
+        clock = Clock(then={660: lambda: os.kill(os.getpid(), signal.SIGTERM)})
         done, notes, said = evict(2, 10, clock, keeping=Keeping("9"), interruption=interruption)
     assert not done
     assert "SIGTERM came: it is broken off" in said
@@ -213,7 +202,8 @@ def test_what_an_eviction_that_was_killed_held_stands_in_its_record_and_the_next
 def test_what_cannot_be_released_is_said_with_what_to_do(made_up, evict, tmp_path, monkeypatch):
     made_up.set({"3": {"nodes": 2}})
     monkeypatch.setattr(holding, "_PAUSE_S", 0.0)
-    refuses = Clock({10: lambda: made_up.set(made_up.state()["jobs"], says={"scontrol": "Access/permission denied"})})
+    refuses = Clock(then={600: lambda: made_up.set(made_up.state()["jobs"],
+                                                  says={"scontrol": "Access/permission denied"})})
     _, _, said = evict(2, 10, refuses)
     assert said[-1] == ("job 3 could not be released: scontrol failed: Access/permission denied; try: scontrol release "
                         "3")
@@ -222,7 +212,7 @@ def test_what_cannot_be_released_is_said_with_what_to_do(made_up, evict, tmp_pat
 
 def test_a_job_that_is_cancelled_while_it_is_held_needs_no_release(made_up, evict, tmp_path):
     made_up.set({"3": {"nodes": 2}})
-    _, _, said = evict(2, 10, Clock({10: lambda: made_up.change("3")}))
+    _, _, said = evict(2, 10, Clock(then={600: lambda: made_up.change("3")}))
     assert said[-1] == "job 3 is not held any more: it is gone"
     assert still_held(tmp_path / "record") == []
 
@@ -240,7 +230,7 @@ def test_a_job_is_looked_at_once_more_right_before_it_is_touched(made_up, evict,
         return is_as_it_was(machine, job)
 
     monkeypatch.setattr(ClusterView, "is_as_it_was", change_first)
-    done, notes, said = evict(2, 10, Clock({9.5: lambda: made_up.change("2")}))
+    done, notes, said = evict(2, 10, Clock(then={570: lambda: made_up.change("2")}))
     assert done
     assert ("refused", "3") in notes
     assert any(why in line for line in said)
@@ -250,8 +240,8 @@ def test_a_job_is_looked_at_once_more_right_before_it_is_touched(made_up, evict,
 def test_a_slurm_that_is_silent_for_a_while_is_asked_again(made_up, evict):
     made_up.set({"3": {"nodes": 2}})
     state = made_up.state()
-    silent = Clock({2: lambda: made_up.set(state["jobs"], says={"squeue": "Unable to contact slurm controller"}),
-                    5: lambda: made_up.set(state["jobs"])})
+    silent = Clock(then={120: lambda: made_up.set(state["jobs"], says={"squeue": "Unable to contact slurm controller"}),
+                         300: lambda: made_up.set(state["jobs"])})
     done, notes, _ = evict(2, 10, silent)
     assert done
     assert notes == [("plan", ""), ("silent", ""), ("hold", "3"), ("stop", "3"), ("freed", "3"), ("free", ""),
@@ -292,8 +282,8 @@ def test_jobs_of_a_harvest_that_wait_are_held_before_a_node_is_free_and_released
         made_up, evict):
     made_up.set({"1": {"nodes": 2, "comment": SAVES, "hosts": "n1,n2"}, "7": OF_HARVEST,
                  "8": {**OF_HARVEST, "held": True}, "9": URGENT})
-    clock = Clock({1: begin_when_free(made_up, "7", 1, "n1"),
-                   3: lambda: made_up.change("9", state="RUNNING", hosts="n1,n2")})
+    clock = Clock(then={60: begin_when_free(made_up, "7", 1, "n1"),
+                        180: lambda: made_up.change("9", state="RUNNING", hosts="n1,n2")})
     done, notes, said = evict(2, 10, clock, keeping=Keeping("9"))
     assert done
     assert notes[0] == ("hold", "7")  # what its user holds is left to him
@@ -305,7 +295,7 @@ def test_jobs_of_a_harvest_that_wait_are_held_before_a_node_is_free_and_released
 def test_ones_own_jobs_wait_for_the_urgent_one_and_those_of_others_do_not(made_up, evict):
     plain = {"state": "PENDING", "start": "N/A"}
     made_up.set({"1": {"nodes": 2, "comment": SAVES}, "7": plain, "8": {**plain, "user": "you"}, "9": URGENT})
-    evict(2, 10, Clock({3: lambda: made_up.change("9", state="RUNNING")}), keeping=Keeping("9"))
+    evict(2, 10, Clock(then={180: lambda: made_up.change("9", state="RUNNING")}), keeping=Keeping("9"))
     assert [act for act in made_up.acts if "hold" in act] == ["scontrol hold 7"]
 
 
@@ -319,7 +309,7 @@ def test_it_is_said_who_has_taken_a_node_and_how_long_the_urgent_job_waits(made_
     made_up.set({"1": {"nodes": 2, "comment": SAVES, "hosts": "n1,n2"},
                  "9": {**URGENT, "user": "you", "reason": "Resources"}})
     take = {"state": "RUNNING", "user": "they", "start": "2026-11-22T12:00:00", "hosts": "n2"}
-    done, notes, said = evict(2, 10, Clock({1: lambda: made_up.change("5", **take)}), keeping=Keeping("9"))
+    done, notes, said = evict(2, 10, Clock(then={60: lambda: made_up.change("5", **take)}), keeping=Keeping("9"))
     assert not done
     assert "    1.0 min  job 5 of they has taken n2, which job 1 has freed" in said
     assert "    2.5 min  job 9 has not begun yet (Slurm says Resources; job 5 of they has n2)" in said
@@ -331,7 +321,7 @@ def test_it_is_said_who_has_taken_a_node_and_how_long_the_urgent_job_waits(made_
 def test_nodes_that_are_taken_before_all_are_free_are_not_called_free(made_up, evict):
     made_up.set({"1": {"comment": SAVES, "hosts": "n1"}, "2": {"comment": SAVES.replace("2", "3", 1), "hosts": "n2"}})
     take = {"state": "RUNNING", "user": "they", "start": "2026-11-22T12:00:00", "hosts": "n1"}
-    _, _, said = evict(2, 10, Clock({1: lambda: made_up.change("5", **take)}))
+    _, _, said = evict(2, 10, Clock(then={60: lambda: made_up.change("5", **take)}))
     assert any(line.startswith("2 nodes were freed after") and line.endswith("but job 5 of they has n1")
                for line in said)
 
@@ -339,7 +329,7 @@ def test_nodes_that_are_taken_before_all_are_free_are_not_called_free(made_up, e
 def test_a_job_of_a_harvest_that_was_quicker_makes_room_in_turn(made_up, evict):
     made_up.set({"1": {"nodes": 2, "comment": SAVES, "hosts": "n1,n2"}, "9": URGENT})
     slips_in = {"state": "RUNNING", "start": "2026-11-22T12:00:00", "hosts": "n1", "comment": SAVES}
-    clock = Clock({1: lambda: made_up.change("5", **slips_in), 4: lambda: made_up.change("9", state="RUNNING")})
+    clock = Clock(then={60: lambda: made_up.change("5", **slips_in), 240: lambda: made_up.change("9", state="RUNNING")})
     done, notes, said = evict(2, 10, clock, keeping=Keeping("9"))
     assert done
     assert [note for note in notes if note[1] == "5"] == [("taken", "5"), ("save", "5"), ("freed", "5")]
@@ -349,9 +339,9 @@ def test_a_job_of_a_harvest_that_was_quicker_makes_room_in_turn(made_up, evict):
 
 def test_a_job_that_is_put_back_has_its_nodes_until_its_processes_have_ended(made_up, evict):
     made_up.set({"1": {"comment": SAVES, "hosts": "n1", "obeys": False}, "9": URGENT})
-    clock = Clock({0.5: lambda: made_up.change("1", state="COMPLETING", start="N/A"),
-                   1.5: lambda: made_up.change("1", state="PENDING", hosts=""),
-                   3: lambda: made_up.change("9", state="RUNNING", hosts="n1")})
+    clock = Clock(then={30: lambda: made_up.change("1", state="COMPLETING", start="N/A"),
+                        90: lambda: made_up.change("1", state="PENDING", hosts=""),
+                        180: lambda: made_up.change("9", state="RUNNING", hosts="n1")})
     done, notes, said = evict(1, 10, clock, keeping=Keeping("9"))
     assert done
     assert "taken" not in {what for what, _ in notes}
@@ -361,7 +351,7 @@ def test_a_job_that_is_put_back_has_its_nodes_until_its_processes_have_ended(mad
 def test_a_job_that_comes_to_other_nodes_and_ends_is_not_counted(made_up, evict):
     made_up.set({"2": {"nodes": 2, "hosts": "n1,n2"}})
     comes = {"state": "RUNNING", "start": "2026-11-22T12:00:00", "nodes": 2, "hosts": "n3,n4"}
-    _, notes, _ = evict(2, 10, Clock({1: lambda: made_up.change("5", **comes), 3: lambda: made_up.change("5")}))
+    _, notes, _ = evict(2, 10, Clock(then={60: lambda: made_up.change("5", **comes), 180: lambda: made_up.change("5")}))
     assert ("stop", "2") in notes
     assert "5" not in {job for _, job in notes}
 
@@ -382,7 +372,7 @@ def test_the_runs_whose_jobs_may_come_make_room_while_the_eviction_is_at_work(ma
     paths.jobs.mkdir(parents=True)
     made_up.set({"1": {"nodes": 2, "comment": SAVES, "script": str(paths.harvest_script(1))}})
     asked = []
-    evict(2, 0, Clock({0.5: lambda: asked.append(begin_later(SYSTEMS["slurm"], [paths]))}))
+    evict(2, 0, Clock(then={30: lambda: asked.append(begin_later(SYSTEMS["slurm"], [paths]))}))
     assert asked == [[f"--begin=now+{int(making_room.LASTS_S)}"]]
     assert begin_later(SYSTEMS["slurm"], [paths]) == []
 

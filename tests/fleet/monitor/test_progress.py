@@ -9,6 +9,7 @@ from fleet.domain.run import RunState
 from fleet.monitor.progress import FIRST_S, LONGEST_S, Progress
 from fleet.monitor.view import PlainView
 from fleet.spec import parse
+from tests.fakes import Clock
 from tests.fleet.histories import history
 from tests.fleet.logs import START
 
@@ -81,10 +82,10 @@ def test_the_epoch_is_the_one_that_is_under_way():
 
 
 def test_a_log_has_these_lines_among_the_others():
-    now, out, run = [0.0], io.StringIO(), Told("a", {"a": 2}).run
-    view = PlainView(run, out, lambda: now[0])
+    now, out, run = Clock(), io.StringIO(), Told("a", {"a": 2}).run
+    view = PlainView(run, out, now)
     run.apply(0.0, replace(START, samples=SAMPLES))
     for second in range(1, 40):
-        now[0] = float(second)
+        now.now = float(second)
         view.on_pace("a", 10 * second, 10.0)
     assert out.getvalue().splitlines() == ["[      30.0 s] a epoch 3/9: 30% (10 samples/s)"]

@@ -12,6 +12,7 @@ from fleet.runtime import ahead
 from fleet.runtime.ahead import Ahead, Announcement, Loading, ahead_of, busy
 from fleet.spec import parse
 from fleet.storage.paths import RunPaths
+from tests.fakes import World
 from tests.fleet.histories import come_to, results_of
 
 ROLES = assign([0, 0, 0, 0], 1, None)  # trainers 1, 2, 3
@@ -21,19 +22,6 @@ ROLES = assign([0, 0, 0, 0], 1, None)  # trainers 1, 2, 3
 def spec(tmp_path):
     return parse({"output": str(tmp_path), "resources": {"engine": "numpy"}, "models": [
         {"family": "softmax", "name": "a", "gpus": 1}, {"family": "softmax", "name": "b", "gpus": [1, 2]}]})
-
-
-class World:
-    """Rank 1, which is told one thing."""
-
-    rank = 1
-
-    def __init__(self, told=None):
-        self.told, self.shared = told, []
-
-    def share(self, value):
-        self.shared.append(value)
-        return self.told
 
 
 def test_as_many_trainers_load_the_engine_as_networks_can_have(spec):
@@ -82,7 +70,7 @@ def test_a_rank_that_will_train_imports_the_engine(monkeypatch, told, imported):
     found = []
     monkeypatch.setattr(ahead, "import_engine", lambda engine: found.append(engine.name))
     loading = Loading()
-    loading.hear(World(told))
+    loading.hear(World(rank=1, given=told))
     loading.finish()
     loading.finish()
     assert found == imported
@@ -91,7 +79,7 @@ def test_a_rank_that_will_train_imports_the_engine(monkeypatch, told, imported):
 def test_an_import_that_fails_is_left_to_who_makes_the_engine(monkeypatch):
     monkeypatch.setattr(ahead, "import_engine", lambda engine: 1 / 0)
     loading = Loading()
-    loading.hear(World(Ahead("numpy", frozenset({1}))))
+    loading.hear(World(rank=1, given=Ahead("numpy", frozenset({1}))))
     loading.finish()
 
 
@@ -111,7 +99,7 @@ def test_modules_are_imported_one_thread_after_the_other(monkeypatch, tmp_path):
 
     monkeypatch.setattr(ahead, "import_engine", import_engine)
     loading = Loading()
-    loading.hear(World(Ahead("numpy", frozenset({1}))))
+    loading.hear(World(rank=1, given=Ahead("numpy", frozenset({1}))))
     assert loading.unpack(plain) == {"a": 1}  # waits for nothing
     threading.Timer(0.05, go_on.set).start()
     assert type(loading.unpack(packed)).__name__ == "Thing"

@@ -2,7 +2,6 @@
 
 import threading
 import time
-from types import SimpleNamespace
 
 import pytest
 
@@ -14,6 +13,7 @@ from fleet.runtime.searchers import Searchers
 from fleet.search.calls import Ask, Know, Report, Tell
 from fleet.search.mind import Entry
 from fleet.spec.search import Search
+from tests.fakes import Clock
 
 
 class Slow:
@@ -79,12 +79,12 @@ def test_nobody_waits_for_one_that_hangs_and_others_are_called_still(slow):
 
 
 def test_the_time_limit_is_of_each_call_of_a_replay(monkeypatch):
-    now_s = [0.0]
-    monkeypatch.setattr("fleet.runtime.searchers.time", SimpleNamespace(monotonic=lambda: now_s[0]))
+    clock = Clock()
+    monkeypatch.setattr("fleet.runtime.searchers.time", clock)
 
     class Thoughtful(Slow):
         def ask(self, number):
-            now_s[0] += 0.15
+            clock.now += 0.15
             return {"width": number}
 
     logged = [Searched("net", "ask", number, answer={"width": number}) for number in range(10)]

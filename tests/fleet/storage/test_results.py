@@ -16,6 +16,7 @@ from fleet.storage.files import Pacing, replacing
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import NetworkResult, Status, leaderboard, read_results, recover
 from tests.examples import examples
+from tests.fakes import Clock
 from tests.fleet.histories import come_to, history, record, results_of, spec
 
 FAILURE = Outcome("out of memory", is_failure=True)
@@ -131,16 +132,16 @@ def test_the_table_reads_back_as_it_was_written(tmp_path_factory, records, reaso
 
 
 def test_a_table_is_written_as_often_as_it_costs_little_and_never_later_than_after_a_minute():
-    now = [0.0]
-    pacing = Pacing(lambda: now[0])
+    now = Clock()
+    pacing = Pacing(now)
     assert pacing.is_due(changes=1)  # there is none yet
     with pacing.writing():
-        now[0] += 0.15  # as of 10,000 networks
+        now.now += 0.15  # as of 10,000 networks
     assert not pacing.is_due(changes=2999)
     assert pacing.is_due(changes=3001)
-    now[0] += 59.0
+    now.now += 59.0
     assert not pacing.is_due(changes=1)
-    now[0] += 1.1
+    now.now += 1.1
     assert pacing.is_due(changes=1)
     assert not pacing.is_due(changes=0)
 

@@ -11,7 +11,7 @@ from fleet.stream.own import OwnStream
 from fleet.stream.stall import StallClock, Waiting, WriterLost
 from fleet.stream.store import KeptByNode
 from fleet.stream.validation import KeptForAll
-from tests.fakes import Clock
+from tests.fakes import Clock, World
 from tests.fleet.stream.streams import alone_in_the_world, pipeline, set_of
 
 
@@ -69,13 +69,7 @@ def test_each_wait_for_kept_samples_is_measured_by_itself():
     samples.await_all(first, threading.Event())
 
 
-class Lossy:
-    """A world of which a rank has died."""
-
-    lost = frozenset({2})
-
-
 def test_a_writer_that_has_died_is_named():
     with pytest.raises(WriterLost, match="rank 2, which prepared samples, has died"):
-        Waiting(Lossy(), writers=(1, 2)).check_writers()
-    Waiting(Lossy(), writers=(0, 1)).check_writers()
+        Waiting(World(lost=frozenset({2})), writers=(1, 2)).check_writers()
+    Waiting(World(lost=frozenset({2})), writers=(0, 1)).check_writers()

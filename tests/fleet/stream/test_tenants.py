@@ -1,12 +1,12 @@
 """How many networks are on a GPU, as its trainers tell each other."""
 
-from types import SimpleNamespace
 
 import pytest
 
 from fleet.comm.roles import assign
 from fleet.comm.segment import Segment
 from fleet.stream.tenants import Tenants
+from tests.fakes import World
 
 ROLES = assign([0] * 7, 1, 2, slots=None)  # trainers 1 to 6 on two GPUs: 1, 3 and 5 share one
 
@@ -15,7 +15,7 @@ ROLES = assign([0] * 7, 1, 2, slots=None)  # trainers 1 to 6 on two GPUs: 1, 3 a
 def node(tmp_path, monkeypatch):
     monkeypatch.setattr("fleet.comm.segment._FOLDER", tmp_path)
     segment, lost = Segment("tenants", ROLES.gpus_per_node, create=True), set()
-    tenants = {rank: Tenants(SimpleNamespace(rank=rank, lost=lost), ROLES, segment) for rank in ROLES.trainers}
+    tenants = {rank: Tenants(World(rank=rank, lost=lost), ROLES, segment) for rank in ROLES.trainers}
     return tenants, lost
 
 
@@ -35,6 +35,6 @@ def test_a_dead_rank_trains_nothing(node):
 
 
 def test_where_no_gpu_is_shared_a_network_is_alone():
-    alone = Tenants(SimpleNamespace(rank=1, lost=set()), assign([0, 0], 1, None))
+    alone = Tenants(World(rank=1), assign([0, 0], 1, None))
     with alone.present():
         assert alone.count() == 1

@@ -14,6 +14,7 @@ from fleet.spec import Resources, parse
 from fleet.vocabulary.schedules import SCHEDULES, arguments_of, required
 from preprocess.sample import Affine, ImageSpec, SampleSpec
 from tests.examples import long_but_first
+from tests.fakes import Group
 from tests.fleet.engines.keras.taken import begin
 
 pytestmark = pytest.mark.tensorflow
@@ -230,15 +231,6 @@ def test_several_steps_at_once_come_to_the_same_as_one_by_one_bit_for_bit(engine
     assert all(np.array_equal(value, state[name]) for name, value in one.state().items())
 
 
-class FirstOfTwo(Alone):
-    """A group whose other rank has no rows."""
-
-    size = 2
-
-    def sum(self, buffer):
-        """The other brings zeros."""
-
-
 def read_late(trainable, batches):
     """The sums of some batches, each of which is overwritten as soon as its step has begun."""
     found, before = [], None
@@ -253,7 +245,7 @@ def read_late(trainable, batches):
     return [*found, *before().sums]
 
 
-@pytest.mark.parametrize("group", [Alone(), FirstOfTwo()], ids=["alone", "by MPI"])
+@pytest.mark.parametrize("group", [Alone(), Group(2)], ids=["alone", "by MPI"])
 @pytest.mark.parametrize("train", [{}, {"xla": True}], ids=["as traced", "xla"])
 def test_steps_whose_sums_are_read_late_come_to_the_same_bit_for_bit(engine, batch, group, train):
     images, labels = batch
@@ -265,7 +257,7 @@ def test_steps_whose_sums_are_read_late_come_to_the_same_bit_for_bit(engine, bat
     assert all(np.array_equal(value, state[name]) for name, value in one.state().items())
 
 
-@pytest.mark.parametrize("group", [Alone(), FirstOfTwo()], ids=["alone", "by MPI"])
+@pytest.mark.parametrize("group", [Alone(), Group(2)], ids=["alone", "by MPI"])
 def test_a_step_that_fails_does_so_when_its_sums_are_read_or_when_another_begins(engine, batch, group):
     images, labels = batch
     trainable = engine.build(network(loss=f"{__name__}:failing"), group)

@@ -13,23 +13,24 @@ from fleet.runtime.training import clocks
 from fleet.runtime.training.clocks import EpochClock, PaceReport, StepClock
 from scheduler.ensemble.sharing import Sharing
 from tests.examples import examples
+from tests.fakes import Clock
 
 
 @pytest.fixture
 def now(monkeypatch):
     """The time, which tests move on."""
-    now = SimpleNamespace(s=100.0)
-    monkeypatch.setattr(clocks.time, "perf_counter", lambda: now.s)
+    now = Clock(100.0)
+    monkeypatch.setattr(clocks.time, "perf_counter", now)
     return now
 
 
 def test_a_state_gathers_the_seconds_of_its_epoch_piece_by_piece_each_once(now):
     sources, writer = SimpleNamespace(waited_s=5.0), SimpleNamespace(blocked_s=7.0)
     clock, state = EpochClock(sources, writer), State({}, "i", seconds=10.0, waited_s=1.0)  # of an earlier launch
-    now.s, sources.waited_s, writer.blocked_s = 103.0, 5.5, 7.25
+    now.now, sources.waited_s, writer.blocked_s = 103.0, 5.5, 7.25
     state = clock.note(state)
     assert (state.seconds, state.waited_s) == (13.0, 1.5)
-    now.s, sources.waited_s = 104.0, 5.75
+    now.now, sources.waited_s = 104.0, 5.75
     assert clock.note(state).seconds == 14.0
     assert clock.note(state).seconds == 13.0  # nothing has passed since
     assert clock.blocked_s == 0.25  # of the whole epoch, however often its seconds are noted
@@ -38,7 +39,7 @@ def test_a_state_gathers_the_seconds_of_its_epoch_piece_by_piece_each_once(now):
 def test_another_epoch_begins_at_nothing(now):
     sources, writer = SimpleNamespace(waited_s=0.0), SimpleNamespace(blocked_s=0.0)
     clock = EpochClock(sources, writer)
-    now.s, sources.waited_s, writer.blocked_s = 150.0, 20.0, 30.0
+    now.now, sources.waited_s, writer.blocked_s = 150.0, 20.0, 30.0
     clock.restart()
     state = clock.note(State({}, "i"))
     assert (state.seconds, state.waited_s, clock.blocked_s) == (0.0, 0.0, 0.0)
@@ -49,7 +50,7 @@ def test_the_pace_is_told_once_a_second_at_most_and_is_that_of_the_time_since(no
     steps = StepClock()
     steps.begins()
     report = PaceReport("net", 100, steps)
-    for now.s, position in ((100.5, 150), (101.0, 300), (101.9, 350), (103.0, 500)):
+    for now.now, position in ((100.5, 150), (101.0, 300), (101.9, 350), (103.0, 500)):
         report.tell(told.append, position, is_slowed=False)
     assert told == [Pace("net", 300, 200.0), Pace("net", 500, 100.0)]
 
@@ -58,7 +59,7 @@ def test_the_pace_is_told_more_seldom_where_very_many_ranks_tell_theirs(now):
     told, steps = [], StepClock()
     steps.begins()
     report = PaceReport("net", 0, steps, ranks=4000)
-    for now.s in (101.0, 103.9, 104.0, 107.0):
+    for now.now in (101.0, 103.9, 104.0, 107.0):
         report.tell(told.append, 100, is_slowed=False)
     assert told == [Pace("net", 100, 25.0)]
 
@@ -67,7 +68,7 @@ def test_the_first_step_of_a_group_is_told_at_once(now):
     told, steps = [], StepClock()
     for position in (0, 10):  # two epochs
         report = PaceReport("net", position, steps)
-        now.s += 0.5
+        now.now += 0.5
         report.tell(told.append, position + 10, is_slowed=False)
     assert told == [Pace("net", 10, 20.0)]
 
@@ -76,7 +77,7 @@ def test_a_rate_is_told_once_it_rests_on_enough_steps_and_again_when_it_rests_on
     told, steps = [], StepClock(warm_up=0, least=2)
     report = PaceReport("net", 0, steps)
     for number in range(1, 41):
-        now.s += 1.0
+        now.now += 1.0
         steps.add(10, 0.5)
         report.tell(told.append, 10 * number, is_slowed=number == 8)
     assert [(pace.samples, pace.rate.steps) for pace in told if pace.rate.rate] == [(20, 2), (90, 9), (360, 36)]

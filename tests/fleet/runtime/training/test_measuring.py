@@ -12,6 +12,7 @@ from fleet.runtime.training.all_or_none import NetworkFailed
 from fleet.runtime.training.measuring import made_up, measure_rate, time_batches
 from fleet.spec import Profile
 from preprocess.sample import ImageSpec, SampleSpec
+from tests.fakes import Clock, Group
 
 
 @pytest.mark.parametrize("dtype", ["uint8", "float32"])
@@ -25,12 +26,12 @@ def test_made_up_samples_are_of_the_datas_shape_and_type(rows, dtype):
 
 @pytest.mark.parametrize(("rank", "rows"), [(0, 4), (1, 3), (2, 3)])
 def test_the_last_steps_of_a_few_are_timed_each_rank_with_its_share(monkeypatch, rank, rows):
-    now, seen = SimpleNamespace(s=0.0), []
-    monkeypatch.setattr(measuring.time, "perf_counter", lambda: now.s)
+    now, seen = Clock(), []
+    monkeypatch.setattr(measuring.time, "perf_counter", now)
 
     def step(images, labels, size, stop):
         seen.append((len(images), len(labels), size, stop))
-        now.s += 10.0 if len(seen) <= 2 else 0.5  # the first ones trace
+        now.now += 10.0 if len(seen) <= 2 else 0.5  # the first ones trace
         return Sums(stop=stop)
 
     profile = Profile(batches=6, timed=4, seconds=60, spread=0)
@@ -39,7 +40,7 @@ def test_the_last_steps_of_a_few_are_timed_each_rank_with_its_share(monkeypatch,
 
 
 def group(step, rank=0):
-    return SimpleNamespace(group=SimpleNamespace(rank=rank, size=3, is_master=rank == 0), step=step,
+    return SimpleNamespace(group=Group(3, rank), step=step,
                            network=SimpleNamespace(name="a"))
 
 
@@ -48,11 +49,11 @@ SAMPLE = SampleSpec(ImageSpec((2, 2, 1), "uint8"), 2)
 
 def measured(monkeypatch, durations, profile, is_told=False, rank=0):
     """Steps that take so long, the last of them again and again; the rate, and whether each was said to be the last."""
-    now, stops = SimpleNamespace(s=0.0), []
-    monkeypatch.setattr(measuring.time, "perf_counter", lambda: now.s)
+    now, stops = Clock(), []
+    monkeypatch.setattr(measuring.time, "perf_counter", now)
 
     def step(images, labels, size, stop):
-        now.s += durations[min(len(stops), len(durations) - 1)]
+        now.now += durations[min(len(stops), len(durations) - 1)]
         stops.append(stop)
         return Sums(stop=stop or (is_told and len(stops) == 3))
 
@@ -90,13 +91,13 @@ def test_only_the_master_ends_a_measurement_and_all_end_with_it(monkeypatch):
 
 
 def test_several_batches_are_timed_up_to_the_first_that_does_not_fit(monkeypatch):
-    now = SimpleNamespace(s=0.0)
-    monkeypatch.setattr(measuring.time, "perf_counter", lambda: now.s)
+    now = Clock()
+    monkeypatch.setattr(measuring.time, "perf_counter", now)
 
     def step(images, labels, size, stop):
         if size > 20:
             raise NetworkFailed("out of memory")
-        now.s += 0.5 + size / 100
+        now.now += 0.5 + size / 100
         return Sums(stop=stop)
 
     profile = Profile(batches=6, timed=4, seconds=60, spread=0)

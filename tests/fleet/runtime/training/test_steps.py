@@ -15,6 +15,7 @@ from fleet.runtime.training import steps as steps_module
 from fleet.runtime.training.clocks import StepClock
 from fleet.runtime.training.steps import Steps
 from fleet.storage.checkpoint import newest
+from tests.fakes import Group
 from tests.fleet.runtime.runs import launch, write
 from tests.fleet.runtime.training.going_ahead import BeginningRegression
 
@@ -42,7 +43,7 @@ class Strides:
 
 def taken(strides, goes_ahead=True, size=1, asks=(), due=()):
     """(number, whether it stops, whether it rests) of each; ``asks`` and ``due`` say in which looks."""
-    training = SimpleNamespace(goes_ahead=goes_ahead, group=SimpleNamespace(size=size), steps=StepClock())
+    training = SimpleNamespace(goes_ahead=goes_ahead, group=Group(size), steps=StepClock())
     looks = {"asks": iter(range(9)), "due": iter(range(9))}
     steps = Steps(training, lambda: next(looks["asks"]) in asks, lambda: next(looks["due"]) in due)
     return [(one.batches[0], one.stops, one.rests) for one in steps.take(strides)]
@@ -77,7 +78,7 @@ def test_where_a_network_is_to_stand_still_its_sums_are_read_before_the_next_ste
 
 def test_a_step_takes_from_the_end_of_the_one_before_or_from_its_own_begin(monkeypatch):
     monkeypatch.setattr(steps_module.time, "perf_counter", lambda: 0.5)
-    training = SimpleNamespace(goes_ahead=True, group=SimpleNamespace(size=1), steps=StepClock())
+    training = SimpleNamespace(goes_ahead=True, group=Group(), steps=StepClock())
     seconds = [one.seconds for one in Steps(training, lambda: False, lambda: False).take(Strides(3))]
     assert seconds == [-0.5, 0.5, 1]  # it ended at 0, at 1 and at 2
 

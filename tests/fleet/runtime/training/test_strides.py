@@ -17,6 +17,7 @@ from fleet.runtime.training.steps import strides
 from fleet.storage.results import read_results
 from fleet.stream.batch import Batch
 from fleet.stream.order import Epoch
+from tests.fakes import Group
 from tests.fleet.runtime.runs import launch, write
 
 
@@ -43,7 +44,7 @@ def training(seconds=0.005, size=1, can_stride=True, together=True, at_once=1):
     trainable = SimpleNamespace(can_stride=lambda: can_stride, stride=list)
     if together:
         trainable.begin = trainable.begin_together = list
-    return SimpleNamespace(steps=clock, group=SimpleNamespace(size=size, is_master=True), trainable=trainable,
+    return SimpleNamespace(steps=clock, group=Group(size), trainable=trainable,
                            begin=lambda images, targets, sizes, rows, asked: asked)
 
 
