@@ -84,7 +84,7 @@ def rows(tmp_path, monkeypatch):
 
 def spec(train, row="OWN", **entry):
     return parse({"models": [{"family": "softmax", **entry}], "train": train,
-                  "resources": {"engine": f"own_words:{row}"}})
+                  "resources": {"engine": f"own_words:{row}" if row.isupper() else row}})
 
 
 @pytest.mark.parametrize(("row", "train", "key", "said"), [
@@ -97,6 +97,9 @@ def spec(train, row="OWN", **entry):
     ("FEW", {"xla": True}, "xla", "knows no XLA"),
     ("FEW", {"batch": {"accumulate": 2}}, "batch.accumulate", "does not accumulate gradients"),
     ("FEW", {"start": "w.npz"}, "start", "cannot begin with weights of a file"),
+    ("torch", {"optimizer": {"name": "lion"}}, "optimizer.name", "no optimizer 'lion'; it has sgd, adam, adamw"),
+    ("torch", {"precision": "mixed_float16"}, "precision", "did you mean mixed_bfloat16?"),
+    ("torch", {"xla": True}, "xla", "knows no XLA"),
     ("OWN", {"optimizer": {"name": "adam"}}, "optimizer.name", "it has newton, sgd, or an import path"),
     ("OWN", {"optimizer": {"name": "newtom"}}, "optimizer.name", "did you mean newton?"),
     ("OWN", {"optimizer": {"name": "newton", "beta_1": 0.9}}, "optimizer", "newton takes no beta_1"),
