@@ -312,13 +312,14 @@ def test_launch_stands_on_the_standard_library():
 # ---- what a command loads ----------------------------------------------------------------------
 
 
-def loads(statements, tmp_path):
-    """The packages that take seconds to load, or need a launcher, and come in with some statements."""
+def loads(statements, tmp_path, *more):
+    """The packages that take seconds to load, or need a launcher, and come in with some statements; and more such."""
     program = f"{statements}\nimport json, sys\nprint(json.dumps(list(sys.modules)))"
     ended = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=False,
                            capture_output=True, text=True, env={"PYTHONPATH": str(ROOT)})
     assert ended.returncode == 0, ended.stderr
-    return {name.split(".")[0] for name in json.loads(ended.stdout.splitlines()[-1])} & {"mpi4py", *TENSORFLOW, *TORCH}
+    return {name.split(".")[0] for name in json.loads(ended.stdout.splitlines()[-1])} & {
+        "mpi4py", *TENSORFLOW, *TORCH, *more}
 
 
 SPEC = """
@@ -330,8 +331,11 @@ train: {batch: {size: 8}}
 RATES = """{"samples_per_epoch": 100, "gpus_per_node": 2, "models": [{"name": "a", "rates": [10.0]}]}"""
 
 
-def test_the_command_line_and_its_help_load_no_mpi_and_no_tensorflow(tmp_path):
-    assert loads("import fleet.__main__ as m; assert m.main(['--help']) == 0", tmp_path) == set()
+FILES = {
+    "spec.yaml": SPEC, "rates.json": RATES, "idle.csv": "t_s,node,delta\n0,0,1\n0,1,1\n100,1,-1\n",
+    "jobs.json": '{"gpus": 2, "jobs": [{"arrival_min": 0, "length_min": 30, "scaling": [1, 1.5]}]}',
+    "trainers.json": """{"curves": {"net": {"nodes": [0, 2], "samples_per_s": [0, 20]}},
+                         "jobs": [["net", 0, 5, 2, 1, 2, 9]]}"""}
 
 
 def test_declaring_the_arguments_of_all_commands_loads_no_mpi_and_no_tensorflow(tmp_path):
@@ -340,14 +344,16 @@ def test_declaring_the_arguments_of_all_commands_loads_no_mpi_and_no_tensorflow(
                  "    importlib.import_module(name).configure(argparse.ArgumentParser())", tmp_path) == set()
 
 
-@pytest.mark.parametrize("command", [pytest.param(["check", "spec.yaml"], marks=pytest.mark.long),
-                                     ["check", "--families"], ["schema"],
-                                     *([["plan", "--rates", "rates.json", "--gpus", "2", "--gpus-per-node", "2"]]
-                                       if "plan" in COMMANDS else [])], ids=" ".join)
-def test_commands_that_need_neither_load_no_mpi_and_no_tensorflow(command, tmp_path):
-    (tmp_path / "spec.yaml").write_text(SPEC)
-    (tmp_path / "rates.json").write_text(RATES)
-    assert loads(f"import fleet.__main__ as m; assert m.main({command!r}) == 0", tmp_path) == set()
+@pytest.mark.parametrize(("command", "loaded"), [
+    pytest.param("check spec.yaml", {"pydantic"}, marks=pytest.mark.long), ("check --families", {"pydantic"}),
+    ("schema", {"pydantic"}), ("--help", set()), ("plan --rates rates.json --gpus 2 --gpus-per-node 2", set()),
+    ("reserve --distribution uniform --low 0 --high 3", set()), ("simulate autoscale --jobs jobs.json", set()),
+    ("simulate idle-nodes --events idle.csv --trainers trainers.json --json", set())])
+def test_commands_load_no_more_than_they_need(command, loaded, tmp_path):
+    for name, text in FILES.items():
+        (tmp_path / name).write_text(text)
+    assert loads(f"import fleet.__main__ as m; assert m.main({command.split()!r}) == 0", tmp_path,
+                 "pydantic", "scipy", "numba", "matplotlib") == loaded
 
 
 def test_the_help_of_the_main_job_starts_no_mpi(tmp_path):

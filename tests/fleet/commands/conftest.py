@@ -15,3 +15,13 @@ def fleet(capsys):
         out, err = capsys.readouterr()
         return status, json.loads(out) if out.startswith("{") else out or None, err
     return run
+
+
+@pytest.fixture
+def refused(fleet):
+    """Run a command that refuses what it is given; the one line that says why."""
+    def run(*words):
+        status, out, err = fleet(*words)
+        assert (status, out, err.count("\n")) == (2, None, 1)
+        return err
+    return run

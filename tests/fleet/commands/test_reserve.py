@@ -1,11 +1,6 @@
 """``fleet reserve``."""
 
-import subprocess
-import sys
-
 import pytest
-
-from fleet.__main__ import main
 
 PAPER = "--distribution truncnorm --mu 8 --sigma 2 --low 0 --high 20 --points 200"
 
@@ -93,39 +88,18 @@ def test_a_person_gets_a_table_and_the_cost_by_number_of_requests(reserve):
     ("--distribution uniform --low 0 --high 3 --points 0", "--points: '0' should be a whole number from 1"),
     (f"{PAPER} --backfill-rate 1", "at least 0 and below 1"),
     (f"{PAPER} --failed -3", "--failed: '-3' should be a number above 0"),
+    ("--mu 3 --log LOG", "--mu"), ("", "--log"), (f"{PAPER} --log LOG", "--log"),
 ])
-def test_bad_arguments_are_one_line_and_status_2(reserve, words, message):
-    status, out, err = reserve(words)
-    assert (status, out) == (2, None)
-    assert message in err
-    assert err.count("\n") == 1
+def test_bad_arguments_are_one_line_and_status_2(refused, log, words, message):
+    line = refused("reserve", *(log if word == "LOG" else word for word in words.split()))
+    assert line.startswith("fleet reserve: ")
+    assert message in line
 
 
 @pytest.mark.parametrize(("option", "text", "message"), [
     ("--log", "5\nx\n", "in.txt:2: 'x' is not a number"),
     ("--table", "1,0.5\n2,0.6\n", "in.txt: the probabilities of a law must be at least 0 and sum to 1"),
 ])
-def test_a_bad_file_is_one_line_that_names_the_place(reserve, tmp_path, option, text, message):
+def test_a_bad_file_is_one_line_that_names_the_place(refused, tmp_path, option, text, message):
     (tmp_path / "in.txt").write_text(text)
-    status, out, err = reserve(option, tmp_path / "in.txt")
-    assert (status, out) == (2, None)
-    assert message in err
-    assert err.count("\n") == 1
-
-
-def test_parameters_without_a_distribution_are_refused(reserve, log):
-    assert reserve("--mu 3 --log", log)[0] == 2
-
-
-@pytest.mark.parametrize("words", ["", f"{PAPER} --log x"])
-def test_exactly_one_source_is_wanted(words, capsys):
-    assert main(["reserve", *words.split()]) == 2
-    line, = capsys.readouterr().err.splitlines()
-    assert line.startswith("fleet reserve: ")
-
-
-def test_neither_tensorflow_nor_mpi_nor_a_compiler_is_loaded():
-    code = ("import sys; from fleet.__main__ import main; main(sys.argv[1:]);"
-            "sys.exit(any(name in sys.modules for name in ('tensorflow', 'mpi4py', 'numba', 'matplotlib')))")
-    assert subprocess.run([sys.executable, "-c", code, "reserve", *PAPER.split()], check=False,
-                          stdout=subprocess.DEVNULL).returncode == 0
+    assert message in refused("reserve", option, tmp_path / "in.txt")

@@ -105,11 +105,8 @@ def test_a_person_gets_tables(simulate, trace):
     (f"{LAW} --requests atoptimal --backfill-rate 1", "at least 0 and below 1"),
     ("nowhere.swf", "nowhere.swf: No such file"),
 ])
-def test_bad_arguments_are_one_line_and_status_2(simulate, words, message):
-    status, out, err = simulate(words)
-    assert (status, out) == (2, None)
-    assert message in err
-    assert err.count("\n") == 1
+def test_bad_arguments_are_one_line_and_status_2(refused, words, message):
+    assert message in refused("simulate", "batch-queue", *words.split())
 
 
 def test_what_a_trace_cannot_do_is_said(simulate, trace):
