@@ -19,8 +19,11 @@ Problem: TypeAlias = tuple[tuple[str, ...], str, str]  # keys below `train`, wha
 def unknown_words(train: Train, engine: EngineInfo) -> Iterator[Problem]:
     """What an engine does not know of how a network is to be trained.
 
-    A learning rate schedule need not be whole, see :func:`incomplete_schedule`.
+    A learning rate schedule need not be whole, see :func:`incomplete_schedule`. Where nothing is learned, no word means
+    anything, so that a rehearsal takes those of any engine.
     """
+    if not engine.learns:
+        return
     words, knows = engine.words, engine.knows
     yield from _of_optimizer(train.optimizer, engine)
     if train.loss is not None:
@@ -43,7 +46,9 @@ def unknown_words(train: Train, engine: EngineInfo) -> Iterator[Problem]:
 def incomplete_schedule(train: Train, engine: EngineInfo) -> str:
     """What a learning rate schedule that :func:`unknown_words` lets pass still lacks; nothing where it is whole."""
     rate = train.optimizer.learning_rate
-    return problem_of_whole(rate, engine.words.schedules[rate["name"]]) if isinstance(rate, Mapping) else ""
+    if not (isinstance(rate, Mapping) and engine.learns):
+        return ""
+    return problem_of_whole(rate, engine.words.schedules[rate["name"]])
 
 
 def told_direction(train: Train, engine: EngineInfo) -> Direction | None:

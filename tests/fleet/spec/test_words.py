@@ -127,6 +127,14 @@ def test_words_that_an_engine_alone_knows_are_taken_with_all_that_it_says_of_the
                "resources": {"engine": "own_words:OWN"}})
 
 
+def test_a_rehearsal_takes_the_words_of_any_engine(tmp_path):
+    (tmp_path / "rates.json").write_text("{}")
+    network, = parse({"models": [{"family": "softmax"}], "resources": {"engine": "emulated"},
+                      "train": {"optimizer": {"name": "newton", "learning_rate": {"name": "Warm", "first": 0.1}}},
+                      "schedule": {"rates": str(tmp_path / "rates.json")}}).networks
+    assert network.train.optimizer.name == "newton"
+
+
 def test_an_engine_that_does_not_know_the_default_optimizer_wants_another_one_to_be_named():
     with pytest.raises(SpecError, match=r"train.optimizer.name: the own_words:BARE engine has no optimizer 'sgd'"):
         spec({}, "BARE")
