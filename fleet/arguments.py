@@ -31,7 +31,13 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Refuse the command line, in one line whatever stands on it; argparse calls this too."""
-        raise UserError(" ".join(message.removeprefix("argument ").split()))
+        text = " ".join(message.removeprefix("argument ").split())
+        name = text.partition(":")[0].split("/")[-1]
+        action = self._option_string_actions.get(name)
+        # Said also of one that begins with a dash, as a negative number with a unit does.
+        if action is not None and action.metavar and text.endswith("expected one argument"):
+            text += f", as in {name} {action.metavar}"
+        raise UserError(text)
 
 
 def written_as(parse: Callable[[str], T]) -> Type[T]:

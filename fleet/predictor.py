@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 import logging
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from itertools import groupby
 from pathlib import Path
 from typing import Literal
@@ -14,12 +12,12 @@ import numpy as np
 
 from fleet.engines.registry import join_exports
 from fleet.errors import UserError
-from fleet.plugins import look_last_in
 from fleet.prediction.ensembles import GREEDY, Candidate, chosen, fed_alike, top
 from fleet.prediction.sample_file import read_columns, read_sample
-from fleet.spec import Spec, load
+from fleet.spec import Spec
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import read_results
+from fleet.storage.run_spec import spec_of
 from preprocess.base import BadSample, Source
 from preprocess.pipeline import Pipeline
 from preprocess.sample import SampleSpec
@@ -203,20 +201,6 @@ def _members(paths: RunPaths, found: Sequence[Candidate], kind: str, count: int 
     if select != GREEDY:
         raise UserError(f"--select {select}: it should be {GREEDY}")
     return chosen(paths, found, kind)
-
-
-def spec_of(paths: RunPaths) -> Spec:
-    """The spec of a run.
-
-    Raises:
-        UserError: the folder is no run's.
-    """
-    if not paths.spec.is_file():
-        raise UserError(f"{paths.root} has no {paths.spec.name}: it is no run")
-    for note in paths.models.glob("*/best.json"):  # of engines whose exports take the code of their modules
-        with suppress(OSError, ValueError, AttributeError):
-            look_last_in(json.loads(note.read_text(encoding="utf-8")).get("beside"))
-    return load(str(paths.spec))
 
 
 def _columns_of(paths: RunPaths, spec: Spec, feed: str, sample: SampleSpec) -> Columns | None:

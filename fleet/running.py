@@ -27,7 +27,6 @@ from fleet.monitor.report import best_rows
 from fleet.monitor.view import NotebookView
 from fleet.runtime.outside.clerk import NetworkOver
 from fleet.runtime.outside.mailbox import Mailbox
-from fleet.spec import load
 from fleet.spec.schema import ModelEntry
 from fleet.spec.yaml_file import plain
 from fleet.storage.event_log import Dated, RunTail, first_line, log_mark, read_events
@@ -35,6 +34,7 @@ from fleet.storage.lease import is_held
 from fleet.storage.network_leases import held_lease
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import read_results
+from fleet.storage.run_spec import spec_of
 
 PATIENCE_S = 60.0  # for the answer to a command, and for the begin of a launch
 _LOOK_S = 0.2  # between two looks at the event log
@@ -258,9 +258,7 @@ def run_of(paths: RunPaths) -> RunState:
     Raises:
         UserError: there is no such run.
     """
-    if not paths.spec.is_file():
-        raise UserError(f"{paths.root} has no {paths.spec.name}: it is no run, or has not begun")
-    return RunState(load(str(paths.spec)))
+    return RunState(spec_of(paths))
 
 
 # ---- a launch of one's own ----------------------------------------------------------------------

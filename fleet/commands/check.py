@@ -26,6 +26,7 @@ from fleet.engines.registry import parameters_of
 from fleet.engines.trial import Trial
 from fleet.errors import SpecError, SpecMistake, UserError
 from fleet.jobs.trials import try_networks
+from fleet.monitor.timeline import state_of
 from fleet.runtime.caching import Means, choose_cache
 from fleet.runtime.feeds import Feed
 from fleet.runtime.folder import free_disk
@@ -39,7 +40,7 @@ from fleet.spec.fitting import Misfit, joined, misfits
 from fleet.spec.judging import check_comparable
 from fleet.spec.model import FAMILIES
 from fleet.spec.resolve import extremes, variants
-from fleet.storage.event_log import last_cache, read_run
+from fleet.storage.event_log import read_run
 from fleet.storage.paths import RunPaths
 from fleet.terminal import print_table, progress_bar
 from fleet.units import format_size
@@ -112,7 +113,7 @@ def _check(path: str, steps: bool) -> _Found:
     except UserError as error:
         mistakes.append(spec.origin.mistake(("train", "class_weights"), str(error)))
     for look in (lambda: check_comparable(written, (*written.networks, *variants(written)), kinds_of(opened.sample)),
-                 lambda: make_searchers(spec, [logged.event for logged in read_run(RunPaths(spec.output))])):
+                 lambda: make_searchers(spec, state_of(read_run(RunPaths(spec.output))))):
         try:
             look()
         except SpecError as error:
@@ -132,7 +133,7 @@ def _kept(spec: Spec, opened: Inputs) -> tuple[CacheChosen, list[SpecMistake]]:
     """What becomes of decoded samples; and why they cannot be kept as the spec says."""
     paths, preprocessors = RunPaths(spec.output), 0 if spec.policy.own_samples else 1
     means = Means(preprocessors, 1, False, free_shared_memory(), free_disk(paths))
-    choice = choose_cache(spec, opened, means, last_cache(paths))
+    choice = choose_cache(spec, opened, means, state_of(read_run(paths, (CacheChosen,))).cache)
     unkept = []
     try:
         opened.keeping(choice.cache)

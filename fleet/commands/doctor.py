@@ -28,15 +28,17 @@ from fleet.comm.roles import Roles, assign, roles_of
 from fleet.commands.options import add_spec
 from fleet.commands.show import add_json, show
 from fleet.commands.startup import Startup, look, print_startup
+from fleet.domain.events import CacheChosen
 from fleet.engines.registry import parameters_of, problems_of
 from fleet.errors import ExitStatus, LeaseLost, NotInstalledError, UserError, shortened
 from fleet.jobs import findings as checks
+from fleet.monitor.timeline import state_of
 from fleet.runtime.caching import Means, choose_cache
 from fleet.runtime.folder import free_disk, nearest_folder
 from fleet.runtime.inputs import Inputs, open_inputs
 from fleet.runtime.prepare import shared_bytes
 from fleet.spec import NetworkSpec, Spec, load, look_beside, with_cache
-from fleet.storage.event_log import last_cache
+from fleet.storage.event_log import read_run
 from fleet.storage.lease import Fence, Process, create_generation, mark_taken, parse, read_generation
 from fleet.storage.paths import RunPaths
 from fleet.storage.quota import folder_bytes
@@ -203,7 +205,7 @@ def _check_room(spec: Spec, opened: Inputs | None, roles: Roles | None, facts: S
             return checks.check_disk(_disk(spec, None if opened is None else opened.sample)), ""
         paths, shared_free = RunPaths(spec.output), min(rank.shared_free for rank in facts)
         means = Means(len(roles.preprocessors), roles.gpus_per_node, False, shared_free, free_disk(paths))
-        choice = choose_cache(spec, opened, means, last_cache(paths))
+        choice = choose_cache(spec, opened, means, state_of(read_run(paths, (CacheChosen,))).cache)
         disk = _disk(spec, opened.sample, choice.nbytes if choice.cache == "file" else 0)
         shared = shared_bytes(with_cache(spec, choice.cache), opened.keeping(choice.cache), roles, shared_free)
         return [*checks.check_disk(disk), *checks.check_shared_memory(facts, shared)], choice.words

@@ -19,9 +19,9 @@ from fleet.errors import UserError
 from fleet.export.files import FORMATS, write_tables
 from fleet.export.tracked import track
 from fleet.export.trackers import TRACKERS, write
-from fleet.predictor import spec_of
 from fleet.storage.files import storing
 from fleet.storage.paths import RunPaths
+from fleet.storage.run_spec import spec_of
 from fleet.units import listed
 
 

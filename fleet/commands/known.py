@@ -9,6 +9,7 @@ from pathlib import Path
 from fleet.domain.events import SharingLearned
 from fleet.jobs.rehearsal import known_rates
 from fleet.monitor.beside_steps import BesideSteps
+from fleet.monitor.timeline import state_of
 from fleet.runtime.known_rates import hardware, rates_file, read_rates_of
 from fleet.spec import Spec
 from fleet.storage.event_log import read_run
@@ -60,9 +61,9 @@ def recorded_sharing(spec: Spec) -> tuple[float, ...]:
             return read_rates(spec.schedule.rates).sharing
         except InputError:  # which the run will say
             return ()
-    learned = [event for _, event in read_run(RunPaths(spec.output)) if isinstance(event, SharingLearned)]
-    if learned:
-        return learned[-1].speedups
+    shown = state_of(read_run(RunPaths(spec.output), (SharingLearned,))).sharing
+    if len(shown) > 1:
+        return shown
     known = numbers(read_cache(cache_path())).get(sharing_key(spec.resources.engine, hardware()), {})
     return Sharing(known).curve
 

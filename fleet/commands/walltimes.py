@@ -12,7 +12,7 @@ import numpy as np
 from fleet.comm.roles import Roles
 from fleet.commands.job_options import MOST_JOBS, WARNING_S, roles_of_job
 from fleet.commands.known import known_beside_steps, known_rates_of, with_sharing
-from fleet.domain.events import RanksReady, StreamStarted, SupplyFound
+from fleet.domain.events import RanksReady
 from fleet.errors import UserError
 from fleet.jobs.chain import ChainTimes, past_of
 from fleet.monitor.beside_steps import FORWARD, BesideSteps, beside_steps
@@ -21,7 +21,7 @@ from fleet.runtime.caching import Means, choose_cache
 from fleet.runtime.inputs import Inputs, open_inputs
 from fleet.runtime.interrupt import RESERVE_S
 from fleet.spec import Converge, Spec
-from fleet.storage.event_log import last_cache, read_events
+from fleet.storage.event_log import read_events, read_run
 from fleet.storage.paths import RunPaths
 from fleet.units import counted, format_duration
 from launch import slurm_acts
@@ -252,20 +252,18 @@ class _Given:
 def _given(spec: Spec, opened: Inputs, roles: Roles) -> _Given:
     """By what the last launch has noted, or else by what a look at the samples takes here."""
     paths = RunPaths(spec.output.absolute())
-    log = list(read_events(paths.events)) if paths.events.exists() else []
+    run = state_of(read_run(paths))
     look, samples = opened.looks["train"], len(opened.data.train)
     judging = 0 if opened.data.validation is None else len(opened.data.validation)
     hands = len(roles.preprocessors or roles.trainers)
     means = Means(len(roles.preprocessors), roles.gpus_per_node)
-    cache = choose_cache(spec, opened, means, last_cache(paths)).cache
+    cache = choose_cache(spec, opened, means, run.cache).cache
     # What is kept in memory each trainer finishes for itself; a row of a file is read in no time beside the rest.
     each_s = look.varying_s + look.fixed_s * (cache == "none")
     rate = hands / each_s if roles.shared and cache != "memory" else 1 / each_s
-    found = [event for _, event in log if isinstance(event, StreamStarted | SupplyFound)]
-    if found and cache == "none" and roles.shared:
-        rate = found[-1].supply_samples_per_s
-    launch = state_of(log).launch
-    past = None if launch is None else beside_steps(launch, judging)
+    if run.launch is not None and run.launch.supply is not None and cache == "none" and roles.shared:
+        rate = run.launch.supply.supply_samples_per_s
+    past = None if run.launch is None else beside_steps(run.launch, judging)
     decoding_s = look.fixed_s * (judging + samples * (cache != "none")) / hands
     return _Given(replace(spec.policy.stream, rate=rate), decoding_s, cache == "memory", judging,
                   past or known_beside_steps(spec))

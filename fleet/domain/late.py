@@ -1,35 +1,28 @@
-"""The networks that came while a run went on, made again from what its events say of them (pure)."""
+"""The networks that came while a run went on, made again from what is known of them (pure)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import replace
 
-from fleet.domain.events import Commanded, Event, NetworkAdded
+from fleet.domain.events import NetworkAdded
+from fleet.domain.run import RunState
 from fleet.errors import UserError
 from fleet.spec import NetworkSpec, Spec
 from fleet.spec.resolve import asked_network, refused_network, stand_in, with_added
 
 
-def with_late(spec: Spec, events: Iterable[Event]) -> Spec:
+def with_late(spec: Spec, run: RunState) -> Spec:
     """A spec with the networks that came while earlier launches went on, after its own.
 
     Those of an entry that the spec no longer has are left out, as networks are that are taken from a spec.
-
-    Args:
-        events: of the run; only those that tell of networks that came count.
     """
     entries = {entry.stem: index for index, entry in spec.searches.items()}
-    came, commands, late = dict[str, NetworkAdded](), list[Commanded](), list[NetworkSpec]()
-    for event in events:
-        if isinstance(event, NetworkAdded) and not event.entry:
-            came[event.network] = event
-        elif isinstance(event, NetworkAdded) and event.entry in entries:
-            late.append(_again(spec, entries[event.entry], event))
-        elif isinstance(event, Commanded) and event.do == "add":
-            commands.append(event)
+    came = {name: added for name, added in run.added.items() if not added.entry}
+    late = [_again(spec, entries[added.entry], added) for added in run.added.values() if added.entry in entries]
     spec = replace(spec, networks=(*spec.networks, *late)) if late else spec
-    for command in commands:
+    for command in run.commands:
+        if command.do != "add":
+            continue
         try:
             spec, networks = with_added(spec, command.given, spec.by_name, command.place)
         except UserError:  # the spec is another one by now, and has no place for them

@@ -205,6 +205,11 @@ class Standing:
         return self.outcome is not None and self.outcome.is_pruned
 
     @property
+    def is_final(self) -> bool:
+        """Whether it is over, and is exported when its group lets go: nobody wants one that was pruned."""
+        return self.outcome is not None and not self.outcome.is_pruned
+
+    @property
     def is_finished(self) -> bool:
         """Whether it has trained to its end: it has neither failed nor was it dropped before."""
         return self.outcome is not None and not (self.outcome.is_failure or self.outcome.is_pruned)

@@ -176,6 +176,42 @@ class Network:
         return self.standing.history[-1].epoch if self.standing.history else 0
 
 
+@dataclass
+class RunSearch:
+    """What the searchers of an entry have heard and answered, one after another.
+
+    Attributes:
+        settings: with which the search went on last; None where the log does not say how it began.
+        asks: what they answered to ``ask``, all of them.
+        calls: all that the newest one has heard and answered.
+        earlier: run -> what of it the newest one is told.
+        read: the earlier runs that any of them was told of.
+    """
+
+    settings: Mapping[str, Any] | None = None
+    asks: list[e.Searched] = field(default_factory=list)
+    calls: list[e.Searched] = field(default_factory=list)
+    earlier: dict[str, e.EarlierRead] = field(default_factory=dict)
+    read: set[str] = field(default_factory=set)
+
+    def hear(self, call: e.Searched) -> None:
+        """A searcher has answered."""
+        self.calls.append(call)
+        if call.call == "ask":
+            self.asks.append(call)
+
+    def begin(self, began: e.SearcherBegan) -> None:
+        """A search begins, or goes on with other settings, perhaps with another searcher."""
+        self.settings = began.settings
+        if began.is_another:
+            self.calls, self.earlier = [], {}
+
+    def tell(self, read: e.EarlierRead) -> None:
+        """The searcher is told what an earlier run found."""
+        self.earlier[read.source] = read
+        self.read.add(read.source)
+
+
 @dataclass(frozen=True)
 class Epoch:
     """The end of an epoch.
@@ -210,7 +246,7 @@ class RunState:
         added: the networks that came while the run went on.
         given: network that was added from outside -> its entry.
         commands: that were taken up.
-        asked: entry -> whether its searcher has ever named a network.
+        searches: entry -> what its searchers have heard and answered.
         told: network -> what its searcher was told that it has come to, where several objectives count.
         judged: verdict -> network -> its newest judgement of that kind.
         data_changes: each time that networks went on with data that had changed.
@@ -230,12 +266,12 @@ class RunState:
         self.added: dict[str, e.NetworkAdded] = {}
         self.given: dict[str, Mapping[str, Any]] = {}
         self.commands: list[e.Commanded] = []
-        self.asked: dict[str, bool] = {}
+        self.searches: dict[str, RunSearch] = {}
         self.told: dict[str, tuple[float, ...]] = {}
-        self._objectives: dict[str, Any] = {}  # entry -> those that count now
         self.judged: dict[str, dict[str, e.NetworkJudged]] = {"pause": {}, "stop": {}, "go_on": {}}
         self.data_changes: list[e.DataChanged] = []
         self.missed = 0
+        self._logged: set[tuple[str, int, int]] = set()  # network, epoch, and epoch of the stream
         self._running: dict[object, RunLaunch] = {}  # log -> its newest launch
         self._entries = {} if spec is None else {entry.stem: entry for entry in spec.searches.values()}
         for network in () if spec is None else spec.networks:
@@ -255,6 +291,14 @@ class RunState:
     def standing(self, name: str) -> Standing:
         """How far a network is; one of which nobody has told has not begun."""
         return network.standing if (network := self.networks.get(name)) else Standing()
+
+    def search(self, entry: str) -> RunSearch:
+        """What the searchers of an entry have heard and answered; nothing where it is new."""
+        return self.searches.get(entry, RunSearch())
+
+    def unlogged(self, name: str, history: Iterable[EpochRecord]) -> tuple[EpochRecord, ...]:
+        """The epochs of a network's history of which no log tells: whoever has saved them was killed before."""
+        return tuple(record for record in history if (name, record.epoch, record.stream_epoch) not in self._logged)
 
     def hear(self, name: str, standing: Standing) -> None:
         """Another launch, whose log is not read here, has brought a network so far."""
@@ -355,12 +399,13 @@ class RunState:
                 self._add(event)
             case e.NetworkJudged():
                 self.judged.setdefault(event.verdict, {})[event.network] = event
-            case e.Searched() if event.call == "ask":
-                self.asked[event.entry] = self.asked.get(event.entry, False) or event.answer is not None
-            case e.Searched() if event.come_to:
-                self.told[event.network] = event.come_to
+            case e.Searched():
+                self._search(event.entry).hear(event)
+                self.told |= {event.network: event.come_to} if event.come_to else {}
             case e.SearcherBegan():
                 self._begin_searcher(event)
+            case e.EarlierRead():
+                self._search(event.entry).tell(event)
             case e.Commanded():
                 self._command(event)
             case e.DataChanged():
@@ -440,6 +485,7 @@ class RunState:
     def _end_epoch(self, t_s: float, ended: e.EpochEnded, launch: RunLaunch | None) -> None:
         name, record, network = ended.network, ended.record, self._network(ended.network)
         self.missed += ended.missed
+        self._logged.add((name, record.epoch, record.stream_epoch))
         is_news = record.epoch > network.epochs
         # One that was taken up from a checkpoint may be logged late.
         if not (launch and network.group is None and _is_known(network.standing, record)):
@@ -500,11 +546,15 @@ class RunState:
         found = self.networks.get(name)
         return found or self._meet(name, None, self._converge.max_epochs)
 
+    def _search(self, entry: str) -> RunSearch:
+        return self.searches.setdefault(entry, RunSearch())
+
     def _begin_searcher(self, began: e.SearcherBegan) -> None:
         """What was told of other objectives says nothing of those that count now."""
-        objectives = began.settings.get("objectives")
-        if self._objectives.setdefault(began.entry, objectives) != objectives:
-            self._objectives[began.entry] = objectives
+        search = self._search(began.entry)
+        before = search.settings
+        search.begin(began)
+        if before is not None and before.get("objectives") != began.settings.get("objectives"):
             of_entry = {name for name, added in self.added.items() if added.entry == began.entry}
             self.told = {name: told for name, told in self.told.items() if name not in of_entry}
 

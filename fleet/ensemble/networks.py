@@ -63,9 +63,8 @@ class Networks:
         return name in self._over
 
     def is_final(self, name: str) -> bool:
-        """Whether a network is over, and is exported when its group lets go: nobody wants one that was pruned."""
-        standing = self._standings[name]
-        return standing.outcome is not None and not standing.is_pruned
+        """Whether a network is over, and is exported when its group lets go."""
+        return self._standings[name].is_final
 
     @property
     def are_over(self) -> bool:
@@ -252,11 +251,10 @@ class Networks:
             raise Impossible(f"nobody has asked how far {name} is, and yet there is {read}")
         self._fallen.remove(name)
         had, was_over = {(record.epoch, record.stream_epoch) for record in self.history(name)}, self.is_final(name)
-        outcome = read.standing.found_after(self._standings[name]).outcome
-        is_final = outcome is not None and not outcome.is_pruned
+        found = read.standing.found_after(self._standings[name])
         for record in history:
             if (record.epoch, record.stream_epoch) not in had:  # saved, and then the master died
                 self._note(events.EpochEnded(name, record))
         self._note(events.GroupStruck(name, epochs=len(history), position=read.position,
-                                      reason=outcome.reason if outcome is not None and is_final else "",
-                                      again=was_over and outcome is None))
+                                      reason=found.outcome.reason if found.outcome and found.is_final else "",
+                                      again=was_over and found.outcome is None))

@@ -13,11 +13,12 @@ from fleet.domain.run import RunState
 from fleet.errors import UserError
 from fleet.monitor.timeline import state_of, until
 from fleet.prediction.sample_file import read_sample
-from fleet.spec import Spec, load
+from fleet.spec import Spec
 from fleet.spec.judging import settled
 from fleet.storage.event_log import Logged, read_run
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import NetworkResult, Results, Table, apart, parameters_of
+from fleet.storage.run_spec import spec_of
 from preprocess.sample import SampleSpec
 
 _HEAD = ("network", "epoch", *SCORES, "learning_rate", "batch", "samples", "gpus", "seconds", "waited_s",
@@ -58,11 +59,9 @@ def past_of(paths: RunPaths, t_s: float = math.inf) -> PastRun:
     Raises:
         UserError: there is no run there, or its spec cannot be read.
     """
-    if not paths.spec.is_file():
-        raise UserError(f"{paths.root} has no {paths.spec.name}: it is no run, or has not begun")
-    spec, log = load(str(paths.spec)), until(log_of(paths), t_s)
+    spec, log = spec_of(paths), until(log_of(paths), t_s)
     run = state_of(log, spec)
-    spec, samples = with_late(spec, (logged.event for logged in log)), _samples(paths, spec)
+    spec, samples = with_late(spec, run), _samples(paths, spec)
     if samples:
         spec = settled(spec, {feed: (sample.target, ()) for feed, sample in samples.items()})
     known = {network.name: parameters_of(network, samples[network.feed]) for network in spec.networks if samples}

@@ -21,10 +21,10 @@ from fleet.monitor.past import log_of, past_of
 from fleet.monitor.searched import RungReport, SearchReport, rungs_of, searches_of
 from fleet.monitor.timeline import state_of
 from fleet.prediction.ensembles import EnsembleResult, read_ensembles
-from fleet.spec import load
 from fleet.spec.model import one_line
 from fleet.storage import results as table
 from fleet.storage.paths import RunPaths
+from fleet.storage.run_spec import spec_of
 
 _SHUFFLES = {
     "network": "Each network shuffles by its own epochs, so no schedule changes what it learns from.",
@@ -178,7 +178,7 @@ def read_report(paths: RunPaths) -> RunReport:
     found = _account(paths, run)
     if found is None:
         raise UserError(f"{_place(paths)} has no launch, so there is nothing to report")
-    searches = searches_of(load(str(paths.spec)), run, rows) if run.asked or run.added else ()
+    searches = searches_of(spec_of(paths), run, rows) if run.searches or run.added else ()
     return replace(_report(paths, run, rows, found), searches=searches, ensembles=tuple(read_ensembles(paths.root)))
 
 
@@ -195,7 +195,7 @@ def report_at(paths: RunPaths, t_s: float) -> RunReport:
     past = past_of(paths, t_s)
     return replace(
         _report(paths, past.run, past.rows, _account(paths, past.run) or nothing(past.spec.schedule.policy)),
-        searches=searches_of(past.spec, past.run, past.rows) if past.run.asked or past.run.added else ())
+        searches=searches_of(past.spec, past.run, past.rows) if past.run.searches or past.run.added else ())
 
 
 def _place(paths: RunPaths) -> Path:

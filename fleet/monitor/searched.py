@@ -199,8 +199,8 @@ def searches_of(spec: Spec, run: RunState, rows: Sequence[NetworkResult]) -> tup
     table = {row.name: row for row in rows}
     found = [_report(entry, entries[entry].space or {}, entries[entry].own_train, spec, networks, ends, table)
              for entry, networks in added.items() if entry in entries]
-    found += [_report(entry, {}, {}, spec, {}, ends, table) for entry, has in run.asked.items()
-              if not has and entry in entries]
+    found += [_report(entry, {}, {}, spec, {}, ends, table) for entry, search in run.searches.items()
+              if entry in entries and search.asks and all(one.answer is None for one in search.asks)]
     found = [_with_objectives(one, search, run, table) for one in found
              if (search := entries[one.entry].search) is not None]
     if outside := added.get(""):

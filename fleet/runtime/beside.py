@@ -17,7 +17,8 @@ from fleet.domain.network import Standing
 from fleet.domain.run import FOUND_DONE, RunState, is_whole
 from fleet.ensemble.claims import Claims, Leave, LetGo, Want
 from fleet.ensemble.effects import EndAsked, Leased
-from fleet.storage.event_log import Dated, RunTail, logged_epochs, read_run
+from fleet.monitor.timeline import state_of
+from fleet.storage.event_log import Dated, RunTail, read_run
 from fleet.storage.network_leases import NetworkLeases, Taken, held_lease
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import Results, take_up
@@ -116,9 +117,8 @@ class BesideOthers:
         """How far a network is that was taken just now."""
         standing, state = take_up(self._results, self._results.spec.by_name[taken.name])
         # What was saved by a launch that was killed, it may not have come to log.
-        logged = logged_epochs(read_run(self._paths, (EpochEnded,))) if taken.took_over else None
-        unlogged = () if logged is None else tuple(
-            record for record in standing.history if (taken.name, record.epoch, record.stream_epoch) not in logged)
+        unlogged = () if not taken.took_over else state_of(read_run(self._paths, (EpochEnded,))).unlogged(
+            taken.name, standing.history)
         if standing.outcome is not None:
             self.follow()  # it may just have been logged
         return Leased(taken.name, standing, taken.fence.generation, 0 if state is None else state.position,

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from fleet.comm.protocols import World
 from fleet.domain import events as ev
+from fleet.domain.run import RunSearch
 from fleet.ensemble.claims import Claims
 from fleet.ensemble.launch import Setup
 from fleet.errors import ExitStatus, UserError
@@ -30,7 +31,7 @@ from fleet.runtime.outside.tracking import Tracking
 from fleet.runtime.rate_memory import RateMemory
 from fleet.runtime.replay import compare
 from fleet.runtime.resuming import resume
-from fleet.runtime.searchers import Searchers, calls_of, make_searchers
+from fleet.runtime.searchers import Searchers, make_searchers
 from fleet.runtime.start import Laps
 from fleet.search.calls import Know
 from fleet.search.changing import beginning
@@ -97,7 +98,7 @@ class CoordinatorSide:
             [self._view.on_event, self._tensorboard.on_event, self._tracking.on_event, self._rates.on_event],
             self._view.on_pace, interruption,
             Preamble(self._before.unlogged, self._rates.remembered, self._before.found,
-                     (launch.cache, *launch.changes, *self._before.changes), laps),
+                     (launch.cache, *launch.changes, *self._before.changes), laps, launch.request.folders),
             self._search(speeds.online is not None), self._beside)
         if self._beside is not None:
             self.results.check, self.results.pacing = self._beside.leases.check, SharedPacing(paths.results)
@@ -140,27 +141,27 @@ class CoordinatorSide:
 
     def _search(self, learns: bool) -> Search:
         """What asks for networks and prunes them."""
-        launch, log = self._launch, self._before.log
-        searchers, earlier = make_searchers(launch.ends, log), dict[str, list[Know]]()
-        begins = list[ev.SearcherBegan | ev.EarlierRead]()
+        launch = self._launch
+        searchers, earlier = make_searchers(launch.ends, self._run), dict[str, list[Know]]()
+        begins, calls = list[ev.SearcherBegan | ev.EarlierRead](), dict[str, Sequence[ev.Searched]]()
         for entry in entries_of(launch.ends).values():
-            knows, earlier[entry.name] = isinstance(searchers[entry.name], Knowing), []
-            if (began := beginning(entry, log, knows)) is not None:
+            search, knows = self._run.search(entry.name), isinstance(searchers[entry.name], Knowing)
+            if (began := beginning(entry, search, knows)) is not None:
                 begins.append(began)
+                search = RunSearch(read=search.read) if began.is_another else search  # all else is another's
+            earlier[entry.name], calls[entry.name] = [], tuple(search.calls)
             for run in entry.settings.earlier:
-                found, read = earlier_of(entry, run, [*log, *begins], knows)
+                found, read = earlier_of(entry, run, search, knows)
                 earlier[entry.name] += found
                 begins += [] if read is None else [read]
         mind = make_mind(launch.spec, launch.ends, searchers, len(launch.roles.trainers),
                          judges=not launch.replayed, parameters=self.results.parameters, earlier=earlier)
         admission = Admission(launch, self.results, self._rates.keys, self._rates.known, learns)
         clerk = None if launch.replayed or launch.request.beside_others else Clerk(
-            Mailbox(launch.paths.mailbox), self.results, admission,
-            (event for event in log if isinstance(event, ev.Commanded)))
+            Mailbox(launch.paths.mailbox), self.results, admission, self._run.commands)
         patience_s = {entry.stem: entry.search.answer_within
                       for entry in launch.ends.searches.values() if entry.search is not None}
-        return Search(mind, Searchers(searchers, calls_of([*log, *begins]), patience_s), admission, log,
-                      clerk, tuple(begins))
+        return Search(mind, Searchers(searchers, calls, patience_s), admission, self._before.log, clerk, tuple(begins))
 
     def close(self) -> None:
         """Leave the terminal as it was."""

@@ -45,13 +45,14 @@ class Means:
     disk_free: float = float("inf")
 
 
-def choose_cache(spec: Spec, opened: Inputs, means: Means, before: str | None = None) -> CacheChosen:
+def choose_cache(spec: Spec, opened: Inputs, means: Means, earlier: CacheChosen | None = None) -> CacheChosen:
     """Say what becomes of decoded samples.
 
     Args:
         means: of the launch.
-        before: what an earlier launch of this run has chosen; it holds as long as it is possible.
+        earlier: what a launch of this run has chosen before; it holds as long as it is possible.
     """
+    before = None if earlier is None else earlier.cache
     asked, sizes = spec.data.cache, {"memory": memory_bytes(opened, means), "file": file_bytes(opened), "none": 0}
 
     def choice(cache: str, why: str) -> CacheChosen:

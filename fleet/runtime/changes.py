@@ -17,13 +17,14 @@ from fleet.domain.network import DATA, Code, State
 from fleet.errors import UserError
 from fleet.runtime.inputs import mark_data
 from fleet.runtime.start import Request
-from fleet.spec import NetworkSpec, Spec, load
+from fleet.spec import NetworkSpec, Spec
 from fleet.storage.checkpoint import CheckpointLookup, amend, newest
 from fleet.storage.code import code_of
 from fleet.storage.files import replacing, side_by_side, storing
 from fleet.storage.identity import changes, identity
 from fleet.storage.lease import Fence, check_of
 from fleet.storage.paths import RunPaths
+from fleet.storage.run_spec import spec_of
 from preprocess.base import InputError
 from preprocess.fingerprint import Fingerprint, differences, read_fingerprint, write_fingerprint
 from preprocess.sample import SampleSpec
@@ -96,7 +97,7 @@ def changed_since(paths: RunPaths) -> list[str]:
     of the user's own reads it.
     """
     try:
-        spec, before = load(str(paths.spec)), known_data(paths)
+        spec, before = spec_of(paths), known_data(paths)
         if before is None or ":" in spec.data.source:
             return []
         places, noted_s = (spec.data.path, spec.data.validation, spec.data.test), paths.data.stat().st_mtime

@@ -98,6 +98,7 @@ class Preamble:
         found: how far networks are by their checkpoints, where logs say otherwise.
         changes: what was done, and chosen, before this launch.
         laps: of the start-up, which ends when the launch is said to begin.
+        folders: where modules that the spec names are looked for.
     """
 
     unlogged: Sequence[events.EpochEnded]
@@ -105,6 +106,7 @@ class Preamble:
     found: Mapping[str, events.FoundStanding]
     changes: Sequence[events.Event]
     laps: Laps
+    folders: tuple[str, ...] = ()
 
 
 class Coordinator:
@@ -158,8 +160,7 @@ class Coordinator:
             collect_seldom()
         spec, roles, options, past = self._setup.spec, self._setup.roles, self._setup.spec.options, self._past
         past.laps.end("setting up")
-        over = (name for name in self._results.networks
-                if (standing := self._run.standing(name)).outcome is not None and not standing.is_pruned)
+        over = (name for name in self._results.networks if self._run.standing(name).is_final)
         self._note(events.Started(
             networks=len(spec.networks), trainers=len(roles.trainers), preprocessors=len(roles.preprocessors),
             nodes=roles.nodes, gpus_per_node=roles.gpus_per_node, policy=spec.schedule.policy,
@@ -169,7 +170,8 @@ class Coordinator:
             bounds={network.name: (network.min_gpus, network.max_gpus) for network in spec.networks},
             time_scale=spec.resources.time_scale, date=self._log.date(),
             before_s=past.laps.seconds, slots=roles.slots, fills=roles.fills,
-            device=roles.unit, found=past.found, beside=None if self._beside is None else self._beside.is_beside))
+            device=roles.unit, found=past.found, beside=None if self._beside is None else self._beside.is_beside,
+            folders=past.folders))
         if spec.schedule.rates is not None and self._given is not None:
             self._note(events.RatesGiven({network.name: network.rates for network in self._given.models}))
         first: Sequence[events.Event | None] = (past.remembered, known_sharing(self._setup), *past.unlogged,

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
-from fleet.domain.events import EarlierRead, Event, Searched, SearcherBegan
+from fleet.domain.events import EarlierRead
 from fleet.domain.network import EpochRecord, convergence
 from fleet.domain.objectives import come_to
-from fleet.domain.run import RunState
+from fleet.domain.run import RunSearch, RunState
 from fleet.errors import UserError
 from fleet.monitor.searched import beside_epochs
 from fleet.monitor.timeline import state_of
@@ -71,31 +71,23 @@ def _known(row: NetworkResult, space: Space, objectives: Sequence[tuple[str, str
     return Know(0, member, curve, _ENDS[row.status].value, value, row.name, run)
 
 
-def earlier_of(entry: Entry, run: str, log: Iterable[Event], knows: bool) -> tuple[list[Know], EarlierRead | None]:
+def earlier_of(entry: Entry, run: str, search: RunSearch, knows: bool) -> tuple[list[Know], EarlierRead | None]:
     """What a searcher is still to be told of an earlier run, and the line that says so, unless that was said.
 
     Args:
-        log: of earlier launches of the run that it works for.
+        search: what its searchers have heard in earlier launches of the run that it works for.
         knows: whether it can be told.
 
     Raises:
         UserError: the run cannot be read, and never has been.
     """
-    read, told, was_read = None, 0, False
-    for event in log:
-        match event:
-            case EarlierRead(entry.name, source) if source == run:
-                read, was_read = event, True
-            case SearcherBegan(entry.name, is_another=True):
-                read, told = None, 0  # the new one is told anew
-            case Searched(entry.name, "know", source=source) if source == run:
-                told += 1
-    if read is not None and told >= read.told:
+    read = search.earlier.get(run)
+    if read is not None and sum(call.call == "know" and call.source == run for call in search.calls) >= read.told:
         return [], None
     try:
         found, left_out = read_known(run, entry.space, entry.objectives)
     except UserError:
-        if was_read:  # what was found then is in the log
+        if run in search.read:  # what was found then is in the log
             return [], None
         raise
     if not knows:

@@ -11,8 +11,10 @@ from pathlib import Path
 from fleet.comm.roles import Roles, roles_of
 from fleet.domain.events import CacheChosen, Commanded, EarlierRead, NetworkAdded
 from fleet.domain.late import with_late
+from fleet.domain.run import RunState
 from fleet.engines.registry import check_installed
 from fleet.errors import UserError
+from fleet.monitor.timeline import state_of
 from fleet.prediction.sample_file import read_columns, read_standardized, write_sample, write_standardized
 from fleet.runtime import changes, inputs
 from fleet.runtime.ahead import Ahead, ahead_of
@@ -27,7 +29,7 @@ from fleet.spec import NetworkSpec, Spec, load, with_cache
 from fleet.spec.fitting import Misfit, joined, misfits
 from fleet.spec.judging import check_comparable
 from fleet.spec.resolve import extremes, variants
-from fleet.storage.event_log import events_of, last_cache, read_events
+from fleet.storage.event_log import read_run
 from fleet.storage.identity import Machine
 from fleet.storage.lease import Lease
 from fleet.storage.paths import RunPaths
@@ -66,7 +68,7 @@ def prepare(request: Request, ranks: Ranks, lease: Lease | None = None,
     opened = inputs.open_marked_inputs(asked.trained, before, _features(left))
     means = Means(len(roles.preprocessors), roles.gpus_per_node, ranks.per_core > 1, ranks.shared_free,
                   free_disk(paths))
-    cache = choose_cache(_both(asked.trained, asked.ends), opened, means, None if left is None else last_cache(left))
+    cache = choose_cache(_both(asked.trained, asked.ends), opened, means, asked.told.cache)
     opened, known = inputs.standardize(opened.keeping(cache.cache), asked.trained,
                                        {} if left is None else read_standardized(left))
     epoch_samples = inputs.samples_of_epoch(opened.data, inputs.folds_of(asked.trained, opened))
@@ -117,6 +119,7 @@ class _Asked:
         ends: the same, with the networks that stand for those of its searches, instead of its own.
         written: the networks that the spec says.
         left: where earlier launches have left what counts here; None where nothing does.
+        told: what these have logged of networks that came, of samples, and of earlier runs.
     """
 
     trained: Spec
@@ -126,16 +129,17 @@ class _Asked:
     roles: Roles
     paths: RunPaths
     left: RunPaths | None
+    told: RunState
     replay: Replay | None
 
 
 def _ask(request: Request, ranks: Ranks, name: str) -> _Asked:
     spec = load(request.spec)
     written, replayed = spec.networks, None if request.replay is None else RunPaths(Path(request.replay))
-    if replayed is not None or not request.fresh:
-        log = (replayed or RunPaths(spec.output)).events
-        came = read_events(log, kinds=(NetworkAdded, Commanded)) if log.exists() else ()
-        spec = with_late(spec, (event for _, event in came))
+    paths = RunPaths(spec.output, name)
+    left = replayed or (None if request.fresh else paths)
+    told = state_of(() if left is None else read_run(left, (NetworkAdded, Commanded, CacheChosen, EarlierRead)))
+    spec = with_late(spec, told)
     if request.beside_others:
         check_shareable(spec, "--beside-others")
     changes.check_fresh(spec, request.fresh_network)
@@ -144,9 +148,8 @@ def _ask(request: Request, ranks: Ranks, name: str) -> _Asked:
     if replayed is not None:
         trained, replay = replaying(trained, replayed, str(request.only), roles.cluster.whole_gpus)
         return _Asked(trained, spec, dataclasses.replace(spec, networks=()), (), roles, RunPaths(trained.output),
-                      replayed, replay)
-    paths = RunPaths(spec.output, name)
-    return _Asked(trained, spec, extremes(spec), written, roles, paths, None if request.fresh else paths, None)
+                      left, told, replay)
+    return _Asked(trained, spec, extremes(spec), written, roles, paths, left, told, None)
 
 
 def _settled(asked: _Asked, opened: inputs.Inputs, cache: CacheChosen, epoch_samples: int) -> tuple[Spec, Spec, Spec]:
@@ -162,9 +165,7 @@ def _settled(asked: _Asked, opened: inputs.Inputs, cache: CacheChosen, epoch_sam
     ends = told_when_to_end(ends)
     for some in (spec, ends, drawn):
         check_networks(some, sample, opened.data, epoch_samples, asked.roles.cluster.whole_gpus)
-    left = asked.left
-    # Says what is wrong with a searcher before anything is written.
-    make_searchers(ends, [] if left is None else events_of(left.events, EarlierRead))
+    make_searchers(ends, asked.told)  # says what is wrong with one before anything is written
     check_quota(spec, sample)
     return spec, ends, whole
 

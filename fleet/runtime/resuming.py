@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain
 
 from fleet.domain import events as ev
 from fleet.domain.network import Standing
 from fleet.domain.run import FOUND_DONE, RunState
 from fleet.monitor.timeline import state_of
 from fleet.runtime.launch import Launch
-from fleet.storage.event_log import in_order, logged_epochs, read_events
+from fleet.storage.event_log import in_order, read_events
 from fleet.storage.identity import trial_identity
 from fleet.storage.lease import check_of
 from fleet.storage.results import Results, parameters_of, recover
@@ -63,13 +62,12 @@ def resume(launch: Launch) -> Resumed:
     for sample in launch.inputs.left_out:
         results.add_bad(sample.name, sample.reason)
     results.write()
-    saved = [(name, record) for name, standing in standings.items() for record in standing.history]
-    logged = logged_epochs(chain.from_iterable(logs.values()))
-    unlogged = [ev.EpochEnded(name, record) for name, record in saved
-                if is_alone and (name, record.epoch, record.stream_epoch) not in logged]
+    unlogged = [ev.EpochEnded(name, record) for name, standing in standings.items()
+                for record in told.unlogged(name, standing.history) if is_alone]
     damaged = [ev.NetworkFellBack(name, damage, len(run.standing(name).history), position=0, finished=True)
                for name, damage in results.damaged.items()]  # networks that stay finished
-    consumed = [record.stream_epoch for _, record in saved] + [state.stream_epoch for state in states.values()]
+    consumed = [record.stream_epoch for standing in standings.values() for record in standing.history]
+    consumed += [state.stream_epoch for state in states.values()]
     return Resumed(results, tuple(logged.event for logged in logs.get(paths.events, ())), unlogged, found,
                    [*damaged, *lost], 1 + max(consumed, default=-1))
 

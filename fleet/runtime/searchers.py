@@ -11,12 +11,12 @@ import os
 import queue
 import threading
 import time
-from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import TypeAlias
 
-from fleet.domain.events import Event, Searched, SearcherBegan
+from fleet.domain.events import Searched
+from fleet.domain.run import RunState
 from fleet.ensemble.effects import Consulted, ConsultFailed
 from fleet.errors import SpecError, UserError
 from fleet.runtime.earlier import earlier_of
@@ -34,12 +34,12 @@ _PATIENCE_S = 60.0  # for one call, where nobody has said how long
 Answer: TypeAlias = Consulted | ConsultFailed
 
 
-def make_searchers(ends: Spec, log: Sequence[Event] = ()) -> dict[str, Searcher]:
+def make_searchers(ends: Spec, run: RunState) -> dict[str, Searcher]:
     """The searchers of a spec, by the names of their entries.
 
     Args:
         ends: the spec, with the networks that stand for those of its searches.
-        log: of earlier launches.
+        run: as earlier launches have left it.
 
     Raises:
         SpecError: one cannot be made, or the rule of pruning; or an earlier run cannot be read. The message says which,
@@ -51,11 +51,11 @@ def make_searchers(ends: Spec, log: Sequence[Event] = ()) -> dict[str, Searcher]
     for index, entry in entries_of(ends).items():
         with _said_at(ends, ("models", index, "search", "ask")):
             searchers[entry.name] = _made(entry)
-        for place, run in enumerate(entry.settings.earlier):
+        for place, source in enumerate(entry.settings.earlier):
             with _said_at(ends, ("models", index, "search", "from", place)):
-                if os.path.realpath(run) == os.path.realpath(ends.output):
-                    raise UserError(f"{run} is the folder of this run, of which a search knows anyway; left out")
-                earlier_of(entry, run, log, isinstance(searchers[entry.name], Knowing))
+                if os.path.realpath(source) == os.path.realpath(ends.output):
+                    raise UserError(f"{source} is the folder of this run, of which a search knows anyway; left out")
+                earlier_of(entry, source, run.search(entry.name), isinstance(searchers[entry.name], Knowing))
     return searchers
 
 
@@ -93,17 +93,6 @@ def _made(entry: Entry) -> Searcher:
     if isinstance(found, BaseException):
         raise found
     return found
-
-
-def calls_of(log: Iterable[Event]) -> dict[str, Sequence[Searched]]:
-    """The calls of earlier launches that a searcher hears again, by entry."""
-    calls: dict[str, list[Searched]] = defaultdict(list)
-    for event in log:
-        if isinstance(event, Searched):
-            calls[event.entry].append(event)
-        elif isinstance(event, SearcherBegan) and event.is_another:
-            calls[event.entry] = []  # those were another's
-    return dict(calls)
 
 
 class _Work:

@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from launch.processes import command_began_s
 
@@ -40,6 +41,11 @@ class Request:
     remeasure: bool = False
     beside_others: bool = False
     idle: float = IDLE_S
+
+    @property
+    def folders(self) -> tuple[str, ...]:
+        """Where modules that the spec names are looked for: the working folder, and that of the spec."""
+        return tuple(dict.fromkeys(map(str, (Path.cwd(), Path(self.spec).absolute().parent))))
 
 
 class Laps:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from fleet.domain.events import Event, Searched, SearcherBegan
+from fleet.domain.events import SearcherBegan
 from fleet.domain.record import as_json
+from fleet.domain.run import RunSearch
 from fleet.search.conversation import PARENT, fitting
 from fleet.search.mind import Entry
 from fleet.spec.space import Space
@@ -16,24 +17,20 @@ from fleet.units import counted
 _CHOICE = ("ask", "space", "seed", "options", "objectives")  # where one is another, so is the searcher
 
 
-def beginning(entry: Entry, log: Iterable[Event], knows: bool) -> SearcherBegan | None:
+def beginning(entry: Entry, search: RunSearch, knows: bool) -> SearcherBegan | None:
     """The line with which the search of an entry begins, or goes on with other settings; None where they are the same.
 
     Args:
-        log: of earlier launches.
+        search: of earlier launches.
         knows: whether the searcher can be told of networks that it has not asked for.
     """
-    now, before, asked = _settings(entry), None, list[Mapping[str, Any]]()
-    for event in log:
-        if isinstance(event, SearcherBegan) and event.entry == entry.name:
-            before = event.settings
-        elif isinstance(event, Searched) and event.entry == entry.name and event.call == "ask" and event.answer:
-            asked += [event.answer] if not event.wrong else []
+    now, before = _settings(entry), search.settings
     if before is None:
         return SearcherBegan(entry.name, now, knows=knows)
     if not (changes := list(_changes(before, now))):
         return None
     is_another = any(before.get(key) != now[key] for key in _CHOICE)
+    asked = [one.answer for one in search.asks if one.answer and not one.wrong]
     told = _told(entry.space, asked, knows) if is_another else ""
     return SearcherBegan(entry.name, now, "; ".join(changes) + told, is_another, knows)
 
@@ -66,9 +63,8 @@ def _said(value: Any) -> str:
     return "not there" if value is None else str(value)
 
 
-def _told(space: Space, asked: Iterable[Mapping[str, Any]], knows: bool) -> str:
+def _told(space: Space, asked: Sequence[Mapping[str, Any]], knows: bool) -> str:
     """Of how many networks the new searcher is told."""
-    asked = list(asked)
     if not knows:
         return f"; the searcher has no method `known`, and is not told of {counted(len(asked), 'network')}"
     outside = sum(fitting(space, {key: value for key, value in values.items() if key != PARENT}) is None

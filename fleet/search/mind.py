@@ -8,6 +8,7 @@ is given the log of earlier launches is as far as theirs was.
 from __future__ import annotations
 
 import math
+from collections import defaultdict
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeAlias
@@ -203,10 +204,10 @@ class Mind:
         self._paused: set[str] = set()
         self._awaited: set[str] = set()
         self._untold: dict[str, None] = {}  # networks that were dropped, in order; each may yet end its last epoch
-        self._finished: set[str] = set()  # in earlier launches, also after they were dropped
-        self._last: set[tuple[str, int]] = set()  # networks of earlier launches, and epochs with which they were done
         for life in self._lives.values():
             self._sort(life)
+        # Network -> after which epochs it was done in earlier launches, also if it was dropped in the last one.
+        self._finishes: defaultdict[str, set[int]] = defaultdict(set)
         self._out: Consult | None = None
         self._decided: list[Decision] = []
 
@@ -298,13 +299,10 @@ class Mind:
         log = list(log)
         for event in log:
             if isinstance(event, ev.NetworkFinished):
-                self._finished.add(event.network)
-                self._last.add((event.network, event.epochs))
-            elif isinstance(event, ev.NetworkJudged) and event.verdict == Verdict.STOP:
-                self._finished.discard(event.network)
-        done = {name: len(standing.history) for name, standing in standings.items() if standing.is_finished}
-        self._finished |= done.keys()
-        self._last |= done.items()
+                self._finishes[event.network].add(event.epochs)
+        for name, standing in standings.items():
+            if standing.is_finished:
+                self._finishes[name].add(len(standing.history))
         judged, went_on = None, set[str]()  # the last line, if it is a judgement, and who has gone on in that moment
         for event in log:
             self._recall(event)
@@ -336,12 +334,9 @@ class Mind:
                 self._objectives[event.entry] = event.settings["objectives"]
                 if event.is_another:
                     self._change(event, before == event.settings["objectives"])
-            case ev.EpochEnded() if event.network in self._lives and (
-                    self._lives[event.network].end is None or event.network in self._finished):
-                life = self._lives[event.network]
-                is_done = (event.network, event.record.epoch) in self._last
-                if self._count(life, event.record, is_done) and life.entry:
-                    self._talks[life.entry].report(life.number, event.record.epoch, life.values[-1])
+            case ev.EpochEnded() if event.network in self._lives:
+                self._hear_epoch(self._lives[event.network], event.record,
+                                 event.record.epoch in self._finishes.get(event.network, ()))
             case ev.NetworkFinished() if event.network in self._lives:
                 self._lives[event.network].end = None  # also if it was dropped in its last epoch
                 self._untold.pop(event.network, None)
@@ -364,7 +359,7 @@ class Mind:
         life.holders = set(by) if verdict is Verdict.PAUSE else set()
         if verdict is Verdict.STOP:
             self._drop(life)
-            if life.name not in self._finished:
+            if life.name not in self._finishes:
                 self._tell_dropped(())
         elif self._rule not in life.holders:
             self._judge.let_go_on(life.name)
@@ -394,13 +389,16 @@ class Mind:
         Args:
             is_done: whether there is nothing left to train.
         """
-        life = self._lives[name]
+        if self._hear_epoch(self._lives[name], record, is_done) and not is_done:
+            self._await_or_resolve(self._lives[name])
+
+    def _hear_epoch(self, life: Life, record: EpochRecord, is_done: bool) -> bool:
+        """Have the rule and the searcher hear of an epoch; returns whether it counts."""
         if (life.end is not None and not is_done) or not self._count(life, record, is_done):
-            return
+            return False
         if (talk := self._talks.get(life.entry)) is not None:
             talk.report(life.number, record.epoch, life.values[-1])
-        if not is_done:
-            self._await_or_resolve(life)
+        return True
 
     def _await_or_resolve(self, life: Life) -> None:
         """Wait for what the searcher says of a network's newest epoch, unless it has said so, or never will."""

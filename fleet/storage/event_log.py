@@ -18,7 +18,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
-from fleet.domain.events import CacheChosen, Ended, EpochEnded, Event, Started, event_from_json
+from fleet.domain.events import Ended, Event, Started, event_from_json
 from fleet.domain.record import Kind, is_finite, to_json
 from fleet.errors import ExitStatus
 from fleet.storage.files import storing
@@ -227,21 +227,6 @@ def read_line(line: bytes) -> Logged | None:
 def events_of(path: Path, kind: type[E]) -> list[E]:
     """The events of one kind, in order; none if there is no log yet."""
     return [event for _, event in read_events(path, kinds=(kind,))] if path.exists() else []  # type: ignore[misc]
-
-
-def logged_epochs(log: Iterable[Logged]) -> set[tuple[str, int, int]]:
-    """The (network, epoch, stream epoch) that a log tells of.
-
-    A run that was killed may have checkpoints of epochs that it did not come to log.
-    """
-    return {(event.network, event.record.epoch, event.record.stream_epoch)
-            for _, event in log if isinstance(event, EpochEnded)}
-
-
-def last_cache(paths: RunPaths) -> str | None:
-    """What became of decoded samples in the last launch of a run that says so (``data.cache``)."""
-    told = [event.cache for _, event in read_run(paths, (CacheChosen,)) if isinstance(event, CacheChosen)]
-    return told[-1] if told else None
 
 
 def log_mark(path: Path) -> tuple[int, int]:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from fleet.domain import events as ev
-from fleet.runtime.searchers import calls_of
+from fleet.monitor.timeline import state_of
 from fleet.search.calls import replay
 from fleet.search.pruning import make_judge
 from fleet.search.searcher import Verdict, make_searcher
@@ -146,7 +146,7 @@ class _Trial:
         searcher = make_searcher(entry.search.ask if entry.search.ask == "random" else
                                  f"examples.{entry.search.ask}", entry.space, entry.search.seed, "maximize",
                                  entry.search.options)
-        if difference := replay(searcher, calls_of(self._events())["net"]):
+        if difference := replay(searcher, state_of(read_events(self._paths.events)).search("net").calls):
             raise Broken(difference)
 
     def _events(self):

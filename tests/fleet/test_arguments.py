@@ -81,7 +81,7 @@ def test_any_text_is_read_or_refused(read):
     (["plan", "--gpus", "x"], "fleet plan: --gpus: 'x' should be a whole number from 1"),
     (["plan"], "fleet plan: the following arguments are required: --gpus"),
     (["plan", "--gpus", "1", "--typo"], "fleet plan: unrecognized arguments: --typo"),
-    (["plan", "--gpus"], "fleet plan: --gpus: expected one argument"),
+    (["plan", "--gpus"], "fleet plan: --gpus: expected one argument, as in --gpus M"),
     (["simulate", "autoscale", "--jobs", "generate", "--policy", "x"],
      "fleet simulate autoscale: --policy: invalid choice: 'x' (choose from "),
     (["plan", "a.yaml", "--gpus", "1", "two\nlines"], "fleet plan: unrecognized arguments: two lines"),

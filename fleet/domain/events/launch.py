@@ -60,6 +60,7 @@ class Started(Kind, word="start"):
         device: what networks are trained on, in a word: GPU; without GPUs, core where ranks share them, and trainer.
         found: the networks that are not as far as the log of earlier launches says.
         beside: of a launch that shares the networks of its run: whether others were at work when it began.
+        folders: where modules that the spec names were looked for, beside those that are installed.
     """
 
     networks: int
@@ -83,6 +84,7 @@ class Started(Kind, word="start"):
     device: Annotated[str, OmitDefault] = "GPU"
     found: Annotated[Mapping[str, FoundStanding], OmitDefault] = field(default_factory=dict)
     beside: Annotated[bool | None, OmitDefault] = None
+    folders: Annotated[tuple[str, ...], OmitDefault] = ()
 
     @property
     def cluster(self) -> Cluster:

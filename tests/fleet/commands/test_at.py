@@ -3,6 +3,7 @@
 import json
 import math
 import shutil
+import sys
 from dataclasses import replace
 
 import pytest
@@ -149,7 +150,8 @@ def test_before_anything_has_happened_all_networks_wait(tmp_path, capsys):
 
 @pytest.mark.parametrize(("arguments", "said"), [
     (["report", "RUN", "--at", "soon"], "--at: 'soon' should be written like 90s, 10min, 2h or 1:30:00"),
-    (["report", "RUN", "--at", "-3s"], "--at"), (["report", "RUN", "--at", "nan"], "should be written like 90s"),
+    (["report", "RUN", "--at", "-3s"], "--at: expected one argument, as in --at 350s"),
+    (["report", "RUN", "--at", "nan"], "should be written like 90s"),
     (["watch", "RUN", "--from", "x"], "should be written like 90s"),
     (["watch", "RUN", "--from", "0s", "--speed", "0"], "should be a number above 0"),
     (["watch", "RUN", "--from", "0s", "--speed", "-1"], "--speed"),
@@ -186,6 +188,21 @@ def test_who_has_seen_enough_is_told_nothing(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("fleet.commands.live.watch.time.sleep", interrupted)
     assert main(["watch", str(paths.root), "--from", "0s"]) == 130
     assert capsys.readouterr().err == ""
+
+
+@pytest.mark.parametrize("words", [["report", "--at", "1s"], ["watch", "--from", "0s", "--speed", "1e6"]])
+def test_modules_that_lay_beside_the_spec_are_found_from_any_folder(words, tmp_path, capsys, monkeypatch):
+    (tmp_path / "policy_beside.py").write_text(
+        "from scheduler.ensemble.policies import POLICIES\nPOLICY = POLICIES['baseline']\n")
+    elsewhere, path = tmp_path / "elsewhere", list(sys.path)
+    elsewhere.mkdir()
+    monkeypatch.setattr(sys, "path", [*path])
+    run = Run(tmp_path, {}, models=SOFTMAX, schedule={"policy": "policy_beside:POLICY"})
+    assert run.launch() == 0
+    monkeypatch.setattr(sys, "path", path)
+    monkeypatch.delitem(sys.modules, "policy_beside")
+    monkeypatch.chdir(elsewhere)
+    assert main([words[0], str(run.paths.root), *words[1:]]) == 0, capsys.readouterr().err
 
 
 def test_a_run_without_a_log_is_not_shown_again(tmp_path, capsys):

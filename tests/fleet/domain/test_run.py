@@ -7,7 +7,7 @@ import pytest
 
 from fleet.domain import events as ev
 from fleet.domain.network import Judged, Outcome, Standing
-from fleet.domain.run import FOUND_DONE, RunState, is_whole
+from fleet.domain.run import FOUND_DONE, RunSearch, RunState, is_whole
 from fleet.storage.event_log import EventLog, RunTail
 from fleet.storage.paths import RunPaths
 from tests.fleet.histories import record
@@ -53,6 +53,32 @@ def test_what_was_logged_and_not_saved_is_trained_again():
 def test_a_launch_that_begins_says_what_it_found_done():
     found = told({"a": Standing(outcome=Outcome("3 epochs"))}, [replace(START, finished=("a", "c"))])
     assert found == {"c": Standing(outcome=FOUND_DONE)}
+
+
+def test_an_epoch_counts_as_logged_whichever_launch_has_logged_it_also_if_it_was_trained_again():
+    run, history = RunState(), tuple(map(record, (1, 2, 3)))
+    assert run.unlogged("a", history) == history
+    for number, log in enumerate("xy", start=1):
+        run.apply(0.0, START, log)
+        run.apply(1.0, ev.EpochEnded("a", record(number)), log)
+    run.apply(2.0, ev.GroupStruck("a", epochs=0, position=0), "y")
+    assert run.unlogged("a", history) == history[2:]
+    assert run.unlogged("b", history) == history
+    assert run.unlogged("a", [replace(history[0], stream_epoch=9)]) == (replace(history[0], stream_epoch=9),)
+
+
+def test_another_searcher_hears_none_of_the_calls_of_the_one_before():
+    run = RunState()
+    for event in (ev.SearcherBegan("net", {"seed": 1}), ev.EarlierRead("net", "runs/a", 1),
+                  ev.Searched("net", "ask", 0, answer={"width": 8}), ev.Searched("net", "tell", 0, value=0.5),
+                  ev.SearcherBegan("net", {"seed": 1, "most": 9}, "most")):
+        run.apply(0.0, event)
+    search = run.search("net")
+    assert [call.call for call in search.calls] == ["ask", "tell"]
+    assert (search.settings, list(search.earlier)) == ({"seed": 1, "most": 9}, ["runs/a"])
+    run.apply(0.0, ev.SearcherBegan("net", {"seed": 2}, "seed", is_another=True))
+    assert (search.calls, search.earlier, search.read, len(search.asks)) == ([], {}, {"runs/a"}, 1)
+    assert run.search("other") == RunSearch()
 
 
 def test_epochs_that_no_log_tells_of_are_missed():

@@ -256,7 +256,7 @@ class RandomRun(Ranks):
         setup, content, chance = self.setup, self.spec, self.chance
         self.learns = chance.rates == "learned"
         ends = extremes(content)
-        searchers = make_searchers(ends)
+        searchers = make_searchers(ends, self.results.run)
         admission = Admission(self)
         search = Search(make_mind(content, ends, searchers, len(setup.roles.trainers)),
                         Searchers(searchers, Random(f"searchers {self.title}")), admission, (),

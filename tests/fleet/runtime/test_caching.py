@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from fleet.domain.events import CacheChosen
 from fleet.runtime.caching import Means, choose_cache, file_bytes, memory_bytes
 from fleet.runtime.inputs import open_inputs
 from fleet.spec import parse
@@ -32,7 +33,8 @@ def chosen(means=HANDS, before=None, fixed_s=1e-4, varying_s=1e-5, kept=(4, 4, 3
         look, fixed_s=fixed_s, varying_s=varying_s, kept=kept and ImageSpec(kept, "uint8"),
         unkept="" if kept else "a is 6 x 6 and b 4 x 4 before the first random transform")
         for name, look in opened.looks.items()}
-    return choose_cache(settings, dataclasses.replace(opened, looks=looks), means, before)
+    earlier = None if before is None else CacheChosen(before, "auto", "", 0, "network")
+    return choose_cache(settings, dataclasses.replace(opened, looks=looks), means, earlier)
 
 
 def test_samples_that_fit_stay_in_memory():

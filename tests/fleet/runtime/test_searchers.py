@@ -6,6 +6,7 @@ import time
 import pytest
 
 from fleet.domain.events import EarlierRead, Searched, SearcherBegan
+from fleet.domain.run import RunSearch
 from fleet.ensemble.effects import Consulted, ConsultFailed
 from fleet.runtime import earlier
 from fleet.runtime.earlier import earlier_of
@@ -110,11 +111,13 @@ def test_a_new_searcher_is_told_anew_what_an_earlier_run_found(monkeypatch):
     entry = Entry("net", Search(ask="random", most=9), {"width": (1, 2, 3)}, "maximize", "val_accuracy")
     found = [Know(0, {"width": 3}, (), "finished", 0.5, "a-2", "runs/a")]
     monkeypatch.setattr(earlier, "read_known", lambda run, space, objectives: (found, {}))
-    told = [Searched("net", "know", -1 - number, answer={"width": 1 + number}, network=f"a-{number}", source="runs/a")
-            for number in range(2)]
-    log = [EarlierRead("net", "runs/a", 2), *told]
-    assert earlier_of(entry, "runs/a", log, knows=True) == ([], None)
-    read = EarlierRead("net", "runs/a", 1)
-    log += [SearcherBegan("net", {}, "space", is_another=True)]
-    assert earlier_of(entry, "runs/a", log, knows=True) == (found, read)
-    assert earlier_of(entry, "runs/a", [*log, read], knows=True) == (found, None)  # killed before it was told
+    search, read = RunSearch(), EarlierRead("net", "runs/a", 1)
+    search.tell(EarlierRead("net", "runs/a", 2))
+    for number in range(2):
+        search.hear(Searched("net", "know", -1 - number, answer={"width": 1 + number}, network=f"a-{number}",
+                             source="runs/a"))
+    assert earlier_of(entry, "runs/a", search, knows=True) == ([], None)
+    search.begin(SearcherBegan("net", {}, "space", is_another=True))
+    assert earlier_of(entry, "runs/a", search, knows=True) == (found, read)
+    search.tell(read)
+    assert earlier_of(entry, "runs/a", search, knows=True) == (found, None)  # killed before it was told

@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from fleet.domain.events import EpochEnded, NetworkFinished, event_from_json
 from fleet.domain.network import EpochRecord, Outcome, Standing
 from fleet.domain.record import to_json
-from fleet.runtime.searchers import calls_of
+from fleet.domain.run import RunState
 from fleet.search.calls import make, replay
 from fleet.search.mind import Add, Consult, Entry, Mind, Note
 from fleet.search.pruning import make_judge
@@ -36,6 +36,13 @@ class Disk:
     @property
     def events(self):
         return [event_from_json(json.loads(line)) for line in self.lines]
+
+    @property
+    def search(self):
+        run = RunState()
+        for event in self.events:
+            run.apply(0.0, event)
+        return run.search("net")
 
     def of(self, kind):
         return [event for event in self.events if isinstance(event, kind)]
@@ -81,7 +88,7 @@ class Launch:
                     self.write(EpochEnded(name, one))
         if began is not None:
             self.write(began)
-        self.difference = replay(self.searcher, calls_of(disk.events).get("net", ()))
+        self.difference = replay(self.searcher, disk.search.calls)
         self.do(self.mind.restore(disk.events, disk.standings))
 
     def write(self, event):

@@ -47,7 +47,7 @@ LEARNED = "tests.fleet.search.test_changing:Learned"
 def begun(disk, search, space, steps=None, earlier=()):
     """A launch that begins as the coordinator's does: what has changed is logged first."""
     entry = Entry("net", search, space, "maximize", "val_accuracy")
-    began = beginning(entry, disk.events, knows=True)
+    began = beginning(entry, disk.search, knows=True)
     return Launch(disk, search, space, steps=steps, began=began, earlier=earlier, epochs=5)
 
 
@@ -99,7 +99,7 @@ def test_most_alone_is_no_other_searcher():
     began = disk.of(SearcherBegan)[-1]
     assert (began.changed, began.is_another) == ("most was 3 and is 5", False)
     assert launch.calls[0] == Ask(3)
-    assert beginning(launch.entry, disk.events, knows=True) is None
+    assert beginning(launch.entry, disk.search, knows=True) is None
 
 
 def test_a_searcher_that_cannot_be_told_goes_on_with_further_numbers():
@@ -108,7 +108,7 @@ def test_a_searcher_that_cannot_be_told_goes_on_with_further_numbers():
         begun(disk, search_of("random", most=6), SPACE, steps=20).run()
     search = search_of("tests.fleet.search.searchers:Careful", most=6)
     entry = Entry("net", search, SPACE, "maximize", "val_accuracy")
-    began = beginning(entry, disk.events, knows=False)
+    began = beginning(entry, disk.search, knows=False)
     assert "has no method `known`, and is not told of" in began.changed
     launch = Launch(disk, search, SPACE, began=began, epochs=5).run()
     assert not [call for call in launch.calls if isinstance(call, Know)]

@@ -16,7 +16,6 @@ from fleet.storage.event_log import (
     events_of,
     launch_status,
     log_mark,
-    logged_epochs,
     read_events,
     read_run,
 )
@@ -145,13 +144,6 @@ def test_launches_of_one_log_keep_their_order_where_a_clock_goes_back(tmp_path):
     for rank, launch, date in ((1, "17", 90.0), (2, "17", 30.0), (3, "18", 60.0), (4, "18", 100.0)):
         written(RunPaths(tmp_path, launch).events, replace(START, date=date), RankLost(rank, 0))
     assert ranks_of(RunPaths(tmp_path)) == [3, 1, 2, 4]
-
-
-def test_an_epoch_counts_as_logged_whichever_launch_has_logged_it(tmp_path):
-    assert logged_epochs(read_run(RunPaths(tmp_path))) == set()
-    written(RunPaths(tmp_path).events, EpochEnded("a", record(1)))
-    written(RunPaths(tmp_path, "17").events, EpochEnded("a", record(2)))
-    assert {epoch for _, epoch, _ in logged_epochs(read_run(RunPaths(tmp_path, "18")))} == {1, 2}
 
 
 def test_a_launch_is_dated_by_the_file_system(path):

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 from fleet.domain import events as ev
 from fleet.engines.softmax import SoftmaxRegression
 from fleet.errors import ExitStatus, StorageError
-from fleet.storage.event_log import logged_epochs, read_events, read_run
+from fleet.monitor.timeline import state_of
+from fleet.storage.event_log import read_events, read_run
 from tests.fleet.runtime.one_run.runner import Runner, cases, counting, few, shaky
 from tests.fleet.runtime.runs import Interruption, Signal
 
@@ -95,8 +96,8 @@ def test_a_run_that_is_killed_at_any_moment_goes_on_where_its_checkpoints_are(fo
     runner.check_epochs()
     events = runner.prepared.paths.events
     assert isinstance(list(read_events(events))[-1].event, ev.Ended)
-    assert logged_epochs(read_run(runner.prepared.paths)) >= {
-        (name, record.epoch, record.stream_epoch) for name in runner.results() for record in runner.history(name)}
+    log = state_of(read_run(runner.prepared.paths))
+    assert not any(log.unlogged(name, runner.history(name)) for name in runner.results())
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
@@ -121,5 +122,4 @@ def test_a_run_whose_checkpoints_are_damaged_goes_on_from_those_that_are_whole(f
         history = runner.history(name)
         assert len(history) == row.epochs == case.content["models"][int(name[1:])]["train"]["converge"]["max_epochs"]
         assert len(runner.prepared.paths.history(name).read_text().splitlines()) == 1 + len(history)
-        assert logged_epochs(read_run(runner.prepared.paths)) >= {
-            (name, record.epoch, record.stream_epoch) for record in history}
+        assert state_of(read_run(runner.prepared.paths)).unlogged(name, history) == ()
