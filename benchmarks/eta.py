@@ -37,7 +37,7 @@ def estimates(paths: RunPaths) -> list[Said]:
     launch, run = log[first:], state_of(log[:first], spec)
     began_s = launch[0].t_s
     end_s = next(t_s for t_s, event in launch if isinstance(event, Ended))
-    networks = with_late(spec, (event for _, event in log)).by_name
+    networks = with_late(spec, state_of(log)).by_name
     estimator, times = Estimator(spec, networks, run), EstimateTimes(least_s=0.02 * (end_s - began_s))
     said = []
     for t_s, event in launch:
