@@ -97,20 +97,6 @@ def test_allocations_by_hand():
     assert allocate([threshold, line, knee], 4) is None
 
 
-def test_a_gpu_that_helps_nobody_stays_idle():
-    assert allocate([ScalingCurve((1.0, 0.9, 0.8))], 3).gpus == (1,)
-
-
-def test_no_jobs_need_no_gpus():
-    assert allocate([], 3) == allocate([], 0)
-    assert allocate([], 3).gpus == ()
-
-
-@pytest.mark.parametrize("method", [allocate, dynamic_programme])
-def test_more_jobs_than_gpus_are_infeasible(method):
-    assert method([ScalingCurve((1.0,))] * 3, 2) is None
-
-
 @pytest.mark.parametrize(("curves", "gpus", "method"), [
     ([(1.0, 1.9, 2.0), (1.0, 1.5)], 3, "greedy"),
     ([(1.0, 1.1, 3.0), (1.0, 1.5)], 4, "greedy"),  # the hull's step from 1 to 3 GPUs fits exactly

@@ -90,18 +90,6 @@ def test_members_are_joined_within_delta_before_spare_gpus_are_given(drawn, delt
         assert min(abs(pace - reference) for pace in paces) <= options.delta.of(reference) + 1e-9
 
 
-def test_to_the_letter_spare_gpus_slow_the_slowest_down_and_peak_limited_they_stay_idle():
-    table = RateTable(100, 4, (Network("a", (10.0, 9.0, 5.0, 4.0)),))
-    assert flotilla(table, ["a"], 4, Options(peak_limited=False)) == {"a": 4}
-    assert flotilla(table, ["a"], 4, Options()) == {"a": 1}
-
-
-def test_a_spare_gpu_that_helps_only_together_with_a_second_is_given_with_it():
-    table = RateTable(100, 4, (Network("a", (10.0, 9.0, 15.0)),))
-    assert flotilla(table, ["a"], 2, Options()) == {"a": 1}
-    assert flotilla(table, ["a"], 3, Options()) == {"a": 3}
-
-
 def test_ties_go_to_fewer_gpus_then_to_the_order_of_the_table():
     table = RateTable(100, 4, (Network("slow", (5.0, 10.0)), Network("b", (10.0, 11.0)), Network("c", (10.0, 11.0))))
     assert list(flotilla(table, ["c", "b", "slow"], 2, Options(delta=Delta(0.0, relative=False)))) == ["b", "c"]

@@ -79,10 +79,6 @@ def test_algorithm_3_fills_nodes_then_pairs_then_searches():
     assert members["two"] == (12, 13)
 
 
-def test_full_nodes_are_taken_before_those_that_are_partly_free():
-    assert place({"a": 4}, [0, 1, 2, 8, 9, 10, 11], 4)[0].devices == (8, 9, 10, 11)
-
-
 def test_more_groups_than_devices_is_an_error():
     with pytest.raises(InputError, match="groups need 5 GPUs, and 4 can be had"):
         place({"a": 2, "b": 3}, range(4), 4)

@@ -37,6 +37,7 @@ class Trainer:
     def ask(self):
         progress = self.progress()
         self.wanted = POLICIES[self.policy].decide(self.rates, progress, self.cluster, self.options)
+        check_round(self.wanted, self.rates, progress, self.cluster)
         assert self.wanted == POLICIES[self.policy].decide(self.rates, progress, self.cluster, self.options)
         self.rounds.append(self.wanted)
 
@@ -92,23 +93,9 @@ OPTIONS = st.builds(Options, alpha=st.sampled_from((0.5, 0.8, 1.0)), peak_limite
 class TestEveryPolicy:
     @runs
     @given(drawn=ensembles(), options=OPTIONS, rng=st.randoms(use_true_random=False))
-    def test_it_ends_and_answers_alike_when_asked_twice(self, policy, drawn, options, rng):
+    def test_it_ends_and_answers_what_can_be_carried_out_and_alike_when_asked_twice(
+            self, policy, drawn, options, rng):
         assert Trainer(drawn, policy, options, rng).run()
-
-    @runs
-    @given(drawn=ensembles(), options=OPTIONS, rng=st.randoms(use_true_random=False))
-    def test_every_device_is_given_once_and_every_group_keeps_its_bounds(self, policy, drawn, options, rng):
-        trainer = Trainer(drawn, policy, options, rng)
-        trainer.run()
-        known = {network.name: network for network in drawn[0].models}
-        for decided in trainer.rounds:
-            devices = [device for member in decided.members for device in member.devices]
-            assert len(set(devices)) == len(devices)
-            assert set(devices) <= set(drawn[1].devices)
-            assert len(decided.counts) == len(decided.members)
-            for member in decided.members:
-                network = known[member.name]
-                assert network.min_gpus <= member.gpus <= (network.max_gpus or drawn[1].gpus)
 
     @runs
     @given(drawn=ensembles(), options=OPTIONS, rng=st.randoms(use_true_random=False))
@@ -124,10 +111,7 @@ class TestEveryPolicy:
     @runs
     @given(drawn=ensembles(bounded=False), options=OPTIONS, rng=st.randoms(use_true_random=False))
     def test_it_ends_when_devices_die_and_never_asks_for_a_dead_one(self, policy, drawn, options, rng):
-        trainer = Trainer(drawn, policy, options, rng, devices_die=True)
-        assert trainer.run()
-        last = trainer.rounds[-1]
-        assert {device for member in last.members for device in member.devices} <= set(trainer.cluster.devices)
+        assert Trainer(drawn, policy, options, rng, devices_die=True).run()  # each answer is checked
 
     def test_a_network_that_no_longer_fits_waits_and_the_others_train(self, policy):
         rates = RateTable(100, 4, (Network("large", (10.0, 20.0, 30.0), min_gpus=3), Network("small", (5.0,))))
@@ -198,22 +182,6 @@ def test_an_answer_that_cannot_be_carried_out_is_refused(answer, said):
     rates, progress = table((1.0,), (1.0,), (1.0,), max_gpus=2), Progress(finished=frozenset({"n1"}))
     with pytest.raises(InputError, match=said):
         check_round(answer, rates, progress, Cluster((0, 2, 3), 4))
-
-
-@runs
-@given(drawn=ensembles(), policy=st.sampled_from(list(POLICIES)), rng=st.randoms(use_true_random=False))
-def test_the_answers_of_our_own_policies_can_be_carried_out(drawn, policy, rng):
-    trainer = Trainer(drawn, policy, Options(), rng)
-    decide = POLICIES[policy].decide
-
-    def looked_at(rates, progress, cluster, options):
-        answer = decide(rates, progress, cluster, options)
-        check_round(answer, rates, progress, cluster)
-        return answer
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setitem(POLICIES, policy, Policy(policy, looked_at))
-        assert trainer.run()
 
 
 # ---- each policy -------------------------------------------------------------------------------

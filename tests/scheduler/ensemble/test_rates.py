@@ -25,13 +25,6 @@ def test_beyond_two_nodes_the_rate_is_equation_5_of_the_paper():
     assert [rt.rate(network, m) for m in range(1, 9)] == list(measured)
 
 
-def test_equation_5_falls_beyond_its_peak():
-    rates = rt.curve(Network("a", (10.0, 17.0)), 40)
-    peak = int(rates.argmax())
-    assert 0 < peak < 39
-    assert (np.diff(rates[peak:]) < 0).all()
-
-
 def test_a_gain_that_grows_is_not_carried_on():
     assert rt.rate(Network("a", (10.0, 22.0)), 4) == pytest.approx(44.0)  # efficiency 11 stays 11
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.optimize import linprog
 
@@ -94,12 +94,6 @@ def test_sharing_between_two_sizes_costs_the_average_of_both():
     assert (gpus[0], slope[0]) == (pytest.approx(1.5), pytest.approx(1 / 6))
 
 
-def test_a_network_at_its_peak_leaves_the_rest_to_the_others():
-    table = RateTable(100, 4, (Network("flat", (10.0,)), Network("linear", (10.0, 20.0, 30.0))))
-    level = water_fill(hulls(table, 4), np.array([0, 1]), np.array([300.0, 100.0]), 4)
-    assert level.gpus.tolist() == pytest.approx([1.0, 3.0])
-
-
 @pytest.mark.parametrize(("network", "said"), [
     (Network("a", (1.0,)), "a has no epochs"),
     (Network("a", (1.0,), epochs=1, min_gpus=3), "a needs at least 3 GPUs, not 2"),
@@ -107,11 +101,3 @@ def test_a_network_at_its_peak_leaves_the_rest_to_the_others():
 def test_there_is_no_bound_for_what_cannot_be_trained(network, said):
     with pytest.raises(InputError, match=said):
         lower_bound(RateTable(100, 1, (network,)), 2)
-
-
-@given(ensembles(bounded=False), st.integers(1, 4))
-@settings(max_examples=examples(40), deadline=None)
-def test_more_gpus_never_raise_the_bound(drawn, more):
-    table, cluster = drawn
-    assume(cluster.gpus + more <= 12)
-    assert lower_bound(table, cluster.gpus + more) <= lower_bound(table, cluster.gpus) * (1 + 1e-9)

@@ -132,13 +132,6 @@ def test_labels_agree_with_the_table_of_theorem_2(weights, first, rate):
     assert req.at_optimal(law, rate).expected_makespan == pytest.approx(theorem_2(first, 2.0, mass, rate))
 
 
-@pytest.mark.parametrize("rate", [0.0, 0.1, 0.5, 0.9])
-def test_labels_agree_with_the_table_of_theorem_2_on_the_law_of_table_1(rate):
-    law = discretise(PAPER, 24)
-    assert req.at_optimal(law, rate).expected_makespan == pytest.approx(
-        theorem_2(0.0, 20 / 24, tuple(law.probabilities), rate))
-
-
 def test_theorem_2_started_at_the_first_value_would_lose_its_probability():
     law = Discrete([1, 2, 3], [0.5, 0.25, 0.25])
     assert theorem_2(1.0, 1.0, (0.5, 0.25, 0.25), 0.0) == 1.5  # (0.5 x 0 for the runs that take 1)
@@ -225,10 +218,6 @@ def test_table_1_atoptimal(rate, requests):
 
 def test_a_request_is_never_made_where_there_is_no_probability():
     assert req.optimal_requests(Discrete([0, 1, 2], [0, 1, 0])).requests == (1.0,)
-
-
-def test_a_certain_run_time_is_asked_for_once():
-    assert req.optimal_requests(Discrete([7], [1.0]), 0.3).requests == (7.0,)
 
 
 @pytest.mark.parametrize("rate", [0.0, 1e-15])
