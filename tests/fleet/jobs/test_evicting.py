@@ -72,13 +72,6 @@ def test_a_job_that_does_not_obey_is_stopped_and_one_that_cannot_be_requeued_is_
                                            "end"]
 
 
-def test_when_a_job_ends_by_itself_none_is_stopped_for_nothing(made_up, evict):
-    made_up.set({"2": {"nodes": 2}, "3": {"nodes": 2, "elapsed": "10:00"}})
-    done, notes, _ = evict(2, 10, Clock(then={180: lambda: made_up.change("2")}))
-    assert (done, notes) == (True, [("plan", ""), ("ended", "2"), ("free", ""), ("end", "")])
-    assert made_up.acts == []
-
-
 YIELDS = {"nodes": 3, "hosts": "n1,n2,n3", "comment": "fleet:signal=B:USR2,app_time=2,yields=/runs/photos"}
 
 
@@ -354,16 +347,6 @@ def test_a_job_that_comes_to_other_nodes_and_ends_is_not_counted(made_up, evict)
     _, notes, _ = evict(2, 10, Clock(then={60: lambda: made_up.change("5", **comes), 180: lambda: made_up.change("5")}))
     assert ("stop", "2") in notes
     assert "5" not in {job for _, job in notes}
-
-
-def test_a_job_that_saves_early_leaves_time_for_another_to_save(made_up, evict):
-    slow = "fleet:signal=USR2,app_time=4"
-    made_up.set({"1": {"nodes": 2, "comment": SAVES}, "2": {"nodes": 2, "comment": slow},
-                 "3": {"nodes": 2, "elapsed": "10:00"}})
-    done, notes, _ = evict(4, 6)
-    assert done
-    assert {note for note in notes if note[0] in ("save", "stop")} == {("save", "1"), ("save", "2")}
-    assert "scontrol requeuehold 3" not in made_up.acts
 
 
 def test_the_runs_whose_jobs_may_come_make_room_while_the_eviction_is_at_work(made_up, evict, tmp_path, monkeypatch):

@@ -6,6 +6,7 @@ from types import SimpleNamespace
 import pytest
 
 from fleet.__main__ import main
+from fleet.commands import rehearse as rehearse_command
 from fleet.errors import ExitStatus, InfrastructureError, UserError
 from fleet.jobs.rehearsal import estimated_rates, known_rates, rehearse, with_epochs
 from fleet.spec import parse
@@ -114,51 +115,21 @@ def test_what_cannot_be_rehearsed_is_one_line_and_status_2(spec_file, capsys, op
     assert said in err
 
 
-def test_bad_rates_are_one_line_and_status_2(spec_file, tmp_path, capsys):
-    for wrong in ([], [0.0], [-1.0], [float("nan")]):
-        (tmp_path / "rates.json").write_text(json.dumps(
-            {"samples_per_epoch": 1, "gpus_per_node": 1, "models": [{"name": "flat", "rates": wrong}]}))
-        assert main(["rehearse", str(spec_file), "--gpus", "2", "--rates", str(tmp_path / "rates.json")]) == 2
-        err = capsys.readouterr().err
-        assert err.count("\n") == 1
-        assert "models[0].rates" in err
-
-
-def test_a_clusters_shape_follows_from_gpus_or_ranks():
-    from fleet.commands.rehearse import _cluster
-
-    class Arguments:
-        gpus = ranks = gpus_per_node = None
-
-    def shape(spec=SPEC, **given):
-        arguments = Arguments()
-        vars(arguments).update(given)
-        cluster = _cluster(arguments, parse(spec))
-        return cluster.gpus, cluster.gpus_per_node
-
-    on_nodes = {**SPEC, "resources": {"gpus_per_node": 4}}
-    assert (shape(gpus=6), shape(ranks=7)) == ((6, 6), (6, 6))
-    assert (shape(gpus=8, gpus_per_node=4), shape(on_nodes, gpus=8), shape(on_nodes, ranks=10)) == ((8, 4),) * 3
-    assert shape(on_nodes, gpus=2) == (2, 2)
-
-
-def test_without_a_number_it_is_one_node_on_which_every_network_can_train():
-    from fleet.commands.rehearse import _cluster
-
-    def shape(models, **resources):
-        cluster = _cluster(SimpleNamespace(gpus=None, ranks=None, gpus_per_node=None),
-                           parse({"models": models, "resources": resources}))
-        return cluster.gpus, cluster.gpus_per_node
-
-    one, many = [{"family": "softmax"}], [{"family": "softmax", "name": f"n{number}"} for number in range(20)]
-    assert (shape(one), shape(many)) == ((1, 1), (8, 8))
-    assert shape([{"family": "softmax", "gpus": 12}]) == (12, 12)
-    assert (shape(one, gpus_per_node=4), shape([{"family": "softmax", "gpus": 6}], gpus_per_node=4)) == ((4, 4), (8, 4))
+@pytest.mark.parametrize(("given", "per_node", "networks", "shape"), [
+    ({"gpus": 6}, "auto", 2, (6, 6)), ({"ranks": 7}, "auto", 2, (6, 6)), ({"ranks": 10}, 4, 2, (8, 4)),
+    ({"gpus": 8, "gpus_per_node": 4}, "auto", 2, (8, 4)), ({"gpus": 8}, 4, 2, (8, 4)), ({"gpus": 2}, 4, 2, (2, 2)),
+    # Without a number it is one node on which every network can train.
+    ({}, "auto", 1, (1, 1)), ({}, "auto", 20, (8, 8)), ({}, "auto", [12], (12, 12)), ({}, 4, 1, (4, 4)),
+    ({}, 4, [6], (8, 4))])
+def test_a_clusters_shape_follows_from_gpus_or_ranks_or_from_networks(given, per_node, networks, shape):
+    models = ([{"family": "softmax", "gpus": networks[0]}] if isinstance(networks, list) else
+              [{"family": "softmax", "name": f"n{number}"} for number in range(networks)])
+    arguments = SimpleNamespace(**{"gpus": None, "ranks": None, "gpus_per_node": None, **given})
+    cluster = rehearse_command._cluster(arguments, parse({"models": models, "resources": {"gpus_per_node": per_node}}))
+    assert (cluster.gpus, cluster.gpus_per_node) == shape
 
 
 def test_what_the_run_will_have_to_measure_belongs_to_its_time(spec_file, monkeypatch, tmp_path, capsys):
-    from fleet.commands import rehearse as command
-
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "empty"))
 
     def profiled(rates=None, policy="global", when="before"):
@@ -166,7 +137,8 @@ def test_what_the_run_will_have_to_measure_belongs_to_its_time(spec_file, monkey
                    "profile": {"when": when, "batches": 10, "timed": 5, "max_gpus": 1},
                    "models": [{"family": "softmax"}], "schedule": {"policy": policy, **(rates or {})}}
         table = RateTable(1000, 1, (Network("softmax", (100.0,), epochs=1),))
-        return command._profiling(SimpleNamespace(spec=str(spec_file)), parse(content), SAMPLE, table, Cluster.of(1, 1))
+        return rehearse_command._profiling(SimpleNamespace(spec=str(spec_file)), parse(content), SAMPLE, table,
+                                           Cluster.of(1, 1))
 
     assert profiled() == (1, 10 * 64 / 100)
     assert profiled(when="online") == (0, 0.0)

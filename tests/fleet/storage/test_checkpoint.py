@@ -356,69 +356,39 @@ def damage(path):
     path.write_bytes(content)
 
 
-def test_the_newest_checkpoint_is_taken_up_and_nothing_is_wrong(saved):
+MISSING = "last.h5 is missing, though 3 epochs had been saved"
+
+
+@pytest.mark.parametrize(("hurt", "names", "epoch", "said"), [
+    (damage, [], 3, ""), (damage, ["last"], 2, "last.h5 cannot be read"),
+    (lambda path: path.write_bytes(b""), ["last"], 2, "last.h5 cannot be read"),
+    (lambda path: path.write_bytes(path.read_bytes()[:-1]), ["last"], 2, "last.h5 cannot be read"),
+    (damage, ["last", "previous"], 2, "previous.h5 cannot be read"),
+    (damage, ["last", "previous", "best"], 0, "previous.h5"), (os.unlink, ["last"], 2, MISSING),
+    (os.unlink, ["last", "previous"], 2, MISSING),
+    (os.unlink, ["last", "previous", "best"], 0, "no other checkpoint is left, though 3 epochs had been saved")])
+def test_the_newest_checkpoint_that_is_whole_is_gone_on_from_and_what_is_lost_is_said_once(
+        saved, hurt, names, epoch, said):
+    places = {"last": saved.last("net"), "previous": saved.previous("net"), "best": saved.best("net")}
+    for name in names:
+        hurt(places.pop(name))
     found = checkpoint.newest(saved, "net")
-    assert (found.state.epoch, found.damage) == (3, "")
-    assert checkpoint.read_state(saved.previous("net")).epoch == 2
-
-
-@pytest.mark.parametrize("hurt", [damage, lambda path: path.write_bytes(b""),
-                                  lambda path: path.write_bytes(path.read_bytes()[:-1])])
-def test_a_damaged_checkpoint_gives_way_to_the_one_before(saved, hurt):
-    hurt(saved.last("net"))
-    found = checkpoint.newest(saved, "net")
-    assert found.state.epoch == 2
-    assert found.state.arrays["w"].tolist() == [0, 2, 4, 6]
-    assert "last.h5 cannot be read" in found.damage
-    checkpoint.promote_previous(saved, "net", found)
-    assert checkpoint.newest(saved, "net").damage == ""
-    assert not saved.previous("net").exists()
-    assert len(saved.history("net").read_text().splitlines()) == 1 + 2
-
-
-def test_the_best_epoch_is_gone_on_from_where_nothing_newer_is_whole(saved):
-    damage(saved.last("net"))
-    damage(saved.previous("net"))
-    found = checkpoint.newest(saved, "net")
-    assert (found.state.epoch, found.path) == (2, saved.best("net"))
-    assert found.history == history(0.5, 0.7, 0.6)  # its table tells of one more
-    assert "previous.h5 cannot be read" in found.damage
-    checkpoint.promote_previous(saved, "net", found)
-    again = checkpoint.newest(saved, "net")
-    assert (again.state.epoch, again.damage, again.path) == (2, "", saved.last("net"))
-    assert again.state.arrays["w"].tolist() == [0, 2, 4, 6]
-    assert checkpoint.best_state(saved, "net", Converge(max_epochs=3), "best+last").damage == ""
-    assert len(saved.history("net").read_text().splitlines()) == 1 + 2
-
-
-def test_the_best_epoch_is_gone_on_from_where_somebody_deleted_what_is_newer(saved):
-    saved.last("net").unlink()
-    saved.previous("net").unlink()
-    found = checkpoint.newest(saved, "net")
-    assert (found.state.epoch, found.history) == (2, history(0.5, 0.7, 0.6))
-    assert found.damage == f"{saved.last('net')} is missing, though 3 epochs had been saved"
-    checkpoint.promote_previous(saved, "net", found)
-    assert (checkpoint.newest(saved, "net").state.epoch, checkpoint.newest(saved, "net").damage) == (2, "")
-
-
-def test_a_network_that_goes_on_from_an_older_epoch_says_that_its_newest_checkpoint_is_gone(saved):
-    saved.last("net").unlink()
-    found = checkpoint.newest(saved, "net")
-    assert (found.state.epoch, found.path) == (2, saved.previous("net"))
-    assert found.damage == f"{saved.last('net')} is missing, though 3 epochs had been saved"
-    checkpoint.promote_previous(saved, "net", found)
-    assert (checkpoint.newest(saved, "net").state.epoch, checkpoint.newest(saved, "net").damage) == (2, "")
-
-
-def test_a_network_that_starts_over_because_all_its_checkpoints_are_gone_says_so(saved):
-    for path in (saved.last("net"), saved.previous("net"), saved.best("net")):
-        path.unlink()
-    found = checkpoint.newest(saved, "net")
-    assert found.state is None
-    assert "no other checkpoint is left, though 3 epochs had been saved" in found.damage
-    checkpoint.promote_previous(saved, "net", found)
-    assert checkpoint.newest(saved, "net").damage == ""
+    assert said in found.damage if said else not found.damage
     assert checkpoint.newest(saved, "another").damage == ""  # that has trained nothing
+    if epoch:
+        assert (found.path, found.state.epoch) == (next(iter(places.values())), epoch)
+        assert found.state.arrays["w"].tolist() == (epoch * np.arange(4)).tolist()
+        assert found.history == history(0.5, 0.7, 0.6)[:3 if len(places) == 1 else epoch]  # the table tells of more
+    if said:
+        checkpoint.promote_previous(saved, "net", found)
+        assert not saved.previous("net").exists()
+    again = checkpoint.newest(saved, "net")
+    assert (again.damage, again.state and again.state.epoch, again.path) == (
+        ("", epoch, saved.last("net")) if epoch else ("", None, checkpoint.CheckpointLookup(None).path))
+    assert len(saved.history("net").read_text().splitlines()) == 1 + epoch
+    if epoch:  # the best is exported
+        best = checkpoint.best_state(saved, "net", Converge(max_epochs=3), "best+last")
+        assert (best.state.epoch, best.damage) == (2, "")
 
 
 @pytest.mark.parametrize("table", [b"", b"epoch,loss\n1,0.5\n", b"\xff\n", None])
@@ -431,18 +401,6 @@ def test_a_table_of_epochs_that_is_no_such_table_tells_nothing(saved, table):
     else:
         saved.history("net").write_bytes(table)
     assert checkpoint.newest(saved, "net").history == history(0.5, 0.7)
-
-
-def test_nothing_whole_is_left_of_damaged_checkpoints_and_nothing_of_them_stays(saved):
-    for path in (saved.last, saved.previous, saved.best):
-        damage(path("net"))
-    found = checkpoint.newest(saved, "net")
-    assert found.state is None
-    assert "last.h5" in found.damage
-    assert "previous.h5" in found.damage
-    checkpoint.promote_previous(saved, "net", found)
-    assert checkpoint.newest(saved, "net") == checkpoint.CheckpointLookup(None)
-    assert len(saved.history("net").read_text().splitlines()) == 1
 
 
 def test_a_checkpoint_that_the_file_system_does_not_give_is_not_taken_for_lost(saved, monkeypatch):
@@ -462,11 +420,6 @@ def refuse(path, number):
     raise CheckpointError(f"{path}: {os.strerror(number)}") from OSError(number, os.strerror(number))
 
 
-def test_the_best_epoch_is_exported(saved):
-    found = checkpoint.best_state(saved, "net", Converge(max_epochs=3), "best+last")
-    assert (found.state.epoch, found.damage) == (2, "")
-
-
 @pytest.mark.parametrize("hurt", [damage, os.unlink])
 def test_the_last_epoch_stands_in_for_a_best_one_that_is_lost(saved, hurt):
     hurt(saved.best("net"))
@@ -474,12 +427,6 @@ def test_the_last_epoch_stands_in_for_a_best_one_that_is_lost(saved, hurt):
     assert found.state.epoch == 3
     assert "best.h5 cannot be read" in found.damage
     assert found.damage.endswith("epoch 3, the last, stands in for epoch 2, the best")
-
-
-def test_the_best_epoch_is_found_where_the_last_checkpoint_is_damaged(saved):
-    damage(saved.last("net"))
-    found = checkpoint.best_state(saved, "net", Converge(max_epochs=3), "best+last")
-    assert (found.state.epoch, found.damage) == (2, "")
 
 
 def test_a_best_epoch_that_is_in_no_history_any_more_is_not_exported(saved):
