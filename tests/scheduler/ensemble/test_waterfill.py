@@ -48,6 +48,7 @@ def test_water_filling_uses_all_gpus_or_brings_all_to_their_peak(drawn, seed):
     hull = hulls(table, cluster.gpus)
     level = water_fill(hull, rows, work, cluster.gpus)
     assert level.gpus.sum() <= cluster.gpus * (1 + 1e-9)
+    assert (level.rate <= hull.peak * (1 + 1e-9)).all()
     at_peak = level.rate >= hull.peak * (1 - 1e-9)
     assert at_peak.all() or level.gpus.sum() == pytest.approx(cluster.gpus)
     assert level.rate[~at_peak] == pytest.approx(work[~at_peak] / level.time_s)
