@@ -50,14 +50,14 @@ from fleet.comm.roles import Roles, assign
 from fleet.commands.show import print_json
 from fleet.domain.network import EpochRecord, StepRate
 from fleet.domain.run import RunState
-from fleet.ensemble.launch import Setup, Speeds
+from fleet.ensemble.parts import Setup, Speeds
 from fleet.ensemble.survey import Survey
 from fleet.monitor.view import make_view
 from fleet.runtime.admission import Admission
 from fleet.runtime.board import CoordinatorSide
-from fleet.runtime.coordinator import Coordinator, Files, Preamble, Search
+from fleet.runtime.coordinator import Coordinator, Files, Preamble, SearchParts
 from fleet.runtime.interrupt import Interruption
-from fleet.runtime.known_rates import Profile
+from fleet.runtime.known_rates import ProfileFile
 from fleet.runtime.launch import Ranks
 from fleet.runtime.outside.tracking import Tracking
 from fleet.runtime.prepare import prepare
@@ -178,12 +178,12 @@ def cpu_of_an_epoch(networks: int, policy: str = "baseline", speeds: int = 0, tr
         survey = Survey([], keys, spec.profile, trainers, per_node, {})
         run = RunState(spec)
         view = make_view(run, True)
-        search = Search(make_mind(spec, extremes(spec), {}, trainers), Searchers({}),
+        search = SearchParts(make_mind(spec, extremes(spec), {}, trainers), Searchers({}),
                         cast(Admission, SimpleNamespace(asked=lambda training, now_s: ())), (), None)
         coordinator = Coordinator(
             cast(World, world), Setup(spec, roles, None, samples=SAMPLES, outlives=False),
             Speeds(survey, None if speeds else rates, online),
-            Files(Results(spec, paths, SAMPLES, run), log, Profile(paths.profile), None, Tracking([], paths, "")),
+            Files(Results(spec, paths, SAMPLES, run), log, ProfileFile(paths.profile), None, Tracking([], paths, "")),
             [view.on_event], view.on_pace, Interruption(None), Preamble((), None, {}, (), Laps()), search)
         spent = _coordinate(coordinator, world)
         coordinator.stop()

@@ -21,7 +21,7 @@ from typing import Any
 
 from fleet.domain.events import Commanded, EpochEnded, Event, NetworkAdded, NodesLeft, Started
 from fleet.domain.network import SCORES, EpochRecord
-from fleet.domain.run import Network, RunState
+from fleet.domain.run import RunNetwork, RunState
 from fleet.errors import ExitStatus, InfrastructureError, UserError, shortened
 from fleet.monitor.report import best_rows
 from fleet.monitor.view import NotebookView
@@ -214,7 +214,7 @@ def report_of(event: Event, run: RunState) -> Report | None:
                   record.epoch >= network.max_epochs)
 
 
-def _value(network: Network, record: EpochRecord) -> float:
+def _value(network: RunNetwork, record: EpochRecord) -> float:
     """What a network monitors; without a word of its spec, as the data decides: its accuracy, or its loss."""
     if network.monitor is not None:
         return record.value(network.monitor)

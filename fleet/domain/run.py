@@ -18,8 +18,7 @@ from fleet.domain.network import DATA, EpochRecord, Outcome, Standing
 from fleet.domain.standings import Change, accepting, after, until
 from fleet.spec import Converge, Spec
 from fleet.units import counted, format_duration
-from scheduler.base import Network as Rated
-from scheduler.base import Record
+from scheduler.base import Network, Record
 from scheduler.ensemble.rates import rate
 
 # What a launch may say before it logs the epochs that the one before it had saved.
@@ -151,7 +150,7 @@ class RunGroup:
 
 
 @dataclass
-class Network:
+class RunNetwork:
     """A network of the run.
 
     Attributes:
@@ -213,7 +212,7 @@ class RunSearch:
 
 
 @dataclass(frozen=True)
-class Epoch:
+class RunEpoch:
     """The end of an epoch.
 
     Attributes:
@@ -256,9 +255,9 @@ class RunState:
     def __init__(self, spec: Spec | None = None) -> None:
         self._spec = spec
         self._converge = Converge() if spec is None else spec.document.train.converge
-        self.networks: dict[str, Network] = {}
+        self.networks: dict[str, RunNetwork] = {}
         self.launches: list[RunLaunch] = []
-        self.epochs: list[Epoch] = []
+        self.epochs: list[RunEpoch] = []
         self.records: list[Record] = []
         self.regrouped: list[float] = []
         self.sharing: tuple[float, ...] = (1.0,)
@@ -493,14 +492,14 @@ class RunState:
         network.parameters = ended.parameters or network.parameters
         group = network.group
         if launch is None:
-            self.epochs.append(Epoch(t_s, name, record))
+            self.epochs.append(RunEpoch(t_s, name, record))
             return
         if group is None:
             if not launch.has_begun:  # a launch that was killed had saved it, and did not come to log it
                 t_s = self._log_late(name, launch)
-            self.epochs.append(Epoch(t_s, name, record))
+            self.epochs.append(RunEpoch(t_s, name, record))
         else:
-            self.epochs.append(Epoch(t_s, name, record, group._latest, t_s - record.seconds - group._latest_s))
+            self.epochs.append(RunEpoch(t_s, name, record, group._latest, t_s - record.seconds - group._latest_s))
             self.records.append(Record(t_s, "epoch", name))
             launch.checkpointing_s += ended.blocked_s * _gpus(network)
             group._latest, group._latest_s = e.EpochEnded, t_s
@@ -525,7 +524,7 @@ class RunState:
         if group is not None and is_first:
             group.first_s = t_s - group.began_s
             if name in launch.rates:  # until it is known better
-                samples_per_s = rate(Rated(name, launch.rates[name]), record.gpus)
+                samples_per_s = rate(Network(name, launch.rates[name]), record.gpus)
                 epoch_s = launch.start.time_scale * record.samples / samples_per_s
                 launch.building.append(max(0.0, group.first_s - epoch_s))
             return
@@ -537,11 +536,11 @@ class RunState:
 
     # ---- networks ----
 
-    def _meet(self, name: str, monitor: str | None, max_epochs: int, number: int | None = None) -> Network:
-        network = Network(len(self.networks) if number is None else number, max_epochs, monitor)
+    def _meet(self, name: str, monitor: str | None, max_epochs: int, number: int | None = None) -> RunNetwork:
+        network = RunNetwork(len(self.networks) if number is None else number, max_epochs, monitor)
         return self.networks.setdefault(name, network)
 
-    def _network(self, name: str) -> Network:
+    def _network(self, name: str) -> RunNetwork:
         """A network; one that nobody has told of before may have been taken from the spec since."""
         found = self.networks.get(name)
         return found or self._meet(name, None, self._converge.max_epochs)
@@ -585,6 +584,6 @@ def _is_known(standing: Standing, record: EpochRecord) -> bool:
     return any(record.stream_epoch == known.stream_epoch for known in standing.history[record.epoch - 1:record.epoch])
 
 
-def _gpus(network: Network) -> float:
+def _gpus(network: RunNetwork) -> float:
     """How many GPUs a network has."""
     return 0.0 if network.group is None else network.group.launch.share(network.group.devices)

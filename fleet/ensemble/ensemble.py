@@ -3,7 +3,7 @@
 :class:`Ensemble` hands what is heard to those whom it concerns (:mod:`fleet.ensemble.hearing`), and then has each
 decide: who leaves (:mod:`fleet.ensemble.leaving`), what searches want (:mod:`fleet.ensemble.searching`), what is
 measured (:mod:`fleet.ensemble.rates`), who trains where (:mod:`fleet.ensemble.placement`), and whether the launch ends
-(:mod:`fleet.ensemble.ending`). They share the parts of a launch (:mod:`fleet.ensemble.launch`). None of them knows MPI,
+(:mod:`fleet.ensemble.ending`). They share the parts of a launch (:mod:`fleet.ensemble.parts`). None of them knows MPI,
 a clock or a disk: :meth:`Ensemble.handle` is given the time and what was heard, and returns effects, which the
 coordinator carries out (:mod:`fleet.runtime.coordinator`). What is heard alone decides, so a run can be repeated from
 what it has heard, and tried a thousand times in a second.
@@ -21,8 +21,8 @@ from fleet.ensemble import effects as e
 from fleet.ensemble.ending import Ending
 from fleet.ensemble.hearing import Hearing
 from fleet.ensemble.history import History, Impossible
-from fleet.ensemble.launch import Ask, Parts, Setup, Speeds
 from fleet.ensemble.leaving import Leaving
+from fleet.ensemble.parts import Ask, Parts, Setup, Speeds
 from fleet.ensemble.placement import Placement
 from fleet.ensemble.rates import make_rates
 from fleet.ensemble.searching import Searching

@@ -16,8 +16,8 @@ from fleet.ensemble.complaints import Complaints
 from fleet.ensemble.ending import Ending
 from fleet.ensemble.group import SAID, Phase, TrainingGroup
 from fleet.ensemble.history import Impossible
-from fleet.ensemble.launch import Parts
 from fleet.ensemble.leaving import Leaving
+from fleet.ensemble.parts import Parts
 from fleet.ensemble.rates import Rates
 from fleet.ensemble.searching import Searching
 from fleet.errors import InfrastructureError

@@ -17,7 +17,7 @@ from fleet.comm.roles import Roles
 from fleet.domain import events
 from fleet.domain.network import StepRate
 from fleet.ensemble.effects import Admitted, KeepRates
-from fleet.ensemble.launch import Least, Parts, Setup, Speeds
+from fleet.ensemble.parts import Least, Parts, Setup, Speeds
 from fleet.ensemble.survey import Task
 from fleet.errors import UserError
 from fleet.spec import NetworkSpec

@@ -14,7 +14,7 @@ from collections.abc import Set as AbstractSet
 from fleet.domain.events import NetworkJudged, ReplayDiffered
 from fleet.domain.network import EpochRecord
 from fleet.ensemble.effects import Admitted, Consulted, ConsultFailed, Ruled
-from fleet.ensemble.launch import Parts
+from fleet.ensemble.parts import Parts
 from fleet.ensemble.rates import Rates
 from fleet.search.mind import Add, Consult, Decision, Mind, Note
 from fleet.search.searcher import End

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 from fleet.domain.events import Ended
 from fleet.domain.network import SCORES, EpochRecord
-from fleet.domain.run import Network, RunState
+from fleet.domain.run import RunNetwork, RunState
 from fleet.monitor.past import log_of, past_of
 from fleet.spec import Converge, ModelEntry, NetworkSpec
 from fleet.spec.chosen import Plain, chosen
@@ -164,7 +164,7 @@ class _Making:
         """One of them."""
         converge, name = spec.train.converge, spec.name
         began = self._date(self._began[name]) if name in self._began else self.began
-        found = self.run.networks.get(name, Network(0, 0))
+        found = self.run.networks.get(name, RunNetwork(0, 0))
         about: dict[str, Any] = {"reason": row.reason, "parameters": row.parameters, "best_epoch": row.best_epoch,
                  "parent": row.parent, "parent_epoch": row.parent_epoch,
                  **{column: row.value(column) for column in ("test_loss", "test_accuracy")},

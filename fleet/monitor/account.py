@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from fleet.domain.events import EpochEnded, GroupStarted, Started
-from fleet.domain.run import Epoch, RunLaunch, RunState
+from fleet.domain.run import RunEpoch, RunLaunch, RunState
 from fleet.errors import UserError
 from fleet.monitor.beside_steps import mean_s
 from fleet.monitor.timeline import are_side_by_side
@@ -238,7 +238,7 @@ def _costs(run: RunState, is_lockstep: bool) -> Costs:
                  epoch_s=_between_epochs(run.epochs, is_lockstep))
 
 
-def _between_epochs(epochs: Iterable[Epoch], is_lockstep: bool) -> float:
+def _between_epochs(epochs: Iterable[RunEpoch], is_lockstep: bool) -> float:
     """What passed between two epochs of a group that went on as it was, on average.
 
     In lockstep groups wait for the slowest at an epoch's end: only what passed for that one is a cost.
@@ -284,7 +284,7 @@ def _told(launches: Iterable[RunLaunch]) -> Mapping[str, Sequence[float]]:
     return {name: rates for launch in launches for name, rates in launch.rates.items()}
 
 
-def _shown(epochs: Iterable[Epoch], scale: float, devices: int) -> Mapping[str, Sequence[float]]:
+def _shown(epochs: Iterable[RunEpoch], scale: float, devices: int) -> Mapping[str, Sequence[float]]:
     """The rates that networks showed, where the policy was told none: then each has one group size only.
 
     Args:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from fleet.domain.run import Network, RunGroup, RunState
+from fleet.domain.run import RunGroup, RunNetwork, RunState
 
 # Between two lines: short at first, when somebody may look on, and longer the longer the run takes.
 FIRST_S, LONGEST_S = 30.0, 300.0
@@ -19,7 +19,7 @@ class EpochPart(NamedTuple):
     epochs: int
     group: RunGroup | None
 
-    def holds(self, network: Network) -> bool:
+    def holds(self, network: RunNetwork) -> bool:
         """Whether the network is still where it was when that was heard."""
         return network.group is self.group and network.epochs == self.epochs
 

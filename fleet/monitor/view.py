@@ -12,7 +12,7 @@ from typing import IO, Any
 from fleet.domain import events as ev
 from fleet.domain.events.search import USER
 from fleet.domain.network import EpochRecord
-from fleet.domain.run import Network, RunGroup, RunState
+from fleet.domain.run import RunGroup, RunNetwork, RunState
 from fleet.monitor.html import html_table
 from fleet.monitor.progress import EpochPart, Progress
 from fleet.storage.files import STDOUT, patiently, storing
@@ -360,7 +360,7 @@ class LiveTable:
                 table.add_row(name, *self._cells(name, network, groups[name]))
         return table
 
-    def _cells(self, name: str, network: Network, group: RunGroup) -> list[Any]:
+    def _cells(self, name: str, network: RunNetwork, group: RunGroup) -> list[Any]:
         """What the table shows of a network that trains."""
         from rich.progress_bar import ProgressBar
 

@@ -9,7 +9,7 @@ from fleet.comm.protocols import World
 from fleet.domain import events as ev
 from fleet.domain.run import RunSearch
 from fleet.ensemble.claims import Claims
-from fleet.ensemble.launch import Setup
+from fleet.ensemble.parts import Setup
 from fleet.errors import ExitStatus, UserError
 from fleet.export.trackers import places
 from fleet.monitor.html import write_report
@@ -20,10 +20,10 @@ from fleet.prediction.ensembles import EnsembleResult, fed_alike, judge_ensemble
 from fleet.runtime.admission import Admission
 from fleet.runtime.ahead import busy
 from fleet.runtime.beside import BesideOthers
-from fleet.runtime.coordinator import Coordinator, Files, Preamble, Search
+from fleet.runtime.coordinator import Coordinator, Files, Preamble, SearchParts
 from fleet.runtime.earlier import earlier_of
 from fleet.runtime.interrupt import Interruption
-from fleet.runtime.known_rates import Profile
+from fleet.runtime.known_rates import ProfileFile
 from fleet.runtime.launch import Launch
 from fleet.runtime.outside.clerk import Clerk
 from fleet.runtime.outside.mailbox import Mailbox
@@ -94,7 +94,7 @@ class CoordinatorSide:
         speeds = self._rates.speeds()
         self.coordinator = Coordinator(
             world, self._setup(world, interruption.seconds_left()), speeds,
-            Files(self.results, self._events, Profile(paths.profile), launch.fence, self._tracking),
+            Files(self.results, self._events, ProfileFile(paths.profile), launch.fence, self._tracking),
             [self._view.on_event, self._tensorboard.on_event, self._tracking.on_event, self._rates.on_event],
             self._view.on_pace, interruption,
             Preamble(self._before.unlogged, self._rates.remembered, self._before.found,
@@ -139,7 +139,7 @@ class CoordinatorSide:
         claims = Claims(self._epochs_left, max(1, len(launch.roles.trainers) // largest), launch.request.idle)
         return BesideOthers(launch.paths, NetworkLeases(launch.paths, lease), claims, self.results, tail)
 
-    def _search(self, learns: bool) -> Search:
+    def _search(self, learns: bool) -> SearchParts:
         """What asks for networks and prunes them."""
         launch = self._launch
         searchers, earlier = make_searchers(launch.ends, self._run), dict[str, list[Know]]()
@@ -161,7 +161,8 @@ class CoordinatorSide:
             Mailbox(launch.paths.mailbox), self.results, admission, self._run.commands)
         patience_s = {entry.stem: entry.search.answer_within
                       for entry in launch.ends.searches.values() if entry.search is not None}
-        return Search(mind, Searchers(searchers, calls, patience_s), admission, self._before.log, clerk, tuple(begins))
+        return SearchParts(mind, Searchers(searchers, calls, patience_s), admission, self._before.log, clerk,
+                           tuple(begins))
 
     def close(self) -> None:
         """Leave the terminal as it was."""

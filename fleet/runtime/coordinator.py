@@ -22,14 +22,14 @@ from fleet.domain.run import RunLaunch
 from fleet.ensemble import effects as e
 from fleet.ensemble.ensemble import Ensemble
 from fleet.ensemble.history import TransitionError
-from fleet.ensemble.launch import Least, PolicyAnswer, Setup, Speeds
+from fleet.ensemble.parts import Least, PolicyAnswer, Setup, Speeds
 from fleet.ensemble.rates import known_sharing
 from fleet.errors import ExitStatus
 from fleet.monitor.eta import EstimateTimes, Estimator
 from fleet.runtime.admission import Admission
 from fleet.runtime.beside import BesideOthers
 from fleet.runtime.interrupt import Interruption
-from fleet.runtime.known_rates import Profile
+from fleet.runtime.known_rates import ProfileFile
 from fleet.runtime.outside.clerk import Clerk
 from fleet.runtime.outside.tracking import Tracking
 from fleet.runtime.searchers import Searchers
@@ -49,7 +49,7 @@ _TURN_S = 0.01  # for messages, before rank 0 does something else
 
 
 @dataclass(frozen=True)
-class Search:
+class SearchParts:
     """What asks for networks, prunes them, and looks at those that come.
 
     Attributes:
@@ -83,7 +83,7 @@ class Files:
 
     results: Results
     log: EventLog
-    profile: Profile
+    profile: ProfileFile
     fence: Fence | None
     tracking: Tracking
 
@@ -130,7 +130,7 @@ class Coordinator:
 
     def __init__(self, world: World, setup: Setup, speeds: Speeds, files: Files,
                  show: Sequence[Callable[[events.Event], None]], show_pace: Callable[[str, int, float], None],
-                 interruption: Interruption, past: Preamble, search: Search, beside: BesideOthers | None = None
+                 interruption: Interruption, past: Preamble, search: SearchParts, beside: BesideOthers | None = None
                  ) -> None:
         self._world, self._setup, self._files, self._past = world, setup, files, past
         self._given, self._show, self._show_pace, self._interruption = speeds.given, show, show_pace, interruption

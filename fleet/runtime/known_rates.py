@@ -93,7 +93,7 @@ def rates_file(spec: Spec, given: str | None) -> str | None:
     return given or spec.schedule.rates or (str(profile) if profile.exists() else None)
 
 
-class Profile:
+class ProfileFile:
     """The file of the rates that a run has found out. They may be those of thousands of networks, and change often.
 
     Args:

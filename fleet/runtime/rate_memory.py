@@ -9,7 +9,7 @@ from dataclasses import replace
 
 from fleet.domain import events as ev
 from fleet.domain.run import RunLaunch
-from fleet.ensemble.launch import Speeds
+from fleet.ensemble.parts import Speeds
 from fleet.ensemble.rates import traits_of
 from fleet.ensemble.survey import Survey
 from fleet.monitor.beside_steps import beside_steps, shown_rates

@@ -11,7 +11,7 @@ from fleet.comm.roles import assign
 from fleet.domain.events import NetworkAdded
 from fleet.ensemble.effects import Admitted, Ruled
 from fleet.ensemble.ensemble import Ensemble
-from fleet.ensemble.launch import PolicyAnswer, Setup
+from fleet.ensemble.parts import PolicyAnswer, Setup
 from fleet.search.mind import make_mind
 from fleet.search.searcher import Verdict
 from scheduler.base import Network, Options, RateTable

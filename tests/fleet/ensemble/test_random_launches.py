@@ -11,7 +11,7 @@ from fleet.domain.events import NodesLeft
 from fleet.domain.network import Standing
 from fleet.ensemble.effects import NodesAsked
 from fleet.ensemble.ensemble import Ensemble
-from fleet.ensemble.launch import PolicyAnswer, Setup
+from fleet.ensemble.parts import PolicyAnswer, Setup
 from fleet.errors import ExitStatus
 from fleet.stream.layout import Layout
 from preprocess.sample import ImageSpec

@@ -9,7 +9,7 @@ from fleet.domain.network import Standing, StepRate
 from fleet.domain.run import RunState
 from fleet.ensemble import effects as do
 from fleet.ensemble.ensemble import Ensemble
-from fleet.ensemble.launch import PolicyAnswer, Setup, Speeds
+from fleet.ensemble.parts import PolicyAnswer, Setup, Speeds
 from fleet.ensemble.rates import traits_of
 from fleet.ensemble.survey import Survey
 from fleet.search.mind import make_mind

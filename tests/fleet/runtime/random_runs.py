@@ -13,10 +13,10 @@ from fleet.comm.roles import assign
 from fleet.domain.events import NetworkAdded
 from fleet.domain.network import Standing
 from fleet.ensemble import effects as do
-from fleet.ensemble.launch import Setup
+from fleet.ensemble.parts import Setup
 from fleet.monitor.eta import EstimateTimes
-from fleet.runtime.coordinator import Coordinator, Files, Preamble, Search
-from fleet.runtime.known_rates import Profile
+from fleet.runtime.coordinator import Coordinator, Files, Preamble, SearchParts
+from fleet.runtime.known_rates import ProfileFile
 from fleet.runtime.outside.clerk import Clerk
 from fleet.runtime.outside.mailbox import Command
 from fleet.runtime.outside.tracking import Tracking
@@ -258,12 +258,12 @@ class RandomRun(Ranks):
         ends = extremes(content)
         searchers = make_searchers(ends, self.results.run)
         admission = Admission(self)
-        search = Search(make_mind(content, ends, searchers, len(setup.roles.trainers)),
+        search = SearchParts(make_mind(content, ends, searchers, len(setup.roles.trainers)),
                         Searchers(searchers, Random(f"searchers {self.title}")), admission, (),
                         Clerk(self.mailbox, self.results, admission, (), clock=lambda: self.steps))
         harvest = Harvest(list(setup.elsewhere), self) if chance.harvests else None
         return Coordinator(self.world, setup, speeds(setup, self.table, self.learns),
-                           Files(self.results, self.log, Profile(self.paths.profile), None,
+                           Files(self.results, self.log, ProfileFile(self.paths.profile), None,
                                  Tracking([], self.paths, "")),
                            [self.on_event], lambda *pace: None, self.interruption, Preamble((), None, {}, (), LAPS),
                            search, harvest)

@@ -10,12 +10,12 @@ from fleet.comm.roles import assign
 from fleet.domain.events import GroupStruck
 from fleet.domain.network import State
 from fleet.ensemble.history import TransitionError
-from fleet.ensemble.launch import Setup, Speeds
+from fleet.ensemble.parts import Setup, Speeds
 from fleet.ensemble.survey import Survey
 from fleet.errors import ExitStatus, InfrastructureError
-from fleet.runtime.coordinator import Coordinator, Files, Preamble, Search
+from fleet.runtime.coordinator import Coordinator, Files, Preamble, SearchParts
 from fleet.runtime.interrupt import Interruption
-from fleet.runtime.known_rates import Profile
+from fleet.runtime.known_rates import ProfileFile
 from fleet.runtime.outside.tracking import Tracking
 from fleet.runtime.searchers import Searchers
 from fleet.runtime.start import Laps
@@ -50,13 +50,13 @@ class Launch:
         self.world, self.watcher, self.paths = World(), Watcher(), RunPaths(folder)
         self.results = results_of(content, self.paths, 60)
         self.log = EventLog(self.paths.events, clock=lambda: 0.0)
-        search = Search(make_mind(content, extremes(content), {}, 2), Searchers({}),
+        search = SearchParts(make_mind(content, extremes(content), {}, 2), Searchers({}),
                         SimpleNamespace(asked=lambda training, now_s: ()), (), None)
         setup = Setup(content, roles, None, samples=60, outlives=True, **rest)
         self.coordinator = Coordinator(
             self.world, setup, Speeds(Survey([], {}, content.profile, 2, 2, {}),
                                       RateTable(60, 2, (Network("a", (10.0,)),))),
-            Files(self.results, self.log, Profile(self.paths.profile), None, Tracking([], self.paths, "")),
+            Files(self.results, self.log, ProfileFile(self.paths.profile), None, Tracking([], self.paths, "")),
             [self.watcher.on_event], self.watcher.on_pace, Interruption(None), Preamble((), None, {}, (), Laps()),
             search)
         self.coordinator.start()

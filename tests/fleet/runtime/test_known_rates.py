@@ -5,7 +5,7 @@ import json
 import pytest
 
 from fleet.errors import UserError
-from fleet.runtime.known_rates import Profile, read_rates_of
+from fleet.runtime.known_rates import ProfileFile, read_rates_of
 from scheduler.base import Network, RateTable
 from scheduler.ensemble.rates_file import read_rates
 from tests.fleet.histories import spec
@@ -23,7 +23,7 @@ def test_rates_of_a_file_get_the_bounds_of_the_spec(tmp_path):
 
 def test_a_profile_is_written_at_once_and_then_now_and_then_and_in_the_end_it_holds_the_newest_rates(tmp_path):
     path, asked = tmp_path / "profile.json", []
-    profile = Profile(path)
+    profile = ProfileFile(path)
 
     def rates(rate):
         asked.append(rate)
