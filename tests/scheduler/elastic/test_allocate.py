@@ -121,21 +121,14 @@ def test_a_job_that_can_run_nowhere_is_refused(factors):
 # --- the job scalability analyzer ---
 
 
-def test_step_times_are_interpolated_and_end_where_the_memory_does():
-    at = elastic.step_seconds(STEPS, np.array([8, 12, 16, 24, 32, 33]))
-    assert at.tolist() == pytest.approx([0.6, 0.8, 1.0, 1.4, 1.8, math.inf])
-
-
-def test_below_the_smallest_measured_batch_the_line_goes_on():
-    assert elastic.step_seconds(STEPS, np.array([4])).tolist() == pytest.approx([0.4])
-
-
-@pytest.mark.parametrize(("steps", "expected"), [
-    ((StepTime(8, 1.0), StepTime(16, 0.5)), 1.0),  # noise: a smaller batch would be slower
-    ((StepTime(8, 0.2), StepTime(16, 1.0)), 0.1),  # a line that would reach 0
-])
-def test_below_the_smallest_measured_batch_a_step_takes_what_it_can(steps, expected):
-    assert elastic.step_seconds(steps, np.array([4])).tolist() == pytest.approx([expected])
+@pytest.mark.parametrize(("steps", "batch", "seconds"), [
+    *((STEPS, batch, seconds) for batch, seconds in ((8, 0.6), (12, 0.8), (16, 1.0), (24, 1.4), (32, 1.8))),
+    (STEPS, 33, math.inf),  # there the memory ends
+    (STEPS, 4, 0.4),  # below the smallest that was measured the line goes on
+    ((StepTime(8, 1.0), StepTime(16, 0.5)), 4, 1.0),  # but for noise: a smaller batch would be slower
+    ((StepTime(8, 0.2), StepTime(16, 1.0)), 4, 0.1)])  # or a line that would reach 0
+def test_step_times_are_interpolated(steps, batch, seconds):
+    assert elastic.step_seconds(steps, np.array([batch])).tolist() == pytest.approx([seconds])
 
 
 @pytest.mark.parametrize("steps", [(), (StepTime(8, 1.0),), (StepTime(8, 1.0), StepTime(8, 1.1))])
@@ -150,20 +143,16 @@ def test_a_step_time_that_cannot_be_is_refused(seconds):
         elastic.step_seconds([StepTime(8, 1.0), StepTime(16, seconds)], np.array([8]))
 
 
-def test_exchange_times_are_interpolated_by_size_and_gpus():
-    rows = [CommTime(50, 2, 1.0), CommTime(100, 2, 1.5), CommTime(50, 6, 3.0), CommTime(100, 6, 5.5)]
-    assert elastic.exchange_seconds(rows, 75, 6).tolist() == pytest.approx([0.0, 1.25, 2.0, 2.75, 3.5, 4.25])
+WIDE = [CommTime(50, 2, 1.0), CommTime(100, 2, 1.5), CommTime(50, 6, 3.0), CommTime(100, 6, 5.5)]
+FEW = [CommTime(50, 2, 1.0), CommTime(100, 2, 1.5), CommTime(50, 3, 2.0)]
 
 
-def test_exchange_times_outside_what_was_measured():
-    rows = [CommTime(50, 2, 1.0), CommTime(100, 2, 1.5), CommTime(50, 3, 2.0)]
-    assert elastic.exchange_seconds(rows, 25, 4).tolist() == pytest.approx([0.0, 0.5, 1.0, 1.5])
-    assert elastic.exchange_seconds(rows, 200, 2)[1] == pytest.approx(2.5)
-
-
-def test_exchanges_never_become_faster_beyond_the_last_measured_count():
-    rows = [CommTime(100, 2, 1.0), CommTime(100, 4, 0.8)]
-    assert elastic.exchange_seconds(rows, 100, 8)[3:].tolist() == pytest.approx([0.8] * 5)
+@pytest.mark.parametrize(("rows", "megabytes", "seconds"), [
+    (WIDE, 75, [0.0, 1.25, 2.0, 2.75, 3.5, 4.25]), (FEW, 25, [0.0, 0.5, 1.0, 1.5]), (FEW, 200, [0.0, 2.5]),
+    # Beyond the last count that was measured none becomes faster.
+    ([CommTime(100, 2, 1.0), CommTime(100, 4, 0.8)], 100, [0.0, 1.0, 0.9, *[0.8] * 5])])
+def test_exchange_times_are_interpolated_by_size_and_gpus(rows, megabytes, seconds):
+    assert elastic.exchange_seconds(rows, megabytes, len(seconds)).tolist() == pytest.approx(seconds)
 
 
 def test_an_exchange_that_was_never_measured_is_asked_for():

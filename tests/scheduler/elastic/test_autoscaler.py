@@ -19,74 +19,49 @@ class Job:
     steady_min: float = 0.0
 
 
-def test_running_jobs_spread_over_the_gpus_that_are_free():
-    decision = decide([Job(gpus=1), Job(gpus=1)], [], 50.0, Autoscaling(gpus=6))
-    assert (decision.running, decision.started) == ((3, 3), ())
+def needs(*factors):
+    """A job that waits, with its scaling factors."""
+    return Job(ScalingCurve(factors))
 
 
-def test_running_jobs_shrink_to_admit_one_that_waits():
-    decision = decide([Job(gpus=2)], [Job()], 50.0, Autoscaling(gpus=2))
-    assert (decision.running, decision.started) == ((1,), (1,))
-    assert decision.throughput == 2.0
+NEEDS_TWO, NEEDS_THREE = needs(0.0, 1.0), needs(0.0, 0.0, 1.0)
+HOLDS = Autoscaling(gpus=6, rescale_cost_min=2.0)  # a size is kept for 18 min
+TWO, FOUR = Job(gpus=2), Job(gpus=4)
+
+# Jobs that run, jobs that wait, the minute, the settings; and the GPUs of both.
+DECISIONS = {
+    "running jobs spread over the GPUs that are free": (
+        [Job(gpus=1)] * 2, [], 50.0, Autoscaling(gpus=6), (3, 3), ()),
+    "running jobs shrink to admit one that waits": ([TWO], [Job()], 50.0, Autoscaling(gpus=2), (1,), (1,)),
+    "a running job is never sent back to wait": (
+        [Job(gpus=1)] * 2, [needs(9.0)], 50.0, Autoscaling(gpus=2), (1, 1), (0,)),
+    "jobs are admitted in order, and one that does not fit is passed over": (
+        [], [NEEDS_TWO, NEEDS_THREE, needs(1.0), needs(1.0)], 0.0, Autoscaling(gpus=3), (), (2, 0, 1, 0)),
+    "a job keeps its size for nine times what a resize costs": (
+        [Job(gpus=2, steady_min=10.0), Job(gpus=1, steady_min=-100.0)], [], 27.9, HOLDS, (2, 4), ()),
+    "and no longer": ([Job(gpus=2, steady_min=10.0), Job(gpus=1, steady_min=-100.0)], [], 28.0, HOLDS, (3, 3), ()),
+    "without a cost nothing is kept": ([Job(gpus=1, steady_min=10.0)], [], 10.0, Autoscaling(gpus=4), (4,), ()),
+    "it shrinks if one that waits could not start": ([TWO, FOUR], [NEEDS_TWO], 5.0, HOLDS, (2, 2), (2,)),
+    "as few as can be shrink": (
+        [TWO, FOUR, TWO], [NEEDS_THREE], 5.0, Autoscaling(gpus=8, rescale_cost_min=2.0), (2, 1, 2), (3,)),
+    "none shrinks for a job that does not fit even then": (
+        [TWO, FOUR], [needs(*(0.0,) * 4, 9.0)], 5.0, HOLDS, (2, 4), (0,)),
+    "what shrinking jobs give is given once": (
+        [TWO, FOUR], [NEEDS_THREE, NEEDS_TWO, needs(1.0)], 5.0, HOLDS, (1, 1), (3, 0, 1)),
+    "a job that shrinks before its time does not grow": (
+        [Job(ScalingCurve((1.0, 2.0, 9.0)), gpus=2), FOUR], [needs(1.0, 1.1)], 5.0, HOLDS, (2, 3), (1,)),
+}
 
 
-def test_a_running_job_is_never_sent_back_to_wait():
-    decision = decide([Job(gpus=1), Job(gpus=1)], [Job(ScalingCurve((9.0,)))], 50.0, Autoscaling(gpus=2))
-    assert (decision.running, decision.started) == ((1, 1), (0,))
+@pytest.mark.parametrize(("running", "waiting", "now", "how", "kept", "started"), DECISIONS.values(), ids=DECISIONS)
+def test_a_decision_says_how_many_gpus_each_job_has(running, waiting, now, how, kept, started):
+    decision = decide(running, waiting, now, how)
+    assert (decision.running, decision.started) == (kept, started)
 
 
-def test_jobs_are_admitted_in_order_and_one_that_does_not_fit_is_passed_over():
-    two, three, one = ScalingCurve((0.0, 1.0)), ScalingCurve((0.0, 0.0, 1.0)), ScalingCurve((1.0,))
-    decision = decide([], [Job(two), Job(three), Job(one), Job(one)], 0.0, Autoscaling(gpus=3))
-    assert decision.started == (2, 0, 1, 0)
-
-
-def test_a_decision_states_the_method_of_the_optimizer():
-    assert decide([], [Job(ScalingCurve((1.0, 1.1, 3.0))), Job()], 0.0, Autoscaling(gpus=3)).method == (
-        "greedy + dynamic programme")
-
-
-@pytest.mark.parametrize(("now", "expected"), [(27.9, 2), (28.0, 3)])
-def test_a_job_keeps_its_size_for_nine_times_what_a_resize_costs(now, expected):
-    settings = Autoscaling(gpus=6, rescale_cost_min=2.0)
-    held, free = Job(gpus=2, steady_min=10.0), Job(gpus=1, steady_min=-100.0)
-    assert decide([held, free], [], now, settings).running[0] == expected
-
-
-def test_a_job_that_keeps_its_size_shrinks_if_one_that_waits_could_not_start():
-    settings = Autoscaling(gpus=6, rescale_cost_min=2.0)
-    decision = decide([Job(gpus=2), Job(gpus=4)], [Job(ScalingCurve((0.0, 1.0)))], 5.0, settings)
-    assert (decision.running, decision.started) == ((2, 2), (2,))
-
-
-def test_as_few_as_can_be_shrink():
-    settings = Autoscaling(gpus=8, rescale_cost_min=2.0)
-    decision = decide([Job(gpus=2), Job(gpus=4), Job(gpus=2)], [Job(ScalingCurve((0.0, 0.0, 1.0)))], 5.0, settings)
-    assert (decision.running, decision.started) == ((2, 1, 2), (3,))
-
-
-def test_none_shrinks_for_a_job_that_does_not_fit_even_then():
-    settings = Autoscaling(gpus=6, rescale_cost_min=2.0)
-    decision = decide([Job(gpus=2), Job(gpus=4)], [Job(ScalingCurve((*(0.0,) * 4, 9.0)))], 5.0, settings)
-    assert (decision.running, decision.started) == ((2, 4), (0,))
-
-
-def test_what_shrinking_jobs_give_is_given_once():
-    settings = Autoscaling(gpus=6, rescale_cost_min=2.0)
-    waiting = [Job(ScalingCurve((0.0, 0.0, 1.0))), Job(ScalingCurve((0.0, 1.0))), Job(ScalingCurve((1.0,)))]
-    decision = decide([Job(gpus=2), Job(gpus=4)], waiting, 5.0, settings)
-    assert (decision.running, decision.started) == ((1, 1), (3, 0, 1))
-
-
-def test_a_job_that_shrinks_before_its_time_does_not_grow():
-    settings = Autoscaling(gpus=6, rescale_cost_min=2.0)
-    held = Job(ScalingCurve((1.0, 2.0, 9.0)), gpus=2)
-    decision = decide([held, Job(gpus=4)], [Job(ScalingCurve((1.0, 1.1)))], 5.0, settings)
-    assert decision.running == (2, 3)
-
-
-def test_without_a_cost_nothing_is_kept():
-    assert decide([Job(gpus=1, steady_min=10.0)], [], 10.0, Autoscaling(gpus=4)).running == (4,)
+def test_a_decision_states_the_method_of_the_optimizer_and_the_throughput():
+    assert decide([], [needs(1.0, 1.1, 3.0), Job()], 0.0, Autoscaling(gpus=3)).method == "greedy + dynamic programme"
+    assert decide([TWO], [Job()], 50.0, Autoscaling(gpus=2)).throughput == 2.0
 
 
 def test_how_long_a_size_is_kept_can_be_said():

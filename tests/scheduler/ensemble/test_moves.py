@@ -23,92 +23,63 @@ def wanted(**groups):
 
 # ---- by hand -----------------------------------------------------------------------------------
 
+# Groups that run, what should run, the devices that are free; and the moves.
+BY_HAND = {
+    "a group that is as it should be is left alone": ({"a": group(1, 0)}, wanted(a=[0, 1]), {2}, ()),
+    "a group does not start before all its devices are free": ({}, wanted(a=[0, 1]), {0, 2}, ()),
+    "and starts then": ({}, wanted(a=[0, 1]), {0, 1}, (m.Start("a", (0, 1)),)),
+    "a group stops between two epochs": ({"a": group(0)}, wanted(), (), (m.Stop("a"),)),
+    "and not inside of one": ({"a": group(0, stance=INSIDE)}, wanted(), (), ()),
+    "nor while it is busy": ({"a": group(0, stance=BUSY)}, wanted(), (), ()),
+    "a group lets go of devices between two epochs": ({"a": group(0, 1)}, wanted(a=[1]), (), (m.Shrink("a", (1,)),)),
+    "and not inside of one, either": ({"a": group(0, 1, stance=INSIDE)}, wanted(a=[1]), (), ()),
+    "a device that is let go of is taken when it is said to be free": (
+        {"a": group(0, 1)}, wanted(b=[1], a=[0]), (), (m.Shrink("a", (0,)),)),
+    "a group waits for all devices that it takes in": (
+        {"a": group(3, stance=INSIDE)}, wanted(a=[2, 3, 4]), {2}, ()),
+    "and takes them in at any step, and keeps its master": (
+        {"a": group(3, stance=INSIDE)}, wanted(a=[2, 3, 4]), {2, 4}, (m.Grow("a", (3, 2, 4)),)),
+    "in a ring it does so not inside of an epoch": (
+        {"a": group(0, stance=INSIDE, grows_inside=False)}, wanted(a=[0, 1]), {1}, ()),
+    "but between two": ({"a": group(0, grows_inside=False)}, wanted(a=[0, 1]), {1}, (m.Grow("a", (0, 1)),)),
+    "a group stops when too little would stay": (
+        {"a": group(0, 1, least=2)}, wanted(a=[1, 2]), {2}, (m.Stop("a"),)),
+    "or when it cannot change": ({"a": group(0, 1, can_change=False)}, wanted(a=[1, 2]), {2}, (m.Stop("a"),)),
+    "one that cannot change stops before it gets more": (
+        {"a": group(0, can_change=False)}, wanted(a=[0, 1]), {1}, (m.Stop("a"),)),
+    "at the end of its epoch": ({"a": group(0, stance=INSIDE, can_change=False)}, wanted(a=[0, 1]), {1}, ()),
+    "a group that moves shrinks before it grows": (
+        {"a": group(0, 1)}, wanted(a=[1, 2]), {2}, (m.Shrink("a", (1,)),)),
+    # Newcomers that have to build the network first.
+    "free devices are recruited one by one": (
+        {"a": group(0, stance=INSIDE, recruits={})}, wanted(a=[0, 1, 2]), {1}, (m.Recruit("a", (1,)),)),
+    "recruits wait for each other": (
+        {"a": group(0, stance=INSIDE, recruits={1: True, 2: False})}, wanted(a=[0, 1, 2]), (), ()),
+    "and are taken in together": ({"a": group(0, stance=INSIDE, recruits={1: True, 2: True})}, wanted(a=[0, 1, 2]), (),
+                                  (m.Grow("a", (0, 1, 2)),)),
+    "a recruit that is wanted no more is dismissed": (
+        {"a": group(0, stance=INSIDE, recruits={1: True, 2: False})}, wanted(a=[0, 2]), (), (m.Dismiss("a", (1,)),)),
+    "so are all": ({"a": group(0, stance=INSIDE, recruits={1: True, 2: False})}, wanted(), (),
+                   (m.Dismiss("a", (1, 2)),)),
+    "a group changes at once from some devices to others that have built the network": (
+        {"a": group(0, 1, recruits={2: True})}, wanted(a=[1, 2]), (), (m.Grow("a", (1, 2)),)),
+    "and lets go of some before others have": (
+        {"a": group(0, 1, recruits={2: False})}, wanted(a=[1, 2]), (), (m.Shrink("a", (1,)),)),
+    "a group that will have to stop recruits nobody": (
+        {"a": group(0, stance=INSIDE, can_change=False, recruits={})}, wanted(a=[0, 1]), {1}, ()),
+}
 
-def test_a_group_that_is_as_it_should_be_is_left_alone():
-    assert m.moves({"a": group(1, 0)}, wanted(a=[0, 1]), free={2}) == ()
+
+@pytest.mark.parametrize(("held", "target", "free", "expected"), BY_HAND.values(), ids=BY_HAND)
+def test_a_move_is_made_when_it_can_be(held, target, free, expected):
+    assert m.moves(held, target, free=free) == expected
 
 
-def test_a_group_starts_when_all_its_devices_are_free():
-    assert m.moves({}, wanted(a=[0, 1]), free={0, 2}) == ()
-    assert m.moves({}, wanted(a=[0, 1]), free={0, 1}) == (m.Start("a", (0, 1)),)
-
-
-@pytest.mark.parametrize("stance", [INSIDE, BUSY])
-def test_a_group_stops_between_two_epochs_only(stance):
-    assert m.moves({"a": group(0, stance=stance)}, wanted(), free=()) == ()
-    assert m.moves({"a": group(0)}, wanted(), free=()) == (m.Stop("a"),)
-
-
-def test_a_group_lets_go_of_devices_between_two_epochs_only():
-    assert m.moves({"a": group(0, 1, stance=INSIDE)}, wanted(a=[1]), free=()) == ()
-    assert m.moves({"a": group(0, 1)}, wanted(a=[1]), free=()) == (m.Shrink("a", (1,)),)
-
-
-def test_a_device_that_is_let_go_of_can_be_taken_at_once_or_when_it_is_said_to_be_free():
-    held = {"a": group(0, 1)}
-    assert m.moves(held, wanted(b=[1], a=[0]), free=()) == (m.Shrink("a", (0,)),)
-    assert m.moves(held, wanted(b=[1], a=[0]), free=(), frees_at_once=True) == (m.Shrink("a", (0,)), m.Start("b", (1,)))
-
-
-def test_the_devices_of_a_group_that_stops_are_not_free_before_it_has_saved():
+def test_where_devices_are_free_at_once_they_are_taken_at_once_but_those_of_a_group_that_stops():
+    """It saves first."""
+    assert m.moves({"a": group(0, 1)}, wanted(b=[1], a=[0]), free=(), frees_at_once=True) == (
+        m.Shrink("a", (0,)), m.Start("b", (1,)))
     assert m.moves({"a": group(0)}, wanted(b=[0]), free=(), frees_at_once=True) == (m.Stop("a"),)
-
-
-def test_a_group_takes_devices_in_at_any_step_and_keeps_its_master():
-    assert m.moves({"a": group(3, stance=INSIDE)}, wanted(a=[2, 3, 4]), free={2}) == ()
-    assert m.moves({"a": group(3, stance=INSIDE)}, wanted(a=[2, 3, 4]), free={2, 4}) == (m.Grow("a", (3, 2, 4)),)
-
-
-def test_in_a_ring_a_group_takes_devices_in_between_two_epochs():
-    inside = group(0, stance=INSIDE, grows_inside=False)
-    assert m.moves({"a": inside}, wanted(a=[0, 1]), free={1}) == ()
-    assert m.moves({"a": replace(inside, stance=BETWEEN)}, wanted(a=[0, 1]), free={1}) == (m.Grow("a", (0, 1)),)
-
-
-@pytest.mark.parametrize("holding", [group(0, 1, least=2), group(0, 1, can_change=False)])
-def test_a_group_stops_when_too_little_would_stay_or_when_it_cannot_change(holding):
-    assert m.moves({"a": holding}, wanted(a=[1, 2]), free={2}) == (m.Stop("a"),)
-
-
-def test_a_group_that_cannot_change_stops_before_it_gets_more():
-    inside = group(0, stance=INSIDE, can_change=False)
-    assert m.moves({"a": inside}, wanted(a=[0, 1]), free={1}) == ()
-    assert m.moves({"a": replace(inside, stance=BETWEEN)}, wanted(a=[0, 1]), free={1}) == (m.Stop("a"),)
-
-
-def test_a_group_that_moves_shrinks_before_it_grows():
-    held = {"a": group(0, 1)}
-    assert m.moves(held, wanted(a=[1, 2]), free={2}) == (m.Shrink("a", (1,)),)
-
-
-# ---- newcomers that have to build the network first --------------------------------------------
-
-
-def test_free_devices_are_recruited_one_by_one_and_taken_in_together():
-    alone = group(0, stance=INSIDE, recruits={})
-    assert m.moves({"a": alone}, wanted(a=[0, 1, 2]), free={1}) == (m.Recruit("a", (1,)),)
-    half = replace(alone, recruits={1: True, 2: False})
-    assert m.moves({"a": half}, wanted(a=[0, 1, 2]), free=()) == ()
-    assert m.moves({"a": replace(half, recruits={1: True, 2: True})}, wanted(a=[0, 1, 2]), free=()) == (
-        m.Grow("a", (0, 1, 2)),)
-
-
-def test_recruits_that_are_wanted_no_more_are_dismissed():
-    held = {"a": group(0, stance=INSIDE, recruits={1: True, 2: False})}
-    assert m.moves(held, wanted(a=[0, 2]), free=()) == (m.Dismiss("a", (1,)),)
-    assert m.moves(held, wanted(), free=()) == (m.Dismiss("a", (1, 2)),)
-
-
-def test_a_group_changes_at_once_from_some_devices_to_others_that_have_built_the_network():
-    held = {"a": group(0, 1, recruits={2: True})}
-    assert m.moves(held, wanted(a=[1, 2]), free=()) == (m.Grow("a", (1, 2)),)
-    waits = {"a": group(0, 1, recruits={2: False})}
-    assert m.moves(waits, wanted(a=[1, 2]), free=()) == (m.Shrink("a", (1,)),)
-
-
-def test_a_group_that_will_have_to_stop_recruits_nobody():
-    held = {"a": group(0, stance=INSIDE, can_change=False, recruits={})}
-    assert m.moves(held, wanted(a=[0, 1]), free={1}) == ()
 
 
 # ---- what all moves promise --------------------------------------------------------------------

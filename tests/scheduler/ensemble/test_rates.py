@@ -23,25 +23,16 @@ def test_beyond_two_nodes_the_rate_is_equation_5_of_the_paper():
         expected = m * measured[7] / 8 * (measured[7] / measured[6] * 7 / 8) ** (m - 8)
         assert rt.rate(network, m) == pytest.approx(expected, rel=1e-12)
     assert [rt.rate(network, m) for m in range(1, 9)] == list(measured)
-
-
-def test_a_gain_that_grows_is_not_carried_on():
-    assert rt.rate(Network("a", (10.0, 22.0)), 4) == pytest.approx(44.0)  # efficiency 11 stays 11
-
-
-def test_one_measurement_promises_no_scaling():
+    assert rt.rate(Network("a", (10.0, 22.0)), 4) == pytest.approx(44.0)  # but a gain that grows is not carried on
     assert rt.curve(Network("a", (10.0,)), 3).tolist() == [10.0, 10.0, 10.0]
-    assert rt.curves(table((10.0,)), 3).useful.tolist() == [[True, False, False]]
 
 
-def test_useful_counts_are_faster_than_all_fewer_ones():
-    found = rt.curves(table((10.0, 9.0, 12.0, 12.0, 13.0)), 5).useful
-    assert found.tolist() == [[True, False, True, False, True]]
-
-
-def test_bounds_say_where_usefulness_begins_and_ends():
-    bounded = RateTable(100, 4, (Network("a", (10.0, 5.0, 6.0, 7.0), min_gpus=2, max_gpus=3),))
-    assert rt.curves(bounded, 4).useful.tolist() == [[False, True, True, False]]
+@pytest.mark.parametrize(("rates", "bounds", "useful"), [
+    ((10.0,), {}, [True, False, False]),  # one measurement promises no scaling
+    ((10.0, 9.0, 12.0, 12.0, 13.0), {}, [True, False, True, False, True]),
+    ((10.0, 5.0, 6.0, 7.0), {"min_gpus": 2, "max_gpus": 3}, [False, True, True, False])])
+def test_useful_counts_are_within_the_bounds_and_faster_than_all_fewer_ones(rates, bounds, useful):
+    assert rt.curves(RateTable(100, 4, (Network("a", rates, **bounds),)), len(useful)).useful.tolist() == [useful]
 
 
 @given(ensembles())
