@@ -60,10 +60,22 @@ def lines(job, system="slurm", site=None):
     return render(job, SYSTEMS[system], site or Site()).splitlines()
 
 
+GPUS = Site(gpus=4, ranks=6)
+
+
+@pytest.mark.parametrize(("changes", "system", "site", "line"), [
+    ({"ranks": 7}, "slurm", None, "#SBATCH --ntasks-per-node=7"),
+    ({"queue": "debug"}, "pbs", SITES["polaris"], "#PBS -q debug"),
+    ({"queue": "debug"}, "slurm", SITES["perlmutter"], "#SBATCH --qos=debug"),  # the user's goes before the site's
+    ({}, "slurm", GPUS, "#SBATCH --gpus-per-node=4"), ({}, "pbs", GPUS, "#PBS -l select=2:mpiprocs=6:ngpus=4"),
+    ({}, "lsf", GPUS, '#BSUB -gpu "num=4"'), ({"folder": Path("/x/$HOME")}, "slurm", None, "cd '/x/$HOME' || exit 2"),
+    ({"spec": "a; rm b.yaml"}, "slurm", None, "    /home/me/env/bin/python3 -m fleet.run 'a; rm b.yaml'")])
+def test_what_a_job_asks_for_is_a_line(changes, system, site, line):
+    assert line in lines(replace(JOB, **changes), system, site)
+
+
 def test_the_ranks_asked_for_are_those_started():
-    script = lines(replace(JOB, ranks=7))
-    assert "#SBATCH --ntasks-per-node=7" in script
-    assert any(line.strip().startswith("mpirun -n 14 --map-by ppr:7:node") for line in script)
+    assert any(line.strip().startswith("mpirun -n 14 --map-by ppr:7:node") for line in lines(replace(JOB, ranks=7)))
 
 
 def test_every_word_that_a_template_may_say_is_filled_in():
@@ -91,22 +103,10 @@ def test_the_interpreter_is_the_users_whatever_a_module_puts_into_path():
     assert text.count("-m fleet") == text.count("/home/me/env/bin/python3 -m fleet") == 2
 
 
-def test_the_queue_of_the_user_goes_before_the_sites():
-    assert "#PBS -q debug" in lines(replace(JOB, queue="debug"), "pbs", SITES["polaris"])
-    assert "#SBATCH --qos=debug" in lines(replace(JOB, queue="debug"), "slurm", SITES["perlmutter"])
-
-
 def test_a_system_that_does_not_warn_has_the_time_kept_for_it():
     assert any("--warn-after=7080 " in line for line in lines(JOB, "pbs"))
     assert not any("--warn-after" in line for line in lines(JOB, "slurm"))
     assert not any("--warn-after" in line for line in lines(replace(JOB, walltime=None), "local"))
-
-
-def test_gpus_are_asked_for_where_a_site_says_no_more_than_their_number():
-    site = Site(gpus=4, ranks=6)
-    assert "#SBATCH --gpus-per-node=4" in lines(JOB, "slurm", site)
-    assert "#PBS -l select=2:mpiprocs=6:ngpus=4" in lines(JOB, "pbs", site)
-    assert '#BSUB -gpu "num=4"' in lines(JOB, "lsf", site)
 
 
 @pytest.mark.parametrize("wrong", [{"account": "a b"}, {"queue": "x\n#SBATCH --wrap=rm"}, {"account": "-q"}])
@@ -120,12 +120,6 @@ def test_a_folder_that_directives_cannot_name_is_refused_by_batch_systems_alone(
     with pytest.raises(InputError, match="need a folder whose path"):
         render(job, SYSTEMS["pbs"], Site())
     assert lines(job, "local")
-
-
-def test_words_of_the_shell_in_names_are_quoted():
-    job = replace(JOB, spec="a; rm b.yaml", folder=Path("/x/$HOME"))
-    assert "cd '/x/$HOME' || exit 2" in lines(job)
-    assert lines(job)[-1] == "    /home/me/env/bin/python3 -m fleet.run 'a; rm b.yaml'"
 
 
 if __name__ == "__main__":

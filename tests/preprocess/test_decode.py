@@ -29,48 +29,37 @@ def assert_near(image, expected, most):
     assert np.abs(image.astype(int) - expected.astype(int)).max() <= most
 
 
-def test_a_png_comes_back_exactly():
-    assert np.array_equal(decode(encode(pattern(5, 7))), pattern(5, 7))
-
-
-def test_a_jpeg_comes_back_nearly():
-    assert_near(decode(encode(smooth(40, 64), "JPEG", quality=95)), smooth(40, 64), most=8)
-
-
-def test_greyscale_gives_three_equal_channels_unless_one_is_asked_for():
-    grey = pattern(5, 7, channels=1)
-    assert np.array_equal(decode(encode(grey)), np.repeat(grey, 3, axis=2))
-    assert np.array_equal(decode(encode(grey), "L"), grey)
-
-
-def test_colour_to_greyscale_is_the_usual_weighted_sum():
-    image = pattern(5, 7)
-    expected = (image @ [0.299, 0.587, 0.114])[:, :, None]
-    assert_near(decode(encode(image), "L"), expected.round(), most=1)
-
-
-def test_transparency_is_dropped_and_not_blended():
-    image = np.concatenate([pattern(5, 7), np.zeros((5, 7, 1), np.uint8)], axis=2)
-    assert np.array_equal(decode(encode(image)), pattern(5, 7))
-
-
-@pytest.mark.parametrize("transparency", [None, 0, b"\x00\x80"])
-def test_a_palette_is_looked_up(transparency):
+def palette():
     image = Image.new("P", (2, 1))
     image.putpalette([10, 20, 30, 40, 50, 60])
     image.putpixel((1, 0), 1)
-    options = {} if transparency is None else {"transparency": transparency}
-    assert decode(encode(image, **options)).tolist() == [[[10, 20, 30], [40, 50, 60]]]
+    return image
 
 
-def test_cmyk_becomes_rgb():
-    cyan = Image.new("CMYK", (8, 8), (255, 0, 0, 0))
-    assert_near(decode(encode(cyan, "JPEG", quality=95)), np.full((8, 8, 3), (0, 255, 255)), most=4)
+RGB, GREY = pattern(5, 7), pattern(5, 7, channels=1)
+LOOKED_UP = np.array([[[10, 20, 30], [40, 50, 60]]])
+FRAMES = [Image.new("L", (2, 2), value) for value in (10, 200)]
 
 
-def test_sixteen_bit_greyscale_keeps_its_upper_bits():
-    image = Image.fromarray(np.array([[0, 255, 256, 65535]], np.uint16))
-    assert decode(encode(image), "L")[:, :, 0].tolist() == [[0, 0, 1, 255]]
+# The bytes of a file, and the image that it is: to how much, where the format loses something.
+@pytest.mark.parametrize(("data", "mode", "expected", "most"), [
+    (encode(RGB), "RGB", RGB, 0), (encode(GREY), "L", GREY, 0),
+    (encode(GREY), "RGB", np.repeat(GREY, 3, axis=2), 0),  # three equal channels
+    (encode(RGB), "L", (RGB @ [0.299, 0.587, 0.114])[:, :, None].round(), 1),  # the usual weighted sum
+    (encode(np.concatenate([RGB, np.zeros((5, 7, 1), np.uint8)], axis=2)), "RGB", RGB, 0),  # nothing is blended
+    *((encode(palette(), **more), "RGB", LOOKED_UP, 0) for more in (
+        {}, {"transparency": 0}, {"transparency": b"\x00\x80"})),
+    (encode(Image.fromarray(np.array([[0, 255, 256, 65535]], np.uint16))), "L",
+     np.array([[[0], [0], [1], [255]]]), 0),  # the upper bits
+    (encode(FRAMES[0], "GIF", save_all=True, append_images=FRAMES[1:]), "L", np.full((2, 2, 1), 10), 0),
+    (encode(smooth(40, 64), "JPEG", quality=95), "RGB", smooth(40, 64), 8),
+    (encode(Image.new("CMYK", (8, 8), (255, 0, 0, 0)), "JPEG", quality=95), "RGB",
+     np.full((8, 8, 3), (0, 255, 255)), 4),
+], ids=["a PNG", "a grey one", "a grey one in colour", "one in colour in grey", "transparency", "a palette",
+        "a palette of which one is transparent", "a palette with transparencies", "16 bits", "an animation", "a JPEG",
+        "CMYK"])
+def test_a_file_is_an_image(data, mode, expected, most):
+    assert_near(decode(data, mode), expected, most)
 
 
 def test_pixels_without_a_fixed_range_are_refused():

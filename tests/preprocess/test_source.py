@@ -43,27 +43,6 @@ def test_validation_may_be_left_out(folder):
     assert open_data("image_folder", str(folder), None, seed=7).validation is None
 
 
-def test_validation_data_of_its_own_stands_before_a_fraction(folder):
-    (folder.parent / "all").mkdir()
-    folder.rename(folder.parent / "all/train")
-    write(folder.parent / "all/val/cat/9.png", pattern(4, 6))
-    data = open_data("image_folder", str(folder.parent / "all"), 0.5, seed=7)
-    assert (len(data.train), len(data.validation)) == (8, 1)
-
-
-def test_validation_may_be_another_path_and_lack_classes(folder):
-    write(folder.parent / "more/dog/9.png", pattern(4, 6))
-    data = open_data("image_folder", str(folder), str(folder.parent / "more"), seed=7)
-    assert data.validation.labels.tolist() == [1]  # dog, as in the training data
-    assert data.validation.classes == ("cat", "dog")
-
-
-def test_validation_data_with_other_classes_is_refused(folder):
-    write(folder.parent / "more/eel/9.png", pattern(4, 6))
-    with pytest.raises(InputError, match="more: .* classes that the training data lacks: eel"):
-        open_data("image_folder", str(folder), str(folder.parent / "more"), seed=7)
-
-
 def test_one_class_is_not_enough(folder):
     (folder / "dog").rename(folder.parent / "dog")
     with pytest.raises(InputError, match="only one class, 'cat'"):
@@ -120,13 +99,15 @@ def test_the_two_shares_of_one_seed_are_chosen_apart():
         split(source, 2, 1, "test")
 
 
-def test_test_data_may_be_another_path_and_lack_classes_but_not_have_others(folder):
+@pytest.mark.parametrize("part", ["validation", "test"])
+def test_a_part_may_be_another_path_and_lack_classes_but_not_have_others(folder, part):
     write(folder.parent / "more/dog/9.png", pattern(4, 6))
-    data = open_data("image_folder", str(folder), None, seed=7, test=str(folder.parent / "more"))
-    assert (len(data.train), data.test.labels.tolist(), data.test.classes) == (8, [1], ("cat", "dog"))
+    asked = {"validation": None, "seed": 7, part: str(folder.parent / "more")}
+    data = open_data("image_folder", str(folder), **asked)
+    assert (len(data.train), data.parts()[part].labels.tolist(), data.classes) == (8, [1], ("cat", "dog"))
     write(folder.parent / "more/eel/9.png", pattern(4, 6))
-    with pytest.raises(InputError, match="more: the test data has classes that the training data lacks: eel"):
-        open_data("image_folder", str(folder), None, seed=7, test=str(folder.parent / "more"))
+    with pytest.raises(InputError, match=f"more: the {part} data has classes that the training data lacks: eel"):
+        open_data("image_folder", str(folder), **asked)
 
 
 def parted(folder, *parts):

@@ -10,7 +10,6 @@ from fleet.errors import UserError
 from fleet.jobs.slurm_running import SiteCheckpoints, read_site, running_jobs
 from launch.slurm_jobs import SlurmJob
 from scheduler.base import InputError
-from scheduler.eviction.plan import RunningJob
 from scheduler.eviction.running_jobs import FileSystem
 from tests.launch.conftest import made_up
 
@@ -165,25 +164,24 @@ def join(job, site=None, storage=STORAGE, **options):
     return running_jobs([job], site or SiteCheckpoints(), storage, NOW, **options)[0]
 
 
-def test_a_job_of_which_nothing_is_said_can_only_be_killed_and_loses_all_it_did():
-    assert join(slurm(), storage=None) == RunningJob("7", 2, 2 * 5400)
-
-
-def test_with_an_interval_alone_the_last_checkpoint_is_counted_from_the_start():
-    said = {"interval_min": 60, "critical_gb": 3}
-    assert join(slurm(said)) == RunningJob("7", 2, 2 * 1800, app_time=30.1)
-
-
-def test_a_last_checkpoint_that_is_said_counts():
-    assert join(slurm({"last_checkpoint": NOW - 600})).loss == 2 * 600
+@pytest.mark.parametrize(("said", "more", "expected"), [
+    ({}, {"storage": None}, {"loss": 2 * 5400, "app_time": None, "sys_time": None}),  # it can only be killed
+    ({"interval_min": 60, "critical_gb": 3}, {}, {"loss": 2 * 1800, "app_time": 30.1}),  # counted from the start
+    ({"last_checkpoint": NOW - 600}, {}, {"loss": 2 * 600}),
+    ({"last_checkpoint": NOW + 30}, {}, {"loss": 0}),  # clocks may differ a little
+    # Times that are said go before those that follow from sizes.
+    ({"memory_gb": 60, "sys_time": 0.25}, {"resolution": 0.5}, {"sys_time": 0.5})])
+def test_what_is_said_of_a_job_says_what_stopping_it_costs(said, more, expected):
+    found = join(slurm(said), **more)
+    assert {name: getattr(found, name) for name in expected} == expected
+    assert (found.id, found.nodes) == ("7", 2)
 
 
 def test_a_last_checkpoint_from_before_a_requeue_counts_from_the_new_start():
     assert join(slurm({"last_checkpoint": NOW - 99_999}, elapsed_s=60)).loss == 2 * 60
 
 
-def test_clocks_may_differ_a_little_but_no_checkpoint_lies_in_the_future():
-    assert join(slurm({"last_checkpoint": NOW + 30})).loss == 0
+def test_no_checkpoint_lies_in_the_future():
     with pytest.raises(UserError, match="job 7: its last_checkpoint lies 90 s in the future"):
         join(slurm(), SiteCheckpoints({"last_checkpoint": NOW + 90}))
 
@@ -196,10 +194,6 @@ def test_the_nearer_to_the_job_something_is_said_the_more_it_counts():
     assert join(slurm(id="8", name="x"), site).app_time == 2
     assert join(slurm(id="8", name="x", partition="x"), site).app_time == 1
     assert join(slurm(id="7_3"), site).app_time == 4
-
-
-def test_times_that_are_said_go_before_those_that_follow_from_sizes():
-    assert join(slurm({"memory_gb": 60, "sys_time": 0.25}), resolution=0.5).sys_time == 0.5
 
 
 @pytest.mark.parametrize(("job", "storage", "message"), [

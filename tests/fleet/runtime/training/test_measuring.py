@@ -60,33 +60,24 @@ def measured(monkeypatch, durations, profile, is_told=False, rank=0):
     return measure_rate(group(step, rank), SAMPLE, profile, 10), stops
 
 
-def test_a_measurement_ends_when_its_spread_is_small_enough(monkeypatch):
-    found, stops = measured(monkeypatch, [9.0, 1.0], Profile(batches=100, timed=99, seconds=1000, spread=0.01))
-    assert found == StepRate(10.0, 0.0, 6)
-    assert stops == [False] * 6 + [True]
+MANY = {"batches": 100, "timed": 99, "seconds": 1000, "spread": 0.01}
 
 
-def test_a_measurement_whose_steps_differ_goes_on(monkeypatch):
-    durations = [1.0, *([1.0, 3.0] * 50)]
-    found, stops = measured(monkeypatch, durations, Profile(batches=40, timed=39, seconds=1000, spread=0.01))
-    assert (len(stops), found.steps) == (40, 39)
-
-
-def test_a_measurement_ends_when_it_has_taken_long_enough(monkeypatch):
-    found, stops = measured(monkeypatch, [7.0], Profile(batches=100, timed=20, seconds=30))
-    assert stops == [False] * 5 + [True]  # the one after 35 s
-    assert found.steps == 3  # after 21 s of warming up
-    assert found.rate == pytest.approx(10 / 7)
-
-
-def test_a_measurement_of_steps_that_take_for_ever_has_two(monkeypatch):
-    found, stops = measured(monkeypatch, [100.0], Profile(seconds=30))
-    assert (stops, found.steps) == ([False, True], 1)
+@pytest.mark.parametrize(("durations", "profile", "steps", "timed", "rate"), [
+    ([9.0, 1.0], MANY, 7, 6, 10.0), ([1.0, *([1.0, 3.0] * 50)], {**MANY, "batches": 40, "timed": 39}, 40, 39, None),
+    # It ends after 35 s, of which 21 warm up.
+    ([7.0], {"batches": 100, "timed": 20, "seconds": 30}, 6, 3, 10 / 7), ([100.0], {"seconds": 30}, 2, 1, 10 / 100)],
+    ids=["the spread is small enough", "steps differ", "it has taken long enough", "steps take for ever"])
+def test_a_measurement_goes_on_until_it_knows_the_rate_or_has_taken_long_enough(
+        monkeypatch, durations, profile, steps, timed, rate):
+    found, stops = measured(monkeypatch, durations, Profile(**profile))
+    assert (len(stops), found.steps) == (steps, timed)
+    assert stops[:-1] == [False] * (steps - 1)
+    assert rate is None or (found.rate, stops[-1]) == (pytest.approx(rate), True)
 
 
 def test_only_the_master_ends_a_measurement_and_all_end_with_it(monkeypatch):
-    profile = Profile(batches=100, timed=99, seconds=1000, spread=0.01)
-    found, stops = measured(monkeypatch, [1.0], profile, is_told=True, rank=1)
+    _, stops = measured(monkeypatch, [1.0], Profile(**MANY), is_told=True, rank=1)
     assert stops == [False] * 3
 
 
