@@ -55,8 +55,8 @@ class Chain:
         self.source = source
         transforms, scale = split_scale(transforms)
         self.affine = affine_of(scale)
-        self._target = target_of(source) if is_mask(source) else None
-        if self._target is not None:
+        self._masks = target_of(source) if is_mask(source) else None
+        if self._masks is not None:
             transforms = decoded_whole(transforms)
         self._fixed, self._varying = split_transforms(transforms, fixed)
         self._seed, self._random = seed, _Generators(seed)
@@ -94,7 +94,7 @@ class Chain:
         """
         try:
             data = self.source.read(index)
-            mask = None if self._target is None else read_mask(self.source, index, self._target)
+            mask = None if self._masks is None else read_mask(self.source, index, self._masks)
         except IndexError as error:
             raise InputError(f"the source says that it has {counted(len(self.source), 'sample')}, and has none at "
                              f"{index}: {error}") from error
@@ -131,7 +131,7 @@ class Chain:
         Returns:
             The samples, and how many transforms were done to them; :meth:`end` does the rest.
         """
-        void = 0 if self._target is None else self._target.void
+        void = 0 if self._masks is None else self._masks.void
         return done(self._varying, kernels, np.asarray(images), None if masks is None else np.asarray(masks), void,
                     self._seed, epoch, indices, training)
 
@@ -163,11 +163,11 @@ class Chain:
 
     def _apply(self, transforms: Sequence[Transform], part: Part, rng: np.random.Generator, training: bool) -> Part:
         image = part.image
-        if self._target is None or part.mask is None:
+        if self._masks is None or part.mask is None:
             for transform in transforms:
                 image = transform.apply(image, rng, training)
             return Part(image)
-        mask = Mask(part.mask, self._target.void)
+        mask = Mask(part.mask, self._masks.void)
         for transform in transforms:
             image, mask = transform.apply_with_mask(image, mask, rng, training)
         return Part(image, mask.pixels)

@@ -41,8 +41,8 @@ class _Room(threading.local):
         return self._arrays[shape, dtype]
 
 
-class Pipeline:
-    """Prepares the samples of a source. Nothing is read until the first is asked for.
+class Pipeline(Chain):
+    """Prepares the samples of a source, into arrays. Nothing is read until the first is asked for.
 
     Args:
         source: where they come from.
@@ -56,8 +56,8 @@ class Pipeline:
 
     def __init__(self, source: Source, transforms: Sequence[Transform], seed: int, sample: SampleSpec,
                  fixed: int | None = None, carried: TargetSpec | None = None, piece: Piece | None = None) -> None:
-        self.sample, self._seed, self._piece = sample, seed, piece
-        self._chain = Chain(source, expecting(transforms, sample.unfinished), seed, fixed)
+        super().__init__(source, expecting(transforms, sample.unfinished), seed, fixed)
+        self.sample, self._piece = sample, piece
         self._carried = carried or sample.kept_target
         self._shape, self._dtype = sample.wire.shape, np.dtype(sample.wire.dtype)
         self._target, self._room = sample.target, _Room()
@@ -68,24 +68,9 @@ class Pipeline:
         return cls(source, transforms, seed, probe(source, transforms, seed))
 
     @property
-    def source(self) -> Source:
-        """Where samples come from."""
-        return self._chain.source
-
-    @property
     def samples(self) -> int:
         """How many the source has."""
         return len(self.source)
-
-    @property
-    def is_random(self) -> bool:
-        """Whether a sample differs from epoch to epoch."""
-        return self._chain.is_random
-
-    @property
-    def is_work(self) -> bool:
-        """Whether to finish a kept sample takes more than to copy it."""
-        return self._chain.is_work
 
     def order(self, epoch: int) -> np.ndarray:
         """The permutation of the samples in one epoch of the stream."""
@@ -101,17 +86,13 @@ class Pipeline:
         assert kept is not None
         return np.empty((samples, *kept.shape), kept.dtype), np.empty(samples, self.sample.kept_target.wire)
 
-    def prepare(self, index: int) -> Part:
-        """Read a sample and do what is the same in every epoch; see :meth:`preprocess.chain.Chain.prepare`."""
-        return self._chain.prepare(index)
-
     def finish(self, part: Part, index: int, epoch: int, training: bool = True) -> Part:
         """Do to a prepared sample what differs from epoch to epoch, and check its shape.
 
         Raises:
             BadSample: a transform cannot be applied to it, or it has another shape or type than the others.
         """
-        return self._check(self._chain.vary(part, index, epoch, training), index)
+        return self._check(self.vary(part, index, epoch, training), index)
 
     def _check(self, part: Part, index: int) -> Part:
         image = part.image
@@ -133,7 +114,7 @@ class Pipeline:
         Returns:
             The samples that cannot be used, each with its position; their images are 0 and their targets marked.
         """
-        if not self._chain.is_random or LOADING.kernels is None:
+        if not self.is_random or LOADING.kernels is None:
             return self._each(indices, lambda index: self._make(index, epoch, training), images, targets, self._target)
         everything, bad = np.fromiter(indices, np.int64), list[BadSample]()
         for first in range(0, len(everything), _AT_ONCE):
@@ -160,7 +141,7 @@ class Pipeline:
         try:
             return self.finish(part, index, epoch, training)
         finally:
-            if self._chain.is_random:
+            if self.is_random:
                 LOADING.spent(time.perf_counter() - began)
 
     def keep(self, indices: Iterable[int], images: np.ndarray, targets: np.ndarray) -> list[BadSample]:
@@ -183,7 +164,7 @@ class Pipeline:
             epoch, images, targets, training: as in :meth:`load`.
         """
         kept = self.taken(kept)
-        if not self._chain.is_random:
+        if not self.is_random:
             images[:], targets[:] = kept, self.answered(kept_targets, indices)
             return []
         of_kept = self._carried
@@ -208,15 +189,15 @@ class Pipeline:
         kernels, began = LOADING.kernels, time.perf_counter()
         begun = None
         if kernels is not None and len(positions):
-            begun = self._chain.begin(kernels, parts, masks, indices[positions], epoch, training)
-            if begun[1] == self._chain.varying and self._take(begun[0], positions, indices, images, targets):
+            begun = self.begin(kernels, parts, masks, indices[positions], epoch, training)
+            if begun[1] == self.varying and self._take(begun[0], positions, indices, images, targets):
                 return []
         bad = []
         for place, (position, index) in enumerate(zip(positions.tolist(), indices[positions].tolist(), strict=True)):
             try:
-                part = (self._chain.vary(Part(parts[place], None if masks is None else masks[place]), index, epoch,
+                part = (self.vary(Part(parts[place], None if masks is None else masks[place]), index, epoch,
                                          training)
-                        if begun is None else self._chain.end(begun, place, index, epoch, training))
+                        if begun is None else self.end(begun, place, index, epoch, training))
                 self._check(part, index)
                 self._reader.put(targets, position, index, part.mask)
                 images[position] = part.image

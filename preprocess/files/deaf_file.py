@@ -26,6 +26,7 @@ class DeafFile:
 
     def __init__(self, file: IO[bytes], path: Path) -> None:
         self._file, self._path = file, path
+        self.read, self.seek, self.tell = file.read, file.seek, file.tell  # by the first, h5py knows a file
         self._error: OSError | None = None
         self._unwritten: list[tuple[int, bytes]] = []  # where what is not in the file should be
 
@@ -69,10 +70,6 @@ class DeafFile:
             self._error = self._error or error
         return size
 
-    def read(self, size: int = -1) -> bytes:
-        """By this h5py knows a file; it calls ``readinto``."""
-        return self._file.read(size)
-
     def readinto(self, buffer: memoryview) -> int:
         """Read what was written, to the file or not."""
         start, view = self._file.tell(), memoryview(buffer).cast("B")
@@ -84,14 +81,6 @@ class DeafFile:
                 view[first - start:end - start] = data[first - place:end - place]
                 count = max(count, end - start)
         return count
-
-    def seek(self, offset: int, whence: int = 0) -> int:
-        """As of any file."""
-        return self._file.seek(offset, whence)
-
-    def tell(self) -> int:
-        """As of any file."""
-        return self._file.tell()
 
     def flush(self) -> None:
         """Nothing is held back."""

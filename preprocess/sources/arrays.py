@@ -73,16 +73,16 @@ class Arrays(Targeted):
             if name not in places:
                 raise InputError(f"{origin}: no array {name!r}; there are {', '.join(sorted(places)) or 'none'} "
                                  "(options: inputs, targets, weights)")
-        self._place, place = places[names.inputs], places[names.targets]
+        self._place, self._of_targets = places[names.inputs], places[names.targets]
         self.places = (f"{os.path.realpath(self._place.path)}:{self._place.member or ''}",)
         _check_inputs(self._inputs, self._place)
-        count, values = len(self._inputs), place.open()
+        count, values, place = len(self._inputs), self._targets, str(self._of_targets)
         if values.shape[:1] != (count,):
             raise InputError(f"{origin}: {names.inputs} has {count} rows and {names.targets} "
                              f"{values.shape[0] if values.shape else 'none'}; there should be a target for each input")
-        kind = guess(values, str(place)) if target is None else target.kind
-        targets = (ArrayMasks(place, count, masks) if kind == "mask"
-                   else understand(values, target, str(place), self.name))
+        kind = guess(values, place) if target is None else target.kind
+        targets = (Masks(count, masks, self._name_of_mask, self._mask) if kind == "mask"
+                   else understand(values, target, place, self.name))
         weights = np.array(flat(places[names.weights].open())) if names.weights in places else None
         super().__init__(targets, weights, count)
 
@@ -98,35 +98,20 @@ class Arrays(Targeted):
         """See :mod:`preprocess.fingerprint`."""
         return replace(marks_by_reading(self, self._inputs.nbytes, "row"), facts={"inputs": described(self._inputs)})
 
-    def __getstate__(self) -> dict[str, object]:
-        """Without the array that is open: other ranks open it themselves."""
-        return {name: value for name, value in self.__dict__.items() if name != "_inputs"}
-
     @cached_property
     def _inputs(self) -> np.ndarray:
         return self._place.open()
 
-
-class ArrayMasks(Masks):
-    """The masks in an array, (n, height, width) of integers."""
-
-    def __init__(self, place: ArrayPlace, count: int, coding: PixelClasses) -> None:
-        self._place = place
-        super().__init__(count, coding)
-
-    def name(self, index: int) -> str:  # noqa: D102 - Masks says it
-        return f"{self._place}[{index}]"
-
-    def content(self, index: int) -> np.ndarray:  # noqa: D102
-        return np.array(self._array[index])
-
-    def __getstate__(self) -> dict[str, object]:
-        """Without the array that is open."""
-        return {name: value for name, value in self.__dict__.items() if name != "_array"}
-
     @cached_property
-    def _array(self) -> np.ndarray:
-        return self._place.open()
+    def _targets(self) -> np.ndarray:
+        return self._of_targets.open()
+
+    def _mask(self, index: int) -> np.ndarray:
+        """One of masks (n, height, width) of integers."""
+        return np.array(self._targets[index])
+
+    def _name_of_mask(self, index: int) -> str:
+        return f"{self._of_targets}[{index}]"
 
 
 def open_npz(path: str, inputs: str = Names.inputs, targets: str = Names.targets, weights: str | None = None,

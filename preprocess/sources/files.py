@@ -10,8 +10,7 @@ import numpy as np
 
 from preprocess.base import InputError
 from preprocess.files.npz import ArrayPlace
-from preprocess.passing import read_file
-from preprocess.sources.image_folder import EXTENSIONS, images_below
+from preprocess.sources.image_folder import EXTENSIONS, OneFileEach, images_below
 
 
 class InOrder:
@@ -22,7 +21,7 @@ class InOrder:
         return np.arange(len(self))
 
 
-class NamedFiles(InOrder):
+class NamedFiles(OneFileEach, InOrder):
     """Image files, in the order in which they are named.
 
     Args:
@@ -33,7 +32,7 @@ class NamedFiles(InOrder):
     """
 
     def __init__(self, paths: Sequence[str | Path]) -> None:
-        self._files: list[str] = []
+        self._files = []
         for path in map(str, paths):
             if not os.path.exists(path):
                 raise InputError(f"{path}: no such file or folder")
@@ -45,14 +44,6 @@ class NamedFiles(InOrder):
 
     def __len__(self) -> int:
         return len(self._files)
-
-    def read(self, index: int) -> bytes:
-        """The bytes of the file; see :class:`~preprocess.base.Source`."""
-        return read_file(self.name(index), lambda: self.name(index))
-
-    def name(self, index: int) -> str:
-        """The path of the file."""
-        return self._files[index]
 
 
 class NamedRows(InOrder):

@@ -32,7 +32,7 @@ from preprocess.base import BadSample, InputError
 from preprocess.fingerprint import Marks, described, hashed, marks_by_reading
 from preprocess.passing import read_patiently
 from preprocess.sources.arrays import Opened, open_parts
-from preprocess.sources.masks import Masks, MasksWithin, PixelClasses
+from preprocess.sources.masks import Masks, PixelClasses
 from preprocess.sources.targets import Targeted, Targets, flat, numbered, understand
 from preprocess.target import KINDS, TargetWish
 
@@ -102,10 +102,6 @@ class HDF5(Targeted):
             part["left_out"].asstr()[:], part["left_out_because"].asstr()[:], part["left_out_at"][:].tolist(),
             strict=True)]
 
-    def __getstate__(self) -> dict[str, object]:
-        """Without the file that is open: other ranks open it themselves."""
-        return {name: value for name, value in self.__dict__.items() if name not in ("_part", "_is_encoded")}
-
     @cached_property
     def _part(self) -> h5py.Group:
         return open_file(self.path)[self.group]
@@ -148,7 +144,7 @@ class HDF5(Targeted):
             names = tuple(part["classes"].asstr()[:])
             coding = PixelClasses(range(len(names)), names, ignore)
         self._masks_are_files = _is_encoded(column)
-        return MasksWithin(self, len(column), coding)
+        return Masks(len(column), coding, self.name, self.mask)
 
     def _understood(self, part: h5py.Group, wish: TargetWish | None) -> Targets:
         where, found = f"{self.path}: {self.group.rstrip('/')}/{self._column}", part[self._column]

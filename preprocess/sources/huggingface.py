@@ -18,7 +18,7 @@ from preprocess.base import BadSample, InputError
 from preprocess.fingerprint import Marks, marks_by_reading
 from preprocess.passing import read_file, read_patiently
 from preprocess.sources.arrays import Opened, held_out_parts, open_parts
-from preprocess.sources.masks import MasksWithin, PixelClasses
+from preprocess.sources.masks import Masks, PixelClasses
 from preprocess.sources.targets import Targeted, Targets, flat, label_sets, numbered, understand
 from preprocess.target import TargetWish
 
@@ -56,7 +56,7 @@ class Rows(Targeted):
         place = f"{origin}, column {targets!r}"
         found = None if weights is None else flat(np.asarray(rows[weights][:]))
         is_mask = _is_image(rows.features[targets])
-        super().__init__(MasksWithin(self, len(rows), masks) if is_mask
+        super().__init__(Masks(len(rows), masks, self.name, self.mask) if is_mask
                          else _understood(rows, targets, target, place, self.name), found, len(rows))
 
     def read(self, index: int) -> bytes | np.ndarray:
@@ -88,10 +88,6 @@ class Rows(Targeted):
         """See :mod:`preprocess.fingerprint`."""
         nbytes = sum(file.stat().st_size for file in Path(self._path, self._split or "").glob("*.arrow"))
         return replace(marks_by_reading(self, nbytes, "row"), facts={"inputs": ", ".join(self._inputs)})
-
-    def __getstate__(self) -> dict[str, object]:
-        """Without the files that are open: other ranks open them themselves."""
-        return {name: value for name, value in self.__dict__.items() if name != "_rows"}
 
     @cached_property
     def _rows(self) -> Any:

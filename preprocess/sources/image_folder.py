@@ -21,7 +21,30 @@ EXTENSIONS = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".pbm", ".pgm", ".png",
 VALIDATION_NAMES = ("validation", "val", "test")  # in this order
 
 
-class ImageFolder(RandomAccess):
+class OneFileEach:
+    """For sources whose samples are a file each.
+
+    Attributes:
+        folder: in which all of them are.
+    """
+
+    folder = ""
+    _files: list[str]  # their paths in it
+
+    def read(self, index: int) -> bytes:
+        """The bytes of the file; see :class:`~preprocess.base.Source`."""
+        return read_file(self.name(index), lambda: self.name(index))
+
+    def name(self, index: int) -> str:
+        """The path of the file."""
+        return os.path.join(self.folder, self._files[index])
+
+    def sample_marks(self) -> Marks:
+        """See :mod:`preprocess.fingerprint`."""
+        return marks_of_files(self._files, [os.path.join(self.folder, file) for file in self._files])
+
+
+class ImageFolder(OneFileEach, RandomAccess):
     """The images of ``folder/<class>/``, also in folders below; classes and files in alphabetical order.
 
     Hidden files and folders, and files with other extensions than ``EXTENSIONS``, are left out. Links to folders are
@@ -49,20 +72,8 @@ class ImageFolder(RandomAccess):
                        for name, found in zip(self.classes, files, strict=True) for file in found]
         self.labels = np.repeat(np.arange(len(files)), [len(found) for found in files])
 
-    def read(self, index: int) -> bytes:
-        """The bytes of the file; see :class:`~preprocess.base.Source`."""
-        return read_file(self.name(index), lambda: self.name(index))
 
-    def name(self, index: int) -> str:
-        """The path of the file."""
-        return os.path.join(self.folder, self._files[index])
-
-    def sample_marks(self) -> Marks:
-        """See :mod:`preprocess.fingerprint`."""
-        return marks_of_files(self._files, [os.path.join(self.folder, file) for file in self._files])
-
-
-class MaskedImages(Targeted):
+class MaskedImages(OneFileEach, Targeted):
     """The images of a folder, and the mask of each in another folder, under the same name but for the extension.
 
     ``_mask`` at the end of a mask's name is left out of account. Masks are images too, or ``.npy`` files.
@@ -76,7 +87,7 @@ class MaskedImages(Targeted):
     """
 
     def __init__(self, images: str, masks: str, coding: PixelClasses) -> None:
-        self.places = (images,)
+        self.folder, self.places = images, (images,)
         files, theirs = _by_stem(images, EXTENSIONS), _by_stem(masks, EXTENSIONS | {".npy"})
         if not files:
             raise InputError(f"{images}: no images (files that end in {', '.join(sorted(EXTENSIONS))})")
@@ -84,20 +95,8 @@ class MaskedImages(Targeted):
             lonely = sorted(one[stem] for stem in one.keys() - other.keys())
             if lonely:
                 raise InputError(f"{lonely[0]}: no {what} of this name in {there}{and_more(lonely)}")
-        self._files = [files[stem] for stem in sorted(files)]
+        self._files = [files[stem].removeprefix(os.path.join(images, "")) for stem in sorted(files)]
         super().__init__(MaskFiles([theirs[stem] for stem in sorted(files)], coding), None, len(files))
-
-    def read(self, index: int) -> bytes:
-        """The bytes of the image file."""
-        return read_file(self._files[index], lambda: self.name(index))
-
-    def name(self, index: int) -> str:
-        """The path of the image."""
-        return self._files[index]
-
-    def sample_marks(self) -> Marks:
-        """See :mod:`preprocess.fingerprint`."""
-        return marks_of_files([os.path.relpath(file, self.places[0]) for file in self._files], self._files)
 
 
 def open_image_folder(path: str, images: str = "images", masks: str | None = None,

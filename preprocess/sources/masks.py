@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from typing import Protocol
 
 import numpy as np
 from PIL import Image
@@ -135,6 +134,9 @@ class Masks:
     Args:
         count: how many.
         classes: as they are said, or those that the masks for training have; without any, all are looked at.
+        name: what to call a mask, by its number.
+        content: a mask as it lies there: the bytes of an image file or a ``.npy`` file, or numbers. Raises BadSample
+            where it cannot be read.
 
     Attributes:
         classes: which number is which class.
@@ -143,25 +145,15 @@ class Masks:
         InputError: one cannot be read, where all are looked at.
     """
 
-    def __init__(self, count: int, classes: PixelClasses) -> None:
+    def __init__(self, count: int, classes: PixelClasses, name: Callable[[int], str],
+                 content: Callable[[int], bytes | np.ndarray]) -> None:
+        self.name, self._content = name, content
         self.classes = classes if classes.names else self._found(count, classes.ignore)
 
     @property
     def spec(self) -> TargetSpec:
         """The description of the masks."""
         return self.classes.spec
-
-    def name(self, index: int) -> str:
-        """What to call a mask."""
-        raise NotImplementedError
-
-    def content(self, index: int) -> bytes | np.ndarray:
-        """A mask as it lies there: the bytes of an image file or a ``.npy`` file, or numbers.
-
-        Raises:
-            BadSample: they cannot be read.
-        """
-        raise NotImplementedError
 
     def read(self, index: int) -> np.ndarray:
         """The classes of the pixels of a mask, (height, width).
@@ -190,7 +182,7 @@ class Masks:
             BadSample: it cannot be read, or is none.
         """
         try:
-            found = self.content(index)
+            found = self._content(index)
             return plain_mask(found) if isinstance(found, np.ndarray) else decode_mask(found)
         except BadImage as error:
             raise BadSample(self.name(index), str(error)) from error
@@ -214,30 +206,6 @@ class Masks:
         return PixelClasses(sorted(values), [str(value) for value in sorted(values)], ignore)
 
 
-class HasMasks(Protocol):
-    """A source that holds the masks of its samples."""
-
-    def name(self, index: int) -> str:
-        """What to call a sample."""
-
-    def mask(self, index: int) -> bytes | np.ndarray:
-        """Its mask as it lies there; see :meth:`Masks.content`."""
-
-
-class MasksWithin(Masks):
-    """The masks that a source holds beside its samples."""
-
-    def __init__(self, source: HasMasks, count: int, classes: PixelClasses) -> None:
-        self._source = source
-        super().__init__(count, classes)
-
-    def name(self, index: int) -> str:  # noqa: D102 - Masks says it
-        return self._source.name(index)
-
-    def content(self, index: int) -> bytes | np.ndarray:  # noqa: D102
-        return self._source.mask(index)
-
-
 class MaskFiles(Masks):
     """The masks of a source, one file each.
 
@@ -248,17 +216,14 @@ class MaskFiles(Masks):
 
     def __init__(self, files: Sequence[str], classes: PixelClasses) -> None:
         self._files = list(files)
-        super().__init__(len(files), classes)
+        super().__init__(len(files), classes, self._files.__getitem__, self._read)
 
     def some(self, rows: np.ndarray) -> MaskFiles:
         """Those of some samples."""
         return MaskFiles([self._files[row] for row in rows.tolist()], self.classes)
 
-    def name(self, index: int) -> str:  # noqa: D102 - Masks says it
-        return self._files[index]
-
-    def seen(self, keys: np.ndarray) -> dict[str, np.ndarray]:  # noqa: D102
+    def seen(self, keys: np.ndarray) -> dict[str, np.ndarray]:  # noqa: D102 - Masks says it
         return seen_of_files(keys, self._files)
 
-    def content(self, index: int) -> bytes:  # noqa: D102
+    def _read(self, index: int) -> bytes:
         return read_file(self._files[index], lambda: self._files[index])

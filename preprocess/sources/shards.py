@@ -17,6 +17,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import NamedTuple, Protocol
 from zipfile import BadZipFile
 
@@ -26,7 +27,7 @@ from preprocess.base import ORDER, BadImage, BadSample, InputError, counted, rng
 from preprocess.fingerprint import WHOLE, Marks, hashed, marks_by_reading
 from preprocess.passing import read_patiently
 from preprocess.sources.image_folder import VALIDATION_NAMES
-from preprocess.sources.masks import MasksWithin, PixelClasses
+from preprocess.sources.masks import Masks, PixelClasses
 from preprocess.sources.targets import Targeted, Targets, label_sets, understand
 from preprocess.target import TargetWish
 
@@ -115,10 +116,9 @@ class Shards(Targeted):
         self._index = load_index(tuple(shards), form)
         self.places = tuple(shards)
         self._form, self._buffer = form, buffer
-        self._open: OrderedDict[int, int] = OrderedDict()
         found, count = self._index, len(self._index.offsets)
         weights = found.weights if len(found.weights) else None
-        targets = (MasksWithin(self, count, masks) if target is not None and target.kind == "mask"
+        targets = (Masks(count, masks, self.name, self.mask) if target is not None and target.kind == "mask"
                    else _understood(found, target, shards[0], self.name))
         super().__init__(targets, weights, count)
 
@@ -156,9 +156,10 @@ class Shards(Targeted):
         found = marks_by_reading(self, int(sizes.sum()), "record", names)
         return found if names is None else replace(found, seen={**found.seen, "size": sizes.astype(np.uint64) + 1})
 
-    def __getstate__(self) -> dict[str, object]:
-        """Without the files that are open: in another process their descriptors mean other files, or none."""
-        return {**self.__dict__, "_open": OrderedDict()}
+    @cached_property
+    def _open(self) -> OrderedDict[int, int]:
+        """The files that are open: in another process their descriptors mean other files, or none."""
+        return OrderedDict()
 
     def _shard(self, index: int) -> int:
         return int(np.searchsorted(self._index.starts, index, side="right")) - 1

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence, Set
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -217,6 +218,11 @@ class Targeted(RandomAccess):
 
     def __len__(self) -> int:
         return self._count
+
+    def __getstate__(self) -> dict[str, object]:
+        """Without what is open, which is a cached property: other ranks open it themselves."""
+        return {name: value for name, value in vars(self).items()
+                if not isinstance(getattr(type(self), name, None), cached_property)}
 
     def read(self, index: int) -> bytes | np.ndarray:
         """The input of a sample; see :class:`~preprocess.base.Source`."""

@@ -5,34 +5,46 @@ from __future__ import annotations
 import heapq
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from collections.abc import Set as AbstractSet
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 
-class _Rows:
-    """The rows of the table that was asked about last.
+class _Column:
+    """What is known of each row of the table that was asked about last.
 
-    Attributes:
-        of: name -> row.
+    Args:
+        look: what is known of a name.
+        kind: type of that.
     """
 
-    def __init__(self) -> None:
-        self.of: dict[str, int] = {}
+    def __init__(self, look: Callable[[str], float], kind: type) -> None:
+        self._look, self._kind = look, kind
+        self._row_of: dict[str, int] = {}
         self._table: tuple[str, ...] = ()
+        self._values: NDArray[Any] = np.zeros(0, kind)
 
-    def follow(self, table: tuple[str, ...]) -> int:
-        """Take another table.
+    def note(self, name: str) -> None:
+        """Something else is known of a name."""
+        if (row := self._row_of.get(name)) is not None:
+            self._values[row] = self._look(name)
 
-        Returns:
-            How many of its first rows are those of the last one, if they are all of them; otherwise 0.
+    def of(self, table: tuple[str, ...]) -> NDArray[Any]:
+        """What is known of the rows of a table, shape (rows,).
+
+        Args:
+            table: the names of its rows. The same names, or those and further ones, are not looked through again.
         """
         known = len(self._table)
         if table is not self._table and table[:known] != self._table:
-            known, self.of = 0, {}
-        self.of.update(zip(table[known:], range(known, len(table)), strict=True))
+            known, self._row_of = 0, {}
+        if known < len(table) or known < len(self._values):
+            self._row_of.update(zip(table[known:], range(known, len(table)), strict=True))
+            more = list(map(self._look, table[known:]))
+            self._values = np.append(self._values[:known], np.array(more, self._kind))
         self._table = table
-        return known
+        return self._values
 
 
 class Gone(set[str]):
@@ -44,32 +56,21 @@ class Gone(set[str]):
 
     def __init__(self, names: Sequence[str] = ()) -> None:
         super().__init__(names)
-        self._rows = _Rows()
-        self._left = np.zeros(0, np.bool_)  # of these rows, which are not in the set
+        self._column = _Column(lambda name: name not in self, np.bool_)
 
     def add(self, name: str) -> None:
         """Put a name in."""
         super().add(name)
-        if (row := self._rows.of.get(name)) is not None:
-            self._left[row] = False
+        self._column.note(name)
 
     def discard(self, name: str) -> None:
         """Take a name out, if it is there."""
-        if name in self:
-            super().discard(name)
-            if (row := self._rows.of.get(name)) is not None:
-                self._left[row] = True
+        super().discard(name)
+        self._column.note(name)
 
     def left(self, table: tuple[str, ...]) -> NDArray[np.bool_]:
-        """Which rows of a table are not in the set, shape (rows,).
-
-        Args:
-            table: the names of its rows. The same names, or those and further ones, are not looked through again.
-        """
-        if (known := self._rows.follow(table)) != len(table) or known != len(self._left):
-            more = np.array([name not in self for name in table[known:]], np.bool_)
-            self._left = np.concatenate([self._left[:known], more])
-        return self._left
+        """Which rows of a table are not in the set, shape (rows,); see :meth:`_Column.of`."""
+        return self._column.of(table)
 
 
 class Values(dict[str, float]):
@@ -77,23 +78,15 @@ class Values(dict[str, float]):
 
     def __init__(self) -> None:
         super().__init__()
-        self._rows = _Rows()
-        self._of_rows = np.zeros(0)
+        self._column = _Column(lambda name: self.get(name, np.nan), np.float64)
 
     def __setitem__(self, name: str, value: float) -> None:
         super().__setitem__(name, value)
-        if (row := self._rows.of.get(name)) is not None:
-            self._of_rows[row] = value
+        self._column.note(name)
 
     def of(self, table: tuple[str, ...]) -> NDArray[np.float64]:
-        """The numbers of the rows of a table, shape (rows,); NaN where there is none.
-
-        Args:
-            table: the names of its rows; see :meth:`Gone.left`.
-        """
-        if (known := self._rows.follow(table)) != len(table) or known != len(self._of_rows):
-            self._of_rows = np.concatenate([self._of_rows[:known], _looked_up(self, table[known:])])
-        return self._of_rows
+        """The numbers of the rows of a table, shape (rows,), NaN where there is none; see :meth:`_Column.of`."""
+        return self._column.of(table)
 
 
 def values_of(table: tuple[str, ...], values: Mapping[str, float]) -> NDArray[np.float64]:
@@ -102,11 +95,8 @@ def values_of(table: tuple[str, ...], values: Mapping[str, float]) -> NDArray[np
     Args:
         table: the names of its rows.
     """
-    return values.of(table) if isinstance(values, Values) else _looked_up(values, table)
-
-
-def _looked_up(values: Mapping[str, float], names: tuple[str, ...]) -> NDArray[np.float64]:
-    return np.array([values.get(name, np.nan) for name in names], dtype=np.float64)
+    return values.of(table) if isinstance(values, Values) else np.array(
+        [values.get(name, np.nan) for name in table], np.float64)
 
 
 def left(table: tuple[str, ...], gone: AbstractSet[str]) -> NDArray[np.bool_]:

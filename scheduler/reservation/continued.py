@@ -85,8 +85,7 @@ def best_chain(law: Discrete, overhead: float, jobs: int) -> Chain:
     if jobs < 1 or not 0 <= overhead < math.inf:
         raise InputError(f"{jobs} jobs with an overhead of {overhead}: there must be at least one, at least 0")
     known = coarsened(law, MOST_VALUES)[0] if np.count_nonzero(law.probabilities) > MOST_VALUES else law
-    kept = known.probabilities > 0
-    values, mass = known.values[kept], known.probabilities[kept]
+    values, mass = known.support
     ends = np.concatenate(([0.0], values))
     alive = np.concatenate((np.cumsum(mass[::-1])[::-1], [0.0]))  # the run outlives the first i values
     # From the i-th value to the j-th: what the job asks for, if it is needed.

@@ -236,6 +236,12 @@ class Discrete:
         return float(self.values @ self.probabilities)
 
     @property
+    def support(self) -> tuple[Array, Array]:
+        """The values that have a probability, and these."""
+        kept = self.probabilities > 0
+        return self.values[kept], self.probabilities[kept]
+
+    @property
     def longest(self) -> float:
         """The longest run time that has a probability."""
         return float(self.values[np.flatnonzero(self.probabilities)[-1]])
@@ -333,8 +339,7 @@ def coarsened(law: Discrete, most: int) -> tuple[Discrete, float]:
     >>> coarse.values.tolist(), coarse.probabilities.tolist(), round(excess, 6)
     ([8.0, 10.0, 21.0], [0.25, 0.25, 0.5], 0.05)
     """
-    kept = law.probabilities > 0
-    values, mass = law.values[kept], law.probabilities[kept]
+    values, mass = law.support
     excess = math.expm1(math.log(values[-1] / values[values > 0][0]) / most) or 1e-15  # nearly always enough
     while len(_groups(values, excess, most)) > most:
         excess *= 2

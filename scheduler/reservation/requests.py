@@ -109,8 +109,7 @@ def expected_makespan(law: Discrete, requests: Sequence[float], backfill_rate: f
         raise InputError("requests must be above 0 and increasing")
     if asked[-1] < law.longest:
         raise InputError(f"the last request is {asked[-1]:g}, below the longest run time {law.longest:g}")
-    support = law.probabilities > 0
-    values, mass = law.values[support], law.probabilities[support]
+    values, mass = law.support
     served_by = np.searchsorted(asked, values)
     failed = spent + np.concatenate(([0.0], np.cumsum(asked)))[served_by]
     makespan = np.maximum(failed + asked[served_by], (failed + values) / (1.0 - backfill_rate))
@@ -135,9 +134,8 @@ def t_optimal(law: Discrete) -> RequestSequence:
     >>> t_optimal(Discrete([1, 2, 4], [1/3, 1/3, 1/3])).requests
     (2.0, 4.0)
     """
-    kept = law.probabilities > 0
-    values = law.values[kept]
-    alive = running_sums(law.probabilities[kept][::-1])[::-1]
+    values, mass = law.support
+    alive = running_sums(mass[::-1])[::-1]
     following: Sequence[int] | NDArray[np.int64]
     if len(values) < BLOCKS_FROM:
         cost, following = _sweep(values.tolist(), alive.tolist())
@@ -263,8 +261,7 @@ class _Support:
 
     @classmethod
     def of(cls, law: Discrete) -> _Support:
-        kept = law.probabilities > 0
-        values, mass = law.values[kept], law.probabilities[kept]
+        values, mass = law.support
         zero = [0.0]
         return cls(values, np.concatenate((zero, np.cumsum(mass))),
                    np.concatenate((zero, np.cumsum(mass * values))),
