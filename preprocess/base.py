@@ -12,7 +12,7 @@ import importlib
 import sys
 import sysconfig
 import traceback
-from collections.abc import Sized
+from collections.abc import Sequence, Sized
 from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
@@ -68,6 +68,15 @@ def and_more(things: Sized) -> str:
     (' (and 2 more)', '')
     """
     return f" (and {len(things) - 1} more)" if len(things) > 1 else ""
+
+
+def twice_in(names: Sequence[str]) -> str | None:
+    """The first of some names that stands there a second time.
+
+    >>> twice_in(("a", "b", "a")), twice_in(("a", "b"))
+    ('a', None)
+    """
+    return next((name for place, name in enumerate(names) if name in names[:place]), None)
 
 
 @runtime_checkable

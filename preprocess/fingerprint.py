@@ -377,12 +377,12 @@ def differences(before: Fingerprint, now: Fingerprint) -> dict[str, list[str]]:
         elif one.wish == other.wish:
             found[name] = _differences(one, other)
         else:  # another network is the first of the spec: its targets are none of these
-            found[name] = _differences(_without_targets(one), _without_targets(other))
+            found[name] = _differences(_about(one, False), _about(other, False))
     old = _by_wish(before)
     for wish, (name, marks) in _by_wish(now).items():
         was, one = old.get(wish, ("", None))
         if one is not None and {was, name} != {"train"}:  # these have been looked at as a whole
-            found[f"train:{wish}"] = _differences(_targets_alone(one), _targets_alone(marks), is_further=True)
+            found[f"train:{wish}"] = _differences(_about(one, True), _about(marks, True), is_further=True)
     return {name: words for name, words in found.items() if words}
 
 
@@ -391,15 +391,12 @@ def _by_wish(found: Fingerprint) -> dict[str, tuple[str, Marks]]:
     return {marks.wish: (name, marks) for name, marks in found.parts.items() if name.partition(":")[0] == "train"}
 
 
-def _without_targets(marks: Marks) -> Marks:
-    return replace(marks, seen={name: one for name, one in marks.seen.items() if not _is_of_targets(name)},
-                   facts={name: fact for name, fact in marks.facts.items() if not _is_of_targets(name)}, classes=(),
-                   labels=np.empty(0, np.int32))
-
-
-def _targets_alone(marks: Marks) -> Marks:
-    return replace(marks, seen={name: one for name, one in marks.seen.items() if _is_of_targets(name)},
-                   facts={name: fact for name, fact in marks.facts.items() if _is_of_targets(name)})
+def _about(marks: Marks, is_of_targets: bool) -> Marks:
+    """What of the marks is about targets, or all else."""
+    wanted = {name for name in (*marks.seen, *marks.facts) if _is_of_targets(name) == is_of_targets}
+    found = replace(marks, seen={name: one for name, one in marks.seen.items() if name in wanted},
+                    facts={name: fact for name, fact in marks.facts.items() if name in wanted})
+    return found if is_of_targets else replace(found, classes=(), labels=np.empty(0, np.int32))
 
 
 def _is_of_targets(name: str) -> bool:

@@ -26,11 +26,12 @@ from preprocess.base import (
     import_function,
     in_one_line,
     row_numbers,
+    twice_in,
 )
 from preprocess.division import fold_of, groups_of, strata_of, taken
 from preprocess.fingerprint import Fingerprint, Known, Marks, marks_of, with_targets
 from preprocess.sources.table import columns_of
-from preprocess.target import TargetSpec, TargetWish, target_of, told_array, twice_in
+from preprocess.target import TargetSpec, TargetWish, target_of, told_array
 from preprocess.target_checks import checked_labels, checked_target
 
 __all__ = ["SOURCES", "DataSet", "RandomAccess", "Source", "View", "fold_of", "open_data", "open_each", "split", "told"]

@@ -34,7 +34,7 @@ from typing import Any, Literal, cast, get_args
 
 import numpy as np
 
-from preprocess.base import BadSample, ClassSource, InputError, Source, counted
+from preprocess.base import BadSample, ClassSource, InputError, Source, counted, twice_in
 
 Kind = Literal["class", "multilabel", "value", "mask"]
 KINDS: tuple[str, ...] = get_args(Kind)
@@ -162,15 +162,6 @@ class TargetSpec:
         what = {"class": ("class", "classes"), "multilabel": ("label", "labels"), "value": ("value", "values"),
                 "mask": ("class a pixel", "classes a pixel")}[self.kind][self.outputs != 1]
         return f"{self.outputs} {what}"
-
-
-def twice_in(names: Sequence[str]) -> str | None:
-    """The first of some names that stands there a second time.
-
-    >>> twice_in(("a", "b", "a")), twice_in(("a", "b"))
-    ('a', None)
-    """
-    return next((name for place, name in enumerate(names) if name in names[:place]), None)
 
 
 def class_target(classes: int | Sequence[str], weighted: bool = False) -> TargetSpec:

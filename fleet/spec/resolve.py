@@ -265,9 +265,7 @@ def _unread(document: Document, content: Mapping[str, Any]) -> Iterator[tuple[tu
     if document.data.folds is not None and isinstance(data, Mapping) and data.get("validation") is not None:
         yield ("data", "validation"), "folds hold out their own validation samples", "left out, or data.test"
     yield from _unread_by_the_rule(document.prune.rule, content.get("prune"))
-    try:
-        policy = find_policy(document.schedule.policy)
-    except UserError:  # a mistake of its own
+    if (policy := _tried([], find_policy, document.schedule.policy)) is None:  # a mistake of its own
         return
     if isinstance(schedule, Mapping) and "policy" not in schedule:
         policy = default_policy(schedule)  # also by keys whose values are wrong, and which the document lacks
@@ -278,13 +276,12 @@ def _unread(document: Document, content: Mapping[str, Any]) -> Iterator[tuple[tu
 
 
 def _unread_by_the_rule(name: str, prune: Any) -> Iterator[tuple[tuple, str, str]]:
-    try:
-        reads = find_rule(name).reads
-    except UserError:  # a mistake of its own
+    if (rule := _tried([], find_rule, name)) is None:  # a mistake of its own
         return
     for key in prune if isinstance(prune, Mapping) else ():
-        if key != "rule" and key in _PRUNE_KEYS and key not in reads:
-            yield ("prune", key), f"{name} does not read {key}", f"it reads {', '.join(reads)}" if reads else "left out"
+        if key != "rule" and key in _PRUNE_KEYS and key not in rule.reads:
+            right = f"it reads {', '.join(rule.reads)}" if rule.reads else "left out"
+            yield ("prune", key), f"{name} does not read {key}", right
 
 
 def _unknown_at_the_top(document: Document, content: Mapping[str, Any]) -> Iterator[tuple[tuple, str, str]]:
@@ -455,10 +452,7 @@ def _network(document: Document, index: int, name: str, train: Train, architectu
 
 
 def _known_engine(document: Document) -> EngineInfo | None:
-    try:
-        return find_engine(document.resources.engine)
-    except UserError:  # a mistake of its own
-        return None
+    return _tried([], find_engine, document.resources.engine)  # none is a mistake of its own
 
 
 def _tried(problems: list[Exception], function: Callable[..., T], *arguments: Any) -> T | None:

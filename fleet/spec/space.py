@@ -91,18 +91,23 @@ def space_of(content: Mapping[str, Any]) -> Space:
     Raises:
         UserError: it is malformed.
     """
-    space: Space = _validated(Space, content)
-    return space
+    try:
+        return TypeAdapter(Space).validate_python(content)
+    except ValidationError as error:
+        first = error.errors()[0]
+        name = next(iter(first["loc"]), "space")
+        raise UserError(f"search space, {name}: {first['msg']}; give a list of choices, or a mapping of "
+                        "low and high") from None
 
 
-def draw(space: Mapping[str, Any], count: int, seed: int) -> list[Member]:
+def draw(dimensions: Space, count: int, seed: int) -> list[Member]:
     """Draw different members of a space at random.
 
     Members come one after another from one stream of random numbers, and those
     already seen are passed over: asking for more adds members at the end.
 
     Args:
-        space: name -> list of choices, :class:`Range`, or the mapping of a range's attributes.
+        dimensions: a validated space.
         count: how many members.
         seed: the same seed, space and count give the same members, on every machine.
 
@@ -110,13 +115,12 @@ def draw(space: Mapping[str, Any], count: int, seed: int) -> list[Member]:
         ``count`` different members, each name -> value.
 
     Raises:
-        UserError: the space is malformed, or has fewer members.
+        UserError: the space has fewer members.
 
-    >>> members = draw({"width": [16, 32], "blocks": [[1, 1], [2, 2]]}, count=4, seed=0)
+    >>> members = draw({"width": (16, 32), "blocks": ([1, 1], [2, 2])}, count=4, seed=0)
     >>> sorted((member["width"], member["blocks"]) for member in members)
     [(16, [1, 1]), (16, [2, 2]), (32, [1, 1]), (32, [2, 2])]
     """
-    dimensions = space_of(space)
     size = size_of(dimensions)
     if count > size:
         raise UserError(f"the space has {size:.0f} different members, and {count} were asked for; "
@@ -198,22 +202,19 @@ def member_of(dimensions: Space, values: Mapping[str, Any]) -> Member:
     return {name: _inside(name, dimension, values[name]) for name, dimension in dimensions.items()}
 
 
-def grid(choices: Mapping[str, Any]) -> list[Member]:
+def grid(choices: Grid) -> list[Member]:
     """All combinations of choices, the last name's varying fastest.
 
     Args:
-        choices: name -> list of choices.
+        choices: name -> choices.
 
     Returns:
-        All different members, in the order of the lists.
+        All different members, in the order of the choices.
 
-    Raises:
-        UserError: the grid is malformed.
-
-    >>> grid({"width": [16, 32], "norm": ["batch"]})
+    >>> grid({"width": (16, 32), "norm": ("batch",)})
     [{'width': 16, 'norm': 'batch'}, {'width': 32, 'norm': 'batch'}]
     """
-    lists = {name: _different(values) for name, values in _validated(Grid, choices).items()}
+    lists = {name: _different(values) for name, values in choices.items()}
     return [dict(zip(lists, values, strict=True)) for values in itertools.product(*lists.values())]
 
 
@@ -300,16 +301,6 @@ def _key(value: Any) -> str:
         return json.dumps(value, sort_keys=True)
     except TypeError as error:
         raise UserError(f"search space: {value!r}: {error}; use numbers, text, lists and mappings") from None
-
-
-def _validated(form: Any, value: Any) -> Any:
-    try:
-        return TypeAdapter(form).validate_python(value)
-    except ValidationError as error:
-        first = error.errors()[0]
-        name = next(iter(first["loc"]), "space")
-        raise UserError(f"search space, {name}: {first['msg']}; give a list of choices, or a mapping of "
-                        "low and high") from None
 
 
 def _set(settings: dict[str, Any], name: str, value: Any) -> None:

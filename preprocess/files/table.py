@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from preprocess.base import InputError, and_more, counted
+from preprocess.base import InputError, and_more, counted, twice_in
 
 MISSING = frozenset({"", "na", "n/a", "nan", "null", "none", "?"})  # what stands among numbers for one that is missing
 _DELIMITERS = ",;\t|"  # of these the one that comes most often in the header, unless it is said
@@ -211,9 +211,8 @@ def _read_parquet(path: str) -> Table:
     except (OSError, pyarrow.ArrowException) as error:
         raise InputError(f"{path}: not a Parquet file that can be read: {error}") from error
     names = found.column_names
-    double = next((name for place, name in enumerate(names) if name in names[:place]), None)
-    if double is not None:
-        raise InputError(f"{path}: two columns are named {double!r}")
+    if (twice := twice_in(names)) is not None:
+        raise InputError(f"{path}: two columns are named {twice!r}")
     if not len(found):
         raise InputError(f"{path}: no rows")
     columns, missing = {}, {}

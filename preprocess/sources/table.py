@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from preprocess.base import BadImage, BadSample, InputError, Source, and_more, counted
+from preprocess.base import BadImage, BadSample, InputError, Source, and_more, counted, twice_in
 from preprocess.files.npz import is_npy, parse_npy
 from preprocess.files.table import Table, listed, read_table
 from preprocess.fingerprint import Marks, marks_of_files, of_rows
@@ -258,9 +258,8 @@ def _features(table: Table, names: Sequence[str]) -> np.ndarray:
 
 def _several(names: str | Sequence[str]) -> tuple[str, ...]:
     found = (names,) if isinstance(names, str) else tuple(names)
-    for place, name in enumerate(found):
-        if name in found[:place]:
-            raise InputError(f"column {name!r} is named twice (options: inputs, targets)")
+    if (twice := twice_in(found)) is not None:
+        raise InputError(f"column {twice!r} is named twice (options: inputs, targets)")
     return found
 
 

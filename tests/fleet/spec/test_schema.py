@@ -141,6 +141,8 @@ ELASTIC = "schedule: {policy: elastic}\n"
      "models[0].train.batch.size", "the policy adaptive chooses no batch"),
     ("models:\n- family: softmax\n  grid: {train.batch.size: [8, [64, 512]]}", 3, "models[0].grid.train.batch.size",
      "the policy adaptive chooses no batch"),
+    ("models:\n- family: softmax\n  grid: {train.batch.size: {low: 1, high: 2}}", 3, "models[0].grid.train.batch.size",
+     "should be a list"),
     ("models:\n- family: softmax\n  space: {train.batch.size: [8, [64, 512]]}\n"
      "  search: {most: 2}", 3, "models[0].space.train.batch.size",
      "the policy adaptive chooses no batch"),
