@@ -283,6 +283,11 @@ class RunState:
         return self.launches[-1] if self.launches else None
 
     @property
+    def refused(self) -> set[str]:
+        """The networks that came and cannot be trained: something else stands in the spec for each."""
+        return {name for name, added in self.added.items() if added.wrong}
+
+    @property
     def standings(self) -> dict[str, Standing]:
         """How far each network is."""
         return {name: network.standing for name, network in self.networks.items()}

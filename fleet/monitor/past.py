@@ -64,7 +64,9 @@ def past_of(paths: RunPaths, t_s: float = math.inf) -> PastRun:
     spec, samples = with_late(spec, run), _samples(paths, spec)
     if samples:
         spec = settled(spec, {feed: (sample.target, ()) for feed, sample in samples.items()})
-    known = {network.name: parameters_of(network, samples[network.feed]) for network in spec.networks if samples}
+    refused = run.refused
+    known = {network.name: parameters_of(network, samples[network.feed]) for network in spec.networks
+             if samples and network.name not in refused}
     built = {name: network.parameters for name, network in run.networks.items()}
     results = Results(spec, paths, 0, run, {name: number for name, number in {**built, **known}.items()
                                             if number is not None})

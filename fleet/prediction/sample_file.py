@@ -99,6 +99,6 @@ def read_sample(paths: RunPaths, feed: str = "") -> SampleSpec:
     except FileNotFoundError:
         raise UserError(f"{paths.root} has no {paths.sample.name}: it is no run, or one of an earlier version, which "
                         "the command that made it completes") from None
-    except (OSError, ValueError, LookupError, TypeError) as error:
+    except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise UserError(f"{paths.sample} cannot be read: {error}") from error
     return SampleSpec(image, target.outputs, target=target)

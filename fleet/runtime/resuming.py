@@ -49,7 +49,7 @@ def resume(launch: Launch) -> Resumed:
     logs = {path: list(read_events(path)) for path in paths.event_logs()}
     told = state_of(in_order(logs.values()), spec)
     run = told if is_alone else RunState(spec)
-    results = Results(spec, paths, launch.epoch_samples, run, _parameters(launch),
+    results = Results(spec, paths, launch.epoch_samples, run, _parameters(launch, told),
                       lambda network: trial_identity(network, spec, launch.sample, launch.beside),
                       test=str(spec.data.test) if launch.is_tested else "", check=check_of(launch.fence))
     standings, states = recover(results, launch.found)
@@ -90,7 +90,9 @@ def _lost(run: RunState, standings: Mapping[str, Standing], saved: Container[str
             and name in standings and standings[name].outcome is None]
 
 
-def _parameters(launch: Launch) -> dict[str, int]:
-    """The parameter counts that are known without building a network."""
-    counts = {network.name: parameters_of(network, launch.sample) for network in launch.spec.networks}
+def _parameters(launch: Launch, told: RunState) -> dict[str, int]:
+    """The parameter counts that are known without building a network, of those that can be built."""
+    refused = told.refused
+    counts = {network.name: parameters_of(network, launch.sample) for network in launch.spec.networks
+              if network.name not in refused}
     return {name: count for name, count in counts.items() if count is not None}

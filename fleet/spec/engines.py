@@ -14,9 +14,9 @@ from typing import Any, TypeAlias, TypeVar
 
 from fleet.errors import UserError
 from fleet.plugins import load_named
-from fleet.vocabulary.measures import LOSSES, METRICS, MeasureWord
+from fleet.vocabulary.measures import LOSSES, METRICS, MeasureWord, snake
 from fleet.vocabulary.optimizers import OPTIMIZERS, OptimizerWord
-from fleet.vocabulary.schedules import SCHEDULES
+from fleet.vocabulary.schedules import SCHEDULES, is_schedule
 
 Word = TypeVar("Word")
 Table: TypeAlias = Mapping[str, Word] | tuple[str, ...] | None
@@ -188,6 +188,14 @@ ENGINES: dict[str, EngineInfo] = {engine.name: engine for engine in (
 )}
 
 
+# kind of words -> those of Keras, how a name is written, and what stands behind it
+_TABLES: dict[str, tuple[Mapping[str, Any], Callable[[str], str], Callable[[Any], bool]]] = {
+    "optimizers": (OPTIMIZERS, str.lower, lambda word: isinstance(word, OptimizerWord)),
+    "schedules": (SCHEDULES, str, is_schedule),
+    "losses": (LOSSES, snake, lambda word: isinstance(word, MeasureWord)),
+    "metrics": (METRICS, snake, lambda word: isinstance(word, MeasureWord))}
+
+
 def find_engine(name: str) -> EngineInfo:
     """The engine of a name, or of an import path ``module:engine``.
 
@@ -202,4 +210,10 @@ def find_engine(name: str) -> EngineInfo:
     found = load_named(name, "engine", sorted(ENGINES), "engine")
     if not isinstance(found, EngineInfo):
         raise UserError(f"engine {name!r} is of type {type(found).__name__}; it should be an EngineInfo")
+    for kind, (of_keras, written, is_word) in _TABLES.items():
+        known = getattr(found.knows, kind) or ()
+        if wrong := [word for word in known if not (written(word) == word and is_word(known[word])
+                                                    if isinstance(known, Mapping) else word in of_keras)]:
+            raise UserError(f"engine {name!r} knows {kind} that are none: {', '.join(map(repr, wrong))}; names of "
+                            "fleet.vocabulary, or a table as in fleet.spec.engines.Words")
     return replace(found, name=name)

@@ -98,6 +98,15 @@ def arguments_of(schedule: Callable[..., float]) -> dict[str, inspect.Parameter]
     return dict(list(inspect.signature(schedule).parameters.items())[1:])
 
 
+def is_schedule(found: Any) -> bool:
+    """Whether it is a function of which is known what its arguments are called."""
+    try:
+        return not {one.kind for one in arguments_of(found).values()} & {
+            inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
+    except (TypeError, ValueError):  # no function, or one that does not say it
+        return False
+
+
 def required(schedule: Callable[..., float]) -> list[str]:
     """The arguments of a schedule without a default.
 
@@ -121,7 +130,7 @@ def problems_of(settings: Mapping[str, Any], schedule: Callable[..., float]) -> 
             continue  # None is Keras' default of those that can be None
         if kind and not _is_of_kind(value, kind):
             problems.append(f"the schedule {name} wants {words} for {argument}, not {value!r}")
-        elif argument in _PERIODS and value <= 0:
+        elif argument in _PERIODS and not (_is_of_kind(value, "number") and value > 0):
             problems.append(f"the schedule {name} wants a number above 0 for {argument}, not {value!r}")
     return problems
 

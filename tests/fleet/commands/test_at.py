@@ -11,6 +11,7 @@ import pytest
 from fleet.__main__ import main
 from fleet.domain import events as ev
 from fleet.domain.record import as_json
+from fleet.errors import ExitStatus
 from fleet.storage.event_log import read_events
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import read_results
@@ -66,6 +67,30 @@ def harvested(folder):
     write("2", 1005.0, "b", 1, 4.0, beside=True)
     write("3", 5000.0, "b", 2, 8.0, beside=False)
     return paths
+
+
+class Twice:
+    """Asks for the same again."""
+
+    def __init__(self, space, seed, mode):
+        """It needs none of them."""
+
+    def ask(self, number):
+        return {"train.optimizer.learning_rate": 0.01}
+
+    def report(self, number, epoch, value):
+        return "go_on"
+
+    def tell(self, number, outcome, value):
+        """It learns nothing."""
+
+
+def refused(folder):
+    """A searcher that has asked for what cannot be, of which a second launch hears by the log."""
+    run = Run(folder, {"ask": f"{__name__}:Twice", "most": 2}, epochs=1)
+    assert [run.launch(), run.launch()] == [ExitStatus.NETWORK_FAILED] * 2
+    assert run.rows()["net-1"].parameters is None
+    return run.paths
 
 
 RUNS = pytest.mark.parametrize("make", [plain, resumed, searched, harvested])
@@ -124,7 +149,7 @@ def test_a_run_at_some_time_is_as_its_log_up_to_then_says_and_nothing_is_written
     assert files(paths.root) == before
 
 
-@pytest.mark.parametrize("make", [plain, resumed, searched])
+@pytest.mark.parametrize("make", [plain, resumed, searched, refused])
 def test_at_its_end_a_run_is_as_its_table_says(make, tmp_path, capsys):
     paths = make(tmp_path)
     capsys.readouterr()
@@ -203,6 +228,15 @@ def test_modules_that_lay_beside_the_spec_are_found_from_any_folder(words, tmp_p
     monkeypatch.delitem(sys.modules, "policy_beside")
     monkeypatch.chdir(elsewhere)
     assert main([words[0], str(run.paths.root), *words[1:]]) == 0, capsys.readouterr().err
+
+
+@pytest.mark.parametrize("content", ["3", "[]", "{}", "{"])
+def test_a_damaged_file_of_samples_is_named_in_one_line(content, tmp_path, capsys):
+    paths = harvested(tmp_path)
+    paths.sample.write_text(content)
+    capsys.readouterr()
+    assert main(["report", str(paths.root), "--at", "1s"]) == 2
+    assert f"{paths.sample} cannot be read" in capsys.readouterr().err
 
 
 def test_a_run_without_a_log_is_not_shown_again(tmp_path, capsys):

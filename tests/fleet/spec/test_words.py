@@ -72,6 +72,14 @@ FEW = EngineInfo("few", None, knows=Known(("sgd",), (), (), ("mean_absolute_erro
 OWN = EngineInfo("own", None, knows=Known(
     {"newton": OptimizerWord(frozenset({"epsilon"}), slots=4), "sgd": OptimizerWord(frozenset(), 0)},
     {"Warm": warm}, {"margin": MeasureWord(unfit=frozenset({"value"}))}, {"gini": MeasureWord(UP, needs="of")}))
+
+def open_ended(step, **more): return 1.0
+
+FOREIGN = EngineInfo("foreign", None, knows=Known(("sgd", "newton")))
+UNREADABLE = EngineInfo("unreadable", None, knows=Known(metrics={"acc": MeasureWord(), "gini": MeasureWord()}))
+WORDLESS = EngineInfo("wordless", None, knows=Known({"newton": 4}))
+OPEN = EngineInfo("open", None, knows=Known(schedules={"Open": open_ended, "Least": min, "Warm": warm}))
+PERIODIC = EngineInfo("periodic", None, knows=Known(schedules={"Periodic": lambda step, decay_steps: 1 / decay_steps}))
 '''
 
 
@@ -105,6 +113,8 @@ def spec(train, row="OWN", **entry):
     ("OWN", {"optimizer": {"name": "newton", "beta_1": 0.9}}, "optimizer", "newton takes no beta_1"),
     ("OWN", {"optimizer": {"learning_rate": {"name": "Warm", "last": 1}}}, "optimizer", "arguments are first, steps"),
     ("OWN", {"optimizer": {"learning_rate": {"name": "Warm", "steps": 1}}}, "optimizer.learning_rate", "lacks first"),
+    ("PERIODIC", {"optimizer": {"learning_rate": {"name": "Periodic", "decay_steps": "ten"}}}, "optimizer",
+     "wants a number above 0 for decay_steps, not 'ten'"),
     ("OWN", {"loss": "mse"}, "loss", "no loss 'mse'; it has margin"),
     ("OWN", {"metrics": ["gini"]}, "metrics", "the metric gini needs of")])
 def test_what_an_engine_does_not_know_is_said_by_its_key_with_what_it_knows(row, train, key, said):
@@ -113,6 +123,19 @@ def test_what_an_engine_does_not_know_is_said_by_its_key_with_what_it_knows(row,
     mistake, = caught.value.mistakes
     assert mistake.key.removeprefix("models[0].") == f"train.{key}"
     assert said in str(mistake)
+
+
+@pytest.mark.parametrize(("row", "said"), [
+    ("FOREIGN", "knows optimizers that are none: 'newton'"), ("UNREADABLE", "knows metrics that are none: 'acc'"),
+    ("WORDLESS", "knows optimizers that are none: 'newton'"),
+    ("OPEN", "knows schedules that are none: 'Open', 'Least'")])
+def test_a_row_whose_words_cannot_be_known_is_a_mistake_of_the_spec(row, said):
+    with pytest.raises(SpecError) as caught:
+        spec({}, row)
+    mistake, = caught.value.mistakes
+    assert mistake.key == "resources.engine"
+    assert said in mistake.wrong
+    assert mistake.right.startswith("names of fleet.vocabulary, or a table")
 
 
 def test_words_that_an_engine_alone_knows_are_taken_with_all_that_it_says_of_them():
