@@ -11,11 +11,11 @@ from itertools import takewhile
 from pathlib import Path
 from typing import Annotated, Any
 
-from fleet.domain.events import EpochEnded, NetworkTaken, Started
+from fleet.domain.events import EpochEnded, NetworkTaken
 from fleet.domain.record import Kind, OmitDefault
 from fleet.errors import ExitStatus
 from fleet.jobs.notes import Begun, CalledOff, HandedIn, read_notes
-from fleet.storage.event_log import Logged, read_events
+from fleet.storage.event_log import launches_of, read_events
 from fleet.storage.lines import add_dated_line
 from fleet.storage.paths import RunPaths
 
@@ -149,11 +149,7 @@ def past_of(paths: RunPaths, running: Sequence[str] = ()) -> list[PastLaunch]:
 
 
 def _past(log: Path, start: int, end: LaunchEnded | None, is_forgiven: bool) -> PastLaunch:
-    events: list[Logged] = []
-    for logged in read_events(log, start) if log.exists() else ():
-        if isinstance(logged.event, Started) and events:
-            break
-        events.append(logged)
+    events = next((lines for _, lines in launches_of(read_events(log, start) if log.exists() else ())), [])
     seconds = events[-1].t_s if events else 0.0
     return PastLaunch(seconds, sum(isinstance(logged.event, NetworkTaken) for logged in events),
                       sum(isinstance(logged.event, EpochEnded) for logged in events),

@@ -212,22 +212,13 @@ def _account(paths: RunPaths, run: RunState) -> Account | None:
 
 
 def _report(paths: RunPaths, run: RunState, rows: Sequence[table.NetworkResult], found: Account) -> RunReport:
-    of_each = _histories(run)
-    histories = [(row.name, of_each[row.name]) for row in rows if row.name in of_each]
+    histories = [(row.name, history) for row in rows if (history := run.standing(row.name).history)]
     judged = [(name, history) for name, history in histories if not all(math.isnan(_accuracy(one)) for one in history)]
     return RunReport(paths.root.resolve().name, run, tuple(rows), account=found, rungs=rungs_of(run, rows),
                      losses=tuple(_curve(name, history, attrgetter("loss")) for name, history in histories),
                      accuracies=tuple(_curve(name, history, _accuracy) for name, history in judged),
                      val_losses=() if judged else tuple(_curve(name, history, attrgetter("val_loss"))
                                                    for name, history in histories))
-
-
-def _histories(run: RunState) -> dict[str, list[EpochRecord]]:
-    """The epochs of each network, in order; one that was trained again takes the place of the first."""
-    records: defaultdict[str, dict[int, EpochRecord]] = defaultdict(dict)
-    for epoch in run.epochs:
-        records[epoch.network][epoch.record.epoch] = epoch.record
-    return {name: [own[epoch] for epoch in sorted(own)] for name, own in records.items()}
 
 
 def _curve(name: str, history: Sequence[EpochRecord], value: Callable[[EpochRecord], float]) -> NetworkCurve:

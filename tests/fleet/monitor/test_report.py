@@ -7,7 +7,7 @@ from html import escape
 
 import pytest
 
-from fleet.domain.events import DataChanged
+from fleet.domain.events import DataChanged, NetworkFellBack
 from fleet.domain.record import as_json
 from fleet.errors import UserError
 from fleet.monitor.html import render
@@ -46,6 +46,12 @@ def test_an_epoch_that_was_trained_again_has_one_point_in_the_curve_and_a_lost_o
     run.events.write_text(as_text([*LOG, epoch(24.0, "a", 5, 10.0), epoch(24.0, "a", 2, 10.0)]))
     curve = read_report(run).losses[0]
     assert (curve.epochs, curve.values) == ((1, 2, 5), (1.0, 1 / 2, 1 / 5))
+
+
+def test_of_a_network_that_was_started_over_the_curve_is_the_new_one(run):
+    run.events.write_text(as_text([*LOG, Logged(24.0, NetworkFellBack("a", "--fresh-network", epochs=0, position=0)),
+                                   epoch(25.0, "a", 1, 10.0)]))
+    assert {curve.name: curve.epochs for curve in read_report(run).losses}["a"] == (1,)
 
 
 def test_a_run_whose_data_has_changed_says_so(run):
