@@ -38,10 +38,21 @@ def finished(rows: np.ndarray, sample: SampleSpec) -> np.ndarray:
         return rows
     images, places = parted(rows, sample.unfinished)
     height, width = sample.image.shape[:2]
-    found = np.zeros((len(rows), *sample.image.shape), sample.image.dtype)
+    found = np.empty((len(rows), *sample.image.shape), sample.image.dtype)
     for image, shown, (top, left, upside, mirror) in zip(images, found, places.tolist(), strict=True):
-        inside = image[max(top, 0):max(top + height, 0), max(left, 0):max(left + width, 0)]
-        y, x = max(-top, 0), max(-left, 0)
-        shown[y:y + inside.shape[0], x:x + inside.shape[1]] = inside
-        shown[:] = shown[::-1 if upside else 1, ::-1 if mirror else 1].copy()
+        shown[:] = window(image, top, left, (height, width))[::-1 if upside else 1, ::-1 if mirror else 1]
+    return found
+
+
+def window(image: np.ndarray, top: int, left: int, size: tuple[int, int], outside: int = 0) -> np.ndarray:
+    """The window at (top, left) of an image or a mask; what lies outside of it is ``outside``."""
+    height, width = image.shape[:2]
+    bottom, right = top + size[0], left + size[1]
+    if top >= 0 and left >= 0 and bottom <= height and right <= width:
+        return image[top:bottom, left:right]
+    shape = (*size, *image.shape[2:])
+    found = np.full(shape, outside, image.dtype) if outside else np.zeros(shape, image.dtype)
+    inside = image[max(top, 0):max(bottom, 0), max(left, 0):max(right, 0)]
+    y, x = max(-top, 0), max(-left, 0)
+    found[y:y + inside.shape[0], x:x + inside.shape[1]] = inside
     return found

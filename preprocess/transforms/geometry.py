@@ -13,6 +13,7 @@ from pydantic.dataclasses import dataclass
 from preprocess.base import BadImage
 from preprocess.decode import to_array
 from preprocess.transforms import base
+from preprocess.unfinished import window
 
 
 @dataclass(frozen=True, config=base.FORBID)
@@ -67,7 +68,7 @@ class _Crop(base.MovesPixels):
 
     def _cut(self: Any, image: np.ndarray, rng: np.random.Generator, training: bool, outside: int = 0) -> np.ndarray:
         top, left = self.place(image.shape[0], image.shape[1], rng if training else None)
-        return _window(image, top, left, self.size, outside)
+        return window(image, top, left, self.size, outside)
 
 
 @dataclass(frozen=True, config=base.FORBID)
@@ -255,17 +256,3 @@ def _mirror(image: np.ndarray) -> np.ndarray:
 def nearest(size: int | np.ndarray, to: int) -> np.ndarray:
     """For each of ``to`` pixels that cover as many as ``size``, the one that lies under its middle."""
     return np.minimum((np.arange(to) + 0.5) * size / to, size - 1).astype(np.int64)
-
-
-def _window(image: np.ndarray, top: int, left: int, size: tuple[int, int], outside: int = 0) -> np.ndarray:
-    """The window at (top, left) of an image or a mask; what lies outside of it is ``outside``."""
-    height, width = image.shape[:2]
-    bottom, right = top + size[0], left + size[1]
-    if top >= 0 and left >= 0 and bottom <= height and right <= width:
-        return image[top:bottom, left:right]
-    shape = (*size, *image.shape[2:])
-    window = np.full(shape, outside, image.dtype) if outside else np.zeros(shape, image.dtype)
-    inside = image[max(top, 0):max(bottom, 0), max(left, 0):max(right, 0)]
-    y, x = max(-top, 0), max(-left, 0)
-    window[y:y + inside.shape[0], x:x + inside.shape[1]] = inside
-    return window
