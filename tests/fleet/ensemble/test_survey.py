@@ -72,37 +72,26 @@ def test_what_was_timed_before_is_used_where_it_says_how_the_speed_depends_on_th
     assert [task.gpus for task in run(known, idle=2)] == again
 
 
-def test_all_are_measured_on_one_gpu_before_any_is_on_two():
-    tasks = run(survey([network("a"), network("b")]))
-    assert tasks == [Task("a", 1), Task("b", 1), Task("a", 2), Task("b", 2), Task("a", 3), Task("b", 3), Task("a", 4),
-                     Task("b", 4)]
+A, B = network("a"), network("b")
+TWINS = {"a": "k", "b": "k", "c": "other"}
+SLOW_AND_FAST = {"a": 30.0, "b": 10.0}
 
 
-def test_how_far_to_go_follows_from_the_single_gpu_rates():
-    rates = {"a": 30.0, "b": 10.0}
-    tasks = run(survey([network("a"), network("b")], devices=9, gpus_per_node=1), lambda name, _: rates[name], idle=9)
-    assert max(task.gpus for task in tasks) == 3  # 30 / 10; two nodes have 2
-    tasks = run(survey([network("a"), network("b")], devices=9, gpus_per_node=3), lambda name, _: rates[name], idle=9)
-    assert max(task.gpus for task in tasks) == 6  # two nodes
+@pytest.mark.parametrize(("networks", "options", "tasks"), [
+    ([A, B], {}, "a1 b1 a2 b2 a3 b3 a4 b4"), ([A], {"max_gpus": 2}, "a1 a2"),
+    ([A], {"devices": 3, "max_gpus": 8}, "a1 a2 a3"),
+    ([network("a", most=1), network("b", least=2, most=3)], {}, "a1 b2 b3"),
+    ([A, B, network("c")], {"keys": TWINS, "max_gpus": 2}, "a1 c1 a2 c2"),  # two train at equal speed
+    ([network("a", most=1), B], {"keys": TWINS, "max_gpus": 2}, "a1 b2"),  # a twin with wider bounds
+], ids=["one GPU before two", "the spec", "the devices", "the bounds", "twins", "twins of other bounds"])
+def test_what_is_measured_is_what_may_be_in_order(networks, options, tasks):
+    assert " ".join(f"{task.network}{task.gpus}" for task in run(survey(networks, **options))) == tasks
 
 
-def test_neither_the_spec_nor_a_networks_bounds_nor_the_devices_are_exceeded():
-    assert max(task.gpus for task in run(survey([network("a")], max_gpus=2))) == 2
-    assert max(task.gpus for task in run(survey([network("a")], devices=3, max_gpus=8))) == 3
-    tasks = run(survey([network("a", most=1), network("b", least=2, most=3)]))
-    assert [task for task in tasks if task.network == "a"] == [Task("a", 1)]
-    assert [task.gpus for task in tasks if task.network == "b"] == [2, 3]
-
-
-def test_networks_that_train_at_equal_speed_are_measured_once():
-    networks = [network("a"), network("b"), network("c")]
-    tasks = run(survey(networks, {"a": "k", "b": "k", "c": "other"}, max_gpus=2))
-    assert tasks == [Task("a", 1), Task("c", 1), Task("a", 2), Task("c", 2)]
-
-
-def test_a_twin_with_wider_bounds_is_asked_for_what_another_may_not_have():
-    whole = survey([network("a", most=1), network("b")], {"a": "k", "b": "k"}, max_gpus=2)
-    assert run(whole) == [Task("a", 1), Task("b", 2)]
+@pytest.mark.parametrize(("gpus_per_node", "most"), [(1, 3), (3, 6)])  # 30 / 10, where two nodes have 2; two nodes
+def test_how_far_to_go_follows_from_the_single_gpu_rates(gpus_per_node, most):
+    tasks = run(survey([A, B], devices=9, gpus_per_node=gpus_per_node), lambda name, _: SLOW_AND_FAST[name], idle=9)
+    assert max(task.gpus for task in tasks) == most
 
 
 def test_a_measurement_waits_until_enough_ranks_are_idle():

@@ -71,13 +71,6 @@ def test_without_anything_kept_nothing_can_be_chosen(paths):
     assert ens.judge_ensembles(paths, ens.candidates([row("a")]), "class") == []
 
 
-def test_networks_that_were_judged_by_other_samples_are_left_out(paths):
-    rows = library(paths)
-    outputs, targets = logits(range(8))
-    keep(paths, "c", outputs, (targets + 1) % 3)
-    assert "c" not in ens.chosen(paths, ens.candidates(rows), "class")
-
-
 def folded(name, *statuses):
     """The rows of a network of three folds, its mean first."""
     parts = [row(f"{name}-fold{fold}", status) for fold, status in enumerate(statuses or [Status.FINISHED] * 3)]
@@ -154,17 +147,12 @@ def test_a_file_of_an_earlier_version_without_rows_is_read(paths):
     assert set(ens.chosen(paths, ens.candidates(rows), "class")) == {"a", "c"}
 
 
-def test_networks_that_were_judged_by_other_rows_are_left_out(paths):
-    rows = library(paths)
-    keep(paths, "c", *logits(range(3, 8)), rows=np.arange(8) + 1)
-    assert "c" not in ens.chosen(paths, ens.candidates(rows), "class")
-
-
-def test_samples_that_could_not_be_read_count_for_nothing(paths):
-    outputs, targets = logits(range(4))
-    targets[4:] = -1
-    keep(paths, "a", outputs, targets)
-    assert len(read_predicted(paths, "a", "validation", "class").values) == 4
+@pytest.mark.parametrize(("other", "rows"), [(1, 0), (0, 1)])
+def test_networks_that_were_judged_by_other_samples_or_rows_are_left_out(paths, other, rows):
+    library_ = library(paths)
+    outputs, targets = logits(range(8))
+    keep(paths, "c", outputs, (targets + other) % 3, rows=np.arange(8) + rows)
+    assert "c" not in ens.chosen(paths, ens.candidates(library_), "class")
 
 
 def test_a_damaged_file_is_as_none(paths):

@@ -280,17 +280,6 @@ def test_true_is_no_number(key, right, file):
     assert [(one.line, one.key, one.wrong, one.right) for one in found] == [(len(others) + 1, key, "True", right)]
 
 
-def test_a_range_of_a_space_goes_from_no_truth_to_a_number(file):
-    space = "models: [{family: resnet, count: 2, space: {width: {low: true, high: 9, integer: true}}}]\n"
-    (found,) = mistakes(space, file)
-    assert (found.key, found.wrong) == ("models[0].space.width.low", "True")
-
-
-def test_a_family_that_takes_no_arguments_says_so(file):
-    (found,) = mistakes("models: [{family: softmax, args: {filters: 1}}]\n", file)
-    assert (found.key, found.right) == ("models[0].args.filters", "there are no keys here")
-
-
 def test_the_error_is_a_line_for_each_mistake(file):
     file.write_text(WRONG)
     with pytest.raises(SpecError) as caught:
@@ -358,6 +347,11 @@ def test_the_error_is_a_line_for_each_mistake(file):
     ("models: [{family: MobileNetV2}]\nresources: {engine: numpy}", 1, "models[0]", "trains only the family softmax"),
     ("profile: {batches: 5, timed: 5}\nmodels: [{family: softmax}]", 1, "profile", "should be less than batches: 5"),
     ("models: [{family: softmax}]\n? [a, b]\n: c", 2, "?", "is a key, but not text"),
+    ("models:\n- {family: resnet, count: 2, space: {width: {low: true, high: 9, integer: true}}}", 2,
+     "models[0].space.width.low", "True"),
+    ("models: [{family: softmax, args: {filters: 1}}]", 1, "models[0].args.filters", "there are no keys here"),
+    *((f"models: [{{family: softmax}}]\nschedule: {{delta: {delta}}}", 2, "schedule.delta",
+       "should be written like 15% (of the fastest rate) or 20/s (samples per second)") for delta in ("0.15", "'20'")),
 ])
 def test_a_mistake_is_named(text, line, key, words, file):
     found = mistakes(text, file)
@@ -397,13 +391,6 @@ def test_keys_that_the_policy_reads_are_no_mistakes(policy):
     keys = {"delta": "5%", "alpha": 0.5, "peak_limited": False}
     schedule = {"policy": policy, **{key: value for key, value in keys.items() if key in POLICIES[policy].reads}}
     assert parse({"models": [{"family": "softmax"}], "schedule": schedule}).schedule.policy == policy
-
-
-@pytest.mark.parametrize("delta", ["0.15", "'20'"])
-def test_a_delta_says_whether_it_is_a_share_or_samples_per_second(delta, file):
-    found, = mistakes(f"models: [{{family: softmax}}]\nschedule: {{delta: {delta}}}", file)
-    assert (found.key, found.right) == (
-        "schedule.delta", "should be written like 15% (of the fastest rate) or 20/s (samples per second)")
 
 
 @pytest.mark.parametrize(("written", "delta"), [

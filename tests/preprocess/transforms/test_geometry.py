@@ -63,11 +63,6 @@ def test_a_flip_mirrors_half_of_the_images(flip, draws, expected):
     assert flip.apply(numbered(2, 2), Draws(*draws), True)[:, :, 0].tolist() == expected
 
 
-def test_a_quarter_turn_is_exact():
-    image = pattern(5, 5)
-    assert np.array_equal(Rotate(degrees=90).turn(image, 90), np.rot90(image))
-
-
 @pytest.mark.parametrize(("draw", "turns"), [(0.0, -1), (0.5, 0)])
 def test_the_angle_is_uniform_to_both_sides(draw, turns):
     image = pattern(4, 4)

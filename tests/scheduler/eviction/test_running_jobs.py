@@ -14,15 +14,6 @@ DIRECT = "id,nodes,loss,app_time,sys_time\n17,4,9600,20,\nmd,2,0.5,,1.5\n"
 RAW = "id,nodes,memory_gb,critical_gb,since_checkpoint_min,interval_min\n17,4,120,30,40,60\nmd,2,,10,7.5,\n"
 
 
-@pytest.fixture
-def write(tmp_path):
-    def write(name, text):
-        path = tmp_path / name
-        path.write_bytes(text if isinstance(text, bytes) else text.encode())
-        return path
-    return write
-
-
 # ---------------------------------------------------------------- what checkpoints cost
 
 @pytest.mark.parametrize(("sizes", "seconds"), [

@@ -1,5 +1,7 @@
 """Logs of run times and tabulated laws."""
 
+from functools import partial
+
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -10,12 +12,8 @@ from scheduler.reservation.log import read_runs, read_table
 
 
 @pytest.fixture
-def written(tmp_path):
-    def write(text):
-        path = tmp_path / "runs.txt"
-        path.write_text(text)
-        return path
-    return write
+def written(write):
+    return partial(write, "runs.txt")
 
 
 def test_one_number_a_line_with_comments_and_blank_lines(written):

@@ -13,13 +13,8 @@ JOB = {"arrival_min": 0, "length_min": 30, "scaling": [1, 1.5]}
 
 
 @pytest.fixture
-def file(tmp_path):
-    def write(content):
-        path = tmp_path / "jobs.json"
-        path.write_text(content if isinstance(content, str) else json.dumps(content))
-        return path
-
-    return write
+def file(write):
+    return lambda content: write("jobs.json", content if isinstance(content, str) else json.dumps(content))
 
 
 def test_a_file_of_jobs_is_read(file):

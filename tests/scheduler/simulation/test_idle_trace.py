@@ -24,23 +24,13 @@ TRAINERS = {
 
 
 @pytest.fixture
-def events(tmp_path):
-    def write(text, name="idle.csv"):
-        path = tmp_path / name
-        path.write_bytes(gzip.compress(text.encode()) if name.endswith(".gz") else text.encode())
-        return path
-
-    return write
+def events(write):
+    return lambda text, name="idle.csv": write(name, gzip.compress(text.encode()) if name.endswith(".gz") else text)
 
 
 @pytest.fixture
-def trainers(tmp_path):
-    def write(document):
-        path = tmp_path / "trainers.json"
-        path.write_text(document if isinstance(document, str) else json.dumps(document))
-        return path
-
-    return write
+def trainers(write):
+    return lambda document: write("trainers.json", document if isinstance(document, str) else json.dumps(document))
 
 
 def changes(trace):

@@ -1,6 +1,7 @@
 """Traces in the Standard Workload Format."""
 
 import gzip
+from functools import partial
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -14,12 +15,8 @@ LINE = "1 0 5 3600 4 -1 -1 4 7200 -1 1 3 1 9 -1 -1 -1 -1"
 
 
 @pytest.fixture
-def written(tmp_path):
-    def write(text):
-        path = tmp_path / "trace.swf"
-        path.write_text(text)
-        return path
-    return write
+def written(write):
+    return partial(write, "trace.swf")
 
 
 def test_the_columns_are_read_by_their_place(written):

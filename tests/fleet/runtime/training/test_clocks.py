@@ -45,23 +45,17 @@ def test_another_epoch_begins_at_nothing(now):
     assert (state.seconds, state.waited_s, clock.blocked_s) == (0.0, 0.0, 0.0)
 
 
-def test_the_pace_is_told_once_a_second_at_most_and_is_that_of_the_time_since(now):
-    told = []
-    steps = StepClock()
-    steps.begins()
-    report = PaceReport("net", 100, steps)
-    for now.now, position in ((100.5, 150), (101.0, 300), (101.9, 350), (103.0, 500)):
-        report.tell(told.append, position, is_slowed=False)
-    assert told == [Pace("net", 300, 200.0), Pace("net", 500, 100.0)]
-
-
-def test_the_pace_is_told_more_seldom_where_very_many_ranks_tell_theirs(now):
+@pytest.mark.parametrize(("ranks", "moments", "expected"), [
+    (1, ((100.5, 150), (101.0, 300), (101.9, 350), (103.0, 500)), [Pace("net", 300, 300.0), Pace("net", 500, 100.0)]),
+    (4000, ((101.0, 100), (103.9, 100), (104.0, 100), (107.0, 100)), [Pace("net", 100, 25.0)])])
+def test_the_pace_is_that_since_it_was_told_once_a_second_or_more_seldom_where_very_many_ranks_tell_theirs(
+        now, ranks, moments, expected):
     told, steps = [], StepClock()
     steps.begins()
-    report = PaceReport("net", 0, steps, ranks=4000)
-    for now.now in (101.0, 103.9, 104.0, 107.0):
-        report.tell(told.append, 100, is_slowed=False)
-    assert told == [Pace("net", 100, 25.0)]
+    report = PaceReport("net", 0, steps, ranks=ranks)
+    for now.now, position in moments:
+        report.tell(told.append, position, is_slowed=False)
+    assert told == expected
 
 
 def test_the_first_step_of_a_group_is_told_at_once(now):

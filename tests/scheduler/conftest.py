@@ -1,0 +1,13 @@
+"""What tests of files share."""
+
+import pytest
+
+
+@pytest.fixture
+def write(tmp_path):
+    """Write a file; its path."""
+    def write(name, text):
+        path = tmp_path / name
+        path.write_bytes(text if isinstance(text, bytes) else text.encode())
+        return path
+    return write
