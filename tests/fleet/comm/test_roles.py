@@ -47,23 +47,20 @@ def test_every_rank_has_at_most_one_role_and_somebody_trains(node_of, wanted, gp
 
 @settings(max_examples=examples(300))
 @given(launches(), preprocessors, gpus)
-def test_where_samples_are_shared_no_rank_is_idle_and_rank_0_prepares_samples(node_of, wanted, gpus):
+def test_where_samples_are_shared_no_rank_is_idle_and_each_node_has_a_leader_and_a_trainer(node_of, wanted, gpus):
     roles = assigned(node_of, wanted, gpus)
     if roles and roles.shared:
         assert sorted([*roles.preprocessors, *roles.trainers]) == list(range(len(node_of)))
         assert 0 in roles.preprocessors
         assert wanted in (None, len(roles.preprocessors))
-
-
-@settings(max_examples=examples(300))
-@given(launches(), preprocessors, gpus)
-def test_each_node_has_a_leader_and_a_trainer(node_of, wanted, gpus):
-    roles = assigned(node_of, wanted, gpus)
-    if roles and roles.shared:
+        first_round = [roles.node_of[rank] for rank in roles.preprocessors[:roles.nodes]]
+        assert sorted(first_round) == list(range(roles.nodes))  # they take turns over the nodes
         for node in range(roles.nodes):
             assert roles.leader(node) == min(on(roles, node, range(len(node_of))))
             assert roles.leader(node) in roles.preprocessors
             assert on(roles, node, roles.trainers)
+            mine = on(roles, node, roles.preprocessors)
+            assert mine == sorted(mine)
 
 
 @settings(max_examples=examples(300))
@@ -77,18 +74,6 @@ def test_a_node_has_no_more_trainers_than_gpus_and_its_devices_are_numbered_as_p
         for device, rank in roles.rank_of.items():
             assert device // roles.gpus_per_node == roles.node_of[rank]
             assert roles.device_of[rank] == device
-
-
-@settings(max_examples=examples(300))
-@given(launches(), preprocessors, gpus)
-def test_preprocessors_take_turns_over_the_nodes(node_of, wanted, gpus):
-    roles = assigned(node_of, wanted, gpus)
-    if roles and roles.shared:
-        first_round = [roles.node_of[rank] for rank in roles.preprocessors[:roles.nodes]]
-        assert sorted(first_round) == list(range(roles.nodes))
-        for node in range(roles.nodes):
-            mine = on(roles, node, roles.preprocessors)
-            assert mine == sorted(mine)
 
 
 def test_one_rank_coordinates_trains_and_prepares_its_samples():

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -11,91 +12,64 @@ from tests.examples import examples
 RUN = Harvested("a", waiting=10)
 
 
-def test_the_backlog_is_kept_filled_while_networks_wait():
-    assert decide([RUN], 0, 600, HarvestLimits()) == [Submit("a", 1)] * 2
-    assert decide([replace(RUN, queued=(("7", 1),))], 4, 600, HarvestLimits()) == [Submit("a", 1)]
-    assert decide([replace(RUN, queued=(("7", 1), ("8", 1)))], 4, 600, HarvestLimits()) == []
+OTHER = replace(RUN, name="b")
+ONE, TWO, THREE = (tuple((str(number), 1) for number in range(7, 7 + count)) for count in (1, 2, 3))
+CHEAP = replace(RUN, rate=1000.0, left=1e6)  # of which a node does a thousandth in a second
+DEAR = replace(OTHER, rate=1.0, left=1e3)
+BUSY = replace(RUN, rate=10.0, left=1000.0, running=2, nodes=2)
+FAST, NEW = replace(RUN, rate=1e6, left=1e6, running=3, nodes=3), replace(OTHER, rate=None)
+FULL, ALONE = replace(FAST, queued=TWO), replace(RUN, rate=None)
+FOUR, LARGE = HarvestLimits(backlog=4), HarvestLimits(nodes_per_job=4)
 
-
-def test_there_are_no_more_jobs_than_may_be_nor_more_than_networks_that_wait():
-    assert decide([replace(RUN, running=31)], 9, 600, HarvestLimits()) == [Submit("a", 1)]
-    assert decide([replace(RUN, running=32)], 9, 600, HarvestLimits()) == []
-    assert decide([replace(RUN, waiting=3, per_node=4)], 9, 600, HarvestLimits()) == [Submit("a", 1)]
-    assert decide([replace(RUN, waiting=3, per_node=4, queued=(("7", 1),))], 9, 600, HarvestLimits()) == []
-    assert decide([replace(RUN, waiting=0, held=3)], 9, 600, HarvestLimits()) == []
-
-
-def test_what_is_surplus_is_cancelled_when_all_is_done():
-    queued = (("7", 1), ("8", 2))
-    assert decide([replace(RUN, waiting=0, queued=queued), replace(RUN, name="b")], 4, 600, HarvestLimits()) == [
-        Cancel("a", "7"), Cancel("a", "8"), Submit("b", 1), Submit("b", 1)]
-
-
-def test_a_job_that_would_find_nothing_to_train_is_taken_back_the_newest_first():
-    queued = (("7", 1), ("8", 1), ("9", 1))
-    assert decide([replace(RUN, waiting=0, held=1, queued=queued)], 4, 600, HarvestLimits()) == [
-        Cancel("a", "7"), Cancel("a", "8"), Cancel("a", "9")]
-    assert decide([replace(RUN, waiting=2, held=1, queued=queued)], 4, 600, HarvestLimits()) == [Cancel("a", "9")]
-    assert decide([replace(RUN, waiting=3, spare=2, queued=queued)], 4, 600, HarvestLimits()) == [
-        Cancel("a", "8"), Cancel("a", "9")]
-    assert decide([replace(RUN, waiting=3, per_node=2, queued=queued)], 4, 600, HarvestLimits()) == [Cancel("a", "9")]
-
-
-def test_no_job_is_handed_in_for_a_network_that_one_which_runs_has_room_for():
-    assert decide([replace(RUN, waiting=2, running=2, nodes=2, spare=2)], 9, 600, HarvestLimits()) == []
-    assert decide([replace(RUN, waiting=2, running=2, nodes=2, spare=1)], 9, 600, HarvestLimits()) == [Submit("a", 1)]
-
-
-def test_three_launches_in_a_row_without_an_epoch_end_it():
-    assert decide([replace(RUN, fruitless=2)], 4, 600, HarvestLimits()) == [Submit("a", 1)] * 2
-    assert decide([replace(RUN, fruitless=3, queued=(("7", 1),))], 4, 600, HarvestLimits()) == [Cancel("a", "7")]
-
-
-def test_what_is_called_off_is_taken_back():
-    off = replace(RUN, is_called_off=True, queued=(("7", 1),))
-    assert decide([off, replace(RUN, name="b")], 4, 600, HarvestLimits()) == [Cancel("a", "7")] + [Submit("b", 1)] * 2
-
-
-def test_jobs_are_as_large_as_idle_nodes_allow():
-    limits = HarvestLimits(nodes_per_job=4)
-    assert decide([RUN], 3, 600, limits) == [Submit("a", 3)]
-    assert decide([RUN], 6, 600, limits) == [Submit("a", 4), Submit("a", 2)]
-    assert decide([RUN], 0, 600, limits) == [Submit("a", 4), Submit("a", 4)]
-
-
-def test_runs_share_the_nodes_by_what_a_node_does_of_their_work_start_included():
-    cheap = replace(RUN, rate=1000.0, left=1e6)  # of which a node does a thousandth in a second
-    dear = replace(RUN, name="b", rate=1.0, left=1e3)
-    limits = HarvestLimits(backlog=4)
-    assert decide([cheap, dear], 4, 600, limits) == [Submit("a", 1)] * 2 + [Submit("b", 1)] * 2
-    assert decide([cheap, replace(dear, left=500.0)], 3, 600, limits) == [Submit("a", 1)] + [Submit("b", 1)] * 2
-    assert decide([cheap, replace(dear, waiting=1, left=500.0)], 3, 600, limits) == [Submit("a", 1)] * 2 + [
-        Submit("b", 1)]
+# Runs, the nodes that are idle, the limits; and the orders: "a1" hands in a job of one node for a, "-7" takes 7 back.
+ORDERS = {
+    "the backlog is kept filled while networks wait": [
+        ([RUN], 0, {}, "a1 a1"), ([replace(RUN, queued=ONE)], 4, {}, "a1"), ([replace(RUN, queued=TWO)], 4, {}, "")],
+    "there are no more jobs than may be": [
+        ([replace(RUN, running=31)], 9, {}, "a1"), ([replace(RUN, running=32)], 9, {}, "")],
+    "nor more than networks that wait": [
+        ([replace(RUN, waiting=3, per_node=4)], 9, {}, "a1"),
+        ([replace(RUN, waiting=3, per_node=4, queued=ONE)], 9, {}, ""), ([replace(RUN, waiting=0, held=3)], 9, {}, "")],
+    "what is surplus is cancelled when all is done": [
+        ([replace(RUN, waiting=0, queued=(("7", 1), ("8", 2))), OTHER], 4, {}, "-7 -8 b1 b1")],
+    "a job that would find nothing to train is taken back, the newest first": [
+        ([replace(RUN, waiting=0, held=1, queued=THREE)], 4, {}, "-7 -8 -9"),
+        ([replace(RUN, waiting=2, held=1, queued=THREE)], 4, {}, "-9"),
+        ([replace(RUN, waiting=3, spare=2, queued=THREE)], 4, {}, "-8 -9"),
+        ([replace(RUN, waiting=3, per_node=2, queued=THREE)], 4, {}, "-9")],
+    "no job is handed in for a network that one which runs has room for": [
+        ([replace(RUN, waiting=2, running=2, nodes=2, spare=2)], 9, {}, ""),
+        ([replace(RUN, waiting=2, running=2, nodes=2, spare=1)], 9, {}, "a1")],
+    "three launches in a row without an epoch end it": [
+        ([replace(RUN, fruitless=2)], 4, {}, "a1 a1"), ([replace(RUN, fruitless=3, queued=ONE)], 4, {}, "-7")],
+    "what is called off is taken back": [([replace(RUN, is_called_off=True, queued=ONE), OTHER], 4, {}, "-7 b1 b1")],
+    "jobs are as large as idle nodes allow": [
+        ([RUN], 3, {"limits": LARGE}, "a3"), ([RUN], 6, {"limits": LARGE}, "a4 a2"),
+        ([RUN], 0, {"limits": LARGE}, "a4 a4"), ([ALONE], 6, {"limits": LARGE}, "a4 a2")],
+    "runs share the nodes by what a node does of their work": [
+        ([CHEAP, DEAR], 4, {"limits": FOUR}, "a1 a1 b1 b1"),
+        ([CHEAP, replace(DEAR, left=500.0)], 3, {"limits": FOUR}, "a1 b1 b1"),
+        ([CHEAP, replace(DEAR, waiting=1, left=500.0)], 3, {"limits": FOUR}, "a1 a1 b1")],
     # Of a gap of a minute it trains for a quarter, or a twentieth: gaps may become longer.
-    slow_start = replace(dear, left=500.0, start_s=45.0)
-    assert decide([cheap, slow_start], 1, 60, limits) == [Submit("a", 1)]
-    assert decide([replace(RUN, start_s=90.0)], 2, 60, HarvestLimits()) == [Submit("a", 1)] * 2
+    "its start included": [
+        ([CHEAP, replace(DEAR, left=500.0, start_s=45.0)], 1, {"gap_s": 60, "limits": FOUR}, "a1"),
+        ([replace(RUN, start_s=90.0)], 2, {"gap_s": 60}, "a1 a1")],
+    "a run that has nodes leaves the next ones to a run that has none": [
+        ([BUSY, replace(BUSY, name="b", running=0, nodes=0)], 1, {}, "b1"),
+        ([BUSY, replace(BUSY, name="b", running=0, nodes=0, left=2500.0)], 1, {}, "b1")],
+    "a run that was not measured yet gets a node at once": [
+        ([FAST, NEW], 4, {}, "b1 b1"), ([replace(FAST, running=0, nodes=0), NEW], 4, {}, "b1 a1"),
+        ([FAST, NEW], 1, {}, "b1"), ([FAST, NEW], 0, {"limits": HarvestLimits(nodes_per_job=3, backlog=1)}, "b1"),
+        ([FULL, NEW], 0, {}, "-8 b1"), ([FULL, replace(NEW, queued=(("9", 1),))], 0, {}, "")],
+}
 
 
-def test_a_run_that_has_nodes_leaves_the_next_ones_to_a_run_that_has_none():
-    busy = replace(RUN, rate=10.0, left=1000.0, running=2, nodes=2)
-    assert decide([busy, replace(busy, name="b", running=0, nodes=0)], 1, 600, HarvestLimits()) == [Submit("b", 1)]
-    assert decide([busy, replace(busy, name="b", running=0, nodes=0, left=2500.0)], 1, 600, HarvestLimits()) == [
-        Submit("b", 1)]
-
-
-def test_a_run_that_was_not_measured_yet_gets_a_node_at_once():
-    fast = replace(RUN, rate=1e6, left=1e6, running=3, nodes=3)
-    new = replace(RUN, name="b", rate=None)
-    assert decide([fast, new], 4, 600, HarvestLimits()) == [Submit("b", 1), Submit("b", 1)]
-    assert decide([replace(fast, running=0, nodes=0), new], 4, 600, HarvestLimits()) == [Submit("b", 1), Submit("a", 1)]
-    assert decide([fast, new], 1, 600, HarvestLimits()) == [Submit("b", 1)]
-    assert decide([fast, new], 0, 600, HarvestLimits(nodes_per_job=3, backlog=1)) == [Submit("b", 1)]
-    full = replace(fast, queued=(("7", 1), ("8", 1)))
-    assert decide([full, new], 0, 600, HarvestLimits()) == [Cancel("a", "8"), Submit("b", 1)]
-    assert decide([full, replace(new, queued=(("9", 1),))], 0, 600, HarvestLimits()) == []
-    alone = replace(RUN, rate=None)
-    assert decide([alone], 6, 600, HarvestLimits(nodes_per_job=4)) == [Submit("a", 4), Submit("a", 2)]
+@pytest.mark.parametrize("cases", ORDERS.values(), ids=ORDERS)
+def test_jobs_are_handed_in_and_taken_back(cases):
+    for runs, idle, more, orders in cases:
+        found = decide(runs, idle, more.get("gap_s", 600), more.get("limits", HarvestLimits()))
+        assert orders == " ".join(
+            f"{one.name}{one.nodes}" if isinstance(one, Submit) else f"-{one.job}" for one in found)
 
 
 @settings(max_examples=examples(100), deadline=None)

@@ -31,22 +31,10 @@ def test_a_launcher_of_another_mpi_starts_many_first_ranks():
     assert "MPICC=mpicc" in finding.remedy
 
 
-def test_a_healthy_node_has_nothing_to_say():
-    assert checks.check_ranks([RANK] * 4, [0] * 4, [2, 3], needs_gpus=True) == []
-
-
 @pytest.mark.parametrize(("slots", "what"), [
     (1, ["2 trainers of node 0 are shown no GPU of their own"]), (2, [])])
 def test_trainers_may_share_gpus_that_have_slots(slots, what):
     assert said(checks.check_ranks([RANK] * 5, [0] * 5, [1, 2, 3, 4], needs_gpus=True, slots=slots)) == what
-
-
-@pytest.mark.parametrize(("slots", "threads", "what"), [
-    (1, 1, ["node 0 has 17 ranks on 16 cores"]), (2, 1, []),
-    (2, 2, ["node 0 has 17 ranks (OMP_NUM_THREADS or TF_NUM_INTRAOP_THREADS makes that 34 threads) on 16 cores"])])
-def test_without_gpus_ranks_may_share_cores_that_have_slots(slots, threads, what):
-    rank = replace(RANK, gpus=(), gpu_files=0, threads=threads)
-    assert said(checks.check_ranks([rank] * 17, [0] * 17, range(1, 17), needs_gpus=False, slots=slots)) == what
 
 
 @pytest.mark.parametrize(("ranks", "trainers", "what"), [
@@ -58,31 +46,35 @@ def test_without_gpus_ranks_may_share_cores_that_have_slots(slots, threads, what
 ], ids=lambda value: value if isinstance(value, str) else "")
 def test_gpus_that_are_hidden_or_shown_twice_are_named(ranks, trainers, what):
     assert said(checks.check_ranks(ranks, [0] * len(ranks), trainers, needs_gpus=True)) == [what]
+    beside = [RANK] * 4  # on a node of its own: each is looked at by itself
+    assert said(checks.check_ranks([*ranks, *beside], [0] * len(ranks) + [1] * 4, [
+        *trainers, len(ranks) + 2, len(ranks) + 3], needs_gpus=True)) == [what]
     assert checks.check_ranks(ranks, [0] * len(ranks), trainers, needs_gpus=False) == []
 
 
 @pytest.mark.parametrize("ranks", [
-    [replace(RANK, gpus=(), gpu_files=0)] * 3,  # no GPU anywhere
+    [RANK] * 4, [replace(RANK, gpus=(), gpu_files=0)] * 3,  # no GPU anywhere
     [replace(RANK, gpus=("0",), gpu_files=1)] * 3,  # one, which every rank is shown
     [replace(RANK, gpus=("0",)), replace(RANK, gpus=("1",))],  # one each
 ])
 def test_gpus_as_they_may_be_are_not(ranks):
-    trainers = [len(ranks) - 1] if len(ranks) == 3 else [0, 1]
+    trainers = {2: [0, 1], 3: [2], 4: [2, 3]}[len(ranks)]
     assert checks.check_ranks(ranks, [0] * len(ranks), trainers, needs_gpus=True) == []
 
 
-def test_each_node_is_looked_at_by_itself():
-    hidden = replace(RANK, gpus=())
-    assert said(checks.check_ranks([RANK, hidden, RANK, hidden], [0, 1, 0, 1], [2, 3], True)) == [
-        "node 1 has 2 GPUs, but its ranks are shown none"]
+def threads_of(ranks, threads):
+    return (f"node 0 has {ranks} ranks (OMP_NUM_THREADS or TF_NUM_INTRAOP_THREADS makes that {threads} threads) on 16 "
+            "cores")
 
 
-@pytest.mark.parametrize(("ranks", "threads", "what"), [
-    (16, 1, []), (17, 1, ["node 0 has 17 ranks on 16 cores"]),
-    (4, 8, ["node 0 has 4 ranks (OMP_NUM_THREADS or TF_NUM_INTRAOP_THREADS makes that 32 threads) on 16 cores"])])
-def test_more_threads_than_cores_are_named(ranks, threads, what):
-    facts = [replace(RANK, threads=threads)] * ranks
-    assert said(checks.check_ranks(facts, [0] * ranks, [], needs_gpus=False)) == what
+@pytest.mark.parametrize(("ranks", "threads", "trainers", "slots", "what"), [
+    (16, 1, 0, 1, []), (17, 1, 0, 1, ["node 0 has 17 ranks on 16 cores"]), (4, 8, 0, 1, [threads_of(4, 32)]),
+    (17, 1, 16, 1, ["node 0 has 17 ranks on 16 cores"]), (17, 1, 16, 2, []),  # they may share cores that have slots
+    (17, 2, 16, 2, [threads_of(17, 34)])])
+def test_more_threads_than_cores_are_named(ranks, threads, trainers, slots, what):
+    facts = [replace(RANK, gpus=(), gpu_files=0, threads=threads)] * ranks
+    training = range(ranks - trainers, ranks)
+    assert said(checks.check_ranks(facts, [0] * ranks, training, needs_gpus=False, slots=slots)) == what
 
 
 def libraries(exchange="auto", gpus=("0", "1"), seen=None, horovod="ready"):
