@@ -47,12 +47,13 @@ class Ahead:
 
     def close(self) -> None:
         """Wait until nothing runs; what comes of it nobody will read."""
+        # First the reader: two threads that raise errors of TensorFlow at one time may wait for each other for ever.
+        self._reader.shutdown()
         try:
             # TensorFlow's own wait keeps the interpreter's lock, which the end of a step needs to let go of its inputs.
             self.call(tf.identity, tf.constant(0)).numpy()
         except Exception:
             self._executor.clear_error()
-        self._reader.shutdown()
 
 
 def _read(sums: tf.Tensor) -> Done:

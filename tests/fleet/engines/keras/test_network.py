@@ -2,6 +2,8 @@
 
 import inspect
 import logging
+import subprocess
+import sys
 from dataclasses import replace
 
 import numpy as np
@@ -16,6 +18,7 @@ from preprocess.sample import Affine, ImageSpec, SampleSpec
 from tests.examples import long_but_first
 from tests.fakes import Group
 from tests.fleet.engines.keras.taken import begin
+from tests.places import ROOT
 
 pytestmark = pytest.mark.tensorflow
 
@@ -272,6 +275,36 @@ def test_a_step_that_fails_does_so_when_its_sums_are_read_or_when_another_begins
         begin(again, images, labels, [12])()
     again.close()
     assert engine.build(network(), group).step(*batch, 12).count == 12
+
+
+CLOSING = """
+import linecache
+import tensorflow as tf
+from fleet.engines.keras.ahead import Ahead, Inputs
+
+@tf.function
+def failing(number):
+    with tf.control_dependencies([tf.debugging.assert_less(number, 2)]):
+        return tf.repeat(tf.cast(number, tf.float32), 6)
+
+number, inputs = tf.constant(5), Inputs()
+for _ in range(20):
+    ahead = Ahead(inputs)
+    linecache.clearcache()  # TensorFlow looks for lines of files, and lets go of the interpreter's lock there
+    done = ahead.reading(ahead.call(failing, number))
+    ahead.close()
+    try:
+        done()
+    except tf.errors.InvalidArgumentError as error:
+        assert "assertion failed" in str(error)
+    else:
+        raise SystemExit("it did not fail")
+"""
+
+
+def test_a_step_fails_while_its_network_is_closed_and_neither_waits_for_the_other():
+    # In a process of its own: where threads wait for each other's locks, nothing else runs, not even a timeout.
+    subprocess.run([sys.executable, "-c", CLOSING], check=True, timeout=60, cwd=ROOT)
 
 
 def failing(labels, outputs):
