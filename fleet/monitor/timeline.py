@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, replace
-from itertools import count, pairwise
+from itertools import count, pairwise, takewhile
 
-from fleet.domain.events import Event, GroupChanged, GroupStarted, Started
+from fleet.domain.events import Ended, Event, GroupChanged, GroupStarted, Started
 from fleet.domain.run import Broken, RunLaunch, RunState
 from fleet.spec import Spec
 from fleet.storage.event_log import Logged, launches_of
@@ -15,6 +15,7 @@ from fleet.storage.event_log import Logged, launches_of
 # What a launch may seem to overlap the next one, in seconds and as a share of its time: its own clock and that of the
 # file server, which dates it, never quite agree.
 _JITTER_S, _DRIFT = 1.0, 1e-3
+_UNSEEN_S = 5.0  # for which one that shares networks may hold none yet, so that others do not see it
 
 
 @dataclass(frozen=True)
@@ -75,7 +76,9 @@ def placed(log: Iterable[Logged]) -> list[Placed]:
             continue
         own_s, first_s = lines[-1].t_s - lines[0].t_s, lines[0].t_s
         overlaps = 0 < start.date < ends_date - _JITTER_S - _DRIFT * (ends_date - date)
-        is_beside = bool(found) and (overlaps if start.beside is None else start.beside)  # older logs do not say it
+        is_beside = bool(found) and (
+            overlaps if start.beside is None else  # it is alone, or the log is an older one
+            start.beside or _is_unseen(found, start.date))
         if is_beside:
             at_s = began_s + (start.date - date)
             taken = {device for one in found if one.ended_s > at_s for device in _devices(one)}
@@ -87,6 +90,16 @@ def placed(log: Iterable[Logged]) -> list[Placed]:
             date, ends_date, began_s = start.date, 0.0, by_s + first_s
         ends_date = max(ends_date, start.date + own_s)
     return found
+
+
+def _is_unseen(found: Sequence[Placed], date: float) -> bool:
+    """Whether one was at work on some date that nobody could have seen, since it had just begun.
+
+    That follows from what was logged by then, so that a log which ends soon after says the same.
+    """
+    just_begun = takewhile(lambda one: date - one.start.date < _UNSEEN_S, reversed(found))
+    return any(not isinstance(one.lines[-1].event, Ended)
+               or one.start.date + one.lines[-1].t_s - one.lines[0].t_s > date for one in just_begun)
 
 
 def are_side_by_side(launches: Sequence[Placed | RunLaunch]) -> bool:

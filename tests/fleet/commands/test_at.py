@@ -46,7 +46,7 @@ def searched(folder):
     return run.paths
 
 
-def harvested(folder):
+def harvested(folder, second=("2", 1005.0, True)):
     """Two launches side by side, of which the first says nothing when the second begins, and a third after them."""
     run = Run(folder, {}, models=SOFTMAX, epochs=2)
     assert run.launch() == 0
@@ -64,7 +64,8 @@ def harvested(folder):
         other.write_text(as_text(log))
 
     write("1", 1000.0, "a", 1, 20.0, beside=False)
-    write("2", 1005.0, "b", 1, 4.0, beside=True)
+    name, date, beside = second
+    write(name, date, "b", 1, 4.0, beside)
     write("3", 5000.0, "b", 2, 8.0, beside=False)
     return paths
 
@@ -93,7 +94,12 @@ def refused(folder):
     return run.paths
 
 
-RUNS = pytest.mark.parametrize("make", [plain, resumed, searched, harvested])
+def raced(folder):
+    """As before, but both have begun before either held a network, so that neither saw the other."""
+    return harvested(folder, ("twin", 1000.004, False))
+
+
+RUNS = pytest.mark.parametrize("make", [plain, resumed, searched, harvested, raced])
 
 
 def times(paths):
@@ -107,7 +113,7 @@ def times(paths):
                 base = now if isinstance(event, ev.Started) else base
                 clock.append(now := base + t_s)
         else:  # as they were written above
-            clock = [{"1": 0.0, "2": 5.0, "3": 20.5}[log.stem] + t_s for t_s, _ in lines]
+            clock = [{"1": 0.0, "twin": 0.004, "2": 5.0, "3": 20.5}[log.stem] + t_s for t_s, _ in lines]
         found[log] = clock
     return found
 
