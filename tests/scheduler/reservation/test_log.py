@@ -20,7 +20,7 @@ def test_one_number_a_line_with_comments_and_blank_lines(written):
     assert read_runs(written("# seconds\n12\n\n3.5e1  # slow disk\n")).tolist() == [12.0, 35.0]
 
 
-@pytest.mark.parametrize(("text", "message"), [
+RUNS = [
     ("", r"runs\.txt: it has no run times"),
     ("# nothing\n", r"runs\.txt: it has no run times"),
     ("1\n\nten\n", r"runs\.txt:3: 'ten' is not a number; it must be a run time"),
@@ -29,10 +29,22 @@ def test_one_number_a_line_with_comments_and_blank_lines(written):
     ("0\n", r"runs\.txt:1: 0 is not a run time"),
     ("1\ninf\n", r"runs\.txt:2: inf is not a run time"),
     ("1\nnan\n", r"runs\.txt:2: nan is not a run time"),
-])
-def test_a_log_that_is_none_says_where(written, text, message):
+]
+TABLES = [
+    ("1,0.5\n2\n", r"runs\.txt:2: '2' is not a row 'time,probability'"),
+    ("1,0.5\n2,half\n", r"runs\.txt:2: 'half' is not a number; it must be a probability"),
+    ("1,0.5\n2,-0.5\n", r"runs\.txt:2: -0.5 is not a probability"),
+    ("1,0.5\n2,0.4\n", r"runs\.txt: the probabilities of a law must .* the sum is 0.9"),
+    ("2,0.5\n1,0.5\n", r"runs\.txt: the times of a law must .* increasing"),
+    ("", r"runs\.txt: a law needs .* at least one"),
+]
+
+
+@pytest.mark.parametrize(("read", "text", "message"), [(read_runs, *row) for row in RUNS] +
+                         [(read_table, *row) for row in TABLES])
+def test_a_file_of_neither_run_times_nor_a_law_says_where(written, read, text, message):
     with pytest.raises(InputError, match=message):
-        read_runs(written(text))
+        read(written(text))
 
 
 def test_a_file_that_is_not_there(tmp_path):
@@ -43,19 +55,6 @@ def test_a_file_that_is_not_there(tmp_path):
 def test_a_table_is_a_law(written):
     law = read_table(written("# hours,probability\n1,0.25\n2,0.75\n"))
     assert (law.values.tolist(), law.probabilities.tolist()) == ([1.0, 2.0], [0.25, 0.75])
-
-
-@pytest.mark.parametrize(("text", "message"), [
-    ("1,0.5\n2\n", r"runs\.txt:2: '2' is not a row 'time,probability'"),
-    ("1,0.5\n2,half\n", r"runs\.txt:2: 'half' is not a number; it must be a probability"),
-    ("1,0.5\n2,-0.5\n", r"runs\.txt:2: -0.5 is not a probability"),
-    ("1,0.5\n2,0.4\n", r"runs\.txt: the probabilities of a law must .* the sum is 0.9"),
-    ("2,0.5\n1,0.5\n", r"runs\.txt: the times of a law must .* increasing"),
-    ("", r"runs\.txt: a law needs .* at least one"),
-])
-def test_a_table_that_is_no_law_says_where(written, text, message):
-    with pytest.raises(InputError, match=message):
-        read_table(written(text))
 
 
 @settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])

@@ -39,13 +39,6 @@ def engine():
     return KerasEngine(Setup(SAMPLE, Resources(exchange="mpi")))
 
 
-@pytest.fixture(scope="module")
-def batch():
-    rng = np.random.default_rng(0)
-    labels = np.arange(12) % 3
-    return (rng.integers(0, 100, (12, 8, 8, 1)) + 70 * labels[:, None, None, None]).astype(np.uint8), labels
-
-
 @pytest.mark.parametrize("train", [
     {},
     {"optimizer": {"name": "adamw", "learning_rate": 0.01, "weight_decay": 0.01, "beta_2": 0.99}},

@@ -30,13 +30,6 @@ def built(model=CNN, sample=SAMPLE, seed=0, **train):
     return make_engine(spec, sample, None, 0, 1).build(replace(spec.networks[0], seed=seed), Alone())
 
 
-@pytest.fixture(scope="module")
-def batch():
-    rng = np.random.default_rng(0)
-    labels = np.arange(12) % 3
-    return (rng.integers(0, 100, (12, 8, 8, 1)) + 70 * labels[:, None, None, None]).astype(np.uint8), labels
-
-
 @pytest.mark.parametrize("train", [
     {}, {"batch": {"accumulate": 2}}, {"precision": "mixed_bfloat16"},
     {"optimizer": {"name": "adamw", "learning_rate": 0.02, "weight_decay": 0.01, "amsgrad": True}},

@@ -148,6 +148,23 @@ class Runner:
             for key in [key for key in self.notes if key[0] == name and key[1] not in whole]:
                 self.notes[key] = [(row, number) for row, number in self.notes[key] if row < part.get(key[1], 0)]
 
+    def finish_interrupted(self, moments):
+        """Launches that are interrupted at these moments, and one that is not; all epochs are as of a single one."""
+        for moment in moments:
+            assert self.launch(Interruption(moment)) in (ExitStatus.RESUMABLE, ExitStatus.OK)
+        self._finish()
+
+    def finish_killed(self, moments):
+        """Launches that are killed after so many turns, and one that is not; all epochs are as of a single one."""
+        for turns in moments:
+            if self.launch(turns=turns) is None:
+                self.forget_what_was_not_saved()
+        self._finish()
+
+    def _finish(self):
+        assert self.launch() is ExitStatus.OK
+        self.check_epochs()
+
     def results(self):
         """Of the networks; not the rows that stand for all folds of one."""
         return {row.name: row for row in read_results(self.folder / "run") if not row.folds}

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from fleet.errors import ExitStatus
 from fleet.storage.results import Status, leaderboard, read_results
 from tests.fleet.runtime.one_run.runner import Case, Runner, cases, few
-from tests.fleet.runtime.runs import Interruption
 
 
 @st.composite
@@ -46,10 +45,7 @@ def test_a_network_of_a_fold_is_trained_as_if_it_were_alone_on_the_other_folds(f
 @given(folded(), st.lists(st.integers(0, 60), max_size=4))
 def test_a_run_of_folds_that_is_interrupted_goes_on_and_nothing_is_trained_twice(folders, case, moments):
     runner = Runner(case, folders())
-    for moment in moments:
-        runner.launch(Interruption(after=moment))
-    assert runner.launch() is ExitStatus.OK
-    runner.check_epochs()
+    runner.finish_interrupted(moments)
 
 
 @pytest.mark.long
@@ -57,11 +53,7 @@ def test_a_run_of_folds_that_is_interrupted_goes_on_and_nothing_is_trained_twice
 @given(folded(), st.lists(st.integers(1, 3000), min_size=1, max_size=3))
 def test_a_run_of_folds_that_is_killed_at_any_moment_goes_on_where_its_checkpoints_are(folders, case, moments):
     runner = Runner(case, folders())
-    for turns in moments:
-        if runner.launch(turns=turns) is None:
-            runner.forget_what_was_not_saved()
-    assert runner.launch() is ExitStatus.OK
-    runner.check_epochs()
+    runner.finish_killed(moments)
 
 
 @pytest.mark.parametrize("data", [{"cache": "none"}, {"order": "ring", "shards": 5}, {"cache": "memory"}])

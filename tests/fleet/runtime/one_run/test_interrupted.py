@@ -42,10 +42,7 @@ def test_launches_that_have_too_little_time_for_a_second_round_train_the_first_a
 @given(cases(), st.lists(st.integers(0, 120), min_size=1, max_size=3))
 def test_a_run_that_is_interrupted_goes_on_and_nothing_is_trained_twice(folders, case, moments):
     runner = Runner(case, folders())
-    for moment in moments:
-        assert runner.launch(Interruption(moment)) in (ExitStatus.RESUMABLE, ExitStatus.OK)
-    assert runner.launch() is ExitStatus.OK
-    runner.check_epochs()
+    runner.finish_interrupted(moments)
 
 
 def test_a_launch_that_goes_on_reads_each_line_of_an_epoch_and_each_checkpoint_once_before_it_begins(

@@ -89,11 +89,7 @@ def test_a_network_whose_folder_was_deleted_says_that_it_starts_over(folders, ca
 @given(cases(), st.lists(st.integers(1, 150), min_size=1, max_size=3))
 def test_a_run_that_is_killed_at_any_moment_goes_on_where_its_checkpoints_are(folders, case, moments):
     runner = Runner(case, folders())
-    for turns in moments:
-        runner.launch(turns=turns)
-        runner.forget_what_was_not_saved()
-    assert runner.launch() is ExitStatus.OK
-    runner.check_epochs()
+    runner.finish_killed(moments)
     events = runner.prepared.paths.events
     assert isinstance(list(read_events(events))[-1].event, ev.Ended)
     log = state_of(read_run(runner.prepared.paths))

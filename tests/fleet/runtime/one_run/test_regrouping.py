@@ -15,7 +15,6 @@ from scheduler.ensemble.policies import POLICIES, Policy
 from tests.examples import long_but_first
 from tests.fleet.ensemble.test_random_launches import restless
 from tests.fleet.runtime.one_run.runner import Case, Runner, cases, few
-from tests.fleet.runtime.runs import Interruption
 
 
 @pytest.fixture(params=long_but_first("adaptive", "restless"))
@@ -57,10 +56,7 @@ def test_networks_that_fail_while_groups_change_are_rows(regrouping, folders, ca
 @given(cases(regroups=True), st.lists(st.integers(0, 200), min_size=1, max_size=3))
 def test_a_run_may_be_interrupted_while_its_groups_change(regrouping, folders, case, moments):
     runner = regrouping(case, folders())
-    for moment in moments:
-        assert runner.launch(Interruption(moment)) in (ExitStatus.RESUMABLE, ExitStatus.OK)
-    assert runner.launch() is ExitStatus.OK
-    runner.check_epochs()
+    runner.finish_interrupted(moments)
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
@@ -68,11 +64,7 @@ def test_a_run_may_be_interrupted_while_its_groups_change(regrouping, folders, c
 @given(cases(regroups=True), st.lists(st.integers(1, 300), min_size=1, max_size=3))
 def test_a_run_may_be_killed_while_its_groups_change(regrouping, folders, case, moments):
     runner = regrouping(case, folders())
-    for turns in moments:
-        runner.launch(turns=turns)
-        runner.forget_what_was_not_saved()
-    assert runner.launch() is ExitStatus.OK
-    runner.check_epochs()
+    runner.finish_killed(moments)
 
 
 def test_a_network_that_cannot_be_built_on_a_rank_that_joins_fails_on_all_of_its_ranks(folders, monkeypatch):
