@@ -220,9 +220,11 @@ class Standing:
 
     def found_after(self, before: Standing) -> Standing:
         """This, of a checkpoint, with what no checkpoint knows and was so before: that it is paused, or was pruned."""
-        if before.is_pruned:
-            return self if self.is_finished else Standing.pruned(self.history)
-        return replace(self, is_paused=before.is_paused and self.outcome is None)
+        return replace(self.pruned_after(before), is_paused=before.is_paused and self.outcome is None)
+
+    def pruned_after(self, before: Standing) -> Standing:
+        """This, of a checkpoint, or that it was pruned, if it was so before and has not finished all the same."""
+        return Standing.pruned(self.history) if before.is_pruned and not self.is_finished else self
 
 
 @dataclass(frozen=True)

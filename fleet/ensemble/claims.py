@@ -7,7 +7,7 @@ that are left are trained elsewhere.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -80,22 +80,28 @@ class Claims:
         """The launch is about to end."""
         self._ends = True
 
-    def decide(self, now_s: float) -> list[Effect]:
-        """What is to be done now, in this order."""
+    def decide(self, now_s: float, paused: Collection[str] = ()) -> list[Effect]:
+        """What is to be done now, in this order.
+
+        Args:
+            paused: networks that wait for what others come to, perhaps in other launches. They take no devices, and no
+                launch stays for them.
+        """
+        paused = self.held.intersection(paused)
         effects, self._let_go = self._let_go, []
-        if (want := self._wanted()) != self._want:
+        if (want := self._wanted(self._most + len(paused))) != self._want:
             self._want = want
             effects.append(want)
-        return effects + self._leave(now_s)
+        return effects + self._leave(now_s, bool(self.held - paused))
 
-    def _wanted(self) -> Want:
-        if self._ends or len(self.held) >= self._most:
+    def _wanted(self, most: int) -> Want:
+        if self._ends or len(self.held) >= most:
             return Want((), 0)
         left = self._epochs.keys() - self.held
-        return Want(tuple(sorted(left, key=lambda name: (self._epochs[name], name))), self._most)
+        return Want(tuple(sorted(left, key=lambda name: (self._epochs[name], name))), most)
 
-    def _leave(self, now_s: float) -> list[Effect]:
-        if self.held or self._ends or not self._epochs:  # where all are over, the launch ends by itself
+    def _leave(self, now_s: float, has_any: bool) -> list[Effect]:
+        if has_any or self._ends or not self._epochs:  # where all are over, the launch ends by itself
             self._idle_since = None
         elif self._idle_since is None:
             self._idle_since = now_s

@@ -152,6 +152,12 @@ class Hearing:
         self._networks.take_up(read)
         self._searching.read(read.network)
 
+    def _on_leased(self, leased: e.Leased) -> None:
+        self._networks.lease(leased)
+        if (outcome := leased.standing.outcome) is not None:
+            end = End.FAILED if outcome.is_failure else End.PRUNED if outcome.is_pruned else End.FINISHED
+            self._searching.over(leased.network, end)
+
     def _on_admitted(self, admitted: e.Admitted) -> None:
         self._rates.add(admitted)
         self._searching.admitted(admitted)
@@ -186,7 +192,7 @@ _HANDLERS: Mapping[type, Callable[[Hearing, Any], bool | None]] = {
     e.CheckpointRead: Hearing._on_checkpoint_read,
     e.EndAsked: lambda self, asked: self._ending.begin(asked.reason),
     e.NodesAsked: Hearing._on_nodes_asked,
-    e.Leased: lambda self, leased: self._networks.lease(leased),
+    e.Leased: Hearing._on_leased,
     e.Admitted: Hearing._on_admitted,
     e.Consulted: lambda self, answer: self._searching.answered(answer),
     e.ConsultFailed: lambda self, answer: self._searching.answered(answer),

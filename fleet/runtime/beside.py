@@ -70,7 +70,8 @@ class BesideOthers:
                 self._claims.over(name)
         if ends:
             self._claims.end()
-        for effect in self._claims.decide(now_s):
+        paused = [name for name in self._claims.held if self._results.standing(name).is_paused]
+        for effect in self._claims.decide(now_s, paused):
             match effect:
                 case Want(names, most):
                     self.leases.ask(names, most)
@@ -87,7 +88,7 @@ class BesideOthers:
                 if name in self._claims.held or name not in self._results.networks:
                     continue
                 if not is_whole(standing) or standing.outcome == FOUND_DONE:  # it was saved, and never logged
-                    standing, _ = take_up(self._results, self._results.networks[name])
+                    standing = take_up(self._results, self._results.networks[name])[0].pruned_after(standing)
                 self._results.hear(name, standing)
 
     def _told(self, events: list[Dated]) -> list[tuple[str, Standing]]:
@@ -110,16 +111,17 @@ class BesideOthers:
         """Look up how far other launches have brought the networks that are not held here."""
         for network in self._results.spec.networks:
             if network.name not in self._claims.held:
-                self._results.hear(network.name, take_up(self._results, network)[0])
+                self._results.hear(network.name, take_up(self._results, network)[0].pruned_after(
+                    self._results.standing(network.name)))
         self.follow()  # with many networks that took a while
 
     def _read(self, taken: Taken) -> Leased:
         """How far a network is that was taken just now."""
+        self.follow()  # it may just have been logged that it is over, or was pruned
+        before = self._results.standing(taken.name)
         standing, state = take_up(self._results, self._results.spec.by_name[taken.name])
         # What was saved by a launch that was killed, it may not have come to log.
         unlogged = () if not taken.took_over else state_of(read_run(self._paths, (EpochEnded,))).unlogged(
             taken.name, standing.history)
-        if standing.outcome is not None:
-            self.follow()  # it may just have been logged
-        return Leased(taken.name, standing, taken.fence.generation, 0 if state is None else state.position,
-                      taken.took_over, unlogged, self._results.standing(taken.name).outcome is None)
+        return Leased(taken.name, standing.pruned_after(before), taken.fence.generation,
+                      0 if state is None else state.position, taken.took_over, unlogged, before.outcome is None)

@@ -55,7 +55,9 @@ def resume(launch: Launch) -> Resumed:
     standings, states = recover(results, launch.found)
     lost = [] if launch.replayed else _lost(run, standings, states, launch.changes)
     found = told.differing(standings)
-    if not is_alone:  # why a network is done is told by nobody where its launch was killed; the rest others may yet log
+    if not is_alone:
+        standings = {name: standing.pruned_after(told.standing(name)) for name, standing in standings.items()}
+        # Why a network is done is told by nobody where its launch was killed; the rest others may yet log
         found = {name: standing for name, standing in found.items()
                  if standing.reason and told.standing(name).outcome in (None, FOUND_DONE)}
     run.take_up(standings)

@@ -43,6 +43,19 @@ def test_a_launch_leaves_when_no_network_was_to_be_had_for_a_while():
     assert claims.decide(200.0) == []
 
 
+def test_a_paused_network_takes_no_place_and_keeps_no_launch():
+    claims = Claims({"a": 0, "b": 0}, most=1, idle_s=10)
+    claims.decide(0.0)
+    claims.got("a", 1, is_over=False)
+    assert claims.decide(1.0, ["a"]) == [Want(("b",), 2)]
+    claims.got("b", 1, is_over=False)
+    assert claims.decide(2.0, ["a"]) == [Want((), 0)]
+    assert claims.decide(100.0, ["a"]) == []  # b trains
+    claims.decide(101.0, ["b", "a"])
+    assert not any(isinstance(effect, Leave) for effect in claims.decide(110.0, ["b", "a"]))
+    assert isinstance(claims.decide(111.0, ["b", "a"])[-1], Leave)
+
+
 def test_a_launch_with_nothing_left_does_not_leave_but_ends_by_itself():
     claims = Claims({"a": 0}, most=1, idle_s=10)
     claims.got("a", 3, is_over=True)

@@ -118,6 +118,18 @@ def test_the_policy_is_told_how_far_each_network_is_from_its_next_rung_and_who_h
         assert told.asked[-1].survivors == ({"a"} if has_passed else set())
 
 
+@pytest.mark.parametrize("outcome", [Outcome("9 epochs"), Outcome("it failed", is_failure=True),
+                                     Outcome("pruned after 1 epoch", is_pruned=True)])
+def test_a_paused_network_waits_for_none_that_is_over_in_another_launch(outcome):
+    told = Judged({"a": [0]}, parts={"prune": {"rule": "asha", "least": 1, "factor": 2}}, elsewhere=frozenset("b"))
+    told.begin().end_epoch("a")
+    told.hear(msg.Stopped("a", 0.0), msg.Ready(1))
+    assert [event.verdict for event in told.of("NetworkJudged")] == ["pause"]
+    told.hear(fx.Leased("b", Standing(history(0.5), outcome), generation=1))
+    assert [event.verdict for event in told.of("NetworkJudged")] == ["pause", "go_on"]
+    assert told.read()[1][-1] == msg.Start(told.setup.spec.by_name["a"], (1,), 2, 1)
+
+
 class Searched(Told):
     """A searcher has asked for the one network."""
 
