@@ -85,11 +85,12 @@ def _of_optimizer(optimizer: Optimizer, engine: EngineInfo) -> Iterator[Problem]
     elif foreign := [key for key in given if key not in ({"args"} if ":" in name else known[name].takes)]:
         yield ("optimizer",), f"{name} takes no {', '.join(foreign)}", ""
     if isinstance(rate := optimizer.learning_rate, Mapping):
+        key = ("optimizer", "learning_rate")
         if (name := str(rate.get("name"))) not in schedules:
-            yield ("optimizer",), *_lacks(engine, "learning rate schedule", name, schedules, may_be_own=False)
+            yield key, *_lacks(engine, "learning rate schedule", name, schedules, may_be_own=False)
         for problem in problems_of(rate, schedules[name]) if name in schedules else ():
             wrong, _, right = problem.partition("; ")
-            yield ("optimizer",), wrong, right
+            yield key, wrong, right
 
 
 def _of_measure(key: tuple[str, ...], measure: Measure, known: Mapping[str, MeasureWord], engine: EngineInfo

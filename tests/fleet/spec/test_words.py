@@ -97,7 +97,7 @@ def spec(train, row="OWN", **entry):
 
 @pytest.mark.parametrize(("row", "train", "key", "said"), [
     ("FEW", {"optimizer": {"name": "adam"}}, "optimizer.name", "no optimizer 'adam'; it has sgd"),
-    ("FEW", {"optimizer": {"learning_rate": COSINE}}, "optimizer",
+    ("FEW", {"optimizer": {"learning_rate": COSINE}}, "optimizer.learning_rate",
      "no learning rate schedule 'CosineDecay'; it has none by name"),
     ("FEW", {"loss": "huber"}, "loss", "no loss 'huber'; it has none by name"),
     ("FEW", {"metrics": ["mae", "my:metric"]}, "metrics", "no metric 'my:metric'; it has mean_absolute_error"),
@@ -111,10 +111,11 @@ def spec(train, row="OWN", **entry):
     ("OWN", {"optimizer": {"name": "adam"}}, "optimizer.name", "it has newton, sgd, or an import path"),
     ("OWN", {"optimizer": {"name": "newtom"}}, "optimizer.name", "did you mean newton?"),
     ("OWN", {"optimizer": {"name": "newton", "beta_1": 0.9}}, "optimizer", "newton takes no beta_1"),
-    ("OWN", {"optimizer": {"learning_rate": {"name": "Warm", "last": 1}}}, "optimizer", "arguments are first, steps"),
+    ("OWN", {"optimizer": {"learning_rate": {"name": "Warm", "last": 1}}}, "optimizer.learning_rate",
+     "arguments are first, steps"),
     ("OWN", {"optimizer": {"learning_rate": {"name": "Warm", "steps": 1}}}, "optimizer.learning_rate", "lacks first"),
-    ("PERIODIC", {"optimizer": {"learning_rate": {"name": "Periodic", "decay_steps": "ten"}}}, "optimizer",
-     "wants a number above 0 for decay_steps, not 'ten'"),
+    ("PERIODIC", {"optimizer": {"learning_rate": {"name": "Periodic", "decay_steps": "ten"}}},
+     "optimizer.learning_rate", "wants a number above 0 for decay_steps, not 'ten'"),
     ("OWN", {"loss": "mse"}, "loss", "no loss 'mse'; it has margin"),
     ("OWN", {"metrics": ["gini"]}, "metrics", "the metric gini needs of")])
 def test_what_an_engine_does_not_know_is_said_by_its_key_with_what_it_knows(row, train, key, said):
@@ -123,6 +124,12 @@ def test_what_an_engine_does_not_know_is_said_by_its_key_with_what_it_knows(row,
     mistake, = caught.value.mistakes
     assert mistake.key.removeprefix("models[0].") == f"train.{key}"
     assert said in str(mistake)
+
+
+def test_a_schedule_is_not_said_to_be_wrong_where_the_name_of_the_optimizer_is_drawn():
+    with pytest.raises(SpecError) as caught:
+        spec({"optimizer": {"learning_rate": COSINE}}, "FEW", grid={"train.optimizer.name": ["sgd"]})
+    assert {mistake.key for mistake in caught.value.mistakes} == {"train.optimizer.learning_rate"}
 
 
 @pytest.mark.parametrize(("row", "said"), [
