@@ -183,7 +183,7 @@ def cpu_of_an_epoch(networks: int, policy: str = "baseline", speeds: int = 0, tr
         coordinator = Coordinator(
             cast(World, world), Setup(spec, roles, None, samples=SAMPLES, outlives=False),
             Speeds(survey, None if speeds else rates, online),
-            Files(Results(spec, paths, SAMPLES, run), log, ProfileFile(paths.profile), None, Tracking([], paths, "")),
+            Files(Results(spec, paths, run), log, ProfileFile(paths.profile), None, Tracking([], paths, "")),
             [view.on_event], view.on_pace, Interruption(None), Preamble((), None, {}, (), Laps()), search)
         spent = _coordinate(coordinator, world)
         coordinator.stop()

@@ -17,7 +17,7 @@ from importlib import import_module
 
 from fleet import __version__
 from fleet.arguments import Parser
-from fleet.errors import ExitStatus, FleetError, UserError, shortened
+from fleet.errors import ExitStatus, FleetError, UserError, shortened, status_of
 from launch.environment import is_first
 
 # name -> (module, one line of help); a name may have two words.
@@ -78,14 +78,10 @@ def main(argv: list[str] | None = None) -> int:
         return _complain(f"fleet {name}: {error}" if is_first(os.environ) else "", ExitStatus.BAD_INPUT)
     try:
         return int(module.run(args) or ExitStatus.OK)
-    except UserError as error:
-        return _complain(f"fleet {name}: {error}", ExitStatus.BAD_INPUT)
-    except FleetError as error:
-        return _complain(f"fleet {name}: {error}", ExitStatus.INFRASTRUCTURE)
-    except ValueError as error:
-        if type(error).__name__ != "InputError":  # a leaf's word for bad input, see fleet/errors.py
+    except (FleetError, ValueError) as error:
+        if (status := status_of(error)) is None:
             raise
-        return _complain(f"fleet {name}: {error}", ExitStatus.BAD_INPUT)
+        return _complain(f"fleet {name}: {error}", status)
     except BrokenPipeError:  # the reader (head, less) has seen enough
         sys.stderr.close()
         return ExitStatus.OK

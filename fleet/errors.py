@@ -17,8 +17,8 @@ FleetError
 NetworkWarning is no error: training goes on, though not as somebody may expect.
 
 The leaves (preprocess, scheduler, launch) do not import this module; for bad
-input they raise a subclass of ``ValueError`` named ``InputError``, which the
-command line treats like ``UserError``.
+input they raise a subclass of ``ValueError`` named ``InputError``, which counts
+like ``UserError`` (:func:`status_of`).
 """
 
 from __future__ import annotations
@@ -150,6 +150,13 @@ class GroupStruck(InfrastructureError):
 
     It is raised only where a launch outlives its ranks (``mpirun --with-ft ulfm``).
     """
+
+
+def status_of(error: Exception) -> ExitStatus | None:
+    """How a program ends because of an error; None where it is none of these, nor one of a leaf."""
+    if isinstance(error, UserError) or (isinstance(error, ValueError) and type(error).__name__ == "InputError"):
+        return ExitStatus.BAD_INPUT
+    return ExitStatus.INFRASTRUCTURE if isinstance(error, FleetError) else None
 
 
 def exit_reason(error: SystemExit) -> str:

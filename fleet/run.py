@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from fleet.arguments import Parser, add_changes, duration
 from fleet.collecting import without_collecting
-from fleet.errors import ExitStatus, FleetError, LeaseLost, StorageError, UserError, shortened
+from fleet.errors import ExitStatus, FleetError, LeaseLost, StorageError, UserError, shortened, status_of
 from fleet.jobs.systems import SYSTEM_VARIABLE, known_systems, lease_of_process
 from fleet.runtime.interrupt import Interruption
 from fleet.runtime.start import IDLE_S, Laps, Request
@@ -121,7 +121,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (StorageError, LeaseLost) as error:  # a disk is full: where in the program that was noticed helps nobody
         logging.getLogger("fleet").critical("rank %d failed: %s", world.rank, error)
         print(f"fleet: rank {world.rank} on {world.host}: {error}", file=sys.stderr, flush=True)
-        world.end(int(_status_of(error)))
+        world.end(int(_status_of(error) or ExitStatus.INFRASTRUCTURE))
     except BaseException as error:
         logging.getLogger("fleet").critical("rank %d failed", world.rank, exc_info=True)
         world.abort(error)
@@ -140,13 +140,11 @@ def _alone() -> int:
     return int(ExitStatus.INFRASTRUCTURE)
 
 
-def _status_of(error: FleetError) -> ExitStatus:
-    """How a launch ends because of an error; what may pass is told to a job that keeps it, which waits for that."""
-    if isinstance(error, UserError):
-        return ExitStatus.BAD_INPUT
+def _status_of(error: Exception) -> ExitStatus | None:
+    """As :func:`fleet.errors.status_of`; what may pass is told to a job that keeps the launch, which waits for that."""
     if isinstance(error, StorageError) and error.may_pass and SYSTEM_VARIABLE in os.environ:
         return ExitStatus.CAN_PASS
-    return ExitStatus.INFRASTRUCTURE
+    return status_of(error)
 
 
 def _run(world: World, request: Request, batch_left: float | None, interruption: Interruption, lease: Lease | None,
@@ -202,12 +200,10 @@ def _prepared(request: Request, ranks: Ranks, lease: Lease | None, announcement:
     try:
         name = _name() if request.beside_others else ""
         return prepare(request, ranks, lease, announcement.give, name), "", ExitStatus.OK
-    except FleetError as error:
-        return None, str(error), _status_of(error)
-    except ValueError as error:
-        if type(error).__name__ != "InputError":
+    except (FleetError, ValueError) as error:
+        if (status := _status_of(error)) is None:
             raise
-        return None, str(error), ExitStatus.BAD_INPUT
+        return None, str(error), status
 
 
 def _lease(world: World, request: Request) -> AbstractContextManager[Lease | None]:

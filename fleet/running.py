@@ -232,9 +232,8 @@ def meet_all(run: RunState, logs: Iterable[Path]) -> None:
     The other lines of a long log would take many seconds to read, and are passed over without a look into them.
     """
     for log in logs:
-        with suppress(FileNotFoundError):  # the launch may not have come to it
-            for t_s, event in read_events(log, kinds=(Started, Commanded, NetworkAdded)):
-                run.apply(t_s, event, log)
+        for t_s, event in read_events(log, kinds=(Started, Commanded, NetworkAdded)):
+            run.apply(t_s, event, log)
 
 
 def follow(tail: RunTail, is_over: Callable[[], bool]) -> Iterator[Dated]:
@@ -436,7 +435,5 @@ class Running:
             self.wait()
             return
         self.interrupt()
-        try:
+        with suppress(UserError, InfrastructureError):  # what was raised inside says more
             self.wait()
-        except (UserError, InfrastructureError):  # what was raised inside says more
-            return

@@ -7,8 +7,11 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from launch.place import format_numbers
+
+T = TypeVar("T")
 
 _SIBLINGS = "/sys/devices/system/cpu/cpu{}/topology/thread_siblings_list"
 
@@ -35,6 +38,20 @@ def _core(cpu: int) -> int:
     return int(text.replace("-", ",").split(",")[0])
 
 
+def by_node(values: Sequence[T], node_of: Sequence[int]) -> list[list[T]]:
+    """What the ranks of each node have, of what each rank has.
+
+    >>> by_node(["a", "b", "c"], [0, 1, 0])
+    [['a', 'c'], ['b']]
+    """
+    return [[value for value, its in zip(values, node_of, strict=True) if its == node] for node in sorted(set(node_of))]
+
+
+def _together(cores: Sequence[Cores]) -> int:
+    """How many cores some ranks may use together."""
+    return len(frozenset().union(*(one.mine for one in cores)))
+
+
 def binding_problem(cores: Sequence[Cores], node_of: Sequence[int]) -> str:
     """What is wrong with the way in which ranks are bound to cores; nothing where it is fine.
 
@@ -49,8 +66,7 @@ def binding_problem(cores: Sequence[Cores], node_of: Sequence[int]) -> str:
     >>> binding_problem([Cores(frozenset({0}), 64), Cores(frozenset({1}), 64)], [0, 0])
     'ranks 0-1 have one core each, and node 0 has 64'
     """
-    for node in range(max(node_of) + 1):
-        ranks = [rank for rank in range(len(cores)) if node_of[rank] == node]
+    for node, ranks in enumerate(by_node(range(len(cores)), node_of)):
         bound = [rank for rank in ranks if len(cores[rank].mine) == 1]
         there = max(cores[rank].of_node for rank in ranks)
         if there == 1:
@@ -75,10 +91,7 @@ def ranks_per_core(cores: Sequence[Cores], node_of: Sequence[int]) -> float:
     >>> ranks_per_core([Cores(frozenset({0, 1}), 8), Cores(frozenset({0, 1}), 8), Cores(frozenset({2}), 8)], [0, 0, 0])
     1.0
     """
-    ranks: dict[int, list[Cores]] = {}
-    for node, mine in zip(node_of, cores, strict=True):
-        ranks.setdefault(node, []).append(mine)
-    return max(len(of_node) / len(frozenset().union(*(one.mine for one in of_node))) for of_node in ranks.values())
+    return max(len(of_node) / _together(of_node) for of_node in by_node(cores, node_of))
 
 
 def cores_per_node(cores: Sequence[Cores], node_of: Sequence[int]) -> int:
@@ -91,8 +104,7 @@ def cores_per_node(cores: Sequence[Cores], node_of: Sequence[int]) -> int:
     >>> cores_per_node([Cores(frozenset({0, 1}), 8), Cores(frozenset({1, 2}), 8), Cores(frozenset({2}), 8)], [0, 0, 1])
     3
     """
-    return max(len(frozenset().union(*(mine.mine for mine, its in zip(cores, node_of, strict=True) if its == node)))
-               for node in set(node_of))
+    return max(map(_together, by_node(cores, node_of)))
 
 
 BINDING_REMEDY = "start them unbound: mpirun --bind-to none, srun --cpu-bind=none, mpiexec --cpu-bind none"

@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 
 from launch.base import InputError, call
+from launch.binding import by_node
 
 # What launchers and users set to choose GPUs: NVIDIA, AMD (two names), Intel.
 VARIABLES = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
@@ -56,7 +57,4 @@ def gpus_per_node(shown: Sequence[Sequence[str]], node_of: Sequence[int]) -> int
     >>> gpus_per_node([["0"], ["1"], ["0"], ["1"]], [0, 0, 1, 1])
     2
     """
-    nodes: dict[int, set[str]] = {}
-    for names, node in zip(shown, node_of, strict=True):
-        nodes.setdefault(node, set()).update(names)
-    return max((len(names) for names in nodes.values()), default=0) or None
+    return max((len(set().union(*names)) for names in by_node(shown, node_of)), default=0) or None

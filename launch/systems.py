@@ -11,6 +11,7 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple
@@ -210,11 +211,8 @@ def continue_job(system: System, job: str, script: Path, walltime_s: float | Non
         InputError: the system refused both.
     """
     if system.requeue and walltime_s is None:
-        try:
+        with suppress(InputError):  # JobRequeue=0, or --no-requeue
             call([word.format(job=job) for word in system.requeue])
-        except InputError:  # JobRequeue=0, or --no-requeue
-            pass
-        else:
             return job
     return submit(system, script, after=job, walltime_s=walltime_s, more=more)
 

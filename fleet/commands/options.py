@@ -48,11 +48,7 @@ def cluster_of(args: argparse.Namespace, gpus_per_node: int, slots: int = 1, fil
     Raises:
         InputError: the cluster is very large, or a node is larger than it.
     """
-    if args.gpus_per_node is None:
-        gpus_per_node = max(1, min(gpus_per_node, args.gpus))
-    else:
-        gpus_per_node = args.gpus_per_node
-    return Cluster.of(args.gpus, gpus_per_node, slots, fills)
+    return Cluster.of(args.gpus, args.gpus_per_node or max(1, min(gpus_per_node, args.gpus)), slots, fills)
 
 
 def told_of_gpus(cluster: Cluster) -> str:

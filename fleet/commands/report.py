@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> None:
 def _keep_writing(paths: RunPaths, page: Path, every_s: float) -> None:
     """Write the page until no launch is at work, or Ctrl-C; whoever calls writes the last, which stands still."""
     said = False
-    try:
+    with suppress(KeyboardInterrupt):
         while held_lease(paths) is not None:
             try:
                 with suppress(UserError):  # a launch that has just begun has nothing to report yet
@@ -93,8 +93,6 @@ def _keep_writing(paths: RunPaths, page: Path, every_s: float) -> None:
             until = time.monotonic() + every_s
             while time.monotonic() < until and held_lease(paths) is not None:
                 time.sleep(min(_LOOK_S, every_s))
-    except KeyboardInterrupt:
-        return
 
 
 def _print(report: RunReport, over: HarvestOver | None) -> None:

@@ -174,8 +174,7 @@ def _left(known: KnownTimes, past: ChainTimes) -> KnownTimes:
 
 def _start_s(spec: Spec, paths: RunPaths) -> float:
     """How long ranks take to be ready, as the last launch of the folder tells, or else the last one on this machine."""
-    found = read_events(paths.events) if paths.events.exists() else ()
-    times = [at for at, event in found if isinstance(event, RanksReady)]
+    times = [at for at, event in read_events(paths.events) if isinstance(event, RanksReady)]
     if times:
         return times[-1]
     known = known_beside_steps(spec)

@@ -77,13 +77,11 @@ def decide(stops: Sequence[JobStop], limits: ChainLimits) -> Continuation:
     >>> decide([JobStop(2)], ChainLimits(jobs=20, retries=2))
     Continuation(goes_on=False, why='the spec or the arguments are wrong')
     """
-    last = stops[-1]
-    if last.status == ExitStatus.OK:
-        return Continuation(False, "all networks finished")
-    if last.status == ExitStatus.NETWORK_FAILED:
-        return Continuation(False, "some networks failed, the others finished")
-    if last.status == ExitStatus.BAD_INPUT:
-        return Continuation(False, "the spec or the arguments are wrong")
+    over = {ExitStatus.OK: "all networks finished",
+            ExitStatus.NETWORK_FAILED: "some networks failed, the others finished",
+            ExitStatus.BAD_INPUT: "the spec or the arguments are wrong"}
+    if (status := stops[-1].status) in over:
+        return Continuation(False, over[ExitStatus(status)])
     failures = sum(stop.is_failure for stop in stops)
     if failures > limits.retries:
         return Continuation(False, f"the machine failed {_times(failures)} (retries: {limits.retries})")
@@ -155,7 +153,7 @@ class ChainTimes:
 def past_of(path: Path) -> ChainTimes:
     """How long the chains of a run's folder were at work; a launch that ended without a word does not count."""
     finished, so_far, begun = [], 0.0, None
-    for line in read_lines(path) if path.exists() else []:
+    for line in read_lines(path):
         noted, moment = from_json(line, _KINDS), _moment(line)
         if isinstance(noted, Begun):
             begun = moment
@@ -236,7 +234,7 @@ class History:
 def has_started(paths: RunPaths, job: str) -> bool:
     """Whether an earlier launch of the chain that a job goes on with got so far as to take up its networks."""
     history = History.of(paths)
-    return bool(history.stops_before(job)) and paths.events.exists() and any(
+    return bool(history.stops_before(job)) and any(
         isinstance(event, Started) for _, event in read_events(paths.events, history.log_bytes))
 
 

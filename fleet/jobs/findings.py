@@ -8,7 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from fleet.units import counted, format_size
-from launch.binding import BINDING_REMEDY, Cores, binding_problem
+from launch.binding import BINDING_REMEDY, Cores, binding_problem, by_node
 from launch.numa import Near
 from launch.place import format_numbers
 
@@ -113,12 +113,11 @@ def check_ranks(ranks: Sequence[RankFacts], node_of: Sequence[int], trainers: Se
     """
     problem = binding_problem([rank.cores for rank in ranks], node_of)
     findings = [Finding(problem, BINDING_REMEDY)] if problem else []
-    for node in range(max(node_of) + 1):
-        here = [rank for rank in range(len(ranks)) if node_of[rank] == node]
-        findings += _check_threads(node, [ranks[rank] for rank in here], slots)
+    for node, here in enumerate(by_node(range(len(ranks)), node_of)):
+        of_node = [ranks[rank] for rank in here]
+        findings += _check_threads(node, of_node, slots)
         if needs_gpus:
-            findings += _check_gpus(node, [ranks[rank] for rank in here],
-                                    [ranks[rank] for rank in here if rank in trainers], slots)
+            findings += _check_gpus(node, of_node, [ranks[rank] for rank in here if rank in trainers], slots)
     return findings
 
 

@@ -34,7 +34,7 @@ from fleet.storage.event_log import RunTail, log_mark
 from fleet.storage.files import write_json
 from fleet.storage.network_leases import holders
 from fleet.storage.paths import RunPaths
-from fleet.storage.results import Status, read_results
+from fleet.storage.results import over_by_table
 from launch.base import InputError
 from launch.queues import QUEUES, QueuedJob
 from launch.systems import System, submit
@@ -344,7 +344,7 @@ def look(run: HarvestRun, jobs: Sequence[QueuedJob], past: Sequence[book.PastLau
     logs = logs or Logs(run.paths)
     logs.look()
     over = {name for name, standing in logs.run.standings.items() if standing.outcome is not None}
-    over = (over | _in_table(run.paths)) & set(run.networks)  # of what was done long ago there may be no log
+    over = (over | over_by_table(run.paths)) & set(run.networks)  # of what was done long ago there may be no log
     running = {job.id for job in jobs if job.runs}
     # What a launch holds that is no more waits for another one.
     held = {name: holder for name, holder in holders(run.paths).items()
@@ -383,14 +383,6 @@ def _samples_left(run: HarvestRun, over: Collection[str], logs: Logs) -> float:
             done = 0 if known is None else len(known.standing.history)
             left += max(1, run.epochs.get(name, 0) - done)
     return float(left * max(1, logs.records[-1].samples if logs.records else 1))
-
-
-def _in_table(paths: RunPaths) -> set[str]:
-    """The networks that are done, or have failed, as the table has it."""
-    try:
-        return {row.name for row in read_results(paths.root) if row.status in (Status.FINISHED, Status.FAILED)}
-    except UserError:  # there is no table yet
-        return set()
 
 
 # ---- one job -----------------------------------------------------------------------------------

@@ -149,7 +149,7 @@ def past_of(paths: RunPaths, running: Sequence[str] = ()) -> list[PastLaunch]:
 
 
 def _past(log: Path, start: int, end: LaunchEnded | None, is_forgiven: bool) -> PastLaunch:
-    events = next((lines for _, lines in launches_of(read_events(log, start) if log.exists() else ())), [])
+    events = next((lines for _, lines in launches_of(read_events(log, start))), [])
     seconds = events[-1].t_s if events else 0.0
     return PastLaunch(seconds, sum(isinstance(logged.event, NetworkTaken) for logged in events),
                       sum(isinstance(logged.event, EpochEnded) for logged in events),

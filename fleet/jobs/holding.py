@@ -67,8 +67,8 @@ class HeldJobs:
                 self._drop(job, "it was not requeued")
         return done
 
-    def release(self, sleep: Callable[[float], None] = time.sleep) -> bool:
-        """Release all that is held; whether that was possible."""
+    def release(self, sleep: Callable[[float], None] = time.sleep) -> None:
+        """Release all that is held, and note what cannot be."""
         refusals: dict[str, str] = {}
         for again in range(_TRIES):
             if self._held and again:
@@ -81,7 +81,6 @@ class HeldJobs:
         for job in self._held:
             self._note("held", f"job {job} could not be released: {refusals[job]}; try: scontrol release {job}",
                        job=job)
-        return not self._held
 
     @staticmethod
     def _released(job: str) -> str:
@@ -117,7 +116,7 @@ class HeldJobs:
 def still_held(record: Path) -> list[str]:
     """The jobs that evictions have held and not released, by their record."""
     held: dict[str, None] = {}
-    for line in read_lines(record) if record.exists() else []:
+    for line in read_lines(record):
         job = str(line.get("job"))
         if line.get("what") == "hold":
             held[job] = None

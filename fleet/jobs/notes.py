@@ -38,5 +38,4 @@ class CalledOff(Kind, word="called_off"):
 
 def read_notes(path: Path, kinds: Mapping[str, type]) -> list[Any]:
     """All that a file has noted, in order; damaged lines are passed over."""
-    found = [from_json(line, kinds) for line in read_lines(path)] if path.exists() else []
-    return [note for note in found if note is not None]
+    return [note for line in read_lines(path) if (note := from_json(line, kinds)) is not None]

@@ -68,7 +68,7 @@ def past_of(paths: RunPaths, t_s: float = math.inf) -> PastRun:
     known = {network.name: parameters_of(network, samples[network.feed]) for network in spec.networks
              if samples and network.name not in refused}
     built = {name: network.parameters for name, network in run.networks.items()}
-    results = Results(spec, paths, 0, run, {name: number for name, number in {**built, **known}.items()
+    results = Results(spec, paths, run, {name: number for name, number in {**built, **known}.items()
                                             if number is not None})
     return PastRun(spec, run, tuple(results.rows()))
 

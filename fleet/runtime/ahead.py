@@ -12,18 +12,16 @@ import pickle
 import sys
 import threading
 from collections.abc import Iterable
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
 from fleet.comm.protocols import World
 from fleet.comm.roles import Roles
 from fleet.engines.registry import import_engine
-from fleet.errors import UserError
 from fleet.spec import NetworkSpec, Spec
 from fleet.spec.engines import ENGINES
 from fleet.storage.paths import RunPaths
-from fleet.storage.results import Status, read_results
+from fleet.storage.results import over_by_table
 
 log = logging.getLogger("fleet.runtime.ahead")
 
@@ -47,11 +45,7 @@ def ahead_of(spec: Spec, roles: Roles, fresh: bool) -> Ahead:
     Args:
         fresh: nothing counts that an earlier launch has left.
     """
-    done: set[str] = set()
-    if not fresh:
-        with suppress(UserError):  # there is no table yet, or it is damaged
-            done = {row.name for row in read_results(RunPaths(spec.output).root)
-                    if row.status in (Status.FINISHED, Status.FAILED)}
+    done = set[str]() if fresh else over_by_table(RunPaths(spec.output))
     left = [network for network in spec.networks if network.name not in done]
     ranks = frozenset(busy(left, roles, bool(spec.searches)))
     return Ahead(spec.engine.name if spec.engine.name in ENGINES else "", ranks)

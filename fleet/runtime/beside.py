@@ -8,7 +8,7 @@ coordinator.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Collection
 from contextlib import suppress
 
 from fleet.comm.messages import Join, Message, Start
@@ -19,7 +19,7 @@ from fleet.ensemble.claims import Claims, Leave, LetGo, Want
 from fleet.ensemble.effects import EndAsked, Leased
 from fleet.monitor.timeline import state_of
 from fleet.storage.event_log import Dated, RunTail, read_run
-from fleet.storage.network_leases import NetworkLeases, Taken, held_lease
+from fleet.storage.network_leases import NetworkLeases, held_lease
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import Results, take_up
 
@@ -32,17 +32,15 @@ class BesideOthers:
     Args:
         results: of the run; how far a network is of which others tell is looked up when it is taken.
         tail: of the logs, from before the results were recovered.
-        clock: seconds, from any origin.
 
     Attributes:
         leases: of the networks.
         is_beside: whether others were at work when it began.
     """
 
-    def __init__(self, paths: RunPaths, leases: NetworkLeases, claims: Claims, results: Results, tail: RunTail,
-                 clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(self, paths: RunPaths, leases: NetworkLeases, claims: Claims, results: Results, tail: RunTail) -> None:
         self.leases, self._paths, self._claims, self._results = leases, paths, claims, results
-        self._tail, self._clock, self._follow_at = tail, clock, 0.0
+        self._tail, self._follow_at = tail, 0.0
         self._run = RunState()
         self.is_beside = held_lease(paths) is not None
 
@@ -57,14 +55,14 @@ class BesideOthers:
         Returns:
             What the ensemble is to hear.
         """
-        if (began := self._clock()) >= self._follow_at:
+        if (began := time.monotonic()) >= self._follow_at:
             self.follow()
-            self._follow_at = (now := self._clock()) + max(_EVERY_S, _SHARE * (now - began))
+            self._follow_at = (now := time.monotonic()) + max(_EVERY_S, _SHARE * (now - began))
         heard: list[Leased | EndAsked] = []
-        for taken in self.leases.taken():
-            leased = self._read(taken)
+        for name in self.leases.taken():
+            leased = self._read(name)
             heard.append(leased)
-            self._claims.got(taken.name, len(leased.standing.history), leased.standing.outcome is not None)
+            self._claims.got(name, len(leased.standing.history), leased.standing.outcome is not None)
         for name in self._claims.held - set(training):
             if self._results.standing(name).outcome is not None:
                 self._claims.over(name)
@@ -104,7 +102,7 @@ class BesideOthers:
     def fenced(self, message: Message) -> Message:
         """The message, with the right to write what belongs to the network that it is about."""
         if isinstance(message, Start | Join):
-            return message._replace(fence=self.leases.fence(message.network.name))
+            return message._replace(fence=self.leases.held(message.network.name).fence)
         return message
 
     def refresh(self) -> None:
@@ -115,13 +113,14 @@ class BesideOthers:
                     self._results.standing(network.name)))
         self.follow()  # with many networks that took a while
 
-    def _read(self, taken: Taken) -> Leased:
+    def _read(self, name: str) -> Leased:
         """How far a network is that was taken just now."""
         self.follow()  # it may just have been logged that it is over, or was pruned
-        before = self._results.standing(taken.name)
-        standing, state = take_up(self._results, self._results.spec.by_name[taken.name])
+        before, lease = self._results.standing(name), self.leases.held(name)
+        assert lease.fence is not None
+        standing, state = take_up(self._results, self._results.spec.by_name[name])
         # What was saved by a launch that was killed, it may not have come to log.
-        unlogged = () if not taken.took_over else state_of(read_run(self._paths, (EpochEnded,))).unlogged(
-            taken.name, standing.history)
-        return Leased(taken.name, standing.pruned_after(before), taken.fence.generation,
-                      0 if state is None else state.position, taken.took_over, unlogged, before.outcome is None)
+        unlogged = () if not lease.took_over else state_of(read_run(self._paths, (EpochEnded,))).unlogged(
+            name, standing.history)
+        return Leased(name, standing.pruned_after(before), lease.fence.generation,
+                      0 if state is None else state.position, lease.took_over, unlogged, before.outcome is None)

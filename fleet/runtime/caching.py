@@ -114,20 +114,15 @@ def _per_sample(opened: Inputs) -> str:
 
 
 def _impossible_in_memory(spec: Spec, opened: Inputs, means: Means, share: float) -> str:
-    """Why samples cannot stay in memory; nothing if they can."""
-    if spec.data.order == "ring":
-        return "order: ring is for data sets larger than the memory"
-    if unkept := opened.looks["train"].unkept:
-        return f"samples differ: {unkept}"
-    return _no_room_in_memory(spec, opened, means, share)
-
-
-def _no_room_in_memory(spec: Spec, opened: Inputs, means: Means, share: float) -> str:
-    """Why samples have no room in memory.
+    """Why samples cannot stay in memory; nothing if they can.
 
     Args:
         share: of the window, and of the memory that is free, that they may take.
     """
+    if spec.data.order == "ring":
+        return "order: ring is for data sets larger than the memory"
+    if unkept := opened.looks["train"].unkept:
+        return f"samples differ: {unkept}"
     needed = memory_bytes(opened, means) + judging_bytes(opened)
     takes = f"{_samples(opened)} take {format_size(needed)} decoded" + (
         ", with those for validation" if judging_bytes(opened) else "")

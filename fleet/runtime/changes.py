@@ -20,7 +20,7 @@ from fleet.runtime.start import Request
 from fleet.spec import NetworkSpec, Spec
 from fleet.storage.checkpoint import CheckpointLookup, amend, newest
 from fleet.storage.code import code_of
-from fleet.storage.files import replacing, side_by_side, storing
+from fleet.storage.files import remove, replacing, side_by_side, storing
 from fleet.storage.identity import changes, identity
 from fleet.storage.lease import Fence, check_of
 from fleet.storage.paths import RunPaths
@@ -158,8 +158,7 @@ def forget_old_data(paths: RunPaths, now: Fingerprint) -> None:
     kept = read_fingerprint(paths.data)
     if kept is not None and (kept.tests != now.tests or differences(kept, now)):
         for path in (paths.decoded, *paths.all_predictions()):
-            with storing(path):
-                path.unlink(missing_ok=True)
+            remove(path)
 
 
 def take_up(spec: Spec, paths: RunPaths, sample: SampleSpec, codes: Mapping[str, Code], request: Request,

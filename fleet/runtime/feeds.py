@@ -139,9 +139,8 @@ def look_at_shared(data: DataSet, shared: SharedPart, spec: Spec) -> tuple[dict[
 
 def _instead(spec: Spec) -> str:
     """What to do where samples cannot be shared."""
-    if spec.policy.own_samples:
-        return "or let each network prepare its own samples (data.cache: none)"
-    return "or let each network prepare its own samples (schedule.policy: baseline)"
+    how = "data.cache: none" if spec.policy.own_samples else "schedule.policy: baseline"
+    return f"or let each network prepare its own samples ({how})"
 
 
 def make_feeds(spec: Spec, data: Mapping[str, DataSet], each: Mapping[str, tuple[Transform, ...]], shared: SharedPart,

@@ -12,17 +12,8 @@ from pathlib import Path
 import numpy as np
 
 from fleet.errors import UserError
-from fleet.runtime.feeds import (
-    Feed,
-    SharedPart,
-    look_at,
-    look_at_shared,
-    make_feeds,
-    on_finishing,
-    remark,
-    shared_part,
-    transforms_of,
-)
+from fleet.runtime import feeds as feeding
+from fleet.runtime.feeds import Feed
 from fleet.spec import Spec
 from fleet.spec.data import Target
 from fleet.spec.judging import settled
@@ -147,25 +138,22 @@ def _look(spec: Spec, data_of: Mapping[str, DataSet]) -> Inputs:
     except Exception as error:  # the user's classes may raise anything
         raise UserError(f"data.source: {settings.source} cannot be sent to the other ranks: {error}; it should "
                         "hold plain values, and open its files when it reads") from None
-    each = transforms_of(spec, data_of)
-    transforms = next(iter(each.values()))
-    if len(each) == 1:
-        samples, looks = look_at(data, transforms, spec.seed)
-        said = "\n".join(filter(None, (data.remark, _on_standardizing(spec, each), on_finishing(spec, each))))
-        return Inputs(replace(data, remark=said), transforms, samples, looks)
-    if spec.policy.own_samples and spec.data.cache != "file":
-        (samples, looks), stream = look_at(data, transforms, spec.seed), None
-        shared = SharedPart((), dict.fromkeys(each, 0), {})
+    each = feeding.transforms_of(spec, data_of)
+    transforms, feeds = next(iter(each.values())), dict[str, Feed]()
+    prepares_own = spec.policy.own_samples and spec.data.cache != "file"
+    if len(each) == 1 or prepares_own:
+        samples, looks = feeding.look_at(data, transforms, spec.seed)
+        shared = feeding.SharedPart((), dict.fromkeys(each, 0), {})
     else:
-        shared = shared_part(spec, data_of, each)
+        shared = feeding.shared_part(spec, data_of, each)
         transforms = shared.transforms
-        samples, looks = look_at_shared(data, shared, spec)
-        stream = samples
-    feeds = make_feeds(spec, data_of, each, shared, stream)
-    samples = {part: replace(sample, own={key: feed.samples[part] for key, feed in feeds.items()})
-               for part, sample in samples.items()}
-    said = "\n".join(filter(None, (data.remark, remark(spec, feeds), _on_standardizing(spec, each),
-                                   on_finishing(spec, each))))
+        samples, looks = feeding.look_at_shared(data, shared, spec)
+    if len(each) > 1:
+        feeds = feeding.make_feeds(spec, data_of, each, shared, None if prepares_own else samples)
+        samples = {part: replace(sample, own={key: feed.samples[part] for key, feed in feeds.items()})
+                   for part, sample in samples.items()}
+    said = "\n".join(filter(None, (data.remark, feeding.remark(spec, feeds), _on_standardizing(spec, each),
+                                   feeding.on_finishing(spec, each))))
     return Inputs(replace(data, remark=said), transforms, samples, looks, feeds=feeds)
 
 

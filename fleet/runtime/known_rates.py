@@ -8,6 +8,7 @@ from __future__ import annotations
 import dataclasses
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 
 from fleet.errors import UserError
@@ -80,7 +81,7 @@ def rates_of(network: NetworkSpec, spec: Spec, table: RateTable) -> Network:
     return found or Network(network.name, middle(table.models))
 
 
-def rates_of_engine(spec: Spec, path: str | Path, table: RateTable) -> RateTable:
+def rates_of_engine(path: str | Path, table: RateTable) -> RateTable:
     """The table by which an engine trains: beside those of its networks it has the rates of those that may come."""
     names = {network.name for network in table.models}
     return dataclasses.replace(table, models=(
@@ -147,11 +148,8 @@ def check_remeasuring(spec: Spec, replays: bool = False) -> None:
 def hardware() -> str:
     """What this machine has, in a line, as far as it decides speed."""
     model = ""
-    try:
-        with open("/proc/cpuinfo", encoding="utf-8") as file:
-            model = next((line.split(":", 1)[1].strip() for line in file if line.startswith("model name")), "")
-    except OSError:
-        pass
+    with suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as file:
+        model = next((line.split(":", 1)[1].strip() for line in file if line.startswith("model name")), "")
     gpus = sorted(info.read_text(encoding="utf-8").split("\n")[0].split(":")[-1].strip()
                   for info in Path("/proc/driver/nvidia/gpus").glob("*/information"))
     return f"{model} x {os.cpu_count()}, {len(gpus)} GPUs {gpus[0] if gpus else ''}".strip()

@@ -21,7 +21,7 @@ from fleet.storage.checkpoint import CheckpointLookup
 from fleet.storage.identity import Machine
 from fleet.storage.lease import Fence
 from fleet.storage.paths import RunPaths
-from fleet.stream.compose import Way
+from fleet.stream.compose import Store
 from fleet.stream.layout import Layout
 from fleet.stream.order import Order, RingOrder, StrictOrder, read_path
 from preprocess.pipeline import Pipeline
@@ -103,7 +103,7 @@ class Launch:
     def engine_rates(self) -> RateTable | None:
         """The rates by which an engine trains that needs some."""
         file = self.spec.schedule.rates
-        return self.rates if self.rates is None or file is None else rates_of_engine(self.spec, file, self.rates)
+        return self.rates if self.rates is None or file is None else rates_of_engine(file, self.rates)
 
     @property
     def epoch_samples(self) -> int:
@@ -111,11 +111,11 @@ class Launch:
         return samples_of_epoch(self.inputs.data, self.folds)
 
     @property
-    def way(self) -> Way:
-        """How samples come to trainers."""
+    def store(self) -> Store:
+        """Where trainers take samples from."""
         if self.roles.shared:
-            return Way(self.spec.data.order, "window" if self.kept is None else "node")
-        return Way(self.spec.data.order, "files" if self.kept is None else "own")
+            return "window" if self.kept is None else "node"
+        return "files" if self.kept is None else "own"
 
     @property
     def stream(self) -> Feed:

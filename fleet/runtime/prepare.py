@@ -102,11 +102,10 @@ def prepare(request: Request, ranks: Ranks, lease: Lease | None = None,
 
 def _features(left: RunPaths | None) -> tuple[str, ...]:
     """The columns of a table in the order in which earlier launches have read them, where that was kept."""
-    columns = None
-    if left is not None:
-        with suppress(UserError):  # it is missing or damaged, and written anew
-            columns = read_columns(left)
-    return () if columns is None else columns.inputs
+    with suppress(UserError):  # it is missing or damaged, and written anew
+        if left is not None and (columns := read_columns(left)) is not None:
+            return columns.inputs
+    return ()
 
 
 @dataclass(frozen=True)

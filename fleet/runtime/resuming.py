@@ -49,7 +49,7 @@ def resume(launch: Launch) -> Resumed:
     logs = {path: list(read_events(path)) for path in paths.event_logs()}
     told = state_of(in_order(logs.values()), spec)
     run = told if is_alone else RunState(spec)
-    results = Results(spec, paths, launch.epoch_samples, run, _parameters(launch, told),
+    results = Results(spec, paths, run, _parameters(launch, told),
                       lambda network: trial_identity(network, spec, launch.sample, launch.beside),
                       test=str(spec.data.test) if launch.is_tested else "", check=check_of(launch.fence))
     standings, states = recover(results, launch.found)

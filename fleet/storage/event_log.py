@@ -8,11 +8,9 @@ reading while they grow.
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
@@ -22,7 +20,7 @@ from fleet.domain.events import Ended, Event, Started, event_from_json
 from fleet.domain.record import Kind, is_finite, to_json
 from fleet.errors import ExitStatus
 from fleet.storage.files import storing
-from fleet.storage.lines import add_line, open_lines, read_lines
+from fleet.storage.lines import add_line, json_object, open_lines, read_lines
 from fleet.storage.paths import RunPaths
 
 E = TypeVar("E", bound=Kind)
@@ -98,7 +96,7 @@ def read_events(path: Path, start: int = 0, kinds: Collection[type[Kind]] = ()) 
     Lines that a killed run left half written, damaged lines and unknown kinds are passed over.
 
     Args:
-        path: of the log.
+        path: of the log; one that is not there has none.
         start: bytes to leave out: its size at some earlier time.
         kinds: that are wanted; all where none are named. Of long logs the others are passed over much faster than read.
     """
@@ -202,7 +200,7 @@ class RunTail:
         lines = lines[:lines.rfind(b"\n") + 1]
         log.size += len(lines)
         for line in lines.splitlines():
-            if (logged := read_line(line)) is None:
+            if (logged := _logged(json_object(line))) is None:
                 continue
             if isinstance(logged.event, Started):
                 log.began = max(logged.event.date - logged.t_s, log.newest)
@@ -212,21 +210,14 @@ class RunTail:
 
 def _begun(lines: bytes) -> float:
     """When the last launch began of which some lines tell."""
-    starts = (line for line in reversed(lines.splitlines()) if b'"start"' in line)
-    logged = next((found for found in map(read_line, starts) if found and isinstance(found.event, Started)), None)
+    starts = (_logged(json_object(line)) for line in reversed(lines.splitlines()) if b'"start"' in line)
+    logged = next((found for found in starts if found and isinstance(found.event, Started)), None)
     return logged.event.date - logged.t_s if logged and isinstance(logged.event, Started) else 0.0
 
 
-def read_line(line: bytes) -> Logged | None:
-    """The event that a line of a log tells of; None where it tells of none."""
-    with suppress(ValueError, RecursionError):
-        return _logged(json.loads(line))
-    return None
-
-
 def events_of(path: Path, kind: type[E]) -> list[E]:
-    """The events of one kind, in order; none if there is no log yet."""
-    return [event for _, event in read_events(path, kinds=(kind,))] if path.exists() else []  # type: ignore[misc]
+    """The events of one kind, in order."""
+    return [event for _, event in read_events(path, kinds=(kind,))]  # type: ignore[misc]
 
 
 def log_mark(path: Path) -> tuple[int, int]:

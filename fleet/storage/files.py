@@ -236,6 +236,16 @@ def _vanishing(temporary: Path) -> Iterator[None]:
         raise
 
 
+def remove(path: Path) -> None:
+    """Delete a file, where it is there.
+
+    Raises:
+        StorageError: the folder is read-only, ...
+    """
+    with storing(path):
+        path.unlink(missing_ok=True)
+
+
 def write_json(path: Path, value: Any) -> None:
     """Write a value as JSON, whole or not at all."""
     with replacing(path) as file:

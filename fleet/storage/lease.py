@@ -483,7 +483,8 @@ class Lease:
                             "name another output")
         if waited >= self.times.patience and not seen.is_told:
             seen.is_told = True
-            self._say(f"the folder is held{_named(holder)}; it is taken over if there is no sign of life for "
+            by = "" if holder is None else f" by another launch ({holder})"
+            self._say(f"the folder is held{by}; it is taken over if there is no sign of life for "
                       f"{self.times.stale:.0f} s")
         return unchanged >= self.times.stale and not self._is_known(holder)
 
@@ -502,10 +503,6 @@ class Lease:
 
 def _in_brackets(holder: Holder | None) -> str:
     return "" if holder is None else f" ({holder})"
-
-
-def _named(holder: Holder | None) -> str:
-    return "" if holder is None else f" by another launch ({holder})"
 
 
 def _forget(folder: Path, generation: int) -> None:

@@ -6,6 +6,7 @@ import io
 import json
 import os
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from datetime import datetime
 from pathlib import Path
 from typing import Any
@@ -55,23 +56,26 @@ def add_dated_line(path: Path, what: Kind) -> None:
             add_line(file, path, line)
 
 
+def json_object(text: str | bytes) -> dict[str, Any] | None:
+    """The object that a text says in JSON; None where it says something else, or is damaged."""
+    with suppress(ValueError, RecursionError):
+        if isinstance(found := json.loads(text), dict):
+            return found
+    return None
+
+
 def read_lines(path: Path, start: int = 0, words: Sequence[str] = ()) -> Iterator[dict[str, Any]]:
     """The objects of a file, in order; half a line, left by a killed process, is passed over, and so is a damaged one.
 
     Args:
-        path: of the file.
+        path: of the file; one that is not there has none.
         start: bytes to leave out: its size at some earlier time.
         words: lines without any of these texts are passed over unread; none are where there are no words.
     """
     said = [json.dumps(word) for word in words]
-    with open(path, encoding="utf-8", errors="replace") as file:
+    with suppress(FileNotFoundError, NotADirectoryError), open(path, encoding="utf-8", errors="replace") as file:
         file.seek(start)
         for line in file:
-            if said and not any(word in line for word in said):
-                continue
-            try:
-                record = json.loads(line)
-            except (ValueError, RecursionError):
-                continue
-            if isinstance(record, dict):
+            is_wanted = not said or any(word in line for word in said)
+            if is_wanted and (record := json_object(line)) is not None:
                 yield record

@@ -14,28 +14,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 
 from fleet.errors import LeaseLost, StorageError, UserError
 from fleet.storage.fencing import shut_out
 from fleet.storage.files import patiently, storing
-from fleet.storage.lease import Fence, Holder, Lease, is_held, newest_generation, newest_text
+from fleet.storage.lease import Holder, Lease, is_held, newest_generation, newest_text
 from fleet.storage.paths import RunPaths
-
-
-@dataclass(frozen=True)
-class Taken:
-    """A network that this launch may train now.
-
-    Attributes:
-        fence: its right to write what belongs to the network.
-        took_over: whether the launch before had not let go.
-    """
-
-    name: str
-    fence: Fence
-    took_over: bool
 
 
 class NetworkLeases:
@@ -52,7 +37,7 @@ class NetworkLeases:
         self._most = 0
         self._trying: dict[str, tuple[Lease, Iterator[float]]] = {}
         self._held: dict[str, Lease] = {}
-        self._taken: list[Taken] = []
+        self._taken: list[str] = []
         self._error: LeaseLost | StorageError | None = None
         self._lock = threading.Lock()  # of the held ones: none is renewed while it is let go
         self._asked, self._ended = threading.Event(), threading.Event()
@@ -71,17 +56,15 @@ class NetworkLeases:
         self._names, self._most = tuple(names), most
         self._asked.set()
 
-    def taken(self) -> list[Taken]:
+    def taken(self) -> list[str]:
         """The networks that have been taken since this was called last."""
         with self._lock:
             taken, self._taken = self._taken, []
         return taken
 
-    def fence(self, name: str) -> Fence:
-        """The right to write what belongs to a network that is held."""
-        fence = self._held[name].fence
-        assert fence is not None
-        return fence
+    def held(self, name: str) -> Lease:
+        """The lease of a network that is held: the right to write what belongs to it."""
+        return self._held[name]
 
     def let_go(self, name: str) -> None:
         """Let go of a network, so that another launch need not wait."""
@@ -175,12 +158,11 @@ class NetworkLeases:
         return lease, lease.steps(folder, floor=newest_generation(self._paths.lease))
 
     def _hold(self, name: str, lease: Lease) -> None:
-        assert lease.fence is not None
         if lease.took_over:
             shut_out(self._paths, name)
         with self._lock:
             self._held[name] = lease
-            self._taken.append(Taken(name, lease.fence, lease.took_over))
+            self._taken.append(name)
 
     def _is_door_free(self) -> bool:
         """Whether nobody is in the door; one who has died there is shut out."""

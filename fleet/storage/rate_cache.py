@@ -7,19 +7,20 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import os
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from pydantic import TypeAdapter, ValidationError
 
 from fleet.errors import StorageError
 from fleet.storage.files import Pacing, write_json
+from fleet.storage.lines import json_object
 from scheduler.base import StepTime
 from scheduler.elastic.analyzer import Timed
 
@@ -65,12 +66,11 @@ def cache_path() -> Path:
 
 def read_cache(path: Path) -> dict[str, dict[int, KnownRate]]:
     """The rates known from before; what is damaged is left out, and so are the bare numbers of 0.1.0."""
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return {}
+    content: dict[str, Any] | None = None
+    with suppress(OSError):
+        content = json_object(path.read_bytes())
     known: dict[str, dict[int, KnownRate]] = {}
-    for key, sizes in content.items() if isinstance(content, dict) else ():
+    for key, sizes in (content or {}).items():
         rates = {int(gpus): found for gpus, entry in sizes.items()
                  if gpus.isdecimal() and (found := _read(entry)) is not None} if isinstance(sizes, dict) else {}
         if rates:
@@ -136,11 +136,9 @@ class RateBook:
         kept = read_cache(self.path)
         for key, rates in self._new.items():
             kept[key] = {**({} if self._remeasure or key in self._in_doubt else kept.get(key, {})), **rates}
-        try:
+        with suppress(StorageError):
             write_json(self.path, {key: {str(gpus): dataclasses.asdict(rate) for gpus, rate in sorted(rates.items())}
                                    for key, rates in kept.items()})
-        except StorageError:
-            return
 
 
 def sharing_key(engine: str, hardware: str) -> str:

@@ -31,7 +31,7 @@ from fleet.spec import NetworkSpec, Spec
 from fleet.spec.judging import Yardstick, ranking_of
 from fleet.spec.layers import count_for
 from fleet.storage.checkpoint import CheckpointLookup, is_exported, newest
-from fleet.storage.files import Pacing, SharedPacing, patiently, replacing, side_by_side, storing, write_json
+from fleet.storage.files import Pacing, SharedPacing, patiently, remove, replacing, side_by_side, write_json
 from fleet.storage.paths import RunPaths
 from preprocess.sample import SampleSpec
 
@@ -163,7 +163,6 @@ class Results:
 
     Args:
         run: how far they are.
-        samples: training samples of the data set.
         parameters: network -> how many parameters it has, where that is known.
         tried: a fingerprint of what is tried with a network; where another one failed, it may do better.
         bad: sample that could not be read -> why.
@@ -177,7 +176,6 @@ class Results:
 
     spec: Spec
     paths: RunPaths
-    samples: int
     run: RunState
     parameters: dict[str, int] = field(default_factory=dict)
     tried: Callable[[NetworkSpec], str] = lambda network: ""
@@ -237,8 +235,7 @@ class Results:
                 write_json(self.paths.failure(name), {"reason": outcome.reason, "may_pass": outcome.may_pass,
                                                       "tried": self.tried(self.networks[name])})
             else:
-                with storing(self.paths.failure(name)):  # of an earlier launch
-                    self.paths.failure(name).unlink(missing_ok=True)
+                remove(self.paths.failure(name))  # of an earlier launch
 
     def hear(self, name: str, standing: net.Standing) -> None:
         """Another launch has brought a network so far."""
@@ -548,6 +545,14 @@ def read_results(run: str | Path) -> Table[NetworkResult]:
         raise UserError(f"{run} holds no run that can be read: {path.name}: {error.strerror}") from None
     except (ValueError, KeyError, TypeError, csv.Error) as error:
         raise UserError(f"{path} is not a table of results: {error}") from None
+
+
+def over_by_table(paths: RunPaths) -> set[str]:
+    """The networks of a run that are done, or have failed, as the table has it; none where it is missing or damaged."""
+    try:
+        return {row.name for row in read_results(paths.root) if row.status in (Status.FINISHED, Status.FAILED)}
+    except UserError:
+        return set()
 
 
 def _parse_row(row: dict[str, str]) -> NetworkResult:

@@ -18,7 +18,7 @@ from fleet.errors import InfrastructureError, StorageError
 from fleet.spec import Checkpoint, Converge
 from fleet.spec.engines import EngineInfo
 from fleet.storage.checkpoint import best_state, note_export, permission, write_history, write_state
-from fleet.storage.files import folder_opened, patiently, replace_by, replacing, storing
+from fleet.storage.files import folder_opened, patiently, remove, replace_by, replacing, storing
 from fleet.storage.lease import Fence, check_of
 from fleet.storage.paths import PARTS, RunPaths
 from fleet.storage.quota import Quota
@@ -98,8 +98,7 @@ class CheckpointWriter:
         self.flush()
         best, exported = self._paths.best(name), self._paths.exported(name, self._suffix)
         for part in PARTS:  # what an earlier export has given
-            with storing(self._paths.predictions(name, part)):
-                self._paths.predictions(name, part).unlink(missing_ok=True)
+            remove(self._paths.predictions(name, part))
         found = best_state(self._paths, name, converge, self._settings.keep)
         assert found.state is not None
         if found.damage:
@@ -122,8 +121,7 @@ class CheckpointWriter:
         finally:
             fresh.unlink(missing_ok=True)
             note.unlink(missing_ok=True)
-        with storing(self._paths.previous(name)):  # nobody goes on from there any more
-            self._paths.previous(name).unlink(missing_ok=True)
+        remove(self._paths.previous(name))  # nobody goes on from there any more
         return found.damage
 
     def _write_fresh(self, arrays: Mapping[str, np.ndarray], path: Path,
@@ -140,25 +138,21 @@ class CheckpointWriter:
 
         patiently(once)
 
-    def keep(self, path: Path, wanted: int, write: Callable[[IO[bytes]], None]) -> bool:
-        """Write a file that can be done without; in the calling thread.
+    def keep(self, path: Path, wanted: int, write: Callable[[IO[bytes]], None]) -> None:
+        """Write a file that can be done without, where ``checkpoint.quota`` has room for it; in the calling thread.
 
         Args:
             path: in the folder of a network.
             wanted: its bytes.
-
-        Returns:
-            Whether ``checkpoint.quota`` has room for it; otherwise nothing is written.
 
         Raises:
             StorageError: the disk is full, ...
         """
         if not self._quota.has_room(wanted):
             log.warning("%s is not kept: checkpoint.quota has no room for it", path)
-            return False
+            return
         with replacing(path, "wb", check=check_of(self.fence(path.parent.name))) as file:
             write(file)
-        return True
 
     def close(self) -> None:
         """Flush, and end the thread.

@@ -21,7 +21,7 @@ import dataclasses
 from collections.abc import Callable, Container, Iterator
 from dataclasses import dataclass
 from functools import partial
-from typing import Literal
+from typing import Literal, TypeAlias
 
 import numpy as np
 
@@ -40,23 +40,7 @@ from fleet.stream.window import Window
 from preprocess.base import BadSample
 from preprocess.pipeline import Pipeline
 
-
-@dataclass(frozen=True)
-class Way:
-    """How samples come to trainers; see the module.
-
-    Attributes:
-        order: of the samples.
-        store: where they are taken from.
-    """
-
-    order: Literal["strict", "ring"] = "strict"
-    store: Literal["window", "node", "own", "files"] = "files"
-
-    @property
-    def is_shared(self) -> bool:
-        """Whether preprocessors prepare them for all."""
-        return self.store in ("window", "node")
+Store: TypeAlias = Literal["window", "node", "own", "files"]  # where samples are taken from; see the module
 
 
 @dataclass(frozen=True)
@@ -149,12 +133,13 @@ class Stream:
             yield dataclasses.replace(one, images=images, targets=targets)
 
 
-def compose(way: Way, order: Order, pipeline: Pipeline, memory: NodeMemory, reader: int, waiting: Waiting,
+def compose(kind: Store, order: Order, pipeline: Pipeline, memory: NodeMemory, reader: int, waiting: Waiting,
             on_bad: Callable[[BadSample], None], finish: Finish | None = None, first_epoch: int = 0
             ) -> Callable[[np.ndarray | None], Stream]:
     """Put a stream together; the one place that knows which order goes with which store and finish.
 
     Args:
+        kind: of the store.
         order: of all samples.
         pipeline: how this rank prepares them.
         memory: of this node.
@@ -169,11 +154,11 @@ def compose(way: Way, order: Order, pipeline: Pipeline, memory: NodeMemory, read
         is of use to all of them.
     """
     store = Files(pipeline)
-    if way.store == "node":
+    if kind == "node":
         assert memory.kept is not None
         store = KeptByNode(pipeline, memory.kept, waiting.stall_s,
                            None if memory.finished is None else partial(memory.finished.take, reader))
-    elif way.store == "own":
+    elif kind == "own":
         store = OwnMemory(pipeline)
 
     def stream(keeps: np.ndarray | None) -> Stream:

@@ -21,6 +21,7 @@ from typing import Protocol
 
 import numpy as np
 
+from launch.place import format_numbers
 from preprocess.base import ORDER, rng_for
 
 
@@ -198,13 +199,7 @@ def write_path(path: Sequence[int]) -> str:
     >>> write_path((3, 4, 5, 9, 7, 8)), write_path(())
     ('3-5 9 7-8', '')
     """
-    runs: list[list[int]] = []
-    for sequence in path:
-        if runs and sequence == runs[-1][1] + 1:
-            runs[-1][1] = sequence
-        else:
-            runs.append([sequence, sequence])
-    return " ".join(str(first) if first == last else f"{first}-{last}" for first, last in runs)
+    return format_numbers(path, " ")
 
 
 def read_path(text: str) -> tuple[int, ...]:

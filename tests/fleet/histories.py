@@ -28,11 +28,11 @@ def spec(*models, **parts):
     return parse({"models": list(models) or [{"family": "softmax"}], "resources": {"engine": "numpy"}, **parts})
 
 
-def results_of(content, paths, samples=60, standings=None, **more):
+def results_of(content, paths, standings=None, **more):
     """The results of a run whose networks are so far."""
     run = RunState(content)
     run.take_up(standings or {})
-    return Results(content, paths, samples, run, **more)
+    return Results(content, paths, run, **more)
 
 
 def come_to(results, name, standing):

@@ -53,7 +53,7 @@ def made_up_run(folder):
     """A run's folder: its table, in which the second network waits, and its log, in which it has trained."""
     paths = RunPaths(folder / "run")
     spec = parse({"models": [{"family": "softmax", "name": "a"}, {"family": "softmax", "name": "b"}]})
-    results = results_of(spec, paths, 100)
+    results = results_of(spec, paths)
     come_to(results, "a", Standing((), Outcome("2 epochs")))
     paths.results.write_text(paths.results.read_text().replace("b,", "b<1>,"))
     paths.events.write_text(as_text(LOG))

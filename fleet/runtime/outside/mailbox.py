@@ -8,7 +8,6 @@ has acted (the event log says so).
 
 from __future__ import annotations
 
-import json
 import os
 import time
 from collections.abc import Iterator, Mapping
@@ -16,7 +15,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from fleet.storage.files import storing, write_json
+from fleet.storage.files import remove, write_json
+from fleet.storage.lines import json_object
 
 _LOOK_S = 0.2  # between two looks for an answer
 _COMMAND, _ANSWER = ".command.json", ".answer.json"
@@ -62,8 +62,7 @@ class Mailbox:
         path = self._folder / f"{name}{_ANSWER}"
         while True:
             if (answer := _read(path)) is not None:
-                with storing(path):
-                    path.unlink(missing_ok=True)
+                remove(path)
                 return answer
             if time.monotonic() >= until:
                 return None
@@ -93,14 +92,10 @@ class Mailbox:
             StorageError: the disk is full, ...
         """
         write_json(self._folder / f"{name}{_ANSWER}", content)
-        path = self._folder / f"{name}{_COMMAND}"
-        with storing(path):
-            path.unlink(missing_ok=True)
+        remove(self._folder / f"{name}{_COMMAND}")
 
 
 def _read(path: Path) -> dict[str, Any] | None:
-    try:
-        content = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError):
-        return None
-    return content if isinstance(content, dict) else None
+    with suppress(OSError):
+        return json_object(path.read_bytes())
+    return None

@@ -86,7 +86,7 @@ def _of_feed(waiting: Waiting, launch: Launch, feed: Feed, memory: NodeMemory, f
     def finish(pipeline: Pipeline, on_bad: Callable[[BadSample], None]) -> Finish | None:
         return None if feed.is_carried else Finish(pipeline, feed.is_done, on_bad)
 
-    stream = compose(launch.way, launch.order(training), training, memory, launch.roles.place(world.rank),
+    stream = compose(launch.store, launch.order(training), training, memory, launch.roles.place(world.rank),
                      waiting, told, finish(training, told), first_epoch)
     shared = None if memory.validation is None or evaluation is None else KeptForAll(
         memory.validation, waiting, finish(evaluation, judging))

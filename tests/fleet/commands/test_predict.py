@@ -47,7 +47,7 @@ def folded_run(folder, unfinished=()):
     """A run of two networks of three folds each; the best fold is one of the network that is worse on average."""
     paths = RunPaths(folder / "run")
     spec = parse({"models": [{"family": "softmax", "name": name} for name in "ab"], "data": {**DATA, "folds": 3}})
-    results, targets = results_of(spec, paths, 100), np.array([0, 0, 1, 1])
+    results, targets = results_of(spec, paths), np.array([0, 0, 1, 1])
     for name, (accuracy, logit) in FOLDED.items():
         record = EpochRecord(1, 0, 1.0, 0.5, 1.0, accuracy, 0.1, 100, 1, 1.0, 0.0)
         come_to(results, name, Standing((record,), None if name in unfinished else Outcome("1 epoch")))
@@ -65,7 +65,7 @@ def made_run(folder, target=None, data=DATA, engine="keras"):
     paths = RunPaths(folder / "run")
     spec = parse({"models": [{"family": "softmax", "name": name} for name in "abc"], "data": data,
                   "resources": {"engine": engine}})
-    results, targets = results_of(spec, paths, 100), np.array([0, 0, 1, 1])
+    results, targets = results_of(spec, paths), np.array([0, 0, 1, 1])
     for name, accuracy, logit in (("a", 0.9, 1.0), ("b", 0.8, 3.0), ("c", 0.7, -1.0)):
         record = EpochRecord(1, 0, 1.0, 0.5, 1.0, accuracy, 0.1, 100, 1, 1.0, 0.0)
         come_to(results, name, Standing((record,), Outcome("1 epoch")))

@@ -59,7 +59,7 @@ def made(tmp_path, monkeypatch):
         shape = (4, 4, 3) if transforms else (len(columns_of(train).inputs),)
         sample = SampleSpec(ImageSpec(shape, "uint8" if transforms else "float32"), target_of(train).outputs,
                             target=target_of(train))
-        results = results_of(spec, paths, 3)
+        results = results_of(spec, paths)
         come_to(results, "net", Standing((record(1),), Outcome("1 epoch")))
         paths.exported("net", ".keras").parent.mkdir(parents=True)
         paths.exported("net", ".keras").write_text("")

@@ -73,7 +73,7 @@ def backlog_of(run, queue, **limits):
 def finish(run, *names):
     """Networks of a run are done, by its table."""
     spec = parse({"models": [{"family": "softmax", "name": name} for name in run.networks], "output": str(run.root)})
-    results = results_of(spec, run.paths, 100)
+    results = results_of(spec, run.paths)
     for name in names:
         come_to(results, name, Standing((), Outcome("2 epochs")))
 

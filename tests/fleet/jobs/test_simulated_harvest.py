@@ -112,7 +112,7 @@ class Launch:
         self.log.add(replace(START, date=1e6 + self.site.now, trainers=1, networks=len(left), finished=done))
         spec = parse({"models": [{"family": "softmax", "name": name} for name in left],
                       "output": str(self.training.run.root)})
-        self.results = results_of(spec, self.paths, 100, {name: Standing((), Outcome("before")) for name in done})
+        self.results = results_of(spec, self.paths, {name: Standing((), Outcome("before")) for name in done})
         self.results.write()
         self.claims = Claims({name: 0 for name in left if left[name]}, 1, IDLE_S)
         self._do(self.claims.decide(self.site.now))

@@ -64,7 +64,7 @@ def searched(tmp_path):
     paths.root.mkdir()
     paths.spec.write_text(SPEC)
     spec = load(str(paths.spec))
-    results = results_of(spec, paths, 100)
+    results = results_of(spec, paths)
     for number, values in VALUES.items():
         network = asked_network(spec, 0, number, {RATE: 0.01, "train.batch.size": 4})
         history = tuple(record(epoch, value) for epoch, value in enumerate(values, 1))

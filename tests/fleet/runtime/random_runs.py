@@ -244,7 +244,7 @@ class RandomRun(Ranks):
         self.did, self.paths = 0, RunPaths(folder)
         self.world, self.interruption, self.mailbox = World(self, chance.outlives), Interruption(), Mailbox()
         standings = {name: Standing(history) for name, history in left.items()}
-        self.results = results_of(content, self.paths, SAMPLES, {} if chance.harvests else standings)
+        self.results = results_of(content, self.paths, {} if chance.harvests else standings)
         self.log = EventLog(self.paths.events, clock=lambda: self.now)
         self.coordinator = self.make_coordinator()
 

@@ -39,7 +39,7 @@ def test_trainers_that_share_load_the_engine_as_far_as_sharing_pays_or_is_wanted
 
 def test_what_is_done_by_the_table_of_results_needs_no_engine(spec, tmp_path):
     assert ahead_of(spec, ROLES, fresh=False) == Ahead("numpy", frozenset({1, 2, 3}))
-    results = results_of(spec, RunPaths(tmp_path), 10)
+    results = results_of(spec, RunPaths(tmp_path))
     come_to(results, "b", Standing((), Outcome("done")))
     assert ahead_of(spec, ROLES, fresh=False).ranks == {1}
     come_to(results, "a", Standing((), Outcome("it cannot be built", is_failure=True)))

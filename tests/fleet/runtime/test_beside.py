@@ -1,6 +1,7 @@
 """What one of several launches knows of the networks of their run."""
 
 import dataclasses
+from types import SimpleNamespace
 
 import pytest
 
@@ -11,7 +12,6 @@ from fleet.runtime.beside import BesideOthers
 from fleet.runtime.resuming import resume
 from fleet.storage.event_log import Logged, RunTail
 from fleet.storage.lease import Fence
-from fleet.storage.network_leases import Taken
 from fleet.storage.paths import RunPaths
 from tests.fleet.logs import START, as_text
 from tests.fleet.runtime.runs import prepare
@@ -26,14 +26,17 @@ class Leases:
     """Gives each network that is asked for, once."""
 
     def __init__(self):
-        self.held = []
+        self.new = []
 
     def ask(self, names, most):
-        self.held += [Taken(name, Fence(None, "", 1), took_over=False) for name in names[:most]]
+        self.new += names[:most]
 
     def taken(self):
-        taken, self.held = self.held, []
+        taken, self.new = self.new, []
         return taken
+
+    def held(self, name):
+        return SimpleNamespace(fence=Fence(None, 1, ""), took_over=False)
 
     def let_go(self, name):
         """Nobody waits for it."""

@@ -42,7 +42,7 @@ class Office:
 
     def __init__(self, folder, earlier=()):
         self.mailbox, self.said, self.goes_on = Mailbox(folder / "mailbox"), [], True
-        self.results = results_of(spec({"family": "softmax", "name": "a"}), RunPaths(folder), 60)
+        self.results = results_of(spec({"family": "softmax", "name": "a"}), RunPaths(folder))
         self.clerk = Clerk(self.mailbox, self.results, Admission(self.results), earlier, clock=lambda: 0.0)
 
     def look(self):

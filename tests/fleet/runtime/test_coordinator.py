@@ -48,7 +48,7 @@ class Launch:
         content = spec({"family": "softmax", "name": "a"}, schedule={"policy": "baseline"})
         roles = assign((0, 0, 0), None, None, own_preprocessing=True)
         self.world, self.watcher, self.paths = World(), Watcher(), RunPaths(folder)
-        self.results = results_of(content, self.paths, 60)
+        self.results = results_of(content, self.paths)
         self.log = EventLog(self.paths.events, clock=lambda: 0.0)
         search = SearchParts(make_mind(content, extremes(content), {}, 2), Searchers({}),
                         SimpleNamespace(asked=lambda training, now_s: ()), (), None)

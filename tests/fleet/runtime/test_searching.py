@@ -191,7 +191,7 @@ def test_a_child_begins_with_the_weights_of_its_parent_and_is_replayed_from_ther
 def admission(tmp_path):
     """Of a run that trains nothing yet, with its results."""
     prepared = prepare(Run(tmp_path, {"ask": "random", "most": 2, "at_once": 1}).path, (0, 0, 0), plain=True)
-    results = results_of(prepared.spec, prepared.paths, 24)
+    results = results_of(prepared.spec, prepared.paths)
     return Admission(prepared, results, {}, {}, learns=False), results
 
 

@@ -29,7 +29,7 @@ def got(leases, names, most=9):
     """The networks that a launch takes when it looks once."""
     leases.ask(names, most)
     leases.look()
-    return [taken.name for taken in leases.taken()]
+    return leases.taken()
 
 
 def wait(leases, seconds):
@@ -37,7 +37,7 @@ def wait(leases, seconds):
     for _ in range(seconds):
         leases._lease._around.time += 1
         leases.look()
-    return [(taken.name, taken.took_over) for taken in leases.taken()]
+    return [(name, leases.held(name).took_over) for name in leases.taken()]
 
 
 def test_a_network_is_held_by_one_launch_and_goes_to_another_when_it_is_let_go(run):
@@ -46,7 +46,7 @@ def test_a_network_is_held_by_one_launch_and_goes_to_another_when_it_is_let_go(r
     assert got(second, "abc") == ["b", "c"]
     first.let_go("a")
     assert got(second, "abc") == ["a"]
-    assert second.fence("a").generation == 2
+    assert second.held("a").fence.generation == 2
     first.check()
 
 
@@ -74,7 +74,7 @@ def test_a_launch_that_is_alive_keeps_its_networks(run):
 def test_a_launch_that_was_stopped_for_too_long_writes_nothing_more(run):
     first, second = launch(run, "first"), launch(run, "second")
     got(first, "a")
-    fence = first.fence("a")
+    fence = first.held("a").fence
     write_state(run.last("a"), State({}, "net", history(0.5)), fence=fence)
     got(second, "a")
     assert wait(second, 70) == [("a", True)]
@@ -85,7 +85,7 @@ def test_a_launch_that_was_stopped_for_too_long_writes_nothing_more(run):
     first.renew()  # finds it out as well, and is no harm
     first.close()
     second.check()
-    write_state(run.last("a"), State({}, "net", history(0.5, 0.7)), fence=second.fence("a"))
+    write_state(run.last("a"), State({}, "net", history(0.5, 0.7)), fence=second.held("a").fence)
     assert newest(run, "a").state.generation == 2
 
 

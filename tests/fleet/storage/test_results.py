@@ -25,8 +25,7 @@ MODELS = [{"family": "softmax", "name": name} for name in ("a", "b", "c")]
 
 @pytest.fixture
 def results(tmp_path):
-    return results_of(spec(*MODELS, train={"converge": {"max_epochs": 3}}), RunPaths(tmp_path), samples=60,
-                   parameters={"a": 51})
+    return results_of(spec(*MODELS, train={"converge": {"max_epochs": 3}}), RunPaths(tmp_path), parameters={"a": 51})
 
 
 def names(results):
@@ -203,7 +202,7 @@ def test_a_network_goes_on_where_its_checkpoint_is(results):
 
 def test_the_parameters_of_what_was_built_are_kept_for_launches_that_do_not_build_it(results):
     results.count("b", 7)
-    again = results_of(results.spec, results.paths, 60, parameters={"a": 52})
+    again = results_of(results.spec, results.paths, parameters={"a": 52})
     recovered(again)
     assert {row.name: row.parameters for row in again.rows()} == {"a": 52, "b": 7, "c": None}
 
@@ -229,7 +228,7 @@ def test_a_network_whose_newest_checkpoint_is_damaged_stays_finished_by_its_best
 
 
 def test_a_longer_training_goes_on_from_the_best_epoch_where_the_last_is_damaged(tmp_path):
-    longer = results_of(spec(*MODELS, train={"converge": {"max_epochs": 9}}), RunPaths(tmp_path), 60)
+    longer = results_of(spec(*MODELS, train={"converge": {"max_epochs": 9}}), RunPaths(tmp_path))
     left(longer, "a", history(0.5, 0.7, 0.6))
     write_state(longer.paths.best("a"), State({}, "i", history(0.5, 0.7)))
     write_history(longer.paths.history("a"), history(0.5, 0.7, 0.6))
@@ -239,9 +238,9 @@ def test_a_longer_training_goes_on_from_the_best_epoch_where_the_last_is_damaged
 
 
 def test_a_longer_training_is_judged_anew(tmp_path):
-    short = results_of(spec(*MODELS, train={"converge": {"max_epochs": 1}}), RunPaths(tmp_path), 60)
+    short = results_of(spec(*MODELS, train={"converge": {"max_epochs": 1}}), RunPaths(tmp_path))
     left(short, "a", history(0.5), final="1 epoch")
-    longer = results_of(spec(*MODELS, train={"converge": {"max_epochs": 9}}), RunPaths(tmp_path), 60)
+    longer = results_of(spec(*MODELS, train={"converge": {"max_epochs": 9}}), RunPaths(tmp_path))
     recovered(longer)
     assert longer.standing("a").outcome is None
 
@@ -251,7 +250,7 @@ def test_a_longer_training_is_judged_anew(tmp_path):
                                   {"max_epochs": 9, "target": 0.5}])
 def test_a_network_that_was_done_stays_so_for_the_reason_of_then(tmp_path, rule):
     """Fewer epochs, less patience, or another rule that does not let it go on."""
-    results = results_of(spec(*MODELS, train={"converge": rule}), RunPaths(tmp_path), 60)
+    results = results_of(spec(*MODELS, train={"converge": rule}), RunPaths(tmp_path))
     left(results, "a", history(0.7, 0.6, 0.5), final="no better val_accuracy for 2 epochs")
     recovered(results)
     assert results.standing("a").outcome == Outcome("no better val_accuracy for 2 epochs")
@@ -265,7 +264,7 @@ def test_a_network_in_the_middle_of_an_epoch_is_not_finished(results):
 
 def taken_up(results, **changes):
     """What the next launch makes of what this one has left."""
-    again = results_of(results.spec, results.paths, 60, **changes)
+    again = results_of(results.spec, results.paths, **changes)
     recovered(again)
     return again
 

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from fleet.comm.alone import Alone
-from fleet.stream.compose import NodeMemory, Way, compose
+from fleet.stream.compose import NodeMemory, compose
 from fleet.stream.layout import Layout
 from fleet.stream.order import Epoch, StrictOrder
 from fleet.stream.own import OwnStream
@@ -36,7 +36,7 @@ def test_the_rest_of_an_epoch_is_prepared_by_the_trainer_when_the_writer_has_die
 
     def use(world):
         waiting = Waiting(world, writers=(WRITER,))
-        stream = compose(Way("strict", "window"), order, alone, NodeMemory(window), 0, waiting, pytest.fail)(None)
+        stream = compose("window", order, alone, NodeMemory(window), 0, waiting, pytest.fail)(None)
         stream.join(0)
         for chunk in range(2):  # and then the writer dies
             rows = window.rows(chunk)

@@ -137,7 +137,7 @@ class Runner:
 
     def forget_what_was_not_saved(self):
         """What is in no checkpoint, or in one that is damaged, is trained again."""
-        results = results_of(self.prepared.spec, self.prepared.paths, 1)
+        results = results_of(self.prepared.spec, self.prepared.paths)
         results.run.take_up(recover(results)[0])
         for name in self.prepared.spec.by_name:  # nobody reads the arrays of one that is done
             is_over = results.standing(name).outcome is not None
