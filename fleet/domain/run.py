@@ -8,7 +8,7 @@ results. It knows no MPI, no clock and no disk, so a run that goes on and the lo
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Container, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -308,14 +308,17 @@ class RunState:
         """Another launch, whose log is not read here, has brought a network so far."""
         self._network(name).standing = standing
 
-    def take_up(self, standings: Mapping[str, Standing]) -> None:
+    def take_up(self, standings: Mapping[str, Standing], afresh: Container[str] = ()) -> None:
         """What the checkpoints say of networks, when a launch goes on from them.
 
         No checkpoint knows whether a network is paused or was pruned: that the log has said.
+
+        Args:
+            afresh: those that start over, of which nothing counts that was so before.
         """
         for name, standing in standings.items():
             network = self._network(name)
-            network.standing = standing.found_after(network.standing)
+            network.standing = standing if name in afresh else standing.found_after(network.standing)
 
     def differing(self, standings: Mapping[str, Standing]) -> dict[str, e.FoundStanding]:
         """What checkpoints say of networks otherwise than the log; epochs that it lacks are logged, so do not count."""

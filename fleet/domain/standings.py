@@ -38,6 +38,8 @@ def after(standing: Standing, change: Change) -> Standing:
                 change.reason, is_failure=True, may_pass=change.may_pass))
         case e.NetworkRetried() | e.GroupStarted():  # one that was over is tried again, or wants more
             return standing if standing.outcome is None or standing.is_pruned else Standing(history)
+        case e.NetworkFellBack(afresh=True):
+            return Standing()
         case e.NetworkFellBack(finished=False) | e.NetworkTaken():
             return _gone_back(standing, change.epochs)
         case e.GroupStruck():

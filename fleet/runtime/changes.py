@@ -195,7 +195,7 @@ def take_up(spec: Spec, paths: RunPaths, sample: SampleSpec, codes: Mapping[str,
     restarted = [name for name in request.fresh_network if _start_over(paths, name)]
     epochs = {one.network.name: one.state.epoch for one in changed}
     events = (*((DataChanged(tuple(data), epochs),) if data and changed else ()),
-              *(NetworkFellBack(name, "--fresh-network", epochs=0, position=0) for name in restarted),
+              *(NetworkFellBack(name, "--fresh-network", epochs=0, position=0, afresh=True) for name in restarted),
               *(ChangesAccepted(one.network.name, tuple(one.changed), one.state.epoch) for one in changed))
     return events, {one.network.name: one.found for one in saved if one.network.name not in amended}
 

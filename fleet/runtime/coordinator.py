@@ -139,7 +139,7 @@ class Coordinator:
         self._checked_s = 0.0
         standings = self._run.standings
         begun = self._search.mind.restore(
-            [*self._search.log, *past.unlogged,
+            [*self._search.log, *past.unlogged, *past.changes,
              *(began for began in self._search.begins if isinstance(began, events.SearcherBegan) and began.is_another)],
             standings)
         self._ensemble = Ensemble(setup, standings, speeds, self._ask, self._search.mind, begun)

@@ -60,7 +60,8 @@ def resume(launch: Launch) -> Resumed:
         # Why a network is done is told by nobody where its launch was killed; the rest others may yet log
         found = {name: standing for name, standing in found.items()
                  if standing.reason and told.standing(name).outcome in (None, FOUND_DONE)}
-    run.take_up(standings)
+    run.take_up(standings, {change.network for change in launch.changes
+                            if isinstance(change, ev.NetworkFellBack) and change.afresh})
     for sample in launch.inputs.left_out:
         results.add_bad(sample.name, sample.reason)
     results.write()

@@ -343,6 +343,8 @@ class Mind:
                 self._recall_judged(self._lives[event.network], Verdict.GO_ON, (), event.epochs)
             case ev.NetworkJudged() if event.network in self._lives:
                 self._recall_judged(self._lives[event.network], Verdict(event.verdict), event.by, event.epochs)
+            case ev.NetworkFellBack(afresh=True) if event.network in self._lives:
+                self._begin_afresh(self._lives[event.network])
 
     def _change(self, began: ev.SearcherBegan, judges_alike: bool) -> None:
         """Another searcher has taken over: what the one before it has paused goes on."""
@@ -363,6 +365,14 @@ class Mind:
                 self._tell_dropped(())
         elif self._rule not in life.holders:
             self._judge.let_go_on(life.name)
+        self._sort(life)
+
+    def _begin_afresh(self, life: Life) -> None:
+        """Somebody has a network start over: it is judged again once it has more epochs than it had."""
+        life.end, life.verdict, life.acted, life.is_resumed = None, Verdict.GO_ON, life.judged, False
+        life.holders.clear()
+        self._untold.pop(life.name, None)
+        self._judge.let_go_on(life.name)
         self._sort(life)
 
     def _take_up(self, life: Life, standing: Standing) -> None:

@@ -98,6 +98,7 @@ class NetworkFellBack(Kind, word="fell_back"):
         epochs: how many are finished in the state from which it goes on.
         position: samples of the next epoch that are consumed in that state.
         finished: whether it stays finished: the checkpoint of its best epoch, and its table of epochs, are whole.
+        afresh: whether somebody has it start over, so that it is neither pruned nor paused any more.
     """
 
     network: str
@@ -105,6 +106,7 @@ class NetworkFellBack(Kind, word="fell_back"):
     epochs: int
     position: int
     finished: Annotated[bool, OmitDefault] = False
+    afresh: Annotated[bool, OmitDefault] = False
 
 
 class ChangesAccepted(Kind, word="accepted"):

@@ -47,6 +47,9 @@ def test_what_was_logged_and_not_saved_is_trained_again():
     found = told({}, STORY[:4])
     assert epochs(told(found, [ev.NetworkTaken("a", 5, 1, 0, took_over=True)])["a"]) == [1]
     assert epochs(told(found, [ev.NetworkFellBack("a", "torn", 0, 0)])["a"]) == []
+    pruned = told(found, [ev.NetworkJudged("a", 2, "stop", ("asha",))])
+    assert told(pruned, [ev.NetworkFellBack("a", "torn", 0, 0)])["a"].is_pruned
+    assert told(pruned, [ev.NetworkFellBack("a", "--fresh-network", 0, 0, afresh=True)])["a"] == Standing()
     assert epochs(told(found, [ev.EpochEnded("a", record(2, loss=0.5))])["a"]) == [1, 2]
 
 

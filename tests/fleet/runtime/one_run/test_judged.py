@@ -7,6 +7,7 @@ import pytest
 from fleet.domain import events as ev
 from fleet.errors import ExitStatus
 from fleet.prediction.ensembles import read_ensembles
+from fleet.storage.results import Status
 from tests.fleet.runtime.one_run.runner import Case, Runner, shaky
 
 
@@ -71,3 +72,17 @@ def further(folder, epochs):
                         "transforms": [{"scale": {"mean": 0.5, "std": 0.5}}]},
                "train": {"batch": {"size": 4}, "converge": {"max_epochs": epochs}}, "schedule": {"policy": "baseline"}}
     return Runner(Case(content, (0, 0), 4, 1, 0), folder)
+
+
+def test_a_pruned_network_that_is_to_start_over_is_trained_to_its_end(folders):
+    content = {"models": [{"family": "softmax", "count": 4, "space": {"train.optimizer.learning_rate": [
+        0.001, 0.01, 0.1, 1.0]}}], "resources": {"engine": "numpy"}, "prune": {"rule": "asha", "least": 1, "factor": 2},
+        "data": {"source": "tests.sources:numbered", "path": "12", "transforms": [{"scale": {"mean": 0.5, "std": 0.5}}]},
+        "train": {"batch": {"size": 4}, "converge": {"max_epochs": 4}}, "schedule": {}}
+    runner = Runner(Case(content, (0, 0), 4, 1, 0), folders())
+    assert runner.launch() is ExitStatus.OK
+    name = next(row.name for row in runner.results().values() if row.status is Status.PRUNED)
+    assert runner.launch(fresh_network=(name,)) is ExitStatus.OK
+    assert (runner.results()[name].status, runner.results()[name].epochs) == (Status.FINISHED, 4)
+    assert runner.launch() is ExitStatus.OK
+    assert runner.results()[name].status is Status.FINISHED
