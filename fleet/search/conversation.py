@@ -240,9 +240,11 @@ class Conversation:
             member = member_of(self._space, values)
             if parent is None and (before := self._seen.setdefault(_text(member), number)) != number:
                 raise UserError(f"the same values as of number {before}; each network should be another one")
-            if parent is not None and (type(parent) is not int or parent not in self._asked
-                                       or self._asked[parent].wrong):
+            if parent is not None and (type(parent) is not int or parent not in self._asked):
                 raise UserError(f"{parent!r} is no parent; it should be the number of a network that was asked for")
+            if parent is not None and self._asked[parent].wrong:
+                raise UserError(f"{parent} is no parent: what was asked for as that number was refused, and has no "
+                                "weights")
         except UserError as error:
             return Asked(number, dict(values), wrong=f"ask({number}): {error}")
         return Asked(number, member, parent)

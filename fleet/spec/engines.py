@@ -178,7 +178,9 @@ ENGINES: dict[str, EngineInfo] = {engine.name: engine for engine in (
                count_parameters=".torch.models:count_parameters"),
     EngineInfo("numpy", ".softmax:make", "softmax regression without TensorFlow, to try things with",
                families=frozenset({"softmax"}), finishes=True, count_parameters=".softmax:count_parameters",
-               knows=Known(optimizers=("sgd",), schedules=(), losses=(), own=False, accumulates=False,
+               knows=Known(optimizers={"sgd": OptimizerWord(frozenset({"momentum"}), 0, slot_of_momentum=True)},
+                           schedules=(), losses=(), own=False, accumulates=False,
+                           precisions=("float32",), compiles=False,
                            metrics=("accuracy", "mean_absolute_error", "mean_squared_error")),
                checkpoint_bytes=lambda parameters, slots: 8 * parameters * 2),  # float64, always with a velocity
     EngineInfo("emulated", ".emulated:EmulatedEngine",

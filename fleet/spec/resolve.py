@@ -29,7 +29,7 @@ from fleet.spec.judging import check_comparable, kinds_said
 from fleet.spec.measures import FIELDS, label_of
 from fleet.spec.mistakes import explain
 from fleet.spec.model import APPLICATIONS, FAMILIES, Architecture, application_names, check_import, check_target
-from fleet.spec.origin import Origin
+from fleet.spec.origin import Origin, key_path
 from fleet.spec.schema import MOST_NETWORKS, Document, ModelEntry, NetworkSpec, Schedule, Spec, holds
 from fleet.spec.search import OF_NETWORKS, Prune, find_rule
 from fleet.spec.space import Member, Range, Space, draw, ends, grid, override
@@ -84,8 +84,12 @@ def parse(content: Document | Mapping[str, Any]) -> Spec:
     return _resolve(plain(content), Origin())
 
 
-def _where_it_stands(origin: Origin, where: tuple, wrong: str, right: str = "") -> SpecMistake:
-    """A mistake of an entry's section, which may come from that at the top of the document."""
+def _where_it_stands(origin: Origin, entry: ModelEntry, where: tuple, wrong: str, right: str = "") -> SpecMistake:
+    """A mistake of an entry's section, which may come from what is drawn, or from the top of the document."""
+    key, said = "grid" if entry.space is None else "space", key_path(where[2:]).removeprefix("args.")
+    for name in (entry.grid if entry.space is None else entry.space) or ():
+        if f"{said}.".startswith(f"{name}."):
+            return origin.mistake((*where[:2], key, name), wrong, right)
     return origin.mistake(where[2:] if where not in origin.lines and where[2:] in origin.lines else where, wrong, right)
 
 
@@ -105,7 +109,7 @@ def _resolve(content: Any, origin: Origin) -> Spec:
         problems: list[Exception] = []
         networks += _networks(document, index, entry, problems)
         for problem in problems:
-            mistakes += _told(problem, partial(_where_it_stands, origin), ("models", index))
+            mistakes += _told(problem, partial(_where_it_stands, origin, entry), ("models", index))
     spec = Spec(document, tuple(networks), origin)
     mistakes += _incomplete_schedules(spec) + _batch_mistakes(spec)
     names = [network.name for network in networks]
@@ -366,11 +370,15 @@ def _networks(document: Document, index: int, entry: ModelEntry, problems: list[
     networks: list[NetworkSpec] = []
     if any(_objective_problems(document, index, entry)):
         return []  # which are mistakes of their own
-    draws = _tried(problems, _draws, document, index, entry) or []
     engine = _known_engine(document)
+    for chosen in _chosen_members(entry.space or {}):  # also what was not drawn, or is asked for later
+        _tried(problems, _train, document, entry, chosen, engine)
+    if problems:
+        return []
+    draws = _tried(problems, _draws, document, index, entry) or []
     for number, drawn in enumerate(draws):
         name = _tried(problems, _name, entry, number, len(draws))
-        train = _tried(problems, _train, document, entry, drawn, engine, "space" if entry.grid is None else "grid")
+        train = _tried(problems, _train, document, entry, drawn, engine)
         architecture = _tried(problems, _architecture, entry, drawn, engine)
         if name is None or train is None or architecture is None:
             break  # the other draws will hardly be better
@@ -411,6 +419,14 @@ def _judged_members(space: Space) -> list[Member]:
             choices = [end[key] for end in ends({key: values})] if isinstance(values, Range) else values
             members += [{**first, key: value} for value in choices]
     return members
+
+
+def _chosen_members(space: Space) -> Iterator[Member]:
+    """A member of a space with each of the choices that a list of it has of how networks are trained."""
+    first = {key: values.low if isinstance(values, Range) else values[0] for key, values in space.items()}
+    for key, values in space.items():
+        if key.startswith("train.") and not isinstance(values, Range):
+            yield from ({**first, key: value} for value in values)
 
 
 def asked_network(spec: Spec, index: int, number: int, member: Member) -> NetworkSpec:
@@ -498,22 +514,16 @@ def _gpu_bounds(entry: ModelEntry) -> tuple[int, int | None]:
     return (entry.gpus, entry.gpus) if isinstance(entry.gpus, int) else entry.gpus
 
 
-def _train(document: Document, entry: ModelEntry, drawn: Mapping[str, Any], engine: EngineInfo | None,
-           drawn_from: str | None = None) -> Train:
-    """How a network of an entry is trained, in words that the engine knows.
-
-    Args:
-        drawn_from: the key of the entry that has what was drawn, to name it where that is wrong.
-    """
+def _train(document: Document, entry: ModelEntry, drawn: Mapping[str, Any], engine: EngineInfo | None) -> Train:
+    """How a network of an entry is trained, in words that the engine knows."""
     train = _merged(document.train, entry.own_train, drawn)
     if engine is None:  # a mistake of its own
         return train
     problems = []
     for key, wrong, right in unknown_words(train, engine):
-        said = ".".join(("train", *key, ""))
-        name = next((name for name in drawn if f"{name}.".startswith(said) or said.startswith(f"{name}.")), None)
-        path = ("train", *key) if name is None or drawn_from is None else (drawn_from, name)
-        problems.append(((path, wrong, right), name is None and not holds(entry.own_train, key)))
+        said = key_path(("train", *key))
+        is_drawn = any(f"{name}.".startswith(f"{said}.") or said.startswith(f"{name}.") for name in drawn)
+        problems.append(((("train", *key), wrong, right), not is_drawn and not holds(entry.own_train, key)))
     if problems:
         raise _WordsError(problems)
     return with_direction(train, engine)

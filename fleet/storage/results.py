@@ -204,6 +204,7 @@ class Results:
         self._yardsticks[network.name] = Yardstick.of(network.train)
         if parameters is not None:
             self.parameters[network.name] = parameters
+        self._changed()
 
     def standing(self, name: str) -> net.Standing:
         """How far a network is."""

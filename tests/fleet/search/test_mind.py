@@ -259,6 +259,12 @@ def test_an_answer_that_cannot_be_is_a_failed_network_and_the_search_goes_on(ans
     assert not launch.mind.has_failed
 
 
+def test_a_network_that_was_refused_is_no_parent_and_that_is_said():
+    searcher = Scripted(SPACE, 0, "maximize", [{LEARNING_RATE: 1.0}, {**GOOD, "parent": 0}])
+    launch = Launch(Disk(), search_of(most=2), SPACE, searcher=searcher).run()
+    assert "0 is no parent: what was asked for as that number was refused" in launch.added["net-1"].wrong
+
+
 def test_a_child_may_have_the_values_of_its_parent():
     searcher = Scripted(SPACE, 0, "maximize", [GOOD, {**GOOD, "parent": 0}])
     launch = Launch(Disk(), search_of(most=2), SPACE, searcher=searcher).run()

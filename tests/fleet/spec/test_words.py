@@ -108,6 +108,8 @@ def spec(train, row="OWN", **entry):
     ("torch", {"optimizer": {"name": "lion"}}, "optimizer.name", "no optimizer 'lion'; it has sgd, adam, adamw"),
     ("torch", {"precision": "mixed_float16"}, "precision", "did you mean mixed_bfloat16?"),
     ("torch", {"xla": True}, "xla", "knows no XLA"),
+    ("numpy", {"xla": True}, "xla", "knows no XLA"),
+    ("numpy", {"optimizer": {"name": "sgd", "nesterov": True}}, "optimizer", "sgd takes no nesterov"),
     ("OWN", {"optimizer": {"name": "adam"}}, "optimizer.name", "it has newton, sgd, or an import path"),
     ("OWN", {"optimizer": {"name": "newtom"}}, "optimizer.name", "did you mean newton?"),
     ("OWN", {"optimizer": {"name": "newton", "beta_1": 0.9}}, "optimizer", "newton takes no beta_1"),
@@ -181,13 +183,15 @@ def test_a_word_at_the_top_is_a_mistake_once_though_all_entries_take_it():
 
 def test_a_word_that_is_drawn_is_a_mistake_of_the_space(tmp_path):
     path = tmp_path / "spec.yaml"
-    path.write_text("models:\n- family: softmax\n  count: 2\n  space: {train.optimizer.name: [adam, lionn]}\n"
+    path.write_text("models:\n- family: softmax\n  search: {most: 2}\n"
+                    "  space: {train.optimizer.name: [adam, lionn, sgd], train.batch.size: [8, 0]}\n"
                     "train: {optimizer: {name: sgd}}\n")
     with pytest.raises(SpecError) as caught:
         load(path)
-    mistake, = caught.value.mistakes
-    assert (mistake.line, mistake.key) == (4, "models[0].space.train.optimizer.name")
-    assert "no optimizer 'lionn' (did you mean lion?)" in mistake.wrong
+    size, name = sorted(caught.value.mistakes, key=lambda mistake: mistake.key)
+    assert [(one.line, one.key) for one in (size, name)] == [
+        (4, "models[0].space.train.batch.size"), (4, "models[0].space.train.optimizer.name")]
+    assert "no optimizer 'lionn' (did you mean lion?)" in name.wrong
 
 
 def test_a_network_that_a_search_asks_for_is_refused_for_a_word():

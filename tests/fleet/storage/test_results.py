@@ -2,6 +2,7 @@
 
 import csv
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -140,6 +141,11 @@ def test_a_line_that_was_written_before_is_that_of_the_table_as_it_is_now(result
     results.count("c", 7)
     assert [(row.name, row.epochs, row.parameters, row.metrics) for row in read_results(results.paths.root)] == [
         ("a", 2, 51, {}), ("b", 1, None, {"top_5": 0.9}), ("c", 0, 7, {})]
+
+
+def test_a_network_that_comes_has_a_row_before_anything_becomes_of_it(results):
+    results.add(replace(results.spec.networks[0], name="late"), 7)
+    assert "late,waiting,,7,0" in results.paths.results.read_text()
 
 
 def test_a_table_is_not_written_again_for_what_changes_no_row(results):

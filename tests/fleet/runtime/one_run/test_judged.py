@@ -77,7 +77,8 @@ def further(folder, epochs):
 def test_a_pruned_network_that_is_to_start_over_is_trained_to_its_end(folders):
     content = {"models": [{"family": "softmax", "count": 4, "space": {"train.optimizer.learning_rate": [
         0.001, 0.01, 0.1, 1.0]}}], "resources": {"engine": "numpy"}, "prune": {"rule": "asha", "least": 1, "factor": 2},
-        "data": {"source": "tests.sources:numbered", "path": "12", "transforms": [{"scale": {"mean": 0.5, "std": 0.5}}]},
+        "data": {"source": "tests.sources:numbered", "path": "12",
+                 "transforms": [{"scale": {"mean": 0.5, "std": 0.5}}]},
         "train": {"batch": {"size": 4}, "converge": {"max_epochs": 4}}, "schedule": {}}
     runner = Runner(Case(content, (0, 0), 4, 1, 0), folders())
     assert runner.launch() is ExitStatus.OK
