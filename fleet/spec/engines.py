@@ -144,15 +144,21 @@ class EngineInfo:
     @cached_property
     def words(self) -> Words:
         """The words that it knows."""
-        knows = self.knows
-        return Words(_table(knows.optimizers, OPTIMIZERS), _table(knows.schedules, SCHEDULES),
-                     _table(knows.losses, LOSSES), _table(knows.metrics, METRICS))
+        return Words(**{kind: _table(getattr(self.knows, kind), of_keras) for kind, (of_keras, *_) in _TABLES.items()})
 
 
 def _table(known: Table[Word], of_keras: Mapping[str, Word]) -> Mapping[str, Word]:
-    if known is None or isinstance(known, Mapping):
-        return of_keras if known is None else known
-    return {name: of_keras[name] for name in known}
+    if known is None:
+        return of_keras
+    return known if isinstance(known, Mapping) else {name: of_keras[name] for name in known}
+
+
+# kind of words -> those of Keras, how a name is written, and what stands behind it
+_TABLES: dict[str, tuple[Mapping[str, Any], Callable[[str], str], Callable[[Any], bool]]] = {
+    "optimizers": (OPTIMIZERS, str.lower, lambda word: isinstance(word, OptimizerWord)),
+    "schedules": (SCHEDULES, str, is_schedule),
+    "losses": (LOSSES, snake, lambda word: isinstance(word, MeasureWord)),
+    "metrics": (METRICS, snake, lambda word: isinstance(word, MeasureWord))}
 
 
 ENGINES: dict[str, EngineInfo] = {engine.name: engine for engine in (
@@ -188,14 +194,6 @@ ENGINES: dict[str, EngineInfo] = {engine.name: engine for engine in (
                finishes=True, needs_rates=True, knows=Known(starts=True),
                count_parameters=".keras.models:count_keras_parameters"),
 )}
-
-
-# kind of words -> those of Keras, how a name is written, and what stands behind it
-_TABLES: dict[str, tuple[Mapping[str, Any], Callable[[str], str], Callable[[Any], bool]]] = {
-    "optimizers": (OPTIMIZERS, str.lower, lambda word: isinstance(word, OptimizerWord)),
-    "schedules": (SCHEDULES, str, is_schedule),
-    "losses": (LOSSES, snake, lambda word: isinstance(word, MeasureWord)),
-    "metrics": (METRICS, snake, lambda word: isinstance(word, MeasureWord))}
 
 
 def find_engine(name: str) -> EngineInfo:

@@ -47,6 +47,15 @@ class Origin:
         return is_of_an_entry and bool(self.lines) and tuple(where[:2]) not in self.lines
 
 
+def is_below(key: str, above: str) -> bool:
+    """Whether a dotted key is another one, or lies below it.
+
+    >>> is_below("train.batch.size", "train.batch"), is_below("train.batches", "train.batch")
+    (True, False)
+    """
+    return f"{key}.".startswith(f"{above}.")
+
+
 def key_path(where: Sequence[Any]) -> str:
     """A key path as people write it.
 

@@ -29,7 +29,7 @@ from fleet.spec.judging import check_comparable, kinds_said
 from fleet.spec.measures import FIELDS, label_of
 from fleet.spec.mistakes import explain
 from fleet.spec.model import APPLICATIONS, FAMILIES, Architecture, application_names, check_import, check_target
-from fleet.spec.origin import Origin, key_path
+from fleet.spec.origin import Origin, is_below, key_path
 from fleet.spec.schema import MOST_NETWORKS, Document, ModelEntry, NetworkSpec, Schedule, Spec, holds
 from fleet.spec.search import OF_NETWORKS, Prune, find_rule
 from fleet.spec.space import Member, Range, Space, draw, ends, grid, override
@@ -88,7 +88,7 @@ def _where_it_stands(origin: Origin, entry: ModelEntry, where: tuple, wrong: str
     """A mistake of an entry's section, which may come from what is drawn, or from the top of the document."""
     key, said = "grid" if entry.space is None else "space", key_path(where[2:]).removeprefix("args.")
     for name in (entry.grid if entry.space is None else entry.space) or ():
-        if f"{said}.".startswith(f"{name}."):
+        if is_below(said, name):
             return origin.mistake((*where[:2], key, name), wrong, right)
     return origin.mistake(where[2:] if where not in origin.lines and where[2:] in origin.lines else where, wrong, right)
 
@@ -486,7 +486,7 @@ def _draws(document: Document, index: int, entry: ModelEntry) -> list[dict[str, 
         # Entries draw from streams of their own: adding an entry does not change another's networks.
         return draw(entry.space, entry.count, document.seed + 7919 * index)
     if entry.space is not None:
-        return [*ends(entry.space), *_judged_members(entry.space)]
+        return ends(entry.space)
     if entry.grid is not None:
         if (size := math.prod(map(len, entry.grid.values()))) > MOST_NETWORKS:
             raise UserError(f"the grid has {counted(size, 'member')}: at most {MOST_NETWORKS} networks of one entry")
@@ -522,7 +522,7 @@ def _train(document: Document, entry: ModelEntry, drawn: Mapping[str, Any], engi
     problems = []
     for key, wrong, right in unknown_words(train, engine):
         said = key_path(("train", *key))
-        is_drawn = any(f"{name}.".startswith(f"{said}.") or said.startswith(f"{name}.") for name in drawn)
+        is_drawn = any(is_below(name, said) or is_below(said, name) for name in drawn)
         problems.append(((("train", *key), wrong, right), not is_drawn and not holds(entry.own_train, key)))
     if problems:
         raise _WordsError(problems)

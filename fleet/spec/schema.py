@@ -20,7 +20,7 @@ from fleet.spec import fields as kinds
 from fleet.spec.data import Data, EntryData, feed_key
 from fleet.spec.engines import ENGINES, EngineInfo, find_engine
 from fleet.spec.model import Architecture
-from fleet.spec.origin import Origin
+from fleet.spec.origin import Origin, is_below
 from fleet.spec.search import Prune, Search
 from fleet.spec.space import Grid, Space, size_of
 from fleet.spec.train import Train
@@ -324,7 +324,7 @@ class Spec:
         entry, model = ("models", network.entry), self.document.models[network.entry]
         dotted = ".".join(setting)
         for name in network.parameters:
-            if f"{dotted}.".startswith(f"{name}."):
+            if is_below(dotted, name):
                 return (*entry, "space" if model.grid is None else "grid", name)
         is_own = holds(model.train, setting[1:])
         return (*entry, *setting) if is_own or setting not in self.origin.lines else setting
