@@ -64,6 +64,13 @@ def json_object(text: str | bytes) -> dict[str, Any] | None:
     return None
 
 
+def read_object(path: Path) -> dict[str, Any] | None:
+    """The object that a file says in JSON; None where it cannot be read, or says something else."""
+    with suppress(OSError):
+        return json_object(path.read_bytes())
+    return None
+
+
 def read_lines(path: Path, start: int = 0, words: Sequence[str] = ()) -> Iterator[dict[str, Any]]:
     """The objects of a file, in order; half a line, left by a killed process, is passed over, and so is a damaged one.
 

@@ -14,13 +14,13 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 from pydantic import TypeAdapter, ValidationError
 
 from fleet.errors import StorageError
 from fleet.storage.files import Pacing, write_json
-from fleet.storage.lines import json_object
+from fleet.storage.lines import read_object
 from scheduler.base import StepTime
 from scheduler.elastic.analyzer import Timed
 
@@ -66,11 +66,8 @@ def cache_path() -> Path:
 
 def read_cache(path: Path) -> dict[str, dict[int, KnownRate]]:
     """The rates known from before; what is damaged is left out, and so are the bare numbers of 0.1.0."""
-    content: dict[str, Any] | None = None
-    with suppress(OSError):
-        content = json_object(path.read_bytes())
     known: dict[str, dict[int, KnownRate]] = {}
-    for key, sizes in (content or {}).items():
+    for key, sizes in (read_object(path) or {}).items():
         rates = {int(gpus): found for gpus, entry in sizes.items()
                  if gpus.isdecimal() and (found := _read(entry)) is not None} if isinstance(sizes, dict) else {}
         if rates:

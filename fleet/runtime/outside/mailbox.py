@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from fleet.storage.files import remove, write_json
-from fleet.storage.lines import json_object
+from fleet.storage.lines import read_object
 
 _LOOK_S = 0.2  # between two looks for an answer
 _COMMAND, _ANSWER = ".command.json", ".answer.json"
@@ -61,7 +61,7 @@ class Mailbox:
         until = time.monotonic() + timeout_s
         path = self._folder / f"{name}{_ANSWER}"
         while True:
-            if (answer := _read(path)) is not None:
+            if (answer := read_object(path)) is not None:
                 remove(path)
                 return answer
             if time.monotonic() >= until:
@@ -83,7 +83,7 @@ class Mailbox:
         with suppress(FileNotFoundError, NotADirectoryError):
             for path in sorted(self._folder.glob(f"*{_COMMAND}")):
                 if not path.name.startswith("."):  # which another process is writing just now
-                    yield Command(path.name.removesuffix(_COMMAND), _read(path))
+                    yield Command(path.name.removesuffix(_COMMAND), read_object(path))
 
     def answer(self, name: str, content: Mapping[str, Any]) -> None:
         """Say what came of a command, and take it out.
@@ -93,9 +93,3 @@ class Mailbox:
         """
         write_json(self._folder / f"{name}{_ANSWER}", content)
         remove(self._folder / f"{name}{_COMMAND}")
-
-
-def _read(path: Path) -> dict[str, Any] | None:
-    with suppress(OSError):
-        return json_object(path.read_bytes())
-    return None
