@@ -1,4 +1,4 @@
-# make env | env-torch | demo | test | test-other | test-track | test-torch | test-long | test-all | coverage | test-cluster | test-cluster-all | chaos | check | bench | clean
+# make env | env-torch | demo | test | test-other | test-track | test-torch | test-long | test-all | coverage | test-cluster | test-cluster-all | chaos | format | check | bench | clean
 # VENV=dir puts the environment elsewhere; PYTHON=3.12, or an interpreter, makes it with another Python.
 
 VENV ?= .venv
@@ -12,7 +12,7 @@ export TF_CPP_MIN_LOG_LEVEL ?= 2
 # Tests that run side by side: launches wait more than they compute.
 WORKERS ?= 3
 
-.PHONY: env env-torch demo test test-other test-track test-torch test-long test-all coverage test-cluster test-cluster-all chaos check bench clean
+.PHONY: env env-torch demo test test-other test-track test-torch test-long test-all coverage test-cluster test-cluster-all chaos format check bench clean
 
 env:
 	@tools/env.sh
@@ -78,7 +78,11 @@ test-cluster-all: env
 chaos: env
 	$(BIN)/python -m tests.chaos $(or $(CHAOS_ARGS),--document docs/reliability.md $(if $(wildcard runs/digits/events.jsonl),--run runs/digits))
 
+format: env
+	$(BIN)/ruff format .
+
 check: env
+	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
 	$(BIN)/mypy
 	cd benchmarks && $(BIN)/mypy --config-file ../pyproject.toml --cache-dir ../.mypy_cache *.py

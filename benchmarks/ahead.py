@@ -69,21 +69,60 @@ def measure(trainers: int, way: str, args: argparse.Namespace) -> tuple[float, f
         folder = Path(name)
         (folder / "notes").mkdir()
         (folder / "rank.py").write_text(RANK)
-        (folder / "spec.yaml").write_text(yaml.safe_dump({
-            "name": "ahead", "output": str(folder / "run"), "data": {
-                "source": "builtin:noise", "options": {"samples": args.samples, "size": args.pixels},
-                "validation": None, "cache": args.cache, "transforms": [
-                    {"random_crop": {"size": [args.pixels - 4, args.pixels - 4]}}, {"flip": {"horizontal": True}},
-                    {"scale": {"mean": 0.5, "std": 0.5}}]},
-            "models": [{"family": "cnn", "name": f"n{place}", "args": {"filters": args.filters, "dense": [16]}}
-                       for place in range(trainers)],
-            "train": {"batch": {"size": args.batch}, "converge": {"monitor": "loss", "max_epochs": args.epochs}},
-            "resources": {"preprocessors": 1}}))
-        subprocess.run([*mpirun(trainers + 1), str(folder / "rank.py"), way, str(folder / "spec.yaml"), "--plain"],
-                       cwd=ROOT, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
-                       env=os.environ | {"NOTES": str(folder / "notes"), "PYTHONPATH": str(ROOT),
-                                         "XDG_CACHE_HOME": str(folder / "cache")})
-        noted: list[list[float]] = [json.loads(path.read_text()) for path in (folder / "notes").iterdir()]
+        (folder / "spec.yaml").write_text(
+            yaml.safe_dump(
+                {
+                    "name": "ahead",
+                    "output": str(folder / "run"),
+                    "data": {
+                        "source": "builtin:noise",
+                        "options": {"samples": args.samples, "size": args.pixels},
+                        "validation": None,
+                        "cache": args.cache,
+                        "transforms": [
+                            {"random_crop": {"size": [args.pixels - 4, args.pixels - 4]}},
+                            {"flip": {"horizontal": True}},
+                            {"scale": {"mean": 0.5, "std": 0.5}},
+                        ],
+                    },
+                    "models": [
+                        {
+                            "family": "cnn",
+                            "name": f"n{place}",
+                            "args": {"filters": args.filters, "dense": [16]},
+                        }
+                        for place in range(trainers)
+                    ],
+                    "train": {
+                        "batch": {"size": args.batch},
+                        "converge": {"monitor": "loss", "max_epochs": args.epochs},
+                    },
+                    "resources": {"preprocessors": 1},
+                }
+            )
+        )
+        subprocess.run(
+            [
+                *mpirun(trainers + 1),
+                str(folder / "rank.py"),
+                way,
+                str(folder / "spec.yaml"),
+                "--plain",
+            ],
+            cwd=ROOT,
+            check=True,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            env=os.environ
+            | {
+                "NOTES": str(folder / "notes"),
+                "PYTHONPATH": str(ROOT),
+                "XDG_CACHE_HOME": str(folder / "cache"),
+            },
+        )
+        noted: list[list[float]] = [
+            json.loads(path.read_text()) for path in (folder / "notes").iterdir()
+        ]
         epochs = [event.record for event in events_of(RunPaths(folder / "run").events, EpochEnded)]
         later = [record for record in epochs if record.epoch > 1]
         rate = trainers * statistics.mean(record.samples / record.seconds for record in later)
@@ -92,7 +131,9 @@ def measure(trainers: int, way: str, args: argparse.Namespace) -> tuple[float, f
 
 def main() -> None:
     """Measure in turns, and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--trainers", type=int, nargs="+", default=[1, 2, 4])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--epochs", type=int, default=4)
@@ -110,14 +151,26 @@ def main() -> None:
             for way, measured in found.items():
                 measured.append(measure(trainers, way, args))
                 print(f"  {trainers} trainers, {way}: {measured[-1]}", file=sys.stderr, flush=True)
-        rows += [{"trainers": trainers, "way": way, "idle": statistics.median(idle for idle, _ in measured),
-                  "samples_per_s": statistics.median(rate for _, rate in measured)} for way, measured in found.items()]
+        rows += [
+            {
+                "trainers": trainers,
+                "way": way,
+                "idle": statistics.median(idle for idle, _ in measured),
+                "samples_per_s": statistics.median(rate for _, rate in measured),
+            }
+            for way, measured in found.items()
+        ]
     if args.json:
         print_json(rows)
     else:
-        print_table(["trainers", "sums are read", "idle, %", "samples/s"],
-                    [[row["trainers"], row["way"], 100 * row["idle"], row["samples_per_s"]] for row in rows],
-                    title=f"medians of {args.rounds}")
+        print_table(
+            ["trainers", "sums are read", "idle, %", "samples/s"],
+            [
+                [row["trainers"], row["way"], 100 * row["idle"], row["samples_per_s"]]
+                for row in rows
+            ],
+            title=f"medians of {args.rounds}",
+        )
 
 
 if __name__ == "__main__":

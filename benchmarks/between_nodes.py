@@ -53,19 +53,32 @@ def leader(args: argparse.Namespace) -> None:
         for name, begin in (("ibcast", ibcast), ("tree", by_tree)):
             comm.Barrier()
             found[name].append(_turn(begin, chunks, args, world.size))
-    places = [tree(comm.rank, comm.size, _root(number, args, comm.size)) for number in range(args.chunks)]
+    places = [
+        tree(comm.rank, comm.size, _root(number, args, comm.size)) for number in range(args.chunks)
+    ]
     at_once = comm.gather(max(len(children) for _, children in places))
     if comm.rank == 0 and at_once is not None:
         other, began = np.empty_like(chunks[0]), time.perf_counter()
         for _ in range(args.chunks):
             other[...] = chunks[0]
         copied = args.chunks * args.bytes / (time.perf_counter() - began) / 1e6
-        print(json.dumps({
-            "leaders": comm.size, "chunk_bytes": args.bytes, "depth": comm.size.bit_length() - 1,
-            "sends_of_one": max(at_once),
-            **{f"{name}_{what}": round(median(turn[index] for turn in turns), 2)
-               for name, turns in found.items() for index, what in enumerate(("looks", "mb_s"))},
-            "memcpy_mb_s": round(copied)}), flush=True)
+        print(
+            json.dumps(
+                {
+                    "leaders": comm.size,
+                    "chunk_bytes": args.bytes,
+                    "depth": comm.size.bit_length() - 1,
+                    "sends_of_one": max(at_once),
+                    **{
+                        f"{name}_{what}": round(median(turn[index] for turn in turns), 2)
+                        for name, turns in found.items()
+                        for index, what in enumerate(("looks", "mb_s"))
+                    },
+                    "memcpy_mb_s": round(copied),
+                }
+            ),
+            flush=True,
+        )
     world.finish()
 
 
@@ -73,14 +86,20 @@ def _root(number: int, args: argparse.Namespace, size: int) -> int:
     return 0 if args.one_root else number % size
 
 
-def _turn(begin: Callable[[np.ndarray, int, int], Callable[[], bool]], chunks: list[np.ndarray],
-          args: argparse.Namespace, size: int) -> tuple[float, float]:
+def _turn(
+    begin: Callable[[np.ndarray, int, int], Callable[[], bool]],
+    chunks: list[np.ndarray],
+    args: argparse.Namespace,
+    size: int,
+) -> tuple[float, float]:
     """How many looks a chunk takes, and MB/s."""
     under_way: deque[tuple[int, Callable[[], bool]]] = deque()
     begun, looks, taken, began = 0, 0, list[int](), time.perf_counter()
     while len(taken) < args.chunks:
         while begun < args.chunks and len(under_way) < args.under_way:
-            under_way.append((looks, begin(chunks[begun % args.under_way], _root(begun, args, size), begun)))
+            under_way.append(
+                (looks, begin(chunks[begun % args.under_way], _root(begun, args, size), begun))
+            )
             begun += 1
         looks += 1
         done = [is_done() for _, is_done in under_way]
@@ -103,12 +122,17 @@ def counted(folder: Path, chunks: int) -> dict[str, float]:
                 _, source, to, size, *_ = line.split("\t")
                 sent[source] += int(size.split()[0])
                 got[to] += int(size.split()[0])
-    return {"got_bytes": round(max(got.values()) / chunks), "sent_bytes": round(max(sent.values()) / chunks)}
+    return {
+        "got_bytes": round(max(got.values()) / chunks),
+        "sent_bytes": round(max(sent.values()) / chunks),
+    }
 
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--leaders", type=int, nargs="+", default=[2, 4, 8, 16])
     parser.add_argument("--bytes", type=int, default=2**20, help="of a chunk")
     parser.add_argument("--chunks", type=int, default=64)
@@ -125,12 +149,21 @@ def main() -> None:
     rows: list[dict[str, Any]] = []
     for leaders in args.leaders:
         with tempfile.TemporaryDirectory() as folder:
-            told = subprocess.run([*mpirun(leaders), __file__, *sys.argv[1:], "--as-leader"], check=True,
-                                  stdout=subprocess.PIPE, text=True, env={
-                                      **os.environ, "OMPI_MCA_pml_monitoring_enable": "2",
-                                      "OMPI_MCA_pml_monitoring_enable_output": "3",
-                                      "OMPI_MCA_pml_monitoring_filename": f"{folder}/counted"})
-            rows.append({**json.loads(told.stdout), **counted(Path(folder), args.turns * args.chunks)})
+            told = subprocess.run(
+                [*mpirun(leaders), __file__, *sys.argv[1:], "--as-leader"],
+                check=True,
+                stdout=subprocess.PIPE,
+                text=True,
+                env={
+                    **os.environ,
+                    "OMPI_MCA_pml_monitoring_enable": "2",
+                    "OMPI_MCA_pml_monitoring_enable_output": "3",
+                    "OMPI_MCA_pml_monitoring_filename": f"{folder}/counted",
+                },
+            )
+            rows.append(
+                {**json.loads(told.stdout), **counted(Path(folder), args.turns * args.chunks)}
+            )
     if args.json:
         print(json.dumps(rows, indent=1))
     else:

@@ -38,12 +38,20 @@ Way = Callable[[int], object]  # one image, by its number
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--jpegs", help="tar file of CIFAR-10 as JPEG files, train/<class>/<number>.jpg")
-    parser.add_argument("--folder", type=Path, default=Path("build/jpegs256"), help="where the images are made")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--jpegs", help="tar file of CIFAR-10 as JPEG files, train/<class>/<number>.jpg"
+    )
+    parser.add_argument(
+        "--folder", type=Path, default=Path("build/jpegs256"), help="where the images are made"
+    )
     parser.add_argument("--images", type=int, default=1000, help="how many are timed")
     parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--tensorflow", action="store_true", help=argparse.SUPPRESS)  # the inner process
+    parser.add_argument(
+        "--tensorflow", action="store_true", help=argparse.SUPPRESS
+    )  # the inner process
     args = parser.parse_args()
     if args.tensorflow:
         print(json.dumps(measure_tensorflow(args.folder, args.images, args.repeats)))
@@ -64,10 +72,12 @@ def ways(source: ImageFolder) -> dict[str, Way]:
     for name, has_it in (("simplejpeg", decoders.simplejpeg is not None), ("Pillow", True)):
         if not has_it:
             continue
-        found |= {f"decode: {name}": decode_only(source, name),
-                  f"train, uint8: preprocess with {name}": with_decoder(name, source, TRAIN),
-                  f"train, float32: preprocess with {name}": with_decoder(name, source, TRAIN + SCALE),
-                  f"resize to {SMALL}: preprocess with {name}": with_decoder(name, source, SHRINK)}
+        found |= {
+            f"decode: {name}": decode_only(source, name),
+            f"train, uint8: preprocess with {name}": with_decoder(name, source, TRAIN),
+            f"train, float32: preprocess with {name}": with_decoder(name, source, TRAIN + SCALE),
+            f"resize to {SMALL}: preprocess with {name}": with_decoder(name, source, SHRINK),
+        }
     rng = np.random.default_rng(0)
 
     def plain(index: int) -> np.ndarray:
@@ -80,9 +90,13 @@ def ways(source: ImageFolder) -> dict[str, Way]:
 
     return found | {
         "train, uint8: plain Pillow": plain,
-        "train, float32: plain Pillow": lambda index: (plain(index).astype(np.float32) / 255 - 0.5) / 0.25,
+        "train, float32: plain Pillow": lambda index: (plain(index).astype(np.float32) / 255 - 0.5)
+        / 0.25,
         f"resize to {SMALL}: plain Pillow, no draft mode": lambda index: np.asarray(
-            Image.open(source.name(index)).convert("RGB").resize((SMALL, SMALL), Image.Resampling.BILINEAR)),
+            Image.open(source.name(index))
+            .convert("RGB")
+            .resize((SMALL, SMALL), Image.Resampling.BILINEAR)
+        ),
     }
 
 
@@ -147,10 +161,16 @@ def measure_tensorflow(folder: Path, images: int, repeats: int) -> dict[str, flo
     options = tf.data.Options()
     options.threading.private_threadpool_size = 1
     options.threading.max_intra_op_parallelism = 1
-    named = {"decode: tf.io.decode_jpeg": read, "train, uint8: tf.data": train, "train, float32: tf.data": scaled,
-             f"resize to {SMALL}: tf.data, ratio=4": small}
-    data = {name: tf.data.Dataset.from_tensor_slices(paths).map(function).with_options(options)
-            for name, function in named.items()}
+    named = {
+        "decode: tf.io.decode_jpeg": read,
+        "train, uint8: tf.data": train,
+        "train, float32: tf.data": scaled,
+        f"resize to {SMALL}: tf.data, ratio=4": small,
+    }
+    data = {
+        name: tf.data.Dataset.from_tensor_slices(paths).map(function).with_options(options)
+        for name, function in named.items()
+    }
     seconds: dict[str, list[float]] = {name: [] for name in data}
     for _ in range(repeats + 1):
         for name, dataset in data.items():
@@ -158,16 +178,30 @@ def measure_tensorflow(folder: Path, images: int, repeats: int) -> dict[str, flo
             for _ in dataset:
                 pass
             seconds[name].append(time.process_time() - began)
-    return {name: images / statistics.median(times[1:]) for name, times in seconds.items()}  # the first warms up
+    return {
+        name: images / statistics.median(times[1:]) for name, times in seconds.items()
+    }  # the first warms up
 
 
 def tensorflow_apart(folder: Path, images: int, repeats: int) -> dict[str, float]:
-    command = [sys.executable, __file__, "--tensorflow", "--folder", str(folder), "--images", str(images),
-               "--repeats", str(repeats)]
+    command = [
+        sys.executable,
+        __file__,
+        "--tensorflow",
+        "--folder",
+        str(folder),
+        "--images",
+        str(images),
+        "--repeats",
+        str(repeats),
+    ]
     environment = os.environ | {"CUDA_VISIBLE_DEVICES": "", "TF_CPP_MIN_LOG_LEVEL": "3"}
     done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     if done.returncode:
-        print(f"no TensorFlow rows: {(done.stderr.strip().splitlines() or ['?'])[-1]}", file=sys.stderr)
+        print(
+            f"no TensorFlow rows: {(done.stderr.strip().splitlines() or ['?'])[-1]}",
+            file=sys.stderr,
+        )
         return {}
     return json.loads(done.stdout.splitlines()[-1])
 

@@ -12,9 +12,14 @@ from typing import Any
 def table(headers: Sequence[Any], rows: Iterable[Sequence[Any]]) -> str:
     """A table in Markdown; columns of numbers are aligned to the right."""
     cells = [[_cell(value) for value in row] for row in rows]
-    numeric = [all(re.fullmatch(r"[-+<>~x() .,\d%]*", row[column]) for row in cells) for column in range(len(headers))]
+    numeric = [
+        all(re.fullmatch(r"[-+<>~x() .,\d%]*", row[column]) for row in cells)
+        for column in range(len(headers))
+    ]
     rule = ["---:" if right else "---" for right in numeric]
-    return "\n".join("| " + " | ".join(row) + " |" for row in [list(map(str, headers)), rule, *cells])
+    return "\n".join(
+        "| " + " | ".join(row) + " |" for row in [list(map(str, headers)), rule, *cells]
+    )
 
 
 def _cell(value: Any) -> str:
@@ -25,6 +30,7 @@ def _cell(value: Any) -> str:
 
 def fill(text: str, blocks: Mapping[str, Callable[[], str]], only: Sequence[str] = ()) -> str:
     """Put measured blocks in the places that are marked for them; all, or some only."""
+
     def measured(match: re.Match[str]) -> str:
         if only and match[1] not in only:
             return match[0]
@@ -34,7 +40,9 @@ def fill(text: str, blocks: Mapping[str, Callable[[], str]], only: Sequence[str]
     return re.sub(r"<!-- measured: (\w+) -->.*?<!-- end -->", measured, text, flags=re.DOTALL)
 
 
-def picture(path: Path, size: tuple[float, float], rows: int, columns: int, draw: Callable[[Any], None]) -> None:
+def picture(
+    path: Path, size: tuple[float, float], rows: int, columns: int, draw: Callable[[Any], None]
+) -> None:
     """Write a figure of rows x columns panels, which ``draw`` gets as an array."""
     from matplotlib.figure import Figure
 

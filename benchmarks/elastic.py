@@ -62,12 +62,16 @@ def category_curves(rng: np.random.Generator, jobs: int, policy: str) -> list[Sc
     return [ScalingCurve(job.curve.factors) for job in drawn[:jobs]]
 
 
-def rising_curves(rng: np.random.Generator, jobs: int, most: int, concave: bool) -> list[ScalingCurve]:
+def rising_curves(
+    rng: np.random.Generator, jobs: int, most: int, concave: bool
+) -> list[ScalingCurve]:
     """Curves with random gains from one count to the next."""
     curves = []
     for _ in range(jobs):
         gains = rng.random(most)
-        curves.append(ScalingCurve(tuple(np.cumsum(np.sort(gains)[::-1] if concave else gains).tolist())))
+        curves.append(
+            ScalingCurve(tuple(np.cumsum(np.sort(gains)[::-1] if concave else gains).tolist()))
+        )
     return curves
 
 
@@ -80,8 +84,11 @@ CURVES: dict[str, Callable[[np.random.Generator, int], list[ScalingCurve]]] = {
     "any rising, up to 64 GPUs": lambda rng, jobs: rising_curves(rng, jobs, 64, concave=False),
 }
 # Kinds of curves, jobs and GPUs, and whether the solver is tried: at the large size it takes longer than the limit.
-ROWS = (*((name, *LARGE, name == "the four categories, elastic") for name in CURVES),
-        ("the four categories, elastic", *PAPER, True), ("any rising, up to 10 GPUs", *PAPER, True))
+ROWS = (
+    *((name, *LARGE, name == "the four categories, elastic") for name in CURVES),
+    ("the four categories, elastic", *PAPER, True),
+    ("any rising, up to 10 GPUs", *PAPER, True),
+)
 
 
 def instance(name: str, jobs: int, seed: int) -> list[ScalingCurve]:
@@ -99,10 +106,25 @@ def speeds(limit_s: float) -> list[Speed]:
         assert programme is not None
         solver = timed_solver(name, jobs, gpus, limit_s) if solve else None
         found = [programme.throughput, *([solver[1]] if solver else [])]
-        solver_s = f"> {limit_s:g} (wall)" if solve and solver is None else f"{solver[0]:.2f}" if solver else ""
-        rows.append(Speed(name, jobs, gpus, chosen.method, *decisions_ms(name, jobs, gpus),
-                          cpu(dynamic_programme, name, jobs, gpus), solver_s,
-                          all(math.isclose(value, chosen.throughput, rel_tol=1e-9) for value in found)))
+        solver_s = (
+            f"> {limit_s:g} (wall)"
+            if solve and solver is None
+            else f"{solver[0]:.2f}"
+            if solver
+            else ""
+        )
+        rows.append(
+            Speed(
+                name,
+                jobs,
+                gpus,
+                chosen.method,
+                *decisions_ms(name, jobs, gpus),
+                cpu(dynamic_programme, name, jobs, gpus),
+                solver_s,
+                all(math.isclose(value, chosen.throughput, rel_tol=1e-9) for value in found),
+            )
+        )
     return rows
 
 
@@ -126,7 +148,9 @@ def decisions_ms(name: str, jobs: int, gpus: int) -> tuple[float, float]:
     return 1000 * statistics.median(new), 1000 * statistics.median(known)
 
 
-def cpu(method: Callable[[Sequence[ScalingCurve], int], object], name: str, jobs: int, gpus: int) -> float:
+def cpu(
+    method: Callable[[Sequence[ScalingCurve], int], object], name: str, jobs: int, gpus: int
+) -> float:
     """Median CPU seconds over five instances."""
     times = []
     for seed in range(5):
@@ -182,16 +206,30 @@ class Table:
 
 # Table III gives a simulated and a measured number; where they differ both are shown, lowest first.
 TABLES = (
-    Table("Table III", 40, 720.0, 1.2, (
-        Row("elastic", True, ("80.5-82.0", "10.1-13.6", "23.0-25.0")),
-        Row("fixed", True, ("50.5-51.3", "39.6-42.4", "28.1-34.1")),
-        Row("elastic", False, ("86.0-89.5", "", "27.8-33.8")),
-        Row("fixed", False, ("41.9-42.9", "", "320-351")))),
-    Table("Table IV", 400, 480.0, 1.0, (
-        Row("elastic", True, ("81.0", "1.23", "22.8")),
-        Row("fixed", True, ("46.6", "38.3", "27.8")),
-        Row("elastic", False, ("81.5", "", "23.0")),
-        Row("fixed", False, ("43.1", "", "166.8")))),
+    Table(
+        "Table III",
+        40,
+        720.0,
+        1.2,
+        (
+            Row("elastic", True, ("80.5-82.0", "10.1-13.6", "23.0-25.0")),
+            Row("fixed", True, ("50.5-51.3", "39.6-42.4", "28.1-34.1")),
+            Row("elastic", False, ("86.0-89.5", "", "27.8-33.8")),
+            Row("fixed", False, ("41.9-42.9", "", "320-351")),
+        ),
+    ),
+    Table(
+        "Table IV",
+        400,
+        480.0,
+        1.0,
+        (
+            Row("elastic", True, ("81.0", "1.23", "22.8")),
+            Row("fixed", True, ("46.6", "38.3", "27.8")),
+            Row("elastic", False, ("81.5", "", "23.0")),
+            Row("fixed", False, ("43.1", "", "166.8")),
+        ),
+    ),
 )
 
 
@@ -211,12 +249,26 @@ class Reached:
 
     @property
     def cells(self) -> list[str]:
-        return [self.row.name, self.text("sjs_efficiency", 100, 1), self.row.paper[0],
-                self.text("drop_ratio", 100, 1) if self.row.drop else "", self.row.paper[1],
-                self.text("mean_completion_min", 1, 1), self.row.paper[2]]
+        return [
+            self.row.name,
+            self.text("sjs_efficiency", 100, 1),
+            self.row.paper[0],
+            self.text("drop_ratio", 100, 1) if self.row.drop else "",
+            self.row.paper[1],
+            self.text("mean_completion_min", 1, 1),
+            self.row.paper[2],
+        ]
 
 
-TABLE_HEADERS = ("policy", "SJS efficiency, %", "paper", "dropped, %", "paper", "completion, min", "paper")
+TABLE_HEADERS = (
+    "policy",
+    "SJS efficiency, %",
+    "paper",
+    "dropped, %",
+    "paper",
+    "completion, min",
+    "paper",
+)
 
 
 def reach(table: Table, seeds: int) -> list[Reached]:
@@ -224,9 +276,19 @@ def reach(table: Table, seeds: int) -> list[Reached]:
     found = []
     for row in table.rows:
         settings = Autoscaling(table.gpus, interval_min=0, drop=row.drop)
-        found.append(Reached(table, row, tuple(
-            simulate(generate(table.gpus, table.minutes, "bursty", row.policy, seed, table.load), settings)
-            for seed in range(seeds))))
+        found.append(
+            Reached(
+                table,
+                row,
+                tuple(
+                    simulate(
+                        generate(table.gpus, table.minutes, "bursty", row.policy, seed, table.load),
+                        settings,
+                    )
+                    for seed in range(seeds)
+                ),
+            )
+        )
     return found
 
 
@@ -244,14 +306,25 @@ class Case:
 
     def run(self, seeds: int) -> Compared:
         """Simulate elastic jobs and the baseline."""
-        elastic, baseline = ([simulate(generate(40, self.minutes, self.arrivals, policy, seed, 1.0, self.category),
-                                       Autoscaling(40, interval_min=0, drop=True)) for seed in range(seeds)]
-                             for policy in ("elastic", self.baseline))
+        elastic, baseline = (
+            [
+                simulate(
+                    generate(40, self.minutes, self.arrivals, policy, seed, 1.0, self.category),
+                    Autoscaling(40, interval_min=0, drop=True),
+                )
+                for seed in range(seeds)
+            ]
+            for policy in ("elastic", self.baseline)
+        )
         if self.faster:
-            ours, theirs = (statistics.fmean(outcome.mean_completion_min for outcome in outcomes)
-                            for outcomes in (elastic, baseline))
+            ours, theirs = (
+                statistics.fmean(outcome.mean_completion_min for outcome in outcomes)
+                for outcomes in (elastic, baseline)
+            )
             return Compared(self, ours, theirs, 100 * (1 - ours / theirs))
-        done, fewer = (sum(outcome.completed for outcome in outcomes) for outcomes in (elastic, baseline))
+        done, fewer = (
+            sum(outcome.completed for outcome in outcomes) for outcomes in (elastic, baseline)
+        )
         return Compared(self, done, fewer, 100 * (done / fewer - 1) if fewer else math.inf)
 
 
@@ -269,25 +342,64 @@ class Compared:
         case = self.case
         apart = self.better - case.paper
         verdict = "reproduced" if abs(apart) <= 10 else f"not reproduced: {apart:+.0f} points"
-        return [case.name, f"{self.elastic:.4g}", f"{self.baseline:.4g}", f"{self.better:.0f}", f"{case.paper:g}",
-                verdict]
+        return [
+            case.name,
+            f"{self.elastic:.4g}",
+            f"{self.baseline:.4g}",
+            f"{self.better:.0f}",
+            f"{case.paper:g}",
+            verdict,
+        ]
 
 
-COMPARED_HEADERS = ("category, baseline and arrivals", "elastic", "baseline", "better, %", "paper, %", "")
+COMPARED_HEADERS = (
+    "category, baseline and arrivals",
+    "elastic",
+    "baseline",
+    "better, %",
+    "paper, %",
+    "",
+)
 CASES = (
-    *(Case(f"Fig. 5: {number}, random batches, high: jobs completed", number, "fixed", "high", 240, False, paper)
-      for number, paper in ((1, 82), (2, 64.4), (3, 90), (4, 0))),
+    *(
+        Case(
+            f"Fig. 5: {number}, random batches, high: jobs completed",
+            number,
+            "fixed",
+            "high",
+            240,
+            False,
+            paper,
+        )
+        for number, paper in ((1, 82), (2, 64.4), (3, 90), (4, 0))
+    ),
     Case("Fig. 8a: 1, largest batch, high: jobs completed", 1, "largest", "high", 240, False, 900),
     Case("Fig. 8b: 1, smallest batch, high: jobs completed", 1, "smallest", "high", 240, False, 0),
-    Case("Fig. 8c: 1, smallest batch, low: minutes to completion", 1, "smallest", "low", 720, True, 16),
+    Case(
+        "Fig. 8c: 1, smallest batch, low: minutes to completion",
+        1,
+        "smallest",
+        "low",
+        720,
+        True,
+        16,
+    ),
 )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--seeds", type=int, default=3, help="simulations of each row of the tables (3)")
-    parser.add_argument("--solver-limit", type=float, default=60.0, metavar="S", help="wall seconds (60)")
-    parser.add_argument("--docs", type=Path, metavar="FOLDER", help="write measured/elastic.md and figures/ there")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--seeds", type=int, default=3, help="simulations of each row of the tables (3)"
+    )
+    parser.add_argument(
+        "--solver-limit", type=float, default=60.0, metavar="S", help="wall seconds (60)"
+    )
+    parser.add_argument(
+        "--docs", type=Path, metavar="FOLDER", help="write measured/elastic.md and figures/ there"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args()
     speed = speeds(args.solver_limit)
@@ -299,30 +411,65 @@ def main() -> None:
 
         write(args.docs, speed, load, reached, compared)
     if args.json:
-        print_json({"decisions": list(map(asdict, speed)),
-                    "tables": {rows[0].table.title: [dict(zip(TABLE_HEADERS[::2], own.cells[::2], strict=False))
-                                                     for own in rows] for rows in reached},
-                    "one_category": [dict(zip(COMPARED_HEADERS[:-1], own.cells, strict=False)) for own in compared]})
+        print_json(
+            {
+                "decisions": list(map(asdict, speed)),
+                "tables": {
+                    rows[0].table.title: [
+                        dict(zip(TABLE_HEADERS[::2], own.cells[::2], strict=False)) for own in rows
+                    ]
+                    for rows in reached
+                },
+                "one_category": [
+                    dict(zip(COMPARED_HEADERS[:-1], own.cells, strict=False)) for own in compared
+                ],
+            }
+        )
         return
     print_table(SPEED_HEADERS, [speed_cells(row) for row in speed])
     for rows in reached:
         table = rows[0].table
-        print_table(TABLE_HEADERS, [own.cells for own in rows],
-                    title=f"{table.title}: {table.gpus} GPUs, load {table.load}, mean (range) of {args.seeds} seeds")
-    print_table(COMPARED_HEADERS, [own.cells for own in compared], title="One category at a time, 40 GPUs")
+        print_table(
+            TABLE_HEADERS,
+            [own.cells for own in rows],
+            title=f"{table.title}: {table.gpus} GPUs, load {table.load}, mean (range) of {args.seeds} seeds",
+        )
+    print_table(
+        COMPARED_HEADERS, [own.cells for own in compared], title="One category at a time, 40 GPUs"
+    )
 
 
-SPEED_HEADERS = ("curves", "jobs", "GPUs", "chosen", "new curves, ms", f"target {NEW_MS}", "known curves, ms",
-                 f"target {KNOWN_MS}", "dynamic programme, s", "HiGHS, s", "same optimum")
+SPEED_HEADERS = (
+    "curves",
+    "jobs",
+    "GPUs",
+    "chosen",
+    "new curves, ms",
+    f"target {NEW_MS}",
+    "known curves, ms",
+    f"target {KNOWN_MS}",
+    "dynamic programme, s",
+    "HiGHS, s",
+    "same optimum",
+)
 
 
 def speed_cells(row: Speed) -> list[str | int]:
     """A row as text."""
     large = (row.jobs, row.gpus) == LARGE
-    return [row.curves, row.jobs, row.gpus, row.method, f"{row.new_ms:.1f}",
-            _met(row.new_ms, NEW_MS) if large else "", f"{row.known_ms:.2f}",
-            _met(row.known_ms, KNOWN_MS) if large else "", f"{row.programme_s:.3f}", row.solver_s,
-            "yes" if row.same else "NO"]
+    return [
+        row.curves,
+        row.jobs,
+        row.gpus,
+        row.method,
+        f"{row.new_ms:.1f}",
+        _met(row.new_ms, NEW_MS) if large else "",
+        f"{row.known_ms:.2f}",
+        _met(row.known_ms, KNOWN_MS) if large else "",
+        f"{row.programme_s:.3f}",
+        row.solver_s,
+        "yes" if row.same else "NO",
+    ]
 
 
 def _met(ms: float, target_ms: float) -> str:

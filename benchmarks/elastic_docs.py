@@ -11,7 +11,15 @@ from collections.abc import Iterable
 from pathlib import Path
 
 from document import table
-from elastic import COMPARED_HEADERS, SPEED_HEADERS, TABLE_HEADERS, Compared, Reached, Speed, speed_cells
+from elastic import (
+    COMPARED_HEADERS,
+    SPEED_HEADERS,
+    TABLE_HEADERS,
+    Compared,
+    Reached,
+    Speed,
+    speed_cells,
+)
 
 from fleet.commands.simulate.autoscale import draw_counts, moments
 from scheduler.elastic.allocate import scaling
@@ -25,22 +33,36 @@ GPUS, MINUTES = 100, 480.0
 SHOWN = ("elastic", "fixed")  # policies
 
 
-def write(folder: Path, speed: list[Speed], load: float, reached: list[list[Reached]],
-          compared: list[Compared]) -> None:
+def write(
+    folder: Path,
+    speed: list[Speed],
+    load: float,
+    reached: list[list[Reached]],
+    compared: list[Compared],
+) -> None:
     """Run what the document shows beyond the benchmark, and write it with its figures."""
     figures = folder / "figures"
     figures.mkdir(parents=True, exist_ok=True)
     draw_scaling(figures / "elastic_scaling.png", workload())
     draw_completed(figures / "elastic_completed.png", reached)
-    text = (Path(__file__).parent / "elastic_docs.md").read_text(encoding="utf-8").format(
-        load=f"{load:.1f}", cores=os.cpu_count(), speed=table(SPEED_HEADERS, map(speed_cells, speed)),
-        tables="\n\n".join(paper_table(rows) for rows in reached),
-        more=", ".join(f"{more(rows):.0f} % more on {rows[0].table.gpus} GPUs" for rows in reached),
-        compared=table(COMPARED_HEADERS, [one.cells for one in compared]),
-        intervals=table(INTERVAL_HEADERS, intervals()),
-        rescales=table(RESCALE_HEADERS, rescales()),
-        patterns=table(PATTERN_HEADERS, patterns()),
-        assumed="\n".join(assumptions()))
+    text = (
+        (Path(__file__).parent / "elastic_docs.md")
+        .read_text(encoding="utf-8")
+        .format(
+            load=f"{load:.1f}",
+            cores=os.cpu_count(),
+            speed=table(SPEED_HEADERS, map(speed_cells, speed)),
+            tables="\n\n".join(paper_table(rows) for rows in reached),
+            more=", ".join(
+                f"{more(rows):.0f} % more on {rows[0].table.gpus} GPUs" for rows in reached
+            ),
+            compared=table(COMPARED_HEADERS, [one.cells for one in compared]),
+            intervals=table(INTERVAL_HEADERS, intervals()),
+            rescales=table(RESCALE_HEADERS, rescales()),
+            patterns=table(PATTERN_HEADERS, patterns()),
+            assumed="\n".join(assumptions()),
+        )
+    )
     (folder / "measured").mkdir(exist_ok=True)
     (folder / "measured/elastic.md").write_text(text, encoding="utf-8")
 
@@ -51,21 +73,36 @@ def write(folder: Path, speed: list[Speed], load: float, reached: list[list[Reac
 def paper_table(rows: list[Reached]) -> str:
     own = rows[0].table
     seeds = len(rows[0].outcomes)
-    command = (f"fleet simulate autoscale --jobs generate --gpus {own.gpus} --minutes {own.minutes:g} "
-               f"--load {own.load:g} --interval 0 --policy elastic|fixed [--drop] --seed 0..{seeds - 1}")
-    return (f"### {own.title}: {own.gpus} GPUs, jobs arrive for {own.minutes:g} min\n\n    {command}\n\n"
-            + table(TABLE_HEADERS, [row.cells for row in rows]))
+    command = (
+        f"fleet simulate autoscale --jobs generate --gpus {own.gpus} --minutes {own.minutes:g} "
+        f"--load {own.load:g} --interval 0 --policy elastic|fixed [--drop] --seed 0..{seeds - 1}"
+    )
+    return (
+        f"### {own.title}: {own.gpus} GPUs, jobs arrive for {own.minutes:g} min\n\n    {command}\n\n"
+        + table(TABLE_HEADERS, [row.cells for row in rows])
+    )
 
 
 def more(rows: list[Reached]) -> float:
     """How many more jobs, in %, complete with elastic batches than with fixed ones, where jobs are dropped."""
-    done = {row.row.policy: sum(outcome.completed for outcome in row.outcomes) for row in rows if row.row.drop}
+    done = {
+        row.row.policy: sum(outcome.completed for outcome in row.outcomes)
+        for row in rows
+        if row.row.drop
+    }
     return 100 * (done["elastic"] / done["fixed"] - 1)
 
 
-INTERVAL_HEADERS = ("minutes between decisions", "policy", "dropped, % (drop)", "completion, min (drop)",
-                    "SJS efficiency, % (drop)", "completion, min (queue)", "SJS efficiency, % (queue)",
-                    "resizes (queue)")
+INTERVAL_HEADERS = (
+    "minutes between decisions",
+    "policy",
+    "dropped, % (drop)",
+    "completion, min (drop)",
+    "SJS efficiency, % (drop)",
+    "completion, min (queue)",
+    "SJS efficiency, % (queue)",
+    "resizes (queue)",
+)
 
 
 def intervals() -> Iterable[list[object]]:
@@ -73,30 +110,73 @@ def intervals() -> Iterable[list[object]]:
     for interval in (0.0, 1.0, 5.0, 10.0, 15.0):
         for policy in SHOWN:
             jobs = generate(GPUS, MINUTES, "bursty", policy, seed=0)
-            dropped, queued = (simulate(jobs, Autoscaling(GPUS, interval, drop)) for drop in (True, False))
-            yield [f"{interval:g}", policy, percent(dropped.drop_ratio), minutes(dropped),
-                   percent(dropped.sjs_efficiency), minutes(queued), percent(queued.sjs_efficiency),
-                   queued.rescales]
+            dropped, queued = (
+                simulate(jobs, Autoscaling(GPUS, interval, drop)) for drop in (True, False)
+            )
+            yield [
+                f"{interval:g}",
+                policy,
+                percent(dropped.drop_ratio),
+                minutes(dropped),
+                percent(dropped.sjs_efficiency),
+                minutes(queued),
+                percent(queued.sjs_efficiency),
+                queued.rescales,
+            ]
 
 
-RESCALE_HEADERS = ("cost, min", "a size is kept for, min", "minutes between decisions", "resizes",
-                   "GPU time lost to them, %", "completion, min", "SJS efficiency, %", "dropped, % (drop)")
+RESCALE_HEADERS = (
+    "cost, min",
+    "a size is kept for, min",
+    "minutes between decisions",
+    "resizes",
+    "GPU time lost to them, %",
+    "completion, min",
+    "SJS efficiency, %",
+    "dropped, % (drop)",
+)
 
 
 def rescales() -> Iterable[list[object]]:
     """Elastic jobs as Table IV's where a resize costs time, with and without the hold."""
     jobs = generate(GPUS, MINUTES, "bursty", "elastic", seed=0)
     for interval in (0.0, 10.0):
-        for cost, hold in ((0.0, 0.0), (0.5, 0.0), (0.5, None), (2.0, 0.0), (2.0, None), (5.0, 0.0), (5.0, None)):
-            queued, dropped = (simulate(jobs, Autoscaling(GPUS, interval, drop, cost, hold))
-                               for drop in (False, True))
-            yield [f"{cost:g}", f"{9 * cost if hold is None else hold:g}", f"{interval:g}", queued.rescales,
-                   percent(lost(queued)), minutes(queued), percent(queued.sjs_efficiency),
-                   percent(dropped.drop_ratio)]
+        for cost, hold in (
+            (0.0, 0.0),
+            (0.5, 0.0),
+            (0.5, None),
+            (2.0, 0.0),
+            (2.0, None),
+            (5.0, 0.0),
+            (5.0, None),
+        ):
+            queued, dropped = (
+                simulate(jobs, Autoscaling(GPUS, interval, drop, cost, hold))
+                for drop in (False, True)
+            )
+            yield [
+                f"{cost:g}",
+                f"{9 * cost if hold is None else hold:g}",
+                f"{interval:g}",
+                queued.rescales,
+                percent(lost(queued)),
+                minutes(queued),
+                percent(queued.sjs_efficiency),
+                percent(dropped.drop_ratio),
+            ]
 
 
-PATTERN_HEADERS = ("arrivals", "jobs", "completed, elastic", "completed, fixed", "more, %", "SJS, elastic, %",
-                   "SJS, fixed, %", "dropped, elastic, %", "dropped, fixed, %")
+PATTERN_HEADERS = (
+    "arrivals",
+    "jobs",
+    "completed, elastic",
+    "completed, fixed",
+    "more, %",
+    "SJS, elastic, %",
+    "SJS, fixed, %",
+    "dropped, elastic, %",
+    "dropped, fixed, %",
+)
 
 
 def patterns() -> Iterable[list[object]]:
@@ -105,12 +185,25 @@ def patterns() -> Iterable[list[object]]:
         found = {}
         for policy in SHOWN:
             runs = [generate(40, 240, pattern, policy, seed) for seed in range(5)]
-            found[policy] = [simulate(jobs, Autoscaling(40, 0.0, drop=True), minutes=240) for jobs in runs]
+            found[policy] = [
+                simulate(jobs, Autoscaling(40, 0.0, drop=True), minutes=240) for jobs in runs
+            ]
         done = {policy: sum(outcome.completed for outcome in own) for policy, own in found.items()}
-        yield [pattern, sum(len(outcome.completion_min) for outcome in found["elastic"]),
-               done["elastic"], done["fixed"], f"{100 * (done['elastic'] / done['fixed'] - 1):.0f}",
-               *(percent(sum(outcome.sjs_efficiency for outcome in found[policy]) / 5) for policy in SHOWN),
-               *(percent(sum(outcome.drop_ratio for outcome in found[policy]) / 5) for policy in SHOWN)]
+        yield [
+            pattern,
+            sum(len(outcome.completion_min) for outcome in found["elastic"]),
+            done["elastic"],
+            done["fixed"],
+            f"{100 * (done['elastic'] / done['fixed'] - 1):.0f}",
+            *(
+                percent(sum(outcome.sjs_efficiency for outcome in found[policy]) / 5)
+                for policy in SHOWN
+            ),
+            *(
+                percent(sum(outcome.drop_ratio for outcome in found[policy]) / 5)
+                for policy in SHOWN
+            ),
+        ]
 
 
 def percent(share: float) -> str:
@@ -124,7 +217,9 @@ def minutes(outcome: Outcome) -> str:
 def lost(outcome: Outcome) -> float:
     """The share of the GPU-minutes held in which jobs stood still after a resize."""
     held = math.fsum(h.gpus * (h.end_min - h.start_min) for h in outcome.holdings)
-    still = math.fsum(h.gpus * (min(h.steady_min, h.end_min) - h.start_min) for h in outcome.holdings)
+    still = math.fsum(
+        h.gpus * (min(h.steady_min, h.end_min) - h.start_min) for h in outcome.holdings
+    )
     return still / held
 
 
@@ -132,11 +227,17 @@ def assumptions() -> Iterable[str]:
     """What the data file says of itself."""
     data = read_json(CATEGORIES)
     for number, category in enumerate(data["categories"], start=1):
-        yield (f"- **Category {number}**, {category['name']}, {category['characteristics']}: weights "
-               f"{category['params_mb']} MB, batch {category['batch'][0]} to {category['batch'][1]}, "
-               f"{category['length_min']} min. {category['why']}")
+        yield (
+            f"- **Category {number}**, {category['name']}, {category['characteristics']}: weights "
+            f"{category['params_mb']} MB, batch {category['batch'][0]} to {category['batch'][1]}, "
+            f"{category['length_min']} min. {category['why']}"
+        )
     yield f"- **Gradient exchange.** {data['comm_s']['why']}"
-    for key, name in (("most_gpus", "GPUs of one job"), ("low", "Quiet times"), ("burst_min", "Bursts")):
+    for key, name in (
+        ("most_gpus", "GPUs of one job"),
+        ("low", "Quiet times"),
+        ("burst_min", "Bursts"),
+    ):
         yield f"- **{name}.** {data[key]['why']}"
 
 
@@ -151,7 +252,9 @@ def draw_scaling(path: Path, assumed: Workload) -> None:
     counts = range(1, assumed.most_gpus + 1)
     for kind, mark in zip(assumed.categories, "os^v", strict=True):
         curve = scaling(kind.network, assumed.comm_s, kind.batches, assumed.most_gpus)
-        axes.plot(counts, curve.factors, marker=mark, markersize=4, linewidth=1, label=kind.network.name)
+        axes.plot(
+            counts, curve.factors, marker=mark, markersize=4, linewidth=1, label=kind.network.name
+        )
     axes.set(xlabel="GPUs", ylabel="throughput scaling factor", ylim=(0, None))
     axes.legend()
     figure.savefig(path, dpi=80)
@@ -166,11 +269,20 @@ def draw_completed(path: Path, reached: list[list[Reached]]) -> None:
     for across, rows in zip(axes, reached, strict=True):
         for panel, drop in zip(across, (True, False), strict=True):
             for row in (row for row in rows if row.row.drop == drop):
-                jobs = generate(row.table.gpus, row.table.minutes, "bursty", row.row.policy, 0, row.table.load)
+                jobs = generate(
+                    row.table.gpus, row.table.minutes, "bursty", row.row.policy, 0, row.table.load
+                )
                 draw_counts(panel, jobs, row.outcomes[0], row.row.policy)
             arrived, _ = moments(jobs, row.outcomes[0])
-            panel.step(arrived, range(1, len(arrived) + 1), where="post", color="0.6", label="arrived")
-            panel.set(title=f"{row.table.gpus} GPUs, {'drop' if drop else 'queue'}", xlabel="minutes",
-                      ylabel="jobs completed", xlim=(0, None), ylim=(0, None))
+            panel.step(
+                arrived, range(1, len(arrived) + 1), where="post", color="0.6", label="arrived"
+            )
+            panel.set(
+                title=f"{row.table.gpus} GPUs, {'drop' if drop else 'queue'}",
+                xlabel="minutes",
+                ylabel="jobs completed",
+                xlim=(0, None),
+                ylim=(0, None),
+            )
             panel.legend()
     figure.savefig(path, dpi=70)

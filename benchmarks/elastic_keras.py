@@ -41,28 +41,64 @@ LEARNING_RATE = 0.01  # with the least batch
 def rates(args: argparse.Namespace) -> dict[str, Any]:
     """What a rates file says: steps of up to the least batch on a trainer, and exchanges that take a tenth of them."""
     steps = [{"batch": args.batch // 2, "seconds": 0.02}, {"batch": args.batch, "seconds": 0.035}]
-    return {"samples_per_epoch": 1442, "gpus_per_node": args.trainers, "models": [
-        {"name": f"cnn-{epochs}", "rates": [args.batch / 0.035], "params_mb": 0.15, "step_s": steps}
-        for epochs in args.epochs], "comm_s": [{"params_mb": 0.15, "gpus": gpus, "seconds": 0.0035}
-                                               for gpus in range(2, args.trainers + 1)]}
+    return {
+        "samples_per_epoch": 1442,
+        "gpus_per_node": args.trainers,
+        "models": [
+            {
+                "name": f"cnn-{epochs}",
+                "rates": [args.batch / 0.035],
+                "params_mb": 0.15,
+                "step_s": steps,
+            }
+            for epochs in args.epochs
+        ],
+        "comm_s": [
+            {"params_mb": 0.15, "gpus": gpus, "seconds": 0.0035}
+            for gpus in range(2, args.trainers + 1)
+        ],
+    }
 
 
 def spec(folder: Path, args: argparse.Namespace, batch: list[int]) -> dict[str, Any]:
     """Networks that differ in their epochs alone."""
-    return {"name": "elastic", "seed": 3, "output": str(folder / "run"),
-            "data": {"source": "builtin:digits", "transforms": [
-                {"decode": {"mode": "L"}}, {"resize": {"size": [16, 16]}}, {"scale": {"mean": 0.5, "std": 0.5}}]},
-            "models": [{"family": "cnn", "name": f"cnn-{epochs}", "train": {"converge": {"max_epochs": epochs}},
-                        "args": {"filters": [16, 32], "dense": [64], "norm": "none"}} for epochs in args.epochs],
-            "train": {"batch": {"size": batch}, "optimizer": {
-                "name": "sgd", "learning_rate": LEARNING_RATE, "momentum": 0.5}, "deterministic": True},
-            "schedule": {"policy": "elastic", "rates": str(folder / "rates.json")}, "resources": {"preprocessors": 1}}
+    return {
+        "name": "elastic",
+        "seed": 3,
+        "output": str(folder / "run"),
+        "data": {
+            "source": "builtin:digits",
+            "transforms": [
+                {"decode": {"mode": "L"}},
+                {"resize": {"size": [16, 16]}},
+                {"scale": {"mean": 0.5, "std": 0.5}},
+            ],
+        },
+        "models": [
+            {
+                "family": "cnn",
+                "name": f"cnn-{epochs}",
+                "train": {"converge": {"max_epochs": epochs}},
+                "args": {"filters": [16, 32], "dense": [64], "norm": "none"},
+            }
+            for epochs in args.epochs
+        ],
+        "train": {
+            "batch": {"size": batch},
+            "optimizer": {"name": "sgd", "learning_rate": LEARNING_RATE, "momentum": 0.5},
+            "deterministic": True,
+        },
+        "schedule": {"policy": "elastic", "rates": str(folder / "rates.json")},
+        "resources": {"preprocessors": 1},
+    }
 
 
 def histories(root: Path, args: argparse.Namespace) -> dict[str, Sequence[EpochRecord]]:
     """Of all networks of a run."""
-    return {f"cnn-{epochs}": read_state(RunPaths(root).last(f"cnn-{epochs}"), with_arrays=False).history
-            for epochs in args.epochs}
+    return {
+        f"cnn-{epochs}": read_state(RunPaths(root).last(f"cnn-{epochs}"), with_arrays=False).history
+        for epochs in args.epochs
+    }
 
 
 def check(args: argparse.Namespace, found: dict[str, Sequence[EpochRecord]]) -> int:
@@ -76,8 +112,13 @@ def check(args: argparse.Namespace, found: dict[str, Sequence[EpochRecord]]) -> 
         for row in rows:
             if row.batch > args.batch * row.gpus or row.batch % args.batch:
                 raise SystemExit(f"{name}, epoch {row.epoch}: a batch of {row.batch} on {row.gpus}")
-            if abs(row.learning_rate - LEARNING_RATE * row.batch / args.batch) > 1e-6 * row.learning_rate:
-                raise SystemExit(f"{name}, epoch {row.epoch}: a learning rate of {row.learning_rate}")
+            if (
+                abs(row.learning_rate - LEARNING_RATE * row.batch / args.batch)
+                > 1e-6 * row.learning_rate
+            ):
+                raise SystemExit(
+                    f"{name}, epoch {row.epoch}: a learning rate of {row.learning_rate}"
+                )
         changes += sum(before.batch != after.batch for before, after in pairwise(rows))
     return changes
 
@@ -88,19 +129,28 @@ def told(rows: Sequence[EpochRecord]) -> str:
     return ", ".join(f"{len(list(group))} x {batch} on {gpus}" for (batch, gpus), group in kept)
 
 
-def trained(folder: Path, args: argparse.Namespace, batch: list[int]) -> tuple[float, dict[str, float]]:
+def trained(
+    folder: Path, args: argparse.Namespace, batch: list[int]
+) -> tuple[float, dict[str, float]]:
     """Train; returns seconds from the first step to the last epoch's end, and accuracies on samples held out."""
     write_json(folder / "rates.json", rates(args))
     write_spec(spec(folder, args, batch), folder / "spec.yaml")
     run(folder / "spec.yaml", args.trainers + 1, "--plain", "--fresh", log=sys.stderr)
-    times = [t_s for t_s, event in read_events(RunPaths(folder / "run").events)
-             if isinstance(event, FirstStep | EpochEnded)]
-    return times[-1] - times[0], {row.name: row.val_accuracy for row in read_results(folder / "run")}
+    times = [
+        t_s
+        for t_s, event in read_events(RunPaths(folder / "run").events)
+        if isinstance(event, FirstStep | EpochEnded)
+    ]
+    return times[-1] - times[0], {
+        row.name: row.val_accuracy for row in read_results(folder / "run")
+    }
 
 
 def main() -> None:
     """Train thrice, train again, and print two tables."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--trainers", type=int, default=3)
     parser.add_argument("--epochs", type=int, nargs="+", default=[6, 12, 18, 24])
     parser.add_argument("--batch", type=int, default=64, help="that a trainer holds")
@@ -111,24 +161,42 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as folder:
             seconds, accuracies = trained(Path(folder), args, batch)
             named = " to ".join(map(str, sorted(set(batch))))
-            lines.append(f"| {named} | {seconds:.1f} | {statistics.mean(accuracies.values()):.3f} |")
+            lines.append(
+                f"| {named} | {seconds:.1f} | {statistics.mean(accuracies.values()):.3f} |"
+            )
             if batch == [least, most]:
                 found = histories(Path(folder) / "run", args)
                 changes = check(args, found)
                 again = []
                 for name, rows in found.items():
-                    run(Path(folder) / "spec.yaml", 1, "--plain", "--replay", str(Path(folder) / "run"), "--only", name,
-                        log=sys.stderr)
-                    second = read_state(RunPaths(RunPaths(Path(folder) / "run").replay(name)).last(name),
-                                        with_arrays=False).history
+                    run(
+                        Path(folder) / "spec.yaml",
+                        1,
+                        "--plain",
+                        "--replay",
+                        str(Path(folder) / "run"),
+                        "--only",
+                        name,
+                        log=sys.stderr,
+                    )
+                    second = read_state(
+                        RunPaths(RunPaths(Path(folder) / "run").replay(name)).last(name),
+                        with_arrays=False,
+                    ).history
                     learned = [row.learning_rate for row in rows]
-                    again.append(f"| {name} | {told(rows)} | {min(learned):g} to {max(learned):g} | "
-                                 f"{largest_difference(rows, second):.1e} |")
-    print("| network | epochs x batch on trainers | learning rate | replay differs by |\n| --- | --- | --- | --- |")
+                    again.append(
+                        f"| {name} | {told(rows)} | {min(learned):g} to {max(learned):g} | "
+                        f"{largest_difference(rows, second):.1e} |"
+                    )
+    print(
+        "| network | epochs x batch on trainers | learning rate | replay differs by |\n| --- | --- | --- | --- |"
+    )
     print("\n".join(again))
     print(f"\n{changes} changes of a batch; {args.trainers} trainers\n")
-    print("| batch | from the first step to the last epoch, s | accuracy held out, mean of the best epochs |\n"
-          "| --- | ---: | ---: |")
+    print(
+        "| batch | from the first step to the last epoch, s | accuracy held out, mean of the best epochs |\n"
+        "| --- | ---: | ---: |"
+    )
     print("\n".join(lines))
     print(f"The load of the machine was {os.getloadavg()[2]:.1f} in the end.")
 

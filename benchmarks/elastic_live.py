@@ -50,7 +50,9 @@ from scheduler.simulation.autoscale import simulate as simulate_jobs
 from scheduler.simulation.elastic_jobs import PATTERNS, Category, generate, workload
 from scheduler.simulation.ensemble import simulate
 
-SAMPLES = 4096  # of an epoch: some of the largest batches, and a minute and three quarters on one GPU
+SAMPLES = (
+    4096  # of an epoch: some of the largest batches, and a minute and three quarters on one GPU
+)
 RATE = 40.0  # samples/s of every category on one GPU with the largest batch that it holds
 
 
@@ -67,14 +69,22 @@ class Job:
     network: Network
 
 
-def draw(args: argparse.Namespace, pattern: str, policy: str, seed: int) -> tuple[list[Job], tuple[CommTime, ...]]:
+def draw(
+    args: argparse.Namespace, pattern: str, policy: str, seed: int
+) -> tuple[list[Job], tuple[CommTime, ...]]:
     """Jobs, and how long the exchanges of their networks take."""
     kinds = workload().categories
     slower = [_rate(kind) / RATE for kind in kinds]
     # Two categories are of one size; here each has one of its own, since their steps stand for different numbers.
-    comm = tuple(CommTime(float(place), gpus, times * seconds) for place, (kind, times) in enumerate(zip(
-        kinds, slower, strict=True), start=1) for gpus, seconds in enumerate(exchange_seconds(
-            workload().comm_s, kind.network.params_mb or 0.0, args.gpus).tolist(), start=1) if gpus > 1)
+    comm = tuple(
+        CommTime(float(place), gpus, times * seconds)
+        for place, (kind, times) in enumerate(zip(kinds, slower, strict=True), start=1)
+        for gpus, seconds in enumerate(
+            exchange_seconds(workload().comm_s, kind.network.params_mb or 0.0, args.gpus).tolist(),
+            start=1,
+        )
+        if gpus > 1
+    )
     jobs = []
     # Drawn for as many minutes as a busy and a quiet time take, and then made to come within fewer.
     drawn_min = 2 * workload().burst_min
@@ -84,11 +94,25 @@ def draw(args: argparse.Namespace, pattern: str, policy: str, seed: int) -> tupl
         place = next(place for place, kind in enumerate(kinds) if kind.length_min == job.length_min)
         kind = kinds[place]
         fixed = job.curve.batches[job.curve.least - 1]
-        batches = (fixed, fixed) if policy != "elastic" else (kind.batches.smallest, kind.batches.largest)
-        steps = tuple(StepTime(step.batch, step.seconds * slower[place]) for step in kind.network.step_s)
-        jobs.append(Job(job.arrival_min / squeezed, Network(
-            f"job{number}", (1.0,), epochs=max(1, round(job.length_min * 60 * RATE / SAMPLES)),
-            params_mb=float(place + 1), step_s=steps, batches=batches)))
+        batches = (
+            (fixed, fixed) if policy != "elastic" else (kind.batches.smallest, kind.batches.largest)
+        )
+        steps = tuple(
+            StepTime(step.batch, step.seconds * slower[place]) for step in kind.network.step_s
+        )
+        jobs.append(
+            Job(
+                job.arrival_min / squeezed,
+                Network(
+                    f"job{number}",
+                    (1.0,),
+                    epochs=max(1, round(job.length_min * 60 * RATE / SAMPLES)),
+                    params_mb=float(place + 1),
+                    step_s=steps,
+                    batches=batches,
+                ),
+            )
+        )
     return jobs, comm
 
 
@@ -98,8 +122,9 @@ def _rate(kind: Category) -> float:
     return step_rate(kind.network, (), 1, most)
 
 
-def live(jobs: Sequence[Job], comm: tuple[CommTime, ...], folder: Path, args: argparse.Namespace
-         ) -> dict[str, tuple[float, float]]:
+def live(
+    jobs: Sequence[Job], comm: tuple[CommTime, ...], folder: Path, args: argparse.Namespace
+) -> dict[str, tuple[float, float]]:
     """Train the jobs as they arrive; returns when each came and was done, in minutes of the emulated time.
 
     Raises:
@@ -109,21 +134,44 @@ def live(jobs: Sequence[Job], comm: tuple[CommTime, ...], folder: Path, args: ar
     pause_s = minute_s * max(after.arrival_min - job.arrival_min for job, after in pairwise(jobs))
     networks = [replace(job.network, batches=None) for job in jobs]
     write_json(folder / "rates.json", write_rates(_table(networks, comm, args)))
-    write_spec({"name": "live", "output": str(folder / "run"), "models": [], "open_for": f"{pause_s + 5:.0f}s",
-                "data": {"source": "builtin:noise", "options": {"samples": SAMPLES}, "validation": None,
-                         "transforms": [], "cache": "memory"},
-                "schedule": {"policy": "elastic", "rates": str(folder / "rates.json")},
-                "resources": {"engine": "emulated", "time_scale": args.time_scale, "preprocessors": 1}},
-               folder / "live.yaml")
-    with launch(folder / "live.yaml", args.gpus + 1, "--plain", "--fresh", log=sys.stderr) as running:
+    write_spec(
+        {
+            "name": "live",
+            "output": str(folder / "run"),
+            "models": [],
+            "open_for": f"{pause_s + 5:.0f}s",
+            "data": {
+                "source": "builtin:noise",
+                "options": {"samples": SAMPLES},
+                "validation": None,
+                "transforms": [],
+                "cache": "memory",
+            },
+            "schedule": {"policy": "elastic", "rates": str(folder / "rates.json")},
+            "resources": {"engine": "emulated", "time_scale": args.time_scale, "preprocessors": 1},
+        },
+        folder / "live.yaml",
+    )
+    with launch(
+        folder / "live.yaml", args.gpus + 1, "--plain", "--fresh", log=sys.stderr
+    ) as running:
         began = 0.0
         for job in jobs:
             began = began or time.monotonic() - minute_s * job.arrival_min
             time.sleep(max(0.0, began + minute_s * job.arrival_min - time.monotonic()))
-            running.add({"family": "softmax", "name": job.network.name,
-                         "train": {"batch": {"size": list(job.network.batches or ())},
-                                   "converge": {"max_epochs": job.network.epochs, "monitor": "loss"}}})
-    if failed := [f"{row.name}: {row.reason}" for row in running.results() if row.status != Status.FINISHED]:
+            running.add(
+                {
+                    "family": "softmax",
+                    "name": job.network.name,
+                    "train": {
+                        "batch": {"size": list(job.network.batches or ())},
+                        "converge": {"max_epochs": job.network.epochs, "monitor": "loss"},
+                    },
+                }
+            )
+    if failed := [
+        f"{row.name}: {row.reason}" for row in running.results() if row.status != Status.FINISHED
+    ]:
         raise SystemExit("\n".join(failed))
     came: dict[str, float] = {}
     found = {}
@@ -135,33 +183,60 @@ def live(jobs: Sequence[Job], comm: tuple[CommTime, ...], folder: Path, args: ar
     return found
 
 
-def _table(networks: Sequence[Network], comm: tuple[CommTime, ...], args: argparse.Namespace) -> RateTable:
+def _table(
+    networks: Sequence[Network], comm: tuple[CommTime, ...], args: argparse.Namespace
+) -> RateTable:
     return RateTable(SAMPLES, args.gpus, tuple(networks), comm)
 
 
-def simulated(jobs: Sequence[Job], comm: tuple[CommTime, ...], came: Mapping[str, float], gpus: int
-              ) -> dict[str, tuple[float, float]]:
+def simulated(
+    jobs: Sequence[Job], comm: tuple[CommTime, ...], came: Mapping[str, float], gpus: int
+) -> dict[str, tuple[float, float]]:
     """When jobs that come when they came are done by the autoscaler's simulation; as :func:`live`."""
     twins = []
     for job in jobs:
         curve = curve_of(job.network, comm, gpus)
         least = curve.least
-        rate = step_rate(job.network, comm, least, curve.batches[least - 1]) / curve.factors[least - 1]
-        twins.append(ElasticJob(came[job.network.name], (job.network.epochs or 1) * SAMPLES / rate / 60, curve))
+        rate = (
+            step_rate(job.network, comm, least, curve.batches[least - 1]) / curve.factors[least - 1]
+        )
+        twins.append(
+            ElasticJob(
+                came[job.network.name], (job.network.epochs or 1) * SAMPLES / rate / 60, curve
+            )
+        )
     outcome = simulate_jobs(twins, Autoscaling(gpus, interval_min=0))
-    return {job.network.name: (twin.arrival_min, twin.arrival_min + (took or 0.0))
-            for job, twin, took in zip(jobs, twins, outcome.completion_min, strict=True)}
+    return {
+        job.network.name: (twin.arrival_min, twin.arrival_min + (took or 0.0))
+        for job, twin, took in zip(jobs, twins, outcome.completion_min, strict=True)
+    }
 
 
-def simulated_run(jobs: Sequence[Job], comm: tuple[CommTime, ...], came: Mapping[str, float], costs: Costs,
-                  args: argparse.Namespace) -> dict[str, tuple[float, float]]:
+def simulated_run(
+    jobs: Sequence[Job],
+    comm: tuple[CommTime, ...],
+    came: Mapping[str, float],
+    costs: Costs,
+    args: argparse.Namespace,
+) -> dict[str, tuple[float, float]]:
     """The same by the simulation of ensembles, with what moves cost."""
     first = min(came.values())
     arrivals = {name: 60 * (moment - first) for name, moment in came.items()}
-    told = simulate(_table([job.network for job in jobs], comm, args), Cluster.of(args.gpus, args.gpus),
-                    POLICIES["elastic"], Options(), costs, arrivals=arrivals)
-    return {name: (came[name], first + max(stint.end_s for stint in told.stints if stint.name == name) / 60)
-            for name in came}
+    told = simulate(
+        _table([job.network for job in jobs], comm, args),
+        Cluster.of(args.gpus, args.gpus),
+        POLICIES["elastic"],
+        Options(),
+        costs,
+        arrivals=arrivals,
+    )
+    return {
+        name: (
+            came[name],
+            first + max(stint.end_s for stint in told.stints if stint.name == name) / 60,
+        )
+        for name in came
+    }
 
 
 def costs_of(folder: Path, time_scale: float) -> Costs:
@@ -173,27 +248,38 @@ def costs_of(folder: Path, time_scale: float) -> Costs:
 
 def mean_and_last(done: Mapping[str, tuple[float, float]]) -> tuple[float, float]:
     """Mean minutes from a job's arrival to its end, and those from the first arrival to the last end."""
-    return (statistics.mean(end - start for start, end in done.values()),
-            max(end for _, end in done.values()) - min(start for start, _ in done.values()))
+    return (
+        statistics.mean(end - start for start, end in done.values()),
+        max(end for _, end in done.values()) - min(start for start, _ in done.values()),
+    )
 
 
-def measured(args: argparse.Namespace, pattern: str, policy: str, seed: int) -> tuple[int, list[float]]:
+def measured(
+    args: argparse.Namespace, pattern: str, policy: str, seed: int
+) -> tuple[int, list[float]]:
     """Jobs of a run, and of both means and both ends: live, and how much more that is than simulated, %."""
     jobs, comm = draw(args, pattern, policy, seed)
     with tempfile.TemporaryDirectory() as folder:
         done = live(jobs, comm, Path(folder), args)
         costs = costs_of(Path(folder), args.time_scale)
     came = {name: start for name, (start, _) in done.items()}
-    told = [mean_and_last(simulated(jobs, comm, came, args.gpus)),
-            mean_and_last(simulated_run(jobs, comm, came, costs, args))]
+    told = [
+        mean_and_last(simulated(jobs, comm, came, args.gpus)),
+        mean_and_last(simulated_run(jobs, comm, came, costs, args)),
+    ]
     found = []
     for place, value in enumerate(mean_and_last(done)):
         found += [value, *(100 * (value / one[place] - 1) for one in told)]
-    forming, deciding, between = (1000 * args.time_scale * seconds for seconds in (
-        costs.regroup_s, costs.scheduling_s, costs.epoch_s))
-    print(f"{pattern}, {policy}, seed {seed}: {len(jobs)} jobs, {', '.join(f'{value:.2f}' for value in found)}; ms to "
-          f"form a group {forming:.1f}, to decide {deciding:.1f}, between epochs {between:.1f}",
-          file=sys.stderr, flush=True)
+    forming, deciding, between = (
+        1000 * args.time_scale * seconds
+        for seconds in (costs.regroup_s, costs.scheduling_s, costs.epoch_s)
+    )
+    print(
+        f"{pattern}, {policy}, seed {seed}: {len(jobs)} jobs, {', '.join(f'{value:.2f}' for value in found)}; ms to "
+        f"form a group {forming:.1f}, to decide {deciding:.1f}, between epochs {between:.1f}",
+        file=sys.stderr,
+        flush=True,
+    )
     return len(jobs), found
 
 
@@ -209,27 +295,43 @@ def middle(values: Sequence[float], form: str = ".1f") -> str:
 
 def main() -> None:
     """Run all patterns, and print a table."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--gpus", type=int, default=8)
     parser.add_argument("--minutes", type=float, default=60.0, help="for how long jobs arrive")
     parser.add_argument("--load", type=float, default=1.0, help="of busy times")
-    parser.add_argument("--time-scale", type=float, default=0.02, help="seconds that a second of training takes")
+    parser.add_argument(
+        "--time-scale", type=float, default=0.02, help="seconds that a second of training takes"
+    )
     parser.add_argument("--patterns", nargs="+", choices=PATTERNS, default=list(PATTERNS))
     parser.add_argument("--seeds", nargs="+", type=int, default=[1, 2, 3])
     args = parser.parse_args()
     lines = []
     for pattern in args.patterns:
         for policy in ("elastic", "fixed"):
-            counts, runs = zip(*(measured(args, pattern, policy, seed) for seed in args.seeds), strict=True)
+            counts, runs = zip(
+                *(measured(args, pattern, policy, seed) for seed in args.seeds), strict=True
+            )
             took, *others = zip(*runs, strict=True)
-            shown = [middle(took), *(middle(values, "+.1f") for values in others[:2]), middle(others[2]),
-                     *(middle(values, "+.1f") for values in others[3:])]
-            lines.append(f"| {pattern} | {policy} | {', '.join(map(str, counts))} | {' | '.join(shown)} |")
-    print("| arrivals | batches | jobs | completion, min | off, % | off with costs, % | all done, min | off, % | "
-          "off with costs, % |\n| --- | --- | --- | " + " | ".join(6 * ["---:"]) + " |")
+            shown = [
+                middle(took),
+                *(middle(values, "+.1f") for values in others[:2]),
+                middle(others[2]),
+                *(middle(values, "+.1f") for values in others[3:]),
+            ]
+            lines.append(
+                f"| {pattern} | {policy} | {', '.join(map(str, counts))} | {' | '.join(shown)} |"
+            )
+    print(
+        "| arrivals | batches | jobs | completion, min | off, % | off with costs, % | all done, min | off, % | "
+        "off with costs, % |\n| --- | --- | --- | " + " | ".join(6 * ["---:"]) + " |"
+    )
     print("\n".join(lines))
-    print(f"{args.gpus} emulated GPUs, jobs arrive for {args.minutes:g} min, time scale {args.time_scale:g}, seeds "
-          f"{', '.join(map(str, args.seeds))}; the load of the machine was {os.getloadavg()[2]:.1f} in the end")
+    print(
+        f"{args.gpus} emulated GPUs, jobs arrive for {args.minutes:g} min, time scale {args.time_scale:g}, seeds "
+        f"{', '.join(map(str, args.seeds))}; the load of the machine was {os.getloadavg()[2]:.1f} in the end"
+    )
 
 
 if __name__ == "__main__":

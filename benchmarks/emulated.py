@@ -33,18 +33,32 @@ BATCH = 100
 
 def spec(policy: str, rates: Path, output: Path, args: argparse.Namespace) -> dict[str, Any]:
     """A run of the networks of a rates file."""
-    data: dict[str, Any] = {"source": "builtin:noise", "options": {"samples": args.samples}, "validation": None,
-                            "transforms": []}
+    data: dict[str, Any] = {
+        "source": "builtin:noise",
+        "options": {"samples": args.samples},
+        "validation": None,
+        "transforms": [],
+    }
     if POLICIES[policy].stream.count:
         data |= {"window": "60KB", "cache": "none"}
     elif not POLICIES[policy].own_samples:
         data["cache"] = "memory"
-    return {"name": "emulated", "output": str(output), "data": data,
-            "models": [{"family": "softmax", "name": network.name} for network in generate(args.networks, 1).models],
-            "train": {"batch": {"size": BATCH}, "converge": {"monitor": "loss"}},
-            "schedule": {"policy": policy, "rates": str(rates)},
-            "resources": {"engine": "emulated", "time_scale": args.time_scale,
-                          "preprocessors": "auto" if POLICIES[policy].own_samples else 1}}
+    return {
+        "name": "emulated",
+        "output": str(output),
+        "data": data,
+        "models": [
+            {"family": "softmax", "name": network.name}
+            for network in generate(args.networks, 1).models
+        ],
+        "train": {"batch": {"size": BATCH}, "converge": {"monitor": "loss"}},
+        "schedule": {"policy": policy, "rates": str(rates)},
+        "resources": {
+            "engine": "emulated",
+            "time_scale": args.time_scale,
+            "preprocessors": "auto" if POLICIES[policy].own_samples else 1,
+        },
+    }
 
 
 def measure(policy: str, folder: Path, args: argparse.Namespace) -> Account:
@@ -61,16 +75,22 @@ def row(policy: str, told: Account) -> str:
     """A line of the table."""
     assert told.replay is not None  # the run has come to its end
     simulated = told.replay.simulated
-    measured_s, simulated_s, bound_s = (seconds * told.time_scale for seconds in (
-        told.replay.measured_s, simulated.makespan_s, simulated.lower_bound_s))
-    return (f"| `{policy}` | {measured_s:.1f} | {simulated_s:.1f} | {measured_s / simulated_s:.3f} | "
-            f"{measured_s / bound_s:.3f} | {len(told.stints)} | {1000 * told.costs.regroup_s:.0f} | "
-            f"{1000 * told.costs.epoch_s:.0f} |")
+    measured_s, simulated_s, bound_s = (
+        seconds * told.time_scale
+        for seconds in (told.replay.measured_s, simulated.makespan_s, simulated.lower_bound_s)
+    )
+    return (
+        f"| `{policy}` | {measured_s:.1f} | {simulated_s:.1f} | {measured_s / simulated_s:.3f} | "
+        f"{measured_s / bound_s:.3f} | {len(told.stints)} | {1000 * told.costs.regroup_s:.0f} | "
+        f"{1000 * told.costs.epoch_s:.0f} |"
+    )
 
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--ranks", type=int, default=17)
     parser.add_argument("--networks", type=int, default=24)
     parser.add_argument("--samples", type=int, default=2000)
@@ -80,9 +100,14 @@ def main() -> None:
     args = parser.parse_args()
     with tempfile.TemporaryDirectory() as temporary:
         folder = args.folder or Path(temporary)
-        rows = [row(policy, measure(policy, folder.resolve(), args)) for policy in args.policies.split(",")]
-    print("| policy | measured, s | simulated, s | ratio | over the bound | groups formed | forming, ms | "
-          "between epochs, ms |")
+        rows = [
+            row(policy, measure(policy, folder.resolve(), args))
+            for policy in args.policies.split(",")
+        ]
+    print(
+        "| policy | measured, s | simulated, s | ratio | over the bound | groups formed | forming, ms | "
+        "between epochs, ms |"
+    )
     print("| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: |")
     print("\n".join(rows))
 

@@ -11,8 +11,17 @@ from scheduler.base import Network, RateTable
 from scheduler.ensemble.rates_file import write_rates
 
 
-def write_emulated(folder: Path, samples: int, batch: int, networks: int, epochs: int, epoch_s: float,
-                   trainers: int = 8, policy: str = "adaptive", **resources: Any) -> Path:
+def write_emulated(
+    folder: Path,
+    samples: int,
+    batch: int,
+    networks: int,
+    epochs: int,
+    epoch_s: float,
+    trainers: int = 8,
+    policy: str = "adaptive",
+    **resources: Any,
+) -> Path:
     """Write a spec of networks on one device each, and their rates, into a folder; the run is to be there, too.
 
     Args:
@@ -22,15 +31,40 @@ def write_emulated(folder: Path, samples: int, batch: int, networks: int, epochs
         The spec.
     """
     names = [f"n-{number:0{len(str(networks - 1))}}" for number in range(networks)]
-    rates = RateTable(samples, trainers, tuple(Network(name, (samples / epoch_s,)) for name in names))
+    rates = RateTable(
+        samples, trainers, tuple(Network(name, (samples / epoch_s,)) for name in names)
+    )
     write_json(folder / "rates.json", write_rates(rates))
-    write_spec({
-        "name": "emulated", "output": str(folder / "run"),
-        "data": {"source": "builtin:noise", "options": {"samples": samples}, "validation": None, "transforms": [],
-                 "cache": "memory"},
-        "models": [{"family": "softmax", "name": "n", "gpus": 1,
-                    "grid": {"train.optimizer.learning_rate": [(1 + n) / networks for n in range(networks)]}}],
-        "train": {"batch": {"size": batch}, "converge": {"monitor": "loss", "max_epochs": epochs}},
-        "schedule": {"policy": policy, "rates": str(folder / "rates.json")},
-        "resources": {"engine": "emulated", **resources}}, folder / "spec.yaml")
+    write_spec(
+        {
+            "name": "emulated",
+            "output": str(folder / "run"),
+            "data": {
+                "source": "builtin:noise",
+                "options": {"samples": samples},
+                "validation": None,
+                "transforms": [],
+                "cache": "memory",
+            },
+            "models": [
+                {
+                    "family": "softmax",
+                    "name": "n",
+                    "gpus": 1,
+                    "grid": {
+                        "train.optimizer.learning_rate": [
+                            (1 + n) / networks for n in range(networks)
+                        ]
+                    },
+                }
+            ],
+            "train": {
+                "batch": {"size": batch},
+                "converge": {"monitor": "loss", "max_epochs": epochs},
+            },
+            "schedule": {"policy": policy, "rates": str(folder / "rates.json")},
+            "resources": {"engine": "emulated", **resources},
+        },
+        folder / "spec.yaml",
+    )
     return folder / "spec.yaml"

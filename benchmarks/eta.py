@@ -38,7 +38,10 @@ def estimates(paths: RunPaths) -> list[Said]:
     began_s = launch[0].t_s
     end_s = next(t_s for t_s, event in launch if isinstance(event, Ended))
     networks = with_late(spec, state_of(log)).by_name
-    estimator, times = Estimator(spec, networks, run), EstimateTimes(least_s=0.02 * (end_s - began_s))
+    estimator, times = (
+        Estimator(spec, networks, run),
+        EstimateTimes(least_s=0.02 * (end_s - began_s)),
+    )
     said = []
     for t_s, event in launch:
         run.apply(t_s, event)
@@ -47,13 +50,19 @@ def estimates(paths: RunPaths) -> list[Said]:
             times.made(t_s, 0.0, found)
             if found is not None and end_s > t_s:
                 left = end_s - t_s
-                said.append(Said((t_s - began_s) / (end_s - began_s), found.low_s / left, found.high_s / left))
+                said.append(
+                    Said(
+                        (t_s - began_s) / (end_s - began_s), found.low_s / left, found.high_s / left
+                    )
+                )
     return said
 
 
 def main(runs: list[str]) -> None:
     """Print a table, a row for each run and one for all of them."""
-    print("| run | estimates | held what came true | low / true | high / true | widest after a fifth |")
+    print(
+        "| run | estimates | held what came true | low / true | high / true | widest after a fifth |"
+    )
     print("| --- | --- | --- | --- | --- | --- |")
     every = {Path(run).name: estimates(RunPaths(Path(run))) for run in runs}
     for name, said in every.items():

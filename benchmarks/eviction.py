@@ -44,8 +44,12 @@ class Case:
     def draw(self, seed: int) -> list[RunningJob]:
         """The jobs of a machine; their times are in steps."""
         jobs = theta_like(self.jobs, seed, self.machine, self.granularity)
-        return [in_seconds(job) if self.step == "1 s" else job.checkpointing.costs(STORAGE, resolution=1)
-                for job in jobs]
+        return [
+            in_seconds(job)
+            if self.step == "1 s"
+            else job.checkpointing.costs(STORAGE, resolution=1)
+            for job in jobs
+        ]
 
 
 @dataclass(frozen=True)
@@ -61,7 +65,13 @@ def in_seconds(job: BatchJob) -> RunningJob:
     """The costs of a job with times in whole seconds."""
     known = job.checkpointing
     app, system = (STORAGE.seconds(known.sizes(way) or ()) for way in eviction.CHECKPOINTS)
-    return RunningJob(known.id, known.nodes, known.loss, math.ceil(60 * (known.wait_min or 0) + app), math.ceil(system))
+    return RunningJob(
+        known.id,
+        known.nodes,
+        known.loss,
+        math.ceil(60 * (known.wait_min or 0) + app),
+        math.ceil(system),
+    )
 
 
 THETA = partial(Case, jobs=24, machine=4352, steps=15, step="1 min", target_ms=2)
@@ -108,12 +118,25 @@ def others(draws: int) -> dict[str, float]:
     def median(method: Callable[[Sequence[RunningJob]], object], runs: int) -> float:
         return statistics.median(cpu_ms(partial(method, own), runs) for own in jobs)
 
-    return {"every count of nodes, 0 to 4,352": median(lambda own: Spectrum(own, case.steps), 5),
-            "greedy, 16 runs": median(lambda own: each_deadline(own, case.nodes, case.steps), 21),
-            "Algorithm 1 as printed, in Python": median(lambda own: algorithm_1(own, case.nodes, case.steps), 1)}
+    return {
+        "every count of nodes, 0 to 4,352": median(lambda own: Spectrum(own, case.steps), 5),
+        "greedy, 16 runs": median(lambda own: each_deadline(own, case.nodes, case.steps), 21),
+        "Algorithm 1 as printed, in Python": median(
+            lambda own: algorithm_1(own, case.nodes, case.steps), 1
+        ),
+    }
 
 
-HEADERS = ("jobs", "nodes", "multiples of", "steps", "to free", "CPU ms", "slowest draw", "target ms")
+HEADERS = (
+    "jobs",
+    "nodes",
+    "multiples of",
+    "steps",
+    "to free",
+    "CPU ms",
+    "slowest draw",
+    "target ms",
+)
 
 
 def digits(value: float) -> str:
@@ -127,12 +150,22 @@ def digits(value: float) -> str:
 
 def cells(speed: Speed) -> list[str | int]:
     case = speed.case
-    return [case.jobs, case.machine, case.granularity, f"{case.steps} of {case.step}", case.nodes,
-            digits(speed.median_ms), digits(speed.slowest_ms), digits(case.target_ms)]
+    return [
+        case.jobs,
+        case.machine,
+        case.granularity,
+        f"{case.steps} of {case.step}",
+        case.nodes,
+        digits(speed.median_ms),
+        digits(speed.slowest_ms),
+        digits(case.target_ms),
+    ]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--draws", type=int, default=5, help="machines drawn for each case (5)")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args()
@@ -141,8 +174,10 @@ def main() -> None:
         print_json({"speeds": [asdict(speed) for speed in found], "others_ms": beside})
         return
     print_table(HEADERS, [cells(speed) for speed in found])
-    print_table(["24 jobs, 4,352 nodes, 15 steps, 1,024 to free", "CPU ms"],
-                [[name, digits(value)] for name, value in beside.items()])
+    print_table(
+        ["24 jobs, 4,352 nodes, 15 steps, 1,024 to free", "CPU ms"],
+        [[name, digits(value)] for name, value in beside.items()],
+    )
 
 
 if __name__ == "__main__":

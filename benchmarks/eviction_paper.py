@@ -64,20 +64,30 @@ def response_times(jobs: list[RunningJob], nodes: int) -> dict[str, Curve]:
     """Each approach's time to answer for all deadlines 0..T, by T."""
     largest_first = sorted(jobs, key=lambda job: -job.nodes)
     return {
-        "greedy": [speed.cpu_ms(partial(speed.each_deadline, jobs, nodes, last), 5) for last in DEADLINES],
-        "dynamic programme, one pass": [speed.cpu_ms(partial(plan_evictions, jobs, nodes, last), 5)
-                                        for last in DEADLINES],
-        "branch and bound": accumulated_ms(lambda last: branch_and_bound(jobs, nodes, last, MOST_VISITS)),
+        "greedy": [
+            speed.cpu_ms(partial(speed.each_deadline, jobs, nodes, last), 5) for last in DEADLINES
+        ],
+        "dynamic programme, one pass": [
+            speed.cpu_ms(partial(plan_evictions, jobs, nodes, last), 5) for last in DEADLINES
+        ],
+        "branch and bound": accumulated_ms(
+            lambda last: branch_and_bound(jobs, nodes, last, MOST_VISITS)
+        ),
         "branch and bound, largest first": accumulated_ms(
-            lambda last: branch_and_bound(largest_first, nodes, last, MOST_VISITS)),
+            lambda last: branch_and_bound(largest_first, nodes, last, MOST_VISITS)
+        ),
     }
 
 
 def response_block(figure: Path) -> str:
     """Figs. 5 to 7: the median over a few draws."""
-    curves = {(count, nodes): medians([response_times(costs(theta_like(count, seed)), nodes)
-                                       for seed in range(TIMED_DRAWS)])
-              for count in SCENARIOS for nodes in NODES}
+    curves = {
+        (count, nodes): medians(
+            [response_times(costs(theta_like(count, seed)), nodes) for seed in range(TIMED_DRAWS)]
+        )
+        for count in SCENARIOS
+        for nodes in NODES
+    }
 
     def draw(axes: NDArray[Any]) -> None:
         for panel, ((count, nodes), own) in zip(axes.flat, curves.items(), strict=True):
@@ -91,15 +101,29 @@ def response_block(figure: Path) -> str:
         axes[0, 0].legend(fontsize="x-small")
 
     picture(figure, (9, 7.5), 3, 3, draw)
-    rows = [[count, nodes, *(speed.digits(values[-1]) if math.isfinite(values[-1]) else "gave up"
-                             for values in own.values())] for (count, nodes), own in curves.items()]
+    rows = [
+        [
+            count,
+            nodes,
+            *(
+                speed.digits(values[-1]) if math.isfinite(values[-1]) else "gave up"
+                for values in own.values()
+            ),
+        ]
+        for (count, nodes), own in curves.items()
+    ]
     return table(["jobs", "to free", *next(iter(curves.values()))], rows)
 
 
 def medians(draws: Sequence[Mapping[str, Curve]]) -> dict[str, Curve]:
     """The median curve of each approach."""
-    return {name: [statistics.median(values) for values in zip(*(draw[name] for draw in draws), strict=True)]
-            for name in draws[0]}
+    return {
+        name: [
+            statistics.median(values)
+            for values in zip(*(draw[name] for draw in draws), strict=True)
+        ]
+        for name in draws[0]
+    }
 
 
 # --- Fig. 8 -------------------------------------------------------------------------------------
@@ -107,8 +131,13 @@ def medians(draws: Sequence[Mapping[str, Curve]]) -> dict[str, Curve]:
 
 def loss_block(figure: Path, draws: int) -> str:
     """Fig. 8: how much more greedy loses, and how much must be lost at all, node-hours."""
-    losses = {(count, nodes): np.array([losses_of(costs(theta_like(count, seed)), nodes) for seed in range(draws)])
-              for count in SCENARIOS for nodes in NODES}
+    losses = {
+        (count, nodes): np.array(
+            [losses_of(costs(theta_like(count, seed)), nodes) for seed in range(draws)]
+        )
+        for count in SCENARIOS
+        for nodes in NODES
+    }
 
     def draw(axes: NDArray[Any]) -> None:
         for panel, nodes in zip(axes.flat, NODES, strict=True):
@@ -124,17 +153,39 @@ def loss_block(figure: Path, draws: int) -> str:
     rows = []
     for (count, nodes), own in losses.items():
         least, more = own[:, 0], own[:, 1] - own[:, 0]
-        rows.append([count, nodes, *(f"{least[:, moment].mean():.0f} + {more[:, moment].mean():.0f}"
-                                     for moment in (0, 5, 10, 15)),
-                     f"{(own[:, 0, -1] == 0).mean():.0%}", f"{(more[:, -1] > more[:, 0]).mean():.0%}"])
-    return table(["jobs", "to free", "T = 0", "T = 5", "T = 10", "T = 15", "nothing lost at 15",
-                  "greedy further off at 15 than at 0"], rows)
+        rows.append(
+            [
+                count,
+                nodes,
+                *(
+                    f"{least[:, moment].mean():.0f} + {more[:, moment].mean():.0f}"
+                    for moment in (0, 5, 10, 15)
+                ),
+                f"{(own[:, 0, -1] == 0).mean():.0%}",
+                f"{(more[:, -1] > more[:, 0]).mean():.0%}",
+            ]
+        )
+    return table(
+        [
+            "jobs",
+            "to free",
+            "T = 0",
+            "T = 5",
+            "T = 10",
+            "T = 15",
+            "nothing lost at 15",
+            "greedy further off at 15 than at 0",
+        ],
+        rows,
+    )
 
 
 def losses_of(jobs: list[RunningJob], nodes: int) -> list[Curve]:
     """The least loss and greedy's for each deadline, node-hours."""
-    return [[plan.loss / 3600 for plan in plan_evictions(jobs, nodes, DEADLINES[-1])],
-            [greedy(jobs, nodes, deadline).loss / 3600 for deadline in DEADLINES]]
+    return [
+        [plan.loss / 3600 for plan in plan_evictions(jobs, nodes, DEADLINES[-1])],
+        [greedy(jobs, nodes, deadline).loss / 3600 for deadline in DEADLINES],
+    ]
 
 
 # --- The machine, minute by minute --------------------------------------------------------------
@@ -146,17 +197,45 @@ def machine_block(draws: int) -> str:
     for count in SCENARIOS:
         for nodes in NODES[1:]:
             for deadline in (0, 5, 15):
-                rows.append([count, nodes, deadline, *np.mean([carried_out(theta_like(count, seed), nodes, deadline)
-                                                               for seed in range(draws)], axis=0).round(1)])
-    return table(["jobs", "to free", "deadline", "planned, min", "started, min", "lost, node-h", "idle, node-h",
-                  "batch delay, min"], rows)
+                rows.append(
+                    [
+                        count,
+                        nodes,
+                        deadline,
+                        *np.mean(
+                            [
+                                carried_out(theta_like(count, seed), nodes, deadline)
+                                for seed in range(draws)
+                            ],
+                            axis=0,
+                        ).round(1),
+                    ]
+                )
+    return table(
+        [
+            "jobs",
+            "to free",
+            "deadline",
+            "planned, min",
+            "started, min",
+            "lost, node-h",
+            "idle, node-h",
+            "batch delay, min",
+        ],
+        rows,
+    )
 
 
 def carried_out(jobs: Sequence[BatchJob], nodes: int, deadline: int) -> list[float]:
     plan = plan_evictions([job.checkpointing.costs(STORAGE) for job in jobs], nodes, deadline)[-1]
     outcome = simulate(jobs, plan.actions, nodes, ON_DEMAND_MIN, STORAGE)
-    return [plan.checkpoint_time, outcome.start_min, outcome.lost_node_s / 3600, outcome.idle_node_s / 3600,
-            outcome.delay_min]
+    return [
+        plan.checkpoint_time,
+        outcome.start_min,
+        outcome.lost_node_s / 3600,
+        outcome.idle_node_s / 3600,
+        outcome.delay_min,
+    ]
 
 
 # --- The page -----------------------------------------------------------------------------------
@@ -166,22 +245,33 @@ def speed_block() -> str:
     """The speeds beside their targets."""
     rows = [speed.cells(speed.measure(case, 5)) for case in speed.CASES]
     beside = [[name, speed.digits(value)] for name, value in speed.others(5).items()]
-    return "\n\n".join([table(speed.HEADERS, rows),
-                        table(["24 jobs, 4,352 nodes, 15 steps, 1,024 to free", "CPU ms"], beside)])
+    return "\n\n".join(
+        [
+            table(speed.HEADERS, rows),
+            table(["24 jobs, 4,352 nodes, 15 steps, 1,024 to free", "CPU ms"], beside),
+        ]
+    )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--docs", type=Path, default=Path("docs"))
     parser.add_argument("--draws", type=int, default=20, help="machines drawn for each number (20)")
     args = parser.parse_args()
     page, figures = args.docs / "measured/eviction.md", args.docs / "figures"
-    page.write_text(fill(page.read_text(), {
-        "speed": speed_block,
-        "response": lambda: response_block(figures / "eviction-response.png"),
-        "loss": lambda: loss_block(figures / "eviction-loss.png", args.draws),
-        "machine": lambda: machine_block(args.draws),
-    }))
+    page.write_text(
+        fill(
+            page.read_text(),
+            {
+                "speed": speed_block,
+                "response": lambda: response_block(figures / "eviction-response.png"),
+                "loss": lambda: loss_block(figures / "eviction-loss.png", args.draws),
+                "machine": lambda: machine_block(args.draws),
+            },
+        )
+    )
 
 
 if __name__ == "__main__":

@@ -34,9 +34,14 @@ NETWORKS: dict[str, dict[str, Any]] = {
     "resnet-11": {"family": "resnet", "args": {"blocks": [2, 2, 2, 2], "width": 32}},
 }
 _SPEC: dict[str, Any] = {
-    "name": "exchanges", "data": {"source": "builtin:noise", "options": {"samples": 200, "size": 32}},
+    "name": "exchanges",
+    "data": {"source": "builtin:noise", "options": {"samples": 200, "size": 32}},
     "models": [{"name": name, **model} for name, model in NETWORKS.items()],
-    "train": {"optimizer": {"name": "sgd", "learning_rate": 1e-3, "momentum": 0.9}, "converge": {"max_epochs": 1}}}
+    "train": {
+        "optimizer": {"name": "sgd", "learning_rate": 1e-3, "momentum": 0.9},
+        "converge": {"max_epochs": 1},
+    },
+}
 
 
 def inside(exchange: Any, path: str) -> None:
@@ -55,7 +60,9 @@ def inside(exchange: Any, path: str) -> None:
     spec = load(path)
     opened = open_inputs(spec)
     [spec] = settle(opened, spec)
-    engine = KerasEngine(Setup(opened.sample, Resources(exchange=exchange), index=world.rank, trainers=world.size))
+    engine = KerasEngine(
+        Setup(opened.sample, Resources(exchange=exchange), index=world.rank, trainers=world.size)
+    )
     images, targets = made_up(opened.sample, BATCH)
     for number, network in enumerate(spec.networks, 1):
         group = world.group(range(world.size), number)
@@ -70,8 +77,11 @@ def inside(exchange: Any, path: str) -> None:
             comm.Barrier()
             began, ends = time.perf_counter(), [lambda: None]
             for _ in range(count):
-                ends.append(trainable.begin_together(images.copy(), targets.copy(), [BATCH * world.size], [BATCH],
-                                                     Sums()))
+                ends.append(
+                    trainable.begin_together(
+                        images.copy(), targets.copy(), [BATCH * world.size], [BATCH], Sums()
+                    )
+                )
                 ends.pop(0)()
             ends.pop()()
             return comm.allreduce(time.perf_counter() - began, op=MPI.MAX) / count
@@ -82,15 +92,26 @@ def inside(exchange: Any, path: str) -> None:
         summed[0] = 0.0
         took = [1000 * steps(count) for _ in range(ROUNDS)]
         if world.rank == 0:
-            print(json.dumps({"network": network.name, "mb": round(4e-6 * trainable.count_parameters(), 1),
-                              "ms": statistics.median(took), "sum_ms": 1000 * summed[0] / count / ROUNDS}), flush=True)
+            print(
+                json.dumps(
+                    {
+                        "network": network.name,
+                        "mb": round(4e-6 * trainable.count_parameters(), 1),
+                        "ms": statistics.median(took),
+                        "sum_ms": 1000 * summed[0] / count / ROUNDS,
+                    }
+                ),
+                flush=True,
+            )
         trainable.close()
     world.finish()
 
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--ranks", type=int, nargs="+", default=[2, 4])
     parser.add_argument("--exchanges", nargs="+", default=["mpi", "horovod"])
     parser.add_argument("--turns", type=int, default=3)
@@ -107,16 +128,26 @@ def main() -> None:
         for _ in range(args.turns):
             for ranks in args.ranks:
                 for exchange in args.exchanges:
-                    told = subprocess.run([*mpirun(ranks), __file__, "--inside", exchange, str(path)], check=True,
-                                          stdout=subprocess.PIPE, text=True)
+                    told = subprocess.run(
+                        [*mpirun(ranks), __file__, "--inside", exchange, str(path)],
+                        check=True,
+                        stdout=subprocess.PIPE,
+                        text=True,
+                    )
                     for row in map(json.loads, told.stdout.splitlines()):
                         of = found.setdefault((ranks, row["network"], row["mb"]), {})
                         of.setdefault(f"{exchange}_ms", []).append(row["ms"])
                         if exchange == "mpi":
                             of.setdefault("sum_ms", []).append(row["sum_ms"])
-    rows = [{"ranks": ranks, "network": network, "mb": mb,
-             **{name: round(statistics.median(times), 1) for name, times in of.items()}}
-            for (ranks, network, mb), of in found.items()]
+    rows = [
+        {
+            "ranks": ranks,
+            "network": network,
+            "mb": mb,
+            **{name: round(statistics.median(times), 1) for name, times in of.items()},
+        }
+        for (ranks, network, mb), of in found.items()
+    ]
     if args.json:
         print_json(rows)
     else:

@@ -35,7 +35,14 @@ import numpy as np
 from emulated_spec import write_emulated
 
 from fleet.api import mpirun, run
-from fleet.domain.events import Ended, EpochEnded, FirstStep, NetworkFinished, ScheduleOptions, Started
+from fleet.domain.events import (
+    Ended,
+    EpochEnded,
+    FirstStep,
+    NetworkFinished,
+    ScheduleOptions,
+    Started,
+)
 from fleet.domain.network import EpochRecord, State, reason_now
 from fleet.errors import ExitStatus
 from fleet.runtime.launch import Ranks
@@ -51,17 +58,41 @@ SAMPLES, BATCH = 200, 50
 KINDS = ("open", "rename", "fsync", "stat", "mkdir", "unlink", "link")
 _TRACED = "%file,fsync,fdatasync,fstat"
 # The names of calls, without what tells their variants apart.
-_CALL = re.compile(r"\b(open|creat|rename|fsync|fdatasync|newfstat|stat|lstat|fstat|access|faccess|mkdir|unlink|rmdir|"
-                   r"link|readlink|utimens)(?:64|x|at|at2)*\(")
-_KIND = {"creat": "open", "fdatasync": "fsync", "newfstat": "stat", "lstat": "stat", "fstat": "stat", "access": "stat",
-         "faccess": "stat", "rmdir": "unlink", "readlink": "stat", "utimens": "stat"}
+_CALL = re.compile(
+    r"\b(open|creat|rename|fsync|fdatasync|newfstat|stat|lstat|fstat|access|faccess|mkdir|unlink|rmdir|"
+    r"link|readlink|utimens)(?:64|x|at|at2)*\("
+)
+_KIND = {
+    "creat": "open",
+    "fdatasync": "fsync",
+    "newfstat": "stat",
+    "lstat": "stat",
+    "fstat": "stat",
+    "access": "stat",
+    "faccess": "stat",
+    "rmdir": "unlink",
+    "readlink": "stat",
+    "utimens": "stat",
+}
 
 
 def library(folder: Path) -> Path:
     """The library that counts and delays, built here."""
     made = folder / "files.so"
-    subprocess.run([os.environ.get("CC", "cc"), "-O2", "-w", "-shared", "-fPIC", "-o", made,
-                    Path(__file__).with_suffix(".c"), "-ldl"], check=True)
+    subprocess.run(
+        [
+            os.environ.get("CC", "cc"),
+            "-O2",
+            "-w",
+            "-shared",
+            "-fPIC",
+            "-o",
+            made,
+            Path(__file__).with_suffix(".c"),
+            "-ldl",
+        ],
+        check=True,
+    )
     return made
 
 
@@ -75,11 +106,30 @@ def operations(folder: Path, networks: int, epochs: int, args: argparse.Namespac
     folder.mkdir()
     spec, told = write(folder, networks, epochs, args.epoch_s), folder / "told"
     if args.by == "strace":
-        trace = ["strace", "-f", "--seccomp-bpf", "-y", "-qq", "-o", str(told), "-e", f"trace={_TRACED}"]
+        trace = [
+            "strace",
+            "-f",
+            "--seccomp-bpf",
+            "-y",
+            "-qq",
+            "-o",
+            str(told),
+            "-e",
+            f"trace={_TRACED}",
+        ]
         run(spec, args.ranks, "--plain", launcher=[*trace, *mpirun(args.ranks)], log=sys.stderr)
     else:
-        run(spec, args.ranks, "--plain", log=sys.stderr, environment={
-            "LD_PRELOAD": str(library(folder)), "FLEET_FILES_UNDER": str(folder / "run"), "FLEET_FILES_LOG": str(told)})
+        run(
+            spec,
+            args.ranks,
+            "--plain",
+            log=sys.stderr,
+            environment={
+                "LD_PRELOAD": str(library(folder)),
+                "FLEET_FILES_UNDER": str(folder / "run"),
+                "FLEET_FILES_LOG": str(told),
+            },
+        )
     return Counter(_kinds(told, str(folder / "run"), args.by))
 
 
@@ -99,15 +149,26 @@ def count(folder: Path, args: argparse.Namespace) -> dict[str, dict[str, float]]
     longer = operations(folder / "longer", networks, 2 * epochs, args)
     wider = operations(folder / "wider", 2 * networks, epochs, args)
     per_epoch = {kind: (longer[kind] - base[kind]) / (networks * epochs) for kind in KINDS}
-    per_network = {kind: (wider[kind] - base[kind]) / networks - epochs * per_epoch[kind] for kind in KINDS}
-    per_launch = {kind: base[kind] - networks * (per_network[kind] + epochs * per_epoch[kind]) for kind in KINDS}
+    per_network = {
+        kind: (wider[kind] - base[kind]) / networks - epochs * per_epoch[kind] for kind in KINDS
+    }
+    per_launch = {
+        kind: base[kind] - networks * (per_network[kind] + epochs * per_epoch[kind])
+        for kind in KINDS
+    }
     return {"network and epoch": per_epoch, "network": per_network, "launch": per_launch}
 
 
 def show(found: Mapping[str, Mapping[str, float]], as_json: bool) -> None:
     """Print what was counted."""
-    rows = [{"per": per, **{kind: round(kinds[kind], 2) for kind in KINDS}, "all": round(sum(kinds.values()), 2)}
-            for per, kinds in found.items()]
+    rows = [
+        {
+            "per": per,
+            **{kind: round(kinds[kind], 2) for kind in KINDS},
+            "all": round(sum(kinds.values()), 2),
+        }
+        for per, kinds in found.items()
+    ]
     if as_json:
         print(json.dumps(rows, indent=1))
     else:
@@ -123,14 +184,38 @@ def delayed(folder: Path, args: argparse.Namespace) -> None:
             inside = folder / f"{turn}-{delay}"
             inside.mkdir()
             spec = write(inside, args.networks, args.epochs, args.epoch_s)
-            run(spec, args.ranks, "--plain", log=sys.stderr, environment={
-                "LD_PRELOAD": str(built), "FLEET_FILES_UNDER": str(inside / "run"),
-                "FLEET_FILES_DELAY_US": str(round(1000 * delay))})
-            times = [t_s for t_s, _ in read_events(RunPaths(inside / "run").events, kinds=(FirstStep, NetworkFinished))]
+            run(
+                spec,
+                args.ranks,
+                "--plain",
+                log=sys.stderr,
+                environment={
+                    "LD_PRELOAD": str(built),
+                    "FLEET_FILES_UNDER": str(inside / "run"),
+                    "FLEET_FILES_DELAY_US": str(round(1000 * delay)),
+                },
+            )
+            times = [
+                t_s
+                for t_s, _ in read_events(
+                    RunPaths(inside / "run").events, kinds=(FirstStep, NetworkFinished)
+                )
+            ]
             seconds.append(times[-1] - times[0])
     plain, slow = map(median, took.values())
-    print(json.dumps({"networks": args.networks, "epochs": args.epochs, "epoch_s": args.epoch_s, "delay_ms": args.delay,
-                      "plain_s": round(plain, 2), "slow_s": round(slow, 2), "loss": round(slow / plain - 1, 4)}))
+    print(
+        json.dumps(
+            {
+                "networks": args.networks,
+                "epochs": args.epochs,
+                "epoch_s": args.epoch_s,
+                "delay_ms": args.delay,
+                "plain_s": round(plain, 2),
+                "slow_s": round(slow, 2),
+                "loss": round(slow / plain - 1, 4),
+            }
+        )
+    )
 
 
 @contextmanager
@@ -148,17 +233,57 @@ def resume(folder: Path, args: argparse.Namespace) -> None:
     spec, paths = write(folder, args.resume, args.epochs, 0.001), RunPaths(folder / "run")
     launch = prepare(Request(str(spec)), Ranks((0,)))
     log = EventLog(paths.events)
-    log.add(Started(args.resume, 1, 1, 1, 1, "adaptive", (), 0, SAMPLES, (0,), "own",
-                    ScheduleOptions(1.0, "auto", False, 0), {}))
+    log.add(
+        Started(
+            args.resume,
+            1,
+            1,
+            1,
+            1,
+            "adaptive",
+            (),
+            0,
+            SAMPLES,
+            (0,),
+            "own",
+            ScheduleOptions(1.0, "auto", False, 0),
+            {},
+        )
+    )
     with _unsynced():
         for number, network in enumerate(launch.spec.networks):
             history = tuple(
-                EpochRecord(epoch, epoch, 1 / epoch, 0.1, 1 / epoch, 0.1, 0.01, SAMPLES, 1, 1.0, 0.0, batch=BATCH)
-                for epoch in range(1, 1 + (args.epochs if number % 2 else (1 + args.epochs) // 2)))
+                EpochRecord(
+                    epoch,
+                    epoch,
+                    1 / epoch,
+                    0.1,
+                    1 / epoch,
+                    0.1,
+                    0.01,
+                    SAMPLES,
+                    1,
+                    1.0,
+                    0.0,
+                    batch=BATCH,
+                )
+                for epoch in range(1, 1 + (args.epochs if number % 2 else (1 + args.epochs) // 2))
+            )
             final = reason_now(history, "", network.train.converge)
-            state = State({"weights": np.zeros(4)}, identity(network, launch.spec, launch.sample), history, final=final,
-                          code={}, generation=1, architecture=network.architecture.key)
-            for path in (paths.best(network.name), paths.last(network.name), paths.previous(network.name)):
+            state = State(
+                {"weights": np.zeros(4)},
+                identity(network, launch.spec, launch.sample),
+                history,
+                final=final,
+                code={},
+                generation=1,
+                architecture=network.architecture.key,
+            )
+            for path in (
+                paths.best(network.name),
+                paths.last(network.name),
+                paths.previous(network.name),
+            ):
                 write_state(path, state)
             write_history(paths.history(network.name), history)
             for record in history:
@@ -170,19 +295,33 @@ def resume(folder: Path, args: argparse.Namespace) -> None:
     began = time.monotonic()
     run(spec, 1, "--plain", "--walltime", "1s", log=sys.stderr)
     found = events_of(paths.events, Started)[-1].before_s
-    print(json.dumps({"networks": args.resume, "epochs": args.epochs, "seconds": round(time.monotonic() - began, 2),
-                      "reads_s": round(found["reading"] + found["setting up"], 2), "start_up": found}))
+    print(
+        json.dumps(
+            {
+                "networks": args.resume,
+                "epochs": args.epochs,
+                "seconds": round(time.monotonic() - began, 2),
+                "reads_s": round(found["reading"] + found["setting up"], 2),
+                "start_up": found,
+            }
+        )
+    )
 
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--networks", type=int, default=8)
     parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--epoch-s", type=float, default=0.5, help="seconds of an epoch")
     parser.add_argument("--ranks", type=int, default=3)
-    parser.add_argument("--by", choices=("strace", "library"),
-                        default="strace" if shutil.which("strace") else "library")
+    parser.add_argument(
+        "--by",
+        choices=("strace", "library"),
+        default="strace" if shutil.which("strace") else "library",
+    )
     parser.add_argument("--delay", type=float, help="milliseconds of each operation")
     parser.add_argument("--turns", type=int, default=3)
     parser.add_argument("--resume", type=int, help="so many networks")

@@ -40,8 +40,11 @@ WORK = {  # what: side of an image, side of what comes out, transforms
     "random_resized_crop 224": (256, 224, [{"random_resized_crop": {"size": [224, 224]}}]),
 }
 TARGETS = {  # (what, rival): how many times as fast at least
-    ("32x32 float32", ""): 13.0, ("224 uint8", "memcpy"): 1 / 2, ("224 float32", "memcpy"): 1 / 3,
-    ("random_resized_crop 224", "Pillow"): 2.0}
+    ("32x32 float32", ""): 13.0,
+    ("224 uint8", "memcpy"): 1 / 2,
+    ("224 float32", "memcpy"): 1 / 3,
+    ("random_resized_crop 224", "Pillow"): 2.0,
+}
 
 Way = Callable[[], Any]  # one batch
 
@@ -52,7 +55,9 @@ class Images(RandomAccess):
     def __init__(self, side: int) -> None:
         rng = np.random.default_rng(0)
         small = rng.integers(0, 256, (BATCH, 16, 16, 3), np.uint8)
-        self.images = np.stack([np.asarray(Image.fromarray(one).resize((side, side))) for one in small])
+        self.images = np.stack(
+            [np.asarray(Image.fromarray(one).resize((side, side))) for one in small]
+        )
         self.labels, self.classes = np.zeros(BATCH, np.int64), ("one", "other")
 
     def read(self, index: int) -> np.ndarray:
@@ -91,11 +96,18 @@ def pillow(images: np.ndarray, what: str, crop: int) -> Way:
 
     def one(picture: Image.Image) -> np.ndarray:
         if what.startswith("random_resized"):
-            size = side * np.sqrt(rng.uniform(0.08, 1)) * np.exp(np.array([0.5, -0.5]) * rng.uniform(-0.29, 0.29))
+            size = (
+                side
+                * np.sqrt(rng.uniform(0.08, 1))
+                * np.exp(np.array([0.5, -0.5]) * rng.uniform(-0.29, 0.29))
+            )
             width, height = np.clip(size.round(), 1, side)
             left, top = rng.integers(0, side - width + 1), rng.integers(0, side - height + 1)
-            return np.asarray(picture.resize((crop, crop), Image.Resampling.BILINEAR,
-                                             (left, top, left + width, top + height)))
+            return np.asarray(
+                picture.resize(
+                    (crop, crop), Image.Resampling.BILINEAR, (left, top, left + width, top + height)
+                )
+            )
         left, top = rng.integers(0, side - crop + 1, 2)
         picture = picture.crop((left, top, left + crop, top + crop))
         if rng.random() < 0.5:
@@ -121,17 +133,30 @@ def tf_data(images: np.ndarray, what: str, crop: int) -> Way | None:
     def vary(image: tf.Tensor) -> tf.Tensor:
         if what.startswith("random_resized"):
             begin, size, _ = tf.image.sample_distorted_bounding_box(
-                tf.shape(image), tf.zeros((1, 0, 4)), min_object_covered=0.0, area_range=(0.08, 1.0),
-                aspect_ratio_range=(3 / 4, 4 / 3), use_image_if_no_bounding_boxes=True)
+                tf.shape(image),
+                tf.zeros((1, 0, 4)),
+                min_object_covered=0.0,
+                area_range=(0.08, 1.0),
+                aspect_ratio_range=(3 / 4, 4 / 3),
+                use_image_if_no_bounding_boxes=True,
+            )
             shown = tf.image.resize(tf.slice(image, begin, size), (crop, crop), antialias=True)
             return tf.cast(shown, tf.uint8)
         shown = tf.image.random_flip_left_right(tf.image.random_crop(image, (crop, crop, 3)))
-        return (tf.cast(shown, tf.float32) / 255 - 0.5) / 0.25 if what.endswith("float32") else shown
+        return (
+            (tf.cast(shown, tf.float32) / 255 - 0.5) / 0.25 if what.endswith("float32") else shown
+        )
 
     options = tf.data.Options()
     options.threading.private_threadpool_size = 1
     options.threading.max_intra_op_parallelism = 1
-    data = iter(tf.data.Dataset.from_tensor_slices(images).repeat().map(vary).batch(BATCH).with_options(options))
+    data = iter(
+        tf.data.Dataset.from_tensor_slices(images)
+        .repeat()
+        .map(vary)
+        .batch(BATCH)
+        .with_options(options)
+    )
     return lambda: next(data)
 
 
@@ -166,12 +191,19 @@ def rows(rounds: int) -> Iterable[dict[str, object]]:
             ways["memcpy"] = memcpy(np.asarray(made))
         found = {name: round(rate) for name, rate in measure(ways, rounds).items()}
         for rival in list(found)[2:]:
-            yield {"what": what, "samples_per_s": found[""], "was": found["was"], "rival": rival,
-                   "rival_samples_per_s": found[rival]}
+            yield {
+                "what": what,
+                "samples_per_s": found[""],
+                "was": found["was"],
+                "rival": rival,
+                "rival_samples_per_s": found[rival],
+            }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--json", action="store_true", help="print the rows")
     arguments = parser.parse_args()
@@ -180,8 +212,13 @@ def main() -> None:
     if arguments.json:
         print_json(found)
         return
-    print_table(("", "samples/s", "one by one", "rival", "samples/s of it"), [
-        tuple(f"{cell:,}" if isinstance(cell, int) else str(cell) for cell in row.values()) for row in found])
+    print_table(
+        ("", "samples/s", "one by one", "rival", "samples/s of it"),
+        [
+            tuple(f"{cell:,}" if isinstance(cell, int) else str(cell) for cell in row.values())
+            for row in found
+        ],
+    )
 
 
 if __name__ == "__main__":

@@ -41,7 +41,10 @@ from launch.mps import CONTROL
 ROOT = Path(__file__).parents[1]
 BATCH = 128
 _LEAST_S = 15  # of what is left, below which no part is begun
-TRAIN = {"batch": {"size": BATCH}, "optimizer": {"name": "sgd", "learning_rate": 0.01, "momentum": 0.9}}
+TRAIN = {
+    "batch": {"size": BATCH},
+    "optimizer": {"name": "sgd", "learning_rate": 0.01, "momentum": 0.9},
+}
 
 # The other sides of one network alone: nothing of FLEET but the network, and the same samples in memory.
 _ARRAYS = """
@@ -56,7 +59,9 @@ labels = np.asarray(source.labels)
 args = {"filters": filters, "dense": [64]}
 rates = []
 """
-KERAS = _ARRAYS + """
+KERAS = (
+    _ARRAYS
+    + """
 import keras
 from fleet.engines.keras.models import build_model
 model = build_model(Architecture("cnn", args), (pixels, pixels, 1), 10, 0)
@@ -68,7 +73,10 @@ for _ in range(epochs):
     rates.append(samples / (time.perf_counter() - began))
 print(json.dumps(rates))
 """
-TORCH = _ARRAYS + """
+)
+TORCH = (
+    _ARRAYS
+    + """
 import torch
 device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
 layers, channels, side = [], 1, pixels
@@ -94,6 +102,7 @@ for _ in range(epochs):
     rates.append(samples / (time.perf_counter() - began))
 print(json.dumps(rates))
 """
+)
 
 # How fast arrays go to the device, from memory that its driver knows of and from other; and a network's state back.
 _ENGINE = """
@@ -125,20 +134,28 @@ for _ in range(5):
 print(json.dumps({"copies": found, "said": said, "state_mb": sum(array.nbytes for array in state.values()) / 1e6,
                   "state_ms": 1e3 * sorted(times)[2]}))
 """
-KERAS_COPIES = _ENGINE + """
+KERAS_COPIES = (
+    _ENGINE
+    + """
 from fleet.engines.keras.ahead import Inputs
 from launch.pinned import Pinning
 known, other = Inputs(Pinning(0, said.append)), Inputs()
 registered, pageable = lambda array: known.of([array]), lambda array: other.of([array])
-""" + _TIMED
-TORCH_COPIES = _ENGINE + """
+"""
+    + _TIMED
+)
+TORCH_COPIES = (
+    _ENGINE
+    + """
 import torch
 from fleet.engines.torch.flat import placed, tensor_of
 cuda = torch.cuda.is_available()
 device, wait = torch.device("cuda" if cuda else "cpu"), torch.cuda.synchronize if cuda else lambda: None
 registered = lambda array: (placed(array, device), wait())
 pageable = lambda array: (tensor_of(array).to(device), wait())
-""" + _TIMED
+"""
+    + _TIMED
+)
 
 # A slot that is not the first of its GPU takes what it may, and then a little more.
 KERAS_LIMIT = """
@@ -191,8 +208,10 @@ class Engine(NamedTuple):
     limit: str
 
 
-ENGINES = {"keras": Engine("tensorflow", "model.fit", KERAS, KERAS_COPIES, KERAS_LIMIT),
-           "torch": Engine("torch", "a loop", TORCH, TORCH_COPIES, TORCH_LIMIT)}
+ENGINES = {
+    "keras": Engine("tensorflow", "model.fit", KERAS, KERAS_COPIES, KERAS_LIMIT),
+    "torch": Engine("torch", "a loop", TORCH, TORCH_COPIES, TORCH_LIMIT),
+}
 
 
 class Skipped(Exception):
@@ -215,8 +234,12 @@ class Found:
     skipped: list[dict[str, str]] = field(default_factory=list)
     seconds: float = 0.0
 
-    def add(self, what: str, value: float, unit: str, beside: str = "", ratio: float | None = None) -> None:
-        self.rows.append({"what": what, "value": value, "unit": unit, "beside": beside, "ratio": ratio})
+    def add(
+        self, what: str, value: float, unit: str, beside: str = "", ratio: float | None = None
+    ) -> None:
+        self.rows.append(
+            {"what": what, "value": value, "unit": unit, "beside": beside, "ratio": ratio}
+        )
         beside = f", {ratio:.3g} x {beside}" if ratio else ""
         print(f"  {what}: {value:.4g} {unit}{beside}", file=sys.stderr, flush=True)
 
@@ -227,11 +250,18 @@ class Found:
     def markdown(self) -> str:
         """A page: the device, a table of rows, and what was skipped."""
         keys = ["what", "value", "unit", "beside", "ratio"]
-        rows = table(keys, [[f"{row[key]:.4g}" if isinstance(row[key], float) else row[key] for key in keys]
-                            for row in self.rows])
+        rows = table(
+            keys,
+            [
+                [f"{row[key]:.4g}" if isinstance(row[key], float) else row[key] for key in keys]
+                for row in self.rows
+            ],
+        )
         device = ", ".join(f"{name}: {value}" for name, value in self.device.items())
         skipped = "\n".join(f"- {one['what']}: {one['why']}" for one in self.skipped) or "Nothing."
-        return f"# On a GPU\n\n{device}; {self.seconds:.0f} s.\n\n{rows}\n\n## Skipped\n\n{skipped}\n"
+        return (
+            f"# On a GPU\n\n{device}; {self.seconds:.0f} s.\n\n{rows}\n\n## Skipped\n\n{skipped}\n"
+        )
 
 
 class Bench:
@@ -248,9 +278,16 @@ class Bench:
         self.samples, self.epochs, self.filters = (32768, 5, [32, 64]) if gpus else (1024, 3, [8])
         memory = memory_mib(gpus[0]) if gpus else None
         self.memory = memory
-        self.found = Found({"GPUs": len(gpus), "memory_mib": memory, "cores": len(os.sched_getaffinity(0)),
-                            "machine": platform.machine(), "python": platform.python_version(),
-                            "mps": shutil.which(CONTROL) is not None})
+        self.found = Found(
+            {
+                "GPUs": len(gpus),
+                "memory_mib": memory,
+                "cores": len(os.sched_getaffinity(0)),
+                "machine": platform.machine(),
+                "python": platform.python_version(),
+                "mps": shutil.which(CONTROL) is not None,
+            }
+        )
 
     @property
     def left_s(self) -> float:
@@ -268,32 +305,62 @@ class Bench:
         except subprocess.TimeoutExpired:
             self.found.skip(what, "it did not end in the time that was left: --seconds")
         except Exception as error:  # a page with the other parts is worth more
-            self.found.skip(what, f"it failed: {type(error).__name__}: {' '.join(str(error).split())[-400:]}")
+            self.found.skip(
+                what, f"it failed: {type(error).__name__}: {' '.join(str(error).split())[-400:]}"
+            )
 
     # ---- what the parts do ----
 
-    def call(self, command: list[str], status: int = 0, environment: dict[str, str] | None = None) -> str:
+    def call(
+        self, command: list[str], status: int = 0, environment: dict[str, str] | None = None
+    ) -> str:
         """Run a command in the time that is left; returns what it prints."""
         shown = {"CUDA_VISIBLE_DEVICES": ",".join(self.gpus)}  # with --cpu none
-        done = subprocess.run(command, cwd=ROOT, env=os.environ | shown | {
-            "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}", "XDG_CACHE_HOME": str(self._folder / "cache"),
-            **(environment or {})}, timeout=min(self.left_s, self._most_s), text=True, capture_output=True, check=False)
+        done = subprocess.run(
+            command,
+            cwd=ROOT,
+            env=os.environ
+            | shown
+            | {
+                "PYTHONPATH": f"{ROOT}:{os.environ.get('PYTHONPATH', '')}",
+                "XDG_CACHE_HOME": str(self._folder / "cache"),
+                **(environment or {}),
+            },
+            timeout=min(self.left_s, self._most_s),
+            text=True,
+            capture_output=True,
+            check=False,
+        )
         if done.returncode != status:
-            raise RuntimeError(f"status {done.returncode}: {done.stdout[-300:]} {done.stderr[-600:]}")
+            raise RuntimeError(
+                f"status {done.returncode}: {done.stdout[-300:]} {done.stderr[-600:]}"
+            )
         return done.stdout
 
     def python(self, script: str, *arguments: str) -> Any:
         """The object that a script prints last."""
         return json.loads(self.call([sys.executable, "-c", script, *arguments]).splitlines()[-1])
 
-    def run(self, name: str, ranks: int, models: list[dict[str, Any]], status: int = 0, **parts: Any) -> RunPaths:
+    def run(
+        self, name: str, ranks: int, models: list[dict[str, Any]], status: int = 0, **parts: Any
+    ) -> RunPaths:
         """Run a spec."""
         folder = self._folder / name.replace(" ", "-")
         folder.mkdir()
-        content = {"name": "gpu", "output": str(folder / "run"), "models": models, "data": {
-            "source": "builtin:noise", "options": {"samples": self.samples, "size": 32}, "validation": None,
-            "cache": "memory", "transforms": [{"scale": {"mean": 0.5, "std": 0.5}}]},
-            "train": TRAIN | {"converge": {"monitor": "loss", "max_epochs": self.epochs}}, **parts}
+        content = {
+            "name": "gpu",
+            "output": str(folder / "run"),
+            "models": models,
+            "data": {
+                "source": "builtin:noise",
+                "options": {"samples": self.samples, "size": 32},
+                "validation": None,
+                "cache": "memory",
+                "transforms": [{"scale": {"mean": 0.5, "std": 0.5}}],
+            },
+            "train": TRAIN | {"converge": {"monitor": "loss", "max_epochs": self.epochs}},
+            **parts,
+        }
         (folder / "spec.yaml").write_text(yaml.safe_dump(content))
         self.call([*mpirun(ranks), "-m", "fleet.run", str(folder / "spec.yaml"), "--plain"], status)
         return RunPaths(folder / "run")
@@ -304,13 +371,27 @@ class Bench:
         """One network alone, whose samples are kept, beside a plain loop over the same ones in memory."""
         model = {"family": "cnn", "name": "cnn", "args": {"filters": self.filters, "dense": [64]}}
         paths = self.run(f"alone {name}", 2, [model], resources=self.one_gpu(name))
-        records = [event.record for event in events_of(paths.events, EpochEnded)][1:]  # the first one compiles
+        records = [event.record for event in events_of(paths.events, EpochEnded)][
+            1:
+        ]  # the first one compiles
         mine = statistics.median(record.samples / record.seconds for record in records)
-        rates = self.python(ENGINES[name].loop, json.dumps([self.samples, 32, self.epochs, BATCH, self.filters]))[1:]
-        self.found.add(f"{name}: one network alone", mine, "samples/s", ENGINES[name].rival,
-                       mine / statistics.median(rates))
-        self.found.add(f"{name}: waits of one network alone for samples", 100 * sum(
-            record.waited_s for record in records) / sum(record.seconds for record in records), "%")
+        rates = self.python(
+            ENGINES[name].loop, json.dumps([self.samples, 32, self.epochs, BATCH, self.filters])
+        )[1:]
+        self.found.add(
+            f"{name}: one network alone",
+            mine,
+            "samples/s",
+            ENGINES[name].rival,
+            mine / statistics.median(rates),
+        )
+        self.found.add(
+            f"{name}: waits of one network alone for samples",
+            100
+            * sum(record.waited_s for record in records)
+            / sum(record.seconds for record in records),
+            "%",
+        )
 
     def one_gpu(self, name: str) -> dict[str, Any]:
         """The resources of a run on one GPU, or on cores."""
@@ -318,23 +399,51 @@ class Bench:
 
     def together(self, name: str, slots: int) -> None:
         """So many networks on the first GPU; where there is MPS, with it."""
-        options = ["--epochs=6", f"--samples={2 * self.samples}"] if self.gpus else [
-            "--epochs=6", "--samples=8192", "--filters", "8"]
-        told = json.loads(self.call([sys.executable, "benchmarks/sharing.py", "--rounds=1", "--json", "--engine", name,
-                                     "--slots", str(slots), *options]))
+        options = (
+            ["--epochs=6", f"--samples={2 * self.samples}"]
+            if self.gpus
+            else ["--epochs=6", "--samples=8192", "--filters", "8"]
+        )
+        told = json.loads(
+            self.call(
+                [
+                    sys.executable,
+                    "benchmarks/sharing.py",
+                    "--rounds=1",
+                    "--json",
+                    "--engine",
+                    name,
+                    "--slots",
+                    str(slots),
+                    *options,
+                ]
+            )
+        )
         [one] = told["rounds"][str(slots)]
         for key, unit in (("together", "samples/s"), ("finished", "networks/min")):
             first = self._first.setdefault((name, key), one[key])
-            self.found.add(f"{name}: {slots} on {told['device']}", one[key], unit, "the first of these",
-                           one[key] / first)
+            self.found.add(
+                f"{name}: {slots} on {told['device']}",
+                one[key],
+                unit,
+                "the first of these",
+                one[key] / first,
+            )
 
     def copies(self, name: str) -> None:
         """How fast inputs go to the device, and what it takes to have the state of a network."""
-        found = self.python(ENGINES[name].copies, json.dumps({} if self.gpus else {"blocks": [1, 1], "width": 16}),
-                            name)
+        found = self.python(
+            ENGINES[name].copies,
+            json.dumps({} if self.gpus else {"blocks": [1, 1], "width": 16}),
+            name,
+        )
         for what, rate in found["copies"].items():
             self.found.add(f"{name}: inputs to the device: {what}", rate, "GB/s")
-        self.found.add(f"{name}: state of a network of {found['state_mb']:.3g} MB to the host", found["state_ms"], "ms")
+        self.found.add(
+            f"{name}: state of a network of {found['state_mb']:.3g} MB to the host",
+            found["state_ms"],
+            "ms",
+        )
         if found["said"]:
             self.found.skip(f"{name}: inputs from registered memory", found["said"][0])
 
@@ -343,42 +452,76 @@ class Bench:
         ranks = 4 if len(self.gpus) >= 4 or not self.gpus else 0
         if not ranks:
             raise Skipped(f"groups of 1, 2 and 4 ranks want 4 GPUs, and there are {len(self.gpus)}")
-        text = self.call([*mpirun(ranks), "benchmarks/regroup.py", "--exchange=mpi", "--repeat=2", "--json",
-                          f"--engine={name if self.gpus else 'numpy'}"])
-        for row in json.loads(text[text.index("["):]):
+        text = self.call(
+            [
+                *mpirun(ranks),
+                "benchmarks/regroup.py",
+                "--exchange=mpi",
+                "--repeat=2",
+                "--json",
+                f"--engine={name if self.gpus else 'numpy'}",
+            ]
+        )
+        for row in json.loads(text[text.index("[") :]):
             for way in ("regroup", "restart"):
-                self.found.add(f"{name}: a group from {row['before']} to {row['after']} ranks, by {way}", row[way],
-                               "ms")
+                self.found.add(
+                    f"{name}: a group from {row['before']} to {row['after']} ranks, by {way}",
+                    row[way],
+                    "ms",
+                )
 
     def limit(self, name: str) -> None:
         """Whether a slot that is not the first of its GPU stays within its share."""
         if self.memory is None:
-            raise Skipped("the memory of a GPU is not known" if self.gpus else "cores have no limit of memory")
+            raise Skipped(
+                "the memory of a GPU is not known" if self.gpus else "cores have no limit of memory"
+            )
         limit, took = self.python(ENGINES[name].limit, str(self.memory))
-        self.found.add(f"{name}: a second slot, held to {limit} MiB, could take", took, "MiB", "its limit",
-                       took / limit)
+        self.found.add(
+            f"{name}: a second slot, held to {limit} MiB, could take",
+            took,
+            "MiB",
+            "its limit",
+            took / limit,
+        )
 
     def too_large(self, name: str) -> None:
         """What becomes of a network that needs more memory than there is, and of the one beside it."""
         if not self.gpus:
             raise Skipped("it would take the memory of the machine")
         fits = {"family": "cnn", "name": "fits", "args": {"filters": [8], "dense": [16]}}
-        large = {"family": "cnn", "name": "large", "args": {"filters": [8192, 8192], "dense": [16]}, "train": {
-            "batch": {"size": self.samples}}}
-        paths = self.run(f"too large {name}", 2, [large, fits], status=3, resources=self.one_gpu(name))
+        large = {
+            "family": "cnn",
+            "name": "large",
+            "args": {"filters": [8192, 8192], "dense": [16]},
+            "train": {"batch": {"size": self.samples}},
+        }
+        paths = self.run(
+            f"too large {name}", 2, [large, fits], status=3, resources=self.one_gpu(name)
+        )
         reasons = [event.reason for event in events_of(paths.events, NetworkFailed)]
         done = {event.network for event in events_of(paths.events, EpochEnded)}
-        self.found.add(f"{name}: a network too large failed for lack of memory", float(
-            len(reasons) == 1 and reasons[0].startswith("out of memory")), "(1: yes)")
-        self.found.add(f"{name}: and the one after it on its GPU trained to its end", float(done == {"fits"}),
-                       "(1: yes)")
+        self.found.add(
+            f"{name}: a network too large failed for lack of memory",
+            float(len(reasons) == 1 and reasons[0].startswith("out of memory")),
+            "(1: yes)",
+        )
+        self.found.add(
+            f"{name}: and the one after it on its GPU trained to its end",
+            float(done == {"fits"}),
+            "(1: yes)",
+        )
 
     def all(self) -> Found:
         """Measure everything."""
         began = time.monotonic()
         parts: dict[str, Callable[[str], None]] = {
-            "one network alone, beside a plain loop": self.alone, "inputs and checkpoints": self.copies,
-            "limits of memory": self.limit, "out of memory": self.too_large, "changes of a group": self.regroup}
+            "one network alone, beside a plain loop": self.alone,
+            "inputs and checkpoints": self.copies,
+            "limits of memory": self.limit,
+            "out of memory": self.too_large,
+            "changes of a group": self.regroup,
+        }
         for slots in (1, 2, 4, 8) if self.gpus else (1, 2):
             parts[f"{slots} on one device"] = partial(self.together, slots=slots)
         for name, engine in ENGINES.items():
@@ -395,7 +538,9 @@ class Bench:
 
 def main() -> None:
     """Measure and write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--out", default="gpu", help="the files without their suffixes")
     parser.add_argument("--seconds", type=float, default=480.0, help="at most")
     parser.add_argument("--cpu", action="store_true", help="use no GPU: to try the script")

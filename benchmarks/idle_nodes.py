@@ -28,7 +28,15 @@ from apart import within
 
 from fleet.commands.show import print_json
 from fleet.terminal import print_table
-from scheduler.idle.allocate import RateCurve, Trainer, allocate, equal_as_published, name_order, place_in_order, worth
+from scheduler.idle.allocate import (
+    RateCurve,
+    Trainer,
+    allocate,
+    equal_as_published,
+    name_order,
+    place_in_order,
+    worth,
+)
 from scheduler.simulation.idle_nodes import Settings, Summary, replay, summarise
 from scheduler.simulation.idle_trace import (
     Trace,
@@ -54,12 +62,18 @@ class Data:
     @staticmethod
     def read(folder: Path, nodes: int | None = NODES, end_s: float | None = WEEK_S) -> Data:
         trace = read_events(folder / "summit_idle_events.csv.gz").select(0, nodes, end_s)
-        names = read_node_names(folder / "summit_node_names.txt.gz")[:trace.size]
+        names = read_node_names(folder / "summit_node_names.txt.gz")[: trace.size]
         return Data(trace, trace.arranged(name_order(names)), folder)
 
-    def jobs(self, name: str = "trainers_hps_shufflenet_1000.json", objective: str = "file",
-             rescale_factor: float = 1.0) -> tuple[TrainerJob, ...]:
-        return with_objective(read_trainers(self.folder / name), objective, rescale_factor=rescale_factor)
+    def jobs(
+        self,
+        name: str = "trainers_hps_shufflenet_1000.json",
+        objective: str = "file",
+        rescale_factor: float = 1.0,
+    ) -> tuple[TrainerJob, ...]:
+        return with_objective(
+            read_trainers(self.folder / name), objective, rescale_factor=rescale_factor
+        )
 
 
 # --- How good -----------------------------------------------------------------------------------
@@ -84,7 +98,11 @@ TARGETS = (
     Target("exact, T = 120 s", Settings(horizon_s=120), 0.833, 0.80),
     Target("exact, T = 300 s", Settings(horizon_s=300), 0.832),
     Target("exact, also at completions", at_completions, 0.891),
-    Target("exact, also at completions, in order of names", replace(at_completions, placement=place_in_order), 0.895),
+    Target(
+        "exact, also at completions, in order of names",
+        replace(at_completions, placement=place_in_order),
+        0.895,
+    ),
     Target("no cost of rescaling or preemption", at_completions, 0.924, rescale_factor=0),
 )
 
@@ -165,7 +183,9 @@ def instance(trainers: int, nodes: int, n_max: int, seed: int) -> tuple[list[Tra
     for _ in range(trainers):
         speeds = rng.uniform(1000, 7000) * np.array(bends) ** rng.uniform(0.85, 1.0)
         team.append(Trainer(RateCurve(tuple(bends), tuple(speeds.tolist())), 1, n_max, 18.0, 12.0))
-        current.append(int(rng.integers(0, min(n_max, nodes - sum(current), 2 * nodes // trainers) + 1)))
+        current.append(
+            int(rng.integers(0, min(n_max, nodes - sum(current), 2 * nodes // trainers) + 1))
+        )
     return team, current
 
 
@@ -178,7 +198,11 @@ def decisions(limit_s: float, repeat: int = 9) -> list[Decision]:
         best = worth(*problem(size, 0)[:2], allocate(*problem(size, 0)), 120.0)
         counts, nodes = (timed_solver(solver, size, limit_s) for solver in ("counts", "nodes"))
         same = all(abs(found[1] - best) <= 1e-9 * best for found in (counts, nodes) if found)
-        rows.append(Decision(*size, statistics.median(times), counts and counts[0], nodes and nodes[0], same))
+        rows.append(
+            Decision(
+                *size, statistics.median(times), counts and counts[0], nodes and nodes[0], same
+            )
+        )
     return rows
 
 
@@ -189,7 +213,9 @@ def problem(size: tuple[int, int, int], seed: int) -> tuple[list[Trainer], list[
     return team, current, size[1], 120.0
 
 
-def timed_solver(solver: str, size: tuple[int, int, int], limit_s: float) -> tuple[float, float] | None:
+def timed_solver(
+    solver: str, size: tuple[int, int, int], limit_s: float
+) -> tuple[float, float] | None:
     """CPU seconds and objective of HiGHS on instance 0; None where it took longer than the limit."""
     found: tuple[float, float] | None = within(limit_s, _solve, solver, size)
     return found
@@ -204,7 +230,9 @@ def _solve(solver: str, size: tuple[int, int, int], answer: Connection) -> None:
         solution = allocate_counts(team, current, nodes, horizon_s)
     else:
         ends = np.cumsum([0, *current]).tolist()
-        held = [frozenset(range(end - had, end)) for end, had in zip(ends[1:], current, strict=True)]
+        held = [
+            frozenset(range(end - had, end)) for end, had in zip(ends[1:], current, strict=True)
+        ]
         found = allocate_nodes(team, held, nodes, horizon_s)
         assert found is not None
         solution = found
@@ -212,30 +240,84 @@ def _solve(solver: str, size: tuple[int, int, int], answer: Connection) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--data", type=Path, required=True, metavar="FOLDER")
-    parser.add_argument("--solver-limit", type=float, default=120.0, metavar="S", help="wall seconds (120)")
+    parser.add_argument(
+        "--solver-limit", type=float, default=120.0, metavar="S", help="wall seconds (120)"
+    )
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args()
     quality = efficiencies(Data.read(args.data))
     weeks = two_weeks(args.data)
     speed = decisions(args.solver_limit)
     if args.json:
-        print_json({"efficiency": {target.name: summary.efficiency for target, summary in quality},
-                    "two_weeks": list(map(asdict, weeks)), "decisions": list(map(asdict, speed))})
+        print_json(
+            {
+                "efficiency": {target.name: summary.efficiency for target, summary in quality},
+                "two_weeks": list(map(asdict, weeks)),
+                "decisions": list(map(asdict, speed)),
+            }
+        )
         return
-    print_table(["a week of 1024 nodes", "efficiency", "target", "paper"],
-                [[target.name, summary.efficiency, target.target, target.paper] for target, summary in quality])
-    print_table(["two weeks of 4734 nodes, trials", "events (22883)", "node-hours (137639)", "read s", "replay s",
-                 "efficiency s", "sum s", "target s"],
-                [[row.trials, row.summary.events, round(row.summary.node_hours), row.read_s, row.replay_s,
-                  row.efficiency_s, row.read_s + row.replay_s + row.efficiency_s, 15] for row in weeks])
-    print_table(["trainers", "nodes", "n_max", "programme ms", "target ms", "HiGHS, counts s", "HiGHS, nodes s",
-                 "same optimum"],
-                [[row.trainers, row.nodes, row.n_max, 1000 * row.programme_s,
-                  8 if (row.trainers, row.nodes) == (30, 800) else None, row.counts_s,
-                  row.nodes_s if row.nodes_s is not None else f"> {args.solver_limit:g}",
-                  "yes" if row.same else "NO"] for row in speed])
+    print_table(
+        ["a week of 1024 nodes", "efficiency", "target", "paper"],
+        [
+            [target.name, summary.efficiency, target.target, target.paper]
+            for target, summary in quality
+        ],
+    )
+    print_table(
+        [
+            "two weeks of 4734 nodes, trials",
+            "events (22883)",
+            "node-hours (137639)",
+            "read s",
+            "replay s",
+            "efficiency s",
+            "sum s",
+            "target s",
+        ],
+        [
+            [
+                row.trials,
+                row.summary.events,
+                round(row.summary.node_hours),
+                row.read_s,
+                row.replay_s,
+                row.efficiency_s,
+                row.read_s + row.replay_s + row.efficiency_s,
+                15,
+            ]
+            for row in weeks
+        ],
+    )
+    print_table(
+        [
+            "trainers",
+            "nodes",
+            "n_max",
+            "programme ms",
+            "target ms",
+            "HiGHS, counts s",
+            "HiGHS, nodes s",
+            "same optimum",
+        ],
+        [
+            [
+                row.trainers,
+                row.nodes,
+                row.n_max,
+                1000 * row.programme_s,
+                8 if (row.trainers, row.nodes) == (30, 800) else None,
+                row.counts_s,
+                row.nodes_s if row.nodes_s is not None else f"> {args.solver_limit:g}",
+                "yes" if row.same else "NO",
+            ]
+            for row in speed
+        ],
+    )
 
 
 if __name__ == "__main__":

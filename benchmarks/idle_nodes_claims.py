@@ -58,7 +58,9 @@ def fragments(trace: Trace, shorter_s: float = 600.0) -> tuple[float, float, int
 def departure_within(trace: Trace) -> FloatArray:
     """For each change of the trace, the seconds until nodes leave next; infinite where none do."""
     rows = np.diff(trace.starts)
-    leaving = trace.times_s[np.bincount(np.repeat(np.arange(len(rows)), rows), ~trace.joined, len(rows)) > 0]
+    leaving = trace.times_s[
+        np.bincount(np.repeat(np.arange(len(rows)), rows), ~trace.joined, len(rows)) > 0
+    ]
     following = np.searchsorted(leaving, trace.times_s, side="right")
     return np.append(leaving, np.inf)[following] - trace.times_s
 
@@ -74,9 +76,13 @@ class Recorded:
     costs: list[float] = field(default_factory=list)
     had: dict[int, int] = field(default_factory=dict)
 
-    def __call__(self, trainers: Sequence[Trainer], current: Sequence[int], nodes: int, horizon_s: float) -> Counts:
+    def __call__(
+        self, trainers: Sequence[Trainer], current: Sequence[int], nodes: int, horizon_s: float
+    ) -> Counts:
         counts = self.policy(trainers, current, nodes, horizon_s)
-        self.costs.append(sum(self._cost(*one) for one in zip(trainers, current, counts, strict=True)))
+        self.costs.append(
+            sum(self._cost(*one) for one in zip(trainers, current, counts, strict=True))
+        )
         self.had = {id(trainer): count for trainer, count in zip(trainers, counts, strict=True)}
         return counts
 
@@ -86,7 +92,9 @@ class Recorded:
         return preempted + trainer.rescale_s(current, count) * float(trainer.rates[current])
 
 
-def outcomes(trace: Trace, jobs: Sequence[TrainerJob], policy: Policy) -> tuple[FloatArray, Replayed]:
+def outcomes(
+    trace: Trace, jobs: Sequence[TrainerJob], policy: Policy
+) -> tuple[FloatArray, Replayed]:
     """What was done from each change to the next, less what that change cost: rescaling and preemption."""
     recorded = Recorded(policy)
     done = replay(trace, jobs, Settings(policy=recorded))
@@ -120,26 +128,42 @@ def claims(folder: Path, best_six_hours: float | None = None) -> list[Claim]:
     """All of them; the best efficiency of six hours, where the caller has measured it."""
     data, whole = Data.read(folder), Data.read(folder, None, None)
     jobs = data.jobs()
-    found = [*_of_the_trace(whole.by_index, data.by_index), *_of_decisions(data.by_index, jobs),
-             *_unoccupied(Data.read(folder, end_s=None))]
+    found = [
+        *_of_the_trace(whole.by_index, data.by_index),
+        *_of_decisions(data.by_index, jobs),
+        *_unoccupied(Data.read(folder, end_s=None)),
+    ]
     if best_six_hours is not None:
-        found.append(Claim("efficiencies of up to 93 %", f"{best_six_hours:.1%} in the best six hours of the week",
-                           near(best_six_hours, 0.93, 0.02)))
+        found.append(
+            Claim(
+                "efficiencies of up to 93 %",
+                f"{best_six_hours:.1%} in the best six hours of the week",
+                near(best_six_hours, 0.93, 0.02),
+            )
+        )
     return found
 
 
 def _of_the_trace(whole: Trace, week: Trace) -> list[Claim]:
     short, of_time, count = fragments(whole)
     nodes, machine = departure_within(week), departure_within(whole)
-    share, of_all, change = (float((seconds <= 170).mean()) for seconds in (nodes, machine, np.diff(week.times_s)))
+    share, of_all, change = (
+        float((seconds <= 170).mean()) for seconds in (nodes, machine, np.diff(week.times_s))
+    )
     return [
-        Claim("58 % of the fragments are shorter than 10 minutes ...", f"{short:.1%} of the {count} that end",
-              near(short, 0.58, 0.05)),
+        Claim(
+            "58 % of the fragments are shorter than 10 minutes ...",
+            f"{short:.1%} of the {count} that end",
+            near(short, 0.58, 0.05),
+        ),
         Claim("... and hold 10 % of the node-time", f"{of_time:.1%}", near(of_time, 0.10, 0.1)),
-        Claim("nodes are taken away within T in 90 % of the cases from T = 170 s on (Fig. 7a)",
-              f"{share:.0%} within 170 s, and 90 % within {np.quantile(nodes, 0.9):.0f} s; on the whole machine "
-              f"{of_all:.0%} and {np.quantile(machine, 0.9):.0f} s. A change of any kind, nodes that join included, "
-              f"follows within 170 s in {change:.0%}", near(share, 0.9, 0.05)),
+        Claim(
+            "nodes are taken away within T in 90 % of the cases from T = 170 s on (Fig. 7a)",
+            f"{share:.0%} within 170 s, and 90 % within {np.quantile(nodes, 0.9):.0f} s; on the whole machine "
+            f"{of_all:.0%} and {np.quantile(machine, 0.9):.0f} s. A change of any kind, nodes that join included, "
+            f"follows within 170 s in {change:.0%}",
+            near(share, 0.9, 0.05),
+        ),
     ]
 
 
@@ -148,52 +172,84 @@ def _of_decisions(trace: Trace, jobs: Sequence[TrainerJob]) -> list[Claim]:
     shared, shared_done = outcomes(trace, jobs, equal_as_published)
     does = shared > 0  # else there is no ratio
     ratio = exact[does] / shared[does]
-    worse, double, five = (float(which.mean()) for which in (ratio < 1 - 1e-9, ratio >= 2, ratio >= 5))
+    worse, double, five = (
+        float(which.mean()) for which in (ratio < 1 - 1e-9, ratio >= 2, ratio >= 5)
+    )
     mean = float(ratio.mean())
-    per_event = {name: replay(trace, jobs, Settings(policy=policy, horizon_s=horizon_s)).rescale_cost
-                 / len(trace.times_s) for name, policy, horizon_s in (
-                     ("published", equal_as_published, 120.0), ("exact", allocate, 10.0))}
+    per_event = {
+        name: replay(trace, jobs, Settings(policy=policy, horizon_s=horizon_s)).rescale_cost
+        / len(trace.times_s)
+        for name, policy, horizon_s in (
+            ("published", equal_as_published, 120.0),
+            ("exact", allocate, 10.0),
+        )
+    }
     times = per_event["published"] / per_event["exact"]
     ours = efficiency(trace, jobs, replay(trace, jobs, Settings(policy=equal)), 10)
     theirs = efficiency(trace, jobs, shared_done, 10)
     return [
-        Claim("the heuristic's efficiency is 75 %", f"{theirs:.1%} where a share must be greater than n_min, as in the "
-              f"authors' replay (`equal-as-published`); {ours:.1%} where it may be as great (`equal`)",
-              near(theirs, 0.75, 0.02)),
-        Claim("between 6.9 % of the events exact decisions do worse than the heuristic ...",
-              f"{worse:.1%} of the {does.mean():.0%} of events between which the heuristic does more than it costs; in "
-              "the others there is no ratio", near(worse, 0.069, 0.2)),
+        Claim(
+            "the heuristic's efficiency is 75 %",
+            f"{theirs:.1%} where a share must be greater than n_min, as in the "
+            f"authors' replay (`equal-as-published`); {ours:.1%} where it may be as great (`equal`)",
+            near(theirs, 0.75, 0.02),
+        ),
+        Claim(
+            "between 6.9 % of the events exact decisions do worse than the heuristic ...",
+            f"{worse:.1%} of the {does.mean():.0%} of events between which the heuristic does more than it costs; in "
+            "the others there is no ratio",
+            near(worse, 0.069, 0.2),
+        ),
         Claim("... between 11 % at least twice as much", f"{double:.1%}", near(double, 0.11, 0.2)),
         Claim("... between 3 % five times as much", f"{five:.1%}", near(five, 0.03, 0.2)),
-        Claim("... and 2.9 times as much on average", f"{mean:.1f}; a mean of ratios that a few events decide, as the "
-              "paper says too", near(mean, 2.9, 0.2)),
-        Claim("the heuristic's rescaling costs 1.03e6 samples an event ...", f"{per_event['published']:.3g}",
-              near(per_event["published"], 1.03e6, 0.2)),
-        Claim("... 76 times as much as that of exact decisions with T = 10 s", f"{times:.0f} times; these cost "
-              f"{per_event['exact']:.3g}", near(times, 76, 0.2)),
+        Claim(
+            "... and 2.9 times as much on average",
+            f"{mean:.1f}; a mean of ratios that a few events decide, as the paper says too",
+            near(mean, 2.9, 0.2),
+        ),
+        Claim(
+            "the heuristic's rescaling costs 1.03e6 samples an event ...",
+            f"{per_event['published']:.3g}",
+            near(per_event["published"], 1.03e6, 0.2),
+        ),
+        Claim(
+            "... 76 times as much as that of exact decisions with T = 10 s",
+            f"{times:.0f} times; these cost {per_event['exact']:.3g}",
+            near(times, 76, 0.2),
+        ),
     ]
 
 
 def _unoccupied(data: Data) -> list[Claim]:
     found = []
     for parallel, paper in ((5, 0.124), (10, 0.021), (15, 0.0)):
-        shares = [unoccupied(data.by_index, data.jobs(IMAGENET, objective), parallel)
-                  for objective in ("samples", "efficiency")]
+        shares = [
+            unoccupied(data.by_index, data.jobs(IMAGENET, objective), parallel)
+            for objective in ("samples", "efficiency")
+        ]
         agrees = [abs(share - paper) <= 0.02 for share in shares]
-        found.append(Claim(
-            f"{paper:.1%} of the node-time is unoccupied with {parallel} trainers at once",
-            f"{shares[0]:.1%} (objective samples/s), {shares[1]:.1%} (scaling efficiency)",
-            HOLDS if all(agrees) else PARTLY if any(agrees) else FAILS))
+        found.append(
+            Claim(
+                f"{paper:.1%} of the node-time is unoccupied with {parallel} trainers at once",
+                f"{shares[0]:.1%} (objective samples/s), {shares[1]:.1%} (scaling efficiency)",
+                HOLDS if all(agrees) else PARTLY if any(agrees) else FAILS,
+            )
+        )
     return found
 
 
 def block(folder: Path, best_six_hours: float) -> str:
     """The claims as a table in Markdown."""
-    return table(HEADERS, [[claim.paper, claim.here, claim.verdict] for claim in claims(folder, best_six_hours)])
+    return table(
+        HEADERS,
+        [[claim.paper, claim.here, claim.verdict] for claim in claims(folder, best_six_hours)],
+    )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--data", type=Path, required=True, metavar="FOLDER")
     parser.add_argument("--json", action="store_true", help="print one JSON object")
     args = parser.parse_args()
@@ -201,7 +257,9 @@ def main() -> None:
     if args.json:
         print_json([asdict(claim) for claim in found])
     else:
-        print_table(HEADERS, [[claim.paper, claim.here, claim.verdict.strip("*")] for claim in found])
+        print_table(
+            HEADERS, [[claim.paper, claim.here, claim.verdict.strip("*")] for claim in found]
+        )
 
 
 if __name__ == "__main__":

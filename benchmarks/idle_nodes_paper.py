@@ -28,7 +28,9 @@ from scheduler.idle.allocate import equal_as_published, place_in_order
 from scheduler.simulation.idle_nodes import Settings, Summary, efficiency, replay, static_outcome
 from scheduler.simulation.idle_trace import Trace, TrainerJob
 
-PUBLISHED = Settings()  # decisions at changes of the trace only, nodes by index, T = 120 s, ten at a time
+PUBLISHED = (
+    Settings()
+)  # decisions at changes of the trace only, nodes by index, T = 120 s, ten at a time
 SHARED = Settings(policy=equal_as_published)
 BEST = Settings(completions_are_events=True, placement=place_in_order)
 HORIZONS_S = (5, 10, 20, 40, 60, 80, 120, 160, 200, 240, 300)
@@ -37,15 +39,21 @@ FACTORS = tuple(range(1, 11))
 
 # Average trainer hours for each of PARALLEL, as the paper prints them.
 TABLE_3 = {  # objective: samples per second
-    "AlexNet": (0.5, 0.6, 0.5, 0.6, 0.5, 0.5, 0.6), "resnet18": (0.4, 0.4, 0.4, 0.4, 0.5, 0.5, 0.5),
-    "mnasnet1": (0.7, 0.7, 0.8, 0.8, 0.9, 0.9, 1.1), "mobilenet": (0.8, 0.9, 0.8, 0.9, 1.0, 1.2, 1.4),
-    "shufflenet": (0.9, 1.0, 0.9, 1.2, 1.4, 1.6, 1.8), "vgg16": (2.3, 3.4, 4.1, 5.4, 6.1, 6.3, 7.4),
+    "AlexNet": (0.5, 0.6, 0.5, 0.6, 0.5, 0.5, 0.6),
+    "resnet18": (0.4, 0.4, 0.4, 0.4, 0.5, 0.5, 0.5),
+    "mnasnet1": (0.7, 0.7, 0.8, 0.8, 0.9, 0.9, 1.1),
+    "mobilenet": (0.8, 0.9, 0.8, 0.9, 1.0, 1.2, 1.4),
+    "shufflenet": (0.9, 1.0, 0.9, 1.2, 1.4, 1.6, 1.8),
+    "vgg16": (2.3, 3.4, 4.1, 5.4, 6.1, 6.3, 7.4),
     "DenseNet": (4.1, 9.5, 16.1, 22.4, 29.2, 36.3, 42.3),
 }
 TABLE_4 = {  # objective: scaling efficiency
-    "vgg16": (1.98, 2.8, 3.3, 3.8, 4.5, 5.0, 5.2), "DenseNet": (2.58, 3.4, 4.6, 5.2, 6.4, 6.5, 7.8),
-    "resnet18": (0.77, 1.1, 1.5, 1.9, 2.1, 2.4, 2.6), "mobilenet": (0.89, 1.8, 2.7, 3.8, 4.7, 5.9, 7.4),
-    "shufflenet": (1.15, 2.1, 2.9, 4.2, 5.4, 7.2, 8.5), "mnasnet1": (1.15, 2.3, 3.8, 5.5, 7.0, 9.4, 10.7),
+    "vgg16": (1.98, 2.8, 3.3, 3.8, 4.5, 5.0, 5.2),
+    "DenseNet": (2.58, 3.4, 4.6, 5.2, 6.4, 6.5, 7.8),
+    "resnet18": (0.77, 1.1, 1.5, 1.9, 2.1, 2.4, 2.6),
+    "mobilenet": (0.89, 1.8, 2.7, 3.8, 4.7, 5.9, 7.4),
+    "shufflenet": (1.15, 2.1, 2.9, 4.2, 5.4, 7.2, 8.5),
+    "mnasnet1": (1.15, 2.3, 3.8, 5.5, 7.0, 9.4, 10.7),
     "AlexNet": (0.94, 2.4, 3.9, 5.3, 6.8, 7.6, 8.8),
 }
 OBJECTIVES = {"samples": "samples/s", "efficiency": "scaling efficiency"}
@@ -65,18 +73,26 @@ def trace_for(data: Data, settings: Settings) -> Trace:
 
 def horizons(data: Data, jobs: Sequence[TrainerJob], settings: Settings) -> list[float]:
     """Figs. 9 and 13: efficiency against the forward-looking time."""
-    return [share(trace_for(data, settings), jobs, replace(settings, horizon_s=horizon)) for horizon in HORIZONS_S]
+    return [
+        share(trace_for(data, settings), jobs, replace(settings, horizon_s=horizon))
+        for horizon in HORIZONS_S
+    ]
 
 
 def in_speed_up(data: Data) -> list[float]:
     """Fig. 13 again: objective samples/s, but what is done counted in speed-up, each network by its own measure."""
     jobs, normal = data.jobs(IMAGENET, "samples"), data.jobs(IMAGENET, "efficiency")
     seconds = data.by_index.end_s
-    best = static_outcome(normal, data.by_index.node_seconds() / seconds, seconds, PUBLISHED.max_parallel)
+    best = static_outcome(
+        normal, data.by_index.node_seconds() / seconds, seconds, PUBLISHED.max_parallel
+    )
     found = []
     for horizon in HORIZONS_S:
         done = replay(data.by_index, jobs, replace(PUBLISHED, horizon_s=horizon))
-        found.append(sum(record.samples / jobs[record.job].samples.table(1)[1] for record in done.trainers) / best)
+        found.append(
+            sum(record.samples / jobs[record.job].samples.table(1)[1] for record in done.trainers)
+            / best
+        )
     return found
 
 
@@ -87,8 +103,10 @@ def six_hours(data: Data, jobs: Sequence[TrainerJob], settings: Settings) -> lis
     did = np.diff(replay(trace, jobs, settings).outcome_until(ends))
     nodes = np.diff([trace.node_seconds(end) for end in ends]) / (6 * 3600)
     at_once = tuple(replace(job, submit_s=0.0) for job in jobs)
-    return [float(done) / static_outcome(at_once, idle, 6 * 3600, settings.max_parallel)
-            for done, idle in zip(did, nodes.tolist(), strict=True)]
+    return [
+        float(done) / static_outcome(at_once, idle, 6 * 3600, settings.max_parallel)
+        for done, idle in zip(did, nodes.tolist(), strict=True)
+    ]
 
 
 @dataclass(frozen=True)
@@ -107,20 +125,36 @@ class ToTheEnd:
         hours: dict[str, list[float]] = {}
         for record in done.trainers:
             if record.ended_s is not None:
-                hours.setdefault(jobs[record.job].curve, []).append((record.ended_s - record.started_s) / 3600)
+                hours.setdefault(jobs[record.job].curve, []).append(
+                    (record.ended_s - record.started_s) / 3600
+                )
         end_s = max(record.ended_s or 0.0 for record in done.trainers)
-        return ToTheEnd(trace.node_seconds(end_s) / 3600, done.mean_trainer_hours,
-                        efficiency(trace, jobs, done, settings.max_parallel),
-                        {curve: float(np.mean(values)) for curve, values in hours.items()},
-                        len(jobs) - done.completed)
+        return ToTheEnd(
+            trace.node_seconds(end_s) / 3600,
+            done.mean_trainer_hours,
+            efficiency(trace, jobs, done, settings.max_parallel),
+            {curve: float(np.mean(values)) for curve, values in hours.items()},
+            len(jobs) - done.completed,
+        )
 
 
-def trials_of(jobs: Sequence[TrainerJob], like: Sequence[TrainerJob]) -> dict[str, tuple[TrainerJob, ...]]:
+def trials_of(
+    jobs: Sequence[TrainerJob], like: Sequence[TrainerJob]
+) -> dict[str, tuple[TrainerJob, ...]]:
     """Fig. 15: as many trials of each network of ``jobs`` as there are of ShuffleNet in ``like``."""
     models = {job.curve: job for job in jobs}
-    return {curve: tuple(replace(trial, curve=curve, samples=model.samples,
-                                 trainer=replace(trial.trainer, objective=model.samples)) for trial in like)
-            for curve, model in models.items()}
+    return {
+        curve: tuple(
+            replace(
+                trial,
+                curve=curve,
+                samples=model.samples,
+                trainer=replace(trial.trainer, objective=model.samples),
+            )
+            for trial in like
+        )
+        for curve, model in models.items()
+    }
 
 
 # --- What is written ----------------------------------------------------------------------------
@@ -132,23 +166,70 @@ def picture(path: Path, size: tuple[float, float], columns: int, draw: Callable[
 
 def targets_block(data: Data) -> str:
     rows: list[tuple[Any, Summary]] = efficiencies(data)
-    return table(["replay", "efficiency", "target", "paper", "trainers done", "samples lost to departures, 1e9",
-                  "to rescaling, 1e9"],
-                 [[target.name, summary.efficiency, target.target,
-                   None if target.paper is None else f"{target.paper:.2f}", summary.completed,
-                   f"{summary.preemption_cost_samples / 1e9:.2f}", f"{summary.rescale_cost_samples / 1e9:.2f}"]
-                  for target, summary in rows])
+    return table(
+        [
+            "replay",
+            "efficiency",
+            "target",
+            "paper",
+            "trainers done",
+            "samples lost to departures, 1e9",
+            "to rescaling, 1e9",
+        ],
+        [
+            [
+                target.name,
+                summary.efficiency,
+                target.target,
+                None if target.paper is None else f"{target.paper:.2f}",
+                summary.completed,
+                f"{summary.preemption_cost_samples / 1e9:.2f}",
+                f"{summary.rescale_cost_samples / 1e9:.2f}",
+            ]
+            for target, summary in rows
+        ],
+    )
 
 
 def speed_block(folder: Path, limit_s: float) -> str:
-    weeks = table(["trials", "events", "node-hours", "reading, s", "replay, s", "A_s, s", "together, s"],
-                  [[row.trials, row.summary.events, round(row.summary.node_hours), f"{row.read_s:.1f}",
-                    f"{row.replay_s:.1f}", f"{row.efficiency_s:.1f}",
-                    f"{row.read_s + row.replay_s + row.efficiency_s:.1f}"] for row in two_weeks(folder)])
-    sizes = table(["trainers", "nodes", "n_max", "programme, ms", "HiGHS over counts, ms", "HiGHS over nodes, ms",
-                   "same optimum"],
-                  [[row.trainers, row.nodes, row.n_max, f"{1e3 * row.programme_s:.2f}", _ms(row.counts_s, limit_s),
-                    _ms(row.nodes_s, limit_s), "yes" if row.same else "no"] for row in decisions(limit_s)])
+    weeks = table(
+        ["trials", "events", "node-hours", "reading, s", "replay, s", "A_s, s", "together, s"],
+        [
+            [
+                row.trials,
+                row.summary.events,
+                round(row.summary.node_hours),
+                f"{row.read_s:.1f}",
+                f"{row.replay_s:.1f}",
+                f"{row.efficiency_s:.1f}",
+                f"{row.read_s + row.replay_s + row.efficiency_s:.1f}",
+            ]
+            for row in two_weeks(folder)
+        ],
+    )
+    sizes = table(
+        [
+            "trainers",
+            "nodes",
+            "n_max",
+            "programme, ms",
+            "HiGHS over counts, ms",
+            "HiGHS over nodes, ms",
+            "same optimum",
+        ],
+        [
+            [
+                row.trainers,
+                row.nodes,
+                row.n_max,
+                f"{1e3 * row.programme_s:.2f}",
+                _ms(row.counts_s, limit_s),
+                _ms(row.nodes_s, limit_s),
+                "yes" if row.same else "no",
+            ]
+            for row in decisions(limit_s)
+        ],
+    )
     return f"{weeks}\n\n{sizes}"
 
 
@@ -162,7 +243,9 @@ def departures_block(folder: Path) -> str:
     for name, trace in (("by index", data.by_index), ("by name", data.by_name)):
         together, first_tenth = _departures(trace)
         rows.append([name, f"{together:.0%}", f"{first_tenth:.0%}"])
-    return table(["idle nodes in line", "next in line leaves too", "departures from the first tenth"], rows)
+    return table(
+        ["idle nodes in line", "next in line leaves too", "departures from the first tenth"], rows
+    )
 
 
 def _departures(trace: Trace) -> tuple[float, float]:
@@ -184,14 +267,18 @@ def horizon_block(data: Data, figure: Path) -> str:
         "ShuffleNet, published convention": horizons(data, trials, PUBLISHED),
         "ShuffleNet, at completions too, in order": horizons(data, trials, BEST),
         "ShuffleNet, equal": [share(data.by_index, trials, SHARED)] * len(HORIZONS_S),
-        **{f"ImageNet, {text}": horizons(data, data.jobs(IMAGENET, objective), PUBLISHED)
-           for objective, text in OBJECTIVES.items()},
+        **{
+            f"ImageNet, {text}": horizons(data, data.jobs(IMAGENET, objective), PUBLISHED)
+            for objective, text in OBJECTIVES.items()
+        },
         "ImageNet, samples/s, counted in speed-up": in_speed_up(data),
     }
 
     def draw(left: Any, right: Any) -> None:
         for place, (name, values) in enumerate(lines.items()):
-            (left if place < 3 else right).plot(HORIZONS_S, 100 * np.array(values), marker=".", label=name)
+            (left if place < 3 else right).plot(
+                HORIZONS_S, 100 * np.array(values), marker=".", label=name
+            )
         left.set(title="Fig. 9: one network", ylabel="efficiency, %")
         right.set(title="Fig. 13: seven networks")
         for axes in (left, right):
@@ -204,49 +291,105 @@ def horizon_block(data: Data, figure: Path) -> str:
 
 def week_block(data: Data, figure: Path) -> str:
     trials = data.jobs()
-    lines = {"equal": six_hours(data, trials, SHARED),
-             "exact": six_hours(data, trials, PUBLISHED),
-             "exact, at completions too, in order": six_hours(data, trials, BEST)}
+    lines = {
+        "equal": six_hours(data, trials, SHARED),
+        "exact": six_hours(data, trials, PUBLISHED),
+        "exact, at completions too, in order": six_hours(data, trials, BEST),
+    }
     hours = 6 * np.arange(1, len(lines["equal"]) + 1)
 
     def draw(axes: Any) -> None:
         for name, values in lines.items():
             axes.plot(hours, 100 * np.array(values), marker=".", label=name)
-        axes.set(title="Fig. 10: each six hours", ylabel="efficiency, %", xlabel="hours", xticks=hours[3::4])
+        axes.set(
+            title="Fig. 10: each six hours",
+            ylabel="efficiency, %",
+            xlabel="hours",
+            xticks=hours[3::4],
+        )
         axes.legend(fontsize="small")
 
     picture(figure, (10, 3.2), 1, draw)
     ratio = np.array(lines["exact"]) / np.array(lines["equal"])
-    return table(["", "mean", "least", "greatest", "six hours of 90 % or more"],
-                 [[name, float(np.mean(values)), min(values), max(values), sum(value >= 0.9 for value in values)]
-                  for name, values in lines.items()]
-                 + [["exact over equal", float(np.mean(ratio)), float(ratio.min()), float(ratio.max()), None]])
+    return table(
+        ["", "mean", "least", "greatest", "six hours of 90 % or more"],
+        [
+            [
+                name,
+                float(np.mean(values)),
+                min(values),
+                max(values),
+                sum(value >= 0.9 for value in values),
+            ]
+            for name, values in lines.items()
+        ]
+        + [
+            [
+                "exact over equal",
+                float(np.mean(ratio)),
+                float(ratio.min()),
+                float(ratio.max()),
+                None,
+            ]
+        ],
+    )
 
 
 def parallel_block(folder: Path, figure: Path) -> str:
     data = Data.read(folder, end_s=None)
-    runs = {objective: [ToTheEnd.of(data.by_index, data.jobs(IMAGENET, objective),
-                                    replace(PUBLISHED, max_parallel=parallel)) for parallel in PARALLEL]
-            for objective in OBJECTIVES}
+    runs = {
+        objective: [
+            ToTheEnd.of(
+                data.by_index,
+                data.jobs(IMAGENET, objective),
+                replace(PUBLISHED, max_parallel=parallel),
+            )
+            for parallel in PARALLEL
+        ]
+        for objective in OBJECTIVES
+    }
 
     def draw(*axes: Any) -> None:
         for objective, columns in runs.items():
             for part, name in zip(axes, ("node_hours", "mean_hours", "efficiency"), strict=True):
-                part.plot(PARALLEL, [getattr(run, name) for run in columns], marker=".", label=OBJECTIVES[objective])
-        for part, name in zip(axes, ("node-hours until all are done", "mean trainer hours", "efficiency"), strict=True):
+                part.plot(
+                    PARALLEL,
+                    [getattr(run, name) for run in columns],
+                    marker=".",
+                    label=OBJECTIVES[objective],
+                )
+        for part, name in zip(
+            axes, ("node-hours until all are done", "mean trainer hours", "efficiency"), strict=True
+        ):
             part.set(title=name, xlabel="trainers at once")
         axes[0].legend(fontsize="small")
 
     picture(figure, (10, 3.2), 3, draw)
-    whole = table(["objective", "", *PARALLEL], [
-        [OBJECTIVES[objective], name, *(text(run) for run in columns)]
-        for objective, columns in runs.items() for name, text in ENDS.items()])
-    tables = [f"Mean trainer hours, objective {OBJECTIVES[objective]} (Table {number}); the paper's in brackets.\n\n"
-              + table(["network", *PARALLEL],
-                      [[curve, *(f"{run.hours[curve]:.1f} ({value})" for run, value in zip(runs[objective], paper,
-                                                                                         strict=True))]
-                       for curve, paper in printed.items()])
-              for number, objective, printed in ((3, "samples", TABLE_3), (4, "efficiency", TABLE_4))]
+    whole = table(
+        ["objective", "", *PARALLEL],
+        [
+            [OBJECTIVES[objective], name, *(text(run) for run in columns)]
+            for objective, columns in runs.items()
+            for name, text in ENDS.items()
+        ],
+    )
+    tables = [
+        f"Mean trainer hours, objective {OBJECTIVES[objective]} (Table {number}); the paper's in brackets.\n\n"
+        + table(
+            ["network", *PARALLEL],
+            [
+                [
+                    curve,
+                    *(
+                        f"{run.hours[curve]:.1f} ({value})"
+                        for run, value in zip(runs[objective], paper, strict=True)
+                    ),
+                ]
+                for curve, paper in printed.items()
+            ],
+        )
+        for number, objective, printed in ((3, "samples", TABLE_3), (4, "efficiency", TABLE_4))
+    ]
     return "\n\n".join([whole, *tables])
 
 
@@ -262,17 +405,31 @@ def costs_block(data: Data, folder: Path, figure: Path) -> str:
     sixty = Data.read(folder, end_s=60 * 3600)
     trials = trials_of(data.jobs(IMAGENET, "samples"), data.jobs())
     order = sorted(trials, key=lambda curve: trials[curve][0].samples.normalised().values[-1])
-    networks = {name: [share(trace_for(sixty, settings), trials[curve], settings) for curve in order]
-                for name, settings in (("published convention", PUBLISHED), ("at completions too, in order", BEST))}
-    factors = {name: [share(trace_for(data, settings), data.jobs(rescale_factor=factor), settings)
-                      for factor in FACTORS]
-               for name, settings in (("published convention", PUBLISHED), ("at completions too, in order", BEST))}
+    networks = {
+        name: [share(trace_for(sixty, settings), trials[curve], settings) for curve in order]
+        for name, settings in (
+            ("published convention", PUBLISHED),
+            ("at completions too, in order", BEST),
+        )
+    }
+    factors = {
+        name: [
+            share(trace_for(data, settings), data.jobs(rescale_factor=factor), settings)
+            for factor in FACTORS
+        ]
+        for name, settings in (
+            ("published convention", PUBLISHED),
+            ("at completions too, in order", BEST),
+        )
+    }
 
     def draw(left: Any, right: Any) -> None:
         places = np.arange(len(order))
         for shift, (name, values) in zip((-0.2, 0.2), networks.items(), strict=True):
             left.bar(places + shift, 100 * np.array(values), 0.4, label=name)
-        left.set(title="Fig. 15: which network", ylabel="efficiency, %", xticks=places, ylim=(50, 100))
+        left.set(
+            title="Fig. 15: which network", ylabel="efficiency, %", xticks=places, ylim=(50, 100)
+        )
         left.set_xticklabels(order, rotation=20, fontsize="small")
         for name, values in factors.items():
             right.plot(FACTORS, 100 * np.array(values), marker=".", label=name)
@@ -280,31 +437,50 @@ def costs_block(data: Data, folder: Path, figure: Path) -> str:
         right.legend(fontsize="small")
 
     picture(figure, (10, 3.6), 2, draw)
-    return "\n\n".join([
-        table(["first 60 hours", *order], [[name, *values] for name, values in networks.items()]),
-        table(["cost of rescaling", *(f"{factor}x" for factor in FACTORS)],
-              [[name, *values] for name, values in factors.items()])])
+    return "\n\n".join(
+        [
+            table(
+                ["first 60 hours", *order], [[name, *values] for name, values in networks.items()]
+            ),
+            table(
+                ["cost of rescaling", *(f"{factor}x" for factor in FACTORS)],
+                [[name, *values] for name, values in factors.items()],
+            ),
+        ]
+    )
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--data", type=Path, required=True, metavar="FOLDER")
     parser.add_argument("--docs", type=Path, default=Path("docs"))
-    parser.add_argument("--solver-limit", type=float, default=120.0, metavar="S", help="wall seconds (120)")
-    parser.add_argument("--only", nargs="+", default=[], metavar="NAME", help="measure these parts anew (all)")
+    parser.add_argument(
+        "--solver-limit", type=float, default=120.0, metavar="S", help="wall seconds (120)"
+    )
+    parser.add_argument(
+        "--only", nargs="+", default=[], metavar="NAME", help="measure these parts anew (all)"
+    )
     args = parser.parse_args()
     data, figures = Data.read(args.data), args.docs / "figures"
     page = args.docs / "measured/idle-nodes.md"
-    page.write_text(fill(page.read_text(), {
-        "targets": lambda: targets_block(data),
-        "departures": lambda: departures_block(args.data),
-        "horizon": lambda: horizon_block(data, figures / "idle-nodes-horizon.png"),
-        "week": lambda: week_block(data, figures / "idle-nodes-week.png"),
-        "parallel": lambda: parallel_block(args.data, figures / "idle-nodes-parallel.png"),
-        "costs": lambda: costs_block(data, args.data, figures / "idle-nodes-costs.png"),
-        "claims": lambda: block(args.data, max(six_hours(data, data.jobs(), PUBLISHED))),
-        "speed": lambda: speed_block(args.data, args.solver_limit),
-    }, args.only))
+    page.write_text(
+        fill(
+            page.read_text(),
+            {
+                "targets": lambda: targets_block(data),
+                "departures": lambda: departures_block(args.data),
+                "horizon": lambda: horizon_block(data, figures / "idle-nodes-horizon.png"),
+                "week": lambda: week_block(data, figures / "idle-nodes-week.png"),
+                "parallel": lambda: parallel_block(args.data, figures / "idle-nodes-parallel.png"),
+                "costs": lambda: costs_block(data, args.data, figures / "idle-nodes-costs.png"),
+                "claims": lambda: block(args.data, max(six_hours(data, data.jobs(), PUBLISHED))),
+                "speed": lambda: speed_block(args.data, args.solver_limit),
+            },
+            args.only,
+        )
+    )
 
 
 if __name__ == "__main__":

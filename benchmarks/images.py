@@ -41,7 +41,11 @@ def make_jpegs(tar: str, folder: Path, count: int = 4000, size: int = 256, seed:
 
 
 def _enlarge(small: Image.Image, size: int, rng: np.random.Generator) -> Image.Image:
-    image = np.asarray(small.convert("RGB").resize((size, size), Image.Resampling.BICUBIC), np.float32)
+    image = np.asarray(
+        small.convert("RGB").resize((size, size), Image.Resampling.BICUBIC), np.float32
+    )
     coarse = rng.normal(0, 24, (size // 4, size // 4, 3)).clip(-64, 64) + 128
     noise = Image.fromarray(coarse.astype(np.uint8)).resize((size, size), Image.Resampling.BICUBIC)
-    return Image.fromarray((image + np.asarray(noise, np.float32) - 128).clip(0, 255).astype(np.uint8))
+    return Image.fromarray(
+        (image + np.asarray(noise, np.float32) - 128).clip(0, 255).astype(np.uint8)
+    )

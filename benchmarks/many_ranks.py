@@ -37,7 +37,11 @@ from fleet.storage.files import write_json
 from fleet.storage.paths import RunPaths
 from fleet.terminal import print_table
 
-SAMPLES, STEPS, PACES_A_SECOND = 400, 10, 1000  # no more reports of pace are sent, whatever the groups
+SAMPLES, STEPS, PACES_A_SECOND = (
+    400,
+    10,
+    1000,
+)  # no more reports of pace are sent, whatever the groups
 
 
 class Notes:
@@ -58,7 +62,9 @@ class Notes:
         def tell(world: MPIWorld, rank: int, tag: Tag, message: Message) -> None:
             if isinstance(message, EpochDone):
                 self._asked_s = time.monotonic()
-            world._send(rank, tag, (time.monotonic(), message) if tag == Tag.COORDINATOR else message)
+            world._send(
+                rank, tag, (time.monotonic(), message) if tag == Tag.COORDINATOR else message
+            )
 
         def hear(world: MPIWorld, tag: Tag) -> Message | None:
             found: Any = world._receive(tag)
@@ -93,38 +99,72 @@ def inside(folder: Path) -> int:
     notes.patch()
     status = main([str(folder / "spec.yaml"), "--plain"])
     rank = os.environ["OMPI_COMM_WORLD_RANK"]
-    found: dict[str, Any] = {"orders": notes.orders} if rank != "0" else {
-        "orders": notes.orders, "heard": notes.heard, "delays": notes.delays,
-        "seconds": notes.until[0] - notes.began[0], "cpu_s": notes.until[1] - notes.began[1]}
+    found: dict[str, Any] = (
+        {"orders": notes.orders}
+        if rank != "0"
+        else {
+            "orders": notes.orders,
+            "heard": notes.heard,
+            "delays": notes.delays,
+            "seconds": notes.until[0] - notes.began[0],
+            "cpu_s": notes.until[1] - notes.began[1],
+        }
+    )
     write_json(folder / f"{rank}.json", found)
     return status
 
 
 def measured(folder: Path, args: argparse.Namespace) -> dict[str, Any]:
     """What a launch came to."""
-    write_emulated(folder, SAMPLES, SAMPLES // STEPS, args.networks, args.epochs, args.epoch_s, args.trainers,
-                   args.policy, preprocessors=1)
+    write_emulated(
+        folder,
+        SAMPLES,
+        SAMPLES // STEPS,
+        args.networks,
+        args.epochs,
+        args.epoch_s,
+        args.trainers,
+        args.policy,
+        preprocessors=1,
+    )
     launcher = [*mpirun(args.trainers + 1), __file__, "--inside", str(folder)]
     began = time.monotonic()
     run(folder / "spec.yaml", args.trainers + 1, launcher=[*launcher, "--"], log=sys.stderr)
     took_s = time.monotonic() - began
     told = [json.loads(path.read_text()) for path in folder.glob("[0-9]*.json")]
-    first, = (one for one in told if "heard" in one)
-    at = {type(event): t_s for t_s, event in read_events(
-        RunPaths(folder / "run").events, kinds=(Started, RanksReady, FirstStep, Ended))}
+    (first,) = (one for one in told if "heard" in one)
+    at = {
+        type(event): t_s
+        for t_s, event in read_events(
+            RunPaths(folder / "run").events, kinds=(Started, RanksReady, FirstStep, Ended)
+        )
+    }
     heard = sum(first["heard"].values())
-    return {"trainers": args.trainers, "networks": args.networks, "epochs": args.epochs, "epoch_s": args.epoch_s,
-            "policy": args.policy, "messages": first["heard"], "messages_per_s": round(heard / first["seconds"], 1),
-            "cpu_of_rank_0": round(first["cpu_s"] / first["seconds"], 3),
-            "cpu_us_a_message": round(1e6 * first["cpu_s"] / heard), "ready_s": round(at[RanksReady], 1),
-            "first_step_s": round(at[FirstStep], 1), "end_s": round(at[Ended], 1), "whole_s": round(took_s, 1),
-            "delay_ms": shares(first["delays"]), "orders_ms": shares([s for one in told for s in one["orders"]])}
+    return {
+        "trainers": args.trainers,
+        "networks": args.networks,
+        "epochs": args.epochs,
+        "epoch_s": args.epoch_s,
+        "policy": args.policy,
+        "messages": first["heard"],
+        "messages_per_s": round(heard / first["seconds"], 1),
+        "cpu_of_rank_0": round(first["cpu_s"] / first["seconds"], 3),
+        "cpu_us_a_message": round(1e6 * first["cpu_s"] / heard),
+        "ready_s": round(at[RanksReady], 1),
+        "first_step_s": round(at[FirstStep], 1),
+        "end_s": round(at[Ended], 1),
+        "whole_s": round(took_s, 1),
+        "delay_ms": shares(first["delays"]),
+        "orders_ms": shares([s for one in told for s in one["orders"]]),
+    }
 
 
 def shares(seconds: list[float]) -> dict[str, float]:
     """Median, 99 % and most, in ms."""
-    return {name: round(1000 * float(np.quantile(seconds, share)), 1)
-            for name, share in (("median", 0.5), ("p99", 0.99), ("most", 1.0))}
+    return {
+        name: round(1000 * float(np.quantile(seconds, share)), 1)
+        for name, share in (("median", 0.5), ("p99", 0.99), ("most", 1.0))
+    }
 
 
 def modelled(trainers: int, args: argparse.Namespace) -> dict[str, float]:
@@ -133,21 +173,41 @@ def modelled(trainers: int, args: argparse.Namespace) -> dict[str, float]:
     end_s, pace_s = args.ms_per_epoch / 1000, args.us_per_pace / 1e6
     busy = ends * end_s + paces * pace_s
     wait_s = (ends * end_s**2 + paces * pace_s**2) / (2 * (1 - busy)) if busy < 1 else float("inf")
-    full_s = trainers * end_s / (1 - paces * pace_s)  # the shortest epoch of which as many ends can be served
-    return {"trainers": trainers, "epoch_s": args.epoch_s, "busy": round(busy, 3), "wait_ms": round(1000 * wait_s, 2),
-            "shortest_epoch_s": round(full_s, 2)}
+    full_s = (
+        trainers * end_s / (1 - paces * pace_s)
+    )  # the shortest epoch of which as many ends can be served
+    return {
+        "trainers": trainers,
+        "epoch_s": args.epoch_s,
+        "busy": round(busy, 3),
+        "wait_ms": round(1000 * wait_s, 2),
+        "shortest_epoch_s": round(full_s, 2),
+    }
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--trainers", type=int, default=100)
     parser.add_argument("--networks", type=int, default=200)
     parser.add_argument("--epochs", type=int, default=3)
-    parser.add_argument("--epoch-s", type=float, default=10.0, help="seconds of an epoch on one trainer")
+    parser.add_argument(
+        "--epoch-s", type=float, default=10.0, help="seconds of an epoch on one trainer"
+    )
     parser.add_argument("--policy", default="adaptive")
-    parser.add_argument("--model", action="store_true", help="measure nothing: print what the model says")
-    parser.add_argument("--ms-per-epoch", type=float, default=1.5, help="CPU of rank 0 for an epoch's end, modelled")
-    parser.add_argument("--us-per-pace", type=float, default=28.0, help="CPU of rank 0 for a report of pace, modelled")
+    parser.add_argument(
+        "--model", action="store_true", help="measure nothing: print what the model says"
+    )
+    parser.add_argument(
+        "--ms-per-epoch", type=float, default=1.5, help="CPU of rank 0 for an epoch's end, modelled"
+    )
+    parser.add_argument(
+        "--us-per-pace",
+        type=float,
+        default=28.0,
+        help="CPU of rank 0 for a report of pace, modelled",
+    )
     parser.add_argument("--inside", type=Path, help=argparse.SUPPRESS)
     args, _ = parser.parse_known_args()
     if args.inside is not None:

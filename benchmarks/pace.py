@@ -29,7 +29,9 @@ def span_of(records: Sequence[Sequence[float]]) -> tuple[float, float]:
     """From when to when all consumers were at work, after the warm-up."""
     begin, end = max(times[0] for times in records) + WARM_UP_S, min(times[-1] for times in records)
     if end <= begin:
-        raise RuntimeError("the consumers were not at work at the same time: give them more seconds")
+        raise RuntimeError(
+            "the consumers were not at work at the same time: give them more seconds"
+        )
     return begin, end
 
 
@@ -40,7 +42,9 @@ def value_at(time_s: float, times: Sequence[float], values: Sequence[float]) -> 
     return values[after - 1] + weight * (values[after] - values[after - 1])
 
 
-def growth(times: Sequence[float], values: Sequence[float]) -> Callable[[tuple[float, float]], float]:
+def growth(
+    times: Sequence[float], values: Sequence[float]
+) -> Callable[[tuple[float, float]], float]:
     """By how much a value that was noted now and then grew in a span."""
     return lambda span: value_at(span[1], times, values) - value_at(span[0], times, values)
 
@@ -48,4 +52,6 @@ def growth(times: Sequence[float], values: Sequence[float]) -> Callable[[tuple[f
 def each_consumer(records: Sequence[Sequence[float]], batch: int) -> float:
     """Samples/s that each consumer had, on average over them."""
     span = span_of(records)
-    return statistics.mean(batch * growth(times, range(len(times)))(span) for times in records) / (span[1] - span[0])
+    return statistics.mean(batch * growth(times, range(len(times)))(span) for times in records) / (
+        span[1] - span[0]
+    )

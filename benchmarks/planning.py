@@ -61,24 +61,42 @@ def rows() -> list[Row]:
     measured = []
     for policy, options in settings:
         name = policy + (" to the letter" if options is LITERAL else "")
-        measured.append(Row("plan 1,000 networks on 1,000 GPUs", name, median_s(
-            partial(POLICIES[policy].decide, large, Progress(), Cluster.of(1000, 4), options))))
-        measured.append(Row("simulate 100 networks on 160 GPUs", name, median_s(
-            partial(simulate, small, Cluster.of(160, 4), POLICIES[policy], options))))
+        measured.append(
+            Row(
+                "plan 1,000 networks on 1,000 GPUs",
+                name,
+                median_s(
+                    partial(
+                        POLICIES[policy].decide, large, Progress(), Cluster.of(1000, 4), options
+                    )
+                ),
+            )
+        )
+        measured.append(
+            Row(
+                "simulate 100 networks on 160 GPUs",
+                name,
+                median_s(partial(simulate, small, Cluster.of(160, 4), POLICIES[policy], options)),
+            )
+        )
     return sorted(measured, key=lambda row: row.what)
 
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     measured = rows()
     if args.json:
         print_json([vars(row) for row in measured])
     else:
-        print_table(["what", "policy", "median, s", "target, s"],
-                    [[row.what, row.policy, row.median_s, row.target_s] for row in measured])
+        print_table(
+            ["what", "policy", "median, s", "target, s"],
+            [[row.what, row.policy, row.median_s, row.target_s] for row in measured],
+        )
 
 
 if __name__ == "__main__":

@@ -105,7 +105,9 @@ class Bench:
 
 def main() -> None:
     """Change the group again and again, either way."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--engine", choices=["keras", "numpy"], default="keras")
     parser.add_argument("--exchange", choices=["horovod", "mpi"], default="horovod")
     parser.add_argument("--filters", type=int, nargs="+", default=[32, 64])
@@ -114,12 +116,28 @@ def main() -> None:
     arguments = parser.parse_args()
     world = start_mpi()
     world.node_of()
-    model: dict[str, Any] = {"family": "softmax"} if arguments.engine == "numpy" else {
-        "family": "cnn", "args": {"filters": arguments.filters, "dense": [128], "norm": "none"}}
-    spec = parse({"models": [model], "train": {"optimizer": {"learning_rate": 0.01, "momentum": 0.9}},
-                  "resources": {"engine": arguments.engine, "exchange": arguments.exchange}})
+    model: dict[str, Any] = (
+        {"family": "softmax"}
+        if arguments.engine == "numpy"
+        else {
+            "family": "cnn",
+            "args": {"filters": arguments.filters, "dense": [128], "norm": "none"},
+        }
+    )
+    spec = parse(
+        {
+            "models": [model],
+            "train": {"optimizer": {"learning_rate": 0.01, "momentum": 0.9}},
+            "resources": {"engine": arguments.engine, "exchange": arguments.exchange},
+        }
+    )
     with tempfile.TemporaryDirectory() as folder:
-        bench = Bench(world, spec, make_engine(spec, SAMPLE, None, world.rank, world.size), Path(folder) / "last.h5")
+        bench = Bench(
+            world,
+            spec,
+            make_engine(spec, SAMPLE, None, world.rank, world.size),
+            Path(folder) / "last.h5",
+        )
         changes = list(pairwise(SIZES))
         times: dict[tuple, list] = {}
         for way in (bench.regroup, bench.restart):
@@ -135,18 +153,30 @@ def main() -> None:
                 bench.trainable.close()
                 bench.trainable = None
     if world.rank == 0:
+
         def medians_of(name: str, *change: int) -> list[float]:
             return [statistics.median(column) for column in zip(*times[name, *change], strict=True)]
 
-        medians = [(*change, medians_of("regroup", *change), medians_of("restart", *change)) for change in changes]
+        medians = [
+            (*change, medians_of("regroup", *change), medians_of("restart", *change))
+            for change in changes
+        ]
         if arguments.json:
-            print_json([{"before": before, "after": size, "regroup": regroup[0], "restart": restart[0]}
-                        for before, size, regroup, restart in medians])
+            print_json(
+                [
+                    {"before": before, "after": size, "regroup": regroup[0], "restart": restart[0]}
+                    for before, size, regroup, restart in medians
+                ]
+            )
         else:
-            print_table(["GPUs", "regroup", "first", "step", "restart", "first", "step"],
-                        [[f"{before} to {size}", *(f"{number:.1f}" for number in (*regroup, *restart))]
-                         for before, size, regroup, restart in medians],
-                        title=f"{arguments.engine}, {arguments.exchange}: medians of {arguments.repeat}, ms")
+            print_table(
+                ["GPUs", "regroup", "first", "step", "restart", "first", "step"],
+                [
+                    [f"{before} to {size}", *(f"{number:.1f}" for number in (*regroup, *restart))]
+                    for before, size, regroup, restart in medians
+                ],
+                title=f"{arguments.engine}, {arguments.exchange}: medians of {arguments.repeat}, ms",
+            )
     world.finish()
 
 

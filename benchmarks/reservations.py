@@ -41,8 +41,9 @@ class Speed:
     target_ms: float | None = None
 
 
-def timed(what: str, work: Callable[[], object], target_ms: float | None = None,
-          repeats: int = REPEATS) -> Speed:
+def timed(
+    what: str, work: Callable[[], object], target_ms: float | None = None, repeats: int = REPEATS
+) -> Speed:
     """Median times of a few calls."""
     clock, processor = [], []
     for _ in range(repeats):
@@ -55,38 +56,70 @@ def timed(what: str, work: Callable[[], object], target_ms: float | None = None,
 
 def first_call() -> Speed:
     """TOptimal where nothing has been called before, imports apart; medians over processes."""
-    code = ("from functools import partial; from benchmarks.reservations import *; "
-            "speed = timed('', partial(t_optimal, discretise(LAW, 10 ** 6)), repeats=1); "
-            "print(speed.clock_ms, speed.processor_ms)")
+    code = (
+        "from functools import partial; from benchmarks.reservations import *; "
+        "speed = timed('', partial(t_optimal, discretise(LAW, 10 ** 6)), repeats=1); "
+        "print(speed.clock_ms, speed.processor_ms)"
+    )
     root = Path(__file__).parents[1]
-    times = [tuple(map(float, subprocess.run((sys.executable, "-c", code), cwd=root, check=True, capture_output=True,
-                                             text=True).stdout.split())) for _ in range(REPEATS)]
+    times = [
+        tuple(
+            map(
+                float,
+                subprocess.run(
+                    (sys.executable, "-c", code),
+                    cwd=root,
+                    check=True,
+                    capture_output=True,
+                    text=True,
+                ).stdout.split(),
+            )
+        )
+        for _ in range(REPEATS)
+    ]
     clock, processor = zip(*times, strict=True)
-    return Speed("TOptimal, 10^6 points, first call of a process", statistics.median(clock),
-                 statistics.median(processor), 150)
+    return Speed(
+        "TOptimal, 10^6 points, first call of a process",
+        statistics.median(clock),
+        statistics.median(processor),
+        150,
+    )
 
 
 def measure() -> list[Speed]:
     """Everything there is a target for, and what else a user waits for."""
-    million, thousand = discretise(LAW, 10 ** 6), discretise(LAW, 1000)
+    million, thousand = discretise(LAW, 10**6), discretise(LAW, 1000)
     heavy = discretise(make_law("pareto", alpha=1.1, low=1, high=1000), 1000)
     jobs = draw_jobs(LAW, 100, 100, Sizes.BETA, Rule.TOPTIMAL, np.random.default_rng(0))
-    speeds = [timed("TOptimal, 10^6 points", partial(t_optimal, million), 150), first_call(),
-              timed("TOptimal, 200 points", lambda: t_optimal(discretise(LAW, 200)))]
+    speeds = [
+        timed("TOptimal, 10^6 points", partial(t_optimal, million), 150),
+        first_call(),
+        timed("TOptimal, 200 points", lambda: t_optimal(discretise(LAW, 200))),
+    ]
     for name, law in {"": thousand, " of a bounded Pareto": heavy}.items():
         for rate in (0.1, 0.5, 0.9):
-            speeds.append(timed(f"ATOptimal, 1000 points{name}, rate {rate}",
-                                partial(at_optimal, law, rate), 100))
+            speeds.append(
+                timed(
+                    f"ATOptimal, 1000 points{name}, rate {rate}",
+                    partial(at_optimal, law, rate),
+                    100,
+                )
+            )
     for convention in Convention:
-        speeds.append(timed(f"batch queue, 100 jobs, {convention}",
-                            partial(simulate, jobs, 100, convention)))
+        speeds.append(
+            timed(f"batch queue, 100 jobs, {convention}", partial(simulate, jobs, 100, convention))
+        )
     return speeds
 
 
 def main() -> None:
-    print_table(["", "clock, ms", "processor, ms", "target, ms"],
-                [[speed.what, round(speed.clock_ms, 1), round(speed.processor_ms, 1), speed.target_ms]
-                 for speed in measure()])
+    print_table(
+        ["", "clock, ms", "processor, ms", "target, ms"],
+        [
+            [speed.what, round(speed.clock_ms, 1), round(speed.processor_ms, 1), speed.target_ms]
+            for speed in measure()
+        ],
+    )
 
 
 if __name__ == "__main__":

@@ -55,12 +55,20 @@ from scheduler.simulation.batch_queue import Convention
 from scheduler.simulation.workload import Rule, Sizes
 
 TABLE_1 = make_law("truncnorm", mu=8, sigma=2, low=0, high=20)
-PUBLISHED = {0.0: "10.8, 13.4, 15.4, 17.1, 18.7, 20.0", 0.1: "10.86, 13.91, 18.69, 20.0", 0.5: "13.04, 20.0",
-             0.9: "17.39, 20.0"}
+PUBLISHED = {
+    0.0: "10.8, 13.4, 15.4, 17.1, 18.7, 20.0",
+    0.1: "10.86, 13.91, 18.69, 20.0",
+    0.5: "13.04, 20.0",
+    0.9: "17.39, 20.0",
+}
 PAST_RUNS = (1, 2, 3, 5, 10, 20, 50, 100)
 SHARES = (0.0, 0.25, 0.5, 0.75, 1.0)
-NAMES = {Rule.CLASSICAL: "classical", Rule.RECENT: "last ten runs", Rule.TOPTIMAL: "TOptimal",
-         Rule.ATOPTIMAL: "ATOptimal"}
+NAMES = {
+    Rule.CLASSICAL: "classical",
+    Rule.RECENT: "last ten runs",
+    Rule.TOPTIMAL: "TOptimal",
+    Rule.ATOPTIMAL: "ATOptimal",
+}
 
 
 @dataclass(frozen=True)
@@ -74,32 +82,47 @@ class Claim:
 
     @property
     def row(self) -> list[str]:
-        return [self.text, self.convention, "holds" if self.holds else "**does not hold**", self.measured]
+        return [
+            self.text,
+            self.convention,
+            "holds" if self.holds else "**does not hold**",
+            self.measured,
+        ]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--logs", type=Path, metavar="FOLDER")
     what.add_argument("--speeds", action="store_true")
-    parser.add_argument("--seeds", type=int, default=20, help="simulations averaged in each cell (20)")
+    parser.add_argument(
+        "--seeds", type=int, default=20, help="simulations averaged in each cell (20)"
+    )
     parser.add_argument("--out", type=Path, default=Path("docs/measured/reservations.md"))
     args = parser.parse_args()
     if args.speeds:
         before, _, rest = args.out.read_text(encoding="utf-8").partition("## Speed\n")
-        args.out.write_text(before + speeds() + "\n\n## " + rest.partition("\n## ")[2], encoding="utf-8")
+        args.out.write_text(
+            before + speeds() + "\n\n## " + rest.partition("\n## ")[2], encoding="utf-8"
+        )
         return
     figures = args.out.parent.parent / "figures"
     figures.mkdir(parents=True, exist_ok=True)
     logs = {path.stem: read_runs(path) for path in sorted(args.logs.glob("*.log"))}
     sections = [introduction(args.seeds)]
     for name, section in {
-            "speeds": speeds, "cost by count": lambda: cost_by_count(logs, figures), "logs": lambda: real_logs(logs),
-            "Table 1": table_1,
-            "scenario 1": lambda: section_1(args.seeds, figures), "past runs": lambda: section_past_runs(args.seeds),
-            "scenario 2": lambda: section_2(args.seeds),
-            "scenario 3": lambda: section_3(max(args.seeds // 4, 1), figures),
-            "scenario 4": lambda: section_4(args.seeds)}.items():
+        "speeds": speeds,
+        "cost by count": lambda: cost_by_count(logs, figures),
+        "logs": lambda: real_logs(logs),
+        "Table 1": table_1,
+        "scenario 1": lambda: section_1(args.seeds, figures),
+        "past runs": lambda: section_past_runs(args.seeds),
+        "scenario 2": lambda: section_2(args.seeds),
+        "scenario 3": lambda: section_3(max(args.seeds // 4, 1), figures),
+        "scenario 4": lambda: section_4(args.seeds),
+    }.items():
         print(name, file=sys.stderr, flush=True)
         sections.append(section())
     args.out.write_text("\n\n".join(sections) + "\n", encoding="utf-8")
@@ -115,6 +138,7 @@ def saving(cost: float, reference: float) -> str:
 
 # ---------------------------------------------------------------- the sequences
 
+
 def introduction(seeds: int) -> str:
     return f"""# Reservations, measured
 
@@ -128,35 +152,52 @@ Utilisation counts only runs that complete; responses are in hours from arrival 
 def table_1() -> str:
     rows = []
     for rate, published in PUBLISHED.items():
-        found = t_optimal(discretise(TABLE_1, 200)) if rate == 0 else at_optimal(discretise(TABLE_1, 46), rate)
+        found = (
+            t_optimal(discretise(TABLE_1, 200))
+            if rate == 0
+            else at_optimal(discretise(TABLE_1, 46), rate)
+        )
         digits = 1 if rate == 0 else 2
         name = "TOptimal, n = 200" if rate == 0 else f"ATOptimal, zeta = {rate}, n = 46"
         shown = ", ".join(f"{_cut(request, digits):.{digits}f}" for request in found.requests)
         rows.append([name, published, shown, f"{found.expected_makespan:.4f}"])
-    return ("## The paper's figures\n\n### Table 1\n\nTruncated normal, mean 8 h, deviation 2 h, from 0 to 20 h. The "
-            "paper's ATOptimal requests are those of n = 46 cut to two decimals.\n\n"
-            + table(["algorithm", "the paper", "found", "expected makespan, h"], rows)
-            + "\n\nOne request for 20 h costs 20 h without backfill. In the tests, the literal dynamic programme of "
-              "the paper's Theorem 2 and brute force give the same costs. As printed, the programme starts at the "
-              "first value and so ignores the probability of that value; here it starts before it.")
+    return (
+        "## The paper's figures\n\n### Table 1\n\nTruncated normal, mean 8 h, deviation 2 h, from 0 to 20 h. The "
+        "paper's ATOptimal requests are those of n = 46 cut to two decimals.\n\n"
+        + table(["algorithm", "the paper", "found", "expected makespan, h"], rows)
+        + "\n\nOne request for 20 h costs 20 h without backfill. In the tests, the literal dynamic programme of "
+        "the paper's Theorem 2 and brute force give the same costs. As printed, the programme starts at the "
+        "first value and so ignores the probability of that value; here it starts before it."
+    )
 
 
 def _cut(value: float, digits: int) -> float:
-    return math.floor(value * 10 ** digits + 1e-6) / 10 ** digits
+    return math.floor(value * 10**digits + 1e-6) / 10**digits
 
 
 def speeds() -> str:
-    rows = [[speed.what, f"{speed.clock_ms:.1f}", f"{speed.processor_ms:.1f}",
-             "" if speed.target_ms is None else f"{speed.target_ms:g}"] for speed in measure()]
+    rows = [
+        [
+            speed.what,
+            f"{speed.clock_ms:.1f}",
+            f"{speed.processor_ms:.1f}",
+            "" if speed.target_ms is None else f"{speed.target_ms:g}",
+        ]
+        for speed in measure()
+    ]
     load = f"{os.cpu_count()} cores with a load of {os.getloadavg()[0]:.1f}"
-    return ("## Speed\n\nMedians of nine calls, in milliseconds of wall-clock and of CPU time (one thread), on "
-            f"{load}. If the load is above the number of cores, wall-clock time includes waiting for others.\n\n"
-            + table(["", "clock", "processor", "target"], rows))
+    return (
+        "## Speed\n\nMedians of nine calls, in milliseconds of wall-clock and of CPU time (one thread), on "
+        f"{load}. If the load is above the number of cores, wall-clock time includes waiting for others.\n\n"
+        + table(["", "clock", "processor", "target"], rows)
+    )
 
 
 def cost_by_count(logs: dict[str, Any], figures: Path) -> str:
-    curves = {f"Table 1, zeta = {rate}": makespan_by_count(discretise(TABLE_1, 200), rate, 6)
-              for rate in (0.0, 0.1, 0.5)}
+    curves = {
+        f"Table 1, zeta = {rate}": makespan_by_count(discretise(TABLE_1, 200), rate, 6)
+        for rate in (0.0, 0.1, 0.5)
+    }
     curves |= {name: makespan_by_count(empirical(runs), 0.0, 6) for name, runs in logs.items()}
 
     def draw(axes: Any) -> None:
@@ -167,10 +208,12 @@ def cost_by_count(logs: dict[str, Any], figures: Path) -> str:
 
     plot(figures / "reservations-count.png", [draw])
     rows = [[name, *(f"{cost / costs[0]:.4f}" for cost in costs)] for name, costs in curves.items()]
-    return ("## What one more request saves\n\nLeast expected makespan with exactly this many requests, relative to "
-            "one.\n\n"
-            "![cost by number of requests](../figures/reservations-count.png)\n\n"
-            + table(["law", *map(str, range(1, 7))], rows))
+    return (
+        "## What one more request saves\n\nLeast expected makespan with exactly this many requests, relative to "
+        "one.\n\n"
+        "![cost by number of requests](../figures/reservations-count.png)\n\n"
+        + table(["law", *map(str, range(1, 7))], rows)
+    )
 
 
 def plot(path: Path, panels: Sequence[Callable[[Any], None]]) -> None:
@@ -179,7 +222,9 @@ def plot(path: Path, panels: Sequence[Callable[[Any], None]]) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, axes = pyplot.subplots(1, len(panels), figsize=(max(4.2 * len(panels), 6), 3), squeeze=False)
+    figure, axes = pyplot.subplots(
+        1, len(panels), figsize=(max(4.2 * len(panels), 6), 3), squeeze=False
+    )
     for panel, axis in zip(panels, axes[0], strict=True):
         panel(axis)
     figure.tight_layout()
@@ -194,43 +239,76 @@ def real_logs(logs: dict[str, Any]) -> str:
         rows = []
         for rate in (0.0, 0.1, 0.5):
             found, single = optimal_requests(law, rate), expected_makespan(law, [law.longest], rate)
-            rows.append([rate, ", ".join(f"{request:g}" for request in found.requests),
-                         f"{found.expected_makespan:.0f}", f"{single:.0f}",
-                         saving(found.expected_makespan, single)])
-        parts.append(f"`{name}`: {len(runs)} runs, mean {runs.mean():.0f} s, longest {runs.max():.0f} s.\n\n"
-                     + table(["zeta", "requests, s", "expected makespan, s", "one request, s", "saved"], rows))
-        parts.append("Learnt from k of these runs and tried on another one (1,000 draws): mean time until success "
-                     "over the mean run time, and in parentheses the mean number of submissions.\n\n" + table(
-                         ["k", "optimal for the k runs", "longest of the k", "longest of the last ten"],
-                         [[k, *(f"{time:.2f} ({tries:.2f})" for time, tries in _on_new_runs(runs, k))]
-                          for k in (3, 5, 10, 20, 40, 80) if k < len(runs)]))
-    return ("## Logs of real runs\n\nTwo medical-imaging applications; the observed times are the support of the law."
-            "\n\n" + "\n\n".join(parts) + "\n\nA log flatters itself: savings computed on the runs from which a "
-            "sequence was learnt are larger than on new runs. With few runs, asking for the longest of them is as good "
-            "or better: an optimal sequence stops where the log happens to have a gap, and a job that outlives the log "
-            "pays for a request twice as long. If the law is wide, the sequence pays off from about 40 runs on. If it "
-            "is narrow, it hardly ever does, since the longest run is close to all others. With fewer than 5 runs "
-            "`fleet reserve` does not optimise.")
+            rows.append(
+                [
+                    rate,
+                    ", ".join(f"{request:g}" for request in found.requests),
+                    f"{found.expected_makespan:.0f}",
+                    f"{single:.0f}",
+                    saving(found.expected_makespan, single),
+                ]
+            )
+        parts.append(
+            f"`{name}`: {len(runs)} runs, mean {runs.mean():.0f} s, longest {runs.max():.0f} s.\n\n"
+            + table(
+                ["zeta", "requests, s", "expected makespan, s", "one request, s", "saved"], rows
+            )
+        )
+        parts.append(
+            "Learnt from k of these runs and tried on another one (1,000 draws): mean time until success "
+            "over the mean run time, and in parentheses the mean number of submissions.\n\n"
+            + table(
+                ["k", "optimal for the k runs", "longest of the k", "longest of the last ten"],
+                [
+                    [k, *(f"{time:.2f} ({tries:.2f})" for time, tries in _on_new_runs(runs, k))]
+                    for k in (3, 5, 10, 20, 40, 80)
+                    if k < len(runs)
+                ],
+            )
+        )
+    return (
+        "## Logs of real runs\n\nTwo medical-imaging applications; the observed times are the support of the law."
+        "\n\n"
+        + "\n\n".join(parts)
+        + "\n\nA log flatters itself: savings computed on the runs from which a "
+        "sequence was learnt are larger than on new runs. With few runs, asking for the longest of them is as good "
+        "or better: an optimal sequence stops where the log happens to have a gap, and a job that outlives the log "
+        "pays for a request twice as long. If the law is wide, the sequence pays off from about 40 runs on. If it "
+        "is narrow, it hardly ever does, since the longest run is close to all others. With fewer than 5 runs "
+        "`fleet reserve` does not optimise."
+    )
 
 
 def _on_new_runs(runs: Any, k: int) -> list[tuple[float, float]]:
     rng = np.random.default_rng(k)
     outcomes: list[list[tuple[float, int]]] = [[], [], []]
     for _ in range(1000):
-        picked = rng.permutation(len(runs))[:k + 1]
+        picked = rng.permutation(len(runs))[: k + 1]
         past, new = runs[picked[:k]], float(runs[picked[k]])
-        asked = (requests_from_runs(past), RequestSequence((float(past.max()),), 0.0),
-                 RequestSequence((float(past[-10:].max()),), 0.0))
+        asked = (
+            requests_from_runs(past),
+            RequestSequence((float(past.max()),), 0.0),
+            RequestSequence((float(past[-10:].max()),), 0.0),
+        )
         for found, outcome in zip(asked, outcomes, strict=True):
             outcome.append(_until_success(list(found.requests), new))
-    return [(float(np.mean([time for time, _ in outcome])) / float(runs.mean()),
-             float(np.mean([tries for _, tries in outcome]))) for outcome in outcomes]
+    return [
+        (
+            float(np.mean([time for time, _ in outcome])) / float(runs.mean()),
+            float(np.mean([tries for _, tries in outcome])),
+        )
+        for outcome in outcomes
+    ]
 
 
 def _until_success(requests: list[float], run: float) -> tuple[float, int]:
     spent, tries = 0.0, 0
     while True:
-        request = requests[tries] if tries < len(requests) else 2 * requests[-1] * 2 ** (tries - len(requests))
+        request = (
+            requests[tries]
+            if tries < len(requests)
+            else 2 * requests[-1] * 2 ** (tries - len(requests))
+        )
         spent, tries = spent + request, tries + 1
         if run <= request:
             return spent, tries
@@ -238,63 +316,126 @@ def _until_success(requests: list[float], run: float) -> tuple[float, int]:
 
 # ---------------------------------------------------------------- the scenarios
 
+
 def claims_table(claims: Iterable[Claim]) -> str:
-    return table(["what the paper found", "convention", "here", "measured"], [claim.row for claim in claims])
+    return table(
+        ["what the paper found", "convention", "here", "measured"], [claim.row for claim in claims]
+    )
 
 
 def section_1(seeds: int, figures: Path) -> str:
-    found = {(convention, sizes, name): scenario_1(convention, sizes, law, seeds)
-             for convention in Convention for sizes in Sizes for name, law in LAWS.items()
-             if convention is Convention.PLANNED or sizes in (Sizes.FULL, Sizes.BETA)}
+    found = {
+        (convention, sizes, name): scenario_1(convention, sizes, law, seeds)
+        for convention in Convention
+        for sizes in Sizes
+        for name, law in LAWS.items()
+        if convention is Convention.PLANNED or sizes in (Sizes.FULL, Sizes.BETA)
+    }
     rows, claims = [], []
     for (convention, sizes, name), means in found.items():
-        rows.append([convention, sizes, name, *(percent(mean.utilisation) for mean in means.values()),
-                     *(f"{mean.response:.4g}" for mean in means.values())])
+        rows.append(
+            [
+                convention,
+                sizes,
+                name,
+                *(percent(mean.utilisation) for mean in means.values()),
+                *(f"{mean.response:.4g}" for mean in means.values()),
+            ]
+        )
     for convention in Convention:
         gains = {key[1:]: gain_1(means) for key, means in found.items() if key[0] is convention}
         mild = [gain for (_, name), gain in gains.items() if name in ("truncated normal", "beta")]
-        heavy = [gain for (_, name), gain in gains.items() if name not in ("truncated normal", "beta")]
+        heavy = [
+            gain for (_, name), gain in gains.items() if name not in ("truncated normal", "beta")
+        ]
         claims += [
-            Claim("TOptimal beats the best of the other two on normal and beta laws, in utilisation and response",
-                  convention, min(min(gain) for gain in mild) > 1, ranges(mild)),
-            Claim("... by 10 to 11 % in utilisation and 12 to 14 % in response", convention,
-                  all(gain[0] > 1.09 and gain[1] > 1.1 for gain in mild), ranges(mild)),
-            Claim("... on exponential and Pareto laws by over 1.5 times in utilisation", convention,
-                  min(gain[0] for gain in heavy) > 1.5, ranges(heavy)),
-            Claim("... and over 2.5 times in response", convention,
-                  min(gain[1] for gain in heavy) > 2.5, ranges(heavy)),
-            Claim("asking for the longest of the last ten runs beats the classical upper bound", convention,
-                  all(means[Rule.RECENT].utilisation > means[Rule.CLASSICAL].utilisation
-                      for key, means in found.items() if key[0] is convention),
-                  ranges([(means[Rule.RECENT].utilisation / means[Rule.CLASSICAL].utilisation,
-                           means[Rule.CLASSICAL].response / means[Rule.RECENT].response)
-                          for key, means in found.items() if key[0] is convention]))]
+            Claim(
+                "TOptimal beats the best of the other two on normal and beta laws, in utilisation and response",
+                convention,
+                min(min(gain) for gain in mild) > 1,
+                ranges(mild),
+            ),
+            Claim(
+                "... by 10 to 11 % in utilisation and 12 to 14 % in response",
+                convention,
+                all(gain[0] > 1.09 and gain[1] > 1.1 for gain in mild),
+                ranges(mild),
+            ),
+            Claim(
+                "... on exponential and Pareto laws by over 1.5 times in utilisation",
+                convention,
+                min(gain[0] for gain in heavy) > 1.5,
+                ranges(heavy),
+            ),
+            Claim(
+                "... and over 2.5 times in response",
+                convention,
+                min(gain[1] for gain in heavy) > 2.5,
+                ranges(heavy),
+            ),
+            Claim(
+                "asking for the longest of the last ten runs beats the classical upper bound",
+                convention,
+                all(
+                    means[Rule.RECENT].utilisation > means[Rule.CLASSICAL].utilisation
+                    for key, means in found.items()
+                    if key[0] is convention
+                ),
+                ranges(
+                    [
+                        (
+                            means[Rule.RECENT].utilisation / means[Rule.CLASSICAL].utilisation,
+                            means[Rule.CLASSICAL].response / means[Rule.RECENT].response,
+                        )
+                        for key, means in found.items()
+                        if key[0] is convention
+                    ]
+                ),
+            ),
+        ]
 
     def panel(convention: Convention) -> Callable[[Any], None]:
         def draw(axes: Any) -> None:
             for index, rule in enumerate((Rule.CLASSICAL, Rule.RECENT, Rule.TOPTIMAL)):
                 heights = [found[convention, Sizes.FULL, name][rule].utilisation for name in LAWS]
-                axes.bar(np.arange(len(LAWS)) + 0.27 * (index - 1), heights, 0.27, label=NAMES[rule])
+                axes.bar(
+                    np.arange(len(LAWS)) + 0.27 * (index - 1), heights, 0.27, label=NAMES[rule]
+                )
             axes.set(title=convention, ylim=(0, 1.05), xticks=range(len(LAWS)))
             axes.set_xticklabels([name.replace(" ", "\n") for name in LAWS], fontsize=7)
             axes.set_ylabel("utilisation")
             axes.legend(fontsize=6)
+
         return draw
 
     plot(figures / "reservations-scenario1.png", [panel(convention) for convention in Convention])
     names = ["classical", "last ten", "TOptimal"]
-    return ("### Scenario 1: requests at submission\n\n100 jobs on 100 processors arrive at once. Their sizes are "
-            "`full` (the whole machine), `half`, or drawn (`truncnorm`, `beta`). Gains are those of TOptimal over the "
-            "better of the other two, as factors of utilisation and of response (above 1 is better).\n\n"
-            "![utilisation in Scenario 1](../figures/reservations-scenario1.png)\n\n" + claims_table(claims) + "\n\n"
-            + table(["convention", "sizes", "law", *(f"utilisation, {name}" for name in names),
-                     *(f"response h, {name}" for name in names)], rows))
+    return (
+        "### Scenario 1: requests at submission\n\n100 jobs on 100 processors arrive at once. Their sizes are "
+        "`full` (the whole machine), `half`, or drawn (`truncnorm`, `beta`). Gains are those of TOptimal over the "
+        "better of the other two, as factors of utilisation and of response (above 1 is better).\n\n"
+        "![utilisation in Scenario 1](../figures/reservations-scenario1.png)\n\n"
+        + claims_table(claims)
+        + "\n\n"
+        + table(
+            [
+                "convention",
+                "sizes",
+                "law",
+                *(f"utilisation, {name}" for name in names),
+                *(f"response h, {name}" for name in names),
+            ],
+            rows,
+        )
+    )
 
 
 def gain_1(means: dict[Rule, Mean]) -> tuple[float, float]:
     others = (means[Rule.CLASSICAL], means[Rule.RECENT])
-    return (means[Rule.TOPTIMAL].utilisation / max(mean.utilisation for mean in others),
-            min(mean.response for mean in others) / means[Rule.TOPTIMAL].response)
+    return (
+        means[Rule.TOPTIMAL].utilisation / max(mean.utilisation for mean in others),
+        min(mean.response for mean in others) / means[Rule.TOPTIMAL].response,
+    )
 
 
 def ranges(gains: Sequence[tuple[float, float]]) -> str:
@@ -316,108 +457,249 @@ def section_past_runs(seeds: int) -> str:
             others = scenario_1(convention, Sizes.FULL, law, seeds)
             used = [mean.utilisation for mean in found.values()]
             bests.append(PAST_RUNS[int(np.argmax(used))])
-            apart = [abs(found[past].utilisation - others[Rule.CLASSICAL].utilisation) for past in (10, PAST_RUNS[-1])]
+            apart = [
+                abs(found[past].utilisation - others[Rule.CLASSICAL].utilisation)
+                for past in (10, PAST_RUNS[-1])
+            ]
             nearer.append(apart[1] < apart[0])
-            rows += [[convention, name, what, *(text(mean) for mean in (*found.values(), others[Rule.CLASSICAL],
-                                                                        others[Rule.TOPTIMAL]))]
-                     for what, text in (("utilisation", lambda mean: percent(mean.utilisation)),
-                                        ("response, h", lambda mean: f"{mean.response:.4g}"))]
+            rows += [
+                [
+                    convention,
+                    name,
+                    what,
+                    *(
+                        text(mean)
+                        for mean in (*found.values(), others[Rule.CLASSICAL], others[Rule.TOPTIMAL])
+                    ),
+                ]
+                for what, text in (
+                    ("utilisation", lambda mean: percent(mean.utilisation)),
+                    ("response, h", lambda mean: f"{mean.response:.4g}"),
+                )
+            ]
         claims += [
-            Claim("about 10 past runs are best (utilisation)", convention, all(5 <= best <= 20 for best in bests),
-                  "best of " + ", ".join(f"{best} ({name})" for best, name in zip(bests, LAWS, strict=True))),
-            Claim("with more of them, results approach the classical ones", convention, all(nearer),
-                  f"with {PAST_RUNS[-1]} nearer than with 10 on {sum(nearer)} of {len(nearer)} laws")]
-    return ("### How many past runs to look at (the paper's Fig. 4)\n\nJobs of Scenario 1 that take the whole machine "
-            "ask for the longest of their last runs, and for the upper bound if that was too short. By number of past "
-            "runs; beside them, classical requests and TOptimal. The paper's text says that about 10 are best, and not "
-            "for which law.\n\n" + claims_table(claims) + "\n\n"
-            + table(["convention", "law", "", *map(str, PAST_RUNS), "classical", "TOptimal"], rows))
+            Claim(
+                "about 10 past runs are best (utilisation)",
+                convention,
+                all(5 <= best <= 20 for best in bests),
+                "best of "
+                + ", ".join(f"{best} ({name})" for best, name in zip(bests, LAWS, strict=True)),
+            ),
+            Claim(
+                "with more of them, results approach the classical ones",
+                convention,
+                all(nearer),
+                f"with {PAST_RUNS[-1]} nearer than with 10 on {sum(nearer)} of {len(nearer)} laws",
+            ),
+        ]
+    return (
+        "### How many past runs to look at (the paper's Fig. 4)\n\nJobs of Scenario 1 that take the whole machine "
+        "ask for the longest of their last runs, and for the upper bound if that was too short. By number of past "
+        "runs; beside them, classical requests and TOptimal. The paper's text says that about 10 are best, and not "
+        "for which law.\n\n"
+        + claims_table(claims)
+        + "\n\n"
+        + table(["convention", "law", "", *map(str, PAST_RUNS), "classical", "TOptimal"], rows)
+    )
 
 
 def section_2(seeds: int) -> str:
-    keys = [(rule, speculative) for rule in (Rule.CLASSICAL, Rule.TOPTIMAL) for speculative in (False, True)]
+    keys = [
+        (rule, speculative)
+        for rule in (Rule.CLASSICAL, Rule.TOPTIMAL)
+        for speculative in (False, True)
+    ]
     rows, claims = [], []
     for convention in Convention:
         found = {share: scenario_2(convention, share, seeds) for share in SHARES}
         for share, means in found.items():
-            rows.append([convention, percent(share), *(percent(means[key].utilisation) for key in keys),
-                         *(f"{means[key].response:.4g}" for key in keys)])
-        raised = {rule: [means[rule, True].utilisation / means[rule, False].utilisation
-                         for means in found.values()] for rule in (Rule.CLASSICAL, Rule.TOPTIMAL)}
-        shown = {rule: f"utilisation x {min(raised[rule]):.2f} to {max(raised[rule]):.2f}" for rule in raised}
-        gained = [(means[Rule.TOPTIMAL, True].utilisation / means[Rule.TOPTIMAL, False].utilisation - 1)
-                  / (means[Rule.CLASSICAL, True].utilisation / means[Rule.CLASSICAL, False].utilisation - 1 or 1e-9)
-                  for means in found.values()]
-        against = [found[share][Rule.CLASSICAL, True].utilisation / found[share][Rule.TOPTIMAL, False].utilisation
-                   for share in SHARES if share >= 0.5]
+            rows.append(
+                [
+                    convention,
+                    percent(share),
+                    *(percent(means[key].utilisation) for key in keys),
+                    *(f"{means[key].response:.4g}" for key in keys),
+                ]
+            )
+        raised = {
+            rule: [
+                means[rule, True].utilisation / means[rule, False].utilisation
+                for means in found.values()
+            ]
+            for rule in (Rule.CLASSICAL, Rule.TOPTIMAL)
+        }
+        shown = {
+            rule: f"utilisation x {min(raised[rule]):.2f} to {max(raised[rule]):.2f}"
+            for rule in raised
+        }
+        gained = [
+            (means[Rule.TOPTIMAL, True].utilisation / means[Rule.TOPTIMAL, False].utilisation - 1)
+            / (
+                means[Rule.CLASSICAL, True].utilisation / means[Rule.CLASSICAL, False].utilisation
+                - 1
+                or 1e-9
+            )
+            for means in found.values()
+        ]
+        against = [
+            found[share][Rule.CLASSICAL, True].utilisation
+            / found[share][Rule.TOPTIMAL, False].utilisation
+            for share in SHARES
+            if share >= 0.5
+        ]
         if convention is Convention.PLANNED:
             continue  # nothing to speculate with
         claims += [
-            Claim("speculative backfilling helps classical requests drastically", convention,
-                  min(raised[Rule.CLASSICAL]) > 1.2, shown[Rule.CLASSICAL]),
-            Claim("... and TOptimal much less (less than half as much at every share)", convention,
-                  min(raised[Rule.CLASSICAL]) > 1 and max(gained) < 0.5, shown[Rule.TOPTIMAL]),
-            Claim("from half small jobs on, classical requests with it do as well as TOptimal", convention,
-                  min(against) >= 0.98, f"x {min(against):.2f} to {max(against):.2f} of TOptimal's utilisation")]
-    names = [f"{NAMES[rule]}{' + speculation' if speculative else ''}" for rule, speculative in keys]
-    return ("### Scenario 2: speculative backfilling\n\n200 jobs on 100 processors (sizes `beta`). A share of them is "
-            "small: 0 to 4 h instead of 1 to 8 h. Under `planned` a job with a reservation is never tried before it, "
-            "and classical requests never fail, so there is nothing to speculate with.\n\n"
-            + claims_table(claims) + "\n\n"
-            + table(["convention", "small", *(f"utilisation, {name}" for name in names),
-                     *(f"response h, {name}" for name in names)], rows))
+            Claim(
+                "speculative backfilling helps classical requests drastically",
+                convention,
+                min(raised[Rule.CLASSICAL]) > 1.2,
+                shown[Rule.CLASSICAL],
+            ),
+            Claim(
+                "... and TOptimal much less (less than half as much at every share)",
+                convention,
+                min(raised[Rule.CLASSICAL]) > 1 and max(gained) < 0.5,
+                shown[Rule.TOPTIMAL],
+            ),
+            Claim(
+                "from half small jobs on, classical requests with it do as well as TOptimal",
+                convention,
+                min(against) >= 0.98,
+                f"x {min(against):.2f} to {max(against):.2f} of TOptimal's utilisation",
+            ),
+        ]
+    names = [
+        f"{NAMES[rule]}{' + speculation' if speculative else ''}" for rule, speculative in keys
+    ]
+    return (
+        "### Scenario 2: speculative backfilling\n\n200 jobs on 100 processors (sizes `beta`). A share of them is "
+        "small: 0 to 4 h instead of 1 to 8 h. Under `planned` a job with a reservation is never tried before it, "
+        "and classical requests never fail, so there is nothing to speculate with.\n\n"
+        + claims_table(claims)
+        + "\n\n"
+        + table(
+            [
+                "convention",
+                "small",
+                *(f"utilisation, {name}" for name in names),
+                *(f"response h, {name}" for name in names),
+            ],
+            rows,
+        )
+    )
 
 
 def section_3(seeds: int, figures: Path) -> str:
     rules = (Rule.CLASSICAL, Rule.TOPTIMAL, Rule.ATOPTIMAL)
     conventions = (Convention.PLANNED, Convention.WORK_CONSERVING)
-    found = {(convention, rate): scenario_3(convention, rate, seeds)
-             for convention in conventions for rate in WORK_RATES}
-    rows = [[convention, rate, *(percent(means[rule].utilisation) for rule in rules),
-             *(f"{means[rule].response:.4g}" for rule in rules),
-             *(f"{means[rule].all_response:.4g}" for rule in rules)] for (convention, rate), means in found.items()]
+    found = {
+        (convention, rate): scenario_3(convention, rate, seeds)
+        for convention in conventions
+        for rate in WORK_RATES
+    }
+    rows = [
+        [
+            convention,
+            rate,
+            *(percent(means[rule].utilisation) for rule in rules),
+            *(f"{means[rule].response:.4g}" for rule in rules),
+            *(f"{means[rule].all_response:.4g}" for rule in rules),
+        ]
+        for (convention, rate), means in found.items()
+    ]
     claims = []
     for convention in conventions:
         means = [found[convention, rate] for rate in WORK_RATES]
         adaptive = [mean[Rule.ATOPTIMAL] for mean in means]
-        best = [max(mean[Rule.CLASSICAL].utilisation, mean[Rule.TOPTIMAL].utilisation) for mean in means]
+        best = [
+            max(mean[Rule.CLASSICAL].utilisation, mean[Rule.TOPTIMAL].utilisation) for mean in means
+        ]
         apart = [mean.utilisation / top for mean, top in zip(adaptive, best, strict=True)]
-        order = [mean[Rule.TOPTIMAL].response <= mean[Rule.ATOPTIMAL].response <= mean[Rule.CLASSICAL].response
-                 for mean in means]
-        between = [sorted((mean[Rule.TOPTIMAL].all_response, mean[Rule.CLASSICAL].all_response))
-                   for mean in means]
-        inside = [low <= mean.all_response <= high for (low, high), mean in zip(between, adaptive, strict=True)]
+        order = [
+            mean[Rule.TOPTIMAL].response
+            <= mean[Rule.ATOPTIMAL].response
+            <= mean[Rule.CLASSICAL].response
+            for mean in means
+        ]
+        between = [
+            sorted((mean[Rule.TOPTIMAL].all_response, mean[Rule.CLASSICAL].all_response))
+            for mean in means
+        ]
+        inside = [
+            low <= mean.all_response <= high
+            for (low, high), mean in zip(between, adaptive, strict=True)
+        ]
         claims += [
-            Claim("utilisation of ATOptimal rises with the work rate", convention,
-                  all(low.utilisation <= high.utilisation + 1e-3 for low, high in pairwise(adaptive)),
-                  f"{percent(adaptive[0].utilisation)} to {percent(adaptive[-1].utilisation)}"),
-            Claim("... and is always the highest", convention, min(apart) >= 0.999,
-                  f"x {min(apart):.3f} to {max(apart):.3f} of the better of the other two"),
-            Claim("response of the large jobs: classical longest, TOptimal shortest, ATOptimal between", convention,
-                  all(order), f"at {sum(order)} of {len(order)} work rates"),
-            Claim("response of all jobs: ATOptimal between the other two", convention, all(inside),
-                  f"at {sum(inside)} of {len(inside)} work rates")]
+            Claim(
+                "utilisation of ATOptimal rises with the work rate",
+                convention,
+                all(low.utilisation <= high.utilisation + 1e-3 for low, high in pairwise(adaptive)),
+                f"{percent(adaptive[0].utilisation)} to {percent(adaptive[-1].utilisation)}",
+            ),
+            Claim(
+                "... and is always the highest",
+                convention,
+                min(apart) >= 0.999,
+                f"x {min(apart):.3f} to {max(apart):.3f} of the better of the other two",
+            ),
+            Claim(
+                "response of the large jobs: classical longest, TOptimal shortest, ATOptimal between",
+                convention,
+                all(order),
+                f"at {sum(order)} of {len(order)} work rates",
+            ),
+            Claim(
+                "response of all jobs: ATOptimal between the other two",
+                convention,
+                all(inside),
+                f"at {sum(inside)} of {len(inside)} work rates",
+            ),
+        ]
 
     def panel(convention: Convention) -> Callable[[Any], None]:
         def draw(axes: Any) -> None:
             for rule in rules:
-                axes.plot(WORK_RATES, [found[convention, rate][rule].utilisation for rate in WORK_RATES],
-                          marker="o", label=NAMES[rule])
-            axes.set(title=convention, xlabel="work rate of the small jobs", ylabel="utilisation", ylim=(0.3, 1.02))
+                axes.plot(
+                    WORK_RATES,
+                    [found[convention, rate][rule].utilisation for rate in WORK_RATES],
+                    marker="o",
+                    label=NAMES[rule],
+                )
+            axes.set(
+                title=convention,
+                xlabel="work rate of the small jobs",
+                ylabel="utilisation",
+                ylim=(0.3, 1.02),
+            )
             axes.legend(fontsize=7)
+
         return draw
 
     plot(figures / "reservations-scenario3.png", [panel(convention) for convention in conventions])
-    sequences = ", ".join(f"{rate}: {_listed(at_optimal(discretise(STREAMED, 200), rate).requests)}"
-                          for rate in WORK_RATES)
-    return (f"### Scenario 3: a stream of small jobs\n\n30 jobs that take a machine of {STREAM_PROCESSORS} processors, "
-            "8 h on average. Sequential jobs that are a hundred times shorter fill the gaps; the work rate is the "
-            f"share of the machine that they need. ATOptimal asks for (by work rate, h) {sequences}; TOptimal asks for "
-            f"{_listed(t_optimal(discretise(STREAMED, 200)).requests)}.\n\n"
-            "![utilisation in Scenario 3](../figures/reservations-scenario3.png)\n\n" + claims_table(claims) + "\n\n"
-            + table(["convention", "work rate", *(f"utilisation, {NAMES[rule]}" for rule in rules),
-                     *(f"large response h, {NAMES[rule]}" for rule in rules),
-                     *(f"all h, {NAMES[rule]}" for rule in rules)], rows))
+    sequences = ", ".join(
+        f"{rate}: {_listed(at_optimal(discretise(STREAMED, 200), rate).requests)}"
+        for rate in WORK_RATES
+    )
+    return (
+        f"### Scenario 3: a stream of small jobs\n\n30 jobs that take a machine of {STREAM_PROCESSORS} processors, "
+        "8 h on average. Sequential jobs that are a hundred times shorter fill the gaps; the work rate is the "
+        f"share of the machine that they need. ATOptimal asks for (by work rate, h) {sequences}; TOptimal asks for "
+        f"{_listed(t_optimal(discretise(STREAMED, 200)).requests)}.\n\n"
+        "![utilisation in Scenario 3](../figures/reservations-scenario3.png)\n\n"
+        + claims_table(claims)
+        + "\n\n"
+        + table(
+            [
+                "convention",
+                "work rate",
+                *(f"utilisation, {NAMES[rule]}" for rule in rules),
+                *(f"large response h, {NAMES[rule]}" for rule in rules),
+                *(f"all h, {NAMES[rule]}" for rule in rules),
+            ],
+            rows,
+        )
+    )
 
 
 def _listed(requests: Sequence[float]) -> str:
@@ -430,38 +712,89 @@ def section_4(seeds: int) -> str:
         short = "gaps" if gaps_only else "queue"
         for convention in Convention:
             found = scenario_4(convention, seeds, gaps_only=gaps_only)
-            rows += [[short, convention, NAMES[rule] + (" + speculation" if speculative else ""),
-                      percent(mean.utilisation), f"{mean.response:.4g}", f"{mean.all_response:.4g}",
-                      f"{mean.makespan:.4g}"] for (rule, speculative), mean in found.items()]
+            rows += [
+                [
+                    short,
+                    convention,
+                    NAMES[rule] + (" + speculation" if speculative else ""),
+                    percent(mean.utilisation),
+                    f"{mean.response:.4g}",
+                    f"{mean.all_response:.4g}",
+                    f"{mean.makespan:.4g}",
+                ]
+                for (rule, speculative), mean in found.items()
+            ]
             plain, tried = (_gain_4(found, speculative) for speculative in (False, True))
             where = f" (short jobs: {short})"
             claims += [
-                Claim("ATOptimal beats classical requests" + where, convention, min(plain) > 1, ranges([plain])),
+                Claim(
+                    "ATOptimal beats classical requests" + where,
+                    convention,
+                    min(plain) > 1,
+                    ranges([plain]),
+                ),
                 Claim("... by about 20 %" + where, convention, min(plain) > 1.15, ranges([plain])),
-                Claim("... with speculation by 25 to 30 %" + where, convention, min(tried) > 1.22, ranges([tried]))]
+                Claim(
+                    "... with speculation by 25 to 30 %" + where,
+                    convention,
+                    min(tried) > 1.22,
+                    ranges([tried]),
+                ),
+            ]
     savings = []
     for name, law in {"AbOrganSeg": ORGANS, "maCRUISE": CRUISE, "FSL": FSL}.items():
         known = discretise(law, 200)
         for rate in (0.0, INTREPID_RATE):
             best, single = optimal_requests(known, rate), expected_makespan(known, [law.high], rate)
-            savings.append([name, rate, " / ".join(f"{request:.2f}" for request in best.requests),
-                            f"{best.expected_makespan:.3f}", f"{single:.3f}", saving(best.expected_makespan, single)])
-    return ("### Scenario 4: two weeks of neuroscience applications\n\n10 jobs of 11 to 31 h and 90 of 1.5 to 3 h on "
-            "40,960 nodes arrive at once, and 300 of 10 to 35 min; sizes `beta`. The short jobs either fill gaps and "
-            f"arrive evenly, so fast that they need {INTREPID_RATE} of the machine (*gaps*), or they arrive at once "
-            "and hold reservations like the others (*queue*).\n\n" + claims_table(claims)
-            + "\n\nBy the paper's own cost, these three laws cannot give a gain of 20 %. This is the most that any "
-              "sequence saves on each of them:\n\n"
-            + table(["application", "zeta", "requests, h", "expected makespan, h", "one request, h", "saved"], savings)
-            + "\n\n" + table(["short jobs", "convention", "requests", "utilisation", "response h, not gap fillers",
-                              "response h, all", "makespan, h"], rows))
+            savings.append(
+                [
+                    name,
+                    rate,
+                    " / ".join(f"{request:.2f}" for request in best.requests),
+                    f"{best.expected_makespan:.3f}",
+                    f"{single:.3f}",
+                    saving(best.expected_makespan, single),
+                ]
+            )
+    return (
+        "### Scenario 4: two weeks of neuroscience applications\n\n10 jobs of 11 to 31 h and 90 of 1.5 to 3 h on "
+        "40,960 nodes arrive at once, and 300 of 10 to 35 min; sizes `beta`. The short jobs either fill gaps and "
+        f"arrive evenly, so fast that they need {INTREPID_RATE} of the machine (*gaps*), or they arrive at once "
+        "and hold reservations like the others (*queue*).\n\n"
+        + claims_table(claims)
+        + "\n\nBy the paper's own cost, these three laws cannot give a gain of 20 %. This is the most that any "
+        "sequence saves on each of them:\n\n"
+        + table(
+            [
+                "application",
+                "zeta",
+                "requests, h",
+                "expected makespan, h",
+                "one request, h",
+                "saved",
+            ],
+            savings,
+        )
+        + "\n\n"
+        + table(
+            [
+                "short jobs",
+                "convention",
+                "requests",
+                "utilisation",
+                "response h, not gap fillers",
+                "response h, all",
+                "makespan, h",
+            ],
+            rows,
+        )
+    )
 
 
 def _gain_4(found: dict[tuple[Rule, bool], Mean], speculative: bool) -> tuple[float, float]:
     """Of ATOptimal over classical requests with classical backfilling, in utilisation and response."""
     mean, classical = found[Rule.ATOPTIMAL, speculative], found[Rule.CLASSICAL, False]
     return mean.utilisation / classical.utilisation, classical.response / mean.response
-
 
 
 if __name__ == "__main__":

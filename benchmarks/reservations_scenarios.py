@@ -47,15 +47,34 @@ class Mean:
     makespan: float
 
 
-def averaged(draw: Draw, rule: Rule, seeds: int, convention: Convention, *, processors: int = PROCESSORS,
-             speculative: bool = False, stream: Stream | None = None) -> Mean:
+def averaged(
+    draw: Draw,
+    rule: Rule,
+    seeds: int,
+    convention: Convention,
+    *,
+    processors: int = PROCESSORS,
+    speculative: bool = False,
+    stream: Stream | None = None,
+) -> Mean:
     """Simulate a rule on the jobs of each seed."""
-    def one(seed: int) -> Schedule:
-        return simulate(draw(rule, np.random.default_rng(seed)), processors, convention,
-                        speculative=speculative, stream=stream, seed=seed)
 
-    return _mean([(found.utilisation, found.response(small=False), found.response(), found.end)
-                  for found in map(one, range(seeds))])
+    def one(seed: int) -> Schedule:
+        return simulate(
+            draw(rule, np.random.default_rng(seed)),
+            processors,
+            convention,
+            speculative=speculative,
+            stream=stream,
+            seed=seed,
+        )
+
+    return _mean(
+        [
+            (found.utilisation, found.response(small=False), found.response(), found.end)
+            for found in map(one, range(seeds))
+        ]
+    )
 
 
 def _mean(rows: Iterable[Sequence[float]]) -> Mean:
@@ -64,15 +83,19 @@ def _mean(rows: Iterable[Sequence[float]]) -> Mean:
 
 def scenario_1(convention: Convention, sizes: Sizes, law: Law, seeds: int) -> dict[Rule, Mean]:
     """100 jobs of one law, all there at once: classical requests, the last ten runs, TOptimal."""
+
     def draw(rule: Rule, rng: np.random.Generator) -> list[QueueJob]:
         return draw_jobs(law, 100, PROCESSORS, sizes, rule, rng)
 
-    return {rule: averaged(draw, rule, seeds, convention)
-            for rule in (Rule.CLASSICAL, Rule.RECENT, Rule.TOPTIMAL)}
+    return {
+        rule: averaged(draw, rule, seeds, convention)
+        for rule in (Rule.CLASSICAL, Rule.RECENT, Rule.TOPTIMAL)
+    }
 
 
 def past_runs(convention: Convention, law: Law, past: int, seeds: int) -> Mean:
     """100 jobs that take the whole machine, as in Fig. 4, and ask for the longest of so many past runs."""
+
     def draw(rule: Rule, rng: np.random.Generator) -> list[QueueJob]:
         return draw_jobs(law, 100, PROCESSORS, Sizes.FULL, rule, rng, past=past)
 
@@ -81,44 +104,70 @@ def past_runs(convention: Convention, law: Law, past: int, seeds: int) -> Mean:
 
 def scenario_2(convention: Convention, share: float, seeds: int) -> dict[tuple[Rule, bool], Mean]:
     """200 jobs of which a share is shorter, with and without speculative backfilling."""
+
     def draw(rule: Rule, rng: np.random.Generator) -> list[QueueJob]:
         short = round(200 * share)
-        return [job for law, count in ((MIX_SMALL, short), (MIX_LARGE, 200 - short)) if count
-                for job in draw_jobs(law, count, PROCESSORS, Sizes.BETA, rule, rng)]
+        return [
+            job
+            for law, count in ((MIX_SMALL, short), (MIX_LARGE, 200 - short))
+            if count
+            for job in draw_jobs(law, count, PROCESSORS, Sizes.BETA, rule, rng)
+        ]
 
-    return {(rule, speculative): averaged(draw, rule, seeds, convention, speculative=speculative)
-            for rule in (Rule.CLASSICAL, Rule.TOPTIMAL) for speculative in (False, True)}
+    return {
+        (rule, speculative): averaged(draw, rule, seeds, convention, speculative=speculative)
+        for rule in (Rule.CLASSICAL, Rule.TOPTIMAL)
+        for speculative in (False, True)
+    }
 
 
-def scenario_3(convention: Convention, work_rate: float, seeds: int, jobs: int = 30,
-               processors: int = STREAM_PROCESSORS) -> dict[Rule, Mean]:
+def scenario_3(
+    convention: Convention,
+    work_rate: float,
+    seeds: int,
+    jobs: int = 30,
+    processors: int = STREAM_PROCESSORS,
+) -> dict[Rule, Mean]:
     """Jobs that take the whole machine, and a stream of sequential jobs a hundred times shorter."""
+
     def draw(rule: Rule, rng: np.random.Generator) -> list[QueueJob]:
         return draw_jobs(STREAMED, jobs, processors, Sizes.FULL, rule, rng, backfill_rate=work_rate)
 
     stream = small_stream(STREAMED, work_rate, processors)
-    return {rule: averaged(draw, rule, seeds, convention, processors=processors, stream=stream)
-            for rule in (Rule.CLASSICAL, Rule.TOPTIMAL, Rule.ATOPTIMAL)}
+    return {
+        rule: averaged(draw, rule, seeds, convention, processors=processors, stream=stream)
+        for rule in (Rule.CLASSICAL, Rule.TOPTIMAL, Rule.ATOPTIMAL)
+    }
 
 
-def scenario_4(convention: Convention, seeds: int, *, gaps_only: bool) -> dict[tuple[Rule, bool], Mean]:
+def scenario_4(
+    convention: Convention, seeds: int, *, gaps_only: bool
+) -> dict[tuple[Rule, bool], Mean]:
     """Three neuroscience applications on Intrepid.
 
     The jobs of the shortest arrive over time and fill gaps, or (not ``gaps_only``) are there at once like the others.
     """
+
     def draw(rule: Rule, rng: np.random.Generator) -> list[QueueJob]:
         def some(law: Law, count: int) -> list[QueueJob]:
-            return draw_jobs(law, count, INTREPID_NODES, Sizes.BETA, rule, rng, backfill_rate=INTREPID_RATE)
+            return draw_jobs(
+                law, count, INTREPID_NODES, Sizes.BETA, rule, rng, backfill_rate=INTREPID_RATE
+            )
 
         large, small = some(ORGANS, 10) + some(CRUISE, 90), some(FSL, 300)
         if not gaps_only:
             return large + small
         work = sum(job.processors * job.run_time for job in small)
         arrivals = rng.uniform(0, work / (INTREPID_RATE * INTREPID_NODES), len(small))
-        return large + [replace(job, submit=float(time), small=True)
-                        for job, time in zip(small, arrivals, strict=True)]
+        return large + [
+            replace(job, submit=float(time), small=True)
+            for job, time in zip(small, arrivals, strict=True)
+        ]
 
-    return {(rule, speculative): averaged(draw, rule, seeds, convention, processors=INTREPID_NODES,
-                                          speculative=speculative)
-            for rule in (Rule.CLASSICAL, Rule.RECENT, Rule.TOPTIMAL, Rule.ATOPTIMAL)
-            for speculative in (False, True)}
+    return {
+        (rule, speculative): averaged(
+            draw, rule, seeds, convention, processors=INTREPID_NODES, speculative=speculative
+        )
+        for rule in (Rule.CLASSICAL, Rule.RECENT, Rule.TOPTIMAL, Rule.ATOPTIMAL)
+        for speculative in (False, True)
+    }

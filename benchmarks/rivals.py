@@ -28,8 +28,9 @@ def can_isolate() -> bool:
         return False
 
 
-def consumed(python: str, program: str, servers: Sequence[Sequence[str]], consumers: Sequence[Sequence[str]]
-             ) -> list[list[float]]:
+def consumed(
+    python: str, program: str, servers: Sequence[Sequence[str]], consumers: Sequence[Sequence[str]]
+) -> list[list[float]]:
     """When each consumer had each batch; see :func:`pace.record`.
 
     Args:
@@ -39,7 +40,9 @@ def consumed(python: str, program: str, servers: Sequence[Sequence[str]], consum
         servers, consumers: the arguments of each process.
     """
     request = json.dumps([python, program, servers, consumers])
-    done = subprocess.run([*ALONE, sys.executable, __file__, request], check=False, capture_output=True, text=True)
+    done = subprocess.run(
+        [*ALONE, sys.executable, __file__, request], check=False, capture_output=True, text=True
+    )
     if done.returncode:
         raise RuntimeError(f"{program}: {(done.stderr.strip().splitlines() or ['?'])[-1]}")
     return json.loads(done.stdout.splitlines()[-1])
@@ -52,11 +55,20 @@ def main() -> None:
     signal.signal(signal.SIGALRM, give_up)
     signal.alarm(_PATIENCE_S)
     python, program, servers, consumers = json.loads(sys.argv[1])
-    environment = os.environ | {"CUDA_VISIBLE_DEVICES": "", "TF_CPP_MIN_LOG_LEVEL": "3", "PYTHONWARNINGS": "ignore"}
+    environment = os.environ | {
+        "CUDA_VISIBLE_DEVICES": "",
+        "TF_CPP_MIN_LOG_LEVEL": "3",
+        "PYTHONWARNINGS": "ignore",
+    }
 
     def start(arguments: Sequence[str]) -> subprocess.Popen:
-        return subprocess.Popen([python, str(_HERE / program), *arguments], stdin=subprocess.PIPE, text=True,
-                                stdout=subprocess.PIPE, env=environment)
+        return subprocess.Popen(
+            [python, str(_HERE / program), *arguments],
+            stdin=subprocess.PIPE,
+            text=True,
+            stdout=subprocess.PIPE,
+            env=environment,
+        )
 
     running = [start(arguments) for arguments in servers]
     try:

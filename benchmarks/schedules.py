@@ -38,12 +38,26 @@ LETTER = replace(PAPER, peak_limited=False)
 FREE_OF_COST = Costs()
 
 # [FLEET] Table 4: GPUs -> total s, scheduling s, checkpointing s; divided by 34 s the last gives the flotillas.
-TABLE_4 = {20: (55200.1, 20.1, 1496.0), 40: (30204.8, 15.8, 1156.0), 60: (24495.0, 14.0, 986.0),
-           80: (21891.0, 12.0, 816.0), 100: (18359.1, 10.1, 782.0), 120: (15323.9, 9.9, 680.0),
-           140: (13366.3, 9.3, 680.0), 160: (11825.2, 10.2, 748.0)}
+TABLE_4 = {
+    20: (55200.1, 20.1, 1496.0),
+    40: (30204.8, 15.8, 1156.0),
+    60: (24495.0, 14.0, 986.0),
+    80: (21891.0, 12.0, 816.0),
+    100: (18359.1, 10.1, 782.0),
+    120: (15323.9, 9.9, 680.0),
+    140: (13366.3, 9.3, 680.0),
+    160: (11825.2, 10.2, 748.0),
+}
 # [FLEET] Table 3: mean and standard deviation of the running length, s, on 80 GPUs.
 TABLE_3 = {"baseline": (10372.2, 4178.9), "local": (6213.0, 3580.0)}
-TABLE_3_FLOTILLAS = ((2067.9, 54.7), (335.6, 48.4), (2291.9, 26.0), (415.5, 51.9), (1072.2, 364.0), (2322.3, 216.0))
+TABLE_3_FLOTILLAS = (
+    (2067.9, 54.7),
+    (335.6, 48.4),
+    (2291.9, 26.0),
+    (415.5, 51.9),
+    (1072.2, 364.0),
+    (2322.3, 216.0),
+)
 TARGETS = (1.03, 1.03, 1.04, 1.05, 1.06, 1.07, 1.08, 1.09)  # adaptive over the bound
 
 
@@ -58,7 +72,9 @@ class Variant:
     rate_error: float = 0.0  # of the rates that the policy is told
     heavy_tail: bool = False  # of the epochs
     most_gpus: int | None = None  # beyond which no network becomes faster
-    prior_factor: float | None = None  # by which guesses are wrong, where rates are learned in the run
+    prior_factor: float | None = (
+        None  # by which guesses are wrong, where rates are learned in the run
+    )
     slots: int = 1  # of each GPU
     sharing: tuple[float, ...] = (1.0,)  # what networks that share one train together
 
@@ -67,15 +83,27 @@ class Variant:
         if seed is not None:
             table = redraw_epochs(table, seed, self.heavy_tail)
         if self.most_gpus is not None:
-            table = replace(table, models=tuple(replace(n, max_gpus=self.most_gpus) for n in table.models))
+            table = replace(
+                table, models=tuple(replace(n, max_gpus=self.most_gpus) for n in table.models)
+            )
         table = replace(table, sharing=self.sharing)
         options, learning, told = replace(self.options, seed=seed or 0), None, table
         if self.prior_factor is not None:
-            learning = Learning(math.log(self.prior_factor), self.rate_error, seed=1000 + (seed or 0))
+            learning = Learning(
+                math.log(self.prior_factor), self.rate_error, seed=1000 + (seed or 0)
+            )
         elif self.rate_error:
             told = steadied(with_errors(table, self.rate_error, 1000 + (seed or 0)), gpus)
-        return simulate(table, Cluster.of(gpus, table.gpus_per_node, self.slots), POLICIES[self.policy], options,
-                        self.costs, self.stream, told, learning)
+        return simulate(
+            table,
+            Cluster.of(gpus, table.gpus_per_node, self.slots),
+            POLICIES[self.policy],
+            options,
+            self.costs,
+            self.stream,
+            told,
+            learning,
+        )
 
 
 BASELINE = Variant("baseline")
@@ -121,12 +149,17 @@ class Laboratory:
         variants = list(variants)
         wanted = [key for key in product(variants, gpus, range(seeds)) if key not in self.known]
         with ProcessPoolExecutor(self.jobs) as pool:
-            for key, outcome in zip(wanted, pool.map(_outcome, [(self.table, *key) for key in wanted], chunksize=4),
-                                    strict=True):
+            for key, outcome in zip(
+                wanted,
+                pool.map(_outcome, [(self.table, *key) for key in wanted], chunksize=4),
+                strict=True,
+            ):
                 self.known[key] = outcome
         print(f"{len(wanted)} simulations", file=sys.stderr, flush=True)
-        return {(variant, count): [self.known[variant, count, seed] for seed in range(seeds)]
-                for variant, count in product(variants, gpus)}
+        return {
+            (variant, count): [self.known[variant, count, seed] for seed in range(seeds)]
+            for variant, count in product(variants, gpus)
+        }
 
 
 def _outcome(job: tuple[RateTable, Variant, int, int]) -> Outcome:
@@ -140,7 +173,9 @@ def _outcome(job: tuple[RateTable, Variant, int, int]) -> Outcome:
 
 def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """A table."""
-    lines = ["| " + " | ".join(row) + " |" for row in (head, ["---", *["---:"] * (len(head) - 1)], *rows)]
+    lines = [
+        "| " + " | ".join(row) + " |" for row in (head, ["---", *["---:"] * (len(head) - 1)], *rows)
+    ]
     return "\n".join(lines)
 
 
@@ -153,15 +188,26 @@ def spread(values: Sequence[float], digits: int = 2) -> str:
 
 def by_gpus(first: str, gpus: Sequence[int], rows: dict[str, Callable[[int], str]]) -> str:
     """A table with a column for every size of the cluster."""
-    return markdown([first, *map(str, gpus)], [[name, *(cell(count) for count in gpus)] for name, cell in rows.items()])
+    return markdown(
+        [first, *map(str, gpus)],
+        [[name, *(cell(count) for count in gpus)] for name, cell in rows.items()],
+    )
 
 
 def speed_ups(results: Results) -> str:
     """The paper's Figure 5."""
+
     def cell(variant: Variant) -> Callable[[int], str]:
-        return lambda gpus: spread([base.makespan_s / run.makespan_s for base, run in
-                                    zip(results[BASELINE, gpus], results[variant, gpus], strict=True)])
-    return by_gpus("GPUs", GPUS, {name: cell(variant) for name, variant in MAIN.items() if variant != BASELINE})
+        return lambda gpus: spread(
+            [
+                base.makespan_s / run.makespan_s
+                for base, run in zip(results[BASELINE, gpus], results[variant, gpus], strict=True)
+            ]
+        )
+
+    return by_gpus(
+        "GPUs", GPUS, {name: cell(variant) for name, variant in MAIN.items() if variant != BASELINE}
+    )
 
 
 def over_homogeneous(table: RateTable, results: Results) -> str:
@@ -169,55 +215,82 @@ def over_homogeneous(table: RateTable, results: Results) -> str:
     fleets = {name: MAIN[name] for name in ("`local`", "`global` to the letter", "`global`")}
 
     def drawn(variant: Variant) -> Callable[[int], str]:
-        return lambda gpus: spread([other.makespan_s / run.makespan_s for other, run in
-                                    zip(results[HOMOGENEOUS, gpus], results[variant, gpus], strict=True)])
+        return lambda gpus: spread(
+            [
+                other.makespan_s / run.makespan_s
+                for other, run in zip(
+                    results[HOMOGENEOUS, gpus], results[variant, gpus], strict=True
+                )
+            ]
+        )
 
     def own(variant: Variant) -> Callable[[int], str]:
         return lambda gpus: f"{homogeneous_s[gpus] / variant.run(table, gpus, None).makespan_s:.2f}"
+
     homogeneous_s = {gpus: HOMOGENEOUS.run(table, gpus, None).makespan_s for gpus in GPUS}
-    return by_gpus("GPUs", GPUS, {**{name: drawn(variant) for name, variant in fleets.items()},
-                                  **{f"{name}, the ensemble's own epochs": own(variant)
-                                     for name, variant in fleets.items()}})
+    return by_gpus(
+        "GPUs",
+        GPUS,
+        {
+            **{name: drawn(variant) for name, variant in fleets.items()},
+            **{
+                f"{name}, the ensemble's own epochs": own(variant)
+                for name, variant in fleets.items()
+            },
+        },
+    )
 
 
 def ratios(results: Results, variants: dict[str, Variant], gpus: Sequence[int]) -> str:
     """Makespans over the lower bound."""
+
     def cell(variant: Variant) -> Callable[[int], str]:
         return lambda count: spread([run.ratio for run in results[variant, count]], 3)
+
     return by_gpus("GPUs", gpus, {name: cell(variant) for name, variant in variants.items()})
 
 
 def waiting(results: Results) -> str:
     """The paper's Figure 6."""
+
     def cell(variant: Variant) -> Callable[[int], str]:
         return lambda gpus: spread([run.waiting_s for run in results[variant, gpus]], 0)
+
     return by_gpus("GPUs", GPUS, {name: cell(variant) for name, variant in MAIN.items()})
 
 
 def targets(results: Results) -> str:
     """adaptive beside its targets, and beside the other policies."""
+
     def mean(variant: Variant, gpus: int) -> float:
         return statistics.mean(run.ratio for run in results[variant, gpus])
 
     def faster(variant: Variant) -> Callable[[int], str]:
         return lambda gpus: f"{mean(variant, gpus) / mean(REALISTIC, gpus):.2f}"
+
     target = dict(zip(GPUS, TARGETS, strict=True))
-    return by_gpus("GPUs", GPUS, {
-        "target, at most": lambda gpus: f"{target[gpus]:.2f}",
-        "`adaptive`, mean": lambda gpus: f"{mean(REALISTIC, gpus):.3f}",
-        "`adaptive`, worst draw": lambda gpus: f"{max(run.ratio for run in results[REALISTIC, gpus]):.3f}",
-        "`baseline` takes times as long": faster(BASELINE),
-        "`global` takes times as long": faster(MAIN["`global`"]),
-    })
+    return by_gpus(
+        "GPUs",
+        GPUS,
+        {
+            "target, at most": lambda gpus: f"{target[gpus]:.2f}",
+            "`adaptive`, mean": lambda gpus: f"{mean(REALISTIC, gpus):.3f}",
+            "`adaptive`, worst draw": lambda gpus: f"{max(run.ratio for run in results[REALISTIC, gpus]):.3f}",
+            "`baseline` takes times as long": faster(BASELINE),
+            "`global` takes times as long": faster(MAIN["`global`"]),
+        },
+    )
 
 
 def price(results: Results, pairs: Mapping[str, tuple[Variant, ...]], gpus: Sequence[int]) -> str:
     """Mean makespans over those of the same policy with exact rates."""
+
     def mean(variant: Variant, count: int) -> float:
         return statistics.mean(run.makespan_s for run in results[variant, count])
 
     def cell(exact: Variant, learned: Variant) -> Callable[[int], str]:
         return lambda count: f"{mean(learned, count) / mean(exact, count):.3f}"
+
     return by_gpus("GPUs", gpus, {name: cell(*pair) for name, pair in pairs.items()})
 
 
@@ -229,15 +302,28 @@ def draw(results: Results, file: Path) -> None:
     left, right = figure.subplots(1, 2)
     for name, variant in MAIN.items():
         ratio = [[run.ratio for run in results[variant, gpus]] for gpus in GPUS]
-        gain = [[base.makespan_s / run.makespan_s for base, run in
-                 zip(results[BASELINE, gpus], results[variant, gpus], strict=True)] for gpus in GPUS]
+        gain = [
+            [
+                base.makespan_s / run.makespan_s
+                for base, run in zip(results[BASELINE, gpus], results[variant, gpus], strict=True)
+            ]
+            for gpus in GPUS
+        ]
         for axes, values in ((left, gain), (right, ratio)):
-            axes.errorbar(GPUS, [statistics.mean(one) for one in values], marker="o", markersize=3, capsize=2,
-                          yerr=[statistics.stdev(one) if len(one) > 1 else 0.0 for one in values],
-                          label=name.replace("`", ""))
+            axes.errorbar(
+                GPUS,
+                [statistics.mean(one) for one in values],
+                marker="o",
+                markersize=3,
+                capsize=2,
+                yerr=[statistics.stdev(one) if len(one) > 1 else 0.0 for one in values],
+                label=name.replace("`", ""),
+            )
     left.set(xlabel="GPUs", ylabel="speed-up over baseline", ylim=(0, None))
     right.set(xlabel="GPUs", ylabel="makespan over the lower bound", yscale="log")
-    right.set_yticks([1, 1.1, 1.25, 1.5, 2, 3, 4], labels=["1", "1.1", "1.25", "1.5", "2", "3", "4"])
+    right.set_yticks(
+        [1, 1.1, 1.25, 1.5, 2, 3, 4], labels=["1", "1.1", "1.25", "1.5", "2", "3", "4"]
+    )
     right.minorticks_off()
     left.legend(fontsize=7)
     figure.savefig(file, metadata={"Date": None})
@@ -245,37 +331,56 @@ def draw(results: Results, file: Path) -> None:
 
 def running_lengths(table: RateTable) -> str:
     """The paper's Table 3: how much running lengths differ, on 80 GPUs."""
-    def lengths(run: Simulated, start: float = 0.0, end: float = float("inf")) -> tuple[float, float]:
-        seconds = [stint.end_s - stint.start_s for stint in run.stints if start <= stint.start_s < end]
+
+    def lengths(
+        run: Simulated, start: float = 0.0, end: float = float("inf")
+    ) -> tuple[float, float]:
+        seconds = [
+            stint.end_s - stint.start_s for stint in run.stints if start <= stint.start_s < end
+        ]
         return statistics.mean(seconds), statistics.stdev(seconds) if len(seconds) > 1 else 0.0
 
-    def row(name: str, flotilla: str, paper: tuple[float, float], ours: tuple[float, float]) -> list[str]:
+    def row(
+        name: str, flotilla: str, paper: tuple[float, float], ours: tuple[float, float]
+    ) -> list[str]:
         return [name, flotilla, *(f"{value:.0f}" for value in (*paper, *ours))]
-    rows = [row(f"`{policy}`", "", paper, lengths(MAIN[f"`{policy}`"].run(table, 80, None)))
-            for policy, paper in TABLE_3.items()]
+
+    rows = [
+        row(f"`{policy}`", "", paper, lengths(MAIN[f"`{policy}`"].run(table, 80, None)))
+        for policy, paper in TABLE_3.items()
+    ]
     run = MAIN["`global` to the letter"].run(table, 80, None)
-    rows += [row("`global` to the letter", str(number), paper, lengths(run, one.start_s, one.end_s))
-             for number, (paper, one) in enumerate(zip(TABLE_3_FLOTILLAS, run.rounds, strict=False))]
-    return markdown(["policy", "flotilla", "paper: mean, s", "deviation, s", "here: mean, s", "deviation, s"], rows)
+    rows += [
+        row("`global` to the letter", str(number), paper, lengths(run, one.start_s, one.end_s))
+        for number, (paper, one) in enumerate(zip(TABLE_3_FLOTILLAS, run.rounds, strict=False))
+    ]
+    return markdown(
+        ["policy", "flotilla", "paper: mean, s", "deviation, s", "here: mean, s", "deviation, s"],
+        rows,
+    )
 
 
 def overheads(table: RateTable) -> str:
     """The paper's Table 4, and how the choices beyond the peak of Eq. 5 matter."""
     letter = {gpus: MAIN["`global` to the letter"].run(table, gpus, None) for gpus in GPUS}
     limited = {gpus: MAIN["`global`"].run(table, gpus, None) for gpus in GPUS}
-    return by_gpus("GPUs", GPUS, {
-        "paper: total, s": lambda gpus: f"{TABLE_4[gpus][0]:.0f}",
-        "here, to the letter": lambda gpus: f"{letter[gpus].makespan_s:.0f}",
-        "here / paper": lambda gpus: f"{letter[gpus].makespan_s / TABLE_4[gpus][0]:.3f}",
-        "peak-limited / paper": lambda gpus: f"{limited[gpus].makespan_s / TABLE_4[gpus][0]:.3f}",
-        "paper: flotillas": lambda gpus: f"{TABLE_4[gpus][2] / 34:.0f}",
-        "here: rounds": lambda gpus: f"{len(letter[gpus].rounds)}",
-        "paper: checkpointing, s": lambda gpus: f"{TABLE_4[gpus][2]:.0f}",
-        "here (34 s a round)": lambda gpus: f"{letter[gpus].checkpoint_s:.0f}",
-        "paper: scheduling, s": lambda gpus: f"{TABLE_4[gpus][1]:.1f}",
-        "here (0.46 s a round)": lambda gpus: f"{letter[gpus].scheduling_s:.1f}",
-        "steps with a group beyond its peak": lambda gpus: f"{_beyond_peak(table, letter[gpus], gpus)}",
-    })
+    return by_gpus(
+        "GPUs",
+        GPUS,
+        {
+            "paper: total, s": lambda gpus: f"{TABLE_4[gpus][0]:.0f}",
+            "here, to the letter": lambda gpus: f"{letter[gpus].makespan_s:.0f}",
+            "here / paper": lambda gpus: f"{letter[gpus].makespan_s / TABLE_4[gpus][0]:.3f}",
+            "peak-limited / paper": lambda gpus: f"{limited[gpus].makespan_s / TABLE_4[gpus][0]:.3f}",
+            "paper: flotillas": lambda gpus: f"{TABLE_4[gpus][2] / 34:.0f}",
+            "here: rounds": lambda gpus: f"{len(letter[gpus].rounds)}",
+            "paper: checkpointing, s": lambda gpus: f"{TABLE_4[gpus][2]:.0f}",
+            "here (34 s a round)": lambda gpus: f"{letter[gpus].checkpoint_s:.0f}",
+            "paper: scheduling, s": lambda gpus: f"{TABLE_4[gpus][1]:.1f}",
+            "here (0.46 s a round)": lambda gpus: f"{letter[gpus].scheduling_s:.1f}",
+            "steps with a group beyond its peak": lambda gpus: f"{_beyond_peak(table, letter[gpus], gpus)}",
+        },
+    )
 
 
 def _beyond_peak(table: RateTable, run: Simulated, gpus: int) -> int:
@@ -289,12 +394,17 @@ STREAMS = {
     "8 lockstep streams": replace(REALISTIC, stream=Stream(count=8)),
     "4 lockstep streams (target 1.15)": replace(REALISTIC, stream=Stream(count=4)),
     "4 lockstep streams, changing at any step": replace(
-        REALISTIC, stream=Stream(count=4, change_at_any_step=True)),
+        REALISTIC, stream=Stream(count=4, change_at_any_step=True)
+    ),
     "2 lockstep streams": replace(REALISTIC, stream=Stream(count=2)),
     "lockstep": replace(REALISTIC, stream=LOCKSTEP),
     "ring, window 10 %, turning 4 times as fast": replace(REALISTIC, stream=Stream(ring=Ring())),
-    "ring, window 20 %, turning 4 times as fast": replace(REALISTIC, stream=Stream(ring=Ring(window=0.2))),
-    "ring, window 10 %, turning 8 times as fast": replace(REALISTIC, stream=Stream(ring=Ring(surplus=8.0))),
+    "ring, window 20 %, turning 4 times as fast": replace(
+        REALISTIC, stream=Stream(ring=Ring(window=0.2))
+    ),
+    "ring, window 10 %, turning 8 times as fast": replace(
+        REALISTIC, stream=Stream(ring=Ring(surplus=8.0))
+    ),
 }
 SENSITIVITY = {
     "`adaptive`": REALISTIC,
@@ -305,22 +415,47 @@ SENSITIVITY = {
 }
 EXACT = SENSITIVITY["`adaptive`, exact rates"]
 # A policy with exact rates, and with rates that it learns in the run.
-ONLINE = {name: (exact, replace(exact, rate_error=0.05, prior_factor=2.0))
-          for name, exact in {"`adaptive`": EXACT, "`global`": MAIN["`global`"], "`local`": MAIN["`local`"]}.items()}
+ONLINE = {
+    name: (exact, replace(exact, rate_error=0.05, prior_factor=2.0))
+    for name, exact in {
+        "`adaptive`": EXACT,
+        "`global`": MAIN["`global`"],
+        "`local`": MAIN["`local`"],
+    }.items()
+}
 # The same beside it with GPUs that are shared: by networks that gain from it, and by some that do not.
 GAIN, NO_GAIN = (1.0, 1.6, 2.1, 2.4), (1.0, 1.0, 1.0, 1.0)
 SHARED = {
     "two slots": (EXACT, replace(EXACT, slots=2, sharing=GAIN)),
     "four slots": (EXACT, replace(EXACT, slots=4, sharing=GAIN)),
-    "four slots, rates and s(k) learned": (EXACT, replace(ONLINE["`adaptive`"][1], slots=4, sharing=GAIN)),
-    "four slots that gain nothing, learned": (EXACT, replace(ONLINE["`adaptive`"][1], slots=4, sharing=NO_GAIN)),
+    "four slots, rates and s(k) learned": (
+        EXACT,
+        replace(ONLINE["`adaptive`"][1], slots=4, sharing=GAIN),
+    ),
+    "four slots that gain nothing, learned": (
+        EXACT,
+        replace(ONLINE["`adaptive`"][1], slots=4, sharing=NO_GAIN),
+    ),
 }
 # An input of 150 samples/s; plans to the letter do not know it.
-SLOW = {f"`{policy}`": tuple(replace(MAIN[f"`{policy}`"], stream=replace(stream, rate=150.0), rate_error=0.0,
-                                     options=replace(PAPER, peak_limited=knows)) for knows in (False, True))
-        for policy, stream in (("adaptive", FREE), ("global", LOCKSTEP))}
-HEAVY = {name: replace(MAIN[name], heavy_tail=True) for name in ("`baseline`", "`global`", "`adaptive`")}
-SMALL = {name: replace(MAIN[name], most_gpus=8) for name in ("`baseline`", "`global`", "`adaptive`")}
+SLOW = {
+    f"`{policy}`": tuple(
+        replace(
+            MAIN[f"`{policy}`"],
+            stream=replace(stream, rate=150.0),
+            rate_error=0.0,
+            options=replace(PAPER, peak_limited=knows),
+        )
+        for knows in (False, True)
+    )
+    for policy, stream in (("adaptive", FREE), ("global", LOCKSTEP))
+}
+HEAVY = {
+    name: replace(MAIN[name], heavy_tail=True) for name in ("`baseline`", "`global`", "`adaptive`")
+}
+SMALL = {
+    name: replace(MAIN[name], most_gpus=8) for name in ("`baseline`", "`global`", "`adaptive`")
+}
 
 
 def placement() -> str:
@@ -329,9 +464,15 @@ def placement() -> str:
     for sizes in ((3, 3, 3, 3, 11, 11, 11, 11), (3, 3, 3, 3, 8), (1, 2, 3, 5, 6, 7)):
         groups = {str(i): size for i, size in enumerate(sizes)}
         devices = range(-(-sum(sizes) // 4) * 4)
-        paper, best = (score(members, 4) for members in (greedy(groups, devices, 4), place(groups, devices, 4)))
-        rows.append([", ".join(map(str, sizes)), f"{paper:.3f}", f"{best:.3f}", f"{paper / best - 1:.1%}"])
-    return markdown(["group sizes, on nodes of 4", "Algorithm 3", "here", "Algorithm 3 is worse by"], rows)
+        paper, best = (
+            score(members, 4) for members in (greedy(groups, devices, 4), place(groups, devices, 4))
+        )
+        rows.append(
+            [", ".join(map(str, sizes)), f"{paper:.3f}", f"{best:.3f}", f"{paper / best - 1:.1%}"]
+        )
+    return markdown(
+        ["group sizes, on nodes of 4", "Algorithm 3", "here", "Algorithm 3 is worse by"], rows
+    )
 
 
 def document(table: RateTable, seeds: int, few: int, jobs: int, figure: Path) -> str:
@@ -339,24 +480,46 @@ def document(table: RateTable, seeds: int, few: int, jobs: int, figure: Path) ->
     laboratory = Laboratory(table, jobs)
     main = laboratory.run(MAIN.values(), GPUS, seeds)
     draw(main, figure)
-    others = laboratory.run([*STREAMS.values(), *SENSITIVITY.values(), *HEAVY.values(), *SMALL.values()],
-                            FEW_GPUS, few)
-    pairs = laboratory.run([variant for pair in [*ONLINE.values(), *SHARED.values(), *SLOW.values()]
-                            for variant in pair], FEW_GPUS, few)
+    others = laboratory.run(
+        [*STREAMS.values(), *SENSITIVITY.values(), *HEAVY.values(), *SMALL.values()], FEW_GPUS, few
+    )
+    pairs = laboratory.run(
+        [
+            variant
+            for pair in [*ONLINE.values(), *SHARED.values(), *SLOW.values()]
+            for variant in pair
+        ],
+        FEW_GPUS,
+        few,
+    )
     text = (Path(__file__).parent / "schedules_docs.md").read_text(encoding="utf-8")
     return text.format(
-        seeds=seeds, few=few, networks=len(table.models), speed_ups=speed_ups(main),
-        over_homogeneous=over_homogeneous(table, main), waiting=waiting(main),
-        ratios=ratios(main, MAIN, GPUS), targets=targets(main), running_lengths=running_lengths(table),
-        overheads=overheads(table), streams=ratios(others, STREAMS, FEW_GPUS),
-        sensitivity=ratios(others, SENSITIVITY, FEW_GPUS), heavy=ratios(others, HEAVY, FEW_GPUS),
-        small=ratios(others, SMALL, FEW_GPUS), placement=placement(),
-        online=price(pairs, ONLINE, FEW_GPUS), shared=price(pairs, SHARED, FEW_GPUS), slow=price(pairs, SLOW, FEW_GPUS))
+        seeds=seeds,
+        few=few,
+        networks=len(table.models),
+        speed_ups=speed_ups(main),
+        over_homogeneous=over_homogeneous(table, main),
+        waiting=waiting(main),
+        ratios=ratios(main, MAIN, GPUS),
+        targets=targets(main),
+        running_lengths=running_lengths(table),
+        overheads=overheads(table),
+        streams=ratios(others, STREAMS, FEW_GPUS),
+        sensitivity=ratios(others, SENSITIVITY, FEW_GPUS),
+        heavy=ratios(others, HEAVY, FEW_GPUS),
+        small=ratios(others, SMALL, FEW_GPUS),
+        placement=placement(),
+        online=price(pairs, ONLINE, FEW_GPUS),
+        shared=price(pairs, SHARED, FEW_GPUS),
+        slow=price(pairs, SLOW, FEW_GPUS),
+    )
 
 
 def main() -> None:
     """Simulate and write."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("ensemble", type=Path)
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--seeds", type=int, default=20)

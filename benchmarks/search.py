@@ -45,8 +45,10 @@ from fleet.spec.space import Member, Range, Space
 from fleet.terminal import print_table
 
 ROOT, HERE = Path(__file__).parents[1], Path(__file__).parent
-RANGES: Space = {name: Range(low, high, log=name != "depth", integer=name != "learning_rate")
-                 for name, (low, high) in SPACE.items()}
+RANGES: Space = {
+    name: Range(low, high, log=name != "depth", integer=name != "learning_rate")
+    for name, (low, high) in SPACE.items()
+}
 ENTRY = "net"
 
 
@@ -69,12 +71,22 @@ class Listed:
 class InFleet:
     """What FLEET decides: its mind hears of epochs, and its searcher is called, as in a run."""
 
-    def __init__(self, prune: Prune, searcher: Searcher, networks: int = NETWORKS, gpus: int = GPUS) -> None:
+    def __init__(
+        self, prune: Prune, searcher: Searcher, networks: int = NETWORKS, gpus: int = GPUS
+    ) -> None:
         settings = Settings(ask="random", most=networks)
         self._searcher = searcher
         entry = Entry(ENTRY, settings, RANGES, "maximize", "val_accuracy")
-        self._mind = Mind([entry], [], make_judge(prune, EPOCHS, seed=0), prune.rule, "maximize",
-                          "val_accuracy", gpus, obeys=find_rule(prune.rule).obeys)
+        self._mind = Mind(
+            [entry],
+            [],
+            make_judge(prune, EPOCHS, seed=0),
+            prune.rule,
+            "maximize",
+            "val_accuracy",
+            gpus,
+            obeys=find_rule(prune.rule).obeys,
+        )
         self._values: dict[str, Mapping[str, float]] = {}
         self._ready: list[str] = []  # that wait for a GPU
         self._held: set[str] = set()  # paused or pruned
@@ -136,11 +148,21 @@ class InOptuna:
         optuna.logging.set_verbosity(optuna.logging.WARNING)
         samplers = {"random": optuna.samplers.RandomSampler, "tpe": optuna.samplers.TPESampler}
         pruners: dict[str, Callable[..., Any]] = {
-            "median": optuna.pruners.MedianPruner, "asha": optuna.pruners.SuccessiveHalvingPruner,
-            "hyperband": partial(optuna.pruners.HyperbandPruner, 1, EPOCHS, 3)}
-        made = pruners[pruner](min_resource=1, reduction_factor=3) if pruner == "asha" else pruners[pruner]()
-        self._study = optuna.create_study(study_name=f"seed {seed}", direction="maximize",  # it decides on brackets
-                                          sampler=samplers[sampler](seed=seed), pruner=made)
+            "median": optuna.pruners.MedianPruner,
+            "asha": optuna.pruners.SuccessiveHalvingPruner,
+            "hyperband": partial(optuna.pruners.HyperbandPruner, 1, EPOCHS, 3),
+        }
+        made = (
+            pruners[pruner](min_resource=1, reduction_factor=3)
+            if pruner == "asha"
+            else pruners[pruner]()
+        )
+        self._study = optuna.create_study(
+            study_name=f"seed {seed}",
+            direction="maximize",  # it decides on brackets
+            sampler=samplers[sampler](seed=seed),
+            pruner=made,
+        )
         if sampler == "random":
             for values in drawn(seed):
                 self._study.enqueue_trial(values)
@@ -152,9 +174,11 @@ class InOptuna:
             return None
         trial = self._study.ask()
         low, high = SPACE["learning_rate"]
-        values = {"learning_rate": trial.suggest_float("learning_rate", low, high, log=True),
-                  "width": trial.suggest_int("width", *map(int, SPACE["width"]), log=True),
-                  "depth": trial.suggest_int("depth", *map(int, SPACE["depth"]))}
+        values = {
+            "learning_rate": trial.suggest_float("learning_rate", low, high, log=True),
+            "width": trial.suggest_int("width", *map(int, SPACE["width"]), log=True),
+            "depth": trial.suggest_int("depth", *map(int, SPACE["depth"])),
+        }
         self._trials[trial.number] = trial
         return trial.number, values
 
@@ -175,7 +199,9 @@ def tpe(seed: int) -> Searcher:
     return make_searcher("optuna_searcher:Searcher", RANGES, seed, "maximize", {"sampler": "tpe"})
 
 
-def fleet(seed: int, ask: Callable[[int], Searcher] = lambda seed: Listed(drawn(seed)), **prune: Any) -> Search:
+def fleet(
+    seed: int, ask: Callable[[int], Searcher] = lambda seed: Listed(drawn(seed)), **prune: Any
+) -> Search:
     return InFleet(Prune(**prune), ask(seed))
 
 
@@ -199,14 +225,20 @@ SIDES: dict[str, Callable[[int], Search]] = {
 def ray_asha(seeds: int) -> list[Spent]:
     """Ray's ASHA, in its environment."""
     python = install_ray(ROOT / "build/ray")
-    done = subprocess.run([python, HERE / "search_ray.py", str(seeds)], check=True, capture_output=True, text=True)
+    done = subprocess.run(
+        [python, HERE / "search_ray.py", str(seeds)], check=True, capture_output=True, text=True
+    )
     return [Spent(**one) for one in json.loads(done.stdout.splitlines()[-1])]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--seeds", type=int, default=20)
-    parser.add_argument("--networks", type=int, default=10_000, help="of the run whose coordinator is timed")
+    parser.add_argument(
+        "--networks", type=int, default=10_000, help="of the run whose coordinator is timed"
+    )
     parser.add_argument("--without-ray", action="store_true")
     parser.add_argument("--json", action="store_true", help="print the numbers of all seeds")
     arguments = parser.parse_args()
@@ -214,28 +246,51 @@ def main() -> None:
     found = {}
     for name, side in SIDES.items():
         found[name] = [simulate(side(seed), seed) for seed in range(arguments.seeds)]
-        print(f"  {name}: {statistics.median(one.total for one in found[name]):.1f} GPU hours", file=sys.stderr)
+        print(
+            f"  {name}: {statistics.median(one.total for one in found[name]):.1f} GPU hours",
+            file=sys.stderr,
+        )
     if not arguments.without_ray:
         found["Ray Tune, asha"] = ray_asha(arguments.seeds)
     cpu_ms = cpu_of_an_epoch(arguments.networks).ms
     if arguments.json:
-        print_json({"searches": {name: [asdict(one) for one in spent] for name, spent in found.items()},
-                    "coordinator_ms": cpu_ms})
+        print_json(
+            {
+                "searches": {name: [asdict(one) for one in spent] for name, spent in found.items()},
+                "coordinator_ms": cpu_ms,
+            }
+        )
         return
     everything = statistics.median(one.total for one in found["all to the end"])
-    print_table(["search", "GPU hours until within 1 %", "reached", "GPU hours in all", "times fewer",
-                 "best, % of the best"], [_line(name, spent, everything) for name, spent in found.items()],
-                title=f"{NETWORKS} networks of {EPOCHS} epochs on {GPUS} GPUs, {arguments.seeds} seeds: median "
-                      "(quartiles)")
-    print(f"coordinator: {cpu_ms:.2f} ms of CPU per epoch's end, {arguments.networks} networks of one epoch")
+    print_table(
+        [
+            "search",
+            "GPU hours until within 1 %",
+            "reached",
+            "GPU hours in all",
+            "times fewer",
+            "best, % of the best",
+        ],
+        [_line(name, spent, everything) for name, spent in found.items()],
+        title=f"{NETWORKS} networks of {EPOCHS} epochs on {GPUS} GPUs, {arguments.seeds} seeds: median "
+        "(quartiles)",
+    )
+    print(
+        f"coordinator: {cpu_ms:.2f} ms of CPU per epoch's end, {arguments.networks} networks of one epoch"
+    )
 
 
 def _line(name: str, spent: list[Spent], everything: float) -> list[str]:
     reached = sum(one.until_near < float("inf") for one in spent)
     total = statistics.median(one.total for one in spent)
-    return [name, _spread([one.until_near for one in spent]), f"{reached}/{len(spent)}",
-            _spread([one.total for one in spent]), f"{everything / total:.1f}",
-            _spread([100 * one.best for one in spent])]
+    return [
+        name,
+        _spread([one.until_near for one in spent]),
+        f"{reached}/{len(spent)}",
+        _spread([one.total for one in spent]),
+        f"{everything / total:.1f}",
+        _spread([100 * one.best for one in spent]),
+    ]
 
 
 def _spread(values: list[float]) -> str:

@@ -106,14 +106,19 @@ class Trainers:
 
     outlives, lost, hosts = False, frozenset[int](), ()
 
-    def __init__(self, roles: Roles, epochs: int, rate: Callable[[str], float], paces: int = 0) -> None:
+    def __init__(
+        self, roles: Roles, epochs: int, rate: Callable[[str], float], paces: int = 0
+    ) -> None:
         self._said: deque[Message] = deque(Ready(rank) for rank in roles.trainers)
         self._said += [Throughput(rank, 1e9) for rank in roles.preprocessors]
         self._trains: dict[int, str] = {}
         self._done: Counter[str] = Counter()  # epochs, by network
         self._most, self._rate = epochs, rate
         self.epochs, self.paces, self._paces = 0, 0, paces
-        self.paces_s, self._since_s = 0.0, 0.0  # CPU for all reports, and when the first of several was heard
+        self.paces_s, self._since_s = (
+            0.0,
+            0.0,
+        )  # CPU for all reports, and when the first of several was heard
 
     def hear(self, tag: Tag) -> Message | None:
         message = self._said.popleft() if self._said else None
@@ -121,7 +126,9 @@ class Trainers:
         # The clock is not read for each: that takes as long as a report, and that of the whole process far longer.
         if is_pace != bool(self._since_s):
             now = time.thread_time()
-            self.paces_s, self._since_s = (self.paces_s, now) if is_pace else (self.paces_s + now - self._since_s, 0.0)
+            self.paces_s, self._since_s = (
+                (self.paces_s, now) if is_pace else (self.paces_s + now - self._since_s, 0.0)
+            )
         return message
 
     def tell(self, rank: int, tag: Tag, message: Message) -> None:
@@ -147,44 +154,91 @@ class Trainers:
         for number in range(1, self._paces + 1):  # the first is the first sure rate, which is news
             shown = StepRate(rate, 0.05, 10) if number == 1 else StepRate()
             self._said.append(Pace(name, number * SAMPLES // (self._paces + 1), rate, shown))
-        record = EpochRecord(done, stream_epoch, 1.0, accuracy, 1.0, accuracy, 0.1, SAMPLES, 1, 1.0, 0.0)
-        self._said.append(EpochDone(name, record, 0.0, f"{done} epochs" if done == self._most else "", 0,
-                                    StepRate(rate, 0.05, 10)))
+        record = EpochRecord(
+            done, stream_epoch, 1.0, accuracy, 1.0, accuracy, 0.1, SAMPLES, 1, 1.0, 0.0
+        )
+        self._said.append(
+            EpochDone(
+                name,
+                record,
+                0.0,
+                f"{done} epochs" if done == self._most else "",
+                0,
+                StepRate(rate, 0.05, 10),
+            )
+        )
 
 
-def cpu_of_an_epoch(networks: int, policy: str = "baseline", speeds: int = 0, trainers: int = 16, paces: int = 0
-                    ) -> Spent:
+def cpu_of_an_epoch(
+    networks: int, policy: str = "baseline", speeds: int = 0, trainers: int = 16, paces: int = 0
+) -> Spent:
     """An epoch's end in a run of so many networks of one epoch.
 
     Args:
         speeds: how many different ones there are, where they are to be learned; 0 where rates are given.
         paces: how often a network says how far it is.
     """
-    spec = parse({"models": [{"family": "softmax", "name": "net", "count": networks, "space": SPACE}],
-                  "resources": {"engine": "numpy"}, "train": {"converge": {"max_epochs": 1}},
-                  "schedule": {"policy": policy}})
-    traits = {network.name: Traits(network.name, str(number % max(speeds, 1)), "softmax",
-                                   1e4 * 10 ** (number % max(speeds, 1) / max(speeds, 1)), max_gpus=1)
-              for number, network in enumerate(spec.networks)}
+    spec = parse(
+        {
+            "models": [{"family": "softmax", "name": "net", "count": networks, "space": SPACE}],
+            "resources": {"engine": "numpy"},
+            "train": {"converge": {"max_epochs": 1}},
+            "schedule": {"policy": policy},
+        }
+    )
+    traits = {
+        network.name: Traits(
+            network.name,
+            str(number % max(speeds, 1)),
+            "softmax",
+            1e4 * 10 ** (number % max(speeds, 1) / max(speeds, 1)),
+            max_gpus=1,
+        )
+        for number, network in enumerate(spec.networks)
+    }
     per_node = min(trainers, PER_NODE)
-    rates = RateTable(SAMPLES, per_node, tuple(Network(network.name, (60.0,)) for network in spec.networks))
+    rates = RateTable(
+        SAMPLES, per_node, tuple(Network(network.name, (60.0,)) for network in spec.networks)
+    )
     online = OnlineRates(list(traits.values()), SAMPLES, per_node, trainers) if speeds else None
     with tempfile.TemporaryDirectory() as folder, _unseen():
         paths = RunPaths(Path(folder))
         log = EventLog(paths.events)
-        roles = assign((0, *(number // per_node for number in range(trainers))), None, None, own_preprocessing=True)
+        roles = assign(
+            (0, *(number // per_node for number in range(trainers))),
+            None,
+            None,
+            own_preprocessing=True,
+        )
         world = Trainers(roles, 1, lambda name: 1e6 / (traits[name].operations or 1.0), paces)
         keys = {name: one.key for name, one in traits.items()}
         survey = Survey([], keys, spec.profile, trainers, per_node, {})
         run = RunState(spec)
         view = make_view(run, True)
-        search = SearchParts(make_mind(spec, extremes(spec), {}, trainers), Searchers({}),
-                        cast(Admission, SimpleNamespace(asked=lambda training, now_s: ())), (), None)
+        search = SearchParts(
+            make_mind(spec, extremes(spec), {}, trainers),
+            Searchers({}),
+            cast(Admission, SimpleNamespace(asked=lambda training, now_s: ())),
+            (),
+            None,
+        )
         coordinator = Coordinator(
-            cast(World, world), Setup(spec, roles, None, samples=SAMPLES, outlives=False),
+            cast(World, world),
+            Setup(spec, roles, None, samples=SAMPLES, outlives=False),
             Speeds(survey, None if speeds else rates, online),
-            Files(Results(spec, paths, run), log, ProfileFile(paths.profile), None, Tracking([], paths, "")),
-            [view.on_event], view.on_pace, Interruption(None), Preamble((), None, {}, (), Laps()), search)
+            Files(
+                Results(spec, paths, run),
+                log,
+                ProfileFile(paths.profile),
+                None,
+                Tracking([], paths, ""),
+            ),
+            [view.on_event],
+            view.on_pace,
+            Interruption(None),
+            Preamble((), None, {}, (), Laps()),
+            search,
+        )
         spent = _coordinate(coordinator, world)
         coordinator.stop()
         log.close()
@@ -202,11 +256,24 @@ def cpu_of_a_search(networks: int, rule: str, epochs: int, policy: str) -> Spent
     with tempfile.TemporaryDirectory() as folder, _unseen():
         os.environ["FLEET_CACHE"] = folder
         spec: dict[str, Any] = {
-            "output": f"{folder}/run", "prune": {"rule": rule}, "schedule": {"policy": policy},
-            "data": {"source": "builtin:noise", "options": {"samples": SAMPLES}, "validation": None, "transforms": []},
-            "models": [{"family": "softmax", "gpus": 1, "space": SPACE, "search": {"most": networks}}],
-            "train": {"batch": {"size": SAMPLES}, "converge": {"max_epochs": epochs, "monitor": "accuracy"}},
-            "resources": {"engine": "numpy", "preprocessors": "auto"}}
+            "output": f"{folder}/run",
+            "prune": {"rule": rule},
+            "schedule": {"policy": policy},
+            "data": {
+                "source": "builtin:noise",
+                "options": {"samples": SAMPLES},
+                "validation": None,
+                "transforms": [],
+            },
+            "models": [
+                {"family": "softmax", "gpus": 1, "space": SPACE, "search": {"most": networks}}
+            ],
+            "train": {
+                "batch": {"size": SAMPLES},
+                "converge": {"max_epochs": epochs, "monitor": "accuracy"},
+            },
+            "resources": {"engine": "numpy", "preprocessors": "auto"},
+        }
         if not POLICIES[policy].own_samples:
             spec["data"]["cache"] = "memory"
         path = Path(folder) / "spec.yaml"
@@ -227,8 +294,12 @@ def _coordinate(coordinator: Coordinator, world: Trainers) -> Spent:
         if not has_heard:
             time.sleep(0.001)  # as a rank that waits for others: a searcher may be thinking
     spent_s = time.process_time() - began
-    return Spent(1000 * (spent_s - world.paces_s) / world.epochs, world.epochs,
-                 resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024, 1e6 * world.paces_s / max(1, world.paces))
+    return Spent(
+        1000 * (spent_s - world.paces_s) / world.epochs,
+        world.epochs,
+        resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
+        1e6 * world.paces_s / max(1, world.paces),
+    )
 
 
 def _until_over(coordinator: Coordinator) -> Iterator[bool]:
@@ -251,37 +322,71 @@ def alone(measure: Callable[..., Spent], *arguments: Any) -> Spent:
 
 def rows(args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """A row for each combination of what was asked for."""
-    for trainers, networks, policy, rates in product(args.trainers, args.networks, args.policy, ("given", "learned")):
-        spent = alone(cpu_of_an_epoch, networks, policy, args.speeds * (rates == "learned"), trainers, args.paces)
-        yield {"trainers": trainers, "networks": networks, "policy": policy, "rates": rates,
-               "ms_per_epoch": round(spent.ms, 3), "us_per_pace": round(spent.us, 1),
-               "memory_mb": round(spent.memory_mb, 1)}
+    for trainers, networks, policy, rates in product(
+        args.trainers, args.networks, args.policy, ("given", "learned")
+    ):
+        spent = alone(
+            cpu_of_an_epoch,
+            networks,
+            policy,
+            args.speeds * (rates == "learned"),
+            trainers,
+            args.paces,
+        )
+        yield {
+            "trainers": trainers,
+            "networks": networks,
+            "policy": policy,
+            "rates": rates,
+            "ms_per_epoch": round(spent.ms, 3),
+            "us_per_pace": round(spent.us, 1),
+            "memory_mb": round(spent.memory_mb, 1),
+        }
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--trainers", type=int, nargs="+", default=[16])
     parser.add_argument("--networks", type=int, nargs="+", default=[300, 1000, 10_000])
     parser.add_argument("--policy", nargs="+", default=["baseline"], choices=list(POLICIES))
-    parser.add_argument("--paces", type=int, default=0, help="reports of pace of a network in each epoch")
-    parser.add_argument("--speeds", type=int, default=20, help="where rates are learned, of so many different networks")
+    parser.add_argument(
+        "--paces", type=int, default=0, help="reports of pace of a network in each epoch"
+    )
+    parser.add_argument(
+        "--speeds",
+        type=int,
+        default=20,
+        help="where rates are learned, of so many different networks",
+    )
     parser.add_argument("--json", action="store_true", help="print a list of rows")
-    parser.add_argument("--search", nargs="+", default=[], metavar="RULE", help="ask for networks, and prune them")
-    parser.add_argument("--epochs", type=int, default=1, help="of each network of a search, at most")
+    parser.add_argument(
+        "--search", nargs="+", default=[], metavar="RULE", help="ask for networks, and prune them"
+    )
+    parser.add_argument(
+        "--epochs", type=int, default=1, help="of each network of a search, at most"
+    )
     args = parser.parse_args()
     for policy, networks, rule in product(args.policy, args.networks, args.search):
         spent = alone(cpu_of_a_search, networks, rule, args.epochs, policy)
-        print(f"search of {networks} networks of {args.epochs} epochs, {policy}, {rule}: {spent.ms:.2f} ms of "
-              f"CPU per epoch's end, of {spent.epochs}; {spent.memory_mb:.0f} MB", flush=True)
+        print(
+            f"search of {networks} networks of {args.epochs} epochs, {policy}, {rule}: {spent.ms:.2f} ms of "
+            f"CPU per epoch's end, of {spent.epochs}; {spent.memory_mb:.0f} MB",
+            flush=True,
+        )
     if args.search:
         return
     if args.json:
         print_json(list(rows(args)))
         return
     for row in rows(args):
-        print(f"{row['trainers']} trainers, {row['networks']} networks, {row['policy']}, rates {row['rates']}: "
-              f"{row['ms_per_epoch']:.2f} ms of CPU per epoch's end, {row['us_per_pace']:.0f} us per pace; "
-              f"{row['memory_mb']:.0f} MB", flush=True)
+        print(
+            f"{row['trainers']} trainers, {row['networks']} networks, {row['policy']}, rates {row['rates']}: "
+            f"{row['ms_per_epoch']:.2f} ms of CPU per epoch's end, {row['us_per_pace']:.0f} us per pace; "
+            f"{row['memory_mb']:.0f} MB",
+            flush=True,
+        )
 
 
 if __name__ == "__main__":

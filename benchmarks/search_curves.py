@@ -14,9 +14,16 @@ from typing import Protocol
 
 EPOCHS, NETWORKS, GPUS = 27, 200, 16
 NEAR = 0.99  # of the best network: what a search is to come to
-START, NOISE = 0.1, 0.01  # accuracy of a network that knows nothing; standard deviation of what is measured
+START, NOISE = (
+    0.1,
+    0.01,
+)  # accuracy of a network that knows nothing; standard deviation of what is measured
 
-SPACE = {"learning_rate": (1e-5, 1e-1), "width": (8, 128), "depth": (2, 20)}  # the first two on a logarithmic scale
+SPACE = {
+    "learning_rate": (1e-5, 1e-1),
+    "width": (8, 128),
+    "depth": (2, 20),
+}  # the first two on a logarithmic scale
 
 
 @dataclass(frozen=True)
@@ -44,16 +51,26 @@ def curve(values: Mapping[str, float], seed: int) -> Curve:
     """
     place = {name: _share(name, values[name]) for name in SPACE}
     world, own = random.Random(seed), random.Random(f"{seed} {sorted(place.items())}")
-    best = {"learning_rate": world.uniform(0.35, 0.75), "width": world.uniform(0.5, 0.9),
-            "depth": world.uniform(0.3, 0.8)}
+    best = {
+        "learning_rate": world.uniform(0.35, 0.75),
+        "width": world.uniform(0.5, 0.9),
+        "depth": world.uniform(0.3, 0.8),
+    }
     weights = {"learning_rate": 1.6, "width": 0.35, "depth": 0.35}
     lacks = sum(weights[name] * (place[name] - best[name]) ** 2 for name in SPACE)
     end = max(START, 0.95 - lacks - abs(own.gauss(0, 0.015)))
-    half = math.exp(own.uniform(0, math.log(4)) + 0.7 * (1 - place["learning_rate"]) * place["depth"]
-                    + max(0.0, end - 0.8))
-    accuracies = tuple(START + (end - START) * (1 - (1 + epoch / half) ** -1.5) for epoch in range(1, EPOCHS + 1))
+    half = math.exp(
+        own.uniform(0, math.log(4))
+        + 0.7 * (1 - place["learning_rate"]) * place["depth"]
+        + max(0.0, end - 0.8)
+    )
+    accuracies = tuple(
+        START + (end - START) * (1 - (1 + epoch / half) ** -1.5) for epoch in range(1, EPOCHS + 1)
+    )
     measured = tuple(accuracy + own.gauss(0, NOISE) for accuracy in accuracies)
-    return Curve(accuracies, measured, 20 * (0.4 + place["width"] * 3) * (0.4 + place["depth"] * 2.5))
+    return Curve(
+        accuracies, measured, 20 * (0.4 + place["width"] * 3) * (0.4 + place["depth"] * 2.5)
+    )
 
 
 def _share(name: str, value: float) -> float:
@@ -66,9 +83,14 @@ def _share(name: str, value: float) -> float:
 def drawn(seed: int, networks: int = NETWORKS) -> list[dict[str, float]]:
     """The values of the networks that a random search trains."""
     draw = random.Random(f"networks {seed}")
-    return [{"learning_rate": math.exp(draw.uniform(*map(math.log, SPACE["learning_rate"]))),
-             "width": round(math.exp(draw.uniform(*map(math.log, SPACE["width"])))),
-             "depth": draw.randint(*map(int, SPACE["depth"]))} for _ in range(networks)]
+    return [
+        {
+            "learning_rate": math.exp(draw.uniform(*map(math.log, SPACE["learning_rate"]))),
+            "width": round(math.exp(draw.uniform(*map(math.log, SPACE["width"])))),
+            "depth": draw.randint(*map(int, SPACE["depth"])),
+        }
+        for _ in range(networks)
+    ]
 
 
 class Search(Protocol):

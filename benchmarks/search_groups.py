@@ -97,15 +97,25 @@ class Trials:
     now: float = 0.0
     gpu_s: float = 0.0
     all: dict[int, Trial] = field(default_factory=dict)
-    waiting: dict[int, None] = field(default_factory=dict)  # those that may train and have no GPU, in their order
+    waiting: dict[int, None] = field(
+        default_factory=dict
+    )  # those that may train and have no GPU, in their order
     _ends: list[tuple[float, int, int]] = field(default_factory=list)
     rates: RateTable = field(init=False)
 
     def __post_init__(self) -> None:
         self.curves = [curve(values, self.seed) for values in drawn(self.seed, self.networks)]
-        self.rates = RateTable(SAMPLES, PER_NODE, tuple(
-            Network(str(number), tuple(SAMPLES / one.epoch_s * self.speedup(gpus) for gpus in powers(self.gpus)))
-            for number, one in enumerate(self.curves)))
+        self.rates = RateTable(
+            SAMPLES,
+            PER_NODE,
+            tuple(
+                Network(
+                    str(number),
+                    tuple(SAMPLES / one.epoch_s * self.speedup(gpus) for gpus in powers(self.gpus)),
+                )
+                for number, one in enumerate(self.curves)
+            ),
+        )
 
     @property
     def free(self) -> int:
@@ -174,13 +184,13 @@ def powers(gpus: int) -> range:
 
 def one_each(trials: Trials) -> None:
     trials.fetch(trials.free)
-    for number in list(trials.waiting)[:trials.free]:
+    for number in list(trials.waiting)[: trials.free]:
         trials.give(number, 1)
 
 
 def rasda(trials: Trials) -> None:
     def wanted(number: int) -> int:
-        return min(trials.gpus, 2**trials.rungs(number))
+        return min(trials.gpus, 2 ** trials.rungs(number))
 
     free = trials.free
     for number in [number for number in trials.waiting if trials.all[number].done]:
@@ -192,7 +202,9 @@ def rasda(trials: Trials) -> None:
             free -= gpus
     free -= sum(max(0, wanted(number) - trials.all[number].gpus) for number in trials.running)
     trials.fetch(max(0, free))
-    for number in [number for number in trials.waiting if not trials.all[number].done][:max(0, free)]:
+    for number in [number for number in trials.waiting if not trials.all[number].done][
+        : max(0, free)
+    ]:
         trials.give(number, 1)
 
 
@@ -201,14 +213,27 @@ def adaptive(trials: Trials, survivors_first: bool = True) -> None:
     running, waiting = trials.running, list(trials.waiting)
     there = {*running, *waiting}
     first = count()
-    sizes = group_sizes(trials.rates, Progress(
-        running=tuple(Member(str(number), tuple(next(first) for _ in range(trials.all[number].gpus)))
-                      for number in running),
-        finished=frozenset(str(number) for number in range(trials.networks) if number not in there),
-        ahead={str(number): trials.search.next_rung(number, trials.all[number].done) - trials.all[number].done
-               for number in there},
-        survivors=frozenset(str(number) for number in there if survivors_first and trials.rungs(number))),
-        Cluster.of(trials.gpus, PER_NODE))
+    sizes = group_sizes(
+        trials.rates,
+        Progress(
+            running=tuple(
+                Member(str(number), tuple(next(first) for _ in range(trials.all[number].gpus)))
+                for number in running
+            ),
+            finished=frozenset(
+                str(number) for number in range(trials.networks) if number not in there
+            ),
+            ahead={
+                str(number): trials.search.next_rung(number, trials.all[number].done)
+                - trials.all[number].done
+                for number in there
+            },
+            survivors=frozenset(
+                str(number) for number in there if survivors_first and trials.rungs(number)
+            ),
+        ),
+        Cluster.of(trials.gpus, PER_NODE),
+    )
     free = trials.free
     for number in [*waiting, *running]:
         has, gets = trials.all[number].gpus, sizes.get(str(number), 0)
@@ -218,12 +243,20 @@ def adaptive(trials: Trials, survivors_first: bool = True) -> None:
 
 
 WAYS: dict[str, Callable[[Trials], None]] = {
-    "asha, a GPU each": one_each, "RASDA": rasda, "asha, adaptive": adaptive,
-    "the same, new ones at once": partial(adaptive, survivors_first=False)}
+    "asha, a GPU each": one_each,
+    "RASDA": rasda,
+    "asha, adaptive": adaptive,
+    "the same, new ones at once": partial(adaptive, survivors_first=False),
+}
 
 
-def simulate(way: Callable[[Trials], None], gpus: int, seed: int, mode: Literal["stop", "promote"],
-             loss: float = 0.02) -> Came:
+def simulate(
+    way: Callable[[Trials], None],
+    gpus: int,
+    seed: int,
+    mode: Literal["stop", "promote"],
+    loss: float = 0.02,
+) -> Came:
     """A search to its end."""
     networks = 2 * gpus
     values = drawn(seed, networks)
@@ -235,26 +268,45 @@ def simulate(way: Callable[[Trials], None], gpus: int, seed: int, mode: Literal[
     for accuracy in trials.epochs():
         if accuracy >= NEAR * best and math.isinf(near[0]):
             near = trials.now / 3600, trials.gpu_s / 3600
-        if math.isinf(signal_h) and len(trials.all) == networks and all(one.done for one in trials.all.values()):
+        if (
+            math.isinf(signal_h)
+            and len(trials.all) == networks
+            and all(one.done for one in trials.all.values())
+        ):
             signal_h = trials.now / 3600
         way(trials)
     return Came(*near, trials.now / 3600, trials.gpu_s / 3600, signal_h)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--gpus", type=int, nargs="+", default=[64, 256, 1024])
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--loss", type=float, default=0.02, help="of each further GPU; see above")
-    parser.add_argument("--mode", default="stop", choices=("stop", "promote"), help="of asha; RASDA has Ray's, stop")
+    parser.add_argument(
+        "--mode", default="stop", choices=("stop", "promote"), help="of asha; RASDA has Ray's, stop"
+    )
     parser.add_argument("--json", action="store_true", help="print a list of rows")
     args = parser.parse_args()
     rows = []
     for gpus in args.gpus:
         for name, way in WAYS.items():
-            came = [asdict(simulate(way, gpus, seed, args.mode, args.loss)) for seed in range(args.seeds)]
-            rows.append({"gpus": gpus, "way": name,
-                         **{key: round(statistics.median(one[key] for one in came), 2) for key in came[0]}})
+            came = [
+                asdict(simulate(way, gpus, seed, args.mode, args.loss))
+                for seed in range(args.seeds)
+            ]
+            rows.append(
+                {
+                    "gpus": gpus,
+                    "way": name,
+                    **{
+                        key: round(statistics.median(one[key] for one in came), 2)
+                        for key in came[0]
+                    },
+                }
+            )
             print(rows[-1], file=sys.stderr, flush=True)
     if args.json:
         print_json(rows)

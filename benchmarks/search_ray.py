@@ -1,6 +1,6 @@
 """Ray Tune's ASHA on the curves of `search_curves.py`: its scheduler decides, no process of Ray's is started.
 
-    python benchmarks/search_ray.py SEEDS
+python benchmarks/search_ray.py SEEDS
 """
 
 from __future__ import annotations
@@ -21,8 +21,14 @@ class RayAsha:
     def __init__(self, seed: int) -> None:
         from ray.tune.schedulers import AsyncHyperBandScheduler
 
-        self._scheduler = AsyncHyperBandScheduler(time_attr="training_iteration", metric="accuracy", mode="max",
-                                                  max_t=EPOCHS, grace_period=1, reduction_factor=3)
+        self._scheduler = AsyncHyperBandScheduler(
+            time_attr="training_iteration",
+            metric="accuracy",
+            mode="max",
+            max_t=EPOCHS,
+            grace_period=1,
+            reduction_factor=3,
+        )
         self._left = list(enumerate(drawn(seed)))
         self._trials: dict[int, Any] = {}
 
@@ -36,7 +42,10 @@ class RayAsha:
 
     def ended(self, number: int, epoch: int, accuracy: float) -> bool:
         found = {"training_iteration": epoch, "accuracy": accuracy}
-        return self._scheduler.on_trial_result(None, self._trials[number], found) == self._scheduler.CONTINUE
+        return (
+            self._scheduler.on_trial_result(None, self._trials[number], found)
+            == self._scheduler.CONTINUE
+        )
 
     def finished(self, number: int, accuracy: float) -> None:
         found = {"training_iteration": EPOCHS, "accuracy": accuracy}

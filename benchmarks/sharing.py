@@ -53,18 +53,36 @@ class Measured:
     finished: float
 
 
-def spec(slots: int, networks: int, gpu: str | None, folder: Path, args: argparse.Namespace) -> dict[str, Any]:
+def spec(
+    slots: int, networks: int, gpu: str | None, folder: Path, args: argparse.Namespace
+) -> dict[str, Any]:
     """A run of so many equal networks on one device."""
     return {
-        "name": "sharing", "output": str(folder / "run"),
-        "data": {"source": "builtin:noise", "options": {"samples": args.samples, "size": args.pixels},
-                 "validation": None, "cache": "memory", "transforms": [{"scale": {"mean": 0.5, "std": 0.5}}]},
-        "models": [{"family": "cnn", "name": f"cnn-{number}", "args": {"filters": args.filters, "dense": [64]}}
-                   for number in range(networks)],
-        "train": {"batch": {"size": args.batch}, "converge": {"monitor": "loss", "max_epochs": args.epochs},
-                  "optimizer": {"name": "sgd", "learning_rate": 0.01, "momentum": 0.9}},
-        "resources": {"engine": args.engine, "per_device": slots, "preprocessors": 1} | (
-            {} if gpu is None else {"gpus_per_node": 1})}
+        "name": "sharing",
+        "output": str(folder / "run"),
+        "data": {
+            "source": "builtin:noise",
+            "options": {"samples": args.samples, "size": args.pixels},
+            "validation": None,
+            "cache": "memory",
+            "transforms": [{"scale": {"mean": 0.5, "std": 0.5}}],
+        },
+        "models": [
+            {
+                "family": "cnn",
+                "name": f"cnn-{number}",
+                "args": {"filters": args.filters, "dense": [64]},
+            }
+            for number in range(networks)
+        ],
+        "train": {
+            "batch": {"size": args.batch},
+            "converge": {"monitor": "loss", "max_epochs": args.epochs},
+            "optimizer": {"name": "sgd", "learning_rate": 0.01, "momentum": 0.9},
+        },
+        "resources": {"engine": args.engine, "per_device": slots, "preprocessors": 1}
+        | ({} if gpu is None else {"gpus_per_node": 1}),
+    }
 
 
 def measure(slots: int, networks: int, gpu: str | None, args: argparse.Namespace) -> Measured:
@@ -75,8 +93,13 @@ def measure(slots: int, networks: int, gpu: str | None, args: argparse.Namespace
         path.write_text(yaml.safe_dump(spec(slots, networks, gpu, folder, args)))
         bound = [] if gpu is not None else ["taskset", "-c", str(min(os.sched_getaffinity(0)))]
         done = subprocess.run(
-            [*bound, *mpirun(slots + 1), "-m", "fleet.run", str(path), "--plain"], cwd=ROOT, check=False,
-            capture_output=True, text=True, env=os.environ | {"XDG_CACHE_HOME": str(folder / "cache")})
+            [*bound, *mpirun(slots + 1), "-m", "fleet.run", str(path), "--plain"],
+            cwd=ROOT,
+            check=False,
+            capture_output=True,
+            text=True,
+            env=os.environ | {"XDG_CACHE_HOME": str(folder / "cache")},
+        )
         if done.returncode:
             raise RuntimeError(f"{slots} slots: {done.stdout[-2000:]}\n{done.stderr[-2000:]}")
         return told(list(read_events(RunPaths(folder / "run").events)), slots)
@@ -96,7 +119,9 @@ def told(log: Sequence[Logged], slots: int) -> Measured:
         most = max(most, running)
     start = next(event for _, event in log if isinstance(event, Started))
     if (most, start.cluster.whole_gpus) != (slots, 1):
-        raise RuntimeError(f"{most} networks were on {start.cluster.whole_gpus} devices, instead of {slots} on one")
+        raise RuntimeError(
+            f"{most} networks were on {start.cluster.whole_gpus} devices, instead of {slots} on one"
+        )
     epochs = [(at, event.record) for at, event in log if isinstance(event, EpochEnded)]
     networks = len({event.network for _, event in log if isinstance(event, EpochEnded)})
     return Measured(together(epochs, slots), 60 * networks / (ended - begun))
@@ -119,14 +144,18 @@ def together(epochs: Sequence[tuple[float, EpochRecord]], slots: int) -> float:
             seconds += end - begin
             samples += (end - begin) * sum(record.samples / record.seconds for record in now)
     if seconds < _LEAST_S:
-        raise RuntimeError(f"{slots} networks were beyond their first epochs at once for {seconds:.2f} s only: give "
-                           "more --samples or --epochs")
+        raise RuntimeError(
+            f"{slots} networks were beyond their first epochs at once for {seconds:.2f} s only: give "
+            "more --samples or --epochs"
+        )
     return samples / seconds
 
 
 def main() -> None:
     """Measure and print."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--slots", type=int, nargs="+", default=[1, 2, 4, 8])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--epochs", type=int, default=4)
@@ -138,15 +167,24 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     if args.epochs < 2:
-        parser.error("--epochs: at least 2; the first is not counted, because networks are traced in it")
+        parser.error(
+            "--epochs: at least 2; the first is not counted, because networks are traced in it"
+        )
     gpu = next(iter(visible_gpus(os.environ, os.listdir("/dev"))), None)
     if gpu is None:
-        print("No GPU is at hand: all ranks share one core, which says nothing about GPUs.", file=sys.stderr)
+        print(
+            "No GPU is at hand: all ranks share one core, which says nothing about GPUs.",
+            file=sys.stderr,
+        )
     measured: dict[int, list[Measured]] = {slots: [] for slots in args.slots}
     for turn in range(args.rounds):
-        for slots in args.slots[turn % len(args.slots):] + args.slots[:turn % len(args.slots)]:
+        for slots in args.slots[turn % len(args.slots) :] + args.slots[: turn % len(args.slots)]:
             measured[slots].append(measure(slots, max(args.slots), gpu, args))
-            print(f"  round {turn + 1}, {slots} on the device: {measured[slots][-1]}", file=sys.stderr, flush=True)
+            print(
+                f"  round {turn + 1}, {slots} on the device: {measured[slots][-1]}",
+                file=sys.stderr,
+                flush=True,
+            )
     mps = "with MPS" if shutil.which(CONTROL) else "without MPS"
     show(measured, "a core" if gpu is None else f"GPU {gpu} {mps}", args)
 
@@ -156,17 +194,35 @@ def show(measured: dict[int, list[Measured]], device: str, args: argparse.Namesp
     if args.json:
         print_json({"device": device, "goal": GOAL, "rounds": measured})
         return
-    trained = {slots: statistics.median(one.together for one in rounds) for slots, rounds in measured.items()}
-    finished = {slots: statistics.median(one.finished for one in rounds) for slots, rounds in measured.items()}
+    trained = {
+        slots: statistics.median(one.together for one in rounds)
+        for slots, rounds in measured.items()
+    }
+    finished = {
+        slots: statistics.median(one.finished for one in rounds)
+        for slots, rounds in measured.items()
+    }
     first = min(measured)
-    print_table(["networks on it", "samples/s", f"over {first}", "networks/min", f"over {first}"],
-                [[slots, round(trained[slots]), trained[slots] / trained[first], finished[slots],
-                  finished[slots] / finished[first]] for slots in sorted(measured)],
-                title=f"{max(measured)} networks on {device}, medians of {args.rounds}")
+    print_table(
+        ["networks on it", "samples/s", f"over {first}", "networks/min", f"over {first}"],
+        [
+            [
+                slots,
+                round(trained[slots]),
+                trained[slots] / trained[first],
+                finished[slots],
+                finished[slots] / finished[first],
+            ]
+            for slots in sorted(measured)
+        ],
+        title=f"{max(measured)} networks on {device}, medians of {args.rounds}",
+    )
     best = max(trained, key=lambda slots: trained[slots])
     gain = trained[best] / trained[first]
-    print(f"{best} on the device train most: {gain:.2f} times as much as {first}, {gain / GOAL:.2f} of the goal of "
-          f"{GOAL:g}")
+    print(
+        f"{best} on the device train most: {gain:.2f} times as much as {first}, {gain / GOAL:.2f} of the goal of "
+        f"{GOAL:g}"
+    )
 
 
 if __name__ == "__main__":

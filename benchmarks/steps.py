@@ -28,7 +28,9 @@ from preprocess.sample import SampleSpec
 STEPS, AT_ONCE = 16, (1, 2, 4, 8, 16)
 
 
-def step_times(engine: Engine, network: NetworkSpec, sample: SampleSpec, rounds: int, size: int) -> list[float]:
+def step_times(
+    engine: Engine, network: NetworkSpec, sample: SampleSpec, rounds: int, size: int
+) -> list[float]:
     """Milliseconds of CPU that a step takes, by how many are taken in a call (:data:`AT_ONCE`)."""
     images, targets = made_up(sample, STEPS * size)
     trainable = engine.build(network, Alone())
@@ -40,8 +42,14 @@ def step_times(engine: Engine, network: NetworkSpec, sample: SampleSpec, rounds:
             began = time.process_time()
             for first in range(0, STEPS * size, many * size):
                 rows = slice(first, first + many * size)
-                trainable.begin_together(images[rows].copy(), values[rows].copy(), [size] * many, [size] * many, Sums(),
-                                         None if weights is None else weights[rows])()
+                trainable.begin_together(
+                    images[rows].copy(),
+                    values[rows].copy(),
+                    [size] * many,
+                    [size] * many,
+                    Sums(),
+                    None if weights is None else weights[rows],
+                )()
             least[place] = min(least[place], 1e3 * (time.process_time() - began) / STEPS)
     trainable.close()
     return least
@@ -54,25 +62,40 @@ def beside(times: Sequence[float]) -> tuple[float, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("spec", nargs="?", default="examples/digits.yaml")
     parser.add_argument("--networks", nargs="+", help="those that are tried; all, if none is named")
     parser.add_argument("--rounds", type=int, default=12)
-    parser.add_argument("--batch", type=int, help="rows of each; those of the spec, if it is not given")
+    parser.add_argument(
+        "--batch", type=int, help="rows of each; those of the spec, if it is not given"
+    )
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     spec = load(arguments.spec)
     opened = open_inputs(spec)
     [spec] = settle(opened, spec)
     engine = make_engine(spec, opened.sample, None, 0, 4)
-    measured = {network.name: step_times(engine, network, opened.sample, arguments.rounds,
-                                         arguments.batch or network.largest_batch(1)) for network in spec.networks
-                if arguments.networks is None or network.name in arguments.networks}
+    measured = {
+        network.name: step_times(
+            engine,
+            network,
+            opened.sample,
+            arguments.rounds,
+            arguments.batch or network.largest_batch(1),
+        )
+        for network in spec.networks
+        if arguments.networks is None or network.name in arguments.networks
+    }
     if arguments.json:
         print_json(measured)
         return
-    print_table(["network", *(f"{many} in a call" for many in AT_ONCE), "a call", "arithmetic"],
-                [[name, *times, *beside(times)] for name, times in measured.items()], title="CPU ms of a step")
+    print_table(
+        ["network", *(f"{many} in a call" for many in AT_ONCE), "a call", "arithmetic"],
+        [[name, *times, *beside(times)] for name, times in measured.items()],
+        title="CPU ms of a step",
+    )
 
 
 if __name__ == "__main__":

@@ -101,7 +101,12 @@ class Bench:
     """The measurements, with the images and the patience that they have in common."""
 
     def __init__(self, folder: Path, seconds: float, rounds: int, tensorsocket: str | None) -> None:
-        self._folder, self._seconds, self._rounds, self._tensorsocket = folder, seconds, rounds, tensorsocket
+        self._folder, self._seconds, self._rounds, self._tensorsocket = (
+            folder,
+            seconds,
+            rounds,
+            tensorsocket,
+        )
         self.notes: list[str] = []
 
     # ---- 1: the cost of preprocessing ----
@@ -112,13 +117,22 @@ class Bench:
         seconds: dict[int, list[float]] = {readers: [] for readers in (1, 2, 4, 8)}
         for _ in range(self._rounds):
             for readers, found in seconds.items():
-                found.append(samples * _cpu_per_sample(self._stream(str(self._folder), readers, "uint8")))
+                found.append(
+                    samples * _cpu_per_sample(self._stream(str(self._folder), readers, "uint8"))
+                )
         rows = []
         for readers, found in seconds.items():
             ratio = _ratio(found, seconds[1])
-            rows.append(Row(1, f"CPU s of preprocessing per epoch, {readers} consumers; against 1",
-                            statistics.median(found), statistics.median(seconds[1]), ratio,
-                            *_judge(0.9 <= ratio <= 1.1, "within 10 %")))
+            rows.append(
+                Row(
+                    1,
+                    f"CPU s of preprocessing per epoch, {readers} consumers; against 1",
+                    statistics.median(found),
+                    statistics.median(seconds[1]),
+                    ratio,
+                    *_judge(0.9 <= ratio <= 1.1, "within 10 %"),
+                )
+            )
         return rows
 
     # ---- 2: what consumers get ----
@@ -126,39 +140,78 @@ class Bench:
     def delivery(self) -> list[Row]:
         """Samples/s of each consumer, by all sides."""
         if not can_isolate():
-            self.notes.append("no tf.data and no TensorSocket: `unshare --net` is not allowed here, and their servers "
-                              "would listen on all addresses")
+            self.notes.append(
+                "no tf.data and no TensorSocket: `unshare --net` is not allowed here, and their servers "
+                "would listen on all addresses"
+            )
             return []
         if self._tensorsocket is None:
-            self.notes.append("no TensorSocket: --tensorsocket-python names no environment that has it")
+            self.notes.append(
+                "no TensorSocket: --tensorsocket-python names no environment that has it"
+            )
         return [row for dtype in ("uint8", "float32") for row in self._deliveries(dtype)]
 
     def _deliveries(self, dtype: str) -> list[Row]:
         mine: list[float] = []
         others: dict[Other, list[float]] = {other: [] for other in self._others(dtype)}
         for _ in range(self._rounds):
-            mine.append(each_consumer(self._stream(str(self._folder), CONSUMERS, dtype).reads, BATCH))
+            mine.append(
+                each_consumer(self._stream(str(self._folder), CONSUMERS, dtype).reads, BATCH)
+            )
             for other, found in others.items():
                 found.append(self._rate(other, dtype))
         rows = []
         for other, found in others.items():
             ratio = _ratio(mine, found)
-            rows.append(Row(2, f"samples/s of each of {CONSUMERS} consumers, {dtype}; against {other.what}",
-                            statistics.median(mine), _median(found), ratio,
-                            *_judge(ratio >= other.target, f"at least {other.target}")))
+            rows.append(
+                Row(
+                    2,
+                    f"samples/s of each of {CONSUMERS} consumers, {dtype}; against {other.what}",
+                    statistics.median(mine),
+                    _median(found),
+                    ratio,
+                    *_judge(ratio >= other.target, f"at least {other.target}"),
+                )
+            )
         return rows
 
     def _others(self, dtype: str) -> list[Other]:
         work = (str(self._folder), dtype, str(BATCH), str(self._seconds))
         here, four = (sys.executable, "stream_tfdata.py"), range(CONSUMERS)
         found = [
-            Other("one tf.data pipeline alone", 0.9 if dtype == "uint8" else 0.75, *here, (), (("alone", *work),)),
-            Other("4 independent tf.data pipelines", 3.5, *here, (), tuple(("alone", *work) for _ in four)),
-            Other("tf.data service", 5.0, *here, (("serve",),), tuple(("consume", *work, str(number))
-                                                                      for number in four))]
+            Other(
+                "one tf.data pipeline alone",
+                0.9 if dtype == "uint8" else 0.75,
+                *here,
+                (),
+                (("alone", *work),),
+            ),
+            Other(
+                "4 independent tf.data pipelines",
+                3.5,
+                *here,
+                (),
+                tuple(("alone", *work) for _ in four),
+            ),
+            Other(
+                "tf.data service",
+                5.0,
+                *here,
+                (("serve",),),
+                tuple(("consume", *work, str(number)) for number in four),
+            ),
+        ]
         if self._tensorsocket is not None:
-            found.append(Other("TensorSocket", 1.3, self._tensorsocket, "stream_tensorsocket.py", (("serve", *work),),
-                               tuple(("consume", *work) for _ in four)))
+            found.append(
+                Other(
+                    "TensorSocket",
+                    1.3,
+                    self._tensorsocket,
+                    "stream_tensorsocket.py",
+                    (("serve", *work),),
+                    tuple(("consume", *work) for _ in four),
+                )
+            )
         return found
 
     def _rate(self, other: Other, dtype: str) -> float:
@@ -166,9 +219,13 @@ class Bench:
         for left in reversed(range(_TRIES)):
             _say(f"{other.what}, {dtype}")
             try:
-                return each_consumer(consumed(other.python, other.program, other.servers, other.consumers), BATCH)
+                return each_consumer(
+                    consumed(other.python, other.program, other.servers, other.consumers), BATCH
+                )
             except RuntimeError as error:
-                self.notes.append(f"{other.what}, {dtype}: {error}; {f'{left} tries left' if left else 'given up'}")
+                self.notes.append(
+                    f"{other.what}, {dtype}: {error}; {f'{left} tries left' if left else 'given up'}"
+                )
         return math.nan
 
     # ---- 3: from the ring to readers ----
@@ -178,12 +235,21 @@ class Bench:
         together, alone = [], []
         for _ in range(self._rounds):
             outcome = self._stream(MEMORY, CONSUMERS, "uint8")
-            together.append(each_consumer(outcome.reads, BATCH) * CONSUMERS * outcome.sample_bytes / 1e9)
+            together.append(
+                each_consumer(outcome.reads, BATCH) * CONSUMERS * outcome.sample_bytes / 1e9
+            )
             alone.append(memcpy(outcome.sample_bytes))
         ratio = _ratio(together, alone)
-        return [Row(3, f"GB/s from the ring to {CONSUMERS} readers together; against memcpy",
-                    statistics.median(together), statistics.median(alone), ratio,
-                    *_judge(ratio >= 0.6, "at least 0.6"))]
+        return [
+            Row(
+                3,
+                f"GB/s from the ring to {CONSUMERS} readers together; against memcpy",
+                statistics.median(together),
+                statistics.median(alone),
+                ratio,
+                *_judge(ratio >= 0.6, "at least 0.6"),
+            )
+        ]
 
     def _stream(self, source: str, readers: int, dtype: str) -> Outcome:
         """What real ranks do."""
@@ -191,8 +257,13 @@ class Bench:
         transforms = [] if source == MEMORY else decode.TRAIN + decode.SCALE
         job = Job(source, transforms, PREPROCESSORS, readers, dtype, BATCH, self._seconds, WINDOW)
         program = str(ROOT / "benchmarks/stream_ranks.py")
-        done = subprocess.run([*mpirun(PREPROCESSORS + readers), program, json.dumps(vars(job))], cwd=ROOT, check=True,
-                              stdout=subprocess.PIPE, text=True)
+        done = subprocess.run(
+            [*mpirun(PREPROCESSORS + readers), program, json.dumps(vars(job))],
+            cwd=ROOT,
+            check=True,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
         return Outcome(**json.loads(done.stdout.splitlines()[-1]))
 
     # ---- 4: decoding ----
@@ -200,16 +271,33 @@ class Bench:
     def decoding(self) -> list[Row]:
         """Images/s per core of the whole transform."""
         _say("decoding")
-        ways = {name: way for name, way in decode.ways(ImageFolder(self._folder)).items() if name.startswith("train")}
+        ways = {
+            name: way
+            for name, way in decode.ways(ImageFolder(self._folder)).items()
+            if name.startswith("train")
+        }
         images = min(500, len(ImageFolder(self._folder)))
         rates = decode.measure(ways, images, self._rounds)
         rates |= decode.tensorflow_apart(self._folder, images, self._rounds)
         rows = []
         for dtype in ("uint8", "float32"):
-            of_dtype = {name.split(": ")[1]: rate for name, rate in rates.items() if name.startswith(f"train, {dtype}")}
+            of_dtype = {
+                name.split(": ")[1]: rate
+                for name, rate in rates.items()
+                if name.startswith(f"train, {dtype}")
+            }
             best = next(way for way in of_dtype if way.startswith("preprocess"))
-            rows += [Row(4, f"images/s per core, {dtype}, {best}; against {other}", of_dtype[best], rate,
-                         of_dtype[best] / rate) for other, rate in of_dtype.items() if other != best]
+            rows += [
+                Row(
+                    4,
+                    f"images/s per core, {dtype}, {best}; against {other}",
+                    of_dtype[best],
+                    rate,
+                    of_dtype[best] / rate,
+                )
+                for other, rate in of_dtype.items()
+                if other != best
+            ]
         return rows
 
     # ---- 5 and 6: a real run ----
@@ -219,19 +307,44 @@ class Bench:
         _say("training")
         with tempfile.TemporaryDirectory() as name:
             largest, stall, bottleneck = train(self._folder, Path(name))
-        self.notes.append(f"training: the run says that the bottleneck is {bottleneck}; {largest.processes} ranks; RSS "
-                          f"{largest.rss / 1e6:.0f} MB in all, PSS {largest.pss / 1e6:.0f} MB")
+        self.notes.append(
+            f"training: the run says that the bottleneck is {bottleneck}; {largest.processes} ranks; RSS "
+            f"{largest.rss / 1e6:.0f} MB in all, PSS {largest.pss / 1e6:.0f} MB"
+        )
         counted = largest.window_pss / largest.window
-        return [Row(5, "share of training that trainers wait for data", stall, None, stall,
-                    *_judge(stall < 0.03, "under 0.03")),
-                Row(6, f"MB of the window in the PSS of {largest.processes} ranks; against its size",
-                    largest.window_pss / 1e6, largest.window / 1e6, counted, *_judge(counted <= 1.05, "once")),
-                Row(6, f"MB of the window in the RSS of {largest.processes} ranks; against its size",
-                    largest.window_rss / 1e6, largest.window / 1e6, largest.window_rss / largest.window)]
+        return [
+            Row(
+                5,
+                "share of training that trainers wait for data",
+                stall,
+                None,
+                stall,
+                *_judge(stall < 0.03, "under 0.03"),
+            ),
+            Row(
+                6,
+                f"MB of the window in the PSS of {largest.processes} ranks; against its size",
+                largest.window_pss / 1e6,
+                largest.window / 1e6,
+                counted,
+                *_judge(counted <= 1.05, "once"),
+            ),
+            Row(
+                6,
+                f"MB of the window in the RSS of {largest.processes} ranks; against its size",
+                largest.window_rss / 1e6,
+                largest.window / 1e6,
+                largest.window_rss / largest.window,
+            ),
+        ]
 
 
 def _say(what: str) -> None:
-    print(f"[{time.strftime('%H:%M:%S')}, load {os.getloadavg()[0]:.1f}] {what}", file=sys.stderr, flush=True)
+    print(
+        f"[{time.strftime('%H:%M:%S')}, load {os.getloadavg()[0]:.1f}] {what}",
+        file=sys.stderr,
+        flush=True,
+    )
 
 
 def _judge(is_met: bool, target: str) -> tuple[str, bool]:
@@ -252,8 +365,12 @@ def _median(found: Sequence[float]) -> float:
 def _cpu_per_sample(outcome: Outcome) -> float:
     """CPU seconds of all preprocessors for a sample of the stream."""
     span = span_of(outcome.reads)
-    notes = [list(zip(*work, strict=True)) for work in outcome.work]  # of each: times, CPU seconds, samples made
-    return sum(growth(times, seconds)(span) for times, seconds, _ in notes) / growth(notes[0][0], notes[0][2])(span)
+    notes = [
+        list(zip(*work, strict=True)) for work in outcome.work
+    ]  # of each: times, CPU seconds, samples made
+    return sum(growth(times, seconds)(span) for times, seconds, _ in notes) / growth(
+        notes[0][0], notes[0][2]
+    )(span)
 
 
 def memcpy(sample_bytes: int, total: int = WINDOW) -> float:
@@ -275,15 +392,37 @@ def train(images: Path, folder: Path, epochs: int = 1) -> tuple[Resident, float,
         took for its bottleneck.
     """
     spec = folder / "spec.yaml"
-    spec.write_text(yaml.safe_dump({
-        "name": "stream", "output": str(folder / "run"),
-        "data": {"source": "image_folder", "path": str(images), "transforms": decode.TRAIN + decode.SCALE,
-                 "validation": 0.05, "window": "256MB", "cache": "none"},
-        "models": [{"family": "cnn", "name": f"cnn-{number}", "args": {"filters": [4], "dense": []}, "gpus": [1, 1]}
-                   for number in range(CONSUMERS)],
-        "train": {"batch": {"size": BATCH}, "optimizer": {"name": "sgd", "learning_rate": 0.001},
-                  "converge": {"max_epochs": epochs}},
-        "resources": {"preprocessors": 1}}))
+    spec.write_text(
+        yaml.safe_dump(
+            {
+                "name": "stream",
+                "output": str(folder / "run"),
+                "data": {
+                    "source": "image_folder",
+                    "path": str(images),
+                    "transforms": decode.TRAIN + decode.SCALE,
+                    "validation": 0.05,
+                    "window": "256MB",
+                    "cache": "none",
+                },
+                "models": [
+                    {
+                        "family": "cnn",
+                        "name": f"cnn-{number}",
+                        "args": {"filters": [4], "dense": []},
+                        "gpus": [1, 1],
+                    }
+                    for number in range(CONSUMERS)
+                ],
+                "train": {
+                    "batch": {"size": BATCH},
+                    "optimizer": {"name": "sgd", "learning_rate": 0.001},
+                    "converge": {"max_epochs": epochs},
+                },
+                "resources": {"preprocessors": 1},
+            }
+        )
+    )
     command = [*mpirun(1 + CONSUMERS), "-m", "fleet.run", str(spec), "--fresh", "--plain"]
     largest = Resident(0, 1, 0, 0, 0, 0)
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL) as launch:
@@ -295,28 +434,41 @@ def train(images: Path, folder: Path, epochs: int = 1) -> tuple[Resident, float,
     if launch.returncode:
         raise RuntimeError(f"training ended with status {launch.returncode}")
     paths = RunPaths(folder / "run")
-    history = [row for number in range(CONSUMERS)
-               for row in DictReader(paths.history(f"cnn-{number}").read_text().splitlines())]
-    stall = sum(float(row["waited_s"]) for row in history) / sum(float(row["seconds"]) for row in history)
+    history = [
+        row
+        for number in range(CONSUMERS)
+        for row in DictReader(paths.history(f"cnn-{number}").read_text().splitlines())
+    ]
+    stall = sum(float(row["waited_s"]) for row in history) / sum(
+        float(row["seconds"]) for row in history
+    )
     verdict = events_of(paths.events, StreamStarted)[0].bottleneck
     return largest, stall, verdict
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--jpegs", help="tar file of CIFAR-10 as JPEG files, train/<class>/<number>.jpg")
-    parser.add_argument("--data", type=Path, help="where the images are made, and stay (else they go when it ends)")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument(
+        "--jpegs", help="tar file of CIFAR-10 as JPEG files, train/<class>/<number>.jpg"
+    )
+    parser.add_argument(
+        "--data", type=Path, help="where the images are made, and stay (else they go when it ends)"
+    )
     parser.add_argument("--images", type=int, default=4000)
     parser.add_argument("--seconds", type=float, default=3.0, help="of each measurement of a rate")
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--cores", type=int, default=2, help="for all processes of a side together")
-    parser.add_argument("--tensorsocket-python", help="of an environment with torch, tensorsocket and simplejpeg")
+    parser.add_argument(
+        "--tensorsocket-python", help="of an environment with torch, tensorsocket and simplejpeg"
+    )
     parser.add_argument("--points", type=int, nargs="+", default=[1, 2, 3, 4, 5, 6])
     parser.add_argument("--json", action="store_true")
     args = parser.parse_args()
     if args.jpegs is None and args.data is None:
         parser.error("--jpegs: the images are made of these; or --data: where they are")
-    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:args.cores])
+    os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[: args.cores])
     with tempfile.TemporaryDirectory() as temporary:
         folder = args.data or Path(temporary)
         if args.jpegs is not None:
@@ -324,17 +476,36 @@ def main() -> None:
         bench = Bench(folder.resolve(), args.seconds, args.rounds, args.tensorsocket_python)
         began, load = time.perf_counter(), os.getloadavg()[0]
         rows = []
-        for points, measure in (({1}, bench.cost), ({2}, bench.delivery), ({3}, bench.ring), ({4}, bench.decoding),
-                                ({5, 6}, bench.training)):
+        for points, measure in (
+            ({1}, bench.cost),
+            ({2}, bench.delivery),
+            ({3}, bench.ring),
+            ({4}, bench.decoding),
+            ({5, 6}, bench.training),
+        ):
             if points & set(args.points):
                 rows += measure()
-    bench.notes.append(f"{args.cores} cores; load {load:.1f} when it began; {time.perf_counter() - began:.0f} s")
+    bench.notes.append(
+        f"{args.cores} cores; load {load:.1f} when it began; {time.perf_counter() - began:.0f} s"
+    )
     if args.json:
         print_json({"rows": [vars(row) for row in rows], "notes": bench.notes})
         return
-    print_table(["", "what", "measured", "against", "ratio", "target", "met"],
-                [[row.point, row.what, row.measured, row.against, row.ratio, row.target,
-                  {None: "", True: "yes", False: "NO"}[row.is_met]] for row in rows])
+    print_table(
+        ["", "what", "measured", "against", "ratio", "target", "met"],
+        [
+            [
+                row.point,
+                row.what,
+                row.measured,
+                row.against,
+                row.ratio,
+                row.target,
+                {None: "", True: "yes", False: "NO"}[row.is_met],
+            ]
+            for row in rows
+        ],
+    )
     print(*bench.notes, sep="\n")
 
 

@@ -133,8 +133,15 @@ def run(world: World, job: Job) -> Outcome:
     roles = assign(world.node_of(), job.preprocessors, None)
     source = ReadySamples() if job.source == MEMORY else ImageFolder(job.source)
     transforms = parse_transforms(job.transforms)
-    pipeline = Pipeline(source, transforms, 0, world.share(probe(source, transforms, 0) if world.rank == 0 else None))
-    layout = plan_layout(pipeline.sample.image, pipeline.samples, job.window, job.batch, job.readers)
+    pipeline = Pipeline(
+        source,
+        transforms,
+        0,
+        world.share(probe(source, transforms, 0) if world.rank == 0 else None),
+    )
+    layout = plan_layout(
+        pipeline.sample.image, pipeline.samples, job.window, job.batch, job.readers
+    )
     name = f"fleet-benchmark-{world.share(os.getpid() if world.rank == 0 else None)}"
     window = Window(layout, name, create=True) if world.rank == 0 else None
     world.gather(None)
@@ -148,11 +155,16 @@ def run(world: World, job: Job) -> Outcome:
         reads, work = None, serve(world, roles, window, pipeline)
     everything = world.gather((reads, work))
     world.finish()
-    return Outcome(layout.image.nbytes, [reads for reads, _ in everything if reads],
-                   [work for _, work in everything if work])
+    return Outcome(
+        layout.image.nbytes,
+        [reads for reads, _ in everything if reads],
+        [work for _, work in everything if work],
+    )
 
 
-def serve(world: World, roles: Roles, window: Window, pipeline: Pipeline) -> list[tuple[float, float, int]]:
+def serve(
+    world: World, roles: Roles, window: Window, pipeline: Pipeline
+) -> list[tuple[float, float, int]]:
     """A preprocessor; rank 0 also coordinates."""
     LOADING.now()  # a run has the compiled loops once it has gone on for some seconds
     order = StrictOrder(pipeline, window.layout.chunk)
@@ -176,8 +188,12 @@ def serve(world: World, roles: Roles, window: Window, pipeline: Pipeline) -> lis
 
 def read(world: World, roles: Roles, window: Window, pipeline: Pipeline, job: Job) -> list[float]:
     """A trainer that only reads."""
-    stream = Reader(window, roles.trainers.index(world.rank), Waiting(world),
-                    StrictOrder(pipeline, window.layout.chunk))
+    stream = Reader(
+        window,
+        roles.trainers.index(world.rank),
+        Waiting(world),
+        StrictOrder(pipeline, window.layout.chunk),
+    )
     group = world.group([world.rank], world.rank)
     stream.join(0)
     world.gather(None)
@@ -198,10 +214,10 @@ def read(world: World, roles: Roles, window: Window, pipeline: Pipeline, job: Jo
 def take(images: np.ndarray, private: np.ndarray, affine: Affine | None) -> None:
     """What a framework does first: copy, or scale, into memory of its own."""
     if private.dtype == images.dtype:
-        np.copyto(private[:len(images)], images)
+        np.copyto(private[: len(images)], images)
         return
     assert affine is not None
-    affine.apply(images, out=private[:len(images)])
+    affine.apply(images, out=private[: len(images)])
 
 
 if __name__ == "__main__":

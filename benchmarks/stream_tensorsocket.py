@@ -46,8 +46,11 @@ class Images(torch.utils.data.Dataset):
         index = random.randrange(len(self._paths))
         with open(self._paths[index], "rb", buffering=0) as file:
             image = simplejpeg.decode_jpeg(file.read())
-        top, left = random.randrange(image.shape[0] - CROP + 1), random.randrange(image.shape[1] - CROP + 1)
-        image = image[top:top + CROP, left:left + CROP]
+        top, left = (
+            random.randrange(image.shape[0] - CROP + 1),
+            random.randrange(image.shape[1] - CROP + 1),
+        )
+        image = image[top : top + CROP, left : left + CROP]
         if random.random() < 0.5:
             image = image[:, ::-1]
         if self._dtype == "float32":
@@ -74,8 +77,9 @@ class Unpack:
 
 
 def serve(folder: str, dtype: str, batch: int) -> None:
-    loader = torch.utils.data.DataLoader(Images(folder, dtype), batch, num_workers=len(os.sched_getaffinity(0)),
-                                         drop_last=True)
+    loader = torch.utils.data.DataLoader(
+        Images(folder, dtype), batch, num_workers=len(os.sched_getaffinity(0)), drop_last=True
+    )
     producer = tensorsocket.TensorProducer(loader, pack_fn=pack, producer_batch_size=4)
     threading.Thread(target=lambda: [None for _ in producer], daemon=True).start()
     print("ready", flush=True)

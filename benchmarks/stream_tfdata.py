@@ -34,7 +34,11 @@ def pipeline(folder: str, dtype: str, batch: int) -> tf.data.Dataset:
         return image, label
 
     data = tf.data.Dataset.from_tensor_slices((paths, labels)).shuffle(len(paths)).repeat()
-    return data.map(prepare, tf.data.AUTOTUNE).batch(batch, drop_remainder=True).prefetch(tf.data.AUTOTUNE)
+    return (
+        data.map(prepare, tf.data.AUTOTUNE)
+        .batch(batch, drop_remainder=True)
+        .prefetch(tf.data.AUTOTUNE)
+    )
 
 
 def serve() -> None:
@@ -55,9 +59,14 @@ def consume(data: tf.data.Dataset, seconds: float) -> None:
 
 def shared(data: tf.data.Dataset, consumer: str) -> tf.data.Dataset:
     """The same batches for all consumers: the service keeps those that not all have had."""
-    return data.apply(SERVICE.distribute(
-        SERVICE.ShardingPolicy.OFF, f"grpc://localhost:{PORT}", job_name="shared",
-        cross_trainer_cache=SERVICE.CrossTrainerCache(trainer_id=consumer)))
+    return data.apply(
+        SERVICE.distribute(
+            SERVICE.ShardingPolicy.OFF,
+            f"grpc://localhost:{PORT}",
+            job_name="shared",
+            cross_trainer_cache=SERVICE.CrossTrainerCache(trainer_id=consumer),
+        )
+    )
 
 
 def main(role: str, *more: Any) -> None:

@@ -42,8 +42,11 @@ def measured(mb: float) -> dict[str, Any]:
         "allreduce in place": lambda: comm.Allreduce(MPI.IN_PLACE, mine),
         "allreduce": lambda: comm.Allreduce(mine, out),
         "iallreduce in place": lambda: comm.Iallreduce(MPI.IN_PLACE, mine).Wait(),
-        "iallreduce": lambda: comm.Iallreduce(mine, out).Wait()}
-    repeats = max(1, int(5 / mb))  # a call that takes less than the ranks need to meet is timed several times
+        "iallreduce": lambda: comm.Iallreduce(mine, out).Wait(),
+    }
+    repeats = max(
+        1, int(5 / mb)
+    )  # a call that takes less than the ranks need to meet is timed several times
     took: dict[str, list[float]] = {name: [] for name in calls}
     for turn in range(ROUNDS + 1):
         for name, call in calls.items():
@@ -58,18 +61,43 @@ def measured(mb: float) -> dict[str, Any]:
     ms = {name: statistics.median(times) for name, times in took.items()}
     best = min((name for name in ms if name != "sum"), key=lambda name: ms[name])
     if world.rank == 0:
-        print(f"the best of MPI's calls with {world.size} ranks and {mb:g} MB: {best}", file=sys.stderr)
+        print(
+            f"the best of MPI's calls with {world.size} ranks and {mb:g} MB: {best}",
+            file=sys.stderr,
+        )
     world.finish()
-    return {"ranks": world.size, "mb": mb, "ms": round(ms["sum"], 4), "best_ms": round(ms[best], 4),
-            "ratio": round(ms[best] / ms["sum"], 3)}
+    return {
+        "ranks": world.size,
+        "mb": mb,
+        "ms": round(ms["sum"], 4),
+        "best_ms": round(ms[best], 4),
+        "ratio": round(ms[best] / ms["sum"], 3),
+    }
 
 
 def row(ranks: int, mb: float) -> dict[str, Any]:
     """A row, from a launch of its own."""
-    command = ["mpirun", "-n", str(ranks), "--oversubscribe", "--mca", "mpi_yield_when_idle", "1", sys.executable,
-               __file__, "--inside", str(mb)]
-    done = subprocess.run(command, stdout=subprocess.PIPE, text=True, timeout=170, check=False,
-                          env={**os.environ, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"})
+    command = [
+        "mpirun",
+        "-n",
+        str(ranks),
+        "--oversubscribe",
+        "--mca",
+        "mpi_yield_when_idle",
+        "1",
+        sys.executable,
+        __file__,
+        "--inside",
+        str(mb),
+    ]
+    done = subprocess.run(
+        command,
+        stdout=subprocess.PIPE,
+        text=True,
+        timeout=170,
+        check=False,
+        env={**os.environ, "OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1"},
+    )
     if done.returncode:
         raise SystemExit(f"{' '.join(command)} ended with {done.returncode}")
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
@@ -77,7 +105,9 @@ def row(ranks: int, mb: float) -> dict[str, Any]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--ranks", type=int, nargs="+", default=RANKS)
     parser.add_argument("--mb", type=float, nargs="+", default=SIZES_MB)
     parser.add_argument("--json", action="store_true", help="print a list of rows")
@@ -94,8 +124,11 @@ def main() -> None:
             rows.append(row(ranks, mb))
             if not args.json:
                 one = rows[-1]
-                print(f"{ranks} ranks, {mb:g} MB: {one['ms']:.2f} ms, the best of MPI's calls {one['best_ms']:.2f}: "
-                      f"{one['ratio']:.2f}", flush=True)
+                print(
+                    f"{ranks} ranks, {mb:g} MB: {one['ms']:.2f} ms, the best of MPI's calls {one['best_ms']:.2f}: "
+                    f"{one['ratio']:.2f}",
+                    flush=True,
+                )
     if args.json:
         print_json(rows)
 

@@ -29,18 +29,28 @@ ROOT = Path(__file__).parents[1]
 AIMS = {"small": 0.97, "middle": 0.97, "two ranks": 0.95, "ten networks": 0.9}
 RATE, DROPPED = 0.02, 20
 # filters, dense, side of images, batch of a rank, steps of a turn
-SIZES = {"small": ([16, 32], [64], 28, 64, 60), "middle": ([32, 64], [128], 32, 64, 10),
-         "two ranks": ([16, 32], [64], 28, 64, 40)}
+SIZES = {
+    "small": ([16, 32], [64], 28, 64, 60),
+    "middle": ([32, 64], [128], 32, 64, 10),
+    "two ranks": ([16, 32], [64], 28, 64, 40),
+}
 TEN_EPOCHS, TEN_SAMPLES = 8, 4096
 
 
-def module_of(filters: Sequence[int], dense: Sequence[int], side: int, channels: int = 3, classes: int = 10) -> Any:
+def module_of(
+    filters: Sequence[int], dense: Sequence[int], side: int, channels: int = 3, classes: int = 10
+) -> Any:
     """A CNN as anybody would write it, and as the family ``cnn`` is."""
     from torch import nn
 
     layers: list[Any] = []
     for width in filters:
-        layers += [nn.Conv2d(channels, width, 3, padding=1), nn.BatchNorm2d(width), nn.ReLU(), nn.MaxPool2d(2)]
+        layers += [
+            nn.Conv2d(channels, width, 3, padding=1),
+            nn.BatchNorm2d(width),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+        ]
         channels, side = width, side // 2
     layers.append(nn.Flatten())
     features = channels * side * side
@@ -59,7 +69,9 @@ def by_hand(module: Any, rate: float = RATE) -> Callable[[np.ndarray, np.ndarray
     module.train()
 
     def step(images: np.ndarray, labels: np.ndarray) -> float:
-        inputs = torch.from_numpy(images).permute(0, 3, 1, 2).float().div_(127.5).sub_(1).contiguous()
+        inputs = (
+            torch.from_numpy(images).permute(0, 3, 1, 2).float().div_(127.5).sub_(1).contiguous()
+        )
         wanted = torch.from_numpy(labels)
         optimizer.zero_grad()
         outputs = module(inputs)
@@ -67,20 +79,29 @@ def by_hand(module: Any, rate: float = RATE) -> Callable[[np.ndarray, np.ndarray
         loss.backward()
         optimizer.step()
         return loss.item() + (outputs.argmax(1) == wanted).sum().item()
+
     return step
 
 
-def by_fleet(what: str, group: Any, exchange: str = "mpi") -> Callable[[np.ndarray, np.ndarray], Any]:
+def by_fleet(
+    what: str, group: Any, exchange: str = "mpi"
+) -> Callable[[np.ndarray, np.ndarray], Any]:
     """A step of the engine, on this rank of a group."""
     from fleet.engines.registry import make_engine
     from fleet.spec import parse
     from preprocess.sample import Affine, ImageSpec, SampleSpec
 
     filters, dense, side, batch, _ = SIZES[what]
-    spec = parse({"models": [{"family": "cnn", "args": {"filters": filters, "dense": dense}}],
-                  "resources": {"engine": "torch", "exchange": exchange},
-                  "train": {"batch": {"size": batch * group.size},
-                            "optimizer": {"name": "sgd", "learning_rate": RATE, "momentum": 0.9}}})
+    spec = parse(
+        {
+            "models": [{"family": "cnn", "args": {"filters": filters, "dense": dense}}],
+            "resources": {"engine": "torch", "exchange": exchange},
+            "train": {
+                "batch": {"size": batch * group.size},
+                "optimizer": {"name": "sgd", "learning_rate": RATE, "momentum": 0.9},
+            },
+        }
+    )
     sample = SampleSpec(ImageSpec((side, side, 3), "uint8"), 10, Affine(0.5, 0.5))
     network = make_engine(spec, sample, None, 0, group.size).build(spec.networks[0], group)
     return lambda images, labels: network.step(images, labels, batch * group.size)
@@ -90,12 +111,21 @@ def batches_of(what: str, seed: int = 0) -> list[tuple[np.ndarray, np.ndarray]]:
     """Some batches of a rank, in memory."""
     _, _, side, batch, _ = SIZES[what]
     random = np.random.default_rng(seed)
-    return [(random.integers(0, 256, (batch, side, side, 3)).astype(np.uint8), random.integers(0, 10, batch))
-            for _ in range(8)]
+    return [
+        (
+            random.integers(0, 256, (batch, side, side, 3)).astype(np.uint8),
+            random.integers(0, 10, batch),
+        )
+        for _ in range(8)
+    ]
 
 
-def turns(what: str, steps: Sequence[Callable[..., Any]], pairs: int, meet: Callable[[], None] = lambda: None
-          ) -> list[float]:
+def turns(
+    what: str,
+    steps: Sequence[Callable[..., Any]],
+    pairs: int,
+    meet: Callable[[], None] = lambda: None,
+) -> list[float]:
     """The ratio of each pair of turns: seconds of the second over those of the first."""
     batches, count = batches_of(what), SIZES[what][-1]
     found = []
@@ -133,8 +163,9 @@ def on_this_rank(pairs: int, folder: Path) -> None:
     world.node_of()
     group = world.group((0, 1), 1)
     ours = by_fleet("two ranks", group)
-    distributed.init_process_group("gloo", store=distributed.FileStore(str(folder / "store"), 2), rank=world.rank,
-                                   world_size=2)
+    distributed.init_process_group(
+        "gloo", store=distributed.FileStore(str(folder / "store"), 2), rank=world.rank, world_size=2
+    )
     filters, dense, side, *_ = SIZES["two ranks"]
     theirs = by_hand(torch.nn.parallel.DistributedDataParallel(module_of(filters, dense, side)))
     found = turns("two ranks", [ours, theirs], pairs, group.meet)
@@ -150,8 +181,13 @@ def on_two_ranks(pairs: int) -> list[float]:
     from fleet.api import mpirun
 
     with tempfile.TemporaryDirectory() as folder:
-        done = subprocess.run([*mpirun(2), __file__, "--rank", folder, "--pairs", str(pairs)], cwd=ROOT, text=True,
-                              capture_output=True, check=True)
+        done = subprocess.run(
+            [*mpirun(2), __file__, "--rank", folder, "--pairs", str(pairs)],
+            cwd=ROOT,
+            text=True,
+            capture_output=True,
+            check=True,
+        )
     found: list[float] = json.loads(done.stdout.splitlines()[-1])
     return found
 
@@ -174,7 +210,7 @@ def train_ten(folder: Path) -> None:
         for _ in range(TEN_EPOCHS):
             order = random.permutation(len(images))
             for first in range(0, len(images), 64):
-                step(images[order[first:first + 64]], labels[order[first:first + 64]])
+                step(images[order[first : first + 64]], labels[order[first : first + 64]])
 
 
 def with_ten_networks(pairs: int) -> list[float]:
@@ -187,18 +223,39 @@ def with_ten_networks(pairs: int) -> list[float]:
     with tempfile.TemporaryDirectory() as text:
         folder = Path(text)
         random = np.random.default_rng(0)
-        np.savez(folder / "data.npz", x=random.integers(0, 256, (TEN_SAMPLES, 28, 28, 1)).astype(np.uint8),
-                 y=random.integers(0, 10, TEN_SAMPLES))
-        models = [{"family": "cnn", "name": f"n{place}", "args": {"filters": filters, "dense": dense},
-                   "train": {"optimizer": {"name": "sgd", "learning_rate": rate, "momentum": 0.9}}}
-                  for place, (filters, dense, rate) in enumerate(ten_settings())]
-        spec = {"data": {"source": "npz", "path": str(folder / "data.npz"), "transforms": [
-                    {"scale": {"mean": 0.5, "std": 0.5}}]}, "models": models,
-                "resources": {"engine": "torch"}, "output": str(folder / "run"),
-                "train": {"batch": {"size": 64}, "converge": {"max_epochs": TEN_EPOCHS, "monitor": "loss"}}}
+        np.savez(
+            folder / "data.npz",
+            x=random.integers(0, 256, (TEN_SAMPLES, 28, 28, 1)).astype(np.uint8),
+            y=random.integers(0, 10, TEN_SAMPLES),
+        )
+        models = [
+            {
+                "family": "cnn",
+                "name": f"n{place}",
+                "args": {"filters": filters, "dense": dense},
+                "train": {"optimizer": {"name": "sgd", "learning_rate": rate, "momentum": 0.9}},
+            }
+            for place, (filters, dense, rate) in enumerate(ten_settings())
+        ]
+        spec = {
+            "data": {
+                "source": "npz",
+                "path": str(folder / "data.npz"),
+                "transforms": [{"scale": {"mean": 0.5, "std": 0.5}}],
+            },
+            "models": models,
+            "resources": {"engine": "torch"},
+            "output": str(folder / "run"),
+            "train": {
+                "batch": {"size": 64},
+                "converge": {"max_epochs": TEN_EPOCHS, "monitor": "loss"},
+            },
+        }
         (folder / "spec.yaml").write_text(yaml.safe_dump(spec))
-        sides = [[*mpirun(3), "-m", "fleet.run", str(folder / "spec.yaml"), "--plain", "--fresh"],
-                 [sys.executable, __file__, "--ten", text]]
+        sides = [
+            [*mpirun(3), "-m", "fleet.run", str(folder / "spec.yaml"), "--plain", "--fresh"],
+            [sys.executable, __file__, "--ten", text],
+        ]
         for pair in range(pairs):
             seconds = [0.0, 0.0]
             for one in ((0, 1), (1, 0))[pair % 2]:
@@ -210,9 +267,13 @@ def with_ten_networks(pairs: int) -> list[float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--what", nargs="+", choices=AIMS, default=list(AIMS))
-    parser.add_argument("--pairs", type=int, default=9, help="of turns; of whole runs a third as many")
+    parser.add_argument(
+        "--pairs", type=int, default=9, help="of turns; of whole runs a third as many"
+    )
     parser.add_argument("--json", action="store_true")
     parser.add_argument("--rank", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--ten", type=Path, help=argparse.SUPPRESS)
@@ -238,8 +299,11 @@ def main() -> None:
     if arguments.json:
         print_json(rows)
         return
-    print_table(["what", "ratio", "aim"], [[row["what"], row["ratio"], AIMS[str(row["what"])]] for row in rows],
-                title="samples/s of FLEET over those of a loop by hand")
+    print_table(
+        ["what", "ratio", "aim"],
+        [[row["what"], row["ratio"], AIMS[str(row["what"])]] for row in rows],
+        title="samples/s of FLEET over those of a loop by hand",
+    )
 
 
 if __name__ == "__main__":

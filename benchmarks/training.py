@@ -89,26 +89,42 @@ def launch(content: dict, folder: Path, ranks: int, *program: str) -> list[Logge
     """Run a spec, by another program than the main job if one is named; returns its log."""
     path = folder / "spec.yaml"
     path.write_text(yaml.safe_dump({**content, "output": str(folder / "run")}))
-    subprocess.run([*mpirun(ranks), *(program or ("-m", "fleet.run")), str(path), "--fresh", "--plain"], cwd=ROOT,
-                   check=True, stdout=subprocess.DEVNULL)
+    subprocess.run(
+        [*mpirun(ranks), *(program or ("-m", "fleet.run")), str(path), "--fresh", "--plain"],
+        cwd=ROOT,
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )
     return list(read_events(RunPaths(folder / "run").events))
 
 
 def fleet_rate(folder: Path, digits: str) -> float:
     """Median samples/s of an epoch, validation included; the first epoch compiles."""
-    log = launch({
-        "name": "alone", "data": {"source": "builtin:digits", "path": digits, "transforms": TRANSFORMS},
-        "models": [MODEL], "schedule": {"policy": "global"},
-        "train": {"batch": {"size": BATCH}, "optimizer": {"name": "sgd", "learning_rate": 0.05, "momentum": 0.9},
-                  "converge": {"max_epochs": EPOCHS}},
-        "resources": {"preprocessors": 1}}, folder, 2)
+    log = launch(
+        {
+            "name": "alone",
+            "data": {"source": "builtin:digits", "path": digits, "transforms": TRANSFORMS},
+            "models": [MODEL],
+            "schedule": {"policy": "global"},
+            "train": {
+                "batch": {"size": BATCH},
+                "optimizer": {"name": "sgd", "learning_rate": 0.05, "momentum": 0.9},
+                "converge": {"max_epochs": EPOCHS},
+            },
+            "resources": {"preprocessors": 1},
+        },
+        folder,
+        2,
+    )
     epochs = [event.record for _, event in log if isinstance(event, EpochEnded)]
     return statistics.median(epoch.samples / epoch.seconds for epoch in epochs[1:])
 
 
 def fit_rate(digits: str) -> float:
     """The same of `model.fit`."""
-    done = subprocess.run([sys.executable, "-c", FIT, digits], cwd=ROOT, check=True, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-c", FIT, digits], cwd=ROOT, check=True, capture_output=True, text=True
+    )
     return statistics.median(json.loads(done.stdout.splitlines()[-1])[1:])
 
 
@@ -127,20 +143,45 @@ def ensemble_seconds(folder: Path, digits: str, policy: str | None = None) -> fl
 def group_rates(folder: Path, filters: Sequence[int]) -> tuple[list[float], list[float]]:
     """Steps/s in epochs of a network on two ranks: with several steps per call, and right beside them with one."""
     (folder / "in_turns.py").write_text(IN_TURNS)
-    log = launch({
-        "name": "pair", "data": {"source": "builtin:noise", "options": {"samples": SAMPLES, "size": 32},
-                                 "validation": None, "cache": "memory", "transforms": TRANSFORMS[1:]},
-        "models": [{"family": "cnn", "name": "pair", "gpus": 2, "args": {"filters": list(filters), "dense": [16]}}],
-        "train": {"batch": {"size": BATCH}, "converge": {"monitor": "loss", "max_epochs": 7}},
-        "resources": {"preprocessors": 1, "exchange": "horovod"}}, folder, 3, str(folder / "in_turns.py"))
-    rates = [SAMPLES / BATCH / event.record.seconds for _, event in log if isinstance(event, EpochEnded)]
+    log = launch(
+        {
+            "name": "pair",
+            "data": {
+                "source": "builtin:noise",
+                "options": {"samples": SAMPLES, "size": 32},
+                "validation": None,
+                "cache": "memory",
+                "transforms": TRANSFORMS[1:],
+            },
+            "models": [
+                {
+                    "family": "cnn",
+                    "name": "pair",
+                    "gpus": 2,
+                    "args": {"filters": list(filters), "dense": [16]},
+                }
+            ],
+            "train": {"batch": {"size": BATCH}, "converge": {"monitor": "loss", "max_epochs": 7}},
+            "resources": {"preprocessors": 1, "exchange": "horovod"},
+        },
+        folder,
+        3,
+        str(folder / "in_turns.py"),
+    )
+    rates = [
+        SAMPLES / BATCH / event.record.seconds for _, event in log if isinstance(event, EpochEnded)
+    ]
     return [rates[1], *rates[4:6]], [*rates[2:4], rates[6]]
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--repeat", type=int, default=5)
-    parser.add_argument("--ensembles", type=int, help="of the second comparison, which takes minutes (as --repeat)")
+    parser.add_argument(
+        "--ensembles", type=int, help="of the second comparison, which takes minutes (as --repeat)"
+    )
     parser.add_argument("--groups", type=int, help="of the third comparison (as --repeat)")
     parser.add_argument("--digits", default="data/digits", help="where the digits are, or go")
     parser.add_argument("--json", action="store_true")
@@ -154,7 +195,9 @@ def main() -> None:
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name)
             for network, filters in GROUPS.items() if turn < groups else ():
-                for way, rates in zip(("several", "one"), group_rates(folder, filters), strict=True):
+                for way, rates in zip(
+                    ("several", "one"), group_rates(folder, filters), strict=True
+                ):
                     measured[f"{network}, {way}"] += rates
             if turn < arguments.repeat:
                 measured["fleet"].append(fleet_rate(folder, digits))
@@ -162,18 +205,39 @@ def main() -> None:
             if turn < ensembles:
                 measured["demo"].append(ensemble_seconds(folder, digits))
                 measured["baseline"].append(ensemble_seconds(folder, digits, "baseline"))
-    median = {name: statistics.median(values) if values else math.nan for name, values in measured.items()}
+    median = {
+        name: statistics.median(values) if values else math.nan for name, values in measured.items()
+    }
     if arguments.json:
         print_json({"median": median, "all": measured})
         return
-    print_table(["what", "FLEET", "without", "ratio"], [
-        ["one network alone: samples/s, against model.fit", median["fleet"], median["fit"],
-         median["fleet"] / median["fit"]],
-        ["the demo's ensemble: seconds, as it is against baseline", median["demo"], median["baseline"],
-         median["baseline"] / median["demo"]],
-        *([f"{network} network on two ranks: steps/s, against one step per call", median[f"{network}, several"],
-           median[f"{network}, one"], median[f"{network}, several"] / median[f"{network}, one"]] for network in GROUPS),
-    ], title=f"medians of {arguments.repeat}, {ensembles} and {groups}")
+    print_table(
+        ["what", "FLEET", "without", "ratio"],
+        [
+            [
+                "one network alone: samples/s, against model.fit",
+                median["fleet"],
+                median["fit"],
+                median["fleet"] / median["fit"],
+            ],
+            [
+                "the demo's ensemble: seconds, as it is against baseline",
+                median["demo"],
+                median["baseline"],
+                median["baseline"] / median["demo"],
+            ],
+            *(
+                [
+                    f"{network} network on two ranks: steps/s, against one step per call",
+                    median[f"{network}, several"],
+                    median[f"{network}, one"],
+                    median[f"{network}, several"] / median[f"{network}, one"],
+                ]
+                for network in GROUPS
+            ),
+        ],
+        title=f"medians of {arguments.repeat}, {ensembles} and {groups}",
+    )
 
 
 if __name__ == "__main__":

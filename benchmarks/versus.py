@@ -48,20 +48,37 @@ LOOP, TUNE = "model.fit in a loop", "Ray Tune"
 Side = Callable[[Path, int], list[float]]  # (folder, epochs) -> the best accuracy of each network
 
 
-def spec(jpegs: Path, folder: Path, epochs: int, policy: str | None, transforms: str = "resize") -> dict:
+def spec(
+    jpegs: Path, folder: Path, epochs: int, policy: str | None, transforms: str = "resize"
+) -> dict:
     """What a user would write: everything that may be left out is, but for a policy that is asked for."""
     from versus_fit import BATCH, CROP, MOMENTUM, NETWORKS, PIXELS, RATE, VALIDATION
 
     resize, flip = {"resize": {"size": [PIXELS, PIXELS]}}, {"flip": {"horizontal": True}}
-    varied = [resize, flip] if transforms == "resize" else [{"random_crop": {"size": [CROP, CROP]}}, flip, resize]
+    varied = (
+        [resize, flip]
+        if transforms == "resize"
+        else [{"random_crop": {"size": [CROP, CROP]}}, flip, resize]
+    )
     return {
-        "name": "versus", "output": str(folder / "run"),
-        "data": {"source": "image_folder", "path": str(jpegs), "validation": VALIDATION,
-                 "transforms": ["decode", *varied, {"scale": {"mean": 0.5, "std": 0.25}}]},
-        "models": [{"family": "cnn", "name": name, "args": arguments} for name, arguments in NETWORKS.items()],
-        "train": {"batch": {"size": BATCH}, "converge": {"max_epochs": epochs},
-                  "optimizer": {"name": "sgd", "learning_rate": RATE, "momentum": MOMENTUM}}} | (
-        {"schedule": {"policy": policy}} if policy else {})
+        "name": "versus",
+        "output": str(folder / "run"),
+        "data": {
+            "source": "image_folder",
+            "path": str(jpegs),
+            "validation": VALIDATION,
+            "transforms": ["decode", *varied, {"scale": {"mean": 0.5, "std": 0.25}}],
+        },
+        "models": [
+            {"family": "cnn", "name": name, "args": arguments}
+            for name, arguments in NETWORKS.items()
+        ],
+        "train": {
+            "batch": {"size": BATCH},
+            "converge": {"max_epochs": epochs},
+            "optimizer": {"name": "sgd", "learning_rate": RATE, "momentum": MOMENTUM},
+        },
+    } | ({"schedule": {"policy": policy}} if policy else {})
 
 
 def fleet(jpegs: Path, ranks: int, policy: str | None = None, transforms: str = "resize") -> Side:
@@ -70,8 +87,16 @@ def fleet(jpegs: Path, ranks: int, policy: str | None = None, transforms: str = 
     def run(folder: Path, epochs: int) -> list[float]:
         path = folder / "versus.yaml"
         path.write_text(yaml.safe_dump(spec(jpegs, folder, epochs, policy, transforms)))
-        _call([*mpirun(ranks), "-m", "fleet.run", str(path), "--plain"], ROOT, XDG_CACHE_HOME=str(folder / "cache"))
-        return [result.val_accuracy for result in read_results(folder / "run") if result.val_accuracy is not None]
+        _call(
+            [*mpirun(ranks), "-m", "fleet.run", str(path), "--plain"],
+            ROOT,
+            XDG_CACHE_HOME=str(folder / "cache"),
+        )
+        return [
+            result.val_accuracy
+            for result in read_results(folder / "run")
+            if result.val_accuracy is not None
+        ]
 
     return run
 
@@ -80,8 +105,13 @@ def loop(jpegs: Path, transforms: str = "resize") -> Side:
     """`model.fit`, network after network."""
 
     def run(folder: Path, epochs: int) -> list[float]:
-        return _accuracies(_call([sys.executable, str(HERE / "versus_fit.py"), str(jpegs), str(epochs),
-                                  transforms], ROOT, PYTHONPATH=str(ROOT)))
+        return _accuracies(
+            _call(
+                [sys.executable, str(HERE / "versus_fit.py"), str(jpegs), str(epochs), transforms],
+                ROOT,
+                PYTHONPATH=str(ROOT),
+            )
+        )
 
     return run
 
@@ -90,10 +120,25 @@ def ray_tune(jpegs: Path, python: Path, cpus: int, transforms: str = "resize") -
     """Ray Tune, with so many trials at once."""
 
     def run(folder: Path, epochs: int) -> list[float]:
-        command = [*ALONE, str(python), str(HERE / "versus_ray.py"), str(jpegs), str(epochs), str(cpus),
-                   transforms]
-        return _accuracies(_call(command, HERE, VERSUS_STORAGE=str(folder), PYTHONPATH=str(ROOT),
-                                 RAY_USAGE_STATS_ENABLED="0", RAY_DISABLE_IMPORT_WARNING="1"))
+        command = [
+            *ALONE,
+            str(python),
+            str(HERE / "versus_ray.py"),
+            str(jpegs),
+            str(epochs),
+            str(cpus),
+            transforms,
+        ]
+        return _accuracies(
+            _call(
+                command,
+                HERE,
+                VERSUS_STORAGE=str(folder),
+                PYTHONPATH=str(ROOT),
+                RAY_USAGE_STATS_ENABLED="0",
+                RAY_DISABLE_IMPORT_WARNING="1",
+            )
+        )
 
     return run
 
@@ -112,8 +157,14 @@ def install_ray(folder: Path) -> Path:
 
 
 def _call(command: Sequence[str | Path], folder: Path, **environment: str) -> str:
-    done = subprocess.run(command, cwd=folder, check=False, capture_output=True, text=True,
-                          env=os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3"} | environment)
+    done = subprocess.run(
+        command,
+        cwd=folder,
+        check=False,
+        capture_output=True,
+        text=True,
+        env=os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3"} | environment,
+    )
     if done.returncode:
         raise RuntimeError(f"{command}: {done.stdout[-2000:]}\n{done.stderr[-2000:]}")
     return done.stdout
@@ -136,7 +187,11 @@ class Measured:
 def waits_of(run: Path) -> float | None:
     """What trainers waited for samples, as a part of their epochs; None where FLEET has not run."""
     records = [event.record for event in events_of(RunPaths(run).events, EpochEnded)]
-    return sum(record.waited_s for record in records) / sum(record.seconds for record in records) if records else None
+    return (
+        sum(record.waited_s for record in records) / sum(record.seconds for record in records)
+        if records
+        else None
+    )
 
 
 def cpu_s() -> float:
@@ -145,64 +200,110 @@ def cpu_s() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def measure(sides: dict[str, Side], epochs: int, rounds: int, networks: int) -> dict[str, list[Measured]]:
+def measure(
+    sides: dict[str, Side], epochs: int, rounds: int, networks: int
+) -> dict[str, list[Measured]]:
     """Each side in each round; each begins where the one before it ended."""
     measured: dict[str, list[Measured]] = {name: [] for name in sides}
     for turn in range(rounds):
         names = list(sides)
-        for name in names[turn % len(names):] + names[:turn % len(names)]:
+        for name in names[turn % len(names) :] + names[: turn % len(names)]:
             with tempfile.TemporaryDirectory() as folder:
                 began, used = time.perf_counter(), cpu_s()
                 accuracies = sides[name](Path(folder), epochs)
                 seconds, used = time.perf_counter() - began, cpu_s() - used
                 waits = waits_of(Path(folder) / "run")
-            assert len(accuracies) == networks, f"{name} has trained {len(accuracies)} of {networks} networks"
+            assert len(accuracies) == networks, (
+                f"{name} has trained {len(accuracies)} of {networks} networks"
+            )
             measured[name].append(Measured(seconds, used, statistics.mean(accuracies), waits))
-            print(f"  {epochs} epochs, round {turn + 1}, {name}: {measured[name][-1]}", file=sys.stderr, flush=True)
+            print(
+                f"  {epochs} epochs, round {turn + 1}, {name}: {measured[name][-1]}",
+                file=sys.stderr,
+                flush=True,
+            )
     return measured
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--jpegs", required=True, metavar="TAR", help="CIFAR-10 as JPEG files")
     parser.add_argument("--epochs", type=int, nargs="+", default=[3, 10])
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--ranks", type=int, nargs="+", default=[3, 7], help="of FLEET")
-    parser.add_argument("--policies", nargs="*", default=[], metavar="POLICY", help="of FLEET, beside the default")
-    parser.add_argument("--transforms", choices=["resize", "crop"], default="resize",
-                        help="resize: to 64, then flip; crop: to 224 at random, flip, then resize to 64")
+    parser.add_argument(
+        "--policies", nargs="*", default=[], metavar="POLICY", help="of FLEET, beside the default"
+    )
+    parser.add_argument(
+        "--transforms",
+        choices=["resize", "crop"],
+        default="resize",
+        help="resize: to 64, then flip; crop: to 224 at random, flip, then resize to 64",
+    )
     parser.add_argument("--without-ray", action="store_true")
     parser.add_argument("--json", action="store_true", help="print the numbers of all rounds")
     arguments = parser.parse_args()
     build = ROOT / "build"
     build.mkdir(exist_ok=True)
     jpegs = make_jpegs(arguments.jpegs, build / "versus-jpegs", 2400)
-    sides: dict[str, Side] = {f"FLEET, {ranks} ranks": fleet(jpegs, ranks, transforms=arguments.transforms)
-                              for ranks in arguments.ranks}
-    sides |= {f"FLEET, {ranks} ranks, {policy}": fleet(jpegs, ranks, policy, arguments.transforms)
-              for policy in arguments.policies for ranks in arguments.ranks}
+    sides: dict[str, Side] = {
+        f"FLEET, {ranks} ranks": fleet(jpegs, ranks, transforms=arguments.transforms)
+        for ranks in arguments.ranks
+    }
+    sides |= {
+        f"FLEET, {ranks} ranks, {policy}": fleet(jpegs, ranks, policy, arguments.transforms)
+        for policy in arguments.policies
+        for ranks in arguments.ranks
+    }
     sides[LOOP] = loop(jpegs, arguments.transforms)
     if not arguments.without_ray:
         if not can_isolate():
-            raise SystemExit("Ray needs a network of its own here (unshare --net); or say --without-ray")
-        sides[TUNE] = ray_tune(jpegs, install_ray(build / "versus-ray"), len(os.sched_getaffinity(0)),
-                               arguments.transforms)
+            raise SystemExit(
+                "Ray needs a network of its own here (unshare --net); or say --without-ray"
+            )
+        sides[TUNE] = ray_tune(
+            jpegs,
+            install_ray(build / "versus-ray"),
+            len(os.sched_getaffinity(0)),
+            arguments.transforms,
+        )
     from versus_fit import NETWORKS
 
-    everything = {epochs: measure(sides, epochs, arguments.rounds, len(NETWORKS)) for epochs in arguments.epochs}
+    everything = {
+        epochs: measure(sides, epochs, arguments.rounds, len(NETWORKS))
+        for epochs in arguments.epochs
+    }
     if arguments.json:
-        print_json({epochs: {name: [asdict(one) for one in rounds] for name, rounds in measured.items()}
-                    for epochs, measured in everything.items()})
+        print_json(
+            {
+                epochs: {name: [asdict(one) for one in rounds] for name, rounds in measured.items()}
+                for epochs, measured in everything.items()
+            }
+        )
         return
     for epochs, measured in everything.items():
+
         def median(name: str, key: str, rounds: dict[str, list[Measured]] = measured) -> float:
             return statistics.median(getattr(one, key) or 0.0 for one in rounds[name])
 
-        print_table(("", "seconds", "loop / it", "CPU-s", "waits", "accuracy"), [
-            (name, f"{median(name, 'seconds'):.1f}", f"{median(LOOP, 'seconds') / median(name, 'seconds'):.2f}",
-             "" if name == TUNE else f"{median(name, 'cpu_s'):.0f}",  # whose processes do not end with it
-             f"{median(name, 'waits'):.1%}" if name.startswith("FLEET") else "",
-             f"{median(name, 'accuracy'):.3f}") for name in sides])
+        print_table(
+            ("", "seconds", "loop / it", "CPU-s", "waits", "accuracy"),
+            [
+                (
+                    name,
+                    f"{median(name, 'seconds'):.1f}",
+                    f"{median(LOOP, 'seconds') / median(name, 'seconds'):.2f}",
+                    ""
+                    if name == TUNE
+                    else f"{median(name, 'cpu_s'):.0f}",  # whose processes do not end with it
+                    f"{median(name, 'waits'):.1%}" if name.startswith("FLEET") else "",
+                    f"{median(name, 'accuracy'):.3f}",
+                )
+                for name in sides
+            ],
+        )
         print(f"{epochs} epochs, medians of {arguments.rounds}, from the command to the prompt\n")
 
 

@@ -1,6 +1,6 @@
 """Networks of `versus.py`, trained by Keras' `model.fit` on a `tf.data` pipeline that is cached in memory.
 
-    python benchmarks/versus_fit.py FOLDER EPOCHS [crop]     # all of them, one after the other, in one process
+python benchmarks/versus_fit.py FOLDER EPOCHS [crop]     # all of them, one after the other, in one process
 """
 
 from __future__ import annotations
@@ -18,10 +18,20 @@ from fleet.spec.model import Architecture
 PIXELS, CROP, BATCH, RATE, MOMENTUM, VALIDATION = 64, 224, 64, 0.01, 0.9, 0.1
 NETWORKS: dict[str, dict[str, Any]] = {
     f"cnn-{first}-{second}-{dense}": {"filters": [first, second], "dense": [dense]}
-    for first, second, dense in ((8, 16, 32), (8, 16, 128), (8, 32, 64), (16, 16, 64), (16, 32, 32), (16, 32, 128))}
+    for first, second, dense in (
+        (8, 16, 32),
+        (8, 16, 128),
+        (8, 32, 64),
+        (16, 16, 64),
+        (16, 32, 32),
+        (16, 32, 128),
+    )
+}
 
 
-def datasets(folder: str, transforms: str = "resize") -> tuple[tf.data.Dataset, tf.data.Dataset, int]:
+def datasets(
+    folder: str, transforms: str = "resize"
+) -> tuple[tf.data.Dataset, tf.data.Dataset, int]:
     """Training and validation batches, and the number of classes; decoded images stay in memory.
 
     Args:
@@ -44,7 +54,9 @@ def datasets(folder: str, transforms: str = "resize") -> tuple[tf.data.Dataset, 
         return tf.cast(tf.image.resize(image, (PIXELS, PIXELS), antialias=True), tf.uint8)
 
     def centre(image: tf.Tensor, label: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
-        return resized(tf.image.resize_with_crop_or_pad(image, CROP, CROP)) if crops else image, label
+        return resized(
+            tf.image.resize_with_crop_or_pad(image, CROP, CROP)
+        ) if crops else image, label
 
     def vary(image: tf.Tensor, label: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
         if crops:
@@ -57,9 +69,15 @@ def datasets(folder: str, transforms: str = "resize") -> tuple[tf.data.Dataset, 
 
     def decoded(samples: list[tuple[str, int]]) -> tf.data.Dataset:
         files, labels = zip(*samples, strict=True)
-        return tf.data.Dataset.from_tensor_slices((list(files), list(labels))).map(decode, tf.data.AUTOTUNE).cache()
+        return (
+            tf.data.Dataset.from_tensor_slices((list(files), list(labels)))
+            .map(decode, tf.data.AUTOTUNE)
+            .cache()
+        )
 
-    training = decoded(train).shuffle(len(train)).map(vary, tf.data.AUTOTUNE).batch(BATCH).map(scale)
+    training = (
+        decoded(train).shuffle(len(train)).map(vary, tf.data.AUTOTUNE).batch(BATCH).map(scale)
+    )
     judged = decoded(held).map(centre).batch(BATCH).map(scale)
     return training.prefetch(tf.data.AUTOTUNE), judged.prefetch(2), len(names)
 
@@ -69,8 +87,11 @@ def fit(name: str, data: tuple[tf.data.Dataset, tf.data.Dataset, int], epochs: i
     train, held, classes = data
     keras.backend.clear_session()
     model = build_model(Architecture("cnn", NETWORKS[name]), (PIXELS, PIXELS, 3), classes, 0)
-    model.compile(optimizer=keras.optimizers.SGD(RATE, momentum=MOMENTUM), metrics=["accuracy"],
-                  loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    model.compile(
+        optimizer=keras.optimizers.SGD(RATE, momentum=MOMENTUM),
+        metrics=["accuracy"],
+        loss=keras.losses.SparseCategoricalCrossentropy(from_logits=True),
+    )
     history = model.fit(train, epochs=epochs, validation_data=held, verbose=0)
     return max(history.history["val_accuracy"])
 

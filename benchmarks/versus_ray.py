@@ -1,6 +1,6 @@
 """The networks of `versus.py` as trials of Ray Tune: one CPU and one pipeline for each trial.
 
-    python benchmarks/versus_ray.py FOLDER EPOCHS CPUS [crop]
+python benchmarks/versus_ray.py FOLDER EPOCHS CPUS [crop]
 """
 
 from __future__ import annotations
@@ -32,12 +32,21 @@ def main() -> None:
     folder, epochs, cpus = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
     here = Path(__file__).parent
     path = os.pathsep.join([str(here), str(here.parent)])
-    ray.init(num_cpus=cpus, include_dashboard=False, log_to_driver=False, logging_level="error",
-             runtime_env={"env_vars": {"PYTHONPATH": path, "TF_CPP_MIN_LOG_LEVEL": "3"}})
+    ray.init(
+        num_cpus=cpus,
+        include_dashboard=False,
+        log_to_driver=False,
+        logging_level="error",
+        runtime_env={"env_vars": {"PYTHONPATH": path, "TF_CPP_MIN_LOG_LEVEL": "3"}},
+    )
     found = tune.Tuner(
         tune.with_resources(trial, {"cpu": 1}),
-        param_space={"network": tune.grid_search(list(NETWORKS)), "folder": folder, "epochs": epochs,
-                     "transforms": (sys.argv[4:] or ["resize"])[0]},
+        param_space={
+            "network": tune.grid_search(list(NETWORKS)),
+            "folder": folder,
+            "epochs": epochs,
+            "transforms": (sys.argv[4:] or ["resize"])[0],
+        },
         run_config=tune.RunConfig(verbose=0, storage_path=os.environ["VERSUS_STORAGE"]),
     ).fit()
     if found.num_errors:

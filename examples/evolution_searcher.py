@@ -1,9 +1,9 @@
 """Architecture search by aging evolution (Real et al., AAAI 2019): the best of a few parents is mutated, the oldest go.
 
-    models:
-      - family: cnn
-        space: {"filters.0": [16, 32, 64], "filters.1": [32, 64, 128], kernel: [3, 5]}
-        search: {ask: evolution_searcher:Searcher, most: 100, options: {population: 20, sample: 5}}
+models:
+  - family: cnn
+    space: {"filters.0": [16, 32, 64], "filters.1": [32, 64, 128], kernel: [3, 5]}
+    search: {ask: evolution_searcher:Searcher, most: 100, options: {population: 20, sample: 5}}
 """
 
 import random
@@ -13,21 +13,39 @@ class Searcher:
     """Mutates one value of a good network at a time."""
 
     def __init__(self, space, seed, mode, population=20, sample=5):
-        self.space, self.random, self.sign = space, random.Random(seed), 1 if mode == "maximize" else -1
-        self.population, self.sample, self.members, self.living = population, min(sample, population), {}, []
+        self.space, self.random, self.sign = (
+            space,
+            random.Random(seed),
+            1 if mode == "maximize" else -1,
+        )
+        self.population, self.sample, self.members, self.living = (
+            population,
+            min(sample, population),
+            {},
+            [],
+        )
 
     def draw(self, name):
         values = self.space[name]
-        return self.random.choice(values) if isinstance(values, tuple) else values.at(self.random.random())
+        return (
+            self.random.choice(values)
+            if isinstance(values, tuple)
+            else values.at(self.random.random())
+        )
 
     def propose(self):
         if len(self.members) < self.population or len(self.living) < self.sample:
             return {name: self.draw(name) for name in self.space}
-        parent, name = max(self.random.sample(self.living, self.sample))[1], self.random.choice(list(self.space))
+        parent, name = (
+            max(self.random.sample(self.living, self.sample))[1],
+            self.random.choice(list(self.space)),
+        )
         return {**self.members[parent], name: self.draw(name)}
 
     def ask(self, number):
-        fresh = (one for one in (self.propose() for _ in range(1000)) if one not in self.members.values())
+        fresh = (
+            one for one in (self.propose() for _ in range(1000)) if one not in self.members.values()
+        )
         if member := next(fresh, None):  # None: a small space is used up
             self.members[number] = member
         return member
@@ -41,4 +59,4 @@ class Searcher:
 
     def tell(self, number, outcome, value):
         if value is not None:
-            self.living = [*self.living, (self.sign * value, number)][-self.population:]
+            self.living = [*self.living, (self.sign * value, number)][-self.population :]

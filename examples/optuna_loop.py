@@ -16,15 +16,21 @@ AT_ONCE = 4
 
 
 def main(spec, ranks, trials):
-    study = optuna.create_study(direction="maximize", sampler=optuna.samplers.TPESampler(seed=0),
-                                pruner=optuna.pruners.MedianPruner(n_startup_trials=3))
+    study = optuna.create_study(
+        direction="maximize",
+        sampler=optuna.samplers.TPESampler(seed=0),
+        pruner=optuna.pruners.MedianPruner(n_startup_trials=3),
+    )
     training = {}  # network -> its trial
 
     with launch(spec, ranks) as running:
+
         def begin():
             trial = study.ask()
             rate = trial.suggest_float("learning_rate", 1e-4, 0.5, log=True)
-            training[running.add({"family": "softmax", "train": {"optimizer": {"learning_rate": rate}}})] = trial
+            training[
+                running.add({"family": "softmax", "train": {"optimizer": {"learning_rate": rate}}})
+            ] = trial
 
         for _ in range(min(AT_ONCE, trials)):
             begin()
@@ -46,7 +52,9 @@ def main(spec, ranks, trials):
                 break
     best = study.best_trial
     rate = best.params["learning_rate"]
-    print(f"{len(study.trials)} trials; the best: {best.value:.4f} with a learning rate of {rate:.2g}")
+    print(
+        f"{len(study.trials)} trials; the best: {best.value:.4f} with a learning rate of {rate:.2g}"
+    )
 
 
 if __name__ == "__main__":

@@ -21,28 +21,43 @@ from optuna.trial import TrialState
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
 
-SAMPLERS = {"tpe": optuna.samplers.TPESampler, "random": optuna.samplers.RandomSampler,
-            "cmaes": optuna.samplers.CmaEsSampler, "nsgaii": optuna.samplers.NSGAIISampler}
-PRUNERS = {"none": optuna.pruners.NopPruner, "median": optuna.pruners.MedianPruner,
-           "asha": optuna.pruners.SuccessiveHalvingPruner, "hyperband": optuna.pruners.HyperbandPruner}
+SAMPLERS = {
+    "tpe": optuna.samplers.TPESampler,
+    "random": optuna.samplers.RandomSampler,
+    "cmaes": optuna.samplers.CmaEsSampler,
+    "nsgaii": optuna.samplers.NSGAIISampler,
+}
+PRUNERS = {
+    "none": optuna.pruners.NopPruner,
+    "median": optuna.pruners.MedianPruner,
+    "asha": optuna.pruners.SuccessiveHalvingPruner,
+    "hyperband": optuna.pruners.HyperbandPruner,
+}
 
 
 def distribution(values):
     """What Optuna calls a range of FLEET, or a list of choices."""
     if isinstance(values, tuple):
         return CategoricalDistribution(values)
-    return (IntDistribution if values.integer else FloatDistribution)(values.low, values.high, log=values.log)
+    return (IntDistribution if values.integer else FloatDistribution)(
+        values.low, values.high, log=values.log
+    )
 
 
 class Searcher:
     """Asks an Optuna study, and tells it."""
 
-    def __init__(self, space, seed, mode, sampler="tpe", pruner="none", pruner_options=None, **options):
+    def __init__(
+        self, space, seed, mode, sampler="tpe", pruner="none", pruner_options=None, **options
+    ):
         self.space = {name: distribution(values) for name, values in space.items()}
         self.has_several = isinstance(mode, tuple)
-        self.study = optuna.create_study(study_name="fleet", directions=mode if self.has_several else [mode],
-                                         pruner=PRUNERS[pruner](**pruner_options or {}),
-                                         sampler=SAMPLERS[sampler](seed=seed, **options))
+        self.study = optuna.create_study(
+            study_name="fleet",
+            directions=mode if self.has_several else [mode],
+            pruner=PRUNERS[pruner](**pruner_options or {}),
+            sampler=SAMPLERS[sampler](seed=seed, **options),
+        )
         self.trials, self.asked = {}, []
 
     def ask(self, number):
@@ -70,6 +85,16 @@ class Searcher:
         return "stop" if self.trials[number].should_prune() else "go_on"
 
     def tell(self, number, outcome, value):
-        done = outcome == "finished" and value is not None and (not self.has_several or not any(map(math.isnan, value)))
-        state = TrialState.COMPLETE if done else TrialState.PRUNED if outcome == "pruned" else TrialState.FAIL
+        done = (
+            outcome == "finished"
+            and value is not None
+            and (not self.has_several or not any(map(math.isnan, value)))
+        )
+        state = (
+            TrialState.COMPLETE
+            if done
+            else TrialState.PRUNED
+            if outcome == "pruned"
+            else TrialState.FAIL
+        )
         self.study.tell(self.trials.pop(number), value if done else None, state=state)

@@ -16,15 +16,26 @@ class Searcher:
     """A child is as old as its parent was when it was asked for."""
 
     def __init__(self, space, seed, mode, population=8, every=3, quarter=0.25, factors=(0.8, 1.25)):
-        self.space, self.random, self.sign = space, random.Random(seed), 1 if mode == "maximize" else -1
-        self.population, self.every, self.quarter, self.factors = population, every, quarter, factors
+        self.space, self.random, self.sign = (
+            space,
+            random.Random(seed),
+            1 if mode == "maximize" else -1,
+        )
+        self.population, self.every, self.quarter, self.factors = (
+            population,
+            every,
+            quarter,
+            factors,
+        )
         self.members, self.ages, self.peers = {}, {}, {}  # by number, by number, by age
         self.waiting = []  # parents of the children that will be asked for
 
     def ask(self, number):
         if self.waiting:
             parent = self.waiting.pop(0)
-            self.members[number] = {name: self.near(name, value) for name, value in self.members[parent].items()}
+            self.members[number] = {
+                name: self.near(name, value) for name, value in self.members[parent].items()
+            }
             self.ages[number] = self.ages[parent]
             return {**self.members[number], "parent": parent}
         if number >= self.population:
@@ -37,8 +48,13 @@ class Searcher:
         self.ages[number] += 1
         if self.ages[number] % self.every:
             return "go_on"
-        own = (self.sign * value if value == value else float("-inf"), number)  # one that is no number is the worst
-        self.peers[self.ages[number]] = peers = sorted([*self.peers.get(self.ages[number], ()), own])
+        own = (
+            self.sign * value if value == value else float("-inf"),
+            number,
+        )  # one that is no number is the worst
+        self.peers[self.ages[number]] = peers = sorted(
+            [*self.peers.get(self.ages[number], ()), own]
+        )
         few = int(self.quarter * len(peers))
         if own not in peers[:few]:
             return "go_on"
@@ -49,7 +65,11 @@ class Searcher:
         """How it ended with a network changes nothing."""
 
     def draw(self, values):
-        return self.random.choice(values) if isinstance(values, tuple) else values.at(self.random.random())
+        return (
+            self.random.choice(values)
+            if isinstance(values, tuple)
+            else values.at(self.random.random())
+        )
 
     def near(self, name, value):
         values = self.space[name]

@@ -19,13 +19,27 @@ def make_spec(networks: int, engine: str, output: str) -> dict:
     return {
         "name": "random-search",
         "seed": 11,
-        "data": {"source": "builtin:digits",
-                 "transforms": [{"decode": {"mode": "L"}}, {"resize": {"size": [16, 16]}},
-                                {"scale": {"mean": 0.5, "std": 0.5}}]},
-        "models": [{"family": "cnn" if engine == "keras" else "softmax", "name": "draw", "count": networks,
-                    "space": space}],
-        "train": {"batch": {"size": 64}, "optimizer": {"name": "sgd", "learning_rate": 0.05, "momentum": 0.9},
-                  "converge": {"max_epochs": 6, "patience": 3}},
+        "data": {
+            "source": "builtin:digits",
+            "transforms": [
+                {"decode": {"mode": "L"}},
+                {"resize": {"size": [16, 16]}},
+                {"scale": {"mean": 0.5, "std": 0.5}},
+            ],
+        },
+        "models": [
+            {
+                "family": "cnn" if engine == "keras" else "softmax",
+                "name": "draw",
+                "count": networks,
+                "space": space,
+            }
+        ],
+        "train": {
+            "batch": {"size": 64},
+            "optimizer": {"name": "sgd", "learning_rate": 0.05, "momentum": 0.9},
+            "converge": {"max_epochs": 6, "patience": 3},
+        },
         "resources": {"engine": engine},
         "output": output,
     }
@@ -39,7 +53,9 @@ def main() -> int:
     parser.add_argument("--output", default="runs/random-search")
     arguments = parser.parse_args()
 
-    spec = write_spec(make_spec(arguments.networks, arguments.engine, arguments.output), "random_search.yaml")
+    spec = write_spec(
+        make_spec(arguments.networks, arguments.engine, arguments.output), "random_search.yaml"
+    )
     for network in spec.networks:
         print(f"{network.name}: {network.parameters}", flush=True)
     status = run("random_search.yaml", arguments.ranks, "--fresh")

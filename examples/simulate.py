@@ -1,6 +1,6 @@
 """How long an ensemble would take under each policy, and how long it must take at least.
 
-    python examples/simulate.py
+python examples/simulate.py
 """
 
 from scheduler.base import Cluster, Options
@@ -13,6 +13,8 @@ cluster = Cluster.of(gpus=16, gpus_per_node=4)
 
 for policy in POLICIES.values():
     run = simulate(ensemble, cluster, policy, Options())
-    print(f"{policy.name:11s} {run.makespan_s / 3600:5.2f} h, "
-          f"{run.makespan_s / run.lower_bound_s:.2f} of the least possible; "
-          f"a GPU waits {run.waiting_s_per_gpu / run.makespan_s:3.0%} of the time")
+    print(
+        f"{policy.name:11s} {run.makespan_s / 3600:5.2f} h, "
+        f"{run.makespan_s / run.lower_bound_s:.2f} of the least possible; "
+        f"a GPU waits {run.waiting_s_per_gpu / run.makespan_s:3.0%} of the time"
+    )

@@ -1,9 +1,9 @@
 """Bayesian optimization by scikit-optimize as a searcher: a Gaussian process by default.
 
-    models:
-      - family: cnn
-        space: {train.optimizer.learning_rate: {low: 1.0e-5, high: 0.1, log: true}}
-        search: {ask: skopt_searcher:Searcher, most: 50, options: {base_estimator: ET, n_initial_points: 8}}
+models:
+  - family: cnn
+    space: {train.optimizer.learning_rate: {low: 1.0e-5, high: 0.1, log: true}}
+    search: {ask: skopt_searcher:Searcher, most: 50, options: {base_estimator: ET, n_initial_points: 8}}
 """
 
 from skopt import Optimizer
@@ -14,7 +14,9 @@ def dimension(values):
     """What scikit-optimize calls a range of FLEET; of a list of choices it is given the places."""
     if isinstance(values, tuple):
         return Categorical(range(len(values)))
-    return (Integer if values.integer else Real)(values.low, values.high, "log-uniform" if values.log else "uniform")
+    return (Integer if values.integer else Real)(
+        values.low, values.high, "log-uniform" if values.log else "uniform"
+    )
 
 
 class Searcher:
@@ -26,26 +28,38 @@ class Searcher:
         self.asked, self.losses = {}, {}
 
     def ask(self, number):
-        optimizer = Optimizer(list(map(dimension, self.space.values())), random_state=self.seed + number,
-                              **self.options)
+        optimizer = Optimizer(
+            list(map(dimension, self.space.values())),
+            random_state=self.seed + number,
+            **self.options,
+        )
         worst = max(self.losses.values(), default=0.0)
         if self.asked:
-            optimizer.tell(list(self.asked.values()), [self.losses.get(one, worst) for one in self.asked])
+            optimizer.tell(
+                list(self.asked.values()), [self.losses.get(one, worst) for one in self.asked]
+            )
         point = optimizer.ask()
         if point in self.asked.values():  # a small space, or one whose best point is known
-            fresh = (draw for draw in optimizer.space.rvs(100, random_state=self.seed + number)
-                     if draw not in self.asked.values())
+            fresh = (
+                draw
+                for draw in optimizer.space.rvs(100, random_state=self.seed + number)
+                if draw not in self.asked.values()
+            )
             point = next(fresh, None)
         if point is None:
             return None
         self.asked[number] = point
-        return {name: values[place] if isinstance(values, tuple) else place
-                for (name, values), place in zip(self.space.items(), point, strict=True)}
+        return {
+            name: values[place] if isinstance(values, tuple) else place
+            for (name, values), place in zip(self.space.items(), point, strict=True)
+        }
 
     def known(self, number, values):
         """A network of an earlier run, or of another searcher of this one."""
-        self.asked[number] = [choices.index(values[name]) if isinstance(choices, tuple) else values[name]
-                              for name, choices in self.space.items()]
+        self.asked[number] = [
+            choices.index(values[name]) if isinstance(choices, tuple) else values[name]
+            for name, choices in self.space.items()
+        ]
 
     def report(self, number, epoch, value):
         return "go_on"

@@ -13,11 +13,20 @@ def net(input_shape, classes, width=16, depth=2, dropout=0.0):
     """A small convolutional network: `depth` stages, each of which halves the image."""
     channels, layers = input_shape[2], []
     for stage in range(depth):
-        layers += [nn.Conv2d(channels, width << stage, 3, padding=1, bias=False), nn.BatchNorm2d(width << stage),
-                   nn.ReLU(), nn.MaxPool2d(2)]
+        layers += [
+            nn.Conv2d(channels, width << stage, 3, padding=1, bias=False),
+            nn.BatchNorm2d(width << stage),
+            nn.ReLU(),
+            nn.MaxPool2d(2),
+        ]
         channels = width << stage
-    return nn.Sequential(*layers, nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.Dropout(dropout),
-                         nn.Linear(4 * channels, classes))
+    return nn.Sequential(
+        *layers,
+        nn.AdaptiveAvgPool2d(2),
+        nn.Flatten(),
+        nn.Dropout(dropout),
+        nn.Linear(4 * channels, classes),
+    )
 
 
 class Mixer(nn.Module):

@@ -25,27 +25,63 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "check": ("fleet.commands.check", "check a spec and list its networks"),
     "schema": ("fleet.commands.schema", "print the JSON Schema of a spec, for editors"),
     "rehearse": ("fleet.commands.rehearse", "try a spec on this machine, with training emulated"),
-    "report": ("fleet.commands.report", "show the results of a run: a table, numbers, and one HTML file"),
-    "export": ("fleet.commands.export", "write the results of a run for pandas, MLflow, W&B and Optuna"),
+    "report": (
+        "fleet.commands.report",
+        "show the results of a run: a table, numbers, and one HTML file",
+    ),
+    "export": (
+        "fleet.commands.export",
+        "write the results of a run for pandas, MLflow, W&B and Optuna",
+    ),
     "watch": ("fleet.commands.live.watch", "watch a run that is going on, or see it again"),
     "add": ("fleet.commands.live.add", "add networks to a run that is going on"),
     "stop": ("fleet.commands.live.rule", "drop a network of a run that is going on"),
     "pause": ("fleet.commands.live.rule", "pause a network of a run that is going on"),
     "resume": ("fleet.commands.live.rule", "let a paused network go on"),
-    "yield": ("fleet.commands.live.give_back", "have a run that is going on give nodes back, and train on"),
-    "predict": ("fleet.commands.predict", "predict with the best networks of a run, alone or together"),
+    "yield": (
+        "fleet.commands.live.give_back",
+        "have a run that is going on give nodes back, and train on",
+    ),
+    "predict": (
+        "fleet.commands.predict",
+        "predict with the best networks of a run, alone or together",
+    ),
     "plan": ("fleet.commands.plan", "show which networks train first, on which GPUs"),
     "ensemble": ("fleet.commands.simulate.draw", "draw or convert an ensemble to simulate"),
-    "simulate ensemble": ("fleet.commands.simulate.ensemble", "simulate how long an ensemble trains under a policy"),
-    "simulate idle-nodes": ("fleet.commands.simulate.idle_nodes", "simulate trainers on nodes that come and go"),
-    "simulate autoscale": ("fleet.commands.simulate.autoscale", "simulate elastic jobs that arrive over time"),
-    "simulate batch-queue": ("fleet.commands.simulate.batch_queue", "simulate jobs whose walltime may not be enough"),
-    "simulate eviction": ("fleet.commands.simulate.eviction", "simulate an on-demand job on a full machine"),
-    "evict": ("fleet.commands.evict", "plan which running jobs to stop so that nodes are free in time"),
+    "simulate ensemble": (
+        "fleet.commands.simulate.ensemble",
+        "simulate how long an ensemble trains under a policy",
+    ),
+    "simulate idle-nodes": (
+        "fleet.commands.simulate.idle_nodes",
+        "simulate trainers on nodes that come and go",
+    ),
+    "simulate autoscale": (
+        "fleet.commands.simulate.autoscale",
+        "simulate elastic jobs that arrive over time",
+    ),
+    "simulate batch-queue": (
+        "fleet.commands.simulate.batch_queue",
+        "simulate jobs whose walltime may not be enough",
+    ),
+    "simulate eviction": (
+        "fleet.commands.simulate.eviction",
+        "simulate an on-demand job on a full machine",
+    ),
+    "evict": (
+        "fleet.commands.evict",
+        "plan which running jobs to stop so that nodes are free in time",
+    ),
     "reserve": ("fleet.commands.reserve", "find the walltime requests that cost least"),
-    "doctor": ("fleet.commands.doctor", "find what would go wrong; start it like the run, by mpirun"),
+    "doctor": (
+        "fleet.commands.doctor",
+        "find what would go wrong; start it like the run, by mpirun",
+    ),
     "submit": ("fleet.commands.submit", "hand an ensemble to a batch system"),
-    "harvest": ("fleet.commands.harvest", "train on idle nodes: jobs that come and go share the networks of runs"),
+    "harvest": (
+        "fleet.commands.harvest",
+        "train on idle nodes: jobs that come and go share the networks of runs",
+    ),
     "job": ("fleet.commands.job", "keep one job of a chain; job scripts end in it"),
     "pack": ("fleet.commands.pack", "write an image folder into one HDF5 file"),
 }
@@ -64,18 +100,30 @@ def main(argv: list[str] | None = None) -> int:
     name, rest = _split(words)
     if name is None:
         return _no_command(words)
-    if rest.count("--") > 1 and rest[-1] == "--":  # argparse would make an empty list of it, whatever is wanted there
+    if (
+        rest.count("--") > 1 and rest[-1] == "--"
+    ):  # argparse would make an empty list of it, whatever is wanted there
         return _complain(f"fleet {name}: nothing follows the -- at the end", ExitStatus.BAD_INPUT)
     module = import_module(COMMANDS[name][0])
-    parser = Parser(prog=f"fleet {name}", description=module.__doc__, allow_abbrev=False,
-                    formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(
+        prog=f"fleet {name}",
+        description=module.__doc__,
+        allow_abbrev=False,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     module.configure(parser)
     try:
-        parse = parser.parse_intermixed_args if getattr(module, "INTERMIXED", False) else parser.parse_args
+        parse = (
+            parser.parse_intermixed_args
+            if getattr(module, "INTERMIXED", False)
+            else parser.parse_args
+        )
         args = parse(rest)
         args.command_line = shlex.join(["fleet", *words])  # for those who tell how to begin again
     except UserError as error:  # all ranks of a launch are told the same, and one of them says so
-        return _complain(f"fleet {name}: {error}" if is_first(os.environ) else "", ExitStatus.BAD_INPUT)
+        return _complain(
+            f"fleet {name}: {error}" if is_first(os.environ) else "", ExitStatus.BAD_INPUT
+        )
     try:
         return int(module.run(args) or ExitStatus.OK)
     except (FleetError, ValueError) as error:
@@ -106,16 +154,26 @@ def _no_command(words: list[str]) -> int:
         return ExitStatus.OK
     word = words[0]
     family = [name for name in COMMANDS if name.split()[0] == word]
-    what = (f"fleet {word} needs one of: " + ", ".join(n.split()[1] for n in family) if family
-            else f"unknown command {word!r}; there are: " + ", ".join(COMMANDS))
+    what = (
+        f"fleet {word} needs one of: " + ", ".join(n.split()[1] for n in family)
+        if family
+        else f"unknown command {word!r}; there are: " + ", ".join(COMMANDS)
+    )
     return _complain(f"fleet: {what}", ExitStatus.BAD_INPUT)
 
 
 def _usage() -> str:
     width = max(map(len, COMMANDS), default=0)
     lines = [f"  {name:<{width}}  {text}" for name, (_, text) in COMMANDS.items()]
-    return "\n".join(["usage: fleet COMMAND ...     (fleet COMMAND --help says more)", "",
-                      "The main job:  mpirun -n N python -m fleet.run SPEC", "", *lines])
+    return "\n".join(
+        [
+            "usage: fleet COMMAND ...     (fleet COMMAND --help says more)",
+            "",
+            "The main job:  mpirun -n N python -m fleet.run SPEC",
+            "",
+            *lines,
+        ]
+    )
 
 
 def _complain(message: str, status: ExitStatus) -> int:

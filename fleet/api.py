@@ -1,10 +1,10 @@
 """For search scripts: build a spec in code, write it as YAML, run it, read the results.
 
-    from fleet.api import Document, ModelEntry, run, read_results, write_spec
+from fleet.api import Document, ModelEntry, run, read_results, write_spec
 
-    write_spec(Document(models=(ModelEntry(family="cnn", args={"filters": [8, 16]}),), ...), "search.yaml")
-    run("search.yaml", ranks=5)
-    best = read_results("runs/search")[0]
+write_spec(Document(models=(ModelEntry(family="cnn", args={"filters": [8, 16]}),), ...), "search.yaml")
+run("search.yaml", ranks=5)
+best = read_results("runs/search")[0]
 """
 
 from __future__ import annotations
@@ -16,7 +16,14 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
-from fleet.errors import EXPLAINED, ExitStatus, FleetError, InfrastructureError, SpecError, UserError
+from fleet.errors import (
+    EXPLAINED,
+    ExitStatus,
+    FleetError,
+    InfrastructureError,
+    SpecError,
+    UserError,
+)
 from fleet.monitor.past import NetworkEpoch, read_history
 from fleet.monitor.view import NotebookView
 from fleet.prediction.ensembles import EnsembleResult, read_ensembles
@@ -50,10 +57,42 @@ from fleet.storage.results import NetworkResult, Status, read_results
 from launch.leftovers import remove_leftovers
 from launch.notices import PATIENCE_S, run_quietly, start
 
-__all__ = ["Batch", "Checkpoint", "Converge", "Data", "Document", "EnsembleResult", "ExitStatus", "FleetError",
-           "ModelEntry", "NetworkEpoch", "NetworkResult", "Optimizer", "Predictor", "Profile", "Report", "Resources",
-           "Running", "Schedule", "Spec", "SpecError", "Status", "Train", "UserError", "dump", "launch", "load",
-           "mpirun", "parse", "read_ensembles", "read_history", "read_known", "read_results", "run", "write_spec"]
+__all__ = [
+    "Batch",
+    "Checkpoint",
+    "Converge",
+    "Data",
+    "Document",
+    "EnsembleResult",
+    "ExitStatus",
+    "FleetError",
+    "ModelEntry",
+    "NetworkEpoch",
+    "NetworkResult",
+    "Optimizer",
+    "Predictor",
+    "Profile",
+    "Report",
+    "Resources",
+    "Running",
+    "Schedule",
+    "Spec",
+    "SpecError",
+    "Status",
+    "Train",
+    "UserError",
+    "dump",
+    "launch",
+    "load",
+    "mpirun",
+    "parse",
+    "read_ensembles",
+    "read_history",
+    "read_known",
+    "read_results",
+    "run",
+    "write_spec",
+]
 
 
 def write_spec(spec: Document | Mapping[str, Any], path: str | Path) -> Spec:
@@ -75,8 +114,9 @@ def write_spec(spec: Document | Mapping[str, Any], path: str | Path) -> Spec:
     return resolved
 
 
-def read_known(run: str | Path, space: Mapping[str, Any], monitor: str = "val_accuracy", mode: str = "maximize"
-               ) -> list[Know]:
+def read_known(
+    run: str | Path, space: Mapping[str, Any], monitor: str = "val_accuracy", mode: str = "maximize"
+) -> list[Know]:
     """What a run found, for a search of one's own: `search: {from: [RUN]}` tells a searcher the same.
 
     Args:
@@ -107,13 +147,30 @@ def mpirun(ranks: int, survive: bool = False) -> list[str]:
     beside = Path(sys.executable).with_name("mpirun")
     program = str(beside) if beside.exists() else shutil.which("mpirun")
     if program is None:
-        raise InfrastructureError("mpirun was not found: activate the environment, or load an MPI module")
+        raise InfrastructureError(
+            "mpirun was not found: activate the environment, or load an MPI module"
+        )
     option = ["--with-ft", "ulfm"] if survive else []
-    return [program, "-n", str(ranks), "--oversubscribe", "--bind-to", "none", *option, sys.executable]
+    return [
+        program,
+        "-n",
+        str(ranks),
+        "--oversubscribe",
+        "--bind-to",
+        "none",
+        *option,
+        sys.executable,
+    ]
 
 
-def run(spec: str | Path, ranks: int, *arguments: str, launcher: Sequence[str] | None = None,
-        log: IO[str] | None = None, environment: Mapping[str, str] | None = None) -> ExitStatus:
+def run(
+    spec: str | Path,
+    ranks: int,
+    *arguments: str,
+    launcher: Sequence[str] | None = None,
+    log: IO[str] | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> ExitStatus:
     """Run the main job and wait for it; it prints what it does.
 
     What mpirun says of a status that the run has explained is left out.
@@ -136,12 +193,20 @@ def run(spec: str | Path, ranks: int, *arguments: str, launcher: Sequence[str] |
     """
     events = _events(spec, arguments)
     before = log_mark(events)
-    ended = run_quietly(_command(spec, ranks, arguments, launcher), EXPLAINED, log, _environment(environment))
+    ended = run_quietly(
+        _command(spec, ranks, arguments, launcher), EXPLAINED, log, _environment(environment)
+    )
     return _status(spec, ended, events, before)
 
 
-def launch(spec: str | Path, ranks: int, *arguments: str, launcher: Sequence[str] | None = None,
-           log: IO[str] | None = None, environment: Mapping[str, str] | None = None) -> Running:
+def launch(
+    spec: str | Path,
+    ranks: int,
+    *arguments: str,
+    launcher: Sequence[str] | None = None,
+    log: IO[str] | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> Running:
     """Start the main job and return at once: networks are added, watched and dropped while it goes on.
 
     On a terminal it shows a live table, and in a cell of a notebook as well, at last with the results.
@@ -160,8 +225,13 @@ def launch(spec: str | Path, ranks: int, *arguments: str, launcher: Sequence[str
     before, stale = log_mark(events), first_line(events) if "--fresh" in arguments else b""
     in_notebook = log is None and NotebookView.is_wanted()
     out = open(os.devnull, "w") if in_notebook else log  # noqa: SIM115 (open until the launch ends)
-    process, shown = start(_command(spec, ranks, arguments, launcher), EXPLAINED, out, _environment(environment),
-                           _to_cell if in_notebook else lambda said: None)
+    process, shown = start(
+        _command(spec, ranks, arguments, launcher),
+        EXPLAINED,
+        out,
+        _environment(environment),
+        _to_cell if in_notebook else lambda said: None,
+    )
 
     def end(status: int) -> ExitStatus:
         shown.join(PATIENCE_S)
@@ -181,8 +251,16 @@ def _to_cell(said: bytes) -> None:
     sys.stderr.write(said.decode(errors="replace"))
 
 
-def _command(spec: str | Path, ranks: int, arguments: Sequence[str], launcher: Sequence[str] | None) -> list[str]:
-    return [*(mpirun(ranks) if launcher is None else launcher), "-m", "fleet.run", str(spec), *arguments]
+def _command(
+    spec: str | Path, ranks: int, arguments: Sequence[str], launcher: Sequence[str] | None
+) -> list[str]:
+    return [
+        *(mpirun(ranks) if launcher is None else launcher),
+        "-m",
+        "fleet.run",
+        str(spec),
+        *arguments,
+    ]
 
 
 def _environment(more: Mapping[str, str] | None) -> dict[str, str]:
@@ -201,7 +279,11 @@ def _status(spec: str | Path, ended: int, events: Path, before: tuple[int, int])
     if status == ExitStatus.BAD_INPUT:
         raise UserError(f"{spec} cannot be run")
     if status not in (ExitStatus.OK, ExitStatus.NETWORK_FAILED, ExitStatus.RESUMABLE):
-        how = f"ended with status {ended}" if ended else "broke off, as when a node dies; run it again to resume it"
+        how = (
+            f"ended with status {ended}"
+            if ended
+            else "broke off, as when a node dies; run it again to resume it"
+        )
         raise InfrastructureError(f"the run of {spec} {how}")
     return ExitStatus(status)
 

@@ -42,31 +42,37 @@ class Parser(argparse.ArgumentParser):
 
 def written_as(parse: Callable[[str], T]) -> Type[T]:
     """A type from a parser whose ``ValueError`` says how a text should be written."""
+
     def read(text: str) -> T:
         try:
             return parse(text)
         except ValueError as error:
             raise _wrong(text, str(error)) from None
+
     return read
 
 
 def whole(least: int = 0, most: int = 10**15) -> Type[int]:
     """Whole numbers within bounds."""
+
     def read(text: str) -> int:
         value = int(text) if re.fullmatch(_WHOLE, text) else None
         if value is None or not least <= value <= most:
             raise _wrong(text, f"should be a whole number{_bounds(least, most)}")
         return value
+
     return read
 
 
 def number(least: float = -math.inf, most: float = 1e300) -> Type[float]:
     """Numbers within bounds."""
+
     def read(text: str) -> float:
         value = as_written(text)
         if not least <= value <= most:
             raise _wrong(text, f"should be a number{_bounds(least, most)}")
         return float(value)
+
     return read
 
 
@@ -80,7 +86,13 @@ def positive(text: str) -> float:
 
 def as_written(text: str) -> int | float:
     """A number that prints as it was written: whole ones stay whole."""
-    value = int(text) if re.fullmatch(_WHOLE, text) else float(text) if re.fullmatch(_NUMBER, text) else math.nan
+    value = (
+        int(text)
+        if re.fullmatch(_WHOLE, text)
+        else float(text)
+        if re.fullmatch(_NUMBER, text)
+        else math.nan
+    )
     if not abs(value) <= sys.float_info.max:
         raise _wrong(text, "should be a number")
     return value
@@ -125,7 +137,9 @@ delta, stream = written_as(parse_delta), written_as(parse_stream)
 
 
 def _bounds(least: float, most: float) -> str:
-    return (f" from {least:g}" if math.isfinite(least) else "") + (f" to {most:g}" if most < 10**15 else "")
+    return (f" from {least:g}" if math.isfinite(least) else "") + (
+        f" to {most:g}" if most < 10**15 else ""
+    )
 
 
 def _wrong(text: str, what: str) -> argparse.ArgumentTypeError:
@@ -134,10 +148,21 @@ def _wrong(text: str, what: str) -> argparse.ArgumentTypeError:
 
 def add_changes(parser: argparse.ArgumentParser) -> None:
     """Declare what a launch is to do about what is not as it was in earlier ones."""
-    parser.add_argument("--fresh-network", metavar="NAME", action="append", default=[],
-                        help="delete what was trained of this network, and start it over; may be given several times")
-    parser.add_argument("--accept-changes", action="store_true",
-                        help="go on from the checkpoints where the data, or a network's build: function or args, have "
-                             "changed")
-    parser.add_argument("--remeasure", action="store_true",
-                        help="measure all rates anew, and replace those that earlier runs have left in the cache")
+    parser.add_argument(
+        "--fresh-network",
+        metavar="NAME",
+        action="append",
+        default=[],
+        help="delete what was trained of this network, and start it over; may be given several times",
+    )
+    parser.add_argument(
+        "--accept-changes",
+        action="store_true",
+        help="go on from the checkpoints where the data, or a network's build: function or args, have "
+        "changed",
+    )
+    parser.add_argument(
+        "--remeasure",
+        action="store_true",
+        help="measure all rates anew, and replace those that earlier runs have left in the cache",
+    )

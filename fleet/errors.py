@@ -44,7 +44,12 @@ class ExitStatus(IntEnum):
 
 
 # The statuses of which the program itself says what they mean: a launcher that calls them errors adds nothing.
-EXPLAINED = (ExitStatus.BAD_INPUT, ExitStatus.NETWORK_FAILED, ExitStatus.CAN_PASS, ExitStatus.RESUMABLE)
+EXPLAINED = (
+    ExitStatus.BAD_INPUT,
+    ExitStatus.NETWORK_FAILED,
+    ExitStatus.CAN_PASS,
+    ExitStatus.RESUMABLE,
+)
 
 
 class FleetError(Exception):
@@ -73,7 +78,9 @@ class SpecMistake:
         place = self.file if self.line is None else f"{self.file}:{self.line}"
         key = f" {self.key}:" if self.key else ""
         right = f"; {self.right}" if self.right else ""
-        return " ".join(f"{place}:{key} {self.wrong}{right}".split())  # one line, whatever the user wrote
+        return " ".join(
+            f"{place}:{key} {self.wrong}{right}".split()
+        )  # one line, whatever the user wrote
 
 
 class SpecError(UserError):
@@ -86,7 +93,9 @@ class SpecError(UserError):
     def __init__(self, mistakes: Sequence[SpecMistake]) -> None:
         self.mistakes = tuple(sorted(mistakes, key=lambda mistake: mistake.line or 0))
         count = "1 mistake" if len(mistakes) == 1 else f"{len(mistakes)} mistakes"
-        super().__init__("\n".join([f"{count} in the spec", *(f"  {mistake}" for mistake in self.mistakes)]))
+        super().__init__(
+            "\n".join([f"{count} in the spec", *(f"  {mistake}" for mistake in self.mistakes)])
+        )
 
 
 class ModelError(FleetError):
@@ -110,7 +119,6 @@ class SettingError(ModelError):
     def __init__(self, message: str, *setting: str) -> None:
         super().__init__(message)
         self.setting = setting
-
 
 
 class CheckpointError(FleetError):
@@ -154,7 +162,9 @@ class GroupStruck(InfrastructureError):
 
 def status_of(error: Exception) -> ExitStatus | None:
     """How a program ends because of an error; None where it is none of these, nor one of a leaf."""
-    if isinstance(error, UserError) or (isinstance(error, ValueError) and type(error).__name__ == "InputError"):
+    if isinstance(error, UserError) or (
+        isinstance(error, ValueError) and type(error).__name__ == "InputError"
+    ):
         return ExitStatus.BAD_INPUT
     return ExitStatus.INFRASTRUCTURE if isinstance(error, FleetError) else None
 
@@ -175,5 +185,7 @@ def shortened(message: str, most: int = 1000) -> str:
     'xxxxxxxx ... xxxxxxx'
     """
     half = (most - 5) // 2
-    return "\n".join(line if len(line) <= most else f"{line[:most - 5 - half]} ... {line[-half:]}"
-                     for line in message.split("\n"))
+    return "\n".join(
+        line if len(line) <= most else f"{line[: most - 5 - half]} ... {line[-half:]}"
+        for line in message.split("\n")
+    )

@@ -29,7 +29,9 @@ def load_object(path: str, role: str) -> Any:
     try:
         return import_object(path, role, f"module:{role}")
     except InputError as error:
-        raise UserError(" ".join(str(error).split())) from error  # the user's module may raise several lines
+        raise UserError(
+            " ".join(str(error).split())
+        ) from error  # the user's module may raise several lines
 
 
 def load_named(name: str, what: str, names: Iterable[str], role: str) -> Any:
@@ -44,7 +46,9 @@ def load_named(name: str, what: str, names: Iterable[str], role: str) -> Any:
         UserError: it is no import path, or leads nowhere.
     """
     if ":" not in name:
-        raise UserError(f"no {what} is named {name!r}; one of {', '.join(names)}, or an import path module:{role}")
+        raise UserError(
+            f"no {what} is named {name!r}; one of {', '.join(names)}, or an import path module:{role}"
+        )
     return load_object(name, role)
 
 
@@ -86,10 +90,15 @@ def _function(name: str, found: Any) -> Decide:
             pass
         else:
             return found
-    what = f"the function {found.__name__}{inspect.signature(found)}" if inspect.isfunction(found) else (
-        f"of type {type(found).__name__}")
-    raise UserError(f"policy {name!r} is {what}; it should be a Policy, or a function of (rates, progress, cluster, "
-                    "options)")
+    what = (
+        f"the function {found.__name__}{inspect.signature(found)}"
+        if inspect.isfunction(found)
+        else (f"of type {type(found).__name__}")
+    )
+    raise UserError(
+        f"policy {name!r} is {what}; it should be a Policy, or a function of (rates, progress, cluster, "
+        "options)"
+    )
 
 
 def _checked(name: str, decide: Decide) -> Decide:

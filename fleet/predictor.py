@@ -52,7 +52,9 @@ class Predictor:
         sample: what is predicted from what: the shape and the type of an input, and the kind and the names of targets.
     """
 
-    def __init__(self, run: str | Path, top: int | None = None, select: Literal["greedy"] | None = None) -> None:
+    def __init__(
+        self, run: str | Path, top: int | None = None, select: Literal["greedy"] | None = None
+    ) -> None:
         paths = RunPaths(Path(run))
         rows = read_results(run)
         self._spec = spec_of(paths)
@@ -61,19 +63,31 @@ class Predictor:
         self._columns = _columns_of(paths, self._spec, self._feed, self.sample)
         self._target_columns = () if self._columns is None else self._columns.targets
         members = _members(paths, found, self.sample.target.kind, top, select)
-        parts = {one.row.name: [part.name for part in one.parts] for one in found if one.row.name in members}
+        parts = {
+            one.row.name: [part.name for part in one.parts]
+            for one in found
+            if one.row.name in members
+        }
         self.folds = {name: tuple(parts[name]) for name in members if len(parts[name]) > 1}
-        self.weights = {part: times / sum(members.values()) / len(parts[name])
-                        for name, times in members.items() for part in parts[name]}
+        self.weights = {
+            part: times / sum(members.values()) / len(parts[name])
+            for name, times in members.items()
+            for part in parts[name]
+        }
         if partly := [one.lacks for one in found if one.lacks]:
-            log.warning("%s: %s%s; a network is joined once all of its folds have", paths.root, ", ".join(partly[:5]),
-                        ", ..." if len(partly) > 5 else "")
+            log.warning(
+                "%s: %s%s; a network is joined once all of its folds have",
+                paths.root,
+                ", ".join(partly[:5]),
+                ", ..." if len(partly) > 5 else "",
+            )
         files = {name: paths.exported(name, self._spec.engine.suffix) for name in self.weights}
         for name, file in files.items():
             if self._spec.engine.join is not None and not file.is_file():
                 raise UserError(f"{file} is not there: {name} was not exported")
-        self._joined = join_exports(self._spec, list(files.values()), list(self.weights.values()),
-                                    self.sample.target.kind)
+        self._joined = join_exports(
+            self._spec, list(files.values()), list(self.weights.values()), self.sample.target.kind
+        )
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -103,15 +117,20 @@ class Predictor:
         """
         images = np.asarray(images)
         if images.shape[1:] != self.sample.image.shape:
-            raise UserError(f"inputs of shape {images.shape}; these networks take (n, "
-                            f"{', '.join(map(str, self.sample.image.shape))})")
+            raise UserError(
+                f"inputs of shape {images.shape}; these networks take (n, "
+                f"{', '.join(map(str, self.sample.image.shape))})"
+            )
         return self._joined.predict(images)
 
     def is_table(self, file: str | Path) -> bool:
         """Whether a file is read as a table: one of features, or a list of files where the run has learned from one."""
         if self._columns is None or Path(file).suffix == ".npy":
             return False
-        return bool(self._columns.inputs and not self._columns.is_paths) or Path(file).suffix.lower() in _TABLES
+        return (
+            bool(self._columns.inputs and not self._columns.is_paths)
+            or Path(file).suffix.lower() in _TABLES
+        )
 
     def predict_files(self, files: Sequence[str | Path]) -> tuple[list[str], np.ndarray]:
         """Predict from files: images, folders of images, tables, or ``.npy`` arrays whose rows are inputs.
@@ -147,15 +166,19 @@ class Predictor:
             for first in range(0, len(source), _AT_ONCE):
                 part = range(first, min(first + _AT_ONCE, len(source)))
                 try:
-                    images = [pipeline.finish(pipeline.prepare(index), index, 0, training=False).image
-                              for index in part]
+                    images = [
+                        pipeline.finish(pipeline.prepare(index), index, 0, training=False).image
+                        for index in part
+                    ]
                 except BadSample as error:
                     raise UserError(str(error)) from error
                 yield [source.name(index) for index in part], np.stack(images)
 
     def _sources(self, files: Sequence[str | Path]) -> Iterator[NamedFiles | NamedRows | NewRows]:
         """Files one after another; images that stand together are one source."""
-        for is_single, together in groupby(files, lambda file: self.is_table(file) or Path(file).suffix == ".npy"):
+        for is_single, together in groupby(
+            files, lambda file: self.is_table(file) or Path(file).suffix == ".npy"
+        ):
             if not is_single:
                 yield NamedFiles(list(together))
                 continue
@@ -181,17 +204,22 @@ class Predictor:
 
     def _transforms(self, source: Source) -> tuple[Transform, ...]:
         transforms = parse_transforms(self._spec.feeds[self._feed].transforms)
-        if isinstance(source, NamedRows | NewRows) or (transforms and isinstance(transforms[0], Decode)):
+        if isinstance(source, NamedRows | NewRows) or (
+            transforms and isinstance(transforms[0], Decode)
+        ):
             return transforms
         shape = self.sample.image.shape
         if len(shape) != 3 or shape[2] not in (1, 3):
-            raise UserError(f"{source.name(0)}: these networks take {self.sample.image} and no images; name .npy files "
-                            "of such rows")
+            raise UserError(
+                f"{source.name(0)}: these networks take {self.sample.image} and no images; name .npy files "
+                "of such rows"
+            )
         return (Decode("L" if shape[2] == 1 else "RGB"), *transforms)
 
 
-def _members(paths: RunPaths, found: Sequence[Candidate], kind: str, count: int | None, select: str | None
-             ) -> dict[str, int]:
+def _members(
+    paths: RunPaths, found: Sequence[Candidate], kind: str, count: int | None, select: str | None
+) -> dict[str, int]:
     if select is None:
         if count is not None and count < 1:
             raise UserError(f"--top {count}: it should be at least 1")
@@ -214,7 +242,17 @@ def _columns_of(paths: RunPaths, spec: Spec, feed: str, sample: SampleSpec) -> C
     if spec.feeds[feed].source != "table":
         return Columns((), False, ())
     said = spec.feeds[feed].options
-    inputs, targets = ((one,) if isinstance(one, str) else tuple(one)
-                       for one in (said.get("inputs") or (), said.get("targets", "target")))
-    return Columns(inputs, False, targets, said.get("weights"), said.get("split"), said.get("group"),
-                   said.get("stratify"), delimiter=said.get("delimiter"))
+    inputs, targets = (
+        (one,) if isinstance(one, str) else tuple(one)
+        for one in (said.get("inputs") or (), said.get("targets", "target"))
+    )
+    return Columns(
+        inputs,
+        False,
+        targets,
+        said.get("weights"),
+        said.get("split"),
+        said.get("group"),
+        said.get("stratify"),
+        delimiter=said.get("delimiter"),
+    )

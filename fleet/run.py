@@ -20,7 +20,15 @@ from typing import TYPE_CHECKING
 
 from fleet.arguments import Parser, add_changes, duration
 from fleet.collecting import without_collecting
-from fleet.errors import ExitStatus, FleetError, LeaseLost, StorageError, UserError, shortened, status_of
+from fleet.errors import (
+    ExitStatus,
+    FleetError,
+    LeaseLost,
+    StorageError,
+    UserError,
+    shortened,
+    status_of,
+)
 from fleet.jobs.systems import SYSTEM_VARIABLE, known_systems, lease_of_process
 from fleet.runtime.interrupt import Interruption
 from fleet.runtime.start import IDLE_S, Laps, Request
@@ -48,34 +56,57 @@ def parse_arguments(argv: Sequence[str] | None = None) -> Request:
         UserError: it is wrong.
     """
     parser = Parser(
-        prog="python -m fleet.run", allow_abbrev=False,
+        prog="python -m fleet.run",
+        allow_abbrev=False,
         description="Train the ensemble of a spec: mpirun -n N python -m fleet.run SPEC. "
-                    "The same command resumes a run that was interrupted.")
+        "The same command resumes a run that was interrupted.",
+    )
     parser.add_argument("spec", help="the YAML file")
-    parser.add_argument("--fresh", action="store_true",
-                        help="delete what an earlier run of this spec left, and start over")
+    parser.add_argument(
+        "--fresh",
+        action="store_true",
+        help="delete what an earlier run of this spec left, and start over",
+    )
     add_changes(parser)
-    parser.add_argument("--replay", metavar="RUN",
-                        help="train one network of a run alone again, on the stream epochs of its history, and "
-                             "compare the losses")
+    parser.add_argument(
+        "--replay",
+        metavar="RUN",
+        help="train one network of a run alone again, on the stream epochs of its history, and "
+        "compare the losses",
+    )
     parser.add_argument("--only", metavar="NAME", help="the network to replay")
-    parser.add_argument("--plain", action="store_true", help="plain lines instead of the live table")
-    parser.add_argument("--walltime", type=duration, metavar="2h",
-                        help="save everything and stop, with status 75, shortly before this time is over")
-    parser.add_argument("--beside-others", action="store_true",
-                        help="work on the networks of the run together with other launches that say so, each on "
-                             "networks that it holds by lease")
-    parser.add_argument("--idle", type=duration, metavar="5min",
-                        help=f"with --beside-others: end when no network was to be had for so long "
-                             f"({format_duration(IDLE_S)})")
+    parser.add_argument(
+        "--plain", action="store_true", help="plain lines instead of the live table"
+    )
+    parser.add_argument(
+        "--walltime",
+        type=duration,
+        metavar="2h",
+        help="save everything and stop, with status 75, shortly before this time is over",
+    )
+    parser.add_argument(
+        "--beside-others",
+        action="store_true",
+        help="work on the networks of the run together with other launches that say so, each on "
+        "networks that it holds by lease",
+    )
+    parser.add_argument(
+        "--idle",
+        type=duration,
+        metavar="5min",
+        help=f"with --beside-others: end when no network was to be had for so long "
+        f"({format_duration(IDLE_S)})",
+    )
     arguments = parser.parse_args(argv)
     if arguments.idle is not None and not arguments.beside_others:
         parser.error("--idle goes with --beside-others")
     if arguments.beside_others:
         for option in ("fresh", "fresh_network", "accept_changes", "replay", "remeasure"):
             if getattr(arguments, option):
-                parser.error(f"--beside-others goes without --{option.replace('_', '-')}: no launch is alone with the "
-                             "networks")
+                parser.error(
+                    f"--beside-others goes without --{option.replace('_', '-')}: no launch is alone with the "
+                    "networks"
+                )
     if (arguments.replay is None) != (arguments.only is None):
         parser.error("--replay RUN and --only NAME go together")
     if arguments.fresh_network and (arguments.fresh or arguments.replay):
@@ -98,12 +129,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     batch_left = seconds_left(os.environ) if is_first(os.environ) else None
     with without_collecting():
         import fleet.runtime.session  # noqa: F401 - before MPI starts, which waits for the slowest
+
         laps.end("imports")
         from fleet.comm.mpi import start_mpi
 
     logging.getLogger("fleet").addHandler(logging.NullHandler())  # until this rank's file is known
     world = start_mpi()
-    if world.size == 1 and (launched_ranks(os.environ) or 1) > 1 and "OMPI_COMM_WORLD_SIZE" in os.environ:
+    if (
+        world.size == 1
+        and (launched_ranks(os.environ) or 1) > 1
+        and "OMPI_COMM_WORLD_SIZE" in os.environ
+    ):
         return _alone()
     if not local_rank(os.environ):
         remove_leftovers()
@@ -118,7 +154,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UserError as error:
         print(f"fleet: {error}", file=sys.stderr, flush=True)
         world.end(int(ExitStatus.BAD_INPUT))
-    except (StorageError, LeaseLost) as error:  # a disk is full: where in the program that was noticed helps nobody
+    except (
+        StorageError,
+        LeaseLost,
+    ) as error:  # a disk is full: where in the program that was noticed helps nobody
         logging.getLogger("fleet").critical("rank %d failed: %s", world.rank, error)
         print(f"fleet: rank {world.rank} on {world.host}: {error}", file=sys.stderr, flush=True)
         world.end(int(_status_of(error) or ExitStatus.INFRASTRUCTURE))
@@ -134,9 +173,12 @@ def _alone() -> int:
     """
     if is_first(os.environ):
         with suppress(OSError):  # what was shown on may have gone with the launcher
-            print(f"fleet: this is one of {launched_ranks(os.environ)} ranks, and MPI knows of no other: their mpirun "
-                  "was ended while they began, or is of another MPI than mpi4py (fleet doctor tells)", file=sys.stderr,
-                  flush=True)
+            print(
+                f"fleet: this is one of {launched_ranks(os.environ)} ranks, and MPI knows of no other: their mpirun "
+                "was ended while they began, or is of another MPI than mpi4py (fleet doctor tells)",
+                file=sys.stderr,
+                flush=True,
+            )
     return int(ExitStatus.INFRASTRUCTURE)
 
 
@@ -147,21 +189,34 @@ def _status_of(error: Exception) -> ExitStatus | None:
     return status_of(error)
 
 
-def _run(world: World, request: Request, batch_left: float | None, interruption: Interruption, lease: Lease | None,
-         laps: Laps) -> int:
+def _run(
+    world: World,
+    request: Request,
+    batch_left: float | None,
+    interruption: Interruption,
+    lease: Lease | None,
+    laps: Laps,
+) -> int:
     from fleet.comm.roles import missing_slots
     from fleet.runtime.ahead import Ahead, Announcement, Loading
     from fleet.runtime.launch import Ranks
     from fleet.runtime.session import Session
     from fleet.spec import look_beside
 
-    look_beside(request.spec)  # on all ranks: what rank 0 shares may be of modules that are found there
+    look_beside(
+        request.spec
+    )  # on all ranks: what rank 0 shares may be of modules that are found there
     # Rank 0 finds all that is wrong with the input; then either all ranks go on or none does.
     node_of = world.node_of()
     shown = world.gather(visible_gpus(os.environ, os.listdir("/dev")))
     cores = world.gather(my_cores())
-    ranks = Ranks(node_of, gpus_per_node(shown, node_of), ranks_per_core(cores, node_of),
-                  min(world.gather(free_shared_memory())), cores_per_node(cores, node_of))
+    ranks = Ranks(
+        node_of,
+        gpus_per_node(shown, node_of),
+        ranks_per_core(cores, node_of),
+        min(world.gather(free_shared_memory())),
+        cores_per_node(cores, node_of),
+    )
     laps.end("meeting")
     launch: Launch | None = None
     problem, status = "", ExitStatus.OK
@@ -182,8 +237,11 @@ def _run(world: World, request: Request, batch_left: float | None, interruption:
     laps.end("reading")
     if world.rank == 0:
         binding = binding_problem(cores, node_of)
-        for line in (f"{binding}: {BINDING_REMEDY}" if binding else "", missing_slots(launch.spec, launch.roles),
-                     *launch.inputs.data.remark.splitlines()):
+        for line in (
+            f"{binding}: {BINDING_REMEDY}" if binding else "",
+            missing_slots(launch.spec, launch.roles),
+            *launch.inputs.data.remark.splitlines(),
+        ):
             if line:
                 print(f"fleet: {line}", file=sys.stderr, flush=True)
     start_logging(launch.paths.log(world.rank), world.rank, world.host)
@@ -192,8 +250,9 @@ def _run(world: World, request: Request, batch_left: float | None, interruption:
     return Session(world, launch, interruption, lease, loading, laps).run()
 
 
-def _prepared(request: Request, ranks: Ranks, lease: Lease | None, announcement: Announcement
-              ) -> tuple[Launch | None, str, ExitStatus]:
+def _prepared(
+    request: Request, ranks: Ranks, lease: Lease | None, announcement: Announcement
+) -> tuple[Launch | None, str, ExitStatus]:
     """What rank 0 has prepared; or what is wrong, and how the launch ends then."""
     from fleet.runtime.prepare import prepare
 
@@ -237,7 +296,9 @@ def start_logging(path: Path, rank: int, host: str) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
         handler = logging.FileHandler(path)
     logging.raiseExceptions = False  # a full disk is told of by what cannot do without it
-    handler.setFormatter(logging.Formatter(f"%(asctime)s {host}:{rank} %(name)s %(levelname)s %(message)s"))
+    handler.setFormatter(
+        logging.Formatter(f"%(asctime)s {host}:{rank} %(name)s %(levelname)s %(message)s")
+    )
     logger = logging.getLogger("fleet")
     logger.addHandler(handler)
     logger.setLevel(logging.INFO)

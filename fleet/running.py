@@ -43,7 +43,9 @@ _LOOK_S = 0.2  # between two looks at the event log
 # ---- commands -----------------------------------------------------------------------------------
 
 
-def command(run: str | Path, content: Mapping[str, Any], patience_s: float = PATIENCE_S) -> list[str]:
+def command(
+    run: str | Path, content: Mapping[str, Any], patience_s: float = PATIENCE_S
+) -> list[str]:
     """Have the launch that is at work on a run do something, and wait for its answer.
 
     Args:
@@ -59,7 +61,9 @@ def command(run: str | Path, content: Mapping[str, Any], patience_s: float = PAT
     return [str(network) for network in _asked(run, content, patience_s)[1].get("networks", ())]
 
 
-def _asked(run: str | Path, content: Mapping[str, Any], patience_s: float) -> tuple[str, dict[str, Any]]:
+def _asked(
+    run: str | Path, content: Mapping[str, Any], patience_s: float
+) -> tuple[str, dict[str, Any]]:
     """The name of a command, and its answer; see :func:`command`."""
     paths = RunPaths(Path(run))
     if not paths.marker.exists():
@@ -72,10 +76,14 @@ def _asked(run: str | Path, content: Mapping[str, Any], patience_s: float) -> tu
             continue
         if mailbox.withdraw(name):
             _check_takes_commands(paths)
-            raise UserError(f"{run}: the launch has not answered within {patience_s:.0f} s; nothing was done")
+            raise UserError(
+                f"{run}: the launch has not answered within {patience_s:.0f} s; nothing was done"
+            )
         if time.monotonic() > until + patience_s:
-            raise UserError(f"{run}: the launch has taken the command and does not answer: fleet watch shows whether "
-                            "it was done")
+            raise UserError(
+                f"{run}: the launch has taken the command and does not answer: fleet watch shows whether "
+                "it was done"
+            )
     if "error" in answer:
         raise (NetworkOver if answer.get("is_over") else UserError)(str(answer["error"]))
     return name, answer
@@ -85,10 +93,14 @@ def _check_takes_commands(paths: RunPaths) -> None:
     if is_held(paths.lease):
         return
     if held_lease(paths) is not None:
-        raise UserError(f"{paths.root}: several launches share its networks (fleet harvest), and such take no "
-                        "commands; to have nodes back, end one of their jobs (others go on with its networks); for "
-                        "anything else, start one launch alone once all of them have ended")
-    raise UserError(f"{paths.root}: no launch is at work there: the run has ended, or waits for its next job")
+        raise UserError(
+            f"{paths.root}: several launches share its networks (fleet harvest), and such take no "
+            "commands; to have nodes back, end one of their jobs (others go on with its networks); for "
+            "anything else, start one launch alone once all of them have ended"
+        )
+    raise UserError(
+        f"{paths.root}: no launch is at work there: the run has ended, or waits for its next job"
+    )
 
 
 def add(run: str | Path, entry: Mapping[str, Any] | ModelEntry) -> list[str]:
@@ -110,8 +122,10 @@ def _checked(entry: Any) -> dict[str, Any]:
     """
     content = plain(entry)
     if not isinstance(content, dict):
-        raise UserError("add: an entry is a mapping with the keys of one entry of `models:`, such as "
-                        f"{{'family': 'cnn'}}, not {shortened(repr(entry), 80)}")
+        raise UserError(
+            "add: an entry is a mapping with the keys of one entry of `models:`, such as "
+            f"{{'family': 'cnn'}}, not {shortened(repr(entry), 80)}"
+        )
     try:
         json.dumps(content, allow_nan=False)
     except (TypeError, ValueError) as error:
@@ -151,9 +165,13 @@ def ask_nodes(run: str | Path, nodes: int, within_s: float) -> NodesPromised:
     _, since = log_mark(RunPaths(Path(run)).events)
     name, answer = _asked(run, {"do": "yield", "nodes": nodes, "within_s": within_s}, PATIENCE_S)
     ways = answer.get("ways", {})
-    return NodesPromised(name, since, tuple(answer.get("hosts", ())),
-                         tuple(one for one, way in ways.items() if way != "kill"),
-                         tuple(one for one, way in ways.items() if way == "kill"))
+    return NodesPromised(
+        name,
+        since,
+        tuple(answer.get("hosts", ())),
+        tuple(one for one, way in ways.items() if way != "kill"),
+        tuple(one for one, way in ways.items() if way == "kill"),
+    )
 
 
 def await_nodes(run: str | Path, asked: NodesPromised, patience_s: float) -> NodesLeft | None:
@@ -171,8 +189,10 @@ def await_nodes(run: str | Path, asked: NodesPromised, patience_s: float) -> Nod
         if isinstance(dated.event, NodesLeft) and dated.event.command == asked.command:
             return dated.event
     if is_held(paths.lease):
-        raise UserError(f"{', '.join(asked.hosts)}: not given back within {patience_s:.0f} s; the launch goes on with "
-                        "it, and fleet watch shows when it is done")
+        raise UserError(
+            f"{', '.join(asked.hosts)}: not given back within {patience_s:.0f} s; the launch goes on with "
+            "it, and fleet watch shows when it is done"
+        )
     return None
 
 
@@ -210,8 +230,14 @@ def report_of(event: Event, run: RunState) -> Report | None:
         return None
     network, record = run.networks[event.network], event.record
     metrics = {name: _shown(record.value(name)) for name in (*SCORES, *record.metrics)}
-    return Report(event.network, network.number, record.epoch, _value(network, record), metrics,
-                  record.epoch >= network.max_epochs)
+    return Report(
+        event.network,
+        network.number,
+        record.epoch,
+        _value(network, record),
+        metrics,
+        record.epoch >= network.max_epochs,
+    )
 
 
 def _value(network: RunNetwork, record: EpochRecord) -> float:
@@ -276,9 +302,21 @@ class Running:
         stale: the first line of an event log that the launch deletes; empty where it deletes none.
     """
 
-    def __init__(self, process: subprocess.Popen[bytes], paths: RunPaths, start: int,
-                 end: Callable[[int], ExitStatus], stale: bytes = b"") -> None:
-        self._process, self._paths, self._start, self._end, self._stale = process, paths, start, end, stale
+    def __init__(
+        self,
+        process: subprocess.Popen[bytes],
+        paths: RunPaths,
+        start: int,
+        end: Callable[[int], ExitStatus],
+        stale: bytes = b"",
+    ) -> None:
+        self._process, self._paths, self._start, self._end, self._stale = (
+            process,
+            paths,
+            start,
+            end,
+            stale,
+        )
         self._status: ExitStatus | None = None
         self._lock = threading.Lock()
         self._shows: threading.Thread | None = None
@@ -323,7 +361,9 @@ class Running:
         """
         content = _checked(entry)
         if "grid" in content or content.get("count", 1) != 1:
-            raise UserError("add takes an entry of one network; add_all takes those with `grid:` or `count:`")
+            raise UserError(
+                "add takes an entry of one network; add_all takes those with `grid:` or `count:`"
+            )
         return self.add_all(content)[0]
 
     def add_all(self, entry: Mapping[str, Any] | ModelEntry) -> list[str]:
@@ -351,7 +391,9 @@ class Running:
 
     def _rule(self, do: str, network: str) -> bool:
         if not isinstance(network, str):
-            raise UserError(f"{do}: a network is named by text, such as 'net-3', not {shortened(repr(network), 80)}")
+            raise UserError(
+                f"{do}: a network is named by text, such as 'net-3', not {shortened(repr(network), 80)}"
+            )
         try:
             self._command({"do": do, "network": network})
         except NetworkOver:
@@ -384,6 +426,7 @@ class Running:
         Args:
             look: is called whenever nothing is new.
         """
+
         def is_over() -> bool:
             look()
             return self.is_over
@@ -429,8 +472,12 @@ class Running:
     def __enter__(self) -> Running:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-                 ) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         if kind is None:
             self.wait()
             return

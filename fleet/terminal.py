@@ -24,14 +24,19 @@ def print_table(headers: Sequence[str], rows: Iterable[Sequence[Any]], title: st
     rows = [list(row) for row in rows]
     table = Table(title=title or None, box=box.SIMPLE_HEAD, title_justify="left")
     for column, header in enumerate(headers):
-        numeric = all(isinstance(row[column], int | float) or row[column] in ("", None) for row in rows)
+        numeric = all(
+            isinstance(row[column], int | float) or row[column] in ("", None) for row in rows
+        )
         table.add_column(header, justify="right" if numeric else "left", overflow="fold")
     for row in rows:
         table.add_row(*("" if value is None else brief(value) for value in row))
     screen = terminal()
     # A batch log has no width: never fold a table there.
-    Console(highlight=False, force_terminal=screen is not None,
-            width=_UNBOUNDED if screen is None else terminal_width(screen)).print(table)
+    Console(
+        highlight=False,
+        force_terminal=screen is not None,
+        width=_UNBOUNDED if screen is None else terminal_width(screen),
+    ).print(table)
 
 
 def brief(value: object) -> str:
@@ -95,7 +100,9 @@ class ProgressLine:
         unit: of the counts, such as ``changes``.
     """
 
-    def __init__(self, who: str, what: str, unit: str, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, who: str, what: str, unit: str, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self.who, self.what, self.unit, self.clock = who, what, unit, clock
         self.began = clock()
         self.next = self.began + 2
@@ -110,8 +117,12 @@ class ProgressLine:
         rate = done / seconds
         left = f"about {format_duration((total - done) / rate)} left" if rate else "nothing yet"
         screen = sys.stderr.isatty()
-        print(f"{self.who}: {self.what} {done:,} of {total:,} {self.unit} ({done / total:.0%}), {rate:,.0f}/s, {left}",
-              end="\x1b[K\r" if screen else "\n", file=sys.stderr, flush=True)
+        print(
+            f"{self.who}: {self.what} {done:,} of {total:,} {self.unit} ({done / total:.0%}), {rate:,.0f}/s, {left}",
+            end="\x1b[K\r" if screen else "\n",
+            file=sys.stderr,
+            flush=True,
+        )
         self.wrote = screen
         self.next = now + (0.5 if screen else max(5.0, seconds / 4))
 

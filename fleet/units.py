@@ -43,9 +43,15 @@ class Notation:
     @property
     def pattern(self) -> str:
         """What text looks like that can be read, as a regular expression of JSON Schema."""
-        units = "|".join("".join(f"[{char.upper()}{char.lower()}]" if char.isalpha() else char for char in unit)
-                         for unit in self.units if unit)
-        forms = [f"{_NUMBER}\\s*(?:{units}){'?' * self.has_bare_numbers}", *filter(None, [self.other])]
+        units = "|".join(
+            "".join(f"[{char.upper()}{char.lower()}]" if char.isalpha() else char for char in unit)
+            for unit in self.units
+            if unit
+        )
+        forms = [
+            f"{_NUMBER}\\s*(?:{units}){'?' * self.has_bare_numbers}",
+            *filter(None, [self.other]),
+        ]
         return rf"^\s*(?:{'|'.join(forms)})\s*$"
 
     def read(self, value: object) -> float:
@@ -61,14 +67,34 @@ class Notation:
             raise ValueError(f"should be written like {self.hint}") from None
 
 
-SIZE = Notation("2GB, 512MB or 64MiB", ("2GB", "64MiB"), {
-    "": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12,
-    "KIB": 2**10, "MIB": 2**20, "GIB": 2**30, "TIB": 2**40})
-DURATION = Notation("90s, 10min, 2h or 1:30:00", ("10min", "2h", "1:30:00"), {
-    "": 1, "S": 1, "SEC": 1, "M": 60, "MIN": 60, "H": 3600, "D": 86400}, _CLOCK)
+SIZE = Notation(
+    "2GB, 512MB or 64MiB",
+    ("2GB", "64MiB"),
+    {
+        "": 1,
+        "B": 1,
+        "KB": 10**3,
+        "MB": 10**6,
+        "GB": 10**9,
+        "TB": 10**12,
+        "KIB": 2**10,
+        "MIB": 2**20,
+        "GIB": 2**30,
+        "TIB": 2**40,
+    },
+)
+DURATION = Notation(
+    "90s, 10min, 2h or 1:30:00",
+    ("10min", "2h", "1:30:00"),
+    {"": 1, "S": 1, "SEC": 1, "M": 60, "MIN": 60, "H": 3600, "D": 86400},
+    _CLOCK,
+)
 SHARE = Notation("15% or 0.15", ("15%",), {"": 1, "%": Fraction(1, 100)})
-DELTA = Notation("15% (of the fastest rate) or 20/s (samples per second)", ("15%", "20/s"),
-                 {"%": Fraction(1, 100), "/S": 1})
+DELTA = Notation(
+    "15% (of the fastest rate) or 20/s (samples per second)",
+    ("15%", "20/s"),
+    {"%": Fraction(1, 100), "/S": 1},
+)
 
 
 def parse_size(value: object) -> int:
@@ -131,7 +157,9 @@ def parse_stream(text: str) -> Stream:
             raise ValueError("should have a window above 0% and at most 100%, like ring:10%")
         return Stream(ring=Ring(window=share))
     if not re.fullmatch("[0-9]{1,6}", text):
-        raise ValueError("should be free, lockstep, a number of lockstep streams, ring, or ring:10% (with its window)")
+        raise ValueError(
+            "should be free, lockstep, a number of lockstep streams, ring, or ring:10% (with its window)"
+        )
     return Stream(int(text))
 
 

@@ -28,7 +28,11 @@ def check_fields(text: str, known: Set[str], place: str) -> None:
     launch.base.InputError: my site: '--nodes={count}' may have braces only around {nodes}
     """
     try:
-        fields = [(name, spec, conversion) for _, name, spec, conversion in Formatter().parse(text) if name is not None]
+        fields = [
+            (name, spec, conversion)
+            for _, name, spec, conversion in Formatter().parse(text)
+            if name is not None
+        ]
     except ValueError:
         fields = [(text, "", None)]
     if any(name not in known or spec or conversion for name, spec, conversion in fields):
@@ -36,8 +40,9 @@ def check_fields(text: str, known: Set[str], place: str) -> None:
         raise InputError(f"{place}: {text!r} may have braces only around {wanted}")
 
 
-def ask(command: Sequence[str], text: str | None = None, timeout_s: float | None = None
-        ) -> subprocess.CompletedProcess[str]:
+def ask(
+    command: Sequence[str], text: str | None = None, timeout_s: float | None = None
+) -> subprocess.CompletedProcess[str]:
     """Run a command of a batch system, whatever it says.
 
     Args:
@@ -49,15 +54,26 @@ def ask(command: Sequence[str], text: str | None = None, timeout_s: float | None
     """
     timeout_s = TIMEOUT_S if timeout_s is None else timeout_s
     try:
-        return subprocess.run(command, input=text, capture_output=True, encoding="utf-8", errors="backslashreplace",
-                              timeout=timeout_s, check=False)
+        return subprocess.run(
+            command,
+            input=text,
+            capture_output=True,
+            encoding="utf-8",
+            errors="backslashreplace",
+            timeout=timeout_s,
+            check=False,
+        )
     except FileNotFoundError:
-        raise InputError(f"{command[0]} is not on the PATH: is this machine a part of the cluster?") from None
+        raise InputError(
+            f"{command[0]} is not on the PATH: is this machine a part of the cluster?"
+        ) from None
     except subprocess.TimeoutExpired:
         raise InputError(f"{command[0]} did not answer within {timeout_s} s") from None
 
 
-def call(command: Sequence[str], text: str | None = None, gone: str = "", timeout_s: float | None = None) -> str:
+def call(
+    command: Sequence[str], text: str | None = None, gone: str = "", timeout_s: float | None = None
+) -> str:
     """What a command of a batch system prints.
 
     Args:
@@ -90,7 +106,9 @@ def read_records(command: str, text: str, part: str, *keys: str) -> dict[str, di
             return found
     except (ValueError, AttributeError, TypeError):
         pass
-    raise InputError(f"{command} printed {text[:80]!r}, which is not in the format that was asked for")
+    raise InputError(
+        f"{command} printed {text[:80]!r}, which is not in the format that was asked for"
+    )
 
 
 def clock_s(text: str) -> float | None:

@@ -26,7 +26,10 @@ class Cores:
 
 def my_cores() -> Cores:
     """Of this process; the hardware threads of a core count as one."""
-    return Cores(frozenset(map(_core, os.sched_getaffinity(0))), len(set(map(_core, range(os.cpu_count() or 1)))))
+    return Cores(
+        frozenset(map(_core, os.sched_getaffinity(0))),
+        len(set(map(_core, range(os.cpu_count() or 1)))),
+    )
 
 
 def _core(cpu: int) -> int:
@@ -44,7 +47,10 @@ def by_node(values: Sequence[T], node_of: Sequence[int]) -> list[list[T]]:
     >>> by_node(["a", "b", "c"], [0, 1, 0])
     [['a', 'c'], ['b']]
     """
-    return [[value for value, its in zip(values, node_of, strict=True) if its == node] for node in sorted(set(node_of))]
+    return [
+        [value for value, its in zip(values, node_of, strict=True) if its == node]
+        for node in sorted(set(node_of))
+    ]
 
 
 def _together(cores: Sequence[Cores]) -> int:
@@ -107,4 +113,6 @@ def cores_per_node(cores: Sequence[Cores], node_of: Sequence[int]) -> int:
     return max(map(_together, by_node(cores, node_of)))
 
 
-BINDING_REMEDY = "start them unbound: mpirun --bind-to none, srun --cpu-bind=none, mpiexec --cpu-bind none"
+BINDING_REMEDY = (
+    "start them unbound: mpirun --bind-to none, srun --cpu-bind=none, mpiexec --cpu-bind none"
+)

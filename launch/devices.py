@@ -9,7 +9,12 @@ from launch.base import InputError, call
 from launch.binding import by_node
 
 # What launchers and users set to choose GPUs: NVIDIA, AMD (two names), Intel.
-VARIABLES = ("CUDA_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ZE_AFFINITY_MASK")
+VARIABLES = (
+    "CUDA_VISIBLE_DEVICES",
+    "ROCR_VISIBLE_DEVICES",
+    "HIP_VISIBLE_DEVICES",
+    "ZE_AFFINITY_MASK",
+)
 
 
 def visible_gpus(environment: Mapping[str, str], device_files: Sequence[str]) -> tuple[str, ...]:
@@ -28,7 +33,9 @@ def visible_gpus(environment: Mapping[str, str], device_files: Sequence[str]) ->
         if variable in environment:
             names = [name.strip() for name in environment[variable].split(",")]
             # CUDA stops at the first name that is none: -1 and an empty list hide all.
-            cut = next((place for place, name in enumerate(names) if name in ("", "-1")), len(names))
+            cut = next(
+                (place for place, name in enumerate(names) if name in ("", "-1")), len(names)
+            )
             return tuple(names[:cut])
     found = (re.fullmatch(r"nvidia([0-9]+)", file) for file in device_files)
     return tuple(sorted((match[1] for match in found if match), key=int))
@@ -45,7 +52,14 @@ def memory_mib(gpu: str, ask: Callable[[list[str]], str] = call) -> int | None:
     (81559, None)
     """
     try:
-        text = ask(["nvidia-smi", f"--id={gpu}", "--query-gpu=memory.total", "--format=csv,noheader,nounits"]).strip()
+        text = ask(
+            [
+                "nvidia-smi",
+                f"--id={gpu}",
+                "--query-gpu=memory.total",
+                "--format=csv,noheader,nounits",
+            ]
+        ).strip()
     except (InputError, OSError):
         return None
     return int(text) if text.isdecimal() else None

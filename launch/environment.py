@@ -24,10 +24,20 @@ class Launcher:
 
 # In this order: mpirun starts its daemons by srun, and what srun tells those is left in the environment of the ranks.
 LAUNCHERS = (
-    Launcher("mpirun of Open MPI", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK"),
+    Launcher(
+        "mpirun of Open MPI",
+        "OMPI_COMM_WORLD_SIZE",
+        "OMPI_COMM_WORLD_RANK",
+        "OMPI_COMM_WORLD_LOCAL_RANK",
+    ),
     Launcher("jsrun", "JSM_NAMESPACE_SIZE", "JSM_NAMESPACE_RANK", "JSM_NAMESPACE_LOCAL_RANK"),
     Launcher("mpiexec of PALS", "PALS_SIZE", "PALS_RANKID", "PALS_LOCAL_RANKID"),
-    Launcher("mpirun of MVAPICH", "MV2_COMM_WORLD_SIZE", "MV2_COMM_WORLD_RANK", "MV2_COMM_WORLD_LOCAL_RANK"),
+    Launcher(
+        "mpirun of MVAPICH",
+        "MV2_COMM_WORLD_SIZE",
+        "MV2_COMM_WORLD_RANK",
+        "MV2_COMM_WORLD_LOCAL_RANK",
+    ),
     Launcher("mpiexec of MPICH", "PMI_SIZE", "PMI_RANK", "MPI_LOCALRANKID"),
     Launcher("srun", "SLURM_STEP_NUM_TASKS", "SLURM_PROCID", "SLURM_LOCALID"),
 )
@@ -39,7 +49,10 @@ def find_launcher(environment: Mapping[str, str]) -> Launcher | None:
     >>> find_launcher({"PMI_SIZE": "4", "MPI_LOCALRANKID": "1"}).name
     'mpiexec of MPICH'
     """
-    return next((launcher for launcher in LAUNCHERS if _number(environment, launcher.size) is not None), None)
+    return next(
+        (launcher for launcher in LAUNCHERS if _number(environment, launcher.size) is not None),
+        None,
+    )
 
 
 def launched_ranks(environment: Mapping[str, str]) -> int | None:

@@ -23,7 +23,9 @@ from pathlib import Path
 from launch.memory import SHARED
 from launch.processes import started
 
-_LEAST_AGE_S = 10.0  # of memory that no process maps, and of an empty folder: somebody may be about to use it
+_LEAST_AGE_S = (
+    10.0  # of memory that no process maps, and of an empty folder: somebody may be about to use it
+)
 _OF_A_LAUNCHER = re.compile(r"(?:ompi|prted|prterun)\.(\d+)")
 
 
@@ -76,8 +78,13 @@ def _folders(temporary: Path, host: str) -> Iterator[Path]:
             is_here = found.re is ours or os.path.exists(f"{entry.path}/pmix.{host}.tool")
             if is_here and not started(int(found[1])):
                 yield Path(entry.path)
-        elif entry.name == f"ompi.{host}.{os.getuid()}":  # what ranks leave that outlive their launcher: empty folders
-            if not any(files or _age_s(Path(folder)) < _LEAST_AGE_S for folder, _, files in os.walk(entry.path)):
+        elif (
+            entry.name == f"ompi.{host}.{os.getuid()}"
+        ):  # what ranks leave that outlive their launcher: empty folders
+            if not any(
+                files or _age_s(Path(folder)) < _LEAST_AGE_S
+                for folder, _, files in os.walk(entry.path)
+            ):
                 yield Path(entry.path)
 
 
@@ -110,6 +117,11 @@ def _mapped(folder: str) -> set[str]:
     found = set[str]()
     for process in os.scandir("/proc"):
         if process.name.isdecimal():
-            with suppress(OSError), open(f"{process.path}/maps", encoding="utf-8", errors="replace") as maps:
-                found.update(line[line.index(folder):].rstrip("\n") for line in maps if folder in line)
+            with (
+                suppress(OSError),
+                open(f"{process.path}/maps", encoding="utf-8", errors="replace") as maps,
+            ):
+                found.update(
+                    line[line.index(folder) :].rstrip("\n") for line in maps if folder in line
+                )
     return found

@@ -18,8 +18,10 @@ _PIPE, _LOG, _VISIBLE = "CUDA_MPS_PIPE_DIRECTORY", "CUDA_MPS_LOG_DIRECTORY", "CU
 _START_S = 30  # a daemon may take as long
 
 # A daemon ends when its clients have: the process that says so may be one of them, and does not wait.
-_QUIT = (f'folder=$1; shift; (for pipe; do echo quit | {_PIPE}="$pipe" {CONTROL}; done; rm -rf "$folder") '
-         "</dev/null >/dev/null 2>&1 &")
+_QUIT = (
+    f'folder=$1; shift; (for pipe; do echo quit | {_PIPE}="$pipe" {CONTROL}; done; rm -rf "$folder") '
+    "</dev/null >/dev/null 2>&1 &"
+)
 
 
 @dataclass(frozen=True)
@@ -47,8 +49,12 @@ class Daemons:
     def stop(self, environment: Mapping[str, str]) -> None:
         """Have them end as soon as nobody uses them; their logs go, too. Returns at once."""
         pipes = [str(self._pipe(gpu)) for gpu in self.gpus]
-        subprocess.run(["sh", "-c", _QUIT, CONTROL, str(self.folder), *pipes], env=dict(environment), check=False,
-                       start_new_session=True)
+        subprocess.run(
+            ["sh", "-c", _QUIT, CONTROL, str(self.folder), *pipes],
+            env=dict(environment),
+            check=False,
+            start_new_session=True,
+        )
 
     def _pipe(self, gpu: str) -> Path:
         return self.folder / str(self.gpus.index(gpu))
@@ -84,8 +90,15 @@ def _start(environment: Mapping[str, str]) -> str:
     """Start a daemon; returns what went wrong."""
     try:
         # What it prints is not read: the daemon would hold the pipe open.
-        ended = subprocess.run([CONTROL, "-d"], env=dict(environment), check=False, stdin=subprocess.DEVNULL,
-                               stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, timeout=_START_S)
+        ended = subprocess.run(
+            [CONTROL, "-d"],
+            env=dict(environment),
+            check=False,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            timeout=_START_S,
+        )
     except subprocess.TimeoutExpired:
         return f"does not answer within {_START_S} s"
     except OSError as error:

@@ -20,11 +20,17 @@ from launch.leftovers import remove_leftovers
 _RULE = re.compile(rb"-{70,}\s*")
 _STATUS = re.compile(rb"Exit code: +(\d+)\s*$|Errorcode: (\d+)\s*$", re.MULTILINE)
 # How boxes begin that tell of a status; the last one of an abort that the one before has told of.
-_OF_A_STATUS = (b"prterun detected that one or more processes exited with non-zero status", b"MPI_ABORT was invoked")
+_OF_A_STATUS = (
+    b"prterun detected that one or more processes exited with non-zero status",
+    b"MPI_ABORT was invoked",
+)
 _OF_AN_ABORT = b"prterun has exited due to process rank"
 # What mpirun says of ranks and daemons that a batch system ends; it advises to debug them.
-_OF_AN_END = (b"srun returned non-zero exit status", b"prterun noticed that process rank",
-              b"PRTE has lost communication with a remote daemon")
+_OF_AN_END = (
+    b"srun returned non-zero exit status",
+    b"prterun noticed that process rank",
+    b"PRTE has lost communication with a remote daemon",
+)
 _MOST_LINES = 20  # of a box
 PATIENCE_S = 5.0  # for the last that a launch has written: something that it left behind may hold its output open
 
@@ -37,7 +43,9 @@ class Notices:
         is_ended: whether the batch system is ending the job now, which explains all ends.
     """
 
-    def __init__(self, explained: Sequence[int], is_ended: Callable[[], bool] = lambda: False) -> None:
+    def __init__(
+        self, explained: Sequence[int], is_ended: Callable[[], bool] = lambda: False
+    ) -> None:
         self._explained, self._is_ended = frozenset(explained), is_ended
         self._begun = b""  # of a line
         self._is_inside_line = False  # which has been shown as far as it came
@@ -94,8 +102,12 @@ class Notices:
         return self._was_dropped
 
 
-def run_quietly(command: Sequence[str], explained: Sequence[int], out: IO[str] | None = None,
-                environment: Mapping[str, str] | None = None) -> int:
+def run_quietly(
+    command: Sequence[str],
+    explained: Sequence[int],
+    out: IO[str] | None = None,
+    environment: Mapping[str, str] | None = None,
+) -> int:
     """Start a launch, wait for it, and return how it ended; see :func:`start`."""
     process, shown = start(command, explained, out, environment)
     try:
@@ -108,9 +120,14 @@ def run_quietly(command: Sequence[str], explained: Sequence[int], out: IO[str] |
         remove_leftovers()
 
 
-def start(command: Sequence[str], explained: Sequence[int], out: IO[str] | None = None,
-          environment: Mapping[str, str] | None = None, hear: Callable[[bytes], None] = lambda said: None,
-          is_ended: Callable[[], bool] = lambda: False) -> tuple[subprocess.Popen[bytes], threading.Thread]:
+def start(
+    command: Sequence[str],
+    explained: Sequence[int],
+    out: IO[str] | None = None,
+    environment: Mapping[str, str] | None = None,
+    hear: Callable[[bytes], None] = lambda said: None,
+    is_ended: Callable[[], bool] = lambda: False,
+) -> tuple[subprocess.Popen[bytes], threading.Thread]:
     """Start a launch whose notices of explained statuses are not shown.
 
     Args:
@@ -127,13 +144,23 @@ def start(command: Sequence[str], explained: Sequence[int], out: IO[str] | None 
     """
     process = subprocess.Popen(command, env=environment, stdout=out, stderr=subprocess.PIPE)
     assert process.stderr is not None
-    thread = threading.Thread(target=_pass_on, daemon=True, args=(
-        process.stderr, 2 if out is None else out.fileno(), Notices(explained, is_ended), hear))
+    thread = threading.Thread(
+        target=_pass_on,
+        daemon=True,
+        args=(
+            process.stderr,
+            2 if out is None else out.fileno(),
+            Notices(explained, is_ended),
+            hear,
+        ),
+    )
     thread.start()
     return process, thread
 
 
-def _pass_on(source: IO[bytes], target: int, notices: Notices, hear: Callable[[bytes], None]) -> None:
+def _pass_on(
+    source: IO[bytes], target: int, notices: Notices, hear: Callable[[bytes], None]
+) -> None:
     def show(said: bytes) -> None:
         hear(said)
         _write(target, said)
@@ -148,4 +175,4 @@ def _write(target: int, data: bytes) -> None:
     """All of it; a full disk, or a reader that is gone, is no reason to let the launch stand still."""
     with suppress(OSError):
         while data:
-            data = data[os.write(target, data):]
+            data = data[os.write(target, data) :]

@@ -36,12 +36,17 @@ def near(gpus: Sequence[str], root: Path | None = None) -> list[Near]:
     GPUs have the order of their places on the bus, as drivers number them; one that is named otherwise is not found.
     """
     root = SYS if root is None else root
-    cores = {node.name.removeprefix("node"): frozenset(parse_cpus(cpus))
-             for node in (root / "devices/system/node").glob("node[0-9]*") if (cpus := _text(node / "cpulist"))}
+    cores = {
+        node.name.removeprefix("node"): frozenset(parse_cpus(cpus))
+        for node in (root / "devices/system/node").glob("node[0-9]*")
+        if (cpus := _text(node / "cpulist"))
+    }
     if len(cores) < 2:
         return []
     of_gpu = {str(place): _text(device / "numa_node") for place, device in enumerate(_gpus(root))}
-    return [Near(gpu, int(node), cores[node]) for gpu in gpus if (node := of_gpu.get(gpu, "")) in cores]
+    return [
+        Near(gpu, int(node), cores[node]) for gpu in gpus if (node := of_gpu.get(gpu, "")) in cores
+    ]
 
 
 @contextmanager
@@ -57,7 +62,11 @@ def beside(found: Sequence[Near]) -> Iterator[None]:
 
 def bind(found: Sequence[Near]) -> None:
     """Keep this process to those of its cores that are on the node of all these GPUs, where it has some there."""
-    cores = os.sched_getaffinity(0) & found[0].cores if len({one.node for one in found}) == 1 else frozenset()
+    cores = (
+        os.sched_getaffinity(0) & found[0].cores
+        if len({one.node for one in found}) == 1
+        else frozenset()
+    )
     if cores:
         os.sched_setaffinity(0, cores)
 
@@ -66,8 +75,14 @@ def _gpus(root: Path) -> list[Path]:
     """The GPUs on the bus, those of one vendor, in their order."""
     devices = sorted((root / "bus/pci/devices").glob("*"))
     shown = [device for device in devices if _text(device / "class")[:6] in _CLASSES]
-    return next((found for vendor in _VENDORS
-                 if (found := [device for device in shown if _text(device / "vendor") == vendor])), [])
+    return next(
+        (
+            found
+            for vendor in _VENDORS
+            if (found := [device for device in shown if _text(device / "vendor") == vendor])
+        ),
+        [],
+    )
 
 
 def _text(path: Path) -> str:

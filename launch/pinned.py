@@ -12,8 +12,10 @@ from functools import cached_property
 from typing import Any
 
 # What may offer it, and how its functions begin. An engine that uses the GPU has loaded one of them before.
-LIBRARIES = (*((f"libcudart.so{version}", "cuda") for version in ("", ".13", ".12", ".11.0")),
-             *((f"libamdhip64.so{version}", "hip") for version in ("", ".7", ".6", ".5")))
+LIBRARIES = (
+    *((f"libcudart.so{version}", "cuda") for version in ("", ".13", ".12", ".11.0")),
+    *((f"libamdhip64.so{version}", "hip") for version in ("", ".7", ".6", ".5")),
+)
 _PORTABLE = 1  # for every context of this process
 _ALREADY = 712  # it is registered: of CUDA and of HIP
 
@@ -27,8 +29,12 @@ class Pinning:
         libraries: that are tried, by name and by how their functions begin.
     """
 
-    def __init__(self, device: int, warn: Callable[[str], object],
-                 libraries: Iterable[tuple[str, str]] | None = None) -> None:
+    def __init__(
+        self,
+        device: int,
+        warn: Callable[[str], object],
+        libraries: Iterable[tuple[str, str]] | None = None,
+    ) -> None:
         self._device, self._warn, self._has_warned = device, warn, False
         self._libraries = LIBRARIES if libraries is None else libraries
         self._held: list[Any] = []  # it stays registered, so it must stay
@@ -57,8 +63,9 @@ class Pinning:
         if not (size := memoryview(memory).nbytes):
             return None
         held = (ctypes.c_char * size).from_buffer(memory)
-        status = register(ctypes.c_void_p(ctypes.addressof(held)), ctypes.c_size_t(size),
-                          ctypes.c_uint(_PORTABLE))
+        status = register(
+            ctypes.c_void_p(ctypes.addressof(held)), ctypes.c_size_t(size), ctypes.c_uint(_PORTABLE)
+        )
         if status in (0, _ALREADY):
             return self._held.append(held)
         return self._say(f"{name} gives error {status}")

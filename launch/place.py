@@ -37,7 +37,9 @@ def parse_cpus(text: str) -> tuple[int, ...]:
     except ValueError:
         numbers = []
     if not numbers or min(numbers) < 0 or max(numbers) >= _MOST or len(numbers) > len(set(numbers)):
-        raise InputError(f"{text!r} is not a list of CPUs; it should be written like 0-7,64-71 or 0-24/4")
+        raise InputError(
+            f"{text!r} is not a list of CPUs; it should be written like 0-7,64-71 or 0-24/4"
+        )
     return tuple(numbers)
 
 
@@ -53,7 +55,9 @@ def format_numbers(numbers: Sequence[int], separator: str = ",") -> str:
             spans[-1][1] = number
         else:
             spans.append([number, number])
-    return separator.join(f"{first}" if first == last else f"{first}-{last}" for first, last in spans)
+    return separator.join(
+        f"{first}" if first == last else f"{first}-{last}" for first, last in spans
+    )
 
 
 def main(arguments: Sequence[str]) -> None:

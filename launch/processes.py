@@ -9,8 +9,18 @@ from pathlib import Path
 from typing import NamedTuple
 
 # What stands between a command and its ranks; what is above them (a shell, a batch system's daemon) began long before.
-_LAUNCHERS = frozenset({"mpirun", "mpiexec", "mpiexec.hydra", "prterun", "prted", "orterun", "jsrun",
-                        "hydra_pmi_proxy"})
+_LAUNCHERS = frozenset(
+    {
+        "mpirun",
+        "mpiexec",
+        "mpiexec.hydra",
+        "prterun",
+        "prted",
+        "orterun",
+        "jsrun",
+        "hydra_pmi_proxy",
+    }
+)
 _PR_SET_PDEATHSIG = 1
 
 
@@ -67,5 +77,7 @@ def _stat(proc: Path, pid: int) -> _Process:
 
 def _fields(proc: Path, pid: int) -> tuple[str, list[str]]:
     """The name of a process, and what follows it in its status."""
-    before, _, after = (proc / str(pid) / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")
+    before, _, after = (
+        (proc / str(pid) / "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")
+    )
     return before.partition("(")[2], after.split()

@@ -78,20 +78,34 @@ def render(job: Job, system: System, site: Site) -> str:
         if word is not None and not _WORD.fullmatch(word):
             raise InputError(f"{what} is {word!r}; it should be one word")
     if system.directive and not _PLAIN_PATH.fullmatch(str(job.outputs)):
-        raise InputError(f"{str(job.outputs)!r}: batch systems need a folder whose path has only letters, digits, '.', "
-                         "'_', '+' and '-'")
+        raise InputError(
+            f"{str(job.outputs)!r}: batch systems need a folder whose path has only letters, digits, '.', "
+            "'_', '+' and '-'"
+        )
     if job.broadcast and not system.broadcast:
-        raise InputError(f"--broadcast: {system.name} has no command that copies a file to all nodes of a job; leave "
-                         "it out, and ranks read the image from where it is")
+        raise InputError(
+            f"--broadcast: {system.name} has no command that copies a file to all nodes of a job; leave "
+            "it out, and ranks read the image from where it is"
+        )
     ranks = job.ranks or site.ranks
-    counts = {"nodes": job.nodes, "ranks": job.nodes * ranks, "ranks_per_node": ranks, "gpus": site.gpus}
+    counts = {
+        "nodes": job.nodes,
+        "ranks": job.nodes * ranks,
+        "ranks_per_node": ranks,
+        "gpus": site.gpus,
+    }
     minutes = max(1, math.ceil((job.walltime or 0) / 60))
     values = {
-        "name": job.name, "outputs": str(job.outputs), "folder": shlex.quote(str(job.folder)),
+        "name": job.name,
+        "outputs": str(job.outputs),
+        "folder": shlex.quote(str(job.folder)),
         "programs": shlex.quote(str(job.python.parent)),
         "hh_mm": f"{minutes // 60:02d}:{minutes % 60:02d}",
-        "warning": str(math.ceil(job.warning)), "warning_minutes": str(max(1, math.ceil(job.warning / 60))),
-        "directives": "\n".join(system.directive + line for line in _directives(job, system, site, counts)),
+        "warning": str(math.ceil(job.warning)),
+        "warning_minutes": str(max(1, math.ceil(job.warning / 60))),
+        "directives": "\n".join(
+            system.directive + line for line in _directives(job, system, site, counts)
+        ),
         "setup": "\n".join([*_setup(site), *_image(job, system)]),
         "command": " \\\n    ".join(map(" ".join, _command(job, system, site, ranks, counts))),
     }
@@ -118,7 +132,10 @@ def _setup(site: Site) -> Sequence[str]:
     if not site.visible:
         return site.setup
     shown = ",".join(map(str, range(site.gpus)))
-    return [*site.setup, f'export {site.visible}="${{{site.visible}:-{shown}}}"   # what is set already counts']
+    return [
+        *site.setup,
+        f'export {site.visible}="${{{site.visible}:-{shown}}}"   # what is set already counts',
+    ]
 
 
 def _image(job: Job, system: System) -> list[str]:
@@ -142,17 +159,33 @@ def _rank(job: Job, site: Site) -> list[str]:
     return ["apptainer", "exec", *gpus, *binds, '"$image"', "python"]
 
 
-def _command(job: Job, system: System, site: Site, ranks: int, counts: dict[str, int]) -> list[list[str]]:
+def _command(
+    job: Job, system: System, site: Site, ranks: int, counts: dict[str, int]
+) -> list[list[str]]:
     """The words of the launch, a list for each line."""
     python = shlex.quote(str(job.python))  # modules of the site bring others into PATH
-    keeper = [python, "-m", "fleet", "job", shlex.quote(str(job.run)), f"--system={shlex.quote(system.name)}"]
-    keeper += ([f"--jobs={job.jobs}", f"--retries={job.retries}"] if job.harvest is None
-               else [f"--harvest={shlex.quote(str(job.harvest))}"])
+    keeper = [
+        python,
+        "-m",
+        "fleet",
+        "job",
+        shlex.quote(str(job.run)),
+        f"--system={shlex.quote(system.name)}",
+    ]
+    keeper += (
+        [f"--jobs={job.jobs}", f"--retries={job.retries}"]
+        if job.harvest is None
+        else [f"--harvest={shlex.quote(str(job.harvest))}"]
+    )
     if not system.warns and job.walltime is not None:
         keeper.append(f"--warn-after={math.floor(max(1.0, job.walltime - job.warning))}")
     keeper += [f"--request={math.ceil(request)}" for request in job.requests]
     cpus = places(site, ranks, "the site", job.trainers)
     keeper += [f"--once={shlex.quote(word)}" for word in job.once]
     placed = [[python, "-m", "launch.place", ":".join(cpus)]] if cpus else []
-    return [[*keeper, "--"], [site.launcher.format(**counts)], *placed,
-            [*_rank(job, site), "-m", "fleet.run", shlex.quote(job.spec), *map(shlex.quote, job.words)]]
+    return [
+        [*keeper, "--"],
+        [site.launcher.format(**counts)],
+        *placed,
+        [*_rank(job, site), "-m", "fleet.run", shlex.quote(job.spec), *map(shlex.quote, job.words)],
+    ]

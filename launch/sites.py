@@ -63,42 +63,92 @@ class Site:
     setup: tuple[str, ...] = ()
 
 
-_SRUN = ("srun --nodes={nodes} --ntasks-per-node={ranks_per_node} --gpus-per-node={gpus} --gpu-bind=none "
-         "--cpu-bind=none --kill-on-bad-exit=1")
-_SLURM = ("--nodes={nodes}", "--ntasks-per-node={ranks_per_node}", "--gpus-per-node={gpus}", "--exclusive")
+_SRUN = (
+    "srun --nodes={nodes} --ntasks-per-node={ranks_per_node} --gpus-per-node={gpus} --gpu-bind=none "
+    "--cpu-bind=none --kill-on-bad-exit=1"
+)
+_SLURM = (
+    "--nodes={nodes}",
+    "--ntasks-per-node={ranks_per_node}",
+    "--gpus-per-node={gpus}",
+    "--exclusive",
+)
 _PALS = "mpiexec -n {ranks} --ppn {ranks_per_node} --cpu-bind none"
 
 SITES = {
     "generic": Site(),
     # IBM AC922: 2 POWER9 of 22 cores (the last of each is the system's) with 4 threads each; 6 V100, 3 a socket.
     "summit": Site(
-        "lsf", gpus=6, ranks=18,
+        "lsf",
+        gpus=6,
+        ranks=18,
         cpus=("0-24/4", "28-52/4", "56-80/4", "88-112/4", "116-140/4", "144-168/4"),
         # One resource set is a whole node: its ranks share memory, and all of them see all of its GPUs.
         launcher="jsrun -n {nodes} -r 1 -a {ranks_per_node} -c 42 -g {gpus} -b rs",
-        resources=("-nnodes {nodes}", "-alloc_flags smt4")),
+        resources=("-nnodes {nodes}", "-alloc_flags smt4"),
+    ),
     # HPE EX235a: 64 cores in 8 L3 regions (the first of each is the system's); 4 MI250X of 2 dies, which are nearest
     # to the regions in an order of their own.
     "frontier": Site(
-        "slurm", gpus=8, ranks=24,
+        "slurm",
+        gpus=8,
+        ranks=24,
         cpus=("49-55", "57-63", "17-23", "25-31", "1-7", "9-15", "33-39", "41-47"),
-        visible="ROCR_VISIBLE_DEVICES", launcher=_SRUN, resources=_SLURM),
+        visible="ROCR_VISIBLE_DEVICES",
+        launcher=_SRUN,
+        resources=_SLURM,
+    ),
     # HPE EX235n: 64 cores in 4 NUMA domains; 4 A100, numbered the other way round.
     "perlmutter": Site(
-        "slurm", gpus=4, ranks=12, cpus=("48-63", "32-47", "16-31", "0-15"),
-        launcher=_SRUN, queue="regular", queue_option="--qos={}", resources=_SLURM, directives=("--constraint=gpu",)),
+        "slurm",
+        gpus=4,
+        ranks=12,
+        cpus=("48-63", "32-47", "16-31", "0-15"),
+        launcher=_SRUN,
+        queue="regular",
+        queue_option="--qos={}",
+        resources=_SLURM,
+        directives=("--constraint=gpu",),
+    ),
     # HPE Apollo 6500: 32 cores in 4 NUMA domains; 4 A100, numbered the other way round.
     "polaris": Site(
-        "pbs", gpus=4, ranks=12, cpus=("24-31", "16-23", "8-15", "0-7"), launcher=_PALS, queue="prod",
-        resources=("-l select={nodes}:system=polaris", "-l place=scatter", "-l filesystems=home:eagle")),
+        "pbs",
+        gpus=4,
+        ranks=12,
+        cpus=("24-31", "16-23", "8-15", "0-7"),
+        launcher=_PALS,
+        queue="prod",
+        resources=(
+            "-l select={nodes}:system=polaris",
+            "-l place=scatter",
+            "-l filesystems=home:eagle",
+        ),
+    ),
     # HPE EX: 2 Xeon Max of 52 cores (the first of each is the system's); 6 GPUs of 2 tiles, 3 GPUs a socket.
     "aurora": Site(
-        "pbs", gpus=12, ranks=36,
-        cpus=("1-8", "9-16", "17-24", "25-32", "33-40", "41-48",
-              "53-60", "61-68", "69-76", "77-84", "85-92", "93-100"),
-        visible="ZE_AFFINITY_MASK", launcher=_PALS, queue="prod",
+        "pbs",
+        gpus=12,
+        ranks=36,
+        cpus=(
+            "1-8",
+            "9-16",
+            "17-24",
+            "25-32",
+            "33-40",
+            "41-48",
+            "53-60",
+            "61-68",
+            "69-76",
+            "77-84",
+            "85-92",
+            "93-100",
+        ),
+        visible="ZE_AFFINITY_MASK",
+        launcher=_PALS,
+        queue="prod",
         resources=("-l select={nodes}", "-l place=scatter", "-l filesystems=home:flare"),
-        setup=("export ZE_FLAT_DEVICE_HIERARCHY=FLAT   # a tile is a device",)),
+        setup=("export ZE_FLAT_DEVICE_HIERARCHY=FLAT   # a tile is a device",),
+    ),
 }
 
 
@@ -119,12 +169,20 @@ def parse_site(content: Mapping[str, Any], place: str) -> Site:
     defaults = {field.name: getattr(base, field.name) for field in dataclasses.fields(Site)}
     given = {key: value for key, value in content.items() if key != "base"}
     if unknown := sorted(map(str, given.keys() - defaults.keys())):
-        known = "\n".join(f"  {name}: {_shown(value)}" for name, value in {"base": base_name, **defaults}.items())
-        raise InputError(f"{place}: {unknown[0]!r} is unknown; there are, with their defaults\n{known}")
-    site = dataclasses.replace(base, **{key: _checked(key, value, place) for key, value in given.items()})
+        known = "\n".join(
+            f"  {name}: {_shown(value)}" for name, value in {"base": base_name, **defaults}.items()
+        )
+        raise InputError(
+            f"{place}: {unknown[0]!r} is unknown; there are, with their defaults\n{known}"
+        )
+    site = dataclasses.replace(
+        base, **{key: _checked(key, value, place) for key, value in given.items()}
+    )
     if site.system is not None and site.system not in SYSTEMS and ":" not in site.system:
-        raise InputError(f"{place}: system: {site.system!r} is unknown; there are {', '.join(SYSTEMS)}, or an import "
-                         "path module:system")
+        raise InputError(
+            f"{place}: system: {site.system!r} is unknown; there are {', '.join(SYSTEMS)}, or an import "
+            "path module:system"
+        )
     check_fields(site.queue_option, {""}, place)
     for text in (site.launcher, *site.resources):
         check_fields(text, COUNTS, place)
@@ -152,12 +210,16 @@ def places(site: Site, ranks: int, place: str, trainers: int | None = None) -> t
     ('15', '8-14', '0-7', '8-14', '0-7')
     """
     if site.gpus and ranks <= site.gpus:
-        raise InputError(f"{place}: ranks: {ranks} on a node of {site.gpus} GPUs leave none to prepare samples; "
-                         f"it should be {site.gpus + 1} at least")
+        raise InputError(
+            f"{place}: ranks: {ranks} on a node of {site.gpus} GPUs leave none to prepare samples; "
+            f"it should be {site.gpus + 1} at least"
+        )
     if not site.cpus:
         return ()
     if len(site.cpus) != site.gpus:
-        raise InputError(f"{place}: cpus should have a list for each of its GPUs, {site.gpus}, not {len(site.cpus)}")
+        raise InputError(
+            f"{place}: cpus should have a list for each of its GPUs, {site.gpus}, not {len(site.cpus)}"
+        )
     near = [list(parse_cpus(text)) for text in site.cpus]
     if len({cpu for cpus in near for cpu in cpus}) < (cores_of_node := sum(map(len, near))):
         raise InputError(f"{place}: cpus: a CPU is in two lists")
@@ -165,20 +227,29 @@ def places(site: Site, ranks: int, place: str, trainers: int | None = None) -> t
     for rank in range(ranks - trainers):
         cores = near[rank % site.gpus]
         if len(cores) == 1:
-            raise InputError(f"{place}: ranks: {ranks} are more than the {cores_of_node} cores of a node")
+            raise InputError(
+                f"{place}: ranks: {ranks} are more than the {cores_of_node} cores of a node"
+            )
         preparing.append([cores.pop()])
-    return tuple(format_numbers(cpus) for cpus in (*preparing, *(near[slot % site.gpus] for slot in range(trainers))))
+    return tuple(
+        format_numbers(cpus)
+        for cpus in (*preparing, *(near[slot % site.gpus] for slot in range(trainers)))
+    )
 
 
 def _checked(key: str, value: Any, place: str) -> Any:
     if key in ("gpus", "ranks"):
         least = 0 if key == "gpus" else 1
         if isinstance(value, bool) or not isinstance(value, int) or not least <= value <= 1024:
-            raise InputError(f"{place}: {key}: {value!r} should be a whole number from {least} to 1024")
+            raise InputError(
+                f"{place}: {key}: {value!r} should be a whole number from {least} to 1024"
+            )
         return value
     if key in ("cpus", "resources", "directives", "setup"):
         if not isinstance(value, list) or not all(isinstance(item, str) for item in value):
-            raise InputError(f"{place}: {key}: {value!r} should be a list of texts (numbers in quotes)")
+            raise InputError(
+                f"{place}: {key}: {value!r} should be a list of texts (numbers in quotes)"
+            )
         lines = value
     elif not isinstance(value, str):
         raise InputError(f"{place}: {key}: {value!r} should be a text")

@@ -75,8 +75,10 @@ def shrink(job: str, nodes: Sequence[str]) -> list[str]:
     had = () if found is None else found.hosts
     gone = {node.partition(".")[0] for node in nodes}
     if unknown := gone.difference(had[1:]):
-        raise InputError(f"job {job} cannot give back {', '.join(sorted(unknown))}: Slurm's names for its nodes are "
-                         f"{', '.join(had)}, and the first stays")
+        raise InputError(
+            f"job {job} cannot give back {', '.join(sorted(unknown))}: Slurm's names for its nodes are "
+            f"{', '.join(had)}, and the first stays"
+        )
     keeps = [node for node in had if node not in gone]
     call(["scontrol", "update", f"JobId={job}", f"NodeList={','.join(keeps)}"])
     return keeps
@@ -100,8 +102,12 @@ def is_operator() -> bool:
     """
     if os.geteuid() == 0:
         return True
-    owner = re.search(r"^SlurmUser\s*=\s*([^\s(]+)", call(["scontrol", "show", "config"]), re.MULTILINE)
+    owner = re.search(
+        r"^SlurmUser\s*=\s*([^\s(]+)", call(["scontrol", "show", "config"]), re.MULTILINE
+    )
     if owner is not None and owner[1] == myself():
         return True
-    told = ask(["sacctmgr", "--noheader", "--parsable2", "show", "user", myself(), "format=adminlevel"])
+    told = ask(
+        ["sacctmgr", "--noheader", "--parsable2", "show", "user", myself(), "format=adminlevel"]
+    )
     return told.returncode == 0 and told.stdout.strip() in ("Operator", "Administrator")

@@ -30,12 +30,22 @@ from typing import NamedTuple
 
 from launch.base import InputError, call, clock_s
 
-HOLDING = frozenset({"RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED", "STOPPED", "SIGNALING", "STAGE_OUT",
-                     "RESIZING"})  # states in which a job has nodes
+HOLDING = frozenset(
+    {
+        "RUNNING",
+        "COMPLETING",
+        "CONFIGURING",
+        "SUSPENDED",
+        "STOPPED",
+        "SIGNALING",
+        "STAGE_OUT",
+        "RESIZING",
+    }
+)  # states in which a job has nodes
 WAITING = frozenset({"PENDING", "REQUEUED", "REQUEUE_FED", "REQUEUE_HOLD", "SPECIAL_EXIT"})
 # Job id, nodes, time used, partition, name, comment, user, state, start, names of nodes, reason, script.
 _FIELDS = ("%i", "%D", "%M", "%P", "%j", "%k", "%u", "%T", "%S", "%N", "%r", "%o")
-_TIMES = {"": 1, "K": 1024, "M": 1024 ** 2}  # 1,024 nodes may be 1K
+_TIMES = {"": 1, "K": 1024, "M": 1024**2}  # 1,024 nodes may be 1K
 
 
 @dataclass(frozen=True)
@@ -122,15 +132,29 @@ def find_jobs(*options: str) -> dict[str, SlurmJob]:
     # What parts the fields is drawn anew each time: a name or a comment may hold tabs, newlines and any line that its
     # user thought of, but not this.
     mark, width = f"<{secrets.token_hex(8)}>", len(_FIELDS)
-    text = call(["squeue", "--noheader", "--states=all", "--array", f"--format={mark}{mark.join(_FIELDS)}{mark}",
-                 *options], gone="Invalid job id")
+    text = call(
+        [
+            "squeue",
+            "--noheader",
+            "--states=all",
+            "--array",
+            f"--format={mark}{mark.join(_FIELDS)}{mark}",
+            *options,
+        ],
+        gone="Invalid job id",
+    )
     if text.strip() and mark not in text:
-        raise InputError(f"squeue printed {text.strip().splitlines()[0][:80]!r}, which is not in the format that was "
-                         "asked for")
+        raise InputError(
+            f"squeue printed {text.strip().splitlines()[0][:80]!r}, which is not in the format that was "
+            "asked for"
+        )
     fields = text.split(mark)
     # A job is a mark, its fields with marks between, a mark; between two jobs there is a newline, or a wrapper's word.
-    jobs = [_job(*fields[start:start + width]) for start in range(1, len(fields) - width, width + 1)
-            if re.fullmatch("[0-9]+[KM]?", fields[start + 1])]
+    jobs = [
+        _job(*fields[start : start + width])
+        for start in range(1, len(fields) - width, width + 1)
+        if re.fullmatch("[0-9]+[KM]?", fields[start + 1])
+    ]
     return {job.id: job for job in jobs}
 
 
@@ -147,12 +171,34 @@ def running_jobs(partition: str | None = None) -> list[SlurmJob]:
     return [job for job in found.values() if job.state == "RUNNING"]
 
 
-def _job(id_: str, nodes: str, elapsed: str, partition: str, name: str, comment: str, user: str, state: str, start: str,
-         listed: str, reason: str, script: str) -> SlurmJob:
+def _job(
+    id_: str,
+    nodes: str,
+    elapsed: str,
+    partition: str,
+    name: str,
+    comment: str,
+    user: str,
+    state: str,
+    start: str,
+    listed: str,
+    reason: str,
+    script: str,
+) -> SlurmJob:
     # The time is INVALID where the clocks of a cluster differ.
-    job = SlurmJob(id_, int(nodes.rstrip("KM")) * _TIMES[nodes.lstrip("0123456789")], clock_s(elapsed), partition, name,
-                   user=user, state=state, start=start, script=script if script.startswith("/") else "",
-                   listed="" if listed == "(null)" else listed, reason="" if reason == "None" else reason.strip("()"))
+    job = SlurmJob(
+        id_,
+        int(nodes.rstrip("KM")) * _TIMES[nodes.lstrip("0123456789")],
+        clock_s(elapsed),
+        partition,
+        name,
+        user=user,
+        state=state,
+        start=start,
+        script=script if script.startswith("/") else "",
+        listed="" if listed == "(null)" else listed,
+        reason="" if reason == "None" else reason.strip("()"),
+    )
     try:
         return replace(job, **parse_comment(id_, comment)._asdict())
     except InputError as error:
@@ -187,9 +233,13 @@ def parse_comment(job: str, comment: str) -> Said:
             raise ValueError
         numbers = {name: float(value) for name, value in said.items()}
     except ValueError:
-        raise InputError(f"the comment of job {job} says {match[0].strip()!r}; it should be "
-                         "fleet:name=number,name=number") from None
+        raise InputError(
+            f"the comment of job {job} says {match[0].strip()!r}; it should be "
+            "fleet:name=number,name=number"
+        ) from None
     if signal is not None and not re.fullmatch(r"(B:)?([A-Z]{3,6}[12]?|[1-9][0-9]?)", signal):
-        raise InputError(f"the comment of job {job} says signal={signal[:20]!r}; it should be one such as "
-                         "USR2, or B:USR2 for the batch script alone")
+        raise InputError(
+            f"the comment of job {job} says signal={signal[:20]!r}; it should be one such as "
+            "USR2, or B:USR2 for the batch script alone"
+        )
     return Said(numbers, signal, yields)

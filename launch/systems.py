@@ -94,24 +94,37 @@ class System:
 
     def __post_init__(self) -> None:
         place = f"batch system {self.name}"
-        for fields, texts in (({""}, (self.account, self.queue)), (COUNTS, (*self.resources, *self.gpu_resources)),
-                              ({"job"}, (*self.after, *self.requeue, *self.state, *self.tell)),
-                              ({"source", "target"}, self.broadcast), ({"minutes"}, self.walltime),
-                              ({"seconds"}, self.begin), ({"name", "user"}, self.past)):
+        for fields, texts in (
+            ({""}, (self.account, self.queue)),
+            (COUNTS, (*self.resources, *self.gpu_resources)),
+            ({"job"}, (*self.after, *self.requeue, *self.state, *self.tell)),
+            ({"source", "target"}, self.broadcast),
+            ({"minutes"}, self.walltime),
+            ({"seconds"}, self.begin),
+            ({"name", "user"}, self.past),
+        ):
             for text in texts:
                 check_fields(text, fields, place)
         words = set(re.findall(r"<<(\w+)>>", self.script))
         if "body" not in words or words - WORDS:
-            raise InputError(f"{place}: template: it should have <<body>>, and may have "
-                             f"{', '.join(f'<<{word}>>' for word in sorted(WORDS - {'body'}))}")
+            raise InputError(
+                f"{place}: template: it should have <<body>>, and may have "
+                f"{', '.join(f'<<{word}>>' for word in sorted(WORDS - {'body'}))}"
+            )
         if self.has_queue and not self.job_variable:
-            raise InputError(f"{place}: job_variable: it should name the variable that holds the id of a job")
+            raise InputError(
+                f"{place}: job_variable: it should name the variable that holds the id of a job"
+            )
         if self.has_queue and _groups(self.id_pattern) != 1:
-            raise InputError(f"{place}: id_pattern: {self.id_pattern!r} should be a regular expression with one group, "
-                             "the id of a job")
+            raise InputError(
+                f"{place}: id_pattern: {self.id_pattern!r} should be a regular expression with one group, "
+                "the id of a job"
+            )
         for part in ("preempted", "over"):
             if _groups(getattr(self, part)) is None:
-                raise InputError(f"{place}: {part}: {getattr(self, part)!r} should be a regular expression")
+                raise InputError(
+                    f"{place}: {part}: {getattr(self, part)!r} should be a regular expression"
+                )
 
     @property
     def script(self) -> str:
@@ -139,39 +152,111 @@ def _groups(pattern: str) -> int | None:
 _SLURM_NODES = ("--nodes={nodes}", "--ntasks-per-node={ranks_per_node}", "--exclusive")
 _LSF_NODES = ("-n {ranks}", '-R "span[ptile={ranks_per_node}]"', "-x")
 
-SYSTEMS = {system.name: system for system in (
-    System("slurm", "#SBATCH ", "--account={}", "--partition={}", _SLURM_NODES,
-           (*_SLURM_NODES, "--gpus-per-node={gpus}"), ("--requeue", "--no-requeue"), True, "SLURM_JOB_ID",
-           ("sbatch", "--parsable"), False, r"^(\d+)", ("--dependency=afterany:{job}",),
-           ("scontrol", "requeue", "{job}"), ("scontrol", "show", "job", "{job}"), r"\bPreemptTime=\d",
-           # One that waits has been put back into the queue, with no process left.
-           r"JobState=(BOOT_FAIL|CANCELLED|COMPLETED|DEADLINE|FAILED|NODE_FAIL|OUT_OF_MEMORY|PENDING|PREEMPTED|REVOKED"
-           r"|TIMEOUT)\b|Invalid job id", "SLURM_RESTART_COUNT", queue_commands="squeue",
-           broadcast=("sbcast", "--force", "{source}", "{target}"), walltime=("--time={minutes}",),
-           begin=("--begin=now+{seconds}",),
-           tell=("scancel", "--batch", "--signal=USR2", "{job}"),
-           past=("sacct", "--allocations", "--duplicates", "--noheader", "--parsable2", "--name={name}",
-                 "--user={user}", "--starttime=now-365days", "--format=JobIDRaw,State,ElapsedRaw")),
-    System("lsf", "#BSUB ", "-P {}", "-q {}", _LSF_NODES, (*_LSF_NODES, '-gpu "num={gpus}"'), ("-r", "-rn"), True,
-           "LSB_JOBID", ("bsub",), True, r"Job <(\d+)>", ("-w", "ended({job})"),
-           state=("bjobs", "-noheader", "-o", "stat", "{job}"), over=r"\b(DONE|EXIT)\b|is not found",
-           queue_commands="bjobs", walltime=("-W", "{minutes}"), tell=("bkill", "-s", "USR2", "{job}"),
-           past=("bjobs", "-a", "-noheader", "-J", "{name}", "-u", "{user}", "-o",
-                 "jobid stat run_time delimiter='|'")),
-    System("pbs", "#PBS ", "-A {}", "-q {}",
-           ("-l select={nodes}:mpiprocs={ranks_per_node}", "-l place=scatter:excl"),
-           ("-l select={nodes}:mpiprocs={ranks_per_node}:ngpus={gpus}", "-l place=scatter:excl"),
-           ("-r y", "-r n"), False, "PBS_JOBID", ("qsub",), False, r"^(\S+)", ("-W", "depend=afterany:{job}"),
-           state=("qstat", "-f", "{job}"), over=r"job_state = [FX]\b|Unknown Job|has finished",
-           queue_commands="qstat", tell=("qsig", "-s", "SIGUSR2", "{job}"),
-           past=("qselect", "-x", "-N", "{name}", "-u", "{user}"),
-           past_records=("qstat", "-x", "-f", "-F", "json")),
-    System("local"),
-)}
+SYSTEMS = {
+    system.name: system
+    for system in (
+        System(
+            "slurm",
+            "#SBATCH ",
+            "--account={}",
+            "--partition={}",
+            _SLURM_NODES,
+            (*_SLURM_NODES, "--gpus-per-node={gpus}"),
+            ("--requeue", "--no-requeue"),
+            True,
+            "SLURM_JOB_ID",
+            ("sbatch", "--parsable"),
+            False,
+            r"^(\d+)",
+            ("--dependency=afterany:{job}",),
+            ("scontrol", "requeue", "{job}"),
+            ("scontrol", "show", "job", "{job}"),
+            r"\bPreemptTime=\d",
+            # One that waits has been put back into the queue, with no process left.
+            r"JobState=(BOOT_FAIL|CANCELLED|COMPLETED|DEADLINE|FAILED|NODE_FAIL|OUT_OF_MEMORY|PENDING|PREEMPTED|REVOKED"
+            r"|TIMEOUT)\b|Invalid job id",
+            "SLURM_RESTART_COUNT",
+            queue_commands="squeue",
+            broadcast=("sbcast", "--force", "{source}", "{target}"),
+            walltime=("--time={minutes}",),
+            begin=("--begin=now+{seconds}",),
+            tell=("scancel", "--batch", "--signal=USR2", "{job}"),
+            past=(
+                "sacct",
+                "--allocations",
+                "--duplicates",
+                "--noheader",
+                "--parsable2",
+                "--name={name}",
+                "--user={user}",
+                "--starttime=now-365days",
+                "--format=JobIDRaw,State,ElapsedRaw",
+            ),
+        ),
+        System(
+            "lsf",
+            "#BSUB ",
+            "-P {}",
+            "-q {}",
+            _LSF_NODES,
+            (*_LSF_NODES, '-gpu "num={gpus}"'),
+            ("-r", "-rn"),
+            True,
+            "LSB_JOBID",
+            ("bsub",),
+            True,
+            r"Job <(\d+)>",
+            ("-w", "ended({job})"),
+            state=("bjobs", "-noheader", "-o", "stat", "{job}"),
+            over=r"\b(DONE|EXIT)\b|is not found",
+            queue_commands="bjobs",
+            walltime=("-W", "{minutes}"),
+            tell=("bkill", "-s", "USR2", "{job}"),
+            past=(
+                "bjobs",
+                "-a",
+                "-noheader",
+                "-J",
+                "{name}",
+                "-u",
+                "{user}",
+                "-o",
+                "jobid stat run_time delimiter='|'",
+            ),
+        ),
+        System(
+            "pbs",
+            "#PBS ",
+            "-A {}",
+            "-q {}",
+            ("-l select={nodes}:mpiprocs={ranks_per_node}", "-l place=scatter:excl"),
+            ("-l select={nodes}:mpiprocs={ranks_per_node}:ngpus={gpus}", "-l place=scatter:excl"),
+            ("-r y", "-r n"),
+            False,
+            "PBS_JOBID",
+            ("qsub",),
+            False,
+            r"^(\S+)",
+            ("-W", "depend=afterany:{job}"),
+            state=("qstat", "-f", "{job}"),
+            over=r"job_state = [FX]\b|Unknown Job|has finished",
+            queue_commands="qstat",
+            tell=("qsig", "-s", "SIGUSR2", "{job}"),
+            past=("qselect", "-x", "-N", "{name}", "-u", "{user}"),
+            past_records=("qstat", "-x", "-f", "-F", "json"),
+        ),
+        System("local"),
+    )
+}
 
 
-def submit(system: System, script: Path, after: str | None = None, walltime_s: float | None = None,
-           more: Sequence[str] = ()) -> str:
+def submit(
+    system: System,
+    script: Path,
+    after: str | None = None,
+    walltime_s: float | None = None,
+    more: Sequence[str] = (),
+) -> str:
     """Hand a job script in.
 
     Args:
@@ -187,17 +272,26 @@ def submit(system: System, script: Path, after: str | None = None, walltime_s: f
     """
     options = [option.format(job=after) for option in system.after] if after is not None else []
     if walltime_s is not None:
-        options += [option.format(minutes=max(1, math.ceil(walltime_s / 60))) for option in system.walltime]
+        options += [
+            option.format(minutes=max(1, math.ceil(walltime_s / 60))) for option in system.walltime
+        ]
     command = [*system.submit, *options, *more, *([] if system.by_input else [str(script)])]
     said = call(command, script.read_text(encoding="utf-8") if system.by_input else None)
     found = re.search(system.id_pattern, said.strip(), re.MULTILINE)
     if found is None:
-        raise InputError(f"{system.submit[0]} printed {said.strip()!r}, in which there is no job id")
+        raise InputError(
+            f"{system.submit[0]} printed {said.strip()!r}, in which there is no job id"
+        )
     return found[1]
 
 
-def continue_job(system: System, job: str, script: Path, walltime_s: float | None = None, more: Sequence[str] = ()
-                 ) -> str:
+def continue_job(
+    system: System,
+    job: str,
+    script: Path,
+    walltime_s: float | None = None,
+    more: Sequence[str] = (),
+) -> str:
     """See to it that a running job is followed by another run of its script; returns the id of that one.
 
     It is put into the queue again, under the same id, where the system and the site let users do that, and
@@ -225,7 +319,10 @@ def is_preempted(system: System, job: str) -> bool:
     if not (system.state and system.preempted):
         return False
     try:
-        return re.search(system.preempted, call([word.format(job=job) for word in system.state])) is not None
+        return (
+            re.search(system.preempted, call([word.format(job=job) for word in system.state]))
+            is not None
+        )
     except InputError:  # then it does not say
         return False
 
@@ -255,7 +352,9 @@ def this_job(environment: Mapping[str, str], systems: Mapping[str, System] = SYS
     for system in systems.values():
         if system.job_variable and (job := environment.get(system.job_variable)):
             count = environment.get(system.restarts, "")
-            return CurrentJob(system.name, job, int(count) if count.isascii() and count.isdecimal() else 0)
+            return CurrentJob(
+                system.name, job, int(count) if count.isascii() and count.isdecimal() else 0
+            )
     return CurrentJob()
 
 

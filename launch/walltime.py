@@ -22,20 +22,29 @@ def seconds_left(environment: Mapping[str, str]) -> float | None:
     if "SLURM_JOB_ID" in environment:
         return _ask_slurm(environment)
     if "LSB_JOBID" in environment:
-        return parse_bjobs(_output(("bjobs", "-noheader", "-o", "time_left", environment["LSB_JOBID"])))
+        return parse_bjobs(
+            _output(("bjobs", "-noheader", "-o", "time_left", environment["LSB_JOBID"]))
+        )
     if "PBS_JOBID" in environment:
         left = parse_qstat(_output(("qstat", "-f", environment["PBS_JOBID"])), time.time())
-        return _seconds(environment.get("PBS_WALLTIME", "")) if left is None else left  # Torque sets it
+        return (
+            _seconds(environment.get("PBS_WALLTIME", "")) if left is None else left
+        )  # Torque sets it
     return None
 
 
 def _ask_slurm(environment: Mapping[str, str]) -> float | None:
-    start, end = (_seconds(environment.get(name, "")) for name in ("SLURM_JOB_START_TIME", "SLURM_JOB_END_TIME"))
+    start, end = (
+        _seconds(environment.get(name, ""))
+        for name in ("SLURM_JOB_START_TIME", "SLURM_JOB_END_TIME")
+    )
     if end is not None:
         left = max(0.0, end - time.time())
         # Slurm dates by the clock of its server, and that of this node may be minutes behind.
         return left if start is None else min(left, end - start)
-    return clock_s(_output(("squeue", "--noheader", "--format=%L", f"--jobs={environment['SLURM_JOB_ID']}")))
+    return clock_s(
+        _output(("squeue", "--noheader", "--format=%L", f"--jobs={environment['SLURM_JOB_ID']}"))
+    )
 
 
 def parse_bjobs(text: str) -> float | None:
@@ -68,7 +77,9 @@ def parse_qstat(text: str, now: float) -> float | None:
     used = [clock_s(fields.get("resources_used.walltime", "")) or 0.0]
     for name in ("stime", "start_time"):  # of PBS Pro and of Torque
         try:
-            used.append(now - time.mktime(time.strptime(fields.get(name, ""), "%a %b %d %H:%M:%S %Y")))
+            used.append(
+                now - time.mktime(time.strptime(fields.get(name, ""), "%a %b %d %H:%M:%S %Y"))
+            )
         except (ValueError, OverflowError):
             continue
     return max(0.0, limit - max(used))

@@ -190,8 +190,12 @@ def import_object(path: str, role: str, form: str = "module:function") -> Any:
         module = import_module(module_name)
     except KeyboardInterrupt:
         raise
-    except BaseException as error:  # the module is the user's: anything may go wrong in it, and it may exit
-        raise InputError(f"{role} {path!r}: cannot import {module_name!r}: {in_one_line(error)}") from error
+    except (
+        BaseException
+    ) as error:  # the module is the user's: anything may go wrong in it, and it may exit
+        raise InputError(
+            f"{role} {path!r}: cannot import {module_name!r}: {in_one_line(error)}"
+        ) from error
     if (found := getattr(module, name, None)) is None:
         raise InputError(f"{role} {path!r}: module {module_name!r} has no {name!r}")
     return found
@@ -211,10 +215,19 @@ def in_one_line(error: BaseException) -> str:
 
 def _place(error: BaseException) -> tuple[str, int] | None:
     """The file and the line: the last one that is neither ours nor of an installed package, where there is one."""
-    if isinstance(error, SyntaxError) and error.lineno and error.filename and Path(error.filename).is_file():
+    if (
+        isinstance(error, SyntaxError)
+        and error.lineno
+        and error.filename
+        and Path(error.filename).is_file()
+    ):
         return error.filename, error.lineno
-    frames = [(frame.filename, frame.lineno) for frame in traceback.extract_tb(error.__traceback__)
-              if frame.lineno is not None and not frame.filename.startswith(("<frozen importlib", _IMPORTLIB, _HERE))]
+    frames = [
+        (frame.filename, frame.lineno)
+        for frame in traceback.extract_tb(error.__traceback__)
+        if frame.lineno is not None
+        and not frame.filename.startswith(("<frozen importlib", _IMPORTLIB, _HERE))
+    ]
     theirs = [(file, line) for file, line in frames if not file.startswith(_INSTALLED)]
     return next(reversed(theirs or frames), None)
 

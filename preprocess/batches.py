@@ -18,7 +18,14 @@ from preprocess.base import AUGMENT, BadImage, InputError
 from preprocess.sample import PLACE_BYTES, wire_dtype
 from preprocess.transforms import Transform
 from preprocess.transforms.colour import ColorJitter, Scale
-from preprocess.transforms.geometry import CenterCrop, Flip, RandomCrop, RandomResizedCrop, Resize, nearest
+from preprocess.transforms.geometry import (
+    CenterCrop,
+    Flip,
+    RandomCrop,
+    RandomResizedCrop,
+    Resize,
+    nearest,
+)
 from preprocess.transforms.on_device import OnDevice
 from preprocess.unfinished import packed
 
@@ -38,8 +45,14 @@ class Work:
         used: (k,) how many of them were drawn.
     """
 
-    def __init__(self, kernels: Any, images: np.ndarray, masks: np.ndarray | None, void: int, uniforms: np.ndarray
-                 ) -> None:
+    def __init__(
+        self,
+        kernels: Any,
+        images: np.ndarray,
+        masks: np.ndarray | None,
+        void: int,
+        uniforms: np.ndarray,
+    ) -> None:
         self.kernels, self.images, self.masks, self.void = kernels, images, masks, void
         self.count, self._uniforms = len(images), uniforms
         self.used = np.zeros(self.count, np.int64)
@@ -50,7 +63,11 @@ class Work:
     @property
     def size(self) -> tuple[int, int]:
         """(height, width) of an image as it is now."""
-        return (self.images.shape[1], self.images.shape[2]) if self._window is None else self._window[2]
+        return (
+            (self.images.shape[1], self.images.shape[2])
+            if self._window is None
+            else self._window[2]
+        )
 
     @property
     def form(self) -> tuple[tuple[int, ...], np.dtype]:
@@ -74,8 +91,11 @@ class Work:
             self.settle()
         height, width = self.size
         # In an image that was mirrored, places are counted from the other end.
-        self._window = (np.where(self._upside, height - size[0] - top, top),
-                        np.where(self._mirror, width - size[1] - left, left), size)
+        self._window = (
+            np.where(self._upside, height - size[0] - top, top),
+            np.where(self._mirror, width - size[1] - left, left),
+            size,
+        )
 
     def flip(self, mirror: np.ndarray | None, upside: np.ndarray | None) -> None:
         """Change the places of left and right, of top and bottom, of some images."""
@@ -101,7 +121,11 @@ class Work:
                 self.masks = self._cut_out(self.masks[..., None], self.void, None)[..., 0]
         elif out is not None:
             out[:] = self.images
-        self._window, (self._mirror, self._upside), self._is_left = None, np.zeros((2, self.count), bool), False
+        self._window, (self._mirror, self._upside), self._is_left = (
+            None,
+            np.zeros((2, self.count), bool),
+            False,
+        )
 
     def _places(self) -> np.ndarray:
         """Where pixels go (:mod:`preprocess.unfinished`): (k, 4)."""
@@ -113,21 +137,48 @@ class Work:
         top, left, size = self._window or (zeros, zeros, images.shape[1:3])
         pixel = images.shape[3] * images.itemsize
         fits = out is not None and out.flags.c_contiguous
-        made = out if out is not None and fits else np.empty((self.count, *size, images.shape[3]), images.dtype)
-        self.kernels.windows(_bytes(images), *images.shape[1:3], pixel, top, left, self._mirror, self._upside,
-                             outside & 0xFF, _bytes(made), *size)  # -1 and 255 are the same in all their bytes
+        made = (
+            out
+            if out is not None and fits
+            else np.empty((self.count, *size, images.shape[3]), images.dtype)
+        )
+        self.kernels.windows(
+            _bytes(images),
+            *images.shape[1:3],
+            pixel,
+            top,
+            left,
+            self._mirror,
+            self._upside,
+            outside & 0xFF,
+            _bytes(made),
+            *size,
+        )  # -1 and 255 are the same in all their bytes
         if out is not None and not fits:
             out[:] = made
         return made
 
-    def resize(self, window: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray], size: tuple[int, int], kind: int
-               ) -> None:
+    def resize(
+        self,
+        window: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray],
+        size: tuple[int, int],
+        kind: int,
+    ) -> None:
         """Bring a window of each image, (top, left, height, width), to one size."""
         top, left, heights, widths = window
         images = self.images
         self.images = np.empty((self.count, *size, images.shape[3]), np.uint8)
-        self.kernels.resize(_bytes(images), *images.shape[1:], top, left, heights, widths, kind, _bytes(self.images),
-                            *size)
+        self.kernels.resize(
+            _bytes(images),
+            *images.shape[1:],
+            top,
+            left,
+            heights,
+            widths,
+            kind,
+            _bytes(self.images),
+            *size,
+        )
         if self.masks is not None:
             rows = top[:, None] + nearest(heights[:, None], size[0])
             columns, masks = left[:, None] + nearest(widths[:, None], size[1]), self.masks
@@ -135,8 +186,17 @@ class Work:
             self.kernels.pick(_lines(masks), rows, columns, masks.itemsize, _lines(self.masks))
 
 
-def done(transforms: Sequence[Transform], kernels: Any, images: np.ndarray, masks: np.ndarray | None, void: int,
-         seed: int, epoch: int, indices: np.ndarray, training: bool) -> tuple[Work, int]:
+def done(
+    transforms: Sequence[Transform],
+    kernels: Any,
+    images: np.ndarray,
+    masks: np.ndarray | None,
+    void: int,
+    seed: int,
+    epoch: int,
+    indices: np.ndarray,
+    training: bool,
+) -> tuple[Work, int]:
     """Do to a batch as many of the first transforms as can be done to it; gives the work and how many they were.
 
     Args:
@@ -172,15 +232,20 @@ def _crop(crop: RandomCrop | CenterCrop, work: Work, training: bool) -> bool:
     if min(room) < 0:
         return False
     is_drawn = training and isinstance(crop, RandomCrop)
-    top, left = ((work.draw() * (one + 1)).astype(np.int64) if is_drawn else np.full(work.count, one // 2)
-                 for one in room)
+    top, left = (
+        (work.draw() * (one + 1)).astype(np.int64) if is_drawn else np.full(work.count, one // 2)
+        for one in room
+    )
     work.cut(top - padding, left - padding, crop.size)
     return True
 
 
 def _flip(flip: Flip, work: Work, training: bool) -> bool:
     if training:
-        work.flip(work.draw() < 0.5 if flip.horizontal else None, work.draw() < 0.5 if flip.vertical else None)
+        work.flip(
+            work.draw() < 0.5 if flip.horizontal else None,
+            work.draw() < 0.5 if flip.vertical else None,
+        )
     return True
 
 
@@ -222,7 +287,9 @@ def _random_resized_crop(crop: RandomResizedCrop, work: Work, training: bool) ->
     if training:
         window[:] = crop.without_luck(height, width)
         tries = work.ahead(22)
-        pixels = height * width * (crop.scale[0] + (crop.scale[1] - crop.scale[0]) * tries[:, :20:2])
+        pixels = (
+            height * width * (crop.scale[0] + (crop.scale[1] - crop.scale[0]) * tries[:, :20:2])
+        )
         low, high = np.log(crop.ratio)
         aspect = np.exp(low + (high - low) * tries[:, 1:20:2])
         heights, widths = np.rint(np.sqrt(pixels / aspect)), np.rint(np.sqrt(pixels * aspect))
@@ -230,8 +297,15 @@ def _random_resized_crop(crop: RandomResizedCrop, work: Work, training: bool) ->
         some, found, rows = fits.any(axis=1), fits.argmax(axis=1), np.arange(work.count)
         h, w = heights[rows, found], widths[rows, found]
         drawn = np.where(some, 2 * found + 2, 20)
-        lucky = np.stack([tries[rows, np.minimum(drawn, 20)] * (height - h + 1),
-                          tries[rows, np.minimum(drawn, 20) + 1] * (width - w + 1), h, w], axis=1).astype(np.int64)
+        lucky = np.stack(
+            [
+                tries[rows, np.minimum(drawn, 20)] * (height - h + 1),
+                tries[rows, np.minimum(drawn, 20) + 1] * (width - w + 1),
+                h,
+                w,
+            ],
+            axis=1,
+        ).astype(np.int64)
         window[some] = lucky[some]
         work.used += np.where(some, drawn + 2, 20)
     top, left, h, w = np.ascontiguousarray(window.T)
@@ -247,7 +321,9 @@ def _color_jitter(change: ColorJitter, work: Work, training: bool) -> bool:
     changes = change.changes()
     kinds, low, high = (np.array([one[place] for one in changes]) for place in range(3))
     many = len(changes)
-    order = np.argsort(work.ahead(many), axis=1) if many > 1 else np.zeros((work.count, 1), np.int64)
+    order = (
+        np.argsort(work.ahead(many), axis=1) if many > 1 else np.zeros((work.count, 1), np.int64)
+    )
     work.used += many if many > 1 else 0
     amounts = low[order] + (high - low)[order] * work.ahead(many)
     work.used += many
@@ -268,11 +344,22 @@ def _scale(scale: Scale, work: Work, training: bool) -> bool:
 
 
 _DOERS: dict[type, Callable[[Any, Work, bool], bool]] = {
-    RandomCrop: _crop, CenterCrop: _crop, Flip: _flip, Resize: _resize,
-    RandomResizedCrop: _random_resized_crop, ColorJitter: _color_jitter, Scale: _scale, OnDevice: _on_device}
+    RandomCrop: _crop,
+    CenterCrop: _crop,
+    Flip: _flip,
+    Resize: _resize,
+    RandomResizedCrop: _random_resized_crop,
+    ColorJitter: _color_jitter,
+    Scale: _scale,
+    OnDevice: _on_device,
+}
 _DRAWS: dict[type, int] = {RandomCrop: 2, Flip: 2, RandomResizedCrop: 22, ColorJitter: 8}  # at most
 
 
 def _draws(transform: Transform) -> int:
     """How often it draws, at most."""
-    return sum(map(_draws, transform.transforms)) if isinstance(transform, OnDevice) else _DRAWS.get(type(transform), 0)
+    return (
+        sum(map(_draws, transform.transforms))
+        if isinstance(transform, OnDevice)
+        else _DRAWS.get(type(transform), 0)
+    )

@@ -51,7 +51,9 @@ class Chain:
         affine: what the trainers do to an image first; None for nothing.
     """
 
-    def __init__(self, source: Source, transforms: Sequence[Transform], seed: int, fixed: int | None = None) -> None:
+    def __init__(
+        self, source: Source, transforms: Sequence[Transform], seed: int, fixed: int | None = None
+    ) -> None:
         self.source = source
         transforms, scale = split_scale(transforms)
         self.affine = affine_of(scale)
@@ -96,8 +98,10 @@ class Chain:
             data = self.source.read(index)
             mask = None if self._masks is None else read_mask(self.source, index, self._masks)
         except IndexError as error:
-            raise InputError(f"the source says that it has {counted(len(self.source), 'sample')}, and has none at "
-                             f"{index}: {error}") from error
+            raise InputError(
+                f"the source says that it has {counted(len(self.source), 'sample')}, and has none at "
+                f"{index}: {error}"
+            ) from error
         try:
             return self._fix(data, mask)
         except BadImage as error:
@@ -120,9 +124,15 @@ class Chain:
         except BadImage as error:
             raise BadSample(self.source.name(index), str(error)) from error
 
-    def begin(self, kernels: Any, images: np.ndarray | Sequence[np.ndarray],
-              masks: np.ndarray | Sequence[np.ndarray] | None, indices: np.ndarray,
-              epoch: int, training: bool) -> tuple[Work, int]:
+    def begin(
+        self,
+        kernels: Any,
+        images: np.ndarray | Sequence[np.ndarray],
+        masks: np.ndarray | Sequence[np.ndarray] | None,
+        indices: np.ndarray,
+        epoch: int,
+        training: bool,
+    ) -> tuple[Work, int]:
         """Do to prepared samples of one shape what differs from epoch to epoch, as far as that can be at once.
 
         Args:
@@ -132,10 +142,21 @@ class Chain:
             The samples, and how many transforms were done to them; :meth:`end` does the rest.
         """
         void = 0 if self._masks is None else self._masks.void
-        return done(self._varying, kernels, np.asarray(images), None if masks is None else np.asarray(masks), void,
-                    self._seed, epoch, indices, training)
+        return done(
+            self._varying,
+            kernels,
+            np.asarray(images),
+            None if masks is None else np.asarray(masks),
+            void,
+            self._seed,
+            epoch,
+            indices,
+            training,
+        )
 
-    def end(self, begun: tuple[Work, int], row: int, index: int, epoch: int, training: bool) -> Part:
+    def end(
+        self, begun: tuple[Work, int], row: int, index: int, epoch: int, training: bool
+    ) -> Part:
         """Do the rest to one of these samples; see :meth:`vary`."""
         work, place = begun
         work.settle()
@@ -155,13 +176,19 @@ class Chain:
             image = transforms[0].apply(image)
             transforms = transforms[1:]
         if isinstance(image, bytes):
-            raise InputError("transforms: the source holds encoded image files, so the first must be decode")
+            raise InputError(
+                "transforms: the source holds encoded image files, so the first must be decode"
+            )
         if mask is not None and mask.shape != image.shape[:2]:
-            raise BadImage(f"is {' x '.join(map(str, image.shape[:2]))} pixels, and its mask "
-                           f"{' x '.join(map(str, mask.shape))}")
+            raise BadImage(
+                f"is {' x '.join(map(str, image.shape[:2]))} pixels, and its mask "
+                f"{' x '.join(map(str, mask.shape))}"
+            )
         return self._apply(transforms, Part(image, mask), self._random.generator, True)
 
-    def _apply(self, transforms: Sequence[Transform], part: Part, rng: np.random.Generator, training: bool) -> Part:
+    def _apply(
+        self, transforms: Sequence[Transform], part: Part, rng: np.random.Generator, training: bool
+    ) -> Part:
         image = part.image
         if self._masks is None or part.mask is None:
             for transform in transforms:
@@ -204,17 +231,31 @@ class _Generators(threading.local):
     def at(self, epoch: int, index: int) -> np.random.Generator:
         """The one generator, set to the beginning of a sample's stream."""
         counter = np.array([0, 0, index, epoch], np.uint64)
-        self._philox.state = {"bit_generator": "Philox", "state": {"counter": counter, "key": self._key},
-                              "buffer": self._buffer, "buffer_pos": 4, "has_uint32": 0, "uinteger": 0}
+        self._philox.state = {
+            "bit_generator": "Philox",
+            "state": {"counter": counter, "key": self._key},
+            "buffer": self._buffer,
+            "buffer_pos": 4,
+            "has_uint32": 0,
+            "uinteger": 0,
+        }
         return self.generator
 
 
 def affine_of(scale: Scale | Standardize | None) -> Affine | None:
     """What trainers do to an image first; one that leaves it as it is, where the training samples will tell."""
-    return Affine(0.0, 1.0, 1.0) if isinstance(scale, Standardize) else None if scale is None else scale.affine
+    return (
+        Affine(0.0, 1.0, 1.0)
+        if isinstance(scale, Standardize)
+        else None
+        if scale is None
+        else scale.affine
+    )
 
 
-def split_scale(transforms: Sequence[Transform]) -> tuple[tuple[Transform, ...], Scale | Standardize | None]:
+def split_scale(
+    transforms: Sequence[Transform],
+) -> tuple[tuple[Transform, ...], Scale | Standardize | None]:
     """The transforms that preprocessors do, and what scales at the end, which is left to the trainers."""
     if transforms and isinstance(transforms[-1], Scale | Standardize):
         return tuple(transforms[:-1]), transforms[-1]
@@ -229,21 +270,33 @@ def common_part(lists: Sequence[Sequence[Transform]]) -> int:
     rests = [split_scale(transforms)[0] for transforms in lists]
     if all(rest == rests[0] for rest in rests):
         return len(rests[0])
-    alike = (place for place, found in enumerate(zip(*rests, strict=False)) if found.count(found[0]) < len(found))
+    alike = (
+        place
+        for place, found in enumerate(zip(*rests, strict=False))
+        if found.count(found[0]) < len(found)
+    )
     return min(next(alike, len(rests[0])), *map(fixed_part, lists))
 
 
 def fixed_part(transforms: Sequence[Transform]) -> int:
-    """How many transforms there are before the first random one or scale: what may be done once for several networks.
-    """
-    return next((place for place, transform in enumerate(transforms)
-                 if transform.is_random or isinstance(transform, Scale | Standardize)), len(transforms))
+    """How many transforms there are before the first random one or scale: what may be done once for several networks."""
+    return next(
+        (
+            place
+            for place, transform in enumerate(transforms)
+            if transform.is_random or isinstance(transform, Scale | Standardize)
+        ),
+        len(transforms),
+    )
 
 
-def split_transforms(transforms: Sequence[Transform], fixed: int | None = None
-                     ) -> tuple[tuple[Transform, ...], tuple[Transform, ...]]:
+def split_transforms(
+    transforms: Sequence[Transform], fixed: int | None = None
+) -> tuple[tuple[Transform, ...], tuple[Transform, ...]]:
     """The first ones, so many, or else those before the first random one; and the rest."""
-    first = next((i for i, transform in enumerate(transforms) if transform.is_random), len(transforms))
+    first = next(
+        (i for i, transform in enumerate(transforms) if transform.is_random), len(transforms)
+    )
     if fixed is not None:
         first = fixed
     return tuple(transforms[:first]), tuple(transforms[first:])

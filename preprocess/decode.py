@@ -96,8 +96,13 @@ def _decode_simplejpeg(data: bytes, mode: Mode, at_least: Enough | None) -> np.n
             return None
         scale = _draft_scale(height, width, _of_size(at_least, height, width))
         return simplejpeg.decode_jpeg(
-            data, colorspace="GRAY" if mode == "L" else "RGB", fastdct=False, fastupsample=False,
-            min_height=-(-height // scale), min_width=-(-width // scale))
+            data,
+            colorspace="GRAY" if mode == "L" else "RGB",
+            fastdct=False,
+            fastupsample=False,
+            min_height=-(-height // scale),
+            min_width=-(-width // scale),
+        )
     except ValueError:
         return None
 
@@ -119,7 +124,10 @@ def _decode_pillow(data: bytes, mode: Mode, at_least: Enough | None) -> np.ndarr
         with Image.open(io.BytesIO(data)) as image:
             if image.format in ("JPEG", "MPO"):
                 size = _of_size(at_least, *_seen(image))
-                image.draft("L" if mode == "L" else None, size and (size if _is_on_its_side(image) else size[::-1]))
+                image.draft(
+                    "L" if mode == "L" else None,
+                    size and (size if _is_on_its_side(image) else size[::-1]),
+                )
             ImageOps.exif_transpose(image, in_place=True)
             return to_array(_convert(image, mode))
     except Image.UnidentifiedImageError:
@@ -143,6 +151,8 @@ def _convert(image: Image.Image, mode: Mode) -> Image.Image:
         image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
     elif image.mode in ("I", "F"):
         raise ValueError(f"32-bit pixels (Pillow's mode {image.mode}) have no fixed range")
-    if image.mode == "P":  # Pillow warns of palettes with transparency unless they become RGBA first
+    if (
+        image.mode == "P"
+    ):  # Pillow warns of palettes with transparency unless they become RGBA first
         image = image.convert("RGBA")
     return image if image.mode == mode else image.convert(mode)

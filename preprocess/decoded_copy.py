@@ -25,8 +25,13 @@ from preprocess.transforms import Transform
 _FORM = 2  # of the copies; those of an earlier form do not say where what they leave out was
 
 
-def decode_once(data: DataSet, transforms: Sequence[Transform], samples: Mapping[str, SampleSpec],
-                path: str | Path, progress: Progress = lambda count: None) -> Decoded:
+def decode_once(
+    data: DataSet,
+    transforms: Sequence[Transform],
+    samples: Mapping[str, SampleSpec],
+    path: str | Path,
+    progress: Progress = lambda count: None,
+) -> Decoded:
     """A copy of a data set in which all is done that is the same in every epoch; made where it is not there yet.
 
     A copy that other transforms or other samples have led to is made anew. (That a file of the same name has
@@ -45,16 +50,29 @@ def decode_once(data: DataSet, transforms: Sequence[Transform], samples: Mapping
     """
     fixed, _ = split_transforms(split_scale(transforms)[0])
     if not fixed:
-        raise InputError("transforms: the first is random or a scale, so nothing can be done once for all epochs")
+        raise InputError(
+            "transforms: the first is random or a scale, so nothing can be done once for all epochs"
+        )
     made_from = _fingerprint(data, fixed)
     if not _is_made_from(path, made_from):
-        write_hdf5({name: _pipeline(source, fixed, samples[name]) for name, source in data.parts().items()}, path,
-                   progress, made_from)
+        write_hdf5(
+            {
+                name: _pipeline(source, fixed, samples[name])
+                for name, source in data.parts().items()
+            },
+            path,
+            progress,
+            made_from,
+        )
     copies = dict(zip(("train", "validation", "test"), open_hdf5(str(path)), strict=True))
-    parts = {name: Copied(source, cast(HDF5, copies[name])) for name, source in data.parts().items()}
+    parts = {
+        name: Copied(source, cast(HDF5, copies[name])) for name, source in data.parts().items()
+    }
     left_out = [sample for part in parts.values() for sample in part.left_out]
-    copy = replace(data, train=parts["train"], validation=parts.get("validation"), test=parts.get("test"))
-    return Decoded(copy, tuple(transforms[len(fixed):]), left_out)
+    copy = replace(
+        data, train=parts["train"], validation=parts.get("validation"), test=parts.get("test")
+    )
+    return Decoded(copy, tuple(transforms[len(fixed) :]), left_out)
 
 
 class Copied(View):
@@ -106,13 +124,19 @@ class Decoded(NamedTuple):
 
 def _pipeline(source: Source, fixed: Sequence[Transform], sample: SampleSpec) -> Pipeline:
     if sample.kept is None:
-        raise ValueError("the part of a sample that is kept is unknown; probe(..., keep=True) finds it out")
-    return Pipeline(source, fixed, seed=0, sample=SampleSpec(sample.kept, sample.classes, target=sample.kept_target))
+        raise ValueError(
+            "the part of a sample that is kept is unknown; probe(..., keep=True) finds it out"
+        )
+    return Pipeline(
+        source,
+        fixed,
+        seed=0,
+        sample=SampleSpec(sample.kept, sample.classes, target=sample.kept_target),
+    )
 
 
 def _fingerprint(data: DataSet, transforms: Sequence[Transform]) -> str:
-    """A hash of what a copy depends on: the transforms, the names of the samples and their targets; masks are not read.
-    """
+    """A hash of what a copy depends on: the transforms, the names of the samples and their targets; masks are not read."""
     found = hashlib.sha256(repr((_FORM, transforms, data.classes)).encode())
     for source in data.parts().values():
         targets, weights = plain_targets(source), getattr(source, "weights", None)
@@ -132,5 +156,7 @@ def _is_made_from(path: str | Path, made_from: str) -> bool:
         raise InputError(f"{path} exists and is not an HDF5 file, so it is not replaced")
     with open_file(path) as file:
         if "made_from" not in file.attrs:
-            raise InputError(f"{path} exists and this program did not make it from images, so it is not replaced")
+            raise InputError(
+                f"{path} exists and this program did not make it from images, so it is not replaced"
+            )
         return file.attrs["made_from"] == made_from

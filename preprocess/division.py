@@ -8,11 +8,25 @@ from __future__ import annotations
 
 import numpy as np
 
-from preprocess.base import FOLDS, SPLIT, TEST_SPLIT, ClassSource, InputError, Source, counted, rng_for
+from preprocess.base import (
+    FOLDS,
+    SPLIT,
+    TEST_SPLIT,
+    ClassSource,
+    InputError,
+    Source,
+    counted,
+    rng_for,
+)
 
 
-def taken(source: Source, fraction: float, seed: int, part: str = "validation", known: np.ndarray | None = None
-          ) -> np.ndarray:
+def taken(
+    source: Source,
+    fraction: float,
+    seed: int,
+    part: str = "validation",
+    known: np.ndarray | None = None,
+) -> np.ndarray:
     """Choose the samples that are held out, at random, the same fraction of each class.
 
     A class of two samples or more has at least one on either side. A source may say otherwise, by arrays of integers:
@@ -43,32 +57,47 @@ def taken(source: Source, fraction: float, seed: int, part: str = "validation", 
     for members in strata_of(source):
         unit, order = _units(members, groups, rng)
         sizes = np.bincount(unit)
-        count = int(np.searchsorted(np.cumsum(sizes[order]), max(round(fraction * len(members)), 1))) + 1
-        found[members[np.isin(unit, order[:min(count, len(sizes) - 1)])]] = True
+        count = (
+            int(np.searchsorted(np.cumsum(sizes[order]), max(round(fraction * len(members)), 1)))
+            + 1
+        )
+        found[members[np.isin(unit, order[: min(count, len(sizes) - 1)])]] = True
     if not found.any():
-        why = ("all samples are in one group" if groups is not None else
-               "no class has two" if isinstance(source, ClassSource) else "there is only one")
-        raise InputError(f"{part}: {fraction} of {counted(len(source), 'sample')} is none, because {why}")
+        why = (
+            "all samples are in one group"
+            if groups is not None
+            else "no class has two"
+            if isinstance(source, ClassSource)
+            else "there is only one"
+        )
+        raise InputError(
+            f"{part}: {fraction} of {counted(len(source), 'sample')} is none, because {why}"
+        )
     return found
 
 
-def _taken_of_new(source: Source, fraction: float, rng: np.random.Generator, part: str, known: np.ndarray
-                  ) -> np.ndarray:
+def _taken_of_new(
+    source: Source, fraction: float, rng: np.random.Generator, part: str, known: np.ndarray
+) -> np.ndarray:
     """The samples that were held out, and the fraction of the new ones: of each stratum, and of all."""
     found, groups = known == 1, groups_of(source)
     strata = [new for members in strata_of(source) if len(new := members[known[members] < 0])]
     shares = np.array([fraction * len(new) for new in strata])
     counts = np.floor(shares).astype(int)
-    ahead = np.argsort(-(shares - counts), kind="stable")  # those that rounding down takes most from get one more
-    counts[ahead[:round(shares.sum()) - counts.sum()]] += 1
+    ahead = np.argsort(
+        -(shares - counts), kind="stable"
+    )  # those that rounding down takes most from get one more
+    counts[ahead[: round(shares.sum()) - counts.sum()]] += 1
     for new, count in zip(strata, counts.tolist(), strict=True):
         unit, order = _units(new, groups, rng)
         fits = np.cumsum(np.bincount(unit)[order]) <= count
         found[new[np.isin(unit, order[fits])]] = True
     if found.all() or not found.any():
         side = "trained on" if found.all() else f"left for {part}"
-        raise InputError(f"{part}: of the samples that there are now none is {side}: all that were have gone; start "
-                         "over with --fresh")
+        raise InputError(
+            f"{part}: of the samples that there are now none is {side}: all that were have gone; start "
+            "over with --fresh"
+        )
     return found
 
 
@@ -92,8 +121,14 @@ def fold_of(source: Source, folds: int, seed: int, known: np.ndarray | None = No
     units = len(source) if groups is None else len(np.unique(groups))
     if units < folds:
         what = counted(units, "sample" if groups is None else "group")
-        raise InputError(f"data.folds: {folds} folds of {what}; there should be at least one for each")
-    fold = np.full(len(source), -1) if known is None else _of_known_groups(known, groups).astype(np.int64)
+        raise InputError(
+            f"data.folds: {folds} folds of {what}; there should be at least one for each"
+        )
+    fold = (
+        np.full(len(source), -1)
+        if known is None
+        else _of_known_groups(known, groups).astype(np.int64)
+    )
     held, dealt = np.bincount(fold[fold >= 0], minlength=folds), 0
     if groups is not None:
         _deal_groups(fold, groups, held, rng)
@@ -104,11 +139,15 @@ def fold_of(source: Source, folds: int, seed: int, known: np.ndarray | None = No
         fold[rng.permutation(new)] = turn[(dealt + np.arange(len(new))) % folds]
         dealt += len(new)
     if (empty := np.setdiff1d(np.arange(folds), fold)).size:
-        raise InputError(f"data.folds: all samples of fold {empty[0]} have gone; start over with --fresh")
+        raise InputError(
+            f"data.folds: all samples of fold {empty[0]} have gone; start over with --fresh"
+        )
     return fold
 
 
-def _deal_groups(fold: np.ndarray, groups: np.ndarray, held: np.ndarray, rng: np.random.Generator) -> None:
+def _deal_groups(
+    fold: np.ndarray, groups: np.ndarray, held: np.ndarray, rng: np.random.Generator
+) -> None:
     """The largest new groups first, each to the fold that has the fewest samples."""
     new = np.flatnonzero(fold < 0)
     unit = np.unique(groups[new], return_inverse=True)[1]
@@ -130,9 +169,15 @@ def _of_known_groups(known: np.ndarray, groups: np.ndarray | None) -> np.ndarray
     return np.where(known < 0, of_group[unit], known)
 
 
-def _units(members: np.ndarray, groups: np.ndarray | None, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+def _units(
+    members: np.ndarray, groups: np.ndarray | None, rng: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray]:
     """What stays together: the unit of each of some samples, and all units in random order."""
-    unit = np.arange(len(members)) if groups is None else np.unique(groups[members], return_inverse=True)[1]
+    unit = (
+        np.arange(len(members))
+        if groups is None
+        else np.unique(groups[members], return_inverse=True)[1]
+    )
     return unit, rng.permutation(unit.max(initial=-1) + 1)
 
 

@@ -34,8 +34,14 @@ _NAMED = 2_000_000  # samples of a source of the user's own that are asked for t
 UNSEEN = 0  # in place of what was not looked at
 
 # What a sample is known by beside its name, and what is said where it differs.
-_WORDS = {"size": "content", "content": "content", "target": "targets", "mask size": "masks", "mask content": "masks",
-          "weight": "weights"}
+_WORDS = {
+    "size": "content",
+    "content": "content",
+    "target": "targets",
+    "mask size": "masks",
+    "mask content": "masks",
+    "weight": "weights",
+}
 
 
 @dataclass(frozen=True)
@@ -65,13 +71,19 @@ class Marks:
 
     def some(self, rows: np.ndarray) -> Marks:
         """Those of some samples."""
-        return replace(self, names=self.names[rows], seen={name: one[rows] for name, one in self.seen.items()},
-                       labels=self.labels[rows] if len(self.labels) else self.labels)
+        return replace(
+            self,
+            names=self.names[rows],
+            seen={name: one[rows] for name, one in self.seen.items()},
+            labels=self.labels[rows] if len(self.labels) else self.labels,
+        )
 
     @property
     def digest(self) -> str:
         """Of all of it."""
-        found = hashlib.sha256(json.dumps([self.unit, self.by_content, dict(self.facts), self.classes]).encode())
+        found = hashlib.sha256(
+            json.dumps([self.unit, self.by_content, dict(self.facts), self.classes]).encode()
+        )
         for array in (self.names, self.labels, *(self.seen[name] for name in sorted(self.seen))):
             found.update(np.ascontiguousarray(array).tobytes())
         return found.hexdigest()[:16]
@@ -99,8 +111,11 @@ class Fingerprint:
     @property
     def digest(self) -> str:
         """Of the data, however it is divided."""
-        return hashlib.sha256("".join(f"{name}\0{part.digest}\n" for name, part in sorted(self.parts.items())).encode()
-                              ).hexdigest()[:16]
+        return hashlib.sha256(
+            "".join(
+                f"{name}\0{part.digest}\n" for name, part in sorted(self.parts.items())
+            ).encode()
+        ).hexdigest()[:16]
 
     def sides_of(self, train: Marks, division: str, has_groups: bool = False) -> Known:
         """Where samples were, found by their names; nothing where they are to be divided otherwise now.
@@ -113,10 +128,17 @@ class Fingerprint:
         if division != self.division or "train" not in self.parts:
             return Known()
         before = self.parts["train"]
-        place = np.arange(len(train.names)) if np.array_equal(before.names, train.names) else (
-            found_again(before, train, with_edited=not has_groups))
-        return Known(*(np.where(place >= 0, known[place], -1) if len(known) else None
-                       for known in (self.sides, self.folds)))
+        place = (
+            np.arange(len(train.names))
+            if np.array_equal(before.names, train.names)
+            else (found_again(before, train, with_edited=not has_groups))
+        )
+        return Known(
+            *(
+                np.where(place >= 0, known[place], -1) if len(known) else None
+                for known in (self.sides, self.folds)
+            )
+        )
 
 
 @dataclass(frozen=True)
@@ -147,15 +169,20 @@ def marks_of(source: Source, path: str = "") -> Marks:
     places = {path, os.path.abspath(path), os.path.realpath(path)} if path else set()
     try:
         facts = {} if said is None else {"fingerprint": str(said())}
-        names = by_number(len(source)) if len(source) > _NAMED else hashed(
-            _without(str(source.name(index)), places) for index in range(len(source)))
+        names = (
+            by_number(len(source))
+            if len(source) > _NAMED
+            else hashed(_without(str(source.name(index)), places) for index in range(len(source)))
+        )
     except Exception as error:  # the user's class may raise anything
-        raise InputError(f"{type(source).__name__}: its samples cannot be told apart: {in_one_line(error)}") from error
+        raise InputError(
+            f"{type(source).__name__}: its samples cannot be told apart: {in_one_line(error)}"
+        ) from error
     return Marks(names, facts=facts)
 
 
 def _without(name: str, places: Iterable[str]) -> str:
-    return next((name[len(place):] for place in places if name.startswith(place)), name)
+    return next((name[len(place) :] for place in places if name.startswith(place)), name)
 
 
 def with_targets(marks: Marks, source: Source, wish: TargetWish | None) -> Marks:
@@ -171,14 +198,26 @@ def with_targets(marks: Marks, source: Source, wish: TargetWish | None) -> Marks
     if weights is not None:
         seen["weight"] = of_rows(np.asarray(weights))
     if target.kind == "class" and target.names:
-        return replace(marks, seen=seen, classes=tuple(map(str, target.names)),
-                       labels=np.asarray(plain_targets(source)).astype(np.int32))
+        return replace(
+            marks,
+            seen=seen,
+            classes=tuple(map(str, target.names)),
+            labels=np.asarray(plain_targets(source)).astype(np.int32),
+        )
     masks: ReadsMarked | None = getattr(source, "masks", None)
     if is_mask(source):
-        seen |= {} if masks is None else {f"mask {name}": one for name, one in masks.seen(marks.names).items()}
+        seen |= (
+            {}
+            if masks is None
+            else {f"mask {name}": one for name, one in masks.seen(marks.names).items()}
+        )
     else:
         seen["target"] = of_rows(np.asarray(plain_targets(source)))
-    return replace(marks, seen=seen, facts={**marks.facts, f"{target.kind}s": f"{target.outputs} {target.names}"})
+    return replace(
+        marks,
+        seen=seen,
+        facts={**marks.facts, f"{target.kind}s": f"{target.outputs} {target.names}"},
+    )
 
 
 class ReadsMarked(Protocol):
@@ -232,7 +271,9 @@ def looked_at(count: int, most: int = LOOKED_AT) -> np.ndarray:
     return np.arange(0, count, 1 << max(0, (-(-count // most) - 1).bit_length()))
 
 
-def marks_by_reading(source: Source, nbytes: int, unit: str, names: np.ndarray | None = None) -> Marks:
+def marks_by_reading(
+    source: Source, nbytes: int, unit: str, names: np.ndarray | None = None
+) -> Marks:
     """What samples without files of their own are known by: their inputs, or, if these are large, some of them.
 
     Args:
@@ -292,7 +333,7 @@ def seen_of_files(keys: np.ndarray, paths: Sequence[str]) -> dict[str, np.ndarra
 
 def _of_each(function: Callable[[str], int], paths: Sequence[str]) -> np.ndarray:
     """What a function says of each file; file servers answer several questions at a time."""
-    pieces = [paths[start:start + 64] for start in range(0, len(paths), 64)]
+    pieces = [paths[start : start + 64] for start in range(0, len(paths), 64)]
     with ThreadPoolExecutor(8) as pool:
         found = pool.map(lambda piece: list(map(function, piece)), pieces)
         return np.array([number for piece in found for number in piece], np.uint64)
@@ -336,7 +377,9 @@ def found_again(before: Marks, now: Marks, with_edited: bool = True) -> np.ndarr
     Returns:
         (samples now,) places among those of before, -1 of a new one.
     """
-    old, new = ({key: row for row, key in enumerate(_told_apart(marks.names))} for marks in (before, now))
+    old, new = (
+        {key: row for row, key in enumerate(_told_apart(marks.names))} for marks in (before, now)
+    )
     place = np.array([old.get(key, -1) for key in new], np.int64).reshape(len(new))
     if not (before.by_content and now.by_content) or (place >= 0).all():
         return place
@@ -369,11 +412,15 @@ def differences(before: Fingerprint, now: Fingerprint) -> dict[str, list[str]]:
     found = {}
     for name in dict.fromkeys([*before.parts, *now.parts]):
         part, _, further = name.partition(":")
-        if further or (part == "test" and before.tests != now.tests):  # other data is asked for: that is no change
+        if further or (
+            part == "test" and before.tests != now.tests
+        ):  # other data is asked for: that is no change
             continue
         one, other = before.parts.get(name), now.parts.get(name)
         if one is None or other is None:
-            found[name] = [f"there is no {part} data any more" if other is None else f"the {part} data is new"]
+            found[name] = [
+                f"there is no {part} data any more" if other is None else f"the {part} data is new"
+            ]
         elif one.wish == other.wish:
             found[name] = _differences(one, other)
         else:  # another network is the first of the spec: its targets are none of these
@@ -382,26 +429,37 @@ def differences(before: Fingerprint, now: Fingerprint) -> dict[str, list[str]]:
     for wish, (name, marks) in _by_wish(now).items():
         was, one = old.get(wish, ("", None))
         if one is not None and {was, name} != {"train"}:  # these have been looked at as a whole
-            found[f"train:{wish}"] = _differences(_about(one, True), _about(marks, True), is_further=True)
+            found[f"train:{wish}"] = _differences(
+                _about(one, True), _about(marks, True), is_further=True
+            )
     return {name: words for name, words in found.items() if words}
 
 
 def _by_wish(found: Fingerprint) -> dict[str, tuple[str, Marks]]:
     """The targets of the training samples, by what a spec asks for, each with the name of its part."""
-    return {marks.wish: (name, marks) for name, marks in found.parts.items() if name.partition(":")[0] == "train"}
+    return {
+        marks.wish: (name, marks)
+        for name, marks in found.parts.items()
+        if name.partition(":")[0] == "train"
+    }
 
 
 def _about(marks: Marks, is_of_targets: bool) -> Marks:
     """What of the marks is about targets, or all else."""
     wanted = {name for name in (*marks.seen, *marks.facts) if _is_of_targets(name) == is_of_targets}
-    found = replace(marks, seen={name: one for name, one in marks.seen.items() if name in wanted},
-                    facts={name: fact for name, fact in marks.facts.items() if name in wanted})
+    found = replace(
+        marks,
+        seen={name: one for name, one in marks.seen.items() if name in wanted},
+        facts={name: fact for name, fact in marks.facts.items() if name in wanted},
+    )
     return found if is_of_targets else replace(found, classes=(), labels=np.empty(0, np.int32))
 
 
 def _is_of_targets(name: str) -> bool:
     """Whether what is seen of samples, or a fact about all of them, is about their targets."""
-    return _WORDS.get(name) in ("targets", "masks") or name in {f"{kind}s" for kind in get_args(Kind)}
+    return _WORDS.get(name) in ("targets", "masks") or name in {
+        f"{kind}s" for kind in get_args(Kind)
+    }
 
 
 def _differences(before: Marks, now: Marks, is_further: bool = False) -> list[str]:
@@ -419,8 +477,11 @@ def _differences(before: Marks, now: Marks, is_further: bool = False) -> list[st
         words += _more_and_fewer(before, now, place)
         if (np.diff(place[_firsts(place)]) < 0).any():
             words.append(f"another order of {units}")
-    looks = [(word, before.seen[name][place[kept]], now.seen[name][kept]) for name, word in _WORDS.items()
-             if name in before.seen and name in now.seen]
+    looks = [
+        (word, before.seen[name][place[kept]], now.seen[name][kept])
+        for name, word in _WORDS.items()
+        if name in before.seen and name in now.seen
+    ]
     if before.by_content and now.by_content:
         looks.append(("content", before.names[place[kept]], now.names[kept]))
     if len(before.labels) and len(now.labels):
@@ -433,8 +494,10 @@ def _differences(before: Marks, now: Marks, is_further: bool = False) -> list[st
             if other == word:
                 differs |= (one != two) & ((one != UNSEEN) & (two != UNSEEN) | (word == "classes"))
         if differs.any():
-            words.append(f"{word} of {differs.sum()} of {counted(len(before.names), now.unit)} "
-                         f"{'differs' if word == 'content' else 'differ'}")
+            words.append(
+                f"{word} of {differs.sum()} of {counted(len(before.names), now.unit)} "
+                f"{'differs' if word == 'content' else 'differ'}"
+            )
     return words
 
 
@@ -447,12 +510,17 @@ def _more_and_fewer(before: Marks, now: Marks, place: np.ndarray) -> list[str]:
         return []
     of_class: dict[str, list[int]] = {}
     for marks, rows, side in ((now, came, 0), (before, gone, 1)):
-        names = [marks.classes[label] for label in marks.labels[rows].tolist()] if len(marks.labels) else (
-            [""] * int(rows.sum()))
+        names = (
+            [marks.classes[label] for label in marks.labels[rows].tolist()]
+            if len(marks.labels)
+            else ([""] * int(rows.sum()))
+        )
         for name, number in Counter(names).items():
             of_class.setdefault(name, [0, 0])[side] = number
-    return [f"{_so_many(more, fewer, now.unit)}{f' in class {name}' if name else ''}"
-            for name, (more, fewer) in sorted(of_class.items())]
+    return [
+        f"{_so_many(more, fewer, now.unit)}{f' in class {name}' if name else ''}"
+        for name, (more, fewer) in sorted(of_class.items())
+    ]
 
 
 def _firsts(place: np.ndarray) -> np.ndarray:
@@ -473,15 +541,31 @@ def _so_many(more: int, fewer: int, unit: str) -> str:
 def write_fingerprint(file: IO[bytes], found: Fingerprint) -> None:
     """Write it as an ``.npz`` file."""
     arrays: dict[str, np.ndarray] = {"sides": found.sides, "folds": found.folds}
-    said: dict[str, Any] = {"version": 1, "division": found.division, "tests": found.tests,
-                            "digest": found.digest, "parts": {}}
+    said: dict[str, Any] = {
+        "version": 1,
+        "division": found.division,
+        "tests": found.tests,
+        "digest": found.digest,
+        "parts": {},
+    }
     for name, marks in found.parts.items():
-        said["parts"][name] = {"unit": marks.unit, "by_content": marks.by_content, "facts": dict(marks.facts),
-                               "wish": marks.wish, "classes": marks.classes, "samples": len(marks.names),
-                               "seen": sorted(marks.seen)}
-        arrays |= {f"{name}/names": marks.names, f"{name}/labels": marks.labels,
-                   **{f"{name}/{one}": array for one, array in marks.seen.items()}}
-    whole = io.BytesIO()  # a zip file that was not written to its end would complain where Python deletes it
+        said["parts"][name] = {
+            "unit": marks.unit,
+            "by_content": marks.by_content,
+            "facts": dict(marks.facts),
+            "wish": marks.wish,
+            "classes": marks.classes,
+            "samples": len(marks.names),
+            "seen": sorted(marks.seen),
+        }
+        arrays |= {
+            f"{name}/names": marks.names,
+            f"{name}/labels": marks.labels,
+            **{f"{name}/{one}": array for one, array in marks.seen.items()},
+        }
+    whole = (
+        io.BytesIO()
+    )  # a zip file that was not written to its end would complain where Python deletes it
     np.savez(whole, said=np.array(json.dumps(said)), **arrays)
     file.write(whole.getbuffer())
 
@@ -491,9 +575,21 @@ def read_fingerprint(path: Path) -> Fingerprint | None:
     try:
         with open(path, "rb") as content, np.load(content, allow_pickle=False) as file:
             said = json.loads(str(file["said"]))
-            parts = {name: Marks(file[f"{name}/names"], {one: file[f"{name}/{one}"] for one in part["seen"]},
-                                 part["unit"], part["by_content"], part["facts"], tuple(part["classes"]),
-                                 file[f"{name}/labels"], part.get("wish", "")) for name, part in said["parts"].items()}
-            return Fingerprint(parts, said["division"], file["sides"], file["folds"], said.get("tests", ""))
+            parts = {
+                name: Marks(
+                    file[f"{name}/names"],
+                    {one: file[f"{name}/{one}"] for one in part["seen"]},
+                    part["unit"],
+                    part["by_content"],
+                    part["facts"],
+                    tuple(part["classes"]),
+                    file[f"{name}/labels"],
+                    part.get("wish", ""),
+                )
+                for name, part in said["parts"].items()
+            }
+            return Fingerprint(
+                parts, said["division"], file["sides"], file["folds"], said.get("tests", "")
+            )
     except (OSError, ValueError, LookupError, TypeError, EOFError, BadZipFile):
         return None

@@ -27,7 +27,9 @@ def _compiled(*signature: Any, inline: str = "never") -> Callable[[Callable[...,
     def compile_it(function: Callable[..., Any]) -> Any:
         try:
             return njit(*signature, cache=True, nogil=True, inline=inline)(function)
-        except RuntimeError:  # no folder for the compiled code can be written: it is compiled anew in each process
+        except (
+            RuntimeError
+        ):  # no folder for the compiled code can be written: it is compiled anew in each process
             return njit(*signature, nogil=True, inline=inline)(function)
 
     return compile_it
@@ -78,7 +80,9 @@ def _copy(source: Any, at: Any, target: Any, to: Any, size: Any) -> None:
 def _mirror_any(source: Any, at: Any, target: Any, to: Any, pixels: Any, width: Any) -> None:
     for pixel in range(pixels):
         for byte in range(width):
-            target[uint64(to + width * pixel + byte)] = source[uint64(at + width * (pixels - 1 - pixel) + byte)]
+            target[uint64(to + width * pixel + byte)] = source[
+                uint64(at + width * (pixels - 1 - pixel) + byte)
+            ]
 
 
 @_compiled(inline="always")
@@ -86,24 +90,56 @@ def _mirror_threes(source: Any, at: Any, target: Any, to: Any, pixels: Any) -> N
     """Pixels of three bytes in reverse order, four of them at a time, which are three words (of any alignment)."""
     groups = pixels // 4
     rest = pixels - 4 * groups
-    words = source[at + 3 * rest:at + 3 * pixels].view(np.uint32)
-    turned = target[to:to + 12 * groups].view(np.uint32)
+    words = source[at + 3 * rest : at + 3 * pixels].view(np.uint32)
+    turned = target[to : to + 12 * groups].view(np.uint32)
     for group in range(groups):
         after, before = uint64(3 * group), uint64(3 * (groups - 1 - group))
         a, b, c = words[before], words[before + uint64(1)], words[before + uint64(2)]
         turned[after] = (c >> uint32(8)) | ((b << uint32(8)) & uint32(0xFF000000))
-        turned[after + uint64(1)] = ((b >> uint32(24)) | ((c & uint32(0xFF)) << uint32(8))
-                                     | ((a >> uint32(24)) << uint32(16)) | (b << uint32(24)))
+        turned[after + uint64(1)] = (
+            (b >> uint32(24))
+            | ((c & uint32(0xFF)) << uint32(8))
+            | ((a >> uint32(24)) << uint32(16))
+            | (b << uint32(24))
+        )
         turned[after + uint64(2)] = ((b >> uint32(8)) & uint32(0xFF)) | (a << uint32(8))
     for pixel in range(rest):
         for byte in range(3):
-            target[uint64(to + 12 * groups + 3 * pixel + byte)] = source[uint64(at + 3 * (rest - 1 - pixel) + byte)]
+            target[uint64(to + 12 * groups + 3 * pixel + byte)] = source[
+                uint64(at + 3 * (rest - 1 - pixel) + byte)
+            ]
 
 
-@_compiled(void(_read(uint8), int64, int64, int64, int64[::1], int64[::1], boolean[::1], boolean[::1], uint8,
-                uint8[::1], int64, int64))
-def windows(images: Any, height: Any, width: Any, pixel: Any, top: Any, left: Any, mirror: Any, upside: Any,
-            outside: Any, out: Any, to_height: Any, to_width: Any) -> None:
+@_compiled(
+    void(
+        _read(uint8),
+        int64,
+        int64,
+        int64,
+        int64[::1],
+        int64[::1],
+        boolean[::1],
+        boolean[::1],
+        uint8,
+        uint8[::1],
+        int64,
+        int64,
+    )
+)
+def windows(
+    images: Any,
+    height: Any,
+    width: Any,
+    pixel: Any,
+    top: Any,
+    left: Any,
+    mirror: Any,
+    upside: Any,
+    outside: Any,
+    out: Any,
+    to_height: Any,
+    to_width: Any,
+) -> None:
     """Cut a window out of each image, and mirror it where it is to be; bytes from outside of the image are ``outside``.
 
     Args:
@@ -117,7 +153,7 @@ def windows(images: Any, height: Any, width: Any, pixel: Any, top: Any, left: An
             to = (row * to_height + y) * to_width * pixel
             is_inside = 0 <= at < height and first < last
             if not is_inside or last - first < to_width:
-                out[to:to + to_width * pixel] = outside
+                out[to : to + to_width * pixel] = outside
             if not is_inside:
                 continue
             at = ((row * height + at) * width + left[row] + first) * pixel
@@ -138,7 +174,8 @@ def pick(images: Any, rows: Any, columns: Any, pixel: Any, out: Any) -> None:
             for x in range(columns.shape[1]):
                 for byte in range(pixel):
                     out[place, y, x * pixel + byte] = images[
-                        place, rows[place, y], columns[place, x] * pixel + byte]
+                        place, rows[place, y], columns[place, x] * pixel + byte
+                    ]
 
 
 # ---- another size: Pillow's Resample.c ---------------------------------------------------------
@@ -198,7 +235,11 @@ def _narrow(source: Any, target: Any, channels: Any, first: Any, count: Any, wei
                 green += np.int32(source[at + uint64(1)]) * weight
                 blue += np.int32(source[at + uint64(2)]) * weight
                 at += uint64(3)
-            target[to], target[to + uint64(1)], target[to + uint64(2)] = _byte(red), _byte(green), _byte(blue)
+            target[to], target[to + uint64(1)], target[to + uint64(2)] = (
+                _byte(red),
+                _byte(green),
+                _byte(blue),
+            )
         else:
             total = half
             for tap in range(count[x]):
@@ -218,10 +259,36 @@ def _round(totals: Any, target: Any) -> None:
         target[place] = _byte(totals[place])
 
 
-@_compiled(void(_read(uint8), int64, int64, int64, int64[::1], int64[::1], int64[::1], int64[::1], int64, uint8[::1],
-                int64, int64))
-def resize(images: Any, height: Any, width: Any, channels: Any, top: Any, left: Any, heights: Any, widths: Any,
-           kind: Any, out: Any, to_height: Any, to_width: Any) -> None:
+@_compiled(
+    void(
+        _read(uint8),
+        int64,
+        int64,
+        int64,
+        int64[::1],
+        int64[::1],
+        int64[::1],
+        int64[::1],
+        int64,
+        uint8[::1],
+        int64,
+        int64,
+    )
+)
+def resize(
+    images: Any,
+    height: Any,
+    width: Any,
+    channels: Any,
+    top: Any,
+    left: Any,
+    heights: Any,
+    widths: Any,
+    kind: Any,
+    out: Any,
+    to_height: Any,
+    to_width: Any,
+) -> None:
     """Bring a window of each image to one size, as Pillow does.
 
     Args:
@@ -229,9 +296,15 @@ def resize(images: Any, height: Any, width: Any, channels: Any, top: Any, left: 
     """
     most = 2 * (kind + 1) * (max(height // to_height, width // to_width) + 1) + 3
     first_x, count_x, weights_x = (
-        np.empty(to_width, np.int64), np.empty(to_width, np.int64), np.empty((to_width, most), np.int32))
+        np.empty(to_width, np.int64),
+        np.empty(to_width, np.int64),
+        np.empty((to_width, most), np.int32),
+    )
     first_y, count_y, weights_y = (
-        np.empty(to_height, np.int64), np.empty(to_height, np.int64), np.empty((to_height, most), np.int32))
+        np.empty(to_height, np.int64),
+        np.empty(to_height, np.int64),
+        np.empty((to_height, most), np.int32),
+    )
     line = to_width * channels
     narrow, totals = np.empty((height, line), np.uint8), np.empty(line, np.int32)
     for row in range(top.size):
@@ -239,14 +312,14 @@ def resize(images: Any, height: Any, width: Any, channels: Any, top: Any, left: 
         _taps(heights[row], to_height, kind, first_y, count_y, weights_y)
         for y in range(heights[row]):
             at = ((row * height + top[row] + y) * width + left[row]) * channels
-            source = images[at:at + widths[row] * channels]
+            source = images[at : at + widths[row] * channels]
             if widths[row] == to_width:
                 _copy(source, 0, narrow[y], 0, source.size)
             else:
                 _narrow(source, narrow[y], channels, first_x, count_x, weights_x)
         for y in range(to_height):
             to = (row * to_height + y) * line
-            target = out[to:to + line]
+            target = out[to : to + line]
             if heights[row] == to_height:
                 _copy(narrow[y], 0, target, 0, target.size)
                 continue
@@ -267,7 +340,9 @@ def _blend(a: Any, b: Any, share: Any) -> Any:
 
 @_compiled()
 def _grey(red: Any, green: Any, blue: Any) -> Any:
-    return uint8((np.int32(red) * 19595 + np.int32(green) * 38470 + np.int32(blue) * 7471 + 0x8000) >> 16)
+    return uint8(
+        (np.int32(red) * 19595 + np.int32(green) * 38470 + np.int32(blue) * 7471 + 0x8000) >> 16
+    )
 
 
 @_compiled()
@@ -278,8 +353,11 @@ def _turn_hue(red: Any, green: Any, blue: Any, by: Any) -> Any:
         return most, most, most
     spread = np.float32(most - least)
     saturation = np.float32(spread / np.float32(most))
-    to_red, to_green, to_blue = (np.float32(np.float32(most - red) / spread), np.float32(
-        np.float32(most - green) / spread), np.float32(np.float32(most - blue) / spread))
+    to_red, to_green, to_blue = (
+        np.float32(np.float32(most - red) / spread),
+        np.float32(np.float32(most - green) / spread),
+        np.float32(np.float32(most - blue) / spread),
+    )
     if red == most:
         hue = np.float32(to_blue - to_green)
     elif green == most:
@@ -327,7 +405,11 @@ def jitter(images: Any, kinds: Any, amounts: Any) -> None:
                 against, total = uint8(0), 0
                 if kind == 1:
                     for x in range(pixels):
-                        total += image[x, 0] if channels == 1 else _grey(image[x, 0], image[x, 1], image[x, 2])
+                        total += (
+                            image[x, 0]
+                            if channels == 1
+                            else _grey(image[x, 0], image[x, 1], image[x, 2])
+                        )
                     against = uint8(int(total / pixels + 0.5))
                 for byte in range(256):
                     table[byte] = _blend(against, uint8(byte), share)
@@ -342,7 +424,9 @@ def jitter(images: Any, kinds: Any, amounts: Any) -> None:
             elif channels == 3:
                 by = uint8(int(round(amounts[row, change] * 255)) & 255)
                 for x in range(pixels):
-                    image[x, 0], image[x, 1], image[x, 2] = _turn_hue(image[x, 0], image[x, 1], image[x, 2], by)
+                    image[x, 0], image[x, 1], image[x, 2] = _turn_hue(
+                        image[x, 0], image[x, 1], image[x, 2], by
+                    )
 
 
 # ---- bytes to numbers --------------------------------------------------------------------------

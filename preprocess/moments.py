@@ -45,19 +45,29 @@ class Moments:
         """Of rows (n, features), at least one."""
         rows = rows.astype(np.float64)
         mean = rows.mean(axis=0)
-        return cls(len(rows), mean, ((rows - mean)**2).sum(axis=0), rows.min(axis=0), rows.max(axis=0))
+        return cls(
+            len(rows), mean, ((rows - mean) ** 2).sum(axis=0), rows.min(axis=0), rows.max(axis=0)
+        )
 
     def __add__(self, other: Moments) -> Moments:
         count, apart = self.count + other.count, other.mean - self.mean
-        return Moments(count, self.mean + apart * other.count / count,
-                       self.squares + other.squares + apart**2 * self.count * other.count / count,
-                       np.minimum(self.low, other.low), np.maximum(self.high, other.high))
+        return Moments(
+            count,
+            self.mean + apart * other.count / count,
+            self.squares + other.squares + apart**2 * self.count * other.count / count,
+            np.minimum(self.low, other.low),
+            np.maximum(self.high, other.high),
+        )
 
     def affine(self) -> Affine:
         """What brings the rows to mean 0 and standard deviation 1; a feature that is always the same, to 0."""
         is_constant = self.low == self.high
         deviation = np.where(is_constant, 1.0, np.sqrt(self.squares / self.count))
-        return Affine(tuple(np.where(is_constant, self.low, self.mean).tolist()), tuple(deviation.tolist()), 1.0)
+        return Affine(
+            tuple(np.where(is_constant, self.low, self.mean).tolist()),
+            tuple(deviation.tolist()),
+            1.0,
+        )
 
 
 @dataclass(frozen=True)
@@ -75,8 +85,13 @@ class Standardized:
     folds: tuple[Affine, ...] = ()
 
 
-def standardized(transforms: str, pipeline: Pipeline, how: Standardize, folds: np.ndarray | None = None,
-                 progress: Callable[[int], object] = lambda count: None) -> Standardized:
+def standardized(
+    transforms: str,
+    pipeline: Pipeline,
+    how: Standardize,
+    folds: np.ndarray | None = None,
+    progress: Callable[[int], object] = lambda count: None,
+) -> Standardized:
     """What brings the training samples to mean 0 and standard deviation 1; samples that cannot be read are left out.
 
     Args:
@@ -105,6 +120,13 @@ def standardized(transforms: str, pipeline: Pipeline, how: Standardize, folds: n
     whole = reduce(Moments.__add__, (found[number] for number in sorted(found)))
     if folds is None:
         return Standardized(transforms, whole.affine())
-    return Standardized(transforms, whole.affine(), tuple(
-        reduce(Moments.__add__, (found[number] for number in sorted(found) if number != fold)).affine()
-        for fold in range(int(folds.max()) + 1)))
+    return Standardized(
+        transforms,
+        whole.affine(),
+        tuple(
+            reduce(
+                Moments.__add__, (found[number] for number in sorted(found) if number != fold)
+            ).affine()
+            for fold in range(int(folds.max()) + 1)
+        ),
+    )

@@ -26,8 +26,12 @@ _CHUNK = 2**14  # bytes that small arrays are read together in
 Progress = Callable[[int], object]
 
 
-def write_hdf5(parts: Mapping[str, Source | Pipeline], path: str | Path,
-               progress: Progress = lambda count: None, made_from: str = "") -> list[BadSample]:
+def write_hdf5(
+    parts: Mapping[str, Source | Pipeline],
+    path: str | Path,
+    progress: Progress = lambda count: None,
+    made_from: str = "",
+) -> list[BadSample]:
     """Write a data set to an HDF5 file, which appears whole or not at all.
 
     Args:
@@ -49,7 +53,9 @@ def write_hdf5(parts: Mapping[str, Source | Pipeline], path: str | Path,
     if not place.name or place.is_dir():
         raise InputError(f"{place} is a folder; it must be the name of a file")
     partial = place.with_name(f".{place.name}.{os.getpid()}.tmp")
-    for left_over in place.parent.glob(f".{glob.escape(place.name)}.*.tmp"):  # of a process that was killed
+    for left_over in place.parent.glob(
+        f".{glob.escape(place.name)}.*.tmp"
+    ):  # of a process that was killed
         left_over.unlink(missing_ok=True)
     bad = []
     try:
@@ -78,7 +84,13 @@ def _create(partial: Path, path: Path) -> IO[bytes]:
         with _writing(path):
             return open(partial, "w+b", buffering=0)
     except CannotWrite as error:
-        if error.errno not in (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.ENAMETOOLONG):
+        if error.errno not in (
+            errno.ENOENT,
+            errno.ENOTDIR,
+            errno.EACCES,
+            errno.EPERM,
+            errno.ENAMETOOLONG,
+        ):
             raise
         raise InputError(f"cannot write {path}: {error.strerror}") from error
 
@@ -92,7 +104,9 @@ def _writing(path: Path) -> Iterator[None]:
         raise CannotWrite(error.errno, error.strerror or str(error), str(path)) from error
 
 
-def _write_part(group: h5py.Group, part: Source | Pipeline, progress: Progress, is_copy: bool) -> list[BadSample]:
+def _write_part(
+    group: h5py.Group, part: Source | Pipeline, progress: Progress, is_copy: bool
+) -> list[BadSample]:
     """Write one part; samples that cannot be used leave no gap.
 
     Args:
@@ -116,48 +130,64 @@ def _write_part(group: h5py.Group, part: Source | Pipeline, progress: Progress, 
             bad.append(error)
         progress(1)
     if inputs is None:
-        raise InputError(f"none of the {counted(len(source), 'sample')} can be used; the first: {bad[0]}")
+        raise InputError(
+            f"none of the {counted(len(source), 'sample')} can be used; the first: {bad[0]}"
+        )
     for files in (inputs, masks):
         if files is not None:
             files.resize(len(kept), axis=0)
     _write_targets(group, source, target, kept)
     if is_copy:
         group.create_dataset("left_out_at", data=np.setdiff1d(np.arange(len(source)), kept))
-    for name, texts in (("names", [source.name(index) for index in kept]),
-                        ("left_out", [sample.name for sample in bad]),
-                        ("left_out_because", [sample.reason for sample in bad])):
+    for name, texts in (
+        ("names", [source.name(index) for index in kept]),
+        ("left_out", [sample.name for sample in bad]),
+        ("left_out_because", [sample.reason for sample in bad]),
+    ):
         group.create_dataset(name, data=texts, dtype=h5py.string_dtype())
     return bad
 
 
-def _sample(part: Source | Pipeline, index: int, target: TargetSpec
-            ) -> tuple[bytes | np.ndarray, np.ndarray | None]:
+def _sample(
+    part: Source | Pipeline, index: int, target: TargetSpec
+) -> tuple[bytes | np.ndarray, np.ndarray | None]:
     """A sample as it is to be written, and its mask where it has one."""
     if isinstance(part, Pipeline):
         return part.finish(part.prepare(index), index, epoch=0)
     found = part.read(index)
-    return (found if isinstance(found, bytes) else np.atleast_1d(found),
-            read_mask(part, index, target) if target.kind == "mask" else None)
+    return (
+        found if isinstance(found, bytes) else np.atleast_1d(found),
+        read_mask(part, index, target) if target.kind == "mask" else None,
+    )
 
 
 def _room(group: h5py.Group, part: Source | Pipeline, first: bytes | np.ndarray) -> h5py.Dataset:
     """The data set for the inputs: all like the first."""
     if isinstance(part, Pipeline):
         if part.is_random or part.sample.affine or part.sample.image.dtype != "uint8":
-            raise InputError("only transforms that are not random and end in uint8 can be done beforehand")
+            raise InputError(
+                "only transforms that are not random and end in uint8 can be done beforehand"
+            )
         part = part.source
     if isinstance(first, bytes):
         return _files(group, "images", len(part))
     if first.dtype.kind not in "uifb":
         raise InputError(f"{part.name(0)} is an array of {first.dtype}, not of numbers")
     rows = max(1, min(_CHUNK // max(first.nbytes, 1), len(part)))
-    return group.create_dataset("images", (len(part), *first.shape), wire_dtype(first.dtype),
-                                maxshape=(None, *first.shape), chunks=(rows, *first.shape))
+    return group.create_dataset(
+        "images",
+        (len(part), *first.shape),
+        wire_dtype(first.dtype),
+        maxshape=(None, *first.shape),
+        chunks=(rows, *first.shape),
+    )
 
 
 def _files(group: h5py.Group, name: str, count: int) -> h5py.Dataset:
     """A data set for so many files."""
-    return group.create_dataset(name, (count,), h5py.vlen_dtype(np.uint8), maxshape=(None,), chunks=(min(count, 64),))
+    return group.create_dataset(
+        name, (count,), h5py.vlen_dtype(np.uint8), maxshape=(None,), chunks=(min(count, 64),)
+    )
 
 
 def _as_row(found: bytes | np.ndarray, inputs: h5py.Dataset, name: str) -> np.ndarray:
@@ -169,20 +199,34 @@ def _as_row(found: bytes | np.ndarray, inputs: h5py.Dataset, name: str) -> np.nd
     is_file = h5py.check_vlen_dtype(inputs.dtype) is not None
     if isinstance(found, bytes) and is_file:
         return np.frombuffer(found, np.uint8)
-    if isinstance(found, np.ndarray) and not is_file and found.shape == inputs.shape[1:] and (
-            wire_dtype(found.dtype) == inputs.dtype):
+    if (
+        isinstance(found, np.ndarray)
+        and not is_file
+        and found.shape == inputs.shape[1:]
+        and (wire_dtype(found.dtype) == inputs.dtype)
+    ):
         return found
-    what = "an encoded file" if isinstance(found, bytes) else f"an array {found.shape} of {found.dtype}"
-    raise InputError(f"{name} is {what}, unlike the first sample; all samples of one file must be alike")
+    what = (
+        "an encoded file"
+        if isinstance(found, bytes)
+        else f"an array {found.shape} of {found.dtype}"
+    )
+    raise InputError(
+        f"{name} is {what}, unlike the first sample; all samples of one file must be alike"
+    )
 
 
-def _write_targets(group: h5py.Group, source: Source, target: TargetSpec, kept: Sequence[int]) -> None:
+def _write_targets(
+    group: h5py.Group, source: Source, target: TargetSpec, kept: Sequence[int]
+) -> None:
     """Targets, weights and what samples belong to; masks are written one by one before."""
     if target.kind == "mask":
         group["targets"].attrs["ignore"] = _ignored(target)
     else:
         column = "labels" if target.kind == "class" else "targets"
-        group.create_dataset(column, data=np.asarray(plain_targets(source))[kept].astype(target.dtype))
+        group.create_dataset(
+            column, data=np.asarray(plain_targets(source))[kept].astype(target.dtype)
+        )
     if target.kind in ("class", "mask"):
         classes = target.names or tuple(map(str, range(target.outputs)))
         group.create_dataset("classes", data=classes, dtype=h5py.string_dtype())
@@ -198,8 +242,9 @@ def _write_targets(group: h5py.Group, source: Source, target: TargetSpec, kept: 
 def _encode(mask: np.ndarray | None, target: TargetSpec) -> np.ndarray:
     """A mask as a PNG file, which takes little room and loses nothing."""
     assert mask is not None
-    pixels = np.where(mask == target.void, _ignored(target), mask).astype(target.dtype if target.dtype == np.uint8
-                                                                          else np.uint16)
+    pixels = np.where(mask == target.void, _ignored(target), mask).astype(
+        target.dtype if target.dtype == np.uint8 else np.uint16
+    )
     file = io.BytesIO()
     Image.fromarray(pixels).save(file, "PNG")
     return np.frombuffer(file.getvalue(), np.uint8)

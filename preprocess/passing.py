@@ -13,9 +13,26 @@ T = TypeVar("T")
 
 # What they say of a name (no such file), or of what somebody may do, stays as it is until somebody changes it.
 _PASSING = {
-    errno.EIO, errno.ESTALE, errno.ETIMEDOUT, errno.EAGAIN, errno.EBUSY, errno.EINTR, errno.ENOLCK, errno.ENFILE,
-    errno.EMFILE, errno.ENETDOWN, errno.ENETUNREACH, errno.EHOSTDOWN, errno.EHOSTUNREACH, errno.ENOTCONN,
-    errno.EREMOTEIO, errno.ECONNRESET, errno.ECONNREFUSED, errno.ECONNABORTED, errno.EPIPE}
+    errno.EIO,
+    errno.ESTALE,
+    errno.ETIMEDOUT,
+    errno.EAGAIN,
+    errno.EBUSY,
+    errno.EINTR,
+    errno.ENOLCK,
+    errno.ENFILE,
+    errno.EMFILE,
+    errno.ENETDOWN,
+    errno.ENETUNREACH,
+    errno.EHOSTDOWN,
+    errno.EHOSTUNREACH,
+    errno.ENOTCONN,
+    errno.EREMOTEIO,
+    errno.ECONNRESET,
+    errno.ECONNREFUSED,
+    errno.ECONNABORTED,
+    errno.EPIPE,
+}
 
 # What they say to whoever writes, until others have deleted something, or the file system is back.
 _ROOM = {errno.ENOSPC, errno.EDQUOT, errno.ESHUTDOWN}
@@ -45,7 +62,9 @@ def may_pass(error: BaseException | None) -> bool:
     while error is not None:
         cause = getattr(error, "reason", None)  # where urllib's errors keep what they came from
         for each in (error, cause):
-            if isinstance(each, TimeoutError) or (isinstance(each, OSError) and each.errno in _PASSING):
+            if isinstance(each, TimeoutError) or (
+                isinstance(each, OSError) and each.errno in _PASSING
+            ):
                 return True
         error = error.__cause__ if error.__suppress_context__ else error.__context__
     return False
@@ -61,7 +80,9 @@ def _content(file: str) -> bytes:
         return opened.read()
 
 
-def read_patiently(read: Callable[[], T], name: Callable[[], str], again: Callable[[], object] = lambda: None) -> T:
+def read_patiently(
+    read: Callable[[], T], name: Callable[[], str], again: Callable[[], object] = lambda: None
+) -> T:
     """Read a sample, a few times where an error may pass.
 
     Args:

@@ -54,8 +54,16 @@ class Pipeline(Chain):
         piece: where in such samples that is of which this one makes something.
     """
 
-    def __init__(self, source: Source, transforms: Sequence[Transform], seed: int, sample: SampleSpec,
-                 fixed: int | None = None, carried: TargetSpec | None = None, piece: Piece | None = None) -> None:
+    def __init__(
+        self,
+        source: Source,
+        transforms: Sequence[Transform],
+        seed: int,
+        sample: SampleSpec,
+        fixed: int | None = None,
+        carried: TargetSpec | None = None,
+        piece: Piece | None = None,
+    ) -> None:
         super().__init__(source, expecting(transforms, sample.unfinished), seed, fixed)
         self.sample, self._piece = sample, piece
         self._carried = carried or sample.kept_target
@@ -84,7 +92,9 @@ class Pipeline(Chain):
         """Room for so many samples as :meth:`keep` leaves them."""
         kept = self.sample.kept
         assert kept is not None
-        return np.empty((samples, *kept.shape), kept.dtype), np.empty(samples, self.sample.kept_target.wire)
+        return np.empty((samples, *kept.shape), kept.dtype), np.empty(
+            samples, self.sample.kept_target.wire
+        )
 
     def finish(self, part: Part, index: int, epoch: int, training: bool = True) -> Part:
         """Do to a prepared sample what differs from epoch to epoch, and check its shape.
@@ -97,11 +107,20 @@ class Pipeline(Chain):
     def _check(self, part: Part, index: int) -> Part:
         image = part.image
         if image.shape != self._shape or wire_dtype(image.dtype) != self._dtype:
-            raise BadSample(self.source.name(index), f"is {ImageSpec.of(image)}; the others are {self.sample.wire}")
+            raise BadSample(
+                self.source.name(index),
+                f"is {ImageSpec.of(image)}; the others are {self.sample.wire}",
+            )
         return part
 
-    def load(self, indices: Iterable[int], epoch: int, images: np.ndarray, targets: np.ndarray,
-             training: bool = True) -> list[BadSample]:
+    def load(
+        self,
+        indices: Iterable[int],
+        epoch: int,
+        images: np.ndarray,
+        targets: np.ndarray,
+        training: bool = True,
+    ) -> list[BadSample]:
         """Prepare samples into arrays that are there already.
 
         Args:
@@ -115,14 +134,23 @@ class Pipeline(Chain):
             The samples that cannot be used, each with its position; their images are 0 and their targets marked.
         """
         if not self.is_random or LOADING.kernels is None:
-            return self._each(indices, lambda index: self._make(index, epoch, training), images, targets, self._target)
+            return self._each(
+                indices,
+                lambda index: self._make(index, epoch, training),
+                images,
+                targets,
+                self._target,
+            )
         everything, bad = np.fromiter(indices, np.int64), list[BadSample]()
         for first in range(0, len(everything), _AT_ONCE):
             alike = dict[object, tuple[np.ndarray, list[int], list[np.ndarray | None]]]()
-            for position, index in enumerate(everything[first:first + _AT_ONCE].tolist(), first):
+            for position, index in enumerate(everything[first : first + _AT_ONCE].tolist(), first):
                 try:
                     image, mask = self.prepare(index)
-                    kind = (image.shape, image.dtype), None if mask is None else (mask.shape, mask.dtype)
+                    kind = (
+                        (image.shape, image.dtype),
+                        None if mask is None else (mask.shape, mask.dtype),
+                    )
                     if kind not in alike:
                         alike[kind] = self._room.of(*kind[0]), [], []
                     room, positions, masks = alike[kind]
@@ -132,8 +160,16 @@ class Pipeline(Chain):
                 except BadSample as error:
                     bad.append(self._left_out(error, position, images, targets, self._target))
             for room, positions, masks in alike.values():
-                bad += self._vary(room[:len(positions)], [mask for mask in masks if mask is not None] or None,
-                                  np.array(positions), everything, epoch, images, targets, training)
+                bad += self._vary(
+                    room[: len(positions)],
+                    [mask for mask in masks if mask is not None] or None,
+                    np.array(positions),
+                    everything,
+                    epoch,
+                    images,
+                    targets,
+                    training,
+                )
         return sorted(bad, key=lambda error: error.position or 0)
 
     def _make(self, index: int, epoch: int, training: bool) -> Part:
@@ -144,7 +180,9 @@ class Pipeline(Chain):
             if self.is_random:
                 LOADING.spent(time.perf_counter() - began)
 
-    def keep(self, indices: Iterable[int], images: np.ndarray, targets: np.ndarray) -> list[BadSample]:
+    def keep(
+        self, indices: Iterable[int], images: np.ndarray, targets: np.ndarray
+    ) -> list[BadSample]:
         """Do the part that is worth keeping: the same as :meth:`load`, up to the first random transform.
 
         Args:
@@ -154,8 +192,16 @@ class Pipeline(Chain):
         """
         return self._each(indices, self.prepare, images, targets, self.sample.kept_target)
 
-    def finish_kept(self, kept: np.ndarray, kept_targets: np.ndarray, indices: np.ndarray, epoch: int,
-                    images: np.ndarray, targets: np.ndarray, training: bool = True) -> list[BadSample]:
+    def finish_kept(
+        self,
+        kept: np.ndarray,
+        kept_targets: np.ndarray,
+        indices: np.ndarray,
+        epoch: int,
+        images: np.ndarray,
+        targets: np.ndarray,
+        training: bool = True,
+    ) -> list[BadSample]:
         """Do the rest to samples that :meth:`keep` has left; what it could not use stays marked, and is not told again.
 
         Args:
@@ -168,7 +214,10 @@ class Pipeline(Chain):
             images[:], targets[:] = kept, self.answered(kept_targets, indices)
             return []
         of_kept = self._carried
-        usable, masks = of_kept.usable(kept_targets), kept_targets["target"] if of_kept.kind == "mask" else None
+        usable, masks = (
+            of_kept.usable(kept_targets),
+            kept_targets["target"] if of_kept.kind == "mask" else None,
+        )
         for position in np.flatnonzero(~usable).tolist():
             images[position] = 0
             self._target.mark(targets, position)
@@ -178,9 +227,17 @@ class Pipeline(Chain):
             kept, masks = kept[positions], None if masks is None else masks[positions]
         return self._vary(kept, masks, positions, indices, epoch, images, targets, training)
 
-    def _vary(self, parts: _Arrays, masks: _Arrays | None, positions: np.ndarray,
-              indices: np.ndarray, epoch: int, images: np.ndarray, targets: np.ndarray, training: bool
-              ) -> list[BadSample]:
+    def _vary(
+        self,
+        parts: _Arrays,
+        masks: _Arrays | None,
+        positions: np.ndarray,
+        indices: np.ndarray,
+        epoch: int,
+        images: np.ndarray,
+        targets: np.ndarray,
+        training: bool,
+    ) -> list[BadSample]:
         """Do to prepared samples of one shape what differs from epoch to epoch: all at once as far as that goes.
 
         Args:
@@ -190,14 +247,25 @@ class Pipeline(Chain):
         begun = None
         if kernels is not None and len(positions):
             begun = self.begin(kernels, parts, masks, indices[positions], epoch, training)
-            if begun[1] == self.varying and self._take(begun[0], positions, indices, images, targets):
+            if begun[1] == self.varying and self._take(
+                begun[0], positions, indices, images, targets
+            ):
                 return []
         bad = []
-        for place, (position, index) in enumerate(zip(positions.tolist(), indices[positions].tolist(), strict=True)):
+        for place, (position, index) in enumerate(
+            zip(positions.tolist(), indices[positions].tolist(), strict=True)
+        ):
             try:
-                part = (self.vary(Part(parts[place], None if masks is None else masks[place]), index, epoch,
-                                         training)
-                        if begun is None else self.end(begun, place, index, epoch, training))
+                part = (
+                    self.vary(
+                        Part(parts[place], None if masks is None else masks[place]),
+                        index,
+                        epoch,
+                        training,
+                    )
+                    if begun is None
+                    else self.end(begun, place, index, epoch, training)
+                )
                 self._check(part, index)
                 self._reader.put(targets, position, index, part.mask)
                 images[position] = part.image
@@ -207,11 +275,19 @@ class Pipeline(Chain):
             LOADING.spent(time.perf_counter() - began)
         return bad
 
-    def _take(self, work: Work, positions: np.ndarray, indices: np.ndarray, images: np.ndarray, targets: np.ndarray
-              ) -> bool:
+    def _take(
+        self,
+        work: Work,
+        positions: np.ndarray,
+        indices: np.ndarray,
+        images: np.ndarray,
+        targets: np.ndarray,
+    ) -> bool:
         """Put samples that are done to their positions; False where they are not what they should be."""
         if work.form != (self._shape, self._dtype) or (
-                work.masks is not None and (work.size, work.masks.dtype) != (self._target.shape, self._target.dtype)):
+            work.masks is not None
+            and (work.size, work.masks.dtype) != (self._target.shape, self._target.dtype)
+        ):
             return False
         is_all = len(positions) == len(images)
         work.settle(images if is_all else None)
@@ -233,7 +309,10 @@ class Pipeline(Chain):
         """
         if self._carried == self._target:
             return kept_targets
-        usable, targets = self._carried.usable(kept_targets), np.empty(len(indices), self._target.wire)
+        usable, targets = (
+            self._carried.usable(kept_targets),
+            np.empty(len(indices), self._target.wire),
+        )
         for position, index in enumerate(indices.tolist()):
             if usable[position]:
                 self._reader.put(targets, position, index)
@@ -245,16 +324,25 @@ class Pipeline(Chain):
     def _reader(self) -> TargetReader:
         return TargetReader(self.source, self._target)
 
-    def _each(self, indices: Iterable[int], make: Callable[[int], Part], images: np.ndarray, targets: np.ndarray,
-              spec: TargetSpec) -> list[BadSample]:
+    def _each(
+        self,
+        indices: Iterable[int],
+        make: Callable[[int], Part],
+        images: np.ndarray,
+        targets: np.ndarray,
+        spec: TargetSpec,
+    ) -> list[BadSample]:
         reader = self._reader if spec is self._target else TargetReader(self.source, spec)
         bad = []
         for position, index in enumerate(map(int, indices)):
             try:
                 image, mask = make(index)
                 if image.shape != images.shape[1:]:
-                    raise BadSample(self.source.name(index), f"is {ImageSpec.of(image)}; the others are "
-                                                             f"{' x '.join(map(str, images.shape[1:]))}")
+                    raise BadSample(
+                        self.source.name(index),
+                        f"is {ImageSpec.of(image)}; the others are "
+                        f"{' x '.join(map(str, images.shape[1:]))}",
+                    )
                 reader.put(targets, position, index, mask)
                 images[position] = image
             except BadSample as error:
@@ -262,8 +350,9 @@ class Pipeline(Chain):
         return bad
 
     @staticmethod
-    def _left_out(error: BadSample, position: int, images: np.ndarray, targets: np.ndarray, spec: TargetSpec
-                  ) -> BadSample:
+    def _left_out(
+        error: BadSample, position: int, images: np.ndarray, targets: np.ndarray, spec: TargetSpec
+    ) -> BadSample:
         """Mark a sample that cannot be used."""
         error.position = position
         images[position] = 0

@@ -68,8 +68,13 @@ class Look:
         return replace(self.sample, kept=self.kept)
 
 
-def probe(source: Source, transforms: Sequence[Transform], seed: int, keep: bool = False, fixed: int | None = None
-          ) -> SampleSpec:
+def probe(
+    source: Source,
+    transforms: Sequence[Transform],
+    seed: int,
+    keep: bool = False,
+    fixed: int | None = None,
+) -> SampleSpec:
     """Find out what the samples of a source are; see :func:`look`.
 
     Args:
@@ -83,7 +88,9 @@ def probe(source: Source, transforms: Sequence[Transform], seed: int, keep: bool
     return found.keeping() if keep else found.sample
 
 
-def look(source: Source, transforms: Sequence[Transform], seed: int, fixed: int | None = None) -> Look:
+def look(
+    source: Source, transforms: Sequence[Transform], seed: int, fixed: int | None = None
+) -> Look:
     """Look at some samples of a source; reads each of ``PROBES`` samples once.
 
     Args:
@@ -101,8 +108,10 @@ def look(source: Source, transforms: Sequence[Transform], seed: int, fixed: int 
     image = _alike_at_the_end(found)
     is_picture = image.dtype == "uint8" and len(image.shape) == 3
     if is_picture and transforms and isinstance(transforms[-1], Standardize):
-        raise InputError(f"transforms: standardize is for tables and arrays of other numbers, and samples are {image}, "
-                         "images; it should be scale")
+        raise InputError(
+            f"transforms: standardize is for tables and arrays of other numbers, and samples are {image}, "
+            "images; it should be scale"
+        )
     if chain.affine is not None:
         chain.affine.check(image.shape[-1] if image.shape else 1)
     target = replace(target_of(source), names=())
@@ -115,8 +124,14 @@ def look(source: Source, transforms: Sequence[Transform], seed: int, fixed: int 
     sample = SampleSpec(image, target.outputs, chain.affine, None, target)
     if left is not None:
         sample = _left_to_device(sample, left, found[0].name)
-    return Look(sample, kept, unkept, chain.is_raw,
-                median(one.fixed_s for one in found), median(one.varying_s for one in found))
+    return Look(
+        sample,
+        kept,
+        unkept,
+        chain.is_raw,
+        median(one.fixed_s for one in found),
+        median(one.varying_s for one in found),
+    )
 
 
 def _samples(chain: Chain) -> list[_Probed]:
@@ -133,15 +148,23 @@ def _samples(chain: Chain) -> list[_Probed]:
                 kept = chain.prepare(index)
                 prepared = time.perf_counter()
                 image, mask = chain.vary(kept, index, epoch=0)
-                yield _Probed(source.name(index), kept.image, image, mask, prepared - began,
-                              time.perf_counter() - prepared)
+                yield _Probed(
+                    source.name(index),
+                    kept.image,
+                    image,
+                    mask,
+                    prepared - began,
+                    time.perf_counter() - prepared,
+                )
             except BadSample as error:
                 complaints.append(error)
 
     spread = np.unique(np.linspace(0, count - 1, PROBES).astype(int)).tolist()
     found = list(usable(spread)) or list(islice(usable(range(count)), 1))
     if not found:
-        raise InputError(f"none of the {counted(count, 'sample')} can be used; the first: {complaints[0]}")
+        raise InputError(
+            f"none of the {counted(count, 'sample')} can be used; the first: {complaints[0]}"
+        )
     return found
 
 
@@ -151,8 +174,10 @@ def _alike_at_the_end(found: Sequence[_Probed]) -> ImageSpec:
         raise InputError(f"{name} becomes {image}; transforms must give numbers")
     for other in found[1:]:
         if ImageSpec.of(other.image) != image:
-            raise InputError(f"transforms: samples must end in one shape, but {name} is {image} and {other.name} is "
-                             f"{ImageSpec.of(other.image)}; add a resize or a crop")
+            raise InputError(
+                f"transforms: samples must end in one shape, but {name} is {image} and {other.name} is "
+                f"{ImageSpec.of(other.image)}; add a resize or a crop"
+            )
     return image
 
 
@@ -160,13 +185,17 @@ def _left_to_device(sample: SampleSpec, left: OnDevice, name: str) -> SampleSpec
     """What a sample is when the device has done the rest to it."""
     image = sample.image
     if len(image.shape) != 3:
-        raise InputError(f"data.finish: device: it crops and mirrors images, and {name} becomes {image}")
+        raise InputError(
+            f"data.finish: device: it crops and mirrors images, and {name} becomes {image}"
+        )
     try:
         size = left.size(*image.shape[:2])
     except BadImage as error:
         raise InputError(f"none of the samples can be used; the first: {name} {error}") from error
     target = replace(sample.target, size=size) if sample.target.kind == "mask" else sample.target
-    return replace(sample, image=replace(image, shape=(*size, image.shape[2])), target=target, unfinished=image)
+    return replace(
+        sample, image=replace(image, shape=(*size, image.shape[2])), target=target, unfinished=image
+    )
 
 
 def _alike_masks(found: Sequence[_Probed]) -> tuple[int, int]:
@@ -174,8 +203,10 @@ def _alike_masks(found: Sequence[_Probed]) -> tuple[int, int]:
     for one in found:
         assert one.mask is not None
         if one.mask.shape != one.image.shape[:2]:  # of a transform of the user's own
-            raise InputError(f"{one.name} becomes {ImageSpec.of(one.image)} and its mask {ImageSpec.of(one.mask)}; "
-                             "transforms must leave both the same height and width")
+            raise InputError(
+                f"{one.name} becomes {ImageSpec.of(one.image)} and its mask {ImageSpec.of(one.mask)}; "
+                "transforms must leave both the same height and width"
+            )
     height, width = found[0].image.shape[:2]
     return height, width
 
@@ -185,9 +216,13 @@ def _alike_when_kept(found: Sequence[_Probed], chain: Chain) -> tuple[ImageSpec 
     name, image = found[0].name, ImageSpec.of(found[0].kept)
     for other in found:
         if chain.scales_early and other.kept.dtype != np.uint8:
-            return None, (f"{other.name} is {ImageSpec.of(other.kept)} before the first random transform; only uint8 "
-                          "is kept")
+            return None, (
+                f"{other.name} is {ImageSpec.of(other.kept)} before the first random transform; only uint8 "
+                "is kept"
+            )
         if ImageSpec.of(other.kept) != image:
-            return None, (f"{name} is {image} and {other.name} {ImageSpec.of(other.kept)} before the first random "
-                          "transform; add a resize or a crop before it")
+            return None, (
+                f"{name} is {image} and {other.name} {ImageSpec.of(other.kept)} before the first random "
+                "transform; add a resize or a crop before it"
+            )
     return image, ""

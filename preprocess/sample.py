@@ -78,7 +78,9 @@ class Affine:
     @cached_property
     def offset(self) -> np.ndarray:
         """float32, a scalar or one number for each channel."""
-        return (-np.asarray(self.mean, np.float64) / np.asarray(self.std, np.float64)).astype(np.float32)
+        return (-np.asarray(self.mean, np.float64) / np.asarray(self.std, np.float64)).astype(
+            np.float32
+        )
 
     def check(self, channels: int) -> None:
         """See that it fits images of so many channels.
@@ -88,7 +90,9 @@ class Affine:
         """
         numbers = np.broadcast(self.multiplier, self.offset).size
         if numbers not in (1, channels):
-            raise InputError(f"scale: {numbers} numbers, one for each channel, but samples have {channels} channels")
+            raise InputError(
+                f"scale: {numbers} numbers, one for each channel, but samples have {channels} channels"
+            )
 
     def along_row(self, width: int) -> tuple[np.ndarray, np.ndarray]:
         """Multiplier and offset of a whole row of so many pixels; see :func:`preprocess.scaling.along_row`."""
@@ -132,12 +136,20 @@ class SampleSpec:
     def of(self, feed: str, fold: int | None = None) -> SampleSpec:
         """What the networks of a feed are fed with, or those of a fold of it: this, where no other is known."""
         found = self.own.get(feed, self)
-        return replace(found, affine=found.folds[fold], folds=()) if fold is not None and found.folds else found
+        return (
+            replace(found, affine=found.folds[fold], folds=())
+            if fold is not None and found.folds
+            else found
+        )
 
     @property
     def wire(self) -> ImageSpec:
         """An input as it travels to the trainers: a row of bytes, where something is left to the device."""
-        return self.image if self.unfinished is None else ImageSpec((self.unfinished.nbytes + PLACE_BYTES,), "uint8")
+        return (
+            self.image
+            if self.unfinished is None
+            else ImageSpec((self.unfinished.nbytes + PLACE_BYTES,), "uint8")
+        )
 
     @property
     def kept_target(self) -> TargetSpec:
@@ -153,5 +165,10 @@ class SampleSpec:
         if self.affine is not None:
             unit = {} if self.affine.unit == 255 else {"unit": self.affine.unit}
             affine = {"mean": self.affine.mean, "std": self.affine.std, **unit}
-        return {"shape": self.image.shape, "dtype": self.image.dtype, "classes": self.classes, "affine": affine,
-                **self.target.identity()}
+        return {
+            "shape": self.image.shape,
+            "dtype": self.image.dtype,
+            "classes": self.classes,
+            "affine": affine,
+            **self.target.identity(),
+        }

@@ -13,7 +13,9 @@ import numpy as np
 from preprocess.loading import LOADING
 
 
-def along_row(multiplier: np.ndarray, offset: np.ndarray, width: int) -> tuple[np.ndarray, np.ndarray]:
+def along_row(
+    multiplier: np.ndarray, offset: np.ndarray, width: int
+) -> tuple[np.ndarray, np.ndarray]:
     """Numbers for each channel, repeated for each pixel of a row; scalars stay as they are.
 
     Args:
@@ -29,7 +31,9 @@ def along_row(multiplier: np.ndarray, offset: np.ndarray, width: int) -> tuple[n
     return np.tile(multiplier, width), np.tile(offset, width)
 
 
-def scale_into(out: np.ndarray, images: np.ndarray, multiplier: np.ndarray, offset: np.ndarray) -> None:
+def scale_into(
+    out: np.ndarray, images: np.ndarray, multiplier: np.ndarray, offset: np.ndarray
+) -> None:
     """Scale images, or other arrays, whose last axis is then taken for the channels.
 
     Args:
@@ -37,7 +41,9 @@ def scale_into(out: np.ndarray, images: np.ndarray, multiplier: np.ndarray, offs
         images: of the same shape.
         multiplier, offset: float32, scalars or (channels,).
     """
-    if not out.flags.c_contiguous or out.ndim < 3:  # its rows cannot be written as one, or it is no image
+    if (
+        not out.flags.c_contiguous or out.ndim < 3
+    ):  # its rows cannot be written as one, or it is no image
         np.add(np.multiply(images, multiplier, out=out, dtype=np.float32), offset, out=out)
         return
     pixels = out.shape[-2] * out.shape[-1]
@@ -50,10 +56,18 @@ def scale_into(out: np.ndarray, images: np.ndarray, multiplier: np.ndarray, offs
         _by_numpy(rows, multiplier, offset, scaled)
         LOADING.spent(time.perf_counter() - began)
     else:
-        LOADING.kernels.scale(np.ascontiguousarray(rows), *(
-            np.ascontiguousarray(np.broadcast_to(each, pixels), np.float32) for each in (multiplier, offset)), scaled)
+        LOADING.kernels.scale(
+            np.ascontiguousarray(rows),
+            *(
+                np.ascontiguousarray(np.broadcast_to(each, pixels), np.float32)
+                for each in (multiplier, offset)
+            ),
+            scaled,
+        )
 
 
-def _by_numpy(rows: np.ndarray, multiplier: np.ndarray, offset: np.ndarray, out: np.ndarray) -> None:
+def _by_numpy(
+    rows: np.ndarray, multiplier: np.ndarray, offset: np.ndarray, out: np.ndarray
+) -> None:
     np.multiply(rows, multiplier, out=out, dtype=np.float32)
     np.add(out, offset, out=out)

@@ -34,7 +34,18 @@ from preprocess.sources.table import columns_of
 from preprocess.target import TargetSpec, TargetWish, target_of, told_array
 from preprocess.target_checks import checked_labels, checked_target
 
-__all__ = ["SOURCES", "DataSet", "RandomAccess", "Source", "View", "fold_of", "open_data", "open_each", "split", "told"]
+__all__ = [
+    "SOURCES",
+    "DataSet",
+    "RandomAccess",
+    "Source",
+    "View",
+    "fold_of",
+    "open_data",
+    "open_each",
+    "split",
+    "told",
+]
 
 # name -> module:function, which takes (path, **options) and returns training samples, those for validation or None, and
 # perhaps those for testing or None; it can do without a path where that has a default
@@ -81,7 +92,10 @@ class View:
         target: TargetSpec | None = getattr(source, "target", None)
         if target is None:
             classified = cast(ClassSource, source)
-            self.labels, self.classes = np.asarray(classified.labels)[self.indices], classified.classes
+            self.labels, self.classes = (
+                np.asarray(classified.labels)[self.indices],
+                classified.classes,
+            )
             return
         self.target = target
         if target.kind != "mask":
@@ -158,9 +172,15 @@ class Told(View):
         return told_array(self.source)
 
 
-def open_data(source: str, path: str | None, validation: float | str | None, seed: int,
-              options: Mapping[str, Any] | None = None, test: float | str | None = None,
-              target: TargetWish | None = None) -> DataSet:
+def open_data(
+    source: str,
+    path: str | None,
+    validation: float | str | None,
+    seed: int,
+    options: Mapping[str, Any] | None = None,
+    test: float | str | None = None,
+    target: TargetWish | None = None,
+) -> DataSet:
     """Open the data of a spec.
 
     Args:
@@ -185,11 +205,18 @@ def open_data(source: str, path: str | None, validation: float | str | None, see
     return open_each(source, path, validation, seed, options, test, (target,))[0][0]
 
 
-def open_each(source: str, path: str | None, validation: float | str | None, seed: int,
-              options: Mapping[str, Any] | None = None, test: float | str | None = None,
-              targets: Sequence[TargetWish | None] = (None,), division: str | None = None,
-              before: Fingerprint | None = None, features: Sequence[str] = ()
-              ) -> tuple[tuple[DataSet, ...], Fingerprint]:
+def open_each(
+    source: str,
+    path: str | None,
+    validation: float | str | None,
+    seed: int,
+    options: Mapping[str, Any] | None = None,
+    test: float | str | None = None,
+    targets: Sequence[TargetWish | None] = (None,),
+    division: str | None = None,
+    before: Fingerprint | None = None,
+    features: Sequence[str] = (),
+) -> tuple[tuple[DataSet, ...], Fingerprint]:
     """The same samples with each of some targets, all divided as the first; see :func:`open_data`.
 
     Args:
@@ -206,8 +233,12 @@ def open_each(source: str, path: str | None, validation: float | str | None, see
         InputError: as there; they are not the same samples; or all samples of a side have gone.
     """
     for part, where in (("validation", validation), ("test", test)):
-        if source.startswith("builtin:") and isinstance(where, str):  # it would give its training data again
-            raise InputError(f"data.{part}: {where}: {source} has no data elsewhere; give a share, like 10%")
+        if source.startswith("builtin:") and isinstance(
+            where, str
+        ):  # it would give its training data again
+            raise InputError(
+                f"data.{part}: {where}: {source} has no data elsewhere; give a share, like 10%"
+            )
     found: list[DataSet] = []
     first: Source | None = None
     marks: dict[str, Marks] = {}
@@ -215,7 +246,9 @@ def open_each(source: str, path: str | None, validation: float | str | None, see
     for number, target in enumerate(targets):
         opener, (train, held_out, tested) = _opened(source, path, options or {}, target, features)
         if isinstance(train, ClassSource) and len(train.classes) < 2:
-            raise InputError(f"{path or source}: only one class, {train.classes[0]!r}; at least two are needed")
+            raise InputError(
+                f"{path or source}: only one class, {train.classes[0]!r}; at least two are needed"
+            )
         if division is not None:
             marks |= _marks_of_train(train, path, number, target, marks)
         if first is None:
@@ -224,8 +257,18 @@ def open_each(source: str, path: str | None, validation: float | str | None, see
                 known = before.sides_of(marks["train"], division, groups_of(train) is not None)
         else:
             train = _divided_like(first, train, path or source)
-        found.append(_divided((train, held_out, tested), opener, path or source, path, validation, seed, test,
-                              known.sides))
+        found.append(
+            _divided(
+                (train, held_out, tested),
+                opener,
+                path or source,
+                path,
+                validation,
+                seed,
+                test,
+                known.sides,
+            )
+        )
     if division is None or first is None:
         return tuple(found), Fingerprint({})
     sides = np.zeros(len(first), np.int8)
@@ -233,15 +276,24 @@ def open_each(source: str, path: str | None, validation: float | str | None, see
         if (there := found[0].parts().get(part)) is None:
             continue
         if (rows := _rows_in(there, first)) is None:
-            marks[part] = with_targets(_known_by(there, where if isinstance(where, str) else path), there, targets[0])
+            marks[part] = with_targets(
+                _known_by(there, where if isinstance(where, str) else path), there, targets[0]
+            )
         else:
             sides[rows] = side
     folds = np.empty(0, np.int16) if known.folds is None else known.folds
-    return tuple(found), Fingerprint(marks, division, sides, folds, test if isinstance(test, str) else "")
+    return tuple(found), Fingerprint(
+        marks, division, sides, folds, test if isinstance(test, str) else ""
+    )
 
 
-def _opened(source: str, path: str | None, options: Mapping[str, Any], target: TargetWish | None,
-            features: Sequence[str]) -> tuple[Opener, Opened]:
+def _opened(
+    source: str,
+    path: str | None,
+    options: Mapping[str, Any],
+    target: TargetWish | None,
+    features: Sequence[str],
+) -> tuple[Opener, Opened]:
     """What lies at a path, and what opens further parts of it: in tables, features are found by their names."""
     opener: Opener = partial(_open_at, source, options, target)
     opened = opener(path)
@@ -253,8 +305,13 @@ def _opened(source: str, path: str | None, options: Mapping[str, Any], target: T
     return opener, opened if names == columns.inputs else opener(path)
 
 
-def _marks_of_train(train: Source, path: str | None, number: int, target: TargetWish | None,
-                    marks: Mapping[str, Marks]) -> dict[str, Marks]:
+def _marks_of_train(
+    train: Source,
+    path: str | None,
+    number: int,
+    target: TargetWish | None,
+    marks: Mapping[str, Marks],
+) -> dict[str, Marks]:
     """What the samples are known by, before any are taken from them; of further targets of the same, these alone."""
     if not number:
         return {"train": with_targets(_known_by(train, path), train, target)}
@@ -281,9 +338,13 @@ def _rows_in(part: Source, whole: Source) -> np.ndarray | None:
 def _divided_like(first: Source, other: Source, place: str) -> View:
     """The samples of one source, to be divided as those of another, which have other targets."""
     count = len(first)
-    if len(other) != count or any(first.name(index) != other.name(index) for index in {0, count // 2, count - 1}):
-        raise InputError(f"{place}: data.target of an entry: the source has other samples, or another order of them, "
-                         "for these targets, so they cannot be shared")
+    if len(other) != count or any(
+        first.name(index) != other.name(index) for index in {0, count // 2, count - 1}
+    ):
+        raise InputError(
+            f"{place}: data.target of an entry: the source has other samples, or another order of them, "
+            "for these targets, so they cannot be shared"
+        )
     view, strata = View(other, np.arange(count)), np.zeros(count, np.int64)
     for number, members in enumerate(strata_of(first)):
         strata[members] = number
@@ -291,8 +352,16 @@ def _divided_like(first: Source, other: Source, place: str) -> View:
     return view
 
 
-def _divided(opened: Opened, opener: Opener, source: str, path: str | None, validation: float | str | None, seed: int,
-             test: float | str | None, known: np.ndarray | None) -> DataSet:
+def _divided(
+    opened: Opened,
+    opener: Opener,
+    source: str,
+    path: str | None,
+    validation: float | str | None,
+    seed: int,
+    test: float | str | None,
+    known: np.ndarray | None,
+) -> DataSet:
     """Training, validation and test samples, of what a source has and what a spec says.
 
     Args:
@@ -323,8 +392,13 @@ def _held_out(known: np.ndarray | None, side: int) -> np.ndarray | None:
     return None if known is None else np.where(known < 0, -1, known == side)
 
 
-def split(source: Source, fraction: float, seed: int, part: str = "validation", known: np.ndarray | None = None
-          ) -> tuple[View, View]:
+def split(
+    source: Source,
+    fraction: float,
+    seed: int,
+    part: str = "validation",
+    known: np.ndarray | None = None,
+) -> tuple[View, View]:
     """Divide a source into two; see :func:`preprocess.division.taken`.
 
     Returns:
@@ -336,15 +410,22 @@ def split(source: Source, fraction: float, seed: int, part: str = "validation", 
 
 def _overlap(one: Source, other: Source) -> bool:
     """Whether two sources lie in the same folder or file, as far as they say where they lie (``places``)."""
-    ours, theirs = ([os.path.realpath(place) for place in getattr(source, "places", ())] for source in (one, other))
-    return any(a == b or a.startswith(b + os.sep) or b.startswith(a + os.sep) for a in ours for b in theirs)
+    ours, theirs = (
+        [os.path.realpath(place) for place in getattr(source, "places", ())]
+        for source in (one, other)
+    )
+    return any(
+        a == b or a.startswith(b + os.sep) or b.startswith(a + os.sep) for a in ours for b in theirs
+    )
 
 
 def _check_apart(path: str, test: Source, others: Mapping[str, Source | None]) -> None:
     for what, source in others.items():
         if source is not None and _overlap(test, source):
-            raise InputError(f"data.test: {path}: this is {what} data too; it should be data that chooses nothing, and "
-                             "lie elsewhere")
+            raise InputError(
+                f"data.test: {path}: this is {what} data too; it should be data that chooses nothing, and "
+                "lie elsewhere"
+            )
 
 
 def _remark_on_test_part(held_out: Source, path: str | None) -> str:
@@ -352,12 +433,16 @@ def _remark_on_test_part(held_out: Source, path: str | None) -> str:
     for place in getattr(held_out, "places", ()):
         inside = os.path.relpath(place, path or ".")
         if inside.startswith("test"):
-            return (f"data: {place} is taken for validation, so networks are chosen by it, because {path} has no "
-                    f"validation part; name it in data.test if it should choose nothing")
+            return (
+                f"data: {place} is taken for validation, so networks are chosen by it, because {path} has no "
+                f"validation part; name it in data.test if it should choose nothing"
+            )
     return ""
 
 
-def _open_at(source: str, options: Mapping[str, Any], target: TargetWish | None, path: str | None) -> Opened:
+def _open_at(
+    source: str, options: Mapping[str, Any], target: TargetWish | None, path: str | None
+) -> Opened:
     """What lies at a path, looked at: targets of one kind, each of which is one, and weights from 0.
 
     Targets are of the kind that is asked for, where the sources do not say themselves what they have.
@@ -371,28 +456,42 @@ def _open_at(source: str, options: Mapping[str, Any], target: TargetWish | None,
     except BaseException as error:  # the user's function may raise anything, and exit
         if is_ours:
             raise
-        raise InputError(f"{source} failed for path {path!r} and options {dict(options)}: {in_one_line(error)}"
-                         ) from error
-    parts = (*(found if isinstance(found, tuple) and len(found) in (2, 3) else (found,)), None, None)[:3]
+        raise InputError(
+            f"{source} failed for path {path!r} and options {dict(options)}: {in_one_line(error)}"
+        ) from error
+    parts = (
+        *(found if isinstance(found, tuple) and len(found) in (2, 3) else (found,)),
+        None,
+        None,
+    )[:3]
     for part in () if is_ours else parts:
         if not (_is_source(part, target) or (part is None and part is not parts[0])):
-            raise InputError(f"{source} returned {type(part).__name__}, not a source, which has len(), "
-                             "labels, classes, read(index), name(index) and order(seed, epoch); or, for targets of "
-                             "another kind, target and targets instead of labels and classes")
+            raise InputError(
+                f"{source} returned {type(part).__name__}, not a source, which has len(), "
+                "labels, classes, read(index), name(index) and order(seed, epoch); or, for targets of "
+                "another kind, target and targets instead of labels and classes"
+            )
     if target is not None and not given:
         parts = tuple(None if part is None else told(part, target) for part in parts)
     # A source of the user's own is where its labels are made; of others, the path is.
     place = str(path) if is_ours else f"{source}{f' of {path}' if path else ''}"
-    return cast(Opened, tuple(None if part is None else _checked(part, place + name)
-                              for part, name in zip(parts, ("", ", validation", ", test"), strict=True)))
+    return cast(
+        Opened,
+        tuple(
+            None if part is None else _checked(part, place + name)
+            for part, name in zip(parts, ("", ", validation", ", test"), strict=True)
+        ),
+    )
 
 
 def _function(source: str, options: Mapping[str, Any], path: str | None) -> Callable[..., Any]:
     """The function that opens a source, if that can do with these arguments."""
     if source not in SOURCES:
         if ":" not in source:
-            raise InputError(f"unknown source {source!r}; there are {', '.join(SOURCES)}, "
-                             "or an import path module:function")
+            raise InputError(
+                f"unknown source {source!r}; there are {', '.join(SOURCES)}, "
+                "or an import path module:function"
+            )
         return import_function(source, "data source")
     module, _, name = SOURCES[source].partition(":")
     function: Callable[..., Any] = getattr(import_module(module), name)
@@ -400,7 +499,10 @@ def _function(source: str, options: Mapping[str, Any], path: str | None) -> Call
     known_options = [parameter for parameter in known if parameter.name != "target"]
     for option in options:
         if option not in [parameter.name for parameter in known_options]:
-            listed = ", ".join(f"{parameter.name}={parameter.default!r}" for parameter in known_options) or "none"
+            listed = (
+                ", ".join(f"{parameter.name}={parameter.default!r}" for parameter in known_options)
+                or "none"
+            )
             raise InputError(f"{source}: unknown option {option!r}; its options: {listed}")
     if path is None and place.default is place.empty:
         raise InputError(f"{source}: it needs a path")
@@ -439,7 +541,9 @@ def _checked(source: Source, origin: str) -> Source:
     if not classes:
         raise InputError(f"{origin}: no classes; at least two are needed")
     if twice := twice_in(classes):
-        raise InputError(f"{origin}: two classes are named {twice!r}; each should have a name of its own")
+        raise InputError(
+            f"{origin}: two classes are named {twice!r}; each should have a name of its own"
+        )
     labels = checked_labels(classified, origin)
     if labels is classified.labels and classes == classified.classes:
         return source
@@ -448,8 +552,9 @@ def _checked(source: Source, origin: str) -> Source:
 
 def _is_source(part: Any, target: TargetWish | None) -> bool:
     """Whether it can be read, and says its targets, or need not because a spec does."""
-    return isinstance(part, Source) and (isinstance(part, ClassSource) or hasattr(part, "target")
-                                         or target is not None)
+    return isinstance(part, Source) and (
+        isinstance(part, ClassSource) or hasattr(part, "target") or target is not None
+    )
 
 
 def _alike(source: Source, train: Source, place: str | None, part: str = "validation") -> Source:
@@ -462,23 +567,33 @@ def _alike(source: Source, train: Source, place: str | None, part: str = "valida
         return _with_classes(source, train.classes, place, part)
     ours, theirs = target_of(train), target_of(source)
     if replace(theirs, weighted=ours.weighted) != ours:
-        raise InputError(f"{place}: the {part} data has other targets than the training data: {theirs.kind} "
-                         f"({theirs}{_names(theirs)}), not {ours.kind} ({ours}{_names(ours)})")
+        raise InputError(
+            f"{place}: the {part} data has other targets than the training data: {theirs.kind} "
+            f"({theirs}{_names(theirs)}), not {ours.kind} ({ours}{_names(ours)})"
+        )
     return source
 
 
 def _names(target: TargetSpec) -> str:
-    return f": {', '.join(target.names[:5])}{' ...' if len(target.names) > 5 else ''}" if target.names else ""
+    return (
+        f": {', '.join(target.names[:5])}{' ...' if len(target.names) > 5 else ''}"
+        if target.names
+        else ""
+    )
 
 
-def _with_classes(source: ClassSource, classes: tuple[str, ...], place: str | None, part: str) -> Source:
+def _with_classes(
+    source: ClassSource, classes: tuple[str, ...], place: str | None, part: str
+) -> Source:
     if source.classes == classes:
         return source
     unknown = sorted(set(source.classes) - set(classes))
     if unknown:
-        raise InputError(f"{place}: the {part} data has classes that the training data lacks: "
-                         f"{', '.join(unknown[:5])}{' ...' if len(unknown) > 5 else ''}; "
-                         f"the {len(classes)} classes of training are "
-                         f"{', '.join(classes[:5])}{' ...' if len(classes) > 5 else ''}")
+        raise InputError(
+            f"{place}: the {part} data has classes that the training data lacks: "
+            f"{', '.join(unknown[:5])}{' ...' if len(unknown) > 5 else ''}; "
+            f"the {len(classes)} classes of training are "
+            f"{', '.join(classes[:5])}{' ...' if len(classes) > 5 else ''}"
+        )
     labels = np.array([classes.index(name) for name in source.classes])[source.labels]
     return Relabelled(source, labels, classes)

@@ -72,11 +72,17 @@ class TargetSpec:
             raise ValueError(f"target: kind {self.kind!r}; it should be one of {', '.join(KINDS)}")
         least = 2 if self.kind in ("class", "mask") else 1
         if self.outputs < least:
-            raise ValueError(f"target: {self.kind} with {counted(self.outputs, 'output')}; at least {least}")
+            raise ValueError(
+                f"target: {self.kind} with {counted(self.outputs, 'output')}; at least {least}"
+            )
         if self.names and len(self.names) != self.outputs:
-            raise ValueError(f"target: {counted(len(self.names), 'name')} for {counted(self.outputs, 'output')}")
+            raise ValueError(
+                f"target: {counted(len(self.names), 'name')} for {counted(self.outputs, 'output')}"
+            )
         if twice := twice_in(self.names):
-            raise ValueError(f"target: two outputs are named {twice!r}; each should have a name of its own")
+            raise ValueError(
+                f"target: two outputs are named {twice!r}; each should have a name of its own"
+            )
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -93,7 +99,11 @@ class TargetSpec:
     def dtype(self) -> np.dtype:
         """Of one sample's target as it travels."""
         small = np.uint8 if self.outputs < 256 else np.int32
-        return np.dtype({"class": np.int64, "multilabel": np.uint8, "value": np.float32, "mask": small}[self.kind])
+        return np.dtype(
+            {"class": np.int64, "multilabel": np.uint8, "value": np.float32, "mask": small}[
+                self.kind
+            ]
+        )
 
     @property
     def void(self) -> int:
@@ -144,7 +154,9 @@ class TargetSpec:
         if self.kind == "value":
             values: np.ndarray = random.random((rows, self.outputs), np.float32)
         else:
-            values = random.integers(0, 2 if self.kind == "multilabel" else self.outputs, (rows, *self.shape))
+            values = random.integers(
+                0, 2 if self.kind == "multilabel" else self.outputs, (rows, *self.shape)
+            )
         if self.is_plain:
             return values
         targets = np.ones(rows, self.wire)
@@ -159,8 +171,12 @@ class TargetSpec:
         return {"target": {"kind": self.kind, "weighted": self.weighted, **size}}
 
     def __str__(self) -> str:
-        what = {"class": ("class", "classes"), "multilabel": ("label", "labels"), "value": ("value", "values"),
-                "mask": ("class a pixel", "classes a pixel")}[self.kind][self.outputs != 1]
+        what = {
+            "class": ("class", "classes"),
+            "multilabel": ("label", "labels"),
+            "value": ("value", "values"),
+            "mask": ("class a pixel", "classes a pixel"),
+        }[self.kind][self.outputs != 1]
         return f"{self.outputs} {what}"
 
 
@@ -199,8 +215,10 @@ class TargetWish:
         """
         outputs = len(self.names) or self.outputs
         if said.kind != self.kind or outputs not in (None, said.outputs):
-            raise InputError(f"data.target: {self.kind}{'' if outputs is None else f' with {outputs}'}, but the source "
-                             f"has targets of the kind {said.kind}: {said}; leave it out, or ask for these")
+            raise InputError(
+                f"data.target: {self.kind}{'' if outputs is None else f' with {outputs}'}, but the source "
+                f"has targets of the kind {said.kind}: {said}; leave it out, or ask for these"
+            )
 
     def spec_of(self, source: Source) -> TargetSpec:
         """The targets of a source, told by its array ``targets``, or ``labels``.
@@ -210,8 +228,10 @@ class TargetWish:
         """
         outputs = len(self.names) or self.outputs or self._shown(source)
         if outputs is None:
-            raise InputError(f"data.target: {self.kind}: nothing shows how many classes there are; it should be "
-                             f"{{kind: {self.kind}, outputs: NUMBER}}")
+            raise InputError(
+                f"data.target: {self.kind}: nothing shows how many classes there are; it should be "
+                f"{{kind: {self.kind}, outputs: NUMBER}}"
+            )
         try:
             return TargetSpec(self.kind, outputs, self.names, ignore=self.ignore)
         except ValueError as error:
@@ -235,7 +255,9 @@ def told_array(source: Source) -> Any:
     for name in ("targets", "labels"):
         if (found := getattr(source, name, None)) is not None:
             return found
-    raise InputError(f"data.target: the source ({type(source).__name__}) has neither targets nor labels")
+    raise InputError(
+        f"data.target: the source ({type(source).__name__}) has neither targets nor labels"
+    )
 
 
 def target_of(source: Source) -> TargetSpec:
@@ -274,7 +296,9 @@ class TargetReader:
         self._weights: np.ndarray | None = getattr(source, "weights", None)
         self._values = plain_targets(source)
 
-    def put(self, targets: np.ndarray, position: int, index: int, mask: np.ndarray | None = None) -> None:
+    def put(
+        self, targets: np.ndarray, position: int, index: int, mask: np.ndarray | None = None
+    ) -> None:
         """Write a sample's target, and its weight, into an array of the type :attr:`TargetSpec.wire`.
 
         Args:
@@ -287,22 +311,33 @@ class TargetReader:
         if self.spec.is_plain:
             targets[position] = self._values[index]
             return
-        targets[position]["target"] = self._values[index] if mask is None else self._checked(mask, index)
+        targets[position]["target"] = (
+            self._values[index] if mask is None else self._checked(mask, index)
+        )
         targets[position]["weight"] = 1.0 if self._weights is None else self._weights[index]
 
-    def put_all(self, targets: np.ndarray, positions: np.ndarray, indices: np.ndarray, masks: np.ndarray | None = None
-                ) -> None:
+    def put_all(
+        self,
+        targets: np.ndarray,
+        positions: np.ndarray,
+        indices: np.ndarray,
+        masks: np.ndarray | None = None,
+    ) -> None:
         """Write the targets of some samples; see :meth:`put`."""
         if self.spec.is_plain and isinstance(self._values, np.ndarray):
             targets[positions] = self._values[indices]
             return
-        for place, (position, index) in enumerate(zip(positions.tolist(), indices.tolist(), strict=True)):
+        for place, (position, index) in enumerate(
+            zip(positions.tolist(), indices.tolist(), strict=True)
+        ):
             self.put(targets, position, index, None if masks is None else masks[place])
 
     def _checked(self, mask: np.ndarray, index: int) -> np.ndarray:
         if mask.shape != self.spec.shape:
-            raise BadSample(self._source.name(index), f"its mask is {_size(mask.shape)}; the others are "
-                                                      f"{_size(self.spec.shape)}")
+            raise BadSample(
+                self._source.name(index),
+                f"its mask is {_size(mask.shape)}; the others are {_size(self.spec.shape)}",
+            )
         if mask.dtype != self.spec.dtype:  # of a transform of the user's own
             _check_classes(mask, self._source.name(index), self.spec, self.spec.void)
         return mask
@@ -318,8 +353,11 @@ def read_mask(source: Source, index: int, spec: TargetSpec) -> np.ndarray:
     if found.ndim == 3 and found.shape[2] == 1:
         found = found[:, :, 0]
     if found.ndim != 2 or found.dtype.kind not in "iub":
-        raise BadSample(source.name(index), f"its mask is {_size(found.shape)} of {found.dtype}; it should be (height, "
-                                            "width) of integers, a class for each pixel")
+        raise BadSample(
+            source.name(index),
+            f"its mask is {_size(found.shape)} of {found.dtype}; it should be (height, "
+            "width) of integers, a class for each pixel",
+        )
     _check_classes(found, source.name(index), spec, spec.ignore)
     mask = found.astype(spec.dtype)
     if spec.ignore is not None:
@@ -333,8 +371,11 @@ def _check_classes(mask: np.ndarray, name: str, spec: TargetSpec, ignore: int | 
         wrong &= mask != ignore
     if wrong.any():
         row, column = np.argwhere(wrong)[0].tolist()
-        raise BadSample(name, f"its mask has {mask[row, column]} in row {row}, column {column}, not one of the "
-                              f"{spec.outputs} classes, 0 to {spec.outputs - 1}")
+        raise BadSample(
+            name,
+            f"its mask has {mask[row, column]} in row {row}, column {column}, not one of the "
+            f"{spec.outputs} classes, 0 to {spec.outputs - 1}",
+        )
 
 
 def _size(shape: Sequence[int]) -> str:

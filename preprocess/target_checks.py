@@ -32,11 +32,15 @@ def checked_target(source: Source, origin: str) -> TargetSpec | None:
     if said is None:
         return None
     if not isinstance(said, TargetSpec):
-        raise InputError(f"{origin}: its target is {type(said).__name__}; it should be a preprocess.target.TargetSpec, "
-                         f"of the kind {', '.join(KINDS)}")
+        raise InputError(
+            f"{origin}: its target is {type(said).__name__}; it should be a preprocess.target.TargetSpec, "
+            f"of the kind {', '.join(KINDS)}"
+        )
     if said.kind == "mask":
         if not callable(getattr(source, "read_target", None)):
-            raise InputError(f"{origin}: its targets are masks, so it should have read_target(index)")
+            raise InputError(
+                f"{origin}: its targets are masks, so it should have read_target(index)"
+            )
         return said
     _check_targets(source, said, origin)
     return said
@@ -47,20 +51,28 @@ def _check_targets(source: Source, target: TargetSpec, origin: str) -> None:
     count, shape = len(source), target.shape
     allowed = [(count, *shape)] + ([(count,)] if shape == (1,) else [])
     if targets.shape not in allowed or targets.dtype.kind not in "iufb":
-        raise InputError(f"{origin}: its targets are an array of shape {targets.shape} of {targets.dtype} for "
-                         f"{counted(count, 'sample')}; it should be numbers of shape {allowed[0]}: {target}")
+        raise InputError(
+            f"{origin}: its targets are an array of shape {targets.shape} of {targets.dtype} for "
+            f"{counted(count, 'sample')}; it should be numbers of shape {allowed[0]}: {target}"
+        )
     if target.kind == "class":
+
         def is_wrong(some: np.ndarray) -> np.ndarray:
             return (some != np.floor(some)) | (some < 0) | (some >= target.outputs)
+
         right = f"one of the {target.outputs} classes, 0 to {target.outputs - 1}"
     elif target.kind == "multilabel":
+
         def is_wrong(some: np.ndarray) -> np.ndarray:
             return (some != 0) & (some != 1)
+
         right = "0 or 1 for each label"
     else:
+
         def is_wrong(some: np.ndarray) -> np.ndarray:
             with np.errstate(over="ignore"):  # of what float32 cannot hold
                 return ~np.isfinite(some.astype(np.float32))
+
         right = "finite numbers, also in float32"
     _check_each(source, targets, is_wrong, origin, "the target", right)
 
@@ -70,10 +82,18 @@ def _check_weights(source: Source, origin: str) -> None:
         return
     weights = _array(source, "weights", origin)
     if weights.shape != (len(source),) or weights.dtype.kind not in "iufb":
-        raise InputError(f"{origin}: its weights are an array of shape {weights.shape} of {weights.dtype}; it should "
-                         f"be {counted(len(source), 'number')} from 0, one for each sample")
-    _check_each(source, weights, lambda some: ~(np.isfinite(some) & (some >= 0)), origin, "the weight",
-                "a number from 0")
+        raise InputError(
+            f"{origin}: its weights are an array of shape {weights.shape} of {weights.dtype}; it should "
+            f"be {counted(len(source), 'number')} from 0, one for each sample"
+        )
+    _check_each(
+        source,
+        weights,
+        lambda some: ~(np.isfinite(some) & (some >= 0)),
+        origin,
+        "the weight",
+        "a number from 0",
+    )
     if len(weights) and not weights.any():
         raise InputError(f"{origin}: all its weights are 0, so that nothing would be learned")
 
@@ -82,15 +102,25 @@ def _array(source: Source, name: str, origin: str) -> np.ndarray:
     try:
         return np.asanyarray(getattr(source, name))
     except Exception as error:  # the user's class may hold anything
-        raise InputError(f"{origin}: its {name} are no array of numbers: {in_one_line(error)}") from error
+        raise InputError(
+            f"{origin}: its {name} are no array of numbers: {in_one_line(error)}"
+        ) from error
 
 
-def _check_each(source: Source, values: np.ndarray, is_wrong: Callable[[np.ndarray], Any], origin: str, what: str,
-                right: str) -> None:
+def _check_each(
+    source: Source,
+    values: np.ndarray,
+    is_wrong: Callable[[np.ndarray], Any],
+    origin: str,
+    what: str,
+    right: str,
+) -> None:
     """Name the first sample of which a value is wrong, and how many more there are."""
     first, count = -1, 0
     for begin in range(0, len(values), _AT_ONCE):
-        wrong = is_wrong(np.asarray(values[begin:begin + _AT_ONCE])).reshape(len(values[begin:begin + _AT_ONCE]), -1)
+        wrong = is_wrong(np.asarray(values[begin : begin + _AT_ONCE])).reshape(
+            len(values[begin : begin + _AT_ONCE]), -1
+        )
         rows = np.flatnonzero(wrong.any(axis=1))
         if len(rows) and first < 0:
             first = begin + int(rows[0])
@@ -98,7 +128,9 @@ def _check_each(source: Source, values: np.ndarray, is_wrong: Callable[[np.ndarr
     if count:
         more = f" (and {count - 1} more)" if count > 1 else ""
         shown = " ".join(f"{value:g}" for value in np.ravel(values[first]).tolist()[:8])
-        raise InputError(f"{origin}: {source.name(first)} has {what} {shown}{more}; it should be {right}")
+        raise InputError(
+            f"{origin}: {source.name(first)} has {what} {shown}{more}; it should be {right}"
+        )
 
 
 # ---- labels -----------------------------------------------------------------------------------
@@ -122,28 +154,38 @@ def checked_labels(source: ClassSource, origin: str) -> np.ndarray:
     try:
         labels, count = np.asarray(source.labels), len(source)
     except Exception as error:  # the user's class may hold anything
-        raise InputError(f"{origin}: its labels are not one number for each sample: {in_one_line(error)}") from error
+        raise InputError(
+            f"{origin}: its labels are not one number for each sample: {in_one_line(error)}"
+        ) from error
     if labels.shape != (count,):
         advice = ""
         if labels.shape == (count, 1):
             advice = "; labels[:, 0] is that"
         elif labels.ndim == 2:
             advice = "; labels.argmax(axis=1) makes that of rows with a 1 in each"
-        raise InputError(f"{origin}: its labels are an array of shape {labels.shape} for {counted(count, 'sample')}; "
-                         f"{_wanted(source)}{advice}")
+        raise InputError(
+            f"{origin}: its labels are an array of shape {labels.shape} for {counted(count, 'sample')}; "
+            f"{_wanted(source)}{advice}"
+        )
     if len(labels) and labels.dtype.kind not in "iub":
         # The first label that rounding would change is the best example.
         index = int(np.argmax(labels != np.floor(labels))) if labels.dtype.kind == "f" else 0
-        raise InputError(f"{origin}: {source.name(index)} has the label {labels[index]}, of type {labels.dtype}; "
-                         f"{_wanted(source)}")
+        raise InputError(
+            f"{origin}: {source.name(index)} has the label {labels[index]}, of type {labels.dtype}; "
+            f"{_wanted(source)}"
+        )
     outside = np.flatnonzero((labels < 0) | (labels >= len(source.classes)))
     if len(outside):
-        raise InputError(f"{origin}: {source.name(int(outside[0]))} has the label "
-                         f"{labels[outside[0]]}{and_more(outside)}, not one of the {len(source.classes)} classes; "
-                         f"{_wanted(source)}")
+        raise InputError(
+            f"{origin}: {source.name(int(outside[0]))} has the label "
+            f"{labels[outside[0]]}{and_more(outside)}, not one of the {len(source.classes)} classes; "
+            f"{_wanted(source)}"
+        )
     return labels.astype(np.int64) if labels.dtype.kind == "b" or not len(labels) else labels
 
 
 def _wanted(source: ClassSource) -> str:
-    return (f"labels should be {counted(len(source), 'integer')} from 0 to {len(source.classes) - 1}, one class for "
-            "each sample")
+    return (
+        f"labels should be {counted(len(source), 'integer')} from 0 to {len(source.classes) - 1}, one class for "
+        "each sample"
+    )

@@ -19,7 +19,11 @@ def packed(images: np.ndarray, places: np.ndarray, out: np.ndarray | None = None
         images: (k, height, width, channels).
         places: (k, 4), as the module says.
     """
-    pixels = np.ascontiguousarray(images, wire_dtype(images.dtype)).reshape(len(images), -1).view(np.uint8)
+    pixels = (
+        np.ascontiguousarray(images, wire_dtype(images.dtype))
+        .reshape(len(images), -1)
+        .view(np.uint8)
+    )
     rows = np.empty((len(images), pixels.shape[1] + PLACE_BYTES), np.uint8) if out is None else out
     rows[:, :-PLACE_BYTES] = pixels
     rows[:, -PLACE_BYTES:] = np.ascontiguousarray(places, np.int32).view(np.uint8)
@@ -28,7 +32,9 @@ def packed(images: np.ndarray, places: np.ndarray, out: np.ndarray | None = None
 
 def parted(rows: np.ndarray, image: ImageSpec) -> tuple[np.ndarray, np.ndarray]:
     """The images (k, height, width, channels) of rows, and the places (k, 4) of their pixels."""
-    pixels = np.ascontiguousarray(rows[:, :-PLACE_BYTES]).view(image.dtype).reshape(-1, *image.shape)
+    pixels = (
+        np.ascontiguousarray(rows[:, :-PLACE_BYTES]).view(image.dtype).reshape(-1, *image.shape)
+    )
     return pixels, np.ascontiguousarray(rows[:, -PLACE_BYTES:]).view(np.int32)
 
 
@@ -39,12 +45,18 @@ def finished(rows: np.ndarray, sample: SampleSpec) -> np.ndarray:
     images, places = parted(rows, sample.unfinished)
     height, width = sample.image.shape[:2]
     found = np.empty((len(rows), *sample.image.shape), sample.image.dtype)
-    for image, shown, (top, left, upside, mirror) in zip(images, found, places.tolist(), strict=True):
-        shown[:] = window(image, top, left, (height, width))[::-1 if upside else 1, ::-1 if mirror else 1]
+    for image, shown, (top, left, upside, mirror) in zip(
+        images, found, places.tolist(), strict=True
+    ):
+        shown[:] = window(image, top, left, (height, width))[
+            :: -1 if upside else 1, :: -1 if mirror else 1
+        ]
     return found
 
 
-def window(image: np.ndarray, top: int, left: int, size: tuple[int, int], outside: int = 0) -> np.ndarray:
+def window(
+    image: np.ndarray, top: int, left: int, size: tuple[int, int], outside: int = 0
+) -> np.ndarray:
     """The window at (top, left) of an image or a mask; what lies outside of it is ``outside``."""
     height, width = image.shape[:2]
     bottom, right = top + size[0], left + size[1]
@@ -52,7 +64,7 @@ def window(image: np.ndarray, top: int, left: int, size: tuple[int, int], outsid
         return image[top:bottom, left:right]
     shape = (*size, *image.shape[2:])
     found = np.full(shape, outside, image.dtype) if outside else np.zeros(shape, image.dtype)
-    inside = image[max(top, 0):max(bottom, 0), max(left, 0):max(right, 0)]
+    inside = image[max(top, 0) : max(bottom, 0), max(left, 0) : max(right, 0)]
     y, x = max(-top, 0), max(-left, 0)
-    found[y:y + inside.shape[0], x:x + inside.shape[1]] = inside
+    found[y : y + inside.shape[0], x : x + inside.shape[1]] = inside
     return found

@@ -43,7 +43,11 @@ def is_number(value: Any) -> bool:
     >>> is_number(3), is_number(True), is_number(10**400), is_number(math.inf), is_number("3")
     (True, False, False, False, False)
     """
-    return isinstance(value, int | float) and not isinstance(value, bool) and abs(value) <= sys.float_info.max
+    return (
+        isinstance(value, int | float)
+        and not isinstance(value, bool)
+        and abs(value) <= sys.float_info.max
+    )
 
 
 NAME = "a name of printable characters: no line breaks, control characters or marks of direction"
@@ -161,30 +165,50 @@ class RateTable:
 
     @cached_property
     def _rest(self) -> tuple[Any, ...]:
-        return self.samples_per_epoch, self.gpus_per_node, len(self.models), self.comm_s, self.sharing, self.supply
+        return (
+            self.samples_per_epoch,
+            self.gpus_per_node,
+            len(self.models),
+            self.comm_s,
+            self.sharing,
+            self.supply,
+        )
 
     @cached_property
     def _hash(self) -> int:
-        return hash((self._rest, self.models[::1 + len(self.models) // 8]))  # equal tables have equal ones
+        return hash(
+            (self._rest, self.models[:: 1 + len(self.models) // 8])
+        )  # equal tables have equal ones
 
     def __eq__(self, other: object) -> bool:
-        if not isinstance(other, RateTable) or self._rest != other._rest or self.models != other.models:
+        if (
+            not isinstance(other, RateTable)
+            or self._rest != other._rest
+            or self.models != other.models
+        ):
             return False
-        vars(other)["models"] = self.models  # there may be thousands; when asked again, Python sees that they are one
+        vars(other)["models"] = (
+            self.models
+        )  # there may be thousands; when asked again, Python sees that they are one
         return True
 
     def __hash__(self) -> int:  # once: it is asked about again and again
         return self._hash
 
     def __getstate__(self) -> dict[str, Any]:
-        return {one.name: getattr(self, one.name) for one in fields(self)}  # another process hashes otherwise
+        return {
+            one.name: getattr(self, one.name) for one in fields(self)
+        }  # another process hashes otherwise
 
     def with_network(self, network: Network) -> RateTable:
         """The table with a further network."""
         table = replace(self, models=(*self.models, network))
         # Where many come, one by one, that is quicker than to begin anew.
-        vars(table).update(by_name={**self.by_name, network.name: network}, names=(*self.names, network.name),
-                           rows={**self.rows, network.name: len(self.models)})
+        vars(table).update(
+            by_name={**self.by_name, network.name: network},
+            names=(*self.names, network.name),
+            rows={**self.rows, network.name: len(self.models)},
+        )
         return table
 
 
@@ -212,10 +236,14 @@ class Cluster:
         if self.gpus_per_node < 1:
             raise InputError(f"gpus_per_node is {self.gpus_per_node}; it must be at least 1")
         if self.slots < 1 or self.gpus_per_node % self.slots:
-            raise InputError(f"{counted(self.gpus_per_node, 'device')} a node, {self.slots} of which share a GPU: it "
-                             "must be a multiple of that")
+            raise InputError(
+                f"{counted(self.gpus_per_node, 'device')} a node, {self.slots} of which share a GPU: it "
+                "must be a multiple of that"
+            )
         if len(set(self.devices)) < len(self.devices) or min(self.devices, default=0) < 0:
-            raise InputError(f"devices {self.devices}: each must be there once, as a number of at least 0")
+            raise InputError(
+                f"devices {self.devices}: each must be there once, as a number of at least 0"
+            )
 
     @classmethod
     def of(cls, gpus: int, gpus_per_node: int, slots: int = 1, fills: bool = False) -> Cluster:
@@ -235,11 +263,24 @@ class Cluster:
             raise InputError(f"gpus is {gpus}; it must be at least 1")
         check_range("gpus", gpus, 1, MOST_NODES)
         if gpus_per_node > gpus:
-            raise InputError(f"gpus_per_node is {gpus_per_node}, but the whole cluster has {counted(gpus, 'GPU')}")
+            raise InputError(
+                f"gpus_per_node is {gpus_per_node}, but the whole cluster has {counted(gpus, 'GPU')}"
+            )
         check_range("slots", slots, 1, MOST_SLOTS)
-        return cls(tuple(sorted(gpu // gpus_per_node * gpus_per_node * slots + slot * gpus_per_node
-                                + gpu % gpus_per_node for gpu in range(gpus) for slot in range(slots))),
-                   gpus_per_node * slots, slots, fills)
+        return cls(
+            tuple(
+                sorted(
+                    gpu // gpus_per_node * gpus_per_node * slots
+                    + slot * gpus_per_node
+                    + gpu % gpus_per_node
+                    for gpu in range(gpus)
+                    for slot in range(slots)
+                )
+            ),
+            gpus_per_node * slots,
+            slots,
+            fills,
+        )
 
     @property
     def gpus(self) -> int:
@@ -399,7 +440,9 @@ class Delta:
 
     def __post_init__(self) -> None:
         if not (math.isfinite(self.value) and self.value >= 0):
-            raise InputError(f"delta is {self.value}; it must be at least 0 (a share of the fastest, or samples/s)")
+            raise InputError(
+                f"delta is {self.value}; it must be at least 0 (a share of the fastest, or samples/s)"
+            )
 
     def of(self, reference: float) -> float:
         """The distance in samples/s at a reference rate."""
@@ -428,4 +471,6 @@ class Options:
 
     def __post_init__(self) -> None:
         if not 0 < self.alpha <= 1:
-            raise InputError(f"alpha is {self.alpha}; it must be a share of the GPUs, above 0 and at most 1")
+            raise InputError(
+                f"alpha is {self.alpha}; it must be a share of the GPUs, above 0 and at most 1"
+            )

@@ -47,7 +47,9 @@ def parse_json(text: str | bytes, path: str | Path) -> Any:
     except UnicodeDecodeError:
         raise InputError(f"{path}: not JSON: the file is not text") from None
     except (ValueError, RecursionError):
-        raise InputError(f"{path}: not JSON: a number of thousands of digits, or too deep") from None
+        raise InputError(
+            f"{path}: not JSON: a number of thousands of digits, or too deep"
+        ) from None
 
 
 def read_bytes(path: str | Path) -> bytes:
@@ -72,7 +74,9 @@ def _opened(path: str | Path) -> Iterator[IO[bytes]]:
         raise InputError(f"{path}: {error.strerror}") from None
 
 
-def line_blocks(path: str | Path, heard: Heard = lambda done, total: None) -> Iterator[tuple[int, bytes]]:
+def line_blocks(
+    path: str | Path, heard: Heard = lambda done, total: None
+) -> Iterator[tuple[int, bytes]]:
     """A file in pieces of whole lines, each with the number of its first; unzipped, where its name ends in ``.gz``.
 
     Args:
@@ -111,7 +115,9 @@ def numbers_in(block: bytes, columns: int) -> NDArray[np.float64] | None:
     return rows if rows.shape[1] == columns or not rows.size else None
 
 
-def record_of(value: Any, place: str, required: Iterable[str], optional: Iterable[str] = ()) -> dict[str, Any]:
+def record_of(
+    value: Any, place: str, required: Iterable[str], optional: Iterable[str] = ()
+) -> dict[str, Any]:
     """A record with no other keys than these.
 
     Raises:
@@ -136,19 +142,26 @@ class MistakeReader:
         """Raise InputError if there was any mistake, with all of them in one line."""
         if self.mistakes:
             more = len(self.mistakes) - MOST_MISTAKES
-            raise InputError(f"{place}: " + "; ".join(self.mistakes[:MOST_MISTAKES])
-                             + (f"; and {more} more" if more > 0 else ""))
+            raise InputError(
+                f"{place}: "
+                + "; ".join(self.mistakes[:MOST_MISTAKES])
+                + (f"; and {more} more" if more > 0 else "")
+            )
 
     def mistake(self, place: str, text: str) -> None:
         """Note what is wrong at a place."""
         self.mistakes.append(f"{place} is {text}" if place else text)
 
-    def record(self, value: Any, place: str, required: Iterable[str],
-               optional: Iterable[str] = ()) -> dict[str, Any]:
+    def record(
+        self, value: Any, place: str, required: Iterable[str], optional: Iterable[str] = ()
+    ) -> dict[str, Any]:
         """A record with no other keys than these."""
         required, known = tuple(required), (*required, *optional)
         if not isinstance(value, dict):
-            self.mistake(place or "the whole", f"{_short(value)}, but must be an object with " + ", ".join(known))
+            self.mistake(
+                place or "the whole",
+                f"{_short(value)}, but must be an object with " + ", ".join(known),
+            )
             return {}
         prefix = f"{place}." if place else ""
         for key in value:
@@ -163,7 +176,9 @@ class MistakeReader:
         """Each network has a name of its own."""
         for name, count in sorted(Counter(network.name for network in networks).items()):
             if count > 1:
-                self.mistake("", f"{place}: {count} networks are named {name!r}, but names must be unique")
+                self.mistake(
+                    "", f"{place}: {count} networks are named {name!r}, but names must be unique"
+                )
 
     def items(self, record: dict[str, Any], key: str, place: str) -> list[Any]:
         """The list under a key; empty where there is none."""
@@ -175,19 +190,31 @@ class MistakeReader:
 
     def positive(self, value: Any, place: str, unit: str) -> float:
         """A number above 0, of a size that a machine may have: sums and quotients of such are numbers as well."""
-        return self._number(value, place, lambda x: LEAST <= x <= MOST, f"from {LEAST} to {MOST} {unit}")
+        return self._number(
+            value, place, lambda x: LEAST <= x <= MOST, f"from {LEAST} to {MOST} {unit}"
+        )
 
     def not_negative(self, value: Any, place: str, unit: str) -> float:
         """0, or such a number."""
-        return self._number(value, place, lambda x: x == 0 or LEAST <= x <= MOST,
-                            f"0 or from {LEAST} to {MOST} {unit}")
+        return self._number(
+            value,
+            place,
+            lambda x: x == 0 or LEAST <= x <= MOST,
+            f"0 or from {LEAST} to {MOST} {unit}",
+        )
 
     def count(self, record: dict[str, Any], key: str, place: str) -> int:
         """A whole number from 1 to 1e12."""
         if key not in record:
             return 1  # that it is missing has been said
-        return int(self._number(record[key], place, lambda x: 1 <= x <= 1e12 and x == int(x),
-                                "a whole number from 1"))
+        return int(
+            self._number(
+                record[key],
+                place,
+                lambda x: 1 <= x <= 1e12 and x == int(x),
+                "a whole number from 1",
+            )
+        )
 
     def _number(self, value: Any, place: str, right: Callable[[float], bool], wanted: str) -> float:
         if is_number(value) and right(value):

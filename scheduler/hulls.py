@@ -10,7 +10,9 @@ from numpy.typing import NDArray
 TOLERANCE = 1e-13  # of the largest value: a point that is above a line by less is on it
 
 
-def concave_hulls(row: NDArray[np.int64], x: NDArray[Any], y: NDArray[np.float64]) -> NDArray[np.int64]:
+def concave_hulls(
+    row: NDArray[np.int64], x: NDArray[Any], y: NDArray[np.float64]
+) -> NDArray[np.int64]:
     """The points on the least concave functions above some functions given as points; of those on a line, the ends.
 
     QuickHull: of the points above the line between two vertices the farthest is a vertex, too, and those that are
@@ -52,7 +54,10 @@ def concave_hulls(row: NDArray[np.int64], x: NDArray[Any], y: NDArray[np.float64
         vertex = point[at_top[np.flatnonzero(np.diff(group[at_top], prepend=-1))]]
         found.append(vertex)
         old = line[first]
-        left, right = np.stack((left[old], vertex), 1).reshape(-1), np.stack((vertex, right[old]), 1).reshape(-1)
+        left, right = (
+            np.stack((left[old], vertex), 1).reshape(-1),
+            np.stack((vertex, right[old]), 1).reshape(-1),
+        )
         line = 2 * group + (point > vertex[group])
         inside = point != vertex[group]
         point, line = point[inside], line[inside]

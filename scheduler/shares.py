@@ -60,7 +60,7 @@ class Gains:
 
     def up_to(self, units: int) -> Gains:
         """The same where there are no more units."""
-        return self if len(self.values) <= units + 1 else Gains(self.values[:units + 1])
+        return self if len(self.values) <= units + 1 else Gains(self.values[: units + 1])
 
 
 class Climb(NamedTuple):
@@ -89,12 +89,15 @@ def climb(gains: Sequence[Gains], units: int) -> Climb:
     first = np.array([one.first for one in steps], np.int64)
     spare = units - int(first.sum())
     owner = np.repeat(np.arange(len(steps)), [len(one.length) for one in steps])
-    length, slope = np.concatenate([one.length for one in steps]), np.concatenate([one.slope for one in steps])
+    length, slope = (
+        np.concatenate([one.length for one in steps]),
+        np.concatenate([one.slope for one in steps]),
+    )
     steep = np.arange(len(slope))
     if 0 <= spare < len(slope) - 1:  # no more of them than units can be taken
         steep = np.flatnonzero(slope >= np.partition(slope, -spare - 1)[-spare - 1])
     order = steep[np.argsort(-slope[steep], kind="stable")]
-    taken = order[:int(np.searchsorted(np.cumsum(length[order]), spare, side="right"))]
+    taken = order[: int(np.searchsorted(np.cumsum(length[order]), spare, side="right"))]
     counts = first + np.bincount(owner[taken], length[taken], len(steps)).astype(np.int64)
     price = float(slope[order[len(taken)]]) if len(taken) < len(order) else 0.0
     return Climb(counts, price, units - int(counts.sum()))
@@ -116,7 +119,10 @@ def _find_steps(gains: Sequence[Gains]) -> None:
 def _possible(gains: Sequence[Gains]) -> tuple[IntArray, IntArray, FloatArray]:
     """Of all counts that takers may have, one after the other: the taker, the count, and what it gains."""
     sizes = [len(one.values) for one in gains]
-    row, gain = np.repeat(np.arange(len(gains)), sizes), np.concatenate([one.values for one in gains])
+    row, gain = (
+        np.repeat(np.arange(len(gains)), sizes),
+        np.concatenate([one.values for one in gains]),
+    )
     count = np.arange(len(gain)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
     possible = np.flatnonzero(np.isfinite(gain))
     return row[possible], count[possible], gain[possible]
@@ -142,7 +148,9 @@ def settled(gains: Sequence[Gains], reached: Climb) -> list[int]:
     dense = np.full(int((most - fewest + 1).sum()), -math.inf)
     dense[offsets[row] + count - fewest[row]] = gain
     open_ = np.flatnonzero(most > fewest)
-    parts = [dense[offsets[place]:offsets[place] + most[place] - fewest[place] + 1] for place in open_]
+    parts = [
+        dense[offsets[place] : offsets[place] + most[place] - fewest[place] + 1] for place in open_
+    ]
     spare = int(reached.counts.sum() - fewest.sum()) + reached.left
     fewest[open_] += np.array(programme(parts, spare), np.int64)
     return fewest.tolist()
@@ -169,7 +177,7 @@ def programme(gains: Sequence[FloatArray], units: int) -> list[int]:
     Args:
         gains: ``gains[j][n]`` is g_j(n).
     """
-    gains = [gain[:units + 1] for gain in gains]
+    gains = [gain[: units + 1] for gain in gains]
     later = sum(len(gain) - 1 for gain in gains)  # what the takers not yet looked at can use
     units = min(units, later)
     low, best = 0, np.zeros(1)  # best[v - low] = F(v); beyond its end F stays as it is
@@ -188,7 +196,7 @@ def _reach(best: FloatArray, low: int, first: int, last: int) -> FloatArray:
     values = np.empty(last - first + 1)
     known, end = low - first, low - first + len(best)
     values[:known] = -math.inf
-    values[known:end] = best[:last - low + 1]
+    values[known:end] = best[: last - low + 1]
     values[end:] = best[-1]
     return values
 
@@ -197,7 +205,9 @@ def _convolve(values: FloatArray, gain: FloatArray) -> FloatArray:
     """max over n of gain[n] + values[v - n], for each v that has all the values."""
     shifts, budgets = len(gain), len(values) - len(gain) + 1
     step = values.itemsize
-    rows: FloatArray = np.ndarray((shifts, budgets), buffer=values, strides=(step, step))  # row i starts at i
+    rows: FloatArray = np.ndarray(
+        (shifts, budgets), buffer=values, strides=(step, step)
+    )  # row i starts at i
     return np.maximum.reduce(rows + gain[::-1, None])
 
 
@@ -207,7 +217,7 @@ def _trace_back(gains: Sequence[FloatArray], windows: Sequence[_Window], units: 
     for gain, (first, values) in zip(reversed(gains), reversed(windows), strict=True):
         budget = min(budget, first + len(values) - 1)
         end = budget - first + 1
-        count = int((gain + values[end - len(gain):end][::-1]).argmax())
+        count = int((gain + values[end - len(gain) : end][::-1]).argmax())
         counts.append(count)
         budget -= count
     return counts[::-1]

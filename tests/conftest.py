@@ -44,9 +44,15 @@ def pytest_collection_finish(session):
     for item in session.items:
         if item.get_closest_marker("torch"):
             if importlib.util.find_spec("torch") is None:
-                item.add_marker(pytest.mark.skip(reason="PyTorch is not installed: make test-torch has it"))
+                item.add_marker(
+                    pytest.mark.skip(reason="PyTorch is not installed: make test-torch has it")
+                )
             elif beside and item in here:
-                item.add_marker(pytest.mark.skip(reason="TensorFlow is in this process: make test-torch has none"))
+                item.add_marker(
+                    pytest.mark.skip(
+                        reason="TensorFlow is in this process: make test-torch has none"
+                    )
+                )
 
 
 def pytest_runtest_setup(item):
@@ -79,7 +85,9 @@ def full_disk(tmp_path):
     """A file system with room for 4 MB, which only root can make."""
     folder = tmp_path / "disk"
     folder.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", folder], capture_output=True).returncode:
+    if subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", folder], capture_output=True
+    ).returncode:
         pytest.skip("a file system of its own cannot be mounted here")
     yield folder
     subprocess.run(["umount", "--lazy", folder], check=True)

@@ -17,5 +17,10 @@ def examples(count):
 
 def long_but_first(first, *others):
     """Parameters of a long test: `make test` runs it with the first alone."""
-    return [first, *(pytest.param(*(other if isinstance(other, tuple) else (other,)), marks=pytest.mark.long)
-                     for other in others)]
+    return [
+        first,
+        *(
+            pytest.param(*(other if isinstance(other, tuple) else (other,)), marks=pytest.mark.long)
+            for other in others
+        ),
+    ]

@@ -21,28 +21,46 @@ class _Explodes(keras.layers.Layer):
 
 def explodes_on_rank(input_shape, classes):
     """A network whose step fails on rank 2, while rank 1 waits in the exchange."""
-    return keras.Sequential([keras.Input(input_shape), keras.layers.Flatten(), _Explodes(),
-                             keras.layers.Dense(classes)])
+    return keras.Sequential(
+        [keras.Input(input_shape), keras.layers.Flatten(), _Explodes(), keras.layers.Dense(classes)]
+    )
 
 
 def missing_on_rank(input_shape, classes):
     """A network that cannot be built on rank 2, while rank 1 waits for it to join the exchange."""
     if os.environ.get("OMPI_COMM_WORLD_RANK") == "2":
         raise FileNotFoundError("not on this node")
-    return keras.Sequential([keras.Input(input_shape), keras.layers.Flatten(), keras.layers.Dense(classes)])
+    return keras.Sequential(
+        [keras.Input(input_shape), keras.layers.Flatten(), keras.layers.Dense(classes)]
+    )
 
 
 class _Adds(keras.layers.Layer):
     """Adds a sum over the rows of a batch, and a mean, to the loss."""
 
     def call(self, inputs):
-        self.add_loss([1e-3 * keras.ops.sum(keras.ops.square(inputs)), 1e-2 * keras.ops.mean(keras.ops.abs(inputs))])
+        self.add_loss(
+            [
+                1e-3 * keras.ops.sum(keras.ops.square(inputs)),
+                1e-2 * keras.ops.mean(keras.ops.abs(inputs)),
+            ]
+        )
         return inputs
 
 
 def penalised(input_shape, classes):
     """Penalties of all kinds: on weights, on activities, and of a layer of its own."""
-    return keras.Sequential([keras.Input(input_shape), keras.layers.Flatten(),
-                             keras.layers.Dense(8, "tanh", kernel_regularizer=keras.regularizers.L2(0.1),
-                                                activity_regularizer=keras.regularizers.L1(0.1)),
-                             _Adds(), keras.layers.Dense(classes, kernel_regularizer="l1")])
+    return keras.Sequential(
+        [
+            keras.Input(input_shape),
+            keras.layers.Flatten(),
+            keras.layers.Dense(
+                8,
+                "tanh",
+                kernel_regularizer=keras.regularizers.L2(0.1),
+                activity_regularizer=keras.regularizers.L1(0.1),
+            ),
+            _Adds(),
+            keras.layers.Dense(classes, kernel_regularizer="l1"),
+        ]
+    )

@@ -65,9 +65,17 @@ def compare(folder, seeds, shows_all=False):
         if before != after:
             different.append(seed)
             if shows_all or len(different) == 1:
-                print("\n".join(unified_diff(before, after, f"recorded {seed}", f"now {seed}", lineterm="", n=4)))
-    print(f"{len(seeds) - len(different)} of {len(seeds)} launches are equal"
-          + (f"; these differ: {different}" if different else ""))
+                print(
+                    "\n".join(
+                        unified_diff(
+                            before, after, f"recorded {seed}", f"now {seed}", lineterm="", n=4
+                        )
+                    )
+                )
+    print(
+        f"{len(seeds) - len(different)} of {len(seeds)} launches are equal"
+        + (f"; these differ: {different}" if different else "")
+    )
     return different
 
 
@@ -78,8 +86,11 @@ def main():
     parser.add_argument("--seed", type=int, nargs="*", default=None)
     parsed = parser.parse_args()
     if os.environ.get("PYTHONHASHSEED") != "0":  # sets of names have an order then that stays
-        os.execve(sys.executable, [sys.executable, "-m", "tests.recorded", *sys.argv[1:]],
-                  {**os.environ, "PYTHONHASHSEED": "0"})
+        os.execve(
+            sys.executable,
+            [sys.executable, "-m", "tests.recorded", *sys.argv[1:]],
+            {**os.environ, "PYTHONHASHSEED": "0"},
+        )
     seeds = range(LAUNCHES) if parsed.seed is None else parsed.seed
     if parsed.do == "write":
         write(parsed.folder, seeds)

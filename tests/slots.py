@@ -8,7 +8,7 @@ from fleet.storage.event_log import events_of, read_events
 
 def most_on_a_gpu(path):
     """How many networks were on one GPU at once, at most; no group may have two slots of one."""
-    start, = events_of(path, Started)
+    (start,) = events_of(path, Started)
     held, most = {}, 0
     for _, event in read_events(path):
         if isinstance(event, GroupStarted | GroupChanged):
@@ -22,7 +22,7 @@ def most_on_a_gpu(path):
 
 def beside(path, network):
     """The networks that were on a GPU with one, for each time that it began."""
-    start, = events_of(path, Started)
+    (start,) = events_of(path, Started)
     held, found = {}, []
     for _, event in read_events(path):
         if isinstance(event, GroupStarted | GroupChanged):
@@ -32,5 +32,7 @@ def beside(path, network):
         elif isinstance(event, GroupStopped | NetworkRetried):
             held.pop(event.network, None)
         if network in held:
-            found[-1].update(name for name, gpus in held.items() if name != network and gpus & held[network])
+            found[-1].update(
+                name for name, gpus in held.items() if name != network and gpus & held[network]
+            )
     return found

@@ -76,7 +76,9 @@ def beyond(path):
 
 def one_hot(path):
     """Samples with a row for each label."""
-    return _labelled(Numbered(int(path), seed=1), np.eye(len(CLASSES))[np.arange(int(path)) % len(CLASSES)])
+    return _labelled(
+        Numbered(int(path), seed=1), np.eye(len(CLASSES))[np.arange(int(path)) % len(CLASSES)]
+    )
 
 
 class _Slowly:
@@ -130,13 +132,16 @@ def gated(path):
 
 def raising(path):
     """A source with a bug, which has nothing to do with any one sample."""
-    return Numbered(int(path), seed=1, before=_FailsAt(int(path) - 1, RuntimeError("the source has a bug"))), \
-        Numbered(20, seed=2)
+    return Numbered(
+        int(path), seed=1, before=_FailsAt(int(path) - 1, RuntimeError("the source has a bug"))
+    ), Numbered(20, seed=2)
 
 
 def partly_bad(path):
     """A source whose sample 5 cannot be read."""
-    return Numbered(int(path), seed=1, before=_FailsAt(5, BadSample("sample 5", "torn file"))), Numbered(20, seed=2)
+    return Numbered(
+        int(path), seed=1, before=_FailsAt(5, BadSample("sample 5", "torn file"))
+    ), Numbered(20, seed=2)
 
 
 class _OnRank0Alone:
@@ -165,15 +170,20 @@ class _Noting:
 def noted(path, folder):
     """A source that notes in ``folder`` when it is opened and what is read of it; see :func:`reads`."""
     _Noting(folder, "opened")(-1)
-    return (Numbered(int(path), seed=1, before=_Noting(folder, "train")),
-            Numbered(20, seed=2, before=_Noting(folder, "validation")))
+    return (
+        Numbered(int(path), seed=1, before=_Noting(folder, "train")),
+        Numbered(20, seed=2, before=_Noting(folder, "validation")),
+    )
 
 
 def reads(folder):
     """What each rank has opened and read: {rank: [(part, number), ...]}, in order."""
-    return {int(file.name.removeprefix("rank")): [
-        (part, int(index)) for part, index in map(str.split, file.read_text().splitlines())]
-        for file in Path(folder).glob("rank*")}
+    return {
+        int(file.name.removeprefix("rank")): [
+            (part, int(index)) for part, index in map(str.split, file.read_text().splitlines())
+        ]
+        for file in Path(folder).glob("rank*")
+    }
 
 
 def unvalidated(path):

@@ -17,25 +17,37 @@ RECIPE = ROOT / "launch/containers/fleet.def"
 SPACK = ROOT / "launch/containers/spack/spack_repo/fleet/packages/py_fleet_ensemble/package.py"
 SETUP = ConfigParser()
 SETUP.read(ROOT / "setup.cfg")
-SECTIONS = dict(re.findall(r"^%(\w+)\n(.*?)(?=^%|\Z)", RECIPE.read_text(), re.MULTILINE | re.DOTALL))
+SECTIONS = dict(
+    re.findall(r"^%(\w+)\n(.*?)(?=^%|\Z)", RECIPE.read_text(), re.MULTILINE | re.DOTALL)
+)
 
 
 @pytest.mark.parametrize("section", ["post", "environment", "runscript", "test"])
 def test_the_scripts_of_the_container_are_shell(section):
-    done = subprocess.run(["sh", "-n"], input=SECTIONS[section], text=True, capture_output=True, check=False)
+    done = subprocess.run(
+        ["sh", "-n"], input=SECTIONS[section], text=True, capture_output=True, check=False
+    )
     assert (done.returncode, done.stderr) == (0, "")
 
 
 def test_the_container_takes_in_what_there_is():
     sources = [line.split()[0] for line in SECTIONS["files"].splitlines() if line.strip()]
     assert [name for name in sources if not (ROOT / name).exists()] == []
-    assert {option.rstrip("*") for option in SETUP["options.packages.find"]["include"].split()} <= set(sources)
+    assert {
+        option.rstrip("*") for option in SETUP["options.packages.find"]["include"].split()
+    } <= set(sources)
 
 
 def test_the_container_has_the_versions_that_are_tried():
     [name] = re.findall(r"tools/(constraints-\S+)", SECTIONS["files"])
-    pins = dict(line.split("==") for line in (ROOT / "tools" / name).read_text().splitlines() if "==" in line)
-    assert re.findall(r"tensorflow\[and-cuda\]==([\d.]+)", SECTIONS["post"]) == [pins["tensorflow_cpu"]]
+    pins = dict(
+        line.split("==")
+        for line in (ROOT / "tools" / name).read_text().splitlines()
+        if "==" in line
+    )
+    assert re.findall(r"tensorflow\[and-cuda\]==([\d.]+)", SECTIONS["post"]) == [
+        pins["tensorflow_cpu"]
+    ]
     assert SECTIONS["labels"].split() == ["Version", fleet.__version__]
     [extras] = re.findall(r"source\[([\w,]+)\]", SECTIONS["post"])
     assert set(extras.split(",")) <= set(SETUP["options.extras_require"])
@@ -45,10 +57,19 @@ def test_the_container_has_the_versions_that_are_tried():
 def told(monkeypatch):
     """What Spack is told by the recipe, which finds there what writes down how it is called."""
     calls = {"depends_on": [], "version": [], "variant": [], "license": []}
-    package = SimpleNamespace(default_args=lambda **_: nullcontext(), **{
-        name: lambda *words, _calls=its, **options: _calls.append((*words, options)) for name, its in calls.items()})
+    package = SimpleNamespace(
+        default_args=lambda **_: nullcontext(),
+        **{
+            name: lambda *words, _calls=its, **options: _calls.append((*words, options))
+            for name, its in calls.items()
+        },
+    )
     monkeypatch.setitem(sys.modules, "spack.package", package)
-    monkeypatch.setitem(sys.modules, "spack_repo.builtin.build_systems.python", SimpleNamespace(PythonPackage=object))
+    monkeypatch.setitem(
+        sys.modules,
+        "spack_repo.builtin.build_systems.python",
+        SimpleNamespace(PythonPackage=object),
+    )
     recipe = runpy.run_path(str(SPACK))["PyFleetEnsemble"]
     return SimpleNamespace(git=recipe.git, **calls)
 
@@ -65,7 +86,9 @@ def test_spack_is_told_the_version_and_the_ranges_of_the_wheel(told):
     asked = dict(call[0].removeprefix("py-").split("@") for call in told.depends_on)
     needed = dict(ranges(SETUP["options"]["install_requires"]))
     extras = SETUP["options.extras_require"]
-    optional = {name: found for variant, *_ in told.variant for name, found in ranges(extras[variant])}
+    optional = {
+        name: found for variant, *_ in told.variant for name, found in ranges(extras[variant])
+    }
     optional.pop("simplejpeg")  # Spack has none
     python = dict(ranges("python" + SETUP["options"]["python_requires"]))
     assert asked == {**needed, **optional, **python, "setuptools": "68:"}
@@ -75,4 +98,6 @@ def test_spack_is_told_the_version_and_the_ranges_of_the_wheel(told):
 
 def test_what_spack_leaves_out_unless_asked_is_needed_by_its_extra(told):
     variants = {name for name, *_ in told.variant}
-    assert {options["when"].removeprefix("+") for *_, options in told.depends_on if "when" in options} == variants
+    assert {
+        options["when"].removeprefix("+") for *_, options in told.depends_on if "when" in options
+    } == variants

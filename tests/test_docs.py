@@ -47,7 +47,9 @@ def code(text):
     """Every piece of code: the lines of blocks, and what stands between backticks."""
     blocks = [content for _, content in FENCE.findall(text)]
     blocks += [textwrap.dedent(block) for block in INDENTED.findall(FENCE.sub("", text))]
-    lines = [line for block in blocks for line in block.replace("\\\n", " ").splitlines() if line.strip()]
+    lines = [
+        line for block in blocks for line in block.replace("\\\n", " ").splitlines() if line.strip()
+    ]
     return [line.partition(" # ")[0] for line in lines] + spans(text)
 
 
@@ -55,7 +57,9 @@ def anchors(text):
     """The names that GitHub gives to the headings of a page."""
     found = []
     for heading in re.findall(r"^#+ (.*)$", FENCE.sub("", text), re.MULTILINE):
-        name = re.sub(r"[^\w\- ]", "", re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading).lower()).replace(" ", "-")
+        name = re.sub(
+            r"[^\w\- ]", "", re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading).lower()
+        ).replace(" ", "-")
         found.append(name if name not in found else f"{name}-{found.count(name)}")
     return found
 
@@ -73,8 +77,13 @@ def broken(page, text):
         if re.match(r"[a-z]+:", target):
             continue
         file = (page.parent / path).resolve() if path else page
-        inside = text if file == page else file.read_text(encoding="utf-8") if file.suffix == ".md" and file.exists() \
+        inside = (
+            text
+            if file == page
+            else file.read_text(encoding="utf-8")
+            if file.suffix == ".md" and file.exists()
             else ""
+        )
         if not file.exists() or (anchor and anchor not in anchors(inside)):
             wrong.append(target)
     return wrong
@@ -96,7 +105,9 @@ def test_a_link_that_leads_nowhere_is_found():
 def test_every_page_is_in_the_index():
     index = ROOT / "docs/README.md"
     listed = {(index.parent / link).resolve() for link in links(index.read_text(encoding="utf-8"))}
-    assert [page for page in PAGES if page.parent == index.parent and page not in {*listed, index}] == []
+    assert [
+        page for page in PAGES if page.parent == index.parent and page not in {*listed, index}
+    ] == []
 
 
 def test_a_stranger_reads_the_readme_to_the_end():
@@ -124,14 +135,23 @@ NAMED = re.compile(r"(?:^|\s|/)(?:python -m )?fleet ((?:simulate )?[a-z][\w-]*)(
 
 def commands(text):
     """The commands that a page names: (name, the rest of the line)."""
-    return [(name, rest.partition(" -- ")[0]) for piece in code(text) for name, rest in NAMED.findall(piece)]
+    return [
+        (name, rest.partition(" -- ")[0])
+        for piece in code(text)
+        for name, rest in NAMED.findall(piece)
+    ]
 
 
 def mistaken(text):
     """The commands and options of a page that do not exist."""
     unknown = [name for name, _ in commands(text) if name not in COMMANDS and name != "simulate"]
-    return unknown + [f"{name} {option}" for name, rest in commands(text) if name in COMMANDS
-                      for option in re.findall(r"(?<![\w-])--[a-z][\w-]*", rest) if option not in command_options(name)]
+    return unknown + [
+        f"{name} {option}"
+        for name, rest in commands(text)
+        if name in COMMANDS
+        for option in re.findall(r"(?<![\w-])--[a-z][\w-]*", rest)
+        if option not in command_options(name)
+    ]
 
 
 @each_page
@@ -148,12 +168,16 @@ def test_a_command_or_option_that_does_not_exist_is_found():
 def test_every_option_of_the_main_job_exists(page, capsys):
     known = main_job_options(capsys)
     lines = [piece.partition("fleet.run ")[2] for piece in code(page.read_text(encoding="utf-8"))]
-    assert {option for line in lines for option in re.findall(r"(?<![\w-])--[a-z][\w-]*", line)} <= known
+    assert {
+        option for line in lines for option in re.findall(r"(?<![\w-])--[a-z][\w-]*", line)
+    } <= known
 
 
 @each_page
 def test_every_target_of_make_exists(page):
-    targets = set(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE))
+    targets = set(
+        re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
+    )
     named = [re.match(r"make ([a-z-]+)", piece) for piece in code(page.read_text(encoding="utf-8"))]
     assert {found[1] for found in named if found} <= targets
 
@@ -167,10 +191,18 @@ def absent(text):
     """The files and modules of this repository that a page names and that are not there."""
     wrong = []
     for piece in code(text):
-        wrong += [path for path in re.findall(rf"(?<![\w./-])(?:{FOLDERS})/[\w./-]*\w", piece)
-                  if not (ROOT / path).exists()]
-        wrong += [name for name in re.findall(r"(?<![\w./-])(?:fleet|preprocess|scheduler|launch)(?:\.\w+)+", piece)
-                  if not name.endswith((".json", ".yaml")) and not is_there(name)]
+        wrong += [
+            path
+            for path in re.findall(rf"(?<![\w./-])(?:{FOLDERS})/[\w./-]*\w", piece)
+            if not (ROOT / path).exists()
+        ]
+        wrong += [
+            name
+            for name in re.findall(
+                r"(?<![\w./-])(?:fleet|preprocess|scheduler|launch)(?:\.\w+)+", piece
+            )
+            if not name.endswith((".json", ".yaml")) and not is_there(name)
+        ]
     return wrong
 
 
@@ -182,8 +214,10 @@ def is_there(name):
         file = place / "__init__.py" if place.is_dir() else place.with_suffix(".py")
         if file.is_file():
             text = file.read_text(encoding="utf-8")
-            return all(re.search(rf"^\s*((def|class) {left}\b|{left}( =|:))", text, re.MULTILINE)
-                       for left in parts[length:length + 1])
+            return all(
+                re.search(rf"^\s*((def|class) {left}\b|{left}( =|:))", text, re.MULTILINE)
+                for left in parts[length : length + 1]
+            )
     return False
 
 
@@ -201,7 +235,11 @@ def test_a_file_or_module_that_does_not_exist_is_found():
 
 
 def blocks(text):
-    return [(yaml.safe_load(content), content) for kind, content in FENCE.findall(text) if kind == "yaml"]
+    return [
+        (yaml.safe_load(content), content)
+        for kind, content in FENCE.findall(text)
+        if kind == "yaml"
+    ]
 
 
 @each_page
@@ -229,7 +267,11 @@ def part_of_a_spec(content):
 def inline_specs(text):
     """The mappings that stand in a sentence, as ``checkpoint: {every: 10min}`` does."""
     settings = re.compile(rf"({'|'.join(keys_of(Document) | keys_of(Data))}): .*")
-    return [yaml.safe_load(span) for span in spans(text) if settings.fullmatch(span) and "..." not in span]
+    return [
+        yaml.safe_load(span)
+        for span in spans(text)
+        if settings.fullmatch(span) and "..." not in span
+    ]
 
 
 @each_page
@@ -247,7 +289,9 @@ def unknown_keys(text):
     wrong = []
     for piece in code(text):
         names = re.findall(rf"(?<![\w./-])(?:{'|'.join(SPEC_PARTS)})(?:\.[a-z_]+)+(?![\w(])", piece)
-        wrong += [name for name in names if not name.endswith((".json", ".npz")) and not has_key(name)]
+        wrong += [
+            name for name in names if not name.endswith((".json", ".npz")) and not has_key(name)
+        ]
     return wrong
 
 
@@ -267,8 +311,9 @@ def test_every_key_of_a_spec_exists(page):
 
 
 def test_a_key_that_no_spec_has_is_found():
-    assert unknown_keys("`data.window`, `data.widow`, `train.optimizer.learning_rate`, `train.optimizer.rate`") == [
-        "data.widow", "train.optimizer.rate"]
+    assert unknown_keys(
+        "`data.window`, `data.widow`, `train.optimizer.learning_rate`, `train.optimizer.rate`"
+    ) == ["data.widow", "train.optimizer.rate"]
 
 
 # ---- the changelog -----------------------------------------------------------------------------
@@ -287,7 +332,9 @@ def test_the_changelog_says_where_modules_are_now():
 
 def test_the_first_change_works_as_its_page_has_it(monkeypatch):
     text = (ROOT / "docs/first-change.md").read_text(encoding="utf-8")
-    row, rule, check = (textwrap.dedent(content) for kind, content in FENCE.findall(text) if kind == "python")
+    row, rule, check = (
+        textwrap.dedent(content) for kind, content in FENCE.findall(text) if kind == "python"
+    )
     exec(rule, made := dict(vars(pruning)))
     monkeypatch.setattr(pruning, "make_worst", made["make_worst"], raising=False)
     monkeypatch.setitem(RULES, "worst", eval(row.rstrip(",\n"), {"PruningRule": PruningRule}))
@@ -300,15 +347,33 @@ def test_the_first_change_works_as_its_page_has_it(monkeypatch):
 
 def test_the_design_names_every_room():
     text = (ROOT / "docs/design.md").read_text(encoding="utf-8")
-    rooms = [room.partition(".")[2] for room in MAY_IMPORT if room.startswith(("fleet.", "scheduler."))]
-    assert [room for room in rooms if room not in spans(text) and not room.startswith("__")
-            and not re.search(rf"^    .*\b{room}\b", text, re.MULTILINE)] == []
+    rooms = [
+        room.partition(".")[2] for room in MAY_IMPORT if room.startswith(("fleet.", "scheduler."))
+    ]
+    assert [
+        room
+        for room in rooms
+        if room not in spans(text)
+        and not room.startswith("__")
+        and not re.search(rf"^    .*\b{room}\b", text, re.MULTILINE)
+    ] == []
 
 
 def test_the_design_names_every_thread_of_a_launch():
-    rooms = [ROOT / "fleet" / room for room in ("runtime", "comm", "storage", "stream", "engines", "monitor")]
-    starting = {str(file.relative_to(ROOT)) for folder in (*rooms, ROOT / "preprocess") for file in folder.rglob("*.py")
-                if re.search(r"\bThread(PoolExecutor)?\(", file.read_text(encoding="utf-8"))}
-    table = (ROOT / "docs" / "design.md").read_text(encoding="utf-8").partition("A launch has these threads:")[2]
+    rooms = [
+        ROOT / "fleet" / room
+        for room in ("runtime", "comm", "storage", "stream", "engines", "monitor")
+    ]
+    starting = {
+        str(file.relative_to(ROOT))
+        for folder in (*rooms, ROOT / "preprocess")
+        for file in folder.rglob("*.py")
+        if re.search(r"\bThread(PoolExecutor)?\(", file.read_text(encoding="utf-8"))
+    }
+    table = (
+        (ROOT / "docs" / "design.md")
+        .read_text(encoding="utf-8")
+        .partition("A launch has these threads:")[2]
+    )
     assert len(starting) > 5
     assert starting <= set(re.findall(r"`([\w/]+\.py)`", table.partition("*Not taken:*")[0]))

@@ -8,14 +8,23 @@ import pytest
 
 from tests.places import ROOT, sources
 
-MODULES = {".".join(path.relative_to(ROOT).with_suffix("").parts): path
-           for package in ("fleet", "preprocess", "scheduler", "launch") for path in sources(package)}
+MODULES = {
+    ".".join(path.relative_to(ROOT).with_suffix("").parts): path
+    for package in ("fleet", "preprocess", "scheduler", "launch")
+    for path in sources(package)
+}
 # Loading these starts MPI or TensorFlow, or needs what only an extra has.
-HEAVY = {name for name, path in MODULES.items() if name.startswith((
-    "fleet.comm.", "fleet.engines.", "fleet.export.")) and re.search(
-    r"^(from|import) (mpi4py|tensorflow|keras|torch|safetensors|mlflow|wandb|optuna|fleet\.comm\.(world|group)"
-    r"|fleet\.engines\.(keras|models|torch))\b",
-    path.read_text(encoding="utf-8"), re.MULTILINE)}
+HEAVY = {
+    name
+    for name, path in MODULES.items()
+    if name.startswith(("fleet.comm.", "fleet.engines.", "fleet.export."))
+    and re.search(
+        r"^(from|import) (mpi4py|tensorflow|keras|torch|safetensors|mlflow|wandb|optuna|fleet\.comm\.(world|group)"
+        r"|fleet\.engines\.(keras|models|torch))\b",
+        path.read_text(encoding="utf-8"),
+        re.MULTILINE,
+    )
+}
 
 
 @pytest.mark.parametrize("name", sorted(MODULES.keys() - HEAVY))

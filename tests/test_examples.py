@@ -34,10 +34,23 @@ EXAMPLES = ROOT / "examples"
 
 
 def printed(folder, *command, program=sys.executable, **variables):
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(folder), "COLUMNS": "160",
-                   **ON_ONE_MACHINE, **variables}
-    done = subprocess.run([program, *command], cwd=folder, env=environment, capture_output=True, text=True,
-                          timeout=240, check=False)
+    environment = {
+        **os.environ,
+        "PYTHONPATH": str(ROOT),
+        "XDG_CACHE_HOME": str(folder),
+        "COLUMNS": "160",
+        **ON_ONE_MACHINE,
+        **variables,
+    }
+    done = subprocess.run(
+        [program, *command],
+        cwd=folder,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout
 
@@ -48,11 +61,18 @@ def same(expected, got):
     return doctest.OutputChecker().check_output(expected, got, flags)
 
 
-@pytest.mark.parametrize(("name", "arguments"), [
-    ("plan.py", []),
-    ("simulate.py", []),
-    pytest.param("random_search.py", ["--engine", "numpy", "--ranks", "3", "--networks", "3"], marks=pytest.mark.long),
-])
+@pytest.mark.parametrize(
+    ("name", "arguments"),
+    [
+        ("plan.py", []),
+        ("simulate.py", []),
+        pytest.param(
+            "random_search.py",
+            ["--engine", "numpy", "--ranks", "3", "--networks", "3"],
+            marks=pytest.mark.long,
+        ),
+    ],
+)
 def test_a_script_prints_what_stands_beside_it(tmp_path, name, arguments):
     got = printed(tmp_path, str(EXAMPLES / name), *arguments)
     assert same((EXAMPLES / name).with_suffix(".out").read_text(), got), got
@@ -60,7 +80,9 @@ def test_a_script_prints_what_stands_beside_it(tmp_path, name, arguments):
 
 @pytest.mark.long
 def test_the_notebook_goes_from_data_to_the_best_ensemble(tmp_path):
-    code = "".join(re.findall(r"```python\n(.*?)```", (ROOT / "docs/notebook.md").read_text(), re.DOTALL))
+    code = "".join(
+        re.findall(r"```python\n(.*?)```", (ROOT / "docs/notebook.md").read_text(), re.DOTALL)
+    )
     assert len([line for line in code.splitlines() if line.strip()]) <= 40
     found = printed(tmp_path, "-c", code)
     assert re.search(r"^greedy .*%$", found, re.MULTILINE)
@@ -77,17 +99,26 @@ def test_the_digits_are_listed_as_expected(tmp_path):
 @pytest.fixture
 def with_targets(tmp_path):
     """A copy of the examples of targets, with their data."""
-    shutil.copytree(EXAMPLES / "targets", tmp_path / "targets", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(
+        EXAMPLES / "targets", tmp_path / "targets", ignore=shutil.ignore_patterns("__pycache__")
+    )
     printed(tmp_path / "targets", "make_data.py")
     return tmp_path / "targets"
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("name", "networks", "has_learned"), [
-    ("regression", 2, lambda row: row.val_loss < 0.42 and math.isnan(row.val_accuracy)),  # the targets' variance: 0.59
-    ("segmentation", 1, lambda row: row.metrics["val_mean_io_u"] > 0.8),
-    ("labels", 1, lambda row: row.val_accuracy > 0.9 and row.val_loss < 0.3),
-])
+@pytest.mark.parametrize(
+    ("name", "networks", "has_learned"),
+    [
+        (
+            "regression",
+            2,
+            lambda row: row.val_loss < 0.42 and math.isnan(row.val_accuracy),
+        ),  # the targets' variance: 0.59
+        ("segmentation", 1, lambda row: row.metrics["val_mean_io_u"] > 0.8),
+        ("labels", 1, lambda row: row.val_accuracy > 0.9 and row.val_loss < 0.3),
+    ],
+)
 def test_values_masks_and_labels_are_learned(with_targets, name, networks, has_learned):
     printed(with_targets, "-m", "fleet.run", f"{name}.yaml")
     rows = read_results(with_targets / "runs" / name)
@@ -102,7 +133,9 @@ def check_predicted(folder, run, name, table, target):
     text = printed(folder, "-m", "fleet", "predict", f"runs/{run}", table)
     values = np.array([float(answer[target]) for answer in csv.DictReader(text.splitlines())])
     with np.load(RunPaths(folder / "runs" / run).predictions(name, "validation")) as kept:
-        np.testing.assert_allclose(values[kept["rows"]], kept["outputs"][:, 0], rtol=1e-4, atol=1e-5)
+        np.testing.assert_allclose(
+            values[kept["rows"]], kept["outputs"][:, 0], rtol=1e-4, atol=1e-5
+        )
 
 
 @pytest.mark.long
@@ -119,10 +152,16 @@ def test_the_page_on_data_takes_a_table_from_start_to_end(with_targets):
         table = csv.DictWriter(file, ["number", *columns], extrasaction="ignore")
         table.writeheader()
         table.writerows(wine | {"number": row} for row, wine in enumerate(wines))
-    answers = list(csv.DictReader(printed(with_targets, "-m", "fleet", "predict", "runs/wine", "new.csv").splitlines()))
+    answers = list(
+        csv.DictReader(
+            printed(with_targets, "-m", "fleet", "predict", "runs/wine", "new.csv").splitlines()
+        )
+    )
     assert list(answers[0]) == ["row", "cultivar", "Barbera", "Barolo", "Grignolino"]
     assert [answer["row"] for answer in answers] == [str(row) for row in range(178)]
-    right = [answer["cultivar"] == wine["cultivar"] for answer, wine in zip(answers, wines, strict=True)]
+    right = [
+        answer["cultivar"] == wine["cultivar"] for answer, wine in zip(answers, wines, strict=True)
+    ]
     assert np.mean(right) > 0.95
 
 
@@ -152,8 +191,21 @@ def own(tmp_path):
 def test_parts_of_ones_own_train_together_in_a_job_of_ones_own_batch_system(own, tmp_path):
     put_programs(tmp_path, {"qsub": f'echo "$@" > {tmp_path}/called; echo 17'})
     path = f"{tmp_path}:{os.environ['PATH']}"
-    said = printed(own, "-m", "fleet", "submit", "own.yaml", "--system", "my_batch_system:GRID_ENGINE", "--walltime",
-                   "1h", "--chain", "--ranks-per-node", "3", PATH=path)
+    said = printed(
+        own,
+        "-m",
+        "fleet",
+        "submit",
+        "own.yaml",
+        "--system",
+        "my_batch_system:GRID_ENGINE",
+        "--walltime",
+        "1h",
+        "--chain",
+        "--ranks-per-node",
+        "3",
+        PATH=path,
+    )
     paths = RunPaths(own / "runs/own")
     assert said == "17\n"
     assert (tmp_path / "called").read_text() == f"-terse {paths.job_script}\n"
@@ -161,24 +213,53 @@ def test_parts_of_ones_own_train_together_in_a_job_of_ones_own_batch_system(own,
     assert script[:3] == ["#!/bin/bash", "#$ -S /bin/bash", "#$ -N own"]
     assert {"#$ -l h_rt=01:00:00", "#$ -r y", "#$ -pe mpi 3", "#$ -l exclusive=true"} <= set(script)
 
-    printed(own, paths.job_script, program="bash", JOB_ID="17", PATH=path)  # as the batch system would
+    printed(
+        own, paths.job_script, program="bash", JOB_ID="17", PATH=path
+    )  # as the batch system would
     rows = {row.name: row for row in read_results(paths.root)}
     assert {name: row.status for name, row in rows.items()} == dict.fromkeys(
-        ("logistic-0", "logistic-1", "shared"), Status.FINISHED)
+        ("logistic-0", "logistic-1", "shared"), Status.FINISHED
+    )
     assert all(row.val_accuracy > 0.8 and row.parameters == 65 * 4 for row in rows.values())
     start = json.loads(paths.events.read_text().splitlines()[0])
     assert (start["policy"], start["samples"]) == ("my_policy:POLICY", 360)
     stops = [json.loads(line) for line in paths.stops.read_text().splitlines()]
     assert [(stop["event"], stop["job"]) for stop in stops] == [
-        ("submitted", "17"), ("begun", "17"), ("stopped", "17")]
+        ("submitted", "17"),
+        ("begun", "17"),
+        ("stopped", "17"),
+    ]
     assert (stops[-1]["status"], stops[-1]["then"]) == (0, "all networks finished")
 
 
 def test_a_policy_of_ones_own_is_simulated_and_starts_the_slowest_network_first(own):
-    (own / "rates.json").write_text(json.dumps({"samples_per_epoch": 100, "gpus_per_node": 1, "models": [
-        {"name": name, "rates": [rate], "epochs": 1} for name, rate in (("fast", 9.0), ("slow", 2.0), ("mean", 4.0))]}))
-    simulated = json.loads(printed(own, "-m", "fleet", "simulate", "ensemble", "rates.json", "--gpus", "1", "--policy",
-                                   "my_policy:POLICY", "--json"))
+    (own / "rates.json").write_text(
+        json.dumps(
+            {
+                "samples_per_epoch": 100,
+                "gpus_per_node": 1,
+                "models": [
+                    {"name": name, "rates": [rate], "epochs": 1}
+                    for name, rate in (("fast", 9.0), ("slow", 2.0), ("mean", 4.0))
+                ],
+            }
+        )
+    )
+    simulated = json.loads(
+        printed(
+            own,
+            "-m",
+            "fleet",
+            "simulate",
+            "ensemble",
+            "rates.json",
+            "--gpus",
+            "1",
+            "--policy",
+            "my_policy:POLICY",
+            "--json",
+        )
+    )
     assert [one["members"][0]["name"] for one in simulated["rounds"]] == ["slow", "mean", "fast"]
 
 
@@ -193,7 +274,9 @@ resources: {engine: numpy}
 """)
     printed(own, "-m", "fleet.run", "rule.yaml")
     assert [(row.status, row.epochs) for row in read_results(own / "runs/ensemble")] == [
-        (Status.FINISHED, 3), (Status.PRUNED, 2)]
+        (Status.FINISHED, 3),
+        (Status.PRUNED, 2),
+    ]
 
 
 def test_the_transform_of_ones_own_covers_a_square_in_training_alone(monkeypatch):
@@ -218,8 +301,12 @@ RATE = 0.5
 
 
 def own_network(group):
-    spec = parse({"models": [{"family": "softmax", "train": {"optimizer": {"learning_rate": RATE}}}],
-                  "resources": {"engine": "my_engine:ENGINE"}})
+    spec = parse(
+        {
+            "models": [{"family": "softmax", "train": {"optimizer": {"learning_rate": RATE}}}],
+            "resources": {"engine": "my_engine:ENGINE"},
+        }
+    )
     sample = SampleSpec(ImageSpec((2, 2, 1), "uint8"), classes=3)
     return make_engine(spec, sample, None, 0, 1).build(spec.networks[0], group)
 
@@ -249,8 +336,9 @@ def test_the_engine_of_ones_own_follows_the_gradient_on_any_number_of_ranks(monk
     for index in np.ndindex(place.shape):
         place[index] = 1e-6
         slope = (loss(before[0] + place) - loss(before[0] - place)) / 2e-6
-        assert {round(float(after[rank][index] - before[rank][index]), 6) for rank in range(ranks)} == {
-            round(-RATE * slope, 6)}
+        assert {
+            round(float(after[rank][index] - before[rank][index]), 6) for rank in range(ranks)
+        } == {round(-RATE * slope, 6)}
         place[index] = 0
 
 

@@ -22,18 +22,26 @@ PACKAGES = ("fleet", "preprocess", "scheduler", "launch")
 TENSORFLOW = {"tensorflow", "keras", "horovod"}
 TORCH = {"torch", "safetensors", "onnx"}
 
-ROOMS_WITHIN = ("fleet.commands.simulate",)  # of rooms: whoever reads the rooms around them can leave them out
+ROOMS_WITHIN = (
+    "fleet.commands.simulate",
+)  # of rooms: whoever reads the rooms around them can leave them out
 
 # A room is a folder, or a module that stands in none. Each may import itself, and what stands behind it here.
-_FAMILIES = "scheduler.ensemble scheduler.idle scheduler.elastic scheduler.reservation scheduler.eviction"
+_FAMILIES = (
+    "scheduler.ensemble scheduler.idle scheduler.elastic scheduler.reservation scheduler.eviction"
+)
 _SCHEDULER = f"scheduler.base scheduler.files scheduler.hulls scheduler.shares {_FAMILIES}"  # all but simulators
-_BELOW_SPEC = ("fleet fleet.errors fleet.collecting fleet.units fleet.terminal fleet.plugins fleet.vocabulary "
-               f"preprocess {_SCHEDULER}")
+_BELOW_SPEC = (
+    "fleet fleet.errors fleet.collecting fleet.units fleet.terminal fleet.plugins fleet.vocabulary "
+    f"preprocess {_SCHEDULER}"
+)
 _SPEC = f"fleet.spec {_BELOW_SPEC}"
 _DOMAIN = f"fleet.domain {_SPEC}"
 _STORAGE = f"fleet.storage launch {_DOMAIN}"
 _COMM = f"fleet.comm {_STORAGE}"
-_RUNTIME = f"fleet.ensemble fleet.search fleet.stream fleet.engines fleet.monitor fleet.prediction {_COMM}"
+_RUNTIME = (
+    f"fleet.ensemble fleet.search fleet.stream fleet.engines fleet.monitor fleet.prediction {_COMM}"
+)
 _RUN = f"fleet.runtime fleet.export {_RUNTIME}"
 _FAMILY = "scheduler.base scheduler.files scheduler.hulls scheduler.shares"
 
@@ -52,21 +60,21 @@ MAY_IMPORT = {
     "preprocess.scaling": "preprocess.loading",
     "preprocess.sample": "preprocess.base preprocess.scaling preprocess.target",
     "preprocess.sources": "preprocess.base preprocess.files preprocess.decode preprocess.fingerprint "
-                          "preprocess.passing preprocess.target",
+    "preprocess.passing preprocess.target",
     "preprocess.unfinished": "preprocess.sample",
     "preprocess.transforms": "preprocess.base preprocess.decode preprocess.sample preprocess.unfinished",
     "preprocess.batches": "preprocess.base preprocess.sample preprocess.transforms preprocess.unfinished",
     "preprocess.chain": "preprocess.base preprocess.batches preprocess.sample preprocess.target preprocess.transforms",
     "preprocess.probe": "preprocess.base preprocess.chain preprocess.sample preprocess.target preprocess.transforms",
     "preprocess.pipeline": "preprocess.base preprocess.batches preprocess.chain preprocess.loading preprocess.probe "
-                           "preprocess.sample preprocess.target preprocess.transforms",
+    "preprocess.sample preprocess.target preprocess.transforms",
     "preprocess.moments": "preprocess.base preprocess.pipeline preprocess.sample preprocess.transforms",
     "preprocess.packing": "preprocess.base preprocess.files preprocess.pipeline preprocess.sample preprocess.target",
     "preprocess.decoded_copy": "preprocess.base preprocess.chain preprocess.packing preprocess.pipeline "
-                               "preprocess.sample preprocess.source preprocess.sources preprocess.target "
-                               "preprocess.transforms",
+    "preprocess.sample preprocess.source preprocess.sources preprocess.target "
+    "preprocess.transforms",
     "preprocess.source": "preprocess.base preprocess.division preprocess.fingerprint "
-                         "preprocess.sources preprocess.target preprocess.target_checks",
+    "preprocess.sources preprocess.target preprocess.target_checks",
     "scheduler.base": "",
     "scheduler.files": "scheduler.base",
     "scheduler.hulls": "",
@@ -103,7 +111,7 @@ MAY_IMPORT = {
     "fleet.running": _RUN,
     "fleet.api": f"fleet.predictor fleet.running fleet.run fleet.arguments {_RUN}",
     "fleet.commands": f"fleet.api fleet.running fleet.predictor fleet.run fleet.arguments fleet.jobs {_RUN} "
-                      "scheduler.simulation",
+    "scheduler.simulation",
     "fleet.commands.simulate": f"fleet.commands fleet.arguments fleet.storage {_BELOW_SPEC} scheduler.simulation",
     "fleet.__main__": f"fleet.commands fleet.commands.simulate fleet.arguments {_BELOW_SPEC} launch",
 }
@@ -127,8 +135,11 @@ class Import:
 
 def _modules():
     """Module name -> its file; a package goes by its own name."""
-    files = {path: path.relative_to(ROOT).with_suffix("") for package in PACKAGES
-             for path in sources(package)}
+    files = {
+        path: path.relative_to(ROOT).with_suffix("")
+        for package in PACKAGES
+        for path in sources(package)
+    }
     return {".".join(place.parts).removesuffix(".__init__"): path for path, place in files.items()}
 
 
@@ -163,8 +174,12 @@ def imported(text, module="m", is_package=False):
             base = own.rsplit(".", node.level - 1)[0] if node.level else ""
             origin = ".".join(filter(None, [base, node.module]))
             yield from ((node.lineno, f"{origin}.{alias.name}") for alias in node.names)
-        elif (isinstance(node, ast.Constant) and isinstance(node.value, str) and node not in started
-              and re.fullmatch(r"[a-z_]\w*(\.\w+)*(:\w+)?", node.value)):
+        elif (
+            isinstance(node, ast.Constant)
+            and isinstance(node.value, str)
+            and node not in started
+            and re.fullmatch(r"[a-z_]\w*(\.\w+)*(:\w+)?", node.value)
+        ):
             yield node.lineno, node.value.partition(":")[0]
 
 
@@ -172,8 +187,11 @@ def _started(tree):
     """The names of modules that a command line starts as a process of its own: what follows ``-m``."""
     for node in ast.walk(tree):
         if isinstance(node, ast.List | ast.Tuple):
-            yield from (name for option, name in pairwise(node.elts)
-                        if isinstance(option, ast.Constant) and option.value == "-m")
+            yield from (
+                name
+                for option, name in pairwise(node.elts)
+                if isinstance(option, ast.Constant) and option.value == "-m"
+            )
 
 
 def _resolved(name, behind):
@@ -189,12 +207,22 @@ def _resolved(name, behind):
 
 def _imports():
     texts = {module: path.read_text(encoding="utf-8") for module, path in MODULES.items()}
-    named = {module: list(imported(text, module, path_of(module).name == "__init__.py"))
-             for module, text in texts.items()}
-    behind = {module: {name.rpartition(".")[2]: name for _, name in named[module]} for module, path in MODULES.items()
-              if path.name == "__init__.py"}
-    ours = [Import(module, line, target) for module, names in named.items() for line, name in names
-            for target in _resolved(name, behind) if name.partition(".")[2] or name in PACKAGES]
+    named = {
+        module: list(imported(text, module, path_of(module).name == "__init__.py"))
+        for module, text in texts.items()
+    }
+    behind = {
+        module: {name.rpartition(".")[2]: name for _, name in named[module]}
+        for module, path in MODULES.items()
+        if path.name == "__init__.py"
+    }
+    ours = [
+        Import(module, line, target)
+        for module, names in named.items()
+        for line, name in names
+        for target in _resolved(name, behind)
+        if name.partition(".")[2] or name in PACKAGES
+    ]
     return [found for found in ours if found.source != found.target and not _is_word(found)], named
 
 
@@ -217,10 +245,15 @@ def test_a_room_imports_only_what_the_table_says():
     def allowed(found):
         mine, theirs = room(found.source), room(found.target)
         words = MAY_IMPORT.get(mine, "").split()
-        return mine == theirs or theirs in words or theirs.partition(".")[0] in set(words) - {"fleet"}
+        return (
+            mine == theirs or theirs in words or theirs.partition(".")[0] in set(words) - {"fleet"}
+        )
 
-    assert [f"{found.place}: {room(found.source)} may not import {found.target}" for found in IMPORTS
-            if not allowed(found)] == []
+    assert [
+        f"{found.place}: {room(found.source)} may not import {found.target}"
+        for found in IMPORTS
+        if not allowed(found)
+    ] == []
 
 
 def circle(edges):
@@ -242,32 +275,63 @@ def test_there_is_no_circle_of_files():
 
 
 def test_there_is_no_circle_of_rooms():
-    pairs = {(room(found.source), room(found.target)): found.place for found in IMPORTS
-             if room(found.source) != room(found.target)}
+    pairs = {
+        (room(found.source), room(found.target)): found.place
+        for found in IMPORTS
+        if room(found.source) != room(found.target)
+    }
     found = circle(pairs)
     assert [pairs[pair] for pair in pairwise(found)] == []
 
 
 def test_every_folder_says_what_it_is_and_what_it_may_import():
-    texts = {module: path.read_text(encoding="utf-8") for module, path in MODULES.items()
-             if path.name == "__init__.py" and module != "fleet"}
-    assert [module for module, text in texts.items()
-            if not re.search(r"\bimports?\b", ast.get_docstring(ast.parse(text)) or "")] == []
+    texts = {
+        module: path.read_text(encoding="utf-8")
+        for module, path in MODULES.items()
+        if path.name == "__init__.py" and module != "fleet"
+    }
+    assert [
+        module
+        for module, text in texts.items()
+        if not re.search(r"\bimports?\b", ast.get_docstring(ast.parse(text)) or "")
+    ] == []
 
 
 # What decides in a launch hears of the time, of ranks and of files, and looks at none of them.
-PURE = {"fleet.ensemble", "fleet.search", "fleet.comm.messages", "fleet.comm.roles", "fleet.errors", "fleet.spec",
-        "fleet.domain", "fleet.stream.layout", "fleet.units", "scheduler"}
-PURE_ELSEWHERE = {"__future__", "collections", "dataclasses", "enum", "heapq", "itertools", "typing"}
+PURE = {
+    "fleet.ensemble",
+    "fleet.search",
+    "fleet.comm.messages",
+    "fleet.comm.roles",
+    "fleet.errors",
+    "fleet.spec",
+    "fleet.domain",
+    "fleet.stream.layout",
+    "fleet.units",
+    "scheduler",
+}
+PURE_ELSEWHERE = {
+    "__future__",
+    "collections",
+    "dataclasses",
+    "enum",
+    "heapq",
+    "itertools",
+    "typing",
+}
 
 
 def test_what_decides_in_a_launch_imports_nothing_that_looks_or_acts():
     def is_pure(name):
         return any(name == pure or name.startswith(f"{pure}.") for pure in PURE | PURE_ELSEWHERE)
 
-    assert [f"{path_of(module).relative_to(ROOT)}:{line}: {name}" for module, found in NAMED.items()
-            if room(module) == "fleet.ensemble" for line, name in found
-            if not is_pure(name) and not _is_text(path_of(module), line, name)] == []
+    assert [
+        f"{path_of(module).relative_to(ROOT)}:{line}: {name}"
+        for module, found in NAMED.items()
+        if room(module) == "fleet.ensemble"
+        for line, name in found
+        if not is_pure(name) and not _is_text(path_of(module), line, name)
+    ] == []
 
 
 # ---- what comes from outside -------------------------------------------------------------------
@@ -275,21 +339,36 @@ def test_what_decides_in_a_launch_imports_nothing_that_looks_or_acts():
 
 def _importing(names, rooms):
     """The places of modules outside of some rooms that import one of some packages of others."""
-    return [f"{path_of(module).relative_to(ROOT)}:{line}: {name}" for module, found in NAMED.items()
-            for line, name in found if name.partition(".")[0] in names and not module.startswith(rooms)
-            and not _is_text(path_of(module), line, name)]
+    return [
+        f"{path_of(module).relative_to(ROOT)}:{line}: {name}"
+        for module, found in NAMED.items()
+        for line, name in found
+        if name.partition(".")[0] in names
+        and not module.startswith(rooms)
+        and not _is_text(path_of(module), line, name)
+    ]
 
 
 def _is_text(path, line, name):
     """Whether a name stands on its line in quotes, and not in a call that imports it."""
     text = path.read_text(encoding="utf-8").splitlines()[line - 1]
-    return bool(re.search(rf"['\"]{re.escape(name)}\b", text)) and not re.search(r"import_module|__import__", text)
+    return bool(re.search(rf"['\"]{re.escape(name)}\b", text)) and not re.search(
+        r"import_module|__import__", text
+    )
 
 
-@pytest.mark.parametrize("text", [
-    "import mpi4py.MPI", "from mpi4py import MPI", "import numpy, mpi4py as door", "__import__('mpi4py')",
-    "importlib.import_module('mpi4py.MPI')", "def function():\n    if True:\n        from mpi4py import MPI",
-    "if TYPE_CHECKING:\n    from mpi4py import MPI"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "import mpi4py.MPI",
+        "from mpi4py import MPI",
+        "import numpy, mpi4py as door",
+        "__import__('mpi4py')",
+        "importlib.import_module('mpi4py.MPI')",
+        "def function():\n    if True:\n        from mpi4py import MPI",
+        "if TYPE_CHECKING:\n    from mpi4py import MPI",
+    ],
+)
 def test_an_import_is_found_wherever_it_stands(text):
     assert "mpi4py" in {name.partition(".")[0] for _, name in imported(text)}
 
@@ -304,8 +383,13 @@ def test_tensorflow_and_torch_come_in_by_one_engine_each():
 
 
 def test_launch_stands_on_the_standard_library():
-    others = {name.partition(".")[0] for module, found in NAMED.items() if room(module) == "launch"
-              for line, name in found if not _is_text(path_of(module), line, name)}
+    others = {
+        name.partition(".")[0]
+        for module, found in NAMED.items()
+        if room(module) == "launch"
+        for line, name in found
+        if not _is_text(path_of(module), line, name)
+    }
     assert others - {"launch"} <= sys.stdlib_module_names
 
 
@@ -315,11 +399,21 @@ def test_launch_stands_on_the_standard_library():
 def loads(statements, tmp_path, *more):
     """The packages that take seconds to load, or need a launcher, and come in with some statements; and more such."""
     program = f"{statements}\nimport json, sys\nprint(json.dumps(list(sys.modules)))"
-    ended = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=False,
-                           capture_output=True, text=True, env={"PYTHONPATH": str(ROOT)})
+    ended = subprocess.run(
+        [sys.executable, "-c", program],
+        cwd=tmp_path,
+        check=False,
+        capture_output=True,
+        text=True,
+        env={"PYTHONPATH": str(ROOT)},
+    )
     assert ended.returncode == 0, ended.stderr
     return {name.split(".")[0] for name in json.loads(ended.stdout.splitlines()[-1])} & {
-        "mpi4py", *TENSORFLOW, *TORCH, *more}
+        "mpi4py",
+        *TENSORFLOW,
+        *TORCH,
+        *more,
+    }
 
 
 SPEC = """
@@ -328,34 +422,67 @@ models: [{family: resnet, args: {blocks: [1]}, grid: {width: [8, 16]}}, {family:
 train: {batch: {size: 8}}
 """
 
-RATES = """{"samples_per_epoch": 100, "gpus_per_node": 2, "models": [{"name": "a", "rates": [10.0]}]}"""
+RATES = (
+    """{"samples_per_epoch": 100, "gpus_per_node": 2, "models": [{"name": "a", "rates": [10.0]}]}"""
+)
 
 
 FILES = {
-    "spec.yaml": SPEC, "rates.json": RATES, "idle.csv": "t_s,node,delta\n0,0,1\n0,1,1\n100,1,-1\n",
+    "spec.yaml": SPEC,
+    "rates.json": RATES,
+    "idle.csv": "t_s,node,delta\n0,0,1\n0,1,1\n100,1,-1\n",
     "jobs.json": '{"gpus": 2, "jobs": [{"arrival_min": 0, "length_min": 30, "scaling": [1, 1.5]}]}',
     "trainers.json": """{"curves": {"net": {"nodes": [0, 2], "samples_per_s": [0, 20]}},
-                         "jobs": [["net", 0, 5, 2, 1, 2, 9]]}"""}
+                         "jobs": [["net", 0, 5, 2, 1, 2, 9]]}""",
+}
 
 
 def test_declaring_the_arguments_of_all_commands_loads_no_mpi_and_no_tensorflow(tmp_path):
     modules = sorted({module for module, _ in COMMANDS.values()})
-    assert loads(f"import argparse, importlib\nfor name in {modules!r}:\n"
-                 "    importlib.import_module(name).configure(argparse.ArgumentParser())", tmp_path) == set()
+    assert (
+        loads(
+            f"import argparse, importlib\nfor name in {modules!r}:\n"
+            "    importlib.import_module(name).configure(argparse.ArgumentParser())",
+            tmp_path,
+        )
+        == set()
+    )
 
 
-@pytest.mark.parametrize(("command", "loaded"), [
-    pytest.param("check spec.yaml", {"pydantic"}, marks=pytest.mark.long), ("check --families", {"pydantic"}),
-    ("schema", {"pydantic"}), ("--help", set()), ("plan --rates rates.json --gpus 2 --gpus-per-node 2", set()),
-    ("reserve --distribution uniform --low 0 --high 3", set()), ("simulate autoscale --jobs jobs.json", set()),
-    ("simulate idle-nodes --events idle.csv --trainers trainers.json --json", set())])
+@pytest.mark.parametrize(
+    ("command", "loaded"),
+    [
+        pytest.param("check spec.yaml", {"pydantic"}, marks=pytest.mark.long),
+        ("check --families", {"pydantic"}),
+        ("schema", {"pydantic"}),
+        ("--help", set()),
+        ("plan --rates rates.json --gpus 2 --gpus-per-node 2", set()),
+        ("reserve --distribution uniform --low 0 --high 3", set()),
+        ("simulate autoscale --jobs jobs.json", set()),
+        ("simulate idle-nodes --events idle.csv --trainers trainers.json --json", set()),
+    ],
+)
 def test_commands_load_no_more_than_they_need(command, loaded, tmp_path):
     for name, text in FILES.items():
         (tmp_path / name).write_text(text)
-    assert loads(f"import fleet.__main__ as m; assert m.main({command.split()!r}) == 0", tmp_path,
-                 "pydantic", "scipy", "numba", "matplotlib") == loaded
+    assert (
+        loads(
+            f"import fleet.__main__ as m; assert m.main({command.split()!r}) == 0",
+            tmp_path,
+            "pydantic",
+            "scipy",
+            "numba",
+            "matplotlib",
+        )
+        == loaded
+    )
 
 
 def test_the_help_of_the_main_job_starts_no_mpi(tmp_path):
-    assert loads("import fleet.run as r\ntry: r.main(['--help'])\nexcept SystemExit as end: assert end.code == 0",
-                 tmp_path) == set()
+    assert (
+        loads(
+            "import fleet.run as r\ntry: r.main(['--help'])\nexcept SystemExit as end: assert end.code == 0",
+            tmp_path,
+        )
+        == set()
+    )

@@ -11,10 +11,20 @@ from scheduler.ensemble.policies import POLICIES
 from tests.places import ROOT, sources
 
 PACKAGES = ("fleet", "preprocess", "scheduler", "launch")
-NAMES = {*POLICIES, *ENGINES, *SYSTEMS, *(name for name, rule in RULES.items() if rule.reads)}  # `none` is also a word
+NAMES = {
+    *POLICIES,
+    *ENGINES,
+    *SYSTEMS,
+    *(name for name, rule in RULES.items() if rule.reads),
+}  # `none` is also a word
 
 # Where a name stands once, in its row. Nothing else may tell one row from another by its name: there is no exception.
-REGISTRIES = {"scheduler/ensemble/policies.py", "fleet/spec/engines.py", "fleet/spec/search.py", "launch/systems.py"}
+REGISTRIES = {
+    "scheduler/ensemble/policies.py",
+    "fleet/spec/engines.py",
+    "fleet/spec/search.py",
+    "launch/systems.py",
+}
 
 
 def compared(text):
@@ -40,27 +50,56 @@ def _asked(node):
             yield node.slice
         case ast.Tuple() | ast.List() | ast.Set():  # of names, to be looked into elsewhere
             yield from node.elts
-        case ast.Call(func=ast.Attribute(attr="get" | "pop" | "startswith" | "endswith" | "setdefault" | "count")):
+        case ast.Call(
+            func=ast.Attribute(
+                attr="get" | "pop" | "startswith" | "endswith" | "setdefault" | "count"
+            )
+        ):
             yield from node.args[:1]
 
 
-@pytest.mark.parametrize("text", [
-    "policy == 'global'", "'numpy' != engine", "engine in ('keras', 'numpy')", "policy not in {'local'}",
-    "{'adaptive': 1}", "{'adaptive': 1}.get(policy)", "costs['adaptive']", "costs.get('adaptive')",
-    "match engine:\n case 'emulated': pass", "match engine:\n case 'slurm' | 'emulated': pass",
-    "engine.startswith('keras')", "SLOW = ('keras',)", "SLOW = {'baseline', 'local'}",
-    "f(x) if system.name == 'slurm' else 3"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "policy == 'global'",
+        "'numpy' != engine",
+        "engine in ('keras', 'numpy')",
+        "policy not in {'local'}",
+        "{'adaptive': 1}",
+        "{'adaptive': 1}.get(policy)",
+        "costs['adaptive']",
+        "costs.get('adaptive')",
+        "match engine:\n case 'emulated': pass",
+        "match engine:\n case 'slurm' | 'emulated': pass",
+        "engine.startswith('keras')",
+        "SLOW = ('keras',)",
+        "SLOW = {'baseline', 'local'}",
+        "f(x) if system.name == 'slurm' else 3",
+    ],
+)
 def test_a_comparison_is_found_however_it_is_written(text):
     assert list(compared(text))
 
 
-@pytest.mark.parametrize("text", ["POLICY = 'global'", "find_spec('keras')", "replace(resources, engine='emulated')",
-                                  "policy == other", "'global' + name"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "POLICY = 'global'",
+        "find_spec('keras')",
+        "replace(resources, engine='emulated')",
+        "policy == other",
+        "'global' + name",
+    ],
+)
 def test_a_name_that_is_only_given_is_no_comparison(text):
     assert not list(compared(text))
 
 
 def test_no_name_of_a_policy_an_engine_or_a_batch_system_is_compared_outside_its_registry():
-    assert [f"{path.relative_to(ROOT)}:{line}: {name}" for package in PACKAGES
-            for path in sources(package) if str(path.relative_to(ROOT)) not in REGISTRIES
-            for line, name in compared(path.read_text(encoding="utf-8"))] == []
+    assert [
+        f"{path.relative_to(ROOT)}:{line}: {name}"
+        for package in PACKAGES
+        for path in sources(package)
+        if str(path.relative_to(ROOT)) not in REGISTRIES
+        for line, name in compared(path.read_text(encoding="utf-8"))
+    ] == []

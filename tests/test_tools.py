@@ -31,27 +31,45 @@ def make_env(folder, pythons, **variables):
         (tools / name).write_text(text)
         (tools / name).chmod(0o755)
     for tool in ("bash", "sh", "dirname", "cat", "cksum", "cut", "ls"):
-        (tools / tool).symlink_to(f"/bin/{tool}" if os.path.exists(f"/bin/{tool}") else f"/usr/bin/{tool}")
-    done = subprocess.run(["bash", ENV], capture_output=True, text=True, check=False, env={
-        "PATH": str(tools), "HOME": str(folder), "VENV": str(folder / "env"), **variables})
+        (tools / tool).symlink_to(
+            f"/bin/{tool}" if os.path.exists(f"/bin/{tool}") else f"/usr/bin/{tool}"
+        )
+    done = subprocess.run(
+        ["bash", ENV],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={"PATH": str(tools), "HOME": str(folder), "VENV": str(folder / "env"), **variables},
+    )
     return done.returncode, done.stderr
 
 
 def test_a_folder_that_is_no_environment_is_not_emptied(tmp_path):
     (tmp_path / "mine").touch()
-    done = subprocess.run(["bash", ENV], env={**os.environ, "VENV": str(tmp_path), "PYTHON": sys.executable},
-                          capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        ["bash", ENV],
+        env={**os.environ, "VENV": str(tmp_path), "PYTHON": sys.executable},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert (done.returncode, done.stderr.count("\n")) == (1, 1)
     assert "holds something else than a virtual environment" in done.stderr
     assert [path.name for path in tmp_path.iterdir()] == ["mine"]
 
 
-@pytest.mark.parametrize(("pythons", "taken"), [
-    ({"python3": interpreter("3.13"), "python3.12": interpreter("3.12"), "python3.11": SHIM}, "3.12"),
-    ({"python3": interpreter("3.14"), "python3.13": interpreter("3.13")}, "3.13"),
-    ({"python3": interpreter("3.11"), "python3.13": interpreter("3.13")}, "3.11"),
-    ({"python3": interpreter("3.13"), "python3.11": without_ensurepip("3.11")}, "3.13"),
-])
+@pytest.mark.parametrize(
+    ("pythons", "taken"),
+    [
+        (
+            {"python3": interpreter("3.13"), "python3.12": interpreter("3.12"), "python3.11": SHIM},
+            "3.12",
+        ),
+        ({"python3": interpreter("3.14"), "python3.13": interpreter("3.13")}, "3.13"),
+        ({"python3": interpreter("3.11"), "python3.13": interpreter("3.13")}, "3.11"),
+        ({"python3": interpreter("3.13"), "python3.11": without_ensurepip("3.11")}, "3.13"),
+    ],
+)
 def test_the_first_version_that_starts_is_taken(tmp_path, pythons, taken):
     assert make_env(tmp_path, pythons) == (3, f"made by {taken}\n")
 
@@ -62,22 +80,54 @@ def test_a_version_can_be_asked_for_and_is_found_where_version_managers_keep_it(
     kept.parent.mkdir(parents=True)
     kept.write_text(interpreter("3.13"))
     kept.chmod(0o755)
-    assert make_env(tmp_path, {"python3.11": interpreter("3.11")}, PYTHON=asked) == (3, "made by 3.13\n")
+    assert make_env(tmp_path, {"python3.11": interpreter("3.11")}, PYTHON=asked) == (
+        3,
+        "made by 3.13\n",
+    )
 
 
-@pytest.mark.parametrize(("pythons", "variables", "why"), [
-    ({"python3": interpreter("3.10")}, {}, "no Python 3.11, 3.12, 3.13 that starts was found. Python 3.10 is too old"),
-    ({"python3": interpreter("3.14")}, {}, "found. Python 3.14 has no wheels of TensorFlow yet"),
-    ({"python3": without_ensurepip("3.13")}, {}, "found. Python 3.13 lacks venv or ensurepip (on Debian: apt install"),
-    ({}, {}, "no Python 3.11, 3.12, 3.13 that starts was found. To get one"),
-    ({"python3": interpreter("3.13")}, {"PYTHON": "3.12"}, "no Python 3.12 that starts was found"),
-    ({"python3": interpreter("2.7")}, {}, "found. Python 2.7 is too old"),
-    ({}, {"PYTHON": "3.14"}, "Python 3.14 has no wheels of TensorFlow yet"),
-    ({"python3": interpreter("3.10")}, {"PYTHON": "python3"}, "PYTHON=python3: Python 3.10 is too old"),
-    ({"python3": without_ensurepip("3.13")}, {"PYTHON": "python3"}, "PYTHON=python3: Python 3.13 lacks venv"),
-    ({}, {"PYTHON": "/no/python"}, "PYTHON=/no/python does not start"),
-])
-def test_without_a_python_it_says_why_and_how_to_get_one_without_root(tmp_path, pythons, variables, why):
+@pytest.mark.parametrize(
+    ("pythons", "variables", "why"),
+    [
+        (
+            {"python3": interpreter("3.10")},
+            {},
+            "no Python 3.11, 3.12, 3.13 that starts was found. Python 3.10 is too old",
+        ),
+        (
+            {"python3": interpreter("3.14")},
+            {},
+            "found. Python 3.14 has no wheels of TensorFlow yet",
+        ),
+        (
+            {"python3": without_ensurepip("3.13")},
+            {},
+            "found. Python 3.13 lacks venv or ensurepip (on Debian: apt install",
+        ),
+        ({}, {}, "no Python 3.11, 3.12, 3.13 that starts was found. To get one"),
+        (
+            {"python3": interpreter("3.13")},
+            {"PYTHON": "3.12"},
+            "no Python 3.12 that starts was found",
+        ),
+        ({"python3": interpreter("2.7")}, {}, "found. Python 2.7 is too old"),
+        ({}, {"PYTHON": "3.14"}, "Python 3.14 has no wheels of TensorFlow yet"),
+        (
+            {"python3": interpreter("3.10")},
+            {"PYTHON": "python3"},
+            "PYTHON=python3: Python 3.10 is too old",
+        ),
+        (
+            {"python3": without_ensurepip("3.13")},
+            {"PYTHON": "python3"},
+            "PYTHON=python3: Python 3.13 lacks venv",
+        ),
+        ({}, {"PYTHON": "/no/python"}, "PYTHON=/no/python does not start"),
+    ],
+)
+def test_without_a_python_it_says_why_and_how_to_get_one_without_root(
+    tmp_path, pythons, variables, why
+):
     status, said = make_env(tmp_path, {"python3.11": SHIM, **pythons}, **variables)
     assert (status, said.count("\n")) == (1, 1)
     assert why in said
@@ -85,14 +135,18 @@ def test_without_a_python_it_says_why_and_how_to_get_one_without_root(tmp_path, 
     assert "conda create" in said
 
 
-def test_an_environment_that_was_interrupted_is_made_anew_with_the_versions_of_its_new_python(tmp_path):
+def test_an_environment_that_was_interrupted_is_made_anew_with_the_versions_of_its_new_python(
+    tmp_path,
+):
     torn = tmp_path / "env/bin/python"
     torn.parent.mkdir(parents=True)
     torn.write_text(interpreter("3.12"))
     torn.chmod(0o755)
     (tmp_path / "env/pyvenv.cfg").touch()
-    makes = ('#!/bin/sh\ncase "$*" in *version_info*) echo 3.11;; *venv*--clear*) echo "#!/bin/sh" > "$4/bin/python"; '
-             'echo \'echo "$*" >&2; exit 3\' >> "$4/bin/python";; esac\n')
+    makes = (
+        '#!/bin/sh\ncase "$*" in *version_info*) echo 3.11;; *venv*--clear*) echo "#!/bin/sh" > "$4/bin/python"; '
+        'echo \'echo "$*" >&2; exit 3\' >> "$4/bin/python";; esac\n'
+    )
     status, said = make_env(tmp_path, {"python3.11": makes, "python3.12": SHIM})
     assert (status, said.split()[-1]) == (3, "tools/constraints-3.11.txt")
 
@@ -108,21 +162,38 @@ def test_an_environment_of_another_python_is_kept(tmp_path):
 
 @pytest.mark.parametrize("version", ["3.11", "3.12", "3.13"])
 def test_all_that_an_environment_is_made_of_is_pinned(version):
-    pins = {line.partition("==")[0].lower().replace("_", "-")
-            for line in (ROOT / f"tools/constraints-{version}.txt").read_text().split() if "==" in line}
-    wanted = {word for file in ("requirements", "requirements-torch", "requirements-horovod")
-              for word in re.findall(r"^[\w-]+", (ROOT / f"tools/{file}.txt").read_text().lower(), re.MULTILINE)}
+    pins = {
+        line.partition("==")[0].lower().replace("_", "-")
+        for line in (ROOT / f"tools/constraints-{version}.txt").read_text().split()
+        if "==" in line
+    }
+    wanted = {
+        word
+        for file in ("requirements", "requirements-torch", "requirements-horovod")
+        for word in re.findall(
+            r"^[\w-]+", (ROOT / f"tools/{file}.txt").read_text().lower(), re.MULTILINE
+        )
+    }
     lacking = wanted - pins
-    assert lacking <= ({"cffi", "cloudpickle", "cmake", "psutil"} if version == "3.13" else set())  # of Horovod
+    assert lacking <= (
+        {"cffi", "cloudpickle", "cmake", "psutil"} if version == "3.13" else set()
+    )  # of Horovod
 
 
 def test_without_a_torch_for_this_python_it_says_so_and_all_else_is_there(tmp_path):
     python = tmp_path / "env/bin/python"
     python.parent.mkdir(parents=True)
-    python.write_text('#!/bin/sh\ncase "$*" in *version_info*) echo 3.13;; *requirements-torch*) exit 1;; esac\n')
+    python.write_text(
+        '#!/bin/sh\ncase "$*" in *version_info*) echo 3.13;; *requirements-torch*) exit 1;; esac\n'
+    )
     python.chmod(0o755)
-    done = subprocess.run(["bash", ENV, "torch"], capture_output=True, text=True, check=False, env={
-        **os.environ, "VENV": str(tmp_path / "env"), "PYTHON": "", "HOROVOD": ""})
+    done = subprocess.run(
+        ["bash", ENV, "torch"],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "VENV": str(tmp_path / "env"), "PYTHON": "", "HOROVOD": ""},
+    )
     assert (done.returncode, done.stderr.count("\n")) == (1, 1)
     assert "pip finds no torch==2.13.0 for Python 3.13 and this machine" in done.stderr
     assert (tmp_path / "env/.stage-packages").exists()

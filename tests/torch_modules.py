@@ -6,15 +6,26 @@ def dense(input_shape, classes, units=8):
 
     from torch import nn
 
-    return nn.Sequential(nn.Flatten(), nn.Linear(prod(input_shape), units), nn.ReLU(), nn.Dropout(0.2),
-                         nn.Linear(units, classes))
+    return nn.Sequential(
+        nn.Flatten(),
+        nn.Linear(prod(input_shape), units),
+        nn.ReLU(),
+        nn.Dropout(0.2),
+        nn.Linear(units, classes),
+    )
 
 
 def convolutional(input_shape, outputs, filters=4):
     from torch import nn
 
-    return nn.Sequential(nn.Conv2d(input_shape[2], filters, 3), nn.BatchNorm2d(filters), nn.ReLU(),
-                         nn.AdaptiveAvgPool2d(2), nn.Flatten(), nn.LazyLinear(outputs))
+    return nn.Sequential(
+        nn.Conv2d(input_shape[2], filters, 3),
+        nn.BatchNorm2d(filters),
+        nn.ReLU(),
+        nn.AdaptiveAvgPool2d(2),
+        nn.Flatten(),
+        nn.LazyLinear(outputs),
+    )
 
 
 def viewing(input_shape, classes):
@@ -85,7 +96,9 @@ def segmenting(input_shape, classes):
 def sparse(input_shape, classes):
     from torch import nn
 
-    return nn.Sequential(nn.Embedding(50, 4, sparse=True), nn.Flatten(), nn.Linear(4 * input_shape[0], classes))
+    return nn.Sequential(
+        nn.Embedding(50, 4, sparse=True), nn.Flatten(), nn.Linear(4 * input_shape[0], classes)
+    )
 
 
 def probable(input_shape, classes):

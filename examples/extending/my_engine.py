@@ -51,7 +51,9 @@ class Logistic:
         wanted, scores = np.eye(self.sample.classes)[labels], pixels @ self.weights
         loss = np.logaddexp(0, np.where(wanted, -scores, scores)).sum()
         gradient = pixels.T @ (1 / (1 + np.exp(-scores)) - wanted)
-        return gradient, Sums(float(loss), float((scores.argmax(axis=1) == labels).sum()), len(labels))
+        return gradient, Sums(
+            float(loss), float((scores.argmax(axis=1) == labels).sum()), len(labels)
+        )
 
     def state(self):
         return {"weights": self.weights.copy()}
@@ -77,5 +79,9 @@ class Logistic:
         """Nothing is held."""
 
 
-ENGINE = EngineInfo("logistic", make="my_engine:LogisticEngine", families=frozenset({"softmax"}),
-                    checkpoint_bytes=lambda parameters, slots: 8 * parameters)
+ENGINE = EngineInfo(
+    "logistic",
+    make="my_engine:LogisticEngine",
+    families=frozenset({"softmax"}),
+    checkpoint_bytes=lambda parameters, slots: 8 * parameters,
+)

@@ -16,14 +16,18 @@ class Waves(RandomAccess):
 
     def __init__(self, count):
         self.targets = np.random.default_rng(0).uniform(1, 9, (count, 1)).astype(np.float32)
-        self.weights = np.where(self.targets[:, 0] > 8, 0.5, 1).astype(np.float32)  # fast ones count half
+        self.weights = np.where(self.targets[:, 0] > 8, 0.5, 1).astype(
+            np.float32
+        )  # fast ones count half
 
     def __len__(self):
         return len(self.targets)
 
     def read(self, index):
         noise = np.random.default_rng(index).normal(0, 0.1, (64, 1))
-        return (np.sin(np.linspace(0, 2 * np.pi, 64)[:, None] * self.targets[index]) + noise).astype(np.float32)
+        return (
+            np.sin(np.linspace(0, 2 * np.pi, 64)[:, None] * self.targets[index]) + noise
+        ).astype(np.float32)
 
     def name(self, index):
         return f"wave {index}"

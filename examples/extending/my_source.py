@@ -1,6 +1,6 @@
 """A source of one's own: arrays in a folder, images.npy and labels.npy.
 
-    python my_source.py squares        makes such a folder, with images to try things on
+python my_source.py squares        makes such a folder, with images to try things on
 """
 
 import sys
@@ -41,7 +41,7 @@ def main(folder):
     labels = np.arange(400) % 4
     images = rng.integers(0, 180, (400, 8, 8, 1)).astype(np.uint8)
     for image, label in zip(images, labels, strict=True):  # a brighter quarter tells the class
-        image[4 * (label // 2):, 4 * (label % 2):][:4, :4] += 60
+        image[4 * (label // 2) :, 4 * (label % 2) :][:4, :4] += 60
     Path(folder).mkdir(parents=True, exist_ok=True)
     np.save(Path(folder) / "images.npy", images)
     np.save(Path(folder) / "labels.npy", labels)

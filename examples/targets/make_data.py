@@ -1,9 +1,9 @@
 """Writes the data of the specs beside it: `python make_data.py` takes a second.
 
-    wine.csv              178 wines: thirteen features, and which of three cultivars they are of
-    diabetes.csv          442 patients: ten features, the progress of their disease after a year, and a made-up clinic
-    shapes/               200 images with squares and discs, and a mask for each
-    signs.npz             images with any of three signs, and which of them each has
+wine.csv              178 wines: thirteen features, and which of three cultivars they are of
+diabetes.csv          442 patients: ten features, the progress of their disease after a year, and a made-up clinic
+shapes/               200 images with squares and discs, and a mask for each
+signs.npz             images with any of three signs, and which of them each has
 """
 
 import csv
@@ -31,13 +31,19 @@ def write_diabetes():
         table = csv.writer(file)
         table.writerow([*found.feature_names, "target", "clinic"])
         for number, (features, target) in enumerate(zip(found.data, found.target, strict=True)):
-            table.writerow([*(f"{value:.6g}" for value in features), target / 100, "ABC"[number % 3]])
+            table.writerow(
+                [*(f"{value:.6g}" for value in features), target / 100, "ABC"[number % 3]]
+            )
 
 
 def shapes_of(rng):
     """A square and a disc at random places, each (SIZE, SIZE) bool."""
     y, x = np.mgrid[:SIZE, :SIZE]
-    radius, (top, left), (row, column) = rng.integers(4, 8), rng.integers(0, SIZE - 10, 2), rng.integers(7, SIZE - 7, 2)
+    radius, (top, left), (row, column) = (
+        rng.integers(4, 8),
+        rng.integers(0, SIZE - 10, 2),
+        rng.integers(7, SIZE - 7, 2),
+    )
     square = (y >= top) & (y < top + 10) & (x >= left) & (x < left + 10)
     return square, (y - row) ** 2 + (x - column) ** 2 < radius**2
 

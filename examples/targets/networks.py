@@ -16,7 +16,9 @@ def painter(input_shape, classes, width=16):
     image = keras.Input(input_shape)
     hidden = image
     for dilation in (1, 2, 4):
-        hidden = layers.Conv2D(width, 3, padding="same", dilation_rate=dilation, activation="relu")(hidden)
+        hidden = layers.Conv2D(width, 3, padding="same", dilation_rate=dilation, activation="relu")(
+            hidden
+        )
     return keras.Model(image, layers.Conv2D(classes, 1)(hidden))
 
 

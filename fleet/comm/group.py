@@ -30,7 +30,9 @@ class MPIGroup:
         shares_node: whether all of them are on one node.
     """
 
-    def __init__(self, world: World, comm: MPI.Intracomm, ranks: Sequence[int], shares_node: bool = False) -> None:
+    def __init__(
+        self, world: World, comm: MPI.Intracomm, ranks: Sequence[int], shares_node: bool = False
+    ) -> None:
         self.comm, self.ranks = comm, tuple(ranks)
         self._shares_node = shares_node
         self._node_sum: NodeSum | None = None
@@ -57,7 +59,7 @@ class MPIGroup:
         piece = _PIECE // flat.itemsize
         for start in range(0, len(flat), piece):
             self._world.do_duties()  # now: others wait for a rank that has come
-            self._sum_piece(flat[start:start + piece])
+            self._sum_piece(flat[start : start + piece])
 
     def _sum_piece(self, part: np.ndarray) -> None:
         """Sum what is small by a call that does not block, and the rest by memory of the node if it can be had.
@@ -69,7 +71,11 @@ class MPIGroup:
         if not is_small and (shared := self._shared_sum()) is not None:
             shared.add(part, self._until)
             return
-        first = self.comm.Iallreduce(MPI.IN_PLACE, part, op=MPI.SUM) if is_small else self.comm.Ibarrier()
+        first = (
+            self.comm.Iallreduce(MPI.IN_PLACE, part, op=MPI.SUM)
+            if is_small
+            else self.comm.Ibarrier()
+        )
         self._await(lambda: first.Test() or None)
         if not is_small:
             with self.striking():
@@ -92,6 +98,7 @@ class MPIGroup:
 
     def _await(self, ready: Callable[[], T | None]) -> T:
         """Wait for ranks that mostly come at nearly the same time: sleep after a while only."""
+
         def is_ready() -> T | None:
             if (found := ready()) is None:
                 self.check()
@@ -173,13 +180,21 @@ class MPIBroadcast:
         number: of the first of the buffers, which no other under way has.
     """
 
-    def __init__(self, comm: MPI.Intracomm, buffers: Sequence[np.ndarray], root: int, number: int) -> None:
+    def __init__(
+        self, comm: MPI.Intracomm, buffers: Sequence[np.ndarray], root: int, number: int
+    ) -> None:
         self._comm, self._buffers = comm, buffers
         self._tags = [(number + index) % 32000 for index in range(len(buffers))]
         parent, children = tree(comm.rank, comm.size, root)
         self._children: Sequence[int] = children
-        self._requests = [] if parent is None else [
-            comm.Irecv(buffer, source=parent, tag=tag) for buffer, tag in zip(buffers, self._tags, strict=True)]
+        self._requests = (
+            []
+            if parent is None
+            else [
+                comm.Irecv(buffer, source=parent, tag=tag)
+                for buffer, tag in zip(buffers, self._tags, strict=True)
+            ]
+        )
         self.is_done()
 
     def is_done(self) -> bool:  # noqa: D102 - Broadcast says it
@@ -187,8 +202,11 @@ class MPIBroadcast:
             return False
         if not self._children:
             return True
-        self._requests = [self._comm.Isend(buffer, dest=child, tag=tag) for child in self._children
-                          for buffer, tag in zip(self._buffers, self._tags, strict=True)]
+        self._requests = [
+            self._comm.Isend(buffer, dest=child, tag=tag)
+            for child in self._children
+            for buffer, tag in zip(self._buffers, self._tags, strict=True)
+        ]
         self._children = ()
         return _are_done(self._requests)
 
@@ -213,7 +231,9 @@ def communicator_for_library(group: Group) -> Iterator[Any]:
     Raises:
         GroupStruck: a rank of the group has died.
     """
-    assert isinstance(group, MPIGroup)  # a library that speaks MPI itself wants ranks that MPI has started
+    assert isinstance(
+        group, MPIGroup
+    )  # a library that speaks MPI itself wants ranks that MPI has started
     group.meet()  # what follows cannot be interrupted
     with group.blocking(), group.striking():
         yield group.comm.Dup()

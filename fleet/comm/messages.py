@@ -34,7 +34,9 @@ class Measure(NamedTuple):
     network: NetworkSpec
     ranks: tuple[int, ...]
     group: int  # a number that no other group of the run has
-    batches: tuple[int, ...] = ()  # to measure it with, one after another, where the policy chooses; else its own
+    batches: tuple[
+        int, ...
+    ] = ()  # to measure it with, one after another, where the policy chooses; else its own
 
 
 class Start(NamedTuple):
@@ -44,7 +46,9 @@ class Start(NamedTuple):
     ranks: tuple[int, ...]
     group: int
     stream_epoch: int
-    fence: Fence | None = None  # the right to write what belongs to the network, where it has one of its own
+    fence: Fence | None = (
+        None  # the right to write what belongs to the network, where it has one of its own
+    )
     batch: int | None = None  # of the epochs that it begins, where the policy chooses it
 
 
@@ -113,7 +117,9 @@ class Measured(NamedTuple):
     seconds: float
     reason: str
     may_pass: bool = False  # whether measuring again may help
-    timed: tuple[StepTime, ...] = ()  # the steps of all batches that fit, where there were several to measure
+    timed: tuple[
+        StepTime, ...
+    ] = ()  # the steps of all batches that fit, where there were several to measure
     parameters: int = 0  # of the network, as far as the engine can tell
 
 
@@ -131,7 +137,9 @@ class Built(NamedTuple):
 
     network: str
     rank: int
-    parameters: int | None = None  # how many the network has, trained or not, where the engine can tell
+    parameters: int | None = (
+        None  # how many the network has, trained or not, where the engine can tell
+    )
 
 
 class Pace(NamedTuple):
@@ -271,6 +279,33 @@ class Bad(NamedTuple):
     training: bool
 
 
-Message: TypeAlias = (Measure | Start | Join | Pause | GoOn | Regroup | Stop | Exit | Leave | Ready | Measured | Joined
-                      | Built | Pace | Warned | FellBack | EpochDone | Paused | Regrouped | Converged | Stopped
-                      | Failed | Produce | Forget | Demand | Throughput | Prepared | Bad)
+Message: TypeAlias = (
+    Measure
+    | Start
+    | Join
+    | Pause
+    | GoOn
+    | Regroup
+    | Stop
+    | Exit
+    | Leave
+    | Ready
+    | Measured
+    | Joined
+    | Built
+    | Pace
+    | Warned
+    | FellBack
+    | EpochDone
+    | Paused
+    | Regrouped
+    | Converged
+    | Stopped
+    | Failed
+    | Produce
+    | Forget
+    | Demand
+    | Throughput
+    | Prepared
+    | Bad
+)

@@ -51,17 +51,17 @@ class NodeSum:
         ranks, _, longest = stages.shape
         others = [rank for rank in range(ranks) if rank != self._rank]
         for start in range(0, len(values), ranks * longest):
-            shares = np.array_split(values[start:start + ranks * longest], ranks)
+            shares = np.array_split(values[start : start + ranks * longest], ranks)
             mine = shares[self._rank]
             for other in others:
-                stages[self._rank, other, :len(shares[other])] = shares[other]
+                stages[self._rank, other, : len(shares[other])] = shares[other]
             self._meet(until)
             for other in others:
-                mine += stages[other, self._rank, :len(mine)]
-            stages[self._rank, self._rank, :len(mine)] = mine
+                mine += stages[other, self._rank, : len(mine)]
+            stages[self._rank, self._rank, : len(mine)] = mine
             self._meet(until)
             for other in others:
-                shares[other][:] = stages[other, other, :len(shares[other])]
+                shares[other][:] = stages[other, other, : len(shares[other])]
 
     def _meet(self, until: Until) -> None:
         self._turn += 1

@@ -63,8 +63,13 @@ class Roles:
         Policies take device d to be on node ``d // gpus_per_node``; so a node with fewer trainers than
         the others leaves out some numbers.
         """
-        return {node * self.gpus_per_node + place: rank for node in range(self.nodes)
-                for place, rank in enumerate(rank for rank in self.trainers if self.node_of[rank] == node)}
+        return {
+            node * self.gpus_per_node + place: rank
+            for node in range(self.nodes)
+            for place, rank in enumerate(
+                rank for rank in self.trainers if self.node_of[rank] == node
+            )
+        }
 
     @cached_property
     def device_of(self) -> dict[int, int]:
@@ -92,11 +97,19 @@ class Roles:
 
     def leader(self, node: int) -> int:
         """The rank that speaks for a node: its first preprocessor; where there is none, its first rank."""
-        return next((rank for rank in self.preprocessors if self.node_of[rank] == node), self.node_of.index(node))
+        return next(
+            (rank for rank in self.preprocessors if self.node_of[rank] == node),
+            self.node_of.index(node),
+        )
 
 
-def roles_of(spec: Spec, node_of: Sequence[int], gpus_per_node: int | None, own_preprocessing: bool = False,
-             cores: int | None = None) -> Roles:
+def roles_of(
+    spec: Spec,
+    node_of: Sequence[int],
+    gpus_per_node: int | None,
+    own_preprocessing: bool = False,
+    cores: int | None = None,
+) -> Roles:
     """Split the ranks as a spec asks for.
 
     Args:
@@ -113,11 +126,15 @@ def roles_of(spec: Spec, node_of: Sequence[int], gpus_per_node: int | None, own_
     device = "GPU" if is_gpu else "core" if asked.gpus_per_node == "auto" else "device"
     if cores is not None:  # fewer of them only make a large group slow
         cores = max(cores, *(network.min_gpus for network in spec.networks), 1)
-    return assign(node_of, None if asked.preprocessors == "auto" else asked.preprocessors,
-                  gpus_per_node if asked.gpus_per_node == "auto" else asked.gpus_per_node,
-                  own_preprocessing or spec.policy.own_samples,
-                  None if asked.per_device == "auto" else asked.per_device,
-                  cores if spec.engine.learns else None, device)
+    return assign(
+        node_of,
+        None if asked.preprocessors == "auto" else asked.preprocessors,
+        gpus_per_node if asked.gpus_per_node == "auto" else asked.gpus_per_node,
+        own_preprocessing or spec.policy.own_samples,
+        None if asked.per_device == "auto" else asked.per_device,
+        cores if spec.engine.learns else None,
+        device,
+    )
 
 
 def missing_slots(spec: Spec, roles: Roles) -> str:
@@ -128,16 +145,26 @@ def missing_slots(spec: Spec, roles: Roles) -> str:
     """
     asked, devices = spec.resources.per_device, roles.cluster.whole_gpus
     wanted = min(2 if asked == "auto" else asked, math.ceil(spec.most_at_once / devices))
-    if roles.slots >= wanted or (asked == "auto" and roles.device == "core"):  # which `auto` tries not to share
+    if roles.slots >= wanted or (
+        asked == "auto" and roles.device == "core"
+    ):  # which `auto` tries not to share
         return ""
     there = "one network" if roles.slots == 1 else f"{roles.slots} networks"
-    return (f"resources.per_device is {asked}, but ranks were started for {there} on a {roles.device}: start "
-            f"{(wanted - roles.slots) * devices} more for {wanted}")
+    return (
+        f"resources.per_device is {asked}, but ranks were started for {there} on a {roles.device}: start "
+        f"{(wanted - roles.slots) * devices} more for {wanted}"
+    )
 
 
-def assign(node_of: Sequence[int], preprocessors: int | None, gpus_per_node: int | None,
-           own_preprocessing: bool = False, slots: int | None = 1, cores: int | None = None,
-           device: str = "GPU") -> Roles:
+def assign(
+    node_of: Sequence[int],
+    preprocessors: int | None,
+    gpus_per_node: int | None,
+    own_preprocessing: bool = False,
+    slots: int | None = 1,
+    cores: int | None = None,
+    device: str = "GPU",
+) -> Roles:
     """Split the ranks.
 
     Args:
@@ -161,25 +188,43 @@ def assign(node_of: Sequence[int], preprocessors: int | None, gpus_per_node: int
     ((0,), (1, 2, 3, 4), 4)
     """
     size, nodes = len(node_of), max(node_of) + 1
-    room = None if gpus_per_node is None or slots is None else gpus_per_node * slots  # for trainers on a node
+    room = (
+        None if gpus_per_node is None or slots is None else gpus_per_node * slots
+    )  # for trainers on a node
 
     def made(preprocessors: Sequence[int], trainers: Sequence[int]) -> Roles:
         most = _most_on_a_node(node_of, trainers)
         whole = _whole(most, gpus_per_node, slots, cores)
         each = -(-most // whole)
-        return Roles(tuple(node_of), tuple(preprocessors), tuple(trainers), whole * each, each,
-                     fills=slots is not None and each > 1, device=device)
+        return Roles(
+            tuple(node_of),
+            tuple(preprocessors),
+            tuple(trainers),
+            whole * each,
+            each,
+            fills=slots is not None and each > 1,
+            device=device,
+        )
 
     if size == 1 or own_preprocessing:
-        able = range(size) if size == 1 else range(1, size)  # with more than one, rank 0 coordinates and no more
-        trainers = tuple(rank for node in range(nodes)
-                         for rank in [rank for rank in able if node_of[rank] == node][:room])
+        able = (
+            range(size) if size == 1 else range(1, size)
+        )  # with more than one, rank 0 coordinates and no more
+        trainers = tuple(
+            rank
+            for node in range(nodes)
+            for rank in [rank for rank in able if node_of[rank] == node][:room]
+        )
         return made((), trainers)
     if preprocessors == 0:
-        raise UserError("resources.preprocessors: 0 is possible with one rank only, or with schedule.policy: "
-                        "baseline; otherwise it should be at least 1 (or auto)")
+        raise UserError(
+            "resources.preprocessors: 0 is possible with one rank only, or with schedule.policy: "
+            "baseline; otherwise it should be at least 1 (or auto)"
+        )
     if preprocessors is not None and preprocessors < nodes:
-        raise UserError(f"resources.preprocessors: {preprocessors} should be at least {nodes}, one on each node")
+        raise UserError(
+            f"resources.preprocessors: {preprocessors} should be at least {nodes}, one on each node"
+        )
     chosen: list[int] = []
     trainers_list: list[int] = []
     for node in range(nodes):
@@ -196,14 +241,16 @@ def assign(node_of: Sequence[int], preprocessors: int | None, gpus_per_node: int
             raise UserError(
                 f"node {node} has {counted(len(ranks), 'rank')}, and {counted(wanted, 'preprocessor')} would leave no "
                 f"trainer there: start at least {counted(wanted + 1, 'rank')} on each node (mpirun -n "
-                f"{nodes * (wanted + 1)}) or lower resources.preprocessors")
+                f"{nodes * (wanted + 1)}) or lower resources.preprocessors"
+            )
         chosen += ranks[:wanted]
         rest = ranks[wanted:]
         if room is not None and len(rest) > room:
             raise UserError(
                 f"node {node} has {counted(len(rest), 'rank')} for {counted(gpus_per_node or 0, device)} beside "
                 f"{counted(wanted, 'preprocessor')}: start {counted(room + wanted, 'rank')} there or raise "
-                "resources.preprocessors or resources.per_device")
+                "resources.preprocessors or resources.per_device"
+            )
         trainers_list += rest
     # Preprocessors take turns over the nodes, so that each node prepares an equal share.
     turn = {rank: [r for r in chosen if node_of[r] == node_of[rank]].index(rank) for rank in chosen}

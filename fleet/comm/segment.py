@@ -56,7 +56,9 @@ class Segment:
         flags = os.O_RDWR | (os.O_CREAT | os.O_EXCL if create else 0)
         try:
             if create:
-                self._path.unlink(missing_ok=True)  # of a run that was killed before it could unlink
+                self._path.unlink(
+                    missing_ok=True
+                )  # of a run that was killed before it could unlink
             descriptor = os.open(self._path, flags, 0o600)
         except OSError as error:
             raise InfrastructureError(f"shared memory {self._path}: {error.strerror}") from error
@@ -71,7 +73,8 @@ class Segment:
             free = os.statvfs(_FOLDER)
             raise InfrastructureError(
                 f"{format_size(size)} of shared memory are needed and {format_size(free.f_bavail * free.f_frsize)} "
-                f"are free in {_FOLDER}: lower data.window") from error
+                f"are free in {_FOLDER}: lower data.window"
+            ) from error
         self._descriptor = descriptor
 
     @contextmanager
@@ -108,8 +111,13 @@ def arrays_in(name: str, create: bool, *forms: tuple[Any, ...]) -> tuple[Segment
         InfrastructureError: as of a :class:`Segment`.
     """
     counts = [math.prod(shape) for _, *shape in forms]
-    sizes = [aligned(count * np.dtype(kind).itemsize) for count, (kind, *_) in zip(counts, forms, strict=True)]
+    sizes = [
+        aligned(count * np.dtype(kind).itemsize)
+        for count, (kind, *_) in zip(counts, forms, strict=True)
+    ]
     starts = list(itertools.accumulate(sizes, initial=0))
     segment = Segment(name, max(starts[-1], 1), create)
-    return segment, [np.frombuffer(segment.memory, kind, count, start).reshape(shape)
-                     for (kind, *shape), count, start in zip(forms, counts, starts, strict=False)]
+    return segment, [
+        np.frombuffer(segment.memory, kind, count, start).reshape(shape)
+        for (kind, *shape), count, start in zip(forms, counts, starts, strict=False)
+    ]

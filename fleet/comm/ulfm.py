@@ -49,7 +49,9 @@ class ULFMWorld(MPIWorld):
     def __init__(self, comm: MPI.Intracomm | None = None) -> None:
         super().__init__(comm)
         end_with_parent()  # under ULFM mpirun may go without this rank
-        self._ready: defaultdict[int, set[int]] = defaultdict(set)  # number of a group -> ranks ready to make it
+        self._ready: defaultdict[int, set[int]] = defaultdict(
+            set
+        )  # number of a group -> ranks ready to make it
 
     # ---- which ranks are alive ----
 
@@ -61,10 +63,14 @@ class ULFMWorld(MPIWorld):
 
     def _notice(self) -> int | None:
         """Find out which ranks have died; returns the status with which all are to end, if they are to."""
-        status: int | None = self._receive(_FAILED_TAG)  # without a call of this kind MPI hears of no death
+        status: int | None = self._receive(
+            _FAILED_TAG
+        )  # without a call of this kind MPI hears of no death
         failed = self.comm.Get_failed()
         if failed.size > len(self.lost):
-            self.lost = frozenset(MPI.Group.Translate_ranks(failed, range(failed.size), self.comm.group))
+            self.lost = frozenset(
+                MPI.Group.Translate_ranks(failed, range(failed.size), self.comm.group)
+            )
         failed.Free()
         return status
 
@@ -105,7 +111,9 @@ class ULFMWorld(MPIWorld):
         # MPI makes no group from a communicator in which somebody has died; without one it does.
         self._stand_ready(ranks, number)
         with self.blocking(ranks):
-            comm = MPI.Intracomm.Create_from_group(members, f"fleet-{number}", MPI.INFO_NULL, MPI.ERRORS_RETURN)
+            comm = MPI.Intracomm.Create_from_group(
+                members, f"fleet-{number}", MPI.INFO_NULL, MPI.ERRORS_RETURN
+            )
         members.Free()
         return ULFMGroup(self, comm, ranks, self._share_node(ranks))
 
@@ -133,7 +141,9 @@ class ULFMWorld(MPIWorld):
         """
         over = threading.Event()
         if len(ranks) > 1:
-            threading.Thread(target=self._watch, args=(ranks, over), name="watch", daemon=True).start()
+            threading.Thread(
+                target=self._watch, args=(ranks, over), name="watch", daemon=True
+            ).start()
         try:
             yield
         finally:
@@ -218,7 +228,9 @@ class ULFMWorld(MPIWorld):
         others = set() if all_know else {self._heir}
         if self.rank == self._heir:
             others = set(range(self.size)) - {self.rank}
-        self._pending += [self.comm.isend(status, dest=rank, tag=_FAILED_TAG) for rank in others - self.lost]
+        self._pending += [
+            self.comm.isend(status, dest=rank, tag=_FAILED_TAG) for rank in others - self.lost
+        ]
         deadline = time.monotonic() + _PATIENCE_S
         while not others <= self.lost and time.monotonic() < deadline:
             if self._notice() is not None and self.rank != self._heir:
@@ -234,7 +246,9 @@ class ULFMWorld(MPIWorld):
 class ULFMGroup(MPIGroup):
     """A group whose ranks may die: then each of the others raises GroupStruck in whatever it does with the group."""
 
-    def __init__(self, world: ULFMWorld, comm: MPI.Intracomm, ranks: Sequence[int], shares_node: bool) -> None:
+    def __init__(
+        self, world: ULFMWorld, comm: MPI.Intracomm, ranks: Sequence[int], shares_node: bool
+    ) -> None:
         super().__init__(world, comm, ranks, shares_node)
         self._launch = world
 
@@ -272,4 +286,8 @@ class ULFMGroup(MPIGroup):
 
 
 def _tells_of_a_death(error: MPI.Exception) -> bool:
-    return error.Get_error_class() in (MPI.ERR_PROC_FAILED, MPI.ERR_PROC_FAILED_PENDING, MPI.ERR_REVOKED)
+    return error.Get_error_class() in (
+        MPI.ERR_PROC_FAILED,
+        MPI.ERR_PROC_FAILED_PENDING,
+        MPI.ERR_REVOKED,
+    )

@@ -117,10 +117,14 @@ class MPIWorld:
                 backoff.sleep()
 
     def do_duties(self) -> bool:  # noqa: D102
-        if not self._on_duty.acquire(blocking=False):  # another thread does them, while this one builds a network
+        if not self._on_duty.acquire(
+            blocking=False
+        ):  # another thread does them, while this one builds a network
             return False
         try:
-            return sum(duty() for duty in self.duties) > 0  # all of them, even after one has done something
+            return (
+                sum(duty() for duty in self.duties) > 0
+            )  # all of them, even after one has done something
         finally:
             self._on_duty.release()
 
@@ -150,7 +154,9 @@ class MPIWorld:
             return self._node_of
         self._meet()
         node = self.comm.Split_type(MPI.COMM_TYPE_SHARED)
-        self._longest_pause = LONGEST_S * max(1.0, node.size / (_RANKS_PER_CORE * (os.cpu_count() or 1)))
+        self._longest_pause = LONGEST_S * max(
+            1.0, node.size / (_RANKS_PER_CORE * (os.cpu_count() or 1))
+        )
         # The batch system's name for the node, where it tells: by that it is given back.
         host = os.environ.get("SLURMD_NODENAME") or self.host
         names = self.comm.allgather(node.bcast((host, self.rank)))
@@ -192,8 +198,12 @@ class MPIWorld:
 
     def library(self) -> str:
         """The MPI library and its thread level; Horovod's background thread wants `multiple`."""
-        levels = {MPI.THREAD_SINGLE: "single", MPI.THREAD_FUNNELED: "funneled", MPI.THREAD_SERIALIZED: "serialized",
-                  MPI.THREAD_MULTIPLE: "multiple"}
+        levels = {
+            MPI.THREAD_SINGLE: "single",
+            MPI.THREAD_FUNNELED: "funneled",
+            MPI.THREAD_SERIALIZED: "serialized",
+            MPI.THREAD_MULTIPLE: "multiple",
+        }
         name = MPI.Get_library_version().split("\n")[0].split(",")[0].strip("\0 ")
         return f"{name}, threads {levels[MPI.Query_thread()]}"
 
@@ -207,7 +217,9 @@ class MPIWorld:
         nodes it does so even then.
         """
         is_one_node = os.environ.get("OMPI_COMM_WORLD_LOCAL_SIZE") == str(self.size)
-        self._goes_last = self.rank == 0 and status != 0 and "PRTE_LAUNCHED" in os.environ and is_one_node
+        self._goes_last = (
+            self.rank == 0 and status != 0 and "PRTE_LAUNCHED" in os.environ and is_one_node
+        )
         return 0 if self.rank and "PRTE_LAUNCHED" in os.environ else status
 
     def go(self) -> None:
@@ -215,7 +227,11 @@ class MPIWorld:
         if not self._goes_last:
             return
         MPI.Finalize()  # a barrier: all others are about to end now, and have only to be seen to do so
-        others = [pid for rank, (host, pid) in enumerate(self._places) if rank != self.rank and host == self.host]
+        others = [
+            pid
+            for rank, (host, pid) in enumerate(self._places)
+            if rank != self.rank and host == self.host
+        ]
         deadline = time.monotonic() + _LAST_S
         while any(map(started, others)) and time.monotonic() < deadline:
             time.sleep(LONGEST_S)
@@ -235,5 +251,8 @@ class MPIWorld:
 
     def _report(self, error: BaseException) -> None:
         report = "".join(traceback.format_exception(error))
-        print(f"\nfleet: rank {self.rank} of {self.size} on {self.host} failed; all ranks end.\n{report}",
-              file=sys.stderr, flush=True)
+        print(
+            f"\nfleet: rank {self.rank} of {self.size} on {self.host} failed; all ranks end.\n{report}",
+            file=sys.stderr,
+            flush=True,
+        )

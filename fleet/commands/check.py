@@ -53,7 +53,11 @@ _SAMPLES = 8  # of the data, on which networks are tried
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     add_spec(parser, optional=True)
-    parser.add_argument("--families", action="store_true", help="list the model families and their parameters instead")
+    parser.add_argument(
+        "--families",
+        action="store_true",
+        help="list the model families and their parameters instead",
+    )
     parser.add_argument("--quick", action="store_true", help="take no training step")
     add_json(parser)
 
@@ -67,7 +71,9 @@ def run(args: argparse.Namespace) -> None:
         raise UserError("name a spec file, or ask for --families")
     found = _check(args.spec, steps=not args.quick)
     show(args, lambda: _numbers(found), lambda: _print(args.spec, found))
-    if [mistake.key for mistake in found.mistakes] == ["data"]:  # that cannot be opened: one line, as of a run
+    if [mistake.key for mistake in found.mistakes] == [
+        "data"
+    ]:  # that cannot be opened: one line, as of a run
         raise UserError(str(found.mistakes[0]))
     if found.mistakes:
         raise SpecError(found.mistakes)
@@ -106,21 +112,35 @@ def _check(path: str, steps: bool) -> _Found:
         return _Found(spec, None, {}, [_data_mistake(spec, str(error))])
     for line in opened.data.remark.splitlines():
         print(f"fleet check: {line}", file=sys.stderr)
-    written, spec = spec, dataclasses.replace(spec, networks=(*spec.networks, *extremes(spec).networks))
+    written, spec = (
+        spec,
+        dataclasses.replace(spec, networks=(*spec.networks, *extremes(spec).networks)),
+    )
     mistakes: list[SpecMistake] = []
     try:
         [spec] = settle(opened, spec)
     except UserError as error:
         mistakes.append(spec.origin.mistake(("train", "class_weights"), str(error)))
-    for look in (lambda: check_comparable(written, (*written.networks, *variants(written)), kinds_of(opened.sample)),
-                 lambda: make_searchers(spec, state_of(read_run(RunPaths(spec.output))))):
+    for look in (
+        lambda: check_comparable(
+            written, (*written.networks, *variants(written)), kinds_of(opened.sample)
+        ),
+        lambda: make_searchers(spec, state_of(read_run(RunPaths(spec.output)))),
+    ):
         try:
             look()
         except SpecError as error:
             mistakes += error.mistakes
     every = dataclasses.replace(spec, networks=(*spec.networks, *variants(written)))
-    mistakes += joined(spec, misfits(every, opened.sample, samples_of_epoch(opened.data, folds_of(spec, opened)),
-                                     opened.data.validation is not None))
+    mistakes += joined(
+        spec,
+        misfits(
+            every,
+            opened.sample,
+            samples_of_epoch(opened.data, folds_of(spec, opened)),
+            opened.data.validation is not None,
+        ),
+    )
     kept, unkept = _kept(spec, opened)
     if mistakes or unkept:
         return _Found(spec, None, {}, [*mistakes, *unkept], kept)
@@ -150,33 +170,52 @@ def _data_mistake(spec: Spec, said: str) -> SpecMistake:
     entry, key = found.groups()
     where: tuple[str | int, ...] = ("data",) if entry is None else ("models", int(entry), "data")
     where += () if key is None else (key,)
-    return spec.origin.mistake(where, said[found.end():])
+    return spec.origin.mistake(where, said[found.end() :])
 
 
 def _tried(spec: Spec, opened: Inputs, steps: bool) -> tuple[dict[int, Trial], list[SpecMistake]]:
     """The networks, tried out; and what is wrong with the engine."""
     places = range(len(spec.networks))
-    rates = None if spec.schedule.rates is None or not spec.engine.needs_rates else (
-        read_rates_of(spec, spec.schedule.rates))
+    rates = (
+        None
+        if spec.schedule.rates is None or not spec.engine.needs_rates
+        else (read_rates_of(spec, spec.schedule.rates))
+    )
     with progress_bar(len(places), "trying networks") as advance:
         try:
-            tried = try_networks(spec, opened.sample, places, rates, steps, advance,
-                                 _some_samples(spec, opened) if steps and spec.engine.learns else None)
+            tried = try_networks(
+                spec,
+                opened.sample,
+                places,
+                rates,
+                steps,
+                advance,
+                _some_samples(spec, opened) if steps and spec.engine.learns else None,
+            )
         except UserError as error:
             return {}, [spec.origin.mistake(("resources",), str(error))]
-    for warning in dict.fromkeys(warning for trial in tried.trials.values() for warning in trial.warnings):
-        print(f"fleet check: WARNING: {warning}", file=sys.stderr)  # networks of one function say the same
+    for warning in dict.fromkeys(
+        warning for trial in tried.trials.values() for warning in trial.warnings
+    ):
+        print(
+            f"fleet check: WARNING: {warning}", file=sys.stderr
+        )  # networks of one function say the same
     if tried.missing:
         print(f"fleet check: networks are not built here: {tried.missing}", file=sys.stderr)
-        tried.trials = {place: Trial(place, parameters=parameters_of(spec.networks[place], spec, opened.sample))
-                        for place in places if spec.networks[place].architecture.kind == "family"}
+        tried.trials = {
+            place: Trial(place, parameters=parameters_of(spec.networks[place], spec, opened.sample))
+            for place in places
+            if spec.networks[place].architecture.kind == "family"
+        }
     return tried.trials, []
 
 
 def _some_samples(spec: Spec, opened: Inputs) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """A few samples of each feed that can be used, ready for a network."""
     found = {}
-    for key, feed in (opened.feeds or {"": Feed(opened.data, opened.transforms, opened.samples, 0)}).items():
+    for key, feed in (
+        opened.feeds or {"": Feed(opened.data, opened.transforms, opened.samples, 0)}
+    ).items():
         pipeline = dataclasses.replace(feed, carried=None, piece=None).pipeline("train", spec.seed)
         assert pipeline is not None
         places = np.unique(np.linspace(0, pipeline.samples - 1, _SAMPLES).astype(int))
@@ -205,13 +244,23 @@ def _numbers(found: _Found) -> dict[str, Any]:
     if found.spec is not None:
         numbers["name"] = found.spec.document.name
     if found.spec is not None and found.opened is not None:
-        data, image, target = found.opened.data, found.opened.sample.image, found.opened.sample.target
+        data, image, target = (
+            found.opened.data,
+            found.opened.sample.image,
+            found.opened.sample.target,
+        )
         test = {} if data.test is None else {"test_samples": len(data.test)}
-        numbers |= {"samples": len(data.train), "validation_samples": len(data.validation or ()), **test,
-                    "classes": list(data.classes), "target": {"kind": target.kind, "outputs": target.outputs},
-                    "shape": list(image.shape), "dtype": image.dtype,
-                    "cache": None if found.kept is None else dataclasses.asdict(found.kept),
-                    "networks": [_record(network, trial) for network, trial in _rows(found.spec, found)]}
+        numbers |= {
+            "samples": len(data.train),
+            "validation_samples": len(data.validation or ()),
+            **test,
+            "classes": list(data.classes),
+            "target": {"kind": target.kind, "outputs": target.outputs},
+            "shape": list(image.shape),
+            "dtype": image.dtype,
+            "cache": None if found.kept is None else dataclasses.asdict(found.kept),
+            "networks": [_record(network, trial) for network, trial in _rows(found.spec, found)],
+        }
     return numbers
 
 
@@ -228,14 +277,27 @@ def _print(path: str, found: _Found) -> None:
     folds = found.spec.data.folds
     judging = f" and {len(data.validation or ())} validation" if folds is None else ""
     divided = "" if folds is None else f", in {folds} folds"
-    print(f"{path}: {len(data.train)} training{judging}{test} samples of {image} in "
-          f"{found.opened.sample.target} ({format_size(len(data.train) * image.nbytes)} decoded){divided}")
+    print(
+        f"{path}: {len(data.train)} training{judging}{test} samples of {image} in "
+        f"{found.opened.sample.target} ({format_size(len(data.train) * image.nbytes)} decoded){divided}"
+    )
     if found.kept is not None:
         print(found.kept.words)
     rows = list(_rows(found.spec, found))
     device = "GPU" if found.spec.engine.uses_gpus else "device"
-    print_table(["network", "model", "parameters", f"{device} memory", "batch", "optimizer", f"{device}s", "epochs"],
-                [_row(network, trial) for network, trial in rows])
+    print_table(
+        [
+            "network",
+            "model",
+            "parameters",
+            f"{device} memory",
+            "batch",
+            "optimizer",
+            f"{device}s",
+            "epochs",
+        ],
+        [_row(network, trial) for network, trial in rows],
+    )
     notes: dict[str, list[str]] = {}
     for network, trial in rows:
         for note in trial.notes:
@@ -250,22 +312,57 @@ def _row(network: NetworkSpec, trial: Trial) -> list[Any]:
     shown = rate["name"] if isinstance(rate, dict) else f"{rate:g}"
     arguments = ", ".join(f"{key}={value}" for key, value in network.architecture.args.items())
     least, most = network.min_gpus, network.max_gpus
-    gpus = f"{least} or more" if most is None else str(least) if least == most else f"{least} to {most}"
+    gpus = (
+        f"{least} or more"
+        if most is None
+        else str(least)
+        if least == most
+        else f"{least} to {most}"
+    )
     memory = "" if trial.memory is None else format_size(trial.memory)
-    return [network.name, f"{network.architecture.target}({arguments})", trial.parameters, memory,
-            network.train.batch.size, f"{optimizer.name} {shown}", gpus, network.train.converge.max_epochs]
+    return [
+        network.name,
+        f"{network.architecture.target}({arguments})",
+        trial.parameters,
+        memory,
+        network.train.batch.size,
+        f"{optimizer.name} {shown}",
+        gpus,
+        network.train.converge.max_epochs,
+    ]
 
 
 def _record(network: NetworkSpec, trial: Trial) -> dict[str, Any]:
-    return {"name": network.name, "model": network.architecture.target, "args": dict(network.architecture.args),
-            "parameters": trial.parameters, "memory": trial.memory, "notes": list(trial.notes),
-            "problem": trial.problem, "batch": network.train.batch.size, "seed": network.seed,
-            "min_gpus": network.min_gpus, "max_gpus": network.max_gpus, "drawn": network.parameters}
+    return {
+        "name": network.name,
+        "model": network.architecture.target,
+        "args": dict(network.architecture.args),
+        "parameters": trial.parameters,
+        "memory": trial.memory,
+        "notes": list(trial.notes),
+        "problem": trial.problem,
+        "batch": network.train.batch.size,
+        "seed": network.seed,
+        "min_gpus": network.min_gpus,
+        "max_gpus": network.max_gpus,
+        "drawn": network.parameters,
+    }
 
 
 def _print_families(args: argparse.Namespace) -> None:
-    rows = [(name, field.name, default_of(field)) for name, family in FAMILIES.items()
-            for field in dataclasses.fields(family)]
-    show(args, lambda: {name: {field: default for owner, field, default in rows if owner == name} for name in FAMILIES},
-         lambda: print_table(["family", "parameter", "default"],
-                             [[name, field, str(default)] for name, field, default in rows]))
+    rows = [
+        (name, field.name, default_of(field))
+        for name, family in FAMILIES.items()
+        for field in dataclasses.fields(family)
+    ]
+    show(
+        args,
+        lambda: {
+            name: {field: default for owner, field, default in rows if owner == name}
+            for name in FAMILIES
+        },
+        lambda: print_table(
+            ["family", "parameter", "default"],
+            [[name, field, str(default)] for name, field, default in rows],
+        ),
+    )

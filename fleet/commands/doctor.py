@@ -39,7 +39,14 @@ from fleet.runtime.inputs import Inputs, open_inputs
 from fleet.runtime.prepare import shared_bytes
 from fleet.spec import NetworkSpec, Spec, load, look_beside, with_cache
 from fleet.storage.event_log import read_run
-from fleet.storage.lease import Fence, Process, create_generation, mark_taken, parse, read_generation
+from fleet.storage.lease import (
+    Fence,
+    Process,
+    create_generation,
+    mark_taken,
+    parse,
+    read_generation,
+)
 from fleet.storage.paths import RunPaths
 from fleet.storage.quota import folder_bytes
 from fleet.units import counted
@@ -62,8 +69,11 @@ _MPI4PY = "MPICC=mpicc pip install --no-cache-dir --no-binary mpi4py mpi4py"
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     add_spec(parser, optional=True)
-    parser.add_argument("--startup", action="store_true",
-                        help="time the imports of each rank, first on rank 0 alone and then on all at a time")
+    parser.add_argument(
+        "--startup",
+        action="store_true",
+        help="time the imports of each rank, first on rank 0 alone and then on all at a time",
+    )
     add_json(parser)
 
 
@@ -72,8 +82,10 @@ def run(args: argparse.Namespace) -> int:
     try:
         from fleet.comm.mpi import start_mpi
     except (ImportError, RuntimeError) as error:
-        finding = checks.Finding(f"MPI cannot be loaded ({' '.join(str(error).split())[:200]})",
-                          f"load an MPI module, and build mpi4py for it: {_MPI4PY}")
+        finding = checks.Finding(
+            f"MPI cannot be loaded ({' '.join(str(error).split())[:200]})",
+            f"load an MPI module, and build mpi4py for it: {_MPI4PY}",
+        )
         return _show(args, [finding], "this process")
     world = start_mpi()
     try:
@@ -88,27 +100,40 @@ def run(args: argparse.Namespace) -> int:
 
 def _examine(world: MPIWorld, args: argparse.Namespace) -> int:
     launcher = find_launcher(os.environ)
-    findings = checks.check_launch(launcher.name if launcher else "", launched_ranks(os.environ), world.size,
-                                   world.library())
-    if findings and local_rank(os.environ):  # each takes itself for rank 0: let the first of each node speak
+    findings = checks.check_launch(
+        launcher.name if launcher else "", launched_ranks(os.environ), world.size, world.library()
+    )
+    if findings and local_rank(
+        os.environ
+    ):  # each takes itself for rank 0: let the first of each node speak
         return int(ExitStatus.INFRASTRUCTURE)
     if args.spec is not None:
-        look_beside(args.spec)  # on all ranks: what rank 0 shares may be of modules that are found there
+        look_beside(
+            args.spec
+        )  # on all ranks: what rank 0 shares may be of modules that are found there
     spec, opened, problem = world.share(_open(args.spec) if world.rank == 0 else None)
     if spec is None and problem:
         if world.rank == 0:
             raise UserError(problem)
         return int(ExitStatus.BAD_INPUT)
     node_of = world.node_of()
-    left = world.gather(remove_leftovers() if node_of.index(node_of[world.rank]) == world.rank else [])
-    facts = world.gather(_facts(world, node_of, spec, None if opened is None else opened.data, problem))
+    left = world.gather(
+        remove_leftovers() if node_of.index(node_of[world.rank]) == world.rank else []
+    )
+    facts = world.gather(
+        _facts(world, node_of, spec, None if opened is None else opened.data, problem)
+    )
     startup = look(world, spec) if args.startup else None
     trials = world.gather(None if spec is None else _try_lease(world, node_of, spec))
     if world.rank == 0:
         roles, wrong = _roles(spec, facts, node_of)
         trainers, slots = ((), 1) if roles is None else (roles.trainers, roles.slots)
         uses_gpus = spec is None or spec.engine.uses_gpus
-        findings += [*wrong, *checks.check_ranks(facts, node_of, trainers, uses_gpus, slots), *checks.check_data(facts)]
+        findings += [
+            *wrong,
+            *checks.check_ranks(facts, node_of, trainers, uses_gpus, slots),
+            *checks.check_data(facts),
+        ]
         if spec is not None:
             findings += checks.check_libraries(facts)
             room, kept = _check_room(spec, opened, roles, facts)
@@ -118,12 +143,19 @@ def _examine(world: MPIWorld, args: argparse.Namespace) -> int:
                 print(f"fleet doctor: {kept}", file=sys.stderr)
         for fact, paths in zip(facts, left, strict=True):
             if paths:
-                print(f"fleet doctor: processes that are dead had left {counted(len(paths), 'item')} on "
-                      f"{fact.host}, which are removed now: {shortened(', '.join(map(str, paths)))}", file=sys.stderr)
-        hangs = sorted({(fact.host, one) for fact in facts for one in fact.near}, key=lambda found: (
-            found[0], found[1].node, found[1].gpu))
+                print(
+                    f"fleet doctor: processes that are dead had left {counted(len(paths), 'item')} on "
+                    f"{fact.host}, which are removed now: {shortened(', '.join(map(str, paths)))}",
+                    file=sys.stderr,
+                )
+        hangs = sorted(
+            {(fact.host, one) for fact in facts for one in fact.near},
+            key=lambda found: (found[0], found[1].node, found[1].gpu),
+        )
         for host, one in hangs:
-            print(f"fleet doctor: GPU {one.gpu} of {host} is on {checks.place(one)}", file=sys.stderr)
+            print(
+                f"fleet doctor: GPU {one.gpu} of {host} is on {checks.place(one)}", file=sys.stderr
+            )
         if startup is not None and not args.json:
             print_startup(startup)
         _show(args, findings, f"ranks: {world.size}, nodes: {max(node_of) + 1}", hangs, startup)
@@ -132,13 +164,28 @@ def _examine(world: MPIWorld, args: argparse.Namespace) -> int:
     return world.leave(int(status))
 
 
-def _show(args: argparse.Namespace, findings: Sequence[checks.Finding], looked_at: str,
-          hangs: Sequence[tuple[str, Near]] = (), startup: Startup | None = None) -> int:
-    gpus = [{"host": host, "gpu": one.gpu, "numa_node": one.node, "cpus": format_numbers(sorted(one.cores))}
-            for host, one in hangs]
+def _show(
+    args: argparse.Namespace,
+    findings: Sequence[checks.Finding],
+    looked_at: str,
+    hangs: Sequence[tuple[str, Near]] = (),
+    startup: Startup | None = None,
+) -> int:
+    gpus = [
+        {
+            "host": host,
+            "gpu": one.gpu,
+            "numa_node": one.node,
+            "cpus": format_numbers(sorted(one.cores)),
+        }
+        for host, one in hangs
+    ]
     told = {} if startup is None else {"startup": {**asdict(startup), "advice": startup.advice}}
-    show(args, lambda: {"findings": findings, "gpus": gpus, **told},
-         lambda: print("\n".join(map(str, findings)) or f"nothing found ({looked_at})", flush=True))
+    show(
+        args,
+        lambda: {"findings": findings, "gpus": gpus, **told},
+        lambda: print("\n".join(map(str, findings)) or f"nothing found ({looked_at})", flush=True),
+    )
     return int(ExitStatus.INFRASTRUCTURE if findings else ExitStatus.OK)
 
 
@@ -159,16 +206,31 @@ def _open(path: str | None) -> tuple[Spec | None, Inputs | None, str]:
         return spec, None, str(error)
 
 
-def _facts(world: World, node_of: Sequence[int], spec: Spec | None, data: DataSet | None, problem: str
-           ) -> checks.RankFacts:
+def _facts(
+    world: World, node_of: Sequence[int], spec: Spec | None, data: DataSet | None, problem: str
+) -> checks.RankFacts:
     files = os.listdir("/dev")
     threads = [os.environ.get(variable, "") for variable in checks.THREAD_VARIABLES]
-    leads = node_of.index(node_of[world.rank]) == world.rank  # what is the same on all ranks of a node
+    leads = (
+        node_of.index(node_of[world.rank]) == world.rank
+    )  # what is the same on all ranks of a node
     gpus = visible_gpus(os.environ, files)
-    libraries = problems_of(spec.engine, gpus, spec.resources.exchange) if leads and spec is not None else []
-    return checks.RankFacts(world.host, my_cores(), max([int(text) for text in threads if text.isdecimal()], default=1),
-                     gpus, len(visible_gpus({}, files)),
-                     (problem or _reading_problem(data)) if leads else "", libraries, free_shared_memory(), near(gpus))
+    libraries = (
+        problems_of(spec.engine, gpus, spec.resources.exchange)
+        if leads and spec is not None
+        else []
+    )
+    return checks.RankFacts(
+        world.host,
+        my_cores(),
+        max([int(text) for text in threads if text.isdecimal()], default=1),
+        gpus,
+        len(visible_gpus({}, files)),
+        (problem or _reading_problem(data)) if leads else "",
+        libraries,
+        free_shared_memory(),
+        near(gpus),
+    )
 
 
 def _reading_problem(data: DataSet | None) -> str:
@@ -182,20 +244,24 @@ def _reading_problem(data: DataSet | None) -> str:
     return ""
 
 
-def _roles(spec: Spec | None, facts: Sequence[checks.RankFacts], node_of: Sequence[int]
-           ) -> tuple[Roles | None, list[checks.Finding]]:
+def _roles(
+    spec: Spec | None, facts: Sequence[checks.RankFacts], node_of: Sequence[int]
+) -> tuple[Roles | None, list[checks.Finding]]:
     """Who would do what, or why the run would not start."""
     gpus = gpus_per_node([rank.gpus for rank in facts], node_of)
     try:
         cores = cores_per_node([rank.cores for rank in facts], node_of)
-        return assign(node_of, None, gpus) if spec is None else roles_of(spec, node_of, gpus, cores=cores), []
+        return assign(node_of, None, gpus) if spec is None else roles_of(
+            spec, node_of, gpus, cores=cores
+        ), []
     except UserError as error:
         what, _, remedy = str(error).rpartition(": ")
         return None, [checks.Finding(what, remedy)]
 
 
-def _check_room(spec: Spec, opened: Inputs | None, roles: Roles | None, facts: Sequence[checks.RankFacts]
-                ) -> tuple[list[checks.Finding], str]:
+def _check_room(
+    spec: Spec, opened: Inputs | None, roles: Roles | None, facts: Sequence[checks.RankFacts]
+) -> tuple[list[checks.Finding], str]:
     """Whether checkpoints and samples have room, and what becomes of decoded samples.
 
     Of networks that cannot be built nobody knows how large their checkpoints would be.
@@ -204,15 +270,21 @@ def _check_room(spec: Spec, opened: Inputs | None, roles: Roles | None, facts: S
         if opened is None or roles is None:
             return checks.check_disk(_disk(spec, None if opened is None else opened.sample)), ""
         paths, shared_free = RunPaths(spec.output), min(rank.shared_free for rank in facts)
-        means = Means(len(roles.preprocessors), roles.gpus_per_node, False, shared_free, free_disk(paths))
+        means = Means(
+            len(roles.preprocessors), roles.gpus_per_node, False, shared_free, free_disk(paths)
+        )
         choice = choose_cache(spec, opened, means, state_of(read_run(paths, (CacheChosen,))).cache)
         disk = _disk(spec, opened.sample, choice.nbytes if choice.cache == "file" else 0)
-        shared = shared_bytes(with_cache(spec, choice.cache), opened.keeping(choice.cache), roles, shared_free)
+        shared = shared_bytes(
+            with_cache(spec, choice.cache), opened.keeping(choice.cache), roles, shared_free
+        )
         return [*checks.check_disk(disk), *checks.check_shared_memory(facts, shared)], choice.words
     except NotInstalledError:  # another finding says it
         return [], ""
     except InputError as error:
-        return [checks.Finding(f"data.cache: {spec.data.cache}: {error}", "or leave it to auto")], ""
+        return [
+            checks.Finding(f"data.cache: {spec.data.cache}: {error}", "or leave it to auto")
+        ], ""
     except UserError as error:
         return [checks.Finding(str(error), "change the network, or its images")], ""
 
@@ -239,7 +311,11 @@ def _try_lease(world: World, node_of: Sequence[int], spec: Spec) -> checks.Lease
     winners = [rank for rank, has_won in enumerate(world.gather(won)) if has_won]
     holder = parse(read_generation(folder, 1) or "").holder if tries else None
     world.gather(None)
-    if world.rank == next((rank for rank in ranks if rank not in winners[:1]), 0) and tries and winners:
+    if (
+        world.rank == next((rank for rank in ranks if rank not in winners[:1]), 0)
+        and tries
+        and winners
+    ):
         create_generation(folder, 2, process.me)
         mark_taken(folder, 1, process.me)
     world.gather(None)
@@ -247,7 +323,11 @@ def _try_lease(world: World, node_of: Sequence[int], spec: Spec) -> checks.Lease
     world.gather(None)
     if world.rank == 0 and tries:
         shutil.rmtree(folder, ignore_errors=True)
-    return checks.LeaseTrial(world.host, won, holder.launch if holder else "", noticed, problem) if tries else None
+    return (
+        checks.LeaseTrial(world.host, won, holder.launch if holder else "", noticed, problem)
+        if tries
+        else None
+    )
 
 
 def _make_probe(spec: Spec) -> str:
@@ -277,7 +357,11 @@ def _disk(spec: Spec, sample: SampleSpec | None, decoded: int = 0) -> checks.Dis
             pass
     except OSError as error:
         problem = error.strerror or str(error)
-    needed = 0 if sample is None else sum(_folder_bytes(network, spec, sample) for network in spec.networks)
+    needed = (
+        0
+        if sample is None
+        else sum(_folder_bytes(network, spec, sample) for network in spec.networks)
+    )
     if spec.checkpoint.quota is not None:
         needed = min(needed, spec.checkpoint.quota)
     what = "the checkpoints and decoded samples" if decoded else "the checkpoints"

@@ -51,33 +51,82 @@ LETTERS: dict[Action, str] = {"kill": "K", "app": "a", "sys": "s"}
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     source = parser.add_mutually_exclusive_group(required=True)
-    source.add_argument("--jobs", type=Path, metavar="FILE", help="file of the running jobs, .csv or .json")
-    source.add_argument("--slurm", action="store_true", help="ask Slurm for the jobs that run on this cluster")
-    parser.add_argument("--site", type=Path, metavar="FILE.json",
-                        help="with --slurm: how jobs checkpoint whose comment does not say so")
-    parser.add_argument("--partition", metavar="NAME", help="with --slurm: only the jobs of this partition")
+    source.add_argument(
+        "--jobs", type=Path, metavar="FILE", help="file of the running jobs, .csv or .json"
+    )
+    source.add_argument(
+        "--slurm", action="store_true", help="ask Slurm for the jobs that run on this cluster"
+    )
+    parser.add_argument(
+        "--site",
+        type=Path,
+        metavar="FILE.json",
+        help="with --slurm: how jobs checkpoint whose comment does not say so",
+    )
+    parser.add_argument(
+        "--partition", metavar="NAME", help="with --slurm: only the jobs of this partition"
+    )
     what = parser.add_mutually_exclusive_group(required=True)
-    what.add_argument("--nodes", type=whole(), metavar="K", help="number of nodes to free, at least")
-    what.add_argument("--spectrum", action="store_true", help="show the least loss for every number of nodes")
-    parser.add_argument("--deadline", type=as_written, required=True, metavar="MIN",
-                        help="the last deadline, in minutes")
-    parser.add_argument("--step", type=as_written, default=1, metavar="MIN", help="minutes between deadlines (1)")
-    parser.add_argument("--resolution", type=as_written, metavar="MIN",
-                        help="round checkpoint times up to multiples of this many minutes (as they are in a file that "
-                             f"has them, else {RESOLUTION:g})")
-    parser.add_argument("--aggregate-bandwidth", type=as_written, metavar="GB/s", help="bandwidth of the file system")
-    parser.add_argument("--node-bandwidth", type=as_written, metavar="GB/s", help="bandwidth of one node")
-    parser.add_argument("--carry-out", action="store_true",
-                        help="with --slurm: say what would be done to which job when; with --yes do it")
-    parser.add_argument("--yes", action="store_true", help="with --carry-out: signal, requeue and cancel jobs")
-    parser.add_argument("--for", dest="urgent", metavar="JOB",
-                        help="with --carry-out: the waiting job that is to have the nodes; what was requeued is held "
-                             "until it has begun (until the deadline, and for a minute at least)")
-    parser.add_argument("--margin", type=duration, metavar="1min",
-                        help="with --carry-out: stop jobs that lose work this long before the deadline, as they take a "
-                             "while to end (1min, or a tenth of the deadline if that is less)")
-    parser.add_argument("--record", type=Path, metavar="FILE",
-                        help=f"with --carry-out --yes: note everything there ({RECORD})")
+    what.add_argument(
+        "--nodes", type=whole(), metavar="K", help="number of nodes to free, at least"
+    )
+    what.add_argument(
+        "--spectrum", action="store_true", help="show the least loss for every number of nodes"
+    )
+    parser.add_argument(
+        "--deadline",
+        type=as_written,
+        required=True,
+        metavar="MIN",
+        help="the last deadline, in minutes",
+    )
+    parser.add_argument(
+        "--step", type=as_written, default=1, metavar="MIN", help="minutes between deadlines (1)"
+    )
+    parser.add_argument(
+        "--resolution",
+        type=as_written,
+        metavar="MIN",
+        help="round checkpoint times up to multiples of this many minutes (as they are in a file that "
+        f"has them, else {RESOLUTION:g})",
+    )
+    parser.add_argument(
+        "--aggregate-bandwidth",
+        type=as_written,
+        metavar="GB/s",
+        help="bandwidth of the file system",
+    )
+    parser.add_argument(
+        "--node-bandwidth", type=as_written, metavar="GB/s", help="bandwidth of one node"
+    )
+    parser.add_argument(
+        "--carry-out",
+        action="store_true",
+        help="with --slurm: say what would be done to which job when; with --yes do it",
+    )
+    parser.add_argument(
+        "--yes", action="store_true", help="with --carry-out: signal, requeue and cancel jobs"
+    )
+    parser.add_argument(
+        "--for",
+        dest="urgent",
+        metavar="JOB",
+        help="with --carry-out: the waiting job that is to have the nodes; what was requeued is held "
+        "until it has begun (until the deadline, and for a minute at least)",
+    )
+    parser.add_argument(
+        "--margin",
+        type=duration,
+        metavar="1min",
+        help="with --carry-out: stop jobs that lose work this long before the deadline, as they take a "
+        "while to end (1min, or a tenth of the deadline if that is less)",
+    )
+    parser.add_argument(
+        "--record",
+        type=Path,
+        metavar="FILE",
+        help=f"with --carry-out --yes: note everything there ({RECORD})",
+    )
     add_plot(parser, "the trade-off")
     add_json(parser)
 
@@ -86,8 +135,12 @@ def run(args: argparse.Namespace) -> int:
     """Plan and print; carry it out if that is asked for."""
     if args.carry_out:
         return _carry_out(args)
-    for option, value in (("--yes", args.yes), ("--margin", args.margin), ("--record", args.record),
-                          ("--for", args.urgent)):
+    for option, value in (
+        ("--yes", args.yes),
+        ("--margin", args.margin),
+        ("--record", args.record),
+        ("--for", args.urgent),
+    ):
         if value:
             raise UserError(f"{option} goes with --carry-out")
     jobs = _jobs(args)
@@ -109,6 +162,7 @@ def run(args: argparse.Namespace) -> int:
 
 # ---------------------------------------------------------------- what is asked
 
+
 def _jobs(args: argparse.Namespace) -> list[RunningJob]:
     storage = _storage(args)
     if args.jobs is not None:
@@ -118,7 +172,9 @@ def _jobs(args: argparse.Namespace) -> list[RunningJob]:
     return _costs(args, storage)(slurm_jobs.running_jobs(args.partition))
 
 
-def _costs(args: argparse.Namespace, storage: FileSystem | None) -> Callable[[Sequence[SlurmJob]], list[RunningJob]]:
+def _costs(
+    args: argparse.Namespace, storage: FileSystem | None
+) -> Callable[[Sequence[SlurmJob]], list[RunningJob]]:
     """What Slurm's jobs would lose and how long they take to save, by the site's file and their comments."""
     site = SiteCheckpoints() if args.site is None else read_site(args.site)
     warned: set[str] = set()
@@ -136,7 +192,9 @@ def _carry_out(args: argparse.Namespace) -> int:
     if not args.slurm or args.nodes is None:
         raise UserError("--carry-out goes with --slurm and --nodes: it acts on jobs that run now")
     if args.plot is not None or args.json:
-        raise UserError("--carry-out goes with neither --plot nor --json; its record is a file of JSON lines")
+        raise UserError(
+            "--carry-out goes with neither --plot nor --json; its record is a file of JSON lines"
+        )
     deadline = args.deadline
     check_range("--deadline", deadline, 0, MOST_WAIT, "min")
     user = None if slurm_acts.is_operator() else slurm_acts.myself()
@@ -156,8 +214,10 @@ def _carry_out(args: argparse.Namespace) -> int:
     record = args.record or Path(RECORD)
     waiting = still_held(record)
     if held := evicting.held_by_others(first, machine, waiting):
-        print(f"{', '.join(held)}: held in the queue, and {record} does not say why; if that is left from an eviction: "
-              f"scontrol release {','.join(held)}")
+        print(
+            f"{', '.join(held)}: held in the queue, and {record} does not say why; if that is left from an eviction: "
+            f"scontrol release {','.join(held)}"
+        )
     if not args.yes:
         users = {job: standing.user for job, standing in machine.seen.items()}
         print(f"{counted(len(first.jobs), 'running job')} of {whose} may be asked to make room")
@@ -165,13 +225,21 @@ def _carry_out(args: argparse.Namespace) -> int:
         if rivals := evicting.rivals(first, args.urgent, machine):
             print(f"{', '.join(rivals)}: would be held in the queue meanwhile")
         if waiting:
-            print(f"{', '.join(waiting)}: held since an eviction that was killed; this one would release what it held")
+            print(
+                f"{', '.join(waiting)}: held since an eviction that was killed; this one would release what it held"
+            )
         print("Nothing was done: --yes carries this out.")
         return ExitStatus.OK
     diary = evicting.Diary(record, lambda text: print(text, flush=True))
     keeping = evicting.Keeping(args.urgent, waiting)
-    diary.note("begin", f"{args.nodes} nodes within {deadline:g} min, from the jobs of {whose}; noted in {record}",
-               nodes=args.nodes, deadline_min=float(deadline), user=slurm_acts.myself(), whose=whose)
+    diary.note(
+        "begin",
+        f"{args.nodes} nodes within {deadline:g} min, from the jobs of {whose}; noted in {record}",
+        nodes=args.nodes,
+        deadline_min=float(deadline),
+        user=slurm_acts.myself(),
+        whose=whose,
+    )
     with DeferredSignals() as interruption:
         is_good = evicting.carry_out(eviction, first, machine, diary, keeping, interruption)
     return ExitStatus.OK if is_good else ExitStatus.INFRASTRUCTURE
@@ -185,8 +253,14 @@ def _give_back(run: str, nodes: int, within_s: float) -> tuple[str, ...]:
     """
     left = await_nodes(run, ask_nodes(run, nodes, within_s), within_s)
     if left is None or not left.has_ended:
-        raise UserError(f"{run}: " + ("the launch has ended" if left is None else
-                                      "the launch is not under --with-ft ulfm: its processes there go on"))
+        raise UserError(
+            f"{run}: "
+            + (
+                "the launch has ended"
+                if left is None
+                else "the launch is not under --with-ft ulfm: its processes there go on"
+            )
+        )
     return left.hosts
 
 
@@ -201,9 +275,12 @@ def _storage(args: argparse.Namespace) -> FileSystem | None:
 
 # ---------------------------------------------------------------- what is shown
 
+
 def _print(jobs: Sequence[RunningJob], nodes: int, plans: Sequence[Plan]) -> None:
     in_use = sum(job.nodes for job in jobs)
-    print(f"{counted(len(jobs), 'running job')} on {counted(in_use, 'node')}; to free at least {nodes}")
+    print(
+        f"{counted(len(jobs), 'running job')} on {counted(in_use, 'node')}; to free at least {nodes}"
+    )
     shown = plans if len(plans) <= MOST_ROWS else _changes(plans)
     _show_trade_off(shown)
     if len(shown) <= MOST_ROWS:
@@ -212,30 +289,61 @@ def _print(jobs: Sequence[RunningJob], nodes: int, plans: Sequence[Plan]) -> Non
 
 def _changes(plans: Sequence[Plan]) -> list[Plan]:
     """The plans that differ from the one before."""
-    return [plan for before, plan in zip([None, *plans], plans, strict=False)
-            if before is None or plan.actions != before.actions]
+    return [
+        plan
+        for before, plan in zip([None, *plans], plans, strict=False)
+        if before is None or plan.actions != before.actions
+    ]
 
 
 def _show_trade_off(plans: Sequence[Plan]) -> None:
     rows = []
     for before, plan in zip([plans[0], *plans], plans, strict=False):
         saved, counts = before.loss - plan.loss, Counter(plan.actions.values())
-        rows.append([plan.deadline, f"{plan.loss / 3600:.1f}", f"{saved / 3600:.1f}" if saved else "",
-                     plan.checkpoint_time, plan.nodes, *(counts[action] or "" for action in LETTERS),
-                     bar(plan.loss, plans[0].loss)])
-    print_table(["deadline, min", "loss, node-hours", "saved", "checkpointing, min", "nodes freed",
-                 "killed", "app", "sys", ""], rows)
+        rows.append(
+            [
+                plan.deadline,
+                f"{plan.loss / 3600:.1f}",
+                f"{saved / 3600:.1f}" if saved else "",
+                plan.checkpoint_time,
+                plan.nodes,
+                *(counts[action] or "" for action in LETTERS),
+                bar(plan.loss, plans[0].loss),
+            ]
+        )
+    print_table(
+        [
+            "deadline, min",
+            "loss, node-hours",
+            "saved",
+            "checkpointing, min",
+            "nodes freed",
+            "killed",
+            "app",
+            "sys",
+            "",
+        ],
+        rows,
+    )
 
 
 def _show_actions(jobs: Sequence[RunningJob], plans: Sequence[Plan]) -> None:
     """Who is stopped how, a row for each job and a column for each deadline."""
     stopped = [job for job in jobs if any(job.id in plan.actions for plan in plans)]
-    rows = [[job.id, job.nodes, *(LETTERS[plan.actions[job.id]] if job.id in plan.actions else "·"
-                                  for plan in plans)] for job in stopped]
+    rows = [
+        [
+            job.id,
+            job.nodes,
+            *(LETTERS[plan.actions[job.id]] if job.id in plan.actions else "·" for plan in plans),
+        ]
+        for job in stopped
+    ]
     if rows:
         print_table(["job", "nodes", *(str(plan.deadline) for plan in plans)], rows)
-        print("K killed, a checkpoints itself, s checkpointed by the system; "
-              f"not shown: {counted(len(jobs) - len(stopped), 'job')} that no plan stops")
+        print(
+            "K killed, a checkpoints itself, s checkpointed by the system; "
+            f"not shown: {counted(len(jobs) - len(stopped), 'job')} that no plan stops"
+        )
 
 
 def _draw(plans: Sequence[Plan], nodes: int, path: Path) -> None:
@@ -243,10 +351,20 @@ def _draw(plans: Sequence[Plan], nodes: int, path: Path) -> None:
     with drawn(path, 6, 3.5) as figure:
         axes = figure.add_subplot()
         axes.step(deadlines, [plan.loss / 3600 for plan in plans], where="post", label="loss")
-        axes.set(xlabel="deadline, min", ylabel="loss, node-hours", title=f"at least {counted(nodes, 'node')} free",
-                 ylim=(0, None))
+        axes.set(
+            xlabel="deadline, min",
+            ylabel="loss, node-hours",
+            title=f"at least {counted(nodes, 'node')} free",
+            ylim=(0, None),
+        )
         times = axes.twinx()
-        times.step(deadlines, [plan.checkpoint_time for plan in plans], where="post", color="tab:gray", linestyle=":")
+        times.step(
+            deadlines,
+            [plan.checkpoint_time for plan in plans],
+            where="post",
+            color="tab:gray",
+            linestyle=":",
+        )
         times.set_ylabel("checkpointing, min (dotted)")
 
 
@@ -254,15 +372,28 @@ def _spectrum(args: argparse.Namespace, jobs: Sequence[RunningJob]) -> None:
     spectrum = Spectrum(jobs, args.deadline, args.step)
     losses = spectrum.losses()
     # One row for counts of nodes that cost the same; it tells the largest.
-    counts = [nodes for nodes in range(len(losses))
-              if nodes + 1 == len(losses) or (losses[nodes] != losses[nodes + 1]).any()]
-    show(args, lambda: {"deadlines": spectrum.deadlines,
-                "spectrum": [{"nodes": nodes, "losses": losses[nodes]} for nodes in counts]},
-         lambda: _print_spectrum(spectrum, losses, spread(counts, 1, MOST_ROWS)))
+    counts = [
+        nodes
+        for nodes in range(len(losses))
+        if nodes + 1 == len(losses) or (losses[nodes] != losses[nodes + 1]).any()
+    ]
+    show(
+        args,
+        lambda: {
+            "deadlines": spectrum.deadlines,
+            "spectrum": [{"nodes": nodes, "losses": losses[nodes]} for nodes in counts],
+        },
+        lambda: _print_spectrum(spectrum, losses, spread(counts, 1, MOST_ROWS)),
+    )
 
 
 def _print_spectrum(spectrum: Spectrum, losses: np.ndarray, shown: Sequence[int]) -> None:
     moments = spread(range(len(spectrum.deadlines)), 1, 16)
     print("Least loss, node-hours: a row for nodes to free, a column for the deadline, min")
-    print_table(["nodes", *(str(spectrum.deadlines[moment]) for moment in moments)],
-                [[nodes, *(f"{losses[nodes, moment] / 3600:.1f}" for moment in moments)] for nodes in shown])
+    print_table(
+        ["nodes", *(str(spectrum.deadlines[moment]) for moment in moments)],
+        [
+            [nodes, *(f"{losses[nodes, moment] / 3600:.1f}" for moment in moments)]
+            for nodes in shown
+        ],
+    )

@@ -29,15 +29,35 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.add_argument("run", metavar="RUN", type=Path, help="folder of the run")
     parser.add_argument("name", metavar="NAME", nargs="?", help="a finished network, for --onnx")
-    parser.add_argument("--onnx", nargs="?", const=False, type=Path, metavar="FILE", help=(
-        "write the network as ONNX, for inputs as the run prepares them, into this file (RUN/models/NAME/best.onnx)"))
+    parser.add_argument(
+        "--onnx",
+        nargs="?",
+        const=False,
+        type=Path,
+        metavar="FILE",
+        help=(
+            "write the network as ONNX, for inputs as the run prepares them, into this file (RUN/models/NAME/best.onnx)"
+        ),
+    )
     for kind in FORMATS:
-        parser.add_argument(f"--{kind}", nargs="?", const=False, type=Path, metavar="DIR", help=(
-            f"write results.{kind}, a row per network, and history.{kind}, a row per epoch of each, into this folder "
-            "(RUN/export)"))
+        parser.add_argument(
+            f"--{kind}",
+            nargs="?",
+            const=False,
+            type=Path,
+            metavar="DIR",
+            help=(
+                f"write results.{kind}, a row per network, and history.{kind}, a row per epoch of each, into this folder "
+                "(RUN/export)"
+            ),
+        )
     for tracker in TRACKERS.values():
-        parser.add_argument(f"--{tracker.name}", type=Path, metavar="FILE" if tracker.is_file else "DIR",
-                            help=tracker.help)
+        parser.add_argument(
+            f"--{tracker.name}",
+            type=Path,
+            metavar="FILE" if tracker.is_file else "DIR",
+            help=tracker.help,
+        )
 
 
 def run(args: argparse.Namespace) -> None:
@@ -46,9 +66,13 @@ def run(args: argparse.Namespace) -> None:
     kinds = {kind: wanted[kind] for kind in FORMATS if wanted[kind] is not None}
     trackers = {name: wanted[name] for name in TRACKERS if wanted[name] is not None}
     if not kinds and not trackers and args.onnx is None:
-        raise UserError(f"say what to write: {', '.join(f'--{name}' for name in (*FORMATS, 'onnx', *TRACKERS))}")
+        raise UserError(
+            f"say what to write: {', '.join(f'--{name}' for name in (*FORMATS, 'onnx', *TRACKERS))}"
+        )
     if (args.name is None) != (args.onnx is None):
-        raise UserError("--onnx takes the NAME of a network, and nothing else does: fleet export RUN NAME --onnx")
+        raise UserError(
+            "--onnx takes the NAME of a network, and nothing else does: fleet export RUN NAME --onnx"
+        )
     if args.onnx is not None:
         _write_onnx(RunPaths(args.run), args.name, args.onnx)
     for kind, folder in kinds.items():

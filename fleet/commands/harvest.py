@@ -53,23 +53,54 @@ _DEFAULTS = HarvestLimits()
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    parser.add_argument("specs", nargs="+", metavar="SPEC",
-                        help="YAML files of the specs; after --, options of sbatch, bsub or qsub")
-    parser.add_argument("--nodes-per-job", type=whole(1, 1000), default=_DEFAULTS.nodes_per_job, metavar="N",
-                        help=f"number of nodes of a job at most ({_DEFAULTS.nodes_per_job})")
-    parser.add_argument("--backlog", type=opts.size, default=_DEFAULTS.backlog, metavar="N",
-                        help=f"number of jobs to keep in the queue while networks wait ({_DEFAULTS.backlog})")
-    parser.add_argument("--most", type=opts.size, default=_DEFAULTS.most, metavar="N",
-                        help=f"number of jobs that wait or run, at most ({_DEFAULTS.most})")
-    parser.add_argument("--idle", type=duration, default=IDLE_S, metavar="5min",
-                        help=f"a job ends when no network was to be had for so long ({format_duration(IDLE_S)})")
-    parser.add_argument("--walltime", type=duration, metavar="2h",
-                        help="walltime of a job (that of the spec, or "
-                             f"{format_duration(_WALLTIME_S)}); --time after -- takes its place")
+    parser.add_argument(
+        "specs",
+        nargs="+",
+        metavar="SPEC",
+        help="YAML files of the specs; after --, options of sbatch, bsub or qsub",
+    )
+    parser.add_argument(
+        "--nodes-per-job",
+        type=whole(1, 1000),
+        default=_DEFAULTS.nodes_per_job,
+        metavar="N",
+        help=f"number of nodes of a job at most ({_DEFAULTS.nodes_per_job})",
+    )
+    parser.add_argument(
+        "--backlog",
+        type=opts.size,
+        default=_DEFAULTS.backlog,
+        metavar="N",
+        help=f"number of jobs to keep in the queue while networks wait ({_DEFAULTS.backlog})",
+    )
+    parser.add_argument(
+        "--most",
+        type=opts.size,
+        default=_DEFAULTS.most,
+        metavar="N",
+        help=f"number of jobs that wait or run, at most ({_DEFAULTS.most})",
+    )
+    parser.add_argument(
+        "--idle",
+        type=duration,
+        default=IDLE_S,
+        metavar="5min",
+        help=f"a job ends when no network was to be had for so long ({format_duration(IDLE_S)})",
+    )
+    parser.add_argument(
+        "--walltime",
+        type=duration,
+        metavar="2h",
+        help="walltime of a job (that of the spec, or "
+        f"{format_duration(_WALLTIME_S)}); --time after -- takes its place",
+    )
     opts.add(parser)
     instead = parser.add_mutually_exclusive_group()
-    instead.add_argument("--end", action="store_true",
-                         help="hand in no more jobs, and take back those that wait; those that run go on")
+    instead.add_argument(
+        "--end",
+        action="store_true",
+        help="hand in no more jobs, and take back those that wait; those that run go on",
+    )
     instead.add_argument("--dry-run", action="store_true", help="only print the scripts")
     add_json(parser)
 
@@ -81,8 +112,10 @@ def run(args: argparse.Namespace) -> None:
     system = opts.system_of(args.system, site, args.site)
     if system.queue_commands not in QUEUES:
         able = ", ".join(one.name for one in SYSTEMS.values() if one.queue_commands)
-        raise UserError(f"--system {system.name}: a harvest asks for idle nodes, which this one does not tell; "
-                        f"{able} do")
+        raise UserError(
+            f"--system {system.name}: a harvest asks for idle nodes, which this one does not tell; "
+            f"{able} do"
+        )
     args.nodes = args.nodes_per_job
     specs = [(name, load(name)) for name in names]
     roots = [spec.output.absolute() for _, spec in specs]
@@ -101,16 +134,26 @@ def run(args: argparse.Namespace) -> None:
             args.nodes = nodes
             job = _job(args, name, spec, found, system, of_spec)
             scripts[found.paths.harvest_script(nodes)] = render(job, system, of_spec)
-    plan = HarvestPlan(tuple(runs), HarvestLimits(args.nodes_per_job, args.backlog, args.most), tuple(options),
-                       QUEUES[system.queue_commands].queue_of(options) or args.queue or site.queue or None,
-                       f"cd {shlex.quote(str(Path.cwd()))} && {args.command_line}")
+    plan = HarvestPlan(
+        tuple(runs),
+        HarvestLimits(args.nodes_per_job, args.backlog, args.most),
+        tuple(options),
+        QUEUES[system.queue_commands].queue_of(options) or args.queue or site.queue or None,
+        f"cd {shlex.quote(str(Path.cwd()))} && {args.command_line}",
+    )
     if args.dry_run:
-        show(args, lambda: {"scripts": list(scripts.values())}, lambda: print("\n".join(scripts.values()), end=""))
+        show(
+            args,
+            lambda: {"scripts": list(scripts.values())},
+            lambda: print("\n".join(scripts.values()), end=""),
+        )
     else:
         _begin(args, plan, system, scripts)
 
 
-def _begin(args: argparse.Namespace, plan: HarvestPlan, system: System, scripts: dict[Path, str]) -> None:
+def _begin(
+    args: argparse.Namespace, plan: HarvestPlan, system: System, scripts: dict[Path, str]
+) -> None:
     for one in plan.runs:
         check_folder(one.paths)
         with writing_into(one.paths):
@@ -125,11 +168,18 @@ def _begin(args: argparse.Namespace, plan: HarvestPlan, system: System, scripts:
     for change in replaced:
         print(f"fleet harvest: this replaces what was asked for before: {change}", file=sys.stderr)
     places = [str(one.paths.harvested) for one in plan.runs]
-    show(args, lambda: {"done": [str(order) for order in orders], "noted": places, "replaced": replaced}, lambda: print(
-        f"{counted(len(orders), 'change')} of the queue; {', '.join(places)} will tell of all others"))
+    show(
+        args,
+        lambda: {"done": [str(order) for order in orders], "noted": places, "replaced": replaced},
+        lambda: print(
+            f"{counted(len(orders), 'change')} of the queue; {', '.join(places)} will tell of all others"
+        ),
+    )
     if not (orders or args.json):
-        print("fleet harvest: nothing is to be handed in: all networks are over or in training, or the backlog is full",
-              file=sys.stderr)
+        print(
+            "fleet harvest: nothing is to be handed in: all networks are over or in training, or the backlog is full",
+            file=sys.stderr,
+        )
 
 
 def _replaced(plan: HarvestPlan, scripts: Mapping[Path, str]) -> list[str]:
@@ -152,8 +202,10 @@ def _changes(old: HarvestPlan, new: HarvestPlan) -> Iterator[str]:
         before, now = getattr(old.limits, option), getattr(new.limits, option)
         if before != now:
             yield f"--{option.replace('_', '-')} {before} -> {now}"
-    for what, before, now in (("runs", [str(run.root) for run in old.runs], [str(run.root) for run in new.runs]),
-                              ("options behind --", old.options, new.options)):
+    for what, before, now in (
+        ("runs", [str(run.root) for run in old.runs], [str(run.root) for run in new.runs]),
+        ("options behind --", old.options, new.options),
+    ):
         if list(before) != list(now):
             yield f"{what}: {' '.join(before) or 'none'} -> {' '.join(now) or 'none'}"
 
@@ -165,7 +217,9 @@ def _words_changed(old: str, new: str) -> Iterator[str]:
     ['--time=01:00:00 -> --time=02:00:00']
     """
     before, now = old.split(), new.split()
-    for tag, begin, end, new_begin, new_end in SequenceMatcher(None, before, now, autojunk=False).get_opcodes():
+    for tag, begin, end, new_begin, new_end in SequenceMatcher(
+        None, before, now, autojunk=False
+    ).get_opcodes():
         if tag != "equal":
             yield f"{' '.join(before[begin:end]) or 'none'} -> {' '.join(now[new_begin:new_end]) or 'none'}"
 
@@ -175,13 +229,28 @@ def _call_off(args: argparse.Namespace, roots: Sequence[Path], system: System) -
     for root in roots:
         note(RunPaths(root), CalledOff())  # until the harvest is asked for again
     orders, left, queue = [], [], BatchQueue(system)
-    for root, plan in zip(roots, plans, strict=True):  # runs that are harvested together look again, which is no harm
+    for root, plan in zip(
+        roots, plans, strict=True
+    ):  # runs that are harvested together look again, which is no harm
         orders += Backlog(plan, queue, os.environ).top_up()
-        left += [job.id for job in queue.jobs([run.job for run in plan.runs if run.root == root]) if job.runs]
-    at_work = left and [f"{', '.join(left)} at work: such a job goes on until no network is left for it, and may be "
-                        "ended as any job"]
-    show(args, lambda: {"done": [str(order) for order in orders], "running": left}, lambda: print(
-        f"no more jobs are handed in; {counted(len(orders), 'change')} of the queue", *at_work, sep="\n"))
+        left += [
+            job.id
+            for job in queue.jobs([run.job for run in plan.runs if run.root == root])
+            if job.runs
+        ]
+    at_work = left and [
+        f"{', '.join(left)} at work: such a job goes on until no network is left for it, and may be "
+        "ended as any job"
+    ]
+    show(
+        args,
+        lambda: {"done": [str(order) for order in orders], "running": left},
+        lambda: print(
+            f"no more jobs are handed in; {counted(len(orders), 'change')} of the queue",
+            *at_work,
+            sep="\n",
+        ),
+    )
 
 
 def _apart(words: Sequence[str]) -> tuple[list[str], list[str]]:
@@ -201,13 +270,27 @@ def _apart(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 def _run(args: argparse.Namespace, spec: Spec, site: Site) -> HarvestRun:
     root = spec.output.absolute()
-    epochs = {network.name: network.train.converge.max_epochs for network in told_when_to_end(spec).networks}
+    epochs = {
+        network.name: network.train.converge.max_epochs
+        for network in told_when_to_end(spec).networks
+    }
     roles = opts.roles_of_job(args, spec, site)
-    return HarvestRun(f"fleet-{zlib.crc32(str(root.resolve()).encode()):08x}", root,
-                      tuple(epochs), max(1, len(roles.trainers) // roles.nodes), epochs)
+    return HarvestRun(
+        f"fleet-{zlib.crc32(str(root.resolve()).encode()):08x}",
+        root,
+        tuple(epochs),
+        max(1, len(roles.trainers) // roles.nodes),
+        epochs,
+    )
 
 
-def _job(args: argparse.Namespace, path: str, spec: Spec, found: HarvestRun, system: System, site: Site) -> Job:
+def _job(
+    args: argparse.Namespace, path: str, spec: Spec, found: HarvestRun, system: System, site: Site
+) -> Job:
     walltime = args.walltime or spec.document.walltime or _WALLTIME_S
-    return replace(opts.job_of(args, path, spec, system, site, walltime), name=found.job, harvest=found.paths.harvest,
-                   words=("--beside-others", f"--idle={args.idle:g}s"))
+    return replace(
+        opts.job_of(args, path, spec, system, site, walltime),
+        name=found.job,
+        harvest=found.paths.harvest,
+        words=("--beside-others", f"--idle={args.idle:g}s"),
+    )

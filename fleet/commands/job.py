@@ -30,19 +30,45 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.add_argument("run", type=Path, help="folder of the run")
     parser.add_argument("--system", metavar="NAME", required=True, help="batch system of this job")
-    parser.add_argument("--jobs", type=count, default=1, metavar="N", help="number of jobs after one another (1)")
-    parser.add_argument("--retries", type=whole(), default=0, metavar="N",
-                        help="number of failures of the machine after which to go on (0)")
-    parser.add_argument("--warn-after", type=duration, metavar="SECONDS",
-                        help="when to save everything, if the batch system sends no signal")
-    parser.add_argument("--request", type=duration, metavar="SECONDS", action="append", default=[],
-                        help="walltime of the first job of the chain, of the second, ...; that of the script if none "
-                             "is given")
-    parser.add_argument("--once", metavar="OPTION", action="append", default=[],
-                        help="option to add to the command until a launch has started with it, such as "
-                             "--once=--remeasure; may be given several times")
-    parser.add_argument("--harvest", type=Path, metavar="FILE",
-                        help="how the job is one of several that share the run; fleet harvest writes the file")
+    parser.add_argument(
+        "--jobs", type=count, default=1, metavar="N", help="number of jobs after one another (1)"
+    )
+    parser.add_argument(
+        "--retries",
+        type=whole(),
+        default=0,
+        metavar="N",
+        help="number of failures of the machine after which to go on (0)",
+    )
+    parser.add_argument(
+        "--warn-after",
+        type=duration,
+        metavar="SECONDS",
+        help="when to save everything, if the batch system sends no signal",
+    )
+    parser.add_argument(
+        "--request",
+        type=duration,
+        metavar="SECONDS",
+        action="append",
+        default=[],
+        help="walltime of the first job of the chain, of the second, ...; that of the script if none "
+        "is given",
+    )
+    parser.add_argument(
+        "--once",
+        metavar="OPTION",
+        action="append",
+        default=[],
+        help="option to add to the command until a launch has started with it, such as "
+        "--once=--remeasure; may be given several times",
+    )
+    parser.add_argument(
+        "--harvest",
+        type=Path,
+        metavar="FILE",
+        help="how the job is one of several that share the run; fleet harvest writes the file",
+    )
     parser.add_argument("command", nargs="+", help="command of the launch, after --")
 
 
@@ -52,10 +78,19 @@ def run(args: argparse.Namespace) -> int:
     system = find_system(args.system)
     job = _job_id(system)
     if args.harvest is not None:
-        backlog = Backlog(HarvestPlan.read(args.harvest), BatchQueue(system), os.environ, args.harvest)
+        backlog = Backlog(
+            HarvestPlan.read(args.harvest), BatchQueue(system), os.environ, args.harvest
+        )
         return HarvestJob(RunPaths(args.run, job), backlog, system, job).run(args.command)
-    return Keeper(RunPaths(args.run), system, job, ChainLimits(args.jobs, args.retries), args.warn_after, args.once,
-                  args.request).run(args.command)
+    return Keeper(
+        RunPaths(args.run),
+        system,
+        job,
+        ChainLimits(args.jobs, args.retries),
+        args.warn_after,
+        args.once,
+        args.request,
+    ).run(args.command)
 
 
 def _spec_of(command: Sequence[str]) -> str:
@@ -68,5 +103,7 @@ def _job_id(system: System) -> str:
     if not system.job_variable:
         return f"process {os.getpid()}"
     if not (job := os.environ.get(system.job_variable)):
-        raise UserError(f"{system.job_variable} is not set: this is no job of {system.name} (fleet submit starts one)")
+        raise UserError(
+            f"{system.job_variable} is not set: this is no job of {system.name} (fleet submit starts one)"
+        )
     return job

@@ -28,17 +28,34 @@ size = whole(1, 100_000)
 
 def add(parser: argparse.ArgumentParser) -> None:
     """Declare what is asked for each job, whoever hands it in."""
-    parser.add_argument("--system", metavar="NAME",
-                        help=f"batch system: {', '.join(SYSTEMS)}, or module:system of your own (that of the site)")
-    parser.add_argument("--site", default="generic", metavar="NAME",
-                        help=f"machine: {', '.join(SITES)}, or a YAML file of your own (generic)")
-    parser.add_argument("--warn", type=duration, metavar="2min",
-                        help="save everything this long before the walltime ends (2min, or a tenth of the walltime if "
-                             "that is less)")
-    parser.add_argument("--ranks-per-node", type=size, metavar="N", help="number of ranks on each node (the site's)")
-    parser.add_argument("--gpus-per-node", type=size, metavar="N",
-                        help="number of GPUs of each node, if the site does not say (resources.gpus_per_node of the "
-                             "spec)")
+    parser.add_argument(
+        "--system",
+        metavar="NAME",
+        help=f"batch system: {', '.join(SYSTEMS)}, or module:system of your own (that of the site)",
+    )
+    parser.add_argument(
+        "--site",
+        default="generic",
+        metavar="NAME",
+        help=f"machine: {', '.join(SITES)}, or a YAML file of your own (generic)",
+    )
+    parser.add_argument(
+        "--warn",
+        type=duration,
+        metavar="2min",
+        help="save everything this long before the walltime ends (2min, or a tenth of the walltime if "
+        "that is less)",
+    )
+    parser.add_argument(
+        "--ranks-per-node", type=size, metavar="N", help="number of ranks on each node (the site's)"
+    )
+    parser.add_argument(
+        "--gpus-per-node",
+        type=size,
+        metavar="N",
+        help="number of GPUs of each node, if the site does not say (resources.gpus_per_node of the "
+        "spec)",
+    )
     parser.add_argument("--account", metavar="NAME", help="account that pays for the time")
     parser.add_argument("--queue", metavar="NAME", help="queue or partition")
 
@@ -52,7 +69,9 @@ def find_site(name: str) -> Site:
     if name in SITES:
         return SITES[name]
     if not name.endswith((".yaml", ".yml")) and not os.path.exists(name):
-        raise UserError(f"--site {name} is unknown; there are {', '.join(SITES)}, or a YAML file of your own")
+        raise UserError(
+            f"--site {name} is unknown; there are {', '.join(SITES)}, or a YAML file of your own"
+        )
     return parse_site(read_yaml(Path(name))[0], name)
 
 
@@ -60,12 +79,16 @@ def with_gpus(args: argparse.Namespace, spec: Spec, site: Site) -> Site:
     """A site that knows nothing of GPUs, with those that are asked for, or that the spec counts on."""
     asked, counted_on = args.gpus_per_node, spec.resources.gpus_per_node
     if asked is not None and site.gpus:
-        raise UserError(f"--gpus-per-node goes with a site that does not say; {args.site} has {site.gpus}")
+        raise UserError(
+            f"--gpus-per-node goes with a site that does not say; {args.site} has {site.gpus}"
+        )
     gpus = asked if asked is not None else 0 if counted_on == "auto" else counted_on
     if not gpus or site.gpus:
         return site
     # One rank trains on each, two prepare; a number of ranks that the site's file names is kept if it will do.
-    return replace(site, gpus=gpus, ranks=3 * gpus if site.ranks == Site.ranks else max(site.ranks, gpus + 1))
+    return replace(
+        site, gpus=gpus, ranks=3 * gpus if site.ranks == Site.ranks else max(site.ranks, gpus + 1)
+    )
 
 
 def system_of(name: str | None, site: Site, place: str) -> System:
@@ -75,31 +98,56 @@ def system_of(name: str | None, site: Site, place: str) -> System:
         UserError: neither, or they differ.
     """
     if name is None and site.system is None:
-        raise UserError(f"--system says which batch system there is: {', '.join(SYSTEMS)}, or an import path")
+        raise UserError(
+            f"--system says which batch system there is: {', '.join(SYSTEMS)}, or an import path"
+        )
     if name is not None and site.system not in (None, name):
         raise UserError(f"--system {name}: {place} has {site.system}")
     return find_system(str(name or site.system))
 
 
-def job_of(args: argparse.Namespace, path: str, spec: Spec, system: System, site: Site, walltime: float | None) -> Job:
+def job_of(
+    args: argparse.Namespace,
+    path: str,
+    spec: Spec,
+    system: System,
+    site: Site,
+    walltime: float | None,
+) -> Job:
     """The launch of a spec as one job, with what every command asks for it.
 
     Args:
         path: of the spec, as the user named it.
     """
     paths = RunPaths(spec.output.absolute())
-    return Job(spec.document.name, path, Path.cwd(), Path(sys.executable), paths.root, paths.jobs, args.nodes, walltime,
-               _warning(args, walltime, system), ranks_of(args, spec, site), account=args.account, queue=args.queue,
-               trainers=trainers_of(args, spec, site))
+    return Job(
+        spec.document.name,
+        path,
+        Path.cwd(),
+        Path(sys.executable),
+        paths.root,
+        paths.jobs,
+        args.nodes,
+        walltime,
+        _warning(args, walltime, system),
+        ranks_of(args, spec, site),
+        account=args.account,
+        queue=args.queue,
+        trainers=trainers_of(args, spec, site),
+    )
 
 
 def _warning(args: argparse.Namespace, walltime: float | None, system: System) -> float:
     """How long before the end of its walltime a job saves everything; both in seconds."""
     if walltime is None and system.has_queue:
-        raise UserError("--walltime (or walltime in the spec) says how long a job may take, such as 2h")
+        raise UserError(
+            "--walltime (or walltime in the spec) says how long a job may take, such as 2h"
+        )
     warning: float = args.warn or min(WARNING_S, _WARNING_SHARE * (walltime or math.inf))
     if walltime is not None and warning >= walltime:
-        raise UserError(f"--warn is {format_duration(warning)}; it should be less than the walltime")
+        raise UserError(
+            f"--warn is {format_duration(warning)}; it should be less than the walltime"
+        )
     return warning
 
 
@@ -116,7 +164,9 @@ def ranks_of(args: argparse.Namespace, spec: Spec, site: Site) -> int | None:
     if preparing == "auto":
         return site.ranks + further
     if preparing < args.nodes:
-        raise UserError(f"resources.preprocessors: {preparing} should be at least {args.nodes}, one on each node")
+        raise UserError(
+            f"resources.preprocessors: {preparing} should be at least {args.nodes}, one on each node"
+        )
     return site.gpus + further + math.ceil(preparing / args.nodes)
 
 

@@ -23,8 +23,9 @@ from scheduler.ensemble.rates_file import read_rates
 from scheduler.ensemble.sharing import Sharing
 
 
-def known_rates_of(spec: Spec, place: str, given: str | None, sample: SampleSpec, cluster: Cluster
-                   ) -> tuple[RateTable, str] | None:
+def known_rates_of(
+    spec: Spec, place: str, given: str | None, sample: SampleSpec, cluster: Cluster
+) -> tuple[RateTable, str] | None:
     """Rates of a file, or of earlier runs, and where they come from; None if there are none.
 
     Args:
@@ -45,12 +46,16 @@ def known_beside_steps(spec: Spec) -> BesideSteps | None:
     return BesideSteps(*(known[number].rate for number in sorted(known))) if is_whole else None
 
 
-def cached(spec: Spec, place: str, sample: SampleSpec, cluster: Cluster
-           ) -> tuple[dict[str, str], dict[str, dict[int, float]]]:
+def cached(
+    spec: Spec, place: str, sample: SampleSpec, cluster: Cluster
+) -> tuple[dict[str, str], dict[str, dict[int, float]]]:
     """The key of each network in the cache of rates, and what is in there."""
     machine = Machine(hardware(), (cluster.gpus_per_node + 1) / len(my_cores().mine))
     codes = codes_of_all(spec, Path(place).absolute().parent)
-    keys = {network.name: speed_identity(network, spec.resources, sample, machine, codes) for network in spec.networks}
+    keys = {
+        network.name: speed_identity(network, spec.resources, sample, machine, codes)
+        for network in spec.networks
+    }
     return keys, numbers(read_cache(cache_path()))
 
 
@@ -64,16 +69,24 @@ def recorded_sharing(spec: Spec) -> tuple[float, ...]:
     shown = state_of(read_run(RunPaths(spec.output), (SharingLearned,))).sharing
     if len(shown) > 1:
         return shown
-    known = numbers(read_cache(cache_path())).get(sharing_key(spec.resources.engine, hardware()), {})
+    known = numbers(read_cache(cache_path())).get(
+        sharing_key(spec.resources.engine, hardware()), {}
+    )
     return Sharing(known).curve
 
 
 def shared_cluster(spec: Spec, cluster: Cluster) -> Cluster:
     """A cluster of whole GPUs with the slots that the networks of a spec may use, if ranks are started for them."""
     asked = spec.resources.per_device
-    most = min(MOST_SLOTS, math.ceil(spec.most_at_once / max(1, cluster.gpus)))  # more would stay empty
+    most = min(
+        MOST_SLOTS, math.ceil(spec.most_at_once / max(1, cluster.gpus))
+    )  # more would stay empty
     slots = most if asked == "auto" else min(asked, most)
-    return cluster if slots <= 1 else Cluster.of(cluster.gpus, cluster.gpus_per_node, slots, fills=asked != "auto")
+    return (
+        cluster
+        if slots <= 1
+        else Cluster.of(cluster.gpus, cluster.gpus_per_node, slots, fills=asked != "auto")
+    )
 
 
 def with_sharing(spec: Spec, rates: RateTable) -> RateTable:
@@ -82,4 +95,6 @@ def with_sharing(spec: Spec, rates: RateTable) -> RateTable:
     Of what is not known, :func:`scheduler.ensemble.sharing.speedup` has a guess.
     """
     is_shared = spec.resources.per_device != 1 and len(rates.sharing) < 2
-    return dataclasses.replace(rates, sharing=recorded_sharing(spec) or (1.0,)) if is_shared else rates
+    return (
+        dataclasses.replace(rates, sharing=recorded_sharing(spec) or (1.0,)) if is_shared else rates
+    )

@@ -26,17 +26,27 @@ def add_seed(parser: argparse._ActionsContainer, what: str, default: int | None 
         what: is drawn with it.
         default: where it is not given; None where a spec may have one.
     """
-    parser.add_argument("--seed", type=seed, default=default, metavar="S", help=f"seed of {what} ({default or 0})")
+    parser.add_argument(
+        "--seed", type=seed, default=default, metavar="S", help=f"seed of {what} ({default or 0})"
+    )
 
 
 def add_cluster(parser: argparse.ArgumentParser) -> None:
     """Declare ``--gpus`` and ``--gpus-per-node``."""
-    parser.add_argument("--gpus", type=count, required=True, metavar="M", help="number of GPUs of the cluster")
-    parser.add_argument("--gpus-per-node", type=count, metavar="G",
-                        help="number of GPUs of each of its nodes (as where the rates were measured)")
+    parser.add_argument(
+        "--gpus", type=count, required=True, metavar="M", help="number of GPUs of the cluster"
+    )
+    parser.add_argument(
+        "--gpus-per-node",
+        type=count,
+        metavar="G",
+        help="number of GPUs of each of its nodes (as where the rates were measured)",
+    )
 
 
-def cluster_of(args: argparse.Namespace, gpus_per_node: int, slots: int = 1, fills: bool = False) -> Cluster:
+def cluster_of(
+    args: argparse.Namespace, gpus_per_node: int, slots: int = 1, fills: bool = False
+) -> Cluster:
     """The cluster that the options describe.
 
     Args:
@@ -48,7 +58,9 @@ def cluster_of(args: argparse.Namespace, gpus_per_node: int, slots: int = 1, fil
     Raises:
         InputError: the cluster is very large, or a node is larger than it.
     """
-    return Cluster.of(args.gpus, args.gpus_per_node or max(1, min(gpus_per_node, args.gpus)), slots, fills)
+    return Cluster.of(
+        args.gpus, args.gpus_per_node or max(1, min(gpus_per_node, args.gpus)), slots, fills
+    )
 
 
 def told_of_gpus(cluster: Cluster) -> str:
@@ -61,39 +73,61 @@ def told_of_gpus(cluster: Cluster) -> str:
     return f"{counted(cluster.whole_gpus, 'GPU')}, {cluster.gpus_per_node // cluster.slots} a node{shared}"
 
 
-def add_policy(parser: argparse.ArgumentParser, default: str, *more: str, required: bool = False) -> None:
+def add_policy(
+    parser: argparse.ArgumentParser, default: str, *more: str, required: bool = False
+) -> None:
     """Declare ``--policy``.
 
     Args:
         default: what holds without it, in brackets.
         more: names that it takes beside those of policies.
     """
-    parser.add_argument("--policy", metavar="NAME", required=required,
-                        help=f"policy that decides: {', '.join([*POLICIES, *more])}, or module:policy of your own "
-                             f"{default}")
+    parser.add_argument(
+        "--policy",
+        metavar="NAME",
+        required=required,
+        help=f"policy that decides: {', '.join([*POLICIES, *more])}, or module:policy of your own "
+        f"{default}",
+    )
 
 
 def add_options(parser: argparse.ArgumentParser) -> None:
     """Declare the settings of policies."""
     group = parser.add_argument_group("settings of policies")
-    group.add_argument("--delta", type=delta, metavar="D",
-                       help="how close to the fastest the networks of a flotilla are: as a share of its rate, like "
-                            f"15%%, or in samples per second, like 20/s (15%%); {_readers('delta')}")
-    group.add_argument("--alpha", type=share, metavar="A",
-                       help=f"share of the GPUs below which a round ends, like 80%% (80%%); {_readers('alpha')}")
-    group.add_argument("--literal", dest="peak_limited", action="store_false", default=None,
-                       help="as in the paper: let a flotilla give away GPUs that make a network slower (Algorithm 2), "
-                            "and estimate rates beyond the measured ones from twice the GPUs of a node (Equation 5); "
-                            f"{_readers('peak_limited')}")
+    group.add_argument(
+        "--delta",
+        type=delta,
+        metavar="D",
+        help="how close to the fastest the networks of a flotilla are: as a share of its rate, like "
+        f"15%%, or in samples per second, like 20/s (15%%); {_readers('delta')}",
+    )
+    group.add_argument(
+        "--alpha",
+        type=share,
+        metavar="A",
+        help=f"share of the GPUs below which a round ends, like 80%% (80%%); {_readers('alpha')}",
+    )
+    group.add_argument(
+        "--literal",
+        dest="peak_limited",
+        action="store_false",
+        default=None,
+        help="as in the paper: let a flotilla give away GPUs that make a network slower (Algorithm 2), "
+        "and estimate rates beyond the measured ones from twice the GPUs of a node (Equation 5); "
+        f"{_readers('peak_limited')}",
+    )
     add_seed(group, f"all random choices; {_readers('seed')}", default=None)
 
 
 def _readers(setting: str) -> str:
-    return "read by " + ", ".join(policy.name for policy in POLICIES.values() if setting in policy.reads)
+    return "read by " + ", ".join(
+        policy.name for policy in POLICIES.values() if setting in policy.reads
+    )
 
 
-def options_of(args: argparse.Namespace, policies: Sequence[Policy], default: Options | None = None,
-               *read: str) -> Options:
+def options_of(
+    args: argparse.Namespace, policies: Sequence[Policy], default: Options | None = None, *read: str
+) -> Options:
     """The settings that the options describe.
 
     Args:
@@ -114,11 +148,18 @@ def options_of(args: argparse.Namespace, policies: Sequence[Policy], default: Op
 _OPTION_OF = {"delta": "--delta", "alpha": "--alpha", "peak_limited": "--literal", "seed": "--seed"}
 
 
-def _refuse_unread(args: argparse.Namespace, policies: Sequence[Policy], read: Sequence[str]) -> None:
+def _refuse_unread(
+    args: argparse.Namespace, policies: Sequence[Policy], read: Sequence[str]
+) -> None:
     """Refuse what is given and changes nothing."""
     for setting, option in _OPTION_OF.items():
-        if getattr(args, setting) is not None and not any(setting in (*policy.reads, *read) for policy in policies):
-            told = "; ".join(f"{policy.name} does not read it: {policy.reads_of(_OPTION_OF)}" for policy in policies)
+        if getattr(args, setting) is not None and not any(
+            setting in (*policy.reads, *read) for policy in policies
+        ):
+            told = "; ".join(
+                f"{policy.name} does not read it: {policy.reads_of(_OPTION_OF)}"
+                for policy in policies
+            )
             raise UserError(f"{option}: {told}")
 
 
@@ -140,8 +181,13 @@ def add_law_parameters(parser: argparse.ArgumentParser) -> None:
     group = parser.add_argument_group("parameters of --distribution")
     for name, text in _OPTIONS.items():
         group.add_argument(f"--{name}", type=number(), metavar="X", help=text)
-    group.add_argument("--points", type=count, default=POINTS, metavar="N",
-                       help=f"number of equal intervals that the law is cut into ({POINTS})")
+    group.add_argument(
+        "--points",
+        type=count,
+        default=POINTS,
+        metavar="N",
+        help=f"number of equal intervals that the law is cut into ({POINTS})",
+    )
 
 
 def law_of(args: argparse.Namespace) -> Law | None:

@@ -33,45 +33,97 @@ from preprocess.transforms import parse_transforms
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    parser.add_argument("path", help="what the source reads: a folder that holds <class>/, or train/<class>/ and "
-                                     "validation/<class>/, unless --source names another one")
+    parser.add_argument(
+        "path",
+        help="what the source reads: a folder that holds <class>/, or train/<class>/ and "
+        "validation/<class>/, unless --source names another one",
+    )
     parser.add_argument("out", help="HDF5 file to write; one that exists is replaced")
-    parser.add_argument("--decoded", type=whole(1, 99_999), metavar="SIZE",
-                        help="write pixels: resize the shorter side to SIZE, and take the SIZE x SIZE pixels at the "
-                             "centre")
-    parser.add_argument("--mode", choices=("RGB", "L"), default="RGB",
-                        help="with --decoded: colour or greyscale (RGB)")
-    parser.add_argument("--source", default="image_folder", help="a source of a spec (image_folder)")
-    parser.add_argument("--option", action="append", default=[], type=_option, metavar="NAME=VALUE",
-                        help="an option of the source, as in a spec's data.options; may be given several times")
-    parser.add_argument("--target", type=_target, metavar="KIND", help=(
-        "what the targets are, as in a spec's data.target: class, multilabel, value, mask, or a mapping as YAML"))
+    parser.add_argument(
+        "--decoded",
+        type=whole(1, 99_999),
+        metavar="SIZE",
+        help="write pixels: resize the shorter side to SIZE, and take the SIZE x SIZE pixels at the "
+        "centre",
+    )
+    parser.add_argument(
+        "--mode",
+        choices=("RGB", "L"),
+        default="RGB",
+        help="with --decoded: colour or greyscale (RGB)",
+    )
+    parser.add_argument(
+        "--source", default="image_folder", help="a source of a spec (image_folder)"
+    )
+    parser.add_argument(
+        "--option",
+        action="append",
+        default=[],
+        type=_option,
+        metavar="NAME=VALUE",
+        help="an option of the source, as in a spec's data.options; may be given several times",
+    )
+    parser.add_argument(
+        "--target",
+        type=_target,
+        metavar="KIND",
+        help=(
+            "what the targets are, as in a spec's data.target: class, multilabel, value, mask, or a mapping as YAML"
+        ),
+    )
     add_json(parser)
 
 
 def run(args: argparse.Namespace) -> None:
     """Write the file and say what is in it."""
-    data = open_data(args.source, args.path, validation=None, seed=0, options=dict(args.option), target=args.target)
+    data = open_data(
+        args.source,
+        args.path,
+        validation=None,
+        seed=0,
+        options=dict(args.option),
+        target=args.target,
+    )
     if data.remark:
         print(f"fleet pack: {data.remark}", file=sys.stderr)
     left_out = _write(data, args)
     train, *others = open_hdf5(args.out)
-    counts = {"train": len(train), **{name: len(part or ()) for name, part in zip(("validation", "test"), others,
-                                                                                   strict=True)}}
+    counts = {
+        "train": len(train),
+        **{
+            name: len(part or ()) for name, part in zip(("validation", "test"), others, strict=True)
+        },
+    }
     written = os.path.getsize(args.out)
     target = target_of(data.train)
-    show(args, lambda: {"path": args.out, "target": target.kind, "classes": target.outputs, **counts, "bytes": written,
-                "left_out": [{"name": sample.name, "reason": sample.reason} for sample in left_out]},
-         lambda: _print(args, counts, target, written, left_out))
+    show(
+        args,
+        lambda: {
+            "path": args.out,
+            "target": target.kind,
+            "classes": target.outputs,
+            **counts,
+            "bytes": written,
+            "left_out": [{"name": sample.name, "reason": sample.reason} for sample in left_out],
+        },
+        lambda: _print(args, counts, target, written, left_out),
+    )
 
 
-def _print(args: argparse.Namespace, counts: dict[str, int], target: TargetSpec, written: int,
-           left_out: Sequence[BadSample]) -> None:
+def _print(
+    args: argparse.Namespace,
+    counts: dict[str, int],
+    target: TargetSpec,
+    written: int,
+    left_out: Sequence[BadSample],
+) -> None:
     unit = "image" if args.source == "image_folder" else "sample"
     tested = f" and {counted(counts['test'], f'test {unit}')}" if counts["test"] else ""
-    print(f"{args.out}: {counted(counts['train'], f'training {unit}')} and "
-          f"{counted(counts['validation'], f'validation {unit}')}{tested} {'of' if target.kind == 'class' else 'with'} "
-          f"{target}, {format_size(written)}; {len(left_out)} left out")
+    print(
+        f"{args.out}: {counted(counts['train'], f'training {unit}')} and "
+        f"{counted(counts['validation'], f'validation {unit}')}{tested} {'of' if target.kind == 'class' else 'with'} "
+        f"{target}, {format_size(written)}; {len(left_out)} left out"
+    )
     for sample in left_out:
         print(f"  left out {sample}")
 
@@ -90,8 +142,10 @@ def _target(text: str) -> TargetWish:
     try:
         wish = TargetWish(**said) if isinstance(said, dict) else TargetWish(said)
     except TypeError:
-        raise argparse.ArgumentTypeError(f"{text!r} should be a kind, or {{kind: KIND, outputs: NUMBER, names: [...], "
-                                         "ignore: NUMBER}") from None
+        raise argparse.ArgumentTypeError(
+            f"{text!r} should be a kind, or {{kind: KIND, outputs: NUMBER, names: [...], "
+            "ignore: NUMBER}"
+        ) from None
     if wish.kind not in KINDS:
         raise argparse.ArgumentTypeError(f"{wish.kind!r} should be one of {', '.join(KINDS)}")
     return replace(wish, names=tuple(map(str, wish.names)))
@@ -101,16 +155,27 @@ def _yaml(text: str) -> Any:
     try:
         return yaml.safe_load(text)
     except yaml.YAMLError as error:
-        raise argparse.ArgumentTypeError(f"{text!r} cannot be read: {' '.join(str(error).split())}") from None
+        raise argparse.ArgumentTypeError(
+            f"{text!r} cannot be read: {' '.join(str(error).split())}"
+        ) from None
 
 
 def _write(data: DataSet, args: argparse.Namespace) -> Sequence[BadSample]:
     """Write the images; returns those that are left out."""
     size = args.decoded
-    transforms = parse_transforms([] if size is None else [
-        {"decode": {"mode": args.mode}}, {"resize": {"size": size}}, {"center_crop": {"size": [size, size]}}])
-    parts = {name: Pipeline.probed(source, transforms, 0) if transforms else source
-             for name, source in data.parts().items()}
+    transforms = parse_transforms(
+        []
+        if size is None
+        else [
+            {"decode": {"mode": args.mode}},
+            {"resize": {"size": size}},
+            {"center_crop": {"size": [size, size]}},
+        ]
+    )
+    parts = {
+        name: Pipeline.probed(source, transforms, 0) if transforms else source
+        for name, source in data.parts().items()
+    }
     total = sum(map(len, data.parts().values()))
     with progress_bar(total, "samples") as advance, storing(Path(args.out), kind=CannotWrite):
         return write_hdf5(parts, args.out, advance)

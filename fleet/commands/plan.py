@@ -62,13 +62,24 @@ def run(args: argparse.Namespace) -> None:
     if policy.sets_batch:
         rates = at_best(rates, cluster.whole_gpus)
     planned = plan(policy, rates, Progress(), cluster, options)
-    show(args, lambda: {"members": [{"name": member.name, "gpus": member.gpus, "devices": _gpus(member, cluster),
-                             **({} if member.batch is None else {"batch": member.batch})}
-                            for member in planned.members],
-                "idle_gpus": cluster.whole_gpus - len(_tenants(planned, cluster)),
-                "placement_score": score(planned.members, cluster.gpus_per_node)}
-         | ({"per_device": cluster.slots} if cluster.slots > 1 else {}),
-         lambda: _print(policy, rates, planned, cluster))
+    show(
+        args,
+        lambda: {
+            "members": [
+                {
+                    "name": member.name,
+                    "gpus": member.gpus,
+                    "devices": _gpus(member, cluster),
+                    **({} if member.batch is None else {"batch": member.batch}),
+                }
+                for member in planned.members
+            ],
+            "idle_gpus": cluster.whole_gpus - len(_tenants(planned, cluster)),
+            "placement_score": score(planned.members, cluster.gpus_per_node),
+        }
+        | ({"per_device": cluster.slots} if cluster.slots > 1 else {}),
+        lambda: _print(policy, rates, planned, cluster),
+    )
 
 
 def _gpus(member: Member, cluster: Cluster) -> tuple[int, ...]:
@@ -88,7 +99,9 @@ def _load(path: str | None) -> Spec | None:
 
     spec = load(path)
     if not spec.networks:
-        raise UserError(f"{path}: nobody knows beforehand which networks will be asked for; there is nothing to plan")
+        raise UserError(
+            f"{path}: nobody knows beforehand which networks will be asked for; there is nothing to plan"
+        )
     return spec
 
 
@@ -120,17 +133,32 @@ def _devices(devices: Sequence[int]) -> str:
 def _print(policy: Policy, rates: RateTable, planned: Round, cluster: Cluster) -> None:
     networks = {network.name: network for network in rates.models}
     tenants = _tenants(planned, cluster)
-    paces = {member.name: rate(networks[member.name], member.gpus) * share(
-        rates.sharing, max(tenants[gpu] for gpu in _gpus(member, cluster))) for member in planned.members}
+    paces = {
+        member.name: rate(networks[member.name], member.gpus)
+        * share(rates.sharing, max(tenants[gpu] for gpu in _gpus(member, cluster)))
+        for member in planned.members
+    }
     fastest = max(paces.values(), default=1.0)
     chosen = any(member.batch is not None for member in planned.members)
-    print_table(["network", "GPUs", "nodes", "devices", *["batch"] * chosen, "samples/s", ""],
-                [[member.name, member.gpus, nodes_of(member.devices, cluster.gpus_per_node),
-                  _devices(_gpus(member, cluster)), *["" if member.batch is None else member.batch] * chosen,
-                  paces[member.name], bar(paces[member.name], fastest, 20)]
-                 for member in planned.members],
-                title=f"{policy.name}: first round on {opts.told_of_gpus(cluster)}")
+    print_table(
+        ["network", "GPUs", "nodes", "devices", *["batch"] * chosen, "samples/s", ""],
+        [
+            [
+                member.name,
+                member.gpus,
+                nodes_of(member.devices, cluster.gpus_per_node),
+                _devices(_gpus(member, cluster)),
+                *["" if member.batch is None else member.batch] * chosen,
+                paces[member.name],
+                bar(paces[member.name], fastest, 20),
+            ]
+            for member in planned.members
+        ],
+        title=f"{policy.name}: first round on {opts.told_of_gpus(cluster)}",
+    )
     waiting = len(networks) - len(planned.members)
-    print(f"{len(planned.members)} of {counted(len(networks), 'network')} to train now, {waiting} to wait; "
-          f"{counted(cluster.whole_gpus - len(tenants), 'idle GPU')}; "
-          f"placement score {score(planned.members, cluster.gpus_per_node):.4g} (nodes per GPU, summed over groups)")
+    print(
+        f"{len(planned.members)} of {counted(len(networks), 'network')} to train now, {waiting} to wait; "
+        f"{counted(cluster.whole_gpus - len(tenants), 'idle GPU')}; "
+        f"placement score {score(planned.members, cluster.gpus_per_node):.4g} (nodes per GPU, summed over groups)"
+    )

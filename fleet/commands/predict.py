@@ -33,14 +33,23 @@ from fleet.terminal import print_table
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.add_argument("run", metavar="RUN", help="folder of the run")
-    parser.add_argument("images", metavar="INPUTS", nargs="*",
-                        help="image files, folders of images, tables (CSV or Parquet), or .npy files of inputs")
+    parser.add_argument(
+        "images",
+        metavar="INPUTS",
+        nargs="*",
+        help="image files, folders of images, tables (CSV or Parquet), or .npy files of inputs",
+    )
     which = parser.add_mutually_exclusive_group()
     which.add_argument("--top", type=count, metavar="K", help="join the best K networks (1)")
-    which.add_argument("--select", choices=[GREEDY],
-                       help="join the networks that go together best on the validation samples, each perhaps several "
-                            "times")
-    parser.add_argument("--save", metavar="FILE", help="write the networks as one, a .keras or .safetensors file")
+    which.add_argument(
+        "--select",
+        choices=[GREEDY],
+        help="join the networks that go together best on the validation samples, each perhaps several "
+        "times",
+    )
+    parser.add_argument(
+        "--save", metavar="FILE", help="write the networks as one, a .keras or .safetensors file"
+    )
     add_json(parser)
 
 
@@ -51,7 +60,9 @@ def run(args: argparse.Namespace) -> None:
     predictor = Predictor(args.run, args.top, args.select)
     kind = predictor.sample.target.kind
     if kind == "mask" and args.images:
-        raise UserError("masks are not printed: --save the networks as one, or use fleet.api.Predictor")
+        raise UserError(
+            "masks are not printed: --save the networks as one, or use fleet.api.Predictor"
+        )
     if args.save is not None:
         try:
             predictor.save(args.save)
@@ -63,45 +74,82 @@ def run(args: argparse.Namespace) -> None:
     found: list[dict[str, Any]] = []
     if args.images:
         names, predicted = predictor.predict_files(args.images)
-        found = [{"image": name, **_ANSWERS[kind](predictor.names, row)}
-                 for name, row in zip(names, predicted, strict=True)]
-    show(args, lambda: {"networks": predictor.weights, "names": predictor.names, "images": found},
-         lambda: _print(predictor, found, args.save))
+        found = [
+            {"image": name, **_ANSWERS[kind](predictor.names, row)}
+            for name, row in zip(names, predicted, strict=True)
+        ]
+    show(
+        args,
+        lambda: {"networks": predictor.weights, "names": predictor.names, "images": found},
+        lambda: _print(predictor, found, args.save),
+    )
 
 
 def _predict_rows(predictor: Predictor, args: argparse.Namespace) -> None:
     """Print what the networks predict for the rows of tables, as a table or as one object."""
     tables = {table: predictor.predict_files([table])[1] for table in args.images}
     answer = partial(_ANSWERS[predictor.sample.target.kind], predictor.names)
-    show(args, lambda: {"networks": predictor.weights, "names": predictor.names, "rows": [
-        {"table": table, "row": row, **answer(numbers)}
-        for table, predicted in tables.items() for row, numbers in enumerate(predicted)]},
-        lambda: _print_rows(predictor, tables, answer))
+    show(
+        args,
+        lambda: {
+            "networks": predictor.weights,
+            "names": predictor.names,
+            "rows": [
+                {"table": table, "row": row, **answer(numbers)}
+                for table, predicted in tables.items()
+                for row, numbers in enumerate(predicted)
+            ],
+        },
+        lambda: _print_rows(predictor, tables, answer),
+    )
 
 
-def _print_rows(predictor: Predictor, tables: dict[str, np.ndarray], answer: Callable[[np.ndarray], dict[str, Any]]
-                ) -> None:
+def _print_rows(
+    predictor: Predictor,
+    tables: dict[str, np.ndarray],
+    answer: Callable[[np.ndarray], dict[str, Any]],
+) -> None:
     print(f"With {_joined(predictor)}:", file=sys.stderr)
     where = ["table", "row"] if len(tables) > 1 else ["row"]
-    headers = [*where, *{"class": [predictor.target_column or "class"], "multilabel": ["labels"]}.get(
-        predictor.sample.target.kind, [])]
+    headers = [
+        *where,
+        *{"class": [predictor.target_column or "class"], "multilabel": ["labels"]}.get(
+            predictor.sample.target.kind, []
+        ),
+    ]
     writer = csv.writer(sys.stdout, lineterminator="\n")
-    writer.writerow([*headers, *(f"predicted {name}" if name in headers else name for name in predictor.names)])
+    writer.writerow(
+        [*headers, *(f"predicted {name}" if name in headers else name for name in predictor.names)]
+    )
     for table, predicted in tables.items():
         for row, numbers in enumerate(predicted):
             said = answer(numbers)
-            chosen = [said["class"]] if "class" in said else [";".join(said["labels"])] if "labels" in said else []
-            writer.writerow([*([table, row] if len(tables) > 1 else [row]), *chosen, *map(str, numbers)])
+            chosen = (
+                [said["class"]]
+                if "class" in said
+                else [";".join(said["labels"])]
+                if "labels" in said
+                else []
+            )
+            writer.writerow(
+                [*([table, row] if len(tables) > 1 else [row]), *chosen, *map(str, numbers)]
+            )
 
 
 def _class(names: tuple[str, ...], row: np.ndarray) -> dict[str, Any]:
     likeliest = int(row.argmax())
-    return {"class": names[likeliest], "probability": float(row[likeliest]), "probabilities": _named(names, row)}
+    return {
+        "class": names[likeliest],
+        "probability": float(row[likeliest]),
+        "probabilities": _named(names, row),
+    }
 
 
 def _labels(names: tuple[str, ...], row: np.ndarray) -> dict[str, Any]:
-    return {"labels": [name for name, share in zip(names, row, strict=True) if share > 0.5],
-            "probabilities": _named(names, row)}
+    return {
+        "labels": [name for name, share in zip(names, row, strict=True) if share > 0.5],
+        "probabilities": _named(names, row),
+    }
 
 
 def _values(names: tuple[str, ...], row: np.ndarray) -> dict[str, Any]:
@@ -127,7 +175,9 @@ def _print(predictor: Predictor, found: list[dict[str, Any]], saved: str | None)
 def _joined(predictor: Predictor) -> str:
     """What is joined, in a line: the networks, and of how many folds each is the mean."""
     weights = predictor.weights
-    shares = {name: sum(map(weights.__getitem__, parts)) for name, parts in predictor.folds.items()} or weights
+    shares = {
+        name: sum(map(weights.__getitem__, parts)) for name, parts in predictor.folds.items()
+    } or weights
     folds = {len(parts) for parts in predictor.folds.values()}
     if len(shares) == 1:
         return next(iter(shares)) + "".join(f", the mean of its {count} folds" for count in folds)

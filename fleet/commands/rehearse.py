@@ -58,16 +58,34 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     add_spec(parser)
     size = parser.add_mutually_exclusive_group()
-    size.add_argument("--gpus", type=count, metavar="M", help="number of GPUs that the run will have (one node)")
-    size.add_argument("--ranks", type=count, metavar="N",
-                      help="number of ranks that the run will have: all but one on each node have a GPU")
-    parser.add_argument("--gpus-per-node", type=count, metavar="G",
-                        help="number of GPUs of each node (as the spec says, or all on one node)")
+    size.add_argument(
+        "--gpus", type=count, metavar="M", help="number of GPUs that the run will have (one node)"
+    )
+    size.add_argument(
+        "--ranks",
+        type=count,
+        metavar="N",
+        help="number of ranks that the run will have: all but one on each node have a GPU",
+    )
+    parser.add_argument(
+        "--gpus-per-node",
+        type=count,
+        metavar="G",
+        help="number of GPUs of each node (as the spec says, or all on one node)",
+    )
     parser.add_argument("--rates", metavar="FILE", help="JSON file of training rates")
-    parser.add_argument("--time-scale", type=positive, metavar="S",
-                        help="seconds that a second of the run takes, such as 0.001 (so that it takes half a minute)")
-    parser.add_argument("--output", type=Path, metavar="FOLDER",
-                        help="folder that keeps the files of the rehearsal (they are deleted)")
+    parser.add_argument(
+        "--time-scale",
+        type=positive,
+        metavar="S",
+        help="seconds that a second of the run takes, such as 0.001 (so that it takes half a minute)",
+    )
+    parser.add_argument(
+        "--output",
+        type=Path,
+        metavar="FOLDER",
+        help="folder that keeps the files of the rehearsal (they are deleted)",
+    )
     add_json(parser)
 
 
@@ -75,8 +93,10 @@ def run(args: argparse.Namespace) -> int:
     """Simulate, rehearse, and print how both came out."""
     spec = load(args.spec)
     if spec.searches or not spec.networks:
-        raise UserError(f"{args.spec}: nobody knows beforehand which networks will be asked for; rehearse a spec with "
-                        "`count:` instead of `search:`")
+        raise UserError(
+            f"{args.spec}: nobody knows beforehand which networks will be asked for; rehearse a spec with "
+            "`count:` instead of `search:`"
+        )
     if args.output is not None:
         _check_output(args.output)
     opened = open_inputs(spec)
@@ -88,19 +108,28 @@ def run(args: argparse.Namespace) -> int:
     choice = choose_cache(spec, opened, means)
     spec = with_cache(spec, choice.cache)
     found, origin = known_rates_of(spec, args.spec, args.rates, sample, whole) or (
-        estimated_rates(spec, sample, whole.gpus_per_node), "estimated")
+        estimated_rates(spec, sample, whole.gpus_per_node),
+        "estimated",
+    )
     rates = with_sharing(spec, with_epochs(spec, found, len(data.train)))
     policies = {**POLICIES, spec.policy.name: spec.policy}  # it may be one of the user's own
-    outcomes = [simulate(rates, cluster, policy, spec.options, Costs()) for policy in policies.values()]
+    outcomes = [
+        simulate(rates, cluster, policy, spec.options, Costs()) for policy in policies.values()
+    ]
     planned = next(outcome for outcome in outcomes if outcome.policy == spec.schedule.policy)
     profiling = _profiling(args, spec, sample, rates, whole)
-    rehearsal = rehearse(spec, rates, cluster, planned.makespan_s, os.cpu_count() or 1, sample, args.time_scale)
+    rehearsal = rehearse(
+        spec, rates, cluster, planned.makespan_s, os.cpu_count() or 1, sample, args.time_scale
+    )
     if not args.json:
         print(choice.words)
         _announce(spec, cluster, origin, outcomes, rehearsal, profiling)
     status, told = _perform(args, rehearsal, cluster)
-    show(args, lambda: _numbers(spec, cluster, origin, outcomes, rehearsal, told, profiling),
-         lambda: _print(told, rehearsal, profiling))
+    show(
+        args,
+        lambda: _numbers(spec, cluster, origin, outcomes, rehearsal, told, profiling),
+        lambda: _print(told, rehearsal, profiling),
+    )
     return status
 
 
@@ -110,14 +139,20 @@ def _check_output(folder: Path) -> None:
     if not paths.marker.exists():  # nothing is there, or nothing that the launch would delete
         return
     if not (paths.spec.exists() and _is_rehearsal(read_yaml(paths.spec)[0])):
-        raise UserError(f"--output {folder} holds a run that is not a rehearsal; name another folder")
+        raise UserError(
+            f"--output {folder} holds a run that is not a rehearsal; name another folder"
+        )
 
 
 def _is_rehearsal(content: dict[str, Any]) -> bool:
     """Whether a spec trains nothing."""
     resources = content.get("resources")
     try:
-        return isinstance(resources, dict) and "engine" in resources and not find_engine(resources["engine"]).learns
+        return (
+            isinstance(resources, dict)
+            and "engine" in resources
+            and not find_engine(resources["engine"]).learns
+        )
     except (UserError, TypeError):
         return False
 
@@ -135,7 +170,9 @@ def _cluster(args: argparse.Namespace, spec: Spec) -> Cluster:
         nodes = 1 if per_node is None else -(-args.ranks // (per_node * slots + 1))
         gpus = -(-(args.ranks - nodes) // slots)
     if gpus < 1:
-        raise UserError(f"{gpus} GPUs: a rehearsal needs at least 1, and one more rank on each node")
+        raise UserError(
+            f"{gpus} GPUs: a rehearsal needs at least 1, and one more rank on each node"
+        )
     per_node = gpus if per_node is None else min(per_node, gpus)
     if per_node < 1 or gpus % per_node:
         raise UserError(f"{gpus} GPUs on nodes of {per_node}: a rehearsal needs whole nodes")
@@ -150,22 +187,31 @@ def _some_gpus(spec: Spec, per_node: int | None) -> int:
     return max(least, min(len(spec.networks), _MOST_BY_ITSELF))
 
 
-def _profiling(args: argparse.Namespace, spec: Spec, sample: SampleSpec, rates: RateTable, cluster: Cluster
-               ) -> SurveyEstimate:
+def _profiling(
+    args: argparse.Namespace, spec: Spec, sample: SampleSpec, rates: RateTable, cluster: Cluster
+) -> SurveyEstimate:
     """What the run will measure before it trains, as far as this machine's cache does not know it."""
-    if spec.schedule.rates is not None or not spec.policy.needs_rates or spec.profile.when == "online":
+    if (
+        spec.schedule.rates is not None
+        or not spec.policy.needs_rates
+        or spec.profile.when == "online"
+    ):
         return SurveyEstimate(0, 0.0)
     keys, known = cached(spec, args.spec, sample, cluster)
     survey = Survey(spec.networks, keys, spec.profile, cluster.gpus, cluster.gpus_per_node, known)
     return estimate(survey, rates, spec.engine.build_s)
 
 
-def _perform(args: argparse.Namespace, rehearsal: Rehearsal, cluster: Cluster) -> tuple[ExitStatus, Account]:
+def _perform(
+    args: argparse.Namespace, rehearsal: Rehearsal, cluster: Cluster
+) -> tuple[ExitStatus, Account]:
     """Run it, in a folder that is deleted unless ``--output`` names one."""
     with tempfile.TemporaryDirectory(prefix="fleet-rehearsal-") as temporary:
         folder = Path(temporary)
         output = folder / "run" if args.output is None else args.output.resolve()
-        status = _launch(_written(rehearsal, folder, output), cluster, beside=Path(args.spec).absolute().parent)
+        status = _launch(
+            _written(rehearsal, folder, output), cluster, beside=Path(args.spec).absolute().parent
+        )
         return status, read_report(RunPaths(output)).account
 
 
@@ -174,7 +220,9 @@ def _written(rehearsal: Rehearsal, folder: Path, output: Path) -> Path:
     rates, spec = folder / "rates.json", folder / "spec.yaml"
     write_json(rates, write_rates(rehearsal.rates))
     schedule = dataclasses.replace(rehearsal.document.schedule, rates=str(rates))
-    api.write_spec(dataclasses.replace(rehearsal.document, schedule=schedule, output=str(output)), spec)
+    api.write_spec(
+        dataclasses.replace(rehearsal.document, schedule=schedule, output=str(output)), spec
+    )
     return spec
 
 
@@ -184,12 +232,23 @@ def _launch(spec: Path, cluster: Cluster, beside: Path) -> ExitStatus:
     Args:
         beside: where modules of the user are found as well.
     """
-    ranks = cluster.gpus + cluster.gpus // cluster.gpus_per_node  # one of each node prepares samples
+    ranks = (
+        cluster.gpus + cluster.gpus // cluster.gpus_per_node
+    )  # one of each node prepares samples
     modules = os.pathsep.join(filter(None, (os.environ.get("PYTHONPATH"), str(beside))))
     with open(spec.with_name("log"), "w+", encoding="utf-8") as log:
         try:
-            status = api.run(spec, ranks, "--plain", "--fresh", log=log, environment={
-                "FLEET_RANKS_PER_NODE": str(cluster.gpus_per_node + 1), "PYTHONPATH": modules})
+            status = api.run(
+                spec,
+                ranks,
+                "--plain",
+                "--fresh",
+                log=log,
+                environment={
+                    "FLEET_RANKS_PER_NODE": str(cluster.gpus_per_node + 1),
+                    "PYTHONPATH": modules,
+                },
+            )
         except FleetError as error:
             kind = UserError if isinstance(error, UserError) else InfrastructureError
             raise kind(f"{error}: {_tail(log)}") from None
@@ -203,47 +262,97 @@ def _tail(log: IO[str]) -> str:
     return log.read().strip()[-2000:]
 
 
-def _announce(spec: Spec, cluster: Cluster, origin: str, outcomes: list[Simulated], rehearsal: Rehearsal,
-              profiling: SurveyEstimate) -> None:
+def _announce(
+    spec: Spec,
+    cluster: Cluster,
+    origin: str,
+    outcomes: list[Simulated],
+    rehearsal: Rehearsal,
+    profiling: SurveyEstimate,
+) -> None:
     policy = spec.schedule.policy
     planned = next(outcome for outcome in outcomes if outcome.policy == policy)
-    print(f"{counted(len(spec.networks), 'network')}, {counted(rehearsal.rates.samples_per_epoch, 'sample')} an epoch; "
-          f"{told_of_gpus(cluster)}; rates: {origin}")
+    print(
+        f"{counted(len(spec.networks), 'network')}, {counted(rehearsal.rates.samples_per_epoch, 'sample')} an epoch; "
+        f"{told_of_gpus(cluster)}; rates: {origin}"
+    )
     print_policies(outcomes)
-    print_table(["round", "start", "takes", "networks on GPUs"],
-                [[number, format_duration(one.start_s), format_duration(one.end_s - one.start_s),
-                  listed([f"{member.name} {member.gpus}" for member in one.members], most=8)]
-                 for number, one in enumerate(planned.rounds[:10], start=1)],
-                title=f"{policy}: {format_duration(planned.makespan_s)} in {counted(len(planned.rounds), 'round')}")
+    print_table(
+        ["round", "start", "takes", "networks on GPUs"],
+        [
+            [
+                number,
+                format_duration(one.start_s),
+                format_duration(one.end_s - one.start_s),
+                listed([f"{member.name} {member.gpus}" for member in one.members], most=8),
+            ]
+            for number, one in enumerate(planned.rounds[:10], start=1)
+        ],
+        title=f"{policy}: {format_duration(planned.makespan_s)} in {counted(len(planned.rounds), 'round')}",
+    )
     total_s = profiling.seconds + planned.makespan_s
     if profiling.measurements:
-        print(f"Before that, rates are measured: {counted(profiling.measurements, 'measurement')} in about "
-              f"{format_duration(profiling.seconds)}. The whole run: about {format_duration(total_s)}.")
+        print(
+            f"Before that, rates are measured: {counted(profiling.measurements, 'measurement')} in about "
+            f"{format_duration(profiling.seconds)}. The whole run: about {format_duration(total_s)}."
+        )
     if spec.document.walltime is not None and total_s > spec.document.walltime:
-        print(f"The walltime of {format_duration(spec.document.walltime)} will not be enough: the run will stop, "
-              "and the same command resumes it.")
-    print(f"Rehearsing it on {cluster.gpus + cluster.gpus // cluster.gpus_per_node} ranks in about "
-          f"{format_duration(planned.makespan_s * rehearsal.scale)} ...", flush=True)
+        print(
+            f"The walltime of {format_duration(spec.document.walltime)} will not be enough: the run will stop, "
+            "and the same command resumes it."
+        )
+    print(
+        f"Rehearsing it on {cluster.gpus + cluster.gpus // cluster.gpus_per_node} ranks in about "
+        f"{format_duration(planned.makespan_s * rehearsal.scale)} ...",
+        flush=True,
+    )
 
 
 def _print(told: Account, rehearsal: Rehearsal, profiling: SurveyEstimate) -> None:
-    print(f"{counted(len({stint.name for stint in told.stints}), 'network')} trained in "
-          f"{counted(len(told.stints), 'group')}; GPU time: "
-          + ", ".join(f"{name} {share:.1%}" for name, share in told.spent.shares.items() if share >= 0.0005))
+    print(
+        f"{counted(len({stint.name for stint in told.stints}), 'network')} trained in "
+        f"{counted(len(told.stints), 'group')}; GPU time: "
+        + ", ".join(
+            f"{name} {share:.1%}" for name, share in told.spent.shares.items() if share >= 0.0005
+        )
+    )
     if told.measured_s is not None:
         per_group, per_epoch = 1000 * told.costs.regroup_s, 1000 * told.costs.epoch_s
-        print(f"It took {format_duration(told.measured_s)}, {told.ratio:.3f} times what the "
-              f"simulation says ({per_group:.0f} ms to form a group, {per_epoch:.0f} ms between epochs): "
-              f"{format_duration(told.measured_s / rehearsal.scale)} of the run's own time"
-              + (f", and {format_duration(profiling.seconds)} of measuring before it." if profiling.seconds else "."))
+        print(
+            f"It took {format_duration(told.measured_s)}, {told.ratio:.3f} times what the "
+            f"simulation says ({per_group:.0f} ms to form a group, {per_epoch:.0f} ms between epochs): "
+            f"{format_duration(told.measured_s / rehearsal.scale)} of the run's own time"
+            + (
+                f", and {format_duration(profiling.seconds)} of measuring before it."
+                if profiling.seconds
+                else "."
+            )
+        )
 
 
-def _numbers(spec: Spec, cluster: Cluster, origin: str, outcomes: list[Simulated], rehearsal: Rehearsal,
-             told: Account, profiling: SurveyEstimate) -> dict[str, Any]:
-    return {"policy": spec.schedule.policy, "gpus": cluster.whole_gpus,
-            "gpus_per_node": cluster.gpus_per_node // cluster.slots, "per_device": cluster.slots,
-            "rates": origin, "measurements": profiling.measurements, "profiling_s": profiling.seconds,
-            "predicted_s": {outcome.policy: outcome.makespan_s for outcome in outcomes},
-            "lower_bound_s": outcomes[0].lower_bound_s, "time_scale": rehearsal.scale,
-            "measured_s": told.measured_s, "simulated_s": told.simulated_s, "groups": len(told.stints),
-            "networks": len({stint.name for stint in told.stints}), "spent_gpu_s": dataclasses.asdict(told.spent)}
+def _numbers(
+    spec: Spec,
+    cluster: Cluster,
+    origin: str,
+    outcomes: list[Simulated],
+    rehearsal: Rehearsal,
+    told: Account,
+    profiling: SurveyEstimate,
+) -> dict[str, Any]:
+    return {
+        "policy": spec.schedule.policy,
+        "gpus": cluster.whole_gpus,
+        "gpus_per_node": cluster.gpus_per_node // cluster.slots,
+        "per_device": cluster.slots,
+        "rates": origin,
+        "measurements": profiling.measurements,
+        "profiling_s": profiling.seconds,
+        "predicted_s": {outcome.policy: outcome.makespan_s for outcome in outcomes},
+        "lower_bound_s": outcomes[0].lower_bound_s,
+        "time_scale": rehearsal.scale,
+        "measured_s": told.measured_s,
+        "simulated_s": told.simulated_s,
+        "groups": len(told.stints),
+        "networks": len({stint.name for stint in told.stints}),
+        "spent_gpu_s": dataclasses.asdict(told.spent),
+    }

@@ -39,12 +39,26 @@ _LOOK_S = 1.0  # between two looks whether a launch is still at work
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.add_argument("run", metavar="RUN", type=Path, help="folder of the run")
-    parser.add_argument("--at", type=moment, metavar="350s", help=(
-        "show the run as it stood then, from its log and its spec: seconds of the run, launch after launch (of a "
-        "harvest by date); nothing is written into its folder"))
-    parser.add_argument("--html", type=new_file, metavar="FILE", help="write the page to this file, and not to RUN")
-    parser.add_argument("--every", type=duration, metavar="30s", help=(
-        "write the page again and again, until the launch has ended; a page that is open loads itself anew"))
+    parser.add_argument(
+        "--at",
+        type=moment,
+        metavar="350s",
+        help=(
+            "show the run as it stood then, from its log and its spec: seconds of the run, launch after launch (of a "
+            "harvest by date); nothing is written into its folder"
+        ),
+    )
+    parser.add_argument(
+        "--html", type=new_file, metavar="FILE", help="write the page to this file, and not to RUN"
+    )
+    parser.add_argument(
+        "--every",
+        type=duration,
+        metavar="30s",
+        help=(
+            "write the page again and again, until the launch has ended; a page that is open loads itself anew"
+        ),
+    )
     add_json(parser)
 
 
@@ -53,10 +67,15 @@ def run(args: argparse.Namespace) -> None:
     paths = RunPaths(args.run)
     if args.every is not None:
         if args.json or args.at is not None:
-            raise UserError("--every: it writes the page while the run goes on; without --json and --at")
+            raise UserError(
+                "--every: it writes the page while the run goes on; without --json and --at"
+            )
         _keep_writing(paths, args.html or paths.report, args.every)
-    report = replace(read_report(paths), data_now=tuple(changed_since(paths))) if args.at is None else (
-        report_at(paths, args.at))
+    report = (
+        replace(read_report(paths), data_now=tuple(changed_since(paths)))
+        if args.at is None
+        else (report_at(paths, args.at))
+    )
     over = over_of(paths) if args.at is None else None
     harvest = {} if over is None else {"harvest": {"why": over.why, "again": over.again}}
     show(args, lambda: report.numbers() | harvest, lambda: _print(report, over))
@@ -68,7 +87,9 @@ def run(args: argparse.Namespace) -> None:
     except StorageError as error:
         if args.html is not None:
             raise
-        print(f"fleet report: {error}", file=sys.stderr)  # a run of somebody else's may be looked at
+        print(
+            f"fleet report: {error}", file=sys.stderr
+        )  # a run of somebody else's may be looked at
         return
     if not args.json:
         print(f"{page} shows it.")
@@ -83,8 +104,11 @@ def _keep_writing(paths: RunPaths, page: Path, every_s: float) -> None:
                 with suppress(UserError):  # a launch that has just begun has nothing to report yet
                     write_report(page, read_report(paths), every_s)
                     if not said:
-                        print(f"{page} shows it, and is written anew every {format_duration(every_s)}, until the "
-                              "launch ends or Ctrl-C.", flush=True)
+                        print(
+                            f"{page} shows it, and is written anew every {format_duration(every_s)}, until the "
+                            "launch ends or Ctrl-C.",
+                            flush=True,
+                        )
                     said = True
             except StorageError as error:
                 if not error.may_pass:
@@ -114,20 +138,26 @@ def _print(report: RunReport, over: HarvestOver | None) -> None:
             print_table(*table_of_front(search), title=f"{search.title}: the Pareto front")
     if report.rungs:
         print_table(*table_of_rungs(report.rungs), title="What was pruned when")
-    print(f"{format_duration(account.seconds)} on {counted(account.gpus, account.device)}: "
-          + ", ".join(f"{name} {share:.1%}" for name, share in account.spent.shares.items()))
+    print(
+        f"{format_duration(account.seconds)} on {counted(account.gpus, account.device)}: "
+        + ", ".join(f"{name} {share:.1%}" for name, share in account.spent.shares.items())
+    )
     if report.samples:
         print(report.samples)
     if report.input:
         print(report.input)
     if account.startup:
-        print(f"{sum(seconds for _, seconds in account.startup):.1f} s from the command to the first step: "
-              + ", ".join(f"{part} {seconds:.1f}" for part, seconds in account.startup))
+        print(
+            f"{sum(seconds for _, seconds in account.startup):.1f} s from the command to the first step: "
+            + ", ".join(f"{part} {seconds:.1f}" for part, seconds in account.startup)
+        )
     if account.first_signal_s is not None:
         print(f"every network had ended an epoch after {format_duration(account.first_signal_s)}")
     if report.run.missed:
         print(MISSED.format(chunks=counted(report.run.missed, "chunk")))
     if account.ratio is not None:
-        print(f"makespan {account.measured_s:.1f} s, simulated {account.simulated_s:.1f} s: {account.ratio:.3f}")
+        print(
+            f"makespan {account.measured_s:.1f} s, simulated {account.simulated_s:.1f} s: {account.ratio:.3f}"
+        )
     if over is not None:
         print(f"{str(over)[0].upper()}{str(over)[1:]}.")

@@ -28,14 +28,31 @@ PLOT_UP_TO = 2000  # values of a law: the costs by number of requests take time 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     known = parser.add_mutually_exclusive_group(required=True)
-    known.add_argument("--distribution", choices=LAWS, help="law of the run times, with the parameters below")
-    known.add_argument("--log", type=Path, metavar="FILE", help="file of past run times, one number per line")
-    known.add_argument("--table", type=Path, metavar="FILE", help="file of a law, as rows time,probability")
+    known.add_argument(
+        "--distribution", choices=LAWS, help="law of the run times, with the parameters below"
+    )
+    known.add_argument(
+        "--log", type=Path, metavar="FILE", help="file of past run times, one number per line"
+    )
+    known.add_argument(
+        "--table", type=Path, metavar="FILE", help="file of a law, as rows time,probability"
+    )
     add_law_parameters(parser)
-    parser.add_argument("--backfill-rate", type=share, default=0.0, metavar="Z",
-                        help="work for backfilling that arrives per unit of machine time, below 1 (0)")
-    parser.add_argument("--failed", type=positive, action="append", default=[], metavar="TIME",
-                        help="a request of this job that was too short; may be repeated")
+    parser.add_argument(
+        "--backfill-rate",
+        type=share,
+        default=0.0,
+        metavar="Z",
+        help="work for backfilling that arrives per unit of machine time, below 1 (0)",
+    )
+    parser.add_argument(
+        "--failed",
+        type=positive,
+        action="append",
+        default=[],
+        metavar="TIME",
+        help="a request of this job that was too short; may be repeated",
+    )
     add_json(parser)
 
 
@@ -45,12 +62,25 @@ def run(args: argparse.Namespace) -> None:
     remaining = known.beyond(max(args.failed, default=0.0))
     if few or remaining is None:
         _say_why(remaining)
-    single = best.expected_makespan if remaining is None else asking.expected_makespan(
-        remaining, [remaining.longest], args.backfill_rate, sum(args.failed))
+    single = (
+        best.expected_makespan
+        if remaining is None
+        else asking.expected_makespan(
+            remaining, [remaining.longest], args.backfill_rate, sum(args.failed)
+        )
+    )
     # By how much the expected makespan may be above the least, as a share of it: hardly ever.
     bound = {"error_bound": best.excess} if best.excess else {}
-    show(args, lambda: {"requests": best.requests, "expected_makespan": best.expected_makespan,
-                        "single_request_makespan": single, **bound}, lambda: _print(best, single, remaining))
+    show(
+        args,
+        lambda: {
+            "requests": best.requests,
+            "expected_makespan": best.expected_makespan,
+            "single_request_makespan": single,
+            **bound,
+        },
+        lambda: _print(best, single, remaining),
+    )
     if not (args.json or few or args.failed) and remaining is not None:
         _print_costs(remaining, args.backfill_rate, len(best.requests) + 2)
 
@@ -69,24 +99,35 @@ def _best(args: argparse.Namespace) -> tuple[Discrete, asking.RequestSequence, b
 
 
 def _say_why(remaining: Discrete | None) -> None:
-    why = ("the job has outlived every run time known" if remaining is None
-           else f"fewer than {asking.FEWEST_RUNS} past runs are too few to learn from")
+    why = (
+        "the job has outlived every run time known"
+        if remaining is None
+        else f"fewer than {asking.FEWEST_RUNS} past runs are too few to learn from"
+    )
     print(f"fleet reserve: {why}: asking for twice the longest time known", file=sys.stderr)
 
 
 def _print(best: asking.RequestSequence, single: float, remaining: Discrete | None) -> None:
     rows, tried = [], 0.0
     for number, request in enumerate(best.requests, 1):
-        needed = 1.0 if remaining is None else float(remaining.probabilities[remaining.values > tried].sum())
+        needed = (
+            1.0
+            if remaining is None
+            else float(remaining.probabilities[remaining.values > tried].sum())
+        )
         rows.append([number, f"{request:.7g}", f"{needed:.2%}"])
         tried = request
     print_table(["request", "walltime", "needed in"], rows)
     saved = 1 - best.expected_makespan / single
-    print(f"expected makespan {best.expected_makespan:.6g}; asking once for the longest run time known: "
-          f"{single:.6g}" + (f" ({saved:.1%} saved)" if saved > 0 else ""))
+    print(
+        f"expected makespan {best.expected_makespan:.6g}; asking once for the longest run time known: "
+        f"{single:.6g}" + (f" ({saved:.1%} saved)" if saved > 0 else "")
+    )
     if best.excess:
-        print(f"The run times were rounded up to {asking.MOST_EXACT} values for this: no sequence has an expected "
-              f"makespan more than {best.excess:.2%} lower.")
+        print(
+            f"The run times were rounded up to {asking.MOST_EXACT} values for this: no sequence has an expected "
+            f"makespan more than {best.excess:.2%} lower."
+        )
 
 
 def _print_costs(law: Discrete, backfill_rate: float, most: int) -> None:
@@ -94,6 +135,10 @@ def _print_costs(law: Discrete, backfill_rate: float, most: int) -> None:
     if len(law.values) > PLOT_UP_TO:
         return
     costs = asking.makespan_by_count(law, backfill_rate, most)
-    print_table(["requests", "expected makespan", ""],
-                [[number, f"{cost:.6g}", bar(cost, max(costs), width=40)]
-                 for number, cost in enumerate(costs, 1)])
+    print_table(
+        ["requests", "expected makespan", ""],
+        [
+            [number, f"{cost:.6g}", bar(cost, max(costs), width=40)]
+            for number, cost in enumerate(costs, 1)
+        ],
+    )

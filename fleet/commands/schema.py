@@ -18,7 +18,9 @@ from fleet.spec.page import page
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the argument."""
-    parser.add_argument("--markdown", action="store_true", help="print the keys as a page in Markdown")
+    parser.add_argument(
+        "--markdown", action="store_true", help="print the keys as a page in Markdown"
+    )
 
 
 def run(args: argparse.Namespace) -> None:

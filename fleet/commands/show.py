@@ -24,8 +24,9 @@ if TYPE_CHECKING:
 
 def add_json(parser: argparse.ArgumentParser) -> None:
     """Give a command its ``--json`` option."""
-    parser.add_argument("--json", action="store_true",
-                        help="print one JSON object and nothing else")
+    parser.add_argument(
+        "--json", action="store_true", help="print one JSON object and nothing else"
+    )
 
 
 def print_json(value: Any) -> None:
@@ -49,11 +50,34 @@ def show(args: argparse.Namespace, record: Callable[[], Any], text: Callable[[],
 def print_policies(outcomes: Sequence[Simulated]) -> None:
     """Print how policies do side by side, the reference among them."""
     reference = next(outcome for outcome in outcomes if outcome.policy == REFERENCE.name).makespan_s
-    print_table(["policy", "makespan, s", "x bound", "speed-up", "waiting/GPU, s", "checkpoints, s", "rounds", ""],
-                [[outcome.policy, round(outcome.makespan_s), outcome.makespan_s / outcome.lower_bound_s,
-                  reference / outcome.makespan_s, round(outcome.waiting_s_per_gpu), round(outcome.checkpoint_s),
-                  len(outcome.rounds), bar(reference / outcome.makespan_s, 4.0, 20)] for outcome in outcomes])
-    print(f"No schedule can be faster than {outcomes[0].lower_bound_s:.0f} s; speed-up is over {REFERENCE.name}.")
+    print_table(
+        [
+            "policy",
+            "makespan, s",
+            "x bound",
+            "speed-up",
+            "waiting/GPU, s",
+            "checkpoints, s",
+            "rounds",
+            "",
+        ],
+        [
+            [
+                outcome.policy,
+                round(outcome.makespan_s),
+                outcome.makespan_s / outcome.lower_bound_s,
+                reference / outcome.makespan_s,
+                round(outcome.waiting_s_per_gpu),
+                round(outcome.checkpoint_s),
+                len(outcome.rounds),
+                bar(reference / outcome.makespan_s, 4.0, 20),
+            ]
+            for outcome in outcomes
+        ],
+    )
+    print(
+        f"No schedule can be faster than {outcomes[0].lower_bound_s:.0f} s; speed-up is over {REFERENCE.name}."
+    )
 
 
 def add_plot(parser: argparse.ArgumentParser, what: str) -> None:
@@ -62,7 +86,9 @@ def add_plot(parser: argparse.ArgumentParser, what: str) -> None:
     Args:
         what: the figure shows.
     """
-    parser.add_argument("--plot", type=Path, metavar="FILE", help=f"draw {what} (.png, .svg or .pdf)")
+    parser.add_argument(
+        "--plot", type=Path, metavar="FILE", help=f"draw {what} (.png, .svg or .pdf)"
+    )
 
 
 @contextmanager

@@ -70,16 +70,26 @@ class Startup:
     @property
     def advice(self) -> str:
         """What to do."""
-        slowest, middle = max(one.all_s for one in self.ranks), median(one.all_s for one in self.ranks)
-        told = (f"imports: {self.alone.all_s:.1f} s on a rank alone, {middle:.1f} s in the middle of all at a time, "
-                f"{slowest:.1f} s on the slowest")
+        slowest, middle = (
+            max(one.all_s for one in self.ranks),
+            median(one.all_s for one in self.ranks),
+        )
+        told = (
+            f"imports: {self.alone.all_s:.1f} s on a rank alone, {middle:.1f} s in the middle of all at a time, "
+            f"{slowest:.1f} s on the slowest"
+        )
         if slowest <= _SLOW * self.alone.all_s:
             return f"{told}: nothing to gain"
         if self.image is None:
-            return (f"{told}; one image file would spare the file system, but neither apptainer nor singularity is "
-                    "here: ask the site, or put the environment on a disk of each node")
-        return f"{told}; fleet submit --image FILE.sif" + (
-            f" --broadcast (by {self.broadcast})" if self.broadcast else "") + " reads one file instead"
+            return (
+                f"{told}; one image file would spare the file system, but neither apptainer nor singularity is "
+                "here: ask the site, or put the environment on a disk of each node"
+            )
+        return (
+            f"{told}; fleet submit --image FILE.sif"
+            + (f" --broadcast (by {self.broadcast})" if self.broadcast else "")
+            + " reads one file instead"
+        )
 
 
 def look(world: World, spec: Spec | None) -> Startup:
@@ -92,7 +102,9 @@ def look(world: World, spec: Spec | None) -> Startup:
 
 
 def _packages(engine: EngineInfo) -> list[str]:
-    module = engine.make.partition(":")[0] if isinstance(engine.make, str) else engine.make.__module__
+    module = (
+        engine.make.partition(":")[0] if isinstance(engine.make, str) else engine.make.__module__
+    )
     return ["h5py", "fleet.run", f"fleet.engines{module}" if module.startswith(".") else module]
 
 
@@ -100,8 +112,14 @@ def _timed(world: World, names: list[str]) -> Imports:
     """Import packages in an interpreter of their own: here they are there already."""
     began = time.perf_counter()
     path = os.pathsep.join(path or os.getcwd() for path in sys.path)  # beside the spec, too
-    told = subprocess.run([sys.executable, "-c", _TIMED, *names], check=True, stdout=subprocess.PIPE,
-                          stderr=subprocess.DEVNULL, text=True, env={**os.environ, "PYTHONPATH": path})
+    told = subprocess.run(
+        [sys.executable, "-c", _TIMED, *names],
+        check=True,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+        env={**os.environ, "PYTHONPATH": path},
+    )
     took: dict[str, float] = json.loads(told.stdout.splitlines()[-1])
     python = round(time.perf_counter() - began - sum(took.values()), 3)
     return Imports(world.rank, world.host, {"python": python, **took})
@@ -114,8 +132,12 @@ def _first(*programs: str) -> str | None:
 def print_startup(found: Startup) -> None:
     """A line for each rank, and what to do."""
     names = list(found.alone.seconds)
-    print_table(["rank", "host", *names, "all"], [
-        [where, one.host, *(one.seconds.get(name) for name in names), round(one.all_s, 3)]
-        for where, one in (("0 alone", found.alone), *((one.rank, one) for one in found.ranks))])
+    print_table(
+        ["rank", "host", *names, "all"],
+        [
+            [where, one.host, *(one.seconds.get(name) for name in names), round(one.all_s, 3)]
+            for where, one in (("0 alone", found.alone), *((one.rank, one) for one in found.ranks))
+        ],
+    )
     print(f"image: {found.image or 'no apptainer'}; broadcast: {found.broadcast or 'no sbcast'}")
     print(found.advice, flush=True)

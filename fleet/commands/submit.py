@@ -51,24 +51,51 @@ RETRIES = 2
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     add_spec(parser, optional=True)
-    parser.add_argument("--nodes", type=opts.size, default=1, metavar="N", help="number of nodes to ask for (1)")
-    parser.add_argument("--walltime", type=duration_or_auto, metavar="2h",
-                        help="walltime to ask for (that of the spec); auto: what past runs, or simulated ones, say")
-    parser.add_argument("--chain", action="store_true", help="go on in further jobs until all networks are done")
-    parser.add_argument("--max-jobs", type=opts.size, metavar="N",
-                        help=f"with --chain: number of jobs at most ({opts.MOST_JOBS})")
-    parser.add_argument("--retries", type=whole(0, 100_000), metavar="N",
-                        help=f"with --chain: number of failures of the machine after which to go on ({RETRIES})")
+    parser.add_argument(
+        "--nodes", type=opts.size, default=1, metavar="N", help="number of nodes to ask for (1)"
+    )
+    parser.add_argument(
+        "--walltime",
+        type=duration_or_auto,
+        metavar="2h",
+        help="walltime to ask for (that of the spec); auto: what past runs, or simulated ones, say",
+    )
+    parser.add_argument(
+        "--chain", action="store_true", help="go on in further jobs until all networks are done"
+    )
+    parser.add_argument(
+        "--max-jobs",
+        type=opts.size,
+        metavar="N",
+        help=f"with --chain: number of jobs at most ({opts.MOST_JOBS})",
+    )
+    parser.add_argument(
+        "--retries",
+        type=whole(0, 100_000),
+        metavar="N",
+        help=f"with --chain: number of failures of the machine after which to go on ({RETRIES})",
+    )
     opts.add(parser)
-    parser.add_argument("--image", type=Path, metavar="FILE.sif",
-                        help="run the ranks in this image, by apptainer: they import from one file, not from thousands")
-    parser.add_argument("--broadcast", action="store_true",
-                        help="with --image: copy it to each node first, where the batch system can (slurm: sbcast)")
+    parser.add_argument(
+        "--image",
+        type=Path,
+        metavar="FILE.sif",
+        help="run the ranks in this image, by apptainer: they import from one file, not from thousands",
+    )
+    parser.add_argument(
+        "--broadcast",
+        action="store_true",
+        help="with --image: copy it to each node first, where the batch system can (slurm: sbcast)",
+    )
     add_changes(parser)
     instead = parser.add_mutually_exclusive_group()
-    instead.add_argument("--end", type=Path, metavar="RUN",
-                         help="end the chain of a run, by its folder or its spec: its next job is taken back, and the "
-                              "one that runs saves and ends")
+    instead.add_argument(
+        "--end",
+        type=Path,
+        metavar="RUN",
+        help="end the chain of a run, by its folder or its spec: its next job is taken back, and the "
+        "one that runs saves and ends",
+    )
     instead.add_argument("--dry-run", action="store_true", help="only print the script")
     add_json(parser)
 
@@ -87,8 +114,10 @@ def run(args: argparse.Namespace) -> int:
     script = render(_job(args, spec, system, site, asked), system, site)
     told: dict[str, object] = {} if asked is None else {"walltime": asked.numbers()}
     if not site.gpus and spec.engine.uses_gpus and system.has_queue:
-        print("fleet submit: the job asks for no GPUs; --gpus-per-node, resources.gpus_per_node or --site would",
-              file=sys.stderr)
+        print(
+            "fleet submit: the job asks for no GPUs; --gpus-per-node, resources.gpus_per_node or --site would",
+            file=sys.stderr,
+        )
     if pay := _slots_that_pay(args, spec, site):
         print(f"fleet submit: {pay}", file=sys.stderr)
     if args.dry_run:
@@ -110,11 +139,15 @@ def _end(args: argparse.Namespace) -> int:
         print(f"{', '.join(back)} taken back from the queue")
     if told:
         print(f"{', '.join(told)} told to save and to end, by SIGUSR2")
-    print(f"no further job follows; the same spec, handed in again, goes on from the checkpoints in {root}")
+    print(
+        f"no further job follows; the same spec, handed in again, goes on from the checkpoints in {root}"
+    )
     return ExitStatus.OK
 
 
-def _automatic(args: argparse.Namespace, spec: Spec, system: System, site: Site) -> AskedTimes | None:
+def _automatic(
+    args: argparse.Namespace, spec: Spec, system: System, site: Site
+) -> AskedTimes | None:
     """What to ask for, where that is left to us; said on the screen."""
     if args.walltime != AUTO:
         return None
@@ -124,10 +157,14 @@ def _automatic(args: argparse.Namespace, spec: Spec, system: System, site: Site)
     return asked
 
 
-def _hand_in(args: argparse.Namespace, script: str, paths: RunPaths, system: System, told: dict[str, object]) -> int:
+def _hand_in(
+    args: argparse.Namespace, script: str, paths: RunPaths, system: System, told: dict[str, object]
+) -> int:
     """Write the script, and submit it; run it where there is no batch system."""
     if args.json and not system.has_queue:
-        raise UserError(f"--json: with --system {system.name} the run itself prints; --dry-run --json gives the script")
+        raise UserError(
+            f"--json: with --system {system.name} the run itself prints; --dry-run --json gives the script"
+        )
     check_folder(paths)
     with writing_into(paths), replacing(paths.job_script) as file:
         file.write(script)
@@ -135,33 +172,57 @@ def _hand_in(args: argparse.Namespace, script: str, paths: RunPaths, system: Sys
         return subprocess.run(["bash", str(paths.job_script)], check=False).returncode
     id_ = submit(system, paths.job_script)
     note(paths, HandedIn(id_))
-    show(args, lambda: {"job": id_, "system": system.name, "script": str(paths.job_script), "stops": str(paths.stops),
-                        **told}, lambda: print(id_))
+    show(
+        args,
+        lambda: {
+            "job": id_,
+            "system": system.name,
+            "script": str(paths.job_script),
+            "stops": str(paths.stops),
+            **told,
+        },
+        lambda: print(id_),
+    )
     return ExitStatus.OK
 
 
-def _job(args: argparse.Namespace, spec: Spec, system: System, site: Site, asked: AskedTimes | None) -> Job:
+def _job(
+    args: argparse.Namespace, spec: Spec, system: System, site: Site, asked: AskedTimes | None
+) -> Job:
     if not system.has_queue and args.nodes != 1:
-        raise UserError(f"--nodes is {args.nodes}; with --system {system.name} there is only this machine")
+        raise UserError(
+            f"--nodes is {args.nodes}; with --system {system.name} there is only this machine"
+        )
     once, image = _once(args, spec), _image(args)
     requests = () if asked is None else asked.chain.requests
     walltime = requests[0] if requests else args.walltime or spec.document.walltime
     jobs, retries = _limits(args, system)
-    return replace(opts.job_of(args, args.spec, spec, system, site, walltime), jobs=jobs, retries=retries, once=once,
-                   requests=requests if args.chain else (), image=image, broadcast=args.broadcast,
-                   beside=() if image is None else _beside(args.spec, spec))
+    return replace(
+        opts.job_of(args, args.spec, spec, system, site, walltime),
+        jobs=jobs,
+        retries=retries,
+        once=once,
+        requests=requests if args.chain else (),
+        image=image,
+        broadcast=args.broadcast,
+        beside=() if image is None else _beside(args.spec, spec),
+    )
 
 
 def _image(args: argparse.Namespace) -> Path | None:
     """The image in which ranks run, as all nodes see it."""
     if args.image is None:
         if args.broadcast:
-            raise UserError("--broadcast copies the image of --image to the nodes, and there is none: add --image "
-                            "FILE.sif")
+            raise UserError(
+                "--broadcast copies the image of --image to the nodes, and there is none: add --image "
+                "FILE.sif"
+            )
         return None
     if not args.image.is_file():
-        raise UserError(f"--image {args.image}: there is no such file; `apptainer build {args.image} "
-                        "launch/containers/fleet.def` makes one")
+        raise UserError(
+            f"--image {args.image}: there is no such file; `apptainer build {args.image} "
+            "launch/containers/fleet.def` makes one"
+        )
     image: Path = args.image.absolute()
     return image
 
@@ -169,11 +230,20 @@ def _image(args: argparse.Namespace) -> Path | None:
 def _beside(path: str, spec: Spec) -> tuple[Path, ...]:
     """The folders of the spec and of the data, as far as they lie outside of the working folder and that of the run."""
     data = spec.document.data
-    named = [str(Path(path).parent), *(one for one in (data.path, data.validation, data.test) if isinstance(one, str))]
-    places = map(Path, map(os.path.abspath, named))  # without "..", which would seem to lie in the working folder
+    named = [
+        str(Path(path).parent),
+        *(one for one in (data.path, data.validation, data.test) if isinstance(one, str)),
+    ]
+    places = map(
+        Path, map(os.path.abspath, named)
+    )  # without "..", which would seem to lie in the working folder
     found = [next(one for one in (place, *place.parents) if one.is_dir()) for place in places]
     known = (Path.cwd(), spec.output.absolute())
-    return tuple(dict.fromkeys(one for one in found if one.parent != one and not any(map(one.is_relative_to, known))))
+    return tuple(
+        dict.fromkeys(
+            one for one in found if one.parent != one and not any(map(one.is_relative_to, known))
+        )
+    )
 
 
 def _once(args: argparse.Namespace, spec: Spec) -> tuple[str, ...]:
@@ -181,14 +251,19 @@ def _once(args: argparse.Namespace, spec: Spec) -> tuple[str, ...]:
     check_fresh(spec, args.fresh_network)
     if args.remeasure:
         check_remeasuring(spec)
-    return (*(f"--fresh-network={name}" for name in args.fresh_network),
-            *(["--accept-changes"] if args.accept_changes else []), *(["--remeasure"] if args.remeasure else []))
+    return (
+        *(f"--fresh-network={name}" for name in args.fresh_network),
+        *(["--accept-changes"] if args.accept_changes else []),
+        *(["--remeasure"] if args.remeasure else []),
+    )
 
 
 def _limits(args: argparse.Namespace, system: System) -> tuple[int, int]:
     """How many jobs there may be, and after how many failures of the machine another one follows."""
     if args.chain and system.has_queue and not (system.after or system.requeue):
-        raise UserError(f"--chain: {system.name} has neither after nor requeue, so no job can follow another")
+        raise UserError(
+            f"--chain: {system.name} has neither after nor requeue, so no job can follow another"
+        )
     if args.chain:
         return args.max_jobs or opts.MOST_JOBS, RETRIES if args.retries is None else args.retries
     if (args.max_jobs, args.retries) != (None, None):
@@ -211,5 +286,7 @@ def _slots_that_pay(args: argparse.Namespace, spec: Spec, site: Site) -> str:
         return ""
     more = "" if count <= pays else "; more may pay"
     raised = "" if asked == "auto" else f"resources.per_device: {count} with "
-    return (f"{told_of_sharing(speedups)}{more}. This job lets {slots} share one; {raised}--ranks-per-node "
-            f"{ranks + (count - slots) * site.gpus} would let {count}")
+    return (
+        f"{told_of_sharing(speedups)}{more}. This job lets {slots} share one; {raised}--ranks-per-node "
+        f"{ranks + (count - slots) * site.gpus} would let {count}"
+    )

@@ -36,7 +36,11 @@ from scheduler.reservation.laws import Discrete, empirical
 from scheduler.reservation.requests import FEWEST_RUNS, SAFETY
 from scheduler.simulation.ensemble import simulate
 
-DRAWS, LEAST_DRAWS, DRAWS_S = 60, 8, 10.0  # of how many epochs networks train: so many, or fewer where they take long
+DRAWS, LEAST_DRAWS, DRAWS_S = (
+    60,
+    8,
+    10.0,
+)  # of how many epochs networks train: so many, or fewer where they take long
 START_S = 60.0  # until ranks are ready, where no launch here has told
 _MINUTE = 60.0
 
@@ -67,23 +71,39 @@ class AskedTimes:
         """It in words."""
         first, *rest = map(format_duration, self.chain.requests)
         then = f", then {', '.join(rest)} if that is not enough" if rest else ""
-        again = "" if is_chain or not rest else " (the same command asks for the next; --chain does it by itself)"
+        again = (
+            ""
+            if is_chain or not rest
+            else " (the same command asks for the next; --chain does it by itself)"
+        )
         cost = f"{_hours(self.chain.asked, nodes)} node-hours asked for, {_hours(self.chain.used, nodes)} used"
-        lines = [f"asks for {first}{then}{again}", f"by {self.why}",
-                 f"expected: {cost}, {self.chain.jobs:.2f} jobs; with one request of "
-                 f"{format_duration(self.single.requests[0])}: {_hours(self.single.asked, nodes)} and "
-                 f"{_hours(self.single.used, nodes)}"]
+        lines = [
+            f"asks for {first}{then}{again}",
+            f"by {self.why}",
+            f"expected: {cost}, {self.chain.jobs:.2f} jobs; with one request of "
+            f"{format_duration(self.single.requests[0])}: {_hours(self.single.asked, nodes)} and "
+            f"{_hours(self.single.used, nodes)}",
+        ]
         if rest:
-            lines.append("in a queue that starts any job that fits when nodes are idle (work-conserving) only what is "
-                         "used counts, and shorter requests can lose: there ask for "
-                         f"--walltime {math.ceil(self.single.requests[0] / _MINUTE)}min")
+            lines.append(
+                "in a queue that starts any job that fits when nodes are idle (work-conserving) only what is "
+                "used counts, and shorter requests can lose: there ask for "
+                f"--walltime {math.ceil(self.single.requests[0] / _MINUTE)}min"
+            )
         return lines
 
     def numbers(self) -> dict[str, object]:
         """It for programs; seconds of one node."""
-        return {"requests_s": list(self.chain.requests), "why": self.why, "asked_s": self.chain.asked,
-                "used_s": self.chain.used, "jobs": self.chain.jobs, "single_s": self.single.requests[0],
-                "single_asked_s": self.single.asked, "single_used_s": self.single.used}
+        return {
+            "requests_s": list(self.chain.requests),
+            "why": self.why,
+            "asked_s": self.chain.asked,
+            "used_s": self.chain.used,
+            "jobs": self.chain.jobs,
+            "single_s": self.single.requests[0],
+            "single_asked_s": self.single.asked,
+            "single_used_s": self.single.used,
+        }
 
 
 def _hours(seconds: float, nodes: int) -> str:
@@ -97,8 +117,10 @@ def automatic(args: argparse.Namespace, spec: Spec, system: System, site: Site) 
         UserError: nothing is known of how long the ensemble takes.
     """
     if args.chain and not (system.warns and system.walltime):
-        raise UserError(f"--walltime auto does not go with --chain on {system.name}: each job of a chain asks for its "
-                        "own time, and has to be warned before it ends; name a walltime, such as 2h")
+        raise UserError(
+            f"--walltime auto does not go with --chain on {system.name}: each job of a chain asks for its "
+            "own time, and has to be warned before it ends; name a walltime, such as 2h"
+        )
     if not system.has_queue:
         raise UserError(f"--walltime auto: on {system.name} there is no queue to ask")
     paths = RunPaths(spec.output.absolute())
@@ -112,7 +134,10 @@ def automatic(args: argparse.Namespace, spec: Spec, system: System, site: Site) 
 
     def chain(requests: list[float]) -> Chain:
         asked = expected(known.law, requests, overhead)
-        return replace(asked, used=asked.used - saving_s)  # the last job ends before it would have to save
+        return replace(
+            asked, used=asked.used - saving_s
+        )  # the last job ends before it would have to save
+
     return AskedTimes(chain(requests), chain([longest]), known.why)
 
 
@@ -121,15 +146,22 @@ def _whole_minutes(seconds: float) -> float:
     return _MINUTE * max(1, math.ceil(seconds / _MINUTE - 1e-6))
 
 
-def _known(args: argparse.Namespace, spec: Spec, system: System, site: Site, past: ChainTimes) -> KnownTimes:
+def _known(
+    args: argparse.Namespace, spec: Spec, system: System, site: Site, past: ChainTimes
+) -> KnownTimes:
     """By enough finished chains of the folder, past jobs of the name, simulation, or the few that there are."""
     own = past.finished
     if len(own) >= FEWEST_RUNS:
-        return KnownTimes(empirical(own), f"{len(own)} finished chains in {spec.output} ({_range(own)})")
+        return KnownTimes(
+            empirical(own), f"{len(own)} finished chains in {spec.output} ({_range(own)})"
+        )
     others, silence = _accounted(spec.document.name, system)
     if len(others) >= FEWEST_RUNS:
-        return KnownTimes(empirical(others), f"{len(others)} completed jobs named {spec.document.name} that "
-                                             f"{system.past[0]} knows ({_range(others)})")
+        return KnownTimes(
+            empirical(others),
+            f"{len(others)} completed jobs named {spec.document.name} that "
+            f"{system.past[0]} knows ({_range(others)})",
+        )
     grows = bool(spec.searches) or not spec.networks
     simulated = None if grows else _simulated(args, spec, site)
     if simulated is not None:
@@ -137,12 +169,19 @@ def _known(args: argparse.Namespace, spec: Spec, system: System, site: Site, pas
     few = (*own, *others)
     if few:
         longest = SAFETY * max(few)
-        return KnownTimes(Discrete(np.array([longest]), np.array([1.0])),
-                          f"{counted(len(few), 'past run')}, too few to learn from: twice the longest ({_range(few)})")
-    missing = ("what it trains is asked for while it runs, so that it cannot be simulated" if grows else
-               "no rates are known (schedule.rates, or those of an earlier run on this machine)")
-    raise UserError(f"--walltime auto: nothing tells how long {spec.document.name} takes: no chain in {spec.output} "
-                    f"has finished, {silence}, and {missing}; name a walltime for the first job, such as 2h")
+        return KnownTimes(
+            Discrete(np.array([longest]), np.array([1.0])),
+            f"{counted(len(few), 'past run')}, too few to learn from: twice the longest ({_range(few)})",
+        )
+    missing = (
+        "what it trains is asked for while it runs, so that it cannot be simulated"
+        if grows
+        else "no rates are known (schedule.rates, or those of an earlier run on this machine)"
+    )
+    raise UserError(
+        f"--walltime auto: nothing tells how long {spec.document.name} takes: no chain in {spec.output} "
+        f"has finished, {silence}, and {missing}; name a walltime for the first job, such as 2h"
+    )
 
 
 def _accounted(name: str, system: System) -> tuple[list[float], str]:
@@ -167,8 +206,10 @@ def _left(known: KnownTimes, past: ChainTimes) -> KnownTimes:
     beyond = known.law.beyond(past.so_far)
     if beyond is None:
         longest = max(known.law.longest, past.so_far)
-        return KnownTimes(Discrete(np.array([longest]), np.array([1.0])),
-                          f"{known.why}{done}, which is longer than all of these: as long again")
+        return KnownTimes(
+            Discrete(np.array([longest]), np.array([1.0])),
+            f"{known.why}{done}, which is longer than all of these: as long again",
+        )
     return KnownTimes(Discrete(beyond.values - past.so_far, beyond.probabilities), known.why + done)
 
 
@@ -193,22 +234,40 @@ def _simulated(args: argparse.Namespace, spec: Spec, site: Site) -> KnownTimes |
     opened = open_inputs(spec)
     roles = roles_of_job(args, spec, site)
     cluster = roles.cluster
-    found = known_rates_of(spec, args.spec, None, opened.sample, Cluster.of(cluster.whole_gpus, roles.whole_per_node))
+    found = known_rates_of(
+        spec, args.spec, None, opened.sample, Cluster.of(cluster.whole_gpus, roles.whole_per_node)
+    )
     if found is None:
         return None
     given = _given(spec, opened, roles)
-    rates, origin = with_sharing(spec, replace(found[0], samples_per_epoch=len(opened.data.train))), found[1]
+    rates, origin = (
+        with_sharing(spec, replace(found[0], samples_per_epoch=len(opened.data.train))),
+        found[1],
+    )
     shared = f", up to {cluster.slots} networks on each," if cluster.slots > 1 else ""
     rng, end = np.random.default_rng(spec.seed), time.monotonic() + DRAWS_S
     times: list[float] = []
     while len(times) < DRAWS and (len(times) < LEAST_DRAWS or time.monotonic() < end):
-        drawn = replace(rates, models=tuple(replace(network, epochs=epochs_of(
-            spec.by_name[network.name].train.converge, rng)) for network in rates.models))
-        times.append(given.before_s(rates) + simulate(
-            drawn, cluster, spec.policy, spec.options, given.costs(spec, rates), given.stream).makespan_s)
-    return KnownTimes(empirical(times), (
-        f"simulating it {len(times)} times on {counted(cluster.whole_gpus, 'device')}{shared} with the rates of "
-        f"{origin}{given.words}, networks improving for 1 epoch to all that they may train ({_range(times)})"))
+        drawn = replace(
+            rates,
+            models=tuple(
+                replace(network, epochs=epochs_of(spec.by_name[network.name].train.converge, rng))
+                for network in rates.models
+            ),
+        )
+        times.append(
+            given.before_s(rates)
+            + simulate(
+                drawn, cluster, spec.policy, spec.options, given.costs(spec, rates), given.stream
+            ).makespan_s
+        )
+    return KnownTimes(
+        empirical(times),
+        (
+            f"simulating it {len(times)} times on {counted(cluster.whole_gpus, 'device')}{shared} with the rates of "
+            f"{origin}{given.words}, networks improving for 1 epoch to all that they may train ({_range(times)})"
+        ),
+    )
 
 
 @dataclass(frozen=True)
@@ -231,7 +290,9 @@ class _Given:
 
     def before_s(self, rates: RateTable) -> float:
         """Seconds for which the fastest network waits for samples that are decoded once."""
-        trained_s = rates.samples_per_epoch / max(rate for network in rates.models for rate in network.rates)
+        trained_s = rates.samples_per_epoch / max(
+            rate for network in rates.models for rate in network.rates
+        )
         return max(0.0, self.decoding_s - trained_s * self.is_beside)
 
     def costs(self, spec: Spec, rates: RateTable) -> Costs:
@@ -245,7 +306,11 @@ class _Given:
     @property
     def words(self) -> str:
         """It, as a part of a sentence."""
-        return "" if math.isinf(self.stream.rate) else f" and an input of {self.stream.rate:.0f} samples/s"
+        return (
+            ""
+            if math.isinf(self.stream.rate)
+            else f" and an input of {self.stream.rate:.0f} samples/s"
+        )
 
 
 def _given(spec: Spec, opened: Inputs, roles: Roles) -> _Given:
@@ -260,12 +325,22 @@ def _given(spec: Spec, opened: Inputs, roles: Roles) -> _Given:
     # What is kept in memory each trainer finishes for itself; a row of a file is read in no time beside the rest.
     each_s = look.varying_s + look.fixed_s * (cache == "none")
     rate = hands / each_s if roles.shared and cache != "memory" else 1 / each_s
-    if run.launch is not None and run.launch.supply is not None and cache == "none" and roles.shared:
+    if (
+        run.launch is not None
+        and run.launch.supply is not None
+        and cache == "none"
+        and roles.shared
+    ):
         rate = run.launch.supply.supply_samples_per_s
     past = None if run.launch is None else beside_steps(run.launch, judging)
     decoding_s = look.fixed_s * (judging + samples * (cache != "none")) / hands
-    return _Given(replace(spec.policy.stream, rate=rate), decoding_s, cache == "memory", judging,
-                  past or known_beside_steps(spec))
+    return _Given(
+        replace(spec.policy.stream, rate=rate),
+        decoding_s,
+        cache == "memory",
+        judging,
+        past or known_beside_steps(spec),
+    )
 
 
 def epochs_of(converge: Converge, rng: np.random.Generator) -> int:

@@ -18,7 +18,11 @@ def with_late(spec: Spec, run: RunState) -> Spec:
     """
     entries = {entry.stem: index for index, entry in spec.searches.items()}
     came = {name: added for name, added in run.added.items() if not added.entry}
-    late = [_again(spec, entries[added.entry], added) for added in run.added.values() if added.entry in entries]
+    late = [
+        _again(spec, entries[added.entry], added)
+        for added in run.added.values()
+        if added.entry in entries
+    ]
     spec = replace(spec, networks=(*spec.networks, *late)) if late else spec
     for command in run.commands:
         if command.do != "add":
@@ -27,8 +31,11 @@ def with_late(spec: Spec, run: RunState) -> Spec:
             spec, networks = with_added(spec, command.given, spec.by_name, command.place)
         except UserError:  # the spec is another one by now, and has no place for them
             continue
-        given = [stand_in(network, spec) if came[network.name].wrong else network
-                 for network in networks if network.name in came]
+        given = [
+            stand_in(network, spec) if came[network.name].wrong else network
+            for network in networks
+            if network.name in came
+        ]
         spec = replace(spec, networks=(*spec.networks, *given))
     return spec
 
@@ -36,8 +43,11 @@ def with_late(spec: Spec, run: RunState) -> Spec:
 def _again(spec: Spec, index: int, added: NetworkAdded) -> NetworkSpec:
     try:
         if not added.wrong:
-            return replace(asked_network(spec, index, added.number, dict(added.values)),
-                           parent=added.parent, parent_epoch=added.parent_epoch)
+            return replace(
+                asked_network(spec, index, added.number, dict(added.values)),
+                parent=added.parent,
+                parent_epoch=added.parent_epoch,
+            )
     except UserError:  # the spec is another one by now
         pass
     return refused_network(spec, index, added.number, dict(added.values))

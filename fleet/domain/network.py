@@ -13,8 +13,12 @@ from fleet.domain.record import MayBeNan, OmitDefault
 from fleet.spec import Converge
 from fleet.units import counted
 
-Code: TypeAlias = Mapping[str, str]  # file, relative to the folder where its module was found -> hash of its text
-Score: TypeAlias = Annotated[float, MayBeNan]  # NaN where nothing was judged, such as without validation data
+Code: TypeAlias = Mapping[
+    str, str
+]  # file, relative to the folder where its module was found -> hash of its text
+Score: TypeAlias = Annotated[
+    float, MayBeNan
+]  # NaN where nothing was judged, such as without validation data
 
 
 DATA = "data"  # among the files that were changed: what the data is known by
@@ -57,7 +61,9 @@ class EpochRecord:
     accepted: Annotated[str, OmitDefault] = ""
     parent: Annotated[str, OmitDefault] = ""
     parent_epoch: Annotated[int, OmitDefault] = 0
-    metrics: Annotated[dict[str, float | None], OmitDefault] = field(default_factory=dict, hash=False)
+    metrics: Annotated[dict[str, float | None], OmitDefault] = field(
+        default_factory=dict, hash=False
+    )
     batch: Annotated[int, OmitDefault] = 0
     start: Annotated[str, OmitDefault] = ""
 
@@ -118,8 +124,14 @@ class State:
         Args:
             final: why it is done, or nothing.
         """
-        return State({}, self.identity, (*self.history, record), final=final, architecture=self.architecture,
-                     code=self.code)
+        return State(
+            {},
+            self.identity,
+            (*self.history, record),
+            final=final,
+            architecture=self.architecture,
+            code=self.code,
+        )
 
     def accepting(self, files: str) -> State:
         """The same network, with a word on the changes of its code that were accepted here."""
@@ -131,8 +143,16 @@ class State:
 
     def with_other_data(self) -> State:
         """The same weights at the beginning of an epoch: of the one that was under way, nobody knows what was seen."""
-        return replace(self, stream_epoch=-1, position=0, path=(), sums=(0.0, 0.0, 0.0), seconds=0.0, waited_s=0.0,
-                       batch=0)
+        return replace(
+            self,
+            stream_epoch=-1,
+            position=0,
+            path=(),
+            sums=(0.0, 0.0, 0.0),
+            seconds=0.0,
+            waited_s=0.0,
+            batch=0,
+        )
 
     @property
     def epoch(self) -> int:
@@ -197,7 +217,9 @@ class Standing:
     @classmethod
     def pruned(cls, history: tuple[EpochRecord, ...]) -> Standing:
         """That of a network that was dropped before it was done."""
-        return cls(history, Outcome(f"pruned after {counted(len(history), 'epoch')}", is_pruned=True))
+        return cls(
+            history, Outcome(f"pruned after {counted(len(history), 'epoch')}", is_pruned=True)
+        )
 
     @property
     def is_pruned(self) -> bool:
@@ -220,7 +242,9 @@ class Standing:
 
     def found_after(self, before: Standing) -> Standing:
         """This, of a checkpoint, with what no checkpoint knows and was so before: that it is paused, or was pruned."""
-        return replace(self.pruned_after(before), is_paused=before.is_paused and self.outcome is None)
+        return replace(
+            self.pruned_after(before), is_paused=before.is_paused and self.outcome is None
+        )
 
     def pruned_after(self, before: Standing) -> Standing:
         """This, of a checkpoint, or that it was pruned, if it was so before and has not finished all the same."""
@@ -272,14 +296,23 @@ def convergence(history: Sequence[EpochRecord], converge: Converge) -> Convergen
         converge: when to stop.
     """
     sign = converge.sign
-    begin = max((place for place, record in enumerate(history[:-1], start=1) if record.precedes_other_data), default=0)
+    begin = max(
+        (place for place, record in enumerate(history[:-1], start=1) if record.precedes_other_data),
+        default=0,
+    )
     best, best_epoch, improved, least = -math.inf, 0, begin, math.inf
     for record in history[begin:]:
         value, loss = sign * record.value(converge.watched), judged_loss(record)
         # The first epoch is the best so far whatever it is; one that is no number gives way to any that is.
-        if not best_epoch or value > best + converge.min_delta or (math.isnan(best) and not math.isnan(value)):
+        if (
+            not best_epoch
+            or value > best + converge.min_delta
+            or (math.isnan(best) and not math.isnan(value))
+        ):
             best, best_epoch, improved, least = value, record.epoch, record.epoch, loss
-        elif value == best and loss < least:  # better, but no improvement of what is monitored: patience does not wait
+        elif (
+            value == best and loss < least
+        ):  # better, but no improvement of what is monitored: patience does not wait
             best_epoch, least = record.epoch, loss
     reason = ""
     if converge.target is not None and best_epoch and best >= sign * converge.target:
@@ -331,7 +364,9 @@ def divergence(history: Sequence[EpochRecord], is_judged: bool) -> str:
     if abs(record.loss) > min(LARGEST_LOSS, _GROWTH * max(abs(first), 1.0)):
         return f"diverged: the loss became {record.loss:.4g} in epoch {record.epoch}, after {first:.4g} in the first"
     if is_judged and not abs(record.val_loss) <= LARGEST_LOSS:
-        return f"diverged: the loss of validation became {record.val_loss:.4g} in epoch {record.epoch}"
+        return (
+            f"diverged: the loss of validation became {record.val_loss:.4g} in epoch {record.epoch}"
+        )
     return ""
 
 

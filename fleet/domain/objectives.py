@@ -18,7 +18,9 @@ class Valued(Protocol):
         """The value of a name."""
 
 
-def come_to(names: Sequence[str], best: Valued | None, known: Mapping[str, float | None]) -> tuple[float, ...]:
+def come_to(
+    names: Sequence[str], best: Valued | None, known: Mapping[str, float | None]
+) -> tuple[float, ...]:
     """What a network has come to in each objective; NaN where that is not known.
 
     Args:
@@ -26,8 +28,11 @@ def come_to(names: Sequence[str], best: Valued | None, known: Mapping[str, float
         best: its best epoch, by the first one, or its row in the table of results, which has the values of that.
         known: what is known of it beside its epochs, by the names of :data:`fleet.spec.search.OF_NETWORKS`.
     """
+
     def value(name: str) -> float | None:
-        return known.get(name) if name in OF_NETWORKS else None if best is None else best.value(name)
+        return (
+            known.get(name) if name in OF_NETWORKS else None if best is None else best.value(name)
+        )
 
     return tuple(math.nan if (found := value(name)) is None else float(found) for name in names)
 
@@ -46,10 +51,15 @@ def front(values: Sequence[Sequence[float]], modes: Sequence[str]) -> list[int]:
     [0, 1]
     """
     signs = [-1.0 if mode == "maximize" else 1.0 for mode in modes]
-    costs = {place: [sign * value for sign, value in zip(signs, one, strict=True)]
-             for place, one in enumerate(values) if all(map(math.isfinite, one))}
+    costs = {
+        place: [sign * value for sign, value in zip(signs, one, strict=True)]
+        for place, one in enumerate(values)
+        if all(map(math.isfinite, one))
+    }
     kept, places = np.empty((0, len(signs))), list[int]()
-    for place in sorted(costs, key=lambda place: (costs[place], place)):  # whoever surpasses one stands before it
+    for place in sorted(
+        costs, key=lambda place: (costs[place], place)
+    ):  # whoever surpasses one stands before it
         cost = np.array(costs[place])
         if not np.any(np.all(kept <= cost, axis=1) & np.any(kept < cost, axis=1)):
             kept, places = np.vstack([kept, cost]), [*places, place]

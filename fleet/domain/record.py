@@ -13,7 +13,17 @@ import sys
 from collections.abc import Mapping
 from functools import cache
 from types import NoneType, UnionType
-from typing import Annotated, Any, ClassVar, TypeAlias, Union, dataclass_transform, get_args, get_origin, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    ClassVar,
+    TypeAlias,
+    Union,
+    dataclass_transform,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 
 @dataclass_transform(frozen_default=True, field_specifiers=(dataclasses.field,))
@@ -92,23 +102,33 @@ def from_json(record: Any, kinds: Mapping[str, type]) -> Any:
 def _marks(kind: type) -> dict[str, tuple[Any, tuple[Any, ...]]]:
     """Of each field: its type, and the marks in its annotation."""
     hints = get_type_hints(kind, include_extras=True)
-    return {field.name: (get_args(hints[field.name])[0], hints[field.name].__metadata__)
-            if get_origin(hints[field.name]) is Annotated else (hints[field.name], ())
-            for field in dataclasses.fields(kind)}
+    return {
+        field.name: (get_args(hints[field.name])[0], hints[field.name].__metadata__)
+        if get_origin(hints[field.name]) is Annotated
+        else (hints[field.name], ())
+        for field in dataclasses.fields(kind)
+    }
 
 
 @cache
 def _places(kind: type) -> dict[str, int | None]:
     """Of each field: to how many decimal places it is written."""
-    return {name: next((mark.count for mark in marks if isinstance(mark, Places)), None)
-            for name, (_, marks) in _marks(kind).items()}
+    return {
+        name: next((mark.count for mark in marks if isinstance(mark, Places)), None)
+        for name, (_, marks) in _marks(kind).items()
+    }
 
 
 @cache
 def _defaults(kind: type) -> dict[str, Any]:
     """Of the fields that are left out where they have their default: that default."""
-    return {field.name: field.default if field.default_factory is dataclasses.MISSING else field.default_factory()
-            for field in dataclasses.fields(kind) if OmitDefault in _marks(kind)[field.name][1]}
+    return {
+        field.name: field.default
+        if field.default_factory is dataclasses.MISSING
+        else field.default_factory()
+        for field in dataclasses.fields(kind)
+        if OmitDefault in _marks(kind)[field.name][1]
+    }
 
 
 @cache
@@ -143,7 +163,9 @@ def _read_fields(kind: type, record: Mapping[str, Any]) -> Any:
             if type(value) is hint and (hint is not float or math.isfinite(value)):
                 values[name] = value
             else:
-                values[name] = math.nan if value is None and MayBeNan in marks else _read(hint, value)
+                values[name] = (
+                    math.nan if value is None and MayBeNan in marks else _read(hint, value)
+                )
     return kind(**values)  # TypeError where one is missing that has no default
 
 
@@ -163,7 +185,11 @@ def _read(hint: Any, value: Any) -> Any:
         return value
     origin, arguments = _parts(hint)
     if origin is Annotated:
-        return math.nan if value is None and MayBeNan in hint.__metadata__ else _read(arguments[0], value)
+        return (
+            math.nan
+            if value is None and MayBeNan in hint.__metadata__
+            else _read(arguments[0], value)
+        )
     if origin in (Union, UnionType):
         if value is None and NoneType in arguments:
             return None
@@ -191,7 +217,11 @@ def is_finite(value: Any) -> bool:
 @cache
 def _field_names(kind: type) -> tuple[str, ...] | None:
     """Of a dataclass; None of any other type."""
-    return tuple(field.name for field in dataclasses.fields(kind)) if dataclasses.is_dataclass(kind) else None
+    return (
+        tuple(field.name for field in dataclasses.fields(kind))
+        if dataclasses.is_dataclass(kind)
+        else None
+    )
 
 
 _PLAIN = frozenset({int, str, bool, NoneType})
@@ -209,13 +239,17 @@ def as_json(value: Any) -> Any:
         return value if math.isfinite(value) else None
     if isinstance(value, list | tuple):
         kinds = set(map(type, value))
-        if kinds <= _PLAIN or (kinds == {float} and math.isfinite(sum(value))):  # rates of thousands of networks
+        if kinds <= _PLAIN or (
+            kinds == {float} and math.isfinite(sum(value))
+        ):  # rates of thousands of networks
             return list(value)
         return [as_json(item) for item in value]
     kind: type = type(value)
     if (names := _field_names(kind)) is not None:
         found = {name: getattr(value, name) for name in names}
-        return {name: item if type(item) in _PLAIN else as_json(item) for name, item in found.items()}
+        return {
+            name: item if type(item) in _PLAIN else as_json(item) for name, item in found.items()
+        }
     if isinstance(value, Mapping):
         return {str(key): as_json(item) for key, item in value.items()}
     if hasattr(value, "tolist"):  # numpy

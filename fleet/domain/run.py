@@ -77,7 +77,9 @@ class RunLaunch:
     timed: defaultdict[str, list[EpochRecord]] = field(default_factory=lambda: defaultdict(list))
     has_begun: bool = False
     _before: RunLaunch | None = None
-    _killed: Mapping[str, int] = field(default_factory=dict)  # network -> place in the run's records
+    _killed: Mapping[str, int] = field(
+        default_factory=dict
+    )  # network -> place in the run's records
     groups: dict[str, RunGroup] = field(default_factory=dict)
     _tenants: Counter[int] = field(default_factory=Counter)  # GPU -> how many networks
 
@@ -112,8 +114,15 @@ class RunLaunch:
             status: how it ended (:class:`fleet.errors.ExitStatus`).
             seconds: since it began.
         """
-        return e.Ended(status, seconds, self.rounds, self.profiling_s, self.scheduling_s, self.checkpointing_s,
-                       self.regrouping_s)
+        return e.Ended(
+            status,
+            seconds,
+            self.rounds,
+            self.profiling_s,
+            self.scheduling_s,
+            self.checkpointing_s,
+            self.regrouping_s,
+        )
 
     def summary(self, seconds: float) -> str:
         """How long it took, and the shares of what is not training ([FLEET] Table 4).
@@ -123,10 +132,12 @@ class RunLaunch:
         """
         total = max(seconds, 1e-9)
         gpu_seconds = total * max(self.start.cluster.whole_gpus, 1)
-        return (f"{format_duration(total)} in {counted(self.rounds, 'round')}; "
-                f"profiling {self.profiling_s / total:.1%}, scheduling {self.scheduling_s / total:.3%}, "
-                f"checkpointing {self.checkpointing_s / gpu_seconds:.2%}, "
-                f"regrouping {self.regrouping_s / gpu_seconds:.2%} of it")
+        return (
+            f"{format_duration(total)} in {counted(self.rounds, 'round')}; "
+            f"profiling {self.profiling_s / total:.1%}, scheduling {self.scheduling_s / total:.3%}, "
+            f"checkpointing {self.checkpointing_s / gpu_seconds:.2%}, "
+            f"regrouping {self.regrouping_s / gpu_seconds:.2%} of it"
+        )
 
 
 @dataclass
@@ -272,7 +283,9 @@ class RunState:
         self.missed = 0
         self._logged: set[tuple[str, int, int]] = set()  # network, epoch, and epoch of the stream
         self._running: dict[object, RunLaunch] = {}  # log -> its newest launch
-        self._entries = {} if spec is None else {entry.stem: entry for entry in spec.searches.values()}
+        self._entries = (
+            {} if spec is None else {entry.stem: entry for entry in spec.searches.values()}
+        )
         for network in () if spec is None else spec.networks:
             converge = network.train.converge
             self._meet(network.name, converge.monitor, converge.max_epochs)
@@ -302,7 +315,11 @@ class RunState:
 
     def unlogged(self, name: str, history: Iterable[EpochRecord]) -> tuple[EpochRecord, ...]:
         """The epochs of a network's history of which no log tells: whoever has saved them was killed before."""
-        return tuple(record for record in history if (name, record.epoch, record.stream_epoch) not in self._logged)
+        return tuple(
+            record
+            for record in history
+            if (name, record.epoch, record.stream_epoch) not in self._logged
+        )
 
     def hear(self, name: str, standing: Standing) -> None:
         """Another launch, whose log is not read here, has brought a network so far."""
@@ -318,7 +335,9 @@ class RunState:
         """
         for name, standing in standings.items():
             network = self._network(name)
-            network.standing = standing if name in afresh else standing.found_after(network.standing)
+            network.standing = (
+                standing if name in afresh else standing.found_after(network.standing)
+            )
 
     def differing(self, standings: Mapping[str, Standing]) -> dict[str, e.FoundStanding]:
         """What checkpoints say of networks otherwise than the log; epochs that it lacks are logged, so do not count."""
@@ -326,9 +345,18 @@ class RunState:
         for name, now in standings.items():
             before, outcome = self._network(name).standing, now.outcome or Outcome("")
             says_more = len(before.history) > len(now.history) or before.tested != now.tested
-            known = Outcome("") if before.is_pruned and not now.is_finished else before.outcome or Outcome("")
-            if says_more or (known.reason, known.is_failure) != (outcome.reason, outcome.is_failure):
-                found[name] = e.FoundStanding(len(now.history), outcome.reason, outcome.is_failure, now.tested)
+            known = (
+                Outcome("")
+                if before.is_pruned and not now.is_finished
+                else before.outcome or Outcome("")
+            )
+            if says_more or (known.reason, known.is_failure) != (
+                outcome.reason,
+                outcome.is_failure,
+            ):
+                found[name] = e.FoundStanding(
+                    len(now.history), outcome.reason, outcome.is_failure, now.tested
+                )
         return found
 
     # ---- apply ----
@@ -361,7 +389,9 @@ class RunState:
         match event:
             case Broken():
                 self._break(launch)
-            case e.RatesGiven() | e.Profiled() | e.RatesEstimated() | e.RateMeasured() | e.RateOff():
+            case (
+                e.RatesGiven() | e.Profiled() | e.RatesEstimated() | e.RateMeasured() | e.RateOff()
+            ):
                 self._hear_rates(event, launch)
             case e.Planned():
                 launch.plans += 1
@@ -386,8 +416,11 @@ class RunState:
                 launch.lost.update(event.devices)
             case e.StreamStarted():
                 launch.stream = event
-                launch.supply = None if event.kept else e.SupplyFound(event.supply_samples_per_s,
-                                                                      event.demand_samples_per_s)
+                launch.supply = (
+                    None
+                    if event.kept
+                    else e.SupplyFound(event.supply_samples_per_s, event.demand_samples_per_s)
+                )
             case e.SupplyFound():
                 launch.supply = event
             case _:
@@ -430,10 +463,22 @@ class RunState:
         launch = self._running[log] = RunLaunch(start, t_s, t_s, _before=self.launch)
         self.launches.append(launch)
         for name in start.finished:
-            if (standing := self._network(name).standing).outcome is None:  # it found that out by itself
-                self._network(name).standing = replace(standing, is_paused=False, outcome=FOUND_DONE)
-        self.take_up({name: Standing(until(self._network(name).standing.history, found.epochs), found.outcome,
-                                     found.tested) for name, found in start.found.items()})
+            if (
+                standing := self._network(name).standing
+            ).outcome is None:  # it found that out by itself
+                self._network(name).standing = replace(
+                    standing, is_paused=False, outcome=FOUND_DONE
+                )
+        self.take_up(
+            {
+                name: Standing(
+                    until(self._network(name).standing.history, found.epochs),
+                    found.outcome,
+                    found.tested,
+                )
+                for name, found in start.found.items()
+            }
+        )
 
     def _break(self, launch: RunLaunch) -> None:
         """A launch is over, and its groups are gone."""
@@ -442,14 +487,19 @@ class RunState:
         for name in list(launch.groups):
             self._let_go(launch.ended_s, name)
 
-    def _hear_rates(self, event: e.RatesGiven | e.Profiled | e.RatesEstimated | e.RateMeasured | e.RateOff,
-                    launch: RunLaunch) -> None:
+    def _hear_rates(
+        self,
+        event: e.RatesGiven | e.Profiled | e.RatesEstimated | e.RateMeasured | e.RateOff,
+        launch: RunLaunch,
+    ) -> None:
         match event:
             case e.RateOff():
                 launch.corrected += event.corrected
             case e.RateMeasured():
                 network = None if self._spec is None else self._spec.by_name.get(event.network)
-                if self._spec and network and event.rate > 0:  # to build and trace it is what forming its group takes
+                if (
+                    self._spec and network and event.rate > 0
+                ):  # to build and trace it is what forming its group takes
                     batches = self._spec.profile.batches * network.global_batch(event.gpus)
                     launch.building.append(max(0.0, event.seconds - batches / event.rate))
             case e.RatesEstimated(seen=0):
@@ -470,7 +520,9 @@ class RunState:
 
     def _change(self, t_s: float, changed: e.GroupChanged, launch: RunLaunch) -> None:
         network = self._network(changed.network)
-        group = network.group = launch.groups[changed.network] = network.group or RunGroup(launch, (), t_s)
+        group = network.group = launch.groups[changed.network] = network.group or RunGroup(
+            launch, (), t_s
+        )
         launch._tenants.subtract(map(launch.gpu, group.devices))
         launch._tenants.update(map(launch.gpu, changed.devices))
         group.devices, group._latest, group._latest_s = changed.devices, e.GroupChanged, t_s
@@ -503,11 +555,15 @@ class RunState:
             self.epochs.append(RunEpoch(t_s, name, record))
             return
         if group is None:
-            if not launch.has_begun:  # a launch that was killed had saved it, and did not come to log it
+            if (
+                not launch.has_begun
+            ):  # a launch that was killed had saved it, and did not come to log it
                 t_s = self._log_late(name, launch)
             self.epochs.append(RunEpoch(t_s, name, record))
         else:
-            self.epochs.append(RunEpoch(t_s, name, record, group._latest, t_s - record.seconds - group._latest_s))
+            self.epochs.append(
+                RunEpoch(t_s, name, record, group._latest, t_s - record.seconds - group._latest_s)
+            )
             self.records.append(Record(t_s, "epoch", name))
             launch.checkpointing_s += ended.blocked_s * _gpus(network)
             group._latest, group._latest_s = e.EpochEnded, t_s
@@ -523,7 +579,9 @@ class RunState:
             self.records.insert(place, Record(before.ended_s, "epoch", name))
         return before.ended_s
 
-    def _time(self, t_s: float, ended: e.EpochEnded, launch: RunLaunch, group: RunGroup | None) -> None:
+    def _time(
+        self, t_s: float, ended: e.EpochEnded, launch: RunLaunch, group: RunGroup | None
+    ) -> None:
         """What an epoch says of how long others will take; the first of a group traces and compiles."""
         name, record = ended.network, ended.record
         is_first = group is not None and group.ended_s is None
@@ -544,7 +602,9 @@ class RunState:
 
     # ---- networks ----
 
-    def _meet(self, name: str, monitor: str | None, max_epochs: int, number: int | None = None) -> RunNetwork:
+    def _meet(
+        self, name: str, monitor: str | None, max_epochs: int, number: int | None = None
+    ) -> RunNetwork:
         network = RunNetwork(len(self.networks) if number is None else number, max_epochs, monitor)
         return self.networks.setdefault(name, network)
 
@@ -568,12 +628,20 @@ class RunState:
     def _add(self, added: e.NetworkAdded) -> None:
         self.added[added.network] = added
         entry = self._entries.get(added.entry)
-        given = self.given.get(added.network, {}).get("train") or {} if entry is None else entry.own_train
+        given = (
+            self.given.get(added.network, {}).get("train") or {}
+            if entry is None
+            else entry.own_train
+        )
         own = {"monitor": self._converge.monitor, **(given.get("converge") or {})}
-        network = self._meet(added.network, own["monitor"], added.max_epochs, added.number if added.entry else None)
+        network = self._meet(
+            added.network, own["monitor"], added.max_epochs, added.number if added.entry else None
+        )
         network.monitor, network.max_epochs = own["monitor"], added.max_epochs
         if added.wrong:
-            network.standing = replace(network.standing, outcome=Outcome(added.wrong, is_failure=True))
+            network.standing = replace(
+                network.standing, outcome=Outcome(added.wrong, is_failure=True)
+            )
 
     def _command(self, command: e.Commanded) -> None:
         self.commands.append(command)
@@ -585,11 +653,16 @@ class RunState:
 
 def is_whole(standing: Standing) -> bool:
     """Whether all epochs of a network are known, from the first on."""
-    return [record.epoch for record in standing.history] == list(range(1, len(standing.history) + 1))
+    return [record.epoch for record in standing.history] == list(
+        range(1, len(standing.history) + 1)
+    )
 
 
 def _is_known(standing: Standing, record: EpochRecord) -> bool:
-    return any(record.stream_epoch == known.stream_epoch for known in standing.history[record.epoch - 1:record.epoch])
+    return any(
+        record.stream_epoch == known.stream_epoch
+        for known in standing.history[record.epoch - 1 : record.epoch]
+    )
 
 
 def _gpus(network: RunNetwork) -> float:

@@ -14,8 +14,18 @@ from fleet.domain import events as e
 from fleet.domain.network import EpochRecord, Judged, Outcome, Standing
 
 Change: TypeAlias = (
-    e.EpochEnded | e.NetworkFinished | e.NetworkTested | e.NetworkFailed | e.NetworkRetried | e.GroupStarted
-    | e.NetworkFellBack | e.NetworkTaken | e.GroupStruck | e.NetworkJudged | e.ChangesAccepted)
+    e.EpochEnded
+    | e.NetworkFinished
+    | e.NetworkTested
+    | e.NetworkFailed
+    | e.NetworkRetried
+    | e.GroupStarted
+    | e.NetworkFellBack
+    | e.NetworkTaken
+    | e.GroupStruck
+    | e.NetworkJudged
+    | e.ChangesAccepted
+)
 
 
 def after(standing: Standing, change: Change) -> Standing:
@@ -31,12 +41,20 @@ def after(standing: Standing, change: Change) -> Standing:
         case e.NetworkFinished():
             return replace(standing, is_paused=False, outcome=Outcome(change.reason))
         case e.NetworkTested():
-            return replace(standing, is_paused=False, tested=Judged(
-                change.loss, change.accuracy, change.samples, change.metrics))
+            return replace(
+                standing,
+                is_paused=False,
+                tested=Judged(change.loss, change.accuracy, change.samples, change.metrics),
+            )
         case e.NetworkFailed():
-            return replace(standing, is_paused=False, outcome=Outcome(
-                change.reason, is_failure=True, may_pass=change.may_pass))
-        case e.NetworkRetried() | e.GroupStarted():  # one that was over is tried again, or wants more
+            return replace(
+                standing,
+                is_paused=False,
+                outcome=Outcome(change.reason, is_failure=True, may_pass=change.may_pass),
+            )
+        case (
+            e.NetworkRetried() | e.GroupStarted()
+        ):  # one that was over is tried again, or wants more
             return standing if standing.outcome is None or standing.is_pruned else Standing(history)
         case e.NetworkFellBack(afresh=True):
             return Standing()
@@ -44,7 +62,9 @@ def after(standing: Standing, change: Change) -> Standing:
             return _gone_back(standing, change.epochs)
         case e.GroupStruck():
             if change.reason or change.again:
-                return Standing(until(history, change.epochs), Outcome(change.reason) if change.reason else None)
+                return Standing(
+                    until(history, change.epochs), Outcome(change.reason) if change.reason else None
+                )
             return _gone_back(standing, change.epochs)
         case e.NetworkJudged(verdict="stop"):
             return Standing.pruned(history)
@@ -57,9 +77,15 @@ def after(standing: Standing, change: Change) -> Standing:
 
 def accepting(standing: Standing, epoch: int, files: Iterable[str]) -> Standing:
     """The same, where some files were changed after an epoch, and that was accepted."""
-    return replace(standing, history=tuple(
-        replace(record, accepted=" ".join(dict.fromkeys([*record.accepted.split(), *files])))
-        if record.epoch == epoch else record for record in standing.history))
+    return replace(
+        standing,
+        history=tuple(
+            replace(record, accepted=" ".join(dict.fromkeys([*record.accepted.split(), *files])))
+            if record.epoch == epoch
+            else record
+            for record in standing.history
+        ),
+    )
 
 
 def until(history: tuple[EpochRecord, ...], epoch: int) -> tuple[EpochRecord, ...]:
@@ -72,4 +98,8 @@ def until(history: tuple[EpochRecord, ...], epoch: int) -> tuple[EpochRecord, ..
 def _gone_back(standing: Standing, epochs: int) -> Standing:
     """A network goes on from a checkpoint: what was logged last may not have been saved."""
     history = until(standing.history, epochs)
-    return standing if len(history) == len(standing.history) else Standing(history).found_after(standing)
+    return (
+        standing
+        if len(history) == len(standing.history)
+        else Standing(history).found_after(standing)
+    )

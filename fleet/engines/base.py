@@ -25,7 +25,9 @@ from scheduler.base import RateTable
 
 # What a checkpoint holds of a network: arrays by name.
 Arrays = Mapping[str, np.ndarray]
-Rows: TypeAlias = tuple[np.ndarray, ...]  # a rank's images, targets and, where there are such, weights
+Rows: TypeAlias = tuple[
+    np.ndarray, ...
+]  # a rank's images, targets and, where there are such, weights
 
 _USABLE = 0.9  # of a GPU's memory, where trainers share it: each process has a context there, too
 
@@ -57,8 +59,10 @@ class Sums:
 
     def pack(self) -> np.ndarray:
         """What a rank adds to the sums of the others: (6 + more,) float64."""
-        return np.array([self.loss, self.correct, self.count, self.stop, self.failed, self.steps, *self.more],
-                        np.float64)
+        return np.array(
+            [self.loss, self.correct, self.count, self.stop, self.failed, self.steps, *self.more],
+            np.float64,
+        )
 
     @classmethod
     def unpack(cls, numbers: Iterable[SupportsFloat]) -> Sums:
@@ -68,8 +72,15 @@ class Sums:
 
     def __add__(self, other: Sums) -> Sums:
         more = tuple(map(sum, itertools.zip_longest(self.more, other.more, fillvalue=0.0)))
-        return Sums(self.loss + other.loss, self.correct + other.correct, self.count + other.count,
-                    self.stop or other.stop, self.failed or other.failed, self.steps + other.steps, more)
+        return Sums(
+            self.loss + other.loss,
+            self.correct + other.correct,
+            self.count + other.count,
+            self.stop or other.stop,
+            self.failed or other.failed,
+            self.steps + other.steps,
+            more,
+        )
 
     @property
     def totals(self) -> tuple[float, ...]:
@@ -123,7 +134,11 @@ class Slot:
         >>> [Slot(number, slots=2, memory_mib=81920).memory_limit for number in (0, 1)], Slot(1, slots=2).memory_limit
         ([None, 36864], None)
         """
-        return None if self.number == 0 or self.memory_mib is None else int(_USABLE * self.memory_mib / self.slots)
+        return (
+            None
+            if self.number == 0 or self.memory_mib is None
+            else int(_USABLE * self.memory_mib / self.slots)
+        )
 
 
 @dataclass(frozen=True)
@@ -188,8 +203,14 @@ def come_together(group: Group) -> None:
 class Trainable(Protocol):
     """One network on one rank of its group."""
 
-    def step(self, images: np.ndarray, targets: np.ndarray, size: int, stop: bool = False,
-             weights: np.ndarray | None = None) -> Sums:
+    def step(
+        self,
+        images: np.ndarray,
+        targets: np.ndarray,
+        size: int,
+        stop: bool = False,
+        weights: np.ndarray | None = None,
+    ) -> Sums:
         """Train on one global batch, of which this rank has some rows, perhaps none.
 
         The loss is the sum of those of the samples of the global batch that could be read, each times its weight,
@@ -214,7 +235,9 @@ class Trainable(Protocol):
             Exception: whatever the network raises; :class:`PeerFailed` on the ranks where it did not.
         """
 
-    def evaluate(self, images: np.ndarray, targets: np.ndarray, weights: np.ndarray | None = None) -> Sums:
+    def evaluate(
+        self, images: np.ndarray, targets: np.ndarray, weights: np.ndarray | None = None
+    ) -> Sums:
         """Sums over these samples, of this rank alone, without training."""
 
     def average_statistics(self) -> None:
@@ -284,8 +307,9 @@ class Scoring(Protocol):
 class Predicting(Protocol):
     """What is asked of a trainable whose outputs are kept, so that finished networks can be compared and joined."""
 
-    def predict(self, images: np.ndarray, targets: np.ndarray, weights: np.ndarray | None = None
-                ) -> tuple[Sums, np.ndarray]:
+    def predict(
+        self, images: np.ndarray, targets: np.ndarray, weights: np.ndarray | None = None
+    ) -> tuple[Sums, np.ndarray]:
         """What :meth:`Trainable.evaluate` gives, and the outputs of the network as it would be exported.
 
         Returns:
@@ -300,8 +324,13 @@ class Striding(Protocol):
     def can_stride(self) -> bool:
         """Whether it can now, in the group that it is in."""
 
-    def stride(self, images: np.ndarray, targets: np.ndarray, sizes: Sequence[int],
-               weights: np.ndarray | None = None) -> list[Sums]:
+    def stride(
+        self,
+        images: np.ndarray,
+        targets: np.ndarray,
+        sizes: Sequence[int],
+        weights: np.ndarray | None = None,
+    ) -> list[Sums]:
         """Train on several batches, as by a :meth:`Trainable.step` on each; of a rank that is its group alone.
 
         Args:
@@ -332,8 +361,14 @@ class Done(NamedTuple):
 class Beginning(Protocol):
     """What is asked of a trainable that computes while the next batch is made; then sums are read one call late."""
 
-    def begin(self, images: np.ndarray, targets: np.ndarray, sizes: Sequence[int], stop: bool = False,
-              weights: np.ndarray | None = None) -> Callable[[], Done]:
+    def begin(
+        self,
+        images: np.ndarray,
+        targets: np.ndarray,
+        sizes: Sequence[int],
+        stop: bool = False,
+        weights: np.ndarray | None = None,
+    ) -> Callable[[], Done]:
         """Begin a step, or as many as there are sizes, as :meth:`Trainable.step` and :meth:`Striding.stride` take them.
 
         What was begun before may be ended here, also what ranks of a group do together. The arrays are valid only until
@@ -356,8 +391,15 @@ class StridingTogether(Protocol):
     def can_stride(self) -> bool:
         """Whether it can now, in the group that it is in; otherwise it is asked for a single step."""
 
-    def begin_together(self, images: np.ndarray, targets: np.ndarray, sizes: Sequence[int], rows: Sequence[int],
-                       asked: Sums, weights: np.ndarray | None = None) -> Callable[[], Done]:
+    def begin_together(
+        self,
+        images: np.ndarray,
+        targets: np.ndarray,
+        sizes: Sequence[int],
+        rows: Sequence[int],
+        asked: Sums,
+        weights: np.ndarray | None = None,
+    ) -> Callable[[], Done]:
         """Begin a step, or as many as there are sizes, as :meth:`Beginning.begin`; all ranks begin as many.
 
         Args:
@@ -458,10 +500,16 @@ def check_arrays(own: Mapping[str, Sequence[int]], arrays: Arrays) -> None:
     Raises:
         CheckpointError: they are not.
     """
-    wrong = [name for name, shape in own.items() if name not in arrays or arrays[name].shape != tuple(shape)]
+    wrong = [
+        name
+        for name, shape in own.items()
+        if name not in arrays or arrays[name].shape != tuple(shape)
+    ]
     if wrong or len(own) != len(arrays):
-        raise CheckpointError("a checkpoint of another network: it differs in "
-                              + ", ".join([*wrong, *(name for name in arrays if name not in own)][:5]))
+        raise CheckpointError(
+            "a checkpoint of another network: it differs in "
+            + ", ".join([*wrong, *(name for name in arrays if name not in own)][:5])
+        )
 
 
 def check_index(index: int, gpus: int) -> None:
@@ -471,8 +519,10 @@ def check_index(index: int, gpus: int) -> None:
         UserError: its node shows fewer.
     """
     if gpus > 1 and index >= gpus:
-        raise UserError(f"this node shows {counted(gpus, 'GPU')}, and this rank is its trainer number {index + 1}: "
-                        "start fewer ranks on it, or set resources.gpus_per_node")
+        raise UserError(
+            f"this node shows {counted(gpus, 'GPU')}, and this rank is its trainer number {index + 1}: "
+            "start fewer ranks on it, or set resources.gpus_per_node"
+        )
 
 
 @contextmanager

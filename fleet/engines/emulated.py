@@ -45,11 +45,17 @@ class EmulatedEngine:
         assert setup.rates is not None  # its row wants a spec to name them
         rates, self._time_scale = setup.rates, setup.resources.time_scale
         self._classes, self._samples = setup.sample.classes, rates.samples_per_epoch
-        self._networks, self._comm_s = {network.name: network for network in rates.models}, rates.comm_s
+        self._networks, self._comm_s = (
+            {network.name: network for network in rates.models},
+            rates.comm_s,
+        )
         self._part = lambda: share(rates.sharing, setup.slot.tenants())
 
     def build(self, network: NetworkSpec, group: Group) -> Sleeper:  # noqa: D102 - Engine says it
-        rates = self._networks.get(network.name) or self._networks[network.name.removesuffix(f"-{network.number}")]
+        rates = (
+            self._networks.get(network.name)
+            or self._networks[network.name.removesuffix(f"-{network.number}")]
+        )
 
         def step_s(gpus: int, size: int) -> float:
             if not (network.train.batch.is_elastic and size):
@@ -58,7 +64,9 @@ class EmulatedEngine:
                 raise ModelError(f"a batch of {size} does not fit on {counted(gpus, 'GPU')}")
             return self._time_scale * size / found
 
-        return Sleeper(group, step_s, LossCurve.drawn(network.seed, self._classes, self._samples), self._part)
+        return Sleeper(
+            group, step_s, LossCurve.drawn(network.seed, self._classes, self._samples), self._part
+        )
 
 
 @dataclass(frozen=True)
@@ -84,8 +92,12 @@ class LossCurve:
             samples: of an epoch.
         """
         random = np.random.default_rng(seed)
-        return cls(math.log(max(classes, 2)), random.uniform(0.02, 0.5), samples * random.uniform(0.5, 3.0),
-                   random.uniform(0.01, 0.1))
+        return cls(
+            math.log(max(classes, 2)),
+            random.uniform(0.02, 0.5),
+            samples * random.uniform(0.5, 3.0),
+            random.uniform(0.01, 0.1),
+        )
 
     def loss(self, seen: float) -> float:
         """The loss of each sample after so many."""
@@ -100,8 +112,13 @@ class Sleeper:
         part: of that rate, that the network has at the moment.
     """
 
-    def __init__(self, group: Group, step_s: Callable[[int, int], float], curve: LossCurve,
-                 part: Callable[[], float] = lambda: 1.0) -> None:
+    def __init__(
+        self,
+        group: Group,
+        step_s: Callable[[int, int], float],
+        curve: LossCurve,
+        part: Callable[[], float] = lambda: 1.0,
+    ) -> None:
         self._step_s, self._curve, self._part = step_s, curve, part
         self._group, self._factor = group, 1.0
         self._clock = time.perf_counter()  # of the emulated GPU, at the end of its last step
@@ -109,8 +126,14 @@ class Sleeper:
         self._is_between = True
         self._weights = np.zeros(WEIGHTS)
 
-    def step(self, images: np.ndarray, targets: np.ndarray, size: int,  # noqa: D102 - Trainable says it
-             stop: bool = False, weights: np.ndarray | None = None) -> Sums:
+    def step(  # noqa: D102
+        self,
+        images: np.ndarray,
+        targets: np.ndarray,
+        size: int,
+        stop: bool = False,
+        weights: np.ndarray | None = None,
+    ) -> Sums:
         buffer = np.concatenate([_by_label(targets, weights), Sums(stop=stop).pack()])
         self._sleep(self._step_s(self._group.size, size) / self._part())
         self._group.sum(buffer)
@@ -133,8 +156,12 @@ class Sleeper:
         self._clock += seconds
         self._group.rest(self._clock - now)
 
-    def evaluate(self, images: np.ndarray, targets: np.ndarray,  # noqa: D102
-                 weights: np.ndarray | None = None) -> Sums:
+    def evaluate(  # noqa: D102
+        self,
+        images: np.ndarray,
+        targets: np.ndarray,
+        weights: np.ndarray | None = None,
+    ) -> Sums:
         return self._judged(_by_label(targets, weights))
 
     def _judged(self, seen: np.ndarray) -> Sums:

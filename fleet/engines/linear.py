@@ -66,7 +66,9 @@ class Answers:
         """(n, outputs): what is predicted minus what is wanted."""
         if self.kind == "class":
             return np.exp(self._log_shares) - self._wanted
-        predicted = 0.5 * (1 + np.tanh(self.outputs / 2)) if self.kind == "multilabel" else self.outputs
+        predicted = (
+            0.5 * (1 + np.tanh(self.outputs / 2)) if self.kind == "multilabel" else self.outputs
+        )
         found: np.ndarray = predicted - self._wanted
         return found
 
@@ -83,7 +85,9 @@ class Answers:
             return self.targets
         width = self.outputs.shape[1]
         wanted = np.eye(width)[self.targets] if self.kind == "class" else self.targets
-        return wanted * (1 - self.smoothing) + self.smoothing / (width if self.kind == "class" else 2)
+        return wanted * (1 - self.smoothing) + self.smoothing / (
+            width if self.kind == "class" else 2
+        )
 
 
 @dataclass(frozen=True)
@@ -103,15 +107,24 @@ class MaskAnswers:
     pixels: Answers
 
     @classmethod
-    def of(cls, outputs: np.ndarray, targets: np.ndarray, weights: np.ndarray | float, void: int, smoothing: float,
-           class_weights: np.ndarray | None) -> MaskAnswers:
+    def of(
+        cls,
+        outputs: np.ndarray,
+        targets: np.ndarray,
+        weights: np.ndarray | float,
+        void: int,
+        smoothing: float,
+        class_weights: np.ndarray | None,
+    ) -> MaskAnswers:
         """What comes out for some samples of such weights."""
         counted = targets != void
         labels = targets[counted].astype(np.int64)
         each = (weights / np.maximum(counted.sum(axis=(1, 2)), 1))[np.nonzero(counted)[0]]
         if class_weights is not None:
             each = each * class_weights[labels]
-        return cls(outputs, targets, counted, Answers("class", outputs[counted], labels, each, smoothing))
+        return cls(
+            outputs, targets, counted, Answers("class", outputs[counted], labels, each, smoothing)
+        )
 
     def losses(self) -> np.ndarray:  # noqa: D102 - as of Answers
         return self._by_sample(self.pixels.losses())
@@ -134,16 +147,22 @@ AnyAnswers: TypeAlias = Answers | MaskAnswers
 Measure: TypeAlias = Callable[[np.ndarray, np.ndarray, "np.ndarray | None", bool], AnyAnswers]
 
 
-def measure_of(target: TargetSpec, smoothing: float, class_weights: Mapping[str, float] | str | None) -> Measure:
+def measure_of(
+    target: TargetSpec, smoothing: float, class_weights: Mapping[str, float] | str | None
+) -> Measure:
     """What judges the outputs for such targets.
 
     Args:
         smoothing: of labels.
         class_weights: of all classes in order, which count in training alone.
     """
-    of_classes = np.array(list(class_weights.values())) if isinstance(class_weights, Mapping) else None
+    of_classes = (
+        np.array(list(class_weights.values())) if isinstance(class_weights, Mapping) else None
+    )
 
-    def measure(outputs: np.ndarray, targets: np.ndarray, weights: np.ndarray | None, training: bool) -> AnyAnswers:
+    def measure(
+        outputs: np.ndarray, targets: np.ndarray, weights: np.ndarray | None, training: bool
+    ) -> AnyAnswers:
         own = of_classes if training else None
         each = 1.0 if weights is None else weights.astype(np.float64)
         if target.kind == "mask":
@@ -155,8 +174,10 @@ def measure_of(target: TargetSpec, smoothing: float, class_weights: Mapping[str,
     return measure
 
 
-_ERRORS: dict[str, Callable[[np.ndarray], np.ndarray]] = {"mean_absolute_error": np.abs,
-                                                         "mean_squared_error": np.square}
+_ERRORS: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    "mean_absolute_error": np.abs,
+    "mean_squared_error": np.square,
+}
 
 
 def metric_of(name: str, target: TargetSpec) -> Callable[[Any], np.ndarray]:
@@ -168,6 +189,9 @@ def metric_of(name: str, target: TargetSpec) -> Callable[[Any], np.ndarray]:
     known = _ERRORS if target.kind == "value" else {}
     if snake(name) not in known:
         has = " and ".join(known) if known else "accuracy alone"
-        raise SettingError(f"the numpy engine has no metric {name} of {target.kind} targets; it has {has}", "train",
-                           "metrics")
+        raise SettingError(
+            f"the numpy engine has no metric {name} of {target.kind} targets; it has {has}",
+            "train",
+            "metrics",
+        )
     return lambda answers: known[snake(name)](answers.errors).mean(axis=1)

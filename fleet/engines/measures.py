@@ -32,8 +32,13 @@ class LossFunctions(NamedTuple):
     least: float
 
     @classmethod
-    def of(cls, train: Train, target: TargetSpec, of_samples: Callable[[list[float] | None], Loss],
-           correct: Loss) -> LossFunctions:
+    def of(
+        cls,
+        train: Train,
+        target: TargetSpec,
+        of_samples: Callable[[list[float] | None], Loss],
+        correct: Loss,
+    ) -> LossFunctions:
         """Those of a network.
 
         Args:
@@ -48,9 +53,17 @@ class LossFunctions(NamedTuple):
             if target.kind == "mask" and train.loss is not None and snake(name) in OF_MASKS:
                 raise weighs_masks(name)
             training = of_samples(list(train.class_weights.values()))
-        return cls(training, judging, correct, name, -math.inf if ":" in name else LOSSES[snake(name)].least)
+        return cls(
+            training,
+            judging,
+            correct,
+            name,
+            -math.inf if ":" in name else LOSSES[snake(name)].least,
+        )
 
-    def check(self, slope: Callable[[Loss], Any], judged: Callable[[], np.ndarray], is_finite: bool) -> None:
+    def check(
+        self, slope: Callable[[Loss], Any], judged: Callable[[], np.ndarray], is_finite: bool
+    ) -> None:
         """See on some samples that this is a loss: it depends on what a network gives, and is not below its least.
 
         Args:
@@ -66,16 +79,24 @@ class LossFunctions(NamedTuple):
         except SettingError:
             raise
         except Exception as error:  # of the user's own function
-            raise self._mistake(f"cannot be computed of (targets, outputs): {reason_of(error)}") from error
+            raise self._mistake(
+                f"cannot be computed of (targets, outputs): {reason_of(error)}"
+            ) from error
         if found is None or not np.any(found):
-            raise self._mistake("does not depend on what the network gives, so that no weight is connected to it and "
-                                "nothing can be learned")
+            raise self._mistake(
+                "does not depend on what the network gives, so that no weight is connected to it and "
+                "nothing can be learned"
+            )
         losses = judged()
         if not np.isfinite(losses).all() and is_finite:
-            raise self._mistake(f"is no number for what the network gives: {losses[~np.isfinite(losses)][0]}")
+            raise self._mistake(
+                f"is no number for what the network gives: {losses[~np.isfinite(losses)][0]}"
+            )
         if losses.min() < self.least - _ROUNDED:
-            raise self._mistake(f"is {losses.min():.4g} for samples of the data, less than it can be ({self.least:g}): "
-                                "it is not of such targets")
+            raise self._mistake(
+                f"is {losses.min():.4g} for samples of the data, less than it can be ({self.least:g}): "
+                "it is not of such targets"
+            )
 
     def _mistake(self, wrong: str) -> SettingError:
         return SettingError(f"the loss {self.name} {wrong}", "train", "loss")
@@ -93,7 +114,9 @@ class Metrics:
         found, first = {}, 0
         for metric in self._metrics:
             with np.errstate(divide="ignore", invalid="ignore"):
-                found[metric.name] = metric.result(np.array(more[first:first + metric.width], np.float64))
+                found[metric.name] = metric.result(
+                    np.array(more[first : first + metric.width], np.float64)
+                )
             first += metric.width
         return found
 
@@ -117,8 +140,11 @@ def given_to(train: Train, target: TargetSpec, known: Collection[str]) -> dict[s
     assert train.loss is not None
     name, given = name_of(train.loss), parameters_of(train.loss)
     if wrong := [key for key in given if key not in known]:
-        raise SettingError(f"{name} takes no {', '.join(wrong)}; it takes {', '.join(known) or 'no parameters'}",
-                           "train", "loss")
+        raise SettingError(
+            f"{name} takes no {', '.join(wrong)}; it takes {', '.join(known) or 'no parameters'}",
+            "train",
+            "loss",
+        )
     if snake(name).startswith("sparse_") and target.kind not in ("class", "mask"):
         raise SettingError(f"{name} is of classes, not of {target.kind} targets", "train", "loss")
     if train.label_smoothing:
@@ -130,11 +156,18 @@ def given_to(train: Train, target: TargetSpec, known: Collection[str]) -> dict[s
 
 def of_whole_batch(what: str, key: str, more: str = "") -> SettingError:
     """The mistake of a loss or metric that gives a single number."""
-    return SettingError(f"{what} gives one number for a whole batch, which ranks cannot add up; it should give one for "
-                        f"each sample{more}", "train", key)
+    return SettingError(
+        f"{what} gives one number for a whole batch, which ranks cannot add up; it should give one for "
+        f"each sample{more}",
+        "train",
+        key,
+    )
 
 
 def weighs_masks(name: str) -> SettingError:
     """The mistake of weights of classes beside a loss of whole masks."""
-    return SettingError(f"class_weights: {name} gives a number for each mask, and weights are of pixels", "train",
-                        "class_weights")
+    return SettingError(
+        f"class_weights: {name} gives a number for each mask, and weights are of pixels",
+        "train",
+        "class_weights",
+    )

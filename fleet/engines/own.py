@@ -44,8 +44,11 @@ def own_loss(train: Train, kind: type, **always: Any) -> tuple[Any, dict[str, An
     assert train.loss is not None
     name, given = name_of(train.loss), parameters_of(train.loss)
     if train.label_smoothing:
-        raise SettingError("label_smoothing works with the losses that FLEET has; your own loss may do it itself",
-                           "train", "label_smoothing")
+        raise SettingError(
+            "label_smoothing works with the losses that FLEET has; your own loss may do it itself",
+            "train",
+            "label_smoothing",
+        )
     found = load_own(name, "loss", "loss")
     if not callable(found):
         raise SettingError(f"{name} is a {type(found).__name__}, not a function", "train", "loss")
@@ -69,12 +72,18 @@ def own_optimizer(settings: Optimizer, kind: type, what: str, make: Callable[[An
     with told_as(f"{settings.name} raised", SettingError, "train", "optimizer"):
         made = make(function)
     if not isinstance(made, kind):
-        raise SettingError(f"{settings.name} returned a {type(made).__name__}, not a {what}", "train", "optimizer",
-                           "name")
+        raise SettingError(
+            f"{settings.name} returned a {type(made).__name__}, not a {what}",
+            "train",
+            "optimizer",
+            "name",
+        )
     return made
 
 
-def own_model(architecture: Architecture, shape: tuple[int, ...], outputs: int, kind: type[T], what: str) -> T:
+def own_model(
+    architecture: Architecture, shape: tuple[int, ...], outputs: int, kind: type[T], what: str
+) -> T:
     """What a function of the user's own builds.
 
     Args:
@@ -93,7 +102,9 @@ def own_model(architecture: Architecture, shape: tuple[int, ...], outputs: int, 
     try:
         built = function(**keywords)
     except SystemExit as error:
-        raise ModelError(f"{name} returned no {what.rpartition('.')[2].lower()}: {exit_reason(error)}") from error
+        raise ModelError(
+            f"{name} returned no {what.rpartition('.')[2].lower()}: {exit_reason(error)}"
+        ) from error
     except Exception as error:  # the user's function may raise anything
         raise ModelError(f"{name} raised {one_line(error)}") from error
     if not isinstance(built, kind):

@@ -9,11 +9,17 @@ from fleet.spec.engines import ENGINES
 from fleet.spec.model import COLOUR, one_line
 
 # What CUDA and its libraries say, in errors of any type, and what those of our engines say.
-_NO_MEMORY = ("CUDA_ERROR_OUT_OF_MEMORY", "CUDNN_STATUS_ALLOC_FAILED", "CUBLAS_STATUS_ALLOC_FAILED",
-              *(word for engine in ENGINES.values() for word in engine.no_memory))
+_NO_MEMORY = (
+    "CUDA_ERROR_OUT_OF_MEMORY",
+    "CUDNN_STATUS_ALLOC_FAILED",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    *(word for engine in ENGINES.values() for word in engine.no_memory),
+)
 
 _FRAMES = re.compile(r"^(\s*File .*\n)+.*", re.MULTILINE)  # and the code that stands under each
-_OF_AUTOGRAPH = re.compile(r"outer_factory\.<locals>\.inner_factory\.<locals>\.tf__")  # before names of functions
+_OF_AUTOGRAPH = re.compile(
+    r"outer_factory\.<locals>\.inner_factory\.<locals>\.tf__"
+)  # before names of functions
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -31,7 +37,9 @@ def reason_of(error: BaseException) -> str:
     if isinstance(error, SystemExit):
         return exit_reason(error)
     raised, kind = "" if isinstance(error, Exception) else "it raised ", f"{type(error).__name__}: "
-    return f"{raised}{kind}{_without_frames(str(error)).removeprefix(kind)}".removesuffix(": ")[:500]
+    return f"{raised}{kind}{_without_frames(str(error)).removeprefix(kind)}".removesuffix(": ")[
+        :500
+    ]
 
 
 def _without_frames(text: str) -> str:

@@ -23,9 +23,15 @@ from preprocess.sample import SampleSpec
 from scheduler.base import RateTable
 
 
-def make_engine(spec: Spec, sample: SampleSpec, rates: RateTable | None, index: int, trainers: int,
-                slot: Slot = Slot(), pin: Callable[[Any], object] = lambda memory: None  # noqa: B008 - frozen
-                ) -> Engine:
+def make_engine(
+    spec: Spec,
+    sample: SampleSpec,
+    rates: RateTable | None,
+    index: int,
+    trainers: int,
+    slot: Slot = Slot(),  # noqa: B008
+    pin: Callable[[Any], object] = lambda memory: None,
+) -> Engine:
     """The engine that a spec asks for.
 
     Args:
@@ -39,14 +45,25 @@ def make_engine(spec: Spec, sample: SampleSpec, rates: RateTable | None, index: 
     Raises:
         UserError: what makes an engine of the user's own is not there, or makes something else.
     """
-    engine = _function(spec.engine, spec.engine.make)(Setup(
-        sample, spec.resources, rates, index, trainers,
-        deterministic=any(network.train.deterministic for network in spec.networks), slot=slot,
-        folder=Path(spec.output), pin=pin,
-        transforms={feed: data.transforms for feed, data in spec.feeds.items()}))
+    engine = _function(spec.engine, spec.engine.make)(
+        Setup(
+            sample,
+            spec.resources,
+            rates,
+            index,
+            trainers,
+            deterministic=any(network.train.deterministic for network in spec.networks),
+            slot=slot,
+            folder=Path(spec.output),
+            pin=pin,
+            transforms={feed: data.transforms for feed, data in spec.feeds.items()},
+        )
+    )
     if missing := [name for name in ("exchange_name", "build") if not hasattr(engine, name)]:
-        raise UserError(f"resources.engine: {spec.resources.engine} makes a {type(engine).__name__}, which has no "
-                        f"{' and no '.join(missing)}: it should make an engine, as in fleet.engines.base")
+        raise UserError(
+            f"resources.engine: {spec.resources.engine} makes a {type(engine).__name__}, which has no "
+            f"{' and no '.join(missing)}: it should make an engine, as in fleet.engines.base"
+        )
     return engine
 
 
@@ -78,7 +95,9 @@ def parameters_of(network: NetworkSpec, spec: Spec, sample: SampleSpec) -> int |
     except FleetError as error:
         raise UserError(f"{network.name}: {error}") from error
     except Exception as error:  # the user's function may raise anything
-        raise UserError(f"{network.name}: {network.architecture.target}: {one_line(error)}") from error
+        raise UserError(
+            f"{network.name}: {network.architecture.target}: {one_line(error)}"
+        ) from error
 
 
 def count_parameters(network: NetworkSpec, spec: Spec, sample: SampleSpec) -> int | None:
@@ -104,7 +123,9 @@ def join_exports(spec: Spec, files: Sequence[Path], weights: Sequence[float], ki
         UserError: the engine cannot load what it exports, or one of the files cannot be loaded.
     """
     if spec.engine.join is None:
-        raise UserError(f"resources.engine: {spec.engine.name} writes no networks that can be loaded again")
+        raise UserError(
+            f"resources.engine: {spec.engine.name} writes no networks that can be loaded again"
+        )
     joined: Joined = _function(spec.engine, spec.engine.join)(files, weights, kind)
     return joined
 
@@ -148,8 +169,10 @@ def _function(engine: EngineInfo, found: str | Callable[..., Any]) -> Callable[.
 
 
 def _not_installed(engine: EngineInfo, said: str) -> NotInstalledError:
-    return NotInstalledError(f"{said}; the {engine.name} engine wants what pip install "
-                             f"'fleet-ensemble[{engine.extra}]' brings")
+    return NotInstalledError(
+        f"{said}; the {engine.name} engine wants what pip install "
+        f"'fleet-ensemble[{engine.extra}]' brings"
+    )
 
 
 @contextmanager

@@ -44,11 +44,15 @@ class NumpyEngine:
         shape = (_features(sample) + 1, sample.classes)
         if network.architecture.kind == "import":
             function = load_function(network.architecture.target)
-            weights = function(**call_of(function, network.architecture, sample.image.shape, shape[1]))
+            weights = function(
+                **call_of(function, network.architecture, sample.image.shape, shape[1])
+            )
             weights = np.array(weights, np.float64)
             if weights.shape != shape:
-                raise ModelError(f"{network.architecture.target} returned weights of shape {weights.shape}, not "
-                                 f"{shape}")
+                raise ModelError(
+                    f"{network.architecture.target} returned weights of shape {weights.shape}, not "
+                    f"{shape}"
+                )
         else:
             weights = np.random.default_rng(network.seed).normal(0, 0.01, shape)
         return SoftmaxRegression(network, group, sample, weights)
@@ -64,7 +68,9 @@ def make(setup: Setup) -> NumpyEngine:
     return NumpyEngine(setup.sample)
 
 
-def count_parameters(architecture: Architecture, shape: tuple[int, ...], classes: int, seed: int) -> int:
+def count_parameters(
+    architecture: Architecture, shape: tuple[int, ...], classes: int, seed: int
+) -> int:
     """The weights of a regression, whatever function gives the first ones."""
     return (math.prod(shape) + 1) * classes
 
@@ -76,47 +82,72 @@ class SoftmaxRegression:
         weights: (features + 1, classes), the first ones; the last row is the biases.
     """
 
-    def __init__(self, network: NetworkSpec, group: Group, sample: SampleSpec, weights: np.ndarray) -> None:
+    def __init__(
+        self, network: NetworkSpec, group: Group, sample: SampleSpec, weights: np.ndarray
+    ) -> None:
         train, optimizer = network.train, network.train.optimizer
         assert isinstance(optimizer.learning_rate, float)  # its row knows no schedules
         self._group, self._sample = group, sample
         self._answers = measure_of(sample.target, train.label_smoothing, train.class_weights)
-        self._metrics = {label_of(name): metric_of(name_of(name), sample.target) for name in train.metrics
-                         if snake(name_of(name)) != "accuracy"}
+        self._metrics = {
+            label_of(name): metric_of(name_of(name), sample.target)
+            for name in train.metrics
+            if snake(name_of(name)) != "accuracy"
+        }
         if any(map(parameters_of, train.metrics)):
-            raise SettingError("the numpy engine has no metrics with parameters", "train", "metrics")
+            raise SettingError(
+                "the numpy engine has no metrics with parameters", "train", "metrics"
+            )
         self._nothing = (0.0,) * (len(self._metrics) + 1 if self._metrics else 0)
-        self._rate = self._own_rate = optimizer.learning_rate * network.learning_rate_scale(group.size)
+        self._rate = self._own_rate = optimizer.learning_rate * network.learning_rate_scale(
+            group.size
+        )
         self._momentum = optimizer.momentum or 0.0
         self._weights = weights
         self._velocity = np.zeros_like(weights)
 
-    def step(self, images: np.ndarray, targets: np.ndarray, size: int,  # noqa: D102 - Trainable says it
-             stop: bool = False, weights: np.ndarray | None = None) -> Sums:
+    def step(  # noqa: D102
+        self,
+        images: np.ndarray,
+        targets: np.ndarray,
+        size: int,
+        stop: bool = False,
+        weights: np.ndarray | None = None,
+    ) -> Sums:
         gradient, mine = np.zeros_like(self._weights), Sums(stop=stop, more=self._nothing)
         error: BaseException | None = None
         try:
             answers, inputs = self._judge(images, targets, weights, training=True)
-            gradient = inputs.reshape(-1, inputs.shape[-1]).T @ answers.slopes().reshape(-1, gradient.shape[1])
+            gradient = inputs.reshape(-1, inputs.shape[-1]).T @ answers.slopes().reshape(
+                -1, gradient.shape[1]
+            )
             mine += self._sums(answers)
         except BaseException as caught:  # the other ranks wait for this one's part
             error, mine = caught, Sums(stop=stop, failed=True, more=mine.more)
         buffer = np.concatenate([gradient.ravel(), mine.pack()])
         self._group.sum(buffer)
-        gradient = buffer[:gradient.size].reshape(self._weights.shape)
-        sums = Sums.unpack(buffer[gradient.size:])
+        gradient = buffer[: gradient.size].reshape(self._weights.shape)
+        sums = Sums.unpack(buffer[gradient.size :])
         sums.raise_failure(error)
         if sums.count:  # a batch of which no sample could be read changes nothing
             self._velocity = self._momentum * self._velocity - self._rate * (gradient / sums.count)
             self._weights = self._weights + self._velocity
         return sums
 
-    def evaluate(self, images: np.ndarray, targets: np.ndarray,  # noqa: D102
-                 weights: np.ndarray | None = None) -> Sums:
+    def evaluate(  # noqa: D102
+        self,
+        images: np.ndarray,
+        targets: np.ndarray,
+        weights: np.ndarray | None = None,
+    ) -> Sums:
         return self._sums(self._judge(images, targets, weights)[0])
 
-    def predict(self, images: np.ndarray, targets: np.ndarray,  # noqa: D102 - Predicting says it
-                weights: np.ndarray | None = None) -> tuple[Sums, np.ndarray]:
+    def predict(  # noqa: D102
+        self,
+        images: np.ndarray,
+        targets: np.ndarray,
+        weights: np.ndarray | None = None,
+    ) -> tuple[Sums, np.ndarray]:
         outputs: np.ndarray = self._features(images) @ self._weights
         return self.evaluate(images, targets, weights), outputs.astype(np.float32)
 
@@ -124,18 +155,29 @@ class SoftmaxRegression:
         *sums, count = more
         return {name: total / count for name, total in zip(self._metrics, sums, strict=True)}
 
-    def _judge(self, images: np.ndarray, targets: np.ndarray, weights: np.ndarray | None, training: bool = False
-               ) -> tuple[AnyAnswers, np.ndarray]:
+    def _judge(
+        self,
+        images: np.ndarray,
+        targets: np.ndarray,
+        weights: np.ndarray | None,
+        training: bool = False,
+    ) -> tuple[AnyAnswers, np.ndarray]:
         """What comes out for the samples that could be read, and their features."""
         images, targets, *weighed = readable(rows_of(images, targets, weights))
         inputs = self._features(images)
-        return self._answers(inputs @ self._weights, targets, weighed[0] if weighed else None, training), inputs
+        return self._answers(
+            inputs @ self._weights, targets, weighed[0] if weighed else None, training
+        ), inputs
 
     def _sums(self, answers: AnyAnswers) -> Sums:
         count = len(answers.targets)
         more = [float(metric(answers).sum()) for metric in self._metrics.values()]
-        return Sums(float(answers.losses().sum()), float(answers.correct().sum()), count,
-                    more=(*more, float(count)) if more else ())
+        return Sums(
+            float(answers.losses().sum()),
+            float(answers.correct().sum()),
+            count,
+            more=(*more, float(count)) if more else (),
+        )
 
     def average_statistics(self) -> None:
         """There are none."""
@@ -179,6 +221,11 @@ class SoftmaxRegression:
         """(n, features + 1), or for masks (n, height, width, channels + 1)."""
         images = finished(images, self._sample)
         scaled = images if self._sample.affine is None else self._sample.affine.apply(images)
-        features = scaled if self._sample.target.kind == "mask" else scaled.reshape(len(images),
-                                                                                     self._sample.image.size)
-        return np.concatenate([features.astype(np.float64), np.ones((*features.shape[:-1], 1))], axis=-1)
+        features = (
+            scaled
+            if self._sample.target.kind == "mask"
+            else scaled.reshape(len(images), self._sample.image.size)
+        )
+        return np.concatenate(
+            [features.astype(np.float64), np.ones((*features.shape[:-1], 1))], axis=-1
+        )

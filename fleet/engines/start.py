@@ -28,17 +28,29 @@ def taken(file: str, own: Shapes, found: Shapes, skip: Sequence[str]) -> list[st
     ['body']
     """
     skipped = meeting(skip, [*own, *found], "skip")
-    mine, theirs = ({name: tuple(shape) for name, shape in of.items() if name not in skipped} for of in (own, found))
-    wrong = [f"{name} is {theirs[name]} in the file and {shape} in the network"
-             for name, shape in mine.items() if name in theirs and theirs[name] != shape]
-    for where, names in (("the file has no", mine.keys() - theirs.keys()),
-                         ("the network has no", theirs.keys() - mine.keys())):
+    mine, theirs = (
+        {name: tuple(shape) for name, shape in of.items() if name not in skipped}
+        for of in (own, found)
+    )
+    wrong = [
+        f"{name} is {theirs[name]} in the file and {shape} in the network"
+        for name, shape in mine.items()
+        if name in theirs and theirs[name] != shape
+    ]
+    for where, names in (
+        ("the file has no", mine.keys() - theirs.keys()),
+        ("the network has no", theirs.keys() - mine.keys()),
+    ):
         if names:
             wrong.append(f"{where} {_listed(sorted(names))}")
     if wrong:
         more = [f"{len(wrong) - _SHOWN} more"] if len(wrong) > _SHOWN else []
-        raise SettingError(f"{file} does not fit the network: {'; '.join([*wrong[:_SHOWN], *more])}; "
-                           "what should begin at random stands in skip", "train", "start")
+        raise SettingError(
+            f"{file} does not fit the network: {'; '.join([*wrong[:_SHOWN], *more])}; "
+            "what should begin at random stands in skip",
+            "train",
+            "start",
+        )
     return list(mine)
 
 
@@ -56,10 +68,18 @@ def meeting(patterns: Iterable[str], names: Collection[str], key: str) -> set[st
     """
     met: set[str] = set()
     for pattern in patterns:
-        now = {name for name in names if fnmatchcase(name, pattern) or fnmatchcase(name.replace("/", "."), pattern)}
+        now = {
+            name
+            for name in names
+            if fnmatchcase(name, pattern) or fnmatchcase(name.replace("/", "."), pattern)
+        }
         if not now:
-            raise SettingError(f"{pattern!r} matches no weight; there are {_listed(list(dict.fromkeys(names)))}",
-                               "train", "start", key)
+            raise SettingError(
+                f"{pattern!r} matches no weight; there are {_listed(list(dict.fromkeys(names)))}",
+                "train",
+                "start",
+                key,
+            )
         met |= now
     return met
 

@@ -104,12 +104,20 @@ class _Trying:
         if not spec.engine.learns or not self._fits_here():
             return  # it is not built
         with contextlib.closing(engine.build(network, Alone())) as trainable:
-            if (start := network.train.begins) and not network.parent and isinstance(trainable, Starting):
+            if (
+                (start := network.train.begins)
+                and not network.parent
+                and isinstance(trainable, Starting)
+            ):
                 trainable.begin_with(Path(start.file), start.skip)
             if (kind := _kind(network)) not in row_bytes:
                 row_bytes[kind] = self._step(trainable)
             self._measure(trainable, row_bytes[kind])
-            if spec.engine.exports and network.architecture.kind == "import" and isinstance(trainable, Examinable):
+            if (
+                spec.engine.exports
+                and network.architecture.kind == "import"
+                and isinstance(trainable, Examinable)
+            ):
                 self._begin("the export")
                 with tempfile.TemporaryDirectory(prefix="fleet-check-") as folder:
                     if note := trainable.try_export(Path(folder)):
@@ -126,8 +134,10 @@ class _Trying:
         if wrong := too_large(parameters, self.network, self.request.spec):
             raise ModelError(wrong)
         if memory > self.request.memory:
-            self.trial.notes += (f"not built: its {format_size(memory)} do not fit into the "
-                                 f"{format_size(self.request.memory)} that this machine has free",)
+            self.trial.notes += (
+                f"not built: its {format_size(memory)} do not fit into the "
+                f"{format_size(self.request.memory)} that this machine has free",
+            )
         return memory <= self.request.memory
 
     def _step(self, trainable: Trainable) -> int | None:
@@ -137,12 +147,20 @@ class _Trying:
             sample = self.request.sample.of(self.network.feed)
             image, target = sample.wire, sample.target
             images, targets = self.request.samples.get(self.network.feed) or (
-                np.zeros((_ROWS, *image.shape), image.dtype), target.made_up(np.random.default_rng(0), _ROWS))
+                np.zeros((_ROWS, *image.shape), image.dtype),
+                target.made_up(np.random.default_rng(0), _ROWS),
+            )
             values, weights = target.split(targets)
             if isinstance(trainable, Learning):
                 trainable.check_learns(images, values)
             rows = min(_ROWS, len(images), self.network.train.batch.bounds[0])
-            trainable.step(images[:rows], values[:rows], rows, False, *([] if weights is None else [weights[:rows]]))
+            trainable.step(
+                images[:rows],
+                values[:rows],
+                rows,
+                False,
+                *([] if weights is None else [weights[:rows]]),
+            )
         try:
             return trainable.row_bytes() if isinstance(trainable, Examinable) else None
         except Exception:  # the step has not been tried, and would have failed
@@ -154,7 +172,9 @@ class _Trying:
             self.trial.parameters = trainable.count_parameters()
         if (parameters := self.trial.parameters) is not None:
             rows = -(-network.global_batch(network.min_gpus) // network.min_gpus)
-            self.trial.memory = training_bytes(parameters, network, self.request.spec) + rows * (row_bytes or 0)
+            self.trial.memory = training_bytes(parameters, network, self.request.spec) + rows * (
+                row_bytes or 0
+            )
 
 
 def main() -> None:
@@ -205,5 +225,9 @@ def _try(trying: _Trying, engine: Engine | None, row_bytes: dict[str, int | None
 def _kind(network: NetworkSpec) -> str:
     """Equal for networks whose steps differ in numbers only."""
     optimizer = dataclasses.replace(network.train.optimizer, learning_rate=1.0)
-    kept = {**dataclasses.asdict(network.train), "optimizer": dataclasses.asdict(optimizer), "converge": None}
+    kept = {
+        **dataclasses.asdict(network.train),
+        "optimizer": dataclasses.asdict(optimizer),
+        "converge": None,
+    }
     return json.dumps([network.architecture.key, network.feed, kept], sort_keys=True)

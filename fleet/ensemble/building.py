@@ -40,9 +40,13 @@ class Buildings:
     def __init__(self) -> None:
         self._by_device: dict[int, Building] = {}  # of the first of its devices
         self._devices_of: defaultdict[str, set[int]] = defaultdict(set)  # network -> these devices
-        self._until: list[tuple[float, int]] = []  # a heap of when each is late, and that device; some are over
+        self._until: list[
+            tuple[float, int]
+        ] = []  # a heap of when each is late, and that device; some are over
 
-    def begin(self, network: NetworkSpec, devices: Sequence[int], now_s: float, is_recruit: bool = False) -> None:
+    def begin(
+        self, network: NetworkSpec, devices: Sequence[int], now_s: float, is_recruit: bool = False
+    ) -> None:
         """Devices have been told to build a network."""
         until_s = now_s + network.train.build_timeout
         self.end_of(devices[0])
@@ -77,7 +81,11 @@ class Buildings:
         """
         if now_s < self.wakes_s(ends_s):
             return []
-        return [building for building in self._by_device.values() if now_s >= min(building.until_s, ends_s) + DEAF_S]
+        return [
+            building
+            for building in self._by_device.values()
+            if now_s >= min(building.until_s, ends_s) + DEAF_S
+        ]
 
     def wakes_s(self, ends_s: float) -> float:
         """When the next of them is deaf; infinity where nothing is built."""
@@ -107,7 +115,9 @@ class StartupTimes:
     def __init__(self, ends_s: float | None, outbox: Outbox) -> None:
         self._ends_s, self._outbox, self._has_stepped = ends_s, outbox, False
         self._started: dict[str, float] = {}  # the networks of which nothing has been heard since
-        self._builds: dict[str, float] = {}  # how long it took the latest group of each network until it was built
+        self._builds: dict[
+            str, float
+        ] = {}  # how long it took the latest group of each network until it was built
         self.longest_s: float | None = None
 
     def started(self, network: str, now_s: float) -> None:

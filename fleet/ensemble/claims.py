@@ -101,12 +101,19 @@ class Claims:
         return Want(tuple(sorted(left, key=lambda name: (self._epochs[name], name))), most)
 
     def _leave(self, now_s: float, has_any: bool) -> list[Effect]:
-        if has_any or self._ends or not self._epochs:  # where all are over, the launch ends by itself
+        if (
+            has_any or self._ends or not self._epochs
+        ):  # where all are over, the launch ends by itself
             self._idle_since = None
         elif self._idle_since is None:
             self._idle_since = now_s
         elif now_s >= self._idle_since + self._idle_s:
             self._ends, self._want = True, Want((), 0)
-            return [self._want, Leave(f"no network was to be had for {format_duration(self._idle_s)}: those that are "
-                                      "left are trained by other launches")]
+            return [
+                self._want,
+                Leave(
+                    f"no network was to be had for {format_duration(self._idle_s)}: those that are "
+                    "left are trained by other launches"
+                ),
+            ]
         return []

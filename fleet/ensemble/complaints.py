@@ -19,7 +19,9 @@ class Complaints:
 
     def warned(self, warned: Warned) -> None:
         """An engine warns of a network."""
-        if warned.warning not in self._warnings:  # each group that trains the network says so, and its twins
+        if (
+            warned.warning not in self._warnings
+        ):  # each group that trains the network says so, and its twins
             self._warnings.add(warned.warning)
             self._outbox.note(NetworkWarned(*warned))
 
@@ -30,6 +32,11 @@ class Complaints:
         self._bad.add(bad.name)
         self._outbox.note(BadSample(bad.name, bad.reason, bad.training))
         if len(self._bad) > self._most * self._samples:
-            self._outbox.add(Fail(UserError(
-                f"{len(self._bad)} of {self._samples} samples cannot be read, more than data.max_bad: {self._most:.2%};"
-                f" the latest: {bad.name}: {bad.reason}")))
+            self._outbox.add(
+                Fail(
+                    UserError(
+                        f"{len(self._bad)} of {self._samples} samples cannot be read, more than data.max_bad: {self._most:.2%};"
+                        f" the latest: {bad.name}: {bad.reason}"
+                    )
+                )
+            )

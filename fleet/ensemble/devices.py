@@ -30,7 +30,12 @@ class Devices:
     def __init__(self, devices: Iterable[int]) -> None:
         self.alive = set(devices)
         self.returning, self.absent = set(self.alive), set(self.alive)
-        self.free, self.idle, self.taken, self.measuring = set[int](), set[int](), set[int](), set[int]()
+        self.free, self.idle, self.taken, self.measuring = (
+            set[int](),
+            set[int](),
+            set[int](),
+            set[int](),
+        )
         self._vacated: set[int] = set()
 
     def rest(self, device: int) -> None:

@@ -148,8 +148,17 @@ class NodesAsked:
 
 
 Heard: TypeAlias = (
-    Message | RanksDied | EndAsked | CheckpointRead | Leased | Admitted | Consulted | ConsultFailed | Ruled
-    | NodesAsked)
+    Message
+    | RanksDied
+    | EndAsked
+    | CheckpointRead
+    | Leased
+    | Admitted
+    | Consulted
+    | ConsultFailed
+    | Ruled
+    | NodesAsked
+)
 
 # ---- wanted ------------------------------------------------------------------------------------
 
@@ -210,7 +219,9 @@ class Finish:
 
 # Of what the mind of searches decides: Note, log an event and show it to all who watch; Consult, call a searcher, which
 # Consulted or ConsultFailed answers; Add, look at a network that was asked for, which Admitted answers.
-Effect: TypeAlias = Tell | Note | KeepParameters | KeepRates | ReadCheckpoint | Consult | Add | Fail | Finish
+Effect: TypeAlias = (
+    Tell | Note | KeepParameters | KeepRates | ReadCheckpoint | Consult | Add | Fail | Finish
+)
 
 
 class Outbox:

@@ -52,8 +52,11 @@ class Ending:
         who = f"{'ranks' if len(ranks) > 1 else 'rank'} {', '.join(map(str, ranks))}"
         if is_late and not building.is_recruit and not self._networks.is_over(network.name):
             limit = format_duration(network.train.build_timeout)
-            self._searching.fail(network.name, f"building took longer than {limit} (train.build_timeout), and Python "
-                                               f"cannot interrupt it on {who}")
+            self._searching.fail(
+                network.name,
+                f"building took longer than {limit} (train.build_timeout), and Python "
+                f"cannot interrupt it on {who}",
+            )
         self.begin(f"{who} did not come back from building {network.name}")
 
     def wind_up(self) -> None:

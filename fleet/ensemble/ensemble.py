@@ -41,14 +41,23 @@ class Ensemble:
         begun: what has followed from the log of earlier launches for the mind.
     """
 
-    def __init__(self, setup: Setup, standings: Mapping[str, Standing], speeds: Speeds, ask: Ask, mind: Mind,
-                 begun: Sequence[Decision] = ()) -> None:
+    def __init__(
+        self,
+        setup: Setup,
+        standings: Mapping[str, Standing],
+        speeds: Speeds,
+        ask: Ask,
+        mind: Mind,
+        begun: Sequence[Decision] = (),
+    ) -> None:
         self._launch = launch = Parts.of(setup, standings)
         self._outbox, self._groups, self._networks = launch.outbox, launch.groups, launch.networks
         self._rates, self._leaving = make_rates(speeds, launch), Leaving(launch)
         self._searching = Searching(mind, begun, launch, self._rates)
         self._ending = Ending(launch, self._rates, self._searching)
-        self._placement = Placement(launch, self._rates, self._searching, self._leaving, self._ending, ask)
+        self._placement = Placement(
+            launch, self._rates, self._searching, self._leaving, self._ending, ask
+        )
         self._hearing = Hearing(launch, self._rates, self._searching, self._leaving, self._ending)
         self._history, self._wakes_s = History(), float("-inf")
         self._undecided = 0  # what has been heard since it decided
@@ -90,7 +99,9 @@ class Ensemble:
         devices = self._groups.cluster.gpus
         return max(_FEWEST, devices // 8) if devices >= _MANY else 1
 
-    def handle(self, now_s: float, heard: e.Heard | None = None, more_wait: bool = False) -> list[e.Effect]:
+    def handle(
+        self, now_s: float, heard: e.Heard | None = None, more_wait: bool = False
+    ) -> list[e.Effect]:
         """Hear of something, or only of the time, and decide.
 
         Args:
@@ -109,7 +120,11 @@ class Ensemble:
             return []
         self._outbox.now_s = now_s
         # Of the many that tell of a group's pace, only few have any effect here.
-        matters = not isinstance(heard, m.Pace) or heard.rate.rate > 0 or self._launch.startup.is_awaited(heard.network)
+        matters = (
+            not isinstance(heard, m.Pace)
+            or heard.rate.rate > 0
+            or self._launch.startup.is_awaited(heard.network)
+        )
         try:
             if heard is not None:
                 is_news = self._hearing.hear(heard)
@@ -140,11 +155,17 @@ class Ensemble:
             self._leaving.decide()
             self._placement.has_news |= self._searching.decide()
             self._rates.measure(self._searching.fail)
-            if self._rates.table is not None and self._launch.production.is_known(self._groups.lost):
+            if self._rates.table is not None and self._launch.production.is_known(
+                self._groups.lost
+            ):
                 self._train()
         if ending.has_begun:
             ending.wind_up()
-        rested_s = float("inf") if ending.has_begun else min(self._networks.wakes_s, self._searching.closes_s)
+        rested_s = (
+            float("inf")
+            if ending.has_begun
+            else min(self._networks.wakes_s, self._searching.closes_s)
+        )
         self._wakes_s = min(rested_s, self._launch.buildings.wakes_s(ending.since_s))
 
     def _train(self) -> None:

@@ -47,15 +47,35 @@ class Phase(Enum):
 Steps = Mapping[type, Phase]
 
 # What a group's master says of the group.
-SAID = (m.Joined, m.FellBack, m.Pace, m.EpochDone, m.Paused, m.Converged, m.Regrouped, m.Stopped, m.Failed)
+SAID = (
+    m.Joined,
+    m.FellBack,
+    m.Pace,
+    m.EpochDone,
+    m.Paused,
+    m.Converged,
+    m.Regrouped,
+    m.Stopped,
+    m.Failed,
+)
 
-_INSIDE: Steps = {m.EpochDone: Phase.WAITING, m.Converged: Phase.WAITING, m.Failed: Phase.GONE, m.Pause: Phase.PAUSING}
+_INSIDE: Steps = {
+    m.EpochDone: Phase.WAITING,
+    m.Converged: Phase.WAITING,
+    m.Failed: Phase.GONE,
+    m.Pause: Phase.PAUSING,
+}
 
 _ALIVE: Mapping[Phase, Steps] = {
     Phase.FORMING: {m.Joined: Phase.TRAINING},
     Phase.TRAINING: {**_INSIDE, m.Pace: Phase.TRAINING, m.FellBack: Phase.TRAINING},
     # A second pause says that the launch ends: the first is void where a network is being judged.
-    Phase.PAUSING: {**_INSIDE, m.Pace: Phase.PAUSING, m.FellBack: Phase.PAUSING, m.Paused: Phase.PAUSED},
+    Phase.PAUSING: {
+        **_INSIDE,
+        m.Pace: Phase.PAUSING,
+        m.FellBack: Phase.PAUSING,
+        m.Paused: Phase.PAUSED,
+    },
     Phase.PAUSED: {m.GoOn: Phase.TRAINING, m.Regroup: Phase.CHANGING, m.Stop: Phase.STOPPING},
     Phase.WAITING: {m.GoOn: Phase.TRAINING, m.Regroup: Phase.CHANGING, m.Stop: Phase.STOPPING},
     Phase.CHANGING: {m.Regrouped: Phase.TRAINING, m.Failed: Phase.GONE},
@@ -65,10 +85,16 @@ _ALIVE: Mapping[Phase, Steps] = {
     Phase.GONE: {},
 }
 
-TRANSITIONS: Mapping[Phase, Steps] = {phase: {**steps, RanksDied: Phase.STRUCK} for phase, steps in _ALIVE.items()}
+TRANSITIONS: Mapping[Phase, Steps] = {
+    phase: {**steps, RanksDied: Phase.STRUCK} for phase, steps in _ALIVE.items()
+}
 
-_STANCES = {Phase.TRAINING: Stance.INSIDE, Phase.PAUSING: Stance.INSIDE, Phase.PAUSED: Stance.INSIDE,
-            Phase.WAITING: Stance.BETWEEN}
+_STANCES = {
+    Phase.TRAINING: Stance.INSIDE,
+    Phase.PAUSING: Stance.INSIDE,
+    Phase.PAUSED: Stance.INSIDE,
+    Phase.WAITING: Stance.BETWEEN,
+}
 
 
 @dataclass
@@ -130,11 +156,14 @@ class TrainingGroup:
         """
         after = TRANSITIONS[self.phase].get(type(step))
         if after is None:
-            raise Impossible(f"{self.name} is {self.phase.name} ({self.phase.value}), and yet there is {step}")
+            raise Impossible(
+                f"{self.name} is {self.phase.name} ({self.phase.value}), and yet there is {step}"
+            )
         self.phase = after
 
-    def holding(self, can_change: bool, grows_inside: bool, is_answered: bool, is_leaving: bool = False
-                ) -> GroupHolding:
+    def holding(
+        self, can_change: bool, grows_inside: bool, is_answered: bool, is_leaving: bool = False
+    ) -> GroupHolding:
         """The devices, and what can be done about them now.
 
         Args:
@@ -148,5 +177,11 @@ class TrainingGroup:
             stance = Stance.BUSY
         # With a batch that follows the GPUs another size is another optimizer.
         is_fixed = self.network.train.batch.when_scaled == "fixed"
-        return GroupHolding(self.devices, stance, self.network.min_gpus, can_change and is_fixed, grows_inside,
-                            self.recruits)
+        return GroupHolding(
+            self.devices,
+            stance,
+            self.network.min_gpus,
+            can_change and is_fixed,
+            grows_inside,
+            self.recruits,
+        )

@@ -38,13 +38,23 @@ class Groups:
         deaf: those of them that are given up: they do not listen.
     """
 
-    def __init__(self, roles: Roles, outlives: bool, production: Production, outbox: Outbox) -> None:
-        self._roles, self._outlives, self._production, self._outbox = roles, outlives, production, outbox
+    def __init__(
+        self, roles: Roles, outlives: bool, production: Production, outbox: Outbox
+    ) -> None:
+        self._roles, self._outlives, self._production, self._outbox = (
+            roles,
+            outlives,
+            production,
+            outbox,
+        )
         self.cluster = roles.cluster
         self.lost: set[int] = set()
         self.deaf: set[int] = set()
         self._devices = Devices(self.cluster.devices)
-        self._has_come, self._are_awaited = False, True  # whether any trainer has, and until all have
+        self._has_come, self._are_awaited = (
+            False,
+            True,
+        )  # whether any trainer has, and until all have
         self._groups: dict[str, TrainingGroup] = {}
         self._standing: dict[str, TrainingGroup] = {}  # those that wait for orders
         self._joining: dict[str, TrainingGroup] = {}
@@ -74,15 +84,21 @@ class Groups:
     @wanted.setter
     def wanted(self, wanted: Round) -> None:
         before, self._wanted = self._members, wanted
-        self._members = {member.name: (place, member) for place, member in enumerate(wanted.members)}
+        self._members = {
+            member.name: (place, member) for place, member in enumerate(wanted.members)
+        }
         for name in (*before, *self._members):
             self._compare(name)
 
     def _compare(self, name: str) -> None:
         """Find out anew whether the group of a network is as wanted."""
         group, member = self._groups.get(name), self._members.get(name)
-        is_as_wanted = group is member is None or (group is not None and member is not None and not group.recruits
-                                                   and group.devices == member[1].devices)
+        is_as_wanted = group is member is None or (
+            group is not None
+            and member is not None
+            and not group.recruits
+            and group.devices == member[1].devices
+        )
         (self._unlike.discard if is_as_wanted else self._unlike.add)(name)
 
     def advance(self, group: TrainingGroup, step: Any) -> None:
@@ -244,12 +260,22 @@ class Groups:
             epoch: the number of the first one that it may train on.
         """
         ranks, number = self._ranks(devices), self._next_number()
-        group = TrainingGroup(network, devices, epoch, dict.fromkeys(devices, epoch), joins=epoch, number=number)
+        group = TrainingGroup(
+            network, devices, epoch, dict.fromkeys(devices, epoch), joins=epoch, number=number
+        )
         self._devices.take(devices)
         self._groups[group.name] = self._joining[group.name] = group
         self._compare(group.name)
-        self._tell(devices, m.Start(network, ranks, number, self._production.stream_epoch(epoch),
-                                    batch=self._batch(network, devices, epoch)))
+        self._tell(
+            devices,
+            m.Start(
+                network,
+                ranks,
+                number,
+                self._production.stream_epoch(epoch),
+                batch=self._batch(network, devices, epoch),
+            ),
+        )
 
     def recruit(self, group: TrainingGroup, devices: Sequence[int]) -> None:
         """Have free devices build the network, so that they can join its group."""
@@ -274,19 +300,29 @@ class Groups:
 
     def go_on(self, group: TrainingGroup) -> None:
         """Have a group that stands still train on."""
-        self._order(group, m.GoOn(self._production.stream_epoch(group.next_epoch),
-                                  self._batch(group.network, group.devices, group.next_epoch)))
+        self._order(
+            group,
+            m.GoOn(
+                self._production.stream_epoch(group.next_epoch),
+                self._batch(group.network, group.devices, group.next_epoch),
+            ),
+        )
 
     def regroup(self, group: TrainingGroup, devices: tuple[int, ...]) -> None:
         """Have a group that stands still go on with these devices, its own first."""
         stay = tuple(device for device in devices if device in group.devices)
         fresh = self._production.fresh if self._production.is_in_step else 0
-        order = m.Regroup(self._ranks(devices), len(stay), self._next_number(),
-                          self._production.stream_epoch(group.next_epoch), reads_from=fresh,
-                          batch=self._batch(group.network, devices, group.next_epoch))
+        order = m.Regroup(
+            self._ranks(devices),
+            len(stay),
+            self._next_number(),
+            self._production.stream_epoch(group.next_epoch),
+            reads_from=fresh,
+            batch=self._batch(group.network, devices, group.next_epoch),
+        )
         self._order(group, order)
         reads_from = {device: group.reads_from[device] for device in stay}
-        for device in devices[len(stay):]:
+        for device in devices[len(stay) :]:
             reads_from[device] = self._first_read(device, group, stay, fresh)
             self._tell([device], order._replace(reads_from=reads_from[device]))
             del group.recruits[device]
@@ -301,7 +337,9 @@ class Groups:
         group.joins = None
         self._joining.pop(group.name, None)
 
-    def _first_read(self, device: int, group: TrainingGroup, stay: Sequence[int], fresh: int) -> int:
+    def _first_read(
+        self, device: int, group: TrainingGroup, stay: Sequence[int], fresh: int
+    ) -> int:
         """The epoch from which on a newcomer reads the stream."""
         if not self._production.is_in_step:
             return 0
@@ -348,8 +386,11 @@ class Groups:
     @property
     def joining(self) -> Iterator[int]:
         """The epochs from which on ranks will read the stream that have not told it so yet."""
-        return (group.joins for group in self._joining.values()
-                if group.joins is not None and group.phase is not Phase.STRUCK)
+        return (
+            group.joins
+            for group in self._joining.values()
+            if group.joins is not None and group.phase is not Phase.STRUCK
+        )
 
     @property
     def struck(self) -> list[TrainingGroup]:
@@ -357,7 +398,11 @@ class Groups:
         if not self.lost:
             return []
         idle, alive = self._devices.idle, self._devices.alive
-        return [group for group in self if group.phase is Phase.STRUCK and idle >= alive.intersection(group.devices)]
+        return [
+            group
+            for group in self
+            if group.phase is Phase.STRUCK and idle >= alive.intersection(group.devices)
+        ]
 
     @property
     def held_back(self) -> set[str]:
@@ -371,8 +416,10 @@ class Groups:
         waiting = {group.name: group.next_epoch for group in self if group.phase is Phase.WAITING}
         ahead = max(waiting.values(), default=0)
         are_behind = any(
-            group.next_epoch < ahead for group in self
-            if group.name not in waiting and group.phase not in (Phase.STOPPING, Phase.STRUCK))
+            group.next_epoch < ahead
+            for group in self
+            if group.name not in waiting and group.phase not in (Phase.STOPPING, Phase.STRUCK)
+        )
         return set(waiting) if are_behind else set()
 
     def running(self, leaving: Collection[str]) -> tuple[Member, ...]:
@@ -381,9 +428,15 @@ class Groups:
         Args:
             leaving: those that stop, whatever the policy says.
         """
-        return tuple(group.member for group in self if group.phase is not Phase.STRUCK and group.name not in leaving)
+        return tuple(
+            group.member
+            for group in self
+            if group.phase is not Phase.STRUCK and group.name not in leaving
+        )
 
-    def moves(self, held_back: Collection[str], leaving: Collection[str], alone: Collection[str]) -> tuple[Move, ...]:
+    def moves(
+        self, held_back: Collection[str], leaving: Collection[str], alone: Collection[str]
+    ) -> tuple[Move, ...]:
         """The moves that bring groups nearer to what is wanted; see :func:`scheduler.ensemble.moves.moves`.
 
         Args:
@@ -394,15 +447,25 @@ class Groups:
         if not self._unlike:
             return ()
         # Of those that are busy no move can be made.
-        names = {name for name in self._unlike if (group := self._groups.get(name)) is None or not group.is_busy}
-        groups = sorted((self._groups[name] for name in names & self.names), key=lambda group: group.number)
+        names = {
+            name
+            for name in self._unlike
+            if (group := self._groups.get(name)) is None or not group.is_busy
+        }
+        groups = sorted(
+            (self._groups[name] for name in names & self.names), key=lambda group: group.number
+        )
         grows_inside = self._production.changes_inside
         # Where ranks may die, one could while it leaves, and those that are new would wait for the others.
-        apart = {group.name: group.holding(can_change=not self._outlives,
-                                           grows_inside=grows_inside,
-                                           is_answered=group.name not in held_back,
-                                           is_leaving=group.name in leaving)
-                 for group in groups}
+        apart = {
+            group.name: group.holding(
+                can_change=not self._outlives,
+                grows_inside=grows_inside,
+                is_answered=group.name not in held_back,
+                is_leaving=group.name in leaving,
+            )
+            for group in groups
+        }
         others = sorted(self._members[name] for name in names & self._members.keys())
         found = moves(apart, Round(tuple(member for _, member in others)), self._devices.free)
         return tuple(move for move in found if self._is_clear(move, alone)) if alone else found
@@ -417,8 +480,16 @@ class Groups:
         group = self.get(move.name)
         own = set() if group is None else {*group.devices, *group.recruits}
         new = {self.cluster.gpu(device) for device in set(move.devices) - own}
-        others = self._devices.busy() if move.name in alone else {
-            device for other in self if other.name in alone for device in (*other.devices, *other.recruits)}
+        others = (
+            self._devices.busy()
+            if move.name in alone
+            else {
+                device
+                for other in self
+                if other.name in alone
+                for device in (*other.devices, *other.recruits)
+            }
+        )
         return new.isdisjoint(self.cluster.gpu(device) for device in others - own)
 
     # ---- small things ----
@@ -426,7 +497,9 @@ class Groups:
     def _batch(self, network: NetworkSpec, devices: Sequence[int], epoch: int) -> int | None:
         """The batch of an epoch that a network begins on some devices."""
         _, wanted = self._members.get(network.name, (0, None))
-        chosen = None if wanted is None else wanted.batch_on(len(devices), network.train.batch.bounds[0])
+        chosen = (
+            None if wanted is None else wanted.batch_on(len(devices), network.train.batch.bounds[0])
+        )
         return self._production.batch(epoch, chosen)
 
     def _tell(self, devices: Sequence[int], message: m.Message) -> None:
@@ -446,5 +519,5 @@ def _close_together(devices: Sequence[int], count: int, gpus_per_node: int) -> t
     >>> _close_together([1, 4, 5, 6], 2, gpus_per_node=4)
     (4, 5)
     """
-    runs = [tuple(devices[start:start + count]) for start in range(len(devices) - count + 1)]
+    runs = [tuple(devices[start : start + count]) for start in range(len(devices) - count + 1)]
     return min(runs, key=lambda run: len({device // gpus_per_node for device in run}))

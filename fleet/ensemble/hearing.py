@@ -27,11 +27,17 @@ from fleet.search.searcher import End
 class Hearing:
     """See the module; whom it concerns is told."""
 
-    def __init__(self, launch: Parts, rates: Rates, searching: Searching, leaving: Leaving, ending: Ending) -> None:
+    def __init__(
+        self, launch: Parts, rates: Rates, searching: Searching, leaving: Leaving, ending: Ending
+    ) -> None:
         self._launch, self._rates, self._searching = launch, rates, searching
         self._leaving, self._ending = leaving, ending
         self._outbox, self._groups, self._networks = launch.outbox, launch.groups, launch.networks
-        self._production, self._startup, self._buildings = launch.production, launch.startup, launch.buildings
+        self._production, self._startup, self._buildings = (
+            launch.production,
+            launch.startup,
+            launch.buildings,
+        )
         self._complaints = Complaints(launch.setup, launch.outbox)
 
     def hear(self, heard: e.Heard) -> bool:
@@ -61,8 +67,11 @@ class Hearing:
 
     def _on_regrouped(self, regrouped: m.Regrouped) -> None:
         group = self._groups[regrouped.network]
-        self._outbox.note(events.GroupChanged(group.name, group.before, group.devices, regrouped.position,
-                                              regrouped.seconds))
+        self._outbox.note(
+            events.GroupChanged(
+                group.name, group.before, group.devices, regrouped.position, regrouped.seconds
+            )
+        )
         self._has_met(group)
 
     def _has_met(self, group: TrainingGroup) -> None:
@@ -90,7 +99,8 @@ class Hearing:
         group = self._groups[done.network]
         self._rates.observe(done.network, done.record.gpus, done.rate)
         group.next_epoch = group.reads_next = self._production.epoch_after(
-            group.next_epoch, self._networks.history(group.name))
+            group.next_epoch, self._networks.history(group.name)
+        )
 
     def _on_converged(self, converged: m.Converged) -> None:
         self._startup.trained(converged.network, self._outbox.now_s)
@@ -105,7 +115,9 @@ class Hearing:
     def _on_stopped(self, stopped: m.Stopped) -> None:
         self._leaving.stopped(stopped)
         self._groups.remove(stopped.network)
-        self._outbox.note(events.GroupStopped(stopped.network, stopped.checkpoint_s, stopped.export_s))
+        self._outbox.note(
+            events.GroupStopped(stopped.network, stopped.checkpoint_s, stopped.export_s)
+        )
         if stopped.damage:
             self._outbox.note(events.BestLost(stopped.network, stopped.damage))
         if stopped.tested is not None:
@@ -139,7 +151,9 @@ class Hearing:
                 self._outbox.add(e.Fail(InfrastructureError(f"rank {rank} has died")))
             device = self._launch.setup.roles.device_of.get(rank)
             self._outbox.note(events.RankLost(rank, device))
-            if device is not None:  # otherwise trainers prepare their samples themselves from now on
+            if (
+                device is not None
+            ):  # otherwise trainers prepare their samples themselves from now on
                 self._buildings.lose([device])
                 tasks = self._groups.lose(rank, died)
                 self._rates.lose(self._groups.cluster.whole_gpus, tasks)
@@ -155,7 +169,13 @@ class Hearing:
     def _on_leased(self, leased: e.Leased) -> None:
         self._networks.lease(leased)
         if (outcome := leased.standing.outcome) is not None:
-            end = End.FAILED if outcome.is_failure else End.PRUNED if outcome.is_pruned else End.FINISHED
+            end = (
+                End.FAILED
+                if outcome.is_failure
+                else End.PRUNED
+                if outcome.is_pruned
+                else End.FINISHED
+            )
             self._searching.over(leased.network, end)
 
     def _on_admitted(self, admitted: e.Admitted) -> None:
@@ -168,8 +188,17 @@ class Hearing:
 
 
 # After these the policy is asked again.
-_NEWS = (m.EpochDone, m.Converged, m.Stopped, m.Failed, e.RanksDied, e.CheckpointRead, e.Leased, e.Admitted,
-         e.NodesAsked)
+_NEWS = (
+    m.EpochDone,
+    m.Converged,
+    m.Stopped,
+    m.Failed,
+    e.RanksDied,
+    e.CheckpointRead,
+    e.Leased,
+    e.Admitted,
+    e.NodesAsked,
+)
 
 _HANDLERS: Mapping[type, Callable[[Hearing, Any], bool | None]] = {
     m.Joined: Hearing._on_joined,

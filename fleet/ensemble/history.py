@@ -37,7 +37,9 @@ class TransitionError(InfrastructureError):
     def __init__(self, what: str, history: Iterable[Moment]) -> None:
         self.what, self.history = what, tuple(history)
         shown = "\n".join(_lines(self.history[-_SHOWN:]))
-        super().__init__(f"{what}\nThis is what was heard before, and what was done about it:\n{shown}")
+        super().__init__(
+            f"{what}\nThis is what was heard before, and what was done about it:\n{shown}"
+        )
 
     def report(self) -> str:
         """The whole history, a line for each moment and each effect, with values as Python writes them."""

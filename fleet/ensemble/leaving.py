@@ -36,8 +36,12 @@ class Leaving:
     """The requests for nodes of a launch."""
 
     def __init__(self, launch: Parts) -> None:
-        self._setup, self._groups, self._networks, self._outbox = (launch.setup, launch.groups, launch.networks,
-                                                                   launch.outbox)
+        self._setup, self._groups, self._networks, self._outbox = (
+            launch.setup,
+            launch.groups,
+            launch.networks,
+            launch.outbox,
+        )
         self._requests: list[_Request] = []
         self._given_back = 0
         self._ways: dict[str, Action] = {}  # of the groups that leave
@@ -56,7 +60,9 @@ class Leaving:
         """A group shows how long its steps are."""
         group = self._groups[pace.network]
         if pace.samples_per_s > 0:
-            self._step_s[pace.network] = group.network.largest_batch(len(group.devices)) / pace.samples_per_s
+            self._step_s[pace.network] = (
+                group.network.largest_batch(len(group.devices)) / pace.samples_per_s
+            )
 
     def stopped(self, stopped: m.Stopped) -> None:
         """A group shows what its last checkpoint has taken."""
@@ -78,12 +84,18 @@ class Leaving:
         cluster, first = self._groups.cluster, roles.node_of[0]
         able = sorted({cluster.node(device) for device in cluster.devices} - {first}, reverse=True)
         if not 1 <= count <= len(able):
-            raise UserError(f"{counted(count, 'node')} cannot be given back: of this launch {len(able)} can, for that "
-                            "of the coordinator stays to the end")
+            raise UserError(
+                f"{counted(count, 'node')} cannot be given back: of this launch {len(able)} can, for that "
+                "of the coordinator stays to the end"
+            )
         chosen: list[int] = []
         ways: Mapping[str, Action] = {}
         for _ in range(count):
-            plans = {node: self._ways_off((*chosen, node), within_s, now_s) for node in able if node not in chosen}
+            plans = {
+                node: self._ways_off((*chosen, node), within_s, now_s)
+                for node in able
+                if node not in chosen
+            }
             node = min(plans, key=lambda node: self._cost(plans[node], now_s))
             chosen, ways = [*chosen, node], plans[node]
         self._check_rest(chosen)
@@ -98,13 +110,21 @@ class Leaving:
         rest = self._groups.cluster.without(self._devices(nodes)).gpus
         for name in self._networks.left:
             if (least := self._networks.specs[name].min_gpus) > rest:
-                raise UserError(f"{name} needs {counted(least, self._setup.roles.unit)}, and {rest} would be left")
+                raise UserError(
+                    f"{name} needs {counted(least, self._setup.roles.unit)}, and {rest} would be left"
+                )
         if not rest:
             raise UserError(f"no {self._setup.roles.unit} would be left")
 
-    def _ways_off(self, nodes: Iterable[int], within_s: float, now_s: float) -> Mapping[str, Action]:
+    def _ways_off(
+        self, nodes: Iterable[int], within_s: float, now_s: float
+    ) -> Mapping[str, Action]:
         """What the groups on some nodes do so that they are off them in time."""
-        jobs = [self._job(group, now_s) for group in self._groups if not self._devices(nodes).isdisjoint(group.devices)]
+        jobs = [
+            self._job(group, now_s)
+            for group in self._groups
+            if not self._devices(nodes).isdisjoint(group.devices)
+        ]
         if not jobs:
             return {}
         try:
@@ -118,11 +138,15 @@ class Leaving:
         since_s = max(_LEAST_S, now_s - self._saved_s.get(name, now_s))
         loss = len(group.devices) * min(since_s, since_s if every is None else every)
         writes_s = self._writes_s.get(name, max(self._writes_s.values(), default=_WRITE_S))
-        return RunningJob(name, len(group.devices), loss, app_time=self._step_s.get(name, 0.0) + writes_s)
+        return RunningJob(
+            name, len(group.devices), loss, app_time=self._step_s.get(name, 0.0) + writes_s
+        )
 
     def _cost(self, ways: Mapping[str, Action], now_s: float) -> tuple[float, int]:
         """What a plan loses, in GPU-seconds, and how many groups it stops."""
-        lost = (self._job(self._groups[name], now_s).loss for name, way in ways.items() if way == "kill")
+        lost = (
+            self._job(self._groups[name], now_s).loss for name, way in ways.items() if way == "kill"
+        )
         return float(sum(lost)), len(ways)
 
     # ---- what is done ----
@@ -161,29 +185,49 @@ class Leaving:
             self._given_back += 1
             asked = request.asked
             self._end(asked.offer.nodes)
-            self._outbox.note(NodesLeft(asked.command, asked.offer.nodes, asked.offer.hosts,
-                                        tuple(sorted(request.devices)), self._outbox.now_s - request.began_s,
-                                        has_ended=self._setup.outlives))
+            self._outbox.note(
+                NodesLeft(
+                    asked.command,
+                    asked.offer.nodes,
+                    asked.offer.hosts,
+                    tuple(sorted(request.devices)),
+                    self._outbox.now_s - request.began_s,
+                    has_ended=self._setup.outlives,
+                )
+            )
 
     def _end(self, nodes: Iterable[int]) -> None:
         """Have the ranks of some nodes end, where a launch goes on without them; otherwise they wait for its end."""
         if not self._setup.outlives:
             return
         roles, there = self._setup.roles, set(nodes)
-        ranks = {rank for rank, node in enumerate(roles.node_of) if node in there} - self._groups.lost
+        ranks = {
+            rank for rank, node in enumerate(roles.node_of) if node in there
+        } - self._groups.lost
         self._groups.lost.update(ranks)  # they are not missed
-        for tag, of_role in ((m.Tag.TRAINER, roles.trainers), (m.Tag.PREPROCESSOR, roles.preprocessors)):
+        for tag, of_role in (
+            (m.Tag.TRAINER, roles.trainers),
+            (m.Tag.PREPROCESSOR, roles.preprocessors),
+        ):
             self._outbox.tell(sorted(ranks.intersection(of_role)), tag, m.Leave())
 
     # ---- small things ----
 
     def _leaving(self) -> list[TrainingGroup]:
         leaving = {device for request in self._requests for device in request.devices}
-        return [group for group in self._groups if not leaving.isdisjoint(group.devices)] if leaving else []
+        return (
+            [group for group in self._groups if not leaving.isdisjoint(group.devices)]
+            if leaving
+            else []
+        )
 
     def _devices(self, nodes: Iterable[int]) -> set[int]:
         cluster, there = self._groups.cluster, set(nodes)
-        return {device for device in self._setup.roles.device_of.values() if cluster.node(device) in there}
+        return {
+            device
+            for device in self._setup.roles.device_of.values()
+            if cluster.node(device) in there
+        }
 
     def _host(self, node: int) -> str:
         return self._setup.hosts[node] if node < len(self._setup.hosts) else f"node {node}"

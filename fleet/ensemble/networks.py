@@ -34,22 +34,37 @@ class Networks:
         alone: the networks that need GPUs of their own.
     """
 
-    def __init__(self, networks: Iterable[NetworkSpec], standings: Mapping[str, Standing], retries: int,
-                 outbox: Outbox, elsewhere: Iterable[str] = (), alone: Iterable[str] = ()) -> None:
+    def __init__(
+        self,
+        networks: Iterable[NetworkSpec],
+        standings: Mapping[str, Standing],
+        retries: int,
+        outbox: Outbox,
+        elsewhere: Iterable[str] = (),
+        alone: Iterable[str] = (),
+    ) -> None:
         self.specs = {network.name: network for network in networks}
         self._standings = {name: standings.get(name, Standing()) for name in self.specs}
-        self._over = {name for name, standing in self._standings.items() if standing.outcome is not None}
+        self._over = {
+            name for name, standing in self._standings.items() if standing.outcome is not None
+        }
         self._paused = {name for name, standing in self._standings.items() if standing.is_paused}
-        self._epochs = {name: float(len(one.history)) for name, one in self._standings.items() if one.history}
+        self._epochs = {
+            name: float(len(one.history)) for name, one in self._standings.items() if one.history
+        }
         self._retries, self._outbox = retries, outbox
         self._failures: Counter[str] = Counter()  # of each network, for reasons that may pass
         self._resting: dict[str, float] = {}  # network -> when it is tried again, in seconds
         self._fallen: set[str] = set()
-        self._built: dict[str, int] = {}  # network -> its parameters, until its next epoch says them
+        self._built: dict[
+            str, int
+        ] = {}  # network -> its parameters, until its next epoch says them
         self._elsewhere = set(elsewhere)
         # Kept from one change to the next: policies are asked at each epoch's end, and there may be thousands.
         self._unavailable = Gone([*self._over, *self._paused, *self._elsewhere])
-        self._moved = set(self.specs)  # those that have been taken in, or may have other epochs, since that was asked
+        self._moved = set(
+            self.specs
+        )  # those that have been taken in, or may have other epochs, since that was asked
         self.alone = set(alone)  # those that ran out of memory beside others
 
     # ---- how far they are ----
@@ -97,7 +112,10 @@ class Networks:
 
     def _sort(self, name: str) -> None:
         """Have a network among those that are unavailable if it is."""
-        gone = any(name in names for names in (self._over, self._paused, self._resting, self._fallen, self._elsewhere))
+        gone = any(
+            name in names
+            for names in (self._over, self._paused, self._resting, self._fallen, self._elsewhere)
+        )
         (self._unavailable.add if gone else self._unavailable.discard)(name)
 
     @property
@@ -143,8 +161,15 @@ class Networks:
 
     def end_epoch(self, done: m.EpochDone) -> None:
         """A network has finished an epoch, and perhaps its training; one that was dropped meanwhile ends with it."""
-        self._note(events.EpochEnded(done.network, done.record, done.blocked_s, done.missed,
-                                     self._built.pop(done.network, 0)))
+        self._note(
+            events.EpochEnded(
+                done.network,
+                done.record,
+                done.blocked_s,
+                done.missed,
+                self._built.pop(done.network, 0),
+            )
+        )
         if done.final:
             self.finish(done.network, done.final)
 
@@ -154,7 +179,11 @@ class Networks:
 
     def test(self, name: str, tested: Judged, seconds: float) -> None:
         """A network that is done was judged on the test data."""
-        self._note(events.NetworkTested(name, tested.loss, tested.accuracy, tested.samples, seconds, tested.metrics))
+        self._note(
+            events.NetworkTested(
+                name, tested.loss, tested.accuracy, tested.samples, seconds, tested.metrics
+            )
+        )
 
     def fail(self, name: str, reason: str, detail: str = "", may_pass: bool = False) -> None:
         """A network has failed, and is not tried again in this launch."""
@@ -178,13 +207,24 @@ class Networks:
         if not failed.out_of_memory or slots == 1 or failed.network in self.alone:
             return False
         self.alone.add(failed.network)
-        self._note(events.NetworkRetried(failed.network, failed.reason, self._failures[failed.network],
-                                         self._retries, alone=True))
+        self._note(
+            events.NetworkRetried(
+                failed.network,
+                failed.reason,
+                self._failures[failed.network],
+                self._retries,
+                alone=True,
+            )
+        )
         return True
 
     def fall_back(self, fallen: m.FellBack) -> None:
         """A network's newest checkpoint is damaged: it goes on from the one before, or starts over."""
-        self._note(events.NetworkFellBack(fallen.network, fallen.damage, len(fallen.history), fallen.position))
+        self._note(
+            events.NetworkFellBack(
+                fallen.network, fallen.damage, len(fallen.history), fallen.position
+            )
+        )
 
     def _note(self, change: Change) -> None:
         """Have something logged that happens to a network: what follows for it holds at once."""
@@ -193,7 +233,10 @@ class Networks:
 
     def _stand(self, name: str, standing: Standing) -> None:
         self._standings[name] = standing
-        for names, belongs in ((self._over, standing.outcome is not None), (self._paused, standing.is_paused)):
+        for names, belongs in (
+            (self._over, standing.outcome is not None),
+            (self._paused, standing.is_paused),
+        ):
             (names.add if belongs else names.discard)(name)
         self._sort(name)
         self._moved.add(name)
@@ -207,12 +250,22 @@ class Networks:
         self._stand(leased.network, leased.standing)
         for record in leased.unlogged:
             self._outbox.note(events.EpochEnded(leased.network, record))
-        self._outbox.note(events.NetworkTaken(leased.network, leased.generation, len(leased.standing.history),
-                                       leased.position, leased.took_over))
+        self._outbox.note(
+            events.NetworkTaken(
+                leased.network,
+                leased.generation,
+                len(leased.standing.history),
+                leased.position,
+                leased.took_over,
+            )
+        )
         outcome, history = leased.standing.outcome, leased.standing.history
         if outcome is not None and leased.is_news:
-            self._outbox.note(events.NetworkFailed(leased.network, outcome.reason) if outcome.is_failure else
-                              events.NetworkFinished(leased.network, outcome.reason, len(history)))
+            self._outbox.note(
+                events.NetworkFailed(leased.network, outcome.reason)
+                if outcome.is_failure
+                else events.NetworkFinished(leased.network, outcome.reason, len(history))
+            )
 
     # ---- those that are away ----
 
@@ -250,11 +303,20 @@ class Networks:
         if name not in self._fallen:
             raise Impossible(f"nobody has asked how far {name} is, and yet there is {read}")
         self._fallen.remove(name)
-        had, was_over = {(record.epoch, record.stream_epoch) for record in self.history(name)}, self.is_final(name)
+        had, was_over = (
+            {(record.epoch, record.stream_epoch) for record in self.history(name)},
+            self.is_final(name),
+        )
         found = read.standing.found_after(self._standings[name])
         for record in history:
             if (record.epoch, record.stream_epoch) not in had:  # saved, and then the master died
                 self._note(events.EpochEnded(name, record))
-        self._note(events.GroupStruck(name, epochs=len(history), position=read.position,
-                                      reason=found.outcome.reason if found.outcome and found.is_final else "",
-                                      again=was_over and found.outcome is None))
+        self._note(
+            events.GroupStruck(
+                name,
+                epochs=len(history),
+                position=read.position,
+                reason=found.outcome.reason if found.outcome and found.is_final else "",
+                again=was_over and found.outcome is None,
+            )
+        )

@@ -110,11 +110,26 @@ class Parts:
             standings: how far earlier launches have brought the networks.
         """
         outbox, spec = Outbox(), setup.spec
-        production = Production(setup.layout, setup.roles.preprocessors, setup.first_epoch, setup.replayed,
-                                setup.replayed_batches)
-        networks = Networks(spec.networks, standings, spec.document.retries, outbox, setup.elsewhere, setup.alone)
+        production = Production(
+            setup.layout,
+            setup.roles.preprocessors,
+            setup.first_epoch,
+            setup.replayed,
+            setup.replayed_batches,
+        )
+        networks = Networks(
+            spec.networks, standings, spec.document.retries, outbox, setup.elsewhere, setup.alone
+        )
         groups = Groups(setup.roles, setup.outlives, production, outbox)
-        return cls(setup, outbox, production, networks, groups, Buildings(), StartupTimes(setup.ends_s, outbox))
+        return cls(
+            setup,
+            outbox,
+            production,
+            networks,
+            groups,
+            Buildings(),
+            StartupTimes(setup.ends_s, outbox),
+        )
 
     @property
     def now_s(self) -> float:

@@ -28,11 +28,22 @@ class Placement:
         has_news: whether the policy might answer otherwise than it did.
     """
 
-    def __init__(self, launch: Parts, rates: Rates, searching: Searching, leaving: Leaving, ending: Ending,
-                 ask: Ask) -> None:
+    def __init__(
+        self,
+        launch: Parts,
+        rates: Rates,
+        searching: Searching,
+        leaving: Leaving,
+        ending: Ending,
+        ask: Ask,
+    ) -> None:
         self._launch, self._rates, self._ask, self._supply = launch, rates, ask, Supply(launch)
         self._searching, self._leaving, self._ending = searching, leaving, ending
-        self._groups, self._networks, self._production = launch.groups, launch.networks, launch.production
+        self._groups, self._networks, self._production = (
+            launch.groups,
+            launch.networks,
+            launch.production,
+        )
         self._outbox, self._roles = launch.outbox, launch.setup.roles
         self.has_news = True
         self._deciding_s = 0.0  # that the policy has taken since it last wanted something else
@@ -52,7 +63,9 @@ class Placement:
                 self._go_on(group)
         if starts := [move for move in found if isinstance(move, moves.Start)]:
             self._start(starts)
-        if self._networks.has_left and not (self._groups or self._groups.wanted.members or self._networks.away):
+        if self._networks.has_left and not (
+            self._groups or self._groups.wanted.members or self._networks.away
+        ):
             self._give_up()
 
     def _plan(self) -> None:
@@ -61,21 +74,34 @@ class Placement:
             running=self._groups.running(self._leaving.groups),
             epochs_done=self._networks.epochs_done,
             finished=self._networks.unavailable,
-            wanted=self._groups.wanted, rates_changed=self._rates.has_changed or self._supply.has_changed,
+            wanted=self._groups.wanted,
+            rates_changed=self._rates.has_changed or self._supply.has_changed,
             alone=frozenset(self._networks.alone),
-            guessed=frozenset() if self._production.is_lockstep else self._rates.guessed, ahead=ahead,
-            survivors=survivors)
+            guessed=frozenset() if self._production.is_lockstep else self._rates.guessed,
+            ahead=ahead,
+            survivors=survivors,
+        )
         decision = PolicyAnswer(Round())
         if self._networks.has_left:
             decision = self._ask(rates, progress, self._groups.cluster, self._rates.least)
         self.has_news = False
-        self._rates.planned(decision.round != self._groups.wanted, decision.tried, self._networks.is_over)
+        self._rates.planned(
+            decision.round != self._groups.wanted, decision.tried, self._networks.is_over
+        )
         self._deciding_s += decision.seconds
         if decision.round != self._groups.wanted:
             self._groups.wanted = decision.round
-            self._outbox.note(events.Planned(tuple(
-                events.PlannedGroup(member.name, member.gpus, member.devices, member.batch or 0)
-                for member in decision.round.members), self._deciding_s))
+            self._outbox.note(
+                events.Planned(
+                    tuple(
+                        events.PlannedGroup(
+                            member.name, member.gpus, member.devices, member.batch or 0
+                        )
+                        for member in decision.round.members
+                    ),
+                    self._deciding_s,
+                )
+            )
             self._deciding_s = 0.0
 
     # ---- moves ----
@@ -124,7 +150,9 @@ class Placement:
         self._begin_production()
         if self._groups.are_stopping:
             self._round += 1
-            self._outbox.note(events.RoundStarted(self._round, tuple(start.name for start in starts)))
+            self._outbox.note(
+                events.RoundStarted(self._round, tuple(start.name for start in starts))
+            )
         fresh = self._production.fresh
         for start in starts:
             epoch = self._production.next_epoch(self._networks.history(start.name))
@@ -139,31 +167,54 @@ class Placement:
         """Start nothing any more; end once nothing runs."""
         if not self._is_late:
             self._is_late, startup = True, self._launch.startup
-            self._outbox.note(events.TooLate(tuple(start.name for start in starts),
-                                             startup.left_s(self._launch.now_s) or 0.0, startup.longest_s or 0.0))
+            self._outbox.note(
+                events.TooLate(
+                    tuple(start.name for start in starts),
+                    startup.left_s(self._launch.now_s) or 0.0,
+                    startup.longest_s or 0.0,
+                )
+            )
         if not self._groups:
             self._ending.begin("too little of the walltime is left for another group")
 
     def _give_up(self) -> None:
         """Nothing runs, and the policy starts nothing."""
-        left, cluster, lost = ", ".join(self._networks.left), self._groups.cluster, self._groups.lost
+        left, cluster, lost = (
+            ", ".join(self._networks.left),
+            self._groups.cluster,
+            self._groups.lost,
+        )
         if self._leaving.has_left or lost:
             few = f"{counted(cluster.gpus, 'trainer')} {'is' if cluster.gpus == 1 else 'are'}"
-            why = "nodes were given back" if self._leaving.has_left else f"{counted(len(lost), 'rank')} died"
+            why = (
+                "nodes were given back"
+                if self._leaving.has_left
+                else f"{counted(len(lost), 'rank')} died"
+            )
             self._ending.begin(f"{why}, and {few} too few for {left}")
         else:
-            self._outbox.add(Fail(UserError(
-                f"schedule.policy: {self._launch.setup.spec.schedule.policy} leaves {left} waiting while nothing runs; "
-                "it must give devices to a network that waits whenever all are free")))
+            self._outbox.add(
+                Fail(
+                    UserError(
+                        f"schedule.policy: {self._launch.setup.spec.schedule.policy} leaves {left} waiting while nothing runs; "
+                        "it must give devices to a network that waits whenever all are free"
+                    )
+                )
+            )
 
     # ---- the stream ----
 
     def _begin_production(self) -> None:
         if self._roles.shared and not self._production.turns:
             spec = self._launch.setup.spec
-            self._outbox.note(self._production.begin(
-                self._rates.table if self._rates.are_absolute else None, spec.resources.time_scale,
-                spec.resources.preprocessors == "auto", spec.schedule.policy))
+            self._outbox.note(
+                self._production.begin(
+                    self._rates.table if self._rates.are_absolute else None,
+                    spec.resources.time_scale,
+                    spec.resources.preprocessors == "auto",
+                    spec.schedule.policy,
+                )
+            )
 
     def _grant(self, epoch: int) -> None:
         """Let groups train on an epoch of the stream."""

@@ -38,8 +38,11 @@ class _Recently:
 
     def then(self, said: Prepared) -> _Recently:
         """With what it did next: what was before counts half as much."""
-        return _Recently(self.samples / 2 + said.samples, self.busy_s / 2 + said.busy_s,
-                         self.beside_s / 2 + said.beside_s)
+        return _Recently(
+            self.samples / 2 + said.samples,
+            self.busy_s / 2 + said.busy_s,
+            self.beside_s / 2 + said.beside_s,
+        )
 
     @property
     def prepared(self) -> float:
@@ -63,14 +66,22 @@ class Production:
         batches: with which it was trained on them; 0 for its own.
     """
 
-    def __init__(self, layout: Layout | None, preprocessors: Sequence[int], first: int = 0,
-                 replayed: Sequence[int] = (), batches: Sequence[int] = ()) -> None:
+    def __init__(
+        self,
+        layout: Layout | None,
+        preprocessors: Sequence[int],
+        first: int = 0,
+        replayed: Sequence[int] = (),
+        batches: Sequence[int] = (),
+    ) -> None:
         self._layout, self._preprocessors = layout, tuple(preprocessors)
         self._first, self._replayed, self._batches = first, tuple(replayed), tuple(batches)
         self._granted = first - 1  # the latest epoch that any group may train on
         self._throughput: dict[int, float] = {}  # rank of a preprocessor -> samples/s
         self._prepared: dict[int, _Recently] = {}  # likewise
-        self._are_known = False  # whether all preprocessors have said how fast they are; it stays so
+        self._are_known = (
+            False  # whether all preprocessors have said how fast they are; it stays so
+        )
         self._order: Produce | None = None  # what preprocessors were told last
         self.turns: tuple[int, ...] = ()  # the ranks that produce, once it has begun
         self._since = 0  # from which chunk on they do
@@ -85,7 +96,11 @@ class Production:
     @property
     def is_lockstep(self) -> bool:
         """Whether networks are also held together within an epoch: the window does not hold a whole one."""
-        return self._layout is not None and self.is_in_step and self._layout.slots < self._layout.chunks
+        return (
+            self._layout is not None
+            and self.is_in_step
+            and self._layout.slots < self._layout.chunks
+        )
 
     @property
     def changes_inside(self) -> bool:
@@ -97,7 +112,11 @@ class Production:
         """How groups depend on each other's pace, as :func:`fleet.units.parse_stream` reads it."""
         if self._layout is None or self._layout.slots >= self._layout.chunks:
             return "free"
-        return f"ring:{self._layout.slots / self._layout.chunks:.2%}" if self._layout.is_ring else "lockstep"
+        return (
+            f"ring:{self._layout.slots / self._layout.chunks:.2%}"
+            if self._layout.is_ring
+            else "lockstep"
+        )
 
     # ---- epochs ----
 
@@ -145,7 +164,9 @@ class Production:
             Impossible: it is none, or has said so before.
         """
         if said.rank not in self._preprocessors or said.rank in self._throughput:
-            raise Impossible(f"{said.rank} is no preprocessor of which nothing is known, and yet there is {said}")
+            raise Impossible(
+                f"{said.rank} is no preprocessor of which nothing is known, and yet there is {said}"
+            )
         self._throughput[said.rank] = said.samples_per_s
 
     def hear_prepared(self, said: Prepared) -> StreamStarted | None:
@@ -165,10 +186,14 @@ class Production:
         self._prepared[said.rank] = self._prepared.get(said.rank, _Recently()).then(said)
         if self.is_in_step and self._order is not None and self._prepared.keys() >= set(self.turns):
             *others, slowest = sorted(self.turns, key=self._speed, reverse=True)
-            if others and _SURELY * len(self.turns) * self._speed(slowest) < len(others) * self._speed(others[-1]):
+            if others and _SURELY * len(self.turns) * self._speed(slowest) < len(
+                others
+            ) * self._speed(others[-1]):
                 self.turns = tuple(rank for rank in self.turns if rank != slowest)
                 self._since = self._order.limit
-                return replace(self._begun, preprocessors=len(others), supply_samples_per_s=self.supply(set()))
+                return replace(
+                    self._begun, preprocessors=len(others), supply_samples_per_s=self.supply(set())
+                )
         return None
 
     def _speed(self, rank: int) -> float:
@@ -195,10 +220,14 @@ class Production:
         Args:
             lost: the ranks that have died.
         """
-        self._are_known = self._are_known or set(self._preprocessors) <= lost | self._throughput.keys()
+        self._are_known = (
+            self._are_known or set(self._preprocessors) <= lost | self._throughput.keys()
+        )
         return self._are_known
 
-    def begin(self, rates: RateTable | None, time_scale: float, chooses: bool, policy: str) -> StreamStarted:
+    def begin(
+        self, rates: RateTable | None, time_scale: float, chooses: bool, policy: str
+    ) -> StreamStarted:
         """Choose the preprocessors that are needed: the least whose throughput meets what trainers can take.
 
         Samples are shared, so the demand is that of the fastest network alone, not the sum of all. Samples that are
@@ -210,7 +239,11 @@ class Production:
             chooses: whether some may be left out.
             policy: its name, for the log.
         """
-        demand = max((rate for network in rates.models for rate in network.rates), default=0.0) if rates else 0.0
+        demand = (
+            max((rate for network in rates.models for rate in network.rates), default=0.0)
+            if rates
+            else 0.0
+        )
         demand /= time_scale
         reached = list(accumulate(self._throughput.get(rank, 0.0) for rank in self._preprocessors))
         needed = len(self._preprocessors)
@@ -218,9 +251,15 @@ class Production:
             needed = preprocessors_needed(reached, demand)
         self.turns, supply = self._preprocessors[:needed], reached[needed - 1]
         self._begun = StreamStarted(
-            needed, len(self._preprocessors), policy, pace="shared" if self.is_in_step else "own",
-            kept=self._layout is None, supply_samples_per_s=supply, demand_samples_per_s=demand,
-            bottleneck="" if not demand else "input" if supply < demand else "training")
+            needed,
+            len(self._preprocessors),
+            policy,
+            pace="shared" if self.is_in_step else "own",
+            kept=self._layout is None,
+            supply_samples_per_s=supply,
+            demand_samples_per_s=demand,
+            bottleneck="" if not demand else "input" if supply < demand else "training",
+        )
         return self._begun
 
     def order(self, joining: Iterable[int]) -> Produce | None:
@@ -238,8 +277,9 @@ class Production:
         limit = hold = NO_LIMIT
         if self.is_in_step:
             limit, hold = (self._granted + 2) * chunks, min([*joining, self._granted + 1]) * chunks
-        order = Produce(limit, hold, first=self._first * chunks, turns=self.turns,
-                        since=self._since)
+        order = Produce(
+            limit, hold, first=self._first * chunks, turns=self.turns, since=self._since
+        )
         if order == self._order:
             return None
         self._order = order

@@ -56,8 +56,13 @@ class Shared:
             rates: that are given.
         """
         asked, roles = setup.spec.resources.per_device, setup.roles
-        return cls(roles, None if asked == "auto" else asked,
-                   Sharing(setup.sharing, alone_rates(rates), roles.idle_slots) if roles.slots > 1 else None)
+        return cls(
+            roles,
+            None if asked == "auto" else asked,
+            Sharing(setup.sharing, alone_rates(rates), roles.idle_slots)
+            if roles.slots > 1
+            else None,
+        )
 
     def told(self, curve: Sequence[float], networks: float) -> events.SharingLearned:
         """What is to be said of it.
@@ -66,11 +71,17 @@ class Shared:
             curve: s(1), s(2), ... as far as it is known.
             networks: that there are, or may be.
         """
-        return events.SharingLearned(tuple(curve), self.roles.slots, self.roles.device, self._bound(curve, networks))
+        return events.SharingLearned(
+            tuple(curve), self.roles.slots, self.roles.device, self._bound(curve, networks)
+        )
 
     def _bound(self, curve: Sequence[float], networks: float) -> str:
         pays, slots = worth(curve), self.roles.slots
-        if pays < slots or networks <= slots * self.roles.cluster.whole_gpus or (pays == slots < len(curve)):
+        if (
+            pays < slots
+            or networks <= slots * self.roles.cluster.whole_gpus
+            or (pays == slots < len(curve))
+        ):
             return ""  # it does not pay, or is tried without a word; or more slots would stay empty
         return "per_device" if self.asked is not None and slots >= self.asked else "ranks"
 
@@ -92,16 +103,23 @@ class Rates:
         setup, given = launch.setup, speeds.given
         self._given, self._keys, self._outbox = given, dict(speeds.survey.keys), launch.outbox
         is_file = setup.spec.schedule.rates is not None
-        self._check = RateCheck(self._keys, not is_file) if setup.spec.engine.learns and (
-            is_file or given is None) else None  # otherwise nobody has said how fast networks are
+        self._check = (
+            RateCheck(self._keys, not is_file)
+            if setup.spec.engine.learns and (is_file or given is None)
+            else None
+        )  # otherwise nobody has said how fast networks are
         self._shared = Shared.of(setup, given)
         self._sharing = self._shared.learned if speeds.online is None else speeds.online.sharing
         # Rates are those of the time that is emulated; what is measured here is that of the clock.
         self._time_scale = 1.0 if given is None else setup.spec.resources.time_scale
         self._planned_by = self._curve
         # What is known beforehand is noted, too.
-        self._noted_curve: tuple[float, ...] = (1.0,) if self._sharing is None else self._sharing.expected
-        self._are_said = is_file or setup.spec.policy.needs_rates  # else those that are given only take their place
+        self._noted_curve: tuple[float, ...] = (
+            (1.0,) if self._sharing is None else self._sharing.expected
+        )
+        self._are_said = (
+            is_file or setup.spec.policy.needs_rates
+        )  # else those that are given only take their place
         self._late: list[Admitted] = []  # those that came before there were any rates
 
     @property
@@ -112,7 +130,11 @@ class Rates:
     @property
     def table(self) -> RateTable | None:
         """What a policy is told; None as long as nothing is known."""
-        if self._given is not None and self._sharing is not None and self._given.sharing != self._curve:
+        if (
+            self._given is not None
+            and self._sharing is not None
+            and self._given.sharing != self._curve
+        ):
             self._given = replace(self._given, sharing=self._curve)
         return self._given
 
@@ -144,7 +166,12 @@ class Rates:
     def alone(self, name: str) -> float | None:
         """Samples/s of a network on one GPU, as they are known; None where nobody has said or seen them."""
         table = self.table
-        is_known = table is not None and name in table.by_name and name not in self.guessed and self._are_said
+        is_known = (
+            table is not None
+            and name in table.by_name
+            and name not in self.guessed
+            and self._are_said
+        )
         return rate_of(table.by_name[name], 1) if table is not None and is_known else None
 
     def add(self, admitted: Admitted) -> None:
@@ -160,18 +187,29 @@ class Rates:
         network, models = admitted.network, self._given.models if self._given is not None else ()
         twin = next((one for one in models if self._keys.get(one.name) == admitted.key), None)
         alike = Network("", middle(models)) if twin is None else twin
-        return replace(alike, name=network.name, min_gpus=network.min_gpus, max_gpus=network.max_gpus)
+        return replace(
+            alike, name=network.name, min_gpus=network.min_gpus, max_gpus=network.max_gpus
+        )
 
     def observe(self, name: str, gpus: int, shown: StepRate) -> None:
         """A group has shown how fast its steps are."""
         network = self._given.by_name.get(name) if self._given is not None and shown.rate else None
         if network is not None:
             if self._sharing is not None:
-                self._sharing.observe((name, gpus), shown.beside, shown.rate * self._time_scale, shown.spread,
-                                      shown.steps)
+                self._sharing.observe(
+                    (name, gpus),
+                    shown.beside,
+                    shown.rate * self._time_scale,
+                    shown.spread,
+                    shown.steps,
+                )
                 self._tell_of_sharing()
-            if network.batches is None:  # else the rate is that of the best batch, and a group may be on its way to it
-                self._compare(name, gpus, shown, rate_of(network, gpus) * share(self._curve, shown.beside))
+            if (
+                network.batches is None
+            ):  # else the rate is that of the best batch, and a group may be on its way to it
+                self._compare(
+                    name, gpus, shown, rate_of(network, gpus) * share(self._curve, shown.beside)
+                )
 
     def _tell_of_sharing(self) -> None:
         """Say what networks that share a GPU train together, where more is known of it or it has changed."""
@@ -180,7 +218,10 @@ class Rates:
             self._outbox.note(self._shared.told(self._curve, len(self._keys)))
 
     def _compare(self, name: str, gpus: int, shown: StepRate, expected: float) -> None:
-        if self._check is not None and (off := self._check.compare(name, gpus, shown, expected)) is not None:
+        if (
+            self._check is not None
+            and (off := self._check.compare(name, gpus, shown, expected)) is not None
+        ):
             self._outbox.note(off)
 
     def planned(self, is_new: bool, tried: Tried, is_over: Callable[[str], bool]) -> None:
@@ -233,10 +274,21 @@ class MeasuredRates(Rates):
             self._survey.again(task)
             return
         found = self._survey.hear(task, measured)
-        self._outbox.note(events.RateMeasured(
-            task.network, task.gpus, found.rate, measured.seconds, done=self._survey.measured,
-            total=self._survey.total, reason=measured.reason, spread=found.spread, steps=found.steps,
-            timed=measured.timed, parameters=measured.parameters))
+        self._outbox.note(
+            events.RateMeasured(
+                task.network,
+                task.gpus,
+                found.rate,
+                measured.seconds,
+                done=self._survey.measured,
+                total=self._survey.total,
+                reason=measured.reason,
+                spread=found.spread,
+                steps=found.steps,
+                timed=measured.timed,
+                parameters=measured.parameters,
+            )
+        )
 
     def measure(self, fail: Callable[..., None]) -> None:  # noqa: D102
         groups, networks, now_s = self._launch.groups, self._launch.networks, self._launch.now_s
@@ -245,17 +297,26 @@ class MeasuredRates(Rates):
         self._began_s = now_s if self._began_s is None else self._began_s
         while (task := self._survey.next(len(groups.free_whole))) is not None:
             network = networks.specs[task.network]
-            self._launch.build(network.name, groups.measure(network, task.gpus, self._survey.batches(task)))
+            self._launch.build(
+                network.name, groups.measure(network, task.gpus, self._survey.batches(task))
+            )
         if self._survey.is_done:
             for name, outcome in self._survey.conclude().items():
                 fail(name, outcome.reason, may_pass=outcome.may_pass)
-            self._conclude(at_best(self._survey.table(self._launch.setup.samples), self._survey.devices), now_s)
+            self._conclude(
+                at_best(self._survey.table(self._launch.setup.samples), self._survey.devices), now_s
+            )
 
     def _conclude(self, found: RateTable, now_s: float) -> None:
         """Go by what was measured from now on."""
         self._given = found
-        self._outbox.note(events.Profiled(self._survey.measured, now_s - (self._began_s or 0.0),
-                                          {network.name: network.rates for network in found.models}))
+        self._outbox.note(
+            events.Profiled(
+                self._survey.measured,
+                now_s - (self._began_s or 0.0),
+                {network.name: network.rates for network in found.models},
+            )
+        )
         self._outbox.add(KeepRates(lambda: found))
         late, self._late = self._late, []
         for admitted in late:
@@ -268,9 +329,13 @@ class LearnedRates(Rates):
     def __init__(self, online: OnlineRates, speeds: Speeds, launch: Parts) -> None:
         super().__init__(speeds, launch)
         self._online, self._known = online, speeds.survey.known
-        self._told_steps: dict[tuple[str, int], int] = {}  # key and GPUs -> the steps that it was learned from
+        self._told_steps: dict[
+            tuple[str, int], int
+        ] = {}  # key and GPUs -> the steps that it was learned from
         self._table: RateTable | None = None  # by which the present plan was made
-        self._noted: dict[str, tuple[float, ...]] = {}  # network -> the rates that were last said of it
+        self._noted: dict[
+            str, tuple[float, ...]
+        ] = {}  # network -> the rates that were last said of it
 
     def add(self, admitted: Admitted) -> None:  # noqa: D102
         if admitted.traits is not None:
@@ -307,7 +372,9 @@ class LearnedRates(Rates):
             return
         if (remembered := self._known.get(key, {}).get(gpus)) is not None and shown.beside == 1:
             self._compare(name, gpus, shown, remembered)
-        self._online.observe(name, gpus, Observation(shown.rate, shown.spread, shown.steps, shown.beside))
+        self._online.observe(
+            name, gpus, Observation(shown.rate, shown.spread, shown.steps, shown.beside)
+        )
         self._tell_of_sharing()
         if shown.beside > 1:
             return  # it says nothing of the network alone that a later run could use
@@ -321,16 +388,23 @@ class LearnedRates(Rates):
             self._online.planned(tried)
             if (table := self.table) is not self._table:
                 before, self._table = () if self._table is None else self._table.models, table
-                same = len(before) if table.models[:len(before)] == before else 0  # networks have come, one by one
+                same = (
+                    len(before) if table.models[: len(before)] == before else 0
+                )  # networks have come, one by one
                 self._tell(table.models[same:], is_over)
 
     def _tell(self, networks: Sequence[Network], is_over: Callable[[str], bool]) -> None:
         """Say by which rates it was planned, where they are others than before."""
-        new = {network.name: network.rates for network in networks
-               if self._noted.get(network.name) != network.rates and not is_over(network.name)}
+        new = {
+            network.name: network.rates
+            for network in networks
+            if self._noted.get(network.name) != network.rates and not is_over(network.name)
+        }
         if new:
             self._noted |= new
-            self._outbox.note(events.RatesEstimated(new, len(self._keys) - len(self._online.guessed)))
+            self._outbox.note(
+                events.RatesEstimated(new, len(self._keys) - len(self._online.guessed))
+            )
             self.keep()
 
     def keep(self) -> None:  # noqa: D102
@@ -349,7 +423,11 @@ def make_rates(speeds: Speeds, launch: Parts) -> Rates:
     """The rates of a launch, by what is known beforehand."""
     if speeds.given is not None:
         return Rates(speeds, launch)
-    return MeasuredRates(speeds, launch) if speeds.online is None else LearnedRates(speeds.online, speeds, launch)
+    return (
+        MeasuredRates(speeds, launch)
+        if speeds.online is None
+        else LearnedRates(speeds.online, speeds, launch)
+    )
 
 
 class RateCheck:
@@ -362,9 +440,13 @@ class RateCheck:
 
     def __init__(self, keys: Mapping[str, str], is_measured: bool) -> None:
         self._keys, self._is_measured = keys, is_measured
-        self._told: dict[tuple[str, int], float] = {}  # key and GPUs -> what the rate was said to be
+        self._told: dict[
+            tuple[str, int], float
+        ] = {}  # key and GPUs -> what the rate was said to be
 
-    def compare(self, network: str, gpus: int, step_rate: StepRate, expected: float) -> events.RateOff | None:
+    def compare(
+        self, network: str, gpus: int, step_rate: StepRate, expected: float
+    ) -> events.RateOff | None:
         """Tell of a rate that is off by more than a quarter, once; and again when it has changed by as much.
 
         Steps of milliseconds differ among each other: a rate that may be off by chance alone is not told of.
@@ -379,7 +461,9 @@ class RateCheck:
         if not is_off(Observation(rate, step_rate.spread, step_rate.steps), before):
             return None
         self._told[place] = rate
-        return events.RateOff(network, gpus, expected, rate, step_rate.spread, step_rate.steps, self._is_measured)
+        return events.RateOff(
+            network, gpus, expected, rate, step_rate.spread, step_rate.steps, self._is_measured
+        )
 
 
 class Supply:
@@ -393,10 +477,19 @@ class Supply:
     """
 
     def __init__(self, launch: Parts) -> None:
-        self._production, self._outbox, self._groups = launch.production, launch.outbox, launch.groups
-        self._time_scale = launch.setup.spec.resources.time_scale  # rates are those of the time that is emulated
+        self._production, self._outbox, self._groups = (
+            launch.production,
+            launch.outbox,
+            launch.groups,
+        )
+        self._time_scale = (
+            launch.setup.spec.resources.time_scale
+        )  # rates are those of the time that is emulated
         self._planned: float | None = None
-        self._of: tuple[RateTable | None, int] = None, 0  # from which table, and for how many GPUs, the next two are
+        self._of: tuple[RateTable | None, int] = (
+            None,
+            0,
+        )  # from which table, and for how many GPUs, the next two are
         self._told: RateTable | None = None
         self._demand = 0.0  # samples/s of the fastest network
         self.has_changed = False
@@ -417,15 +510,21 @@ class Supply:
         if supply == self._planned == table.supply:
             self.has_changed = False
             return table
-        if self._of[0] is not table or self._of[1] != cluster.whole_gpus:  # for there may be thousands of networks
+        if (
+            self._of[0] is not table or self._of[1] != cluster.whole_gpus
+        ):  # for there may be thousands of networks
             self._of, self._told = (table, cluster.whole_gpus), None
-            self._demand = max((reaches(network, cluster.whole_gpus) for network in table.models), default=0.0)
+            self._demand = max(
+                (reaches(network, cluster.whole_gpus) for network in table.models), default=0.0
+            )
         before, now = min(self._planned, self._demand), min(supply, self._demand)
         self.has_changed = abs(now - before) > OFF * before
         if self.has_changed:
             self._planned = supply
             if supply < float("inf"):
-                self._outbox.note(events.SupplyFound(supply / self._time_scale, self._demand / self._time_scale))
+                self._outbox.note(
+                    events.SupplyFound(supply / self._time_scale, self._demand / self._time_scale)
+                )
         if self._told is None or self._told.supply != self._planned:
             self._told = replace(table, supply=self._planned)
         return self._told
@@ -443,6 +542,10 @@ def traits_of(network: NetworkSpec, key: str, input_shape: tuple[int, ...], clas
     if architecture.kind == "family":
         try:
             operations = float(count_operations(architecture.settings, input_shape, classes))
-        except UserError:  # images too small for it, which is no matter to an engine that learns nothing
+        except (
+            UserError
+        ):  # images too small for it, which is no matter to an engine that learns nothing
             operations = None
-    return Traits(network.name, key, architecture.target, operations, network.min_gpus, network.max_gpus)
+    return Traits(
+        network.name, key, architecture.target, operations, network.min_gpus, network.max_gpus
+    )

@@ -65,10 +65,14 @@ class Searching:
             a rung, and are neither over nor paused.
         """
         for name in self._networks.moved() if self.mind.has_rungs else ():
-            most, done = self._networks.specs[name].train.converge.max_epochs, len(self._networks.history(name))
+            most, done = (
+                self._networks.specs[name].train.converge.max_epochs,
+                len(self._networks.history(name)),
+            )
             self._ahead[name] = max(1, min(most, self.mind.next_rung(name, done) or most) - done)
             survives = done >= (self.mind.next_rung(name, 0) or most) and not (
-                self._networks.is_over(name) or self._networks.is_paused(name))
+                self._networks.is_over(name) or self._networks.is_paused(name)
+            )
             (self._survivors.add if survives else self._survivors.discard)(name)
         return self._ahead, self._survivors
 
@@ -158,7 +162,9 @@ class Searching:
                 return True
             case Note() | Consult():
                 self._launch.outbox.add(decision)
-            case Add(network) if network not in self._networks.specs:  # otherwise an earlier launch has added it
+            case Add(network) if (
+                network not in self._networks.specs
+            ):  # otherwise an earlier launch has added it
                 self._coming.add(network)
                 self._launch.outbox.add(decision)
         return False

@@ -47,9 +47,16 @@ class Survey:
         failed: the networks that cannot be trained.
     """
 
-    def __init__(self, networks: Sequence[NetworkSpec], keys: Mapping[str, str], profile: Profile, devices: int,
-                 gpus_per_node: int, known: Mapping[str, Mapping[int, float]],
-                 timed: Mapping[str, Timed] | None = None) -> None:
+    def __init__(
+        self,
+        networks: Sequence[NetworkSpec],
+        keys: Mapping[str, str],
+        profile: Profile,
+        devices: int,
+        gpus_per_node: int,
+        known: Mapping[str, Mapping[int, float]],
+        timed: Mapping[str, Timed] | None = None,
+    ) -> None:
         self.networks, self.keys, self.profile, self.devices = networks, keys, profile, devices
         self._gpus_per_node, self.measured, self._is_scaling = gpus_per_node, 0, False
         self.known = {key: dict(rates) for key, rates in known.items()}
@@ -91,14 +98,20 @@ class Survey:
         if not network.train.batch.is_elastic:
             return ()
         alone = self._timed.get(self.keys[task.network], Timed()).steps.get(1, ())
-        return batches_to_time(network.train.batch.bounds, network.min_gpus, task.gpus,
-                               max((step.batch for step in alone), default=None))
+        return batches_to_time(
+            network.train.batch.bounds,
+            network.min_gpus,
+            task.gpus,
+            max((step.batch for step in alone), default=None),
+        )
 
     def hear(self, task: Task, measured: Measured) -> StepRate:
         """Take in what a group has measured; returns its rate."""
         if measured.timed:
             key = self.keys[task.network]
-            self._timed[key] = self._timed.get(key, Timed()).also(task.gpus, measured.timed, measured.parameters)
+            self._timed[key] = self._timed.get(key, Timed()).also(
+                task.gpus, measured.timed, measured.parameters
+            )
         self.add(task, measured.rate.rate, measured.reason, measured.may_pass)
         return measured.rate
 
@@ -110,7 +123,9 @@ class Survey:
         timed = self._timed.get(key, Timed())
         if not timed.holds(batches_to_time(network.train.batch.bounds, network.min_gpus, gpus=1)):
             timed = self._timed[key] = Timed()
-        self.known[key] = {gpus: known for gpus, known in self.known.get(key, {}).items() if gpus in timed.steps}
+        self.known[key] = {
+            gpus: known for gpus, known in self.known.get(key, {}).items() if gpus in timed.steps
+        }
 
     def conclude(self) -> dict[str, Outcome]:
         """The networks that cannot be trained, when all that can be measured has been."""
@@ -131,7 +146,9 @@ class Survey:
             self.failed[task.network] = Outcome(reason, is_failure=True, may_pass=may_pass)
             # Its twins may be built otherwise (another seed), so one of them takes over what it was asked for.
             left = [waiting.gpus for waiting in self._queue if waiting.network == task.network]
-            self._queue = deque(waiting for waiting in self._queue if waiting.network != task.network)
+            self._queue = deque(
+                waiting for waiting in self._queue if waiting.network != task.network
+            )
             for gpus in (task.gpus, *left):
                 self._ask(self.keys[task.network], gpus)
         self._scale()
@@ -151,11 +168,18 @@ class Survey:
 
     def _ask(self, key: str, gpus: int) -> None:
         """Ask for a rate that is not known, of the first network of this key that can tell it."""
-        able = (network.name for network in self._twins[key]
-                if self._least(network) <= gpus <= min(network.max_gpus or self.devices, self.devices)
-                and network.name not in self.failed)
+        able = (
+            network.name
+            for network in self._twins[key]
+            if self._least(network) <= gpus <= min(network.max_gpus or self.devices, self.devices)
+            and network.name not in self.failed
+        )
         asked = {(self.keys[task.network], task.gpus) for task in (*self._queue, *self._open)}
-        if gpus not in self.known.get(key, {}) and (key, gpus) not in asked and (name := next(able, None)) is not None:
+        if (
+            gpus not in self.known.get(key, {})
+            and (key, gpus) not in asked
+            and (name := next(able, None)) is not None
+        ):
             self._queue.append(Task(name, gpus))
 
     def _scale(self) -> None:
@@ -176,8 +200,12 @@ class Survey:
     def table(self, samples_per_epoch: int) -> RateTable:
         """The rates of all networks that could be measured."""
         found = [self._analysed(network) for network in self._able()]
-        return RateTable(samples_per_epoch, self._gpus_per_node, tuple(network for network, _ in found),
-                         joined(exchange for _, exchanges in found for exchange in exchanges))
+        return RateTable(
+            samples_per_epoch,
+            self._gpus_per_node,
+            tuple(network for network, _ in found),
+            joined(exchange for _, exchanges in found for exchange in exchanges),
+        )
 
     def _analysed(self, network: NetworkSpec) -> tuple[Network, tuple[CommTime, ...]]:
         """What was measured of a network, and of exchanges with it.
@@ -185,12 +213,18 @@ class Survey:
         Raises:
             InputError: the policy chooses its batch, and too few fit.
         """
-        found = Network(network.name, self._rates(network), min_gpus=network.min_gpus, max_gpus=network.max_gpus)
+        found = Network(
+            network.name, self._rates(network), min_gpus=network.min_gpus, max_gpus=network.max_gpus
+        )
         if not network.train.batch.is_elastic:
             return found, ()
-        found, exchanges = analysed(replace(found, batches=network.train.batch.bounds),
-                                    self._timed.get(self.keys[network.name], Timed()))
-        at_best(RateTable(1, self._gpus_per_node, (found,), exchanges), self.devices)  # says what is wrong
+        found, exchanges = analysed(
+            replace(found, batches=network.train.batch.bounds),
+            self._timed.get(self.keys[network.name], Timed()),
+        )
+        at_best(
+            RateTable(1, self._gpus_per_node, (found,), exchanges), self.devices
+        )  # says what is wrong
         return found, exchanges
 
     @staticmethod
@@ -200,8 +234,12 @@ class Survey:
 
     def _able(self) -> list[NetworkSpec]:
         """The networks of which there are rates: too few trainers may be left for one that wants several."""
-        return [network for network in self.networks if network.name not in self.failed
-                and self._least(network) in self.known.get(self.keys[network.name], {})]
+        return [
+            network
+            for network in self.networks
+            if network.name not in self.failed
+            and self._least(network) in self.known.get(self.keys[network.name], {})
+        ]
 
     def _rates(self, network: NetworkSpec) -> tuple[float, ...]:
         return up_to_gap(self.known[self.keys[network.name]], self._least(network))

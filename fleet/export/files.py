@@ -21,8 +21,12 @@ def write_csv(table: Table[Any], path: Path) -> None:
     with replacing(path) as file:
         writer = csv.writer(file, lineterminator="\n")
         writer.writerow(columns)
-        writer.writerows([["" if is_nothing(value) else flat(value) for value in row]
-                          for row in zip(*columns.values(), strict=True)])
+        writer.writerows(
+            [
+                ["" if is_nothing(value) else flat(value) for value in row]
+                for row in zip(*columns.values(), strict=True)
+            ]
+        )
 
 
 def write_parquet(table: Table[Any], path: Path) -> None:
@@ -37,7 +41,9 @@ def write_parquet(table: Table[Any], path: Path) -> None:
     except ImportError:
         raise UserError("--parquet needs pyarrow: pip install 'fleet-ensemble[parquet]'") from None
     with replacing(path, "wb") as file:
-        parquet.write_table(pyarrow.table({name: alike(values) for name, values in table.columns().items()}), file)
+        parquet.write_table(
+            pyarrow.table({name: alike(values) for name, values in table.columns().items()}), file
+        )
 
 
 def alike(values: list[Any]) -> list[Any]:
@@ -47,10 +53,16 @@ def alike(values: list[Any]) -> list[Any]:
     ([1.0, None, 0.5], ['1', '[2, 3]'], ['a', None])
     """
     flattened = [None if is_nothing(value) else flat(value) for value in values]
-    kinds = {bool if isinstance(value, bool) else float if isinstance(value, int | float) else str
-             for value in flattened if value is not None}
+    kinds = {
+        bool if isinstance(value, bool) else float if isinstance(value, int | float) else str
+        for value in flattened
+        if value is not None
+    }
     if len(kinds) > 1:
-        return [value if value is None or isinstance(value, str) else json.dumps(value) for value in flattened]
+        return [
+            value if value is None or isinstance(value, str) else json.dumps(value)
+            for value in flattened
+        ]
     if kinds == {float} and any(isinstance(value, float) for value in flattened):
         return [None if value is None else float(value) for value in flattened]
     return flattened
@@ -66,7 +78,10 @@ def is_nothing(value: Any) -> bool:
     return value is None or (isinstance(value, float) and math.isnan(value))
 
 
-FORMATS: Mapping[str, Callable[[Table[Any], Path], None]] = {"csv": write_csv, "parquet": write_parquet}
+FORMATS: Mapping[str, Callable[[Table[Any], Path], None]] = {
+    "csv": write_csv,
+    "parquet": write_parquet,
+}
 
 
 def write_tables(run: Path, folder: Path, kind: str) -> list[Path]:

@@ -27,7 +27,10 @@ from fleet.export.trackers import load, write
 from fleet.spec import look_beside
 from fleet.storage.paths import RunPaths
 
-_PAUSE, _LEAST_S = 4, 1.0  # between two writings: so many times as long as the last one took, or so many seconds
+_PAUSE, _LEAST_S = (
+    4,
+    1.0,
+)  # between two writings: so many times as long as the last one took, or so many seconds
 _ALONE_S = 120.0  # for which it outlives the launch at most
 
 
@@ -40,8 +43,11 @@ def main(argv: list[str]) -> None:
     os.dup2(2, 1)  # what libraries print goes into the log
     threading.Thread(target=_end_in_time, args=(os.getppid(),), daemon=True).start()
     look_beside(spec)
-    follower = Follower(RunPaths(Path(run)), [(name, Path(path)) for name, _, path in
-                                              (one.partition("=") for one in wanted)], out)
+    follower = Follower(
+        RunPaths(Path(run)),
+        [(name, Path(path)) for name, _, path in (one.partition("=") for one in wanted)],
+        out,
+    )
     for name, _ in follower.wanted:
         with suppress(BaseException):  # it is imported again when it is wanted, and that is told
             load(name)
@@ -72,7 +78,9 @@ class Follower:
     def _say(self, name: str, path: Path, error: BaseException) -> None:
         if (name, path) not in self._failed:
             self._failed.add((name, path))
-            why = str(error) if isinstance(error, FleetError) else f"{type(error).__name__}: {error}"
+            why = (
+                str(error) if isinstance(error, FleetError) else f"{type(error).__name__}: {error}"
+            )
             said = {"tracker": name, "path": str(path), "reason": " ".join(why.split())[:500]}
             with suppress(OSError):  # nobody may be there to hear it
                 print(json.dumps(said), file=self.out, flush=True)

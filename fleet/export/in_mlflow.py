@@ -24,7 +24,11 @@ T = TypeVar("T")
 _DATABASE = "mlflow.db"
 _STATUSES = {Status.FINISHED: "FINISHED", Status.PRUNED: "KILLED", Status.FAILED: "FAILED"}
 _WRITTEN = "fleet.written"  # a tag: how many epochs are there, and what these are known by
-_MOST_METRICS, _MOST_PARAMS, _LONGEST = 1000, 100, 5000  # of a batch, and of a value: more than the store takes
+_MOST_METRICS, _MOST_PARAMS, _LONGEST = (
+    1000,
+    100,
+    5000,
+)  # of a batch, and of a value: more than the store takes
 
 
 def write(run: TrackedRun, path: Path) -> None:
@@ -34,15 +38,22 @@ def write(run: TrackedRun, path: Path) -> None:
     client = MlflowClient(*[f"sqlite:///{path.absolute() / _DATABASE}"] * 2)
     store = _Store(client, _experiment(client, run.name, path))
     parent = store.parent(run)
-    there = {found.data.tags.get("fleet.key", ""): found for found in store.children(parent.info.run_id)}
+    there = {
+        found.data.tags.get("fleet.key", ""): found for found in store.children(parent.info.run_id)
+    }
     for network in run.networks:
         store.write(run, network, parent.info.run_id, there.get(network.key))
 
 
 def _experiment(client: MlflowClient, name: str, path: Path) -> str:
     found = client.get_experiment_by_name(name)
-    return found.experiment_id if found else client.create_experiment(
-        name, artifact_location=(path.absolute() / "artifacts").as_uri())
+    return (
+        found.experiment_id
+        if found
+        else client.create_experiment(
+            name, artifact_location=(path.absolute() / "artifacts").as_uri()
+        )
+    )
 
 
 class _Store:
@@ -54,10 +65,22 @@ class _Store:
     def parent(self, run: TrackedRun) -> Run:
         """The run itself, as it is now."""
         found = self._found(f"tags.fleet.key = '{run.key}'")
-        parent = found[0] if found else self._client.create_run(
-            self._experiment, _ms(run.began), {"fleet.key": run.key}, run.name)
+        parent = (
+            found[0]
+            if found
+            else self._client.create_run(
+                self._experiment, _ms(run.began), {"fleet.key": run.key}, run.name
+            )
+        )
         status = "FINISHED" if run.is_over else "RUNNING" if run.is_going_on else "SCHEDULED"
-        self._say(parent, run.params, run.files, {"fleet.networks": str(len(run.networks))}, status, run.ended)
+        self._say(
+            parent,
+            run.params,
+            run.files,
+            {"fleet.networks": str(len(run.networks))},
+            status,
+            run.ended,
+        )
         return parent
 
     def children(self, parent: str) -> list[Run]:
@@ -73,7 +96,9 @@ class _Store:
                 break
         return found
 
-    def write(self, run: TrackedRun, network: TrackedNetwork, parent: str, child: Run | None) -> None:
+    def write(
+        self, run: TrackedRun, network: TrackedNetwork, parent: str, child: Run | None
+    ) -> None:
         """Add to a network what it lacks."""
         wanted = f"{len(network.epochs)} {network.stamp}"
         written = "" if child is None else child.data.tags.get(_WRITTEN, "")
@@ -84,35 +109,68 @@ class _Store:
             self._client.delete_run(child.info.run_id)
             child, done = None, 0
         if child is None:
-            child = self._client.create_run(self._experiment, _ms(network.began), {
-                "fleet.key": network.key, "mlflow.parentRunId": parent}, network.name)
-        metrics = [Metric(_named(name), value, _ms(one.date), one.epoch) for one in network.epochs[done:]
-                   for name, value in one.values.items()]
+            child = self._client.create_run(
+                self._experiment,
+                _ms(network.began),
+                {"fleet.key": network.key, "mlflow.parentRunId": parent},
+                network.name,
+            )
+        metrics = [
+            Metric(_named(name), value, _ms(one.date), one.epoch)
+            for one in network.epochs[done:]
+            for name, value in one.values.items()
+        ]
         for some in _parts(metrics, _MOST_METRICS):
             self._client.log_batch(child.info.run_id, metrics=some)
-        status = _STATUSES.get(network.status, "RUNNING" if run.is_going_on and network.epochs else "SCHEDULED")
+        status = _STATUSES.get(
+            network.status, "RUNNING" if run.is_going_on and network.epochs else "SCHEDULED"
+        )
         about = {f"fleet.{name}": str(value) for name, value in network.about.items()}
-        self._say(child, network.params, network.files, {"fleet.status": str(network.status), **about}, status,
-                  network.ended)
+        self._say(
+            child,
+            network.params,
+            network.files,
+            {"fleet.status": str(network.status), **about},
+            status,
+            network.ended,
+        )
         self._client.set_tag(child.info.run_id, _WRITTEN, wanted)
 
-    def _say(self, there: Run, params: Mapping[str, object], files: Mapping[str, Path], tags: Mapping[str, str],
-             status: str, ended: float) -> None:
+    def _say(
+        self,
+        there: Run,
+        params: Mapping[str, object],
+        files: Mapping[str, Path],
+        tags: Mapping[str, str],
+        status: str,
+        ended: float,
+    ) -> None:
         """What holds for all of a run; its files stay where they are."""
         number = there.info.run_id
-        new = [Param(_named(name), str(value)[:_LONGEST]) for name, value in params.items()
-               if _named(name) not in there.data.params]
+        new = [
+            Param(_named(name), str(value)[:_LONGEST])
+            for name, value in params.items()
+            if _named(name) not in there.data.params
+        ]
         for some in _parts(new, _MOST_PARAMS):
             self._client.log_batch(number, params=some)
         places = {name: path.absolute().as_uri() for name, path in files.items()}
         tags = {_named(name): value for name, value in tags.items()}
         tags = {**tags, **{f"fleet.file.{name}": place for name, place in places.items()}}
-        if changed := {name: value for name, value in tags.items() if there.data.tags.get(name) != value}:
-            self._client.log_batch(number, tags=[RunTag(name, value[:_LONGEST]) for name, value in changed.items()])
+        if changed := {
+            name: value for name, value in tags.items() if there.data.tags.get(name) != value
+        }:
+            self._client.log_batch(
+                number, tags=[RunTag(name, value[:_LONGEST]) for name, value in changed.items()]
+            )
             if places:
                 self._client.log_text(number, json.dumps(places, indent=1), "files.json")
         for name in there.data.tags:  # a network that failed may train again
-            if name.startswith("fleet.") and name not in tags and name not in (_WRITTEN, "fleet.key"):
+            if (
+                name.startswith("fleet.")
+                and name not in tags
+                and name not in (_WRITTEN, "fleet.key")
+            ):
                 self._client.delete_tag(number, name)
         if there.info.status != status or there.info.end_time != _ms(ended):
             if status in ("RUNNING", "SCHEDULED"):
@@ -127,7 +185,7 @@ def _named(name: str) -> str:
 
 
 def _parts(items: list[T], most: int) -> Iterator[list[T]]:
-    return (items[begin:begin + most] for begin in range(0, len(items), most))
+    return (items[begin : begin + most] for begin in range(0, len(items), most))
 
 
 def _ms(date: float) -> int:

@@ -14,7 +14,12 @@ from pathlib import Path
 from typing import Any
 
 import optuna
-from optuna.distributions import BaseDistribution, CategoricalDistribution, FloatDistribution, IntDistribution
+from optuna.distributions import (
+    BaseDistribution,
+    CategoricalDistribution,
+    FloatDistribution,
+    IntDistribution,
+)
 from optuna.storages import BaseStorage, JournalStorage, RDBStorage
 from optuna.storages.journal import JournalFileBackend
 from optuna.study import Study, StudyDirection
@@ -26,7 +31,11 @@ from fleet.spec.chosen import as_plain
 from fleet.spec.space import Range, member_of
 from fleet.storage.results import Status
 
-_STATES = {Status.FINISHED: TrialState.COMPLETE, Status.PRUNED: TrialState.PRUNED, Status.FAILED: TrialState.FAIL}
+_STATES = {
+    Status.FINISHED: TrialState.COMPLETE,
+    Status.PRUNED: TrialState.PRUNED,
+    Status.FAILED: TrialState.FAIL,
+}
 _DATABASES = (".db", ".sqlite", ".sqlite3")
 
 
@@ -35,12 +44,25 @@ def write(run: TrackedRun, path: Path) -> None:
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     storage = _storage(path)
     for entry in dict.fromkeys(network.entry for network in run.networks):
-        trials = {network.name: _trial(run, network) for network in run.networks
-                  if network.entry == entry and (network.epochs or network.is_over)}
+        trials = {
+            network.name: _trial(run, network)
+            for network in run.networks
+            if network.entry == entry and (network.epochs or network.is_over)
+        }
         if trials:
-            directions = next(network for network in run.networks if network.entry == entry).objectives
-            _write(storage, run, entry, [StudyDirection.MAXIMIZE if one.is_larger_better else StudyDirection.MINIMIZE
-                                          for one in directions], trials)
+            directions = next(
+                network for network in run.networks if network.entry == entry
+            ).objectives
+            _write(
+                storage,
+                run,
+                entry,
+                [
+                    StudyDirection.MAXIMIZE if one.is_larger_better else StudyDirection.MINIMIZE
+                    for one in directions
+                ],
+                trials,
+            )
 
 
 def _storage(path: Path) -> BaseStorage:
@@ -49,8 +71,13 @@ def _storage(path: Path) -> BaseStorage:
     return JournalStorage(JournalFileBackend(str(path)))
 
 
-def _write(storage: BaseStorage, run: TrackedRun, entry: str, directions: list[StudyDirection],
-           trials: Mapping[str, FrozenTrial]) -> None:
+def _write(
+    storage: BaseStorage,
+    run: TrackedRun,
+    entry: str,
+    directions: list[StudyDirection],
+    trials: Mapping[str, FrozenTrial],
+) -> None:
     name = _name(storage, run, entry)
     study = _begun(storage, name, directions, trials)
     if study is None:
@@ -67,24 +94,37 @@ def _write(storage: BaseStorage, run: TrackedRun, entry: str, directions: list[S
 def _name(storage: BaseStorage, run: TrackedRun, entry: str) -> str:
     """The study of an entry; that of another run may have the same name, as when a run was started over."""
     name = f"{run.name}-{entry}" if entry else run.name
-    taken = {study.study_name: study.user_attrs.get("run") for study in optuna.get_all_study_summaries(storage)}
+    taken = {
+        study.study_name: study.user_attrs.get("run")
+        for study in optuna.get_all_study_summaries(storage)
+    }
     return name if taken.get(name, run.key) == run.key else f"{name}-{run.key[:6]}"
 
 
 def _trials(study: Study) -> dict[str, FrozenTrial]:
-    return {trial.user_attrs["network"]: trial for trial in study.get_trials(deepcopy=False)
-            if "network" in trial.user_attrs}
+    return {
+        trial.user_attrs["network"]: trial
+        for trial in study.get_trials(deepcopy=False)
+        if "network" in trial.user_attrs
+    }
 
 
-def _begun(storage: BaseStorage, name: str, directions: list[StudyDirection], trials: Mapping[str, FrozenTrial]
-           ) -> Study | None:
+def _begun(
+    storage: BaseStorage,
+    name: str,
+    directions: list[StudyDirection],
+    trials: Mapping[str, FrozenTrial],
+) -> Study | None:
     """A study, if what there is of it is a beginning of what there should be; one that is not is deleted."""
     if name not in optuna.get_all_study_names(storage):
         return None
     study = optuna.load_study(study_name=name, storage=storage)
     there = _trials(study)
-    if (study.directions == directions and there.keys() <= trials.keys()
-            and all(_begins(trial, trials[network]) for network, trial in there.items())):
+    if (
+        study.directions == directions
+        and there.keys() <= trials.keys()
+        and all(_begins(trial, trials[network]) for network, trial in there.items())
+    ):
         return study
     optuna.delete_study(study_name=name, storage=storage)
     return None
@@ -96,7 +136,10 @@ def _begins(before: FrozenTrial, now: FrozenTrial) -> bool:
         return False
     if before.state.is_finished():
         return (before.state, before.values, before.intermediate_values) == (
-            now.state, now.values, now.intermediate_values)
+            now.state,
+            now.values,
+            now.intermediate_values,
+        )
     return before.intermediate_values.items() <= now.intermediate_values.items()
 
 
@@ -120,22 +163,45 @@ def _trial(run: TrackedRun, network: TrackedNetwork) -> FrozenTrial:
     state, values = _STATES.get(network.status, TrialState.RUNNING), None
     if state is TrialState.COMPLETE:
         values = [one.value for one in network.objectives]
-        if any(map(math.isnan, values)):  # of several, others than the first may be told while the run goes on
-            state, values = TrialState.RUNNING if run.is_going_on and values[0] == values[0] else TrialState.FAIL, None
+        if any(
+            map(math.isnan, values)
+        ):  # of several, others than the first may be told while the run goes on
+            state, values = (
+                TrialState.RUNNING
+                if run.is_going_on and values[0] == values[0]
+                else TrialState.FAIL,
+                None,
+            )
     elif state is TrialState.PRUNED and reported and len(network.objectives) == 1:
         values = [list(reported.values())[-1]]  # as Optuna has it of a trial that it prunes
     distributions = dict(_distributions(network, run.spaces.get(network.entry, {})))
     return FrozenTrial(
-        number=-1, trial_id=-1, state=state, value=None, values=values,
+        number=-1,
+        trial_id=-1,
+        state=state,
+        value=None,
+        values=values,
         datetime_start=datetime.fromtimestamp(network.began),
         datetime_complete=datetime.fromtimestamp(network.ended) if state.is_finished() else None,
-        params={name: _value(network.drawn[name], distribution) for name, distribution in distributions.items()},
-        distributions=distributions, intermediate_values=reported, system_attrs={},
-        user_attrs={"network": network.name, "epochs": len(network.epochs), **network.about,
-                    **{name: value for name, value in network.params.items() if name not in distributions}})
+        params={
+            name: _value(network.drawn[name], distribution)
+            for name, distribution in distributions.items()
+        },
+        distributions=distributions,
+        intermediate_values=reported,
+        system_attrs={},
+        user_attrs={
+            "network": network.name,
+            "epochs": len(network.epochs),
+            **network.about,
+            **{name: value for name, value in network.params.items() if name not in distributions},
+        },
+    )
 
 
-def _distributions(network: TrackedNetwork, space: Mapping[str, Any]) -> Iterable[tuple[str, BaseDistribution]]:
+def _distributions(
+    network: TrackedNetwork, space: Mapping[str, Any]
+) -> Iterable[tuple[str, BaseDistribution]]:
     """Those of its parameters that are in the space; a spec may have another space by now than it was drawn from."""
     for name, dimension in space.items():
         with suppress(UserError):

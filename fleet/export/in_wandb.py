@@ -37,18 +37,36 @@ def _replace(run: TrackedRun, network: TrackedNetwork, folder: Path, said: str) 
     with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".fleet-") as aside:
         made = _log(run, network, Path(aside))
         (made / _WRITTEN).write_text(said, encoding="utf-8")
-        for before in folder.parent.glob(f"offline-run-*-{network.key}"):  # it may have begun at another time since
+        for before in folder.parent.glob(
+            f"offline-run-*-{network.key}"
+        ):  # it may have begun at another time since
             shutil.rmtree(before, ignore_errors=True)
         made.rename(folder)
 
 
 def _log(run: TrackedRun, network: TrackedNetwork, place: Path) -> Path:
     """Have W&B write a network; returns the folder."""
-    settings = wandb.Settings(mode="offline", console="off", silent=True, disable_git=True, save_code=False,
-                              x_disable_stats=True, x_disable_meta=True)
-    one = wandb.init(project=run.name, group=f"{run.name}-{run.key[:6]}", name=network.name, id=network.key,
-                     job_type=network.entry or None, tags=[str(network.status)], config=dict(network.params),
-                     dir=str(place), settings=settings, reinit="finish_previous")
+    settings = wandb.Settings(
+        mode="offline",
+        console="off",
+        silent=True,
+        disable_git=True,
+        save_code=False,
+        x_disable_stats=True,
+        x_disable_meta=True,
+    )
+    one = wandb.init(
+        project=run.name,
+        group=f"{run.name}-{run.key[:6]}",
+        name=network.name,
+        id=network.key,
+        job_type=network.entry or None,
+        tags=[str(network.status)],
+        config=dict(network.params),
+        dir=str(place),
+        settings=settings,
+        reinit="finish_previous",
+    )
     for epoch in network.epochs:
         one.log({**epoch.values, "_timestamp": epoch.date}, step=epoch.epoch)
     files = {f"file.{name}": path.absolute().as_uri() for name, path in network.files.items()}

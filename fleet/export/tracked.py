@@ -82,7 +82,10 @@ class TrackedNetwork:
 
     def digest(self, epochs: int | None = None) -> str:
         """What its first epochs are known by, together with its hyper-parameters."""
-        said = (sorted(self.params.items()), [(one.epoch, sorted(one.values.items())) for one in self.epochs[:epochs]])
+        said = (
+            sorted(self.params.items()),
+            [(one.epoch, sorted(one.values.items())) for one in self.epochs[:epochs]],
+        )
         return _digest(repr(said))
 
     @property
@@ -129,15 +132,26 @@ def track(paths: RunPaths) -> TrackedRun:
     key = _digest(f"{document.name}\0{began}")
     rows = {row.name: row for row in past.rows}
     making = _Making(run, paths, key, began)
-    networks = [making.network(spec, document.models[spec.entry], rows[spec.name])
-                for spec in past.spec.networks]
+    networks = [
+        making.network(spec, document.models[spec.entry], rows[spec.name])
+        for spec in past.spec.networks
+    ]
     files = (paths.spec, paths.results, paths.report, paths.ensembles)
     return TrackedRun(
-        document.name, key, began, max([began, *(network.ended for network in networks)]),
+        document.name,
+        key,
+        began,
+        max([began, *(network.ended for network in networks)]),
         not (log and isinstance(log[-1].event, Ended)),
-        {"policy": document.schedule.policy, "engine": document.resources.engine, "seed": document.seed},
-        {entry.stem: _space(entry) for entry in document.models if _space(entry)}, tuple(networks),
-        {path.name: path for path in files if path.exists()})
+        {
+            "policy": document.schedule.policy,
+            "engine": document.resources.engine,
+            "seed": document.seed,
+        },
+        {entry.stem: _space(entry) for entry in document.models if _space(entry)},
+        tuple(networks),
+        {path.name: path for path in files if path.exists()},
+    )
 
 
 def _space(entry: ModelEntry) -> Mapping[str, Any]:
@@ -155,7 +169,10 @@ class _Making:
     began: float
 
     def __post_init__(self) -> None:
-        self._ended = {(one.network, one.record.epoch, one.record.stream_epoch): one.t_s for one in self.run.epochs}
+        self._ended = {
+            (one.network, one.record.epoch, one.record.stream_epoch): one.t_s
+            for one in self.run.epochs
+        }
         self._began: dict[str, float] = {}
         for record in self.run.records:
             self._began.setdefault(record.network, record.t_s)
@@ -165,37 +182,77 @@ class _Making:
         converge, name = spec.train.converge, spec.name
         began = self._date(self._began[name]) if name in self._began else self.began
         found = self.run.networks.get(name, RunNetwork(0, 0))
-        about: dict[str, Any] = {"reason": row.reason, "parameters": row.parameters, "best_epoch": row.best_epoch,
-                 "parent": row.parent, "parent_epoch": row.parent_epoch,
-                 **{column: row.value(column) for column in ("test_loss", "test_accuracy")},
-                 **{column: value for column, value in row.metrics.items() if column.startswith("test_")}}
-        monitored = TrackedObjective(converge.watched, row.value(converge.watched), converge.sign > 0)
+        about: dict[str, Any] = {
+            "reason": row.reason,
+            "parameters": row.parameters,
+            "best_epoch": row.best_epoch,
+            "parent": row.parent,
+            "parent_epoch": row.parent_epoch,
+            **{column: row.value(column) for column in ("test_loss", "test_accuracy")},
+            **{
+                column: value for column, value in row.metrics.items() if column.startswith("test_")
+            },
+        }
+        monitored = TrackedObjective(
+            converge.watched, row.value(converge.watched), converge.sign > 0
+        )
         return TrackedNetwork(
-            name, _digest(f"{self.key}\0{name}"), chosen(spec), spec.parameters, entry.stem if _space(entry) else "",
-            self._objectives(entry, name, monitored), row.status,
-            tuple(self._epochs(name, found.standing.history, converge)), began,
-            {column: value for column, value in about.items() if value not in ("", 0, None) and value == value},
-            {path.name: path for path in (*sorted(self.paths.model(name).glob("best.*")), self.paths.history(name))
-             if path.exists()})
+            name,
+            _digest(f"{self.key}\0{name}"),
+            chosen(spec),
+            spec.parameters,
+            entry.stem if _space(entry) else "",
+            self._objectives(entry, name, monitored),
+            row.status,
+            tuple(self._epochs(name, found.standing.history, converge)),
+            began,
+            {
+                column: value
+                for column, value in about.items()
+                if value not in ("", 0, None) and value == value
+            },
+            {
+                path.name: path
+                for path in (
+                    *sorted(self.paths.model(name).glob("best.*")),
+                    self.paths.history(name),
+                )
+                if path.exists()
+            },
+        )
 
-    def _objectives(self, entry: ModelEntry, name: str, monitored: TrackedObjective) -> tuple[TrackedObjective, ...]:
+    def _objectives(
+        self, entry: ModelEntry, name: str, monitored: TrackedObjective
+    ) -> tuple[TrackedObjective, ...]:
         """What a network is judged by; of several objectives, what its searcher was told that it has come to."""
         several = () if entry.search is None else entry.search.objectives[1:]
         values = chain(self.run.told.get(name, ())[1:], repeat(math.nan))
-        return (monitored, *(TrackedObjective(one.value, value, one.sense == "maximize")
-                             for one, value in zip(several, values, strict=False)))
+        return (
+            monitored,
+            *(
+                TrackedObjective(one.value, value, one.sense == "maximize")
+                for one, value in zip(several, values, strict=False)
+            ),
+        )
 
-    def _epochs(self, name: str, history: Sequence[EpochRecord], converge: Converge) -> Iterator[TrackedEpoch]:
+    def _epochs(
+        self, name: str, history: Sequence[EpochRecord], converge: Converge
+    ) -> Iterator[TrackedEpoch]:
         best, monitor = math.nan, converge.watched
         for record in history:
             value = record.value(monitor)
             if not converge.sign * value <= converge.sign * best:  # or there is none yet
                 best = value if value == value else best
             values = {column: record.value(column) for column in (*SCORES, *record.metrics)}
-            values |= {column: float(getattr(record, column)) for column in _OF_EPOCHS} | {f"best_{monitor}": best}
+            values |= {column: float(getattr(record, column)) for column in _OF_EPOCHS} | {
+                f"best_{monitor}": best
+            }
             t_s = self._ended.get((name, record.epoch, record.stream_epoch))
-            yield TrackedEpoch(record.epoch, self.began if t_s is None else self._date(t_s),
-                               {column: value for column, value in values.items() if math.isfinite(value)})
+            yield TrackedEpoch(
+                record.epoch,
+                self.began if t_s is None else self._date(t_s),
+                {column: value for column, value in values.items() if math.isfinite(value)},
+            )
 
     def _date(self, t_s: float) -> float:
         """Seconds since 1970 of a moment of the run, on whose clock the time without a launch is left out."""

@@ -33,16 +33,35 @@ class Tracker:
     shown: str
 
 
-TRACKERS = {tracker.name: tracker for tracker in (
-    Tracker("mlflow", "fleet.export.in_mlflow:write", "track/mlflow", False,
+TRACKERS = {
+    tracker.name: tracker
+    for tracker in (
+        Tracker(
+            "mlflow",
+            "fleet.export.in_mlflow:write",
+            "track/mlflow",
+            False,
             "add the run to a store of MLflow (DIR/mlflow.db): a parent, and a child for each network",
-            "mlflow ui --backend-store-uri sqlite:///{path}/mlflow.db"),
-    Tracker("wandb", "fleet.export.in_wandb:write", "track/wandb", False,
+            "mlflow ui --backend-store-uri sqlite:///{path}/mlflow.db",
+        ),
+        Tracker(
+            "wandb",
+            "fleet.export.in_wandb:write",
+            "track/wandb",
+            False,
             "write an offline run of W&B for each network, for wandb sync",
-            "wandb sync {path}/wandb/offline-run-*"),
-    Tracker("optuna", "fleet.export.in_optuna:write", "track/optuna.log", True,
+            "wandb sync {path}/wandb/offline-run-*",
+        ),
+        Tracker(
+            "optuna",
+            "fleet.export.in_optuna:write",
+            "track/optuna.log",
+            True,
             "add studies to a journal of Optuna, or to a database whose name ends with .db",
-            "optuna-dashboard {path}"))}
+            "optuna-dashboard {path}",
+        ),
+    )
+}
 
 
 def places(wanted: Sequence[Mapping[str, str | None]], root: Path) -> list[tuple[str, Path]]:
@@ -51,8 +70,11 @@ def places(wanted: Sequence[Mapping[str, str | None]], root: Path) -> list[tuple
     Args:
         root: the folder of the run.
     """
-    return [(name, root / TRACKERS[name].place if path is None else Path(path))
-            for one in wanted for name, path in one.items()]
+    return [
+        (name, root / TRACKERS[name].place if path is None else Path(path))
+        for one in wanted
+        for name, path in one.items()
+    ]
 
 
 def write(name: str, run: TrackedRun, path: Path) -> None:
@@ -83,8 +105,10 @@ def load(name: str) -> Callable[[TrackedRun, Path], None]:
     try:
         add: Callable[[TrackedRun, Path], None] = resolve_name(TRACKERS[name].write)
     except ImportError as error:
-        raise UserError(f"{name} needs a library that cannot be imported ({error}): "
-                        "pip install 'fleet-ensemble[track]'") from error
+        raise UserError(
+            f"{name} needs a library that cannot be imported ({error}): "
+            "pip install 'fleet-ensemble[track]'"
+        ) from error
     return add
 
 

@@ -86,7 +86,9 @@ class Harvested:
     @property
     def unserved(self) -> int:
         """The networks that neither the jobs in the queue will train, nor those that run have room for."""
-        return max(0, self.waiting - self.spare - self.per_node * sum(nodes for _, nodes in self.queued))
+        return max(
+            0, self.waiting - self.spare - self.per_node * sum(nodes for _, nodes in self.queued)
+        )
 
     @property
     def needless(self) -> tuple[str, ...]:
@@ -118,7 +120,9 @@ class Cancel:
 Order: TypeAlias = Submit | Cancel
 
 
-def decide(runs: Sequence[Harvested], idle_nodes: int, gap_s: float, limits: HarvestLimits) -> list[Order]:
+def decide(
+    runs: Sequence[Harvested], idle_nodes: int, gap_s: float, limits: HarvestLimits
+) -> list[Order]:
     """What to do about the queue now.
 
     Args:
@@ -131,10 +135,17 @@ def decide(runs: Sequence[Harvested], idle_nodes: int, gap_s: float, limits: Har
     >>> decide([Harvested("a", waiting=0, queued=(("17", 1),))], 3, 600.0, HarvestLimits())
     [Cancel(name='a', job='17')]
     """
-    orders: list[Order] = [Cancel(run.name, job) for run in runs for job in (
-        [job for job, _ in run.queued] if is_given_up(run, limits) else run.needless)]
+    orders: list[Order] = [
+        Cancel(run.name, job)
+        for run in runs
+        for job in ([job for job, _ in run.queued] if is_given_up(run, limits) else run.needless)
+    ]
     wanting = [run for run in runs if run.unserved and not is_given_up(run, limits)]
-    unmeasured = [run for run in wanting if len(runs) > 1 and run.rate is None and not (run.queued or run.running)]
+    unmeasured = [
+        run
+        for run in wanting
+        if len(runs) > 1 and run.rate is None and not (run.queued or run.running)
+    ]
     if _room(runs, orders, limits) <= 0 < len(unmeasured):
         orders += _make_way(runs, orders)
     room = _room(runs, orders, limits)
@@ -145,8 +156,17 @@ def decide(runs: Sequence[Harvested], idle_nodes: int, gap_s: float, limits: Har
     first = [Submit(run.name, 1) for run in unmeasured[:room]]
     served = {job.name for job in first}
     wanting = [replace(run, queued=(("", 1),)) if run.name in served else run for run in wanting]
-    return [*orders, *first, *_shared([run for run in wanting if run.unserved], room - len(first), nodes - len(first),
-                                      gap_s, limits.nodes_per_job)]
+    return [
+        *orders,
+        *first,
+        *_shared(
+            [run for run in wanting if run.unserved],
+            room - len(first),
+            nodes - len(first),
+            gap_s,
+            limits.nodes_per_job,
+        ),
+    ]
 
 
 def _room(runs: Sequence[Harvested], orders: Sequence[Order], limits: HarvestLimits) -> int:
@@ -165,17 +185,27 @@ def _make_way(runs: Sequence[Harvested], orders: Sequence[Order]) -> list[Order]
     return []
 
 
-def _shared(wanting: Sequence[Harvested], room: int, nodes: int, gap_s: float, largest: int) -> list[Submit]:
+def _shared(
+    wanting: Sequence[Harvested], room: int, nodes: int, gap_s: float, largest: int
+) -> list[Submit]:
     """So many jobs at most, of so many nodes at most, as the nodes are shared out."""
     if not wanting or room <= 0 or nodes <= 0:
         return []
     known = [progress(run) for run in wanting if run.rate is not None]
-    usual = statistics.fmean(known) if known else 1.0  # one that is being measured may be as any other
+    usual = (
+        statistics.fmean(known) if known else 1.0
+    )  # one that is being measured may be as any other
     gains = [usual if run.rate is None else progress(run) for run in wanting]
-    trainers = [_trainer(run, gain / max(gains), nodes, gap_s) for run, gain in zip(wanting, gains, strict=True)]
+    trainers = [
+        _trainer(run, gain / max(gains), nodes, gap_s)
+        for run, gain in zip(wanting, gains, strict=True)
+    ]
     counts = allocate(trainers, [0] * len(wanting), nodes, gap_s)
-    jobs = [Submit(run.name, size) for run, count in zip(wanting, counts, strict=True)
-            for size in _sizes(count, largest)]
+    jobs = [
+        Submit(run.name, size)
+        for run, count in zip(wanting, counts, strict=True)
+        for size in _sizes(count, largest)
+    ]
     return sorted(jobs, key=lambda job: -job.nodes)[:room]
 
 
@@ -205,8 +235,10 @@ def _trainer(run: Harvested, gained: float, nodes: int, gap_s: float) -> Trainer
     share = gained * max(LEAST_SHARE, 1 - run.start_s / gap_s)
     there = run.nodes + sum(count for _, count in run.queued)
     counts = range(1, min(most, nodes) + 1)
-    values = accumulate(share * min(1.0, run.unserved / run.per_node - (count - 1)) / (there + count)
-                        for count in counts)
+    values = accumulate(
+        share * min(1.0, run.unserved / run.per_node - (count - 1)) / (there + count)
+        for count in counts
+    )
     return Trainer(RateCurve(tuple(counts), tuple(values)), n_max=len(counts))
 
 

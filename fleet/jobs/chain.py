@@ -77,14 +77,18 @@ def decide(stops: Sequence[JobStop], limits: ChainLimits) -> Continuation:
     >>> decide([JobStop(2)], ChainLimits(jobs=20, retries=2))
     Continuation(goes_on=False, why='the spec or the arguments are wrong')
     """
-    over = {ExitStatus.OK: "all networks finished",
-            ExitStatus.NETWORK_FAILED: "some networks failed, the others finished",
-            ExitStatus.BAD_INPUT: "the spec or the arguments are wrong"}
+    over = {
+        ExitStatus.OK: "all networks finished",
+        ExitStatus.NETWORK_FAILED: "some networks failed, the others finished",
+        ExitStatus.BAD_INPUT: "the spec or the arguments are wrong",
+    }
     if (status := stops[-1].status) in over:
         return Continuation(False, over[ExitStatus(status)])
     failures = sum(stop.is_failure for stop in stops)
     if failures > limits.retries:
-        return Continuation(False, f"the machine failed {_times(failures)} (retries: {limits.retries})")
+        return Continuation(
+            False, f"the machine failed {_times(failures)} (retries: {limits.retries})"
+        )
     if len(stops) >= limits.jobs:
         return Continuation(False, f"a job has run {_times(len(stops))} (jobs: {limits.jobs})")
     return Continuation(True, "networks are left")
@@ -158,7 +162,9 @@ def past_of(path: Path) -> ChainTimes:
         if isinstance(noted, Begun):
             begun = moment
         elif isinstance(noted, JobStopped) and begun is not None and moment is not None:
-            so_far += max(0.0, (moment - begun).total_seconds()) if noted.stop.status is not None else 0.0
+            so_far += (
+                max(0.0, (moment - begun).total_seconds()) if noted.stop.status is not None else 0.0
+            )
             begun = None
             if noted.stop.status in (ExitStatus.OK, ExitStatus.NETWORK_FAILED):
                 finished.append(so_far)
@@ -210,7 +216,11 @@ class History:
                 self.known |= jobs
                 self._ours |= jobs
                 self.stops.append(noted.stop)
-                self.following, self.unfinished, self.then = noted.next, None, noted.then or noted.why
+                self.following, self.unfinished, self.then = (
+                    noted.next,
+                    None,
+                    noted.then or noted.why,
+                )
             case CalledOff():
                 self._is_off = bool(self._ours)
             case HandedIn() | Begun():
@@ -235,7 +245,8 @@ def has_started(paths: RunPaths, job: str) -> bool:
     """Whether an earlier launch of the chain that a job goes on with got so far as to take up its networks."""
     history = History.of(paths)
     return bool(history.stops_before(job)) and any(
-        isinstance(event, Started) for _, event in read_events(paths.events, history.log_bytes))
+        isinstance(event, Started) for _, event in read_events(paths.events, history.log_bytes)
+    )
 
 
 # ---- one job ------------------------------------------------------------------------------------
@@ -254,8 +265,16 @@ class Keeper:
         requests: seconds that the jobs of the chain ask for, one after the other; the last counts for all that follow.
     """
 
-    def __init__(self, paths: RunPaths, system: System, job: str, limits: ChainLimits,
-                 warn_after: float | None = None, once: Sequence[str] = (), requests: Sequence[float] = ()) -> None:
+    def __init__(
+        self,
+        paths: RunPaths,
+        system: System,
+        job: str,
+        limits: ChainLimits,
+        warn_after: float | None = None,
+        once: Sequence[str] = (),
+        requests: Sequence[float] = (),
+    ) -> None:
         self._paths, self._system, self._job, self._limits = paths, system, job, limits
         self._once, self._requests = once, requests
         self._warned = WarnedLaunch(paths, system, job, warn_after)
@@ -269,7 +288,9 @@ class Keeper:
             LeaseLost: another job has taken the chain over.
         """
         self._warned.listen()
-        if self._warned.await_room() is None:  # a disk that is full for now is no reason to lose the job
+        if (
+            self._warned.await_room() is None
+        ):  # a disk that is full for now is no reason to lose the job
             keep_last_room(self._paths.last_room)
         with lease_of_process(self._warned.environment) as lease:
             lease.take(self._paths.jobs_lease)
@@ -277,8 +298,15 @@ class Keeper:
 
     def _run(self, command: Sequence[str], lease: Lease) -> int:
         if (lost := History.of(self._paths).unfinished) is not None:
-            note(self._paths, JobStopped(lost, JobStop(None), "it ended without a word: preempted, killed, or its node "
-                                         "died", next=self._job if lost == self._job else None))
+            note(
+                self._paths,
+                JobStopped(
+                    lost,
+                    JobStop(None),
+                    "it ended without a word: preempted, killed, or its node died",
+                    next=self._job if lost == self._job else None,
+                ),
+            )
         while True:
             history = History.of(self._paths)
             stops = history.stops_before(self._job)
@@ -292,7 +320,9 @@ class Keeper:
             if not goes_on or self._system.has_queue:
                 return status
 
-    def _launch(self, command: Sequence[str], stops: Sequence[JobStop], lease: Lease) -> tuple[int, bool]:
+    def _launch(
+        self, command: Sequence[str], stops: Sequence[JobStop], lease: Lease
+    ) -> tuple[int, bool]:
         """One launch: how it ended, and whether another follows."""
         before = log_mark(self._paths.events)
         once = () if has_started(self._paths, self._job) else self._once
@@ -317,10 +347,16 @@ class Keeper:
         if History.of(self._paths).is_called_off(self._job):
             return None, CALLED_OFF
         if not self._system.has_queue:
-            return (None, "it was told to stop") if self._warned.is_signalled else (self._job, decision.why)
+            return (
+                (None, "it was told to stop")
+                if self._warned.is_signalled
+                else (self._job, decision.why)
+            )
         try:
             later = begin_later(self._system, [self._paths])
-            return continue_job(self._system, self._job, self._paths.job_script, request, later), decision.why
+            return continue_job(
+                self._system, self._job, self._paths.job_script, request, later
+            ), decision.why
         except (InputError, OSError) as error:
             return None, f"{decision.why}, but no further job could be submitted: {error}"
 
@@ -348,8 +384,10 @@ def end_chain(paths: RunPaths) -> tuple[list[str], list[str]]:
     if not ours():
         history = History.of(paths)
         why = history.then and f"; at its last stop it was decided: {history.then}"
-        raise UserError(f"--end {paths.root}: none of the chain's jobs waits or runs "
-                        f"({', '.join(sorted(history.known)) or f'{paths.stops} knows of none'}){why}")
+        raise UserError(
+            f"--end {paths.root}: none of the chain's jobs waits or runs "
+            f"({', '.join(sorted(history.known)) or f'{paths.stops} knows of none'}){why}"
+        )
     note(paths, CalledOff())  # whatever job begins or ends from now on hands in no other
     back, told = [], []
     for job in ours():
@@ -367,16 +405,24 @@ def _system_of_chain(paths: RunPaths) -> tuple[System, str]:
     try:
         script = paths.job_script.read_text(encoding="utf-8")
     except OSError:
-        raise UserError(f"--end {paths.root}: there is no chain: {paths.job_script} is missing, which fleet submit "
-                        "writes") from None
+        raise UserError(
+            f"--end {paths.root}: there is no chain: {paths.job_script} is missing, which fleet submit "
+            "writes"
+        ) from None
     system, name = _SYSTEM.search(script), _NAME.search(script)
     found = find_system(system[1].strip("'\"")) if system else None
     if found is None or (found.has_queue and name is None):
-        raise UserError(f"--end {paths.root}: {paths.job_script} is no script that fleet submit wrote")
+        raise UserError(
+            f"--end {paths.root}: {paths.job_script} is no script that fleet submit wrote"
+        )
     if not found.has_queue:
-        raise UserError(f"--end {paths.root}: with --system {found.name} the chain runs in the foreground; "
-                        "interrupt it there (Ctrl-C), and it saves and ends")
+        raise UserError(
+            f"--end {paths.root}: with --system {found.name} the chain runs in the foreground; "
+            "interrupt it there (Ctrl-C), and it saves and ends"
+        )
     if not (found.queue_commands and found.tell):
-        raise UserError(f"--end {paths.root}: {found.name} has no queue_commands, or no tell, by which jobs are "
-                        "found and told to save; end them by its own commands")
+        raise UserError(
+            f"--end {paths.root}: {found.name} has no queue_commands, or no tell, by which jobs are "
+            "found and told to save; end them by its own commands"
+        )
     return found, name[1].strip("'\"") if name else ""

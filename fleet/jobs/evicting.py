@@ -23,7 +23,9 @@ from scheduler.eviction.carrying import Eviction, Step
 from scheduler.eviction.plan import RunningJob
 
 LOOK_S = 0.5, 10.0  # between two looks, at least and at most: a sixtieth of the deadline
-PATIENCE_S = 300.0  # after the deadline, for jobs that end slowly, and for a Slurm that does not answer
+PATIENCE_S = (
+    300.0  # after the deadline, for jobs that end slowly, and for a Slurm that does not answer
+)
 KEEP_S = 60.0  # for which nodes are kept free at least, where nobody says for which job
 TELL_MIN = 1.0  # between two lines that say that a job has not begun yet
 
@@ -48,12 +50,18 @@ class Candidates:
     @property
     def signals(self) -> dict[str, str]:
         """Upon which jobs save."""
-        return {job.id: signal for job in self.jobs if (signal := self.standing[job.id].signal) is not None}
+        return {
+            job.id: signal
+            for job in self.jobs
+            if (signal := self.standing[job.id].signal) is not None
+        }
 
     @property
     def runs(self) -> dict[str, str]:
         """Folders of the runs that give nodes back while they go on."""
-        return {job.id: run for job in self.jobs if (run := self.standing[job.id].yields) is not None}
+        return {
+            job.id: run for job in self.jobs if (run := self.standing[job.id].yields) is not None
+        }
 
 
 @dataclass
@@ -71,7 +79,9 @@ class ClusterView:
     user: str | None
     costs: Costs
     give_back: GiveBack
-    seen: dict[str, SlurmJob] = field(default_factory=dict)  # the run of each job that an eviction is about
+    seen: dict[str, SlurmJob] = field(
+        default_factory=dict
+    )  # the run of each job that an eviction is about
 
     def look(self) -> Candidates:
         """How things stand now. A job that has been started again is none of those that hold nodes.
@@ -80,11 +90,19 @@ class ClusterView:
             InputError: Slurm does not answer.
         """
         everyone = slurm_jobs.find_jobs()
-        holding = [job for job in everyone.values() if job.holds and self.partition in (None, job.partition)]
+        holding = [
+            job
+            for job in everyone.values()
+            if job.holds and self.partition in (None, job.partition)
+        ]
         for job in holding:
             self.seen.setdefault(job.id, job)
         # One that is put back begins "N/A" while its processes are still ending on its nodes.
-        same = [job for job in holding if job.start == self.seen[job.id].start or job.state == "COMPLETING"]
+        same = [
+            job
+            for job in holding
+            if job.start == self.seen[job.id].start or job.state == "COMPLETING"
+        ]
         mine = [job for job in same if job.state == "RUNNING" and self.may_touch(job.user)]
         return Candidates(self.costs(mine), {job.id: job.nodes for job in same}, everyone)
 
@@ -121,7 +139,9 @@ class Diary:
         Raises:
             UserError: the file cannot be written.
         """
-        line = json.dumps({"time": round(time.time(), 3), "what": what, **more, "said": said}, ensure_ascii=False)
+        line = json.dumps(
+            {"time": round(time.time(), 3), "what": what, **more, "said": said}, ensure_ascii=False
+        )
         try:
             with open(self.path, "a", encoding="utf-8") as file:
                 file.write(f"{line}\n")
@@ -143,9 +163,16 @@ class Keeping:
     held: Sequence[str] = ()
 
 
-def carry_out(eviction: Eviction, first: Candidates, machine: ClusterView, diary: Diary, keeping: Keeping,
-              interruption: DeferredSignals, sleep: Callable[[float], None] | None = None,
-              now_s: Callable[[], float] = time.monotonic) -> bool:
+def carry_out(
+    eviction: Eviction,
+    first: Candidates,
+    machine: ClusterView,
+    diary: Diary,
+    keeping: Keeping,
+    interruption: DeferredSignals,
+    sleep: Callable[[float], None] | None = None,
+    now_s: Callable[[], float] = time.monotonic,
+) -> bool:
     """Act until the nodes are free, and keep them so for a while; whether all went well.
 
     Args:
@@ -162,7 +189,9 @@ def carry_out(eviction: Eviction, first: Candidates, machine: ClusterView, diary
     """
     holding = HeldJobs(diary.note, machine.may_touch, keeping.held)
     room = MakingRoom()
-    course = _Course(eviction, machine, diary, keeping, holding, room, interruption, Freed(first, keeping.job))
+    course = _Course(
+        eviction, machine, diary, keeping, holding, room, interruption, Freed(first, keeping.job)
+    )
     try:
         return course.run(first, sleep or interruption.sleep, now_s)
     finally:
@@ -180,7 +209,9 @@ class Freed:
 
     def __init__(self, first: Candidates, urgent: str | None) -> None:
         self._urgent = urgent
-        self._had = {job: frozenset(first.standing[job].hosts) for job in first.held}  # of those that are to make room
+        self._had = {
+            job: frozenset(first.standing[job].hosts) for job in first.held
+        }  # of those that are to make room
         self._by: dict[str, str] = {}  # node -> the job that has let go of it
         self._owners: dict[str, SlurmJob] = {}  # node -> the job that has it now
 
@@ -193,8 +224,12 @@ class Freed:
         before, self._owners = self._owners, {}
         if not self._by:
             return {}
-        self._owners = {node: job for job in found.standing.values() if job.id != self._urgent
-                        for node in self._by.keys() & job.hosts}
+        self._owners = {
+            node: job
+            for job in found.standing.values()
+            if job.id != self._urgent
+            for node in self._by.keys() & job.hosts
+        }
         taken: dict[str, list[str]] = {}
         for node, owner in sorted(self._owners.items()):
             if node not in before or before[node].id != owner.id:
@@ -213,7 +248,9 @@ class Freed:
 
     def told(self) -> str:
         """Who has nodes that were freed, in words; empty where nobody has."""
-        return ", ".join(f"job {job.id} of {job.user} has {node}" for node, job in sorted(self._owners.items()))
+        return ", ".join(
+            f"job {job.id} of {job.user} has {node}" for node, job in sorted(self._owners.items())
+        )
 
 
 @dataclass
@@ -243,7 +280,9 @@ class _Course:
     def __post_init__(self) -> None:
         self.first = frozenset(self.machine.seen)
 
-    def run(self, first: Candidates, sleep: Callable[[float], None], now_s: Callable[[], float]) -> bool:
+    def run(
+        self, first: Candidates, sleep: Callable[[float], None], now_s: Callable[[], float]
+    ) -> bool:
         """See :func:`carry_out`."""
         start, pause = now_s(), min(max(self.eviction.deadline_min, LOOK_S[0]), LOOK_S[1])
         found: Candidates | None = first
@@ -274,8 +313,11 @@ class _Course:
 
     def _keep_back(self, found: Candidates) -> None:
         """Before a node becomes free: hold what waits and would take it, and have no more of that handed in."""
-        self.room.meet((job.script, job.user) for job in found.standing.values()
-                       if job.is_patient and gives_way(job, self.keeping.job, self.machine))
+        self.room.meet(
+            (job.script, job.user)
+            for job in found.standing.values()
+            if job.is_patient and gives_way(job, self.keeping.job, self.machine)
+        )
         self.room.touch()
         self.holding.look(found.standing, rivals(found, self.keeping.job, self.machine))
 
@@ -284,9 +326,19 @@ class _Course:
         for job, nodes in taken.items():
             self._take_back(job, nodes, minute, found)
         # What a job that has come since holds is not what is to be freed, unless it was free before.
-        jobs = [replace(job, nodes=self.taken_by.get(job.id, job.nodes)) for job in found.jobs if self._counts(job.id)]
-        held = {job: self.taken_by.get(job, nodes) for job, nodes in found.held.items() if self._counts(job)}
-        held |= {job: self.taken_by[job] for job in taken if job in self.taken_by}  # also one that has begun anew
+        jobs = [
+            replace(job, nodes=self.taken_by.get(job.id, job.nodes))
+            for job in found.jobs
+            if self._counts(job.id)
+        ]
+        held = {
+            job: self.taken_by.get(job, nodes)
+            for job, nodes in found.held.items()
+            if self._counts(job)
+        }
+        held |= {
+            job: self.taken_by[job] for job in taken if job in self.taken_by
+        }  # also one that has begun anew
         for step in self.eviction.look(minute, jobs, held):
             self._take(step, minute, found)
             if step.what in ("freed", "ended"):
@@ -297,7 +349,11 @@ class _Course:
         elif self.free_min is None:
             self.free_min = self.told_min = minute
             others = self.freed.told()
-            how = f"were freed after {minute:.1f} min, but {others}" if others else f"are free after {minute:.1f} min"
+            how = (
+                f"were freed after {minute:.1f} min, but {others}"
+                if others
+                else f"are free after {minute:.1f} min"
+            )
             self.diary.note("free", f"{self.eviction.freed} nodes {how}", freed=self.eviction.freed)
 
     def _counts(self, job: str) -> bool:
@@ -307,10 +363,17 @@ class _Course:
         """A job has taken nodes that were free: say so, and have it make room in turn if it is one that can wait."""
         user = found.standing[job].user
         whose = ", ".join(f"{node}, which job {self.freed.by(node)} has freed" for node in nodes)
-        in_turn = (gives_way(found.standing[job], self.keeping.job, self.machine)
-                   and self.machine.partition in (None, found.standing[job].partition))
-        self.diary.note("taken", f"{minute:7.1f} min  job {job} of {user} has taken {whose}"
-                        + ("; it is to make room in turn" if in_turn else ""), job=job, user=user, nodes=list(nodes))
+        in_turn = gives_way(
+            found.standing[job], self.keeping.job, self.machine
+        ) and self.machine.partition in (None, found.standing[job].partition)
+        self.diary.note(
+            "taken",
+            f"{minute:7.1f} min  job {job} of {user} has taken {whose}"
+            + ("; it is to make room in turn" if in_turn else ""),
+            job=job,
+            user=user,
+            nodes=list(nodes),
+        )
         if in_turn:
             self.machine.seen[job] = found.standing[job]
             self.taken_by[job] = len(nodes)
@@ -328,27 +391,40 @@ class _Course:
             return (False, f"{free}; {given_up}") if late else None
         if (job := self.keeping.job) is None:
             over = max(self.eviction.deadline_min, self.free_min + KEEP_S / 60)
-            return (True, f"they are no longer kept free, after {minute:.1f} min") if minute >= over else None
+            return (
+                (True, f"they are no longer kept free, after {minute:.1f} min")
+                if minute >= over
+                else None
+            )
         now = None if found is None else found.standing.get(job)
         if found is None or (now is not None and now.waits):
             return self._waits(job, now.reason if now else "", minute, given_up if late else "")
         return True, f"job {job} is {now.state if now else 'gone'} after {minute:.1f} min"
 
-    def _waits(self, job: str, reason: str, minute: float, given_up: str) -> tuple[bool, str] | None:
+    def _waits(
+        self, job: str, reason: str, minute: float, given_up: str
+    ) -> tuple[bool, str] | None:
         """The urgent job has not begun: say so now and then, with what is known of why, or give it up."""
         others = self.freed.told()
-        why = "; ".join([*([f"Slurm says {reason}"] if reason else []), *([others] if others else [])])
+        why = "; ".join(
+            [*([f"Slurm says {reason}"] if reason else []), *([others] if others else [])]
+        )
         why = f" ({why})" if why else ""
         if given_up:
             return False, f"job {job} has not begun{why}; {given_up}"
         if minute >= self.told_min + TELL_MIN:
             self.told_min = minute
-            self.diary.note("waits", f"{minute:7.1f} min  job {job} has not begun yet{why}", job=job)
+            self.diary.note(
+                "waits", f"{minute:7.1f} min  job {job} has not begun yet{why}", job=job
+            )
         return None
 
     def _take(self, step: Step, minute: float, found: Candidates) -> None:
         """Note a step; do it first if it is an act."""
-        where: dict[str, Any] = {"minute": round(minute, 3), **({"job": step.job} if step.job else {})}
+        where: dict[str, Any] = {
+            "minute": round(minute, 3),
+            **({"job": step.job} if step.job else {}),
+        }
         if not step.is_act:
             more = {"actions": step.actions} if step.actions else {}
             self.diary.note(step.what, told(minute, step), **where, **more)
@@ -357,20 +433,35 @@ class _Course:
         try:
             wrong = self.machine.is_as_it_was(step.job)
             done = "" if wrong else self._do(step, minute, found)
-        except (InputError, FleetError) as error:  # the latter of a run: it does not give nodes back
+        except (
+            InputError,
+            FleetError,
+        ) as error:  # the latter of a run: it does not give nodes back
             wrong, done = str(error), ""
         if wrong:
             self.eviction.refused(step.job)
-            self.diary.note("refused", f"{minute:7.1f} min  job {step.job} of {user}: nothing was done: {wrong}",
-                            **where, user=user)
+            self.diary.note(
+                "refused",
+                f"{minute:7.1f} min  job {step.job} of {user}: nothing was done: {wrong}",
+                **where,
+                user=user,
+            )
         else:
-            self.diary.note(step.what, f"{told(minute, step)} (of {user}; {done})", **where, user=user, done=done)
+            self.diary.note(
+                step.what,
+                f"{told(minute, step)} (of {user}; {done})",
+                **where,
+                user=user,
+                done=done,
+            )
 
     def _do(self, step: Step, minute: float, found: Candidates) -> str:
         """What was done, in words."""
         if step.what == "yield":
             self.room.touch(60 * (step.until_min - minute))  # nobody looks until that has an end
-            gone = self.machine.give_back(found.runs[step.job], step.nodes, 60 * (step.until_min - minute))
+            gone = self.machine.give_back(
+                found.runs[step.job], step.nodes, 60 * (step.until_min - minute)
+            )
             return f"{', '.join(gone)} given back; it keeps {', '.join(slurm_acts.shrink(step.job, gone))}"
         if step.what == "stop":
             return self.holding.put_back(step.job)
@@ -393,14 +484,20 @@ def gives_way(job: SlurmJob, urgent: str | None, machine: ClusterView) -> bool:
 
 def rivals(found: Candidates, urgent: str | None, machine: ClusterView) -> list[str]:
     """The jobs in the queue that would take the nodes, and are held."""
-    return sorted(job.id for job in found.standing.values()
-                  if job.waits and not job.is_held and gives_way(job, urgent, machine))
+    return sorted(
+        job.id
+        for job in found.standing.values()
+        if job.waits and not job.is_held and gives_way(job, urgent, machine)
+    )
 
 
 def held_by_others(found: Candidates, machine: ClusterView, known: Sequence[str]) -> list[str]:
     """Jobs of FLEET's in the queue that are held, though not by an eviction that is known of."""
-    return sorted(job.id for job in found.standing.values() if job.is_patient and job.is_held
-                  and job.id not in known and machine.may_touch(job.user))
+    return sorted(
+        job.id
+        for job in found.standing.values()
+        if job.is_patient and job.is_held and job.id not in known and machine.may_touch(job.user)
+    )
 
 
 def told(minute: float, step: Step) -> str:
@@ -409,22 +506,38 @@ def told(minute: float, step: Step) -> str:
     >>> told(0.0, Step("save", "17", until_min=4.0))
     '    0.0 min  job 17: saves, until minute 4.0'
     """
-    words = {"yield": "gives nodes back", "shrunk": "has become smaller",
-             "save": f"saves, until minute {step.until_min:.1f}", "stop": "is stopped", "freed": "has freed its nodes",
-             "ended": "has ended by itself; it is planned anew", "deaf": "did not end in its time; it is planned anew",
-             "plan": "plan", "enough": "enough nodes", "short": "not enough"}
+    words = {
+        "yield": "gives nodes back",
+        "shrunk": "has become smaller",
+        "save": f"saves, until minute {step.until_min:.1f}",
+        "stop": "is stopped",
+        "freed": "has freed its nodes",
+        "ended": "has ended by itself; it is planned anew",
+        "deaf": "did not end in its time; it is planned anew",
+        "plan": "plan",
+        "enough": "enough nodes",
+        "short": "not enough",
+    }
     who = f"job {step.job}: " if step.job else ""
     return f"{minute:7.1f} min  {who}{words[step.what]}{f': {step.said}' if step.said else ''}"
 
 
-def lines_of(steps: Sequence[tuple[float, Step]], users: Mapping[str, str], signals: Mapping[str, str]) -> list[str]:
+def lines_of(
+    steps: Sequence[tuple[float, Step]], users: Mapping[str, str], signals: Mapping[str, str]
+) -> list[str]:
     """What would be done, for a dry run; ``freed`` needs no line."""
     lines = []
     for minute, step in steps:
         if step.is_act or step.what == "plan":
-            how = {"yield": " (as its comment says that it can)",
-                   "save": f" (signal {signals[step.job]})" if step.job in signals else " (it saves by itself)",
-                   "stop": " (requeue and hold for a while, or cancel where Slurm refuses that)"}.get(step.what, "")
+            how = {
+                "yield": " (as its comment says that it can)",
+                "save": f" (signal {signals[step.job]})"
+                if step.job in signals
+                else " (it saves by itself)",
+                "stop": " (requeue and hold for a while, or cancel where Slurm refuses that)",
+            }.get(step.what, "")
             owner = f" of {users[step.job]}" if step.job else ""
-            lines.append(told(minute, step).replace(f"job {step.job}:", f"job {step.job}{owner}:", 1) + how)
+            lines.append(
+                told(minute, step).replace(f"job {step.job}:", f"job {step.job}{owner}:", 1) + how
+            )
     return lines

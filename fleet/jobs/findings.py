@@ -95,13 +95,22 @@ def check_launch(launcher: str, launched: int | None, size: int, library: str) -
     """
     if launched is None or launched == size:
         return []
-    return [Finding(f"{launcher} started {counted(launched, 'rank')}, but MPI sees {size}: mpi4py uses {library}",
-                    "start with the launcher of that MPI, or build mpi4py for this one: "
-                    "MPICC=mpicc pip install --no-cache-dir --no-binary mpi4py mpi4py")]
+    return [
+        Finding(
+            f"{launcher} started {counted(launched, 'rank')}, but MPI sees {size}: mpi4py uses {library}",
+            "start with the launcher of that MPI, or build mpi4py for this one: "
+            "MPICC=mpicc pip install --no-cache-dir --no-binary mpi4py mpi4py",
+        )
+    ]
 
 
-def check_ranks(ranks: Sequence[RankFacts], node_of: Sequence[int], trainers: Sequence[int],
-                needs_gpus: bool, slots: int = 1) -> list[Finding]:
+def check_ranks(
+    ranks: Sequence[RankFacts],
+    node_of: Sequence[int],
+    trainers: Sequence[int],
+    needs_gpus: bool,
+    slots: int = 1,
+) -> list[Finding]:
     """Whether cores and GPUs are shown to the ranks in a way that makes sense.
 
     Args:
@@ -117,7 +126,9 @@ def check_ranks(ranks: Sequence[RankFacts], node_of: Sequence[int], trainers: Se
         of_node = [ranks[rank] for rank in here]
         findings += _check_threads(node, of_node, slots)
         if needs_gpus:
-            findings += _check_gpus(node, of_node, [ranks[rank] for rank in here if rank in trainers], slots)
+            findings += _check_gpus(
+                node, of_node, [ranks[rank] for rank in here if rank in trainers], slots
+            )
     return findings
 
 
@@ -132,24 +143,41 @@ def place(near: Near) -> str:
 
 def check_libraries(ranks: Sequence[RankFacts]) -> list[Finding]:
     """Whether what the engine stands on can be used on every node."""
-    return [Finding(f"{rank.host}: {what}", remedy) for rank in ranks for what, remedy in rank.libraries]
+    return [
+        Finding(f"{rank.host}: {what}", remedy) for rank in ranks for what, remedy in rank.libraries
+    ]
 
 
 def check_data(ranks: Sequence[RankFacts]) -> list[Finding]:
     """Whether every node can read the data."""
-    return [Finding(f"{rank.host} cannot read the data: {rank.data_problem}",
-                    "put it where all nodes see it, under the same path, readable by you")
-            for rank in ranks if rank.data_problem]
+    return [
+        Finding(
+            f"{rank.host} cannot read the data: {rank.data_problem}",
+            "put it where all nodes see it, under the same path, readable by you",
+        )
+        for rank in ranks
+        if rank.data_problem
+    ]
 
 
 def check_disk(disk: Disk) -> list[Finding]:
     """Whether there is room for the checkpoints, and for decoded samples in a file."""
     if disk.problem:
-        return [Finding(f"{disk.folder} cannot be written: {disk.problem}", "name another folder as `output:`")]
+        return [
+            Finding(
+                f"{disk.folder} cannot be written: {disk.problem}",
+                "name another folder as `output:`",
+            )
+        ]
     if disk.free >= disk.needed:
         return []
-    return [Finding(f"{disk.folder} has {format_size(disk.free)} free, but {disk.what} need about "
-                    f"{format_size(disk.needed)}", "make room, or name another folder as `output:`")]
+    return [
+        Finding(
+            f"{disk.folder} has {format_size(disk.free)} free, but {disk.what} need about "
+            f"{format_size(disk.needed)}",
+            "make room, or name another folder as `output:`",
+        )
+    ]
 
 
 def check_shared_memory(ranks: Sequence[RankFacts], needed: int) -> list[Finding]:
@@ -161,8 +189,13 @@ def check_shared_memory(ranks: Sequence[RankFacts], needed: int) -> list[Finding
     least = min(ranks, key=lambda rank: rank.shared_free)
     if least.shared_free >= needed:
         return []
-    return [Finding(f"{least.host} has {format_size(least.shared_free)} of shared memory free, but samples need "
-                    f"{format_size(needed)} on each node", "lower data.window, or make room in /dev/shm")]
+    return [
+        Finding(
+            f"{least.host} has {format_size(least.shared_free)} of shared memory free, but samples need "
+            f"{format_size(needed)} on each node",
+            "lower data.window, or make room in /dev/shm",
+        )
+    ]
 
 
 def check_lease(trials: Sequence[LeaseTrial]) -> list[Finding]:
@@ -173,17 +206,32 @@ def check_lease(trials: Sequence[LeaseTrial]) -> list[Finding]:
     """
     share = "name an `output:` on a file system that all nodes share"
     if lost := [trial for trial in trials if trial.problem]:
-        return [Finding(f"{trial.host} cannot take the lease of the run's folder: {trial.problem}", share)
-                for trial in lost]
+        return [
+            Finding(
+                f"{trial.host} cannot take the lease of the run's folder: {trial.problem}", share
+            )
+            for trial in lost
+        ]
     hosts = " and ".join(trial.host for trial in trials if trial.won)
     if sum(trial.won for trial in trials) > 1:
-        return [Finding(f"{hosts} can take the lease of the run's folder at the same time, so two launches could write "
-                        "there", share)]
+        return [
+            Finding(
+                f"{hosts} can take the lease of the run's folder at the same time, so two launches could write "
+                "there",
+                share,
+            )
+        ]
     if trials and (not hosts or len({trial.holder for trial in trials}) > 1):
         return [Finding("the nodes do not agree on who has the lease of the run's folder", share)]
-    return [Finding(f"{trial.host} does not see within seconds that another has taken the lease of the run's folder",
-                    "mount the file system so that files of others are seen at once (NFS: actimeo=1), or name another "
-                    "`output:`") for trial in trials if not trial.noticed]
+    return [
+        Finding(
+            f"{trial.host} does not see within seconds that another has taken the lease of the run's folder",
+            "mount the file system so that files of others are seen at once (NFS: actimeo=1), or name another "
+            "`output:`",
+        )
+        for trial in trials
+        if not trial.noticed
+    ]
 
 
 # ---- the parts ----------------------------------------------------------------------------------
@@ -194,32 +242,67 @@ def _check_threads(node: int, ranks: Sequence[RankFacts], slots: int) -> Iterato
     threads = sum(rank.threads for rank in ranks)
     share = slots > 1 and not any(rank.gpus for rank in ranks)
     if threads > max(cores, len(ranks) * share):
-        why = f" ({' or '.join(THREAD_VARIABLES)} makes that {threads} threads)" if threads > len(ranks) else ""
-        yield Finding(f"node {node} has {counted(len(ranks), 'rank')}{why} on {counted(cores, 'core')}",
-                      "start fewer ranks there, or let them use fewer threads")
+        why = (
+            f" ({' or '.join(THREAD_VARIABLES)} makes that {threads} threads)"
+            if threads > len(ranks)
+            else ""
+        )
+        yield Finding(
+            f"node {node} has {counted(len(ranks), 'rank')}{why} on {counted(cores, 'core')}",
+            "start fewer ranks there, or let them use fewer threads",
+        )
 
 
-def _check_gpus(node: int, ranks: Sequence[RankFacts], trainers: Sequence[RankFacts], slots: int) -> Iterator[Finding]:
-    there, shown = max(rank.gpu_files for rank in ranks), {gpu for rank in ranks for gpu in rank.gpus}
+def _check_gpus(
+    node: int, ranks: Sequence[RankFacts], trainers: Sequence[RankFacts], slots: int
+) -> Iterator[Finding]:
+    there, shown = (
+        max(rank.gpu_files for rank in ranks),
+        {gpu for rank in ranks for gpu in rank.gpus},
+    )
     if not shown:
         if there:
-            yield Finding(f"node {node} has {counted(there, 'GPU')}, but its ranks are shown none",
-                          "check CUDA_VISIBLE_DEVICES and variables like it, and what the job asks for")
+            yield Finding(
+                f"node {node} has {counted(there, 'GPU')}, but its ranks are shown none",
+                "check CUDA_VISIBLE_DEVICES and variables like it, and what the job asks for",
+            )
         return
     # As the engine chooses: the one that a rank is shown alone, otherwise that of its place among the trainers.
     whole = -(-len(trainers) // slots)
-    taken = [rank.gpus[0] if len(rank.gpus) == 1 else rank.gpus[place % whole] if place % whole < len(rank.gpus) else ""
-             for place, rank in enumerate(trainers) if rank.gpus]
+    taken = [
+        rank.gpus[0]
+        if len(rank.gpus) == 1
+        else rank.gpus[place % whole]
+        if place % whole < len(rank.gpus)
+        else ""
+        for place, rank in enumerate(trainers)
+        if rank.gpus
+    ]
     alone = [rank.gpus[0] for rank in ranks if len(rank.gpus) == 1] if there > 1 else []
-    twice = {gpu: count for gpus in (alone, taken) for gpu, count in Counter(gpus).items() if gpu and count > slots}
+    twice = {
+        gpu: count
+        for gpus in (alone, taken)
+        for gpu, count in Counter(gpus).items()
+        if gpu and count > slots
+    }
     for gpu, count in twice.items():
-        yield Finding(f"{count} ranks of node {node} are shown GPU {gpu} alone, or others under its name",
-                      "show every rank all GPUs of its node (srun --gpu-bind=none, no --gpus-per-task): FLEET hands "
-                      "them out")
+        yield Finding(
+            f"{count} ranks of node {node} are shown GPU {gpu} alone, or others under its name",
+            "show every rank all GPUs of its node (srun --gpu-bind=none, no --gpus-per-task): FLEET hands "
+            "them out",
+        )
     for rank, gpu in zip((rank for rank in trainers if rank.gpus), taken, strict=True):
-        yield from (Finding(f"a trainer of node {node} is bound to cores far from its GPU {gpu}, which is on "
-                            f"{place(one)}", "bind it to some of these, or start it unbound")
-                    for one in rank.near if one.gpu == gpu and not rank.cores.mine & one.cores)
+        yield from (
+            Finding(
+                f"a trainer of node {node} is bound to cores far from its GPU {gpu}, which is on "
+                f"{place(one)}",
+                "bind it to some of these, or start it unbound",
+            )
+            for one in rank.near
+            if one.gpu == gpu and not rank.cores.mine & one.cores
+        )
     if missing := len(trainers) - sum(map(bool, taken)):
-        yield Finding(f"{counted(missing, 'trainer')} of node {node} are shown no GPU of their own",
-                      "start fewer ranks there, or set resources.gpus_per_node")
+        yield Finding(
+            f"{counted(missing, 'trainer')} of node {node} are shown no GPU of their own",
+            "start fewer ranks there, or set resources.gpus_per_node",
+        )

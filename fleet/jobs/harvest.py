@@ -42,7 +42,11 @@ from launch.systems import System, submit
 GAP_S = 600.0  # how long nodes are taken to stay idle before anything is known of it: it counts as one gap
 _EVERY_S = 30.0  # between two looks at the queue
 _TURNS = 12  # of a few seconds each, which a job that is about to end waits for others that look
-_REST_S, _MOST_REST_S, _PATIENCE_S = 5.0, 300.0, 300.0  # where something may pass: the first pause, the longest, all
+_REST_S, _MOST_REST_S, _PATIENCE_S = (
+    5.0,
+    300.0,
+    300.0,
+)  # where something may pass: the first pause, the longest, all
 _RATES = 50  # newest epochs of which rates are taken
 
 
@@ -112,9 +116,13 @@ class HarvestPlan:
         try:
             return TypeAdapter(HarvestPlan).validate_json(path.read_bytes())
         except OSError as error:
-            raise UserError(f"{path} cannot be read: {error.strerror}; fleet harvest writes it") from None
+            raise UserError(
+                f"{path} cannot be read: {error.strerror}; fleet harvest writes it"
+            ) from None
         except ValueError as error:
-            raise UserError(f"{path} is no harvest that fleet harvest wrote: {' '.join(str(error).split())}") from None
+            raise UserError(
+                f"{path} is no harvest that fleet harvest wrote: {' '.join(str(error).split())}"
+            ) from None
 
 
 class BatchQueue:
@@ -158,8 +166,13 @@ class Backlog:
         command: what begins the harvest again.
     """
 
-    def __init__(self, plan: HarvestPlan, queue: BatchQueue, environment: Mapping[str, str], file: Path | None = None
-                 ) -> None:
+    def __init__(
+        self,
+        plan: HarvestPlan,
+        queue: BatchQueue,
+        environment: Mapping[str, str],
+        file: Path | None = None,
+    ) -> None:
         self._queue, self._environment, self._file = queue, environment, file
         self._take(plan)
 
@@ -176,7 +189,9 @@ class Backlog:
         """
         run = next(run for run in self._plan.runs if run.root == root)
         found = self._queue.jobs([run.job])
-        others = [one for one in found if one.id not in {job, *self._leaving(found)}]  # what it held, it may take again
+        others = [
+            one for one in found if one.id not in {job, *self._leaving(found)}
+        ]  # what it held, it may take again
         return look(run, others, [], self._logs[run.job]).waiting > 0
 
     def top_up(self, without: str = "", anew: bool = False) -> list[Order]:
@@ -211,23 +226,39 @@ class Backlog:
             lease.release()
 
     def _take_back(self) -> list[Order]:
-        orders = [Cancel(job.name, job.id) for job in self._queue.jobs([run.job for run in self._plan.runs])
-                  if not job.runs]
+        orders = [
+            Cancel(job.name, job.id)
+            for job in self._queue.jobs([run.job for run in self._plan.runs])
+            if not job.runs
+        ]
         for order in orders:
             self._carry_out(order)
         return list(orders)
 
     def _top_up(self, without: str) -> list[Order]:
         names = [run.job for run in self._plan.runs]
-        found = [job._replace(nodes=job.nodes or self._asked_for(job.id)) for job in self._queue.jobs(names)]
+        found = [
+            job._replace(nodes=job.nodes or self._asked_for(job.id))
+            for job in self._queue.jobs(names)
+        ]
         idle = self._queue.idle_nodes(self._plan.partition)
         self._note_lost(found)
         jobs = [job for job in found if job.id not in {without, *self._leaving(found)}]
-        past = {run.job: book.past_of(run.paths, [job.id for job in jobs if job.runs]) for run in self._plan.runs}
+        past = {
+            run.job: book.past_of(run.paths, [job.id for job in jobs if job.runs])
+            for run in self._plan.runs
+        }
         gap_s = mean_gap_s([one for launches in past.values() for one in launches])
         taken = sum(job.nodes for job in jobs if not job.runs)
-        runs = [look(run, [job for job in jobs if job.name == run.job], past[run.job], self._logs[run.job])
-                for run in self._plan.runs]
+        runs = [
+            look(
+                run,
+                [job for job in jobs if job.name == run.job],
+                past[run.job],
+                self._logs[run.job],
+            )
+            for run in self._plan.runs
+        ]
         orders = decide(runs, max(0, idle - taken), gap_s, self._plan.limits)
         for order in orders:
             self._carry_out(order)
@@ -237,9 +268,18 @@ class Backlog:
 
     def _leaving(self, jobs: Sequence[QueuedJob]) -> set[str]:
         """The jobs that are there still, and whose launches are over."""
-        newest = {job: one for run in self._plan.runs for job, one in book.newest_of_jobs(run.paths).items()}
-        return {job.id for job in jobs if job.runs and isinstance(one := newest.get(job.id), book.LaunchEnded)
-                and one.status is not None}
+        newest = {
+            job: one
+            for run in self._plan.runs
+            for job, one in book.newest_of_jobs(run.paths).items()
+        }
+        return {
+            job.id
+            for job in jobs
+            if job.runs
+            and isinstance(one := newest.get(job.id), book.LaunchEnded)
+            and one.status is not None
+        }
 
     def _note_lost(self, jobs: Sequence[QueuedJob]) -> None:
         """Say of each launch that ended without a word that it did."""
@@ -253,7 +293,11 @@ class Backlog:
         """Say of each run that has come to its end that it has, and why."""
         coming = {order.name for order in orders if isinstance(order, Submit)}
         taken_back = {order.job for order in orders if isinstance(order, Cancel)}
-        there = {seen.name for seen in runs if seen.running or {job for job, _ in seen.queued} - taken_back} | coming
+        there = {
+            seen.name
+            for seen in runs
+            if seen.running or {job for job, _ in seen.queued} - taken_back
+        } | coming
         for run, seen in zip(self._plan.runs, runs, strict=True):
             ends = seen.is_over or is_given_up(seen, self._plan.limits) or not there
             if ends and seen.name not in there and book.over_of(run.paths) is None:
@@ -268,10 +312,18 @@ class Backlog:
     def _why_over(self, run: HarvestRun, seen: Harvested) -> str:
         if seen.is_over:
             failed = self._failed(run)
-            return f"all networks are done, {failed} of them failed" if failed else "all networks are done"
+            return (
+                f"all networks are done, {failed} of them failed"
+                if failed
+                else "all networks are done"
+            )
         if seen.is_called_off:
             return "it was called off (--end)"
-        ends = [one.why for one in book.noted_of(run.paths) if isinstance(one, book.LaunchEnded) and one.why]
+        ends = [
+            one.why
+            for one in book.noted_of(run.paths)
+            if isinstance(one, book.LaunchEnded) and one.why
+        ]
         last = ends[-1] if ends else ""
         because = last and f"; the last: {last}"
         if seen.fruitless >= self._plan.limits.fruitless:
@@ -282,15 +334,26 @@ class Backlog:
 
     def _asked_for(self, job: str) -> int:
         """How many nodes a job was handed in for, where its batch system does not say."""
-        return next((one.nodes for run in self._plan.runs for one in book.noted_of(run.paths)
-                     if isinstance(one, HandedIn) and one.job == job), 1)
+        return next(
+            (
+                one.nodes
+                for run in self._plan.runs
+                for one in book.noted_of(run.paths)
+                if isinstance(one, HandedIn) and one.job == job
+            ),
+            1,
+        )
 
     def _carry_out(self, order: Order) -> None:
         paths = next(run.paths for run in self._plan.runs if run.job == order.name)
         match order:
             case Submit(nodes=nodes):
-                book.note(paths, HandedIn(self._queue.submit(paths.harvest_script(nodes), nodes, self._plan),
-                                          nodes))
+                book.note(
+                    paths,
+                    HandedIn(
+                        self._queue.submit(paths.harvest_script(nodes), nodes, self._plan), nodes
+                    ),
+                )
             case Cancel(job=job):
                 self._queue.cancel(job)
                 book.note(paths, book.TakenBack(job))
@@ -315,7 +378,11 @@ class Logs:
     @property
     def first_s(self) -> list[float]:
         """Seconds from the beginning of each launch to its first step."""
-        return [launch.first_step[0] - launch.began_s for launch in self.run.launches if launch.first_step is not None]
+        return [
+            launch.first_step[0] - launch.began_s
+            for launch in self.run.launches
+            if launch.first_step is not None
+        ]
 
     @property
     def records(self) -> list[EpochRecord]:
@@ -332,8 +399,12 @@ class Logs:
             self.run.apply(at, event, log)
 
 
-def look(run: HarvestRun, jobs: Sequence[QueuedJob], past: Sequence[book.PastLaunch], logs: Logs | None = None
-         ) -> Harvested:
+def look(
+    run: HarvestRun,
+    jobs: Sequence[QueuedJob],
+    past: Sequence[book.PastLaunch],
+    logs: Logs | None = None,
+) -> Harvested:
     """A run, as its folder and its jobs show it.
 
     Args:
@@ -344,26 +415,42 @@ def look(run: HarvestRun, jobs: Sequence[QueuedJob], past: Sequence[book.PastLau
     logs = logs or Logs(run.paths)
     logs.look()
     over = {name for name, standing in logs.run.standings.items() if standing.outcome is not None}
-    over = (over | over_by_table(run.paths)) & set(run.networks)  # of what was done long ago there may be no log
+    over = (over | over_by_table(run.paths)) & set(
+        run.networks
+    )  # of what was done long ago there may be no log
     running = {job.id for job in jobs if job.runs}
     # What a launch holds that is no more waits for another one.
-    held = {name: holder for name, holder in holders(run.paths).items()
-            if name in run.networks and name not in over and (
-                holder is None or not holder.job or holder.job in running)}
+    held = {
+        name: holder
+        for name, holder in holders(run.paths).items()
+        if name in run.networks
+        and name not in over
+        and (holder is None or not holder.job or holder.job in running)
+    }
     by_job = Counter(holder.job for holder in held.values() if holder is not None)
     ours = {one.job for one in book.noted_of(run.paths) if isinstance(one, HandedIn | Begun)}
     at_once = partial(_at_once, run, logs.start)
     rates = [record.samples / record.seconds for record in logs.records]
     return Harvested(
-        run.job, waiting=len(set(run.networks) - over - held.keys()), held=len(held), per_node=at_once(1),
-        rate=statistics.fmean(rates) if rates else None, left=_samples_left(run, over, logs),
-        start_s=statistics.median(logs.first_s) if logs.first_s else 0.0, fruitless=book.fruitless(past),
-        passed=book.passed(past), running=len(running),
+        run.job,
+        waiting=len(set(run.networks) - over - held.keys()),
+        held=len(held),
+        per_node=at_once(1),
+        rate=statistics.fmean(rates) if rates else None,
+        left=_samples_left(run, over, logs),
+        start_s=statistics.median(logs.first_s) if logs.first_s else 0.0,
+        fruitless=book.fruitless(past),
+        passed=book.passed(past),
+        running=len(running),
         queued=tuple((job.id, job.nodes) for job in jobs if not job.runs),
         nodes=sum(job.nodes for job in jobs if job.runs),
-        spare=sum(max(0, at_once(max(1, job.nodes)) - by_job[job.id])
-                  for job in jobs if job.runs and job.id in ours),
-        is_called_off=book.is_called_off(run.paths))
+        spare=sum(
+            max(0, at_once(max(1, job.nodes)) - by_job[job.id])
+            for job in jobs
+            if job.runs and job.id in ours
+        ),
+        is_called_off=book.is_called_off(run.paths),
+    )
 
 
 def _at_once(run: HarvestRun, start: Started | None, nodes: int) -> int:
@@ -411,10 +498,16 @@ class HarvestJob:
         if (refused := self._warned.await_room()) is not None:
             return self._give_up(refused, ExitStatus.CAN_PASS)
         keep_last_room(self._paths.last_room)
-        if isinstance(book.newest_of_jobs(self._paths).get(self._job), Begun):  # the batch system has put it back
+        if isinstance(
+            book.newest_of_jobs(self._paths).get(self._job), Begun
+        ):  # the batch system has put it back
             self._note(book.lost(self._job, is_back=True))
         if not self._finds_work():
-            self._note(book.LaunchEnded(self._job, int(ExitStatus.OK), why="it would have found no network to train"))
+            self._note(
+                book.LaunchEnded(
+                    self._job, int(ExitStatus.OK), why="it would have found no network to train"
+                )
+            )
             self._end()
             return int(ExitStatus.OK)
         before = log_mark(self._paths.events)
@@ -422,7 +515,11 @@ class HarvestJob:
         self._top_up()
         status = self._warned.run(command, before, _EVERY_S, self._top_up)
         warning = self._warned.warning
-        if status not in ANSWERS and (refused := refusal(self._paths.jobs)) is not None and refused.may_pass:
+        if (
+            status not in ANSWERS
+            and (refused := refusal(self._paths.jobs)) is not None
+            and refused.may_pass
+        ):
             status = int(ExitStatus.CAN_PASS)
         if (refused := self._warned.await_room()) is not None:
             return self._give_up(refused, status, warning)
@@ -485,8 +582,13 @@ class HarvestJob:
                 return
             if self._warned.is_signalled or time.monotonic() >= until:
                 with suppress(StorageError):
-                    book.note(self._paths, book.HarvestOver(f"its last launch could hand in no further job: {problem}",
-                                           self._backlog.command))
+                    book.note(
+                        self._paths,
+                        book.HarvestOver(
+                            f"its last launch could hand in no further job: {problem}",
+                            self._backlog.command,
+                        ),
+                    )
                 break
             self._warned.pause(pause_s)
             pause_s *= 2

@@ -57,11 +57,15 @@ class HarvestOver(Kind, word="over"):
     again: str = ""
 
     def __str__(self) -> str:
-        return f"the harvest is over: {self.why}" + (self.again and f"; to begin it again: {self.again}")
+        return f"the harvest is over: {self.why}" + (
+            self.again and f"; to begin it again: {self.again}"
+        )
 
 
 _KINDS: Mapping[str, type] = {
-    kind.word: kind for kind in (HarvestAsked, CalledOff, HandedIn, TakenBack, Begun, LaunchEnded, HarvestOver)}
+    kind.word: kind
+    for kind in (HarvestAsked, CalledOff, HandedIn, TakenBack, Begun, LaunchEnded, HarvestOver)
+}
 
 
 def note(paths: RunPaths, what: Kind) -> None:
@@ -86,7 +90,11 @@ def is_called_off(paths: RunPaths) -> bool:
 
 def over_of(paths: RunPaths) -> HarvestOver | None:
     """That the harvest of a run is over, and why; None where it goes on, or there is none."""
-    said = [one for one in noted_of(paths) if isinstance(one, HarvestAsked | HandedIn | Begun | HarvestOver)]
+    said = [
+        one
+        for one in noted_of(paths)
+        if isinstance(one, HarvestAsked | HandedIn | Begun | HarvestOver)
+    ]
     return said[-1] if said and isinstance(said[-1], HarvestOver) else None
 
 
@@ -114,7 +122,9 @@ class PastLaunch:
     def is_fruitless(self) -> bool:
         """Whether it should have finished an epoch, and has not; it need not where it got no network, or was ended."""
         ended_well = self.status in (ExitStatus.OK, ExitStatus.NETWORK_FAILED, ExitStatus.RESUMABLE)
-        return not (self.epochs or self.has_passed or self.is_warned or (ended_well and not self.taken))
+        return not (
+            self.epochs or self.has_passed or self.is_warned or (ended_well and not self.taken)
+        )
 
     @property
     def has_passed(self) -> bool:
@@ -136,11 +146,19 @@ def past_of(paths: RunPaths, running: Sequence[str] = ()) -> list[PastLaunch]:
     noted = noted_of(paths)
     begun = [(place, one) for place, one in enumerate(noted) if isinstance(one, Begun)]
     last = {one.job: place for place, one in begun}
-    asked = max((place for place, one in enumerate(noted) if isinstance(one, HarvestAsked)), default=-1)
+    asked = max(
+        (place for place, one in enumerate(noted) if isinstance(one, HarvestAsked)), default=-1
+    )
     past = []
     for place, one in begun:
-        after = next((other for other in noted[place + 1:]
-                      if isinstance(other, Begun | LaunchEnded) and other.job == one.job), None)
+        after = next(
+            (
+                other
+                for other in noted[place + 1 :]
+                if isinstance(other, Begun | LaunchEnded) and other.job == one.job
+            ),
+            None,
+        )
         end = after if isinstance(after, LaunchEnded) else None
         if end is None and one.job in running and last[one.job] == place:
             continue
@@ -151,9 +169,14 @@ def past_of(paths: RunPaths, running: Sequence[str] = ()) -> list[PastLaunch]:
 def _past(log: Path, start: int, end: LaunchEnded | None, is_forgiven: bool) -> PastLaunch:
     events = next((lines for _, lines in launches_of(read_events(log, start))), [])
     seconds = events[-1].t_s if events else 0.0
-    return PastLaunch(seconds, sum(isinstance(logged.event, NetworkTaken) for logged in events),
-                      sum(isinstance(logged.event, EpochEnded) for logged in events),
-                      None if end is None else end.status, end is not None and bool(end.warning), is_forgiven)
+    return PastLaunch(
+        seconds,
+        sum(isinstance(logged.event, NetworkTaken) for logged in events),
+        sum(isinstance(logged.event, EpochEnded) for logged in events),
+        None if end is None else end.status,
+        end is not None and bool(end.warning),
+        is_forgiven,
+    )
 
 
 def fruitless(past: Sequence[PastLaunch]) -> int:
@@ -182,6 +205,11 @@ def lost(job: str, is_back: bool) -> LaunchEnded:
     Args:
         is_back: whether its job waits in the queue again, or runs anew.
     """
-    return LaunchEnded(job, None, why="it ended without a word, and its job was put back into the queue: preempted, or "
-                                      "its node died" if is_back else
-                                      "it ended without a word: preempted, cancelled, killed, or its node died")
+    return LaunchEnded(
+        job,
+        None,
+        why="it ended without a word, and its job was put back into the queue: preempted, or "
+        "its node died"
+        if is_back
+        else "it ended without a word: preempted, cancelled, killed, or its node died",
+    )

@@ -33,7 +33,9 @@ class HeldJobs:
         held: by evictions before, which could not release them.
     """
 
-    def __init__(self, note: Callable[..., None], is_allowed: Callable[[str], bool], held: Sequence[str] = ()) -> None:
+    def __init__(
+        self, note: Callable[..., None], is_allowed: Callable[[str], bool], held: Sequence[str] = ()
+    ) -> None:
         self._note, self._is_allowed = note, is_allowed
         self._watched: set[str] = set()
         self._held = list(held)
@@ -79,8 +81,11 @@ class HeldJobs:
                 except InputError as error:
                     refusals[job] = str(error)
         for job in self._held:
-            self._note("held", f"job {job} could not be released: {refusals[job]}; try: scontrol release {job}",
-                       job=job)
+            self._note(
+                "held",
+                f"job {job} could not be released: {refusals[job]}; try: scontrol release {job}",
+                job=job,
+            )
 
     @staticmethod
     def _released(job: str) -> str:
@@ -104,8 +109,11 @@ class HeldJobs:
 
     def _begin(self, job: str) -> None:
         """Noted first: who is killed right after the act could not do it."""
-        self._note("hold", f"job {job} is held in the queue; should this command be killed: scontrol release {job}",
-                   job=job)
+        self._note(
+            "hold",
+            f"job {job} is held in the queue; should this command be killed: scontrol release {job}",
+            job=job,
+        )
         self._held.append(job)
 
     def _drop(self, job: str, said: str) -> None:
@@ -146,8 +154,12 @@ class DeferredSignals:
         self._before = {number: signal.signal(number, self._take) for number in _ENDING}
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-                 ) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 

@@ -29,7 +29,9 @@ from launch.systems import System, is_preempted
 ANSWERS = (ExitStatus.OK, ExitStatus.BAD_INPUT, ExitStatus.NETWORK_FAILED, ExitStatus.RESUMABLE)
 # What batch systems send; SIGUSR2 is what launchers pass on to the ranks (mpirun ends them at once upon SIGTERM).
 _WARNINGS = (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT)
-_ROOM_S = 900.0  # that a job waits for a disk that is full or away; it waits no longer than its walltime
+_ROOM_S = (
+    900.0  # that a job waits for a disk that is full or away; it waits no longer than its walltime
+)
 _PROBE_BYTES = 2**20
 _LEAST_S, _MOST_S = 1.0, 30.0  # between two tries
 _LAST_BYTES = 2**15
@@ -57,7 +59,9 @@ def keep_last_room(path: Path) -> None:
     """Hold some room with a file, unless there is one, or none to be had; to delete it gives a full disk that room."""
     with suppress(StorageError), storing(path):
         if not path.exists():
-            path.write_bytes(os.urandom(_LAST_BYTES))  # not zeros, which some file systems do not store
+            path.write_bytes(
+                os.urandom(_LAST_BYTES)
+            )  # not zeros, which some file systems do not store
 
 
 class WarnedLaunch:
@@ -76,11 +80,15 @@ class WarnedLaunch:
         is_signalled: whether a warning has come from outside.
     """
 
-    def __init__(self, paths: RunPaths, system: System, job: str, warn_after: float | None = None) -> None:
+    def __init__(
+        self, paths: RunPaths, system: System, job: str, warn_after: float | None = None
+    ) -> None:
         self._paths, self._system, self._job, self._warn_after = paths, system, job, warn_after
         self.environment = {**os.environ, SYSTEM_VARIABLE: system.name}
         self._process: subprocess.Popen | None = None
-        self.warning = self.why = self._words = ""  # the last that the launch has said of itself, on standard error
+        self.warning = self.why = self._words = (
+            ""  # the last that the launch has said of itself, on standard error
+        )
         self._said = b""
         self.is_signalled = False
 
@@ -101,7 +109,9 @@ class WarnedLaunch:
                 return refused
             if not is_told:
                 is_told = True
-                say(f"{refused}; it is waited for, {format_duration(until - time.monotonic())} at most")
+                say(
+                    f"{refused}; it is waited for, {format_duration(until - time.monotonic())} at most"
+                )
             self.pause(min(pause_s, max(0.0, until - time.monotonic())))
             pause_s = min(2 * pause_s, _MOST_S)
         return None
@@ -112,8 +122,13 @@ class WarnedLaunch:
         while (left := until - time.monotonic()) > 0 and not self.is_signalled:
             time.sleep(min(left, 0.5))
 
-    def run(self, command: Sequence[str], before: tuple[int, int], every_s: float | None = None,
-            meanwhile: Callable[[], object] = lambda: None) -> int:
+    def run(
+        self,
+        command: Sequence[str],
+        before: tuple[int, int],
+        every_s: float | None = None,
+        meanwhile: Callable[[], object] = lambda: None,
+    ) -> int:
         """Launch, and wait for the end; returns how it ended (:class:`fleet.errors.ExitStatus`).
 
         Args:
@@ -124,8 +139,13 @@ class WarnedLaunch:
         self.warning, self._words, self._said = "", "", b""
         timer = threading.Timer(self._warn_after or 0, self._warn, ["the walltime is nearly over"])
         try:
-            self._process, shown = start(command, EXPLAINED, environment=self.environment, hear=self._hear,
-                                         is_ended=self._is_ended)
+            self._process, shown = start(
+                command,
+                EXPLAINED,
+                environment=self.environment,
+                hear=self._hear,
+                is_ended=self._is_ended,
+            )
         except OSError as error:
             self.why = f"{command[0]} cannot be started: {error.strerror}"
             say(self.why)
@@ -158,7 +178,9 @@ class WarnedLaunch:
         if status == ExitStatus.BAD_INPUT:
             return self._words or "it ended"
         after = f" after {self.warning}" if self.warning else ""
-        return f"it broke off: its launcher ended with status {ended}{after}" + (self._words and f": {self._words}")
+        return f"it broke off: its launcher ended with status {ended}{after}" + (
+            self._words and f": {self._words}"
+        )
 
     def _is_ended(self) -> bool:
         """Whether the batch system is ending the job; says so, in place of what the launcher says of it."""
@@ -173,7 +195,9 @@ class WarnedLaunch:
             if (text := line.decode(errors="replace").lstrip("\0")).startswith("fleet: "):
                 self._words = shortened(text.removeprefix("fleet: "))
 
-    def _wait(self, process: subprocess.Popen, every_s: float | None, meanwhile: Callable[[], object]) -> int:
+    def _wait(
+        self, process: subprocess.Popen, every_s: float | None, meanwhile: Callable[[], object]
+    ) -> int:
         while True:
             try:
                 return process.wait(every_s)

@@ -31,7 +31,11 @@ def run_of(script: str) -> RunPaths | None:
     paths = RunPaths(Path(script).parent.parent)
     name = Path(script).name
     of_harvest = name.startswith("harvest-") and name.endswith(".sh")
-    return paths if script in map(str, (paths.job_script, paths.jobs / name if of_harvest else "")) else None
+    return (
+        paths
+        if script in map(str, (paths.job_script, paths.jobs / name if of_harvest else ""))
+        else None
+    )
 
 
 class MakingRoom:

@@ -42,8 +42,15 @@ class Rehearsal:
     scale: float
 
 
-def rehearse(spec: Spec, rates: RateTable, cluster: Cluster, makespan_s: float, cores: int, sample: SampleSpec,
-             scale: float | None = None) -> Rehearsal:
+def rehearse(
+    spec: Spec,
+    rates: RateTable,
+    cluster: Cluster,
+    makespan_s: float,
+    cores: int,
+    sample: SampleSpec,
+    scale: float | None = None,
+) -> Rehearsal:
     """Make the spec of a rehearsal.
 
     Args:
@@ -62,43 +69,72 @@ def rehearse(spec: Spec, rates: RateTable, cluster: Cluster, makespan_s: float, 
         scale = max(_SECONDS, _least_s(spec, rates, samples, cluster.gpus, cores)) / makespan_s
     document = spec.document
     resources = dataclasses.replace(
-        document.resources, engine="emulated", time_scale=scale * fewer,
+        document.resources,
+        engine="emulated",
+        time_scale=scale * fewer,
         gpus_per_node=cluster.gpus_per_node // cluster.slots,
-        preprocessors="auto" if spec.policy.own_samples else cluster.gpus // cluster.gpus_per_node)
-    return Rehearsal(dataclasses.replace(
-        _of_classes(document, spec, sample),
-        data=_data(document.data, samples, rates.samples_per_epoch, largest, sample),
-        resources=resources, checkpoint=dataclasses.replace(document.checkpoint, every=None), walltime=None, track=()),
-        rates, scale)
+        preprocessors="auto" if spec.policy.own_samples else cluster.gpus // cluster.gpus_per_node,
+    )
+    return Rehearsal(
+        dataclasses.replace(
+            _of_classes(document, spec, sample),
+            data=_data(document.data, samples, rates.samples_per_epoch, largest, sample),
+            resources=resources,
+            checkpoint=dataclasses.replace(document.checkpoint, every=None),
+            walltime=None,
+            track=(),
+        ),
+        rates,
+        scale,
+    )
 
 
 def _of_classes(document: Document, spec: Spec, sample: SampleSpec) -> Document:
     """The same without what only the real samples bear: those of a rehearsal are alike, of classes without names."""
-    document = dataclasses.replace(document, models=tuple(
-        dataclasses.replace(entry, data=None) for entry in document.models))
-    if all(sample.of(network.feed).target.kind == "class" and network.train.class_weights is None
-           for network in spec.networks):
+    document = dataclasses.replace(
+        document, models=tuple(dataclasses.replace(entry, data=None) for entry in document.models)
+    )
+    if all(
+        sample.of(network.feed).target.kind == "class" and network.train.class_weights is None
+        for network in spec.networks
+    ):
         return document
     train = document.train
     converge = dataclasses.replace(train.converge, monitor=None, direction=None, target=None)
     train = dataclasses.replace(train, converge=converge, loss=None, metrics=(), class_weights=None)
-    return dataclasses.replace(document, train=train, models=tuple(
-        dataclasses.replace(entry, train=_without_targets(entry.train)) for entry in document.models))
+    return dataclasses.replace(
+        document,
+        train=train,
+        models=tuple(
+            dataclasses.replace(entry, train=_without_targets(entry.train))
+            for entry in document.models
+        ),
+    )
 
 
 def _without_targets(train: Mapping[str, Any]) -> dict[str, Any]:
-    kept = {key: value for key, value in train.items() if key not in ("loss", "metrics", "class_weights")}
+    kept = {
+        key: value
+        for key, value in train.items()
+        if key not in ("loss", "metrics", "class_weights")
+    }
     if isinstance(converge := kept.get("converge"), Mapping):
-        kept["converge"] = {key: value for key, value in converge.items()
-                            if key not in ("monitor", "direction", "target")}
+        kept["converge"] = {
+            key: value
+            for key, value in converge.items()
+            if key not in ("monitor", "direction", "target")
+        }
     return kept
 
 
 def _least_s(spec: Spec, rates: RateTable, samples: int, gpus: int, cores: int) -> float:
     """Seconds that this machine needs for what is not emulated, if each network had its share of the GPUs."""
     ranks = max(1.0, gpus / len(rates.models))
-    work = sum((network.epochs or 1) * (_EPOCH_S + ranks * _STEP_S * samples
-                                        / spec.by_name[network.name].train.batch.bounds[0]) for network in rates.models)
+    work = sum(
+        (network.epochs or 1)
+        * (_EPOCH_S + ranks * _STEP_S * samples / spec.by_name[network.name].train.batch.bounds[0])
+        for network in rates.models
+    )
     return work / (_LOAD * cores)
 
 
@@ -111,9 +147,21 @@ def _data(data: Data, samples: int, real: int, largest: int, sample: SampleSpec)
         least = 4 * -(-samples // min(data.shards, samples)) * size
     if data.cache == "memory":
         least = samples * size
-    return Data(source="builtin:noise", validation=None, transforms=(), order=data.order, shards=data.shards,
-                options={"samples": samples, "validation": _SIZE, "classes": max(sample.classes, 2), "size": _SIZE},
-                cache="memory" if data.cache == "memory" else "none", window=max(least, round(share * samples * size)))
+    return Data(
+        source="builtin:noise",
+        validation=None,
+        transforms=(),
+        order=data.order,
+        shards=data.shards,
+        options={
+            "samples": samples,
+            "validation": _SIZE,
+            "classes": max(sample.classes, 2),
+            "size": _SIZE,
+        },
+        cache="memory" if data.cache == "memory" else "none",
+        window=max(least, round(share * samples * size)),
+    )
 
 
 # ---- rates -------------------------------------------------------------------------------------
@@ -121,13 +169,25 @@ def _data(data: Data, samples: int, real: int, largest: int, sample: SampleSpec)
 
 def with_epochs(spec: Spec, rates: RateTable, samples: int) -> RateTable:
     """The rates of a spec's networks, with the most epochs that each may train where the rates do not say how many."""
-    return dataclasses.replace(rates, samples_per_epoch=samples, models=tuple(
-        dataclasses.replace(network, epochs=network.epochs or spec.by_name[network.name].train.converge.max_epochs)
-        for network in rates.models))
+    return dataclasses.replace(
+        rates,
+        samples_per_epoch=samples,
+        models=tuple(
+            dataclasses.replace(
+                network,
+                epochs=network.epochs or spec.by_name[network.name].train.converge.max_epochs,
+            )
+            for network in rates.models
+        ),
+    )
 
 
-def known_rates(spec: Spec, keys: Mapping[str, str], known: Mapping[str, Mapping[int, float]], gpus_per_node: int
-                ) -> RateTable | None:
+def known_rates(
+    spec: Spec,
+    keys: Mapping[str, str],
+    known: Mapping[str, Mapping[int, float]],
+    gpus_per_node: int,
+) -> RateTable | None:
     """Rates that were measured before; None where a network's were not.
 
     Args:
@@ -139,8 +199,12 @@ def known_rates(spec: Spec, keys: Mapping[str, str], known: Mapping[str, Mapping
         measured = known.get(keys[network.name], {})
         if not measured:
             return None
-        rates = up_to_gap(measured, least=min(measured))  # a group is never smaller than its network allows
-        models.append(Network(network.name, rates, min_gpus=network.min_gpus, max_gpus=network.max_gpus))
+        rates = up_to_gap(
+            measured, least=min(measured)
+        )  # a group is never smaller than its network allows
+        models.append(
+            Network(network.name, rates, min_gpus=network.min_gpus, max_gpus=network.max_gpus)
+        )
     return RateTable(1, gpus_per_node, tuple(models))
 
 
@@ -149,14 +213,31 @@ def estimated_rates(spec: Spec, sample: SampleSpec, gpus_per_node: int) -> RateT
 
     They say which networks would be slower than others, not how long anything takes.
     """
-    counts = {network.name: count_for(network.architecture.settings, sample.of(network.feed))
-              for network in spec.networks if network.architecture.kind == "family"}
+    counts = {
+        network.name: count_for(network.architecture.settings, sample.of(network.feed))
+        for network in spec.networks
+        if network.architecture.kind == "family"
+    }
     typical = statistics.median(counts.values()) if counts else 1.0
-    return RateTable(1, gpus_per_node, tuple(
-        Network(network.name, _scaled(_ESTIMATED_RATE * (typical / counts.get(network.name, typical)) ** 0.5,
-                                      2 * gpus_per_node),
-                min_gpus=network.min_gpus, max_gpus=network.max_gpus) for network in spec.networks))
+    return RateTable(
+        1,
+        gpus_per_node,
+        tuple(
+            Network(
+                network.name,
+                _scaled(
+                    _ESTIMATED_RATE * (typical / counts.get(network.name, typical)) ** 0.5,
+                    2 * gpus_per_node,
+                ),
+                min_gpus=network.min_gpus,
+                max_gpus=network.max_gpus,
+            )
+            for network in spec.networks
+        ),
+    )
 
 
 def _scaled(single: float, gpus: int) -> tuple[float, ...]:
-    return tuple(single * count * (1 - _LOST_PER_GPU) ** (count - 1) for count in range(1, gpus + 1))
+    return tuple(
+        single * count * (1 - _LOST_PER_GPU) ** (count - 1) for count in range(1, gpus + 1)
+    )

@@ -45,8 +45,14 @@ class SiteCheckpoints:
     def of(self, job: SlurmJob) -> dict[str, float]:
         """What is said of one job; a task of an array also goes by the array's id."""
         array = job.id.partition("_")[0]
-        return {**self.default, **self.partitions.get(job.partition, {}), **self.names.get(job.name, {}),
-                **self.jobs.get(array, {}), **self.jobs.get(job.id, {}), **job.checkpoint}
+        return {
+            **self.default,
+            **self.partitions.get(job.partition, {}),
+            **self.names.get(job.name, {}),
+            **self.jobs.get(array, {}),
+            **self.jobs.get(job.id, {}),
+            **job.checkpoint,
+        }
 
 
 def read_site(path: Path) -> SiteCheckpoints:
@@ -59,15 +65,27 @@ def read_site(path: Path) -> SiteCheckpoints:
     whole = _mapping(read_json(path), f"{path}")
     groups = ("partitions", "names", "jobs")
     if unknown := whole.keys() - {"default", *groups}:
-        raise UserError(f"{path}: {min(unknown)!r} is unknown; there are default, {', '.join(groups)}")
-    said = {group: {name: _said(values, f"{path}: {group}: {name}")
-                    for name, values in _mapping(whole.get(group, {}), f"{path}: {group}").items()}
-            for group in groups}
+        raise UserError(
+            f"{path}: {min(unknown)!r} is unknown; there are default, {', '.join(groups)}"
+        )
+    said = {
+        group: {
+            name: _said(values, f"{path}: {group}: {name}")
+            for name, values in _mapping(whole.get(group, {}), f"{path}: {group}").items()
+        }
+        for group in groups
+    }
     return SiteCheckpoints(_said(whole.get("default", {}), f"{path}: default"), **said)
 
 
-def running_jobs(jobs: Sequence[SlurmJob], site: SiteCheckpoints, storage: FileSystem | None, now_s: float,
-                 resolution: float | None = None, warn: Callable[[str], None] = lambda text: None) -> list[RunningJob]:
+def running_jobs(
+    jobs: Sequence[SlurmJob],
+    site: SiteCheckpoints,
+    storage: FileSystem | None,
+    now_s: float,
+    resolution: float | None = None,
+    warn: Callable[[str], None] = lambda text: None,
+) -> list[RunningJob]:
     """Join what Slurm knows of the running jobs with what is said of their checkpoints.
 
     A job of which nothing is said can only be killed, and loses what it did since its start. A comment that cannot
@@ -90,7 +108,9 @@ def running_jobs(jobs: Sequence[SlurmJob], site: SiteCheckpoints, storage: FileS
     found = []
     for job in jobs:
         if job.elapsed_s is None:
-            warn(f"job {job.id}: squeue does not know how long it has been running; it is left out of the plan")
+            warn(
+                f"job {job.id}: squeue does not know how long it has been running; it is left out of the plan"
+            )
             continue
         try:
             found.append(_join(job, site, storage, now_s, grain))
@@ -104,25 +124,44 @@ def running_jobs(jobs: Sequence[SlurmJob], site: SiteCheckpoints, storage: FileS
     return found
 
 
-def _join(job: SlurmJob, site: SiteCheckpoints, storage: FileSystem | None, now_s: float, grain: float) -> RunningJob:
+def _join(
+    job: SlurmJob, site: SiteCheckpoints, storage: FileSystem | None, now_s: float, grain: float
+) -> RunningJob:
     said = _said(site.of(job), f"job {job.id}")
     interval = said.get("interval_min")
     assert job.elapsed_s is not None, "such a job is left out"
     since_s = job.elapsed_s
     if "last_checkpoint" in said:
-        since_s = min(since_s, now_s - said["last_checkpoint"])  # a job that was requeued began at its checkpoint
+        since_s = min(
+            since_s, now_s - said["last_checkpoint"]
+        )  # a job that was requeued began at its checkpoint
         if since_s < -SKEW_S:
-            raise UserError(f"job {job.id}: its last_checkpoint lies {-since_s:.0f} s in the future")
+            raise UserError(
+                f"job {job.id}: its last_checkpoint lies {-since_s:.0f} s in the future"
+            )
         since_s = max(since_s, 0.0)
     elif interval:
         since_s %= 60 * interval
-    checkpointing = Checkpointing(job.id, job.nodes, round(since_s / 60, 6), interval,
-                                  said.get("critical_gb"), said.get("memory_gb"))
+    checkpointing = Checkpointing(
+        job.id,
+        job.nodes,
+        round(since_s / 60, 6),
+        interval,
+        said.get("critical_gb"),
+        said.get("memory_gb"),
+    )
     if storage is None and ("critical_gb" in said or "memory_gb" in said):
-        raise UserError(f"job {job.id}: its checkpoints have sizes, so name --aggregate-bandwidth and --node-bandwidth")
-    costs = (checkpointing.costs(storage, grain) if storage is not None
-             else RunningJob(job.id, job.nodes, checkpointing.loss))
-    if job.signal is not None and storage is not None and "critical_gb" in said:  # it waits for no moment of its own
+        raise UserError(
+            f"job {job.id}: its checkpoints have sizes, so name --aggregate-bandwidth and --node-bandwidth"
+        )
+    costs = (
+        checkpointing.costs(storage, grain)
+        if storage is not None
+        else RunningJob(job.id, job.nodes, checkpointing.loss)
+    )
+    if (
+        job.signal is not None and storage is not None and "critical_gb" in said
+    ):  # it waits for no moment of its own
         written = storage.seconds([said["critical_gb"]] * job.nodes)
         costs = replace(costs, app_time=round_up(written / 60, grain))
     times = {name: round_up(said[name], grain) for name in ("app_time", "sys_time") if name in said}

@@ -11,7 +11,9 @@ from fleet.plugins import load_named
 from fleet.storage.lease import Lease, Process, Times
 from launch.systems import SYSTEMS, System, knows_job, this_job
 
-SYSTEM_VARIABLE = "FLEET_SYSTEM"  # names a batch system of the user's own to a launch; fleet job sets it
+SYSTEM_VARIABLE = (
+    "FLEET_SYSTEM"  # names a batch system of the user's own to a launch; fleet job sets it
+)
 
 
 def find_system(name: str) -> System:
@@ -41,7 +43,10 @@ def known_systems(environment: Mapping[str, str]) -> Mapping[str, System]:
     if not name or name in SYSTEMS:
         return SYSTEMS
     try:
-        return {name: find_system(name), **SYSTEMS}  # its own first: it may be one of the table, changed in a part
+        return {
+            name: find_system(name),
+            **SYSTEMS,
+        }  # its own first: it may be one of the table, changed in a part
     except UserError as error:
         raise UserError(f"{SYSTEM_VARIABLE}: {error}") from None
 

@@ -32,7 +32,9 @@ from scheduler.base import RateTable
 
 _START_S = 300.0  # to import TensorFlow from a slow file system
 _SPEAK_S = 3.0  # for a process that hangs to say where
-_OF_LIBRARIES = re.compile(rf"/site-packages/|/lib/python[\d.]+/|^{re.escape(str(Path(__file__).parents[1]))}/")
+_OF_LIBRARIES = re.compile(
+    rf"/site-packages/|/lib/python[\d.]+/|^{re.escape(str(Path(__file__).parents[1]))}/"
+)
 _MAIN = "from fleet.engines import trial; trial.main()"
 _SHARE = 0.8  # of this machine's free memory that a network may take
 
@@ -50,9 +52,15 @@ class Trials:
     missing: str = ""
 
 
-def try_networks(spec: Spec, sample: SampleSpec, networks: Sequence[int], rates: RateTable | None = None,
-                 steps: bool = True, advance: Callable[[int], object] = lambda count: None,
-                 samples: Mapping[str, tuple[np.ndarray, np.ndarray]] | None = None) -> Trials:
+def try_networks(
+    spec: Spec,
+    sample: SampleSpec,
+    networks: Sequence[int],
+    rates: RateTable | None = None,
+    steps: bool = True,
+    advance: Callable[[int], object] = lambda count: None,
+    samples: Mapping[str, tuple[np.ndarray, np.ndarray]] | None = None,
+) -> Trials:
     """Build networks, take a step with each, and export those of users' functions.
 
     Args:
@@ -68,10 +76,15 @@ def try_networks(spec: Spec, sample: SampleSpec, networks: Sequence[int], rates:
     done, left = Trials(), list(networks)
     while left:
         before = len(left)
-        request = Request(spec, sample, tuple(left), rates, steps, int(_SHARE * free_memory()), samples or {})
+        request = Request(
+            spec, sample, tuple(left), rates, steps, int(_SHARE * free_memory()), samples or {}
+        )
         # What the process leaves in its folder, as it is ended, goes with that.
-        with (tempfile.TemporaryFile() as log, tempfile.TemporaryDirectory(prefix="fleet-check-") as temporary,
-              closing(_Process(request, log, temporary)) as process):
+        with (
+            tempfile.TemporaryFile() as log,
+            tempfile.TemporaryDirectory(prefix="fleet-check-") as temporary,
+            closing(_Process(request, log, temporary)) as process,
+        ):
             for trial in _watched(process, request, done):
                 done.trials[trial.network] = trial
                 left.remove(trial.network)
@@ -90,12 +103,22 @@ class _Process:
         self._log = log
         self.said, theirs = Pipe()
         # GPUs of the node where people check their specs are for others; its modules are those of this process.
-        environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "-1", "PYTHONUNBUFFERED": "1", "TMPDIR": temporary,
-                       "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path)}
+        environment = {
+            **os.environ,
+            "CUDA_VISIBLE_DEVICES": "-1",
+            "PYTHONUNBUFFERED": "1",
+            "TMPDIR": temporary,
+            "PYTHONPATH": os.pathsep.join(path or os.getcwd() for path in sys.path),
+        }
         with theirs:
-            self.popen = subprocess.Popen([sys.executable, "-c", _MAIN, str(theirs.fileno())],
-                                          stdin=subprocess.DEVNULL, stdout=log, stderr=log, env=environment,
-                                          pass_fds=[theirs.fileno()])
+            self.popen = subprocess.Popen(
+                [sys.executable, "-c", _MAIN, str(theirs.fileno())],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=environment,
+                pass_fds=[theirs.fileno()],
+            )
         with suppress(BrokenPipeError):  # it has ended, as is heard below
             self.said.send(request)
 
@@ -107,7 +130,9 @@ class _Process:
         while time.monotonic() < deadline:
             time.sleep(0.1)
             self._log.seek(size)
-            frames = re.findall(r'File "(.+)", line (\d+) in (\S+)', self._log.read().decode(errors="replace"))
+            frames = re.findall(
+                r'File "(.+)", line (\d+) in (\S+)', self._log.read().decode(errors="replace")
+            )
             if frames:
                 own = [frame for frame in frames if not _OF_LIBRARIES.search(frame[0])]
                 file, line, function = (own or frames)[0]
@@ -117,7 +142,11 @@ class _Process:
     def last_line(self) -> str:
         """The last line that it has printed, as the end of a sentence."""
         self._log.seek(0)
-        lines = [line.strip() for line in self._log.read().decode(errors="replace").splitlines() if line.strip()]
+        lines = [
+            line.strip()
+            for line in self._log.read().decode(errors="replace").splitlines()
+            if line.strip()
+        ]
         return f"; the last that was printed: {lines[-1][:200]}" if lines else ""
 
     def close(self) -> None:
@@ -164,5 +193,7 @@ def _ended(process: _Process) -> str:
 def _hung(process: _Process, stage: str, limit_s: float) -> str:
     """Where a process hangs."""
     where = process.where()
-    return (f"{stage} took longer than {format_duration(limit_s)} (train.build_timeout)"
-            f"{f'; it was at {where}' if where else ''}")
+    return (
+        f"{stage} took longer than {format_duration(limit_s)} (train.build_timeout)"
+        f"{f'; it was at {where}' if where else ''}"
+    )

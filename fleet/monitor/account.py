@@ -108,7 +108,11 @@ class Account:
     @property
     def ratio(self) -> float | None:
         """How many times as long as simulated the run took."""
-        return None if self.replay is None else self.replay.measured_s / self.replay.simulated.makespan_s
+        return (
+            None
+            if self.replay is None
+            else self.replay.measured_s / self.replay.simulated.makespan_s
+        )
 
 
 def account(run: RunState) -> Account | None:
@@ -132,9 +136,23 @@ def account(run: RunState) -> Account | None:
     stints = stints_of(run.records)
     costs = _costs(run, is_lockstep=start.stream == "lockstep")
     simulated = None if beside else _replay(start, run, costs)
-    return Account(max(launch.ended_s for launch in launches), start.policy, devices, gpus,
-                   start.gpus_per_node // start.slots, start.slots, len(launches), stints, _spent(run, stints),
-                   costs, simulated, start.time_scale, _startup(launches[-1]), start.device, _first_signal_s(run))
+    return Account(
+        max(launch.ended_s for launch in launches),
+        start.policy,
+        devices,
+        gpus,
+        start.gpus_per_node // start.slots,
+        start.slots,
+        len(launches),
+        stints,
+        _spent(run, stints),
+        costs,
+        simulated,
+        start.time_scale,
+        _startup(launches[-1]),
+        start.device,
+        _first_signal_s(run),
+    )
 
 
 def _first_signal_s(run: RunState) -> float | None:
@@ -144,12 +162,29 @@ def _first_signal_s(run: RunState) -> float | None:
         first.setdefault(epoch.network, epoch.t_s)
     missing = (network for name, network in run.networks.items() if name not in first)
     are_all_known = first and len(run.networks) >= run.launches[-1].start.networks
-    return max(first.values()) if are_all_known and all(one.standing.outcome for one in missing) else None
+    return (
+        max(first.values())
+        if are_all_known and all(one.standing.outcome for one in missing)
+        else None
+    )
 
 
 def nothing(policy: str) -> Account:
     """That of a run before its first launch."""
-    return Account(0.0, policy, (), 0, 1, 1, 0, (), Spent(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0), Costs(), None, 1.0)
+    return Account(
+        0.0,
+        policy,
+        (),
+        0,
+        1,
+        1,
+        0,
+        (),
+        Spent(0.0, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0),
+        Costs(),
+        None,
+        1.0,
+    )
 
 
 def _startup(launch: RunLaunch) -> tuple[tuple[str, float], ...]:
@@ -157,9 +192,12 @@ def _startup(launch: RunLaunch) -> tuple[tuple[str, float], ...]:
     if launch.first_step is None:
         return ()
     stepped_s, first, formed_s = launch.first_step
-    return (*launch.start.before_s.items(), ("loading the engine", formed_s - launch.began_s),
-            (f"building {first.network}", first.build_s),
-            ("its first step", max(0.0, stepped_s - formed_s - first.build_s)))
+    return (
+        *launch.start.before_s.items(),
+        ("loading the engine", formed_s - launch.began_s),
+        (f"building {first.network}", first.build_s),
+        ("its first step", max(0.0, stepped_s - formed_s - first.build_s)),
+    )
 
 
 # ---- where the time went -----------------------------------------------------------------------
@@ -173,12 +211,16 @@ def _spent(run: RunState, stints: Sequence[Stint]) -> Spent:
     had = _had(launches, stints)
     for epoch in run.epochs:
         took, waited = epoch.record.seconds, epoch.record.waited_s
-        held = sum(part.gpu_seconds(epoch.t_s - took, epoch.t_s) for part in had.get(epoch.network, ()))
+        held = sum(
+            part.gpu_seconds(epoch.t_s - took, epoch.t_s) for part in had.get(epoch.network, ())
+        )
         training += held * (took - waited) / max(took, 1e-9)
         data += held * waited / max(took, 1e-9)
     held = sum(part.gpu_seconds() for parts in had.values() for part in parts)
     moving = max(0.0, held - training - data - checkpointing)
-    waiting = max(0.0, sum(launch.gpu_seconds for launch in launches) - held - scheduling - profiling)
+    waiting = max(
+        0.0, sum(launch.gpu_seconds for launch in launches) - held - scheduling - profiling
+    )
     return Spent(training, data, checkpointing, moving, waiting, scheduling, profiling)
 
 
@@ -199,9 +241,13 @@ def _launch_of(stint: Stint, launches: Sequence[RunLaunch]) -> int:
     """The place of the launch in which a network had its devices."""
     for place in reversed(range(len(launches))):
         launch = launches[place]
-        if launch.began_s <= stint.start_s <= launch.ended_s and launch.devices.issuperset(stint.devices):
+        if launch.began_s <= stint.start_s <= launch.ended_s and launch.devices.issuperset(
+            stint.devices
+        ):
             return place
-    raise InputError(f"at {stint.start_s} s: {stint.name} on devices {list(stint.devices)}, which no launch had then")
+    raise InputError(
+        f"at {stint.start_s} s: {stint.name} on devices {list(stint.devices)}, which no launch had then"
+    )
 
 
 def _had(launches: Sequence[RunLaunch], stints: Iterable[Stint]) -> Mapping[str, Sequence[_Part]]:
@@ -230,12 +276,19 @@ def _had(launches: Sequence[RunLaunch], stints: Iterable[Stint]) -> Mapping[str,
 def _costs(run: RunState, is_lockstep: bool) -> Costs:
     """What moves, and ends of epochs, cost on average."""
     forming = [epoch.gap_s for epoch in run.epochs if epoch.after is GroupStarted]
-    stopping = [stopped.checkpoint_s for launch in run.launches for stopped, outcome in launch.stops
-                if outcome is None or outcome.is_pruned]
+    stopping = [
+        stopped.checkpoint_s
+        for launch in run.launches
+        for stopped, outcome in launch.stops
+        if outcome is None or outcome.is_pruned
+    ]
     plans = sum(launch.plans for launch in run.launches)
-    return Costs(checkpoint_s=mean_s(stopping), regroup_s=mean_s([*forming, *run.regrouped]),
-                 scheduling_s=sum(launch.scheduling_s for launch in run.launches) / max(plans, 1),
-                 epoch_s=_between_epochs(run.epochs, is_lockstep))
+    return Costs(
+        checkpoint_s=mean_s(stopping),
+        regroup_s=mean_s([*forming, *run.regrouped]),
+        scheduling_s=sum(launch.scheduling_s for launch in run.launches) / max(plans, 1),
+        epoch_s=_between_epochs(run.epochs, is_lockstep),
+    )
 
 
 def _between_epochs(epochs: Iterable[RunEpoch], is_lockstep: bool) -> float:
@@ -246,7 +299,9 @@ def _between_epochs(epochs: Iterable[RunEpoch], is_lockstep: bool) -> float:
     between: dict[object, float] = {}
     for epoch in epochs:
         if epoch.after is EpochEnded:
-            which = epoch.record.stream_epoch if is_lockstep else (epoch.network, epoch.record.epoch)
+            which = (
+                epoch.record.stream_epoch if is_lockstep else (epoch.network, epoch.record.epoch)
+            )
             between[which] = min(epoch.gap_s, between.get(which, epoch.gap_s))
     return mean_s(list(between.values()))
 
@@ -258,21 +313,36 @@ def _replay(start: Started, run: RunState, costs: Costs) -> AsItRan | None:
     """The run simulated, in the time of what was emulated."""
     scale = start.time_scale
     known = _told(run.launches) or _shown(run.epochs, scale, len(start.devices))
-    rates = RateTable(start.samples, start.gpus_per_node, tuple(
-        Network(name, tuple(rates), min_gpus=start.bounds[name][0], max_gpus=start.bounds[name][1])
-        for name, rates in known.items() if name in start.bounds), sharing=run.sharing)
+    rates = RateTable(
+        start.samples,
+        start.gpus_per_node,
+        tuple(
+            Network(
+                name, tuple(rates), min_gpus=start.bounds[name][0], max_gpus=start.bounds[name][1]
+            )
+            for name, rates in known.items()
+            if name in start.bounds
+        ),
+        sharing=run.sharing,
+    )
     asked, delta = start.options, start.options.delta
-    unit = "" if delta.endswith(("%", "/s")) else "/s"  # until 0.1.0 samples/s were written without it
+    unit = (
+        "" if delta.endswith(("%", "/s")) else "/s"
+    )  # until 0.1.0 samples/s were written without it
     options = Options(asked.alpha, parse_delta(delta + unit), asked.peak_limited, asked.seed)
     scaled = Costs(**{name: seconds / scale for name, seconds in dataclasses.asdict(costs).items()})
     records = [record._replace(t_s=record.t_s / scale) for record in run.records]
     # The input of the last launch that has begun to prepare samples, if any did.
-    fed = next((launch.supply for launch in reversed(run.launches) if launch.stream or launch.supply), None)
+    fed = next(
+        (launch.supply for launch in reversed(run.launches) if launch.stream or launch.supply), None
+    )
     try:
         stream = parse_stream(start.stream)
         if fed is not None:
             stream = dataclasses.replace(stream, rate=fed.supply_samples_per_s * scale)
-        return replay(records, rates, start.cluster, find_policy(start.policy), options, scaled, stream)
+        return replay(
+            records, rates, start.cluster, find_policy(start.policy), options, scaled, stream
+        )
     except InputError:  # no network has ended an epoch yet, or one has no rates
         return None
     except UserError:  # a policy of the user's own that is not here
@@ -299,5 +369,10 @@ def _shown(epochs: Iterable[RunEpoch], scale: float, devices: int) -> Mapping[st
         samples[name] = samples.get(name, 0.0) + record.samples
         seconds[name] = seconds.get(name, 0.0) + record.seconds - record.waited_s
         gpus[name] = record.gpus
-    return {name: [scale * samples[name] / max(seconds[name], 1e-9) * size / most
-                   for size in range(1, min(most, devices) + 1)] for name, most in gpus.items()}
+    return {
+        name: [
+            scale * samples[name] / max(seconds[name], 1e-9) * size / most
+            for size in range(1, min(most, devices) + 1)
+        ]
+        for name, most in gpus.items()
+    }

@@ -38,10 +38,17 @@ def beside_steps(launch: RunLaunch, judging: int) -> BesideSteps | None:
     if launch.first_step is None or not any(launch.timed.values()):
         return None
     forming = [seconds for found in launch.forming.values() for seconds in found] or launch.building
-    beside = [record.seconds - record.waited_s - _passing_s(record, launch.rates[name], judging)
-              for name, records in launch.timed.items() if name in launch.rates for record in records]
-    return BesideSteps(sum(launch.start.before_s.values()) + launch.first_step[2] - launch.began_s, mean_s(forming),
-                       mean_s(beside))
+    beside = [
+        record.seconds - record.waited_s - _passing_s(record, launch.rates[name], judging)
+        for name, records in launch.timed.items()
+        if name in launch.rates
+        for record in records
+    ]
+    return BesideSteps(
+        sum(launch.start.before_s.values()) + launch.first_step[2] - launch.began_s,
+        mean_s(forming),
+        mean_s(beside),
+    )
 
 
 def _passing_s(record: EpochRecord, rates: tuple[float, ...], judging: int) -> float:
@@ -60,5 +67,7 @@ def shown_rates(launch: RunLaunch, judging: int) -> dict[str, dict[int, float]]:
         for gpus in {record.gpus for record in records}:
             found.setdefault(name, {})[gpus] = statistics.median(
                 (record.samples + judging / FORWARD) / max(record.seconds - record.waited_s, 1e-9)
-                for record in records if record.gpus == gpus)
+                for record in records
+                if record.gpus == gpus
+            )
     return found

@@ -18,10 +18,16 @@ NAMED = 10  # the best networks, which have a colour before any is chosen
 DRAWN = 200  # curves of a chart, and lines of descent, at most
 POINTS = 150  # of a curve, at most
 TRIED = 1000  # networks of a search that are drawn, at most
-BARS = 6000  # of a timeline, at most, but for those that are wide; then narrow ones are drawn as one
+BARS = (
+    6000  # of a timeline, at most, but for those that are wide; then narrow ones are drawn as one
+)
 # The colour of a network by how far it is; failed ones have no value to show.
-STATUS_COLOURS = {Status.FINISHED: "#4e79a7", Status.PRUNED: "#e0955b", Status.PAUSED: "#edc948",
-                  Status.TRAINING: "#59a14f"}
+STATUS_COLOURS = {
+    Status.FINISHED: "#4e79a7",
+    Status.PRUNED: "#e0955b",
+    Status.PAUSED: "#edc948",
+    Status.TRAINING: "#59a14f",
+}
 
 _T = TypeVar("_T")
 
@@ -33,20 +39,34 @@ def charts_of(report: RunReport) -> dict[str, Any]:
     """
     account = report.account
     stints = sorted(account.stints, key=lambda stint: stint.start_s)
-    names = list(dict.fromkeys([*(stint.name for stint in stints), *(row.name for row in report.rows)]))
+    names = list(
+        dict.fromkeys([*(stint.name for stint in stints), *(row.name for row in report.rows)])
+    )
     who = {name: place for place, name in enumerate(names)}
-    charts = [("training loss", report.losses),
-              ("validation loss", report.val_losses) if report.val_losses else ("accuracy", report.accuracies)]
+    charts = [
+        ("training loss", report.losses),
+        ("validation loss", report.val_losses)
+        if report.val_losses
+        else ("accuracy", report.accuracies),
+    ]
     seconds = max(account.seconds, account.simulated_s or 0.0)
     timelines = {"timeline": _timeline(report, stints, 1.0, seconds, who)}
     if account.replay is not None:
-        timelines["simulated"] = _timeline(report, account.replay.simulated.stints, account.time_scale, seconds, who)
-    return {"networks": names, "statuses": STATUS_COLOURS,
-            "best": [who[curve.name] for curve in report.losses[:NAMED] if curve.name in who],
-            "curves": [{"title": title, "lines": [_line(curve, who) for curve in spread(curves, NAMED, DRAWN)]}
-                       for title, curves in charts
-                       if any(math.isfinite(value) for curve in curves for value in curve.values)],
-            "timelines": timelines, "searches": [_search(search, account.seconds, who) for search in report.searches]}
+        timelines["simulated"] = _timeline(
+            report, account.replay.simulated.stints, account.time_scale, seconds, who
+        )
+    return {
+        "networks": names,
+        "statuses": STATUS_COLOURS,
+        "best": [who[curve.name] for curve in report.losses[:NAMED] if curve.name in who],
+        "curves": [
+            {"title": title, "lines": [_line(curve, who) for curve in spread(curves, NAMED, DRAWN)]}
+            for title, curves in charts
+            if any(math.isfinite(value) for curve in curves for value in curve.values)
+        ],
+        "timelines": timelines,
+        "searches": [_search(search, account.seconds, who) for search in report.searches],
+    }
 
 
 def as_script(charts: Mapping[str, Any]) -> str:
@@ -63,7 +83,10 @@ def spread(items: Sequence[_T], first: int, most: int) -> Sequence[_T]:
     if len(items) <= most:
         return items
     others, many = most - first, len(items) - first
-    return [*items[:first], *(items[first + (many * place - 1) // others] for place in range(1, others + 1))]
+    return [
+        *items[:first],
+        *(items[first + (many * place - 1) // others] for place in range(1, others + 1)),
+    ]
 
 
 def _rounded(value: float | None) -> float | None:
@@ -76,14 +99,19 @@ def _rounded(value: float | None) -> float | None:
 
 def _line(curve: NetworkCurve, who: Mapping[str, int]) -> list[Any]:
     points = spread(list(zip(curve.epochs, curve.values, strict=True)), 1, POINTS)
-    return [who.get(curve.name, -1), [epoch for epoch, _ in points], [_rounded(value) for _, value in points]]
+    return [
+        who.get(curve.name, -1),
+        [epoch for epoch, _ in points],
+        [_rounded(value) for _, value in points],
+    ]
 
 
 # ---- bars over time ----------------------------------------------------------------------------
 
 
-def _timeline(report: RunReport, stints: Sequence[Stint], scale: float, seconds: float, who: Mapping[str, int]
-              ) -> dict[str, Any]:
+def _timeline(
+    report: RunReport, stints: Sequence[Stint], scale: float, seconds: float, who: Mapping[str, int]
+) -> dict[str, Any]:
     """Bars of (network, device, begin, end, what is said, share of its time that a crowd is busy).
 
     Args:
@@ -95,16 +123,38 @@ def _timeline(report: RunReport, stints: Sequence[Stint], scale: float, seconds:
     there = set(devices)
     shown = [(stint, device) for stint in stints for device in stint.devices if device in there]
     wide, crowds = _crowds(shown, len(devices) / BARS * seconds / scale)
-    bars = [[who.get(stint.name), device, stint.start_s * scale, stint.end_s * scale,
-             f"{stint.name}: {counted(len(stint.devices), account.device)}, {_epochs(stint.epochs)}", None]
-            for stint, device in wide]
+    bars = [
+        [
+            who.get(stint.name),
+            device,
+            stint.start_s * scale,
+            stint.end_s * scale,
+            f"{stint.name}: {counted(len(stint.devices), account.device)}, {_epochs(stint.epochs)}",
+            None,
+        ]
+        for stint, device in wide
+    ]
     for device, crowd in crowds:
         begin_s, end_s = crowd[0].start_s, crowd[-1].end_s
         busy = sum(stint.end_s - stint.start_s for stint in crowd) / max(end_s - begin_s, 1e-9)
-        bars.append([None, device, begin_s * scale, end_s * scale, counted(len(crowd), "network"),
-                     min(1.0, max(0.2, busy))])
-    return {"unit": account.device, "devices": devices, "seconds": seconds,
-            "bars": [[_rounded(part) if isinstance(part, float) else part for part in bar] for bar in bars]}
+        bars.append(
+            [
+                None,
+                device,
+                begin_s * scale,
+                end_s * scale,
+                counted(len(crowd), "network"),
+                min(1.0, max(0.2, busy)),
+            ]
+        )
+    return {
+        "unit": account.device,
+        "devices": devices,
+        "seconds": seconds,
+        "bars": [
+            [_rounded(part) if isinstance(part, float) else part for part in bar] for bar in bars
+        ],
+    }
 
 
 def is_crowded(stints: Sequence[Stint]) -> bool:
@@ -112,8 +162,9 @@ def is_crowded(stints: Sequence[Stint]) -> bool:
     return sum(len(stint.devices) for stint in stints) > BARS
 
 
-def _crowds(shown: Sequence[tuple[Stint, int]], most_s: float
-            ) -> tuple[Sequence[tuple[Stint, int]], list[tuple[int, list[Stint]]]]:
+def _crowds(
+    shown: Sequence[tuple[Stint, int]], most_s: float
+) -> tuple[Sequence[tuple[Stint, int]], list[tuple[int, list[Stint]]]]:
     """The bars that are drawn one by one, and (device, stints) that are too narrow for that, as one bar each.
 
     There are crowds only where there would be too many bars.
@@ -124,7 +175,11 @@ def _crowds(shown: Sequence[tuple[Stint, int]], most_s: float
     """
     if len(shown) <= BARS:
         return shown, []
-    wide, crowds, latest = list[tuple[Stint, int]](), list[tuple[int, list[Stint]]](), dict[int, list[Stint]]()
+    wide, crowds, latest = (
+        list[tuple[Stint, int]](),
+        list[tuple[int, list[Stint]]](),
+        dict[int, list[Stint]](),
+    )
     for stint, device in shown:
         if stint.end_s - stint.start_s >= most_s:
             wide.append((stint, device))
@@ -144,26 +199,54 @@ def _epochs(number: float) -> str:
 
 
 def _search(search: SearchReport, seconds: float, who: Mapping[str, int]) -> dict[str, Any]:
-    keys = [_key(name, values) for name, values in zip(short_names(list(search.space)), search.space.values(),
-                                                       strict=True)]
+    keys = [
+        _key(name, values)
+        for name, values in zip(short_names(list(search.space)), search.space.values(), strict=True)
+    ]
     drawn = spread(search.ranked, TRIED // 4, TRIED)
-    return {"monitor": search.monitor, "larger": search.is_larger_better, "seconds": seconds, "keys": keys,
-            "found": [[who.get(found.network), _rounded(found.seconds), _rounded(found.value), found.epoch]
-                      for found in search.found],
-            "tried": [[who.get(one.network), str(one.status), _rounded(one.value),
-                       [_rounded(place_of(one.values.get(name), values)) for name, values in search.space.items()]]
-                      for one in drawn],
-            "objectives": [name for name, _ in search.objectives], "pareto": _pareto(search, who),
-            "descent": _descent(search, who)}
+    return {
+        "monitor": search.monitor,
+        "larger": search.is_larger_better,
+        "seconds": seconds,
+        "keys": keys,
+        "found": [
+            [who.get(found.network), _rounded(found.seconds), _rounded(found.value), found.epoch]
+            for found in search.found
+        ],
+        "tried": [
+            [
+                who.get(one.network),
+                str(one.status),
+                _rounded(one.value),
+                [
+                    _rounded(place_of(one.values.get(name), values))
+                    for name, values in search.space.items()
+                ],
+            ]
+            for one in drawn
+        ],
+        "objectives": [name for name, _ in search.objectives],
+        "pareto": _pareto(search, who),
+        "descent": _descent(search, who),
+    }
 
 
 def _pareto(search: SearchReport, who: Mapping[str, int]) -> list[list[Any]]:
     """Networks as (network, whether it is of the front, what it came to in each objective); the front comes first."""
     front = {one.network for one in search.front} if search.objectives else set()
-    others = [one for one in search.ranked if one.objectives and all(map(math.isfinite, one.objectives))
-              and one.network not in front and one.status is not Status.FAILED]
+    others = [
+        one
+        for one in search.ranked
+        if one.objectives
+        and all(map(math.isfinite, one.objectives))
+        and one.network not in front
+        and one.status is not Status.FAILED
+    ]
     drawn = [*(search.front if front else ()), *spread(others, TRIED // 4, TRIED)]
-    return [[who.get(one.network), one.network in front, list(map(_rounded, one.objectives))] for one in drawn]
+    return [
+        [who.get(one.network), one.network in front, list(map(_rounded, one.objectives))]
+        for one in drawn
+    ]
 
 
 def _key(name: str, values: Dimension) -> dict[str, Any]:
@@ -185,10 +268,24 @@ def _descent(search: SearchReport, who: Mapping[str, int]) -> dict[str, Any]:
     if not any(one.parent for one in search.tried):
         return {"rows": [], "epochs": 0}
     drawn = _families(_best_lines(search))
-    rows, line = {one.network: row for row, one in enumerate(drawn)}, {one.network for one in search.ancestry}
-    return {"epochs": max(one.begins + one.epochs for one in drawn),
-            "rows": [[who.get(one.network), one.begins, one.begins + one.epochs, rows.get(one.parent),
-                      one.network in line, _origin(one, search)] for one in drawn]}
+    rows, line = (
+        {one.network: row for row, one in enumerate(drawn)},
+        {one.network for one in search.ancestry},
+    )
+    return {
+        "epochs": max(one.begins + one.epochs for one in drawn),
+        "rows": [
+            [
+                who.get(one.network),
+                one.begins,
+                one.begins + one.epochs,
+                rows.get(one.parent),
+                one.network in line,
+                _origin(one, search),
+            ]
+            for one in drawn
+        ],
+    }
 
 
 def _best_lines(search: SearchReport) -> Sequence[Tried]:

@@ -42,7 +42,10 @@ _OWN = 0.1  # how far the durations of a network's epochs may be off at least th
 _OTHERS = 0.5  # and of one that has not, as long as few have
 _FORMING = 0.25  # how far off it may be what others took to form, as a share
 _RECENT = 10  # epochs of a network say how far durations are from what rates promise
-_WIDEST, _NARROWEST = 3.0, 2.4  # range: its end over its beginning; of recorded runs four fifths are so held
+_WIDEST, _NARROWEST = (
+    3.0,
+    2.4,
+)  # range: its end over its beginning; of recorded runs four fifths are so held
 _FEW = 0.25  # share of the networks that train fewer epochs than few ones, or more than many
 _UNKNOWN = (1.0,)  # samples/s where nobody has measured any: what epochs show says all
 
@@ -106,8 +109,12 @@ class Estimator:
     def _stretches(self, name: str) -> list[float]:
         """How many times as long as promised a network's recent epochs took; rates may have become known since."""
         waits = bool(self._stream().count)  # for others: that is simulated
-        return [max(one.seconds - waits * one.waited_s, 1e-6) / one.samples * self._promised(name, one.gpus)
-                for one in self._launch.timed[name][-_RECENT:]]
+        return [
+            max(one.seconds - waits * one.waited_s, 1e-6)
+            / one.samples
+            * self._promised(name, one.gpus)
+            for one in self._launch.timed[name][-_RECENT:]
+        ]
 
     def _stream(self) -> Stream:
         stream = parse_stream(self._launch.start.stream)
@@ -131,11 +138,20 @@ class Estimator:
         self._now_s = max(self._now_s, launch.ended_s, now_s or 0.0)
         if launch.rates:
             self._typical = (statistics.median(rates[0] for rates in launch.rates.values()),)
-        if not (launch.timed or (launch.rates and launch.building)):  # how fast, and how long until it begins
+        if not (
+            launch.timed or (launch.rates and launch.building)
+        ):  # how fast, and how long until it begins
             return None
-        standings = {name: network.standing for name, network in self._run.networks.items() if name in self._networks}
-        left = {name: self._epochs_left(name, outlook) for name, standing in standings.items()
-                if standing.outcome is None and not standing.is_paused and name not in outlook.idle}
+        standings = {
+            name: network.standing
+            for name, network in self._run.networks.items()
+            if name in self._networks
+        }
+        left = {
+            name: self._epochs_left(name, outlook)
+            for name, standing in standings.items()
+            if standing.outcome is None and not standing.is_paused and name not in outlook.idle
+        }
         left = {name: epochs for name, epochs in left.items() if epochs[1]}
         networks, self._coming = len(left), {}
         for coming in outlook.coming:
@@ -147,7 +163,9 @@ class Estimator:
         for end, sign in enumerate((-1, 1)):
             times.append(self._left_s({name: epochs[end] for name, epochs in left.items()}, sign))
         low, high = times
-        return None if low is None or high is None else Estimated(*useful_range(low, high), networks)
+        return (
+            None if low is None or high is None else Estimated(*useful_range(low, high), networks)
+        )
 
     def _epochs_left(self, name: str, outlook: Outlook) -> tuple[int, int]:
         """The fewest and the most epochs that a network still trains; at its next rung it may be over."""
@@ -158,8 +176,10 @@ class Estimator:
 
     def _stand_ins(self, coming: Coming, outlook: Outlook) -> dict[str, tuple[int, int]]:
         """A few networks that stand for those to come, with the fewest and the most epochs of each."""
-        before = sorted((name for name in coming.before if name in self._networks),
-                        key=lambda name: self._rates_of(name)[0])
+        before = sorted(
+            (name for name in coming.before if name in self._networks),
+            key=lambda name: self._rates_of(name)[0],
+        )
         if not before or coming.networks < 1:
             return {}
         like = before[len(before) // 2]
@@ -172,7 +192,9 @@ class Estimator:
         self._coming |= dict.fromkeys(names, _Likeness(like, max(1.0, fewest / each[0] / count)))
         return dict.fromkeys(names, (math.ceil(fewest / count), math.ceil(most / count)))
 
-    def _epochs_of_one(self, like: str, before: Mapping[str, int | None], outlook: Outlook) -> tuple[float, float]:
+    def _epochs_of_one(
+        self, like: str, before: Mapping[str, int | None], outlook: Outlook
+    ) -> tuple[float, float]:
         """How many epochs a network to come trains on average: by what came of those before it, and by the rule."""
         most = self._networks[like].train.converge.max_epochs
         stood = [epochs for epochs in before.values() if epochs is not None]
@@ -180,7 +202,10 @@ class Estimator:
         if not stood:
             return min(most, rung or epochs_left((), self._networks[like].train.converge)[0]), most
         low = min(statistics.fmean(stood), expected or most) * (1 - _OTHERS)
-        high = max(statistics.fmean(most if epochs is None else epochs for epochs in before.values()), expected or 0.0)
+        high = max(
+            statistics.fmean(most if epochs is None else epochs for epochs in before.values()),
+            expected or 0.0,
+        )
         return max(1, min(stood), low), min(most, high * (1 + _OTHERS))
 
     def _left_s(self, left: Mapping[str, int], sign: int) -> float | None:
@@ -189,11 +214,20 @@ class Estimator:
         waiting = {name: epochs for name, epochs in left.items() if name not in running}
         found = self._simulated_s(left, sign) if waiting else self._going_on_s(running, sign)
         cluster = self._launch.start.cluster.without(self._launch.lost)
-        busy = {cluster.gpu(device) for group in self._launch.groups.values() for device in group.devices}
+        busy = {
+            cluster.gpu(device)
+            for group in self._launch.groups.values()
+            for device in group.devices
+        }
         has_idle = cluster.whole_gpus > len(busy)
-        has_begun = all(group.ended_s is not None for name in running if (group := self._group(name)))
-        if sign < 0 or found is None or not (running and waiting.keys() - self._coming.keys() and has_idle
-                                             and has_begun):
+        has_begun = all(
+            group.ended_s is not None for name in running if (group := self._group(name))
+        )
+        if (
+            sign < 0
+            or found is None
+            or not (running and waiting.keys() - self._coming.keys() and has_idle and has_begun)
+        ):
             return found
         # Devices are idle and networks wait: the policy has rounds. The simulation does not know that one is under way.
         this, others = self._simulated_s(running, sign), self._simulated_s(waiting, sign)
@@ -214,12 +248,17 @@ class Estimator:
     @property
     def _usable(self) -> tuple[int, ...]:
         """The devices that are left."""
-        return tuple(device for device in self._launch.start.devices if device not in self._launch.lost)
+        return tuple(
+            device for device in self._launch.start.devices if device not in self._launch.lost
+        )
 
     def _stretches_of(self, names: Iterable[str], sign: int) -> dict[str, float]:
         """How many times as long as its rate promises each network's epochs take, at least (sign -1) or at most (1)."""
         usual = self._usual_stretch(sign)
-        return {name: self._own_stretch(name, sign) if name in self._launch.timed else usual for name in names}
+        return {
+            name: self._own_stretch(name, sign) if name in self._launch.timed else usual
+            for name in names
+        }
 
     def _own_stretch(self, name: str, sign: int) -> float:
         """That of a network whose epochs have shown it."""
@@ -244,37 +283,81 @@ class Estimator:
         costs, export_s = self._costs(sign), self._ending_s(is_over=True)
 
         def table(more_s: Mapping[str, float]) -> RateTable:
-            return RateTable(start.samples * several, start.gpus_per_node, tuple(
-                Network(name, tuple(self._slowed(one / stretches[name], epochs, more_s.get(name, 0.0))
-                                    for one in self._rates_of(name)),
-                        epochs=math.ceil(epochs / several), min_gpus=self._networks[self._like(name)].min_gpus,
-                        max_gpus=self._networks[self._like(name)].max_gpus)
-                for name, epochs in left.items()), sharing=self._run.sharing)
+            return RateTable(
+                start.samples * several,
+                start.gpus_per_node,
+                tuple(
+                    Network(
+                        name,
+                        tuple(
+                            self._slowed(one / stretches[name], epochs, more_s.get(name, 0.0))
+                            for one in self._rates_of(name)
+                        ),
+                        epochs=math.ceil(epochs / several),
+                        min_gpus=self._networks[self._like(name)].min_gpus,
+                        max_gpus=self._networks[self._like(name)].max_gpus,
+                    )
+                    for name, epochs in left.items()
+                ),
+                sharing=self._run.sharing,
+            )
 
         # Networks whose group has taken longer to form than others will do so again; those that train have done that.
-        more_s = {name: _quartile(forming, sign) + export_s - costs.regroup_s
-                  for name, forming in launch.forming.items() if not self._has_ended(name)}
-        more_s |= {name: (one.each - 1) * (costs.regroup_s + costs.checkpoint_s) for name, one in self._coming.items()}
+        more_s = {
+            name: _quartile(forming, sign) + export_s - costs.regroup_s
+            for name, forming in launch.forming.items()
+            if not self._has_ended(name)
+        }
+        more_s |= {
+            name: (one.each - 1) * (costs.regroup_s + costs.checkpoint_s)
+            for name, one in self._coming.items()
+        }
         try:
-            found = simulate(table(more_s), cluster, self._spec.policy, self._spec.options, costs, self._stream(),
-                             told=table({}))
-        except (InputError, UserError):  # a network that does not fit on what is left, a policy that gives up
+            found = simulate(
+                table(more_s),
+                cluster,
+                self._spec.policy,
+                self._spec.options,
+                costs,
+                self._stream(),
+                told=table({}),
+            )
+        except (
+            InputError,
+            UserError,
+        ):  # a network that does not fit on what is left, a policy that gives up
             return None
         others = {name: epochs for name, epochs in every.items() if name not in left}
-        before_s = self._busy_s(others, stretches, costs.regroup_s) / (cluster.whole_gpus * max(
-            speedup(self._run.sharing, count) for count in range(1, cluster.slots + 1)))
-        return max(0.0, before_s + found.makespan_s + export_s - self._done_s(left, costs.regroup_s, sign))
+        before_s = self._busy_s(others, stretches, costs.regroup_s) / (
+            cluster.whole_gpus
+            * max(speedup(self._run.sharing, count) for count in range(1, cluster.slots + 1))
+        )
+        return max(
+            0.0, before_s + found.makespan_s + export_s - self._done_s(left, costs.regroup_s, sign)
+        )
 
     def _ending_s(self, is_over: bool) -> float:
         """Seconds that it takes to let go of a network's devices, which is over or not."""
-        return mean_s([stopped.checkpoint_s + stopped.export_s for stopped, outcome in self._launch.stops
-                       if (outcome is not None) == is_over])
+        return mean_s(
+            [
+                stopped.checkpoint_s + stopped.export_s
+                for stopped, outcome in self._launch.stops
+                if (outcome is not None) == is_over
+            ]
+        )
 
     def _costs(self, sign: int) -> Costs:
         shown = [seconds for forming in self._launch.forming.values() for seconds in forming]
         shown = shown or self._launch.building
-        forming_s = _quartile(shown, sign) if len(shown) < 4 else statistics.median(shown) * (1 + sign * _FORMING)
-        return Costs(checkpoint_s=self._ending_s(is_over=False), regroup_s=forming_s + self._ending_s(is_over=True))
+        forming_s = (
+            _quartile(shown, sign)
+            if len(shown) < 4
+            else statistics.median(shown) * (1 + sign * _FORMING)
+        )
+        return Costs(
+            checkpoint_s=self._ending_s(is_over=False),
+            regroup_s=forming_s + self._ending_s(is_over=True),
+        )
 
     def _has_ended(self, name: str) -> bool:
         """Whether the group of a network has ended an epoch."""
@@ -287,22 +370,32 @@ class Estimator:
         stride = cluster.gpus // max(_DEVICES, least * cluster.slots)
         if stride < 2:
             return left, cluster
-        part = replace(cluster, devices=cluster.devices[:-(-cluster.gpus // stride)])
+        part = replace(cluster, devices=cluster.devices[: -(-cluster.gpus // stride)])
         # Not always the same of each few: spaces are often gone through in turns.
-        return {name: left[name] for place, name in enumerate(left) if place % stride == place // stride % stride}, part
+        return {
+            name: left[name]
+            for place, name in enumerate(left)
+            if place % stride == place // stride % stride
+        }, part
 
     def _some(self, left: Mapping[str, int], cluster: Cluster) -> Mapping[str, int]:
         """The networks that are simulated: those that have a group or stand for others, and every so many that wait."""
         waiting = [name for name in left if not self._group(name) and name not in self._coming]
-        others = set(waiting) - set(waiting[::-(-len(waiting) // max(_WAITING, cluster.gpus)) or 1])
+        others = set(waiting) - set(
+            waiting[:: -(-len(waiting) // max(_WAITING, cluster.gpus)) or 1]
+        )
         return {name: epochs for name, epochs in left.items() if name not in others}
 
-    def _busy_s(self, others: Mapping[str, int], stretches: Mapping[str, float], regroup_s: float) -> float:
+    def _busy_s(
+        self, others: Mapping[str, int], stretches: Mapping[str, float], regroup_s: float
+    ) -> float:
         """GPU-seconds that networks take which are not simulated, each on its least GPUs."""
         busy_s = 0.0
         for name, epochs in others.items():
             least = self._networks[name].min_gpus
-            samples_per_s = min(self._promised(name, least) / stretches[name], self._supply or math.inf)
+            samples_per_s = min(
+                self._promised(name, least) / stretches[name], self._supply or math.inf
+            )
             busy_s += least * (self._launch.start.samples * epochs / samples_per_s + regroup_s)
         return busy_s
 
@@ -321,7 +414,10 @@ class Estimator:
                 done.append(min(self._now_s - group.began_s, regroup_s))
             else:
                 history = self._run.networks[name].standing.history
-                done.append(regroup_s + min(self._now_s - group.ended_s, history[-1].seconds if history else 0.0))
+                done.append(
+                    regroup_s
+                    + min(self._now_s - group.ended_s, history[-1].seconds if history else 0.0)
+                )
         return (max if sign < 0 else min)(done, default=0.0)
 
 
@@ -351,8 +447,10 @@ def _likely_left(history: Sequence[EpochRecord], converge: Converge) -> tuple[in
         return fewest, most
     patience, done = converge.patience or 0, len(history)
     first, last = math.sqrt(max(1, done + fewest - patience)), math.sqrt(converge.max_epochs)
-    few, many = (min(most, max(fewest, round((first + share * (last - first)) ** 2) + patience - done))
-                 for share in (_FEW, 1 - _FEW))
+    few, many = (
+        min(most, max(fewest, round((first + share * (last - first)) ** 2) + patience - done))
+        for share in (_FEW, 1 - _FEW)
+    )
     return few, many
 
 

@@ -10,20 +10,40 @@ from pathlib import Path
 from typing import Any
 
 from fleet.monitor.account import Account
-from fleet.monitor.charts import DRAWN, NAMED, STATUS_COLOURS, TRIED, as_script, charts_of, is_crowded, spread
+from fleet.monitor.charts import (
+    DRAWN,
+    NAMED,
+    STATUS_COLOURS,
+    TRIED,
+    as_script,
+    charts_of,
+    is_crowded,
+    spread,
+)
 from fleet.monitor.importance import importance_of
 from fleet.monitor.report import MISSED, RunReport, best_rows
-from fleet.monitor.searched import SearchReport, table_of_found, table_of_front, table_of_rungs, table_of_tried
+from fleet.monitor.searched import (
+    SearchReport,
+    table_of_found,
+    table_of_front,
+    table_of_rungs,
+    table_of_tried,
+)
 from fleet.prediction.ensembles import TOGETHER, table_of
 from fleet.storage.files import replacing
 from fleet.storage.results import Status, short_names
 from fleet.units import counted, format_duration
 
 # The parts of the GPU time in the order of the bar: each one's name for people and its colour.
-_SPENT = {"training": ("training", "#4e79a7"), "data": ("waiting for data", "#f28e2b"),
-          "waiting": ("waiting for work", "#bab0ac"), "checkpointing": ("checkpointing", "#e15759"),
-          "moving": ("starting and regrouping", "#76b7b2"), "scheduling": ("scheduling", "#edc948"),
-          "profiling": ("profiling", "#b07aa1")}
+_SPENT = {
+    "training": ("training", "#4e79a7"),
+    "data": ("waiting for data", "#f28e2b"),
+    "waiting": ("waiting for work", "#bab0ac"),
+    "checkpointing": ("checkpointing", "#e15759"),
+    "moving": ("starting and regrouping", "#76b7b2"),
+    "scheduling": ("scheduling", "#edc948"),
+    "profiling": ("profiling", "#b07aa1"),
+}
 
 _ROWS = 30  # of a network in the table of curves
 _STINTS = 200  # rows of the table of who had what
@@ -31,7 +51,9 @@ _STINTS = 200  # rows of the table of who had what
 _CROWD = " A grey bar stands for networks that would be too narrow to be seen; it is paler where there were pauses."
 
 
-def write_report(path: Path, report: RunReport, every_s: float | None = None, in_haste: bool = False) -> None:
+def write_report(
+    path: Path, report: RunReport, every_s: float | None = None, in_haste: bool = False
+) -> None:
     """Write a report's page; see :func:`render`.
 
     Raises:
@@ -51,27 +73,54 @@ def render(report: RunReport, every_s: float | None = None, in_haste: bool = Fal
     """
     account = report.account
     body = [
-        f"<h1>{escape(report.name)}</h1>", _summary(report), _note(report.data),
+        f"<h1>{escape(report.name)}</h1>",
+        _summary(report),
+        _note(report.data),
         "<noscript><p class=note>The charts need scripts, which are switched off here. The tables have their numbers."
         "</p></noscript>",
-        "<h2>Leaderboard</h2>", *_leaderboard(report),
+        "<h2>Leaderboard</h2>",
+        *_leaderboard(report),
         *_together(report),
-        "<h2>How they learned</h2>", *_curves(report),
-        *(part for number, search in enumerate(report.searches) for part in _search(search, number, in_haste)),
+        "<h2>How they learned</h2>",
+        *_curves(report),
+        *(
+            part
+            for number, search in enumerate(report.searches)
+            for part in _search(search, number, in_haste)
+        ),
         *_rungs(report),
         f"<h2>Who had which {account.device}</h2>",
         f"<p class=note>A bar for every network on every {'slot of a ' * (account.slots > 1)}{account.device} it had. "
         f"A dark edge shows where a group was formed.{_CROWD if is_crowded(account.stints) else ''}</p>",
-        "<div id=timeline></div>", _stints(account),
-        "<h2>Where the time went</h2>", _shares(account), _note(report.samples), _note(report.input),
+        "<div id=timeline></div>",
+        _stints(account),
+        "<h2>Where the time went</h2>",
+        _shares(account),
+        _note(report.samples),
+        _note(report.input),
         _missed(report),
-        *_startup(account), "<h2>Beside the simulation</h2>", _comparison(account), "<div id=simulated></div>"]
+        *_startup(account),
+        "<h2>Beside the simulation</h2>",
+        _comparison(account),
+        "<div id=simulated></div>",
+    ]
     seconds = None if every_s is None else max(1, round(every_s))
     # With scripts, one of them loads the page anew: it stops where the page is not written any more.
-    again = "" if seconds is None else f'<noscript><meta http-equiv="refresh" content="{seconds}"></noscript>'
-    return _PAGE.format(title=escape(report.name), again=again, every=seconds or "",
-                        style=_data("report.css"), body="\n".join(body), library=_data("echarts.min.js"),
-                        script=_data("report.js"), data=as_script(charts_of(report)))
+    again = (
+        ""
+        if seconds is None
+        else f'<noscript><meta http-equiv="refresh" content="{seconds}"></noscript>'
+    )
+    return _PAGE.format(
+        title=escape(report.name),
+        again=again,
+        every=seconds or "",
+        style=_data("report.css"),
+        body="\n".join(body),
+        library=_data("echarts.min.js"),
+        script=_data("report.js"),
+        data=as_script(charts_of(report)),
+    )
 
 
 def _data(name: str) -> str:
@@ -99,16 +148,28 @@ def _summary(report: RunReport) -> str:
     counts = report.counts
     launches = f", {account.launches} launches" if account.launches > 1 else ""
     shared = f", up to {counted(account.slots, 'network')} on each" if account.slots > 1 else ""
-    facts = [(f"{counts['finished']} of {counts['networks']}",
-              "networks finished" + (f", {counts['failed']} failed" if counts["failed"] else "")),
-             (format_duration(account.seconds), f"in all{launches}"),
-             *([] if account.first_signal_s is None else
-               [(format_duration(account.first_signal_s), "until each had ended an epoch")]),
-             (f"{account.gpus}", f"{account.device}s, {account.gpus_per_node} per node{shared}"),
-             (account.policy, "policy"),
-             (f"{account.spent.shares['training']:.1%}", f"of the {account.device} time in training")]
-    return ("<div class=facts>" + "".join(f"<div><b>{escape(value)}</b><span>{escape(what)}</span></div>"
-                                          for value, what in facts) + "</div>")
+    facts = [
+        (
+            f"{counts['finished']} of {counts['networks']}",
+            "networks finished" + (f", {counts['failed']} failed" if counts["failed"] else ""),
+        ),
+        (format_duration(account.seconds), f"in all{launches}"),
+        *(
+            []
+            if account.first_signal_s is None
+            else [(format_duration(account.first_signal_s), "until each had ended an epoch")]
+        ),
+        (f"{account.gpus}", f"{account.device}s, {account.gpus_per_node} per node{shared}"),
+        (account.policy, "policy"),
+        (f"{account.spent.shares['training']:.1%}", f"of the {account.device} time in training"),
+    ]
+    return (
+        "<div class=facts>"
+        + "".join(
+            f"<div><b>{escape(value)}</b><span>{escape(what)}</span></div>" for value, what in facts
+        )
+        + "</div>"
+    )
 
 
 def _leaderboard(report: RunReport) -> list[str]:
@@ -129,11 +190,18 @@ def html_table(headers: Sequence[str], rows: Sequence[Sequence[Any]]) -> str:
         return f"<tr{named(row)}>{cells}</tr>"
 
     def named(row: Sequence[Any]) -> str:
-        return f' data-network="{escape(str(row[headers.index("network")]))}"' if "network" in headers else ""
+        return (
+            f' data-network="{escape(str(row[headers.index("network")]))}"'
+            if "network" in headers
+            else ""
+        )
 
     head = "".join(cell("th", header, column) for column, header in enumerate(headers))
-    return (f"<div class=table><table><thead><tr>{head}</tr></thead>\n<tbody>"
-            + "\n".join(map(line, rows)) + "</tbody></table></div>")
+    return (
+        f"<div class=table><table><thead><tr>{head}</tr></thead>\n<tbody>"
+        + "\n".join(map(line, rows))
+        + "</tbody></table></div>"
+    )
 
 
 def _details(said: str, table: str) -> str:
@@ -148,16 +216,25 @@ def _is_number(value: Any) -> bool:
 
 
 def _legend(items: Iterable[tuple[str, str]]) -> str:
-    return "<div class=legend>" + "".join(f'<span><i style="background:{colour}"></i>{escape(name)}</span>'
-                                          for name, colour in items) + "</div>"
+    return (
+        "<div class=legend>"
+        + "".join(
+            f'<span><i style="background:{colour}"></i>{escape(name)}</span>'
+            for name, colour in items
+        )
+        + "</div>"
+    )
 
 
 def _together(report: RunReport) -> list[str]:
     """How good the best networks are together; nothing where that was not found out."""
     if not report.ensembles:
         return []
-    return ["<h2>The best networks together</h2>", html_table(*table_of(report.ensembles)),
-            f"<p class=note>{TOGETHER}</p>"]
+    return [
+        "<h2>The best networks together</h2>",
+        html_table(*table_of(report.ensembles)),
+        f"<p class=note>{TOGETHER}</p>",
+    ]
 
 
 def _search(search: SearchReport, number: int, in_haste: bool) -> list[str]:
@@ -167,25 +244,53 @@ def _search(search: SearchReport, number: int, in_haste: bool) -> list[str]:
         return [title, _note(search.words)]
     if not search.found:
         return [title, "<p class=note>No network of it has a value yet.</p>"]
-    few = "" if len(search.tried) <= DRAWN else (
-        f" Of {len(search.tried)} networks, the best {DRAWN} are drawn, their ancestors included.")
-    descent = ["<p class=note>Which network began with whose weights, over the epochs that were trained before. The "
-               f"best network and its ancestors are blue.{few}</p>", _place(number, "descent")
-               ] if any(one.parent for one in search.tried) else []
-    of_many = f"; of {len(search.ranked)} networks {TRIED} are drawn, from the best to the worst" * (
-        len(search.ranked) > TRIED)
-    return [title, f"<p class=note>{escape(search.words)}</p>",
-            f"<div class=row>{_place(number, 'best')}{html_table(*table_of_found(search))}</div>",
-            *(["<h3>The Pareto front</h3>", _place(number, "pareto"), html_table(*table_of_front(search)),
-               "<p class=note>No other network is as good in all of these and better in one.</p>"]
-              if search.objectives else []),
-            "<p class=note>What each network came to at its best epoch, against what it was given"
-            f"{of_many}. Drag along an axis to keep a part of it:</p>", _place(number, "parallel"),
-            _place(number, "keys"),
-            _legend((str(status), fill) for status, fill in STATUS_COLOURS.items()
-                    if any(one.status is status for one in search.tried)),
-            _details("The best networks as a table", html_table(*table_of_tried(search))),
-            *_importance(search, in_haste), *descent]
+    few = (
+        ""
+        if len(search.tried) <= DRAWN
+        else (
+            f" Of {len(search.tried)} networks, the best {DRAWN} are drawn, their ancestors included."
+        )
+    )
+    descent = (
+        [
+            "<p class=note>Which network began with whose weights, over the epochs that were trained before. The "
+            f"best network and its ancestors are blue.{few}</p>",
+            _place(number, "descent"),
+        ]
+        if any(one.parent for one in search.tried)
+        else []
+    )
+    of_many = (
+        f"; of {len(search.ranked)} networks {TRIED} are drawn, from the best to the worst"
+        * (len(search.ranked) > TRIED)
+    )
+    return [
+        title,
+        f"<p class=note>{escape(search.words)}</p>",
+        f"<div class=row>{_place(number, 'best')}{html_table(*table_of_found(search))}</div>",
+        *(
+            [
+                "<h3>The Pareto front</h3>",
+                _place(number, "pareto"),
+                html_table(*table_of_front(search)),
+                "<p class=note>No other network is as good in all of these and better in one.</p>",
+            ]
+            if search.objectives
+            else []
+        ),
+        "<p class=note>What each network came to at its best epoch, against what it was given"
+        f"{of_many}. Drag along an axis to keep a part of it:</p>",
+        _place(number, "parallel"),
+        _place(number, "keys"),
+        _legend(
+            (str(status), fill)
+            for status, fill in STATUS_COLOURS.items()
+            if any(one.status is status for one in search.tried)
+        ),
+        _details("The best networks as a table", html_table(*table_of_tried(search))),
+        *_importance(search, in_haste),
+        *descent,
+    ]
 
 
 def _importance(search: SearchReport, in_haste: bool) -> list[str]:
@@ -193,9 +298,11 @@ def _importance(search: SearchReport, in_haste: bool) -> list[str]:
     found = importance_of(search, in_haste)
     if found is None:
         return []
-    rows = "".join(f"<tr><td>{escape(name)}</td><td class=number>{share:.0%}</td><td><i class=share "
-                   f'style="width:{300 * share:.0f}px"></i></td></tr>'
-                   for name, share in zip(short_names(list(found.shares)), found.shares.values(), strict=True))
+    rows = "".join(
+        f"<tr><td>{escape(name)}</td><td class=number>{share:.0%}</td><td><i class=share "
+        f'style="width:{300 * share:.0f}px"></i></td></tr>'
+        for name, share in zip(short_names(list(found.shares)), found.shares.values(), strict=True)
+    )
     table = f"<table><thead><tr><th>key</th><th>importance</th><th></th></tr></thead><tbody>{rows}</tbody></table>"
     return [_note(found.words), table if rows else ""]
 
@@ -215,31 +322,60 @@ def _rungs(report: RunReport) -> list[str]:
 def _curves(report: RunReport) -> list[str]:
     grey = "" if len(report.losses) <= NAMED else f" The best {NAMED} networks are in colour."
     if len(report.losses) > DRAWN:
-        grey += (f" Of the other {len(report.losses) - NAMED}, {DRAWN - NAMED} are drawn, evenly from the best to the "
-                 "worst.")
-    rows = [[curve.name, epoch, f"{value:.4g}"] for curve in report.losses[:NAMED]
-            for epoch, value in spread(list(zip(curve.epochs, curve.values, strict=True)), 1, _ROWS)]
-    return [f"<p class=note>A click on a network, here or in a table, keeps its colour in all charts.{grey}</p>",
-            "<div class=row id=curves></div><div class=legend id=legend></div>",
-            _details("The training losses of the best as a table", html_table(["network", "epoch", "loss"], rows))]
+        grey += (
+            f" Of the other {len(report.losses) - NAMED}, {DRAWN - NAMED} are drawn, evenly from the best to the "
+            "worst."
+        )
+    rows = [
+        [curve.name, epoch, f"{value:.4g}"]
+        for curve in report.losses[:NAMED]
+        for epoch, value in spread(list(zip(curve.epochs, curve.values, strict=True)), 1, _ROWS)
+    ]
+    return [
+        f"<p class=note>A click on a network, here or in a table, keeps its colour in all charts.{grey}</p>",
+        "<div class=row id=curves></div><div class=legend id=legend></div>",
+        _details(
+            "The training losses of the best as a table",
+            html_table(["network", "epoch", "loss"], rows),
+        ),
+    ]
 
 
 def _stints(account: Account) -> str:
     """Who had what when, the first of them."""
-    rows = [[stint.name, ", ".join(map(str, stint.devices)), f"{stint.start_s:.1f}", f"{stint.end_s:.1f}"]
-            for stint in account.stints[:_STINTS]]
-    return _details(f"The first {len(rows)} of {len(account.stints)} as a table",
-                    html_table(["network", f"{account.device}s", "from s", "to s"], rows))
+    rows = [
+        [
+            stint.name,
+            ", ".join(map(str, stint.devices)),
+            f"{stint.start_s:.1f}",
+            f"{stint.end_s:.1f}",
+        ]
+        for stint in account.stints[:_STINTS]
+    ]
+    return _details(
+        f"The first {len(rows)} of {len(account.stints)} as a table",
+        html_table(["network", f"{account.device}s", "from s", "to s"], rows),
+    )
 
 
 def _shares(account: Account) -> str:
     """A bar of all GPU time, and its parts in numbers."""
     seconds, shares = dataclasses.asdict(account.spent), account.spent.shares
-    bar = "".join(f'<i style="width:{shares[part]:.3%};background:{fill}" title="{name}: {shares[part]:.2%}"></i>'
-                  for part, (name, fill) in _SPENT.items())
-    return (f"<div class=shares>{bar}</div>" + _legend(_SPENT.values())
-            + html_table(["", f"{account.device}-seconds", "share"],
-                         [[name, f"{seconds[part]:.1f}", f"{shares[part]:.2%}"] for part, (name, _) in _SPENT.items()]))
+    bar = "".join(
+        f'<i style="width:{shares[part]:.3%};background:{fill}" title="{name}: {shares[part]:.2%}"></i>'
+        for part, (name, fill) in _SPENT.items()
+    )
+    return (
+        f"<div class=shares>{bar}</div>"
+        + _legend(_SPENT.values())
+        + html_table(
+            ["", f"{account.device}-seconds", "share"],
+            [
+                [name, f"{seconds[part]:.1f}", f"{shares[part]:.2%}"]
+                for part, (name, _) in _SPENT.items()
+            ],
+        )
+    )
 
 
 def _startup(account: Account) -> list[str]:
@@ -247,9 +383,13 @@ def _startup(account: Account) -> list[str]:
     if not account.startup:
         return []
     total = sum(seconds for _, seconds in account.startup)
-    return [f"<h2>From the command to the first step: {total:.1f} s</h2>",
-            html_table(["on rank 0, one behind the other", "s"],
-                   [[part, f"{seconds:.2f}"] for part, seconds in account.startup])]
+    return [
+        f"<h2>From the command to the first step: {total:.1f} s</h2>",
+        html_table(
+            ["on rank 0, one behind the other", "s"],
+            [[part, f"{seconds:.2f}"] for part, seconds in account.startup],
+        ),
+    ]
 
 
 def _missed(report: RunReport) -> str:
@@ -265,16 +405,28 @@ def _comparison(account: Account) -> str:
     """What the run took and what it should have taken, and the costs that were simulated."""
     measured_s, simulated_s, replay = account.measured_s, account.simulated_s, account.replay
     if measured_s is None or simulated_s is None or replay is None:
-        return ("<p class=note>There is nothing to simulate: no network has ended an epoch, or some came while the run "
-                "went on, and a simulation knows only those of its beginning.</p>")
+        return (
+            "<p class=note>There is nothing to simulate: no network has ended an epoch, or some came while the run "
+            "went on, and a simulation knows only those of its beginning.</p>"
+        )
     bound_s = replay.simulated.lower_bound_s * account.time_scale
-    rows = [["measured, from the first group to the last", f"{measured_s:.1f}", ""],
-            ["simulated, with the costs below", f"{simulated_s:.1f}", f"{account.ratio:.3f}"],
-            ["no schedule can be faster than", f"{bound_s:.1f}", f"{measured_s / bound_s:.3f}"]]
-    costs = [("a group that starts or changes", account.costs.regroup_s), ("between two epochs", account.costs.epoch_s),
-             ("a group that stops unfinished", account.costs.checkpoint_s), ("a decision", account.costs.scheduling_s)]
-    return (html_table(["makespan", "seconds", "measured is times as long"], rows)
-            + "<p class=note>The same networks, for as many epochs, under the same policy with the same rates; "
-              "what moves cost on average in this run:</p>"
-            + html_table(["", "milliseconds"], [[what, f"{1000 * seconds:.1f}"] for what, seconds in costs])
-            + "<p class=note>The simulated run:</p>")
+    rows = [
+        ["measured, from the first group to the last", f"{measured_s:.1f}", ""],
+        ["simulated, with the costs below", f"{simulated_s:.1f}", f"{account.ratio:.3f}"],
+        ["no schedule can be faster than", f"{bound_s:.1f}", f"{measured_s / bound_s:.3f}"],
+    ]
+    costs = [
+        ("a group that starts or changes", account.costs.regroup_s),
+        ("between two epochs", account.costs.epoch_s),
+        ("a group that stops unfinished", account.costs.checkpoint_s),
+        ("a decision", account.costs.scheduling_s),
+    ]
+    return (
+        html_table(["makespan", "seconds", "measured is times as long"], rows)
+        + "<p class=note>The same networks, for as many epochs, under the same policy with the same rates; "
+        "what moves cost on average in this run:</p>"
+        + html_table(
+            ["", "milliseconds"], [[what, f"{1000 * seconds:.1f}"] for what, seconds in costs]
+        )
+        + "<p class=note>The simulated run:</p>"
+    )

@@ -38,11 +38,15 @@ def importance_of(search: SearchReport, in_haste: bool = False) -> Importance | 
     Args:
         in_haste: whether no library may be loaded for it, which takes seconds.
     """
-    varied = [key for key in search.space if len({repr(one.values.get(key)) for one in search.ranked}) > 1]
+    varied = [
+        key for key in search.space if len({repr(one.values.get(key)) for one in search.ranked}) > 1
+    ]
     if len(varied) < 2 or len(search.ranked) < LEAST:
         return None
     if in_haste:
-        return Importance({}, "How much each key decides is found out and shown here by the command fleet report.")
+        return Importance(
+            {}, "How much each key decides is found out and shown here by the command fleet report."
+        )
     every = math.ceil(len(search.ranked) / _MOST)
     for way in _WAYS:
         try:
@@ -51,9 +55,18 @@ def importance_of(search: SearchReport, in_haste: bool = False) -> Importance | 
             continue
         if (total := sum(found)) <= 0:
             return Importance({}, words)
-        return Importance(dict(sorted(((key, value / total) for key, value in zip(varied, found, strict=True)),
-                                      key=lambda item: -item[1])), words)
-    return Importance({}, "How much each key decides is shown where scikit-learn or Optuna is installed.")
+        return Importance(
+            dict(
+                sorted(
+                    ((key, value / total) for key, value in zip(varied, found, strict=True)),
+                    key=lambda item: -item[1],
+                )
+            ),
+            words,
+        )
+    return Importance(
+        {}, "How much each key decides is shown where scikit-learn or Optuna is installed."
+    )
 
 
 def _by_permutation(search: SearchReport, keys: Sequence[str], ranked: Sequence[Tried]) -> _Found:
@@ -62,44 +75,75 @@ def _by_permutation(search: SearchReport, keys: Sequence[str], ranked: Sequence[
     from sklearn.inspection import permutation_importance
 
     inputs = [[_number(one.values.get(key), search.space[key]) for key in keys] for one in ranked]
-    order = [-float(place) for place in range(len(ranked))]  # a loss that is far off has no more weight than the last
-    forest = RandomForestRegressor(100, min_samples_leaf=2, oob_score=True, random_state=0).fit(inputs, order)
+    order = [
+        -float(place) for place in range(len(ranked))
+    ]  # a loss that is far off has no more weight than the last
+    forest = RandomForestRegressor(100, min_samples_leaf=2, oob_score=True, random_state=0).fit(
+        inputs, order
+    )
     if forest.oob_score_ <= 0:
-        return [0.0] * len(keys), "The values of the keys do not foretell how good a network is, as far as can be seen."
-    found = permutation_importance(forest, inputs, order, n_repeats=10, random_state=0).importances_mean
+        return [0.0] * len(
+            keys
+        ), "The values of the keys do not foretell how good a network is, as far as can be seen."
+    found = permutation_importance(
+        forest, inputs, order, n_repeats=10, random_state=0
+    ).importances_mean
     return [max(0.0, float(one)) for one in found], (
         "How much each key decides: by permutation, in a random forest that foretells the order of networks. Of those "
-        f"that it has not seen it explains {forest.oob_score_:.0%} of the variance.")
+        f"that it has not seen it explains {forest.oob_score_:.0%} of the variance."
+    )
 
 
 def _by_optuna(search: SearchReport, keys: Sequence[str], ranked: Sequence[Tried]) -> _Found:
     """How differently a key is distributed among the best networks and among all (PED-ANOVA)."""
     import optuna
 
-    ranked = [one for one in ranked if None not in [place_of(one.values.get(key), search.space[key]) for key in keys]]
+    ranked = [
+        one
+        for one in ranked
+        if None not in [place_of(one.values.get(key), search.space[key]) for key in keys]
+    ]
     if len(ranked) < LEAST:
-        return [0.0] * len(keys), "Too few networks have values of the space for all keys to say how much each decides."
+        return [0.0] * len(
+            keys
+        ), "Too few networks have values of the space for all keys to say how much each decides."
     logging.getLogger("optuna").setLevel(logging.WARNING)
     space: dict[str, optuna.distributions.BaseDistribution] = {
         key: optuna.distributions.FloatDistribution(own.low, own.high, log=own.log)
-             if isinstance(own := search.space[key], Range) else
-             optuna.distributions.CategoricalDistribution([repr(choice) for choice in own]) for key in keys}
+        if isinstance(own := search.space[key], Range)
+        else optuna.distributions.CategoricalDistribution([repr(choice) for choice in own])
+        for key in keys
+    }
     study = optuna.create_study(direction="maximize" if search.is_larger_better else "minimize")
     for one in ranked:
-        values = {key: one.values[key] if isinstance(search.space[key], Range) else repr(one.values[key])
-                  for key in keys}
+        values = {
+            key: one.values[key] if isinstance(search.space[key], Range) else repr(one.values[key])
+            for key in keys
+        }
         with warnings.catch_warnings(action="ignore"):
-            study.add_trial(optuna.create_trial(params=values, value=one.value, distributions=space))
-    found = optuna.importance.get_param_importances(study, evaluator=optuna.importance.PedAnovaImportanceEvaluator())
+            study.add_trial(
+                optuna.create_trial(params=values, value=one.value, distributions=space)
+            )
+    found = optuna.importance.get_param_importances(
+        study, evaluator=optuna.importance.PedAnovaImportanceEvaluator()
+    )
     return [found.get(key, 0.0) for key in keys], (
-        "How much each key decides, by Optuna's PED-ANOVA: how differently it is spread among the best networks.")
+        "How much each key decides, by Optuna's PED-ANOVA: how differently it is spread among the best networks."
+    )
 
 
-_WAYS: tuple[Callable[[SearchReport, Sequence[str], Sequence[Tried]], _Found], ...] = (_by_permutation, _by_optuna)
+_WAYS: tuple[Callable[[SearchReport, Sequence[str], Sequence[Tried]], _Found], ...] = (
+    _by_permutation,
+    _by_optuna,
+)
 
 
 def _number(value: Any, values: Dimension) -> float:
     """A value as a forest takes it; one that is none of the space, since it is of an earlier one, lies below all."""
     if (place := place_of(value, values)) is not None:
         return place
-    return values.low - (0.0 if values.log else values.high - values.low) if isinstance(values, Range) else -1.0
+    return (
+        values.low - (0.0 if values.log else values.high - values.low)
+        if isinstance(values, Range)
+        else -1.0
+    )

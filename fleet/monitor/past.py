@@ -21,8 +21,18 @@ from fleet.storage.results import NetworkResult, Results, Table, apart, paramete
 from fleet.storage.run_spec import spec_of
 from preprocess.sample import SampleSpec
 
-_HEAD = ("network", "epoch", *SCORES, "learning_rate", "batch", "samples", "gpus", "seconds", "waited_s",
-         "stream_epoch")
+_HEAD = (
+    "network",
+    "epoch",
+    *SCORES,
+    "learning_rate",
+    "batch",
+    "samples",
+    "gpus",
+    "seconds",
+    "waited_s",
+    "stream_epoch",
+)
 
 
 @dataclass(frozen=True)
@@ -65,11 +75,18 @@ def past_of(paths: RunPaths, t_s: float = math.inf) -> PastRun:
     if samples:
         spec = settled(spec, {feed: (sample.target, ()) for feed, sample in samples.items()})
     refused = run.refused
-    known = {network.name: parameters_of(network, samples[network.feed]) for network in spec.networks
-             if samples and network.name not in refused}
+    known = {
+        network.name: parameters_of(network, samples[network.feed])
+        for network in spec.networks
+        if samples and network.name not in refused
+    }
     built = {name: network.parameters for name, network in run.networks.items()}
-    results = Results(spec, paths, run, {name: number for name, number in {**built, **known}.items()
-                                            if number is not None})
+    results = Results(
+        spec,
+        paths,
+        run,
+        {name: number for name, number in {**built, **known}.items() if number is not None},
+    )
     return PastRun(spec, run, tuple(results.rows()))
 
 
@@ -101,6 +118,11 @@ def read_history(run: str | Path) -> Table[NetworkEpoch]:
     Raises:
         UserError: there is no run there.
     """
-    return Table((NetworkEpoch(**vars(record), network=network)
-                  for network, found in state_of(log_of(RunPaths(Path(run)))).networks.items()
-                  for record in found.standing.history), _HEAD)
+    return Table(
+        (
+            NetworkEpoch(**vars(record), network=network)
+            for network, found in state_of(log_of(RunPaths(Path(run)))).networks.items()
+            for record in found.standing.history
+        ),
+        _HEAD,
+    )

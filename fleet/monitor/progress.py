@@ -52,8 +52,12 @@ class Progress:
             self._paces[network] = EpochPart(samples, samples_per_s, known.epochs, known.group)
         if now_s - self._said_s < self._every_s:
             return ""
-        self._paces = {name: pace for name, pace in self._paces.items() if pace.holds(self._run.networks[name])}
-        due = [name for name in self._paces if now_s - self._heard_s.get(name, 0.0) >= self._every_s]
+        self._paces = {
+            name: pace for name, pace in self._paces.items() if pace.holds(self._run.networks[name])
+        }
+        due = [
+            name for name in self._paces if now_s - self._heard_s.get(name, 0.0) >= self._every_s
+        ]
         if not due:
             return ""
         self._said_s = now_s
@@ -65,5 +69,7 @@ class Progress:
     def _described(self, name: str) -> str:
         pace = self._paces[name]
         samples = 1 if self._run.launch is None else max(self._run.launch.start.samples, 1)
-        return (f"{name} epoch {pace.epochs + 1}/{self._run.networks[name].max_epochs}: "
-                f"{min(pace.samples / samples, 1):.0%} ({pace.samples_per_s:.0f} samples/s)")
+        return (
+            f"{name} epoch {pace.epochs + 1}/{self._run.networks[name].max_epochs}: "
+            f"{min(pace.samples / samples, 1):.0%} ({pace.samples_per_s:.0f} samples/s)"
+        )

@@ -29,7 +29,8 @@ from fleet.storage.run_spec import spec_of
 _SHUFFLES = {
     "network": "Each network shuffles by its own epochs, so no schedule changes what it learns from.",
     "stream": "Samples pass by in a stream that networks share, and a network's shuffle is that of the stream's epochs "
-              "which it met. They are recorded in its history, and a replay repeats them."}
+    "which it met. They are recorded in its history, and a replay repeats them.",
+}
 
 SHOWN = 200  # networks that a table for people has at most
 
@@ -80,14 +81,23 @@ class RunReport:
     def data(self) -> str:
         """How the data has changed; nothing where it has not."""
         now = f"The data is not what the networks were trained on: {'; '.join(self.data_now)}."
-        return "\n".join([*([self._accepted] if self.run.data_changes else []), *([now] if self.data_now else [])])
+        return "\n".join(
+            [
+                *([self._accepted] if self.run.data_changes else []),
+                *([now] if self.data_now else []),
+            ]
+        )
 
     @property
     def _accepted(self) -> str:
-        said = " Then: ".join(f"{'; '.join(change.changes)} ({_after(change.epochs)})."
-                              for change in self.run.data_changes)
-        return (f"The data has changed during the run, and that was accepted: {said} Values from before and after "
-                "cannot be compared; a network's best epoch is one after the change, if it has trained any.")
+        said = " Then: ".join(
+            f"{'; '.join(change.changes)} ({_after(change.epochs)})."
+            for change in self.run.data_changes
+        )
+        return (
+            f"The data has changed during the run, and that was accepted: {said} Values from before and after "
+            "cannot be compared; a network's best epoch is one after the change, if it has trained any."
+        )
 
     @property
     def samples(self) -> str:
@@ -109,24 +119,42 @@ class RunReport:
     def counts(self) -> dict[str, int]:
         """How many networks there are, and how many of them have finished and failed."""
         networks = table.networks_of(self.rows)
-        return {"networks": len(networks), "finished": sum(row.status is table.Status.FINISHED for row in networks),
-                "failed": sum(row.status is table.Status.FAILED for row in networks)}
+        return {
+            "networks": len(networks),
+            "finished": sum(row.status is table.Status.FINISHED for row in networks),
+            "failed": sum(row.status is table.Status.FAILED for row in networks),
+        }
 
     def numbers(self) -> dict[str, Any]:
         """The report without its pictures."""
         account = self.account
         some = {
-            "ensembles": self.ensembles, "cache": self.run.cache, "supply": self.supply,
+            "ensembles": self.ensembles,
+            "cache": self.run.cache,
+            "supply": self.supply,
             # Where rows stand for means too, nobody should have to tell them from networks to count these.
             "counts": self.counts if any(row.folds for row in self.rows) else None,
-            "data_changes": self.run.data_changes, "data_now": self.data_now,
-            "searches": [search.numbers() for search in self.searches], "rungs": self.rungs}
-        return {"name": self.name, "policy": account.policy, "seconds": account.seconds, "launches": account.launches,
-                "gpus": account.gpus, "networks": [_record(row) for row in self.rows],
-                "spent_gpu_s": account.spent, "measured_s": account.measured_s,
-                "simulated_s": account.simulated_s, "costs": account.costs,
-                "missed_chunks": self.run.missed, "startup_s": dict(account.startup),
-                "first_signal_s": account.first_signal_s, **{name: told for name, told in some.items() if told}}
+            "data_changes": self.run.data_changes,
+            "data_now": self.data_now,
+            "searches": [search.numbers() for search in self.searches],
+            "rungs": self.rungs,
+        }
+        return {
+            "name": self.name,
+            "policy": account.policy,
+            "seconds": account.seconds,
+            "launches": account.launches,
+            "gpus": account.gpus,
+            "networks": [_record(row) for row in self.rows],
+            "spent_gpu_s": account.spent,
+            "measured_s": account.measured_s,
+            "simulated_s": account.simulated_s,
+            "costs": account.costs,
+            "missed_chunks": self.run.missed,
+            "startup_s": dict(account.startup),
+            "first_signal_s": account.first_signal_s,
+            **{name: told for name, told in some.items() if told},
+        }
 
 
 def _after(epochs: Mapping[str, int]) -> str:
@@ -138,8 +166,10 @@ def _after(epochs: Mapping[str, int]) -> str:
     names: defaultdict[int, list[str]] = defaultdict(list)
     for name, epoch in epochs.items():
         names[epoch].append(name)
-    return "; ".join(f"after epoch {epoch} of {', '.join(some[:5])}{' ...' if len(some) > 5 else ''}"
-                     for epoch, some in sorted(names.items()))
+    return "; ".join(
+        f"after epoch {epoch} of {', '.join(some[:5])}{' ...' if len(some) > 5 else ''}"
+        for epoch, some in sorted(names.items())
+    )
 
 
 def best_rows(rows: Sequence[table.NetworkResult]) -> tuple[list[str], list[list[Any]], str]:
@@ -153,17 +183,23 @@ def best_rows(rows: Sequence[table.NetworkResult]) -> tuple[list[str], list[list
     if counts := Counter(str(row.status) for row in rest):
         left_out = ", ".join(f"{number} {status}" for status, number in counts.items())
         total = len(table.networks_of(rows))
-        said.append(f"These are the best {total - len(rest)} of {total} networks. All are in results.csv; left out "
-                    f"here: {left_out}.")
-    if more := table.varied_parameters(rows)[table.SHOWN_PARAMETERS:]:
-        said.append(f"Networks also differ in {', '.join(table.short_names(more))}: see `drawn` in results.csv.")
+        said.append(
+            f"These are the best {total - len(rest)} of {total} networks. All are in results.csv; left out "
+            f"here: {left_out}."
+        )
+    if more := table.varied_parameters(rows)[table.SHOWN_PARAMETERS :]:
+        said.append(
+            f"Networks also differ in {', '.join(table.short_names(more))}: see `drawn` in results.csv."
+        )
     return headers, lines[:SHOWN], " ".join(said)
 
 
 def _record(row: table.NetworkResult) -> dict[str, Any]:
     """A row of the table, with metrics where its spec asks for some."""
     record = dataclasses.asdict(row)
-    return record if row.metrics else {key: value for key, value in record.items() if key != "metrics"}
+    return (
+        record if row.metrics else {key: value for key, value in record.items() if key != "metrics"}
+    )
 
 
 @without_collecting()
@@ -179,7 +215,11 @@ def read_report(paths: RunPaths) -> RunReport:
     if found is None:
         raise UserError(f"{_place(paths)} has no launch, so there is nothing to report")
     searches = searches_of(spec_of(paths), run, rows) if run.searches or run.added else ()
-    return replace(_report(paths, run, rows, found), searches=searches, ensembles=tuple(read_ensembles(paths.root)))
+    return replace(
+        _report(paths, run, rows, found),
+        searches=searches,
+        ensembles=tuple(read_ensembles(paths.root)),
+    )
 
 
 @without_collecting()
@@ -194,8 +234,16 @@ def report_at(paths: RunPaths, t_s: float) -> RunReport:
     """
     past = past_of(paths, t_s)
     return replace(
-        _report(paths, past.run, past.rows, _account(paths, past.run) or nothing(past.spec.schedule.policy)),
-        searches=searches_of(past.spec, past.run, past.rows) if past.run.searches or past.run.added else ())
+        _report(
+            paths,
+            past.run,
+            past.rows,
+            _account(paths, past.run) or nothing(past.spec.schedule.policy),
+        ),
+        searches=searches_of(past.spec, past.run, past.rows)
+        if past.run.searches or past.run.added
+        else (),
+    )
 
 
 def _place(paths: RunPaths) -> Path:
@@ -211,18 +259,35 @@ def _account(paths: RunPaths, run: RunState) -> Account | None:
         raise UserError(f"{_place(paths)} is damaged: {one_line(error)}") from error
 
 
-def _report(paths: RunPaths, run: RunState, rows: Sequence[table.NetworkResult], found: Account) -> RunReport:
+def _report(
+    paths: RunPaths, run: RunState, rows: Sequence[table.NetworkResult], found: Account
+) -> RunReport:
     histories = [(row.name, history) for row in rows if (history := run.standing(row.name).history)]
-    judged = [(name, history) for name, history in histories if not all(math.isnan(_accuracy(one)) for one in history)]
-    return RunReport(paths.root.resolve().name, run, tuple(rows), account=found, rungs=rungs_of(run, rows),
-                     losses=tuple(_curve(name, history, attrgetter("loss")) for name, history in histories),
-                     accuracies=tuple(_curve(name, history, _accuracy) for name, history in judged),
-                     val_losses=() if judged else tuple(_curve(name, history, attrgetter("val_loss"))
-                                                   for name, history in histories))
+    judged = [
+        (name, history)
+        for name, history in histories
+        if not all(math.isnan(_accuracy(one)) for one in history)
+    ]
+    return RunReport(
+        paths.root.resolve().name,
+        run,
+        tuple(rows),
+        account=found,
+        rungs=rungs_of(run, rows),
+        losses=tuple(_curve(name, history, attrgetter("loss")) for name, history in histories),
+        accuracies=tuple(_curve(name, history, _accuracy) for name, history in judged),
+        val_losses=()
+        if judged
+        else tuple(_curve(name, history, attrgetter("val_loss")) for name, history in histories),
+    )
 
 
-def _curve(name: str, history: Sequence[EpochRecord], value: Callable[[EpochRecord], float]) -> NetworkCurve:
-    return NetworkCurve(name, tuple(record.epoch for record in history), tuple(value(record) for record in history))
+def _curve(
+    name: str, history: Sequence[EpochRecord], value: Callable[[EpochRecord], float]
+) -> NetworkCurve:
+    return NetworkCurve(
+        name, tuple(record.epoch for record in history), tuple(value(record) for record in history)
+    )
 
 
 def _accuracy(record: EpochRecord) -> float:

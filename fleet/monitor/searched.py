@@ -89,8 +89,12 @@ class SearchReport:
     def front(self) -> tuple[Tried, ...]:
         """The networks that none surpasses, of several objectives; the best in the first one first."""
         having = [one for one in self.tried if one.status is not Status.FAILED and one.objectives]
-        return tuple(having[place] for place in front([one.objectives for one in having],
-                                                      [mode for _, mode in self.objectives]))
+        return tuple(
+            having[place]
+            for place in front(
+                [one.objectives for one in having], [mode for _, mode in self.objectives]
+            )
+        )
 
     @property
     def title(self) -> str:
@@ -109,39 +113,72 @@ class SearchReport:
     @cached_property
     def ranked(self) -> tuple[Tried, ...]:
         """The networks that have a value, the best first."""
-        return tuple(sorted((one for one in self.tried if math.isfinite(one.value)), key=lambda one: one.value,
-                            reverse=self.is_larger_better))
+        return tuple(
+            sorted(
+                (one for one in self.tried if math.isfinite(one.value)),
+                key=lambda one: one.value,
+                reverse=self.is_larger_better,
+            )
+        )
 
     @property
     def words(self) -> str:
         """The search in a sentence or two."""
         if not self.tried:
-            return (f"The search of {self.entry} has no networks: whenever its searcher {self.searcher} was asked for "
-                    "one, it answered None.")
+            return (
+                f"The search of {self.entry} has no networks: whenever its searcher {self.searcher} was asked for "
+                "one, it answered None."
+            )
         counts = Counter(str(one.status) for one in self.tried)
-        said = f"{counted(len(self.tried), 'network')}: " + ", ".join(f"{number} {status}"
-                                                                      for status, number in counts.items())
+        said = f"{counted(len(self.tried), 'network')}: " + ", ".join(
+            f"{number} {status}" for status, number in counts.items()
+        )
         if not self.found:
             return said
         best, *ancestors = self.ancestry
         born = [one.parent_epoch for one in self.ancestry]
-        line = "".join(f", from {one.network} after epoch {epoch}"
-                       for one, epoch in zip(ancestors, born, strict=False))
+        line = "".join(
+            f", from {one.network} after epoch {epoch}"
+            for one, epoch in zip(ancestors, born, strict=False)
+        )
         return f"{said}. The best {self.monitor} is {self.found[-1].value:.4g}, of {best.network}{line}."
 
     def numbers(self) -> dict[str, Any]:
         """The search as JSON has it."""
         names = [name for name, _ in self.objectives]
-        networks = [{"name": one.network, "number": one.number, "values": dict(one.values), "status": str(one.status),
-                     "epochs": one.epochs, "value": one.value,
-                     **({"parent": one.parent, "parent_epoch": one.parent_epoch} if one.parent else {}),
-                     **({"objectives": dict(zip(names, one.objectives, strict=True))} if one.objectives else {})}
-                    for one in self.tried]
-        return {"entry": self.entry, "monitor": self.monitor, "mode": "max" if self.is_larger_better else "min",
-                "networks": networks, "best_so_far": self.found,
-                "line_of_descent": [one.network for one in self.ancestry],
-                **({"objectives": [{"value": name, "mode": mode} for name, mode in self.objectives],
-                    "front": [one.network for one in self.front]} if self.objectives else {})}
+        networks = [
+            {
+                "name": one.network,
+                "number": one.number,
+                "values": dict(one.values),
+                "status": str(one.status),
+                "epochs": one.epochs,
+                "value": one.value,
+                **({"parent": one.parent, "parent_epoch": one.parent_epoch} if one.parent else {}),
+                **(
+                    {"objectives": dict(zip(names, one.objectives, strict=True))}
+                    if one.objectives
+                    else {}
+                ),
+            }
+            for one in self.tried
+        ]
+        return {
+            "entry": self.entry,
+            "monitor": self.monitor,
+            "mode": "max" if self.is_larger_better else "min",
+            "networks": networks,
+            "best_so_far": self.found,
+            "line_of_descent": [one.network for one in self.ancestry],
+            **(
+                {
+                    "objectives": [{"value": name, "mode": mode} for name, mode in self.objectives],
+                    "front": [one.network for one in self.front],
+                }
+                if self.objectives
+                else {}
+            ),
+        }
 
 
 @dataclass(frozen=True)
@@ -170,20 +207,34 @@ class RungReport:
 def rungs_of(run: RunState, rows: Sequence[NetworkResult]) -> tuple[RungReport, ...]:
     """Where networks were paused and pruned, and by whom; the lowest first."""
     # One that was judged from outside may have ended the epoch that it was in.
-    named, pruned = {row.name: row for row in rows}, defaultdict[int, dict[str, tuple[str, ...]]](dict)
+    named, pruned = (
+        {row.name: row for row in rows},
+        defaultdict[int, dict[str, tuple[str, ...]]](dict),
+    )
     for name, judged in run.judged["stop"].items():
         if name in named and named[name].status is Status.PRUNED:
             pruned[named[name].epochs][name] = judged.by
-    paused = {name: named[name].epochs for name in run.judged["pause"]
-              if name in named and named[name].status is Status.PAUSED}
+    paused = {
+        name: named[name].epochs
+        for name in run.judged["pause"]
+        if name in named and named[name].status is Status.PAUSED
+    }
     networks = networks_of(rows)
-    return tuple(RungReport(epochs, sum(row.epochs >= epochs for row in networks),
-                            sum(row.epochs > epochs for row in networks),
-                            tuple(name for name, at in paused.items() if at == epochs), pruned[epochs])
-                 for epochs in sorted({*pruned, *paused.values()}))
+    return tuple(
+        RungReport(
+            epochs,
+            sum(row.epochs >= epochs for row in networks),
+            sum(row.epochs > epochs for row in networks),
+            tuple(name for name, at in paused.items() if at == epochs),
+            pruned[epochs],
+        )
+        for epochs in sorted({*pruned, *paused.values()})
+    )
 
 
-def searches_of(spec: Spec, run: RunState, rows: Sequence[NetworkResult]) -> tuple[SearchReport, ...]:
+def searches_of(
+    spec: Spec, run: RunState, rows: Sequence[NetworkResult]
+) -> tuple[SearchReport, ...]:
     """The searches of a run; at last the networks that others have added, if there are any.
 
     Args:
@@ -197,24 +248,42 @@ def searches_of(spec: Spec, run: RunState, rows: Sequence[NetworkResult]) -> tup
         ends[epoch.network].append((epoch.t_s, place, epoch.record))
     entries = {entry.stem: entry for entry in spec.searches.values()}
     table = {row.name: row for row in rows}
-    found = [_report(entry, entries[entry].space or {}, entries[entry].own_train, spec, networks, ends, table)
-             for entry, networks in added.items() if entry in entries]
-    found += [_report(entry, {}, {}, spec, {}, ends, table) for entry, search in run.searches.items()
-              if entry in entries and search.asks and all(one.answer is None for one in search.asks)]
-    found = [_with_objectives(one, search, run, table) for one in found
-             if (search := entries[one.entry].search) is not None]
+    found = [
+        _report(
+            entry, entries[entry].space or {}, entries[entry].own_train, spec, networks, ends, table
+        )
+        for entry, networks in added.items()
+        if entry in entries
+    ]
+    found += [
+        _report(entry, {}, {}, spec, {}, ends, table)
+        for entry, search in run.searches.items()
+        if entry in entries and search.asks and all(one.answer is None for one in search.asks)
+    ]
+    found = [
+        _with_objectives(one, search, run, table)
+        for one in found
+        if (search := entries[one.entry].search) is not None
+    ]
     if outside := added.get(""):
         values = _that_differ({name: _said(run.given.get(name, {})) for name in outside})
-        numbered = {name: replace(one, number=number, values={**values[name], **one.values})
-                    for number, (name, one) in enumerate(outside.items())}
-        trains = [train for name in outside if isinstance(train := run.given.get(name, {}).get("train"), Mapping)]
+        numbered = {
+            name: replace(one, number=number, values={**values[name], **one.values})
+            for number, (name, one) in enumerate(outside.items())
+        }
+        trains = [
+            train
+            for name in outside
+            if isinstance(train := run.given.get(name, {}).get("train"), Mapping)
+        ]
         space = _space_of([one.values for one in numbered.values()])
         found.append(_report("", space, trains[0] if trains else {}, spec, numbered, ends, table))
     return tuple(found)
 
 
-def _with_objectives(found: SearchReport, search: Search, run: RunState, table: Mapping[str, NetworkResult]
-                     ) -> SearchReport:
+def _with_objectives(
+    found: SearchReport, search: Search, run: RunState, table: Mapping[str, NetworkResult]
+) -> SearchReport:
     """A report with who asks, and with what networks have come to where several objectives count."""
     found = replace(found, searcher=search.ask)
     if len(search.objectives) < 2:
@@ -222,9 +291,20 @@ def _with_objectives(found: SearchReport, search: Search, run: RunState, table: 
     names = [objective.value for objective in search.objectives]
     first = "maximize" if found.is_larger_better else "minimize"
     return replace(
-        found, objectives=((names[0], first), *((one.value, str(one.sense)) for one in search.objectives[1:])),
-        tried=tuple(replace(one, objectives=run.told.get(one.network) or _come_to(names, table.get(one.network), run))
-                    for one in found.tried))
+        found,
+        objectives=(
+            (names[0], first),
+            *((one.value, str(one.sense)) for one in search.objectives[1:]),
+        ),
+        tried=tuple(
+            replace(
+                one,
+                objectives=run.told.get(one.network)
+                or _come_to(names, table.get(one.network), run),
+            )
+            for one in found.tried
+        ),
+    )
 
 
 def _come_to(names: Sequence[str], row: NetworkResult | None, run: RunState) -> tuple[float, ...]:
@@ -235,13 +315,21 @@ def _come_to(names: Sequence[str], row: NetworkResult | None, run: RunState) -> 
 def beside_epochs(row: NetworkResult, run: RunState) -> dict[str, float | None]:
     """What is known of a network beside its epochs, by the names of :data:`fleet.spec.search.OF_NETWORKS`."""
     rates = run.launch.rates.get(row.name) if run.launch is not None else None
-    return {"parameters": row.parameters, "rate": row.metrics.get("rate", rates[0] if rates else None),
-            "epochs": row.epochs or None, "seconds": row.seconds or None}
+    return {
+        "parameters": row.parameters,
+        "rate": row.metrics.get("rate", rates[0] if rates else None),
+        "epochs": row.epochs or None,
+        "seconds": row.seconds or None,
+    }
 
 
 def _said(entry: Mapping[str, Any]) -> dict[str, Any]:
     """What an entry says, by dotted names; nothing of its own name."""
-    return dict(leaves("", {key: part for key, part in entry.items() if key not in ("name", "count", "seed")}))
+    return dict(
+        leaves(
+            "", {key: part for key, part in entry.items() if key not in ("name", "count", "seed")}
+        )
+    )
 
 
 def _that_differ(values: Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -260,48 +348,86 @@ def _space_of(values: Sequence[Mapping[str, Any]]) -> Space:
     space: dict[str, Range | tuple[Any, ...]] = {}
     for key in dict.fromkeys(key for one in values for key in one):
         own = [one[key] for one in values if key in one]
-        if all(isinstance(value, int | float) and not isinstance(value, bool) for value in own) and min(own) < max(own):
-            space[key] = Range(min(own), max(own), log=min(own) > 0 and max(own) >= 100 * min(own),
-                               integer=all(isinstance(value, int) for value in own))
+        if all(
+            isinstance(value, int | float) and not isinstance(value, bool) for value in own
+        ) and min(own) < max(own):
+            space[key] = Range(
+                min(own),
+                max(own),
+                log=min(own) > 0 and max(own) >= 100 * min(own),
+                integer=all(isinstance(value, int) for value in own),
+            )
         else:
             space[key] = tuple({repr(value): value for value in own}.values())
     return space
 
 
-def _report(name: str, space: Space, train: Mapping[str, Any], spec: Spec, added: Mapping[str, NetworkAdded],
-            ends: Mapping[str, Sequence[tuple[float, int, EpochRecord]]], table: Mapping[str, NetworkResult]
-            ) -> SearchReport:
-    failed = {network for network in added if network in table and table[network].status is Status.FAILED}
-    mine = sorted((t_s, place, network, record) for network in added for t_s, place, record in ends.get(network, ()))
+def _report(
+    name: str,
+    space: Space,
+    train: Mapping[str, Any],
+    spec: Spec,
+    added: Mapping[str, NetworkAdded],
+    ends: Mapping[str, Sequence[tuple[float, int, EpochRecord]]],
+    table: Mapping[str, NetworkResult],
+) -> SearchReport:
+    failed = {
+        network for network in added if network in table and table[network].status is Status.FAILED
+    }
+    mine = sorted(
+        (t_s, place, network, record)
+        for network in added
+        for t_s, place, record in ends.get(network, ())
+    )
     converge = _converge(spec, train, [record for *_, record in mine])
     found, best = list[Found](), dict[str, float]()
     for t_s, _, network, record in mine:
         value = record.value(converge.watched)
         if not math.isfinite(value):
             continue
-        if network not in failed and (not found or converge.sign * value > converge.sign * found[-1].value):
+        if network not in failed and (
+            not found or converge.sign * value > converge.sign * found[-1].value
+        ):
             found.append(Found(t_s, network, record.epoch, value))
         if network not in best or converge.sign * value > converge.sign * best[network]:
             best[network] = value
-    tried = [_tried(one, table.get(one.network), best.get(one.network, math.nan))
-             for one in sorted(added.values(), key=lambda one: one.number)]
-    return SearchReport(name, converge.watched, converge.sign > 0, space, tuple(_placed(tried)), tuple(found))
+    tried = [
+        _tried(one, table.get(one.network), best.get(one.network, math.nan))
+        for one in sorted(added.values(), key=lambda one: one.number)
+    ]
+    return SearchReport(
+        name, converge.watched, converge.sign > 0, space, tuple(_placed(tried)), tuple(found)
+    )
 
 
 def _converge(spec: Spec, train: Mapping[str, Any], records: Sequence[EpochRecord]) -> Converge:
     """What the networks of an entry monitor: as the spec says, or else as the data has decided."""
     own = train.get("converge") or {}
-    converge = replace(spec.document.train.converge,
-                       **{key: own[key] for key in ("monitor", "direction") if key in own})
-    if converge.monitor is None and records and all(math.isnan(record.val_accuracy) for record in records):
+    converge = replace(
+        spec.document.train.converge,
+        **{key: own[key] for key in ("monitor", "direction") if key in own},
+    )
+    if (
+        converge.monitor is None
+        and records
+        and all(math.isnan(record.val_accuracy) for record in records)
+    ):
         return replace(converge, monitor="val_loss")
     return converge
 
 
 def _tried(added: NetworkAdded, row: NetworkResult | None, value: float) -> Tried:
     status = Status.FAILED if added.wrong else Status.WAITING if row is None else row.status
-    return Tried(added.network, added.number, added.values, status, 0 if row is None else row.epochs, value,
-                 added.parent, added.parent_epoch)
+    return Tried(
+        added.network,
+        added.number,
+        added.values,
+        status,
+        0 if row is None else row.epochs,
+        value,
+        added.parent,
+        added.parent_epoch,
+    )
 
 
 def _placed(tried: Iterable[Tried]) -> Iterator[Tried]:
@@ -330,28 +456,66 @@ def place_of(value: Any, values: Dimension) -> float | None:
 
 def table_of_found(search: SearchReport) -> tuple[list[str], list[list[Any]]]:
     """Headers and rows: the best so far, the newest first."""
-    return (["after s", "network", "epoch", f"best {search.monitor}"],
-            [[round(found.seconds, 1), found.network, found.epoch, f"{found.value:.4g}"]
-             for found in search.found[:-_SHOWN - 1:-1]])
+    return (
+        ["after s", "network", "epoch", f"best {search.monitor}"],
+        [
+            [round(found.seconds, 1), found.network, found.epoch, f"{found.value:.4g}"]
+            for found in search.found[: -_SHOWN - 1 : -1]
+        ],
+    )
 
 
 def table_of_tried(search: SearchReport) -> tuple[list[str], list[list[Any]]]:
     """Headers and rows: what the best networks came to, and with which values."""
-    return (["network", "status", search.monitor, *short_names(list(search.space))],
-            [[one.network, str(one.status), f"{one.value:.4g}", *(one.values.get(key) for key in search.space)]
-             for one in search.ranked[:_BEST]])
+    return (
+        ["network", "status", search.monitor, *short_names(list(search.space))],
+        [
+            [
+                one.network,
+                str(one.status),
+                f"{one.value:.4g}",
+                *(one.values.get(key) for key in search.space),
+            ]
+            for one in search.ranked[:_BEST]
+        ],
+    )
 
 
 def table_of_front(search: SearchReport) -> tuple[list[str], list[list[Any]]]:
     """Headers and rows: the networks of the Pareto front, with what they have come to."""
-    return (["network", "status", *(f"{name} ({mode[:3]})" for name, mode in search.objectives),
-             *short_names(list(search.space))],
-            [[one.network, str(one.status), *(f"{value:.6g}" for value in one.objectives),
-              *(brief(one.values.get(key, "")) for key in search.space)] for one in search.front])
+    return (
+        [
+            "network",
+            "status",
+            *(f"{name} ({mode[:3]})" for name, mode in search.objectives),
+            *short_names(list(search.space)),
+        ],
+        [
+            [
+                one.network,
+                str(one.status),
+                *(f"{value:.6g}" for value in one.objectives),
+                *(brief(one.values.get(key, "")) for key in search.space),
+            ]
+            for one in search.front
+        ],
+    )
 
 
 def table_of_rungs(rungs: Sequence[RungReport]) -> tuple[list[str], list[list[Any]]]:
     """Headers and rows: what became of networks where some were paused or pruned."""
-    return (["epochs", "came", "went on", "paused", "pruned", "by", "which"],
-            [[rung.epochs, rung.came, rung.went_on, len(rung.paused), len(rung.pruned), rung.by,
-              listed([*rung.pruned, *rung.paused], _SHOWN)] for rung in rungs])
+    return (
+        ["epochs", "came", "went on", "paused", "pruned", "by", "which"],
+        [
+            [
+                rung.epochs,
+                rung.came,
+                rung.went_on,
+                len(rung.paused),
+                len(rung.pruned),
+                rung.by,
+                listed([*rung.pruned, *rung.paused], _SHOWN),
+            ]
+            for rung in rungs
+        ],
+    )

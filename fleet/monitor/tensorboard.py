@@ -46,7 +46,11 @@ class TensorBoardObserver:
             self._make_event: Any = None
             return
         self._hparams = hparams_pb
-        self._make_event, self._summary, self._record_writer = event_pb2.Event, summary_pb2.Summary, RecordWriter
+        self._make_event, self._summary, self._record_writer = (
+            event_pb2.Event,
+            summary_pb2.Summary,
+            RecordWriter,
+        )
 
     def on_event(self, event: Event) -> None:
         """Have an epoch's metrics written.
@@ -59,13 +63,24 @@ class TensorBoardObserver:
         record = event.record
         numbers = {name: record.value(name) for name in (*SCORES, *record.metrics)}
         if math.isnan(record.accuracy):  # of targets that are no classes
-            numbers = {name: value for name, value in numbers.items() if not name.endswith("accuracy")}
+            numbers = {
+                name: value for name, value in numbers.items() if not name.endswith("accuracy")
+            }
         numbers["learning_rate"] = record.learning_rate
-        values = [self._summary.Value(tag=f"{'validation' if name.startswith('val_') else 'train'}/"
-                                          f"{name.removeprefix('val_')}", simple_value=value)
-                  for name, value in numbers.items()]
-        made = self._make_event(wall_time=time.time(), step=record.epoch, summary=self._summary(value=values))
-        self._unwritten.append(self._thread.submit(patiently, lambda: self._write(event.network, made)))
+        values = [
+            self._summary.Value(
+                tag=f"{'validation' if name.startswith('val_') else 'train'}/"
+                f"{name.removeprefix('val_')}",
+                simple_value=value,
+            )
+            for name, value in numbers.items()
+        ]
+        made = self._make_event(
+            wall_time=time.time(), step=record.epoch, summary=self._summary(value=values)
+        )
+        self._unwritten.append(
+            self._thread.submit(patiently, lambda: self._write(event.network, made))
+        )
         while self._unwritten and self._unwritten[0].done():
             self._unwritten.popleft().result()
 
@@ -88,8 +103,11 @@ class TensorBoardObserver:
                 events, now = [event], time.time()
                 if not file.tell():
                     hparams = self._hparams(chosen(self._networks[network]), network)
-                    events = [self._make_event(wall_time=now, file_version="brain.Event:2"),
-                              self._make_event(wall_time=now, summary=hparams), event]
+                    events = [
+                        self._make_event(wall_time=now, file_version="brain.Event:2"),
+                        self._make_event(wall_time=now, summary=hparams),
+                        event,
+                    ]
                 writer = self._record_writer(file)
                 for each in events:
                     writer.write(each.SerializeToString())

@@ -15,7 +15,9 @@ from fleet.storage.event_log import Logged, launches_of
 # What a launch may seem to overlap the next one, in seconds and as a share of its time: its own clock and that of the
 # file server, which dates it, never quite agree.
 _JITTER_S, _DRIFT = 1.0, 1e-3
-_UNSEEN_S = 5.0  # for which one that shares networks may hold none yet, so that others do not see it
+_UNSEEN_S = (
+    5.0  # for which one that shares networks may hold none yet, so that others do not see it
+)
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,9 @@ class Placed:
             case GroupStarted() | Started():
                 return replace(event, devices=self._theirs(event.devices))
             case GroupChanged():
-                return replace(event, devices=self._theirs(event.devices), before=self._theirs(event.before))
+                return replace(
+                    event, devices=self._theirs(event.devices), before=self._theirs(event.before)
+                )
         return event
 
     def _theirs(self, devices: Iterable[int]) -> tuple[int, ...]:
@@ -77,8 +81,11 @@ def placed(log: Iterable[Logged]) -> list[Placed]:
         own_s, first_s = lines[-1].t_s - lines[0].t_s, lines[0].t_s
         overlaps = 0 < start.date < ends_date - _JITTER_S - _DRIFT * (ends_date - date)
         is_beside = bool(found) and (
-            overlaps if start.beside is None else  # it is alone, or the log is an older one
-            start.beside or _is_unseen(found, start.date))
+            overlaps
+            if start.beside is None
+            # it is alone, or the log is an older one
+            else start.beside or _is_unseen(found, start.date)
+        )
         if is_beside:
             at_s = began_s + (start.date - date)
             taken = {device for one in found if one.ended_s > at_s for device in _devices(one)}
@@ -98,8 +105,11 @@ def _is_unseen(found: Sequence[Placed], date: float) -> bool:
     That follows from what was logged by then, so that a log which ends soon after says the same.
     """
     just_begun = takewhile(lambda one: date - one.start.date < _UNSEEN_S, reversed(found))
-    return any(not isinstance(one.lines[-1].event, Ended)
-               or one.start.date + one.lines[-1].t_s - one.lines[0].t_s > date for one in just_begun)
+    return any(
+        not isinstance(one.lines[-1].event, Ended)
+        or one.start.date + one.lines[-1].t_s - one.lines[0].t_s > date
+        for one in just_begun
+    )
 
 
 def are_side_by_side(launches: Sequence[Placed | RunLaunch]) -> bool:
@@ -123,7 +133,12 @@ def _renumbered(start: Started, taken: AbstractSet[int]) -> dict[int, int]:
 
 def until(log: Iterable[Logged], t_s: float) -> list[Logged]:
     """What a run had logged by some time of its clock."""
-    return [logged for launch in placed(log) for logged in launch.lines if launch.by_s + logged.t_s <= t_s]
+    return [
+        logged
+        for launch in placed(log)
+        for logged in launch.lines
+        if launch.by_s + logged.t_s <= t_s
+    ]
 
 
 def moments_of(log: Iterable[Logged]) -> list[tuple[float, Event | Broken, int]]:

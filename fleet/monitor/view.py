@@ -30,8 +30,9 @@ class PlainView:
         clock: seconds, from any origin; a test may give its own.
     """
 
-    def __init__(self, run: RunState, out: IO[str] | None = None,
-                 clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, run: RunState, out: IO[str] | None = None, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         self._run, self._out, self._clock, self._start = run, out or sys.stdout, clock, clock()
         # Open MPI gives a rank a terminal. That one has gone says EIO, as a disk does, but for good.
         self._patience_s = 0.0 if self._out.isatty() else None
@@ -45,7 +46,9 @@ class PlainView:
 
     def on_pace(self, network: str, samples: int, samples_per_s: float) -> None:
         """Say how far it is, but seldom."""
-        self._print(self._progress.line(network, samples, samples_per_s, self._clock() - self._start))
+        self._print(
+            self._progress.line(network, samples, samples_per_s, self._clock() - self._start)
+        )
 
     def _print(self, line: str) -> None:
         if line:
@@ -54,7 +57,10 @@ class PlainView:
             def write() -> None:
                 nonlocal line
                 with storing(STDOUT):
-                    unsaid, line = line, ""  # what cannot be flushed is kept, and flushed the next time
+                    unsaid, line = (
+                        line,
+                        "",
+                    )  # what cannot be flushed is kept, and flushed the next time
                     self._out.write(unsaid)
                     self._out.flush()
 
@@ -71,9 +77,18 @@ def tell(event: ev.Event, run: RunState) -> str:
         run: which has taken in the event.
     """
     launch = run.launch
-    if isinstance(event, ev.RateOff) and event.corrected and launch is not None and launch.corrected > 1:
+    if (
+        isinstance(event, ev.RateOff)
+        and event.corrected
+        and launch is not None
+        and launch.corrected > 1
+    ):
         return ""
-    most = {event.network: run.networks[event.network].max_epochs} if isinstance(event, ev.EpochEnded) else {}
+    most = (
+        {event.network: run.networks[event.network].max_epochs}
+        if isinstance(event, ev.EpochEnded)
+        else {}
+    )
     return describe(event, most, "GPU" if launch is None else launch.start.device)
 
 
@@ -86,9 +101,11 @@ def describe(event: ev.Event, max_epochs: Mapping[str, int], device: str = "GPU"
     match event:
         case ev.Started():
             done = f", {len(event.finished)} of them done before" if event.finished else ""
-            return (f"{counted(event.networks, 'network')}{done}; {counted(event.trainers, 'trainer')}, "
-                    f"{counted(event.preprocessors, 'preprocessor')} on {counted(event.nodes, 'node')}; "
-                    f"policy {event.policy}")
+            return (
+                f"{counted(event.networks, 'network')}{done}; {counted(event.trainers, 'trainer')}, "
+                f"{counted(event.preprocessors, 'preprocessor')} on {counted(event.nodes, 'node')}; "
+                f"policy {event.policy}"
+            )
         case ev.RatesRemembered():
             return _describe_remembered(event)
         case ev.RateMeasured():
@@ -96,8 +113,11 @@ def describe(event: ev.Event, max_epochs: Mapping[str, int], device: str = "GPU"
             result = event.reason or f"{event.rate:.0f} samples/s{spread}"
             return f"measured {event.done}/{event.total}: {event.network} on {counted(event.gpus, device)}: {result}"
         case ev.Profiled():
-            return "rates known" + (f" after {format_duration(event.seconds)}" if event.measurements
-                                    else ", measured before")
+            return "rates known" + (
+                f" after {format_duration(event.seconds)}"
+                if event.measurements
+                else ", measured before"
+            )
         case ev.RanksReady():
             return "all trainers are ready"
         case ev.CacheChosen():
@@ -111,8 +131,10 @@ def describe(event: ev.Event, max_epochs: Mapping[str, int], device: str = "GPU"
         case ev.GroupStarted():
             return f"  {event.network} on devices {list(event.devices)}"
         case ev.GroupChanged():
-            return (f"  {event.network} on devices {list(event.devices)} instead of {list(event.before)}, after "
-                    f"{format_duration(event.seconds)}")
+            return (
+                f"  {event.network} on devices {list(event.devices)} instead of {list(event.before)}, after "
+                f"{format_duration(event.seconds)}"
+            )
         case ev.EpochEnded():
             return _describe_epoch(event, max_epochs[event.network])
         case ev.NetworkFinished():
@@ -120,8 +142,14 @@ def describe(event: ev.Event, max_epochs: Mapping[str, int], device: str = "GPU"
         case ev.NetworkTaken():
             return f"{event.network} is trained here from now on, after {counted(event.epochs, 'epoch')}"
         case ev.NetworkTested():
-            return f"{event.network} on the test data: loss {event.loss:.4f}{_share(event.accuracy)}" + "".join(
-                f", {name} {value:.4g}" for name, value in event.metrics.items() if value is not None)
+            return (
+                f"{event.network} on the test data: loss {event.loss:.4f}{_share(event.accuracy)}"
+                + "".join(
+                    f", {name} {value:.4g}"
+                    for name, value in event.metrics.items()
+                    if value is not None
+                )
+            )
         case ev.NetworkAdded() if not event.wrong:
             values = ", ".join(f"{name} {brief(value)}" for name, value in event.values.items())
             parent = f" from {event.parent}" if event.parent else ""
@@ -156,8 +184,10 @@ def _describe_remembered(event: ev.RatesRemembered) -> str:
     ages = sorted(rate.age_s for rate in rates)
     age = " to ".join(dict.fromkeys([_age(ages[0]), _age(ages[-1])]))
     hosts = ", ".join(sorted({rate.machine.partition(":")[0] for rate in rates}))
-    return (f"rates of {counted(len(event.rates), 'network')} found out {age} ago on {hosts}, spread up to "
-            f"{max(rate.spread for rate in rates):.0%}: {event.cache}; --remeasure measures them anew")
+    return (
+        f"rates of {counted(len(event.rates), 'network')} found out {age} ago on {hosts}, spread up to "
+        f"{max(rate.spread for rate in rates):.0%}: {event.cache}; --remeasure measures them anew"
+    )
 
 
 def _age(seconds: float) -> str:
@@ -167,22 +197,33 @@ def _age(seconds: float) -> str:
 def _describe_trouble(event: ev.Event, device: str) -> str:
     match event:
         case ev.RateOff():
-            kept = ("the cache of rates has the new rate now, and later runs go by it; this launch corrects other "
-                    "wrong rates there without a message" if event.corrected else
-                    "correct schedule.rates")
-            return (f"WARNING: {event.network} on {counted(event.gpus, device)} trains {event.rate:.0f} samples/s, "
-                    f"and was taken to train {event.expected:.0f}: {kept}")
+            kept = (
+                "the cache of rates has the new rate now, and later runs go by it; this launch corrects other "
+                "wrong rates there without a message"
+                if event.corrected
+                else "correct schedule.rates"
+            )
+            return (
+                f"WARNING: {event.network} on {counted(event.gpus, device)} trains {event.rate:.0f} samples/s, "
+                f"and was taken to train {event.expected:.0f}: {kept}"
+            )
         case ev.NetworkFailed():
             return f"{event.network} FAILED: {event.reason}"
         case ev.NetworkRetried(alone=True):
             return f"{event.network} failed: {event.reason}; it trained beside others, and is tried again alone"
         case ev.NetworkRetried():
-            return (f"{event.network} failed: {event.reason}; this may pass: retry {event.retry} of "
-                    f"{event.retries}")
+            return (
+                f"{event.network} failed: {event.reason}; this may pass: retry {event.retry} of "
+                f"{event.retries}"
+            )
         case ev.NetworkFellBack():
             if event.finished:
                 return f"WARNING: {event.network} stays finished: {event.damage}; its best epoch is whole"
-            goes_on = f"goes on after epoch {event.epochs}" if event.epochs or event.position else "starts over"
+            goes_on = (
+                f"goes on after epoch {event.epochs}"
+                if event.epochs or event.position
+                else "starts over"
+            )
             return f"WARNING: {event.network} {goes_on}: {event.damage}"
         case ev.NetworkWarned():
             return f"WARNING: {event.network}: {event.warning}"
@@ -191,8 +232,12 @@ def _describe_trouble(event: ev.Event, device: str) -> str:
         case ev.BestLost():
             return f"WARNING: {event.network}: {event.damage}"
         case ev.GroupStruck():
-            where = f"epoch {event.epochs}" + (f", sample {event.position}" if event.position else "")
-            return f"{event.network} lost a rank, and goes back to its last checkpoint: after {where}"
+            where = f"epoch {event.epochs}" + (
+                f", sample {event.position}" if event.position else ""
+            )
+            return (
+                f"{event.network} lost a rank, and goes back to its last checkpoint: after {where}"
+            )
         case _:
             return _describe_trouble_around(event)
 
@@ -201,8 +246,10 @@ def _describe_trouble_around(event: ev.Event) -> str:
     """What is of no one network: of the data, the searches, the ranks and the launch."""
     match event:
         case ev.TooLate():
-            return (f"too late to start {', '.join(event.networks)}: {format_duration(event.left_s)} are left, "
-                    f"but a group has taken {format_duration(event.needed_s)} to start")
+            return (
+                f"too late to start {', '.join(event.networks)}: {format_duration(event.left_s)} are left, "
+                f"but a group has taken {format_duration(event.needed_s)} to start"
+            )
         case ev.SharingLearned():
             return _describe_sharing(event)
         case ev.SupplyFound():
@@ -212,8 +259,10 @@ def _describe_trouble_around(event: ev.Event) -> str:
         case ev.SearchFailed():
             return f"WARNING: the searcher of {event.entry} is not called again: {event.reason}"
         case ev.TrackerFailed():
-            return (f"WARNING: track: {event.tracker} is not written, and the run goes on without it: {event.reason}; "
-                    "fleet export writes the same later")
+            return (
+                f"WARNING: track: {event.tracker} is not written, and the run goes on without it: {event.reason}; "
+                "fleet export writes the same later"
+            )
         case ev.SearcherBegan(changed=changed) if changed:
             return f"the search of {event.entry} goes on with other settings: {changed}"
         case ev.EarlierRead():
@@ -236,11 +285,20 @@ def _describe_trouble_around(event: ev.Event) -> str:
 
 def _describe_epoch(event: ev.EpochEnded, max_epochs: int) -> str:
     record = event.record
-    judged = "" if math.isnan(record.val_loss) else f", validation {record.val_loss:.4f}{_share(record.val_accuracy)}"
-    judged += "".join(f", {name} {record.value(name):.4g}" for name in record.metrics
-                      if name.startswith("val_") or f"val_{name}" not in record.metrics)
-    return (f"{event.network} epoch {record.epoch}/{max_epochs}: loss {record.loss:.4f}{_share(record.accuracy)}"
-            f"{judged} ({record.samples / max(record.seconds, 1e-9):.0f} samples/s)")
+    judged = (
+        ""
+        if math.isnan(record.val_loss)
+        else f", validation {record.val_loss:.4f}{_share(record.val_accuracy)}"
+    )
+    judged += "".join(
+        f", {name} {record.value(name):.4g}"
+        for name in record.metrics
+        if name.startswith("val_") or f"val_{name}" not in record.metrics
+    )
+    return (
+        f"{event.network} epoch {record.epoch}/{max_epochs}: loss {record.loss:.4f}{_share(record.accuracy)}"
+        f"{judged} ({record.samples / max(record.seconds, 1e-9):.0f} samples/s)"
+    )
 
 
 def _share(accuracy: float) -> str:
@@ -251,21 +309,30 @@ def _share(accuracy: float) -> str:
 def _describe_stream(event: ev.StreamStarted) -> str:
     """Whether input or training is the bottleneck, and what to change."""
     supply = f"input {event.supply_samples_per_s:.0f} samples/s by {counted(event.preprocessors, 'preprocessor')}"
-    rates = f"{supply}, the fastest network takes {event.demand_samples_per_s:.0f}: " if event.bottleneck else (
-        f"{supply}: ")
+    rates = (
+        f"{supply}, the fastest network takes {event.demand_samples_per_s:.0f}: "
+        if event.bottleneck
+        else (f"{supply}: ")
+    )
     if event.kept:
         return rates + "decoded in the first epoch, kept from then on"
     if not event.bottleneck:
         return rates + "training will show how much networks take"
     if event.bottleneck == "input":
-        return rates + ("input is the bottleneck (more preprocessors: start more ranks, raise resources.preprocessors; "
-                        "or decode once: data.cache: memory, or file)")
+        return rates + (
+            "input is the bottleneck (more preprocessors: start more ranks, raise resources.preprocessors; "
+            "or decode once: data.cache: memory, or file)"
+        )
     spare = event.of - event.preprocessors
-    advice = f" ({counted(spare, 'preprocessor')} of {event.of} could train instead)" if spare else ""
+    advice = (
+        f" ({counted(spare, 'preprocessor')} of {event.of} could train instead)" if spare else ""
+    )
     policy = POLICIES.get(event.policy)
     if policy is not None and policy.own_pace and event.pace == "shared":
-        advice += (f"; {policy.name} is faster where networks go at their own pace: data.cache: memory, or "
-                   "data.order: ring")
+        advice += (
+            f"; {policy.name} is faster where networks go at their own pace: data.cache: memory, or "
+            "data.order: ring"
+        )
     return f"{rates}training is the bottleneck{advice}"
 
 
@@ -275,7 +342,11 @@ def _describe_sharing(event: ev.SharingLearned) -> str:
     if not event.bound:
         return told
     is_tried = worth(event.speedups) == event.slots
-    more = "more may pay" if is_tried else f"this run has {counted(event.slots, 'slot')} on each {event.device}"
+    more = (
+        "more may pay"
+        if is_tried
+        else f"this run has {counted(event.slots, 'slot')} on each {event.device}"
+    )
     raised = "raise resources.per_device, and " if event.bound == "per_device" else ""
     return f"{told}; {more}: {raised}start more ranks"
 
@@ -290,16 +361,30 @@ def told_of_sharing(speedups: Sequence[float], device: str = "GPU") -> str:
     '2 networks on one GPU train 1.6 times as much as one, 3 networks 1.61 times: 2 pay'
     """
     count = worth(speedups)
-    parts = [f"{counted(number, 'network')} {speedup:.3g} times" for number, speedup in enumerate(speedups, 1)][1:]
+    parts = [
+        f"{counted(number, 'network')} {speedup:.3g} times"
+        for number, speedup in enumerate(speedups, 1)
+    ][1:]
     if not parts:
         return f"it is not known how much networks train together that share a {device}"
-    parts[0] = parts[0].replace(" networks ", f" networks on one {device} train ") + " as much as one"
+    parts[0] = (
+        parts[0].replace(" networks ", f" networks on one {device} train ") + " as much as one"
+    )
     return f"{', '.join(parts)}: {count} {'pays' if count == 1 else 'pay'}"
 
 
 # What the live table itself shows, or is over in a moment; the lines of all else stay on the screen above it.
-_PASSING = (ev.RateMeasured, ev.RanksReady, ev.RoundStarted, ev.Estimated, ev.GroupStarted, ev.GroupChanged,
-            ev.EpochEnded, ev.NetworkTaken, ev.Commanded)
+_PASSING = (
+    ev.RateMeasured,
+    ev.RanksReady,
+    ev.RoundStarted,
+    ev.Estimated,
+    ev.GroupStarted,
+    ev.GroupChanged,
+    ev.EpochEnded,
+    ev.NetworkTaken,
+    ev.Commanded,
+)
 
 
 def _shown(number: float, form: str) -> str:
@@ -342,17 +427,34 @@ class LiveTable:
         if self._eta is None:
             return ""
         passed = time.monotonic() - self._eta_at
-        return "; ETA " + eta(dataclasses.replace(self._eta, low_s=max(0.0, self._eta.low_s - passed),
-                                                  high_s=max(0.0, self._eta.high_s - passed)))
+        return "; ETA " + eta(
+            dataclasses.replace(
+                self._eta,
+                low_s=max(0.0, self._eta.low_s - passed),
+                high_s=max(0.0, self._eta.high_s - passed),
+            )
+        )
 
     def table(self) -> Any:
         """How it stands at this moment."""
         from rich import box
         from rich.table import Table
 
-        table = Table(title=f"{self._title}, {format_duration(time.monotonic() - self._start)}{self._left()}",
-                      title_justify="left", box=box.SIMPLE_HEAD)
-        for header in ("network", "devices", "epochs", "", "loss", "val acc", "samples/s", "at most"):
+        table = Table(
+            title=f"{self._title}, {format_duration(time.monotonic() - self._start)}{self._left()}",
+            title_justify="left",
+            box=box.SIMPLE_HEAD,
+        )
+        for header in (
+            "network",
+            "devices",
+            "epochs",
+            "",
+            "loss",
+            "val acc",
+            "samples/s",
+            "at most",
+        ):
             table.add_column(header)
         groups = {} if self._run.launch is None else dict(self._run.launch.groups)
         for name in sorted(groups, key=lambda name: self._run.networks[name].number):
@@ -372,16 +474,22 @@ class LiveTable:
             part = pace.samples / max(self._samples(last), pace.samples)
             samples_per_s = pace.samples_per_s
         left = math.nan if last is None else (most - epochs - part) * last.seconds
-        return [",".join(map(str, group.devices)), f"{epochs}/{most}",
-                ProgressBar(total=most, completed=epochs + part, width=20),
-                "" if last is None else _shown(last.loss, "{:.4f}"),
-                "" if last is None else _shown(last.val_accuracy, "{:.2%}"), f"{samples_per_s:.0f}",
-                "" if math.isnan(left) else format_duration(left)]
+        return [
+            ",".join(map(str, group.devices)),
+            f"{epochs}/{most}",
+            ProgressBar(total=most, completed=epochs + part, width=20),
+            "" if last is None else _shown(last.loss, "{:.4f}"),
+            "" if last is None else _shown(last.val_accuracy, "{:.2%}"),
+            f"{samples_per_s:.0f}",
+            "" if math.isnan(left) else format_duration(left),
+        ]
 
     def _samples(self, last: EpochRecord | None) -> int:
         """The samples of an epoch."""
         launch = self._run.launch
-        return max(last.samples if last is not None else 1 if launch is None else launch.start.samples, 1)
+        return max(
+            last.samples if last is not None else 1 if launch is None else launch.start.samples, 1
+        )
 
 
 class LiveView(LiveTable):
@@ -443,7 +551,9 @@ class NotebookView(LiveTable):
 
     def finish(self, headers: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
         """Leave the table of results in the cell."""
-        self._shown.update({"text/html": html_table(headers, rows), "text/plain": "the results"}, raw=True)
+        self._shown.update(
+            {"text/html": html_table(headers, rows), "text/plain": "the results"}, raw=True
+        )
 
 
 def make_view(run: RunState, plain: bool) -> PlainView | LiveView:

@@ -32,8 +32,10 @@ GREEDY = "greedy"
 ROUNDS = 50  # of its selection
 
 # What is said below a table of ensembles.
-TOGETHER = ("Each is the mean of what its networks predict. The validation data has chosen them, so they are better "
-            "there than elsewhere; the test data has not.")
+TOGETHER = (
+    "Each is the mean of what its networks predict. The validation data has chosen them, so they are better "
+    "there than elsewhere; the test data has not."
+)
 
 
 @dataclass(frozen=True)
@@ -68,12 +70,16 @@ def fed_alike(spec: Spec, rows: Sequence[NetworkResult]) -> tuple[str, list[Cand
     Returns:
         The key of their feed, and the networks, the best first.
     """
-    known = {name: network.feed for network in spec.networks for name in (network.stem, network.name)}
+    known = {
+        name: network.feed for network in spec.networks for name in (network.stem, network.name)
+    }
     searched = {entry.stem: spec.document.feed_of(entry) for entry in spec.searches.values()}
 
     def feed(row: NetworkResult) -> str:
         """Of a network that is not in the spec, that of its search; what others add is fed with what all may be."""
-        return known[row.name] if row.name in known else searched.get(row.name.rpartition("-")[0], "")
+        return (
+            known[row.name] if row.name in known else searched.get(row.name.rpartition("-")[0], "")
+        )
 
     key = feed(rows[0]) if rows else ""
     return key, candidates([row for row in rows if feed(row) == key])
@@ -101,7 +107,11 @@ class Candidate:
         """What a network lacks of which some folds have finished; nothing of all others."""
         finished = sum(part.status is Status.FINISHED for part in self.parts)
         is_partly = 0 < finished < len(self.parts)
-        return f"only {finished} of the {len(self.parts)} folds of {self.row.name} have finished" if is_partly else ""
+        return (
+            f"only {finished} of the {len(self.parts)} folds of {self.row.name} have finished"
+            if is_partly
+            else ""
+        )
 
 
 def candidates(rows: Sequence[NetworkResult]) -> list[Candidate]:
@@ -122,10 +132,16 @@ def top(found: Sequence[Candidate], count: int) -> dict[str, int]:
     finished = [one.row.name for one in found if one.is_finished]
     if count > len(finished):
         partly = "".join(f"; {one.lacks}" for one in found if one.lacks)
-        raise UserError((f"--top {count}: only {counted(len(finished), 'network')} can be joined; others have not "
-                         "finished, or are not fed with what the best one is: "
-                         f"--top {len(finished)} joins all there are" if finished else
-                         "no network has finished yet") + partly)
+        raise UserError(
+            (
+                f"--top {count}: only {counted(len(finished), 'network')} can be joined; others have not "
+                "finished, or are not fed with what the best one is: "
+                f"--top {len(finished)} joins all there are"
+                if finished
+                else "no network has finished yet"
+            )
+            + partly
+        )
     return dict.fromkeys(finished[:count], 1)
 
 
@@ -137,9 +153,11 @@ def chosen(paths: RunPaths, found: Sequence[Candidate], kind: str) -> dict[str, 
     """
     known = _comparable(paths, found, kind)
     if not known:
-        raise UserError(f"{paths.root}: no network has kept what it gives for validation samples, by which networks "
-                        "are chosen: name how many with --top, or run it with validation data, or with folds, and "
-                        "with targets that are no masks")
+        raise UserError(
+            f"{paths.root}: no network has kept what it gives for validation samples, by which networks "
+            "are chosen: name how many with --top, or run it with validation data, or with folds, and "
+            "with targets that are no masks"
+        )
     return _greedy(known)
 
 
@@ -177,7 +195,9 @@ def _tested(paths: RunPaths, candidate: Candidate, kind: str) -> Predicted | Non
     found = [one for one in parts if one is not None]
     if len(found) < len(parts) or not all(one.is_of_same(found[0]) for one in found):
         return None
-    return replace(found[0], values=np.mean([one.values for one in found], axis=0, dtype=np.float64))
+    return replace(
+        found[0], values=np.mean([one.values for one in found], axis=0, dtype=np.float64)
+    )
 
 
 def _greedy(known: Mapping[str, Predicted]) -> dict[str, int]:
@@ -210,8 +230,10 @@ def greedy(predictions: Sequence[np.ndarray], truth: Truth, rounds: int = ROUNDS
     path: list[int] = []
     best, best_length = (0.0, np.inf), 0
     for length in range(1, rounds + 1):
-        found = min((_order((total + one) / length, truth), place not in path, place)
-                    for place, one in enumerate(predictions))
+        found = min(
+            (_order((total + one) / length, truth), place not in path, place)
+            for place, one in enumerate(predictions)
+        )
         order, place = found[0], found[2]
         path.append(place)
         total += predictions[place]
@@ -241,14 +263,26 @@ def judge_ensembles(paths: RunPaths, found: Sequence[Candidate], kind: str) -> l
         return []
     names = list(known)
     wanted = {"single": dict.fromkeys(names[:1], 1)}
-    wanted |= {f"top {size}": dict.fromkeys(names[:size], 1) for size in _SIZES if size <= len(names)}
+    wanted |= {
+        f"top {size}": dict.fromkeys(names[:size], 1) for size in _SIZES if size <= len(names)
+    }
     wanted[GREEDY] = _greedy(known)
-    tested = {one.row.name: test for one in found
-              if one.row.name in known and (test := _tested(paths, one, kind)) is not None}
+    tested = {
+        one.row.name: test
+        for one in found
+        if one.row.name in known and (test := _tested(paths, one, kind)) is not None
+    }
     truth = next(iter(known.values())).truth
-    return [EnsembleResult(name, members, len(truth.targets), _score(known, members),
-                           _score(tested, members) if members.keys() <= tested.keys() else None)
-            for name, members in wanted.items()]
+    return [
+        EnsembleResult(
+            name,
+            members,
+            len(truth.targets),
+            _score(known, members),
+            _score(tested, members) if members.keys() <= tested.keys() else None,
+        )
+        for name, members in wanted.items()
+    ]
 
 
 def _score(known: Mapping[str, Predicted], members: Mapping[str, int]) -> Scores:
@@ -272,11 +306,22 @@ def write_ensembles(paths: RunPaths, rows: Sequence[EnsembleResult]) -> None:
     """
     with replacing(paths.ensembles) as file:
         writer = csv.writer(file)
-        writer.writerow(["name", "members", "samples", *(f"{prefix}_{name}" for prefix in ("val", "test")
-                                                         for name in _SCORES)])
+        writer.writerow(
+            [
+                "name",
+                "members",
+                "samples",
+                *(f"{prefix}_{name}" for prefix in ("val", "test") for name in _SCORES),
+            ]
+        )
         for row in rows:
-            values = [value for scores in (row.validation, row.test)
-                      for value in ([math.nan] * len(_SCORES) if scores is None else asdict(scores).values())]
+            values = [
+                value
+                for scores in (row.validation, row.test)
+                for value in (
+                    [math.nan] * len(_SCORES) if scores is None else asdict(scores).values()
+                )
+            ]
             writer.writerow([row.name, json.dumps(row.members), row.samples, *values])
 
 
@@ -297,23 +342,48 @@ def read_ensembles(run: str | Path) -> list[EnsembleResult]:
 
 
 def _parse(row: Mapping[str, str]) -> EnsembleResult:
-    validation, test = (Scores(*(float(row[f"{prefix}_{name}"]) for name in _SCORES)) for prefix in ("val", "test"))
-    return EnsembleResult(row["name"], json.loads(row["members"]), int(row["samples"]), validation,
-                          None if all(map(math.isnan, asdict(test).values())) else test)
+    validation, test = (
+        Scores(*(float(row[f"{prefix}_{name}"]) for name in _SCORES)) for prefix in ("val", "test")
+    )
+    return EnsembleResult(
+        row["name"],
+        json.loads(row["members"]),
+        int(row["samples"]),
+        validation,
+        None if all(map(math.isnan, asdict(test).values())) else test,
+    )
 
 
-_HEADERS = {"acc": "accuracy", "log loss": "log_loss", "calibration error": "calibration_error",
-            "squared error": "squared_error"}
+_HEADERS = {
+    "acc": "accuracy",
+    "log loss": "log_loss",
+    "calibration error": "calibration_error",
+    "squared error": "squared_error",
+}
 
 
 def table_of(rows: Sequence[EnsembleResult]) -> tuple[list[str], list[list[str]]]:
     """Headers and rows for people; columns that say nothing are left out."""
-    values = {f"{prefix} {header}": [math.nan if (scores := getattr(row, part)) is None else getattr(scores, name)
-                                     for row in rows]
-              for prefix, part in (("val", "validation"), ("test", "test")) for header, name in _HEADERS.items()}
+    values = {
+        f"{prefix} {header}": [
+            math.nan if (scores := getattr(row, part)) is None else getattr(scores, name)
+            for row in rows
+        ]
+        for prefix, part in (("val", "validation"), ("test", "test"))
+        for header, name in _HEADERS.items()
+    }
     shown = {header: found for header, found in values.items() if not all(map(math.isnan, found))}
-    lines = [[row.name, *("" if math.isnan(found[place]) else f"{found[place]:.4f}" for found in shown.values()),
-              _listed(row.members)] for place, row in enumerate(rows)]
+    lines = [
+        [
+            row.name,
+            *(
+                "" if math.isnan(found[place]) else f"{found[place]:.4f}"
+                for found in shown.values()
+            ),
+            _listed(row.members),
+        ]
+        for place, row in enumerate(rows)
+    ]
     return ["networks", *shown, "which"], lines
 
 
@@ -323,4 +393,6 @@ def _listed(members: Mapping[str, int]) -> str:
     >>> _listed({"a": 2, "b": 1})
     '2 x a, b'
     """
-    return listed([name if times == 1 else f"{times} x {name}" for name, times in members.items()], 8)
+    return listed(
+        [name if times == 1 else f"{times} x {name}" for name, times in members.items()], 8
+    )

@@ -65,7 +65,9 @@ class Predicted:
     def is_of_same(self, other: Predicted) -> bool:
         """Whether both are of the same samples, as far as that is known."""
         is_known = self.rows is not None and other.rows is not None
-        return self.truth.is_same(other.truth) and not (is_known and np.any(self.rows != other.rows))
+        return self.truth.is_same(other.truth) and not (
+            is_known and np.any(self.rows != other.rows)
+        )
 
 
 def is_kept(target: TargetSpec, samples: int) -> bool:
@@ -84,7 +86,9 @@ def keep_outputs(writer: CheckpointWriter, path: Path, found: Outputs, rows: np.
     """
     arrays = {**found.arrays, "rows": rows}
     # Not by its argument allow_pickle: before NumPy 2.1 savez takes it for an array. None of these holds objects.
-    writer.keep(path, sum(array.nbytes for array in arrays.values()), lambda file: np.savez(file, **arrays))
+    writer.keep(
+        path, sum(array.nbytes for array in arrays.values()), lambda file: np.savez(file, **arrays)
+    )
 
 
 def read_predicted(paths: RunPaths, name: str, part: str, kind: str) -> Predicted | None:
@@ -105,25 +109,40 @@ def read_predicted(paths: RunPaths, name: str, part: str, kind: str) -> Predicte
         log.warning("%s is damaged: %s", path, error)
         return None
     usable = (targets if weights is None else weights) >= 0
-    return Predicted(probabilities(outputs[usable], kind),
-                     Truth(kind, targets[usable], None if weights is None else weights[usable]),
-                     None if rows is None else rows[usable])
+    return Predicted(
+        probabilities(outputs[usable], kind),
+        Truth(kind, targets[usable], None if weights is None else weights[usable]),
+        None if rows is None else rows[usable],
+    )
 
 
 def joined(parts: Sequence[Predicted]) -> Predicted:
     """What several networks predict, each for samples of its own, in the order of the data set where that is known."""
     if len(parts) == 1:
         return parts[0]
-    values, targets = (np.concatenate([getattr(one, name) for one in of])
-                       for name, of in (("values", parts), ("targets", [one.truth for one in parts])))
-    first, weights, rows = parts[0].truth, [one.truth.weights for one in parts], [one.rows for one in parts]
-    weighed = None if first.weights is None else np.concatenate([one for one in weights if one is not None])
+    values, targets = (
+        np.concatenate([getattr(one, name) for one in of])
+        for name, of in (("values", parts), ("targets", [one.truth for one in parts]))
+    )
+    first, weights, rows = (
+        parts[0].truth,
+        [one.truth.weights for one in parts],
+        [one.rows for one in parts],
+    )
+    weighed = (
+        None
+        if first.weights is None
+        else np.concatenate([one for one in weights if one is not None])
+    )
     if any(one is None for one in rows):
         return Predicted(values, Truth(first.kind, targets, weighed))
     lie = np.concatenate([one for one in rows if one is not None])
     order = np.argsort(lie, kind="stable")
-    return Predicted(values[order], Truth(first.kind, targets[order], None if weighed is None else weighed[order]),
-                     lie[order])
+    return Predicted(
+        values[order],
+        Truth(first.kind, targets[order], None if weighed is None else weighed[order]),
+        lie[order],
+    )
 
 
 def probabilities(outputs: np.ndarray, kind: str) -> np.ndarray:
@@ -140,6 +159,8 @@ def probabilities(outputs: np.ndarray, kind: str) -> np.ndarray:
         return outputs.astype(np.float32)
     logits = outputs.astype(np.float64)
     if kind == "multilabel":
-        return (0.5 * (1 + np.tanh(logits / 2))).astype(np.float32)  # the logistic function, without overflow
+        return (0.5 * (1 + np.tanh(logits / 2))).astype(
+            np.float32
+        )  # the logistic function, without overflow
     risen = np.exp(logits - logits.max(axis=-1, keepdims=True))
     return (risen / risen.sum(axis=-1, keepdims=True)).astype(np.float32)

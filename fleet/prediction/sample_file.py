@@ -19,8 +19,12 @@ from preprocess.sources.table import Columns
 from preprocess.target import TargetSpec
 
 
-def write_sample(paths: RunPaths, sample: SampleSpec, names: Mapping[str, tuple[str, ...]],
-                 columns: Columns | None = None) -> None:
+def write_sample(
+    paths: RunPaths,
+    sample: SampleSpec,
+    names: Mapping[str, tuple[str, ...]],
+    columns: Columns | None = None,
+) -> None:
     """Keep what a sample is.
 
     Args:
@@ -32,7 +36,9 @@ def write_sample(paths: RunPaths, sample: SampleSpec, names: Mapping[str, tuple[
     """
     feeds = {feed: _described(sample.of(feed), known) for feed, known in names.items()}
     first = next(iter(feeds.values()))
-    table = {} if columns is None else {"table": {name: getattr(columns, name) for name in _OF_TABLE}}
+    table = (
+        {} if columns is None else {"table": {name: getattr(columns, name) for name in _OF_TABLE}}
+    )
     write_json(paths.sample, {**first, **({} if len(feeds) == 1 else {"feeds": feeds}), **table})
 
 
@@ -51,8 +57,16 @@ def read_columns(paths: RunPaths) -> Columns | None:
     """
     with told_as(f"{paths.sample} cannot be read:", UserError):
         found = json.loads(paths.sample.read_text(encoding="utf-8")).get("table")
-        return None if found is None else Columns(tuple(found["inputs"]), bool(found["is_paths"]),
-                                                  tuple(found["targets"]), delimiter=found["delimiter"])
+        return (
+            None
+            if found is None
+            else Columns(
+                tuple(found["inputs"]),
+                bool(found["is_paths"]),
+                tuple(found["targets"]),
+                delimiter=found["delimiter"],
+            )
+        )
 
 
 def write_standardized(paths: RunPaths, found: Mapping[str, Standardized]) -> None:
@@ -76,8 +90,10 @@ def read_standardized(paths: RunPaths) -> dict[str, Standardized]:
     except (FileNotFoundError, NotADirectoryError):
         return {}
     except (OSError, ValueError) as error:
-        raise UserError(f"{paths.standardized} cannot be read: {' '.join(str(error).split())}; move it away, and means "
-                        "and deviations are found anew") from error
+        raise UserError(
+            f"{paths.standardized} cannot be read: {' '.join(str(error).split())}; move it away, and means "
+            "and deviations are found anew"
+        ) from error
 
 
 def read_sample(paths: RunPaths, feed: str = "") -> SampleSpec:
@@ -93,12 +109,16 @@ def read_sample(paths: RunPaths, feed: str = "") -> SampleSpec:
         found = json.loads(paths.sample.read_text(encoding="utf-8"))
         found = found.get("feeds", {}).get(feed, found)
         image = ImageSpec(tuple(found["image"]["shape"]), found["image"]["dtype"])
-        said: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value
-                                for name, value in found["target"].items()}
+        said: dict[str, Any] = {
+            name: tuple(value) if isinstance(value, list) else value
+            for name, value in found["target"].items()
+        }
         target = TargetSpec(**said)
     except FileNotFoundError:
-        raise UserError(f"{paths.root} has no {paths.sample.name}: it is no run, or one of an earlier version, which "
-                        "the command that made it completes") from None
+        raise UserError(
+            f"{paths.root} has no {paths.sample.name}: it is no run, or one of an earlier version, which "
+            "the command that made it completes"
+        ) from None
     except (OSError, ValueError, LookupError, TypeError, AttributeError) as error:
         raise UserError(f"{paths.sample} cannot be read: {error}") from error
     return SampleSpec(image, target.outputs, target=target)

@@ -32,7 +32,10 @@ class Truth:
 
     def is_same(self, other: Truth) -> bool:
         """Whether predictions that are held against the one can be compared with those held against the other."""
-        mine, others = ((one.targets, np.ones(()) if one.weights is None else one.weights) for one in (self, other))
+        mine, others = (
+            (one.targets, np.ones(()) if one.weights is None else one.weights)
+            for one in (self, other)
+        )
         return self.kind == other.kind and all(map(np.array_equal, mine, others))
 
 
@@ -110,7 +113,9 @@ def _right(predicted: np.ndarray, truth: Truth) -> np.ndarray:
 
 
 def _of_classes(predicted: np.ndarray, targets: np.ndarray) -> np.ndarray:
-    return -np.log(np.clip(predicted[np.arange(len(targets)), targets].astype(np.float64), _LEAST, 1))
+    return -np.log(
+        np.clip(predicted[np.arange(len(targets)), targets].astype(np.float64), _LEAST, 1)
+    )
 
 
 def _of_labels(predicted: np.ndarray, targets: np.ndarray) -> np.ndarray:
@@ -123,4 +128,7 @@ def _of_values(predicted: np.ndarray, targets: np.ndarray) -> np.ndarray:
 
 
 _LOSSES: dict[str, Callable[[np.ndarray, np.ndarray], np.ndarray]] = {
-    "class": _of_classes, "multilabel": _of_labels, "value": _of_values}
+    "class": _of_classes,
+    "multilabel": _of_labels,
+    "value": _of_values,
+}

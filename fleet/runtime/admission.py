@@ -38,20 +38,33 @@ class Admission:
         learns: whether rates are learned from training.
     """
 
-    def __init__(self, launch: Launch, results: Results, keys: dict[str, str],
-                 known: Mapping[str, Mapping[int, float]], learns: bool) -> None:
+    def __init__(
+        self,
+        launch: Launch,
+        results: Results,
+        keys: dict[str, str],
+        known: Mapping[str, Mapping[int, float]],
+        learns: bool,
+    ) -> None:
         self._launch, self._results, self._learns = launch, results, learns
         self._keys, self._known = keys, known
         self._spec = launch.spec  # with all entries that were added
         self._quota = Quota(launch.paths, launch.spec.checkpoint)
-        self._waiting: dict[str, tuple[Add, int]] = {}  # network -> who asks, and the epoch of its parent that it needs
+        self._waiting: dict[
+            str, tuple[Add, int]
+        ] = {}  # network -> who asks, and the epoch of its parent that it needs
         self._looks_s = -math.inf  # when it is next seen whether parents are saved
-        self._judged: list[NetworkSpec] = []  # of the spec, and those that were added: judged by what others are
+        self._judged: list[
+            NetworkSpec
+        ] = []  # of the spec, and those that were added: judged by what others are
         self._table = None if launch.spec.schedule.rates is None else launch.engine_rates
 
     def ask(self, add: Add) -> None:
         """A search has asked for a network."""
-        self._waiting[add.network] = add, 0 if add.parent is None else len(self._results.standing(add.parent).history)
+        self._waiting[add.network] = (
+            add,
+            0 if add.parent is None else len(self._results.standing(add.parent).history),
+        )
         self._looks_s = -math.inf
 
     def asked(self, training: Collection[str], now_s: float) -> list[Admitted]:
@@ -66,9 +79,13 @@ class Admission:
         if not self._waiting or now_s < self._looks_s:
             return []
         self._looks_s = now_s + _LOOK_S
-        ready = [add for add, epochs in self._waiting.values()
-                 if add.parent is None or add.parent not in training
-                 or saved_epochs(self._launch.paths, add.parent) >= epochs]
+        ready = [
+            add
+            for add, epochs in self._waiting.values()
+            if add.parent is None
+            or add.parent not in training
+            or saved_epochs(self._launch.paths, add.parent) >= epochs
+        ]
         for add in ready:
             del self._waiting[add.network]
         return [self._asked(add) for add in ready]
@@ -82,15 +99,32 @@ class Admission:
             try:
                 asked = self._checked(asked_network(spec, index, add.number, add.values))
                 if add.parent:
-                    epoch = inherit(self._launch.paths, asked.name, add.parent, asked.architecture.key,
-                                    self._quota.make_room, self._launch.fence)
+                    epoch = inherit(
+                        self._launch.paths,
+                        asked.name,
+                        add.parent,
+                        asked.architecture.key,
+                        self._quota.make_room,
+                        self._launch.fence,
+                    )
                     asked = replace(asked, parent=add.parent, parent_epoch=epoch)
                 network = asked
             except UserError as error:
                 wrong = " ".join(str(error).split())
-        return self._admitted(network, NetworkAdded(
-            network.name, add.entry, add.number, add.values, (network.min_gpus, network.max_gpus),
-            network.train.converge.max_epochs, add.parent or "", network.parent_epoch, wrong))
+        return self._admitted(
+            network,
+            NetworkAdded(
+                network.name,
+                add.entry,
+                add.number,
+                add.values,
+                (network.min_gpus, network.max_gpus),
+                network.train.converge.max_epochs,
+                add.parent or "",
+                network.parent_epoch,
+                wrong,
+            ),
+        )
 
     def given(self, entry: Any) -> tuple[dict[str, Any], int, tuple[NetworkSpec, ...]]:
         """The networks of an entry that somebody adds; they have not come yet.
@@ -112,7 +146,11 @@ class Admission:
             self._spec = before
             raise
         name = self._spec.document.models[-1].name
-        return {**entry, **({} if name is None else {"name": name})}, len(before.document.models), networks
+        return (
+            {**entry, **({} if name is None else {"name": name})},
+            len(before.document.models),
+            networks,
+        )
 
     def given_again(self, command: Commanded) -> tuple[NetworkSpec, ...]:
         """The networks of an entry that an earlier launch has taken up, without coming to all of them.
@@ -130,9 +168,18 @@ class Admission:
             network = self._checked(network)
         except UserError as error:
             network, wrong = stand_in(network, self._spec), " ".join(str(error).split())
-        return self._admitted(network, NetworkAdded(
-            network.name, "", -1, network.parameters, (network.min_gpus, network.max_gpus),
-            network.train.converge.max_epochs, wrong=wrong))
+        return self._admitted(
+            network,
+            NetworkAdded(
+                network.name,
+                "",
+                -1,
+                network.parameters,
+                (network.min_gpus, network.max_gpus),
+                network.train.converge.max_epochs,
+                wrong=wrong,
+            ),
+        )
 
     def _checked(self, network: NetworkSpec) -> NetworkSpec:
         """A network with what the data decides of it.
@@ -142,16 +189,34 @@ class Admission:
         """
         launch = self._launch
         end = next((one for one in launch.ends.networks if one.entry == network.entry), None)
-        if network.train.class_weights == "balanced" and end is not None:  # they were counted before the launch
-            network = replace(network, train=replace(network.train, class_weights=end.train.class_weights))
+        if (
+            network.train.class_weights == "balanced" and end is not None
+        ):  # they were counted before the launch
+            network = replace(
+                network, train=replace(network.train, class_weights=end.train.class_weights)
+            )
         [settled] = settle(launch.inputs, replace(self._spec, networks=(network,)))
         alone = told_when_to_end(settled)
-        if found := unfit(alone, launch.sample, launch.inputs.data, launch.epoch_samples, len(launch.roles.trainers)):
-            raise UserError("; ".join(f"{wrong}; {right}" if right else wrong for _, _, wrong, right in found))
+        if found := unfit(
+            alone,
+            launch.sample,
+            launch.inputs.data,
+            launch.epoch_samples,
+            len(launch.roles.trainers),
+        ):
+            raise UserError(
+                "; ".join(f"{wrong}; {right}" if right else wrong for _, _, wrong, right in found)
+            )
         layout = plan_memory(alone, launch.inputs.data, launch.sample, launch.roles, 0.0)
-        if layout is not None and launch.layout is not None and layout.lookahead > launch.layout.lookahead:
-            raise UserError(f"train.batch.size: {network.train.batch.bounds[1]} is more than the stream of this launch "
-                            "has room for: name a smaller one, or put the network into the spec and resume the run")
+        if (
+            layout is not None
+            and launch.layout is not None
+            and layout.lookahead > launch.layout.lookahead
+        ):
+            raise UserError(
+                f"train.batch.size: {network.train.batch.bounds[1]} is more than the stream of this launch "
+                "has room for: name a smaller one, or put the network into the spec and resume the run"
+            )
         self._rates_of(alone.networks[0])  # there are some
         return alone.networks[0]
 
@@ -163,8 +228,15 @@ class Admission:
         """
         if not self._judged:
             spec, standing = self._launch.spec, self._results.standing
-            self._judged = [*variants(spec), *(network for network in spec.networks if network.number is None and (
-                standing(network.name).outcome is None or standing(network.name).history))]
+            self._judged = [
+                *variants(spec),
+                *(
+                    network
+                    for network in spec.networks
+                    if network.number is None
+                    and (standing(network.name).outcome is None or standing(network.name).history)
+                ),
+            ]
         check_comparable(self._spec, (*self._judged, *networks), kinds_of(self._launch.sample))
         self._judged += networks
 
@@ -186,5 +258,11 @@ class Admission:
         is_learned = self._learns and not added.wrong
         seen = sample.of(network.feed)
         traits = traits_of(network, key, seen.image.shape, seen.classes) if is_learned else None
-        return Admitted(network, added, key, traits, self._known.get(key, {}),
-                        None if added.wrong else self._rates_of(network))
+        return Admitted(
+            network,
+            added,
+            key,
+            traits,
+            self._known.get(key, {}),
+            None if added.wrong else self._rates_of(network),
+        )

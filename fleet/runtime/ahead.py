@@ -51,7 +51,9 @@ def ahead_of(spec: Spec, roles: Roles, fresh: bool) -> Ahead:
     return Ahead(spec.engine.name if spec.engine.name in ENGINES else "", ranks)
 
 
-def busy(networks: Iterable[NetworkSpec], roles: Roles, grows: bool = False, together: int = 1) -> tuple[int, ...]:
+def busy(
+    networks: Iterable[NetworkSpec], roles: Roles, grows: bool = False, together: int = 1
+) -> tuple[int, ...]:
     """The trainers that can be busy at once: as many as these networks may have, the first ones.
 
     Policies give out devices in this order; should one of the others get work all the same, it loads its engine then.
@@ -61,10 +63,14 @@ def busy(networks: Iterable[NetworkSpec], roles: Roles, grows: bool = False, tog
         together: networks on a GPU that are known to pay, where only as many share it.
     """
     slots = roles.slots if roles.fills else together
-    trainers = tuple(rank for rank in roles.trainers if roles.place(rank) // roles.whole_per_node < slots)
+    trainers = tuple(
+        rank for rank in roles.trainers if roles.place(rank) // roles.whole_per_node < slots
+    )
     if grows:
         return trainers
-    return trainers[:sum(min(network.max_gpus or len(trainers), len(trainers)) for network in networks)]
+    return trainers[
+        : sum(min(network.max_gpus or len(trainers), len(trainers)) for network in networks)
+    ]
 
 
 class Announcement:

@@ -23,7 +23,10 @@ from fleet.storage.network_leases import NetworkLeases, held_lease
 from fleet.storage.paths import RunPaths
 from fleet.storage.results import Results, take_up
 
-_EVERY_S, _SHARE = 1.0, 200  # between two looks at the logs of others, and how much longer than a look that is
+_EVERY_S, _SHARE = (
+    1.0,
+    200,
+)  # between two looks at the logs of others, and how much longer than a look that is
 
 
 class BesideOthers:
@@ -38,7 +41,14 @@ class BesideOthers:
         is_beside: whether others were at work when it began.
     """
 
-    def __init__(self, paths: RunPaths, leases: NetworkLeases, claims: Claims, results: Results, tail: RunTail) -> None:
+    def __init__(
+        self,
+        paths: RunPaths,
+        leases: NetworkLeases,
+        claims: Claims,
+        results: Results,
+        tail: RunTail,
+    ) -> None:
         self.leases, self._paths, self._claims, self._results = leases, paths, claims, results
         self._tail, self._follow_at = tail, 0.0
         self._run = RunState()
@@ -62,7 +72,9 @@ class BesideOthers:
         for name in self.leases.taken():
             leased = self._read(name)
             heard.append(leased)
-            self._claims.got(name, len(leased.standing.history), leased.standing.outcome is not None)
+            self._claims.got(
+                name, len(leased.standing.history), leased.standing.outcome is not None
+            )
         for name in self._claims.held - set(training):
             if self._results.standing(name).outcome is not None:
                 self._claims.over(name)
@@ -85,19 +97,33 @@ class BesideOthers:
             for name, standing in self._told(self._tail.new()):
                 if name in self._claims.held or name not in self._results.networks:
                     continue
-                if not is_whole(standing) or standing.outcome == FOUND_DONE:  # it was saved, and never logged
-                    standing = take_up(self._results, self._results.networks[name])[0].pruned_after(standing)
+                if (
+                    not is_whole(standing) or standing.outcome == FOUND_DONE
+                ):  # it was saved, and never logged
+                    standing = take_up(self._results, self._results.networks[name])[0].pruned_after(
+                        standing
+                    )
                 self._results.hear(name, standing)
 
     def _told(self, events: list[Dated]) -> list[tuple[str, Standing]]:
         """The networks of which some events say something new, and how far they are by them."""
-        names = {name for _, event, *_ in events for name in (
-            event.finished if isinstance(event, Started) else (getattr(event, "network", None),)) if name is not None}
+        names = {
+            name
+            for _, event, *_ in events
+            for name in (
+                event.finished if isinstance(event, Started) else (getattr(event, "network", None),)
+            )
+            if name is not None
+        }
         before = {name: self._results.standing(name) for name in names}
         self._run.take_up(before)
         for at, event, _, log in sorted(events, key=lambda dated: dated.at):
             self._run.apply(at, event, log)
-        return [(name, after) for name in names if (after := self._run.networks[name].standing) != before[name]]
+        return [
+            (name, after)
+            for name in names
+            if (after := self._run.networks[name].standing) != before[name]
+        ]
 
     def fenced(self, message: Message) -> Message:
         """The message, with the right to write what belongs to the network that it is about."""
@@ -109,8 +135,12 @@ class BesideOthers:
         """Look up how far other launches have brought the networks that are not held here."""
         for network in self._results.spec.networks:
             if network.name not in self._claims.held:
-                self._results.hear(network.name, take_up(self._results, network)[0].pruned_after(
-                    self._results.standing(network.name)))
+                self._results.hear(
+                    network.name,
+                    take_up(self._results, network)[0].pruned_after(
+                        self._results.standing(network.name)
+                    ),
+                )
         self.follow()  # with many networks that took a while
 
     def _read(self, name: str) -> Leased:
@@ -120,7 +150,17 @@ class BesideOthers:
         assert lease.fence is not None
         standing, state = take_up(self._results, self._results.spec.by_name[name])
         # What was saved by a launch that was killed, it may not have come to log.
-        unlogged = () if not lease.took_over else state_of(read_run(self._paths, (EpochEnded,))).unlogged(
-            name, standing.history)
-        return Leased(name, standing.pruned_after(before), lease.fence.generation,
-                      0 if state is None else state.position, lease.took_over, unlogged, before.outcome is None)
+        unlogged = (
+            ()
+            if not lease.took_over
+            else state_of(read_run(self._paths, (EpochEnded,))).unlogged(name, standing.history)
+        )
+        return Leased(
+            name,
+            standing.pruned_after(before),
+            lease.fence.generation,
+            0 if state is None else state.position,
+            lease.took_over,
+            unlogged,
+            before.outcome is None,
+        )

@@ -16,7 +16,13 @@ from fleet.monitor.html import write_report
 from fleet.monitor.report import best_rows, read_report
 from fleet.monitor.tensorboard import TensorBoardObserver
 from fleet.monitor.view import describe, make_view
-from fleet.prediction.ensembles import EnsembleResult, fed_alike, judge_ensembles, table_of, write_ensembles
+from fleet.prediction.ensembles import (
+    EnsembleResult,
+    fed_alike,
+    judge_ensembles,
+    table_of,
+    write_ensembles,
+)
 from fleet.runtime.admission import Admission
 from fleet.runtime.ahead import busy
 from fleet.runtime.beside import BesideOthers
@@ -76,32 +82,66 @@ class CoordinatorSide:
         first_epoch: of the stream, in this launch.
     """
 
-    def __init__(self, world: World, launch: Launch, interruption: Interruption, lease: Lease | None, laps: Laps
-                 ) -> None:
+    def __init__(
+        self,
+        world: World,
+        launch: Launch,
+        interruption: Interruption,
+        lease: Lease | None,
+        laps: Laps,
+    ) -> None:
         spec, paths = launch.spec, launch.paths
         tail = RunTail(paths, from_end=True)  # before: what is logged meanwhile is heard afterwards
         self._launch, self._before = launch, resume(launch)
         self.results, self.first_epoch = self._before.results, self._before.first_epoch
         self._run = self.results.run
-        self._left = [network for network in spec.networks
-                      if self._run.standing(network.name).outcome is None]  # when the launch begins
+        self._left = [
+            network for network in spec.networks if self._run.standing(network.name).outcome is None
+        ]  # when the launch begins
         self._rates = RateMemory(launch, self._left)
         self._beside = self._make_beside(lease, tail)
-        self._events, self._view = EventLog(paths.events), make_view(self._run, launch.request.plain)
-        self._tracking = Tracking([] if launch.replayed else places(spec.document.track, paths.root), paths,
-                                  launch.request.spec)
+        self._events, self._view = (
+            EventLog(paths.events),
+            make_view(self._run, launch.request.plain),
+        )
+        self._tracking = Tracking(
+            [] if launch.replayed else places(spec.document.track, paths.root),
+            paths,
+            launch.request.spec,
+        )
         self._tensorboard = TensorBoardObserver(paths, self.results.networks)
         speeds = self._rates.speeds()
         self.coordinator = Coordinator(
-            world, self._setup(world, interruption.seconds_left()), speeds,
-            Files(self.results, self._events, ProfileFile(paths.profile), launch.fence, self._tracking),
-            [self._view.on_event, self._tensorboard.on_event, self._tracking.on_event, self._rates.on_event],
-            self._view.on_pace, interruption,
-            Preamble(self._before.unlogged, self._rates.remembered, self._before.found,
-                     (launch.cache, *launch.changes, *self._before.changes), laps, launch.request.folders),
-            self._search(speeds.online is not None), self._beside)
+            world,
+            self._setup(world, interruption.seconds_left()),
+            speeds,
+            Files(
+                self.results, self._events, ProfileFile(paths.profile), launch.fence, self._tracking
+            ),
+            [
+                self._view.on_event,
+                self._tensorboard.on_event,
+                self._tracking.on_event,
+                self._rates.on_event,
+            ],
+            self._view.on_pace,
+            interruption,
+            Preamble(
+                self._before.unlogged,
+                self._rates.remembered,
+                self._before.found,
+                (launch.cache, *launch.changes, *self._before.changes),
+                laps,
+                launch.request.folders,
+            ),
+            self._search(speeds.online is not None),
+            self._beside,
+        )
         if self._beside is not None:
-            self.results.check, self.results.pacing = self._beside.leases.check, SharedPacing(paths.results)
+            self.results.check, self.results.pacing = (
+                self._beside.leases.check,
+                SharedPacing(paths.results),
+            )
             self._beside.leases.start()
 
     def _setup(self, world: World, left_s: float | None) -> Setup:
@@ -111,12 +151,22 @@ class CoordinatorSide:
             left_s: seconds to its end, where that is known.
         """
         launch, elsewhere = self._launch, () if self._beside is None else self._epochs_left
-        return Setup(launch.spec, launch.roles, launch.layout, launch.epoch_samples, world.outlives,
-                     ends_s=None if left_s is None else self._events.now() + left_s,
-                     first_epoch=self.first_epoch, replayed=tuple(launch.replayed_epochs()),
-                     replayed_batches=tuple(record.batch for record in launch.replayed),
-                     bad=frozenset(self.results.bad), elsewhere=frozenset(elsewhere), sharing=self._rates.sharing,
-                     alone=self._rates.alone, hosts=world.hosts)
+        return Setup(
+            launch.spec,
+            launch.roles,
+            launch.layout,
+            launch.epoch_samples,
+            world.outlives,
+            ends_s=None if left_s is None else self._events.now() + left_s,
+            first_epoch=self.first_epoch,
+            replayed=tuple(launch.replayed_epochs()),
+            replayed_batches=tuple(record.batch for record in launch.replayed),
+            bad=frozenset(self.results.bad),
+            elsewhere=frozenset(elsewhere),
+            sharing=self._rates.sharing,
+            alone=self._rates.alone,
+            hosts=world.hosts,
+        )
 
     @property
     def busy(self) -> tuple[int, ...]:
@@ -127,8 +177,11 @@ class CoordinatorSide:
     @property
     def _epochs_left(self) -> dict[str, int]:
         """Network that is not over -> epochs that it has been trained."""
-        return {name: len(standing.history) for name in self.results.networks
-                if (standing := self._run.standing(name)).outcome is None}
+        return {
+            name: len(standing.history)
+            for name in self.results.networks
+            if (standing := self._run.standing(name)).outcome is None
+        }
 
     def _make_beside(self, lease: Lease | None, tail: RunTail) -> BesideOthers | None:
         """The networks that this launch is to hold; None where it holds all."""
@@ -136,33 +189,61 @@ class CoordinatorSide:
         if not launch.request.beside_others or lease is None:
             return None
         largest = max((network.min_gpus for network in launch.spec.networks), default=1)
-        claims = Claims(self._epochs_left, max(1, len(launch.roles.trainers) // largest), launch.request.idle)
-        return BesideOthers(launch.paths, NetworkLeases(launch.paths, lease), claims, self.results, tail)
+        claims = Claims(
+            self._epochs_left, max(1, len(launch.roles.trainers) // largest), launch.request.idle
+        )
+        return BesideOthers(
+            launch.paths, NetworkLeases(launch.paths, lease), claims, self.results, tail
+        )
 
     def _search(self, learns: bool) -> SearchParts:
         """What asks for networks and prunes them."""
         launch = self._launch
         searchers, earlier = make_searchers(launch.ends, self._run), dict[str, list[Know]]()
-        begins, calls = list[ev.SearcherBegan | ev.EarlierRead](), dict[str, Sequence[ev.Searched]]()
+        begins, calls = (
+            list[ev.SearcherBegan | ev.EarlierRead](),
+            dict[str, Sequence[ev.Searched]](),
+        )
         for entry in entries_of(launch.ends).values():
             search, knows = self._run.search(entry.name), isinstance(searchers[entry.name], Knowing)
             if (began := beginning(entry, search, knows)) is not None:
                 begins.append(began)
-                search = RunSearch(read=search.read) if began.is_another else search  # all else is another's
+                search = (
+                    RunSearch(read=search.read) if began.is_another else search
+                )  # all else is another's
             earlier[entry.name], calls[entry.name] = [], tuple(search.calls)
             for run in entry.settings.earlier:
                 found, read = earlier_of(entry, run, search, knows)
                 earlier[entry.name] += found
                 begins += [] if read is None else [read]
-        mind = make_mind(launch.spec, launch.ends, searchers, len(launch.roles.trainers),
-                         judges=not launch.replayed, parameters=self.results.parameters, earlier=earlier)
+        mind = make_mind(
+            launch.spec,
+            launch.ends,
+            searchers,
+            len(launch.roles.trainers),
+            judges=not launch.replayed,
+            parameters=self.results.parameters,
+            earlier=earlier,
+        )
         admission = Admission(launch, self.results, self._rates.keys, self._rates.known, learns)
-        clerk = None if launch.replayed or launch.request.beside_others else Clerk(
-            Mailbox(launch.paths.mailbox), self.results, admission, self._run.commands)
-        patience_s = {entry.stem: entry.search.answer_within
-                      for entry in launch.ends.searches.values() if entry.search is not None}
-        return SearchParts(mind, Searchers(searchers, calls, patience_s), admission, self._before.log, clerk,
-                           tuple(begins))
+        clerk = (
+            None
+            if launch.replayed or launch.request.beside_others
+            else Clerk(Mailbox(launch.paths.mailbox), self.results, admission, self._run.commands)
+        )
+        patience_s = {
+            entry.stem: entry.search.answer_within
+            for entry in launch.ends.searches.values()
+            if entry.search is not None
+        }
+        return SearchParts(
+            mind,
+            Searchers(searchers, calls, patience_s),
+            admission,
+            self._before.log,
+            clerk,
+            tuple(begins),
+        )
 
     def close(self) -> None:
         """Leave the terminal as it was."""
@@ -179,32 +260,46 @@ class CoordinatorSide:
         self._events.close()
         self._tensorboard.close()
         status = ExitStatus(self.coordinator.status or 0)
-        if self._launch.cache.is_passing and not self._epochs_left:  # no launch of this run wants it any more
+        if (
+            self._launch.cache.is_passing and not self._epochs_left
+        ):  # no launch of this run wants it any more
             self._launch.paths.decoded.unlink(missing_ok=True)
         with storing(STDOUT):
             self._print()
-            for failed in self._tracking.close(_HURRIED_S if status is ExitStatus.RESUMABLE else _PATIENCE_S):
+            for failed in self._tracking.close(
+                _HURRIED_S if status is ExitStatus.RESUMABLE else _PATIENCE_S
+            ):
                 print(describe(failed, {}), flush=True)
-            if (said := meaning(status, self.results.rows())) and find_launcher(os.environ) is not None:
-                print(f"Status {status.value}: {said}. Launchers take it for an abort; no rank has crashed.",
-                      flush=True)
+            if (said := meaning(status, self.results.rows())) and find_launcher(
+                os.environ
+            ) is not None:
+                print(
+                    f"Status {status.value}: {said}. Launchers take it for an abort; no rank has crashed.",
+                    flush=True,
+                )
         return int(status)
 
     def _print(self) -> None:
         rows = self.results.rows()
         headers, lines, left_out = best_rows(rows)
-        print_table(headers, lines, title=f"{self._launch.spec.document.name}: the best network first")
+        print_table(
+            headers, lines, title=f"{self._launch.spec.document.name}: the best network first"
+        )
         if left_out:
             print(left_out)
         if together := self._joined(rows):
             print_table(*table_of(together), title="The best networks together")
         print(self.coordinator.summary())
         replayed = self.results.standing(rows[0].name).history if rows else ()
-        if self._launch.replayed and len(replayed) == len(self._launch.replayed):  # otherwise it failed
-            network, = self._launch.spec.networks
+        if self._launch.replayed and len(replayed) == len(
+            self._launch.replayed
+        ):  # otherwise it failed
+            (network,) = self._launch.spec.networks
             print(compare(self._launch.replayed, replayed, network.train.deterministic))
         if self.results.bad:
-            print(f"{counted(len(self.results.bad), 'sample')} could not be read: {self._launch.paths.bad_samples}")
+            print(
+                f"{counted(len(self.results.bad), 'sample')} could not be read: {self._launch.paths.bad_samples}"
+            )
         shown = "report.html shows it"
         try:
             report = read_report(self._launch.paths)
@@ -212,16 +307,22 @@ class CoordinatorSide:
                 if not search.tried:
                     print(search.words)
             write_report(self._launch.paths.report, report, in_haste=True)
-        except UserError as error:  # a log that was damaged is no reason to fail after all else went well
+        except (
+            UserError
+        ) as error:  # a log that was damaged is no reason to fail after all else went well
             shown = f"without a report, because {error}"
         print(f"Everything is in {self._launch.paths.root}; {shown}.", flush=True)
 
     def _joined(self, rows: Sequence[NetworkResult]) -> list[EnsembleResult]:
         """How good the best networks are together, once all that will finish have."""
-        if self._launch.replayed or any(row.status in (Status.WAITING, Status.TRAINING) for row in rows):
+        if self._launch.replayed or any(
+            row.status in (Status.WAITING, Status.TRAINING) for row in rows
+        ):
             return []
         feed, found = fed_alike(self._launch.spec, rows)
-        together = judge_ensembles(self._launch.paths, found, self._launch.sample.of(feed).target.kind)
+        together = judge_ensembles(
+            self._launch.paths, found, self._launch.sample.of(feed).target.kind
+        )
         if together:
             write_ensembles(self._launch.paths, together)
         return together

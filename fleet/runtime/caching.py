@@ -45,7 +45,9 @@ class Means:
     disk_free: float = float("inf")
 
 
-def choose_cache(spec: Spec, opened: Inputs, means: Means, earlier: CacheChosen | None = None) -> CacheChosen:
+def choose_cache(
+    spec: Spec, opened: Inputs, means: Means, earlier: CacheChosen | None = None
+) -> CacheChosen:
     """Say what becomes of decoded samples.
 
     Args:
@@ -53,15 +55,25 @@ def choose_cache(spec: Spec, opened: Inputs, means: Means, earlier: CacheChosen 
         earlier: what a launch of this run has chosen before; it holds as long as it is possible.
     """
     before = None if earlier is None else earlier.cache
-    asked, sizes = spec.data.cache, {"memory": memory_bytes(opened, means), "file": file_bytes(opened), "none": 0}
+    asked, sizes = (
+        spec.data.cache,
+        {"memory": memory_bytes(opened, means), "file": file_bytes(opened), "none": 0},
+    )
 
     def choice(cache: str, why: str) -> CacheChosen:
         is_own = cache == "memory" or not means.preprocessors
         return CacheChosen(cache, asked, why, sizes[cache], "network" if is_own else "stream")
 
     if opened.feeds and not means.preprocessors and "file" not in (asked, before):
-        return choice("none", "networks are fed with different samples, which each trainer prepares for itself")
-    if asked == "memory" and not means.preprocessors and (lacking := _impossible_in_memory(spec, opened, means, 1.0)):
+        return choice(
+            "none",
+            "networks are fed with different samples, which each trainer prepares for itself",
+        )
+    if (
+        asked == "memory"
+        and not means.preprocessors
+        and (lacking := _impossible_in_memory(spec, opened, means, 1.0))
+    ):
         return choice("none", lacking)  # no rank keeps samples for others, so it only takes longer
     if asked != "auto":
         return choice(asked, "as the spec says")
@@ -72,13 +84,23 @@ def choose_cache(spec: Spec, opened: Inputs, means: Means, earlier: CacheChosen 
         return choice("none", lacking) if lacking else choice("memory", _AS_BEFORE)
     if before == "none":
         return choice("none", _AS_BEFORE)
-    if not (in_memory := _impossible_in_memory(spec, opened, means, _ROOM) or (
-            _costly_in_memory(spec, opened, means))):
-        return choice("memory", f"{_samples(opened)} take {format_size(sizes['memory'])} of a window of "
-                                f"{format_size(spec.data.window)}")
-    if not (in_file := _impossible_in_file(spec, opened, means) or _costly_in_file(spec, opened, means)):
-        return choice("file", f"{in_memory}; in a file they take {format_size(sizes['file'])}, and "
-                              f"{_per_sample(opened)} would be spent in every epoch")
+    if not (
+        in_memory := _impossible_in_memory(spec, opened, means, _ROOM)
+        or (_costly_in_memory(spec, opened, means))
+    ):
+        return choice(
+            "memory",
+            f"{_samples(opened)} take {format_size(sizes['memory'])} of a window of "
+            f"{format_size(spec.data.window)}",
+        )
+    if not (
+        in_file := _impossible_in_file(spec, opened, means) or _costly_in_file(spec, opened, means)
+    ):
+        return choice(
+            "file",
+            f"{in_memory}; in a file they take {format_size(sizes['file'])}, and "
+            f"{_per_sample(opened)} would be spent in every epoch",
+        )
     return choice("none", in_memory if in_file == in_memory else f"{in_memory}; {in_file}")
 
 
@@ -90,8 +112,14 @@ def memory_bytes(opened: Inputs, means: Means) -> int:
 
 def file_bytes(opened: Inputs) -> int:
     """Bytes of the samples of all parts as they would be kept in a file; 0 where they cannot be."""
-    rows = {name: (len(source), _kept_row(opened, name)) for name, source in opened.data.parts().items()}
-    return sum(count * size for count, size in rows.values()) if all(size for _, size in rows.values()) else 0
+    rows = {
+        name: (len(source), _kept_row(opened, name)) for name, source in opened.data.parts().items()
+    }
+    return (
+        sum(count * size for count, size in rows.values())
+        if all(size for _, size in rows.values())
+        else 0
+    )
 
 
 def _kept_row(opened: Inputs, part: str) -> int:
@@ -125,7 +153,8 @@ def _impossible_in_memory(spec: Spec, opened: Inputs, means: Means, share: float
         return f"samples differ: {unkept}"
     needed = memory_bytes(opened, means) + judging_bytes(opened)
     takes = f"{_samples(opened)} take {format_size(needed)} decoded" + (
-        ", with those for validation" if judging_bytes(opened) else "")
+        ", with those for validation" if judging_bytes(opened) else ""
+    )
     if needed > share * spec.data.window:
         return f"{takes}, too much for a window of {format_size(spec.data.window)}"
     if needed > share * means.shared_free:
@@ -165,12 +194,16 @@ def _costly_in_memory(spec: Spec, opened: Inputs, means: Means) -> str:
     look, sharers = opened.looks["train"], float(means.preprocessors)
     if means.is_crowded and means.preprocessors:
         taken = memory_bytes(opened, means) + judging_bytes(opened)
-        alone = 1 - shared_epochs(spec, opened, taken, means.shared_free) / max(_most_epochs(spec), 1)
+        alone = 1 - shared_epochs(spec, opened, taken, means.shared_free) / max(
+            _most_epochs(spec), 1
+        )
         sharers = max(sharers, 1 + (means.trainers - 1) * alone)
     if look.varying_s < _SLOW_S or (sharers - 1) * look.varying_s <= look.fixed_s:
         return ""
-    return (f"random transforms take {1000 * look.varying_s:.2g} ms a sample, which each network would do for itself "
-            "if samples stayed in memory")
+    return (
+        f"random transforms take {1000 * look.varying_s:.2g} ms a sample, which each network would do for itself "
+        "if samples stayed in memory"
+    )
 
 
 # ---- in a file ---------------------------------------------------------------------------------
@@ -185,12 +218,18 @@ def _impossible_in_file(spec: Spec, opened: Inputs, means: Means) -> str:
     for look in opened.looks.values():
         if look.unkept:
             return f"samples differ: {look.unkept}"
-    needed, checkpoints, quota = file_bytes(opened), _checkpoint_bytes(spec, opened.sample), spec.checkpoint.quota
+    needed, checkpoints, quota = (
+        file_bytes(opened),
+        _checkpoint_bytes(spec, opened.sample),
+        spec.checkpoint.quota,
+    )
     in_file = f"in a file they would take {format_size(needed)}"
     if quota is not None and checkpoints is None:
         return f"{in_file}, and nobody knows what checkpoint.quota leaves of the disk"
     if quota is not None and needed + (checkpoints or 0) > quota:
-        return f"{in_file}, too much beside the checkpoints for checkpoint.quota: {format_size(quota)}"
+        return (
+            f"{in_file}, too much beside the checkpoints for checkpoint.quota: {format_size(quota)}"
+        )
     if needed + (checkpoints or 0) > _ROOM * means.disk_free:
         return f"{in_file}, too much for {format_size(means.disk_free)} of free disk"
     return ""
@@ -214,7 +253,9 @@ def _costly_in_file(spec: Spec, opened: Inputs, means: Means) -> str:
     hands = means.preprocessors or means.trainers
     samples = _most_epochs(spec) * len(opened.data.train)
     once_s = sum(counts) * look.fixed_s
-    from_file_s = samples / hands * (_ROW_S + _kept_row(opened, "train") / _BYTES_PER_S + look.varying_s)
+    from_file_s = (
+        samples / hands * (_ROW_S + _kept_row(opened, "train") / _BYTES_PER_S + look.varying_s)
+    )
     always_s = samples / hands * (look.fixed_s + look.varying_s)
     if once_s <= _BEFORE * always_s and once_s + from_file_s <= _IN_ALL * always_s:
         return ""
@@ -222,5 +263,7 @@ def _costly_in_file(spec: Spec, opened: Inputs, means: Means) -> str:
 
 
 def _most_epochs(spec: Spec) -> int:
-    return max((network.train.converge.max_epochs for network in spec.networks),
-               default=spec.document.train.converge.max_epochs)
+    return max(
+        (network.train.converge.max_epochs for network in spec.networks),
+        default=spec.document.train.converge.max_epochs,
+    )

@@ -40,7 +40,9 @@ def check_fresh(spec: Spec, fresh_networks: Sequence[str]) -> None:
     """
     for name in fresh_networks:
         if name not in spec.by_name:
-            raise UserError(f"--fresh-network {name}: the spec has no such network; it has {', '.join(spec.by_name)}")
+            raise UserError(
+                f"--fresh-network {name}: the spec has no such network; it has {', '.join(spec.by_name)}"
+            )
 
 
 @dataclass(frozen=True)
@@ -100,7 +102,10 @@ def changed_since(paths: RunPaths) -> list[str]:
         spec, before = spec_of(paths), known_data(paths)
         if before is None or ":" in spec.data.source:
             return []
-        places, noted_s = (spec.data.path, spec.data.validation, spec.data.test), paths.data.stat().st_mtime
+        places, noted_s = (
+            (spec.data.path, spec.data.validation, spec.data.test),
+            paths.data.stat().st_mtime,
+        )
         if not any(isinstance(place, str) and _is_newer(Path(place), noted_s) for place in places):
             return []
         return changes_of_data(spec, before, mark_data(spec, before)[1])
@@ -114,7 +119,9 @@ def _is_newer(path: Path, moment_s: float) -> bool:
     return any(one.stat().st_ctime > moment_s for one in itertools.islice(found, _MOST_FILES))
 
 
-def check_meanwhile(paths: RunPaths, before: Fingerprint | None, again: Fingerprint | None, now: Fingerprint) -> None:
+def check_meanwhile(
+    paths: RunPaths, before: Fingerprint | None, again: Fingerprint | None, now: Fingerprint
+) -> None:
     """Refuse data that was divided by what was known of it, if another launch has found it different since.
 
     Args:
@@ -123,12 +130,21 @@ def check_meanwhile(paths: RunPaths, before: Fingerprint | None, again: Fingerpr
     Raises:
         UserError: another launch has been at work between the two.
     """
-    if again is not None and all(one is None or _divided(one) != _divided(again) for one in (before, now)):
-        raise UserError(f"{paths.root}: another launch has trained on other data in the meantime; start this one again")
+    if again is not None and all(
+        one is None or _divided(one) != _divided(again) for one in (before, now)
+    ):
+        raise UserError(
+            f"{paths.root}: another launch has trained on other data in the meantime; start this one again"
+        )
 
 
-def note_data(paths: RunPaths, now: Fingerprint, folds: np.ndarray | None, rows: np.ndarray, fence: Fence | None
-              ) -> None:
+def note_data(
+    paths: RunPaths,
+    now: Fingerprint,
+    folds: np.ndarray | None,
+    rows: np.ndarray,
+    fence: Fence | None,
+) -> None:
     """Keep what the data is known by, and how it is divided, where that is not what is kept already.
 
     Args:
@@ -161,8 +177,15 @@ def forget_old_data(paths: RunPaths, now: Fingerprint) -> None:
             remove(path)
 
 
-def take_up(spec: Spec, paths: RunPaths, sample: SampleSpec, codes: Mapping[str, Code], request: Request,
-            fence: Fence | None, data: Sequence[str]) -> tuple[tuple[Event, ...], dict[str, CheckpointLookup]]:
+def take_up(
+    spec: Spec,
+    paths: RunPaths,
+    sample: SampleSpec,
+    codes: Mapping[str, Code],
+    request: Request,
+    fence: Fence | None,
+    data: Sequence[str],
+) -> tuple[tuple[Event, ...], dict[str, CheckpointLookup]]:
     """See to it that all checkpoints of a run are of the networks that the spec names now.
 
     Args:
@@ -179,14 +202,22 @@ def take_up(spec: Spec, paths: RunPaths, sample: SampleSpec, codes: Mapping[str,
         UserError: a network, or the data, has changed, and nothing was said of it; nothing was touched.
     """
     saved = side_by_side(
-        lambda network: _look_at(network, spec, paths, sample, codes[network.architecture.target], data),
-        (network for network in spec.networks if network.name not in request.fresh_network))
+        lambda network: _look_at(
+            network, spec, paths, sample, codes[network.architecture.target], data
+        ),
+        (network for network in spec.networks if network.name not in request.fresh_network),
+    )
     there = [one for one in saved if one.found.state is not None]
     changed = [one for one in there if one.changed]
     if changed and not request.accept_changes:
         raise UserError(_refusal(paths, changed, data))
-    unknown = [one for one in there if one.state.code is None and codes[one.network.architecture.target]
-               and not request.beside_others]
+    unknown = [
+        one
+        for one in there
+        if one.state.code is None
+        and codes[one.network.architecture.target]
+        and not request.beside_others
+    ]
     amended = {one.network.name: one for one in [*changed, *unknown]}
     for one in amended.values():
         _amend(one, spec, paths, sample, codes[one.network.architecture.target], fence)
@@ -194,59 +225,92 @@ def take_up(spec: Spec, paths: RunPaths, sample: SampleSpec, codes: Mapping[str,
         print(_warning(unknown, codes), file=sys.stderr, flush=True)
     restarted = [name for name in request.fresh_network if _start_over(paths, name)]
     epochs = {one.network.name: one.state.epoch for one in changed}
-    events = (*((DataChanged(tuple(data), epochs),) if data and changed else ()),
-              *(NetworkFellBack(name, "--fresh-network", epochs=0, position=0, afresh=True) for name in restarted),
-              *(ChangesAccepted(one.network.name, tuple(one.changed), one.state.epoch) for one in changed))
+    events = (
+        *((DataChanged(tuple(data), epochs),) if data and changed else ()),
+        *(
+            NetworkFellBack(name, "--fresh-network", epochs=0, position=0, afresh=True)
+            for name in restarted
+        ),
+        *(
+            ChangesAccepted(one.network.name, tuple(one.changed), one.state.epoch)
+            for one in changed
+        ),
+    )
     return events, {one.network.name: one.found for one in saved if one.network.name not in amended}
 
 
-def _look_at(network: NetworkSpec, spec: Spec, paths: RunPaths, sample: SampleSpec, code: Code, data: Sequence[str]
-             ) -> _Saved:
+def _look_at(
+    network: NetworkSpec,
+    spec: Spec,
+    paths: RunPaths,
+    sample: SampleSpec,
+    code: Code,
+    data: Sequence[str],
+) -> _Saved:
     found = newest(paths, network.name, with_arrays=False)
     if found.state is None:
         return _Saved(network, found, [])
     changed = changes(network, spec, sample, code, found.state)
     if changed is None:
         said = f"the data has changed: {'; '.join(data)}. And " if data else ""
-        raise UserError(f"{said}{paths.root} holds a checkpoint of {network.name} that was trained with other settings "
-                        "(model, data, transforms, batch, optimizer, engine or seed): go back to them, name another "
-                        f"output, or start over: this network with --fresh-network {network.name}, all with --fresh")
+        raise UserError(
+            f"{said}{paths.root} holds a checkpoint of {network.name} that was trained with other settings "
+            "(model, data, transforms, batch, optimizer, engine or seed): go back to them, name another "
+            f"output, or start over: this network with --fresh-network {network.name}, all with --fresh"
+        )
     return _Saved(network, found, [*changed, *([DATA] if data else [])])
 
 
 def _refusal(paths: RunPaths, changed: Sequence[_Saved], data: Sequence[str]) -> str:
     if not data:
         return _refusal_of_code(paths, changed)
-    others = [replace(one, changed=files) for one in changed
-              if (files := [file for file in one.changed if file != DATA])]
+    others = [
+        replace(one, changed=files)
+        for one in changed
+        if (files := [file for file in one.changed if file != DATA])
+    ]
     code = f". {_refusal_of_code(paths, others)}" if others else ""
-    return (f"the data is not what the networks in {paths.root} were trained on: {'; '.join(data)}: go back to what it "
-            "was, start over with --fresh, or go on from what was trained with --accept-changes, which the history "
-            f"will say{code}")
+    return (
+        f"the data is not what the networks in {paths.root} were trained on: {'; '.join(data)}: go back to what it "
+        "was, start over with --fresh, or go on from what was trained with --accept-changes, which the history "
+        f"will say{code}"
+    )
 
 
 def _refusal_of_code(paths: RunPaths, changed: Sequence[_Saved]) -> str:
     names = [one.network.name for one in changed]
     shown = ", ".join(f"{one.network.name} ({', '.join(one.changed)})" for one in changed)
     over = " ".join(f"--fresh-network {name}" for name in names)
-    return (f"{paths.root} holds checkpoints of networks whose code has changed since: {shown}: train them from the "
-            f"start with {over}, or go on from what was trained with --accept-changes, which the history will say")
+    return (
+        f"{paths.root} holds checkpoints of networks whose code has changed since: {shown}: train them from the "
+        f"start with {over}, or go on from what was trained with --accept-changes, which the history will say"
+    )
 
 
 def _warning(unknown: Sequence[_Saved], codes: Mapping[str, Code]) -> str:
     names = ", ".join(one.network.name for one in unknown)
-    files = ", ".join(sorted({file for one in unknown for file in codes[one.network.architecture.target]}))
-    return (f"fleet: WARNING: FLEET 0.1.0 wrote the checkpoints of {names}, and did not note the code of networks: "
-            f"they go on as if {files} had not changed since then; from now on it is noted")
+    files = ", ".join(
+        sorted({file for one in unknown for file in codes[one.network.architecture.target]})
+    )
+    return (
+        f"fleet: WARNING: FLEET 0.1.0 wrote the checkpoints of {names}, and did not note the code of networks: "
+        f"they go on as if {files} had not changed since then; from now on it is noted"
+    )
 
 
-def _amend(one: _Saved, spec: Spec, paths: RunPaths, sample: SampleSpec, code: Code, fence: Fence | None) -> None:
+def _amend(
+    one: _Saved, spec: Spec, paths: RunPaths, sample: SampleSpec, code: Code, fence: Fence | None
+) -> None:
     """Have all checkpoints of a network say what it is now, and what of that was accepted."""
     mine, key = identity(one.network, spec, sample), one.network.architecture.key
 
     def now(state: State) -> State:
-        state = replace(state.with_other_data() if DATA in one.changed else state, identity=mine, architecture=key,
-                        code=code)
+        state = replace(
+            state.with_other_data() if DATA in one.changed else state,
+            identity=mine,
+            architecture=key,
+            code=code,
+        )
         return state.accepting(" ".join(one.changed)) if one.changed else state
 
     amend(paths, one.network.name, now, fence)
@@ -261,7 +325,9 @@ def _start_over(paths: RunPaths, name: str) -> bool:
     folders = [folder for folder in (paths.model(name), paths.tensorboard(name)) if folder.exists()]
     for path in paths.foreign() if folders else ():
         if any(folder in path.parents for folder in folders):
-            raise UserError(f"--fresh-network {name}: {path} is no file that FLEET wrote; move it away")
+            raise UserError(
+                f"--fresh-network {name}: {path} is no file that FLEET wrote; move it away"
+            )
     for folder in folders:
         with storing(folder):
             for path in set(folder.iterdir()) - {paths.first(name)}:  # it begins there again

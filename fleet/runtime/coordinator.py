@@ -128,20 +128,48 @@ class Coordinator:
         is_cut: whether ranks are left then that do not listen.
     """
 
-    def __init__(self, world: World, setup: Setup, speeds: Speeds, files: Files,
-                 show: Sequence[Callable[[events.Event], None]], show_pace: Callable[[str, int, float], None],
-                 interruption: Interruption, past: Preamble, search: SearchParts, beside: BesideOthers | None = None
-                 ) -> None:
+    def __init__(
+        self,
+        world: World,
+        setup: Setup,
+        speeds: Speeds,
+        files: Files,
+        show: Sequence[Callable[[events.Event], None]],
+        show_pace: Callable[[str, int, float], None],
+        interruption: Interruption,
+        past: Preamble,
+        search: SearchParts,
+        beside: BesideOthers | None = None,
+    ) -> None:
         self._world, self._setup, self._files, self._past = world, setup, files, past
-        self._given, self._show, self._show_pace, self._interruption = speeds.given, show, show_pace, interruption
-        self._results, self._log, self._beside, self._search = files.results, files.log, beside, search
+        self._given, self._show, self._show_pace, self._interruption = (
+            speeds.given,
+            show,
+            show_pace,
+            interruption,
+        )
+        self._results, self._log, self._beside, self._search = (
+            files.results,
+            files.log,
+            beside,
+            search,
+        )
         self._run = run = files.results.run
         self._checked_s = 0.0
         standings = self._run.standings
         begun = self._search.mind.restore(
-            [*self._search.log, *past.unlogged, *past.changes,
-             *(began for began in self._search.begins if isinstance(began, events.SearcherBegan) and began.is_another)],
-            standings)
+            [
+                *self._search.log,
+                *past.unlogged,
+                *past.changes,
+                *(
+                    began
+                    for began in self._search.begins
+                    if isinstance(began, events.SearcherBegan) and began.is_another
+                ),
+            ],
+            standings,
+        )
         self._ensemble = Ensemble(setup, standings, speeds, self._ask, self._search.mind, begun)
         self._queue: deque[e.Heard] = deque()  # what was heard, and the ensemble has not
         self._lost: frozenset[int] = frozenset()  # the deaths that the ensemble has heard of
@@ -158,24 +186,55 @@ class Coordinator:
         """Say what begins, and what an earlier launch did not come to say."""
         if 0 not in self._setup.roles.trainers:  # what networks leave is large
             collect_seldom()
-        spec, roles, options, past = self._setup.spec, self._setup.roles, self._setup.spec.options, self._past
+        spec, roles, options, past = (
+            self._setup.spec,
+            self._setup.roles,
+            self._setup.spec.options,
+            self._past,
+        )
         past.laps.end("setting up")
         over = (name for name in self._results.networks if self._run.standing(name).is_final)
-        self._note(events.Started(
-            networks=len(spec.networks), trainers=len(roles.trainers), preprocessors=len(roles.preprocessors),
-            nodes=roles.nodes, gpus_per_node=roles.gpus_per_node, policy=spec.schedule.policy,
-            finished=tuple(sorted(over)), first_stream_epoch=self._setup.first_epoch, samples=self._setup.samples,
-            devices=tuple(sorted(roles.rank_of)), stream=self._ensemble.pace,
-            options=events.ScheduleOptions(options.alpha, str(options.delta), options.peak_limited, options.seed),
-            bounds={network.name: (network.min_gpus, network.max_gpus) for network in spec.networks},
-            time_scale=spec.resources.time_scale, date=self._log.date(),
-            before_s=past.laps.seconds, slots=roles.slots, fills=roles.fills,
-            device=roles.unit, found=past.found, beside=None if self._beside is None else self._beside.is_beside,
-            folders=past.folders))
+        self._note(
+            events.Started(
+                networks=len(spec.networks),
+                trainers=len(roles.trainers),
+                preprocessors=len(roles.preprocessors),
+                nodes=roles.nodes,
+                gpus_per_node=roles.gpus_per_node,
+                policy=spec.schedule.policy,
+                finished=tuple(sorted(over)),
+                first_stream_epoch=self._setup.first_epoch,
+                samples=self._setup.samples,
+                devices=tuple(sorted(roles.rank_of)),
+                stream=self._ensemble.pace,
+                options=events.ScheduleOptions(
+                    options.alpha, str(options.delta), options.peak_limited, options.seed
+                ),
+                bounds={
+                    network.name: (network.min_gpus, network.max_gpus) for network in spec.networks
+                },
+                time_scale=spec.resources.time_scale,
+                date=self._log.date(),
+                before_s=past.laps.seconds,
+                slots=roles.slots,
+                fills=roles.fills,
+                device=roles.unit,
+                found=past.found,
+                beside=None if self._beside is None else self._beside.is_beside,
+                folders=past.folders,
+            )
+        )
         if spec.schedule.rates is not None and self._given is not None:
-            self._note(events.RatesGiven({network.name: network.rates for network in self._given.models}))
-        first: Sequence[events.Event | None] = (past.remembered, known_sharing(self._setup), *past.unlogged,
-                                                *past.changes, *self._search.begins)
+            self._note(
+                events.RatesGiven({network.name: network.rates for network in self._given.models})
+            )
+        first: Sequence[events.Event | None] = (
+            past.remembered,
+            known_sharing(self._setup),
+            *past.unlogged,
+            *past.changes,
+            *self._search.begins,
+        )
         for event in first:
             if event is not None:
                 self._note(event)
@@ -193,12 +252,16 @@ class Coordinator:
             self._is_interrupted = True
             self._handle(e.EndAsked(reason))
         if self._beside is not None:
-            for heard in self._beside.look(self._log.now(), self._ensemble.training, self._is_interrupted):
+            for heard in self._beside.look(
+                self._log.now(), self._ensemble.training, self._is_interrupted
+            ):
                 if isinstance(heard, e.Leased):
                     self._results.hear(heard.network, heard.standing)
                 self._handle(heard)
         if self._search.clerk is not None and not self._is_interrupted:
-            self._search.clerk.look(self._note, self._handle, lambda: self.status is None, self._offer)
+            self._search.clerk.look(
+                self._note, self._handle, lambda: self.status is None, self._offer
+            )
         for admitted in self._admitted():
             self._handle(admitted)
         answer = self._search.searchers.heard()
@@ -236,8 +299,11 @@ class Coordinator:
         """
         self._search.searchers.close()
         if self._search.clerk is not None:
-            self._search.clerk.refuse("the run is being stopped; the same command resumes it"
-                                      if self.status is ExitStatus.RESUMABLE else "the run has ended")
+            self._search.clerk.refuse(
+                "the run is being stopped; the same command resumes it"
+                if self.status is ExitStatus.RESUMABLE
+                else "the run has ended"
+            )
         self._check_rights()
         self._note(self._launch.ended(int(self.status or 0), self._log.now()))
 
@@ -267,11 +333,20 @@ class Coordinator:
         for effect in effects:
             self._carry_out(effect)
 
-    def _ask(self, rates: RateTable, progress: Progress, cluster: Cluster, least: Least | None) -> PolicyAnswer:
-        began, policy, options = time.perf_counter(), self._setup.spec.policy, self._setup.spec.options
+    def _ask(
+        self, rates: RateTable, progress: Progress, cluster: Cluster, least: Least | None
+    ) -> PolicyAnswer:
+        began, policy, options = (
+            time.perf_counter(),
+            self._setup.spec.policy,
+            self._setup.spec.options,
+        )
         wanted = plan(policy, rates, progress, cluster, options)
-        tried = frozenset() if least is None else probes_of_plan(
-            policy, rates, least, progress, cluster, options, wanted)
+        tried = (
+            frozenset()
+            if least is None
+            else probes_of_plan(policy, rates, least, progress, cluster, options, wanted)
+        )
         return PolicyAnswer(wanted, time.perf_counter() - began, tried)
 
     def _offer(self, nodes: int, within_s: float) -> e.Offer:
@@ -298,7 +373,9 @@ class Coordinator:
         self._check_lease()
         match effect:
             case e.Tell(rank, tag, message):
-                self._world.tell(rank, tag, message if self._beside is None else self._beside.fenced(message))
+                self._world.tell(
+                    rank, tag, message if self._beside is None else self._beside.fenced(message)
+                )
             case e.Note(event):
                 self._note(event)
             case e.KeepParameters(network, parameters):
@@ -307,7 +384,9 @@ class Coordinator:
                 self._files.profile.keep(rates)
             case e.ReadCheckpoint(network):
                 standing, state = look_up(self._results, self._results.networks[network])
-                self._queue.append(e.CheckpointRead(network, standing, 0 if state is None else state.position))
+                self._queue.append(
+                    e.CheckpointRead(network, standing, 0 if state is None else state.position)
+                )
             case e.Consult(entry, call):
                 self._search.searchers.consult(entry, call)
             case e.Add():

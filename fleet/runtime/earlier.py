@@ -26,8 +26,9 @@ from fleet.storage.results import NetworkResult, Status, networks_of, read_resul
 _ENDS = {Status.FINISHED: End.FINISHED, Status.PRUNED: End.PRUNED, Status.FAILED: End.FAILED}
 
 
-def read_known(run: str | Path, space: Space, objectives: Sequence[tuple[str, str]]
-               ) -> tuple[list[Know], dict[str, int]]:
+def read_known(
+    run: str | Path, space: Space, objectives: Sequence[tuple[str, str]]
+) -> tuple[list[Know], dict[str, int]]:
     """What a run found, for a search in a space.
 
     Args:
@@ -43,16 +44,26 @@ def read_known(run: str | Path, space: Space, objectives: Sequence[tuple[str, st
     rows = networks_of(read_results(run))
     state = state_of(read_run(RunPaths(Path(run))), None)
     known, left_out = list[Know](), Counter[str]()
-    for row in sorted(rows, key=lambda row: state.networks[row.name].number if row.name in state.networks else -1):
+    for row in sorted(
+        rows, key=lambda row: state.networks[row.name].number if row.name in state.networks else -1
+    ):
         try:
             known.append(_known(row, space, objectives, state, str(run)))
         except UserError as error:
             key, _, value = str(error).partition(": ")
-            left_out[f"{key} is outside of the space" if value else key] += 1  # of many values, one reason
+            left_out[f"{key} is outside of the space" if value else key] += (
+                1  # of many values, one reason
+            )
     return known, dict(left_out)
 
 
-def _known(row: NetworkResult, space: Space, objectives: Sequence[tuple[str, str]], state: RunState, run: str) -> Know:
+def _known(
+    row: NetworkResult,
+    space: Space,
+    objectives: Sequence[tuple[str, str]],
+    state: RunState,
+    run: str,
+) -> Know:
     if row.status not in _ENDS:
         raise UserError("not over yet")
     member = member_of(space, row.drawn)
@@ -71,7 +82,9 @@ def _known(row: NetworkResult, space: Space, objectives: Sequence[tuple[str, str
     return Know(0, member, curve, _ENDS[row.status].value, value, row.name, run)
 
 
-def earlier_of(entry: Entry, run: str, search: RunSearch, knows: bool) -> tuple[list[Know], EarlierRead | None]:
+def earlier_of(
+    entry: Entry, run: str, search: RunSearch, knows: bool
+) -> tuple[list[Know], EarlierRead | None]:
     """What a searcher is still to be told of an earlier run, and the line that says so, unless that was said.
 
     Args:
@@ -82,7 +95,10 @@ def earlier_of(entry: Entry, run: str, search: RunSearch, knows: bool) -> tuple[
         UserError: the run cannot be read, and never has been.
     """
     read = search.earlier.get(run)
-    if read is not None and sum(call.call == "know" and call.source == run for call in search.calls) >= read.told:
+    if (
+        read is not None
+        and sum(call.call == "know" and call.source == run for call in search.calls) >= read.told
+    ):
         return [], None
     try:
         found, left_out = read_known(run, entry.space, entry.objectives)
@@ -91,5 +107,8 @@ def earlier_of(entry: Entry, run: str, search: RunSearch, knows: bool) -> tuple[
             return [], None
         raise
     if not knows:
-        found, left_out = [], {"the searcher has no method `known`": len(found) + sum(left_out.values())}
+        found, left_out = (
+            [],
+            {"the searcher has no method `known`": len(found) + sum(left_out.values())},
+        )
     return found, EarlierRead(entry.name, run, len(found), left_out) if read is None else None

@@ -55,7 +55,8 @@ class Feed:
     def is_carried(self) -> bool:
         """Whether the stream carries just what these networks are fed with, where there is one."""
         return self.carried is None or (
-            self.is_done and self.piece is None and self.samples["train"].target == self.carried)
+            self.is_done and self.piece is None and self.samples["train"].target == self.carried
+        )
 
     def pipeline(self, part: str, seed: int) -> Pipeline | None:
         """How the samples of a part are prepared for these networks; None where there is no such part."""
@@ -63,12 +64,16 @@ class Feed:
         if source is None:
             return None
         fixed = None if self.is_done or self.carried is None else self.done
-        return Pipeline(source, self.transforms, seed, self.samples[part], fixed, self.carried, self.piece)
+        return Pipeline(
+            source, self.transforms, seed, self.samples[part], fixed, self.carried, self.piece
+        )
 
     def after_decoding(self, data: DataSet, done: int) -> Feed:
         """The same from a copy of the data to which so many of the stream's transforms were done."""
         if self.piece is not None:
-            return replace(self, data=data, transforms=(self.piece, *self.transforms[self.done:]), done=1)
+            return replace(
+                self, data=data, transforms=(self.piece, *self.transforms[self.done :]), done=1
+            )
         return replace(self, data=data, transforms=self.transforms[done:], done=self.done - done)
 
 
@@ -92,10 +97,15 @@ def transforms_of(spec: Spec, data: Mapping[str, DataSet]) -> dict[str, tuple[Tr
     each = {key: parse_transforms(settings.transforms) for key, settings in spec.feeds.items()}
     if spec.data.finish == "device":
         each = {key: leave_to_device(found) for key, found in each.items()}
-    return {key: decoded_whole(found) if is_mask(data[key].train) else found for key, found in each.items()}
+    return {
+        key: decoded_whole(found) if is_mask(data[key].train) else found
+        for key, found in each.items()
+    }
 
 
-def shared_part(spec: Spec, data: Mapping[str, DataSet], each: Mapping[str, tuple[Transform, ...]]) -> SharedPart:
+def shared_part(
+    spec: Spec, data: Mapping[str, DataSet], each: Mapping[str, tuple[Transform, ...]]
+) -> SharedPart:
     """What the feeds of a spec can share; where they share no transform, looks at a few samples.
 
     Args:
@@ -108,22 +118,31 @@ def shared_part(spec: Spec, data: Mapping[str, DataSet], each: Mapping[str, tupl
     done = common_part(lists)
     if done or not all(transforms and isinstance(transforms[0], Decode) for transforms in lists):
         return SharedPart(split_scale(lists[0])[0][:done], dict.fromkeys(each, done), {})
-    fixed = {key: transforms[:fixed_part(transforms)] for key, transforms in each.items()}
+    fixed = {key: transforms[: fixed_part(transforms)] for key, transforms in each.items()}
     shapes = dict[tuple[Transform, ...], tuple[int, ...]]()
     for key, transforms in fixed.items():
         if transforms not in shapes:
             try:
-                shapes[transforms] = look_at(data[key], transforms, spec.seed)[0]["train"].image.shape
+                shapes[transforms] = look_at(data[key], transforms, spec.seed)[0][
+                    "train"
+                ].image.shape
             except (InputError, UserError) as error:
-                raise UserError(f"{_place(spec, key)}: networks share what each makes of a file before its first "
-                                f"random transform: {str(error).removeprefix('data: ')}; {_instead(spec)}") from error
+                raise UserError(
+                    f"{_place(spec, key)}: networks share what each makes of a file before its first "
+                    f"random transform: {str(error).removeprefix('data: ')}; {_instead(spec)}"
+                ) from error
     beside = SideBySide(tuple(shapes), tuple(shapes.values()))
     pieces = dict(zip(shapes, beside.pieces(), strict=True))
-    return SharedPart((beside,), {key: len(transforms) for key, transforms in fixed.items()},
-                      {key: pieces[transforms] for key, transforms in fixed.items()})
+    return SharedPart(
+        (beside,),
+        {key: len(transforms) for key, transforms in fixed.items()},
+        {key: pieces[transforms] for key, transforms in fixed.items()},
+    )
 
 
-def look_at_shared(data: DataSet, shared: SharedPart, spec: Spec) -> tuple[dict[str, SampleSpec], dict[str, Look]]:
+def look_at_shared(
+    data: DataSet, shared: SharedPart, spec: Spec
+) -> tuple[dict[str, SampleSpec], dict[str, Look]]:
     """What is carried to networks of which each does the rest to it.
 
     Raises:
@@ -132,9 +151,11 @@ def look_at_shared(data: DataSet, shared: SharedPart, spec: Spec) -> tuple[dict[
     try:
         return look_at(data, shared.transforms, spec.seed)
     except (InputError, UserError) as error:
-        raise UserError(f"data: networks share what the first {counted(len(shared.transforms), 'transform')} of all of "
-                        f"them make: {str(error).removeprefix('data: ')}, the same one in all entries; "
-                        f"{_instead(spec)}") from error
+        raise UserError(
+            f"data: networks share what the first {counted(len(shared.transforms), 'transform')} of all of "
+            f"them make: {str(error).removeprefix('data: ')}, the same one in all entries; "
+            f"{_instead(spec)}"
+        ) from error
 
 
 def _instead(spec: Spec) -> str:
@@ -143,8 +164,13 @@ def _instead(spec: Spec) -> str:
     return f"or let each network prepare its own samples ({how})"
 
 
-def make_feeds(spec: Spec, data: Mapping[str, DataSet], each: Mapping[str, tuple[Transform, ...]], shared: SharedPart,
-               stream: Mapping[str, SampleSpec] | None) -> dict[str, Feed]:
+def make_feeds(
+    spec: Spec,
+    data: Mapping[str, DataSet],
+    each: Mapping[str, tuple[Transform, ...]],
+    shared: SharedPart,
+    stream: Mapping[str, SampleSpec] | None,
+) -> dict[str, Feed]:
     """The feeds of a spec that has several, by their keys; each looks at a few samples.
 
     Args:
@@ -162,26 +188,36 @@ def make_feeds(spec: Spec, data: Mapping[str, DataSet], each: Mapping[str, tuple
             samples, _ = look_at(data[key], transforms, spec.seed)
         except (InputError, UserError) as error:
             raise UserError(f"{_place(spec, key)}: {str(error).removeprefix('data: ')}") from error
-        feeds[key] = Feed(data[key], transforms, samples, shared.done[key], carried, shared.pieces.get(key))
+        feeds[key] = Feed(
+            data[key], transforms, samples, shared.done[key], carried, shared.pieces.get(key)
+        )
     _check_targets(spec, feeds)
     return feeds
 
 
-def look_at(data: DataSet, transforms: tuple[Transform, ...], seed: int
-            ) -> tuple[dict[str, SampleSpec], dict[str, Look]]:
+def look_at(
+    data: DataSet, transforms: tuple[Transform, ...], seed: int
+) -> tuple[dict[str, SampleSpec], dict[str, Look]]:
     """What the samples of each part are, and what a look at them has shown; see :func:`preprocess.probe.look`.
 
     Raises:
         InputError, UserError: they are not alike.
     """
     looks = {name: look(source, transforms, seed) for name, source in data.parts().items()}
-    weighted = any(one.sample.target.weighted for one in looks.values())  # what travels is the same of all parts
-    samples = {name: replace(one.sample, target=replace(one.sample.target, weighted=weighted))
-               for name, one in looks.items()}
+    weighted = any(
+        one.sample.target.weighted for one in looks.values()
+    )  # what travels is the same of all parts
+    samples = {
+        name: replace(one.sample, target=replace(one.sample.target, weighted=weighted))
+        for name, one in looks.items()
+    }
     for part, sample in samples.items():
-        if (there := sample.unfinished or sample.image) != (first := samples["train"].unfinished or
-                                                            samples["train"].image):
-            raise UserError(f"data: training samples are {first} and {part} samples {there}; add a resize or a crop")
+        if (there := sample.unfinished or sample.image) != (
+            first := samples["train"].unfinished or samples["train"].image
+        ):
+            raise UserError(
+                f"data: training samples are {first} and {part} samples {there}; add a resize or a crop"
+            )
     return samples, looks
 
 
@@ -192,12 +228,16 @@ def _check_targets(spec: Spec, feeds: Mapping[str, Feed]) -> None:
         return
     odd = next(key for key, target in targets.items() if target != next(iter(targets.values())))
     if "mask" in kinds:
-        raise UserError(f"{_place(spec, odd)}: a mask goes through the transforms with its image, so all networks of a "
-                        f"run must have the same ones, not {' and '.join(map(str, targets.values()))}; make it another "
-                        "run")
+        raise UserError(
+            f"{_place(spec, odd)}: a mask goes through the transforms with its image, so all networks of a "
+            f"run must have the same ones, not {' and '.join(map(str, targets.values()))}; make it another "
+            "run"
+        )
     if spec.data.cache == "file":
-        raise UserError(f"{_place(spec, odd)}: data.cache: file keeps one target of each sample; where networks "
-                        "have different ones it should be memory or none")
+        raise UserError(
+            f"{_place(spec, odd)}: data.cache: file keeps one target of each sample; where networks "
+            "have different ones it should be memory or none"
+        )
 
 
 def _place(spec: Spec, key: str) -> str:
@@ -220,20 +260,31 @@ def remark(spec: Spec, feeds: Mapping[str, Feed]) -> str:
     names: dict[str, list[str]] = {key: [] for key in feeds}
     for network in spec.networks:
         names[network.feed].append(network.name)
-    done = {key: len(finished_on_host(feed.transforms[:feed.done])) for key, feed in feeds.items()}
-    rests = "; ".join(f"{listed(names[key])}: {_named(spec.feeds[key].transforms[done[key]:]) or 'nothing more'}"
-                      f", {feed.samples['train'].target}" for key, feed in feeds.items() if names[key])
+    done = {key: len(finished_on_host(feed.transforms[: feed.done])) for key, feed in feeds.items()}
+    rests = "; ".join(
+        f"{listed(names[key])}: {_named(spec.feeds[key].transforms[done[key] :]) or 'nothing more'}"
+        f", {feed.samples['train'].target}"
+        for key, feed in feeds.items()
+        if names[key]
+    )
     if spec.policy.own_samples:
         return f"data: entries have data of their own, and each trainer prepares its samples alone: {rests}"
     key, first = next(iter(feeds.items()))
     if first.piece is not None:
-        made = "; ".join(f"{listed(names[key])}: {_named(spec.feeds[key].transforms[:done[key]])}"
-                         for key in feeds if names[key])
-        return (f"data: read once for all {counted(len(spec.networks), 'network')}, and prepared for {made}; by each "
-                f"network for itself: {rests}")
-    shared = spec.feeds[key].transforms[:done[key]]
-    return (f"data: prepared once for all {counted(len(spec.networks), 'network')}: {_named(shared) or 'reading'}; by "
-            f"each network for itself: {rests}")
+        made = "; ".join(
+            f"{listed(names[key])}: {_named(spec.feeds[key].transforms[: done[key]])}"
+            for key in feeds
+            if names[key]
+        )
+        return (
+            f"data: read once for all {counted(len(spec.networks), 'network')}, and prepared for {made}; by each "
+            f"network for itself: {rests}"
+        )
+    shared = spec.feeds[key].transforms[: done[key]]
+    return (
+        f"data: prepared once for all {counted(len(spec.networks), 'network')}: {_named(shared) or 'reading'}; by "
+        f"each network for itself: {rests}"
+    )
 
 
 def on_finishing(spec: Spec, each: Mapping[str, tuple[Transform, ...]]) -> str:
@@ -243,8 +294,10 @@ def on_finishing(spec: Spec, each: Mapping[str, tuple[Transform, ...]]) -> str:
         items, (host, left) = spec.feeds[key].transforms, split_device(transforms)
         if left is not None:
             first = len(split_scale(host)[0])
-            lines[f"data: on the device: {_named(items[first:])}; on the host, before: "
-                  f"{_named(items[:first]) or 'reading'}"] = None
+            lines[
+                f"data: on the device: {_named(items[first:])}; on the host, before: "
+                f"{_named(items[:first]) or 'reading'}"
+            ] = None
     return "\n".join(lines)
 
 

@@ -17,7 +17,9 @@ from fleet.storage.network_leases import holders, shut_networks
 from fleet.storage.paths import RunPaths
 from fleet.units import listed
 
-_DOOR_S = 300.0  # for those before to begin: they read all checkpoints, and perhaps decode all samples
+_DOOR_S = (
+    300.0  # for those before to begin: they read all checkpoints, and perhaps decode all samples
+)
 _KNOCK_S = 1.0
 
 
@@ -67,11 +69,15 @@ def check_shareable(spec: Spec, asked: str) -> None:
         UserError: its networks come while it goes on, to the one launch that asks for them.
     """
     if spec.searches:
-        raise UserError(f"{asked}: a search is of one launch, which asks for networks; start it alone, as with "
-                        "fleet submit --chain, which goes on with it job after job")
+        raise UserError(
+            f"{asked}: a search is of one launch, which asks for networks; start it alone, as with "
+            "fleet submit --chain, which goes on with it job after job"
+        )
     if spec.document.open_for is not None:
-        raise UserError(f"{asked}: open_for waits for networks that are added, and launches that share those of a run "
-                        "take none; leave it out")
+        raise UserError(
+            f"{asked}: open_for waits for networks that are added, and launches that share those of a run "
+            "take none; leave it out"
+        )
 
 
 def enter_folder(paths: RunPaths, lease: Lease) -> None:
@@ -135,8 +141,10 @@ def _empty(paths: RunPaths, letters: Iterable[Path]) -> None:
     """Delete what earlier launches have written, and nothing else; of the mailbox, some letters."""
     if foreign := paths.foreign():
         shown = listed([str(path.relative_to(paths.root)) for path in foreign], 5)
-        raise UserError(f"--fresh: {paths.root} also holds what FLEET did not write: {shown}; move it away, or name "
-                        "another output")
+        raise UserError(
+            f"--fresh: {paths.root} also holds what FLEET did not write: {shown}; move it away, or name "
+            "another output"
+        )
     try:
         # They say whose it is, and who is in it.
         kept = {paths.marker, paths.lease, paths.network_leases, paths.jobs_lease, paths.mailbox}

@@ -63,7 +63,9 @@ class Inputs:
     @property
     def names(self) -> dict[str, tuple[str, ...]]:
         """The names of the classes, labels or values, by feed; empty where they have none."""
-        return {key: feed.data.classes for key, feed in self.feeds.items()} or {"": self.data.classes}
+        return {key: feed.data.classes for key, feed in self.feeds.items()} or {
+            "": self.data.classes
+        }
 
     @property
     def sample(self) -> SampleSpec:
@@ -84,14 +86,21 @@ class Inputs:
             InputError: they are not alike before the first random transform.
         """
         parts = {"none": (), "memory": ("train",), "file": tuple(self.samples)}[cache]
-        kept = {name: replace(self.samples[name], kept=self.looks[name].keeping().kept) for name in parts}
+        kept = {
+            name: replace(self.samples[name], kept=self.looks[name].keeping().kept)
+            for name in parts
+        }
         feeds = self.feeds
         if "train" in kept and cache == "memory":
-            feeds = {key: replace(feed, carried=kept["train"].kept_target) for key, feed in feeds.items()}
+            feeds = {
+                key: replace(feed, carried=kept["train"].kept_target) for key, feed in feeds.items()
+            }
         return replace(self, samples={**self.samples, **kept}, feeds=feeds)
 
 
-def open_marked_inputs(spec: Spec, before: Fingerprint | None, features: Sequence[str] = ()) -> Inputs:
+def open_marked_inputs(
+    spec: Spec, before: Fingerprint | None, features: Sequence[str] = ()
+) -> Inputs:
     """The same as :func:`open_inputs`, with what the data is known by; samples that were known stay where they were.
 
     Args:
@@ -102,19 +111,37 @@ def open_marked_inputs(spec: Spec, before: Fingerprint | None, features: Sequenc
         InputError, UserError: as there; or all samples of a side have gone.
     """
     found, fingerprint = mark_data(spec, before, features)
-    return replace(_look(spec, _by_feed(spec, found)), fingerprint=fingerprint,
-                   rows=np.flatnonzero(fingerprint.sides == 0))
+    return replace(
+        _look(spec, _by_feed(spec, found)),
+        fingerprint=fingerprint,
+        rows=np.flatnonzero(fingerprint.sides == 0),
+    )
 
 
-def mark_data(spec: Spec, before: Fingerprint | None, features: Sequence[str] = ()
-              ) -> tuple[tuple[DataSet, ...], Fingerprint]:
+def mark_data(
+    spec: Spec, before: Fingerprint | None, features: Sequence[str] = ()
+) -> tuple[tuple[DataSet, ...], Fingerprint]:
     """The data of a spec for each of its targets, and what it is known by; see :func:`open_marked_inputs`."""
     settings = spec.data
-    shares = [where if isinstance(where, float) else None for where in (settings.validation, settings.test)]
-    division = f"validation: {shares[0]}, test: {shares[1]}, folds: {settings.folds}, seed: {spec.seed}"
+    shares = [
+        where if isinstance(where, float) else None
+        for where in (settings.validation, settings.test)
+    ]
+    division = (
+        f"validation: {shares[0]}, test: {shares[1]}, folds: {settings.folds}, seed: {spec.seed}"
+    )
     wishes = _wishes(spec)
-    return open_each(settings.source, settings.path, *_division(spec), settings.options, settings.test,
-                     [_wish(target) for target in wishes], division, before, features)
+    return open_each(
+        settings.source,
+        settings.path,
+        *_division(spec),
+        settings.options,
+        settings.test,
+        [_wish(target) for target in wishes],
+        division,
+        before,
+        features,
+    )
 
 
 def open_inputs(spec: Spec) -> Inputs:
@@ -124,8 +151,14 @@ def open_inputs(spec: Spec) -> Inputs:
         InputError, UserError: the data is not there, or not what it should be.
     """
     settings = spec.data
-    found, _ = open_each(settings.source, settings.path, *_division(spec), settings.options, settings.test,
-                         [_wish(target) for target in _wishes(spec)])
+    found, _ = open_each(
+        settings.source,
+        settings.path,
+        *_division(spec),
+        settings.options,
+        settings.test,
+        [_wish(target) for target in _wishes(spec)],
+    )
     return _look(spec, _by_feed(spec, found))
 
 
@@ -136,8 +169,10 @@ def _look(spec: Spec, data_of: Mapping[str, DataSet]) -> Inputs:
     try:
         pickle.dumps(data)  # all ranks get it from rank 0, by MPI
     except Exception as error:  # the user's classes may raise anything
-        raise UserError(f"data.source: {settings.source} cannot be sent to the other ranks: {error}; it should "
-                        "hold plain values, and open its files when it reads") from None
+        raise UserError(
+            f"data.source: {settings.source} cannot be sent to the other ranks: {error}; it should "
+            "hold plain values, and open its files when it reads"
+        ) from None
     each = feeding.transforms_of(spec, data_of)
     transforms, feeds = next(iter(each.values())), dict[str, Feed]()
     prepares_own = spec.policy.own_samples and spec.data.cache != "file"
@@ -150,10 +185,21 @@ def _look(spec: Spec, data_of: Mapping[str, DataSet]) -> Inputs:
         samples, looks = feeding.look_at_shared(data, shared, spec)
     if len(each) > 1:
         feeds = feeding.make_feeds(spec, data_of, each, shared, None if prepares_own else samples)
-        samples = {part: replace(sample, own={key: feed.samples[part] for key, feed in feeds.items()})
-                   for part, sample in samples.items()}
-    said = "\n".join(filter(None, (data.remark, feeding.remark(spec, feeds), _on_standardizing(spec, each),
-                                   feeding.on_finishing(spec, each))))
+        samples = {
+            part: replace(sample, own={key: feed.samples[part] for key, feed in feeds.items()})
+            for part, sample in samples.items()
+        }
+    said = "\n".join(
+        filter(
+            None,
+            (
+                data.remark,
+                feeding.remark(spec, feeds),
+                _on_standardizing(spec, each),
+                feeding.on_finishing(spec, each),
+            ),
+        )
+    )
     return Inputs(replace(data, remark=said), transforms, samples, looks, feeds=feeds)
 
 
@@ -162,8 +208,10 @@ def _on_standardizing(spec: Spec, each: Mapping[str, tuple[Transform, ...]]) -> 
     if not any(isinstance(split_scale(transforms)[1], Standardize) for transforms in each.values()):
         return ""
     which = "each fold's training samples" if spec.data.folds else "the training samples"
-    return (f"data: standardize takes means and deviations from {which} before anything is trained; they are exported "
-            "with the networks")
+    return (
+        f"data: standardize takes means and deviations from {which} before anything is trained; they are exported "
+        "with the networks"
+    )
 
 
 def _wishes(spec: Spec) -> list[Target | str | None]:
@@ -205,9 +253,15 @@ def settle(opened: Inputs, *specs: Spec) -> list[Spec]:
     for key in specs[0].feeds:
         source = (opened.feeds[key].data if opened.feeds else opened.data).train
         target, counts = target_of(source), tuple[int, ...]()
-        if any(network.train.class_weights == "balanced" for network in networks if network.feed == key):
+        if any(
+            network.train.class_weights == "balanced" for network in networks if network.feed == key
+        ):
             if target.kind == "class":
-                counts = tuple(np.bincount(np.asarray(plain_targets(source)), minlength=target.outputs).tolist())
+                counts = tuple(
+                    np.bincount(
+                        np.asarray(plain_targets(source)), minlength=target.outputs
+                    ).tolist()
+                )
             elif target.kind == "mask":
                 counts = _pixels_of_classes(source, target)
         told[key] = target, counts
@@ -229,9 +283,14 @@ def _pixels_of_classes(source: Source, target: TargetSpec) -> tuple[int, ...]:
 def _folded(data: DataSet, folds: int, seed: int) -> DataSet:
     """Data of which every training sample judges the networks of its fold; a validation part is left aside."""
     fold_of(data.train, folds, seed)  # says what is wrong before anything else is done
-    remark = data.remark if data.validation is None else (
-        f"data: with data.folds: {folds} each network is judged by a fold of the training samples; the validation part "
-        "of the data is not used, unless data.test names it")
+    remark = (
+        data.remark
+        if data.validation is None
+        else (
+            f"data: with data.folds: {folds} each network is judged by a fold of the training samples; the validation part "
+            "of the data is not used, unless data.test names it"
+        )
+    )
     return replace(data, validation=data.train, remark=remark)
 
 
@@ -239,8 +298,11 @@ def folds_of(spec: Spec, opened: Inputs) -> np.ndarray | None:
     """The fold of each training sample, (samples,); None where there are no folds."""
     if spec.data.folds is None:
         return None
-    known = None if opened.fingerprint is None or not len(opened.fingerprint.folds) else (
-        opened.fingerprint.folds[opened.rows])
+    known = (
+        None
+        if opened.fingerprint is None or not len(opened.fingerprint.folds)
+        else (opened.fingerprint.folds[opened.rows])
+    )
     return fold_of(opened.data.train, spec.data.folds, spec.seed, known)
 
 
@@ -249,8 +311,9 @@ def samples_of_epoch(data: DataSet, folds: np.ndarray | None) -> int:
     return len(data.train) - (0 if folds is None else int(np.bincount(folds).max()))
 
 
-def standardize(inputs: Inputs, spec: Spec, before: Mapping[str, Standardized]
-                ) -> tuple[Inputs, dict[str, Standardized]]:
+def standardize(
+    inputs: Inputs, spec: Spec, before: Mapping[str, Standardized]
+) -> tuple[Inputs, dict[str, Standardized]]:
     """The same with the means and deviations of the training samples, for the feeds whose transforms standardize.
 
     Args:
@@ -272,7 +335,10 @@ def standardize(inputs: Inputs, spec: Spec, before: Mapping[str, Standardized]
         said, folds = json.dumps(settings.transforms, default=str), folds_of(spec, inputs)
         kept, features = before.get(key), how.features(feed.samples["train"].image.shape)
         if kept is not None and (kept.transforms, len(kept.folds), np.size(kept.affine.mean)) == (
-                said, spec.data.folds or 0, features):
+            said,
+            spec.data.folds or 0,
+            features,
+        ):
             found[key] = kept
             continue
         on_host = replace(feed.samples["train"], unfinished=None)
@@ -281,12 +347,20 @@ def standardize(inputs: Inputs, spec: Spec, before: Mapping[str, Standardized]
             found[key] = standardized(said, pipeline, how, folds, advance)
 
     def told(sample: SampleSpec, key: str) -> SampleSpec:
-        return replace(sample, affine=found[key].affine, folds=found[key].folds) if key in found else sample
+        return (
+            replace(sample, affine=found[key].affine, folds=found[key].folds)
+            if key in found
+            else sample
+        )
 
     alone = "" if inputs.feeds else next(iter(spec.feeds))
-    samples = {part: replace(sample if inputs.feeds else told(sample, alone),
-                             own={key: told(own, key) for key, own in sample.own.items()})
-               for part, sample in inputs.samples.items()}
+    samples = {
+        part: replace(
+            sample if inputs.feeds else told(sample, alone),
+            own={key: told(own, key) for key, own in sample.own.items()},
+        )
+        for part, sample in inputs.samples.items()
+    }
     return replace(inputs, samples=samples), found
 
 
@@ -302,8 +376,15 @@ def decode(inputs: Inputs, spec: Spec, path: Path) -> Inputs:
     with progress_bar(total, "decoding once") as advance, storing(path, kind=CannotWrite):
         decoded = decode_once(data, inputs.transforms, inputs.samples, path, advance)
     if len(decoded.left_out) > spec.data.max_bad * len(data.train):
-        raise UserError(f"{len(decoded.left_out)} of {total} samples cannot be decoded, more than data.max_bad: "
-                        f"{spec.data.max_bad:.2%}; the first: {decoded.left_out[0]}")
+        raise UserError(
+            f"{len(decoded.left_out)} of {total} samples cannot be decoded, more than data.max_bad: "
+            f"{spec.data.max_bad:.2%}; the first: {decoded.left_out[0]}"
+        )
     done = len(inputs.transforms) - len(decoded.transforms)
-    return replace(inputs, data=decoded.data, transforms=decoded.transforms, left_out=tuple(decoded.left_out),
-                   feeds={key: feed.after_decoding(decoded.data, done) for key, feed in inputs.feeds.items()})
+    return replace(
+        inputs,
+        data=decoded.data,
+        transforms=decoded.transforms,
+        left_out=tuple(decoded.left_out),
+        feeds={key: feed.after_decoding(decoded.data, done) for key, feed in inputs.feeds.items()},
+    )

@@ -56,7 +56,10 @@ class Interruption:
         """Why to stop, or nothing."""
         if self._pipe is not None:
             with suppress(BlockingIOError):
-                self._signal = next((number for number in os.read(self._pipe, 1024) if number in SIGNALS), self._signal)
+                self._signal = next(
+                    (number for number in os.read(self._pipe, 1024) if number in SIGNALS),
+                    self._signal,
+                )
         if self._signal is not None:
             return f"{signal.Signals(self._signal).name} came"
         if self._walltime is not None and self.seconds_left() == 0:

@@ -30,11 +30,21 @@ def read_rates_of(spec: Spec, path: str | Path) -> RateTable:
     """
     table = read_rates(path)
     known = {network.name: network for network in table.models}
-    missing = [network.name for network in spec.networks if network.number is None and network.name not in known]
-    missing += [entry.stem for entry in spec.searches.values() if entry.stem not in known and spec.engine.needs_rates]
+    missing = [
+        network.name
+        for network in spec.networks
+        if network.number is None and network.name not in known
+    ]
+    missing += [
+        entry.stem
+        for entry in spec.searches.values()
+        if entry.stem not in known and spec.engine.needs_rates
+    ]
     if missing:
         raise UserError(f"{path} has no rates of {', '.join(missing)}")
-    return dataclasses.replace(table, models=tuple(told_of(network, spec, table) for network in spec.networks))
+    return dataclasses.replace(
+        table, models=tuple(told_of(network, spec, table) for network in spec.networks)
+    )
 
 
 def told_of(network: NetworkSpec, spec: Spec, table: RateTable) -> Network:
@@ -45,14 +55,23 @@ def told_of(network: NetworkSpec, spec: Spec, table: RateTable) -> Network:
     """
     batch, found = network.train.batch, rates_of(network, spec, table)
     if batch.is_elastic and (found.params_mb is None or len(found.step_s) < 2):
-        raise UserError(f"train.batch.size: {list(batch.bounds)}: {spec.schedule.rates} does not say how the speed of "
-                        f"{network.name} depends on its batch; it should have its params_mb, and step_s for two "
-                        "batches or more")
-    return dataclasses.replace(found, name=network.name, min_gpus=network.min_gpus, max_gpus=network.max_gpus,
-                               batches=batch.bounds if batch.is_elastic else None)
+        raise UserError(
+            f"train.batch.size: {list(batch.bounds)}: {spec.schedule.rates} does not say how the speed of "
+            f"{network.name} depends on its batch; it should have its params_mb, and step_s for two "
+            "batches or more"
+        )
+    return dataclasses.replace(
+        found,
+        name=network.name,
+        min_gpus=network.min_gpus,
+        max_gpus=network.max_gpus,
+        batches=batch.bounds if batch.is_elastic else None,
+    )
 
 
-def rates_of_late(network: NetworkSpec, spec: Spec, table: RateTable | None, gpus: int) -> Network | None:
+def rates_of_late(
+    network: NetworkSpec, spec: Spec, table: RateTable | None, gpus: int
+) -> Network | None:
     """What a policy is told of a network that comes while a launch goes on; None where no file says anything of it.
 
     Args:
@@ -65,7 +84,9 @@ def rates_of_late(network: NetworkSpec, spec: Spec, table: RateTable | None, gpu
     if table is None:
         return None
     try:
-        return at_best(dataclasses.replace(table, models=(told_of(network, spec, table),)), gpus).models[0]
+        return at_best(
+            dataclasses.replace(table, models=(told_of(network, spec, table),)), gpus
+        ).models[0]
     except InputError as error:  # the network has failed; the run goes on
         raise UserError(f"{spec.schedule.rates}: {error}") from None
 
@@ -76,7 +97,11 @@ def rates_of(network: NetworkSpec, spec: Spec, table: RateTable) -> Network:
     Networks of a search have no names beforehand: the rates of a network that has the name of their entry are theirs,
     or else those in the middle of all.
     """
-    names = [network.name] if network.number is None else [network.name, spec.document.models[network.entry].stem]
+    names = (
+        [network.name]
+        if network.number is None
+        else [network.name, spec.document.models[network.entry].stem]
+    )
     found = next((table.by_name[name] for name in names if name in table.by_name), None)
     return found or Network(network.name, middle(table.models))
 
@@ -84,8 +109,13 @@ def rates_of(network: NetworkSpec, spec: Spec, table: RateTable) -> Network:
 def rates_of_engine(path: str | Path, table: RateTable) -> RateTable:
     """The table by which an engine trains: beside those of its networks it has the rates of those that may come."""
     names = {network.name for network in table.models}
-    return dataclasses.replace(table, models=(
-        *table.models, *(network for network in read_rates(path).models if network.name not in names)))
+    return dataclasses.replace(
+        table,
+        models=(
+            *table.models,
+            *(network for network in read_rates(path).models if network.name not in names),
+        ),
+    )
 
 
 def rates_file(spec: Spec, given: str | None) -> str | None:
@@ -138,9 +168,15 @@ def check_remeasuring(spec: Spec, replays: bool = False) -> None:
     Raises:
         UserError: rates are read from a file, or nobody looks at them.
     """
-    why = ("a replay measures no rates" if replays else
-           f"rates are read from schedule.rates: {spec.schedule.rates}" if spec.schedule.rates is not None else
-           "" if spec.policy.needs_rates else f"the policy {spec.schedule.policy} looks at no rates")
+    why = (
+        "a replay measures no rates"
+        if replays
+        else f"rates are read from schedule.rates: {spec.schedule.rates}"
+        if spec.schedule.rates is not None
+        else ""
+        if spec.policy.needs_rates
+        else f"the policy {spec.schedule.policy} looks at no rates"
+    )
     if why:
         raise UserError(f"--remeasure: {why}; leave it out")
 
@@ -149,7 +185,11 @@ def hardware() -> str:
     """What this machine has, in a line, as far as it decides speed."""
     model = ""
     with suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as file:
-        model = next((line.split(":", 1)[1].strip() for line in file if line.startswith("model name")), "")
-    gpus = sorted(info.read_text(encoding="utf-8").split("\n")[0].split(":")[-1].strip()
-                  for info in Path("/proc/driver/nvidia/gpus").glob("*/information"))
+        model = next(
+            (line.split(":", 1)[1].strip() for line in file if line.startswith("model name")), ""
+        )
+    gpus = sorted(
+        info.read_text(encoding="utf-8").split("\n")[0].split(":")[-1].strip()
+        for info in Path("/proc/driver/nvidia/gpus").glob("*/information")
+    )
     return f"{model} x {os.cpu_count()}, {len(gpus)} GPUs {gpus[0] if gpus else ''}".strip()

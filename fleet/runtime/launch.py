@@ -103,7 +103,9 @@ class Launch:
     def engine_rates(self) -> RateTable | None:
         """The rates by which an engine trains that needs some."""
         file = self.spec.schedule.rates
-        return self.rates if self.rates is None or file is None else rates_of_engine(file, self.rates)
+        return (
+            self.rates if self.rates is None or file is None else rates_of_engine(file, self.rates)
+        )
 
     @property
     def epoch_samples(self) -> int:
@@ -146,8 +148,12 @@ class Launch:
         """The order of the training samples."""
         if self.spec.data.order == "ring":
             size = -(-training.samples // min(self.spec.data.shards, training.samples))
-            return RingOrder(training, size, self.spec.seed, [read_path(record.path) for record in self.replayed])
-        return StrictOrder(training, self.layout.chunk if self.layout is not None else training.samples)
+            return RingOrder(
+                training, size, self.spec.seed, [read_path(record.path) for record in self.replayed]
+            )
+        return StrictOrder(
+            training, self.layout.chunk if self.layout is not None else training.samples
+        )
 
     def replayed_epochs(self) -> list[int]:
         """The stream epochs to train on again; in a ring the order knows their paths by number."""

@@ -15,11 +15,23 @@ from fleet.domain.run import RunState
 from fleet.engines.registry import check_installed
 from fleet.errors import UserError
 from fleet.monitor.timeline import state_of
-from fleet.prediction.sample_file import read_columns, read_standardized, write_sample, write_standardized
+from fleet.prediction.sample_file import (
+    read_columns,
+    read_standardized,
+    write_sample,
+    write_standardized,
+)
 from fleet.runtime import changes, inputs
 from fleet.runtime.ahead import Ahead, ahead_of
 from fleet.runtime.caching import Means, choose_cache, judging_bytes, shared_epochs
-from fleet.runtime.folder import check_shareable, enter_folder, free_disk, take_folder, write_spec, writing_into
+from fleet.runtime.folder import (
+    check_shareable,
+    enter_folder,
+    free_disk,
+    take_folder,
+    write_spec,
+    writing_into,
+)
 from fleet.runtime.known_rates import check_remeasuring, hardware, rates_of, read_rates_of
 from fleet.runtime.launch import Launch, Ranks
 from fleet.runtime.replay import Replay, replaying
@@ -46,8 +58,13 @@ from scheduler.ensemble.elastic import at_best
 from scheduler.ensemble.rates_file import read_rates
 
 
-def prepare(request: Request, ranks: Ranks, lease: Lease | None = None,
-            announce: Callable[[Ahead], None] = lambda ahead: None, name: str = "") -> Launch:
+def prepare(
+    request: Request,
+    ranks: Ranks,
+    lease: Lease | None = None,
+    announce: Callable[[Ahead], None] = lambda ahead: None,
+    name: str = "",
+) -> Launch:
     """Read and check everything; nothing is written before all of it is right, but for what only decoding once finds.
 
     Args:
@@ -66,22 +83,42 @@ def prepare(request: Request, ranks: Ranks, lease: Lease | None = None,
     replay, paths, roles, left = asked.replay, asked.paths, asked.roles, asked.left
     before = None if left is None else changes.known_data(left, request.fresh_network)
     opened = inputs.open_marked_inputs(asked.trained, before, _features(left))
-    means = Means(len(roles.preprocessors), roles.gpus_per_node, ranks.per_core > 1, ranks.shared_free,
-                  free_disk(paths))
+    means = Means(
+        len(roles.preprocessors),
+        roles.gpus_per_node,
+        ranks.per_core > 1,
+        ranks.shared_free,
+        free_disk(paths),
+    )
     cache = choose_cache(_both(asked.trained, asked.ends), opened, means, asked.told.cache)
-    opened, known = inputs.standardize(opened.keeping(cache.cache), asked.trained,
-                                       {} if left is None else read_standardized(left))
+    opened, known = inputs.standardize(
+        opened.keeping(cache.cache), asked.trained, {} if left is None else read_standardized(left)
+    )
     epoch_samples = inputs.samples_of_epoch(opened.data, inputs.folds_of(asked.trained, opened))
     spec, ends, whole = _settled(asked, opened, cache, epoch_samples)
     layout = plan_memory(_both(spec, ends), opened.data, opened.sample, roles, ranks.shared_free)
     if request.remeasure:
         check_remeasuring(spec, replay is not None)
     launch = Launch(
-        request, spec, ends, paths, roles, opened, layout, None, cache,
-        _rates(spec, epoch_samples, roles, replay is not None), Machine(hardware(), ranks.per_core),
-        changes.codes_of(spec, Path(request.spec).absolute().parent), replayed=() if replay is None else replay.history)
-    changed = [] if before is None or opened.fingerprint is None else changes.changes_of_data(
-        spec, before, opened.fingerprint)
+        request,
+        spec,
+        ends,
+        paths,
+        roles,
+        opened,
+        layout,
+        None,
+        cache,
+        _rates(spec, epoch_samples, roles, replay is not None),
+        Machine(hardware(), ranks.per_core),
+        changes.codes_of(spec, Path(request.spec).absolute().parent),
+        replayed=() if replay is None else replay.history,
+    )
+    changed = (
+        []
+        if before is None or opened.fingerprint is None
+        else changes.changes_of_data(spec, before, opened.fingerprint)
+    )
     if replay is not None:
         replay.check(whole, opened.sample, launch.codes, changed, request.accept_changes)
     launch = _enter(launch, lease, before, changed, replay)
@@ -96,8 +133,12 @@ def prepare(request: Request, ranks: Ranks, lease: Lease | None = None,
     if request.beside_others and lease is not None:
         lease.release()
         launch = dataclasses.replace(launch, fence=None)
-    return dataclasses.replace(launch, folds=folds, inputs=opened.for_ranks(),
-                               finished_epochs=finished_epochs(launch, ranks.shared_free))
+    return dataclasses.replace(
+        launch,
+        folds=folds,
+        inputs=opened.for_ranks(),
+        finished_epochs=finished_epochs(launch, ranks.shared_free),
+    )
 
 
 def _features(left: RunPaths | None) -> tuple[str, ...]:
@@ -134,10 +175,15 @@ class _Asked:
 
 def _ask(request: Request, ranks: Ranks, name: str) -> _Asked:
     spec = load(request.spec)
-    written, replayed = spec.networks, None if request.replay is None else RunPaths(Path(request.replay))
+    written, replayed = (
+        spec.networks,
+        None if request.replay is None else RunPaths(Path(request.replay)),
+    )
     paths = RunPaths(spec.output, name)
     left = replayed or (None if request.fresh else paths)
-    told = state_of(() if left is None else read_run(left, (NetworkAdded, Commanded, CacheChosen, EarlierRead)))
+    told = state_of(
+        () if left is None else read_run(left, (NetworkAdded, Commanded, CacheChosen, EarlierRead))
+    )
     spec = with_late(spec, told)
     if request.beside_others:
         check_shareable(spec, "--beside-others")
@@ -146,18 +192,31 @@ def _ask(request: Request, ranks: Ranks, name: str) -> _Asked:
     roles = roles_of(trained, ranks.node_of, ranks.gpus_per_node, replayed is not None, ranks.cores)
     if replayed is not None:
         trained, replay = replaying(trained, replayed, str(request.only), roles.cluster.whole_gpus)
-        return _Asked(trained, spec, dataclasses.replace(spec, networks=()), (), roles, RunPaths(trained.output),
-                      left, told, replay)
+        return _Asked(
+            trained,
+            spec,
+            dataclasses.replace(spec, networks=()),
+            (),
+            roles,
+            RunPaths(trained.output),
+            left,
+            told,
+            replay,
+        )
     return _Asked(trained, spec, extremes(spec), written, roles, paths, left, told, None)
 
 
-def _settled(asked: _Asked, opened: inputs.Inputs, cache: CacheChosen, epoch_samples: int) -> tuple[Spec, Spec, Spec]:
+def _settled(
+    asked: _Asked, opened: inputs.Inputs, cache: CacheChosen, epoch_samples: int
+) -> tuple[Spec, Spec, Spec]:
     """What is trained, what stands for the networks of searches, and the whole, as the data decides; all checked.
 
     Raises:
         UserError: networks cannot be trained on it, or compared.
     """
-    spec, whole, ends = inputs.settle(opened, with_cache(asked.trained, cache.cache), asked.whole, asked.ends)
+    spec, whole, ends = inputs.settle(
+        opened, with_cache(asked.trained, cache.cache), asked.whole, asked.ends
+    )
     sample = opened.sample
     drawn = dataclasses.replace(whole, networks=() if asked.replay else variants(whole))
     check_comparable(whole, (*asked.written, *drawn.networks), kinds_of(sample))
@@ -169,8 +228,13 @@ def _settled(asked: _Asked, opened: inputs.Inputs, cache: CacheChosen, epoch_sam
     return spec, ends, whole
 
 
-def _enter(launch: Launch, lease: Lease | None, before: Fingerprint | None, changed: list[str], replay: Replay | None
-           ) -> Launch:
+def _enter(
+    launch: Launch,
+    lease: Lease | None,
+    before: Fingerprint | None,
+    changed: list[str],
+    replay: Replay | None,
+) -> Launch:
     """Take the run's folder, and see that what networks have left there is of this spec and this data.
 
     Raises:
@@ -187,11 +251,16 @@ def _enter(launch: Launch, lease: Lease | None, before: Fingerprint | None, chan
     fence = None if lease is None else lease.fence
     assert fingerprint is not None
     if not is_fresh:
-        changes.check_meanwhile(paths, before, changes.known_data(paths, request.fresh_network), fingerprint)
-    made, found = changes.take_up(launch.spec, paths, launch.sample, launch.codes, request, fence,
-                                  [] if is_fresh else changed)
+        changes.check_meanwhile(
+            paths, before, changes.known_data(paths, request.fresh_network), fingerprint
+        )
+    made, found = changes.take_up(
+        launch.spec, paths, launch.sample, launch.codes, request, fence, [] if is_fresh else changed
+    )
     changes.forget_old_data(paths, fingerprint)
-    return dataclasses.replace(launch, fence=fence, changes=made, found={} if request.beside_others else found)
+    return dataclasses.replace(
+        launch, fence=fence, changes=made, found={} if request.beside_others else found
+    )
 
 
 def _leave_word(launch: Launch, asked: Spec, known: Mapping[str, Standardized]) -> None:
@@ -213,7 +282,9 @@ def _decoded_path(cache: CacheChosen, paths: RunPaths, left: RunPaths | None) ->
     return paths.decoded if cache.is_passing and not of_run.decoded.exists() else of_run.decoded
 
 
-def plan_memory(spec: Spec, data: DataSet, sample: SampleSpec, roles: Roles, shared_free: float) -> Layout | None:
+def plan_memory(
+    spec: Spec, data: DataSet, sample: SampleSpec, roles: Roles, shared_free: float
+) -> Layout | None:
     """The window of the stream that the ranks of a node share; None where they share none, or all decoded samples.
 
     Args:
@@ -227,28 +298,50 @@ def plan_memory(spec: Spec, data: DataSet, sample: SampleSpec, roles: Roles, sha
     samples, settings = len(data.train), spec.data
     needed = samples * (sample.wire.nbytes + sample.target.nbytes)
     if settings.folds is not None and needed > settings.window:
-        raise UserError(f"data.window: {format_size(settings.window)} is too small for data.folds: "
-                        f"networks are judged by all {counted(samples, 'sample')}, which would take "
-                        f"{format_size(needed)} on each node; give that much")
+        raise UserError(
+            f"data.window: {format_size(settings.window)} is too small for data.folds: "
+            f"networks are judged by all {counted(samples, 'sample')}, which would take "
+            f"{format_size(needed)} on each node; give that much"
+        )
     if settings.cache == "memory":
         assert sample.kept is not None
         needed = samples * row_bytes(sample.kept, sample.kept_target.wire)
         if needed > settings.window:
-            raise UserError(f"data.window: {format_size(settings.window)} is too small for data.cache: memory: "
-                            f"{counted(samples, 'decoded sample')} would take {format_size(needed)} on each node; "
-                            "give that much, or use data.order: ring")
+            raise UserError(
+                f"data.window: {format_size(settings.window)} is too small for data.cache: memory: "
+                f"{counted(samples, 'decoded sample')} would take {format_size(needed)} on each node; "
+                "give that much, or use data.order: ring"
+            )
         return None
     if settings.order == "ring":
-        return plan_ring(sample.wire, samples, settings.window, settings.shards, roles.gpus_per_node,
-                         sample.target.wire)
-    most = [min(network.max_gpus or len(roles.trainers), len(roles.trainers)) for network in spec.networks]
-    largest = max((network.largest_batch(gpus) for network, gpus in zip(spec.networks, most, strict=True)),
-                  default=spec.document.train.batch.bounds[1])
+        return plan_ring(
+            sample.wire,
+            samples,
+            settings.window,
+            settings.shards,
+            roles.gpus_per_node,
+            sample.target.wire,
+        )
+    most = [
+        min(network.max_gpus or len(roles.trainers), len(roles.trainers))
+        for network in spec.networks
+    ]
+    largest = max(
+        (network.largest_batch(gpus) for network, gpus in zip(spec.networks, most, strict=True)),
+        default=spec.document.train.batch.bounds[1],
+    )
     # Networks can be as far apart as all epochs of the run: one trains its first while others come and go.
     wanted = sum(network.train.converge.max_epochs for network in spec.networks)
     there = shared_free / 2 / (samples * row_bytes(sample.wire, sample.target.wire))
-    return plan_layout(sample.wire, samples, settings.window, largest, roles.gpus_per_node,
-                       sample.target.wire, int(min(wanted, there)))
+    return plan_layout(
+        sample.wire,
+        samples,
+        settings.window,
+        largest,
+        roles.gpus_per_node,
+        sample.target.wire,
+        int(min(wanted, there)),
+    )
 
 
 def finished_epochs(launch: Launch, shared_free: float) -> int:
@@ -289,7 +382,9 @@ def kinds_of(sample: SampleSpec) -> Callable[[NetworkSpec], tuple[str]]:
     return lambda network: (sample.of(network.feed).target.kind,)
 
 
-def check_networks(spec: Spec, sample: SampleSpec, data: DataSet, samples: int, trainers: int) -> None:
+def check_networks(
+    spec: Spec, sample: SampleSpec, data: DataSet, samples: int, trainers: int
+) -> None:
     """Refuse networks that cannot be trained on this data, or on so few trainers.
 
     Args:
@@ -300,16 +395,33 @@ def check_networks(spec: Spec, sample: SampleSpec, data: DataSet, samples: int, 
     """
     if found := unfit(spec, sample, data, samples, trainers):
         count = len({network.name for network, *_ in found})
-        raise UserError("\n  ".join([f"{count} of the networks cannot be trained as the spec says",
-                                     *map(str, joined(spec, found))]))
+        raise UserError(
+            "\n  ".join(
+                [
+                    f"{count} of the networks cannot be trained as the spec says",
+                    *map(str, joined(spec, found)),
+                ]
+            )
+        )
 
 
-def unfit(spec: Spec, sample: SampleSpec, data: DataSet, samples: int, trainers: int) -> list[Misfit]:
+def unfit(
+    spec: Spec, sample: SampleSpec, data: DataSet, samples: int, trainers: int
+) -> list[Misfit]:
     """What of the networks cannot be trained on this data, or on so few trainers; see :func:`check_networks`."""
-    return [*misfits(spec, sample, samples, data.validation is not None),
-            *((network, ("models", network.entry, "gpus"),
-               f"gpus: needs at least {network.min_gpus} trainers, but there are {trainers}", "start more ranks")
-              for network in spec.networks if network.min_gpus > trainers)]
+    return [
+        *misfits(spec, sample, samples, data.validation is not None),
+        *(
+            (
+                network,
+                ("models", network.entry, "gpus"),
+                f"gpus: needs at least {network.min_gpus} trainers, but there are {trainers}",
+                "start more ranks",
+            )
+            for network in spec.networks
+            if network.min_gpus > trainers
+        ),
+    ]
 
 
 # ---- rates -------------------------------------------------------------------------------------
@@ -319,13 +431,20 @@ def _rates(spec: Spec, epoch_samples: int, roles: Roles, replays: bool) -> RateT
     """The rates of a file, with the bounds of the spec; None where they are to be found out."""
     if spec.schedule.rates is not None:
         table = at_best(read_rates_of(spec, spec.schedule.rates), roles.cluster.whole_gpus)
-        return dataclasses.replace(table, samples_per_epoch=epoch_samples, gpus_per_node=roles.whole_per_node)
+        return dataclasses.replace(
+            table, samples_per_epoch=epoch_samples, gpus_per_node=roles.whole_per_node
+        )
     if spec.policy.needs_rates and not replays:
         return None
     # For a network alone, and for the policy that looks at no rates: nothing is measured.
-    return RateTable(1, roles.whole_per_node, tuple(
-        Network(network.name, (1.0,), min_gpus=network.min_gpus, max_gpus=network.max_gpus)
-        for network in spec.networks))
+    return RateTable(
+        1,
+        roles.whole_per_node,
+        tuple(
+            Network(network.name, (1.0,), min_gpus=network.min_gpus, max_gpus=network.max_gpus)
+            for network in spec.networks
+        ),
+    )
 
 
 def told_when_to_end(spec: Spec) -> Spec:
@@ -338,7 +457,11 @@ def told_when_to_end(spec: Spec) -> Spec:
         known = rates_of(network, spec, table).epochs
         if known is None:
             return network
-        converge = dataclasses.replace(network.train.converge, max_epochs=known, patience=None, target=None)
-        return dataclasses.replace(network, train=dataclasses.replace(network.train, converge=converge))
+        converge = dataclasses.replace(
+            network.train.converge, max_epochs=known, patience=None, target=None
+        )
+        return dataclasses.replace(
+            network, train=dataclasses.replace(network.train, converge=converge)
+        )
 
     return dataclasses.replace(spec, networks=tuple(map(limited, spec.networks)))

@@ -30,21 +30,52 @@ class Preprocessor:
         training, evaluation: how samples are prepared.
     """
 
-    def __init__(self, world: World, roles: Roles, shared: NodeMemory, order: Order, training: Pipeline,
-                 evaluation: Pipeline | None) -> None:
+    def __init__(
+        self,
+        world: World,
+        roles: Roles,
+        shared: NodeMemory,
+        order: Order,
+        training: Pipeline,
+        evaluation: Pipeline | None,
+    ) -> None:
         self._world, self._training, self._turns = world, training, roles.preprocessors
         node = roles.node_of[world.rank]
         leads = roles.nodes > 1 and roles.leader(node) == world.rank
-        self._window = WindowFiller(world, roles, shared.window, order, training, leads) if shared.window else None
+        self._window = (
+            WindowFiller(world, roles, shared.window, order, training, leads)
+            if shared.window
+            else None
+        )
         self._sets: list[SetFiller] = []
         if shared.validation is not None and evaluation is not None:
-            self._sets.append(SetFiller(world, roles, shared.validation, leads, 1, False, lambda rows, images, targets:
-                                         evaluation.load(rows, 0, images, targets, training=False)))
+            self._sets.append(
+                SetFiller(
+                    world,
+                    roles,
+                    shared.validation,
+                    leads,
+                    1,
+                    False,
+                    lambda rows, images, targets: evaluation.load(
+                        rows, 0, images, targets, training=False
+                    ),
+                )
+            )
         self._kept: SetFiller | None = None
         if shared.kept is not None:
             kept_order = training.order(0)
-            self._kept = SetFiller(world, roles, shared.kept, leads, 2, True, lambda rows, images, targets:
-                                    training.keep(kept_order[rows.start:rows.stop], images, targets))
+            self._kept = SetFiller(
+                world,
+                roles,
+                shared.kept,
+                leads,
+                2,
+                True,
+                lambda rows, images, targets: training.keep(
+                    kept_order[rows.start : rows.stop], images, targets
+                ),
+            )
         self.is_done = False
 
     # ---- the four steps of a role's life ----
@@ -68,7 +99,9 @@ class Preprocessor:
             worked = self._window is not None and self._window.step()
             for one in self._sets:
                 worked |= one.step()
-        except GroupStruck:  # a leader that relayed, or was to, has died, which all will know in a moment
+        except (
+            GroupStruck
+        ):  # a leader that relayed, or was to, has died, which all will know in a moment
             return message is not None
         return worked | (message is not None)
 

@@ -38,8 +38,12 @@ class RateMemory:
         spec, codes = launch.spec, codes_of_all(launch.spec, launch.beside)
         self._launch, self._left = launch, left
         self._book = rate_cache.RateBook(rate_cache.cache_path(), launch.request.remeasure)
-        self.keys = {network.name: speed_identity(network, spec.resources, launch.sample, launch.machine, codes)
-                     for network in left}
+        self.keys = {
+            network.name: speed_identity(
+                network, spec.resources, launch.sample, launch.machine, codes
+            )
+            for network in left
+        }
         self.known = rate_cache.numbers(self._book.known)
         # What networks train together that share a GPU holds for an engine on one kind of machine.
         self._sharing_key = rate_cache.sharing_key(spec.resources.engine, launch.machine.hardware)
@@ -58,7 +62,9 @@ class RateMemory:
     @property
     def alone(self) -> frozenset[str]:
         """The networks that ran out of memory beside others, here or in earlier runs on this machine."""
-        return frozenset(name for name, key in self.keys.items() if rate_cache.alone_key(key) in self._book.known)
+        return frozenset(
+            name for name, key in self.keys.items() if rate_cache.alone_key(key) in self._book.known
+        )
 
     @property
     def remembered(self) -> ev.RatesRemembered | None:
@@ -66,32 +72,56 @@ class RateMemory:
         if self._launch.rates is not None:
             return None
         now = time.time()
-        rates = {name: tuple(ev.RememberedRate(gpus, one.rate, one.spread, max(0.0, now - one.at), one.machine, one.how)
-                             for gpus, one in sorted(self._book.known.get(key, {}).items()))
-                 for name, key in self.keys.items()}
+        rates = {
+            name: tuple(
+                ev.RememberedRate(
+                    gpus, one.rate, one.spread, max(0.0, now - one.at), one.machine, one.how
+                )
+                for gpus, one in sorted(self._book.known.get(key, {}).items())
+            )
+            for name, key in self.keys.items()
+        }
         known = {name: found for name, found in rates.items() if found}
         return ev.RatesRemembered(str(self._book.path), known) if known else None
 
     def speeds(self) -> Speeds:
         """What is known beforehand, the measurements that are missing, and what learns from training."""
         roles = self._launch.roles
-        survey = Survey(self._left, self.keys, self._launch.spec.profile, roles.cluster.whole_gpus,
-                        roles.whole_per_node, self.known, rate_cache.timings(self._book.known))
+        survey = Survey(
+            self._left,
+            self.keys,
+            self._launch.spec.profile,
+            roles.cluster.whole_gpus,
+            roles.whole_per_node,
+            self.known,
+            rate_cache.timings(self._book.known),
+        )
         return Speeds(survey, self._launch.rates, self._online())
 
     def _online(self) -> OnlineRates | None:
         """What learns rates from training; None where they are given, or measured before."""
         launch = self._launch
         is_measured = launch.spec.profile.when == "before" or any(
-            network.train.batch.is_elastic for network in self._left)  # no number for each number of GPUs says its rate
+            network.train.batch.is_elastic for network in self._left
+        )  # no number for each number of GPUs says its rate
         if launch.rates is not None or is_measured:
             return None
         samples = [launch.sample.of(network.feed) for network in self._left]
-        traits = [traits_of(network, self.keys[network.name], sample.image.shape, sample.classes)
-                  for network, sample in zip(self._left, samples, strict=True)]
+        traits = [
+            traits_of(network, self.keys[network.name], sample.image.shape, sample.classes)
+            for network, sample in zip(self._left, samples, strict=True)
+        ]
         roles = launch.roles
-        return OnlineRates(traits, launch.epoch_samples, roles.whole_per_node, roles.cluster.whole_gpus, self.known,
-                           roles.slots, self.sharing, roles.idle_slots)
+        return OnlineRates(
+            traits,
+            launch.epoch_samples,
+            roles.whole_per_node,
+            roles.cluster.whole_gpus,
+            self.known,
+            roles.slots,
+            self.sharing,
+            roles.idle_slots,
+        )
 
     # ---- for later ones ----
 
@@ -101,19 +131,35 @@ class RateMemory:
             case ev.RateLearned():
                 self._book.add(self.keys[event.network], event.gpus, self._found(event, "trained"))
             case ev.RateMeasured() if event.rate > 0:
-                self._book.add(self.keys[event.network], event.gpus, replace(
-                    self._found(event, "measured"), timed=event.timed, parameters=event.parameters))
+                self._book.add(
+                    self.keys[event.network],
+                    event.gpus,
+                    replace(
+                        self._found(event, "measured"),
+                        timed=event.timed,
+                        parameters=event.parameters,
+                    ),
+                )
             case ev.RateOff() if event.corrected:
-                self._book.correct(self.keys[event.network], event.gpus, self._found(event, "trained"))
+                self._book.correct(
+                    self.keys[event.network], event.gpus, self._found(event, "trained")
+                )
                 self._book.write()
-            case ev.SharingLearned() if self._launch.spec.engine.learns and event.speedups != Sharing(
-                    self.sharing).curve:  # else it is what earlier runs have shown
+            case ev.SharingLearned() if (
+                self._launch.spec.engine.learns and event.speedups != Sharing(self.sharing).curve
+            ):  # else it is what earlier runs have shown
                 for count, speedup in enumerate(event.speedups[1:], start=2):
-                    self._book.add(self._sharing_key, count, self._shown(
-                        speedup, f"{count} networks on one {event.device}"))
+                    self._book.add(
+                        self._sharing_key,
+                        count,
+                        self._shown(speedup, f"{count} networks on one {event.device}"),
+                    )
             case ev.NetworkRetried(alone=True):
-                self._book.add(rate_cache.alone_key(self.keys[event.network]), 1,
-                               self._shown(1.0, event.network, event.reason))
+                self._book.add(
+                    rate_cache.alone_key(self.keys[event.network]),
+                    1,
+                    self._shown(1.0, event.network, event.reason),
+                )
                 self._book.write()
             case ev.Profiled():
                 self._book.write()
@@ -129,18 +175,25 @@ class RateMemory:
         spec, data = self._launch.spec, self._launch.inputs.data
         if shown is not None and spec.engine.learns and not self._launch.replayed:
             judging = 0 if data.validation is None else len(data.validation)
-            for name, rates in {} if spec.policy.needs_rates else shown_rates(shown, judging).items():
+            for name, rates in (
+                {} if spec.policy.needs_rates else shown_rates(shown, judging).items()
+            ):
                 for gpus, rate in rates.items():
                     self._book.add(self.keys[name], gpus, self._shown(rate, name))
             if (found := beside_steps(shown, judging)) is not None:
-                key = rate_cache.beside_steps_key(spec.resources.engine, self._launch.machine.hardware)
+                key = rate_cache.beside_steps_key(
+                    spec.resources.engine, self._launch.machine.hardware
+                )
                 for number, (name, seconds) in enumerate(vars(found).items(), start=1):
                     self._book.add(key, number, self._shown(max(seconds, _LEAST_S), name))
         self._book.write()
 
-    def _found(self, event: ev.RateMeasured | ev.RateLearned | ev.RateOff, how: str) -> rate_cache.KnownRate:
+    def _found(
+        self, event: ev.RateMeasured | ev.RateLearned | ev.RateOff, how: str
+    ) -> rate_cache.KnownRate:
         return rate_cache.KnownRate(
-            event.rate, event.spread, event.steps, time.time(), self._machine, how, event.network)
+            event.rate, event.spread, event.steps, time.time(), self._machine, how, event.network
+        )
 
     def _shown(self, number: float, name: str, how: str = "trained") -> rate_cache.KnownRate:
         return rate_cache.KnownRate(number, 0.0, 1, time.time(), self._machine, how, name)

@@ -52,7 +52,9 @@ def _difference(a: float, b: float) -> float:
     return abs(a - b) / max(abs(a), abs(b), 1e-12)
 
 
-def compare(recorded: Sequence[EpochRecord], replayed: Sequence[EpochRecord], deterministic: bool = False) -> str:
+def compare(
+    recorded: Sequence[EpochRecord], replayed: Sequence[EpochRecord], deterministic: bool = False
+) -> str:
     """Both histories beside each other, how far each quantity agrees, and what may make a difference.
 
     Args:
@@ -60,16 +62,23 @@ def compare(recorded: Sequence[EpochRecord], replayed: Sequence[EpochRecord], de
         deterministic: whether the second was made so.
     """
     lines = ["epoch  stream epoch  loss recorded  replayed   val recorded  replayed"]
-    lines += [f"{one.epoch:5d}  {one.stream_epoch:12d}  {one.loss:13.6f}  {other.loss:8.6f}  "
-              f"{one.val_loss:12.6f}  {other.val_loss:8.6f}" for one, other in zip(recorded, replayed, strict=True)]
+    lines += [
+        f"{one.epoch:5d}  {one.stream_epoch:12d}  {one.loss:13.6f}  {other.loss:8.6f}  "
+        f"{one.val_loss:12.6f}  {other.val_loss:8.6f}"
+        for one, other in zip(recorded, replayed, strict=True)
+    ]
     lines += [_agreement(name, recorded, replayed) for name in _compared(recorded)]
     lines += [_scope(recorded, replayed, deterministic)]
-    return "\n".join([*lines, f"largest relative difference: {largest_difference(recorded, replayed):.2e}"])
+    return "\n".join(
+        [*lines, f"largest relative difference: {largest_difference(recorded, replayed):.2e}"]
+    )
 
 
 def _agreement(name: str, recorded: Sequence[EpochRecord], replayed: Sequence[EpochRecord]) -> str:
     """How far one quantity agrees, over all epochs."""
-    pairs = [(one.value(name), other.value(name)) for one, other in zip(recorded, replayed, strict=True)]
+    pairs = [
+        (one.value(name), other.value(name)) for one, other in zip(recorded, replayed, strict=True)
+    ]
     if all(math.isnan(one) and math.isnan(other) for one, other in pairs):
         return f"{name}: not judged, neither then nor now"
     equal = sum(_difference(*pair) == 0 for pair in pairs)
@@ -77,12 +86,16 @@ def _agreement(name: str, recorded: Sequence[EpochRecord], replayed: Sequence[Ep
         return f"{name}: equal to the last bit in all of {counted(len(pairs), 'epoch')}"
     furthest = max(range(len(pairs)), key=lambda place: _difference(*pairs[place]))
     one, other = pairs[furthest]
-    return (f"{name}: equal in {equal} of {counted(len(pairs), 'epoch')}, furthest apart in epoch "
-            f"{recorded[furthest].epoch}: {one:.6g} and {other:.6g} (by {abs(one - other):.1e}, or "
-            f"{_difference(one, other):.1e} of it)")
+    return (
+        f"{name}: equal in {equal} of {counted(len(pairs), 'epoch')}, furthest apart in epoch "
+        f"{recorded[furthest].epoch}: {one:.6g} and {other:.6g} (by {abs(one - other):.1e}, or "
+        f"{_difference(one, other):.1e} of it)"
+    )
 
 
-def _scope(recorded: Sequence[EpochRecord], replayed: Sequence[EpochRecord], deterministic: bool) -> str:
+def _scope(
+    recorded: Sequence[EpochRecord], replayed: Sequence[EpochRecord], deterministic: bool
+) -> str:
     """What was the same, and what may make a difference."""
     before, now = ({record.gpus for record in history} for history in (recorded, replayed))
     sizes = f"on groups of {' and '.join(map(str, sorted(before)))}, replayed on {' and '.join(map(str, sorted(now)))}"
@@ -90,8 +103,10 @@ def _scope(recorded: Sequence[EpochRecord], replayed: Sequence[EpochRecord], det
         return f"trained {sizes}: sums over other groups are added up in another order"
     if not deterministic:
         return f"trained {sizes}, without train.deterministic: its engine may add up in another order each time"
-    return (f"trained {sizes}, with train.deterministic: equal on the same machine and version of its engine, if the "
-            "run was trained so too")
+    return (
+        f"trained {sizes}, with train.deterministic: equal on the same machine and version of its engine, if the "
+        "run was trained so too"
+    )
 
 
 @dataclass(frozen=True)
@@ -108,8 +123,14 @@ class Replay:
     name: str
     history: tuple[EpochRecord, ...]
 
-    def check(self, spec: Spec, sample: SampleSpec, codes: Mapping[str, Code], changed: Sequence[str],
-              accepts_changes: bool) -> None:
+    def check(
+        self,
+        spec: Spec,
+        sample: SampleSpec,
+        codes: Mapping[str, Code],
+        changed: Sequence[str],
+        accepts_changes: bool,
+    ) -> None:
         """Refuse to train again what is something else by now.
 
         Args:
@@ -121,23 +142,37 @@ class Replay:
         """
         network = spec.by_name[self.name]
         if changed and not accepts_changes:
-            raise UserError(f"--replay {self.run.root}: the data has changed since networks were trained there: "
-                            f"{'; '.join(changed)}: go back to what it was, or compare all the same with "
-                            "--accept-changes")
-        files = changes(network, spec, sample, codes[network.architecture.target], _left_by(self.name, self.run))
+            raise UserError(
+                f"--replay {self.run.root}: the data has changed since networks were trained there: "
+                f"{'; '.join(changed)}: go back to what it was, or compare all the same with "
+                "--accept-changes"
+            )
+        files = changes(
+            network, spec, sample, codes[network.architecture.target], _left_by(self.name, self.run)
+        )
         if files and not accepts_changes:
-            raise UserError(f"--replay {self.run.root}: the code of {self.name} ({', '.join(files)}) has changed since "
-                            "it was trained there: go back to what it was, or compare all the same with "
-                            "--accept-changes")
+            raise UserError(
+                f"--replay {self.run.root}: the code of {self.name} ({', '.join(files)}) has changed since "
+                "it was trained there: go back to what it was, or compare all the same with "
+                "--accept-changes"
+            )
         start = network.train.begins
-        if self.history[0].start and start and not accepts_changes and (
-                checksum_of(Path(start.file)) != self.history[0].start):
-            raise UserError(f"--replay {self.run.root}: {start.file}, with whose weights {self.name} began there, has "
-                            "changed since, or is gone: go back to what it was, or compare all the same with "
-                            "--accept-changes")
+        if (
+            self.history[0].start
+            and start
+            and not accepts_changes
+            and (checksum_of(Path(start.file)) != self.history[0].start)
+        ):
+            raise UserError(
+                f"--replay {self.run.root}: {start.file}, with whose weights {self.name} began there, has "
+                "changed since, or is gone: go back to what it was, or compare all the same with "
+                "--accept-changes"
+            )
         if files is None:
-            raise UserError(f"--replay {self.run.root}: {self.name} was trained there with other settings than this "
-                            f"spec has; the spec of that run is {self.run.spec}")
+            raise UserError(
+                f"--replay {self.run.root}: {self.name} was trained there with other settings than this "
+                f"spec has; the spec of that run is {self.run.spec}"
+            )
 
     def take_first(self, paths: RunPaths) -> None:
         """Begin with the weights with which the network began, where it got them of another one."""
@@ -157,7 +192,9 @@ def replaying(spec: Spec, paths: RunPaths, name: str, trainers: int) -> tuple[Sp
         trainers: how many there are.
     """
     if name not in spec.by_name:
-        raise UserError(f"--only {name}: the spec has no such network; it has {', '.join(spec.by_name)}")
+        raise UserError(
+            f"--only {name}: the spec has no such network; it has {', '.join(spec.by_name)}"
+        )
     history = _left_by(name, paths).history
     if not history:
         raise UserError(f"--replay {paths.root}: {name} has not finished an epoch there")
@@ -166,22 +203,30 @@ def replaying(spec: Spec, paths: RunPaths, name: str, trainers: int) -> tuple[Sp
     if batch.when_scaled == "per_gpu":
         gpus = {record.gpus for record in history}
         if len(gpus) > 1 or not isinstance(optimizer.learning_rate, float):
-            raise UserError(f"{name} cannot be replayed: its batch followed the GPUs (when_scaled: per_gpu), and their "
-                            f"number changed ({sorted(gpus)}) or its learning rate is a schedule")
+            raise UserError(
+                f"{name} cannot be replayed: its batch followed the GPUs (when_scaled: per_gpu), and their "
+                f"number changed ({sorted(gpus)}) or its learning rate is a schedule"
+            )
         scale = gpus.pop()
         batch = Batch(batch.bounds[0] * scale)
         optimizer = dataclasses.replace(optimizer, learning_rate=optimizer.learning_rate * scale)
-    converge = dataclasses.replace(network.train.converge, max_epochs=len(history), patience=None, target=None)
+    converge = dataclasses.replace(
+        network.train.converge, max_epochs=len(history), patience=None, target=None
+    )
     train = dataclasses.replace(network.train, batch=batch, optimizer=optimizer, converge=converge)
     sizes = {record.gpus for record in history}
     size = max(sizes) if len(sizes) == 1 and max(sizes) <= trainers else 1
     alone = dataclasses.replace(network, train=train, min_gpus=size, max_gpus=size)
-    return dataclasses.replace(with_output(spec, paths.replay(name)), networks=(alone,)), Replay(paths, name, history)
+    return dataclasses.replace(with_output(spec, paths.replay(name)), networks=(alone,)), Replay(
+        paths, name, history
+    )
 
 
 def _left_by(name: str, paths: RunPaths) -> State:
     """The record of a network of the run that is replayed."""
     found = newest(paths, name, with_arrays=False)
     if found.state is None:
-        raise UserError(f"--replay {paths.root}: {found.damage or f'{name} has no checkpoint there'}")
+        raise UserError(
+            f"--replay {paths.root}: {found.damage or f'{name} has no checkpoint there'}"
+        )
     return dataclasses.replace(found.state, history=found.history)

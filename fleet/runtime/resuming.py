@@ -49,34 +49,69 @@ def resume(launch: Launch) -> Resumed:
     logs = {path: list(read_events(path)) for path in paths.event_logs()}
     told = state_of(in_order(logs.values()), spec)
     run = told if is_alone else RunState(spec)
-    results = Results(spec, paths, run, _parameters(launch, told),
-                      lambda network: trial_identity(network, spec, launch.sample, launch.beside),
-                      test=str(spec.data.test) if launch.is_tested else "", check=check_of(launch.fence))
+    results = Results(
+        spec,
+        paths,
+        run,
+        _parameters(launch, told),
+        lambda network: trial_identity(network, spec, launch.sample, launch.beside),
+        test=str(spec.data.test) if launch.is_tested else "",
+        check=check_of(launch.fence),
+    )
     standings, states = recover(results, launch.found)
     lost = [] if launch.replayed else _lost(run, standings, states, launch.changes)
     found = told.differing(standings)
     if not is_alone:
-        standings = {name: standing.pruned_after(told.standing(name)) for name, standing in standings.items()}
+        standings = {
+            name: standing.pruned_after(told.standing(name)) for name, standing in standings.items()
+        }
         # Why a network is done is told by nobody where its launch was killed; the rest others may yet log
-        found = {name: standing for name, standing in found.items()
-                 if standing.reason and told.standing(name).outcome in (None, FOUND_DONE)}
-    run.take_up(standings, {change.network for change in launch.changes
-                            if isinstance(change, ev.NetworkFellBack) and change.afresh})
+        found = {
+            name: standing
+            for name, standing in found.items()
+            if standing.reason and told.standing(name).outcome in (None, FOUND_DONE)
+        }
+    run.take_up(
+        standings,
+        {
+            change.network
+            for change in launch.changes
+            if isinstance(change, ev.NetworkFellBack) and change.afresh
+        },
+    )
     for sample in launch.inputs.left_out:
         results.add_bad(sample.name, sample.reason)
     results.write()
-    unlogged = [ev.EpochEnded(name, record) for name, standing in standings.items()
-                for record in told.unlogged(name, standing.history) if is_alone]
-    damaged = [ev.NetworkFellBack(name, damage, len(run.standing(name).history), position=0, finished=True)
-               for name, damage in results.damaged.items()]  # networks that stay finished
-    consumed = [record.stream_epoch for standing in standings.values() for record in standing.history]
+    unlogged = [
+        ev.EpochEnded(name, record)
+        for name, standing in standings.items()
+        for record in told.unlogged(name, standing.history)
+        if is_alone
+    ]
+    damaged = [
+        ev.NetworkFellBack(name, damage, len(run.standing(name).history), position=0, finished=True)
+        for name, damage in results.damaged.items()
+    ]  # networks that stay finished
+    consumed = [
+        record.stream_epoch for standing in standings.values() for record in standing.history
+    ]
     consumed += [state.stream_epoch for state in states.values()]
-    return Resumed(results, tuple(logged.event for logged in logs.get(paths.events, ())), unlogged, found,
-                   [*damaged, *lost], 1 + max(consumed, default=-1))
+    return Resumed(
+        results,
+        tuple(logged.event for logged in logs.get(paths.events, ())),
+        unlogged,
+        found,
+        [*damaged, *lost],
+        1 + max(consumed, default=-1),
+    )
 
 
-def _lost(run: RunState, standings: Mapping[str, Standing], saved: Container[str], changes: Sequence[ev.Event]
-          ) -> list[ev.NetworkFellBack]:
+def _lost(
+    run: RunState,
+    standings: Mapping[str, Standing],
+    saved: Container[str],
+    changes: Sequence[ev.Event],
+) -> list[ev.NetworkFellBack]:
     """The networks that start over because no checkpoint is left of them, as when somebody has deleted their folders.
 
     Args:
@@ -86,16 +121,29 @@ def _lost(run: RunState, standings: Mapping[str, Standing], saved: Container[str
         changes: what is said already.
     """
     said = {event.network for event in changes if isinstance(event, ev.NetworkFellBack)}
-    return [ev.NetworkFellBack(name, f"no checkpoint of it is left, and the log has {counted(epochs, 'epoch')} of it",
-                               epochs=0, position=0)
-            for name, before in run.standings.items()
-            if (epochs := len(before.history)) and not before.is_pruned and name not in saved and name not in said
-            and name in standings and standings[name].outcome is None]
+    return [
+        ev.NetworkFellBack(
+            name,
+            f"no checkpoint of it is left, and the log has {counted(epochs, 'epoch')} of it",
+            epochs=0,
+            position=0,
+        )
+        for name, before in run.standings.items()
+        if (epochs := len(before.history))
+        and not before.is_pruned
+        and name not in saved
+        and name not in said
+        and name in standings
+        and standings[name].outcome is None
+    ]
 
 
 def _parameters(launch: Launch, told: RunState) -> dict[str, int]:
     """The parameter counts that are known without building a network, of those that can be built."""
     refused = told.refused
-    counts = {network.name: parameters_of(network, launch.sample) for network in launch.spec.networks
-              if network.name not in refused}
+    counts = {
+        network.name: parameters_of(network, launch.sample)
+        for network in launch.spec.networks
+        if network.name not in refused
+    }
     return {name: count for name, count in counts.items() if count is not None}

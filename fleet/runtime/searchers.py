@@ -54,8 +54,15 @@ def make_searchers(ends: Spec, run: RunState) -> dict[str, Searcher]:
         for place, source in enumerate(entry.settings.earlier):
             with _said_at(ends, ("models", index, "search", "from", place)):
                 if os.path.realpath(source) == os.path.realpath(ends.output):
-                    raise UserError(f"{source} is the folder of this run, of which a search knows anyway; left out")
-                earlier_of(entry, source, run.search(entry.name), isinstance(searchers[entry.name], Knowing))
+                    raise UserError(
+                        f"{source} is the folder of this run, of which a search knows anyway; left out"
+                    )
+                earlier_of(
+                    entry,
+                    source,
+                    run.search(entry.name),
+                    isinstance(searchers[entry.name], Knowing),
+                )
     return searchers
 
 
@@ -80,7 +87,9 @@ def _made(entry: Entry) -> Searcher:
 
     def work() -> None:
         try:
-            made.put(make_searcher(search.ask, entry.space, search.seed, entry.modes, search.options))
+            made.put(
+                make_searcher(search.ask, entry.space, search.seed, entry.modes, search.options)
+            )
         except BaseException as error:
             made.put(error)
 
@@ -88,8 +97,10 @@ def _made(entry: Entry) -> Searcher:
     try:
         found = made.get(timeout=search.answer_within)
     except queue.Empty:
-        raise UserError(f"{search.ask} was not made within {format_duration(search.answer_within)}; what takes long "
-                        "should wait until it is asked, or search.answer_within be more") from None
+        raise UserError(
+            f"{search.ask} was not made within {format_duration(search.answer_within)}; what takes long "
+            "should wait until it is asked, or search.answer_within be more"
+        ) from None
     if isinstance(found, BaseException):
         raise found
     return found
@@ -116,9 +127,17 @@ class Searchers:
         patience_s: how long one call may take, in seconds, by entry.
     """
 
-    def __init__(self, searchers: Mapping[str, Searcher], logged: Mapping[str, Sequence[Searched]] | None = None,
-                 patience_s: Mapping[str, float] | None = None) -> None:
-        self._searchers, self._logged, self._patience_s = dict(searchers), dict(logged or {}), dict(patience_s or {})
+    def __init__(
+        self,
+        searchers: Mapping[str, Searcher],
+        logged: Mapping[str, Sequence[Searched]] | None = None,
+        patience_s: Mapping[str, float] | None = None,
+    ) -> None:
+        self._searchers, self._logged, self._patience_s = (
+            dict(searchers),
+            dict(logged or {}),
+            dict(patience_s or {}),
+        )
         self._orders: queue.SimpleQueue[Callable[[], None] | None] | None = None
         self._work: _Work | None = None
 
@@ -144,8 +163,11 @@ class Searchers:
             if time.monotonic() < work.since_s + patience_s:
                 return None
             self._orders = None  # its thread may come back, and finds nothing more to do
-            answer = ConsultFailed(work.entry, f"{work.doing} took longer than {format_duration(patience_s)} "
-                                               "(search.answer_within)")
+            answer = ConsultFailed(
+                work.entry,
+                f"{work.doing} took longer than {format_duration(patience_s)} "
+                "(search.answer_within)",
+            )
         self._work = None
         return answer
 
@@ -164,13 +186,17 @@ class Searchers:
         def order() -> None:
             try:
                 answer = do(work)
-            except BaseException as error:  # a searcher of a user's may raise anything, SystemExit as well
+            except (
+                BaseException
+            ) as error:  # a searcher of a user's may raise anything, SystemExit as well
                 answer = ConsultFailed(entry, f"{work.doing} failed: {one_line(error)}")
             work.done.put(answer)
 
         if self._orders is None:
             self._orders = queue.SimpleQueue()
-            threading.Thread(target=_serve, args=(self._orders,), name="searcher", daemon=True).start()
+            threading.Thread(
+                target=_serve, args=(self._orders,), name="searcher", daemon=True
+            ).start()
         self._orders.put(order)
 
 

@@ -52,9 +52,21 @@ class Session:
         laps: of this start-up, on rank 0.
     """
 
-    def __init__(self, world: World, launch: Launch, interruption: Interruption, lease: Lease | None = None,
-                 loading: Loading | None = None, laps: Laps | None = None) -> None:
-        self._world, self._launch, self._interruption, self._lease = world, launch, interruption, lease
+    def __init__(
+        self,
+        world: World,
+        launch: Launch,
+        interruption: Interruption,
+        lease: Lease | None = None,
+        loading: Loading | None = None,
+        laps: Laps | None = None,
+    ) -> None:
+        self._world, self._launch, self._interruption, self._lease = (
+            world,
+            launch,
+            interruption,
+            lease,
+        )
         self._loading, self._laps = loading or Loading(), laps or Laps()
         self._roles = launch.roles
         self._shared = NodeMemory()
@@ -71,10 +83,13 @@ class Session:
             bind(near([gpu]))
         shared = gpu if self._shares_gpus else None
         self._memory_mib = None if shared is None else memory_mib(shared)
-        gpus = SharedGpus(self._world, self._roles, shared, os.environ) if self._shares_gpus else None
+        gpus = (
+            SharedGpus(self._world, self._roles, shared, os.environ) if self._shares_gpus else None
+        )
         board = self._board() if self._world.rank == 0 else None
         busy, self._first_epoch = self._world.share(
-            None if board is None else (frozenset(board.busy), board.first_epoch))
+            None if board is None else (frozenset(board.busy), board.first_epoch)
+        )
         try:
             if self._world.rank in self._roles.trainers:
                 self._train(board, self._world.rank in busy)
@@ -89,9 +104,13 @@ class Session:
         return board.end() if board is not None else int(ExitStatus.OK)
 
     def _board(self) -> CoordinatorSide:
-        from fleet.runtime.board import CoordinatorSide  # what only rank 0 needs takes a tenth of a second to import
+        from fleet.runtime.board import (
+            CoordinatorSide,
+        )  # what only rank 0 needs takes a tenth of a second to import
 
-        return CoordinatorSide(self._world, self._launch, self._interruption, self._lease, self._laps)
+        return CoordinatorSide(
+            self._world, self._launch, self._interruption, self._lease, self._laps
+        )
 
     def _train(self, board: CoordinatorSide | None, is_busy: bool) -> None:
         """A trainer; on a launch of one rank it coordinates while it waits.
@@ -105,15 +124,26 @@ class Session:
         self._loading.finish()  # before anything else is imported here
         tenants = Tenants(self._world, self._roles, self._shared.tenants)
         sources = sources_of(self._world, self._launch, self._shared, self._first_epoch)
-        trainer = Trainer(self._world, self._launch.spec, self._launch.paths, partial(self._engine, tenants),
-                          self._launch.sample, sources, self._launch.codes, self._launch.fence, tenants)
+        trainer = Trainer(
+            self._world,
+            self._launch.spec,
+            self._launch.paths,
+            partial(self._engine, tenants),
+            self._launch.sample,
+            sources,
+            self._launch.codes,
+            self._launch.fence,
+            tenants,
+        )
         trainer.start(is_busy)
         trainer.run()
         trainer.stop()
 
     def _serve(self, board: CoordinatorSide | None) -> None:
         """A preprocessor, or rank 0 that coordinates, or both."""
-        preprocessor = self._preprocessor() if self._world.rank in self._roles.preprocessors else None
+        preprocessor = (
+            self._preprocessor() if self._world.rank in self._roles.preprocessors else None
+        )
         if preprocessor is not None:
             preprocessor.start()
         if board is not None:
@@ -121,8 +151,13 @@ class Session:
             self._world.duties.append(partial(self._coordinate, board))
         if preprocessor is not None:
             self._world.duties.append(preprocessor.step)
-        self._world.wait(lambda: ((preprocessor is None or preprocessor.is_done) and (
-            board is None or board.coordinator.status is not None)) or None)
+        self._world.wait(
+            lambda: (
+                (preprocessor is None or preprocessor.is_done)
+                and (board is None or board.coordinator.status is not None)
+            )
+            or None
+        )
         self._world.duties.clear()
         if preprocessor is not None:
             preprocessor.stop()
@@ -148,20 +183,48 @@ class Session:
 
         def mapped(create: bool) -> NodeMemory:
             return NodeMemory(
-                None if launch.layout is None else Window(launch.layout, f"{name}-train", create,
-                                                          is_relayed=roles.nodes > 1),
-                None if launch.kept is None or not shares else _sample_set(
-                    launch.kept, launch.sample.kept_target, len(launch.inputs.data.train), f"{name}-kept", create),
-                None if evaluation is None or not shares else _sample_set(
-                    launch.sample.wire, launch.sample.target, len(evaluation), f"{name}-validation", create),
-                None if roles.slots == 1 else Segment(f"{name}-tenants", roles.gpus_per_node, create),
-                None if not launch.finished_epochs else NodeEpochs(
-                    launch.sample.wire, launch.sample.target.wire, len(launch.inputs.data.train),
-                    launch.finished_epochs, roles.gpus_per_node, f"{name}-finished", create))
+                None
+                if launch.layout is None
+                else Window(launch.layout, f"{name}-train", create, is_relayed=roles.nodes > 1),
+                None
+                if launch.kept is None or not shares
+                else _sample_set(
+                    launch.kept,
+                    launch.sample.kept_target,
+                    len(launch.inputs.data.train),
+                    f"{name}-kept",
+                    create,
+                ),
+                None
+                if evaluation is None or not shares
+                else _sample_set(
+                    launch.sample.wire,
+                    launch.sample.target,
+                    len(evaluation),
+                    f"{name}-validation",
+                    create,
+                ),
+                None
+                if roles.slots == 1
+                else Segment(f"{name}-tenants", roles.gpus_per_node, create),
+                None
+                if not launch.finished_epochs
+                else NodeEpochs(
+                    launch.sample.wire,
+                    launch.sample.target.wire,
+                    len(launch.inputs.data.train),
+                    launch.finished_epochs,
+                    roles.gpus_per_node,
+                    f"{name}-finished",
+                    create,
+                ),
+            )
 
         for create in (True, False):
             if leads == create:
-                with beside(near(self._gpus())):  # the kernel takes memory of the node where it is made
+                with beside(
+                    near(self._gpus())
+                ):  # the kernel takes memory of the node where it is made
                     self._shared = mapped(create)
             self._world.gather(None)  # the leader first, then all others
         if leads:
@@ -170,17 +233,36 @@ class Session:
     def _preprocessor(self) -> Preprocessor:
         training = self._launch.pipeline("train")
         assert training is not None
-        return Preprocessor(self._world, self._roles, self._shared, self._launch.order(training), training,
-                            self._launch.pipeline("validation"))
+        return Preprocessor(
+            self._world,
+            self._roles,
+            self._shared,
+            self._launch.order(training),
+            training,
+            self._launch.pipeline("validation"),
+        )
 
     def _engine(self, tenants: Tenants) -> Engine:
         roles = self._roles
         slot, index = divmod(roles.place(self._world.rank), roles.whole_per_node)
         spec, shown = self._launch.spec, self._gpus()
-        pin = Pinning(index if len(shown) > 1 else 0, self._is_slow) if spec.engine.uses_gpus else lambda memory: None
-        engine = make_engine(spec, self._launch.sample, self._launch.engine_rates, index, roles.gpus_per_node,
-                             Slot(slot, roles.slots, tenants.count, self._memory_mib), pin)
-        for segment in self._shared.of_samples():  # once the engine has loaded what the driver is spoken to with
+        pin = (
+            Pinning(index if len(shown) > 1 else 0, self._is_slow)
+            if spec.engine.uses_gpus
+            else lambda memory: None
+        )
+        engine = make_engine(
+            spec,
+            self._launch.sample,
+            self._launch.engine_rates,
+            index,
+            roles.gpus_per_node,
+            Slot(slot, roles.slots, tenants.count, self._memory_mib),
+            pin,
+        )
+        for segment in (
+            self._shared.of_samples()
+        ):  # once the engine has loaded what the driver is spoken to with
             pin(segment.memory)
         return engine
 
@@ -194,18 +276,30 @@ class Session:
         if not names or self._world.rank not in self._roles.trainers:
             return None
         # A launcher that shows each rank its own GPU alone has chosen already.
-        return names[min(self._roles.place(self._world.rank) % self._roles.whole_per_node, len(names) - 1)]
+        return names[
+            min(self._roles.place(self._world.rank) % self._roles.whole_per_node, len(names) - 1)
+        ]
 
     def _gpus(self) -> tuple[str, ...]:
         """What this rank is shown, by the names that the system gives them; nothing where the engine uses none."""
-        return visible_gpus(os.environ, os.listdir("/dev")) if self._launch.spec.engine.uses_gpus else ()
+        return (
+            visible_gpus(os.environ, os.listdir("/dev"))
+            if self._launch.spec.engine.uses_gpus
+            else ()
+        )
 
     def _is_slow(self, why: str) -> None:
         """Say once in a run that inputs go to GPUs from memory that their driver does not know of."""
         log.warning("memory cannot be registered with the driver of the GPU: %s", why)
         if self._gpus():
-            self._world.tell(0, Tag.COORDINATOR, Warned(self._world.host, f"samples go to GPUs more slowly: {why}"))
+            self._world.tell(
+                0,
+                Tag.COORDINATOR,
+                Warned(self._world.host, f"samples go to GPUs more slowly: {why}"),
+            )
 
 
-def _sample_set(image: ImageSpec, target: TargetSpec, samples: int, name: str, create: bool) -> SampleSet:
+def _sample_set(
+    image: ImageSpec, target: TargetSpec, samples: int, name: str, create: bool
+) -> SampleSet:
     return SampleSet(image, samples, chunk_size(image, target.wire), name, create, target.wire)

@@ -58,8 +58,11 @@ class Laps:
     def __init__(self) -> None:
         self._now = time.clock_gettime(time.CLOCK_BOOTTIME)
         began = command_began_s(os.getpid())
-        self._parts: dict[str, float] = {} if began is None else {
-            "launcher": began[1] - began[0], "python": max(0.0, self._now - began[1])}
+        self._parts: dict[str, float] = (
+            {}
+            if began is None
+            else {"launcher": began[1] - began[0], "python": max(0.0, self._now - began[1])}
+        )
 
     def end(self, part: str) -> None:
         """A part is over that began where the one before it ended."""

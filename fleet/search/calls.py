@@ -116,7 +116,9 @@ def _values(answer: Any) -> dict[str, Any] | None:
     if answer is None:
         return None
     if not isinstance(answer, Mapping):
-        raise Nonsense(f"ask answered {_shown(answer)}; it should be a mapping of the space's keys, or None")
+        raise Nonsense(
+            f"ask answered {_shown(answer)}; it should be a mapping of the space's keys, or None"
+        )
     plain: dict[str, Any] = _plain(answer)
     return plain
 
@@ -125,14 +127,18 @@ def _verdict(answer: Any) -> str:
     try:
         return Verdict(answer).value
     except ValueError:
-        raise Nonsense(f"report answered {_shown(answer)}; it should be {', '.join(Verdict)}") from None
+        raise Nonsense(
+            f"report answered {_shown(answer)}; it should be {', '.join(Verdict)}"
+        ) from None
 
 
 def _number(answer: Any) -> int | None:
     if answer is None:
         return None
     if isinstance(answer, bool) or not isinstance(answer, numbers.Integral):
-        raise Nonsense(f"resume answered {_shown(answer)}; it should be the number of a paused network, or None")
+        raise Nonsense(
+            f"resume answered {_shown(answer)}; it should be the number of a paused network, or None"
+        )
     return int(answer)
 
 
@@ -159,7 +165,9 @@ def _plain(value: Any) -> Any:
         return [_plain(item) for item in value]
     if isinstance(value, Mapping) and all(isinstance(key, str) for key in value):
         return {str(key): _plain(item) for key, item in value.items()}
-    raise Nonsense(f"ask answered {_shown(value)}; use finite numbers, text, lists and mappings of text")
+    raise Nonsense(
+        f"ask answered {_shown(value)}; use finite numbers, text, lists and mappings of text"
+    )
 
 
 def _shown(value: Any) -> str:
@@ -180,8 +188,17 @@ def as_event(entry: str, call: Call, answer: Any, network: str, wrong: str = "")
         case Tell(number, outcome, value):
             return Searched(entry, "tell", number, value=value, outcome=outcome, network=network)
         case Know(number, values, curve, outcome, value, name, source):
-            return Searched(entry, "know", number, value=value, outcome=outcome, answer=dict(values), network=name,
-                            curve=curve, source=source)
+            return Searched(
+                entry,
+                "know",
+                number,
+                value=value,
+                outcome=outcome,
+                answer=dict(values),
+                network=name,
+                curve=curve,
+                source=source,
+            )
         case Resume():
             return Searched(entry, "resume", answer=answer, network=network)
 
@@ -203,12 +220,23 @@ def as_call(event: Searched) -> Call:
         case "resume":
             return Resume()
         case "know" if event.number is not None and isinstance(event.answer, Mapping):
-            return Know(event.number, event.answer, event.curve, event.outcome, event.value, event.network,
-                        event.source)
+            return Know(
+                event.number,
+                event.answer,
+                event.curve,
+                event.outcome,
+                event.value,
+                event.network,
+                event.source,
+            )
     raise UserError(f"{event} is no call of a searcher")
 
 
-def replay(searcher: Searcher, logged: Iterable[Searched], begin: Callable[[Call], None] = lambda call: None) -> str:
+def replay(
+    searcher: Searcher,
+    logged: Iterable[Searched],
+    begin: Callable[[Call], None] = lambda call: None,
+) -> str:
     """Make the calls of a log again, in their order; returns which answer is the first to differ, or nothing.
 
     Args:

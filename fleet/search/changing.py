@@ -14,7 +14,13 @@ from fleet.spec.space import Space
 from fleet.spec.yaml_file import plain
 from fleet.units import counted
 
-_CHOICE = ("ask", "space", "seed", "options", "objectives")  # where one is another, so is the searcher
+_CHOICE = (
+    "ask",
+    "space",
+    "seed",
+    "options",
+    "objectives",
+)  # where one is another, so is the searcher
 
 
 def beginning(entry: Entry, search: RunSearch, knows: bool) -> SearcherBegan | None:
@@ -37,9 +43,17 @@ def beginning(entry: Entry, search: RunSearch, knows: bool) -> SearcherBegan | N
 
 def _settings(entry: Entry) -> dict[str, Any]:
     settings = entry.settings
-    found: dict[str, Any] = as_json({
-        "ask": settings.ask, "space": plain(entry.space), "seed": settings.seed, "options": settings.options,
-        "objectives": entry.objectives, "most": settings.most, "budget": plain(settings.budget)})
+    found: dict[str, Any] = as_json(
+        {
+            "ask": settings.ask,
+            "space": plain(entry.space),
+            "seed": settings.seed,
+            "options": settings.options,
+            "objectives": entry.objectives,
+            "most": settings.most,
+            "budget": plain(settings.budget),
+        }
+    )
     return found
 
 
@@ -49,7 +63,12 @@ def _changes(before: Mapping[str, Any], now: Mapping[str, Any], path: str = "") 
         old, new = before.get(key), now.get(key)
         if old == new:
             continue
-        if not path and key in ("space", "options") and isinstance(old, Mapping) and isinstance(new, Mapping):
+        if (
+            not path
+            and key in ("space", "options")
+            and isinstance(old, Mapping)
+            and isinstance(new, Mapping)
+        ):
             yield from _changes(old, new, f"{key}.")
         else:
             yield f"{path}{key} was {_said(old)} and is {_said(new)}"
@@ -67,7 +86,9 @@ def _told(space: Space, asked: Sequence[Mapping[str, Any]], knows: bool) -> str:
     """Of how many networks the new searcher is told."""
     if not knows:
         return f"; the searcher has no method `known`, and is not told of {counted(len(asked), 'network')}"
-    outside = sum(fitting(space, {key: value for key, value in values.items() if key != PARENT}) is None
-                  for values in asked)
+    outside = sum(
+        fitting(space, {key: value for key, value in values.items() if key != PARENT}) is None
+        for values in asked
+    )
     said = f"; the searcher is told of {counted(len(asked) - outside, 'network')}"
     return said + (f", and not of {outside} outside of the space" if outside else "")

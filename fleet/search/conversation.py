@@ -54,16 +54,24 @@ class Conversation:
     def __init__(self, space: Space, most: int, resumes: bool = False) -> None:
         self._space, self._most, self._resumes = space, most, resumes
         self._asked: dict[int, Asked] = {}
-        self._seen: dict[str, int] = {}  # the values of networks without a parent -> the first of them
+        self._seen: dict[
+            str, int
+        ] = {}  # the values of networks without a parent -> the first of them
         self._verdicts: dict[tuple[int, int], Verdict] = {}  # by number and epoch
         self._told: dict[int, Tell] = {}
-        self._heard: dict[int, int] = {}  # number -> the epochs of which the searcher hears otherwise, or never
+        self._heard: dict[
+            int, int
+        ] = {}  # number -> the epochs of which the searcher hears otherwise, or never
         self._earlier: dict[str, Know] = {}  # of earlier runs, by run and name
         self._paused: set[int] = set()  # by the searcher
-        self._ended: set[int] = set()  # those of them that are over, such as those that were done when it paused them
+        self._ended: set[int] = (
+            set()
+        )  # those of them that are over, such as those that were done when it paused them
         self._to_say: dict[tuple[object, ...], Report | Tell | Know] = {}  # in order, each once
         self._wrong = 0  # answers to ask, one after another
-        self._is_dry = False  # whether None was the answer to the last question, and nothing was said since
+        self._is_dry = (
+            False  # whether None was the answer to the last question, and nothing was said since
+        )
         self._has_tried = False  # whether it was asked which to resume, and nothing was said since
         self.failure = ""  # why it is not called again
 
@@ -98,14 +106,20 @@ class Conversation:
     def report(self, number: int, epoch: int, value: float) -> None:
         """Say that an epoch has ended, unless that was said; infinite values are no numbers either."""
         call = Report(number, epoch, value if math.isfinite(value) else math.nan)
-        is_known = (number, epoch) in self._verdicts or number in self._told or epoch <= self._heard.get(number, 0)
+        is_known = (
+            (number, epoch) in self._verdicts
+            or number in self._told
+            or epoch <= self._heard.get(number, 0)
+        )
         if not self.failure and not is_known:
             self._to_say.setdefault(_key(call), call)
 
     def tell(self, number: int, end: End, value: float | None) -> None:
         """Say how it ended with a network, unless that was said."""
         if not self.failure and number not in self._told:
-            call = Tell(number, end.value, value if value is not None and math.isfinite(value) else None)
+            call = Tell(
+                number, end.value, value if value is not None and math.isfinite(value) else None
+            )
             self._to_say.setdefault(_key(call), call)
 
     def know(self, earlier: Iterable[Know]) -> None:
@@ -115,8 +129,14 @@ class Conversation:
                 self._earlier[key] = call = replace(one, number=-1 - len(self._earlier))
                 self._to_say[_key(call)] = call
 
-    def change(self, space: Space, knows: bool, curves: Mapping[int, Sequence[float]], names: Mapping[int, str],
-               judges_alike: bool = True) -> None:
+    def change(
+        self,
+        space: Space,
+        knows: bool,
+        curves: Mapping[int, Sequence[float]],
+        names: Mapping[int, str],
+        judges_alike: bool = True,
+    ) -> None:
         """Another searcher takes over: it is told of all networks that fit its space, and judges what comes.
 
         Args:
@@ -138,12 +158,22 @@ class Conversation:
                 self._earlier[key] = call = replace(one, values=member)
                 self._to_say[_key(call)] = call
         for number, asked in self._asked.items():
-            member, told = fitting(space, asked.values), self._told.get(number, Tell(number, "", None))
+            member, told = (
+                fitting(space, asked.values),
+                self._told.get(number, Tell(number, "", None)),
+            )
             if asked.wrong or member is None or not knows:
                 self._told[number] = told  # it is none of its networks
                 continue
             self._heard[number] = len(curves.get(number, ()))
-            call = Know(number, member, tuple(curves.get(number, ())), told.outcome, told.value, names.get(number, ""))
+            call = Know(
+                number,
+                member,
+                tuple(curves.get(number, ())),
+                told.outcome,
+                told.value,
+                names.get(number, ""),
+            )
             self._to_say[_key(call)] = call
 
     def next(self, wants_network: bool) -> Call | None:
@@ -162,7 +192,9 @@ class Conversation:
 
     def awaits(self, number: int) -> bool:
         """Whether something is still to be said about a network."""
-        return any(call.number == number and not isinstance(call, Know) for call in self._to_say.values())
+        return any(
+            call.number == number and not isinstance(call, Know) for call in self._to_say.values()
+        )
 
     def fail(self, reason: str) -> None:
         """The searcher is not called again."""
@@ -219,11 +251,16 @@ class Conversation:
         self._has_tried = False
         return answer
 
-    def _take_ask(self, number: int, answer: Mapping[str, Any] | None, recalled: str | None) -> Asked | None:
+    def _take_ask(
+        self, number: int, answer: Mapping[str, Any] | None, recalled: str | None
+    ) -> Asked | None:
         if answer is None:
             self._is_dry = True
             return None
-        values, parent = {name: value for name, value in answer.items() if name != PARENT}, answer.get(PARENT)
+        values, parent = (
+            {name: value for name, value in answer.items() if name != PARENT},
+            answer.get(PARENT),
+        )
         if recalled is not None:
             asked = Asked(number, values, parent, recalled)
             if parent is None and not recalled:
@@ -238,13 +275,22 @@ class Conversation:
         """What was asked for, with what is wrong with it."""
         try:
             member = member_of(self._space, values)
-            if parent is None and (before := self._seen.setdefault(_text(member), number)) != number:
-                raise UserError(f"the same values as of number {before}; each network should be another one")
+            if (
+                parent is None
+                and (before := self._seen.setdefault(_text(member), number)) != number
+            ):
+                raise UserError(
+                    f"the same values as of number {before}; each network should be another one"
+                )
             if parent is not None and (type(parent) is not int or parent not in self._asked):
-                raise UserError(f"{parent!r} is no parent; it should be the number of a network that was asked for")
+                raise UserError(
+                    f"{parent!r} is no parent; it should be the number of a network that was asked for"
+                )
             if parent is not None and self._asked[parent].wrong:
-                raise UserError(f"{parent} is no parent: what was asked for as that number was refused, and has no "
-                                "weights")
+                raise UserError(
+                    f"{parent} is no parent: what was asked for as that number was refused, and has no "
+                    "weights"
+                )
         except UserError as error:
             return Asked(number, dict(values), wrong=f"ask({number}): {error}")
         return Asked(number, member, parent)

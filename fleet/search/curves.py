@@ -40,8 +40,10 @@ class _Curve:
 
     def add(self, score: float) -> None:
         """The last epoch has ended with a number."""
-        x = self.epochs ** -_EXPONENTS
-        for row, more in zip(self.sums, (1.0, x, score, x * x, x * score, score * score), strict=True):
+        x = self.epochs**-_EXPONENTS
+        for row, more in zip(
+            self.sums, (1.0, x, score, x * x, x * score, score * score), strict=True
+        ):
             row += more
 
     def continued(self, last: int) -> float:
@@ -54,7 +56,9 @@ class _Curve:
         of_x, of_xy, of_y = xx - x * x / n, xy - x * y / n, yy - y * y / n
         slopes = np.minimum(0.0, of_xy / np.where(of_x > 0, of_x, math.inf))  # minus a
         best = (of_y - 2 * slopes * of_xy + slopes * slopes * of_x).argmin()
-        return float(y[best] + slopes[best] * (n[best] * last ** -_EXPONENTS[best] - x[best])) / float(n[best])
+        return float(
+            y[best] + slopes[best] * (n[best] * last ** -_EXPONENTS[best] - x[best])
+        ) / float(n[best])
 
 
 class Curves(Unjudged):
@@ -70,7 +74,9 @@ class Curves(Unjudged):
         super().__init__(prune, most_epochs, seed)
         self._least, self._others, self._most = max(prune.least, _FEWEST), prune.others, most_epochs
         self._curves: defaultdict[str, _Curve] = defaultdict(_Curve)
-        self._missed: defaultdict[int, list[float]] = defaultdict(list)  # by how much forecasts were too low, sorted
+        self._missed: defaultdict[int, list[float]] = defaultdict(
+            list
+        )  # by how much forecasts were too low, sorted
         self._ended: list[float] = []  # the scores of those that were trained to their end
 
     def add(self, name: str, epochs: int, score: float, is_done: bool = False) -> Verdict:
@@ -85,15 +91,20 @@ class Curves(Unjudged):
             self._end(curve)
             return Verdict.GO_ON
         forecast = curve.forecasts[epochs] = self._forecast(curve)
-        is_bad = epochs >= self._least and len(self._ended) >= self._others and (
-            forecast + self._allowed(epochs) < max(self._ended))
+        is_bad = (
+            epochs >= self._least
+            and len(self._ended) >= self._others
+            and (forecast + self._allowed(epochs) < max(self._ended))
+        )
         return Verdict.STOP if is_bad else Verdict.GO_ON
 
     def _end(self, curve: _Curve) -> None:
         if math.isfinite(curve.score):
             self._ended.append(curve.score)
             for epochs, forecast in curve.forecasts.items():
-                insort(self._missed[epochs], curve.score - forecast if math.isfinite(forecast) else 0.0)
+                insort(
+                    self._missed[epochs], curve.score - forecast if math.isfinite(forecast) else 0.0
+                )
 
     def _forecast(self, curve: _Curve) -> float:
         """The score after the last epoch; never below that of now, for it is the best so far."""

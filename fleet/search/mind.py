@@ -54,7 +54,10 @@ class Entry:
     def objectives(self) -> tuple[tuple[str, Mode], ...]:
         """What counts, the monitored quantity first, and whether high or low values of it are good."""
         others = self.settings.objectives[1:]
-        return ((self.monitor, self.mode), *((one.value, one.sense or "maximize") for one in others))
+        return (
+            (self.monitor, self.mode),
+            *((one.value, one.sense or "maximize") for one in others),
+        )
 
     @property
     def modes(self) -> Mode | tuple[Mode, ...]:
@@ -73,9 +76,17 @@ def entries_of(ends: Spec) -> dict[int, Entry]:
         ends: the spec, with the networks that stand for those of its searches.
     """
     first = {network.entry: network for network in reversed(ends.networks)}
-    return {index: Entry(entry.stem, entry.search, entry.space or {}, _mode(first[index]),
-                         first[index].train.converge.watched)
-            for index, entry in ends.searches.items() if entry.search is not None and index in first}
+    return {
+        index: Entry(
+            entry.stem,
+            entry.search,
+            entry.space or {},
+            _mode(first[index]),
+            first[index].train.converge.watched,
+        )
+        for index, entry in ends.searches.items()
+        if entry.search is not None and index in first
+    }
 
 
 def _mode(network: NetworkSpec) -> Mode:
@@ -184,26 +195,46 @@ class Mind:
         is_open: whether networks may come that no searcher has asked for: as long, those that are paused wait.
     """
 
-    def __init__(self, entries: Sequence[Entry], networks: Iterable[str], judge: Judge, rule: str, mode: Mode,
-                 monitor: str, trainers: int, obeys: bool = True, parameters: Mapping[str, int] | None = None) -> None:
+    def __init__(
+        self,
+        entries: Sequence[Entry],
+        networks: Iterable[str],
+        judge: Judge,
+        rule: str,
+        mode: Mode,
+        monitor: str,
+        trainers: int,
+        obeys: bool = True,
+        parameters: Mapping[str, int] | None = None,
+    ) -> None:
         self.is_open = False
         self.rate_of: Callable[[str], float | None] = lambda name: None
         self._parameters = {} if parameters is None else parameters
         self._entries = {entry.name: entry for entry in entries}
-        self._talks = {entry.name: Conversation(entry.space, entry.settings.limit, entry.resumes and obeys)
-                       for entry in entries}
+        self._talks = {
+            entry.name: Conversation(entry.space, entry.settings.limit, entry.resumes and obeys)
+            for entry in entries
+        }
         self._lives = {name: Life(name) for name in networks}
         self._judge, self._rule, self._obeys, self._trainers = judge, rule, obeys, trainers
-        self._watched = {"": (monitor, _sign(mode)),
-                         **{entry.name: (entry.monitor, _sign(entry.mode)) for entry in entries}}
-        self._objectives: dict[str, object] = {}  # entry -> those of its newest searcher, in the log
+        self._watched = {
+            "": (monitor, _sign(mode)),
+            **{entry.name: (entry.monitor, _sign(entry.mode)) for entry in entries},
+        }
+        self._objectives: dict[
+            str, object
+        ] = {}  # entry -> those of its newest searcher, in the log
         self._epochs = dict.fromkeys(self._entries, 0)  # that networks of each have trained
         self._gpu_s = dict.fromkeys(self._entries, 0.0)
-        self._alive: dict[str, set[str]] = {name: set() for name in ["", *self._entries]}  # networks, by entry
+        self._alive: dict[str, set[str]] = {
+            name: set() for name in ["", *self._entries]
+        }  # networks, by entry
         self._living: set[str] = set()  # networks of any entry
         self._paused: set[str] = set()
         self._awaited: set[str] = set()
-        self._untold: dict[str, None] = {}  # networks that were dropped, in order; each may yet end its last epoch
+        self._untold: dict[
+            str, None
+        ] = {}  # networks that were dropped, in order; each may yet end its last epoch
         for life in self._lives.values():
             self._sort(life)
         # Network -> after which epochs it was done in earlier launches, also if it was dropped in the last one.
@@ -250,14 +281,21 @@ class Mind:
     @property
     def is_over(self) -> bool:
         """Whether nothing can follow any more, once all networks are over."""
-        return self._out is None and not self._untold and all(
-            talk.next(self._wants(name, 0)) is None for name, talk in self._talks.items())
+        return (
+            self._out is None
+            and not self._untold
+            and all(talk.next(self._wants(name, 0)) is None for name, talk in self._talks.items())
+        )
 
     @property
     def outlook(self) -> Outlook:
         """What may yet come, for whoever estimates how long the run will go on."""
-        return Outlook(frozenset(self._paused.union(self.pruned)), self.next_rung, self._judge.expected,
-                       tuple(map(self._coming, self._entries)))
+        return Outlook(
+            frozenset(self._paused.union(self.pruned)),
+            self.next_rung,
+            self._judge.expected,
+            tuple(map(self._coming, self._entries)),
+        )
 
     def _coming(self, entry: str) -> Coming:
         """How many networks an entry may yet ask for, and how many epochs its budget has left for them."""
@@ -272,8 +310,16 @@ class Mind:
             if budget is not None and budget.gpu_hours is not None and self._gpu_s[entry]:
                 epochs = min(epochs, (3600 * budget.gpu_hours / self._gpu_s[entry] - 1) * trained)
         at_once = math.inf if settings.at_once == "auto" else settings.at_once
-        return Coming(max(0, networks), epochs, at_once, {
-            life.name: None if life.is_alive else life.judged for life in self._lives.values() if life.entry == entry})
+        return Coming(
+            max(0, networks),
+            epochs,
+            at_once,
+            {
+                life.name: None if life.is_alive else life.judged
+                for life in self._lives.values()
+                if life.entry == entry
+            },
+        )
 
     @property
     def has_rungs(self) -> bool:
@@ -303,7 +349,10 @@ class Mind:
         for name, standing in standings.items():
             if standing.is_finished:
                 self._finishes[name].add(len(standing.history))
-        judged, went_on = None, set[str]()  # the last line, if it is a judgement, and who has gone on in that moment
+        judged, went_on = (
+            None,
+            set[str](),
+        )  # the last line, if it is a judgement, and who has gone on in that moment
         for event in log:
             self._recall(event)
             judged = event if isinstance(event, ev.NetworkJudged) else None
@@ -335,14 +384,19 @@ class Mind:
                 if event.is_another:
                     self._change(event, before == event.settings["objectives"])
             case ev.EpochEnded() if event.network in self._lives:
-                self._hear_epoch(self._lives[event.network], event.record,
-                                 event.record.epoch in self._finishes.get(event.network, ()))
+                self._hear_epoch(
+                    self._lives[event.network],
+                    event.record,
+                    event.record.epoch in self._finishes.get(event.network, ()),
+                )
             case ev.NetworkFinished() if event.network in self._lives:
                 self._lives[event.network].end = None  # also if it was dropped in its last epoch
                 self._untold.pop(event.network, None)
                 self._recall_judged(self._lives[event.network], Verdict.GO_ON, (), event.epochs)
             case ev.NetworkJudged() if event.network in self._lives:
-                self._recall_judged(self._lives[event.network], Verdict(event.verdict), event.by, event.epochs)
+                self._recall_judged(
+                    self._lives[event.network], Verdict(event.verdict), event.by, event.epochs
+                )
             case ev.NetworkFellBack(afresh=True) if event.network in self._lives:
                 self._begin_afresh(self._lives[event.network])
 
@@ -351,11 +405,17 @@ class Mind:
         lives = [life for life in self._lives.values() if life.entry == began.entry]
         for life in lives:
             life.is_resumed |= _SEARCHER in life.holders
-        self._talks[began.entry].change(space_of(began.settings["space"]), began.knows,
-                                        {life.number: life.values for life in lives},
-                                        {life.number: life.name for life in lives}, judges_alike)
+        self._talks[began.entry].change(
+            space_of(began.settings["space"]),
+            began.knows,
+            {life.number: life.values for life in lives},
+            {life.number: life.name for life in lives},
+            judges_alike,
+        )
 
-    def _recall_judged(self, life: Life, verdict: Verdict, by: tuple[str, ...], epochs: int) -> None:
+    def _recall_judged(
+        self, life: Life, verdict: Verdict, by: tuple[str, ...], epochs: int
+    ) -> None:
         if by != (USER,):  # that is no answer to what was said of an epoch
             life.verdict, life.acted, life.is_resumed = Verdict.GO_ON, epochs, False
         life.holders = set(by) if verdict is Verdict.PAUSE else set()
@@ -369,7 +429,12 @@ class Mind:
 
     def _begin_afresh(self, life: Life) -> None:
         """Somebody has a network start over: it is judged again once it has more epochs than it had."""
-        life.end, life.verdict, life.acted, life.is_resumed = None, Verdict.GO_ON, life.judged, False
+        life.end, life.verdict, life.acted, life.is_resumed = (
+            None,
+            Verdict.GO_ON,
+            life.judged,
+            False,
+        )
         life.holders.clear()
         self._untold.pop(life.name, None)
         self._judge.let_go_on(life.name)
@@ -383,7 +448,9 @@ class Mind:
             for epoch, value in enumerate(life.values, 1):
                 talk.report(life.number, epoch, value)
         if life.end is not None or is_done:
-            self.network_over(life.name, End.FINISHED if standing.is_finished else life.end or End.FAILED)
+            self.network_over(
+                life.name, End.FINISHED if standing.is_finished else life.end or End.FAILED
+            )
         elif life.is_resumed:
             self._let_go_on(life, _SEARCHER)
         elif life.acted < life.judged:
@@ -426,11 +493,15 @@ class Mind:
         monitor, sign = self._watched[life.entry]
         value = record.value(monitor)
         is_better = not math.isfinite(life.best) or sign * value > sign * life.best
-        if is_better or (value == life.best and life.record and judged_loss(record) < judged_loss(life.record)):
+        if is_better or (
+            value == life.best and life.record and judged_loss(record) < judged_loss(life.record)
+        ):
             life.best, life.record = value, record
         life.values.append(value)
         life.seconds += record.seconds
-        life.rate = max(life.rate, record.samples / (record.seconds * record.gpus) if record.seconds else 0.0)
+        life.rate = max(
+            life.rate, record.samples / (record.seconds * record.gpus) if record.seconds else 0.0
+        )
         if life.entry:
             self._epochs[life.entry] += 1
             self._gpu_s[life.entry] += record.gpus * record.seconds
@@ -473,8 +544,16 @@ class Mind:
             self.searcher_failed(entry, str(error))
             return
         about = answer if isinstance(call, Resume) else call.number
-        network = self._entries[entry].network(about) if isinstance(about, int) and about in talk.asked else ""
-        self._note(as_event(entry, call, answer, network, follows.wrong if isinstance(follows, Asked) else ""))
+        network = (
+            self._entries[entry].network(about)
+            if isinstance(about, int) and about in talk.asked
+            else ""
+        )
+        self._note(
+            as_event(
+                entry, call, answer, network, follows.wrong if isinstance(follows, Asked) else ""
+            )
+        )
         match follows:
             case Asked():
                 self._add(entry, follows)
@@ -533,13 +612,19 @@ class Mind:
         """Act on what the rule and the searcher say of a network's newest epoch."""
         said = said if self._obeys else Verdict.GO_ON
         final = life.verdict.stricter(said)
-        by = tuple(who for who, verdict in ((self._rule, life.verdict), (_SEARCHER, said)) if verdict is final)
+        by = tuple(
+            who
+            for who, verdict in ((self._rule, life.verdict), (_SEARCHER, said))
+            if verdict is final
+        )
         if final is Verdict.STOP:
             self._stop(life, by)
         elif final is Verdict.PAUSE:
             life.holders |= set(by)
             self._sort(life)
-            self._judged(life, final, tuple(sorted(life.holders)) if len(life.holders) > len(by) else by)
+            self._judged(
+                life, final, tuple(sorted(life.holders)) if len(life.holders) > len(by) else by
+            )
         life.verdict = Verdict.GO_ON
 
     def _stop(self, life: Life, by: tuple[str, ...], left: int = 0) -> None:
@@ -549,7 +634,9 @@ class Mind:
     def _let_go_on(self, life: Life, holder: str, left: int = 0) -> None:
         if holder == self._rule:
             self._judge.let_go_on(life.name)
-            if life.verdict is Verdict.PAUSE:  # of an epoch of which the searcher has said nothing yet
+            if (
+                life.verdict is Verdict.PAUSE
+            ):  # of an epoch of which the searcher has said nothing yet
                 life.verdict = Verdict.GO_ON
         if holder not in life.holders:
             return
@@ -565,7 +652,9 @@ class Mind:
 
     # ---- decide ----
 
-    def decide(self, training: Mapping[str, int] | None = None, busy: Collection[str] = ()) -> list[Decision]:
+    def decide(
+        self, training: Mapping[str, int] | None = None, busy: Collection[str] = ()
+    ) -> list[Decision]:
         """What follows from all that was heard.
 
         Args:
@@ -594,7 +683,8 @@ class Mind:
         budget = self._entries[entry].settings.budget
         return budget is not None and (
             (budget.epochs is not None and self._epochs[entry] >= budget.epochs)
-            or (budget.gpu_hours is not None and self._gpu_s[entry] >= 3600 * budget.gpu_hours))
+            or (budget.gpu_hours is not None and self._gpu_s[entry] >= 3600 * budget.gpu_hours)
+        )
 
     @property
     def _are_spent(self) -> bool:
@@ -615,7 +705,9 @@ class Mind:
             for name, talk in self._talks.items():
                 call = talk.next(may_want and self._wants(name, training.get(name, 0)))
                 if call is not None:
-                    if isinstance(call, Tell) or (isinstance(call, Know) and call.outcome and not call.source):
+                    if isinstance(call, Tell) or (
+                        isinstance(call, Know) and call.outcome and not call.source
+                    ):
                         call = replace(call, value=self._come_to(self._entries[name], call.number))
                     self._out = Consult(name, call)
                     self._decided.append(self._out)
@@ -627,9 +719,16 @@ class Mind:
         best = self._known_best(life)
         if len(names) == 1 or best is None:
             return best
-        return come_to(names, life.record, {
-            "parameters": self._parameters.get(life.name), "rate": self.rate_of(life.name) or life.rate or None,
-            "epochs": life.judged, "seconds": life.seconds})
+        return come_to(
+            names,
+            life.record,
+            {
+                "parameters": self._parameters.get(life.name),
+                "rate": self.rate_of(life.name) or life.rate or None,
+                "epochs": life.judged,
+                "seconds": life.seconds,
+            },
+        )
 
     def _settle(self, went_on: Collection[str] | None = None) -> bool:
         """Judge those that wait, if no network can come any more that they wait for; returns whether any did.
@@ -637,7 +736,9 @@ class Mind:
         Args:
             went_on: those that an earlier launch let go on in this moment, in which it broke off.
         """
-        if not self._paused or (went_on is None and (self.is_open or any(map(self._may_come, self._talks)))):
+        if not self._paused or (
+            went_on is None and (self.is_open or any(map(self._may_come, self._talks)))
+        ):
             return False
         alive = self._living if not went_on else self._living.difference(went_on)
         go_on, stop = self._judge.settle(alive)
@@ -657,7 +758,9 @@ class Mind:
         talk = self._talks[entry]
         if talk.is_closed or self._is_spent(entry):
             return False
-        alive = bool(self._alive[entry]) or any(self._lives[name].entry == entry for name in self._untold)
+        alive = bool(self._alive[entry]) or any(
+            self._lives[name].entry == entry for name in self._untold
+        )
         return talk.may_ask or alive
 
     def _drop_paused(self) -> bool:
@@ -671,9 +774,12 @@ class Mind:
 
     def _sort(self, life: Life) -> None:
         """Have a network in the sets where it belongs."""
-        for names, belongs in ((self._alive[life.entry], life.is_alive), (self._living, life.is_alive),
-                               (self._awaited, life.waits),
-                               (self._paused, life.end is None and bool(life.holders))):
+        for names, belongs in (
+            (self._alive[life.entry], life.is_alive),
+            (self._living, life.is_alive),
+            (self._awaited, life.waits),
+            (self._paused, life.end is None and bool(life.holders)),
+        ):
             (names.add if belongs else names.discard)(life.name)
 
     def _known_best(self, life: Life) -> float | None:
@@ -687,8 +793,15 @@ def _sign(mode: Mode) -> int:
     return 1 if mode == "maximize" else -1
 
 
-def make_mind(spec: Spec, ends: Spec, searchers: Mapping[str, Searcher], trainers: int, judges: bool = True,
-              parameters: Mapping[str, int] | None = None, earlier: Mapping[str, Sequence[Know]] | None = None) -> Mind:
+def make_mind(
+    spec: Spec,
+    ends: Spec,
+    searchers: Mapping[str, Searcher],
+    trainers: int,
+    judges: bool = True,
+    parameters: Mapping[str, int] | None = None,
+    earlier: Mapping[str, Sequence[Know]] | None = None,
+) -> Mind:
     """The mind of a run.
 
     Args:
@@ -700,12 +813,23 @@ def make_mind(spec: Spec, ends: Spec, searchers: Mapping[str, Searcher], trainer
         earlier: entry -> what earlier runs found of which its searcher is told.
     """
     prune, everyone = spec.document.prune if judges else Prune(), [*spec.networks, *ends.networks]
-    entries = [replace(entry, resumes=isinstance(searchers[entry.name], Resuming),
-                       earlier=tuple((earlier or {}).get(entry.name, ())))
-               for entry in entries_of(ends).values()]
+    entries = [
+        replace(
+            entry,
+            resumes=isinstance(searchers[entry.name], Resuming),
+            earlier=tuple((earlier or {}).get(entry.name, ())),
+        )
+        for entry in entries_of(ends).values()
+    ]
     most_epochs = max((network.train.converge.max_epochs for network in everyone), default=1)
-    return Mind(entries, [network.name for network in spec.networks if network.number is None or not entries],
-                make_judge(prune, most_epochs, spec.seed), prune.rule,
-                _mode(everyone[0]) if everyone else "maximize",
-                everyone[0].train.converge.watched if everyone else "val_accuracy", trainers,
-                obeys=find_rule(prune.rule).obeys, parameters=parameters)
+    return Mind(
+        entries,
+        [network.name for network in spec.networks if network.number is None or not entries],
+        make_judge(prune, most_epochs, spec.seed),
+        prune.rule,
+        _mode(everyone[0]) if everyone else "maximize",
+        everyone[0].train.converge.watched if everyone else "val_accuracy",
+        trainers,
+        obeys=find_rule(prune.rule).obeys,
+        parameters=parameters,
+    )

@@ -64,7 +64,9 @@ class Judge:
         return None
 
 
-Unjudged = Judge  # also what a rule of a user's own begins with, which then says what it does otherwise
+Unjudged = (
+    Judge  # also what a rule of a user's own begins with, which then says what it does otherwise
+)
 
 
 class Median(Unjudged):
@@ -78,7 +80,9 @@ class Median(Unjudged):
     def __init__(self, prune: Prune, most_epochs: int, seed: int) -> None:
         super().__init__(prune, most_epochs, seed)
         self._least, self._others, self._in_step = prune.least, prune.others, prune.order == "rungs"
-        self._scores: defaultdict[int, list[float]] = defaultdict(list)  # after so many epochs, sorted
+        self._scores: defaultdict[int, list[float]] = defaultdict(
+            list
+        )  # after so many epochs, sorted
         self._seen: dict[str, int] = {}  # network -> the epochs up to which it was judged
         self._waiting: dict[str, tuple[int, float]] = {}  # network -> epochs and score
 
@@ -97,7 +101,9 @@ class Median(Unjudged):
 
     def _is_bad(self, epochs: int, score: float) -> bool:
         scores = self._scores[epochs]
-        return len(scores) > self._others and score < _median_of_others(scores, bisect_left(scores, score))
+        return len(scores) > self._others and score < _median_of_others(
+            scores, bisect_left(scores, score)
+        )
 
     def let_go_on(self, name: str) -> None:
         """See :class:`Judge`."""
@@ -110,9 +116,14 @@ class Median(Unjudged):
         if alive or not self._waiting:
             return Settled()
         lowest = min(epochs for epochs, _ in self._waiting.values())
-        names = sorted((name for name, (epochs, _) in self._waiting.items() if epochs == lowest), key=natural)
+        names = sorted(
+            (name for name, (epochs, _) in self._waiting.items() if epochs == lowest), key=natural
+        )
         bad = {name for name in names if self._is_bad(*self._waiting[name])}
-        return Settled(tuple(name for name in names if name not in bad), tuple(name for name in names if name in bad))
+        return Settled(
+            tuple(name for name in names if name not in bad),
+            tuple(name for name in names if name in bad),
+        )
 
 
 def _median_of_others(scores: Sequence[float], own: int) -> float:
@@ -121,6 +132,7 @@ def _median_of_others(scores: Sequence[float], own: int) -> float:
     >>> _median_of_others([1.0, 2.0, 5.0, 9.0], own=0), _median_of_others([1.0, 2.0, 5.0], own=1)
     (5.0, 3.0)
     """
+
     def other(place: int) -> float:
         return scores[place + (place >= own)]
 
@@ -143,7 +155,9 @@ class Halving(Judge):
     def _bracket(self, name: str) -> Bracket:
         if len(self._brackets) == 1:
             return self._brackets[0][0]
-        place = zlib.crc32(f"{self._seed}/{name}".encode()) % sum(share for _, share in self._brackets)
+        place = zlib.crc32(f"{self._seed}/{name}".encode()) % sum(
+            share for _, share in self._brackets
+        )
         for bracket, share in self._brackets:
             if place < share:
                 return bracket
@@ -156,7 +170,9 @@ class Halving(Judge):
 
     def promotable(self) -> str | None:
         """See :class:`Judge`."""
-        found = [first for bracket, _ in self._brackets if (first := bracket.promotable()) is not None]
+        found = [
+            first for bracket, _ in self._brackets if (first := bracket.promotable()) is not None
+        ]
         return max(found, key=lambda first: first[0])[1] if found else None
 
     def let_go_on(self, name: str) -> None:
@@ -175,8 +191,10 @@ class Halving(Judge):
             if len(busy) == len(self._brackets):
                 return Settled()
         found = [bracket.settle() for bracket, _ in self._brackets if id(bracket) not in busy]
-        return Settled(tuple(name for one in found for name in one.go_on),
-                       tuple(name for one in found for name in one.stop))
+        return Settled(
+            tuple(name for one in found for name in one.go_on),
+            tuple(name for one in found for name in one.stop),
+        )
 
     def next_rung(self, name: str, epochs: int) -> int | None:
         """See :class:`Judge`."""
@@ -202,8 +220,16 @@ def make_hyperband(prune: Prune, most_epochs: int, seed: int) -> Halving:
     Li et al., Hyperband, JMLR 18 (2018), algorithm 1, in which they are counted the other way round.
     """
     last = int(math.log(max(1.0, most_epochs / prune.least), prune.factor) + 1e-9)
-    return Halving([(_bracket(prune, prune.least * prune.factor**s),
-                     math.ceil((last + 1) / (last - s + 1) * prune.factor**(last - s))) for s in range(last + 1)], seed)
+    return Halving(
+        [
+            (
+                _bracket(prune, prune.least * prune.factor**s),
+                math.ceil((last + 1) / (last - s + 1) * prune.factor ** (last - s)),
+            )
+            for s in range(last + 1)
+        ],
+        seed,
+    )
 
 
 def _bracket(prune: Prune, least: int) -> Bracket:
@@ -227,20 +253,32 @@ class _LookedAt:
         try:
             answer = getattr(self._judge, method)(*arguments)
         except Exception as error:  # the user's class may raise anything
-            raise UserError(f"the rule {self._name} failed in {method}: {one_line(error)}") from error
+            raise UserError(
+                f"the rule {self._name} failed in {method}: {one_line(error)}"
+            ) from error
         match method:
             case "add":
                 if answer not in list(Verdict):
-                    raise UserError(f"the rule {self._name} answered {answer!r} to an epoch of {arguments[0]}; it "
-                                    "should be a Verdict")
+                    raise UserError(
+                        f"the rule {self._name} answered {answer!r} to an epoch of {arguments[0]}; it "
+                        "should be a Verdict"
+                    )
                 answer = Verdict(answer)
                 self._waiting |= {arguments[0]} if answer is Verdict.PAUSE else set()
             case "let_go_on" | "leave":
                 self._waiting.discard(arguments[0])
             case "promotable" | "settle":
-                named = () if answer is None else (answer,) if method == "promotable" else (*answer[0], *answer[1])
+                named = (
+                    ()
+                    if answer is None
+                    else (answer,)
+                    if method == "promotable"
+                    else (*answer[0], *answer[1])
+                )
                 if others := [name for name in named if name not in self._waiting]:
-                    raise UserError(f"the rule {self._name} decides on {others[0]!r}, which it has not paused")
+                    raise UserError(
+                        f"the rule {self._name} decides on {others[0]!r}, which it has not paused"
+                    )
         return answer
 
 
@@ -264,10 +302,13 @@ def make_judge(prune: Prune, most_epochs: int, seed: int) -> Judge:
     try:
         judge = make(prune, most_epochs, seed)
     except Exception as error:  # the user's class may raise anything
-        raise UserError(f"the rule {prune.rule} cannot be made of (prune, most_epochs, seed): {one_line(error)}"
-                        ) from error
+        raise UserError(
+            f"the rule {prune.rule} cannot be made of (prune, most_epochs, seed): {one_line(error)}"
+        ) from error
     if lacks := [method for method in _METHODS if not callable(getattr(judge, method, None))]:
-        raise UserError(f"the rule {prune.rule} has no method {', '.join(lacks)}; see fleet.search.pruning.Judge")
+        raise UserError(
+            f"the rule {prune.rule} has no method {', '.join(lacks)}; see fleet.search.pruning.Judge"
+        )
     return cast(Judge, _LookedAt(prune.rule, judge))
 
 

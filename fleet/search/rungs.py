@@ -192,7 +192,11 @@ class Bracket:
         In step that is the rule itself. Otherwise the best of the highest rung goes on if nobody has from there, so
         that some network is trained to its end; or else all that wait are pruned.
         """
-        held = [self._rungs[epochs] for epochs in sorted(self._rungs) if self._rungs[epochs].best_waiting]
+        held = [
+            self._rungs[epochs]
+            for epochs in sorted(self._rungs)
+            if self._rungs[epochs].best_waiting
+        ]
         if not held:
             return Settled()
         if self._in_step:

@@ -118,7 +118,9 @@ class _Listing:
 
     def __init__(self, members: Iterator[Member]) -> None:
         self._members, self._listed, self._known = members, list[Member](), list[Member]()
-        self._first: int | None = None  # the number that was asked for first; others have asked for those before
+        self._first: int | None = (
+            None  # the number that was asked for first; others have asked for those before
+        )
 
     def ask(self, number: int) -> Member | None:
         """The next member; None beyond the last one. Of a number it is always the same."""
@@ -161,22 +163,27 @@ class GridSearcher(_Listing):
         super().__init__(iter(lambda: numbered(space, next(numbers)), None))
         for name, dimension in space.items():
             if isinstance(dimension, Range) and not dimension.integer:
-                raise UserError(f"grid goes through lists and ranges of integers, and {name} is neither; give a list, "
-                                "or ask: random")
+                raise UserError(
+                    f"grid goes through lists and ranges of integers, and {name} is neither; give a list, "
+                    "or ask: random"
+                )
 
 
 SEARCHERS = {"random": RandomSearcher, "grid": GridSearcher}
 
 
-def make_searcher(ask: str, space: Space, seed: int, mode: Mode | tuple[Mode, ...], options: Mapping[str, Any]
-                  ) -> Searcher:
+def make_searcher(
+    ask: str, space: Space, seed: int, mode: Mode | tuple[Mode, ...], options: Mapping[str, Any]
+) -> Searcher:
     """The searcher of a name, or of an import path ``module:Class``.
 
     Raises:
         UserError: there is none, it cannot be constructed, or it lacks a method.
     """
     if ask not in SEARCHERS and ":" not in ask:
-        raise UserError(f"no searcher is named {ask!r}; one of {', '.join(SEARCHERS)}, or an import path module:Class")
+        raise UserError(
+            f"no searcher is named {ask!r}; one of {', '.join(SEARCHERS)}, or an import path module:Class"
+        )
     kind: Any = SEARCHERS[ask] if ask in SEARCHERS else load_object(ask, "searcher")
     try:
         searcher = kind(space, seed, mode, **options)
@@ -184,7 +191,13 @@ def make_searcher(ask: str, space: Space, seed: int, mode: Mode | tuple[Mode, ..
         raise
     except BaseException as error:  # a class of a user's may raise anything
         raise UserError(f"{ask} cannot be made: {one_line(error)}") from error
-    lacks = [method for method in ("ask", "report", "tell") if not callable(getattr(searcher, method, None))]
+    lacks = [
+        method
+        for method in ("ask", "report", "tell")
+        if not callable(getattr(searcher, method, None))
+    ]
     if lacks:
-        raise UserError(f"{ask} has no method {', '.join(lacks)}; a searcher has ask, report and tell")
+        raise UserError(
+            f"{ask} has no method {', '.join(lacks)}; a searcher has ask, report and tell"
+        )
     return searcher

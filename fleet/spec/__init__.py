@@ -4,20 +4,40 @@ from fleet.spec.data import Data
 from fleet.spec.page import json_schema
 from fleet.spec.resolve import load, look_beside, parse
 from fleet.spec.schema import (
-           Checkpoint,
-           Document,
-           ModelEntry,
-           NetworkSpec,
-           Profile,
-           Resources,
-           Schedule,
-           Spec,
-           with_cache,
-           with_output,
+    Checkpoint,
+    Document,
+    ModelEntry,
+    NetworkSpec,
+    Profile,
+    Resources,
+    Schedule,
+    Spec,
+    with_cache,
+    with_output,
 )
 from fleet.spec.train import Batch, Converge, Optimizer, Train
 from fleet.spec.yaml_file import dump, read_yaml
 
-__all__ = ["Batch", "Checkpoint", "Converge", "Data", "Document", "ModelEntry", "NetworkSpec", "Optimizer", "Profile",
-           "Resources", "Schedule", "Spec", "Train", "dump", "json_schema", "load", "look_beside", "parse", "read_yaml",
-           "with_cache", "with_output"]
+__all__ = [
+    "Batch",
+    "Checkpoint",
+    "Converge",
+    "Data",
+    "Document",
+    "ModelEntry",
+    "NetworkSpec",
+    "Optimizer",
+    "Profile",
+    "Resources",
+    "Schedule",
+    "Spec",
+    "Train",
+    "dump",
+    "json_schema",
+    "load",
+    "look_beside",
+    "parse",
+    "read_yaml",
+    "with_cache",
+    "with_output",
+]

@@ -21,12 +21,22 @@ def chosen(network: NetworkSpec) -> dict[str, Plain]:
     """
     what, train = network.architecture, network.train
     args = dataclasses.asdict(what.settings) if what.kind == "family" else what.args
-    always = {"batch": {"size": train.batch.size},
-              "optimizer": {"name": train.optimizer.name, "learning_rate": train.optimizer.learning_rate}}
-    found = {"model": what.target, **dict(leaves("", args)),
-             **dict(leaves("train", always)), **dict(leaves("train", plain(train))),
-             **({} if network.fold is None else {"fold": network.fold})}
-    return {name: as_plain(value) for name, value in (found | network.parameters).items() if value is not None}
+    always = {
+        "batch": {"size": train.batch.size},
+        "optimizer": {"name": train.optimizer.name, "learning_rate": train.optimizer.learning_rate},
+    }
+    found = {
+        "model": what.target,
+        **dict(leaves("", args)),
+        **dict(leaves("train", always)),
+        **dict(leaves("train", plain(train))),
+        **({} if network.fold is None else {"fold": network.fold}),
+    }
+    return {
+        name: as_plain(value)
+        for name, value in (found | network.parameters).items()
+        if value is not None
+    }
 
 
 def as_plain(value: Any) -> Plain:

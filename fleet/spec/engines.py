@@ -20,7 +20,9 @@ from fleet.vocabulary.schedules import SCHEDULES, is_schedule
 
 Word = TypeVar("Word")
 Table: TypeAlias = Mapping[str, Word] | tuple[str, ...] | None
-Make = Callable[..., Any]  # of (fleet.engines.base.Setup) -> fleet.engines.base.Engine, which a spec knows nothing of
+Make = Callable[
+    ..., Any
+]  # of (fleet.engines.base.Setup) -> fleet.engines.base.Engine, which a spec knows nothing of
 
 
 def float32_bytes(parameters: int, slots: int) -> int:
@@ -144,7 +146,12 @@ class EngineInfo:
     @cached_property
     def words(self) -> Words:
         """The words that it knows."""
-        return Words(**{kind: _table(getattr(self.knows, kind), of_keras) for kind, (of_keras, *_) in _TABLES.items()})
+        return Words(
+            **{
+                kind: _table(getattr(self.knows, kind), of_keras)
+                for kind, (of_keras, *_) in _TABLES.items()
+            }
+        )
 
 
 def _table(known: Table[Word], of_keras: Mapping[str, Word]) -> Mapping[str, Word]:
@@ -158,42 +165,102 @@ _TABLES: dict[str, tuple[Mapping[str, Any], Callable[[str], str], Callable[[Any]
     "optimizers": (OPTIMIZERS, str.lower, lambda word: isinstance(word, OptimizerWord)),
     "schedules": (SCHEDULES, str, is_schedule),
     "losses": (LOSSES, snake, lambda word: isinstance(word, MeasureWord)),
-    "metrics": (METRICS, snake, lambda word: isinstance(word, MeasureWord))}
+    "metrics": (METRICS, snake, lambda word: isinstance(word, MeasureWord)),
+}
 
 
-ENGINES: dict[str, EngineInfo] = {engine.name: engine for engine in (
-    EngineInfo("keras", ".keras.engine:KerasEngine", "Keras on TensorFlow", knows=Known(starts=True),
-               uses_gpus=True, exports=True, finishes=True, join=".keras.joined:JoinedModels",
-               to_onnx=".keras.joined:to_onnx", no_memory=("ResourceExhaustedError",),
-               problems=".keras.facts:problems", library="tensorflow", extra="run",
-               build_s=8.0,  # between a small CNN's and a ResNet's
-               # Keras plots galleries with the one and wraps models for the other: a quarter of what its import takes.
-               unwanted=("matplotlib", "sklearn"),
-               count_parameters=".keras.models:count_keras_parameters"),
-    EngineInfo("torch", ".torch.engine:TorchEngine", "PyTorch, which trains plain modules",
-               families=frozenset({"cnn", "densenet", "resnet", "softmax"}), applications="",
-               uses_gpus=True, build_s=1.0, problems=".torch.facts:problems", exports=True, suffix=".safetensors",
-               finishes=True, library="torch", extra="torch", join=".torch.joined:JoinedModules",
-               to_onnx=".torch.export:to_onnx",
-               no_memory=("OutOfMemoryError", "CUDA out of memory", "DefaultCPUAllocator"),
-               knows=Known(
-                   optimizers=("sgd", "adam", "adamw", "rmsprop", "nadam"), precisions=("float32", "mixed_bfloat16"),
-                   compiles=False, starts=True, metrics=tuple(
-                       name for name, word in sorted(METRICS.items()) if not word.needs and name not in (
-                           "binary_io_u", "concordance_correlation", "one_hot_mean_io_u", "pearson_correlation"))),
-               count_parameters=".torch.models:count_parameters"),
-    EngineInfo("numpy", ".softmax:make", "softmax regression without TensorFlow, to try things with",
-               families=frozenset({"softmax"}), finishes=True, count_parameters=".softmax:count_parameters",
-               knows=Known(optimizers={"sgd": OptimizerWord(frozenset({"momentum"}), 0, slot_of_momentum=True)},
-                           schedules=(), losses=(), own=False, accumulates=False,
-                           precisions=("float32",), compiles=False,
-                           metrics=("accuracy", "mean_absolute_error", "mean_squared_error")),
-               checkpoint_bytes=lambda parameters, slots: 8 * parameters * 2),  # float64, always with a velocity
-    EngineInfo("emulated", ".emulated:EmulatedEngine",
-               "ranks sleep for as long as training would take, at rates that are known", learns=False,
-               finishes=True, needs_rates=True, knows=Known(starts=True),
-               count_parameters=".keras.models:count_keras_parameters"),
-)}
+ENGINES: dict[str, EngineInfo] = {
+    engine.name: engine
+    for engine in (
+        EngineInfo(
+            "keras",
+            ".keras.engine:KerasEngine",
+            "Keras on TensorFlow",
+            knows=Known(starts=True),
+            uses_gpus=True,
+            exports=True,
+            finishes=True,
+            join=".keras.joined:JoinedModels",
+            to_onnx=".keras.joined:to_onnx",
+            no_memory=("ResourceExhaustedError",),
+            problems=".keras.facts:problems",
+            library="tensorflow",
+            extra="run",
+            build_s=8.0,  # between a small CNN's and a ResNet's
+            # Keras plots galleries with the one and wraps models for the other: a quarter of what its import takes.
+            unwanted=("matplotlib", "sklearn"),
+            count_parameters=".keras.models:count_keras_parameters",
+        ),
+        EngineInfo(
+            "torch",
+            ".torch.engine:TorchEngine",
+            "PyTorch, which trains plain modules",
+            families=frozenset({"cnn", "densenet", "resnet", "softmax"}),
+            applications="",
+            uses_gpus=True,
+            build_s=1.0,
+            problems=".torch.facts:problems",
+            exports=True,
+            suffix=".safetensors",
+            finishes=True,
+            library="torch",
+            extra="torch",
+            join=".torch.joined:JoinedModules",
+            to_onnx=".torch.export:to_onnx",
+            no_memory=("OutOfMemoryError", "CUDA out of memory", "DefaultCPUAllocator"),
+            knows=Known(
+                optimizers=("sgd", "adam", "adamw", "rmsprop", "nadam"),
+                precisions=("float32", "mixed_bfloat16"),
+                compiles=False,
+                starts=True,
+                metrics=tuple(
+                    name
+                    for name, word in sorted(METRICS.items())
+                    if not word.needs
+                    and name
+                    not in (
+                        "binary_io_u",
+                        "concordance_correlation",
+                        "one_hot_mean_io_u",
+                        "pearson_correlation",
+                    )
+                ),
+            ),
+            count_parameters=".torch.models:count_parameters",
+        ),
+        EngineInfo(
+            "numpy",
+            ".softmax:make",
+            "softmax regression without TensorFlow, to try things with",
+            families=frozenset({"softmax"}),
+            finishes=True,
+            count_parameters=".softmax:count_parameters",
+            knows=Known(
+                optimizers={
+                    "sgd": OptimizerWord(frozenset({"momentum"}), 0, slot_of_momentum=True)
+                },
+                schedules=(),
+                losses=(),
+                own=False,
+                accumulates=False,
+                precisions=("float32",),
+                compiles=False,
+                metrics=("accuracy", "mean_absolute_error", "mean_squared_error"),
+            ),
+            checkpoint_bytes=lambda parameters, slots: 8 * parameters * 2,
+        ),  # float64, always with a velocity
+        EngineInfo(
+            "emulated",
+            ".emulated:EmulatedEngine",
+            "ranks sleep for as long as training would take, at rates that are known",
+            learns=False,
+            finishes=True,
+            needs_rates=True,
+            knows=Known(starts=True),
+            count_parameters=".keras.models:count_keras_parameters",
+        ),
+    )
+}
 
 
 def find_engine(name: str) -> EngineInfo:
@@ -209,11 +276,22 @@ def find_engine(name: str) -> EngineInfo:
         return ENGINES[name]
     found = load_named(name, "engine", sorted(ENGINES), "engine")
     if not isinstance(found, EngineInfo):
-        raise UserError(f"engine {name!r} is of type {type(found).__name__}; it should be an EngineInfo")
+        raise UserError(
+            f"engine {name!r} is of type {type(found).__name__}; it should be an EngineInfo"
+        )
     for kind, (of_keras, written, is_word) in _TABLES.items():
         known = getattr(found.knows, kind) or ()
-        if wrong := [word for word in known if not (written(word) == word and is_word(known[word])
-                                                    if isinstance(known, Mapping) else word in of_keras)]:
-            raise UserError(f"engine {name!r} knows {kind} that are none: {', '.join(map(repr, wrong))}; names of "
-                            "fleet.vocabulary, or a table as in fleet.spec.engines.Words")
+        if wrong := [
+            word
+            for word in known
+            if not (
+                written(word) == word and is_word(known[word])
+                if isinstance(known, Mapping)
+                else word in of_keras
+            )
+        ]:
+            raise UserError(
+                f"engine {name!r} knows {kind} that are none: {', '.join(map(repr, wrong))}; names of "
+                "fleet.vocabulary, or a table as in fleet.spec.engines.Words"
+            )
     return replace(found, name=name)

@@ -15,15 +15,31 @@ from pydantic.fields import FieldInfo
 
 from fleet.spec.engines import ENGINES
 from fleet.spec.model import APPLICATIONS, FAMILIES, application_names
-from fleet.units import DELTA, DURATION, SHARE, SIZE, Notation, parse_delta, parse_duration, parse_share, parse_size
+from fleet.units import (
+    DELTA,
+    DURATION,
+    SHARE,
+    SIZE,
+    Notation,
+    parse_delta,
+    parse_duration,
+    parse_share,
+    parse_size,
+)
 from preprocess.source import SOURCES
 from preprocess.transforms import item_schema, parse_transform
 from scheduler.ensemble.policies import POLICIES
 
-STRICT = ConfigDict(extra="forbid", arbitrary_types_allowed=True, allow_inf_nan=False)  # of all sections of a spec
+STRICT = ConfigDict(
+    extra="forbid", arbitrary_types_allowed=True, allow_inf_nan=False
+)  # of all sections of a spec
 
-IMPORT_PATH = {"title": "an import path", "type": "string", "pattern": r"^[^\s:]+:[^\s:]+$",
-               "examples": ["module:function"]}
+IMPORT_PATH = {
+    "title": "an import path",
+    "type": "string",
+    "pattern": r"^[^\s:]+:[^\s:]+$",
+    "examples": ["module:function"],
+}
 
 
 def written_as(default: str) -> dict[str, JsonValue]:
@@ -40,7 +56,11 @@ def default_of(field: dataclasses.Field[Any]) -> Any:
     """What a key is where it is not given; ``dataclasses.MISSING`` where it must be."""
     default = field.default
     if isinstance(default, FieldInfo):
-        return dataclasses.MISSING if default.is_required() else default.get_default(call_default_factory=True)
+        return (
+            dataclasses.MISSING
+            if default.is_required()
+            else default.get_default(call_default_factory=True)
+        )
     return default
 
 
@@ -69,7 +89,10 @@ class OneOf:
 def _families() -> list[dict[str, Any]]:
     applications = list(application_names())  # none where Keras is not installed
     known: dict[str, Any] = {"enum": applications} if applications else {"type": "string"}
-    return [{"title": "a family", "enum": list(FAMILIES)}, {"title": f"a name of {APPLICATIONS}", **known}]
+    return [
+        {"title": "a family", "enum": list(FAMILIES)},
+        {"title": f"a name of {APPLICATIONS}", **known},
+    ]
 
 
 def _written(notation: Notation, **bounds: float) -> WithJsonSchema:
@@ -81,6 +104,7 @@ def _written(notation: Notation, **bounds: float) -> WithJsonSchema:
 
 def _checked(parse: Callable[[Any], object]) -> BeforeValidator:
     """Refuse what cannot be read, and keep the rest as it is written."""
+
     def check(value: Any) -> Any:
         parse(value)
         return value
@@ -102,10 +126,14 @@ def _share_or_path(value: object) -> object:
 
 def _optimizers() -> list[str]:
     """The names that engines know, in their order."""
-    return list(dict.fromkeys(name for engine in ENGINES.values() for name in engine.words.optimizers))
+    return list(
+        dict.fromkeys(name for engine in ENGINES.values() for name in engine.words.optimizers)
+    )
 
 
-NO_FLAG = BeforeValidator(_no_flag)  # comes after bounds: those that come after it are not in the JSON Schema
+NO_FLAG = BeforeValidator(
+    _no_flag
+)  # comes after bounds: those that come after it are not in the JSON Schema
 Whole = Annotated[int, NO_FLAG]
 Real = Annotated[float, NO_FLAG]
 Positive = Annotated[int, Field(ge=1), NO_FLAG]
@@ -116,24 +144,53 @@ Size = Annotated[int, BeforeValidator(parse_size), _written(SIZE)]
 Duration = Annotated[float, BeforeValidator(parse_duration), _written(DURATION)]
 Share = Annotated[float, BeforeValidator(parse_share), _written(SHARE, maximum=1)]
 DeltaText = Annotated[str, _checked(parse_delta), _written(DELTA)]
-ShareOrPath = Annotated[Annotated[float, Field(gt=0, lt=1), NO_FLAG] | str, BeforeValidator(_share_or_path)]
+ShareOrPath = Annotated[
+    Annotated[float, Field(gt=0, lt=1), NO_FLAG] | str, BeforeValidator(_share_or_path)
+]
 ImportPath = Annotated[str, WithJsonSchema(IMPORT_PATH)]
 Source = Annotated[str, OneOf(lambda: [{"enum": list(SOURCES)}, IMPORT_PATH])]
 PolicyName = Annotated[str, OneOf(lambda: [{"enum": list(POLICIES)}, IMPORT_PATH])]
 EngineName = Annotated[str, OneOf(lambda: [{"enum": list(ENGINES)}, IMPORT_PATH])]
-Monitor = Annotated[str, OneOf(lambda: [
-    {"enum": ["val_accuracy", "val_loss", "accuracy", "loss"]},
-    {"title": "a metric of train.metrics, perhaps with val_ before it", "type": "string"}])]
+Monitor = Annotated[
+    str,
+    OneOf(
+        lambda: [
+            {"enum": ["val_accuracy", "val_loss", "accuracy", "loss"]},
+            {"title": "a metric of train.metrics, perhaps with val_ before it", "type": "string"},
+        ]
+    ),
+]
 OptimizerName = Annotated[
-    str, BeforeValidator(lambda name: name.lower() if isinstance(name, str) and ":" not in name else name),
-    OneOf(lambda: [{"title": "an optimizer of Keras", "enum": _optimizers()}, IMPORT_PATH])]
+    str,
+    BeforeValidator(
+        lambda name: name.lower() if isinstance(name, str) and ":" not in name else name
+    ),
+    OneOf(lambda: [{"title": "an optimizer of Keras", "enum": _optimizers()}, IMPORT_PATH]),
+]
 Family = Annotated[str, OneOf(_families)]
 _TRACKERS = ("mlflow", "wandb", "optuna")
 TrackItem = Annotated[
-    dict[Literal[_TRACKERS], str | None], Field(min_length=1),  # type: ignore[valid-type]
+    dict[Literal[_TRACKERS], str | None],
+    Field(min_length=1),  # type: ignore[valid-type]
     BeforeValidator(lambda item: {item: None} if isinstance(item, str) else item),
-    WithJsonSchema({"anyOf": [
-        {"enum": list(_TRACKERS)},
-        {"type": "object", "minProperties": 1, "additionalProperties": False,
-         "patternProperties": {f"^({'|'.join(_TRACKERS)})$": {"anyOf": [{"type": "string"}, {"type": "null"}]}}}]})]
-TransformItem = Annotated[str | dict[str, Any], _checked(parse_transform), WithJsonSchema(item_schema())]
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"enum": list(_TRACKERS)},
+                {
+                    "type": "object",
+                    "minProperties": 1,
+                    "additionalProperties": False,
+                    "patternProperties": {
+                        f"^({'|'.join(_TRACKERS)})$": {
+                            "anyOf": [{"type": "string"}, {"type": "null"}]
+                        }
+                    },
+                },
+            ]
+        }
+    ),
+]
+TransformItem = Annotated[
+    str | dict[str, Any], _checked(parse_transform), WithJsonSchema(item_schema())
+]

@@ -18,7 +18,9 @@ from preprocess.sample import SampleSpec
 # More than any GPU has (2026: 432 GB): what needs that much can be trained nowhere, since each GPU holds all of it.
 LARGEST_GPU = 500 * 10**9
 
-Misfit: TypeAlias = tuple[NetworkSpec, tuple, str, str]  # network, key path, what is wrong, what would be right
+Misfit: TypeAlias = tuple[
+    NetworkSpec, tuple, str, str
+]  # network, key path, what is wrong, what would be right
 
 
 def misfits(spec: Spec, sample: SampleSpec, samples: int, is_validated: bool) -> list[Misfit]:
@@ -28,30 +30,58 @@ def misfits(spec: Spec, sample: SampleSpec, samples: int, is_validated: bool) ->
         samples: of the training data.
         is_validated: whether there is validation data.
     """
-    return [misfit for network in spec.networks for misfit in _misfits(network, spec, sample, samples, is_validated)]
+    return [
+        misfit
+        for network in spec.networks
+        for misfit in _misfits(network, spec, sample, samples, is_validated)
+    ]
 
 
-def _misfits(network: NetworkSpec, spec: Spec, sample: SampleSpec, samples: int, is_validated: bool
-             ) -> Iterator[Misfit]:
+def _misfits(
+    network: NetworkSpec, spec: Spec, sample: SampleSpec, samples: int, is_validated: bool
+) -> Iterator[Misfit]:
     # With a batch that follows the GPUs, the smallest that there can be is that of the fewest.
-    train, batch, sample = network.train, network.largest_batch(network.min_gpus), sample.of(network.feed)
+    train, batch, sample = (
+        network.train,
+        network.largest_batch(network.min_gpus),
+        sample.of(network.feed),
+    )
     if batch > samples:
-        yield (network, spec.place_of(network, "train", "batch", "size"),
-               f"train.batch.size: {batch} is more than the {samples} training samples", f"at most {samples}")
+        yield (
+            network,
+            spec.place_of(network, "train", "batch", "size"),
+            f"train.batch.size: {batch} is more than the {samples} training samples",
+            f"at most {samples}",
+        )
     monitor = train.converge.watched
     if not is_validated and monitor.startswith("val_"):
-        yield (network, spec.place_of(network, "train", "converge", "monitor"),
-               f"train.converge.monitor: {monitor} needs validation data",
-               "give data.validation, or monitor accuracy or loss")
+        yield (
+            network,
+            spec.place_of(network, "train", "converge", "monitor"),
+            f"train.converge.monitor: {monitor} needs validation data",
+            "give data.validation, or monitor accuracy or loss",
+        )
     yield from unmeasured(network, spec, sample.target.kind)
-    is_softmax = network.architecture.kind == "family" and isinstance(network.architecture.settings, Softmax)
+    is_softmax = network.architecture.kind == "family" and isinstance(
+        network.architecture.settings, Softmax
+    )
     if sample.target.kind == "mask" and network.architecture.kind != "import" and not is_softmax:
-        yield (network, ("models", network.entry), f"{network.architecture.target} gives one answer for an image, and "
-               "masks want one for each pixel", "the family softmax, or a function of your own (build:)")
+        yield (
+            network,
+            ("models", network.entry),
+            f"{network.architecture.target} gives one answer for an image, and "
+            "masks want one for each pixel",
+            "the family softmax, or a function of your own (build:)",
+        )
         return
     if network.architecture.kind == "application" and len(sample.image.shape) != 3:
-        yield (network, ("models", network.entry), f"{network.architecture.target} takes images (height, width, "
-               f"channels), not samples of {sample.image}", "the family softmax, or a function of your own (build:)")
+        yield (
+            network,
+            ("models", network.entry),
+            f"{network.architecture.target} takes images (height, width, "
+            f"channels), not samples of {sample.image}",
+            "the family softmax, or a function of your own (build:)",
+        )
         return
     if network.architecture.kind == "family" and spec.engine.learns:
         settings = network.architecture.settings
@@ -68,23 +98,46 @@ def unmeasured(network: NetworkSpec, spec: Spec, kind: str) -> Iterator[Misfit]:
     """What of the loss and the metrics has no meaning for targets of a kind."""
     train, losses, metrics = network.train, spec.engine.words.losses, spec.engine.words.metrics
     if kind == "value":
-        for key, said in (("label_smoothing", train.label_smoothing), ("class_weights", train.class_weights)):
+        for key, said in (
+            ("label_smoothing", train.label_smoothing),
+            ("class_weights", train.class_weights),
+        ):
             if said:
-                yield (network, spec.place_of(network, "train", key), f"train.{key}: targets are values, not classes",
-                       "leave it out")
+                yield (
+                    network,
+                    spec.place_of(network, "train", key),
+                    f"train.{key}: targets are values, not classes",
+                    "leave it out",
+                )
         if (train.converge.monitor or "").removeprefix("val_") == "accuracy":
-            yield (network, spec.place_of(network, "train", "converge", "monitor"),
-                   f"train.converge.monitor: {unfit('accuracy', kind, metrics)}", "val_loss, or a metric such as "
-                   "val_mean_absolute_error from train.metrics")
+            yield (
+                network,
+                spec.place_of(network, "train", "converge", "monitor"),
+                f"train.converge.monitor: {unfit('accuracy', kind, metrics)}",
+                "val_loss, or a metric such as val_mean_absolute_error from train.metrics",
+            )
     if train.loss is not None and (wrong := unfit(train.loss, kind, losses)):
-        yield network, spec.place_of(network, "train", "loss"), f"train.loss: {wrong}", _fitting(losses, kind)
+        yield (
+            network,
+            spec.place_of(network, "train", "loss"),
+            f"train.loss: {wrong}",
+            _fitting(losses, kind),
+        )
     for place, metric in enumerate(train.metrics):
         if wrong := unfit(metric, kind, metrics):
-            yield (network, (*spec.place_of(network, "train", "metrics"), place), f"train.metrics: {wrong}",
-                   _fitting(metrics, kind))
+            yield (
+                network,
+                (*spec.place_of(network, "train", "metrics"), place),
+                f"train.metrics: {wrong}",
+                _fitting(metrics, kind),
+            )
     if train.class_weights is not None and kind == "multilabel":
-        yield (network, spec.place_of(network, "train", "class_weights"),
-               "train.class_weights: a sample of multilabel targets has no single class", "weights of the source")
+        yield (
+            network,
+            spec.place_of(network, "train", "class_weights"),
+            "train.class_weights: a sample of multilabel targets has no single class",
+            "weights of the source",
+        )
 
 
 def _fitting(known: Mapping[str, MeasureWord], kind: str) -> str:
@@ -97,8 +150,10 @@ def too_large(parameters: int, network: NetworkSpec, spec: Spec) -> str:
     needed = training_bytes(parameters, network, spec)
     if needed <= LARGEST_GPU:
         return ""
-    return (f"it has {parameters:,} parameters, which take at least {format_size(needed)} on each GPU to train: no GPU "
-            f"has more than {format_size(LARGEST_GPU)}")
+    return (
+        f"it has {parameters:,} parameters, which take at least {format_size(needed)} on each GPU to train: no GPU "
+        f"has more than {format_size(LARGEST_GPU)}"
+    )
 
 
 def training_bytes(parameters: int, network: NetworkSpec, spec: Spec) -> int:
@@ -112,5 +167,7 @@ def joined(spec: Spec, found: Iterable[Misfit]) -> list[SpecMistake]:
     networks: dict[tuple[tuple, str, str], list[str]] = {}
     for network, where, wrong, right in found:
         networks.setdefault((where, wrong, right), []).append(network.name)
-    return [spec.origin.mistake(where, wrong, right, name=listed(named))
-            for (where, wrong, right), named in networks.items()]
+    return [
+        spec.origin.mistake(where, wrong, right, name=listed(named))
+        for (where, wrong, right), named in networks.items()
+    ]

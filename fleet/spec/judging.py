@@ -38,20 +38,30 @@ def settled(spec: Spec, told: Mapping[str, tuple[TargetSpec, tuple[int, ...]]]) 
     Raises:
         UserError: weights of classes that there are not.
     """
-    return replace(spec, networks=tuple(_settled(network, *told[network.feed]) for network in spec.networks))
+    return replace(
+        spec, networks=tuple(_settled(network, *told[network.feed]) for network in spec.networks)
+    )
 
 
 def _settled(network: NetworkSpec, target: TargetSpec, counts: tuple[int, ...]) -> NetworkSpec:
     train = network.train
     if train.converge.monitor is None and target.kind != "class":
-        train = replace(train, converge=replace(train.converge, monitor=_default_monitor(target.kind)))
+        train = replace(
+            train, converge=replace(train.converge, monitor=_default_monitor(target.kind))
+        )
     if (wanted := train.class_weights) is not None and target.kind in ("class", "mask"):
         try:
-            weights = (m.balanced(counts) if counts else ()) if isinstance(wanted, str) else m.class_weight_vector(
-                wanted, target.names, target.outputs)
+            weights = (
+                (m.balanced(counts) if counts else ())
+                if isinstance(wanted, str)
+                else m.class_weight_vector(wanted, target.names, target.outputs)
+            )
         except UserError as error:
             raise UserError(f"{network.name}: {error}") from error
-        train = replace(train, class_weights={str(index): weight for index, weight in enumerate(weights)} or wanted)
+        train = replace(
+            train,
+            class_weights={str(index): weight for index, weight in enumerate(weights)} or wanted,
+        )
     return network if train is network.train else replace(network, train=train)
 
 
@@ -78,7 +88,9 @@ class Yardstick:
     @classmethod
     def of(cls, train: Train) -> Yardstick:
         """That of a network whose data is known."""
-        return cls(train.converge.watched, train.converge.sign, repr((train.loss, train.label_smoothing)))
+        return cls(
+            train.converge.watched, train.converge.sign, repr((train.loss, train.label_smoothing))
+        )
 
 
 def ranking_of(yardsticks: Collection[Yardstick]) -> tuple[tuple[str, int], ...]:
@@ -97,15 +109,18 @@ def ranking_of(yardsticks: Collection[Yardstick]) -> tuple[tuple[str, int], ...]
     watched = {(one.monitor, one.sign) for one in yardsticks}
     are_losses_alike = len({one.loss for one in yardsticks}) <= 1
     others = [("val_accuracy", 1), ("val_loss", -1), ("accuracy", 1), ("loss", -1)]
-    others = [(name, sign) for name, sign in others if are_losses_alike or not name.endswith("loss")]
+    others = [
+        (name, sign) for name, sign in others if are_losses_alike or not name.endswith("loss")
+    ]
     return tuple(dict.fromkeys([*(watched if len(watched) == 1 else ()), *others]))
 
 
 # ---- whether that can be compared ---------------------------------------------------------------
 
 
-def check_comparable(spec: Spec, networks: Iterable[NetworkSpec],
-                     kinds_of: Callable[[NetworkSpec], Collection[str]]) -> None:
+def check_comparable(
+    spec: Spec, networks: Iterable[NetworkSpec], kinds_of: Callable[[NetworkSpec], Collection[str]]
+) -> None:
     """Refuse networks that answer the same question and are judged by things that cannot be compared.
 
     Args:
@@ -121,8 +136,21 @@ def check_comparable(spec: Spec, networks: Iterable[NetworkSpec],
     alike: dict[str, list[NetworkSpec]] = {}
     for network in networks:
         train = network.train
-        alike.setdefault(repr((network.feed, network.entry, train.loss, train.label_smoothing, train.class_weights,
-                               train.metrics, train.converge.monitor, train.converge.direction)), []).append(network)
+        alike.setdefault(
+            repr(
+                (
+                    network.feed,
+                    network.entry,
+                    train.loss,
+                    train.label_smoothing,
+                    train.class_weights,
+                    train.metrics,
+                    train.converge.monitor,
+                    train.converge.direction,
+                )
+            ),
+            [],
+        ).append(network)
     questions: dict[str, list[list[NetworkSpec]]] = {}
     for some in alike.values():
         data = spec.feeds.get(some[0].feed, spec.data)
@@ -130,7 +158,11 @@ def check_comparable(spec: Spec, networks: Iterable[NetworkSpec],
     mistakes = []
     for groups in questions.values():
         kinds = kinds_of(groups[0][0])
-        possible = [kind for kind in kinds if not any(any(unmeasured(group[0], spec, kind)) for group in groups)]
+        possible = [
+            kind
+            for kind in kinds
+            if not any(any(unmeasured(group[0], spec, kind)) for group in groups)
+        ]
         found = [list(_Comparison(spec, groups, kind).mistakes()) for kind in possible or kinds]
         if found and all(found):
             mistakes += found[0]
@@ -140,6 +172,7 @@ def check_comparable(spec: Spec, networks: Iterable[NetworkSpec],
 
 def kinds_said(spec: Spec) -> Callable[[NetworkSpec], Collection[str]]:
     """What a spec says of the kinds of targets, before its data is known; see :func:`check_comparable`."""
+
     def kinds_of(network: NetworkSpec) -> Collection[str]:
         said = spec.feeds.get(network.feed, spec.data).target
         if said is None:
@@ -151,7 +184,11 @@ def kinds_said(spec: Spec) -> Callable[[NetworkSpec], Collection[str]]:
 
 def _weighing(weights: str | Mapping[str, float] | None) -> str | dict[str, float] | None:
     """The weights of classes that change anything: a class that is not named has that of 1."""
-    return {key: weight for key, weight in weights.items() if weight != 1} if isinstance(weights, Mapping) else weights
+    return (
+        {key: weight for key, weight in weights.items() if weight != 1}
+        if isinstance(weights, Mapping)
+        else weights
+    )
 
 
 @dataclass(frozen=True)
@@ -173,25 +210,44 @@ class _Comparison:
             monitors.setdefault(self._monitor(group[0].train), []).append(group)
         for monitor, groups in monitors.items():
             if len(measures := self._by(groups, partial(self._measure, monitor=monitor))) > 1:
-                yield self._mistake(groups[-1][0], "monitor", (
-                    f"{monitor} is not the same for all networks, so they cannot be compared by it: "
-                    f"{self._told(measures, monitor)}"), self._proposal(monitor))
+                yield self._mistake(
+                    groups[-1][0],
+                    "monitor",
+                    (
+                        f"{monitor} is not the same for all networks, so they cannot be compared by it: "
+                        f"{self._told(measures, monitor)}"
+                    ),
+                    self._proposal(monitor),
+                )
             elif len(signs := self._by(groups, partial(self._direction, monitor=monitor))) > 1:
-                yield self._mistake(groups[-1][0], "direction", f"{monitor} cannot be better both ways: "
-                                    + self._told(signs, "direction"), "one direction for all networks")
+                yield self._mistake(
+                    groups[-1][0],
+                    "direction",
+                    f"{monitor} cannot be better both ways: " + self._told(signs, "direction"),
+                    "one direction for all networks",
+                )
         if len(monitors) == 1:
             return
         rule = self.spec.document.prune.rule
         differ = self._told(monitors, "monitor")
         losses = self._by(self.groups, partial(self._measure, monitor="val_loss"))
         if find_rule(rule).compares:
-            yield self.spec.origin.mistake(("prune", "rule"), f"{rule} compares all networks, and they do not monitor "
-                                           f"the same: {differ}", "one train.converge.monitor, at the top")
+            yield self.spec.origin.mistake(
+                ("prune", "rule"),
+                f"{rule} compares all networks, and they do not monitor the same: {differ}",
+                "one train.converge.monitor, at the top",
+            )
         elif self.kind == "value" and len(losses) > 1:
             last = list(monitors.values())[-1][0][0]
-            yield self._mistake(last, "monitor", (
-                f"networks monitor different things, and their losses differ, so nothing ranks them: {differ}; the "
-                f"loss is {self._told(losses, 'val_loss')}"), self._proposal("val_loss"))
+            yield self._mistake(
+                last,
+                "monitor",
+                (
+                    f"networks monitor different things, and their losses differ, so nothing ranks them: {differ}; the "
+                    f"loss is {self._told(losses, 'val_loss')}"
+                ),
+                self._proposal("val_loss"),
+            )
 
     def _monitor(self, train: Train) -> str:
         return train.converge.monitor or _default_monitor(self.kind)
@@ -205,15 +261,26 @@ class _Comparison:
         if name == "accuracy":
             return name
         if name != "loss":
-            return next((m.written(m.canonical(one, words.metrics)) for one in train.metrics
-                         if m.label_of(one) == name), "")
-        said = m.written(m.canonical_loss(train.loss, train.label_smoothing, self.kind, words.losses))
-        if monitor != "loss" or not (weights := _weighing(train.class_weights)):  # they count in training alone
+            return next(
+                (
+                    m.written(m.canonical(one, words.metrics))
+                    for one in train.metrics
+                    if m.label_of(one) == name
+                ),
+                "",
+            )
+        said = m.written(
+            m.canonical_loss(train.loss, train.label_smoothing, self.kind, words.losses)
+        )
+        if monitor != "loss" or not (
+            weights := _weighing(train.class_weights)
+        ):  # they count in training alone
             return said
         return f"{said} with class_weights {json.dumps(weights, sort_keys=True)}"
 
-    def _by(self, groups: Iterable[Sequence[NetworkSpec]], key: Callable[[Train], str]
-            ) -> dict[str, list[Sequence[NetworkSpec]]]:
+    def _by(
+        self, groups: Iterable[Sequence[NetworkSpec]], key: Callable[[Train], str]
+    ) -> dict[str, list[Sequence[NetworkSpec]]]:
         found: dict[str, list[Sequence[NetworkSpec]]] = {}
         for group in groups:
             found.setdefault(key(group[0].train), []).append(group)
@@ -224,30 +291,44 @@ class _Comparison:
         parts = []
         for said, groups in list(found.items())[:4]:
             names = listed([network.name for group in groups for network in group])
-            lines = dict.fromkeys(line for group in groups if (line := self._line(group[0], monitor)) is not None)
+            lines = dict.fromkeys(
+                line for group in groups if (line := self._line(group[0], monitor)) is not None
+            )
             where = f" (line {', '.join(map(str, list(lines)[:3]))})" if lines else ""
             parts.append(f"{said} for {names}{where}")
         return ", ".join([*parts, *(["and others"] if len(found) > 4 else [])])
 
     def _line(self, network: NetworkSpec, monitor: str) -> int | None:
         """Where that was said which makes the difference."""
-        key = {"loss": ("loss",), "direction": ("converge", "direction"), "monitor": ("converge", "monitor")}.get(
-            monitor.removeprefix("val_"), ("metrics",))
+        key = {
+            "loss": ("loss",),
+            "direction": ("converge", "direction"),
+            "monitor": ("converge", "monitor"),
+        }.get(monitor.removeprefix("val_"), ("metrics",))
         return self.spec.origin.line(self.spec.place_of(network, "train", *key))
 
     def _mistake(self, network: NetworkSpec, key: str, wrong: str, right: str) -> SpecMistake:
-        return self.spec.origin.mistake(self.spec.place_of(network, "train", "converge", key), wrong, right)
+        return self.spec.origin.mistake(
+            self.spec.place_of(network, "train", "converge", key), wrong, right
+        )
 
     def _proposal(self, monitor: str) -> str:
         """Which metric could be monitored."""
         prefix = "val_" if monitor.startswith("val_") else ""
         trains = [group[0].train for group in self.groups]
-        common = [name for name in map(m.label_of, trains[0].metrics)
-                  if len({self._measure(train, name) for train in trains}) == 1 and direction_of(name)]
+        common = [
+            name
+            for name in map(m.label_of, trains[0].metrics)
+            if len({self._measure(train, name) for train in trains}) == 1 and direction_of(name)
+        ]
         if self.kind != "value":
             common.append("accuracy")
         if common:
-            return "a metric that all of them have: monitor: " + " or ".join(prefix + name for name in common[:3])
+            return "a metric that all of them have: monitor: " + " or ".join(
+                prefix + name for name in common[:3]
+            )
         proposed = _PROPOSED.get(self.kind, "accuracy")
-        return (f"a metric that all of them have: metrics: [{proposed}] and converge: {{monitor: {prefix}{proposed}}}, "
-                "in `train` at the top")
+        return (
+            f"a metric that all of them have: metrics: [{proposed}] and converge: {{monitor: {prefix}{proposed}}}, "
+            "in `train` at the top"
+        )

@@ -10,7 +10,9 @@ from typing import Literal, TypeAlias
 from fleet.spec import model
 from preprocess.sample import SampleSpec
 
-Shape: TypeAlias = tuple[int, ...]  # of what a layer is given for a sample: height, width and channels, or features
+Shape: TypeAlias = tuple[
+    int, ...
+]  # of what a layer is given for a sample: height, width and channels, or features
 
 
 @dataclass(frozen=True)
@@ -30,8 +32,19 @@ class Layer:
         branch, shortcut: layers.
     """
 
-    kind: Literal["conv", "dense", "norm", "relu", "max_pool", "mean_pool", "average", "flatten", "dropout", "add",
-                  "concat"]
+    kind: Literal[
+        "conv",
+        "dense",
+        "norm",
+        "relu",
+        "max_pool",
+        "mean_pool",
+        "average",
+        "flatten",
+        "dropout",
+        "add",
+        "concat",
+    ]
     name: str
     outputs: int = 0
     side: int = 1
@@ -47,8 +60,12 @@ class Layer:
         """The shape of what comes out."""
         match self.kind:
             case "conv" | "max_pool" | "mean_pool":
-                height, width = (-(-one // self.stride) if self.pad is None else
-                                 (one + 2 * self.pad - self.side) // self.stride + 1 for one in shape[:2])
+                height, width = (
+                    -(-one // self.stride)
+                    if self.pad is None
+                    else (one + 2 * self.pad - self.side) // self.stride + 1
+                    for one in shape[:2]
+                )
                 return height, width, self.outputs or shape[2]
             case "dense":
                 return *shape[:-1], self.outputs
@@ -91,8 +108,12 @@ def count_parameters(settings: model.Settings, input_shape: Shape, classes: int)
     >>> count_parameters(model.CNN(filters=(2,), dense=(), norm="none"), (4, 4, 1), classes=3)
     47
     """
-    return sum(4 * shape[-1] if layer.kind == "norm" else _weights(layer, shape) + layer.has_bias * layer.outputs
-               for layer, shape in _walk(layers_of(settings, input_shape, classes), input_shape))
+    return sum(
+        4 * shape[-1]
+        if layer.kind == "norm"
+        else _weights(layer, shape) + layer.has_bias * layer.outputs
+        for layer, shape in _walk(layers_of(settings, input_shape, classes), input_shape)
+    )
 
 
 def count_for(settings: model.Settings, sample: SampleSpec) -> int:
@@ -123,8 +144,10 @@ def count_operations(settings: model.Settings, input_shape: Shape, classes: int)
     >>> count_operations(model.CNN(filters=(2,), dense=(), norm="none"), (4, 4, 1), classes=3)
     312
     """
-    return sum(_weights(layer, shape) * math.prod(layer.after(shape)[:-1])
-               for layer, shape in _walk(layers_of(settings, input_shape, classes), input_shape))
+    return sum(
+        _weights(layer, shape) * math.prod(layer.after(shape)[:-1])
+        for layer, shape in _walk(layers_of(settings, input_shape, classes), input_shape)
+    )
 
 
 def _walk(layers: Sequence[Layer], shape: Shape) -> Iterator[tuple[Layer, Shape]]:
@@ -143,7 +166,9 @@ def _weights(layer: Layer, shape: Shape) -> int:
 # ---- families ------------------------------------------------------------------------------------
 
 
-def layers_of(settings: model.Settings, input_shape: Shape, outputs: int, is_mask: bool = False) -> tuple[Layer, ...]:
+def layers_of(
+    settings: model.Settings, input_shape: Shape, outputs: int, is_mask: bool = False
+) -> tuple[Layer, ...]:
     """The layers of a network, from its input to its logits or values.
 
     Args:
@@ -172,12 +197,20 @@ def _resnet(settings: model.ResNet, input_shape: Shape) -> Iterator[Layer]:
     for stage, count in enumerate(settings.blocks):
         for block in range(count):
             name, filters = f"stage{stage}_block{block}", settings.width * 2**stage
-            stride = 2 if block == 0 and stage > 0 else 1  # of the first convolution, as in keras.applications
-            sizes = ((filters, 1), (filters, 3), (4 * filters, 1)) if is_narrow else ((filters, 3), (filters, 3))
+            stride = (
+                2 if block == 0 and stage > 0 else 1
+            )  # of the first convolution, as in keras.applications
+            sizes = (
+                ((filters, 1), (filters, 3), (4 * filters, 1))
+                if is_narrow
+                else ((filters, 3), (filters, 3))
+            )
             branch = _conv(settings, f"{name}_1", *sizes[0], stride)
             for place, size in enumerate(sizes[1:], 2):
-                branch += [Layer("relu", f"{name}_{place - 1}_relu"),
-                           *_conv(settings, f"{name}_{place}", *size, is_last=place == len(sizes))]
+                branch += [
+                    Layer("relu", f"{name}_{place - 1}_relu"),
+                    *_conv(settings, f"{name}_{place}", *size, is_last=place == len(sizes)),
+                ]
             is_projected = stride > 1 or channels != sizes[-1][0]
             channels = sizes[-1][0]
             shortcut = _conv(settings, f"{name}_0", channels, 1, stride) if is_projected else []
@@ -188,8 +221,11 @@ def _resnet(settings: model.ResNet, input_shape: Shape) -> Iterator[Layer]:
 
 def _densenet(settings: model.DenseNet, input_shape: Shape) -> Iterator[Layer]:
     def conv(name: str, outputs: int, side: int) -> list[Layer]:
-        return [*_norm(settings, name), Layer("relu", f"{name}_relu"),
-                Layer("conv", f"{name}_conv", outputs, side, has_bias=settings.norm == "none")]
+        return [
+            *_norm(settings, name),
+            Layer("relu", f"{name}_relu"),
+            Layer("conv", f"{name}_conv", outputs, side, has_bias=settings.norm == "none"),
+        ]
 
     channels = 2 * settings.growth
     yield from _stem(settings, input_shape, channels, has_bias=settings.norm == "none")
@@ -200,39 +236,68 @@ def _densenet(settings: model.DenseNet, input_shape: Shape) -> Iterator[Layer]:
             yield Layer("mean_pool", f"transition{block}_pool", side=2, stride=2, pad=0)
         for place in range(count):
             name = f"block{block}_layer{place}"
-            yield Layer("concat", f"{name}_concat", branch=(*conv(f"{name}_1", 4 * settings.growth, 1),
-                                                            *conv(f"{name}_2", settings.growth, 3)))
+            yield Layer(
+                "concat",
+                f"{name}_concat",
+                branch=(
+                    *conv(f"{name}_1", 4 * settings.growth, 1),
+                    *conv(f"{name}_2", settings.growth, 3),
+                ),
+            )
         channels += count * settings.growth
     yield from (*_norm(settings, "final"), Layer("relu", "final_relu"), *_pooled(settings.dropout))
 
 
 def _cnn(settings: model.CNN) -> Iterator[Layer]:
     for stage, filters in enumerate(settings.filters):
-        yield from (*_conv(settings, f"stage{stage}", filters, settings.kernel), Layer("relu", f"stage{stage}_relu"),
-                    Layer("max_pool", f"stage{stage}_pool", side=2, stride=2, pad=0))
+        yield from (
+            *_conv(settings, f"stage{stage}", filters, settings.kernel),
+            Layer("relu", f"stage{stage}_relu"),
+            Layer("max_pool", f"stage{stage}_pool", side=2, stride=2, pad=0),
+        )
     yield Layer("flatten", "flatten")
     for place, units in enumerate(settings.dense):
-        yield from (Layer("dense", f"dense{place}", units), Layer("relu", f"dense{place}_relu"),
-                    *_dropout(f"dense{place}_dropout", settings.dropout))
+        yield from (
+            Layer("dense", f"dense{place}", units),
+            Layer("relu", f"dense{place}_relu"),
+            *_dropout(f"dense{place}_dropout", settings.dropout),
+        )
 
 
-def _stem(settings: model.ResNet | model.DenseNet, input_shape: Shape, filters: int, has_bias: bool = True
-          ) -> Iterator[Layer]:
+def _stem(
+    settings: model.ResNet | model.DenseNet, input_shape: Shape, filters: int, has_bias: bool = True
+) -> Iterator[Layer]:
     large = model.large_stem(settings, input_shape)
     side, stride, pad = (7, 2, 3) if large else (3, 1, None)
-    yield from (Layer("conv", "stem_conv", filters, side, stride, pad, has_bias), *_norm(settings, "stem"),
-                Layer("relu", "stem_relu"))
-    if large:  # with as much on both sides, where "as large" would pad an even image on one side only
+    yield from (
+        Layer("conv", "stem_conv", filters, side, stride, pad, has_bias),
+        *_norm(settings, "stem"),
+        Layer("relu", "stem_relu"),
+    )
+    if (
+        large
+    ):  # with as much on both sides, where "as large" would pad an even image on one side only
         yield Layer("max_pool", "stem_pool", side=3, stride=2, pad=1)
 
 
-def _conv(settings: model.ResNet | model.CNN, name: str, outputs: int, side: int, stride: int = 1,
-          is_last: bool = False) -> list[Layer]:
+def _conv(
+    settings: model.ResNet | model.CNN,
+    name: str,
+    outputs: int,
+    side: int,
+    stride: int = 1,
+    is_last: bool = False,
+) -> list[Layer]:
     """A convolution and its normalisation; it may be the last one of a branch."""
     # Without normalisation the variance would double with every block; a branch that starts
     # at zero keeps it (Zhang et al., Fixup Initialization, ICLR 2019).
-    start: Literal["zeros", "he_normal"] = "zeros" if is_last and settings.norm == "none" else "he_normal"
-    return [Layer("conv", f"{name}_conv", outputs, side, stride, start=start), *_norm(settings, name)]
+    start: Literal["zeros", "he_normal"] = (
+        "zeros" if is_last and settings.norm == "none" else "he_normal"
+    )
+    return [
+        Layer("conv", f"{name}_conv", outputs, side, stride, start=start),
+        *_norm(settings, name),
+    ]
 
 
 def _norm(settings: model.ResNet | model.DenseNet | model.CNN, name: str) -> list[Layer]:

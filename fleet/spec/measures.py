@@ -10,19 +10,55 @@ from fleet.errors import UserError
 from fleet.vocabulary.measures import MeasureWord, snake
 
 # The loss by the kind of the target, where a spec names none.
-LOSS_OF = {"class": "categorical_crossentropy", "multilabel": "binary_crossentropy", "value": "mean_squared_error",
-           "mask": "categorical_crossentropy"}
+LOSS_OF = {
+    "class": "categorical_crossentropy",
+    "multilabel": "binary_crossentropy",
+    "value": "mean_squared_error",
+    "mask": "categorical_crossentropy",
+}
 
-TARGETS = {"class": "classes", "multilabel": "labels that hold or not", "value": "values", "mask": "masks"}
+TARGETS = {
+    "class": "classes",
+    "multilabel": "labels that hold or not",
+    "value": "values",
+    "mask": "masks",
+}
 
 Measure: TypeAlias = str | dict[str, dict[str, Any]]  # a name, or one name with its parameters
 
-FIELDS = ("loss", "accuracy")  # what an epoch has in any case, of training, and with val_ of validation
+FIELDS = (
+    "loss",
+    "accuracy",
+)  # what an epoch has in any case, of training, and with val_ of validation
 
 # Names that tables of results and of epochs have for other things.
-COLUMNS = frozenset({"loss", "test_loss", "test_accuracy", "name", "status", "reason", "parameters", "epochs", "epoch",
-                     "best_epoch", "seconds", "drawn", "stream_epoch", "learning_rate", "samples", "gpus", "waited_s",
-                     "path", "accepted", "parent", "parent_epoch", "batch", "start"})
+COLUMNS = frozenset(
+    {
+        "loss",
+        "test_loss",
+        "test_accuracy",
+        "name",
+        "status",
+        "reason",
+        "parameters",
+        "epochs",
+        "epoch",
+        "best_epoch",
+        "seconds",
+        "drawn",
+        "stream_epoch",
+        "learning_rate",
+        "samples",
+        "gpus",
+        "waited_s",
+        "path",
+        "accepted",
+        "parent",
+        "parent_epoch",
+        "batch",
+        "start",
+    }
+)
 
 
 def name_of(measure: Measure) -> str:
@@ -68,12 +104,17 @@ def canonical(measure: Measure, known: Mapping[str, MeasureWord]) -> Measure:
     name = name_of(measure)
     short = name if ":" in name else snake(name)
     defaults = known[short].defaults if short in known else {}
-    given = {key: value for key, value in sorted(parameters_of(measure).items())
-             if key != "name" and (key not in defaults or defaults[key] != value)}
+    given = {
+        key: value
+        for key, value in sorted(parameters_of(measure).items())
+        if key != "name" and (key not in defaults or defaults[key] != value)
+    }
     return {short: given} if given else short
 
 
-def canonical_loss(loss: Measure | None, smoothing: float, kind: str, known: Mapping[str, MeasureWord]) -> Measure:
+def canonical_loss(
+    loss: Measure | None, smoothing: float, kind: str, known: Mapping[str, MeasureWord]
+) -> Measure:
     """What a loss measures of targets of a kind, written in one way: losses that are written alike can be compared.
 
     >>> from fleet.vocabulary.measures import LOSSES
@@ -81,7 +122,9 @@ def canonical_loss(loss: Measure | None, smoothing: float, kind: str, known: Map
     {'categorical_crossentropy': {'label_smoothing': 0.1}}
     """
     said = LOSS_OF[kind] if loss is None else loss
-    if snake(name_of(said)) == "sparse_categorical_crossentropy":  # the same, of classes by their numbers
+    if (
+        snake(name_of(said)) == "sparse_categorical_crossentropy"
+    ):  # the same, of classes by their numbers
         said = {"categorical_crossentropy": parameters_of(said)}
     given = {**parameters_of(said), **({"label_smoothing": smoothing} if smoothing else {})}
     return canonical({name_of(said): given}, known)
@@ -99,7 +142,9 @@ def written(measure: Measure) -> str:
     return f"{{{name_of(measure)}: {{{given}}}}}" if given else name_of(measure)
 
 
-def check_measures(loss: Measure | None, metrics: tuple[Measure, ...], class_weights: Any) -> list[str]:
+def check_measures(
+    loss: Measure | None, metrics: tuple[Measure, ...], class_weights: Any
+) -> list[str]:
     """See that a loss, metrics and weights of classes are written as such; returns the columns of the metrics.
 
     Raises:
@@ -108,14 +153,21 @@ def check_measures(loss: Measure | None, metrics: tuple[Measure, ...], class_wei
     for key, said in (("loss", () if loss is None else (loss,)), ("metrics", metrics)):
         for measure in said:
             if not isinstance(measure, str) and len(measure) != 1:
-                raise ValueError(f"{key}: {measure} should be one name with its parameters, as in "
-                                 "{AUC: {curve: PR}}")
+                raise ValueError(
+                    f"{key}: {measure} should be one name with its parameters, as in "
+                    "{AUC: {curve: PR}}"
+                )
     labels = [label_of(name) for name in metrics]
-    taken = [name for name in labels
-             if labels.count(name) > 1 or name.startswith(("val_", "test_")) or name in COLUMNS]
+    taken = [
+        name
+        for name in labels
+        if labels.count(name) > 1 or name.startswith(("val_", "test_")) or name in COLUMNS
+    ]
     if taken:
-        raise ValueError(f"metrics: two columns of the results would be named {taken[0]!r}; a parameter `name` gives "
-                         "one another name, as in {AUC: {curve: PR, name: auc_pr}}")
+        raise ValueError(
+            f"metrics: two columns of the results would be named {taken[0]!r}; a parameter `name` gives "
+            "one another name, as in {AUC: {curve: PR, name: auc_pr}}"
+        )
     if isinstance(class_weights, Mapping) and not all(map(is_weight, class_weights.values())):
         raise ValueError(f"class_weights: {class_weights} should be numbers from 0")
     return labels
@@ -128,11 +180,15 @@ def check_monitor(monitor: str | None, known: list[str]) -> None:
         ValueError: it is not.
     """
     if monitor is not None and monitor.removeprefix("val_") not in known:
-        raise ValueError(f"converge.monitor: {monitor!r} is not computed; it should be one of {', '.join(known)}, or "
-                         "one of these with val_ before it; others come from train.metrics")
+        raise ValueError(
+            f"converge.monitor: {monitor!r} is not computed; it should be one of {', '.join(known)}, or "
+            "one of these with val_ before it; others come from train.metrics"
+        )
 
 
-def class_weight_vector(wanted: Mapping[Any, float], names: tuple[str, ...], classes: int) -> tuple[float, ...]:
+def class_weight_vector(
+    wanted: Mapping[Any, float], names: tuple[str, ...], classes: int
+) -> tuple[float, ...]:
     """The weight of each class, of a mapping from names or numbers of classes; 1 for those that it leaves out.
 
     Raises:
@@ -162,4 +218,9 @@ def balanced(counts: tuple[int, ...]) -> tuple[float, ...]:
 
 def is_weight(value: Any) -> bool:
     """Whether it is a number from 0."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value >= 0
+    return (
+        isinstance(value, int | float)
+        and not isinstance(value, bool)
+        and math.isfinite(value)
+        and value >= 0
+    )

@@ -20,8 +20,13 @@ from fleet.spec.space import Range
 from fleet.spec.train import Batch, Converge, Optimizer, Start, Train
 
 
-def explain(error: ValidationError, content: Any, mistake: Callable[..., SpecMistake], prefix: tuple = (),
-             owner: type | None = None) -> list[SpecMistake]:
+def explain(
+    error: ValidationError,
+    content: Any,
+    mistake: Callable[..., SpecMistake],
+    prefix: tuple = (),
+    owner: type | None = None,
+) -> list[SpecMistake]:
     """Pydantic's errors in our words.
 
     Args:
@@ -34,11 +39,14 @@ def explain(error: ValidationError, content: Any, mistake: Callable[..., SpecMis
     for item in items:
         depth = len(item["loc"])
         if item["type"] == "too_short" and any(
-                len(other["loc"]) > depth and other["loc"][:depth] == item["loc"] for other in items):
+            len(other["loc"]) > depth and other["loc"][:depth] == item["loc"] for other in items
+        ):
             continue  # members that are wrong were not counted
         where = (*prefix, *_document_path(item, content))
         section = owner if where == prefix else _PARTS.get(str(where[-1])) if where else None
-        if section is Train and item["type"] == "value_error":  # of many keys, and perhaps of others' defaults
+        if (
+            section is Train and item["type"] == "value_error"
+        ):  # of many keys, and perhaps of others' defaults
             keys, wrong, right = _said_of(item["msg"].removeprefix("Value error, "), section)
             found.setdefault(((*where, *keys), wrong), []).extend([right] if right else [])
             continue
@@ -74,9 +82,13 @@ def _wrong_and_right(item: ErrorDetails, where: tuple, owner: type | None) -> tu
 
 
 # Pydantic speaks of Python's types; whoever writes a spec thinks in YAML's.
-_IN_YAML = ((r"a valid dictionary|a dictionary or an instance of \w+", "a mapping"),
-            ("a valid tuple|a valid list", "a list"), ("^(Tuple|List) should", "The list should"),
-            (" after validation|, unable to .*", ""), ("a valid string", "text"))
+_IN_YAML = (
+    (r"a valid dictionary|a dictionary or an instance of \w+", "a mapping"),
+    ("a valid tuple|a valid list", "a list"),
+    ("^(Tuple|List) should", "The list should"),
+    (" after validation|, unable to .*", ""),
+    ("a valid string", "text"),
+)
 
 
 def _document_path(item: ErrorDetails, content: Any) -> tuple:
@@ -85,16 +97,29 @@ def _document_path(item: ErrorDetails, content: Any) -> tuple:
     step: Any
     for step in item["loc"]:
         if (isinstance(content, Mapping) and step in content) or (
-                isinstance(content, list | tuple) and isinstance(step, int) and step < len(content)):
+            isinstance(content, list | tuple) and isinstance(step, int) and step < len(content)
+        ):
             where.append(step)
             content = content[step]
     return (*where, item["loc"][-1]) if item["type"] == "missing" else tuple(where)
 
 
-_PARTS: dict[str, type] = {"data": Data, "train": Train, "schedule": Schedule, "profile": Profile,
-                           "resources": Resources, "checkpoint": Checkpoint, "batch": Batch, "optimizer": Optimizer,
-                           "converge": Converge, "start": Start, "target": Target, "prune": Prune, "search": Search,
-                           "budget": Budget}
+_PARTS: dict[str, type] = {
+    "data": Data,
+    "train": Train,
+    "schedule": Schedule,
+    "profile": Profile,
+    "resources": Resources,
+    "checkpoint": Checkpoint,
+    "batch": Batch,
+    "optimizer": Optimizer,
+    "converge": Converge,
+    "start": Start,
+    "target": Target,
+    "prune": Prune,
+    "search": Search,
+    "budget": Budget,
+}
 
 
 def _owner(place: Sequence[Any]) -> type | None:
@@ -118,7 +143,11 @@ def _valid_keys(owner: type | None, wrong: str) -> str:
     for field in dataclass_fields(owner):
         default = default_of(field)
         plain = isinstance(default, bool | int | float | str | tuple) and default not in ("", ())
-        shown.append(f"{key_of(field)} ({default})" if plain and field.name != "transforms" else key_of(field))
+        shown.append(
+            f"{key_of(field)} ({default})"
+            if plain and field.name != "transforms"
+            else key_of(field)
+        )
     close = difflib.get_close_matches(wrong, list(map(key_of, dataclass_fields(owner))), n=1)
     hint = f"{close[0]}? " if close else ""
     return f"{hint}valid keys: {', '.join(shown)}" if shown else "there are no keys here"

@@ -44,7 +44,9 @@ Stem = Literal["imagenet", "small", "auto"]
 
 APPLICATIONS = EngineInfo.applications
 
-SMALL_BELOW = 96  # pixels: the ImageNet stem and four stages leave three of 96 pixels, and one of 32
+SMALL_BELOW = (
+    96  # pixels: the ImageNet stem and four stages leave three of 96 pixels, and one of 32
+)
 
 _SETTINGS = ConfigDict(extra="forbid")
 
@@ -53,48 +55,97 @@ _SETTINGS = ConfigDict(extra="forbid")
 class ResNet:
     """A residual network. The defaults are ResNet-50 on large images."""
 
-    blocks: Counts = Field(default=(3, 4, 6, 3), description=(
-        "Number of residual blocks of each stage. Each stage but the first halves the image and doubles the width."))
-    width: Count = Field(default=64, description=(
-        "Number of filters of the first stage; of the inner ones, if blocks are bottlenecks."))
-    bottleneck: Annotated[bool, Field(strict=True)] | Literal["auto"] = Field(default="auto", description=(
-        "Whether a block is a bottleneck (1x1, 3x3 and 1x1 convolutions, with four times as many outer filters) or two "
-        "3x3 convolutions. auto: bottlenecks if the stem is imagenet, as in the paper's two designs."))
-    stem: Stem = Field(default="auto", description=(
-        "First layers. imagenet: a 7x7 convolution of stride 2, then pooling. small: one 3x3 convolution. auto: small "
-        "for images of fewer than 96 pixels a side."))
-    norm: Norm = Field(default="batch", description="Batch normalisation after every convolution, or none.")
-    dropout: Dropout = Field(default=0.0, description="Share of the features that are dropped before the classifier.")
+    blocks: Counts = Field(
+        default=(3, 4, 6, 3),
+        description=(
+            "Number of residual blocks of each stage. Each stage but the first halves the image and doubles the width."
+        ),
+    )
+    width: Count = Field(
+        default=64,
+        description=(
+            "Number of filters of the first stage; of the inner ones, if blocks are bottlenecks."
+        ),
+    )
+    bottleneck: Annotated[bool, Field(strict=True)] | Literal["auto"] = Field(
+        default="auto",
+        description=(
+            "Whether a block is a bottleneck (1x1, 3x3 and 1x1 convolutions, with four times as many outer filters) or two "
+            "3x3 convolutions. auto: bottlenecks if the stem is imagenet, as in the paper's two designs."
+        ),
+    )
+    stem: Stem = Field(
+        default="auto",
+        description=(
+            "First layers. imagenet: a 7x7 convolution of stride 2, then pooling. small: one 3x3 convolution. auto: small "
+            "for images of fewer than 96 pixels a side."
+        ),
+    )
+    norm: Norm = Field(
+        default="batch", description="Batch normalisation after every convolution, or none."
+    )
+    dropout: Dropout = Field(
+        default=0.0, description="Share of the features that are dropped before the classifier."
+    )
 
 
 @validated(frozen=True, config=_SETTINGS)
 class DenseNet:
     """A dense network. The defaults are DenseNet-121."""
 
-    blocks: Counts = Field(default=(6, 12, 24, 16), description=(
-        "Number of layers of each dense block. A transition between two blocks halves the image."))
-    growth: Count = Field(default=32, description=(
-        "Number of feature maps that each layer adds; the stem has twice as many."))
-    compression: Annotated[float, Field(strict=True, gt=0.0, le=1.0)] = Field(default=0.5, description=(
-        "Share of the feature maps that a transition keeps."))
-    stem: Stem = Field(default="auto", description=(
-        "First layers. imagenet: a 7x7 convolution of stride 2, then pooling. small: one 3x3 convolution. auto: small "
-        "for images of fewer than 96 pixels a side."))
-    norm: Norm = Field(default="batch", description="Batch normalisation before every activation, or none.")
-    dropout: Dropout = Field(default=0.0, description="Share of the features that are dropped before the classifier.")
+    blocks: Counts = Field(
+        default=(6, 12, 24, 16),
+        description=(
+            "Number of layers of each dense block. A transition between two blocks halves the image."
+        ),
+    )
+    growth: Count = Field(
+        default=32,
+        description=("Number of feature maps that each layer adds; the stem has twice as many."),
+    )
+    compression: Annotated[float, Field(strict=True, gt=0.0, le=1.0)] = Field(
+        default=0.5, description=("Share of the feature maps that a transition keeps.")
+    )
+    stem: Stem = Field(
+        default="auto",
+        description=(
+            "First layers. imagenet: a 7x7 convolution of stride 2, then pooling. small: one 3x3 convolution. auto: small "
+            "for images of fewer than 96 pixels a side."
+        ),
+    )
+    norm: Norm = Field(
+        default="batch", description="Batch normalisation before every activation, or none."
+    )
+    dropout: Dropout = Field(
+        default=0.0, description="Share of the features that are dropped before the classifier."
+    )
 
 
 @validated(frozen=True, config=_SETTINGS)
 class CNN:
     """A plain convolutional network."""
 
-    filters: Counts = Field(default=(32, 64), description=(
-        "Number of filters of each convolution. Each is followed by a pooling that halves the image."))
-    dense: tuple[Count, ...] = Field(default=(128,), description=(
-        "Number of units of each hidden layer between the convolutions and the classifier."))
-    kernel: Count = Field(default=3, description="Side of the kernels of the convolutions, in pixels.")
-    norm: Norm = Field(default="batch", description="Batch normalisation after every convolution, or none.")
-    dropout: Dropout = Field(default=0.0, description="Share of the features that are dropped after each hidden layer.")
+    filters: Counts = Field(
+        default=(32, 64),
+        description=(
+            "Number of filters of each convolution. Each is followed by a pooling that halves the image."
+        ),
+    )
+    dense: tuple[Count, ...] = Field(
+        default=(128,),
+        description=(
+            "Number of units of each hidden layer between the convolutions and the classifier."
+        ),
+    )
+    kernel: Count = Field(
+        default=3, description="Side of the kernels of the convolutions, in pixels."
+    )
+    norm: Norm = Field(
+        default="batch", description="Batch normalisation after every convolution, or none."
+    )
+    dropout: Dropout = Field(
+        default=0.0, description="Share of the features that are dropped after each hidden layer."
+    )
 
 
 @validated(frozen=True, config=_SETTINGS)
@@ -103,10 +154,16 @@ class Softmax:
 
 
 Settings = ResNet | DenseNet | CNN | Softmax
-FAMILIES: dict[str, type[Settings]] = {"resnet": ResNet, "densenet": DenseNet, "cnn": CNN, "softmax": Softmax}
+FAMILIES: dict[str, type[Settings]] = {
+    "resnet": ResNet,
+    "densenet": DenseNet,
+    "cnn": CNN,
+    "softmax": Softmax,
+}
 
 
 # --- one network ---------------------------------------------------------------------------
+
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Architecture:
@@ -136,8 +193,9 @@ class Architecture:
         try:
             _ = self.key
         except TypeError as error:
-            raise UserError(f"arguments of {self.target}: {error}; use numbers, text, lists and mappings"
-                            ) from None
+            raise UserError(
+                f"arguments of {self.target}: {error}; use numbers, text, lists and mappings"
+            ) from None
 
     @property
     def kind(self) -> Literal["family", "application", "import"]:
@@ -176,8 +234,10 @@ def check_target(target: str, applications: str = APPLICATIONS) -> None:
     names = application_names(applications)
     if target not in FAMILIES and (names or not applications) and target not in names:
         known = f"no family and no function of {applications}" if applications else "no family"
-        raise UserError(f"{known} is named {target!r}"
-                        f"{_close(target, [*FAMILIES, *names])}; families: {', '.join(FAMILIES)}")
+        raise UserError(
+            f"{known} is named {target!r}"
+            f"{_close(target, [*FAMILIES, *names])}; families: {', '.join(FAMILIES)}"
+        )
 
 
 @cache
@@ -188,7 +248,9 @@ def application_names(applications: str = APPLICATIONS) -> tuple[str, ...]:
     if found is None or found.origin is None:
         return ()
     source = Path(found.origin).parent.joinpath(*below, "__init__.py")
-    imports = [node for node in ast.parse(source.read_text()).body if isinstance(node, ast.ImportFrom)]
+    imports = [
+        node for node in ast.parse(source.read_text()).body if isinstance(node, ast.ImportFrom)
+    ]
     names = {alias.asname or alias.name for node in imports for alias in node.names}
     return tuple(sorted(name for name in names if name[0].isupper()))  # lower case: its modules
 
@@ -205,7 +267,9 @@ def load_function(path: str) -> Callable[..., Any]:
     try:
         return import_function(path, "model function")
     except InputError as error:
-        raise UserError(" ".join(str(error).split())) from error  # the user's module may raise several lines
+        raise UserError(
+            " ".join(str(error).split())
+        ) from error  # the user's module may raise several lines
 
 
 def check_import(path: str) -> None:
@@ -225,14 +289,20 @@ def check_import(path: str) -> None:
         found = importlib.util.find_spec(module)
     except KeyboardInterrupt:
         raise
-    except BaseException as error:  # the packages around the module are imported, and may raise anything
-        if not isinstance(error, ModuleNotFoundError) or not f"{module}.".startswith(f"{error.name}."):
+    except (
+        BaseException
+    ) as error:  # the packages around the module are imported, and may raise anything
+        if not isinstance(error, ModuleNotFoundError) or not f"{module}.".startswith(
+            f"{error.name}."
+        ):
             load_function(path)  # says what
             return
         found = None
     if found is None:
-        raise UserError(f"build: {path}: no module {module!r} is found from {Path.cwd()}; "
-                        "it should stand there, or beside the spec, or be installed")
+        raise UserError(
+            f"build: {path}: no module {module!r} is found from {Path.cwd()}; "
+            "it should stand there, or beside the spec, or be installed"
+        )
     if found.origin and found.origin.endswith(".py"):
         names = _top_level_names(Path(found.origin))
         if names is not None and function not in names and not _is_made_by_importing(path):
@@ -275,8 +345,12 @@ def _top_level_names(file: Path) -> set[str] | None:
     return names
 
 
-def call_of(function: Callable[..., Any], architecture: Architecture, input_shape: tuple[int, ...], outputs: int
-            ) -> dict[str, Any]:
+def call_of(
+    function: Callable[..., Any],
+    architecture: Architecture,
+    input_shape: tuple[int, ...],
+    outputs: int,
+) -> dict[str, Any]:
     """The arguments that a function of one's own is called with, by name.
 
     ``input_shape``, ``classes`` (or ``outputs``, if that is what it calls its parameter) and the network's own.
@@ -295,12 +369,15 @@ def one_line(error: BaseException) -> str:
     >>> one_line(ValueError("\\x1b[1mtwo\\x1b[0m\\nlines"))
     'ValueError: two lines'
     """
-    return f"{type(error).__name__}: {' '.join(COLOUR.sub('', str(error)).split())}".removesuffix(": ")
+    return f"{type(error).__name__}: {' '.join(COLOUR.sub('', str(error)).split())}".removesuffix(
+        ": "
+    )
 
 
 @contextmanager
-def told_as(what: str, kind: type[FleetError], *setting: str, of: tuple[type[Exception], ...] = (Exception,)
-            ) -> Iterator[None]:
+def told_as(
+    what: str, kind: type[FleetError], *setting: str, of: tuple[type[Exception], ...] = (Exception,)
+) -> Iterator[None]:
     """A context in which a library, or a user's function, is called: what it raises becomes an error of ours.
 
     Args:
@@ -328,6 +405,7 @@ def _close(word: str, names: Iterable[str]) -> str:
 
 # --- what follows from the settings --------------------------------------------------------
 
+
 def large_stem(settings: ResNet | DenseNet, input_shape: tuple[int, ...]) -> bool:
     """Whether the network starts with the ImageNet stem on images of this shape."""
     if settings.stem == "auto":
@@ -349,15 +427,19 @@ def check_input(settings: Settings, input_shape: tuple[int, ...]) -> None:
         return
     if len(input_shape) != 3:
         shape = ", ".join(map(str, input_shape))
-        raise UserError(f"{type(settings).__name__.lower()} takes images (height, width, channels), not samples of "
-                        f"shape ({shape}); it should be the family softmax, or a function of your own (build:)")
+        raise UserError(
+            f"{type(settings).__name__.lower()} takes images (height, width, channels), not samples of "
+            f"shape ({shape}); it should be the family softmax, or a function of your own (build:)"
+        )
     if isinstance(settings, ResNet):  # strided convolutions round up: one pixel stays one
         return
     halvings = len(settings.filters) if isinstance(settings, CNN) else len(settings.blocks) - 1
-    side = 2 ** halvings
+    side = 2**halvings
     if isinstance(settings, DenseNet) and large_stem(settings, input_shape):
         side = 4 * (side - 1) + 1  # the stem divides by four and rounds up
     if min(input_shape[:2]) < side:
         name = type(settings).__name__.lower()
-        raise UserError(f"{name} halves the image {counted(halvings, 'time')} and needs at least {side}x{side} pixels, "
-                        f"not {input_shape[0]}x{input_shape[1]}")
+        raise UserError(
+            f"{name} halves the image {counted(halvings, 'time')} and needs at least {side}x{side} pixels, "
+            f"not {input_shape[0]}x{input_shape[1]}"
+        )

@@ -21,7 +21,9 @@ class Origin:
     file: str = "spec"
     lines: Mapping[tuple, int] = field(default_factory=dict, repr=False)
 
-    def mistake(self, where: Sequence[Any], wrong: str, right: str = "", name: str | None = None) -> SpecMistake:
+    def mistake(
+        self, where: Sequence[Any], wrong: str, right: str = "", name: str | None = None
+    ) -> SpecMistake:
         """A mistake at a place.
 
         Args:

@@ -19,13 +19,26 @@ like `2GB`, durations like `10min`, `2h` or `1:30:00`, and shares like `15%`; wi
 seconds, or a part of one. A key that is not here is a mistake, which `fleet check` names with its line."""
 
 # heading -> the part of the schema with its keys
-_PARTS = {"models: an entry": "ModelEntry", "models: data of an entry": "EntryData", "data": "Data",
-          "data.target": "Target", "train": "Train", "train.batch": "Batch", "train.optimizer": "Optimizer",
-          "train.converge": "Converge", "train.start": "Start", "schedule": "Schedule",
-          "profile": "Profile", "resources": "Resources", "checkpoint": "Checkpoint",
-          "prune": "Prune",
-          "models: a range in space": "Range", "models: search": "Search", "models: search.objectives": "Objective",
-          "models: search.budget": "Budget"}
+_PARTS = {
+    "models: an entry": "ModelEntry",
+    "models: data of an entry": "EntryData",
+    "data": "Data",
+    "data.target": "Target",
+    "train": "Train",
+    "train.batch": "Batch",
+    "train.optimizer": "Optimizer",
+    "train.converge": "Converge",
+    "train.start": "Start",
+    "schedule": "Schedule",
+    "profile": "Profile",
+    "resources": "Resources",
+    "checkpoint": "Checkpoint",
+    "prune": "Prune",
+    "models: a range in space": "Range",
+    "models: search": "Search",
+    "models: search.objectives": "Objective",
+    "models: search.budget": "Budget",
+}
 MOST_CHOICES = 12  # that stand in a table; longer lists are called by their title
 
 
@@ -35,25 +48,41 @@ def json_schema() -> dict[str, Any]:
     _know_the_entries(schema["$defs"])
     # A run that stays open needs no network to begin with.
     schema |= {"anyOf": [{"required": ["open_for"]}, {"properties": {"models": {"minItems": 1}}}]}
-    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema, "title": "FLEET spec"}
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        **schema,
+        "title": "FLEET spec",
+    }
 
 
 def _know_the_entries(parts: dict[str, Any]) -> None:
     """Say what the mappings of an entry of ``models`` hold: the settings of its family, and parts of ``train``."""
     entry = parts["ModelEntry"]
     train = entry["properties"]["train"]
-    entry["properties"]["train"] = {"$ref": "#/$defs/Train", **{key: train[key] for key in ("title", "description")}}
+    entry["properties"]["train"] = {
+        "$ref": "#/$defs/Train",
+        **{key: train[key] for key in ("title", "description")},
+    }
     for settings in FAMILIES.values():
         parts[settings.__name__] = TypeAdapter(settings).json_schema()
-    entry["allOf"] = [{"if": {"required": ["family"], "properties": {"family": {"const": family}}},
-                       "then": {"properties": {"args": {"$ref": f"#/$defs/{settings.__name__}"}}}}
-                      for family, settings in FAMILIES.items()]
+    entry["allOf"] = [
+        {
+            "if": {"required": ["family"], "properties": {"family": {"const": family}}},
+            "then": {"properties": {"args": {"$ref": f"#/$defs/{settings.__name__}"}}},
+        }
+        for family, settings in FAMILIES.items()
+    ]
 
 
 def page() -> str:
     """The whole page."""
     schema = json_schema()
-    return "\n\n".join([_HEAD, *(_section(heading, part, schema) for heading, part in _sections(schema))]) + "\n"
+    return (
+        "\n\n".join(
+            [_HEAD, *(_section(heading, part, schema) for heading, part in _sections(schema))]
+        )
+        + "\n"
+    )
 
 
 def _sections(schema: dict[str, Any]) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -101,12 +130,29 @@ def _kind(value: dict[str, Any]) -> str:
         return ", ".join(f"`{name}`" for name in names)
     if examples := value.get("examples"):
         return f"like `{examples[0]}`"
-    if (title := str(value.get("title", "")))[:1].islower():  # those of pydantic are the keys, with a capital
+    if (title := str(value.get("title", "")))[
+        :1
+    ].islower():  # those of pydantic are the keys, with a capital
         return title
     kind = value.get("type", "object")
-    words = {"null": "", "object": "mapping", "array": "list", "string": "text", "boolean": "`true`, `false`"}
-    bounds = {"minimum": "from", "exclusiveMinimum": "above", "maximum": "to", "exclusiveMaximum": "below"}
-    limits = [f"{word} {value[bound]}".removesuffix(".0") for bound, word in bounds.items() if bound in value]
+    words = {
+        "null": "",
+        "object": "mapping",
+        "array": "list",
+        "string": "text",
+        "boolean": "`true`, `false`",
+    }
+    bounds = {
+        "minimum": "from",
+        "exclusiveMinimum": "above",
+        "maximum": "to",
+        "exclusiveMaximum": "below",
+    }
+    limits = [
+        f"{word} {value[bound]}".removesuffix(".0")
+        for bound, word in bounds.items()
+        if bound in value
+    ]
     return " ".join([words.get(kind, kind), *limits])
 
 

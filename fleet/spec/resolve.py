@@ -28,9 +28,24 @@ from fleet.spec.fitting import joined, unmeasured
 from fleet.spec.judging import check_comparable, kinds_said
 from fleet.spec.measures import FIELDS, label_of
 from fleet.spec.mistakes import explain
-from fleet.spec.model import APPLICATIONS, FAMILIES, Architecture, application_names, check_import, check_target
+from fleet.spec.model import (
+    APPLICATIONS,
+    FAMILIES,
+    Architecture,
+    application_names,
+    check_import,
+    check_target,
+)
 from fleet.spec.origin import Origin, is_below, key_path
-from fleet.spec.schema import MOST_NETWORKS, Document, ModelEntry, NetworkSpec, Schedule, Spec, holds
+from fleet.spec.schema import (
+    MOST_NETWORKS,
+    Document,
+    ModelEntry,
+    NetworkSpec,
+    Schedule,
+    Spec,
+    holds,
+)
 from fleet.spec.search import OF_NETWORKS, Prune, find_rule
 from fleet.spec.space import Member, Range, Space, draw, ends, grid, override
 from fleet.spec.train import Train
@@ -48,7 +63,13 @@ T = TypeVar("T")
 _PRUNE_KEYS = {field.name for field in dataclass_fields(Prune)}
 
 # What a space may hold that decides by what a network is judged.
-_JUDGING = ("train.loss", "train.label_smoothing", "train.class_weights", "train.metrics", "train.converge")
+_JUDGING = (
+    "train.loss",
+    "train.label_smoothing",
+    "train.class_weights",
+    "train.metrics",
+    "train.converge",
+)
 
 # A network's name is a folder's name.
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
@@ -84,13 +105,22 @@ def parse(content: Document | Mapping[str, Any]) -> Spec:
     return _resolve(plain(content), Origin())
 
 
-def _where_it_stands(origin: Origin, entry: ModelEntry, where: tuple, wrong: str, right: str = "") -> SpecMistake:
+def _where_it_stands(
+    origin: Origin, entry: ModelEntry, where: tuple, wrong: str, right: str = ""
+) -> SpecMistake:
     """A mistake of an entry's section, which may come from what is drawn, or from the top of the document."""
-    key, said = "grid" if entry.space is None else "space", key_path(where[2:]).removeprefix("args.")
+    key, said = (
+        "grid" if entry.space is None else "space",
+        key_path(where[2:]).removeprefix("args."),
+    )
     for name in (entry.grid if entry.space is None else entry.space) or ():
         if is_below(said, name):
             return origin.mistake((*where[:2], key, name), wrong, right)
-    return origin.mistake(where[2:] if where not in origin.lines and where[2:] in origin.lines else where, wrong, right)
+    return origin.mistake(
+        where[2:] if where not in origin.lines and where[2:] in origin.lines else where,
+        wrong,
+        right,
+    )
 
 
 def _resolve(content: Any, origin: Origin) -> Spec:
@@ -102,8 +132,14 @@ def _resolve(content: Any, origin: Origin) -> Spec:
     except ValidationError as error:
         mistakes += explain(error, content, mistake)
         document, entries = _salvage(content)
-    mistakes += [mistake(*problem) for problem in (*_problems(document), *_unread(document, content),
-                                                  *_unknown_at_the_top(document, content))]
+    mistakes += [
+        mistake(*problem)
+        for problem in (
+            *_problems(document),
+            *_unread(document, content),
+            *_unknown_at_the_top(document, content),
+        )
+    ]
     networks: list[NetworkSpec] = []
     for index, entry in entries:
         problems: list[Exception] = []
@@ -113,17 +149,34 @@ def _resolve(content: Any, origin: Origin) -> Spec:
     spec = Spec(document, tuple(networks), origin)
     mistakes += _incomplete_schedules(spec) + _batch_mistakes(spec)
     names = [network.name for network in networks]
-    mistakes += [mistake(("models",), f"{count} networks are named {name!r}", "another `name:` for one of them")
-                 for name, count in sorted(Counter(names).items()) if count > 1]
+    mistakes += [
+        mistake(
+            ("models",), f"{count} networks are named {name!r}", "another `name:` for one of them"
+        )
+        for name, count in sorted(Counter(names).items())
+        if count > 1
+    ]
     for index, entry in spec.searches.items():
         if taken := [name for name in names if re.fullmatch(rf"{re.escape(entry.stem)}-\d+", name)]:
-            mistakes.append(mistake(("models", index, "search"), f"one of its networks may be named {taken[0]!r}, too",
-                                    "another `name:` for the entry"))
+            mistakes.append(
+                mistake(
+                    ("models", index, "search"),
+                    f"one of its networks may be named {taken[0]!r}, too",
+                    "another `name:` for the entry",
+                )
+            )
     if mistakes:
         raise SpecError(list(dict.fromkeys(mistakes)))
     kinds_of, everyone = kinds_said(spec), (*spec.networks, *variants(spec))
-    if unfit := joined(spec, [misfit for network in everyone if len(kinds := kinds_of(network)) == 1
-                              for misfit in unmeasured(network, spec, *kinds)]):
+    if unfit := joined(
+        spec,
+        [
+            misfit
+            for network in everyone
+            if len(kinds := kinds_of(network)) == 1
+            for misfit in unmeasured(network, spec, *kinds)
+        ],
+    ):
         raise SpecError(unfit)
     check_comparable(spec, everyone, kinds_of)
     return spec
@@ -141,7 +194,9 @@ def _salvage(content: Mapping[str, Any]) -> tuple[Document, list[tuple[int, Mode
         if field.name in content and field.name != "models":
             parts |= _right_part(field.name, content[field.name])
     models, entries = content.get("models"), []
-    places = [ModelEntry(family="softmax")] * (len(models) if isinstance(models, list | tuple) else 1)
+    places = [ModelEntry(family="softmax")] * (
+        len(models) if isinstance(models, list | tuple) else 1
+    )
     for index, item in enumerate(models if isinstance(models, list | tuple) else []):
         try:
             places[index] = TypeAdapter(ModelEntry).validate_python(item)
@@ -153,9 +208,12 @@ def _salvage(content: Mapping[str, Any]) -> tuple[Document, list[tuple[int, Mode
 
 def _right_part(name: str, value: Any) -> dict[str, Any]:
     """One key of a document with its value, or with as much of a mapping as is right."""
+
     def read(value: Any) -> dict[str, Any]:
         try:
-            document = TypeAdapter(Document).validate_python({"models": [{"family": "softmax"}], name: value})
+            document = TypeAdapter(Document).validate_python(
+                {"models": [{"family": "softmax"}], name: value}
+            )
         except ValidationError:
             return {}
         return {name: getattr(document, name)}
@@ -168,11 +226,18 @@ def _right_part(name: str, value: Any) -> dict[str, Any]:
 def _problems(document: Document) -> Iterator[tuple[tuple, str, str]]:
     """What the types cannot say: (key path, what is wrong, what would be right)."""
     if not _NAME.fullmatch(document.name):
-        yield ("name",), f"{document.name!r} cannot name a folder", "letters, digits, '.', '_' and '-'"
+        yield (
+            ("name",),
+            f"{document.name!r} cannot name a folder",
+            "letters, digits, '.', '_' and '-'",
+        )
     source = document.data.source
     if source not in SOURCES and ":" not in source:
-        yield ("data", "source"), f"no source is named {source!r}", (
-            f"one of {', '.join(SOURCES)}, or an import path module:function")
+        yield (
+            ("data", "source"),
+            f"no source is named {source!r}",
+            (f"one of {', '.join(SOURCES)}, or an import path module:function"),
+        )
     yield from _unfinished(document)
     rates = document.schedule.rates
     yield from _not_found(("schedule", "policy"), find_policy, document.schedule.policy)
@@ -180,13 +245,24 @@ def _problems(document: Document) -> Iterator[tuple[tuple, str, str]]:
     yield from _not_found(("resources", "engine"), find_engine, document.resources.engine)
     engine = _known_engine(document)
     if engine is not None and engine.needs_rates and rates is None:
-        yield (("resources", "engine"), f"{document.resources.engine} networks train at rates that are known",
-               "`schedule: {rates: FILE}`")
+        yield (
+            ("resources", "engine"),
+            f"{document.resources.engine} networks train at rates that are known",
+            "`schedule: {rates: FILE}`",
+        )
     if not document.models and document.open_for is None:
-        yield ("models",), "[]", "at least 1 item, or a run that stays open for more (`open_for: 10min`)"
+        yield (
+            ("models",),
+            "[]",
+            "at least 1 item, or a run that stays open for more (`open_for: 10min`)",
+        )
     yield from _search_problems(document)
     if rates is not None and not os.path.isfile(rates):  # Path would raise, for a name too long
-        yield ("schedule", "rates"), f"no file {rates}", "a rates file, such as the profile.json of a run"
+        yield (
+            ("schedule", "rates"),
+            f"no file {rates}",
+            "a rates file, such as the profile.json of a run",
+        )
 
 
 def _unfinished(document: Document) -> Iterator[tuple[tuple, str, str]]:
@@ -196,7 +272,11 @@ def _unfinished(document: Document) -> Iterator[tuple[tuple, str, str]]:
     engine, where = _known_engine(document), ("data", "finish")
     if engine is not None and not engine.finishes:
         able = ", ".join(name for name, info in ENGINES.items() if info.finishes)
-        yield where, f"the engine {engine.name} does not crop and mirror samples", f"host, or one of the engines {able}"
+        yield (
+            where,
+            f"the engine {engine.name} does not crop and mirror samples",
+            f"host, or one of the engines {able}",
+        )
     for feed in document.feeds.values():
         try:
             transforms = leave_to_device(parse_transforms(feed.transforms))
@@ -204,13 +284,25 @@ def _unfinished(document: Document) -> Iterator[tuple[tuple, str, str]]:
             return
         if split_device(transforms)[1] is not None:
             return
-    names = [item if isinstance(item, str) else next(iter(item)) for item in document.data.transforms]
-    last = next((name for name in reversed(names) if name not in ("scale", "standardize")), "nothing")
-    yield where, ("one random_crop or center_crop, and flip, can be left to the device where they come last, but for "
-                  f"scale, from the first random transform on; here {last} comes last"), "host"
+    names = [
+        item if isinstance(item, str) else next(iter(item)) for item in document.data.transforms
+    ]
+    last = next(
+        (name for name in reversed(names) if name not in ("scale", "standardize")), "nothing"
+    )
+    yield (
+        where,
+        (
+            "one random_crop or center_crop, and flip, can be left to the device where they come last, but for "
+            f"scale, from the first random transform on; here {last} comes last"
+        ),
+        "host",
+    )
 
 
-def _not_found(where: tuple, find: Callable[[str], object], name: str) -> Iterator[tuple[tuple, str, str]]:
+def _not_found(
+    where: tuple, find: Callable[[str], object], name: str
+) -> Iterator[tuple[tuple, str, str]]:
     """What is wrong with a name, or an import path, of a table."""
     try:
         find(name)
@@ -227,23 +319,39 @@ def _search_problems(document: Document) -> Iterator[tuple[tuple, str, str]]:
             continue
         place = ("models", index, "search")
         if document.data.folds is not None:
-            yield place, "networks of a search are not trained on every fold of the data", "no data.folds"
+            yield (
+                place,
+                "networks of a search are not trained on every fold of the data",
+                "no data.folds",
+            )
         if stems.setdefault(entry.stem, index) != index:
-            yield place, f"another search is named {entry.stem!r}, too", "another `name:` for one of them"
+            yield (
+                place,
+                f"another search is named {entry.stem!r}, too",
+                "another `name:` for one of them",
+            )
         for key in entry.space or {}:
             if key.startswith(("train.converge.monitor", "train.converge.direction")):
-                yield ("models", index, "space", key), "networks of a search are compared by one quantity", "left out"
+                yield (
+                    ("models", index, "space", key),
+                    "networks of a search are compared by one quantity",
+                    "left out",
+                )
         yield from _objective_problems(document, index, entry)
 
 
-def _objective_problems(document: Document, index: int, entry: ModelEntry) -> Iterator[tuple[tuple, str, str]]:
+def _objective_problems(
+    document: Document, index: int, entry: ModelEntry
+) -> Iterator[tuple[tuple, str, str]]:
     """What is wrong with what the networks of a search should be good in."""
     objectives = () if entry.search is None else entry.search.objectives
     if not objectives:
         return
     train = _tried([], _merged, document.train, entry.train, {})
     labels = [] if train is None else map(label_of, train.metrics)
-    known = [name for label in dict.fromkeys([*FIELDS, *labels]) for name in (label, f"val_{label}")]
+    known = [
+        name for label in dict.fromkeys([*FIELDS, *labels]) for name in (label, f"val_{label}")
+    ]
     monitor = (entry.train.get("converge") or {}).get("monitor")
     for place, objective in enumerate(objectives):
         where, name = ("models", index, "search", "objectives", place, "value"), objective.value
@@ -251,32 +359,67 @@ def _objective_problems(document: Document, index: int, entry: ModelEntry) -> It
         if name in [other.value for other in objectives[:place]]:
             yield where, f"{name} counts already", "left out"
         elif place == 0 and name in OF_NETWORKS:
-            yield where, f"{name} says nothing of what an epoch has brought, and networks are pruned by the first", (
-                f"first one of {measured}")
+            yield (
+                where,
+                f"{name} says nothing of what an epoch has brought, and networks are pruned by the first",
+                (f"first one of {measured}"),
+            )
         elif name not in known and name not in OF_NETWORKS:
-            yield where, f"{name!r} is not computed", (
-                f"one of {measured}, {', '.join(OF_NETWORKS)}; others come from train.metrics")
-        elif objective.sense is None and not (name == monitor and (entry.train.get("converge") or {}).get("direction")):
-            yield where, f"nobody can tell whether more of {name} is better", "with `mode: maximize`, or minimize"
+            yield (
+                where,
+                f"{name!r} is not computed",
+                (f"one of {measured}, {', '.join(OF_NETWORKS)}; others come from train.metrics"),
+            )
+        elif objective.sense is None and not (
+            name == monitor and (entry.train.get("converge") or {}).get("direction")
+        ):
+            yield (
+                where,
+                f"nobody can tell whether more of {name} is better",
+                "with `mode: maximize`, or minimize",
+            )
         elif place == 0 and monitor not in (None, name):
-            yield ("models", index, "train", "converge", "monitor"), (
-                f"{monitor} is not {name}, the first objective, by which the best epoch is chosen"), "left out"
+            yield (
+                ("models", index, "train", "converge", "monitor"),
+                (
+                    f"{monitor} is not {name}, the first objective, by which the best epoch is chosen"
+                ),
+                "left out",
+            )
 
 
 def _unread(document: Document, content: Mapping[str, Any]) -> Iterator[tuple[tuple, str, str]]:
     """The keys that stand there and would not be read."""
     data, schedule = content.get("data"), content.get("schedule")
-    if document.data.folds is not None and isinstance(data, Mapping) and data.get("validation") is not None:
-        yield ("data", "validation"), "folds hold out their own validation samples", "left out, or data.test"
+    if (
+        document.data.folds is not None
+        and isinstance(data, Mapping)
+        and data.get("validation") is not None
+    ):
+        yield (
+            ("data", "validation"),
+            "folds hold out their own validation samples",
+            "left out, or data.test",
+        )
     yield from _unread_by_the_rule(document.prune.rule, content.get("prune"))
-    if (policy := _tried([], find_policy, document.schedule.policy)) is None:  # a mistake of its own
+    if (
+        policy := _tried([], find_policy, document.schedule.policy)
+    ) is None:  # a mistake of its own
         return
     if isinstance(schedule, Mapping) and "policy" not in schedule:
-        policy = default_policy(schedule)  # also by keys whose values are wrong, and which the document lacks
-    settings = {field.name: field.name for field in dataclass_fields(Schedule) if field.name in SETTINGS}
+        policy = default_policy(
+            schedule
+        )  # also by keys whose values are wrong, and which the document lacks
+    settings = {
+        field.name: field.name for field in dataclass_fields(Schedule) if field.name in SETTINGS
+    }
     for name in settings:
         if isinstance(schedule, Mapping) and name in schedule and name not in policy.reads:
-            yield ("schedule", name), f"{policy.name} does not read {name}", policy.reads_of(settings)
+            yield (
+                ("schedule", name),
+                f"{policy.name} does not read {name}",
+                policy.reads_of(settings),
+            )
 
 
 def _unread_by_the_rule(name: str, prune: Any) -> Iterator[tuple[tuple, str, str]]:
@@ -288,7 +431,9 @@ def _unread_by_the_rule(name: str, prune: Any) -> Iterator[tuple[tuple, str, str
             yield ("prune", key), f"{name} does not read {key}", right
 
 
-def _unknown_at_the_top(document: Document, content: Mapping[str, Any]) -> Iterator[tuple[tuple, str, str]]:
+def _unknown_at_the_top(
+    document: Document, content: Mapping[str, Any]
+) -> Iterator[tuple[tuple, str, str]]:
     """What the engine does not know of the training settings that stand at the top, whichever entries take them."""
     engine = _known_engine(document)
     for key, wrong, right in () if engine is None else unknown_words(document.train, engine):
@@ -302,26 +447,38 @@ def _incomplete_schedules(spec: Spec) -> list[SpecMistake]:
     engine = _known_engine(spec.document)
     for network in spec.networks:
         if engine is not None and (wrong := incomplete_schedule(network.train, engine)):
-            found[spec.origin.mistake(spec.place_of(network, "train", "optimizer", "learning_rate"), wrong)] = None
+            found[
+                spec.origin.mistake(
+                    spec.place_of(network, "train", "optimizer", "learning_rate"), wrong
+                )
+            ] = None
     return list(found)
 
 
 def _batch_mistakes(spec: Spec) -> list[SpecMistake]:
     """The ranges of batches of which no policy would choose one, each once; or too little measured to choose one."""
     of_searches = _tried([], extremes, spec)
-    networks = [network for network in (*spec.networks, *(of_searches.networks if of_searches is not None else ()))
-                if network.train.batch.is_elastic]
+    networks = [
+        network
+        for network in (*spec.networks, *(of_searches.networks if of_searches is not None else ()))
+        if network.train.batch.is_elastic
+    ]
     try:
         if spec.policy.sets_batch:
             return _unmeasured_exchanges(spec, networks)
     except UserError:  # a mistake of its own
         return []
     able = " or ".join(policy.name for policy in POLICIES.values() if policy.sets_batch)
-    return list(dict.fromkeys(
-        spec.origin.mistake(spec.place_of(network, "train", "batch", "size"),
-                            f"the policy {spec.policy.name} chooses no batch out of {list(network.train.batch.bounds)}",
-                            f"one size, or `schedule: {{policy: {able}}}`")
-        for network in networks))
+    return list(
+        dict.fromkeys(
+            spec.origin.mistake(
+                spec.place_of(network, "train", "batch", "size"),
+                f"the policy {spec.policy.name} chooses no batch out of {list(network.train.batch.bounds)}",
+                f"one size, or `schedule: {{policy: {able}}}`",
+            )
+            for network in networks
+        )
+    )
 
 
 def _unmeasured_exchanges(spec: Spec, elastic: list[NetworkSpec]) -> list[SpecMistake]:
@@ -329,16 +486,22 @@ def _unmeasured_exchanges(spec: Spec, elastic: list[NetworkSpec]) -> list[SpecMi
     wider = [network for network in elastic if network.max_gpus != 1]
     if spec.profile.max_gpus != 1 or not wider:
         return []
-    return [spec.origin.mistake(
-        ("profile", "max_gpus"), f"on 1 GPU no exchange of gradients is measured, without which no batch can be chosen "
-        f"for {wider[0].name}, whose `train.batch.size` is {list(wider[0].train.batch.bounds)}",
-        "2 or more, or leave it out")]
+    return [
+        spec.origin.mistake(
+            ("profile", "max_gpus"),
+            f"on 1 GPU no exchange of gradients is measured, without which no batch can be chosen "
+            f"for {wider[0].name}, whose `train.batch.size` is {list(wider[0].train.batch.bounds)}",
+            "2 or more, or leave it out",
+        )
+    ]
 
 
 class _MisfitError(Exception):
     """A part of a model's entry, with all that was put into it, does not fit its owner's settings."""
 
-    def __init__(self, part: str, owner: type, content: Mapping[str, Any], error: ValidationError) -> None:
+    def __init__(
+        self, part: str, owner: type, content: Mapping[str, Any], error: ValidationError
+    ) -> None:
         super().__init__(part)
         self.part, self.owner, self.content, self.error = part, owner, content, error
 
@@ -355,23 +518,33 @@ class _WordsError(Exception):
         self.problems = problems
 
 
-def _told(problem: Exception, mistake: Callable[..., SpecMistake], place: tuple = ()) -> list[SpecMistake]:
+def _told(
+    problem: Exception, mistake: Callable[..., SpecMistake], place: tuple = ()
+) -> list[SpecMistake]:
     """What is wrong with an entry, which stands at a place."""
     if isinstance(problem, _WordsError):
-        return [mistake((*(() if is_of_document else place), *path), wrong, right)
-                for (path, wrong, right), is_of_document in problem.problems]
+        return [
+            mistake((*(() if is_of_document else place), *path), wrong, right)
+            for (path, wrong, right), is_of_document in problem.problems
+        ]
     if isinstance(problem, _MisfitError):
-        return explain(problem.error, problem.content, mistake, (*place, problem.part), problem.owner)
+        return explain(
+            problem.error, problem.content, mistake, (*place, problem.part), problem.owner
+        )
     return [mistake(place, str(problem))]
 
 
-def _networks(document: Document, index: int, entry: ModelEntry, problems: list[Exception]) -> list[NetworkSpec]:
+def _networks(
+    document: Document, index: int, entry: ModelEntry, problems: list[Exception]
+) -> list[NetworkSpec]:
     """The networks of an entry; what is wrong with it is added to ``problems``. Those of a search come later."""
     networks: list[NetworkSpec] = []
     if any(_objective_problems(document, index, entry)):
         return []  # which are mistakes of their own
     engine = _known_engine(document)
-    for chosen in _chosen_members(entry.space or {}):  # also what was not drawn, or is asked for later
+    for chosen in _chosen_members(
+        entry.space or {}
+    ):  # also what was not drawn, or is asked for later
         _tried(problems, _train, document, entry, chosen, engine)
     if problems:
         return []
@@ -382,7 +555,9 @@ def _networks(document: Document, index: int, entry: ModelEntry, problems: list[
         architecture = _tried(problems, _architecture, entry, drawn, engine)
         if name is None or train is None or architecture is None:
             break  # the other draws will hardly be better
-        folds: Iterable[int | None] = (None,) if document.data.folds is None else range(document.data.folds)
+        folds: Iterable[int | None] = (
+            (None,) if document.data.folds is None else range(document.data.folds)
+        )
         for fold in folds:
             of_fold = name if fold is None else f"{name}-fold{fold}"
             networks.append(_network(document, index, of_fold, train, architecture, drawn, fold))
@@ -397,7 +572,10 @@ def extremes(spec: Spec) -> Spec:
     """
     found = []
     for index, entry in spec.searches.items():
-        found += [replace(asked_network(spec, index, 0, member), name=entry.stem) for member in ends(entry.space or {})]
+        found += [
+            replace(asked_network(spec, index, 0, member), name=entry.stem)
+            for member in ends(entry.space or {})
+        ]
     return replace(spec, networks=tuple(found))
 
 
@@ -406,8 +584,11 @@ def variants(spec: Spec) -> tuple[NetworkSpec, ...]:
 
     Each varies one key alone, and has the name of its entry.
     """
-    return tuple(replace(asked_network(spec, index, 0, member), name=entry.stem)
-                 for index, entry in spec.searches.items() for member in _judged_members(entry.space or {}))
+    return tuple(
+        replace(asked_network(spec, index, 0, member), name=entry.stem)
+        for index, entry in spec.searches.items()
+        for member in _judged_members(entry.space or {})
+    )
 
 
 def _judged_members(space: Space) -> list[Member]:
@@ -416,14 +597,18 @@ def _judged_members(space: Space) -> list[Member]:
     members = [first]
     for key, values in space.items():
         if key.startswith(_JUDGING):
-            choices = [end[key] for end in ends({key: values})] if isinstance(values, Range) else values
+            choices = (
+                [end[key] for end in ends({key: values})] if isinstance(values, Range) else values
+            )
             members += [{**first, key: value} for value in choices]
     return members
 
 
 def _chosen_members(space: Space) -> Iterator[Member]:
     """A member of a space with each of the choices that a list of it has of how networks are trained."""
-    first = {key: values.low if isinstance(values, Range) else values[0] for key, values in space.items()}
+    first = {
+        key: values.low if isinstance(values, Range) else values[0] for key, values in space.items()
+    }
     for key, values in space.items():
         if key.startswith("train.") and not isinstance(values, Range):
             yield from ({**first, key: value} for value in values)
@@ -443,28 +628,63 @@ def asked_network(spec: Spec, index: int, number: int, member: Member) -> Networ
     document, entry = spec.document, spec.document.models[index]
     name, engine = _checked_name(f"{entry.stem}-{number}"), _known_engine(document)
     try:
-        return _network(document, index, name, _train(document, entry, member, engine),
-                        _architecture(entry, member, engine), member, number=number)
+        return _network(
+            document,
+            index,
+            name,
+            _train(document, entry, member, engine),
+            _architecture(entry, member, engine),
+            member,
+            number=number,
+        )
     except (_MisfitError, _WordsError) as problem:
-        raise UserError("; ".join(f"{one.key}: {one.wrong}" + (f"; {one.right}" if one.right else "")
-                                  for one in _told(problem, Origin().mistake))) from None
+        raise UserError(
+            "; ".join(
+                f"{one.key}: {one.wrong}" + (f"; {one.right}" if one.right else "")
+                for one in _told(problem, Origin().mistake)
+            )
+        ) from None
 
 
 def refused_network(spec: Spec, index: int, number: int, values: Member) -> NetworkSpec:
     """What stands for a network that cannot be: it has a name and values, and is never trained."""
     stem = spec.document.models[index].stem
-    return _network(spec.document, index, f"{stem}-{number}", spec.document.train, Architecture("softmax"), values,
-                    number=number)
+    return _network(
+        spec.document,
+        index,
+        f"{stem}-{number}",
+        spec.document.train,
+        Architecture("softmax"),
+        values,
+        number=number,
+    )
 
 
-def _network(document: Document, index: int, name: str, train: Train, architecture: Architecture, drawn: Member,
-             fold: int | None = None, number: int | None = None) -> NetworkSpec:
+def _network(
+    document: Document,
+    index: int,
+    name: str,
+    train: Train,
+    architecture: Architecture,
+    drawn: Member,
+    fold: int | None = None,
+    number: int | None = None,
+) -> NetworkSpec:
     entry = document.models[index]
     least, most = _gpu_bounds(entry)
     return NetworkSpec(
-        name=name, architecture=architecture, train=train, seed=zlib.crc32(f"{document.seed}/{name}".encode()),
-        min_gpus=least, max_gpus=most, parameters=dict(drawn), entry=index, fold=fold,
-        data=document.own_data(entry), number=number)
+        name=name,
+        architecture=architecture,
+        train=train,
+        seed=zlib.crc32(f"{document.seed}/{name}".encode()),
+        min_gpus=least,
+        max_gpus=most,
+        parameters=dict(drawn),
+        entry=index,
+        fold=fold,
+        data=document.own_data(entry),
+        number=number,
+    )
 
 
 def _known_engine(document: Document) -> EngineInfo | None:
@@ -489,7 +709,9 @@ def _draws(document: Document, index: int, entry: ModelEntry) -> list[dict[str, 
         return ends(entry.space)
     if entry.grid is not None:
         if (size := math.prod(map(len, entry.grid.values()))) > MOST_NETWORKS:
-            raise UserError(f"the grid has {counted(size, 'member')}: at most {MOST_NETWORKS} networks of one entry")
+            raise UserError(
+                f"the grid has {counted(size, 'member')}: at most {MOST_NETWORKS} networks of one entry"
+            )
         return grid(entry.grid)
     return [{}]
 
@@ -504,7 +726,9 @@ def _name(entry: ModelEntry, number: int, count: int) -> str:
 
 def _checked_name(name: str) -> str:
     if not _NAME.fullmatch(name):
-        raise UserError(f"{name!r} cannot name a network: it should be letters, digits, '.', '_' and '-'")
+        raise UserError(
+            f"{name!r} cannot name a network: it should be letters, digits, '.', '_' and '-'"
+        )
     return name
 
 
@@ -514,7 +738,9 @@ def _gpu_bounds(entry: ModelEntry) -> tuple[int, int | None]:
     return (entry.gpus, entry.gpus) if isinstance(entry.gpus, int) else entry.gpus
 
 
-def _train(document: Document, entry: ModelEntry, drawn: Mapping[str, Any], engine: EngineInfo | None) -> Train:
+def _train(
+    document: Document, entry: ModelEntry, drawn: Mapping[str, Any], engine: EngineInfo | None
+) -> Train:
     """How a network of an entry is trained, in words that the engine knows."""
     train = _merged(document.train, entry.own_train, drawn)
     if engine is None:  # a mistake of its own
@@ -523,7 +749,9 @@ def _train(document: Document, entry: ModelEntry, drawn: Mapping[str, Any], engi
     for key, wrong, right in unknown_words(train, engine):
         said = key_path(("train", *key))
         is_drawn = any(is_below(name, said) or is_below(said, name) for name in drawn)
-        problems.append(((("train", *key), wrong, right), not is_drawn and not holds(entry.own_train, key)))
+        problems.append(
+            ((("train", *key), wrong, right), not is_drawn and not holds(entry.own_train, key))
+        )
     if problems:
         raise _WordsError(problems)
     return with_direction(train, engine)
@@ -534,8 +762,14 @@ _TRAIN = TypeAdapter(Train)
 
 def _merged(base: Train, own: Mapping[str, Any], drawn: Mapping[str, Any]) -> Train:
     """The top-level training settings with an entry's own, and with what was drawn as ``train.*``."""
-    drawn_here = override({}, {key.removeprefix("train."): value for key, value in drawn.items()
-                               if key.startswith("train.")})
+    drawn_here = override(
+        {},
+        {
+            key.removeprefix("train."): value
+            for key, value in drawn.items()
+            if key.startswith("train.")
+        },
+    )
     train = base
     for settings in (own, drawn_here):
         if settings:
@@ -552,7 +786,11 @@ def _merge(into: dict[str, Any], new: Mapping[str, Any]) -> None:
     for key, value in new.items():
         old = into.get(key)
         # Another optimizer, or another schedule, does not inherit the parameters of the first one.
-        if isinstance(value, Mapping) and isinstance(old, dict) and value.get("name") in (None, old.get("name")):
+        if (
+            isinstance(value, Mapping)
+            and isinstance(old, dict)
+            and value.get("name") in (None, old.get("name"))
+        ):
             _merge(old, value)
         else:
             into[key] = dict(value) if isinstance(value, Mapping) else value
@@ -564,10 +802,16 @@ def _defaults(entry: ModelEntry, drawn: Mapping[str, Any]) -> dict[str, Any]:
     parts = {key.partition(".")[0] for key in drawn if "." in key}
     if family is None or not parts:
         return {}
-    return {name: list(value) for name, value in asdict(family()).items() if name in parts and isinstance(value, tuple)}
+    return {
+        name: list(value)
+        for name, value in asdict(family()).items()
+        if name in parts and isinstance(value, tuple)
+    }
 
 
-def _architecture(entry: ModelEntry, drawn: Mapping[str, Any], engine: EngineInfo | None) -> Architecture:
+def _architecture(
+    entry: ModelEntry, drawn: Mapping[str, Any], engine: EngineInfo | None
+) -> Architecture:
     """What to build: the entry's arguments with what was drawn."""
     own = {key: value for key, value in drawn.items() if not key.startswith("train.")}
     args = override({**_defaults(entry, own), **entry.args}, own)
@@ -575,10 +819,16 @@ def _architecture(entry: ModelEntry, drawn: Mapping[str, Any], engine: EngineInf
         check_import(entry.build)
         return Architecture(entry.build, args)
     target = str(entry.family)
-    if (engine is not None and engine.families is not None and target not in engine.families
-            and target in (*FAMILIES, *application_names())):  # another engine has it
-        raise UserError(f"the {engine.name} engine trains only the family {', '.join(sorted(engine.families))}, not "
-                        f"{target}")
+    if (
+        engine is not None
+        and engine.families is not None
+        and target not in engine.families
+        and target in (*FAMILIES, *application_names())
+    ):  # another engine has it
+        raise UserError(
+            f"the {engine.name} engine trains only the family {', '.join(sorted(engine.families))}, not "
+            f"{target}"
+        )
     check_target(target, APPLICATIONS if engine is None else engine.applications)
     try:
         return Architecture(target, args)
@@ -589,8 +839,9 @@ def _architecture(entry: ModelEntry, drawn: Mapping[str, Any], engine: EngineInf
 # ---- entries that come while a run goes on -----------------------------------------------------
 
 
-def with_added(spec: Spec, content: Any, taken: Collection[str], place: int | None = None
-               ) -> tuple[Spec, tuple[NetworkSpec, ...]]:
+def with_added(
+    spec: Spec, content: Any, taken: Collection[str], place: int | None = None
+) -> tuple[Spec, tuple[NetworkSpec, ...]]:
     """A spec with one more entry, which was not in its file.
 
     Args:
@@ -607,29 +858,51 @@ def with_added(spec: Spec, content: Any, taken: Collection[str], place: int | No
     """
     mistake = Origin("entry").mistake
     try:
-        entry = TypeAdapter(ModelEntry).validate_python(plain(content) if isinstance(content, Mapping) else content)
+        entry = TypeAdapter(ModelEntry).validate_python(
+            plain(content) if isinstance(content, Mapping) else content
+        )
     except ValidationError as error:
         raise SpecError(explain(error, content, mistake, (), ModelEntry)) from None
     if entry.search is not None or entry.data is not None:
         key = "search" if entry.search is not None else "data"
-        raise SpecError([mistake((key,), "cannot be added to a run that is going on", "left out, or in its spec")])
+        raise SpecError(
+            [
+                mistake(
+                    (key,), "cannot be added to a run that is going on", "left out, or in its spec"
+                )
+            ]
+        )
     document = spec.document
     if entry.name is None and _is_taken(entry.stem, taken):
-        number = next(number for number in itertools.count(2) if not _is_taken(f"{entry.stem}.{number}", taken))
+        number = next(
+            number
+            for number in itertools.count(2)
+            if not _is_taken(f"{entry.stem}.{number}", taken)
+        )
         entry = replace(entry, name=f"{entry.stem}.{number}")
     drawn_at = len(document.models) if place is None else place
     filled = (*document.models, *[ModelEntry(family="softmax")] * drawn_at)[:drawn_at]
     problems: list[Exception] = []
     networks = _networks(replace(document, models=(*filled, entry)), drawn_at, entry, problems)
     mistakes = [one for problem in problems for one in _told(problem, mistake)]
-    found = Spec(replace(document, models=(*document.models, entry)),
-                 tuple(replace(network, entry=len(document.models)) for network in networks), Origin("entry"))
+    found = Spec(
+        replace(document, models=(*document.models, entry)),
+        tuple(replace(network, entry=len(document.models)) for network in networks),
+        Origin("entry"),
+    )
     mistakes += _incomplete_schedules(found) + _batch_mistakes(found)
-    mistakes += [mistake(("name",), f"a network of the run is named {name!r}", "another name")
-                 for name in sorted({network.name for network in networks} & set(taken))]
-    mistakes += [mistake(("name",), f"{network.name!r} is a name for the networks of a search", "another name")
-                 for network in networks for searched in spec.searches.values()
-                 if re.fullmatch(rf"{re.escape(searched.stem)}-\d+", network.name)]
+    mistakes += [
+        mistake(("name",), f"a network of the run is named {name!r}", "another name")
+        for name in sorted({network.name for network in networks} & set(taken))
+    ]
+    mistakes += [
+        mistake(
+            ("name",), f"{network.name!r} is a name for the networks of a search", "another name"
+        )
+        for network in networks
+        for searched in spec.searches.values()
+        if re.fullmatch(rf"{re.escape(searched.stem)}-\d+", network.name)
+    ]
     if mistakes:
         raise SpecError(mistakes)
     return replace(spec, document=found.document), found.networks
@@ -642,4 +915,6 @@ def stand_in(network: NetworkSpec, spec: Spec) -> NetworkSpec:
 
 def _is_taken(stem: str, taken: Collection[str]) -> bool:
     """Whether a network is named so, or so with a number behind it."""
-    return any(name == stem or re.fullmatch(rf"{re.escape(stem)}-\d+(-fold\d+)?", name) for name in taken)
+    return any(
+        name == stem or re.fullmatch(rf"{re.escape(stem)}-\d+(-fold\d+)?", name) for name in taken
+    )

@@ -40,32 +40,73 @@ def _read_by(setting: str) -> str:
 class ModelEntry:
     """An entry of `models`, which stands for one network or for many."""
 
-    family: kinds.Family | None = Field(default=None, description=(
-        "A family of networks that FLEET builds, or the name of a network of keras.applications."))
-    build: kinds.ImportPath | None = Field(default=None, description=(
-        "Instead of a family: the import path of your own function, which returns a keras.Model, or for the engine "
-        "torch a torch.nn.Module. Its module may stand beside the spec."))
-    name: str | None = Field(default=None, description=(
-        "Name of the network in all results; without it, that of the family or function. If the entry stands for "
-        "several networks, they are numbered."))
-    args: dict[str, Any] = Field(default_factory=dict, description=(
-        "Arguments of the family or function, by name: the same for all networks of the entry."))
-    count: Annotated[int, Field(ge=1, le=MOST_NETWORKS), kinds.NO_FLAG] | None = Field(default=None, description=(
-        "Number of networks to draw at random from `space`."))
-    space: Space | None = Field(default=None, description=(
-        "What differs between networks that are drawn at random, or asked for by `search`: for an argument, or a "
-        "setting like train.optimizer.learning_rate, a list of values or a range {low, high, log, integer}."))
-    search: Search | None = Field(default=None, description=(
-        "Instead of `count`: who chooses from `space` while the run goes on, and how many networks."))
-    grid: Grid | None = Field(default=None, description=(
-        "What differs between networks that cover all combinations: for an argument, or a setting like "
-        "train.batch.size, a list of values."))
-    gpus: kinds.Positive | tuple[kinds.Positive, kinds.Positive] | None = Field(default=None, description=(
-        "Number of GPUs that train the network, or [least, most]. Without it, there may be as many as make it faster."))
-    train: dict[str, Any] = Field(default_factory=dict, description=(
-        "Training settings of this entry. What they do not name is taken from `train` at the top."))
-    data: EntryData | None = Field(default=None, description=(
-        "Other `transforms`, or another `target`, for this entry. What is not named is taken from `data` at the top."))
+    family: kinds.Family | None = Field(
+        default=None,
+        description=(
+            "A family of networks that FLEET builds, or the name of a network of keras.applications."
+        ),
+    )
+    build: kinds.ImportPath | None = Field(
+        default=None,
+        description=(
+            "Instead of a family: the import path of your own function, which returns a keras.Model, or for the engine "
+            "torch a torch.nn.Module. Its module may stand beside the spec."
+        ),
+    )
+    name: str | None = Field(
+        default=None,
+        description=(
+            "Name of the network in all results; without it, that of the family or function. If the entry stands for "
+            "several networks, they are numbered."
+        ),
+    )
+    args: dict[str, Any] = Field(
+        default_factory=dict,
+        description=(
+            "Arguments of the family or function, by name: the same for all networks of the entry."
+        ),
+    )
+    count: Annotated[int, Field(ge=1, le=MOST_NETWORKS), kinds.NO_FLAG] | None = Field(
+        default=None, description=("Number of networks to draw at random from `space`.")
+    )
+    space: Space | None = Field(
+        default=None,
+        description=(
+            "What differs between networks that are drawn at random, or asked for by `search`: for an argument, or a "
+            "setting like train.optimizer.learning_rate, a list of values or a range {low, high, log, integer}."
+        ),
+    )
+    search: Search | None = Field(
+        default=None,
+        description=(
+            "Instead of `count`: who chooses from `space` while the run goes on, and how many networks."
+        ),
+    )
+    grid: Grid | None = Field(
+        default=None,
+        description=(
+            "What differs between networks that cover all combinations: for an argument, or a setting like "
+            "train.batch.size, a list of values."
+        ),
+    )
+    gpus: kinds.Positive | tuple[kinds.Positive, kinds.Positive] | None = Field(
+        default=None,
+        description=(
+            "Number of GPUs that train the network, or [least, most]. Without it, there may be as many as make it faster."
+        ),
+    )
+    train: dict[str, Any] = Field(
+        default_factory=dict,
+        description=(
+            "Training settings of this entry. What they do not name is taken from `train` at the top."
+        ),
+    )
+    data: EntryData | None = Field(
+        default=None,
+        description=(
+            "Other `transforms`, or another `target`, for this entry. What is not named is taken from `data` at the top."
+        ),
+    )
 
     @property
     def stem(self) -> str:
@@ -83,23 +124,35 @@ class ModelEntry:
         if self.search is None or not self.search.objectives:
             return self.train
         first, own = self.search.objectives[0], self.train.get("converge") or {}
-        sense = {} if first.sense is None else {"direction": "max" if first.sense == "maximize" else "min"}
+        sense = (
+            {}
+            if first.sense is None
+            else {"direction": "max" if first.sense == "maximize" else "min"}
+        )
         own = {**sense, **own} if first.mode is None else {**own, **sense}
         return {**self.train, "converge": {**own, "monitor": first.value}}
 
     @model_validator(mode="after")
     def _one_way_to_say_it(self) -> ModelEntry:
         if (self.family is None) == (self.build is None):
-            raise ValueError("needs exactly one of `family:` (resnet, densenet, cnn, a keras.applications name) "
-                             "and `build: module:function`")
+            raise ValueError(
+                "needs exactly one of `family:` (resnet, densenet, cnn, a keras.applications name) "
+                "and `build: module:function`"
+            )
         if self.space is not None and self.grid is not None:
-            raise ValueError("needs `space:` (random draws) or `grid:` (the full product), not both")
+            raise ValueError(
+                "needs `space:` (random draws) or `grid:` (the full product), not both"
+            )
         if self.count is not None and self.search is not None:
-            raise ValueError("needs `count:` (random draws) or `search:` (networks that are asked for), not both")
+            raise ValueError(
+                "needs `count:` (random draws) or `search:` (networks that are asked for), not both"
+            )
         if self.space is None and self.count is not None:
             raise ValueError("`count:` and `space:` go together: count random draws from the space")
         if self.space is None and self.search is not None:
-            raise ValueError("`search:` and `space:` go together: networks are asked for from the space")
+            raise ValueError(
+                "`search:` and `space:` go together: networks are asked for from the space"
+            )
         if self.space is not None and self.count is None and self.search is None:
             raise ValueError("`space:` and `count:` go together, or `space:` and `search:`")
         if isinstance(self.gpus, tuple) and self.gpus[0] > self.gpus[1]:
@@ -111,23 +164,44 @@ class ModelEntry:
 class Schedule:
     """Which networks train when, and on how many GPUs."""
 
-    policy: kinds.PolicyName = Field(default=default_policy().name, description=(
-        "Policy that decides which networks train when, or the import path of your own. Without it, a spec with a key "
-        f"that only {default_policy(SETTINGS).name} reads means {default_policy(SETTINGS).name}. "
-        + " ".join(f"{policy.name}: {policy.help}." for policy in POLICIES.values())))
-    delta: kinds.DeltaText = Field(default="15%", description=(
-        "How close to the fastest the networks of a flotilla train: within a share of its rate, like 15%, or within a "
-        "number of samples per second, like 20/s. " + _read_by("delta")))
+    policy: kinds.PolicyName = Field(
+        default=default_policy().name,
+        description=(
+            "Policy that decides which networks train when, or the import path of your own. Without it, a spec with a key "
+            f"that only {default_policy(SETTINGS).name} reads means {default_policy(SETTINGS).name}. "
+            + " ".join(f"{policy.name}: {policy.help}." for policy in POLICIES.values())
+        ),
+    )
+    delta: kinds.DeltaText = Field(
+        default="15%",
+        description=(
+            "How close to the fastest the networks of a flotilla train: within a share of its rate, like 15%, or within a "
+            "number of samples per second, like 20/s. " + _read_by("delta")
+        ),
+    )
     alpha: Annotated[kinds.Share, Field(gt=0, le=1)] = Field(
-        default=0.8, json_schema_extra=kinds.written_as("80%"), description=(
-        "A round ends when fewer than this share of the GPUs train, like 80%. " + _read_by("alpha")))
-    peak_limited: bool = Field(default=True, description=(
-        "Whether a network gets only GPUs that make it faster. With false, spare GPUs are given away as in Algorithm 2 "
-        "of the paper, and rates beyond the measured ones are estimated by its Equation 5 from twice the GPUs of a "
-        "node, as with --literal of fleet plan. " + _read_by("peak_limited")))
-    rates: str | None = Field(default=None, description=(
-        "File with the training rates of the networks, such as the profile.json of an earlier run. Without it, "
-        "`profile` says how rates are found out."))
+        default=0.8,
+        json_schema_extra=kinds.written_as("80%"),
+        description=(
+            "A round ends when fewer than this share of the GPUs train, like 80%. "
+            + _read_by("alpha")
+        ),
+    )
+    peak_limited: bool = Field(
+        default=True,
+        description=(
+            "Whether a network gets only GPUs that make it faster. With false, spare GPUs are given away as in Algorithm 2 "
+            "of the paper, and rates beyond the measured ones are estimated by its Equation 5 from twice the GPUs of a "
+            "node, as with --literal of fleet plan. " + _read_by("peak_limited")
+        ),
+    )
+    rates: str | None = Field(
+        default=None,
+        description=(
+            "File with the training rates of the networks, such as the profile.json of an earlier run. Without it, "
+            "`profile` says how rates are found out."
+        ),
+    )
 
     @model_validator(mode="before")
     @classmethod
@@ -141,29 +215,52 @@ class Schedule:
 class Profile:
     """How the run finds out how fast networks train."""
 
-    when: Literal["online", "before"] = Field(default="online", description=(
-        "online: training begins at once, by estimates that its own steps correct; no other key is read. before: every "
-        "network is measured on made-up samples before any is trained (appendix B.3 of the paper)."))
-    batches: Annotated[int, Field(ge=2), kinds.NO_FLAG] = Field(default=48, description=(
-        "Number of training steps of one measurement, at most."))
-    timed: kinds.Positive = Field(default=20, description=(
-        "How many of these steps are timed: the last ones. Those before them warm up."))
+    when: Literal["online", "before"] = Field(
+        default="online",
+        description=(
+            "online: training begins at once, by estimates that its own steps correct; no other key is read. before: every "
+            "network is measured on made-up samples before any is trained (appendix B.3 of the paper)."
+        ),
+    )
+    batches: Annotated[int, Field(ge=2), kinds.NO_FLAG] = Field(
+        default=48, description=("Number of training steps of one measurement, at most.")
+    )
+    timed: kinds.Positive = Field(
+        default=20,
+        description=(
+            "How many of these steps are timed: the last ones. Those before them warm up."
+        ),
+    )
     seconds: Annotated[kinds.Duration, Field(gt=0)] = Field(
-        default=30.0, json_schema_extra=kinds.written_as("30s"), description=(
-        "How long the steps of one measurement may take, like 30s. The first half of it may be spent on warming up."))
+        default=30.0,
+        json_schema_extra=kinds.written_as("30s"),
+        description=(
+            "How long the steps of one measurement may take, like 30s. The first half of it may be spent on warming up."
+        ),
+    )
     spread: Annotated[kinds.Share, Field(ge=0, le=1)] = Field(
-        default=0.01, json_schema_extra=kinds.written_as("1%"), description=(
-        "A measurement ends before its last step once the standard error of its rate is at most this share of it, like "
-        "1%. 0 takes all steps."))
-    max_gpus: kinds.Positive | None = Field(default=None, description=(
-        "Largest number of GPUs on which a network is measured. Without it, two nodes, or as many GPUs as the slowest "
-        "network needs to keep up with the fastest if that is more (appendix B.3 of the paper)."))
+        default=0.01,
+        json_schema_extra=kinds.written_as("1%"),
+        description=(
+            "A measurement ends before its last step once the standard error of its rate is at most this share of it, like "
+            "1%. 0 takes all steps."
+        ),
+    )
+    max_gpus: kinds.Positive | None = Field(
+        default=None,
+        description=(
+            "Largest number of GPUs on which a network is measured. Without it, two nodes, or as many GPUs as the slowest "
+            "network needs to keep up with the fastest if that is more (appendix B.3 of the paper)."
+        ),
+    )
 
     @model_validator(mode="after")
     def _timed_is_a_part(self) -> Profile:
         if self.timed >= self.batches:
-            raise ValueError(f"timed: {self.timed} should be less than batches: {self.batches}, "
-                             "because the first batches warm up")
+            raise ValueError(
+                f"timed: {self.timed} should be less than batches: {self.batches}, "
+                "because the first batches warm up"
+            )
         return self
 
 
@@ -171,55 +268,97 @@ class Profile:
 class Resources:
     """How the ranks of the launch are used."""
 
-    engine: kinds.EngineName = Field(default="keras", description=(
-        "What trains the networks, or the import path of an engine of your own. "
-        + " ".join(f"{engine.name}: {engine.help}." for engine in ENGINES.values())))
-    time_scale: kinds.AboveZero = Field(default=1.0, description=(
-        "Only for the engine emulated: how many seconds a second of training takes."))
-    preprocessors: Annotated[int, Field(ge=0), kinds.NO_FLAG] | Literal["auto"] = Field(default="auto", description=(
-        "Number of ranks that prepare samples. auto: all ranks that are not needed for GPUs; without GPUs, one in "
-        "eight on each node."))
-    gpus_per_node: kinds.Positive | Literal["auto"] = Field(default="auto", description=(
-        "Number of GPUs on each node that train networks; without GPUs, of ranks in their place. auto: all GPUs; "
-        "without GPUs, all ranks that do not prepare samples."))
+    engine: kinds.EngineName = Field(
+        default="keras",
+        description=(
+            "What trains the networks, or the import path of an engine of your own. "
+            + " ".join(f"{engine.name}: {engine.help}." for engine in ENGINES.values())
+        ),
+    )
+    time_scale: kinds.AboveZero = Field(
+        default=1.0,
+        description=("Only for the engine emulated: how many seconds a second of training takes."),
+    )
+    preprocessors: Annotated[int, Field(ge=0), kinds.NO_FLAG] | Literal["auto"] = Field(
+        default="auto",
+        description=(
+            "Number of ranks that prepare samples. auto: all ranks that are not needed for GPUs; without GPUs, one in "
+            "eight on each node."
+        ),
+    )
+    gpus_per_node: kinds.Positive | Literal["auto"] = Field(
+        default="auto",
+        description=(
+            "Number of GPUs on each node that train networks; without GPUs, of ranks in their place. auto: all GPUs; "
+            "without GPUs, all ranks that do not prepare samples."
+        ),
+    )
     per_device: Annotated[int, Field(ge=1, le=MOST_SLOTS), kinds.NO_FLAG] | Literal["auto"] = Field(
-        default=1, description=(
-        "How many networks may share a GPU while there are more networks than GPUs; each takes a rank. A number: that "
-        "many, as far as ranks were started. auto: as many as ranks were started, and as training shows to pay. "
-        "Without GPUs, a core of the node takes the place of a GPU, and further ranks share the cores."))
-    exchange: Literal["auto", "horovod", "mpi", "library"] = Field(default="auto", description=(
-        "How the GPUs of a group exchange gradients. horovod: while the backward pass runs. mpi: by one MPI reduction "
-        "after each step. library: by PyTorch's own process groups, NCCL on GPUs and gloo without, only for the engine "
-        "torch. auto: keras takes Horovod where it is installed, torch library on GPUs, and all else MPI."))
+        default=1,
+        description=(
+            "How many networks may share a GPU while there are more networks than GPUs; each takes a rank. A number: that "
+            "many, as far as ranks were started. auto: as many as ranks were started, and as training shows to pay. "
+            "Without GPUs, a core of the node takes the place of a GPU, and further ranks share the cores."
+        ),
+    )
+    exchange: Literal["auto", "horovod", "mpi", "library"] = Field(
+        default="auto",
+        description=(
+            "How the GPUs of a group exchange gradients. horovod: while the backward pass runs. mpi: by one MPI reduction "
+            "after each step. library: by PyTorch's own process groups, NCCL on GPUs and gloo without, only for the engine "
+            "torch. auto: keras takes Horovod where it is installed, torch library on GPUs, and all else MPI."
+        ),
+    )
 
 
 @dataclass(frozen=True, config=kinds.STRICT)
 class Checkpoint:
     """What is kept on disk, and how often it is saved."""
 
-    every: Annotated[kinds.Duration, Field(gt=0)] | None = Field(default=None, description=(
-        "How often a network is saved within an epoch, like 10min. At the end of an epoch it is always saved."))
-    keep: Literal["best+last", "last"] = Field(default="best+last", description=(
-        "What is kept of each network. best+last: the best epoch, which is exported, and the last one, from which "
-        "training goes on. last: only the last, which is then exported. If there is room, the checkpoint before the "
-        "last is kept as well, in case the last is damaged."))
-    quota: Annotated[kinds.Size, Field(gt=0)] | None = Field(default=None, description=(
-        "How much disk space all checkpoints and exports of the run may take, like 20GB. Without it, there is no "
-        "limit."))
+    every: Annotated[kinds.Duration, Field(gt=0)] | None = Field(
+        default=None,
+        description=(
+            "How often a network is saved within an epoch, like 10min. At the end of an epoch it is always saved."
+        ),
+    )
+    keep: Literal["best+last", "last"] = Field(
+        default="best+last",
+        description=(
+            "What is kept of each network. best+last: the best epoch, which is exported, and the last one, from which "
+            "training goes on. last: only the last, which is then exported. If there is room, the checkpoint before the "
+            "last is kept as well, in case the last is damaged."
+        ),
+    )
+    quota: Annotated[kinds.Size, Field(gt=0)] | None = Field(
+        default=None,
+        description=(
+            "How much disk space all checkpoints and exports of the run may take, like 20GB. Without it, there is no "
+            "limit."
+        ),
+    )
 
 
 @dataclass(frozen=True, config=kinds.STRICT)
 class Document:
     """A spec: the networks of an ensemble, the data they learn from, and how they are trained."""
 
-    models: tuple[ModelEntry, ...] = Field(description=(
-        "The networks to train: a list of entries, each of which stands for one network or for many. It may be empty "
-        "in a run that stays open for more (`open_for`)."))
-    name: str = Field(default="ensemble", description=(
-        "Name of the run: letters, digits, dots, dashes and underscores."))
-    seed: Annotated[int, Field(ge=0, lt=2**64), kinds.NO_FLAG] = Field(default=0, description=(
-        "Seed of everything that is random: which networks are drawn, their first weights, the order of the samples "
-        "and how they are augmented."))
+    models: tuple[ModelEntry, ...] = Field(
+        description=(
+            "The networks to train: a list of entries, each of which stands for one network or for many. It may be empty "
+            "in a run that stays open for more (`open_for`)."
+        )
+    )
+    name: str = Field(
+        default="ensemble",
+        description=("Name of the run: letters, digits, dots, dashes and underscores."),
+    )
+    seed: Annotated[int, Field(ge=0, lt=2**64), kinds.NO_FLAG] = Field(
+        default=0,
+        description=(
+            "Seed of everything that is random: which networks are drawn, their first weights, the order of the samples "
+            "and how they are augmented."
+        ),
+    )
     data: Data = Data()
     train: Train = Train()
     schedule: Schedule = Schedule()
@@ -227,29 +366,51 @@ class Document:
     profile: Profile = Profile()
     resources: Resources = Resources()
     checkpoint: Checkpoint = Checkpoint()
-    walltime: Annotated[kinds.Duration, Field(gt=0)] | None = Field(default=None, description=(
-        "How long the run may take, like 2h. Shortly before, it saves everything and stops with exit status 75; the "
-        "same command goes on. If the batch system ends the job earlier, its limit counts."))
-    open_for: Annotated[kinds.Duration, Field(gt=0)] | None = Field(default=None, description=(
-        "How long the run waits for further networks once nothing is left to train, like 10min. Without it, the run "
-        "ends then."))
-    retries: Annotated[int, Field(ge=0, le=100), kinds.NO_FLAG] = Field(default=2, description=(
-        "How often a network is tried again if it failed for a reason that may pass, such as a file server that does "
-        "not answer."))
-    track: tuple[kinds.TrackItem, ...] = Field(default=(), description=(
-        "Trackers that are written at the end of each epoch, by a process of their own: a list of mlflow, wandb and "
-        "optuna, or of {mlflow: PATH}. Without a path it is below track in the folder of the run. A tracker that fails "
-        "is warned of once; fleet export writes the same later."))
-    output: str = Field(default="", description=(
-        "Folder of the run, for results, checkpoints, logs and the report. Without it, runs/NAME with the run's name."))
+    walltime: Annotated[kinds.Duration, Field(gt=0)] | None = Field(
+        default=None,
+        description=(
+            "How long the run may take, like 2h. Shortly before, it saves everything and stops with exit status 75; the "
+            "same command goes on. If the batch system ends the job earlier, its limit counts."
+        ),
+    )
+    open_for: Annotated[kinds.Duration, Field(gt=0)] | None = Field(
+        default=None,
+        description=(
+            "How long the run waits for further networks once nothing is left to train, like 10min. Without it, the run "
+            "ends then."
+        ),
+    )
+    retries: Annotated[int, Field(ge=0, le=100), kinds.NO_FLAG] = Field(
+        default=2,
+        description=(
+            "How often a network is tried again if it failed for a reason that may pass, such as a file server that does "
+            "not answer."
+        ),
+    )
+    track: tuple[kinds.TrackItem, ...] = Field(
+        default=(),
+        description=(
+            "Trackers that are written at the end of each epoch, by a process of their own: a list of mlflow, wandb and "
+            "optuna, or of {mlflow: PATH}. Without a path it is below track in the folder of the run. A tracker that fails "
+            "is warned of once; fleet export writes the same later."
+        ),
+    )
+    output: str = Field(
+        default="",
+        description=(
+            "Folder of the run, for results, checkpoints, logs and the report. Without it, runs/NAME with the run's name."
+        ),
+    )
 
     def own_data(self, entry: ModelEntry) -> EntryData | None:
         """The data settings of an entry that are not those of the document; None where there are none."""
         if entry.data is None:
             return None
         transforms, target = entry.data.transforms, entry.data.target
-        own = EntryData(None if transforms == self.data.transforms else transforms,
-                        None if target == self.data.target else target)
+        own = EntryData(
+            None if transforms == self.data.transforms else transforms,
+            None if target == self.data.target else target,
+        )
         return None if own == EntryData() else own
 
     def feed_of(self, entry: ModelEntry) -> str:
@@ -263,7 +424,9 @@ class Document:
         Those of all entries: what all have in common, and how samples are divided, are the same for a part of them.
         """
         each = sorted(map(self.own_data, self.models), key=lambda own: own is not None) or [None]
-        return {feed_key(own): self.data if own is None else own.put_into(self.data) for own in each}
+        return {
+            feed_key(own): self.data if own is None else own.put_into(self.data) for own in each
+        }
 
 
 @dataclass(frozen=True, config=kinds.STRICT)
@@ -276,10 +439,14 @@ class NetworkSpec:
     seed: int
     min_gpus: int = 1
     max_gpus: int | None = None
-    parameters: dict[str, Any] = Field(default_factory=dict)  # what was drawn, for the results table
+    parameters: dict[str, Any] = Field(
+        default_factory=dict
+    )  # what was drawn, for the results table
     entry: int = 0  # of `models`, from which it comes
     fold: int | None = None  # that it is judged by, and does not train on
-    data: EntryData | None = None  # what it is fed with, where that is not what the top of the document says
+    data: EntryData | None = (
+        None  # what it is fed with, where that is not what the top of the document says
+    )
     number: int | None = None  # within its entry, of a network that was asked for
     parent: str = ""  # from whose weights it starts, if it does
     parent_epoch: int = 0  # after which epoch of that
@@ -300,7 +467,9 @@ class NetworkSpec:
 
     def largest_batch(self, gpus: int) -> int:
         """The same; the most, where the policy chooses."""
-        return self.train.batch.bounds[1] if self.train.batch.is_elastic else self.global_batch(gpus)
+        return (
+            self.train.batch.bounds[1] if self.train.batch.is_elastic else self.global_batch(gpus)
+        )
 
     def learning_rate_scale(self, gpus: int) -> int:
         """The linear scaling rule: the factor of the learning rate that goes with the batch."""
@@ -336,14 +505,24 @@ class Spec:
     @property
     def searches(self) -> dict[int, ModelEntry]:
         """The entries whose networks are asked for while the run goes on, by their places in ``models``."""
-        return {index: entry for index, entry in enumerate(self.document.models) if entry.search is not None}
+        return {
+            index: entry
+            for index, entry in enumerate(self.document.models)
+            if entry.search is not None
+        }
 
     @property
     def most_at_once(self) -> float:
         """How many networks there may be at once: those that are written down, and those that are asked for."""
-        asked = sum(min(entry.search.limit, size_of(entry.space or {}),
-                        math.inf if entry.search.at_once == "auto" else entry.search.at_once)
-                    for entry in self.searches.values() if entry.search is not None)
+        asked = sum(
+            min(
+                entry.search.limit,
+                size_of(entry.space or {}),
+                math.inf if entry.search.at_once == "auto" else entry.search.at_once,
+            )
+            for entry in self.searches.values()
+            if entry.search is not None
+        )
         return asked + sum(network.number is None for network in self.networks)
 
     @property
@@ -384,7 +563,9 @@ class Spec:
     def options(self) -> Options:
         """What the policy is told."""
         settings = self.schedule
-        return Options(settings.alpha, parse_delta(settings.delta), settings.peak_limited, self.seed)
+        return Options(
+            settings.alpha, parse_delta(settings.delta), settings.peak_limited, self.seed
+        )
 
     @property
     def output(self) -> Path:

@@ -28,9 +28,12 @@ MOST_ASKED = 10_000  # by one entry; more are a slip of the keyboard, as in a co
 class Budget:
     """What the networks of a search may cost. Once it is spent, no more are asked for or promoted."""
 
-    epochs: Positive | None = Field(default=None, description="Number of epochs, over all networks of the entry.")
-    gpu_hours: AboveZero | None = Field(default=None, description=(
-        "Hours of GPUs that train them, over all networks of the entry."))
+    epochs: Positive | None = Field(
+        default=None, description="Number of epochs, over all networks of the entry."
+    )
+    gpu_hours: AboveZero | None = Field(
+        default=None, description=("Hours of GPUs that train them, over all networks of the entry.")
+    )
 
     @model_validator(mode="after")
     def _says_something(self) -> Budget:
@@ -40,20 +43,31 @@ class Budget:
 
 
 # What a network may be judged by beside what it learns, and which of it is good.
-OF_NETWORKS: Mapping[str, Mode] = {"parameters": "minimize", "rate": "maximize", "epochs": "minimize",
-                                   "seconds": "minimize"}
+OF_NETWORKS: Mapping[str, Mode] = {
+    "parameters": "minimize",
+    "rate": "maximize",
+    "epochs": "minimize",
+    "seconds": "minimize",
+}
 
 
 @dataclass(frozen=True, config=_STRICT)
 class Objective:
     """Something that the networks of a search should be good in."""
 
-    value: str = Field(description=(
-        "What counts: loss, accuracy or a metric, with val_ before it that of the validation data, in the network's "
-        "best epoch; or parameters (how many weights it has), rate (samples/s on one GPU), epochs or seconds (how long "
-        "it has trained). The first must be a loss, an accuracy or a metric."))
-    mode: Mode | None = Field(default=None, description=(
-        "Whether high or low values are good. Without it, as the value says; only a metric of your own needs it."))
+    value: str = Field(
+        description=(
+            "What counts: loss, accuracy or a metric, with val_ before it that of the validation data, in the network's "
+            "best epoch; or parameters (how many weights it has), rate (samples/s on one GPU), epochs or seconds (how long "
+            "it has trained). The first must be a loss, an accuracy or a metric."
+        )
+    )
+    mode: Mode | None = Field(
+        default=None,
+        description=(
+            "Whether high or low values are good. Without it, as the value says; only a metric of your own needs it."
+        ),
+    )
 
     @property
     def sense(self) -> Mode | None:
@@ -68,31 +82,62 @@ class Objective:
 class Search:
     """Who asks for the networks of an entry, and how many."""
 
-    ask: str = Field(default="random", description=(
-        "Who chooses from the space: random, grid (all combinations, in order), or the import path of a class of your "
-        "own. Its module may stand beside the spec."))
-    most: Annotated[int, Field(ge=1, le=MOST_ASKED), NO_FLAG] | None = Field(default=None, description=(
-        f"Largest number of networks that are asked for; {MOST_ASKED} without it. Either it or `budget` must be given, "
-        "except for grid, which ends by itself."))
-    budget: Budget | None = Field(default=None, description=(
-        "What all networks of the entry may cost together, beside `most`. What was asked for by then goes on."))
-    at_once: Positive | Literal["auto"] = Field(default="auto", description=(
-        "How many networks of the entry there may be that are neither done nor paused. auto: as many as there are "
-        "trainers, and at least two more than train, so that the next one is known before GPUs are free."))
-    objectives: tuple[Objective, ...] = Field(default=(), description=(
-        "What counts, if it is not only what `train.converge.monitor` says. The first takes its place: it decides "
-        "which epoch is the best, and networks are reported and pruned by it. Of several, the class is told all."))
-    earlier: tuple[str, ...] = Field(default=(), alias="from", description=(
-        "Folders of earlier runs. What their networks came to is told to the class before it is asked, as far as their "
-        "values fit the space."))
-    options: dict[str, Any] = Field(default_factory=dict, description=(
-        "Further arguments of the class, by name."))
-    seed: Annotated[int, Field(ge=0), NO_FLAG] = Field(default=0, description=(
-        "Seed of all that is random in the choice."))
+    ask: str = Field(
+        default="random",
+        description=(
+            "Who chooses from the space: random, grid (all combinations, in order), or the import path of a class of your "
+            "own. Its module may stand beside the spec."
+        ),
+    )
+    most: Annotated[int, Field(ge=1, le=MOST_ASKED), NO_FLAG] | None = Field(
+        default=None,
+        description=(
+            f"Largest number of networks that are asked for; {MOST_ASKED} without it. Either it or `budget` must be given, "
+            "except for grid, which ends by itself."
+        ),
+    )
+    budget: Budget | None = Field(
+        default=None,
+        description=(
+            "What all networks of the entry may cost together, beside `most`. What was asked for by then goes on."
+        ),
+    )
+    at_once: Positive | Literal["auto"] = Field(
+        default="auto",
+        description=(
+            "How many networks of the entry there may be that are neither done nor paused. auto: as many as there are "
+            "trainers, and at least two more than train, so that the next one is known before GPUs are free."
+        ),
+    )
+    objectives: tuple[Objective, ...] = Field(
+        default=(),
+        description=(
+            "What counts, if it is not only what `train.converge.monitor` says. The first takes its place: it decides "
+            "which epoch is the best, and networks are reported and pruned by it. Of several, the class is told all."
+        ),
+    )
+    earlier: tuple[str, ...] = Field(
+        default=(),
+        alias="from",
+        description=(
+            "Folders of earlier runs. What their networks came to is told to the class before it is asked, as far as their "
+            "values fit the space."
+        ),
+    )
+    options: dict[str, Any] = Field(
+        default_factory=dict, description=("Further arguments of the class, by name.")
+    )
+    seed: Annotated[int, Field(ge=0), NO_FLAG] = Field(
+        default=0, description=("Seed of all that is random in the choice.")
+    )
     answer_within: Annotated[Duration, Field(gt=0)] = Field(
-        default=60.0, json_schema_extra=written_as("1min"), description=(
+        default=60.0,
+        json_schema_extra=written_as("1min"),
+        description=(
             "Time that one call of the class may take. Networks that train go on meanwhile; a network whose "
-            "epoch has ended waits for the answer. A class that takes longer is not called again in this launch."))
+            "epoch has ended waits for the answer. A class that takes longer is not called again in this launch."
+        ),
+    )
 
     @model_validator(mode="after")
     def _ends(self) -> Search:
@@ -100,7 +145,11 @@ class Search:
             raise ValueError("needs an end: `most:` networks, or a `budget:`")
         places = [os.path.normpath(run) for run in self.earlier]
         if len(set(places)) < len(places):
-            twice = next(run for run, place in zip(self.earlier, places, strict=True) if places.count(place) > 1)
+            twice = next(
+                run
+                for run, place in zip(self.earlier, places, strict=True)
+                if places.count(place) > 1
+            )
             raise ValueError(f"from: {twice} is named twice; name each run once")
         return self
 
@@ -133,23 +182,49 @@ class PruningRule:
     obeys: bool = True
 
 
-RULES: Mapping[str, PruningRule] = {rule.name: rule for rule in (
-    PruningRule("asha", ".pruning:make_asha",
-                "at least · factor^k epochs only the best 1/factor of those that have come there go on",
-                ("least", "factor", "mode", "order")),
-    PruningRule("hyperband", ".pruning:make_hyperband",
-                "asha in several brackets, each of which begins to judge later than the one before",
-                ("least", "factor", "mode", "order")),
-    PruningRule("median", ".pruning:Median",
-                "those that are worse than the median of the others after as many epochs are pruned",
-                ("least", "others", "order")),
-    PruningRule("learning_curve", ".curves:Curves",
-                "those whose learning curve, continued as a power law, ends below the best network that was trained to "
-                "its end are pruned", ("least", "others")),
-    PruningRule("searcher", ".pruning:Unjudged", "only the class of a search judges its networks", compares=False),
-    PruningRule("none", ".pruning:Unjudged", "nothing is pruned, whatever the class of a search answers",
-                compares=False, obeys=False),
-)}
+RULES: Mapping[str, PruningRule] = {
+    rule.name: rule
+    for rule in (
+        PruningRule(
+            "asha",
+            ".pruning:make_asha",
+            "at least · factor^k epochs only the best 1/factor of those that have come there go on",
+            ("least", "factor", "mode", "order"),
+        ),
+        PruningRule(
+            "hyperband",
+            ".pruning:make_hyperband",
+            "asha in several brackets, each of which begins to judge later than the one before",
+            ("least", "factor", "mode", "order"),
+        ),
+        PruningRule(
+            "median",
+            ".pruning:Median",
+            "those that are worse than the median of the others after as many epochs are pruned",
+            ("least", "others", "order"),
+        ),
+        PruningRule(
+            "learning_curve",
+            ".curves:Curves",
+            "those whose learning curve, continued as a power law, ends below the best network that was trained to "
+            "its end are pruned",
+            ("least", "others"),
+        ),
+        PruningRule(
+            "searcher",
+            ".pruning:Unjudged",
+            "only the class of a search judges its networks",
+            compares=False,
+        ),
+        PruningRule(
+            "none",
+            ".pruning:Unjudged",
+            "nothing is pruned, whatever the class of a search answers",
+            compares=False,
+            obeys=False,
+        ),
+    )
+}
 
 
 def _for(setting: str) -> str:
@@ -165,23 +240,48 @@ RuleName = Annotated[str, OneOf(lambda: [{"enum": list(RULES)}, IMPORT_PATH])]
 class Prune:
     """By which rule networks are paused or dropped before they are done: all networks of the run."""
 
-    rule: RuleName = Field(default="searcher", description=(
-        "The rule, or the import path of your own. "
-        + " ".join(f"{name}: {rule.help}." for name, rule in RULES.items())
-        + " Where the class of a search judges as well, the stricter answer holds."))
-    least: Positive = Field(default=1, description=(
-        "Number of epochs that every network may train before it is judged. " + _for("least")))
-    factor: Annotated[int, Field(ge=2), NO_FLAG] = Field(default=3, description=(
-        "One in so many networks goes on at each rung, and the next rung is so many times as far. " + _for("factor")))
-    mode: Literal["stop", "promote"] = Field(default="promote", description=(
-        "stop: a network that is not among the best when it comes to a rung is pruned. promote: it is paused, and goes "
-        "on if it is among the best later. " + _for("mode")))
-    order: Literal["arrival", "rungs"] = Field(default="arrival", description=(
-        "arrival: networks are judged as they come. rungs: they wait until all have come as far, so that the winners "
-        "do not depend on speed. " + _for("order")))
-    others: Positive = Field(default=5, description=(
-        "Number of other networks that must have come as far before one is judged; for learning_curve, to their end. "
-        + _for("others")))
+    rule: RuleName = Field(
+        default="searcher",
+        description=(
+            "The rule, or the import path of your own. "
+            + " ".join(f"{name}: {rule.help}." for name, rule in RULES.items())
+            + " Where the class of a search judges as well, the stricter answer holds."
+        ),
+    )
+    least: Positive = Field(
+        default=1,
+        description=(
+            "Number of epochs that every network may train before it is judged. " + _for("least")
+        ),
+    )
+    factor: Annotated[int, Field(ge=2), NO_FLAG] = Field(
+        default=3,
+        description=(
+            "One in so many networks goes on at each rung, and the next rung is so many times as far. "
+            + _for("factor")
+        ),
+    )
+    mode: Literal["stop", "promote"] = Field(
+        default="promote",
+        description=(
+            "stop: a network that is not among the best when it comes to a rung is pruned. promote: it is paused, and goes "
+            "on if it is among the best later. " + _for("mode")
+        ),
+    )
+    order: Literal["arrival", "rungs"] = Field(
+        default="arrival",
+        description=(
+            "arrival: networks are judged as they come. rungs: they wait until all have come as far, so that the winners "
+            "do not depend on speed. " + _for("order")
+        ),
+    )
+    others: Positive = Field(
+        default=5,
+        description=(
+            "Number of other networks that must have come as far before one is judged; for learning_curve, to their end. "
+            + _for("others")
+        ),
+    )
 
 
 _KEYS = tuple(field.name for field in dataclass_fields(Prune) if field.name != "rule")
@@ -205,6 +305,8 @@ def find_rule(name: str) -> PruningRule:
     if isinstance(found, PruningRule):
         return replace(found, name=name)
     if not callable(found):
-        raise UserError(f"rule {name!r} is of type {type(found).__name__}; it should be a PruningRule, or a class that "
-                        "is made of (prune, most_epochs, seed)")
+        raise UserError(
+            f"rule {name!r} is of type {type(found).__name__}; it should be a PruningRule, or a class that "
+            "is made of (prune, most_epochs, seed)"
+        )
     return PruningRule(name, found, reads=_KEYS)

@@ -17,7 +17,16 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Annotated, Any
 
-from pydantic import ConfigDict, Discriminator, Field, FiniteFloat, Tag, TypeAdapter, ValidationError, model_validator
+from pydantic import (
+    ConfigDict,
+    Discriminator,
+    Field,
+    FiniteFloat,
+    Tag,
+    TypeAdapter,
+    ValidationError,
+    model_validator,
+)
 from pydantic.dataclasses import dataclass as validated
 
 from fleet.errors import UserError
@@ -33,20 +42,28 @@ class Range:
 
     low: Bound = Field(description="Smallest number that may be drawn.")
     high: Bound = Field(description="Largest number that may be drawn.")
-    log: Flag = Field(default=False, description=(
-        "Whether the logarithm is drawn uniformly, as is good for parameters whose order of magnitude matters."))
+    log: Flag = Field(
+        default=False,
+        description=(
+            "Whether the logarithm is drawn uniformly, as is good for parameters whose order of magnitude matters."
+        ),
+    )
     integer: Flag = Field(default=False, description="Whether only whole numbers are drawn.")
 
     @model_validator(mode="after")
     def _check(self) -> Range:
         if max(abs(self.low), abs(self.high)) > 2**53:
-            raise ValueError("a range goes up to 2**53: beyond it, not all integers are numbers of the machine")
+            raise ValueError(
+                "a range goes up to 2**53: beyond it, not all integers are numbers of the machine"
+            )
         if not self.low < self.high or math.isclose(self.low, self.high):
             raise ValueError(f"low ({self.low}) must be below high ({self.high})")
         if self.log and self.low <= 0:
             raise ValueError(f"a logarithmic range starts above 0, not at {self.low}")
         if self.integer and not (isinstance(self.low, int) and isinstance(self.high, int)):
-            raise ValueError(f"an integer range goes between integers, not from {self.low} to {self.high}")
+            raise ValueError(
+                f"an integer range goes between integers, not from {self.low} to {self.high}"
+            )
         return self
 
     @property
@@ -79,7 +96,8 @@ def _form(value: Any) -> str:
 
 # Told apart by their form, so that a mistake is reported for the form that was meant.
 Dimension = Annotated[
-    Annotated[Range, Tag("range")] | Annotated[Choices, Tag("choices")], Discriminator(_form)]
+    Annotated[Range, Tag("range")] | Annotated[Choices, Tag("choices")], Discriminator(_form)
+]
 Space = dict[str, Dimension]
 Grid = dict[str, Choices]
 Member = dict[str, Any]
@@ -96,8 +114,10 @@ def space_of(content: Mapping[str, Any]) -> Space:
     except ValidationError as error:
         first = error.errors()[0]
         name = next(iter(first["loc"]), "space")
-        raise UserError(f"search space, {name}: {first['msg']}; give a list of choices, or a mapping of "
-                        "low and high") from None
+        raise UserError(
+            f"search space, {name}: {first['msg']}; give a list of choices, or a mapping of "
+            "low and high"
+        ) from None
 
 
 def draw(dimensions: Space, count: int, seed: int) -> list[Member]:
@@ -123,8 +143,10 @@ def draw(dimensions: Space, count: int, seed: int) -> list[Member]:
     """
     size = size_of(dimensions)
     if count > size:
-        raise UserError(f"the space has {size:.0f} different members, and {count} were asked for; "
-                        "give more choices or a smaller count")
+        raise UserError(
+            f"the space has {size:.0f} different members, and {count} were asked for; "
+            "give more choices or a smaller count"
+        )
     return list(itertools.islice(members(dimensions, seed), count))
 
 
@@ -166,7 +188,11 @@ def numbered(dimensions: Space, number: int) -> Member | None:
     for name in reversed(dimensions):
         dimension = dimensions[name]
         number, place = divmod(number, int(_size(dimension)))
-        picked[name] = int(dimension.low) + place if isinstance(dimension, Range) else _different(dimension)[place]
+        picked[name] = (
+            int(dimension.low) + place
+            if isinstance(dimension, Range)
+            else _different(dimension)[place]
+        )
     return None if number else {name: picked[name] for name in dimensions}
 
 
@@ -178,7 +204,10 @@ def ends(dimensions: Space) -> list[Member]:
     >>> ends({"width": (32, 16), "norm": ("batch", "none"), "blocks": Range(1, 3, integer=True)})
     [{'width': 16, 'norm': 'batch', 'blocks': 1}, {'width': 32, 'norm': 'none', 'blocks': 3}]
     """
-    return [{name: _ends(dimension)[place] for name, dimension in dimensions.items()} for place in (0, 1)]
+    return [
+        {name: _ends(dimension)[place] for name, dimension in dimensions.items()}
+        for place in (0, 1)
+    ]
 
 
 def member_of(dimensions: Space, values: Mapping[str, Any]) -> Member:
@@ -242,6 +271,7 @@ def override(settings: Mapping[str, Any], member: Member) -> dict[str, Any]:
 
 # --- drawing -------------------------------------------------------------------------------
 
+
 def _stream(dimensions: Space, rng: random.Random) -> Iterator[Member]:
     names = sorted(dimensions)  # whatever order the names are written in
     seen = set()
@@ -262,7 +292,11 @@ def _pick(dimension: Range | Sequence[Any], share: float) -> Any:
 
 def _ends(dimension: Range | Sequence[Any]) -> tuple[Any, Any]:
     if isinstance(dimension, Range):
-        return (dimension.low, dimension.high) if dimension.integer else (float(dimension.low), float(dimension.high))
+        return (
+            (dimension.low, dimension.high)
+            if dimension.integer
+            else (float(dimension.low), float(dimension.high))
+        )
     if all(type(choice) in (int, float) for choice in dimension):
         return min(dimension), max(dimension)
     return dimension[0], dimension[-1]
@@ -276,11 +310,16 @@ def _inside(name: str, dimension: Range | Sequence[Any], value: Any) -> Any:
     """
     if not isinstance(dimension, Range):
         for choice in dimension:
-            if _key(choice) == _key(value) or (type(choice) in (int, float) and type(value) in (int, float)
-                                               and choice == value):
+            if _key(choice) == _key(value) or (
+                type(choice) in (int, float) and type(value) in (int, float) and choice == value
+            ):
                 return choice
         raise UserError(f"{name}: {value!r} is none of {', '.join(map(repr, dimension))}")
-    if isinstance(value, bool) or not isinstance(value, int | float) or not dimension.low <= value <= dimension.high:
+    if (
+        isinstance(value, bool)
+        or not isinstance(value, int | float)
+        or not dimension.low <= value <= dimension.high
+    ):
         raise UserError(f"{name}: {value!r} is not between {dimension.low} and {dimension.high}")
     if dimension.integer and value != int(value):
         raise UserError(f"{name}: {value!r} is no integer")
@@ -300,7 +339,9 @@ def _key(value: Any) -> str:
     try:
         return json.dumps(value, sort_keys=True)
     except TypeError as error:
-        raise UserError(f"search space: {value!r}: {error}; use numbers, text, lists and mappings") from None
+        raise UserError(
+            f"search space: {value!r}: {error}; use numbers, text, lists and mappings"
+        ) from None
 
 
 def _set(settings: dict[str, Any], name: str, value: Any) -> None:

@@ -13,7 +13,9 @@ from fleet.spec.train import Optimizer, Train
 from fleet.vocabulary.measures import SHORT, Direction, MeasureWord, direction_of, snake
 from fleet.vocabulary.schedules import problem_of_whole, problems_of
 
-Problem: TypeAlias = tuple[tuple[str, ...], str, str]  # keys below `train`, what is wrong, what would be right
+Problem: TypeAlias = tuple[
+    tuple[str, ...], str, str
+]  # keys below `train`, what is wrong, what would be right
 
 
 def unknown_words(train: Train, engine: EngineInfo) -> Iterator[Problem]:
@@ -31,16 +33,30 @@ def unknown_words(train: Train, engine: EngineInfo) -> Iterator[Problem]:
     for metric in train.metrics:
         yield from _of_measure(("metrics",), metric, words.metrics, engine)
     if (monitor := train.converge.monitor) is not None and told_direction(train, engine) is None:
-        yield (("converge", "monitor"), f"nobody can tell whether more of {monitor} is better",
-               "say converge.direction: max, or min")
+        yield (
+            ("converge", "monitor"),
+            f"nobody can tell whether more of {monitor} is better",
+            "say converge.direction: max, or min",
+        )
     if knows.precisions is not None and train.precision not in knows.precisions:
-        yield ("precision",), *_lacks(engine, "precision", train.precision, knows.precisions, may_be_own=False)
+        yield (
+            ("precision",),
+            *_lacks(engine, "precision", train.precision, knows.precisions, may_be_own=False),
+        )
     if train.batch.accumulate > 1 and not knows.accumulates:
-        yield ("batch", "accumulate"), f"the {engine.name} engine does not accumulate gradients", "leave it out"
+        yield (
+            ("batch", "accumulate"),
+            f"the {engine.name} engine does not accumulate gradients",
+            "leave it out",
+        )
     if train.xla and not knows.compiles:
         yield ("xla",), f"the {engine.name} engine knows no XLA", "leave it out"
     if train.start is not None and not knows.starts:
-        yield ("start",), f"the {engine.name} engine cannot begin with weights of a file", "leave it out"
+        yield (
+            ("start",),
+            f"the {engine.name} engine cannot begin with weights of a file",
+            "leave it out",
+        )
 
 
 def incomplete_schedule(train: Train, engine: EngineInfo) -> str:
@@ -56,7 +72,9 @@ def told_direction(train: Train, engine: EngineInfo) -> Direction | None:
     monitor = train.converge.watched
     if (direction := train.converge.direction or direction_of(monitor)) is not None:
         return direction
-    asked = next((name_of(one) for one in train.metrics if label_of(one) == monitor.removeprefix("val_")), "")
+    asked = next(
+        (name_of(one) for one in train.metrics if label_of(one) == monitor.removeprefix("val_")), ""
+    )
     word = engine.words.metrics.get(snake(asked))
     return None if word is None else word.better
 
@@ -78,11 +96,16 @@ def optimizer_slots(optimizer: Optimizer, engine: EngineInfo) -> int:
 
 def _of_optimizer(optimizer: Optimizer, engine: EngineInfo) -> Iterator[Problem]:
     name, known, schedules = optimizer.name, engine.words.optimizers, engine.words.schedules
-    given = [item.name for item in fields(optimizer) if item.name not in ("name", "learning_rate")
-             and getattr(optimizer, item.name) is not None]
+    given = [
+        item.name
+        for item in fields(optimizer)
+        if item.name not in ("name", "learning_rate") and getattr(optimizer, item.name) is not None
+    ]
     if not (engine.knows.own if ":" in name else name in known):
         yield ("optimizer", "name"), *_lacks(engine, "optimizer", name, known)
-    elif foreign := [key for key in given if key not in ({"args"} if ":" in name else known[name].takes)]:
+    elif foreign := [
+        key for key in given if key not in ({"args"} if ":" in name else known[name].takes)
+    ]:
         yield ("optimizer",), f"{name} takes no {', '.join(foreign)}", ""
     if isinstance(rate := optimizer.learning_rate, Mapping):
         key = ("optimizer", "learning_rate")
@@ -93,17 +116,31 @@ def _of_optimizer(optimizer: Optimizer, engine: EngineInfo) -> Iterator[Problem]
             yield key, wrong, right
 
 
-def _of_measure(key: tuple[str, ...], measure: Measure, known: Mapping[str, MeasureWord], engine: EngineInfo
-                ) -> Iterator[Problem]:
+def _of_measure(
+    key: tuple[str, ...], measure: Measure, known: Mapping[str, MeasureWord], engine: EngineInfo
+) -> Iterator[Problem]:
     name, what = name_of(measure), {"metrics": "metric"}.get(key[0], key[0])
     if not (engine.knows.own if ":" in name else snake(name) in known):
-        yield key, *_lacks(engine, what, name, known, [short for short in SHORT if snake(short) in known])
-    elif ":" not in name and (needed := known[snake(name)].needs) and needed not in parameters_of(measure):
+        yield (
+            key,
+            *_lacks(engine, what, name, known, [short for short in SHORT if snake(short) in known]),
+        )
+    elif (
+        ":" not in name
+        and (needed := known[snake(name)].needs)
+        and needed not in parameters_of(measure)
+    ):
         yield key, f"the {what} {name} needs {needed}", f"write {{{name}: {{{needed}: ...}}}}"
 
 
-def _lacks(engine: EngineInfo, what: str, name: str, known: Iterable[str], short: Iterable[str] = (),
-           may_be_own: bool = True) -> tuple[str, str]:
+def _lacks(
+    engine: EngineInfo,
+    what: str,
+    name: str,
+    known: Iterable[str],
+    short: Iterable[str] = (),
+    may_be_own: bool = True,
+) -> tuple[str, str]:
     """That an engine does not know a name, and what would be right.
 
     Args:

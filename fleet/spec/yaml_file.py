@@ -19,8 +19,14 @@ from fleet.spec.schema import Document
 
 def dump(document: Document) -> str:
     """The spec as YAML, without what has its default value."""
-    return yaml.dump(plain(document), Dumper=_Dumper, sort_keys=False, allow_unicode=True,
-                     default_flow_style=None, width=100)
+    return yaml.dump(
+        plain(document),
+        Dumper=_Dumper,
+        sort_keys=False,
+        allow_unicode=True,
+        default_flow_style=None,
+        width=100,
+    )
 
 
 class _Loader(yaml.SafeLoader):
@@ -33,22 +39,31 @@ class _Dumper(yaml.SafeDumper):
 
 _Loader.yaml_implicit_resolvers = {
     first: [(tag, pattern) for tag, pattern in resolvers if not tag.endswith(":timestamp")]
-    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()}
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
 for _class in (_Loader, _Dumper):
-    _class.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9]+[eE][-+]?[0-9]+"),
-                                 list("-+0123456789"))
+    _class.add_implicit_resolver(
+        "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9]+[eE][-+]?[0-9]+"), list("-+0123456789")
+    )
 
 # A spec is a page of text, numbers, lists and mappings; more is an attack or an accident.
 _MAX_YAML_NODES = 100_000  # after aliases are unfolded
 _MAX_YAML_DEPTH = 50
-_MAX_YAML_TEXT = 3000  # longer than a path; and Python does not write integers of more than 4300 digits
-_YAML_TYPES = {f"tag:yaml.org,2002:{name}" for name in ("null", "bool", "int", "float", "str", "seq", "map")}
+_MAX_YAML_TEXT = (
+    3000  # longer than a path; and Python does not write integers of more than 4300 digits
+)
+_YAML_TYPES = {
+    f"tag:yaml.org,2002:{name}" for name in ("null", "bool", "int", "float", "str", "seq", "map")
+}
 _YAML_KEYS = {"tag:yaml.org,2002:str", "tag:yaml.org,2002:merge"}
-_NO_TEXT = re.compile(r"[\x00-\x08\x0b-\x1f\x7f\ud800-\udfff]")  # what no file name and no terminal takes
+_NO_TEXT = re.compile(
+    r"[\x00-\x08\x0b-\x1f\x7f\ud800-\udfff]"
+)  # what no file name and no terminal takes
 
 
-def read_yaml(path: Path, keys: str = "keys such as `models:` and `data:` at the top level"
-              ) -> tuple[dict[str, Any], dict[tuple, int]]:
+def read_yaml(
+    path: Path, keys: str = "keys such as `models:` and `data:` at the top level"
+) -> tuple[dict[str, Any], dict[tuple, int]]:
     """The mapping that a YAML file holds, and the line of each key path.
 
     Args:
@@ -60,7 +75,9 @@ def read_yaml(path: Path, keys: str = "keys such as `models:` and `data:` at the
     try:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
-        raise _refused(str(path), None, f"cannot be read: {error.strerror}", "an existing YAML file") from None
+        raise _refused(
+            str(path), None, f"cannot be read: {error.strerror}", "an existing YAML file"
+        ) from None
     except UnicodeDecodeError:
         raise _refused(str(path), None, "is not UTF-8 text", "a YAML file") from None
     file = str(path)
@@ -74,8 +91,12 @@ def read_yaml(path: Path, keys: str = "keys such as `models:` and `data:` at the
     mistakes: list[SpecMistake] = []
     for count, (where, line, wrong, right) in enumerate(_walk(node, ())):
         if count > _MAX_YAML_NODES or len(where) > _MAX_YAML_DEPTH:
-            raise _refused(file, line, f"unfolds to more than {_MAX_YAML_NODES} values or {_MAX_YAML_DEPTH} levels",
-                           "a page of YAML without aliases of aliases")
+            raise _refused(
+                file,
+                line,
+                f"unfolds to more than {_MAX_YAML_NODES} values or {_MAX_YAML_DEPTH} levels",
+                "a page of YAML without aliases of aliases",
+            )
         lines.setdefault(where, line)
         if wrong:
             mistakes.append(SpecMistake(file, line, key_path(where), wrong, right))
@@ -83,7 +104,11 @@ def read_yaml(path: Path, keys: str = "keys such as `models:` and `data:` at the
         raise SpecError(mistakes)
     try:
         return yaml.load(text, Loader=_Loader), lines
-    except (yaml.YAMLError, ValueError, LookupError) as error:  # a tag such as !!int before what is none
+    except (
+        yaml.YAMLError,
+        ValueError,
+        LookupError,
+    ) as error:  # a tag such as !!int before what is none
         raise _no_yaml(file, error) from None
 
 
@@ -94,8 +119,11 @@ def _refused(file: str, line: int | None, wrong: str, right: str) -> SpecError:
 
 def _no_yaml(file: str, error: Exception) -> SpecError:
     mark = getattr(error, "problem_mark", None)
-    what = ("it is nested too deeply" if isinstance(error, RecursionError)
-            else " ".join(str(getattr(error, "problem", None) or error).split()))
+    what = (
+        "it is nested too deeply"
+        if isinstance(error, RecursionError)
+        else " ".join(str(getattr(error, "problem", None) or error).split())
+    )
     return _refused(file, mark.line + 1 if mark else None, f"is not YAML: {what}", "valid YAML")
 
 
@@ -107,7 +135,12 @@ def _walk(node: yaml.Node, where: tuple) -> Iterator[tuple[tuple, int, str, str]
         for key, value in node.value:
             place = (*where, str(key.value) if isinstance(key, yaml.ScalarNode) else "?")
             if key.tag not in _YAML_KEYS:
-                yield place, key.start_mark.line + 1, "is a key, but not text", "text, perhaps in quotes"
+                yield (
+                    place,
+                    key.start_mark.line + 1,
+                    "is a key, but not text",
+                    "text, perhaps in quotes",
+                )
             elif place in seen:
                 yield place, key.start_mark.line + 1, "appears here twice", "each key once"
             else:
@@ -122,7 +155,10 @@ def _walk(node: yaml.Node, where: tuple) -> Iterator[tuple[tuple, int, str, str]
 def _fault(node: yaml.Node) -> tuple[str, str]:
     """What is wrong with one value as YAML, and what would be right; nothing where nothing is."""
     if node.tag not in _YAML_TYPES | _YAML_KEYS:
-        return f"has the YAML type {node.tag.removeprefix('tag:yaml.org,2002:')}", "text, numbers, lists and mappings"
+        return (
+            f"has the YAML type {node.tag.removeprefix('tag:yaml.org,2002:')}",
+            "text, numbers, lists and mappings",
+        )
     if isinstance(node, yaml.ScalarNode) and len(node.value) > _MAX_YAML_TEXT:
         return f"has {len(node.value)} characters", f"at most {_MAX_YAML_TEXT}"
     if isinstance(node, yaml.ScalarNode) and _NO_TEXT.search(node.value):
@@ -133,8 +169,11 @@ def _fault(node: yaml.Node) -> tuple[str, str]:
 def plain(value: Any) -> Any:
     """A document, or a part of one, as the mappings and lists that YAML has, without what has its default value."""
     if is_dataclass(value) and not isinstance(value, type):
-        return {key_of(one): plain(item) for one in dataclass_fields(value)
-                if (item := getattr(value, one.name)) != default_of(one)}
+        return {
+            key_of(one): plain(item)
+            for one in dataclass_fields(value)
+            if (item := getattr(value, one.name)) != default_of(one)
+        }
     if isinstance(value, Mapping):
         return {key: plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):

@@ -33,7 +33,9 @@ from fleet.units import counted
 # ---- files -------------------------------------------------------------------------------------
 
 
-def write_state(path: Path, state: State, previous: Path | None = None, fence: Fence | None = None) -> None:
+def write_state(
+    path: Path, state: State, previous: Path | None = None, fence: Fence | None = None
+) -> None:
     """Write a checkpoint.
 
     Args:
@@ -46,7 +48,11 @@ def write_state(path: Path, state: State, previous: Path | None = None, fence: F
     """
     if fence is not None:
         state = dataclasses.replace(state, generation=fence.generation)
-    record = {item.name: getattr(state, item.name) for item in dataclasses.fields(state) if item.name != "arrays"}
+    record = {
+        item.name: getattr(state, item.name)
+        for item in dataclasses.fields(state)
+        if item.name != "arrays"
+    }
     record["history"] = [dataclasses.asdict(epoch) for epoch in state.history]
     write_verified(path, state.arrays, record, previous, permission(fence, path))
 
@@ -63,8 +69,10 @@ def permission(fence: Fence | None, path: Path) -> Callable[[], None]:
             return
         fence.check()
         if (newer := generation_of(path)) > fence.generation:
-            raise LeaseLost(f"{path} is of a later launch (generation {newer}) than this one ({fence.generation}), "
-                            "which ends and writes nothing more")
+            raise LeaseLost(
+                f"{path} is of a later launch (generation {newer}) than this one ({fence.generation}), "
+                "which ends and writes nothing more"
+            )
 
     return check
 
@@ -77,7 +85,9 @@ def generation_of(path: Path) -> int:
         return 0
 
 
-_GENERATION = re.compile(rb'(?<!\\)"generation": (\d+)')  # within a text its quotes would be behind backslashes
+_GENERATION = re.compile(
+    rb'(?<!\\)"generation": (\d+)'
+)  # within a text its quotes would be behind backslashes
 
 
 def _generation(record: bytes) -> int:
@@ -98,10 +108,15 @@ def read_state(path: Path, with_arrays: bool = True) -> State:
     arrays, record = read_verified(path, with_arrays)
     try:
         history = tuple(EpochRecord(**epoch) for epoch in record.pop("history"))
-        return State(arrays=arrays, history=history,
-                     **{**record, "path": tuple(record["path"]), "sums": tuple(record["sums"])})
+        return State(
+            arrays=arrays,
+            history=history,
+            **{**record, "path": tuple(record["path"]), "sums": tuple(record["sums"])},
+        )
     except (LookupError, AttributeError, TypeError) as error:
-        raise CheckpointError(f"{path} cannot be read: its record is of another form: {error}") from error
+        raise CheckpointError(
+            f"{path} cannot be read: its record is of another form: {error}"
+        ) from error
 
 
 @dataclass(frozen=True)
@@ -141,7 +156,9 @@ def newest(paths: RunPaths, name: str, with_arrays: bool = True) -> CheckpointLo
             history = _longer(state.history, paths.history(name)) if is_best else state.history
             # A launch was killed before it had written a last one, or somebody deleted it.
             if path != paths.last(name) and not damage:
-                damage.append(f"{paths.last(name)} is missing{_more(state.epoch, paths.history(name))}")
+                damage.append(
+                    f"{paths.last(name)} is missing{_more(state.epoch, paths.history(name))}"
+                )
             return CheckpointLookup(state, "; ".join(damage), history, path)
         except CheckpointError as error:
             if _is_lost(error):
@@ -149,7 +166,9 @@ def newest(paths: RunPaths, name: str, with_arrays: bool = True) -> CheckpointLo
             elif not isinstance(error.__cause__, FileNotFoundError):
                 raise
             elif path == paths.last(name) and not path.parent.exists():
-                return CheckpointLookup(None)  # of the thousands of a new run, none is looked for further
+                return CheckpointLookup(
+                    None
+                )  # of the thousands of a new run, none is looked for further
     if not damage and (more := _more(0, paths.history(name))):
         damage.append(f"{paths.last(name)} is missing, and no other checkpoint is left{more}")
     return CheckpointLookup(None, "; ".join(damage))
@@ -161,8 +180,14 @@ def _more(epochs: int, path: Path) -> str:
     return f", though {counted(told, 'epoch')} had been saved" if told > epochs else ""
 
 
-def inherit(paths: RunPaths, name: str, parent: str, architecture: str, make_room: Callable[[Path, int], None],
-            fence: Fence | None = None) -> int:
+def inherit(
+    paths: RunPaths,
+    name: str,
+    parent: str,
+    architecture: str,
+    make_room: Callable[[Path, int], None],
+    fence: Fence | None = None,
+) -> int:
     """Let a network begin with the newest checkpoint of another one, of which it gets a copy of its own.
 
     Args:
@@ -193,8 +218,9 @@ def saved_epochs(paths: RunPaths, name: str) -> int:
     return 0 if state is None else state.epoch
 
 
-def inherited(own: Mapping[str, np.ndarray], parents: Mapping[str, np.ndarray], kept: Collection[str]
-              ) -> dict[str, np.ndarray]:
+def inherited(
+    own: Mapping[str, np.ndarray], parents: Mapping[str, np.ndarray], kept: Collection[str]
+) -> dict[str, np.ndarray]:
     """The arrays with which a network begins that has a parent: its parent's, but for what is said in its own spec.
 
     Args:
@@ -202,23 +228,29 @@ def inherited(own: Mapping[str, np.ndarray], parents: Mapping[str, np.ndarray], 
         parents: weights and optimizer.
         kept: what the names of its own end in (:attr:`fleet.spec.engines.EngineInfo.own_arrays`).
     """
-    return {name: own[name] if name in own and name.rpartition("/")[2] in kept else array
-            for name, array in parents.items()}
+    return {
+        name: own[name] if name in own and name.rpartition("/")[2] in kept else array
+        for name, array in parents.items()
+    }
 
 
 def _longer(history: tuple[EpochRecord, ...], path: Path) -> tuple[EpochRecord, ...]:
     """A history, and the epochs that a table has after it, if both begin with the same."""
     told = read_history(path)
-    return told if stream_epochs(told[:len(history)]) == stream_epochs(history) else history
+    return told if stream_epochs(told[: len(history)]) == stream_epochs(history) else history
 
 
 def _is_lost(error: CheckpointError) -> bool:
     """Whether reading once more would not help: the content is wrong, or the disk says that it lost it."""
     cause = error.__cause__
-    return isinstance(error, DamagedError) or (isinstance(cause, OSError) and cause.errno == errno.EIO)
+    return isinstance(error, DamagedError) or (
+        isinstance(cause, OSError) and cause.errno == errno.EIO
+    )
 
 
-def promote_previous(paths: RunPaths, name: str, found: CheckpointLookup, fence: Fence | None = None) -> None:
+def promote_previous(
+    paths: RunPaths, name: str, found: CheckpointLookup, fence: Fence | None = None
+) -> None:
     """Make a network's files agree with the checkpoint that was found, because the network goes on from there."""
     permission(fence, paths.last(name))()
     with storing(paths.last(name)):
@@ -233,7 +265,9 @@ def promote_previous(paths: RunPaths, name: str, found: CheckpointLookup, fence:
     write_history(paths.history(name), () if found.state is None else found.state.history, fence)
 
 
-def amend(paths: RunPaths, name: str, change: Callable[[State], State], fence: Fence | None = None) -> None:
+def amend(
+    paths: RunPaths, name: str, change: Callable[[State], State], fence: Fence | None = None
+) -> None:
     """Write all checkpoints of a network that are whole anew, with a changed record."""
     for path in (paths.previous(name), paths.best(name), paths.last(name)):
         try:
@@ -276,21 +310,30 @@ def best_state(paths: RunPaths, name: str, converge: Converge, keep: str) -> Che
             raise
         damage = str(error)
     newest_whole = read_state(found.path)
-    return CheckpointLookup(newest_whole, f"{damage}; epoch {newest_whole.epoch}, the last, stands in for epoch "
-                                          f"{epoch}, the best")
+    return CheckpointLookup(
+        newest_whole,
+        f"{damage}; epoch {newest_whole.epoch}, the last, stands in for epoch {epoch}, the best",
+    )
 
 
 def write_history(path: Path, history: Sequence[EpochRecord], fence: Fence | None = None) -> None:
     """Write a network's history as CSV, a row an epoch."""
     with replacing(path, check=check_of(fence)) as file:
         writer = csv.writer(file)
-        left_out = {"metrics", *(() if any(record.parent for record in history) else ("parent", "parent_epoch")),
-                    *(() if any(record.start for record in history) else ("start",))}
-        fields = [item.name for item in dataclasses.fields(EpochRecord) if item.name not in left_out]
+        left_out = {
+            "metrics",
+            *(() if any(record.parent for record in history) else ("parent", "parent_epoch")),
+            *(() if any(record.start for record in history) else ("start",)),
+        }
+        fields = [
+            item.name for item in dataclasses.fields(EpochRecord) if item.name not in left_out
+        ]
         metrics = list(dict.fromkeys(name for record in history for name in record.metrics))
         writer.writerow([*fields, *metrics])
-        writer.writerows([*(getattr(record, name) for name in fields), *(record.value(name) for name in metrics)]
-                         for record in history)
+        writer.writerows(
+            [*(getattr(record, name) for name in fields), *(record.value(name) for name in metrics)]
+            for record in history
+        )
 
 
 def read_history(path: Path) -> tuple[EpochRecord, ...]:
@@ -298,10 +341,15 @@ def read_history(path: Path) -> tuple[EpochRecord, ...]:
     kinds = get_type_hints(EpochRecord)
     try:
         with open(path, encoding="utf-8", newline="") as file:
-            return tuple(EpochRecord(
-                **{name: kinds[name](value) for name, value in row.items() if name in kinds},
-                metrics={name: float(value) for name, value in row.items() if name not in kinds})
-                         for row in csv.DictReader(file))
+            return tuple(
+                EpochRecord(
+                    **{name: kinds[name](value) for name, value in row.items() if name in kinds},
+                    metrics={
+                        name: float(value) for name, value in row.items() if name not in kinds
+                    },
+                )
+                for row in csv.DictReader(file)
+            )
     except (OSError, ValueError, LookupError, TypeError, csv.Error):
         return ()
 

@@ -62,7 +62,10 @@ def code_of(target: str, beside: Path = Path()) -> Code:
     if root is None:
         return {}
     is_installed = _is_installed(root)
-    roots = [root, *(other for other in (Path.cwd(), beside.absolute()) if not is_installed and other != root)]
+    roots = [
+        root,
+        *(other for other in (Path.cwd(), beside.absolute()) if not is_installed and other != root),
+    ]
     found: dict[str, str] = {}
     waiting = list(_modules(name, roots))
     while waiting:
@@ -73,8 +76,12 @@ def code_of(target: str, beside: Path = Path()) -> Code:
             continue
         found[module.place] = hashlib.sha256(text).hexdigest()[:16]
         if not is_installed:
-            waiting += [other for imported in _imports(text, module) for other in _modules(imported, roots)
-                        if other.place not in found]
+            waiting += [
+                other
+                for imported in _imports(text, module)
+                for other in _modules(imported, roots)
+                if other.place not in found
+            ]
     return dict(sorted(found.items()))
 
 
@@ -91,14 +98,19 @@ def _root(top: str, beside: Path) -> Path | None:
     """The folder in which Python finds a package or module that stands in no other."""
     try:
         spec = importlib.machinery.PathFinder.find_spec(top, [*sys.path, "", str(beside)]) or (
-            importlib.util.find_spec(top))  # installed in a way of its own
+            importlib.util.find_spec(top)
+        )  # installed in a way of its own
     except Exception:  # finders of others may raise anything
         return None
     if spec is None:
         return None
     if spec.submodule_search_locations:
         return Path(next(iter(spec.submodule_search_locations))).absolute().parent
-    return Path(spec.origin).absolute().parent if spec.origin is not None and spec.has_location else None
+    return (
+        Path(spec.origin).absolute().parent
+        if spec.origin is not None and spec.has_location
+        else None
+    )
 
 
 def _is_installed(root: Path) -> bool:
@@ -114,13 +126,19 @@ def _modules(name: str, roots: list[Path]) -> Iterator[_Module]:
     for root in roots:
         files = {length: _file(root, parts[:length]) for length in range(1, len(parts) + 1)}
         if any(files.values()):
-            yield from (_Module(".".join(parts[:length]), file, root) for length, file in files.items() if file)
+            yield from (
+                _Module(".".join(parts[:length]), file, root)
+                for length, file in files.items()
+                if file
+            )
             return
 
 
 def _file(root: Path, parts: list[str]) -> Path | None:
     """The file of a package or a module, by the parts of its name."""
-    spec = importlib.machinery.PathFinder.find_spec(".".join(parts), [str(root.joinpath(*parts[:-1]))])
+    spec = importlib.machinery.PathFinder.find_spec(
+        ".".join(parts), [str(root.joinpath(*parts[:-1]))]
+    )
     return Path(spec.origin) if spec is not None and spec.origin is not None else None
 
 
@@ -136,8 +154,13 @@ def _imports(text: bytes, module: _Module) -> Iterator[str]:
         elif isinstance(node, ast.ImportFrom):
             origin = ".".join(filter(None, [_package(module, node.level), node.module]))
             yield from (f"{origin}.{alias.name}" if origin else alias.name for alias in node.names)
-        elif isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant) and (
-                _called(node.func) in ("import_module", "__import__")) and isinstance(node.args[0].value, str):
+        elif (
+            isinstance(node, ast.Call)
+            and node.args
+            and isinstance(node.args[0], ast.Constant)
+            and (_called(node.func) in ("import_module", "__import__"))
+            and isinstance(node.args[0].value, str)
+        ):
             yield node.args[0].value
 
 
@@ -146,7 +169,7 @@ def _package(module: _Module, level: int) -> str:
     if level == 0:
         return ""
     parts = module.package.split(".")
-    return ".".join(parts[:len(parts) - level + 1])
+    return ".".join(parts[: len(parts) - level + 1])
 
 
 def _called(function: ast.expr) -> str:

@@ -101,7 +101,11 @@ def read_events(path: Path, start: int = 0, kinds: Collection[type[Kind]] = ()) 
         kinds: that are wanted; all where none are named. Of long logs the others are passed over much faster than read.
     """
     found = map(_logged, read_lines(path, start, [kind.word for kind in kinds]))
-    return (logged for logged in found if logged is not None and (not kinds or type(logged.event) in kinds))
+    return (
+        logged
+        for logged in found
+        if logged is not None and (not kinds or type(logged.event) in kinds)
+    )
 
 
 def _logged(record: Any) -> Logged | None:
@@ -121,13 +125,17 @@ def read_run(paths: RunPaths, kinds: Sequence[type[Kind]] = ()) -> Iterator[Logg
     Args:
         kinds: that are wanted beside starts; all where none are named.
     """
-    return in_order(read_events(path, kinds=kinds and (Started, *kinds)) for path in paths.event_logs())
+    return in_order(
+        read_events(path, kinds=kinds and (Started, *kinds)) for path in paths.event_logs()
+    )
 
 
 def in_order(logs: Iterable[Iterable[Logged]]) -> Iterator[Logged]:
     """The events of several logs, as :func:`read_run` has them."""
     launches = [launch for log in logs for launch in launches_of(log)]
-    return chain.from_iterable(events for _, events in sorted(launches, key=lambda launch: launch[0]))
+    return chain.from_iterable(
+        events for _, events in sorted(launches, key=lambda launch: launch[0])
+    )
 
 
 def launches_of(log: Iterable[Logged]) -> list[tuple[float, list[Logged]]]:
@@ -167,7 +175,9 @@ class RunTail:
         starts: log -> bytes to pass over.
     """
 
-    def __init__(self, paths: RunPaths, from_end: bool = False, starts: Mapping[Path, int] | None = None) -> None:
+    def __init__(
+        self, paths: RunPaths, from_end: bool = False, starts: Mapping[Path, int] | None = None
+    ) -> None:
         self._paths = paths
         sizes = {path: path.stat().st_size for path in paths.event_logs()} if from_end else {}
         self._logs = {path: _Read(size) for path, size in {**sizes, **(starts or {})}.items()}
@@ -197,7 +207,7 @@ class RunTail:
                 log.began = _begun(file.read(log.size))
             file.seek(log.size)
             lines = file.read()
-        lines = lines[:lines.rfind(b"\n") + 1]
+        lines = lines[: lines.rfind(b"\n") + 1]
         log.size += len(lines)
         for line in lines.splitlines():
             if (logged := _logged(json_object(line))) is None:
@@ -210,7 +220,9 @@ class RunTail:
 
 def _begun(lines: bytes) -> float:
     """When the last launch began of which some lines tell."""
-    starts = (_logged(json_object(line)) for line in reversed(lines.splitlines()) if b'"start"' in line)
+    starts = (
+        _logged(json_object(line)) for line in reversed(lines.splitlines()) if b'"start"' in line
+    )
     logged = next((found for found in starts if found and isinstance(found.event, Started)), None)
     return logged.event.date - logged.t_s if logged and isinstance(logged.event, Started) else 0.0
 
@@ -249,7 +261,9 @@ def launch_status(status: int, path: Path, before: tuple[int, int]) -> int:
     """
     after = log_mark(path)
     # A log that has become smaller is another one, of a run that was started over.
-    new = [] if after == before else list(read_events(path, before[1] if after[1] > before[1] else 0))
+    new = (
+        [] if after == before else list(read_events(path, before[1] if after[1] > before[1] else 0))
+    )
     if new and isinstance(last := new[-1].event, Ended):
         return last.status
     said = (ExitStatus.OK, ExitStatus.NETWORK_FAILED, ExitStatus.RESUMABLE)

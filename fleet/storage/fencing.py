@@ -30,7 +30,11 @@ def shut_out(paths: RunPaths, name: str | None = None) -> None:
     """
     with storing(paths.models):
         _move_back(paths, name)
-        for folder in sorted(paths.models.glob("[!.]*/")) if name is None else filter(Path.is_dir, [paths.model(name)]):
+        for folder in (
+            sorted(paths.models.glob("[!.]*/"))
+            if name is None
+            else filter(Path.is_dir, [paths.model(name)])
+        ):
             os.rename(folder, folder.with_name(f".{folder.name}{_ASIDE}"))
         _move_back(paths, name)
 

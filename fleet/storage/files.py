@@ -27,17 +27,33 @@ T = TypeVar("T")
 
 log = logging.getLogger("fleet.storage.files")
 
-PATIENCE_S = 20.0  # of a launch, with a disk that is full or away: longer ones are waited for by its job
+PATIENCE_S = (
+    20.0  # of a launch, with a disk that is full or away: longer ones are waited for by its job
+)
 
 # Errors that are about the name of a file rather than about the state of the disk.
-_OF_THE_NAME = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ENAMETOOLONG, errno.EINVAL, errno.ELOOP}
+_OF_THE_NAME = {
+    errno.ENOENT,
+    errno.ENOTDIR,
+    errno.EISDIR,
+    errno.ENAMETOOLONG,
+    errno.EINVAL,
+    errno.ELOOP,
+}
 
 
-_ADVICE = {errno.ENOSPC: "make room", errno.EDQUOT: "make room", errno.EROFS: "make it writable",
-           errno.EACCES: "make it writable", errno.EPERM: "make it writable"}
+_ADVICE = {
+    errno.ENOSPC: "make room",
+    errno.EDQUOT: "make room",
+    errno.EROFS: "make it writable",
+    errno.EACCES: "make it writable",
+    errno.EPERM: "make it writable",
+}
 
 
-_MINE = socket.gethostname()  # processes of two nodes may have the same number, and write into one folder
+_MINE = (
+    socket.gethostname()
+)  # processes of two nodes may have the same number, and write into one folder
 STDOUT = Path("standard output")  # for messages; a batch log may lie on the disk that is full
 
 
@@ -87,7 +103,7 @@ def patiently(write: Callable[[], T], patience_s: float | None = None) -> T:
 def side_by_side(read: Callable[[S], T], of: Iterable[S]) -> list[T]:
     """What is read of many things, in their order; a file server that answers late is asked several at a time."""
     each = list(of)
-    parts = [each[first:first + _PART] for first in range(0, len(each), _PART)]
+    parts = [each[first : first + _PART] for first in range(0, len(each), _PART)]
     with ThreadPoolExecutor(_AT_A_TIME) as pool:
         return list(chain.from_iterable(pool.map(lambda part: list(map(read, part)), parts)))
 
@@ -107,9 +123,14 @@ def _explain(path: Path, wanted: int, error: OSError) -> str:
     if error.errno in (errno.ENOSPC, errno.EDQUOT):
         sizes += [f"{format_size(free)} free" for free in _free(path)]
     shown = f" ({', '.join(sizes)})" if sizes else ""
-    advice = "" if error.errno in _OF_THE_NAME else (
-        f"; what was saved before is intact: {_ADVICE.get(error.errno or 0, 'mend that')}, and the same command "
-        "resumes the run")
+    advice = (
+        ""
+        if error.errno in _OF_THE_NAME
+        else (
+            f"; what was saved before is intact: {_ADVICE.get(error.errno or 0, 'mend that')}, and the same command "
+            "resumes the run"
+        )
+    )
     return f"{path} cannot be written: {why}{shown}{advice}"
 
 
@@ -126,8 +147,14 @@ def _always() -> None:
 
 
 @contextmanager
-def replacing(path: Path, mode: str = "w", check: Callable[[], None] = _always, wanted: int = 0,
-              previous: Path | None = None, buffering: int = -1) -> Iterator[IO[Any]]:
+def replacing(
+    path: Path,
+    mode: str = "w",
+    check: Callable[[], None] = _always,
+    wanted: int = 0,
+    previous: Path | None = None,
+    buffering: int = -1,
+) -> Iterator[IO[Any]]:
     """Write a file that never half exists: to a temporary name, to the disk, then renamed.
 
     An exception inside leaves the old file as it was.
@@ -152,7 +179,9 @@ def replacing(path: Path, mode: str = "w", check: Callable[[], None] = _always, 
         rename(temporary, previous)
 
 
-def replace_by(path: Path, write: Callable[[Path], None], check: Callable[[], None] = _always) -> None:
+def replace_by(
+    path: Path, write: Callable[[Path], None], check: Callable[[], None] = _always
+) -> None:
     """The same for a library that wants a name rather than a file; the suffix is kept.
 
     Args:
@@ -173,7 +202,9 @@ def replace_by(path: Path, write: Callable[[Path], None], check: Callable[[], No
         rename(temporary, None)
 
 
-_held = threading.local()  # the folder that :func:`folder_opened` has opened in a thread, and its descriptor
+_held = (
+    threading.local()
+)  # the folder that :func:`folder_opened` has opened in a thread, and its descriptor
 
 
 @contextmanager
@@ -202,7 +233,9 @@ def _open_folder(folder: Path) -> int:
 
 
 @contextmanager
-def _renaming(path: Path, check: Callable[[], None]) -> Iterator[Callable[[Path, Path | None], None]]:
+def _renaming(
+    path: Path, check: Callable[[], None]
+) -> Iterator[Callable[[Path, Path | None], None]]:
     """Rename files of the folder that is there now, whatever folder will have its name later."""
     held: tuple[Path, int] | None = getattr(_held, "folder", None)
     is_held = held is not None and held[0] == path.parent
@@ -277,7 +310,9 @@ class Pacing:
     def is_due(self, changes: int) -> bool:
         """Whether it should be written now, after so many changes."""
         passed_s = self._clock() - self._at_s
-        return changes > 0 and (changes * _CHANGE_S >= self._cost_s or passed_s >= min(_MOST_S, _SHARE * self._cost_s))
+        return changes > 0 and (
+            changes * _CHANGE_S >= self._cost_s or passed_s >= min(_MOST_S, _SHARE * self._cost_s)
+        )
 
     @contextmanager
     def writing(self) -> Iterator[None]:
@@ -302,7 +337,9 @@ class SharedPacing(Pacing):
         clock: seconds.
     """
 
-    def __init__(self, path: Path, every_s: float = 1.5, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self, path: Path, every_s: float = 1.5, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         super().__init__(clock)
         self._path, self._every_s, self._seen = path, every_s, 0
 

@@ -44,35 +44,76 @@ def identity(network: NetworkSpec, spec: Spec, sample: SampleSpec) -> str:
     """
     data, first = spec.feeds[network.feed], next(iter(spec.feeds.values()))
     ring = {"shards": data.shards} if data.order == "ring" else {}
-    test = {"test": data.test} if isinstance(data.test, float) else {}  # it is taken from the training samples
+    test = (
+        {"test": data.test} if isinstance(data.test, float) else {}
+    )  # it is taken from the training samples
     target = {} if data.target is None else {"target": data.target}
     is_divided = data.folds is not None or isinstance(data.validation, float) or bool(test)
-    divided = {"divided": first.target} if is_divided and first.target != data.target else {}  # by other targets
+    divided = (
+        {"divided": first.target} if is_divided and first.target != data.target else {}
+    )  # by other targets
     fold = {} if network.fold is None else {"fold": [network.fold, data.folds]}
     train = _TRAIN.dump_python(replace(network.train, start=network.train.begins), mode="json")
-    for changeable in ("converge", "deterministic", "build_timeout"):  # the second says how numbers are added up
+    for changeable in (
+        "converge",
+        "deterministic",
+        "build_timeout",
+    ):  # the second says how numbers are added up
         train.pop(changeable)
     if train["batch"]["accumulate"] == 1:
         del train["batch"]["accumulate"]
     if not network.train.batch.is_elastic:
         del train["batch"]["learning_rate"]  # which is not read
-    train["optimizer"] = {key: value for key, value in train["optimizer"].items()
-                          if value is not None or key in _OPTIMIZER_BEFORE}
-    train = {key: value for key, value in train.items() if key not in _LATER or value != _LATER[key]}
-    return _hash({"architecture": network.architecture.key, "seed": network.seed, "train": train,
-                  "engine": spec.resources.engine, "source": data.source, "options": data.options,
-                  "transforms": data.transforms, **target,
-                  "validation": None if isinstance(data.validation, str) else data.validation,
-                  "inputs": sample.of(network.feed, network.fold).identity(), **ring, **test, **fold, **divided})
+    train["optimizer"] = {
+        key: value
+        for key, value in train["optimizer"].items()
+        if value is not None or key in _OPTIMIZER_BEFORE
+    }
+    train = {
+        key: value for key, value in train.items() if key not in _LATER or value != _LATER[key]
+    }
+    return _hash(
+        {
+            "architecture": network.architecture.key,
+            "seed": network.seed,
+            "train": train,
+            "engine": spec.resources.engine,
+            "source": data.source,
+            "options": data.options,
+            "transforms": data.transforms,
+            **target,
+            "validation": None if isinstance(data.validation, str) else data.validation,
+            "inputs": sample.of(network.feed, network.fold).identity(),
+            **ring,
+            **test,
+            **fold,
+            **divided,
+        }
+    )
 
 
 # The settings of training that came after 0.1.0, whose checkpoints go on, with what they are where nobody names them.
-_OPTIMIZER_BEFORE = ("momentum", "nesterov", "beta_1", "beta_2", "epsilon", "weight_decay", "global_clipnorm")
-_LATER: dict[str, Any] = {"loss": None, "metrics": [], "label_smoothing": 0.0, "class_weights": None,
-                          "start": None}
+_OPTIMIZER_BEFORE = (
+    "momentum",
+    "nesterov",
+    "beta_1",
+    "beta_2",
+    "epsilon",
+    "weight_decay",
+    "global_clipnorm",
+)
+_LATER: dict[str, Any] = {
+    "loss": None,
+    "metrics": [],
+    "label_smoothing": 0.0,
+    "class_weights": None,
+    "start": None,
+}
 
 
-def trial_identity(network: NetworkSpec, spec: Spec, sample: SampleSpec, beside: Path = Path()) -> str:
+def trial_identity(
+    network: NetworkSpec, spec: Spec, sample: SampleSpec, beside: Path = Path()
+) -> str:
     """A fingerprint of all that may decide whether a network fails, as far as rank 0 can see it.
 
     These are what shapes its training, how many GPUs share it, and the files of its ``build:`` function and of an
@@ -82,11 +123,17 @@ def trial_identity(network: NetworkSpec, spec: Spec, sample: SampleSpec, beside:
         beside: the folder of the spec.
     """
     engine, start = code_of(spec.resources.engine, beside), network.train.begins
-    return _hash({"identity": identity(network, spec, sample), "gpus": [network.min_gpus, network.max_gpus],
-                  "build_timeout": network.train.build_timeout,
-                  "code": code_of(network.architecture.target, beside), **({"engine": engine} if engine else {}),
-                  # A file that is not there now may be there next time, or not be needed.
-                  **({"start": checksum_of(Path(start.file)) or uuid.uuid4().hex} if start else {})})
+    return _hash(
+        {
+            "identity": identity(network, spec, sample),
+            "gpus": [network.min_gpus, network.max_gpus],
+            "build_timeout": network.train.build_timeout,
+            "code": code_of(network.architecture.target, beside),
+            **({"engine": engine} if engine else {}),
+            # A file that is not there now may be there next time, or not be needed.
+            **({"start": checksum_of(Path(start.file)) or uuid.uuid4().hex} if start else {}),
+        }
+    )
 
 
 def checksum_of(file: Path) -> str:
@@ -98,7 +145,9 @@ def checksum_of(file: Path) -> str:
         return ""
 
 
-def changes(network: NetworkSpec, spec: Spec, sample: SampleSpec, code: Code, state: State) -> list[str] | None:
+def changes(
+    network: NetworkSpec, spec: Spec, sample: SampleSpec, code: Code, state: State
+) -> list[str] | None:
     """What decides a network and is not as it was when a checkpoint was written: ``args``, and files.
 
     Args:
@@ -115,7 +164,9 @@ def changes(network: NetworkSpec, spec: Spec, sample: SampleSpec, code: Code, st
         before = replace(network, architecture=Architecture(**json.loads(state.architecture)))
         if before.architecture.kind != "import" or state.identity != identity(before, spec, sample):
             return None
-        changed.append("args" if before.architecture.target == network.architecture.target else "build")
+        changed.append(
+            "args" if before.architecture.target == network.architecture.target else "build"
+        )
     return changed + changed_files(code if state.code is None else state.code, code)
 
 
@@ -129,23 +180,37 @@ def codes_of_all(spec: Spec, beside: Path) -> dict[str, Code]:
     return {path: code for path in paths if (code := code_of(path, beside))}
 
 
-def speed_identity(network: NetworkSpec, resources: Resources, sample: SampleSpec, machine: Machine,
-                   codes: Mapping[str, Code]) -> str:
+def speed_identity(
+    network: NetworkSpec,
+    resources: Resources,
+    sample: SampleSpec,
+    machine: Machine,
+    codes: Mapping[str, Code],
+) -> str:
     """A fingerprint of all that decides how fast a network trains.
 
     Args:
         machine: on which it trains.
         codes: as :func:`codes_of_all` has them.
     """
-    return _hash({"architecture": network.architecture.key, "batch": network.train.batch.size,
-                  "when_scaled": network.train.batch.when_scaled, "precision": network.train.precision,
-                  "xla": network.train.xla, "optimizer": network.train.optimizer.name,
-                  "deterministic": network.train.deterministic,
-                  "engine": resources.engine, "exchange": resources.exchange,
-                  "inputs": sample.of(network.feed).identity(), "hardware": machine.hardware,
-                  **({} if sample.of(network.feed).unfinished is None else {"finish": "device"}),
-                  "ranks_per_core": f"{machine.ranks_per_core:.3g}",
-                  "code": [codes.get(network.architecture.target), codes.get(resources.engine)]})
+    return _hash(
+        {
+            "architecture": network.architecture.key,
+            "batch": network.train.batch.size,
+            "when_scaled": network.train.batch.when_scaled,
+            "precision": network.train.precision,
+            "xla": network.train.xla,
+            "optimizer": network.train.optimizer.name,
+            "deterministic": network.train.deterministic,
+            "engine": resources.engine,
+            "exchange": resources.exchange,
+            "inputs": sample.of(network.feed).identity(),
+            "hardware": machine.hardware,
+            **({} if sample.of(network.feed).unfinished is None else {"finish": "device"}),
+            "ranks_per_core": f"{machine.ranks_per_core:.3g}",
+            "code": [codes.get(network.architecture.target), codes.get(resources.engine)],
+        }
+    )
 
 
 def _hash(value: Any) -> str:

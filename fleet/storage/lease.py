@@ -33,7 +33,9 @@ from fleet.storage.files import storing
 from fleet.units import parse_duration
 from launch.processes import started
 
-_KEPT = 8  # generations whose files are left: nobody sleeps through so many between a look and a step
+_KEPT = (
+    8  # generations whose files are left: nobody sleeps through so many between a look and a step
+)
 _MOST_BYTES = 2**16  # of a generation's file
 _HEAD = re.compile(r"(\d{20}) (held|free)\n")
 
@@ -71,7 +73,9 @@ class Times:
             raise UserError(f"FLEET_LEASE: {error}") from None
         if stale <= 0:
             raise UserError(f"FLEET_LEASE: {text} should be a duration above zero, such as 5min")
-        return cls(stale, min(cls.renew, stale / 5), min(cls.patience, stale), min(cls.dying, stale))
+        return cls(
+            stale, min(cls.renew, stale / 5), min(cls.patience, stale), min(cls.dying, stale)
+        )
 
 
 @dataclass(frozen=True)
@@ -98,7 +102,9 @@ class Holder:
     restarts: int = 0
 
     def __str__(self) -> str:
-        return f"process {self.pid} on {self.host}" + (f", job {self.job} of {self.system}" if self.job else "")
+        return f"process {self.pid} on {self.host}" + (
+            f", job {self.job} of {self.system}" if self.job else ""
+        )
 
     def is_of_job(self, other: Holder) -> bool:
         """Whether two holders are of one batch job."""
@@ -113,11 +119,21 @@ class Process:
         job: the batch system, the id and the restarts of this process' job.
     """
 
-    def __init__(self, ask: Callable[[str, str], bool | None] = lambda system, job: None,
-                 job: tuple[str, str, int] = ("", "", 0)) -> None:
+    def __init__(
+        self,
+        ask: Callable[[str, str], bool | None] = lambda system, job: None,
+        job: tuple[str, str, int] = ("", "", 0),
+    ) -> None:
         self._ask = ask
-        self.me = Holder(secrets.token_hex(8), socket.gethostname(), os.getpid(), started(os.getpid()) or "",
-                         _text("/proc/sys/kernel/random/boot_id"), _namespace(), *job)
+        self.me = Holder(
+            secrets.token_hex(8),
+            socket.gethostname(),
+            os.getpid(),
+            started(os.getpid()) or "",
+            _text("/proc/sys/kernel/random/boot_id"),
+            _namespace(),
+            *job,
+        )
 
     def now(self) -> float:
         """Seconds from any origin, which go on while the process is stopped."""
@@ -181,10 +197,16 @@ class Fence:
         # The mark of who took it is looked for too: what is opened is seen as it is even where listings come late.
         if newest > self.generation or text is None or "\ntaken" in text or self.launch not in text:
             other = parse(read_generation(self.folder, newest) or "").holder
-            by = f" by another launch ({other})" if newest != self.generation and other is not None else ""
-            raise LeaseLost(f"{self.what or self.folder.parent} has been taken over{by}, since this launch had shown "
-                            "no sign of life for a while; it ends and writes nothing more, and what it had saved is "
-                            "intact")
+            by = (
+                f" by another launch ({other})"
+                if newest != self.generation and other is not None
+                else ""
+            )
+            raise LeaseLost(
+                f"{self.what or self.folder.parent} has been taken over{by}, since this launch had shown "
+                "no sign of life for a while; it ends and writes nothing more, and what it had saved is "
+                "intact"
+            )
 
 
 def check_of(fence: Fence | None) -> Callable[[], None]:
@@ -206,7 +228,7 @@ def parse(text: str) -> Text:
     if head is None:
         return Text(False, None)
     try:
-        return Text(head[2] == "free", Holder(**json.loads(text[head.end():].partition("\n")[0])))
+        return Text(head[2] == "free", Holder(**json.loads(text[head.end() :].partition("\n")[0])))
     except (ValueError, TypeError):
         return Text(head[2] == "free", None)
 
@@ -243,7 +265,9 @@ def read_generation(folder: Path, generation: int) -> str | None:
     except FileNotFoundError:
         return None
     try:
-        return os.read(file, _MOST_BYTES).decode(errors="replace")  # a file object would ask how large it is
+        return os.read(file, _MOST_BYTES).decode(
+            errors="replace"
+        )  # a file object would ask how large it is
     finally:
         os.close(file)
 
@@ -261,7 +285,9 @@ def create_generation(folder: Path, generation: int, holder: Holder) -> bool:
         try:
             os.link(temporary, path)
         except FileExistsError:
-            return os.stat(temporary).st_nlink == 2  # an answer that was lost on its way, and a second question
+            return (
+                os.stat(temporary).st_nlink == 2
+            )  # an answer that was lost on its way, and a second question
         except OSError:  # a file system without links
             return _create_exclusively(path, content)
         return True
@@ -333,8 +359,14 @@ class Lease:
         took_over: whether the holder before had not let go.
     """
 
-    def __init__(self, around: Process, me: Holder, times: Times = Times(),  # noqa: B008 - it is frozen
-                 say: Callable[[str], None] = _say, what: str = "") -> None:
+    def __init__(
+        self,
+        around: Process,
+        me: Holder,
+        times: Times = Times(),  # noqa: B008 - it is frozen
+        say: Callable[[str], None] = _say,
+        what: str = "",
+    ) -> None:
         self._around, self.me, self.times, self._say, self._what = around, me, times, say, what
         self.fence: Fence | None = None
         self._lost: LeaseLost | None = None
@@ -403,8 +435,12 @@ class Lease:
     def __enter__(self) -> Lease:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-                 ) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
         if kind is None:
             self.release()
         else:  # others of this launch may still be at work: the next one finds this process gone, and waits for them
@@ -417,7 +453,9 @@ class Lease:
             except LeaseLost as lost:
                 self._lost = lost
                 return
-            except OSError:  # a file server that does not answer; the next time, or others find the lease stale
+            except (
+                OSError
+            ):  # a file server that does not answer; the next time, or others find the lease stale
                 continue
 
     # ---- the steps of taking ----
@@ -458,7 +496,13 @@ class Lease:
     def _look(self, seen: _Sight, newest: int, text: str) -> None:
         now = self._around.now()
         if newest != seen.generation:
-            seen.generation, seen.text, seen.since, seen.is_alive, seen.gone = newest, text, now, False, None
+            seen.generation, seen.text, seen.since, seen.is_alive, seen.gone = (
+                newest,
+                text,
+                now,
+                False,
+                None,
+            )
         elif text != seen.text:
             seen.text, seen.since, seen.is_alive = text, now, True
 
@@ -479,13 +523,17 @@ class Lease:
         seen.gone = None
         waited, unchanged = now - began, now - seen.since
         if seen.is_alive and waited >= self.times.patience:
-            raise UserError(f"another launch is at work in this folder{_in_brackets(holder)}; wait for its end, or "
-                            "name another output")
+            raise UserError(
+                f"another launch is at work in this folder{_in_brackets(holder)}; wait for its end, or "
+                "name another output"
+            )
         if waited >= self.times.patience and not seen.is_told:
             seen.is_told = True
             by = "" if holder is None else f" by another launch ({holder})"
-            self._say(f"the folder is held{by}; it is taken over if there is no sign of life for "
-                      f"{self.times.stale:.0f} s")
+            self._say(
+                f"the folder is held{by}; it is taken over if there is no sign of life for "
+                f"{self.times.stale:.0f} s"
+            )
         return unchanged >= self.times.stale and not self._is_known(holder)
 
     def _is_known(self, holder: Holder | None) -> bool:
@@ -496,9 +544,11 @@ class Lease:
         """
         if holder is None or holder.is_of_job(self.me) or not self._around.knows_job(holder):
             return False
-        raise UserError(f"another launch is at work in this folder{_in_brackets(holder)}: it has shown no sign of life "
-                        f"for {self.times.stale:.0f} s, but {holder.system} still knows its job; end the job, or name "
-                        "another output")
+        raise UserError(
+            f"another launch is at work in this folder{_in_brackets(holder)}: it has shown no sign of life "
+            f"for {self.times.stale:.0f} s, but {holder.system} still knows its job; end the job, or name "
+            "another output"
+        )
 
 
 def _in_brackets(holder: Holder | None) -> str:

@@ -38,7 +38,7 @@ def add_line(file: io.FileIO, path: Path, record: Any) -> None:
         nonlocal line
         with storing(path, wanted=len(line)):
             while line:  # a disk that has just filled up takes a part, and refuses the rest
-                line = line[file.write(line):]
+                line = line[file.write(line) :]
 
     patiently(write)
 
@@ -80,7 +80,10 @@ def read_lines(path: Path, start: int = 0, words: Sequence[str] = ()) -> Iterato
         words: lines without any of these texts are passed over unread; none are where there are no words.
     """
     said = [json.dumps(word) for word in words]
-    with suppress(FileNotFoundError, NotADirectoryError), open(path, encoding="utf-8", errors="replace") as file:
+    with (
+        suppress(FileNotFoundError, NotADirectoryError),
+        open(path, encoding="utf-8", errors="replace") as file,
+    ):
         file.seek(start)
         for line in file:
             is_wanted = not said or any(word in line for word in said)

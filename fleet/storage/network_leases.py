@@ -48,7 +48,9 @@ class NetworkLeases:
     def start(self) -> None:
         """Look for networks, and renew the leases of those that are held, from now on in threads."""
         for work in (self._keep_looking, self._keep_renewing):
-            self._threads.append(threading.Thread(target=work, name=work.__name__.strip("_"), daemon=True))
+            self._threads.append(
+                threading.Thread(target=work, name=work.__name__.strip("_"), daemon=True)
+            )
             self._threads[-1].start()
 
     def ask(self, names: Sequence[str], most: int) -> None:

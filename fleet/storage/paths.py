@@ -12,9 +12,13 @@ from pathlib import Path
 _WRITTEN = re.compile(
     r"(replay/[^/]+/)?(\.fleet-run|\.fleet-lock|\.fleet-(jobs-)?lease/[^/]+|\.fleet-leases/[^/]+/[^/]+|spec\.yaml|profile\.json|events\.jsonl|results\.csv|ensembles\.csv|(sample|standardized)\.json|data\.npz"
     r"|bad_samples\.csv|report\.html|events/[^/]+\.jsonl|logs/([^/]+/)?rank-\d+\.log|decoded\.h5|models/[^/]+/(history\.csv|(first|last|previous)\.h5|best\.\w+|(export|failure|test)\.json|(validation|test)\.npz)"
-    r"|export/(results|history)\.(csv|parquet)|track/.+|logs/([^/]+/)?track\.log|jobs/[^/]+|mailbox/[^/]+|tensorboard/[^/]+/events\.out\.tfevents\.[^/]+|(models/[^/]+/)?\.[^/]+\.tmp(\.[^/]+)?)")
+    r"|export/(results|history)\.(csv|parquet)|track/.+|logs/([^/]+/)?track\.log|jobs/[^/]+|mailbox/[^/]+|tensorboard/[^/]+/events\.out\.tfevents\.[^/]+|(models/[^/]+/)?\.[^/]+\.tmp(\.[^/]+)?)"
+)
 
-PARTS = ("validation", "test")  # of the data, for whose samples the outputs of finished networks are kept
+PARTS = (
+    "validation",
+    "test",
+)  # of the data, for whose samples the outputs of finished networks are kept
 
 
 class _Place:
@@ -39,18 +43,24 @@ class RunPaths:
     root: Path
     launch: str = ""
 
-    decoded = _Place("decoded.h5")  # the decoded images, if the spec asks to decode once (``data.cache: file``)
+    decoded = _Place(
+        "decoded.h5"
+    )  # the decoded images, if the spec asks to decode once (``data.cache: file``)
     # An empty file that marks a folder as written by FLEET, so that ``--fresh`` may delete it.
     marker = _Place(".fleet-run")
     # The folder of the lease (:mod:`fleet.storage.lease`) that lets one launch at a time work here.
     lease = _Place(".fleet-lease")
     # The folder of the leases of single networks, where several launches work at a time.
     network_leases = _Place(".fleet-leases")
-    mailbox = _Place("mailbox")  # the folder in which others leave commands to the launch that is at work
+    mailbox = _Place(
+        "mailbox"
+    )  # the folder in which others leave commands to the launch that is at work
     spec = _Place("spec.yaml")  # the spec as it was given, with its defaults left out
     profile = _Place("profile.json")  # the measured rates
     results = _Place("results.csv")  # the table of results: one row per network
-    ensembles = _Place("ensembles.csv")  # how good the best networks are together: one row for each way to join them
+    ensembles = _Place(
+        "ensembles.csv"
+    )  # how good the best networks are together: one row for each way to join them
     sample = _Place("sample.json")  # what networks are fed with, and what they answer
     # What the data is known by, and how its samples are divided (:mod:`preprocess.fingerprint`).
     data = _Place("data.npz")
@@ -59,7 +69,9 @@ class RunPaths:
     # The means and deviations by which networks standardize their inputs, where they do.
     standardized = _Place("standardized.json")
     bad_samples = _Place("bad_samples.csv")  # the samples that could not be read
-    jobs = _Place("jobs")  # the folder of the batch jobs: their script, what they printed, and why each of them stopped
+    jobs = _Place(
+        "jobs"
+    )  # the folder of the batch jobs: their script, what they printed, and why each of them stopped
     job_script = _Place("jobs/job.sh")  # the script that was submitted to the batch system
     # When each launch of the jobs began and stopped, why, and what came next: one JSON object per line.
     stops = _Place("jobs/stops.jsonl")
@@ -71,7 +83,9 @@ class RunPaths:
     making_room = _Place("jobs/making-room")
     # A file that holds nothing but room, for what a job has to say in the end on a disk that stays full.
     last_room = _Place("jobs/.last-room")
-    jobs_lease = _Place(".fleet-jobs-lease")  # the folder of the lease that lets one job of a chain at a time work
+    jobs_lease = _Place(
+        ".fleet-jobs-lease"
+    )  # the folder of the lease that lets one job of a chain at a time work
     models = _Place("models")  # the folders of all networks
 
     def network_lease(self, name: str) -> Path:
@@ -81,7 +95,11 @@ class RunPaths:
     @property
     def events(self) -> Path:
         """The event log of a launch: every decision and every epoch, one JSON object per line."""
-        return self.root / "events" / f"{self.launch}.jsonl" if self.launch else self.root / "events.jsonl"
+        return (
+            self.root / "events" / f"{self.launch}.jsonl"
+            if self.launch
+            else self.root / "events.jsonl"
+        )
 
     def event_logs(self) -> list[Path]:
         """The event logs of all launches that there are: of those that were alone, then of the others, by name."""
@@ -163,8 +181,12 @@ class RunPaths:
 
     def foreign(self) -> list[Path]:
         """The files in the run's folder that FLEET did not write."""
-        return sorted(path for path in self.root.rglob("*") if (path.is_symlink() or not path.is_dir())
-                      and not _WRITTEN.fullmatch(path.relative_to(self.root).as_posix()))
+        return sorted(
+            path
+            for path in self.root.rglob("*")
+            if (path.is_symlink() or not path.is_dir())
+            and not _WRITTEN.fullmatch(path.relative_to(self.root).as_posix())
+        )
 
     @property
     def segment_name(self) -> str:

@@ -47,7 +47,9 @@ class Quota:
         if self._limit is None:
             return
         # A launch that died between two renames leaves no newer one.
-        droppable = [one for one in self._paths.all_previous() if self._paths.last(one.parent.name).exists()]
+        droppable = [
+            one for one in self._paths.all_previous() if self._paths.last(one.parent.name).exists()
+        ]
         droppable.sort(key=lambda previous: previous.parent != path.parent)
         droppable += self._paths.all_predictions()
         while (used := self.used()) + wanted > self._limit:
@@ -55,7 +57,8 @@ class Quota:
                 raise StorageError(
                     f"{path} cannot be written: with its {format_size(wanted)} the checkpoints would take "
                     f"{format_size(used + wanted)}, and checkpoint.quota is {format_size(self._limit)}; what was saved "
-                    "before is intact: raise the quota, or ask for `keep: last`, and the same command resumes the run")
+                    "before is intact: raise the quota, or ask for `keep: last`, and the same command resumes the run"
+                )
             log.info("dropping %s for the quota", droppable[0])
             droppable.pop(0).unlink(missing_ok=True)
 
@@ -80,7 +83,9 @@ class Quota:
 
 def checkpoint_bytes(parameters: int, network: NetworkSpec, spec: Spec) -> int:
     """Bytes of one checkpoint's arrays: the weights, so many, and what the optimizer keeps of each."""
-    return spec.engine.checkpoint_bytes(parameters, optimizer_slots(network.train.optimizer, spec.engine))
+    return spec.engine.checkpoint_bytes(
+        parameters, optimizer_slots(network.train.optimizer, spec.engine)
+    )
 
 
 def folder_bytes(parameters: int, network: NetworkSpec, spec: Spec) -> int:
@@ -101,9 +106,16 @@ def check_quota(spec: Spec, sample: SampleSpec) -> None:
     quota = spec.checkpoint.quota
     if quota is None or not spec.engine.learns:
         return
-    sizes = [checkpoint_bytes(count_for(network.architecture.settings, sample.of(network.feed)), network, spec)
-             for network in spec.networks if network.architecture.kind == "family"]
+    sizes = [
+        checkpoint_bytes(
+            count_for(network.architecture.settings, sample.of(network.feed)), network, spec
+        )
+        for network in spec.networks
+        if network.architecture.kind == "family"
+    ]
     kept = 1 if spec.checkpoint.keep == "last" else 2
     if (least := kept * sum(sizes) + max(sizes, default=0)) > quota:
-        raise UserError(f"checkpoint.quota: {format_size(quota)} is too small: {spec.checkpoint.keep} of "
-                        f"{counted(len(sizes), 'network')}, and one being written, need at least {format_size(least)}")
+        raise UserError(
+            f"checkpoint.quota: {format_size(quota)} is too small: {spec.checkpoint.keep} of "
+            f"{counted(len(sizes), 'network')}, and one being written, need at least {format_size(least)}"
+        )

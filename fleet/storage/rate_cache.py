@@ -55,7 +55,9 @@ class KnownRate:
 KnownRates: TypeAlias = Mapping[str, Mapping[int, KnownRate]]  # key -> group size -> rate
 
 
-SHARING = "sharing"  # with this word begins the key of what networks train together that share a GPU
+SHARING = (
+    "sharing"  # with this word begins the key of what networks train together that share a GPU
+)
 
 
 def cache_path() -> Path:
@@ -68,8 +70,15 @@ def read_cache(path: Path) -> dict[str, dict[int, KnownRate]]:
     """The rates known from before; what is damaged is left out, and so are the bare numbers of 0.1.0."""
     known: dict[str, dict[int, KnownRate]] = {}
     for key, sizes in (read_object(path) or {}).items():
-        rates = {int(gpus): found for gpus, entry in sizes.items()
-                 if gpus.isdecimal() and (found := _read(entry)) is not None} if isinstance(sizes, dict) else {}
+        rates = (
+            {
+                int(gpus): found
+                for gpus, entry in sizes.items()
+                if gpus.isdecimal() and (found := _read(entry)) is not None
+            }
+            if isinstance(sizes, dict)
+            else {}
+        )
         if rates:
             known[key] = rates
     return known
@@ -85,8 +94,11 @@ def _read(entry: object) -> KnownRate | None:
         found = _known().validate_python(entry)
     except ValidationError:
         return None
-    is_sound = (0 < found.rate < math.inf and math.isfinite(found.spread + found.at)
-                and all(step.batch > 0 and 0 < step.seconds < math.inf for step in found.timed))
+    is_sound = (
+        0 < found.rate < math.inf
+        and math.isfinite(found.spread + found.at)
+        and all(step.batch > 0 and 0 < step.seconds < math.inf for step in found.timed)
+    )
     return found if is_sound else None
 
 
@@ -132,10 +144,20 @@ class RateBook:
     def _write(self) -> None:
         kept = read_cache(self.path)
         for key, rates in self._new.items():
-            kept[key] = {**({} if self._remeasure or key in self._in_doubt else kept.get(key, {})), **rates}
+            kept[key] = {
+                **({} if self._remeasure or key in self._in_doubt else kept.get(key, {})),
+                **rates,
+            }
         with suppress(StorageError):
-            write_json(self.path, {key: {str(gpus): dataclasses.asdict(rate) for gpus, rate in sorted(rates.items())}
-                                   for key, rates in kept.items()})
+            write_json(
+                self.path,
+                {
+                    key: {
+                        str(gpus): dataclasses.asdict(rate) for gpus, rate in sorted(rates.items())
+                    }
+                    for key, rates in kept.items()
+                },
+            )
 
 
 def sharing_key(engine: str, hardware: str) -> str:
@@ -155,11 +177,18 @@ def alone_key(key: str) -> str:
 
 def numbers(known: KnownRates) -> dict[str, dict[int, float]]:
     """The rates alone."""
-    return {key: {gpus: found.rate for gpus, found in rates.items()} for key, rates in known.items()}
+    return {
+        key: {gpus: found.rate for gpus, found in rates.items()} for key, rates in known.items()
+    }
 
 
 def timings(known: KnownRates) -> dict[str, Timed]:
     """The steps that were timed of networks whose batch the policy chooses."""
-    return {key: Timed({gpus: found.timed for gpus, found in rates.items() if found.timed},
-                       max(found.parameters for found in rates.values()))
-            for key, rates in known.items() if any(found.timed for found in rates.values())}
+    return {
+        key: Timed(
+            {gpus: found.timed for gpus, found in rates.items() if found.timed},
+            max(found.parameters for found in rates.values()),
+        )
+        for key, rates in known.items()
+        if any(found.timed for found in rates.values())
+    }

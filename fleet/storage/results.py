@@ -31,7 +31,15 @@ from fleet.spec import NetworkSpec, Spec
 from fleet.spec.judging import Yardstick, ranking_of
 from fleet.spec.layers import count_for
 from fleet.storage.checkpoint import CheckpointLookup, is_exported, newest
-from fleet.storage.files import Pacing, SharedPacing, patiently, remove, replacing, side_by_side, write_json
+from fleet.storage.files import (
+    Pacing,
+    SharedPacing,
+    patiently,
+    remove,
+    replacing,
+    side_by_side,
+    write_json,
+)
 from fleet.storage.paths import RunPaths
 from preprocess.sample import SampleSpec
 
@@ -76,7 +84,9 @@ class Table(list[R]):
         try:
             import pandas
         except ImportError:
-            raise UserError("to_pandas() needs pandas: pip install 'fleet-ensemble[pandas]'") from None
+            raise UserError(
+                "to_pandas() needs pandas: pip install 'fleet-ensemble[pandas]'"
+            ) from None
         return pandas.DataFrame(self.columns())
 
 
@@ -146,10 +156,18 @@ class NetworkResult:
     def cells(self) -> dict[str, Any]:
         """The row with a column for each drawn parameter, each metric, and each deviation over folds."""
         said = {name: getattr(self, name) for name in _PLAIN}
-        said |= apart(self.drawn, [*said, *_OF_FOLDS, *_OF_CHILDREN, *self.metrics], "drawn") | self.metrics
+        said |= (
+            apart(self.drawn, [*said, *_OF_FOLDS, *_OF_CHILDREN, *self.metrics], "drawn")
+            | self.metrics
+        )
         if self.folds:
-            said |= {"folds": self.folds, **{f"{name}_deviation": value for name, value in self.deviation.items()}}
-        return said | ({"parent": self.parent, "parent_epoch": self.parent_epoch} if self.parent else {})
+            said |= {
+                "folds": self.folds,
+                **{f"{name}_deviation": value for name, value in self.deviation.items()},
+            }
+        return said | (
+            {"parent": self.parent, "parent_epoch": self.parent_epoch} if self.parent else {}
+        )
 
 
 SHOWN_PARAMETERS = 6  # drawn ones that the final table has at most
@@ -185,14 +203,18 @@ class Results:
     test: str = ""
     pacing: Pacing = field(default_factory=Pacing)
     _changes: int = 0  # since the table was written
-    _noted: dict[str, net.Standing] = field(default_factory=dict)  # how far each was when that was written down last
+    _noted: dict[str, net.Standing] = field(
+        default_factory=dict
+    )  # how far each was when that was written down last
     # Of each network as it was last: what its row comes from, the row, and its line. There may be thousands.
     _rows: dict[str, tuple[net.Standing, tuple, NetworkResult]] = field(default_factory=dict)
     _lines: dict[str, tuple[NetworkResult, _Columns, str]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         self.networks = dict(self.spec.by_name)
-        self._yardsticks = {name: Yardstick.of(network.train) for name, network in self.networks.items()}
+        self._yardsticks = {
+            name: Yardstick.of(network.train) for name, network in self.networks.items()
+        }
 
     def add(self, network: NetworkSpec, parameters: int | None) -> None:
         """A network has come to the run.
@@ -215,7 +237,10 @@ class Results:
         if isinstance(event, events.BadSample):
             self.add_bad(event.name, event.reason)
         elif isinstance(event, Change):
-            standing, before = self.standing(event.network), self._noted.get(event.network, net.Standing())
+            standing, before = (
+                self.standing(event.network),
+                self._noted.get(event.network, net.Standing()),
+            )
             if standing != before:
                 patiently(lambda: self._note(event.network, standing, before.outcome))
                 self._noted[event.network] = standing
@@ -233,8 +258,14 @@ class Results:
             write_tested(self.paths.tested(name), self.test, standing.history, standing.tested)
         if (outcome := standing.outcome) is not None and outcome != before:
             if outcome.is_failure:
-                write_json(self.paths.failure(name), {"reason": outcome.reason, "may_pass": outcome.may_pass,
-                                                      "tried": self.tried(self.networks[name])})
+                write_json(
+                    self.paths.failure(name),
+                    {
+                        "reason": outcome.reason,
+                        "may_pass": outcome.may_pass,
+                        "tried": self.tried(self.networks[name]),
+                    },
+                )
             else:
                 remove(self.paths.failure(name))  # of an earlier launch
 
@@ -270,34 +301,73 @@ class Results:
         standing, parameters = self.standing(name), self.parameters.get(name)
         told, before = self.run.told.get(name, ()), self._rows.get(name)
         if before is None or before[0] is not standing or before[1] != (parameters, told):
-            self._rows[name] = before = (standing, (parameters, told), self._row(network, standing, parameters, told))
+            self._rows[name] = before = (
+                standing,
+                (parameters, told),
+                self._row(network, standing, parameters, told),
+            )
         return before[2]
 
-    def _row(self, network: NetworkSpec, standing: net.Standing, parameters: int | None, told: tuple[float, ...]
-             ) -> NetworkResult:
+    def _row(
+        self,
+        network: NetworkSpec,
+        standing: net.Standing,
+        parameters: int | None,
+        told: tuple[float, ...],
+    ) -> NetworkResult:
         name = network.name
         history, outcome = standing.history, standing.outcome
         best = net.convergence(history, network.train.converge).best_epoch
         record = history[best - 1] if best else None
         if outcome is not None:
-            status = (Status.FAILED if outcome.is_failure else Status.PRUNED if outcome.is_pruned else Status.FINISHED)
+            status = (
+                Status.FAILED
+                if outcome.is_failure
+                else Status.PRUNED
+                if outcome.is_pruned
+                else Status.FINISHED
+            )
         elif standing.is_paused:
             status = Status.PAUSED
         else:
             status = Status.TRAINING if history else Status.WAITING
         nan = math.nan
-        loss, accuracy, val_loss, val_accuracy = (nan, nan, nan, nan) if record is None else (
-            record.loss, record.accuracy, record.val_loss, record.val_accuracy)
+        loss, accuracy, val_loss, val_accuracy = (
+            (nan, nan, nan, nan)
+            if record is None
+            else (record.loss, record.accuracy, record.val_loss, record.val_accuracy)
+        )
         tested = standing.tested or net.Judged(nan, nan, 0)
         return NetworkResult(
-            name, status, "" if outcome is None else outcome.reason, parameters,
-            len(history), best, loss, accuracy, val_loss, val_accuracy, tested.loss, tested.accuracy,
-            seconds=sum(record.seconds for record in history), drawn=network.parameters,
-            parent=network.parent, parent_epoch=network.parent_epoch,
-            metrics={**({} if record is None else {metric: record.value(metric) for metric in record.metrics}),
-                     **{f"test_{metric}": nan if value is None else value
-                        for metric, value in tested.metrics.items()},
-                     **self._rate(network, told)})
+            name,
+            status,
+            "" if outcome is None else outcome.reason,
+            parameters,
+            len(history),
+            best,
+            loss,
+            accuracy,
+            val_loss,
+            val_accuracy,
+            tested.loss,
+            tested.accuracy,
+            seconds=sum(record.seconds for record in history),
+            drawn=network.parameters,
+            parent=network.parent,
+            parent_epoch=network.parent_epoch,
+            metrics={
+                **(
+                    {}
+                    if record is None
+                    else {metric: record.value(metric) for metric in record.metrics}
+                ),
+                **{
+                    f"test_{metric}": nan if value is None else value
+                    for metric, value in tested.metrics.items()
+                },
+                **self._rate(network, told),
+            },
+        )
 
     def _rate(self, network: NetworkSpec, told: tuple[float, ...]) -> dict[str, float]:
         """The samples/s on one GPU of which the network's searcher was told, where that is an objective."""
@@ -310,7 +380,11 @@ class Results:
         """All networks, the best first; those without a value last. Before the folds of a network stands their mean."""
         rank = self._ranking()
         rows = [self.row(network) for network in self.networks.values()]
-        stems = {network.name: network.stem for network in self.networks.values() if network.fold is not None}
+        stems = {
+            network.name: network.stem
+            for network in self.networks.values()
+            if network.fold is not None
+        }
         if not stems:
             return sorted(rows, key=rank)
         folds: dict[str, list[NetworkResult]] = {}
@@ -321,7 +395,9 @@ class Results:
 
     def _ranking(self) -> Callable[[NetworkResult], tuple]:
         """By what networks are ranked: what those monitor that have an epoch, or else all."""
-        begun = {yardstick for name, yardstick in self._yardsticks.items() if self.standing(name).history}
+        begun = {
+            yardstick for name, yardstick in self._yardsticks.items() if self.standing(name).history
+        }
         columns = ranking_of(begun or set(self._yardsticks.values()))
         return lambda row: _rank(row, columns)
 
@@ -360,17 +436,30 @@ class _Columns:
     @classmethod
     def of(cls, rows: Sequence[NetworkResult]) -> _Columns:
         """Those that rows need."""
-        return cls((*_COLUMNS, *(_OF_FOLDS if any(row.folds for row in rows) else ()),
-                    *(_OF_CHILDREN if any(row.parent for row in rows) else ())),
-                   tuple(dict.fromkeys(name for row in rows for name in row.metrics)))
+        return cls(
+            (
+                *_COLUMNS,
+                *(_OF_FOLDS if any(row.folds for row in rows) else ()),
+                *(_OF_CHILDREN if any(row.parent for row in rows) else ()),
+            ),
+            tuple(dict.fromkeys(name for row in rows for name in row.metrics)),
+        )
 
     def cells(self, row: NetworkResult) -> list[Any]:
         """What a row has in them."""
         values = {name: getattr(row, name) for name in self.names}
-        if not math.isnan(row.loss) and math.isnan(row.accuracy):  # it means nothing for such targets
-            values |= {name: "" for name in self.names if name.endswith("accuracy") and math.isnan(values[name])}
-        return [*(json.dumps(value) if isinstance(value, dict) else value for value in values.values()),
-                *(row.metrics.get(name, "") for name in self.metrics)]
+        if not math.isnan(row.loss) and math.isnan(
+            row.accuracy
+        ):  # it means nothing for such targets
+            values |= {
+                name: ""
+                for name in self.names
+                if name.endswith("accuracy") and math.isnan(values[name])
+            }
+        return [
+            *(json.dumps(value) if isinstance(value, dict) else value for value in values.values()),
+            *(row.metrics.get(name, "") for name in self.metrics),
+        ]
 
 
 def _line(cells: Sequence[Any]) -> str:
@@ -380,8 +469,11 @@ def _line(cells: Sequence[Any]) -> str:
 
 
 _OF_FOLDS, _OF_CHILDREN = ("folds", "deviation"), ("parent", "parent_epoch")  # where there are any
-_COLUMNS = [item.name for item in dataclasses.fields(NetworkResult)
-            if item.name not in ("metrics", *_OF_FOLDS, *_OF_CHILDREN)]
+_COLUMNS = [
+    item.name
+    for item in dataclasses.fields(NetworkResult)
+    if item.name not in ("metrics", *_OF_FOLDS, *_OF_CHILDREN)
+]
 _PLAIN = [name for name in _COLUMNS if name != "drawn"]
 _VALUES = ("loss", "accuracy", "val_loss", "val_accuracy", "test_loss", "test_accuracy")
 
@@ -393,8 +485,10 @@ def networks_of(rows: Sequence[NetworkResult]) -> list[NetworkResult]:
 
 def mean_of_folds(name: str, rows: Sequence[NetworkResult]) -> NetworkResult:
     """The row that stands for the networks of all folds; those that have no value yet count for nothing in its mean."""
-    known = {column: [value for row in rows if not math.isnan(value := row.value(column))]
-             for column in (*_VALUES, *dict.fromkeys(metric for row in rows for metric in row.metrics))}
+    known = {
+        column: [value for row in rows if not math.isnan(value := row.value(column))]
+        for column in (*_VALUES, *dict.fromkeys(metric for row in rows for metric in row.metrics))
+    }
     mean = {column: fmean(values) if values else math.nan for column, values in known.items()}
     failed = [row for row in rows if row.status is Status.FAILED]
     statuses = {row.status for row in rows}
@@ -402,18 +496,27 @@ def mean_of_folds(name: str, rows: Sequence[NetworkResult]) -> NetworkResult:
     trained = [row for row in rows if row.epochs] or rows
     values: dict[str, Any] = {column: mean.pop(column) for column in _VALUES}
     return replace(
-        rows[0], name=name, status=status,
+        rows[0],
+        name=name,
+        status=status,
         reason=f"{failed[0].name}: {failed[0].reason}" if failed else "",
-        epochs=round(fmean(row.epochs for row in trained)), best_epoch=round(fmean(row.best_epoch for row in trained)),
-        seconds=sum(row.seconds for row in rows), folds=len(rows), **values, metrics=mean,
-        deviation={column: stdev(found) for column, found in known.items() if len(found) > 1})
+        epochs=round(fmean(row.epochs for row in trained)),
+        best_epoch=round(fmean(row.best_epoch for row in trained)),
+        seconds=sum(row.seconds for row in rows),
+        folds=len(rows),
+        **values,
+        metrics=mean,
+        deviation={column: stdev(found) for column, found in known.items() if len(found) > 1},
+    )
 
 
 def _rank(row: NetworkResult, columns: Sequence[tuple[str, int]]) -> tuple:
     """What is less is better: what failed or diverged is behind all else, and what has no value behind the others."""
     values = [(sign, row.value(name)) for name, sign in columns]
     keys = [(1, 0.0) if math.isnan(value) else (0, -sign * value) for sign, value in values]
-    is_lost = row.status is Status.FAILED or net.has_diverged(row.loss) or net.has_diverged(row.val_loss)
+    is_lost = (
+        row.status is Status.FAILED or net.has_diverged(row.loss) or net.has_diverged(row.val_loss)
+    )
     return (is_lost, *keys, row.name)
 
 
@@ -423,12 +526,15 @@ def parameters_of(network: NetworkSpec, sample: SampleSpec) -> int | None:
         return None
     try:
         return count_for(network.architecture.settings, sample.of(network.feed))
-    except UserError:  # images too small for it, which is no matter to an engine that learns nothing
+    except (
+        UserError
+    ):  # images too small for it, which is no matter to an engine that learns nothing
         return None
 
 
-def recover(results: Results, found: Mapping[str, CheckpointLookup] = MappingProxyType({})
-            ) -> tuple[dict[str, net.Standing], dict[str, net.State]]:
+def recover(
+    results: Results, found: Mapping[str, CheckpointLookup] = MappingProxyType({})
+) -> tuple[dict[str, net.Standing], dict[str, net.State]]:
     """What earlier launches of a run have left: the records of all checkpoints, without arrays.
 
     Args:
@@ -438,17 +544,29 @@ def recover(results: Results, found: Mapping[str, CheckpointLookup] = MappingPro
         How far each network of the spec is by that, and the checkpoints that there are.
     """
     with suppress(UserError):  # there is no table yet, or it is damaged
-        results.parameters = {row.name: row.parameters for row in read_results(results.paths.root)
-                              if row.parameters is not None and row.name in results.spec.by_name} | results.parameters
+        results.parameters = {
+            row.name: row.parameters
+            for row in read_results(results.paths.root)
+            if row.parameters is not None and row.name in results.spec.by_name
+        } | results.parameters
     names = [network.name for network in results.spec.networks]
-    taken_up = side_by_side(lambda network: take_up(results, network, found.get(network.name)), results.spec.networks)
+    taken_up = side_by_side(
+        lambda network: take_up(results, network, found.get(network.name)), results.spec.networks
+    )
     results.damaged = {name: results.damaged[name] for name in names if name in results.damaged}
-    return ({name: standing for name, (standing, _) in zip(names, taken_up, strict=True)},
-            {name: state for name, (_, state) in zip(names, taken_up, strict=True) if state is not None})
+    return (
+        {name: standing for name, (standing, _) in zip(names, taken_up, strict=True)},
+        {
+            name: state
+            for name, (_, state) in zip(names, taken_up, strict=True)
+            if state is not None
+        },
+    )
 
 
-def take_up(results: Results, network: NetworkSpec, found: CheckpointLookup | None = None
-            ) -> tuple[net.Standing, net.State | None]:
+def take_up(
+    results: Results, network: NetworkSpec, found: CheckpointLookup | None = None
+) -> tuple[net.Standing, net.State | None]:
     """How far another launch has brought a network, and whether it failed there; see :func:`look_up`."""
     standing, state = look_up(results, network, found)
     if (failure := _failure(results, network)) is not None:
@@ -456,8 +574,9 @@ def take_up(results: Results, network: NetworkSpec, found: CheckpointLookup | No
     return standing, state
 
 
-def look_up(results: Results, network: NetworkSpec, found: CheckpointLookup | None = None
-            ) -> tuple[net.Standing, net.State | None]:
+def look_up(
+    results: Results, network: NetworkSpec, found: CheckpointLookup | None = None
+) -> tuple[net.Standing, net.State | None]:
     """How far a network is by its newest whole checkpoint: its record, without arrays; None without one."""
     # What is damaged inside its arrays is found out when they are read; the trainer says so.
     found = found or newest(results.paths, network.name, with_arrays=False)
@@ -486,7 +605,9 @@ def _reason(found: CheckpointLookup, network: NetworkSpec) -> str:
     # Of the epochs after the best one only a table tells, if its checkpoint is all that is left. It is enough as long
     # as nobody wants to go on from there, and that epoch is the best one still.
     is_table = state is not None and state.epoch < len(found.history)
-    if state is None or (is_table and state.epoch != net.convergence(found.history, converge).best_epoch):
+    if state is None or (
+        is_table and state.epoch != net.convergence(found.history, converge).best_epoch
+    ):
         return ""
     return net.reason_now(found.history, state.final, converge)
 
@@ -501,14 +622,21 @@ def _failure(results: Results, network: NetworkSpec) -> str | None:
         return None
 
 
-def write_tested(path: Path, test: str, history: Sequence[net.EpochRecord], tested: net.Judged) -> None:
+def write_tested(
+    path: Path, test: str, history: Sequence[net.EpochRecord], tested: net.Judged
+) -> None:
     """Keep what a network came to.
 
     Args:
         test: which test data that was on.
         history: of the network.
     """
-    write_json(path, as_json({**dataclasses.asdict(tested), "test": test, "history": net.stream_epochs(history)}))
+    write_json(
+        path,
+        as_json(
+            {**dataclasses.asdict(tested), "test": test, "history": net.stream_epochs(history)}
+        ),
+    )
 
 
 def read_tested(path: Path, test: str, history: Sequence[net.EpochRecord]) -> net.Judged | None:
@@ -521,9 +649,13 @@ def read_tested(path: Path, test: str, history: Sequence[net.EpochRecord]) -> ne
         kept = json.loads(path.read_text(encoding="utf-8"))
         if (kept["test"], kept["history"]) != (test, net.stream_epochs(history)):
             return None
-        loss, accuracy = (math.nan if kept[name] is None else float(kept[name]) for name in ("loss", "accuracy"))
-        metrics = {str(name): None if value is None else float(value)
-                   for name, value in kept.get("metrics", {}).items()}
+        loss, accuracy = (
+            math.nan if kept[name] is None else float(kept[name]) for name in ("loss", "accuracy")
+        )
+        metrics = {
+            str(name): None if value is None else float(value)
+            for name, value in kept.get("metrics", {}).items()
+        }
         return net.Judged(loss, accuracy, int(kept["samples"]), metrics)
     except (OSError, ValueError, LookupError, TypeError):  # nobody can tell: it is judged again
         return None
@@ -541,9 +673,13 @@ def read_results(run: str | Path) -> Table[NetworkResult]:
     path = RunPaths(Path(run)).results
     try:
         with open(path, encoding="utf-8", newline="") as file:
-            return Table((_parse_row(row) for row in csv.DictReader(file, restkey="beyond the head")), _PLAIN)
+            return Table(
+                (_parse_row(row) for row in csv.DictReader(file, restkey="beyond the head")), _PLAIN
+            )
     except OSError as error:
-        raise UserError(f"{run} holds no run that can be read: {path.name}: {error.strerror}") from None
+        raise UserError(
+            f"{run} holds no run that can be read: {path.name}: {error.strerror}"
+        ) from None
     except (ValueError, KeyError, TypeError, csv.Error) as error:
         raise UserError(f"{path} is not a table of results: {error}") from None
 
@@ -551,51 +687,102 @@ def read_results(run: str | Path) -> Table[NetworkResult]:
 def over_by_table(paths: RunPaths) -> set[str]:
     """The networks of a run that are done, or have failed, as the table has it; none where it is missing or damaged."""
     try:
-        return {row.name for row in read_results(paths.root) if row.status in (Status.FINISHED, Status.FAILED)}
+        return {
+            row.name
+            for row in read_results(paths.root)
+            if row.status in (Status.FINISHED, Status.FAILED)
+        }
     except UserError:
         return set()
 
 
 def _parse_row(row: dict[str, str]) -> NetworkResult:
-    row = {name: value or "nan" if name.endswith("accuracy") else value for name, value in row.items()}
-    metrics = {name: float(value) for name, value in row.items()
-               if name not in (*_COLUMNS, *_OF_FOLDS, *_OF_CHILDREN) and value}
+    row = {
+        name: value or "nan" if name.endswith("accuracy") else value for name, value in row.items()
+    }
+    metrics = {
+        name: float(value)
+        for name, value in row.items()
+        if name not in (*_COLUMNS, *_OF_FOLDS, *_OF_CHILDREN) and value
+    }
     return NetworkResult(
-        row["name"], Status(row["status"]), row["reason"], int(row["parameters"]) if row["parameters"] else None,
-        int(row["epochs"]), int(row["best_epoch"]), float(row["loss"]), float(row["accuracy"]),
-        float(row["val_loss"]), float(row["val_accuracy"]), float(row.get("test_loss", "nan")),
-        float(row.get("test_accuracy", "nan")), float(row["seconds"]), json.loads(row["drawn"]),
-        metrics, int(row.get("folds", 0)), json.loads(row.get("deviation", "{}")),
-        row.get("parent", ""), int(row.get("parent_epoch", 0)))
+        row["name"],
+        Status(row["status"]),
+        row["reason"],
+        int(row["parameters"]) if row["parameters"] else None,
+        int(row["epochs"]),
+        int(row["best_epoch"]),
+        float(row["loss"]),
+        float(row["accuracy"]),
+        float(row["val_loss"]),
+        float(row["val_accuracy"]),
+        float(row.get("test_loss", "nan")),
+        float(row.get("test_accuracy", "nan")),
+        float(row["seconds"]),
+        json.loads(row["drawn"]),
+        metrics,
+        int(row.get("folds", 0)),
+        json.loads(row.get("deviation", "{}")),
+        row.get("parent", ""),
+        int(row.get("parent_epoch", 0)),
+    )
 
 
 def leaderboard(rows: Sequence[NetworkResult]) -> tuple[list[str], list[list[Any]]]:
     """Headers and rows of the final table."""
+
     def shown(row: NetworkResult, name: str) -> str:
         value, deviation = row.value(name), row.deviation.get(name)
         around = "" if deviation is None else f" ± {deviation:.4f}"
         return "" if math.isnan(value) else f"{value:.4f}{around}"
 
     has_test = any(not math.isnan(row.test_loss) for row in rows)
-    has_accuracy = any(not math.isnan(row.accuracy) for row in rows) or all(math.isnan(row.loss) for row in rows)
-    values = {**({"val acc": "val_accuracy"} if has_accuracy else {}), "val loss": "val_loss",
-              **({"acc": "accuracy"} if has_accuracy else {"loss": "loss"}),
-              **({"test acc": "test_accuracy"} if has_test and has_accuracy else {}),
-              **({"test loss": "test_loss"} if has_test else {})}
+    has_accuracy = any(not math.isnan(row.accuracy) for row in rows) or all(
+        math.isnan(row.loss) for row in rows
+    )
+    values = {
+        **({"val acc": "val_accuracy"} if has_accuracy else {}),
+        "val loss": "val_loss",
+        **({"acc": "accuracy"} if has_accuracy else {"loss": "loss"}),
+        **({"test acc": "test_accuracy"} if has_test and has_accuracy else {}),
+        **({"test loss": "test_loss"} if has_test else {}),
+    }
     metrics = list(dict.fromkeys(name for row in rows for name in row.metrics))
-    metrics = [name for name in metrics if name.startswith(("val_", "test_")) or f"val_{name}" not in metrics]
+    metrics = [
+        name
+        for name in metrics
+        if name.startswith(("val_", "test_")) or f"val_{name}" not in metrics
+    ]
     has_children = any(row.parent for row in rows)
     varied = varied_parameters(rows)[:SHOWN_PARAMETERS]
-    headers = ["network", "status", "epochs", "best", *values,
-               *(re.sub("^(val|test)_", r"\1 ", name) for name in metrics),
-               *short_names(varied), "params", "s", *(["from"] if has_children else []), "why"]
-    return headers, [[row.name, str(row.status), row.epochs, row.best_epoch or "",
-                      *(shown(row, name) for name in (*values.values(), *metrics)),
-                      *(_brief(row.drawn.get(name)) for name in varied),
-                      row.parameters, round(row.seconds, 1),
-                      *([row.parent and f"{row.parent}, epoch {row.parent_epoch}"] if has_children else []),
-                      row.reason if len(row.reason) <= 50 else row.reason[:47] + "..."]
-                     for row in rows]
+    headers = [
+        "network",
+        "status",
+        "epochs",
+        "best",
+        *values,
+        *(re.sub("^(val|test)_", r"\1 ", name) for name in metrics),
+        *short_names(varied),
+        "params",
+        "s",
+        *(["from"] if has_children else []),
+        "why",
+    ]
+    return headers, [
+        [
+            row.name,
+            str(row.status),
+            row.epochs,
+            row.best_epoch or "",
+            *(shown(row, name) for name in (*values.values(), *metrics)),
+            *(_brief(row.drawn.get(name)) for name in varied),
+            row.parameters,
+            round(row.seconds, 1),
+            *([row.parent and f"{row.parent}, epoch {row.parent_epoch}"] if has_children else []),
+            row.reason if len(row.reason) <= 50 else row.reason[:47] + "...",
+        ]
+        for row in rows
+    ]
 
 
 def varied_parameters(rows: Sequence[NetworkResult]) -> list[str]:
@@ -625,4 +812,4 @@ def _brief(value: Any) -> Any:
     if value is None or (isinstance(value, int) and not isinstance(value, bool)):
         return "" if value is None else value
     text = value if isinstance(value, str) else json.dumps(value)
-    return text if len(text) <= _LONGEST_VALUE else text[:_LONGEST_VALUE - 3] + "..."
+    return text if len(text) <= _LONGEST_VALUE else text[: _LONGEST_VALUE - 3] + "..."

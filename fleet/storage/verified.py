@@ -26,12 +26,20 @@ from preprocess.files.deaf_file import DeafFile
 
 # The checksum of all that follows in the user block, the checksum of all behind it, the sizes of both in bytes.
 _HEAD = re.compile(rb"FLEET checkpoint ([0-9a-f]{8}) ([0-9a-f]{8}) ([0-9]{10}) ([0-9]{15})\n")
-_HEAD_BYTES, _FIRST_COVERED = 62, 25  # the length of such a line, and where what its first checksum covers begins
+_HEAD_BYTES, _FIRST_COVERED = (
+    62,
+    25,
+)  # the length of such a line, and where what its first checksum covers begins
 _PIECE = 2**20
 
 
-def write_verified(path: Path, arrays: Mapping[str, np.ndarray], record: Mapping[str, Any],
-                   previous: Path | None = None, check: Callable[[], None] = lambda: None) -> None:
+def write_verified(
+    path: Path,
+    arrays: Mapping[str, np.ndarray],
+    record: Mapping[str, Any],
+    previous: Path | None = None,
+    check: Callable[[], None] = lambda: None,
+) -> None:
     """Write arrays and a record, whole or not at all.
 
     Args:
@@ -60,8 +68,9 @@ def write_verified(path: Path, arrays: Mapping[str, np.ndarray], record: Mapping
         target.check()
 
 
-def read_verified(path: Path, with_arrays: bool = True, read: Callable[[bytes], Any] = json.loads
-                  ) -> tuple[dict[str, np.ndarray], Any]:
+def read_verified(
+    path: Path, with_arrays: bool = True, read: Callable[[bytes], Any] = json.loads
+) -> tuple[dict[str, np.ndarray], Any]:
     """Read arrays and a record.
 
     Args:
@@ -77,10 +86,16 @@ def read_verified(path: Path, with_arrays: bool = True, read: Callable[[bytes], 
             record = read(_read_block(path, file, with_arrays))
         if not with_arrays:
             return {}, record
-        with h5py.File(path, "r", locking=False) as content:  # it never changes, and locks may not be had
-            return {name.replace("\\", "/"): dataset[()] for name, dataset in content["arrays"].items()}, record
+        with h5py.File(
+            path, "r", locking=False
+        ) as content:  # it never changes, and locks may not be had
+            return {
+                name.replace("\\", "/"): dataset[()] for name, dataset in content["arrays"].items()
+            }, record
     except (OSError, LookupError, RuntimeError) as error:
-        raise CheckpointError(f"{path} cannot be read: {getattr(error, 'strerror', None) or error}") from error
+        raise CheckpointError(
+            f"{path} cannot be read: {getattr(error, 'strerror', None) or error}"
+        ) from error
 
 
 def _read_block(path: Path, file: IO[bytes], with_the_rest: bool) -> bytes:

@@ -39,8 +39,13 @@ class CheckpointWriter:
         suffix: of what the engine exports.
     """
 
-    def __init__(self, paths: RunPaths, settings: Checkpoint, fence: Fence | None = None,
-                 suffix: str = EngineInfo.suffix) -> None:
+    def __init__(
+        self,
+        paths: RunPaths,
+        settings: Checkpoint,
+        fence: Fence | None = None,
+        suffix: str = EngineInfo.suffix,
+    ) -> None:
         self.blocked_s = 0.0
         self._paths, self._fence, self._suffix = paths, fence, suffix
         self._fences: dict[str, Fence] = {}
@@ -81,7 +86,9 @@ class CheckpointWriter:
         self.blocked_s += time.perf_counter() - began
         self._raise()
 
-    def export(self, name: str, converge: Converge, write: Callable[[Mapping[str, np.ndarray], Path], None]) -> str:
+    def export(
+        self, name: str, converge: Converge, write: Callable[[Mapping[str, np.ndarray], Path], None]
+    ) -> str:
         """Write the best network for use without FLEET, once all checkpoints are on disk; in the calling thread.
 
         Args:
@@ -112,10 +119,16 @@ class CheckpointWriter:
             self._write_fresh(found.state.arrays, fresh, write)
             is_written = fresh.exists()
             if note.exists():
-                replace_by(exported.with_suffix(".json"), lambda target: os.replace(note, target),
-                           check=permission(self.fence(name), best))
-            replace_by(exported, lambda target: os.replace(fresh, target) if is_written else None,
-                       check=permission(self.fence(name), best))
+                replace_by(
+                    exported.with_suffix(".json"),
+                    lambda target: os.replace(note, target),
+                    check=permission(self.fence(name), best),
+                )
+            replace_by(
+                exported,
+                lambda target: os.replace(fresh, target) if is_written else None,
+                check=permission(self.fence(name), best),
+            )
             if is_written:
                 note_export(self._paths, name, found.state, self.fence(name))
         finally:
@@ -124,9 +137,14 @@ class CheckpointWriter:
         remove(self._paths.previous(name))  # nobody goes on from there any more
         return found.damage
 
-    def _write_fresh(self, arrays: Mapping[str, np.ndarray], path: Path,
-                     write: Callable[[Mapping[str, np.ndarray], Path], None]) -> None:
+    def _write_fresh(
+        self,
+        arrays: Mapping[str, np.ndarray],
+        path: Path,
+        write: Callable[[Mapping[str, np.ndarray], Path], None],
+    ) -> None:
         """Write the network itself; what fails in here is its own failure, which may pass, but for a full disk."""
+
         def once() -> None:
             try:
                 write(arrays, path)
@@ -171,15 +189,21 @@ class CheckpointWriter:
             best.unlink(missing_ok=True)  # of a launch that kept it
             self._without_best.add(name)
         with folder_opened(last):
-            if is_best and self._settings.keep != "last":  # before `last`, by whose history this epoch was the best
+            if (
+                is_best and self._settings.keep != "last"
+            ):  # before `last`, by whose history this epoch was the best
                 self._quota.make_room(best, state.size)
                 write_state(best, state, fence=fence)
             self._quota.make_room(last, state.size)
             write_state(last, state, self._paths.previous(name), fence)
             try:
-                write_history(self._paths.history(name), state.history)  # the look for `last` is enough
+                write_history(
+                    self._paths.history(name), state.history
+                )  # the look for `last` is enough
             except StorageError:
-                check_of(fence)()  # a launch that was shut out finds no folder: that says better why
+                check_of(
+                    fence
+                )()  # a launch that was shut out finds no folder: that says better why
                 raise
 
     def _work(self) -> None:

@@ -51,8 +51,9 @@ def split_rows(first: int, last: int, rank: int, size: int) -> tuple[int, int]:
 class Batches(Protocol):
     """Gives a rank its rows of the batches of an epoch."""
 
-    def batches(self, epoch: Epoch, start: int, batch: int, group: Group, taken: Container[int] = ()
-                ) -> Iterator[Batch]:
+    def batches(
+        self, epoch: Epoch, start: int, batch: int, group: Group, taken: Container[int] = ()
+    ) -> Iterator[Batch]:
         """The batches of an epoch from position ``start``; a batch is valid until the next.
 
         Args:

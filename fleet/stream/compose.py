@@ -40,7 +40,9 @@ from fleet.stream.window import Window
 from preprocess.base import BadSample
 from preprocess.pipeline import Pipeline
 
-Store: TypeAlias = Literal["window", "node", "own", "files"]  # where samples are taken from; see the module
+Store: TypeAlias = Literal[
+    "window", "node", "own", "files"
+]  # where samples are taken from; see the module
 
 
 @dataclass(frozen=True)
@@ -63,7 +65,11 @@ class NodeMemory:
 
     def of_samples(self) -> list[Segment]:
         """What samples lie in."""
-        return [shared.segment for shared in (self.window, self.kept, self.validation) if shared is not None]
+        return [
+            shared.segment
+            for shared in (self.window, self.kept, self.validation)
+            if shared is not None
+        ]
 
     def unlink(self) -> None:
         """Take the names away, once all ranks of the node have mapped it; the memory lives on."""
@@ -87,8 +93,13 @@ class Stream:
         own: for the rest of an epoch that the stream has left behind.
     """
 
-    def __init__(self, own: OwnStream, order: Order, reader: Reader | None = None,
-                 finish: Finish | None = None) -> None:
+    def __init__(
+        self,
+        own: OwnStream,
+        order: Order,
+        reader: Reader | None = None,
+        finish: Finish | None = None,
+    ) -> None:
         self.own, self._order, self._reader, self._finish = own, order, reader, finish
 
     @property
@@ -106,12 +117,20 @@ class Stream:
         if self._reader is not None:
             self._reader.leave()
 
-    def batches(self, epoch: Epoch, start: int, batch: int, group: Group,  # noqa: D102 - Batches says it
-                taken: Container[int] = ()) -> Iterator[Batch]:
+    def batches(  # noqa: D102
+        self,
+        epoch: Epoch,
+        start: int,
+        batch: int,
+        group: Group,
+        taken: Container[int] = (),
+    ) -> Iterator[Batch]:
         if self._reader is not None:
             # Whether somebody has died the reader finds out: a ring's ranks must do so together.
             try:
-                for one in self._finished(self._reader.batches(epoch, start, batch, group, taken), group, taken):
+                for one in self._finished(
+                    self._reader.batches(epoch, start, batch, group, taken), group, taken
+                ):
                     yield one
                     epoch, start = one.epoch, one.position
                 return
@@ -119,23 +138,35 @@ class Stream:
                 self._reader.leave()
         yield from self.own.batches(epoch, start, batch, group, taken)
 
-    def _finished(self, batches: Iterator[Batch], group: Group, taken: Container[int]) -> Iterator[Batch]:
+    def _finished(
+        self, batches: Iterator[Batch], group: Group, taken: Container[int]
+    ) -> Iterator[Batch]:
         if self._finish is None:
             yield from batches
             return
         whole: Itinerary | None = None
         for one in batches:
             # In a ring the path is known as far as it has been read, and this batch is of that part.
-            if whole is None or whole.path[:len(one.epoch.path)] != one.epoch.path:
+            if whole is None or whole.path[: len(one.epoch.path)] != one.epoch.path:
                 whole = self._order.itinerary(one.epoch, taken)
             rows = slice(*split_rows(one.position - one.size, one.position, group.rank, group.size))
-            images, targets = self._finish(one.images, one.targets, whole.indices[rows], whole.productions[rows])
+            images, targets = self._finish(
+                one.images, one.targets, whole.indices[rows], whole.productions[rows]
+            )
             yield dataclasses.replace(one, images=images, targets=targets)
 
 
-def compose(kind: Store, order: Order, pipeline: Pipeline, memory: NodeMemory, reader: int, waiting: Waiting,
-            on_bad: Callable[[BadSample], None], finish: Finish | None = None, first_epoch: int = 0
-            ) -> Callable[[np.ndarray | None], Stream]:
+def compose(
+    kind: Store,
+    order: Order,
+    pipeline: Pipeline,
+    memory: NodeMemory,
+    reader: int,
+    waiting: Waiting,
+    on_bad: Callable[[BadSample], None],
+    finish: Finish | None = None,
+    first_epoch: int = 0,
+) -> Callable[[np.ndarray | None], Stream]:
     """Put a stream together; the one place that knows which order goes with which store and finish.
 
     Args:
@@ -156,8 +187,12 @@ def compose(kind: Store, order: Order, pipeline: Pipeline, memory: NodeMemory, r
     store = Files(pipeline)
     if kind == "node":
         assert memory.kept is not None
-        store = KeptByNode(pipeline, memory.kept, waiting.stall_s,
-                           None if memory.finished is None else partial(memory.finished.take, reader))
+        store = KeptByNode(
+            pipeline,
+            memory.kept,
+            waiting.stall_s,
+            None if memory.finished is None else partial(memory.finished.take, reader),
+        )
     elif kind == "own":
         store = OwnMemory(pipeline)
 
@@ -168,7 +203,9 @@ def compose(kind: Store, order: Order, pipeline: Pipeline, memory: NodeMemory, r
             return Stream(own, mine)
         if isinstance(order, RingOrder):
             first = window.layout.sequence(first_epoch, 0)
-            return Stream(own, mine, RingReader(window, reader, waiting, order, keeps, first), finish)
+            return Stream(
+                own, mine, RingReader(window, reader, waiting, order, keeps, first), finish
+            )
         return Stream(own, mine, Reader(window, reader, waiting, order, keeps), finish)
 
     return stream

@@ -30,8 +30,16 @@ class WindowFiller:
         clock: seconds, from any moment on; what a sample takes is measured by it.
     """
 
-    def __init__(self, world: World, roles: Roles, window: Window, order: Order, training: Pipeline, leads: bool,
-                 clock: Callable[[], float] = time.perf_counter) -> None:
+    def __init__(
+        self,
+        world: World,
+        roles: Roles,
+        window: Window,
+        order: Order,
+        training: Pipeline,
+        leads: bool,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
         self._world, self._roles, self._window = world, roles, window
         self._order, self._training, self._leads = order, training, leads
         self._heads_node = roles.leader(roles.node_of[world.rank]) == world.rank
@@ -42,13 +50,17 @@ class WindowFiller:
         self._filled = 0  # samples of it that are there
         self._production, self._indices = 0, np.empty(0, np.int64)  # what it holds
         self._relay: Relay | None = None
-        self._buried: frozenset[int] = frozenset()  # ranks that died, and hold nothing of the window any more
+        self._buried: frozenset[int] = (
+            frozenset()
+        )  # ranks that died, and hold nothing of the window any more
         self._demands: dict[int, int] = {}  # other node -> how far its readers are
         self._told, self._told_at = 0, 0.0
         self._clock = clock
         # Samples, the time they took, and what this rank did between them, since the coordinator was told.
         self._prepared, self._busy_s, self._beside_s = 0, 0.0, 0.0
-        self._paused_s = 0.0  # when a part of a chunk was done, the rest of which could have followed
+        self._paused_s = (
+            0.0  # when a part of a chunk was done, the rest of which could have followed
+        )
 
     def follow(self, order: Produce) -> None:
         """Heed what the coordinator says."""
@@ -58,7 +70,9 @@ class WindowFiller:
             self._next = self._turns.next_of(self._world.rank, order.first)
             if self._leads:
                 self._relay = Relay(self._world, self._roles, self._window, self._turns, number=0)
-        elif self._turns.change(order.since, order.turns) and (self._next is None or self._next >= order.since):
+        elif self._turns.change(order.since, order.turns) and (
+            self._next is None or self._next >= order.since
+        ):
             self._next = self._turns.next_of(self._world.rank, order.since)
 
     def heed(self, demand: Demand) -> None:
@@ -98,7 +112,9 @@ class WindowFiller:
         if fastest is None:
             # Nobody reads on this node. No reader of another one is beyond `hold`, so it is not held back.
             fastest = 0 if self._window.layout.is_ring else self._hold
-        ahead_of = max(fastest, self._turns.first if self._turns else 0, int(self._window.demand[0]))
+        ahead_of = max(
+            fastest, self._turns.first if self._turns else 0, int(self._window.demand[0])
+        )
         return sequence < min(self._limit, ahead_of + self._window.layout.lookahead)
 
     def _drop_dead_ranks(self) -> None:
@@ -118,11 +134,18 @@ class WindowFiller:
         """Whether chunk ``sequence`` is wanted yet, and its slot is free."""
         if self._window.layout.is_ring:
             return self._window.has_slot(sequence)
-        return self._is_wanted(sequence) and self._turns is not None and self._window.is_free(
-            sequence, self._hold, self._turns.first)
+        return (
+            self._is_wanted(sequence)
+            and self._turns is not None
+            and self._window.is_free(sequence, self._hold, self._turns.first)
+        )
 
     def _produce(self) -> bool:
-        if self._turns is None or self._next is None or (self._filled == 0 and not self._may_write(self._next)):
+        if (
+            self._turns is None
+            or self._next is None
+            or (self._filled == 0 and not self._may_write(self._next))
+        ):
             return False
         if self._filled == 0:
             self._production, self._indices = self._order.chunk(self._next)
@@ -132,8 +155,12 @@ class WindowFiller:
         began = self._clock()
         if begin:  # rank 0 may have had to coordinate between two parts of a chunk
             self._beside_s += began - self._paused_s
-        bad = self._training.load(self._indices[begin:end], self._production, self._window.images[rows],
-                                  self._window.targets[rows])
+        bad = self._training.load(
+            self._indices[begin:end],
+            self._production,
+            self._window.images[rows],
+            self._window.targets[rows],
+        )
         self._paused_s = self._clock()
         self._was_busy(end - begin, self._paused_s - began)
         _report(self._world, bad, training=True)
@@ -148,8 +175,11 @@ class WindowFiller:
         """Tell the coordinator how fast samples are prepared while there is anything to do."""
         self._prepared, self._busy_s = self._prepared + samples, self._busy_s + seconds
         if self._busy_s >= _BUSY_S:
-            self._world.tell(0, Tag.COORDINATOR, Prepared(
-                self._world.rank, self._prepared, self._busy_s, self._beside_s))
+            self._world.tell(
+                0,
+                Tag.COORDINATOR,
+                Prepared(self._world.rank, self._prepared, self._busy_s, self._beside_s),
+            )
             self._prepared, self._busy_s, self._beside_s = 0, 0.0, 0.0
 
 
@@ -162,19 +192,31 @@ class SetFiller:
         load: prepares some rows.
     """
 
-    def __init__(self, world: World, roles: Roles, target: SampleSet, leads: bool, number: int, training: bool,
-                 load: Callable[[range, np.ndarray, np.ndarray], list[BadSample]]) -> None:
+    def __init__(
+        self,
+        world: World,
+        roles: Roles,
+        target: SampleSet,
+        leads: bool,
+        number: int,
+        training: bool,
+        load: Callable[[range, np.ndarray, np.ndarray], list[BadSample]],
+    ) -> None:
         self._world, self._target, self._load, self._training = world, target, load, training
         turns = Turns(0, roles.preprocessors)
         here = roles.node_of[world.rank]
-        node = [chunk for chunk in range(target.chunks) if roles.node_of[turns.rank_of(chunk)] == here]
+        node = [
+            chunk for chunk in range(target.chunks) if roles.node_of[turns.rank_of(chunk)] == here
+        ]
         # First this rank's own; then, from the end, what others of its node have not come to: as rank 0, which
         # coordinates first. Two may do the same, to the same bits.
         mine = [chunk for chunk in node if turns.rank_of(chunk) == world.rank]
         self._chunks = [*sorted(set(node) - set(mine)), *mine[::-1]]
         self._mine, self._apart = set(mine), len(roles.preprocessors)
         self._rows: list[range] = []
-        self._relay = Relay(world, roles, target, turns, number, end=target.chunks) if leads else None
+        self._relay = (
+            Relay(world, roles, target, turns, number, end=target.chunks) if leads else None
+        )
 
     def step(self) -> bool:
         """Do a bounded piece of work; returns whether there was any."""
@@ -205,8 +247,10 @@ class SetFiller:
 
 
 def _steps(rows: slice) -> list[range]:
-    return [range(first, min(first + _SAMPLES_A_STEP, rows.stop))
-            for first in range(rows.start, rows.stop, _SAMPLES_A_STEP)]
+    return [
+        range(first, min(first + _SAMPLES_A_STEP, rows.stop))
+        for first in range(rows.start, rows.stop, _SAMPLES_A_STEP)
+    ]
 
 
 def _report(world: World, bad: Sequence[BadSample], training: bool) -> None:

@@ -31,19 +31,34 @@ class Finish:
         on_bad: is told of samples that cannot be used.
     """
 
-    def __init__(self, pipeline: Pipeline, is_done: bool, on_bad: Callable[[BadSample], None]) -> None:
+    def __init__(
+        self, pipeline: Pipeline, is_done: bool, on_bad: Callable[[BadSample], None]
+    ) -> None:
         self._pipeline, self._is_done, self._on_bad = pipeline, is_done, on_bad
 
-    def __call__(self, kept: np.ndarray, kept_targets: np.ndarray, indices: np.ndarray, productions: np.ndarray,
-                 training: bool = True) -> tuple[np.ndarray, np.ndarray]:
+    def __call__(
+        self,
+        kept: np.ndarray,
+        kept_targets: np.ndarray,
+        indices: np.ndarray,
+        productions: np.ndarray,
+        training: bool = True,
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Inputs and targets (k, ...) of the samples ``indices``, each as it is in its production."""
         pipeline = self._pipeline
         if self._is_done:
             return pipeline.taken(kept), pipeline.answered(kept_targets, indices)
         images, targets = pipeline.empty(len(indices))
         for production, part in runs(productions):
-            for bad in pipeline.finish_kept(kept[part], kept_targets[part], indices[part], production, images[part],
-                                            targets[part], training):
+            for bad in pipeline.finish_kept(
+                kept[part],
+                kept_targets[part],
+                indices[part],
+                production,
+                images[part],
+                targets[part],
+                training,
+            ):
                 self._on_bad(bad)
         return images, targets
 
@@ -62,16 +77,26 @@ class FinishedEpochs:
             None where they share none, and the rank has room of its own.
     """
 
-    def __init__(self, pipeline: Pipeline, limit: int = 2**26, shared: Callable[[int], Finished | None] | None = None
-                 ) -> None:
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        limit: int = 2**26,
+        shared: Callable[[int], Finished | None] | None = None,
+    ) -> None:
         self._pipeline, self._shared = pipeline, shared
         images, targets = pipeline.empty(1)
         size = pipeline.samples * (images.nbytes + targets.nbytes + 1)
         self._room = limit // max(size, 1) if pipeline.is_work else 0
         self._epochs: dict[int, Finished] = {}
 
-    def finish(self, kept: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]], indices: np.ndarray, production: int,
-               images: np.ndarray, targets: np.ndarray) -> list[BadSample]:
+    def finish(
+        self,
+        kept: Callable[[np.ndarray], tuple[np.ndarray, np.ndarray]],
+        indices: np.ndarray,
+        production: int,
+        images: np.ndarray,
+        targets: np.ndarray,
+    ) -> list[BadSample]:
         """Finish samples, or take those that have been before; see :meth:`preprocess.pipeline.Pipeline.finish_kept`.
 
         Args:
@@ -88,7 +113,9 @@ class FinishedEpochs:
         fence()
         if len(lacking):
             new_images, new_targets = self._pipeline.empty(len(lacking))
-            bad = self._pipeline.finish_kept(*kept(lacking), lacking, production, new_images, new_targets)
+            bad = self._pipeline.finish_kept(
+                *kept(lacking), lacking, production, new_images, new_targets
+            )
             whole_images[lacking], whole_targets[lacking] = new_images, new_targets
             fence()
             is_there[lacking] = True
@@ -118,12 +145,28 @@ class NodeEpochs:
         trainers: of the node.
     """
 
-    def __init__(self, image: ImageSpec, target: np.dtype, samples: int, epochs: int, trainers: int, name: str,
-                 create: bool) -> None:
+    def __init__(
+        self,
+        image: ImageSpec,
+        target: np.dtype,
+        samples: int,
+        epochs: int,
+        trainers: int,
+        name: str,
+        create: bool,
+    ) -> None:
         # Where trainers are and what there is room for: the number of an epoch, and 1 more; 0 is none.
-        self.segment, (self._at, self._holds, self._are_there, self._targets, self._images) = arrays_in(
-            name, create, (np.int64, trainers), (np.int64, epochs), (np.bool_, epochs, samples),
-            (target, epochs, samples), (image.dtype, epochs, samples, *image.shape))
+        self.segment, (self._at, self._holds, self._are_there, self._targets, self._images) = (
+            arrays_in(
+                name,
+                create,
+                (np.int64, trainers),
+                (np.int64, epochs),
+                (np.bool_, epochs, samples),
+                (target, epochs, samples),
+                (image.dtype, epochs, samples, *image.shape),
+            )
+        )
 
     def take(self, trainer: int, production: int) -> Finished | None:
         """An epoch, which stays until this trainer takes another; None where there is no room for it."""
@@ -135,10 +178,16 @@ class NodeEpochs:
                     fence()
                     self._holds[room] = production + 1
         found = np.flatnonzero(self._holds == production + 1)
-        return (self._images[found[0]], self._targets[found[0]], self._are_there[found[0]]) if len(found) else None
+        return (
+            (self._images[found[0]], self._targets[found[0]], self._are_there[found[0]])
+            if len(found)
+            else None
+        )
 
     def _room(self) -> int | None:
-        latest = np.where(self._holds == 0, np.iinfo(np.int64).max, self._holds)  # those that hold none first
+        latest = np.where(
+            self._holds == 0, np.iinfo(np.int64).max, self._holds
+        )  # those that hold none first
         latest[np.isin(self._holds, self._at) & (self._holds > 0)] = -1
         place = int(latest.argmax())
         return place if latest[place] > 0 else None

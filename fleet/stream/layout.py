@@ -78,8 +78,15 @@ def chunk_size(image: ImageSpec, target: np.dtype = LABEL) -> int:
     return int(np.clip(2**20 // row_bytes(image, target), 8, 64))
 
 
-def plan_layout(image: ImageSpec, samples: int, window: int, largest_batch: int, readers: int,
-                target: np.dtype = LABEL, epochs: int = 2) -> Layout:
+def plan_layout(
+    image: ImageSpec,
+    samples: int,
+    window: int,
+    largest_batch: int,
+    readers: int,
+    target: np.dtype = LABEL,
+    epochs: int = 2,
+) -> Layout:
     """Choose chunks and slots for a window of ``window`` bytes.
 
     Chunks are about a mebibyte: large enough that counting them costs nothing, small enough that a
@@ -99,15 +106,17 @@ def plan_layout(image: ImageSpec, samples: int, window: int, largest_batch: int,
         raise UserError(
             f"data.window: {format_size(window)} is too small: the largest batch "
             f"({counted(largest_batch, 'sample')} of {format_size(size)}) "
-            f"and one chunk ahead need {format_size(least * chunk * size)}")
+            f"and one chunk ahead need {format_size(least * chunk * size)}"
+        )
     epoch = -(-samples // chunk)
     slots = min(slots, max(max(epochs, 2) * epoch, least))
     lookahead = max(-(-Q_P // chunk), batch_chunks)
     return Layout(image, samples, chunk, slots, lookahead, readers, target=target)
 
 
-def plan_ring(image: ImageSpec, samples: int, window: int, shards: int, readers: int,
-              target: np.dtype = LABEL) -> Layout:
+def plan_ring(
+    image: ImageSpec, samples: int, window: int, shards: int, readers: int, target: np.dtype = LABEL
+) -> Layout:
     """Choose the slots for a ring of ``shards`` shards.
 
     The shards are the chunks. Their size follows from the data set alone, since recorded paths speak of them.
@@ -123,10 +132,12 @@ def plan_ring(image: ImageSpec, samples: int, window: int, shards: int, readers:
             f"data.window: {format_size(window)} is too small for a ring: three shards of "
             f"{counted(chunk, 'sample')} of {format_size(size)} need "
             f"{format_size(least * chunk * size)}; or cut the data set into more shards "
-            f"than data.shards: {shards}")
+            f"than data.shards: {shards}"
+        )
     slots = min(slots, max(2 * -(-samples // chunk), least))
-    return Layout(image, samples, chunk, slots, max(2, slots // 2), readers, is_ring=True,
-                  target=target)
+    return Layout(
+        image, samples, chunk, slots, max(2, slots // 2), readers, is_ring=True, target=target
+    )
 
 
 class Turns:
@@ -154,11 +165,15 @@ class Turns:
 
     def rank_of(self, sequence: int) -> int:
         """Who produces a chunk."""
-        ranks = next(ranks for since, ranks in reversed(self._parts) if since <= max(sequence, self.first))
+        ranks = next(
+            ranks for since, ranks in reversed(self._parts) if since <= max(sequence, self.first)
+        )
         return ranks[sequence % len(ranks)]
 
     def next_of(self, rank: int, sequence: int) -> int | None:
         """The first chunk from this one on that a rank is to produce; None where there is none as far as is known."""
         since, ranks = self._parts[-1]
         until = max(sequence, since) + len(ranks)
-        return next((number for number in range(sequence, until) if self.rank_of(number) == rank), None)
+        return next(
+            (number for number in range(sequence, until) if self.rank_of(number) == rank), None
+        )

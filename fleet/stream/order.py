@@ -96,7 +96,7 @@ class StrictOrder:
             self._order(0)
         assert self._latest is not None
         epoch, place = divmod(sequence, -(-len(self._latest[1]) // self._size))
-        return epoch, self._order(epoch)[place * self._size:(place + 1) * self._size]
+        return epoch, self._order(epoch)[place * self._size : (place + 1) * self._size]
 
     def itinerary(self, epoch: Epoch, taken: Container[int] = ()) -> Itinerary:  # noqa: D102
         indices = self._order(epoch.number)
@@ -117,7 +117,9 @@ class RingOrder:
         recorded: the paths of epochs 0, 1, ... where they are given: a replay.
     """
 
-    def __init__(self, orders: Orders, size: int, seed: int, recorded: Sequence[tuple[int, ...]] = ()) -> None:
+    def __init__(
+        self, orders: Orders, size: int, seed: int, recorded: Sequence[tuple[int, ...]] = ()
+    ) -> None:
         self._samples = orders.order(0)
         self._size, self._seed, self._recorded = size, seed, tuple(recorded)
         self.shards = -(-len(self._samples) // size)
@@ -134,13 +136,15 @@ class RingOrder:
 
     def chunk(self, sequence: int) -> tuple[int, np.ndarray]:  # noqa: D102 - Order says it
         production, shard = sequence // self.shards, self.shard(sequence)
-        samples = self._samples[shard * self._size:(shard + 1) * self._size]
+        samples = self._samples[shard * self._size : (shard + 1) * self._size]
         return production, rng_for(self._seed, ORDER, production, 2, shard).permutation(samples)
 
     def itinerary(self, epoch: Epoch, taken: Container[int] = ()) -> Itinerary:  # noqa: D102
         path = self._complete(epoch, taken)
         parts = [self.chunk(sequence) for sequence in path]
-        productions = np.concatenate([np.full(len(samples), production) for production, samples in parts])
+        productions = np.concatenate(
+            [np.full(len(samples), production) for production, samples in parts]
+        )
         return Itinerary(productions, np.concatenate([samples for _, samples in parts]), path)
 
     def _complete(self, epoch: Epoch, taken: Container[int]) -> tuple[int, ...]:
@@ -190,7 +194,11 @@ def runs(productions: np.ndarray) -> list[tuple[int, slice]]:
     [(4, slice(0, 2, None)), (5, slice(2, 3, None))]
     """
     cuts = [0, *(1 + np.flatnonzero(np.diff(productions))).tolist(), len(productions)]
-    return [(int(productions[first]), slice(first, last)) for first, last in itertools.pairwise(cuts) if first < last]
+    return [
+        (int(productions[first]), slice(first, last))
+        for first, last in itertools.pairwise(cuts)
+        if first < last
+    ]
 
 
 def write_path(path: Sequence[int]) -> str:

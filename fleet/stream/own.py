@@ -35,17 +35,29 @@ class OwnStream:
         waited_s: for samples so far.
     """
 
-    def __init__(self, store: Files, order: Order, waiting: Waiting, on_bad: Callable[[BadSample], None]) -> None:
+    def __init__(
+        self, store: Files, order: Order, waiting: Waiting, on_bad: Callable[[BadSample], None]
+    ) -> None:
         self.waited_s = 0.0
         self._store, self._order, self._waiting, self._on_bad = store, order, waiting, on_bad
 
-    def batches(self, epoch: Epoch, start: int, batch: int, group: Group,  # noqa: D102 - Batches says it
-                taken: Container[int] = ()) -> Iterator[Batch]:
+    def batches(  # noqa: D102
+        self,
+        epoch: Epoch,
+        start: int,
+        batch: int,
+        group: Group,
+        taken: Container[int] = (),
+    ) -> Iterator[Batch]:
         ahead: queue.Queue[Any] = queue.Queue(Q_D)
         stop = threading.Event()
         whole = self._order.itinerary(epoch, taken)
-        worker = threading.Thread(target=self._prepare, args=(ahead, stop, whole, start, batch, group.rank, group.size),
-                                  name="own-stream", daemon=True)
+        worker = threading.Thread(
+            target=self._prepare,
+            args=(ahead, stop, whole, start, batch, group.rank, group.size),
+            name="own-stream",
+            daemon=True,
+        )
         worker.start()
         try:
             while True:
@@ -78,8 +90,16 @@ class OwnStream:
             self._store.give_up()
             return self._waiting.world.wait(partial(_get, ahead))
 
-    def _prepare(self, ahead: queue.Queue, stop: threading.Event, whole: Itinerary, start: int, batch: int,
-                 rank: int, size: int) -> None:
+    def _prepare(
+        self,
+        ahead: queue.Queue,
+        stop: threading.Event,
+        whole: Itinerary,
+        start: int,
+        batch: int,
+        rank: int,
+        size: int,
+    ) -> None:
         try:
             samples = len(whole.indices)
             number = int(whole.productions.max())
@@ -90,17 +110,24 @@ class OwnStream:
                 if stop.is_set():
                     return
                 images, targets, bad = self._load(whole.indices[mine], whole.productions[mine])
-                made = Batch(images, targets, last - first, last, last == samples, Epoch(number, whole.path))
+                made = Batch(
+                    images, targets, last - first, last, last == samples, Epoch(number, whole.path)
+                )
                 if not _put(ahead, (made, bad), stop):
                     return
             _put(ahead, _END, stop)
         except BaseException as error:  # it belongs to the rank, not to this thread
             _put(ahead, error, stop)
 
-    def _load(self, indices: np.ndarray, productions: np.ndarray) -> tuple[np.ndarray, np.ndarray, list[BadSample]]:
+    def _load(
+        self, indices: np.ndarray, productions: np.ndarray
+    ) -> tuple[np.ndarray, np.ndarray, list[BadSample]]:
         images, targets = self._store.empty(len(indices))
-        bad = [sample for production, part in runs(productions)
-               for sample in self._store.load(indices[part], production, images[part], targets[part])]
+        bad = [
+            sample
+            for production, part in runs(productions)
+            for sample in self._store.load(indices[part], production, images[part], targets[part])
+        ]
         return images, targets, bad
 
 

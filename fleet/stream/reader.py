@@ -20,7 +20,9 @@ from fleet.stream.order import Epoch, Order
 from fleet.stream.stall import StallClock, Waiting
 from fleet.stream.window import NOT_READING, Window
 
-Places: TypeAlias = range | np.ndarray  # where samples are: all of a stretch, or those that a network keeps of it
+Places: TypeAlias = (
+    range | np.ndarray
+)  # where samples are: all of a stretch, or those that a network keeps of it
 
 
 class Reader:
@@ -37,8 +39,14 @@ class Reader:
         waited_s: for samples so far.
     """
 
-    def __init__(self, window: Window, reader: int, waiting: Waiting, order: Order, keeps: np.ndarray | None = None
-                 ) -> None:
+    def __init__(
+        self,
+        window: Window,
+        reader: int,
+        waiting: Waiting,
+        order: Order,
+        keeps: np.ndarray | None = None,
+    ) -> None:
         self.waited_s, self._waiting = 0.0, waiting
         self._window, self._reader, self._order, self._keeps = window, reader, order, keeps
 
@@ -50,8 +58,14 @@ class Reader:
         """Read no further."""
         self._need(NOT_READING)
 
-    def batches(self, epoch: Epoch, start: int, batch: int, group: Group,  # noqa: D102 - Batches says it
-                taken: Container[int] = ()) -> Iterator[Batch]:
+    def batches(  # noqa: D102
+        self,
+        epoch: Epoch,
+        start: int,
+        batch: int,
+        group: Group,
+        taken: Container[int] = (),
+    ) -> Iterator[Batch]:
         layout, number = self._window.layout, epoch.number
         places = self._kept(layout.samples, lambda: self._order.itinerary(Epoch(number)).indices)
         for first in range(start, len(places), batch):
@@ -114,10 +128,16 @@ class Reader:
 
     def _stalled(self, sequence: int) -> str:
         window = self._window
-        reading = {reader: int(at) for reader, at in enumerate(window.cursors[:-1]) if at != NOT_READING}
+        reading = {
+            reader: int(at) for reader, at in enumerate(window.cursors[:-1]) if at != NOT_READING
+        }
         slowest = min(reading, key=lambda reader: reading[reader])
-        cause = (f"reader {slowest} of this node, at chunk {reading[slowest]}, reads no further and the window is full"
-                 if window.newest() - reading[slowest] >= window.layout.slots
-                 else "the preprocessor that should write it does not")
-        return (f"chunk {sequence} of the stream has not arrived for {self._waiting.stall_s:.0f} s (data.stall): "
-                f"{cause}; the newest chunk is {window.newest() - 1}")
+        cause = (
+            f"reader {slowest} of this node, at chunk {reading[slowest]}, reads no further and the window is full"
+            if window.newest() - reading[slowest] >= window.layout.slots
+            else "the preprocessor that should write it does not"
+        )
+        return (
+            f"chunk {sequence} of the stream has not arrived for {self._waiting.stall_s:.0f} s (data.stall): "
+            f"{cause}; the newest chunk is {window.newest() - 1}"
+        )

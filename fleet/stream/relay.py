@@ -45,8 +45,15 @@ class Relay:
         end: one past the last chunk, where there is one.
     """
 
-    def __init__(self, world: World, roles: Roles, target: Window | SampleSet, turns: Turns, number: int,
-                 end: int | None = None) -> None:
+    def __init__(
+        self,
+        world: World,
+        roles: Roles,
+        target: Window | SampleSet,
+        turns: Turns,
+        number: int,
+        end: int | None = None,
+    ) -> None:
         leaders = [roles.leader(node) for node in range(roles.nodes)]
         self._next, self._end = turns.first, end
         self._world, self._target = world, target
@@ -121,7 +128,10 @@ class Relay:
         last = max(self._ending.exchange(self._next))
         while self._next < last:
             count = self._target.length(self._next)
-            self._post(np.empty_like(self._target.images[:count]), np.empty_like(self._target.targets[:count]))
+            self._post(
+                np.empty_like(self._target.images[:count]),
+                np.empty_like(self._target.targets[:count]),
+            )
         self._world.wait(lambda: all(self._look()) or None)
         self._under_way.clear()
         self._group.free()

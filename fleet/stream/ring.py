@@ -36,8 +36,11 @@ def choose(stocks: Sequence[Stock], is_of_use: Callable[[int], bool]) -> int:
     if there is not None:
         return there
     later = itertools.count(max(stock.until for stock in stocks))
-    return next(sequence for sequence in itertools.chain(sorted(_held(stocks)), later)
-                if all(stock.will_have(sequence) for stock in stocks) and is_of_use(sequence))
+    return next(
+        sequence
+        for sequence in itertools.chain(sorted(_held(stocks)), later)
+        if all(stock.will_have(sequence) for stock in stocks) and is_of_use(sequence)
+    )
 
 
 def _held(stocks: Sequence[Stock]) -> frozenset[int]:
@@ -47,8 +50,11 @@ def _held(stocks: Sequence[Stock]) -> frozenset[int]:
 
 def missed(stocks: Sequence[Stock], is_of_use: Callable[[int], bool]) -> set[int]:
     """The chunks of use that some nodes of a group hold, and others have let go."""
-    return {sequence for sequence in _held(stocks)
-            if not all(stock.will_have(sequence) for stock in stocks) and is_of_use(sequence)}
+    return {
+        sequence
+        for sequence in _held(stocks)
+        if not all(stock.will_have(sequence) for stock in stocks) and is_of_use(sequence)
+    }
 
 
 class RingReader(Reader):
@@ -60,8 +66,15 @@ class RingReader(Reader):
         first: the first chunk of this launch. A group may choose before the ring of any of its nodes has begun.
     """
 
-    def __init__(self, window: Window, reader: int, waiting: Waiting, order: RingOrder,
-                 keeps: np.ndarray | None = None, first: int = 0) -> None:
+    def __init__(
+        self,
+        window: Window,
+        reader: int,
+        waiting: Waiting,
+        order: RingOrder,
+        keeps: np.ndarray | None = None,
+        first: int = 0,
+    ) -> None:
         super().__init__(window, reader, waiting, order, keeps)
         self._samples = window.layout.samples if keeps is None else int(keeps.sum())
         self._ring, self._first = order, first
@@ -69,8 +82,9 @@ class RingReader(Reader):
     def join(self, epoch: int) -> None:
         """Nothing is promised: whatever is there when the first batch is asked for will do."""
 
-    def batches(self, epoch: Epoch, start: int, batch: int, group: Group,
-                taken: Container[int] = ()) -> Iterator[Batch]:
+    def batches(
+        self, epoch: Epoch, start: int, batch: int, group: Group, taken: Container[int] = ()
+    ) -> Iterator[Batch]:
         """See :class:`~fleet.stream.batch.Batches`; ``start`` is 0, for a ring does not give the rest of an epoch."""
         if start:
             raise ValueError("a ring does not give the rest of an epoch")
@@ -90,23 +104,31 @@ class RingReader(Reader):
             while True:
                 low, high = max(mine[0], begin), min(mine[1], end)
                 if low < high:
-                    parts.append(self._part(path[-1], places[low - begin:high - begin]))
+                    parts.append(self._part(path[-1], places[low - begin : high - begin]))
                 if end >= last:
                     break
                 # What this rank wants of the chunk is copied before the chunk is let go.
                 parts = [(images.copy(), targets.copy()) for images, targets in parts]
                 path.append(self._take(is_of_use, group, gone))
                 lacks.remove(self._ring.shard(path[-1]))
-                places = self._kept(self._window.length(path[-1]), lambda: self._order.chunk(path[-1])[1])
+                places = self._kept(
+                    self._window.length(path[-1]), lambda: self._order.chunk(path[-1])[1]
+                )
                 begin, end = end, end + len(places)
-            images, targets = _joined(parts) if parts else (self._window.images[:0], self._window.targets[:0])
+            images, targets = (
+                _joined(parts) if parts else (self._window.images[:0], self._window.targets[:0])
+            )
             latest = Epoch(max(path) // self._ring.shards, tuple(path))
             yield Batch(images, targets, last - first, last, last == samples, latest, len(gone))
         self.leave()
 
     def _part(self, sequence: int, places: Places) -> tuple[np.ndarray, np.ndarray]:
         start = self._window.rows(sequence).start
-        rows = (slice(start + places.start, start + places.stop) if isinstance(places, range) else start + places)
+        rows = (
+            slice(start + places.start, start + places.stop)
+            if isinstance(places, range)
+            else start + places
+        )
         return self._window.images[rows], self._window.targets[rows]
 
     def _take(self, is_of_use: Callable[[int], bool], group: Group, gone: set[int]) -> int:
@@ -137,11 +159,16 @@ class RingReader(Reader):
             cause = "the preprocessor that should write it does not"
         else:
             held = sorted(set(window.cursors[:-1].tolist()) - {NOT_READING, CHOOSING, sequence})
-            cause = ("no slot has become free for it on this node, "
-                     + (f"whose readers hold {', '.join(map(str, held))}" if held else "though no reader holds one"))
+            cause = "no slot has become free for it on this node, " + (
+                f"whose readers hold {', '.join(map(str, held))}"
+                if held
+                else "though no reader holds one"
+            )
         passing = ", though newer ones come" if newest > sequence else ""
-        return (f"chunk {sequence} of the ring has not arrived for {self._waiting.stall_s:.0f} s (data.stall)"
-                f"{passing}: {cause}; the newest chunk is {newest}")
+        return (
+            f"chunk {sequence} of the ring has not arrived for {self._waiting.stall_s:.0f} s (data.stall)"
+            f"{passing}: {cause}; the newest chunk is {newest}"
+        )
 
     def _choose(self, is_of_use: Callable[[int], bool], group: Group, gone: set[int]) -> int:
         group.meet()  # others on these nodes are kept waiting for a moment only
@@ -160,4 +187,6 @@ class RingReader(Reader):
 def _joined(parts: Sequence[tuple[np.ndarray, np.ndarray]]) -> tuple[np.ndarray, np.ndarray]:
     if len(parts) == 1:
         return parts[0]
-    return np.concatenate([images for images, _ in parts]), np.concatenate([targets for _, targets in parts])
+    return np.concatenate([images for images, _ in parts]), np.concatenate(
+        [targets for _, targets in parts]
+    )

@@ -23,12 +23,24 @@ class SampleSet:
         targets: (samples,) of the target's type.
     """
 
-    def __init__(self, image: ImageSpec, samples: int, chunk: int, name: str, create: bool,
-                 target: np.dtype = LABEL) -> None:
+    def __init__(
+        self,
+        image: ImageSpec,
+        samples: int,
+        chunk: int,
+        name: str,
+        create: bool,
+        target: np.dtype = LABEL,
+    ) -> None:
         self.samples, self.chunk = samples, chunk
         self.chunks = -(-samples // chunk)
         self.segment, (self._ready, self.targets, self.images) = arrays_in(
-            name, create, (np.int64, self.chunks), (target, samples), (image.dtype, samples, *image.shape))
+            name,
+            create,
+            (np.int64, self.chunks),
+            (target, samples),
+            (image.dtype, samples, *image.shape),
+        )
 
     def rows(self, chunk: int) -> slice:
         """The rows of one chunk."""

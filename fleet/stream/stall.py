@@ -38,9 +38,19 @@ class StallClock:
         clock: seconds, from any origin; a test may give its own.
     """
 
-    def __init__(self, stall_s: float, explain: Callable[[], str], progress: Callable[[], int] = lambda: 0,
-                 clock: Callable[[], float] = time.perf_counter) -> None:
-        self._stall_s, self._explain, self._progress, self._clock = stall_s, explain, progress, clock
+    def __init__(
+        self,
+        stall_s: float,
+        explain: Callable[[], str],
+        progress: Callable[[], int] = lambda: 0,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        self._stall_s, self._explain, self._progress, self._clock = (
+            stall_s,
+            explain,
+            progress,
+            clock,
+        )
         self._seen: int | None = None
         self._since = 0.0
 
@@ -61,8 +71,10 @@ def clock_for_set(shared: SampleSet, what: str, stall_s: float) -> StallClock:
     """Measures a wait for samples that stay once they have come; ``what`` they are is for the message."""
 
     def explain() -> str:
-        return (f"no further {what} samples have arrived for {stall_s:.0f} s (data.stall): {shared.ready()} of "
-                f"{counted(shared.chunks, 'chunk')} there, and the preprocessors that should write the others do not")
+        return (
+            f"no further {what} samples have arrived for {stall_s:.0f} s (data.stall): {shared.ready()} of "
+            f"{counted(shared.chunks, 'chunk')} there, and the preprocessors that should write the others do not"
+        )
 
     return StallClock(stall_s, explain, shared.ready)
 

@@ -36,7 +36,9 @@ class Files:
     def give_up(self) -> None:
         """Wait for nobody any more: a rank that prepared samples for others has died."""
 
-    def load(self, indices: np.ndarray, production: int, images: np.ndarray, targets: np.ndarray) -> list[BadSample]:
+    def load(
+        self, indices: np.ndarray, production: int, images: np.ndarray, targets: np.ndarray
+    ) -> list[BadSample]:
         """Put samples into arrays; see :meth:`preprocess.pipeline.Pipeline.load`."""
         return self._pipeline.load(indices, production, images, targets)
 
@@ -50,15 +52,25 @@ class OwnMemory(Files):
         self._is_there = np.zeros(pipeline.samples, bool)
         self._finished = FinishedEpochs(pipeline)
 
-    def load(self, indices: np.ndarray, production: int, images: np.ndarray,  # noqa: D102 - Files says it
-             targets: np.ndarray) -> list[BadSample]:
+    def load(  # noqa: D102
+        self,
+        indices: np.ndarray,
+        production: int,
+        images: np.ndarray,
+        targets: np.ndarray,
+    ) -> list[BadSample]:
         lacking = indices[~self._is_there[indices]]
         new_images, new_targets = self._pipeline.empty_kept(len(lacking))
         bad = self._pipeline.keep(lacking, new_images, new_targets)
         self._images[lacking], self._targets[lacking] = new_images, new_targets
         self._is_there[lacking] = True
-        return bad + self._finished.finish(lambda which: (self._images[which], self._targets[which]), indices,
-                                           production, images, targets)
+        return bad + self._finished.finish(
+            lambda which: (self._images[which], self._targets[which]),
+            indices,
+            production,
+            images,
+            targets,
+        )
 
 
 class KeptByNode(Files):
@@ -69,10 +81,18 @@ class KeptByNode(Files):
         shared: of :class:`~fleet.stream.finish.FinishedEpochs`.
     """
 
-    def __init__(self, pipeline: Pipeline, kept: SampleSet, stall_s: float = math.inf,
-                 shared: Callable[[int], Finished | None] | None = None) -> None:
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        kept: SampleSet,
+        stall_s: float = math.inf,
+        shared: Callable[[int], Finished | None] | None = None,
+    ) -> None:
         super().__init__(pipeline)
-        self._kept, self._row = kept, np.argsort(pipeline.order(0))  # they lie in the order of epoch 0
+        self._kept, self._row = (
+            kept,
+            np.argsort(pipeline.order(0)),
+        )  # they lie in the order of epoch 0
         self._is_alone = False  # whether what is not there yet will not come
         self._stall_s, self._finished = stall_s, FinishedEpochs(pipeline, shared=shared)
 
@@ -85,8 +105,13 @@ class KeptByNode(Files):
         """Decode what is not there yet."""
         self._is_alone = True
 
-    def load(self, indices: np.ndarray, production: int, images: np.ndarray,  # noqa: D102
-             targets: np.ndarray) -> list[BadSample]:
+    def load(  # noqa: D102
+        self,
+        indices: np.ndarray,
+        production: int,
+        images: np.ndarray,
+        targets: np.ndarray,
+    ) -> list[BadSample]:
         if not self._kept.has_rows(self._row[indices]):
             return super().load(indices, production, images, targets)
         return self._finished.finish(self._as_kept, indices, production, images, targets)

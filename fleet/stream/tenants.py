@@ -23,12 +23,17 @@ class Tenants:
 
     def __init__(self, world: World, roles: Roles, segment: Segment | None = None) -> None:
         self._world, self._segment, self._place = world, segment, 0
-        self._mates: tuple[tuple[int, int], ...] = ()  # place and rank of each that shares the GPU, this one included
+        self._mates: tuple[
+            tuple[int, int], ...
+        ] = ()  # place and rank of each that shares the GPU, this one included
         if segment is not None:
             self._place = roles.place(world.rank)
             mine, gpu = roles.device_of[world.rank], roles.cluster.gpu
-            self._mates = tuple((roles.place(rank), rank) for device, rank in roles.rank_of.items()
-                                if gpu(device) == gpu(mine))
+            self._mates = tuple(
+                (roles.place(rank), rank)
+                for device, rank in roles.rank_of.items()
+                if gpu(device) == gpu(mine)
+            )
 
     @contextmanager
     def present(self) -> Iterator[None]:
@@ -47,4 +52,6 @@ class Tenants:
         if self._segment is None:
             return 1
         lost = self._world.lost
-        return max(1, sum(self._segment.memory[place] for place, rank in self._mates if rank not in lost))
+        return max(
+            1, sum(self._segment.memory[place] for place, rank in self._mates if rank not in lost)
+        )

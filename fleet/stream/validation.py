@@ -57,8 +57,14 @@ class Validation:
         samples: how many there are.
     """
 
-    def __init__(self, pipeline: Pipeline, on_bad: Callable[[BadSample], None], rows: np.ndarray | None = None,
-                 shared: KeptForAll | None = None, keeps: bool = True) -> None:
+    def __init__(
+        self,
+        pipeline: Pipeline,
+        on_bad: Callable[[BadSample], None],
+        rows: np.ndarray | None = None,
+        shared: KeptForAll | None = None,
+        keeps: bool = True,
+    ) -> None:
         self._rows = np.arange(pipeline.samples) if rows is None else rows
         self._is_part, self.samples = rows is not None, len(self._rows)
         self._pipeline, self._on_bad, self._shared, self._keeps = pipeline, on_bad, shared, keeps

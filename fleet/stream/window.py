@@ -78,12 +78,17 @@ class Window:
         cursors, rows = layout.readers + 1, layout.slots * layout.chunk
         words = cursors + 2 + 2 * layout.slots
         self.segment, (header, self.targets, self.images) = arrays_in(
-            name, create, (np.int64, words), (layout.target, rows), (layout.image.dtype, rows, *layout.image.shape))
+            name,
+            create,
+            (np.int64, words),
+            (layout.target, rows),
+            (layout.image.dtype, rows, *layout.image.shape),
+        )
         self.cursors = header[:cursors]
-        self.demand = header[cursors:cursors + 1]
-        self.assigned_until = header[cursors + 1:cursors + 2]
-        self.stamps = header[cursors + 2:cursors + 2 + layout.slots]
-        self.assigned = header[cursors + 2 + layout.slots:]
+        self.demand = header[cursors : cursors + 1]
+        self.assigned_until = header[cursors + 1 : cursors + 2]
+        self.stamps = header[cursors + 2 : cursors + 2 + layout.slots]
+        self.assigned = header[cursors + 2 + layout.slots :]
         if create:
             self.cursors[:] = NOT_READING
             self.cursors[-1] = 0 if is_relayed else NOT_READING
@@ -102,7 +107,9 @@ class Window:
         """Where a chunk belongs; in a ring it must have a slot, and be written, or read, by who asks."""
         if not self.layout.is_ring:
             return sequence % self.layout.slots
-        is_there = self.stamps == sequence + 1  # not so before it is complete; then `assigned` may be 0 for a moment
+        is_there = (
+            self.stamps == sequence + 1
+        )  # not so before it is complete; then `assigned` may be 0 for a moment
         return int(np.flatnonzero(is_there | (self.assigned == sequence + 1))[0])
 
     def is_free(self, sequence: int, hold: int, first: int) -> bool:
@@ -122,7 +129,9 @@ class Window:
         """
         for slot in np.argsort(self.stamps, kind="stable").tolist():
             held = int(self.stamps[slot])
-            if held != self.assigned[slot] or held > self.cursors[-1]:  # being written; or still to be sent
+            if (
+                held != self.assigned[slot] or held > self.cursors[-1]
+            ):  # being written; or still to be sent
                 continue
             # A reader says that it chooses and then looks what is there; so take the chunk off the list, then look for
             # readers: one of the two sees the other.
@@ -154,9 +163,14 @@ class Window:
         assigned = self.assigned.tolist()
         fence()
         stamps = self.stamps.tolist()
-        slots = [(held - 1, held == stamp) for held, stamp in zip(assigned, stamps, strict=True) if held]
-        return Stock(frozenset(chunk for chunk, is_there in slots if is_there),
-                     frozenset(chunk for chunk, is_there in slots if not is_there), until)
+        slots = [
+            (held - 1, held == stamp) for held, stamp in zip(assigned, stamps, strict=True) if held
+        ]
+        return Stock(
+            frozenset(chunk for chunk, is_there in slots if is_there),
+            frozenset(chunk for chunk, is_there in slots if not is_there),
+            until,
+        )
 
     def has_slot(self, sequence: int) -> bool:
         """Whether a chunk of the ring that is not complete has a slot, to be written into."""
@@ -169,7 +183,9 @@ class Window:
 
     def fastest_reader(self) -> int | None:
         """The cursor of the reader on this node that is furthest, None when there is no reader."""
-        cursors = self.cursors[:-1].copy()  # all are looked at once: a reader may leave between two looks
+        cursors = self.cursors[
+            :-1
+        ].copy()  # all are looked at once: a reader may leave between two looks
         reading = cursors[(cursors != NOT_READING) & (cursors != CHOOSING)]
         return int(reading.max()) if reading.size else None
 
@@ -183,8 +199,11 @@ class Window:
 
     def has(self, sequence: int) -> bool:
         """Whether chunk ``sequence`` is complete and still there."""
-        complete = (sequence + 1 in self.stamps if self.layout.is_ring
-                    else int(self.stamps[sequence % self.layout.slots]) == sequence + 1)
+        complete = (
+            sequence + 1 in self.stamps
+            if self.layout.is_ring
+            else int(self.stamps[sequence % self.layout.slots]) == sequence + 1
+        )
         fence()
         return complete
 

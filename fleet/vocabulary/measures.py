@@ -34,58 +34,165 @@ class MeasureWord:
     least: float = 0.0
 
 
-_NEEDS = {"categorical_generalized_cross_entropy": "q", "io_u": "target_class_ids", "one_hot_io_u": "target_class_ids",
-          "precision_at_recall": "recall", "recall_at_precision": "precision",
-          "sensitivity_at_specificity": "specificity", "specificity_at_sensitivity": "sensitivity"}
+_NEEDS = {
+    "categorical_generalized_cross_entropy": "q",
+    "io_u": "target_class_ids",
+    "one_hot_io_u": "target_class_ids",
+    "precision_at_recall": "recall",
+    "recall_at_precision": "precision",
+    "sensitivity_at_specificity": "specificity",
+    "specificity_at_sensitivity": "sensitivity",
+}
 
 # Whether more is better, the kinds of targets of which it means nothing, and the names.
 # Cross-entropies and overlaps are of shares from 0 to 1: of values they fall without end, or are the same whatever a
 # network gives. Of several labels of a sample there is no likeliest one. Correlations are of quantities.
-METRICS: dict[str, MeasureWord] = {name: MeasureWord(better, frozenset(unfit.split()), _NEEDS.get(name, ""))
-                                   for better, unfit, names in (
-    (UP, "value", (
-        "accuracy", "auc", "binary_accuracy", "binary_io_u", "f1_score", "f_beta_score", "precision",
-        "precision_at_recall", "recall", "recall_at_precision", "sensitivity_at_specificity",
-        "specificity_at_sensitivity", "true_negatives", "true_positives")),
-    (UP, "value multilabel", (
-        "categorical_accuracy", "io_u", "mean_io_u", "one_hot_io_u", "one_hot_mean_io_u", "sparse_categorical_accuracy",
-        "sparse_top_k_categorical_accuracy", "top_k_categorical_accuracy")),
-    (UP, "class multilabel mask", (*ACROSS_VALUES, "r2_score")),
-    (UP, "", ("cosine_similarity",)),
-    (DOWN, "value", ("binary_crossentropy", "categorical_crossentropy", "categorical_hinge",
-                     "false_negatives", "false_positives", "kl_divergence")),
-    (DOWN, "value multilabel", ("sparse_categorical_crossentropy",)),
-    (DOWN, "", (
-        "hinge", "log_cosh_error", "mean_absolute_error", "mean_absolute_percentage_error", "mean_squared_error",
-        "mean_squared_logarithmic_error", "poisson", "root_mean_squared_error", "squared_hinge")))
-    for name in names}
+METRICS: dict[str, MeasureWord] = {
+    name: MeasureWord(better, frozenset(unfit.split()), _NEEDS.get(name, ""))
+    for better, unfit, names in (
+        (
+            UP,
+            "value",
+            (
+                "accuracy",
+                "auc",
+                "binary_accuracy",
+                "binary_io_u",
+                "f1_score",
+                "f_beta_score",
+                "precision",
+                "precision_at_recall",
+                "recall",
+                "recall_at_precision",
+                "sensitivity_at_specificity",
+                "specificity_at_sensitivity",
+                "true_negatives",
+                "true_positives",
+            ),
+        ),
+        (
+            UP,
+            "value multilabel",
+            (
+                "categorical_accuracy",
+                "io_u",
+                "mean_io_u",
+                "one_hot_io_u",
+                "one_hot_mean_io_u",
+                "sparse_categorical_accuracy",
+                "sparse_top_k_categorical_accuracy",
+                "top_k_categorical_accuracy",
+            ),
+        ),
+        (UP, "class multilabel mask", (*ACROSS_VALUES, "r2_score")),
+        (UP, "", ("cosine_similarity",)),
+        (
+            DOWN,
+            "value",
+            (
+                "binary_crossentropy",
+                "categorical_crossentropy",
+                "categorical_hinge",
+                "false_negatives",
+                "false_positives",
+                "kl_divergence",
+            ),
+        ),
+        (DOWN, "value multilabel", ("sparse_categorical_crossentropy",)),
+        (
+            DOWN,
+            "",
+            (
+                "hinge",
+                "log_cosh_error",
+                "mean_absolute_error",
+                "mean_absolute_percentage_error",
+                "mean_squared_error",
+                "mean_squared_logarithmic_error",
+                "poisson",
+                "root_mean_squared_error",
+                "squared_hinge",
+            ),
+        ),
+    )
+    for name in names
+}
 
 # What Keras takes for the parameters of losses that nobody gives.
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "binary_crossentropy": {"label_smoothing": 0.0},
-    "binary_focal_crossentropy": {"apply_class_balancing": False, "alpha": 0.25, "gamma": 2.0, "label_smoothing": 0.0},
+    "binary_focal_crossentropy": {
+        "apply_class_balancing": False,
+        "alpha": 0.25,
+        "gamma": 2.0,
+        "label_smoothing": 0.0,
+    },
     "categorical_crossentropy": {"label_smoothing": 0.0},
     "categorical_focal_crossentropy": {"alpha": 0.25, "gamma": 2.0, "label_smoothing": 0.0},
     "huber": {"delta": 1.0},
-    "tversky": {"alpha": 0.5, "beta": 0.5}}
-_LEAST = {"cosine_similarity": -1.0, "poisson": -math.inf}  # where it is not 0; poisson has no least
+    "tversky": {"alpha": 0.5, "beta": 0.5},
+}
+_LEAST = {
+    "cosine_similarity": -1.0,
+    "poisson": -math.inf,
+}  # where it is not 0; poisson has no least
 
 # Of values those losses that are no metrics mean nothing either.
-_OF_SHARES = ("binary_focal_crossentropy", "categorical_focal_crossentropy", "categorical_generalized_cross_entropy",
-              "dice", "tversky")
-LOSSES: dict[str, MeasureWord] = {name: MeasureWord(
-    DOWN, METRICS[name].unfit if name in METRICS else frozenset({"value"} if name in _OF_SHARES else ()),
-    _NEEDS.get(name, ""), _DEFAULTS.get(name, {}), _LEAST.get(name, 0.0)) for name in (
-        "binary_crossentropy", "binary_focal_crossentropy", "categorical_crossentropy",
-        "categorical_focal_crossentropy", "categorical_generalized_cross_entropy", "categorical_hinge",
-        "cosine_similarity", "dice", "hinge", "huber", "kl_divergence", "log_cosh", "mean_absolute_error",
-        "mean_absolute_percentage_error", "mean_squared_error", "mean_squared_logarithmic_error", "poisson",
-        "sparse_categorical_crossentropy", "squared_hinge", "tversky")}
+_OF_SHARES = (
+    "binary_focal_crossentropy",
+    "categorical_focal_crossentropy",
+    "categorical_generalized_cross_entropy",
+    "dice",
+    "tversky",
+)
+LOSSES: dict[str, MeasureWord] = {
+    name: MeasureWord(
+        DOWN,
+        METRICS[name].unfit
+        if name in METRICS
+        else frozenset({"value"} if name in _OF_SHARES else ()),
+        _NEEDS.get(name, ""),
+        _DEFAULTS.get(name, {}),
+        _LEAST.get(name, 0.0),
+    )
+    for name in (
+        "binary_crossentropy",
+        "binary_focal_crossentropy",
+        "categorical_crossentropy",
+        "categorical_focal_crossentropy",
+        "categorical_generalized_cross_entropy",
+        "categorical_hinge",
+        "cosine_similarity",
+        "dice",
+        "hinge",
+        "huber",
+        "kl_divergence",
+        "log_cosh",
+        "mean_absolute_error",
+        "mean_absolute_percentage_error",
+        "mean_squared_error",
+        "mean_squared_logarithmic_error",
+        "poisson",
+        "sparse_categorical_crossentropy",
+        "squared_hinge",
+        "tversky",
+    )
+}
 
-SHORT = {"mse": "mean_squared_error", "mae": "mean_absolute_error", "mape": "mean_absolute_percentage_error",
-          "msle": "mean_squared_logarithmic_error", "bce": "binary_crossentropy", "acc": "accuracy",
-          "rmse": "root_mean_squared_error", "kld": "kl_divergence", "mean_iou": "mean_io_u",
-          "binary_iou": "binary_io_u", "one_hot_mean_iou": "one_hot_mean_io_u", "logcosh": "log_cosh"}
+SHORT = {
+    "mse": "mean_squared_error",
+    "mae": "mean_absolute_error",
+    "mape": "mean_absolute_percentage_error",
+    "msle": "mean_squared_logarithmic_error",
+    "bce": "binary_crossentropy",
+    "acc": "accuracy",
+    "rmse": "root_mean_squared_error",
+    "kld": "kl_divergence",
+    "mean_iou": "mean_io_u",
+    "binary_iou": "binary_io_u",
+    "one_hot_mean_iou": "one_hot_mean_io_u",
+    "logcosh": "log_cosh",
+}
 
 
 def snake(name: str) -> str:

@@ -5,8 +5,17 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 # What every optimizer takes.
-COMMON = frozenset({"weight_decay", "clipnorm", "clipvalue", "global_clipnorm", "use_ema", "ema_momentum",
-                    "ema_overwrite_frequency"})
+COMMON = frozenset(
+    {
+        "weight_decay",
+        "clipnorm",
+        "clipvalue",
+        "global_clipnorm",
+        "use_ema",
+        "ema_momentum",
+        "ema_overwrite_frequency",
+    }
+)
 
 
 @dataclass(frozen=True)
@@ -37,12 +46,18 @@ OPTIMIZERS: dict[str, OptimizerWord] = {
     "adafactor": _word(1, "beta_2_decay epsilon_1 epsilon_2 clip_threshold relative_step"),
     "adagrad": _word(1, "initial_accumulator_value epsilon"),
     "adamax": _word(2, _ADAM),
-    "ftrl": _word(2, "learning_rate_power initial_accumulator_value l1_regularization_strength "
-                     "l2_regularization_strength l2_shrinkage_regularization_strength beta"),
+    "ftrl": _word(
+        2,
+        "learning_rate_power initial_accumulator_value l1_regularization_strength "
+        "l2_regularization_strength l2_shrinkage_regularization_strength beta",
+    ),
     "lamb": _word(2, _ADAM),
     "lion": _word(1, "beta_1 beta_2"),
-    "muon": _word(2, "adam_beta_1 adam_beta_2 adam_weight_decay epsilon exclude_layers exclude_embeddings muon_a "
-                     "muon_b muon_c adam_lr_ratio momentum ns_steps nesterov rms_rate"),
+    "muon": _word(
+        2,
+        "adam_beta_1 adam_beta_2 adam_weight_decay epsilon exclude_layers exclude_embeddings muon_a "
+        "muon_b muon_c adam_lr_ratio momentum ns_steps nesterov rms_rate",
+    ),
     "nadam": _word(2, _ADAM),
     "rmsprop": _word(1, "rho momentum epsilon centered", slot_of_momentum=True),
     "schedulefreeadamw": _word(3, f"{_ADAM} warmup_steps"),

@@ -12,8 +12,14 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 
-def _cosine(step: float, initial_learning_rate: float, decay_steps: float, alpha: float = 0.0,
-            warmup_target: float | None = None, warmup_steps: float = 0) -> float:
+def _cosine(
+    step: float,
+    initial_learning_rate: float,
+    decay_steps: float,
+    alpha: float = 0.0,
+    warmup_target: float | None = None,
+    warmup_steps: float = 0,
+) -> float:
     first = initial_learning_rate
     if warmup_target is not None:
         if step < warmup_steps:
@@ -26,8 +32,14 @@ def _along_cosine(share: float, alpha: float, height: float = 1.0) -> float:
     return (1 - alpha) * 0.5 * height * (1 + math.cos(math.pi * share)) + alpha
 
 
-def _restarts(step: float, initial_learning_rate: float, first_decay_steps: float, t_mul: float = 2.0,
-              m_mul: float = 1.0, alpha: float = 0.0) -> float:
+def _restarts(
+    step: float,
+    initial_learning_rate: float,
+    first_decay_steps: float,
+    t_mul: float = 2.0,
+    m_mul: float = 1.0,
+    alpha: float = 0.0,
+) -> float:
     share = step / first_decay_steps
     if t_mul == 1:
         restarts = math.floor(share)
@@ -42,13 +54,23 @@ def _periods(step: float, decay_steps: float, staircase: bool) -> float:
     return math.floor(step / decay_steps) if staircase else step / decay_steps
 
 
-def _exponential(step: float, initial_learning_rate: float, decay_steps: float, decay_rate: float,
-                 staircase: bool = False) -> float:
-    return float(initial_learning_rate * decay_rate**_periods(step, decay_steps, staircase))
+def _exponential(
+    step: float,
+    initial_learning_rate: float,
+    decay_steps: float,
+    decay_rate: float,
+    staircase: bool = False,
+) -> float:
+    return float(initial_learning_rate * decay_rate ** _periods(step, decay_steps, staircase))
 
 
-def _inverse(step: float, initial_learning_rate: float, decay_steps: float, decay_rate: float,
-             staircase: bool = False) -> float:
+def _inverse(
+    step: float,
+    initial_learning_rate: float,
+    decay_steps: float,
+    decay_rate: float,
+    staircase: bool = False,
+) -> float:
     return initial_learning_rate / (1 + decay_rate * _periods(step, decay_steps, staircase))
 
 
@@ -56,17 +78,30 @@ def _piecewise(step: float, boundaries: Sequence[float], values: Sequence[float]
     return values[bisect_left(boundaries, step)]
 
 
-def _polynomial(step: float, initial_learning_rate: float, decay_steps: float, end_learning_rate: float = 0.0001,
-                power: float = 1.0, cycle: bool = False) -> float:
+def _polynomial(
+    step: float,
+    initial_learning_rate: float,
+    decay_steps: float,
+    end_learning_rate: float = 0.0001,
+    power: float = 1.0,
+    cycle: bool = False,
+) -> float:
     if cycle:
         decay_steps *= math.ceil(step / decay_steps) or 1
     share = min(step, decay_steps) / decay_steps
-    return float((initial_learning_rate - end_learning_rate) * (1 - share)**power + end_learning_rate)
+    return float(
+        (initial_learning_rate - end_learning_rate) * (1 - share) ** power + end_learning_rate
+    )
 
 
 SCHEDULES: dict[str, Callable[..., float]] = {
-    "CosineDecay": _cosine, "CosineDecayRestarts": _restarts, "ExponentialDecay": _exponential,
-    "InverseTimeDecay": _inverse, "PiecewiseConstantDecay": _piecewise, "PolynomialDecay": _polynomial}
+    "CosineDecay": _cosine,
+    "CosineDecayRestarts": _restarts,
+    "ExponentialDecay": _exponential,
+    "InverseTimeDecay": _inverse,
+    "PiecewiseConstantDecay": _piecewise,
+    "PolynomialDecay": _polynomial,
+}
 
 # What an argument means; of a schedule where it means something else.
 _MEANS = {
@@ -85,12 +120,17 @@ _MEANS = {
     "values": "The learning rates between the boundaries, one more than there are boundaries.",
     "end_learning_rate": "Learning rate after the last of the decay_steps steps.",
     "power": "Power of the polynomial; 1 makes a straight line.",
-    "cycle": "Whether the decay starts again, over more steps, whenever it has ended."}
+    "cycle": "Whether the decay starts again, over more steps, whenever it has ended.",
+}
 
 _PERIODS = {"decay_steps", "first_decay_steps"}  # by which Keras divides
 # type -> what it is called in a JSON Schema, and for people
-_KINDS = {"float": ("number", "a number"), "float | None": ("number", "a number"),
-          "bool": ("boolean", "true or false"), "Sequence[float]": ("array", "a list of numbers")}
+_KINDS = {
+    "float": ("number", "a number"),
+    "float | None": ("number", "a number"),
+    "bool": ("boolean", "true or false"),
+    "Sequence[float]": ("array", "a list of numbers"),
+}
 
 
 def arguments_of(schedule: Callable[..., float]) -> dict[str, inspect.Parameter]:
@@ -102,7 +142,9 @@ def is_schedule(found: Any) -> bool:
     """Whether it is a function of which is known what its arguments are called."""
     try:
         return not {one.kind for one in arguments_of(found).values()} & {
-            inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD}
+            inspect.Parameter.VAR_POSITIONAL,
+            inspect.Parameter.VAR_KEYWORD,
+        }
     except (TypeError, ValueError):  # no function, or one that does not say it
         return False
 
@@ -113,7 +155,11 @@ def required(schedule: Callable[..., float]) -> list[str]:
     >>> required(SCHEDULES["CosineDecay"])
     ['initial_learning_rate', 'decay_steps']
     """
-    return [argument for argument, one in arguments_of(schedule).items() if one.default is inspect.Parameter.empty]
+    return [
+        argument
+        for argument, one in arguments_of(schedule).items()
+        if one.default is inspect.Parameter.empty
+    ]
 
 
 def problems_of(settings: Mapping[str, Any], schedule: Callable[..., float]) -> list[str]:
@@ -123,7 +169,9 @@ def problems_of(settings: Mapping[str, Any], schedule: Callable[..., float]) -> 
     """
     problems, known, name = [], arguments_of(schedule), settings["name"]
     if unknown := sorted(map(str, settings.keys() - {"name", *known})):
-        problems.append(f"the schedule {name} takes no {', '.join(unknown)}; its arguments are {', '.join(known)}")
+        problems.append(
+            f"the schedule {name} takes no {', '.join(unknown)}; its arguments are {', '.join(known)}"
+        )
     for argument in (one for one in known if one in settings):
         value, (kind, words) = settings[argument], _KINDS.get(known[argument].annotation, ("", ""))
         if value is None and known[argument].default is not inspect.Parameter.empty:
@@ -131,7 +179,9 @@ def problems_of(settings: Mapping[str, Any], schedule: Callable[..., float]) -> 
         if kind and not _is_of_kind(value, kind):
             problems.append(f"the schedule {name} wants {words} for {argument}, not {value!r}")
         elif argument in _PERIODS and not (_is_of_kind(value, "number") and value > 0):
-            problems.append(f"the schedule {name} wants a number above 0 for {argument}, not {value!r}")
+            problems.append(
+                f"the schedule {name} wants a number above 0 for {argument}, not {value!r}"
+            )
     return problems
 
 
@@ -143,14 +193,18 @@ def problem_of_whole(settings: Mapping[str, Any], schedule: Callable[..., float]
     if schedule is _piecewise:
         boundaries, values = settings["boundaries"], settings["values"]
         if len(values) != len(boundaries) + 1 or list(boundaries) != sorted(set(boundaries)):
-            return (f"the schedule {name} wants rising boundaries, and one value more than there are boundaries, not "
-                    f"{len(boundaries)} boundaries and {len(values)} values")
+            return (
+                f"the schedule {name} wants rising boundaries, and one value more than there are boundaries, not "
+                f"{len(boundaries)} boundaries and {len(values)} values"
+            )
     return ""
 
 
 def _is_of_kind(value: Any, kind: str) -> bool:
     if kind == "array":
-        return isinstance(value, list | tuple) and all(_is_of_kind(item, "number") for item in value)
+        return isinstance(value, list | tuple) and all(
+            _is_of_kind(item, "number") for item in value
+        )
     if kind == "boolean":
         return isinstance(value, bool)
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
@@ -161,10 +215,29 @@ def schedule_schema() -> dict[str, Any]:
 
     An entry of ``models`` may change some arguments of a schedule, so none is required.
     """
-    return {"anyOf": [{"type": "number", "exclusiveMinimum": 0}, *(
-        {"type": "object", "title": name, "additionalProperties": False, "properties": {
-            "name": {"const": name, "description": "Name of the schedule, as Keras calls it."},
-            **{argument: {"type": _KINDS[one.annotation][0],
-                          "description": _MEANS.get(f"{name}.{argument}") or _MEANS[argument]}
-               for argument, one in arguments_of(schedule).items()}}}
-        for name, schedule in SCHEDULES.items())]}
+    return {
+        "anyOf": [
+            {"type": "number", "exclusiveMinimum": 0},
+            *(
+                {
+                    "type": "object",
+                    "title": name,
+                    "additionalProperties": False,
+                    "properties": {
+                        "name": {
+                            "const": name,
+                            "description": "Name of the schedule, as Keras calls it.",
+                        },
+                        **{
+                            argument: {
+                                "type": _KINDS[one.annotation][0],
+                                "description": _MEANS.get(f"{name}.{argument}") or _MEANS[argument],
+                            }
+                            for argument, one in arguments_of(schedule).items()
+                        },
+                    },
+                }
+                for name, schedule in SCHEDULES.items()
+            ),
+        ]
+    }

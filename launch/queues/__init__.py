@@ -6,6 +6,10 @@ It imports the rest of ``launch``.
 from launch.queues import lsf, pbs, slurm
 from launch.queues.queue import Queue, QueuedJob
 
-QUEUES = {"squeue": slurm.QUEUE, "bjobs": lsf.QUEUE, "qstat": pbs.QUEUE}  # by the command that lists jobs
+QUEUES = {
+    "squeue": slurm.QUEUE,
+    "bjobs": lsf.QUEUE,
+    "qstat": pbs.QUEUE,
+}  # by the command that lists jobs
 
 __all__ = ["QUEUES", "Queue", "QueuedJob"]

@@ -24,7 +24,14 @@ def own_jobs(names: Sequence[str]) -> list[QueuedJob]:
     Raises:
         InputError: LSF does not answer, or not in the format that was asked for.
     """
-    command = ["bjobs", "-noheader", "-u", getpass.getuser(), "-o", "jobid stat job_name delimiter='|'"]
+    command = [
+        "bjobs",
+        "-noheader",
+        "-u",
+        getpass.getuser(),
+        "-o",
+        "jobid stat job_name delimiter='|'",
+    ]
     return [job for job in parse_jobs(call(command, gone=_NO_JOB)) if job.name in names]
 
 
@@ -45,7 +52,9 @@ def parse_jobs(text: str) -> list[QueuedJob]:
             continue
         words = line.split("|", maxsplit=2)
         if len(words) != 3:
-            raise InputError(f"bjobs printed {line!r}, which is not in the format that was asked for")
+            raise InputError(
+                f"bjobs printed {line!r}, which is not in the format that was asked for"
+            )
         id_, state, name = words
         if state in (*_WAITING, *_RUNNING):
             jobs.append(QueuedJob(id_, name, 0, state in _RUNNING))
@@ -61,7 +70,9 @@ def idle_nodes(queue: str | None) -> int:
     Raises:
         InputError: LSF does not answer, or there is no such queue.
     """
-    hosts = [] if queue is None else parse_hosts(call(["bqueues", "-noheader", "-o", "hosts", queue]))
+    hosts = (
+        [] if queue is None else parse_hosts(call(["bqueues", "-noheader", "-o", "hosts", queue]))
+    )
     return parse_idle(call(["bhosts", "-w", *hosts]))
 
 
@@ -87,7 +98,13 @@ def parse_idle(text: str) -> int:
     1
     """
     lines = [words for line in text.splitlines() if len(words := line.split()) == 9]
-    return len({host for host, status, _, most, jobs, *_ in lines if (status, jobs) == ("ok", "0") and most != "0"})
+    return len(
+        {
+            host
+            for host, status, _, most, jobs, *_ in lines
+            if (status, jobs) == ("ok", "0") and most != "0"
+        }
+    )
 
 
 def cancel(job: str) -> None:

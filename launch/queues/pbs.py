@@ -12,7 +12,10 @@ from collections.abc import Sequence
 from launch.base import call, read_records
 from launch.queues.queue import Queue, QueuedJob
 
-_WAITING, _RUNNING = "QHWT", "RESUB"  # suspended ones have their processes still, and arrays that have begun some
+_WAITING, _RUNNING = (
+    "QHWT",
+    "RESUB",
+)  # suspended ones have their processes still, and arrays that have begun some
 
 
 def own_jobs(names: Sequence[str]) -> list[QueuedJob]:
@@ -35,10 +38,16 @@ def parse_jobs(text: str) -> list[QueuedJob]:
     >>> parse_jobs('{"Jobs": {"18.pbs": {"Job_Name": "fleet-1a", "job_state": "Q", "Resource_List": {"nodect": 2}}}}')
     [QueuedJob(id='18.pbs', name='fleet-1a', nodes=2, runs=False)]
     """
-    return [QueuedJob(id_, job["Job_Name"], int(job.get("Resource_List", {}).get("nodect", 0)),
-                      job["job_state"] in _RUNNING)
-            for id_, job in read_records("qstat", text, "Jobs", "Job_Name", "job_state").items()
-            if job["job_state"] in _WAITING + _RUNNING]
+    return [
+        QueuedJob(
+            id_,
+            job["Job_Name"],
+            int(job.get("Resource_List", {}).get("nodect", 0)),
+            job["job_state"] in _RUNNING,
+        )
+        for id_, job in read_records("qstat", text, "Jobs", "Job_Name", "job_state").items()
+        if job["job_state"] in _WAITING + _RUNNING
+    ]
 
 
 def idle_nodes(queue: str | None) -> int:
@@ -66,8 +75,12 @@ def parse_idle(text: str, queue: str | None = None) -> int:
     ...            '"n5": {"state": "free", "queue": "debug"}}}', "workq")
     1
     """
-    return sum(node["state"] == "free" and not node.get("jobs") and (queue is None or node.get("queue", queue) == queue)
-               for node in read_records("pbsnodes", text, "nodes", "state").values())
+    return sum(
+        node["state"] == "free"
+        and not node.get("jobs")
+        and (queue is None or node.get("queue", queue) == queue)
+        for node in read_records("pbsnodes", text, "nodes", "state").values()
+    )
 
 
 def cancel(job: str) -> None:

@@ -18,8 +18,11 @@ def own_jobs(names: Sequence[str]) -> list[QueuedJob]:
     """
     found = find_jobs(f"--user={getpass.getuser()}", f"--name={','.join(names)}").values()
     # One that is being set up has no process yet; suspended and stopped ones have theirs still.
-    return [QueuedJob(job.id, job.name, job.nodes, job.holds and job.state != "CONFIGURING") for job in found
-            if (job.waits or job.holds) and job.state != "COMPLETING"]
+    return [
+        QueuedJob(job.id, job.name, job.nodes, job.holds and job.state != "CONFIGURING")
+        for job in found
+        if (job.waits or job.holds) and job.state != "COMPLETING"
+    ]
 
 
 def idle_nodes(partition: str | None) -> int:
@@ -32,8 +35,10 @@ def idle_nodes(partition: str | None) -> int:
         InputError: Slurm does not answer, or there is no such partition.
     """
     command = ["sinfo", "--noheader", "--Node", "--responding", "--states=idle", "--format=%N %P"]
-    return parse_idle(call([*command, *([f"--partition={partition}"] if partition is not None else [])]),
-                      everywhere=partition is not None)
+    return parse_idle(
+        call([*command, *([f"--partition={partition}"] if partition is not None else [])]),
+        everywhere=partition is not None,
+    )
 
 
 def parse_idle(text: str, everywhere: bool = False) -> int:

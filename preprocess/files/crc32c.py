@@ -26,14 +26,20 @@ def crc32c(data: bytes | memoryview) -> int:
     # Zeros in front of a message do not change a CRC that begins with 0, so fill up to whole blocks there.
     # To begin with 0xFFFFFFFF is the same as to invert the first four bytes.
     padded = np.zeros(-(-len(data) // _BLOCK) * _BLOCK, np.uint8)
-    padded[-len(data):] = np.frombuffer(data, np.uint8)
-    padded[len(padded) - len(data):][:4] ^= 0xFF
+    padded[-len(data) :] = np.frombuffer(data, np.uint8)
+    padded[len(padded) - len(data) :][:4] ^= 0xFF
     tables, places = _tables()
     blocks = np.bitwise_xor.reduce(tables[padded.reshape(-1, _BLOCK) + places], axis=1)
     low, second, third, high = _shift_tables()
     crc = 0
     for block in blocks.tolist():
-        crc = low[crc & 255] ^ second[crc >> 8 & 255] ^ third[crc >> 16 & 255] ^ high[crc >> 24] ^ block
+        crc = (
+            low[crc & 255]
+            ^ second[crc >> 8 & 255]
+            ^ third[crc >> 16 & 255]
+            ^ high[crc >> 24]
+            ^ block
+        )
     return crc ^ 0xFFFFFFFF
 
 

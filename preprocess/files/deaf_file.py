@@ -26,7 +26,11 @@ class DeafFile:
 
     def __init__(self, file: IO[bytes], path: Path) -> None:
         self._file, self._path = file, path
-        self.read, self.seek, self.tell = file.read, file.seek, file.tell  # by the first, h5py knows a file
+        self.read, self.seek, self.tell = (
+            file.read,
+            file.seek,
+            file.tell,
+        )  # by the first, h5py knows a file
         self._error: OSError | None = None
         self._unwritten: list[tuple[int, bytes]] = []  # where what is not in the file should be
 
@@ -55,7 +59,7 @@ class DeafFile:
         left = memoryview(data).cast("B")
         try:
             while left and self._error is None:
-                left = left[self._file.write(left):]
+                left = left[self._file.write(left) :]
         except OSError as error:
             self._error = error
         if left:
@@ -78,7 +82,7 @@ class DeafFile:
         for place, data in self._unwritten:
             first, end = max(start, place), min(start + len(view), place + len(data))
             if first < end:
-                view[first - start:end - start] = data[first - place:end - place]
+                view[first - start : end - start] = data[first - place : end - place]
                 count = max(count, end - start)
         return count
 

@@ -15,7 +15,9 @@ from numpy.lib import format as npy
 
 from preprocess.base import BadImage, InputError
 
-_LOCAL_HEADER = struct.Struct("<26xHH")  # of a member of a zip file: how long its name and its extra field are
+_LOCAL_HEADER = struct.Struct(
+    "<26xHH"
+)  # of a member of a zip file: how long its name and its extra field are
 
 
 @dataclass(frozen=True)
@@ -41,8 +43,14 @@ class ArrayPlace:
         except OSError as error:
             raise InputError(f"{self}: cannot be read: {error.strerror or error}") from error
         except (ValueError, KeyError, EOFError, RuntimeError, zipfile.BadZipFile) as error:
-            because = ("it holds Python objects, which are not read: they could run anything; save it as numbers or "
-                       "text") if "allow_pickle" in str(error) or "Object arrays" in str(error) else error
+            because = (
+                (
+                    "it holds Python objects, which are not read: they could run anything; save it as numbers or "
+                    "text"
+                )
+                if "allow_pickle" in str(error) or "Object arrays" in str(error)
+                else error
+            )
             raise InputError(f"{self}: {because}") from error
 
     def _open_member(self, name: str) -> np.ndarray:
@@ -88,7 +96,9 @@ def member_names(path: str | Path) -> list[str]:
     """
     try:
         with zipfile.ZipFile(path) as archive:
-            return sorted(name.removesuffix(".npy") for name in archive.namelist() if name.endswith(".npy"))
+            return sorted(
+                name.removesuffix(".npy") for name in archive.namelist() if name.endswith(".npy")
+            )
     except OSError as error:
         raise InputError(f"{path}: cannot be read: {error.strerror or error}") from error
     except zipfile.BadZipFile as error:

@@ -12,7 +12,9 @@ import numpy as np
 
 from preprocess.base import InputError, and_more, counted, twice_in
 
-MISSING = frozenset({"", "na", "n/a", "nan", "null", "none", "?"})  # what stands among numbers for one that is missing
+MISSING = frozenset(
+    {"", "na", "n/a", "nan", "null", "none", "?"}
+)  # what stands among numbers for one that is missing
 _DELIMITERS = ",;\t|"  # of these the one that comes most often in the header, unless it is said
 _TRUTH = {"true": 1, "false": 0}
 
@@ -54,9 +56,11 @@ class Table:
         """
         if column not in self.columns:
             near = difflib.get_close_matches(str(column), self.columns, n=1)
-            raise InputError(f"{self.path}: no column {column!r} for {what}; "
-                             + (f"near it: {near[0]!r}; " if near else "")
-                             + f"its columns: {', '.join(self.columns)}")
+            raise InputError(
+                f"{self.path}: no column {column!r} for {what}; "
+                + (f"near it: {near[0]!r}; " if near else "")
+                + f"its columns: {', '.join(self.columns)}"
+            )
         return self.columns[column]
 
     def find(self, column: str, what: str) -> np.ndarray:
@@ -66,7 +70,11 @@ class Table:
             InputError: there is no such column, or a cell without a value.
         """
         cells = self.column(column, what)
-        missing = np.array([not cell.strip() for cell in cells]) if cells.dtype.kind == "O" else self.missing[column]
+        missing = (
+            np.array([not cell.strip() for cell in cells])
+            if cells.dtype.kind == "O"
+            else self.missing[column]
+        )
         self._check_complete(column, missing)
         return cells
 
@@ -85,11 +93,15 @@ class Table:
             return cells if None in truth else np.array(truth, bool)
         self._check_complete(column, np.array([cell.strip().lower() in MISSING for cell in cells]))
         if not is_number.all():
-            odd = int(np.flatnonzero(is_number if is_number.sum() * 2 < len(cells) else ~is_number)[0])
+            odd = int(
+                np.flatnonzero(is_number if is_number.sum() * 2 < len(cells) else ~is_number)[0]
+            )
             usual = int(np.flatnonzero(is_number != is_number[odd])[0])
-            raise InputError(f"{self.place(odd, column)}: {cells[odd]!r} is "
-                             f"{'a number' if is_number[odd] else 'no number'}, unlike {cells[usual]!r} in {self.unit} "
-                             f"{self.lines[usual]}; a column should hold values of one kind")
+            raise InputError(
+                f"{self.place(odd, column)}: {cells[odd]!r} is "
+                f"{'a number' if is_number[odd] else 'no number'}, unlike {cells[usual]!r} in {self.unit} "
+                f"{self.lines[usual]}; a column should hold values of one kind"
+            )
         return _numbers(cells)
 
     def numbers(self, column: str, what: str) -> np.ndarray:
@@ -100,11 +112,15 @@ class Table:
         """
         cells = self.typed(column, what)
         if cells.dtype.kind == "O":
-            raise InputError(f"{self.place(0, column)}: {cells[0]!r} is no number, as {what} should be; encode it, or "
-                             "leave the column out")
+            raise InputError(
+                f"{self.place(0, column)}: {cells[0]!r} is no number, as {what} should be; encode it, or "
+                "leave the column out"
+            )
         wrong = np.flatnonzero(~np.isfinite(cells))
         if len(wrong):
-            raise InputError(f"{self.place(int(wrong[0]), column)}: {cells[wrong[0]]} is not finite")
+            raise InputError(
+                f"{self.place(int(wrong[0]), column)}: {cells[wrong[0]]} is not finite"
+            )
         return cells
 
     def text(self, column: str, what: str) -> list[str]:
@@ -114,8 +130,10 @@ class Table:
     def _check_complete(self, column: str, missing: np.ndarray) -> None:
         empty = np.flatnonzero(missing)
         if len(empty):
-            raise InputError(f"{self.place(int(empty[0]), column)}: no value{and_more(empty)}; fill it, or leave the "
-                             "row out")
+            raise InputError(
+                f"{self.place(int(empty[0]), column)}: no value{and_more(empty)}; fill it, or leave the "
+                "row out"
+            )
 
 
 def read_table(path: str, delimiter: str | None = None, names: Sequence[str] = ()) -> Table:
@@ -151,14 +169,19 @@ def _read_csv(path: str, delimiter: str | None, names: Sequence[str]) -> Table:
             header = next(reader, [])
             if names and header and all(map(_is_number, header)) and not set(names) <= set(header):
                 file.seek(0)
-                reader, header = csv.reader(file, delimiter=delimiter), _given_header(path, names, header)
+                reader, header = (
+                    csv.reader(file, delimiter=delimiter),
+                    _given_header(path, names, header),
+                )
             _check_header(path, header, names)
             for cells in reader:
                 if not cells:  # an empty line
                     continue
                 if len(cells) != len(header):
-                    raise InputError(f"{path} line {reader.line_num}: {counted(len(cells), 'cell')} in a table of "
-                                     f"{counted(len(header), 'column')}")
+                    raise InputError(
+                        f"{path} line {reader.line_num}: {counted(len(cells), 'cell')} in a table of "
+                        f"{counted(len(header), 'column')}"
+                    )
                 rows.append(cells)
                 lines.append(reader.line_num)
     except OSError as error:
@@ -169,15 +192,20 @@ def _read_csv(path: str, delimiter: str | None, names: Sequence[str]) -> Table:
         raise InputError(f"{path} line {reader.line_num}: not a CSV file: {error}") from error
     if not rows:
         raise InputError(f"{path}: no rows below the header")
-    columns = {name: np.array(cells, object) for name, cells in zip(header, zip(*rows, strict=True), strict=True)}
+    columns = {
+        name: np.array(cells, object)
+        for name, cells in zip(header, zip(*rows, strict=True), strict=True)
+    }
     return Table(path, columns, {}, np.array(lines), "line")
 
 
 def _given_header(path: str, names: Sequence[str], first: Sequence[str]) -> list[str]:
     """The names of the columns of a file without a header."""
     if len(first) != len(names):
-        raise InputError(f"{path} line 1: {counted(len(first), 'number')} and no header; without the names of its "
-                         f"columns a table should have exactly {len(names)}: {listed(names)}")
+        raise InputError(
+            f"{path} line 1: {counted(len(first), 'number')} and no header; without the names of its "
+            f"columns a table should have exactly {len(names)}: {listed(names)}"
+        )
     return list(names)
 
 
@@ -188,15 +216,21 @@ def listed(names: Sequence[str]) -> str:
 
 def _check_header(path: str, header: Sequence[str], names: Sequence[str]) -> None:
     if not any(name.strip() for name in header):
-        raise InputError(f"{path} line 1: no header; the first line should hold the names of the columns")
+        raise InputError(
+            f"{path} line 1: no header; the first line should hold the names of the columns"
+        )
     for place, name in enumerate(header):
         if not name.strip():
             raise InputError(f"{path} line 1: column {place + 1} has no name")
         if name in header[:place]:
-            raise InputError(f"{path} line 1: two columns are named {name!r}: {header.index(name) + 1} and {place + 1}")
+            raise InputError(
+                f"{path} line 1: two columns are named {name!r}: {header.index(name) + 1} and {place + 1}"
+            )
     if all(map(_is_number, header)) and not names:
-        raise InputError(f"{path} line 1: {', '.join(header[:3])} are numbers; the first line should hold the names of "
-                         "the columns")
+        raise InputError(
+            f"{path} line 1: {', '.join(header[:3])} are numbers; the first line should hold the names of "
+            "the columns"
+        )
 
 
 def _read_parquet(path: str) -> Table:
@@ -204,8 +238,10 @@ def _read_parquet(path: str) -> Table:
         import pyarrow
         from pyarrow import parquet
     except ImportError:
-        raise InputError(f"{path}: Parquet files are read by pyarrow, which is not installed; pip install pyarrow, or "
-                         "save the table as CSV") from None
+        raise InputError(
+            f"{path}: Parquet files are read by pyarrow, which is not installed; pip install pyarrow, or "
+            "save the table as CSV"
+        ) from None
     try:
         found = parquet.ParquetFile(path).read()
     except (OSError, pyarrow.ArrowException) as error:

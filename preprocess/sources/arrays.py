@@ -50,7 +50,12 @@ class Names:
         """The names with that of a part behind them, where it has one."""
         if not part:
             return self
-        return Names(f"{self.inputs}_{part}", f"{self.targets}_{part}", f"{self.weights}_{part}", self.must_weigh)
+        return Names(
+            f"{self.inputs}_{part}",
+            f"{self.targets}_{part}",
+            f"{self.weights}_{part}",
+            self.must_weigh,
+        )
 
 
 class Arrays(Targeted):
@@ -67,22 +72,35 @@ class Arrays(Targeted):
         InputError: an array is missing, of another length than the others, or does not hold what it should.
     """
 
-    def __init__(self, places: Mapping[str, ArrayPlace], names: Names, target: TargetWish | None, masks: PixelClasses,
-                 origin: str) -> None:
+    def __init__(
+        self,
+        places: Mapping[str, ArrayPlace],
+        names: Names,
+        target: TargetWish | None,
+        masks: PixelClasses,
+        origin: str,
+    ) -> None:
         for name in (names.inputs, names.targets, *([names.weights] if names.must_weigh else [])):
             if name not in places:
-                raise InputError(f"{origin}: no array {name!r}; there are {', '.join(sorted(places)) or 'none'} "
-                                 "(options: inputs, targets, weights)")
+                raise InputError(
+                    f"{origin}: no array {name!r}; there are {', '.join(sorted(places)) or 'none'} "
+                    "(options: inputs, targets, weights)"
+                )
         self._place, self._of_targets = places[names.inputs], places[names.targets]
         self.places = (f"{os.path.realpath(self._place.path)}:{self._place.member or ''}",)
         _check_inputs(self._inputs, self._place)
         count, values, place = len(self._inputs), self._targets, str(self._of_targets)
         if values.shape[:1] != (count,):
-            raise InputError(f"{origin}: {names.inputs} has {count} rows and {names.targets} "
-                             f"{values.shape[0] if values.shape else 'none'}; there should be a target for each input")
+            raise InputError(
+                f"{origin}: {names.inputs} has {count} rows and {names.targets} "
+                f"{values.shape[0] if values.shape else 'none'}; there should be a target for each input"
+            )
         kind = guess(values, place) if target is None else target.kind
-        targets = (Masks(count, masks, self._name_of_mask, self._mask) if kind == "mask"
-                   else understand(values, target, place, self.name))
+        targets = (
+            Masks(count, masks, self._name_of_mask, self._mask)
+            if kind == "mask"
+            else understand(values, target, place, self.name)
+        )
         weights = np.array(flat(places[names.weights].open())) if names.weights in places else None
         super().__init__(targets, weights, count)
 
@@ -96,7 +114,10 @@ class Arrays(Targeted):
 
     def sample_marks(self) -> Marks:
         """See :mod:`preprocess.fingerprint`."""
-        return replace(marks_by_reading(self, self._inputs.nbytes, "row"), facts={"inputs": described(self._inputs)})
+        return replace(
+            marks_by_reading(self, self._inputs.nbytes, "row"),
+            facts={"inputs": described(self._inputs)},
+        )
 
     @cached_property
     def _inputs(self) -> np.ndarray:
@@ -114,8 +135,15 @@ class Arrays(Targeted):
         return f"{self._of_targets}[{index}]"
 
 
-def open_npz(path: str, inputs: str = Names.inputs, targets: str = Names.targets, weights: str | None = None,
-             pixels: Mapping[str, int] | None = None, *, target: TargetWish | None = None) -> Opened:
+def open_npz(
+    path: str,
+    inputs: str = Names.inputs,
+    targets: str = Names.targets,
+    weights: str | None = None,
+    pixels: Mapping[str, int] | None = None,
+    *,
+    target: TargetWish | None = None,
+) -> Opened:
     """The samples of an ``.npz`` file, or of a folder with ``train.npz``, perhaps ``validation.npz`` and ``test.npz``.
 
     Args:
@@ -131,15 +159,26 @@ def open_npz(path: str, inputs: str = Names.inputs, targets: str = Names.targets
     if os.path.isdir(path):
         files = {file.stem: str(file) for file in Path(path).glob("*.npz")}
         if "train" not in files:
-            raise InputError(f"{path}: no train.npz in this folder; it should be there, or the path be that of a file")
-        return _parts({part: _members(file) for part, file in files.items()}, names, target, masks, files)
+            raise InputError(
+                f"{path}: no train.npz in this folder; it should be there, or the path be that of a file"
+            )
+        return _parts(
+            {part: _members(file) for part, file in files.items()}, names, target, masks, files
+        )
     if not os.path.isfile(path):
         raise InputError(f"{path}: no such file")
     return _parts_by_suffix(_members(path), names, target, masks, path)
 
 
-def open_npy(path: str, inputs: str = Names.inputs, targets: str = Names.targets, weights: str | None = None,
-             pixels: Mapping[str, int] | None = None, *, target: TargetWish | None = None) -> Opened:
+def open_npy(
+    path: str,
+    inputs: str = Names.inputs,
+    targets: str = Names.targets,
+    weights: str | None = None,
+    pixels: Mapping[str, int] | None = None,
+    *,
+    target: TargetWish | None = None,
+) -> Opened:
     """The samples of a folder with ``x.npy``, ``y.npy`` and perhaps ``w.npy``.
 
     Args:
@@ -151,16 +190,27 @@ def open_npy(path: str, inputs: str = Names.inputs, targets: str = Names.targets
     Raises:
         InputError: no such folder, or arrays that do not fit.
     """
-    names = Names.asked(inputs.removesuffix(".npy"), targets.removesuffix(".npy"),
-                        weights and weights.removesuffix(".npy"))
+    names = Names.asked(
+        inputs.removesuffix(".npy"),
+        targets.removesuffix(".npy"),
+        weights and weights.removesuffix(".npy"),
+    )
     if os.path.isfile(path):
-        raise InputError(f"{path} is a file; it must be the folder with {names.inputs}.npy and {names.targets}.npy")
+        raise InputError(
+            f"{path} is a file; it must be the folder with {names.inputs}.npy and {names.targets}.npy"
+        )
     if not os.path.isdir(path):
         raise InputError(f"{path}: no such folder")
     masks = PixelClasses.told(pixels, target)
     folders = {entry.name: entry.path for entry in os.scandir(path) if entry.is_dir()}
     if "train" in folders and _files(folders["train"]):
-        return _parts({part: _files(folder) for part, folder in folders.items()}, names, target, masks, folders)
+        return _parts(
+            {part: _files(folder) for part, folder in folders.items()},
+            names,
+            target,
+            masks,
+            folders,
+        )
     return _parts_by_suffix(_files(path), names, target, masks, path)
 
 
@@ -172,25 +222,49 @@ def _files(folder: str) -> dict[str, ArrayPlace]:
     return {file.stem: ArrayPlace(str(file)) for file in Path(folder).glob("*.npy")}
 
 
-def _parts(places: Mapping[str, Mapping[str, ArrayPlace]], names: Names, target: TargetWish | None,
-           masks: PixelClasses, origins: Mapping[str, str]) -> Opened:
+def _parts(
+    places: Mapping[str, Mapping[str, ArrayPlace]],
+    names: Names,
+    target: TargetWish | None,
+    masks: PixelClasses,
+    origins: Mapping[str, str],
+) -> Opened:
     """Parts that have files or folders of their own."""
-    return open_parts(lambda part, masks: Arrays(places[part], names, target, masks, origins[part]), "train",
-                      held_out_parts(places), masks)
+    return open_parts(
+        lambda part, masks: Arrays(places[part], names, target, masks, origins[part]),
+        "train",
+        held_out_parts(places),
+        masks,
+    )
 
 
-def _parts_by_suffix(places: Mapping[str, ArrayPlace], names: Names, target: TargetWish | None, masks: PixelClasses,
-                     origin: str) -> Opened:
+def _parts_by_suffix(
+    places: Mapping[str, ArrayPlace],
+    names: Names,
+    target: TargetWish | None,
+    masks: PixelClasses,
+    origin: str,
+) -> Opened:
     """Parts whose arrays have the name of the part behind theirs."""
     begin = f"{names.inputs}_"
-    held_out = held_out_parts([name.removeprefix(begin) for name in places if name.startswith(begin)])
+    held_out = held_out_parts(
+        [name.removeprefix(begin) for name in places if name.startswith(begin)]
+    )
     is_plain = names.inputs in places or f"{begin}train" not in places
-    return open_parts(lambda part, masks: Arrays(places, names.of_part(part), target, masks, origin),
-                      "" if is_plain else "train", held_out, masks)
+    return open_parts(
+        lambda part, masks: Arrays(places, names.of_part(part), target, masks, origin),
+        "" if is_plain else "train",
+        held_out,
+        masks,
+    )
 
 
-def open_parts(opened: Callable[[str, PixelClasses], Targeted], train: str,
-               held_out: Sequence[str | None], masks: PixelClasses) -> Opened:
+def open_parts(
+    opened: Callable[[str, PixelClasses], Targeted],
+    train: str,
+    held_out: Sequence[str | None],
+    masks: PixelClasses,
+) -> Opened:
     """The parts of a data set; the masks of all have the classes of those for training.
 
     Args:
@@ -219,4 +293,6 @@ def _check_inputs(inputs: np.ndarray, place: ArrayPlace) -> None:
     if inputs.dtype.kind not in "uifb":
         raise InputError(f"{place}: inputs are of type {inputs.dtype}; they should be numbers")
     if not inputs.shape or not inputs.size:
-        raise InputError(f"{place}: inputs are an array {inputs.shape}; there should be one row for each sample")
+        raise InputError(
+            f"{place}: inputs are an array {inputs.shape}; there should be one row for each sample"
+        )

@@ -28,8 +28,10 @@ def open_digits(path: str | None = None) -> tuple[Source, Source | None]:
     train, validation = open_image_folder(str(folder))
     found = len(train) + (0 if validation is None else len(validation))
     if found != COUNT:
-        raise InputError(f"{folder} holds {counted(found, 'image')} instead of {COUNT} digits; "
-                         "delete it, and it will be written again")
+        raise InputError(
+            f"{folder} holds {counted(found, 'image')} instead of {COUNT} digits; "
+            "delete it, and it will be written again"
+        )
     return train, validation
 
 
@@ -49,7 +51,9 @@ def write_digits(folder: str | Path) -> None:
     try:
         from sklearn.datasets import load_digits
     except ImportError:
-        raise InputError("builtin:digits comes from scikit-learn; pip install scikit-learn") from None
+        raise InputError(
+            "builtin:digits comes from scikit-learn; pip install scikit-learn"
+        ) from None
     prefix = f".{folder.name}.partial-"
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
@@ -58,7 +62,9 @@ def write_digits(folder: str | Path) -> None:
         _write(load_digits(), partial)
         partial.rename(folder)
     except OSError as error:
-        if not folder.exists():  # else another process was faster, and swept our partial folder away
+        if (
+            not folder.exists()
+        ):  # else another process was faster, and swept our partial folder away
             raise InputError(f"cannot write the digits to {folder}: {error.strerror}") from error
     for left_over in folder.parent.glob(prefix + "*"):
         shutil.rmtree(left_over, ignore_errors=True)

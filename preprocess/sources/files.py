@@ -38,8 +38,10 @@ class NamedFiles(OneFileEach, InOrder):
                 raise InputError(f"{path}: no such file or folder")
             found = [path] if not os.path.isdir(path) else sorted(images_below(path, ()))
             if not found:
-                raise InputError(f"{path}: no images in this folder (files that end in "
-                                 f"{', '.join(sorted(EXTENSIONS))})")
+                raise InputError(
+                    f"{path}: no images in this folder (files that end in "
+                    f"{', '.join(sorted(EXTENSIONS))})"
+                )
             self._files += found
 
     def __len__(self) -> int:

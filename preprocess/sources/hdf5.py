@@ -51,21 +51,34 @@ class HDF5(Targeted):
         InputError: something else is there.
     """
 
-    def __init__(self, path: str, group: str, inputs: str = "images", targets: str | None = None,
-                 weights: str = "weights", masks: PixelClasses = PixelClasses(), target: TargetWish | None = None  # noqa: B008
-                 ) -> None:
+    def __init__(
+        self,
+        path: str,
+        group: str,
+        inputs: str = "images",
+        targets: str | None = None,
+        weights: str = "weights",
+        masks: PixelClasses = PixelClasses(),  # noqa: B008
+        target: TargetWish | None = None,
+    ) -> None:
         self.path = path
         self.group = group
         self._inputs = inputs
         self.places = (f"{os.path.realpath(path)}:{group}",)
         with open_file(path) as file:
             part = file[group]
-            self._column = targets or ("targets" if "targets" in part and "labels" not in part else "labels")
+            self._column = targets or (
+                "targets" if "targets" in part and "labels" not in part else "labels"
+            )
             self._check(part)
             count, wish = len(part[inputs]), self._wish(part[self._column], target)
             weighed = flat(part[weights][:]) if weights in part else None
             is_mask = wish is not None and wish.kind == "mask"
-            super().__init__(self._open_masks(part, masks) if is_mask else self._understood(part, wish), weighed, count)
+            super().__init__(
+                self._open_masks(part, masks) if is_mask else self._understood(part, wish),
+                weighed,
+                count,
+            )
             for name in ("groups", "strata"):
                 if name in part:
                     setattr(self, name, part[name][:].astype(np.int64))
@@ -98,9 +111,15 @@ class HDF5(Targeted):
         part = self._part
         if "left_out_at" not in part:
             return []
-        return [BadSample(name, reason, place) for name, reason, place in zip(
-            part["left_out"].asstr()[:], part["left_out_because"].asstr()[:], part["left_out_at"][:].tolist(),
-            strict=True)]
+        return [
+            BadSample(name, reason, place)
+            for name, reason, place in zip(
+                part["left_out"].asstr()[:],
+                part["left_out_because"].asstr()[:],
+                part["left_out_at"][:].tolist(),
+                strict=True,
+            )
+        ]
 
     @cached_property
     def _part(self) -> h5py.Group:
@@ -111,8 +130,11 @@ class HDF5(Targeted):
         return _is_encoded(self._part[self._inputs])
 
     def _row(self, column: str, index: int) -> Any:
-        return read_patiently(lambda: self._part[column][index], lambda: self.name(index),
-                              again=lambda: self.__dict__.pop("_part", None))
+        return read_patiently(
+            lambda: self._part[column][index],
+            lambda: self.name(index),
+            again=lambda: self.__dict__.pop("_part", None),
+        )
 
     def _check(self, part: h5py.Group) -> None:
         where = self.group.rstrip("/")
@@ -121,19 +143,27 @@ class HDF5(Targeted):
                 raise InputError(f"{self.path}: it has no data set {where}/{name}")
         images, targets = part[self._inputs], part[self._column]
         if not (_is_encoded(images) or (images.ndim >= 1 and images.dtype.kind in "uifb")):
-            raise InputError(f"{self.path}: {where}/{self._inputs} is {images.shape} of {images.dtype}; it must be (n, "
-                             "...) numbers, such as (n, height, width, channels) uint8, or (n,) encoded images of "
-                             "variable-length uint8")
+            raise InputError(
+                f"{self.path}: {where}/{self._inputs} is {images.shape} of {images.dtype}; it must be (n, "
+                "...) numbers, such as (n, height, width, channels) uint8, or (n,) encoded images of "
+                "variable-length uint8"
+            )
         if targets.shape[:1] != images.shape[:1]:
-            raise InputError(f"{self.path}: {where}/{self._column} is {targets.shape} of {targets.dtype}; it must be "
-                             f"{images.shape[:1]} integers, or {images.shape[0]} targets, one for each image")
+            raise InputError(
+                f"{self.path}: {where}/{self._column} is {targets.shape} of {targets.dtype}; it must be "
+                f"{images.shape[:1]} integers, or {images.shape[0]} targets, one for each image"
+            )
 
     def _wish(self, found: h5py.Dataset, wish: TargetWish | None) -> TargetWish | None:
         """What the targets are: as the spec says it, or the file, or what can be nothing else."""
         said = found.attrs.get("kind")
         if said is not None and said not in KINDS:
-            raise InputError(f"{self.path}: {found.name} says that its kind is {said!r}; there are {', '.join(KINDS)}")
-        if said is None and (_is_encoded(found) or (found.ndim in (3, 4) and found.dtype.kind in "iu")):
+            raise InputError(
+                f"{self.path}: {found.name} says that its kind is {said!r}; there are {', '.join(KINDS)}"
+            )
+        if said is None and (
+            _is_encoded(found) or (found.ndim in (3, 4) and found.dtype.kind in "iu")
+        ):
             said = "mask"
         return TargetWish(said) if wish is None and said is not None else wish
 
@@ -158,11 +188,16 @@ class HDF5(Targeted):
         """Labels that are places in a list of classes."""
         found = part["labels"]
         if found.dtype.kind not in "iu":
-            raise InputError(f"{where} is {found.shape} of {found.dtype}; it must be {found.shape} integers, one for "
-                             "each image; say data.target: value, if they are numbers to be predicted")
+            raise InputError(
+                f"{where} is {found.shape} of {found.dtype}; it must be {found.shape} integers, one for "
+                "each image; say data.target: value, if they are numbers to be predicted"
+            )
         labels = found[:].astype(np.int64)
-        classes = tuple(part["classes"].asstr()[:] if "classes" in part
-                        else map(str, range(labels.max(initial=-1) + 1)))
+        classes = tuple(
+            part["classes"].asstr()[:]
+            if "classes" in part
+            else map(str, range(labels.max(initial=-1) + 1))
+        )
         return numbered(labels, classes, where, self.name)
 
 
@@ -176,8 +211,15 @@ def open_file(path: str | Path) -> h5py.File:
     return h5py.File(path, "r", locking=False)
 
 
-def open_hdf5(path: str, inputs: str = "images", targets: str | None = None, weights: str = "weights",
-              pixels: Mapping[str, int] | None = None, *, target: TargetWish | None = None) -> Opened:
+def open_hdf5(
+    path: str,
+    inputs: str = "images",
+    targets: str | None = None,
+    weights: str = "weights",
+    pixels: Mapping[str, int] | None = None,
+    *,
+    target: TargetWish | None = None,
+) -> Opened:
     """The training samples of a file and, where it has some, those for validation and for testing.
 
     Args:
@@ -196,7 +238,9 @@ def open_hdf5(path: str, inputs: str = "images", targets: str | None = None, wei
     with open_file(path) as file:
         there = [name for name in ("train", "validation", "test") if name in file]
     is_divided = "train" in there
-    return open_parts(lambda part, masks: HDF5(path, f"/{part}", inputs, targets, weights, masks, target),
-                      "train" if is_divided else "",
-                      [name if is_divided and name in there else None for name in ("validation", "test")],
-                      PixelClasses.told(pixels, target))
+    return open_parts(
+        lambda part, masks: HDF5(path, f"/{part}", inputs, targets, weights, masks, target),
+        "train" if is_divided else "",
+        [name if is_divided and name in there else None for name in ("validation", "test")],
+        PixelClasses.told(pixels, target),
+    )

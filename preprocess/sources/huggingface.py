@@ -22,7 +22,13 @@ from preprocess.sources.masks import Masks, PixelClasses
 from preprocess.sources.targets import Targeted, Targets, flat, label_sets, numbered, understand
 from preprocess.target import TargetWish
 
-INPUTS = ("image", "img", "x", "input", "inputs")  # of these columns the first that is there, unless `inputs` says it
+INPUTS = (
+    "image",
+    "img",
+    "x",
+    "input",
+    "inputs",
+)  # of these columns the first that is there, unless `inputs` says it
 TARGETS = ("label", "labels", "y", "target", "targets", "mask", "annotation")  # the same
 
 
@@ -42,22 +48,37 @@ class Rows(Targeted):
         InputError: a column is missing, or does not hold what it should.
     """
 
-    def __init__(self, path: str, split: str | None, inputs: tuple[str, ...], targets: str, weights: str | None,
-                 masks: PixelClasses, target: TargetWish | None) -> None:
+    def __init__(
+        self,
+        path: str,
+        split: str | None,
+        inputs: tuple[str, ...],
+        targets: str,
+        weights: str | None,
+        masks: PixelClasses,
+        target: TargetWish | None,
+    ) -> None:
         self._path, self._split, self._inputs, self._column = path, split, inputs, targets
         self.places = (os.path.join(os.path.realpath(path), split or ""),)
         rows, origin = self._rows, f"{path}{f' ({split})' if split else ''}"
         for column in (*inputs, targets, *([weights] if weights else [])):
             if column not in rows.column_names:
-                raise InputError(f"{origin}: no column {column!r}; its columns: {', '.join(rows.column_names)} "
-                                 "(options: inputs, targets, weights)")
+                raise InputError(
+                    f"{origin}: no column {column!r}; its columns: {', '.join(rows.column_names)} "
+                    "(options: inputs, targets, weights)"
+                )
         if not len(rows):
             raise InputError(f"{origin}: no rows")
         place = f"{origin}, column {targets!r}"
         found = None if weights is None else flat(np.asarray(rows[weights][:]))
         is_mask = _is_image(rows.features[targets])
-        super().__init__(Masks(len(rows), masks, self.name, self.mask) if is_mask
-                         else _understood(rows, targets, target, place, self.name), found, len(rows))
+        super().__init__(
+            Masks(len(rows), masks, self.name, self.mask)
+            if is_mask
+            else _understood(rows, targets, target, place, self.name),
+            found,
+            len(rows),
+        )
 
     def read(self, index: int) -> bytes | np.ndarray:
         """The encoded image, or the array of the columns."""
@@ -77,8 +98,11 @@ class Rows(Targeted):
         return _encoded(self._row(index)[self._column], self.name(index))
 
     def _row(self, index: int) -> Any:
-        return read_patiently(lambda: self._rows[index], lambda: self.name(index),
-                              again=lambda: self.__dict__.pop("_rows", None))
+        return read_patiently(
+            lambda: self._rows[index],
+            lambda: self.name(index),
+            again=lambda: self.__dict__.pop("_rows", None),
+        )
 
     def name(self, index: int) -> str:
         """The split and the row."""
@@ -86,8 +110,12 @@ class Rows(Targeted):
 
     def sample_marks(self) -> Marks:
         """See :mod:`preprocess.fingerprint`."""
-        nbytes = sum(file.stat().st_size for file in Path(self._path, self._split or "").glob("*.arrow"))
-        return replace(marks_by_reading(self, nbytes, "row"), facts={"inputs": ", ".join(self._inputs)})
+        nbytes = sum(
+            file.stat().st_size for file in Path(self._path, self._split or "").glob("*.arrow")
+        )
+        return replace(
+            marks_by_reading(self, nbytes, "row"), facts={"inputs": ", ".join(self._inputs)}
+        )
 
     @cached_property
     def _rows(self) -> Any:
@@ -100,9 +128,15 @@ class Rows(Targeted):
         return rows
 
 
-def open_huggingface(path: str, inputs: str | Sequence[str] | None = None, targets: str | None = None,
-                     weights: str | None = None, pixels: Mapping[str, int] | None = None, *,
-                     target: TargetWish | None = None) -> Opened:
+def open_huggingface(
+    path: str,
+    inputs: str | Sequence[str] | None = None,
+    targets: str | None = None,
+    weights: str | None = None,
+    pixels: Mapping[str, int] | None = None,
+    *,
+    target: TargetWish | None = None,
+) -> Opened:
     """A data set that ``save_to_disk`` has written, or its splits train, validation (or val) and test.
 
     Args:
@@ -121,21 +155,28 @@ def open_huggingface(path: str, inputs: str | Sequence[str] | None = None, targe
     if splits and "train" not in splits:
         raise InputError(f"{path}: no split train; there are {', '.join(splits)}")
     columns = (splits["train"] if splits else found).column_names
-    wanted = (inputs,) if isinstance(inputs, str) else tuple(inputs or (_first(columns, INPUTS, "inputs", path),))
+    wanted = (
+        (inputs,)
+        if isinstance(inputs, str)
+        else tuple(inputs or (_first(columns, INPUTS, "inputs", path),))
+    )
     column = targets or _first(columns, TARGETS, "targets", path)
 
     def rows(split: str, masks: PixelClasses) -> Rows:
         return Rows(path, split or None, wanted, column, weights, masks, target)
 
-    return open_parts(rows, "train" if splits else "", held_out_parts(splits), PixelClasses.told(pixels, target))
+    return open_parts(
+        rows, "train" if splits else "", held_out_parts(splits), PixelClasses.told(pixels, target)
+    )
 
 
 def _library() -> Any:
     try:
         import datasets
     except ImportError as error:
-        raise InputError(f"huggingface: the library datasets cannot be imported ({error}); pip install datasets"
-                         ) from None
+        raise InputError(
+            f"huggingface: the library datasets cannot be imported ({error}); pip install datasets"
+        ) from None
     return datasets
 
 
@@ -147,14 +188,18 @@ def _load(path: str) -> Any:
     except InputError:
         raise
     except Exception as error:  # the library's, Arrow's, those of the system
-        raise InputError(f"{path}: not a data set that save_to_disk has written: {error}") from error
+        raise InputError(
+            f"{path}: not a data set that save_to_disk has written: {error}"
+        ) from error
 
 
 def _first(columns: Sequence[str], names: Sequence[str], option: str, path: str) -> str:
     found = next((name for name in names if name in columns), None)
     if found is None:
-        raise InputError(f"{path}: none of its columns is called {', '.join(names)}; say which one (options: "
-                         f"{option}); its columns: {', '.join(columns)}")
+        raise InputError(
+            f"{path}: none of its columns is called {', '.join(names)}; say which one (options: "
+            f"{option}); its columns: {', '.join(columns)}"
+        )
     return found
 
 
@@ -194,9 +239,12 @@ def _understood(rows: Any, column: str, wish: TargetWish | None, origin: str, na
         for row, labels_of in enumerate(values):
             given[row, list(labels_of)] = 1
         return Targets("multilabel", given, tuple(inner.names))
-    if isinstance(values[0], list) and (isinstance(next(iter(values[0]), None), str)
-                                        or len(set(map(len, values))) > 1):
+    if isinstance(values[0], list) and (
+        isinstance(next(iter(values[0]), None), str) or len(set(map(len, values))) > 1
+    ):
         if kind not in (None, "multilabel"):
-            raise InputError(f"{origin}: each row has a list of labels; that is multilabel, not {kind}")
+            raise InputError(
+                f"{origin}: each row has a list of labels; that is multilabel, not {kind}"
+            )
         return label_sets([set(labels_of) for labels_of in values])
     return understand(np.array(values), wish, origin, name)

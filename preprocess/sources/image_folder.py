@@ -16,8 +16,9 @@ from preprocess.sources.masks import MaskFiles, PixelClasses
 from preprocess.sources.targets import Targeted
 from preprocess.target import TargetWish
 
-EXTENSIONS = frozenset({".bmp", ".gif", ".jpeg", ".jpg", ".pbm", ".pgm", ".png", ".ppm", ".tif", ".tiff",
-                        ".webp"})
+EXTENSIONS = frozenset(
+    {".bmp", ".gif", ".jpeg", ".jpg", ".pbm", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
+)
 VALIDATION_NAMES = ("validation", "val", "test")  # in this order
 
 
@@ -41,7 +42,9 @@ class OneFileEach:
 
     def sample_marks(self) -> Marks:
         """See :mod:`preprocess.fingerprint`."""
-        return marks_of_files(self._files, [os.path.join(self.folder, file) for file in self._files])
+        return marks_of_files(
+            self._files, [os.path.join(self.folder, file) for file in self._files]
+        )
 
 
 class ImageFolder(OneFileEach, RandomAccess):
@@ -62,14 +65,21 @@ class ImageFolder(OneFileEach, RandomAccess):
         self.places = (self.folder,)
         self.classes = tuple(class_folders(folder))
         if not self.classes:
-            raise InputError(f"{folder}: it has no folders; it must have one folder of images for each class")
+            raise InputError(
+                f"{folder}: it has no folders; it must have one folder of images for each class"
+            )
         files = [_images(os.path.join(self.folder, name)) for name in self.classes]
         for name, found in zip(self.classes, files, strict=True):
             if not found:
-                raise InputError(f"{os.path.join(self.folder, name)}: no images in this class "
-                                 f"(files that end in {', '.join(sorted(EXTENSIONS))})")
-        self._files = [os.path.join(name, file)
-                       for name, found in zip(self.classes, files, strict=True) for file in found]
+                raise InputError(
+                    f"{os.path.join(self.folder, name)}: no images in this class "
+                    f"(files that end in {', '.join(sorted(EXTENSIONS))})"
+                )
+        self._files = [
+            os.path.join(name, file)
+            for name, found in zip(self.classes, files, strict=True)
+            for file in found
+        ]
         self.labels = np.repeat(np.arange(len(files)), [len(found) for found in files])
 
 
@@ -90,18 +100,32 @@ class MaskedImages(OneFileEach, Targeted):
         self.folder, self.places = images, (images,)
         files, theirs = _by_stem(images, EXTENSIONS), _by_stem(masks, EXTENSIONS | {".npy"})
         if not files:
-            raise InputError(f"{images}: no images (files that end in {', '.join(sorted(EXTENSIONS))})")
-        for one, other, there, what in ((files, theirs, masks, "mask"), (theirs, files, images, "image")):
+            raise InputError(
+                f"{images}: no images (files that end in {', '.join(sorted(EXTENSIONS))})"
+            )
+        for one, other, there, what in (
+            (files, theirs, masks, "mask"),
+            (theirs, files, images, "image"),
+        ):
             lonely = sorted(one[stem] for stem in one.keys() - other.keys())
             if lonely:
-                raise InputError(f"{lonely[0]}: no {what} of this name in {there}{and_more(lonely)}")
+                raise InputError(
+                    f"{lonely[0]}: no {what} of this name in {there}{and_more(lonely)}"
+                )
         self._files = [files[stem].removeprefix(os.path.join(images, "")) for stem in sorted(files)]
-        super().__init__(MaskFiles([theirs[stem] for stem in sorted(files)], coding), None, len(files))
+        super().__init__(
+            MaskFiles([theirs[stem] for stem in sorted(files)], coding), None, len(files)
+        )
 
 
-def open_image_folder(path: str, images: str = "images", masks: str | None = None,
-                      pixels: Mapping[str, int] | None = None, *, target: TargetWish | None = None
-                      ) -> tuple[Source, Source | None]:
+def open_image_folder(
+    path: str,
+    images: str = "images",
+    masks: str | None = None,
+    pixels: Mapping[str, int] | None = None,
+    *,
+    target: TargetWish | None = None,
+) -> tuple[Source, Source | None]:
     """``path/<class>/``, or ``path/train/<class>/`` beside ``path/validation/<class>/`` (or val, or test).
 
     Images with masks lie in ``path/images`` and ``path/masks``, each perhaps in folders for training and validation, or
@@ -124,33 +148,47 @@ def open_image_folder(path: str, images: str = "images", masks: str | None = Non
     if is_mask or masks is not None:
         return _open_masked(path, images, masks or "masks", PixelClasses.told(pixels, target))
     if pixels is not None:
-        raise InputError(f"{path}: pixels are an option of masks, and there is no folder masks (options: masks)")
+        raise InputError(
+            f"{path}: pixels are an option of masks, and there is no folder masks (options: masks)"
+        )
     train = os.path.join(path, "train")
     if not (os.path.isdir(train) and class_folders(train)):  # else "train" is a class of that name
         return ImageFolder(path), None
-    held_out = next(filter(os.path.isdir, (os.path.join(path, name) for name in VALIDATION_NAMES)), None)
+    held_out = next(
+        filter(os.path.isdir, (os.path.join(path, name) for name in VALIDATION_NAMES)), None
+    )
     return ImageFolder(train), None if held_out is None else ImageFolder(held_out)
 
 
 def _has_masks(path: str, images: str, masks: str) -> bool:
     """Whether a folder, or that for training in it, holds a folder of images, one of masks, and no other."""
-    return any(os.path.isdir(place) and set(class_folders(place)) == {images, masks}
-               for place in (path, os.path.join(path, "train")))
+    return any(
+        os.path.isdir(place) and set(class_folders(place)) == {images, masks}
+        for place in (path, os.path.join(path, "train"))
+    )
 
 
-def _open_masked(path: str, images: str, masks: str, options: PixelClasses) -> tuple[Source, Source | None]:
+def _open_masked(
+    path: str, images: str, masks: str, options: PixelClasses
+) -> tuple[Source, Source | None]:
     def places(part: str) -> tuple[str, str] | None:
         """The folders of a part, ``part/images`` or ``images/part``."""
-        for found in ([os.path.join(path, part, name) for name in (images, masks)],
-                      [os.path.join(path, name, part) for name in (images, masks)]):
+        for found in (
+            [os.path.join(path, part, name) for name in (images, masks)],
+            [os.path.join(path, name, part) for name in (images, masks)],
+        ):
             if all(map(os.path.isdir, found)):
                 return found[0], found[1]
         return None
 
     train = places("train") or places("")
     if train is None:
-        raise InputError(f"{path}: no folders {images} and {masks} here, nor in train (options: images, masks)")
-    held_out = next(filter(None, map(places, VALIDATION_NAMES)), None) if train != places("") else None
+        raise InputError(
+            f"{path}: no folders {images} and {masks} here, nor in train (options: images, masks)"
+        )
+    held_out = (
+        next(filter(None, map(places, VALIDATION_NAMES)), None) if train != places("") else None
+    )
     found = MaskedImages(*train, options)
     assert found.masks is not None
     return found, None if held_out is None else MaskedImages(*held_out, found.masks.classes)
@@ -162,7 +200,9 @@ def _by_stem(folder: str, extensions: frozenset[str]) -> dict[str, str]:
     for path in images_below(folder, (), extensions):
         stem = os.path.splitext(os.path.relpath(path, folder))[0].removesuffix("_mask")
         if (other := found.setdefault(stem, path)) != path:
-            raise InputError(f"{path}: {other} has the same name; one of them must go, or be renamed")
+            raise InputError(
+                f"{path}: {other} has the same name; one of them must go, or be renamed"
+            )
     return found
 
 
@@ -189,7 +229,9 @@ def _images(folder: str) -> list[str]:
     return sorted(os.path.relpath(path, folder) for path in images_below(folder, (above,)))
 
 
-def images_below(folder: str, inside: tuple[str, ...], extensions: frozenset[str] = EXTENSIONS) -> Iterator[str]:
+def images_below(
+    folder: str, inside: tuple[str, ...], extensions: frozenset[str] = EXTENSIONS
+) -> Iterator[str]:
     """The images in a folder and in those below it.
 
     Args:
@@ -233,9 +275,13 @@ def _leads_to_a_folder(link: str) -> bool:
     except OSError as error:
         if may_pass(error):
             raise
-        if os.path.splitext(link)[1]:  # meant for a file: that an image is missing shows when it is read
+        if os.path.splitext(link)[
+            1
+        ]:  # meant for a file: that an image is missing shows when it is read
             return False
-        raise InputError(f"{link}: this link leads nowhere ({error.strerror}); mend it or remove it") from error
+        raise InputError(
+            f"{link}: this link leads nowhere ({error.strerror}); mend it or remove it"
+        ) from error
 
 
 def _leads_back(link: str, inside: tuple[str, ...]) -> bool:

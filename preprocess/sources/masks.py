@@ -15,7 +15,9 @@ from preprocess.fingerprint import UNSEEN, looked_at, of, seen_of_files
 from preprocess.passing import read_file
 from preprocess.target import TargetSpec, TargetWish
 
-_IGNORED = -1  # in place of the number of pixels that count for nothing, where numbers are replaced by classes
+_IGNORED = (
+    -1
+)  # in place of the number of pixels that count for nothing, where numbers are replaced by classes
 _MOST = 256  # values of pixels that are taken for classes without being said to be some
 
 
@@ -48,8 +50,10 @@ def plain_mask(found: np.ndarray) -> np.ndarray:
     if found.ndim == 3 and found.shape[2] == 1:
         found = found[:, :, 0]
     if found.ndim != 2 or found.dtype.kind not in "iub":
-        raise BadImage(f"its mask is {found.shape} of {found.dtype}; it should have one whole number for each pixel, "
-                       "its class: a greyscale or palette image, or an array (height, width) of integers")
+        raise BadImage(
+            f"its mask is {found.shape} of {found.dtype}; it should have one whole number for each pixel, "
+            "its class: a greyscale or palette image, or an array (height, width) of integers"
+        )
     return found.astype(np.uint8) if found.dtype.kind == "b" else found
 
 
@@ -65,10 +69,14 @@ class PixelClasses:
         InputError: that number is one of a class.
     """
 
-    def __init__(self, values: Sequence[int] = (), names: Sequence[str] = (), ignore: int | None = None) -> None:
+    def __init__(
+        self, values: Sequence[int] = (), names: Sequence[str] = (), ignore: int | None = None
+    ) -> None:
         if ignore is not None and ignore in values:
-            raise InputError(f"data.target: ignore: {ignore} is the value of the class {names[values.index(ignore)]}; "
-                             "it should be that of pixels of no class")
+            raise InputError(
+                f"data.target: ignore: {ignore} is the value of the class {names[values.index(ignore)]}; "
+                "it should be that of pixels of no class"
+            )
         self.names, self.ignore = tuple(names), ignore
         self._values = np.array(values, np.int64)
         self._is_plain = list(values) == list(range(len(values)))
@@ -90,11 +98,17 @@ class PixelClasses:
             count = wish.outputs or len(wish.names)
             return cls(range(count), wish.names or list(map(str, range(count))), wish.ignore)
         if not isinstance(pixels, Mapping) or len(pixels) < 2:
-            raise InputError(f"pixels: {pixels} should give each class a pixel value, like {{sky: 0, cloud: 255}}")
+            raise InputError(
+                f"pixels: {pixels} should give each class a pixel value, like {{sky: 0, cloud: 255}}"
+            )
         values = list(pixels.values())
-        is_wrong = any(isinstance(value, bool) or not isinstance(value, int) or value < 0 for value in values)
+        is_wrong = any(
+            isinstance(value, bool) or not isinstance(value, int) or value < 0 for value in values
+        )
         if is_wrong or len(set(values)) < len(values):
-            raise InputError(f"pixels: {dict(pixels)} should give each class a whole number of its own, from 0")
+            raise InputError(
+                f"pixels: {dict(pixels)} should give each class a whole number of its own, from 0"
+            )
         return cls(values, list(map(str, pixels)), wish.ignore)
 
     @property
@@ -111,7 +125,9 @@ class PixelClasses:
         """
         if self._is_plain:
             return mask
-        place = np.searchsorted(self._values, mask, sorter=self._sorter).clip(max=len(self._values) - 1)
+        place = np.searchsorted(self._values, mask, sorter=self._sorter).clip(
+            max=len(self._values) - 1
+        )
         classes = self._sorter[place]
         foreign = self._values[classes] != mask
         if self.ignore is not None:
@@ -124,8 +140,10 @@ class PixelClasses:
     def _foreign(self, mask: np.ndarray, foreign: np.ndarray) -> BadImage:
         row, column = np.argwhere(foreign)[0]
         there = ", ".join(map(str, self._values[:5])) + (" ..." if len(self._values) > 5 else "")
-        return BadImage(f"its mask has the value {mask[row, column]} at row {row}, column {column}; the values of the "
-                        f"{len(self.names)} classes are {there}")
+        return BadImage(
+            f"its mask has the value {mask[row, column]} at row {row}, column {column}; the values of the "
+            f"{len(self.names)} classes are {there}"
+        )
 
 
 class Masks:
@@ -145,8 +163,13 @@ class Masks:
         InputError: one cannot be read, where all are looked at.
     """
 
-    def __init__(self, count: int, classes: PixelClasses, name: Callable[[int], str],
-                 content: Callable[[int], bytes | np.ndarray]) -> None:
+    def __init__(
+        self,
+        count: int,
+        classes: PixelClasses,
+        name: Callable[[int], str],
+        content: Callable[[int], bytes | np.ndarray],
+    ) -> None:
         self.name, self._content = name, content
         self.classes = classes if classes.names else self._found(count, classes.ignore)
 
@@ -194,15 +217,21 @@ class Masks:
             try:
                 values.update(np.unique(self.decoded(index)).tolist())
             except BadSample as error:
-                raise InputError(f"{error} (all masks are read, to find the classes, unless data.target or "
-                                 "options: pixels says them)") from error
+                raise InputError(
+                    f"{error} (all masks are read, to find the classes, unless data.target or "
+                    "options: pixels says them)"
+                ) from error
             if len(values) > _MOST:
-                raise InputError(f"{self.name(index)}: with this mask there are more than {_MOST} values of pixels; "
-                                 "are they classes? say so in data.target, or in options: pixels")
+                raise InputError(
+                    f"{self.name(index)}: with this mask there are more than {_MOST} values of pixels; "
+                    "are they classes? say so in data.target, or in options: pixels"
+                )
         values -= {ignore}
         if len(values) < 2:
-            raise InputError(f"{self.name(0)}: all pixels of all masks have the value {', '.join(map(str, values))}; "
-                             "at least two classes are needed")
+            raise InputError(
+                f"{self.name(0)}: all pixels of all masks have the value {', '.join(map(str, values))}; "
+                "at least two classes are needed"
+            )
         return PixelClasses(sorted(values), [str(value) for value in sorted(values)], ignore)
 
 

@@ -32,15 +32,26 @@ class Noise(RandomAccess):
         return f"noise {index}"
 
 
-def open_noise(path: str | None = None, samples: int = 1000, validation: int = 0, classes: int = 10,
-               size: int = 8) -> tuple[Noise, Noise | None]:
+def open_noise(
+    path: str | None = None,
+    samples: int = 1000,
+    validation: int = 0,
+    classes: int = 10,
+    size: int = 8,
+) -> tuple[Noise, Noise | None]:
     """So many samples for training, and for validation.
 
     Raises:
         InputError: a number is no whole one, or too small.
     """
-    for name, value, least in (("samples", samples, 1), ("validation", validation, 0), ("classes", classes, 2),
-                               ("size", size, 1)):
+    for name, value, least in (
+        ("samples", samples, 1),
+        ("validation", validation, 0),
+        ("classes", classes, 2),
+        ("size", size, 1),
+    ):
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            raise InputError(f"builtin:noise: {name}: {value} should be a whole number from {least}")
+            raise InputError(
+                f"builtin:noise: {name}: {value} should be a whole number from {least}"
+            )
     return Noise(samples, classes, size), Noise(validation, classes, size) if validation else None

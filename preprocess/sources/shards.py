@@ -107,8 +107,14 @@ class Shards(Targeted):
         masks: how they are coded.
     """
 
-    def __init__(self, shards: list[str], form: Format, buffer: int = BUFFER, target: TargetWish | None = None,
-                 masks: PixelClasses = PixelClasses()) -> None:  # noqa: B008
+    def __init__(
+        self,
+        shards: list[str],
+        form: Format,
+        buffer: int = BUFFER,
+        target: TargetWish | None = None,
+        masks: PixelClasses = PixelClasses(),  # noqa: B008
+    ) -> None:
         if not shards:
             raise InputError("no shards")
         if buffer < 1:
@@ -118,8 +124,11 @@ class Shards(Targeted):
         self._form, self._buffer = form, buffer
         found, count = self._index, len(self._index.offsets)
         weights = found.weights if len(found.weights) else None
-        targets = (Masks(count, masks, self.name, self.mask) if target is not None and target.kind == "mask"
-                   else _understood(found, target, shards[0], self.name))
+        targets = (
+            Masks(count, masks, self.name, self.mask)
+            if target is not None and target.kind == "mask"
+            else _understood(found, target, shards[0], self.name)
+        )
         super().__init__(targets, weights, count)
 
     def read(self, index: int) -> bytes | np.ndarray:
@@ -142,7 +151,10 @@ class Shards(Targeted):
         """
         rng = rng_for(seed, ORDER, epoch)
         starts = self._index.starts
-        front = [np.arange(starts[shard], starts[shard + 1]) for shard in rng.permutation(len(starts) - 1)]
+        front = [
+            np.arange(starts[shard], starts[shard + 1])
+            for shard in rng.permutation(len(starts) - 1)
+        ]
         return shuffle(np.concatenate(front), self._buffer, rng)
 
     def sample_marks(self) -> Marks:
@@ -152,9 +164,15 @@ class Shards(Targeted):
             starts = np.diff(self._index.starts)
             shards = np.repeat(list(map(os.path.basename, self._index.shards)), starts).tolist()
             numbers = np.concatenate(list(map(np.arange, starts))).tolist()
-            names = hashed(f"{shard}[{number}]" for shard, number in zip(shards, numbers, strict=True))
+            names = hashed(
+                f"{shard}[{number}]" for shard, number in zip(shards, numbers, strict=True)
+            )
         found = marks_by_reading(self, int(sizes.sum()), "record", names)
-        return found if names is None else replace(found, seen={**found.seen, "size": sizes.astype(np.uint64) + 1})
+        return (
+            found
+            if names is None
+            else replace(found, seen={**found.seen, "size": sizes.astype(np.uint64) + 1})
+        )
 
     @cached_property
     def _open(self) -> OrderedDict[int, int]:
@@ -169,8 +187,11 @@ class Shards(Targeted):
         return self._piece(index, *self._index.values[index].tolist())
 
     def _piece(self, index: int, offset: int, size: int) -> bytes:
-        return read_patiently(lambda: os.pread(self._file(self._shard(index)), size, offset), lambda: self.name(index),
-                              again=lambda: self._close(self._shard(index)))
+        return read_patiently(
+            lambda: os.pread(self._file(self._shard(index)), size, offset),
+            lambda: self.name(index),
+            again=lambda: self._close(self._shard(index)),
+        )
 
     def _close(self, shard: int) -> None:
         if shard in self._open:
@@ -187,11 +208,15 @@ class Shards(Targeted):
         return self._open[shard]
 
 
-def _understood(found: ShardIndex, wish: TargetWish | None, origin: str, name: Callable[[int], str]) -> Targets:
+def _understood(
+    found: ShardIndex, wish: TargetWish | None, origin: str, name: Callable[[int], str]
+) -> Targets:
     """The targets of an index: a single integer or text is a class, unless the spec says otherwise."""
     if len(found.lengths):
         if wish is not None and wish.kind != "multilabel":
-            raise InputError(f"{origin}: records have differently many targets; that is multilabel, not {wish.kind}")
+            raise InputError(
+                f"{origin}: records have differently many targets; that is multilabel, not {wish.kind}"
+            )
         rows = np.split(found.values, np.cumsum(found.lengths)[:-1])
         return label_sets([set(row.tolist()) for row in rows])
     is_class = wish is None and found.values.ndim == 1 and found.values.dtype.kind != "f"
@@ -238,8 +263,11 @@ def find_shards(path: str, pattern: str) -> tuple[list[str], list[str]]:
     else:
         train, validation = sorted(found for one in _expand(path) for found in _matching(one)), []
     if not train:
-        raise InputError(f"{path}: no shards here (files whose names match {pattern})" if os.path.isdir(path)
-                         else f"{path}: no such file")
+        raise InputError(
+            f"{path}: no shards here (files whose names match {pattern})"
+            if os.path.isdir(path)
+            else f"{path}: no such file"
+        )
     return train, validation
 
 
@@ -247,8 +275,11 @@ def _in_folder(folder: str, pattern: str) -> tuple[list[str], list[str]]:
     def shards(inside: str = "", prefix: str = "") -> list[str]:
         place = os.path.join(folder, inside)
         names = os.listdir(place) if os.path.isdir(place) else []
-        return sorted(os.path.join(place, name) for name in names
-                      if name.startswith(prefix) and not name.startswith(".") and re.search(pattern, name))
+        return sorted(
+            os.path.join(place, name)
+            for name in names
+            if name.startswith(prefix) and not name.startswith(".") and re.search(pattern, name)
+        )
 
     for layout in (lambda name: shards(inside=name), lambda name: shards(prefix=name)):
         if train := layout("train"):
@@ -262,8 +293,13 @@ def _expand(path: str) -> list[str]:
     if braces is None:
         return [path]
     first, last = braces.groups()
-    return [expanded for number in range(int(first), int(last) + 1)
-            for expanded in _expand(path[:braces.start()] + f"{number:0{len(first)}}" + path[braces.end():])]
+    return [
+        expanded
+        for number in range(int(first), int(last) + 1)
+        for expanded in _expand(
+            path[: braces.start()] + f"{number:0{len(first)}}" + path[braces.end() :]
+        )
+    ]
 
 
 def _matching(path: str) -> list[str]:
@@ -275,7 +311,14 @@ def _matching(path: str) -> list[str]:
     return found
 
 
-_COLUMNS = ("starts", "offsets", "sizes", "values", "lengths", "weights")  # of an index that is kept
+_COLUMNS = (
+    "starts",
+    "offsets",
+    "sizes",
+    "values",
+    "lengths",
+    "weights",
+)  # of an index that is kept
 
 
 def load_index(shards: tuple[str, ...], form: Format) -> ShardIndex:
@@ -323,14 +366,18 @@ def _scan(shards: tuple[str, ...], form: Format) -> ShardIndex:
     found = [[Record(*record) for record in form.scan(shard)] for shard in shards]
     records = [record for shard in found for record in shard]
     if not records:
-        raise InputError(f"{shards[0]}: no records in {'it' if len(shards) == 1 else 'these shards'}")
+        raise InputError(
+            f"{shards[0]}: no records in {'it' if len(shards) == 1 else 'these shards'}"
+        )
     starts = np.cumsum([0, *map(len, found)])
     offsets, sizes = (np.array([record[place] for record in records]) for place in (0, 1))
     weights = [record.weight for record in records if record.weight is not None]
     if weights and len(weights) < len(records):
         raise InputError(f"{shards[0]}: some records have a weight and some have none")
     values, lengths = _columns(shards[0], [record.value for record in records])
-    return ShardIndex(shards, starts, offsets, sizes, values, lengths, np.array(weights, np.float64))
+    return ShardIndex(
+        shards, starts, offsets, sizes, values, lengths, np.array(weights, np.float64)
+    )
 
 
 def _columns(shard: str, values: Sequence[Value]) -> tuple[np.ndarray, np.ndarray]:
@@ -339,7 +386,9 @@ def _columns(shard: str, values: Sequence[Value]) -> tuple[np.ndarray, np.ndarra
         values = [(value,) if isinstance(value, int | float) else value for value in values]
     kinds = {float if isinstance(value, int) else type(value) for value in values}
     if len(kinds) > 1:
-        raise InputError(f"{shard}: some labels are numbers and some are text; all must be of one kind")
+        raise InputError(
+            f"{shard}: some labels are numbers and some are text; all must be of one kind"
+        )
     if kinds != {tuple}:
         return np.array(values), np.empty(0, np.int64)
     lengths = np.array([len(value) for value in values])  # type: ignore[arg-type]
@@ -348,8 +397,9 @@ def _columns(shard: str, values: Sequence[Value]) -> tuple[np.ndarray, np.ndarra
     return np.concatenate([np.array(value) for value in values]), lengths
 
 
-def opener(form: Format, path: str, buffer: int, target: TargetWish | None, masks: PixelClasses
-           ) -> tuple[Shards, Shards | None]:
+def opener(
+    form: Format, path: str, buffer: int, target: TargetWish | None, masks: PixelClasses
+) -> tuple[Shards, Shards | None]:
     """The training records at a path and, where there are some, those for validation."""
     train, validation = find_shards(path, form.pattern)
     found = Shards(train, form, buffer, target, masks)

@@ -24,9 +24,21 @@ from preprocess.sources.masks import MaskFiles, PixelClasses
 from preprocess.sources.targets import Targeted, Targets, label_sets, understand
 from preprocess.target import TargetWish
 
-PATH_COLUMNS = ("path", "file", "filename", "image")  # of these the first that is there, unless `inputs` says it
-_PARTS = {"train": "train", "training": "train", "validation": "validation", "val": "validation", "valid": "validation",
-          "dev": "validation", "test": "test"}
+PATH_COLUMNS = (
+    "path",
+    "file",
+    "filename",
+    "image",
+)  # of these the first that is there, unless `inputs` says it
+_PARTS = {
+    "train": "train",
+    "training": "train",
+    "validation": "validation",
+    "val": "validation",
+    "valid": "validation",
+    "dev": "validation",
+    "test": "test",
+}
 
 
 @dataclass(frozen=True)
@@ -57,7 +69,10 @@ class Columns:
     @property
     def others(self) -> tuple[str, ...]:
         """The columns that are no inputs."""
-        return (*self.targets, *(name for name in (self.weights, self.split, self.group, self.stratify) if name))
+        return (
+            *self.targets,
+            *(name for name in (self.weights, self.split, self.group, self.stratify) if name),
+        )
 
 
 class TableRows(Targeted):
@@ -76,17 +91,23 @@ class TableRows(Targeted):
         strata: (samples,) of integers; each is split by itself. Only with a column for it.
     """
 
-    def __init__(self, table: Table, rows: np.ndarray, columns: Columns, targets: Targets | MaskFiles) -> None:
+    def __init__(
+        self, table: Table, rows: np.ndarray, columns: Columns, targets: Targets | MaskFiles
+    ) -> None:
         self._table_path, self._unit, self._lines = table.path, table.unit, table.lines[rows]
         self.columns, self.row_numbers = columns, rows
         self.places = (f"{os.path.realpath(table.path)}:{columns.split or ''}{int(rows[0])}",)
         used = {*columns.inputs, *columns.targets, columns.weights}
         self._header = {"columns": ", ".join(name for name in table.columns if name in used)}
-        weights = None if columns.weights is None else table.numbers(columns.weights, "a weight")[rows]
+        weights = (
+            None if columns.weights is None else table.numbers(columns.weights, "a weight")[rows]
+        )
         super().__init__(targets.some(rows), weights, len(rows))
         for name, column in (("groups", columns.group), ("strata", columns.stratify)):
             if column is not None:
-                setattr(self, name, np.unique(table.text(column, name), return_inverse=True)[1][rows])
+                setattr(
+                    self, name, np.unique(table.text(column, name), return_inverse=True)[1][rows]
+                )
 
     def _row(self, index: int) -> str:
         return f"{self._table_path} {self._unit} {self._lines[index]}"
@@ -95,7 +116,9 @@ class TableRows(Targeted):
 class FeatureRows(TableRows):
     """Rows whose inputs stand in the table: (features,) float32 each."""
 
-    def __init__(self, table: Table, rows: np.ndarray, columns: Columns, targets: Targets | MaskFiles) -> None:
+    def __init__(
+        self, table: Table, rows: np.ndarray, columns: Columns, targets: Targets | MaskFiles
+    ) -> None:
         super().__init__(table, rows, columns, targets)
         self._features = _features(table, columns.inputs)[rows]
 
@@ -110,13 +133,17 @@ class FeatureRows(TableRows):
     def sample_marks(self) -> Marks:
         """A row is known by its features, in whatever order their columns stand; see :mod:`preprocess.fingerprint`."""
         columns = sorted(range(len(self.columns.inputs)), key=self.columns.inputs.__getitem__)
-        return Marks(of_rows(self._features[:, columns]), unit="row", by_content=True, facts=self._header)
+        return Marks(
+            of_rows(self._features[:, columns]), unit="row", by_content=True, facts=self._header
+        )
 
 
 class FileRows(TableRows):
     """Rows that name a file each: an encoded image, or an array in a ``.npy`` file."""
 
-    def __init__(self, table: Table, rows: np.ndarray, columns: Columns, targets: Targets | MaskFiles) -> None:
+    def __init__(
+        self, table: Table, rows: np.ndarray, columns: Columns, targets: Targets | MaskFiles
+    ) -> None:
         super().__init__(table, rows, columns, targets)
         self.folder = os.path.dirname(table.path)
         names = table.text(columns.inputs[0], "paths")
@@ -133,7 +160,9 @@ class FileRows(TableRows):
     def sample_marks(self) -> Marks:
         """A row is known by its file; see :mod:`preprocess.fingerprint`."""
         paths = [os.path.join(self.folder, file) for file in self._files]
-        return replace(marks_of_files(list(map(os.path.normpath, self._files)), paths), facts=self._header)
+        return replace(
+            marks_of_files(list(map(os.path.normpath, self._files)), paths), facts=self._header
+        )
 
 
 class NewRows(InOrder):
@@ -155,19 +184,27 @@ class NewRows(InOrder):
         table = read_table(path, columns.delimiter, known)
         names = columns.inputs or _by_position(table, columns, count)
         if missing := [name for name in names if name not in table.columns]:
-            raise InputError(f"{path}: no column{'s' if len(missing) > 1 else ''} {listed(list(map(repr, missing)))}, "
-                             f"which the networks take; its columns: {listed(list(table.columns))}")
+            raise InputError(
+                f"{path}: no column{'s' if len(missing) > 1 else ''} {listed(list(map(repr, missing)))}, "
+                f"which the networks take; its columns: {listed(list(table.columns))}"
+            )
         self._features = None if columns.is_paths else _features(table, names)
-        self._files = [os.path.join(os.path.dirname(path), name) for name in table.text(names[0], "paths")
-                       ] if columns.is_paths else []
+        self._files = (
+            [os.path.join(os.path.dirname(path), name) for name in table.text(names[0], "paths")]
+            if columns.is_paths
+            else []
+        )
 
     def __len__(self) -> int:
         return len(self._files if self._features is None else self._features)
 
     def read(self, index: int) -> bytes | np.ndarray:
         """The features of a row, or the file that it names; see :class:`~preprocess.base.Source`."""
-        return (_read_file(self._files[index], self.name(index)) if self._features is None
-                else self._features[index].copy())
+        return (
+            _read_file(self._files[index], self.name(index))
+            if self._features is None
+            else self._features[index].copy()
+        )
 
     def name(self, index: int) -> str:
         """The table and the number of the row, from 0."""
@@ -182,10 +219,20 @@ def columns_of(source: Source) -> Columns | None:
     return None if found is None else found.columns
 
 
-def open_table(path: str, inputs: str | Sequence[str] | None = None, targets: str | Sequence[str] = "target",
-               weights: str | None = None, split: str | None = None, group: str | None = None,
-               stratify: str | None = None, separator: str = ";", delimiter: str | None = None,
-               pixels: Mapping[str, int] | None = None, *, target: TargetWish | None = None) -> Opened:
+def open_table(
+    path: str,
+    inputs: str | Sequence[str] | None = None,
+    targets: str | Sequence[str] = "target",
+    weights: str | None = None,
+    split: str | None = None,
+    group: str | None = None,
+    stratify: str | None = None,
+    separator: str = ";",
+    delimiter: str | None = None,
+    pixels: Mapping[str, int] | None = None,
+    *,
+    target: TargetWish | None = None,
+) -> Opened:
     """The rows of a CSV or Parquet file.
 
     Args:
@@ -207,8 +254,18 @@ def open_table(path: str, inputs: str | Sequence[str] | None = None, targets: st
     """
     table = read_table(path, delimiter)
     names, is_paths = _inputs(table, inputs, _several(targets), (weights, split, group, stratify))
-    columns = Columns(names, is_paths, _several(targets), weights, split, group, stratify, separator,
-                      PixelClasses.told(pixels, target), delimiter)
+    columns = Columns(
+        names,
+        is_paths,
+        _several(targets),
+        weights,
+        split,
+        group,
+        stratify,
+        separator,
+        PixelClasses.told(pixels, target),
+        delimiter,
+    )
     if columns.is_paths:
         _check_files(table, columns.inputs[0])
     found = _targets(table, columns, target)
@@ -224,21 +281,32 @@ def open_table(path: str, inputs: str | Sequence[str] | None = None, targets: st
     return train, part(validation), part(test)
 
 
-def _inputs(table: Table, inputs: str | Sequence[str] | None, targets: Sequence[str], others: Sequence[str | None]
-            ) -> tuple[tuple[str, ...], bool]:
+def _inputs(
+    table: Table,
+    inputs: str | Sequence[str] | None,
+    targets: Sequence[str],
+    others: Sequence[str | None],
+) -> tuple[tuple[str, ...], bool]:
     """The columns of the inputs, and whether it is one of paths."""
     for column in targets:
         table.column(column, "targets")
     taken = (*targets, *others)
-    names = _several(inputs) if inputs is not None else next(
-        ((name,) for name in PATH_COLUMNS if name in table.columns and name not in taken),
-        tuple(name for name in table.columns if name not in taken))
+    names = (
+        _several(inputs)
+        if inputs is not None
+        else next(
+            ((name,) for name in PATH_COLUMNS if name in table.columns and name not in taken),
+            tuple(name for name in table.columns if name not in taken),
+        )
+    )
     if not names:
         raise InputError(f"{table.path}: no column is left for inputs (options: inputs, targets)")
     both = [name for name in names if name in targets]
     if both:
-        raise InputError(f"{table.path}: column {both[0]!r} is among the inputs and the targets: there would be "
-                         "nothing to learn")
+        raise InputError(
+            f"{table.path}: column {both[0]!r} is among the inputs and the targets: there would be "
+            "nothing to learn"
+        )
     return names, len(names) == 1 and table.typed(names[0], "inputs").dtype.kind == "O"
 
 
@@ -246,8 +314,10 @@ def _by_position(table: Table, columns: Columns, count: int) -> tuple[str, ...]:
     """The inputs of a table, where their names are not known: all columns that are for nothing else."""
     names = tuple(name for name in table.columns if name not in columns.others)
     if len(names) != count:
-        raise InputError(f"{table.path}: {counted(len(names), 'column')}; the networks take {count}, whose names are "
-                         "not known, so a table should have these alone, in their order")
+        raise InputError(
+            f"{table.path}: {counted(len(names), 'column')}; the networks take {count}, whose names are "
+            "not known, so a table should have these alone, in their order"
+        )
     return names
 
 
@@ -270,13 +340,21 @@ def _check_files(table: Table, column: str) -> None:
     for row, name in enumerate(names):
         file = os.path.normpath(os.path.join(folder, name))
         if (first := seen.setdefault(file, row)) != row:
-            raise InputError(f"{table.place(row, column)}: {name} stands in {table.unit} {table.lines[first]} too; "
-                             "each file should be listed once (options: weights makes some count for more)")
+            raise InputError(
+                f"{table.place(row, column)}: {name} stands in {table.unit} {table.lines[first]} too; "
+                "each file should be listed once (options: weights makes some count for more)"
+            )
     there = {place: _names_in(place) for place in {os.path.dirname(file) for file in seen}}
-    missing = [row for file, row in seen.items() if os.path.basename(file) not in there[os.path.dirname(file)]]
+    missing = [
+        row
+        for file, row in seen.items()
+        if os.path.basename(file) not in there[os.path.dirname(file)]
+    ]
     if missing:
-        raise InputError(f"{table.place(missing[0], column)}: no file {names[missing[0]]}{and_more(missing)}; paths "
-                         "are relative to the folder of the table")
+        raise InputError(
+            f"{table.place(missing[0], column)}: no file {names[missing[0]]}{and_more(missing)}; paths "
+            "are relative to the folder of the table"
+        )
 
 
 def _names_in(folder: str) -> set[str]:
@@ -293,8 +371,10 @@ def _parts(table: Table, split: str | None) -> Mapping[str, np.ndarray]:
     said = [text.strip().lower() for text in table.text(split, "split")]
     for row, text in enumerate(said):
         if text not in _PARTS:
-            raise InputError(f"{table.place(row, split)}: {text!r} is no part of the data; it should be train, "
-                             "validation or test")
+            raise InputError(
+                f"{table.place(row, split)}: {text!r} is no part of the data; it should be train, "
+                "validation or test"
+            )
     found = np.array([_PARTS[text] for text in said])
     parts = {name: np.flatnonzero(found == name) for name in dict.fromkeys(found.tolist())}
     if "train" not in parts:
@@ -311,13 +391,23 @@ def _targets(table: Table, columns: Columns, wish: TargetWish | None) -> Targets
             raise InputError(f"{origin}: masks should stand in one column of paths")
         _check_files(table, names[0])
         folder = os.path.dirname(table.path)
-        return MaskFiles([os.path.join(folder, file) for file in table.text(names[0], "masks")], columns.masks)
+        return MaskFiles(
+            [os.path.join(folder, file) for file in table.text(names[0], "masks")], columns.masks
+        )
     if len(names) == 1:
         if kind == "multilabel":
             cells = table.columns[names[0]]  # an empty one has no label
-            return label_sets([{label.strip() for label in str(cell).split(columns.separator)} - {""}
-                               for cell in cells])
-        cells = _classes(table.text(names[0], "classes")) if kind == "class" else table.typed(names[0], "targets")
+            return label_sets(
+                [
+                    {label.strip() for label in str(cell).split(columns.separator)} - {""}
+                    for cell in cells
+                ]
+            )
+        cells = (
+            _classes(table.text(names[0], "classes"))
+            if kind == "class"
+            else table.typed(names[0], "targets")
+        )
         return understand(cells, wish, origin, table.place)
     stacked = np.stack([table.numbers(name, "one of several targets") for name in names], axis=1)
     return understand(stacked, wish, origin, table.place, names)

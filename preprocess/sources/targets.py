@@ -45,7 +45,11 @@ class Targets:
     def spec(self) -> TargetSpec:
         """The description that goes with them."""
         try:
-            return TargetSpec(self.kind, len(self.names) if self.kind == "class" else self.values.shape[1], self.names)
+            return TargetSpec(
+                self.kind,
+                len(self.names) if self.kind == "class" else self.values.shape[1],
+                self.names,
+            )
         except ValueError as error:
             raise InputError(str(error)) from error
 
@@ -54,8 +58,13 @@ class Targets:
         return replace(self, values=self.values[rows])
 
 
-def understand(values: np.ndarray, wish: TargetWish | None, origin: str, name: Callable[[int], str],
-               names: tuple[str, ...] = ()) -> Targets:
+def understand(
+    values: np.ndarray,
+    wish: TargetWish | None,
+    origin: str,
+    name: Callable[[int], str],
+    names: tuple[str, ...] = (),
+) -> Targets:
     """What an array of targets means, but for masks; see the module.
 
     Args:
@@ -76,7 +85,9 @@ def understand(values: np.ndarray, wish: TargetWish | None, origin: str, name: C
     if kind == "class" and outputs and values.dtype.kind in "iu" and values.ndim == 1:
         found = numbered(values, names or tuple(map(str, range(outputs))), origin, name)
     else:
-        found = {"class": _classes, "multilabel": _labels, "value": _values}[kind](values, origin, name, names)
+        found = {"class": _classes, "multilabel": _labels, "value": _values}[kind](
+            values, origin, name, names
+        )
     if wish is not None and outputs:
         wish.check(found.spec())
     return found
@@ -114,14 +125,20 @@ def guess(values: np.ndarray, origin: str) -> Kind:
     if is_whole and (values.ndim == 3 or (values.ndim == 4 and values.shape[3] == 1)):
         return "mask"
     if values.ndim != 2 or not is_whole:
-        raise InputError(f"{origin}: targets are {_described(values)}; they should be (n,) classes, (n, labels) zeros "
-                         "and ones, (n,) or (n, values) floats, or (n, height, width) integers")
+        raise InputError(
+            f"{origin}: targets are {_described(values)}; they should be (n,) classes, (n, labels) zeros "
+            "and ones, (n,) or (n, values) floats, or (n, height, width) integers"
+        )
     if not np.isin(values, (0, 1)).all():
-        raise InputError(f"{origin}: targets are {_described(values)}, and not all of them 0 or 1; say data.target: "
-                         "value, if they are numbers to be predicted")
+        raise InputError(
+            f"{origin}: targets are {_described(values)}, and not all of them 0 or 1; say data.target: "
+            "value, if they are numbers to be predicted"
+        )
     if len(values) and (values.sum(axis=1) == 1).all():
-        raise InputError(f"{origin}: each row of these targets has a single 1, so they may be classes or labels; say "
-                         "data.target: class or data.target: multilabel")
+        raise InputError(
+            f"{origin}: each row of these targets has a single 1, so they may be classes or labels; say "
+            "data.target: class or data.target: multilabel"
+        )
     return "multilabel"
 
 
@@ -129,38 +146,57 @@ def _check_few(values: np.ndarray, origin: str) -> None:
     """Refuse integers that are hardly classes, as long as nobody says that they are."""
     distinct = len(np.unique(values))
     if distinct > max(_FEW, len(values) // 2):
-        raise InputError(f"{origin}: there are {distinct} different integers in {counted(len(values), 'target')}, so "
-                         "they may be classes or values; say data.target: class or data.target: value")
+        raise InputError(
+            f"{origin}: there are {distinct} different integers in {counted(len(values), 'target')}, so "
+            "they may be classes or values; say data.target: class or data.target: value"
+        )
 
 
-def numbered(values: np.ndarray, names: tuple[str, ...], origin: str, name: Callable[[int], str]) -> Targets:
+def numbered(
+    values: np.ndarray, names: tuple[str, ...], origin: str, name: Callable[[int], str]
+) -> Targets:
     """Classes whose numbers go from 0 on."""
     wrong = np.flatnonzero((values < 0) | (values >= len(names)))
     if len(wrong):
-        raise InputError(f"{origin}: {name(int(wrong[0]))} has the target {values[wrong[0]]}{and_more(wrong)}, not one "
-                         f"of the {len(names)} classes, 0 to {len(names) - 1}")
+        raise InputError(
+            f"{origin}: {name(int(wrong[0]))} has the target {values[wrong[0]]}{and_more(wrong)}, not one "
+            f"of the {len(names)} classes, 0 to {len(names) - 1}"
+        )
     return Targets("class", values.astype(np.int64), names)
 
 
-def _classes(values: np.ndarray, origin: str, name: Callable[[int], str], names: tuple[str, ...]) -> Targets:
+def _classes(
+    values: np.ndarray, origin: str, name: Callable[[int], str], names: tuple[str, ...]
+) -> Targets:
     if values.ndim == 2 and values.dtype.kind in "iubf":
         wrong = np.flatnonzero(~(np.isin(values, (0, 1)).all(axis=1) & (values.sum(axis=1) == 1)))
         if len(wrong):
-            raise InputError(f"{origin}: {name(int(wrong[0]))} has the target "
-                             f"{values[wrong[0]].tolist()}{and_more(wrong)}, not a single 1 among zeros; a class "
-                             "should be a number, a text, or such a row")
+            raise InputError(
+                f"{origin}: {name(int(wrong[0]))} has the target "
+                f"{values[wrong[0]].tolist()}{and_more(wrong)}, not a single 1 among zeros; a class "
+                "should be a number, a text, or such a row"
+            )
         columns = names or tuple(map(str, range(values.shape[1])))
         return Targets("class", values.argmax(axis=1).astype(np.int64), columns)
     if values.ndim != 1 or values.dtype.kind not in "iubfUSO":
-        raise InputError(f"{origin}: targets are {_described(values)}; classes should be (n,) integers or text")
+        raise InputError(
+            f"{origin}: targets are {_described(values)}; classes should be (n,) integers or text"
+        )
     if values.dtype.kind == "f":
         values = _whole(values, origin, name)
     if values.dtype.kind in "SO":
-        values = np.array([text.decode(errors="replace") if isinstance(text, bytes) else str(text) for text in values])
+        values = np.array(
+            [
+                text.decode(errors="replace") if isinstance(text, bytes) else str(text)
+                for text in values
+            ]
+        )
     if values.dtype.kind == "U":
         empty = np.flatnonzero(np.char.strip(values) == "") if len(values) else np.empty(0, int)
         if len(empty):
-            raise InputError(f"{origin}: {name(int(empty[0]))} has no class{and_more(empty)}: an empty text")
+            raise InputError(
+                f"{origin}: {name(int(empty[0]))} has no class{and_more(empty)}: an empty text"
+            )
     distinct, labels = np.unique(values, return_inverse=True)
     return Targets("class", labels.astype(np.int64).reshape(len(values)), tuple(map(str, distinct)))
 
@@ -169,20 +205,30 @@ def _whole(values: np.ndarray, origin: str, name: Callable[[int], str]) -> np.nd
     """Floats that are whole numbers, as integers."""
     wrong = np.flatnonzero(~(np.isfinite(values) & (values == np.floor(values))))
     if len(wrong):
-        raise InputError(f"{origin}: {name(int(wrong[0]))} has the target {values[wrong[0]]}{and_more(wrong)}, which "
-                         "is no class: nothing is rounded; say data.target: value, if it is a number to be predicted")
+        raise InputError(
+            f"{origin}: {name(int(wrong[0]))} has the target {values[wrong[0]]}{and_more(wrong)}, which "
+            "is no class: nothing is rounded; say data.target: value, if it is a number to be predicted"
+        )
     return values.astype(np.int64)
 
 
-def _labels(values: np.ndarray, origin: str, name: Callable[[int], str], names: tuple[str, ...]) -> Targets:
+def _labels(
+    values: np.ndarray, origin: str, name: Callable[[int], str], names: tuple[str, ...]
+) -> Targets:
     if values.ndim != 2 or values.dtype.kind not in "iubf":
-        raise InputError(f"{origin}: targets are {_described(values)}; labels should be (n, labels) zeros and ones")
+        raise InputError(
+            f"{origin}: targets are {_described(values)}; labels should be (n, labels) zeros and ones"
+        )
     return Targets("multilabel", values, names)
 
 
-def _values(values: np.ndarray, origin: str, name: Callable[[int], str], names: tuple[str, ...]) -> Targets:
+def _values(
+    values: np.ndarray, origin: str, name: Callable[[int], str], names: tuple[str, ...]
+) -> Targets:
     if values.ndim not in (1, 2) or values.dtype.kind not in "iubf":
-        raise InputError(f"{origin}: targets are {_described(values)}; values should be (n,) or (n, values) numbers")
+        raise InputError(
+            f"{origin}: targets are {_described(values)}; values should be (n,) or (n, values) numbers"
+        )
     return Targets("value", values.reshape(len(values), -1), names)
 
 
@@ -221,8 +267,11 @@ class Targeted(RandomAccess):
 
     def __getstate__(self) -> dict[str, object]:
         """Without what is open, which is a cached property: other ranks open it themselves."""
-        return {name: value for name, value in vars(self).items()
-                if not isinstance(getattr(type(self), name, None), cached_property)}
+        return {
+            name: value
+            for name, value in vars(self).items()
+            if not isinstance(getattr(type(self), name, None), cached_property)
+        }
 
     def read(self, index: int) -> bytes | np.ndarray:
         """The input of a sample; see :class:`~preprocess.base.Source`."""

@@ -69,7 +69,9 @@ class TFRecord:
                 return
             with mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content:
                 if content[:2] == b"\x1f\x8b":
-                    raise InputError(f"{shard} is compressed; records are read by offset: unpack it (gunzip)")
+                    raise InputError(
+                        f"{shard} is compressed; records are read by offset: unpack it (gunzip)"
+                    )
                 for number, (offset, length) in enumerate(_records(shard, content)):
                     value, weight = self._target(f"{shard}[{number}]", content, offset, length)
                     yield Record(offset, length + 4, value, weight)
@@ -82,56 +84,89 @@ class TFRecord:
         feature = dict(_features(message, 0, len(message))).get(self.image_key.encode())
         found = feature and _value(message, *feature)
         if isinstance(found, Place):
-            data = bytes(message[found.start:found.end])
+            data = bytes(message[found.start : found.end])
             if self.dtype is None:
                 return self._shaped(parse_npy(data)) if is_npy(data) else data
             whole = len(data) - len(data) % np.dtype(self.dtype).itemsize
             return self._shaped(np.frombuffer(data[:whole], self.dtype).copy())
         if not isinstance(found, list) or not found:
             raise BadImage(f"no feature {self.image_key!r} with bytes or numbers in the record")
-        return self._shaped(np.array(found, np.float32 if isinstance(found[0], float) else np.int64))
+        return self._shaped(
+            np.array(found, np.float32 if isinstance(found[0], float) else np.int64)
+        )
 
     def _shaped(self, array: np.ndarray) -> np.ndarray:
         try:
             return array if self.shape is None else array.reshape(self.shape)
         except ValueError:
-            raise BadImage(f"it has {array.size} numbers, not those of shape {self.shape} (options: shape, dtype)"
-                           ) from None
+            raise BadImage(
+                f"it has {array.size} numbers, not those of shape {self.shape} (options: shape, dtype)"
+            ) from None
 
-    def _target(self, name: str, content: _Content, offset: int, length: int) -> tuple[Value, float | None]:
+    def _target(
+        self, name: str, content: _Content, offset: int, length: int
+    ) -> tuple[Value, float | None]:
         """The target and the weight of a record."""
         try:
             features = dict(_features(content, offset, offset + length))
-            target, weight = (None if place is None else _value(content, *place) for place in (
-                features.get(key.encode()) if key else None for key in (self.label_key, self.weight_key)))
+            target, weight = (
+                None if place is None else _value(content, *place)
+                for place in (
+                    features.get(key.encode()) if key else None
+                    for key in (self.label_key, self.weight_key)
+                )
+            )
         except (IndexError, ValueError, struct.error) as error:
             raise InputError(f"{name}: not a tf.train.Example: {error}") from None
-        for key, is_there in ((self.label_key, target not in (None, [])),
-                              (self.image_key, self.image_key.encode() in features),
-                              (self.weight_key, self.weight_key is None or (isinstance(weight, list) and weight !=
-                              []))):
+        for key, is_there in (
+            (self.label_key, target not in (None, [])),
+            (self.image_key, self.image_key.encode() in features),
+            (
+                self.weight_key,
+                self.weight_key is None or (isinstance(weight, list) and weight != []),
+            ),
+        ):
             if not is_there:
-                there = ", ".join(sorted(key.decode(errors="replace") for key in features)) or "none"
-                raise InputError(f"{name}: no feature {key!r} that can be used; its features: {there} "
-                                 "(options: image_key, label_key, weight_key)")
-        return self._as_target(name, content, target), float(weight[0]) if isinstance(weight, list) else None
+                there = (
+                    ", ".join(sorted(key.decode(errors="replace") for key in features)) or "none"
+                )
+                raise InputError(
+                    f"{name}: no feature {key!r} that can be used; its features: {there} "
+                    "(options: image_key, label_key, weight_key)"
+                )
+        return self._as_target(name, content, target), float(weight[0]) if isinstance(
+            weight, list
+        ) else None
 
     def _as_target(self, name: str, content: _Content, value: Place | list | None) -> Value:
         if isinstance(value, Place):
             if self.is_mask:
                 return value.start, value.end - value.start
-            return bytes(content[value.start:value.end]).decode(errors="replace")
+            return bytes(content[value.start : value.end]).decode(errors="replace")
         assert value is not None
         if self.is_mask:
-            raise InputError(f"{name}: the feature {self.label_key!r} holds numbers; a mask should be an encoded image")
-        return value[0] if len(value) == 1 or (self.is_class and isinstance(value[0], int)) else tuple(value)
+            raise InputError(
+                f"{name}: the feature {self.label_key!r} holds numbers; a mask should be an encoded image"
+            )
+        return (
+            value[0]
+            if len(value) == 1 or (self.is_class and isinstance(value[0], int))
+            else tuple(value)
+        )
 
 
-def open_tfrecord(path: str, image_key: str = TFRecord.image_key, label_key: str | None = None,
-                  weight_key: str | None = None, shape: Sequence[int] | None = None, dtype: str | None = None,
-                  pixels: Mapping[str, int] | None = None,
-                  buffer: int = BUFFER, *, target: TargetWish | None = None
-                  ) -> tuple[Shards, Shards | None]:
+def open_tfrecord(
+    path: str,
+    image_key: str = TFRecord.image_key,
+    label_key: str | None = None,
+    weight_key: str | None = None,
+    shape: Sequence[int] | None = None,
+    dtype: str | None = None,
+    pixels: Mapping[str, int] | None = None,
+    buffer: int = BUFFER,
+    *,
+    target: TargetWish | None = None,
+) -> tuple[Shards, Shards | None]:
     """The records at a path; see :func:`preprocess.sources.shards.find_shards`.
 
     Args:
@@ -149,11 +184,20 @@ def open_tfrecord(path: str, image_key: str = TFRecord.image_key, label_key: str
         try:
             np.dtype(dtype)
         except TypeError:
-            raise InputError(f"tfrecord: dtype: {dtype!r} should be a type of NumPy, like uint8") from None
+            raise InputError(
+                f"tfrecord: dtype: {dtype!r} should be a type of NumPy, like uint8"
+            ) from None
     is_mask = target is not None and target.kind == "mask"
     label_key = label_key or ("image/segmentation/class/encoded" if is_mask else TFRecord.label_key)
-    form = TFRecord(image_key, label_key, weight_key, None if shape is None else tuple(shape), dtype, is_mask,
-                    is_class=target is None or target.kind == "class")
+    form = TFRecord(
+        image_key,
+        label_key,
+        weight_key,
+        None if shape is None else tuple(shape),
+        dtype,
+        is_mask,
+        is_class=target is None or target.kind == "class",
+    )
     return opener(form, path, buffer, target, PixelClasses.told(pixels, target))
 
 
@@ -161,14 +205,20 @@ def _records(shard: str, content: mmap.mmap) -> Iterator[tuple[int, int]]:
     """Where each message begins and how long it is."""
     position, end = 0, len(content)
     while position < end:
-        header = content[position:position + 12]
+        header = content[position : position + 12]
         if len(header) < 12:
-            raise InputError(f"{shard}: ends inside the record at byte {position}; the file is not complete")
+            raise InputError(
+                f"{shard}: ends inside the record at byte {position}; the file is not complete"
+            )
         length, checksum = struct.unpack("<QI", header)
         if masked(crc32c(header[:8])) != checksum:
-            raise InputError(f"{shard}: no TFRecord at byte {position}: the checksum of its length is wrong")
+            raise InputError(
+                f"{shard}: no TFRecord at byte {position}: the checksum of its length is wrong"
+            )
         if position + length + 16 > end:
-            raise InputError(f"{shard}: ends inside the record at byte {position}; the file is not complete")
+            raise InputError(
+                f"{shard}: ends inside the record at byte {position}; the file is not complete"
+            )
         yield position + 12, length
         position += length + 16
 
@@ -180,7 +230,7 @@ def _features(content: _Content, start: int, end: int) -> Iterator[tuple[bytes, 
             key = next(_delimited(content, *entry, 1), None)
             value = next(_delimited(content, *entry, 2), None)
             if key is not None and value is not None:
-                yield bytes(content[key[0]:key[1]]), value
+                yield bytes(content[key[0] : key[1]]), value
 
 
 class Place(NamedTuple):
@@ -225,7 +275,9 @@ def _floats(content: _Content, start: int, end: int) -> Iterator[float]:
         if not isinstance(place, tuple) or (place[1] - place[0]) % 4:
             raise ValueError("a list of floats holds something else")
         if number == 1:
-            yield from struct.unpack(f"<{(place[1] - place[0]) // 4}f", content[place[0]:place[1]])
+            yield from struct.unpack(
+                f"<{(place[1] - place[0]) // 4}f", content[place[0] : place[1]]
+            )
 
 
 def _delimited(content: _Content, start: int, end: int, wanted: int) -> Iterator[tuple[int, int]]:
@@ -234,8 +286,9 @@ def _delimited(content: _Content, start: int, end: int, wanted: int) -> Iterator
             yield value
 
 
-def _fields(content: _Content, start: int, end: int
-            ) -> Iterator[tuple[int, int, int | tuple[int, int]]]:
+def _fields(
+    content: _Content, start: int, end: int
+) -> Iterator[tuple[int, int, int | tuple[int, int]]]:
     """Number, wire type and value of each field of a message; of all but varints the place of the value."""
     while start < end:
         tag, start = _varint(content, start)
@@ -244,7 +297,11 @@ def _fields(content: _Content, start: int, end: int
         if wire == _VARINT:
             value, start = _varint(content, start)
         elif wire in (_DELIMITED, _FIXED64, _FIXED32):
-            length, begin = _varint(content, start) if wire == _DELIMITED else (8 if wire == _FIXED64 else 4, start)
+            length, begin = (
+                _varint(content, start)
+                if wire == _DELIMITED
+                else (8 if wire == _FIXED64 else 4, start)
+            )
             value, start = (begin, begin + length), begin + length
         else:
             raise ValueError(f"wire type {wire}")

@@ -65,9 +65,11 @@ class WebDataset:
     def _sample(self, name: str, file: int, members: dict[str, tuple[int, int]]) -> Record:
         image = next((members[key] for key in self.image_key.split(";") if key in members), None)
         if image is None or self.label_key not in members:
-            raise InputError(f"{name}: a sample must have an image ({self.image_key}) and a label "
-                             f"({self.label_key}); this one has {', '.join(members)} "
-                             "(options: image_key, label_key)")
+            raise InputError(
+                f"{name}: a sample must have an image ({self.image_key}) and a label "
+                f"({self.label_key}); this one has {', '.join(members)} "
+                "(options: image_key, label_key)"
+            )
         offset, size = members[self.label_key]
         value = (offset, size) if self.is_mask else self._target(name, os.pread(file, size, offset))
         return Record(*image, value, self._weight(name, file, members))
@@ -91,14 +93,21 @@ class WebDataset:
             offset, size = members[self.weight_key]
             return float(os.pread(file, size, offset))
         except (KeyError, ValueError):
-            raise InputError(f"{name}: no weight: its member {self.weight_key} should be a number (options: weight_key)"
-                             ) from None
+            raise InputError(
+                f"{name}: no weight: its member {self.weight_key} should be a number (options: weight_key)"
+            ) from None
 
 
-def open_webdataset(path: str, image_key: str = WebDataset.image_key, label_key: str | None = None,
-                    weight_key: str | None = None, pixels: Mapping[str, int] | None = None,
-                  buffer: int = BUFFER, *,
-                    target: TargetWish | None = None) -> tuple[Shards, Shards | None]:
+def open_webdataset(
+    path: str,
+    image_key: str = WebDataset.image_key,
+    label_key: str | None = None,
+    weight_key: str | None = None,
+    pixels: Mapping[str, int] | None = None,
+    buffer: int = BUFFER,
+    *,
+    target: TargetWish | None = None,
+) -> tuple[Shards, Shards | None]:
     """The samples of the shards at a path; see :func:`preprocess.sources.shards.find_shards`.
 
     Args:
@@ -114,11 +123,23 @@ def open_webdataset(path: str, image_key: str = WebDataset.image_key, label_key:
         target = TargetWish("mask")
     is_mask = target is not None and target.kind == "mask"
     label_key = label_key or ("mask.png" if is_mask else WebDataset.label_key)
-    form = WebDataset(image_key, label_key, weight_key, is_mask, is_text=target is not None and target.kind == "class")
+    form = WebDataset(
+        image_key,
+        label_key,
+        weight_key,
+        is_mask,
+        is_text=target is not None and target.kind == "class",
+    )
     return opener(form, path, buffer, target, PixelClasses.told(pixels, target))
 
 
-_IMAGES = ("png", "tif", "tiff", "bmp", "gif")  # what masks are kept as; a JPEG changes their numbers
+_IMAGES = (
+    "png",
+    "tif",
+    "tiff",
+    "bmp",
+    "gif",
+)  # what masks are kept as; a JPEG changes their numbers
 
 
 def _is_whole(text: str) -> bool:

@@ -15,20 +15,32 @@ from preprocess.decode import to_image
 # A description says what is wanted: messages and the JSON Schema show it.
 Pixels = Annotated[int, Field(strict=True, gt=0)]
 Size = Annotated[tuple[Pixels, Pixels], Field(description="[height, width] of the crop, in pixels")]
-Filter = Annotated[Literal["nearest", "bilinear", "bicubic", "lanczos"], Field(
-    description="how pixels are weighted: nearest, bilinear, bicubic or lanczos")]
+Filter = Annotated[
+    Literal["nearest", "bilinear", "bicubic", "lanczos"],
+    Field(description="how pixels are weighted: nearest, bilinear, bicubic or lanczos"),
+]
 Real = Annotated[float, Field(strict=True, allow_inf_nan=False)]
 Positive = Annotated[float, Field(strict=True, gt=0, allow_inf_nan=False)]
 Switch = Annotated[bool, Field(strict=True)]
 Factor = Annotated[float, Field(strict=True, ge=0, allow_inf_nan=False)]
-Jitter = Annotated[Factor | tuple[Factor, Factor], Field(
-    description="x of the factors 1 - x to 1 + x, a number not below 0; or [lowest, highest] factor")]
-Probability = Annotated[float, Field(strict=True, ge=0, le=1, description="a probability, from 0 to 1")]
+Jitter = Annotated[
+    Factor | tuple[Factor, Factor],
+    Field(
+        description="x of the factors 1 - x to 1 + x, a number not below 0; or [lowest, highest] factor"
+    ),
+]
+Probability = Annotated[
+    float, Field(strict=True, ge=0, le=1, description="a probability, from 0 to 1")
+]
 Share = Annotated[float, Field(strict=True, gt=0, le=1)]
-Area = Annotated[tuple[Share, Share], Field(
-    description="[smallest, largest] share of the image's area, above 0, at most 1")]
-Ratio = Annotated[tuple[Positive, Positive], Field(
-    description="[narrowest, widest] ratio of width to height, numbers above 0")]
+Area = Annotated[
+    tuple[Share, Share],
+    Field(description="[smallest, largest] share of the image's area, above 0, at most 1"),
+]
+Ratio = Annotated[
+    tuple[Positive, Positive],
+    Field(description="[narrowest, widest] ratio of width to height, numbers above 0"),
+]
 FORBID = ConfigDict(extra="forbid")
 
 
@@ -42,8 +54,9 @@ class Transform(Protocol):
     def apply(self, image: np.ndarray, rng: np.random.Generator, training: bool) -> np.ndarray:
         """The image, transformed."""
 
-    def apply_with_mask(self, image: np.ndarray, mask: Mask, rng: np.random.Generator, training: bool
-                        ) -> tuple[np.ndarray, Mask]:
+    def apply_with_mask(
+        self, image: np.ndarray, mask: Mask, rng: np.random.Generator, training: bool
+    ) -> tuple[np.ndarray, Mask]:
         """The same image as of :meth:`apply`, and its mask, whose pixels stay with those of the image."""
 
 
@@ -63,8 +76,9 @@ class Mask:
 class LeavesPixels:
     """For transforms that leave every pixel where it is: the mask stays as it is."""
 
-    def apply_with_mask(self: Transform, image: np.ndarray, mask: Mask, rng: np.random.Generator, training: bool
-                        ) -> tuple[np.ndarray, Mask]:
+    def apply_with_mask(
+        self: Transform, image: np.ndarray, mask: Mask, rng: np.random.Generator, training: bool
+    ) -> tuple[np.ndarray, Mask]:
         """The image, transformed, and its mask."""
         return self.apply(image, rng, training), mask
 
@@ -76,8 +90,9 @@ class MovesPixels:
         """The pixels of a mask, moved as :meth:`Transform.apply` moves those of its image, and never mixed."""
         raise NotImplementedError
 
-    def apply_with_mask(self: Any, image: np.ndarray, mask: Mask, rng: np.random.Generator, training: bool
-                        ) -> tuple[np.ndarray, Mask]:
+    def apply_with_mask(
+        self: Any, image: np.ndarray, mask: Mask, rng: np.random.Generator, training: bool
+    ) -> tuple[np.ndarray, Mask]:
         """The image, transformed, and its mask."""
         before = rng.bit_generator.state
         moved = self.apply(image, rng, training)
@@ -93,8 +108,10 @@ def as_image(image: np.ndarray, transform: object) -> Image.Image:
     """
     channels(image, transform)
     if image.dtype != np.uint8 or image.shape[2] not in (1, 3):
-        raise InputError(f"{type(transform).__name__} works on uint8 images with 1 or 3 channels, not on "
-                         f"{image.dtype} with {image.shape[2]}; put scale after it")
+        raise InputError(
+            f"{type(transform).__name__} works on uint8 images with 1 or 3 channels, not on "
+            f"{image.dtype} with {image.shape[2]}; put scale after it"
+        )
     return to_image(np.ascontiguousarray(image))
 
 
@@ -115,7 +132,9 @@ class DrawsWindow:
         check_range("scale", self.scale)
         check_range("ratio", self.ratio)
 
-    def draw_window(self: Any, height: int, width: int, rng: np.random.Generator) -> tuple[int, int, int, int] | None:
+    def draw_window(
+        self: Any, height: int, width: int, rng: np.random.Generator
+    ) -> tuple[int, int, int, int] | None:
         """A random window whose share of the area is uniform, and the logarithm of whose ratio is.
 
         Ten times it is drawn until one fits, as torchvision does.
@@ -130,7 +149,12 @@ class DrawsWindow:
             aspect = np.exp(log_low + (log_high - log_low) * rng.random())
             h, w = round(np.sqrt(pixels / aspect)), round(np.sqrt(pixels * aspect))
             if 0 < h <= height and 0 < w <= width:
-                return int(rng.random() * (height - h + 1)), int(rng.random() * (width - w + 1)), h, w
+                return (
+                    int(rng.random() * (height - h + 1)),
+                    int(rng.random() * (width - w + 1)),
+                    h,
+                    w,
+                )
         return None
 
 
@@ -142,6 +166,8 @@ def channels(image: np.ndarray, transform: object) -> int:
     """
     if image.ndim != 3:
         shape = " x ".join(map(str, image.shape))
-        raise InputError(f"{type(transform).__name__} works on images (height, width, channels), not on samples of "
-                         f"{counted(image.ndim, 'dimension')} ({shape})")
+        raise InputError(
+            f"{type(transform).__name__} works on images (height, width, channels), not on samples of "
+            f"{counted(image.ndim, 'dimension')} ({shape})"
+        )
     return image.shape[2]

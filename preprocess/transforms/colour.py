@@ -32,8 +32,12 @@ class ColorJitter(base.LeavesPixels):
     brightness: base.Jitter = 0.0
     contrast: base.Jitter = 0.0
     saturation: base.Jitter = 0.0
-    hue: Annotated[Hue | tuple[Shift, Shift], Field(
-        description="x of the shifts -x to x, from 0 to 0.5; or [lowest, highest] shift, from -0.5 to 0.5")] = 0.0
+    hue: Annotated[
+        Hue | tuple[Shift, Shift],
+        Field(
+            description="x of the shifts -x to x, from 0 to 0.5; or [lowest, highest] shift, from -0.5 to 0.5"
+        ),
+    ] = 0.0
 
     is_random: ClassVar[bool] = True
 
@@ -81,7 +85,9 @@ def _hue(picture: Image.Image, shift: float) -> Image.Image:
 _CHANGES: tuple[Callable[[Image.Image, float], Image.Image], ...] = (
     lambda picture, factor: ImageEnhance.Brightness(picture).enhance(factor),
     lambda picture, factor: ImageEnhance.Contrast(picture).enhance(factor),
-    lambda picture, factor: ImageEnhance.Color(picture).enhance(factor), _hue)
+    lambda picture, factor: ImageEnhance.Color(picture).enhance(factor),
+    _hue,
+)
 
 
 @dataclass(frozen=True, config=base.FORBID)
@@ -106,8 +112,10 @@ class RandomErasing(base.DrawsWindow, base.LeavesPixels):
     p: base.Probability = 0.5
     scale: base.Area = (0.02, 0.33)
     ratio: base.Ratio = (0.3, 3.3)
-    value: Annotated[Pixel | tuple[Pixel, ...] | Literal["random"], Field(
-        description="0 to 255, a list of one for each channel, or random for noise")] = 0
+    value: Annotated[
+        Pixel | tuple[Pixel, ...] | Literal["random"],
+        Field(description="0 to 255, a list of one for each channel, or random for noise"),
+    ] = 0
 
     is_random: ClassVar[bool] = True
 
@@ -117,17 +125,24 @@ class RandomErasing(base.DrawsWindow, base.LeavesPixels):
             return image
         base.channels(image, self)
         if image.dtype != np.uint8:
-            raise InputError(f"RandomErasing works on uint8 images, not on {image.dtype}; put scale after it")
+            raise InputError(
+                f"RandomErasing works on uint8 images, not on {image.dtype}; put scale after it"
+            )
         if isinstance(self.value, tuple) and len(self.value) != image.shape[2]:
-            raise InputError(f"random_erasing: {counted(len(self.value), 'number')} of value, one for each channel, "
-                             f"but samples have {image.shape[2]} channels")
+            raise InputError(
+                f"random_erasing: {counted(len(self.value), 'number')} of value, one for each channel, "
+                f"but samples have {image.shape[2]} channels"
+            )
         window = self.draw_window(image.shape[0], image.shape[1], rng)
         if window is None:
             return image
         top, left, height, width = window
         erased = image.copy()
-        erased[top:top + height, left:left + width] = (
-            rng.integers(0, 256, (height, width, image.shape[2]), np.uint8) if self.value == "random" else self.value)
+        erased[top : top + height, left : left + width] = (
+            rng.integers(0, 256, (height, width, image.shape[2]), np.uint8)
+            if self.value == "random"
+            else self.value
+        )
         return erased
 
 
@@ -138,17 +153,27 @@ class Scale(base.LeavesPixels):
     Where it is the last transform the trainers do it, so that images travel as uint8.
     """
 
-    mean: Annotated[base.Real | tuple[base.Real, ...], Field(
-        description="a number, or a list of one for each channel; pixels are from 0 to 1")] = 0.0
-    std: Annotated[base.Positive | tuple[base.Positive, ...], Field(
-        description="a number above 0, or a list of one for each channel")] = 1.0
+    mean: Annotated[
+        base.Real | tuple[base.Real, ...],
+        Field(description="a number, or a list of one for each channel; pixels are from 0 to 1"),
+    ] = 0.0
+    std: Annotated[
+        base.Positive | tuple[base.Positive, ...],
+        Field(description="a number above 0, or a list of one for each channel"),
+    ] = 1.0
 
     is_random: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
-        if isinstance(self.mean, tuple) and isinstance(self.std, tuple) and len(self.mean) != len(self.std):
-            raise ValueError(f"{counted(len(self.mean), 'mean')} and {counted(len(self.std), 'standard deviation')}; "
-                             "each channel needs one of each")
+        if (
+            isinstance(self.mean, tuple)
+            and isinstance(self.std, tuple)
+            and len(self.mean) != len(self.std)
+        ):
+            raise ValueError(
+                f"{counted(len(self.mean), 'mean')} and {counted(len(self.std), 'standard deviation')}; "
+                "each channel needs one of each"
+            )
 
     @cached_property
     def affine(self) -> Affine:
@@ -168,9 +193,13 @@ class Standardize(base.LeavesPixels):
     Always the last transform; for tables and arrays. Networks do it themselves, so it is exported with them.
     """
 
-    per: Annotated[Literal["feature", "array"], Field(
-        description="feature: a mean and a deviation for each place in the last axis of a sample, such as a column of "
-                    "a table; array: one of each for all numbers")] = "feature"
+    per: Annotated[
+        Literal["feature", "array"],
+        Field(
+            description="feature: a mean and a deviation for each place in the last axis of a sample, such as a column of "
+            "a table; array: one of each for all numbers"
+        ),
+    ] = "feature"
 
     is_random: ClassVar[bool] = False
 

@@ -26,10 +26,17 @@ class Decode(LeavesPixels):
 
     is_random: ClassVar[bool] = False
 
-    def apply(self, image: bytes | np.ndarray, rng: np.random.Generator | None = None, training: bool = True,
-              at_least: Enough | None = None) -> np.ndarray:
+    def apply(
+        self,
+        image: bytes | np.ndarray,
+        rng: np.random.Generator | None = None,
+        training: bool = True,
+        at_least: Enough | None = None,
+    ) -> np.ndarray:
         """Decode it, at a smaller size where ``at_least`` (height, width) is enough."""
-        return decode(image, self.mode, at_least) if isinstance(image, bytes) else self._of_mode(image)
+        return (
+            decode(image, self.mode, at_least) if isinstance(image, bytes) else self._of_mode(image)
+        )
 
     def reduction(self, image: bytes | np.ndarray) -> int:
         """By how much it makes an image smaller: 1, 2, 4 or 8."""
@@ -56,8 +63,13 @@ class DecodeSmaller(Decode):
 
     following: Resize | RandomResizedCrop = Field(kw_only=True)
 
-    def apply(self, image: bytes | np.ndarray, rng: np.random.Generator | None = None, training: bool = True,
-              at_least: Enough | None = None) -> np.ndarray:
+    def apply(
+        self,
+        image: bytes | np.ndarray,
+        rng: np.random.Generator | None = None,
+        training: bool = True,
+        at_least: Enough | None = None,
+    ) -> np.ndarray:
         """Decode it, at a smaller size where that is enough for what follows."""
         return super().apply(image, at_least=self.following.enough)
 

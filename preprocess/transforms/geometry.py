@@ -20,8 +20,10 @@ from preprocess.unfinished import window
 class Resize(base.MovesPixels):
     """Change the size of the image, with antialiasing; one number keeps its proportions."""
 
-    size: Annotated[base.Pixels | tuple[base.Pixels, base.Pixels], Field(
-        description="[height, width], or one number for the shorter side, in pixels")]
+    size: Annotated[
+        base.Pixels | tuple[base.Pixels, base.Pixels],
+        Field(description="[height, width], or one number for the shorter side, in pixels"),
+    ]
     filter: base.Filter = "bilinear"
 
     is_random: ClassVar[bool] = False
@@ -66,7 +68,9 @@ class _Crop(base.MovesPixels):
         """The same window of the mask; what was added counts for nothing."""
         return self._cut(mask.pixels, rng, training, mask.void)
 
-    def _cut(self: Any, image: np.ndarray, rng: np.random.Generator, training: bool, outside: int = 0) -> np.ndarray:
+    def _cut(
+        self: Any, image: np.ndarray, rng: np.random.Generator, training: bool, outside: int = 0
+    ) -> np.ndarray:
         top, left = self.place(image.shape[0], image.shape[1], rng if training else None)
         return window(image, top, left, self.size, outside)
 
@@ -76,8 +80,14 @@ class RandomCrop(_Crop):
     """Cut out a window at a uniformly random place; in evaluation at the centre."""
 
     size: base.Size
-    padding: Annotated[int, Field(
-        strict=True, ge=0, description="pixels of black that are added to each side first, not below 0")] = 0
+    padding: Annotated[
+        int,
+        Field(
+            strict=True,
+            ge=0,
+            description="pixels of black that are added to each side first, not below 0",
+        ),
+    ] = 0
 
     is_random: ClassVar[bool] = True
 
@@ -88,8 +98,11 @@ class RandomCrop(_Crop):
             BadImage: it is too small.
         """
         room_y, room_x = _room(height, width, self.size, self.padding)
-        top, left = (room_y // 2, room_x // 2) if rng is None else (
-            int(rng.random() * (room_y + 1)), int(rng.random() * (room_x + 1)))
+        top, left = (
+            (room_y // 2, room_x // 2)
+            if rng is None
+            else (int(rng.random() * (room_y + 1)), int(rng.random() * (room_x + 1)))
+        )
         return top - self.padding, left - self.padding
 
 
@@ -100,13 +113,19 @@ class RandomResizedCrop(base.DrawsWindow, base.MovesPixels):
     In evaluation it is the largest window of the wanted proportions at the centre, less its edges.
     """
 
-    size: Annotated[tuple[base.Pixels, base.Pixels] | base.Pixels, Field(
-        description="[height, width], or one number for both, in pixels")]
+    size: Annotated[
+        tuple[base.Pixels, base.Pixels] | base.Pixels,
+        Field(description="[height, width], or one number for both, in pixels"),
+    ]
     scale: base.Area = (0.08, 1.0)
     ratio: base.Ratio = (3 / 4, 4 / 3)
     filter: base.Filter = "bilinear"
-    evaluation: Annotated[base.Share, Field(
-        description="share of the largest centred window's sides that evaluation takes, above 0, at most 1")] = 0.875
+    evaluation: Annotated[
+        base.Share,
+        Field(
+            description="share of the largest centred window's sides that evaluation takes, above 0, at most 1"
+        ),
+    ] = 0.875
 
     is_random: ClassVar[bool] = True
 
@@ -115,7 +134,7 @@ class RandomResizedCrop(base.DrawsWindow, base.MovesPixels):
         base.channels(image, self)
         height, width = self.to_size
         top, left, h, w = self.window(image.shape[0], image.shape[1], rng if training else None)
-        picture = base.as_image(image[top:top + h, left:left + w], self)
+        picture = base.as_image(image[top : top + h, left : left + w], self)
         return to_array(picture.resize((width, height), Image.Resampling[self.filter.upper()]))
 
     def enough(self, height: int, width: int) -> tuple[int, int]:
@@ -124,8 +143,14 @@ class RandomResizedCrop(base.DrawsWindow, base.MovesPixels):
         A sample is decoded in one way for all windows that epochs show of it, and for evaluation.
         """
         area = self.scale[0] * height * width
-        windows = [(math.floor(math.sqrt(area / self.ratio[1])), math.floor(math.sqrt(area * self.ratio[0]))),
-                   self.window(height, width, None)[2:], self.without_luck(height, width)[2:]]
+        windows = [
+            (
+                math.floor(math.sqrt(area / self.ratio[1])),
+                math.floor(math.sqrt(area * self.ratio[0])),
+            ),
+            self.window(height, width, None)[2:],
+            self.without_luck(height, width)[2:],
+        ]
         h, w = map(min, zip(*windows, strict=True))
         share = max(self.to_size[0] / max(h, 1), self.to_size[1] / max(w, 1))
         return math.ceil(share * height), math.ceil(share * width)
@@ -133,7 +158,9 @@ class RandomResizedCrop(base.DrawsWindow, base.MovesPixels):
     def move(self, mask: base.Mask, rng: np.random.Generator, training: bool) -> np.ndarray:
         """The same window of the mask, each pixel that of the window which is nearest."""
         height, width = self.to_size
-        top, left, h, w = self.window(mask.pixels.shape[0], mask.pixels.shape[1], rng if training else None)
+        top, left, h, w = self.window(
+            mask.pixels.shape[0], mask.pixels.shape[1], rng if training else None
+        )
         rows, columns = top + nearest(h, height), left + nearest(w, width)
         return mask.pixels[rows[:, None], columns]
 
@@ -142,7 +169,9 @@ class RandomResizedCrop(base.DrawsWindow, base.MovesPixels):
         """(height, width) that it makes."""
         return self.size if isinstance(self.size, tuple) else (self.size, self.size)
 
-    def window(self, height: int, width: int, rng: np.random.Generator | None) -> tuple[int, int, int, int]:
+    def window(
+        self, height: int, width: int, rng: np.random.Generator | None
+    ) -> tuple[int, int, int, int]:
         """(top, left, height, width) of what is shown of an image."""
         if rng is None:
             ratio = self.size[1] / self.size[0] if isinstance(self.size, tuple) else 1.0
@@ -162,7 +191,9 @@ class CenterCrop(_Crop):
 
     is_random: ClassVar[bool] = False
 
-    def place(self, height: int, width: int, rng: np.random.Generator | None = None) -> tuple[int, int]:
+    def place(
+        self, height: int, width: int, rng: np.random.Generator | None = None
+    ) -> tuple[int, int]:
         """As of :class:`RandomCrop`; nothing is drawn."""
         room_y, room_x = _room(height, width, self.size, 0)
         return room_y // 2, room_x // 2
@@ -172,8 +203,12 @@ class CenterCrop(_Crop):
 class Flip(base.MovesPixels):
     """Mirror the image with probability one half, in each of the directions asked for."""
 
-    horizontal: Annotated[base.Switch, Field(description="true if left and right may be swapped, or false")] = False
-    vertical: Annotated[base.Switch, Field(description="true if top and bottom may be swapped, or false")] = False
+    horizontal: Annotated[
+        base.Switch, Field(description="true if left and right may be swapped, or false")
+    ] = False
+    vertical: Annotated[
+        base.Switch, Field(description="true if top and bottom may be swapped, or false")
+    ] = False
 
     is_random: ClassVar[bool] = True
 
@@ -203,8 +238,9 @@ class Flip(base.MovesPixels):
 class Rotate(base.MovesPixels):
     """Turn the image about its centre by a uniformly random angle; the corners that come in are black."""
 
-    degrees: Annotated[float, Field(
-        strict=True, gt=0, le=180, description="largest angle, above 0, at most 180")]
+    degrees: Annotated[
+        float, Field(strict=True, gt=0, le=180, description="largest angle, above 0, at most 180")
+    ]
 
     is_random: ClassVar[bool] = True
 
@@ -218,7 +254,8 @@ class Rotate(base.MovesPixels):
             return mask.pixels
         # int32 is a type that Pillow turns whole, whatever the classes are.
         turned = Image.fromarray(mask.pixels.astype(np.int32)).rotate(
-            self._angle(rng), Image.Resampling.NEAREST, fillcolor=mask.void)
+            self._angle(rng), Image.Resampling.NEAREST, fillcolor=mask.void
+        )
         return np.asarray(turned).astype(mask.pixels.dtype)
 
     def _angle(self, rng: np.random.Generator) -> float:
@@ -233,8 +270,10 @@ def _room(height: int, width: int, size: tuple[int, int], padding: int) -> tuple
     """How far a window can move, down and to the right."""
     room = height + 2 * padding - size[0], width + 2 * padding - size[1]
     if min(room) < 0:
-        raise BadImage(f"of {height} x {width} pixels is too small to crop {size[0]} x {size[1]} from; "
-                       "resize before the crop")
+        raise BadImage(
+            f"of {height} x {width} pixels is too small to crop {size[0]} x {size[1]} from; "
+            "resize before the crop"
+        )
     return room
 
 

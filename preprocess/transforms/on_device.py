@@ -82,7 +82,9 @@ def leave_to_device(transforms: Sequence[Transform]) -> tuple[Transform, ...]:
     end = len(transforms) - (bool(transforms) and isinstance(transforms[-1], Scale | Standardize))
     first = next((place for place, one in enumerate(transforms[:end]) if one.is_random), end)
     begin, crops = end, 0
-    while begin > first and isinstance(before := transforms[begin - 1], RandomCrop | CenterCrop | Flip):
+    while begin > first and isinstance(
+        before := transforms[begin - 1], RandomCrop | CenterCrop | Flip
+    ):
         crops += not isinstance(before, Flip)
         if crops > 1:
             break
@@ -93,12 +95,18 @@ def leave_to_device(transforms: Sequence[Transform]) -> tuple[Transform, ...]:
 
 def expecting(transforms: Sequence[Transform], image: ImageSpec | None) -> tuple[Transform, ...]:
     """The same transforms, once it is known what samples are before what is left to the device."""
-    return tuple(replace(one, image=image) if isinstance(one, OnDevice) else one for one in transforms)
+    return tuple(
+        replace(one, image=image) if isinstance(one, OnDevice) else one for one in transforms
+    )
 
 
 def finished_on_host(transforms: Sequence[Transform]) -> tuple[Transform, ...]:
     """What :func:`leave_to_device` was given."""
-    return tuple(each for one in transforms for each in (one.transforms if isinstance(one, OnDevice) else (one,)))
+    return tuple(
+        each
+        for one in transforms
+        for each in (one.transforms if isinstance(one, OnDevice) else (one,))
+    )
 
 
 def split_device(transforms: Sequence[Transform]) -> tuple[tuple[Transform, ...], OnDevice | None]:

@@ -10,9 +10,22 @@ from pydantic import TypeAdapter, ValidationError
 
 from preprocess.base import InputError
 from preprocess.transforms.base import Transform
-from preprocess.transforms.colour import ColorJitter, RandomErasing, RandomGrayscale, Scale, Standardize
+from preprocess.transforms.colour import (
+    ColorJitter,
+    RandomErasing,
+    RandomGrayscale,
+    Scale,
+    Standardize,
+)
 from preprocess.transforms.decoding import Decode, decoded_for_what_follows
-from preprocess.transforms.geometry import CenterCrop, Flip, RandomCrop, RandomResizedCrop, Resize, Rotate
+from preprocess.transforms.geometry import (
+    CenterCrop,
+    Flip,
+    RandomCrop,
+    RandomResizedCrop,
+    Resize,
+    Rotate,
+)
 from preprocess.transforms.user import UserTransform
 
 TRANSFORMS: dict[str, type] = {
@@ -50,7 +63,9 @@ def parse_transform(item: object) -> Transform:
         return transform
     if name not in TRANSFORMS:
         known = ", ".join(signature(known) for known in TRANSFORMS)
-        raise InputError(f"unknown transform {name!r}; there are {known}, or an import path module:function")
+        raise InputError(
+            f"unknown transform {name!r}; there are {known}, or an import path module:function"
+        )
     try:
         return TypeAdapter(TRANSFORMS[name]).validate_python(parameters)
     except ValidationError as error:
@@ -75,9 +90,13 @@ def parse_transforms(items: object) -> tuple[Transform, ...]:
             wrong.append(f"transforms[{index}]: {error}")
             continue
         if isinstance(transform, Decode) and index > 0:
-            wrong.append(f"transforms[{index}]: decode must come first; later there is nothing to decode")
+            wrong.append(
+                f"transforms[{index}]: decode must come first; later there is nothing to decode"
+            )
         if isinstance(transform, Standardize) and index + 1 < len(items):
-            wrong.append(f"transforms[{index}]: standardize must come last; networks do it to what they are given")
+            wrong.append(
+                f"transforms[{index}]: standardize must come last; networks do it to what they are given"
+            )
         transforms.append(transform)
     if wrong:
         raise InputError("\n".join(wrong))
@@ -95,13 +114,29 @@ def signature(name: str) -> str:
 
 def item_schema() -> dict[str, Any]:
     """The JSON Schema of one item of a spec's list of transforms, by which editors complete it."""
-    return {"anyOf": [
-        {"enum": [name for name in TRANSFORMS if _may_be_bare(name)]},
-        {"type": "string", "pattern": ":", "description": "Import path module:function of your own function."},
-        {"type": "object", "minProperties": 1, "maxProperties": 1, "additionalProperties": False,
-         "properties": {name: _schema(name) for name in TRANSFORMS},
-         "patternProperties": {":": {"type": "object", "description": "Parameters of your own function, by name."}}},
-    ]}
+    return {
+        "anyOf": [
+            {"enum": [name for name in TRANSFORMS if _may_be_bare(name)]},
+            {
+                "type": "string",
+                "pattern": ":",
+                "description": "Import path module:function of your own function.",
+            },
+            {
+                "type": "object",
+                "minProperties": 1,
+                "maxProperties": 1,
+                "additionalProperties": False,
+                "properties": {name: _schema(name) for name in TRANSFORMS},
+                "patternProperties": {
+                    ":": {
+                        "type": "object",
+                        "description": "Parameters of your own function, by name.",
+                    }
+                },
+            },
+        ]
+    }
 
 
 def _may_be_bare(name: str) -> bool:
@@ -113,8 +148,10 @@ def _may_be_bare(name: str) -> bool:
 
 
 def _parameters(name: str) -> str:
-    return ", ".join(field.name if field.default is dataclasses.MISSING else f"{field.name}={field.default}"
-                     for field in dataclasses.fields(TRANSFORMS[name]))
+    return ", ".join(
+        field.name if field.default is dataclasses.MISSING else f"{field.name}={field.default}"
+        for field in dataclasses.fields(TRANSFORMS[name])
+    )
 
 
 def _name_and_parameters(item: object) -> tuple[str, dict[str, Any]]:
@@ -125,8 +162,9 @@ def _name_and_parameters(item: object) -> tuple[str, dict[str, Any]]:
         parameters = {} if parameters is None else parameters
         if isinstance(name, str) and isinstance(parameters, dict):
             return name, parameters
-    raise InputError("a name, or one name with its parameters as in 'flip: {horizontal: true}', "
-                     f"not {item!r}")
+    raise InputError(
+        f"a name, or one name with its parameters as in 'flip: {{horizontal: true}}', not {item!r}"
+    )
 
 
 def _complaint(name: str, parameters: dict[str, Any], error: Any) -> str:

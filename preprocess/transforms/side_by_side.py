@@ -33,9 +33,11 @@ class Piece(LeavesPixels):
 
     is_random: ClassVar[bool] = False
 
-    def apply(self, image: np.ndarray, rng: np.random.Generator | None = None, training: bool = True) -> np.ndarray:
+    def apply(
+        self, image: np.ndarray, rng: np.random.Generator | None = None, training: bool = True
+    ) -> np.ndarray:
         """The piece of a row, or of each of some rows (..., numbers)."""
-        piece = image[..., self.start:self.start + math.prod(self.shape)]
+        piece = image[..., self.start : self.start + math.prod(self.shape)]
         return piece.reshape(*image.shape[:-1], *self.shape)
 
 
@@ -53,14 +55,22 @@ class SideBySide(LeavesPixels):
 
     is_random: ClassVar[bool] = False
 
-    def apply(self, image: bytes | np.ndarray, rng: np.random.Generator | None = None, training: bool = True
-              ) -> np.ndarray:
+    def apply(
+        self,
+        image: bytes | np.ndarray,
+        rng: np.random.Generator | None = None,
+        training: bool = True,
+    ) -> np.ndarray:
         """(numbers,); an image is decoded once for all that want it alike.
 
         Raises:
             BadImage: it cannot be decoded, or has another size than the others where that matters.
         """
-        rng, decoded, made = rng or np.random.default_rng(0), dict[tuple[str, int], np.ndarray](), []
+        rng, decoded, made = (
+            rng or np.random.default_rng(0),
+            dict[tuple[str, int], np.ndarray](),
+            [],
+        )
         for (first, *others), shape in zip(self.lists, self.shapes, strict=True):
             assert isinstance(first, Decode)
             how = first.mode, first.reduction(image)
@@ -70,8 +80,10 @@ class SideBySide(LeavesPixels):
             for transform in others:
                 part = transform.apply(part, rng, training)
             if part.shape != shape:
-                raise BadImage(f"is {' x '.join(map(str, part.shape))} before the first random transform; the others "
-                               f"are {' x '.join(map(str, shape))}")
+                raise BadImage(
+                    f"is {' x '.join(map(str, part.shape))} before the first random transform; the others "
+                    f"are {' x '.join(map(str, shape))}"
+                )
             made.append(part.ravel())
         return np.concatenate(made)
 

@@ -39,20 +39,25 @@ class UserTransform:
         """What the user's function makes of it."""
         return self._call(image, rng, training)
 
-    def apply_with_mask(self, image: np.ndarray, mask: Mask, rng: np.random.Generator, training: bool
-                        ) -> tuple[np.ndarray, Mask]:
+    def apply_with_mask(
+        self, image: np.ndarray, mask: Mask, rng: np.random.Generator, training: bool
+    ) -> tuple[np.ndarray, Mask]:
         """What the user's function makes of an image and its mask.
 
         Raises:
             InputError: it takes no mask, or does not give one back.
         """
         if not self._takes_masks:
-            raise InputError(f"transform {self.path}: samples have masks, and it takes none; it should have a "
-                             "parameter mask, (height, width) integers, and return both: (image, mask)")
+            raise InputError(
+                f"transform {self.path}: samples have masks, and it takes none; it should have a "
+                "parameter mask, (height, width) integers, and return both: (image, mask)"
+            )
         found = self._call(image, rng, training, mask=np.array(mask.pixels))
         if not (isinstance(found, tuple) and len(found) == 2 and isinstance(found[1], np.ndarray)):
-            raise InputError(f"transform {self.path}: it should return (image, mask) where samples have masks, not "
-                             f"{type(found).__name__}")
+            raise InputError(
+                f"transform {self.path}: it should return (image, mask) where samples have masks, not "
+                f"{type(found).__name__}"
+            )
         return found[0], dataclasses.replace(mask, pixels=found[1])
 
     @cached_property
@@ -61,7 +66,9 @@ class UserTransform:
         parameters = inspect.signature(self.function).parameters.values()
         return any(one.name == "mask" or one.kind is kinds.VAR_KEYWORD for one in parameters)
 
-    def _call(self, image: np.ndarray, rng: np.random.Generator, training: bool, **mask: np.ndarray) -> Any:
+    def _call(
+        self, image: np.ndarray, rng: np.random.Generator, training: bool, **mask: np.ndarray
+    ) -> Any:
         try:
             # A copy, for the function may write into it.
             return self.function(np.array(image), rng, training, **mask, **self.parameters)

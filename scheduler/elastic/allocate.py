@@ -43,7 +43,9 @@ class ScalingCurve:
             if wrong is not None:
                 raise InputError(f"scaling factor {wrong}: it must be 0 (cannot run) or positive")
         if not any(self.factors):
-            raise InputError("a scaling curve is 0 everywhere; it must be positive on at least one count")
+            raise InputError(
+                "a scaling curve is 0 everywhere; it must be positive on at least one count"
+            )
 
     @cached_property
     def least(self) -> int:
@@ -85,7 +87,9 @@ def step_seconds(measured: Sequence[StepTime], batch: NDArray[np.int64]) -> Arra
     sizes, seconds = _measured_steps(measured)
     batch = np.asarray(batch)
     slope = (seconds[1] - seconds[0]) / (sizes[1] - sizes[0])
-    below = np.clip(seconds[0] - slope * (sizes[0] - batch), seconds[0] * batch / sizes[0], seconds[0])
+    below = np.clip(
+        seconds[0] - slope * (sizes[0] - batch), seconds[0] * batch / sizes[0], seconds[0]
+    )
     within = np.where(batch < sizes[0], below, np.interp(batch, sizes, seconds))
     return np.where(batch > sizes[-1], math.inf, within)
 
@@ -95,8 +99,10 @@ def _measured_steps(measured: Sequence[StepTime]) -> tuple[Array, Array]:
     sizes = np.array([step.batch for step in ordered], dtype=np.float64)
     seconds = np.array([step.seconds for step in ordered], dtype=np.float64)
     if len(set(sizes.tolist())) < max(2, len(sizes)):
-        raise InputError(f"step_s holds batch sizes {[step.batch for step in ordered]}: "
-                         "it needs at least two different ones, each once")
+        raise InputError(
+            f"step_s holds batch sizes {[step.batch for step in ordered]}: "
+            "it needs at least two different ones, each once"
+        )
     if not (sizes[0] >= 1 and np.isfinite(seconds).all() and seconds.min() > 0):
         raise InputError("step_s: batch sizes must be at least 1 and seconds must be positive")
     return sizes, seconds
@@ -128,7 +134,9 @@ def exchange_seconds(measured: Sequence[CommTime], params_mb: float, gpus: int) 
     [0.0, 2.0, 2.5, 3.0, 3.5]
     """
     points = {1: 0.0}
-    for count, rows in groupby(sorted(measured, key=lambda row: row.gpus), key=lambda row: row.gpus):
+    for count, rows in groupby(
+        sorted(measured, key=lambda row: row.gpus), key=lambda row: row.gpus
+    ):
         if count > 1:
             points[count] = _exchange_on(list(rows), params_mb)
     if gpus > 1 and len(points) == 1:
@@ -143,8 +151,10 @@ def _exchange_on(rows: list[CommTime], params_mb: float) -> float:
     sizes = np.array([0.0, *(row.params_mb for row in rows)])
     seconds = np.array([0.0, *(row.seconds for row in rows)])
     if not (np.diff(sizes).min() > 0 and np.isfinite(seconds).all() and seconds.min() >= 0):
-        raise InputError(f"comm_s on {counted(rows[0].gpus, 'GPU')}: params_mb must be positive and differ, "
-                         "seconds must not be negative")
+        raise InputError(
+            f"comm_s on {counted(rows[0].gpus, 'GPU')}: params_mb must be positive and differ, "
+            "seconds must not be negative"
+        )
     return float(_extended(np.array([params_mb]), sizes, seconds)[0])
 
 
@@ -163,11 +173,18 @@ class BatchRange:
 
     def __post_init__(self) -> None:
         if not 1 <= self.smallest <= self.largest:
-            raise InputError(f"batch range [{self.smallest}, {self.largest}]: it must be 1 <= smallest <= largest")
+            raise InputError(
+                f"batch range [{self.smallest}, {self.largest}]: it must be 1 <= smallest <= largest"
+            )
 
 
-def scaling(network: Network, comm: Sequence[CommTime], batches: BatchRange, gpus: int,
-            fixed: int | None = None) -> ScalingCurve:
+def scaling(
+    network: Network,
+    comm: Sequence[CommTime],
+    batches: BatchRange,
+    gpus: int,
+    fixed: int | None = None,
+) -> ScalingCurve:
     """The throughput scaling factor of a job on 1, 2, ... GPUs and the batch that reaches it.
 
     A global batch b on k GPUs is processed at
@@ -202,7 +219,9 @@ def scaling(network: Network, comm: Sequence[CommTime], batches: BatchRange, gpu
     ([1.0, 1.6364], (16, 32))
     """
     if network.params_mb is None:
-        raise InputError(f"network {network.name!r}: params_mb is needed to compute the time of an exchange")
+        raise InputError(
+            f"network {network.name!r}: params_mb is needed to compute the time of an exchange"
+        )
     try:
         exchange = exchange_seconds(comm, network.params_mb, gpus)
         step = _step_table(network.step_s, batches)
@@ -213,9 +232,13 @@ def scaling(network: Network, comm: Sequence[CommTime], batches: BatchRange, gpu
     allowed = batches if fixed is None else BatchRange(fixed, fixed)
     best = [_best_batch(step, exchange[k - 1], allowed, k) for k in range(1, gpus + 1)]
     if not any(batch for _, batch in best):
-        raise InputError(f"network {network.name!r}: a batch of {allowed.smallest} does not fit "
-                         f"on {counted(gpus, 'GPU')} of {counted(most, 'sample')} each")
-    return ScalingCurve(tuple(rate / reference for rate, _ in best), tuple(batch for _, batch in best))
+        raise InputError(
+            f"network {network.name!r}: a batch of {allowed.smallest} does not fit "
+            f"on {counted(gpus, 'GPU')} of {counted(most, 'sample')} each"
+        )
+    return ScalingCurve(
+        tuple(rate / reference for rate, _ in best), tuple(batch for _, batch in best)
+    )
 
 
 def _step_table(measured: Sequence[StepTime], batches: BatchRange) -> Array:
@@ -292,5 +315,9 @@ def allocate(curves: Sequence[ScalingCurve], gpus: int) -> Allocation | None:
         return None
     is_greedy = reached.left == 0 or reached.price == 0
     counts = reached.counts.tolist() if is_greedy else settled(gains, reached)
-    throughput = math.fsum(curve.factors[count - 1] for curve, count in zip(curves, counts, strict=True))
-    return Allocation(tuple(counts), throughput, "greedy" if is_greedy else "greedy + dynamic programme")
+    throughput = math.fsum(
+        curve.factors[count - 1] for curve, count in zip(curves, counts, strict=True)
+    )
+    return Allocation(
+        tuple(counts), throughput, "greedy" if is_greedy else "greedy + dynamic programme"
+    )

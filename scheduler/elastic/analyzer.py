@@ -42,7 +42,7 @@ class Timed:
         (True, False)
         """
         found = tuple(step.batch for step in self.steps.get(1, ()))
-        return bool(found) and found == tuple(batches[:len(found)])
+        return bool(found) and found == tuple(batches[: len(found)])
 
     @property
     def params_mb(self) -> float:
@@ -50,7 +50,9 @@ class Timed:
         return max(1, self.parameters) * BYTES / 1e6
 
 
-def batches_to_time(batches: tuple[int, int], least_gpus: int, gpus: int, fits: int | None = None) -> tuple[int, ...]:
+def batches_to_time(
+    batches: tuple[int, int], least_gpus: int, gpus: int, fits: int | None = None
+) -> tuple[int, ...]:
     """The global batches whose steps should be timed, rising.
 
     On one GPU these are the least that it may ever hold of the range, the most, and the one in their middle; on several
@@ -113,5 +115,7 @@ def joined(exchanges: Iterable[CommTime]) -> tuple[CommTime, ...]:
     found: defaultdict[tuple[int, float], list[float]] = defaultdict(list)
     for exchange in exchanges:
         found[exchange.gpus, exchange.params_mb].append(exchange.seconds)
-    return tuple(CommTime(params_mb, gpus, float(np.mean(seconds)))
-                 for (gpus, params_mb), seconds in sorted(found.items()))
+    return tuple(
+        CommTime(params_mb, gpus, float(np.mean(seconds)))
+        for (gpus, params_mb), seconds in sorted(found.items())
+    )

@@ -56,8 +56,10 @@ class Autoscaling:
             if value is not None:
                 check_range(name, value, 0, MOST_MIN, "min")
         if 0 < self.interval_min < 1e-3:
-            raise InputError(f"interval_min is {self.interval_min}; it must be 0 (decide at every event) or at least "
-                             "a thousandth of a minute")
+            raise InputError(
+                f"interval_min is {self.interval_min}; it must be 0 (decide at every event) or at least "
+                "a thousandth of a minute"
+            )
 
     @property
     def keeps_for_min(self) -> float:
@@ -97,8 +99,12 @@ class Decision:
     method: str
 
 
-def decide(running: Sequence[ScaledJob], waiting: Sequence[ScaledJob], now_min: float, settings: Autoscaling
-           ) -> Decision:
+def decide(
+    running: Sequence[ScaledJob],
+    waiting: Sequence[ScaledJob],
+    now_min: float,
+    settings: Autoscaling,
+) -> Decision:
     """Admit what fits and share the GPUs.
 
     The paper asks the optimizer after each job that it adds whether the set is
@@ -122,9 +128,11 @@ def decide(running: Sequence[ScaledJob], waiting: Sequence[ScaledJob], now_min: 
     allocation = allocate(curves, settings.gpus)
     assert allocation is not None, "running jobs hold no more GPUs than there are"
     started = [0] * len(waiting)
-    for place, gpus in zip(admitted, allocation.gpus[len(running):], strict=True):
+    for place, gpus in zip(admitted, allocation.gpus[len(running) :], strict=True):
         started[place] = gpus
-    return Decision(allocation.gpus[:len(running)], tuple(started), allocation.throughput, allocation.method)
+    return Decision(
+        allocation.gpus[: len(running)], tuple(started), allocation.throughput, allocation.method
+    )
 
 
 class _Room:
@@ -133,11 +141,15 @@ class _Room:
     def __init__(self, running: Sequence[ScaledJob], now_min: float, settings: Autoscaling) -> None:
         self.running = running
         self.kept = [now_min - job.steady_min < settings.keeps_for_min for job in running]
-        self.free = settings.gpus - sum(job.gpus if kept else job.curve.least
-                                        for job, kept in zip(running, self.kept, strict=True))
+        self.free = settings.gpus - sum(
+            job.gpus if kept else job.curve.least
+            for job, kept in zip(running, self.kept, strict=True)
+        )
         # Of the jobs that keep their size, the one with most to give comes first (last in the list), so
         # that few are resized.
-        self.givers = sorted((place for place, kept in enumerate(self.kept) if kept), key=self._surplus)
+        self.givers = sorted(
+            (place for place, kept in enumerate(self.kept) if kept), key=self._surplus
+        )
         self.reserve = sum(map(self._surplus, self.givers))
         self.shrinking: set[int] = set()
 
@@ -158,14 +170,18 @@ class _Room:
 
     def curves(self) -> list[ScalingCurve]:
         """The curves of the running jobs over the counts that they may have."""
-        return [job.curve if not kept else _up_to(job.curve, job.gpus, only=place not in self.shrinking)
-                for place, (job, kept) in enumerate(zip(self.running, self.kept, strict=True))]
+        return [
+            job.curve if not kept else _up_to(job.curve, job.gpus, only=place not in self.shrinking)
+            for place, (job, kept) in enumerate(zip(self.running, self.kept, strict=True))
+        ]
 
 
 @lru_cache(maxsize=4096)
 def _up_to(curve: ScalingCurve, gpus: int, only: bool) -> ScalingCurve:
     """The curve of a job that must keep its size, or may shrink but not grow."""
-    return ScalingCurve((*(0.0,) * (gpus - 1), curve.factors[gpus - 1]) if only else curve.factors[:gpus])
+    return ScalingCurve(
+        (*(0.0,) * (gpus - 1), curve.factors[gpus - 1]) if only else curve.factors[:gpus]
+    )
 
 
 def next_decision(now_min: float, interval_min: float) -> float:

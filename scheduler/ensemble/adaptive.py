@@ -69,13 +69,19 @@ def group_sizes(rates: RateTable, progress: Progress, cluster: Cluster) -> dict[
     if progress.ahead:
         least = known.least[rows]
         shares = _until_rungs(shares, least, np.isin(rows, list(held)), cluster.gpus)
-        held = held if least.sum() <= cluster.gpus else {}  # otherwise they would keep more than their least
+        held = (
+            held if least.sum() <= cluster.gpus else {}
+        )  # otherwise they would keep more than their least
     given = _round(rows, shares, sizes, held)
     epochs = work[np.searchsorted(rows, [*given])].tolist()
     before = dict(zip(given, epochs, strict=True))
     # What rounding left over goes to the network that is latest; one that has none by now needs more than is left.
-    raise_slowest(given, sizes, cluster.gpus - sum(given.values()),
-                  lambda row: rate(rates.models[row], given[row]) / before[row])
+    raise_slowest(
+        given,
+        sizes,
+        cluster.gpus - sum(given.values()),
+        lambda row: rate(rates.models[row], given[row]) / before[row],
+    )
     if those is not (there := left(known.names, progress.finished)):
         _fill(given, np.flatnonzero(there & ~those), known, cluster.gpus)
     return {known.names[row]: given[row] for row in sorted(given)}
@@ -103,8 +109,11 @@ def admitted(rates: RateTable, progress: Progress, cluster: Cluster) -> NDArray[
     if not progress.survivors:
         return there
     known = bent_curves(rates, cluster.gpus)
-    first = [row for row in (known.index[name] for name in progress.survivors if name in known.index)
-             if there[row] and known.least[row] <= cluster.gpus]
+    first = [
+        row
+        for row in (known.index[name] for name in progress.survivors if name in known.index)
+        if there[row] and known.least[row] <= cluster.gpus
+    ]
     if not first:
         return there
     begun = np.zeros_like(there)
@@ -112,7 +121,11 @@ def admitted(rates: RateTable, progress: Progress, cluster: Cluster) -> NDArray[
     others = begun.copy()
     others[first] = False
     sizes = _sizes_of(rates, cluster)
-    spare = cluster.gpus - known.least[others].sum() - sum(_paying(rates.models[row], sizes[row]) for row in first)
+    spare = (
+        cluster.gpus
+        - known.least[others].sum()
+        - sum(_paying(rates.models[row], sizes[row]) for row in first)
+    )
     new = np.flatnonzero(there & ~begun)
     begun[new[np.cumsum(known.least[new]) <= spare]] = True
     return there & begun
@@ -154,7 +167,9 @@ def _sizes_of(rates: RateTable, cluster: Cluster) -> _Sizes:
     return _Sizes(bent_curves(rates, cluster.gpus), rates, cluster)
 
 
-def _work(names: tuple[str, ...], rows: NDArray[np.int64], progress: Progress) -> NDArray[np.float64]:
+def _work(
+    names: tuple[str, ...], rows: NDArray[np.int64], progress: Progress
+) -> NDArray[np.float64]:
     """The epochs that networks have before them, shape (rows,); the mean of the others' where nobody knows."""
     if not progress.ahead:
         return np.ones(len(rows))
@@ -163,8 +178,9 @@ def _work(names: tuple[str, ...], rows: NDArray[np.int64], progress: Progress) -
     return np.where(is_known, work, work[is_known].mean() if is_known.any() else 1.0)
 
 
-def _until_rungs(shares: NDArray[np.float64], least: NDArray[np.int64], holds: NDArray[np.bool_],
-                 gpus: int) -> NDArray[np.float64]:
+def _until_rungs(
+    shares: NDArray[np.float64], least: NDArray[np.int64], holds: NDArray[np.bool_], gpus: int
+) -> NDArray[np.float64]:
     """Shares with which no network waits for GPUs that others have beyond their least, and none is stopped for another.
 
     One that is soon judged needs little to come there with the others: so little that it would wait until they are
@@ -177,7 +193,9 @@ def _until_rungs(shares: NDArray[np.float64], least: NDArray[np.int64], holds: N
     array([1. , 0.2, 1. ])
     """
     if least.sum() > gpus:
-        return np.where(holds, least, np.minimum(shares, least * (1 - 1e-6)))  # less than their least: they take turns
+        return np.where(
+            holds, least, np.minimum(shares, least * (1 - 1e-6))
+        )  # less than their least: they take turns
     more = np.maximum(shares - least, 0.0)
     return least + more * min(1.0, float(gpus - least.sum()) / (float(more.sum()) or 1.0))
 
@@ -191,16 +209,22 @@ def _sizes(known: Curves, row: int, network: Network, cluster: Cluster) -> NDArr
     useful = 1 + np.flatnonzero(known.useful[row])
     last = min(cluster.gpus, network.max_gpus or cluster.gpus)
     if is_straight(network) and last > dense:
-        within, whole = np.arange(dense + 1, per_node), np.arange(per_node * (dense // per_node + 1), last, per_node)
+        within, whole = (
+            np.arange(dense + 1, per_node),
+            np.arange(per_node * (dense // per_node + 1), last, per_node),
+        )
         beyond = np.concatenate((within[within < last], whole, [last]))
-        useful = np.append(useful, beyond[estimated(network.rates, beyond) > known.rate[row, useful[-1] - 1]])
+        useful = np.append(
+            useful, beyond[estimated(network.rates, beyond) > known.rate[row, useful[-1] - 1]]
+        )
     aligned = (useful < per_node) | (useful % per_node == 0)
     aligned[[0, -1]] = True
     return useful[aligned]
 
 
-def _round(rows: NDArray[np.int64], shares: NDArray[np.float64], sizes: _Sizes, held: Mapping[int, int]
-           ) -> dict[int, int]:
+def _round(
+    rows: NDArray[np.int64], shares: NDArray[np.float64], sizes: _Sizes, held: Mapping[int, int]
+) -> dict[int, int]:
     """Group sizes from average shares: each rounded down, then up by largest remainder while GPUs last.
 
     Returns:
@@ -216,7 +240,9 @@ def _round(rows: NDArray[np.int64], shares: NDArray[np.float64], sizes: _Sizes, 
             remainder = (share - given[row]) / (size - given[row])
             larger.append((-remainder - HOLDER_BONUS * (held.get(row, 0) >= size), row, size))
     spare = sizes.cluster.gpus - sum(given.values())
-    for _, row, size in heapq.merge(sorted(larger), _least(rows[is_small], shares[is_small], sizes, held)):
+    for _, row, size in heapq.merge(
+        sorted(larger), _least(rows[is_small], shares[is_small], sizes, held)
+    ):
         if not spare:
             break
         if size - given.get(row, 0) <= spare:
@@ -225,8 +251,9 @@ def _round(rows: NDArray[np.int64], shares: NDArray[np.float64], sizes: _Sizes, 
     return given
 
 
-def _least(rows: NDArray[np.int64], shares: NDArray[np.float64], sizes: _Sizes, held: Mapping[int, int]
-           ) -> Iterator[tuple[float, int, int]]:
+def _least(
+    rows: NDArray[np.int64], shares: NDArray[np.float64], sizes: _Sizes, held: Mapping[int, int]
+) -> Iterator[tuple[float, int, int]]:
     """The same of networks whose share is less than their least size, by the order in which they have it.
 
     Args:

@@ -95,8 +95,11 @@ def values_of(table: tuple[str, ...], values: Mapping[str, float]) -> NDArray[np
     Args:
         table: the names of its rows.
     """
-    return values.of(table) if isinstance(values, Values) else np.array(
-        [values.get(name, np.nan) for name in table], np.float64)
+    return (
+        values.of(table)
+        if isinstance(values, Values)
+        else np.array([values.get(name, np.nan) for name in table], np.float64)
+    )
 
 
 def left(table: tuple[str, ...], gone: AbstractSet[str]) -> NDArray[np.bool_]:
@@ -105,7 +108,11 @@ def left(table: tuple[str, ...], gone: AbstractSet[str]) -> NDArray[np.bool_]:
     Args:
         table: the names of its rows.
     """
-    return gone.left(table) if isinstance(gone, Gone) else np.array([name not in gone for name in table], np.bool_)
+    return (
+        gone.left(table)
+        if isinstance(gone, Gone)
+        else np.array([name not in gone for name in table], np.bool_)
+    )
 
 
 def rising(values: NDArray[np.float64], few: int, *ties: NDArray[np.int64]) -> Iterator[int]:
@@ -124,8 +131,12 @@ def rising(values: NDArray[np.float64], few: int, *ties: NDArray[np.int64]) -> I
             yield int(place)
 
 
-def raise_slowest(given: dict[int, int], sizes: Mapping[int, NDArray[np.int64]], spare: int,
-                  pace: Callable[[int], float]) -> None:
+def raise_slowest(
+    given: dict[int, int],
+    sizes: Mapping[int, NDArray[np.int64]],
+    spare: int,
+    pace: Callable[[int], float],
+) -> None:
     """Give spare GPUs to the network that is slowest, again and again, as long as a larger group can be had.
 
     Args:
@@ -138,7 +149,7 @@ def raise_slowest(given: dict[int, int], sizes: Mapping[int, NDArray[np.int64]],
     heapq.heapify(slowest)
     while spare > 0 and slowest:
         _, row = heapq.heappop(slowest)
-        larger = sizes[row][np.searchsorted(sizes[row], given[row], side="right"):]
+        larger = sizes[row][np.searchsorted(sizes[row], given[row], side="right") :]
         if not len(larger) or larger[0] - given[row] > spare:
             continue  # nothing that is left makes it faster
         spare -= int(larger[0]) - given[row]

@@ -19,7 +19,14 @@ from functools import lru_cache
 import numpy as np
 
 from scheduler.base import Cluster, CommTime, Member, Network, Progress, RateTable, Round
-from scheduler.elastic.allocate import BatchRange, ScalingCurve, allocate, exchange_seconds, scaling, step_seconds
+from scheduler.elastic.allocate import (
+    BatchRange,
+    ScalingCurve,
+    allocate,
+    exchange_seconds,
+    scaling,
+    step_seconds,
+)
 from scheduler.ensemble.placement import rearrange
 from scheduler.ensemble.rates import curve
 
@@ -52,7 +59,9 @@ def curve_of(network: Network, comm: tuple[CommTime, ...], gpus: int) -> Scaling
     else:
         found = scaling(network, comm, BatchRange(*network.batches), most)
         factors, batches = found.factors, found.batches
-    return ScalingCurve((*(0.0,) * (network.min_gpus - 1), *factors[network.min_gpus - 1:]), batches)
+    return ScalingCurve(
+        (*(0.0,) * (network.min_gpus - 1), *factors[network.min_gpus - 1 :]), batches
+    )
 
 
 @lru_cache(maxsize=4096)
@@ -73,7 +82,9 @@ def step_rate(network: Network, comm: tuple[CommTime, ...], gpus: int, batch: in
     return batch / float(compute + exchange_seconds(comm, network.params_mb, gpus)[-1])
 
 
-def epoch_rate(network: Network, comm: tuple[CommTime, ...], gpus: int, batch: int, samples: int) -> float:
+def epoch_rate(
+    network: Network, comm: tuple[CommTime, ...], gpus: int, batch: int, samples: int
+) -> float:
     """Samples/s over an epoch, whose last step has what is left: fewer samples, and as long an exchange.
 
     Args:
@@ -102,16 +113,25 @@ def at_best(table: RateTable, gpus: int) -> RateTable:
     """
     if all(network.batches is None for network in table.models):
         return table
-    return replace(table, models=tuple(
-        network if network.batches is None else _at_best(network, table.comm_s, gpus) for network in table.models))
+    return replace(
+        table,
+        models=tuple(
+            network if network.batches is None else _at_best(network, table.comm_s, gpus)
+            for network in table.models
+        ),
+    )
 
 
 def _at_best(network: Network, comm: tuple[CommTime, ...], gpus: int) -> Network:
     """The same; on fewer GPUs than its least batch fits on it does not train."""
     most = _most(network, gpus)
     found = curve_of(replace(network, min_gpus=1), comm, most)
-    rates = [step_rate(network, comm, max(count, found.least), found.batches[max(count, found.least) - 1])
-             for count in range(1, most + 1)]
+    rates = [
+        step_rate(
+            network, comm, max(count, found.least), found.batches[max(count, found.least) - 1]
+        )
+        for count in range(1, most + 1)
+    ]
     return replace(network, rates=tuple(rates), min_gpus=max(found.least, network.min_gpus))
 
 
@@ -123,15 +143,22 @@ def elastic_round(rates: RateTable, progress: Progress, cluster: Cluster) -> Rou
     admitted = _admitted(rates, progress, cluster)
     wanted = progress.wanted.members
     held = {device for member in wanted for device in member.devices}
-    if {member.name for member in wanted} == set(admitted) and not progress.rates_changed and (
-            held <= set(cluster.devices)):
+    if (
+        {member.name for member in wanted} == set(admitted)
+        and not progress.rates_changed
+        and (held <= set(cluster.devices))
+    ):
         return progress.wanted
     allocation = allocate(list(admitted.values()), cluster.gpus)
     assert allocation is not None  # the least counts fit
     sizes = {name: gpus for name, gpus in zip(admitted, allocation.gpus, strict=True) if gpus}
     running = [member for member in progress.running if member.name in admitted]
-    return Round(tuple(replace(member, batch=_batch(admitted[member.name], member))
-                       for member in rearrange(sizes, running, cluster.devices, cluster.gpus_per_node)))
+    return Round(
+        tuple(
+            replace(member, batch=_batch(admitted[member.name], member))
+            for member in rearrange(sizes, running, cluster.devices, cluster.gpus_per_node)
+        )
+    )
 
 
 def _batch(curve: ScalingCurve, member: Member) -> int | None:
@@ -141,8 +168,11 @@ def _batch(curve: ScalingCurve, member: Member) -> int | None:
 def _admitted(rates: RateTable, progress: Progress, cluster: Cluster) -> dict[str, ScalingCurve]:
     """What should run, in the order of the table: the networks that do, and of the others the first that fit."""
     begun = {member.name for member in (*progress.running, *progress.wanted.members)}
-    curves = {network.name: curve_of(network, rates.comm_s, cluster.gpus) for network in rates.models
-              if network.name not in progress.finished and network.min_gpus <= cluster.gpus}
+    curves = {
+        network.name: curve_of(network, rates.comm_s, cluster.gpus)
+        for network in rates.models
+        if network.name not in progress.finished and network.min_gpus <= cluster.gpus
+    }
     room, names = cluster.gpus, set()
     for name in sorted(curves, key=lambda name: name not in begun):
         if curves[name].least <= room:

@@ -10,15 +10,23 @@ from numpy.typing import NDArray
 
 from scheduler.base import Options, RateTable
 from scheduler.ensemble.crowd import raise_slowest, rising
-from scheduler.ensemble.rates import Curves, all_last_useful, as_printed, curves, useful_curves, widest
+from scheduler.ensemble.rates import (
+    Curves,
+    all_last_useful,
+    as_printed,
+    curves,
+    useful_curves,
+    widest,
+)
 
 MANY_SPARE = 1000  # GPUs that are left over, from which raising one at a time takes long
 FIRST_COLUMNS = 4096  # GPUs of a group up to which rates are worked out at first
 AT_ONCE = 1 << 20  # rates that are looked at in one step
 
 
-def flotilla(rates: RateTable, candidates: Iterable[str] | NDArray[np.bool_], gpus: int, options: Options
-             ) -> dict[str, int]:
+def flotilla(
+    rates: RateTable, candidates: Iterable[str] | NDArray[np.bool_], gpus: int, options: Options
+) -> dict[str, int]:
     """Group networks that can train at one pace, and give each the GPUs for it.
 
     The network that is fastest on its least GPUs sets the reference rate.
@@ -50,12 +58,17 @@ def flotilla(rates: RateTable, candidates: Iterable[str] | NDArray[np.bool_], gp
     >>> flotilla(table, "abcd", 5, Options(delta=Delta(12.0, relative=False)))
     {'a': 1, 'c': 2, 'b': 2}
     """
-    rows = np.flatnonzero(candidates) if isinstance(candidates, np.ndarray) else np.array(
-        sorted({rates.rows[name] for name in candidates}), dtype=np.int64)
+    rows = (
+        np.flatnonzero(candidates)
+        if isinstance(candidates, np.ndarray)
+        else np.array(sorted({rates.rows[name] for name in candidates}), dtype=np.int64)
+    )
     if not options.peak_limited:
         return _form(as_printed(rates, gpus), rows, gpus, gpus, options)[0]
     width = max(FIRST_COLUMNS, widest(rates))
-    while True:  # with more columns, until the last of them plays no part; on a large cluster most never do
+    while (
+        True
+    ):  # with more columns, until the last of them plays no part; on a large cluster most never do
         formed, is_cut = _form(rates, rows, gpus, min(width, gpus), options)
         if not is_cut:
             return formed
@@ -64,8 +77,9 @@ def flotilla(rates: RateTable, candidates: Iterable[str] | NDArray[np.bool_], gp
         rows = np.arange(len(rows))
 
 
-def _form(rates: RateTable, rows: NDArray[np.int64], gpus: int, width: int, options: Options
-          ) -> tuple[dict[str, int], bool]:
+def _form(
+    rates: RateTable, rows: NDArray[np.int64], gpus: int, width: int, options: Options
+) -> tuple[dict[str, int], bool]:
     """The flotilla if no group may have more than ``width`` GPUs, and whether that may have made a difference."""
     known = useful_curves(rates, gpus, width) if options.peak_limited else curves(rates, gpus)
     rows = rows[known.least[rows] <= gpus]
@@ -73,13 +87,17 @@ def _form(rates: RateTable, rows: NDArray[np.int64], gpus: int, width: int, opti
         return {}, False
     members, limit = _join(known, rows, gpus, options)
     _give_spare(known, members, gpus - sum(members.values()), options.peak_limited)
-    is_cut = any(known.rate[row, -1] <= limit or members.get(row) == 1 + np.flatnonzero(known.useful[row])[-1]
-                 for row in rows[all_last_useful(rates, gpus)[rows] > width].tolist())
+    is_cut = any(
+        known.rate[row, -1] <= limit
+        or members.get(row) == 1 + np.flatnonzero(known.useful[row])[-1]
+        for row in rows[all_last_useful(rates, gpus)[rows] > width].tolist()
+    )
     return {known.names[row]: count for row, count in members.items()}, is_cut
 
 
-def _join(known: Curves, rows: np.ndarray, gpus: int, options: Options
-          ) -> tuple[dict[int, int], float]:
+def _join(
+    known: Curves, rows: np.ndarray, gpus: int, options: Options
+) -> tuple[dict[int, int], float]:
     """Lines 1 to 11: row -> GPUs, before spare GPUs are given; and the greatest rate with which one may join."""
     single = known.rate[rows, known.least[rows] - 1]
     fastest = int(rows[np.argmax(single)])
@@ -101,20 +119,27 @@ def _join(known: Curves, rows: np.ndarray, gpus: int, options: Options
     return members, limit
 
 
-def _near(known: Curves, rows: np.ndarray, reference: float, options: Options
-          ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+def _near(
+    known: Curves, rows: np.ndarray, reference: float, options: Options
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """All choices within delta of the reference rate: distance, column and row of each."""
     found = []
     step = max(1, AT_ONCE // known.rate.shape[1])
-    for some in np.split(rows, range(step, len(rows), step)):  # which needs little memory for a million GPUs, too
+    for some in np.split(
+        rows, range(step, len(rows), step)
+    ):  # which needs little memory for a million GPUs, too
         distance = np.abs(known.rate[some] - reference)
-        pick, column = np.nonzero(known.counts(options.peak_limited)[some] & (distance <= options.delta.of(reference)))
+        pick, column = np.nonzero(
+            known.counts(options.peak_limited)[some] & (distance <= options.delta.of(reference))
+        )
         found.append((distance[pick, column], column, some[pick]))
     distance, column, row = map(np.concatenate, zip(*found, strict=True))
     return distance, column, row
 
 
-def _raise_together(known: Curves, members: dict[int, int], counts: dict[int, np.ndarray], spare: int) -> int:
+def _raise_together(
+    known: Curves, members: dict[int, int], counts: dict[int, np.ndarray], spare: int
+) -> int:
     """The first of those steps at once: all from rates below a level, which is as high as they fit; the GPUs given.
 
     Rates rise with the counts, so the slowest is raised in the order of the rates before each step, and the steps
@@ -124,8 +149,10 @@ def _raise_together(known: Curves, members: dict[int, int], counts: dict[int, np
 
     def reached(level: float) -> dict[int, int]:
         places = {row: int(paces[row].searchsorted(level)) for row in members}
-        return {row: max(count, int(counts[row][min(places[row], len(counts[row]) - 1)]))
-                for row, count in members.items()}
+        return {
+            row: max(count, int(counts[row][min(places[row], len(counts[row]) - 1)]))
+            for row, count in members.items()
+        }
 
     before = sum(members.values())
     low, high = 0.0, 2 * max(float(pace[-1]) for pace in paces.values())

@@ -94,8 +94,12 @@ class Stop(Move):
     """Save the network and free all devices."""
 
 
-def moves(held: Mapping[str, GroupHolding], wanted: Round, free: Iterable[int], frees_at_once: bool = False
-          ) -> tuple[Move, ...]:
+def moves(
+    held: Mapping[str, GroupHolding],
+    wanted: Round,
+    free: Iterable[int],
+    frees_at_once: bool = False,
+) -> tuple[Move, ...]:
     """The moves that are possible now and bring what runs nearer to what should run.
 
     Args:
@@ -124,7 +128,9 @@ def moves(held: Mapping[str, GroupHolding], wanted: Round, free: Iterable[int], 
         if holding.stance is Stance.BUSY:
             continue
         found += _dismissed(name, holding, target.get(name, ()))
-        if holding.stance is Stance.BETWEEN and (move := _let_go(name, holding, target.get(name, ()), left)):
+        if holding.stance is Stance.BETWEEN and (
+            move := _let_go(name, holding, target.get(name, ()), left)
+        ):
             found.append(move)
             changing.add(name)
             if frees_at_once and isinstance(move, Shrink):
@@ -144,7 +150,9 @@ def _dismissed(name: str, holding: GroupHolding, wanted: tuple[int, ...]) -> Ite
         yield Dismiss(name, devices)
 
 
-def _let_go(name: str, holding: GroupHolding, wanted: tuple[int, ...], free: set[int]) -> Move | None:
+def _let_go(
+    name: str, holding: GroupHolding, wanted: tuple[int, ...], free: set[int]
+) -> Move | None:
     """What a group does between two epochs that has devices which it should not have."""
     kept = holding.kept(wanted)
     if len(kept) == len(holding.devices):
@@ -158,14 +166,18 @@ def _let_go(name: str, holding: GroupHolding, wanted: tuple[int, ...], free: set
     return Shrink(name, kept)
 
 
-def _take_in(name: str, holding: GroupHolding, wanted: tuple[int, ...], free: set[int]) -> Iterator[Move]:
+def _take_in(
+    name: str, holding: GroupHolding, wanted: tuple[int, ...], free: set[int]
+) -> Iterator[Move]:
     """What a group does that should have devices which it does not have."""
     kept = holding.kept(wanted)
     new = tuple(device for device in wanted if device not in holding.devices)
     if not kept or not new:
         return
     if holding.recruits is not None:
-        recruited = tuple(device for device in new if device in free and device not in holding.recruits)
+        recruited = tuple(
+            device for device in new if device in free and device not in holding.recruits
+        )
         if recruited:
             yield Recruit(name, recruited)
     is_allowed = holding.grows_inside or holding.stance is Stance.BETWEEN

@@ -106,7 +106,9 @@ def is_off(observed: Observation, told: float, noise: float = 0.0) -> bool:
     (False, False)
     """
     doubt = math.exp(SURE * math.hypot(observed.error, noise))
-    nearest = min(max(told, observed.rate / doubt), observed.rate * doubt)  # that it may be, for all that it shows
+    nearest = min(
+        max(told, observed.rate / doubt), observed.rate * doubt
+    )  # that it may be, for all that it shows
     return abs(nearest - told) > OFF * told
 
 
@@ -130,7 +132,9 @@ class Noise:
         """The standard deviation of an observation, as a share of it; 0 as long as there are too few to say."""
         if len(self._changes) < LEAST:
             return 0.0
-        return _DEVIATIONS * statistics.median(self._changes) / math.sqrt(2)  # a change is that of two observations
+        return (
+            _DEVIATIONS * statistics.median(self._changes) / math.sqrt(2)
+        )  # a change is that of two observations
 
 
 class OnlineRates:
@@ -149,14 +153,26 @@ class OnlineRates:
         sharing: what networks that share a GPU train together; None where none do.
     """
 
-    def __init__(self, networks: Sequence[Traits], samples_per_epoch: int, gpus_per_node: int, gpus: int,
-                 known: Mapping[str, Mapping[int, float]] | None = None,
-                 slots: int = 1, shared: Mapping[int, float] | None = None, idle_slots: int = 1) -> None:
+    def __init__(
+        self,
+        networks: Sequence[Traits],
+        samples_per_epoch: int,
+        gpus_per_node: int,
+        gpus: int,
+        known: Mapping[str, Mapping[int, float]] | None = None,
+        slots: int = 1,
+        shared: Mapping[int, float] | None = None,
+        idle_slots: int = 1,
+    ) -> None:
         self._networks = {network.name: network for network in networks}
         self._samples, self._gpus_per_node, self._gpus = samples_per_epoch, gpus_per_node, gpus
         keys = {network.key for network in networks}
-        self._known = {key: dict(rates) for key, rates in (known or {}).items() if key in keys and rates}
-        self._seen: dict[str, dict[int, dict[str, Observation]]] = {}  # key -> GPUs -> network -> the latest
+        self._known = {
+            key: dict(rates) for key, rates in (known or {}).items() if key in keys and rates
+        }
+        self._seen: dict[
+            str, dict[int, dict[str, Observation]]
+        ] = {}  # key -> GPUs -> network -> the latest
         self._noise = Noise()
         self._largest = 0  # of the sizes that have been seen of any network
         self.sharing = Sharing(shared, self._known, idle_slots) if slots > 1 else None
@@ -165,16 +181,24 @@ class OnlineRates:
         self._estimate: _Estimate | None = None  # by which the table was made
         self._unread = 0  # observations since then
         self._of_key: dict[str, list[str]] = {}  # the names of networks
-        self._kinds: dict[Traits, Traits] = {}  # without names: networks of one kind have the same rates
+        self._kinds: dict[
+            Traits, Traits
+        ] = {}  # without names: networks of one kind have the same rates
         self._kind_of: dict[str, Traits] = {}  # of networks
         self._guessed: set[str] = set()
         for network in networks:
             self._take_in(network)
         self._told: Mapping[str, Network] = {}  # by which the present plan was made
-        self._tried: AbstractSet[tuple[str, int]] = frozenset()  # networks on GPUs whose rates it depends on
-        self.is_off = False  # whether an observation since then says that it was made by a wrong rate
+        self._tried: AbstractSet[tuple[str, int]] = (
+            frozenset()
+        )  # networks on GPUs whose rates it depends on
+        self.is_off = (
+            False  # whether an observation since then says that it was made by a wrong rate
+        )
         self.is_answered = False  # whether one has shown a rate that it only tried
-        self.may_grow = False  # whether one has been made at the most GPUs that its network was allowed
+        self.may_grow = (
+            False  # whether one has been made at the most GPUs that its network was allowed
+        )
 
     def add(self, network: Traits, known: Mapping[int, float]) -> None:
         """A network has come.
@@ -189,7 +213,9 @@ class OnlineRates:
         if self._table is None or self._estimate is None or len(self._networks) < 2 * RENEWED:
             self._table = None
         else:
-            self._table = self._table.with_network(self._estimate.late(network.name, self._kind_of[network.name]))
+            self._table = self._table.with_network(
+                self._estimate.late(network.name, self._kind_of[network.name])
+            )
 
     def _take_in(self, network: Traits) -> None:
         self._of_key.setdefault(network.key, []).append(network.name)
@@ -208,7 +234,9 @@ class OnlineRates:
         if key not in self._seen:
             self._guessed.difference_update(self._of_key[key])
         if self.sharing is not None:
-            self.sharing.observe((key, gpus), observed.beside, observed.rate, observed.spread, observed.steps)
+            self.sharing.observe(
+                (key, gpus), observed.beside, observed.rate, observed.spread, observed.steps
+            )
         alone = self._alone(observed)
         if (before := self._known.get(key, {}).get(gpus)) is not None:
             if is_off(alone, before, self._noise.deviation):
@@ -222,14 +250,18 @@ class OnlineRates:
         seen[gpus][name] = observed
         self._largest = max(self._largest, gpus)
         self._unread += 1
-        if self._unread >= (len(self._networks) // RENEWED if len(self._networks) > 2 * RENEWED else 1):
+        if self._unread >= (
+            len(self._networks) // RENEWED if len(self._networks) > 2 * RENEWED else 1
+        ):
             self._table = None
         if (told := self._told.get(name)) is not None:
             self.is_off |= is_off(alone, rate(told, gpus), self._noise.deviation)
             self.is_off |= differ(self._told_sharing, self._curve, OFF)
             self.is_answered |= is_first and (name, gpus) in self._tried
             most = told.max_gpus or self._gpus
-            self.may_grow |= is_first and gpus >= most < self._most(self._kind_of[name], self._is_sure)
+            self.may_grow |= is_first and gpus >= most < self._most(
+                self._kind_of[name], self._is_sure
+            )
             self.may_grow |= len(self._curve) > len(self._told_sharing)
 
     def _alone(self, observed: Observation) -> Observation:
@@ -262,7 +294,9 @@ class OnlineRates:
     @property
     def has_news(self) -> bool:
         """Whether another plan may be better than the present one, by all that a table has."""
-        return (self.is_off or self.is_answered or self.may_grow) and (self._table is None or not self._unread)
+        return (self.is_off or self.is_answered or self.may_grow) and (
+            self._table is None or not self._unread
+        )
 
     def planned(self, tried: AbstractSet[tuple[str, int]] = frozenset()) -> None:
         """A plan was made by the table as it is now.
@@ -294,11 +328,24 @@ class OnlineRates:
 
     def seen(self) -> RateTable:
         """The rates of the networks that are known, each on as many GPUs as was seen, and estimated only between."""
-        largest = {key: max([*self._known.get(key, ()), *self._seen.get(key, ())], default=0) for key in self._of_key}
+        largest = {
+            key: max([*self._known.get(key, ()), *self._seen.get(key, ())], default=0)
+            for key in self._of_key
+        }
         table, kinds = self.table(), self._kind_of
-        return replace(table, models=tuple(
-            Network(network.name, network.rates[:most], min_gpus=network.min_gpus, max_gpus=kind.max_gpus)
-            for network in table.models if (most := largest[(kind := kinds[network.name]).key])))
+        return replace(
+            table,
+            models=tuple(
+                Network(
+                    network.name,
+                    network.rates[:most],
+                    min_gpus=network.min_gpus,
+                    max_gpus=kind.max_gpus,
+                )
+                for network in table.models
+                if (most := largest[(kind := kinds[network.name]).key])
+            ),
+        )
 
     def lose(self, gpus: int) -> None:
         """The cluster has become smaller."""
@@ -322,8 +369,10 @@ class OnlineRates:
     def points(self, key: str) -> dict[int, Observation]:
         """GPUs -> rate, of what is known of networks of a key: seen in training, or else by an earlier run."""
         found = {gpus: Observation(one) for gpus, one in self._known.get(key, {}).items()}
-        return found | {gpus: _pooled([self._alone(one) for one in by_name.values()])
-                        for gpus, by_name in self._seen.get(key, {}).items()}
+        return found | {
+            gpus: _pooled([self._alone(one) for one in by_name.values()])
+            for gpus, by_name in self._seen.get(key, {}).items()
+        }
 
 
 def _pooled(observations: Sequence[Observation]) -> Observation:
@@ -342,20 +391,33 @@ class _Estimate:
     def __init__(self, rates: OnlineRates) -> None:
         self._rates = rates
         self._points = {key: rates.points(key) for key in rates._of_key}
-        errors = [max(one.error, _PLAIN_ERROR) ** 2 for points in self._points.values() for one in points.values()]
-        lines = {key: Line.through(sorted(points), [points[gpus].rate for gpus in sorted(points)])
-                 for key, points in self._points.items() if len(points) > 1}
+        errors = [
+            max(one.error, _PLAIN_ERROR) ** 2
+            for points in self._points.values()
+            for one in points.values()
+        ]
+        lines = {
+            key: Line.through(sorted(points), [points[gpus].rate for gpus in sorted(points)])
+            for key, points in self._points.items()
+            if len(points) > 1
+        }
         self._slopes = shrunk(lines, least_noise=float(np.mean(errors)) if errors else 0.0)
-        self._common = (float(np.mean([line.slope for line in lines.values()])) if lines else 0.0,
-                        math.sqrt(self._slopes.true))
+        self._common = (
+            float(np.mean([line.slope for line in lines.values()])) if lines else 0.0,
+            math.sqrt(self._slopes.true),
+        )
         self._base = self._base_of_unknown()
         self._offset = self._offset_of_families()
 
     def table(self) -> RateTable:
         rates, is_sure = self._rates, self._rates._is_sure
         told = {id(kind): self._told("", kind, is_sure) for kind in rates._kinds.values()}
-        return RateTable(rates._samples, rates._gpus_per_node, tuple(
-            told[id(kind)].named(name) for name, kind in rates._kind_of.items()), sharing=rates._curve)
+        return RateTable(
+            rates._samples,
+            rates._gpus_per_node,
+            tuple(told[id(kind)].named(name) for name, kind in rates._kind_of.items()),
+            sharing=rates._curve,
+        )
 
     def late(self, name: str, kind: Traits) -> Network:
         """A network that came after the estimate, by what was known then."""
@@ -387,14 +449,18 @@ class _Estimate:
         slopes = np.where(count > inside, beyond, slope)
         found = count * np.exp(np.interp(inside, sizes, logs) + slopes * (count - inside))
         seen = sizes <= most
-        found[sizes[seen] - 1] = [points[int(size)].rate for size in sizes[seen]]  # as they are, to the last bit
+        found[sizes[seen] - 1] = [
+            points[int(size)].rate for size in sizes[seen]
+        ]  # as they are, to the last bit
         return tuple(found.tolist())
 
     # ---- on one GPU ----
 
     def _base_of_unknown(self) -> float:
         """What stands for minus the logarithm of the operations that nobody knows: its mean over networks."""
-        known = [-math.log(kind.operations) for kind in self._rates._kind_of.values() if kind.operations]
+        known = [
+            -math.log(kind.operations) for kind in self._rates._kind_of.values() if kind.operations
+        ]
         return float(np.mean(known)) if known else -math.log(NOMINAL)
 
     def _base_of(self, kind: Traits) -> float:
@@ -402,13 +468,17 @@ class _Estimate:
 
     def _offset_of_families(self) -> Callable[[str], float]:
         """What a family adds to the logarithm of the rate on one GPU, at the lower end of what that may be."""
-        residuals: dict[str, dict[str, float]] = {}  # family -> key -> how far what was seen is above the base
+        residuals: dict[
+            str, dict[str, float]
+        ] = {}  # family -> key -> how far what was seen is above the base
         for kind in self._rates._kinds.values():
             if points := self._points[kind.key]:
                 size = min(points)
                 single = math.log(points[size].rate / size) - self._slope(kind.key) * (size - 1)
                 residuals.setdefault(kind.family, {})[kind.key] = single - self._base_of(kind)
-        machine, families, scatter = _offsets({family: list(found.values()) for family, found in residuals.items()})
+        machine, families, scatter = _offsets(
+            {family: list(found.values()) for family, found in residuals.items()}
+        )
         return lambda family: families.get(family, machine) - scatter
 
 
@@ -430,12 +500,22 @@ def _offsets(residuals: Mapping[str, Sequence[float]]) -> tuple[float, dict[str,
     freedom = sum(len(found) - 1 for found in residuals.values())
     if not freedom:
         return machine, means, 0.0
-    variance = sum(float(np.sum((np.asarray(found) - means[family]) ** 2))
-                   for family, found in residuals.items()) / freedom
+    variance = (
+        sum(
+            float(np.sum((np.asarray(found) - means[family]) ** 2))
+            for family, found in residuals.items()
+        )
+        / freedom
+    )
     if len(means) < 2:
         return machine, means, math.sqrt(variance)
     error = {family: variance / len(found) for family, found in residuals.items()}
-    true = max(0.0, float(np.var(list(means.values()), ddof=1)) - float(np.mean(list(error.values()))))
-    shrunk_means = {family: machine + (mean - machine) * (true / (true + error[family]) if error[family] else 1.0)
-                    for family, mean in means.items()}
+    true = max(
+        0.0, float(np.var(list(means.values()), ddof=1)) - float(np.mean(list(error.values())))
+    )
+    shrunk_means = {
+        family: machine
+        + (mean - machine) * (true / (true + error[family]) if error[family] else 1.0)
+        for family, mean in means.items()
+    }
     return machine, shrunk_means, math.sqrt(variance)

@@ -39,8 +39,10 @@ class Ring:
 
     def __post_init__(self) -> None:
         if self.shards < 1 or not 0 < self.window <= 1:
-            raise InputError(f"a ring of {counted(self.shards, 'shard')} with a window of {self.window:.0%}: "
-                             "it needs at least 1 shard, and a window above 0 % and at most 100 %")
+            raise InputError(
+                f"a ring of {counted(self.shards, 'shard')} with a window of {self.window:.0%}: "
+                "it needs at least 1 shard, and a window above 0 % and at most 100 %"
+            )
 
     @property
     def kept(self) -> int:
@@ -67,9 +69,13 @@ class Stream:
 
     def __post_init__(self) -> None:
         if self.count < 0:
-            raise InputError(f"{self.count} streams: it must be 0 (free pace), 1 (lockstep) or more")
+            raise InputError(
+                f"{self.count} streams: it must be 0 (free pace), 1 (lockstep) or more"
+            )
         if not self.rate >= LEAST:
-            raise InputError(f"the stream's rate is {self.rate}; it must be at least {LEAST} samples/s")
+            raise InputError(
+                f"the stream's rate is {self.rate}; it must be at least {LEAST} samples/s"
+            )
 
     @property
     def supply(self) -> float:
@@ -91,7 +97,9 @@ class Stream:
         """
         if self.count < 2 or len(rates) < 2:
             return [0] * len(rates)
-        return _cut(np.asarray(rates, dtype=np.float64), np.asarray(gpus, dtype=np.float64), self.count)
+        return _cut(
+            np.asarray(rates, dtype=np.float64), np.asarray(gpus, dtype=np.float64), self.count
+        )
 
     def paces(self, rates: Sequence[float], streams: Sequence[int]) -> list[float]:
         """The pace of each network, samples/s.
@@ -121,8 +129,11 @@ def _cut(rates: Floats, gpus: Floats, count: int) -> list[int]:
     size = len(rates)
     per_rate = np.concatenate([[0.0], np.cumsum(gpus[order] / ordered)])
     # busy[a, b]: GPUs at work in a run of networks a..b-1
-    busy = np.where(np.arange(size + 1) > np.arange(size)[:, None],
-                    ordered[:, None] * (per_rate - per_rate[:size, None]), -np.inf)
+    busy = np.where(
+        np.arange(size + 1) > np.arange(size)[:, None],
+        ordered[:, None] * (per_rate - per_rate[:size, None]),
+        -np.inf,
+    )
     best = np.concatenate([[0.0], np.full(size, -np.inf)])
     cuts = []
     for _ in range(min(count, size)):

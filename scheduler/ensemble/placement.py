@@ -81,19 +81,22 @@ def greedy(groups: Groups, devices: Sequence[int], gpus_per_node: int) -> tuple[
     """
     slots = _by_node(devices, gpus_per_node)
     if sum(groups.values()) > len(slots):
-        raise InputError(f"groups need {counted(sum(groups.values()), 'GPU')}, and {len(slots)} can be had")
+        raise InputError(
+            f"groups need {counted(sum(groups.values()), 'GPU')}, and {len(slots)} can be had"
+        )
     order, rest = _fill_nodes(groups, gpus_per_node)
     order += _best_permutation(groups, order, rest, np.array(slots, np.int64) // gpus_per_node)
     taken: dict[str, tuple[int, ...]] = {}
     start = 0
     for name in order:
-        taken[name] = tuple(slots[start:start + groups[name]])
+        taken[name] = tuple(slots[start : start + groups[name]])
         start += groups[name]
     return tuple(Member(name, taken[name]) for name in groups)
 
 
-def rearrange(groups: Groups, running: Iterable[Member], devices: Sequence[int],
-              gpus_per_node: int) -> tuple[Member, ...]:
+def rearrange(
+    groups: Groups, running: Iterable[Member], devices: Sequence[int], gpus_per_node: int
+) -> tuple[Member, ...]:
     """Give groups their devices while others train: whoever has some keeps them.
 
     A group that shrinks gives up devices where it has the fewest; one that
@@ -117,11 +120,17 @@ def rearrange(groups: Groups, running: Iterable[Member], devices: Sequence[int],
     kept = {name: _keep(mine, groups[name], gpus_per_node) for name, mine in held.items()}
     taken = {device for mine in kept.values() for device in mine}
     free = {device for device in devices if device not in taken}
-    for name in sorted((name for name in kept if groups[name] > len(kept[name])), key=lambda name: groups[name]):
+    for name in sorted(
+        (name for name in kept if groups[name] > len(kept[name])), key=lambda name: groups[name]
+    ):
         more = _near(kept[name], groups[name] - len(kept[name]), free, gpus_per_node)
         kept[name] += more
         free -= set(more)
-    new = place({name: size for name, size in groups.items() if name not in kept}, sorted(free), gpus_per_node)
+    new = place(
+        {name: size for name, size in groups.items() if name not in kept},
+        sorted(free),
+        gpus_per_node,
+    )
     kept.update((member.name, member.devices) for member in new)
     return tuple(Member(name, kept[name]) for name in groups)
 
@@ -131,9 +140,15 @@ def _keep(mine: tuple[int, ...], size: int, gpus_per_node: int) -> tuple[int, ..
     if size >= len(mine):
         return mine
     on_node = Counter(device // gpus_per_node for device in mine)
-    best = sorted(mine[1:], key=lambda device: (device // gpus_per_node != mine[0] // gpus_per_node,
-                                                -on_node[device // gpus_per_node], device))
-    keep = {mine[0], *best[:size - 1]}
+    best = sorted(
+        mine[1:],
+        key=lambda device: (
+            device // gpus_per_node != mine[0] // gpus_per_node,
+            -on_node[device // gpus_per_node],
+            device,
+        ),
+    )
+    keep = {mine[0], *best[: size - 1]}
     return tuple(device for device in mine if device in keep)
 
 
@@ -146,8 +161,15 @@ def _near(mine: tuple[int, ...], more: int, free: set[int], gpus_per_node: int) 
     taken: list[int] = []
     while len(taken) < more:
         need = more - len(taken)
-        node = min(there, key=lambda node: (node not in own, len(there[node]) < need,
-                                            abs(len(there[node]) - need), node))
+        node = min(
+            there,
+            key=lambda node: (
+                node not in own,
+                len(there[node]) < need,
+                abs(len(there[node]) - need),
+                node,
+            ),
+        )
         taken += there.pop(node)[:need]
     return tuple(taken)
 
@@ -176,7 +198,9 @@ def _fill_nodes(groups: Groups, gpus_per_node: int) -> tuple[list[str], list[str
     return order, [name for name in groups if name not in placed]
 
 
-def _best_permutation(groups: Groups, order: list[str], rest: list[str], nodes: NDArray[np.int64]) -> list[str]:
+def _best_permutation(
+    groups: Groups, order: list[str], rest: list[str], nodes: NDArray[np.int64]
+) -> list[str]:
     """The order of the rest that touches the fewest nodes, of the first 1024."""
     rank = [0, *np.cumsum(np.diff(nodes) != 0).tolist()]  # of the node of each slot
     start = sum(groups[name] for name in order)
@@ -196,8 +220,9 @@ def _best_permutation(groups: Groups, order: list[str], rest: list[str], nodes: 
     return head + list(min(islice(permutations(tail), MOST_PERMUTATIONS), key=cost))
 
 
-def _exact(groups: Groups, devices: Sequence[int], gpus_per_node: int,
-           reached: float) -> tuple[Member, ...] | None:
+def _exact(
+    groups: Groups, devices: Sequence[int], gpus_per_node: int, reached: float
+) -> tuple[Member, ...] | None:
     """The best placement, if it is better than a score reached already and found within the budget.
 
     A* over the groups, small ones first. A state is how many groups are placed
@@ -231,7 +256,9 @@ def _exact(groups: Groups, devices: Sequence[int], gpus_per_node: int,
             estimate = cost + to_come(placed + 1, free)
             if estimate < reached - 1e-9:
                 sequence += 1
-                heapq.heappush(queue, _State(estimate, -placed - 1, sequence, cost, free, (state, shares)))
+                heapq.heappush(
+                    queue, _State(estimate, -placed - 1, sequence, cost, free, (state, shares))
+                )
     return None
 
 
@@ -245,7 +272,9 @@ class _ToCome:
 
     def __init__(self, sizes: Sequence[int], spare: int, gpus_per_node: int) -> None:
         nodes = [-(-size // gpus_per_node) for size in sizes]
-        self.fewest = _sums_to_the_end([count / size for count, size in zip(nodes, sizes, strict=True)])
+        self.fewest = _sums_to_the_end(
+            [count / size for count, size in zip(nodes, sizes, strict=True)]
+        )
         self._shares = _sums_to_the_end(nodes)
         self._cheapest = 1 / max(sizes, default=1)
         self._spare = spare
@@ -274,8 +303,9 @@ class _State(NamedTuple):
     before: tuple[_State, tuple[Share, ...]] | None
 
 
-def _ways(size: int, free: tuple[int, ...], most: int,
-          largest: Share | None = None) -> Iterator[tuple[Share, ...]]:
+def _ways(
+    size: int, free: tuple[int, ...], most: int, largest: Share | None = None
+) -> Iterator[tuple[Share, ...]]:
     """All ways to take ``size`` devices from at most ``most`` nodes, in falling order of shares."""
     if size == 0:
         yield ()
@@ -287,7 +317,7 @@ def _ways(size: int, free: tuple[int, ...], most: int,
             share = (taken, left)
             if free[left] == 0 or (largest is not None and share > largest):
                 continue
-            one_less = (*free[:left], free[left] - 1, *free[left + 1:])
+            one_less = (*free[:left], free[left] - 1, *free[left + 1 :])
             for others in _ways(size - taken, one_less, most - 1, share):
                 yield (share, *others)
 
@@ -300,8 +330,9 @@ def _taken(free: tuple[int, ...], shares: tuple[Share, ...]) -> tuple[int, ...]:
     return tuple(nodes)
 
 
-def _on_devices(groups: Groups, names: list[str], state: _State, devices: Sequence[int],
-                gpus_per_node: int) -> tuple[Member, ...]:
+def _on_devices(
+    groups: Groups, names: list[str], state: _State, devices: Sequence[int], gpus_per_node: int
+) -> tuple[Member, ...]:
     """Name the devices of a complete state."""
     steps = []
     while state.before is not None:

@@ -25,7 +25,9 @@ from scheduler.ensemble.rates import curve
 from scheduler.ensemble.sharing import paying, share
 
 
-def plan(policy: Policy, rates: RateTable, progress: Progress, cluster: Cluster, options: Options) -> Round:
+def plan(
+    policy: Policy, rates: RateTable, progress: Progress, cluster: Cluster, options: Options
+) -> Round:
     """Ask a policy.
 
     Args:
@@ -51,15 +53,22 @@ def supplied(rates: RateTable, gpus: int) -> RateTable:
     >>> [(network.rates, network.max_gpus) for network in supplied(table, 4).models]
     [((60.0, 100.0), 2), ((10.0, 20.0), None)]
     """
-    if math.isinf(rates.supply) or all(reaches(network, gpus) < rates.supply for network in rates.models):
+    if math.isinf(rates.supply) or all(
+        reaches(network, gpus) < rates.supply for network in rates.models
+    ):
         return rates
-    return replace(rates, models=tuple(_supplied(network, rates.supply, gpus) for network in rates.models))
+    return replace(
+        rates, models=tuple(_supplied(network, rates.supply, gpus) for network in rates.models)
+    )
 
 
 def reaches(network: Network, gpus: int) -> float:
     """At least the best rate of a network: each GPU adds at most as much as the first, or what was measured."""
-    return max(max(network.rates), gpus * network.rates[-1] / len(network.rates)) if len(network.rates) > 1 \
+    return (
+        max(max(network.rates), gpus * network.rates[-1] / len(network.rates))
+        if len(network.rates) > 1
         else network.rates[0]
+    )
 
 
 def _supplied(network: Network, supply: float, gpus: int) -> Network:
@@ -69,13 +78,18 @@ def _supplied(network: Network, supply: float, gpus: int) -> Network:
     if not len(enough):
         return network
     most = max(int(enough[0]) + 1, network.min_gpus)
-    return replace(network, rates=tuple(min(rate, supply) for rate in rates[:most].tolist()), max_gpus=most)
+    return replace(
+        network, rates=tuple(min(rate, supply) for rate in rates[:most].tolist()), max_gpus=most
+    )
 
 
 def networks_per_gpu(rates: RateTable, progress: Progress, cluster: Cluster) -> int:
     """How many networks should share each GPU now."""
-    left = [network.name for network in rates.models
-            if network.name not in progress.finished and network.name not in progress.alone]
+    left = [
+        network.name
+        for network in rates.models
+        if network.name not in progress.finished and network.name not in progress.alone
+    ]
     most = max(1, min(cluster.slots, -(-len(left) // max(1, cluster.whole_gpus))))
     return most if cluster.fills else paying(rates, left, most)
 
@@ -100,17 +114,36 @@ class _Shared:
         width = max(map(len, used.values()), default=1)
         per_node = self.cluster.gpus_per_node // self.cluster.slots * width
         cluster = Cluster(tuple(sorted(actual)), per_node, width)
-        answer = self.policy.decide(self._told(rates), self._progress(rates, inner), cluster, options)
-        held = {inner[device] for member in self.progress.running for device in member.devices if device in inner}
-        return Round(tuple(replace(member, devices=tuple(actual[number] for number in member.devices))
-                           for member in apart(answer.members, cluster, held)))
+        answer = self.policy.decide(
+            self._told(rates), self._progress(rates, inner), cluster, options
+        )
+        held = {
+            inner[device]
+            for member in self.progress.running
+            for device in member.devices
+            if device in inner
+        }
+        return Round(
+            tuple(
+                replace(member, devices=tuple(actual[number] for number in member.devices))
+                for member in apart(answer.members, cluster, held)
+            )
+        )
 
     def _used(self) -> dict[int, list[int]]:
         """GPU -> the slots of it that may be used."""
-        held = [device for member in self.progress.running if member.name not in self.progress.finished
-                for device in member.devices]
-        wanted = [device for member in self.progress.wanted.members if member.name not in self.progress.finished
-                  for device in member.devices]
+        held = [
+            device
+            for member in self.progress.running
+            if member.name not in self.progress.finished
+            for device in member.devices
+        ]
+        wanted = [
+            device
+            for member in self.progress.wanted.members
+            if member.name not in self.progress.finished
+            for device in member.devices
+        ]
         taken = {*held, *wanted}
         slots: defaultdict[int, list[int]] = defaultdict(list)
         for device in self.cluster.devices:
@@ -119,42 +152,74 @@ class _Shared:
         for gpu, devices in slots.items():
             devices.sort(key=lambda device: (device not in wanted, device not in held, device))
             keeps = 0 if self.policy.rearranges else sum(device in taken for device in devices)
-            used[gpu] = sorted(devices[:max(self.count, keeps)])
+            used[gpu] = sorted(devices[: max(self.count, keeps)])
         return used
 
     def _inner(self, used: Mapping[int, Sequence[int]]) -> dict[int, int]:
         """Device -> its number in the cluster that the policy is told of."""
-        width, whole = max(map(len, used.values()), default=1), self.cluster.gpus_per_node // self.cluster.slots
-        return {device: (gpu // whole * width + place) * whole + gpu % whole
-                for gpu, devices in used.items() for place, device in enumerate(devices)}
+        width, whole = (
+            max(map(len, used.values()), default=1),
+            self.cluster.gpus_per_node // self.cluster.slots,
+        )
+        return {
+            device: (gpu // whole * width + place) * whole + gpu % whole
+            for gpu, devices in used.items()
+            for place, device in enumerate(devices)
+        }
 
     def _told(self, rates: RateTable) -> RateTable:
         part, gpus = share(rates.sharing, self.count), self.cluster.whole_gpus
-        return supplied(replace(rates, models=tuple(
-            replace(network, rates=tuple(part * rate for rate in network.rates),
-                    max_gpus=max(network.min_gpus, min(gpus, network.max_gpus or gpus)))
-            for network in rates.models)), gpus)
+        return supplied(
+            replace(
+                rates,
+                models=tuple(
+                    replace(
+                        network,
+                        rates=tuple(part * rate for rate in network.rates),
+                        max_gpus=max(network.min_gpus, min(gpus, network.max_gpus or gpus)),
+                    )
+                    for network in rates.models
+                ),
+            ),
+            gpus,
+        )
 
     def _progress(self, rates: RateTable, inner: Mapping[int, int]) -> Progress:
         """The same in the policy's numbers. What must wait is as if it had finished."""
         progress = self.progress
-        waits = {network.name for network in rates.models if network.min_gpus > self.cluster.whole_gpus}
+        waits = {
+            network.name for network in rates.models if network.min_gpus > self.cluster.whole_gpus
+        }
         if self.count > 1:
             waits |= progress.alone
         wanted = _members(progress.wanted.members, inner)
-        is_other = self.policy.rearranges and wanted != _members(progress.wanted.members, inner, whole=True)
-        return replace(progress, running=_members(progress.running, inner), wanted=Round(wanted),
-                       finished=progress.finished | waits, rates_changed=progress.rates_changed or is_other)
+        is_other = self.policy.rearranges and wanted != _members(
+            progress.wanted.members, inner, whole=True
+        )
+        return replace(
+            progress,
+            running=_members(progress.running, inner),
+            wanted=Round(wanted),
+            finished=progress.finished | waits,
+            rates_changed=progress.rates_changed or is_other,
+        )
 
 
-def _members(members: Iterable[Member], inner: Mapping[int, int], whole: bool = False) -> tuple[Member, ...]:
+def _members(
+    members: Iterable[Member], inner: Mapping[int, int], whole: bool = False
+) -> tuple[Member, ...]:
     """Groups by other numbers, with those devices that have one.
 
     Args:
         whole: leave out groups that lose any.
     """
-    found = (replace(member, devices=tuple(inner[device] for device in member.devices if device in inner))
-             for member in members if not whole or all(device in inner for device in member.devices))
+    found = (
+        replace(
+            member, devices=tuple(inner[device] for device in member.devices if device in inner)
+        )
+        for member in members
+        if not whole or all(device in inner for device in member.devices)
+    )
     return tuple(member for member in found if member.devices)
 
 
@@ -187,23 +252,43 @@ def apart(members: Sequence[Member], cluster: Cluster, held: set[int]) -> tuple[
             else:
                 del owner[device]
             devices[place], owner[other] = other, name
-    return tuple(replace(member, devices=tuple(_one_each(groups[member.name], cluster))) for member in members)
+    return tuple(
+        replace(member, devices=tuple(_one_each(groups[member.name], cluster)))
+        for member in members
+    )
 
 
-def _exchange(name: str, device: int, groups: Mapping[str, Sequence[int]], owner: Mapping[int, str], cluster: Cluster,
-              held: set[int]) -> int | None:
+def _exchange(
+    name: str,
+    device: int,
+    groups: Mapping[str, Sequence[int]],
+    owner: Mapping[int, str],
+    cluster: Cluster,
+    held: set[int],
+) -> int | None:
     """The best device to have instead; None where there is none."""
     mine = {cluster.gpu(other) for other in groups[name]}
 
     def can_give(other: int) -> bool:
         loser = owner.get(other)
-        return loser is None or cluster.gpu(device) not in {cluster.gpu(one) for one in groups[loser] if one != other}
+        return loser is None or cluster.gpu(device) not in {
+            cluster.gpu(one) for one in groups[loser] if one != other
+        }
 
-    able = [other for other in cluster.devices if cluster.gpu(other) not in mine and can_give(other)]
+    able = [
+        other for other in cluster.devices if cluster.gpu(other) not in mine and can_give(other)
+    ]
     if not able:
         return None
-    return min(able, key=lambda other: (other in owner, other in held, cluster.node(other) != cluster.node(device),
-                                        other))
+    return min(
+        able,
+        key=lambda other: (
+            other in owner,
+            other in held,
+            cluster.node(other) != cluster.node(device),
+            other,
+        ),
+    )
 
 
 def _one_each(devices: Sequence[int], cluster: Cluster) -> list[int]:

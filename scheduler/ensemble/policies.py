@@ -72,8 +72,10 @@ class Policy:
 
     def __post_init__(self) -> None:
         if unknown := sorted(self.reads - SETTINGS):
-            raise InputError(f"policy {self.name} reads unknown options {', '.join(map(repr, unknown))}; there are "
-                             f"{', '.join(sorted(SETTINGS))}")
+            raise InputError(
+                f"policy {self.name} reads unknown options {', '.join(map(repr, unknown))}; there are "
+                f"{', '.join(sorted(SETTINGS))}"
+            )
 
     def reads_of(self, settings: Mapping[str, str]) -> str:
         """What it reads of some settings, in a few words.
@@ -109,21 +111,31 @@ def fleet_global(rates: RateTable, progress: Progress, cluster: Cluster, options
     is_full = sum(member.gpus for member in formed) >= options.alpha * cluster.gpus - 1e-9
     if formed and is_full and not progress.rates_changed:
         return Round(formed)
-    counts = _with_guessed(flotilla(rates, left(rates.names, progress.finished), cluster.gpus, options), rates,
-                           progress, cluster.gpus)
+    counts = _with_guessed(
+        flotilla(rates, left(rates.names, progress.finished), cluster.gpus, options),
+        rates,
+        progress,
+        cluster.gpus,
+    )
     if progress.running:  # perhaps only by a network that has finished, and is still being saved
         return Round(formed) if formed and counts == Round(formed).counts else Round()
     return Round(place(counts, cluster.devices, cluster.gpus_per_node))
 
 
-def _with_guessed(counts: Mapping[str, int], rates: RateTable, progress: Progress, gpus: int) -> dict[str, int]:
+def _with_guessed(
+    counts: Mapping[str, int], rates: RateTable, progress: Progress, gpus: int
+) -> dict[str, int]:
     """A flotilla, and on the devices that it leaves idle networks whose rates are guesses, each on its least."""
     found, spare = dict(counts), gpus - sum(counts.values())
     for network in rates.models if progress.guessed else ():
         if not spare:
             break
-        if (network.name in progress.guessed and network.name not in progress.finished and network.name not in found
-                and network.min_gpus <= spare):
+        if (
+            network.name in progress.guessed
+            and network.name not in progress.finished
+            and network.name not in found
+            and network.min_gpus <= spare
+        ):
             found[network.name] = network.min_gpus
             spare -= network.min_gpus
     return found
@@ -168,7 +180,9 @@ def _may_begin(rates: RateTable, progress: Progress, cluster: Cluster) -> bool:
     spare = cluster.gpus - sum(rates.models[rates.rows[member.name]].min_gpus for member in wanted)
     if spare <= 0:
         return False
-    waiting = _waiting(wanted, rates, progress) & admitted(rates, replace(progress, running=wanted), cluster)
+    waiting = _waiting(wanted, rates, progress) & admitted(
+        rates, replace(progress, running=wanted), cluster
+    )
     return any(rates.models[row].min_gpus <= spare for row in np.flatnonzero(waiting).tolist())
 
 
@@ -203,21 +217,60 @@ def homogeneous(rates: RateTable, progress: Progress, cluster: Cluster, options:
     return Round(formed or _one_each(rates, (), progress, cluster, options.seed))
 
 
-POLICIES: dict[str, Policy] = {policy.name: policy for policy in (
-    Policy("baseline", baseline, "each GPU that is free takes a random network that waits",
-           reads=frozenset({"seed"}), needs_rates=False, own_samples=True, costs=Costs()),
-    # Its networks share a stream, so rates say how many preprocessors that needs.
-    Policy("homogeneous", homogeneous, "as many random networks as GPUs, one each; the next ones when all have ended",
-           reads=frozenset({"seed"}), costs=Costs()),
-    Policy("local", local, "flotillas of waiting networks on the GPUs that become free (FLEET-L)",
-           reads=frozenset({"delta", "peak_limited"})),
-    Policy("global", fleet_global, "rounds of one flotilla on all GPUs (FLEET-G)",
-           reads=frozenset({"alpha", "delta", "peak_limited"}), stream=LOCKSTEP),
-    Policy("adaptive", adaptive, "all GPUs are shared anew among all networks whenever one ends or comes",
-           reads=frozenset(), own_pace=True, rearranges=True, costs=REGROUPING_COSTS),
-    Policy("elastic", elastic, "all GPUs are shared anew, with a batch for each network, whenever one comes or ends",
-           reads=frozenset(), own_pace=True, rearranges=True, sets_batch=True, costs=REGROUPING_COSTS),
-)}
+POLICIES: dict[str, Policy] = {
+    policy.name: policy
+    for policy in (
+        Policy(
+            "baseline",
+            baseline,
+            "each GPU that is free takes a random network that waits",
+            reads=frozenset({"seed"}),
+            needs_rates=False,
+            own_samples=True,
+            costs=Costs(),
+        ),
+        # Its networks share a stream, so rates say how many preprocessors that needs.
+        Policy(
+            "homogeneous",
+            homogeneous,
+            "as many random networks as GPUs, one each; the next ones when all have ended",
+            reads=frozenset({"seed"}),
+            costs=Costs(),
+        ),
+        Policy(
+            "local",
+            local,
+            "flotillas of waiting networks on the GPUs that become free (FLEET-L)",
+            reads=frozenset({"delta", "peak_limited"}),
+        ),
+        Policy(
+            "global",
+            fleet_global,
+            "rounds of one flotilla on all GPUs (FLEET-G)",
+            reads=frozenset({"alpha", "delta", "peak_limited"}),
+            stream=LOCKSTEP,
+        ),
+        Policy(
+            "adaptive",
+            adaptive,
+            "all GPUs are shared anew among all networks whenever one ends or comes",
+            reads=frozenset(),
+            own_pace=True,
+            rearranges=True,
+            costs=REGROUPING_COSTS,
+        ),
+        Policy(
+            "elastic",
+            elastic,
+            "all GPUs are shared anew, with a batch for each network, whenever one comes or ends",
+            reads=frozenset(),
+            own_pace=True,
+            rearranges=True,
+            sets_batch=True,
+            costs=REGROUPING_COSTS,
+        ),
+    )
+}
 REFERENCE = POLICIES["baseline"]  # that speed-ups are measured against
 
 
@@ -244,19 +297,33 @@ def check_round(answer: object, rates: RateTable, progress: Progress, cluster: C
     for member in answer.members:
         network = rates.by_name.get(member.name) if isinstance(member, Member) else None
         if network is None or member.name in progress.finished or member.name in named:
-            raise InputError(f"gives devices to {getattr(member, 'name', member)!r}, which is not among the networks "
-                             "that are left")
+            raise InputError(
+                f"gives devices to {getattr(member, 'name', member)!r}, which is not among the networks "
+                "that are left"
+            )
         if not network.min_gpus <= member.gpus <= (network.max_gpus or member.gpus):
-            raise InputError(f"gives {counted(member.gpus, 'device')} to {member.name}, which takes "
-                             f"{network.min_gpus} to {network.max_gpus or cluster.gpus}")
+            raise InputError(
+                f"gives {counted(member.gpus, 'device')} to {member.name}, which takes "
+                f"{network.min_gpus} to {network.max_gpus or cluster.gpus}"
+            )
         least, most = network.batches or (None, None)
-        if member.batch is not None and (least is None or most is None or not least <= member.batch <= most):
-            raise InputError(f"gives {member.name} a batch of {member.batch}; "
-                             + (f"it must be from {least} to {most}" if network.batches else "its batch cannot change"))
+        if member.batch is not None and (
+            least is None or most is None or not least <= member.batch <= most
+        ):
+            raise InputError(
+                f"gives {member.name} a batch of {member.batch}; "
+                + (
+                    f"it must be from {least} to {most}"
+                    if network.batches
+                    else "its batch cannot change"
+                )
+            )
         given += member.devices
         named.add(member.name)
     if len(set(given)) < len(given) or not set(given) <= set(cluster.devices):
-        raise InputError(f"hands out the devices {sorted(given)}; it can hand out each of {list(cluster.devices)} once")
+        raise InputError(
+            f"hands out the devices {sorted(given)}; it can hand out each of {list(cluster.devices)} once"
+        )
 
 
 def _alive(rates: RateTable, progress: Progress, cluster: Cluster) -> tuple[Member, ...]:
@@ -271,20 +338,34 @@ def _formed(rates: RateTable, progress: Progress, cluster: Cluster) -> tuple[Mem
     keeps them.
     """
     running = _alive(rates, progress, cluster)
-    begun, held = {member.name for member in running}, {device for member in running for device in member.devices}
+    begun, held = (
+        {member.name for member in running},
+        {device for member in running for device in member.devices},
+    )
     answered = _without_the_dead(progress.wanted.members, rates, progress, cluster)
-    return (*running, *(member for member in answered
-                        if member.name not in begun and held.isdisjoint(member.devices)))
+    return (
+        *running,
+        *(
+            member
+            for member in answered
+            if member.name not in begun and held.isdisjoint(member.devices)
+        ),
+    )
 
 
-def _without_the_dead(groups: Sequence[Member], rates: RateTable, progress: Progress, cluster: Cluster
-                      ) -> tuple[Member, ...]:
+def _without_the_dead(
+    groups: Sequence[Member], rates: RateTable, progress: Progress, cluster: Cluster
+) -> tuple[Member, ...]:
     if not groups:
         return ()
     usable = set(cluster.devices)
-    alive = (member if usable.issuperset(member.devices) else
-             replace(member, devices=tuple(d for d in member.devices if d in usable))
-             for member in groups if member.name not in progress.finished)
+    alive = (
+        member
+        if usable.issuperset(member.devices)
+        else replace(member, devices=tuple(d for d in member.devices if d in usable))
+        for member in groups
+        if member.name not in progress.finished
+    )
     return tuple(group for group in alive if group.gpus >= rates.by_name[group.name].min_gpus)
 
 
@@ -296,11 +377,14 @@ def _waiting(groups: Sequence[Member], rates: RateTable, progress: Progress) -> 
 
 
 def _free(running: tuple[Member, ...], cluster: Cluster) -> list[int]:
-    return list(cluster.without([device for member in running for device in member.devices]).devices)
+    return list(
+        cluster.without([device for member in running for device in member.devices]).devices
+    )
 
 
-def _one_each(rates: RateTable, running: tuple[Member, ...], progress: Progress, cluster: Cluster,
-              seed: int) -> tuple[Member, ...]:
+def _one_each(
+    rates: RateTable, running: tuple[Member, ...], progress: Progress, cluster: Cluster, seed: int
+) -> tuple[Member, ...]:
     """Waiting networks in random order on the free devices, each on its least GPUs."""
     free, started = _free(running, cluster), []
     if not free:
@@ -309,8 +393,8 @@ def _one_each(rates: RateTable, running: tuple[Member, ...], progress: Progress,
     for row in order[np.flatnonzero(_waiting(running, rates, progress)[order])]:
         network = rates.models[row]
         if network.min_gpus <= len(free):
-            started.append(Member(network.name, tuple(free[:network.min_gpus])))
-            del free[:network.min_gpus]
+            started.append(Member(network.name, tuple(free[: network.min_gpus])))
+            del free[: network.min_gpus]
             if not free:
                 break
     return tuple(started)

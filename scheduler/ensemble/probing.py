@@ -23,8 +23,12 @@ Sizes = Mapping[str, int]  # network -> GPUs
 Tried = frozenset[tuple[str, int]]  # networks, each on a number of GPUs
 
 
-def probes(sizes: Sizes, told: RateTable, least: Callable[[str], Sequence[float]],
-           answer: Callable[[RateTable], Sizes]) -> Tried:
+def probes(
+    sizes: Sizes,
+    told: RateTable,
+    least: Callable[[str], Sequence[float]],
+    answer: Callable[[RateTable], Sizes],
+) -> Tried:
     """The sizes that networks have because their rates there may be as high as was told.
 
     Args:
@@ -54,17 +58,32 @@ def probes(sizes: Sizes, told: RateTable, least: Callable[[str], Sequence[float]
         if gpus <= len(lower) and lower[gpus - 1] < high:
             doubts.append((gpus * (1 - lower[gpus - 1] / high), name, tuple(lower)))
     doubts.sort(key=lambda doubt: (-doubt[0], doubt[1]))
-    return frozenset((name, sizes[name]) for _, name, lower in doubts[:AT_A_TIME]
-                     if answer(_with_rates(told, name, lower)).get(name) != sizes[name])
+    return frozenset(
+        (name, sizes[name])
+        for _, name, lower in doubts[:AT_A_TIME]
+        if answer(_with_rates(told, name, lower)).get(name) != sizes[name]
+    )
 
 
 def _with_rates(table: RateTable, name: str, rates: tuple[float, ...]) -> RateTable:
-    return replace(table, models=tuple(replace(network, rates=rates) if network.name == name else network
-                                       for network in table.models))
+    return replace(
+        table,
+        models=tuple(
+            replace(network, rates=rates) if network.name == name else network
+            for network in table.models
+        ),
+    )
 
 
-def probes_of_plan(policy: Policy, rates: RateTable, least: Callable[[str], Sequence[float]], progress: Progress,
-                   cluster: Cluster, options: Options, wanted: Round) -> Tried:
+def probes_of_plan(
+    policy: Policy,
+    rates: RateTable,
+    least: Callable[[str], Sequence[float]],
+    progress: Progress,
+    cluster: Cluster,
+    options: Options,
+    wanted: Round,
+) -> Tried:
     """The probes of an answer that a policy has given.
 
     Args:
@@ -80,5 +99,9 @@ def probes_of_plan(policy: Policy, rates: RateTable, least: Callable[[str], Sequ
         return frozenset()
     again = replace(progress, rates_changed=True)
     # On its least GPUs a network has been seen, or nowhere; and of thousands on one each, nothing need be asked.
-    sizes = {name: gpus for name, gpus in wanted.counts.items() if gpus > rates.by_name[name].min_gpus}
-    return probes(sizes, rates, least, lambda other: plan(policy, other, again, cluster, options).counts)
+    sizes = {
+        name: gpus for name, gpus in wanted.counts.items() if gpus > rates.by_name[name].min_gpus
+    }
+    return probes(
+        sizes, rates, least, lambda other: plan(policy, other, again, cluster, options).counts
+    )

@@ -43,7 +43,9 @@ def curve(network: Network, gpus: int) -> NDArray[np.float64]:
     [10.0, 18.0, 24.3, 29.16]
     """
     measured = np.asarray(network.rates[:gpus], dtype=np.float64)
-    return np.concatenate([measured, estimated(network.rates, np.arange(len(measured) + 1, gpus + 1))])
+    return np.concatenate(
+        [measured, estimated(network.rates, np.arange(len(measured) + 1, gpus + 1))]
+    )
 
 
 def estimated(rates: Sequence[float], counts: NDArray[np.int64]) -> NDArray[np.float64]:
@@ -71,7 +73,9 @@ def is_straight(network: Network) -> bool:
 def rate(network: Network, gpus: int) -> float:
     """The rate of one network on a number of GPUs, samples/s."""
     measured = gpus <= len(network.rates)
-    return float(network.rates[gpus - 1] if measured else estimated(network.rates, np.array([gpus]))[0])
+    return float(
+        network.rates[gpus - 1] if measured else estimated(network.rates, np.array([gpus]))[0]
+    )
 
 
 def middle(networks: Sequence[Network]) -> tuple[float, ...]:
@@ -115,7 +119,12 @@ def curves(table: RateTable, gpus: int) -> Curves:
     # Policies ask for many numbers of GPUs; every column depends on those before it alone, so
     # all are slices of a few large tables.
     known = _curves(table, 1 << max(0, gpus - 1).bit_length())
-    return replace(known, rate=known.rate[:, :gpus], allowed=known.allowed[:, :gpus], useful=known.useful[:, :gpus])
+    return replace(
+        known,
+        rate=known.rate[:, :gpus],
+        allowed=known.allowed[:, :gpus],
+        useful=known.useful[:, :gpus],
+    )
 
 
 def last_useful(network: Network, gpus: int) -> int:
@@ -147,7 +156,9 @@ class _Kinds:
             start, self._known, self._first = 0, {}, []
         further = []
         for row, network in enumerate(models[start:], start):
-            kind = self._known.setdefault((network.rates, network.min_gpus, network.max_gpus), len(self._first))
+            kind = self._known.setdefault(
+                (network.rates, network.min_gpus, network.max_gpus), len(self._first)
+            )
             if kind == len(self._first):
                 self._first.append(row)
             further.append(kind)
@@ -190,8 +201,12 @@ def bent_curves(table: RateTable, gpus: int) -> Curves:
 
     On a large cluster these are nearly all.
     """
-    bends = [max(len(network.rates), network.min_gpus) if is_straight(network) else last_useful(network, gpus)
-             for network in (table.models[row] for row in kinds(table)[0])]
+    bends = [
+        max(len(network.rates), network.min_gpus)
+        if is_straight(network)
+        else last_useful(network, gpus)
+        for network in (table.models[row] for row in kinds(table)[0])
+    ]
     return curves(table, min(gpus, max(bends, default=1)))
 
 
@@ -204,7 +219,7 @@ def _curves(table: RateTable, gpus: int) -> Curves:
     allowed, useful = np.zeros((2, *rates.shape), np.bool_)
     for row, network in enumerate(networks):
         rates[row] = curve(network, gpus)
-        allowed[row, network.min_gpus - 1:network.max_gpus] = True
+        allowed[row, network.min_gpus - 1 : network.max_gpus] = True
         useful[row] = _useful(rates[row], allowed[row])
     return Curves(table.names, table.rows, rates[kind], allowed[kind], useful[kind], least[kind])
 
@@ -238,9 +253,15 @@ def as_printed(table: RateTable, gpus: int) -> RateTable:
     def beyond(rates: tuple[float, ...]) -> list[float]:
         return estimated(rates[:b], np.arange(len(rates) + 1, gpus + 1)).tolist()
 
-    return replace(table, models=tuple(
-        replace(network, rates=(*network.rates, *beyond(network.rates)))
-        if 1 < b < len(network.rates) < gpus else network for network in table.models))
+    return replace(
+        table,
+        models=tuple(
+            replace(network, rates=(*network.rates, *beyond(network.rates)))
+            if 1 < b < len(network.rates) < gpus
+            else network
+            for network in table.models
+        ),
+    )
 
 
 def steadied(table: RateTable, gpus: int) -> RateTable:
@@ -259,12 +280,21 @@ def steadied(table: RateTable, gpus: int) -> RateTable:
     >>> round(float(steadied(RateTable(1, 4, (Network("a", (9.0, 18.0, 24.3)),)), 4).models[0].rates[3]), 1)
     30.7
     """
-    lines = {network.name: Line.through(range(1, len(network.rates) + 1), network.rates)
-             for network in table.models if 1 < len(network.rates) < gpus}
+    lines = {
+        network.name: Line.through(range(1, len(network.rates) + 1), network.rates)
+        for network in table.models
+        if 1 < len(network.rates) < gpus
+    }
     slopes = shrunk(lines).of
-    return replace(table, models=tuple(
-        replace(network, rates=_extended(network.rates, slopes[network.name][0], gpus)) if network.name in slopes
-        else network for network in table.models))
+    return replace(
+        table,
+        models=tuple(
+            replace(network, rates=_extended(network.rates, slopes[network.name][0], gpus))
+            if network.name in slopes
+            else network
+            for network in table.models
+        ),
+    )
 
 
 @dataclass(frozen=True)
@@ -313,12 +343,22 @@ def shrunk(lines: Mapping[str, Line], least_noise: float = 0.0) -> Slopes:
     noise = max(scatter, least_noise)
     error = {name: noise / line.spread for name, line in lines.items()}  # variance of each slope
     if not noise or len(lines) < 2:
-        return Slopes({name: (line.slope, math.sqrt(error[name])) for name, line in lines.items()}, 0.0)
+        return Slopes(
+            {name: (line.slope, math.sqrt(error[name])) for name, line in lines.items()}, 0.0
+        )
     slopes = np.array([line.slope for line in lines.values()])
     true = max(0.0, float(slopes.var(ddof=1)) - float(np.mean(list(error.values()))))
     mean = float(slopes.mean())
-    return Slopes({name: (mean + (line.slope - mean) * true / (true + error[name]),
-                          math.sqrt(true * error[name] / (true + error[name]))) for name, line in lines.items()}, true)
+    return Slopes(
+        {
+            name: (
+                mean + (line.slope - mean) * true / (true + error[name]),
+                math.sqrt(true * error[name] / (true + error[name])),
+            )
+            for name, line in lines.items()
+        },
+        true,
+    )
 
 
 def _extended(rates: tuple[float, ...], slope: float, gpus: int) -> tuple[float, ...]:
@@ -365,7 +405,9 @@ def preprocessors_needed(throughput: Sequence[float], demand: float) -> int:
     2
     """
     if not throughput:
-        raise InputError("no throughput of preprocessors was measured; that of at least one is needed")
+        raise InputError(
+            "no throughput of preprocessors was measured; that of at least one is needed"
+        )
     for count, reached in enumerate(throughput, start=1):
         if reached >= demand:
             return count

@@ -42,16 +42,27 @@ def parse_rates(value: Any, place: str = "rates") -> RateTable:
         InputError: all mistakes in one line.
     """
     read = MistakeReader()
-    top = read.record(value, "", ("samples_per_epoch", "gpus_per_node", "models"), optional=("comm_s", "sharing"))
-    models = tuple(_network(read, item, f"models[{i}]")
-                   for i, item in enumerate(read.items(top, "models", "models")))
+    top = read.record(
+        value, "", ("samples_per_epoch", "gpus_per_node", "models"), optional=("comm_s", "sharing")
+    )
+    models = tuple(
+        _network(read, item, f"models[{i}]")
+        for i, item in enumerate(read.items(top, "models", "models"))
+    )
     if "models" in top and not models:
         read.mistake("models", "empty, but an ensemble needs at least one network")
     read.own_names("models", models)
-    comm = tuple(_comm_time(read, item, f"comm_s[{i}]")
-                 for i, item in enumerate(read.items(top, "comm_s", "comm_s")))
-    table = RateTable(read.count(top, "samples_per_epoch", "samples_per_epoch"),
-                      read.count(top, "gpus_per_node", "gpus_per_node"), models, comm, _sharing(read, top))
+    comm = tuple(
+        _comm_time(read, item, f"comm_s[{i}]")
+        for i, item in enumerate(read.items(top, "comm_s", "comm_s"))
+    )
+    table = RateTable(
+        read.count(top, "samples_per_epoch", "samples_per_epoch"),
+        read.count(top, "gpus_per_node", "gpus_per_node"),
+        models,
+        comm,
+        _sharing(read, top),
+    )
     read.refuse_mistakes(place)
     return table
 
@@ -61,72 +72,110 @@ def write_rates(table: RateTable) -> dict[str, Any]:
 
     The bounds of groups are not part of the format: they belong to the spec.
     """
-    return {"samples_per_epoch": table.samples_per_epoch, "gpus_per_node": table.gpus_per_node,
-            "models": [_network_record(network) for network in table.models],
-            **({"comm_s": list(map(asdict, table.comm_s))} if table.comm_s else {}),
-            **({"sharing": list(table.sharing)} if len(table.sharing) > 1 else {})}
+    return {
+        "samples_per_epoch": table.samples_per_epoch,
+        "gpus_per_node": table.gpus_per_node,
+        "models": [_network_record(network) for network in table.models],
+        **({"comm_s": list(map(asdict, table.comm_s))} if table.comm_s else {}),
+        **({"sharing": list(table.sharing)} if len(table.sharing) > 1 else {}),
+    }
 
 
 def _sharing(read: MistakeReader, top: dict[str, Any]) -> tuple[float, ...]:
     if "sharing" not in top:
         return (1.0,)
-    found = tuple(read.positive(speedup, f"sharing[{i}]", "times as much as one network alone")
-                  for i, speedup in enumerate(read.items(top, "sharing", "sharing")))
+    found = tuple(
+        read.positive(speedup, f"sharing[{i}]", "times as much as one network alone")
+        for i, speedup in enumerate(read.items(top, "sharing", "sharing"))
+    )
     if not found or found[0] != 1:
         read.mistake("sharing", "without the 1 of one network alone, but must begin with it")
     return found
 
 
 def _network_record(network: Network) -> dict[str, Any]:
-    record = {"name": network.name, "rates": list(network.rates), "epochs": network.epochs,
-              "params_mb": network.params_mb, "step_s": list(map(asdict, network.step_s)) or None,
-              "batches": network.batches and list(network.batches)}
+    record = {
+        "name": network.name,
+        "rates": list(network.rates),
+        "epochs": network.epochs,
+        "params_mb": network.params_mb,
+        "step_s": list(map(asdict, network.step_s)) or None,
+        "batches": network.batches and list(network.batches),
+    }
     return {key: value for key, value in record.items() if value is not None}
 
 
 def _network(read: MistakeReader, value: Any, place: str) -> Network:
-    record = read.record(value, place, required=("name", "rates"),
-                         optional=("epochs", "params_mb", "step_s", "batches"))
+    record = read.record(
+        value,
+        place,
+        required=("name", "rates"),
+        optional=("epochs", "params_mb", "step_s", "batches"),
+    )
     name = record.get("name", place)
     if not is_name(name):
         read.mistake(f"{place}.name", f"{ascii(name)[:60]}, but must be {NAME}")
-    steps = tuple(_step_time(read, item, f"{place}.step_s[{i}]")
-                  for i, item in enumerate(read.items(record, "step_s", f"{place}.step_s")))
-    return replace(network_of(read, str(name), record, "rates", place), step_s=steps,
-                   batches=_batches(read, record, place))
+    steps = tuple(
+        _step_time(read, item, f"{place}.step_s[{i}]")
+        for i, item in enumerate(read.items(record, "step_s", f"{place}.step_s"))
+    )
+    return replace(
+        network_of(read, str(name), record, "rates", place),
+        step_s=steps,
+        batches=_batches(read, record, place),
+    )
 
 
-def network_of(read: MistakeReader, name: str, record: dict[str, Any], key: str, place: str) -> Network:
+def network_of(
+    read: MistakeReader, name: str, record: dict[str, Any], key: str, place: str
+) -> Network:
     """A network with the rates that stand under a key of a record, and perhaps its epochs and its size."""
-    rates = tuple(read.positive(rate, f"{place}.{key}[{i}]", "samples/s")
-                  for i, rate in enumerate(read.items(record, key, f"{place}.{key}")))
+    rates = tuple(
+        read.positive(rate, f"{place}.{key}[{i}]", "samples/s")
+        for i, rate in enumerate(read.items(record, key, f"{place}.{key}"))
+    )
     if key in record and not rates:
         read.mistake(f"{place}.{key}", "empty, but needs at least the rate on 1 GPU")
-    return Network(name, rates,
-                   epochs=read.count(record, "epochs", f"{place}.epochs") if "epochs" in record else None,
-                   params_mb=(read.positive(record["params_mb"], f"{place}.params_mb", "MB")
-                              if "params_mb" in record else None))
+    return Network(
+        name,
+        rates,
+        epochs=read.count(record, "epochs", f"{place}.epochs") if "epochs" in record else None,
+        params_mb=(
+            read.positive(record["params_mb"], f"{place}.params_mb", "MB")
+            if "params_mb" in record
+            else None
+        ),
+    )
 
 
 def _batches(read: MistakeReader, record: dict[str, Any], place: str) -> tuple[int, int] | None:
     if "batches" not in record:
         return None
-    found = [read.count({"batch": batch}, "batch", f"{place}.batches[{i}]")
-             for i, batch in enumerate(read.items(record, "batches", f"{place}.batches"))]
+    found = [
+        read.count({"batch": batch}, "batch", f"{place}.batches[{i}]")
+        for i, batch in enumerate(read.items(record, "batches", f"{place}.batches"))
+    ]
     if len(found) != 2 or found[0] > found[1]:
-        read.mistake(f"{place}.batches", "no range, but must be the least and the largest batch, such as [64, 512]")
+        read.mistake(
+            f"{place}.batches",
+            "no range, but must be the least and the largest batch, such as [64, 512]",
+        )
         return None
     return found[0], found[1]
 
 
 def _step_time(read: MistakeReader, value: Any, place: str) -> StepTime:
     record = read.record(value, place, required=("batch", "seconds"))
-    return StepTime(read.count(record, "batch", f"{place}.batch"),
-                    read.positive(record.get("seconds", 1.0), f"{place}.seconds", "seconds"))
+    return StepTime(
+        read.count(record, "batch", f"{place}.batch"),
+        read.positive(record.get("seconds", 1.0), f"{place}.seconds", "seconds"),
+    )
 
 
 def _comm_time(read: MistakeReader, value: Any, place: str) -> CommTime:
     record = read.record(value, place, required=("params_mb", "gpus", "seconds"))
-    return CommTime(read.positive(record.get("params_mb", 1.0), f"{place}.params_mb", "MB"),
-                    read.count(record, "gpus", f"{place}.gpus"),
-                    read.not_negative(record.get("seconds", 1.0), f"{place}.seconds", "seconds"))
+    return CommTime(
+        read.positive(record.get("params_mb", 1.0), f"{place}.params_mb", "MB"),
+        read.count(record, "gpus", f"{place}.gpus"),
+        read.not_negative(record.get("seconds", 1.0), f"{place}.seconds", "seconds"),
+    )

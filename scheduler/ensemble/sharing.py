@@ -32,7 +32,9 @@ _PLAIN_ERROR = 0.02  # of a rate, at least
 _VAGUE = 0.2  # an error with which a rate says nothing of what networks train together
 _VAGUER = 2.0  # times the error of what is known, and it is no reason to forget that
 
-Unit: TypeAlias = tuple[str, int]  # (speed, GPUs of the group): its rate depends on nothing but the others beside it
+Unit: TypeAlias = tuple[
+    str, int
+]  # (speed, GPUs of the group): its rate depends on nothing but the others beside it
 
 
 def speedup(sharing: Sequence[float], count: int) -> float:
@@ -72,7 +74,9 @@ def paying(rates: RateTable, names: Iterable[str], most: int) -> int:
     """
     most = min(most, max(1, REACH * len(rates.sharing)))
     wanted = set(names)
-    alone = np.array([rate(network, network.min_gpus) for network in rates.models if network.name in wanted])
+    alone = np.array(
+        [rate(network, network.min_gpus) for network in rates.models if network.name in wanted]
+    )
     if not len(alone):
         return 1
 
@@ -91,8 +95,10 @@ def worth(sharing: Sequence[float]) -> int:
     >>> worth((1.0, 1.6, 1.9, 1.91)), worth((1.0,))
     (3, 1)
     """
-    return next((count for count in range(1, len(sharing)) if sharing[count] <= PAYS * sharing[count - 1]),
-                len(sharing))
+    return next(
+        (count for count in range(1, len(sharing)) if sharing[count] <= PAYS * sharing[count - 1]),
+        len(sharing),
+    )
 
 
 def differ(before: Sequence[float], now: Sequence[float], off: float) -> bool:
@@ -103,13 +109,20 @@ def differ(before: Sequence[float], now: Sequence[float], off: float) -> bool:
     """
     counts = range(1, 1 + max(len(before), len(now)))
     then, after = ([speedup(curve, count) for count in counts] for curve in (before, now))
-    return len(before) != len(now) or worth(then) != worth(after) or any(abs(new - old) > off * old
-                                              for old, new in zip(then, after, strict=True))
+    return (
+        len(before) != len(now)
+        or worth(then) != worth(after)
+        or any(abs(new - old) > off * old for old, new in zip(then, after, strict=True))
+    )
 
 
 def alone_rates(rates: RateTable | None) -> dict[str, dict[int, float]]:
     """Network -> {GPUs: samples/s}, of a table of networks on GPUs that they share with none."""
-    return {network.name: dict(enumerate(network.rates, start=1)) for network in rates.models} if rates else {}
+    return (
+        {network.name: dict(enumerate(network.rates, start=1)) for network in rates.models}
+        if rates
+        else {}
+    )
 
 
 @dataclass(frozen=True)
@@ -135,13 +148,20 @@ class Sharing:
         expected: s(1), s(2), ... of these, which nobody has shown.
     """
 
-    def __init__(self, known: Mapping[int, float] | None = None,
-                 alone: Mapping[str, Mapping[int, float]] | None = None, idle_slots: int = 1) -> None:
+    def __init__(
+        self,
+        known: Mapping[int, float] | None = None,
+        alone: Mapping[str, Mapping[int, float]] | None = None,
+        idle_slots: int = 1,
+    ) -> None:
         self._known = dict(known or {})
         self.expected = (1.0,) * idle_slots
         self._found: dict[int, float] = {}
-        self._shown = {((speed, gpus), 1): _Shown((speed, gpus), 1, rate)
-                       for speed, rates in (alone or {}).items() for gpus, rate in rates.items()}
+        self._shown = {
+            ((speed, gpus), 1): _Shown((speed, gpus), 1, rate)
+            for speed, rates in (alone or {}).items()
+            for gpus, rate in rates.items()
+        }
 
     def observe(self, unit: Unit, count: int, rate: float, spread: float, steps: int) -> None:
         """A group has trained while so many networks, itself among them, were on its GPU.
@@ -198,9 +218,14 @@ def _fitted(shown: Sequence[_Shown]) -> dict[int, float]:
             design[row, len(units) + columns.index(one.count)] = 1.0
     weights = 1 / np.array([one.error for one in used])
     logs = np.log([one.rate for one in used])
-    found = np.linalg.lstsq(design * weights[:, np.newaxis], logs * weights, rcond=None)[0][len(units):]
+    found = np.linalg.lstsq(design * weights[:, np.newaxis], logs * weights, rcond=None)[0][
+        len(units) :
+    ]
     # None trains faster beside others than alone: what says so is noise.
-    return {count: round(count * min(1.0, math.exp(log)), 9) for count, log in zip(columns, found, strict=True)}
+    return {
+        count: round(count * min(1.0, math.exp(log)), 9)
+        for count, log in zip(columns, found, strict=True)
+    }
 
 
 def _connected(shown: Sequence[_Shown]) -> set[int]:

@@ -83,7 +83,9 @@ def hulls(rates: RateTable, gpus: int) -> Hulls:
     return Hulls(count[vertex].astype(np.float64)[kind], rate[vertex][kind])
 
 
-def _corners(network: Network, useful: NDArray[np.bool_], rate: Floats, gpus: int) -> tuple[NDArray[np.int64], Floats]:
+def _corners(
+    network: Network, useful: NDArray[np.bool_], rate: Floats, gpus: int
+) -> tuple[NDArray[np.int64], Floats]:
     """Useful counts and their rates, those left out that lie on a straight line to the last."""
     counts = np.flatnonzero(useful) + 1
     rising = rate[useful]
@@ -197,10 +199,16 @@ def lower_bound(rates: RateTable, gpus: int) -> float:
     """
     for network in rates.models:
         if network.epochs is None:
-            raise InputError(f"{network.name} has no epochs; a simulation needs them for every network")
+            raise InputError(
+                f"{network.name} has no epochs; a simulation needs them for every network"
+            )
         if network.min_gpus > gpus:
-            raise InputError(f"{network.name} needs at least {counted(network.min_gpus, 'GPU')}, not {gpus}")
-    work = rates.samples_per_epoch * np.array([network.epochs for network in rates.models], dtype=np.float64)
+            raise InputError(
+                f"{network.name} needs at least {counted(network.min_gpus, 'GPU')}, not {gpus}"
+            )
+    work = rates.samples_per_epoch * np.array(
+        [network.epochs for network in rates.models], dtype=np.float64
+    )
     hull = hulls(rates, gpus)
     level = water_fill(hull, np.arange(len(work)), work, gpus)
     return max(level.time_s, float((work / hull.peak).max()))

@@ -23,7 +23,9 @@ from scheduler.eviction.plan import Action, RunningJob, check_jobs, plan_evictio
 GRAIN = 0.1  # minutes: what is left of the time is rounded down to its multiples
 AGAIN_MIN = 2.0  # after which a job that was stopped and still holds its nodes is stopped again
 
-What = Literal["plan", "yield", "shrunk", "save", "stop", "freed", "ended", "deaf", "enough", "short"]
+What = Literal[
+    "plan", "yield", "shrunk", "save", "stop", "freed", "ended", "deaf", "enough", "short"
+]
 
 
 @dataclass(frozen=True)
@@ -71,10 +73,18 @@ class Eviction:
         InputError: a number is out of range.
     """
 
-    def __init__(self, nodes: int, deadline_min: float, margin_min: float, told: Collection[str] = (),
-                 yielding: Collection[str] = ()) -> None:
+    def __init__(
+        self,
+        nodes: int,
+        deadline_min: float,
+        margin_min: float,
+        told: Collection[str] = (),
+        yielding: Collection[str] = (),
+    ) -> None:
         self.nodes, self.deadline_min, self.told = nodes, deadline_min, set(told)
-        self.last_min = float(max(0, deadline_min - margin_min))  # for the first acts of jobs that lose work
+        self.last_min = float(
+            max(0, deadline_min - margin_min)
+        )  # for the first acts of jobs that lose work
         self.freed = 0
         self.actions: dict[str, Action] = {}  # of the plan, those that are not begun
         self._is_planned = False  # and nothing has happened that it did not foresee
@@ -91,7 +101,9 @@ class Eviction:
         """Whether the nodes are free."""
         return self.freed >= self.nodes
 
-    def look(self, now_min: float, jobs: Sequence[RunningJob], held: Mapping[str, int]) -> list[Step]:
+    def look(
+        self, now_min: float, jobs: Sequence[RunningJob], held: Mapping[str, int]
+    ) -> list[Step]:
         """What is to be done now.
 
         Args:
@@ -111,13 +123,21 @@ class Eviction:
         steps = [*self._gone(now_min, held), *self._late(now_min, held)]
         if self.is_done:
             return steps
-        coming = sum(held[job] for job in (*self._saving, *self._stopped)) + sum(self._yielding.values())
+        coming = sum(held[job] for job in (*self._saving, *self._stopped)) + sum(
+            self._yielding.values()
+        )
         need = self.nodes - self.freed - coming
         if (asked := self._ask_one(now_min, jobs, need)) is not None:
-            return [*steps, asked]  # its answer may take long, and what the others do follows from it
+            return [
+                *steps,
+                asked,
+            ]  # its answer may take long, and what the others do follows from it
         busy = self._yielding.keys() | self._saving.keys() | self._stopped.keys()
-        free_to_act = [replace(job, app_time=None if job.id in self._deaf else job.app_time, sys_time=None)
-                       for job in jobs if job.id not in busy]
+        free_to_act = [
+            replace(job, app_time=None if job.id in self._deaf else job.app_time, sys_time=None)
+            for job in jobs
+            if job.id not in busy
+        ]
         if not self.actions.keys() <= {job.id for job in free_to_act}:
             self._is_planned = False  # one of them may not be asked any more
         if need <= 0:
@@ -156,7 +176,9 @@ class Eviction:
             self.freed += self._held[job]
             as_planned = job in self._saving or job in self._stopped
             if now_min < self._saving.pop(job, now_min) - GRAIN:
-                self._is_planned = False  # there may be time for another to save that was to be stopped
+                self._is_planned = (
+                    False  # there may be time for another to save that was to be stopped
+                )
             self._stopped.pop(job, None)
             self._yielding.pop(job, None)
             steps.append(Step("freed" if as_planned else "ended", job))
@@ -190,13 +212,20 @@ class Eviction:
         """Have the largest job that can do with fewer nodes give some back, while there is time to do without."""
         for job in sorted(jobs, key=lambda job: (-job.nodes, job.id)):
             count = min(need, job.nodes - 1)
-            if job.id not in self._can_yield or count < 1 or job.id in self._saving or job.id in self._stopped:
+            if (
+                job.id not in self._can_yield
+                or count < 1
+                or job.id in self._saving
+                or job.id in self._stopped
+            ):
                 continue
             self._can_yield.discard(job.id)
             until = now_min + (self.last_min - now_min) / 2
             if until > now_min + GRAIN:
                 self._yielding[job.id] = count
-                return Step("yield", job.id, until_min=until, said=f"{count} of {job.nodes}", nodes=count)
+                return Step(
+                    "yield", job.id, until_min=until, said=f"{count} of {job.nodes}", nodes=count
+                )
         return None
 
     def _plan(self, now_min: float, jobs: Sequence[RunningJob], need: int) -> list[Step]:
@@ -212,13 +241,21 @@ class Eviction:
         self.actions = dict(plan.actions)
         if before == self.actions:
             return []
-        return [Step("plan", actions=dict(plan.actions), until_min=begin + plan.checkpoint_time,
-                     said=f"{plan.nodes} nodes, {plan.loss / 3600:.1f} node-hours are lost")]
+        return [
+            Step(
+                "plan",
+                actions=dict(plan.actions),
+                until_min=begin + plan.checkpoint_time,
+                said=f"{plan.nodes} nodes, {plan.loss / 3600:.1f} node-hours are lost",
+            )
+        ]
 
     def _acts(self, now_min: float, jobs: Mapping[str, RunningJob]) -> list[Step]:
         steps: list[Step] = []
-        saves = sorted((job for job, action in self.actions.items() if action != "kill"),
-                       key=lambda job: (jobs[job].app_time or 0, job))
+        saves = sorted(
+            (job for job, action in self.actions.items() if action != "kill"),
+            key=lambda job: (jobs[job].app_time or 0, job),
+        )
         if saves and not self._saving:
             job = saves[0]
             until = now_min + float(jobs[job].app_time or 0)
@@ -229,8 +266,11 @@ class Eviction:
             self._saving[job] = until
             steps.append(Step("save", job, until_min=until))
         if now_min >= self.last_min:
-            steps += [self._stop(job, now_min, "it loses least") for job, action in [*self.actions.items()]
-                      if action == "kill"]
+            steps += [
+                self._stop(job, now_min, "it loses least")
+                for job, action in [*self.actions.items()]
+                if action == "kill"
+            ]
         return steps
 
     def _stop(self, job: str, now_min: float, said: str) -> Step:
@@ -251,12 +291,20 @@ def rehearse(jobs: Sequence[RunningJob], eviction: Eviction) -> list[tuple[float
     while not eviction.is_done:
         for job in [job for job, end in ends.items() if end <= now]:
             del left[job], ends[job]
-        found = eviction.look(now, list(left.values()), {job.id: job.nodes for job in left.values()})
+        found = eviction.look(
+            now, list(left.values()), {job.id: job.nodes for job in left.values()}
+        )
         steps += [(now, step) for step in found]
-        left |= {step.job: replace(left[step.job], nodes=left[step.job].nodes - step.nodes) for step in found
-                 if step.what == "yield"}
-        ends |= {step.job: step.until_min if step.what == "save" else now for step in found
-                 if step.what in ("save", "stop")}
+        left |= {
+            step.job: replace(left[step.job], nodes=left[step.job].nodes - step.nodes)
+            for step in found
+            if step.what == "yield"
+        }
+        ends |= {
+            step.job: step.until_min if step.what == "save" else now
+            for step in found
+            if step.what in ("save", "stop")
+        }
         has_yielded = any(step.what == "yield" for step in found)
         now = now if has_yielded else min(ends.values(), default=max(now, eviction.last_min))
     return steps

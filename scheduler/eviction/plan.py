@@ -35,7 +35,9 @@ Number = int | float
 MOST_BYTES = 4_000_000_000  # of the table and its choices; a larger one is refused
 MOST_AMOUNT = 1e30  # node-seconds; minutes
 MOST_DEADLINES = 1_000_000
-CACHED_CELLS = 2**14 - 1  # that numpy works on at once: they stay in the cache, and in malloc's own memory
+CACHED_CELLS = (
+    2**14 - 1
+)  # that numpy works on at once: they stay in the cache, and in malloc's own memory
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,9 @@ class RunningJob:
         if not is_name(self.id):
             raise InputError(f"the id {ascii(self.id)[:60]} of a job must be {NAME}")
         if not _is_whole(self.nodes) or self.nodes < 1:
-            raise InputError(f"job {self.id}: nodes is {self.nodes}; it must be a whole number above 0")
+            raise InputError(
+                f"job {self.id}: nodes is {self.nodes}; it must be a whole number above 0"
+            )
         check_range(f"job {self.id}: nodes", self.nodes, 1, MOST_NODES)
         _check_amount(f"job {self.id}: loss", self.loss)
         for name, time in (("app_time", self.app_time), ("sys_time", self.sys_time)):
@@ -78,8 +82,10 @@ class RunningJob:
 
     def rounded_up(self, grain: Number) -> RunningJob:
         """The job with its times rounded up to multiples of ``grain``."""
-        app_time, sys_time = (None if time is None else round_up(time, grain)
-                              for time in (self.app_time, self.sys_time))
+        app_time, sys_time = (
+            None if time is None else round_up(time, grain)
+            for time in (self.app_time, self.sys_time)
+        )
         return replace(self, app_time=app_time, sys_time=sys_time)
 
     def checkpoint_within(self, deadline: Number) -> tuple[Number, Action] | None:
@@ -111,7 +117,9 @@ class Plan:
     actions: Mapping[str, Action]
 
     @classmethod
-    def of(cls, jobs: Iterable[RunningJob], deadline: Number, actions: Mapping[str, Action]) -> Plan:
+    def of(
+        cls, jobs: Iterable[RunningJob], deadline: Number, actions: Mapping[str, Action]
+    ) -> Plan:
         """The plan of some actions, with its sums worked out.
 
         >>> jobs = [RunningJob("a", 4, 900), RunningJob("b", 2, 300, app_time=3)]
@@ -121,11 +129,18 @@ class Plan:
         stopped = [(job, actions[job.id]) for job in jobs if job.id in actions]
         losses = [job.loss for job, action in stopped if action == "kill"]
         times = [job.time(action) for job, action in stopped if action != "kill"]
-        return cls(deadline, exact_sum(losses), exact_sum(times), sum(job.nodes for job, _ in stopped),
-                   {job.id: action for job, action in stopped})
+        return cls(
+            deadline,
+            exact_sum(losses),
+            exact_sum(times),
+            sum(job.nodes for job, _ in stopped),
+            {job.id: action for job, action in stopped},
+        )
 
 
-def plan_evictions(jobs: Sequence[RunningJob], nodes: int, deadline: Number, step: Number = 1) -> list[Plan]:
+def plan_evictions(
+    jobs: Sequence[RunningJob], nodes: int, deadline: Number, step: Number = 1
+) -> list[Plan]:
     """The best plan for each deadline 0, step, 2 step, ... up to ``deadline`` ([COSIM] section III-C).
 
     Args:
@@ -157,8 +172,9 @@ def plan_evictions(jobs: Sequence[RunningJob], nodes: int, deadline: Number, ste
     return _Table(problem, row).plans(row)
 
 
-def groups_to_stop(groups: Sequence[RunningJob], gpus: int, deadline: Number,
-                   grain: Number = 0.1) -> Mapping[str, Action]:
+def groups_to_stop(
+    groups: Sequence[RunningJob], gpus: int, deadline: Number, grain: Number = 0.1
+) -> Mapping[str, Action]:
     """Which training groups must stop so that ``gpus`` GPUs are free by a deadline, and how.
 
     This decides and carries nothing out. A group is a :class:`RunningJob` whose
@@ -219,8 +235,10 @@ class Spectrum:
         """The least loss, node-seconds, of shape (nodes of all jobs + 1, deadlines)."""
         problem = self._problem
         if 8 * (problem.nodes + 1) * len(self.deadlines) > MOST_BYTES:
-            raise InputError(f"a spectrum of {problem.nodes} nodes and {len(self.deadlines)} deadlines would fill more "
-                             f"than {MOST_BYTES / 1e9:g} GB; choose a coarser step")
+            raise InputError(
+                f"a spectrum of {problem.nodes} nodes and {len(self.deadlines)} deadlines would fill more "
+                f"than {MOST_BYTES / 1e9:g} GB; choose a coarser step"
+            )
         units = np.array([self._table.least(row)[0] for row in range(problem.rows + 1)])
         row_of = -(-np.arange(problem.nodes + 1) // problem.block)
         if units.dtype == object:  # too many of them for a machine's integer, and maybe for a float
@@ -238,6 +256,7 @@ class Spectrum:
 
 # ---------------------------------------------------------------- what the planners check and count with
 
+
 def check_jobs(jobs: Sequence[RunningJob], nodes: int) -> None:
     """See that ids differ and that the jobs have ``nodes`` nodes.
 
@@ -250,10 +269,14 @@ def check_jobs(jobs: Sequence[RunningJob], nodes: int) -> None:
             raise InputError(f"job {job.id} appears twice; ids must be unique")
         seen.add(job.id)
     if not _is_whole(nodes) or nodes < 0:
-        raise InputError(f"the number of nodes to free is {nodes}; it must be a whole number of at least 0")
+        raise InputError(
+            f"the number of nodes to free is {nodes}; it must be a whole number of at least 0"
+        )
     have = sum(job.nodes for job in jobs)
     if nodes > have:
-        raise InputError(f"{counted(nodes, 'node')} cannot be freed: {counted(len(jobs), 'job')} in all, on {have}")
+        raise InputError(
+            f"{counted(nodes, 'node')} cannot be freed: {counted(len(jobs), 'job')} in all, on {have}"
+        )
 
 
 def deadlines_up_to(deadline: Number, step: Number) -> list[Number]:
@@ -268,8 +291,13 @@ def deadlines_up_to(deadline: Number, step: Number) -> list[Number]:
     _check_amount("the deadline", deadline)
     _check_amount("the step between deadlines", step)
     if step == 0 or deadline / step > MOST_DEADLINES:
-        raise InputError(f"the step between deadlines is {step}, too small for a deadline of {deadline}")
-    return [plain(number * exact(step)) for number in range(math.floor(exact(deadline) / exact(step)) + 1)]
+        raise InputError(
+            f"the step between deadlines is {step}, too small for a deadline of {deadline}"
+        )
+    return [
+        plain(number * exact(step))
+        for number in range(math.floor(exact(deadline) / exact(step)) + 1)
+    ]
 
 
 def exact(value: Number | None) -> int | Fraction:
@@ -301,7 +329,9 @@ def round_up(value: Number, grain: Number) -> Number:
     >>> round_up(1.23, 0.1), round_up(1.2, 0.1), round_up(3, 1)
     (1.3, 1.2, 3)
     """
-    return plain(math.ceil(exact(round(value, 9)) / exact(grain)) * exact(grain))  # 9: the noise of floats
+    return plain(
+        math.ceil(exact(round(value, 9)) / exact(grain)) * exact(grain)
+    )  # 9: the noise of floats
 
 
 def _is_whole(value: Any) -> bool:
@@ -321,6 +351,7 @@ def _common_unit(values: Iterable[Number]) -> int | Fraction:
 
 
 # ---------------------------------------------------------------- the problem in whole numbers
+
 
 class _Item(NamedTuple):
     """A job as the table sees it."""
@@ -362,12 +393,17 @@ class _Problem:
         block = math.gcd(*(job.nodes for job in jobs)) or 1
         columns = [int(exact(moment) / time_unit) for moment in deadlines]
         most = len(jobs) + 1  # more than the jobs of any kind
-        items = [_Item(job.id, job.nodes // block,
-                       kill=int(exact(job.loss) / loss_unit) * most**3 + (job.loss == 0) * most**2 + 1,
-                       pause=(way is not None and way[1] == "sys") * most + 1,
-                       wait=int(exact(way[0]) / time_unit) if way else columns[-1] + 1,
-                       way=way[1] if way else "app")
-                 for job, way in zip(jobs, ways, strict=True)]
+        items = [
+            _Item(
+                job.id,
+                job.nodes // block,
+                kill=int(exact(job.loss) / loss_unit) * most**3 + (job.loss == 0) * most**2 + 1,
+                pause=(way is not None and way[1] == "sys") * most + 1,
+                wait=int(exact(way[0]) / time_unit) if way else columns[-1] + 1,
+                way=way[1] if way else "app",
+            )
+            for job, way in zip(jobs, ways, strict=True)
+        ]
         items.sort(key=lambda item: -item.rows)
         return cls(jobs, deadlines, columns, items, block, time_unit, loss_unit, most**3)
 
@@ -388,6 +424,7 @@ class _Problem:
 
 
 # ---------------------------------------------------------------- the table
+
 
 class _Stage(NamedTuple):
     """What the table says of one job: two bits for each cell of the rows that matter to it."""
@@ -424,18 +461,30 @@ class _Table:
         shape = (edge + wanted + 1, problem.columns[-1] + 1)
         cells = shape[1] * sum(high - low for low, high in windows)
         if 8 * shape[0] * shape[1] + cells // 4 > MOST_BYTES:
-            raise InputError(f"{len(problem.jobs)} jobs, {wanted} counts of nodes and moments of "
-                             f"{float(problem.time_unit):g} each would fill more than {MOST_BYTES / 1e9:g} GB; "
-                             "coarser times and a coarser step make it less")
+            raise InputError(
+                f"{len(problem.jobs)} jobs, {wanted} counts of nodes and moments of "
+                f"{float(problem.time_unit):g} each would fill more than {MOST_BYTES / 1e9:g} GB; "
+                "coarser times and a coarser step make it less"
+            )
         never = problem.ties + sum(item.kill + item.pause for item in problem.items)
         narrow = never < 2**61  # else Python's own integers, which are slow and have no bounds
         cost = np.full(shape, never, np.int64 if narrow else object)
-        cost[:edge + 1, 0] = 0
+        cost[: edge + 1, 0] = 0
         self.stages = []
         for item, (low, high) in zip(problem.items, windows, strict=True):
-            paused, killed = _sweep(cost, edge + low, edge + high, min(item.rows, wanted), item.kill, item.pause,
-                                    item.wait, never)
-            self.stages.append(_Stage(item, low, np.packbits(paused).tobytes(), np.packbits(killed).tobytes()))
+            paused, killed = _sweep(
+                cost,
+                edge + low,
+                edge + high,
+                min(item.rows, wanted),
+                item.kill,
+                item.pause,
+                item.wait,
+                never,
+            )
+            self.stages.append(
+                _Stage(item, low, np.packbits(paused).tobytes(), np.packbits(killed).tobytes())
+            )
         self.cost = cost[edge:]
 
     def least(self, row: int) -> tuple[NDArray[Any], NDArray[np.int64]]:
@@ -450,10 +499,14 @@ class _Table:
     def plans(self, row: int) -> list[Plan]:
         """The best plan for each deadline."""
         columns = self.least(row)[1].tolist()
-        plans = {column: Plan.of(self.problem.jobs, 0, dict(self._actions(row, column)))
-                 for column in set(columns)}
-        return [replace(plans[column], deadline=deadline)
-                for deadline, column in zip(self.problem.deadlines, columns, strict=True)]
+        plans = {
+            column: Plan.of(self.problem.jobs, 0, dict(self._actions(row, column)))
+            for column in set(columns)
+        }
+        return [
+            replace(plans[column], deadline=deadline)
+            for deadline, column in zip(self.problem.deadlines, columns, strict=True)
+        ]
 
     def _actions(self, row: int, column: int) -> Iterator[tuple[str, Action]]:
         """Follow the choices back from a cell."""
@@ -461,7 +514,9 @@ class _Table:
         for item, low, paused, killed in reversed(self.stages):
             if row <= 0:
                 return
-            byte, bit = divmod((row - low) * columns + column, 8)  # packbits: the first bit is the highest
+            byte, bit = divmod(
+                (row - low) * columns + column, 8
+            )  # packbits: the first bit is the highest
             if paused[byte] & 128 >> bit:
                 yield item.id, item.way
                 column -= item.wait
@@ -483,8 +538,9 @@ def _windows(items: Sequence[_Item], wanted: int, every_count: bool) -> list[tup
     return windows
 
 
-def _sweep(cost: Any, low: int, high: int, rows: int, kill: int, pause: int, wait: int,
-           never: int) -> tuple[Any, Any]:
+def _sweep(
+    cost: Any, low: int, high: int, rows: int, kill: int, pause: int, wait: int, never: int
+) -> tuple[Any, Any]:
     """Bring one more job into the table, in place.
 
     Args:
@@ -504,12 +560,12 @@ def _sweep(cost: Any, low: int, high: int, rows: int, kill: int, pause: int, wai
     at_once = max(1, CACHED_CELLS // columns)
     for end in range(high, low, -at_once):  # downwards, for a row builds on one below it
         start = max(low, end - at_once)
-        without, here = cost[start - rows:end - rows], cost[start:end]
+        without, here = cost[start - rows : end - rows], cost[start:end]
         if_killed = without + kill
         if_paused = _later(without, wait, pause, never)
-        np.less(if_killed, here, out=killed[start - low:end - low])
+        np.less(if_killed, here, out=killed[start - low : end - low])
         np.minimum(if_killed, here, out=here)
-        np.less(if_paused, here, out=paused[start - low:end - low])
+        np.less(if_paused, here, out=paused[start - low : end - low])
         np.minimum(if_paused, here, out=here)
     return paused, killed
 
@@ -521,6 +577,6 @@ def _later(cost: Any, wait: int, pause: int, never: int) -> Any:
     from the end of one row into the next is struck out.
     """
     later = np.empty_like(cost)
-    np.add(cost.reshape(-1)[:max(cost.size - wait, 0)], pause, out=later.reshape(-1)[wait:])
+    np.add(cost.reshape(-1)[: max(cost.size - wait, 0)], pause, out=later.reshape(-1)[wait:])
     later[:, :wait] = never
     return later

@@ -57,7 +57,9 @@ class FileSystem:
         >>> FileSystem(aggregate_gbps=20, node_gbps=4).seconds([30, 30, 30, 30])
         7.5
         """
-        return max(math.fsum(node_gb) / self.aggregate_gbps, max(node_gb, default=0) / self.node_gbps)
+        return max(
+            math.fsum(node_gb) / self.aggregate_gbps, max(node_gb, default=0) / self.node_gbps
+        )
 
 
 @dataclass(frozen=True)
@@ -88,8 +90,10 @@ class Checkpointing:
             for size in sizes if isinstance(sizes, Sequence) else () if sizes is None else (sizes,):
                 _check(self.id, name, size)
             if isinstance(sizes, Sequence) and len(sizes) != self.nodes:
-                raise InputError(f"job {self.id}: {name} has {counted(len(sizes), 'size')} for "
-                                 f"{counted(self.nodes, 'node')}")
+                raise InputError(
+                    f"job {self.id}: {name} has {counted(len(sizes), 'size')} for "
+                    f"{counted(self.nodes, 'node')}"
+                )
 
     @property
     def loss(self) -> int:
@@ -138,8 +142,10 @@ def _check(id_: str, name: str, value: Number, *, above_zero: bool = False) -> N
 
 # ---------------------------------------------------------------- files
 
-def read_jobs(path: str | Path, storage: FileSystem | None = None,
-              resolution: Number | None = None) -> list[RunningJob]:
+
+def read_jobs(
+    path: str | Path, storage: FileSystem | None = None, resolution: Number | None = None
+) -> list[RunningJob]:
     """Read the running jobs of a file.
 
     Args:
@@ -170,16 +176,22 @@ def read_jobs(path: str | Path, storage: FileSystem | None = None,
     return jobs
 
 
-def _job(record: Mapping[str, Any], storage: FileSystem | None, resolution: Number | None) -> RunningJob:
+def _job(
+    record: Mapping[str, Any], storage: FileSystem | None, resolution: Number | None
+) -> RunningJob:
     if "loss" in record:
         job = RunningJob(**record)
         return job if resolution is None else job.rounded_up(resolution)
     if storage is None:
-        raise InputError("a job in the raw form needs the bandwidths of the file system and of a node")
+        raise InputError(
+            "a job in the raw form needs the bandwidths of the file system and of a node"
+        )
     return Checkpointing(**record).costs(storage, RESOLUTION if resolution is None else resolution)
 
 
-Records = Iterator[tuple[str, dict[str, Any], Callable[[str, Any], Any]]]  # place, values by name, what makes numbers
+Records = Iterator[
+    tuple[str, dict[str, Any], Callable[[str, Any], Any]]
+]  # place, values by name, what makes numbers
 
 
 def _csv_records(path: str | Path) -> Records:
@@ -213,8 +225,10 @@ def _json_records(path: str | Path) -> Records:
     for number, record in enumerate(jobs):
         place = f"{path}: jobs[{number}]"
         if not isinstance(record, dict):
-            raise InputError(f"{place}: {json.dumps(record)} is not a job, which is an object with the keys "
-                             f"{', '.join(DIRECT)}")
+            raise InputError(
+                f"{place}: {json.dumps(record)} is not a job, which is an object with the keys "
+                f"{', '.join(DIRECT)}"
+            )
         yield place, record, _value
 
 
@@ -238,12 +252,16 @@ def _check_names(names: Sequence[str], required: Iterable[str]) -> None:
 
 def _read(record: Mapping[str, Any], number: Callable[[str, Any], Any]) -> dict[str, Any]:
     """The values of a record as numbers, but for the id."""
-    _check_names(list(record), required=[name for name in _form(record) if name not in MAY_BE_EMPTY])
+    _check_names(
+        list(record), required=[name for name in _form(record) if name not in MAY_BE_EMPTY]
+    )
     for name, value in record.items():
         if value is None and name not in MAY_BE_EMPTY:
             raise InputError(f"{name} is empty")
-    return {name: str(value) if name == "id" else None if value is None else number(name, value)
-            for name, value in record.items()}
+    return {
+        name: str(value) if name == "id" else None if value is None else number(name, value)
+        for name, value in record.items()
+    }
 
 
 def _cell(name: str, text: str) -> Number:

@@ -68,12 +68,16 @@ class RateCurve:
 
     def __post_init__(self) -> None:
         if len(self.nodes) != len(self.values) or not self.nodes:
-            raise InputError(f"a curve has {counted(len(self.nodes), 'node count')} and "
-                             f"{counted(len(self.values), 'value')}; there must be one value for each count, "
-                             "and at least one")
+            raise InputError(
+                f"a curve has {counted(len(self.nodes), 'node count')} and "
+                f"{counted(len(self.values), 'value')}; there must be one value for each count, "
+                "and at least one"
+            )
         for count, value in zip(self.nodes, self.values, strict=True):
             if not (math.isfinite(value) and value >= 0):
-                raise InputError(f"a curve is {value} on {counted(count, 'node')}; it must be a number, 0 or more")
+                raise InputError(
+                    f"a curve is {value} on {counted(count, 'node')}; it must be a number, 0 or more"
+                )
         if self.nodes[0] < 0 or any(a >= b for a, b in pairwise(self.nodes)):
             raise InputError(f"a curve's node counts must rise from 0, not {list(self.nodes)}")
         if self.nodes[0] > 0:
@@ -128,8 +132,10 @@ class Trainer:
         if not 1 <= self.n_min <= self.n_max:
             raise InputError(f"n_min {self.n_min}, n_max {self.n_max}: must be 1 <= n_min <= n_max")
         if self.n_max > self.objective.nodes[-1]:
-            raise InputError(f"n_max {self.n_max} is beyond the curve, which ends at "
-                             f"{counted(self.objective.nodes[-1], 'node')}")
+            raise InputError(
+                f"n_max {self.n_max} is beyond the curve, which ends at "
+                f"{counted(self.objective.nodes[-1], 'node')}"
+            )
         check_range("n_max", self.n_max, 1, MOST_NODES)  # what a trainer gains is tabulated
         for name, seconds in (("up_s", self.up_s), ("down_s", self.down_s)):
             if not (math.isfinite(seconds) and seconds >= 0):
@@ -139,7 +145,7 @@ class Trainer:
     def rates(self) -> FloatArray:
         """Gain per second on 0..n_max nodes; 0 on fewer than n_min, where it does not run."""
         rates = self.objective.table(self.n_max)
-        rates[:self.n_min] = 0.0
+        rates[: self.n_min] = 0.0
         rates.setflags(write=False)
         return rates
 
@@ -175,25 +181,30 @@ class Trainer:
         rate = float(rates[current])
         if rate > 0:
             gains[:current] -= self.down_s * rate
-            gains[current + 1:] -= self.up_s * rate
+            gains[current + 1 :] -= self.up_s * rate
         if self.n_min > 1:
-            gains[1:self.n_min] = -math.inf
+            gains[1 : self.n_min] = -math.inf
         gains.setflags(write=False)
         vars(self)["_kept"] = asked, (offered := Gains(gains))
         return offered
 
 
-def worth(trainers: Sequence[Trainer], current: Sequence[int], counts: Sequence[int],
-          horizon_s: float) -> float:
+def worth(
+    trainers: Sequence[Trainer], current: Sequence[int], counts: Sequence[int], horizon_s: float
+) -> float:
     """The objective of an allocation (Eq. 16); minus infinity where a trainer cannot run on its count."""
-    return math.fsum(trainer.gains(had, horizon_s)[count] if count <= trainer.n_max else -math.inf
-                     for trainer, had, count in zip(trainers, current, counts, strict=True))
+    return math.fsum(
+        trainer.gains(had, horizon_s)[count] if count <= trainer.n_max else -math.inf
+        for trainer, had, count in zip(trainers, current, counts, strict=True)
+    )
 
 
 # --- How many nodes -----------------------------------------------------------------------------
 
 
-def allocate(trainers: Sequence[Trainer], current: Sequence[int], nodes: int, horizon_s: float) -> Counts:
+def allocate(
+    trainers: Sequence[Trainer], current: Sequence[int], nodes: int, horizon_s: float
+) -> Counts:
     """Share out idle nodes so that no other way is worth more.
 
     A dynamic programme decides (:func:`scheduler.shares.programme`), in time O(J N n_max) at most; where there are many
@@ -235,8 +246,14 @@ def allocate(trainers: Sequence[Trainer], current: Sequence[int], nodes: int, ho
     return tuple(settled(gains, climb(gains, nodes)))
 
 
-def equal(trainers: Sequence[Trainer], current: Sequence[int], nodes: int, horizon_s: float, *,
-          more_than_n_min: bool = False) -> Counts:
+def equal(
+    trainers: Sequence[Trainer],
+    current: Sequence[int],
+    nodes: int,
+    horizon_s: float,
+    *,
+    more_than_n_min: bool = False,
+) -> Counts:
     """Give each trainer the same number of nodes: the paper's baseline (section 5.1).
 
     Each gets nodes // len(trainers), or n_max where that is less, or none where n_min is more.
@@ -261,7 +278,10 @@ def equal(trainers: Sequence[Trainer], current: Sequence[int], nodes: int, horiz
     """
     check(trainers, current, nodes, horizon_s)
     share = nodes // max(1, len(trainers))
-    counts = [min(share, trainer.n_max) if share >= trainer.n_min + more_than_n_min else 0 for trainer in trainers]
+    counts = [
+        min(share, trainer.n_max) if share >= trainer.n_min + more_than_n_min else 0
+        for trainer in trainers
+    ]
     left = nodes - sum(counts)
     for place, trainer in enumerate(trainers):
         more = min(left, trainer.n_max - counts[place])
@@ -271,7 +291,9 @@ def equal(trainers: Sequence[Trainer], current: Sequence[int], nodes: int, horiz
     return tuple(counts)
 
 
-def equal_as_published(trainers: Sequence[Trainer], current: Sequence[int], nodes: int, horizon_s: float) -> Counts:
+def equal_as_published(
+    trainers: Sequence[Trainer], current: Sequence[int], nodes: int, horizon_s: float
+) -> Counts:
     """As :func:`equal`, as the authors' replay has it: a share counts only where it is greater than ``n_min``.
 
     >>> trainers = [Trainer(RateCurve((0, 8), (0.0, 8.0)), n_min=3, n_max=8)] * 3
@@ -281,21 +303,29 @@ def equal_as_published(trainers: Sequence[Trainer], current: Sequence[int], node
     return equal(trainers, current, nodes, horizon_s, more_than_n_min=True)
 
 
-def check(trainers: Sequence[Trainer], current: Sequence[int], nodes: int, horizon_s: float) -> None:
+def check(
+    trainers: Sequence[Trainer], current: Sequence[int], nodes: int, horizon_s: float
+) -> None:
     """Refuse a state in which the trainers cannot be.
 
     Raises:
         InputError: see there.
     """
     if len(trainers) != len(current):
-        raise InputError(f"{counted(len(trainers), 'trainer')}, but current counts of {len(current)}")
+        raise InputError(
+            f"{counted(len(trainers), 'trainer')}, but current counts of {len(current)}"
+        )
     if not (math.isfinite(horizon_s) and horizon_s >= 0):
         raise InputError(f"the horizon is {horizon_s}; it must be a number of seconds, 0 or more")
     for place, (trainer, had) in enumerate(zip(trainers, current, strict=True)):
         if not 0 <= had <= trainer.n_max:
-            raise InputError(f"trainer {place} has {counted(had, 'node')}; it can have 0 to {trainer.n_max}")
+            raise InputError(
+                f"trainer {place} has {counted(had, 'node')}; it can have 0 to {trainer.n_max}"
+            )
     if sum(current) > nodes:
-        raise InputError(f"the trainers have {counted(sum(current), 'node')}, more than the {nodes} that can be had")
+        raise InputError(
+            f"the trainers have {counted(sum(current), 'node')}, more than the {nodes} that can be had"
+        )
 
 
 # --- Which nodes --------------------------------------------------------------------------------
@@ -331,7 +361,7 @@ def place_by_index(owner: IntArray, counts: Mapping[int, int]) -> IntArray:
     for number, count in counts.items():
         if count > held[number]:
             more = count - held[number]
-            new[free[taken:taken + more]] = number
+            new[free[taken : taken + more]] = number
             taken += more
     if taken > len(free):
         raise InputError(f"{taken - len(free)} more nodes are given away than are idle")

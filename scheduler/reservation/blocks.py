@@ -40,10 +40,10 @@ def running_sums(terms: Array) -> Array:
     array([1., 3., 7.])
     """
     rows = np.zeros((-(-len(terms) // ROW), ROW))
-    rows.reshape(-1)[:len(terms)] = terms
+    rows.reshape(-1)[: len(terms)] = terms
     np.cumsum(rows, axis=1, out=rows)
     rows[1:] += np.cumsum(rows[:-1, -1])[:, None]
-    return rows.reshape(-1)[:len(terms)]
+    return rows.reshape(-1)[: len(terms)]
 
 
 class _Envelope(NamedTuple):
@@ -71,7 +71,10 @@ def solve_in_blocks(values: Array, alive: Array, tie: float) -> tuple[float, Ind
         first = problem.fill(envelope, below)
         if first == 0:
             return float(problem.cost[0]), problem.following
-        envelope, below = problem.merged(envelope, problem.lines_between(first - 1, below - 2), first), first
+        envelope, below = (
+            problem.merged(envelope, problem.lines_between(first - 1, below - 2), first),
+            first,
+        )
 
 
 class _Blocks:
@@ -103,10 +106,12 @@ class _Blocks:
         """Costs and best lines of states first..end - 1."""
         x = self.alive[first:end]
         last, start = np.searchsorted(envelope.begins, (x[0], x[-1]), side="right")
-        lines, begins = envelope.lines[start - 1:last], envelope.begins[start:last]
+        lines, begins = envelope.lines[start - 1 : last], envelope.begins[start:last]
         # x falls, so each line is lowest on a stretch of it.
         ends = len(x) - np.searchsorted(x[::-1], begins)
-        self.following[first:end] = np.repeat(lines[::-1], np.diff(ends[::-1], prepend=0, append=len(x)))
+        self.following[first:end] = np.repeat(
+            lines[::-1], np.diff(ends[::-1], prepend=0, append=len(x))
+        )
         line = self.following[first:end]
         cost = self.values[line]
         cost *= x
@@ -117,8 +122,8 @@ class _Blocks:
         """The best line of the block itself for a state, where it is below the envelope."""
         if state >= below - 1:
             return None
-        costs = self.values[state:below - 1] * self.alive[state]
-        costs += self.heights[state:below - 1]
+        costs = self.values[state : below - 1] * self.alive[state]
+        costs += self.heights[state : below - 1]
         best = int(costs.argmin())
         return state + best if costs[best] < self.cost[state] * (1 - self.tie) else None
 
@@ -153,7 +158,7 @@ class _Blocks:
         lines = np.arange(last, first - 1, -1)
         steepest = int(self.at(lines, self.alive[first]).argmin())
         lines = lines[steepest:]
-        lines = lines[:int(self.at(lines, self.alive[0]).argmin()) + 1]
+        lines = lines[: int(self.at(lines, self.alive[0]).argmin()) + 1]
         while True:
             begins = np.diff(self.heights[lines]) / -np.diff(self.values[lines])
             # A line that the next one undercuts no later than it undercuts the one before is lowest nowhere.
@@ -164,16 +169,24 @@ class _Blocks:
 
     def merged(self, old: _Envelope, new: _Envelope, first: int) -> _Envelope:
         """The envelope of both: new lines are flatter, so they are lowest from one crossing on."""
-        start = int(np.searchsorted(old.begins, self.alive[first], side="right")) - 1  # steeper ones are done with
+        start = (
+            int(np.searchsorted(old.begins, self.alive[first], side="right")) - 1
+        )  # steeper ones are done with
         lines, begins = old.lines[start:], old.begins[start:]
         x = begins[1:]
-        undercut = self.at(new.lines[np.searchsorted(new.begins, x, side="right") - 1], x) < self.at(lines[1:], x)
+        undercut = self.at(
+            new.lines[np.searchsorted(new.begins, x, side="right") - 1], x
+        ) < self.at(lines[1:], x)
         kept = 1 + (int(undercut.argmax()) if undercut.any() else len(x))
         last = int(lines[kept - 1])
         x = new.begins[1:]
         undercut = self.at(new.lines[1:], x) < self.at(last, x)
         to = int(undercut.argmax()) if undercut.any() else len(x)
         line = int(new.lines[to])
-        crossing = (self.heights[line] - self.heights[last]) / (self.values[last] - self.values[line])
-        return _Envelope(np.concatenate((lines[:kept], new.lines[to:])),
-                         np.concatenate((begins[:kept], [crossing], new.begins[to + 1:])))
+        crossing = (self.heights[line] - self.heights[last]) / (
+            self.values[last] - self.values[line]
+        )
+        return _Envelope(
+            np.concatenate((lines[:kept], new.lines[to:])),
+            np.concatenate((begins[:kept], [crossing], new.begins[to + 1 :])),
+        )

@@ -57,12 +57,18 @@ def expected(law: Discrete, requests: Sequence[float], overhead: float) -> Chain
         raise InputError(f"requests must be longer than the overhead of a job, {overhead:g}")
     done = np.cumsum(work)
     if done[-1] < law.longest * (1 - 1e-9):
-        raise InputError(f"the requests do {done[-1]:g} together, and the longest run takes {law.longest:g}")
+        raise InputError(
+            f"the requests do {done[-1]:g} together, and the longest run takes {law.longest:g}"
+        )
     served_by = np.minimum(np.searchsorted(done * (1 + 1e-9), law.values), len(done) - 1)
     asked = np.cumsum(requests)[served_by]
     count = served_by + 1
-    return Chain(tuple(requests), float(law.probabilities @ asked),
-                 float(law.probabilities @ (law.values + overhead * count)), float(law.probabilities @ count))
+    return Chain(
+        tuple(requests),
+        float(law.probabilities @ asked),
+        float(law.probabilities @ (law.values + overhead * count)),
+        float(law.probabilities @ count),
+    )
 
 
 def best_chain(law: Discrete, overhead: float, jobs: int) -> Chain:
@@ -83,11 +89,17 @@ def best_chain(law: Discrete, overhead: float, jobs: int) -> Chain:
     Chain(requests=(2.0, 10.0), asked=7.0, used=7.0, jobs=1.5)
     """
     if jobs < 1 or not 0 <= overhead < math.inf:
-        raise InputError(f"{jobs} jobs with an overhead of {overhead}: there must be at least one, at least 0")
-    known = coarsened(law, MOST_VALUES)[0] if np.count_nonzero(law.probabilities) > MOST_VALUES else law
+        raise InputError(
+            f"{jobs} jobs with an overhead of {overhead}: there must be at least one, at least 0"
+        )
+    known = (
+        coarsened(law, MOST_VALUES)[0] if np.count_nonzero(law.probabilities) > MOST_VALUES else law
+    )
     values, mass = known.support
     ends = np.concatenate(([0.0], values))
-    alive = np.concatenate((np.cumsum(mass[::-1])[::-1], [0.0]))  # the run outlives the first i values
+    alive = np.concatenate(
+        (np.cumsum(mass[::-1])[::-1], [0.0])
+    )  # the run outlives the first i values
     # From the i-th value to the j-th: what the job asks for, if it is needed.
     step = (ends[None, :] - ends[:, None] + overhead) * alive[:, None]
     step[np.tril_indices(len(ends))] = math.inf

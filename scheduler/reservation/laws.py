@@ -35,6 +35,7 @@ class Uncut(NamedTuple):
 
 def _normal(_: Mapping[str, float]) -> Uncut:
     from scipy.special import ndtr, ndtri
+
     return Uncut(ndtr, ndtri, lambda at: np.exp(-at * at / 2) / math.sqrt(2 * math.pi))
 
 
@@ -44,9 +45,13 @@ def _exponential(_: Mapping[str, float]) -> Uncut:
 
 def _beta(own: Mapping[str, float]) -> Uncut:
     from scipy.special import betainc, betaincinv, betaln, xlog1py, xlogy
+
     alpha, beta = own["alpha"], own["beta"]
-    return Uncut(partial(betainc, alpha, beta), partial(betaincinv, alpha, beta), lambda at: np.exp(
-        xlogy(alpha - 1, at) + xlog1py(beta - 1, -at) - betaln(alpha, beta)))
+    return Uncut(
+        partial(betainc, alpha, beta),
+        partial(betaincinv, alpha, beta),
+        lambda at: np.exp(xlogy(alpha - 1, at) + xlog1py(beta - 1, -at) - betaln(alpha, beta)),
+    )
 
 
 def _uniform(_: Mapping[str, float]) -> Uncut:
@@ -73,11 +78,24 @@ class Form(NamedTuple):
 
 LAWS = {
     "truncnorm": Form(_normal, ("mu", "sigma"), ("sigma",), lambda p: (p["mu"], p["sigma"])),
-    "beta": Form(_beta, ("alpha", "beta"), ("alpha", "beta"), lambda p: (p["low"], p["high"] - p["low"])),
+    "beta": Form(
+        _beta, ("alpha", "beta"), ("alpha", "beta"), lambda p: (p["low"], p["high"] - p["low"])
+    ),
     "exponential": Form(_exponential, ("rate",), ("rate",), lambda p: (p["low"], 1 / p["rate"])),
-    "pareto": Form(_exponential, ("alpha",), ("alpha", "low"), lambda p: (p["low"], 1 / p["alpha"]), is_log=True),
-    "lognormal": Form(_normal, ("mu", "sigma"), ("sigma",),  # e to the 600 is beyond all times
-                      lambda p: (math.exp(min(max(p["mu"], -600.0), 600.0)), p["sigma"]), is_log=True),
+    "pareto": Form(
+        _exponential,
+        ("alpha",),
+        ("alpha", "low"),
+        lambda p: (p["low"], 1 / p["alpha"]),
+        is_log=True,
+    ),
+    "lognormal": Form(
+        _normal,
+        ("mu", "sigma"),
+        ("sigma",),  # e to the 600 is beyond all times
+        lambda p: (math.exp(min(max(p["mu"], -600.0), 600.0)), p["sigma"]),
+        is_log=True,
+    ),
     "uniform": Form(_uniform, (), (), lambda p: (p["low"], p["high"] - p["low"])),
 }
 
@@ -107,17 +125,28 @@ class Law:
                 raise InputError(f"{self.name}: {parameter} is {value}; it must be a finite number")
         for parameter in LAWS[self.name].positive:
             if not parameters[parameter] > 0:
-                raise InputError(f"{self.name}: {parameter} is {parameters[parameter]:g}; it must be above 0")
+                raise InputError(
+                    f"{self.name}: {parameter} is {parameters[parameter]:g}; it must be above 0"
+                )
         if not 0 <= self.low < self.high:
-            raise InputError(f"{self.name}: low is {self.low} and high is {self.high}; "
-                             "it must be 0 <= low < high")
+            raise InputError(
+                f"{self.name}: low is {self.low} and high is {self.high}; "
+                "it must be 0 <= low < high"
+            )
         check_range(f"{self.name}: high", self.high, 0, MOST)
-        if not self._inside > 1e-9 * abs(self._below):  # a difference without digits is no probability
-            raise InputError(f"{self.name}: there is no probability between {self.low} and {self.high}")
+        if not self._inside > 1e-9 * abs(
+            self._below
+        ):  # a difference without digits is no probability
+            raise InputError(
+                f"{self.name}: there is no probability between {self.low} and {self.high}"
+            )
 
     def parameters(self) -> dict[str, float]:
         """Every parameter by name, the bounds last."""
-        return {name: float(value) for name, value in {**self.own, "low": self.low, "high": self.high}.items()}
+        return {
+            name: float(value)
+            for name, value in {**self.own, "low": self.low, "high": self.high}.items()
+        }
 
     def cdf(self, times: ArrayLike) -> Array:
         """Probability that a run takes at most this long."""
@@ -145,7 +174,9 @@ class Law:
     def mean(self) -> float:
         """Expected run time: low plus the integral of the survival function (midpoint rule)."""
         step = (self.high - self.low) / 20_000
-        return self.low + step * float(np.sum(1.0 - self.cdf(self.low + step * (np.arange(20_000) + 0.5))))
+        return self.low + step * float(
+            np.sum(1.0 - self.cdf(self.low + step * (np.arange(20_000) + 0.5)))
+        )
 
     @cached_property
     def _uncut(self) -> Uncut:
@@ -165,7 +196,9 @@ class Law:
 
     @cached_property
     def _is_tail(self) -> bool:
-        return bool(self._scaled(self.low) > 0)  # the normal law's upper half: the others start at 0
+        return bool(
+            self._scaled(self.low) > 0
+        )  # the normal law's upper half: the others start at 0
 
     def _reached(self, times: ArrayLike) -> Array:
         """The uncut distribution function; less 1 in its upper tail, for near 1 it has no digits left."""
@@ -198,8 +231,15 @@ def make_law(name: str, **parameters: float) -> Law:
         raise InputError(f"unknown distribution {name!r}; there are: {', '.join(LAWS)}")
     wanted = ("low", "high", *LAWS[name].own)
     if set(parameters) != set(wanted):
-        raise InputError(f"{name} takes {', '.join(wanted)}; given: {', '.join(parameters) or 'none'}")
-    return Law(name, parameters["low"], parameters["high"], {own: parameters[own] for own in LAWS[name].own})
+        raise InputError(
+            f"{name} takes {', '.join(wanted)}; given: {', '.join(parameters) or 'none'}"
+        )
+    return Law(
+        name,
+        parameters["low"],
+        parameters["high"],
+        {own: parameters[own] for own in LAWS[name].own},
+    )
 
 
 @dataclass(frozen=True, eq=False)
@@ -220,13 +260,17 @@ class Discrete:
     def __post_init__(self) -> None:
         values, mass = np.array(self.values, float), np.array(self.probabilities, float)
         if values.ndim != 1 or values.shape != mass.shape or not values.size:
-            raise InputError(f"a law needs as many values as probabilities, at least one; given: "
-                             f"{values.size} and {mass.size}")
+            raise InputError(
+                f"a law needs as many values as probabilities, at least one; given: "
+                f"{values.size} and {mass.size}"
+            )
         if not np.all(np.isfinite(values) & (values >= 0)) or np.any(np.diff(values) <= 0):
             raise InputError("the times of a law must be finite, at least 0 and increasing")
         if not np.all(mass >= 0) or not math.isclose(mass.sum(), 1.0, abs_tol=1e-9):
-            raise InputError(f"the probabilities of a law must be at least 0 and sum to 1; "
-                             f"the sum is {mass.sum():.12g}, the smallest {mass.min():.12g}")
+            raise InputError(
+                f"the probabilities of a law must be at least 0 and sum to 1; "
+                f"the sum is {mass.sum():.12g}, the smallest {mass.min():.12g}"
+            )
         object.__setattr__(self, "values", values)
         object.__setattr__(self, "probabilities", mass)
 
@@ -252,7 +296,9 @@ class Discrete:
             return self
         left = self.values > time
         weight = self.probabilities[left].sum()
-        return Discrete(self.values[left], self.probabilities[left] / weight) if weight > 0 else None
+        return (
+            Discrete(self.values[left], self.probabilities[left] / weight) if weight > 0 else None
+        )
 
     def work_within(self, time: float, after: float = 0.0) -> float:
         """Expected useful time of a run that is stopped at ``time``: E[X; X <= time | X > after].
@@ -272,8 +318,10 @@ class Discrete:
     @cached_property
     def _sums(self) -> tuple[Array, Array]:
         zero = [0.0]
-        return (np.concatenate((zero, np.cumsum(self.probabilities))),
-                np.concatenate((zero, np.cumsum(self.probabilities * self.values))))
+        return (
+            np.concatenate((zero, np.cumsum(self.probabilities))),
+            np.concatenate((zero, np.cumsum(self.probabilities * self.values))),
+        )
 
 
 def discretise(law: Law, points: int) -> Discrete:
@@ -340,7 +388,9 @@ def coarsened(law: Discrete, most: int) -> tuple[Discrete, float]:
     ([8.0, 10.0, 21.0], [0.25, 0.25, 0.5], 0.05)
     """
     values, mass = law.support
-    excess = math.expm1(math.log(values[-1] / values[values > 0][0]) / most) or 1e-15  # nearly always enough
+    excess = (
+        math.expm1(math.log(values[-1] / values[values > 0][0]) / most) or 1e-15
+    )  # nearly always enough
     while len(_groups(values, excess, most)) > most:
         excess *= 2
     while excess > 1e-12 and len(_groups(values, excess / 2, most)) <= most:
@@ -354,7 +404,9 @@ def coarsened(law: Discrete, most: int) -> tuple[Discrete, float]:
             excess = middle
     starts = np.array(_groups(values, excess, most))
     largest = values[np.append(starts[1:], len(values)) - 1]
-    grown = np.where(largest > values[starts], largest / np.maximum(values[starts], np.finfo(float).tiny), 1.0)
+    grown = np.where(
+        largest > values[starts], largest / np.maximum(values[starts], np.finfo(float).tiny), 1.0
+    )
     merged = np.add.reduceat(mass, starts)
     return Discrete(largest, merged / merged.sum()), float(grown.max()) - 1
 

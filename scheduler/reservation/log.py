@@ -28,8 +28,12 @@ def read_runs(path: str | Path) -> Array:
     for line, block in line_blocks(path):
         found = numbers_in(block, 1)
         if found is None or not ((found > 0) & (found <= MOST)).all():
-            found = np.array([_number(place, text, "a run time", above_zero=True)
-                              for place, text in _said(path, line, block)])
+            found = np.array(
+                [
+                    _number(place, text, "a run time", above_zero=True)
+                    for place, text in _said(path, line, block)
+                ]
+            )
         read.append(found.ravel())
     runs = np.concatenate(read) if read else np.empty(0)
     if not runs.size:
@@ -44,7 +48,9 @@ def read_table(path: str | Path) -> Discrete:
         InputError: the file cannot be read, a line is wrong, or the probabilities do not sum to 1.
     """
     rows = []
-    for place, text in (said for line, block in line_blocks(path) for said in _said(path, line, block)):
+    for place, text in (
+        said for line, block in line_blocks(path) for said in _said(path, line, block)
+    ):
         cells = text.split(",")
         if len(cells) != 2:
             raise InputError(f"{place}: {text!r} is not a row 'time,probability'")
@@ -74,6 +80,8 @@ def _number(place: str, text: str, what: str, *, above_zero: bool = False) -> fl
     except ValueError:
         raise InputError(f"{place}: {text.strip()!r} is not a number; it must be {what}") from None
     if not 0 <= value <= MOST or (above_zero and value == 0):
-        raise InputError(f"{place}: {text.strip()} is not {what}: "
-                         f"it must be {'above' if above_zero else 'at least'} 0 and at most {MOST:g}")
+        raise InputError(
+            f"{place}: {text.strip()} is not {what}: "
+            f"it must be {'above' if above_zero else 'at least'} 0 and at most {MOST:g}"
+        )
     return value

@@ -54,7 +54,9 @@ class RequestSequence:
     excess: float = 0.0
 
 
-def optimal_requests(law: Discrete, backfill_rate: float = 0.0, spent: float = 0.0) -> RequestSequence:
+def optimal_requests(
+    law: Discrete, backfill_rate: float = 0.0, spent: float = 0.0
+) -> RequestSequence:
     """The sequence of requests with the least expected makespan.
 
     With backfill the time grows with the square of the number of values. A law of more than ``MOST_EXACT`` is
@@ -87,8 +89,9 @@ def optimal_requests(law: Discrete, backfill_rate: float = 0.0, spent: float = 0
     return RequestSequence(found, expected_makespan(law, found, backfill_rate, spent), excess)
 
 
-def expected_makespan(law: Discrete, requests: Sequence[float], backfill_rate: float = 0.0,
-                      spent: float = 0.0) -> float:
+def expected_makespan(
+    law: Discrete, requests: Sequence[float], backfill_rate: float = 0.0, spent: float = 0.0
+) -> float:
     """Expected makespan of any sequence of requests ([SPEC] Theorem 1, summed over the values of the law).
 
     Args:
@@ -108,7 +111,9 @@ def expected_makespan(law: Discrete, requests: Sequence[float], backfill_rate: f
     if not asked.size or asked[0] <= 0 or np.any(np.diff(asked) <= 0):
         raise InputError("requests must be above 0 and increasing")
     if asked[-1] < law.longest:
-        raise InputError(f"the last request is {asked[-1]:g}, below the longest run time {law.longest:g}")
+        raise InputError(
+            f"the last request is {asked[-1]:g}, below the longest run time {law.longest:g}"
+        )
     values, mass = law.support
     served_by = np.searchsorted(asked, values)
     failed = spent + np.concatenate(([0.0], np.cumsum(asked)))[served_by]
@@ -117,6 +122,7 @@ def expected_makespan(law: Discrete, requests: Sequence[float], backfill_rate: f
 
 
 # ---------------------------------------------------------------- without backfill
+
 
 def t_optimal(law: Discrete) -> RequestSequence:
     """TOptimal: the best sequence without backfill, in time linear in the number of values.
@@ -161,8 +167,9 @@ def _sweep(values: list[float], alive: list[float]) -> tuple[float, list[int]]:
         while last > first:
             a, b = envelope[last - 1], envelope[last]
             # the line b is nowhere lowest when a and the new one meet below it
-            if ((height - cost[a + 1]) * (values[a] - values[b])
-                    <= (cost[b + 1] - cost[a + 1]) * (values[a] - slope)):
+            if (height - cost[a + 1]) * (values[a] - values[b]) <= (cost[b + 1] - cost[a + 1]) * (
+                values[a] - slope
+            ):
                 last -= 1
             else:
                 break
@@ -182,6 +189,7 @@ def _sweep(values: list[float], alive: list[float]) -> tuple[float, list[int]]:
 
 
 # ---------------------------------------------------------------- with backfill
+
 
 def at_optimal(law: Discrete, backfill_rate: float, spent: float = 0.0) -> RequestSequence:
     """ATOptimal: the best sequence with backfill, exactly, by non-dominated labels.
@@ -227,7 +235,9 @@ def at_optimal(law: Discrete, backfill_rate: float, spent: float = 0.0) -> Reque
     return RequestSequence(tuple(support.values[indices[::-1]].tolist()), float(done.cost[best]))
 
 
-def makespan_by_count(law: Discrete, backfill_rate: float = 0.0, most: int = 8) -> tuple[float, ...]:
+def makespan_by_count(
+    law: Discrete, backfill_rate: float = 0.0, most: int = 8
+) -> tuple[float, ...]:
     """Least expected makespan with exactly 1, 2, ..., ``most`` requests, as far as the law has values.
 
     The labels of :func:`at_optimal`, kept apart by their number of requests.
@@ -240,12 +250,20 @@ def makespan_by_count(law: Discrete, backfill_rate: float = 0.0, most: int = 8) 
     last = len(support.values) - 1
     labels, costs = _Labels(0.0), []
     for count in range(1, min(most, last + 1) + 1):
-        costs.append(float(_ask(support, last, backfill_rate, labels.of(slice(labels.count))).cost.min()))
+        costs.append(
+            float(_ask(support, last, backfill_rate, labels.of(slice(labels.count))).cost.min())
+        )
         longer = _Labels()
         for i in range(count - 1, last):
-            shorter = int(np.searchsorted(labels.ruled_out[:labels.count], i, side="right"))
-            longer.add(i + 1, _non_dominated(_ask(support, i, backfill_rate, labels.of(slice(shorter))),
-                                             support.alive[i + 1], backfill_rate))
+            shorter = int(np.searchsorted(labels.ruled_out[: labels.count], i, side="right"))
+            longer.add(
+                i + 1,
+                _non_dominated(
+                    _ask(support, i, backfill_rate, labels.of(slice(shorter))),
+                    support.alive[i + 1],
+                    backfill_rate,
+                ),
+            )
         labels = longer
     return tuple(costs)
 
@@ -263,9 +281,12 @@ class _Support:
     def of(cls, law: Discrete) -> _Support:
         values, mass = law.support
         zero = [0.0]
-        return cls(values, np.concatenate((zero, np.cumsum(mass))),
-                   np.concatenate((zero, np.cumsum(mass * values))),
-                   np.concatenate((np.cumsum(mass[::-1])[::-1], zero)))
+        return cls(
+            values,
+            np.concatenate((zero, np.cumsum(mass))),
+            np.concatenate((zero, np.cumsum(mass * values))),
+            np.concatenate((np.cumsum(mass[::-1])[::-1], zero)),
+        )
 
 
 class _Asked(NamedTuple):
@@ -306,7 +327,12 @@ class _Labels:
 
     def of(self, rows: slice) -> _Standing:
         """Those of some rows."""
-        return _Standing(self.cost[rows], self.spent[rows], self.ruled_out[rows], np.arange(*rows.indices(self.count)))
+        return _Standing(
+            self.cost[rows],
+            self.spent[rows],
+            self.ruled_out[rows],
+            np.arange(*rows.indices(self.count)),
+        )
 
     def add(self, ruled_out: int, new: _Asked) -> _Standing:
         end = self.count + len(new.cost)
@@ -337,8 +363,11 @@ def _ask(support: _Support, i: int, rate: float, labels: _Standing) -> _Asked:
     room = np.searchsorted(support.values, (1.0 - rate) * value - rate * spent, side="right")
     room = np.minimum(np.maximum(room, j), i + 1)
     within = reached[room]
-    total = (cost + (within - reached[j]) * (spent + value)
-             + (moment[i + 1] - moment[room] + (reached[i + 1] - within) * spent) / (1.0 - rate))
+    total = (
+        cost
+        + (within - reached[j]) * (spent + value)
+        + (moment[i + 1] - moment[room] + (reached[i + 1] - within) * spent) / (1.0 - rate)
+    )
     return _Asked(total, spent + value, number)
 
 
@@ -367,8 +396,13 @@ class _Bound:
         if size <= 4 * COARSE:
             return None
         found = at_optimal(_thinned(support, max(COARSE, size // 24)), rate, spent)
-        return cls(expected_makespan(law, found.requests, rate, spent) * (1 + TIE), rate, support.alive,
-                   _least_to_come(support, rate), support.moment[-1] - support.moment)
+        return cls(
+            expected_makespan(law, found.requests, rate, spent) * (1 + TIE),
+            rate,
+            support.alive,
+            _least_to_come(support, rate),
+            support.moment[-1] - support.moment,
+        )
 
     def is_promising(self, j: int, asked: _Asked) -> NDArray[np.bool_]:
         """Which labels that have ruled out j values can.
@@ -393,9 +427,13 @@ def _thinned(support: _Support, count: int) -> Discrete:
     """The law on up to 3 ``count`` of its values: evenly by index, by probability, and by the logarithm of survival."""
     last = len(support.values) - 1
     tail = -np.log(support.alive[:-1])
-    picked = np.concatenate((np.linspace(0, last, count),
-                             np.searchsorted(support.reached[1:], np.linspace(0, 1, count)),
-                             np.searchsorted(tail, np.linspace(0, tail[-1], count))))
+    picked = np.concatenate(
+        (
+            np.linspace(0, last, count),
+            np.searchsorted(support.reached[1:], np.linspace(0, 1, count)),
+            np.searchsorted(tail, np.linspace(0, tail[-1], count)),
+        )
+    )
     kept = np.unique(np.append(np.minimum(picked, last), last).astype(np.int64))
     mass = np.diff(support.reached[kept + 1], prepend=0.0)
     return Discrete(support.values[kept], mass / mass.sum())
@@ -409,8 +447,12 @@ def _least_to_come(support: _Support, rate: float) -> Array:
     room = np.searchsorted(values, (1.0 - rate) * values, side="right")
     for j in range(size - 1, -1, -1):
         to = np.maximum(room[j:], j)
-        cost = ((reached[to] - reached[j]) * values[j:] + (moment[j + 1:] - moment[to]) / (1.0 - rate)
-                + alive[j + 1:] * values[j:] + least[j + 1:])
+        cost = (
+            (reached[to] - reached[j]) * values[j:]
+            + (moment[j + 1 :] - moment[to]) / (1.0 - rate)
+            + alive[j + 1 :] * values[j:]
+            + least[j + 1 :]
+        )
         least[j] = cost.min()
     return least
 
@@ -422,7 +464,9 @@ def _non_dominated(labels: _Asked, alive: float, rate: float) -> _Asked:
     if (best := np.argmin(flat)) == np.argmin(steep):  # nearly always: it beats all the others
         return labels.take([best])
     # Those that have spent more than the first lose to it, those that have spent less than the second to that one.
-    between = (labels.spent <= labels.spent[best]) & (labels.spent >= labels.spent[np.argmin(steep)])
+    between = (labels.spent <= labels.spent[best]) & (
+        labels.spent >= labels.spent[np.argmin(steep)]
+    )
     labels, flat, steep = labels.take(between), flat[between], steep[between]
     order = np.lexsort((labels.cost, labels.spent))
     # one that has spent less beats the label when it is not above it along the flat slope ...
@@ -436,8 +480,10 @@ def _non_dominated(labels: _Asked, alive: float, rate: float) -> _Asked:
 
 # ---------------------------------------------------------------- for a job that may have failed already
 
-def requests_after(law: Discrete, failed: Sequence[float] = (),
-                   backfill_rate: float = 0.0) -> RequestSequence:
+
+def requests_after(
+    law: Discrete, failed: Sequence[float] = (), backfill_rate: float = 0.0
+) -> RequestSequence:
     """What to ask for next, and next after that, when some requests have failed already.
 
     The optimal sequence for the law beyond the longest failed request. A job
@@ -468,8 +514,9 @@ def requests_after(law: Discrete, failed: Sequence[float] = (),
     return optimal_requests(remaining, backfill_rate, spent)
 
 
-def requests_from_runs(runs: ArrayLike, failed: Sequence[float] = (),
-                       backfill_rate: float = 0.0) -> RequestSequence:
+def requests_from_runs(
+    runs: ArrayLike, failed: Sequence[float] = (), backfill_rate: float = 0.0
+) -> RequestSequence:
     """:func:`requests_after` for the law of past runs, if there are at least five.
 
     Fewer tell too little of how long a run can take: ask for twice the longest time known.
@@ -507,7 +554,9 @@ def _lost(failed: Sequence[float]) -> tuple[float, float]:
     return float(lost.max(initial=0.0)), float(lost.sum())
 
 
-def _single(request: float, law: Discrete | None, spent: float, backfill_rate: float) -> RequestSequence:
+def _single(
+    request: float, law: Discrete | None, spent: float, backfill_rate: float
+) -> RequestSequence:
     """One request, for a law that it covers or for a run of just that length."""
     law = empirical([request]) if law is None else law
     return RequestSequence((request,), expected_makespan(law, [request], backfill_rate, spent))

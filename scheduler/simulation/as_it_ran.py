@@ -34,8 +34,15 @@ class AsItRan:
     simulated: Simulated
 
 
-def replay(records: Iterable[Record], rates: RateTable, cluster: Cluster, policy: Policy, options: Options,
-           costs: Costs, stream: Stream) -> AsItRan:
+def replay(
+    records: Iterable[Record],
+    rates: RateTable,
+    cluster: Cluster,
+    policy: Policy,
+    options: Options,
+    costs: Costs,
+    stream: Stream,
+) -> AsItRan:
     """Simulate what a live run has recorded.
 
     Args:
@@ -55,11 +62,19 @@ def replay(records: Iterable[Record], rates: RateTable, cluster: Cluster, policy
     epochs = Counter(record.network for record in records if record.event == "epoch")
     unknown = sorted(set(epochs) - {network.name for network in rates.models})
     if unknown:
-        raise InputError(f"the record has epochs of {', '.join(unknown)}, for which there are no rates")
+        raise InputError(
+            f"the record has epochs of {', '.join(unknown)}, for which there are no rates"
+        )
     if not epochs:
         raise InputError("the record has no epochs, so there is nothing to replay")
-    trained = replace(rates, models=tuple(replace(network, epochs=epochs[network.name])
-                                          for network in rates.models if epochs[network.name]))
+    trained = replace(
+        rates,
+        models=tuple(
+            replace(network, epochs=epochs[network.name])
+            for network in rates.models
+            if epochs[network.name]
+        ),
+    )
     simulated = simulate(trained, cluster, policy, options, costs, stream)
     return AsItRan(records[-1].t_s - stints[0].start_s, stints, simulated)
 
@@ -84,13 +99,17 @@ def stints_of(records: Iterable[Record]) -> tuple[Stint, ...]:
         before = record.t_s
         current = running.pop(record.network, None)
         if current is None and record.event != "group":
-            raise InputError(f"at {record.t_s} s: {record.event} of {record.network}, which has no devices")
+            raise InputError(
+                f"at {record.t_s} s: {record.event} of {record.network}, which has no devices"
+            )
         if current is not None and record.event == "epoch":
             running[record.network] = replace(current, epochs=current.epochs + 1)
             continue
         if current is not None:
             stints.append(replace(current, end_s=record.t_s))
         if record.event == "group":
-            running[record.network] = Stint(record.network, record.devices, record.t_s, record.t_s, 0)
+            running[record.network] = Stint(
+                record.network, record.devices, record.t_s, record.t_s, 0
+            )
     stints += [replace(stint, end_s=before) for stint in running.values()]
     return tuple(sorted(stints, key=lambda stint: (stint.start_s, stint.devices)))

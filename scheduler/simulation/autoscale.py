@@ -80,7 +80,9 @@ class Outcome:
     decisions: dict[str, int]
 
 
-def simulate(jobs: Sequence[ElasticJob], settings: Autoscaling, minutes: float = math.inf) -> Outcome:
+def simulate(
+    jobs: Sequence[ElasticJob], settings: Autoscaling, minutes: float = math.inf
+) -> Outcome:
     """Run the autoscaler over jobs.
 
     Args:

@@ -75,7 +75,7 @@ class QueueJob:
     def request(self, failed: int) -> float:
         """What it asks for after so many failed requests."""
         beyond = failed - len(self.requests) + 1
-        return self.requests[-1] * SAFETY ** beyond if beyond > 0 else self.requests[failed]
+        return self.requests[-1] * SAFETY**beyond if beyond > 0 else self.requests[failed]
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,19 +135,32 @@ class Schedule:
     @property
     def lost(self) -> float:
         """Processor time of runs that failed, over that of the machine."""
-        held = sum(self.jobs[run.job].processors * (run.end - run.start)
-                   for run in self.runs if not run.completed)
+        held = sum(
+            self.jobs[run.job].processors * (run.end - run.start)
+            for run in self.runs
+            if not run.completed
+        )
         return held / (self.processors * (self.end - self.start))
 
     def response(self, *, small: bool | None = None) -> float:
         """Mean time from arrival to completion: of all jobs, of the small ones, or of the others."""
-        times = [run.end - self.jobs[run.job].submit for run in self.runs
-                 if run.completed and small in (None, self.jobs[run.job].small)]
+        times = [
+            run.end - self.jobs[run.job].submit
+            for run in self.runs
+            if run.completed and small in (None, self.jobs[run.job].small)
+        ]
         return float(np.mean(times)) if times else math.nan
 
 
-def simulate(jobs: Sequence[QueueJob], processors: int, convention: Convention = Convention.PLANNED, *,
-             speculative: bool = False, stream: Stream | None = None, seed: int = 0) -> Schedule:
+def simulate(
+    jobs: Sequence[QueueJob],
+    processors: int,
+    convention: Convention = Convention.PLANNED,
+    *,
+    speculative: bool = False,
+    stream: Stream | None = None,
+    seed: int = 0,
+) -> Schedule:
     """Run jobs through the batch queue.
 
     Args:
@@ -177,19 +190,28 @@ def _check(jobs: Sequence[QueueJob], processors: int, stream: Stream | None) -> 
         raise InputError("there are no jobs to simulate")
     for index, job in enumerate(jobs):
         if not 1 <= job.processors <= processors:
-            raise InputError(f"job {index} needs {counted(job.processors, 'processor')}, but the machine has "
-                             f"{processors}")
+            raise InputError(
+                f"job {index} needs {counted(job.processors, 'processor')}, but the machine has "
+                f"{processors}"
+            )
         if not (math.isfinite(job.run_time) and job.run_time > 0 and 0 <= job.submit < math.inf):
-            raise InputError(f"job {index} arrives at {job.submit} and runs for {job.run_time}: "
-                             "times must be finite, the arrival at least 0 and the run above 0")
+            raise InputError(
+                f"job {index} arrives at {job.submit} and runs for {job.run_time}: "
+                "times must be finite, the arrival at least 0 and the run above 0"
+            )
         requests = job.requests
         increasing = all(later > earlier for earlier, later in pairwise((0.0, *requests)))
         if not (requests and increasing and requests[-1] < math.inf):
-            raise InputError(f"job {index} asks for {requests}: "
-                             "requests must be finite, above 0 and increasing")
-    if stream is not None and not (0 < stream.interval < math.inf and 1 <= stream.processors <= processors):
-        raise InputError(f"a stream of jobs of {counted(stream.processors, 'processor')} every {stream.interval} "
-                         f"does not fit a machine of {counted(processors, 'processor')}")
+            raise InputError(
+                f"job {index} asks for {requests}: requests must be finite, above 0 and increasing"
+            )
+    if stream is not None and not (
+        0 < stream.interval < math.inf and 1 <= stream.processors <= processors
+    ):
+        raise InputError(
+            f"a stream of jobs of {counted(stream.processors, 'processor')} every {stream.interval} "
+            f"does not fit a machine of {counted(processors, 'processor')}"
+        )
 
 
 class _Kind(IntEnum):
@@ -226,8 +248,15 @@ class _Waiting:
 class _BatchQueue:
     """The state of one simulation, and what happens in it."""
 
-    def __init__(self, jobs: Sequence[QueueJob], processors: int, convention: Convention, speculative: bool,
-                 stream: Stream | None, seed: int) -> None:
+    def __init__(
+        self,
+        jobs: Sequence[QueueJob],
+        processors: int,
+        convention: Convention,
+        speculative: bool,
+        stream: Stream | None,
+        seed: int,
+    ) -> None:
         self.sim = Simulator(start=min(job.submit for job in jobs), seed=seed)
         self.processors, self.convention, self.speculative = processors, convention, speculative
         self.stream = stream
@@ -242,8 +271,11 @@ class _BatchQueue:
 
     def run(self) -> Schedule:
         for index, job in enumerate(self.jobs):
-            self.sim.at(job.submit, _Kind.FILL if job.small else _Kind.ARRIVE,
-                        partial(self.arrive, _Waiting(index, job)))
+            self.sim.at(
+                job.submit,
+                _Kind.FILL if job.small else _Kind.ARRIVE,
+                partial(self.arrive, _Waiting(index, job)),
+            )
         if self.stream is not None:
             self.sim.after(self.stream.interval, _Kind.FILL, self.stream_arrives)
         self.sim.run()
@@ -276,7 +308,9 @@ class _BatchQueue:
             self.waiting.pop(waiting.index, None)
             waiting.start = None
         needed = self.sim.now + waiting.job.run_time
-        run = Run(waiting.index, self.sim.now, min(needed, limit), limit, needed <= limit, speculative)
+        run = Run(
+            waiting.index, self.sim.now, min(needed, limit), limit, needed <= limit, speculative
+        )
         self.sim.at(run.end, _Kind.END, partial(self.end, waiting, run))
 
     def end(self, waiting: _Waiting, run: Run) -> None:
@@ -357,16 +391,22 @@ class _BatchQueue:
     def withdraw(self, waiting: _Waiting) -> None:
         """Give up the reservation of a job that still waits for it, if it has one."""
         if waiting.start is not None:
-            self.free.release(waiting.start, waiting.start + waiting.request, waiting.job.processors)
+            self.free.release(
+                waiting.start, waiting.start + waiting.request, waiting.job.processors
+            )
             waiting.start = None
 
     def set_alarm(self) -> None:
         """Wake up when the next reservation starts."""
-        start = min((waiting.start for waiting in self.waiting.values() if waiting.start is not None),
-                    default=math.inf)
+        start = min(
+            (waiting.start for waiting in self.waiting.values() if waiting.start is not None),
+            default=math.inf,
+        )
         if self.alarm is not None:
             self.alarm.cancel()
-        self.alarm = self.sim.at(start, _Kind.ARRIVE, self.start_reserved) if start < math.inf else None
+        self.alarm = (
+            self.sim.at(start, _Kind.ARRIVE, self.start_reserved) if start < math.inf else None
+        )
 
     def start_reserved(self) -> None:
         """Start the jobs whose reservations start now."""
@@ -380,8 +420,11 @@ class _BatchQueue:
     def candidates(self) -> list[_Waiting]:
         """The jobs that a gap may be given to, the most important first."""
         now, planned = self.sim.now, self.convention is Convention.PLANNED
-        return [waiting for waiting in self.in_order()
-                if waiting.tried_until <= now and not (planned and waiting.start is not None)][:DEPTH]
+        return [
+            waiting
+            for waiting in self.in_order()
+            if waiting.tried_until <= now and not (planned and waiting.start is not None)
+        ][:DEPTH]
 
     def backfill(self) -> None:
         """Start what fits into a gap; its own reservation does not count as one, and is given up."""

@@ -23,8 +23,12 @@ GPUS_PER_NODE = 4
 
 # Blocks per stage of the networks that the paper varies (He et al. 2016; Huang et al. 2017).
 BASES = {
-    "ResNet-50": (3, 4, 6, 3), "ResNet-101": (3, 4, 23, 3), "ResNet-152": (3, 8, 36, 3),
-    "DenseNet-121": (6, 12, 24, 16), "DenseNet-169": (6, 12, 32, 32), "DenseNet-201": (6, 12, 48, 32),
+    "ResNet-50": (3, 4, 6, 3),
+    "ResNet-101": (3, 4, 23, 3),
+    "ResNet-152": (3, 8, 36, 3),
+    "DenseNet-121": (6, 12, 24, 16),
+    "DenseNet-169": (6, 12, 32, 32),
+    "DenseNet-201": (6, 12, 48, 32),
 }
 
 _SIDES = (56, 28, 14, 7)  # of the feature maps of the four stages, for images of 224 x 224
@@ -74,15 +78,27 @@ def generate(networks: int = 100, seed: int = 0, heavy_tail: bool = False) -> Ra
     gradients_mb = np.array([4e-6 * network.parameters for network in drawn])
     wait = np.exp(rng.uniform(np.log(_WAIT_PER_GPU[0]), np.log(_WAIT_PER_GPU[1]), networks))
     epochs = _epochs(rng, networks, heavy_tail)
-    return RateTable(SAMPLES_PER_EPOCH, GPUS_PER_NODE, tuple(
-        Network(network.name, _scaled(float(single[i]), float(gradients_mb[i]), float(wait[i])), epochs=int(epochs[i]),
-                params_mb=round(float(size[i]), 1)) for i, network in enumerate(drawn)))
+    return RateTable(
+        SAMPLES_PER_EPOCH,
+        GPUS_PER_NODE,
+        tuple(
+            Network(
+                network.name,
+                _scaled(float(single[i]), float(gradients_mb[i]), float(wait[i])),
+                epochs=int(epochs[i]),
+                params_mb=round(float(size[i]), 1),
+            )
+            for i, network in enumerate(drawn)
+        ),
+    )
 
 
 def _draw(index: int, rng: Generator) -> Drawn:
     bases = [base for base in BASES if base.startswith("ResNet" if index % 2 else "DenseNet")]
     base = bases[rng.integers(len(bases))]
-    blocks = [int(rng.integers(max(1, blocks // 2), blocks + blocks // 2 + 1)) for blocks in BASES[base]]
+    blocks = [
+        int(rng.integers(max(1, blocks // 2), blocks + blocks // 2 + 1)) for blocks in BASES[base]
+    ]
     count = _resnet if base.startswith("ResNet") else _densenet
     parameters, operations = count(blocks)
     return Drawn(f"{base}-{index}", parameters, operations)
@@ -152,8 +168,14 @@ def convert(value: Any, place: str = "ensemble") -> RateTable:
     if "dnns" in top and not networks:
         read.mistake("dnns", "empty, but an ensemble needs at least one network")
     read.own_names("dnns", networks)
-    gpus = read.count(top, "gpus_per_node", "gpus_per_node") if "gpus_per_node" in top else GPUS_PER_NODE
-    table = RateTable(read.count(top, "images_per_epoch", "images_per_epoch"), gpus, tuple(networks))
+    gpus = (
+        read.count(top, "gpus_per_node", "gpus_per_node")
+        if "gpus_per_node" in top
+        else GPUS_PER_NODE
+    )
+    table = RateTable(
+        read.count(top, "images_per_epoch", "images_per_epoch"), gpus, tuple(networks)
+    )
     read.refuse_mistakes(place)
     return table
 
@@ -171,11 +193,18 @@ def redraw_epochs(table: RateTable, seed: int, heavy_tail: bool = False) -> Rate
     else:
         known = [network.epochs for network in table.models]
         if None in known:
-            raise InputError(f"{table.models[known.index(None)].name} has no epochs; to draw epochs, each network must "
-                             "have them")
+            raise InputError(
+                f"{table.models[known.index(None)].name} has no epochs; to draw epochs, each network must "
+                "have them"
+            )
         drawn = rng.choice(np.array(known, dtype=np.int64), count)
-    return replace(table, models=tuple(replace(network, epochs=int(epochs))
-                                       for network, epochs in zip(table.models, drawn, strict=True)))
+    return replace(
+        table,
+        models=tuple(
+            replace(network, epochs=int(epochs))
+            for network, epochs in zip(table.models, drawn, strict=True)
+        ),
+    )
 
 
 def with_errors(table: RateTable, error: float, seed: int) -> RateTable:
@@ -187,6 +216,16 @@ def with_errors(table: RateTable, error: float, seed: int) -> RateTable:
         seed: of the errors.
     """
     rng = np.random.default_rng(seed)
-    return replace(table, models=tuple(
-        replace(network, rates=tuple(rate * max(0.5, 1 + error * float(rng.standard_normal()))
-                                     for rate in network.rates)) for network in table.models))
+    return replace(
+        table,
+        models=tuple(
+            replace(
+                network,
+                rates=tuple(
+                    rate * max(0.5, 1 + error * float(rng.standard_normal()))
+                    for rate in network.rates
+                ),
+            )
+            for network in table.models
+        ),
+    )

@@ -33,7 +33,12 @@ MOST_JOBS = 1e6  # drawn at random
 
 PATTERNS = ("low", "high", "bursty")
 ELASTIC = "elastic"
-POLICIES = (ELASTIC, "fixed", "smallest", "largest")  # for the batches of drawn jobs; not those of an ensemble
+POLICIES = (
+    ELASTIC,
+    "fixed",
+    "smallest",
+    "largest",
+)  # for the batches of drawn jobs; not those of an ensemble
 
 
 # --- from a file --------------------------------------------------------------------------------
@@ -60,7 +65,9 @@ def read_jobs(path: str | Path) -> JobFile:
         raise InputError(f"{path}: gpus is {gpus!r}; it must be a whole number of at least 1")
     if not (isinstance(top["jobs"], list) and top["jobs"]):
         raise InputError(f"{path}: jobs is {top['jobs']!r}; it must be a list of at least one job")
-    return JobFile(gpus, tuple(_job(job, f"{path}: jobs[{i}]") for i, job in enumerate(top["jobs"])))
+    return JobFile(
+        gpus, tuple(_job(job, f"{path}: jobs[{i}]") for i, job in enumerate(top["jobs"]))
+    )
 
 
 def _job(value: Any, place: str) -> ElasticJob:
@@ -68,20 +75,30 @@ def _job(value: Any, place: str) -> ElasticJob:
     arrival = _number(record["arrival_min"], f"{place}.arrival_min")
     length = _number(record["length_min"], f"{place}.length_min")
     if not 0 <= arrival <= LONGEST_MIN:
-        raise InputError(f"{place}.arrival_min is {arrival:g}; it must be 0 to {LONGEST_MIN:g} minutes from the start")
+        raise InputError(
+            f"{place}.arrival_min is {arrival:g}; it must be 0 to {LONGEST_MIN:g} minutes from the start"
+        )
     if length <= 0:
-        raise InputError(f"{place}.length_min is {length:g}; it must be above 0 (minutes on a scaling factor of 1)")
+        raise InputError(
+            f"{place}.length_min is {length:g}; it must be above 0 (minutes on a scaling factor of 1)"
+        )
     if not isinstance(record["scaling"], list):
-        raise InputError(f"{place}.scaling is {record['scaling']!r}; it must be a list of factors on 1, 2, ... GPUs")
-    factors = tuple(_number(factor, f"{place}.scaling[{k}]") for k, factor in enumerate(record["scaling"]))
+        raise InputError(
+            f"{place}.scaling is {record['scaling']!r}; it must be a list of factors on 1, 2, ... GPUs"
+        )
+    factors = tuple(
+        _number(factor, f"{place}.scaling[{k}]") for k, factor in enumerate(record["scaling"])
+    )
     try:
         job = ElasticJob(arrival, length, ScalingCurve(factors))
     except InputError as error:
         raise InputError(f"{place}.scaling: {error}") from None
     slowest = min(factor for factor in factors if factor > 0)
     if length > LONGEST_MIN * slowest:
-        raise InputError(f"{place}: {length:g} min on a scaling factor of {slowest:g} take more than "
-                         f"{LONGEST_MIN:g} min")
+        raise InputError(
+            f"{place}: {length:g} min on a scaling factor of {slowest:g} take more than "
+            f"{LONGEST_MIN:g} min"
+        )
     return job
 
 
@@ -93,8 +110,17 @@ def _number(value: Any, place: str) -> float:
 
 def job_record(gpus: int, jobs: Sequence[ElasticJob]) -> dict[str, Any]:
     """What a file of these jobs holds; :func:`read_jobs` gives them back."""
-    return {"gpus": gpus, "jobs": [{"arrival_min": job.arrival_min, "length_min": job.length_min,
-                                    "scaling": list(job.curve.factors)} for job in jobs]}
+    return {
+        "gpus": gpus,
+        "jobs": [
+            {
+                "arrival_min": job.arrival_min,
+                "length_min": job.length_min,
+                "scaling": list(job.curve.factors),
+            }
+            for job in jobs
+        ],
+    }
 
 
 # --- at random ----------------------------------------------------------------------------------
@@ -140,8 +166,14 @@ def workload() -> Workload:
     data = read_json(CATEGORIES)
     return Workload(
         tuple(_category(record) for record in data["categories"]),
-        tuple(CommTime(row["params_mb"], row["gpus"], row["seconds"]) for row in data["comm_s"]["rows"]),
-        data["most_gpus"]["value"], data["low"]["value"], data["burst_min"]["value"])
+        tuple(
+            CommTime(row["params_mb"], row["gpus"], row["seconds"])
+            for row in data["comm_s"]["rows"]
+        ),
+        data["most_gpus"]["value"],
+        data["low"]["value"],
+        data["burst_min"]["value"],
+    )
 
 
 def _category(record: dict[str, Any]) -> Category:
@@ -150,8 +182,15 @@ def _category(record: dict[str, Any]) -> Category:
     return Category(network, BatchRange(*record["batch"]), record["length_min"])
 
 
-def generate(gpus: int, minutes: float, pattern: str, policy: str, seed: int,
-             load: float = 1.0, category: int | None = None) -> list[ElasticJob]:
+def generate(
+    gpus: int,
+    minutes: float,
+    pattern: str,
+    policy: str,
+    seed: int,
+    load: float = 1.0,
+    category: int | None = None,
+) -> list[ElasticJob]:
     """Draw jobs that arrive over a while.
 
     Arrivals are a Poisson process. In busy times they bring, at ``load`` 1, as
@@ -185,13 +224,17 @@ def generate(gpus: int, minutes: float, pattern: str, policy: str, seed: int,
     kinds = assumed.categories
     if category is not None:
         if not 1 <= category <= len(kinds):
-            raise InputError(f"category is {category}; it must be a whole number from 1 to {len(kinds)}")
-        kinds = kinds[category - 1:category]
+            raise InputError(
+                f"category is {category}; it must be a whole number from 1 to {len(kinds)}"
+            )
+        kinds = kinds[category - 1 : category]
     rng = np.random.default_rng(seed)
     busy = load * gpus / float(np.mean([kind.length_min for kind in kinds]))
     if busy * minutes > MOST_JOBS:
-        raise InputError(f"{gpus} GPUs at load {load:g} for {minutes:g} min make about {busy * minutes:.0g} jobs: "
-                         f"at most {MOST_JOBS:g} can be drawn")
+        raise InputError(
+            f"{gpus} GPUs at load {load:g} for {minutes:g} min make about {busy * minutes:.0g} jobs: "
+            f"at most {MOST_JOBS:g} can be drawn"
+        )
     arrivals = _arrivals(rng, minutes, pattern, busy, assumed)
     drawn = rng.integers(len(assumed.categories), size=len(arrivals))
     if category is not None:
@@ -207,8 +250,9 @@ def generate(gpus: int, minutes: float, pattern: str, policy: str, seed: int,
     return jobs
 
 
-def _arrivals(rng: np.random.Generator, minutes: float, pattern: str, busy: float,
-              assumed: Workload) -> list[float]:
+def _arrivals(
+    rng: np.random.Generator, minutes: float, pattern: str, busy: float, assumed: Workload
+) -> list[float]:
     length = assumed.burst_min if pattern == "bursty" else minutes
     moments: list[float] = []
     for number in range(math.ceil(minutes / length)):

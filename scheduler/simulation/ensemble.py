@@ -99,13 +99,24 @@ class Simulated:
         for stint in self.stints:
             before, done[stint.name] = done[stint.name], done[stint.name] + stint.epochs
             if before < 1 <= done[stint.name] + 1e-9:
-                latest = max(latest, stint.start_s + (stint.end_s - stint.start_s) * (1 - before) / stint.epochs)
+                latest = max(
+                    latest,
+                    stint.start_s + (stint.end_s - stint.start_s) * (1 - before) / stint.epochs,
+                )
         return latest
 
 
-def simulate(rates: RateTable, cluster: Cluster, policy: Policy, options: Options, costs: Costs | None = None,
-             stream: Stream | None = None, told: RateTable | None = None, learning: Learning | None = None,
-             arrivals: Mapping[str, float] | None = None) -> Simulated:
+def simulate(
+    rates: RateTable,
+    cluster: Cluster,
+    policy: Policy,
+    options: Options,
+    costs: Costs | None = None,
+    stream: Stream | None = None,
+    told: RateTable | None = None,
+    learning: Learning | None = None,
+    arrivals: Mapping[str, float] | None = None,
+) -> Simulated:
     """Train an ensemble on numbers.
 
     Args:
@@ -130,10 +141,21 @@ def simulate(rates: RateTable, cluster: Cluster, policy: Policy, options: Option
     if policy.sets_batch:
         rates, told = at_best(rates, gpus), None if told is None else at_best(told, gpus)
     # No GPU does more work than those networks together that do most on it.
-    bound = lower_bound(rates, gpus) / max(speedup(rates.sharing, count) for count in range(1, cluster.slots + 1))
+    bound = lower_bound(rates, gpus) / max(
+        speedup(rates.sharing, count) for count in range(1, cluster.slots + 1)
+    )
     told = replace(told or rates, supply=stream.supply)
-    return _Run(rates, cluster, policy, options, policy.costs if costs is None else costs, stream, told,
-                None if learning is None else Learner(rates, gpus, learning, cluster.slots), arrivals or {}).run(bound)
+    return _Run(
+        rates,
+        cluster,
+        policy,
+        options,
+        policy.costs if costs is None else costs,
+        stream,
+        told,
+        None if learning is None else Learner(rates, gpus, learning, cluster.slots),
+        arrivals or {},
+    ).run(bound)
 
 
 class _Kind(IntEnum):
@@ -183,16 +205,31 @@ class _Group:
 
     def holding(self) -> GroupHolding:
         """Its devices, and what can be done about them: newcomers need no time to build a network of numbers."""
-        stance = (Stance.BUSY if self.state is not _State.TRAINING
-                  else Stance.INSIDE if self.position else Stance.BETWEEN)
+        stance = (
+            Stance.BUSY
+            if self.state is not _State.TRAINING
+            else Stance.INSIDE
+            if self.position
+            else Stance.BETWEEN
+        )
         return GroupHolding(self.devices, stance, self.least)
 
 
 class _Run:
     """The executor: groups on devices, in simulated time."""
 
-    def __init__(self, rates: RateTable, cluster: Cluster, policy: Policy, options: Options, costs: Costs,
-                 stream: Stream, told: RateTable, learner: Learner | None, arrivals: Mapping[str, float]) -> None:
+    def __init__(
+        self,
+        rates: RateTable,
+        cluster: Cluster,
+        policy: Policy,
+        options: Options,
+        costs: Costs,
+        stream: Stream,
+        told: RateTable,
+        learner: Learner | None,
+        arrivals: Mapping[str, float],
+    ) -> None:
         self.sim = Simulator()
         self.rates, self.cluster, self.policy, self.options = rates, cluster, policy, options
         self.costs, self.stream = costs, stream
@@ -201,10 +238,14 @@ class _Run:
         self.learner, self.arrivals = learner, arrivals
         self.samples = rates.samples_per_epoch
         self.rate_of = curves(rates, cluster.whole_gpus).rate
-        self.groups = {network.name: _Group(network, row) for row, network in enumerate(rates.models)}
+        self.groups = {
+            network.name: _Group(network, row) for row, network in enumerate(rates.models)
+        }
         self.free = set(cluster.devices)
         self.wanted = Round()
-        self.window: deque[int] = deque(maxlen=stream.ring.kept if stream.ring else 1)  # shards of the ring
+        self.window: deque[int] = deque(
+            maxlen=stream.ring.kept if stream.ring else 1
+        )  # shards of the ring
         self.production: Event | None = None
         self.shards = 0  # produced so far
         self.book = _Book(self.samples)
@@ -216,9 +257,17 @@ class _Run:
         self.sim.run()
         left = [group.name for group in self.groups.values() if group.state is not _State.FINISHED]
         if left:
-            raise InputError(f"the policy {self.policy.name} leaves {', '.join(left)} waiting for ever")
-        return self.book.close(self.policy.name, self.sim.now, bound, self.cluster.whole_gpus, self.costs.profile_s,
-                               self.learner.replans if self.learner is not None else 0)
+            raise InputError(
+                f"the policy {self.policy.name} leaves {', '.join(left)} waiting for ever"
+            )
+        return self.book.close(
+            self.policy.name,
+            self.sim.now,
+            bound,
+            self.cluster.whole_gpus,
+            self.costs.profile_s,
+            self.learner.replans if self.learner is not None else 0,
+        )
 
     # Deciding
 
@@ -231,15 +280,29 @@ class _Run:
         told, progress = self.told, self._progress()
         if self.learner is not None:
             told = replace(self.learner.told(), supply=told.supply)
-            progress = replace(progress, rates_changed=self.learner.rates.has_news,
-                               guessed=frozenset() if self.stream.count else self.learner.rates.guessed)
+            progress = replace(
+                progress,
+                rates_changed=self.learner.rates.has_news,
+                guessed=frozenset() if self.stream.count else self.learner.rates.guessed,
+            )
         if self.arrivals:
-            told = replace(told, models=tuple(one for one in told.models
-                                              if self.arrivals.get(one.name, 0.0) <= self.sim.now))
+            told = replace(
+                told,
+                models=tuple(
+                    one for one in told.models if self.arrivals.get(one.name, 0.0) <= self.sim.now
+                ),
+            )
         wanted = plan(self.policy, told, progress, self.cluster, self.options)
         if self.learner is not None:
-            tried = probes_of_plan(self.policy, told, self.learner.rates.least, progress, self.cluster, self.options,
-                                   wanted)
+            tried = probes_of_plan(
+                self.policy,
+                told,
+                self.learner.rates.least,
+                progress,
+                self.cluster,
+                self.options,
+                wanted,
+            )
             self.learner.planned(wanted != self.wanted, tried)
         self.wanted = wanted
         self._carry_out()
@@ -254,16 +317,23 @@ class _Run:
     def _look(self) -> None:
         """See whether devices that are idle could be used by groups of which nothing was known before."""
         self._observe()
-        if self.learner is not None and self.learner.rates.may_grow and self.wanted.gpus < self.cluster.gpus:
+        if (
+            self.learner is not None
+            and self.learner.rates.may_grow
+            and self.wanted.gpus < self.cluster.gpus
+        ):
             self._ask()
 
     def _progress(self) -> Progress:
         groups = self.groups.values()
         return Progress(
             running=tuple(Member(group.name, group.devices) for group in groups if group.devices),
-            epochs_done={group.name: done for group in groups if (done := group.epochs_done(self.samples))},
+            epochs_done={
+                group.name: done for group in groups if (done := group.epochs_done(self.samples))
+            },
             finished=frozenset(group.name for group in groups if group.state is _State.FINISHED),
-            wanted=self.wanted)
+            wanted=self.wanted,
+        )
 
     # Carrying out
 
@@ -296,15 +366,24 @@ class _Run:
 
     def _rate(self, group: _Group) -> float:
         gpus = len(group.devices)
-        alone = (float(self.rate_of[group.row, gpus - 1]) if group.batch is None else
-                 epoch_rate(self.rates.models[group.row], self.rates.comm_s, gpus, group.batch, self.samples))
-        paid = 1 / (1 / alone + self.costs.epoch_s / self.samples)  # with what passes between epochs
+        alone = (
+            float(self.rate_of[group.row, gpus - 1])
+            if group.batch is None
+            else epoch_rate(
+                self.rates.models[group.row], self.rates.comm_s, gpus, group.batch, self.samples
+            )
+        )
+        paid = 1 / (
+            1 / alone + self.costs.epoch_s / self.samples
+        )  # with what passes between epochs
         return paid * share(self.rates.sharing, group.beside)
 
     def _take_batches(self) -> None:
         """Let each group that stands before an epoch train it with the batch that is wanted now."""
         for member in self.wanted.members:
-            if (group := self.groups.get(member.name)) is None:  # a policy of one's own may name any
+            if (
+                group := self.groups.get(member.name)
+            ) is None:  # a policy of one's own may name any
                 continue
             batches = self.rates.models[group.row].batches
             batch = member.batch_on(len(group.devices) or member.gpus, batches[0] if batches else 1)
@@ -316,17 +395,26 @@ class _Run:
     def _moves(self) -> tuple[Move, ...]:
         """The moves towards what is wanted, by all groups that are not as they should be."""
         wanted = {member.name: member for member in self.wanted.members}
-        apart = [group for group in self.groups.values() if group.state is not _State.FINISHED
-                 and group.devices != (wanted[group.name].devices if group.name in wanted else ())]
+        apart = [
+            group
+            for group in self.groups.values()
+            if group.state is not _State.FINISHED
+            and group.devices != (wanted[group.name].devices if group.name in wanted else ())
+        ]
         names = {group.name for group in apart}
-        return moves({group.name: group.holding() for group in apart if group.devices},
-                     Round(tuple(member for member in self.wanted.members if member.name in names)),
-                     self.free, frees_at_once=True)
+        return moves(
+            {group.name: group.holding() for group in apart if group.devices},
+            Round(tuple(member for member in self.wanted.members if member.name in names)),
+            self.free,
+            frees_at_once=True,
+        )
 
     def _stop(self, group: _Group) -> None:
         self._end_stint(group)
         group.state, group.pace = _State.STOPPING, 0.0
-        self.book.checkpoint(self.sim.now, self.sim.now + self.costs.checkpoint_s, len(group.devices) / group.beside)
+        self.book.checkpoint(
+            self.sim.now, self.sim.now + self.costs.checkpoint_s, len(group.devices) / group.beside
+        )
         self._next(group, self.costs.checkpoint_s, _Kind.STOPPED, self._stopped)
 
     def _form(self, group: _Group, devices: tuple[int, ...]) -> None:
@@ -349,7 +437,9 @@ class _Run:
     def _ready(self, group: _Group) -> None:
         group.state, group.since, group.next = _State.TRAINING, self.sim.now, None
         group.ready_s = self.sim.now
-        if self.learner is not None and not self.learner.rates.has_seen(group.name, len(group.devices)):
+        if self.learner is not None and not self.learner.rates.has_seen(
+            group.name, len(group.devices)
+        ):
             self.sim.after(self.learner.after_s, _Kind.LOOK, self._look)
         group.stint_epochs = group.epochs_done(self.samples)
         self._advance_all()
@@ -380,8 +470,15 @@ class _Run:
         group.devices, group.state, group.pace, group.next = (), state, 0.0, None
 
     def _end_stint(self, group: _Group) -> None:
-        self.book.stints.append(Stint(group.name, group.devices, group.stint_start, self.sim.now,
-                                      group.epochs_done(self.samples) - group.stint_epochs))
+        self.book.stints.append(
+            Stint(
+                group.name,
+                group.devices,
+                group.stint_start,
+                self.sim.now,
+                group.epochs_done(self.samples) - group.stint_epochs,
+            )
+        )
 
     # Time
 
@@ -396,7 +493,9 @@ class _Run:
         """Bring the position up to now."""
         elapsed = self.sim.now - group.since
         group.position += group.pace * elapsed
-        self.book.busy_gpu_s += len(group.devices) / group.beside * elapsed * group.pace / group.rate
+        self.book.busy_gpu_s += (
+            len(group.devices) / group.beside * elapsed * group.pace / group.rate
+        )
         group.since = self.sim.now
 
     def _set_paces(self) -> None:
@@ -439,7 +538,9 @@ class _Run:
         fastest = max((group.rate for group in self._training()), default=0.0)
         if ring is not None and fastest > 0:
             rate = min(self.stream.rate, ring.surplus * fastest)
-            self.production = self.sim.after(self.samples / ring.shards / rate, _Kind.SHARD, self._produced)
+            self.production = self.sim.after(
+                self.samples / ring.shards / rate, _Kind.SHARD, self._produced
+            )
 
     def _produced(self) -> None:
         assert self.stream.ring is not None
@@ -449,7 +550,9 @@ class _Run:
         self._advance_all()
         self._set_paces()
 
-    def _next(self, group: _Group, delay: float, kind: _Kind, what: Callable[[_Group], None]) -> None:
+    def _next(
+        self, group: _Group, delay: float, kind: _Kind, what: Callable[[_Group], None]
+    ) -> None:
         if group.next is not None:
             group.next.cancel()
         group.next = self.sim.after(delay, kind, partial(what, group))
@@ -466,7 +569,9 @@ class _Book:
         self._checkpoint_until = 0.0
         self._rounds: list[SimulatedRound] = []
         self._round_start = 0.0
-        self._round: list[tuple[_Group, tuple[int, ...], float]] = []  # group, devices, epochs before
+        self._round: list[
+            tuple[_Group, tuple[int, ...], float]
+        ] = []  # group, devices, epochs before
 
     def checkpoint(self, start: float, end: float, gpus: float) -> None:
         self.checkpoint_gpu_s += gpus * (end - start)
@@ -477,22 +582,37 @@ class _Book:
         """A new round begins with the groups that have devices now."""
         self._end_round(now)
         self._round_start = now
-        self._round = [(group, group.devices, group.epochs_done(self.samples)) for group in groups
-                       if group.state in (_State.FORMING, _State.TRAINING)]
+        self._round = [
+            (group, group.devices, group.epochs_done(self.samples))
+            for group in groups
+            if group.state in (_State.FORMING, _State.TRAINING)
+        ]
 
     def _end_round(self, now: float) -> None:
         if self._round and now > self._round_start:
-            members = tuple(Share(group.name, len(devices), devices, group.epochs_done(self.samples) - before)
-                            for group, devices, before in self._round)
+            members = tuple(
+                Share(group.name, len(devices), devices, group.epochs_done(self.samples) - before)
+                for group, devices, before in self._round
+            )
             self._rounds.append(SimulatedRound(self._round_start, now, members))
 
-    def close(self, policy: str, now: float, bound: float, gpus: int, profile_s: float, replans: int) -> Simulated:
+    def close(
+        self, policy: str, now: float, bound: float, gpus: int, profile_s: float, replans: int
+    ) -> Simulated:
         self._end_round(now)
         used = self.busy_gpu_s + self.regroup_gpu_s + self.checkpoint_gpu_s
         waiting_s = now - profile_s - used / gpus
         if abs(waiting_s) < 1e-9 * now:  # what rounding leaves, and that may be less than nothing
             waiting_s = 0.0
-        return Simulated(policy, now, bound, waiting_s_per_gpu=waiting_s,
-                         scheduling_s=self.scheduling_s, checkpoint_s=self.checkpoint_s,
-                         regroup_s_per_gpu=self.regroup_gpu_s / gpus, replans=replans, rounds=tuple(self._rounds),
-                         stints=tuple(sorted(self.stints, key=lambda stint: (stint.start_s, stint.devices))))
+        return Simulated(
+            policy,
+            now,
+            bound,
+            waiting_s_per_gpu=waiting_s,
+            scheduling_s=self.scheduling_s,
+            checkpoint_s=self.checkpoint_s,
+            regroup_s_per_gpu=self.regroup_gpu_s / gpus,
+            replans=replans,
+            rounds=tuple(self._rounds),
+            stints=tuple(sorted(self.stints, key=lambda stint: (stint.start_s, stint.devices))),
+        )

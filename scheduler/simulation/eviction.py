@@ -61,8 +61,13 @@ class Outcome:
     uses: tuple[Use, ...]
 
 
-def simulate(jobs: Sequence[BatchJob], actions: Mapping[str, Action], nodes: int, length_min: float,
-             storage: FileSystem) -> Outcome:
+def simulate(
+    jobs: Sequence[BatchJob],
+    actions: Mapping[str, Action],
+    nodes: int,
+    length_min: float,
+    storage: FileSystem,
+) -> Outcome:
     """Carry out a plan and let everything end.
 
     Args:
@@ -82,8 +87,12 @@ def simulate(jobs: Sequence[BatchJob], actions: Mapping[str, Action], nodes: int
     names = {job.checkpointing.id for job in jobs}
     if strangers := sorted(actions.keys() - names):
         raise InputError(f"the plan stops {strangers[0]}, which is not running")
-    if nodes > (free := sum(job.checkpointing.nodes for job in jobs if job.checkpointing.id in actions)):
-        raise InputError(f"the plan frees {counted(free, 'node')}, but the on-demand job needs {nodes}")
+    if nodes > (
+        free := sum(job.checkpointing.nodes for job in jobs if job.checkpointing.id in actions)
+    ):
+        raise InputError(
+            f"the plan frees {counted(free, 'node')}, but the on-demand job needs {nodes}"
+        )
     machine = _Machine(jobs, actions, nodes, length_min, storage)
     machine.sim.run()
     return machine.outcome(jobs)
@@ -116,8 +125,14 @@ class _Running:
 class _Machine:
     """The machine, from the moment at which the on-demand job asks."""
 
-    def __init__(self, jobs: Sequence[BatchJob], actions: Mapping[str, Action], wanted: int, length_min: float,
-                 storage: FileSystem) -> None:
+    def __init__(
+        self,
+        jobs: Sequence[BatchJob],
+        actions: Mapping[str, Action],
+        wanted: int,
+        length_min: float,
+        storage: FileSystem,
+    ) -> None:
         self.sim = Simulator()
         self.storage = storage
         self.wanted, self.length_min = wanted, length_min
@@ -142,11 +157,19 @@ class _Machine:
             if action == "kill":
                 self._kill(running)
             elif action is not None:
-                sizes, due = running.job.checkpointing.sizes(action), running.job.checkpointing.wait_min
+                sizes, due = (
+                    running.job.checkpointing.sizes(action),
+                    running.job.checkpointing.wait_min,
+                )
                 if sizes is None or (action == "app" and due is None):
-                    raise InputError(f"the plan checkpoints {running.id} by {action!r}, which it cannot do")
-                self.sim.at(due if action == "app" and due else 0, _Kind.DUE,
-                            partial(self._due, running, action, self.storage.seconds(sizes) / 60))
+                    raise InputError(
+                        f"the plan checkpoints {running.id} by {action!r}, which it cannot do"
+                    )
+                self.sim.at(
+                    due if action == "app" and due else 0,
+                    _Kind.DUE,
+                    partial(self._due, running, action, self.storage.seconds(sizes) / 60),
+                )
         self.sim.at(0, _Kind.START, self._start)
 
     def _place(self, job: BatchJob, nodes: frozenset[int], left_min: float) -> None:
@@ -159,8 +182,15 @@ class _Machine:
         running.end.cancel()
         del self.running[running.id]
         worked_until = self.sim.now if running.paused_min is None else running.paused_min
-        self.uses.append(Use(running.id, running.nodes, running.since_min, self.sim.now,
-                             worked_until - running.since_min))
+        self.uses.append(
+            Use(
+                running.id,
+                running.nodes,
+                running.since_min,
+                self.sim.now,
+                worked_until - running.since_min,
+            )
+        )
         self._free(running.nodes)
 
     def _free(self, nodes: frozenset[int]) -> None:
@@ -198,7 +228,9 @@ class _Machine:
 
     def _written(self, running: _Running) -> None:
         assert running.paused_min is not None
-        self.stopped.append((running.job, running.left_min - (running.paused_min - running.since_min)))
+        self.stopped.append(
+            (running.job, running.left_min - (running.paused_min - running.since_min))
+        )
         self._let_go(running)
         self.writing = False
         self._write()
@@ -211,7 +243,9 @@ class _Machine:
             self.start_min = self.sim.now
             self.idle_node_s = 60 * sum(self.sim.now - since for since in self.free_since.values())
             nodes = self._take(self.wanted)
-            self.uses.append(Use(ON_DEMAND, nodes, self.sim.now, self.sim.now + self.length_min, self.length_min))
+            self.uses.append(
+                Use(ON_DEMAND, nodes, self.sim.now, self.sim.now + self.length_min, self.length_min)
+            )
             self.sim.after(self.length_min, _Kind.END, partial(self._free, nodes))
         while self.stopped and len(self.free_since) >= self.stopped[0][0].checkpointing.nodes:
             job, left_min = self.stopped.popleft()
@@ -227,5 +261,11 @@ class _Machine:
         ends = {use.job: use.end_min for use in self.uses}  # the last of each job
         delays = [ends[job.checkpointing.id] - job.left_min for job in jobs]
         assert self.start_min is not None
-        return Outcome(self.start_min, self.lost_node_s, self.idle_node_s, sum(delays) / len(delays),
-                       max(ends[job.checkpointing.id] for job in jobs), tuple(self.uses))
+        return Outcome(
+            self.start_min,
+            self.lost_node_s,
+            self.idle_node_s,
+            sum(delays) / len(delays),
+            max(ends[job.checkpointing.id] for job in jobs),
+            tuple(self.uses),
+        )

@@ -44,8 +44,10 @@ def fit_laws(runs: ArrayLike) -> tuple[Fit, ...]:
     """
     sample = np.sort(np.asarray(runs, float))
     if sample.size < FEWEST or sample[0] == sample[-1]:
-        raise InputError(f"to fit a law takes at least {FEWEST} run times that are not all equal; "
-                         f"given: {sample.size}, {np.unique(sample).size} different")
+        raise InputError(
+            f"to fit a law takes at least {FEWEST} run times that are not all equal; "
+            f"given: {sample.size}, {np.unique(sample).size} different"
+        )
     if not (math.isfinite(sample[-1]) and sample[0] > 0):
         raise InputError("run times must be finite and above 0")
     gap = (sample[-1] - sample[0]) / (sample.size - 1)
@@ -71,8 +73,12 @@ def _fit(name: str, sample: Array, low: float, high: float) -> Fit:
             return math.inf
         return -float(np.sum(np.log(density))) if np.all(density > 0) else math.inf
 
-    point = np.array([math.log(value) if above else value
-                      for value, above in zip(guess.values(), positive, strict=True)])
+    point = np.array(
+        [
+            math.log(value) if above else value
+            for value, above in zip(guess.values(), positive, strict=True)
+        ]
+    )
     if free:
         point = minimize(cost, point, method="Nelder-Mead", options={"maxiter": 500 * len(free)}).x
     law = law_at(point)

@@ -37,11 +37,17 @@ from scheduler.simulation.kernel import Event, Simulator
 Policy = Callable[[Sequence[sharing.Trainer], Sequence[int], int, float], sharing.Counts]
 Placement = Callable[[sharing.IntArray, Mapping[int, int]], sharing.IntArray]
 
-POLICIES: dict[str, Policy] = {"equal": sharing.equal, "equal-as-published": sharing.equal_as_published,
-                               "exact": sharing.allocate}
+POLICIES: dict[str, Policy] = {
+    "equal": sharing.equal,
+    "equal-as-published": sharing.equal_as_published,
+    "exact": sharing.allocate,
+}
 HEARD_EVERY = 256  # changes of the trace
 
-PLACEMENTS: dict[str, Placement] = {"index": sharing.place_by_index, "order": sharing.place_in_order}
+PLACEMENTS: dict[str, Placement] = {
+    "index": sharing.place_by_index,
+    "order": sharing.place_in_order,
+}
 
 
 @dataclass(frozen=True)
@@ -64,7 +70,9 @@ class Settings:
 
     def __post_init__(self) -> None:
         if self.max_parallel < 1:
-            raise InputError(f"max_parallel is {self.max_parallel}; at least 1 trainer must take part")
+            raise InputError(
+                f"max_parallel is {self.max_parallel}; at least 1 trainer must take part"
+            )
         check_range("the horizon", self.horizon_s, 0, MOST, "s")
 
 
@@ -117,8 +125,11 @@ class Replayed:
     @property
     def mean_trainer_hours(self) -> float:
         """Mean time of those that were done; NaN where none was."""
-        hours = [(record.ended_s - record.started_s) / 3600 for record in self.trainers
-                 if record.ended_s is not None]
+        hours = [
+            (record.ended_s - record.started_s) / 3600
+            for record in self.trainers
+            if record.ended_s is not None
+        ]
         return float(np.mean(hours)) if hours else math.nan
 
     def outcome_until(self, time_s: float | sharing.FloatArray) -> sharing.FloatArray:
@@ -153,8 +164,12 @@ class Summary:
     wall_s: float = math.nan
 
 
-def replay(trace: Trace, jobs: Sequence[TrainerJob], settings: Settings,
-           heard: Heard = lambda done, total: None) -> Replayed:
+def replay(
+    trace: Trace,
+    jobs: Sequence[TrainerJob],
+    settings: Settings,
+    heard: Heard = lambda done, total: None,
+) -> Replayed:
     """Replay a trace.
 
     Args:
@@ -169,7 +184,9 @@ def replay(trace: Trace, jobs: Sequence[TrainerJob], settings: Settings,
     return _Replay(trace, jobs, settings, heard).run()
 
 
-def efficiency(trace: Trace, jobs: Sequence[TrainerJob], replayed: Replayed, max_parallel: int) -> float:
+def efficiency(
+    trace: Trace, jobs: Sequence[TrainerJob], replayed: Replayed, max_parallel: int
+) -> float:
     """Resource utilisation efficiency U = A_e / A_s (section 4.1.2 of the paper).
 
     A_e is what the replay did, A_s what the same jobs do on dedicated nodes, as many as were idle
@@ -194,7 +211,9 @@ def efficiency(trace: Trace, jobs: Sequence[TrainerJob], replayed: Replayed, max
     return float(replayed.outcome_until(end_s)) / best if best > 0 else math.nan
 
 
-def static_outcome(jobs: Sequence[TrainerJob], nodes: float, seconds: float, max_parallel: int) -> float:
+def static_outcome(
+    jobs: Sequence[TrainerJob], nodes: float, seconds: float, max_parallel: int
+) -> float:
     """What jobs do at best on dedicated nodes, in units of the objective.
 
     Args:
@@ -213,7 +232,9 @@ def static_outcome(jobs: Sequence[TrainerJob], nodes: float, seconds: float, max
     return (1 - part) * low + part * _static_outcome(jobs, whole + 1, seconds, max_parallel)
 
 
-def _static_outcome(jobs: Sequence[TrainerJob], nodes: int, seconds: float, max_parallel: int) -> float:
+def _static_outcome(
+    jobs: Sequence[TrainerJob], nodes: int, seconds: float, max_parallel: int
+) -> float:
     if nodes == 0:
         return 0.0
     free_of_charge = with_objective(jobs, "file", rescale_factor=0.0)
@@ -224,12 +245,21 @@ def _static_outcome(jobs: Sequence[TrainerJob], nodes: int, seconds: float, max_
     return total if len(ends) < len(jobs) or max(ends) == 0 else total * seconds / max(ends)
 
 
-def summarise(trace: Trace, jobs: Sequence[TrainerJob], settings: Settings, replayed: Replayed) -> Summary:
+def summarise(
+    trace: Trace, jobs: Sequence[TrainerJob], settings: Settings, replayed: Replayed
+) -> Summary:
     """A replay in numbers; the caller adds the time that it took."""
     node_seconds = trace.node_seconds()
-    return Summary(efficiency(trace, jobs, replayed, settings.max_parallel), node_seconds / 3600,
-                   node_seconds / trace.end_s, replayed.preemption_cost, replayed.rescale_cost,
-                   replayed.completed, replayed.mean_trainer_hours, len(trace.times_s))
+    return Summary(
+        efficiency(trace, jobs, replayed, settings.max_parallel),
+        node_seconds / 3600,
+        node_seconds / trace.end_s,
+        replayed.preemption_cost,
+        replayed.rescale_cost,
+        replayed.completed,
+        replayed.mean_trainer_hours,
+        len(trace.times_s),
+    )
 
 
 # --- The simulation -----------------------------------------------------------------------------
@@ -252,8 +282,8 @@ class _Active:
     job: TrainerJob
     started_s: float
     nodes: int = 0
-    done: float = 0.0       # samples, costs taken off
-    outcome: float = 0.0    # the same in units of the objective
+    done: float = 0.0  # samples, costs taken off
+    outcome: float = 0.0  # the same in units of the objective
     ended_s: float | None = None
 
     @property
@@ -275,7 +305,9 @@ class _Active:
 
 
 class _Replay:
-    def __init__(self, trace: Trace, jobs: Sequence[TrainerJob], settings: Settings, heard: Heard) -> None:
+    def __init__(
+        self, trace: Trace, jobs: Sequence[TrainerJob], settings: Settings, heard: Heard
+    ) -> None:
         self.trace, self.jobs, self.settings, self.heard = trace, jobs, settings, heard
         self.sim = Simulator()
         self.owner: sharing.IntArray = np.full(trace.size, sharing.BUSY, dtype=np.int64)
@@ -301,11 +333,21 @@ class _Replay:
         self._settle(self.trace.end_s)
         self._note(self.trace.end_s)
         everyone = sorted(self.gone + self.active, key=lambda trainer: trainer.number)
-        records = tuple(TrainerRecord(trainer.number, trainer.started_s, trainer.ended_s, trainer.done)
-                        for trainer in everyone)
+        records = tuple(
+            TrainerRecord(trainer.number, trainer.started_s, trainer.ended_s, trainer.done)
+            for trainer in everyone
+        )
         times, idle, used, outcome = self.timeline
-        return Replayed(self.trace.end_s, records, self.preemption_cost, self.rescale_cost, np.frombuffer(times),
-                        np.frombuffer(idle, np.int64), np.frombuffer(used, np.int64), np.frombuffer(outcome))
+        return Replayed(
+            self.trace.end_s,
+            records,
+            self.preemption_cost,
+            self.rescale_cost,
+            np.frombuffer(times),
+            np.frombuffer(idle, np.int64),
+            np.frombuffer(used, np.int64),
+            np.frombuffer(outcome),
+        )
 
     # What happens.
 
@@ -360,7 +402,9 @@ class _Replay:
         if self.active:
             trainers = [trainer.job.trainer for trainer in self.active]
             current = [trainer.nodes for trainer in self.active]
-            self._rescale(self.settings.policy(trainers, current, self.idle, self.settings.horizon_s))
+            self._rescale(
+                self.settings.policy(trainers, current, self.idle, self.settings.horizon_s)
+            )
         self._note(self.sim.now)
         self._await_completion()
 
@@ -381,8 +425,11 @@ class _Replay:
             self.owner[self.owner == trainer.number] = sharing.FREE
 
     def _admit(self) -> None:
-        while (len(self.active) < self.settings.max_parallel and self.admitted < len(self.jobs)
-               and self.jobs[self.admitted].submit_s <= self.sim.now):
+        while (
+            len(self.active) < self.settings.max_parallel
+            and self.admitted < len(self.jobs)
+            and self.jobs[self.admitted].submit_s <= self.sim.now
+        ):
             trainer = _Active(self.admitted, self.jobs[self.admitted], self.sim.now)
             if trainer.job.total_samples == 0:  # done before it needs a node
                 trainer.ended_s = self.sim.now
@@ -392,8 +439,11 @@ class _Replay:
             self.admitted += 1
 
     def _rescale(self, counts: sharing.Counts) -> None:
-        changed = [(trainer, count) for trainer, count in zip(self.active, counts, strict=True)
-                   if count != trainer.nodes]
+        changed = [
+            (trainer, count)
+            for trainer, count in zip(self.active, counts, strict=True)
+            if count != trainer.nodes
+        ]
         for trainer, count in changed:
             seconds = trainer.job.trainer.rescale_s(trainer.nodes, count)
             self.rescale_cost -= trainer.work(-seconds)
@@ -407,12 +457,20 @@ class _Replay:
         if self.completion is not None:
             self.completion.cancel()
             self.completion = None
-        ends = [(self.sim.now + max(0.0, trainer.job.total_samples - trainer.done) / trainer.rate, trainer)
-                for trainer in self.active if trainer.rate > 0]
+        ends = [
+            (
+                self.sim.now + max(0.0, trainer.job.total_samples - trainer.done) / trainer.rate,
+                trainer,
+            )
+            for trainer in self.active
+            if trainer.rate > 0
+        ]
         if ends:
             end_s, first = min(ends, key=lambda item: item[0])
             if end_s <= self.next_change_s:
-                self.completion = self.sim.at(end_s, _Kind.COMPLETION, lambda: self._complete(first))
+                self.completion = self.sim.at(
+                    end_s, _Kind.COMPLETION, lambda: self._complete(first)
+                )
 
     def _note(self, now: float) -> None:
         used = sum(trainer.nodes for trainer in self.active)

@@ -55,15 +55,21 @@ class Trace:
     end_s: float
 
     @staticmethod
-    def of(times_s: FloatArray, nodes: NodeArray | IntArray, joined: BoolArray, size: int, end_s: float) -> Trace:
+    def of(
+        times_s: FloatArray, nodes: NodeArray | IntArray, joined: BoolArray, size: int, end_s: float
+    ) -> Trace:
         """A trace from its rows, sorted by time."""
         first = np.flatnonzero(np.diff(times_s, prepend=-math.inf))
-        return Trace(times_s[first], np.append(first, len(times_s)), nodes, joined, size, float(end_s))
+        return Trace(
+            times_s[first], np.append(first, len(times_s)), nodes, joined, size, float(end_s)
+        )
 
     @staticmethod
     def constant(nodes: int, seconds: float) -> Trace:
         """A pool that does not change: nodes that are dedicated."""
-        return Trace.of(np.zeros(nodes), np.arange(nodes), np.ones(nodes, dtype=bool), nodes, seconds)
+        return Trace.of(
+            np.zeros(nodes), np.arange(nodes), np.ones(nodes, dtype=bool), nodes, seconds
+        )
 
     def select(self, first: int = 0, last: int | None = None, end_s: float | None = None) -> Trace:
         """The trace of the nodes first..last - 1 alone, numbered anew from 0, up to a time.
@@ -82,13 +88,17 @@ class Trace:
         if not 0 <= first < last:
             raise InputError(f"nodes {first}:{last} select none of the nodes 0:{self.size}")
         if not end_s > 0:
-            raise InputError(f"a replay of {end_s:g} s shows nothing; it must last longer than that")
+            raise InputError(
+                f"a replay of {end_s:g} s shows nothing; it must last longer than that"
+            )
         check_range("the end of a replay", end_s, 0, MOST, "s")
         if (first, last, end_s) == (0, self.size, self.end_s):
             return self
         times = np.repeat(self.times_s, np.diff(self.starts))
         mine = (self.nodes >= first) & (self.nodes < last) & (times <= end_s)
-        return Trace.of(times[mine], self.nodes[mine] - first, self.joined[mine], last - first, end_s)
+        return Trace.of(
+            times[mine], self.nodes[mine] - first, self.joined[mine], last - first, end_s
+        )
 
     def arranged(self, order: IntArray) -> Trace:
         """The same trace with nodes numbered anew: node ``order[i]`` becomes node ``i``."""
@@ -136,7 +146,7 @@ class TrainerJob:
     def sample_rates(self) -> FloatArray:
         """Samples per second on 0..n_max nodes; 0 on fewer than n_min, where it does not run."""
         rates = self.samples.table(self.trainer.n_max)
-        rates[:self.trainer.n_min] = 0.0
+        rates[: self.trainer.n_min] = 0.0
         return rates
 
 
@@ -148,8 +158,12 @@ OBJECTIVES: dict[str, Callable[[TrainerJob], RateCurve]] = {
 }
 
 
-def with_objective(jobs: Sequence[TrainerJob], objective: str, weights: Mapping[str, float] | None = None,
-                   rescale_factor: float = 1.0) -> tuple[TrainerJob, ...]:
+def with_objective(
+    jobs: Sequence[TrainerJob],
+    objective: str,
+    weights: Mapping[str, float] | None = None,
+    rescale_factor: float = 1.0,
+) -> tuple[TrainerJob, ...]:
     """The same jobs with another objective, weights by curve, or dearer rescaling.
 
     Args:
@@ -167,16 +181,23 @@ def with_objective(jobs: Sequence[TrainerJob], objective: str, weights: Mapping[
     known = {job.curve for job in jobs}
     for name, weight in weights.items():
         if name not in known:
-            raise InputError(f"a weight for the unknown network {name!r}; there are: "
-                             + ", ".join(sorted(known)))
+            raise InputError(
+                f"a weight for the unknown network {name!r}; there are: " + ", ".join(sorted(known))
+            )
         check_range(f"the weight of {name}", weight, 0, MOST)
     check_range("the rescale factor", rescale_factor, 0, MOST)
 
     def changed(job: TrainerJob) -> TrainerJob:
         curve = OBJECTIVES[objective](job).scaled(weights.get(job.curve, 1.0))
-        return replace(job, trainer=replace(job.trainer, objective=curve,
-                                            up_s=job.trainer.up_s * rescale_factor,
-                                            down_s=job.trainer.down_s * rescale_factor))
+        return replace(
+            job,
+            trainer=replace(
+                job.trainer,
+                objective=curve,
+                up_s=job.trainer.up_s * rescale_factor,
+                down_s=job.trainer.down_s * rescale_factor,
+            ),
+        )
 
     return tuple(map(changed, jobs))
 
@@ -219,8 +240,12 @@ class _Block(NamedTuple):
         return _Block(self.times[rows], self.nodes[rows], self.joined[rows], self.lines[rows])
 
     def followed_by(self, other: _Block) -> _Block:
-        return _Block(np.concatenate((self.times, other.times)), np.concatenate((self.nodes, other.nodes)),
-                      np.concatenate((self.joined, other.joined)), np.concatenate((self.lines, other.lines)))
+        return _Block(
+            np.concatenate((self.times, other.times)),
+            np.concatenate((self.nodes, other.nodes)),
+            np.concatenate((self.joined, other.joined)),
+            np.concatenate((self.lines, other.lines)),
+        )
 
 
 _NO_ROWS = _Block(np.empty(0), np.empty(0, np.int32), np.empty(0, np.bool_), np.empty(0, np.int64))
@@ -250,8 +275,14 @@ class _Rows:
         self.blank = line + said.count(b"\n") + 1
         rows = _parse(self.path, line, said + b"\n")
         _check_rows(self.path, line, rows, self.open.times[-1] if len(self.open.times) else 0.0)
-        block = self.open.followed_by(_Block(rows[:, 0], rows[:, 1].astype(np.int32), rows[:, 2] > 0,
-                                             np.arange(line, line + len(rows))))
+        block = self.open.followed_by(
+            _Block(
+                rows[:, 0],
+                rows[:, 1].astype(np.int32),
+                rows[:, 2] > 0,
+                np.arange(line, line + len(rows)),
+            )
+        )
         end = int(block.times.searchsorted(block.times[-1]))
         self._close(block.take(slice(end)))
         self.open = block.take(np.arange(end, len(block.times)))
@@ -301,7 +332,9 @@ def _parse(path: str | Path, line: int, block: bytes) -> FloatArray:
         try:
             _, _, _ = map(float, words.split(","))
         except ValueError:
-            raise InputError(f"{path}:{number}: {words[:60]!r} must be three numbers, {HEADING}") from None
+            raise InputError(
+                f"{path}:{number}: {words[:60]!r} must be three numbers, {HEADING}"
+            ) from None
     raise InputError(f"{path}: lines must end in a newline, and have three numbers each")
 
 
@@ -309,10 +342,16 @@ def _check_rows(path: str | Path, line: int, rows: FloatArray, since: float) -> 
     times, nodes, deltas = rows.T
     back = np.diff(times, prepend=since) < 0
     for wrong, what in (
-        (~(np.abs(rows) <= MOST).all(axis=1), f"t_s, node and delta must be numbers up to {MOST:g}"),
+        (
+            ~(np.abs(rows) <= MOST).all(axis=1),
+            f"t_s, node and delta must be numbers up to {MOST:g}",
+        ),
         (times < 0, "t_s is negative"),
         (back, "t_s goes back; events must be sorted by time"),
-        ((nodes < 0) | (nodes != np.floor(nodes)) | (nodes >= _MOST_NODES), "node must be 0, 1, 2, ..."),
+        (
+            (nodes < 0) | (nodes != np.floor(nodes)) | (nodes >= _MOST_NODES),
+            "node must be 0, 1, 2, ...",
+        ),
         (np.abs(deltas) != 1, "delta must be 1 (joins) or -1 (leaves)"),
     ):
         if wrong.any():
@@ -338,8 +377,12 @@ def read_trainers(path: str | Path) -> tuple[TrainerJob, ...]:
     Raises:
         InputError: the file cannot be read, a key is unknown or missing, or a value is wrong.
     """
-    document = record_of(parse_json(_read(path), path), str(path), ("curves", "jobs"),
-                         ("name", "time_zero", "source", "job_columns"))
+    document = record_of(
+        parse_json(_read(path), path),
+        str(path),
+        ("curves", "jobs"),
+        ("name", "time_zero", "source", "job_columns"),
+    )
     if document.get("job_columns", list(JOB_COLUMNS)) != list(JOB_COLUMNS):
         raise InputError(f"{path}: job_columns must be {list(JOB_COLUMNS)}")
     if not isinstance(document["curves"], dict) or not isinstance(document["jobs"], list):
@@ -347,7 +390,9 @@ def read_trainers(path: str | Path) -> tuple[TrainerJob, ...]:
     if wrong := [name for name in document["curves"] if not is_name(name)]:
         raise InputError(f"{path}: curves: {ascii(wrong[0])[:60]} must be {NAME}")
     curves = {name: _curves(path, name, value) for name, value in document["curves"].items()}
-    jobs = [_job(path, f"jobs[{place}]", value, curves) for place, value in enumerate(document["jobs"])]
+    jobs = [
+        _job(path, f"jobs[{place}]", value, curves) for place, value in enumerate(document["jobs"])
+    ]
     if not jobs:
         raise InputError(f"{path}: there are no jobs")
     return tuple(sorted(jobs, key=lambda job: job.submit_s))
@@ -360,7 +405,9 @@ def _curves(path: str | Path, name: str, value: Any) -> tuple[RateCurve, RateCur
     place = f"curves.{name}"
     value = record_of(value, f"{path}: {place}", ("nodes", "samples_per_s"), ("objective",))
     for key, items in value.items():
-        if not isinstance(items, list) or not all(is_number(item) and abs(item) <= MOST for item in items):
+        if not isinstance(items, list) or not all(
+            is_number(item) and abs(item) <= MOST for item in items
+        ):
             raise InputError(f"{path}: {place}.{key} must be a list of numbers up to {MOST:g}")
     if not all(float(count).is_integer() for count in value["nodes"]):
         raise InputError(f"{path}: {place}.nodes must be whole numbers")
@@ -368,13 +415,17 @@ def _curves(path: str | Path, name: str, value: Any) -> tuple[RateCurve, RateCur
     found = []
     for key in ("samples_per_s", "objective"):
         try:
-            found.append(RateCurve(nodes, tuple(map(float, value.get(key, value["samples_per_s"])))))
+            found.append(
+                RateCurve(nodes, tuple(map(float, value.get(key, value["samples_per_s"]))))
+            )
         except InputError as error:
             raise InputError(f"{path}: {place}.{key}: {error}") from None
     return found[0], found[1]
 
 
-def _job(path: str | Path, place: str, value: Any, curves: Mapping[str, tuple[RateCurve, RateCurve]]) -> TrainerJob:
+def _job(
+    path: str | Path, place: str, value: Any, curves: Mapping[str, tuple[RateCurve, RateCurve]]
+) -> TrainerJob:
     if not isinstance(value, list) or len(value) != len(JOB_COLUMNS):
         raise InputError(f"{path}: {place} must be a list: {', '.join(JOB_COLUMNS)}")
     name, *numbers = value
@@ -382,8 +433,10 @@ def _job(path: str | Path, place: str, value: Any, curves: Mapping[str, tuple[Ra
         raise InputError(f"{path}: {place}: no curve {name!r}; there are: {', '.join(curves)}")
     for column, number in zip(JOB_COLUMNS[1:], numbers, strict=True):
         if not (is_number(number) and 0 <= number <= MOST):
-            raise InputError(f"{path}: {place}: {column} is {repr(number)[:40]}; it must be a number from 0 to "
-                             f"{MOST:g}")
+            raise InputError(
+                f"{path}: {place}: {column} is {repr(number)[:40]}; it must be a number from 0 to "
+                f"{MOST:g}"
+            )
     submit_s, up_s, down_s, n_min, n_max, total = map(float, numbers)
     if not (n_min.is_integer() and n_max.is_integer()):
         raise InputError(f"{path}: {place}: n_min and n_max must be whole numbers")

@@ -75,6 +75,7 @@ class Simulator:
 
     def soon(self, kind: int, action: Callable[[], None]) -> None:
         """Schedule ``action`` at this moment; only once of each kind, until it happens."""
+
         def act() -> None:
             self._soon.remove(kind)
             action()

@@ -68,9 +68,16 @@ class Learner:
         self._learning, self.after_s, self.replans = learning, learning.after_s, 0
         self._observed: set[tuple[str, int, int]] = set()
         self._sharing = rates.sharing
-        self.rates = OnlineRates([_traits(network, float(factor)) for network, factor in
-                                  zip(rates.models, wrong, strict=True)],
-                                 rates.samples_per_epoch, rates.gpus_per_node, gpus, slots=slots)
+        self.rates = OnlineRates(
+            [
+                _traits(network, float(factor))
+                for network, factor in zip(rates.models, wrong, strict=True)
+            ],
+            rates.samples_per_epoch,
+            rates.gpus_per_node,
+            gpus,
+            slots=slots,
+        )
 
     def observe(self, name: str, gpus: int, beside: int) -> None:
         """A group has trained for a while, with so many networks on its GPUs."""
@@ -79,7 +86,9 @@ class Learner:
             index, error = self._index[name], self._learning.error
             noise = max(0.5, 1 + error * float(self._errors[index].standard_normal()))
             rate = float(self._curves[index][gpus - 1]) * share(self._sharing, beside)
-            self.rates.observe(name, gpus, Observation(rate * noise, error * _STEPS**0.5, _STEPS, beside))
+            self.rates.observe(
+                name, gpus, Observation(rate * noise, error * _STEPS**0.5, _STEPS, beside)
+            )
 
     def told(self) -> RateTable:
         """What the policy is told."""
@@ -99,5 +108,10 @@ class Learner:
 
 def _traits(network: Network, wrong: float) -> Traits:
     """A network whose rate on one GPU is guessed, in a unit that nobody knows."""
-    return Traits(network.name, network.name, operations=wrong / network.rates[0], min_gpus=network.min_gpus,
-                  max_gpus=network.max_gpus)
+    return Traits(
+        network.name,
+        network.name,
+        operations=wrong / network.rates[0],
+        min_gpus=network.min_gpus,
+        max_gpus=network.max_gpus,
+    )

@@ -99,10 +99,14 @@ def read_swf(path: str | Path) -> Trace:
         elif line.strip():
             job = _job(f"{path}:{number}", line.split())
             if job.job in jobs and job.status not in PARTIAL:
-                raise InputError(f"{path}:{number}: job {job.job} appears twice; job numbers must be unique")
+                raise InputError(
+                    f"{path}:{number}: job {job.job} appears twice; job numbers must be unique"
+                )
             jobs.setdefault(job.job, job)
     if not jobs:
-        raise InputError(f"{path}: it has no jobs; it must have a line of {len(COLUMNS)} columns per job")
+        raise InputError(
+            f"{path}: it has no jobs; it must have a line of {len(COLUMNS)} columns per job"
+        )
     return Trace(tuple(jobs.values()), header)
 
 
@@ -138,7 +142,9 @@ def _job(place: str, cells: list[str]) -> SwfJob:
             value = math.nan
         if not abs(value) <= MOST or (column in INTEGERS and not value.is_integer()):
             wanted = "a whole number" if column in INTEGERS else "a number"
-            raise InputError(f"{place}: {column} is {cell[:40]!r}; it must be {wanted} up to {MOST:g}")
+            raise InputError(
+                f"{place}: {column} is {cell[:40]!r}; it must be {wanted} up to {MOST:g}"
+            )
         values.append(int(value) if column in INTEGERS else value)
     job = SwfJob(*values)  # type: ignore[arg-type]  # each value has the type of its column by now
     if job.submit_s < 0:

@@ -61,16 +61,29 @@ def theta_like(jobs: int, seed: int, nodes: int = NODES, granularity: int = 1) -
     4352
     """
     if jobs < 1 or granularity < 1 or nodes % granularity or nodes // granularity < jobs:
-        raise InputError(f"{nodes} nodes cannot be shared by {jobs} jobs in multiples of {granularity}")
+        raise InputError(
+            f"{nodes} nodes cannot be shared by {jobs} jobs in multiples of {granularity}"
+        )
     rng = np.random.default_rng(seed)
     counts = granularity * _shares(rng, jobs, nodes // granularity)
     ran = rng.uniform(30, 360, jobs).round(1)
     left = rng.uniform(30, 240, jobs).round(1)
     memory = (NODE_GB * rng.uniform(0.4, 0.9, jobs)).round(1)
     critical = (memory * rng.uniform(0.2, 0.6, jobs)).round(1)
-    return [BatchJob(Checkpointing(f"job{index:02d}", int(counts[index]), float((ran[index] % INTERVAL_MIN).round(1)),
-                                   INTERVAL_MIN, float(critical[index]), float(memory[index])), float(left[index]))
-            for index in range(jobs)]
+    return [
+        BatchJob(
+            Checkpointing(
+                f"job{index:02d}",
+                int(counts[index]),
+                float((ran[index] % INTERVAL_MIN).round(1)),
+                INTERVAL_MIN,
+                float(critical[index]),
+                float(memory[index]),
+            ),
+            float(left[index]),
+        )
+        for index in range(jobs)
+    ]
 
 
 def _shares(rng: np.random.Generator, jobs: int, units: int) -> NDArray[np.int64]:
@@ -78,5 +91,5 @@ def _shares(rng: np.random.Generator, jobs: int, units: int) -> NDArray[np.int64
     weights = rng.lognormal(0, 1, jobs)
     ideal = (units - jobs) * weights / weights.sum()
     counts = ideal.astype(np.int64)
-    counts[np.argsort(counts - ideal, kind="stable")[:units - jobs - counts.sum()]] += 1
+    counts[np.argsort(counts - ideal, kind="stable")[: units - jobs - counts.sum()]] += 1
     return counts + 1

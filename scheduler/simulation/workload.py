@@ -50,8 +50,9 @@ class Sizes(StrEnum):
     BETA = "beta"
 
 
-def requests(rule: Rule, law: Discrete, recent: Sequence[float],
-             backfill_rate: float = 0.0) -> tuple[float, ...]:
+def requests(
+    rule: Rule, law: Discrete, recent: Sequence[float], backfill_rate: float = 0.0
+) -> tuple[float, ...]:
     """What a job asks for, one request after the other.
 
     Args:
@@ -69,8 +70,10 @@ def requests(rule: Rule, law: Discrete, recent: Sequence[float],
         longest = float(max(recent))
         return (longest, law.longest) if longest < law.longest else (law.longest,)
     if rule is Rule.USER:
-        raise InputError("only a trace knows what users asked for; the other rules are: "
-                         + ", ".join(other for other in Rule if other is not Rule.USER))
+        raise InputError(
+            "only a trace knows what users asked for; the other rules are: "
+            + ", ".join(other for other in Rule if other is not Rule.USER)
+        )
     return _optimal(law, backfill_rate if rule is Rule.ATOPTIMAL else 0.0)
 
 
@@ -82,8 +85,20 @@ def _optimal(law: Discrete, backfill_rate: float) -> tuple[float, ...]:
 
 # ---------------------------------------------------------------- drawn from a law
 
-def draw_jobs(law: Law, count: int, processors: int, sizes: Sizes, rule: Rule, rng: np.random.Generator, *,
-              backfill_rate: float = 0.0, points: int = 200, submit: float = 0.0, past: int = RECENT) -> list[QueueJob]:
+
+def draw_jobs(
+    law: Law,
+    count: int,
+    processors: int,
+    sizes: Sizes,
+    rule: Rule,
+    rng: np.random.Generator,
+    *,
+    backfill_rate: float = 0.0,
+    points: int = 200,
+    submit: float = 0.0,
+    past: int = RECENT,
+) -> list[QueueJob]:
     """Jobs of one application that all arrive at once.
 
     The same generator state gives the same jobs whatever the rule, so rules can be compared run by run.
@@ -105,11 +120,15 @@ def draw_jobs(law: Law, count: int, processors: int, sizes: Sizes, rule: Rule, r
     known = discretise(law, points)
     runs, wanted = law.sample(rng, count), draw_sizes(sizes, processors, count, rng)
     recent = law.sample(rng, count * past).reshape(count, past)
-    return [QueueJob(submit, int(size), float(run), requests(rule, known, own, backfill_rate), known)
-            for size, run, own in zip(wanted, runs, recent, strict=True)]
+    return [
+        QueueJob(submit, int(size), float(run), requests(rule, known, own, backfill_rate), known)
+        for size, run, own in zip(wanted, runs, recent, strict=True)
+    ]
 
 
-def draw_sizes(sizes: Sizes, processors: int, count: int, rng: np.random.Generator) -> NDArray[np.int64]:
+def draw_sizes(
+    sizes: Sizes, processors: int, count: int, rng: np.random.Generator
+) -> NDArray[np.int64]:
     """Processors of each of ``count`` jobs: all, half of them, or drawn from a law on [1, P].
 
     The laws are a normal of mean P/2 and standard deviation 0.3 P, and a beta with both shapes 2.
@@ -117,7 +136,9 @@ def draw_sizes(sizes: Sizes, processors: int, count: int, rng: np.random.Generat
     if sizes in (Sizes.FULL, Sizes.HALF) or processors == 1:
         return np.full(count, processors if sizes is Sizes.FULL else max(processors // 2, 1))
     if sizes is Sizes.TRUNCNORM:
-        law = make_law("truncnorm", low=1, high=processors, mu=0.5 * processors, sigma=0.3 * processors)
+        law = make_law(
+            "truncnorm", low=1, high=processors, mu=0.5 * processors, sigma=0.3 * processors
+        )
     else:
         law = make_law("beta", low=1, high=processors, alpha=2, beta=2)
     return np.rint(law.sample(rng, count)).astype(np.int64)
@@ -129,12 +150,17 @@ def small_stream(law: Law, work_rate: float, processors: int) -> Stream:
     Their run times follow the law scaled down by ``STREAM_SCALE``, and are known when they arrive.
     """
     if not 0 < work_rate < 1:
-        raise InputError(f"the work rate of the stream is {work_rate}; it must be above 0 and below 1")
-    return Stream(interval=law.mean / STREAM_SCALE / (work_rate * processors),
-                  draw=lambda rng: float(law.sample(rng, 1)[0]) / STREAM_SCALE)
+        raise InputError(
+            f"the work rate of the stream is {work_rate}; it must be above 0 and below 1"
+        )
+    return Stream(
+        interval=law.mean / STREAM_SCALE / (work_rate * processors),
+        draw=lambda rng: float(law.sample(rng, 1)[0]) / STREAM_SCALE,
+    )
 
 
 # ---------------------------------------------------------------- traces
+
 
 def jobs_from_trace(trace: Trace, rule: Rule, backfill_rate: float = 0.0) -> list[QueueJob]:
     """The jobs of a trace that ran, with requests from what was known when they arrived.
@@ -158,10 +184,14 @@ def jobs_from_trace(trace: Trace, rule: Rule, backfill_rate: float = 0.0) -> lis
         past = applications.setdefault((job.user, job.executable), _Past(len(applications) + 1))
         runs = past.until(job.submit_s)
         law = None if too_few(runs) else empirical(runs)
-        asked: tuple[float, ...] = (max(job.requested_s, job.run_s) if job.requested_s > 0 else longest,)
+        asked: tuple[float, ...] = (
+            max(job.requested_s, job.run_s) if job.requested_s > 0 else longest,
+        )
         if law is not None and rule is not Rule.USER:
             asked = requests(rule, law, runs[-RECENT:], backfill_rate)
-        jobs.append(QueueJob(job.submit_s, job.size, job.run_s, asked, law, application=past.number))
+        jobs.append(
+            QueueJob(job.submit_s, job.size, job.run_s, asked, law, application=past.number)
+        )
         if job.completed:
             past.add(job)
     return jobs
@@ -191,8 +221,14 @@ def schedule_to_trace(schedule: Schedule, unit_s: float = 1.0) -> Trace:
         schedule: what happened.
         unit_s: seconds in one unit of the schedule's time.
     """
-    return Trace(tuple(_lines(schedule, unit_s)),
-                 {"Version": "2.2", "MaxProcs": str(schedule.processors), "MaxJobs": str(len(schedule.runs))})
+    return Trace(
+        tuple(_lines(schedule, unit_s)),
+        {
+            "Version": "2.2",
+            "MaxProcs": str(schedule.processors),
+            "MaxJobs": str(len(schedule.runs)),
+        },
+    )
 
 
 def _lines(schedule: Schedule, unit_s: float) -> Iterator[SwfJob]:
@@ -201,9 +237,17 @@ def _lines(schedule: Schedule, unit_s: float) -> Iterator[SwfJob]:
         job = schedule.jobs[run.job]
         previous = before.get(run.job)
         submit = previous[1].end if previous else job.submit
-        yield SwfJob(number, submit * unit_s, wait_s=(run.start - submit) * unit_s,
-                     run_s=(run.end - run.start) * unit_s, processors=job.processors,
-                     requested_processors=job.processors, requested_s=(run.limit - run.start) * unit_s,
-                     status=1 if run.completed else 0, executable=job.application,
-                     preceding_job=previous[0] if previous else -1, think_s=0.0 if previous else -1.0)
+        yield SwfJob(
+            number,
+            submit * unit_s,
+            wait_s=(run.start - submit) * unit_s,
+            run_s=(run.end - run.start) * unit_s,
+            processors=job.processors,
+            requested_processors=job.processors,
+            requested_s=(run.limit - run.start) * unit_s,
+            status=1 if run.completed else 0,
+            executable=job.application,
+            preceding_job=previous[0] if previous else -1,
+            think_s=0.0 if previous else -1.0,
+        )
         before[run.job] = (number, run)

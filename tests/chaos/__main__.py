@@ -40,17 +40,36 @@ def parse(argv=None):
     parser = argparse.ArgumentParser(prog="python -m tests.chaos", description=__doc__)
     parser.add_argument("--cases", type=int, default=100, help="with the numpy engine")
     parser.add_argument("--tensorflow", type=int, default=10, help="cases with TensorFlow")
-    parser.add_argument("--beside", type=int, help="cases of launches over one folder (30 for 100 of the numpy engine)")
-    parser.add_argument("--searches", type=int, help="cases of searches, each killed some five times (13 for 100)")
+    parser.add_argument(
+        "--beside",
+        type=int,
+        help="cases of launches over one folder (30 for 100 of the numpy engine)",
+    )
+    parser.add_argument(
+        "--searches", type=int, help="cases of searches, each killed some five times (13 for 100)"
+    )
     parser.add_argument("--seeds", type=int, nargs="+", help="only these cases of the numpy engine")
-    parser.add_argument("--tensorflow-seeds", type=int, nargs="+", help="only these cases with TensorFlow")
-    parser.add_argument("--beside-seeds", type=int, nargs="+", help="only these cases of launches over one folder")
+    parser.add_argument(
+        "--tensorflow-seeds", type=int, nargs="+", help="only these cases with TensorFlow"
+    )
+    parser.add_argument(
+        "--beside-seeds", type=int, nargs="+", help="only these cases of launches over one folder"
+    )
     parser.add_argument("--search-seeds", type=int, nargs="+", help="only these cases of searches")
     parser.add_argument("--minutes", type=float, help="begin no case after so long")
     parser.add_argument("--document", type=Path, help="where to write what came out")
-    parser.add_argument("--run", type=Path, help="a run, such as the demo's, of which to say what checkpoints cost it")
+    parser.add_argument(
+        "--run",
+        type=Path,
+        help="a run, such as the demo's, of which to say what checkpoints cost it",
+    )
     arguments = parser.parse_args(argv)
-    given = (arguments.seeds, arguments.tensorflow_seeds, arguments.beside_seeds, arguments.search_seeds)
+    given = (
+        arguments.seeds,
+        arguments.tensorflow_seeds,
+        arguments.beside_seeds,
+        arguments.search_seeds,
+    )
     if any(given):
         return arguments, Seeds(*(seeds or () for seeds in given))
     beside = round(0.3 * arguments.cases) if arguments.beside is None else arguments.beside
@@ -80,16 +99,22 @@ def main():
 
 def _carry_out_beside(seed):
     case = carry_out(seed)
-    print(f"beside {seed}: {', '.join(case.faults)}: {case.again} epochs again, {case.seconds:.0f} s"
-          f"{f'; BROKEN: {case.broken}' if case.broken else ''}", flush=True)
+    print(
+        f"beside {seed}: {', '.join(case.faults)}: {case.again} epochs again, {case.seconds:.0f} s"
+        f"{f'; BROKEN: {case.broken}' if case.broken else ''}",
+        flush=True,
+    )
     return case
 
 
 def _carry_out_search(seed):
     case = searches.carry_out(seed)
-    print(f"search {seed}: {case.search}, killed {len(case.kills)} times ({', '.join(case.kills)}): {case.decisions} "
-          f"decisions, {case.again} epochs again, {case.seconds:.0f} s"
-          f"{f'; BROKEN: {case.broken}' if case.broken else ''}", flush=True)
+    print(
+        f"search {seed}: {case.search}, killed {len(case.kills)} times ({', '.join(case.kills)}): {case.decisions} "
+        f"decisions, {case.again} epochs again, {case.seconds:.0f} s"
+        f"{f'; BROKEN: {case.broken}' if case.broken else ''}",
+        flush=True,
+    )
     return case
 
 
@@ -97,10 +122,13 @@ def _carry_out(case):
     folder = Path(tempfile.mkdtemp(prefix=f"chaos-{case.engine}-{case.seed}-"))
     outcome = Trial(case, folder).run()
     under = ", under ULFM" if case.outlives else ""
-    print(f"{case.engine} {case.seed}: {case.fault}{under} after {case.after_epochs} epochs, "
-          f"{case.ranks} ranks, {case.policy}: statuses {outcome.statuses}, {outcome.twice} samples twice, "
-          f"{outcome.seconds:.0f} s{f', pause {outcome.pause_s:.3f} s' if outcome.pause_s is not None else ''}"
-          f"{f'; BROKEN: {outcome.broken}; see {folder}' if outcome.broken else ''}", flush=True)
+    print(
+        f"{case.engine} {case.seed}: {case.fault}{under} after {case.after_epochs} epochs, "
+        f"{case.ranks} ranks, {case.policy}: statuses {outcome.statuses}, {outcome.twice} samples twice, "
+        f"{outcome.seconds:.0f} s{f', pause {outcome.pause_s:.3f} s' if outcome.pause_s is not None else ''}"
+        f"{f'; BROKEN: {outcome.broken}; see {folder}' if outcome.broken else ''}",
+        flush=True,
+    )
     if not outcome.broken:
         shutil.rmtree(folder)
     return outcome
@@ -109,73 +137,122 @@ def _carry_out(case):
 def document(outcomes, run=None, beside=(), searched=()):
     """The page, made of what was measured."""
     lines = [
-        "# Reliability: faults at random moments, and what happened to the runs", "",
-        "`make chaos` (`python -m tests.chaos --document docs/reliability.md`) writes this page; do not edit it.", "",
+        "# Reliability: faults at random moments, and what happened to the runs",
+        "",
+        "`make chaos` (`python -m tests.chaos --document docs/reliability.md`) writes this page; do not edit it.",
+        "",
         "Each case is a small ensemble (three networks, 3 to 5 ranks, 108 training samples) that is struck by one",
         "fault at a random moment. The same command is given again until all networks are done. A case comes to a",
         "good end if every network finished each epoch once, with all samples; if one of them, trained again alone,",
         "comes to the same losses (to 1e-9, with TensorFlow 1e-4); and if each checkpoint and table was whole after",
-        "every launch. A case that shows no sign of life for 60 s (TensorFlow 180 s) fails.", ""]
-    for engine, title, faults in (("numpy", "The numpy engine", FAULTS), ("keras", "TensorFlow", TENSORFLOW_FAULTS)):
+        "every launch. A case that shows no sign of life for 60 s (TensorFlow 180 s) fails.",
+        "",
+    ]
+    for engine, title, faults in (
+        ("numpy", "The numpy engine", FAULTS),
+        ("keras", "TensorFlow", TENSORFLOW_FAULTS),
+    ):
         mine = [outcome for outcome in outcomes if outcome.case.engine == engine]
         if mine:
             good = sum(not outcome.broken for outcome in mine)
-            lines += [f"## {title}: {len(mine)} cases, {good} came to a good end", "", *_table(mine, faults), ""]
+            lines += [
+                f"## {title}: {len(mine)} cases, {good} came to a good end",
+                "",
+                *_table(mine, faults),
+                "",
+            ]
     lines += _pauses(outcomes) + _beside(beside) + _searched(searched)
     if run is not None:
         lines += _blocked(run)
-    lines += [f"- launches over one folder, seed {case.seed}: {case.broken}" for case in beside if case.broken]
-    lines += [f"- search, seed {case.seed}, {case.search}: {case.broken}" for case in searched if case.broken]
+    lines += [
+        f"- launches over one folder, seed {case.seed}: {case.broken}"
+        for case in beside
+        if case.broken
+    ]
+    lines += [
+        f"- search, seed {case.seed}, {case.search}: {case.broken}"
+        for case in searched
+        if case.broken
+    ]
     if broken := [outcome for outcome in outcomes if outcome.broken]:
         lines += ["## What broke", ""]
-        lines += [f"- {outcome.case.engine}, seed {outcome.case.seed}, {outcome.case.fault}: {outcome.broken}"
-                  for outcome in broken] + [""]
+        lines += [
+            f"- {outcome.case.engine}, seed {outcome.case.seed}, {outcome.case.fault}: {outcome.broken}"
+            for outcome in broken
+        ] + [""]
     return "\n".join(lines)
 
 
 def _table(outcomes, faults):
-    rows = ["| fault | cases | good end | in the same launch | most launches | samples trained twice, median | most |",
-            "| --- | --- | --- | --- | --- | --- | --- |"]
+    rows = [
+        "| fault | cases | good end | in the same launch | most launches | samples trained twice, median | most |",
+        "| --- | --- | --- | --- | --- | --- | --- |",
+    ]
     for fault in faults:
         mine = [outcome for outcome in outcomes if outcome.case.fault == fault]
         if not mine:
             continue
         twice = [outcome.twice for outcome in mine]
-        rows.append(f"| {fault} | {len(mine)} | {sum(not outcome.broken for outcome in mine)} "
-                    f"| {sum(outcome.outlived for outcome in mine)} "
-                    f"| {max(len(outcome.statuses) for outcome in mine)} of {MOST_LAUNCHES} "
-                    f"| {statistics.median(twice):.0f} | {max(twice)} |")
+        rows.append(
+            f"| {fault} | {len(mine)} | {sum(not outcome.broken for outcome in mine)} "
+            f"| {sum(outcome.outlived for outcome in mine)} "
+            f"| {max(len(outcome.statuses) for outcome in mine)} of {MOST_LAUNCHES} "
+            f"| {statistics.median(twice):.0f} | {max(twice)} |"
+        )
     statuses = Counter(status for outcome in outcomes for status in outcome.statuses[:-1])
     ended = ", ".join(f"{status} ({count})" for status, count in sorted(statuses.items()))
-    said = (f"An epoch has {TRAINED} samples, and at most three networks are trained at a time. All launches except "
-            f"the last one of each case ended with one of these statuses (how often): {ended}.")
+    said = (
+        f"An epoch has {TRAINED} samples, and at most three networks are trained at a time. All launches except "
+        f"the last one of each case ended with one of these statuses (how often): {ended}."
+    )
     return [*rows, "", said if ended else ""]
 
 
 def _pauses(outcomes):
     lines = []
     for engine, name in (("numpy", "the numpy engine"), ("keras", "TensorFlow")):
-        pauses = [outcome.pause_s for outcome in outcomes
-                  if outcome.pause_s is not None and outcome.case.engine == engine]
+        pauses = [
+            outcome.pause_s
+            for outcome in outcomes
+            if outcome.pause_s is not None and outcome.case.engine == engine
+        ]
         if pauses:
-            lines.append(f"- {name}: median {statistics.median(pauses):.3f} s, most {max(pauses):.3f} s "
-                         f"({len(pauses)} {'death' if len(pauses) == 1 else 'deaths'})")
-    return ["## From a rank's death to the survivors' next step", "",
-            "Under `mpirun --with-ft ulfm`, for the ranks in the group of the dead one:", "", *lines,
-            ""] if lines else []
+            lines.append(
+                f"- {name}: median {statistics.median(pauses):.3f} s, most {max(pauses):.3f} s "
+                f"({len(pauses)} {'death' if len(pauses) == 1 else 'deaths'})"
+            )
+    return (
+        [
+            "## From a rank's death to the survivors' next step",
+            "",
+            "Under `mpirun --with-ft ulfm`, for the ranks in the group of the dead one:",
+            "",
+            *lines,
+            "",
+        ]
+        if lines
+        else []
+    )
 
 
 def _beside(cases):
     """What came of launches over one folder."""
     if not cases:
         return []
-    good, faults = sum(not case.broken for case in cases), [fault for case in cases for fault in case.faults]
+    good, faults = (
+        sum(not case.broken for case in cases),
+        [fault for case in cases for fault in case.faults],
+    )
     again = [case.again for case in cases]
-    return [f"## Launches over one folder: {len(cases)} cases, {good} came to a good end", "",
-            f"Two launches share four networks of {EPOCHS} epochs. {faults.count('kill')} times one of them was "
-            f"killed, and {faults.count('stop')} times all its ranks stood still, for {LEASE_S / 2:g} to "
-            f"{3 * LEASE_S:g} s, with leases of {LEASE_S:g} s; then another one was started. Epochs trained again: "
-            f"median {statistics.median(again):g}, most {max(again)}.", ""]
+    return [
+        f"## Launches over one folder: {len(cases)} cases, {good} came to a good end",
+        "",
+        f"Two launches share four networks of {EPOCHS} epochs. {faults.count('kill')} times one of them was "
+        f"killed, and {faults.count('stop')} times all its ranks stood still, for {LEASE_S / 2:g} to "
+        f"{3 * LEASE_S:g} s, with leases of {LEASE_S:g} s; then another one was started. Epochs trained again: "
+        f"median {statistics.median(again):g}, most {max(again)}.",
+        "",
+    ]
 
 
 def _searched(cases):
@@ -183,20 +260,26 @@ def _searched(cases):
     if not cases:
         return []
     good = sum(not case.broken for case in cases)
-    lines = [f"## Searches: {len(cases)} cases, {good} came to a good end", "",
-             f"Four ranks search among networks of up to {searches.EPOCHS} epochs. Launches are killed at random "
-             "moments: all ranks, the coordinator, or one other rank. A case comes to a good end if a searcher that "
-             "hears all calls of the log again answers as it did, and a rule that hears all epochs again judges as it "
-             "did; if no call was made twice, and every network that was asked for is finished or pruned; and if no "
-             "network trained more than an epoch again for each kill.", "",
-             "| search | cases | good end | kills | calls and judgements | epochs trained again |",
-             "| --- | --- | --- | --- | --- | --- |"]
+    lines = [
+        f"## Searches: {len(cases)} cases, {good} came to a good end",
+        "",
+        f"Four ranks search among networks of up to {searches.EPOCHS} epochs. Launches are killed at random "
+        "moments: all ranks, the coordinator, or one other rank. A case comes to a good end if a searcher that "
+        "hears all calls of the log again answers as it did, and a rule that hears all epochs again judges as it "
+        "did; if no call was made twice, and every network that was asked for is finished or pruned; and if no "
+        "network trained more than an epoch again for each kill.",
+        "",
+        "| search | cases | good end | kills | calls and judgements | epochs trained again |",
+        "| --- | --- | --- | --- | --- | --- |",
+    ]
     for search in searches.SEARCHES:
         mine = [case for case in cases if case.search == search]
         if mine:
-            lines.append(f"| {search} | {len(mine)} | {sum(not case.broken for case in mine)} "
-                         f"| {sum(len(case.kills) for case in mine)} | {sum(case.decisions for case in mine)} "
-                         f"| {sum(case.again for case in mine)} |")
+            lines.append(
+                f"| {search} | {len(mine)} | {sum(not case.broken for case in mine)} "
+                f"| {sum(len(case.kills) for case in mine)} | {sum(case.decisions for case in mine)} "
+                f"| {sum(case.again for case in mine)} |"
+            )
     return [*lines, ""]
 
 
@@ -204,12 +287,16 @@ def _blocked(run):
     """What checkpoints cost a run without faults."""
     spent = account(read_events(RunPaths(run).events)).spent
     with_data = spent.checkpointing / (spent.training + spent.data)
-    return ["## What checkpoints cost", "",
-            f"In a run of `{load(RunPaths(run).spec).document.name}` without a fault, training stood still for "
-            f"{spent.checkpointing:.2f} GPU-seconds while weights were copied or the writer was behind. This is "
-            f"{spent.checkpointing / spent.training:.2%} of the time in which networks were trained, or "
-            f"{with_data:.2%} if waiting for "
-            "samples is included (the paper: 2.7 to 6.3 %).", ""]
+    return [
+        "## What checkpoints cost",
+        "",
+        f"In a run of `{load(RunPaths(run).spec).document.name}` without a fault, training stood still for "
+        f"{spent.checkpointing:.2f} GPU-seconds while weights were copied or the writer was behind. This is "
+        f"{spent.checkpointing / spent.training:.2%} of the time in which networks were trained, or "
+        f"{with_data:.2%} if waiting for "
+        "samples is included (the paper: 2.7 to 6.3 %).",
+        "",
+    ]
 
 
 if __name__ == "__main__":

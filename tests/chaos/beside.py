@@ -61,8 +61,13 @@ def carry_out(seed):
 class _Trial:
     def __init__(self, folder, case):
         self._case, self._draw, self._launcher = case, random.Random(case.seed), Launcher(folder)
-        self._content = spec(folder, [{"family": "softmax", "name": name} for name in NAMES], samples=200,
-                             source="slow", train={"converge": {"max_epochs": EPOCHS}})
+        self._content = spec(
+            folder,
+            [{"family": "softmax", "name": name} for name in NAMES],
+            samples=200,
+            source="slow",
+            train={"converge": {"max_epochs": EPOCHS}},
+        )
         self._paths = RunPaths(folder / "run")
         self._launches, self._over = [], []
 
@@ -73,7 +78,10 @@ class _Trial:
         for _ in range(FAULTS):
             time.sleep(self._draw.uniform(1, 5))
             self._strike()
-        self._wait(lambda: all(process.poll() is not None for process in [*self._launches, *self._over]), "end")
+        self._wait(
+            lambda: all(process.poll() is not None for process in [*self._launches, *self._over]),
+            "end",
+        )
         if any(process.returncode for process in self._launches):
             self._start()  # all launches that were left had lost a lease
             self._wait(lambda: self._launches[-1].poll() is not None, "end")
@@ -87,8 +95,16 @@ class _Trial:
             process.communicate()
 
     def _start(self):
-        self._launches.append(self._launcher.start(2, self._content, "--beside-others", "--idle", "60s",
-                                                   environment={"FLEET_LEASE": f"{LEASE_S}s"}))
+        self._launches.append(
+            self._launcher.start(
+                2,
+                self._content,
+                "--beside-others",
+                "--idle",
+                "60s",
+                environment={"FLEET_LEASE": f"{LEASE_S}s"},
+            )
+        )
 
     def _strike(self):
         alive = [process for process in self._launches if process.poll() is None]
@@ -114,15 +130,25 @@ class _Trial:
             time.sleep(0.05)
 
     def _check(self):
-        epochs = [(event.network, event.record.epoch) for _, event in read_run(self._paths)
-                  if isinstance(event, EpochEnded)]
+        epochs = [
+            (event.network, event.record.epoch)
+            for _, event in read_run(self._paths)
+            if isinstance(event, EpochEnded)
+        ]
         self._case.again = len(epochs) - len(set(epochs))
-        if missing := {(name, epoch + 1) for name in NAMES for epoch in range(EPOCHS)} - set(epochs):
+        if missing := {(name, epoch + 1) for name in NAMES for epoch in range(EPOCHS)} - set(
+            epochs
+        ):
             raise Broken(f"epochs that no launch has logged: {sorted(missing)}")
         if self._case.again > len(self._case.faults):
-            raise Broken(f"{self._case.again} epochs were trained again after {len(self._case.faults)} faults")
-        wrong = {row.name: (str(row.status), row.epochs) for row in read_results(self._paths.root)
-                 if (row.status, row.epochs) != ("finished", EPOCHS)}
+            raise Broken(
+                f"{self._case.again} epochs were trained again after {len(self._case.faults)} faults"
+            )
+        wrong = {
+            row.name: (str(row.status), row.epochs)
+            for row in read_results(self._paths.root)
+            if (row.status, row.epochs) != ("finished", EPOCHS)
+        }
         if wrong:
             raise Broken(f"results.csv: {wrong}")
         if foreign := self._paths.foreign():

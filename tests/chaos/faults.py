@@ -29,7 +29,13 @@ from tests.places import ON_ONE_MACHINE, ROOT
 
 KILLS = ("trainer, outlived", "trainer", "preprocessor", "coordinator", "all ranks")
 FAULTS = (*KILLS, "stopped for 3 s", "disk full", "checkpoint damaged", "source file gone")
-TENSORFLOW_FAULTS = ("trainer, outlived", "trainer", "all ranks", "stopped for 3 s", "checkpoint damaged")
+TENSORFLOW_FAULTS = (
+    "trainer, outlived",
+    "trainer",
+    "all ranks",
+    "stopped for 3 s",
+    "checkpoint damaged",
+)
 MOST_LAUNCHES = 6
 SAMPLES, CLASSES, DISK_BYTES = 120, 3, 2**22
 TRAINED = 108  # of them; a tenth is for validation
@@ -68,12 +74,20 @@ class Case:
         is_numpy = engine == "numpy"
         kinds = FAULTS if is_numpy else TENSORFLOW_FAULTS
         fault = fault or kinds[seed % len(kinds)]
-        return cls(seed, engine, fault, trainers=rng.choice((2, 3)),
-                   preprocessors=2 if fault == "preprocessor" else rng.choice((1, 2)) if is_numpy else 1,
-                   policy=rng.choice(("global", "adaptive", "local")), every=rng.choice((None, "0.2s")),
-                   epochs=10, after_epochs=rng.randrange(24), moment_s=rng.uniform(0, 0.15),
-                   outlives=fault == "trainer, outlived" or (fault != "trainer" and rng.random() < 0.5),
-                   patience_s=60 if is_numpy else 180)
+        return cls(
+            seed,
+            engine,
+            fault,
+            trainers=rng.choice((2, 3)),
+            preprocessors=2 if fault == "preprocessor" else rng.choice((1, 2)) if is_numpy else 1,
+            policy=rng.choice(("global", "adaptive", "local")),
+            every=rng.choice((None, "0.2s")),
+            epochs=10,
+            after_epochs=rng.randrange(24),
+            moment_s=rng.uniform(0, 0.15),
+            outlives=fault == "trainer, outlived" or (fault != "trainer" and rng.random() < 0.5),
+            patience_s=60 if is_numpy else 180,
+        )
 
     @property
     def ranks(self):
@@ -125,13 +139,18 @@ class Trial:
         self._write_images()
         if self.case.fault == "disk full":
             self.output.mkdir()
-            subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "chaos", self.output], check=True)
+            subprocess.run(
+                ["mount", "-t", "tmpfs", "-o", f"size={DISK_BYTES}", "chaos", self.output],
+                check=True,
+            )
         try:
             self._write_spec()
             self._launch(self._strike)
             while not self._is_over():
                 if len(self.outcome.statuses) == MOST_LAUNCHES:
-                    raise Broken(f"not done after {MOST_LAUNCHES} launches: {self.outcome.statuses}")
+                    raise Broken(
+                        f"not done after {MOST_LAUNCHES} launches: {self.outcome.statuses}"
+                    )
                 self._launch()
             self._check_results()
             self._account()
@@ -152,47 +171,94 @@ class Trial:
         pixels = np.random.default_rng(self.case.seed)
         for number in range(SAMPLES):
             image = pixels.integers(0, 100, (6, 6, 3), np.uint8)
-            image[2 * (number % CLASSES):2 * (number % CLASSES) + 2] += 100  # two rows say the class
+            image[2 * (number % CLASSES) : 2 * (number % CLASSES) + 2] += (
+                100  # two rows say the class
+            )
             path = self.folder / "images" / f"class-{number % CLASSES}" / f"{number:03d}.png"
             path.parent.mkdir(parents=True, exist_ok=True)
             Image.fromarray(image).save(path)
 
     def _write_spec(self):
         case = self.case
-        model = {"family": "softmax"} if case.engine == "numpy" else {
-            "family": "cnn", "args": {"filters": [4], "dense": [8], "norm": "none"}}
-        models = [{**model, "name": "pair", "gpus": 2, "train": {"batch": {"size": 7}}},
-                  {**model, "name": "one"}, {**model, "name": "two"}]
-        rates = {"samples_per_epoch": SAMPLES, "gpus_per_node": case.trainers, "models": [
-            {"name": "pair", "rates": [10.0, 19.0]}, {"name": "one", "rates": [20.0]},
-            {"name": "two", "rates": [19.0]}]}
+        model = (
+            {"family": "softmax"}
+            if case.engine == "numpy"
+            else {"family": "cnn", "args": {"filters": [4], "dense": [8], "norm": "none"}}
+        )
+        models = [
+            {**model, "name": "pair", "gpus": 2, "train": {"batch": {"size": 7}}},
+            {**model, "name": "one"},
+            {**model, "name": "two"},
+        ]
+        rates = {
+            "samples_per_epoch": SAMPLES,
+            "gpus_per_node": case.trainers,
+            "models": [
+                {"name": "pair", "rates": [10.0, 19.0]},
+                {"name": "one", "rates": [20.0]},
+                {"name": "two", "rates": [19.0]},
+            ],
+        }
         (self.folder / "rates.json").write_text(json.dumps(rates))
         schedule = {"policy": case.policy}
-        if case.seed % 4 or case.engine == "keras":  # one in four learns its rates, or measures them before
+        if (
+            case.seed % 4 or case.engine == "keras"
+        ):  # one in four learns its rates, or measures them before
             schedule["rates"] = str(self.folder / "rates.json")
-        spec = {"name": "chaos", "seed": case.seed, "output": str(self.output),
-                "data": {"source": "image_folder", "path": str(self.folder / "images"), "validation": 0.1,
-                         "max_bad": "10%", "transforms": [
-                             "decode", "tests.chaos.sources:linger", {"flip": {"horizontal": True}},
-                             {"scale": {"mean": 0.5, "std": 0.5}}]},
-                "models": models, "schedule": schedule, "profile": {"when": "before" if case.seed % 8 else "online"},
-                "checkpoint": {"every": case.every} if case.every else {},
-                "train": {"batch": {"size": 16}, "converge": {"max_epochs": case.epochs},
-                          "optimizer": {"name": "sgd", "learning_rate": 0.02, "momentum": 0.5}},
-                "resources": {"engine": case.engine, "preprocessors": case.preprocessors}}
+        spec = {
+            "name": "chaos",
+            "seed": case.seed,
+            "output": str(self.output),
+            "data": {
+                "source": "image_folder",
+                "path": str(self.folder / "images"),
+                "validation": 0.1,
+                "max_bad": "10%",
+                "transforms": [
+                    "decode",
+                    "tests.chaos.sources:linger",
+                    {"flip": {"horizontal": True}},
+                    {"scale": {"mean": 0.5, "std": 0.5}},
+                ],
+            },
+            "models": models,
+            "schedule": schedule,
+            "profile": {"when": "before" if case.seed % 8 else "online"},
+            "checkpoint": {"every": case.every} if case.every else {},
+            "train": {
+                "batch": {"size": 16},
+                "converge": {"max_epochs": case.epochs},
+                "optimizer": {"name": "sgd", "learning_rate": 0.02, "momentum": 0.5},
+            },
+            "resources": {"engine": case.engine, "preprocessors": case.preprocessors},
+        }
         (self.folder / "spec.yaml").write_text(yaml.safe_dump(spec))
 
     # ---- launches ----
 
     def _start(self, ranks, *arguments, program=("-m", "tests.chaos.job"), outlives=False):
-        plain = {key: value for key, value in os.environ.items() if not key.startswith(("OMPI_", "PMIX_", "PRTE_"))}
-        environment = {**plain, **ON_ONE_MACHINE, "TMPDIR": str(self.folder),  # see tests/conftest.py
-                       "PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(self.folder / "cache"),
-                       "CHAOS_STEPS": str(self.steps)}
+        plain = {
+            key: value
+            for key, value in os.environ.items()
+            if not key.startswith(("OMPI_", "PMIX_", "PRTE_"))
+        }
+        environment = {
+            **plain,
+            **ON_ONE_MACHINE,
+            "TMPDIR": str(self.folder),  # see tests/conftest.py
+            "PYTHONPATH": str(ROOT),
+            "XDG_CACHE_HOME": str(self.folder / "cache"),
+            "CHAOS_STEPS": str(self.steps),
+        }
         with open(self.folder / "output.txt", "ab") as output:
             return subprocess.Popen(
-                [*mpirun(ranks, outlives), *program, str(self.folder / "spec.yaml"), *arguments], env=environment,
-                cwd=ROOT, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
+                [*mpirun(ranks, outlives), *program, str(self.folder / "spec.yaml"), *arguments],
+                env=environment,
+                cwd=ROOT,
+                stdout=output,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
 
     def _launch(self, strike=None):
         """Start, do the fault to it, and wait for its end, as long as it shows signs of life."""
@@ -201,8 +267,12 @@ class Trial:
         while process.poll() is None:
             time.sleep(0.01)
             now = time.monotonic()
-            if life != (life := [path.stat().st_size if path.exists() else 0 for path in (
-                    self.paths.events, self.steps, self.folder / "output.txt")]):
+            if life != (
+                life := [
+                    path.stat().st_size if path.exists() else 0
+                    for path in (self.paths.events, self.steps, self.folder / "output.txt")
+                ]
+            ):
                 seen = now
             if now - seen > self.case.patience_s:
                 self._kill(_ranks_of(process).values())
@@ -222,12 +292,17 @@ class Trial:
     def _is_over(self):
         """Whether all networks are done: mpirun may end with 0 when all of its ranks have died."""
         log = list(read_events(self.paths.events)) if self.paths.events.exists() else []
-        return self.outcome.statuses[-1] in (0, 3) and bool(log) and isinstance(log[-1].event, Ended)
+        return (
+            self.outcome.statuses[-1] in (0, 3) and bool(log) and isinstance(log[-1].event, Ended)
+        )
 
     def _has_come(self):
         """Whether the fault is near."""
         epochs = events_of(self.paths.events, EpochEnded)
-        return bool(events_of(self.paths.events, GroupStarted)) and len(epochs) >= self.case.after_epochs
+        return (
+            bool(events_of(self.paths.events, GroupStarted))
+            and len(epochs) >= self.case.after_epochs
+        )
 
     # ---- faults ----
 
@@ -296,7 +371,9 @@ class Trial:
 
     def _check_files(self):
         """Invariant 5: files never half exist; only checkpoints that we ourselves have damaged may be."""
-        for path in self.paths.root.glob("models/*/[!.]*.h5"):  # without what a killed rank was writing
+        for path in self.paths.root.glob(
+            "models/*/[!.]*.h5"
+        ):  # without what a killed rank was writing
             try:
                 read_state(path)
             except CheckpointError as error:
@@ -308,15 +385,19 @@ class Trial:
             raise Broken(f"files that nobody knows: {foreign}")
 
     def _histories(self):
-        return {row.name: newest(self.paths, row.name, with_arrays=False).history
-                for row in read_results(self.paths.root) if row.status == "finished"}
+        return {
+            row.name: newest(self.paths, row.name, with_arrays=False).history
+            for row in read_results(self.paths.root)
+            if row.status == "finished"
+        }
 
     def _check_results(self):
         """All networks are finished, or failed for a reason; every epoch was all samples (invariant 1)."""
         rows = read_results(self.paths.root)
         self.outcome.failed = {row.name: row.reason for row in rows if row.status == "failed"}
         if bad := [row.name for row in rows if row.status not in ("finished", "failed")] or any(
-                not reason for reason in self.outcome.failed.values()):
+            not reason for reason in self.outcome.failed.values()
+        ):
             raise Broken(f"neither finished nor failed for a reason: {bad}")
         lacks = 1 if self.case.fault == "source file gone" else 0
         for name, history in self._histories().items():
@@ -324,7 +405,9 @@ class Trial:
                 raise Broken(f"{name} has the epochs {[record.epoch for record in history]}")
             if len({record.stream_epoch for record in history}) < len(history):
                 raise Broken(f"{name} has trained on an epoch of the stream twice")
-            if wrong := {record.samples for record in history} - set(range(TRAINED - lacks, TRAINED + 1)):
+            if wrong := {record.samples for record in history} - set(
+                range(TRAINED - lacks, TRAINED + 1)
+            ):
                 raise Broken(f"{name} has seen {wrong} samples in an epoch")
 
     def _check_replay(self):
@@ -333,7 +416,9 @@ class Trial:
         if not histories:
             return
         name = self.random.choice(sorted(histories))
-        process = self._start(1, "--replay", str(self.paths.root), "--only", name, program=("-m", "fleet.run"))
+        process = self._start(
+            1, "--replay", str(self.paths.root), "--only", name, program=("-m", "fleet.run")
+        )
         try:
             process.wait(20 * self.case.patience_s)
         except subprocess.TimeoutExpired:
@@ -343,7 +428,10 @@ class Trial:
             raise Broken(f"the replay of {name} ends with {process.returncode}")
         again = newest(RunPaths(self.paths.replay(name)), name, with_arrays=False).state.history
         # Where a file was gone for a while, what was trained without it cannot be trained again.
-        whole = next((place for place, record in enumerate(histories[name]) if record.samples < TRAINED), len(again))
+        whole = next(
+            (place for place, record in enumerate(histories[name]) if record.samples < TRAINED),
+            len(again),
+        )
         difference = largest_difference(histories[name][:whole], again[:whole])
         if difference > (1e-9 if self.case.engine == "numpy" else 1e-4):
             raise Broken(f"{name} differs from its replay by {difference:.1e}")
@@ -355,17 +443,26 @@ class Trial:
         trained = sum(int(size) for _, _, size in lines)
         kept = sum(TRAINED * len(history) for history in self._histories().values())
         self.outcome.twice = max(0, trained - kept) if not self.outcome.failed else 0
-        struck = [(t_s, event.network) for t_s, event in read_events(self.paths.events)
-                  if isinstance(event, GroupStruck)]
+        struck = [
+            (t_s, event.network)
+            for t_s, event in read_events(self.paths.events)
+            if isinstance(event, GroupStruck)
+        ]
         if self._hit and struck:
-            after = [float(when) for when, rank, _ in lines if int(rank) in self._mates(*struck[0])
-                     and float(when) > self._struck_at]
+            after = [
+                float(when)
+                for when, rank, _ in lines
+                if int(rank) in self._mates(*struck[0]) and float(when) > self._struck_at
+            ]
             self.outcome.pause_s = min(after) - self._struck_at if after else None
 
     def _mates(self, struck_s, network):
         """The ranks that trained a network with the one that died."""
-        groups = [event.devices for t_s, event in read_events(self.paths.events)
-                  if isinstance(event, GroupStarted) and event.network == network and t_s < struck_s]
+        groups = [
+            event.devices
+            for t_s, event in read_events(self.paths.events)
+            if isinstance(event, GroupStarted) and event.network == network and t_s < struck_s
+        ]
         devices = groups[-1] if groups else ()
         return {device + self.case.preprocessors for device in devices} - set(self._hit)
 
@@ -378,8 +475,13 @@ def _ranks_of(process):
             session = int((folder / "stat").read_text().rsplit(")", 1)[1].split()[3])
             if session == process.pid:
                 variables = (folder / "environ").read_bytes().split(b"\0")
-                ranks.update({int(value.split(b"=")[1]): int(folder.name) for value in variables
-                              if value.startswith(b"OMPI_COMM_WORLD_RANK=")})
+                ranks.update(
+                    {
+                        int(value.split(b"=")[1]): int(folder.name)
+                        for value in variables
+                        if value.startswith(b"OMPI_COMM_WORLD_RANK=")
+                    }
+                )
         except (OSError, IndexError, ValueError):  # it has ended meanwhile
             continue
     return ranks

@@ -18,11 +18,19 @@ def _note_steps():
 
         def ended():
             done = wait()
-            if not getattr(self, "measures", False):  # one write, which no other rank's can come into
+            if not getattr(
+                self, "measures", False
+            ):  # one write, which no other rank's can come into
                 rank = os.environ["OMPI_COMM_WORLD_RANK"]
                 now = f"{time.time():.6f} {rank}"
-                os.write(_steps, "".join(f"{now} {size if self.group.is_master else 0}\n" for size in sizes).encode())
+                os.write(
+                    _steps,
+                    "".join(
+                        f"{now} {size if self.group.is_master else 0}\n" for size in sizes
+                    ).encode(),
+                )
             return done
+
         return ended
 
     def measured(training, *rest):

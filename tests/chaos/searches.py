@@ -34,9 +34,18 @@ SPACE = {RATE: {"low": 1e-4, "high": 1.0, "log": True}, "train.batch.size": [4, 
 TPE = {"ask": "optuna_searcher:Searcher", "most": 18, "options": {"sampler": "tpe"}}
 SEARCHES = {  # name -> its search and its rule
     "TPE + ASHA (promote)": (TPE, {"rule": "asha", "least": 1, "factor": 3}),
-    "PBT": ({"ask": "pbt_searcher:Searcher", "most": 16, "at_once": 6, "options": {"population": 6, "every": 2}}, {}),
+    "PBT": (
+        {
+            "ask": "pbt_searcher:Searcher",
+            "most": 16,
+            "at_once": 6,
+            "options": {"population": 6, "every": 2},
+        },
+        {},
+    ),
     "median": ({"ask": "random", "most": 18}, {"rule": "median", "others": 3}),
-    "TPE + ASHA (stop)": (TPE, {"rule": "asha", "least": 1, "factor": 3, "mode": "stop"})}
+    "TPE + ASHA (stop)": (TPE, {"rule": "asha", "least": 1, "factor": 3, "mode": "stop"}),
+}
 WAYS = ("all ranks", "coordinator", "one rank")
 
 
@@ -80,8 +89,13 @@ class _Trial:
         for name in ("optuna_searcher.py", "pbt_searcher.py"):
             shutil.copy(ROOT / "examples" / name, folder)
         self._content = spec(
-            folder, [{"family": "softmax", "name": "net", "gpus": 1, "space": SPACE, "search": search}], samples=120,
-            source="slow", prune=prune, train={"converge": {"max_epochs": EPOCHS}})
+            folder,
+            [{"family": "softmax", "name": "net", "gpus": 1, "space": SPACE, "search": search}],
+            samples=120,
+            source="slow",
+            prune=prune,
+            train={"converge": {"max_epochs": EPOCHS}},
+        )
         self._paths = RunPaths(folder / "run")
 
     def run(self):
@@ -97,13 +111,19 @@ class _Trial:
 
     def _launch(self, is_struck):
         """Returns whether the launch has come to the run's end."""
-        strike_at = len(events_of(self._paths.events, ev.EpochEnded)) + self._draw.randrange(12) if is_struck else None
+        strike_at = (
+            len(events_of(self._paths.events, ev.EpochEnded)) + self._draw.randrange(12)
+            if is_struck
+            else None
+        )
         moment_s, way = self._draw.uniform(0, 0.3), self._draw.choice(WAYS)
         process, seen, life = self._launcher.start(RANKS, self._content), time.monotonic(), None
         while process.poll() is None:
             time.sleep(0.02)
             epochs = events_of(self._paths.events, ev.EpochEnded)
-            if life != (life := self._paths.events.stat().st_size if self._paths.events.exists() else 0):
+            if life != (
+                life := self._paths.events.stat().st_size if self._paths.events.exists() else 0
+            ):
                 seen = time.monotonic()
             if time.monotonic() > seen + PATIENCE_S:
                 kill(process)
@@ -124,8 +144,12 @@ class _Trial:
             kill(process)
             return
         try:
-            os.kill(rank_process(process.pid, 0 if way == "coordinator" else self._draw.randrange(1, RANKS)),
-                    signal.SIGKILL)
+            os.kill(
+                rank_process(
+                    process.pid, 0 if way == "coordinator" else self._draw.randrange(1, RANKS)
+                ),
+                signal.SIGKILL,
+            )
         except (LookupError, OSError):  # it has ended by itself
             self._case.kills.pop()
 
@@ -135,18 +159,29 @@ class _Trial:
         """The log has each call once, and a searcher that hears all of them again answers as it did."""
         calls = events_of(self._paths.events, ev.Searched)
         self._case.decisions += len(calls)
-        if failed := events_of(self._paths.events, ev.SearchFailed) + events_of(self._paths.events, ev.ReplayDiffered):
+        if failed := events_of(self._paths.events, ev.SearchFailed) + events_of(
+            self._paths.events, ev.ReplayDiffered
+        ):
             raise Broken(f"the searcher was not as before: {failed}")
-        once = Counter((call.call, call.number, call.epoch) for call in calls
-                       if call.call != "resume" and call.answer is not None)
+        once = Counter(
+            (call.call, call.number, call.epoch)
+            for call in calls
+            if call.call != "resume" and call.answer is not None
+        )
         if twice := [call for call, count in once.items() if count > 1]:
             raise Broken(f"calls that were made twice: {twice}")
         parsed = load(str(self._paths.spec))
         entry = parsed.document.models[0]
-        searcher = make_searcher(entry.search.ask if entry.search.ask == "random" else
-                                 f"examples.{entry.search.ask}", entry.space, entry.search.seed, "maximize",
-                                 entry.search.options)
-        if difference := replay(searcher, state_of(read_events(self._paths.events)).search("net").calls):
+        searcher = make_searcher(
+            entry.search.ask if entry.search.ask == "random" else f"examples.{entry.search.ask}",
+            entry.space,
+            entry.search.seed,
+            "maximize",
+            entry.search.options,
+        )
+        if difference := replay(
+            searcher, state_of(read_events(self._paths.events)).search("net").calls
+        ):
             raise Broken(difference)
 
     def _events(self):
@@ -167,8 +202,12 @@ class _Trial:
                         judged.append((name, record.epoch, verdict.value))
                 case ev.NetworkJudged(name, epochs, verdict, by):
                     self._case.decisions += 1
-                    if by == (prune.rule,) and verdict != Verdict.GO_ON and seen[name] == epochs and (
-                            name, epochs, verdict) in judged:
+                    if (
+                        by == (prune.rule,)
+                        and verdict != Verdict.GO_ON
+                        and seen[name] == epochs
+                        and (name, epochs, verdict) in judged
+                    ):
                         done.append((name, epochs, verdict))
                     if verdict == Verdict.GO_ON:
                         judge.let_go_on(name)
@@ -178,23 +217,41 @@ class _Trial:
                     judge.let_go_on(name)
                     judge.leave(name)
         if Counter(judged) != Counter(done):
-            raise Broken(f"judged otherwise: {Counter(judged) - Counter(done)} and {Counter(done) - Counter(judged)}")
+            raise Broken(
+                f"judged otherwise: {Counter(judged) - Counter(done)} and {Counter(done) - Counter(judged)}"
+            )
 
     def _check_networks(self):
         """None is lost, all have ended, and none has trained more than an epoch again for each kill."""
-        asked = {call.network for call in events_of(self._paths.events, ev.Searched)
-                 if call.call == "ask" and call.answer is not None}
+        asked = {
+            call.network
+            for call in events_of(self._paths.events, ev.Searched)
+            if call.call == "ask" and call.answer is not None
+        }
         rows = {row.name: row for row in read_results(self._paths.root)}
         if set(rows) != asked:
-            raise Broken(f"networks that were lost, or that nobody has asked for: {sorted(set(rows) ^ asked)}")
-        if bad := {name: str(row.status) for name, row in rows.items() if row.status not in ("finished", "pruned")}:
+            raise Broken(
+                f"networks that were lost, or that nobody has asked for: {sorted(set(rows) ^ asked)}"
+            )
+        if bad := {
+            name: str(row.status)
+            for name, row in rows.items()
+            if row.status not in ("finished", "pruned")
+        }:
             raise Broken(f"neither finished nor pruned: {bad}")
-        if bad := [name for name, row in rows.items() if row.status == "finished" and row.epochs != EPOCHS]:
+        if bad := [
+            name for name, row in rows.items() if row.status == "finished" and row.epochs != EPOCHS
+        ]:
             raise Broken(f"finished without all epochs: {bad}")
-        trained = Counter((event.network, event.record.epoch) for event in events_of(self._paths.events, ev.EpochEnded))
+        trained = Counter(
+            (event.network, event.record.epoch)
+            for event in events_of(self._paths.events, ev.EpochEnded)
+        )
         again = Counter()
         for (name, _), count in trained.items():
             again[name] += count - 1
         self._case.again = sum(again.values())
         if more := {name: count for name, count in again.items() if count > len(self._case.kills)}:
-            raise Broken(f"more than an epoch trained again for each of {len(self._case.kills)} kills: {more}")
+            raise Broken(
+                f"more than an epoch trained again for each of {len(self._case.kills)} kills: {more}"
+            )

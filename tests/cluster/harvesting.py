@@ -138,10 +138,12 @@ class Came:
 
     def line(self, name):
         """A row of a table."""
-        return (f"| {name} | {self.cut} | {self.again} | {self.time.idle:.0f} | {self.time.waiting:.0f} | "
-                f"{self.time.starting:.0f} | {self.time.training:.0f} | {self.time.share:.1%} | "
-                f"{self.time.share_once_begun:.1%} | {self.samples:.0f} | {self.predicted:.0f} | "
-                f"{self.predicted / max(1, self.samples) - 1:+.1%} |")
+        return (
+            f"| {name} | {self.cut} | {self.again} | {self.time.idle:.0f} | {self.time.waiting:.0f} | "
+            f"{self.time.starting:.0f} | {self.time.training:.0f} | {self.time.share:.1%} | "
+            f"{self.time.share_once_begun:.1%} | {self.samples:.0f} | {self.predicted:.0f} | "
+            f"{self.predicted / max(1, self.samples) - 1:+.1%} |"
+        )
 
 
 @dataclass
@@ -169,35 +171,65 @@ class Show:
         """Begin, let the others come once some launches train, and wait for the end."""
         self.slurm.clean()
         self.slurm.call(
-            sys.executable, "-m", "fleet", "harvest", str(Launcher(self.folder).write(self.content)), "--system=slurm",
-            "--nodes-per-job=1", "--ranks-per-node=2", "--backlog=2", f"--most={self.most}", "--idle=20s",
-            "--walltime=1h", "--", "--partition=low", PYTHONPATH=str(ROOT),
-            XDG_CACHE_HOME=str(self.folder / "cache"), **self.variables)
-        self.slurm.wait_until(f"{self.first} launches train", lambda: len(self.training()) >= self.first, self.report,
-                              patience_s)
+            sys.executable,
+            "-m",
+            "fleet",
+            "harvest",
+            str(Launcher(self.folder).write(self.content)),
+            "--system=slurm",
+            "--nodes-per-job=1",
+            "--ranks-per-node=2",
+            "--backlog=2",
+            f"--most={self.most}",
+            "--idle=20s",
+            "--walltime=1h",
+            "--",
+            "--partition=low",
+            PYTHONPATH=str(ROOT),
+            XDG_CACHE_HOME=str(self.folder / "cache"),
+            **self.variables,
+        )
+        self.slurm.wait_until(
+            f"{self.first} launches train",
+            lambda: len(self.training()) >= self.first,
+            self.report,
+            patience_s,
+        )
         watch = Watch(self.slurm)
         begun = time.time()
         self._let_others_come(script)
         ended = time.time()
         watch.stop()
-        self.slurm.wait_until("all networks are done", lambda: {
-            row.status for row in read_results(self.paths.root)} == {"finished"}, self.report, patience_s)
+        self.slurm.wait_until(
+            "all networks are done",
+            lambda: {row.status for row in read_results(self.paths.root)} == {"finished"},
+            self.report,
+            patience_s,
+        )
         self.slurm.wait_until("no job is left", self._is_over, self.report, patience_s)
         return self._came(watch.looks, begun, ended)
 
     def epochs(self):
         """What has been trained so far, as often as it was."""
-        return Counter((event.network, event.record.epoch) for _, event in read_run(self.paths)
-                       if isinstance(event, EpochEnded))
+        return Counter(
+            (event.network, event.record.epoch)
+            for _, event in read_run(self.paths)
+            if isinstance(event, EpochEnded)
+        )
 
     def training(self):
         """The logs of launches that have finished an epoch."""
-        return [log for log in self.paths.event_logs()
-                if any(isinstance(event, EpochEnded) for _, event in read_events(log))]
+        return [
+            log
+            for log in self.paths.event_logs()
+            if any(isinstance(event, EpochEnded) for _, event in read_events(log))
+        ]
 
     def report(self):
         """What the jobs printed."""
-        return "\n".join(file.read_text(errors="replace")[-2000:] for file in sorted(self.paths.jobs.glob("*")))
+        return "\n".join(
+            file.read_text(errors="replace")[-2000:] for file in sorted(self.paths.jobs.glob("*"))
+        )
 
     def _is_over(self):
         return not self.slurm.call("squeue", "--noheader").strip()
@@ -206,18 +238,25 @@ class Show:
         began = time.monotonic()
         for after_s, nodes, seconds in script.jobs():
             time.sleep(max(0.0, began + after_s - time.monotonic()))
-            self.slurm.submit(f"#!/bin/sh\nsleep {seconds:.1f}\n", "--partition=high", f"--nodes={nodes}",
-                              "--exclusive")
+            self.slurm.submit(
+                f"#!/bin/sh\nsleep {seconds:.1f}\n",
+                "--partition=high",
+                f"--nodes={nodes}",
+                "--exclusive",
+            )
         time.sleep(max(0.0, began + script.seconds - time.monotonic()))
 
     def _came(self, looks, begun, ended):
         noted = list(read_lines(self.paths.harvested))
         cut = sum(one["event"] == "begun" for one in noted) - sum(
-            one["event"] == "ended" and not one.get("warning") for one in noted)
+            one["event"] == "ended" and not one.get("warning") for one in noted
+        )
         looks = [look for look in looks if begun <= look.at <= ended]
         spent = node_time(looks, self.paths)
         samples, predicted = self._trained(looks, spent)
-        return Came(cut, self.epochs(), tuple(read_results(self.paths.root)), spent, samples, predicted)
+        return Came(
+            cut, self.epochs(), tuple(read_results(self.paths.root)), spent, samples, predicted
+        )
 
     def _trained(self, looks, spent):
         """Samples that were trained while somebody looked, and what the replay says of the same nodes."""
@@ -234,8 +273,11 @@ class Show:
         epoch_s = statistics.median(record.seconds for _, record in first.values())
         curve = RateCurve((1,), (rate,))
         # A departure costs a start, and what was under way: half an epoch, on average.
-        jobs = tuple(TrainerJob(name, 0.0, total, curve, Trainer(curve, down_s=spent.start_s + epoch_s / 2))
-                     for name, total in sorted(left.items()) if total)
+        jobs = tuple(
+            TrainerJob(name, 0.0, total, curve, Trainer(curve, down_s=spent.start_s + epoch_s / 2))
+            for name, total in sorted(left.items())
+            if total
+        )
         settings = Settings(horizon_s=60.0, max_parallel=len(NODES), completions_are_events=True)
         told = replay(trace_of(looks), jobs, settings)
         return sum(done), sum(trainer.samples for trainer in told.trainers)
@@ -256,8 +298,12 @@ class Watch:
 
     def _keep_looking(self):
         while not self._over.wait(EVERY_S):
-            with suppress(AssertionError, subprocess.TimeoutExpired):  # a busy machine: Slurm may be late
-                text = self._slurm.call("squeue", "--noheader", "--states=all", "--format=%i|%P|%t|%N")
+            with suppress(
+                AssertionError, subprocess.TimeoutExpired
+            ):  # a busy machine: Slurm may be late
+                text = self._slurm.call(
+                    "squeue", "--noheader", "--states=all", "--format=%i|%P|%t|%N"
+                )
                 self.looks.append(Look(time.time(), owners_of(text)))
 
 
@@ -308,7 +354,9 @@ def worked(log):
     for launch in timeline.placed(read_events(log)):
         began = launch.start.date - launch.lines[0].t_s
         records = timeline.state_of(launch.lines).records
-        first = next((began + t_s for t_s, event in launch.lines if isinstance(event, FirstStep)), np.inf)
+        first = next(
+            (began + t_s for t_s, event in launch.lines if isinstance(event, FirstStep)), np.inf
+        )
         since, stints = {}, []
         for record in records:
             if record.event == "group":
@@ -316,7 +364,9 @@ def worked(log):
             elif record.event == "stopped":
                 stints.append((since.pop(record.network), began + record.t_s))
         stints += [(start, began + launch.lines[-1].t_s) for start in since.values()]
-        found.append(Worked(launch.start.date, first, [(max(first, start), end) for start, end in stints]))
+        found.append(
+            Worked(launch.start.date, first, [(max(first, start), end) for start, end in stints])
+        )
     return found
 
 
@@ -365,12 +415,20 @@ def trace_of(looks):
     """Which nodes others left idle, from the first look to the last, as the replay wants it."""
     rows, idle = [], set()
     for look in looks:
-        now = {number for number, node in enumerate(NODES) if look.owners.get(node, ("", ""))[0] != OTHERS}
+        now = {
+            number
+            for number, node in enumerate(NODES)
+            if look.owners.get(node, ("", ""))[0] != OTHERS
+        }
         at = look.at - looks[0].at
-        rows += [(at, node, False) for node in sorted(idle - now)] + [(at, node, True) for node in sorted(now - idle)]
+        rows += [(at, node, False) for node in sorted(idle - now)] + [
+            (at, node, True) for node in sorted(now - idle)
+        ]
         idle = now
     times, nodes, joined = zip(*rows, strict=True)
-    return Trace.of(np.array(times), np.array(nodes), np.array(joined), len(NODES), looks[-1].at - looks[0].at)
+    return Trace.of(
+        np.array(times), np.array(nodes), np.array(joined), len(NODES), looks[-1].at - looks[0].at
+    )
 
 
 def placed(rows):

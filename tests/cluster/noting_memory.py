@@ -14,7 +14,11 @@ _map_memory = Session._map_memory
 
 def _map_and_note(session):
     _map_memory(session)
-    note = {"rank": session._world.rank, "node": os.environ["SLURMD_NODENAME"], "memory": shared_memory()}
+    note = {
+        "rank": session._world.rank,
+        "node": os.environ["SLURMD_NODENAME"],
+        "memory": shared_memory(),
+    }
     (_folder / f"{note['rank']}.json").write_text(json.dumps(note))
 
 

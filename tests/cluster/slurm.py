@@ -27,12 +27,32 @@ import pytest
 
 NODES = ("n1", "n2", "n3", "n4")
 _PACKAGES = ("slurm-wlm", "munge")
-_PROGRAMS = ("slurmctld", "slurmd", "sbatch", "squeue", "sinfo", "scontrol", "scancel", "srun", "munged")
-_OTHERS = ("OMPI_", "PMIX_", "PRTE_", "SLURM_", "SBATCH_")  # variables of an MPI or a Slurm that we may be under
+_PROGRAMS = (
+    "slurmctld",
+    "slurmd",
+    "sbatch",
+    "squeue",
+    "sinfo",
+    "scontrol",
+    "scancel",
+    "srun",
+    "munged",
+)
+_OTHERS = (
+    "OMPI_",
+    "PMIX_",
+    "PRTE_",
+    "SLURM_",
+    "SBATCH_",
+)  # variables of an MPI or a Slurm that we may be under
 # What MPI wants to be told here: it runs as root, and ranks of different nodes meet on the loopback device.
 # (The daemons of mpirun cannot: their own channel refuses that device.)
-_MPI = {"OMPI_ALLOW_RUN_AS_ROOT": "1", "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1", "OMPI_MCA_btl_tcp_if_include": "lo",
-        "UCX_NET_DEVICES": "lo"}
+_MPI = {
+    "OMPI_ALLOW_RUN_AS_ROOT": "1",
+    "OMPI_ALLOW_RUN_AS_ROOT_CONFIRM": "1",
+    "OMPI_MCA_btl_tcp_if_include": "lo",
+    "UCX_NET_DEVICES": "lo",
+}
 _PATIENCE_S = 600  # nothing takes so long, even on a machine with much else to do
 _LIVE = {"PENDING", "CONFIGURING", "RUNNING", "COMPLETING", "SUSPENDED", "STAGE_OUT"}
 
@@ -98,8 +118,15 @@ class Slurm:
         self.folder = folder
         self.configuration = folder / "slurm.conf"
         plain = {key: value for key, value in os.environ.items() if not key.startswith(_OTHERS)}
-        self._scratch = folder / "tmp"  # of jobs: what killed ones leave there is in the way of later process ids
-        self.environment = {**plain, "SLURM_CONF": str(self.configuration), "TMPDIR": str(self._scratch), **_MPI}
+        self._scratch = (
+            folder / "tmp"
+        )  # of jobs: what killed ones leave there is in the way of later process ids
+        self.environment = {
+            **plain,
+            "SLURM_CONF": str(self.configuration),
+            "TMPDIR": str(self._scratch),
+            **_MPI,
+        }
         self._servers = {}
 
     # ---- jobs ----
@@ -115,11 +142,15 @@ class Slurm:
 
     def state(self, job):
         """Slurm's word for how far a job is, such as PENDING, RUNNING or COMPLETED."""
-        return re.search(r"JobState=(\w+)", self._ask("scontrol", "--oneliner", "show", "job", job))[1]
+        return re.search(
+            r"JobState=(\w+)", self._ask("scontrol", "--oneliner", "show", "job", job)
+        )[1]
 
     def nodes_of(self, job):
         """The nodes that a job has, or had; its script runs on the first."""
-        listed = re.search(r" NodeList=(\S+)", self._ask("scontrol", "--oneliner", "show", "job", job))[1]
+        listed = re.search(
+            r" NodeList=(\S+)", self._ask("scontrol", "--oneliner", "show", "job", job)
+        )[1]
         return self._ask("scontrol", "show", "hostnames", listed).split()
 
     def output(self, job):
@@ -128,7 +159,11 @@ class Slurm:
 
     def rank_of(self, job, rank):
         """The process of one rank of a job's launch."""
-        wanted = {f"SLURM_CONF={self.configuration}", f"SLURM_JOB_ID={job}", f"OMPI_COMM_WORLD_RANK={rank}"}
+        wanted = {
+            f"SLURM_CONF={self.configuration}",
+            f"SLURM_JOB_ID={job}",
+            f"OMPI_COMM_WORLD_RANK={rank}",
+        }
         return next(pid for pid, variables in environments() if wanted <= variables)
 
     def wait_for(self, job):
@@ -155,9 +190,16 @@ class Slurm:
 
     def report(self):
         """The queue, the nodes, and the ends of all logs."""
-        commands = (("squeue", "--format=%i %T %r %N %S %j"), ("sinfo", "--Node", "--format=%N %T %E"))
-        return "\n".join([*(f"---- {command[0]}\n{self._try(*command)}" for command in commands),
-                          *(f"---- {path.name}\n{_tail(path)}" for path in sorted(self.folder.glob("*.out")))])
+        commands = (
+            ("squeue", "--format=%i %T %r %N %S %j"),
+            ("sinfo", "--Node", "--format=%N %T %E"),
+        )
+        return "\n".join(
+            [
+                *(f"---- {command[0]}\n{self._try(*command)}" for command in commands),
+                *(f"---- {path.name}\n{_tail(path)}" for path in sorted(self.folder.glob("*.out"))),
+            ]
+        )
 
     # ---- nodes ----
 
@@ -172,7 +214,9 @@ class Slurm:
 
     def node_states(self):
         """Node -> Slurm's word for it, such as idle, mixed or down; with a star where it does not answer."""
-        lines = self._try("sinfo", "--noheader", "--Node", "--partition=low", "--format=%N %T").splitlines()
+        lines = self._try(
+            "sinfo", "--noheader", "--Node", "--partition=low", "--format=%N %T"
+        ).splitlines()
         return dict(line.split() for line in lines)
 
     def take_down(self, node):
@@ -184,12 +228,17 @@ class Slurm:
         self._servers.pop(node).wait()
         ranks = self._processes(node)
         files = {file for pid in ranks for file in shared_memory(pid)}
-        for pid in [*self._step_daemons(ranks), *ranks]:  # the daemons first: they would report the others' death
+        for pid in [
+            *self._step_daemons(ranks),
+            *ranks,
+        ]:  # the daemons first: they would report the others' death
             _kill(pid)
         for file in files:  # a real node's would be gone
             Path(file).unlink(missing_ok=True)
         self._ask("scontrol", "update", f"NodeName={node}", "State=DOWN", "Reason=died")
-        self.wait_until(f"node {node} is down", lambda: self.node_states().get(node, "").startswith("down"))
+        self.wait_until(
+            f"node {node} is down", lambda: self.node_states().get(node, "").startswith("down")
+        )
 
     def cut_off(self, *nodes):
         """Nodes lose their network: Slurm gives them up, and what runs there stands still; returns its processes.
@@ -206,8 +255,10 @@ class Slurm:
         for pid in self._step_daemons(stopped):
             _kill(pid)
         self._ask("scontrol", "update", f"NodeName={','.join(nodes)}", "State=DOWN", "Reason=lost")
-        self.wait_until(f"{' and '.join(nodes)} are down", lambda: all(
-            self.node_states().get(node, "").startswith("down") for node in nodes))
+        self.wait_until(
+            f"{' and '.join(nodes)} are down",
+            lambda: all(self.node_states().get(node, "").startswith("down") for node in nodes),
+        )
         return stopped
 
     # ---- servers ----
@@ -219,11 +270,21 @@ class Slurm:
         key.write_bytes(secrets.token_bytes(128))
         (self.folder / "state").mkdir()
         self._empty_scratch()
-        self.configuration.write_text(_CONFIGURATION.format(folder=self.folder, ports=_free_ports(1 + len(NODES))))
+        self.configuration.write_text(
+            _CONFIGURATION.format(folder=self.folder, ports=_free_ports(1 + len(NODES)))
+        )
         # Forced, for it would rather not run as root, nor in a folder that others cannot enter.
-        self._start("munged", "munged", "--foreground", "--force", f"--key-file={key}",
-                    *(f"--{kind}={self.folder}/munge.{kind.split('-')[0]}"
-                      for kind in ("socket", "pid-file", "log-file", "seed-file")))
+        self._start(
+            "munged",
+            "munged",
+            "--foreground",
+            "--force",
+            f"--key-file={key}",
+            *(
+                f"--{kind}={self.folder}/munge.{kind.split('-')[0]}"
+                for kind in ("socket", "pid-file", "log-file", "seed-file")
+            ),
+        )
         self.wait_until("munged listens", (self.folder / "munge.socket").exists)
         self._start("slurmctld", "slurmctld", "-D", "-f", str(self.configuration))
         for node in NODES:
@@ -233,7 +294,9 @@ class Slurm:
     def stop(self):
         """End all jobs, then the servers, then whatever is left of either."""
         if "slurmctld" in self._servers:
-            with contextlib.suppress(subprocess.TimeoutExpired):  # the servers end even where they do not answer
+            with contextlib.suppress(
+                subprocess.TimeoutExpired
+            ):  # the servers end even where they do not answer
                 _is_reached(self._is_empty, 60)
         for server in reversed(self._servers.values()):
             server.terminate()
@@ -256,9 +319,15 @@ class Slurm:
     def _start(self, name, program, *arguments):
         # A session of its own: an interrupt from the terminal ends the tests, and they end the servers.
         with open(self.folder / f"{name}.out", "ab") as log:
-            self._servers[name] = subprocess.Popen([_find(program), *arguments], env=self.environment, cwd="/",
-                                                   stdin=subprocess.DEVNULL, stdout=log, stderr=log,
-                                                   start_new_session=True)
+            self._servers[name] = subprocess.Popen(
+                [_find(program), *arguments],
+                env=self.environment,
+                cwd="/",
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
 
     def _is_empty(self):
         """Whether no job is left; a job may be put back into the queue while it is cancelled, so it is done again."""
@@ -278,7 +347,9 @@ class Slurm:
 
     def _processes(self, node=None):
         """What the servers have started, on one node or on all: it has our configuration in its environment."""
-        wanted = {f"SLURM_CONF={self.configuration}"} | ({f"SLURMD_NODENAME={node}"} if node else set())
+        wanted = {f"SLURM_CONF={self.configuration}"} | (
+            {f"SLURMD_NODENAME={node}"} if node else set()
+        )
         return [pid for pid, variables in environments() if wanted <= variables]
 
     def _step_daemons(self, pids):
@@ -297,8 +368,15 @@ class Slurm:
         return self._run(command).stdout
 
     def _run(self, command, text=None, variables=None):
-        return subprocess.run([_find(command[0]), *command[1:]], env={**self.environment, **(variables or {})},
-                              input=text, text=True, capture_output=True, timeout=_PATIENCE_S, check=False)
+        return subprocess.run(
+            [_find(command[0]), *command[1:]],
+            env={**self.environment, **(variables or {})},
+            input=text,
+            text=True,
+            capture_output=True,
+            timeout=_PATIENCE_S,
+            check=False,
+        )
 
 
 def environments():
@@ -315,8 +393,11 @@ def environments():
 def shared_memory(pid="self"):
     """File -> inode of everything under /dev/shm that a process maps, unlinked or not."""
     lines = [line.split(maxsplit=5) for line in _read(pid, "maps").splitlines()]
-    return {line[5].removesuffix(" (deleted)"): int(line[4]) for line in lines
-            if len(line) == 6 and line[5].startswith("/dev/shm/")}
+    return {
+        line[5].removesuffix(" (deleted)"): int(line[4])
+        for line in lines
+        if len(line) == 6 and line[5].startswith("/dev/shm/")
+    }
 
 
 def _parent(pid):
@@ -380,20 +461,32 @@ def _install():
     if not _missing():
         return
     if _find("apt-get") is None:
-        pytest.skip(f"{', '.join(_missing())} not found, and there is no apt-get to install {' and '.join(_PACKAGES)}")
+        pytest.skip(
+            f"{', '.join(_missing())} not found, and there is no apt-get to install {' and '.join(_PACKAGES)}"
+        )
     for command in (["update"], ["install", "-y", "--no-install-recommends", *_PACKAGES]):
-        done = subprocess.run(["apt-get", "-qq", "-o", "DPkg::Lock::Timeout=300", *command],  # another may be at work
-                              env={**os.environ, "DEBIAN_FRONTEND": "noninteractive"}, stdin=subprocess.DEVNULL,
-                              capture_output=True, text=True, timeout=900, check=False)
+        done = subprocess.run(
+            ["apt-get", "-qq", "-o", "DPkg::Lock::Timeout=300", *command],  # another may be at work
+            env={**os.environ, "DEBIAN_FRONTEND": "noninteractive"},
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=900,
+            check=False,
+        )
     if _missing():
-        pytest.skip(f"apt-get could not install {' and '.join(_PACKAGES)}: {done.stderr.strip()[-300:]}")
+        pytest.skip(
+            f"apt-get could not install {' and '.join(_PACKAGES)}: {done.stderr.strip()[-300:]}"
+        )
 
 
 @pytest.fixture(scope="session")
 def slurm():
     """Four idle nodes, n1 to n4; the partitions are low, whose jobs are requeued for those of high."""
     _install()
-    folder = Path(tempfile.mkdtemp(prefix="fleet-slurm-"))  # short: a socket's path may have 107 letters
+    folder = Path(
+        tempfile.mkdtemp(prefix="fleet-slurm-")
+    )  # short: a socket's path may have 107 letters
     cluster = Slurm(folder)
     try:
         cluster.start()

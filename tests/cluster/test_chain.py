@@ -13,7 +13,10 @@ from tests.mpi.conftest import ROOT, Launch, Launcher, spec
 from tests.mpi.test_training import replayed
 
 pytestmark = pytest.mark.cluster
-MODELS = [{"family": "softmax", "name": "one"}, {"family": "softmax", "name": "both-nodes", "gpus": 2}]
+MODELS = [
+    {"family": "softmax", "name": "one"},
+    {"family": "softmax", "name": "both-nodes", "gpus": 2},
+]
 
 
 PLANNED, SAMPLES = 24, 400  # epochs, and samples of an epoch
@@ -31,20 +34,38 @@ class Ensemble:
         folder.mkdir(exist_ok=True)
         self.slurm, self.folder, self._gate = slurm, folder, folder / "gate"
         self._nodes, self.models = nodes, MODELS[:nodes]
-        self.content = spec(folder, self.models, samples=f"{SAMPLES}:{QUICK}:{self._gate}", source="gated",
-                            train={"converge": {"max_epochs": PLANNED}},
-                            resources={"engine": "numpy", "preprocessors": nodes})
+        self.content = spec(
+            folder,
+            self.models,
+            samples=f"{SAMPLES}:{QUICK}:{self._gate}",
+            source="gated",
+            train={"converge": {"max_epochs": PLANNED}},
+            resources={"engine": "numpy", "preprocessors": nodes},
+        )
         self.launcher, self.paths = Launcher(folder), RunPaths(folder / "run")
         self.job = ""
 
     def submit(self, *options, walltime="10min"):
         self.job = self.slurm.call(
-            sys.executable, "-m", "fleet", "submit", str(self.launcher.write(self.content)), "--system=slurm",
-            f"--nodes={self._nodes}", "--ranks-per-node=2", f"--walltime={walltime}", "--chain", *options,
-            PYTHONPATH=str(ROOT), XDG_CACHE_HOME=str(self.folder / "cache")).strip()
+            sys.executable,
+            "-m",
+            "fleet",
+            "submit",
+            str(self.launcher.write(self.content)),
+            "--system=slurm",
+            f"--nodes={self._nodes}",
+            "--ranks-per-node=2",
+            f"--walltime={walltime}",
+            "--chain",
+            *options,
+            PYTHONPATH=str(ROOT),
+            XDG_CACHE_HOME=str(self.folder / "cache"),
+        ).strip()
 
     def wait_until_it_trains(self, epochs=4):
-        self.slurm.wait_until(f"{epochs} epochs are trained", lambda: len(self.epochs()) >= epochs, self.report)
+        self.slurm.wait_until(
+            f"{epochs} epochs are trained", lambda: len(self.epochs()) >= epochs, self.report
+        )
 
     def wait_for_end(self):
         """Open the gate, and wait for the end of all."""
@@ -56,7 +77,10 @@ class Ensemble:
         return self.slurm.nodes_of(self.job)
 
     def epochs(self):
-        return [(event.network, event.record.epoch) for event in events_of(self.paths.events, EpochEnded)]
+        return [
+            (event.network, event.record.epoch)
+            for event in events_of(self.paths.events, EpochEnded)
+        ]
 
     def stops(self):
         text = self.paths.stops.read_text() if self.paths.stops.exists() else ""
@@ -64,7 +88,9 @@ class Ensemble:
         return [line for line in lines if line["event"] == "stopped"]
 
     def report(self):
-        return "\n".join(file.read_text(errors="replace")[-5000:] for file in sorted(self.paths.jobs.glob("*")))
+        return "\n".join(
+            file.read_text(errors="replace")[-5000:] for file in sorted(self.paths.jobs.glob("*"))
+        )
 
     def check_epochs(self, again=0):
         """All epochs are trained, and so many of them again at most; what a job may leave behind is not there."""
@@ -104,8 +130,12 @@ def test_a_walltime_that_is_too_short_warns_the_job_and_another_finishes(ensembl
     ensemble.wait_for_end()
     *before, last = ensemble.stops()
     assert before
-    assert all(stop["warned"] and stop["next"] == ensemble.job for stop in before), ensemble.report()
-    assert any((stop["status"], stop["why"]) == (75, "SIGUSR2 came") for stop in before), ensemble.report()
+    assert all(stop["warned"] and stop["next"] == ensemble.job for stop in before), (
+        ensemble.report()
+    )
+    assert any((stop["status"], stop["why"]) == (75, "SIGUSR2 came") for stop in before), (
+        ensemble.report()
+    )
     assert last["status"] == 0
     ensemble.check()
 
@@ -116,7 +146,10 @@ def test_a_signal_to_the_batch_script_stops_the_job_and_another_finishes(ensembl
     ensemble.slurm.call("scancel", "--batch", "--signal=TERM", ensemble.job)
     ensemble.slurm.wait_until("the job has stopped", ensemble.stops, ensemble.report)
     ensemble.wait_for_end()
-    assert [(stop["status"], stop["warned"]) for stop in ensemble.stops()] == [(75, True), (0, False)]
+    assert [(stop["status"], stop["warned"]) for stop in ensemble.stops()] == [
+        (75, True),
+        (0, False),
+    ]
     ensemble.check()
 
 
@@ -149,18 +182,36 @@ def test_a_job_whose_first_node_dies_with_its_script_is_started_again_by_slurm(e
     ensemble.check(again=len(MODELS))
 
 
-def test_a_chain_that_is_ended_by_its_user_saves_and_no_job_follows_until_it_is_handed_in_again(ensemble):
+def test_a_chain_that_is_ended_by_its_user_saves_and_no_job_follows_until_it_is_handed_in_again(
+    ensemble,
+):
     ensemble.submit()
     ensemble.wait_until_it_trains()
-    said = ensemble.slurm.call(sys.executable, "-m", "fleet", "submit", "--end", str(ensemble.paths.root),
-                               PYTHONPATH=str(ROOT))
+    said = ensemble.slurm.call(
+        sys.executable,
+        "-m",
+        "fleet",
+        "submit",
+        "--end",
+        str(ensemble.paths.root),
+        PYTHONPATH=str(ROOT),
+    )
     assert f"{ensemble.job} told to save and to end" in said
-    assert ensemble.slurm.wait_for(ensemble.job).state == "FAILED"  # with 75, as a job that is stopped
-    stop, = ensemble.stops()
+    assert (
+        ensemble.slurm.wait_for(ensemble.job).state == "FAILED"
+    )  # with 75, as a job that is stopped
+    (stop,) = ensemble.stops()
     assert (stop["status"], stop["next"], stop["then"]) == (75, None, CALLED_OFF), ensemble.report()
     with pytest.raises(AssertionError, match="none of the chain's jobs waits or runs"):
-        ensemble.slurm.call(sys.executable, "-m", "fleet", "submit", "--end", str(ensemble.paths.root),
-                            PYTHONPATH=str(ROOT))
+        ensemble.slurm.call(
+            sys.executable,
+            "-m",
+            "fleet",
+            "submit",
+            "--end",
+            str(ensemble.paths.root),
+            PYTHONPATH=str(ROOT),
+        )
     ensemble.submit()
     ensemble.wait_for_end()
     ensemble.check()

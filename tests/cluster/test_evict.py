@@ -21,9 +21,20 @@ PLAIN = "#!/bin/sh\nsleep 900\n"
 
 def evict(slurm, folder, *words):
     """``fleet evict``; what it printed, and the record."""
-    printed = slurm.call(sys.executable, "-m", "fleet", "evict", "--slurm", "--carry-out", *words, PYTHONPATH=str(ROOT))
+    printed = slurm.call(
+        sys.executable,
+        "-m",
+        "fleet",
+        "evict",
+        "--slurm",
+        "--carry-out",
+        *words,
+        PYTHONPATH=str(ROOT),
+    )
     record = folder / "record"
-    return printed, [json.loads(line) for line in record.read_text().splitlines()] if record.exists() else []
+    return printed, [
+        json.loads(line) for line in record.read_text().splitlines()
+    ] if record.exists() else []
 
 
 def acts(record):
@@ -33,7 +44,7 @@ def acts(record):
 
 def check_begun(slurm, record, urgent):
     """The urgent job had begun when the eviction ended; jobs that it held are released after that."""
-    end, = (note for note in record if note["what"] == "end")
+    (end,) = (note for note in record if note["what"] == "end")
     assert re.match(rf"job {urgent} is (RUNNING|COMPLETING|COMPLETED) ", end["said"])
     assert slurm.wait_for(urgent).state == "COMPLETED"
 
@@ -46,8 +57,15 @@ def test_three_of_four_ensembles_save_and_go_on_once_an_urgent_job_has_begun(slu
     for ensemble in ensembles:
         ensemble.wait_until_it_trains(epochs=2)
     urgent = slurm.submit("#!/bin/sh\nsleep 5\n", "--nodes=3", "--exclusive")
-    _, record = evict(slurm, tmp_path, "--nodes=3", "--deadline=4", f"--for={urgent}", "--yes",
-                      f"--record={tmp_path / 'record'}")
+    _, record = evict(
+        slurm,
+        tmp_path,
+        "--nodes=3",
+        "--deadline=4",
+        f"--for={urgent}",
+        "--yes",
+        f"--record={tmp_path / 'record'}",
+    )
     check_begun(slurm, record, urgent)
     done = acts(record)
     saved = {job for what, job in done if what == "save"}
@@ -55,42 +73,65 @@ def test_three_of_four_ensembles_save_and_go_on_once_an_urgent_job_has_begun(slu
     for what in ("freed", "hold", "release"):
         assert {job for also, job in done if also == what} == saved
     assert not {"stop", "deaf", "ended", "refused"} & {what for what, _ in done}
-    free, end = (note["time"] - record[0]["time"] for note in record if note["what"] in ("free", "end"))
+    free, end = (
+        note["time"] - record[0]["time"] for note in record if note["what"] in ("free", "end")
+    )
     print(f"free after {free:.1f} s; the urgent job had begun after {end:.1f} s")
     for ensemble in ensembles:
         ensemble.wait_for_end()
         ensemble.check()  # no epoch was trained again
-        assert [stop["status"] for stop in ensemble.stops()] == ([75, 0] if ensemble.job in saved else [0])
+        assert [stop["status"] for stop in ensemble.stops()] == (
+            [75, 0] if ensemble.job in saved else [0]
+        )
 
 
 def test_an_ensemble_saves_a_deaf_job_is_requeued_and_an_urgent_one_starts(slurm, tmp_path):
     slurm.clean()
     ensemble = Ensemble(slurm, tmp_path)
     ensemble.submit("--warn=30s")
-    deaf, plain = (slurm.submit(script, "--nodes=1", "--exclusive", "--requeue") for script in (DEAF, PLAIN))
+    deaf, plain = (
+        slurm.submit(script, "--nodes=1", "--exclusive", "--requeue") for script in (DEAF, PLAIN)
+    )
     ensemble.wait_until_it_trains()
-    urgent = slurm.submit("#!/bin/sh\nsleep 5\n", "--nodes=3", "--exclusive")  # that comes after them in the queue
+    urgent = slurm.submit(
+        "#!/bin/sh\nsleep 5\n", "--nodes=3", "--exclusive"
+    )  # that comes after them in the queue
 
     printed, record = evict(slurm, tmp_path, "--nodes=3", "--deadline=2.5")
     assert "Nothing was done" in printed
-    assert re.search(rf"job {ensemble.job} of root: saves, until minute .* \(signal B:USR2\)", printed)
+    assert re.search(
+        rf"job {ensemble.job} of root: saves, until minute .* \(signal B:USR2\)", printed
+    )
     assert record == []
     assert [slurm.state(job) for job in (ensemble.job, deaf, plain)] == ["RUNNING"] * 3
 
-    _, record = evict(slurm, tmp_path, "--nodes=3", "--deadline=2.5", "--margin=20s", f"--for={urgent}", "--yes",
-                      f"--record={tmp_path / 'record'}")
+    _, record = evict(
+        slurm,
+        tmp_path,
+        "--nodes=3",
+        "--deadline=2.5",
+        "--margin=20s",
+        f"--for={urgent}",
+        "--yes",
+        f"--record={tmp_path / 'record'}",
+    )
     done = acts(record)
     assert ("save", ensemble.job) in done
     assert ("freed", ensemble.job) in done
     assert ("deaf", deaf) in done
     assert [what for what, _ in done].count("stop") == 1  # the cheaper of the two others
     check_begun(slurm, record, urgent)
-    stopped, = (job for what, job in done if what == "stop")
-    assert {job for what, job in done if what == "hold"} == {ensemble.job, stopped}  # or they would have been first
+    (stopped,) = (job for what, job in done if what == "stop")
+    assert {job for what, job in done if what == "hold"} == {
+        ensemble.job,
+        stopped,
+    }  # or they would have been first
     assert {job for what, job in done if what == "release"} == {ensemble.job, stopped}
     ensemble.wait_for_end()
     assert 75 in [stop.get("status") for stop in ensemble.stops()]
-    assert len(ensemble.epochs()) == len(set(ensemble.epochs())) == 2 * PLANNED  # it went on, and trained none twice
+    assert (
+        len(ensemble.epochs()) == len(set(ensemble.epochs())) == 2 * PLANNED
+    )  # it went on, and trained none twice
     for job in (deaf, plain):
         slurm.cancel(job)
 
@@ -100,17 +141,40 @@ class Harvest(Show):
 
     def submit(self):
         self.slurm.call(
-            sys.executable, "-m", "fleet", "harvest", str(Launcher(self.folder).write(self.content)), "--system=slurm",
-            "--nodes-per-job=1", "--ranks-per-node=2", "--backlog=2", "--most=8", "--idle=20s", "--walltime=1h",
-            "--warn=30s", "--", "--partition=low", PYTHONPATH=str(ROOT), XDG_CACHE_HOME=str(self.folder / "cache"),
-            **self.variables)
+            sys.executable,
+            "-m",
+            "fleet",
+            "harvest",
+            str(Launcher(self.folder).write(self.content)),
+            "--system=slurm",
+            "--nodes-per-job=1",
+            "--ranks-per-node=2",
+            "--backlog=2",
+            "--most=8",
+            "--idle=20s",
+            "--walltime=1h",
+            "--warn=30s",
+            "--",
+            "--partition=low",
+            PYTHONPATH=str(ROOT),
+            XDG_CACHE_HOME=str(self.folder / "cache"),
+            **self.variables,
+        )
 
     def jobs(self, state):
         return self.slurm.call("squeue", "--noheader", f"--states={state}", "--format=%i").split()
 
     def end(self):
-        self.slurm.call(sys.executable, "-m", "fleet", "harvest", str(self.folder / "spec.yaml"), "--system=slurm",
-                        "--end", PYTHONPATH=str(ROOT))
+        self.slurm.call(
+            sys.executable,
+            "-m",
+            "fleet",
+            "harvest",
+            str(self.folder / "spec.yaml"),
+            "--system=slurm",
+            "--end",
+            PYTHONPATH=str(ROOT),
+        )
         self.slurm.clean()
 
 
@@ -125,11 +189,22 @@ def harvest(slurm, tmp_path):
     show.end()
 
 
-def test_a_harvest_that_would_take_the_nodes_at_once_leaves_them_to_the_urgent_job(slurm, harvest, tmp_path):
+def test_a_harvest_that_would_take_the_nodes_at_once_leaves_them_to_the_urgent_job(
+    slurm, harvest, tmp_path
+):
     queued = set(harvest.jobs("PENDING"))
-    urgent = slurm.submit("#!/bin/sh\nsleep 5\n", "--nodes=2", "--exclusive")  # no more urgent than they, for Slurm
-    printed, record = evict(slurm, tmp_path, "--nodes=2", "--deadline=4", f"--for={urgent}", "--yes",
-                            f"--record={tmp_path / 'record'}")
+    urgent = slurm.submit(
+        "#!/bin/sh\nsleep 5\n", "--nodes=2", "--exclusive"
+    )  # no more urgent than they, for Slurm
+    printed, record = evict(
+        slurm,
+        tmp_path,
+        "--nodes=2",
+        "--deadline=4",
+        f"--for={urgent}",
+        "--yes",
+        f"--record={tmp_path / 'record'}",
+    )
     print(printed)
     check_begun(slurm, record, urgent)
     done = acts(record)
@@ -139,23 +214,46 @@ def test_a_harvest_that_would_take_the_nodes_at_once_leaves_them_to_the_urgent_j
     held = {job for what, job in done if what == "hold"}
     assert queued <= held
     assert held == {job for what, job in done if what == "release"}
-    slurm.wait_until("the harvest has all nodes again", lambda: len(harvest.jobs("RUNNING")) == 4, harvest.report)
+    slurm.wait_until(
+        "the harvest has all nodes again", lambda: len(harvest.jobs("RUNNING")) == 4, harvest.report
+    )
 
 
-def test_what_an_eviction_held_that_was_killed_is_named_and_released_by_the_next(slurm, harvest, tmp_path):
+def test_what_an_eviction_held_that_was_killed_is_named_and_released_by_the_next(
+    slurm, harvest, tmp_path
+):
     record = tmp_path / "record"
     urgent = slurm.submit("#!/bin/sh\nsleep 5\n", "--nodes=4", "--exclusive", "--begin=now+1hour")
-    words = (sys.executable, "-m", "fleet", "evict", "--slurm", "--carry-out", "--nodes=1", f"--for={urgent}",
-             f"--record={record}")
-    killed = subprocess.Popen([*words, "--deadline=30", "--yes"], cwd=tmp_path,
-                              env={**slurm.environment, "PYTHONPATH": str(ROOT)}, stdout=subprocess.DEVNULL)
+    words = (
+        sys.executable,
+        "-m",
+        "fleet",
+        "evict",
+        "--slurm",
+        "--carry-out",
+        "--nodes=1",
+        f"--for={urgent}",
+        f"--record={record}",
+    )
+    killed = subprocess.Popen(
+        [*words, "--deadline=30", "--yes"],
+        cwd=tmp_path,
+        env={**slurm.environment, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.DEVNULL,
+    )
     slurm.wait_until("it holds jobs", lambda: record.exists() and '"hold"' in record.read_text())
     time.sleep(5)
     killed.send_signal(signal.SIGKILL)
     killed.wait()
-    assert "held since an eviction that was killed" in slurm.call(*words, "--deadline=1", PYTHONPATH=str(ROOT))
-    ended = subprocess.Popen([*words, "--deadline=30", "--yes"], cwd=tmp_path,
-                             env={**slurm.environment, "PYTHONPATH": str(ROOT)}, stdout=subprocess.DEVNULL)
+    assert "held since an eviction that was killed" in slurm.call(
+        *words, "--deadline=1", PYTHONPATH=str(ROOT)
+    )
+    ended = subprocess.Popen(
+        [*words, "--deadline=30", "--yes"],
+        cwd=tmp_path,
+        env={**slurm.environment, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.DEVNULL,
+    )
     slurm.wait_until("it has begun", lambda: record.read_text().count('"begin"') == 2)
     time.sleep(5)
     ended.send_signal(signal.SIGTERM)
@@ -168,19 +266,30 @@ def test_a_successor_of_another_id_waits_until_the_urgent_job_has_begun(slurm, t
     slurm.clean()
     ensembles = [Ensemble(slurm, tmp_path / name, nodes=1) for name in "abcd"]
     site = tmp_path / "site.yaml"
-    site.write_text("base: generic\ndirectives: ['--no-requeue']\n")  # so each job is followed by another
+    site.write_text(
+        "base: generic\ndirectives: ['--no-requeue']\n"
+    )  # so each job is followed by another
     for ensemble in ensembles:
         ensemble.submit("--warn=30s", f"--site={site}")
     for ensemble in ensembles:
         ensemble.wait_until_it_trains(epochs=2)
     urgent = slurm.submit("#!/bin/sh\nsleep 5\n", "--nodes=2", "--exclusive")
-    _, record = evict(slurm, tmp_path, "--nodes=2", "--deadline=4", f"--for={urgent}", "--yes",
-                      f"--record={tmp_path / 'record'}")
+    _, record = evict(
+        slurm,
+        tmp_path,
+        "--nodes=2",
+        "--deadline=4",
+        f"--for={urgent}",
+        "--yes",
+        f"--record={tmp_path / 'record'}",
+    )
     check_begun(slurm, record, urgent)
     done = acts(record)
     assert not {"stop", "taken"} & {what for what, _ in done}
     saved = {job for what, job in done if what == "save"}
-    following = {stop["next"] for ensemble in ensembles for stop in ensemble.stops() if stop["next"]}
+    following = {
+        stop["next"] for ensemble in ensembles for stop in ensemble.stops() if stop["next"]
+    }
     assert len(saved) == len(following) == 2
     assert {job for what, job in done if what == "hold"} == following
     for ensemble in ensembles:
@@ -191,7 +300,9 @@ def test_a_successor_of_another_id_waits_until_the_urgent_job_has_begun(slurm, t
 
 def test_what_is_wrong_is_said_in_one_line(slurm, tmp_path):
     slurm.clean()
-    with pytest.raises(AssertionError, match="squeue, running jobs of all users: 3 nodes cannot be freed: 0 jobs"):
+    with pytest.raises(
+        AssertionError, match="squeue, running jobs of all users: 3 nodes cannot be freed: 0 jobs"
+    ):
         evict(slurm, tmp_path, "--nodes=3", "--deadline=3")
     with pytest.raises(AssertionError, match="nowhere"):
         evict(slurm, tmp_path, "--nodes=3", "--deadline=3", "--partition=nowhere")

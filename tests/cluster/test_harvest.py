@@ -24,26 +24,50 @@ def emulated(folder, networks, epochs, time_scale=1.0):
     """Networks that sleep, each at a pace of its own."""
     folder.mkdir(exist_ok=True)
     each = epochs if isinstance(epochs, list) else [epochs] * networks
-    models = [{"name": f"net{number}", "rates": [90.0 + 2 * number], "epochs": each[number]}
-              for number in range(networks)]
+    models = [
+        {"name": f"net{number}", "rates": [90.0 + 2 * number], "epochs": each[number]}
+        for number in range(networks)
+    ]
     rates = folder / "rates.json"
-    rates.write_text(json.dumps({"samples_per_epoch": SAMPLES, "gpus_per_node": 1, "models": models}))
-    return spec(folder, [{"family": "softmax", "name": model["name"]} for model in models],
-                data={"source": "builtin:noise", "path": None, "options": {"samples": SAMPLES, "validation": 20},
-                      "transforms": [], "cache": "memory"},
-                train={"batch": {"size": 10}, "optimizer": {"name": "adam"}},
-                schedule={"policy": "adaptive", "rates": str(rates)},
-                resources={"engine": "emulated", "time_scale": time_scale})
+    rates.write_text(
+        json.dumps({"samples_per_epoch": SAMPLES, "gpus_per_node": 1, "models": models})
+    )
+    return spec(
+        folder,
+        [{"family": "softmax", "name": model["name"]} for model in models],
+        data={
+            "source": "builtin:noise",
+            "path": None,
+            "options": {"samples": SAMPLES, "validation": 20},
+            "transforms": [],
+            "cache": "memory",
+        },
+        train={"batch": {"size": 10}, "optimizer": {"name": "adam"}},
+        schedule={"policy": "adaptive", "rates": str(rates)},
+        resources={"engine": "emulated", "time_scale": time_scale},
+    )
 
 
 def check(show, came, networks, epochs):
     """No network is lost, at most an epoch is trained again for each launch that others ended, and others did."""
     assert came.cut, "nobody was preempted"
     assert {(row.name, str(row.status), row.epochs) for row in came.rows} == {
-        (f"net{number}", "finished", epochs) for number in range(networks)}
-    assert set(came.epochs) == {(f"net{number}", epoch + 1) for number in range(networks) for epoch in range(epochs)}
+        (f"net{number}", "finished", epochs) for number in range(networks)
+    }
+    assert set(came.epochs) == {
+        (f"net{number}", epoch + 1) for number in range(networks) for epoch in range(epochs)
+    }
     assert came.again <= came.cut, show.report()
-    assert len({event.generation for _, event in read_run(show.paths) if isinstance(event, NetworkTaken)}) > 1
+    assert (
+        len(
+            {
+                event.generation
+                for _, event in read_run(show.paths)
+                if isinstance(event, NetworkTaken)
+            }
+        )
+        > 1
+    )
     assert show.paths.foreign() == []
 
 
@@ -73,18 +97,34 @@ def begin(show, *options, beside=()):
     """Hand in the first jobs of a show without others, and of shows beside it."""
     show.slurm.clean()
     specs = [str(Launcher(one.folder).write(one.content)) for one in (show, *beside)]
-    show.slurm.call(sys.executable, "-m", "fleet", "harvest", *specs, "--system=slurm", "--ranks-per-node=2",
-                    "--walltime=1h", *options, "--", "--partition=low", PYTHONPATH=str(ROOT),
-                    XDG_CACHE_HOME=str(show.folder / "cache"), **show.variables)
+    show.slurm.call(
+        sys.executable,
+        "-m",
+        "fleet",
+        "harvest",
+        *specs,
+        "--system=slurm",
+        "--ranks-per-node=2",
+        "--walltime=1h",
+        *options,
+        "--",
+        "--partition=low",
+        PYTHONPATH=str(ROOT),
+        XDG_CACHE_HOME=str(show.folder / "cache"),
+        **show.variables,
+    )
 
 
 def end(show, epochs):
     """Wait for the end; all networks are done, and the last launch has said that the harvest is over."""
     show.slurm.wait_until("no job is left", show._is_over, show.report)
     assert {row.name: (str(row.status), row.epochs) for row in read_results(show.paths.root)} == {
-        f"net{number}": ("finished", each) for number, each in enumerate(epochs)}, show.report()
+        f"net{number}": ("finished", each) for number, each in enumerate(epochs)
+    }, show.report()
     noted = list(read_lines(show.paths.harvested))
-    assert [(one["why"], one["again"]) for one in noted if one["event"] == "over"] == [("all networks are done", "")]
+    assert [(one["why"], one["again"]) for one in noted if one["event"] == "over"] == [
+        ("all networks are done", "")
+    ]
     return noted
 
 
@@ -93,8 +133,11 @@ def test_jobs_are_handed_in_for_networks_alone_that_nobody_trains(slurm, tmp_pat
     show = Show(slurm, tmp_path, emulated(tmp_path, 4, epochs))
     begin(show, "--idle=15s")
     noted = end(show, epochs)
-    trained = [log for log in show.paths.event_logs() if any(
-        isinstance(event, EpochEnded) for _, event in read_events(log))]
+    trained = [
+        log
+        for log in show.paths.event_logs()
+        if any(isinstance(event, EpochEnded) for _, event in read_events(log))
+    ]
     assert len(show.paths.event_logs()) <= len(epochs) + 3, show.report()
     assert len(show.paths.event_logs()) - len(trained) <= 1, show.report()
     assert sum(one["event"] == "submitted" for one in noted) <= len(epochs) + 3
@@ -102,7 +145,9 @@ def test_jobs_are_handed_in_for_networks_alone_that_nobody_trains(slurm, tmp_pat
 
 def test_two_runs_share_the_nodes_from_the_first_and_both_come_to_their_end(slurm, tmp_path):
     costly = Show(slurm, tmp_path / "costly", emulated(tmp_path / "costly", 3, [30] * 3))
-    cheap = Show(slurm, tmp_path / "cheap", emulated(tmp_path / "cheap", 3, [150] * 3, time_scale=0.2))
+    cheap = Show(
+        slurm, tmp_path / "cheap", emulated(tmp_path / "cheap", 3, [150] * 3, time_scale=0.2)
+    )
     begin(costly, "--idle=15s", beside=[cheap])
     for show in (costly, cheap):
         slurm.wait_until("it trains", lambda show=show: show.training(), show.report, seconds=60)
@@ -115,7 +160,9 @@ def disk(tmp_path):
     """A file system of 24 MB."""
     folder = tmp_path / "disk"
     folder.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", folder], capture_output=True).returncode:
+    if subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=24m", "tmpfs", folder], capture_output=True
+    ).returncode:
         pytest.skip("a file system of its own cannot be mounted here")
     yield folder
     subprocess.run(["umount", "--lazy", folder], check=True)
@@ -159,10 +206,15 @@ def test_ten_minutes_of_others_leave_most_of_the_idle_time_to_training(slurm, tm
 def test_ten_minutes_of_others_lose_no_network_of_tensorflow(slurm, tmp_path):
     networks, epochs = 6, 600
     small = {"filters": [4], "dense": [8], "norm": "none"}
-    content = spec(tmp_path, [{"family": "cnn", "name": f"net{number}", "args": small} for number in range(networks)],
-                   samples=600, source="slow", data={"cache": "memory"},  # shuffles are each network's own
-                   train={"batch": {"size": 10}, "deterministic": True, "converge": {"max_epochs": epochs}},
-                   resources={"engine": "keras"})
+    content = spec(
+        tmp_path,
+        [{"family": "cnn", "name": f"net{number}", "args": small} for number in range(networks)],
+        samples=600,
+        source="slow",
+        data={"cache": "memory"},  # shuffles are each network's own
+        train={"batch": {"size": 10}, "deterministic": True, "converge": {"max_epochs": epochs}},
+        resources={"engine": "keras"},
+    )
     show = Show(slurm, tmp_path, content, most=2, first=1)
     came = show.run(Script(1, 600, (2, 4), (15, 45), (40, 80)), patience_s=1800)
     print(came.line("TensorFlow"))

@@ -25,11 +25,18 @@ def ensemble(slurm, tmp_path):
 
 def start(ensemble, *options):
     """Hand in a job of two nodes that is one launch of the ensemble; returns its id."""
-    program = shlex.join([*mpirun(RANKS), "-m", "fleet.run", str(ensemble.launcher.write(ensemble.content))])
+    program = shlex.join(
+        [*mpirun(RANKS), "-m", "fleet.run", str(ensemble.launcher.write(ensemble.content))]
+    )
     return ensemble.slurm.submit(
-        f"#!/bin/sh\ncd {shlex.quote(str(ROOT))} && exec {program}\n", f"--nodes={NODES}",
-        f"--ntasks-per-node={RANKS // NODES}", *options, FLEET_LEASE=LEASE, PYTHONPATH=str(ROOT),
-        XDG_CACHE_HOME=str(ensemble.folder / "cache"))
+        f"#!/bin/sh\ncd {shlex.quote(str(ROOT))} && exec {program}\n",
+        f"--nodes={NODES}",
+        f"--ntasks-per-node={RANKS // NODES}",
+        *options,
+        FLEET_LEASE=LEASE,
+        PYTHONPATH=str(ROOT),
+        XDG_CACHE_HOME=str(ensemble.folder / "cache"),
+    )
 
 
 def send(number, pids):
@@ -42,7 +49,9 @@ def alive():
     return {pid for pid, variables in environments() if any(variables)}
 
 
-def test_a_launch_whose_first_rank_stands_still_keeps_its_folder_as_long_as_slurm_knows_its_job(ensemble):
+def test_a_launch_whose_first_rank_stands_still_keeps_its_folder_as_long_as_slurm_knows_its_job(
+    ensemble,
+):
     slurm = ensemble.slurm
     ensemble.job = start(ensemble)
     ensemble.wait_until_it_trains()
@@ -71,10 +80,15 @@ def test_ranks_that_go_on_after_slurm_gave_them_up_lose_an_epoch_at_most_and_des
     ensemble.wait_until_it_trains(before + 4)
     assert ranks <= alive()
     send(signal.SIGCONT, ranks)
-    slurm.wait_until("the first rank has noticed", lambda: "has been taken over by another launch" in
-                     paths.log(0).read_text(), lambda: slurm.output(first))
+    slurm.wait_until(
+        "the first rank has noticed",
+        lambda: "has been taken over by another launch" in paths.log(0).read_text(),
+        lambda: slurm.output(first),
+    )
     send(signal.SIGCONT, stopped)
-    slurm.wait_until("all that was stopped has ended", lambda: not stopped & alive(), lambda: slurm.output(first))
+    slurm.wait_until(
+        "all that was stopped has ended", lambda: not stopped & alive(), lambda: slurm.output(first)
+    )
     ensemble.wait_for_end()
     ensemble.check_epochs(again=len(MODELS))
     ensemble.check_replays()

@@ -31,7 +31,13 @@ def folder(data, tmp_path_factory):
 def content(folder, data):
     """On each node one rank prepares and two train; one network takes all four trainers."""
     models = [*MODELS, {"family": "softmax", "name": "both-nodes", "gpus": 4}]
-    return spec(folder, models, samples=200, data=data, resources={"engine": "numpy", "preprocessors": NODES})
+    return spec(
+        folder,
+        models,
+        samples=200,
+        data=data,
+        resources={"engine": "numpy", "preprocessors": NODES},
+    )
 
 
 @pytest.fixture(scope="module")
@@ -44,9 +50,12 @@ def job(slurm, folder, content):
     command = [*mpirun(RANKS), "-m", "tests.cluster.noting_memory", str(launcher.write(content))]
     number = slurm.submit(
         f"#!/bin/sh\ncd {shlex.quote(str(ROOT))} && exec {shlex.join(command)}\n",
-        f"--nodes={NODES}", f"--ntasks-per-node={RANKS // NODES}",
-        FLEET_TEST_RECORDS=str(folder / "records"), FLEET_TEST_MEMORY=str(folder / "memory"),
-        XDG_CACHE_HOME=str(folder / "cache"))  # where rates are kept
+        f"--nodes={NODES}",
+        f"--ntasks-per-node={RANKS // NODES}",
+        FLEET_TEST_RECORDS=str(folder / "records"),
+        FLEET_TEST_MEMORY=str(folder / "memory"),
+        XDG_CACHE_HOME=str(folder / "cache"),
+    )  # where rates are kept
     ended = slurm.wait_for(number)
     assert ended.state == "COMPLETED", ended.output
     return number
@@ -71,13 +80,18 @@ def test_the_nodes_of_one_machine_are_told_apart(slurm, job, run, notes):
 
 
 def test_each_node_holds_one_copy_of_the_samples(notes, data):
-    windows = [{file: inode for file, inode in note["memory"].items() if "/fleet-" in file} for note in notes]
+    windows = [
+        {file: inode for file, inode in note["memory"].items() if "/fleet-" in file}
+        for note in notes
+    ]
     kinds = ["finished", "kept", "validation"] if data is KEPT else ["train", "validation"]
     assert all(sorted(file.rsplit("-", 1)[1] for file in window) == kinds for window in windows)
     assert windows[0] == windows[1] == windows[2]
     assert windows[3] == windows[4] == windows[5]
     assert not set(windows[0].items()) & set(windows[3].items())
-    assert len(set(windows[0].values()) | set(windows[3].values())) == NODES * len(kinds)  # one name may be two files
+    assert len(set(windows[0].values()) | set(windows[3].values())) == NODES * len(
+        kinds
+    )  # one name may be two files
 
 
 def test_each_network_is_given_each_sample_once_per_epoch(run, folder, content):

@@ -22,7 +22,10 @@ from tests.mpi.conftest import ROOT, Launcher, spec
 
 pytestmark = pytest.mark.cluster
 SAMPLES, MOST_EPOCHS = 100, 40
-SHARED = ["--nodes={nodes}", "--ntasks-per-node=1"]  # four such jobs have room on a node, where ranks sleep
+SHARED = [
+    "--nodes={nodes}",
+    "--ntasks-per-node=1",
+]  # four such jobs have room on a node, where ranks sleep
 WARN_S = 30
 
 
@@ -44,7 +47,13 @@ class Law:
 SHORT = Law((1, 2), (0.3, 1.0), (0.001, 0.1))
 FULL = Law((2, 4), (2.0, 7.0), (0.001, 0.3))
 ALONE = Law((1, 1), (4.2, 4.2), (0.001, 0.001))
-PAST_S = (30, 30, 30, 30, 400)  # that runs of ALONE took, as its record has it: the first request is too short for it
+PAST_S = (
+    30,
+    30,
+    30,
+    30,
+    400,
+)  # that runs of ALONE took, as its record has it: the first request is too short for it
 
 
 def ensemble(folder, seed, law, epochs=None):
@@ -52,18 +61,38 @@ def ensemble(folder, seed, law, epochs=None):
     folder.mkdir(parents=True)
     draw = random.Random(seed)
     known = {} if epochs is None else {"epochs": epochs}
-    models = [{"name": f"net{number}", "rates": [SAMPLES / draw.uniform(*law.epoch_s)], **known}
-              for number in range(draw.randint(*law.networks))]
+    models = [
+        {"name": f"net{number}", "rates": [SAMPLES / draw.uniform(*law.epoch_s)], **known}
+        for number in range(draw.randint(*law.networks))
+    ]
     least_fall = math.exp(draw.uniform(*map(math.log, law.least_fall)))
     rates = folder / "rates.json"
-    rates.write_text(json.dumps({"samples_per_epoch": SAMPLES, "gpus_per_node": 1, "models": models}))
-    content = spec(folder, [{"family": "softmax", "name": model["name"]} for model in models],
-                   data={"source": "builtin:noise", "path": None, "options": {"samples": SAMPLES, "validation": 20},
-                         "transforms": [], "cache": "memory"},
-                   train={"batch": {"size": 10}, "optimizer": {"name": "adam"},
-                          "converge": {"max_epochs": MOST_EPOCHS, "patience": 2, "monitor": "val_loss",
-                                       "min_delta": least_fall}},
-                   schedule={"policy": "adaptive", "rates": str(rates)}, resources={"engine": "emulated"})
+    rates.write_text(
+        json.dumps({"samples_per_epoch": SAMPLES, "gpus_per_node": 1, "models": models})
+    )
+    content = spec(
+        folder,
+        [{"family": "softmax", "name": model["name"]} for model in models],
+        data={
+            "source": "builtin:noise",
+            "path": None,
+            "options": {"samples": SAMPLES, "validation": 20},
+            "transforms": [],
+            "cache": "memory",
+        },
+        train={
+            "batch": {"size": 10},
+            "optimizer": {"name": "adam"},
+            "converge": {
+                "max_epochs": MOST_EPOCHS,
+                "patience": 2,
+                "monitor": "val_loss",
+                "min_delta": least_fall,
+            },
+        },
+        schedule={"policy": "adaptive", "rates": str(rates)},
+        resources={"engine": "emulated"},
+    )
     return {**content, "seed": seed}
 
 
@@ -85,16 +114,35 @@ class Chain:
     """
 
     def __init__(self, slurm, folder, content, way, past_s=()):
-        self.slurm, self.paths, self._way, self._before = slurm, RunPaths(folder / "run"), way, len(past_s)
+        self.slurm, self.paths, self._way, self._before = (
+            slurm,
+            RunPaths(folder / "run"),
+            way,
+            len(past_s),
+        )
         site = folder / "site.yaml"
         self._environment = {"PYTHONPATH": str(ROOT), "XDG_CACHE_HOME": str(folder / "cache")}
-        self._words = [sys.executable, "-m", "fleet", "submit", str(Launcher(folder).write(content)), f"--site={site}",
-                       "--nodes=1", f"--warn={WARN_S}s", "--chain", "--json"]
+        self._words = [
+            sys.executable,
+            "-m",
+            "fleet",
+            "submit",
+            str(Launcher(folder).write(content)),
+            f"--site={site}",
+            "--nodes=1",
+            f"--warn={WARN_S}s",
+            "--chain",
+            "--json",
+        ]
         site.write_text(yaml.safe_dump({"system": "slurm", "ranks": 2, "resources": SHARED}))
         if past_s:
             self.paths.jobs.mkdir(parents=True)
             self.paths.marker.touch()
-            lines = [line for number, seconds in enumerate(past_s) for line in launch(1000 * number, seconds, 0)]
+            lines = [
+                line
+                for number, seconds in enumerate(past_s)
+                for line in launch(1000 * number, seconds, 0)
+            ]
             self.paths.stops.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
 
     def submit(self):
@@ -112,24 +160,40 @@ class Chain:
 
     def came(self):
         """All networks have finished, and no epoch was trained twice."""
-        assert {str(row.status) for row in read_results(self.paths.root)} == {"finished"}, self.report()
-        epochs = [(event.network, event.record.epoch) for event in events_of(self.paths.events, EpochEnded)]
+        assert {str(row.status) for row in read_results(self.paths.root)} == {"finished"}, (
+            self.report()
+        )
+        epochs = [
+            (event.network, event.record.epoch)
+            for event in events_of(self.paths.events, EpochEnded)
+        ]
         assert len(epochs) == len(set(epochs))
         last = len(self._requests) - 1
         asked = [self._requests[min(number, last)] / 60 for number in range(len(self._stops()))]
         expected = self._said["asked_s" if self._way == "auto" else "single_asked_s"] / 60
-        return Came(expected, asked, past_of(self.paths.stops).finished[-1] / 60,
-                    {name: max(epoch for network, epoch in epochs if network == name) for name, _ in epochs})
+        return Came(
+            expected,
+            asked,
+            past_of(self.paths.stops).finished[-1] / 60,
+            {
+                name: max(epoch for network, epoch in epochs if network == name)
+                for name, _ in epochs
+            },
+        )
 
     def report(self):
-        return "\n".join(file.read_text(errors="replace")[-2000:] for file in sorted(self.paths.jobs.glob("*")))
+        return "\n".join(
+            file.read_text(errors="replace")[-2000:] for file in sorted(self.paths.jobs.glob("*"))
+        )
 
     def _call(self, *words):
-        return json.loads(self.slurm.call(*self._words, *words, **self._environment)).get("walltime")
+        return json.loads(self.slurm.call(*self._words, *words, **self._environment)).get(
+            "walltime"
+        )
 
     def _stops(self):
         lines = read_lines(self.paths.stops) if self.paths.stops.exists() else ()
-        return [line for line in lines if line["event"] == "stopped"][self._before:]
+        return [line for line in lines if line["event"] == "stopped"][self._before :]
 
 
 WAYS = ("auto", "longest")
@@ -137,8 +201,10 @@ WAYS = ("auto", "longest")
 
 def drawn(slurm, folder, seeds, law, way):
     """Chains of ensembles that are drawn."""
-    return [Chain(slurm, folder / way / str(seed), ensemble(folder / way / str(seed), seed, law), way)
-            for seed in seeds]
+    return [
+        Chain(slurm, folder / way / str(seed), ensemble(folder / way / str(seed), seed, law), way)
+        for seed in seeds
+    ]
 
 
 def handed_in(slurm, chains):
@@ -147,8 +213,12 @@ def handed_in(slurm, chains):
     began = time.time()
     for chain in every:
         chain.submit()
-    slurm.wait_until("all chains are over", lambda: all(chain.is_over() for chain in every),
-                     lambda: "\n".join(chain.report() for chain in every if not chain.is_over()), 1800)
+    slurm.wait_until(
+        "all chains are over",
+        lambda: all(chain.is_over() for chain in every),
+        lambda: "\n".join(chain.report() for chain in every if not chain.is_over()),
+        1800,
+    )
     minutes = (time.time() - began) / 60
     return {way: [chain.came() for chain in group] for way, group in chains.items()}, minutes
 
@@ -157,16 +227,20 @@ def check(came):
     """Both ways train the same. What they ask for in the end is up to how fast this machine is, and to Slurm, which may
     warn a job a minute early; so that is not judged, but what they were expected to ask for."""
     assert [one.epochs for one in came["auto"]] == [one.epochs for one in came["longest"]]
-    assert sum(one.expected_min for one in came["auto"]) < sum(one.expected_min for one in came["longest"])
+    assert sum(one.expected_min for one in came["auto"]) < sum(
+        one.expected_min for one in came["longest"]
+    )
 
 
 def line(way, came, minutes):
     """A row of a table: all together, and the median of one ensemble with the least and the most."""
     asked = [sum(one.asked_min) for one in came]
     used = [one.used_min for one in came]
-    return (f"| {way} | {len(came)} | {sum(len(one.asked_min) for one in came)} | {sum(asked):.0f} | "
-            f"{sum(one.expected_min for one in came):.0f} | {spread(asked)} | {sum(used):.1f} | {spread(used)} | "
-            f"{minutes:.1f} |")
+    return (
+        f"| {way} | {len(came)} | {sum(len(one.asked_min) for one in came)} | {sum(asked):.0f} | "
+        f"{sum(one.expected_min for one in came):.0f} | {spread(asked)} | {sum(used):.1f} | {spread(used)} | "
+        f"{minutes:.1f} |"
+    )
 
 
 def spread(values, digits=1):
@@ -192,7 +266,11 @@ def test_thirty_ensembles_that_ask_for_what_costs_least(slurm, tmp_path):
         found, minutes = handed_in(slurm, {way: drawn(slurm, tmp_path, range(30), FULL, way)})
         print(line(way, found[way], minutes))
         came |= found
-    shares = [sum(one.asked_min) / sum(other.asked_min) for one, other in zip(*came.values(), strict=True)]
-    print(f"asked for with auto, of one request: {spread(shares, 2)}; "
-          f"less in {sum(share < 1 for share in shares)}, more in {sum(share > 1 for share in shares)}")
+    shares = [
+        sum(one.asked_min) / sum(other.asked_min) for one, other in zip(*came.values(), strict=True)
+    ]
+    print(
+        f"asked for with auto, of one request: {spread(shares, 2)}; "
+        f"less in {sum(share < 1 for share in shares)}, more in {sum(share > 1 for share in shares)}"
+    )
     check(came)

@@ -17,11 +17,14 @@ from tests.mpi.conftest import ROOT, Launcher, spec
 pytestmark = pytest.mark.cluster
 # Ranks that others outlive, under daemons that Slurm knows nothing of: it would take those from mpirun that it has
 # started, and mpirun does not outlive them.
-SITE = {"system": "slurm", "ranks": 2,
-        "launcher": "mpirun --with-ft ulfm --prtemca plm ssh --prtemca plm_ssh_agent "
-                    f"{Path(__file__).with_name('agent.sh')} -n {{ranks}} --map-by ppr:{{ranks_per_node}}:node "
-                    "--bind-to none",
-        "resources": ["--nodes={nodes}", "--ntasks-per-node={ranks_per_node}"]}
+SITE = {
+    "system": "slurm",
+    "ranks": 2,
+    "launcher": "mpirun --with-ft ulfm --prtemca plm ssh --prtemca plm_ssh_agent "
+    f"{Path(__file__).with_name('agent.sh')} -n {{ranks}} --map-by ppr:{{ranks_per_node}}:node "
+    "--bind-to none",
+    "resources": ["--nodes={nodes}", "--ntasks-per-node={ranks_per_node}"],
+}
 
 
 class Run:
@@ -31,28 +34,53 @@ class Run:
         folder.mkdir(exist_ok=True)
         self.slurm, self.folder, self.paths = slurm, folder, RunPaths(folder / "run")
         models = [{"family": "softmax", "name": f"net{number}"} for number in range(networks)]
-        content = spec(folder, models, samples=100, source="slow", train={"converge": {"max_epochs": 10_000}},
-                       schedule={"policy": "adaptive"})
+        content = spec(
+            folder,
+            models,
+            samples=100,
+            source="slow",
+            train={"converge": {"max_epochs": 10_000}},
+            schedule={"policy": "adaptive"},
+        )
         (folder / "site.yaml").write_text(yaml.safe_dump({**SITE, **site}))
         self.job = slurm.call(
-            sys.executable, "-m", "fleet", "submit", str(Launcher(folder).write(content)), "--nodes=2",
-            f"--site={folder / 'site.yaml'}", "--walltime=1h", PYTHONPATH=str(ROOT),
-            XDG_CACHE_HOME=str(folder / "cache")).strip()
+            sys.executable,
+            "-m",
+            "fleet",
+            "submit",
+            str(Launcher(folder).write(content)),
+            "--nodes=2",
+            f"--site={folder / 'site.yaml'}",
+            "--walltime=1h",
+            PYTHONPATH=str(ROOT),
+            XDG_CACHE_HOME=str(folder / "cache"),
+        ).strip()
 
     def epochs(self):
-        return [(event.network, event.record.epoch) for event in events_of(self.paths.events, EpochEnded)]
+        return [
+            (event.network, event.record.epoch)
+            for event in events_of(self.paths.events, EpochEnded)
+        ]
 
     def trains_on(self, epochs=4):
         """Wait for some more epochs."""
         before = len(self.epochs()) if self.paths.events.exists() else 0
-        self.slurm.wait_until("it trains", lambda: self.paths.events.exists() and len(self.epochs()) >= before + epochs,
-                              self.report)
+        self.slurm.wait_until(
+            "it trains",
+            lambda: self.paths.events.exists() and len(self.epochs()) >= before + epochs,
+            self.report,
+        )
 
     def report(self):
-        return "\n".join(file.read_text(errors="replace")[-5000:] for file in sorted(self.paths.jobs.glob("*.out")))
+        return "\n".join(
+            file.read_text(errors="replace")[-5000:]
+            for file in sorted(self.paths.jobs.glob("*.out"))
+        )
 
 
-def test_four_ensembles_give_a_node_each_back_to_slurm_and_train_on_while_an_urgent_job_has_them(slurm, tmp_path):
+def test_four_ensembles_give_a_node_each_back_to_slurm_and_train_on_while_an_urgent_job_has_them(
+    slurm, tmp_path
+):
     slurm.clean()
     runs = [Run(slurm, tmp_path / name) for name in "abcd"]  # two of them share two nodes
     for run in runs:
@@ -62,14 +90,31 @@ def test_four_ensembles_give_a_node_each_back_to_slurm_and_train_on_while_an_urg
     answers = []
     for run in runs:
         assert slurm.state(urgent) == "PENDING"
-        answers.append(json.loads(slurm.call(
-            sys.executable, "-m", "fleet", "yield", str(run.paths.root), "--nodes=1", "--within=2min",
-            f"--shrink={run.job}", "--json", PYTHONPATH=str(ROOT))))
+        answers.append(
+            json.loads(
+                slurm.call(
+                    sys.executable,
+                    "-m",
+                    "fleet",
+                    "yield",
+                    str(run.paths.root),
+                    "--nodes=1",
+                    "--within=2min",
+                    f"--shrink={run.job}",
+                    "--json",
+                    PYTHONPATH=str(ROOT),
+                )
+            )
+        )
     asked = time.time()
     assert slurm.wait_for(urgent).state == "COMPLETED"
-    print(f"given back after {[answer['seconds'] for answer in answers]} s; the urgent job was over after "
-          f"{time.time() - asked:.1f} s")
-    assert {node for run in runs for node in slurm.nodes_of(run.job)}.isdisjoint(slurm.nodes_of(urgent))
+    print(
+        f"given back after {[answer['seconds'] for answer in answers]} s; the urgent job was over after "
+        f"{time.time() - asked:.1f} s"
+    )
+    assert {node for run in runs for node in slurm.nodes_of(run.job)}.isdisjoint(
+        slurm.nodes_of(urgent)
+    )
     for run, answer in zip(runs, answers, strict=True):
         assert answer["nodes"] == had[run.job][1:]
         assert answer["keeps"] == slurm.nodes_of(run.job) == had[run.job][:1]
@@ -78,7 +123,9 @@ def test_four_ensembles_give_a_node_each_back_to_slurm_and_train_on_while_an_urg
     for run in runs:
         slurm.wait_for(run.job)
         assert "status 75" in run.report()
-        assert len(run.epochs()) == len(set(run.epochs()))  # what was given back was saved: none was trained again
+        assert len(run.epochs()) == len(
+            set(run.epochs())
+        )  # what was given back was saved: none was trained again
 
 
 def test_an_eviction_has_a_job_that_can_do_with_fewer_nodes_give_one_back(slurm, tmp_path):
@@ -89,8 +136,15 @@ def test_an_eviction_has_a_job_that_can_do_with_fewer_nodes_give_one_back(slurm,
     run.trains_on()
     had = slurm.nodes_of(run.job)
     urgent = slurm.submit("#!/bin/sh\nsleep 1\n", "--nodes=1", "--exclusive")
-    _, record = evict(slurm, tmp_path, "--nodes=1", "--deadline=3", f"--for={urgent}", "--yes",
-                      f"--record={tmp_path / 'record'}")
+    _, record = evict(
+        slurm,
+        tmp_path,
+        "--nodes=1",
+        "--deadline=3",
+        f"--for={urgent}",
+        "--yes",
+        f"--record={tmp_path / 'record'}",
+    )
     assert [note["what"] for note in record] == ["begin", "yield", "shrunk", "free", "end"]
     assert slurm.wait_for(urgent).state == "COMPLETED"
     assert slurm.nodes_of(urgent) == had[1:]

@@ -8,16 +8,34 @@ from fleet.storage.results import Results
 from preprocess.sample import ImageSpec, SampleSpec
 
 
-def record(epoch, loss=1.0, accuracy=0.5, val_loss=1.0, val_accuracy=0.5, stream_epoch=None, **more):
+def record(
+    epoch, loss=1.0, accuracy=0.5, val_loss=1.0, val_accuracy=0.5, stream_epoch=None, **more
+):
     """One epoch; whatever is not said is dull."""
-    fields = {"learning_rate": 0.1, "samples": 60, "gpus": 1, "seconds": 2.0, "waited_s": 0.5, **more}
-    return EpochRecord(epoch, epoch - 1 if stream_epoch is None else stream_epoch, loss, accuracy, val_loss,
-                       val_accuracy, **fields)
+    fields = {
+        "learning_rate": 0.1,
+        "samples": 60,
+        "gpus": 1,
+        "seconds": 2.0,
+        "waited_s": 0.5,
+        **more,
+    }
+    return EpochRecord(
+        epoch,
+        epoch - 1 if stream_epoch is None else stream_epoch,
+        loss,
+        accuracy,
+        val_loss,
+        val_accuracy,
+        **fields,
+    )
 
 
 def history(*val_accuracies):
     """Epochs with these accuracies of validation."""
-    return tuple(record(epoch, val_accuracy=value) for epoch, value in enumerate(val_accuracies, start=1))
+    return tuple(
+        record(epoch, val_accuracy=value) for epoch, value in enumerate(val_accuracies, start=1)
+    )
 
 
 SAMPLE = SampleSpec(ImageSpec((4, 4, 1), "uint8"), 3)
@@ -25,7 +43,13 @@ SAMPLE = SampleSpec(ImageSpec((4, 4, 1), "uint8"), 3)
 
 def spec(*models, **parts):
     """A spec of networks for the numpy engine."""
-    return parse({"models": list(models) or [{"family": "softmax"}], "resources": {"engine": "numpy"}, **parts})
+    return parse(
+        {
+            "models": list(models) or [{"family": "softmax"}],
+            "resources": {"engine": "numpy"},
+            **parts,
+        }
+    )
 
 
 def results_of(content, paths, standings=None, **more):
@@ -40,10 +64,15 @@ def come_to(results, name, standing):
     known, outcome, tested = results.standing(name).history, standing.outcome, standing.tested
     events = [EpochEnded(name, one) for one in standing.history if one not in known]
     if outcome is not None:
-        events.append(NetworkFailed(name, outcome.reason, "", outcome.may_pass) if outcome.is_failure else
-                      NetworkFinished(name, outcome.reason, len(standing.history)))
+        events.append(
+            NetworkFailed(name, outcome.reason, "", outcome.may_pass)
+            if outcome.is_failure
+            else NetworkFinished(name, outcome.reason, len(standing.history))
+        )
     if tested is not None:
-        events.append(NetworkTested(name, tested.loss, tested.accuracy, tested.samples, 0.1, tested.metrics))
+        events.append(
+            NetworkTested(name, tested.loss, tested.accuracy, tested.samples, 0.1, tested.metrics)
+        )
     for event in events:
         results.run.apply(0.0, event)
         results.on_event(event)

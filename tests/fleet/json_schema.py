@@ -5,8 +5,15 @@ A keyword that is not known here is an error, so that nothing of the schema goes
 
 import re
 
-_TYPES = {"object": dict, "array": list, "string": str, "number": (int, float), "integer": int, "boolean": bool,
-          "null": type(None)}
+_TYPES = {
+    "object": dict,
+    "array": list,
+    "string": str,
+    "number": (int, float),
+    "integer": int,
+    "boolean": bool,
+    "null": type(None),
+}
 _NOTES = {"title", "description", "default", "examples", "$defs", "$schema", "discriminator"}
 
 
@@ -39,8 +46,10 @@ def _reference(value, path, _, root, place):
 
 def _type(value, names, _, root, place):
     names = [names] if isinstance(names, str) else names
-    if not any(isinstance(value, _TYPES[name]) and (name == "boolean" or not isinstance(value, bool))
-               for name in names):
+    if not any(
+        isinstance(value, _TYPES[name]) and (name == "boolean" or not isinstance(value, bool))
+        for name in names
+    ):
         yield f"{place}: {value!r} is no {names}"
 
 
@@ -77,7 +86,7 @@ def _required(value, names, _, root, place):
 
 def _items(value, rule, schema, root, place):
     if isinstance(value, list):
-        for index, item in enumerate(value[len(schema.get("prefixItems", ())):]):
+        for index, item in enumerate(value[len(schema.get("prefixItems", ())) :]):
             yield from complaints(item, rule, root, f"{place}[{index}]")
 
 
@@ -91,6 +100,7 @@ def _holds(test, kind):
     def check(value, limit, _, root, place):
         if isinstance(value, kind) and not isinstance(value, bool) and not test(value, limit):
             yield f"{place}: {value!r} is beyond {limit!r}"
+
     return check
 
 
@@ -105,12 +115,25 @@ def _if(value, condition, schema, root, place):
 
 
 _KEYWORDS = {
-    "allOf": _all_of, "anyOf": _any_of, "oneOf": _one_of, "if": _if, "then": lambda *_: (), "$ref": _reference,
+    "allOf": _all_of,
+    "anyOf": _any_of,
+    "oneOf": _one_of,
+    "if": _if,
+    "then": lambda *_: (),
+    "$ref": _reference,
     "type": _type,
-    "properties": _properties, "patternProperties": _pattern_properties, "additionalProperties": _additional,
-    "required": _required, "items": _items, "prefixItems": _prefix_items,
-    "enum": lambda value, values, _, root, place: () if value in values else (f"{place}: {value!r} not in {values}",),
-    "const": lambda value, only, _, root, place: () if value == only else (f"{place}: {value!r} is not {only!r}",),
+    "properties": _properties,
+    "patternProperties": _pattern_properties,
+    "additionalProperties": _additional,
+    "required": _required,
+    "items": _items,
+    "prefixItems": _prefix_items,
+    "enum": lambda value, values, _, root, place: ()
+    if value in values
+    else (f"{place}: {value!r} not in {values}",),
+    "const": lambda value, only, _, root, place: ()
+    if value == only
+    else (f"{place}: {value!r} is not {only!r}",),
     "minimum": _holds(lambda value, limit: value >= limit, (int, float)),
     "exclusiveMinimum": _holds(lambda value, limit: value > limit, (int, float)),
     "maximum": _holds(lambda value, limit: value <= limit, (int, float)),

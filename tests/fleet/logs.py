@@ -11,25 +11,51 @@ from fleet.storage.paths import RunPaths
 from tests.fleet.histories import come_to, results_of
 
 START = ev.Started(
-    networks=2, trainers=2, preprocessors=1, nodes=1, gpus_per_node=2, policy="baseline", finished=(),
-    first_stream_epoch=0, samples=100, devices=(0, 1), stream="free",
+    networks=2,
+    trainers=2,
+    preprocessors=1,
+    nodes=1,
+    gpus_per_node=2,
+    policy="baseline",
+    finished=(),
+    first_stream_epoch=0,
+    samples=100,
+    devices=(0, 1),
+    stream="free",
     options=ev.ScheduleOptions(alpha=0.8, delta="15%", peak_limited=True, seed=0),
-    bounds={"a": (1, None), "b<1>": (1, None)})  # a name that HTML would take for a tag
+    bounds={"a": (1, None), "b<1>": (1, None)},
+)  # a name that HTML would take for a tag
 
 
 def epoch(t_s, network, number, seconds, waited=0.0, gpus=1):
-    record = EpochRecord(number, number - 1, loss=1 / number, accuracy=0.5, val_loss=0.7, val_accuracy=0.4 + number / 9,
-                         learning_rate=0.1, samples=100, gpus=gpus, seconds=seconds, waited_s=waited)
+    record = EpochRecord(
+        number,
+        number - 1,
+        loss=1 / number,
+        accuracy=0.5,
+        val_loss=0.7,
+        val_accuracy=0.4 + number / 9,
+        learning_rate=0.1,
+        samples=100,
+        gpus=gpus,
+        seconds=seconds,
+        waited_s=waited,
+    )
     return Logged(t_s, ev.EpochEnded(network, record, blocked_s=0.25))
 
 
 # a trains two epochs of 10 s on device 0, b one of 20 s on device 1; groups form in half a second, and end in 0.1.
 LOG = [
-    Logged(0.0, START), Logged(1.0, ev.Planned((), scheduling_s=0.01)),
-    Logged(1.0, ev.GroupStarted("a", (0,), 0, 1)), Logged(1.0, ev.GroupStarted("b<1>", (1,), 0, 1)),
-    epoch(11.5, "a", 1, 10.0), epoch(21.5, "b<1>", 1, 20.0, waited=5.0),
-    Logged(21.5, ev.NetworkFinished("b<1>", "1 epoch", 1)), Logged(21.6, ev.GroupStopped("b<1>", 0.1)),
-    epoch(22.0, "a", 2, 10.0), Logged(22.0, ev.NetworkFinished("a", "2 epochs", 2)),
+    Logged(0.0, START),
+    Logged(1.0, ev.Planned((), scheduling_s=0.01)),
+    Logged(1.0, ev.GroupStarted("a", (0,), 0, 1)),
+    Logged(1.0, ev.GroupStarted("b<1>", (1,), 0, 1)),
+    epoch(11.5, "a", 1, 10.0),
+    epoch(21.5, "b<1>", 1, 20.0, waited=5.0),
+    Logged(21.5, ev.NetworkFinished("b<1>", "1 epoch", 1)),
+    Logged(21.6, ev.GroupStopped("b<1>", 0.1)),
+    epoch(22.0, "a", 2, 10.0),
+    Logged(22.0, ev.NetworkFinished("a", "2 epochs", 2)),
     Logged(22.1, ev.GroupStopped("a", 0.1)),
     Logged(23.0, ev.Ended(0)),
 ]
@@ -52,7 +78,9 @@ def as_text(log):
 def made_up_run(folder):
     """A run's folder: its table, in which the second network waits, and its log, in which it has trained."""
     paths = RunPaths(folder / "run")
-    spec = parse({"models": [{"family": "softmax", "name": "a"}, {"family": "softmax", "name": "b"}]})
+    spec = parse(
+        {"models": [{"family": "softmax", "name": "a"}, {"family": "softmax", "name": "b"}]}
+    )
     results = results_of(spec, paths)
     come_to(results, "a", Standing((), Outcome("2 epochs")))
     paths.results.write_text(paths.results.read_text().replace("b,", "b<1>,"))

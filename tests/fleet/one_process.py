@@ -137,10 +137,15 @@ class Launch:
         for actor in self._actors:
             actor.abandon()
         until_s = time.monotonic() + 10.0
-        works = [getattr(thread, "_target", None) for thread in threading.enumerate()
-                 if thread.name == "checkpoint-writer"]
-        while (any(work is not None and work.__self__._jobs.unfinished_tasks for work in works)
-               and time.monotonic() < until_s):
+        works = [
+            getattr(thread, "_target", None)
+            for thread in threading.enumerate()
+            if thread.name == "checkpoint-writer"
+        ]
+        while (
+            any(work is not None and work.__self__._jobs.unfinished_tasks for work in works)
+            and time.monotonic() < until_s
+        ):
             time.sleep(0.0005)
 
     def pause(self):
@@ -157,13 +162,17 @@ class Launch:
         if self._idle < 30 * len(self._actors):
             self._last_progress = time.monotonic()
         elif time.monotonic() - self._last_progress < 10.0:
-            time.sleep(0.0002)  # a thread of a rank (its own stream, its writer) may be what they wait for
+            time.sleep(
+                0.0002
+            )  # a thread of a rank (its own stream, its writer) may be what they wait for
         else:
             raise Deadlock("\n".join(self._where(rank) for rank in range(len(self._actors))))
 
     def _where(self, rank):
         frame = sys._current_frames().get(self._actors[rank].thread.ident)
-        return f"rank {rank}:\n" + "".join(traceback.format_stack(frame)[-6:] if frame else ["ended\n"])
+        return f"rank {rank}:\n" + "".join(
+            traceback.format_stack(frame)[-6:] if frame else ["ended\n"]
+        )
 
 
 class World:
@@ -175,7 +184,9 @@ class World:
         self.lost, self.outlives = frozenset(), False
         self.actor = None
         self._launch = launch
-        self._everybody = Group(self, launch.groups.setdefault("all", _Shared(size, launch.random)), range(size))
+        self._everybody = Group(
+            self, launch.groups.setdefault("all", _Shared(size, launch.random)), range(size)
+        )
 
     def tell(self, rank, tag, message):
         self._launch.mail[rank, tag].append(pickle.dumps(message))
@@ -323,4 +334,8 @@ class Broadcast:
                 mine[...] = sent
         self._took.add(self._group.rank)
         self._is_done = True
-        return self._group.rank != self._root or self._parts["eager"] or len(self._took) == self._group.size
+        return (
+            self._group.rank != self._root
+            or self._parts["eager"]
+            or len(self._took) == self._group.size
+        )

@@ -15,15 +15,27 @@ from fleet.storage.event_log import EventLog
 from fleet.storage.paths import RunPaths
 
 DOCUMENT = Document(
-    name="search", seed=3, train=Train(optimizer=Optimizer(name="adam", learning_rate=0.001)),
-    models=(ModelEntry(family="cnn", args={"filters": [8, 16]}),
-            ModelEntry(family="resnet", count=3, space={"width": [8, 16, 32], "dropout": Range(0.0, 0.5)})))
+    name="search",
+    seed=3,
+    train=Train(optimizer=Optimizer(name="adam", learning_rate=0.001)),
+    models=(
+        ModelEntry(family="cnn", args={"filters": [8, 16]}),
+        ModelEntry(
+            family="resnet", count=3, space={"width": [8, 16, 32], "dropout": Range(0.0, 0.5)}
+        ),
+    ),
+)
 
 
 def test_a_document_is_written_as_yaml_that_reads_back_as_the_same_networks(tmp_path):
     path = tmp_path / "deep" / "search.yaml"
     spec = write_spec(DOCUMENT, path)
-    assert [network.name for network in spec.networks] == ["cnn", "resnet-0", "resnet-1", "resnet-2"]
+    assert [network.name for network in spec.networks] == [
+        "cnn",
+        "resnet-0",
+        "resnet-1",
+        "resnet-2",
+    ]
     assert load(path) == spec
 
 
@@ -33,7 +45,9 @@ def test_a_mapping_with_the_keys_of_a_file_will_do_too(tmp_path):
     assert yaml.safe_load((tmp_path / "search.yaml").read_text()) == content
 
 
-@pytest.mark.parametrize("wrong", [replace(DOCUMENT, name="../x"), {"models": [{"family": "resnte"}]}, {"nmae": "x"}])
+@pytest.mark.parametrize(
+    "wrong", [replace(DOCUMENT, name="../x"), {"models": [{"family": "resnte"}]}, {"nmae": "x"}]
+)
 def test_a_spec_that_is_wrong_is_not_written(tmp_path, wrong):
     (tmp_path / "search.yaml").write_text("old")
     with pytest.raises(SpecError):
@@ -43,7 +57,11 @@ def test_a_spec_that_is_wrong_is_not_written(tmp_path, wrong):
 
 def ends_with(status, *, end=None, log=None):
     """A launcher whose program ends with a status, whatever it is told; before, it logs another as the run's end."""
-    logs = "" if end is None else f"""open({str(log)!r}, "a").write('{{"event": "end", "status": {int(end)}}}\\n'); """
+    logs = (
+        ""
+        if end is None
+        else f"""open({str(log)!r}, "a").write('{{"event": "end", "status": {int(end)}}}\\n'); """
+    )
     return [sys.executable, "-c", f"{logs}import sys; print(sys.argv[1:]); sys.exit({int(status)})"]
 
 
@@ -66,8 +84,12 @@ def test_a_run_says_how_it_ended_and_is_given_its_arguments(status, path, tmp_pa
 
 
 @pytest.mark.parametrize("status", [ExitStatus.OK, ExitStatus.RESUMABLE])
-def test_a_launch_that_says_nothing_of_its_end_has_broken_down_whatever_its_launcher_says(status, path):
-    with pytest.raises(InfrastructureError, match="broke off" if status == 0 else "ended with status 75"):
+def test_a_launch_that_says_nothing_of_its_end_has_broken_down_whatever_its_launcher_says(
+    status, path
+):
+    with pytest.raises(
+        InfrastructureError, match="broke off" if status == 0 else "ended with status 75"
+    ):
         run(path, 3, launcher=ends_with(status))
 
 

@@ -9,14 +9,36 @@ from hypothesis import strategies as st
 
 from fleet import arguments
 from fleet.__main__ import COMMANDS, main
-from fleet.arguments import Parser, as_written, count, delta, duration, number, positive, seed, share, stream, whole
+from fleet.arguments import (
+    Parser,
+    as_written,
+    count,
+    delta,
+    duration,
+    number,
+    positive,
+    seed,
+    share,
+    stream,
+    whole,
+)
 from fleet.errors import UserError
 from fleet.run import parse_arguments
 from scheduler.base import Delta
 from scheduler.ensemble.pace import Stream
 
-TYPES = {"count": count, "seed": seed, "whole": whole(2, 5), "number": number(-1, 1), "positive": positive,
-         "as_written": as_written, "share": share, "duration": duration, "delta": delta, "stream": stream}
+TYPES = {
+    "count": count,
+    "seed": seed,
+    "whole": whole(2, 5),
+    "number": number(-1, 1),
+    "positive": positive,
+    "as_written": as_written,
+    "share": share,
+    "duration": duration,
+    "delta": delta,
+    "stream": stream,
+}
 
 
 def parsers():
@@ -27,36 +49,69 @@ def parsers():
         yield name, parser
 
 
-OPTIONS = [(name, action) for name, parser in parsers() for action in parser._actions
-           if not isinstance(action, argparse._HelpAction)]
-each_option = pytest.mark.parametrize(("name", "action"), OPTIONS, ids=[f"{name} {action.dest}"
-                                                                       for name, action in OPTIONS])
+OPTIONS = [
+    (name, action)
+    for name, parser in parsers()
+    for action in parser._actions
+    if not isinstance(action, argparse._HelpAction)
+]
+each_option = pytest.mark.parametrize(
+    ("name", "action"), OPTIONS, ids=[f"{name} {action.dest}" for name, action in OPTIONS]
+)
 
 
-@pytest.mark.parametrize(("read", "text", "value"), [
-    (count, "3", 3), (seed, "0", 0), (seed, str(2**64 - 1), 2**64 - 1), (whole(2, 5), "5", 5),
-    (number(), "-1e-3", -1e-3),
-    (number(0), "0", 0.0), (positive, ".5", 0.5), (as_written, "3", 3), (as_written, "3.0", 3.0), (share, "15%", 0.15),
-    (share, "1", 1.0), (duration, "10min", 600.0), (delta, "20/s", Delta(20.0, relative=False)),
-    (stream, "lockstep", Stream(1))])
+@pytest.mark.parametrize(
+    ("read", "text", "value"),
+    [
+        (count, "3", 3),
+        (seed, "0", 0),
+        (seed, str(2**64 - 1), 2**64 - 1),
+        (whole(2, 5), "5", 5),
+        (number(), "-1e-3", -1e-3),
+        (number(0), "0", 0.0),
+        (positive, ".5", 0.5),
+        (as_written, "3", 3),
+        (as_written, "3.0", 3.0),
+        (share, "15%", 0.15),
+        (share, "1", 1.0),
+        (duration, "10min", 600.0),
+        (delta, "20/s", Delta(20.0, relative=False)),
+        (stream, "lockstep", Stream(1)),
+    ],
+)
 def test_an_argument_is_read(read, text, value):
     found = read(text)
     assert (found, type(found)) == (value, type(value))
 
 
-@pytest.mark.parametrize(("read", "text", "what"), [
-    (count, "0", "should be a whole number from 1"), (count, "1.0", "should be a whole number from 1"),
-    (count, "many", "should be a whole number"), (count, "1_000", "should be a whole number"),
-    (count, "9" * 5000, "should be a whole number"), (seed, "-1", "should be a whole number from 0"),
-    (seed, str(2**64), "should be a whole number from 0"), (whole(2, 5), "6", "should be a whole number from 2 to 5"),
-    (number(), "nan", "should be a number"), (number(), "inf", "should be a number"),
-    (number(), "١", "should be a number"),
-    (number(0), "-0.1", "should be a number from 0"), (number(0, 2), "3", "should be a number from 0 to 2"),
-    (positive, "0", "should be a number above 0"), (as_written, "1e999", "should be a number"),
-    (share, "101%", "should be a share, at most 100%"), (share, "half", "should be written like 15% or 0.15"),
-    (duration, "0", "should be more than nothing and at most a year"), (duration, "400d", "at most a year"),
-    (duration, "soon", "should be written like 90s"), (delta, "20", "should be written like 15% (of the fastest rate)"),
-    (stream, "ring:200%", "should have a window above 0%"), (stream, "fast", "should be free, lockstep")])
+@pytest.mark.parametrize(
+    ("read", "text", "what"),
+    [
+        (count, "0", "should be a whole number from 1"),
+        (count, "1.0", "should be a whole number from 1"),
+        (count, "many", "should be a whole number"),
+        (count, "1_000", "should be a whole number"),
+        (count, "9" * 5000, "should be a whole number"),
+        (seed, "-1", "should be a whole number from 0"),
+        (seed, str(2**64), "should be a whole number from 0"),
+        (whole(2, 5), "6", "should be a whole number from 2 to 5"),
+        (number(), "nan", "should be a number"),
+        (number(), "inf", "should be a number"),
+        (number(), "١", "should be a number"),
+        (number(0), "-0.1", "should be a number from 0"),
+        (number(0, 2), "3", "should be a number from 0 to 2"),
+        (positive, "0", "should be a number above 0"),
+        (as_written, "1e999", "should be a number"),
+        (share, "101%", "should be a share, at most 100%"),
+        (share, "half", "should be written like 15% or 0.15"),
+        (duration, "0", "should be more than nothing and at most a year"),
+        (duration, "400d", "at most a year"),
+        (duration, "soon", "should be written like 90s"),
+        (delta, "20", "should be written like 15% (of the fastest rate)"),
+        (stream, "ring:200%", "should have a window above 0%"),
+        (stream, "fast", "should be free, lockstep"),
+    ],
+)
 def test_a_wrong_argument_is_shown_with_what_would_be_right(read, text, what):
     with pytest.raises(argparse.ArgumentTypeError) as caught:
         read(text)
@@ -77,18 +132,32 @@ def test_any_text_is_read_or_refused(read):
     check()
 
 
-@pytest.mark.parametrize(("words", "line"), [
-    (["plan", "--gpus", "x"], "fleet plan: --gpus: 'x' should be a whole number from 1"),
-    (["plan"], "fleet plan: the following arguments are required: --gpus"),
-    (["plan", "--gpus", "1", "--typo"], "fleet plan: unrecognized arguments: --typo"),
-    (["plan", "--gpus"], "fleet plan: --gpus: expected one argument, as in --gpus M"),
-    (["simulate", "autoscale", "--jobs", "generate", "--policy", "x"],
-     "fleet simulate autoscale: --policy: invalid choice: 'x' (choose from "),
-    (["plan", "a.yaml", "--gpus", "1", "two\nlines"], "fleet plan: unrecognized arguments: two lines"),
-    (["doctor", "--json=3"], "fleet doctor: --json: ignored explicit argument '3'"),
-    (["reserve", "--log", "a", "--table", "b"], "fleet reserve: --table: not allowed with argument --log"),
-    (["simulate", "ensemble", "r", "--gpus", "1", "--policy", "global", "--delta", "0.15"],
-     "fleet simulate ensemble: --delta: '0.15' should be written like 15% (of the fastest rate) or 20/s")])
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        (["plan", "--gpus", "x"], "fleet plan: --gpus: 'x' should be a whole number from 1"),
+        (["plan"], "fleet plan: the following arguments are required: --gpus"),
+        (["plan", "--gpus", "1", "--typo"], "fleet plan: unrecognized arguments: --typo"),
+        (["plan", "--gpus"], "fleet plan: --gpus: expected one argument, as in --gpus M"),
+        (
+            ["simulate", "autoscale", "--jobs", "generate", "--policy", "x"],
+            "fleet simulate autoscale: --policy: invalid choice: 'x' (choose from ",
+        ),
+        (
+            ["plan", "a.yaml", "--gpus", "1", "two\nlines"],
+            "fleet plan: unrecognized arguments: two lines",
+        ),
+        (["doctor", "--json=3"], "fleet doctor: --json: ignored explicit argument '3'"),
+        (
+            ["reserve", "--log", "a", "--table", "b"],
+            "fleet reserve: --table: not allowed with argument --log",
+        ),
+        (
+            ["simulate", "ensemble", "r", "--gpus", "1", "--policy", "global", "--delta", "0.15"],
+            "fleet simulate ensemble: --delta: '0.15' should be written like 15% (of the fastest rate) or 20/s",
+        ),
+    ],
+)
 def test_a_wrong_command_line_is_answered_in_one_line_with_status_2(words, line, capsys):
     assert main(words) == 2
     out, err = capsys.readouterr()
@@ -104,10 +173,14 @@ def test_of_all_ranks_that_are_given_a_wrong_command_line_the_first_says_so(caps
         assert len(capsys.readouterr().err.splitlines()) == lines
 
 
-@pytest.mark.parametrize(("words", "what"), [
-    ([], "the following arguments are required: spec"),
-    (["a.yaml", "--walltime", "soon"], "--walltime: 'soon' should be written like"),
-    (["a.yaml", "--replay", "runs/a"], "--replay RUN and --only NAME go together")])
+@pytest.mark.parametrize(
+    ("words", "what"),
+    [
+        ([], "the following arguments are required: spec"),
+        (["a.yaml", "--walltime", "soon"], "--walltime: 'soon' should be written like"),
+        (["a.yaml", "--replay", "runs/a"], "--replay RUN and --only NAME go together"),
+    ],
+)
 def test_a_wrong_command_line_of_the_main_job_is_a_users_error(words, what):
     with pytest.raises(UserError, match=what):
         parse_arguments(words)
@@ -122,7 +195,13 @@ def test_every_option_says_in_a_phrase_what_it_is(name, action):
 @each_option
 def test_numbers_are_read_by_the_types_that_all_commands_share(name, action):
     assert action.type not in (int, float)
-    if action.type is not None and not isinstance(action.type, type):  # paths and enumerations are classes
+    if action.type is not None and not isinstance(
+        action.type, type
+    ):  # paths and enumerations are classes
         # these read words that are no numbers, or several numbers
-        others = ("fleet.commands.simulate.idle_nodes", "fleet.commands.simulate.ensemble", "fleet.commands.pack")
+        others = (
+            "fleet.commands.simulate.idle_nodes",
+            "fleet.commands.simulate.ensemble",
+            "fleet.commands.pack",
+        )
         assert action.type.__module__ in (arguments.__name__, *others)

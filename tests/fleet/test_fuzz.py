@@ -35,80 +35,277 @@ from tests.fakes import World
 from tests.fleet.logs import LOG, as_lines, as_text
 
 SPEC = {
-    "name": "fuzz", "seed": 3,
-    "data": {"source": "tests.sources:numbered", "path": "30", "transforms": [{"scale": {"mean": 0.5, "std": 0.5}}],
-             "validation": 0.1, "window": "1MB", "max_bad": "1%", "options": {}},
-    "models": [{"family": "softmax", "name": "one", "gpus": [1, 2], "count": 2,
-                "space": {"train.optimizer.learning_rate": {"low": 0.01, "high": 0.1, "log": True}}},
-               {"family": "softmax", "name": "two", "args": {}, "grid": {"train.batch.size": [4, 8]}}],
-    "train": {"batch": {"size": 8, "when_scaled": "fixed"},
-              "optimizer": {"name": "sgd", "learning_rate": 0.1, "momentum": 0.9},
-              "converge": {"max_epochs": 3, "patience": 2, "monitor": "val_accuracy"}},
-    "schedule": {"policy": "global", "delta": "15%", "alpha": 0.8}, "profile": {"batches": 4, "timed": 2},
-    "resources": {"engine": "numpy", "preprocessors": "auto"}, "checkpoint": {"every": "10min", "quota": "1GB"},
-    "walltime": "2h", "retries": 1, "output": "run",
+    "name": "fuzz",
+    "seed": 3,
+    "data": {
+        "source": "tests.sources:numbered",
+        "path": "30",
+        "transforms": [{"scale": {"mean": 0.5, "std": 0.5}}],
+        "validation": 0.1,
+        "window": "1MB",
+        "max_bad": "1%",
+        "options": {},
+    },
+    "models": [
+        {
+            "family": "softmax",
+            "name": "one",
+            "gpus": [1, 2],
+            "count": 2,
+            "space": {"train.optimizer.learning_rate": {"low": 0.01, "high": 0.1, "log": True}},
+        },
+        {"family": "softmax", "name": "two", "args": {}, "grid": {"train.batch.size": [4, 8]}},
+    ],
+    "train": {
+        "batch": {"size": 8, "when_scaled": "fixed"},
+        "optimizer": {"name": "sgd", "learning_rate": 0.1, "momentum": 0.9},
+        "converge": {"max_epochs": 3, "patience": 2, "monitor": "val_accuracy"},
+    },
+    "schedule": {"policy": "global", "delta": "15%", "alpha": 0.8},
+    "profile": {"batches": 4, "timed": 2},
+    "resources": {"engine": "numpy", "preprocessors": "auto"},
+    "checkpoint": {"every": "10min", "quota": "1GB"},
+    "walltime": "2h",
+    "retries": 1,
+    "output": "run",
 }
-RATES = {"samples_per_epoch": 100, "gpus_per_node": 2, "models": [
-    {"name": "a", "rates": [10.0, 19.0], "epochs": 3}, {"name": "b", "rates": [20.0], "epochs": 2}]}
-TRAINERS = {"curves": {"net": {"nodes": [0, 2], "samples_per_s": [0, 20]}}, "jobs": [["net", 0, 5, 2, 1, 2, 1e4]]}
+RATES = {
+    "samples_per_epoch": 100,
+    "gpus_per_node": 2,
+    "models": [
+        {"name": "a", "rates": [10.0, 19.0], "epochs": 3},
+        {"name": "b", "rates": [20.0], "epochs": 2},
+    ],
+}
+TRAINERS = {
+    "curves": {"net": {"nodes": [0, 2], "samples_per_s": [0, 20]}},
+    "jobs": [["net", 0, 5, 2, 1, 2, 1e4]],
+}
 JOBS = {"gpus": 2, "jobs": [{"arrival_min": 0, "length_min": 30, "scaling": [1, 1.5]}]}
-SWF = "; MaxProcs: 8\n" + "".join(f"{k} {60 * k} 0 {60 * k} 4 -1 -1 4 1200 -1 1 1 1 1 -1 -1 -1 -1\n" for k in (1, 2, 3))
+SWF = "; MaxProcs: 8\n" + "".join(
+    f"{k} {60 * k} 0 {60 * k} 4 -1 -1 4 1200 -1 1 1 1 1 -1 -1 -1 -1\n" for k in (1, 2, 3)
+)
 
 EVENTS = as_text(LOG)
-RESULTS = ("name,status,reason,parameters,epochs,best_epoch,loss,accuracy,val_loss,val_accuracy,seconds,drawn\n"
-           "a,finished,2 epochs,51,2,2,0.5,0.5,0.7,0.6,20.0,{}\n")
+RESULTS = (
+    "name,status,reason,parameters,epochs,best_epoch,loss,accuracy,val_loss,val_accuracy,seconds,drawn\n"
+    "a,finished,2 epochs,51,2,2,0.5,0.5,0.7,0.6,20.0,{}\n"
+)
 
 FILES = {
     "entry.yaml": "family: softmax\n",
-    "spec.yaml": yaml.safe_dump(SPEC, sort_keys=False), "rates.json": json.dumps(RATES),
-    "trainers.json": json.dumps(TRAINERS), "jobs.json": json.dumps(JOBS), "trace.swf": SWF, "times.txt": "1.5\n2\n30\n4\n5\n6\n",
-    "idle.csv": "t_s,node,delta\n0,0,1\n0,1,1\n100,1,-1\n", "law.csv": "1,0.5\n2,0.5\n",
-    "table.json": json.dumps({"images_per_epoch": 100, "dnns": [{"id": 7, "r": [10.0], "epochs": 2}]}),
+    "spec.yaml": yaml.safe_dump(SPEC, sort_keys=False),
+    "rates.json": json.dumps(RATES),
+    "trainers.json": json.dumps(TRAINERS),
+    "jobs.json": json.dumps(JOBS),
+    "trace.swf": SWF,
+    "times.txt": "1.5\n2\n30\n4\n5\n6\n",
+    "idle.csv": "t_s,node,delta\n0,0,1\n0,1,1\n100,1,-1\n",
+    "law.csv": "1,0.5\n2,0.5\n",
+    "table.json": json.dumps(
+        {"images_per_epoch": 100, "dnns": [{"id": 7, "r": [10.0], "epochs": 2}]}
+    ),
     "running.csv": "id,nodes,loss,app_time,sys_time\na,4,900,9,\nb,4,200,,3\n",
     "site.json": json.dumps({"aggregate_gbps": 1, "node_gbps": 1}),
 }
 
 # What works, for each command; the last word of "job" is what it starts.
 WORKING = {
-    "check": "spec.yaml", "schema": "", "plan": "--rates rates.json --gpus 4", "ensemble": "--networks 3",
+    "check": "spec.yaml",
+    "schema": "",
+    "plan": "--rates rates.json --gpus 4",
+    "ensemble": "--networks 3",
     "simulate ensemble": "rates.json --gpus 4 --policy global",
-    "simulate idle-nodes": "--events idle.csv --trainers trainers.json", "simulate autoscale": "--jobs jobs.json",
-    "simulate batch-queue": "trace.swf", "simulate eviction": "--nodes 1 --deadline 5 --running 3 --machine 4",
-    "evict": "--jobs running.csv --nodes 4 --deadline 5", "reserve": "--log times.txt",
-    "report": "done", "export": "done --csv tables", "pack": "photos out.h5",
-    "submit": "spec.yaml --dry-run --system slurm", "job": "spec.yaml --system local -- /bin/true", "predict": "done photos",
-    "harvest": "spec.yaml --dry-run --system slurm", "add": "done entry.yaml", "stop": "done a", "pause": "done a",
-    "resume": "done a", "yield": "done --nodes 1 --within 2s", "watch": "done",
+    "simulate idle-nodes": "--events idle.csv --trainers trainers.json",
+    "simulate autoscale": "--jobs jobs.json",
+    "simulate batch-queue": "trace.swf",
+    "simulate eviction": "--nodes 1 --deadline 5 --running 3 --machine 4",
+    "evict": "--jobs running.csv --nodes 4 --deadline 5",
+    "reserve": "--log times.txt",
+    "report": "done",
+    "export": "done --csv tables",
+    "pack": "photos out.h5",
+    "submit": "spec.yaml --dry-run --system slurm",
+    "job": "spec.yaml --system local -- /bin/true",
+    "predict": "done photos",
+    "harvest": "spec.yaml --dry-run --system slurm",
+    "add": "done entry.yaml",
+    "stop": "done a",
+    "pause": "done a",
+    "resume": "done a",
+    "yield": "done --nodes 1 --within 2s",
+    "watch": "done",
 }
 OTHERS = {
-    "plan": ["spec.yaml --rates rates.json --gpus 4", "spec.yaml --gpus 4"], "ensemble": ["--convert table.json"],
+    "plan": ["spec.yaml --rates rates.json --gpus 4", "spec.yaml --gpus 4"],
+    "ensemble": ["--convert table.json"],
     "simulate autoscale": ["--jobs generate --gpus 4 --minutes 20"],
     "simulate batch-queue": ["--distribution uniform --low 1 --high 2 --jobs 4 --runs 1"],
     "reserve": ["--distribution uniform --low 1 --high 2", "--table law.csv"],
     "evict": ["--jobs running.csv --spectrum --deadline 5"],
-    "submit": ["spec.yaml --dry-run --system pbs --walltime 1h", "spec.yaml --dry-run --system lsf --chain --walltime 1h"],
-    "pack": ["photos out.h5 --decoded 4"], "export": ["done --parquet", "done --mlflow runs --wandb runs --optuna studies.log"],
+    "submit": [
+        "spec.yaml --dry-run --system pbs --walltime 1h",
+        "spec.yaml --dry-run --system lsf --chain --walltime 1h",
+    ],
+    "pack": ["photos out.h5 --decoded 4"],
+    "export": ["done --parquet", "done --mlflow runs --wandb runs --optuna studies.log"],
 }
 
-NASTY = ["", " ", "-", "--", "-1", "0", "1", "2", "0.5", "-0.0", "1e308", "1e-308", "nan", "inf", "-inf", "9" * 30, "1e999",
-         "0x10", "1_000", "١٢", "½", "1e3", "3GB", "10min", "15%", "101%", "null", "true", "[]", "{}", "a", "global",
-         "../../escaped", "/dev/null", "/proc/self/mem", "/", ".", "..", "nowhere/file.json", "photos", "spec.yaml",
-         "rates.json", "empty", "binary", "idle.csv", "é", "名前", "\u202egnp.x", "\U0001f600", "a\nb", "a\tb", "x" * 900,
-         "*", "$(touch escaped)", "; touch escaped", "%s%n", "'\"", "\x1b[31m", "1:2", ":", "a=b", "="]
-VALUES = [None, True, False, 0, -1, 1, 10**30, -(10**30), 0.5, 1e308, float("nan"), float("inf"), "", [], {}, [[]], [None],
-          {"": None}, {"a": {"b": {}}}, [1, 2, 3], "../../escaped", "/etc/passwd", "x" * 4000, "\u202e", "\U0001f600", "名前",
-          "1e400", "9" * 400, {"low": 1, "high": 0}, [0] * 50, {"name": "x"}, "tests.sources:broken", "os:system",
-          "nan", "2GB", "-5min", "15%", ".", "..", "a/b", "CON", " ", "-"]
-CONTENTS = [b"", b"\0" * 100, b"\xff\xfe\xfd" * 9, b"{", b"[" * 5000, b"{\"a\":" * 5000, b"1" * 5000, b"\n" * 1000, b"null", b"[]",
-            b"{}", b"3", b'"x"', b"\x1f\x8b\x08\x00broken", b"\x89HDF\r\n\x1a\n", b"&a [*a]", b"&a {b: *a}", b"a: &b [*b]",
-            b"!!python/object/apply:os.system ['touch escaped']", b"? [a]\n: b", b"- \t- x", b"\xef\xbb\xbfa: 1", b"a: 1\na: 2",
-            b"x: " + b"9" * 6000, b"nan\n", b"inf\n-1\n", b"1e400\n", b"\r\r\r", b"a,b\n" * 3, b"%YAML 9.9\n---\na: 1",
-            "é: ü\n".encode("latin-1"), "\ud800".encode("utf-16", "surrogatepass"),
-            b"a: &a [x,x,x,x,x,x,x,x,x]\n" + b"".join(
-                b"%c: &%c [%s]\n" % (n + 1, n + 1, b",".join([b"*%c" % n] * 9)) for n in range(97, 106))]
+NASTY = [
+    "",
+    " ",
+    "-",
+    "--",
+    "-1",
+    "0",
+    "1",
+    "2",
+    "0.5",
+    "-0.0",
+    "1e308",
+    "1e-308",
+    "nan",
+    "inf",
+    "-inf",
+    "9" * 30,
+    "1e999",
+    "0x10",
+    "1_000",
+    "١٢",
+    "½",
+    "1e3",
+    "3GB",
+    "10min",
+    "15%",
+    "101%",
+    "null",
+    "true",
+    "[]",
+    "{}",
+    "a",
+    "global",
+    "../../escaped",
+    "/dev/null",
+    "/proc/self/mem",
+    "/",
+    ".",
+    "..",
+    "nowhere/file.json",
+    "photos",
+    "spec.yaml",
+    "rates.json",
+    "empty",
+    "binary",
+    "idle.csv",
+    "é",
+    "名前",
+    "\u202egnp.x",
+    "\U0001f600",
+    "a\nb",
+    "a\tb",
+    "x" * 900,
+    "*",
+    "$(touch escaped)",
+    "; touch escaped",
+    "%s%n",
+    "'\"",
+    "\x1b[31m",
+    "1:2",
+    ":",
+    "a=b",
+    "=",
+]
+VALUES = [
+    None,
+    True,
+    False,
+    0,
+    -1,
+    1,
+    10**30,
+    -(10**30),
+    0.5,
+    1e308,
+    float("nan"),
+    float("inf"),
+    "",
+    [],
+    {},
+    [[]],
+    [None],
+    {"": None},
+    {"a": {"b": {}}},
+    [1, 2, 3],
+    "../../escaped",
+    "/etc/passwd",
+    "x" * 4000,
+    "\u202e",
+    "\U0001f600",
+    "名前",
+    "1e400",
+    "9" * 400,
+    {"low": 1, "high": 0},
+    [0] * 50,
+    {"name": "x"},
+    "tests.sources:broken",
+    "os:system",
+    "nan",
+    "2GB",
+    "-5min",
+    "15%",
+    ".",
+    "..",
+    "a/b",
+    "CON",
+    " ",
+    "-",
+]
+CONTENTS = [
+    b"",
+    b"\0" * 100,
+    b"\xff\xfe\xfd" * 9,
+    b"{",
+    b"[" * 5000,
+    b'{"a":' * 5000,
+    b"1" * 5000,
+    b"\n" * 1000,
+    b"null",
+    b"[]",
+    b"{}",
+    b"3",
+    b'"x"',
+    b"\x1f\x8b\x08\x00broken",
+    b"\x89HDF\r\n\x1a\n",
+    b"&a [*a]",
+    b"&a {b: *a}",
+    b"a: &b [*b]",
+    b"!!python/object/apply:os.system ['touch escaped']",
+    b"? [a]\n: b",
+    b"- \t- x",
+    b"\xef\xbb\xbfa: 1",
+    b"a: 1\na: 2",
+    b"x: " + b"9" * 6000,
+    b"nan\n",
+    b"inf\n-1\n",
+    b"1e400\n",
+    b"\r\r\r",
+    b"a,b\n" * 3,
+    b"%YAML 9.9\n---\na: 1",
+    "é: ü\n".encode("latin-1"),
+    "\ud800".encode("utf-16", "surrogatepass"),
+    b"a: &a [x,x,x,x,x,x,x,x,x]\n"
+    + b"".join(
+        b"%c: &%c [%s]\n" % (n + 1, n + 1, b",".join([b"*%c" % n] * 9)) for n in range(97, 106)
+    ),
+]
 
-quick = settings(max_examples=examples(40), deadline=None, suppress_health_check=list(HealthCheck),
-                 phases=[Phase.explicit, Phase.generate], report_multiple_bugs=False)  # shrinking takes minutes
+quick = settings(
+    max_examples=examples(40),
+    deadline=None,
+    suppress_health_check=list(HealthCheck),
+    phases=[Phase.explicit, Phase.generate],
+    report_multiple_bugs=False,
+)  # shrinking takes minutes
 
 
 class _TooLongError(BaseException):
@@ -118,6 +315,7 @@ class _TooLongError(BaseException):
 @contextlib.contextmanager
 def within(seconds=10, gigabytes=4):
     """Let no call take long, or fill the memory: a slip of the keyboard should not, either."""
+
     def stop(*_):
         raise _TooLongError(f"more than {seconds} s of computing")
 
@@ -191,7 +389,10 @@ def train(path):
 
 
 def is_told(status, out, err, most_lines=30):
-    assert status in (0, 2) or err.startswith("fleet job: "), (status, err)  # a job tells how its command ended
+    assert status in (0, 2) or err.startswith("fleet job: "), (
+        status,
+        err,
+    )  # a job tells how its command ended
     assert "Traceback" not in out + err
     if status == 2:
         assert err.strip()
@@ -200,7 +401,14 @@ def is_told(status, out, err, most_lines=30):
 
 
 def nothing_escaped(top):
-    assert sorted(path.name for path in top.rglob("*") if path.name == "escaped" or path.name.startswith("escaped")) == []
+    assert (
+        sorted(
+            path.name
+            for path in top.rglob("*")
+            if path.name == "escaped" or path.name.startswith("escaped")
+        )
+        == []
+    )
     assert os.listdir(top) == ["a"]
     assert os.listdir(top / "a") == ["work"]
 
@@ -211,8 +419,12 @@ def nothing_escaped(top):
 def options(name):
     parser = argparse.ArgumentParser()
     import_module(COMMANDS[name][0]).configure(parser)
-    return [(action.option_strings[-1], action.nargs == 0) for action in parser._actions if action.option_strings
-            if action.option_strings[-1] not in ("--help", "--slurm")]
+    return [
+        (action.option_strings[-1], action.nargs == 0)
+        for action in parser._actions
+        if action.option_strings
+        if action.option_strings[-1] not in ("--help", "--slurm")
+    ]
 
 
 @st.composite
@@ -227,7 +439,7 @@ def lines(draw, name):
             words[:0] = [option] if is_flag else [option, draw(st.sampled_from(NASTY))]
         elif kind != "add" and fixed:
             place = draw(st.integers(0, fixed - 1))
-            words[place:place + 1] = [draw(st.sampled_from(NASTY))] if kind == "replace" else []
+            words[place : place + 1] = [draw(st.sampled_from(NASTY))] if kind == "replace" else []
     if name == "submit" and "--dry-run" not in words:
         words.append("--dry-run")
     return words
@@ -245,41 +457,92 @@ def test_no_command_line_makes_a_traceback(sandbox, name):
 
 
 DIGITS = "9" * 400
-HUGE_ROW = "; MaxProcs: 8\n" + "".join(f"{k} 0 0 1e308 4 -1 -1 4 1e308 -1 1 1 1 1 -1 -1 -1 -1\n" for k in range(1, 6))
+HUGE_ROW = "; MaxProcs: 8\n" + "".join(
+    f"{k} 0 0 1e308 4 -1 -1 4 1e308 -1 1 1 1 1 -1 -1 -1 -1\n" for k in range(1, 6)
+)
 
 
 def trainers(nodes, rates, job):
-    return json.dumps({"curves": {"net": {"nodes": nodes, "samples_per_s": rates}}, "jobs": [["net", 0, 5, 2, *job]]})
+    return json.dumps(
+        {
+            "curves": {"net": {"nodes": nodes, "samples_per_s": rates}},
+            "jobs": [["net", 0, 5, 2, *job]],
+        }
+    )
 
 
 # (a command line, a file of it, what stands there instead): numbers that are no floats, or would fill time and memory.
 HUGE = [
     ("simulate batch-queue --distribution uniform --low 1 --high 2 --seed -1", None, None),
-    *[(f"{name} --distribution uniform --low 1 --high {rest}", None, None) for name in ("reserve", "simulate batch-queue")
-      for rest in ("1e308", "2 --points 100000000000")],
-    *[(f"simulate batch-queue --distribution uniform --low 1 --high 2 --{rest}", None, None)
-      for rest in ("jobs 100000000000", "runs 100000000000", f"processors {DIGITS}")],
-    ("simulate batch-queue torn.swf.gz", "torn.swf.gz", gzip.compress(SWF.encode())[:10] + b"\xff" * 40),
+    *[
+        (f"{name} --distribution uniform --low 1 --high {rest}", None, None)
+        for name in ("reserve", "simulate batch-queue")
+        for rest in ("1e308", "2 --points 100000000000")
+    ],
+    *[
+        (f"simulate batch-queue --distribution uniform --low 1 --high 2 --{rest}", None, None)
+        for rest in ("jobs 100000000000", "runs 100000000000", f"processors {DIGITS}")
+    ],
+    (
+        "simulate batch-queue torn.swf.gz",
+        "torn.swf.gz",
+        gzip.compress(SWF.encode())[:10] + b"\xff" * 40,
+    ),
     ("simulate batch-queue trace.swf", "trace.swf", HUGE_ROW),
     ("simulate batch-queue trace.swf", "trace.swf", SWF.replace(": 8", ": " + "9" * 5000)),
-    ("reserve --log times.txt", "times.txt", "1e308\n" * 6), ("reserve --table law.csv", "law.csv", "1e308,0.5\n1.1e308,0.5\n"),
-    ("simulate ensemble rates.json --gpus 4 --policy global", "rates.json", json.dumps(RATES).replace("20.0", DIGITS)),
+    ("reserve --log times.txt", "times.txt", "1e308\n" * 6),
+    ("reserve --table law.csv", "law.csv", "1e308,0.5\n1.1e308,0.5\n"),
+    (
+        "simulate ensemble rates.json --gpus 4 --policy global",
+        "rates.json",
+        json.dumps(RATES).replace("20.0", DIGITS),
+    ),
     ("simulate ensemble rates.json --gpus 4 --policy global --stream-rate 1e-305", None, None),
     ("simulate ensemble rates.json --gpus 100000000000 --policy global", None, None),
     ("plan --rates rates.json --gpus 100000000000", None, None),
-    *[("simulate idle-nodes --events idle.csv --trainers trainers.json", "trainers.json", text) for text in (
-        trainers([0, int(DIGITS)], [0, 20], [1, 2, 1e4]), trainers([0, 2], [0, int(DIGITS)], [1, 2, 1e4]),
-        trainers([0, 2], [0, 20], [1, 2, int(DIGITS)]), trainers([0, 10**12], [0, 20], [1, 10**12, 1e4]))],
-    ("simulate idle-nodes --events idle.csv --trainers trainers.json", "idle.csv", "t_s,node,delta\n0,0,1\n1e308,0,-1\n"),
-    *[(f"evict --jobs running.csv --nodes 4 --{option} {DIGITS} --deadline 5", None, None) for option in ("step", "resolution")],
+    *[
+        ("simulate idle-nodes --events idle.csv --trainers trainers.json", "trainers.json", text)
+        for text in (
+            trainers([0, int(DIGITS)], [0, 20], [1, 2, 1e4]),
+            trainers([0, 2], [0, int(DIGITS)], [1, 2, 1e4]),
+            trainers([0, 2], [0, 20], [1, 2, int(DIGITS)]),
+            trainers([0, 10**12], [0, 20], [1, 10**12, 1e4]),
+        )
+    ],
+    (
+        "simulate idle-nodes --events idle.csv --trainers trainers.json",
+        "idle.csv",
+        "t_s,node,delta\n0,0,1\n1e308,0,-1\n",
+    ),
+    *[
+        (f"evict --jobs running.csv --nodes 4 --{option} {DIGITS} --deadline 5", None, None)
+        for option in ("step", "resolution")
+    ],
     (f"evict --jobs running.csv --nodes 4 --deadline {DIGITS}", None, None),
-    *[("evict --jobs big.json --spectrum --deadline 5", "big.json", json.dumps([{"id": "a", "nodes": nodes, "loss": loss}]))
-      for nodes, loss in ((10**400, 3), (10**9, 3), (1, 1e308), (1, 10**400))],
-    *[("evict --jobs running.csv --nodes 4 --deadline 5 --aggregate-bandwidth 1 --node-bandwidth 1", "running.csv",
-       f"id,nodes,memory_gb,critical_gb,since_checkpoint_min,interval_min\na,4,1,1,{since},5\n") for since in ("1e308", DIGITS)],
-    *[(f"simulate autoscale --jobs jobs.json --{option} 1e308", None, None)
-      for option in ("rescale-cost-min", "hold-min", "interval")],
-    *[(f"simulate eviction --nodes 1 --deadline 5 --{option}", None, None) for option in ("length 1e308", "draws 100000000000")],
+    *[
+        (
+            "evict --jobs big.json --spectrum --deadline 5",
+            "big.json",
+            json.dumps([{"id": "a", "nodes": nodes, "loss": loss}]),
+        )
+        for nodes, loss in ((10**400, 3), (10**9, 3), (1, 1e308), (1, 10**400))
+    ],
+    *[
+        (
+            "evict --jobs running.csv --nodes 4 --deadline 5 --aggregate-bandwidth 1 --node-bandwidth 1",
+            "running.csv",
+            f"id,nodes,memory_gb,critical_gb,since_checkpoint_min,interval_min\na,4,1,1,{since},5\n",
+        )
+        for since in ("1e308", DIGITS)
+    ],
+    *[
+        (f"simulate autoscale --jobs jobs.json --{option} 1e308", None, None)
+        for option in ("rescale-cost-min", "hold-min", "interval")
+    ],
+    *[
+        (f"simulate eviction --nodes 1 --deadline 5 --{option}", None, None)
+        for option in ("length 1e308", "draws 100000000000")
+    ],
 ]
 
 
@@ -318,9 +581,19 @@ def test_what_is_changed_worked_before(name):
         fill()
         status, _, err = call(main, [*name.split(), *words.split()])
         # What some want is not there: rates of networks, what a job has done, networks that a run has exported.
-        assert (status, err) == (0, "") or (name, status) == ("job", 1) or \
-            any(words in err for words in ("has no rates of", "has not been profiled", "it is no run",
-                                    "is no folder of a run")), (words, err)
+        assert (
+            (status, err) == (0, "")
+            or (name, status) == ("job", 1)
+            or any(
+                words in err
+                for words in (
+                    "has no rates of",
+                    "has not been profiled",
+                    "it is no run",
+                    "is no folder of a run",
+                )
+            )
+        ), (words, err)
 
 
 # ---- files -------------------------------------------------------------------------------------
@@ -338,10 +611,13 @@ def torn(draw, content):
     if kind == "cut":
         return content[:place]
     if kind == "flip":
-        return content[:place] + draw(st.binary(min_size=1, max_size=3)) + content[place + 1:]
+        return content[:place] + draw(st.binary(min_size=1, max_size=3)) + content[place + 1 :]
     if kind == "insert":
-        return content[:place] + draw(st.sampled_from([b"\0", b"\xff", b"*a", b"\t", b"-", b"9" * 40, b"e", b"nan"])) + \
-            content[place:]
+        return (
+            content[:place]
+            + draw(st.sampled_from([b"\0", b"\xff", b"*a", b"\t", b"-", b"9" * 40, b"e", b"nan"]))
+            + content[place:]
+        )
     return content[:place] * 3
 
 
@@ -353,8 +629,12 @@ def put(name, content):
         Path(name).write_bytes(content)
 
 
-READERS = [(name, words) for name in WORKING for words in (WORKING[name], *OTHERS.get(name, []))
-           if any(word in FILES for word in words.split())]
+READERS = [
+    (name, words)
+    for name in WORKING
+    for words in (WORKING[name], *OTHERS.get(name, []))
+    if any(word in FILES for word in words.split())
+]
 
 
 @pytest.mark.parametrize(("name", "words"), READERS)
@@ -378,24 +658,33 @@ def bent(draw, content):
     for _ in range(draw(st.integers(1, 3))):
         here = content
         while isinstance(here, dict | list) and here:
-            key = draw(st.sampled_from(sorted(here) if isinstance(here, dict) else range(len(here))))
+            key = draw(
+                st.sampled_from(sorted(here) if isinstance(here, dict) else range(len(here)))
+            )
             inner = here[key]
             if not isinstance(inner, dict | list) or not inner or draw(st.integers(0, 2)) == 0:
                 kind = draw(st.sampled_from(["replace", "replace", "remove", "rename", "wrap"]))
                 if kind == "remove":
                     del here[key]
                 elif kind == "rename" and isinstance(here, dict):
-                    here[draw(st.sampled_from(["", "x", "../x", "é", "a b", key.upper()]))] = here.pop(key)
+                    here[draw(st.sampled_from(["", "x", "../x", "é", "a b", key.upper()]))] = (
+                        here.pop(key)
+                    )
                 else:
-                    here[key] = [inner] * 2 if kind == "wrap" else copy.deepcopy(
-                        draw(st.sampled_from(VALUES)))
+                    here[key] = (
+                        [inner] * 2
+                        if kind == "wrap"
+                        else copy.deepcopy(draw(st.sampled_from(VALUES)))
+                    )
                 break
             here = inner
     return content
 
 
-@pytest.mark.parametrize(("name", "words"), [(name, words) for name, words in READERS
-                                             if ".json" in words and "spec.yaml" not in words])
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [(name, words) for name, words in READERS if ".json" in words and "spec.yaml" not in words],
+)
 def test_no_json_makes_a_traceback(sandbox, name, words):
     file = next(word for word in words.split() if word.endswith(".json"))
 
@@ -410,8 +699,13 @@ def test_no_json_makes_a_traceback(sandbox, name, words):
 
 
 @quick
-@given(st.sampled_from(["events.jsonl", "results.csv"]).flatmap(lambda file: st.tuples(
-    st.just(file), torn((EVENTS if file == "events.jsonl" else RESULTS).encode()))))
+@given(
+    st.sampled_from(["events.jsonl", "results.csv"]).flatmap(
+        lambda file: st.tuples(
+            st.just(file), torn((EVENTS if file == "events.jsonl" else RESULTS).encode())
+        )
+    )
+)
 def test_no_torn_run_makes_a_traceback(sandbox, change):
     fill()
     put(f"done/{change[0]}", change[1])
@@ -430,8 +724,12 @@ def test_no_log_makes_a_traceback(sandbox, events):
 
 
 def every_reader_of_specs(top):
-    told = [call(main, ["check", "spec.yaml"]), call(main, ["plan", "spec.yaml", "--rates", "rates.json", "--gpus", "2"]),
-            call(main, ["submit", "spec.yaml", "--dry-run", "--system", "slurm"]), call(train, "spec.yaml")]
+    told = [
+        call(main, ["check", "spec.yaml"]),
+        call(main, ["plan", "spec.yaml", "--rates", "rates.json", "--gpus", "2"]),
+        call(main, ["submit", "spec.yaml", "--dry-run", "--system", "slurm"]),
+        call(train, "spec.yaml"),
+    ]
     for one in told:
         is_told(*one)
     nothing_escaped(top)

@@ -11,7 +11,7 @@ from scheduler.base import Cluster, Member, Network, Options, Progress, RateTabl
 from scheduler.ensemble.policies import POLICIES
 
 RATES = RateTable(100, 2, (Network("a", (1.0,)), Network("b", (1.0,))))
-MODULE = '''
+MODULE = """
 from scheduler.base import Member, Round
 from scheduler.ensemble.costs import Costs
 from scheduler.ensemble.policies import Policy
@@ -35,7 +35,7 @@ class Class:
 
 number = 3
 nothing = None
-'''
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -64,22 +64,44 @@ def test_a_function_becomes_a_policy_with_the_defaults_of_a_row():
 
 def test_a_row_of_ones_own_keeps_what_it_says_and_goes_by_its_path():
     policy = find_policy("own_policies:ROW")
-    assert (policy.name, policy.reads, policy.costs.regroup_s) == ("own_policies:ROW", frozenset(), 1.0)
+    assert (policy.name, policy.reads, policy.costs.regroup_s) == (
+        "own_policies:ROW",
+        frozenset(),
+        1.0,
+    )
     assert ask("own_policies:ROW").counts == {"a": 1, "b": 1}
 
 
-@pytest.mark.parametrize(("name", "said"), [
-    ("best", "no policy is named 'best'; one of adaptive, baseline, elastic, global, homogeneous, local, or an import "
-             "path"),
-    ("own_policies:", "policy 'own_policies:' is not an import path module:policy"),
-    ("no_such_module:policy", "policy 'no_such_module:policy': cannot import 'no_such_module': ModuleNotFoundError"),
-    ("broken_policies:policy", "ModuleNotFoundError: No module named 'nothing_of_this_name'"),
-    ("own_policies:other", "module 'own_policies' has no 'other'"),
-    ("own_policies:nothing", "module 'own_policies' has no 'nothing'"),
-    ("own_policies:number", "policy 'own_policies:number' is of type int; it should be a Policy, or a function of"),
-    ("own_policies:Class", "policy 'own_policies:Class' is of type type; it should be a Policy, or a function of"),
-    ("own_policies:three", "is the function three(rates, progress, cluster); it should be a Policy, or a function of"),
-])
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        (
+            "best",
+            "no policy is named 'best'; one of adaptive, baseline, elastic, global, homogeneous, local, or an import "
+            "path",
+        ),
+        ("own_policies:", "policy 'own_policies:' is not an import path module:policy"),
+        (
+            "no_such_module:policy",
+            "policy 'no_such_module:policy': cannot import 'no_such_module': ModuleNotFoundError",
+        ),
+        ("broken_policies:policy", "ModuleNotFoundError: No module named 'nothing_of_this_name'"),
+        ("own_policies:other", "module 'own_policies' has no 'other'"),
+        ("own_policies:nothing", "module 'own_policies' has no 'nothing'"),
+        (
+            "own_policies:number",
+            "policy 'own_policies:number' is of type int; it should be a Policy, or a function of",
+        ),
+        (
+            "own_policies:Class",
+            "policy 'own_policies:Class' is of type type; it should be a Policy, or a function of",
+        ),
+        (
+            "own_policies:three",
+            "is the function three(rates, progress, cluster); it should be a Policy, or a function of",
+        ),
+    ],
+)
 def test_what_leads_to_no_policy_is_refused_in_a_line(name, said):
     with pytest.raises(UserError) as refusal:
         find_policy(name)
@@ -87,11 +109,16 @@ def test_what_leads_to_no_policy_is_refused_in_a_line(name, said):
     assert "\n" not in str(refusal.value)
 
 
-@pytest.mark.parametrize(("name", "said"), [
-    ("own_policies:raises", r"the policy own_policies:raises failed: KeyError: 'a\nb'"),
-    ("own_policies:wrong",
-     "the policy own_policies:wrong hands out the devices [7]; it can hand out each of [0, 1] once"),
-])
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("own_policies:raises", r"the policy own_policies:raises failed: KeyError: 'a\nb'"),
+        (
+            "own_policies:wrong",
+            "the policy own_policies:wrong hands out the devices [7]; it can hand out each of [0, 1] once",
+        ),
+    ],
+)
 def test_a_policy_that_fails_or_answers_nonsense_is_named(name, said):
     with pytest.raises(UserError) as refusal:
         ask(name)

@@ -90,7 +90,9 @@ def test_a_run_that_has_ended_refuses_and_so_does_what_is_no_run(paths, tmp_path
 @pytest.fixture
 def shared(paths):
     """A run of which a launch has a network, but not the folder; and what lets go."""
-    paths.spec.write_text(dump(parse({"models": [{"family": "softmax", "name": name} for name in "ab"]}).document))
+    paths.spec.write_text(
+        dump(parse({"models": [{"family": "softmax", "name": name} for name in "ab"]}).document)
+    )
     around = Process()
     lease = Lease(around, around.me, Times(renew=60))
     lease.take(paths.network_lease("b"))
@@ -100,7 +102,9 @@ def shared(paths):
 
 def test_launches_that_share_a_run_take_no_commands_and_it_is_said_what_to_do_instead(shared):
     paths, let_go = shared
-    with pytest.raises(UserError, match=r"several launches share its networks .*end one of their jobs"):
+    with pytest.raises(
+        UserError, match=r"several launches share its networks .*end one of their jobs"
+    ):
         ask_nodes(paths.root, 1, 60.0)
     let_go()
     with pytest.raises(UserError, match="no launch is at work there"):
@@ -108,7 +112,9 @@ def test_launches_that_share_a_run_take_no_commands_and_it_is_said_what_to_do_in
     assert not paths.mailbox.exists()
 
 
-def test_all_launches_that_share_a_run_are_watched_until_none_is_at_work(shared, monkeypatch, capsys):
+def test_all_launches_that_share_a_run_are_watched_until_none_is_at_work(
+    shared, monkeypatch, capsys
+):
     paths, let_go = shared
 
     def log(launch, network, epoch):
@@ -137,8 +143,22 @@ def heard(run, event):
 
 
 def test_a_run_meets_the_networks_of_a_log_and_passes_over_what_it_cannot_read(paths):
-    paths.spec.write_text(dump(parse({"models": [{"family": "cnn", "name": "b", "space": {"kernel": [3, 5]},
-                                                  "search": {"most": 4}}]}).document))
+    paths.spec.write_text(
+        dump(
+            parse(
+                {
+                    "models": [
+                        {
+                            "family": "cnn",
+                            "name": "b",
+                            "space": {"kernel": [3, 5]},
+                            "search": {"most": 4},
+                        }
+                    ]
+                }
+            ).document
+        )
+    )
     log = EventLog(paths.events)
     log.add(Commanded("c", "add", ("late",), {"family": "cnn", "name": "late"}, 1))
     log.add(NetworkAdded("late", "", -1, {}, (1, None), 60))
@@ -159,26 +179,62 @@ def test_a_command_that_nobody_answers_is_taken_back(held):
 
 
 def test_a_report_has_the_monitored_value_and_all_metrics():
-    spec = parse({"models": [{"family": "cnn", "name": "a"}, {"family": "cnn", "name": "b", "space": {"kernel": [3, 5]},
-                                                              "search": {"most": 4}}],
-                  "train": {"converge": {"monitor": "val_loss"}}})
+    spec = parse(
+        {
+            "models": [
+                {"family": "cnn", "name": "a"},
+                {"family": "cnn", "name": "b", "space": {"kernel": [3, 5]}, "search": {"most": 4}},
+            ],
+            "train": {"converge": {"monitor": "val_loss"}},
+        }
+    )
     run = RunState(spec)
-    assert heard(run, Commanded("c", "add", ("late",), {"family": "cnn", "name": "late", "train": {
-        "converge": {"monitor": "val_accuracy"}}}, 2)) is None
-    for added in (NetworkAdded("late", "", -1, {}, (1, None), 60), NetworkAdded("b-3", "b", 3, {}, (1, None), 9)):
+    assert (
+        heard(
+            run,
+            Commanded(
+                "c",
+                "add",
+                ("late",),
+                {
+                    "family": "cnn",
+                    "name": "late",
+                    "train": {"converge": {"monitor": "val_accuracy"}},
+                },
+                2,
+            ),
+        )
+        is None
+    )
+    for added in (
+        NetworkAdded("late", "", -1, {}, (1, None), 60),
+        NetworkAdded("b-3", "b", 3, {}, (1, None), 9),
+    ):
         assert heard(run, added) is None
     ended = record(2, val_loss=0.25, val_accuracy=0.75)
     found = [heard(run, EpochEnded(name, ended)) for name in ("a", "late", "b-3")]
     assert [(one.network, one.number, one.epoch, one.value) for one in found] == [
-        ("a", 0, 2, 0.25), ("late", 1, 2, 0.75), ("b-3", 3, 2, 0.25)]
-    assert found[0].metrics == {"loss": 1.0, "accuracy": 0.5, "val_loss": 0.25, "val_accuracy": 0.75}
+        ("a", 0, 2, 0.25),
+        ("late", 1, 2, 0.75),
+        ("b-3", 3, 2, 0.25),
+    ]
+    assert found[0].metrics == {
+        "loss": 1.0,
+        "accuracy": 0.5,
+        "val_loss": 0.25,
+        "val_accuracy": 0.75,
+    }
 
 
-@pytest.mark.parametrize("entry", [[1], "cnn", None, 3, {"family": object()}, {"args": {"rate": float("nan")}}])
+@pytest.mark.parametrize(
+    "entry", [[1], "cnn", None, 3, {"family": object()}, {"args": {"rate": float("nan")}}]
+)
 def test_what_is_no_entry_is_refused_in_words(paths, entry):
     launch = Running(Launcher(), paths, 0, ExitStatus)
     for add in (launch.add, launch.add_all, lambda entry: running.add(paths.root, entry)):
-        with pytest.raises(UserError, match=r"^add: (an entry is a mapping|the entry holds what no YAML)"):
+        with pytest.raises(
+            UserError, match=r"^add: (an entry is a mapping|the entry holds what no YAML)"
+        ):
             add(entry)
 
 
@@ -203,10 +259,17 @@ class Launcher:
         return self.status
 
 
-def test_of_a_launch_that_deletes_what_an_earlier_one_has_logged_its_own_is_reported(paths, monkeypatch):
+def test_of_a_launch_that_deletes_what_an_earlier_one_has_logged_its_own_is_reported(
+    paths, monkeypatch
+):
     paths.spec.write_text(dump(parse({"models": [{"family": "softmax", "name": "a"}]}).document))
-    old, new = ([json.dumps({"t_s": t_s, **to_json(EpochEnded("a", record(epoch)))}) + "\n" for epoch in epochs]
-                for t_s, epochs in ((0.0, (1, 2, 3)), (1.0, (1, 2))))
+    old, new = (
+        [
+            json.dumps({"t_s": t_s, **to_json(EpochEnded("a", record(epoch)))}) + "\n"
+            for epoch in epochs
+        ]
+        for t_s, epochs in ((0.0, (1, 2, 3)), (1.0, (1, 2)))
+    )
     paths.events.write_text("".join(old))
     launcher = Launcher()
 
@@ -217,12 +280,17 @@ def test_of_a_launch_that_deletes_what_an_earlier_one_has_logged_its_own_is_repo
     monkeypatch.setattr(running.time, "sleep", go_on)
     one = Running(launcher, paths, 0, lambda status: status, old[0].encode())
     assert [report.epoch for report in one.reports()] == [1, 2]
-    paths.events.write_text("".join(old))  # and where the launch is refused, before it deletes anything
+    paths.events.write_text(
+        "".join(old)
+    )  # and where the launch is refused, before it deletes anything
     assert list(one.reports()) == []
 
 
 def test_a_log_is_followed_line_by_whole_line_until_the_launch_is_over(paths, monkeypatch):
-    lines = [json.dumps({"t_s": 0.0, **to_json(EpochEnded("a", record(epoch)))}) + "\n" for epoch in (1, 2, 3)]
+    lines = [
+        json.dumps({"t_s": 0.0, **to_json(EpochEnded("a", record(epoch)))}) + "\n"
+        for epoch in (1, 2, 3)
+    ]
     pieces = iter([lines[0], lines[1][:20], lines[1][20:] + "{\n" + lines[2]])
 
     def is_over():
@@ -244,10 +312,14 @@ class Cell:
         self.shown.append(content)
 
 
-def test_a_notebook_shows_a_table_while_a_launch_goes_on_and_the_results_at_its_end(tmp_path, monkeypatch):
+def test_a_notebook_shows_a_table_while_a_launch_goes_on_and_the_results_at_its_end(
+    tmp_path, monkeypatch
+):
     paths, cell, launcher, looks = made_up_run(tmp_path), Cell(), Launcher(), []
-    paths.spec.write_text("models: [{family: softmax, name: a}, {family: softmax, name: b}]\n"
-                          "data: {source: image_folder, path: images}\n")
+    paths.spec.write_text(
+        "models: [{family: softmax, name: a}, {family: softmax, name: b}]\n"
+        "data: {source: image_folder, path: images}\n"
+    )
     log = paths.events.read_text().replace("b<1>", "b").splitlines(keepends=True)
     paths.events.write_text("".join(log[:5]))
 
@@ -270,8 +342,10 @@ def test_a_notebook_shows_a_table_while_a_launch_goes_on_and_the_results_at_its_
     assert '<tr data-network="a">' in last["text/html"]
 
 
-@pytest.mark.parametrize(("shell", "expected"), [(SimpleNamespace(kernel=1), True), (SimpleNamespace(), False),
-                                                 (None, False)])
+@pytest.mark.parametrize(
+    ("shell", "expected"),
+    [(SimpleNamespace(kernel=1), True), (SimpleNamespace(), False), (None, False)],
+)
 def test_a_notebook_is_known_by_its_kernel(shell, expected, monkeypatch):
     monkeypatch.delitem(sys.modules, "IPython", raising=False)
     assert not NotebookView.is_wanted()

@@ -32,7 +32,11 @@ class Driver:
     def __init__(self, folder, monkeypatch, prefix="cuda", status=0):
         if (compiler := shutil.which("cc") or shutil.which("gcc")) is None:
             pytest.skip("there is no C compiler")
-        source, library, self._log = folder / "driver.c", folder / f"lib{prefix}.so", folder / f"{prefix}.log"
+        source, library, self._log = (
+            folder / "driver.c",
+            folder / f"lib{prefix}.so",
+            folder / f"{prefix}.log",
+        )
         source.write_text(SOURCE.replace("PREFIX_", prefix))
         subprocess.run([compiler, "-shared", "-fPIC", "-o", str(library), str(source)], check=True)
         monkeypatch.setenv("DRIVER_LOG", str(self._log))
@@ -41,4 +45,7 @@ class Driver:
 
     def asked(self):
         """What it was asked, in order."""
-        return [(what, int(number)) for what, number in map(str.split, self._log.read_text().splitlines())]
+        return [
+            (what, int(number))
+            for what, number in map(str.split, self._log.read_text().splitlines())
+        ]

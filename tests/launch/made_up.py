@@ -44,6 +44,8 @@ class MadeUp:
 
 def shown(number, state, name):
     """What a squeue that is a script of the shell does to show a job, in the format that it is asked for."""
-    changes = "; ".join(f"s/{field}/{value}/" for field, value in (
-        ("%i", number), ("%D", 1), ("%M", "0:10"), ("%T", state), ("%j", name)))
+    changes = "; ".join(
+        f"s/{field}/{value}/"
+        for field, value in (("%i", number), ("%D", 1), ("%M", "0:10"), ("%T", state), ("%j", name))
+    )
     return f"for word; do case $word in --format=*) echo \"${{word#--format=}}\" | sed '{changes}';; esac; done"

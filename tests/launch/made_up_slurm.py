@@ -12,15 +12,41 @@ import sys
 from pathlib import Path
 
 FOLDER = Path(__file__).parent
-DEFAULTS = {"user": "me", "state": "RUNNING", "nodes": 1, "start": "2026-11-22T10:00:00", "elapsed": "1:00:00",
-            "partition": "low", "name": "job", "comment": "(null)", "obeys": True, "requeues": True,
-            "hosts": "", "reason": "None", "script": "(null)"}
-FIELDS = {"%i": "id", "%u": "user", "%T": "state", "%D": "nodes", "%S": "start", "%M": "elapsed", "%P": "partition",
-          "%j": "name", "%k": "comment", "%N": "hosts", "%r": "reason", "%o": "script"}
+DEFAULTS = {
+    "user": "me",
+    "state": "RUNNING",
+    "nodes": 1,
+    "start": "2026-11-22T10:00:00",
+    "elapsed": "1:00:00",
+    "partition": "low",
+    "name": "job",
+    "comment": "(null)",
+    "obeys": True,
+    "requeues": True,
+    "hosts": "",
+    "reason": "None",
+    "script": "(null)",
+}
+FIELDS = {
+    "%i": "id",
+    "%u": "user",
+    "%T": "state",
+    "%D": "nodes",
+    "%S": "start",
+    "%M": "elapsed",
+    "%P": "partition",
+    "%j": "name",
+    "%k": "comment",
+    "%N": "hosts",
+    "%r": "reason",
+    "%o": "script",
+}
 
 
 def option(name):
-    return next((word.partition("=")[2] for word in sys.argv if word.startswith(f"--{name}=")), None)
+    return next(
+        (word.partition("=")[2] for word in sys.argv if word.startswith(f"--{name}=")), None
+    )
 
 
 def fail(said):
@@ -34,8 +60,11 @@ def squeue(slurm):
         fail("slurm_load_jobs error: Invalid job id specified")
     for id_, job in jobs.items():
         job["reason"] = "JobHeldUser" if job.get("held") else job["reason"]
-        wanted = (option("states") in ("all", job["state"]), option("jobs") in (None, id_),
-                  option("partition") in (None, job["partition"]))
+        wanted = (
+            option("states") in ("all", job["state"]),
+            option("jobs") in (None, id_),
+            option("partition") in (None, job["partition"]),
+        )
         if all(wanted):
             line = option("format")
             for field, name in FIELDS.items():
@@ -92,7 +121,12 @@ def main():
     slurm = json.loads((FOLDER / "slurm.json").read_text())
     if program in slurm.get("says", {}):
         fail(slurm["says"][program])
-    if program in ("scancel", "sbatch") or sys.argv[1] in ("requeuehold", "hold", "release", "update"):
+    if program in ("scancel", "sbatch") or sys.argv[1] in (
+        "requeuehold",
+        "hold",
+        "release",
+        "update",
+    ):
         with open(FOLDER / "acts", "a", encoding="utf-8") as file:
             file.write(" ".join([program, *sys.argv[1:]]) + "\n")
     globals()[program](slurm)

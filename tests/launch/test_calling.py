@@ -6,7 +6,9 @@ from launch.base import InputError, call
 
 
 def test_what_is_no_text_is_read_all_the_same():
-    assert call(["printf", r"17 \377\n"]) == "17 \\xff\n"  # such as the name of a job of somebody else's
+    assert (
+        call(["printf", r"17 \377\n"]) == "17 \\xff\n"
+    )  # such as the name of a job of somebody else's
 
 
 def test_the_last_words_of_a_command_that_fails_are_told():

@@ -30,15 +30,17 @@ def made(*files):
         os.utime(file, (time.time() - 60,) * 2)
 
 
-
 def swept(folder):
     return sorted(path.name for path in remove_leftovers(folder, folder))
 
 
 def test_folders_of_dead_launchers_and_ranks_go_and_those_of_the_living_stay(tmp_path):
     for pid in (DEAD, os.getpid()):
-        made(tmp_path / f"ompi.{pid}/pmix.{HOST}.tool", tmp_path / f"prted.{pid}/pmix.{HOST}.tool",
-             tmp_path / f"fleet.{HOST}.{pid}/__autograph_generated_filex.py")
+        made(
+            tmp_path / f"ompi.{pid}/pmix.{HOST}.tool",
+            tmp_path / f"prted.{pid}/pmix.{HOST}.tool",
+            tmp_path / f"fleet.{HOST}.{pid}/__autograph_generated_filex.py",
+        )
     assert swept(tmp_path) == sorted([f"ompi.{DEAD}", f"prted.{DEAD}", f"fleet.{HOST}.{DEAD}"])
     assert len(list(tmp_path.iterdir())) == 3
     assert swept(tmp_path) == []
@@ -55,9 +57,14 @@ def test_a_process_of_which_only_its_exit_status_is_left_is_dead(tmp_path):
 
 
 def test_what_is_of_another_node_or_of_somebody_else_stays(tmp_path):
-    made(tmp_path / f"ompi.{DEAD}/pmix.n17.tool", tmp_path / f"fleet.n17.{DEAD}/x", tmp_path / f"ompi.{DEAD}x/y",
-         tmp_path / f"sm_segment.n17.{os.getuid()}.1a2b0001.0", tmp_path / f"sm_segment.{HOST}.{os.getuid() + 1}.1.0",
-         tmp_path / "notes.txt")
+    made(
+        tmp_path / f"ompi.{DEAD}/pmix.n17.tool",
+        tmp_path / f"fleet.n17.{DEAD}/x",
+        tmp_path / f"ompi.{DEAD}x/y",
+        tmp_path / f"sm_segment.n17.{os.getuid()}.1a2b0001.0",
+        tmp_path / f"sm_segment.{HOST}.{os.getuid() + 1}.1.0",
+        tmp_path / "notes.txt",
+    )
     assert swept(tmp_path) == []
 
 
@@ -71,7 +78,9 @@ def test_memory_that_no_process_maps_goes(tmp_path):
     assert swept(tmp_path) == names[:2]
 
 
-@pytest.mark.parametrize(("file", "age_s", "goes"), [("", 60, True), ("", 0, False), ("file", 60, False)])
+@pytest.mark.parametrize(
+    ("file", "age_s", "goes"), [("", 60, True), ("", 0, False), ("file", 60, False)]
+)
 def test_empty_folders_of_jobs_go_once_they_are_old(tmp_path, file, age_s, goes):
     top = tmp_path / f"ompi.{HOST}.{os.getuid()}"
     ranks = top / "jf.0" / "17" / "0"
@@ -99,9 +108,17 @@ if sys.argv[1] == "killed":
 
 
 @pytest.mark.parametrize("how", ["ended", "killed"])
-def test_a_process_has_a_folder_for_temporary_files_that_goes_with_it_or_with_the_next(tmp_path, how):
-    done = subprocess.run([sys.executable, "-c", CODE, how], env={**os.environ, "TMPDIR": str(tmp_path)},
-                          cwd=Path(__file__).parents[2], capture_output=True, text=True, check=False)
+def test_a_process_has_a_folder_for_temporary_files_that_goes_with_it_or_with_the_next(
+    tmp_path, how
+):
+    done = subprocess.run(
+        [sys.executable, "-c", CODE, how],
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        cwd=Path(__file__).parents[2],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     name = done.stdout.split()[0]
     assert name.startswith(f"{tmp_path}/fleet.{HOST}."), done.stderr
     assert os.path.exists(name) is (how == "killed")

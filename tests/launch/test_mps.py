@@ -51,7 +51,10 @@ def test_each_gpu_has_a_daemon_of_its_own_which_is_stopped_in_the_end(node):
 
 def test_where_one_does_not_start_none_is_left(node):
     installed, said = node
-    assert start(["0", "1"], installed(broken="1")) == (None, f"GPU 1: {CONTROL} ended with status 3")
+    assert start(["0", "1"], installed(broken="1")) == (
+        None,
+        f"GPU 1: {CONTROL} ended with status 3",
+    )
     await_end(Path(said()[0][-1]).parent)
     assert [line[0] for line in said()] == ["start", "start", "quit", "quit"]
 

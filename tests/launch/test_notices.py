@@ -9,16 +9,27 @@ from hypothesis import strategies as st
 from launch.notices import Notices, run_quietly, start
 
 RULE = "-" * 74 + "\n"
-EXITED = (RULE + "prterun detected that one or more processes exited with non-zero status,\n"
-          "thus causing the job to be terminated. The first process to do so was:\n\n"
-          "   Process name: [prterun-vm-18313@1,0]\n   Exit code:    {status}\n" + RULE)
-ABORT = (RULE + "MPI_ABORT was invoked on rank 0 in communicator MPI_COMM_WORLD\n  Proc: [[9666,1],0]\n"
-         "  Errorcode: {status}\n\nNOTE: invoking MPI_ABORT causes Open MPI to kill all MPI processes.\n"
-         "You may or may not see output from other processes, depending on\nexactly when Open MPI kills them.\n" + RULE)
-ABORTED = (RULE + "prterun has exited due to process rank 0 with PID 0 on node vm calling\n"
-           '"abort". This may have caused other processes in the application to be\n'
-           "terminated by signals sent by prterun (as reported here).\n" + RULE)
-KILLED = (RULE + "prterun noticed that process rank 1 with PID 19289 on node vm exited on\nsignal 9 (Killed).\n" + RULE)
+EXITED = (
+    RULE + "prterun detected that one or more processes exited with non-zero status,\n"
+    "thus causing the job to be terminated. The first process to do so was:\n\n"
+    "   Process name: [prterun-vm-18313@1,0]\n   Exit code:    {status}\n" + RULE
+)
+ABORT = (
+    RULE + "MPI_ABORT was invoked on rank 0 in communicator MPI_COMM_WORLD\n  Proc: [[9666,1],0]\n"
+    "  Errorcode: {status}\n\nNOTE: invoking MPI_ABORT causes Open MPI to kill all MPI processes.\n"
+    "You may or may not see output from other processes, depending on\nexactly when Open MPI kills them.\n"
+    + RULE
+)
+ABORTED = (
+    RULE + "prterun has exited due to process rank 0 with PID 0 on node vm calling\n"
+    '"abort". This may have caused other processes in the application to be\n'
+    "terminated by signals sent by prterun (as reported here).\n" + RULE
+)
+KILLED = (
+    RULE
+    + "prterun noticed that process rank 1 with PID 19289 on node vm exited on\nsignal 9 (Killed).\n"
+    + RULE
+)
 OURS = "fleet: the spec is wrong\n" + RULE + "a table\n" + RULE + RULE + "\n"
 
 
@@ -36,17 +47,31 @@ def test_a_status_that_is_explained_is_not_told_again(status):
         assert shown(f"{OURS}{notice}{OURS}") == OURS + OURS
 
 
-@pytest.mark.parametrize("notice", [
-    EXITED.format(status=1), EXITED.format(status=139), EXITED.format(status=23), ABORT.format(status=1) + ABORTED,
-    ABORTED, KILLED, EXITED.format(status=3)[:200], RULE + "prterun detected something else\n" + RULE,
-    RULE + "prterun detected that one or more processes exited with non-zero status,\n" + "x\n" * 40 + RULE])
+@pytest.mark.parametrize(
+    "notice",
+    [
+        EXITED.format(status=1),
+        EXITED.format(status=139),
+        EXITED.format(status=23),
+        ABORT.format(status=1) + ABORTED,
+        ABORTED,
+        KILLED,
+        EXITED.format(status=3)[:200],
+        RULE + "prterun detected something else\n" + RULE,
+        RULE
+        + "prterun detected that one or more processes exited with non-zero status,\n"
+        + "x\n" * 40
+        + RULE,
+    ],
+)
 def test_all_else_that_mpirun_says_is_shown(notice):
     assert shown(OURS + notice) == OURS + notice
 
 
 def test_of_two_aborts_the_one_that_nobody_explains_is_shown():
     assert shown(ABORT.format(status=2) + ABORTED + ABORT.format(status=1) + ABORTED) == (
-        ABORT.format(status=1) + ABORTED)
+        ABORT.format(status=1) + ABORTED
+    )
 
 
 TEXT = OURS + EXITED.format(status=3) + KILLED + ABORT.format(status=2) + ABORTED + "unfinished"
@@ -77,8 +102,11 @@ def test_what_cannot_be_started_is_an_error(tmp_path):
         start([str(tmp_path / "nowhere")], (3,))
 
 
-LOST = (RULE + "srun returned non-zero exit status (36608) from launching\nthe per-node daemon. You may debug this "
-        "problem further\nby augmenting the cmd line with:\n\n* \"--debug-daemons\"\n" + RULE)
+LOST = (
+    RULE
+    + "srun returned non-zero exit status (36608) from launching\nthe per-node daemon. You may debug this "
+    'problem further\nby augmenting the cmd line with:\n\n* "--debug-daemons"\n' + RULE
+)
 
 
 @pytest.mark.parametrize("is_ended", [True, False])
@@ -86,4 +114,5 @@ LOST = (RULE + "srun returned non-zero exit status (36608) from launching\nthe p
 def test_of_a_job_that_the_batch_system_ends_no_box_advises_to_debug(box, is_ended):
     notices = Notices([75], lambda: is_ended)
     assert notices.feed(f"before\n{box}after\n".encode()) + notices.close() == (
-        b"before\nafter\n" if is_ended else f"before\n{box}after\n".encode())
+        b"before\nafter\n" if is_ended else f"before\n{box}after\n".encode()
+    )

@@ -32,11 +32,20 @@ def found(root, *gpus):
     return [(one.gpu, one.node, sorted(one.cores)) for one in near(gpus, root)]
 
 
-@pytest.mark.parametrize(("vendor", "kind"), [(NVIDIA, "0x030200"), (NVIDIA, "0x030000"), (AMD, "0x038000")])
+@pytest.mark.parametrize(
+    ("vendor", "kind"), [(NVIDIA, "0x030200"), (NVIDIA, "0x030000"), (AMD, "0x038000")]
+)
 def test_gpus_are_found_in_the_order_of_the_bus(tmp_path, vendor, kind):
-    root = machine(tmp_path, TWO, {
-        "0000:c1:00.0": (vendor, kind, 1), "0000:0a:00.0": (vendor, kind, 0), "0000:0a:00.1": (vendor, "0x040300", 0),
-        "0000:00:02.0": (OTHER, "0x030000", 0)})
+    root = machine(
+        tmp_path,
+        TWO,
+        {
+            "0000:c1:00.0": (vendor, kind, 1),
+            "0000:0a:00.0": (vendor, kind, 0),
+            "0000:0a:00.1": (vendor, "0x040300", 0),
+            "0000:00:02.0": (OTHER, "0x030000", 0),
+        },
+    )
     assert found(root, "0", "1") == [("0", 0, [0, 1, 4, 5]), ("1", 1, [2, 3, 6, 7])]
     assert found(root, "1") == [("1", 1, [2, 3, 6, 7])]
     assert found(root, "2", "GPU-8a") == []
@@ -60,12 +69,19 @@ def process(monkeypatch):
     return bound
 
 
-@pytest.mark.parametrize(("gpus", "cores"), [
-    ([Near("1", 1, frozenset({2, 3, 6}))], {2, 3}),
-    ([Near("0", 1, frozenset({3, 4})), Near("1", 1, frozenset({3, 4}))], {3}),
-    ([Near("0", 0, frozenset({0, 1})), Near("1", 1, frozenset({2, 3}))], {0, 1, 2, 3}),  # of several nodes
-    ([Near("1", 1, frozenset({6, 7}))], {0, 1, 2, 3}),  # the launcher has bound it elsewhere
-    ([], {0, 1, 2, 3})])
+@pytest.mark.parametrize(
+    ("gpus", "cores"),
+    [
+        ([Near("1", 1, frozenset({2, 3, 6}))], {2, 3}),
+        ([Near("0", 1, frozenset({3, 4})), Near("1", 1, frozenset({3, 4}))], {3}),
+        (
+            [Near("0", 0, frozenset({0, 1})), Near("1", 1, frozenset({2, 3}))],
+            {0, 1, 2, 3},
+        ),  # of several nodes
+        ([Near("1", 1, frozenset({6, 7}))], {0, 1, 2, 3}),  # the launcher has bound it elsewhere
+        ([], {0, 1, 2, 3}),
+    ],
+)
 def test_a_process_goes_to_its_cores_of_the_node_of_its_gpus(process, gpus, cores):
     bind(gpus)
     assert process[-1] == cores

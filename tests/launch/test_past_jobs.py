@@ -11,8 +11,17 @@ from tests.fakes import put_programs
 
 
 def test_completed_jobs_count_with_all_their_runs_and_what_is_no_job_is_passed_over(made_up):
-    made_up.set(past=["17|REQUEUED|600", "17|COMPLETED|300", "18|TIMEOUT|60", "19|COMPLETED|500", "20|COMPLETED|0",
-                      "a wrapper's word", "21|COMPLETED|soon"])
+    made_up.set(
+        past=[
+            "17|REQUEUED|600",
+            "17|COMPLETED|300",
+            "18|TIMEOUT|60",
+            "19|COMPLETED|500",
+            "20|COMPLETED|0",
+            "a wrapper's word",
+            "21|COMPLETED|soon",
+        ]
+    )
     assert past_runs(SYSTEMS["slurm"], "photos", "me") == [900.0, 500.0]
 
 
@@ -22,30 +31,45 @@ def test_accounting_that_is_switched_off_is_quoted(made_up):
         past_runs(SYSTEMS["slurm"], "photos", "me")
 
 
-PBS = {"17.pbs": {"job_state": "F", "Exit_status": 0, "resources_used": {"walltime": "01:00:05", "cput": "03:00:00"}},
-       "18.pbs": {"job_state": "F", "Exit_status": 75, "resources_used": {"walltime": "00:10:00"}},
-       "19.pbs": {"job_state": "R", "resources_used": {"walltime": "00:00:07"}},
-       "20.pbs": {"job_state": "F", "Exit_status": 271},  # deleted before it began
-       "21.pbs": {"job_state": "F", "Exit_status": 0, "resources_used": {"walltime": "100:00:00"}},
-       "22.pbs": {"job_state": "F", "Exit_status": 0, "resources_used": {"walltime": "00:00:00"}}}
+PBS = {
+    "17.pbs": {
+        "job_state": "F",
+        "Exit_status": 0,
+        "resources_used": {"walltime": "01:00:05", "cput": "03:00:00"},
+    },
+    "18.pbs": {"job_state": "F", "Exit_status": 75, "resources_used": {"walltime": "00:10:00"}},
+    "19.pbs": {"job_state": "R", "resources_used": {"walltime": "00:00:07"}},
+    "20.pbs": {"job_state": "F", "Exit_status": 271},  # deleted before it began
+    "21.pbs": {"job_state": "F", "Exit_status": 0, "resources_used": {"walltime": "100:00:00"}},
+    "22.pbs": {"job_state": "F", "Exit_status": 0, "resources_used": {"walltime": "00:00:00"}},
+}
 
 
 @pytest.fixture
 def pbs(tmp_path, monkeypatch):
     """Let PBS print: the ids, and what it tells of them; returns the words of each question. It was not to be had."""
+
     def install(ids, records):
-        put_programs(tmp_path, {name: f"echo \"{name} $*\" >> {tmp_path}/asked\ncat <<'END'\n{text}\nEND"
-                                for name, text in (("qselect", "\n".join(ids)), ("qstat", records))})
+        put_programs(
+            tmp_path,
+            {
+                name: f"echo \"{name} $*\" >> {tmp_path}/asked\ncat <<'END'\n{text}\nEND"
+                for name, text in (("qselect", "\n".join(ids)), ("qstat", records))
+            },
+        )
         monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
         return lambda: (tmp_path / "asked").read_text().splitlines()
+
     return install
 
 
 def test_pbs_is_asked_for_what_its_server_remembers(pbs):
     asked = pbs(PBS, json.dumps({"timestamp": 1, "Jobs": PBS}))
     assert past_runs(SYSTEMS["pbs"], "photos", "me") == [3605.0, 360_000.0]
-    assert asked() == ["qselect -x -N photos -u me",
-                       "qstat -x -f -F json 17.pbs 18.pbs 19.pbs 20.pbs 21.pbs 22.pbs"]
+    assert asked() == [
+        "qselect -x -N photos -u me",
+        "qstat -x -f -F json 17.pbs 18.pbs 19.pbs 20.pbs 21.pbs 22.pbs",
+    ]
 
 
 def test_pbs_that_remembers_nothing_is_not_asked_further(pbs):
@@ -54,22 +78,43 @@ def test_pbs_that_remembers_nothing_is_not_asked_further(pbs):
     assert len(asked()) == 1
 
 
-@pytest.mark.parametrize("said", ["qstat: PBS is not configured to maintain job history", '{"Jobs": [17]}',
-                                  '{"Jobs": {"17.pbs": {}}}'])
+@pytest.mark.parametrize(
+    "said",
+    [
+        "qstat: PBS is not configured to maintain job history",
+        '{"Jobs": [17]}',
+        '{"Jobs": {"17.pbs": {}}}',
+    ],
+)
 def test_what_is_no_record_of_pbs_is_quoted(pbs, said):
     pbs(["17.pbs"], said)
-    with pytest.raises(InputError, match="qstat printed .*, which is not in the format that was asked for"):
+    with pytest.raises(
+        InputError, match="qstat printed .*, which is not in the format that was asked for"
+    ):
         past_runs(SYSTEMS["pbs"], "photos", "me")
 
 
 def test_lsf_is_asked_for_what_it_remembers(tmp_path, monkeypatch):
     """Its words as they are remembered; no LSF was to be had."""
-    put_programs(tmp_path, {"bjobs": "printf '%s\\n' \"$@\" > \"$0.asked\"\n"
-                            "printf '%s second(s)\\n' '31|DONE|300' '32|EXIT|40' '33|RUN|7' '34|DONE|20'"})
+    put_programs(
+        tmp_path,
+        {
+            "bjobs": 'printf \'%s\\n\' "$@" > "$0.asked"\n'
+            "printf '%s second(s)\\n' '31|DONE|300' '32|EXIT|40' '33|RUN|7' '34|DONE|20'"
+        },
+    )
     monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
     assert past_runs(SYSTEMS["lsf"], "photos", "me") == [300.0, 20.0]
     assert (tmp_path / "bjobs.asked").read_text().splitlines() == [
-        "-a", "-noheader", "-J", "photos", "-u", "me", "-o", "jobid stat run_time delimiter='|'"]
+        "-a",
+        "-noheader",
+        "-J",
+        "photos",
+        "-u",
+        "me",
+        "-o",
+        "jobid stat run_time delimiter='|'",
+    ]
 
 
 def test_a_system_that_nobody_can_ask_says_so():

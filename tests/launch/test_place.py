@@ -14,11 +14,22 @@ ALLOWED = sorted(os.sched_getaffinity(0))
 
 def started(lists, rank):
     """What CPUs a program is on, that was placed as the rank of a node."""
-    environment = {**os.environ, "SLURM_STEP_NUM_TASKS": "4", "SLURM_LOCALID": str(rank),
-                   "PATH": os.path.dirname(sys.executable)}
-    environment = {key: value for key, value in environment.items() if not key.startswith(("OMPI_", "PMI"))}
-    done = subprocess.run([sys.executable, "-m", "launch.place", lists, *SHOW], env=environment, check=False,
-                          capture_output=True, text=True)
+    environment = {
+        **os.environ,
+        "SLURM_STEP_NUM_TASKS": "4",
+        "SLURM_LOCALID": str(rank),
+        "PATH": os.path.dirname(sys.executable),
+    }
+    environment = {
+        key: value for key, value in environment.items() if not key.startswith(("OMPI_", "PMI"))
+    }
+    done = subprocess.run(
+        [sys.executable, "-m", "launch.place", lists, *SHOW],
+        env=environment,
+        check=False,
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 0, done.stderr
     return eval(done.stdout)
 
@@ -35,8 +46,12 @@ def test_a_rank_that_has_none_of_its_cpus_and_one_beyond_the_list_stay_where_the
 
 
 def test_a_rank_of_mpirun_under_srun_goes_by_what_mpirun_says():
-    environment = {"SLURM_STEP_NUM_TASKS": "2", "SLURM_LOCALID": "0", "OMPI_COMM_WORLD_SIZE": "8",
-                   "OMPI_COMM_WORLD_LOCAL_RANK": "3"}
+    environment = {
+        "SLURM_STEP_NUM_TASKS": "2",
+        "SLURM_LOCALID": "0",
+        "OMPI_COMM_WORLD_SIZE": "8",
+        "OMPI_COMM_WORLD_LOCAL_RANK": "3",
+    }
     assert (launched_ranks(environment), local_rank(environment)) == (8, 3)
 
 

@@ -16,7 +16,15 @@ def proc(tmp_path):
     def make(processes):
         for pid, (name, parent, began_s) in processes.items():
             (tmp_path / str(pid)).mkdir()
-            fields = [str(pid), f"({name})", "S", str(parent), *["0"] * 17, str(int(began_s * TICKS)), "0"]
+            fields = [
+                str(pid),
+                f"({name})",
+                "S",
+                str(parent),
+                *["0"] * 17,
+                str(int(began_s * TICKS)),
+                "0",
+            ]
             (tmp_path / str(pid) / "stat").write_text(" ".join(fields))
         return tmp_path
 
@@ -26,13 +34,22 @@ def proc(tmp_path):
 SHELL = {1: ("systemd", 0, 0.0), 10: ("bash", 1, 20.0)}
 
 
-@pytest.mark.parametrize(("above", "expected"), [
-    ({20: ("mpirun", 10, 50.0)}, (50.0, 51.5)),
-    ({19: ("mpirun", 10, 49.0), 20: ("prted) (", 19, 50.0)}, (51.5, 51.5)),  # a name that looks like more fields
-    ({19: ("mpirun", 10, 49.0), 20: ("prted", 19, 50.0)}, (49.0, 51.5)),
-    ({20: ("slurmstepd", 10, 30.0)}, (51.5, 51.5))])
+@pytest.mark.parametrize(
+    ("above", "expected"),
+    [
+        ({20: ("mpirun", 10, 50.0)}, (50.0, 51.5)),
+        (
+            {19: ("mpirun", 10, 49.0), 20: ("prted) (", 19, 50.0)},
+            (51.5, 51.5),
+        ),  # a name that looks like more fields
+        ({19: ("mpirun", 10, 49.0), 20: ("prted", 19, 50.0)}, (49.0, 51.5)),
+        ({20: ("slurmstepd", 10, 30.0)}, (51.5, 51.5)),
+    ],
+)
 def test_a_command_begins_with_its_launcher(proc, above, expected):
-    assert command_began_s(30, proc({**SHELL, **above, 30: ("python", 20, 51.5)})) == pytest.approx(expected)
+    assert command_began_s(30, proc({**SHELL, **above, 30: ("python", 20, 51.5)})) == pytest.approx(
+        expected
+    )
 
 
 @pytest.mark.parametrize("content", ["", "30 (python", "30 (python) S x 0", None])

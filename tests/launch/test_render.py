@@ -13,24 +13,54 @@ from launch.sites import SITES, Site
 from launch.systems import SYSTEMS, WORDS
 
 SCRIPTS = Path(__file__).with_name("scripts")
-JOB = Job(name="photos", spec="photos.yaml", folder=Path("/home/me/my work"), python=Path("/home/me/env/bin/python3"),
-          run=Path("/home/me/runs/photos"), outputs=Path("/home/me/runs/photos/jobs"), nodes=2, walltime=7200,
-          warning=120)
+JOB = Job(
+    name="photos",
+    spec="photos.yaml",
+    folder=Path("/home/me/my work"),
+    python=Path("/home/me/env/bin/python3"),
+    run=Path("/home/me/runs/photos"),
+    outputs=Path("/home/me/runs/photos/jobs"),
+    nodes=2,
+    walltime=7200,
+    warning=120,
+)
 CHAIN = replace(JOB, jobs=20, retries=2, account="m1234")
-HARVEST = replace(JOB, nodes=1, harvest=Path("/home/me/runs/photos/jobs/harvest.json"),
-                  words=("--beside-others", "--idle=300s"))
-PLACES = {**{f"generic_{name}": (SYSTEMS[name], SITES["generic"]) for name in SYSTEMS},
-          **{f"harvest_{name}": (system, SITES["generic"]) for name, system in SYSTEMS.items()
-             if system.queue_commands},
-          **{f"image_{name}": (system, replace(SITES["generic"], gpus=2)) for name, system in SYSTEMS.items()},
-          **{name: (SYSTEMS[site.system], site) for name, site in SITES.items() if site.system}}
+HARVEST = replace(
+    JOB,
+    nodes=1,
+    harvest=Path("/home/me/runs/photos/jobs/harvest.json"),
+    words=("--beside-others", "--idle=300s"),
+)
+PLACES = {
+    **{f"generic_{name}": (SYSTEMS[name], SITES["generic"]) for name in SYSTEMS},
+    **{
+        f"harvest_{name}": (system, SITES["generic"])
+        for name, system in SYSTEMS.items()
+        if system.queue_commands
+    },
+    **{
+        f"image_{name}": (system, replace(SITES["generic"], gpus=2))
+        for name, system in SYSTEMS.items()
+    },
+    **{name: (SYSTEMS[site.system], site) for name, site in SITES.items() if site.system},
+}
 
 
 def scripts():
     """Name -> script: one job, one in an image and one of a harvest on each system, a chain on each known machine."""
-    kinds = {"harvest": HARVEST, "generic": JOB, "image": replace(JOB, image=Path("/home/me/my images/fleet.sif"))}
-    return {name: render(replace(kinds.get(name.partition("_")[0], CHAIN), broadcast=name == "image_slurm"), system,
-                         site) for name, (system, site) in PLACES.items()}
+    kinds = {
+        "harvest": HARVEST,
+        "generic": JOB,
+        "image": replace(JOB, image=Path("/home/me/my images/fleet.sif")),
+    }
+    return {
+        name: render(
+            replace(kinds.get(name.partition("_")[0], CHAIN), broadcast=name == "image_slurm"),
+            system,
+            site,
+        )
+        for name, (system, site) in PLACES.items()
+    }
 
 
 @pytest.mark.parametrize("name", [name for name, system in SYSTEMS.items() if not system.broadcast])
@@ -43,7 +73,9 @@ def test_a_system_that_cannot_copy_to_all_nodes_says_so(name):
 def test_a_script_is_the_recorded_one(name):
     recorded, now = (SCRIPTS / f"{name}.sh").read_text(), scripts()[name]
     if now != recorded:
-        difference = "".join(difflib.unified_diff(recorded.splitlines(True), now.splitlines(True), "recorded", "now"))
+        difference = "".join(
+            difflib.unified_diff(recorded.splitlines(True), now.splitlines(True), "recorded", "now")
+        )
         pytest.fail(f"{difference}\nIf that is meant: python -m tests.launch.test_render")
 
 
@@ -63,19 +95,38 @@ def lines(job, system="slurm", site=None):
 GPUS = Site(gpus=4, ranks=6)
 
 
-@pytest.mark.parametrize(("changes", "system", "site", "line"), [
-    ({"ranks": 7}, "slurm", None, "#SBATCH --ntasks-per-node=7"),
-    ({"queue": "debug"}, "pbs", SITES["polaris"], "#PBS -q debug"),
-    ({"queue": "debug"}, "slurm", SITES["perlmutter"], "#SBATCH --qos=debug"),  # the user's goes before the site's
-    ({}, "slurm", GPUS, "#SBATCH --gpus-per-node=4"), ({}, "pbs", GPUS, "#PBS -l select=2:mpiprocs=6:ngpus=4"),
-    ({}, "lsf", GPUS, '#BSUB -gpu "num=4"'), ({"folder": Path("/x/$HOME")}, "slurm", None, "cd '/x/$HOME' || exit 2"),
-    ({"spec": "a; rm b.yaml"}, "slurm", None, "    /home/me/env/bin/python3 -m fleet.run 'a; rm b.yaml'")])
+@pytest.mark.parametrize(
+    ("changes", "system", "site", "line"),
+    [
+        ({"ranks": 7}, "slurm", None, "#SBATCH --ntasks-per-node=7"),
+        ({"queue": "debug"}, "pbs", SITES["polaris"], "#PBS -q debug"),
+        (
+            {"queue": "debug"},
+            "slurm",
+            SITES["perlmutter"],
+            "#SBATCH --qos=debug",
+        ),  # the user's goes before the site's
+        ({}, "slurm", GPUS, "#SBATCH --gpus-per-node=4"),
+        ({}, "pbs", GPUS, "#PBS -l select=2:mpiprocs=6:ngpus=4"),
+        ({}, "lsf", GPUS, '#BSUB -gpu "num=4"'),
+        ({"folder": Path("/x/$HOME")}, "slurm", None, "cd '/x/$HOME' || exit 2"),
+        (
+            {"spec": "a; rm b.yaml"},
+            "slurm",
+            None,
+            "    /home/me/env/bin/python3 -m fleet.run 'a; rm b.yaml'",
+        ),
+    ],
+)
 def test_what_a_job_asks_for_is_a_line(changes, system, site, line):
     assert line in lines(replace(JOB, **changes), system, site)
 
 
 def test_the_ranks_asked_for_are_those_started():
-    assert any(line.strip().startswith("mpirun -n 14 --map-by ppr:7:node") for line in lines(replace(JOB, ranks=7)))
+    assert any(
+        line.strip().startswith("mpirun -n 14 --map-by ppr:7:node")
+        for line in lines(replace(JOB, ranks=7))
+    )
 
 
 def test_every_word_that_a_template_may_say_is_filled_in():
@@ -89,16 +140,25 @@ def test_a_system_of_ones_own_is_named_to_the_job_in_quotes_where_it_needs_them(
 
 
 def test_an_existing_choice_of_gpus_is_kept(tmp_path):
-    script = next(line for line in lines(JOB, "slurm", SITES["frontier"]) if "ROCR_VISIBLE_DEVICES" in line)
+    script = next(
+        line for line in lines(JOB, "slurm", SITES["frontier"]) if "ROCR_VISIBLE_DEVICES" in line
+    )
     for before, after in (({}, "0,1,2,3,4,5,6,7"), ({"ROCR_VISIBLE_DEVICES": "2,3"}, "2,3")):
-        shown = subprocess.run(["bash", "-c", f"{script}\necho $ROCR_VISIBLE_DEVICES"], env=before, check=True,
-                               capture_output=True, text=True).stdout
+        shown = subprocess.run(
+            ["bash", "-c", f"{script}\necho $ROCR_VISIBLE_DEVICES"],
+            env=before,
+            check=True,
+            capture_output=True,
+            text=True,
+        ).stdout
         assert shown.strip() == after
 
 
 def test_the_interpreter_is_the_users_whatever_a_module_puts_into_path():
     script = lines(JOB, "slurm", replace(SITES["generic"], setup=("module load tensorflow",)))
-    assert script.index("module load tensorflow") < script.index('export PATH=/home/me/env/bin:"$PATH"')
+    assert script.index("module load tensorflow") < script.index(
+        'export PATH=/home/me/env/bin:"$PATH"'
+    )
     text = "\n".join(script)
     assert text.count("-m fleet") == text.count("/home/me/env/bin/python3 -m fleet") == 2
 
@@ -109,7 +169,9 @@ def test_a_system_that_does_not_warn_has_the_time_kept_for_it():
     assert not any("--warn-after" in line for line in lines(replace(JOB, walltime=None), "local"))
 
 
-@pytest.mark.parametrize("wrong", [{"account": "a b"}, {"queue": "x\n#SBATCH --wrap=rm"}, {"account": "-q"}])
+@pytest.mark.parametrize(
+    "wrong", [{"account": "a b"}, {"queue": "x\n#SBATCH --wrap=rm"}, {"account": "-q"}]
+)
 def test_an_account_and_a_queue_are_one_word(wrong):
     with pytest.raises(InputError, match="should be one word"):
         render(replace(JOB, **wrong), SYSTEMS["slurm"], Site())

@@ -21,10 +21,14 @@ def test_every_core_of_a_known_machine_is_given_to_one_rank(name):
 
 
 @given(gpus=st.integers(1, 8), cores=st.integers(2, 9), data=st.data())
-def test_a_rank_that_prepares_has_one_core_and_a_trainer_keeps_its_own_neighbourhood(gpus, cores, data):
+def test_a_rank_that_prepares_has_one_core_and_a_trainer_keeps_its_own_neighbourhood(
+    gpus, cores, data
+):
     ranks = data.draw(st.integers(gpus + 1, gpus * cores))
     near = tuple(f"{gpu * cores}-{(gpu + 1) * cores - 1}" for gpu in range(gpus))
-    cpus = [parse_cpus(text) for text in places(Site(gpus=gpus, ranks=ranks, cpus=near), ranks, "here")]
+    cpus = [
+        parse_cpus(text) for text in places(Site(gpus=gpus, ranks=ranks, cpus=near), ranks, "here")
+    ]
     preparing, training = cpus[:-gpus], cpus[-gpus:]
     assert len(cpus) == ranks
     assert all(len(one) == 1 for one in preparing)
@@ -35,14 +39,18 @@ def test_a_rank_that_prepares_has_one_core_and_a_trainer_keeps_its_own_neighbour
 
 
 @given(gpus=st.integers(1, 4), slots=st.integers(1, 3), data=st.data())
-def test_trainers_that_share_a_gpu_share_what_those_that_prepare_leave_of_its_neighbourhood(gpus, slots, data):
+def test_trainers_that_share_a_gpu_share_what_those_that_prepare_leave_of_its_neighbourhood(
+    gpus, slots, data
+):
     preparing = data.draw(st.integers(1, 7 * gpus))
     near = tuple(f"{gpu * 8}-{gpu * 8 + 7}" for gpu in range(gpus))
     trainers = gpus * slots
     cpus = places(Site(gpus=gpus, cpus=near), preparing + trainers, "here", trainers)
     assert len(cpus) == preparing + trainers
-    assert cpus[preparing:] == cpus[preparing:preparing + gpus] * slots
-    assert sorted(cpu for text in cpus[:preparing + gpus] for cpu in parse_cpus(text)) == list(range(8 * gpus))
+    assert cpus[preparing:] == cpus[preparing : preparing + gpus] * slots
+    assert sorted(cpu for text in cpus[: preparing + gpus] for cpu in parse_cpus(text)) == list(
+        range(8 * gpus)
+    )
 
 
 def test_without_a_list_of_cpus_ranks_stay_unbound():
@@ -50,8 +58,15 @@ def test_without_a_list_of_cpus_ranks_stay_unbound():
 
 
 def test_a_site_of_ones_own_takes_the_rest_from_the_one_it_is_based_on():
-    site = parse_site({"base": "perlmutter", "ranks": 8, "directives": ["--constraint=gpu&hbm80g"]}, "own.yaml")
-    assert (site.system, site.gpus, site.ranks, site.cpus) == ("slurm", 4, 8, SITES["perlmutter"].cpus)
+    site = parse_site(
+        {"base": "perlmutter", "ranks": 8, "directives": ["--constraint=gpu&hbm80g"]}, "own.yaml"
+    )
+    assert (site.system, site.gpus, site.ranks, site.cpus) == (
+        "slurm",
+        4,
+        8,
+        SITES["perlmutter"].cpus,
+    )
     assert site.directives == ("--constraint=gpu&hbm80g",)
 
 
@@ -60,44 +75,63 @@ def test_an_unknown_key_is_answered_with_all_that_there_are_and_their_defaults()
         parse_site({"gpu": 4}, "own.yaml")
     text = str(caught.value)
     assert text.startswith("own.yaml: 'gpu' is unknown; there are, with their defaults\n")
-    assert {line.split(":")[0].strip() for line in text.splitlines()[1:]} == {"base", *Site.__dataclass_fields__}
+    assert {line.split(":")[0].strip() for line in text.splitlines()[1:]} == {
+        "base",
+        *Site.__dataclass_fields__,
+    }
     assert "  ranks: 4" in text.splitlines()
 
 
-@pytest.mark.parametrize(("content", "said"), [
-    ({"base": "summitt"}, "base: 'summitt' is unknown; there are generic, summit"),
-    ({"system": "sge"}, "system: 'sge' is unknown; there are slurm"),
-    ({"gpus": "4"}, "gpus: '4' should be a whole number from 0 to 1024"),
-    ({"ranks": True}, "ranks: True should be a whole number from 1"),
-    ({"gpus": 4, "ranks": 4}, "it should be 5 at least"),
-    ({"launcher": 3}, "launcher: 3 should be a text"),
-    ({"launcher": "srun -n {rank}"}, "may have braces only around {gpus}, {nodes}, {ranks}"),
-    ({"launcher": "srun -n {ranks:>9999999999}"}, "may have braces only around"),
-    ({"launcher": "srun -n {ranks.__class__}"}, "may have braces only around"),
-    ({"launcher": "srun -n {"}, "may have braces only around"),
-    ({"resources": ["{0}"]}, "may have braces only around"),
-    ({"queue_option": "--qos={nodes}"}, "may have braces only around {}"),
-    ({"base": ["generic"]}, "base: ['generic'] is unknown"),
-    ({"gpus": 1, "ranks": 2, "cpus": ["0-99999999999"]}, "'0-99999999999' is not a list of CPUs"),
-    ({"setup": "module load x"}, "setup: 'module load x' should be a list of texts"),
-    ({"setup": ["a\nb"]}, "should not have line breaks"),
-    ({"gpus": 2, "ranks": 3, "cpus": ["0-3"]}, "cpus should have a list for each of its GPUs, 2, not 1"),
-    ({"gpus": 2, "ranks": 3, "cpus": ["0-3", "3-6"]}, "a CPU is in two lists"),
-    ({"gpus": 1, "ranks": 4, "cpus": ["0,1"]}, "ranks: 4 are more than the 2 cores of a node"),
-    ({"gpus": 1, "ranks": 2, "cpus": ["0-x"]}, "'0-x' is not a list of CPUs"),
-], ids=str)
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ({"base": "summitt"}, "base: 'summitt' is unknown; there are generic, summit"),
+        ({"system": "sge"}, "system: 'sge' is unknown; there are slurm"),
+        ({"gpus": "4"}, "gpus: '4' should be a whole number from 0 to 1024"),
+        ({"ranks": True}, "ranks: True should be a whole number from 1"),
+        ({"gpus": 4, "ranks": 4}, "it should be 5 at least"),
+        ({"launcher": 3}, "launcher: 3 should be a text"),
+        ({"launcher": "srun -n {rank}"}, "may have braces only around {gpus}, {nodes}, {ranks}"),
+        ({"launcher": "srun -n {ranks:>9999999999}"}, "may have braces only around"),
+        ({"launcher": "srun -n {ranks.__class__}"}, "may have braces only around"),
+        ({"launcher": "srun -n {"}, "may have braces only around"),
+        ({"resources": ["{0}"]}, "may have braces only around"),
+        ({"queue_option": "--qos={nodes}"}, "may have braces only around {}"),
+        ({"base": ["generic"]}, "base: ['generic'] is unknown"),
+        (
+            {"gpus": 1, "ranks": 2, "cpus": ["0-99999999999"]},
+            "'0-99999999999' is not a list of CPUs",
+        ),
+        ({"setup": "module load x"}, "setup: 'module load x' should be a list of texts"),
+        ({"setup": ["a\nb"]}, "should not have line breaks"),
+        (
+            {"gpus": 2, "ranks": 3, "cpus": ["0-3"]},
+            "cpus should have a list for each of its GPUs, 2, not 1",
+        ),
+        ({"gpus": 2, "ranks": 3, "cpus": ["0-3", "3-6"]}, "a CPU is in two lists"),
+        ({"gpus": 1, "ranks": 4, "cpus": ["0,1"]}, "ranks: 4 are more than the 2 cores of a node"),
+        ({"gpus": 1, "ranks": 2, "cpus": ["0-x"]}, "'0-x' is not a list of CPUs"),
+    ],
+    ids=str,
+)
 def test_what_is_wrong_in_a_site_is_named(content, said):
     with pytest.raises(InputError) as caught:
         parse_site(content, "own.yaml")
     assert said in str(caught.value)
 
 
-values = st.recursive(st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
-                      lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
-                      max_leaves=5)
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+    max_leaves=5,
+)
 
 
-@given(st.dictionaries(st.sampled_from(["base", *Site.__dataclass_fields__]) | st.text(), values, max_size=4))
+@given(
+    st.dictionaries(
+        st.sampled_from(["base", *Site.__dataclass_fields__]) | st.text(), values, max_size=4
+    )
+)
 def test_whatever_a_file_holds_it_is_a_site_or_a_mistake_that_is_named(content):
     with contextlib.suppress(InputError):
         assert isinstance(parse_site(content, "own.yaml"), Site)

@@ -33,8 +33,11 @@ def test_a_job_is_made_smaller_by_some_of_its_nodes(made_up):
 @pytest.mark.parametrize("node", ["n1", "n4"])
 def test_a_job_keeps_its_first_node_and_cannot_give_back_what_it_does_not_have(made_up, node):
     made_up.set({"17": {"hosts": "n1,n2,n3"}})
-    with pytest.raises(InputError, match=f"job 17 cannot give back {node}: Slurm's names for its nodes are n1, n2, n3, "
-                                         "and the first stays"):
+    with pytest.raises(
+        InputError,
+        match=f"job 17 cannot give back {node}: Slurm's names for its nodes are n1, n2, n3, "
+        "and the first stays",
+    ):
         shrink("17", ["n2", node])
     assert made_up.acts == []
 
@@ -42,15 +45,26 @@ def test_a_job_keeps_its_first_node_and_cannot_give_back_what_it_does_not_have(m
 def test_only_a_job_that_waits_can_be_held(made_up):
     made_up.set({"17": {}, "18": {"state": "PENDING"}})
     hold("18")
-    with pytest.raises(InputError, match="scontrol failed: Job is no longer pending execution for job 17"):
+    with pytest.raises(
+        InputError, match="scontrol failed: Job is no longer pending execution for job 17"
+    ):
         hold("17")
     assert made_up.state()["jobs"] == {"17": {}, "18": {"state": "PENDING", "held": True}}
 
 
-@pytest.mark.parametrize(("slurm", "expected"), [
-    ({}, False), ({"owner": "ME"}, True), ({"levels": "Operator"}, True), ({"levels": "Administrator"}, True),
-    ({"says": {"sacctmgr": "You are not running a supported accounting_storage plugin"}}, False),
-])
+@pytest.mark.parametrize(
+    ("slurm", "expected"),
+    [
+        ({}, False),
+        ({"owner": "ME"}, True),
+        ({"levels": "Operator"}, True),
+        ({"levels": "Administrator"}, True),
+        (
+            {"says": {"sacctmgr": "You are not running a supported accounting_storage plugin"}},
+            False,
+        ),
+    ],
+)
 def test_an_operator_is_who_slurm_says_it_is(made_up, monkeypatch, slurm, expected):
     monkeypatch.setattr(os, "geteuid", lambda: 12345)
     monkeypatch.setattr(slurm_acts, "myself", lambda: "ME")

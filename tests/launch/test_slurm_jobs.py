@@ -15,14 +15,26 @@ def commented(made_up, comment):
 
 
 def test_jobs_stand_as_slurm_says(made_up):
-    made_up.set({"17": {"nodes": 4, "hosts": "n2,n1", "script": "/runs/a/job.sh"},
-                 "3_1": {"state": "COMPLETING", "user": "you", "partition": "high", "elapsed": "0:10",
-                         "hosts": "(null)"},
-                 "18": {"state": "PENDING", "nodes": "2K", "start": "N/A", "reason": "(JobHeldUser)"}})
+    made_up.set(
+        {
+            "17": {"nodes": 4, "hosts": "n2,n1", "script": "/runs/a/job.sh"},
+            "3_1": {
+                "state": "COMPLETING",
+                "user": "you",
+                "partition": "high",
+                "elapsed": "0:10",
+                "hosts": "(null)",
+            },
+            "18": {"state": "PENDING", "nodes": "2K", "start": "N/A", "reason": "(JobHeldUser)"},
+        }
+    )
     jobs = find_jobs()
-    assert jobs["17"] == SlurmJob("17", 4, 3600, "low", "job", user="me", start=START, listed="n2,n1",
-                                  script="/runs/a/job.sh")
-    assert jobs["3_1"] == SlurmJob("3_1", 1, 10, "high", "job", user="you", state="COMPLETING", start=START)
+    assert jobs["17"] == SlurmJob(
+        "17", 4, 3600, "low", "job", user="me", start=START, listed="n2,n1", script="/runs/a/job.sh"
+    )
+    assert jobs["3_1"] == SlurmJob(
+        "3_1", 1, 10, "high", "job", user="you", state="COMPLETING", start=START
+    )
     assert (jobs["18"].nodes, jobs["18"].reason, jobs["18"].is_held) == (2048, "JobHeldUser", True)
     assert [id_ for id_, job in jobs.items() if job.holds] == ["17", "3_1"]
     assert [id_ for id_, job in jobs.items() if job.waits] == ["18"]
@@ -32,7 +44,9 @@ def test_jobs_stand_as_slurm_says(made_up):
 
 
 def test_those_that_run_in_a_partition_are_asked_for(made_up):
-    made_up.set({"1": {"partition": "long"}, "2": {}, "3": {"partition": "long", "state": "PENDING"}})
+    made_up.set(
+        {"1": {"partition": "long"}, "2": {}, "3": {"partition": "long", "state": "PENDING"}}
+    )
     assert [job.id for job in running_jobs("long")] == ["1"]
     assert [job.id for job in running_jobs()] == ["1", "2"]
     made_up.set()
@@ -40,11 +54,19 @@ def test_those_that_run_in_a_partition_are_asked_for(made_up):
 
 
 def test_a_slurm_that_does_not_answer_is_quoted(made_up, monkeypatch):
-    made_up.set(says={"squeue": "slurm_load_jobs error: Unable to contact slurm controller (connect failure)"})
-    with pytest.raises(InputError, match="squeue failed: slurm_load_jobs error: Unable to contact slurm controller"):
+    made_up.set(
+        says={
+            "squeue": "slurm_load_jobs error: Unable to contact slurm controller (connect failure)"
+        }
+    )
+    with pytest.raises(
+        InputError, match="squeue failed: slurm_load_jobs error: Unable to contact slurm controller"
+    ):
         find_jobs()
     monkeypatch.setenv("PATH", "/")
-    with pytest.raises(InputError, match="squeue is not on the PATH: is this machine a part of the cluster"):
+    with pytest.raises(
+        InputError, match="squeue is not on the PATH: is this machine a part of the cluster"
+    ):
         find_jobs()
 
 
@@ -58,7 +80,7 @@ def test_text_without_any_job_is_refused(made_up):
 
 HOSTILE = "a\tb\n99\t500\t9-00:00:00\tdebug\tforged\tfleet:app_time=0\n\xff fleet:memory_gb=1"
 # Prints a job in the format that is asked for, then another one with hostile name and comment.
-ANY_FORMAT = fr"""#!/usr/bin/env python3
+ANY_FORMAT = rf"""#!/usr/bin/env python3
 import os, sys
 said = next(word for word in sys.argv if word.startswith("--format=")).removeprefix("--format=").encode()
 hostile = {HOSTILE!r}.encode("latin-1")
@@ -73,8 +95,9 @@ for fields in ((b"17", b"2", b"0:10", b"good", b"(null)"), (b"18", b"1K", b"INVA
 def test_no_name_or_comment_makes_up_a_job_or_hides_one(made_up):
     (made_up.folder / "squeue").write_text(ANY_FORMAT)
     hostile = HOSTILE.replace("\xff", "\\xff")
-    assert [(job.id, job.nodes, job.elapsed_s, job.name, dict(job.checkpoint)) for job in running_jobs()] == [
-        ("17", 2, 10, "good", {}), ("18", 1024, None, hostile, {"app_time": 0})]
+    assert [
+        (job.id, job.nodes, job.elapsed_s, job.name, dict(job.checkpoint)) for job in running_jobs()
+    ] == [("17", 2, 10, "good", {}), ("18", 1024, None, hostile, {"app_time": 0})]
 
 
 @pytest.mark.parametrize("text", ["", "10", "INVALID", "1-10:00", "-1:00"])
@@ -82,8 +105,10 @@ def test_a_time_that_is_none_is_not_known(text):
     assert clock_s(text) is None
 
 
-@pytest.mark.parametrize("comment", ["fleet:", "fleet:interval_min", "fleet:=3", "fleet:memory_gb=lots",
-                                     "mine fleet:a=1,,b=2"])
+@pytest.mark.parametrize(
+    "comment",
+    ["fleet:", "fleet:interval_min", "fleet:=3", "fleet:memory_gb=lots", "mine fleet:a=1,,b=2"],
+)
 def test_a_comment_that_addresses_us_wrongly_is_refused(comment):
     with pytest.raises(InputError, match="the comment of job 17 says 'fleet:.*name=number"):
         parse_comment("17", comment)
@@ -94,9 +119,16 @@ def test_a_comment_for_others_says_nothing(comment):
     assert parse_comment("17", comment) == ({}, None, None)
 
 
-@pytest.mark.parametrize(("said", "signal"), [
-    ("fleet:signal=USR2,app_time=5", "USR2"), ("fleet:app_time=5,signal=B:TERM", "B:TERM"), ("fleet:app_time=5", None),
-    ("(null)", None), ("fleet:signal=10", "10")])
+@pytest.mark.parametrize(
+    ("said", "signal"),
+    [
+        ("fleet:signal=USR2,app_time=5", "USR2"),
+        ("fleet:app_time=5,signal=B:TERM", "B:TERM"),
+        ("fleet:app_time=5", None),
+        ("(null)", None),
+        ("fleet:signal=10", "10"),
+    ],
+)
 def test_a_comment_may_name_the_signal_upon_which_a_job_saves(made_up, said, signal):
     job = commented(made_up, said)
     assert (job.signal, job.unread) == (signal, "")

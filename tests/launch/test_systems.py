@@ -3,7 +3,16 @@
 import pytest
 
 from launch.base import InputError
-from launch.systems import SYSTEMS, CurrentJob, System, continue_job, is_preempted, knows_job, submit, this_job
+from launch.systems import (
+    SYSTEMS,
+    CurrentJob,
+    System,
+    continue_job,
+    is_preempted,
+    knows_job,
+    submit,
+    this_job,
+)
 from tests.fakes import put_programs
 
 
@@ -23,9 +32,14 @@ def cluster(tmp_path, monkeypatch):
     return command
 
 
-@pytest.mark.parametrize(("system", "program", "printed", "id_"), [
-    ("slurm", "sbatch", "1234", "1234"), ("slurm", "sbatch", "1234;cluster", "1234"),
-    ("pbs", "qsub", "1234.polaris-pbs-01", "1234.polaris-pbs-01")])
+@pytest.mark.parametrize(
+    ("system", "program", "printed", "id_"),
+    [
+        ("slurm", "sbatch", "1234", "1234"),
+        ("slurm", "sbatch", "1234;cluster", "1234"),
+        ("pbs", "qsub", "1234.polaris-pbs-01", "1234.polaris-pbs-01"),
+    ],
+)
 def test_the_id_of_a_job_is_what_the_command_prints(cluster, system, program, printed, id_):
     cluster(program, f"echo '{printed}'")
     assert submit(SYSTEMS[system], cluster.script) == id_
@@ -51,17 +65,25 @@ def test_where_that_is_refused_another_job_is_to_follow(cluster):
     assert cluster.calls()[1] == f"sbatch --parsable --dependency=afterany:12 {cluster.script}"
 
 
-@pytest.mark.parametrize(("system", "program", "printed", "called"), [
-    ("lsf", "bsub", "Job <13> is submitted", "bsub -w ended(12)"),
-    ("pbs", "qsub", "13.host", "qsub -W depend=afterany:12 {script}")])
-def test_systems_without_a_way_back_into_the_queue_get_another_job(cluster, system, program, printed, called):
+@pytest.mark.parametrize(
+    ("system", "program", "printed", "called"),
+    [
+        ("lsf", "bsub", "Job <13> is submitted", "bsub -w ended(12)"),
+        ("pbs", "qsub", "13.host", "qsub -W depend=afterany:12 {script}"),
+    ],
+)
+def test_systems_without_a_way_back_into_the_queue_get_another_job(
+    cluster, system, program, printed, called
+):
     cluster(program, f"echo '{printed}'")
     assert continue_job(SYSTEMS[system], "12", cluster.script).startswith("13")
     assert cluster.calls() == [called.format(script=cluster.script)]
 
 
 def test_what_the_system_says_against_a_job_is_passed_on(cluster):
-    cluster("sbatch", "echo 'sbatch: error: Batch job submission failed: Invalid account' >&2; exit 1")
+    cluster(
+        "sbatch", "echo 'sbatch: error: Batch job submission failed: Invalid account' >&2; exit 1"
+    )
     with pytest.raises(InputError, match="sbatch failed: .*Invalid account"):
         submit(SYSTEMS["slurm"], cluster.script)
 
@@ -74,22 +96,43 @@ def test_a_missing_command_and_an_answer_without_an_id_are_named(cluster):
         submit(SYSTEMS["slurm"], cluster.script)
 
 
-OWN = {"name": "own", "template": "<<body>>", "job_variable": "OWN_ID", "submit": ("own",), "id_pattern": "(.+)"}
+OWN = {
+    "name": "own",
+    "template": "<<body>>",
+    "job_variable": "OWN_ID",
+    "submit": ("own",),
+    "id_pattern": "(.+)",
+}
 
 
-@pytest.mark.parametrize(("parts", "said"), [
-    ({"template": ""}, "batch system own: template: it is missing"),
-    ({"template": "#!/bin/bash"}, "template: it should have <<body>>, and may have <<directives>>, <<hh_mm>>"),
-    ({"template": "<<body>> <<walltime>>"}, "template: it should have <<body>>, and may have"),
-    ({"job_variable": ""}, "job_variable: it should name the variable that holds the id of a job"),
-    ({"id_pattern": "[0-9]+"}, r"id_pattern: '\[0-9\]\+' should be a regular expression with one group"),
-    ({"id_pattern": "("}, "id_pattern: '\\(' should be a regular expression with one group"),
-    ({"over": "("}, "over: '\\(' should be a regular expression"),
-    ({"preempted": "*"}, r"preempted: '\*' should be a regular expression"),
-    ({"resources": ("-n {count}",)}, "'-n {count}' may have braces only around {gpus}, {nodes}, {ranks}"),
-    ({"after": ("--after={id}",)}, "'--after={id}' may have braces only around {job}"),
-    ({"account": "-A {account}"}, "'-A {account}' may have braces only around {}"),
-])
+@pytest.mark.parametrize(
+    ("parts", "said"),
+    [
+        ({"template": ""}, "batch system own: template: it is missing"),
+        (
+            {"template": "#!/bin/bash"},
+            "template: it should have <<body>>, and may have <<directives>>, <<hh_mm>>",
+        ),
+        ({"template": "<<body>> <<walltime>>"}, "template: it should have <<body>>, and may have"),
+        (
+            {"job_variable": ""},
+            "job_variable: it should name the variable that holds the id of a job",
+        ),
+        (
+            {"id_pattern": "[0-9]+"},
+            r"id_pattern: '\[0-9\]\+' should be a regular expression with one group",
+        ),
+        ({"id_pattern": "("}, "id_pattern: '\\(' should be a regular expression with one group"),
+        ({"over": "("}, "over: '\\(' should be a regular expression"),
+        ({"preempted": "*"}, r"preempted: '\*' should be a regular expression"),
+        (
+            {"resources": ("-n {count}",)},
+            "'-n {count}' may have braces only around {gpus}, {nodes}, {ranks}",
+        ),
+        ({"after": ("--after={id}",)}, "'--after={id}' may have braces only around {job}"),
+        ({"account": "-A {account}"}, "'-A {account}' may have braces only around {}"),
+    ],
+)
 def test_a_record_that_cannot_work_is_refused(parts, said):
     System(**OWN)
     with pytest.raises(InputError, match=said):
@@ -100,9 +143,13 @@ def test_only_what_takes_scripts_has_a_queue():
     assert [name for name, system in SYSTEMS.items() if not system.has_queue] == ["local"]
 
 
-@pytest.mark.parametrize(("said", "preempted"), [
-    ("PreemptEligibleTime=2026-11-20T14:29:46 PreemptTime=2026-11-20T14:29:52", True),
-    ("PreemptEligibleTime=2026-11-20T14:29:46 PreemptTime=None", False)])
+@pytest.mark.parametrize(
+    ("said", "preempted"),
+    [
+        ("PreemptEligibleTime=2026-11-20T14:29:46 PreemptTime=2026-11-20T14:29:52", True),
+        ("PreemptEligibleTime=2026-11-20T14:29:46 PreemptTime=None", False),
+    ],
+)
 def test_slurm_says_of_a_job_that_it_is_being_preempted(cluster, said, preempted):
     cluster("scontrol", f"echo '   {said}'")
     assert is_preempted(SYSTEMS["slurm"], "12") is preempted
@@ -117,33 +164,59 @@ def test_a_system_that_says_nothing_of_preemption_preempts_nobody(cluster):
 # ---- is a job still known? ---------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("system", "program", "line", "known"), [
-    ("slurm", "scontrol", "echo 'JobId=12 JobState=RUNNING Reason=None'", True),
-    ("slurm", "scontrol", "echo 'JobId=12 JobState=SUSPENDED Reason=None'", True),
-    ("slurm", "scontrol", "echo 'JobId=12 JobState=COMPLETING Reason=None'", True),
-    ("slurm", "scontrol", "echo 'JobId=12 JobState=NODE_FAIL Reason=None'", False),
-    ("slurm", "scontrol", "echo 'JobId=12 JobState=PENDING Reason=BeginTime'", False),
-    ("slurm", "scontrol", "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1", False),
-    ("slurm", "scontrol", "echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2; exit 1", None),
-    ("lsf", "bjobs", "echo SSUSP", True), ("lsf", "bjobs", "echo EXIT", False),
-    ("lsf", "bjobs", "echo 'Job <12> is not found' >&2; exit 255", False),
-    ("pbs", "qstat", "echo '    job_state = H'", True), ("pbs", "qstat", "echo '    job_state = F'", False),
-    ("pbs", "qstat", "echo 'qstat: Unknown Job Id 12.host' >&2; exit 153", False),
-    ("pbs", "qstat", "echo 'Connection refused' >&2; exit 1", None), ("local", "true", "true", None)])
-def test_a_batch_system_knows_a_job_or_knows_it_no_more_or_does_not_answer(cluster, system, program, line, known):
+@pytest.mark.parametrize(
+    ("system", "program", "line", "known"),
+    [
+        ("slurm", "scontrol", "echo 'JobId=12 JobState=RUNNING Reason=None'", True),
+        ("slurm", "scontrol", "echo 'JobId=12 JobState=SUSPENDED Reason=None'", True),
+        ("slurm", "scontrol", "echo 'JobId=12 JobState=COMPLETING Reason=None'", True),
+        ("slurm", "scontrol", "echo 'JobId=12 JobState=NODE_FAIL Reason=None'", False),
+        ("slurm", "scontrol", "echo 'JobId=12 JobState=PENDING Reason=BeginTime'", False),
+        (
+            "slurm",
+            "scontrol",
+            "echo 'slurm_load_jobs error: Invalid job id specified' >&2; exit 1",
+            False,
+        ),
+        (
+            "slurm",
+            "scontrol",
+            "echo 'slurm_load_jobs error: Unable to contact slurm controller' >&2; exit 1",
+            None,
+        ),
+        ("lsf", "bjobs", "echo SSUSP", True),
+        ("lsf", "bjobs", "echo EXIT", False),
+        ("lsf", "bjobs", "echo 'Job <12> is not found' >&2; exit 255", False),
+        ("pbs", "qstat", "echo '    job_state = H'", True),
+        ("pbs", "qstat", "echo '    job_state = F'", False),
+        ("pbs", "qstat", "echo 'qstat: Unknown Job Id 12.host' >&2; exit 153", False),
+        ("pbs", "qstat", "echo 'Connection refused' >&2; exit 1", None),
+        ("local", "true", "true", None),
+    ],
+)
+def test_a_batch_system_knows_a_job_or_knows_it_no_more_or_does_not_answer(
+    cluster, system, program, line, known
+):
     cluster(program, line)
     assert knows_job(system, "12") is known
 
 
 def test_a_batch_system_that_is_not_there_does_not_answer(cluster):
-    assert [knows_job(name, "12") for name in (*SYSTEMS, "another", "")] == [None] * (len(SYSTEMS) + 2)
+    assert [knows_job(name, "12") for name in (*SYSTEMS, "another", "")] == [None] * (
+        len(SYSTEMS) + 2
+    )
 
 
-@pytest.mark.parametrize(("environment", "job"), [
-    ({}, CurrentJob()), ({"LSB_JOBID": "7"}, CurrentJob("lsf", "7")),
-    ({"PBS_JOBID": "7.host"}, CurrentJob("pbs", "7.host")),
-    ({"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "2"}, CurrentJob("slurm", "7", 2)),
-    ({"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "-"}, CurrentJob("slurm", "7"))])
+@pytest.mark.parametrize(
+    ("environment", "job"),
+    [
+        ({}, CurrentJob()),
+        ({"LSB_JOBID": "7"}, CurrentJob("lsf", "7")),
+        ({"PBS_JOBID": "7.host"}, CurrentJob("pbs", "7.host")),
+        ({"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "2"}, CurrentJob("slurm", "7", 2)),
+        ({"SLURM_JOB_ID": "7", "SLURM_RESTART_COUNT": "-"}, CurrentJob("slurm", "7")),
+    ],
+)
 def test_a_process_knows_its_job_by_its_environment(environment, job):
     assert this_job(environment) == job
 

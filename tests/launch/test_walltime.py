@@ -25,10 +25,12 @@ STARTED = time.mktime(time.strptime("2026-11-20 13:00:00", "%Y-%m-%d %H:%M:%S"))
 @pytest.fixture
 def command(tmp_path, monkeypatch):
     """Put a command on the PATH that writes down how it was called and does what a shell script says."""
+
     def write(name, script):
         put_programs(tmp_path, {name: f'printf "%s\\n" "$@" > {tmp_path}/called\n{script}'})
         monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
         return tmp_path / "called"
+
     return write
 
 
@@ -44,19 +46,38 @@ def test_slurm_says_when_the_job_ends_in_its_environment():
 
 def test_no_job_of_slurm_has_more_than_its_whole_time_left_though_the_clock_here_be_behind():
     now = int(time.time())
-    assert seconds_left({"SLURM_JOB_ID": "17", "SLURM_JOB_START_TIME": str(now + 300),
-                         "SLURM_JOB_END_TIME": str(now + 1000)}) == 700
+    assert (
+        seconds_left(
+            {
+                "SLURM_JOB_ID": "17",
+                "SLURM_JOB_START_TIME": str(now + 300),
+                "SLURM_JOB_END_TIME": str(now + 1000),
+            }
+        )
+        == 700
+    )
 
 
-@pytest.mark.parametrize(("answer", "left"), [("1:00:10", 3610), ("UNLIMITED", None), ("INVALID", None), ("", None)])
+@pytest.mark.parametrize(
+    ("answer", "left"), [("1:00:10", 3610), ("UNLIMITED", None), ("INVALID", None), ("", None)]
+)
 def test_an_older_slurm_is_asked(command, answer, left):
     called = command("squeue", f"echo {answer}")
     assert seconds_left({"SLURM_JOB_ID": "17", "SLURM_JOB_END_TIME": "soon"}) == left
     assert called.read_text().split() == ["--noheader", "--format=%L", "--jobs=17"]
 
 
-@pytest.mark.parametrize(("answer", "left"), [
-    ("2:05 L", 7500), ("0:00 L", 0), ("0:12 E", None), ("0:00 X", None), ("-", None), ("Job <17> is not found", None)])
+@pytest.mark.parametrize(
+    ("answer", "left"),
+    [
+        ("2:05 L", 7500),
+        ("0:00 L", 0),
+        ("0:12 E", None),
+        ("0:00 X", None),
+        ("-", None),
+        ("Job <17> is not found", None),
+    ],
+)
 def test_lsf_is_asked_and_only_a_limit_is_an_end(command, answer, left):
     called = command("bjobs", f"echo '{answer}'")
     assert seconds_left({"LSB_JOBID": "17"}) == left
@@ -65,20 +86,26 @@ def test_lsf_is_asked_and_only_a_limit_is_an_end(command, answer, left):
 
 
 def test_pbs_is_asked(command, tmp_path):
-    (tmp_path / "answer").write_text(PBS_PRO.replace("stime = Fri Nov 20 13:00:00 2026", "stime = soon"))
+    (tmp_path / "answer").write_text(
+        PBS_PRO.replace("stime = Fri Nov 20 13:00:00 2026", "stime = soon")
+    )
     called = command("qstat", f"cat {tmp_path}/answer")
     assert seconds_left({"PBS_JOBID": "1234.pbs"}) == 3600 - 603
     assert called.read_text().split() == ["-f", "1234.pbs"]
 
 
-@pytest.mark.parametrize(("text", "after", "left"), [
-    (PBS_PRO, 1200, 2400),  # what is noted as used is older than the start is long ago
-    (PBS_PRO, 60, 2997),
-    (PBS_PRO, 9999, 0),
-    (TORQUE, 7200, 46 * 3600),
-    (PBS_PRO.replace("Resource_List.walltime", "Resource_List.mem"), 0, None),
-    ("Job Id: 1\n    Resource_List.walltime = 00:30:00\n", 0, 1800),
-    ("qstat: Unknown Job Id 1234.pbs", 0, None)])
+@pytest.mark.parametrize(
+    ("text", "after", "left"),
+    [
+        (PBS_PRO, 1200, 2400),  # what is noted as used is older than the start is long ago
+        (PBS_PRO, 60, 2997),
+        (PBS_PRO, 9999, 0),
+        (TORQUE, 7200, 46 * 3600),
+        (PBS_PRO.replace("Resource_List.walltime", "Resource_List.mem"), 0, None),
+        ("Job Id: 1\n    Resource_List.walltime = 00:30:00\n", 0, 1800),
+        ("qstat: Unknown Job Id 1234.pbs", 0, None),
+    ],
+)
 def test_the_later_of_what_was_used_and_what_has_passed_since_the_start_counts(text, after, left):
     assert parse_qstat(text, STARTED + after) == left
 
@@ -90,7 +117,9 @@ def test_torque_says_the_walltime_in_its_environment_where_qstat_says_nothing(co
 
 
 @pytest.mark.parametrize("variable", ["SLURM_JOB_ID", "LSB_JOBID", "PBS_JOBID"])
-def test_a_batch_system_whose_commands_are_missing_or_mad_sets_no_end(command, monkeypatch, tmp_path, variable):
+def test_a_batch_system_whose_commands_are_missing_or_mad_sets_no_end(
+    command, monkeypatch, tmp_path, variable
+):
     for name in ("squeue", "bjobs", "qstat"):
         command(name, "head -c 10000 /dev/urandom")
     assert seconds_left({variable: "17"}) is None

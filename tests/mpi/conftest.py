@@ -50,12 +50,22 @@ class Launch:
 def spec(tmp_path, models, samples=60, source="numbered", **parts):
     """The content of a spec on made-up samples, for the numpy engine; the stream is that in which samples pass by."""
     content = {
-        "name": "test", "seed": 5, "output": str(tmp_path / "run"),
-        "data": {"source": f"tests.sources:{source}", "path": str(samples), "validation": None,
-                 "transforms": ["tests.sources:noise", {"scale": {"mean": 0.5, "std": 0.5}}], "cache": "none"},
+        "name": "test",
+        "seed": 5,
+        "output": str(tmp_path / "run"),
+        "data": {
+            "source": f"tests.sources:{source}",
+            "path": str(samples),
+            "validation": None,
+            "transforms": ["tests.sources:noise", {"scale": {"mean": 0.5, "std": 0.5}}],
+            "cache": "none",
+        },
         "models": models,
-        "train": {"batch": {"size": 8}, "optimizer": {"name": "sgd", "learning_rate": 0.02, "momentum": 0.5},
-                  "converge": {"max_epochs": 3}},
+        "train": {
+            "batch": {"size": 8},
+            "optimizer": {"name": "sgd", "learning_rate": 0.02, "momentum": 0.5},
+            "converge": {"max_epochs": 3},
+        },
         "profile": {"batches": 4, "timed": 2, "max_gpus": 2},
         "resources": {"engine": "numpy"},
     }
@@ -72,21 +82,46 @@ class Launcher:
 
     def environment(self, extra):
         # Variables of an MPI that this process may be under would confuse another one.
-        plain = {key: value for key, value in os.environ.items() if not key.startswith(("OMPI_", "PMIX_", "PRTE_"))}
-        return {**plain, **ON_ONE_MACHINE, "TMPDIR": str(self.folder),
-                "XDG_CACHE_HOME": str(self.folder / "cache"), "PYTHONPATH": str(ROOT), "PYTHONUNBUFFERED": "1", **extra}
+        plain = {
+            key: value
+            for key, value in os.environ.items()
+            if not key.startswith(("OMPI_", "PMIX_", "PRTE_"))
+        }
+        return {
+            **plain,
+            **ON_ONE_MACHINE,
+            "TMPDIR": str(self.folder),
+            "XDG_CACHE_HOME": str(self.folder / "cache"),
+            "PYTHONPATH": str(ROOT),
+            "PYTHONUNBUFFERED": "1",
+            **extra,
+        }
 
     def write(self, content):
         path = self.folder / "spec.yaml"
         path.write_text(yaml.safe_dump(content) if isinstance(content, dict) else content)
         return path
 
-    def start(self, ranks, content, *arguments, program=("-m", "fleet.run"), environment=None,
-              survive=False):
+    def start(
+        self,
+        ranks,
+        content,
+        *arguments,
+        program=("-m", "fleet.run"),
+        environment=None,
+        survive=False,
+    ):
         """Start and return at once."""
         command = [*mpirun(ranks, survive), *program, str(self.write(content)), *arguments]
-        return subprocess.Popen(command, cwd=ROOT, env=self.environment(environment or {}), text=True,
-                                stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True)
+        return subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env=self.environment(environment or {}),
+            text=True,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
 
     def __call__(self, ranks, content, *arguments, timeout=90, **options):
         """Start, wait for the end, and fail the test when it does not come."""
@@ -148,7 +183,11 @@ def launch(tmp_path):
 
 def read_lines(folder):
     """The JSON lines of all files of a folder."""
-    return [json.loads(line) for file in sorted(folder.iterdir()) for line in file.read_text().splitlines()]
+    return [
+        json.loads(line)
+        for file in sorted(folder.iterdir())
+        for line in file.read_text().splitlines()
+    ]
 
 
 PYTHON = sys.executable

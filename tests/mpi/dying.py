@@ -27,7 +27,9 @@ def _die(where, calls):
     def counted(*args, **kwargs):
         left[0] -= 1
         if not left[0]:
-            print(f"rank {os.environ['OMPI_COMM_WORLD_RANK']} dies at {time.time():.6f}", flush=True)
+            print(
+                f"rank {os.environ['OMPI_COMM_WORLD_RANK']} dies at {time.time():.6f}", flush=True
+            )
             if seconds := os.environ.get("FLEET_TEST_STOPS"):
                 subprocess.Popen(["sh", "-c", f"sleep {seconds}; kill -CONT {os.getpid()}"])
             os.kill(os.getpid(), signal.SIGSTOP if seconds else signal.SIGKILL)

@@ -13,5 +13,7 @@ except BaseException as error:
     world.abort(error)
 world.finish()
 if world.rank == 0:
-    print(f"{type(world).__name__} of {world.size} ranks keeps {len(PROMISES)} promises", flush=True)
+    print(
+        f"{type(world).__name__} of {world.size} ranks keeps {len(PROMISES)} promises", flush=True
+    )
 world.leave(0)

@@ -26,12 +26,20 @@ def _record(stream_class):
     def batches(self, epoch, start, batch, group, taken=()):
         with open(_folder / f"{os.getpid()}.jsonl", "a") as file:
             for item in original(self, epoch, start, batch, group, taken):
-                file.write(json.dumps({
-                    "network": _serving["name"], "epoch": first(item.epoch), "position": item.position,
-                    "rank": group.rank,
-                    "samples": [Numbered.number(image) for image in item.images],
-                    "labels": item.targets.tolist(),
-                    "sums": [zlib.crc32(image.tobytes()) for image in item.images]}) + "\n")
+                file.write(
+                    json.dumps(
+                        {
+                            "network": _serving["name"],
+                            "epoch": first(item.epoch),
+                            "position": item.position,
+                            "rank": group.rank,
+                            "samples": [Numbered.number(image) for image in item.images],
+                            "labels": item.targets.tolist(),
+                            "sums": [zlib.crc32(image.tobytes()) for image in item.images],
+                        }
+                    )
+                    + "\n"
+                )
                 file.flush()
                 yield item
 

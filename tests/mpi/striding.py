@@ -24,10 +24,12 @@ def batches(rng, group):
     for place in range(9):
         rows = size if place < 8 else int(rng.integers(1, size + 1))
         labels = rng.integers(0, 3, rows)
-        images = (rng.integers(0, 100, (rows, 8, 8, 1)) + 70 * labels[:, None, None, None]).astype(np.uint8)
+        images = (rng.integers(0, 100, (rows, 8, 8, 1)) + 70 * labels[:, None, None, None]).astype(
+            np.uint8
+        )
         labels[rng.random(rows) < 0.2] = -1
         if place in (2, 5):  # of rank 0, or of all
-            labels[:split_rows(0, rows, 0, group.size)[1] if place == 2 else rows] = -1
+            labels[: split_rows(0, rows, 0, group.size)[1] if place == 2 else rows] = -1
         mine = slice(*split_rows(0, rows, group.rank, group.size))
         yield images[mine], labels[mine], rows
 
@@ -39,8 +41,15 @@ def trained(engine, network, group, given, cuts):
     sums = []
     for part in np.split(np.arange(len(given)), cuts):
         images, labels, sizes = zip(*(given[place] for place in part), strict=True)
-        waits.append(built.begin_together(np.concatenate(images), np.concatenate(labels), sizes,
-                                          [len(one) for one in labels], asked))
+        waits.append(
+            built.begin_together(
+                np.concatenate(images),
+                np.concatenate(labels),
+                sizes,
+                [len(one) for one in labels],
+                asked,
+            )
+        )
         if len(waits) > 1:
             sums += waits.pop(0)().sums
     sums += waits.pop()().sums
@@ -51,8 +60,12 @@ def trained(engine, network, group, given, cuts):
 
 def fail_together(engine, group):
     """The second of three batches has a label, on the last rank, that the loss does not know."""
-    [network] = parse({"models": [{"family": "cnn", "args": {"filters": [4], "dense": [8]}}],
-                       "train": {"loss": "tests.fleet.engines.keras.test_network:failing"}}).networks
+    [network] = parse(
+        {
+            "models": [{"family": "cnn", "args": {"filters": [4], "dense": [8]}}],
+            "train": {"loss": "tests.fleet.engines.keras.test_network:failing"},
+        }
+    ).networks
     built, fails = engine.build(network, group), group.rank == group.size - 1
     images, labels = np.zeros((3, 8, 8, 1), np.uint8), np.array([0, 2 if fails else 1, 0])
     with pytest.raises(Exception, match="assertion failed" if fails else "another rank") as caught:
@@ -66,10 +79,18 @@ def main():
 
     world = start_mpi()
     group, rng = world.group(range(world.size), 1), np.random.default_rng(int(sys.argv[2]))
-    engine = KerasEngine(Setup(SAMPLE, Resources(exchange="horovod"), index=world.rank, trainers=world.size))
+    engine = KerasEngine(
+        Setup(SAMPLE, Resources(exchange="horovod"), index=world.rank, trainers=world.size)
+    )
     for name, args in ARGS.items():
-        [network] = parse({"models": [{"family": "cnn", "name": name, "args": {"filters": [4], "dense": [8], **args}}],
-                           "train": {"optimizer": {"name": "adam", "learning_rate": 0.01}}}).networks
+        [network] = parse(
+            {
+                "models": [
+                    {"family": "cnn", "name": name, "args": {"filters": [4], "dense": [8], **args}}
+                ],
+                "train": {"optimizer": {"name": "adam", "learning_rate": 0.01}},
+            }
+        ).networks
         given = list(batches(rng, group))
         sums, state = trained(engine, network, group, given, range(1, 9))
         for cuts in ([], np.sort(rng.choice(np.arange(1, 9), 3, replace=False))):

@@ -16,11 +16,17 @@ group.meet()
 if world.rank == 2:
     os.kill(os.getpid(), signal.SIGKILL)
 try:
-    for collective in (group.meet, lambda: group.exchange(1), lambda: group.sum(np.zeros(3)),
-                       lambda: group.from_master(1)):
+    for collective in (
+        group.meet,
+        lambda: group.exchange(1),
+        lambda: group.sum(np.zeros(3)),
+        lambda: group.from_master(1),
+    ):
         with pytest.raises(GroupStruck):
             collective()
-    world.wait(lambda: world.lost == {2} or None)  # a rank may be struck by another that has heard of the death before
+    world.wait(
+        lambda: world.lost == {2} or None
+    )  # a rank may be struck by another that has heard of the death before
     with pytest.raises(GroupStruck):
         group.check()
     with pytest.raises(GroupStruck):

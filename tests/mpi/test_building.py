@@ -19,14 +19,22 @@ def bad(function, **more):
     return {"build": f"tests.sources:{function}", "name": "bad", **more}
 
 
-@pytest.mark.parametrize(("function", "reason"), long_but_first(
-    ("exits", "it exited, by sys.exit(3)"), ("interrupts", "it raised KeyboardInterrupt")))
+@pytest.mark.parametrize(
+    ("function", "reason"),
+    long_but_first(
+        ("exits", "it exited, by sys.exit(3)"), ("interrupts", "it raised KeyboardInterrupt")
+    ),
+)
 @pytest.mark.parametrize("gpus", long_but_first(2, 1))
 def test_a_function_that_exits_is_a_row_that_says_so(launch, tmp_path, function, reason, gpus):
     run = launch(3, spec(tmp_path, [bad(function, gpus=gpus), GOOD]))
     assert run.status == 3, run.output
     rows = run.results()
-    assert (rows["good"].status, rows["bad"].status, rows["bad"].reason) == ("finished", "failed", reason)
+    assert (rows["good"].status, rows["bad"].status, rows["bad"].reason) == (
+        "finished",
+        "failed",
+        reason,
+    )
     assert "prterun" not in run.output  # to mpirun it is no abort
 
 
@@ -43,12 +51,23 @@ def test_a_function_that_hangs_is_a_row_that_says_where(launch, tmp_path, ranks)
 
 @pytest.mark.long
 @pytest.mark.parametrize("survive", [False, True])
-def test_a_rank_that_is_deaf_is_given_up_when_others_have_saved_and_the_same_command_goes_on(launch, tmp_path, survive):
+def test_a_rank_that_is_deaf_is_given_up_when_others_have_saved_and_the_same_command_goes_on(
+    launch, tmp_path, survive
+):
     rates = tmp_path / "rates.json"
-    rates.write_text('{"samples_per_epoch": 600, "gpus_per_node": 2, "models": [{"name": "good", "rates": [9.0]}, '
-                     '{"name": "bad", "rates": [9.0]}]}')
-    content = spec(tmp_path, [bad("hangs_deaf"), GOOD], samples=600, source="slow", data={"window": 3 * 64 * 16},
-                   train={"build_timeout": 1.0, "converge": {"max_epochs": 30}}, schedule={"rates": str(rates)})
+    rates.write_text(
+        '{"samples_per_epoch": 600, "gpus_per_node": 2, "models": [{"name": "good", "rates": [9.0]}, '
+        '{"name": "bad", "rates": [9.0]}]}'
+    )
+    content = spec(
+        tmp_path,
+        [bad("hangs_deaf"), GOOD],
+        samples=600,
+        source="slow",
+        data={"window": 3 * 64 * 16},
+        train={"build_timeout": 1.0, "converge": {"max_epochs": 30}},
+        schedule={"rates": str(rates)},
+    )
     run = launch(3, content, survive=survive)
     assert run.status == 75, run.output
     row = run.results()["bad"]
@@ -59,7 +78,10 @@ def test_a_rank_that_is_deaf_is_given_up_when_others_have_saved_and_the_same_com
     again = launch(3, content, survive=survive)
     assert again.status == 3, again.output
     assert again.seconds < 30
-    assert {name: row.status for name, row in again.results().items()} == {"bad": "failed", "good": "finished"}
+    assert {name: row.status for name, row in again.results().items()} == {
+        "bad": "failed",
+        "good": "finished",
+    }
     assert len(again.events(EpochEnded)) == trained + 1  # none was trained twice
 
 
@@ -71,12 +93,21 @@ def test_a_launch_of_one_rank_that_is_deaf_ends_by_another_of_its_threads(launch
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("ranks", "function"), [
-    (1, "hangs"), *(pytest.param(ranks, function, marks=pytest.mark.long)
-                    for ranks, function in ((1, "hangs_in_c"), (3, "hangs"), (3, "hangs_deaf")))])
+@pytest.mark.parametrize(
+    ("ranks", "function"),
+    [
+        (1, "hangs"),
+        *(
+            pytest.param(ranks, function, marks=pytest.mark.long)
+            for ranks, function in ((1, "hangs_in_c"), (3, "hangs"), (3, "hangs_deaf"))
+        ),
+    ],
+)
 def test_a_signal_is_heard_while_a_function_hangs(launch, tmp_path, ranks, function):
     rates = tmp_path / "rates.json"
-    rates.write_text('{"samples_per_epoch": 60, "gpus_per_node": 2, "models": [{"name": "bad", "rates": [9.0]}]}')
+    rates.write_text(
+        '{"samples_per_epoch": 60, "gpus_per_node": 2, "models": [{"name": "bad", "rates": [9.0]}]}'
+    )
     process = launch.start(ranks, spec(tmp_path, [bad(function)], schedule={"rates": str(rates)}))
     wait_until(lambda: events_of(RunPaths(tmp_path / "run").events, GroupStarted), process)
     process.send_signal(signal.SIGUSR2)

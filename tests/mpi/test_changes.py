@@ -9,12 +9,17 @@ from tests.mpi.conftest import spec
 def test_a_function_that_was_edited_is_refused_until_somebody_says_what_to_do(launch, tmp_path):
     (tmp_path / "own_models.py").write_text(
         "import numpy as np\nimport starts\n\n\ndef build(input_shape, classes):\n"
-        "    return np.full((int(np.prod(input_shape)) + 1, classes), starts.VALUE)\n")
+        "    return np.full((int(np.prod(input_shape)) + 1, classes), starts.VALUE)\n"
+    )
     (tmp_path / "starts.py").write_text("VALUE = 0.0\n")
 
     def run(epochs, *arguments):
-        content = spec(tmp_path, [{"build": "own_models:build", "name": "a"}, {"family": "softmax", "name": "b"}],
-                       train={"converge": {"max_epochs": epochs}}, schedule={"policy": "baseline"})
+        content = spec(
+            tmp_path,
+            [{"build": "own_models:build", "name": "a"}, {"family": "softmax", "name": "b"}],
+            train={"converge": {"max_epochs": epochs}},
+            schedule={"policy": "baseline"},
+        )
         return launch(2, content, *arguments)
 
     first = run(2)
@@ -23,8 +28,10 @@ def test_a_function_that_was_edited_is_refused_until_somebody_says_what_to_do(la
     for epochs in (2, 3):  # as it stands, and with more to train
         refused = run(epochs)
         assert refused.status == 2
-        line, = [line for line in refused.output.splitlines() if line.startswith("fleet: ")]
-        assert all(word in line for word in ("a (starts.py)", "--fresh-network a", "--accept-changes"))
+        (line,) = [line for line in refused.output.splitlines() if line.startswith("fleet: ")]
+        assert all(
+            word in line for word in ("a (starts.py)", "--fresh-network a", "--accept-changes")
+        )
         assert [len(refused.history(name)) for name in "ab"] == [2, 2]
     accepted = run(3, "--accept-changes")
     assert accepted.status == 0, accepted.output

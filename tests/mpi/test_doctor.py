@@ -20,13 +20,22 @@ def doctor(tmp_path):
     """Start the doctor; what came of it is (status, its lines, all that was printed)."""
     launcher = Launcher(tmp_path)
 
-    def call(content=None, before=(sys.executable,), module="fleet", path="", more=(), **environment):
+    def call(
+        content=None, before=(sys.executable,), module="fleet", path="", more=(), **environment
+    ):
         words = ["doctor", *more] if module == "fleet" else []
         if content is not None:
             words.append(str(launcher.write(content)))
         full = launcher.environment({"PYTHONPATH": f"{path}:{ROOT}", **environment})
-        done = subprocess.run([*before, "-m", module, *words], cwd=ROOT, env=full, text=True, timeout=120,
-                              capture_output=True, check=False)
+        done = subprocess.run(
+            [*before, "-m", module, *words],
+            cwd=ROOT,
+            env=full,
+            text=True,
+            timeout=120,
+            capture_output=True,
+            check=False,
+        )
         return done.returncode, done.stdout.splitlines(), done.stderr
 
     call.folder = tmp_path
@@ -87,10 +96,15 @@ def test_a_file_system_on_which_two_nodes_can_hold_one_folder_is_found(doctor):
     content = spec(doctor.folder, MODELS)
     nodes = {"FLEET_RANKS_PER_NODE": "1"}  # pretended
     assert "lease" not in "".join(doctor(content, mpirun(2), **nodes)[1])
-    (doctor.folder / "sitecustomize.py").write_text("import os\nos.link = lambda source, target: None\n")
+    (doctor.folder / "sitecustomize.py").write_text(
+        "import os\nos.link = lambda source, target: None\n"
+    )
     status, lines, _ = doctor(content, mpirun(2), path=str(doctor.folder), **nodes)
     assert status == 1
-    assert sum("can take the lease of the run's folder at the same time" in line for line in lines) == 1
+    assert (
+        sum("can take the lease of the run's folder at the same time" in line for line in lines)
+        == 1
+    )
     assert [path.name for path in doctor.folder.iterdir() if "doctor" in path.name] == []
 
 
@@ -110,7 +124,9 @@ def test_a_rank_that_is_bound_to_one_core_is_found_and_warned_of_by_the_run_too(
 def test_ranks_of_a_launcher_that_mpi_does_not_know_are_found(doctor):
     status, lines, _ = doctor(PMI_SIZE="8", PMI_RANK="0")
     assert status == 1
-    assert lines[0].startswith("mpiexec of MPICH started 8 ranks, but MPI sees 1: mpi4py uses Open MPI")
+    assert lines[0].startswith(
+        "mpiexec of MPICH started 8 ranks, but MPI sees 1: mpi4py uses Open MPI"
+    )
 
 
 def test_of_ranks_that_all_take_themselves_for_rank_0_one_of_each_node_speaks(doctor):
@@ -132,10 +148,14 @@ def test_more_threads_than_cores_are_found(doctor):
     assert f"makes that {CORES + 1} threads) on " in lines[0]
 
 
-@pytest.mark.parametrize(("data", "what"), [
-    ({"source": "image_folder", "path": "nowhere"}, "nowhere"),
-    ({"source": "tests.sources:partly_bad", "path": "6"}, "sample 5: "),
-    ({"source": "tests.sources:raising", "path": "60"}, "the source has a bug")])
+@pytest.mark.parametrize(
+    ("data", "what"),
+    [
+        ({"source": "image_folder", "path": "nowhere"}, "nowhere"),
+        ({"source": "tests.sources:partly_bad", "path": "6"}, "sample 5: "),
+        ({"source": "tests.sources:raising", "path": "60"}, "the source has a bug"),
+    ],
+)
 def test_data_that_cannot_be_read_is_found(doctor, data, what):
     status, lines, _ = doctor(spec(doctor.folder, MODELS, data=data))
     assert status == 1
@@ -145,8 +165,12 @@ def test_data_that_cannot_be_read_is_found(doctor, data, what):
 
 @pytest.mark.long
 def test_data_that_one_node_alone_can_read_are_found(doctor):
-    content = spec(doctor.folder, MODELS, data={"source": "tests.sources:on_rank_0_alone"},
-                   resources={"preprocessors": 2})
+    content = spec(
+        doctor.folder,
+        MODELS,
+        data={"source": "tests.sources:on_rank_0_alone"},
+        resources={"preprocessors": 2},
+    )
     status, lines, _ = doctor(content, mpirun(4), FLEET_RANKS_PER_NODE="2")
     assert status == 1
     assert sum("cannot read the data: sample 0: Permission denied" in line for line in lines) == 1
@@ -163,7 +187,10 @@ def test_too_few_ranks_for_the_spec_are_found(doctor):
     content = spec(doctor.folder, MODELS, resources={"preprocessors": 3})
     status, lines, _ = doctor(content, mpirun(2))
     assert status == 1
-    assert any("node 0 has 2 ranks, and 3 preprocessors would leave no trainer there" in line for line in lines)
+    assert any(
+        "node 0 has 2 ranks, and 3 preprocessors would leave no trainer there" in line
+        for line in lines
+    )
 
 
 def test_a_wrong_spec_ends_with_status_2_on_any_number_of_ranks(doctor):
@@ -179,9 +206,14 @@ def test_horovod_built_for_another_tensorflow_and_a_disk_that_is_too_small_are_f
     package = doctor.folder / "broken" / "horovod" / "tensorflow"
     package.mkdir(parents=True)
     (package.parent / "__init__.py").touch()
-    (package / "__init__.py").write_text("raise ImportError('undefined symbol: _ZN10tensorflow8OpKernel')")
-    content = spec(doctor.folder, [{"family": "cnn", "args": {"filters": [10**6, 10**6]}}],
-                   resources={"engine": "keras"})
+    (package / "__init__.py").write_text(
+        "raise ImportError('undefined symbol: _ZN10tensorflow8OpKernel')"
+    )
+    content = spec(
+        doctor.folder,
+        [{"family": "cnn", "args": {"filters": [10**6, 10**6]}}],
+        resources={"engine": "keras"},
+    )
     status, lines, _ = doctor(content, path=str(package.parent.parent))
     assert status == 1
     assert "Horovod does not fit TensorFlow 2." in lines[0]
@@ -192,24 +224,40 @@ def test_horovod_built_for_another_tensorflow_and_a_disk_that_is_too_small_are_f
 @pytest.mark.long
 @pytest.mark.tensorflow
 def test_a_network_that_cannot_be_built_is_found_and_keeps_no_rank_waiting(doctor):
-    content = spec(doctor.folder, [{"family": "cnn", "args": {"filters": [1] * 6}}], resources={"engine": "keras"})
+    content = spec(
+        doctor.folder,
+        [{"family": "cnn", "args": {"filters": [1] * 6}}],
+        resources={"engine": "keras"},
+    )
     status, lines, _ = doctor(content, mpirun(2))
     assert status == 1
-    assert "cnn halves the image 6 times and needs at least 64x64 pixels, not 4x4: change the network" in lines[-1]
+    assert (
+        "cnn halves the image 6 times and needs at least 64x64 pixels, not 4x4: change the network"
+        in lines[-1]
+    )
 
 
 def test_json_is_one_object(tmp_path):
-    done = subprocess.run([sys.executable, "-m", "fleet", "doctor", "--json"], cwd=ROOT, check=False,
-                          env={**Launcher(tmp_path).environment({}), "PMI_SIZE": "3"}, capture_output=True, text=True)
+    done = subprocess.run(
+        [sys.executable, "-m", "fleet", "doctor", "--json"],
+        cwd=ROOT,
+        check=False,
+        env={**Launcher(tmp_path).environment({}), "PMI_SIZE": "3"},
+        capture_output=True,
+        text=True,
+    )
     assert done.returncode == 1
     finding = json.loads(done.stdout)["findings"][0]
     assert set(finding) == {"what", "remedy"}
 
 
 def test_where_gpus_hang_is_shown(doctor):
-    machine(doctor.folder / "sys", {0: "0-7", 1: "8-15"}, {"0000:0a:00.0": ("0x10de", "0x030200", 1)})
+    machine(
+        doctor.folder / "sys", {0: "0-7", 1: "8-15"}, {"0000:0a:00.0": ("0x10de", "0x030200", 1)}
+    )
     (doctor.folder / "sitecustomize.py").write_text(
-        f"import pathlib\nfrom launch import numa\nnuma.SYS = pathlib.Path({str(doctor.folder / 'sys')!r})\n")
+        f"import pathlib\nfrom launch import numa\nnuma.SYS = pathlib.Path({str(doctor.folder / 'sys')!r})\n"
+    )
     shown = doctor(before=mpirun(1), path=str(doctor.folder), CUDA_VISIBLE_DEVICES="0")[2]
     assert "GPU 0 of " in shown
     assert "is on NUMA node 1 (CPUs 8-15)" in shown

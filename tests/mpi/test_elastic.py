@@ -20,25 +20,51 @@ from tests.waiting import wait_until
 
 STEPS = [{"batch": 4, "seconds": 0.06}, {"batch": 8, "seconds": 0.1}]
 SCALE = 0.05
-NOISE = {"source": "builtin:noise", "path": None, "options": {"samples": 20_000, "validation": 20}, "transforms": []}
-COMM = [{"params_mb": 1.0, "gpus": 2, "seconds": 0.01}, {"params_mb": 1.0, "gpus": 4, "seconds": 0.015}]
+NOISE = {
+    "source": "builtin:noise",
+    "path": None,
+    "options": {"samples": 20_000, "validation": 20},
+    "transforms": [],
+}
+COMM = [
+    {"params_mb": 1.0, "gpus": 2, "seconds": 0.01},
+    {"params_mb": 1.0, "gpus": 4, "seconds": 0.015},
+]
 
 
 def elastic(tmp_path, models, samples=200, batch=None, rates=(), **parts):
     """A spec under `elastic`, and a file with times of steps of up to 8 samples on a GPU."""
     names = [model.get("name") for model in models if "name" in model]
     table = [{"name": name, "rates": [80.0], "params_mb": 1.0, "step_s": STEPS} for name in names]
-    (tmp_path / "rates.json").write_text(json.dumps(
-        {"samples_per_epoch": samples, "gpus_per_node": 4, "models": [*table, *rates], "comm_s": COMM}))
+    (tmp_path / "rates.json").write_text(
+        json.dumps(
+            {
+                "samples_per_epoch": samples,
+                "gpus_per_node": 4,
+                "models": [*table, *rates],
+                "comm_s": COMM,
+            }
+        )
+    )
     parts.setdefault("train", {})["batch"] = batch or {"size": [8, 32]}
-    return spec(tmp_path, models, samples=samples, source="slow", **parts,
-                schedule={"policy": "elastic", "rates": str(tmp_path / "rates.json")})
+    return spec(
+        tmp_path,
+        models,
+        samples=samples,
+        source="slow",
+        **parts,
+        schedule={"policy": "elastic", "rates": str(tmp_path / "rates.json")},
+    )
 
 
 @pytest.mark.long
-def test_a_network_has_the_gpus_and_the_batch_of_one_that_ends_and_is_replayed_exactly(launch, tmp_path):
-    models = [{"family": "softmax", "name": name, "train": {"converge": {"max_epochs": epochs}}}
-              for name, epochs in (("short", 1), ("long", 30))]
+def test_a_network_has_the_gpus_and_the_batch_of_one_that_ends_and_is_replayed_exactly(
+    launch, tmp_path
+):
+    models = [
+        {"family": "softmax", "name": name, "train": {"converge": {"max_epochs": epochs}}}
+        for name, epochs in (("short", 1), ("long", 30))
+    ]
     content = elastic(tmp_path, models)
     run = launch(3, content)
     assert run.status == 0, run.output
@@ -54,22 +80,43 @@ def test_a_network_has_the_gpus_and_the_batch_of_one_that_ends_and_is_replayed_e
 @pytest.mark.long
 def test_an_emulated_run_takes_what_the_simulation_says(launch, tmp_path):
     """Six networks on four GPUs: more than there are, then as many, then fewer."""
-    table = [{"name": f"n{place}", "rates": [80.0], "epochs": 2 + 3 * place, "params_mb": 1.0,
-              "step_s": [{"batch": 40, "seconds": 0.3 + 0.1 * place}, {"batch": 80, "seconds": 0.5 + 0.1 * place}]}
-             for place in range(6)]
+    table = [
+        {
+            "name": f"n{place}",
+            "rates": [80.0],
+            "epochs": 2 + 3 * place,
+            "params_mb": 1.0,
+            "step_s": [
+                {"batch": 40, "seconds": 0.3 + 0.1 * place},
+                {"batch": 80, "seconds": 0.5 + 0.1 * place},
+            ],
+        }
+        for place in range(6)
+    ]
     rates = {"samples_per_epoch": 1600, "gpus_per_node": 4, "models": table, "comm_s": COMM}
     (tmp_path / "rates.json").write_text(json.dumps(rates))
-    content = spec(tmp_path, [{"family": "softmax", "name": network["name"]} for network in table],
-                   data={"source": "builtin:noise", "path": None, "options": {"samples": 1600, "validation": 20},
-                         "transforms": []},
-                   train={"batch": {"size": [80, 320], "learning_rate": "sqrt"}},
-                   schedule={"policy": "elastic", "rates": str(tmp_path / "rates.json")},
-                   resources={"engine": "emulated", "time_scale": SCALE, "preprocessors": 1})
+    content = spec(
+        tmp_path,
+        [{"family": "softmax", "name": network["name"]} for network in table],
+        data={
+            "source": "builtin:noise",
+            "path": None,
+            "options": {"samples": 1600, "validation": 20},
+            "transforms": [],
+        },
+        train={"batch": {"size": [80, 320], "learning_rate": "sqrt"}},
+        schedule={"policy": "elastic", "rates": str(tmp_path / "rates.json")},
+        resources={"engine": "emulated", "time_scale": SCALE, "preprocessors": 1},
+    )
     run = launch(5, content)
     assert run.status == 0, run.output
     ranged = {**rates, "models": [{**network, "batches": [80, 320]} for network in table]}
     told = simulate(parse_rates(ranged), Cluster.of(4, 4), POLICIES["elastic"], Options(), Costs())
-    log = [(t_s, event) for t_s, event in read_events(run.paths.events) if isinstance(event, FirstStep | EpochEnded)]
+    log = [
+        (t_s, event)
+        for t_s, event in read_events(run.paths.events)
+        if isinstance(event, FirstStep | EpochEnded)
+    ]
     took_s = log[-1][0] - log[0][0]
     assert took_s >= 0.99 * SCALE * told.makespan_s  # how much more it is, the machine decides
     for network in table:
@@ -78,14 +125,20 @@ def test_an_emulated_run_takes_what_the_simulation_says(launch, tmp_path):
         alike = {"n4", "n5"} if network["name"] in ("n4", "n5") else {network["name"]}
         stints = {len(stint.devices) for stint in told.stints if stint.name in alike}
         assert {record.gpus for record in history} <= stints
-        assert [record.learning_rate / history[0].learning_rate for record in history] == pytest.approx(
-            [(record.batch / history[0].batch) ** 0.5 for record in history])
+        assert [
+            record.learning_rate / history[0].learning_rate for record in history
+        ] == pytest.approx([(record.batch / history[0].batch) ** 0.5 for record in history])
 
 
 @pytest.mark.long
 def test_an_interrupted_epoch_that_fewer_gpus_cannot_hold_is_a_row_that_says_so(launch, tmp_path):
-    content = elastic(tmp_path, [{"family": "softmax", "name": "net"}], samples=20_000, data=NOISE,
-                      resources={"engine": "emulated", "time_scale": 10, "preprocessors": 1})
+    content = elastic(
+        tmp_path,
+        [{"family": "softmax", "name": "net"}],
+        samples=20_000,
+        data=NOISE,
+        resources={"engine": "emulated", "time_scale": 10, "preprocessors": 1},
+    )
     process = launch.start(3, content)
     try:
         wait_until(lambda: events_of(RunPaths(tmp_path / "run").events, FirstStep), process)
@@ -103,9 +156,20 @@ def test_an_interrupted_epoch_that_fewer_gpus_cannot_hold_is_a_row_that_says_so(
 @pytest.mark.long
 @pytest.mark.tensorflow
 def test_tensorflow_trains_with_batches_that_change_and_is_replayed(launch, tmp_path):
-    plain = {"filters": [4], "dense": [8], "norm": "none"}  # how a batch is split changes the order of sums alone
-    models = [{"family": "cnn", "name": name, "args": plain, "train": {"converge": {"max_epochs": epochs}}}
-              for name, epochs in (("short", 1), ("long", 60))]
+    plain = {
+        "filters": [4],
+        "dense": [8],
+        "norm": "none",
+    }  # how a batch is split changes the order of sums alone
+    models = [
+        {
+            "family": "cnn",
+            "name": name,
+            "args": plain,
+            "train": {"converge": {"max_epochs": epochs}},
+        }
+        for name, epochs in (("short", 1), ("long", 60))
+    ]
     content = elastic(tmp_path, models, samples=96, resources={"engine": "keras"})
     run = launch(3, content, timeout=240)
     assert run.status == 0, run.output
@@ -116,24 +180,40 @@ def test_tensorflow_trains_with_batches_that_change_and_is_replayed(launch, tmp_
 
 
 @pytest.mark.long
-def test_times_are_measured_once_where_no_file_says_them_and_the_profile_is_such_a_file(launch, tmp_path):
+def test_times_are_measured_once_where_no_file_says_them_and_the_profile_is_such_a_file(
+    launch, tmp_path
+):
     models = [{"family": "softmax", "name": name} for name in "ab"]
-    content = spec(tmp_path, models, train={"batch": {"size": [8, 32]}}, schedule={"policy": "elastic"})
+    content = spec(
+        tmp_path, models, train={"batch": {"size": [8, 32]}}, schedule={"policy": "elastic"}
+    )
     run = launch(3, content)
     assert run.status == 0, run.output
     table = json.loads(run.paths.profile.read_text())
     assert [network["batches"] for network in table["models"]] == [[8, 32]] * 2
-    assert [[step["batch"] for step in network["step_s"]] for network in table["models"]] == [[8, 16, 32]] * 2
-    assert [(time["gpus"], time["params_mb"]) for time in table["comm_s"]] == [(2, table["models"][0]["params_mb"])]
+    assert [[step["batch"] for step in network["step_s"]] for network in table["models"]] == [
+        [8, 16, 32]
+    ] * 2
+    assert [(time["gpus"], time["params_mb"]) for time in table["comm_s"]] == [
+        (2, table["models"][0]["params_mb"])
+    ]
     assert all(8 <= record.batch <= 32 for name in "ab" for record in run.history(name))
     further = launch(3, {**content, "train": {**content["train"], "converge": {"max_epochs": 4}}})
     assert further.status == 0, further.output
     assert [len(further.history(name)) for name in "ab"] == [4, 4]
-    assert len(further.events(RateMeasured)) == len({(event.network, event.gpus) for event in run.events(RateMeasured)})
-    assert json.loads(further.paths.profile.read_text())["models"][0]["step_s"] == table["models"][0]["step_s"]
+    assert len(further.events(RateMeasured)) == len(
+        {(event.network, event.gpus) for event in run.events(RateMeasured)}
+    )
+    assert (
+        json.loads(further.paths.profile.read_text())["models"][0]["step_s"]
+        == table["models"][0]["step_s"]
+    )
     (tmp_path / "rates.json").write_text(json.dumps(table))
-    again = {**content, "train": {**content["train"], "converge": {"max_epochs": 5}},
-             "schedule": {"policy": "elastic", "rates": str(tmp_path / "rates.json")}}
+    again = {
+        **content,
+        "train": {**content["train"], "converge": {"max_epochs": 5}},
+        "schedule": {"policy": "elastic", "rates": str(tmp_path / "rates.json")},
+    }
     run = launch(3, again)
     assert run.status == 0, run.output
     assert [len(run.history(name)) for name in "ab"] == [5, 5]

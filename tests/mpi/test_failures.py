@@ -22,13 +22,18 @@ from tests.waiting import wait_until
 GOOD = {"family": "softmax", "name": "good"}
 
 
-@pytest.mark.parametrize(("function", "reason"), long_but_first(
-    ("broken", "ValueError: no such layer"),
-    ("too_large", "out of memory: MemoryError: wanted 900 GB"),
-    ("not_a_number", "the loss became nan in epoch 1"),
-))
+@pytest.mark.parametrize(
+    ("function", "reason"),
+    long_but_first(
+        ("broken", "ValueError: no such layer"),
+        ("too_large", "out of memory: MemoryError: wanted 900 GB"),
+        ("not_a_number", "the loss became nan in epoch 1"),
+    ),
+)
 @pytest.mark.parametrize("gpus", long_but_first(2, 1))
-def test_a_network_that_fails_is_a_row_and_the_others_go_on(launch, tmp_path, function, reason, gpus):
+def test_a_network_that_fails_is_a_row_and_the_others_go_on(
+    launch, tmp_path, function, reason, gpus
+):
     bad = {"build": f"tests.sources:{function}", "name": "bad", "gpus": gpus}
     run = launch(3, spec(tmp_path, [bad, GOOD]))
     assert run.status == 3, run.output
@@ -42,7 +47,10 @@ def test_a_network_that_fails_is_a_row_and_the_others_go_on(launch, tmp_path, fu
 
 @pytest.mark.long
 def test_a_bug_in_a_source_ends_all_ranks_with_one_report(launch, tmp_path):
-    run = launch(5, spec(tmp_path, [GOOD], source="raising", resources={"engine": "numpy", "preprocessors": 2}))
+    run = launch(
+        5,
+        spec(tmp_path, [GOOD], source="raising", resources={"engine": "numpy", "preprocessors": 2}),
+    )
     assert run.status not in (0, 2, 3, 75)
     assert run.seconds < 30
     assert run.output.count("all ranks end") == 1
@@ -52,7 +60,9 @@ def test_a_bug_in_a_source_ends_all_ranks_with_one_report(launch, tmp_path):
 
 @pytest.mark.long
 def test_a_bug_in_a_trainer_ends_all_ranks_and_leaves_no_process(launch, tmp_path):
-    process = launch.start(3, spec(tmp_path, [{**GOOD, "gpus": 2}]), program=(str(ROOT / "tests/mpi/faults.py"),))
+    process = launch.start(
+        3, spec(tmp_path, [{**GOOD, "gpus": 2}]), program=(str(ROOT / "tests/mpi/faults.py"),)
+    )
     output, _ = process.communicate(timeout=60)
     assert process.returncode not in (0, 2, 3, 75)
     assert "fleet: rank 2 of 3 on " in output
@@ -62,7 +72,9 @@ def test_a_bug_in_a_trainer_ends_all_ranks_and_leaves_no_process(launch, tmp_pat
 
 @pytest.mark.long
 def test_a_launch_where_another_is_at_work_is_refused_until_that_is_killed(launch, tmp_path):
-    content = spec(tmp_path, [GOOD], samples=600, source="slow", train={"converge": {"max_epochs": 99}})
+    content = spec(
+        tmp_path, [GOOD], samples=600, source="slow", train={"converge": {"max_epochs": 99}}
+    )
     first = launch.start(2, content)
     wait_until((tmp_path / "run" / "events.jsonl").exists, first)
     second = launch(2, content, "--fresh")
@@ -78,14 +90,26 @@ def test_a_launch_where_another_is_at_work_is_refused_until_that_is_killed(launc
 
 
 @pytest.mark.long
-@pytest.mark.parametrize(("stopped", "data", "said"), [
-    (2, {"window": 3 * 64 * 16}, "reads no further and the window is full"),
-    (0, {}, "the preprocessor that should write it does not"),
-    (0, {"order": "ring"}, "the preprocessor that should write it does not"),
-], ids=["reader", "writer", "writer of a ring"])
-def test_whoever_stops_reading_or_writing_ends_all_ranks_within_seconds(launch, tmp_path, stopped, data, said):
-    content = spec(tmp_path, [GOOD, {**GOOD, "name": "other"}], samples=2000, source="slow",
-                   data={**data, "stall": "2s"}, train={"converge": {"max_epochs": 50}})
+@pytest.mark.parametrize(
+    ("stopped", "data", "said"),
+    [
+        (2, {"window": 3 * 64 * 16}, "reads no further and the window is full"),
+        (0, {}, "the preprocessor that should write it does not"),
+        (0, {"order": "ring"}, "the preprocessor that should write it does not"),
+    ],
+    ids=["reader", "writer", "writer of a ring"],
+)
+def test_whoever_stops_reading_or_writing_ends_all_ranks_within_seconds(
+    launch, tmp_path, stopped, data, said
+):
+    content = spec(
+        tmp_path,
+        [GOOD, {**GOOD, "name": "other"}],
+        samples=2000,
+        source="slow",
+        data={**data, "stall": "2s"},
+        train={"converge": {"max_epochs": 50}},
+    )
     process = launch.start(3, content)
     wait_until(lambda: events_of(RunPaths(tmp_path / "run").events, GroupStarted), process)
     time.sleep(0.2)
@@ -99,7 +123,9 @@ def test_whoever_stops_reading_or_writing_ends_all_ranks_within_seconds(launch, 
 
 
 def test_a_sample_that_cannot_be_read_is_skipped_and_named(launch, tmp_path):
-    run = launch(3, spec(tmp_path, [{**GOOD, "gpus": 2}], source="partly_bad", data={"max_bad": "5%"}))
+    run = launch(
+        3, spec(tmp_path, [{**GOOD, "gpus": 2}], source="partly_bad", data={"max_bad": "5%"})
+    )
     assert run.status == 0, run.output
     assert "skipped sample 5: torn file" in run.output
     assert run.paths.bad_samples.read_text().splitlines()[1] == "sample 5,torn file"
@@ -126,12 +152,15 @@ def test_a_warning_of_networks_is_told_once(launch, tmp_path):
 # ---- bad input: one clear message and status 2 before any rank waits ----
 
 
-@pytest.mark.parametrize(("change", "message"), long_but_first(
-    ({"modles": []}, "no key is named 'modles'; models?"),
-    ({"data": {"source": "image_folder", "path": "no/such/folder"}}, "no/such/folder"),
-    ({"models": [{"build": "no_such_module:f"}]}, "no module 'no_such_module'"),
-    ({"resources": {"engine": "numpy", "preprocessors": 3}}, "start at least 4 ranks"),
-))
+@pytest.mark.parametrize(
+    ("change", "message"),
+    long_but_first(
+        ({"modles": []}, "no key is named 'modles'; models?"),
+        ({"data": {"source": "image_folder", "path": "no/such/folder"}}, "no/such/folder"),
+        ({"models": [{"build": "no_such_module:f"}]}, "no module 'no_such_module'"),
+        ({"resources": {"engine": "numpy", "preprocessors": 3}}, "start at least 4 ranks"),
+    ),
+)
 def test_bad_input_ends_with_status_2_before_any_rank_waits(launch, tmp_path, change, message):
     run = launch(3, spec(tmp_path, **{"models": [GOOD], **change}), timeout=30)
     assert run.status == 2, run.output
@@ -143,9 +172,19 @@ def test_bad_input_ends_with_status_2_before_any_rank_waits(launch, tmp_path, ch
 def test_a_rank_whose_launcher_has_gone_before_it_begins_is_no_run_of_its_own(tmp_path):
     path = tmp_path / "spec.json"
     path.write_text(json.dumps({**spec(tmp_path, [GOOD]), "output": str(tmp_path / "run")}))
-    environment = {**os.environ, "OMPI_COMM_WORLD_SIZE": "3", "OMPI_COMM_WORLD_RANK": "0"}  # as mpirun tells a rank
-    ended = subprocess.run([sys.executable, "-m", "fleet.run", str(path)], cwd=ROOT, env=environment, text=True,
-                           capture_output=True, timeout=120)
+    environment = {
+        **os.environ,
+        "OMPI_COMM_WORLD_SIZE": "3",
+        "OMPI_COMM_WORLD_RANK": "0",
+    }  # as mpirun tells a rank
+    ended = subprocess.run(
+        [sys.executable, "-m", "fleet.run", str(path)],
+        cwd=ROOT,
+        env=environment,
+        text=True,
+        capture_output=True,
+        timeout=120,
+    )
     assert ended.returncode == 1
     assert "one of 3 ranks, and MPI knows of no other" in ended.stderr
     assert not (tmp_path / "run").exists()
@@ -155,8 +194,12 @@ def test_what_a_launch_leaves_whose_launcher_is_killed_goes_with_the_next(launch
     content = spec(tmp_path, [GOOD], train={"converge": {"max_epochs": 100_000}})
     process = launch.start(2, content)
     wait_until(lambda: events_of(RunPaths(tmp_path / "run").events, GroupStarted), process)
-    files = [Path(file) for rank in range(2) for file in shared_memory(rank_process(process.pid, rank))
-             if Path(file).exists()]
+    files = [
+        Path(file)
+        for rank in range(2)
+        for file in shared_memory(rank_process(process.pid, rank))
+        if Path(file).exists()
+    ]
     assert files
     assert list(tmp_path.glob("fleet.*"))
     kill(process)

@@ -34,31 +34,47 @@ class Harvest:
 
     def __init__(self, launch, folder, samples=100, source="slow", names=NAMES, lease=LEASE):
         self.names, self.launch, self.lease = names, launch, lease
-        self.content = spec(folder, [{"family": "softmax", "name": name} for name in names], samples=samples,
-                            source=source, train={"converge": {"max_epochs": EPOCHS}})
+        self.content = spec(
+            folder,
+            [{"family": "softmax", "name": name} for name in names],
+            samples=samples,
+            source=source,
+            train={"converge": {"max_epochs": EPOCHS}},
+        )
         self.paths = RunPaths(folder / "run")
 
     def start(self, *more, ranks=2, **odd):
         """Start a launch, on a machine with which something may be odd."""
         variables = {**self.lease, **(odd_machine(**odd) if odd else {})}
-        return self.launch.start(ranks, self.content, "--beside-others", *more, environment=variables)
+        return self.launch.start(
+            ranks, self.content, "--beside-others", *more, environment=variables
+        )
 
     def epochs(self):
-        return [(event.network, event.record.epoch) for _, event in read_run(self.paths)
-                if isinstance(event, EpochEnded)]
+        return [
+            (event.network, event.record.epoch)
+            for _, event in read_run(self.paths)
+            if isinstance(event, EpochEnded)
+        ]
 
     def wait_until_both_train(self):
-        wait_until(lambda: sum(bool(events_of(log, EpochEnded)) for log in self.paths.event_logs()) == 2)
+        wait_until(
+            lambda: sum(bool(events_of(log, EpochEnded)) for log in self.paths.event_logs()) == 2
+        )
 
     def check(self, results, again=0):
         """All epochs are trained, so many of them again at most, and the table has all of them."""
-        assert set(self.epochs()) == {(name, epoch + 1) for name in self.names for epoch in range(EPOCHS)}
+        assert set(self.epochs()) == {
+            (name, epoch + 1) for name in self.names for epoch in range(EPOCHS)
+        }
         assert len(self.epochs()) <= len(self.names) * EPOCHS + again
         assert {(row.status, row.epochs) for row in results.values()} == {("finished", EPOCHS)}
         assert set(results) == set(self.names)
         assert self.paths.foreign() == []
         report = read_report(self.paths)
-        assert {curve.name: len(curve.epochs) for curve in report.losses} == dict.fromkeys(self.names, EPOCHS)
+        assert {curve.name: len(curve.epochs) for curve in report.losses} == dict.fromkeys(
+            self.names, EPOCHS
+        )
         assert report.account.launches == len(self.paths.event_logs())
 
 
@@ -105,14 +121,20 @@ def test_launches_that_are_left_alone_train_each_epoch_once_and_all_end_well(har
 @pytest.mark.long
 @pytest.mark.parametrize("wrong_s", [600, -600])
 def test_where_clocks_differ_by_minutes_a_network_is_taken_over_neither_early_nor_never_and_nothing_is_destroyed(
-        launch, tmp_path, wrong_s):
+    launch, tmp_path, wrong_s
+):
     gate = tmp_path / "gate"
     harvest = Harvest(launch, tmp_path, samples=f"100:150:{gate}", source="gated", names=["a", "b"])
     first = harvest.start(WRONG_BY_S=str(-wrong_s))
     wait_until(harvest.epochs)
-    second = harvest.start(ranks=3, WRONG_BY_S=str(wrong_s))  # it has two trainers, so it wants both networks
+    second = harvest.start(
+        ranks=3, WRONG_BY_S=str(wrong_s)
+    )  # it has two trainers, so it wants both networks
     harvest.wait_until_both_train()
-    assert sorted((event.network, event.took_over) for event in taken(harvest)) == [("a", False), ("b", False)]
+    assert sorted((event.network, event.took_over) for event in taken(harvest)) == [
+        ("a", False),
+        ("b", False),
+    ]
     send_all(first, signal.SIGSTOP)
     gate.touch()
     status, output = end(second)
@@ -123,10 +145,14 @@ def test_where_clocks_differ_by_minutes_a_network_is_taken_over_neither_early_no
     status, output = end(first)
     assert status not in (0, 2, 3, 75)
     assert "has been taken over by another launch" in output
-    assert {path: path.read_bytes() for path in harvest.paths.models.rglob("*") if path.is_file()} == before
+    assert {
+        path: path.read_bytes() for path in harvest.paths.models.rglob("*") if path.is_file()
+    } == before
     harvest.check(results(harvest), again=2)
     logs = [path.read_text() for path in harvest.paths.root.glob("logs/*/rank-000.log")]
-    ahead, behind = (choose(datetime.fromisoformat(log[:19]) for log in logs) for choose in (max, min))
+    ahead, behind = (
+        choose(datetime.fromisoformat(log[:19]) for log in logs) for choose in (max, min)
+    )
     assert (ahead - behind).total_seconds() > 1000  # the clocks were wrong indeed
 
 
@@ -146,8 +172,13 @@ with open(sys.argv[1], "w") as file:
 @pytest.mark.long
 def test_launches_share_a_folder_on_a_file_system_without_locks(harvest, tmp_path):
     odd = {"WITHOUT_LOCKS": "1"}
-    tried = subprocess.run([sys.executable, "-c", TRIES_TO_LOCK, tmp_path / "file"], text=True, capture_output=True,
-                           env={**os.environ, **odd_machine(**odd)}, check=False)
+    tried = subprocess.run(
+        [sys.executable, "-c", TRIES_TO_LOCK, tmp_path / "file"],
+        text=True,
+        capture_output=True,
+        env={**os.environ, **odd_machine(**odd)},
+        check=False,
+    )
     if "no filter can be set" in tried.stderr:
         pytest.skip("the kernel of this machine filters no system calls")
     assert tried.returncode == 0, tried.stderr
@@ -159,15 +190,25 @@ def test_launches_share_a_folder_on_a_file_system_without_locks(harvest, tmp_pat
 
 
 @pytest.mark.long
-def test_one_launch_of_five_whose_quota_is_hit_says_so_and_the_others_lose_nothing(launch, tmp_path):
+def test_one_launch_of_five_whose_quota_is_hit_says_so_and_the_others_lose_nothing(
+    launch, tmp_path
+):
     harvest = Harvest(launch, tmp_path, samples=800)  # no network is done before it is struck
     launches = [harvest.start("--idle", "1s") for _ in range(5)]  # of four networks
     wait_until(lambda: any(events_of(log, EpochEnded) for log in harvest.paths.event_logs()))
-    struck = next(process for process in launches if process.poll() is None and _trains(harvest, process))
+    struck = next(
+        process for process in launches if process.poll() is None and _trains(harvest, process)
+    )
     for rank in range(2):
-        resource.prlimit(rank_process(struck.pid, rank), resource.RLIMIT_FSIZE, (0, 0))  # no file may have a byte more
+        resource.prlimit(
+            rank_process(struck.pid, rank), resource.RLIMIT_FSIZE, (0, 0)
+        )  # no file may have a byte more
     status, output = end(struck)
-    assert (status, "cannot be written: File too large" in output, "Traceback" in output) == (1, True, False), output
+    assert (status, "cannot be written: File too large" in output, "Traceback" in output) == (
+        1,
+        True,
+        False,
+    ), output
     ended = [end(process) for process in launches if process is not struck]
     assert {status for status, _ in ended} <= {0, 75}, ended  # some found no network for themselves
     if any(row.status != "finished" for row in results(harvest).values()):
@@ -182,16 +223,26 @@ def test_the_table_follows_what_all_launches_do_while_one_trains_for_long(launch
     harvest.content["models"][0]["train"] = {"converge": {"max_epochs": 60}}
     launches = [harvest.start("--idle=1s") for _ in range(2)]
     harvest.wait_until_both_train()
-    wait_until(lambda: {event.network for log in harvest.paths.event_logs()
-                        for event in events_of(log, NetworkFinished)} >= {"b", "c"})
+    wait_until(
+        lambda: {
+            event.network
+            for log in harvest.paths.event_logs()
+            for event in events_of(log, NetworkFinished)
+        }
+        >= {"b", "c"}
+    )
     time.sleep(4)
     table = []
     until = time.monotonic() + 4
     while time.monotonic() < until:
-        table.append({name: (str(row.status), row.epochs) for name, row in results(harvest).items()})
+        table.append(
+            {name: (str(row.status), row.epochs) for name, row in results(harvest).items()}
+        )
         time.sleep(0.1)
     assert all(seen["a"][0] == "training" for seen in table), "it was over before"
-    assert {(seen["b"], seen["c"]) for seen in table} == {(("finished", EPOCHS), ("finished", EPOCHS))}
+    assert {(seen["b"], seen["c"]) for seen in table} == {
+        (("finished", EPOCHS), ("finished", EPOCHS))
+    }
     assert table[-1]["a"][1] > table[0]["a"][1]
     for process in launches:
         kill(process)
@@ -201,8 +252,10 @@ def test_the_table_follows_what_all_launches_do_while_one_trains_for_long(launch
 def _trains(harvest, process):
     """Whether a launch has finished an epoch; its log is named after its process."""
     processes = [f"-{pid}" for pid in session_members(process.pid)]
-    return any(log.stem.endswith(tuple(processes)) and events_of(log, EpochEnded)
-               for log in harvest.paths.event_logs())
+    return any(
+        log.stem.endswith(tuple(processes)) and events_of(log, EpochEnded)
+        for log in harvest.paths.event_logs()
+    )
 
 
 @pytest.mark.long

@@ -28,24 +28,50 @@ def networks(pinned):
     cosine = {"name": "CosineDecay", "initial_learning_rate": 0.01, "decay_steps": 40}
     return [
         {"family": "cnn", "name": "one", "args": PLAIN, "train": {"optimizer": sgd}},
-        {"family": "cnn", "name": "pair", "args": PLAIN, "gpus": 2 if pinned else 1,
-         "train": {"optimizer": {"name": "adam", "learning_rate": cosine}, "batch": {"size": 7}}},
-        {"family": "resnet", "name": "three", "args": {"blocks": [1, 1], "width": 4, "norm": "none"},
-         "gpus": 3 if pinned else 1, "train": {"optimizer": {**sgd, "global_clipnorm": 1.0}}},
-        {"build": "tests.keras_models:penalised", "name": "penalised", "gpus": 3 if pinned else 1,
-         "train": {"optimizer": sgd}},
+        {
+            "family": "cnn",
+            "name": "pair",
+            "args": PLAIN,
+            "gpus": 2 if pinned else 1,
+            "train": {"optimizer": {"name": "adam", "learning_rate": cosine}, "batch": {"size": 7}},
+        },
+        {
+            "family": "resnet",
+            "name": "three",
+            "args": {"blocks": [1, 1], "width": 4, "norm": "none"},
+            "gpus": 3 if pinned else 1,
+            "train": {"optimizer": {**sgd, "global_clipnorm": 1.0}},
+        },
+        {
+            "build": "tests.keras_models:penalised",
+            "name": "penalised",
+            "gpus": 3 if pinned else 1,
+            "train": {"optimizer": sgd},
+        },
     ]
 
 
 def keras_spec(tmp_path, models, **parts):
-    content = spec(tmp_path, models, samples=50, train={"batch": {"size": 16}, "converge": {"max_epochs": 2}},
-                   **{"schedule": {"policy": "baseline"}, **parts})
+    content = spec(
+        tmp_path,
+        models,
+        samples=50,
+        train={"batch": {"size": 16}, "converge": {"max_epochs": 2}},
+        **{"schedule": {"policy": "baseline"}, **parts},
+    )
     content["resources"] = {"engine": "keras", **parts.get("resources", {})}
     # `baseline` needs no rates, and with a file of them none are measured.
     rates = tmp_path / "rates.json"
     names = [model["name"] for model in models]
-    rates.write_text(json.dumps({"samples_per_epoch": 50, "gpus_per_node": 3,
-                                 "models": [{"name": name, "rates": [100.0, 110.0, 115.0]} for name in names]}))
+    rates.write_text(
+        json.dumps(
+            {
+                "samples_per_epoch": 50,
+                "gpus_per_node": 3,
+                "models": [{"name": name, "rates": [100.0, 110.0, 115.0]} for name in names],
+            }
+        )
+    )
     content["schedule"] = {**content["schedule"], "rates": str(rates)}
     return content
 
@@ -59,8 +85,11 @@ def histories(tmp_path_factory):
             continue
         tmp_path = tmp_path_factory.mktemp(case)
         launch = Launcher(tmp_path)
-        content = keras_spec(tmp_path, networks(pinned=case != "alone"),
-                             resources={} if case == "alone" else {"exchange": case})
+        content = keras_spec(
+            tmp_path,
+            networks(pinned=case != "alone"),
+            resources={} if case == "alone" else {"exchange": case},
+        )
         run = launch(1 if case == "alone" else 4, content, timeout=240)
         assert run.status == 0, run.output
         if case != "alone":
@@ -87,7 +116,9 @@ def test_horovod_gives_the_losses_of_mpi(histories, name):
 @pytest.mark.long
 def test_a_recorded_loss_curve_guards_the_step(histories):
     golden = json.loads((GOLDEN / "losses_keras.json").read_text())
-    losses = {name: [record.loss for record in history] for name, history in histories["alone"].items()}
+    losses = {
+        name: [record.loss for record in history] for name, history in histories["alone"].items()
+    }
     for name, curve in golden.items():
         assert losses[name] == pytest.approx(curve, rel=1e-3), json.dumps(losses)
 
@@ -97,8 +128,14 @@ def test_a_recorded_loss_curve_guards_the_step(histories):
 def test_horovod_gives_the_same_bits_whatever_number_of_steps_a_call_takes(launch, ranks, seed):
     if importlib.util.find_spec("horovod") is None:
         pytest.skip("Horovod is not installed")
-    done = launch(ranks, "", str(seed), program=(str(ROOT / "tests/mpi/striding.py"),), timeout=240,
-                  environment={"TF_NUM_INTRAOP_THREADS": "1"})
+    done = launch(
+        ranks,
+        "",
+        str(seed),
+        program=(str(ROOT / "tests/mpi/striding.py"),),
+        timeout=240,
+        environment={"TF_NUM_INTRAOP_THREADS": "1"},
+    )
     assert done.status == 0, done.output
     assert done.output.count("the same") == ranks
 
@@ -109,13 +146,17 @@ def shared(tmp_path_factory):
     tmp_path = tmp_path_factory.mktemp("shared")
     launch = Launcher(tmp_path)
     normalised = {"filters": [4], "dense": [8], "dropout": 0.2}
-    models = [{"family": "cnn", "name": "normalised", "args": normalised, "gpus": 2},
-              {"family": "cnn", "name": "plain", "args": PLAIN},
-              {"build": "tests.keras_models:broken", "name": "broken"},
-              {"build": "tests.keras_models:missing_on_rank", "name": "missing", "gpus": 2},
-              {"build": "tests.keras_models:explodes_on_rank", "name": "explodes", "gpus": 2}]
+    models = [
+        {"family": "cnn", "name": "normalised", "args": normalised, "gpus": 2},
+        {"family": "cnn", "name": "plain", "args": PLAIN},
+        {"build": "tests.keras_models:broken", "name": "broken"},
+        {"build": "tests.keras_models:missing_on_rank", "name": "missing", "gpus": 2},
+        {"build": "tests.keras_models:explodes_on_rank", "name": "explodes", "gpus": 2},
+    ]
     content = keras_spec(tmp_path, models, schedule={"policy": "global"})
-    run = launch(3, content, "--plain", program=(str(ROOT / "tests/mpi/rank0_modules.py"),), timeout=240)
+    run = launch(
+        3, content, "--plain", program=(str(ROOT / "tests/mpi/rank0_modules.py"),), timeout=240
+    )
     return launch, content, run
 
 
@@ -124,8 +165,12 @@ def test_failing_networks_leave_the_others_alone(shared):
     assert run.status == 3, run.output
     rows = run.results()
     assert {name: row.status for name, row in rows.items()} == {
-        "normalised": "finished", "plain": "finished", "broken": "failed", "missing": "failed",
-        "explodes": "failed"}
+        "normalised": "finished",
+        "plain": "finished",
+        "broken": "failed",
+        "missing": "failed",
+        "explodes": "failed",
+    }
     assert "no such layer" in rows["broken"].reason
     assert "not on this node" in rows["missing"].reason
     assert "only on the second rank" in rows["explodes"].reason
@@ -140,9 +185,15 @@ def test_a_network_is_replayed_alone_to_the_same_losses(shared):
 
 @pytest.mark.long
 def test_a_deterministic_network_is_replayed_in_a_group_of_its_size_to_the_same_numbers(
-        launch, tmp_path):
-    model = {"family": "cnn", "name": "normalised", "args": {"filters": [8, 8], "dense": [8], "dropout": 0.2},
-             "gpus": 2, "train": {"deterministic": True}}
+    launch, tmp_path
+):
+    model = {
+        "family": "cnn",
+        "name": "normalised",
+        "args": {"filters": [8, 8], "dense": [8], "dropout": 0.2},
+        "gpus": 2,
+        "train": {"deterministic": True},
+    }
     content = keras_spec(tmp_path, [model], schedule={"policy": "global"})
     run = launch(3, content, "--plain", timeout=240)
     assert run.status == 0, run.output
@@ -155,10 +206,28 @@ def test_a_deterministic_network_is_replayed_in_a_group_of_its_size_to_the_same_
 
 @pytest.mark.long
 def test_a_group_that_finishes_samples_in_its_graph_is_replayed_with_those_of_hosts_to_the_same_numbers(
-        launch, tmp_path):
-    model = {"family": "cnn", "name": "pair", "args": PLAIN, "gpus": 2, "train": {"deterministic": True}}
-    content = keras_spec(tmp_path, [model], schedule={"policy": "global"}, data={"cache": "memory", "finish": "device",
-                         "transforms": [{"random_crop": {"size": [4, 4], "padding": 2}}, {"flip": {"vertical": True}}]})
+    launch, tmp_path
+):
+    model = {
+        "family": "cnn",
+        "name": "pair",
+        "args": PLAIN,
+        "gpus": 2,
+        "train": {"deterministic": True},
+    }
+    content = keras_spec(
+        tmp_path,
+        [model],
+        schedule={"policy": "global"},
+        data={
+            "cache": "memory",
+            "finish": "device",
+            "transforms": [
+                {"random_crop": {"size": [4, 4], "padding": 2}},
+                {"flip": {"vertical": True}},
+            ],
+        },
+    )
     run = launch(3, content, "--plain", timeout=240)
     assert run.status == 0, run.output
     assert "data: on the device: random_crop, flip; on the host, before: reading" in run.output
@@ -169,15 +238,38 @@ def test_a_group_that_finishes_samples_in_its_graph_is_replayed_with_those_of_ho
 
 
 @pytest.mark.long
-def test_no_schedule_changes_a_result_where_samples_are_kept_beyond_what_a_replay_may_differ(launch, tmp_path):
+def test_no_schedule_changes_a_result_where_samples_are_kept_beyond_what_a_replay_may_differ(
+    launch, tmp_path
+):
     """Each policy with GPUs that two trainers share and rates from training, beside one with a GPU for each trainer."""
-    models = [{"family": "cnn", "name": f"n{number}", "args": PLAIN, "train": {
-        "converge": {"max_epochs": 1 + number % 3}, "batch": {"size": (8, 16)[number % 2]}}} for number in range(5)]
+    models = [
+        {
+            "family": "cnn",
+            "name": f"n{number}",
+            "args": PLAIN,
+            "train": {
+                "converge": {"max_epochs": 1 + number % 3},
+                "batch": {"size": (8, 16)[number % 2]},
+            },
+        }
+        for number in range(5)
+    ]
     runs = []
     for policy, slots in (("global", 1), *product(POLICIES, (2,))):
-        content = spec(tmp_path, models, samples=120, output=str(tmp_path / f"{policy}-{slots}"),
-                       schedule={"policy": policy}, data={"cache": "auto"},
-                       resources={"engine": "keras", "gpus_per_node": 2, "per_device": slots, "preprocessors": 1})
+        content = spec(
+            tmp_path,
+            models,
+            samples=120,
+            output=str(tmp_path / f"{policy}-{slots}"),
+            schedule={"policy": policy},
+            data={"cache": "auto"},
+            resources={
+                "engine": "keras",
+                "gpus_per_node": 2,
+                "per_device": slots,
+                "preprocessors": 1,
+            },
+        )
         runs.append(launch(1 + 2 * slots, content, timeout=240))
         assert runs[-1].status == 0, runs[-1].output
         assert most_on_a_gpu(runs[-1].paths.events) == slots

@@ -16,13 +16,24 @@ LEASE = {"FLEET_LEASE": "2s"}
 
 def content_of(paths):
     """All that was trained, byte for byte; a line that was under way may still come into the log."""
-    return {path: path.read_bytes() for path in [paths.results, *paths.models.rglob("*")] if path.is_file()}
+    return {
+        path: path.read_bytes()
+        for path in [paths.results, *paths.models.rglob("*")]
+        if path.is_file()
+    }
 
 
 @pytest.mark.long
-def test_a_launch_that_was_stopped_for_longer_than_its_lease_ends_and_destroys_nothing(launch, tmp_path):
-    content = spec(tmp_path, [{"family": "softmax", "name": "a"}], samples=200, source="slow",
-                   train={"converge": {"max_epochs": EPOCHS}})
+def test_a_launch_that_was_stopped_for_longer_than_its_lease_ends_and_destroys_nothing(
+    launch, tmp_path
+):
+    content = spec(
+        tmp_path,
+        [{"family": "softmax", "name": "a"}],
+        samples=200,
+        source="slow",
+        train={"converge": {"max_epochs": EPOCHS}},
+    )
     paths = RunPaths(tmp_path / "run")
     first = launch.start(2, content, environment=LEASE)
     wait_until(lambda: len(events_of(paths.events, EpochEnded)) >= 3, first)

@@ -16,7 +16,14 @@ import pytest
 
 from fleet.__main__ import main
 from fleet.api import launch, mpirun
-from fleet.domain.events import EpochEnded, FirstStep, GroupStarted, NetworkJudged, NodesLeft, RankLost
+from fleet.domain.events import (
+    EpochEnded,
+    FirstStep,
+    GroupStarted,
+    NetworkJudged,
+    NodesLeft,
+    RankLost,
+)
 from fleet.errors import ExitStatus, UserError
 from fleet.runtime.replay import largest_difference
 from fleet.storage.checkpoint import newest, read_state
@@ -43,7 +50,9 @@ def test_networks_are_added_paused_resumed_and_stopped_while_a_run_goes_on(tmp_p
     (tmp_path / "wrong.yaml").write_text("{family: softmaxx}")
     run, shown = tmp_path / "run", io.StringIO()
     with launch(path, 3, "--plain", environment=launcher.environment({})) as running:
-        name = running.add({"family": "softmax", "name": "long", "train": {"converge": {"max_epochs": 10_000}}})
+        name = running.add(
+            {"family": "softmax", "name": "long", "train": {"converge": {"max_epochs": 10_000}}}
+        )
         assert name == "long"
         with redirect_stdout(shown):
             assert main(["add", str(run), str(tmp_path / "entry.yaml")]) == 0
@@ -66,7 +75,10 @@ def test_networks_are_added_paused_resumed_and_stopped_while_a_run_goes_on(tmp_p
         assert not running.stop("softmax-0")
     rows = {row.name: row for row in running.results()}
     assert {name: row.status for name, row in rows.items()} == {
-        "long": Status.PRUNED, "softmax-0": Status.FINISHED, "softmax-1": Status.FINISHED}
+        "long": Status.PRUNED,
+        "softmax-0": Status.FINISHED,
+        "softmax-1": Status.FINISHED,
+    }
     assert rows["long"].reason == f"pruned after {counted(rows['long'].epochs, 'epoch')}"
     assert events_of(RunPaths(run).events, NetworkJudged)[-1].by == ("user",)
     with pytest.raises(UserError, match="the run has ended"):
@@ -88,7 +100,10 @@ def test_what_others_added_is_there_again_when_the_run_goes_on(tmp_path):
         assert next(iter(running.reports())).network == "late"
         running.stop("late")
     rows = {row.name: row for row in running.results()}
-    assert {name: row.status for name, row in rows.items()} == {"late": Status.PRUNED, "wrong": Status.FAILED}
+    assert {name: row.status for name, row in rows.items()} == {
+        "late": Status.PRUNED,
+        "wrong": Status.FAILED,
+    }
 
 
 def test_a_launch_that_is_interrupted_as_soon_as_it_is_started_is_resumed(tmp_path):
@@ -106,10 +121,14 @@ def test_a_launch_that_is_interrupted_as_soon_as_it_is_started_is_resumed(tmp_pa
 def test_an_interrupted_launch_has_all_the_time_that_its_step_takes(tmp_path):
     """mpirun would end ranks within a second that do not obey a SIGTERM."""
     (tmp_path / "rates.json").write_text(
-        '{"samples_per_epoch": 60, "gpus_per_node": 2, "models": [{"name": "net", "rates": [8.0]}]}')
-    launcher, path = waiting_spec(tmp_path, models=[{"family": "softmax", "name": "net"}],
-                                  schedule={"rates": str(tmp_path / "rates.json")},
-                                  resources={"engine": "emulated", "time_scale": 1, "preprocessors": 1})
+        '{"samples_per_epoch": 60, "gpus_per_node": 2, "models": [{"name": "net", "rates": [8.0]}]}'
+    )
+    launcher, path = waiting_spec(
+        tmp_path,
+        models=[{"family": "softmax", "name": "net"}],
+        schedule={"rates": str(tmp_path / "rates.json")},
+        resources={"engine": "emulated", "time_scale": 1, "preprocessors": 1},
+    )
     with launch(path, 2, "--plain", environment=launcher.environment({})) as running:
         events = RunPaths(running.run).events
         wait_until(lambda: events_of(events, FirstStep))
@@ -124,8 +143,10 @@ def test_a_launch_that_is_refused_says_so_whatever_the_one_before_has_logged(tmp
     with launch(path, 2, "--plain", "--fresh", environment=launcher.environment({})) as running:
         assert [report.epoch for report in running.reports()] == [1, 2, 3]
     (tmp_path / "run" / "notes").touch()
-    with (pytest.raises(UserError, match="cannot be run"),
-          launch(path, 2, "--plain", "--fresh", environment=launcher.environment({})) as running):
+    with (
+        pytest.raises(UserError, match="cannot be run"),
+        launch(path, 2, "--plain", "--fresh", environment=launcher.environment({})) as running,
+    ):
         assert list(running.reports()) == []
 
 
@@ -161,22 +182,37 @@ def test_a_run_is_watched_from_outside(tmp_path, capsys):
     assert main(["watch", str(running.run)]) == 2
 
 
-@pytest.mark.parametrize("survive", [False, pytest.param(True, marks=pytest.mark.long)], ids=["mpi", "ulfm"])
+@pytest.mark.parametrize(
+    "survive", [False, pytest.param(True, marks=pytest.mark.long)], ids=["mpi", "ulfm"]
+)
 def test_a_node_is_given_back_and_the_rest_trains_on(tmp_path, capsys, survive):
-    content = spec(tmp_path, [{"family": "softmax", "name": name} for name in "abcd"], samples=100, source="slow",
-                   train={"converge": {"max_epochs": 10_000}}, schedule={"policy": "adaptive"})
+    content = spec(
+        tmp_path,
+        [{"family": "softmax", "name": name} for name in "abcd"],
+        samples=100,
+        source="slow",
+        train={"converge": {"max_epochs": 10_000}},
+        schedule={"policy": "adaptive"},
+    )
     launcher, paths, shown = Launcher(tmp_path), RunPaths(tmp_path / "run"), tmp_path / "shown"
     with open(shown, "wb") as file:
-        process = subprocess.Popen([*mpirun(6, survive), "-m", "fleet.run", str(launcher.write(content)), "--plain"],
-                                   cwd=ROOT, env=launcher.environment({"FLEET_RANKS_PER_NODE": "3"}), stdout=file,
-                                   stderr=subprocess.STDOUT, start_new_session=True)
+        process = subprocess.Popen(
+            [*mpirun(6, survive), "-m", "fleet.run", str(launcher.write(content)), "--plain"],
+            cwd=ROOT,
+            env=launcher.environment({"FLEET_RANKS_PER_NODE": "3"}),
+            stdout=file,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
     try:
-        wait_until(lambda: {event.network for event in events_of(paths.events, EpochEnded)} == set("abcd"))
+        wait_until(
+            lambda: {event.network for event in events_of(paths.events, EpochEnded)} == set("abcd")
+        )
         assert main(["yield", str(paths.root), "--nodes", "2", "--within", "1min"]) == 2
         assert "of this launch 1 can" in capsys.readouterr().err
         assert main(["yield", str(paths.root), "--nodes", "1", "--within", "5min", "--json"]) == 0
         answer = json.loads(capsys.readouterr().out)
-        left, = events_of(paths.events, NodesLeft)
+        (left,) = events_of(paths.events, NodesLeft)
         assert (left.nodes, left.devices, left.has_ended) == ((1,), (2, 3), survive)
         assert (answer["dropped"], answer["has_ended"]) == ([], survive)
         assert len(answer["saved"]) == 2
@@ -188,10 +224,14 @@ def test_a_node_is_given_back_and_the_rest_trains_on(tmp_path, capsys, survive):
     finally:
         kill(process)
     logged = [event for _, event in read_run(paths)]
-    later = logged[logged.index(left):]
-    assert {device for event in later if isinstance(event, GroupStarted) for device in event.devices} <= {0, 1}
+    later = logged[logged.index(left) :]
+    assert {
+        device for event in later if isinstance(event, GroupStarted) for device in event.devices
+    } <= {0, 1}
     assert not any(isinstance(event, RankLost) for event in logged)
-    epochs = [(event.network, event.record.epoch) for event in logged if isinstance(event, EpochEnded)]
+    epochs = [
+        (event.network, event.record.epoch) for event in logged if isinstance(event, EpochEnded)
+    ]
     assert len(set(epochs)) == len(epochs)  # none was trained again
 
 
@@ -201,7 +241,11 @@ def ranks_of(process):
     for pid in session_members(process.pid):
         with suppress(OSError):
             variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-            found |= {int(one.partition(b"=")[2]) for one in variables if one.startswith(b"OMPI_COMM_WORLD_RANK=")}
+            found |= {
+                int(one.partition(b"=")[2])
+                for one in variables
+                if one.startswith(b"OMPI_COMM_WORLD_RANK=")
+            }
     return found
 
 
@@ -209,26 +253,55 @@ def ranks_of(process):
 @pytest.mark.tensorflow
 def test_networks_that_come_late_train_to_what_they_would_have_come_to_alone(tmp_path):
     """On Keras, in a stream that others began: a replay trains each by itself."""
-    first = {"family": "cnn", "name": "first", "args": {"filters": [4]}, "train": {"converge": {"max_epochs": 10_000}}}
-    content = spec(tmp_path, [first], source="numbered", train={"converge": {"max_epochs": 6}},
-                   resources={"engine": "keras"}, schedule={"policy": "adaptive"})
+    first = {
+        "family": "cnn",
+        "name": "first",
+        "args": {"filters": [4]},
+        "train": {"converge": {"max_epochs": 10_000}},
+    }
+    content = spec(
+        tmp_path,
+        [first],
+        source="numbered",
+        train={"converge": {"max_epochs": 6}},
+        resources={"engine": "keras"},
+        schedule={"policy": "adaptive"},
+    )
     launcher = Launcher(tmp_path)
-    entry = {"family": "cnn", "name": "late", "args": {"filters": [6]},
-             "grid": {"train.optimizer.learning_rate": [0.01, 0.05]}}
-    with launch(launcher.write(content), 3, "--plain", environment=launcher.environment({})) as running:
+    entry = {
+        "family": "cnn",
+        "name": "late",
+        "args": {"filters": [6]},
+        "grid": {"train.optimizer.learning_rate": [0.01, 0.05]},
+    }
+    with launch(
+        launcher.write(content), 3, "--plain", environment=launcher.environment({})
+    ) as running:
         reports = running.reports()
         next(reports)
         late = running.add_all(entry)
         assert late == ["late-0", "late-1"]
-        ended = {report.network for report in islice((report for report in reports if report.is_last), 2)}
+        ended = {
+            report.network for report in islice((report for report in reports if report.is_last), 2)
+        }
         assert ended == set(late)
         running.stop("first")
     rows = {row.name: row.status for row in running.results()}
     assert rows == {"first": Status.PRUNED} | dict.fromkeys(late, Status.FINISHED)
-    again = launcher(1, content, str(running.run), *late, program=(str(ROOT / "tests/mpi/replay_all.py"),), timeout=240)
+    again = launcher(
+        1,
+        content,
+        str(running.run),
+        *late,
+        program=(str(ROOT / "tests/mpi/replay_all.py"),),
+        timeout=240,
+    )
     assert again.status == 0, again.output
     for name in late:
         paths = RunPaths(running.run)
-        histories = [newest(one, name, with_arrays=False).history for one in (paths, RunPaths(paths.replay(name)))]
+        histories = [
+            newest(one, name, with_arrays=False).history
+            for one in (paths, RunPaths(paths.replay(name)))
+        ]
         assert len(histories[0]) == 6
         assert largest_difference(*histories) < 1e-4

@@ -34,8 +34,8 @@ def run_noted(launch, tmp_path, **parts):
 def test_the_first_rank_looks_at_a_few_samples_once_and_no_other_reads_any(launch, tmp_path):
     read = run_noted(launch, tmp_path)
     assert list(read) == [0]
-    assert read[0][:len(LOOKED_AT)] == LOOKED_AT
-    prepared = Counter(part for part, _ in read[0][len(LOOKED_AT):])
+    assert read[0][: len(LOOKED_AT)] == LOOKED_AT
+    prepared = Counter(part for part, _ in read[0][len(LOOKED_AT) :])
     assert prepared["opened"] == 0
     assert prepared["validation"] == VALIDATION
 
@@ -44,10 +44,12 @@ def test_the_first_rank_looks_at_a_few_samples_once_and_no_other_reads_any(launc
 def test_samples_that_are_kept_are_read_once_beside_that(launch, tmp_path):
     read = run_noted(launch, tmp_path, data={"cache": "memory"})
     assert list(read) == [0]
-    looked, prepared = read[0][:len(LOOKED_AT)], Counter(read[0][len(LOOKED_AT):])
+    looked, prepared = read[0][: len(LOOKED_AT)], Counter(read[0][len(LOOKED_AT) :])
     assert looked == LOOKED_AT
     assert Counter(part for part, _ in prepared.elements()) == {
-        "train": MEASURED + SAMPLES, "validation": VALIDATION}
+        "train": MEASURED + SAMPLES,
+        "validation": VALIDATION,
+    }
 
 
 @pytest.mark.long
@@ -56,5 +58,8 @@ def test_trainers_that_prepare_their_own_samples_read_those_and_no_others(launch
     assert read.pop(0) == LOOKED_AT
     assert sorted(read) == [1, 2]
     for mine in read.values():
-        assert Counter(part for part, _ in mine) == {"train": EPOCHS * SAMPLES, "validation": VALIDATION}
+        assert Counter(part for part, _ in mine) == {
+            "train": EPOCHS * SAMPLES,
+            "validation": VALIDATION,
+        }
         assert {count for (part, _), count in Counter(mine).items() if part == "train"} == {EPOCHS}

@@ -14,15 +14,30 @@ def adaptive(tmp_path, models, rates, **parts):
     """A spec under `adaptive`, with rates that say how much more GPUs are worth."""
     table = [{"name": model["name"], "rates": rates} for model in models]
     (tmp_path / "rates.json").write_text(
-        json.dumps({"samples_per_epoch": 200, "gpus_per_node": len(rates), "models": table}))
-    return spec(tmp_path, models, samples=200, source="slow", **parts,
-                schedule={"policy": "adaptive", "rates": str(tmp_path / "rates.json")})
+        json.dumps({"samples_per_epoch": 200, "gpus_per_node": len(rates), "models": table})
+    )
+    return spec(
+        tmp_path,
+        models,
+        samples=200,
+        source="slow",
+        **parts,
+        schedule={"policy": "adaptive", "rates": str(tmp_path / "rates.json")},
+    )
 
 
 @pytest.mark.parametrize("ranks", long_but_first(3, 5))
-def test_a_group_takes_in_the_devices_of_those_that_finish_in_the_middle_of_an_epoch(launch, tmp_path, ranks):
-    models = [{"family": "softmax", "name": f"n{place}", "train": {"converge": {"max_epochs": 1 + 3 * place}}}
-              for place in range(ranks - 1)]
+def test_a_group_takes_in_the_devices_of_those_that_finish_in_the_middle_of_an_epoch(
+    launch, tmp_path, ranks
+):
+    models = [
+        {
+            "family": "softmax",
+            "name": f"n{place}",
+            "train": {"converge": {"max_epochs": 1 + 3 * place}},
+        }
+        for place in range(ranks - 1)
+    ]
     content = adaptive(tmp_path, models, [100.0 * gpus for gpus in range(1, ranks)])
     run = launch(ranks, content)
     assert run.status == 0, run.output
@@ -30,23 +45,36 @@ def test_a_group_takes_in_the_devices_of_those_that_finish_in_the_middle_of_an_e
     grown = [event for event in run.events(GroupChanged) if event.network == longest]
     assert [event.position > 0 for event in grown].count(True) >= 1
     assert len(grown[-1].devices) == ranks - 1
-    assert len([event for event in run.events(GroupStarted) if event.network == longest]) == 1  # never started anew
+    assert (
+        len([event for event in run.events(GroupStarted) if event.network == longest]) == 1
+    )  # never started anew
     for model in models:
         assert replayed(launch, content, run, model["name"]) < 1e-9
 
 
 @pytest.mark.long
 def test_groups_shrink_swap_devices_and_change_their_master(launch, tmp_path):
-    models = [{"family": "softmax", "name": name, "train": {"converge": {"max_epochs": 7}}} for name in "ab"]
+    models = [
+        {"family": "softmax", "name": name, "train": {"converge": {"max_epochs": 7}}}
+        for name in "ab"
+    ]
     content = adaptive(tmp_path, models, [100.0, 200.0, 300.0, 400.0], train={"batch": {"size": 7}})
-    rounds = [("a", 0, {"a": [0, 1, 2], "b": [3]}),
-              ("a", 1, {"a": [2, 1], "b": [3, 0]}),  # the master leaves, for the other group
-              ("a", 3, {"a": [1], "b": [0, 2, 3]}),  # and again
-              ("a", 5, {"a": [1, 3, 0], "b": [2]})]
-    run = launch(5, content, program=(str(ROOT / "tests/mpi/scripted.py"),),
-                 environment={"FLEET_TEST_ROUNDS": json.dumps(rounds)})
+    rounds = [
+        ("a", 0, {"a": [0, 1, 2], "b": [3]}),
+        ("a", 1, {"a": [2, 1], "b": [3, 0]}),  # the master leaves, for the other group
+        ("a", 3, {"a": [1], "b": [0, 2, 3]}),  # and again
+        ("a", 5, {"a": [1, 3, 0], "b": [2]}),
+    ]
+    run = launch(
+        5,
+        content,
+        program=(str(ROOT / "tests/mpi/scripted.py"),),
+        environment={"FLEET_TEST_ROUNDS": json.dumps(rounds)},
+    )
     assert run.status == 0, run.output
-    changes = [(event.before, event.devices) for event in run.events(GroupChanged) if event.network == "a"]
+    changes = [
+        (event.before, event.devices) for event in run.events(GroupChanged) if event.network == "a"
+    ]
     assert changes[:2] == [((0, 1, 2), (1, 2)), ((1, 2), (1,))]
     assert len(run.events(GroupStarted)) == 2
     for name in "ab":
@@ -55,15 +83,29 @@ def test_groups_shrink_swap_devices_and_change_their_master(launch, tmp_path):
 
 @pytest.mark.long
 def test_a_group_grows_onto_another_node(launch, tmp_path):
-    models = [{"family": "softmax", "name": name, "train": {"converge": {"max_epochs": epochs}}}
-              for name, epochs in (("short", 1), ("long", 5))]
-    content = adaptive(tmp_path, models, [100.0, 200.0, 300.0, 400.0], resources={"preprocessors": 2})
-    rounds = [("short", 0, {"long": [0], "short": [2, 3]}), ("short", 1, {"long": [0, 2]}),
-              ("long", 3, {"long": [0, 2, 3, 1]})]
-    run = launch(6, content, program=(str(ROOT / "tests/mpi/scripted.py"),),
-                 environment={"FLEET_TEST_ROUNDS": json.dumps(rounds), "FLEET_RANKS_PER_NODE": "3"})
+    models = [
+        {"family": "softmax", "name": name, "train": {"converge": {"max_epochs": epochs}}}
+        for name, epochs in (("short", 1), ("long", 5))
+    ]
+    content = adaptive(
+        tmp_path, models, [100.0, 200.0, 300.0, 400.0], resources={"preprocessors": 2}
+    )
+    rounds = [
+        ("short", 0, {"long": [0], "short": [2, 3]}),
+        ("short", 1, {"long": [0, 2]}),
+        ("long", 3, {"long": [0, 2, 3, 1]}),
+    ]
+    run = launch(
+        6,
+        content,
+        program=(str(ROOT / "tests/mpi/scripted.py"),),
+        environment={"FLEET_TEST_ROUNDS": json.dumps(rounds), "FLEET_RANKS_PER_NODE": "3"},
+    )
     assert run.status == 0, run.output
     first, second = (event.devices for event in run.events(GroupChanged))
     assert first == (0, 2)
-    assert second in ((0, 2, 3, 1), (0, 2, 1, 3))  # device 3 may come to be free after device 1 has joined
+    assert second in (
+        (0, 2, 3, 1),
+        (0, 2, 1, 3),
+    )  # device 3 may come to be free after device 1 has joined
     assert replayed(launch, content, run, "long") < 1e-9

@@ -15,26 +15,52 @@ PLAIN = {"filters": [4], "dense": [8], "norm": "none"}
 
 
 def test_eight_networks_on_four_trainers_train_as_if_alone(launch, tmp_path):
-    adam, sgd = {"name": "adam", "learning_rate": 0.01}, {"name": "sgd", "learning_rate": 0.01, "momentum": 0.9}
-    models = [{"family": "cnn", "name": f"n{place}", "args": PLAIN,
-               "train": {"optimizer": adam if place % 2 else sgd, "converge": {"max_epochs": epochs}}}
-              for place, epochs in enumerate([1, 1, 1, 1, 2, 2, 7, 9])]
+    adam, sgd = (
+        {"name": "adam", "learning_rate": 0.01},
+        {"name": "sgd", "learning_rate": 0.01, "momentum": 0.9},
+    )
+    models = [
+        {
+            "family": "cnn",
+            "name": f"n{place}",
+            "args": PLAIN,
+            "train": {"optimizer": adam if place % 2 else sgd, "converge": {"max_epochs": epochs}},
+        }
+        for place, epochs in enumerate([1, 1, 1, 1, 2, 2, 7, 9])
+    ]
     rates = [{"name": model["name"], "rates": [100.0, 190.0, 270.0, 340.0]} for model in models]
-    (tmp_path / "rates.json").write_text(json.dumps({"samples_per_epoch": 384, "gpus_per_node": 4, "models": rates}))
-    content = spec(tmp_path, models, samples=384, source="slow", train={"batch": {"size": 16}},
-                   resources={"engine": "keras"},
-                   schedule={"policy": "adaptive", "rates": str(tmp_path / "rates.json")})
+    (tmp_path / "rates.json").write_text(
+        json.dumps({"samples_per_epoch": 384, "gpus_per_node": 4, "models": rates})
+    )
+    content = spec(
+        tmp_path,
+        models,
+        samples=384,
+        source="slow",
+        train={"batch": {"size": 16}},
+        resources={"engine": "keras"},
+        schedule={"policy": "adaptive", "rates": str(tmp_path / "rates.json")},
+    )
     run = launch(5, content, timeout=240, program=(str(ROOT / "tests/mpi/short_steps.py"),))
     assert run.status == 0, run.output
     regroups = run.events(GroupChanged)
     assert len(regroups) >= 2
     assert any(event.position for event in regroups)
-    assert any(int(calls) > 9 for calls in re.findall(r"(\d+) calls of several steps in groups", run.output))
+    assert any(
+        int(calls) > 9
+        for calls in re.findall(r"(\d+) calls of several steps in groups", run.output)
+    )
 
     names = [model["name"] for model in models]
-    again = launch(1, content, str(run.paths.root), *names, timeout=240,
-                   program=(str(ROOT / "tests/mpi/replay_all.py"),),
-                   environment={"TF_NUM_INTRAOP_THREADS": "2"})
+    again = launch(
+        1,
+        content,
+        str(run.paths.root),
+        *names,
+        timeout=240,
+        program=(str(ROOT / "tests/mpi/replay_all.py"),),
+        environment={"TF_NUM_INTRAOP_THREADS": "2"},
+    )
     assert again.status == 0, again.output
     for name in names:
         assert run.differs(name) < 1e-4

@@ -11,22 +11,52 @@ from scheduler.ensemble.policies import POLICIES
 from tests.examples import long_but_first
 from tests.mpi.conftest import ROOT
 
-RATES = {"samples_per_epoch": 1, "gpus_per_node": 2,
-         "models": [{"name": f"n{i}", "rates": [rate, 1.9 * rate], "epochs": 1 + i % 3}
-                    for i, rate in enumerate([50.0, 40.0, 20.0, 10.0])]}
+RATES = {
+    "samples_per_epoch": 1,
+    "gpus_per_node": 2,
+    "models": [
+        {"name": f"n{i}", "rates": [rate, 1.9 * rate], "epochs": 1 + i % 3}
+        for i, rate in enumerate([50.0, 40.0, 20.0, 10.0])
+    ],
+}
 
 
 @pytest.mark.parametrize("policy", long_but_first("global", "adaptive"))
 def test_a_spec_goes_through_all_of_its_run_on_nodes_that_are_pretended(launch, tmp_path, policy):
-    spec = {"models": [{"family": "resnet", "name": network["name"]} for network in RATES["models"]],
-            "data": {"source": "builtin:noise", "options": {"samples": 500, "size": 32}},
-            "schedule": {"policy": policy}, "output": str(tmp_path / "real")}
+    spec = {
+        "models": [{"family": "resnet", "name": network["name"]} for network in RATES["models"]],
+        "data": {"source": "builtin:noise", "options": {"samples": 500, "size": 32}},
+        "schedule": {"policy": policy},
+        "output": str(tmp_path / "real"),
+    }
     (tmp_path / "spec.yaml").write_text(yaml.safe_dump(spec))
     (tmp_path / "rates.json").write_text(json.dumps(RATES))
     done = subprocess.run(
-        [sys.executable, "-m", "fleet", "rehearse", str(tmp_path / "spec.yaml"), "--gpus", "4", "--gpus-per-node", "2",
-         "--rates", str(tmp_path / "rates.json"), "--time-scale", "0.02", "--output", str(tmp_path / "kept"), "--json"],
-        cwd=ROOT, env=launch.environment({}), capture_output=True, text=True, timeout=120, check=False)
+        [
+            sys.executable,
+            "-m",
+            "fleet",
+            "rehearse",
+            str(tmp_path / "spec.yaml"),
+            "--gpus",
+            "4",
+            "--gpus-per-node",
+            "2",
+            "--rates",
+            str(tmp_path / "rates.json"),
+            "--time-scale",
+            "0.02",
+            "--output",
+            str(tmp_path / "kept"),
+            "--json",
+        ],
+        cwd=ROOT,
+        env=launch.environment({}),
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
     assert done.returncode == 0, done.stderr
     found = json.loads(done.stdout)
     assert (found["networks"], found["gpus"], found["gpus_per_node"]) == (4, 4, 2)

@@ -11,7 +11,10 @@ MODELS = [{"family": "softmax", "name": name} for name in ("a", "b")]
 
 
 def content(folder):
-    return {**spec(folder, MODELS, train={"converge": {"max_epochs": 4}}), "output": str(folder / "run")}
+    return {
+        **spec(folder, MODELS, train={"converge": {"max_epochs": 4}}),
+        "output": str(folder / "run"),
+    }
 
 
 def is_told(run, why):
@@ -19,26 +22,36 @@ def is_told(run, why):
     assert run.status == 1, run.output
     lines = [line for line in run.output.splitlines() if "cannot be written: " + why in line]
     assert lines, run.output
-    assert lines[0].lstrip("\0").startswith("fleet: ")  # mpirun may put a zero byte before what a rank says
+    assert (
+        lines[0].lstrip("\0").startswith("fleet: ")
+    )  # mpirun may put a zero byte before what a rank says
     assert lines[0].endswith("and the same command resumes the run")
     assert "Traceback" not in run.output
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("pages", [3, *(pytest.param(pages, marks=pytest.mark.long) for pages in (9, 20))])
-def test_a_full_disk_ends_the_run_and_the_same_command_goes_on_when_there_is_room(launch, full_disk, pages):
+@pytest.mark.parametrize(
+    "pages", [3, *(pytest.param(pages, marks=pytest.mark.long) for pages in (9, 20))]
+)
+def test_a_full_disk_ends_the_run_and_the_same_command_goes_on_when_there_is_room(
+    launch, full_disk, pages
+):
     ballast = full_disk / "ballast"
     ballast.write_bytes(bytes(4 * 1024 * 1024 - 4096 * pages))
     run = launch(3, content(full_disk))
     is_told(run, "No space left on device")
-    saved = {name: read_state(run.paths.last(name)) for name in "ab" if run.paths.last(name).exists()}
+    saved = {
+        name: read_state(run.paths.last(name)) for name in "ab" if run.paths.last(name).exists()
+    }
     ballast.unlink()
     again = launch(3, content(full_disk))
     assert again.status == 0, again.output
     for name in "ab":
         assert again.results()[name].epochs == 4
         before = saved[name].history if name in saved else ()
-        assert again.history(name)[:len(before)] == before  # nothing that was saved is trained again
+        assert (
+            again.history(name)[: len(before)] == before
+        )  # nothing that was saved is trained again
     assert again.paths.foreign() == []
 
 
@@ -56,8 +69,16 @@ def test_a_folder_that_may_not_be_written_any_more_ends_the_run_before_it_begins
 def test_a_full_disk_under_the_batch_log_ends_the_run_and_what_was_saved_goes_on(launch, tmp_path):
     spec_file = launch.write(content(tmp_path))
     with open("/dev/full", "w") as full:
-        done = subprocess.run([PYTHON, "-m", "fleet.run", str(spec_file)], stdout=full, stderr=subprocess.PIPE,
-                              text=True, cwd=ROOT, env=launch.environment({}), timeout=90, check=False)
+        done = subprocess.run(
+            [PYTHON, "-m", "fleet.run", str(spec_file)],
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+            env=launch.environment({}),
+            timeout=90,
+            check=False,
+        )
     assert done.returncode == 1
     assert "standard output cannot be written: No space left on device" in done.stderr
     assert "Traceback" not in done.stderr

@@ -20,7 +20,12 @@ RECORDING = (str(ROOT / "tests/mpi/recording.py"),)
 def run_recorded(launch, tmp_path, ranks, content, **environment):
     folder = tmp_path / "records"
     folder.mkdir()
-    run = launch(ranks, content, program=RECORDING, environment={"FLEET_TEST_RECORDS": str(folder), **environment})
+    run = launch(
+        ranks,
+        content,
+        program=RECORDING,
+        environment={"FLEET_TEST_RECORDS": str(folder), **environment},
+    )
     assert run.status == 0, run.output
     return run, read_lines(folder)
 
@@ -30,17 +35,28 @@ def check(run, records, content):
     data = content["data"]
     source, _ = numbered(data["path"])
     alone = Pipeline.probed(source, parse_transforms(data["transforms"]), content["seed"])
-    order = (RingOrder(alone, -(-len(source) // data["shards"]), content["seed"]) if data.get("order") == "ring"
-             else StrictOrder(alone, 1))
+    order = (
+        RingOrder(alone, -(-len(source) // data["shards"]), content["seed"])
+        if data.get("order") == "ring"
+        else StrictOrder(alone, 1)
+    )
     for model in run.results():
         for epoch in run.history(model):
             path = read_path(epoch.path)
             place = path[0] if path else epoch.stream_epoch
-            mine = sorted((record for record in records if (record["network"], record["epoch"]) == (model, place)),
-                          key=lambda record: (record["position"], record["rank"]))
+            mine = sorted(
+                (
+                    record
+                    for record in records
+                    if (record["network"], record["epoch"]) == (model, place)
+                ),
+                key=lambda record: (record["position"], record["rank"]),
+            )
             whole = order.itinerary(Epoch(epoch.stream_epoch, path))
             assert sorted(whole.indices) == list(range(len(source)))
-            assert [number for record in mine for number in record["samples"]] == whole.indices.tolist()
+            assert [
+                number for record in mine for number in record["samples"]
+            ] == whole.indices.tolist()
             assert [sum_ for record in mine for sum_ in record["sums"]] == sums(alone, whole)
 
 
@@ -53,7 +69,10 @@ def sums(pipeline, whole):
 
 
 DATA = {"transforms": ["tests.sources:noise", {"scale": {"mean": 0.5, "std": 0.5}}]}
-MODELS = [{"family": "softmax", "name": "one"}, {"family": "softmax", "name": "other", "train": {"batch": {"size": 7}}}]
+MODELS = [
+    {"family": "softmax", "name": "one"},
+    {"family": "softmax", "name": "other", "train": {"batch": {"size": 7}}},
+]
 
 
 @pytest.mark.parametrize("ranks", long_but_first(3, 1, 2, 5))
@@ -66,16 +85,29 @@ def test_each_network_is_given_each_sample_once_per_epoch(launch, tmp_path, rank
 @pytest.mark.long
 def test_three_preprocessors_give_what_one_gives(launch, tmp_path):
     models = [*MODELS, {"family": "softmax", "name": "pair", "gpus": 2}]
-    content = spec(tmp_path, models, samples=150, data=DATA, resources={"engine": "numpy", "preprocessors": 3})
+    content = spec(
+        tmp_path, models, samples=150, data=DATA, resources={"engine": "numpy", "preprocessors": 3}
+    )
     run, records = run_recorded(launch, tmp_path, 5, content)
     check(run, records, content)
-    assert {len(event.devices) for event in run.events(GroupStarted) if event.network == "pair"} == {2}
+    assert {
+        len(event.devices) for event in run.events(GroupStarted) if event.network == "pair"
+    } == {2}
 
 
 @pytest.mark.long
-def test_rank_0_is_left_out_where_the_others_are_faster_without_it_and_nothing_is_lost(launch, tmp_path):
-    content = spec(tmp_path, MODELS, samples=500, source="slow_on_rank_0", data=DATA,
-                   train={"converge": {"max_epochs": 6}}, resources={"engine": "numpy", "preprocessors": 4})
+def test_rank_0_is_left_out_where_the_others_are_faster_without_it_and_nothing_is_lost(
+    launch, tmp_path
+):
+    content = spec(
+        tmp_path,
+        MODELS,
+        samples=500,
+        source="slow_on_rank_0",
+        data=DATA,
+        train={"converge": {"max_epochs": 6}},
+        resources={"engine": "numpy", "preprocessors": 4},
+    )
     run, records = run_recorded(launch, tmp_path, 6, content, FLEET_RANKS_PER_NODE="3")
     check(run, records, content)
     assert [event.preprocessors for event in run.events(StreamStarted)] == [4, 3]
@@ -91,7 +123,9 @@ def test_a_small_window_holds_the_stream_back_and_loses_nothing(launch, tmp_path
 @pytest.mark.long
 def test_the_stream_crosses_nodes_and_groups_span_them(launch, tmp_path):
     models = [*MODELS, {"family": "softmax", "name": "both-nodes", "gpus": 4}]
-    content = spec(tmp_path, models, samples=200, data=DATA, resources={"engine": "numpy", "preprocessors": 2})
+    content = spec(
+        tmp_path, models, samples=200, data=DATA, resources={"engine": "numpy", "preprocessors": 2}
+    )
     run, records = run_recorded(launch, tmp_path, 6, content, FLEET_RANKS_PER_NODE="3")
     check(run, records, content)
     assert run.events(Started)[0].nodes == 2
@@ -102,19 +136,31 @@ KEPT = {**DATA, "cache": "memory"}
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("data", long_but_first(RING, {**RING, "window": 20 * 16 * 3}, KEPT),
-                         ids=["ring", "small ring", "kept"])
+@pytest.mark.parametrize(
+    "data",
+    long_but_first(RING, {**RING, "window": 20 * 16 * 3}, KEPT),
+    ids=["ring", "small ring", "kept"],
+)
 @pytest.mark.parametrize("nodes", long_but_first(2, 1))
-def test_networks_at_their_own_pace_are_given_each_sample_once_per_epoch(launch, tmp_path, data, nodes):
-    models = [*MODELS, {"family": "softmax", "name": "long", "gpus": 2, "train": {"converge": {"max_epochs": 5}}}]
-    content = spec(tmp_path, models, samples=230, data=data, resources={"engine": "numpy", "preprocessors": 2})
+def test_networks_at_their_own_pace_are_given_each_sample_once_per_epoch(
+    launch, tmp_path, data, nodes
+):
+    models = [
+        *MODELS,
+        {"family": "softmax", "name": "long", "gpus": 2, "train": {"converge": {"max_epochs": 5}}},
+    ]
+    content = spec(
+        tmp_path, models, samples=230, data=data, resources={"engine": "numpy", "preprocessors": 2}
+    )
     run, records = run_recorded(launch, tmp_path, 6, content, FLEET_RANKS_PER_NODE=str(6 // nodes))
     check(run, records, content)
     assert run.events(Started)[0].nodes == nodes
 
 
 @pytest.mark.long
-def test_a_network_that_took_its_shards_from_a_ring_is_trained_again_to_the_same_losses(launch, tmp_path):
+def test_a_network_that_took_its_shards_from_a_ring_is_trained_again_to_the_same_losses(
+    launch, tmp_path
+):
     models = [*MODELS, {"family": "softmax", "name": "pair", "gpus": 2}]
     content = spec(tmp_path, models, samples=230, data={**RING, "window": 20 * 16 * 3})
     run = launch(5, content)

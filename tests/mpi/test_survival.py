@@ -19,13 +19,35 @@ RATES = {"pair": [10.0, 19.0], "one": [19.0], "two": [19.0]}
 def run_dying(launch, tmp_path, deaths, ranks=5, survive=True, environment=None, **parts):
     """One preprocessor, and a network of two ranks beside two of one each."""
     rates = tmp_path / "rates.json"
-    rates.write_text(json.dumps({"samples_per_epoch": 100, "gpus_per_node": 4,
-                                 "models": [{"name": name, "rates": RATES[name]} for name in RATES]}))
-    models = [{"family": "softmax", "name": name, **({"gpus": 2} if name == "pair" else {})} for name in RATES]
-    content = spec(tmp_path, models, samples=100, source="slow", schedule={"rates": str(rates)},
-                   **{"train": {"converge": {"max_epochs": EPOCHS}}, **parts})
-    run = launch(ranks, content, program=DYING, survive=survive, timeout=300,
-                 environment={"FLEET_TEST_DEATHS": json.dumps(deaths), **(environment or {})})
+    rates.write_text(
+        json.dumps(
+            {
+                "samples_per_epoch": 100,
+                "gpus_per_node": 4,
+                "models": [{"name": name, "rates": RATES[name]} for name in RATES],
+            }
+        )
+    )
+    models = [
+        {"family": "softmax", "name": name, **({"gpus": 2} if name == "pair" else {})}
+        for name in RATES
+    ]
+    content = spec(
+        tmp_path,
+        models,
+        samples=100,
+        source="slow",
+        schedule={"rates": str(rates)},
+        **{"train": {"converge": {"max_epochs": EPOCHS}}, **parts},
+    )
+    run = launch(
+        ranks,
+        content,
+        program=DYING,
+        survive=survive,
+        timeout=300,
+        environment={"FLEET_TEST_DEATHS": json.dumps(deaths), **(environment or {})},
+    )
     return run, content
 
 
@@ -36,38 +58,64 @@ def check(launch, run, content, names=("pair",)):
         history = run.history(name)
         assert [record.epoch for record in history] == list(range(1, EPOCHS + 1))
         assert {record.samples for record in history} == {100}
-        consumed = [chunk for record in history for chunk in read_path(record.path) or [record.stream_epoch]]
+        consumed = [
+            chunk for record in history for chunk in read_path(record.path) or [record.stream_epoch]
+        ]
         assert len(set(consumed)) == len(consumed)
-        logged = {(event.record.epoch, event.record.stream_epoch) for event in run.events(EpochEnded)
-                  if event.network == name}
+        logged = {
+            (event.record.epoch, event.record.stream_epoch)
+            for event in run.events(EpochEnded)
+            if event.network == name
+        }
         assert logged >= {(record.epoch, record.stream_epoch) for record in history}
     for name in names:
         assert replayed(launch, content, run, name) < 1e-9
 
 
-@pytest.mark.parametrize("deaths", [
-    pytest.param({"1": (STEP, 30)}, id="the master inside an epoch", marks=pytest.mark.long),
-    pytest.param({"2": (STEP, 30)}, id="a worker inside an epoch"),
-    pytest.param({"2": ("runtime.training.loop:evaluate", 2)}, id="a worker that the master waits for",
-                 marks=pytest.mark.long),
-    pytest.param({"1": ("runtime.training.loop:TrainingLoop.next_order", 2)}, id="the master between two epochs",
-                 marks=pytest.mark.long),
-    pytest.param({"2": ("comm.ulfm:ULFMWorld.group", 1)}, id="a worker before there is a group",
-                 marks=pytest.mark.long),
-    pytest.param({"1": ("storage.writer:CheckpointWriter._write", 3)}, id="the master before it has written",
-                 marks=pytest.mark.long),
-    pytest.param({"1": ("storage.writer:write_history", 3)}, id="the master when it has written",
-                 marks=pytest.mark.long),
-    pytest.param({"1": (STEP, 30), "2": (STEP, 30)},
-                 id="all of a group", marks=pytest.mark.long),
-])
+@pytest.mark.parametrize(
+    "deaths",
+    [
+        pytest.param({"1": (STEP, 30)}, id="the master inside an epoch", marks=pytest.mark.long),
+        pytest.param({"2": (STEP, 30)}, id="a worker inside an epoch"),
+        pytest.param(
+            {"2": ("runtime.training.loop:evaluate", 2)},
+            id="a worker that the master waits for",
+            marks=pytest.mark.long,
+        ),
+        pytest.param(
+            {"1": ("runtime.training.loop:TrainingLoop.next_order", 2)},
+            id="the master between two epochs",
+            marks=pytest.mark.long,
+        ),
+        pytest.param(
+            {"2": ("comm.ulfm:ULFMWorld.group", 1)},
+            id="a worker before there is a group",
+            marks=pytest.mark.long,
+        ),
+        pytest.param(
+            {"1": ("storage.writer:CheckpointWriter._write", 3)},
+            id="the master before it has written",
+            marks=pytest.mark.long,
+        ),
+        pytest.param(
+            {"1": ("storage.writer:write_history", 3)},
+            id="the master when it has written",
+            marks=pytest.mark.long,
+        ),
+        pytest.param(
+            {"1": (STEP, 30), "2": (STEP, 30)}, id="all of a group", marks=pytest.mark.long
+        ),
+    ],
+)
 def test_only_the_struck_network_falls_back(launch, tmp_path, deaths):
     run, content = run_dying(launch, tmp_path, deaths)
     assert run.status == 0, run.output
     assert {event.rank for event in run.events(RankLost)} == set(map(int, deaths))
     assert {event.network for event in run.events(GroupStruck)} == {"pair"}
-    trained = {name: [event.record.epoch for event in run.events(EpochEnded) if event.network == name]
-               for name in RATES}
+    trained = {
+        name: [event.record.epoch for event in run.events(EpochEnded) if event.network == name]
+        for name in RATES
+    }
     assert trained["one"] == list(range(1, EPOCHS + 1))  # it has lost nothing
     assert len(trained["pair"]) <= EPOCHS + 1
     check(launch, run, content)
@@ -75,8 +123,7 @@ def test_only_the_struck_network_falls_back(launch, tmp_path, deaths):
 
 @pytest.mark.long
 def test_ranks_may_die_one_after_another(launch, tmp_path):
-    deaths = {"2": (STEP, 20), "3": (STEP, 60),
-              "4": ("runtime.training.trainer:Trainer.run", 1)}
+    deaths = {"2": (STEP, 20), "3": (STEP, 60), "4": ("runtime.training.trainer:Trainer.run", 1)}
     run, content = run_dying(launch, tmp_path, deaths)
     assert run.status == 75, run.output  # one trainer is left, and the pair wants two
     assert "3 ranks died, and 1 trainer is too few for pair" in run.output
@@ -86,14 +133,21 @@ def test_ranks_may_die_one_after_another(launch, tmp_path):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("death", [
-    pytest.param(("stream.filler:WindowFiller._produce", 30), id="inside the stream"),
-    pytest.param(("runtime.preprocessor:Preprocessor.step", 1), id="before it has prepared anything",
-                 marks=pytest.mark.long),
-])
+@pytest.mark.parametrize(
+    "death",
+    [
+        pytest.param(("stream.filler:WindowFiller._produce", 30), id="inside the stream"),
+        pytest.param(
+            ("runtime.preprocessor:Preprocessor.step", 1),
+            id="before it has prepared anything",
+            marks=pytest.mark.long,
+        ),
+    ],
+)
 def test_trainers_prepare_their_samples_when_a_preprocessor_dies(launch, tmp_path, death):
-    run, content = run_dying(launch, tmp_path, {"1": death}, ranks=6,
-                             resources={"engine": "numpy", "preprocessors": 2})
+    run, content = run_dying(
+        launch, tmp_path, {"1": death}, ranks=6, resources={"engine": "numpy", "preprocessors": 2}
+    )
     assert run.status == 0, run.output
     assert [event.rank for event in run.events(RankLost)] == [1]
     assert not run.events(GroupStruck)
@@ -102,15 +156,26 @@ def test_trainers_prepare_their_samples_when_a_preprocessor_dies(launch, tmp_pat
 
 @pytest.mark.long
 @pytest.mark.parametrize("nodes", [2, 1])
-@pytest.mark.parametrize("data", [{"order": "ring", "shards": 10}, {}, {"cache": "memory"}],
-                         ids=["ring", "strict", "kept"])
-def test_it_does_not_matter_in_which_order_or_on_how_many_nodes_it_prepared(launch, tmp_path, data, nodes):
+@pytest.mark.parametrize(
+    "data",
+    [{"order": "ring", "shards": 10}, {}, {"cache": "memory"}],
+    ids=["ring", "strict", "kept"],
+)
+def test_it_does_not_matter_in_which_order_or_on_how_many_nodes_it_prepared(
+    launch, tmp_path, data, nodes
+):
     dies = (1, 3)[nodes - 1]
     filler, calls = ("SetFiller.step", 5) if "cache" in data else ("WindowFiller._produce", 20)
     moment = (f"stream.filler:{filler}", calls)
-    run, content = run_dying(launch, tmp_path, {str(dies): moment}, ranks=6, data=data,
-                             resources={"engine": "numpy", "preprocessors": 2},
-                             environment={"FLEET_RANKS_PER_NODE": str(6 // nodes)})
+    run, content = run_dying(
+        launch,
+        tmp_path,
+        {str(dies): moment},
+        ranks=6,
+        data=data,
+        resources={"engine": "numpy", "preprocessors": 2},
+        environment={"FLEET_RANKS_PER_NODE": str(6 // nodes)},
+    )
     assert run.status == 0, run.output
     assert [event.rank for event in run.events(RankLost)] == [dies]
     assert not run.events(GroupStruck)
@@ -119,7 +184,9 @@ def test_it_does_not_matter_in_which_order_or_on_how_many_nodes_it_prepared(laun
 
 @pytest.mark.long
 def test_a_trainer_that_waits_for_work_is_not_missed(launch, tmp_path):
-    run, content = run_dying(launch, tmp_path, {"5": ("runtime.training.trainer:Trainer.run", 1)}, ranks=6)
+    run, content = run_dying(
+        launch, tmp_path, {"5": ("runtime.training.trainer:Trainer.run", 1)}, ranks=6
+    )
     assert run.status == 0, run.output
     assert not run.events(GroupStruck)
     check(launch, run, content, names=())
@@ -127,8 +194,9 @@ def test_a_trainer_that_waits_for_work_is_not_missed(launch, tmp_path):
 
 @pytest.mark.long
 def test_a_rank_that_is_stopped_for_a_while_is_not_taken_for_dead(launch, tmp_path):
-    run, content = run_dying(launch, tmp_path, {"2": (STEP, 30)},
-                             environment={"FLEET_TEST_STOPS": "2"})
+    run, content = run_dying(
+        launch, tmp_path, {"2": (STEP, 30)}, environment={"FLEET_TEST_STOPS": "2"}
+    )
     assert run.status == 0, run.output
     assert not run.events(RankLost)
     check(launch, run, content)
@@ -136,7 +204,9 @@ def test_a_rank_that_is_stopped_for_a_while_is_not_taken_for_dead(launch, tmp_pa
 
 @pytest.mark.long
 @pytest.mark.parametrize("rank", ["0", "2"])
-def test_without_a_coordinator_or_ulfm_all_ranks_end_at_once_and_the_job_resumes(launch, tmp_path, rank):
+def test_without_a_coordinator_or_ulfm_all_ranks_end_at_once_and_the_job_resumes(
+    launch, tmp_path, rank
+):
     where = ("ensemble.networks:Networks.end_epoch", 4) if rank == "0" else (STEP, 30)
     run, content = run_dying(launch, tmp_path, {rank: where}, survive=rank == "0")
     assert run.status not in (0, 2, 3, 75)
@@ -153,14 +223,28 @@ def test_a_member_of_a_tensorflow_group_dies(launch, tmp_path, exchange):
     if exchange == "horovod":
         pytest.importorskip("horovod")
     family = {"family": "cnn", "args": {"filters": [4], "dense": [8], "norm": "none"}}
-    rates = {"samples_per_epoch": 100, "gpus_per_node": 3,
-             "models": [{"name": "pair", "rates": [10.0, 19.0]}, {"name": "one", "rates": [19.0]}]}
+    rates = {
+        "samples_per_epoch": 100,
+        "gpus_per_node": 3,
+        "models": [{"name": "pair", "rates": [10.0, 19.0]}, {"name": "one", "rates": [19.0]}],
+    }
     (tmp_path / "rates.json").write_text(json.dumps(rates))
-    content = spec(tmp_path, [{**family, "name": "pair", "gpus": 2}, {**family, "name": "one"}], samples=100,
-                   schedule={"rates": str(tmp_path / "rates.json")}, train={"converge": {"max_epochs": EPOCHS}},
-                   resources={"engine": "keras", "exchange": exchange})
-    run = launch(4, content, program=DYING, survive=True, timeout=600,
-                 environment={"FLEET_TEST_DEATHS": json.dumps({"2": (STEP, 4)})})  # many steps at once: an epoch is one
+    content = spec(
+        tmp_path,
+        [{**family, "name": "pair", "gpus": 2}, {**family, "name": "one"}],
+        samples=100,
+        schedule={"rates": str(tmp_path / "rates.json")},
+        train={"converge": {"max_epochs": EPOCHS}},
+        resources={"engine": "keras", "exchange": exchange},
+    )
+    run = launch(
+        4,
+        content,
+        program=DYING,
+        survive=True,
+        timeout=600,
+        environment={"FLEET_TEST_DEATHS": json.dumps({"2": (STEP, 4)})},
+    )  # many steps at once: an epoch is one
     assert run.status == 0, run.output
     assert [event.network for event in run.events(GroupStruck)] == ["pair"]
     check(launch, run, content, names=())

@@ -13,8 +13,12 @@ MEASURES = {  # metrics that are no means of samples, and losses with weights, o
     "weighted": {"metrics": [{"AUC": {"curve": "PR", "name": "auc_pr"}}]},
     "multilabel": {"metrics": ["AUC", "F1Score"], "loss": "binary_focal_crossentropy"},
     "value": {"metrics": ["r2_score", "RootMeanSquaredError"], "loss": {"huber": {"delta": 0.5}}},
-    "mask": {"metrics": ["MeanIoU"], "loss": "dice", "optimizer": {"name": "adam", "use_ema": True},
-             "batch": {"size": 8, "accumulate": 2}},
+    "mask": {
+        "metrics": ["MeanIoU"],
+        "loss": "dice",
+        "optimizer": {"name": "adam", "use_ema": True},
+        "batch": {"size": 8, "accumulate": 2},
+    },
 }
 
 
@@ -24,11 +28,23 @@ def test_a_group_of_two_comes_to_the_numbers_of_one_rank(kind, tmp_path):
     for gpus in (1, 2):
         folder = tmp_path / str(gpus)
         folder.mkdir()
-        content = keras_spec(folder, [{"family": "softmax", "name": "one", "gpus": gpus}],
-                             data={"source": "tests.fleet.runtime.test_kinds:made", "path": kind, "transforms": [],
-                                   "max_bad": 0.5, "test": 0.2})
-        content["train"] = {"batch": {"size": 8}, "converge": {"max_epochs": 3},
-                            "optimizer": {"name": "sgd", "learning_rate": 0.1}, **MEASURES[kind]}
+        content = keras_spec(
+            folder,
+            [{"family": "softmax", "name": "one", "gpus": gpus}],
+            data={
+                "source": "tests.fleet.runtime.test_kinds:made",
+                "path": kind,
+                "transforms": [],
+                "max_bad": 0.5,
+                "test": 0.2,
+            },
+        )
+        content["train"] = {
+            "batch": {"size": 8},
+            "converge": {"max_epochs": 3},
+            "optimizer": {"name": "sgd", "learning_rate": 0.1},
+            **MEASURES[kind],
+        }
         run = Launcher(folder)(1 if gpus == 1 else 3, content, timeout=240)
         assert run.status == 0, run.output
         found[gpus] = run
@@ -38,4 +54,6 @@ def test_a_group_of_two_comes_to_the_numbers_of_one_rank(kind, tmp_path):
     rows = [found[gpus].results()["one"] for gpus in (1, 2)]
     metrics = {name for name in rows[0].metrics if name.startswith("test_")}
     assert len(metrics) == len(MEASURES[kind]["metrics"])
-    assert all(rows[0].metrics[name] == pytest.approx(rows[1].metrics[name], rel=1e-4) for name in metrics)
+    assert all(
+        rows[0].metrics[name] == pytest.approx(rows[1].metrics[name], rel=1e-4) for name in metrics
+    )

@@ -24,20 +24,49 @@ def networks(pinned):
     sgd = {"name": "sgd", "learning_rate": 0.05, "momentum": 0.9, "weight_decay": 0.001}
     cosine = {"name": "CosineDecay", "initial_learning_rate": 0.01, "decay_steps": 40}
     return [
-        {**PLAIN, "name": "full", "gpus": 3 if pinned else 1, "train": {"optimizer": sgd, "batch": {"size": 50}}},
-        {"build": "tests.torch_modules:viewing", "name": "pair", "gpus": 2 if pinned else 1,
-         "train": {"optimizer": {"name": "adam", "learning_rate": cosine}, "batch": {"size": 7}}},
-        {"family": "resnet", "name": "three", "args": {"blocks": [1, 1], "width": 4, "norm": "none"},
-         "gpus": 3 if pinned else 1, "train": {"optimizer": {**sgd, "global_clipnorm": 1.0}}}]
+        {
+            **PLAIN,
+            "name": "full",
+            "gpus": 3 if pinned else 1,
+            "train": {"optimizer": sgd, "batch": {"size": 50}},
+        },
+        {
+            "build": "tests.torch_modules:viewing",
+            "name": "pair",
+            "gpus": 2 if pinned else 1,
+            "train": {"optimizer": {"name": "adam", "learning_rate": cosine}, "batch": {"size": 7}},
+        },
+        {
+            "family": "resnet",
+            "name": "three",
+            "args": {"blocks": [1, 1], "width": 4, "norm": "none"},
+            "gpus": 3 if pinned else 1,
+            "train": {"optimizer": {**sgd, "global_clipnorm": 1.0}},
+        },
+    ]
 
 
 def torch_spec(tmp_path, models, ranks=3, **parts):
     rates = tmp_path / "rates.json"
-    rates.write_text(json.dumps({"samples_per_epoch": 50, "gpus_per_node": ranks, "models": [
-        {"name": model["name"], "rates": [100.0 + 10 * rank for rank in range(ranks)]} for model in models]}))
-    parts = {"samples": 50, "train": {"batch": {"size": 16}, "converge": {"max_epochs": 2}}, **parts,
-             "resources": {"engine": "torch", **parts.get("resources", {})},
-             "schedule": {"policy": "baseline", **parts.get("schedule", {}), "rates": str(rates)}}
+    rates.write_text(
+        json.dumps(
+            {
+                "samples_per_epoch": 50,
+                "gpus_per_node": ranks,
+                "models": [
+                    {"name": model["name"], "rates": [100.0 + 10 * rank for rank in range(ranks)]}
+                    for model in models
+                ],
+            }
+        )
+    )
+    parts = {
+        "samples": 50,
+        "train": {"batch": {"size": 16}, "converge": {"max_epochs": 2}},
+        **parts,
+        "resources": {"engine": "torch", **parts.get("resources", {})},
+        "schedule": {"policy": "baseline", **parts.get("schedule", {}), "rates": str(rates)},
+    }
     return spec(tmp_path, models, **parts)
 
 
@@ -47,8 +76,11 @@ def histories(tmp_path_factory):
     found = {}
     for case in ("alone", "mpi", "library"):
         tmp_path = tmp_path_factory.mktemp(case)
-        content = torch_spec(tmp_path, networks(pinned=case != "alone"),
-                             resources={} if case == "alone" else {"exchange": case})
+        content = torch_spec(
+            tmp_path,
+            networks(pinned=case != "alone"),
+            resources={} if case == "alone" else {"exchange": case},
+        )
         run = Launcher(tmp_path)(1 if case == "alone" else 4, content, timeout=240)
         assert run.status == 0, run.output
         if case != "alone":
@@ -68,17 +100,41 @@ def test_groups_of_any_size_come_to_the_losses_of_one_rank(histories, exchange, 
 @pytest.mark.parametrize("exchange", ["mpi", "library"])
 def test_groups_that_change_within_an_epoch_train_as_if_alone(tmp_path, exchange):
     models = [{**PLAIN, "name": name, "train": {"converge": {"max_epochs": 7}}} for name in "ab"]
-    content = torch_spec(tmp_path, models, 4, samples=200, source="slow", train={"batch": {"size": 7}},
-                         schedule={"policy": "adaptive"}, resources={"exchange": exchange})
-    rounds = [("a", 0, {"a": [0, 1, 2], "b": [3]}), ("a", 1, {"a": [2, 1], "b": [3, 0]}),
-              ("a", 3, {"a": [1], "b": [0, 2, 3]}), ("a", 5, {"a": [1, 3, 0], "b": [2]})]
+    content = torch_spec(
+        tmp_path,
+        models,
+        4,
+        samples=200,
+        source="slow",
+        train={"batch": {"size": 7}},
+        schedule={"policy": "adaptive"},
+        resources={"exchange": exchange},
+    )
+    rounds = [
+        ("a", 0, {"a": [0, 1, 2], "b": [3]}),
+        ("a", 1, {"a": [2, 1], "b": [3, 0]}),
+        ("a", 3, {"a": [1], "b": [0, 2, 3]}),
+        ("a", 5, {"a": [1, 3, 0], "b": [2]}),
+    ]
     launch = Launcher(tmp_path)
-    run = launch(5, content, program=(str(ROOT / "tests/mpi/scripted.py"),), timeout=240,
-                 environment={"FLEET_TEST_ROUNDS": json.dumps(rounds)})
+    run = launch(
+        5,
+        content,
+        program=(str(ROOT / "tests/mpi/scripted.py"),),
+        timeout=240,
+        environment={"FLEET_TEST_ROUNDS": json.dumps(rounds)},
+    )
     assert run.status == 0, run.output
     assert len(run.events(GroupChanged)) >= 3
-    again = launch(1, content, str(run.paths.root), "a", "b", timeout=240,
-                   program=(str(ROOT / "tests/mpi/replay_all.py"),))
+    again = launch(
+        1,
+        content,
+        str(run.paths.root),
+        "a",
+        "b",
+        timeout=240,
+        program=(str(ROOT / "tests/mpi/replay_all.py"),),
+    )
     assert again.status == 0, again.output
     for name in "ab":
         assert run.differs(name) < 1e-4
@@ -86,32 +142,59 @@ def test_groups_that_change_within_an_epoch_train_as_if_alone(tmp_path, exchange
 
 @pytest.mark.parametrize("exchange", ["mpi", "library"])
 def test_a_member_of_a_group_dies(tmp_path, exchange):
-    content = torch_spec(tmp_path, [{**PLAIN, "name": "pair", "gpus": 2}, {**PLAIN, "name": "one", "gpus": 1}],
-                         samples=100, source="slow", train={"batch": {"size": 8}, "converge": {"max_epochs": EPOCHS}},
-                         resources={"exchange": exchange}, schedule={"policy": "adaptive"})
+    content = torch_spec(
+        tmp_path,
+        [{**PLAIN, "name": "pair", "gpus": 2}, {**PLAIN, "name": "one", "gpus": 1}],
+        samples=100,
+        source="slow",
+        train={"batch": {"size": 8}, "converge": {"max_epochs": EPOCHS}},
+        resources={"exchange": exchange},
+        schedule={"policy": "adaptive"},
+    )
     launch = Launcher(tmp_path)
-    run = launch(4, content, program=DYING, survive=True, timeout=300,
-                 environment={"FLEET_TEST_DEATHS": json.dumps({"2": (STEP, 30)})})
+    run = launch(
+        4,
+        content,
+        program=DYING,
+        survive=True,
+        timeout=300,
+        environment={"FLEET_TEST_DEATHS": json.dumps({"2": (STEP, 30)})},
+    )
     assert run.status == 0, run.output
     assert [event.network for event in run.events(GroupStruck)] == ["pair"]
     check(launch, run, content, names=())
 
 
 def test_what_runs_out_of_memory_on_a_gpu_that_others_share_is_trained_alone(tmp_path):
-    models = [{"build": "tests.torch_modules:short_of_memory", "name": "short", "gpus": 2,
-               "args": {"flag": str(tmp_path / "flag")}}, *({**PLAIN, "name": name} for name in "abc")]
-    content = torch_spec(tmp_path, models, samples=100, source="slow", schedule={"policy": "global"},
-                         resources={"gpus_per_node": 2, "per_device": 2, "preprocessors": 1})
+    models = [
+        {
+            "build": "tests.torch_modules:short_of_memory",
+            "name": "short",
+            "gpus": 2,
+            "args": {"flag": str(tmp_path / "flag")},
+        },
+        *({**PLAIN, "name": name} for name in "abc"),
+    ]
+    content = torch_spec(
+        tmp_path,
+        models,
+        samples=100,
+        source="slow",
+        schedule={"policy": "global"},
+        resources={"gpus_per_node": 2, "per_device": 2, "preprocessors": 1},
+    )
     run = Launcher(tmp_path)(5, content, timeout=240)
     assert run.status == 0, run.output
-    assert [(event.network, event.alone) for event in run.events(NetworkRetried)] == [("short", True)]
+    assert [(event.network, event.alone) for event in run.events(NetworkRetried)] == [
+        ("short", True)
+    ]
     assert "short failed: out of memory: OutOfMemoryError" in run.output
     assert most_on_a_gpu(run.paths.events) == 2
     assert beside(run.paths.events, "short")[-1] == set()
     assert len(run.history("short")) == 2
 
 
-CHILDREN = '''
+CHILDREN = """
 from tests.torch_modules import dense
 
 class Searcher:
@@ -130,14 +213,18 @@ class Searcher:
 
 def net(input_shape, classes):
     return dense(input_shape, classes, units=8)
-'''
+"""
 
 
 def test_a_child_goes_on_from_its_parent_and_a_module_that_was_edited_is_refused(tmp_path):
     (tmp_path / "own_modules.py").write_text(CHILDREN)
-    model = {"build": "own_modules:net", "name": "net", "train": {"optimizer": {"name": "adam", "use_ema": True}},
-             "space": {"train.optimizer.learning_rate": {"low": 0.001, "high": 0.1}},
-             "search": {"ask": "own_modules:Searcher", "most": 2, "at_once": 1}}
+    model = {
+        "build": "own_modules:net",
+        "name": "net",
+        "train": {"optimizer": {"name": "adam", "use_ema": True}},
+        "space": {"train.optimizer.learning_rate": {"low": 0.001, "high": 0.1}},
+        "search": {"ask": "own_modules:Searcher", "most": 2, "at_once": 1},
+    }
     content = torch_spec(tmp_path, [model])
     del content["schedule"]["rates"]
     run = Launcher(tmp_path)(2, content, timeout=120)
@@ -154,8 +241,13 @@ def test_a_child_goes_on_from_its_parent_and_a_module_that_was_edited_is_refused
     assert "net-0 (own_modules.py)" in refused.output
 
 
-DETERMINISTIC = {"family": "cnn", "name": "one", "args": {"filters": [8, 8], "dense": [8], "dropout": 0.2},
-                 "gpus": 2, "train": {"deterministic": True, "optimizer": {"name": "nadam", "learning_rate": 0.01}}}
+DETERMINISTIC = {
+    "family": "cnn",
+    "name": "one",
+    "args": {"filters": [8, 8], "dense": [8], "dropout": 0.2},
+    "gpus": 2,
+    "train": {"deterministic": True, "optimizer": {"name": "nadam", "learning_rate": 0.01}},
+}
 
 
 def test_a_deterministic_network_is_resumed_and_replayed_to_the_same_numbers(tmp_path):
@@ -164,8 +256,12 @@ def test_a_deterministic_network_is_resumed_and_replayed_to_the_same_numbers(tmp
     for name, pieces in (("whole", (4,)), ("resumed", (2, 4))):
         launch = Launcher(tmp_path)
         for epochs in pieces:
-            content = torch_spec(tmp_path, [DETERMINISTIC], output=str(tmp_path / name), train={
-                "batch": {"size": 16}, "converge": {"max_epochs": epochs}})
+            content = torch_spec(
+                tmp_path,
+                [DETERMINISTIC],
+                output=str(tmp_path / name),
+                train={"batch": {"size": 16}, "converge": {"max_epochs": epochs}},
+            )
             run = launch(3, content, "--plain", timeout=240)
             assert run.status == 0, run.output
         states.append(read_state(run.paths.last("one")))

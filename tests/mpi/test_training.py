@@ -28,8 +28,10 @@ def replayed(launch, content, run, name, ranks=1):
 
 @pytest.mark.parametrize("ranks", long_but_first(3, 1, 2, 5))
 def test_networks_train_to_the_same_losses_as_alone(launch, tmp_path, ranks):
-    models = [{"family": "softmax", "name": "free"},
-              {"family": "softmax", "name": "odd", "train": {"batch": {"size": 7}}}]
+    models = [
+        {"family": "softmax", "name": "free"},
+        {"family": "softmax", "name": "odd", "train": {"batch": {"size": 7}}},
+    ]
     if ranks >= 3:
         models.append({"family": "softmax", "name": "pair", "gpus": 2})
     if ranks >= 5:
@@ -45,7 +47,8 @@ def test_networks_train_to_the_same_losses_as_alone(launch, tmp_path, ranks):
 def test_sources_of_a_module_beside_the_spec_reach_all_ranks(launch, tmp_path):
     (tmp_path / "beside_the_spec.py").write_text(
         "from tests.sources import Numbered\n\n\nclass Mine(Numbered):\n    pass\n\n\n"
-        "def mine(path):\n    return Mine(int(path), seed=1), Mine(20, seed=2)\n")
+        "def mine(path):\n    return Mine(int(path), seed=1), Mine(20, seed=2)\n"
+    )
     content = spec(tmp_path, [{"family": "softmax"}])
     content["data"]["source"] = "beside_the_spec:mine"
     run = launch(3, content)
@@ -53,8 +56,13 @@ def test_sources_of_a_module_beside_the_spec_reach_all_ranks(launch, tmp_path):
 
 
 def test_a_killed_run_goes_on_where_its_checkpoints_are(launch, tmp_path):
-    models = [{"family": "softmax", "name": "one"}, {"family": "softmax", "name": "pair", "gpus": 2}]
-    content = spec(tmp_path, models, samples=60, source="slow", train={"converge": {"max_epochs": 12}})
+    models = [
+        {"family": "softmax", "name": "one"},
+        {"family": "softmax", "name": "pair", "gpus": 2},
+    ]
+    content = spec(
+        tmp_path, models, samples=60, source="slow", train={"converge": {"max_epochs": 12}}
+    )
     process = launch.start(3, content)
     events = RunPaths(tmp_path / "run").events
     wait_until(lambda: len(events_of(events, ev.EpochEnded)) >= 5, process)
@@ -76,8 +84,14 @@ def test_a_killed_run_goes_on_where_its_checkpoints_are(launch, tmp_path):
 
 @pytest.mark.long
 def test_checkpoints_inside_an_epoch_bound_what_a_kill_costs(launch, tmp_path):
-    content = spec(tmp_path, [{"family": "softmax", "name": "one"}], samples=3000, source="slow",
-                   checkpoint={"every": "0.2s"}, train={"converge": {"max_epochs": 2}})
+    content = spec(
+        tmp_path,
+        [{"family": "softmax", "name": "one"}],
+        samples=3000,
+        source="slow",
+        checkpoint={"every": "0.2s"},
+        train={"converge": {"max_epochs": 2}},
+    )
     process = launch.start(2, content)
     last = RunPaths(tmp_path / "run").last("one")
     wait_until(last.exists, process)
@@ -92,7 +106,9 @@ def test_checkpoints_inside_an_epoch_bound_what_a_kill_costs(launch, tmp_path):
 
 
 def test_a_signal_while_the_data_is_listed_stops_the_run_before_it_trains(launch, tmp_path):
-    content = spec(tmp_path, [{"family": "softmax"}], samples=f"60 {tmp_path}", source="listed_slowly")
+    content = spec(
+        tmp_path, [{"family": "softmax"}], samples=f"60 {tmp_path}", source="listed_slowly"
+    )
     process = launch.start(3, content)
     wait_until((tmp_path / "listing").exists, process)
     process.send_signal(signal.SIGUSR2)
@@ -107,11 +123,20 @@ def test_a_signal_stops_within_a_step_and_nothing_is_trained_twice(launch, tmp_p
     models = [{"family": "softmax", "name": "one"}]
     if ranks == 4:
         models.append({"family": "softmax", "name": "pair", "gpus": 2})
-    content = spec(tmp_path, models, samples=1000, source="slow", train={"converge": {"max_epochs": 3}},
-                   schedule={"policy": "adaptive"})  # `global` may leave the slower of the two for a later round
+    content = spec(
+        tmp_path,
+        models,
+        samples=1000,
+        source="slow",
+        train={"converge": {"max_epochs": 3}},
+        schedule={"policy": "adaptive"},
+    )  # `global` may leave the slower of the two for a later round
     process = launch.start(ranks, content)
     events = RunPaths(tmp_path / "run").events
-    wait_until(lambda: len({event.network for event in events_of(events, ev.EpochEnded)}) == len(models), process)
+    wait_until(
+        lambda: len({event.network for event in events_of(events, ev.EpochEnded)}) == len(models),
+        process,
+    )
     time.sleep(0.3)  # an epoch takes a second: this is in the middle of one
     process.send_signal(signal.SIGUSR2)
     output, _ = process.communicate(timeout=30)
@@ -122,15 +147,25 @@ def test_a_signal_stops_within_a_step_and_nothing_is_trained_twice(launch, tmp_p
     run = launch(ranks, content)
     assert run.status == 0, run.output
     for model in models:
-        epochs = [event.record.epoch for event in run.events(ev.EpochEnded) if event.network == model["name"]]
+        epochs = [
+            event.record.epoch
+            for event in run.events(ev.EpochEnded)
+            if event.network == model["name"]
+        ]
         assert epochs == [1, 2, 3]
         assert replayed(launch, content, run, model["name"]) < 1e-9
 
 
 @pytest.mark.long
 def test_a_run_stops_before_its_walltime_and_an_epoch_longer_than_that_still_ends(launch, tmp_path):
-    content = spec(tmp_path, [{"family": "softmax", "name": "one"}], samples=12000, source="slow", walltime="9s",
-                   train={"converge": {"max_epochs": 1}})
+    content = spec(
+        tmp_path,
+        [{"family": "softmax", "name": "one"}],
+        samples=12000,
+        source="slow",
+        walltime="9s",
+        train={"converge": {"max_epochs": 1}},
+    )
     launches = [launch(2, content)]
     while launches[-1].status == 75 and len(launches) < 9:
         launches.append(launch(2, content))
@@ -146,21 +181,38 @@ def test_the_same_command_does_nothing_to_a_finished_run_and_fresh_starts_over(l
     again = launch(2, content)
     assert (again.status, len(again.events(ev.EpochEnded))) == (0, 3)
     fresh = launch(2, content, "--fresh")
-    assert (fresh.status, len(fresh.events(ev.EpochEnded)), len(fresh.events(ev.Started))) == (0, 3, 1)
+    assert (fresh.status, len(fresh.events(ev.EpochEnded)), len(fresh.events(ev.Started))) == (
+        0,
+        3,
+        1,
+    )
 
 
 def test_rates_of_a_file_are_not_measured(launch, tmp_path):
-    rates = {"samples_per_epoch": 60, "gpus_per_node": 2, "models": [{"name": "softmax", "rates": [10.0, 19.0]}]}
+    rates = {
+        "samples_per_epoch": 60,
+        "gpus_per_node": 2,
+        "models": [{"name": "softmax", "rates": [10.0, 19.0]}],
+    }
     (tmp_path / "rates.json").write_text(json.dumps(rates))
-    run = launch(3, spec(tmp_path, [{"family": "softmax"}], schedule={"rates": str(tmp_path / "rates.json")}))
+    run = launch(
+        3, spec(tmp_path, [{"family": "softmax"}], schedule={"rates": str(tmp_path / "rates.json")})
+    )
     assert run.status == 0, run.output
     assert not run.events(ev.RateMeasured)
-    assert run.events(ev.GroupStarted)[0].devices == (0, 1)  # 19 samples/s on both are more than 10 on one
+    assert run.events(ev.GroupStarted)[0].devices == (
+        0,
+        1,
+    )  # 19 samples/s on both are more than 10 on one
 
 
 def test_training_begins_at_once_and_shows_how_fast_networks_are(launch, tmp_path):
-    content = spec(tmp_path, [{"family": "softmax", "name": name} for name in ("one", "two")], samples=400,
-                   schedule={"policy": "adaptive"})
+    content = spec(
+        tmp_path,
+        [{"family": "softmax", "name": name} for name in ("one", "two")],
+        samples=400,
+        schedule={"policy": "adaptive"},
+    )
     first = launch(3, content)
     assert first.status == 0, first.output
     assert not first.events(ev.RateMeasured)
@@ -169,13 +221,18 @@ def test_training_begins_at_once_and_shows_how_fast_networks_are(launch, tmp_pat
     learned = {(event.network, event.gpus) for event in first.events(ev.RateLearned)}
     assert learned
     again = launch(3, content, "--fresh")
-    remembered, = again.events(ev.RatesRemembered)
-    assert {(name, rate.gpus) for name, rates in remembered.rates.items() for rate in rates} >= learned
+    (remembered,) = again.events(ev.RatesRemembered)
+    assert {
+        (name, rate.gpus) for name, rates in remembered.rates.items() for rate in rates
+    } >= learned
     assert {rate.how for rates in remembered.rates.values() for rate in rates} == {"trained"}
 
 
 def test_a_recorded_loss_curve_guards_the_loop(launch, tmp_path):
-    models = [{"family": "softmax", "name": "one"}, {"family": "softmax", "name": "pair", "gpus": 2}]
+    models = [
+        {"family": "softmax", "name": "one"},
+        {"family": "softmax", "name": "pair", "gpus": 2},
+    ]
     run = launch(4, spec(tmp_path, models, schedule={"policy": "baseline"}))
     assert run.status == 0, run.output
     curves = {name: [record.loss for record in run.history(name)] for name in ("one", "pair")}

@@ -17,16 +17,22 @@ from fleet.api import mpirun
 from tests.places import ROOT
 
 PACKAGES = ("fleet", "preprocess", "scheduler", "launch")
-SPEC = {"name": "bare", "data": {"source": "builtin:digits", "transforms": [{"decode": {"mode": "L"}}, {"scale": {}}]},
-        "models": [{"family": "softmax"}],
-        "train": {"batch": {"size": 64}, "converge": {"max_epochs": 1}}, "resources": {"engine": "numpy"},
-        "output": "run"}
+SPEC = {
+    "name": "bare",
+    "data": {"source": "builtin:digits", "transforms": [{"decode": {"mode": "L"}}, {"scale": {}}]},
+    "models": [{"family": "softmax"}],
+    "train": {"batch": {"size": 64}, "converge": {"max_epochs": 1}},
+    "resources": {"engine": "numpy"},
+    "output": "run",
+}
 
 pytestmark = [pytest.mark.long, pytest.mark.xdist_group("wheel")]
 
 
 def pip(*words):
-    subprocess.run([sys.executable, "-m", "pip", "--quiet", *words], check=True, capture_output=True, text=True)
+    subprocess.run(
+        [sys.executable, "-m", "pip", "--quiet", *words], check=True, capture_output=True, text=True
+    )
 
 
 @pytest.fixture(scope="module")
@@ -45,7 +51,9 @@ def bare(wheel, tmp_path_factory):
     """An environment of the wheel alone. Its libraries are those of this one, whose editable FLEET stays unseen."""
     folder = tmp_path_factory.mktemp("bare")
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", folder / "env"], check=True)
-    pip("--python", str(folder / "env/bin/python"), "install", "--no-deps", "--no-index", str(wheel))
+    pip(
+        "--python", str(folder / "env/bin/python"), "install", "--no-deps", "--no-index", str(wheel)
+    )
     [packages] = folder.glob("env/lib/python*/site-packages")
     (packages / "libraries.pth").write_text(str(Path(yaml.__file__).parents[1]))
     return folder
@@ -54,15 +62,21 @@ def bare(wheel, tmp_path_factory):
 def test_the_wheel_has_all_files_of_the_packages_and_no_others(wheel):
     with zipfile.ZipFile(wheel) as archive:
         inside = {name for name in archive.namelist() if ".dist-info/" not in name}
-    assert inside == {path.relative_to(ROOT).as_posix() for package in PACKAGES for path in (ROOT / package).rglob("*")
-                      if path.is_file() and not {"__pycache__", "containers"} & set(path.parts)}
+    assert inside == {
+        path.relative_to(ROOT).as_posix()
+        for package in PACKAGES
+        for path in (ROOT / package).rglob("*")
+        if path.is_file() and not {"__pycache__", "containers"} & set(path.parts)
+    }
 
 
 def test_the_wheel_says_its_version_and_its_extras(wheel):
     setup = ConfigParser()
     setup.read(ROOT / "setup.cfg")
     with zipfile.ZipFile(wheel) as archive:
-        [path] = [path for path in zipfile.Path(archive).iterdir() if path.name.endswith(".dist-info")]
+        [path] = [
+            path for path in zipfile.Path(archive).iterdir() if path.name.endswith(".dist-info")
+        ]
         about = PathDistribution(path).metadata
     assert about["Version"] == setup["metadata"]["version"] == fleet.__version__ == "0.2.0"
     assert set(about.get_all("Provides-Extra")) == set(setup["options.extras_require"])
@@ -70,21 +84,38 @@ def test_the_wheel_says_its_version_and_its_extras(wheel):
 
 def test_an_installed_wheel_checks_simulates_submits_and_trains(bare, launch):
     def said(*command):
-        done = subprocess.run(command, cwd=bare, text=True, capture_output=True, check=False,
-                              env=launch.environment({"PYTHONPATH": ""}))
+        done = subprocess.run(
+            command,
+            cwd=bare,
+            text=True,
+            capture_output=True,
+            check=False,
+            env=launch.environment({"PYTHONPATH": ""}),
+        )
         assert done.returncode == 0, done.stdout + done.stderr
         return done.stdout
 
     (bare / "spec.yaml").write_text(yaml.safe_dump(SPEC))
     python, command = str(bare / "env/bin/python"), str(bare / "env/bin/fleet")
-    assert said(python, "-c", "import fleet, launch; print(fleet.__file__, launch.__file__)").count(str(bare)) == 2
+    assert (
+        said(python, "-c", "import fleet, launch; print(fleet.__file__, launch.__file__)").count(
+            str(bare)
+        )
+        == 2
+    )
     assert said(command, "--version") == f"fleet {fleet.__version__}\n"
     assert json.loads(said(command, "schema"))["$schema"]
     assert "softmax" in said(command, "check", "spec.yaml")
     said(command, "ensemble", "--networks", "4", "--out", "rates.json")
-    assert "adaptive" in said(command, "simulate", "ensemble", "rates.json", "--gpus", "4", "--policy", "all")
-    assert "efficiency" in said(command, "simulate", "autoscale", "--jobs", "generate", "--minutes", "30")
-    assert "#SBATCH" in said(command, "submit", "spec.yaml", "--system", "slurm", "--walltime", "10min", "--dry-run")
+    assert "adaptive" in said(
+        command, "simulate", "ensemble", "rates.json", "--gpus", "4", "--policy", "all"
+    )
+    assert "efficiency" in said(
+        command, "simulate", "autoscale", "--jobs", "generate", "--minutes", "30"
+    )
+    assert "#SBATCH" in said(
+        command, "submit", "spec.yaml", "--system", "slurm", "--walltime", "10min", "--dry-run"
+    )
     said(*mpirun(2)[:-1], python, "-m", "fleet.run", "spec.yaml", "--plain")
     assert len((bare / "run/results.csv").read_text().splitlines()) == 2
     assert "softmax" in said(command, "report", "run")

@@ -11,17 +11,27 @@ from tests.places import ROOT
 
 
 def run(launch, ranks, program, survive, *arguments):
-    ended = subprocess.run([*mpirun(ranks, survive), str(ROOT / "tests/mpi" / program), *arguments], cwd=ROOT,
-                           check=False, capture_output=True, text=True, env=launch.environment({}), timeout=60)
+    ended = subprocess.run(
+        [*mpirun(ranks, survive), str(ROOT / "tests/mpi" / program), *arguments],
+        cwd=ROOT,
+        check=False,
+        capture_output=True,
+        text=True,
+        env=launch.environment({}),
+        timeout=60,
+    )
     assert ended.returncode == 0, ended.stdout + ended.stderr
     return ended.stdout
 
 
-@pytest.mark.parametrize(("ranks", "survive"), long_but_first(
-    (3, True), (3, False), (1, False), (2, False), (5, False)))
+@pytest.mark.parametrize(
+    ("ranks", "survive"), long_but_first((3, True), (3, False), (1, False), (2, False), (5, False))
+)
 def test_every_promise_is_kept_by_ranks_of_mpi(launch, ranks, survive):
     kind = "ULFMWorld" if survive else "MPIWorld"
-    assert f"{kind} of {ranks} ranks keeps {len(PROMISES)} promises" in run(launch, ranks, "promising.py", survive)
+    assert f"{kind} of {ranks} ranks keeps {len(PROMISES)} promises" in run(
+        launch, ranks, "promising.py", survive
+    )
 
 
 def test_a_death_strikes_the_group_on_all_other_ranks_and_they_go_on(launch):
@@ -36,6 +46,13 @@ def test_a_death_inside_a_large_sum_ends_it_on_all_other_ranks(launch, ranks, af
 
 @pytest.mark.parametrize(("ranks", "survive"), long_but_first((4, False), (1, False), (4, True)))
 def test_mpirun_ends_with_the_status_and_has_nothing_to_say_of_it(launch, ranks, survive):
-    ended = subprocess.run([*mpirun(ranks, survive), str(ROOT / "tests/mpi/leaving.py"), "75"], cwd=ROOT, check=False,
-                           capture_output=True, text=True, env=launch.environment({}), timeout=60)
+    ended = subprocess.run(
+        [*mpirun(ranks, survive), str(ROOT / "tests/mpi/leaving.py"), "75"],
+        cwd=ROOT,
+        check=False,
+        capture_output=True,
+        text=True,
+        env=launch.environment({}),
+        timeout=60,
+    )
     assert (ended.returncode, ended.stdout, ended.stderr) == (75, "", "")

@@ -23,24 +23,41 @@ def integer_programme(curves: Sequence[ScalingCurve], gpus: int) -> Allocation |
     >>> integer_programme([Curve((1.0, 1.1, 3.0)), Curve((1.0, 1.5))], gpus=3)
     Allocation(gpus=(1, 2), throughput=2.5, method='integer programme')
     """
-    from scipy.optimize import Bounds, LinearConstraint, milp  # half a second to load, and only needed here
+    from scipy.optimize import (
+        Bounds,
+        LinearConstraint,
+        milp,
+    )  # half a second to load, and only needed here
     from scipy.sparse import csr_array
 
     if not curves:
         return Allocation((), 0.0, "integer programme")
-    choices = [(job, k, factor) for job, curve in enumerate(curves)
-               for k, factor in enumerate(curve.factors, start=1) if factor > 0]
+    choices = [
+        (job, k, factor)
+        for job, curve in enumerate(curves)
+        for k, factor in enumerate(curve.factors, start=1)
+        if factor > 0
+    ]
     jobs = np.array([job for job, _, _ in choices])
     counts = np.array([k for _, k, _ in choices])
     factors = np.array([factor for _, _, factor in choices])
     one_each = csr_array((np.ones(len(jobs)), (jobs, np.arange(len(jobs)))))
-    found = milp(-factors, integrality=np.ones(len(jobs)), bounds=Bounds(0, 1),
-                 constraints=[LinearConstraint(one_each, 1, 1), LinearConstraint(counts[None], -np.inf, gpus)],
-                 options={"mip_rel_gap": 0.0})
+    found = milp(
+        -factors,
+        integrality=np.ones(len(jobs)),
+        bounds=Bounds(0, 1),
+        constraints=[
+            LinearConstraint(one_each, 1, 1),
+            LinearConstraint(counts[None], -np.inf, gpus),
+        ],
+        options={"mip_rel_gap": 0.0},
+    )
     if found.x is None:
         return None
     taken = found.x > 0.5
-    return Allocation(tuple(counts[taken].tolist()), float(factors[taken].sum()), "integer programme")
+    return Allocation(
+        tuple(counts[taken].tolist()), float(factors[taken].sum()), "integer programme"
+    )
 
 
 def dynamic_programme(curves: Sequence[ScalingCurve], gpus: int) -> Allocation | None:
@@ -66,7 +83,9 @@ def dynamic_programme(curves: Sequence[ScalingCurve], gpus: int) -> Allocation |
     return Allocation(counts, math.fsum(factors), "dynamic programme")
 
 
-_Options = tuple[NDArray[np.int64], Array]  # GPUs of a job, rising from 0, and what they add to its factor
+_Options = tuple[
+    NDArray[np.int64], Array
+]  # GPUs of a job, rising from 0, and what they add to its factor
 
 
 def _options_of(curve: ScalingCurve) -> _Options:
@@ -94,7 +113,7 @@ def _programme(options: Sequence[_Options], spare: int) -> NDArray[np.int64]:
         if len(counts) == 1:
             continue
         fits = counts[counts <= spare]
-        best = int((tables[job][spare - fits] + gains[:len(fits)]).argmax())
+        best = int((tables[job][spare - fits] + gains[: len(fits)]).argmax())
         given[job] = fits[best]
         spare -= int(fits[best])
     return given

@@ -14,8 +14,9 @@ from typing import NamedTuple
 from scheduler.eviction.plan import CHECKPOINTS, Action, Number, Plan, RunningJob, check_jobs, exact
 
 
-def branch_and_bound(jobs: Sequence[RunningJob], nodes: int, deadline: Number,
-                     most_visits: int | None = None) -> Plan | None:
+def branch_and_bound(
+    jobs: Sequence[RunningJob], nodes: int, deadline: Number, most_visits: int | None = None
+) -> Plan | None:
     """Try every choice for every job, giving up a branch once it cannot beat the best plan so far.
 
     [COSIM] section IV-C calls it backtracking. Exact, and exponential in the
@@ -51,10 +52,20 @@ class _Cost(NamedTuple):
     def with_(self, job: RunningJob, action: Action) -> _Cost:
         """The cost with one more job stopped."""
         if action == "kill":
-            return _Cost(self.loss + exact(job.loss), self.time, self.free_kills + (job.loss == 0), self.system,
-                         self.stopped + 1)
-        return _Cost(self.loss, self.time + exact(job.time(action)), self.free_kills,
-                     self.system + (action == "sys"), self.stopped + 1)
+            return _Cost(
+                self.loss + exact(job.loss),
+                self.time,
+                self.free_kills + (job.loss == 0),
+                self.system,
+                self.stopped + 1,
+            )
+        return _Cost(
+            self.loss,
+            self.time + exact(job.time(action)),
+            self.free_kills,
+            self.system + (action == "sys"),
+            self.stopped + 1,
+        )
 
 
 @dataclass
@@ -72,12 +83,18 @@ class _Search:
     def __post_init__(self) -> None:
         self.later = [*accumulate(job.nodes for job in reversed(self.jobs))][::-1] + [0]
 
-    def visit(self, index: int, freed: int, cost: _Cost, actions: tuple[tuple[str, Action], ...]) -> None:
+    def visit(
+        self, index: int, freed: int, cost: _Cost, actions: tuple[tuple[str, Action], ...]
+    ) -> None:
         self.visits += 1
         if self.most_visits is not None and self.visits > self.most_visits:
             self.gave_up = True
-        if (self.gave_up or cost.time > self.deadline or freed + self.later[index] < self.nodes
-                or (self.best is not None and cost >= self.best)):
+        if (
+            self.gave_up
+            or cost.time > self.deadline
+            or freed + self.later[index] < self.nodes
+            or (self.best is not None and cost >= self.best)
+        ):
             return
         if freed >= self.nodes:
             self.best, self.actions = cost, actions
@@ -85,7 +102,12 @@ class _Search:
         job = self.jobs[index]
         for action in (*CHECKPOINTS, "kill"):
             if job.time(action) is not None:
-                self.visit(index + 1, freed + job.nodes, cost.with_(job, action), (*actions, (job.id, action)))
+                self.visit(
+                    index + 1,
+                    freed + job.nodes,
+                    cost.with_(job, action),
+                    (*actions, (job.id, action)),
+                )
         self.visit(index + 1, freed, cost, actions)
 
 
@@ -118,8 +140,11 @@ def algorithm_1(jobs: Sequence[RunningJob], nodes: int, deadline: int) -> list[P
         table = following
     plans = []
     for moment in range(deadline + 1):
-        in_time = [(cell.loss, time, cell.actions) for (freed, time), cell in table.items()
-                   if freed >= nodes and time <= moment]
+        in_time = [
+            (cell.loss, time, cell.actions)
+            for (freed, time), cell in table.items()
+            if freed >= nodes and time <= moment
+        ]
         plans.append(Plan.of(jobs, moment, dict(min(in_time, key=lambda found: found[:2])[2])))
     return plans
 
@@ -129,4 +154,3 @@ class _Cell(NamedTuple):
 
     loss: Number
     actions: tuple[tuple[str, Action], ...]
-

@@ -49,8 +49,14 @@ class Solution:
     gap: float
 
 
-def allocate_nodes(trainers: Sequence[Trainer], held: Sequence[frozenset[int]], nodes: int, horizon_s: float,
-                   *, migration_m: int | None = None) -> Solution | None:
+def allocate_nodes(
+    trainers: Sequence[Trainer],
+    held: Sequence[frozenset[int]],
+    nodes: int,
+    horizon_s: float,
+    *,
+    migration_m: int | None = None,
+) -> Solution | None:
     """Solve the published program over nodes.
 
     Args:
@@ -73,13 +79,15 @@ def allocate_nodes(trainers: Sequence[Trainer], held: Sequence[frozenset[int]], 
     program = _Program()
     taken = []
     for trainer, mine in zip(trainers, held, strict=True):
-        has = program.variables(nodes)                                       # x_jn
+        has = program.variables(nodes)  # x_jn
         count = dict.fromkeys(has.tolist(), 1.0)
         _share(program, trainer, len(mine), nodes, horizon_s, count)
-        _forbid_migration(program, has, mine, count, 2 * nodes if migration_m is None else migration_m)
+        _forbid_migration(
+            program, has, mine, count, 2 * nodes if migration_m is None else migration_m
+        )
         taken.append(has)
     for node in range(nodes):
-        program.add({int(has[node]): 1.0 for has in taken}, upper=1.0)       # Eq. 5
+        program.add({int(has[node]): 1.0 for has in taken}, upper=1.0)  # Eq. 5
     found = program.solve()
     if found is None:
         return None
@@ -88,7 +96,9 @@ def allocate_nodes(trainers: Sequence[Trainer], held: Sequence[frozenset[int]], 
     return Solution(sets, tuple(map(len, sets)), optimal, gap)
 
 
-def allocate_counts(trainers: Sequence[Trainer], current: Sequence[int], nodes: int, horizon_s: float) -> Solution:
+def allocate_counts(
+    trainers: Sequence[Trainer], current: Sequence[int], nodes: int, horizon_s: float
+) -> Solution:
     """Solve the same program with one integer variable for each trainer's count.
 
     Args:
@@ -118,15 +128,23 @@ def allocate_counts(trainers: Sequence[Trainer], current: Sequence[int], nodes: 
 # --- The rules of the model ---------------------------------------------------------------------
 
 
-def _share(program: _Program, trainer: Trainer, had: int, nodes: int, horizon_s: float,
-           count: Mapping[int, float]) -> None:
+def _share(
+    program: _Program,
+    trainer: Trainer,
+    had: int,
+    nodes: int,
+    horizon_s: float,
+    count: Mapping[int, float],
+) -> None:
     """What a trainer's number of nodes must obey, and what it earns; ``count`` is that number, a sum."""
     _bound_size(program, trainer, nodes, count)
     _earn(program, trainer.objective, horizon_s, count)
     _pay_rescaling(program, trainer, had, nodes, count)
 
 
-def _bound_size(program: _Program, trainer: Trainer, nodes: int, count: Mapping[int, float]) -> None:
+def _bound_size(
+    program: _Program, trainer: Trainer, nodes: int, count: Mapping[int, float]
+) -> None:
     """n = 0 or n_min <= n <= n_max (Eq. 4)."""
     (low, high), m = program.variables(2).tolist(), max(nodes, trainer.n_min)
     program.add({**count, low: m}, lower=trainer.n_min)
@@ -135,10 +153,13 @@ def _bound_size(program: _Program, trainer: Trainer, nodes: int, count: Mapping[
     program.add({**count, high: m}, upper=m)
 
 
-def _earn(program: _Program, curve: RateCurve, horizon_s: float, count: Mapping[int, float]) -> None:
+def _earn(
+    program: _Program, curve: RateCurve, horizon_s: float, count: Mapping[int, float]
+) -> None:
     """T O(n), with n between two neighbouring bends of the curve (Eqs. 11, 12)."""
-    weights = program.variables(len(curve.nodes), integer=False,
-                                gain=[horizon_s * value for value in curve.values]).tolist()
+    weights = program.variables(
+        len(curve.nodes), integer=False, gain=[horizon_s * value for value in curve.values]
+    ).tolist()
     pieces = program.variables(len(curve.nodes) - 1).tolist()
     program.add(dict.fromkeys(weights, 1.0), lower=1.0, upper=1.0)
     program.add(dict.fromkeys(pieces, 1.0), upper=1.0)
@@ -149,8 +170,9 @@ def _earn(program: _Program, curve: RateCurve, horizon_s: float, count: Mapping[
         program.add({weight: 1.0, **dict.fromkeys(beside, -1.0)}, upper=0.0)
 
 
-def _pay_rescaling(program: _Program, trainer: Trainer, had: int, nodes: int,
-                   count: Mapping[int, float]) -> None:
+def _pay_rescaling(
+    program: _Program, trainer: Trainer, had: int, nodes: int, count: Mapping[int, float]
+) -> None:
     """O(c) R, with R set by whether n is above or below c (Eqs. 14-16)."""
     rate = float(trainer.rates[had])
     up, down = program.variables(2, gain=[-rate * trainer.up_s, -rate * trainer.down_s]).tolist()
@@ -160,11 +182,12 @@ def _pay_rescaling(program: _Program, trainer: Trainer, had: int, nodes: int,
     program.add({**count, down: had}, lower=had)
 
 
-def _forbid_migration(program: _Program, has: np.ndarray, mine: frozenset[int], count: Mapping[int, float],
-                      m: int) -> None:
+def _forbid_migration(
+    program: _Program, has: np.ndarray, mine: frozenset[int], count: Mapping[int, float], m: int
+) -> None:
     """A trainer's nodes that change are as many as its count changes by (Eqs. 9, 10)."""
-    changed = program.variables(len(has)).tolist()                            # u_jn = x_jn xor c_jn
-    (shrinks,) = program.variables(1).tolist()                                # z_j
+    changed = program.variables(len(has)).tolist()  # u_jn = x_jn xor c_jn
+    (shrinks,) = program.variables(1).tolist()  # z_j
     for node, (new, change) in enumerate(zip(has.tolist(), changed, strict=True)):
         was = 1.0 if node in mine else 0.0
         program.add({change: 1.0, new: -1.0}, lower=-was, upper=was)
@@ -183,8 +206,13 @@ class _Program:
         self._upper: list[float] = []
         self._rows: list[tuple[Mapping[int, float], float, float]] = []
 
-    def variables(self, how_many: int, upper: float = 1.0, integer: bool = True,
-                  gain: Sequence[float] | None = None) -> np.ndarray:
+    def variables(
+        self,
+        how_many: int,
+        upper: float = 1.0,
+        integer: bool = True,
+        gain: Sequence[float] | None = None,
+    ) -> np.ndarray:
         """New variables between 0 and ``upper``; ``gain`` is what they add to the objective."""
         first = len(self._gain)
         self._gain += [0.0] * how_many if gain is None else gain
@@ -204,14 +232,24 @@ class _Program:
         if not self._gain:
             return np.zeros(0), True, 0.0
         starts = np.cumsum([0] + [len(row) for row, _, _ in self._rows])
-        matrix = csr_array((np.array([value for row, _, _ in self._rows for value in row.values()]),
-                            np.array([column for row, _, _ in self._rows for column in row]), starts),
-                           shape=(len(self._rows), len(self._gain)))
+        matrix = csr_array(
+            (
+                np.array([value for row, _, _ in self._rows for value in row.values()]),
+                np.array([column for row, _, _ in self._rows for column in row]),
+                starts,
+            ),
+            shape=(len(self._rows), len(self._gain)),
+        )
         scale = max(map(abs, self._gain)) or 1.0  # the solver's tolerances are absolute
-        result = milp(-np.array(self._gain) / scale * _SCALE, integrality=np.array(self._integer, dtype=int),
-                      bounds=Bounds(0, np.array(self._upper)), options={"mip_rel_gap": 0.0},
-                      constraints=LinearConstraint(matrix, [low for _, low, _ in self._rows],
-                                                   [high for _, _, high in self._rows]))
+        result = milp(
+            -np.array(self._gain) / scale * _SCALE,
+            integrality=np.array(self._integer, dtype=int),
+            bounds=Bounds(0, np.array(self._upper)),
+            options={"mip_rel_gap": 0.0},
+            constraints=LinearConstraint(
+                matrix, [low for _, low, _ in self._rows], [high for _, _, high in self._rows]
+            ),
+        )
         if result.x is None:
             return None
         return result.x, result.status == 0, float(result.mip_gap)

@@ -53,20 +53,33 @@ def text(*values):
 
 def floats(*values):
     """A Feature that is a float_list, packed and not."""
-    return delimited(2, delimited(1, struct.pack("<f", values[0])),
-                     *(varint(1 << 3 | 5) + struct.pack("<f", value) for value in values[1:]))
+    return delimited(
+        2,
+        delimited(1, struct.pack("<f", values[0])),
+        *(varint(1 << 3 | 5) + struct.pack("<f", value) for value in values[1:]),
+    )
 
 
 def example(**features):
     """A tf.train.Example; two underscores in a name mean a slash."""
-    return delimited(1, *(delimited(1, delimited(1, name.replace("__", "/").encode()), delimited(2, feature))
-                          for name, feature in features.items()))
+    return delimited(
+        1,
+        *(
+            delimited(1, delimited(1, name.replace("__", "/").encode()), delimited(2, feature))
+            for name, feature in features.items()
+        ),
+    )
 
 
 def labelled(image, label):
     """An Example with an image and its label between other features."""
-    return example(image__height=integers(4), image__encoded=text(image), rates=floats(1.0, 2.0),
-                   image__class__label=integers(label), image__filename=text(b"x.jpg"))
+    return example(
+        image__height=integers(4),
+        image__encoded=text(image),
+        rates=floats(1.0, 2.0),
+        image__class__label=integers(label),
+        image__filename=text(b"x.jpg"),
+    )
 
 
 def write_records(path, *messages):

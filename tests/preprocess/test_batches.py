@@ -52,45 +52,89 @@ def both(pipeline, kernels, indices, epoch, training=True):
     pipeline.keep(indices, *kept)
     found = []
     for LOADING.kernels in (None, kernels):
-        for way in (lambda *into: pipeline.finish_kept(*kept, np.array(indices), epoch, *into, training),
-                    lambda *into: pipeline.load(indices, epoch, *into, training)):
+        for way in (
+            lambda *into: pipeline.finish_kept(*kept, np.array(indices), epoch, *into, training),
+            lambda *into: pipeline.load(indices, epoch, *into, training),
+        ):
             images, targets = pipeline.empty(len(indices))
             images.view(np.uint8)[:] = 77
             bad = way(images, targets)
-            found.append((images.tobytes(), targets.tolist(), [(str(one), one.position) for one in bad]))
+            found.append(
+                (images.tobytes(), targets.tolist(), [(str(one), one.position) for one in bad])
+            )
     return found
 
 
 # Each makes an image of any size of at least 6 x 5 pixels to another one that the next can take.
 sizes = st.tuples(st.integers(5, 12), st.integers(5, 12))
 MOVES = st.one_of(
-    st.builds(lambda size, padding: {"random_crop": {"size": size, "padding": padding}},
-              st.tuples(st.integers(1, 5), st.integers(1, 5)), st.integers(0, 9)),
-    st.builds(lambda size: {"center_crop": {"size": size}}, st.tuples(st.integers(1, 5), st.integers(1, 5))),
-    st.sampled_from([{"flip": {"horizontal": True}}, {"flip": {"vertical": True}},
-                     {"flip": {"horizontal": True, "vertical": True}}]),
-    st.builds(lambda size, how: {"resize": {"size": size, "filter": how}}, st.one_of(sizes, st.integers(3, 9)),
-              st.sampled_from(["nearest", "bilinear", "bicubic", "lanczos"])),
-    st.builds(lambda size, how, scale, ratio: {"random_resized_crop": {
-        "size": size, "filter": how, "scale": scale, "ratio": ratio}}, sizes,
-        st.sampled_from(["bilinear", "bicubic", "lanczos"]), st.sampled_from([(0.08, 1.0), (0.9, 1.0), (0.3, 0.3)]),
-        st.sampled_from([(0.75, 1.33), (3.0, 3.0), (0.2, 5.0)])),
+    st.builds(
+        lambda size, padding: {"random_crop": {"size": size, "padding": padding}},
+        st.tuples(st.integers(1, 5), st.integers(1, 5)),
+        st.integers(0, 9),
+    ),
+    st.builds(
+        lambda size: {"center_crop": {"size": size}},
+        st.tuples(st.integers(1, 5), st.integers(1, 5)),
+    ),
+    st.sampled_from(
+        [
+            {"flip": {"horizontal": True}},
+            {"flip": {"vertical": True}},
+            {"flip": {"horizontal": True, "vertical": True}},
+        ]
+    ),
+    st.builds(
+        lambda size, how: {"resize": {"size": size, "filter": how}},
+        st.one_of(sizes, st.integers(3, 9)),
+        st.sampled_from(["nearest", "bilinear", "bicubic", "lanczos"]),
+    ),
+    st.builds(
+        lambda size, how, scale, ratio: {
+            "random_resized_crop": {"size": size, "filter": how, "scale": scale, "ratio": ratio}
+        },
+        sizes,
+        st.sampled_from(["bilinear", "bicubic", "lanczos"]),
+        st.sampled_from([(0.08, 1.0), (0.9, 1.0), (0.3, 0.3)]),
+        st.sampled_from([(0.75, 1.33), (3.0, 3.0), (0.2, 5.0)]),
+    ),
 )
 COLOURS = st.one_of(
-    st.builds(lambda b, c, s, h: {"color_jitter": {"brightness": b, "contrast": c, "saturation": s, "hue": h}},
-              st.sampled_from([0.4, (0.0, 3.0)]), *(st.sampled_from([0.0, 0.9, (1.0, 2.5)]),) * 2,
-              st.sampled_from([0.0, 0.5, (-0.25, 0.1)])),
-    st.sampled_from([{"color_jitter": {"hue": 0.5}}, {"random_erasing": {"p": 0.5}},
-                     {"tests.preprocess.test_batches:brighter": {}}]))
-LISTS = st.tuples(st.lists(st.one_of(MOVES, COLOURS), min_size=1, max_size=4),
-                  st.sampled_from([[], ["scale"], ["scale", {"flip": {"horizontal": True}}]]))
+    st.builds(
+        lambda b, c, s, h: {
+            "color_jitter": {"brightness": b, "contrast": c, "saturation": s, "hue": h}
+        },
+        st.sampled_from([0.4, (0.0, 3.0)]),
+        *(st.sampled_from([0.0, 0.9, (1.0, 2.5)]),) * 2,
+        st.sampled_from([0.0, 0.5, (-0.25, 0.1)]),
+    ),
+    st.sampled_from(
+        [
+            {"color_jitter": {"hue": 0.5}},
+            {"random_erasing": {"p": 0.5}},
+            {"tests.preprocess.test_batches:brighter": {}},
+        ]
+    ),
+)
+LISTS = st.tuples(
+    st.lists(st.one_of(MOVES, COLOURS), min_size=1, max_size=4),
+    st.sampled_from([[], ["scale"], ["scale", {"flip": {"horizontal": True}}]]),
+)
 
 
 @settings(max_examples=examples(300), deadline=None)
-@given(transforms=LISTS.map(lambda parts: parts[0] + parts[1]), height=st.integers(6, 30), width=st.integers(5, 30),
-       channels=st.sampled_from([1, 3]), seed=st.integers(0, 2**63), epoch=st.integers(0, 2**40),
-       training=st.booleans())
-def test_a_batch_has_the_bits_of_its_samples(kernels, transforms, height, width, channels, seed, epoch, training):
+@given(
+    transforms=LISTS.map(lambda parts: parts[0] + parts[1]),
+    height=st.integers(6, 30),
+    width=st.integers(5, 30),
+    channels=st.sampled_from([1, 3]),
+    seed=st.integers(0, 2**63),
+    epoch=st.integers(0, 2**40),
+    training=st.booleans(),
+)
+def test_a_batch_has_the_bits_of_its_samples(
+    kernels, transforms, height, width, channels, seed, epoch, training
+):
     images = [pattern(height, width, channels, number) for number in range(5)]
     source = Memory([*images[:3], None, images[3]])
     source.samples[1] = np.full_like(images[1], 255)
@@ -102,13 +146,22 @@ def test_a_batch_has_the_bits_of_its_samples(kernels, transforms, height, width,
 
 
 @settings(max_examples=examples(100), deadline=None)
-@given(transforms=st.lists(MOVES, min_size=1, max_size=4), seed=st.integers(0, 2**32),
-       outputs=st.sampled_from([3, 300]), weighted=st.booleans(), training=st.booleans())
+@given(
+    transforms=st.lists(MOVES, min_size=1, max_size=4),
+    seed=st.integers(0, 2**32),
+    outputs=st.sampled_from([3, 300]),
+    weighted=st.booleans(),
+    training=st.booleans(),
+)
 def test_masks_stay_with_their_images(kernels, transforms, seed, outputs, weighted, training):
     rng = np.random.default_rng(seed)
     said = {"weights": np.ones(3, np.float32)} if weighted else {}
-    source = Samples([pattern(20, 16, seed=number) for number in range(3)], target=TargetSpec("mask", outputs),
-                     masks=rng.integers(0, outputs, (3, 20, 16)), **said)
+    source = Samples(
+        [pattern(20, 16, seed=number) for number in range(3)],
+        target=TargetSpec("mask", outputs),
+        masks=rng.integers(0, outputs, (3, 20, 16)),
+        **said,
+    )
     pipeline = made_or_not(source, transforms, seed)
     first, *others = both(pipeline, kernels, [2, 0, 1], 7, training)
     assert all(str(first) == str(other) for other in others)
@@ -118,7 +171,10 @@ def test_masks_stay_with_their_images(kernels, transforms, seed, outputs, weight
 @pytest.mark.parametrize("shape", [(8, 6, 2), (8, 6, 3), (7, 5, 4)])
 def test_arrays_of_other_types_are_cropped_and_mirrored_at_once(kernels, dtype, shape):
     source = Memory(list(np.random.default_rng(0).integers(0, 200, (4, *shape)).astype(dtype)))
-    transforms = [{"random_crop": {"size": [5, 4], "padding": 2}}, {"flip": {"horizontal": True, "vertical": True}}]
+    transforms = [
+        {"random_crop": {"size": [5, 4], "padding": 2}},
+        {"flip": {"horizontal": True, "vertical": True}},
+    ]
     pipeline = made(source, transforms, 3)
     first, *others = both(pipeline, kernels, [3, 1, 2, 0], 9)
     assert all(first == other for other in others)

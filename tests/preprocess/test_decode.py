@@ -42,22 +42,63 @@ FRAMES = [Image.new("L", (2, 2), value) for value in (10, 200)]
 
 
 # The bytes of a file, and the image that it is: to how much, where the format loses something.
-@pytest.mark.parametrize(("data", "mode", "expected", "most"), [
-    (encode(RGB), "RGB", RGB, 0), (encode(GREY), "L", GREY, 0),
-    (encode(GREY), "RGB", np.repeat(GREY, 3, axis=2), 0),  # three equal channels
-    (encode(RGB), "L", (RGB @ [0.299, 0.587, 0.114])[:, :, None].round(), 1),  # the usual weighted sum
-    (encode(np.concatenate([RGB, np.zeros((5, 7, 1), np.uint8)], axis=2)), "RGB", RGB, 0),  # nothing is blended
-    *((encode(palette(), **more), "RGB", LOOKED_UP, 0) for more in (
-        {}, {"transparency": 0}, {"transparency": b"\x00\x80"})),
-    (encode(Image.fromarray(np.array([[0, 255, 256, 65535]], np.uint16))), "L",
-     np.array([[[0], [0], [1], [255]]]), 0),  # the upper bits
-    (encode(FRAMES[0], "GIF", save_all=True, append_images=FRAMES[1:]), "L", np.full((2, 2, 1), 10), 0),
-    (encode(smooth(40, 64), "JPEG", quality=95), "RGB", smooth(40, 64), 8),
-    (encode(Image.new("CMYK", (8, 8), (255, 0, 0, 0)), "JPEG", quality=95), "RGB",
-     np.full((8, 8, 3), (0, 255, 255)), 4),
-], ids=["a PNG", "a grey one", "a grey one in colour", "one in colour in grey", "transparency", "a palette",
-        "a palette of which one is transparent", "a palette with transparencies", "16 bits", "an animation", "a JPEG",
-        "CMYK"])
+@pytest.mark.parametrize(
+    ("data", "mode", "expected", "most"),
+    [
+        (encode(RGB), "RGB", RGB, 0),
+        (encode(GREY), "L", GREY, 0),
+        (encode(GREY), "RGB", np.repeat(GREY, 3, axis=2), 0),  # three equal channels
+        (
+            encode(RGB),
+            "L",
+            (RGB @ [0.299, 0.587, 0.114])[:, :, None].round(),
+            1,
+        ),  # the usual weighted sum
+        (
+            encode(np.concatenate([RGB, np.zeros((5, 7, 1), np.uint8)], axis=2)),
+            "RGB",
+            RGB,
+            0,
+        ),  # nothing is blended
+        *(
+            (encode(palette(), **more), "RGB", LOOKED_UP, 0)
+            for more in ({}, {"transparency": 0}, {"transparency": b"\x00\x80"})
+        ),
+        (
+            encode(Image.fromarray(np.array([[0, 255, 256, 65535]], np.uint16))),
+            "L",
+            np.array([[[0], [0], [1], [255]]]),
+            0,
+        ),  # the upper bits
+        (
+            encode(FRAMES[0], "GIF", save_all=True, append_images=FRAMES[1:]),
+            "L",
+            np.full((2, 2, 1), 10),
+            0,
+        ),
+        (encode(smooth(40, 64), "JPEG", quality=95), "RGB", smooth(40, 64), 8),
+        (
+            encode(Image.new("CMYK", (8, 8), (255, 0, 0, 0)), "JPEG", quality=95),
+            "RGB",
+            np.full((8, 8, 3), (0, 255, 255)),
+            4,
+        ),
+    ],
+    ids=[
+        "a PNG",
+        "a grey one",
+        "a grey one in colour",
+        "one in colour in grey",
+        "transparency",
+        "a palette",
+        "a palette of which one is transparent",
+        "a palette with transparencies",
+        "16 bits",
+        "an animation",
+        "a JPEG",
+        "CMYK",
+    ],
+)
 def test_a_file_is_an_image(data, mode, expected, most):
     assert_near(decode(data, mode), expected, most)
 
@@ -67,13 +108,16 @@ def test_pixels_without_a_fixed_range_are_refused():
         decode(encode(Image.new("F", (2, 2)), "TIFF"))
 
 
-@pytest.mark.parametrize(("orientation", "seen"), [
-    (1, lambda image: image),
-    (2, lambda image: image[:, ::-1]),
-    (3, lambda image: image[::-1, ::-1]),
-    (6, lambda image: np.rot90(image, -1)),
-    (8, lambda image: np.rot90(image, 1)),
-])
+@pytest.mark.parametrize(
+    ("orientation", "seen"),
+    [
+        (1, lambda image: image),
+        (2, lambda image: image[:, ::-1]),
+        (3, lambda image: image[::-1, ::-1]),
+        (6, lambda image: np.rot90(image, -1)),
+        (8, lambda image: np.rot90(image, 1)),
+    ],
+)
 @pytest.mark.parametrize("kind", ["PNG", "JPEG"])
 def test_an_image_is_turned_as_its_exif_orientation_says(orientation, seen, kind):
     exif = Image.Exif()
@@ -92,10 +136,12 @@ def test_the_first_frame_of_an_animation_is_taken():
 def test_a_truncated_jpeg_is_refused():
     data = encode(pattern(64, 64), "JPEG")
     with pytest.raises(BadImage, match="truncated"):
-        decode(data[:len(data) // 2])
+        decode(data[: len(data) // 2])
 
 
-@pytest.mark.parametrize("data", [b"", b"\xff\xd8", b"no image at all", b"\x89PNG\r\n\x1a\n" + b"\0" * 40])
+@pytest.mark.parametrize(
+    "data", [b"", b"\xff\xd8", b"no image at all", b"\x89PNG\r\n\x1a\n" + b"\0" * 40]
+)
 def test_what_is_no_image_is_refused(data):
     with pytest.raises(BadImage):
         decode(data)
@@ -119,7 +165,11 @@ def test_a_fraction_is_enough_for_the_image_as_it_is_seen():
     exif[0x0112] = 6
     data = encode(smooth(64, 200), "JPEG", exif=exif)  # is seen as 200 high and 64 wide
     assert decode(data, at_least=(50, 16)).shape == (50, 16, 3)
-    assert decode(data, at_least=lambda height, width: (height // 4, width // 4)).shape == (50, 16, 3)
+    assert decode(data, at_least=lambda height, width: (height // 4, width // 4)).shape == (
+        50,
+        16,
+        3,
+    )
     assert decode(data, at_least=lambda height, width: (height, 1)).shape == (200, 64, 3)
 
 
@@ -128,8 +178,11 @@ def test_a_fraction_is_enough_for_the_image_as_it_is_seen():
 def test_a_fraction_is_never_smaller_than_asked_for_nor_needlessly_large(height, width, data):
     at_least = data.draw(st.tuples(st.integers(1, height), st.integers(1, width)))
     decoded = decode(encode(smooth(height, width), "JPEG"), at_least=at_least).shape[:2]
-    halvings = [(-(-height // scale), -(-width // scale)) for scale in (1, 2, 4, 8)
-                if height // scale >= at_least[0] and width // scale >= at_least[1]]
+    halvings = [
+        (-(-height // scale), -(-width // scale))
+        for scale in (1, 2, 4, 8)
+        if height // scale >= at_least[0] and width // scale >= at_least[1]
+    ]
     assert decoded == halvings[-1]
 
 
@@ -145,7 +198,9 @@ class TestBothDecoders:
         pytest.importorskip("simplejpeg")
 
     def assert_same(self, data, monkeypatch, **options):
-        fast = decoders._decode_simplejpeg(data, options.get("mode", "RGB"), options.get("at_least"))
+        fast = decoders._decode_simplejpeg(
+            data, options.get("mode", "RGB"), options.get("at_least")
+        )
         monkeypatch.setattr(decoders, "simplejpeg", None)
         assert np.array_equal(fast, decode(data, **options))
 
@@ -154,8 +209,13 @@ class TestBothDecoders:
     @pytest.mark.parametrize("subsampling", [0, 1, 2])
     @pytest.mark.parametrize("progressive", [False, True])
     def test_they_give_equal_pixels(self, mode, at_least, subsampling, progressive, monkeypatch):
-        data = encode(smooth(77, 90) ^ pattern(77, 90) & 15, "JPEG", quality=85, subsampling=subsampling,
-                      progressive=progressive)
+        data = encode(
+            smooth(77, 90) ^ pattern(77, 90) & 15,
+            "JPEG",
+            quality=85,
+            subsampling=subsampling,
+            progressive=progressive,
+        )
         self.assert_same(data, monkeypatch, mode=mode, at_least=at_least)
 
     @pytest.mark.parametrize("mode", ["RGB", "L"])
@@ -168,7 +228,9 @@ class TestBothDecoders:
             files = [tar.extractfile(tar.next()).read() for _ in range(50)]
         fast = [decode(data) for data in files]
         monkeypatch.setattr(decoders, "simplejpeg", None)
-        assert all(np.array_equal(image, decode(data)) for image, data in zip(fast, files, strict=True))
+        assert all(
+            np.array_equal(image, decode(data)) for image, data in zip(fast, files, strict=True)
+        )
 
     def test_files_that_only_pillow_can_decode_go_to_it(self):
         file = io.BytesIO(encode(Image.new("CMYK", (8, 8)), "JPEG"))

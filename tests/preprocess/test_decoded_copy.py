@@ -12,12 +12,21 @@ from preprocess.source import open_data
 from preprocess.transforms import parse_transforms
 from tests.preprocess.samples import Memory, foreign, pattern, smooth, write
 
-TRANSFORMS = parse_transforms(["decode", {"resize": {"size": [6, 6]}}, {"random_crop": {"size": [4, 4]}},
-                               {"flip": {"horizontal": True}}, "scale"])
+TRANSFORMS = parse_transforms(
+    [
+        "decode",
+        {"resize": {"size": [6, 6]}},
+        {"random_crop": {"size": [4, 4]}},
+        {"flip": {"horizontal": True}},
+        "scale",
+    ]
+)
 
 
 def copied(data, transforms, path, *progress):
-    samples = {name: probe(source, transforms, 7, keep=True) for name, source in data.parts().items()}
+    samples = {
+        name: probe(source, transforms, 7, keep=True) for name, source in data.parts().items()
+    }
     return decode_once(data, transforms, samples, path, *progress)
 
 
@@ -71,7 +80,12 @@ def test_the_copy_is_made_once_and_anew_when_it_would_differ(data, path, folder)
     assert sum(made) == 8
     copied(data, parse_transforms(["decode"]), path, made.append)
     assert sum(made) == 16
-    copied(open_data("image_folder", str(folder), 0.4, seed=8), parse_transforms(["decode"]), path, made.append)
+    copied(
+        open_data("image_folder", str(folder), 0.4, seed=8),
+        parse_transforms(["decode"]),
+        path,
+        made.append,
+    )
     assert sum(made) == 24
 
 
@@ -79,7 +93,8 @@ def test_the_copy_holds_the_test_data_too(folder, path):
     data = open_data("image_folder", str(folder), 0.4, seed=7, test=0.25)
     copy = copied(data, TRANSFORMS, path).data
     assert {name: source.labels.tolist() for name, source in copy.parts().items()} == {
-        name: source.labels.tolist() for name, source in data.parts().items()}
+        name: source.labels.tolist() for name, source in data.parts().items()
+    }
 
 
 def test_what_the_copy_leaves_out_is_known_each_time(data, path):
@@ -90,7 +105,9 @@ def test_what_the_copy_leaves_out_is_known_each_time(data, path):
         copy = copied(data, TRANSFORMS, path)
         assert [(bad.name, "not an image" in bad.reason) for bad in copy.left_out] == [(name, True)]
         train = copy.data.train
-        assert [train.name(index) for index in range(5)] == [data.train.name(index) for index in range(5)]
+        assert [train.name(index) for index in range(5)] == [
+            data.train.name(index) for index in range(5)
+        ]
         with pytest.raises(BadSample, match="not an image"):
             train.read(2)
         assert np.array_equal(batch(copy.data, copy.transforms)[0], batch(data, TRANSFORMS)[0])
@@ -129,7 +146,9 @@ def test_making_the_copy_reads_each_sample_once(path):
 
 def test_a_file_that_is_something_else_is_not_replaced(data, path):
     foreign(path, np.zeros((4, 3, 4, 3), np.uint8), [0, 1, 0, 1])
-    with pytest.raises(InputError, match="this program did not make it from images, so it is not replaced"):
+    with pytest.raises(
+        InputError, match="this program did not make it from images, so it is not replaced"
+    ):
         copied(data, TRANSFORMS, path)
     with open(path, "w") as file:
         file.write("a diary")

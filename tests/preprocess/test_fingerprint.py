@@ -43,7 +43,9 @@ def listed(path, by_content=False, groups=False):
 
 def opened(samples, before, validation=0.2, test=None, **options):
     Listed.samples = samples
-    (data,), found = open_each(f"{__name__}:listed", "x", validation, 3, options, test, (None,), "as ever", before)
+    (data,), found = open_each(
+        f"{__name__}:listed", "x", validation, 3, options, test, (None,), "as ever", before
+    )
     return data, found
 
 
@@ -62,7 +64,9 @@ def test_no_sample_changes_sides_whatever_comes_and_goes(names, draw, by_content
     began = draw.draw(st.integers(40, len(samples)))
     old, before = opened(samples[:began], None, **options)
     gone = draw.draw(st.sets(st.integers(0, began - 1), max_size=10))
-    now = draw.draw(st.permutations([sample for place, sample in enumerate(samples) if place not in gone]))
+    now = draw.draw(
+        st.permutations([sample for place, sample in enumerate(samples) if place not in gone])
+    )
     try:
         new, after = opened(now, before, **options)
     except InputError as error:  # all groups that were held out have gone, say
@@ -74,11 +78,14 @@ def test_no_sample_changes_sides_whatever_comes_and_goes(names, draw, by_content
         assert {*new.train.groups}.isdisjoint(new.validation.groups)
     again, _ = opened(now, after, **options)
     assert {part: named(source) for part, source in again.parts().items()} == {
-        part: named(source) for part, source in new.parts().items()}
+        part: named(source) for part, source in new.parts().items()
+    }
 
 
 @given(NAMES, st.integers(40, 60), st.sampled_from([0.1, 0.2, 0.5]))
-def test_new_samples_are_divided_among_themselves_in_the_share_that_is_asked_for(names, began, share):
+def test_new_samples_are_divided_among_themselves_in_the_share_that_is_asked_for(
+    names, began, share
+):
     samples = [(name, ord(name[-1]) % 3) for name in names]
     old, before = opened(samples[:began], None, share)
     new, _ = opened(samples, before, share)
@@ -96,13 +103,18 @@ def test_a_sample_stays_in_its_fold_and_new_ones_make_folds_even(names, folds):
     assert found[:40].tolist() == known[:40].tolist()
     sizes = np.bincount(found, minlength=folds)
     assert sizes.max() - sizes.min() <= 2
-    assert fold_of(source, folds, 1, np.full(len(samples), -1)).tolist() == fold_of(source, folds, 1).tolist()
+    assert (
+        fold_of(source, folds, 1, np.full(len(samples), -1)).tolist()
+        == fold_of(source, folds, 1).tolist()
+    )
 
 
 def test_all_samples_of_a_side_may_not_go():
     samples = [(f"{number}", 0) for number in range(10)]
     old, before = opened(samples, None)
-    with pytest.raises(InputError, match="none is left for validation: all that were have gone; start over with"):
+    with pytest.raises(
+        InputError, match="none is left for validation: all that were have gone; start over with"
+    ):
         opened([sample for sample in samples if sample[0] not in named(old.validation)], before)
 
 
@@ -110,7 +122,9 @@ def test_other_settings_divide_anew():
     samples = [(f"{number}", number % 3) for number in range(30)]
     Listed.samples = samples
     _, before = opened(samples, None)
-    (data,), _ = open_each(f"{__name__}:listed", "x", 0.5, 4, {}, None, (None,), "otherwise", before)
+    (data,), _ = open_each(
+        f"{__name__}:listed", "x", 0.5, 4, {}, None, (None,), "otherwise", before
+    )
     expected, _ = split(listed(""), 0.5, 4)
     assert named(data.train) == named(expected)
 
@@ -119,16 +133,28 @@ def marks(*names, **more):
     return fp.Marks(fp.hashed(names), by_content=True, unit="row", **more)
 
 
-@pytest.mark.parametrize(("now", "place"), [
-    ("abcd", [0, 1, 2, 3]), ("xabcd", [-1, 0, 1, 2, 3]), ("abxd", [0, 1, 2, 3]), ("abxyd", [0, 1, -1, -1, 3]),
-    ("dcba", [3, 2, 1, 0]), ("aabcd", [0, 0, 1, 2, 3]), ("wxyz", [0, 1, 2, 3]), ("ad", [0, 3])])
+@pytest.mark.parametrize(
+    ("now", "place"),
+    [
+        ("abcd", [0, 1, 2, 3]),
+        ("xabcd", [-1, 0, 1, 2, 3]),
+        ("abxd", [0, 1, 2, 3]),
+        ("abxyd", [0, 1, -1, -1, 3]),
+        ("dcba", [3, 2, 1, 0]),
+        ("aabcd", [0, 0, 1, 2, 3]),
+        ("wxyz", [0, 1, 2, 3]),
+        ("ad", [0, 3]),
+    ],
+)
 def test_rows_that_are_known_by_their_inputs_are_found_again(now, place):
     """An edited one stands where it stood, and a second one like it belongs with the first."""
     assert fp.found_again(marks(*"abcd"), marks(*now)).tolist() == place
 
 
 def test_a_second_row_that_is_like_one_of_before_is_one_more():
-    words = fp.differences(fp.Fingerprint({"train": marks(*"abc")}), fp.Fingerprint({"train": marks(*"abca")}))
+    words = fp.differences(
+        fp.Fingerprint({"train": marks(*"abc")}), fp.Fingerprint({"train": marks(*"abca")})
+    )
     assert words == {"train": ["1 row more"]}
 
 
@@ -138,7 +164,11 @@ def test_a_fingerprint_is_read_as_it_was_written(tmp_path):
     with open(tmp_path / "data.npz", "wb") as file:
         fp.write_fingerprint(file, found)
     again = fp.read_fingerprint(tmp_path / "data.npz")
-    assert (again.digest, again.division, again.sides.tolist()) == (found.digest, "as ever", found.sides.tolist())
+    assert (again.digest, again.division, again.sides.tolist()) == (
+        found.digest,
+        "as ever",
+        found.sides.tolist(),
+    )
     assert fp.differences(found, again) == {}
     (tmp_path / "data.npz").write_bytes((tmp_path / "data.npz").read_bytes()[:-30])
     assert fp.read_fingerprint(tmp_path / "data.npz") is None
@@ -175,15 +205,25 @@ def as_file(image):
 
 
 def write_shard(folder, images, labels):
-    write_tar(folder / "x.tar", [(f"{number}.{key}", content) for number, (image, label) in
-                                 enumerate(zip(images, labels, strict=True))
-                                 for key, content in (("npy", as_file(image)), ("cls", str(label).encode()))])
+    write_tar(
+        folder / "x.tar",
+        [
+            (f"{number}.{key}", content)
+            for number, (image, label) in enumerate(zip(images, labels, strict=True))
+            for key, content in (("npy", as_file(image)), ("cls", str(label).encode()))
+        ],
+    )
     return "webdataset", folder / "x.tar"
 
 
 def write_tfrecord(folder, images, labels):
-    write_records(folder / "x.tfrecord", *(labelled(as_file(image), int(label))
-                                           for image, label in zip(images, labels, strict=True)))
+    write_records(
+        folder / "x.tfrecord",
+        *(
+            labelled(as_file(image), int(label))
+            for image, label in zip(images, labels, strict=True)
+        ),
+    )
     return "tfrecord", folder / "x.tfrecord"
 
 
@@ -195,7 +235,10 @@ def write_huggingface(folder, images, labels):
 
 
 def write_masks(folder, images, labels):
-    for name, arrays in (("images", images), ("masks", labels[:, None, None] * (images[..., 0] > 50))):
+    for name, arrays in (
+        ("images", images),
+        ("masks", labels[:, None, None] * (images[..., 0] > 50)),
+    ):
         (folder / name).mkdir()
         for number, array in enumerate(arrays):
             path = folder / name / f"{number}.npy"
@@ -216,7 +259,9 @@ def taken(write, folder, images=IMAGES, labels=LABELS):
 
 @pytest.mark.parametrize("is_large", [False, True], ids=["small", "large"])
 @pytest.mark.parametrize("write", SOURCES)
-def test_the_same_data_elsewhere_is_the_same_and_other_data_is_not(tmp_path, monkeypatch, write, is_large):
+def test_the_same_data_elsewhere_is_the_same_and_other_data_is_not(
+    tmp_path, monkeypatch, write, is_large
+):
     if is_large:
         for module in (fingerprint, __import__("preprocess.sources.shards", fromlist=["WHOLE"])):
             monkeypatch.setattr(module, "WHOLE", 0)
@@ -228,11 +273,12 @@ def test_the_same_data_elsewhere_is_the_same_and_other_data_is_not(tmp_path, mon
 
     other = IMAGES.copy()
     other[4, 2, 2] += 1
-    unit, = {part.unit for part in before.parts.values()}
+    (unit,) = {part.unit for part in before.parts.values()}
     assert words("repainted", other) == [f"content of 1 of 10 {unit}s differs"]
     assert words("turned", IMAGES, 1 - LABELS) == [f"classes of 10 of 10 {unit}s differ"]
     assert words("longer", np.concatenate([IMAGES, IMAGES[:1] + 99]), np.append(LABELS, 1)) == [
-        f"1 {unit} more in class 1"]
+        f"1 {unit} more in class 1"
+    ]
     inserted = words("inserted", np.insert(IMAGES, 5, 99, axis=0), np.insert(LABELS, 5, 1))
     assert (f"1 {unit} more in class 1" in inserted) or is_large  # these are known by their places
 
@@ -255,8 +301,10 @@ def test_of_many_files_some_are_looked_at_and_these_stay_the_same(tmp_path, monk
     names = [path.name for path in paths]
     first = fingerprint.seen_of_files(fp.hashed(names), list(map(str, paths)))
     assert [(seen != fingerprint.UNSEEN).sum() for seen in first.values()] == [8, 5]
-    assert [seen.tolist() for seen in fingerprint.seen_of_files(fp.hashed(names), list(map(str, paths))).values()] == [
-        seen.tolist() for seen in first.values()]
+    assert [
+        seen.tolist()
+        for seen in fingerprint.seen_of_files(fp.hashed(names), list(map(str, paths))).values()
+    ] == [seen.tolist() for seen in first.values()]
 
 
 class Own:

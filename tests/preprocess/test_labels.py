@@ -15,7 +15,9 @@ class Labelled(Memory):
     """A source with any labels."""
 
     def __init__(self, labels, classes=("a", "b"), count=None):
-        super().__init__([numbered(2, 2)] * (len(labels) if count is None else count), classes=classes)
+        super().__init__(
+            [numbered(2, 2)] * (len(labels) if count is None else count), classes=classes
+        )
         self.labels = labels
 
     def __len__(self):
@@ -23,17 +25,29 @@ class Labelled(Memory):
 
 
 WRONG = [
-    (np.array([0.0, 0.5, 1.7]), "sample 1 has the label 0.5, of type float64; labels should be 3 integers from 0 to 1"),
+    (
+        np.array([0.0, 0.5, 1.7]),
+        "sample 1 has the label 0.5, of type float64; labels should be 3 integers from 0 to 1",
+    ),
     (np.array([1.0, 0.0]), "sample 0 has the label 1.0, of type float64"),
     (np.array([0, np.nan, 1]), "sample 1 has the label nan"),
     ([0, 1, 0.25], "sample 2 has the label 0.25"),
     (np.array(["b", "a"]), "sample 0 has the label b, of type <U1"),
     (np.array([0, None]), "sample 0 has the label 0, of type object"),
-    (np.array([0, 1, 5, 1, -1]), r"sample 2 has the label 5 \(and 1 more\), not one of the 2 classes"),
-    (np.array([1, 0, -1]), "sample 2 has the label -1, not one of the 2 classes; labels should be 3 integers from 0"),
+    (
+        np.array([0, 1, 5, 1, -1]),
+        r"sample 2 has the label 5 \(and 1 more\), not one of the 2 classes",
+    ),
+    (
+        np.array([1, 0, -1]),
+        "sample 2 has the label -1, not one of the 2 classes; labels should be 3 integers from 0",
+    ),
     (np.array([2**63], np.uint64), "sample 0 has the label 9223372036854775808"),
     (np.zeros((3, 1), int), r"array of shape \(3, 1\) for 3 samples; .*; labels\[:, 0\] is that$"),
-    (np.eye(2, dtype=int), r"array of shape \(2, 2\) for 2 samples; .*labels.argmax\(axis=1\) makes that"),
+    (
+        np.eye(2, dtype=int),
+        r"array of shape \(2, 2\) for 2 samples; .*labels.argmax\(axis=1\) makes that",
+    ),
     ([[0], [1, 0]], "its labels are not one number for each sample: ValueError: "),
     (np.array(1), r"array of shape \(\) for 1 sample"),
 ]
@@ -52,7 +66,9 @@ def test_there_is_a_label_for_each_sample():
         checked_labels(Labelled(np.array([0, 1, 1]), count=2), "mine:f")
 
 
-@given(st.lists(st.integers(0, 4), max_size=20), st.sampled_from([np.int64, np.uint8, np.int32, list]))
+@given(
+    st.lists(st.integers(0, 4), max_size=20), st.sampled_from([np.int64, np.uint8, np.int32, list])
+)
 def test_integers_of_any_type_and_lists_of_them_are_labels(values, kind):
     labels = values if kind is list else np.array(values, kind)
     assert checked_labels(Labelled(labels, classes="abcde"), "mine:f").tolist() == values
@@ -88,7 +104,10 @@ def test_opening_data_looks_at_the_labels_first(validation):
 
 
 def test_labels_of_validation_data_are_looked_at_too():
-    with pytest.raises(InputError, match="^tests.*:validation_outside of here, validation: sample 2 has the label 2 "):
+    with pytest.raises(
+        InputError,
+        match="^tests.*:validation_outside of here, validation: sample 2 has the label 2 ",
+    ):
         open_data(f"{__name__}:validation_outside", "here", None, 0)
 
 

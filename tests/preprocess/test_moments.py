@@ -22,12 +22,18 @@ def table(rows=2500):
 
 
 def test_they_are_those_of_scikit_learn():
-    scaler = pytest.importorskip("sklearn.preprocessing").StandardScaler().fit(table().astype(np.float64))
+    scaler = (
+        pytest.importorskip("sklearn.preprocessing")
+        .StandardScaler()
+        .fit(table().astype(np.float64))
+    )
     affine = found(list(table())).affine
     np.testing.assert_allclose(affine.mean, scaler.mean_, rtol=1e-12)
     np.testing.assert_allclose(affine.std, scaler.scale_, rtol=1e-12)
     assert affine.std[3] == 1  # always the same
-    np.testing.assert_allclose(affine.apply(table())[:, :2], scaler.transform(table())[:, :2], atol=1e-3)
+    np.testing.assert_allclose(
+        affine.apply(table())[:, :2], scaler.transform(table())[:, :2], atol=1e-3
+    )
     assert not affine.apply(table())[:, 3].any()
 
 
@@ -41,7 +47,9 @@ def test_what_cannot_be_read_is_left_out():
     samples = list(table(20))
     samples[3] = None
     samples[5] = np.full(5, np.nan, np.float32)
-    assert found(samples) == found([sample for index, sample in enumerate(samples) if index not in (3, 5)])
+    assert found(samples) == found(
+        [sample for index, sample in enumerate(samples) if index not in (3, 5)]
+    )
 
 
 def test_a_fold_is_standardized_by_the_samples_that_it_trains_on():
@@ -52,11 +60,15 @@ def test_a_fold_is_standardized_by_the_samples_that_it_trains_on():
         np.testing.assert_allclose(affine.std[:3], rows.std(axis=0)[:3], rtol=1e-9)
 
 
-@pytest.mark.parametrize(("item", "axes"), [("standardize", (0, 1)), ({"standardize": {"per": "array"}}, (0, 1, 2))])
+@pytest.mark.parametrize(
+    ("item", "axes"), [("standardize", (0, 1)), ({"standardize": {"per": "array"}}, (0, 1, 2))]
+)
 def test_of_signals_there_is_one_mean_for_each_channel_or_one_in_all(item, axes):
     signals = np.random.default_rng(0).normal(3, 2, (20, 50, 4)).astype(np.float32)
     affine = found(list(signals), item).affine
-    np.testing.assert_allclose(affine.mean, np.atleast_1d(signals.mean(axes, np.float64)), rtol=1e-12)
+    np.testing.assert_allclose(
+        affine.mean, np.atleast_1d(signals.mean(axes, np.float64)), rtol=1e-12
+    )
     np.testing.assert_allclose(affine.std, np.atleast_1d(signals.std(axes, np.float64)), rtol=1e-12)
 
 
@@ -67,7 +79,9 @@ def test_random_transforms_do_not_count():
 
 
 def test_images_and_other_places_are_refused():
-    with pytest.raises(InputError, match=r"standardize is for tables .* samples are 4 x 4 x 3 uint8, .* be scale"):
+    with pytest.raises(
+        InputError, match=r"standardize is for tables .* samples are 4 x 4 x 3 uint8, .* be scale"
+    ):
         found([pattern(4, 4)] * 3)
     with pytest.raises(InputError, match=r"transforms\[0\]: standardize must come last"):
         parse_transforms(["standardize", {"flip": {"horizontal": True}}])

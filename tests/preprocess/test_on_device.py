@@ -12,13 +12,22 @@ from preprocess.probe import look, probe
 from preprocess.sample import ImageSpec
 from preprocess.target import TargetSpec
 from preprocess.transforms import parse_transforms
-from preprocess.transforms.on_device import OnDevice, finished_on_host, leave_to_device, split_device
+from preprocess.transforms.on_device import (
+    OnDevice,
+    finished_on_host,
+    leave_to_device,
+    split_device,
+)
 from preprocess.unfinished import finished
 from tests.examples import examples
 from tests.preprocess.samples import Memory, Samples, pattern
 from tests.preprocess.test_batches import COLOURS, MOVES
 
-CROP, FLIP, JITTER = {"random_crop": {"size": [4, 4]}}, {"flip": {"horizontal": True}}, {"color_jitter": {"hue": 0.5}}
+CROP, FLIP, JITTER = (
+    {"random_crop": {"size": [4, 4]}},
+    {"flip": {"horizontal": True}},
+    {"color_jitter": {"hue": 0.5}},
+)
 CENTER = {"center_crop": {"size": [3, 3]}}
 
 
@@ -36,8 +45,10 @@ def made(source, transforms, seed):
     """The pipeline of a host that does all, and of one that leaves something to the device; or another example."""
     parsed = parse_transforms(transforms)
     try:
-        return [Pipeline(source, each, seed, probe(source, each, seed, keep=True))
-                for each in (parsed, leave_to_device(parsed))]
+        return [
+            Pipeline(source, each, seed, probe(source, each, seed, keep=True))
+            for each in (parsed, leave_to_device(parsed))
+        ]
     except InputError:
         return reject()
 
@@ -47,28 +58,59 @@ def all_of(pipeline, epoch, training):
     rows = np.arange(pipeline.samples)[::-1]
     kept = pipeline.empty_kept(len(rows))
     pipeline.keep(rows, *kept)
-    for way in (lambda *into: pipeline.finish_kept(*kept, rows, epoch, *into, training),
-                lambda *into: pipeline.load(rows, epoch, *into, training)):
+    for way in (
+        lambda *into: pipeline.finish_kept(*kept, rows, epoch, *into, training),
+        lambda *into: pipeline.load(rows, epoch, *into, training),
+    ):
         images, targets = pipeline.empty(len(rows))
         images.view(np.uint8)[:] = 77
         bad = way(images, targets)
         images = finished(images, pipeline.sample)
-        yield images.shape, images.dtype, images.tobytes(), str(targets.tolist()), [one.position for one in bad]
+        yield (
+            images.shape,
+            images.dtype,
+            images.tobytes(),
+            str(targets.tolist()),
+            [one.position for one in bad],
+        )
 
 
-TAILS = st.lists(st.one_of(
-    st.builds(lambda size, padding: {"random_crop": {"size": size, "padding": padding}},
-              st.tuples(st.integers(1, 5), st.integers(1, 5)), st.integers(0, 9)),
-    st.sampled_from([FLIP, {"flip": {"vertical": True}}, {"flip": {"horizontal": True, "vertical": True}}, CENTER])),
-    min_size=1, max_size=4)
+TAILS = st.lists(
+    st.one_of(
+        st.builds(
+            lambda size, padding: {"random_crop": {"size": size, "padding": padding}},
+            st.tuples(st.integers(1, 5), st.integers(1, 5)),
+            st.integers(0, 9),
+        ),
+        st.sampled_from(
+            [
+                FLIP,
+                {"flip": {"vertical": True}},
+                {"flip": {"horizontal": True, "vertical": True}},
+                CENTER,
+            ]
+        ),
+    ),
+    min_size=1,
+    max_size=4,
+)
 
 
 @settings(max_examples=examples(300), deadline=None)
-@given(before=st.lists(st.one_of(MOVES, COLOURS), max_size=2), tail=TAILS, scales=st.booleans(),
-       height=st.integers(6, 30), width=st.integers(5, 30), channels=st.sampled_from([1, 3]),
-       seed=st.integers(0, 2**63), epoch=st.integers(0, 2**40), training=st.booleans())
-def test_images_have_the_bits_of_the_host(kernels, before, tail, scales, height, width, channels, seed, epoch,
-                                          training):
+@given(
+    before=st.lists(st.one_of(MOVES, COLOURS), max_size=2),
+    tail=TAILS,
+    scales=st.booleans(),
+    height=st.integers(6, 30),
+    width=st.integers(5, 30),
+    channels=st.sampled_from([1, 3]),
+    seed=st.integers(0, 2**63),
+    epoch=st.integers(0, 2**40),
+    training=st.booleans(),
+)
+def test_images_have_the_bits_of_the_host(
+    kernels, before, tail, scales, height, width, channels, seed, epoch, training
+):
     source = Memory([pattern(height, width, channels, number) for number in range(3)] + [None])
     host, device = made(source, [*before, *tail, *(["scale"] if scales else [])], seed)
     assert list(all_of(host, epoch, training)) == list(all_of(device, epoch, training))
@@ -76,33 +118,63 @@ def test_images_have_the_bits_of_the_host(kernels, before, tail, scales, height,
     assert device.sample.identity() == host.sample.identity()
 
 
-@pytest.mark.parametrize("dtype", ["uint8", "int16", "uint16", "int32", "int64", "float32", "float64", "bool"])
+@pytest.mark.parametrize(
+    "dtype", ["uint8", "int16", "uint16", "int32", "int64", "float32", "float64", "bool"]
+)
 @pytest.mark.parametrize("shape", [(8, 6, 2), (7, 5, 4), (20, 9, 1)])
 @pytest.mark.parametrize("training", [True, False])
 def test_arrays_of_all_types_have_the_bits_of_the_host(kernels, dtype, shape, training):
     source = Memory(list(np.random.default_rng(0).integers(0, 200, (4, *shape)).astype(dtype)))
-    host, device = made(source, [FLIP, {"random_crop": {"size": [5, 4], "padding": 3}},
-                                 {"flip": {"horizontal": True, "vertical": True}}], 3)
+    host, device = made(
+        source,
+        [
+            FLIP,
+            {"random_crop": {"size": [5, 4], "padding": 3}},
+            {"flip": {"horizontal": True, "vertical": True}},
+        ],
+        3,
+    )
     assert device.sample.wire == ImageSpec((device.sample.unfinished.nbytes + 16,), "uint8")
     assert list(all_of(host, 9, training)) == list(all_of(device, 9, training))
 
 
 @settings(max_examples=examples(100), deadline=None)
-@given(before=st.lists(MOVES, max_size=1), tail=TAILS, seed=st.integers(0, 2**32), outputs=st.sampled_from([3, 300]),
-       training=st.booleans())
-def test_masks_are_moved_on_the_host_as_their_images_are_on_the_device(kernels, before, tail, seed, outputs, training):
+@given(
+    before=st.lists(MOVES, max_size=1),
+    tail=TAILS,
+    seed=st.integers(0, 2**32),
+    outputs=st.sampled_from([3, 300]),
+    training=st.booleans(),
+)
+def test_masks_are_moved_on_the_host_as_their_images_are_on_the_device(
+    kernels, before, tail, seed, outputs, training
+):
     rng = np.random.default_rng(seed)
-    source = Samples([pattern(20, 16, seed=number) for number in range(3)], target=TargetSpec("mask", outputs),
-                     masks=rng.integers(0, outputs, (3, 20, 16)))
+    source = Samples(
+        [pattern(20, 16, seed=number) for number in range(3)],
+        target=TargetSpec("mask", outputs),
+        masks=rng.integers(0, outputs, (3, 20, 16)),
+    )
     host, device = made(source, [*before, *tail], seed)
     assert list(all_of(host, 7, training)) == list(all_of(device, 7, training))
 
 
-@pytest.mark.parametrize(("transforms", "left"), [
-    (["decode", CROP, FLIP, "scale"], 2), (["decode", FLIP, CROP], 2), (["decode", JITTER, CENTER, FLIP], 2),
-    (["decode", CROP, JITTER, FLIP], 1), (["decode", CROP, FLIP, CENTER, FLIP], 3),  # all after the first crop
-    (["decode", CENTER], 0), (["decode", CENTER, FLIP, "scale"], 1),  # what is the same in every epoch is kept
-    (["decode", CROP, JITTER, "scale"], 0), (["decode", CROP, "scale", JITTER], 0), ([], 0), (["decode"], 0)])
+@pytest.mark.parametrize(
+    ("transforms", "left"),
+    [
+        (["decode", CROP, FLIP, "scale"], 2),
+        (["decode", FLIP, CROP], 2),
+        (["decode", JITTER, CENTER, FLIP], 2),
+        (["decode", CROP, JITTER, FLIP], 1),
+        (["decode", CROP, FLIP, CENTER, FLIP], 3),  # all after the first crop
+        (["decode", CENTER], 0),
+        (["decode", CENTER, FLIP, "scale"], 1),  # what is the same in every epoch is kept
+        (["decode", CROP, JITTER, "scale"], 0),
+        (["decode", CROP, "scale", JITTER], 0),
+        ([], 0),
+        (["decode"], 0),
+    ],
+)
 def test_the_last_crop_and_the_flips_about_it_are_left(transforms, left):
     parsed = parse_transforms(transforms)
     given = leave_to_device(parsed)
@@ -115,9 +187,16 @@ def test_the_last_crop_and_the_flips_about_it_are_left(transforms, left):
 def test_what_the_device_cannot_take_is_said():
     images = [pattern(8, 8), pattern(8, 9), *[pattern(8, 8)] * 6]
     for source, words in (
-            (Memory(images), "must end in one shape, but sample 0 is 8 x 8 x 3 uint8 and sample 1 is 8 x 9"),
-            (Memory([pattern(3, 3)]), "of 3 x 3 pixels is too small to crop 4 x 4"),
-            (Memory([np.zeros(5, np.float32)]), "it crops and mirrors images, and sample 0 becomes 5 fl")):
+        (
+            Memory(images),
+            "must end in one shape, but sample 0 is 8 x 8 x 3 uint8 and sample 1 is 8 x 9",
+        ),
+        (Memory([pattern(3, 3)]), "of 3 x 3 pixels is too small to crop 4 x 4"),
+        (
+            Memory([np.zeros(5, np.float32)]),
+            "it crops and mirrors images, and sample 0 becomes 5 fl",
+        ),
+    ):
         with pytest.raises(InputError, match=words):
             look(source, leave_to_device(parse_transforms([CROP])), 0)
 
@@ -128,13 +207,17 @@ def test_a_sample_of_another_size_is_left_out_alone(kernels):
     source.samples[1] = pattern(6, 8)  # as many bytes
     images, targets = device.empty(3)
     bad = device.load(range(3), 0, images, targets)
-    assert [(one.position, one.reason) for one in bad] == [(1, "is 6 x 8 x 3 uint8; the others are 8 x 6 x 3 uint8")]
+    assert [(one.position, one.reason) for one in bad] == [
+        (1, "is 6 x 8 x 3 uint8; the others are 8 x 6 x 3 uint8")
+    ]
     assert device.sample.target.usable(targets).tolist() == [True, False, True]
 
 
 def test_batches_are_drawn_and_written_at_once(monkeypatch):
     pytest.importorskip("numba")
-    _, device = made(Memory([pattern(8, 6, seed=number) for number in range(9)]), [JITTER, FLIP, CROP], 0)
+    _, device = made(
+        Memory([pattern(8, 6, seed=number) for number in range(9)]), [JITTER, FLIP, CROP], 0
+    )
     wanted = list(all_of(device, 3, True))
     assert LOADING.now()
     monkeypatch.setattr(OnDevice, "apply", None)

@@ -17,7 +17,10 @@ from tests.preprocess.samples import pattern, write
 
 
 def decoded(data, transforms):
-    return {name: Pipeline.probed(source, parse_transforms(transforms), 0) for name, source in data.parts().items()}
+    return {
+        name: Pipeline.probed(source, parse_transforms(transforms), 0)
+        for name, source in data.parts().items()
+    }
 
 
 def test_decoded_images_come_back_pixel_for_pixel(data, path, folder):
@@ -46,9 +49,17 @@ def test_progress_is_told_of_every_sample(data, path):
     assert sum(steps) == 8
 
 
-@pytest.mark.parametrize("transforms", [["decode", {"flip": {"horizontal": True}}], ["decode", "scale"],
-                                        ["decode", "scale", {"center_crop": {"size": [2, 2]}}]])
-def test_only_what_is_the_same_in_every_epoch_can_be_done_beforehand(data, path, transforms, tmp_path):
+@pytest.mark.parametrize(
+    "transforms",
+    [
+        ["decode", {"flip": {"horizontal": True}}],
+        ["decode", "scale"],
+        ["decode", "scale", {"center_crop": {"size": [2, 2]}}],
+    ],
+)
+def test_only_what_is_the_same_in_every_epoch_can_be_done_beforehand(
+    data, path, transforms, tmp_path
+):
     with pytest.raises(InputError, match="not random and end in uint8"):
         write_hdf5(decoded(data, transforms), path)
     assert not list(tmp_path.glob("*packed*"))
@@ -90,7 +101,9 @@ class FullDisk(io.FileIO):
 
 
 @pytest.mark.parametrize("left", range(0, 12000, 3000))
-def test_a_full_disk_is_no_wrong_input_and_leaves_the_old_file_and_no_other(data, path, tmp_path, monkeypatch, left):
+def test_a_full_disk_is_no_wrong_input_and_leaves_the_old_file_and_no_other(
+    data, path, tmp_path, monkeypatch, left
+):
     write_hdf5(data.parts(), path)
     monkeypatch.setattr(FullDisk, "left", left)
     monkeypatch.setattr("builtins.open", lambda name, mode, **options: FullDisk(name, mode))
@@ -101,7 +114,9 @@ def test_a_full_disk_is_no_wrong_input_and_leaves_the_old_file_and_no_other(data
     assert [file.name for file in tmp_path.iterdir() if file.is_file()] == ["packed.h5"]
 
 
-def test_a_full_disk_is_told_of_even_where_hdf5_stumbles_over_what_is_not_there(data, path, monkeypatch):
+def test_a_full_disk_is_told_of_even_where_hdf5_stumbles_over_what_is_not_there(
+    data, path, monkeypatch
+):
     def garbage(self, buffer):
         buffer[:] = b"\xff" * len(buffer)
         return len(buffer)
@@ -117,7 +132,9 @@ def test_a_file_of_nothing_is_not_written(data, path):
     for part in (data.train, data.validation):
         for index in range(len(part)):
             os.unlink(part.name(index))
-    with pytest.raises(InputError, match="none of the 5 samples can be used; the first: .* cannot be read"):
+    with pytest.raises(
+        InputError, match="none of the 5 samples can be used; the first: .* cannot be read"
+    ):
         write_hdf5(data.parts(), path)
     assert not os.path.exists(path)
 

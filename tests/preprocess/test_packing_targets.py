@@ -24,11 +24,14 @@ def back(source, path):
     return pickle.loads(pickle.dumps(found)), bad
 
 
-@pytest.mark.parametrize(("spec", "targets"), [
-    (TargetSpec("value", 2, ("mass", "charge")), np.arange(10).reshape(5, 2) / 8),
-    (TargetSpec("value", 1), np.arange(5) / 8),
-    (TargetSpec("multilabel", 3), np.arange(15).reshape(5, 3) % 2),
-])
+@pytest.mark.parametrize(
+    ("spec", "targets"),
+    [
+        (TargetSpec("value", 2, ("mass", "charge")), np.arange(10).reshape(5, 2) / 8),
+        (TargetSpec("value", 1), np.arange(5) / 8),
+        (TargetSpec("multilabel", 3), np.arange(15).reshape(5, 3) % 2),
+    ],
+)
 def test_values_and_labels_come_back_with_their_inputs_weights_and_names(path, spec, targets):
     found, _ = back(Samples(INPUTS, target=spec, targets=targets, weights=np.arange(5.0)), path)
     assert found.target == spec
@@ -38,9 +41,15 @@ def test_values_and_labels_come_back_with_their_inputs_weights_and_names(path, s
     assert found.read(0).dtype == np.float32
 
 
-@pytest.mark.parametrize("inputs", [
-    np.arange(5, dtype=np.int16), np.zeros((5, 2, 3, 4), np.float64), np.ones((5, 7), np.uint8),
-    np.ones((5, 2), bool)])
+@pytest.mark.parametrize(
+    "inputs",
+    [
+        np.arange(5, dtype=np.int16),
+        np.zeros((5, 2, 3, 4), np.float64),
+        np.ones((5, 7), np.uint8),
+        np.ones((5, 2), bool),
+    ],
+)
 def test_inputs_of_any_rank_and_type_come_back(path, inputs):
     found, _ = back(Samples(inputs, labels=np.arange(5) % 2, classes=("a", "b")), path)
     assert (found.labels.tolist(), found.classes) == ([0, 1, 0, 1, 0], ("a", "b"))
@@ -59,14 +68,19 @@ def test_masks_come_back_pixel_for_pixel_beside_their_images(path, outputs, igno
     assert found.target.outputs == outputs
     assert found.read(2) == images[2]
     for index in range(5):
-        ours, theirs = read_mask(source, index, source.target), read_mask(found, index, found.target)
+        ours, theirs = (
+            read_mask(source, index, source.target),
+            read_mask(found, index, found.target),
+        )
         assert np.array_equal(ours, theirs)
 
 
 def test_masks_of_decoded_images_go_through_the_same_transforms(path):
-    source = Samples([pattern(6, 6, seed=number) for number in range(5)],
-                     target=TargetSpec("mask", 3, ("a", "b", "c")),
-                     masks=np.kron(MASKS, np.ones((1, 2, 2), int))[:, :6, :6])
+    source = Samples(
+        [pattern(6, 6, seed=number) for number in range(5)],
+        target=TargetSpec("mask", 3, ("a", "b", "c")),
+        masks=np.kron(MASKS, np.ones((1, 2, 2), int))[:, :6, :6],
+    )
     transforms = parse_transforms([{"center_crop": {"size": [2, 4]}}])
     write_hdf5({"train": Pipeline.probed(source, transforms, 0)}, path)
     found, _, _ = open_hdf5(path)
@@ -76,41 +90,70 @@ def test_masks_of_decoded_images_go_through_the_same_transforms(path):
 
 
 def test_what_cannot_be_read_leaves_no_gap_in_targets_weights_and_groups(path):
-    source = Samples([INPUTS[0], None, *INPUTS[2:]], target=TargetSpec("value", 1), targets=np.arange(5.0),
-                     weights=np.arange(5), groups=np.array([7, 7, 8, 8, 9]), strata=np.arange(5))
+    source = Samples(
+        [INPUTS[0], None, *INPUTS[2:]],
+        target=TargetSpec("value", 1),
+        targets=np.arange(5.0),
+        weights=np.arange(5),
+        groups=np.array([7, 7, 8, 8, 9]),
+        strata=np.arange(5),
+    )
     found, bad = back(source, path)
     assert [sample.name for sample in bad] == ["sample 1"]
-    assert [array.tolist() for array in (found.targets[:, 0], found.weights, found.groups, found.strata)] == [
-        [0, 2, 3, 4], [0, 2, 3, 4], [7, 8, 8, 9], [0, 2, 3, 4]]
+    assert [
+        array.tolist() for array in (found.targets[:, 0], found.weights, found.groups, found.strata)
+    ] == [[0, 2, 3, 4], [0, 2, 3, 4], [7, 8, 8, 9], [0, 2, 3, 4]]
 
 
 def test_all_parts_are_written_and_read(path):
-    parts = {name: Samples(INPUTS[:count], target=TargetSpec("value", 1), targets=np.arange(count) / 2)
-             for name, count in (("train", 5), ("validation", 3), ("test", 2))}
+    parts = {
+        name: Samples(INPUTS[:count], target=TargetSpec("value", 1), targets=np.arange(count) / 2)
+        for name, count in (("train", 5), ("validation", 3), ("test", 2))
+    }
     write_hdf5(parts, path)
     assert [len(part) for part in open_hdf5(path)] == [5, 3, 2]
 
 
 @pytest.mark.parametrize("other", [np.zeros(4, np.float32), np.zeros(3, np.uint8), b"file"])
 def test_samples_that_are_unlike_the_first_are_refused(path, other):
-    with pytest.raises(InputError, match="sample 3 is .*, unlike the first sample; all samples of one file"):
-        write_hdf5({"train": Samples([*INPUTS[:3], other], labels=np.zeros(4, int), classes=("a", "b"))}, path)
+    with pytest.raises(
+        InputError, match="sample 3 is .*, unlike the first sample; all samples of one file"
+    ):
+        write_hdf5(
+            {"train": Samples([*INPUTS[:3], other], labels=np.zeros(4, int), classes=("a", "b"))},
+            path,
+        )
 
 
 # ---- files of somebody else's ---------------------------------------------------------------------
 
 
 def test_targets_of_a_foreign_file_are_what_their_type_and_shape_say(path):
-    foreign(path, INPUTS, np.arange(5), targets=np.arange(5) / 2, y=np.arange(15).reshape(5, 3) % 2, w=np.ones(5))
+    foreign(
+        path,
+        INPUTS,
+        np.arange(5),
+        targets=np.arange(5) / 2,
+        y=np.arange(15).reshape(5, 3) % 2,
+        w=np.ones(5),
+    )
     found, _, _ = open_hdf5(path, targets="targets", weights="w")
     assert (found.target, found.weights.tolist()) == (TargetSpec("value", 1), [1] * 5)
     assert open_hdf5(path, targets="y")[0].target == TargetSpec("multilabel", 3)
     assert open_hdf5(path)[0].labels.tolist() == [0, 1, 2, 3, 4]
-    assert open_hdf5(path, target=TargetWish("value"))[0].targets.tolist() == [[0], [1], [2], [3], [4]]
+    assert open_hdf5(path, target=TargetWish("value"))[0].targets.tolist() == [
+        [0],
+        [1],
+        [2],
+        [3],
+        [4],
+    ]
 
 
 def test_masks_of_a_foreign_file_are_arrays(path):
-    foreign(path, np.zeros((5, 4, 4, 1), np.uint8), np.zeros(5, int), masks=(MASKS * 100)[..., None])
+    foreign(
+        path, np.zeros((5, 4, 4, 1), np.uint8), np.zeros(5, int), masks=(MASKS * 100)[..., None]
+    )
     found, _, _ = open_hdf5(path, targets="masks")
     assert found.target == TargetSpec("mask", 3, ("0", "100", "200"))
     assert np.array_equal(found.read_target(4), MASKS[4])

@@ -69,7 +69,9 @@ def test_files_of_a_folder_are_read_again(folder, monkeypatch):
 
 
 def test_a_shard_whose_handle_is_stale_is_opened_again(tmp_path, monkeypatch):
-    write_records(tmp_path / "a.tfrecord", *(labelled(encode(pattern(4, 6)), label) for label in (0, 1)))
+    write_records(
+        tmp_path / "a.tfrecord", *(labelled(encode(pattern(4, 6)), label) for label in (0, 1))
+    )
     source, _ = open_tfrecord(str(tmp_path / "a.tfrecord"))
     expected, stale = source.read(0), list(source._open.values())
     monkeypatch.setattr(os, "pread", Failing(1, then=os.pread))
@@ -106,24 +108,42 @@ def after(cause, error=None):
         return raised
 
 
-@pytest.mark.parametrize("error", [
-    OSError(errno.EIO, "Input/output error"), OSError(errno.ESTALE, "Stale file handle"), TimeoutError(),
-    ConnectionResetError(errno.ECONNRESET, "reset"), after(OSError(errno.ESTALE, "Stale file handle")),
-    after(OSError(errno.EIO, ""), RuntimeError("weights cannot be loaded")),
-    after(urllib.error.URLError(TimeoutError()), Exception("URL fetch failure")),
-    after(urllib.error.URLError(OSError(errno.ENETUNREACH, "")), Exception("URL fetch failure")),
-])
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(errno.EIO, "Input/output error"),
+        OSError(errno.ESTALE, "Stale file handle"),
+        TimeoutError(),
+        ConnectionResetError(errno.ECONNRESET, "reset"),
+        after(OSError(errno.ESTALE, "Stale file handle")),
+        after(OSError(errno.EIO, ""), RuntimeError("weights cannot be loaded")),
+        after(urllib.error.URLError(TimeoutError()), Exception("URL fetch failure")),
+        after(
+            urllib.error.URLError(OSError(errno.ENETUNREACH, "")), Exception("URL fetch failure")
+        ),
+    ],
+)
 def test_what_file_systems_and_networks_do_in_a_bad_moment_may_pass(error):
     assert may_pass(error)
 
 
-@pytest.mark.parametrize("error", [
-    MemoryError("wanted 900 GB"), ValueError("no such layer"), ModelError("a bad model function"), KeyError("x"),
-    FileNotFoundError(errno.ENOENT, "No such file"), PermissionError(errno.EACCES, "Permission denied"),
-    OSError("Unable to open file (file signature not found)"), DamagedError("last.h5 is torn"),
-    after(ValueError("shape"), RuntimeError("layer")), urllib.error.URLError("unknown url type"), None,
-    urllib.error.URLError(socket.gaierror(socket.EAI_NONAME, "Name or service not known")),
-])
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError("wanted 900 GB"),
+        ValueError("no such layer"),
+        ModelError("a bad model function"),
+        KeyError("x"),
+        FileNotFoundError(errno.ENOENT, "No such file"),
+        PermissionError(errno.EACCES, "Permission denied"),
+        OSError("Unable to open file (file signature not found)"),
+        DamagedError("last.h5 is torn"),
+        after(ValueError("shape"), RuntimeError("layer")),
+        urllib.error.URLError("unknown url type"),
+        None,
+        urllib.error.URLError(socket.gaierror(socket.EAI_NONAME, "Name or service not known")),
+    ],
+)
 def test_what_is_wrong_with_a_network_or_a_name_will_not_pass(error):
     assert not may_pass(error)
 

@@ -12,8 +12,12 @@ from preprocess.transforms import parse_transforms
 from tests.examples import examples
 from tests.preprocess.samples import Memory, encode, pattern
 
-RANDOM = [{"random_crop": {"size": [4, 5], "padding": 2}}, {"flip": {"horizontal": True}},
-          {"rotate": {"degrees": 20}}, {"color_jitter": {"brightness": 0.5}}]
+RANDOM = [
+    {"random_crop": {"size": [4, 5], "padding": 2}},
+    {"flip": {"horizontal": True}},
+    {"rotate": {"degrees": 20}},
+    {"color_jitter": {"brightness": 0.5}},
+]
 IMAGES = [pattern(6, 6, seed=number) for number in range(12)]
 
 
@@ -33,8 +37,11 @@ def load(pipe, indices, epoch=0, training=True):
 
 
 @settings(max_examples=examples(30), deadline=None)
-@given(owners=st.lists(st.integers(0, 3), min_size=12, max_size=12), epoch=st.integers(0, 1000),
-       shuffled=st.permutations(range(12)))
+@given(
+    owners=st.lists(st.integers(0, 3), min_size=12, max_size=12),
+    epoch=st.integers(0, 1000),
+    shuffled=st.permutations(range(12)),
+)
 def test_augmentation_does_not_depend_on_who_prepares_a_sample_nor_when(owners, epoch, shuffled):
     alone, _, _ = load(pipeline(), range(12), epoch)
     for worker in range(4):
@@ -44,8 +51,12 @@ def test_augmentation_does_not_depend_on_who_prepares_a_sample_nor_when(owners, 
 
 def test_augmentation_depends_on_seed_epoch_and_sample():
     same = [IMAGES[0]] * 2
-    results = [load(pipeline(same, seed=seed), [index], epoch)[0].tobytes()
-               for seed in (1, 2) for epoch in (0, 1) for index in (0, 1)]
+    results = [
+        load(pipeline(same, seed=seed), [index], epoch)[0].tobytes()
+        for seed in (1, 2)
+        for epoch in (0, 1)
+        for index in (0, 1)
+    ]
     assert len(set(results)) == 8
 
 
@@ -62,8 +73,9 @@ def test_it_is_known_whether_anything_is_random():
 
 
 def test_what_comes_before_the_first_random_transform_can_be_kept():
-    transforms = parse_transforms(["decode", {"resize": {"size": 5}}, *RANDOM,
-                                   {"center_crop": {"size": [2, 2]}}])
+    transforms = parse_transforms(
+        ["decode", {"resize": {"size": 5}}, *RANDOM, {"center_crop": {"size": [2, 2]}}]
+    )
     fixed, varying = split_transforms(transforms)
     assert (len(fixed), len(varying)) == (2, len(RANDOM) + 1)
     pipe = pipeline()
@@ -89,7 +101,9 @@ def test_a_scale_at_the_end_is_left_to_the_trainer_and_images_stay_uint8():
     early = pipeline(transforms=[scale, f"{__name__}:keep"])
     assert (late.sample.image.dtype, early.sample.image.dtype) == ("uint8", "float32")
     assert early.sample.affine is None
-    assert np.array_equal(late.sample.affine.apply(load(late, range(12))[0]), load(early, range(12))[0])
+    assert np.array_equal(
+        late.sample.affine.apply(load(late, range(12))[0]), load(early, range(12))[0]
+    )
 
 
 def test_without_a_scale_there_is_nothing_for_the_trainer_to_do():
@@ -98,8 +112,12 @@ def test_without_a_scale_there_is_nothing_for_the_trainer_to_do():
 
 def test_a_scale_for_three_channels_does_not_fit_one():
     for more in ([], [f"{__name__}:keep"]):  # scaled by the trainers, or here
-        with pytest.raises(InputError, match="3 numbers, one for each channel, but samples have 1 channels"):
-            pipeline(transforms=[{"decode": {"mode": "L"}}, {"scale": {"mean": [0.5, 0.5, 0.5]}}, *more])
+        with pytest.raises(
+            InputError, match="3 numbers, one for each channel, but samples have 1 channels"
+        ):
+            pipeline(
+                transforms=[{"decode": {"mode": "L"}}, {"scale": {"mean": [0.5, 0.5, 0.5]}}, *more]
+            )
 
 
 # ---- samples that cannot be used --------------------------------------------------------------
@@ -134,7 +152,9 @@ def test_a_file_that_cannot_be_decoded_is_a_bad_sample():
     assert "cannot be decoded" in str(bad)
 
 
-@pytest.mark.parametrize("odd", [pattern(6, 7), pattern(6, 6, channels=1), np.zeros((6, 6, 3), np.float32)])
+@pytest.mark.parametrize(
+    "odd", [pattern(6, 7), pattern(6, 6, channels=1), np.zeros((6, 6, 3), np.float32)]
+)
 def test_a_sample_of_another_shape_or_type_is_bad(odd):
     pipe = pipeline([*IMAGES, *IMAGES, odd, *IMAGES, *IMAGES], [])  # too late for the first look
     _, _, [bad] = load(pipe, [0, 24])

@@ -20,10 +20,16 @@ def looked_at(samples, transforms, keep=False):
 
 
 def test_what_a_sample_is_after_its_transforms():
-    transforms = ["decode", {"random_crop": {"size": [4, 5], "padding": 2}}, {"scale": {"mean": 0.5}}]
+    transforms = [
+        "decode",
+        {"random_crop": {"size": [4, 5], "padding": 2}},
+        {"scale": {"mean": 0.5}},
+    ]
     sample = looked_at(IMAGES, transforms)
     assert sample == SampleSpec(ImageSpec((4, 5, 3), "uint8"), 2, Affine(0.5, 1.0))
-    assert looked_at(IMAGES, transforms, keep=True) == replace(sample, kept=ImageSpec((6, 6, 3), "uint8"))
+    assert looked_at(IMAGES, transforms, keep=True) == replace(
+        sample, kept=ImageSpec((6, 6, 3), "uint8")
+    )
 
 
 def test_each_of_a_few_samples_is_read_once():
@@ -33,7 +39,12 @@ def test_each_of_a_few_samples_is_read_once():
             return super().read(index)
 
     read = []
-    probe(Counting([IMAGES[0]] * 71), parse_transforms(["decode", {"flip": {"horizontal": True}}]), 7, keep=True)
+    probe(
+        Counting([IMAGES[0]] * 71),
+        parse_transforms(["decode", {"flip": {"horizontal": True}}]),
+        7,
+        keep=True,
+    )
     assert read == list(range(0, 71, 10))
     assert len(read) == PROBES
 
@@ -42,27 +53,55 @@ def test_bad_samples_are_passed_over():
     assert looked_at([None] * 50 + [IMAGES[0]] + [None] * 50, ["decode"]).image.shape == (6, 6, 3)
 
 
-@pytest.mark.parametrize(("samples", "transforms", "complaint"), [
-    ([], [], "data set is empty"),
-    ([None, None], [], "none of the 2 samples can be used; the first: sample 0: cannot be read"),
-    ([pattern(6, 6), pattern(6, 8)], [], "6 x 6 x 3 uint8 and sample 1 is 6 x 8 x 3 uint8; add a resize or a crop"),
-    (IMAGES, [{"center_crop": {"size": [7, 7]}}], "6 x 6 pixels is too small"),
-    ([IMAGES[0][:, :, 0]] * 2, ["decode", {"flip": {"horizontal": True}}], "Flip works on images"),
-    ([IMAGES[0].astype("S4")] * 2, [], r"is an array of \|S4, not of numbers"),
-    ([np.full(3, np.nan)] * 2, [], "a number that is NaN or infinite"),
-    ([encode(IMAGES[0])], [{"flip": {"horizontal": True}}], "the first must be decode"),
-    (IMAGES, ["decode", "scale", {"rotate": {"degrees": 3}}], "put scale after it"),
-])
+@pytest.mark.parametrize(
+    ("samples", "transforms", "complaint"),
+    [
+        ([], [], "data set is empty"),
+        (
+            [None, None],
+            [],
+            "none of the 2 samples can be used; the first: sample 0: cannot be read",
+        ),
+        (
+            [pattern(6, 6), pattern(6, 8)],
+            [],
+            "6 x 6 x 3 uint8 and sample 1 is 6 x 8 x 3 uint8; add a resize or a crop",
+        ),
+        (IMAGES, [{"center_crop": {"size": [7, 7]}}], "6 x 6 pixels is too small"),
+        (
+            [IMAGES[0][:, :, 0]] * 2,
+            ["decode", {"flip": {"horizontal": True}}],
+            "Flip works on images",
+        ),
+        ([IMAGES[0].astype("S4")] * 2, [], r"is an array of \|S4, not of numbers"),
+        ([np.full(3, np.nan)] * 2, [], "a number that is NaN or infinite"),
+        ([encode(IMAGES[0])], [{"flip": {"horizontal": True}}], "the first must be decode"),
+        (IMAGES, ["decode", "scale", {"rotate": {"degrees": 3}}], "put scale after it"),
+    ],
+)
 def test_what_cannot_work_is_said_at_the_start(samples, transforms, complaint):
     with pytest.raises(InputError, match=complaint):
         looked_at(samples, transforms)
 
 
-@pytest.mark.parametrize(("samples", "transforms", "complaint"), [
-    ([pattern(6, 6), pattern(6, 8)], [], "6 x 6 x 3 uint8 and sample 1 6 x 8 x 3 uint8 before the first random"),
-    (IMAGES, ["scale"], "sample 0 is 6 x 6 x 3 float32 before the first random transform; only uint8 is kept"),
-])
-def test_samples_that_cannot_be_kept_are_said_at_the_start_where_they_are_to_be(samples, transforms, complaint):
+@pytest.mark.parametrize(
+    ("samples", "transforms", "complaint"),
+    [
+        (
+            [pattern(6, 6), pattern(6, 8)],
+            [],
+            "6 x 6 x 3 uint8 and sample 1 6 x 8 x 3 uint8 before the first random",
+        ),
+        (
+            IMAGES,
+            ["scale"],
+            "sample 0 is 6 x 6 x 3 float32 before the first random transform; only uint8 is kept",
+        ),
+    ],
+)
+def test_samples_that_cannot_be_kept_are_said_at_the_start_where_they_are_to_be(
+    samples, transforms, complaint
+):
     transforms = [*transforms, {"random_crop": {"size": [4, 4]}}]
     looked_at(samples, transforms)
     with pytest.raises(InputError, match=complaint):
@@ -78,7 +117,9 @@ def text(image, rng, training):
 
 
 def test_inputs_may_be_of_any_rank():
-    assert probe(Memory(IMAGES), [UserTransform(f"{__name__}:flat")], 7).image == ImageSpec((6, 6), "float32")
+    assert probe(Memory(IMAGES), [UserTransform(f"{__name__}:flat")], 7).image == ImageSpec(
+        (6, 6), "float32"
+    )
     assert looked_at([np.arange(5)] * 3, ["decode"]).image == ImageSpec((5,), "int64")
 
 

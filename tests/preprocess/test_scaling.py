@@ -11,17 +11,25 @@ from preprocess.loading import LOADING
 from preprocess.scaling import scale_into
 from tests.preprocess.samples import pattern
 
-MULTIPLIER, OFFSET = np.array([0.017, 0.018, 0.019], np.float32), np.array([-2.1, -2.0, -1.8], np.float32)
+MULTIPLIER, OFFSET = (
+    np.array([0.017, 0.018, 0.019], np.float32),
+    np.array([-2.1, -2.0, -1.8], np.float32),
+)
 
 
 def plain(images, multiplier, offset):
     return np.add(np.multiply(images, multiplier, dtype=np.float32), offset)
 
 
-@given(shape=st.tuples(*(st.integers(1, 5),) * 3), few=st.sampled_from(["none", "multiplier", "offset", "both"]))
+@given(
+    shape=st.tuples(*(st.integers(1, 5),) * 3),
+    few=st.sampled_from(["none", "multiplier", "offset", "both"]),
+)
 def test_small_images_scale_as_the_formula_says(shape, few):
     images = np.random.default_rng(0).integers(0, 256, (*shape, 3), np.uint8)
-    multiplier = MULTIPLIER if few in ("multiplier", "both") else np.float32(0.25) * np.ones((), np.float32)
+    multiplier = (
+        MULTIPLIER if few in ("multiplier", "both") else np.float32(0.25) * np.ones((), np.float32)
+    )
     offset = OFFSET if few in ("offset", "both") else np.array(-1.5, np.float32)
     out = np.empty(images.shape, np.float32)
     scale_into(out, images, multiplier, offset)
@@ -35,7 +43,9 @@ def _loops(request, monkeypatch):
         monkeypatch.setattr(LOADING, "kernels", import_module("preprocess.kernels"))
 
 
-@pytest.mark.parametrize("numbers", [(MULTIPLIER, OFFSET), (MULTIPLIER[0].reshape(()), OFFSET[0].reshape(()))])
+@pytest.mark.parametrize(
+    "numbers", [(MULTIPLIER, OFFSET), (MULTIPLIER[0].reshape(()), OFFSET[0].reshape(()))]
+)
 @pytest.mark.parametrize("width", [256, 251])
 @pytest.mark.usefixtures("_loops")
 def test_the_compiled_loop_gives_the_same_bits(numbers, width):

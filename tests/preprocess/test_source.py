@@ -55,7 +55,9 @@ def test_an_unknown_source_is_told_all_there_are():
     assert all(name in str(caught.value) for name in SOURCES)
 
 
-@pytest.mark.parametrize("source", sorted(name for name in SOURCES if not name.startswith("builtin:")))
+@pytest.mark.parametrize(
+    "source", sorted(name for name in SOURCES if not name.startswith("builtin:"))
+)
 def test_a_source_of_files_wants_a_path_that_exists(source, tmp_path):
     with pytest.raises(InputError, match="it needs a path"):
         open_data(source, None, None, 0)
@@ -66,13 +68,17 @@ def test_a_source_of_files_wants_a_path_that_exists(source, tmp_path):
 @pytest.mark.parametrize("part", ["validation", "test"])
 @pytest.mark.parametrize("source", sorted(name for name in SOURCES if name.startswith("builtin:")))
 def test_built_in_data_is_not_taken_again_for_a_part_at_a_path(source, part, tmp_path):
-    with pytest.raises(InputError, match=f"data.{part}: .*nowhere: {source} has no data elsewhere; give a share"):
+    with pytest.raises(
+        InputError, match=f"data.{part}: .*nowhere: {source} has no data elsewhere; give a share"
+    ):
         open_data(source, None, **{"validation": None, "seed": 0, part: str(tmp_path / "nowhere")})
     assert not list(tmp_path.iterdir())
 
 
 def test_an_unknown_option_is_told_the_options_with_their_defaults(tmp_path):
-    with pytest.raises(InputError, match="unknown option 'key'; its options: image_key='image/encoded', "):
+    with pytest.raises(
+        InputError, match="unknown option 'key'; its options: image_key='image/encoded', "
+    ):
         open_data("tfrecord", str(tmp_path), None, 0, {"key": 3})
     with pytest.raises(InputError, match="its options: none"):
         open_data("builtin:digits", str(tmp_path), None, 0, {"key": 3})
@@ -83,18 +89,30 @@ def test_an_unknown_option_is_told_the_options_with_their_defaults(tmp_path):
 
 def test_a_share_for_the_test_is_set_aside_before_one_for_validation(folder):
     data = open_data("image_folder", str(folder), 0.4, seed=7, test=0.25)
-    names = {part: {source.name(index) for index in range(len(source))} for part, source in data.parts().items()}
-    assert {part: len(found) for part, found in names.items()} == {"train": 3, "validation": 3, "test": 2}
+    names = {
+        part: {source.name(index) for index in range(len(source))}
+        for part, source in data.parts().items()
+    }
+    assert {part: len(found) for part, found in names.items()} == {
+        "train": 3,
+        "validation": 3,
+        "test": 2,
+    }
     assert len(set.union(*names.values())) == 8
     alone = open_data("image_folder", str(folder), None, seed=7, test=0.25).test
-    assert {alone.name(index) for index in range(len(alone))} == names["test"]  # whatever the validation
+    assert {alone.name(index) for index in range(len(alone))} == names[
+        "test"
+    ]  # whatever the validation
     other = open_data("image_folder", str(folder), None, seed=8, test=0.5).test
     assert {other.name(index) for index in range(len(other))} != names["test"]
 
 
 def test_the_two_shares_of_one_seed_are_chosen_apart():
     source = memory([0, 1] * 30)
-    assert split(source, 0.3, 1)[1].indices.tolist() != split(source, 0.3, 1, "test")[1].indices.tolist()
+    assert (
+        split(source, 0.3, 1)[1].indices.tolist()
+        != split(source, 0.3, 1, "test")[1].indices.tolist()
+    )
     with pytest.raises(InputError, match="test: 2 is not a fraction"):
         split(source, 2, 1, "test")
 
@@ -104,9 +122,15 @@ def test_a_part_may_be_another_path_and_lack_classes_but_not_have_others(folder,
     write(folder.parent / "more/dog/9.png", pattern(4, 6))
     asked = {"validation": None, "seed": 7, part: str(folder.parent / "more")}
     data = open_data("image_folder", str(folder), **asked)
-    assert (len(data.train), data.parts()[part].labels.tolist(), data.classes) == (8, [1], ("cat", "dog"))
+    assert (len(data.train), data.parts()[part].labels.tolist(), data.classes) == (
+        8,
+        [1],
+        ("cat", "dog"),
+    )
     write(folder.parent / "more/eel/9.png", pattern(4, 6))
-    with pytest.raises(InputError, match=f"more: the {part} data has classes that the training data lacks: eel"):
+    with pytest.raises(
+        InputError, match=f"more: the {part} data has classes that the training data lacks: eel"
+    ):
         open_data("image_folder", str(folder), **asked)
 
 
@@ -136,10 +160,14 @@ def test_a_test_part_that_is_named_is_no_validation_data(folder, monkeypatch):
     assert (len(data.train), len(data.validation), len(data.test), data.remark) == (6, 2, 1, "")
 
 
-@pytest.mark.parametrize(("test", "what"), [("train", "training"), (".", "training"), ("val", "validation")])
+@pytest.mark.parametrize(
+    ("test", "what"), [("train", "training"), (".", "training"), ("val", "validation")]
+)
 def test_test_data_that_chooses_something_is_refused(folder, test, what):
     place = parted(folder, "val")
-    with pytest.raises(InputError, match=f"data.test: .*: this is {what} data too; it should be data that chooses"):
+    with pytest.raises(
+        InputError, match=f"data.test: .*: this is {what} data too; it should be data that chooses"
+    ):
         open_data("image_folder", str(place), str(place / "val"), seed=7, test=str(place / test))
 
 

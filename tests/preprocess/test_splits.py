@@ -17,22 +17,34 @@ def source(labels, **said):
     return found
 
 
-@given(st.lists(st.integers(0, 5), min_size=2, max_size=60).filter(lambda labels: len(set(labels)) < len(labels)),
-       st.floats(0.01, 0.99), st.integers(0, 9))
+@given(
+    st.lists(st.integers(0, 5), min_size=2, max_size=60).filter(
+        lambda labels: len(set(labels)) < len(labels)
+    ),
+    st.floats(0.01, 0.99),
+    st.integers(0, 9),
+)
 def test_classes_are_divided_as_ever(labels, fraction, seed):
     """The choice of every run that was ever made: its checkpoints speak of these samples."""
     rng, taken = rng_for(seed, SPLIT), np.zeros(len(labels), bool)
     for label in range(6):
         members = np.flatnonzero(np.array(labels) == label)
         count = min(max(round(fraction * len(members)), 1), len(members) - 1)
-        taken[rng.permutation(members)[:max(count, 0)]] = True
+        taken[rng.permutation(members)[: max(count, 0)]] = True
     left, held_out = split(source(labels), fraction, seed)
     assert (held_out.indices.tolist(), left.indices.tolist()) == (
-        np.flatnonzero(taken).tolist(), np.flatnonzero(~taken).tolist())
+        np.flatnonzero(taken).tolist(),
+        np.flatnonzero(~taken).tolist(),
+    )
 
 
-@given(st.lists(st.integers(0, 8), min_size=4, max_size=60).filter(lambda groups: len(set(groups)) > 1),
-       st.floats(0.05, 0.95), st.integers(0, 9))
+@given(
+    st.lists(st.integers(0, 8), min_size=4, max_size=60).filter(
+        lambda groups: len(set(groups)) > 1
+    ),
+    st.floats(0.05, 0.95),
+    st.integers(0, 9),
+)
 def test_a_group_is_never_divided_and_both_sides_have_some(groups, fraction, seed):
     left, held_out = split(source([0] * len(groups), groups=np.array(groups)), fraction, seed)
     assert {*left.groups}.isdisjoint(held_out.groups)
@@ -53,7 +65,10 @@ def test_samples_that_are_each_alone_in_their_class_cannot_be_divided():
 
 
 def test_samples_of_one_group_cannot_be_divided():
-    with pytest.raises(InputError, match="validation: 0.5 of 4 samples is none, because all samples are in one group"):
+    with pytest.raises(
+        InputError,
+        match="validation: 0.5 of 4 samples is none, because all samples are in one group",
+    ):
         split(source([0, 1, 0, 1], groups=np.zeros(4)), 0.5, 0)
 
 
@@ -71,8 +86,12 @@ def test_folds_are_of_one_size_and_have_each_class_alike(labels, folds, seed):
         assert each.max() - each.min() <= 1
 
 
-@given(st.lists(st.integers(0, 20), min_size=8, max_size=80).filter(lambda groups: len(set(groups)) >= 4),
-       st.integers(0, 9))
+@given(
+    st.lists(st.integers(0, 20), min_size=8, max_size=80).filter(
+        lambda groups: len(set(groups)) >= 4
+    ),
+    st.integers(0, 9),
+)
 def test_a_group_is_in_one_fold_and_each_fold_has_a_group(groups, seed):
     fold = fold_of(source([0] * len(groups), groups=np.array(groups)), 4, seed)
     assert all(len(set(fold[np.array(groups) == group])) == 1 for group in set(groups))
@@ -86,10 +105,14 @@ def test_folds_follow_from_the_seed_and_are_others_than_a_split():
 
 
 def test_a_part_of_a_source_keeps_its_groups_and_strata():
-    view = View(source([0, 1, 0, 1], groups=np.arange(4), strata=np.arange(4) + 4), np.array([1, 3]))
+    view = View(
+        source([0, 1, 0, 1], groups=np.arange(4), strata=np.arange(4) + 4), np.array([1, 3])
+    )
     assert (view.groups.tolist(), view.strata.tolist()) == ([1, 3], [5, 7])
 
 
 def test_a_source_that_is_told_what_its_targets_are_keeps_its_groups_and_strata():
-    one = told(source([0, 1, 0, 1], groups=np.arange(4), strata=np.arange(4) + 4), TargetWish("value"))
+    one = told(
+        source([0, 1, 0, 1], groups=np.arange(4), strata=np.arange(4) + 4), TargetWish("value")
+    )
     assert (one.groups.tolist(), one.strata.tolist()) == ([0, 1, 2, 3], [4, 5, 6, 7])

@@ -42,7 +42,9 @@ def test_values_travel_with_a_weight():
 
 def test_one_value_may_be_a_number_for_each_sample():
     found = loaded(opened(target=TargetSpec("value", 1), targets=np.arange(10)).train)
-    assert found[0].sample.target.split(found[2])[0].tolist() == [[float(number)] for number in range(10)]
+    assert found[0].sample.target.split(found[2])[0].tolist() == [
+        [float(number)] for number in range(10)
+    ]
 
 
 def test_classes_without_weights_travel_as_plain_labels():
@@ -57,7 +59,11 @@ def test_classes_with_weights_are_records():
     source = opened(labels=np.arange(10) % 2, classes=("a", "b"), weights=np.full(10, 0.5)).train
     pipeline, _, targets, _ = loaded(source)
     labels, weights = pipeline.sample.target.split(targets)
-    assert (labels.dtype, labels[:3].tolist(), weights[:2].tolist()) == (np.int64, [0, 1, 0], [0.5, 0.5])
+    assert (labels.dtype, labels[:3].tolist(), weights[:2].tolist()) == (
+        np.int64,
+        [0, 1, 0],
+        [0.5, 0.5],
+    )
     assert pipeline.sample.identity()["target"] == {"kind": "class", "weighted": True}
 
 
@@ -68,10 +74,14 @@ def test_a_sample_that_cannot_be_used_is_marked_whatever_its_target_is():
                 raise BadSample(self.name(index), "gone")
             return super().read(index)
 
-    for said in ({"labels": np.arange(10) % 2, "classes": ("a", "b")},
-                 {"target": TargetSpec("value", 1), "targets": np.ones(10)}):
+    for said in (
+        {"labels": np.arange(10) % 2, "classes": ("a", "b")},
+        {"target": TargetSpec("value", 1), "targets": np.ones(10)},
+    ):
         pipeline, rows, targets, bad = loaded(Broken(ROWS, **said))
-        assert pipeline.sample.target.usable(targets).tolist() == [index != 4 for index in range(10)]
+        assert pipeline.sample.target.usable(targets).tolist() == [
+            index != 4 for index in range(10)
+        ]
         assert not rows[4].any()
         assert [(one.name, one.position) for one in bad] == [("sample 4", 4)]
 
@@ -86,19 +96,52 @@ def test_validation_is_a_share_of_samples_of_any_kind():
         assert data.validation.name(place) == f"sample {number:.0f}"
 
 
-@pytest.mark.parametrize(("said", "complaint"), [
-    ({"target": TargetSpec("value", 2), "targets": np.ones((10, 3))}, r"shape \(10, 3\).*of shape \(10, 2\): 2 values"),
-    ({"target": TargetSpec("value", 1), "targets": np.array([1.0] * 7 + [np.nan] * 3)},
-     r"sample 7 has the target nan \(and 2 more\); it should be finite numbers"),
-    ({"target": TargetSpec("value", 1), "targets": np.full(10, 1e300)}, "sample 0 has the target 1e\\+300"),
-    ({"target": TargetSpec("value", 1), "targets": ["a"] * 10}, "it should be numbers"),
-    ({"target": TargetSpec("multilabel", 2), "targets": np.eye(10, 2) * 2}, "sample 0 has the target 2 0.*0 or 1"),
-    ({"target": TargetSpec("class", 3), "targets": np.arange(10)}, r"sample 3 has the target 3 \(and 6 more\)"),
-    ({"target": "value", "targets": np.ones(10)}, "its target is str; it should be a preprocess.target.TargetSpec"),
-    ({"target": TargetSpec("value", 1), "targets": np.ones(10), "weights": np.arange(10) - 1}, "has the weight -1"),
-    ({"target": TargetSpec("value", 1), "targets": np.ones(10), "weights": np.ones(9)}, "10 numbers from 0"),
-    ({"target": TargetSpec("value", 1), "targets": np.ones(10), "weights": np.zeros(10)}, "all its weights are 0"),
-])
+@pytest.mark.parametrize(
+    ("said", "complaint"),
+    [
+        (
+            {"target": TargetSpec("value", 2), "targets": np.ones((10, 3))},
+            r"shape \(10, 3\).*of shape \(10, 2\): 2 values",
+        ),
+        (
+            {"target": TargetSpec("value", 1), "targets": np.array([1.0] * 7 + [np.nan] * 3)},
+            r"sample 7 has the target nan \(and 2 more\); it should be finite numbers",
+        ),
+        (
+            {"target": TargetSpec("value", 1), "targets": np.full(10, 1e300)},
+            "sample 0 has the target 1e\\+300",
+        ),
+        ({"target": TargetSpec("value", 1), "targets": ["a"] * 10}, "it should be numbers"),
+        (
+            {"target": TargetSpec("multilabel", 2), "targets": np.eye(10, 2) * 2},
+            "sample 0 has the target 2 0.*0 or 1",
+        ),
+        (
+            {"target": TargetSpec("class", 3), "targets": np.arange(10)},
+            r"sample 3 has the target 3 \(and 6 more\)",
+        ),
+        (
+            {"target": "value", "targets": np.ones(10)},
+            "its target is str; it should be a preprocess.target.TargetSpec",
+        ),
+        (
+            {
+                "target": TargetSpec("value", 1),
+                "targets": np.ones(10),
+                "weights": np.arange(10) - 1,
+            },
+            "has the weight -1",
+        ),
+        (
+            {"target": TargetSpec("value", 1), "targets": np.ones(10), "weights": np.ones(9)},
+            "10 numbers from 0",
+        ),
+        (
+            {"target": TargetSpec("value", 1), "targets": np.ones(10), "weights": np.zeros(10)},
+            "all its weights are 0",
+        ),
+    ],
+)
 def test_a_target_that_is_none_is_said_with_the_name_of_its_sample(said, complaint):
     with pytest.raises(InputError, match=complaint):
         opened(**said)
@@ -114,11 +157,18 @@ def test_a_spec_says_what_targets_are_where_a_source_cannot():
     assert labelled.target.kind == "value"
 
 
-@pytest.mark.parametrize(("wish", "said", "complaint"), [
-    (TargetWish("mask"), {"targets": np.ones(10)}, "nothing shows how many classes"),
-    (TargetWish("value"), {"target": TargetSpec("multilabel", 2), "targets": np.eye(10, 2)}, "but the source has"),
-    (TargetWish("value"), {}, "has neither targets nor labels"),
-])
+@pytest.mark.parametrize(
+    ("wish", "said", "complaint"),
+    [
+        (TargetWish("mask"), {"targets": np.ones(10)}, "nothing shows how many classes"),
+        (
+            TargetWish("value"),
+            {"target": TargetSpec("multilabel", 2), "targets": np.eye(10, 2)},
+            "but the source has",
+        ),
+        (TargetWish("value"), {}, "has neither targets nor labels"),
+    ],
+)
 def test_a_spec_that_says_what_is_not_so_is_refused(wish, said, complaint):
     with pytest.raises(InputError, match=complaint):
         opened(wish=wish, **said)
@@ -147,14 +197,30 @@ def masked(count=6, height=8, width=10, outputs=200, **said):
 
 
 @pytest.mark.parametrize("training", [True, False])
-@pytest.mark.parametrize("transforms", [
-    [{"random_crop": {"size": [5, 6]}}],
-    [{"center_crop": {"size": [5, 6]}}],
-    [{"flip": {"horizontal": True, "vertical": True}}],
-    [{"resize": {"size": [16, 5], "filter": "nearest"}}],
-    [{"random_resized_crop": {"size": [8, 10], "scale": [1, 1], "ratio": [1.25, 1.25], "evaluation": 1.0}}],
-    [{"flip": {"horizontal": True}}, {"random_crop": {"size": [4, 4]}}, {"flip": {"vertical": True}}],
-])
+@pytest.mark.parametrize(
+    "transforms",
+    [
+        [{"random_crop": {"size": [5, 6]}}],
+        [{"center_crop": {"size": [5, 6]}}],
+        [{"flip": {"horizontal": True, "vertical": True}}],
+        [{"resize": {"size": [16, 5], "filter": "nearest"}}],
+        [
+            {
+                "random_resized_crop": {
+                    "size": [8, 10],
+                    "scale": [1, 1],
+                    "ratio": [1.25, 1.25],
+                    "evaluation": 1.0,
+                }
+            }
+        ],
+        [
+            {"flip": {"horizontal": True}},
+            {"random_crop": {"size": [4, 4]}},
+            {"flip": {"vertical": True}},
+        ],
+    ],
+)
 def test_a_mask_goes_with_its_image(transforms, training):
     pipeline, images, targets, bad = loaded(masked(), ["decode", *transforms], training, epoch=3)
     masks, weights = pipeline.sample.target.split(targets)
@@ -163,7 +229,9 @@ def test_a_mask_goes_with_its_image(transforms, training):
 
 
 def test_pixels_from_outside_count_for_nothing():
-    pipeline, images, targets, _ = loaded(masked(), ["decode", {"random_crop": {"size": [12, 14], "padding": 4}}])
+    pipeline, images, targets, _ = loaded(
+        masked(), ["decode", {"random_crop": {"size": [12, 14], "padding": 4}}]
+    )
     masks, _ = pipeline.sample.target.split(targets)
     outside = masks == pipeline.sample.target.void
     assert outside.any()
@@ -188,7 +256,10 @@ def test_masks_that_are_kept_have_the_size_of_their_images():
     sample = probe(source, parse_transforms(transforms), 3, keep=True)
     assert (sample.target.size, sample.kept_target.size) == ((4, 4), (8, 10))
     pipeline = Pipeline(source, parse_transforms(transforms), 3, sample)
-    kept, kept_targets = np.empty((6, *sample.kept.shape), np.uint8), np.empty(6, sample.kept_target.wire)
+    kept, kept_targets = (
+        np.empty((6, *sample.kept.shape), np.uint8),
+        np.empty(6, sample.kept_target.wire),
+    )
     assert not pipeline.keep(range(6), kept, kept_targets)
     images, targets = pipeline.empty(6)
     assert not pipeline.finish_kept(kept, kept_targets, np.arange(6), 2, images, targets)
@@ -197,11 +268,17 @@ def test_masks_that_are_kept_have_the_size_of_their_images():
     np.testing.assert_array_equal(targets["target"], whole_targets["target"])
 
 
-@pytest.mark.parametrize(("mask", "complaint"), [
-    (np.zeros((8, 10)), "mask is 8 x 10 of float64; it should be"),
-    (np.full((8, 10), 7), "its mask has 7 in row 0, column 0, not one of the 3 classes, 0 to 2"),
-    (np.zeros((7, 10), int), "is 8 x 10 pixels, and its mask 7 x 10"),
-])
+@pytest.mark.parametrize(
+    ("mask", "complaint"),
+    [
+        (np.zeros((8, 10)), "mask is 8 x 10 of float64; it should be"),
+        (
+            np.full((8, 10), 7),
+            "its mask has 7 in row 0, column 0, not one of the 3 classes, 0 to 2",
+        ),
+        (np.zeros((7, 10), int), "is 8 x 10 pixels, and its mask 7 x 10"),
+    ],
+)
 def test_a_wrong_mask_makes_a_bad_sample(mask, complaint):
     source = masked(outputs=3)
     source.masks[2] = mask
@@ -239,8 +316,13 @@ def test_a_transform_of_ones_own_takes_and_gives_the_mask():
 def test_a_target_knows_its_shape_and_type():
     assert class_target(("a", "b")).wire == np.int64
     assert TargetSpec("mask", 300, size=(4, 5)).wire["target"].base == np.int32
-    for spec in (class_target(3), class_target(3, weighted=True), TargetSpec("multilabel", 2), TargetSpec("value", 1),
-                 TargetSpec("mask", 3, size=(2, 2))):
+    for spec in (
+        class_target(3),
+        class_target(3, weighted=True),
+        TargetSpec("multilabel", 2),
+        TargetSpec("value", 1),
+        TargetSpec("mask", 3, size=(2, 2)),
+    ):
         made = spec.made_up(np.random.default_rng(0), 5)
         assert (made.dtype, made.shape) == (spec.wire, (5,))
         assert spec.usable(made).all()

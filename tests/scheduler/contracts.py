@@ -27,7 +27,11 @@ from hypothesis import strategies as st
 from tests.examples import examples
 
 # The inherited tests run once per subclass, which hypothesis would otherwise take for a mistake.
-inherited = settings(deadline=None, max_examples=examples(50), suppress_health_check=[HealthCheck.differing_executors])
+inherited = settings(
+    deadline=None,
+    max_examples=examples(50),
+    suppress_health_check=[HealthCheck.differing_executors],
+)
 
 
 @dataclass(frozen=True)
@@ -53,10 +57,18 @@ class Table:
 
     def best(self) -> float:
         """The greatest worth of any allocation, by trying all; minus infinity where there is none."""
-        allowed = [[n for n in range(min(len(row), self.resources + 1)) if row[n] > -math.inf]
-                   for row in self.values]
-        return max((self.worth(counts) for counts in itertools.product(*allowed)
-                    if sum(counts) <= self.resources), default=-math.inf)
+        allowed = [
+            [n for n in range(min(len(row), self.resources + 1)) if row[n] > -math.inf]
+            for row in self.values
+        ]
+        return max(
+            (
+                self.worth(counts)
+                for counts in itertools.product(*allowed)
+                if sum(counts) <= self.resources
+            ),
+            default=-math.inf,
+        )
 
 
 class AllocatorContract:
@@ -87,7 +99,9 @@ class AllocatorContract:
 
     @settings(inherited, max_examples=examples(200))
     @given(data=st.data())
-    def test_what_it_gives_can_be_used_and_an_exact_one_reaches_the_best_or_says_that_there_is_none(self, data):
+    def test_what_it_gives_can_be_used_and_an_exact_one_reaches_the_best_or_says_that_there_is_none(
+        self, data
+    ):
         problem = data.draw(self.problems())
         counts, table = self.counts(problem), self.table(problem)
         best = table.best()

@@ -11,8 +11,13 @@ RATES = st.floats(0.5, 200.0, allow_nan=False).map(lambda rate: round(rate, 3))
 def networks(draw, index, gpus, bounded=True):
     least = draw(st.integers(1, min(2, gpus))) if bounded else 1
     most = draw(st.none() | st.integers(least, gpus)) if bounded else None
-    return Network(f"n{index}", tuple(draw(st.lists(RATES, min_size=1, max_size=6))),
-                   epochs=draw(st.integers(1, 4)), min_gpus=least, max_gpus=most)
+    return Network(
+        f"n{index}",
+        tuple(draw(st.lists(RATES, min_size=1, max_size=6))),
+        epochs=draw(st.integers(1, 4)),
+        min_gpus=least,
+        max_gpus=most,
+    )
 
 
 @st.composite

@@ -12,14 +12,18 @@ def chain(x, y):
     """Andrew's monotone chain: the height of the hull at each point."""
     hull = []
     for point in range(len(x)):
-        while len(hull) > 1 and ((y[hull[-1]] - y[hull[-2]]) * (x[point] - x[hull[-2]])
-                                 <= (y[point] - y[hull[-2]]) * (x[hull[-1]] - x[hull[-2]])):
+        while len(hull) > 1 and (
+            (y[hull[-1]] - y[hull[-2]]) * (x[point] - x[hull[-2]])
+            <= (y[point] - y[hull[-2]]) * (x[hull[-1]] - x[hull[-2]])
+        ):
             hull.pop()
         hull.append(point)
     return np.interp(x, x[hull], y[hull])
 
 
-functions = st.lists(st.lists(st.integers(-50, 50), min_size=1, max_size=30), min_size=1, max_size=6)
+functions = st.lists(
+    st.lists(st.integers(-50, 50), min_size=1, max_size=30), min_size=1, max_size=6
+)
 
 
 @given(functions, st.integers(0, 2**32))
@@ -32,7 +36,9 @@ def test_hulls_are_those_of_the_monotone_chain(heights, seed):
     for number in range(len(heights)):
         mine = row == number
         own = vertices[row[vertices] == number]
-        assert np.interp(x[mine], x[own], y[own]) == pytest.approx(chain(x[mine], y[mine]), abs=1e-9)
+        assert np.interp(x[mine], x[own], y[own]) == pytest.approx(
+            chain(x[mine], y[mine]), abs=1e-9
+        )
 
 
 def test_of_points_on_a_line_only_the_ends_are_vertices():

@@ -19,12 +19,16 @@ from fleet.spec import read_yaml
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.add_argument("run", metavar="RUN", help="folder of the run")
-    parser.add_argument("entry", metavar="ENTRY", type=Path, help="YAML file of an entry of `models`")
+    parser.add_argument(
+        "entry", metavar="ENTRY", type=Path, help="YAML file of an entry of `models`"
+    )
     add_json(parser)
 
 
 def run(args: argparse.Namespace) -> None:
     """Add the networks of an entry, and print their names."""
-    content, _ = read_yaml(args.entry, "the keys of one entry of `models:`, such as `family:` and `args:`")
+    content, _ = read_yaml(
+        args.entry, "the keys of one entry of `models:`, such as `family:` and `args:`"
+    )
     networks = add(args.run, content)
     show(args, lambda: {"networks": networks}, lambda: print("\n".join(networks)))

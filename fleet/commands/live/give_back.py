@@ -30,10 +30,19 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.add_argument("run", metavar="RUN", type=Path, help="folder of the run")
     parser.add_argument("--nodes", type=count, required=True, metavar="N", help="how many nodes")
-    parser.add_argument("--within", type=duration, required=True, metavar="2min", help="until when they should be free")
-    parser.add_argument("--shrink", metavar="JOB",
-                        help="the Slurm job of the run: have Slurm take the nodes out of it; mpirun's daemons must not "
-                             "have been started by srun, which is what it does by itself (docs/eviction.md)")
+    parser.add_argument(
+        "--within",
+        type=duration,
+        required=True,
+        metavar="2min",
+        help="until when they should be free",
+    )
+    parser.add_argument(
+        "--shrink",
+        metavar="JOB",
+        help="the Slurm job of the run: have Slurm take the nodes out of it; mpirun's daemons must not "
+        "have been started by srun, which is what it does by itself (docs/eviction.md)",
+    )
     add_json(parser)
 
 
@@ -41,21 +50,34 @@ def run(args: argparse.Namespace) -> int:
     """Have nodes given back, and wait for it; status 1 where that took longer than was asked for."""
     asked = ask_nodes(args.run, args.nodes, args.within)
     if not args.json:
-        for does, networks in (("saves and leaves", asked.saving), ("leaves without saving", asked.dropping)):
+        for does, networks in (
+            ("saves and leaves", asked.saving),
+            ("leaves without saving", asked.dropping),
+        ):
             for network in networks:
                 print(f"{network} {does}", flush=True)
     left = await_nodes(args.run, asked, _LATER * args.within + _LATER_S)
     is_late = left is not None and left.seconds > args.within
     keeps = _shrink(args.shrink, left) if args.shrink is not None and left is not None else None
     if args.json:
-        print_json({"nodes": asked.hosts, "saved": asked.saving, "dropped": asked.dropping,
-                    "seconds": None if left is None else left.seconds, "has_ended": left is None or left.has_ended,
-                    **({} if keeps is None else {"keeps": keeps})})
+        print_json(
+            {
+                "nodes": asked.hosts,
+                "saved": asked.saving,
+                "dropped": asked.dropping,
+                "seconds": None if left is None else left.seconds,
+                "has_ended": left is None or left.has_ended,
+                **({} if keeps is None else {"keeps": keeps}),
+            }
+        )
     elif left is None:
         print("the launch has ended, with all its nodes")
     else:
-        became = ("its processes end" if left.has_ended else
-                  "its processes wait, without work, for the end of the launch, which is not under --with-ft ulfm")
+        became = (
+            "its processes end"
+            if left.has_ended
+            else "its processes wait, without work, for the end of the launch, which is not under --with-ft ulfm"
+        )
         late = ", later than asked for" if is_late else ""
         print(f"{', '.join(left.hosts)}: given back after {left.seconds:.1f} s{late}; {became}")
     if keeps is not None and not args.json:
@@ -70,9 +92,13 @@ def _shrink(job: str, left: NodesLeft) -> list[str]:
         InfrastructureError: there are still processes on them, or Slurm refuses.
     """
     if not left.has_ended:
-        raise InfrastructureError(f"job {job} keeps its nodes: the launch is not under --with-ft ulfm, so its "
-                                  "processes on them do not end before it does")
+        raise InfrastructureError(
+            f"job {job} keeps its nodes: the launch is not under --with-ft ulfm, so its "
+            "processes on them do not end before it does"
+        )
     try:
         return shrink(job, left.hosts)
     except InputError as error:
-        raise InfrastructureError(f"the nodes are quiet, but job {job} keeps them: {error}") from None
+        raise InfrastructureError(
+            f"the nodes are quiet, but job {job} keeps them: {error}"
+        ) from None

@@ -37,10 +37,19 @@ def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     parser.add_argument("run", metavar="RUN", type=Path, help="folder of the run")
     parser.add_argument("--json", action="store_true", help="print reports as JSON, one a line")
-    parser.add_argument("--from", dest="from_s", type=moment, metavar="0s",
-                        help="show the run again from this time on, in seconds of the run as its report counts them")
-    parser.add_argument("--speed", type=positive, metavar="60",
-                        help="with --from: how many seconds of the run pass in one (1)")
+    parser.add_argument(
+        "--from",
+        dest="from_s",
+        type=moment,
+        metavar="0s",
+        help="show the run again from this time on, in seconds of the run as its report counts them",
+    )
+    parser.add_argument(
+        "--speed",
+        type=positive,
+        metavar="60",
+        help="with --from: how many seconds of the run pass in one (1)",
+    )
 
 
 def run(args: argparse.Namespace) -> None:
@@ -50,14 +59,18 @@ def run(args: argparse.Namespace) -> None:
         raise UserError("--speed: there is a speed only where a run is shown again, with --from")
     state, held = run_of(paths), held_lease(paths)
     if held is None and args.from_s is None:
-        raise UserError(f"{args.run}: no launch is at work there; fleet report shows how far it is, and --from 0s "
-                        "shows it again")
+        raise UserError(
+            f"{args.run}: no launch is at work there; fleet report shows how far it is, and --from 0s "
+            "shows it again"
+        )
     if held is None and not paths.event_logs():
         raise UserError(f"{args.run} has no {paths.events.name}: there is nothing to show")
 
     def is_over() -> bool:
         nonlocal held
-        if held is not None and not is_held(held):  # a network may have been finished: there may be others
+        if held is not None and not is_held(
+            held
+        ):  # a network may have been finished: there may be others
             held = held_lease(paths)
         return held is None
 

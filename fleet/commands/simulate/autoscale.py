@@ -28,7 +28,14 @@ from fleet.errors import UserError
 from fleet.terminal import bar, print_table
 from scheduler.elastic.autoscaler import Autoscaling
 from scheduler.simulation.autoscale import ElasticJob, Outcome, simulate
-from scheduler.simulation.elastic_jobs import ELASTIC, PATTERNS, POLICIES, generate, job_record, read_jobs
+from scheduler.simulation.elastic_jobs import (
+    ELASTIC,
+    PATTERNS,
+    POLICIES,
+    generate,
+    job_record,
+    read_jobs,
+)
 
 # What --json prints of an outcome.
 PRINTED = ("sjs_efficiency", "drop_ratio", "mean_completion_min", "completed", "completion_min")
@@ -37,26 +44,81 @@ PRINTED = ("sjs_efficiency", "drop_ratio", "mean_completion_min", "completed", "
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     add = parser.add_argument
-    add("--jobs", required=True, metavar="FILE|generate", help="JSON file of the jobs, or generate to draw them")
-    add("--gpus", type=count, metavar="K", help="number of GPUs of the cluster (as in the file, or 400)")
-    add("--minutes", type=positive, metavar="M",
-        help="with a file: when the simulation ends (with the last job); with generate: for how long jobs arrive (480)")
-    add("--interval", type=number(0), default=10.0, metavar="M",
-        help="minutes between decisions; 0 decides at every arrival and completion (10)")
-    add("--policy", choices=POLICIES, default=ELASTIC,
-        help="with generate: jobs of elastic batches, or baselines of fixed ones: random, smallest, largest (elastic)")
-    add("--category", type=whole(1, 4), metavar="N",
-        help="with generate: only jobs of this category of the paper's Table I, from 1 to 4 (all)")
-    add("--drop", action="store_true", help="reject a job that does not fit instead of letting it wait")
-    add("--arrivals", choices=PATTERNS, default="bursty", help="with generate: the pattern of arrivals (bursty)")
-    add("--load", type=positive, default=1.0, metavar="X",
-        help="with generate: work that arrives in busy times, over what the cluster can do (1)")
+    add(
+        "--jobs",
+        required=True,
+        metavar="FILE|generate",
+        help="JSON file of the jobs, or generate to draw them",
+    )
+    add(
+        "--gpus",
+        type=count,
+        metavar="K",
+        help="number of GPUs of the cluster (as in the file, or 400)",
+    )
+    add(
+        "--minutes",
+        type=positive,
+        metavar="M",
+        help="with a file: when the simulation ends (with the last job); with generate: for how long jobs arrive (480)",
+    )
+    add(
+        "--interval",
+        type=number(0),
+        default=10.0,
+        metavar="M",
+        help="minutes between decisions; 0 decides at every arrival and completion (10)",
+    )
+    add(
+        "--policy",
+        choices=POLICIES,
+        default=ELASTIC,
+        help="with generate: jobs of elastic batches, or baselines of fixed ones: random, smallest, largest (elastic)",
+    )
+    add(
+        "--category",
+        type=whole(1, 4),
+        metavar="N",
+        help="with generate: only jobs of this category of the paper's Table I, from 1 to 4 (all)",
+    )
+    add(
+        "--drop",
+        action="store_true",
+        help="reject a job that does not fit instead of letting it wait",
+    )
+    add(
+        "--arrivals",
+        choices=PATTERNS,
+        default="bursty",
+        help="with generate: the pattern of arrivals (bursty)",
+    )
+    add(
+        "--load",
+        type=positive,
+        default=1.0,
+        metavar="X",
+        help="with generate: work that arrives in busy times, over what the cluster can do (1)",
+    )
     add_seed(parser, "the draws of generate")
-    add("--rescale-cost-min", type=number(0), default=0.0, metavar="M",
-        help="minutes for which a resized job stands still (0)")
-    add("--hold-min", type=number(0), metavar="M",
-        help="minutes for which a job keeps its size after a start or a resize (9 times the cost)")
-    add("--save-jobs", type=Path, metavar="FILE", help="write the jobs to a file that --jobs can read")
+    add(
+        "--rescale-cost-min",
+        type=number(0),
+        default=0.0,
+        metavar="M",
+        help="minutes for which a resized job stands still (0)",
+    )
+    add(
+        "--hold-min",
+        type=number(0),
+        metavar="M",
+        help="minutes for which a job keeps its size after a start or a resize (9 times the cost)",
+    )
+    add(
+        "--save-jobs",
+        type=Path,
+        metavar="FILE",
+        help="write the jobs to a file that --jobs can read",
+    )
     add_plot(parser, "jobs and GPUs over time")
     add_json(parser)
 
@@ -70,15 +132,30 @@ def run(args: argparse.Namespace) -> None:
     outcome = simulate(jobs, settings, minutes)
     if args.plot:
         plot(args.plot, jobs, outcome, settings)
-    show(args, lambda: {name: getattr(outcome, name) for name in PRINTED}, lambda: _print(jobs, outcome))
+    show(
+        args,
+        lambda: {name: getattr(outcome, name) for name in PRINTED},
+        lambda: _print(jobs, outcome),
+    )
 
 
 def _jobs(args: argparse.Namespace) -> tuple[int, Sequence[ElasticJob], float]:
     """The cluster's GPUs, the jobs, and when to end."""
     if args.jobs == "generate":
         gpus = 400 if args.gpus is None else args.gpus
-        return gpus, generate(gpus, args.minutes or 480.0, args.arrivals, args.policy, args.seed, args.load,
-                              args.category), math.inf
+        return (
+            gpus,
+            generate(
+                gpus,
+                args.minutes or 480.0,
+                args.arrivals,
+                args.policy,
+                args.seed,
+                args.load,
+                args.category,
+            ),
+            math.inf,
+        )
     if args.category is not None:
         raise UserError("--category goes with --jobs generate: a file says what its jobs are like")
     file = read_jobs(args.jobs)
@@ -94,36 +171,63 @@ def _save(path: Path, text: str) -> None:
 
 def _print(jobs: Sequence[ElasticJob], outcome: Outcome) -> None:
     decisions = sum(outcome.decisions.values())
-    methods = ", ".join(f"{count} by {method}" for method, count in sorted(outcome.decisions.items()))
-    print_table(["autoscaler", ""], [
-        ["scheduled job scaling efficiency", outcome.sjs_efficiency],
-        ["job drop ratio", outcome.drop_ratio],
-        ["mean completion, min", outcome.mean_completion_min],
-        [f"completed (of {len(jobs)})", outcome.completed],
-        ["resizes of running jobs", outcome.rescales],
-        ["minutes simulated", outcome.end_min],
-        ["decisions", decisions],
-    ])
-    print(f"The optimizer decided {methods}; either method is exact.\n" if decisions else "No decision was made.\n")
+    methods = ", ".join(
+        f"{count} by {method}" for method, count in sorted(outcome.decisions.items())
+    )
+    print_table(
+        ["autoscaler", ""],
+        [
+            ["scheduled job scaling efficiency", outcome.sjs_efficiency],
+            ["job drop ratio", outcome.drop_ratio],
+            ["mean completion, min", outcome.mean_completion_min],
+            [f"completed (of {len(jobs)})", outcome.completed],
+            ["resizes of running jobs", outcome.rescales],
+            ["minutes simulated", outcome.end_min],
+            ["decisions", decisions],
+        ],
+    )
+    print(
+        f"The optimizer decided {methods}; either method is exact.\n"
+        if decisions
+        else "No decision was made.\n"
+    )
     arrived, ended = moments(jobs, outcome)
     ends = [outcome.end_min * step / 12 for step in range(1, 13)]
-    print_table(["min", "arrived", "completed", ""],
-                [[round(end, 1), bisect.bisect(arrived, end), bisect.bisect(ended, end),
-                  bar(bisect.bisect(ended, end), len(jobs))] for end in ends], title="Jobs completed over time")
+    print_table(
+        ["min", "arrived", "completed", ""],
+        [
+            [
+                round(end, 1),
+                bisect.bisect(arrived, end),
+                bisect.bisect(ended, end),
+                bar(bisect.bisect(ended, end), len(jobs)),
+            ]
+            for end in ends
+        ],
+        title="Jobs completed over time",
+    )
 
 
 def moments(jobs: Sequence[ElasticJob], outcome: Outcome) -> tuple[list[float], list[float]]:
     """When jobs arrived and when jobs completed, each in order."""
     arrived = sorted(job.arrival_min for job in jobs)
-    ended = sorted(job.arrival_min + took for job, took in zip(jobs, outcome.completion_min, strict=True)
-                   if took is not None)
+    ended = sorted(
+        job.arrival_min + took
+        for job, took in zip(jobs, outcome.completion_min, strict=True)
+        if took is not None
+    )
     return arrived, ended
 
 
 def draw_counts(axes: Any, jobs: Sequence[ElasticJob], outcome: Outcome, name: str) -> None:
     """Draw jobs completed over time."""
     _, ended = moments(jobs, outcome)
-    axes.step([0.0, *ended, outcome.end_min], [*range(len(ended) + 1), len(ended)], where="post", label=name)
+    axes.step(
+        [0.0, *ended, outcome.end_min],
+        [*range(len(ended) + 1), len(ended)],
+        where="post",
+        label=name,
+    )
 
 
 def plot(path: Path, jobs: Sequence[ElasticJob], outcome: Outcome, settings: Autoscaling) -> None:
@@ -137,9 +241,13 @@ def plot(path: Path, jobs: Sequence[ElasticJob], outcome: Outcome, settings: Aut
         above.legend(loc="upper left")
         times, held = _held(outcome)
         below.fill_between(times, held, step="post", color="tab:blue", alpha=0.6)
-        below.set(ylabel=f"GPUs held (of {settings.gpus})", xlabel="minutes", ylim=(0, settings.gpus))
-        figure.suptitle(f"SJS efficiency {outcome.sjs_efficiency:.1%}, dropped {outcome.drop_ratio:.1%}, "
-                        f"mean completion {outcome.mean_completion_min:.1f} min")
+        below.set(
+            ylabel=f"GPUs held (of {settings.gpus})", xlabel="minutes", ylim=(0, settings.gpus)
+        )
+        figure.suptitle(
+            f"SJS efficiency {outcome.sjs_efficiency:.1%}, dropped {outcome.drop_ratio:.1%}, "
+            f"mean completion {outcome.mean_completion_min:.1f} min"
+        )
 
 
 def _held(outcome: Outcome) -> tuple[list[float], list[int]]:

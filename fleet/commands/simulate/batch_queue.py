@@ -29,7 +29,14 @@ from scheduler.reservation.laws import LAWS, Law
 from scheduler.simulation.batch_queue import Convention, Schedule, simulate
 from scheduler.simulation.fit import Fit, fit_laws
 from scheduler.simulation.swf import Trace, read_swf, write_swf
-from scheduler.simulation.workload import Rule, Sizes, draw_jobs, jobs_from_trace, schedule_to_trace, small_stream
+from scheduler.simulation.workload import (
+    Rule,
+    Sizes,
+    draw_jobs,
+    jobs_from_trace,
+    schedule_to_trace,
+    small_stream,
+)
 
 HOUR_S = 3600.0
 MOST_RUNS = 10_000
@@ -39,28 +46,90 @@ PROCESSORS = 100  # of the machine, where no trace tells
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     add = parser.add_argument
-    add("trace", nargs="?", type=Path, metavar="TRACE.swf[.gz]", help="trace of the jobs of a real machine")
-    add("--distribution", choices=LAWS, help="instead of a trace: the law of the run times, in hours")
+    add(
+        "trace",
+        nargs="?",
+        type=Path,
+        metavar="TRACE.swf[.gz]",
+        help="trace of the jobs of a real machine",
+    )
+    add(
+        "--distribution",
+        choices=LAWS,
+        help="instead of a trace: the law of the run times, in hours",
+    )
     add_law_parameters(parser)
-    add("--jobs", type=count, default=100, metavar="N", help="number of jobs to draw from the law (100)")
-    add("--sizes", type=Sizes, choices=list(Sizes), default=Sizes.BETA,
-        help="processors of the drawn jobs: all, half, or drawn from a law (beta)")
-    add("--processors", type=count, metavar="P",
-        help=f"number of processors of the machine (as in the trace, or {PROCESSORS})")
-    add("--requests", type=Rule, choices=list(Rule), default=Rule.TOPTIMAL,
+    add(
+        "--jobs",
+        type=count,
+        default=100,
+        metavar="N",
+        help="number of jobs to draw from the law (100)",
+    )
+    add(
+        "--sizes",
+        type=Sizes,
+        choices=list(Sizes),
+        default=Sizes.BETA,
+        help="processors of the drawn jobs: all, half, or drawn from a law (beta)",
+    )
+    add(
+        "--processors",
+        type=count,
+        metavar="P",
+        help=f"number of processors of the machine (as in the trace, or {PROCESSORS})",
+    )
+    add(
+        "--requests",
+        type=Rule,
+        choices=list(Rule),
+        default=Rule.TOPTIMAL,
         help="walltimes that jobs ask for: the longest time known; the longest of the last ten runs; optimal without "
-             "or with backfill; as in the trace (toptimal)")
-    add("--backfill-rate", type=share, metavar="Z", help="rate of backfill that atoptimal counts on (--stream)")
-    add("--convention", type=Convention, choices=list(Convention), default=Convention.PLANNED,
-        help="when reservations start (planned)")
-    add("--speculative", action="store_true", help="try jobs in gaps that are shorter than their requests")
-    add("--stream", type=share, metavar="Z",
-        help="add small jobs, a hundred times shorter, whose work is this share of the machine")
-    add("--runs", type=whole(1, MOST_RUNS), default=20, metavar="N",
-        help="number of simulations with different draws, which are averaged (20; a trace is simulated once)")
+        "or with backfill; as in the trace (toptimal)",
+    )
+    add(
+        "--backfill-rate",
+        type=share,
+        metavar="Z",
+        help="rate of backfill that atoptimal counts on (--stream)",
+    )
+    add(
+        "--convention",
+        type=Convention,
+        choices=list(Convention),
+        default=Convention.PLANNED,
+        help="when reservations start (planned)",
+    )
+    add(
+        "--speculative",
+        action="store_true",
+        help="try jobs in gaps that are shorter than their requests",
+    )
+    add(
+        "--stream",
+        type=share,
+        metavar="Z",
+        help="add small jobs, a hundred times shorter, whose work is this share of the machine",
+    )
+    add(
+        "--runs",
+        type=whole(1, MOST_RUNS),
+        default=20,
+        metavar="N",
+        help="number of simulations with different draws, which are averaged (20; a trace is simulated once)",
+    )
     add_seed(parser, "the draws")
-    add("--write-trace", type=Path, metavar="FILE.swf[.gz]", help="write the schedule of the first simulation")
-    add("--fit", action="store_true", help="fit the laws to the run times of the trace instead of simulating")
+    add(
+        "--write-trace",
+        type=Path,
+        metavar="FILE.swf[.gz]",
+        help="write the schedule of the first simulation",
+    )
+    add(
+        "--fit",
+        action="store_true",
+        help="fit the laws to the run times of the trace instead of simulating",
+    )
     add_json(parser)
 
 
@@ -79,24 +148,46 @@ def run(args: argparse.Namespace) -> None:
         raise UserError("--stream goes with --distribution, whose law it scales down")
     schedules = list(_schedules(args, law, trace))
     if args.write_trace is not None:
-        write_swf(args.write_trace, schedule_to_trace(schedules[0], HOUR_S if trace is None else 1.0))
+        write_swf(
+            args.write_trace, schedule_to_trace(schedules[0], HOUR_S if trace is None else 1.0)
+        )
     result = _result(args, schedules, 1.0 if trace is None else 1 / HOUR_S)
     show(args, lambda: result, lambda: _print(result))
 
 
-def _schedules(args: argparse.Namespace, law: Law | None, trace: Trace | None) -> Iterator[Schedule]:
+def _schedules(
+    args: argparse.Namespace, law: Law | None, trace: Trace | None
+) -> Iterator[Schedule]:
     processors = _processors(args, trace)
-    stream = None if args.stream is None or law is None else small_stream(law, args.stream, processors)
+    stream = (
+        None if args.stream is None or law is None else small_stream(law, args.stream, processors)
+    )
     rate = args.backfill_rate if args.backfill_rate is not None else args.stream or 0.0
-    for seed in range(args.seed, args.seed + (1 if law is None else args.runs)):  # of a trace, nothing is drawn
+    for seed in range(
+        args.seed, args.seed + (1 if law is None else args.runs)
+    ):  # of a trace, nothing is drawn
         if law is not None:
-            jobs = draw_jobs(law, args.jobs, processors, args.sizes, args.requests,
-                             np.random.default_rng(seed), backfill_rate=rate, points=args.points)
+            jobs = draw_jobs(
+                law,
+                args.jobs,
+                processors,
+                args.sizes,
+                args.requests,
+                np.random.default_rng(seed),
+                backfill_rate=rate,
+                points=args.points,
+            )
         else:
             assert trace is not None
             jobs = jobs_from_trace(trace, args.requests, rate)
-        yield simulate(jobs, processors, args.convention, speculative=args.speculative, stream=stream,
-                       seed=seed)
+        yield simulate(
+            jobs,
+            processors,
+            args.convention,
+            speculative=args.speculative,
+            stream=stream,
+            seed=seed,
+        )
 
 
 def _processors(args: argparse.Namespace, trace: Trace | None) -> int:
@@ -109,47 +200,83 @@ def _processors(args: argparse.Namespace, trace: Trace | None) -> int:
 
 def _result(args: argparse.Namespace, schedules: list[Schedule], hours: float) -> dict[str, Any]:
     """Means over the runs of a simulation; times in hours."""
+
     def mean(value: Callable[[Schedule], float]) -> float:
         return statistics.fmean(map(value, schedules))
 
     large = [sum(not job.small for job in schedule.jobs) for schedule in schedules]
-    tries = [sum(not run.speculative and not schedule.jobs[run.job].small for run in schedule.runs)
-             for schedule in schedules]
-    return {"requests": args.requests.value, "convention": args.convention.value, "speculative": args.speculative,
-            "processors": schedules[0].processors, "jobs": large[0], "runs": len(schedules),
-            "utilisation": mean(lambda schedule: schedule.utilisation), "lost": mean(lambda schedule: schedule.lost),
-            "mean_response_h": mean(lambda schedule: schedule.response(small=False) * hours),
-            "small_mean_response_h": mean(lambda schedule: schedule.response(small=True) * hours),
-            "makespan_h": mean(lambda schedule: (schedule.end - schedule.start) * hours),
-            "submissions_per_job": sum(tries) / sum(large)}
+    tries = [
+        sum(not run.speculative and not schedule.jobs[run.job].small for run in schedule.runs)
+        for schedule in schedules
+    ]
+    return {
+        "requests": args.requests.value,
+        "convention": args.convention.value,
+        "speculative": args.speculative,
+        "processors": schedules[0].processors,
+        "jobs": large[0],
+        "runs": len(schedules),
+        "utilisation": mean(lambda schedule: schedule.utilisation),
+        "lost": mean(lambda schedule: schedule.lost),
+        "mean_response_h": mean(lambda schedule: schedule.response(small=False) * hours),
+        "small_mean_response_h": mean(lambda schedule: schedule.response(small=True) * hours),
+        "makespan_h": mean(lambda schedule: (schedule.end - schedule.start) * hours),
+        "submissions_per_job": sum(tries) / sum(large),
+    }
 
 
 def _print(result: dict[str, Any]) -> None:
     speculation = ", speculative backfilling" if result["speculative"] else ""
-    print(f"{counted(result['jobs'], 'job')} on {counted(result['processors'], 'processor')}, "
-          f"{counted(result['runs'], 'run')}; requests: {result['requests']}; "
-          f"reservations: {result['convention']}{speculation}")
-    print_table(["", "mean"], [
-        ["utilisation", f"{result['utilisation']:.1%}"], ["lost in failed runs", f"{result['lost']:.1%}"],
-        ["response, hours", f"{result['mean_response_h']:.4g}"],
-        *([] if result['small_mean_response_h'] != result['small_mean_response_h']  # no small job: not a number
-          else [["response of small jobs, hours", f"{result['small_mean_response_h']:.4g}"]]),
-        ["makespan, hours", f"{result['makespan_h']:.4g}"],
-        ["submissions a job", f"{result['submissions_per_job']:.3g}"]])
+    print(
+        f"{counted(result['jobs'], 'job')} on {counted(result['processors'], 'processor')}, "
+        f"{counted(result['runs'], 'run')}; requests: {result['requests']}; "
+        f"reservations: {result['convention']}{speculation}"
+    )
+    print_table(
+        ["", "mean"],
+        [
+            ["utilisation", f"{result['utilisation']:.1%}"],
+            ["lost in failed runs", f"{result['lost']:.1%}"],
+            ["response, hours", f"{result['mean_response_h']:.4g}"],
+            *(
+                []
+                if result["small_mean_response_h"]
+                != result["small_mean_response_h"]  # no small job: not a number
+                else [["response of small jobs, hours", f"{result['small_mean_response_h']:.4g}"]]
+            ),
+            ["makespan, hours", f"{result['makespan_h']:.4g}"],
+            ["submissions a job", f"{result['submissions_per_job']:.3g}"],
+        ],
+    )
 
 
 def _fit(args: argparse.Namespace, trace: Trace) -> None:
     hours = [job.run_s / HOUR_S for job in trace.jobs if job.completed]
     fits = fit_laws(hours)
-    show(args, lambda: {"jobs": len(hours), "laws": [
-        {"distribution": fit.law.name, **fit.law.parameters(), "aic": fit.aic,
-         "ks_distance": fit.distance} for fit in fits]}, lambda: _print_fits(hours, fits))
+    show(
+        args,
+        lambda: {
+            "jobs": len(hours),
+            "laws": [
+                {
+                    "distribution": fit.law.name,
+                    **fit.law.parameters(),
+                    "aic": fit.aic,
+                    "ks_distance": fit.distance,
+                }
+                for fit in fits
+            ],
+        },
+        lambda: _print_fits(hours, fits),
+    )
 
 
 def _print_fits(hours: list[float], fits: Sequence[Fit]) -> None:
     print(f"{counted(len(hours), 'completed run')}, in hours; the best law first")
-    print_table(["law", "parameters", "AIC", "KS distance"],
-                [[fit.law.name, _listed(fit.law), f"{fit.aic:.1f}", f"{fit.distance:.3f}"] for fit in fits])
+    print_table(
+        ["law", "parameters", "AIC", "KS distance"],
+        [[fit.law.name, _listed(fit.law), f"{fit.aic:.1f}", f"{fit.distance:.3f}"] for fit in fits],
+    )
 
 
 def _listed(law: Law) -> str:

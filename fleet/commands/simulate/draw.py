@@ -27,18 +27,28 @@ from scheduler.simulation.draw import convert, generate
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
-    parser.add_argument("--convert", metavar="FILE", help="convert the table in this JSON file instead of drawing")
-    parser.add_argument("--networks", type=count, default=100, metavar="N", help="number of networks to draw (100)")
+    parser.add_argument(
+        "--convert", metavar="FILE", help="convert the table in this JSON file instead of drawing"
+    )
+    parser.add_argument(
+        "--networks", type=count, default=100, metavar="N", help="number of networks to draw (100)"
+    )
     add_seed(parser, "the draws")
-    parser.add_argument("--heavy-tail", action="store_true",
-                        help="draw epochs from a log-normal distribution instead of a normal one")
+    parser.add_argument(
+        "--heavy-tail",
+        action="store_true",
+        help="draw epochs from a log-normal distribution instead of a normal one",
+    )
     parser.add_argument("--out", type=Path, metavar="FILE", help="file to write (standard output)")
 
 
 def run(args: argparse.Namespace) -> None:
     """Write the rates file."""
-    table = (convert(read_json(args.convert), args.convert) if args.convert
-             else generate(args.networks, args.seed, args.heavy_tail))
+    table = (
+        convert(read_json(args.convert), args.convert)
+        if args.convert
+        else generate(args.networks, args.seed, args.heavy_tail)
+    )
     if args.out is None:
         print_json(write_rates(table))
         return
@@ -46,4 +56,6 @@ def run(args: argparse.Namespace) -> None:
         write_json(args.out, write_rates(table))
     except StorageError as error:
         raise UserError(f"--out: {error}") from None
-    print(f"{args.out}: {counted(len(table.models), 'network')}, {counted(table.samples_per_epoch, 'sample')} an epoch")
+    print(
+        f"{args.out}: {counted(len(table.models), 'network')}, {counted(table.samples_per_epoch, 'sample')} an epoch"
+    )

@@ -46,8 +46,16 @@ ALL = "all"  # the policies that have a name
 _FACTOR = 2.0  # by which counted operations miss the rate of a network
 
 # What --json prints of a simulation.
-PRINTED = ("policy", "makespan_s", "lower_bound_s", "first_signal_s", "waiting_s_per_gpu", "scheduling_s",
-           "checkpoint_s", "rounds")
+PRINTED = (
+    "policy",
+    "makespan_s",
+    "lower_bound_s",
+    "first_signal_s",
+    "waiting_s_per_gpu",
+    "scheduling_s",
+    "checkpoint_s",
+    "rounds",
+)
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -57,28 +65,67 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add_policy(parser, "(required)", ALL, required=True)
     add_options(parser)
     group = parser.add_argument_group("what is simulated")
-    group.add_argument("--stream", type=stream, metavar="S",
-                       help="how networks share samples: free, lockstep, a number of lockstep streams, ring, or "
-                            "ring:10%% with the size of its window (as the policy's system does)")
-    group.add_argument("--stream-rate", type=positive, default=math.inf, metavar="R",
-                       help="samples/s that preprocessing produces (no limit)")
+    group.add_argument(
+        "--stream",
+        type=stream,
+        metavar="S",
+        help="how networks share samples: free, lockstep, a number of lockstep streams, ring, or "
+        "ring:10%% with the size of its window (as the policy's system does)",
+    )
+    group.add_argument(
+        "--stream-rate",
+        type=positive,
+        default=math.inf,
+        metavar="R",
+        help="samples/s that preprocessing produces (no limit)",
+    )
     for cost in dataclasses.fields(Costs):
-        group.add_argument("--" + cost.name.replace("_", "-"), type=number(0), metavar="X", help=_COST_HELP[cost.name])
-    group.add_argument("--rate-error", type=share, default=0.0, metavar="E",
-                       help="standard deviation of the errors of the rates that the policy is told, or that training "
-                            "shows it, like 5%% (0)")
-    group.add_argument("--profile", choices=("before", "online"), default="before",
-                       help="when rates become known: before the run, or in it, from training itself (before)")
-    group.add_argument("--prior-factor", type=number(1, 100), metavar="F",
-                       help="with --profile online, the factor by which guessed rates are typically wrong before "
-                            f"anything has trained ({_FACTOR:g})")
-    group.add_argument("--per-device", type=_slots, default=1, metavar="K",
-                       help="how many networks may share a GPU, or auto: as many as pay (1)")
-    group.add_argument("--sharing", type=_sharing, metavar="S",
-                       help="how many times as many samples/s as one 1, 2, ... networks on one GPU train together, "
-                            "like 1,1.6,2.1 (as in FILE)")
-    group.add_argument("--draw-epochs", action="store_true",
-                       help="draw the epochs of each network from those in the file, with --seed")
+        group.add_argument(
+            "--" + cost.name.replace("_", "-"),
+            type=number(0),
+            metavar="X",
+            help=_COST_HELP[cost.name],
+        )
+    group.add_argument(
+        "--rate-error",
+        type=share,
+        default=0.0,
+        metavar="E",
+        help="standard deviation of the errors of the rates that the policy is told, or that training "
+        "shows it, like 5%% (0)",
+    )
+    group.add_argument(
+        "--profile",
+        choices=("before", "online"),
+        default="before",
+        help="when rates become known: before the run, or in it, from training itself (before)",
+    )
+    group.add_argument(
+        "--prior-factor",
+        type=number(1, 100),
+        metavar="F",
+        help="with --profile online, the factor by which guessed rates are typically wrong before "
+        f"anything has trained ({_FACTOR:g})",
+    )
+    group.add_argument(
+        "--per-device",
+        type=_slots,
+        default=1,
+        metavar="K",
+        help="how many networks may share a GPU, or auto: as many as pay (1)",
+    )
+    group.add_argument(
+        "--sharing",
+        type=_sharing,
+        metavar="S",
+        help="how many times as many samples/s as one 1, 2, ... networks on one GPU train together, "
+        "like 1,1.6,2.1 (as in FILE)",
+    )
+    group.add_argument(
+        "--draw-epochs",
+        action="store_true",
+        help="draw the epochs of each network from those in the file, with --seed",
+    )
     add_plot(parser, "which network trained when on which GPU")
     add_json(parser)
 
@@ -112,11 +159,24 @@ def run(args: argparse.Namespace) -> None:
         rates = as_printed(rates, cluster.whole_gpus)
     told, learning = rates, None
     if is_online:
-        learning = Learning(math.log(args.prior_factor or _FACTOR), args.rate_error, seed=options.seed)
+        learning = Learning(
+            math.log(args.prior_factor or _FACTOR), args.rate_error, seed=options.seed
+        )
     elif args.rate_error:
         told = steadied(with_errors(rates, args.rate_error, options.seed), cluster.whole_gpus)
-    outcomes = [simulate(rates, cluster, policy, options, _costs(args, policy), _stream(args, policy), told, learning)
-                for policy in policies]
+    outcomes = [
+        simulate(
+            rates,
+            cluster,
+            policy,
+            options,
+            _costs(args, policy),
+            _stream(args, policy),
+            told,
+            learning,
+        )
+        for policy in policies
+    ]
     if args.plot:
         plot(args.plot, outcomes[0], cluster)
     records = [{name: getattr(outcome, name) for name in PRINTED} for outcome in outcomes]
@@ -135,8 +195,10 @@ def _sharing(text: str) -> tuple[float, ...]:
     """What 1, 2, ... networks on one GPU train together, as times of what one does."""
     found = tuple(map(positive, text.split(",")))
     if found[0] != 1 or len(found) > MOST_SLOTS:
-        raise argparse.ArgumentTypeError(f"{text[:40]!r} should begin with 1, as one network trains as much as one, "
-                                         f"and have at most {MOST_SLOTS} numbers")
+        raise argparse.ArgumentTypeError(
+            f"{text[:40]!r} should begin with 1, as one network trains as much as one, "
+            f"and have at most {MOST_SLOTS} numbers"
+        )
     return found
 
 
@@ -148,16 +210,27 @@ def _cluster(args: argparse.Namespace, rates: RateTable) -> Cluster:
     """
     is_shared = args.per_device != 1
     if is_shared and len(rates.sharing) < 2:
-        raise UserError(f"--per-device: {args.file} does not say what networks train together that share a GPU; give "
-                        "--sharing, like 1,1.6,2.1")
+        raise UserError(
+            f"--per-device: {args.file} does not say what networks train together that share a GPU; give "
+            "--sharing, like 1,1.6,2.1"
+        )
     if args.sharing is not None and not is_shared:
-        raise UserError("--sharing: with --per-device 1 no GPU is shared; leave it out, or give --per-device auto")
-    return cluster_of(args, rates.gpus_per_node, args.per_device or len(rates.sharing), args.per_device is not None)
+        raise UserError(
+            "--sharing: with --per-device 1 no GPU is shared; leave it out, or give --per-device auto"
+        )
+    return cluster_of(
+        args,
+        rates.gpus_per_node,
+        args.per_device or len(rates.sharing),
+        args.per_device is not None,
+    )
 
 
 def _costs(args: argparse.Namespace, policy: Policy) -> Costs:
     said = {cost.name: getattr(args, cost.name) for cost in dataclasses.fields(Costs)}
-    return dataclasses.replace(policy.costs, **{name: value for name, value in said.items() if value is not None})
+    return dataclasses.replace(
+        policy.costs, **{name: value for name, value in said.items() if value is not None}
+    )
 
 
 def _stream(args: argparse.Namespace, policy: Policy) -> Stream:
@@ -165,24 +238,40 @@ def _stream(args: argparse.Namespace, policy: Policy) -> Stream:
 
 
 def _print(outcome: Simulated, cluster: Cluster) -> None:
-    print_table([outcome.policy, ""], [
-        [text, f"{value:,.1f}"] for text, value in [
-            ("makespan, s", outcome.makespan_s),
-            ("lower bound, s", outcome.lower_bound_s),
-            ("first epoch of all, s", outcome.first_signal_s),
-            ("waiting per GPU, s", outcome.waiting_s_per_gpu),
-            ("regrouping per GPU, s", outcome.regroup_s_per_gpu),
-            ("scheduling, s", outcome.scheduling_s),
-            ("checkpointing, s", outcome.checkpoint_s),
-            ("plans after new rates", outcome.replans)]
-    ], title=f"{outcome.makespan_s / outcome.lower_bound_s:.3f} of the lower bound on "
-             f"{counted(cluster.whole_gpus, 'GPU')}, {cluster.gpus_per_node // cluster.slots} a node, in "
-             f"{counted(len(outcome.rounds), 'round')}")
+    print_table(
+        [outcome.policy, ""],
+        [
+            [text, f"{value:,.1f}"]
+            for text, value in [
+                ("makespan, s", outcome.makespan_s),
+                ("lower bound, s", outcome.lower_bound_s),
+                ("first epoch of all, s", outcome.first_signal_s),
+                ("waiting per GPU, s", outcome.waiting_s_per_gpu),
+                ("regrouping per GPU, s", outcome.regroup_s_per_gpu),
+                ("scheduling, s", outcome.scheduling_s),
+                ("checkpointing, s", outcome.checkpoint_s),
+                ("plans after new rates", outcome.replans),
+            ]
+        ],
+        title=f"{outcome.makespan_s / outcome.lower_bound_s:.3f} of the lower bound on "
+        f"{counted(cluster.whole_gpus, 'GPU')}, {cluster.gpus_per_node // cluster.slots} a node, in "
+        f"{counted(len(outcome.rounds), 'round')}",
+    )
     shown = outcome.rounds if len(outcome.rounds) <= 30 else outcome.rounds[:30]
-    print_table(["round", "start, s", "seconds", "networks", "GPUs" if cluster.slots == 1 else "slots", ""],
-                [[number, round(one.start_s, 1), round(one.end_s - one.start_s, 1), len(one.members),
-                  sum(member.gpus for member in one.members), bar(sum(m.gpus for m in one.members), cluster.gpus)]
-                 for number, one in enumerate(shown, start=1)])
+    print_table(
+        ["round", "start, s", "seconds", "networks", "GPUs" if cluster.slots == 1 else "slots", ""],
+        [
+            [
+                number,
+                round(one.start_s, 1),
+                round(one.end_s - one.start_s, 1),
+                len(one.members),
+                sum(member.gpus for member in one.members),
+                bar(sum(m.gpus for m in one.members), cluster.gpus),
+            ]
+            for number, one in enumerate(shown, start=1)
+        ],
+    )
     if len(shown) < len(outcome.rounds):
         print(f"... and {counted(len(outcome.rounds) - len(shown), 'more round')}")
 
@@ -191,17 +280,33 @@ def plot(path: Path, outcome: Simulated, cluster: Cluster) -> None:
     """Draw a bar for every network on every device it had; one colour a network."""
     names = sorted({stint.name for stint in outcome.stints})
     # Golden-ratio steps around the colour wheel keep neighbours in the list apart.
-    colour = {name: colorsys.hsv_to_rgb(index * 0.618 % 1, 1, 1) for index, name in enumerate(names)}
+    colour = {
+        name: colorsys.hsv_to_rgb(index * 0.618 % 1, 1, 1) for index, name in enumerate(names)
+    }
     with drawn(path, 12, 2 + 0.06 * cluster.gpus) as figure:
         axes = figure.subplots()
         for device in cluster.devices:
             stints = [stint for stint in outcome.stints if device in stint.devices]
-            axes.broken_barh([(stint.start_s, stint.end_s - stint.start_s) for stint in stints], (device, 0.9),
-                             facecolors=[colour[stint.name] for stint in stints])
+            axes.broken_barh(
+                [(stint.start_s, stint.end_s - stint.start_s) for stint in stints],
+                (device, 0.9),
+                facecolors=[colour[stint.name] for stint in stints],
+            )
         for stint in outcome.stints:
             if stint.end_s - stint.start_s > outcome.makespan_s / 40:  # room for its name
-                axes.text((stint.start_s + stint.end_s) / 2, stint.devices[0] + 0.45, stint.name, fontsize=4,
-                          ha="center", va="center")
-        axes.set(xlim=(0, outcome.makespan_s), ylim=(0, 1 + max(cluster.devices)), xlabel="seconds", ylabel="GPU",
-                 title=f"{outcome.policy}: {outcome.makespan_s:.0f} s, "
-                       f"{outcome.makespan_s / outcome.lower_bound_s:.3f} of the lower bound")
+                axes.text(
+                    (stint.start_s + stint.end_s) / 2,
+                    stint.devices[0] + 0.45,
+                    stint.name,
+                    fontsize=4,
+                    ha="center",
+                    va="center",
+                )
+        axes.set(
+            xlim=(0, outcome.makespan_s),
+            ylim=(0, 1 + max(cluster.devices)),
+            xlabel="seconds",
+            ylabel="GPU",
+            title=f"{outcome.policy}: {outcome.makespan_s:.0f} s, "
+            f"{outcome.makespan_s / outcome.lower_bound_s:.3f} of the lower bound",
+        )

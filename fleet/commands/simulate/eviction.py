@@ -24,23 +24,67 @@ from scheduler.simulation.theta import NODES, STORAGE, theta_like
 
 MOST_DRAWS = 10_000
 # What --json prints of each deadline, and what it is the mean of.
-MEANS = {"start_min": "start_min", "lost_node_s": "lost_node_s", "idle_node_s": "idle_node_s",
-         "batch_delay_min": "delay_min", "end_min": "end_min"}
+MEANS = {
+    "start_min": "start_min",
+    "lost_node_s": "lost_node_s",
+    "idle_node_s": "idle_node_s",
+    "batch_delay_min": "delay_min",
+    "end_min": "end_min",
+}
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     add = parser.add_argument
-    add("--running", type=count, default=24, metavar="N", help="number of batch jobs that fill the machine (24)")
-    add("--machine", type=count, default=NODES, metavar="NODES", help=f"number of nodes of the machine ({NODES})")
-    add("--nodes", type=count, required=True, metavar="K", help="number of nodes that the on-demand job needs")
-    add("--deadline", type=whole(), required=True, metavar="MIN", help="the last deadline, in minutes")
+    add(
+        "--running",
+        type=count,
+        default=24,
+        metavar="N",
+        help="number of batch jobs that fill the machine (24)",
+    )
+    add(
+        "--machine",
+        type=count,
+        default=NODES,
+        metavar="NODES",
+        help=f"number of nodes of the machine ({NODES})",
+    )
+    add(
+        "--nodes",
+        type=count,
+        required=True,
+        metavar="K",
+        help="number of nodes that the on-demand job needs",
+    )
+    add(
+        "--deadline",
+        type=whole(),
+        required=True,
+        metavar="MIN",
+        help="the last deadline, in minutes",
+    )
     add("--step", type=count, default=1, metavar="MIN", help="minutes between deadlines (1)")
-    add("--length", type=number(LEAST, MOST), default=60.0, metavar="MIN",
-        help="minutes for which the on-demand job runs (60)")
-    add("--policy", choices=("optimal", "greedy"), default="optimal", help="how evictions are planned (optimal)")
-    add("--draws", type=whole(1, MOST_DRAWS), default=1, metavar="D",
-        help="number of machines to draw, over which the results are averaged (1)")
+    add(
+        "--length",
+        type=number(LEAST, MOST),
+        default=60.0,
+        metavar="MIN",
+        help="minutes for which the on-demand job runs (60)",
+    )
+    add(
+        "--policy",
+        choices=("optimal", "greedy"),
+        default="optimal",
+        help="how evictions are planned (optimal)",
+    )
+    add(
+        "--draws",
+        type=whole(1, MOST_DRAWS),
+        default=1,
+        metavar="D",
+        help="number of machines to draw, over which the results are averaged (1)",
+    )
     add_seed(parser, "the first machine")
     add_json(parser)
 
@@ -53,26 +97,56 @@ def run(args: argparse.Namespace) -> None:
 
 
 def _print(args: argparse.Namespace, results: list[dict[str, float]]) -> None:
-    print(f"{counted(args.running, 'job')} on {counted(args.machine, 'node')}; an on-demand job needs {args.nodes}")
-    print_table(["deadline, min", "planned, min", "started, min", "lost, node-hours", "idle, node-hours",
-                 "batch delay, min", "all ended, min"],
-                [[result["deadline"], *(round(result[name] / (3600 if name.endswith("_s") else 1), 1)
-                                        for name in ("planned_min", *MEANS))] for result in results])
+    print(
+        f"{counted(args.running, 'job')} on {counted(args.machine, 'node')}; an on-demand job needs {args.nodes}"
+    )
+    print_table(
+        [
+            "deadline, min",
+            "planned, min",
+            "started, min",
+            "lost, node-hours",
+            "idle, node-hours",
+            "batch delay, min",
+            "all ended, min",
+        ],
+        [
+            [
+                result["deadline"],
+                *(
+                    round(result[name] / (3600 if name.endswith("_s") else 1), 1)
+                    for name in ("planned_min", *MEANS)
+                ),
+            ]
+            for result in results
+        ],
+    )
 
 
 def _machine(args: argparse.Namespace, seed: int) -> list[tuple[Plan, Outcome]]:
     jobs = theta_like(args.running, seed, args.machine)
     plans = _plans(args, [job.checkpointing.costs(STORAGE) for job in jobs])
-    return [(plan, simulate(jobs, plan.actions, args.nodes, args.length, STORAGE)) for plan in plans]
+    return [
+        (plan, simulate(jobs, plan.actions, args.nodes, args.length, STORAGE)) for plan in plans
+    ]
 
 
 def _plans(args: argparse.Namespace, jobs: list[RunningJob]) -> list[Plan]:
     best = plan_evictions(jobs, args.nodes, args.deadline, args.step)
-    return best if args.policy == "optimal" else [greedy(jobs, args.nodes, plan.deadline) for plan in best]
+    return (
+        best
+        if args.policy == "optimal"
+        else [greedy(jobs, args.nodes, plan.deadline) for plan in best]
+    )
 
 
 def _mean(outcomes: tuple[tuple[Plan, Outcome], ...]) -> dict[str, float]:
     """Means over the draws, for one deadline."""
-    return {"deadline": outcomes[0][0].deadline,
-            "planned_min": statistics.fmean(plan.checkpoint_time for plan, _ in outcomes),
-            **{key: statistics.fmean(getattr(outcome, name) for _, outcome in outcomes) for key, name in MEANS.items()}}
+    return {
+        "deadline": outcomes[0][0].deadline,
+        "planned_min": statistics.fmean(plan.checkpoint_time for plan, _ in outcomes),
+        **{
+            key: statistics.fmean(getattr(outcome, name) for _, outcome in outcomes)
+            for key, name in MEANS.items()
+        },
+    }

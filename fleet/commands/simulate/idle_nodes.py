@@ -20,7 +20,15 @@ from fleet.errors import UserError
 from fleet.terminal import ProgressLine, print_table
 from scheduler.idle.allocate import name_order
 from scheduler.simulation import idle_trace as files
-from scheduler.simulation.idle_nodes import PLACEMENTS, POLICIES, Replayed, Settings, Summary, replay, summarise
+from scheduler.simulation.idle_nodes import (
+    PLACEMENTS,
+    POLICIES,
+    Replayed,
+    Settings,
+    Summary,
+    replay,
+    summarise,
+)
 
 # Names that are found without being asked for, beside the events.
 NAMES_BESIDE = "summit_node_names.txt.gz"
@@ -29,27 +37,85 @@ NAMES_BESIDE = "summit_node_names.txt.gz"
 def configure(parser: argparse.ArgumentParser) -> None:
     """Declare the arguments."""
     add = parser.add_argument
-    add("--events", type=Path, required=True, metavar="CSV[.gz]",
-        help="file of the times at which nodes join and leave: t_s,node,delta")
-    add("--trainers", type=Path, required=True, metavar="JSON[.gz]", help="file of the trainers: curves and jobs")
-    add("--policy", choices=POLICIES, default="exact", help="how many nodes each trainer gets (exact)")
-    add("--horizon", type=number(0), default=120.0, metavar="S",
-        help="seconds for which no node is expected to leave (120)")
-    add("--max-parallel", type=count, default=10, metavar="N", help="number of trainers that take part at once (10)")
-    add("--nodes", type=_node_range, default=(0, None), metavar="A:B", help="only the nodes from A to B - 1 (all)")
+    add(
+        "--events",
+        type=Path,
+        required=True,
+        metavar="CSV[.gz]",
+        help="file of the times at which nodes join and leave: t_s,node,delta",
+    )
+    add(
+        "--trainers",
+        type=Path,
+        required=True,
+        metavar="JSON[.gz]",
+        help="file of the trainers: curves and jobs",
+    )
+    add(
+        "--policy",
+        choices=POLICIES,
+        default="exact",
+        help="how many nodes each trainer gets (exact)",
+    )
+    add(
+        "--horizon",
+        type=number(0),
+        default=120.0,
+        metavar="S",
+        help="seconds for which no node is expected to leave (120)",
+    )
+    add(
+        "--max-parallel",
+        type=count,
+        default=10,
+        metavar="N",
+        help="number of trainers that take part at once (10)",
+    )
+    add(
+        "--nodes",
+        type=_node_range,
+        default=(0, None),
+        metavar="A:B",
+        help="only the nodes from A to B - 1 (all)",
+    )
     add("--hours", type=positive, metavar="H", help="how long to replay (to the last event)")
-    add("--completions-are-events", action="store_true",
-        help="decide also when a trainer ends or arrives, and not only when nodes come and go")
-    add("--placement", choices=PLACEMENTS,
-        help="order in which nodes are given away: by index, or by name (by name where names are known)")
-    add("--node-names", type=Path, metavar="FILE[.gz]",
-        help=f"file in which line i is the name of node i ({NAMES_BESIDE} beside the events, if it is there)")
-    add("--objective", choices=files.OBJECTIVES, default="file",
-        help="what a trainer gains: samples/s, the speed-up over one node, or the objective in its file (file)")
-    add("--weight", type=_weight, action="append", default=[], metavar="CURVE=W",
-        help="count the objective of the trainers of a curve W times; may be repeated")
-    add("--rescale-factor", type=number(0), default=1.0, metavar="F",
-        help="factor of the seconds that rescaling takes; 0 shows what they cost (1)")
+    add(
+        "--completions-are-events",
+        action="store_true",
+        help="decide also when a trainer ends or arrives, and not only when nodes come and go",
+    )
+    add(
+        "--placement",
+        choices=PLACEMENTS,
+        help="order in which nodes are given away: by index, or by name (by name where names are known)",
+    )
+    add(
+        "--node-names",
+        type=Path,
+        metavar="FILE[.gz]",
+        help=f"file in which line i is the name of node i ({NAMES_BESIDE} beside the events, if it is there)",
+    )
+    add(
+        "--objective",
+        choices=files.OBJECTIVES,
+        default="file",
+        help="what a trainer gains: samples/s, the speed-up over one node, or the objective in its file (file)",
+    )
+    add(
+        "--weight",
+        type=_weight,
+        action="append",
+        default=[],
+        metavar="CURVE=W",
+        help="count the objective of the trainers of a curve W times; may be repeated",
+    )
+    add(
+        "--rescale-factor",
+        type=number(0),
+        default=1.0,
+        metavar="F",
+        help="factor of the seconds that rescaling takes; 0 shows what they cost (1)",
+    )
     add_plot(parser, "idle and used nodes over time")
     add_json(parser)
 
@@ -57,15 +123,23 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> None:
     """Replay, and print the numbers."""
     start = time.perf_counter()
-    settings = Settings(POLICIES[args.policy], args.horizon, args.max_parallel, args.completions_are_events,
-                        PLACEMENTS[_placement(args)])
+    settings = Settings(
+        POLICIES[args.policy],
+        args.horizon,
+        args.max_parallel,
+        args.completions_are_events,
+        PLACEMENTS[_placement(args)],
+    )
     trace = _trace(args)
-    jobs = files.with_objective(files.read_trainers(args.trainers), args.objective, dict(args.weight),
-                          args.rescale_factor)
+    jobs = files.with_objective(
+        files.read_trainers(args.trainers), args.objective, dict(args.weight), args.rescale_factor
+    )
     pace = ProgressLine("fleet simulate idle-nodes", "replayed", "changes")
     replayed = replay(trace, jobs, settings, pace)
     pace.end()
-    summary = dataclasses.replace(summarise(trace, jobs, settings, replayed), wall_s=time.perf_counter() - start)
+    summary = dataclasses.replace(
+        summarise(trace, jobs, settings, replayed), wall_s=time.perf_counter() - start
+    )
     if args.plot:
         plot(args.plot, replayed, summary)
     show(args, lambda: summary, lambda: _print(summary, len(jobs)))
@@ -78,7 +152,9 @@ def _names(args: argparse.Namespace) -> Path | None:
 
 def _placement(args: argparse.Namespace) -> str:
     if args.placement == "order" and _names(args) is None:
-        raise UserError("--placement order needs --node-names FILE, in which line i is the name of node i")
+        raise UserError(
+            "--placement order needs --node-names FILE, in which line i is the name of node i"
+        )
     return args.placement or ("index" if _names(args) is None else "order")
 
 
@@ -95,15 +171,19 @@ def _trace(args: argparse.Namespace) -> files.Trace:
     assert path is not None, "see _placement"
     names = files.read_node_names(path)
     if len(names) < whole.size:
-        raise UserError(f"{path}: {len(names)} names, but node {whole.size - 1} is in {args.events}; "
-                        "there must be one line for each node, from 0")
-    return trace.arranged(name_order(names[first:first + trace.size]))
+        raise UserError(
+            f"{path}: {len(names)} names, but node {whole.size - 1} is in {args.events}; "
+            "there must be one line for each node, from 0"
+        )
+    return trace.arranged(name_order(names[first : first + trace.size]))
 
 
 def _node_range(text: str) -> tuple[int, int | None]:
     first, colon, last = text.partition(":")
     if not colon or any(not re.fullmatch("[0-9]{0,15}", word) for word in (first, last)):
-        raise argparse.ArgumentTypeError(f"{text!r} should be A:B, the nodes from A to B - 1, such as 0:1024")
+        raise argparse.ArgumentTypeError(
+            f"{text!r} should be A:B, the nodes from A to B - 1, such as 0:1024"
+        )
     return int(first or 0), int(last) if last else None
 
 
@@ -115,17 +195,20 @@ def _weight(text: str) -> tuple[str, float]:
 
 
 def _print(summary: Summary, jobs: int) -> None:
-    print_table(["idle nodes", ""], [
-        ["efficiency", summary.efficiency],
-        ["idle node-hours", round(summary.node_hours)],
-        ["equivalent dedicated nodes", summary.equivalent_nodes],
-        ["events", summary.events],
-        ["samples lost to nodes that left", summary.preemption_cost_samples],
-        ["samples lost to rescaling", summary.rescale_cost_samples],
-        [f"trainers done (of {jobs})", summary.completed],
-        ["mean hours of those", summary.mean_trainer_hours],
-        ["seconds that the replay took", summary.wall_s],
-    ])
+    print_table(
+        ["idle nodes", ""],
+        [
+            ["efficiency", summary.efficiency],
+            ["idle node-hours", round(summary.node_hours)],
+            ["equivalent dedicated nodes", summary.equivalent_nodes],
+            ["events", summary.events],
+            ["samples lost to nodes that left", summary.preemption_cost_samples],
+            ["samples lost to rescaling", summary.rescale_cost_samples],
+            [f"trainers done (of {jobs})", summary.completed],
+            ["mean hours of those", summary.mean_trainer_hours],
+            ["seconds that the replay took", summary.wall_s],
+        ],
+    )
 
 
 def plot(path: Path, replayed: Replayed, summary: Summary) -> None:
@@ -134,9 +217,13 @@ def plot(path: Path, replayed: Replayed, summary: Summary) -> None:
     with drawn(path, 9, 5) as figure:
         above, below = figure.subplots(2, sharex=True)
         above.fill_between(hours, replayed.idle, step="post", color="0.85", label="idle")
-        above.fill_between(hours, replayed.used, step="post", color="tab:blue", label="used by trainers")
+        above.fill_between(
+            hours, replayed.used, step="post", color="tab:blue", label="used by trainers"
+        )
         above.set(ylabel="nodes", ylim=(0, None), xlim=(0, replayed.end_s / 3600))
         above.legend(loc="upper right")
         below.plot(hours, replayed.outcome, color="tab:blue")
         below.set(ylabel="done (objective)", xlabel="hours", ylim=(0, None))
-        figure.suptitle(f"efficiency {summary.efficiency:.3f} on {summary.equivalent_nodes:.1f} equivalent nodes")
+        figure.suptitle(
+            f"efficiency {summary.efficiency:.3f} on {summary.equivalent_nodes:.1f} equivalent nodes"
+        )

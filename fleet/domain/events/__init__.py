@@ -21,12 +21,54 @@ from fleet.domain.events.training import *
 from fleet.domain.record import from_json
 
 Event: TypeAlias = (
-    Started | Interrupted | TooLate | Ended | RatesGiven | RatesRemembered | RateMeasured | RateOff | Profiled
-    | RateLearned | RatesEstimated | RanksReady | FirstStep | CacheChosen | StreamStarted | Planned | RoundStarted
-    | GroupStarted | GroupChanged | EpochEnded | GroupStopped | NetworkFinished | NetworkTested | NetworkRetried
-    | NetworkFailed | NetworkFellBack | ChangesAccepted | BestLost | NetworkWarned | RankLost | GroupStruck | BadSample
-    | Estimated | Searched | SearcherBegan | EarlierRead | SearchFailed | ReplayDiffered | NetworkAdded
-    | NetworkJudged | NetworkTaken | SharingLearned | SupplyFound | Commanded | NodesLeft | DataChanged | TrackerFailed)
+    Started
+    | Interrupted
+    | TooLate
+    | Ended
+    | RatesGiven
+    | RatesRemembered
+    | RateMeasured
+    | RateOff
+    | Profiled
+    | RateLearned
+    | RatesEstimated
+    | RanksReady
+    | FirstStep
+    | CacheChosen
+    | StreamStarted
+    | Planned
+    | RoundStarted
+    | GroupStarted
+    | GroupChanged
+    | EpochEnded
+    | GroupStopped
+    | NetworkFinished
+    | NetworkTested
+    | NetworkRetried
+    | NetworkFailed
+    | NetworkFellBack
+    | ChangesAccepted
+    | BestLost
+    | NetworkWarned
+    | RankLost
+    | GroupStruck
+    | BadSample
+    | Estimated
+    | Searched
+    | SearcherBegan
+    | EarlierRead
+    | SearchFailed
+    | ReplayDiffered
+    | NetworkAdded
+    | NetworkJudged
+    | NetworkTaken
+    | SharingLearned
+    | SupplyFound
+    | Commanded
+    | NodesLeft
+    | DataChanged
+    | TrackerFailed
+)
 
 KINDS: Mapping[str, type] = {kind.word: kind for kind in get_args(Event)}
 

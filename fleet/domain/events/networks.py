@@ -54,7 +54,9 @@ class NetworkTested(Kind, word="test"):
     accuracy: Score
     samples: int
     seconds: Micro
-    metrics: Annotated[dict[str, float | None], OmitDefault] = field(default_factory=dict, hash=False)
+    metrics: Annotated[dict[str, float | None], OmitDefault] = field(
+        default_factory=dict, hash=False
+    )
 
 
 class NetworkRetried(Kind, word="retry"):

@@ -36,7 +36,9 @@ class Searched(Kind, word="search"):
     call: str
     number: Annotated[int | None, OmitDefault] = None
     epoch: Annotated[int | None, OmitDefault] = None
-    value: Annotated[float | tuple[Annotated[float, MayBeNan], ...] | None, MayBeNan, OmitDefault] = None
+    value: Annotated[
+        float | tuple[Annotated[float, MayBeNan], ...] | None, MayBeNan, OmitDefault
+    ] = None
     outcome: Annotated[str, OmitDefault] = ""
     answer: Annotated[Any, OmitDefault] = ""
     network: Annotated[str, OmitDefault] = ""
@@ -84,8 +86,10 @@ class EarlierRead(Kind, word="earlier"):
     @property
     def words(self) -> str:
         """The same in a sentence."""
-        left = "".join(f"; {number} {'is' if number == 1 else 'are'} left out: {why}"
-                       for why, number in self.left_out.items())
+        left = "".join(
+            f"; {number} {'is' if number == 1 else 'are'} left out: {why}"
+            for why, number in self.left_out.items()
+        )
         return f"the searcher of {self.entry} is told of {counted(self.told, 'network')} of {self.source}{left}"
 
 

@@ -30,7 +30,10 @@ class CacheChosen(Kind, word="cache"):
     @property
     def words(self) -> str:
         """It in a line."""
-        said = {"memory": "decoded samples stay in memory", "file": "samples are decoded once, into a file"}
+        said = {
+            "memory": "decoded samples stay in memory",
+            "file": "samples are decoded once, into a file",
+        }
         return f"{said.get(self.cache, 'samples are prepared anew in every epoch')}: {self.why}"
 
     @property

@@ -15,7 +15,10 @@ from typing import Any
 
 import numpy as np
 import tensorflow as tf
-from tensorflow.python.eager import context, executor  # the only way to have some calls come back before their end
+from tensorflow.python.eager import (
+    context,
+    executor,
+)  # the only way to have some calls come back before their end
 
 from fleet.engines.base import Done, Sums
 
@@ -73,15 +76,20 @@ class Inputs:
         self._gpu: str | None = gpus[0].name if gpus else None
         self._pin = pin if gpus else lambda memory: None
         self._memories: list[list[mmap.mmap]] = [[], []]
-        self._given: list[list[tf.Tensor]] = [[], []]  # let go here, rather than by what has computed with them
+        self._given: list[list[tf.Tensor]] = [
+            [],
+            [],
+        ]  # let go here, rather than by what has computed with them
 
     def of(self, arrays: Sequence[np.ndarray]) -> list[tf.Tensor]:
         """Arrays where a step reads them; those of the step before last are overwritten."""
         self._memories.reverse()
         self._given.reverse()
         memories = self._memories[0]
-        memories += [self._memory(1) for _ in arrays[len(memories):]]
-        self._given[0] = tensors = [self._copied(memories, place, array) for place, array in enumerate(arrays)]
+        memories += [self._memory(1) for _ in arrays[len(memories) :]]
+        self._given[0] = tensors = [
+            self._copied(memories, place, array) for place, array in enumerate(arrays)
+        ]
         if self._gpu is None:
             return tensors
         with tf.device(self._gpu):

@@ -46,17 +46,28 @@ class KerasEngine:
         self._horovod: Any
         self._horovod, horovod = (None, "not asked for") if exchange == "mpi" else find_horovod()
         if exchange == "library":
-            raise UserError("resources.exchange: library: the keras engine has none; it should be auto, horovod or mpi")
+            raise UserError(
+                "resources.exchange: library: the keras engine has none; it should be auto, horovod or mpi"
+            )
         if exchange == "horovod" and self._horovod is None:
-            raise UserError("resources.exchange: horovod: Horovod is not installed with MPI; "
-                            "it should be mpi, or auto")
+            raise UserError(
+                "resources.exchange: horovod: Horovod is not installed with MPI; "
+                "it should be mpi, or auto"
+            )
         self.exchange_name = "mpi" if self._horovod is None else "horovod"
-        if not gc.get_freeze_count():  # what was imported stays; clear_session looked through it in a third of a second
+        if (
+            not gc.get_freeze_count()
+        ):  # what was imported stays; clear_session looked through it in a third of a second
             gc.freeze()
         self._kept: _Kept | None = None
         self._inputs = Inputs(setup.pin)
-        log.info("TensorFlow %s, Keras %s, gradients by %s; Horovod: %s", tf.__version__, keras.__version__,
-                 self.exchange_name, horovod)
+        log.info(
+            "TensorFlow %s, Keras %s, gradients by %s; Horovod: %s",
+            tf.__version__,
+            keras.__version__,
+            self.exchange_name,
+            horovod,
+        )
 
     def build(self, network: NetworkSpec, group: Group) -> KerasNetwork:
         """See :meth:`fleet.engines.base.Engine.build`.
@@ -65,7 +76,9 @@ class KerasEngine:
         differs by its learning rate, momentum, weight decay or seed alone.
         """
         # What a network does to its inputs first is a part of its graph.
-        key = _graph_key(network, group, network.fold if self._sample.of(network.feed).folds else None)
+        key = _graph_key(
+            network, group, network.fold if self._sample.of(network.feed).folds else None
+        )
         kept, self._kept = self._kept, None
         if kept is None or key is None or kept.key != key or not kept.network.is_closed:
             kept = None
@@ -74,8 +87,14 @@ class KerasEngine:
         policy = keras.config.dtype_policy()
         keras.config.set_dtype_policy(train.precision)
         try:
-            model = build_model(network.architecture, sample.image.shape, sample.classes, network.seed,
-                                sample.target, train.loss)
+            model = build_model(
+                network.architecture,
+                sample.image.shape,
+                sample.classes,
+                network.seed,
+                sample.target,
+                train.loss,
+            )
         finally:
             keras.config.set_dtype_policy(policy)
         if train.begins is not None:
@@ -93,8 +112,19 @@ class KerasEngine:
         use_kernels(model, optimizer)
         free = set_free(optimizer)
         measures = Measures(make_losses(train, sample.target), make_metrics(train, sample.target))
-        built = KerasNetwork(model, optimizer, sample, measures, partial(make_exchange, horovod=self._horovod),
-                             group, train.xla, _has_own_code(network), free, rate, self._inputs)
+        built = KerasNetwork(
+            model,
+            optimizer,
+            sample,
+            measures,
+            partial(make_exchange, horovod=self._horovod),
+            group,
+            train.xla,
+            _has_own_code(network),
+            free,
+            rate,
+            self._inputs,
+        )
         if network.architecture.kind == "import":
             built.check_export()  # rather than after all epochs
         self._kept = None if key is None else _Kept(key, built)
@@ -120,18 +150,30 @@ def _graph_key(network: NetworkSpec, group: Group, fold: int | None = None) -> N
     optimizer = network.train.optimizer
     if isinstance(optimizer.learning_rate, dict) and network.learning_rate_scale(group.size) != 1:
         return None  # the schedule is a part of the graph, and is scaled there
-    return NetworkSpec("", network.architecture, replace(network.train, optimizer=graph_settings(optimizer)), seed=0,
-                       data=network.data, fold=fold)
+    return NetworkSpec(
+        "",
+        network.architecture,
+        replace(network.train, optimizer=graph_settings(optimizer)),
+        seed=0,
+        data=network.data,
+        fold=fold,
+    )
 
 
 def _has_own_code(network: NetworkSpec) -> bool:
     """Whether the spec names code of the user's own that computes a part of a step."""
     train = network.train
     return network.architecture.kind == "import" or any(
-        ":" in name for name in (train.loss or "", train.optimizer.name, *train.metrics))
+        ":" in name for name in (train.loss or "", train.optimizer.name, *train.metrics)
+    )
 
 
-def take_device(index: int, trainers: int, deterministic: bool = False, slot: Slot = Slot()) -> None:  # noqa: B008
+def take_device(
+    index: int,
+    trainers: int,
+    deterministic: bool = False,
+    slot: Slot = Slot(),  # noqa: B008
+) -> None:
     """Use one GPU, and of its memory only what is needed; without GPUs, a fair share of the cores.
 
     Without GPUs graphs are run as they are traced. To rewrite them first (Grappler) is a quarter of what the first step

@@ -40,7 +40,9 @@ class NoExchange:
     def __init__(self, group: Group) -> None:
         self.group = group
 
-    def sum_in_graph(self, gradients: Sequence[tf.Tensor], sums: tf.Tensor) -> tuple[Sequence[tf.Tensor], tf.Tensor]:
+    def sum_in_graph(
+        self, gradients: Sequence[tf.Tensor], sums: tf.Tensor
+    ) -> tuple[Sequence[tf.Tensor], tf.Tensor]:
         """The gradients and sums of all ranks.
 
         Args:
@@ -63,11 +65,15 @@ class HorovodExchange(NoExchange):
         with communicator_for_library(group) as communicator:
             horovod.init(comm=communicator)
 
-    def sum_in_graph(self, gradients: Sequence[tf.Tensor], sums: tf.Tensor  # noqa: D102
-                     ) -> tuple[Sequence[tf.Tensor], tf.Tensor]:
+    def sum_in_graph(  # noqa: D102
+        self,
+        gradients: Sequence[tf.Tensor],
+        sums: tf.Tensor,
+    ) -> tuple[Sequence[tf.Tensor], tf.Tensor]:
         # Horovod matches tensors by name, which must not depend on the graph: a rank without rows has another one.
         *gradients, sums = self._horovod.grouped_allreduce(
-            [*gradients, sums], op=self._horovod.Sum, name="step", ignore_name_scope=True)
+            [*gradients, sums], op=self._horovod.Sum, name="step", ignore_name_scope=True
+        )
         return gradients, sums
 
     def close(self) -> None:  # noqa: D102
@@ -82,8 +88,9 @@ class MpiExchange:
         self.group = group
         self._buffer: _Buffer | None = None
 
-    def sum_on_host(self, gradients: Sequence[tf.Tensor], sums: Any, error: BaseException | None
-                    ) -> tuple[list[tf.Tensor], Sums]:
+    def sum_on_host(
+        self, gradients: Sequence[tf.Tensor], sums: Any, error: BaseException | None
+    ) -> tuple[list[tf.Tensor], Sums]:
         """The gradients and sums of all ranks.
 
         Args:
@@ -103,7 +110,9 @@ class MpiExchange:
         buffer = self._buffer
         for part, gradient in zip(buffer.parts, gradients, strict=True):
             part[...] = np.asarray(gradient)  # asked for a type, TensorFlow would copy it first
-        buffer.sums[:] = sums if error is None else Sums(failed=True, more=(0.0,) * (len(sums) - WIDTH)).pack()
+        buffer.sums[:] = (
+            sums if error is None else Sums(failed=True, more=(0.0,) * (len(sums) - WIDTH)).pack()
+        )
         self.group.sum(buffer.whole)
         total = Sums.unpack(buffer.sums)
         total.raise_failure(error)
@@ -130,11 +139,17 @@ class _Buffer:
     def __init__(self, shapes: Sequence[tuple[int, ...]], width: int) -> None:
         sizes = [math.prod(shape) for shape in shapes]
         ends = np.cumsum([-(-size // _ALIGNED) * _ALIGNED for size in sizes]).tolist()
-        self.whole = np.frombuffer(mmap.mmap(-1, 4 * (ends[-1] + width)), np.float32)  # begins with a page
-        self.parts = [self.whole[first:first + size].reshape(shape)
-                      for first, size, shape in zip([0, *ends], sizes, shapes, strict=False)]
-        self.tensors = [tf.experimental.dlpack.from_dlpack(part.__dlpack__()) for part in self.parts]
-        self.sums = self.whole[ends[-1]:]
+        self.whole = np.frombuffer(
+            mmap.mmap(-1, 4 * (ends[-1] + width)), np.float32
+        )  # begins with a page
+        self.parts = [
+            self.whole[first : first + size].reshape(shape)
+            for first, size, shape in zip([0, *ends], sizes, shapes, strict=False)
+        ]
+        self.tensors = [
+            tf.experimental.dlpack.from_dlpack(part.__dlpack__()) for part in self.parts
+        ]
+        self.sums = self.whole[ends[-1] :]
 
 
 Exchange: TypeAlias = NoExchange | MpiExchange
@@ -145,6 +160,8 @@ def find_horovod() -> tuple[Any, str]:
     try:
         import horovod.tensorflow as horovod
     except Exception as error:  # built for another TensorFlow, it fails in many ways
-        is_missing = isinstance(error, ModuleNotFoundError) and (error.name or "").split(".")[0] == "horovod"
+        is_missing = (
+            isinstance(error, ModuleNotFoundError) and (error.name or "").split(".")[0] == "horovod"
+        )
         return None, "missing" if is_missing else one_line(error)[:200]
     return (horovod, "ready") if horovod.mpi_built() else (None, "it is built without MPI")

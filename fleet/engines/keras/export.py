@@ -34,7 +34,9 @@ def export_model(model: keras.Model, sample: SampleSpec) -> keras.Model:
         for call in (_layers_of(model), model):
             try:
                 written = _behind_scale(model, sample, call)
-            except Exception:  # a call that wants values, or functions of TensorFlow, where there are symbols
+            except (
+                Exception
+            ):  # a call that wants values, or functions of TensorFlow, where there are symbols
                 if call is model:
                     raise
                 continue
@@ -68,8 +70,12 @@ def try_load(path: Path, model: keras.Model, sample: SampleSpec) -> str:
     """
     classes = {type(layer) for layer in model._flatten_layers()}
     own = {one.__name__: one for one in classes if not _is_keras(one.__module__)}
-    ways: list[dict[str, Any]] = [{}, {"custom_objects": own}, {"safe_mode": False},
-                                  {"custom_objects": own, "safe_mode": False}]
+    ways: list[dict[str, Any]] = [
+        {},
+        {"custom_objects": own},
+        {"safe_mode": False},
+        {"custom_objects": own, "safe_mode": False},
+    ]
     for way in ways:
         try:
             loaded = keras.saving.load_model(path, **way)
@@ -78,9 +84,13 @@ def try_load(path: Path, model: keras.Model, sample: SampleSpec) -> str:
             continue
         break
     else:
-        raise ModelError(f"best.keras cannot be loaded again: {short_error(error)}; {_ADVICE}") from error
+        raise ModelError(
+            f"best.keras cannot be loaded again: {short_error(error)}; {_ADVICE}"
+        ) from error
     if not agree(model, loaded, sample):
-        raise ModelError(f"best.keras gives other logits than the network: its description lacks something; {_ADVICE}")
+        raise ModelError(
+            f"best.keras gives other logits than the network: its description lacks something; {_ADVICE}"
+        )
     takes = [f"the module {module}" for module in _modules(path)]
     takes += [f"custom_objects with {', '.join(sorted(own))}"] if "custom_objects" in way else []
     takes += ["safe_mode=False"] if "safe_mode" in way else []
@@ -90,12 +100,21 @@ def try_load(path: Path, model: keras.Model, sample: SampleSpec) -> str:
 def agree(model: keras.Model, written: keras.Model, sample: SampleSpec) -> bool:
     """Whether a network and what is written of it give the same logits for images at random."""
     images = np.random.default_rng(0).uniform(0, 255, (2, *sample.image.shape)).astype(np.float32)
-    scaled = images if sample.affine is None else images * sample.affine.multiplier + sample.affine.offset
-    mine, theirs = (keras.ops.convert_to_numpy(one(batch, training=False)).astype(np.float64)
-                    for one, batch in ((model, scaled), (written, images)))
+    scaled = (
+        images
+        if sample.affine is None
+        else images * sample.affine.multiplier + sample.affine.offset
+    )
+    mine, theirs = (
+        keras.ops.convert_to_numpy(one(batch, training=False)).astype(np.float64)
+        for one, batch in ((model, scaled), (written, images))
+    )
     tolerance = 1e-3 if model.compute_dtype == "float32" else 5e-2
     return mine.shape == theirs.shape and bool(
-        np.allclose(mine, theirs, rtol=tolerance, atol=tolerance * max(1.0, float(np.abs(mine).max()))))
+        np.allclose(
+            mine, theirs, rtol=tolerance, atol=tolerance * max(1.0, float(np.abs(mine).max()))
+        )
+    )
 
 
 def _behind_scale(model: keras.Model, sample: SampleSpec, call: Any) -> keras.Model:
@@ -103,7 +122,9 @@ def _behind_scale(model: keras.Model, sample: SampleSpec, call: Any) -> keras.Mo
     raw = keras.Input(sample.image.shape, name="raw_image")
     scaled = raw
     if sample.affine is not None:
-        scaled = keras.layers.Rescaling(sample.affine.multiplier.tolist(), sample.affine.offset.tolist())(raw)
+        scaled = keras.layers.Rescaling(
+            sample.affine.multiplier.tolist(), sample.affine.offset.tolist()
+        )(raw)
     return keras.Model(raw, call(scaled), name=model.name)
 
 

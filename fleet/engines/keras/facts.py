@@ -18,14 +18,19 @@ def problems(gpus: Sequence[str], exchange: str) -> list[tuple[str, str]]:
         import fleet.engines.keras.engine  # noqa: F401 - as much as the run itself
         from fleet.engines.keras.exchange import find_horovod
     except Exception as error:  # a library that does not fit raises what it likes
-        return [(f"TensorFlow cannot be imported: {one_line(error)[:200]}",
-                 "install it on every node: pip install 'tensorflow[and-cuda]==2.18.*', or load its module")]
+        return [
+            (
+                f"TensorFlow cannot be imported: {one_line(error)[:200]}",
+                "install it on every node: pip install 'tensorflow[and-cuda]==2.18.*', or load its module",
+            )
+        ]
     seen = len(tf.config.list_physical_devices("GPU"))
     return list(problems_of(tf.__version__, seen, find_horovod()[1], gpus, exchange))
 
 
-def problems_of(tensorflow: str, seen: int, horovod: str, gpus: Sequence[str], exchange: str
-                ) -> Iterator[tuple[str, str]]:
+def problems_of(
+    tensorflow: str, seen: int, horovod: str, gpus: Sequence[str], exchange: str
+) -> Iterator[tuple[str, str]]:
     """The same, of what was found.
 
     Args:
@@ -34,10 +39,17 @@ def problems_of(tensorflow: str, seen: int, horovod: str, gpus: Sequence[str], e
         horovod: ``ready``, ``missing``, or why it cannot be used.
     """
     if gpus and not seen:
-        yield (f"{counted(len(gpus), 'GPU')} shown, but TensorFlow {tensorflow} sees none",
-               "it needs the CUDA libraries: pip install 'tensorflow[and-cuda]==2.18.*', or load its module")
+        yield (
+            f"{counted(len(gpus), 'GPU')} shown, but TensorFlow {tensorflow} sees none",
+            "it needs the CUDA libraries: pip install 'tensorflow[and-cuda]==2.18.*', or load its module",
+        )
     elif horovod not in ("ready", "missing") and exchange != "mpi":
-        yield (f"Horovod does not fit TensorFlow {tensorflow}: {horovod}",
-               f"build it again: {_BUILD}; or set resources.exchange: mpi")
+        yield (
+            f"Horovod does not fit TensorFlow {tensorflow}: {horovod}",
+            f"build it again: {_BUILD}; or set resources.exchange: mpi",
+        )
     elif horovod == "missing" and (exchange == "horovod" or (exchange == "auto" and seen)):
-        yield "Horovod is not installed", f"{_BUILD}; or set resources.exchange: mpi, which is slower"
+        yield (
+            "Horovod is not installed",
+            f"{_BUILD}; or set resources.exchange: mpi, which is slower",
+        )

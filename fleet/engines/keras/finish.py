@@ -15,8 +15,14 @@ def finished(rows: tf.Tensor, sample: SampleSpec) -> tf.Tensor:
     to_height, to_width = sample.image.shape[:2]
     shape = (-1, height * width, channels)
     pixels, places = tf.split(rows, [sample.unfinished.nbytes, PLACE_BYTES], axis=1)
-    pixels = tf.bitcast(tf.reshape(pixels, (*shape, kind.size)), kind) if kind.size > 1 else tf.reshape(pixels, shape)
-    top, left, upside, mirror = tf.unstack(tf.bitcast(tf.reshape(places, (-1, 4, 4)), tf.int32), axis=1)
+    pixels = (
+        tf.bitcast(tf.reshape(pixels, (*shape, kind.size)), kind)
+        if kind.size > 1
+        else tf.reshape(pixels, shape)
+    )
+    top, left, upside, mirror = tf.unstack(
+        tf.bitcast(tf.reshape(places, (-1, 4, 4)), tf.int32), axis=1
+    )
     y, is_y = _lines(top, upside, to_height, height)
     x, is_x = _lines(left, mirror, to_width, width)
     which = tf.reshape(y[:, :, None] * width + x[:, None, :], (-1, to_height * to_width))
@@ -26,7 +32,9 @@ def finished(rows: tf.Tensor, sample: SampleSpec) -> tf.Tensor:
     return tf.where((is_y[:, :, None] & is_x[:, None, :])[..., None], found, 0.0)
 
 
-def _lines(first: tf.Tensor, is_back: tf.Tensor, count: int, have: int) -> tuple[tf.Tensor, tf.Tensor]:
+def _lines(
+    first: tf.Tensor, is_back: tf.Tensor, count: int, have: int
+) -> tuple[tf.Tensor, tf.Tensor]:
     """The lines of an image that a window shows, in its order, and whether each is there: (n, count)."""
     forth = tf.range(count)
     lines = first[:, None] + tf.where(is_back[:, None] > 0, count - 1 - forth, forth)

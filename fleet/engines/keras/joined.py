@@ -35,7 +35,9 @@ class JoinedModels:
         for number, (model, weight) in enumerate(zip(models, weights, strict=True)):
             model.name = f"network_{number}"  # two of them may have one name
             # In float32, whatever the network computes in.
-            predicted = keras.layers.Activation(_ACTIVATIONS[kind], dtype="float32", name=f"predicted_{number}")
+            predicted = keras.layers.Activation(
+                _ACTIVATIONS[kind], dtype="float32", name=f"predicted_{number}"
+            )
             weighted = keras.layers.Rescaling(weight, dtype="float32", name=f"weighted_{number}")
             parts.append(weighted(predicted(model(images))))
         mean = parts[0] if len(parts) == 1 else keras.layers.Add(name="mean")(parts)
@@ -58,10 +60,14 @@ def to_onnx(file: Path, path: Path) -> None:
     """
     model = _load(file)
     try:
-        model(np.zeros((1, *model.input_shape[1:]), np.float32))  # the exporter wants one that has been called
+        model(
+            np.zeros((1, *model.input_shape[1:]), np.float32)
+        )  # the exporter wants one that has been called
         model.export(path, format="onnx", verbose=False)
     except ImportError as error:
-        raise UserError(f"--onnx: Keras writes ONNX by onnx and tf2onnx: {short_error(error)}") from error
+        raise UserError(
+            f"--onnx: Keras writes ONNX by onnx and tf2onnx: {short_error(error)}"
+        ) from error
 
 
 def _load(file: Path) -> keras.Model:

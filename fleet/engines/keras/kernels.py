@@ -27,30 +27,49 @@ def use_kernels(model: keras.Model, optimizer: keras.optimizers.Optimizer) -> No
         inner.update_step = partial(_adapt, inner)
 
 
-def _normalize(layer: Any, plain: Any, inputs: Any, training: bool | None = None, mask: Any = None) -> Any:
+def _normalize(
+    layer: Any, plain: Any, inputs: Any, training: bool | None = None, mask: Any = None
+) -> Any:
     """Batch normalisation of images in training; everything else as Keras computes it.
 
     Args:
         plain: Keras' own ``call`` of the layer.
     """
-    fits = (training and layer.trainable and mask is None and layer.axis in (-1, 3) and len(inputs.shape) == 4
-            and not (layer.synchronized or layer.renorm) and tf.is_tensor(inputs))
+    fits = (
+        training
+        and layer.trainable
+        and mask is None
+        and layer.axis in (-1, 3)
+        and len(inputs.shape) == 4
+        and not (layer.synchronized or layer.renorm)
+        and tf.is_tensor(inputs)
+    )
     if not fits:
         return plain(inputs, training=training, mask=mask)
     channels = layer.moving_mean.shape
     images = tf.cast(inputs, tf.float32)
     outputs, mean, variance, *_ = tf.raw_ops.FusedBatchNormV3(
-        x=images, scale=layer.gamma.value if layer.scale else tf.ones(channels),
-        offset=layer.beta.value if layer.center else tf.zeros(channels), mean=[], variance=[],
-        epsilon=layer.epsilon, is_training=True)
+        x=images,
+        scale=layer.gamma.value if layer.scale else tf.ones(channels),
+        offset=layer.beta.value if layer.center else tf.zeros(channels),
+        mean=[],
+        variance=[],
+        epsilon=layer.epsilon,
+        is_training=True,
+    )
     # The kernel gives the variance of the population that the batch is from; Keras keeps that of the batch.
     count = tf.cast(tf.reduce_prod(tf.shape(images)[:3]), tf.float32)
-    for moving, now in ((layer.moving_mean, mean), (layer.moving_variance, variance * ((count - 1) / count))):
+    for moving, now in (
+        (layer.moving_mean, mean),
+        (layer.moving_variance, variance * ((count - 1) / count)),
+    ):
         moving.assign(moving * layer.momentum + now * (1 - layer.momentum))
     return tf.cast(outputs, layer.compute_dtype)
 
 
-def _descend(optimizer: Any, gradient: tf.Tensor, variable: tf.Variable, learning_rate: tf.Tensor) -> None:
+def _descend(
+    optimizer: Any, gradient: tf.Tensor, variable: tf.Variable, learning_rate: tf.Tensor
+) -> None:
     """One step of SGD on one variable."""
     rate, gradient = tf.cast(learning_rate, variable.dtype), tf.cast(gradient, variable.dtype)
     if not optimizer.momentums:
@@ -58,16 +77,33 @@ def _descend(optimizer: Any, gradient: tf.Tensor, variable: tf.Variable, learnin
         return
     velocity = optimizer.momentums[optimizer._get_variable_index(variable)].value
     tf.raw_ops.ResourceApplyKerasMomentum(
-        var=variable.handle, accum=velocity.handle, lr=rate, grad=gradient,
-        momentum=tf.cast(optimizer.momentum, variable.dtype), use_nesterov=optimizer.nesterov)
+        var=variable.handle,
+        accum=velocity.handle,
+        lr=rate,
+        grad=gradient,
+        momentum=tf.cast(optimizer.momentum, variable.dtype),
+        use_nesterov=optimizer.nesterov,
+    )
 
 
-def _adapt(optimizer: Any, gradient: tf.Tensor, variable: tf.Variable, learning_rate: tf.Tensor) -> None:
+def _adapt(
+    optimizer: Any, gradient: tf.Tensor, variable: tf.Variable, learning_rate: tf.Tensor
+) -> None:
     """One step of Adam on one variable; AdamW decays weights before it."""
     kind, place = variable.dtype, optimizer._get_variable_index(variable)
-    step = tf.cast(optimizer.iterations + 1, kind)  # a tensor where gradients are accumulated, else a variable
+    step = tf.cast(
+        optimizer.iterations + 1, kind
+    )  # a tensor where gradients are accumulated, else a variable
     first, second = tf.constant(optimizer.beta_1, kind), tf.constant(optimizer.beta_2, kind)
     tf.raw_ops.ResourceApplyAdam(
-        var=variable.handle, m=optimizer._momentums[place].value.handle, v=optimizer._velocities[place].value.handle,
-        beta1_power=first**step, beta2_power=second**step, lr=tf.cast(learning_rate, kind), beta1=first, beta2=second,
-        epsilon=tf.constant(optimizer.epsilon, kind), grad=tf.cast(gradient, kind))
+        var=variable.handle,
+        m=optimizer._momentums[place].value.handle,
+        v=optimizer._velocities[place].value.handle,
+        beta1_power=first**step,
+        beta2_power=second**step,
+        lr=tf.cast(learning_rate, kind),
+        beta1=first,
+        beta2=second,
+        epsilon=tf.constant(optimizer.epsilon, kind),
+        grad=tf.cast(gradient, kind),
+    )

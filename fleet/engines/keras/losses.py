@@ -24,7 +24,12 @@ from preprocess.target import TargetSpec
 
 # Losses of scores without bounds, which no probability stands in for.
 _OF_SCORES = {"hinge", "squared_hinge", "categorical_hinge"}
-_NOT_SET = ("y_true", "y_pred", "from_logits", "axis")  # of the parameters of losses, those that no spec sets
+_NOT_SET = (
+    "y_true",
+    "y_pred",
+    "from_logits",
+    "axis",
+)  # of the parameters of losses, those that no spec sets
 
 
 def make_losses(train: Train, target: TargetSpec) -> LossFunctions:
@@ -37,8 +42,14 @@ def make_losses(train: Train, target: TargetSpec) -> LossFunctions:
     if train.loss is None and target.kind in ("class", "mask") and not train.label_smoothing:
         asked = "sparse_categorical_crossentropy"  # the same, without a number for each class
     each = _named(replace(train, loss=asked), target)
-    return LossFunctions.of(train, target, lambda weights: _of_samples(
-        each, target, None if weights is None else tf.constant(weights, tf.float32)), _CORRECT[target.kind](target))
+    return LossFunctions.of(
+        train,
+        target,
+        lambda weights: _of_samples(
+            each, target, None if weights is None else tf.constant(weights, tf.float32)
+        ),
+        _CORRECT[target.kind](target),
+    )
 
 
 def check_losses(losses: LossFunctions, outputs: tf.Tensor, targets: tf.Tensor) -> None:
@@ -47,13 +58,17 @@ def check_losses(losses: LossFunctions, outputs: tf.Tensor, targets: tf.Tensor) 
     Raises:
         SettingError: they are none.
     """
+
     def slope(loss: Loss) -> tf.Tensor | None:
         any_outputs = tf.constant(np.random.default_rng(0).normal(size=outputs.shape), tf.float32)
         with tf.GradientTape() as tape:
             tape.watch(any_outputs)
             found = loss(any_outputs, targets)
         return tape.gradient(found, any_outputs)
-    losses.check(slope, lambda: losses.judging(outputs, targets).numpy(), bool(np.isfinite(outputs).all()))
+
+    losses.check(
+        slope, lambda: losses.judging(outputs, targets).numpy(), bool(np.isfinite(outputs).all())
+    )
 
 
 def _of_samples(each: Loss, target: TargetSpec, by_class: tf.Tensor | None = None) -> Loss:
@@ -66,7 +81,9 @@ def _of_samples(each: Loss, target: TargetSpec, by_class: tf.Tensor | None = Non
     if target.kind != "mask":
         if by_class is None:
             return each
-        return lambda outputs, targets: each(outputs, targets) * tf.gather(by_class, tf.maximum(targets, 0))
+        return lambda outputs, targets: each(outputs, targets) * tf.gather(
+            by_class, tf.maximum(targets, 0)
+        )
 
     def of_masks(outputs: tf.Tensor, targets: tf.Tensor) -> tf.Tensor:
         labels, counted = _pixels(targets, target)
@@ -78,6 +95,7 @@ def _of_samples(each: Loss, target: TargetSpec, by_class: tf.Tensor | None = Non
         if by_class is not None:
             found *= tf.gather(by_class, labels)
         return _mean_of_pixels(tf.where(counted > 0, found, 0.0), counted)
+
     return of_masks
 
 
@@ -101,7 +119,9 @@ def _named(train: Train, target: TargetSpec) -> Loss:
     name = name_of(train.loss)
     if ":" in name:
         function = _own(train)
-        return lambda outputs, targets: _each(function(_shown(targets, target), outputs), name, target)
+        return lambda outputs, targets: _each(
+            function(_shown(targets, target), outputs), name, target
+        )
     function = getattr(keras.losses, snake(name))
     options = inspect.signature(function).parameters
     given = given_to(train, target, [key for key in options if key not in _NOT_SET])
@@ -120,6 +140,7 @@ def _named(train: Train, target: TargetSpec) -> Loss:
             counted = tf.cast(targets >= 0, tf.float32)[..., None]
             wanted, found = wanted * counted, found * counted
         return _each(function(wanted, found, **given), name, target)
+
     return of_keras
 
 
@@ -171,13 +192,17 @@ def _right_pixels(target: TargetSpec) -> Loss:
         labels, counted = _pixels(targets, target)
         right = tf.equal(tf.argmax(outputs, axis=-1, output_type=tf.int32), labels)
         return _mean_of_pixels(tf.cast(right, tf.float32), counted)
+
     return correct
 
 
 _CORRECT: dict[str, Callable[[TargetSpec], Loss]] = {
     "class": lambda target: lambda outputs, targets: tf.cast(
-        tf.equal(tf.argmax(outputs, axis=1, output_type=tf.int64), targets), tf.float32),
+        tf.equal(tf.argmax(outputs, axis=1, output_type=tf.int64), targets), tf.float32
+    ),
     "multilabel": lambda target: lambda outputs, targets: tf.reduce_mean(
-        tf.cast(tf.equal(outputs > 0, targets > 0), tf.float32), axis=-1),
+        tf.cast(tf.equal(outputs > 0, targets > 0), tf.float32), axis=-1
+    ),
     "mask": _right_pixels,
-    "value": lambda target: lambda outputs, targets: tf.zeros(tf.shape(outputs)[:1])}
+    "value": lambda target: lambda outputs, targets: tf.zeros(tf.shape(outputs)[:1]),
+}

@@ -57,12 +57,20 @@ class _Metric:
     def added(self, outputs: tf.Tensor, targets: tf.Tensor, weights: tf.Tensor) -> tf.Tensor:
         """What some samples add to its state, flat, float32."""
         wanted, predicted = self.shown(outputs, targets)
-        if self.is_flat:  # each number is one to count, so what stands for a sample stands for all of its own
-            each = tf.ones_like(predicted) * tf.reshape(weights, [-1, *[1] * (predicted.shape.rank - 1)])
-            wanted, predicted, weights = (tf.reshape(part, [-1]) for part in (wanted, predicted, each))
+        if (
+            self.is_flat
+        ):  # each number is one to count, so what stands for a sample stands for all of its own
+            each = tf.ones_like(predicted) * tf.reshape(
+                weights, [-1, *[1] * (predicted.shape.rank - 1)]
+            )
+            wanted, predicted, weights = (
+                tf.reshape(part, [-1]) for part in (wanted, predicted, each)
+            )
         if "int" in str(self.keras.dtype):  # a table of counts
             weights = tf.cast(weights, tf.int32)
-        state = self.keras.stateless_update_state(self.empty, wanted, predicted, sample_weight=weights)
+        state = self.keras.stateless_update_state(
+            self.empty, wanted, predicted, sample_weight=weights
+        )
         return tf.concat([tf.reshape(tf.cast(part, tf.float32), [-1]) for part in state], axis=0)
 
     @property
@@ -75,7 +83,9 @@ class _Metric:
         parts, first = [], 0
         for variable in self.keras.variables:
             size = int(np.prod(variable.shape))
-            parts.append(tf.cast(state[first:first + size].reshape(variable.shape), variable.dtype))
+            parts.append(
+                tf.cast(state[first : first + size].reshape(variable.shape), variable.dtype)
+            )
             first += size
         return float(np.mean(keras.ops.convert_to_numpy(self.keras.stateless_result(parts))))
 
@@ -87,9 +97,13 @@ class MetricSet(Metrics):
         """What some rows add to the states of all metrics: (width,) float32."""
         weights = tf.cast(valid, tf.float32)
         if self._target.kind == "mask":
-            counted = tf.cast(tf.not_equal(targets, tf.constant(self._target.void, targets.dtype)), tf.float32)
+            counted = tf.cast(
+                tf.not_equal(targets, tf.constant(self._target.void, targets.dtype)), tf.float32
+            )
             weights = tf.reshape(weights[:, None, None] * counted, [-1])
-        return tf.concat([metric.added(outputs, targets, weights) for metric in self._metrics], axis=0)
+        return tf.concat(
+            [metric.added(outputs, targets, weights) for metric in self._metrics], axis=0
+        )
 
 
 def make_metrics(train: Train, target: TargetSpec) -> MetricSet:
@@ -98,26 +112,43 @@ def make_metrics(train: Train, target: TargetSpec) -> MetricSet:
     Raises:
         SettingError: one cannot be computed of such targets, or not of sums that add up.
     """
-    return MetricSet([_made(one, target) for one in train.metrics if snake(name_of(one)) != "accuracy"], target)
+    return MetricSet(
+        [_made(one, target) for one in train.metrics if snake(name_of(one)) != "accuracy"], target
+    )
 
 
 def _made(asked: Measure, target: TargetSpec) -> _Metric:
     name = name_of(asked)
     if snake(name) in ACROSS_VALUES and target.outputs == 1:
-        raise SettingError(f"the metric {name} means nothing for one value: it is taken across the values of each "
-                           "sample; r2_score is taken across samples", "train", "metrics")
-    with told_as(f"the metric {name} cannot be computed of {target}:", SettingError, "train", "metrics"):
-        metric = _Metric(label_of(asked), _of_keras(name, parameters_of(asked), target),
-                         lambda outputs, targets: _shown(outputs, targets, target, name))
+        raise SettingError(
+            f"the metric {name} means nothing for one value: it is taken across the values of each "
+            "sample; r2_score is taken across samples",
+            "train",
+            "metrics",
+        )
+    with told_as(
+        f"the metric {name} cannot be computed of {target}:", SettingError, "train", "metrics"
+    ):
+        metric = _Metric(
+            label_of(asked),
+            _of_keras(name, parameters_of(asked), target),
+            lambda outputs, targets: _shown(outputs, targets, target, name),
+        )
         _try(metric, target, name)
     return metric
 
 
-def _shown(outputs: tf.Tensor, targets: tf.Tensor, target: TargetSpec, name: str) -> tuple[tf.Tensor, tf.Tensor]:
+def _shown(
+    outputs: tf.Tensor, targets: tf.Tensor, target: TargetSpec, name: str
+) -> tuple[tf.Tensor, tf.Tensor]:
     is_sparse = name_is_sparse(name) or ":" in name
-    if snake(name) == "r2_score":  # squares of what is far from 0 have no digits left for their differences
-        return tuple(tf.cast(part, tf.float64) - tf.constant(target.center or 0.0, tf.float64)
-                     for part in (targets, outputs))
+    if (
+        snake(name) == "r2_score"
+    ):  # squares of what is far from 0 have no digits left for their differences
+        return tuple(
+            tf.cast(part, tf.float64) - tf.constant(target.center or 0.0, tf.float64)
+            for part in (targets, outputs)
+        )
     predicted = probabilities(outputs, target)
     if target.kind == "mask":  # every pixel is one to count
         predicted = tf.reshape(predicted, (-1, target.outputs))
@@ -125,7 +156,9 @@ def _shown(outputs: tf.Tensor, targets: tf.Tensor, target: TargetSpec, name: str
         labels = tf.where(tf.equal(flat, target.void), tf.zeros_like(flat), flat)
         return (labels if is_sparse else tf.one_hot(labels, target.outputs)), predicted
     if is_sparse:
-        return (tf.maximum(targets, 0) if target.kind == "class" else tf.cast(targets, tf.float32)), predicted
+        return (
+            tf.maximum(targets, 0) if target.kind == "class" else tf.cast(targets, tf.float32)
+        ), predicted
     return dense(targets, target), predicted
 
 
@@ -136,9 +169,14 @@ def _of_keras(name: str, said: Mapping[str, Any], target: TargetSpec) -> keras.m
             found = found(**said)
         if isinstance(found, keras.metrics.Metric):
             return found
-        return _each(partial(found, **{key: value for key, value in said.items() if key != "name"}), name)
-    kind = next(getattr(keras.metrics, one) for one in dir(keras.metrics)
-                if one[0].isupper() and snake(one) == snake(name))
+        return _each(
+            partial(found, **{key: value for key, value in said.items() if key != "name"}), name
+        )
+    kind = next(
+        getattr(keras.metrics, one)
+        for one in dir(keras.metrics)
+        if one[0].isupper() and snake(one) == snake(name)
+    )
     parameters = inspect.signature(kind).parameters
     given: dict[str, Any] = {}
     if "num_classes" in parameters:
@@ -152,8 +190,11 @@ def _of_keras(name: str, said: Mapping[str, Any], target: TargetSpec) -> keras.m
     if kind is keras.metrics.R2Score:
         given["dtype"] = "float64"
     if wrong := [key for key in said if key not in parameters]:
-        raise SettingError(f"the metric {name} takes no {', '.join(wrong)}; it takes {', '.join(parameters)}", "train",
-                           "metrics")
+        raise SettingError(
+            f"the metric {name} takes no {', '.join(wrong)}; it takes {', '.join(parameters)}",
+            "train",
+            "metrics",
+        )
     return kind(**{**given, **said})
 
 
@@ -173,7 +214,9 @@ def _try(metric: _Metric, target: TargetSpec, name: str) -> None:
     """See on made-up samples that a metric can be computed, and that its state adds up."""
     random = np.random.default_rng(0)
     targets = tf.constant(target.split(target.made_up(random, _PROBES))[0])
-    outputs = tf.constant(random.uniform(0.1, 2, (_PROBES, *_output_shape(target))), tf.float32)  # logs are taken
+    outputs = tf.constant(
+        random.uniform(0.1, 2, (_PROBES, *_output_shape(target))), tf.float32
+    )  # logs are taken
     pixels = int(np.prod(target.shape)) if target.kind == "mask" else 1
 
     def added(first: int, last: int) -> np.ndarray:
@@ -183,8 +226,12 @@ def _try(metric: _Metric, target: TargetSpec, name: str) -> None:
     metric.keras.update_state(*metric.shown(outputs, targets))  # some make their variables only now
     parts, whole = added(0, 5) + added(5, _PROBES), added(0, _PROBES)
     if not np.allclose(parts, whole, rtol=1e-4, atol=1e-4, equal_nan=True):
-        raise SettingError(f"the metric {name} is refused: its state is not the sum of what batches add to it, so that "
-                           "the ranks of a group cannot compute it together", "train", "metrics")
+        raise SettingError(
+            f"the metric {name} is refused: its state is not the sum of what batches add to it, so that "
+            "the ranks of a group cannot compute it together",
+            "train",
+            "metrics",
+        )
     metric.result(whole.astype(np.float64))
 
 

@@ -31,11 +31,24 @@ from preprocess.target import TargetSpec, class_target
 _EPSILON, _MOMENTUM = 1.001e-5, 0.9
 
 # Keyword arguments of keras.applications that follow from the spec
-_GIVEN = ("include_top", "weights", "input_tensor", "input_shape", "classes", "classifier_activation")
+_GIVEN = (
+    "include_top",
+    "weights",
+    "input_tensor",
+    "input_shape",
+    "classes",
+    "classifier_activation",
+)
 
 
-def build_model(model: Architecture, input_shape: tuple[int, ...], classes: int,
-                seed: int = 0, target: TargetSpec | None = None, loss: Measure | None = None) -> keras.Model:
+def build_model(
+    model: Architecture,
+    input_shape: tuple[int, ...],
+    classes: int,
+    seed: int = 0,
+    target: TargetSpec | None = None,
+    loss: Measure | None = None,
+) -> keras.Model:
     """Build a network that gives logits, or values.
 
     Args:
@@ -63,7 +76,9 @@ def build_model(model: Architecture, input_shape: tuple[int, ...], classes: int,
         return _logits(model.target, built, input_shape, target)
 
 
-def count_keras_parameters(model: Architecture, input_shape: tuple[int, ...], classes: int, seed: int) -> int:
+def count_keras_parameters(
+    model: Architecture, input_shape: tuple[int, ...], classes: int, seed: int
+) -> int:
     """The parameters of a network, trainable or not, without taking the memory for them.
 
     A function that wants values, which there are none of, is called once more, and its network built; arguments and
@@ -83,10 +98,14 @@ def count_keras_parameters(model: Architecture, input_shape: tuple[int, ...], cl
                 _on_samples(model.target, built, input_shape)
             return built.count_params()
     finally:
-        keras.utils.clear_session(free_memory=False)  # else Keras makes up for what was not initialized here
+        keras.utils.clear_session(
+            free_memory=False
+        )  # else Keras makes up for what was not initialized here
 
 
-def _described(model: Architecture, input_shape: tuple[int, ...], classes: int, target: TargetSpec) -> keras.Model:
+def _described(
+    model: Architecture, input_shape: tuple[int, ...], classes: int, target: TargetSpec
+) -> keras.Model:
     """A network as its description gives it, which need not have been called yet."""
     if model.kind == "family":
         return _build_family(model, input_shape, classes, target)
@@ -103,13 +122,16 @@ def _seeded(seed: int) -> Iterator[None]:
     TensorFlow's global seed cannot be read, hence not restored; nothing in FLEET draws from it.
     """
     with generators_kept():
-        keras.utils.set_random_seed(seed % 2 ** 32)
+        keras.utils.set_random_seed(seed % 2**32)
         yield
 
 
 # --- families ------------------------------------------------------------------------------
 
-def _build_family(model: Architecture, input_shape: tuple[int, ...], classes: int, target: TargetSpec) -> keras.Model:
+
+def _build_family(
+    model: Architecture, input_shape: tuple[int, ...], classes: int, target: TargetSpec
+) -> keras.Model:
     found = layers_of(model.settings, input_shape, classes, target.kind == "mask")
     inputs = keras.Input(input_shape, name="image")
     return keras.Model(inputs, _through(found, inputs), name=model.target)
@@ -122,7 +144,9 @@ def _through(found: Iterable[Layer], x: Any) -> Any:
             x = layers.ZeroPadding2D(layer.pad, name=f"{layer.name.removesuffix('_conv')}_pad")(x)
         match layer.kind:
             case "add":
-                x = layers.Add(name=layer.name)([_through(layer.shortcut, x), _through(layer.branch, x)])
+                x = layers.Add(name=layer.name)(
+                    [_through(layer.shortcut, x), _through(layer.branch, x)]
+                )
             case "concat":
                 x = layers.Concatenate(name=layer.name)([x, _through(layer.branch, x)])
             case _:
@@ -132,21 +156,33 @@ def _through(found: Iterable[Layer], x: Any) -> Any:
 
 _LAYERS: dict[str, Callable[[Layer], keras.layers.Layer]] = {
     "conv": lambda one: layers.Conv2D(
-        one.outputs, one.side, strides=one.stride, padding="same" if one.pad is None else "valid",
-        use_bias=one.has_bias, kernel_initializer=one.start, name=one.name),
+        one.outputs,
+        one.side,
+        strides=one.stride,
+        padding="same" if one.pad is None else "valid",
+        use_bias=one.has_bias,
+        kernel_initializer=one.start,
+        name=one.name,
+    ),
     "dense": lambda one: layers.Dense(one.outputs, kernel_initializer=one.start, name=one.name),
-    "norm": lambda one: layers.BatchNormalization(epsilon=_EPSILON, momentum=_MOMENTUM, name=one.name),
+    "norm": lambda one: layers.BatchNormalization(
+        epsilon=_EPSILON, momentum=_MOMENTUM, name=one.name
+    ),
     "relu": lambda one: layers.Activation("relu", name=one.name),
     "max_pool": lambda one: layers.MaxPooling2D(one.side, strides=one.stride, name=one.name),
     "mean_pool": lambda one: layers.AveragePooling2D(one.side, strides=one.stride, name=one.name),
     "average": lambda one: layers.GlobalAveragePooling2D(name=one.name),
     "flatten": lambda one: layers.Flatten(name=one.name),
-    "dropout": lambda one: layers.Dropout(one.share, name=one.name)}
+    "dropout": lambda one: layers.Dropout(one.share, name=one.name),
+}
 
 
 # --- keras.applications --------------------------------------------------------------------
 
-def _build_application(model: Architecture, input_shape: tuple[int, ...], classes: int) -> keras.Model:
+
+def _build_application(
+    model: Architecture, input_shape: tuple[int, ...], classes: int
+) -> keras.Model:
     check_target(model.target)
     function = getattr(keras.applications, model.target)
     _check_application_args(model, function)
@@ -154,37 +190,61 @@ def _build_application(model: Architecture, input_shape: tuple[int, ...], classe
     if "include_preprocessing" in inspect.signature(function).parameters:
         args.setdefault("include_preprocessing", False)  # the spec's transforms scale the pixels
     where = f"keras.applications.{model.target} on {_pixels(input_shape)}:"
-    with told_as(where, UserError, of=(ValueError, TypeError)):  # as Keras refuses shapes and arguments
-        return function(weights=None, input_shape=input_shape, classes=classes, classifier_activation=None, **args)
+    with told_as(
+        where, UserError, of=(ValueError, TypeError)
+    ):  # as Keras refuses shapes and arguments
+        return function(
+            weights=None,
+            input_shape=input_shape,
+            classes=classes,
+            classifier_activation=None,
+            **args,
+        )
 
 
 def _check_application_args(model: Architecture, function: Callable[..., Any]) -> None:
     allowed = [name for name in inspect.signature(function).parameters if name not in _GIVEN]
     for name in model.args:
         if name in _GIVEN:
-            raise UserError(f"keras.applications.{model.target}: {name} follows from the spec; leave it out")
+            raise UserError(
+                f"keras.applications.{model.target}: {name} follows from the spec; leave it out"
+            )
         if name not in allowed:
-            raise UserError(f"keras.applications.{model.target} has no argument {name!r}; its arguments: "
-                            f"{', '.join(allowed)}")
+            raise UserError(
+                f"keras.applications.{model.target} has no argument {name!r}; its arguments: "
+                f"{', '.join(allowed)}"
+            )
 
 
 def _pixels(input_shape: tuple[int, ...]) -> str:
     """Samples of a shape, for messages."""
-    return ("images of " if len(input_shape) == 3 else "samples of ") + "x".join(map(str, input_shape))
+    return ("images of " if len(input_shape) == 3 else "samples of ") + "x".join(
+        map(str, input_shape)
+    )
 
 
 # --- a function of one's own ---------------------------------------------------------------
 
-_USED = {"class": "the softmax cross-entropy of its logits", "multilabel": "the sigmoid cross-entropy of its logits",
-         "value": "the mean squared error of its values", "mask": "the softmax cross-entropy of each pixel's logits"}
+_USED = {
+    "class": "the softmax cross-entropy of its logits",
+    "multilabel": "the sigmoid cross-entropy of its logits",
+    "value": "the mean squared error of its values",
+    "mask": "the softmax cross-entropy of each pixel's logits",
+}
 
 
-def _warn_of_its_loss(name: str, model: keras.Model, target: TargetSpec, used: Measure | None) -> None:
+def _warn_of_its_loss(
+    name: str, model: keras.Model, target: TargetSpec, used: Measure | None
+) -> None:
     """Say that a loss with which the model was compiled is not used, and which one is."""
     if (loss := getattr(model, "loss", None)) is not None:
-        warnings.warn(f"{name} compiles its model with the loss {_loss_name(loss)}, which is not used: FLEET trains "
-                      f"every network with {used or _USED[target.kind]}, and the optimizer of the spec; "
-                      "leave the compile out", NetworkWarning, stacklevel=2)
+        warnings.warn(
+            f"{name} compiles its model with the loss {_loss_name(loss)}, which is not used: FLEET trains "
+            f"every network with {used or _USED[target.kind]}, and the optimizer of the spec; "
+            "leave the compile out",
+            NetworkWarning,
+            stacklevel=2,
+        )
 
 
 def _loss_name(loss: Any) -> str:
@@ -197,12 +257,16 @@ def _loss_name(loss: Any) -> str:
     return getattr(loss, "__name__", "") or getattr(loss, "name", "") or type(loss).__name__
 
 
-def _logits(name: str, model: keras.Model, input_shape: tuple[int, ...], target: TargetSpec) -> keras.Model:
+def _logits(
+    name: str, model: keras.Model, input_shape: tuple[int, ...], target: TargetSpec
+) -> keras.Model:
     """Check the model on two samples, and take away a softmax, or for labels a sigmoid, that it ends in."""
     values = _on_samples(name, model, input_shape)
     wanted = (*target.shape, target.outputs) if target.kind == "mask" else (target.outputs,)
     if values.shape != (2, *wanted):
-        raise ModelError(f"{name} gives outputs of shape {(None, *values.shape[1:])}, not {(None, *wanted)}")
+        raise ModelError(
+            f"{name} gives outputs of shape {(None, *values.shape[1:])}, not {(None, *wanted)}"
+        )
     if target.kind == "value":
         return model
     if target.kind == "multilabel":
@@ -218,7 +282,9 @@ def _on_samples(name: str, model: keras.Model, input_shape: tuple[int, ...]) -> 
         ModelError: it wants several inputs, gives several outputs, or cannot take such samples.
     """
     if len(getattr(model, "inputs", None) or ()) > 1:
-        raise ModelError(f"{name} takes {len(model.inputs)} inputs; samples have one, so a network should take one")
+        raise ModelError(
+            f"{name} takes {len(model.inputs)} inputs; samples have one, so a network should take one"
+        )
     samples = np.random.uniform(-1.0, 1.0, (2, *input_shape)).astype("float32")
     try:
         outputs = model(samples, training=False)
@@ -226,7 +292,9 @@ def _on_samples(name: str, model: keras.Model, input_shape: tuple[int, ...]) -> 
             return keras.ops.convert_to_numpy(outputs).astype("float32")
     except Exception as error:
         raise ModelError(f"{name} cannot take {_pixels(input_shape)}: {one_line(error)}") from error
-    raise ModelError(f"{name} gives {len(outputs)} outputs; samples have one target, so a network should give one")
+    raise ModelError(
+        f"{name} gives {len(outputs)} outputs; samples have one target, so a network should give one"
+    )
 
 
 def _are_probabilities(values: np.ndarray) -> bool:
@@ -236,7 +304,8 @@ def _are_probabilities(values: np.ndarray) -> bool:
 def _ends_in(model: keras.Model, function: str) -> bool:
     last = _last_operation(model)
     return getattr(last, "activation", None) is getattr(keras.activations, function) or (
-        type(last).__name__ == function.capitalize())
+        type(last).__name__ == function.capitalize()
+    )
 
 
 def _without(name: str, model: keras.Model, function: str) -> keras.Model:
@@ -245,11 +314,15 @@ def _without(name: str, model: keras.Model, function: str) -> keras.Model:
     if getattr(last, "activation", None) is getattr(keras.activations, function):
         last.activation = keras.activations.linear
         return model
-    is_itself = type(last).__name__ == function.capitalize()  # the layer, or the function of keras.ops
+    is_itself = (
+        type(last).__name__ == function.capitalize()
+    )  # the layer, or the function of keras.ops
     if is_itself and last is _last_operation(model, inside=False):
         return keras.Model(model.input, last.input, name=model.name)
-    raise ModelError(f"{name} gives probabilities, by a {function} that cannot be removed here; leave out "
-                     f"the last {function}, so that it returns logits")
+    raise ModelError(
+        f"{name} gives probabilities, by a {function} that cannot be removed here; leave out "
+        f"the last {function}, so that it returns logits"
+    )
 
 
 def _last_operation(model: keras.Model, inside: bool = True) -> Any:

@@ -23,7 +23,17 @@ import numpy as np
 import tensorflow as tf
 
 from fleet.comm.protocols import Group
-from fleet.engines.base import WIDTH, Arrays, Done, PeerFailed, Rows, Sums, check_arrays, readable, rows_of
+from fleet.engines.base import (
+    WIDTH,
+    Arrays,
+    Done,
+    PeerFailed,
+    Rows,
+    Sums,
+    check_arrays,
+    readable,
+    rows_of,
+)
 from fleet.engines.keras.ahead import Ahead, Inputs
 from fleet.engines.keras.exchange import Exchange, HorovodExchange, MpiExchange, NoExchange
 from fleet.engines.keras.export import check_config, export_model, try_load
@@ -54,30 +64,55 @@ class KerasNetwork:
         inputs: of this rank.
     """
 
-    def __init__(self, model: keras.Model, optimizer: keras.optimizers.Optimizer, sample: SampleSpec,
-                 measures: Measures, exchange_of: Callable[[Group], Exchange], group: Group, xla: bool,
-                 own_code: bool, free: Mapping[str, tf.Variable], rate: ChangingRate, inputs: Inputs) -> None:
+    def __init__(
+        self,
+        model: keras.Model,
+        optimizer: keras.optimizers.Optimizer,
+        sample: SampleSpec,
+        measures: Measures,
+        exchange_of: Callable[[Group], Exchange],
+        group: Group,
+        xla: bool,
+        own_code: bool,
+        free: Mapping[str, tf.Variable],
+        rate: ChangingRate,
+        inputs: Inputs,
+    ) -> None:
         self._rate = rate
         self._model, self._optimizer, self._exchange_of = model, optimizer, exchange_of
         self._sample, self._affine, self._measures = sample, sample.affine, measures
         self._exchange, self._free = exchange_of(group), free
         self._ahead, self.is_closed = Ahead(inputs), False
-        self._end_before: Callable[[bool], Done] | None = None  # what ends the step that is under way on the host
+        self._end_before: Callable[[bool], Done] | None = (
+            None  # what ends the step that is under way on the host
+        )
         self._are_sums = sums_over_rows(model, sample.image.shape)
         target = sample.target
-        rows = [tf.TensorSpec((None, *sample.wire.shape), sample.wire.dtype),
-                tf.TensorSpec((None, *target.shape), target.dtype),
-                *([] if target.is_plain else [tf.TensorSpec((None,), tf.float32)])]
-        signature = [tf.TensorSpec((), tf.float32),
-                     tf.TensorSpec((WIDTH + measures.metrics.width,), tf.float32), *rows]
+        rows = [
+            tf.TensorSpec((None, *sample.wire.shape), sample.wire.dtype),
+            tf.TensorSpec((None, *target.shape), target.dtype),
+            *([] if target.is_plain else [tf.TensorSpec((None,), tf.float32)]),
+        ]
+        signature = [
+            tf.TensorSpec((), tf.float32),
+            tf.TensorSpec((WIDTH + measures.metrics.width,), tf.float32),
+            *rows,
+        ]
         compiled = {"input_signature": signature, "jit_compile": xla or None}
         graph_of = partial(_graph_of, autograph=own_code)
         self._local = graph_of(self._compute, **compiled)
         self._update = graph_of(self._apply)
-        several = [tf.TensorSpec((None,), tf.float32), tf.TensorSpec((None,), tf.int32), signature[1], *rows]
+        several = [
+            tf.TensorSpec((None,), tf.float32),
+            tf.TensorSpec((None,), tf.int32),
+            signature[1],
+            *rows,
+        ]
         # The exchange is inside of these graphs, so each kind of it has its own; XLA does not know Horovod's operation.
         self._strides: dict[type, Any] = {
-            kind: graph_of(self._take_steps, input_signature=several) for kind in (NoExchange, HorovodExchange)}
+            kind: graph_of(self._take_steps, input_signature=several)
+            for kind in (NoExchange, HorovodExchange)
+        }
         self._compiled = None
         if xla:  # it wants to know the sizes of what it compiles, so it takes steps one by one
             del self._strides[NoExchange]
@@ -86,38 +121,75 @@ class KerasNetwork:
 
     # ---- what the trainer calls ----
 
-    def step(self, images: np.ndarray, targets: np.ndarray, size: int,  # noqa: D102 - Trainable says it
-             stop: bool = False, weights: np.ndarray | None = None) -> Sums:
-        return self.begin_together(images, targets, [size], [len(targets)], Sums(stop=stop), weights)().sums[0]
+    def step(  # noqa: D102
+        self,
+        images: np.ndarray,
+        targets: np.ndarray,
+        size: int,
+        stop: bool = False,
+        weights: np.ndarray | None = None,
+    ) -> Sums:
+        return self.begin_together(
+            images, targets, [size], [len(targets)], Sums(stop=stop), weights
+        )().sums[0]
 
     def can_stride(self) -> bool:  # noqa: D102 - StridingTogether says it
         return type(self._exchange) in self._strides
 
-    def begin_together(self, images: np.ndarray, targets: np.ndarray, sizes: Sequence[int],  # noqa: D102
-                       rows: Sequence[int], asked: Sums, weights: np.ndarray | None = None) -> Callable[[], Done]:
+    def begin_together(  # noqa: D102
+        self,
+        images: np.ndarray,
+        targets: np.ndarray,
+        sizes: Sequence[int],
+        rows: Sequence[int],
+        asked: Sums,
+        weights: np.ndarray | None = None,
+    ) -> Callable[[], Done]:
         more = (0.0,) * self._measures.metrics.width
-        mine, wish = rows_of(images, targets, weights), replace(asked, more=more).pack().astype(np.float32)
+        mine, wish = (
+            rows_of(images, targets, weights),
+            replace(asked, more=more).pack().astype(np.float32),
+        )
         exchange = self._exchange
         if isinstance(exchange, MpiExchange):
             return self._begin_on_host(exchange, readable(mine), np.float32(sizes[0]), wish)
         with self._waking_others(exchange):
             if self.can_stride():
-                sums = self._begin_several(self._strides[type(exchange)], sizes, rows, tf.constant(wish), mine)
+                sums = self._begin_several(
+                    self._strides[type(exchange)], sizes, rows, tf.constant(wish), mine
+                )
             else:
-                sums = self._begin_compiled(readable(mine), tf.constant(sizes[0], tf.float32), tf.constant(wish))
+                sums = self._begin_compiled(
+                    readable(mine), tf.constant(sizes[0], tf.float32), tf.constant(wish)
+                )
         return partial(self._read, exchange, self._ahead.reading(sums))
 
-    def _begin_several(self, graph: Callable[..., tf.Tensor], sizes: Sequence[int], rows: Sequence[int],
-                       wish: tf.Tensor, mine: Rows) -> tf.Tensor:
+    def _begin_several(
+        self,
+        graph: Callable[..., tf.Tensor],
+        sizes: Sequence[int],
+        rows: Sequence[int],
+        wish: tf.Tensor,
+        mine: Rows,
+    ) -> tf.Tensor:
         """Steps by one graph, whatever their number is: so they come to the same, bit for bit."""
         rows, mine = _readable_of_each(rows, mine)
-        return self._ahead.call(graph, tf.constant(sizes, tf.float32), tf.constant(rows, tf.int32), wish,
-                                *self._ahead.inputs.of(mine))
+        return self._ahead.call(
+            graph,
+            tf.constant(sizes, tf.float32),
+            tf.constant(rows, tf.int32),
+            wish,
+            *self._ahead.inputs.of(mine),
+        )
 
     def _begin_compiled(self, mine: Rows, rows: tf.Tensor, wish: tf.Tensor) -> tf.Tensor:
         """A step of a rank alone; one without rows changes nothing."""
         assert self._compiled is not None
-        return self._ahead.call(self._compiled, rows, wish, *self._ahead.inputs.of(mine)) if len(mine[1]) else wish
+        return (
+            self._ahead.call(self._compiled, rows, wish, *self._ahead.inputs.of(mine))
+            if len(mine[1])
+            else wish
+        )
 
     def _read(self, exchange: NoExchange, wait: Callable[[], Done]) -> Done:
         with self._waking_others(exchange):
@@ -134,8 +206,9 @@ class KerasNetwork:
                 raise PeerFailed("another rank of the group failed in this step") from error
             raise
 
-    def _begin_on_host(self, exchange: MpiExchange, mine: Rows, rows: np.float32, wish: np.ndarray
-                       ) -> Callable[[], Done]:
+    def _begin_on_host(
+        self, exchange: MpiExchange, mine: Rows, rows: np.float32, wish: np.ndarray
+    ) -> Callable[[], Done]:
         """Begin with this rank's part of a step; it ends when the next begins, or when it is waited for."""
         if self._end_before is not None:
             self._end_before(True)
@@ -143,11 +216,14 @@ class KerasNetwork:
         error: BaseException | None = None
         try:
             if len(mine[1]):
-                local = self._ahead.call(self._local, tf.constant(rows), tf.constant(wish),
-                                         *self._ahead.inputs.of(mine))
+                local = self._ahead.call(
+                    self._local, tf.constant(rows), tf.constant(wish), *self._ahead.inputs.of(mine)
+                )
             else:  # its sums wait for the step before, too: that reads memory of the exchange, which is written next
                 local = self._zeros(), self._ahead.call(tf.identity, tf.constant(wish))
-        except BaseException as caught:  # also one that exits: the other ranks wait for this one's part
+        except (
+            BaseException
+        ) as caught:  # also one that exits: the other ranks wait for this one's part
             error = caught
         done: list[Done] = []
 
@@ -160,8 +236,14 @@ class KerasNetwork:
         self._end_before = end
         return end
 
-    def _end_on_host(self, exchange: MpiExchange, local: _Local, rows: np.float32, error: BaseException | None,
-                     goes_on: bool) -> Done:
+    def _end_on_host(
+        self,
+        exchange: MpiExchange,
+        local: _Local,
+        rows: np.float32,
+        error: BaseException | None,
+        goes_on: bool,
+    ) -> Done:
         """Add up what the ranks have, and take the step; where it goes on, the next part waits for that, and not we."""
         gradients, sums = local
         try:
@@ -169,20 +251,35 @@ class KerasNetwork:
         except BaseException as caught:
             error = error or caught
         if error is not None:
-            gradients, sums = self._zeros(), np.zeros(WIDTH + self._measures.metrics.width, np.float32)
+            gradients, sums = (
+                self._zeros(),
+                np.zeros(WIDTH + self._measures.metrics.width, np.float32),
+            )
         summed, total = exchange.sum_on_host(gradients, sums, error)
         if total.count:
-            step = (summed,) if total.count == rows else (summed, tf.constant(rows / np.float32(total.count)))
+            step = (
+                (summed,)
+                if total.count == rows
+                else (summed, tf.constant(rows / np.float32(total.count)))
+            )
             self._ahead.call(self._update, *step) if goes_on else self._update(*step)
         return Done([total], time.perf_counter())
 
-    def evaluate(self, images: np.ndarray, targets: np.ndarray,  # noqa: D102
-                 weights: np.ndarray | None = None) -> Sums:
+    def evaluate(  # noqa: D102
+        self,
+        images: np.ndarray,
+        targets: np.ndarray,
+        weights: np.ndarray | None = None,
+    ) -> Sums:
         with self._averaged():
             return Sums.unpack(self._judge(*rows_of(images, targets, weights))[0].numpy())
 
-    def predict(self, images: np.ndarray, targets: np.ndarray,  # noqa: D102 - Predicting says it
-                weights: np.ndarray | None = None) -> tuple[Sums, np.ndarray]:
+    def predict(  # noqa: D102
+        self,
+        images: np.ndarray,
+        targets: np.ndarray,
+        weights: np.ndarray | None = None,
+    ) -> tuple[Sums, np.ndarray]:
         with self._averaged():
             sums, outputs = self._judge(*rows_of(images, targets, weights))
             return Sums.unpack(sums.numpy()), outputs.numpy()
@@ -211,7 +308,10 @@ class KerasNetwork:
         self._rate.set(self._optimizer, factor)
 
     def state(self) -> dict[str, np.ndarray]:  # noqa: D102
-        return {name: np.array(variable.numpy()) for name, variable in _named(self._model, self._optimizer)}
+        return {
+            name: np.array(variable.numpy())
+            for name, variable in _named(self._model, self._optimizer)
+        }
 
     def load(self, arrays: Arrays) -> None:  # noqa: D102
         named = dict(_named(self._model, self._optimizer))
@@ -252,13 +352,21 @@ class KerasNetwork:
 
     def check_learns(self, images: np.ndarray, targets: np.ndarray) -> None:  # noqa: D102 - Learning says it
         with tf.GradientTape() as tape:
-            outputs = tf.cast(self._model(self._inputs(tf.constant(images)), training=True), tf.float32)
+            outputs = tf.cast(
+                self._model(self._inputs(tf.constant(images)), training=True), tf.float32
+            )
         if not np.isfinite(outputs).all():
-            raise ModelError("the model gives what is no number (NaN or infinity) for samples of the data, before it "
-                             "has learned anything")
+            raise ModelError(
+                "the model gives what is no number (NaN or infinity) for samples of the data, before it "
+                "has learned anything"
+            )
         check_losses(self._measures.losses, outputs, tf.constant(targets))
-        if not any(one is not None for one in tape.gradient(outputs, self._model.trainable_variables)):
-            raise ModelError("no weight is connected to what the model gives, so that nothing can be learned")
+        if not any(
+            one is not None for one in tape.gradient(outputs, self._model.trainable_variables)
+        ):
+            raise ModelError(
+                "no weight is connected to what the model gives, so that nothing can be learned"
+            )
 
     def row_bytes(self) -> int | None:  # noqa: D102
         return kept_bytes(self._local.get_concrete_function().graph)
@@ -272,8 +380,13 @@ class KerasNetwork:
         self._exchange.close()
         self.is_closed = True
 
-    def begin_as(self, model: keras.Model, optimizer: keras.optimizers.Optimizer, rate: ChangingRate,
-                 group: Group) -> None:
+    def begin_as(
+        self,
+        model: keras.Model,
+        optimizer: keras.optimizers.Optimizer,
+        rate: ChangingRate,
+        group: Group,
+    ) -> None:
         """Once closed, be another network of the same architecture and settings, with the graphs that there are.
 
         Args:
@@ -285,7 +398,11 @@ class KerasNetwork:
             variable.assign(getattr(inner, name))
         self._rate.begin_as(rate)
         self.load({name: variable.numpy() for name, variable in _named(model, optimizer)})
-        self._exchange, self._ahead, self.is_closed = self._exchange_of(group), Ahead(self._ahead.inputs), False
+        self._exchange, self._ahead, self.is_closed = (
+            self._exchange_of(group),
+            Ahead(self._ahead.inputs),
+            False,
+        )
         self._end_before = None
 
     @contextmanager
@@ -314,11 +431,19 @@ class KerasNetwork:
             return images * self._affine.multiplier + self._affine.offset
         height, width, channels = self._sample.image.shape
         multiplier, offset = self._affine.along_row(width)
-        rows = tf.reshape(images, (-1, height, width * channels))  # TensorFlow is slow with operands of three numbers
+        rows = tf.reshape(
+            images, (-1, height, width * channels)
+        )  # TensorFlow is slow with operands of three numbers
         return tf.reshape(rows * multiplier + offset, (-1, height, width, channels))
 
-    def _compute(self, rows: tf.Tensor, wish: tf.Tensor, images: tf.Tensor, targets: tf.Tensor,
-                 weights: tf.Tensor | None = None) -> tuple[list[tf.Tensor], tf.Tensor]:
+    def _compute(
+        self,
+        rows: tf.Tensor,
+        wish: tf.Tensor,
+        images: tf.Tensor,
+        targets: tf.Tensor,
+        weights: tf.Tensor | None = None,
+    ) -> tuple[list[tf.Tensor], tf.Tensor]:
         """This rank's share of the gradient of the mean loss, and of the sums.
 
         Args:
@@ -336,26 +461,38 @@ class KerasNetwork:
             loss = tf.reduce_sum(losses) / rows
             if extra := self._model.losses:
                 # The share of all rows, of which those that could be read are made up for afterwards.
-                loss += penalty(extra, self._are_sums, tf.reduce_sum(tf.cast(valid, tf.float32)) / rows)
+                loss += penalty(
+                    extra, self._are_sums, tf.reduce_sum(tf.cast(valid, tf.float32)) / rows
+                )
             scaled = self._optimizer.scale_loss(loss)
         variables = [variable.value for variable in self._model.trainable_variables]
-        gradients = tape.gradient(scaled, variables, unconnected_gradients=tf.UnconnectedGradients.ZERO)
-        gradients = [tf.convert_to_tensor(gradient) for gradient in gradients]  # dense, also of embeddings
+        gradients = tape.gradient(
+            scaled, variables, unconnected_gradients=tf.UnconnectedGradients.ZERO
+        )
+        gradients = [
+            tf.convert_to_tensor(gradient) for gradient in gradients
+        ]  # dense, also of embeddings
         return gradients, self._sums(losses, outputs, targets, valid) + wish
 
     def _apply(self, gradients: Sequence[tf.Tensor], correction: tf.Tensor | None = None) -> None:
         """Take a step; ``correction`` makes a mean over all rows one over those that could be read."""
         variables = self._model.trainable_variables
-        gradients = [tf.cast(gradient, variable.dtype)
-                     for gradient, variable in zip(gradients, variables, strict=True)]
+        gradients = [
+            tf.cast(gradient, variable.dtype)
+            for gradient, variable in zip(gradients, variables, strict=True)
+        ]
         if correction is not None:
             gradients = [gradient * tf.cast(correction, gradient.dtype) for gradient in gradients]
         self._optimizer.apply(gradients, variables)
 
-    def _compute_exchange_apply(self, rows: tf.Tensor, wish: tf.Tensor, *mine: tf.Tensor) -> tf.Tensor:
+    def _compute_exchange_apply(
+        self, rows: tf.Tensor, wish: tf.Tensor, *mine: tf.Tensor
+    ) -> tf.Tensor:
         return self._exchange_apply(*self._compute(rows, wish, *mine), rows)
 
-    def _take_steps(self, sizes: tf.Tensor, rows: tf.Tensor, wish: tf.Tensor, *mine: tf.Tensor) -> tf.Tensor:
+    def _take_steps(
+        self, sizes: tf.Tensor, rows: tf.Tensor, wish: tf.Tensor, *mine: tf.Tensor
+    ) -> tf.Tensor:
         """One step after another.
 
         Args:
@@ -373,14 +510,27 @@ class KerasNetwork:
             last = first + rows[step]
             batch = [part[first:last] for part in mine]
             gradients, mine_summed = tf.cond(
-                last > first, lambda: self._compute(sizes[step], wish, *batch), lambda: (self._zeros(), wish))
-            return step + 1, last, sums.write(step, self._exchange_apply(gradients, mine_summed, sizes[step]))
+                last > first,
+                lambda: self._compute(sizes[step], wish, *batch),
+                lambda: (self._zeros(), wish),
+            )
+            return (
+                step + 1,
+                last,
+                sums.write(step, self._exchange_apply(gradients, mine_summed, sizes[step])),
+            )
 
-        *_, sums = tf.while_loop(lambda step, *_: step < steps, take, (
-            0, 0, tf.TensorArray(tf.float32, steps, element_shape=wish.shape)), parallel_iterations=1)
+        *_, sums = tf.while_loop(
+            lambda step, *_: step < steps,
+            take,
+            (0, 0, tf.TensorArray(tf.float32, steps, element_shape=wish.shape)),
+            parallel_iterations=1,
+        )
         return sums.stack()
 
-    def _exchange_apply(self, gradients: Sequence[tf.Tensor], sums: tf.Tensor, rows: tf.Tensor) -> tf.Tensor:
+    def _exchange_apply(
+        self, gradients: Sequence[tf.Tensor], sums: tf.Tensor, rows: tf.Tensor
+    ) -> tf.Tensor:
         assert isinstance(self._exchange, NoExchange)
         gradients, sums = self._exchange.sum_in_graph(gradients, sums)
         count = sums[_COUNT]
@@ -388,34 +538,55 @@ class KerasNetwork:
         tf.cond(count > 0, lambda: self._apply(gradients, rows / count), lambda: None)
         return sums
 
-    def _evaluate(self, images: tf.Tensor, targets: tf.Tensor, weights: tf.Tensor | None = None
-                  ) -> tuple[tf.Tensor, tf.Tensor]:
+    def _evaluate(
+        self, images: tf.Tensor, targets: tf.Tensor, weights: tf.Tensor | None = None
+    ) -> tuple[tf.Tensor, tf.Tensor]:
         """The sums of some rows, (6 + more,), and the outputs for them; one graph serves those who want either."""
         valid = (targets if weights is None else weights) >= 0
         outputs = tf.cast(self._model(self._inputs(images), training=False), tf.float32)
         losses = _counted(self._measures.losses.judging(outputs, targets), valid, weights)
         return self._sums(losses, outputs, targets, valid), outputs
 
-    def _sums(self, losses: tf.Tensor, outputs: tf.Tensor, targets: tf.Tensor, valid: tf.Tensor) -> tf.Tensor:
+    def _sums(
+        self, losses: tf.Tensor, outputs: tf.Tensor, targets: tf.Tensor, valid: tf.Tensor
+    ) -> tf.Tensor:
         """:class:`fleet.engines.base.Sums` of some rows, as a tensor (6 + more,) float32."""
         right = self._measures.losses.correct(outputs, targets)
-        sums = tf.stack([tf.reduce_sum(losses), tf.reduce_sum(right * tf.cast(valid, tf.float32)),
-                         tf.reduce_sum(tf.cast(valid, tf.float32)), *3 * [tf.constant(0.0)]])
+        sums = tf.stack(
+            [
+                tf.reduce_sum(losses),
+                tf.reduce_sum(right * tf.cast(valid, tf.float32)),
+                tf.reduce_sum(tf.cast(valid, tf.float32)),
+                *3 * [tf.constant(0.0)],
+            ]
+        )
         metrics = self._measures.metrics
-        return tf.concat([sums, metrics.sums(outputs, targets, valid)], axis=0) if metrics.width else sums
+        return (
+            tf.concat([sums, metrics.sums(outputs, targets, valid)], axis=0)
+            if metrics.width
+            else sums
+        )
 
     # ---- small things ----
 
     def _zeros(self) -> list[tf.Tensor]:
         """The gradients of a rank that has no rows."""
-        return [tf.zeros(variable.shape, variable.value.dtype) for variable in self._model.trainable_variables]
+        return [
+            tf.zeros(variable.shape, variable.value.dtype)
+            for variable in self._model.trainable_variables
+        ]
 
 
 def _named(model: keras.Model, optimizer: keras.optimizers.Optimizer) -> list[tuple[str, Any]]:
     """All variables by a name that the same network has in every process: place and path."""
-    pairs = [*(("model", variable) for variable in model.variables),
-             *(("optimizer", variable) for variable in optimizer.variables)]
-    return [(f"{owner}/{place:04d}/{variable.path}", variable) for place, (owner, variable) in enumerate(pairs)]
+    pairs = [
+        *(("model", variable) for variable in model.variables),
+        *(("optimizer", variable) for variable in optimizer.variables),
+    ]
+    return [
+        (f"{owner}/{place:04d}/{variable.path}", variable)
+        for place, (owner, variable) in enumerate(pairs)
+    ]
 
 
 def _readable_of_each(rows: Sequence[int], mine: Rows) -> tuple[Sequence[int], Rows]:

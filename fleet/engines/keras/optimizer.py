@@ -29,7 +29,9 @@ class ChangingRate:
 
     def __init__(self, settings: Optimizer) -> None:
         self._rate = settings.learning_rate
-        self.scale: Any = keras.Variable(1.0, trainable=False) if isinstance(self._rate, dict) else 1.0
+        self.scale: Any = (
+            keras.Variable(1.0, trainable=False) if isinstance(self._rate, dict) else 1.0
+        )
 
     def set(self, optimizer: keras.optimizers.Optimizer, factor: float) -> None:
         """Train on with so many times the learning rate of the spec."""
@@ -43,7 +45,9 @@ class ChangingRate:
         self._rate = other._rate
 
 
-def make_optimizer(settings: Optimizer, scale: Any, accumulate: int = 1) -> keras.optimizers.Optimizer:
+def make_optimizer(
+    settings: Optimizer, scale: Any, accumulate: int = 1
+) -> keras.optimizers.Optimizer:
     """The Keras optimizer of a spec.
 
     Args:
@@ -56,24 +60,35 @@ def make_optimizer(settings: Optimizer, scale: Any, accumulate: int = 1) -> kera
     rate = settings.learning_rate
     if isinstance(rate, dict):
         schedule = _schedule(rate)
-        rate = _Scaled(schedule, scale) if isinstance(scale, keras.Variable) or scale != 1 else schedule
+        rate = (
+            _Scaled(schedule, scale)
+            if isinstance(scale, keras.Variable) or scale != 1
+            else schedule
+        )
     else:
         rate = rate * scale
     if ":" in settings.name:
         return _own(settings, rate, accumulate)
     takes = OPTIMIZERS[settings.name].takes
     given = {name: getattr(settings, name) for name in takes if getattr(settings, name) is not None}
-    given = {name: list(value) if isinstance(value, tuple) else value for name, value in given.items()}
+    given = {
+        name: list(value) if isinstance(value, tuple) else value for name, value in given.items()
+    }
     if accumulate > 1:
         given["gradient_accumulation_steps"] = accumulate
-    with told_as(f"{settings.name}:", SettingError, "train", "optimizer"):  # of a value that Keras refuses
+    with told_as(
+        f"{settings.name}:", SettingError, "train", "optimizer"
+    ):  # of a value that Keras refuses
         return _class_of(settings.name)(learning_rate=rate, **given)
 
 
 def _class_of(name: str) -> Any:
     """The class of Keras for a name in a spec, which is in lower case."""
-    return next(getattr(keras.optimizers, kind) for kind in dir(keras.optimizers)
-                if kind.lower() == name and inspect.isclass(getattr(keras.optimizers, kind)))
+    return next(
+        getattr(keras.optimizers, kind)
+        for kind in dir(keras.optimizers)
+        if kind.lower() == name and inspect.isclass(getattr(keras.optimizers, kind))
+    )
 
 
 def set_free(optimizer: keras.optimizers.Optimizer) -> dict[str, tf.Variable]:
@@ -87,9 +102,15 @@ def set_free(optimizer: keras.optimizers.Optimizer) -> dict[str, tf.Variable]:
     """
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     has_kernel = type(inner) is keras.optimizers.SGD and "update_step" in vars(inner)
-    names = [*(["momentum"] if has_kernel and inner.momentum else []),  # Keras compares it with 0 inside the graph
-             *(["weight_decay"] if inner.weight_decay else [])]
-    free = {name: tf.Variable(getattr(inner, name), dtype=tf.float32, trainable=False) for name in names}
+    names = [
+        *(
+            ["momentum"] if has_kernel and inner.momentum else []
+        ),  # Keras compares it with 0 inside the graph
+        *(["weight_decay"] if inner.weight_decay else []),
+    ]
+    free = {
+        name: tf.Variable(getattr(inner, name), dtype=tf.float32, trainable=False) for name in names
+    }
     for name, variable in free.items():
         setattr(inner, name, variable)
     return free
@@ -99,28 +120,41 @@ def graph_settings(settings: Optimizer) -> Optimizer:
     """The settings without the numbers that :func:`set_free` takes out of the graphs; equal ones have equal graphs."""
     rate = settings.learning_rate if isinstance(settings.learning_rate, dict) else 1.0
     momentum = 0.5 if settings.name == "sgd" and settings.momentum else settings.momentum
-    return replace(settings, learning_rate=rate, momentum=momentum,
-                   weight_decay=settings.weight_decay and 0.5)
+    return replace(
+        settings, learning_rate=rate, momentum=momentum, weight_decay=settings.weight_decay and 0.5
+    )
 
 
 def _own(settings: Optimizer, rate: Any, accumulate: int) -> keras.optimizers.Optimizer:
     """What a function of the user's own makes."""
     if accumulate > 1:
-        raise SettingError(f"accumulate: {settings.name} has to do it itself (gradient_accumulation_steps of Keras)",
-                           "train", "batch", "accumulate")
-    return own_optimizer(settings, keras.optimizers.Optimizer, "keras.optimizers.Optimizer",
-                         lambda function: function(learning_rate=rate, **(settings.args or {})))
+        raise SettingError(
+            f"accumulate: {settings.name} has to do it itself (gradient_accumulation_steps of Keras)",
+            "train",
+            "batch",
+            "accumulate",
+        )
+    return own_optimizer(
+        settings,
+        keras.optimizers.Optimizer,
+        "keras.optimizers.Optimizer",
+        lambda function: function(learning_rate=rate, **(settings.args or {})),
+    )
 
 
 def _schedule(settings: Mapping[str, Any]) -> keras.optimizers.schedules.LearningRateSchedule:
     arguments = dict(settings)
     name = arguments.pop("name")
-    with told_as(f"the schedule {name}:", SettingError, *_RATE):  # of a value that Keras, or TensorFlow, refuses
+    with told_as(
+        f"the schedule {name}:", SettingError, *_RATE
+    ):  # of a value that Keras, or TensorFlow, refuses
         schedule = getattr(keras.optimizers.schedules, name)(**arguments)
         rates = [float(keras.ops.convert_to_numpy(schedule(step))) for step in (0, 1)]
     if not all(math.isfinite(rate) and rate >= 0 for rate in rates):
-        raise SettingError(f"the schedule {name} begins with the learning rates {rates}; they should be numbers from 0",
-                           *_RATE)
+        raise SettingError(
+            f"the schedule {name} begins with the learning rates {rates}; they should be numbers from 0",
+            *_RATE,
+        )
     return schedule
 
 
@@ -134,4 +168,7 @@ class _Scaled(keras.optimizers.schedules.LearningRateSchedule):
         return self._schedule(step) * self._scale
 
     def get_config(self) -> dict[str, Any]:
-        return {"schedule": keras.optimizers.schedules.serialize(self._schedule), "scale": float(self._scale)}
+        return {
+            "schedule": keras.optimizers.schedules.serialize(self._schedule),
+            "scale": float(self._scale),
+        }

@@ -38,20 +38,33 @@ def sums_over_rows(model: keras.Model, shape: tuple[int, ...]) -> tuple[bool, ..
         return ()
     random = np.random.default_rng(0)
     inputs = random.random((_ROWS, *shape), np.float32)
-    weights = [(variable, variable + _SMALL * random.standard_normal(variable.shape).astype(variable.dtype))
-               for variable in model.trainable_variables]
+    weights = [
+        (
+            variable,
+            variable + _SMALL * random.standard_normal(variable.shape).astype(variable.dtype),
+        )
+        for variable in model.trainable_variables
+    ]
     try:
-        once, often = (_losses(model, weights, rows) for rows in (inputs, np.concatenate([inputs] * _COPIES)))
+        once, often = (
+            _losses(model, weights, rows) for rows in (inputs, np.concatenate([inputs] * _COPIES))
+        )
     except Exception:  # of the user's own code; what cannot be called says so in the first step
         return ()
     from_mean, from_sum = abs(often - once), abs(often - _COPIES * once)
     if np.any(np.minimum(from_mean, from_sum) > _NOISE * abs(once)):
-        warnings.warn("a layer adds a loss that is neither a mean over the rows of a batch nor a sum: it is taken for "
-                      "what it is nearer to, and depends on how a group splits batches", NetworkWarning, stacklevel=2)
+        warnings.warn(
+            "a layer adds a loss that is neither a mean over the rows of a batch nor a sum: it is taken for "
+            "what it is nearer to, and depends on how a group splits batches",
+            NetworkWarning,
+            stacklevel=2,
+        )
     return tuple((from_sum < from_mean).tolist())
 
 
-def _losses(model: keras.Model, weights: Sequence[tuple[Any, Any]], inputs: np.ndarray) -> np.ndarray:
+def _losses(
+    model: keras.Model, weights: Sequence[tuple[Any, Any]], inputs: np.ndarray
+) -> np.ndarray:
     with keras.StatelessScope(state_mapping=weights, collect_losses=True):
         model(tf.constant(inputs), training=True)
         return np.array([float(tf.reduce_sum(tf.cast(loss, tf.float32))) for loss in model.losses])
@@ -66,6 +79,8 @@ def penalty(losses: Sequence[tf.Tensor], are_sums: Sequence[bool], share: tf.Ten
         share: of the batch's rows, that this rank has.
     """
     total = tf.constant(0.0)
-    for loss, is_sum in zip(losses, itertools.chain(are_sums, itertools.repeat(False)), strict=False):
+    for loss, is_sum in zip(
+        losses, itertools.chain(are_sums, itertools.repeat(False)), strict=False
+    ):
         total += tf.reduce_sum(tf.cast(loss, tf.float32)) * (1.0 if is_sum else share)
     return total

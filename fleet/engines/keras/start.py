@@ -21,7 +21,12 @@ from fleet.engines.start import meeting, taken
 from fleet.errors import SettingError
 from fleet.spec.model import told_as
 
-_NOT_LAYERS = ("optimizer", "metrics", "compile_metrics", "seed_generator")  # where random states stand, too
+_NOT_LAYERS = (
+    "optimizer",
+    "metrics",
+    "compile_metrics",
+    "seed_generator",
+)  # where random states stand, too
 
 
 class _Layer(NamedTuple):
@@ -35,8 +40,10 @@ class _Layer(NamedTuple):
 def begin_with(model: keras.Model, file: Path, skip: Sequence[str]) -> None:
     """See :meth:`fleet.engines.base.Starting.begin_with`."""
     names = _names(model)
-    own = [_Layer(place, name, {key: one for key, one in found.items() if id(one) in names})
-           for place, name, found in _Recorder.of(model)]
+    own = [
+        _Layer(place, name, {key: one for key, one in found.items() if id(one) in names})
+        for place, name, found in _Recorder.of(model)
+    ]
     own = [layer for layer in own if layer.weights]
     with _opened(file) as found:
         theirs = {layer.place: layer for layer in _layers(found)}
@@ -50,9 +57,17 @@ def begin_with(model: keras.Model, file: Path, skip: Sequence[str]) -> None:
             for key, value in ({} if source is None else source.weights).items():
                 known = layer.weights.get(key)
                 values[f"{layer.name}/{key}" if known is None else names[id(known)]] = value
-        values |= {f"{layer.name}/{key}": value for layer in sources.values() for key, value in layer.weights.items()}
-        for name in taken(str(file), {name: one.shape for name, one in variables.items()},
-                          {name: value.shape for name, value in values.items()}, skip):
+        values |= {
+            f"{layer.name}/{key}": value
+            for layer in sources.values()
+            for key, value in layer.weights.items()
+        }
+        for name in taken(
+            str(file),
+            {name: one.shape for name, one in variables.items()},
+            {name: value.shape for name, value in values.items()},
+            skip,
+        ):
             variables[name].assign(values[name][()])
 
 
@@ -67,14 +82,19 @@ def freeze(model: keras.Model, patterns: Sequence[str]) -> None:
     names = _names(model)
     frozen = meeting(patterns, names.values(), "freeze")
     for layer in model._flatten_layers():
-        mine = {id(one): one for one in (*layer._trainable_variables, *layer._non_trainable_variables)
-                if names.get(id(one)) in frozen}
+        mine = {
+            id(one): one
+            for one in (*layer._trainable_variables, *layer._non_trainable_variables)
+            if names.get(id(one)) in frozen
+        }
         if any(id(one) in mine for one in layer._non_trainable_variables):
             layer.trainable = False
         for variable in mine.values():
             variable.trainable = False
     if not model.trainable_variables:
-        raise SettingError("all weights are frozen, so that nothing is left to train", "train", "start", "freeze")
+        raise SettingError(
+            "all weights are frozen, so that nothing is left to train", "train", "start", "freeze"
+        )
 
 
 def _names(model: keras.Model) -> dict[int, str]:
@@ -116,9 +136,18 @@ def _layers(file: h5py.File) -> list[_Layer]:
 
     def look(place: str, group: Any) -> None:
         parts = place.split("/")
-        if parts[-1] == "vars" and len(group) and not any(part.startswith(_NOT_LAYERS) for part in parts[:-1]):
-            found.append(_Layer("/".join(parts[:-1]), str(group.attrs.get("name", parts[-2] if parts[1:] else "")),
-                                dict(group)))
+        if (
+            parts[-1] == "vars"
+            and len(group)
+            and not any(part.startswith(_NOT_LAYERS) for part in parts[:-1])
+        ):
+            found.append(
+                _Layer(
+                    "/".join(parts[:-1]),
+                    str(group.attrs.get("name", parts[-2] if parts[1:] else "")),
+                    dict(group),
+                )
+            )
 
     file.visititems(look)
     return found
@@ -127,10 +156,19 @@ def _layers(file: h5py.File) -> list[_Layer]:
 @contextmanager
 def _opened(file: Path) -> Iterator[h5py.File]:
     """The weights in a file."""
-    with told_as(f"{file} cannot be read as .weights.h5 or .keras:", SettingError, "train", "start",
-                 of=(OSError, KeyError, zipfile.BadZipFile)):
+    with told_as(
+        f"{file} cannot be read as .weights.h5 or .keras:",
+        SettingError,
+        "train",
+        "start",
+        of=(OSError, KeyError, zipfile.BadZipFile),
+    ):
         if zipfile.is_zipfile(file):
-            with zipfile.ZipFile(file) as parts, parts.open("model.weights.h5") as part, h5py.File(part) as found:
+            with (
+                zipfile.ZipFile(file) as parts,
+                parts.open("model.weights.h5") as part,
+                h5py.File(part) as found,
+            ):
                 yield found
         else:
             with h5py.File(file) as found:

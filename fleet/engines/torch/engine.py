@@ -43,26 +43,52 @@ class TorchEngine:
         self._sample, self._transforms, self._folder = setup.sample, setup.transforms, setup.folder
         self._device = take_device(setup.index, setup.trainers, setup.deterministic, setup.slot)
         self.exchange_name = exchange_name(setup.resources.exchange, self._device)
-        self._exchange_of: Callable[[Group], Exchange] = partial(_exchange, self.exchange_name, self._device,
-                                                                 setup.folder)
-        log.info("PyTorch %s on %s with %d threads, gradients by %s", torch.__version__, self._device,
-                 torch.get_num_threads(), self.exchange_name)
+        self._exchange_of: Callable[[Group], Exchange] = partial(
+            _exchange, self.exchange_name, self._device, setup.folder
+        )
+        log.info(
+            "PyTorch %s on %s with %d threads, gradients by %s",
+            torch.__version__,
+            self._device,
+            torch.get_num_threads(),
+            self.exchange_name,
+        )
 
     def build(self, network: NetworkSpec, group: Group) -> TorchNetwork:
         """See :meth:`fleet.engines.base.Engine.build`."""
         train, sample = network.train, self._sample.of(network.feed, network.fold)
-        module, dtype = build_module(network.architecture, sample.image, sample.target, network.seed,
-                                     sample.affine is not None)
+        module, dtype = build_module(
+            network.architecture,
+            sample.image,
+            sample.target,
+            network.seed,
+            sample.affine is not None,
+        )
         if train.begins is not None:
             freeze(module, train.begins.freeze)
-        measures = Measures(make_losses(train, sample.target, self._device), make_metrics(train, sample.target))
+        measures = Measures(
+            make_losses(train, sample.target, self._device), make_metrics(train, sample.target)
+        )
         flat = Flat(module.to(self._device), measures.metrics.width)
         scale = 1.0 if train.batch.is_elastic else network.learning_rate_scale(group.size)
         updates = Updates(train.optimizer, scale, train.batch.accumulate, flat)
-        note = partial(note_of, network, sample, dtype, self._transforms.get(network.feed, ()), self._folder)
+        note = partial(
+            note_of, network, sample, dtype, self._transforms.get(network.feed, ()), self._folder
+        )
         kind = AheadNetwork if self._device.type == "cuda" else TorchNetwork
-        return kind(module, flat, updates, sample, dtype, measures, self._exchange_of, group, network.seed,
-                    train.precision == "mixed_bfloat16", note)
+        return kind(
+            module,
+            flat,
+            updates,
+            sample,
+            dtype,
+            measures,
+            self._exchange_of,
+            group,
+            network.seed,
+            train.precision == "mixed_bfloat16",
+            note,
+        )
 
 
 def _exchange(name: str, device: torch.device, folder: Path, group: Group) -> Exchange:
@@ -71,8 +97,12 @@ def _exchange(name: str, device: torch.device, folder: Path, group: Group) -> Ex
     return MpiExchange(group) if name == "mpi" else TorchExchange(group, device, folder)
 
 
-def take_device(index: int, trainers: int, deterministic: bool = False,
-                slot: Slot = Slot()) -> torch.device:  # noqa: B008 - frozen
+def take_device(
+    index: int,
+    trainers: int,
+    deterministic: bool = False,
+    slot: Slot = Slot(),  # noqa: B008
+) -> torch.device:
     """Use one GPU, and of its memory no more than this trainer's part; without GPUs, a fair share of the cores.
 
     Kernels cut their sums by the number of threads, so a network that is trained again in another number of them comes
@@ -95,12 +125,16 @@ def take_device(index: int, trainers: int, deterministic: bool = False,
     gpus = torch.cuda.device_count()
     if not gpus:
         if deterministic or "OMP_NUM_THREADS" not in os.environ:
-            torch.set_num_threads(1 if deterministic else max(1, len(os.sched_getaffinity(0)) // trainers))
+            torch.set_num_threads(
+                1 if deterministic else max(1, len(os.sched_getaffinity(0)) // trainers)
+            )
         return torch.device("cpu")
     check_index(index, gpus)
     chosen = torch.device("cuda", 0 if gpus == 1 else index)  # a launcher may have chosen already
     torch.cuda.set_device(chosen)
     if slot.memory_limit is not None:
         total = torch.cuda.get_device_properties(chosen).total_memory
-        torch.cuda.set_per_process_memory_fraction(min(1.0, slot.memory_limit * 2**20 / total), chosen)
+        torch.cuda.set_per_process_memory_fraction(
+            min(1.0, slot.memory_limit * 2**20 / total), chosen
+        )
     return chosen

@@ -96,7 +96,11 @@ class TorchExchange(Exchange):
         self._of, places = flat, flat.pieces(_PIECE)
         # The last piece, the first in the buffer, goes with none: it ends when the pass does.
         self._pieces = [(flat.whole[first:last], count) for first, last, count in places[:-1]]
-        self._rest = [flat.whole[:places[-1][1]], flat.whole[len(flat.gradients):]] if self._pieces else [flat.whole]
+        self._rest = (
+            [flat.whole[: places[-1][1]], flat.whole[len(flat.gradients) :]]
+            if self._pieces
+            else [flat.whole]
+        )
         owners = [piece for piece, (_, _, count) in enumerate(places) for _ in range(count)]
         for one, piece in zip(reversed(list(flat.parameters.values())), owners, strict=True):
             if piece < len(self._pieces):
@@ -105,8 +109,11 @@ class TorchExchange(Exchange):
     def _ready(self, piece: int) -> Callable[[torch.Tensor], None]:
         def ready(_: torch.Tensor) -> None:
             self._left[piece] -= 1
-            while len(self._under_way) < len(self._pieces) and self._left[len(self._under_way)] <= 0:
+            while (
+                len(self._under_way) < len(self._pieces) and self._left[len(self._under_way)] <= 0
+            ):
                 self._send(self._pieces[len(self._under_way)][0])  # in one order on all ranks
+
         return ready
 
     def _send(self, part: torch.Tensor) -> None:
@@ -114,7 +121,7 @@ class TorchExchange(Exchange):
 
     def finish(self, flat: Flat) -> None:  # noqa: D102
         self._watch(flat)  # this rank may have no rows
-        for part, _ in self._pieces[len(self._under_way):]:
+        for part, _ in self._pieces[len(self._under_way) :]:
             self._send(part)
         for part in self._rest:
             self._send(part)
@@ -152,8 +159,10 @@ def exchange_name(asked: str, device: torch.device) -> str:
         UserError: this engine has no such exchange.
     """
     if asked not in NAMES:
-        raise UserError(f"resources.exchange: {asked}: the torch engine does not use it; it should be "
-                        f"{', '.join(NAMES)}")
+        raise UserError(
+            f"resources.exchange: {asked}: the torch engine does not use it; it should be "
+            f"{', '.join(NAMES)}"
+        )
     if asked == "auto":
         return "library" if device.type == "cuda" else "mpi"
     return asked

@@ -47,11 +47,16 @@ class Exported(nn.Module):
     multiplier: Tensor | None
     offset: Tensor | None
 
-    def __init__(self, module: nn.Module, dtype: torch.dtype, scale: Sequence[Any] | None, is_mask: bool) -> None:
+    def __init__(
+        self, module: nn.Module, dtype: torch.dtype, scale: Sequence[Any] | None, is_mask: bool
+    ) -> None:
         super().__init__()
         self.module, self._dtype, self._is_mask = module, dtype, is_mask
-        multiplier, offset = (None, None) if scale is None else (torch.tensor(part, dtype=torch.float32)
-                                                                 for part in scale)
+        multiplier, offset = (
+            (None, None)
+            if scale is None
+            else (torch.tensor(part, dtype=torch.float32) for part in scale)
+        )
         self.register_buffer("multiplier", multiplier, persistent=False)
         self.register_buffer("offset", offset, persistent=False)
 
@@ -61,12 +66,19 @@ class Exported(nn.Module):
             samples = (samples * self.multiplier).add_(self.offset)
         if samples.dim() == 4:
             samples = samples.permute(0, 3, 1, 2)
-        outputs: Tensor = self.module(samples.to(self._dtype, memory_format=torch.contiguous_format)).float()
+        outputs: Tensor = self.module(
+            samples.to(self._dtype, memory_format=torch.contiguous_format)
+        ).float()
         return outputs.movedim(1, -1) if self._is_mask else outputs
 
 
-def note_of(network: NetworkSpec, sample: SampleSpec, dtype: torch.dtype, transforms: Sequence[Any], folder: Path
-            ) -> dict[str, Any]:
+def note_of(
+    network: NetworkSpec,
+    sample: SampleSpec,
+    dtype: torch.dtype,
+    transforms: Sequence[Any],
+    folder: Path,
+) -> dict[str, Any]:
     """What ``best.json`` says.
 
     Args:
@@ -76,15 +88,24 @@ def note_of(network: NetworkSpec, sample: SampleSpec, dtype: torch.dtype, transf
     """
     built, scale, target = network.architecture, sample.affine, sample.target
     args = asdict(built.settings) if built.kind == "family" else dict(built.args)
-    return {**({"family": built.target} if built.kind == "family" else {
-                "build": built.target, "beside": _folder_of(built.target)}), "args": args,
-            "input": {"shape": list(sample.image.shape), "dtype": sample.image.dtype,
-                      "called_with": str(dtype).removeprefix("torch."),
-                      "multiplier": None if scale is None else scale.multiplier.tolist(),
-                      "offset": None if scale is None else scale.offset.tolist()},
-            "transforms": list(transforms),
-            "target": {"kind": target.kind, "outputs": target.outputs, "size": target.size},
-            "classes": _names_in(folder, network.feed, target.outputs)}
+    return {
+        **(
+            {"family": built.target}
+            if built.kind == "family"
+            else {"build": built.target, "beside": _folder_of(built.target)}
+        ),
+        "args": args,
+        "input": {
+            "shape": list(sample.image.shape),
+            "dtype": sample.image.dtype,
+            "called_with": str(dtype).removeprefix("torch."),
+            "multiplier": None if scale is None else scale.multiplier.tolist(),
+            "offset": None if scale is None else scale.offset.tolist(),
+        },
+        "transforms": list(transforms),
+        "target": {"kind": target.kind, "outputs": target.outputs, "size": target.size},
+        "classes": _names_in(folder, network.feed, target.outputs),
+    }
 
 
 def write(state: Mapping[str, np.ndarray], note: Mapping[str, Any], path: Path) -> None:
@@ -124,29 +145,45 @@ def load(file: Path) -> tuple[Exported, dict[str, Any]]:
         dtype = getattr(torch, said["called_with"])
         weights = load_file(file)
     module = _built(file, note, architecture, image, target, scale is not None)
-    with told_as(f"{file} does not fit what {architecture.target} builds, whose code has changed since:", UserError):
+    with told_as(
+        f"{file} does not fit what {architecture.target} builds, whose code has changed since:",
+        UserError,
+    ):
         module.load_state_dict(weights)
     return Exported(module, dtype, scale, target.kind == "mask").eval(), note
 
 
-def _built(file: Path, note: Mapping[str, Any], architecture: Architecture, image: ImageSpec, target: TargetSpec,
-           is_scaled: bool) -> nn.Module:
+def _built(
+    file: Path,
+    note: Mapping[str, Any],
+    architecture: Architecture,
+    image: ImageSpec,
+    target: TargetSpec,
+    is_scaled: bool,
+) -> nn.Module:
     """A network's module, whose code may stand where it stood when the network was written."""
     look_last_in(beside := note.get("beside"))
     try:
         return build_module(architecture, image, target, 0, is_scaled).module
     except (UserError, ModelError) as error:
         where = f", or where it was: {beside}" if beside else ""
-        raise UserError(f"{file} takes the code of {architecture.target}, which should be found from here{where}: "
-                        f"{error}") from error
+        raise UserError(
+            f"{file} takes the code of {architecture.target}, which should be found from here{where}: "
+            f"{error}"
+        ) from error
 
 
 def _folder_of(target: str) -> str:
     """Where the module of an import path was found; its top package, where it is in one."""
     name = target.partition(":")[0]
     file = getattr(sys.modules.get(name), "__file__", None)
-    return "" if file is None else str(Path(file).absolute().parents[
-        name.count(".") + (Path(file).name == "__init__.py")])
+    return (
+        ""
+        if file is None
+        else str(
+            Path(file).absolute().parents[name.count(".") + (Path(file).name == "__init__.py")]
+        )
+    )
 
 
 def to_onnx(file: Path, path: Path) -> None:
@@ -159,13 +196,30 @@ def to_onnx(file: Path, path: Path) -> None:
     if find_spec("onnx") is None:
         raise UserError("--onnx: onnx is not installed: pip install onnx onnxscript")
     network, note = load(file)
-    samples = torch.zeros((2, *note["input"]["shape"]), dtype=getattr(torch, note["input"]["dtype"]))
-    write = partial(torch.onnx.export, network, (samples,), str(path), input_names=["samples"],
-                    output_names=["outputs"])
-    logging.getLogger("torch.onnx._internal.exporter._registration").setLevel(logging.ERROR)  # it misses torchvision
+    samples = torch.zeros(
+        (2, *note["input"]["shape"]), dtype=getattr(torch, note["input"]["dtype"])
+    )
+    write = partial(
+        torch.onnx.export,
+        network,
+        (samples,),
+        str(path),
+        input_names=["samples"],
+        output_names=["outputs"],
+    )
+    logging.getLogger("torch.onnx._internal.exporter._registration").setLevel(
+        logging.ERROR
+    )  # it misses torchvision
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         try:
-            write(dynamo=True, external_data=False, verbose=False, dynamic_shapes=({0: torch.export.Dim("n")},))
-        except ImportError:  # without onnxscript, or with one of another time: by the exporter before
+            write(
+                dynamo=True,
+                external_data=False,
+                verbose=False,
+                dynamic_shapes=({0: torch.export.Dim("n")},),
+            )
+        except (
+            ImportError
+        ):  # without onnxscript, or with one of another time: by the exporter before
             write(dynamo=False, dynamic_axes={"samples": {0: "n"}, "outputs": {0: "n"}})

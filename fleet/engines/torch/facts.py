@@ -20,8 +20,17 @@ def problems(gpus: Sequence[str], exchange: str) -> list[tuple[str, str]]:
         return [(f"PyTorch cannot be imported: {one_line(error)[:200]}", _INSTALL)]
     found = []
     if gpus and not torch.cuda.device_count():
-        found.append((f"{counted(len(gpus), 'GPU')} shown, but PyTorch {torch.__version__} sees none",
-                      "it needs a build for CUDA and this driver: https://pytorch.org/get-started/locally"))
+        found.append(
+            (
+                f"{counted(len(gpus), 'GPU')} shown, but PyTorch {torch.__version__} sees none",
+                "it needs a build for CUDA and this driver: https://pytorch.org/get-started/locally",
+            )
+        )
     if exchange == "horovod":
-        found.append(("the torch engine does not use Horovod", "set resources.exchange: auto, mpi or library"))
+        found.append(
+            (
+                "the torch engine does not use Horovod",
+                "set resources.exchange: auto, mpi or library",
+            )
+        )
     return found

@@ -7,17 +7,27 @@ from torch import Tensor
 
 from preprocess.sample import PLACE_BYTES, SampleSpec
 
-_MOVED_AS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}  # not all types can be indexed
+_MOVED_AS = {
+    1: torch.uint8,
+    2: torch.int16,
+    4: torch.int32,
+    8: torch.int64,
+}  # not all types can be indexed
 
 
 def finished(rows: Tensor, sample: SampleSpec) -> Tensor:
     """Samples as networks are fed with them, (n, height, width, channels), of what travels."""
     if sample.unfinished is None:
         return rows
-    (height, width, channels), kind = sample.unfinished.shape, getattr(torch, sample.unfinished.dtype)
+    (height, width, channels), kind = (
+        sample.unfinished.shape,
+        getattr(torch, sample.unfinished.dtype),
+    )
     pixels, places = rows.split([sample.unfinished.nbytes, PLACE_BYTES], dim=1)
     # Copied, also where one row is contiguous: behind an odd number of bytes they are no integers yet.
-    top, left, upside, mirror = places.clone(memory_format=torch.contiguous_format).view(torch.int32).long().unbind(1)
+    top, left, upside, mirror = (
+        places.clone(memory_format=torch.contiguous_format).view(torch.int32).long().unbind(1)
+    )
     y, is_y = _lines(top, upside, sample.image.shape[0], height)
     x, is_x = _lines(left, mirror, sample.image.shape[1], width)
     each = torch.arange(len(rows), device=rows.device)[:, None, None]

@@ -34,30 +34,41 @@ class Flat:
     """
 
     def __init__(self, module: nn.Module, more: int) -> None:
-        self.parameters = {name: one for name, one in module.named_parameters() if one.requires_grad}
+        self.parameters = {
+            name: one for name, one in module.named_parameters() if one.requires_grad
+        }
         if not self.parameters:
             raise ModelError("the module has no parameter to train")
-        ends = np.cumsum([-(-one.numel() // _ALIGNED) * _ALIGNED for one in self.parameters.values()]).tolist()
+        ends = np.cumsum(
+            [-(-one.numel() // _ALIGNED) * _ALIGNED for one in self.parameters.values()]
+        ).tolist()
         self._firsts = [0, *ends[:-1]]
         device = next(iter(self.parameters.values())).device
         self.weights = torch.zeros(ends[-1], device=device)
         self.whole = torch.zeros(ends[-1] + WIDTH + more, device=device)
-        self.gradients, self.tail = self.whole[:ends[-1]], self.whole[ends[-1]:]
+        self.gradients, self.tail = self.whole[: ends[-1]], self.whole[ends[-1] :]
         self._head, self._known, self._more = self.tail[:2], self.tail[2:5], self.tail[WIDTH:]
         self.views = self.split(self.gradients)
-        for one, place, view in zip(self.parameters.values(), self.split(self.weights), self.views, strict=True):
+        for one, place, view in zip(
+            self.parameters.values(), self.split(self.weights), self.views, strict=True
+        ):
             place.copy_(one.data)
             one.data = place
             one.grad = view
 
     def split(self, vector: torch.Tensor) -> list[torch.Tensor]:
         """A view for each parameter, of its shape, of a vector as long as all weights."""
-        return [vector[first:first + one.numel()].view(one.shape)
-                for first, one in zip(self._firsts, self.parameters.values(), strict=True)]
+        return [
+            vector[first : first + one.numel()].view(one.shape)
+            for first, one in zip(self._firsts, self.parameters.values(), strict=True)
+        ]
 
     def named(self, vector: torch.Tensor, prefix: str) -> dict[str, torch.Tensor]:
         """The same by name."""
-        return {f"{prefix}/{name}": view for name, view in zip(self.parameters, self.split(vector), strict=True)}
+        return {
+            f"{prefix}/{name}": view
+            for name, view in zip(self.parameters, self.split(vector), strict=True)
+        }
 
     def pieces(self, least: int) -> list[tuple[int, int, int]]:
         """The gradients in pieces of so many bytes or more, in the order in which a backward pass ends with them.
@@ -82,7 +93,9 @@ class Flat:
 
     def gather(self) -> None:
         """Take over the gradients that a backward pass has made, all at once."""
-        made = [(view, one.grad) for one, view in zip(self.parameters.values(), self.views, strict=True)]
+        made = [
+            (view, one.grad) for one, view in zip(self.parameters.values(), self.views, strict=True)
+        ]
         for view, gradient in made:
             if gradient is None:
                 view.zero_()
@@ -97,15 +110,26 @@ class Flat:
         Raises:
             ModelError: the module has put others in their place.
         """
-        for name, one, view in zip(self.parameters, self.parameters.values(), self.views, strict=True):
+        for name, one, view in zip(
+            self.parameters, self.parameters.values(), self.views, strict=True
+        ):
             if one.grad is None or one.grad.data_ptr() != view.data_ptr():
-                raise ModelError(f"the module has put another gradient of {name} in the place of the one that it had")
+                raise ModelError(
+                    f"the module has put another gradient of {name} in the place of the one that it had"
+                )
 
     def clear(self) -> None:
         """Before a backward pass, which adds to the gradients."""
         self.whole.zero_()
 
-    def note(self, loss: torch.Tensor, right: torch.Tensor, count: int, stop: bool, more: torch.Tensor | None) -> None:
+    def note(
+        self,
+        loss: torch.Tensor,
+        right: torch.Tensor,
+        count: int,
+        stop: bool,
+        more: torch.Tensor | None,
+    ) -> None:
         """Write the sums of this rank's rows."""
         torch.stack((loss, right), out=self._head)
         self._tell(count, stop, failed=False)
@@ -147,7 +171,11 @@ def placed(array: np.ndarray, device: torch.device) -> torch.Tensor:
     found = tensor_of(array)
     if device.type != "cuda":
         return found
-    return torch.empty(found.shape, dtype=found.dtype, pin_memory=True).copy_(found).to(device, non_blocking=True)
+    return (
+        torch.empty(found.shape, dtype=found.dtype, pin_memory=True)
+        .copy_(found)
+        .to(device, non_blocking=True)
+    )
 
 
 def copied(tensors: Mapping[str, torch.Tensor]) -> dict[str, np.ndarray]:

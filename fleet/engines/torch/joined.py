@@ -15,8 +15,11 @@ from fleet.engines.torch.flat import copied
 
 _BATCH = 256
 _PREDICTED: dict[str, Callable[[Tensor], Tensor]] = {
-    "class": lambda outputs: outputs.softmax(-1), "mask": lambda outputs: outputs.softmax(-1),
-    "multilabel": torch.sigmoid, "value": lambda outputs: outputs}
+    "class": lambda outputs: outputs.softmax(-1),
+    "mask": lambda outputs: outputs.softmax(-1),
+    "multilabel": torch.sigmoid,
+    "value": lambda outputs: outputs,
+}
 
 
 class JoinedModules:
@@ -31,23 +34,41 @@ class JoinedModules:
         found = [load(file) for file in files]
         self._device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
         self._networks = nn.ModuleList([network for network, _ in found]).to(self._device).eval()
-        self._notes, self._weights, self._predicted = [note for _, note in found], weights, _PREDICTED[kind]
+        self._notes, self._weights, self._predicted = (
+            [note for _, note in found],
+            weights,
+            _PREDICTED[kind],
+        )
 
     def predict(self, images: np.ndarray) -> np.ndarray:  # noqa: D102 - Joined says it
         with torch.inference_mode():
-            parts = [self._mean(torch.from_numpy(np.ascontiguousarray(images[first:first + _BATCH])).to(self._device))
-                     for first in range(0, len(images), _BATCH)]
+            parts = [
+                self._mean(
+                    torch.from_numpy(np.ascontiguousarray(images[first : first + _BATCH])).to(
+                        self._device
+                    )
+                )
+                for first in range(0, len(images), _BATCH)
+            ]
         return np.concatenate(parts)
 
     def _mean(self, samples: Tensor) -> np.ndarray:
-        means = [self._predicted(network(samples)) * weight
-                 for network, weight in zip(self._networks, self._weights, strict=True)]
+        means = [
+            self._predicted(network(samples)) * weight
+            for network, weight in zip(self._networks, self._weights, strict=True)
+        ]
         found: np.ndarray = torch.stack(means).sum(0).cpu().numpy()
         return found
 
     def save(self, path: Path) -> None:
         """Write the weights of all networks, each behind its number, and their notes."""
-        state = {f"{place}.{name}": array for place, network in enumerate(self._networks)
-                 for name, array in copied(network.module.state_dict()).items()}
-        notes = [{**note, "weight": weight} for note, weight in zip(self._notes, self._weights, strict=True)]
+        state = {
+            f"{place}.{name}": array
+            for place, network in enumerate(self._networks)
+            for name, array in copied(network.module.state_dict()).items()
+        }
+        notes = [
+            {**note, "weight": weight}
+            for note, weight in zip(self._notes, self._weights, strict=True)
+        ]
         write(state, {"mean_of": json.loads(json.dumps(notes))}, path)

@@ -23,7 +23,14 @@ from torch.nn.functional import (
     softplus,
 )
 
-from fleet.engines.measures import OF_MASKS, Loss, LossFunctions, given_to, of_whole_batch, weighs_masks
+from fleet.engines.measures import (
+    OF_MASKS,
+    Loss,
+    LossFunctions,
+    given_to,
+    of_whole_batch,
+    weighs_masks,
+)
 from fleet.engines.own import own_loss
 from fleet.spec import Train
 from fleet.spec.measures import name_of
@@ -40,9 +47,16 @@ def make_losses(train: Train, target: TargetSpec, device: torch.device) -> LossF
         SettingError: no such loss, or not of such targets.
     """
     each = _default(target, train.label_smoothing) if train.loss is None else _named(train, target)
-    return LossFunctions.of(train, target, lambda weights: _of_samples(
-        each, target, None if weights is None else torch.tensor(weights, dtype=torch.float32, device=device)),
-        _CORRECT[target.kind](target))
+    return LossFunctions.of(
+        train,
+        target,
+        lambda weights: _of_samples(
+            each,
+            target,
+            None if weights is None else torch.tensor(weights, dtype=torch.float32, device=device),
+        ),
+        _CORRECT[target.kind](target),
+    )
 
 
 def check_losses(losses: LossFunctions, outputs: Tensor, targets: Tensor) -> None:
@@ -51,13 +65,25 @@ def check_losses(losses: LossFunctions, outputs: Tensor, targets: Tensor) -> Non
     Raises:
         SettingError: they are none.
     """
+
     def slope(loss: Loss) -> np.ndarray | None:
-        any_outputs = torch.randn(outputs.shape, generator=torch.Generator().manual_seed(0)).to(outputs.device)
+        any_outputs = torch.randn(outputs.shape, generator=torch.Generator().manual_seed(0)).to(
+            outputs.device
+        )
         any_outputs.requires_grad_()
         found = loss(any_outputs, targets)
-        along = torch.autograd.grad(found.sum(), any_outputs, allow_unused=True)[0] if found.requires_grad else None
+        along = (
+            torch.autograd.grad(found.sum(), any_outputs, allow_unused=True)[0]
+            if found.requires_grad
+            else None
+        )
         return None if along is None else along.cpu().numpy()
-    losses.check(slope, lambda: losses.judging(outputs, targets).detach().cpu().numpy(), bool(outputs.isfinite().all()))
+
+    losses.check(
+        slope,
+        lambda: losses.judging(outputs, targets).detach().cpu().numpy(),
+        bool(outputs.isfinite().all()),
+    )
 
 
 def _of_samples(each: Loss, target: TargetSpec, by_class: Tensor | None = None) -> Loss:
@@ -77,6 +103,7 @@ def _of_samples(each: Loss, target: TargetSpec, by_class: Tensor | None = None) 
         if by_class is not None:
             found = found * by_class[labels]
         return mean_of_pixels(torch.where(counted, found, 0.0), counted)
+
     return of_masks
 
 
@@ -98,8 +125,11 @@ def _default(target: TargetSpec, smoothing: float) -> Loss:
         return lambda outputs, targets: _binary(targets.float(), outputs, smoothing)
     if target.kind == "mask":
         return lambda outputs, labels: cross_entropy(
-            outputs.movedim(-1, 1), labels.clamp(min=0), reduction="none", label_smoothing=smoothing)
-    return lambda outputs, targets: cross_entropy(outputs, targets, reduction="none", label_smoothing=smoothing)
+            outputs.movedim(-1, 1), labels.clamp(min=0), reduction="none", label_smoothing=smoothing
+        )
+    return lambda outputs, targets: cross_entropy(
+        outputs, targets, reduction="none", label_smoothing=smoothing
+    )
 
 
 # ---- losses by the names of Keras, of dense targets --------------------------------------------
@@ -118,26 +148,39 @@ def _categorical(wanted: Tensor, logits: Tensor, label_smoothing: float = 0.0) -
     return -(_smoothed(wanted, label_smoothing) * logits.log_softmax(-1)).sum(-1)
 
 
-def _binary_focal(wanted: Tensor, logits: Tensor, apply_class_balancing: bool = False, alpha: float = 0.25,
-                  gamma: float = 2.0, label_smoothing: float = 0.0) -> Tensor:
+def _binary_focal(
+    wanted: Tensor,
+    logits: Tensor,
+    apply_class_balancing: bool = False,
+    alpha: float = 0.25,
+    gamma: float = 2.0,
+    label_smoothing: float = 0.0,
+) -> Tensor:
     wanted = wanted * (1 - label_smoothing) + 0.5 * label_smoothing
     found = logits.sigmoid()
     kept = found.clamp(_TINY, 1 - _TINY)
     losses = -(wanted * kept.log() + (1 - wanted) * (1 - kept).log())
-    losses = (1 - (wanted * found + (1 - wanted) * (1 - found)))**gamma * losses
+    losses = (1 - (wanted * found + (1 - wanted) * (1 - found))) ** gamma * losses
     if apply_class_balancing:
         losses = (wanted * alpha + (1 - wanted) * (1 - alpha)) * losses
     return losses.mean(-1)
 
 
-def _categorical_focal(wanted: Tensor, logits: Tensor, alpha: float = 0.25, gamma: float = 2.0,
-                       label_smoothing: float = 0.0) -> Tensor:
+def _categorical_focal(
+    wanted: Tensor,
+    logits: Tensor,
+    alpha: float = 0.25,
+    gamma: float = 2.0,
+    label_smoothing: float = 0.0,
+) -> Tensor:
     found = logits.softmax(-1).clamp(_TINY, 1 - _TINY)
-    return (-_smoothed(wanted, label_smoothing) * found.log() * alpha * (1 - found)**gamma).sum(-1)
+    return (-_smoothed(wanted, label_smoothing) * found.log() * alpha * (1 - found) ** gamma).sum(
+        -1
+    )
 
 
 def _generalized(wanted: Tensor, found: Tensor, *, q: float) -> Tensor:
-    return (1 - (wanted * found).sum(-1)**q) / q
+    return (1 - (wanted * found).sum(-1) ** q) / q
 
 
 def _signs(wanted: Tensor) -> Tensor:
@@ -193,21 +236,31 @@ def _tversky(wanted: Tensor, found: Tensor, alpha: float = 0.5, beta: float = 0.
 
 # name -> the loss of wanted and logits
 OF_LOGITS: dict[str, Callable[..., Tensor]] = {
-    "binary_crossentropy": _binary, "categorical_crossentropy": _categorical,
-    "sparse_categorical_crossentropy": _categorical, "binary_focal_crossentropy": _binary_focal,
-    "categorical_focal_crossentropy": _categorical_focal, "hinge": _hinge, "squared_hinge": _squared_hinge,
-    "categorical_hinge": _categorical_hinge}
+    "binary_crossentropy": _binary,
+    "categorical_crossentropy": _categorical,
+    "sparse_categorical_crossentropy": _categorical,
+    "binary_focal_crossentropy": _binary_focal,
+    "categorical_focal_crossentropy": _categorical_focal,
+    "hinge": _hinge,
+    "squared_hinge": _squared_hinge,
+    "categorical_hinge": _categorical_hinge,
+}
 # name -> the loss of wanted and probabilities, or values
 OF_PREDICTIONS: dict[str, Callable[..., Tensor]] = {
-    "categorical_generalized_cross_entropy": _generalized, "cosine_similarity": _cosine, "dice": _dice,
-    "huber": _huber, "kl_divergence": _divergence, "log_cosh": _log_cosh,
+    "categorical_generalized_cross_entropy": _generalized,
+    "cosine_similarity": _cosine,
+    "dice": _dice,
+    "huber": _huber,
+    "kl_divergence": _divergence,
+    "log_cosh": _log_cosh,
     "mean_absolute_error": lambda wanted, found: (found - wanted).abs().mean(-1),
-    "mean_absolute_percentage_error":
-        lambda wanted, found: 100 * ((wanted - found) / wanted.abs().clamp(min=_TINY)).abs().mean(-1),
+    "mean_absolute_percentage_error": lambda wanted, found: 100
+    * ((wanted - found) / wanted.abs().clamp(min=_TINY)).abs().mean(-1),
     "mean_squared_error": lambda wanted, found: (found - wanted).square().mean(-1),
     "mean_squared_logarithmic_error": _logarithmic,
     "poisson": lambda wanted, found: (found - wanted * (found + _TINY).log()).mean(-1),
-    "tversky": _tversky}
+    "tversky": _tversky,
+}
 
 
 def dense(targets: Tensor, target: TargetSpec) -> Tensor:
@@ -235,11 +288,17 @@ def _named(train: Train, target: TargetSpec) -> Loss:
     given = given_to(train, target, list(inspect.signature(function).parameters)[2:])
 
     def named(outputs: Tensor, targets: Tensor) -> Tensor:
-        wanted, found = dense(targets, target), outputs if takes_logits else probabilities(outputs, target)
-        if target.kind == "mask" and short in OF_MASKS:  # pixels that count for nothing have neither
+        wanted, found = (
+            dense(targets, target),
+            outputs if takes_logits else probabilities(outputs, target),
+        )
+        if (
+            target.kind == "mask" and short in OF_MASKS
+        ):  # pixels that count for nothing have neither
             counted = (targets >= 0)[..., None]
             wanted, found = wanted * counted, found * counted
         return function(wanted, found, **given)
+
     return named
 
 
@@ -261,6 +320,7 @@ def _own(train: Train, target: TargetSpec) -> Loss:
         if target.kind == "mask" and losses.shape == targets.shape:
             return losses
         return losses.flatten(1).mean(1) if losses.dim() > 1 else losses
+
     return own
 
 
@@ -271,11 +331,15 @@ def _right_pixels(target: TargetSpec) -> Loss:
     def correct(outputs: Tensor, targets: Tensor) -> Tensor:
         labels, counted = pixels(targets, target)
         return mean_of_pixels((outputs.argmax(-1) == labels).float(), counted)
+
     return correct
 
 
 _CORRECT: dict[str, Callable[[TargetSpec], Loss]] = {
     "class": lambda target: lambda outputs, targets: outputs.argmax(1) == targets,
-    "multilabel": lambda target: lambda outputs, targets: ((outputs > 0) == (targets > 0)).float().mean(-1),
+    "multilabel": lambda target: lambda outputs, targets: ((outputs > 0) == (targets > 0))
+    .float()
+    .mean(-1),
     "mask": _right_pixels,
-    "value": lambda target: lambda outputs, targets: outputs.new_zeros(len(outputs))}
+    "value": lambda target: lambda outputs, targets: outputs.new_zeros(len(outputs)),
+}

@@ -86,12 +86,19 @@ def make_metrics(train: Train, target: TargetSpec) -> MetricSet:
     Raises:
         SettingError: one cannot be computed of such targets.
     """
-    return MetricSet([_made(one, target) for one in train.metrics if snake(name_of(one)) != "accuracy"], target)
+    return MetricSet(
+        [_made(one, target) for one in train.metrics if snake(name_of(one)) != "accuracy"], target
+    )
 
 
 def _made(asked: Measure, target: TargetSpec) -> _Metric:
-    name, given = name_of(asked), {key: value for key, value in parameters_of(asked).items() if key != "name"}
-    with told_as(f"the metric {name} cannot be computed of {target}:", SettingError, "train", "metrics"):
+    name, given = (
+        name_of(asked),
+        {key: value for key, value in parameters_of(asked).items() if key != "name"},
+    )
+    with told_as(
+        f"the metric {name} cannot be computed of {target}:", SettingError, "train", "metrics"
+    ):
         kind = _mean(_own(name, given)) if ":" in name else _KINDS[snake(name)](target, **given)
         made = _Metric(label_of(asked), *kind)
         _try(made, target)
@@ -103,7 +110,9 @@ def _try(metric: _Metric, target: TargetSpec) -> None:
     random = np.random.default_rng(0)
     targets = torch.from_numpy(np.array(target.split(target.made_up(random, 4))[0]))
     shape = (4, *target.shape, target.outputs) if target.kind == "mask" else (4, target.outputs)
-    MetricSet([metric], target).sums(torch.from_numpy(random.uniform(0.1, 2, shape).astype(np.float32)), targets)
+    MetricSet([metric], target).sums(
+        torch.from_numpy(random.uniform(0.1, 2, shape).astype(np.float32)), targets
+    )
 
 
 _Kind = tuple[int, Callable[[Rows], Tensor], Callable[[np.ndarray], float]]  # width, added, result
@@ -113,6 +122,7 @@ def _mean(each: Callable[[Rows], Tensor], finish: Callable[[float], float] = flo
     def added(rows: Rows) -> Tensor:
         found = each(rows).float()
         return torch.stack((found.sum(), found.new_tensor(len(found))))
+
     return 2, added, lambda state: finish(state[0] / state[1]) if state[1] else 0.0
 
 
@@ -124,17 +134,26 @@ def _own(name: str, given: Mapping[str, Any]) -> Callable[[Rows], Tensor]:
         if found.dim() == 0:
             raise of_whole_batch(f"the metric {name}", "metrics")
         return found.flatten(1).float().mean(1) if found.dim() > 1 else found
+
     return each
 
 
-def _of_loss(name: str, sign: float = 1.0, finish: Callable[[float], float] = float) -> Callable[..., _Kind]:
+def _of_loss(
+    name: str, sign: float = 1.0, finish: Callable[[float], float] = float
+) -> Callable[..., _Kind]:
     """The mean of a loss over samples."""
+
     def kind(target: TargetSpec, **given: Any) -> _Kind:
-        if name in OF_LOGITS and "hinge" not in name:  # of probabilities, whatever the target's kind makes them of
+        if (
+            name in OF_LOGITS and "hinge" not in name
+        ):  # of probabilities, whatever the target's kind makes them of
             logits = partial(torch.logit, eps=_TINY) if name == "binary_crossentropy" else _log
-            return _mean(lambda rows: OF_LOGITS[name](rows.wanted, logits(rows.predicted), **given), finish)
+            return _mean(
+                lambda rows: OF_LOGITS[name](rows.wanted, logits(rows.predicted), **given), finish
+            )
         function = OF_PREDICTIONS.get(name) or OF_LOGITS[name]
         return _mean(lambda rows: sign * function(rows.wanted, rows.predicted, **given), finish)
+
     return kind
 
 
@@ -154,14 +173,26 @@ def _top_k(target: TargetSpec, k: int = 5) -> _Kind:
     def each(rows: Rows) -> Tensor:
         own = rows.predicted.gather(1, rows.wanted.argmax(1, keepdim=True))
         return (rows.predicted > own).sum(1) < k
+
     return _mean(each)
 
 
-def _counts(finish: Callable[[np.ndarray, np.ndarray, np.ndarray, np.ndarray], Any], is_marked: bool = False
-            ) -> Callable[..., _Kind]:
+def _counts(
+    finish: Callable[[np.ndarray, np.ndarray, np.ndarray, np.ndarray], Any], is_marked: bool = False
+) -> Callable[..., _Kind]:
     """From hits and misses of each output: true and false positives, false and true negatives."""
-    def kind(target: TargetSpec, thresholds: float | None = None, class_id: int | None = None, **given: Any) -> _Kind:
-        limit = given.pop("threshold", None) if is_marked else (0.5 if thresholds is None else thresholds)
+
+    def kind(
+        target: TargetSpec,
+        thresholds: float | None = None,
+        class_id: int | None = None,
+        **given: Any,
+    ) -> _Kind:
+        limit = (
+            given.pop("threshold", None)
+            if is_marked
+            else (0.5 if thresholds is None else thresholds)
+        )
         if is_marked and target.kind == "multilabel" and limit is None:
             limit = 0.5  # otherwise the likeliest label alone is marked
         result = partial(finish, **given)
@@ -170,14 +201,26 @@ def _counts(finish: Callable[[np.ndarray, np.ndarray, np.ndarray, np.ndarray], A
             found = rows.predicted
             marked = found > limit if limit is not None else found >= found.amax(-1, keepdim=True)
             wanted = rows.wanted > 0
-            return torch.stack([(marked & wanted).sum(0), (marked & ~wanted).sum(0), (~marked & wanted).sum(0),
-                                (~marked & ~wanted).sum(0)])
+            return torch.stack(
+                [
+                    (marked & wanted).sum(0),
+                    (marked & ~wanted).sum(0),
+                    (~marked & wanted).sum(0),
+                    (~marked & ~wanted).sum(0),
+                ]
+            )
 
         def of_state(state: np.ndarray) -> float:
             each = state.reshape(4, -1)
-            return float(result(*(each if is_marked else each.sum(1) if class_id is None else each[:, class_id])))
+            return float(
+                result(
+                    *(each if is_marked else each.sum(1) if class_id is None else each[:, class_id])
+                )
+            )
+
         result(*np.ones((4, target.outputs)))  # a parameter that it does not have is a mistake
         return 4 * target.outputs, added, of_state
+
     return kind
 
 
@@ -185,8 +228,14 @@ def _ratio(part: Any, whole: Any) -> Any:
     return np.where(whole > 0, part / np.maximum(whole, _TINY), 0.0)
 
 
-def _f_score(true: np.ndarray, false: np.ndarray, missed: np.ndarray, _: np.ndarray, beta: float = 1.0,
-             average: str | None = "macro") -> Any:
+def _f_score(
+    true: np.ndarray,
+    false: np.ndarray,
+    missed: np.ndarray,
+    _: np.ndarray,
+    beta: float = 1.0,
+    average: str | None = "macro",
+) -> Any:
     if average == "micro":
         true, false, missed = true.sum(), false.sum(), missed.sum()
     scores = _ratio((1 + beta**2) * true, (1 + beta**2) * true + beta**2 * missed + false)
@@ -195,26 +244,39 @@ def _f_score(true: np.ndarray, false: np.ndarray, missed: np.ndarray, _: np.ndar
     return scores.mean()
 
 
-def _f1(true: np.ndarray, false: np.ndarray, missed: np.ndarray, rest: np.ndarray, average: str | None = "macro"
-        ) -> Any:
+def _f1(
+    true: np.ndarray,
+    false: np.ndarray,
+    missed: np.ndarray,
+    rest: np.ndarray,
+    average: str | None = "macro",
+) -> Any:
     return _f_score(true, false, missed, rest, 1.0, average)
 
 
 def _auc(target: TargetSpec, curve: str = "ROC", num_thresholds: int = 200) -> _Kind:
     """The area under the curve of all outputs together, by trapezoids, or for PR as Davis and Goadrich have it."""
     if curve not in ("ROC", "PR"):
-        raise SettingError(f"the metric AUC has no curve {curve}; it has ROC and PR", "train", "metrics")
+        raise SettingError(
+            f"the metric AUC has no curve {curve}; it has ROC and PR", "train", "metrics"
+        )
     limits = torch.linspace(0, 1, num_thresholds)
     limits[0], limits[-1] = -_TINY, 1 + _TINY
 
     def added(rows: Rows) -> Tensor:
         # How many thresholds are below each: it is positive for so many.
-        below = torch.searchsorted(limits.to(rows.predicted.device), rows.predicted.reshape(-1).contiguous())
+        below = torch.searchsorted(
+            limits.to(rows.predicted.device), rows.predicted.reshape(-1).contiguous()
+        )
         holds = rows.wanted.reshape(-1) > 0
-        return torch.stack([torch.bincount(below[part], minlength=num_thresholds + 1) for part in (holds, ~holds)])
+        return torch.stack(
+            [torch.bincount(below[part], minlength=num_thresholds + 1) for part in (holds, ~holds)]
+        )
 
     def result(state: np.ndarray) -> float:
-        true, false = np.cumsum(state.reshape(2, -1)[:, ::-1], axis=1)[:, ::-1][:, 1:]  # at each threshold
+        true, false = np.cumsum(state.reshape(2, -1)[:, ::-1], axis=1)[:, ::-1][
+            :, 1:
+        ]  # at each threshold
         positives, negatives = true[0], false[0]
         if curve == "ROC":
             y, x = _ratio(true, positives), _ratio(false, negatives)
@@ -222,8 +284,13 @@ def _auc(target: TargetSpec, curve: str = "ROC", num_thresholds: int = 200) -> _
         marked = true + false
         slope = _ratio(true[:-1] - true[1:], marked[:-1] - marked[1:])
         start = true[1:] - slope * marked[1:]
-        ratio = np.where((marked[:-1] > 0) & (marked[1:] > 0), marked[:-1] / np.maximum(marked[1:], _TINY), 1.0)
-        return float(_ratio(slope * (true[:-1] - true[1:] + start * np.log(ratio)), positives).sum())
+        ratio = np.where(
+            (marked[:-1] > 0) & (marked[1:] > 0), marked[:-1] / np.maximum(marked[1:], _TINY), 1.0
+        )
+        return float(
+            _ratio(slope * (true[:-1] - true[1:] + start * np.log(ratio)), positives).sum()
+        )
+
     return 2 * (num_thresholds + 1), added, result
 
 
@@ -231,13 +298,16 @@ def _mean_io_u(target: TargetSpec) -> _Kind:
     size = target.outputs
 
     def added(rows: Rows) -> Tensor:
-        return torch.bincount(rows.wanted.argmax(-1) * size + rows.predicted.argmax(-1), minlength=size**2)
+        return torch.bincount(
+            rows.wanted.argmax(-1) * size + rows.predicted.argmax(-1), minlength=size**2
+        )
 
     def result(state: np.ndarray) -> float:
         table = state.reshape(size, size)
         union = table.sum(0) + table.sum(1) - table.diagonal()
         seen = union > 0
         return float((table.diagonal()[seen] / union[seen]).mean()) if seen.any() else 0.0
+
     return size**2, added, result
 
 
@@ -255,24 +325,46 @@ def _r2(target: TargetSpec) -> _Kind:
         count, total, squares, errors = state.reshape(4, -1)
         spread = squares - total**2 / np.maximum(count, 1)
         return float(np.where(spread > 0, 1 - errors / np.maximum(spread, _TINY), 0.0).mean())
+
     return 4 * target.outputs, added, result
 
 
 _KINDS: dict[str, Callable[..., _Kind]] = {
-    "binary_accuracy": _binary_accuracy, "categorical_accuracy": _categorical_accuracy,
-    "sparse_categorical_accuracy": _categorical_accuracy, "top_k_categorical_accuracy": _top_k,
-    "sparse_top_k_categorical_accuracy": _top_k, "auc": _auc, "mean_io_u": _mean_io_u, "r2_score": _r2,
-    "f1_score": _counts(_f1, is_marked=True), "f_beta_score": _counts(_f_score, is_marked=True),
+    "binary_accuracy": _binary_accuracy,
+    "categorical_accuracy": _categorical_accuracy,
+    "sparse_categorical_accuracy": _categorical_accuracy,
+    "top_k_categorical_accuracy": _top_k,
+    "sparse_top_k_categorical_accuracy": _top_k,
+    "auc": _auc,
+    "mean_io_u": _mean_io_u,
+    "r2_score": _r2,
+    "f1_score": _counts(_f1, is_marked=True),
+    "f_beta_score": _counts(_f_score, is_marked=True),
     "precision": _counts(lambda true, false, missed, rest: _ratio(true, true + false)),
     "recall": _counts(lambda true, false, missed, rest: _ratio(true, true + missed)),
     "true_positives": _counts(lambda true, false, missed, rest: np.sum(true)),
     "false_positives": _counts(lambda true, false, missed, rest: np.sum(false)),
     "false_negatives": _counts(lambda true, false, missed, rest: np.sum(missed)),
     "true_negatives": _counts(lambda true, false, missed, rest: np.sum(rest)),
-    "cosine_similarity": _of_loss("cosine_similarity", sign=-1.0), "log_cosh_error": _of_loss("log_cosh"),
+    "cosine_similarity": _of_loss("cosine_similarity", sign=-1.0),
+    "log_cosh_error": _of_loss("log_cosh"),
     "root_mean_squared_error": _of_loss("mean_squared_error", finish=math.sqrt),
-    **{name: _of_loss(name) for name in (
-        "binary_crossentropy", "categorical_crossentropy", "sparse_categorical_crossentropy", "categorical_hinge",
-        "hinge", "kl_divergence", "mean_absolute_error", "mean_absolute_percentage_error", "mean_squared_error",
-        "mean_squared_logarithmic_error", "poisson", "squared_hinge")}}
+    **{
+        name: _of_loss(name)
+        for name in (
+            "binary_crossentropy",
+            "categorical_crossentropy",
+            "sparse_categorical_crossentropy",
+            "categorical_hinge",
+            "hinge",
+            "kl_divergence",
+            "mean_absolute_error",
+            "mean_absolute_percentage_error",
+            "mean_squared_error",
+            "mean_squared_logarithmic_error",
+            "poisson",
+            "squared_hinge",
+        )
+    },
+}
 NAMES = tuple(_KINDS)

@@ -35,8 +35,13 @@ class Built(NamedTuple):
     dtype: torch.dtype
 
 
-def build_module(architecture: Architecture, image: ImageSpec, target: TargetSpec, seed: int,
-                 is_scaled: bool = False) -> Built:
+def build_module(
+    architecture: Architecture,
+    image: ImageSpec,
+    target: TargetSpec,
+    seed: int,
+    is_scaled: bool = False,
+) -> Built:
     """Build a network that gives logits, or values; on the host.
 
     Args:
@@ -56,21 +61,34 @@ def build_module(architecture: Architecture, image: ImageSpec, target: TargetSpe
     """
     with _seeded(seed):
         if architecture.kind == "family":
-            found = layers_of(architecture.settings, image.shape, target.outputs, target.kind == "mask")
+            found = layers_of(
+                architecture.settings, image.shape, target.outputs, target.kind == "mask"
+            )
             return Built(nn.Sequential(OrderedDict(_modules(found, image.shape))), torch.float32)
-        module = own_model(architecture, image.shape, target.outputs, nn.Module, "torch.nn.Module").float()
+        module = own_model(
+            architecture, image.shape, target.outputs, nn.Module, "torch.nn.Module"
+        ).float()
         return Built(module, _checked(architecture.target, module, image, target, is_scaled))
 
 
-def count_parameters(architecture: Architecture, shape: tuple[int, ...], classes: int, seed: int) -> int:
+def count_parameters(
+    architecture: Architecture, shape: tuple[int, ...], classes: int, seed: int
+) -> int:
     """The parameters of a network, trained or not, without taking the memory for them where that is possible."""
     try:
         with _seeded(seed), torch.device("meta"):
-            return parameters_in(own_model(architecture, shape, classes, nn.Module, "torch.nn.Module"))
+            return parameters_in(
+                own_model(architecture, shape, classes, nn.Module, "torch.nn.Module")
+            )
     except Exception:  # it wants values, is made of lazy modules, or says why when it is built
         with _seeded(seed):
             module = own_model(architecture, shape, classes, nn.Module, "torch.nn.Module").float()
-            _on_samples(architecture.target, module, ImageSpec(shape, "float32"), [torch.float32, torch.int64])
+            _on_samples(
+                architecture.target,
+                module,
+                ImageSpec(shape, "float32"),
+                [torch.float32, torch.int64],
+            )
             return parameters_in(module)
 
 
@@ -106,7 +124,9 @@ def kept_bytes(module: nn.Module, shape: tuple[int, ...], dtype: torch.dtype) ->
     was_training, held = module.training, []
     try:
         with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-            held.append(module.eval()(rows))  # what is kept stays where it is, and no address is used twice
+            held.append(
+                module.eval()(rows)
+            )  # what is kept stays where it is, and no address is used twice
     finally:
         module.train(was_training)
     return sum(kept.values()) + 2 * max(kept.values()) if kept else None
@@ -143,8 +163,10 @@ class _Add(nn.Module):
 
     def __init__(self, layer: Layer, shape: Shape) -> None:
         super().__init__()
-        self.branch, self.shortcut = (nn.Sequential(*_modules(part, shape).values())
-                                      for part in (layer.branch, layer.shortcut))
+        self.branch, self.shortcut = (
+            nn.Sequential(*_modules(part, shape).values())
+            for part in (layer.branch, layer.shortcut)
+        )
 
     def forward(self, images: torch.Tensor) -> torch.Tensor:
         found: torch.Tensor = self.shortcut(images) + self.branch(images)
@@ -170,12 +192,25 @@ class _Average(nn.Module):
 def _conv(layer: Layer, shape: Shape) -> nn.Module:
     """A convolution whose output is as large as its input, or half as large, padded as Keras pads."""
     side, stride, outputs = layer.side, layer.stride, layer.outputs
-    pads = [max((-(-one // stride) - 1) * stride + side - one, 0) for one in shape[1::-1]]  # of width and height
+    pads = [
+        max((-(-one // stride) - 1) * stride + side - one, 0) for one in shape[1::-1]
+    ]  # of width and height
     first = [one // 2 for one in pads] if layer.pad is None else [layer.pad] * 2
     is_even = layer.pad is not None or not any(one % 2 for one in pads)
-    conv = _scaled(nn.Conv2d(shape[2], outputs, side, stride, (first[1], first[0]) if is_even else 0,
-                             bias=layer.has_bias), layer.start)
-    more = [place for one, all_ in zip(first, pads, strict=True) for place in (one, all_ - one)]  # left, right, ...
+    conv = _scaled(
+        nn.Conv2d(
+            shape[2],
+            outputs,
+            side,
+            stride,
+            (first[1], first[0]) if is_even else 0,
+            bias=layer.has_bias,
+        ),
+        layer.start,
+    )
+    more = [
+        place for one, all_ in zip(first, pads, strict=True) for place in (one, all_ - one)
+    ]  # left, right, ...
     return conv if is_even else nn.Sequential(nn.ZeroPad2d(tuple(more)), conv)
 
 
@@ -186,14 +221,18 @@ def _dense(layer: Layer, shape: Shape) -> nn.Module:
 
 
 _MODULES: dict[str, Callable[[Layer, Shape], nn.Module]] = {
-    "conv": _conv, "dense": _dense, "add": _Add, "concat": _Concat,
+    "conv": _conv,
+    "dense": _dense,
+    "add": _Add,
+    "concat": _Concat,
     "norm": lambda _, shape: nn.BatchNorm2d(shape[2], eps=_EPSILON),
     "relu": lambda *_: nn.ReLU(),
     "max_pool": lambda one, _: nn.MaxPool2d(one.side, one.stride, one.pad or 0),
     "mean_pool": lambda one, _: nn.AvgPool2d(one.side, one.stride),
     "average": lambda *_: _Average(),
     "flatten": lambda *_: nn.Flatten(),
-    "dropout": lambda one, _: nn.Dropout(one.share)}
+    "dropout": lambda one, _: nn.Dropout(one.share),
+}
 
 
 def _scaled(layer: nn.Conv2d | nn.Linear, start: str) -> nn.Module:
@@ -213,21 +252,32 @@ def _scaled(layer: nn.Conv2d | nn.Linear, start: str) -> nn.Module:
 # --- a function of one's own ---------------------------------------------------------------
 
 
-def _checked(name: str, module: nn.Module, image: ImageSpec, target: TargetSpec, is_scaled: bool) -> torch.dtype:
+def _checked(
+    name: str, module: nn.Module, image: ImageSpec, target: TargetSpec, is_scaled: bool
+) -> torch.dtype:
     """Try a module on two samples, which also makes its lazy parameters; returns the type of what it takes."""
-    if wrong := [key for key, value in module.state_dict().items() if not isinstance(value, torch.Tensor)]:
-        raise ModelError(f"{name}: its state holds {wrong[0]}, which is no tensor and cannot be saved")
+    if wrong := [
+        key for key, value in module.state_dict().items() if not isinstance(value, torch.Tensor)
+    ]:
+        raise ModelError(
+            f"{name}: its state holds {wrong[0]}, which is no tensor and cannot be saved"
+        )
     is_whole = len(image.shape) != 3 and not is_scaled and np.dtype(image.dtype).kind in "iu"
-    values, dtype = _on_samples(name, module, image, [torch.int64, torch.float32] if is_whole else [torch.float32])
+    values, dtype = _on_samples(
+        name, module, image, [torch.int64, torch.float32] if is_whole else [torch.float32]
+    )
     wanted = (target.outputs, *target.shape) if target.kind == "mask" else (target.outputs,)
     if tuple(values.shape) != (2, *wanted):
-        raise ModelError(f"{name} gives outputs of shape {(None, *values.shape[1:])}, not {(None, *wanted)}")
+        raise ModelError(
+            f"{name} gives outputs of shape {(None, *values.shape[1:])}, not {(None, *wanted)}"
+        )
     _refuse_probabilities(name, module, values, target)
     return dtype
 
 
-def _on_samples(name: str, module: nn.Module, image: ImageSpec, dtypes: list[torch.dtype]
-                ) -> tuple[torch.Tensor, torch.dtype]:
+def _on_samples(
+    name: str, module: nn.Module, image: ImageSpec, dtypes: list[torch.dtype]
+) -> tuple[torch.Tensor, torch.dtype]:
     """What a module gives for two samples, of the first type that it takes.
 
     Raises:
@@ -236,8 +286,11 @@ def _on_samples(name: str, module: nn.Module, image: ImageSpec, dtypes: list[tor
     height_first = image.shape if len(image.shape) != 3 else (image.shape[2], *image.shape[:2])
     was_training, error = module.training, Exception()
     for dtype in dtypes:  # numbers of things, which embeddings take, or quantities
-        samples = torch.empty(2, *height_first).uniform_(-1, 1) if dtype.is_floating_point else torch.zeros(
-            2, *height_first, dtype=dtype)
+        samples = (
+            torch.empty(2, *height_first).uniform_(-1, 1)
+            if dtype.is_floating_point
+            else torch.zeros(2, *height_first, dtype=dtype)
+        )
         try:
             with torch.no_grad():
                 found = module.eval()(samples)
@@ -247,14 +300,20 @@ def _on_samples(name: str, module: nn.Module, image: ImageSpec, dtypes: list[tor
         finally:
             module.train(was_training)
         if not isinstance(found, torch.Tensor):
-            raise ModelError(f"{name} gives a {type(found).__name__}; samples have one target, so it should give one "
-                             "tensor")
+            raise ModelError(
+                f"{name} gives a {type(found).__name__}; samples have one target, so it should give one "
+                "tensor"
+            )
         return found.float(), dtype
     what = "images of " if len(image.shape) == 3 else "samples of "
-    raise ModelError(f"{name} cannot take {what}{'x'.join(map(str, (2, *height_first)))}: {one_line(error)}") from error
+    raise ModelError(
+        f"{name} cannot take {what}{'x'.join(map(str, (2, *height_first)))}: {one_line(error)}"
+    ) from error
 
 
-def _refuse_probabilities(name: str, module: nn.Module, values: torch.Tensor, target: TargetSpec) -> None:
+def _refuse_probabilities(
+    name: str, module: nn.Module, values: torch.Tensor, target: TargetSpec
+) -> None:
     if target.kind == "value":
         return
     last = list(module.modules())[-1]
@@ -264,4 +323,6 @@ def _refuse_probabilities(name: str, module: nn.Module, values: torch.Tensor, ta
         are_shares = bool((values >= 0).all()) and bool((values.sum(1) - 1).abs().max() < 1e-2)
         found = "softmax" if are_shares else ""
     if found:
-        raise ModelError(f"{name} gives probabilities, by a {found}; leave it out, so that the module returns logits")
+        raise ModelError(
+            f"{name} gives probabilities, by a {found}; leave it out, so that the module returns logits"
+        )

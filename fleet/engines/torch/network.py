@@ -45,22 +45,45 @@ class TorchNetwork:
         note: what stands beside its weights when it is exported.
     """
 
-    def __init__(self, module: nn.Module, flat: Flat, updates: Updates, sample: SampleSpec, dtype: torch.dtype,
-                 measures: Measures, exchange_of: Callable[[Group], Exchange], group: Group, seed: int,
-                 is_mixed: bool, note: Callable[[], Mapping[str, Any]]) -> None:
+    def __init__(
+        self,
+        module: nn.Module,
+        flat: Flat,
+        updates: Updates,
+        sample: SampleSpec,
+        dtype: torch.dtype,
+        measures: Measures,
+        exchange_of: Callable[[Group], Exchange],
+        group: Group,
+        seed: int,
+        is_mixed: bool,
+        note: Callable[[], Mapping[str, Any]],
+    ) -> None:
         self.module, self._flat, self._updates, self._sample = module, flat, updates, sample
         scale = None if sample.affine is None else (sample.affine.multiplier, sample.affine.offset)
-        self._exported = Exported(module, dtype, scale, sample.target.kind == "mask").to(flat.weights.device)
+        self._exported = Exported(module, dtype, scale, sample.target.kind == "mask").to(
+            flat.weights.device
+        )
         self._dtype = dtype
-        self._measures, self._exchange_of, self._exchange = measures, exchange_of, exchange_of(group)
+        self._measures, self._exchange_of, self._exchange = (
+            measures,
+            exchange_of,
+            exchange_of(group),
+        )
         self._seed, self._is_mixed, self._is_new = seed, is_mixed, True
         self._device, self._note_of = flat.weights.device, note
         module.train()
 
     # ---- what the trainer calls ----
 
-    def step(self, images: np.ndarray, targets: np.ndarray, size: int,  # noqa: D102 - Trainable says it
-             stop: bool = False, weights: np.ndarray | None = None) -> Sums:
+    def step(  # noqa: D102
+        self,
+        images: np.ndarray,
+        targets: np.ndarray,
+        size: int,
+        stop: bool = False,
+        weights: np.ndarray | None = None,
+    ) -> Sums:
         return self._step(rows_of(images, targets, weights), size, stop)
 
     def _step(self, rows: Rows, size: int, stop: bool) -> Sums:
@@ -71,7 +94,9 @@ class TorchNetwork:
                 self._compute(mine, size, stop)
             else:
                 self._flat.say(stop, failed=False)
-        except BaseException as caught:  # also one that exits: the other ranks wait for this one's part
+        except (
+            BaseException
+        ) as caught:  # also one that exits: the other ranks wait for this one's part
             error = caught
             self._flat.say(stop, failed=True)
         self._exchange.finish(self._flat)
@@ -84,17 +109,30 @@ class TorchNetwork:
     def can_stride(self) -> bool:  # noqa: D102 - Striding says it
         return type(self._exchange) is Exchange
 
-    def stride(self, images: np.ndarray, targets: np.ndarray, sizes: Sequence[int],  # noqa: D102
-               weights: np.ndarray | None = None) -> list[Sums]:
+    def stride(  # noqa: D102
+        self,
+        images: np.ndarray,
+        targets: np.ndarray,
+        sizes: Sequence[int],
+        weights: np.ndarray | None = None,
+    ) -> list[Sums]:
         batches = batches_of(rows_of(images, targets, weights), sizes)
         return [self._step(rows, size, False) for rows, size in zip(batches, sizes, strict=True)]
 
-    def evaluate(self, images: np.ndarray, targets: np.ndarray,  # noqa: D102
-                 weights: np.ndarray | None = None) -> Sums:
+    def evaluate(  # noqa: D102
+        self,
+        images: np.ndarray,
+        targets: np.ndarray,
+        weights: np.ndarray | None = None,
+    ) -> Sums:
         return self.predict(images, targets, weights)[0]
 
-    def predict(self, images: np.ndarray, targets: np.ndarray,  # noqa: D102 - Predicting says it
-                weights: np.ndarray | None = None) -> tuple[Sums, np.ndarray]:
+    def predict(  # noqa: D102
+        self,
+        images: np.ndarray,
+        targets: np.ndarray,
+        weights: np.ndarray | None = None,
+    ) -> tuple[Sums, np.ndarray]:
         valid = (targets if weights is None else weights) >= 0
         with self.judging():
             outputs = self._outputs(images)
@@ -133,19 +171,26 @@ class TorchNetwork:
 
         What is random in a step follows from the seed, the number of the step and the rank, so it needs no state.
         """
-        return {**copied(self._named()), "optimizer/iterations": np.array(self._updates.steps, np.int64)}
+        return {
+            **copied(self._named()),
+            "optimizer/iterations": np.array(self._updates.steps, np.int64),
+        }
 
     def load(self, arrays: Arrays) -> None:  # noqa: D102
         named = self._named()
-        check_arrays({**{name: one.shape for name, one in named.items()}, "optimizer/iterations": ()}, arrays)
+        check_arrays(
+            {**{name: one.shape for name, one in named.items()}, "optimizer/iterations": ()}, arrays
+        )
         with torch.no_grad():
             for name, one in named.items():
                 one.copy_(tensor_of(arrays[name]))
         self._updates.steps = int(arrays["optimizer/iterations"])
 
     def _named(self) -> dict[str, Tensor]:
-        return {**{f"model/{name}": one for name, one in self.module.state_dict().items()},
-                **{f"optimizer/{name}": one for name, one in self._updates.tensors().items()}}
+        return {
+            **{f"model/{name}": one for name, one in self.module.state_dict().items()},
+            **{f"optimizer/{name}": one for name, one in self._updates.tensors().items()},
+        }
 
     def begin_with(self, file: Path, skip: Sequence[str]) -> None:  # noqa: D102 - Starting says it
         begin_with(self.module, file, skip)
@@ -161,35 +206,59 @@ class TorchNetwork:
 
     def row_bytes(self) -> int | None:  # noqa: D102
         shape = self._sample.image.shape
-        return kept_bytes(self.module, (*shape[2:], *shape[:2]) if len(shape) == 3 else shape, self._dtype)
+        return kept_bytes(
+            self.module, (*shape[2:], *shape[:2]) if len(shape) == 3 else shape, self._dtype
+        )
 
     def try_export(self, folder: Path) -> str:  # noqa: D102
         path = folder / "best.safetensors"
         self.export(self.state(), path)
         loaded, note = load(path)
-        images = np.random.default_rng(0).uniform(0, 255, (2, *self._sample.image.shape)).astype(
-            self._sample.image.dtype)
+        images = (
+            np.random.default_rng(0)
+            .uniform(0, 255, (2, *self._sample.image.shape))
+            .astype(self._sample.image.dtype)
+        )
         with self.judging():
             mine, theirs = self._outputs(images).cpu(), loaded(torch.from_numpy(images))
-        if not torch.allclose(mine, theirs, rtol=(near := 5e-2 if self._is_mixed else 1e-3),
-                              atol=near * max(1.0, float(mine.abs().max())), equal_nan=True):
-            raise ModelError("best.safetensors gives other outputs than the network: the module holds something that "
-                             "is neither a parameter nor a buffer (register_buffer), and its function does not make it "
-                             "again")
-        return f"loading best.safetensors takes the module {note['build'].partition(':')[0]}" if "build" in note else ""
+        if not torch.allclose(
+            mine,
+            theirs,
+            rtol=(near := 5e-2 if self._is_mixed else 1e-3),
+            atol=near * max(1.0, float(mine.abs().max())),
+            equal_nan=True,
+        ):
+            raise ModelError(
+                "best.safetensors gives other outputs than the network: the module holds something that "
+                "is neither a parameter nor a buffer (register_buffer), and its function does not make it "
+                "again"
+            )
+        return (
+            f"loading best.safetensors takes the module {note['build'].partition(':')[0]}"
+            if "build" in note
+            else ""
+        )
 
     def check_learns(self, images: np.ndarray, targets: np.ndarray) -> None:  # noqa: D102 - Learning says it
         wanted = torch.from_numpy(np.array(targets)).to(self._device)
         self._flat.clear()
         outputs = self._outputs(images)
         if not bool(outputs.isfinite().all()):
-            raise ModelError("the model gives what is no number (NaN or infinity) for samples of the data, before it "
-                             "has learned anything")
+            raise ModelError(
+                "the model gives what is no number (NaN or infinity) for samples of the data, before it "
+                "has learned anything"
+            )
         check_losses(self._measures.losses, outputs.detach(), wanted)
         if outputs.requires_grad:  # any slope will do, also of a head that begins at zero
-            outputs.backward(torch.randn(outputs.shape, generator=torch.Generator().manual_seed(0)).to(self._device))
+            outputs.backward(
+                torch.randn(outputs.shape, generator=torch.Generator().manual_seed(0)).to(
+                    self._device
+                )
+            )
         if not bool(self._flat.gradients.any()):
-            raise ModelError("no weight is connected to what the model gives, so that nothing can be learned")
+            raise ModelError(
+                "no weight is connected to what the model gives, so that nothing can be learned"
+            )
 
     def regroup(self, group: Group) -> None:  # noqa: D102
         self._exchange.close()
@@ -220,7 +289,9 @@ class TorchNetwork:
 
     def _compute(self, mine: Rows, size: int, stop: bool) -> None:
         """This rank's share of the gradient of the mean loss, and of the sums."""
-        if in_place := self._exchange.in_place or self._device.type == "cpu":  # where to call costs less than memory
+        if (
+            in_place := self._exchange.in_place or self._device.type == "cpu"
+        ):  # where to call costs less than memory
             self._flat.clear()
         else:
             self._flat.let_go()
@@ -248,7 +319,9 @@ class TorchNetwork:
             outputs: Tensor = self._exported(samples)
         return outputs
 
-    def _note(self, outputs: Tensor, mine: Rows, loss_of: Callable[[Tensor, Tensor], Tensor], stop: bool) -> Tensor:
+    def _note(
+        self, outputs: Tensor, mine: Rows, loss_of: Callable[[Tensor, Tensor], Tensor], stop: bool
+    ) -> Tensor:
         """Write the sums of some rows, all of which could be read, and give their summed loss."""
         targets = placed(np.ascontiguousarray(mine[0]), self._device)
         losses = loss_of(outputs, targets)
@@ -262,19 +335,29 @@ class TorchNetwork:
         return loss
 
     def _precision(self) -> AbstractContextManager[object]:
-        return torch.autocast(self._device.type, torch.bfloat16) if self._is_mixed else nullcontext()
+        return (
+            torch.autocast(self._device.type, torch.bfloat16) if self._is_mixed else nullcontext()
+        )
 
 
 class AheadNetwork(TorchNetwork):
     """A module whose steps are handed to a GPU, which takes them in order. Ranks of a group wait for each other."""
 
-    def begin(self, images: np.ndarray, targets: np.ndarray, sizes: Sequence[int],  # noqa: D102 - Beginning says it
-              stop: bool = False, weights: np.ndarray | None = None) -> Callable[[], Done]:
+    def begin(  # noqa: D102
+        self,
+        images: np.ndarray,
+        targets: np.ndarray,
+        sizes: Sequence[int],
+        stop: bool = False,
+        weights: np.ndarray | None = None,
+    ) -> Callable[[], Done]:
         if not self.can_stride():
             sums = [self.step(images, targets, sizes[0], stop, weights)]
             return lambda: Done(sums, time.perf_counter())
         mine = rows_of(images, targets, weights)
-        found = torch.zeros(len(sizes), len(self._flat.tail), pin_memory=self._device.type == "cuda")
+        found = torch.zeros(
+            len(sizes), len(self._flat.tail), pin_memory=self._device.type == "cuda"
+        )
         for rows, size, into in zip(batches_of(mine, sizes), sizes, found, strict=True):
             self._take(readable(rows), size, into)
         over = torch.cuda.Event() if self._device.type == "cuda" else None
@@ -306,7 +389,11 @@ def _one_row(module: nn.Module) -> Iterator[None]:
             norm.training = False
             judging.append(norm)
 
-    hooks = [one.register_forward_pre_hook(look) for one in module.modules() if isinstance(one, _BatchNorm)]
+    hooks = [
+        one.register_forward_pre_hook(look)
+        for one in module.modules()
+        if isinstance(one, _BatchNorm)
+    ]
     try:
         yield
     finally:

@@ -38,7 +38,9 @@ class _Rule:
     slots: Mapping[str, torch.Tensor] = {}
     numbers: Mapping[str, torch.Tensor] = {}
 
-    def step(self, weights: torch.Tensor, gradients: torch.Tensor, rate: float, iteration: int) -> None:
+    def step(
+        self, weights: torch.Tensor, gradients: torch.Tensor, rate: float, iteration: int
+    ) -> None:
         """Take a step.
 
         Args:
@@ -54,7 +56,9 @@ class _Descent(_Rule):
         self._momentum, self._nesterov = settings.momentum or 0.0, bool(settings.nesterov)
         self.slots = {"momentum": zeros()} if self._momentum else {}
 
-    def step(self, weights: torch.Tensor, gradients: torch.Tensor, rate: float, iteration: int) -> None:
+    def step(
+        self, weights: torch.Tensor, gradients: torch.Tensor, rate: float, iteration: int
+    ) -> None:
         if not self._momentum:
             weights.add_(gradients, alpha=-rate)
             return
@@ -71,20 +75,27 @@ class _Adam(_Rule):
     def __init__(self, settings: Optimizer, zeros: Callable[[], torch.Tensor]) -> None:
         self._betas = (_given(settings.beta_1, 0.9), _given(settings.beta_2, 0.999))
         self._epsilon = _given(settings.epsilon, 1e-7)
-        self.slots = {"momentum": zeros(), "velocity": zeros(),
-                      **({"velocity_hat": zeros()} if settings.amsgrad else {})}
+        self.slots = {
+            "momentum": zeros(),
+            "velocity": zeros(),
+            **({"velocity_hat": zeros()} if settings.amsgrad else {}),
+        }
 
     def _moments(self, gradients: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         first, second = self._betas
         mean = self.slots["momentum"].lerp_(gradients, 1 - first)
-        return mean, self.slots["velocity"].mul_(second).addcmul_(gradients, gradients, value=1 - second)
+        return mean, self.slots["velocity"].mul_(second).addcmul_(
+            gradients, gradients, value=1 - second
+        )
 
-    def step(self, weights: torch.Tensor, gradients: torch.Tensor, rate: float, iteration: int) -> None:
+    def step(
+        self, weights: torch.Tensor, gradients: torch.Tensor, rate: float, iteration: int
+    ) -> None:
         first, second = self._betas
         mean, square = self._moments(gradients)
         if (largest := self.slots.get("velocity_hat")) is not None:
             square = torch.maximum(largest, square, out=largest)
-        rate *= (1 - second**(iteration + 1))**0.5 / (1 - first**(iteration + 1))
+        rate *= (1 - second ** (iteration + 1)) ** 0.5 / (1 - first ** (iteration + 1))
         weights.addcdiv_(mean, square.sqrt().add_(self._epsilon), value=-rate)
 
 
@@ -93,13 +104,17 @@ class _Nadam(_Adam):
         super().__init__(settings, zeros)
         self.numbers = {"u_product": torch.ones((), dtype=torch.float64)}
 
-    def step(self, weights: torch.Tensor, gradients: torch.Tensor, rate: float, iteration: int) -> None:
+    def step(
+        self, weights: torch.Tensor, gradients: torch.Tensor, rate: float, iteration: int
+    ) -> None:
         first, second = self._betas
-        now, after = (first * (1 - 0.5 * _DECAY**(iteration + more)) for more in (1, 2))
+        now, after = (first * (1 - 0.5 * _DECAY ** (iteration + more)) for more in (1, 2))
         product = float(self.numbers["u_product"].mul_(now))
         mean, square = self._moments(gradients)
-        mean = (mean * (after / (1 - product * after))).add_(gradients, alpha=(1 - now) / (1 - product))
-        square = (square / (1 - second**(iteration + 1))).sqrt_().add_(self._epsilon)
+        mean = (mean * (after / (1 - product * after))).add_(
+            gradients, alpha=(1 - now) / (1 - product)
+        )
+        square = (square / (1 - second ** (iteration + 1))).sqrt_().add_(self._epsilon)
         weights.addcdiv_(mean, square, value=-rate)
 
 
@@ -109,11 +124,20 @@ class _Rms(_Rule):
     def __init__(self, settings: Optimizer, zeros: Callable[[], torch.Tensor]) -> None:
         self._rho, self._epsilon = _given(settings.rho, 0.9), _given(settings.epsilon, 1e-7)
         self._momentum = settings.momentum or 0.0
-        self.slots = {"velocity": zeros(), **({"momentum": zeros()} if self._momentum else {}),
-                      **({"average_gradient": zeros()} if settings.centered else {})}
+        self.slots = {
+            "velocity": zeros(),
+            **({"momentum": zeros()} if self._momentum else {}),
+            **({"average_gradient": zeros()} if settings.centered else {}),
+        }
 
-    def step(self, weights: torch.Tensor, gradients: torch.Tensor, rate: float, iteration: int) -> None:
-        square = self.slots["velocity"].mul_(self._rho).addcmul_(gradients, gradients, value=1 - self._rho)
+    def step(
+        self, weights: torch.Tensor, gradients: torch.Tensor, rate: float, iteration: int
+    ) -> None:
+        square = (
+            self.slots["velocity"]
+            .mul_(self._rho)
+            .addcmul_(gradients, gradients, value=1 - self._rho)
+        )
         if (mean := self.slots.get("average_gradient")) is not None:
             mean.lerp_(gradients, 1 - self._rho)
             square = square.addcmul(mean, mean, value=-1)
@@ -121,7 +145,9 @@ class _Rms(_Rule):
         if not self._momentum:
             weights.addcdiv_(gradients, root, value=-rate)
             return
-        weights.sub_(self.slots["momentum"].mul_(self._momentum).addcdiv_(gradients, root, value=rate))
+        weights.sub_(
+            self.slots["momentum"].mul_(self._momentum).addcdiv_(gradients, root, value=rate)
+        )
 
 
 class _Own(_Rule):
@@ -140,41 +166,70 @@ class _Own(_Rule):
         with told_as(f"{settings.name}: its step raised", SettingError, "train", "optimizer"):
             self._optimizer.step()
         flat.weights.copy_(before)
-        self.numbers = {f"{key}/{name}": value for name, one in flat.parameters.items()
-                        for key, value in self._optimizer.state[one].items()}
-        if wrong := [*(name for name, value in self.numbers.items() if not isinstance(value, torch.Tensor)),
-                     *(key for key, value in _options(self._optimizer).items() if options.get(key) != value)]:
-            raise SettingError(f"{settings.name} keeps what is no tensor, and cannot be saved: {wrong[0]}", "train",
-                               "optimizer", "name")
-        self._parts = [(one, key) for one in flat.parameters.values() for key in self._optimizer.state[one]]
+        self.numbers = {
+            f"{key}/{name}": value
+            for name, one in flat.parameters.items()
+            for key, value in self._optimizer.state[one].items()
+        }
+        if wrong := [
+            *(name for name, value in self.numbers.items() if not isinstance(value, torch.Tensor)),
+            *(key for key, value in _options(self._optimizer).items() if options.get(key) != value),
+        ]:
+            raise SettingError(
+                f"{settings.name} keeps what is no tensor, and cannot be saved: {wrong[0]}",
+                "train",
+                "optimizer",
+                "name",
+            )
+        self._parts = [
+            (one, key) for one in flat.parameters.values() for key in self._optimizer.state[one]
+        ]
 
-    def step(self, weights: torch.Tensor, gradients: torch.Tensor, rate: float, iteration: int) -> None:
+    def step(
+        self, weights: torch.Tensor, gradients: torch.Tensor, rate: float, iteration: int
+    ) -> None:
         if iteration == 0:
-            self._optimizer.load_state_dict({**self._optimizer.state_dict(), "state": self._begun_with})
+            self._optimizer.load_state_dict(
+                {**self._optimizer.state_dict(), "state": self._begun_with}
+            )
         for group, own in zip(self._optimizer.param_groups, self._rates, strict=True):
             group["lr"] = own * rate / self._rate
         self._optimizer.step()
         if iteration == 0:  # these are others now
-            self.numbers = {name: self._optimizer.state[one][key]
-                            for name, (one, key) in zip(self.numbers, self._parts, strict=True)}
+            self.numbers = {
+                name: self._optimizer.state[one][key]
+                for name, (one, key) in zip(self.numbers, self._parts, strict=True)
+            }
 
 
 def _options(optimizer: torch.optim.Optimizer) -> dict[str, str]:
     """What stands in the groups of an optimizer's parameters beside these; the learning rate is given at each step."""
-    return {f"param_groups[{place}][{key!r}]": repr(value) for place, group in enumerate(optimizer.param_groups)
-            for key, value in group.items() if key not in ("params", "lr")}
+    return {
+        f"param_groups[{place}][{key!r}]": repr(value)
+        for place, group in enumerate(optimizer.param_groups)
+        for key, value in group.items()
+        if key not in ("params", "lr")
+    }
 
 
 def _made(settings: Optimizer, flat: Flat, rate: float) -> torch.optim.Optimizer:
     def make(function: Callable[..., Any]) -> Any:
         word = "lr" if "lr" in inspect.signature(function).parameters else "learning_rate"
         return function(list(flat.parameters.values()), **{word: rate}, **(settings.args or {}))
-    found: torch.optim.Optimizer = own_optimizer(settings, torch.optim.Optimizer, "torch.optim.Optimizer", make)
+
+    found: torch.optim.Optimizer = own_optimizer(
+        settings, torch.optim.Optimizer, "torch.optim.Optimizer", make
+    )
     return found
 
 
 _RULES: dict[str, Callable[[Optimizer, Callable[[], torch.Tensor]], _Rule]] = {
-    "sgd": _Descent, "adam": _Adam, "adamw": _Adam, "rmsprop": _Rms, "nadam": _Nadam}
+    "sgd": _Descent,
+    "adam": _Adam,
+    "adamw": _Adam,
+    "rmsprop": _Rms,
+    "nadam": _Nadam,
+}
 
 
 class Updates:
@@ -190,7 +245,12 @@ class Updates:
     """
 
     def __init__(self, settings: Optimizer, scale: float, accumulate: int, flat: Flat) -> None:
-        self._settings, self._scale, self._accumulate, self._flat = settings, scale, accumulate, flat
+        self._settings, self._scale, self._accumulate, self._flat = (
+            settings,
+            scale,
+            accumulate,
+            flat,
+        )
         self._decay = settings.weight_decay
         if self._decay is None and settings.name == "adamw":
             self._decay = 0.004
@@ -202,8 +262,11 @@ class Updates:
 
         self.average = flat.weights.clone() if settings.use_ema else None
         self._sum = zeros() if accumulate > 1 else None
-        self._rule = _Own(settings, flat, self.learning_rate()) if ":" in settings.name else (
-            _RULES[settings.name](settings, zeros))
+        self._rule = (
+            _Own(settings, flat, self.learning_rate())
+            if ":" in settings.name
+            else (_RULES[settings.name](settings, zeros))
+        )
 
     def step(self, correction: float) -> None:
         """Change the weights by the gradients.
@@ -254,8 +317,11 @@ class Updates:
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """All that it needs to go on, beside :attr:`steps`."""
-        slots = {**self._rule.slots, **({} if self._sum is None else {"gradient_accumulator": self._sum}),
-                 **({} if self.average is None else {"average": self.average})}
+        slots = {
+            **self._rule.slots,
+            **({} if self._sum is None else {"gradient_accumulator": self._sum}),
+            **({} if self.average is None else {"average": self.average}),
+        }
         named = (self._flat.named(vector, slot).items() for slot, vector in slots.items())
         return {**self._rule.numbers, **dict(itertools.chain.from_iterable(named))}
 
@@ -277,9 +343,15 @@ def rate_at(rate: float | Mapping[str, Any], step: int) -> float:
     try:
         found = float(SCHEDULES[name](step, **given))
     except (TypeError, ValueError, ArithmeticError) as error:
-        raise SettingError(f"the schedule {name}: {one_line(error)[:300]}", "train", "optimizer", "learning_rate"
-                           ) from error
+        raise SettingError(
+            f"the schedule {name}: {one_line(error)[:300]}", "train", "optimizer", "learning_rate"
+        ) from error
     if not (math.isfinite(found) and found >= 0):
-        raise SettingError(f"the schedule {name} gives the learning rate {found} for step {step}; it should be a "
-                           "number from 0", "train", "optimizer", "learning_rate")
+        raise SettingError(
+            f"the schedule {name} gives the learning rate {found} for step {step}; it should be a "
+            "number from 0",
+            "train",
+            "optimizer",
+            "learning_rate",
+        )
     return found

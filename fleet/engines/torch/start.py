@@ -17,14 +17,22 @@ from fleet.spec.model import told_as
 
 def begin_with(module: nn.Module, file: Path, skip: Sequence[str]) -> None:
     """See :meth:`fleet.engines.base.Starting.begin_with`."""
-    with told_as(f"{file} cannot be read as safetensors, as safetensors.torch.save_file writes a state_dict:",
-                 SettingError, "train", "start"):
+    with told_as(
+        f"{file} cannot be read as safetensors, as safetensors.torch.save_file writes a state_dict:",
+        SettingError,
+        "train",
+        "start",
+    ):
         found = load_file(file)
     state = module.state_dict()
     places = {state[name].data_ptr() for name in state.keys() & found.keys() if state[name].numel()}
     # What a file may lack: counts that nobody needs, and a second name of a weight, which safetensors leaves out.
-    own = {name: one for name, one in state.items() if name in found or not (
-        name.rpartition(".")[2] == "num_batches_tracked" or one.data_ptr() in places)}
+    own = {
+        name: one
+        for name, one in state.items()
+        if name in found
+        or not (name.rpartition(".")[2] == "num_batches_tracked" or one.data_ptr() in places)
+    }
     mine, theirs = ({name: one.shape for name, one in of.items()} for of in (own, found))
     with torch.no_grad():
         for name in taken(str(file), mine, theirs, skip):
@@ -45,8 +53,12 @@ def freeze(module: nn.Module, patterns: Sequence[str]) -> None:
             one.requires_grad_(False)
     for name in frozen:
         owner = module.get_submodule(name.rpartition(".")[0])
-        if isinstance(owner, _NormBase) and name.rpartition(".")[2] in dict(owner.named_buffers(recurse=False)):
+        if isinstance(owner, _NormBase) and name.rpartition(".")[2] in dict(
+            owner.named_buffers(recurse=False)
+        ):
             owner.eval()
             owner.train = lambda mode=True, owner=owner: owner  # it stays so
     if not any(one.requires_grad for one in module.parameters()):
-        raise SettingError("all weights are frozen, so that nothing is left to train", "train", "start", "freeze")
+        raise SettingError(
+            "all weights are frozen, so that nothing is left to train", "train", "start", "freeze"
+        )

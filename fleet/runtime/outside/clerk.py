@@ -46,14 +46,30 @@ class Clerk:
         clock: seconds.
     """
 
-    def __init__(self, mailbox: Mailbox, results: Results, admission: Admission, earlier: Iterable[Commanded] = (),
-                 clock: Callable[[], float] = time.monotonic) -> None:
-        self._mailbox, self._results, self._admission, self._clock = mailbox, results, admission, clock
+    def __init__(
+        self,
+        mailbox: Mailbox,
+        results: Results,
+        admission: Admission,
+        earlier: Iterable[Commanded] = (),
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._mailbox, self._results, self._admission, self._clock = (
+            mailbox,
+            results,
+            admission,
+            clock,
+        )
         self._known = {event.command: event for event in earlier}
         self._looked_s = -_LOOK_S
 
-    def look(self, note: Callable[[Event], None], hear: Callable[[Heard], None], goes_on: Callable[[], bool],
-             offer: Callable[[int, float], Offer]) -> bool:
+    def look(
+        self,
+        note: Callable[[Event], None],
+        hear: Callable[[Heard], None],
+        goes_on: Callable[[], bool],
+        offer: Callable[[int, float], Offer],
+    ) -> bool:
         """Take up what is in the mailbox, if it is time to look; returns whether there was anything.
 
         Args:
@@ -87,8 +103,13 @@ class Clerk:
         for command in self._mailbox.commands():
             self._mailbox.answer(command.name, {"error": why})
 
-    def _take_up(self, command: Command, note: Callable[[Event], None], hear: Callable[[Heard], None],
-                 offer: Callable[[int, float], Offer]) -> Commanded:
+    def _take_up(
+        self,
+        command: Command,
+        note: Callable[[Event], None],
+        hear: Callable[[Heard], None],
+        offer: Callable[[int, float], Offer],
+    ) -> Commanded:
         content = command.content or {}
         do = content.get("do")
         known = self._known.get(command.name)
@@ -99,13 +120,23 @@ class Clerk:
         elif isinstance(do, str) and do in VERDICTS:
             event = Commanded(command.name, do, (self._alive(content.get("network")),))
             words.append(Ruled(event.networks[0], VERDICTS[do]))
-        elif do == "yield" and known is not None:  # the launch that took it up has ended, with all its nodes
+        elif (
+            do == "yield" and known is not None
+        ):  # the launch that took it up has ended, with all its nodes
             event = known
         elif do == "yield":
             found = offer(*_wish(content))
-            event = Commanded(command.name, do, tuple(found.ways), {
-                "nodes": list(found.nodes), "hosts": list(found.hosts), "within_s": content["within_s"],
-                "ways": dict(found.ways)})
+            event = Commanded(
+                command.name,
+                do,
+                tuple(found.ways),
+                {
+                    "nodes": list(found.nodes),
+                    "hosts": list(found.hosts),
+                    "within_s": content["within_s"],
+                    "ways": dict(found.ways),
+                },
+            )
             words.append(NodesAsked(command.name, found))
         else:
             raise UserError(f"{do!r} is no command; there are add, {', '.join(VERDICTS)}, yield")
@@ -116,15 +147,22 @@ class Clerk:
             hear(word)
         return event
 
-    def _added(self, name: str, entry: Any, known: Commanded | None) -> tuple[Commanded, list[Admitted]]:
+    def _added(
+        self, name: str, entry: Any, known: Commanded | None
+    ) -> tuple[Commanded, list[Admitted]]:
         """The event of an entry, and those of its networks that have not come yet."""
         if known is None:
             content, place, networks = self._admission.given(entry)
-            known = Commanded(name, "add", tuple(network.name for network in networks), content, place)
+            known = Commanded(
+                name, "add", tuple(network.name for network in networks), content, place
+            )
         else:
             networks = self._admission.given_again(known)
-        return known, [self._admission.come(network) for network in networks
-                       if network.name not in self._results.networks]
+        return known, [
+            self._admission.come(network)
+            for network in networks
+            if network.name not in self._results.networks
+        ]
 
     def _alive(self, name: Any) -> str:
         """A network that something can still become of.
@@ -133,8 +171,10 @@ class Clerk:
             UserError: there is none of that name, or, as NetworkOver, it is over.
         """
         if not isinstance(name, str) or name not in self._results.networks:
-            raise UserError(f"no network of the run is named {name!r}; there are "
-                            f"{listed(list(self._results.networks), 8) or 'none yet'}")
+            raise UserError(
+                f"no network of the run is named {name!r}; there are "
+                f"{listed(list(self._results.networks), 8) or 'none yet'}"
+            )
         if (outcome := self._results.standing(name).outcome) is not None:
             raise NetworkOver(f"{name} is over: {outcome.reason}")
         return name
@@ -149,6 +189,12 @@ def _wish(content: Mapping[str, Any]) -> tuple[int, float]:
     nodes, within_s = content.get("nodes"), content.get("within_s")
     if not isinstance(nodes, int) or isinstance(nodes, bool) or nodes < 1:
         raise UserError(f"nodes is {nodes!r}; it should be a whole number above 0")
-    if not isinstance(within_s, int | float) or isinstance(within_s, bool) or not 0 < within_s < LONGEST_S:
-        raise UserError(f"within_s is {within_s!r}; it should be a number of seconds above 0 and below {LONGEST_S:.0e}")
+    if (
+        not isinstance(within_s, int | float)
+        or isinstance(within_s, bool)
+        or not 0 < within_s < LONGEST_S
+    ):
+        raise UserError(
+            f"within_s is {within_s!r}; it should be a number of seconds above 0 and below {LONGEST_S:.0e}"
+        )
     return nodes, float(within_s)

@@ -38,16 +38,27 @@ class Tracking:
         self._unsaid, self._heard, self._looked_s = list[ev.TrackerFailed](), b"", 0.0
         if not wanted:
             return
-        command = [sys.executable, "-m", "fleet.export.follow", spec, str(paths.root),
-                   *(f"{name}={path}" for name, path in wanted)]
+        command = [
+            sys.executable,
+            "-m",
+            "fleet.export.follow",
+            spec,
+            str(paths.root),
+            *(f"{name}={path}" for name, path in wanted),
+        ]
         try:
             paths.track_log.parent.mkdir(parents=True, exist_ok=True)
             with open(paths.track_log, "ab") as errors:
                 # It is spawned, not forked: MPI may not like copies of its memory. A session of its own, so that what
                 # interrupts the launch leaves it time for the last epochs.
                 self._process = subprocess.Popen(
-                    command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, start_new_session=True,
-                    env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"})
+                    command,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=errors,
+                    start_new_session=True,
+                    env={**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"},
+                )
             for pipe in filter(None, (self._process.stdin, self._process.stdout)):
                 os.set_blocking(pipe.fileno(), False)
         except OSError as error:
@@ -55,8 +66,14 @@ class Tracking:
 
     def on_event(self, event: ev.Event) -> None:
         """Call the process if there is something new for it."""
-        if isinstance(event, _NEWS) and self._process is not None and self._process.stdin is not None:
-            with suppress(OSError, ValueError):  # it has ended, or has enough calls that it has not heard
+        if (
+            isinstance(event, _NEWS)
+            and self._process is not None
+            and self._process.stdin is not None
+        ):
+            with suppress(
+                OSError, ValueError
+            ):  # it has ended, or has enough calls that it has not heard
                 os.write(self._process.stdin.fileno(), b".")
 
     def failures(self) -> list[ev.TrackerFailed]:
@@ -99,7 +116,9 @@ class Tracking:
         except subprocess.TimeoutExpired:
             log.warning("the trackers have not ended within %.0f s", patience_s)
             process.returncode = 0  # it is not waited for any more
-            self._unsaid.append(ev.TrackerFailed("track", "", f"not ended within {patience_s:.0f} s"))
+            self._unsaid.append(
+                ev.TrackerFailed("track", "", f"not ended within {patience_s:.0f} s")
+            )
         self._listen()
         self._process = None
         if process.stdout is not None:

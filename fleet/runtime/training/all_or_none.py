@@ -25,9 +25,16 @@ class NetworkFailed(ModelError):
         out_of_memory: whether it failed for that.
     """
 
-    def __init__(self, reason: str, detail: str = "", may_pass: bool = False, out_of_memory: bool = False) -> None:
+    def __init__(
+        self, reason: str, detail: str = "", may_pass: bool = False, out_of_memory: bool = False
+    ) -> None:
         super().__init__(reason)
-        self.reason, self.detail, self.may_pass, self.out_of_memory = reason, detail, may_pass, out_of_memory
+        self.reason, self.detail, self.may_pass, self.out_of_memory = (
+            reason,
+            detail,
+            may_pass,
+            out_of_memory,
+        )
 
 
 def all_or_none(group: Group, action: Callable[[], T]) -> T:
@@ -54,6 +61,7 @@ def all_or_none(group: Group, action: Callable[[], T]) -> T:
 
 def fail_together(group: Group, error: Exception | SystemExit | None) -> None:
     """Raise on all ranks what one has to say; on none where none has."""
+
     def fail() -> None:
         if error is not None:
             raise error
@@ -63,11 +71,18 @@ def fail_together(group: Group, error: Exception | SystemExit | None) -> None:
 
 def _first(said: Sequence[Any]) -> NetworkFailed:
     """The failure of the first rank that has a reason of its own, of what all ranks say."""
-    return NetworkFailed(*min((one for one in said if one is not None), key=lambda one: bool(one[0]))[1:])
+    return NetworkFailed(
+        *min((one for one in said if one is not None), key=lambda one: bool(one[0]))[1:]
+    )
 
 
 def _said(error: Exception | SystemExit) -> tuple[str, str, bool, bool]:
     """What there is to say of an error: the reason, its traceback, whether it may pass, and is of memory."""
     if isinstance(error, NetworkFailed):
         return error.reason, error.detail, error.may_pass, error.out_of_memory
-    return (reason_of(error), "".join(traceback.format_exception(error)), may_pass(error), is_out_of_memory(error))
+    return (
+        reason_of(error),
+        "".join(traceback.format_exception(error)),
+        may_pass(error),
+        is_out_of_memory(error),
+    )

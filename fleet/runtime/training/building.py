@@ -30,7 +30,9 @@ log = logging.getLogger("fleet.runtime.training.building")
 T = TypeVar("T")
 
 _DUTIES_EVERY_S = 0.02
-_AGAIN_S = 5.0  # after which a function is interrupted once more that has caught what interrupted it
+_AGAIN_S = (
+    5.0  # after which a function is interrupted once more that has caught what interrupted it
+)
 _LAST_S = 120.0  # after which the kernel ends a process that the coordinator should have given up
 _OURS = str(Path(__file__).parents[2])
 
@@ -39,7 +41,9 @@ class _OutOfTime(BaseException):
     """Interrupts a function; not an Exception, which the function might catch."""
 
 
-def build_within(limit_s: float, build: Callable[[], T], duties: Callable[[], object] | None = None) -> T:
+def build_within(
+    limit_s: float, build: Callable[[], T], duties: Callable[[], object] | None = None
+) -> T:
     """Build a network, while this rank's duties are done.
 
     Args:
@@ -58,8 +62,10 @@ def build_within(limit_s: float, build: Callable[[], T], duties: Callable[[], ob
         with watch.on():
             return build()
     except _OutOfTime as error:
-        raise ModelError(f"building took longer than {format_duration(limit_s)} (train.build_timeout)"
-                         f"{_place(error)}") from error
+        raise ModelError(
+            f"building took longer than {format_duration(limit_s)} (train.build_timeout)"
+            f"{_place(error)}"
+        ) from error
     except SystemExit as error:
         raise ModelError(exit_reason(error)) from error
     except KeyboardInterrupt as error:
@@ -84,8 +90,10 @@ class _Watch:
     @contextmanager
     def on(self) -> Iterator[None]:
         """Watch from here on."""
-        before = {number: signal.signal(number, handler) for number, handler in (
-            (signal.SIGALRM, self._stop), (signal.SIGINT, self._interrupt))}
+        before = {
+            number: signal.signal(number, handler)
+            for number, handler in ((signal.SIGALRM, self._stop), (signal.SIGINT, self._interrupt))
+        }
         # In a thread of its own, for this one may be deaf; and a handler may not print where a function prints.
         thread = threading.Thread(target=self._do_duties, name="duties", daemon=True)
         try:
@@ -102,7 +110,9 @@ class _Watch:
             if self._duties is not None:
                 thread.join()
         if self._error is not None:  # not one of the network that was built
-            raise InfrastructureError(f"while a network was built: {one_line(self._error)}") from self._error
+            raise InfrastructureError(
+                f"while a network was built: {one_line(self._error)}"
+            ) from self._error
 
     def _stop(self, number: int, frame: FrameType | None) -> None:
         if not self._is_over.is_set():
@@ -124,16 +134,27 @@ class _Watch:
 def _place(error: BaseException) -> str:
     """Where in the user's module a function was when it was interrupted."""
     libraries = {sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib")}
-    frames = [frame for frame in traceback.extract_tb(error.__traceback__)
-              if not frame.filename.startswith((_OURS, "<", *libraries))]
-    return f"; it was at {frames[-1].filename}, line {frames[-1].lineno}, in {frames[-1].name}" if frames else ""
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.startswith((_OURS, "<", *libraries))
+    ]
+    return (
+        f"; it was at {frames[-1].filename}, line {frames[-1].lineno}, in {frames[-1].name}"
+        if frames
+        else ""
+    )
 
 
 class _Event(ctypes.Structure):
     """The kernel's ``struct sigevent``: what a timer does."""
 
-    _fields_ = (("value", ctypes.c_void_p), ("signal", ctypes.c_int), ("notify", ctypes.c_int),
-                ("rest", ctypes.c_char * 48))
+    _fields_ = (
+        ("value", ctypes.c_void_p),
+        ("signal", ctypes.c_int),
+        ("notify", ctypes.c_int),
+        ("rest", ctypes.c_char * 48),
+    )
 
 
 @contextmanager
@@ -141,12 +162,16 @@ def kernel_timer(seconds: float) -> Iterator[None]:
     """Have the kernel kill this process after some seconds, unless it comes out of here; nothing else need run."""
     libc, timer = ctypes.CDLL(None), ctypes.c_void_p()
     event = _Event(signal=signal.SIGKILL, notify=0)  # SIGEV_SIGNAL
-    if libc.timer_create(ctypes.c_int(time.CLOCK_MONOTONIC), ctypes.byref(event), ctypes.byref(timer)):
+    if libc.timer_create(
+        ctypes.c_int(time.CLOCK_MONOTONIC), ctypes.byref(event), ctypes.byref(timer)
+    ):
         log.warning("there is no timer of the kernel's for a function that never comes back")
         yield
         return
     whole, part = divmod(seconds, 1)
-    times = (ctypes.c_long * 4)(0, 0, int(whole), int(part * 1e9) or 1)  # struct itimerspec: interval, first
+    times = (ctypes.c_long * 4)(
+        0, 0, int(whole), int(part * 1e9) or 1
+    )  # struct itimerspec: interval, first
     libc.timer_settime(timer, 0, ctypes.byref(times), None)
     try:
         yield

@@ -38,15 +38,20 @@ class EpochClock:
     def note(self, state: State) -> State:
         """A state with what has passed of its epoch since this was last asked."""
         now, waited_s = time.perf_counter(), self._sources.waited_s
-        state = dataclasses.replace(state, seconds=state.seconds + now - self._noted,
-                                    waited_s=state.waited_s + waited_s - self._waited_s)
+        state = dataclasses.replace(
+            state,
+            seconds=state.seconds + now - self._noted,
+            waited_s=state.waited_s + waited_s - self._waited_s,
+        )
         self._noted, self._waited_s = now, waited_s
         return state
 
     @property
     def waiting(self) -> float:
         """The share of the time since the last note that this rank has waited for data."""
-        return (self._sources.waited_s - self._waited_s) / max(time.perf_counter() - self._noted, 1e-9)
+        return (self._sources.waited_s - self._waited_s) / max(
+            time.perf_counter() - self._noted, 1e-9
+        )
 
     @property
     def blocked_s(self) -> float:
@@ -120,7 +125,9 @@ class StepClock:
             return StepRate()
         mean = max(self._seconds / self._steps, 1e-9)
         deviation = math.sqrt(max(0.0, self._squares / self._steps - mean**2))
-        return StepRate(self._samples / self._steps / mean, deviation / mean, self._steps, self._beside)
+        return StepRate(
+            self._samples / self._steps / mean, deviation / mean, self._steps, self._beside
+        )
 
 
 class PaceReport:
@@ -146,5 +153,12 @@ class PaceReport:
         now = time.perf_counter()
         if self._steps.begins() or now - self._time >= self._every_s:
             rate = StepRate() if is_slowed else self._steps.news()
-            tell(Pace(self._network, position, (position - self._position) / max(now - self._time, 1e-9), rate))
+            tell(
+                Pace(
+                    self._network,
+                    position,
+                    (position - self._position) / max(now - self._time, 1e-9),
+                    rate,
+                )
+            )
             self._position, self._time = position, now

@@ -17,7 +17,9 @@ from fleet.stream.validation import Validation
 _JUDGED_AT_ONCE_S = 1.0  # then a group looks whether the run ends
 
 
-def evaluate(training: Training, validation: Validation | None, ends: Callable[[], bool]) -> Sums | None:
+def evaluate(
+    training: Training, validation: Validation | None, ends: Callable[[], bool]
+) -> Sums | None:
     """Sums over all validation samples; collective over the group, whose ranks meet about once a second.
 
     Args:
@@ -49,9 +51,11 @@ def predict(training: Training, samples: Validation) -> tuple[Sums, Outputs]:
     """
     trainable, target, group = training.trainable, training.target, training.group
     assert isinstance(trainable, Predicting)  # the caller has asked
-    whole = Outputs(np.zeros((samples.samples, target.outputs), np.float32),
-                    np.zeros((samples.samples, *target.shape), target.dtype),
-                    None if target.is_plain else np.zeros(samples.samples, np.float32))
+    whole = Outputs(
+        np.zeros((samples.samples, target.outputs), np.float32),
+        np.zeros((samples.samples, *target.shape), target.dtype),
+        None if target.is_plain else np.zeros(samples.samples, np.float32),
+    )
     place, _ = split_rows(0, samples.samples, group.rank, group.size)
 
     def fill(images: np.ndarray, targets: np.ndarray) -> Sums:
@@ -71,8 +75,12 @@ def predict(training: Training, samples: Validation) -> tuple[Sums, Outputs]:
     return summed, whole
 
 
-def _go_through(training: Training, samples: Validation, look: Callable[[np.ndarray, np.ndarray], Sums],
-                ends: Callable[[], bool]) -> Sums | None:
+def _go_through(
+    training: Training,
+    samples: Validation,
+    look: Callable[[np.ndarray, np.ndarray], Sums],
+    ends: Callable[[], bool],
+) -> Sums | None:
     """Look at all samples, each rank at its share; collective over the group, whose ranks meet about once a second.
 
     Args:

@@ -15,7 +15,15 @@ from typing import TypeAlias
 
 from fleet.comm import messages as m
 from fleet.comm.protocols import Group, World
-from fleet.domain.network import LARGEST_LOSS, EpochRecord, Judged, State, StepRate, convergence, divergence
+from fleet.domain.network import (
+    LARGEST_LOSS,
+    EpochRecord,
+    Judged,
+    State,
+    StepRate,
+    convergence,
+    divergence,
+)
 from fleet.engines.base import Arrays, Scoring, Sums
 from fleet.errors import InfrastructureError
 from fleet.prediction.kept import keep_outputs
@@ -35,7 +43,9 @@ log = logging.getLogger("fleet.runtime.training.loop")
 
 _WAITING = 0.1  # of an epoch: then the steps of a group are no measure of its rate
 
-Order: TypeAlias = m.GoOn | m.Regroup | m.Stop  # what a group waits for, between two epochs or inside one
+Order: TypeAlias = (
+    m.GoOn | m.Regroup | m.Stop
+)  # what a group waits for, between two epochs or inside one
 
 
 class TrainingLoop:
@@ -46,8 +56,15 @@ class TrainingLoop:
         tenants: of this rank's GPU.
     """
 
-    def __init__(self, world: World, sources: Sources, paths: RunPaths, writer: CheckpointWriter,
-                 save_every: float | None, tenants: Tenants) -> None:
+    def __init__(
+        self,
+        world: World,
+        sources: Sources,
+        paths: RunPaths,
+        writer: CheckpointWriter,
+        save_every: float | None,
+        tenants: Tenants,
+    ) -> None:
         self._world, self._sources, self._paths, self._tenants = world, sources, paths, tenants
         self._writer, self._save_every = writer, save_every
         self._clock = EpochClock(sources, writer)
@@ -73,14 +90,20 @@ class TrainingLoop:
             epoch = Epoch(state.stream_epoch, state.path)
             if not state.position:
                 epoch, state = Epoch(stream_epoch), dataclasses.replace(state, batch=chosen or 0)
-                source = sources.stream if stream_epoch >= training.reads_from else sources.stream.own
+                source = (
+                    sources.stream if stream_epoch >= training.reads_from else sources.stream.own
+                )
                 self._clock.restart()
             state, is_over, missed = self._consume(training, state, source, epoch)
             # What each rank gathered by itself must be one thing before it is judged, handed on, or saved where all
             # stand still; a save on the way has the master's. It is running means, hence linear: to average them
             # within an epoch and again at its end is to do it once.
             training.trainable.average_statistics()
-            judged = evaluate(training, sources.validation, self._is_told_of_the_end) if is_over else None
+            judged = (
+                evaluate(training, sources.validation, self._is_told_of_the_end)
+                if is_over
+                else None
+            )
             if judged is None:
                 state = self._pause(training, state)
             else:
@@ -99,11 +122,16 @@ class TrainingLoop:
                     return
                 self.change_group(training, order, state)
                 if training.group.is_master:
-                    self._tell(m.Regrouped(training.network.name, state.position, time.perf_counter() - paused))
+                    self._tell(
+                        m.Regrouped(
+                            training.network.name, state.position, time.perf_counter() - paused
+                        )
+                    )
             stream_epoch, chosen = order.stream_epoch, order.batch
 
-    def _consume(self, training: Training, state: State, source: Batches, epoch: Epoch
-                 ) -> tuple[State, bool, int]:
+    def _consume(
+        self, training: Training, state: State, source: Batches, epoch: Epoch
+    ) -> tuple[State, bool, int]:
         """Train on what is left of an epoch, or on less, where the group is asked to pause.
 
         Returns:
@@ -114,27 +142,48 @@ class TrainingLoop:
         taken_before = {chunk for record in state.history for chunk in read_path(record.path)}
         size = training.set_batch(state.batch)
         state = dataclasses.replace(state, batch=size)
-        pace, saved = PaceReport(network.name, state.position, training.steps, self._world.size), time.perf_counter()
-        is_over, missed = True, 0  # nothing may be left: the launch before ended while the network was judged
+        pace, saved = (
+            PaceReport(network.name, state.position, training.steps, self._world.size),
+            time.perf_counter(),
+        )
+        is_over, missed = (
+            True,
+            0,
+        )  # nothing may be left: the launch before ended while the network was judged
 
         def is_due() -> bool:
-            return bool(group.is_master and self._save_every and time.perf_counter() - saved > self._save_every)
+            return bool(
+                group.is_master
+                and self._save_every
+                and time.perf_counter() - saved > self._save_every
+            )
 
         steps = Steps(training, lambda: group.is_master and self._is_asked(), is_due)
-        for taken in steps.take(strides(training, source.batches(epoch, state.position, size, group, taken_before))):
+        for taken in steps.take(
+            strides(training, source.batches(epoch, state.position, size, group, taken_before))
+        ):
             for batch, sums in zip(taken.batches, taken.sums, strict=True):
                 if batch.size == size:
                     training.steps.add(size, taken.seconds)
                     training.steps.see(self._tenants.count())
                 if not abs(loss := sums.loss / max(sums.count, 1)) <= LARGEST_LOSS:
-                    raise NetworkFailed(f"diverged: the loss became {loss:.4g} in epoch {state.epoch + 1}, within the "
-                                        f"first {batch.position} samples")
-                state = dataclasses.replace(state, stream_epoch=batch.epoch.number, path=batch.epoch.path,
-                                            position=batch.position, sums=(Sums.of_totals(state.sums) + sums).totals)
+                    raise NetworkFailed(
+                        f"diverged: the loss became {loss:.4g} in epoch {state.epoch + 1}, within the "
+                        f"first {batch.position} samples"
+                    )
+                state = dataclasses.replace(
+                    state,
+                    stream_epoch=batch.epoch.number,
+                    path=batch.epoch.path,
+                    position=batch.position,
+                    sums=(Sums.of_totals(state.sums) + sums).totals,
+                )
                 is_over, missed = batch.is_last, batch.missed
             if group.is_master and not (is_over or taken.stops):
                 # Nobody can tell where in steps ranks waited for others that lacked samples.
-                pace.tell(self._tell, batch.position, group.size > 1 and self._clock.waiting > _WAITING)
+                pace.tell(
+                    self._tell, batch.position, group.size > 1 and self._clock.waiting > _WAITING
+                )
                 if taken.rests and is_due():
                     saved = time.perf_counter()
                     state = self._clock.note(state)
@@ -188,25 +237,45 @@ class TrainingLoop:
         state = state.after(record, verdict.reason)
         if training.group.is_master:
             self._save(training, state, is_best=verdict.best_epoch == record.epoch)
-            self._tell(m.EpochDone(training.network.name, record, self._clock.blocked_s, verdict.reason, missed,
-                                   _rate(training, record)))
+            self._tell(
+                m.EpochDone(
+                    training.network.name,
+                    record,
+                    self._clock.blocked_s,
+                    verdict.reason,
+                    missed,
+                    _rate(training, record),
+                )
+            )
         return state
 
     # ---- changing the group ----
 
     def _hand_over(self, group: Group, order: m.Regroup, state: State) -> State:
         """The state as the master has it, for the next one."""
-        if group.is_master and order.ranks[0] != self._world.rank:  # the next one will write to the same files
+        if (
+            group.is_master and order.ranks[0] != self._world.rank
+        ):  # the next one will write to the same files
             self._writer.flush()
         return group.from_master(state)
 
-    def change_group(self, training: Training, order: m.Regroup, state: State | None, failure: Exception | None = None
-                     ) -> State:
+    def change_group(
+        self,
+        training: Training,
+        order: m.Regroup,
+        state: State | None,
+        failure: Exception | None = None,
+    ) -> State:
         """Go over to the group of an order; see :meth:`fleet.runtime.training.network.Training.move`."""
         group = self._world.group(order.ranks, order.group)
         state = training.move(group, order.stay, state, failure)
-        log.info("%s: goes on with ranks %s after epoch %d, sample %d", training.network.name, order.ranks, state.epoch,
-                 state.position)
+        log.info(
+            "%s: goes on with ranks %s after epoch %d, sample %d",
+            training.network.name,
+            order.ranks,
+            state.epoch,
+            state.position,
+        )
         return state
 
     # ---- saving ----
@@ -239,8 +308,16 @@ class TrainingLoop:
         exported = time.perf_counter()
         tested = self._examine(training) if final else None
         if group.is_master:
-            self._tell(m.Stopped(network.name, saved - began, exported - saved, damage, tested,
-                                 time.perf_counter() - exported))
+            self._tell(
+                m.Stopped(
+                    network.name,
+                    saved - began,
+                    exported - saved,
+                    damage,
+                    tested,
+                    time.perf_counter() - exported,
+                )
+            )
 
     def _examine(self, training: Training) -> Judged | None:
         """Keep what the network that the master has exported gives, and judge it on the test data; collective."""
@@ -253,8 +330,12 @@ class TrainingLoop:
             if samples is not None and can_predict(training, samples):
                 judged, found = predict(training, samples)
                 if training.group.is_master:
-                    keep_outputs(self._writer, self._paths.predictions(training.network.name, part), found,
-                                 sources.rows[part])
+                    keep_outputs(
+                        self._writer,
+                        self._paths.predictions(training.network.name, part),
+                        found,
+                        sources.rows[part],
+                    )
             elif samples is not None and samples is test:
                 judged = evaluate(training, samples, lambda: False)
         if test is None:
@@ -266,17 +347,34 @@ class TrainingLoop:
 def _record(training: Training, state: State, judged: Sums) -> EpochRecord:
     """The row of an epoch that is over, in its network's history."""
     sums = Sums.of_totals(state.sums)
-    loss, accuracy = _means(sums if sums.count else Sums(count=1), training)  # 0 where no sample could be read
+    loss, accuracy = _means(
+        sums if sums.count else Sums(count=1), training
+    )  # 0 where no sample could be read
     val_loss, val_accuracy = _means(judged, training)
     metrics = {**_metrics(sums, training), **_metrics(judged, training, "val_")}
-    parent, parent_epoch = (training.network.parent, training.network.parent_epoch) if not state.epoch else ("", 0)
+    parent, parent_epoch = (
+        (training.network.parent, training.network.parent_epoch) if not state.epoch else ("", 0)
+    )
     return EpochRecord(
         start="" if state.epoch else state.start,
-        epoch=state.epoch + 1, stream_epoch=state.stream_epoch, loss=loss, accuracy=accuracy,
-        val_loss=val_loss, val_accuracy=val_accuracy, metrics=metrics,
-        learning_rate=training.trainable.learning_rate(), samples=int(sums.count), gpus=training.group.size,
-        seconds=state.seconds, waited_s=state.waited_s, path=write_path(state.path), accepted=state.accepted,
-        parent=parent, parent_epoch=parent_epoch, batch=state.batch)
+        epoch=state.epoch + 1,
+        stream_epoch=state.stream_epoch,
+        loss=loss,
+        accuracy=accuracy,
+        val_loss=val_loss,
+        val_accuracy=val_accuracy,
+        metrics=metrics,
+        learning_rate=training.trainable.learning_rate(),
+        samples=int(sums.count),
+        gpus=training.group.size,
+        seconds=state.seconds,
+        waited_s=state.waited_s,
+        path=write_path(state.path),
+        accepted=state.accepted,
+        parent=parent,
+        parent_epoch=parent_epoch,
+        batch=state.batch,
+    )
 
 
 def _rate(training: Training, record: EpochRecord) -> StepRate:
@@ -297,4 +395,6 @@ def _metrics(sums: Sums, training: Training, prefix: str = "") -> dict[str, floa
     """The metrics of some samples; none where none could be read, as without validation data."""
     if not (sums.count and sums.more and isinstance(training.trainable, Scoring)):
         return {}
-    return {f"{prefix}{name}": value for name, value in training.trainable.scores(sums.more).items()}
+    return {
+        f"{prefix}{name}": value for name, value in training.trainable.scores(sums.more).items()
+    }

@@ -22,7 +22,9 @@ log = logging.getLogger("fleet.runtime.training.measuring")
 _LEAST_STEPS = 5  # say how much their durations differ
 
 
-def time_batches(training: Training, sample: SampleSpec, profile: Profile, batches: Sequence[int]) -> list[StepRate]:
+def time_batches(
+    training: Training, sample: SampleSpec, profile: Profile, batches: Sequence[int]
+) -> list[StepRate]:
     """The rate with each of several batches, as far as they fit; collective over the group.
 
     A batch with which a step fails fits on no GPU of the group, and neither do larger ones.
@@ -40,7 +42,9 @@ def time_batches(training: Training, sample: SampleSpec, profile: Profile, batch
         except NetworkFailed as failure:
             if not rates:
                 raise
-            log.info("%s: a batch of %d does not fit: %s", training.network.name, size, failure.reason)
+            log.info(
+                "%s: a batch of %d does not fit: %s", training.network.name, size, failure.reason
+            )
             break
     return rates
 

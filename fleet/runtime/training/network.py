@@ -13,7 +13,15 @@ import numpy as np
 
 from fleet.comm.protocols import Group
 from fleet.domain.network import State
-from fleet.engines.base import Beginning, Done, Rescaling, Striding, StridingTogether, Sums, Trainable
+from fleet.engines.base import (
+    Beginning,
+    Done,
+    Rescaling,
+    Striding,
+    StridingTogether,
+    Sums,
+    Trainable,
+)
 from fleet.runtime.training.all_or_none import NetworkFailed, fail_together
 from fleet.runtime.training.clocks import StepClock
 from fleet.spec import NetworkSpec
@@ -59,8 +67,14 @@ class Training:
         """Whether its engine computes while the next batch is made."""
         return isinstance(self.trainable, Beginning | StridingTogether)
 
-    def begin(self, images: np.ndarray, targets: np.ndarray, sizes: Sequence[int], rows: Sequence[int], asked: Sums
-              ) -> Callable[[], Done]:
+    def begin(
+        self,
+        images: np.ndarray,
+        targets: np.ndarray,
+        sizes: Sequence[int],
+        rows: Sequence[int],
+        asked: Sums,
+    ) -> Callable[[], Done]:
         """Begin a step, or several; see :meth:`fleet.engines.base.StridingTogether.begin_together`.
 
         Of an engine that cannot, they are over when this returns.
@@ -77,9 +91,14 @@ class Training:
         values, weights = self.target.split(targets)
         with self._failing_together():
             if isinstance(self.trainable, StridingTogether):
-                return partial(self._ended, self.trainable.begin_together(images, values, sizes, rows, asked, weights))
+                return partial(
+                    self._ended,
+                    self.trainable.begin_together(images, values, sizes, rows, asked, weights),
+                )
             if isinstance(self.trainable, Beginning):
-                return partial(self._ended, self.trainable.begin(images, values, sizes, asked.stop, weights))
+                return partial(
+                    self._ended, self.trainable.begin(images, values, sizes, asked.stop, weights)
+                )
             if len(sizes) == 1:
                 more = [] if weights is None else [weights]  # an engine may know no weights
                 sums = [self.trainable.step(images, values, sizes[0], asked.stop, *more)]
@@ -98,7 +117,9 @@ class Training:
         try:
             yield
         except (Exception, SystemExit) as error:
-            fail_together(self.group, error)  # an engine raises on all ranks or on none: so all of them are here
+            fail_together(
+                self.group, error
+            )  # an engine raises on all ranks or on none: so all of them are here
 
     def set_batch(self, chosen: int) -> int:
         """Train with the global batch that the policy has chosen for an epoch, and the learning rate that goes with it.
@@ -117,8 +138,10 @@ class Training:
             return self.network.global_batch(self.group.size)
         size = chosen or batch.bounds[0]
         if not isinstance(self.trainable, Rescaling):
-            raise NetworkFailed(f"train.batch.size: {list(batch.bounds)}: its engine cannot change learning rates "
-                                "(scale_learning_rate); one size would be right")
+            raise NetworkFailed(
+                f"train.batch.size: {list(batch.bounds)}: its engine cannot change learning rates "
+                "(scale_learning_rate); one size would be right"
+            )
         self.trainable.scale_learning_rate(batch.learning_rate_scale(size))
         if size != self.batch:  # steps of others say nothing of these
             self.batch, self.steps = size, StepClock(least=LEAST_STEPS)
@@ -137,7 +160,9 @@ class Training:
             self.trainable.load(arrays)
         return self.group.from_master(state)
 
-    def move(self, group: Group, stay: int, state: State | None, failure: Exception | None = None) -> State:
+    def move(
+        self, group: Group, stay: int, state: State | None, failure: Exception | None = None
+    ) -> State:
         """Go over to another group; returns the network's state, on the ranks that are new to it as well.
 
         Args:

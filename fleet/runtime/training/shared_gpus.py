@@ -20,16 +20,26 @@ class SharedGpus:
         environment: of this process, which is told where the daemon of its GPU is.
     """
 
-    def __init__(self, world: World, roles: Roles, gpu: str | None, environment: MutableMapping[str, str]) -> None:
+    def __init__(
+        self, world: World, roles: Roles, gpu: str | None, environment: MutableMapping[str, str]
+    ) -> None:
         self._world, self._environment = world, environment
         node = roles.node_of[world.rank]
         self._trainers = [rank for rank in roles.trainers if roles.node_of[rank] == node]
         names, started = world.gather(gpu), None
         if gpu is not None and self._is_first:
-            slots = [(roles.cluster.gpu(roles.device_of[rank]), names[rank]) for rank in self._trainers]
-            started, problem = mps.start((name for _, name in slots if name), environment) if _agree(slots) else (
-                None, "the launcher does not show trainers of one GPU the same one")
-            log.info("GPUs are shared, %s", f"without MPS: {problem}" if started is None else f"MPS: {started.folder}")
+            slots = [
+                (roles.cluster.gpu(roles.device_of[rank]), names[rank]) for rank in self._trainers
+            ]
+            started, problem = (
+                mps.start((name for _, name in slots if name), environment)
+                if _agree(slots)
+                else (None, "the launcher does not show trainers of one GPU the same one")
+            )
+            log.info(
+                "GPUs are shared, %s",
+                f"without MPS: {problem}" if started is None else f"MPS: {started.folder}",
+            )
         told = world.gather(started)
         self._daemons = told[self._trainers[0]] if self._trainers else None
         if self._daemons is not None and gpu is not None:

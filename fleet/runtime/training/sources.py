@@ -71,12 +71,18 @@ def sources_of(world: World, launch: Launch, memory: NodeMemory, first_epoch: in
         first_epoch: of the stream, in this launch.
     """
     waiting = Waiting(world, launch.spec.data.stall, launch.roles.preprocessors)
-    return Sources({(key, fold): source for key, feed in launch.fed.items()
-                    for fold, source in _of_feed(waiting, launch, feed, memory, first_epoch).items()})
+    return Sources(
+        {
+            (key, fold): source
+            for key, feed in launch.fed.items()
+            for fold, source in _of_feed(waiting, launch, feed, memory, first_epoch).items()
+        }
+    )
 
 
-def _of_feed(waiting: Waiting, launch: Launch, feed: Feed, memory: NodeMemory, first_epoch: int
-             ) -> dict[int | None, Source]:
+def _of_feed(
+    waiting: Waiting, launch: Launch, feed: Feed, memory: NodeMemory, first_epoch: int
+) -> dict[int | None, Source]:
     """What networks of each fold read; of all samples, for None."""
     world, folds, seed = waiting.world, launch.folds, launch.spec.seed
     training, evaluation = feed.pipeline("train", seed), feed.pipeline("validation", seed)
@@ -86,20 +92,38 @@ def _of_feed(waiting: Waiting, launch: Launch, feed: Feed, memory: NodeMemory, f
     def finish(pipeline: Pipeline, on_bad: Callable[[BadSample], None]) -> Finish | None:
         return None if feed.is_carried else Finish(pipeline, feed.is_done, on_bad)
 
-    stream = compose(launch.store, launch.order(training), training, memory, launch.roles.place(world.rank),
-                     waiting, told, finish(training, told), first_epoch)
-    shared = None if memory.validation is None or evaluation is None else KeptForAll(
-        memory.validation, waiting, finish(evaluation, judging))
+    stream = compose(
+        launch.store,
+        launch.order(training),
+        training,
+        memory,
+        launch.roles.place(world.rank),
+        waiting,
+        told,
+        finish(training, told),
+        first_epoch,
+    )
+    shared = (
+        None
+        if memory.validation is None or evaluation is None
+        else KeptForAll(memory.validation, waiting, finish(evaluation, judging))
+    )
     test = feed.pipeline("test", seed) if launch.is_tested else None
     tested = None if test is None else Validation(test, judging, keeps=False)
-    lies = {part: row_numbers(source) for part, source in feed.data.parts().items() if part in PARTS}
+    lies = {
+        part: row_numbers(source) for part, source in feed.data.parts().items() if part in PARTS
+    }
 
     def read(fold: int | None) -> Source:
         of_fold = None if folds is None or fold is None else folds == fold
         keeps, rows = (None, None) if of_fold is None else (~of_fold, np.flatnonzero(of_fold))
         judged = None if evaluation is None else Validation(evaluation, judging, rows, shared)
-        return Source(stream(keeps), judged, tested,
-                      lies if rows is None else {**lies, PARTS[0]: lies[PARTS[0]][rows]})
+        return Source(
+            stream(keeps),
+            judged,
+            tested,
+            lies if rows is None else {**lies, PARTS[0]: lies[PARTS[0]][rows]},
+        )
 
     return {fold: read(fold) for fold in (None, *range(launch.spec.data.folds or 0))}
 

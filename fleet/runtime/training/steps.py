@@ -55,8 +55,13 @@ class Stride:
             stop: whether this rank asks the group to stop after it.
         """
         asked = Sums(stop=stop, steps=self._right(training) if training.group.is_master else 0)
-        return training.begin(self.images, self.targets, [batch.size for batch in self.batches],
-                              [len(batch.targets) for batch in self.batches], asked)
+        return training.begin(
+            self.images,
+            self.targets,
+            [batch.size for batch in self.batches],
+            [len(batch.targets) for batch in self.batches],
+            asked,
+        )
 
     def _right(self, training: Training) -> int:
         """How many steps would be right for a call: no more than were there, where this rank has waited for some."""
@@ -72,8 +77,11 @@ def strides(training: Training, batches: Iterator[Batch]) -> Iterator[Stride]:
             most = _fitting(training, batch.images.nbytes) if was_there else 1
         else:
             most = training.steps.at_once
-        yield (Stride([batch], batch.images, batch.targets, int(was_there)) if most == 1 or batch.is_last
-               else _gathered(batch, was_there, arriving, most, is_alone))
+        yield (
+            Stride([batch], batch.images, batch.targets, int(was_there))
+            if most == 1 or batch.is_last
+            else _gathered(batch, was_there, arriving, most, is_alone)
+        )
 
 
 def _timed(batches: Iterator[Batch]) -> Iterator[tuple[Batch, bool]]:
@@ -87,15 +95,18 @@ def _timed(batches: Iterator[Batch]) -> Iterator[tuple[Batch, bool]]:
 def _fitting(training: Training, nbytes: int) -> int:
     """How many steps with so many bytes of inputs a call may take."""
     trainable, is_alone = training.trainable, training.group.size == 1
-    if not ((isinstance(trainable, StridingTogether) or (is_alone and isinstance(trainable, Striding)))
-            and trainable.can_stride()):
+    if not (
+        (isinstance(trainable, StridingTogether) or (is_alone and isinstance(trainable, Striding)))
+        and trainable.can_stride()
+    ):
         return 1
     stride_s = _STRIDE_S if is_alone else _STRIDE_S / 2
     return max(1, min(training.steps.fitting(stride_s), _MOST_STEPS, _MOST_BYTES // max(nbytes, 1)))
 
 
-def _gathered(batch: Batch, was_there: bool, arriving: Iterator[tuple[Batch, bool]], most: int, is_alone: bool
-              ) -> Stride:
+def _gathered(
+    batch: Batch, was_there: bool, arriving: Iterator[tuple[Batch, bool]], most: int, is_alone: bool
+) -> Stride:
     """A batch, and those after it, up to the end of the epoch; a rank alone waits for none."""
     rows, there = len(batch.targets), 0
     images = np.empty((most * rows, *batch.images.shape[1:]), batch.images.dtype)
@@ -140,7 +151,9 @@ class Steps:
         is_due: whether this rank wants the network to stand still for a moment (:attr:`Taken.rests`).
     """
 
-    def __init__(self, training: Training, is_asked: Callable[[], bool], is_due: Callable[[], bool]) -> None:
+    def __init__(
+        self, training: Training, is_asked: Callable[[], bool], is_due: Callable[[], bool]
+    ) -> None:
         self._training, self._is_asked, self._is_due = training, is_asked, is_due
         self._ended = -math.inf  # the last one that is over
 
@@ -156,7 +169,10 @@ class Steps:
         for stride in strides:
             if begun is not None and self._is_due():
                 yield (taken := begun(True))
-                begun, stops = None, taken.stops  # others of the group hear of it when they have begun with this one
+                begun, stops = (
+                    None,
+                    taken.stops,
+                )  # others of the group hear of it when they have begun with this one
             asks = asks or self._is_asked()
             before, begun = begun, self._begin(stride, asks)
             if before is not None:

@@ -25,7 +25,13 @@ from fleet.runtime.training.measuring import time_batches
 from fleet.runtime.training.network import Training
 from fleet.runtime.training.sources import Sources
 from fleet.spec import NetworkSpec, Spec
-from fleet.storage.checkpoint import CheckpointLookup, inherited, newest, promote_previous, read_state
+from fleet.storage.checkpoint import (
+    CheckpointLookup,
+    inherited,
+    newest,
+    promote_previous,
+    read_state,
+)
 from fleet.storage.identity import checksum_of, identity
 from fleet.storage.lease import Fence
 from fleet.storage.paths import RunPaths
@@ -37,7 +43,9 @@ from scheduler.base import StepTime
 
 log = logging.getLogger("fleet.runtime.training.trainer")
 
-_PATIENCE = 4.0  # of a trainer without work, to which each look for it costs what others could compute
+_PATIENCE = (
+    4.0  # of a trainer without work, to which each look for it costs what others could compute
+)
 
 
 class Trainer:
@@ -48,12 +56,24 @@ class Trainer:
         tenants: of the GPU.
     """
 
-    def __init__(self, world: World, spec: Spec, paths: RunPaths, make_engine: Callable[[], Engine], sample: SampleSpec,
-                 sources: Sources, codes: Mapping[str, Code], fence: Fence | None, tenants: Tenants) -> None:
+    def __init__(
+        self,
+        world: World,
+        spec: Spec,
+        paths: RunPaths,
+        make_engine: Callable[[], Engine],
+        sample: SampleSpec,
+        sources: Sources,
+        codes: Mapping[str, Code],
+        fence: Fence | None,
+        tenants: Tenants,
+    ) -> None:
         self._world, self._spec, self._paths, self._make_engine = world, spec, paths, make_engine
         self._sample, self._sources, self._codes = sample, sources, codes
         self._writer = CheckpointWriter(paths, spec.checkpoint, fence, spec.engine.suffix)
-        self._loop = TrainingLoop(world, sources, paths, self._writer, spec.checkpoint.every, tenants)
+        self._loop = TrainingLoop(
+            world, sources, paths, self._writer, spec.checkpoint.every, tenants
+        )
         self._tell = partial(world.tell, 0, m.Tag.COORDINATOR)
 
     # ---- the four steps of a role's life ----
@@ -113,12 +133,26 @@ class Trainer:
             group.meet()  # all its ranks have joined the stream
             if group.is_master:
                 self._tell(m.Joined(network.name))
-            log.info("%s: training on ranks %s from stream epoch %d, gradients by %s", network.name, order.ranks,
-                     order.stream_epoch, self._engine.exchange_name if group.size > 1 else "nobody: one rank")
+            log.info(
+                "%s: training on ranks %s from stream epoch %d, gradients by %s",
+                network.name,
+                order.ranks,
+                order.stream_epoch,
+                self._engine.exchange_name if group.size > 1 else "nobody: one rank",
+            )
             with self._built(network, group) as training.trainable:
                 state = self._resume(training)
-                log.info("%s: goes on after epoch %d, sample %d", network.name, state.epoch, state.position)
-                over = "" if state.position else reason_now(state.history, state.final, network.train.converge)
+                log.info(
+                    "%s: goes on after epoch %d, sample %d",
+                    network.name,
+                    state.epoch,
+                    state.position,
+                )
+                over = (
+                    ""
+                    if state.position
+                    else reason_now(state.history, state.final, network.train.converge)
+                )
                 if over:
                     self._hand_in(training, over)
                 else:
@@ -133,7 +167,9 @@ class Trainer:
         with self._leaving(training), ExitStack() as held:
             failure: Exception | None = None
             try:
-                training.trainable = held.enter_context(closing(self._build(network, training.group)))
+                training.trainable = held.enter_context(
+                    closing(self._build(network, training.group))
+                )
             except Exception as error:  # the network fails, on all ranks, once they have met
                 failure = error
             self._tell(m.Built(network.name, self._world.rank))
@@ -156,15 +192,26 @@ class Trainer:
             log.error("%s failed: %s\n%s", training.network.name, failure.reason, failure.detail)
             self._writer.flush()  # a retry, perhaps on other ranks, goes on from there
             if training.group.is_master:
-                self._tell(m.Failed(training.network.name, failure.reason, failure.detail, failure.may_pass,
-                                    failure.out_of_memory))
+                self._tell(
+                    m.Failed(
+                        training.network.name,
+                        failure.reason,
+                        failure.detail,
+                        failure.may_pass,
+                        failure.out_of_memory,
+                    )
+                )
         except GroupStruck as strike:
-            log.warning("%s: %s; it goes back to its last checkpoint", training.network.name, strike)
+            log.warning(
+                "%s: %s; it goes back to its last checkpoint", training.network.name, strike
+            )
             self._writer.flush()  # which is then what the coordinator reads
             return
         except Stalled as stall:
             ranks = ", ".join(map(str, training.group.ranks))
-            raise InfrastructureError(f"{training.network.name}, on ranks {ranks}: {stall}") from stall
+            raise InfrastructureError(
+                f"{training.network.name}, on ranks {ranks}: {stall}"
+            ) from stall
         finally:
             self._sources.leave()
         training.group.free()
@@ -173,7 +220,9 @@ class Trainer:
     def _built(self, network: NetworkSpec, group: Group) -> Iterator[Trainable]:
         with closing(all_or_none(group, lambda: self._build(network, group))) as trainable:
             if group.is_master:
-                parameters = trainable.count_parameters() if isinstance(trainable, Examinable) else None
+                parameters = (
+                    trainable.count_parameters() if isinstance(trainable, Examinable) else None
+                )
                 self._tell(m.Built(network.name, self._world.rank, parameters))
             yield trainable
 
@@ -181,7 +230,9 @@ class Trainer:
         """Build a network here, in the time that it may take."""
         duties = self._world.do_duties if self._world.duties else None
         with network_warnings() as told:
-            trainable = build_within(network.train.build_timeout, lambda: self._engine.build(network, group), duties)
+            trainable = build_within(
+                network.train.build_timeout, lambda: self._engine.build(network, group), duties
+            )
         if group.is_master:
             for warning in told:
                 log.warning("%s: %s", network.name, warning)
@@ -191,16 +242,31 @@ class Trainer:
     def _resume(self, training: Training) -> State:
         """The master's state, on every rank: from the last checkpoint, or from the start."""
         network, group = training.network, training.group
-        state = State({}, identity(network, self._spec, self._sample), architecture=network.architecture.key,
-                      code=self._codes.get(network.architecture.target))
-        found = all_or_none(group, lambda: self._load(training) if group.is_master else CheckpointLookup(None))
+        state = State(
+            {},
+            identity(network, self._spec, self._sample),
+            architecture=network.architecture.key,
+            code=self._codes.get(network.architecture.target),
+        )
+        found = all_or_none(
+            group, lambda: self._load(training) if group.is_master else CheckpointLookup(None)
+        )
         if found.state is not None:
-            state = dataclasses.replace(found.state, identity=state.identity, architecture=state.architecture,
-                                        code=state.code)  # what has changed was accepted before the launch
+            state = dataclasses.replace(
+                found.state,
+                identity=state.identity,
+                architecture=state.architecture,
+                code=state.code,
+            )  # what has changed was accepted before the launch
         state = dataclasses.replace(state, start=state.start or found.start)
         if found.damage:
-            log.warning("%s goes on after epoch %d, sample %d: %s", network.name, state.epoch, state.position,
-                        found.damage)
+            log.warning(
+                "%s goes on after epoch %d, sample %d: %s",
+                network.name,
+                state.epoch,
+                state.position,
+                found.damage,
+            )
             promote_previous(self._paths, network.name, found, self._writer.fence(network.name))
             self._tell(m.FellBack(network.name, found.damage, state.history, state.position))
         return training.share(dataclasses.replace(state, arrays={}))
@@ -238,18 +304,37 @@ class Trainer:
             training.group = group = self._world.group(order.ranks, order.group)
             with self._built(network, group) as training.trainable:
                 batches = order.batches or (network.global_batch(group.size),)
-                rates = time_batches(training, self._sample.of(network.feed), self._spec.profile, batches)
+                rates = time_batches(
+                    training, self._sample.of(network.feed), self._spec.profile, batches
+                )
                 if order.batches and isinstance(training.trainable, Examinable):
                     parameters = training.trainable.count_parameters()
         except NetworkFailed as failure:
             reason, passing = failure.reason, failure.may_pass
-            log.error("%s could not be measured: %s\n%s", network.name, failure.reason, failure.detail)
+            log.error(
+                "%s could not be measured: %s\n%s", network.name, failure.reason, failure.detail
+            )
         except GroupStruck as strike:
-            log.warning("%s is not measured on %d ranks: %s", network.name, len(order.ranks), strike)
+            log.warning(
+                "%s is not measured on %d ranks: %s", network.name, len(order.ranks), strike
+            )
             return
         if group.is_master:
-            timed = tuple(StepTime(size, size / one.rate) for size, one in zip(order.batches, rates, strict=False)
-                          if one.rate)
-            self._tell(m.Measured(network.name, group.size, rates[0], time.perf_counter() - began, reason, passing,
-                                  timed, parameters))
+            timed = tuple(
+                StepTime(size, size / one.rate)
+                for size, one in zip(order.batches, rates, strict=False)
+                if one.rate
+            )
+            self._tell(
+                m.Measured(
+                    network.name,
+                    group.size,
+                    rates[0],
+                    time.perf_counter() - began,
+                    reason,
+                    passing,
+                    timed,
+                    parameters,
+                )
+            )
         group.free()

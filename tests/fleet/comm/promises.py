@@ -41,16 +41,24 @@ def differences(protocol, kept_by):
         if name.startswith("_") or not inspect.isfunction(member):
             continue
         parameters = inspect.signature(member).parameters.values()
-        mine = inspect.signature(getattr(kept_by, name)).parameters.values() if hasattr(kept_by, name) else ()
-        if [(p.name, p.default, p.kind) for p in parameters] != [(p.name, p.default, p.kind) for p in mine]:
+        mine = (
+            inspect.signature(getattr(kept_by, name)).parameters.values()
+            if hasattr(kept_by, name)
+            else ()
+        )
+        if [(p.name, p.default, p.kind) for p in parameters] != [
+            (p.name, p.default, p.kind) for p in mine
+        ]:
             found.append(name)
     return found
 
 
 def lacking(protocol, instance):
     """The attributes and properties of a protocol that an instance does not have."""
-    named = {*protocol.__annotations__, *(name for name, member in vars(protocol).items()
-                                          if isinstance(member, property))}
+    named = {
+        *protocol.__annotations__,
+        *(name for name, member in vars(protocol).items() if isinstance(member, property)),
+    }
     return sorted(name for name in named if not hasattr(instance, name))
 
 
@@ -61,7 +69,11 @@ def lacking(protocol, instance):
 def all_that_the_protocols_name_is_there(world, number):
     group = world.group([world.rank], number)
     begun = group.start_broadcast([np.zeros(1)], root=0)
-    for protocol, instance in ((protocols.World, world), (protocols.Group, group), (protocols.Broadcast, begun)):
+    for protocol, instance in (
+        (protocols.World, world),
+        (protocols.Group, group),
+        (protocols.Broadcast, begun),
+    ):
         assert differences(protocol, type(instance)) == []
         assert lacking(protocol, instance) == []
     world.wait(lambda: begun.is_done() or None)
@@ -237,11 +249,17 @@ def a_sum_is_that_of_all_ranks_on_every_rank(world, number):
 def a_large_sum_is_the_same_on_all_ranks_to_the_last_bit(world, number):
     group, done = world.group(range(world.size), number), []
     world.duties.append(lambda: done.append(1) or False)
-    for shape, dtype in (((333, 1001), np.float32), ((4_100_001,), np.float32), ((7, 101, 300), np.float64)):
+    for shape, dtype in (
+        ((333, 1001), np.float32),
+        ((4_100_001,), np.float32),
+        ((7, 101, 300), np.float64),
+    ):
         values = np.linspace(0.1, 1.3, int(np.prod(shape)), dtype=dtype).reshape(shape)
         buffer = values / (1 + world.rank)
         group.sum(buffer)
-        np.testing.assert_allclose(buffer, values * sum(1 / (1 + rank) for rank in range(world.size)), rtol=1e-5)
+        np.testing.assert_allclose(
+            buffer, values * sum(1 / (1 + rank) for rank in range(world.size)), rtol=1e-5
+        )
         assert len(set(group.exchange(zlib.crc32(buffer)))) == 1
         turned = np.full((200, 300), 1 + world.rank, dtype).T
         group.sum(turned)
@@ -254,7 +272,9 @@ def a_large_sum_is_the_same_on_all_ranks_to_the_last_bit(world, number):
 @promise
 def a_broadcast_gives_all_the_masters_arrays_of_any_type(world, number):
     group = world.group(range(world.size), number)
-    buffers = [np.full((2, 3), group.is_master, dtype) for dtype in ("float16", "bool", "uint8", "float64")]
+    buffers = [
+        np.full((2, 3), group.is_master, dtype) for dtype in ("float16", "bool", "uint8", "float64")
+    ]
     group.broadcast([*buffers, number := np.array(world.rank)])
     assert all((buffer == 1).all() for buffer in buffers)
     assert number == 0

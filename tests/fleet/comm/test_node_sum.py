@@ -16,8 +16,11 @@ from fleet.comm.node_sum import NodeSum, forms, share_node
 from fleet.errors import GroupStruck, InfrastructureError
 from tests.fleet import one_process
 
-LENGTHS = st.lists(st.tuples(st.integers(0, 700), st.sampled_from(["float32", "float64", "int64", "float16"])),
-                   min_size=1, max_size=6)
+LENGTHS = st.lists(
+    st.tuples(st.integers(0, 700), st.sampled_from(["float32", "float64", "int64", "float16"])),
+    min_size=1,
+    max_size=6,
+)
 
 
 def until(is_so):
@@ -34,8 +37,13 @@ def a_small_stage(monkeypatch):
 def test_sums_of_any_length_follow_each_other_and_are_equal_on_all_ranks(ranks, arrays, seed):
     random = np.random.default_rng(seed)
     turns, stages = (np.zeros(shape, kind) for kind, *shape in forms(ranks))
-    values = [[random.integers(0, 9, length).astype(dtype) for length, dtype in arrays] for _ in range(ranks)]
-    expected = [sum(each) for each in zip(*values, strict=True)]  # small whole numbers: exact in any order
+    values = [
+        [random.integers(0, 9, length).astype(dtype) for length, dtype in arrays]
+        for _ in range(ranks)
+    ]
+    expected = [
+        sum(each) for each in zip(*values, strict=True)
+    ]  # small whole numbers: exact in any order
 
     def add(rank):
         mine = NodeSum(turns, stages, rank)
@@ -75,6 +83,7 @@ def test_all_ranks_share_memory_or_none(short, monkeypatch):
 
 def test_a_group_that_is_gone_leaves_no_file_open():
     """An open one keeps its memory, and a run makes thousands of groups."""
+
     def rank_main(world):
         assert share_node(world.group(range(world.size), 1)) is not None
         world.finish()

@@ -30,4 +30,12 @@ def test_what_a_world_lacks_or_has_otherwise_is_found():
     wrong = differences(protocols.World, World)
     assert {"hear", "share", "group"} <= set(wrong)
     assert "tell" not in wrong
-    assert lacking(protocols.World, World()) == ["duties", "host", "hosts", "lost", "outlives", "rank", "size"]
+    assert lacking(protocols.World, World()) == [
+        "duties",
+        "host",
+        "hosts",
+        "lost",
+        "outlives",
+        "rank",
+        "size",
+    ]

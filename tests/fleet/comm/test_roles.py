@@ -47,13 +47,15 @@ def test_every_rank_has_at_most_one_role_and_somebody_trains(node_of, wanted, gp
 
 @settings(max_examples=examples(300))
 @given(launches(), preprocessors, gpus)
-def test_where_samples_are_shared_no_rank_is_idle_and_each_node_has_a_leader_and_a_trainer(node_of, wanted, gpus):
+def test_where_samples_are_shared_no_rank_is_idle_and_each_node_has_a_leader_and_a_trainer(
+    node_of, wanted, gpus
+):
     roles = assigned(node_of, wanted, gpus)
     if roles and roles.shared:
         assert sorted([*roles.preprocessors, *roles.trainers]) == list(range(len(node_of)))
         assert 0 in roles.preprocessors
         assert wanted in (None, len(roles.preprocessors))
-        first_round = [roles.node_of[rank] for rank in roles.preprocessors[:roles.nodes]]
+        first_round = [roles.node_of[rank] for rank in roles.preprocessors[: roles.nodes]]
         assert sorted(first_round) == list(range(roles.nodes))  # they take turns over the nodes
         for node in range(roles.nodes):
             assert roles.leader(node) == min(on(roles, node, range(len(node_of))))
@@ -66,7 +68,8 @@ def test_where_samples_are_shared_no_rank_is_idle_and_each_node_has_a_leader_and
 @settings(max_examples=examples(300))
 @given(launches(), preprocessors, gpus, st.booleans())
 def test_a_node_has_no_more_trainers_than_gpus_and_its_devices_are_numbered_as_policies_think(
-        node_of, wanted, gpus, own):
+    node_of, wanted, gpus, own
+):
     if roles := assigned(node_of, wanted, gpus, own):
         most = [len(on(roles, node, roles.trainers)) for node in range(roles.nodes)]
         assert roles.gpus_per_node == max(most) <= (gpus or len(node_of))
@@ -91,28 +94,53 @@ def test_where_gpus_are_known_all_other_ranks_prepare_samples():
 
 
 def test_with_their_own_preprocessing_all_but_rank_0_train_on_as_many_gpus_as_there_are():
-    assert assign([0, 1, 0, 1, 0, 1], None, None, own_preprocessing=True).trainers == (2, 4, 1, 3, 5)
+    assert assign([0, 1, 0, 1, 0, 1], None, None, own_preprocessing=True).trainers == (
+        2,
+        4,
+        1,
+        3,
+        5,
+    )
     assert assign([0, 1, 0, 1, 0, 1], None, 1, own_preprocessing=True).trainers == (2, 1)
 
 
-@pytest.mark.parametrize(("arguments", "words"), [
-    (([0, 0], 0, None), "preprocessors: 0 is possible with one rank only"),
-    (([0, 0, 1, 1], 1, None), "1 should be at least 2, one on each node"),
-    (([0, 0], 2, None), r"node 0 has 2 ranks, and 2 preprocessors would leave no trainer there: start at least 3"),
-    (([0, 0, 1], None, None), r"node 1 has 1 rank, and 1 preprocessor would leave no trainer there.*mpirun -n 4"),
-    (([0] * 5, 1, 2), "has 4 ranks for 2 GPUs beside 1 preprocessor: start 3 ranks there or raise"),
-])
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (([0, 0], 0, None), "preprocessors: 0 is possible with one rank only"),
+        (([0, 0, 1, 1], 1, None), "1 should be at least 2, one on each node"),
+        (
+            ([0, 0], 2, None),
+            r"node 0 has 2 ranks, and 2 preprocessors would leave no trainer there: start at least 3",
+        ),
+        (
+            ([0, 0, 1], None, None),
+            r"node 1 has 1 rank, and 1 preprocessor would leave no trainer there.*mpirun -n 4",
+        ),
+        (
+            ([0] * 5, 1, 2),
+            "has 4 ranks for 2 GPUs beside 1 preprocessor: start 3 ranks there or raise",
+        ),
+    ],
+)
 def test_too_few_ranks_are_an_error_that_says_how_many_would_do(arguments, words):
     with pytest.raises(UserError, match=words):
         assign(*arguments)
 
 
-@pytest.mark.parametrize(("parts", "preprocessors", "trainers"), [
-    ({}, (0,), (1, 2, 3)),  # three GPUs are shown
-    ({"resources": {"engine": "numpy", "preprocessors": 2}}, (0, 1), (2, 3)),
-    ({"resources": {"engine": "numpy", "gpus_per_node": 2}}, (0, 1), (2, 3)),  # the spec's word counts
-    ({"schedule": {"policy": "baseline"}}, (), (1, 2, 3)),
-])
+@pytest.mark.parametrize(
+    ("parts", "preprocessors", "trainers"),
+    [
+        ({}, (0,), (1, 2, 3)),  # three GPUs are shown
+        ({"resources": {"engine": "numpy", "preprocessors": 2}}, (0, 1), (2, 3)),
+        (
+            {"resources": {"engine": "numpy", "gpus_per_node": 2}},
+            (0, 1),
+            (2, 3),
+        ),  # the spec's word counts
+        ({"schedule": {"policy": "baseline"}}, (), (1, 2, 3)),
+    ],
+)
 def test_a_spec_says_how_ranks_are_split(parts, preprocessors, trainers):
     roles = roles_of(spec(**parts), [0, 0, 0, 0], gpus_per_node=3)
     assert (roles.preprocessors, roles.trainers) == (preprocessors, trainers)
@@ -124,8 +152,16 @@ def test_trainers_of_a_replay_prepare_their_own_samples_under_any_policy():
 
 # --- ranks that share a GPU ---------------------------------------------------------------------
 
+
 @settings(max_examples=examples(300))
-@given(launches(), preprocessors, gpus, st.booleans(), st.none() | st.integers(1, 4), st.none() | st.integers(1, 8))
+@given(
+    launches(),
+    preprocessors,
+    gpus,
+    st.booleans(),
+    st.none() | st.integers(1, 4),
+    st.none() | st.integers(1, 8),
+)
 def test_slots_go_round_by_round_over_the_gpus_of_a_node(node_of, wanted, gpus, own, slots, cores):
     try:
         roles = assign(node_of, wanted, gpus, own, slots, cores)
@@ -138,27 +174,46 @@ def test_slots_go_round_by_round_over_the_gpus_of_a_node(node_of, wanted, gpus, 
     if gpus is not None and len(node_of) > 1:
         assert roles.whole_per_node <= gpus
     for node in range(roles.nodes):
-        there = [roles.cluster.gpu(roles.device_of[rank]) for rank in on(roles, node, roles.trainers)]
+        there = [
+            roles.cluster.gpu(roles.device_of[rank]) for rank in on(roles, node, roles.trainers)
+        ]
         assert all(gpu // roles.whole_per_node == node for gpu in there)
         shares = [there.count(gpu) for gpu in set(there)]
         assert max(shares, default=1) <= roles.slots
-        assert max(shares, default=1) - min(shares, default=1) <= 1  # before a GPU is shared, each has a trainer
+        assert (
+            max(shares, default=1) - min(shares, default=1) <= 1
+        )  # before a GPU is shared, each has a trainer
 
 
-@pytest.mark.parametrize(("ranks", "gpus", "slots", "cores", "whole", "each"), [
-    (7, None, 1, 2, 6, 1), (7, None, None, 2, 2, 3), (7, None, 2, 2, 3, 2), (7, None, 8, 2, 2, 3),
-    (3, None, None, 8, 2, 1), (7, None, None, None, 6, 1), (7, None, 3, None, 2, 3), (7, 2, 3, 16, 2, 3),
-    (7, 2, None, 16, 2, 3)])
+@pytest.mark.parametrize(
+    ("ranks", "gpus", "slots", "cores", "whole", "each"),
+    [
+        (7, None, 1, 2, 6, 1),
+        (7, None, None, 2, 2, 3),
+        (7, None, 2, 2, 3, 2),
+        (7, None, 8, 2, 2, 3),
+        (3, None, None, 8, 2, 1),
+        (7, None, None, None, 6, 1),
+        (7, None, 3, None, 2, 3),
+        (7, 2, 3, 16, 2, 3),
+        (7, 2, None, 16, 2, 3),
+    ],
+)
 def test_ranks_beyond_the_gpus_or_else_the_cores_share_them(ranks, gpus, slots, cores, whole, each):
     roles = assign([0] * ranks, 1, gpus, slots=slots, cores=cores)
     assert (roles.whole_per_node, roles.slots) == (whole, each)
 
 
 def test_cores_are_counted_as_many_as_the_largest_least_group_wants():
-    content = spec({"family": "softmax", "name": "a", "gpus": [3, 4]},
-                   resources={"engine": "numpy", "per_device": "auto"})
+    content = spec(
+        {"family": "softmax", "name": "a", "gpus": [3, 4]},
+        resources={"engine": "numpy", "per_device": "auto"},
+    )
     roles = [roles_of(content, [0] * 6, gpus, cores=1) for gpus in (None, 5)]
-    assert [(one.whole_per_node, one.slots, one.device) for one in roles] == [(3, 2, "core"), (5, 1, "GPU")]
+    assert [(one.whole_per_node, one.slots, one.device) for one in roles] == [
+        (3, 2, "core"),
+        (5, 1, "GPU"),
+    ]
 
 
 def test_with_slots_fewer_ranks_are_left_to_prepare_samples():
@@ -168,40 +223,87 @@ def test_with_slots_fewer_ranks_are_left_to_prepare_samples():
 
 
 def test_more_ranks_than_slots_are_an_error_that_says_what_would_do():
-    with pytest.raises(UserError, match=r"6 ranks for 2 GPUs.*start 5 ranks there or raise.*resources.per_device"):
+    with pytest.raises(
+        UserError, match=r"6 ranks for 2 GPUs.*start 5 ranks there or raise.*resources.per_device"
+    ):
         assign([0] * 7, 1, 2, slots=2)
 
 
-@pytest.mark.parametrize(("asked", "ranks", "gpus", "said"), [
-    (1, 3, 2, ""),
-    (4, 3, 2, "resources.per_device is 4, but ranks were started for one network on a GPU: start 6 more for 4"),
-    (9, 5, 2, "resources.per_device is 9, but ranks were started for 2 networks on a GPU: start 6 more for 5"),
-    (2, 5, 2, ""),
-    ("auto", 3, 2, "resources.per_device is auto, but ranks were started for one network on a GPU: start 2 more for 2"),
-    ("auto", 5, 2, ""),
-    ("auto", 3, None, ""),  # a core has nothing to spare
-    (2, 3, None, "resources.per_device is 2, but ranks were started for one network on a core: start 2 more for 2"),
-])
-def test_where_ranks_are_too_few_for_the_slots_that_are_asked_for_it_is_said(asked, ranks, gpus, said):
-    ten = spec(*({"family": "softmax", "name": f"n{number}"} for number in range(10)),
-               resources={"engine": "numpy", "per_device": asked, "preprocessors": 1})
+@pytest.mark.parametrize(
+    ("asked", "ranks", "gpus", "said"),
+    [
+        (1, 3, 2, ""),
+        (
+            4,
+            3,
+            2,
+            "resources.per_device is 4, but ranks were started for one network on a GPU: start 6 more for 4",
+        ),
+        (
+            9,
+            5,
+            2,
+            "resources.per_device is 9, but ranks were started for 2 networks on a GPU: start 6 more for 5",
+        ),
+        (2, 5, 2, ""),
+        (
+            "auto",
+            3,
+            2,
+            "resources.per_device is auto, but ranks were started for one network on a GPU: start 2 more for 2",
+        ),
+        ("auto", 5, 2, ""),
+        ("auto", 3, None, ""),  # a core has nothing to spare
+        (
+            2,
+            3,
+            None,
+            "resources.per_device is 2, but ranks were started for one network on a core: start 2 more for 2",
+        ),
+    ],
+)
+def test_where_ranks_are_too_few_for_the_slots_that_are_asked_for_it_is_said(
+    asked, ranks, gpus, said
+):
+    ten = spec(
+        *({"family": "softmax", "name": f"n{number}"} for number in range(10)),
+        resources={"engine": "numpy", "per_device": asked, "preprocessors": 1},
+    )
     assert missing_slots(ten, roles_of(ten, [0] * ranks, gpus, cores=2)) == said
 
 
 def test_slots_that_would_stay_empty_are_not_missed():
-    two = spec(*({"family": "softmax", "name": name} for name in "ab"),
-               resources={"engine": "numpy", "per_device": "auto"})
+    two = spec(
+        *({"family": "softmax", "name": name} for name in "ab"),
+        resources={"engine": "numpy", "per_device": "auto"},
+    )
     assert missing_slots(two, roles_of(two, [0] * 3, 2)) == ""
 
 
-@pytest.mark.parametrize(("search", "said"), [
-    ({"most": 9}, "resources.per_device is 4, but ranks were started for one network on a GPU: start 6 more for 4"),
-    ({"most": 9, "at_once": 5},
-     "resources.per_device is 4, but ranks were started for one network on a GPU: start 4 more for 3"),
-    ({"most": 9, "at_once": 1}, ""),
-    ({"ask": "grid"}, "")])
+@pytest.mark.parametrize(
+    ("search", "said"),
+    [
+        (
+            {"most": 9},
+            "resources.per_device is 4, but ranks were started for one network on a GPU: start 6 more for 4",
+        ),
+        (
+            {"most": 9, "at_once": 5},
+            "resources.per_device is 4, but ranks were started for one network on a GPU: start 4 more for 3",
+        ),
+        ({"most": 9, "at_once": 1}, ""),
+        ({"ask": "grid"}, ""),
+    ],
+)
 def test_networks_that_are_asked_for_use_slots_too(search, said):
-    asking = spec({"family": "softmax", "space": {"train.batch.size": [4, 8]} if "ask" in search else {
-        "train.optimizer.learning_rate": {"low": 0.01, "high": 0.1}}, "search": search},
-        resources={"engine": "numpy", "per_device": 4, "preprocessors": 1})
+    asking = spec(
+        {
+            "family": "softmax",
+            "space": {"train.batch.size": [4, 8]}
+            if "ask" in search
+            else {"train.optimizer.learning_rate": {"low": 0.01, "high": 0.1}},
+            "search": search,
+        },
+        resources={"engine": "numpy", "per_device": 4, "preprocessors": 1},
+    )
     assert missing_slots(asking, roles_of(asking, [0] * 3, 2)) == said

@@ -11,7 +11,9 @@ from fleet.errors import InfrastructureError
 
 
 def test_memory_that_is_not_there_is_an_error_that_says_what_to_lower():
-    with pytest.raises(InfrastructureError, match=r"1000000 TB of shared memory .* free in /dev/shm: lower data.w"):
+    with pytest.raises(
+        InfrastructureError, match=r"1000000 TB of shared memory .* free in /dev/shm: lower data.w"
+    ):
         Segment("fleet-test-huge", 10**18, create=True)
     assert not os.path.exists("/dev/shm/fleet-test-huge")
     with pytest.raises(InfrastructureError, match="No such file"):
@@ -31,7 +33,8 @@ def test_arrays_that_ranks_share_begin_with_zeros_and_lie_apart_each_from_a_page
     segment, arrays = arrays_in(name, True, *forms)
     try:
         assert [(one.dtype, one.shape, one.any()) for one in arrays] == [
-            (np.dtype(kind), tuple(shape), False) for kind, *shape in forms]
+            (np.dtype(kind), tuple(shape), False) for kind, *shape in forms
+        ]
         arrays[0][:], arrays[2][:] = -1, 0.5
         _, theirs = arrays_in(name, False, *forms)
         assert (theirs[0] == -1).all()

@@ -39,8 +39,12 @@ def resumed(folder):
 
 
 def searched(folder):
-    run = Run(folder, {"ask": "random", "most": 5, "at_once": 3}, models=[{**ENTRY, "search": {
-        "ask": "random", "most": 5, "at_once": 3}}], prune={"rule": "asha", "factor": 2})
+    run = Run(
+        folder,
+        {"ask": "random", "most": 5, "at_once": 3},
+        models=[{**ENTRY, "search": {"ask": "random", "most": 5, "at_once": 3}}],
+        prune={"rule": "asha", "factor": 2},
+    )
     while run.launch(turns=100 + 100 * run.seed) is None:
         assert run.seed < 30
     return run.paths
@@ -55,10 +59,15 @@ def harvested(folder, second=("2", 1005.0, True)):
     start = replace(START, bounds={"a": (1, None), "b": (1, None)})
 
     def write(launch, date, network, epochs, seconds, beside):
-        log = [(0.0, replace(start, date=date, beside=beside)), (0.1, ev.NetworkTaken(network, 1, epochs - 1, 0)),
-               (0.2, ev.RatesGiven({"a": (10.0,), "b": (5.0,)})), (0.5, ev.GroupStarted(network, (0,), 0, 1)),
-               (seconds, ev.EpochEnded(network, record(epochs, seconds=seconds - 1))),
-               (seconds, ev.NetworkFinished(network, "done", epochs)), (seconds + 0.5, ev.GroupStopped(network, 0.1))]
+        log = [
+            (0.0, replace(start, date=date, beside=beside)),
+            (0.1, ev.NetworkTaken(network, 1, epochs - 1, 0)),
+            (0.2, ev.RatesGiven({"a": (10.0,), "b": (5.0,)})),
+            (0.5, ev.GroupStarted(network, (0,), 0, 1)),
+            (seconds, ev.EpochEnded(network, record(epochs, seconds=seconds - 1))),
+            (seconds, ev.NetworkFinished(network, "done", epochs)),
+            (seconds + 0.5, ev.GroupStopped(network, 0.1)),
+        ]
         other = RunPaths(paths.root, launch).events
         other.parent.mkdir(exist_ok=True)
         other.write_text(as_text(log))
@@ -113,7 +122,9 @@ def times(paths):
                 base = now if isinstance(event, ev.Started) else base
                 clock.append(now := base + t_s)
         else:  # as they were written above
-            clock = [{"1": 0.0, "twin": 0.004, "2": 5.0, "3": 20.5}[log.stem] + t_s for t_s, _ in lines]
+            clock = [
+                {"1": 0.0, "twin": 0.004, "2": 5.0, "3": 20.5}[log.stem] + t_s for t_s, _ in lines
+            ]
         found[log] = clock
     return found
 
@@ -133,19 +144,30 @@ def cut(paths, folder, at):
 
 
 def report(paths, at, capsys, page):
-    assert main(["report", str(paths.root), "--at", f"{at:.9f}s", "--json", "--html", str(page)]) == 0
+    assert (
+        main(["report", str(paths.root), "--at", f"{at:.9f}s", "--json", "--html", str(page)]) == 0
+    )
     return json.loads(capsys.readouterr().out), page.read_text()
 
 
 def files(folder):
-    return {path: (path.stat().st_mtime_ns, path.read_bytes()) for path in folder.rglob("*") if path.is_file()}
+    return {
+        path: (path.stat().st_mtime_ns, path.read_bytes())
+        for path in folder.rglob("*")
+        if path.is_file()
+    }
 
 
 @RUNS
-def test_a_run_at_some_time_is_as_its_log_up_to_then_says_and_nothing_is_written(make, tmp_path, capsys):
+def test_a_run_at_some_time_is_as_its_log_up_to_then_says_and_nothing_is_written(
+    make, tmp_path, capsys
+):
     paths = make(tmp_path)
     capsys.readouterr()
-    before, moments = files(paths.root), sorted({t_s for clock in times(paths).values() for t_s in clock})
+    before, moments = (
+        files(paths.root),
+        sorted({t_s for clock in times(paths).values() for t_s in clock}),
+    )
     for place in range(1, 8):
         at = moments[len(moments) * place // 8] + 1e-7
         short = cut(paths, tmp_path / "cut", at)
@@ -161,7 +183,9 @@ def test_at_its_end_a_run_is_as_its_table_says(make, tmp_path, capsys):
     capsys.readouterr()
     found, _ = report(paths, 1e6, capsys, tmp_path / "page.html")
     rows = json.loads(json.dumps(as_json(read_results(paths.root))))
-    assert [{**row, "metrics": {}} for row in rows] == [{**row, "metrics": {}} for row in found["networks"]]
+    assert [{**row, "metrics": {}} for row in rows] == [
+        {**row, "metrics": {}} for row in found["networks"]
+    ]
     assert main(["report", str(paths.root), "--json"]) == 0
     now = json.loads(capsys.readouterr().out)
     assert {key: now[key] for key in found if key != "ensembles"} == found
@@ -172,22 +196,33 @@ def test_before_anything_has_happened_all_networks_wait(tmp_path, capsys):
     paths.results.unlink()
     capsys.readouterr()
     found, page = report(paths, 0.0, capsys, tmp_path / "page.html")
-    assert [(row["name"], row["status"]) for row in found["networks"]] == [("a", "waiting"), ("b", "waiting")]
+    assert [(row["name"], row["status"]) for row in found["networks"]] == [
+        ("a", "waiting"),
+        ("b", "waiting"),
+    ]
     assert (found["launches"], found["seconds"], found["gpus"]) == (0, 0.0, 0)
     assert page.startswith("<!doctype html>")
     assert main(["report", str(paths.root), "--at", "0s"]) == 0
     assert "waiting" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize(("arguments", "said"), [
-    (["report", "RUN", "--at", "soon"], "--at: 'soon' should be written like 90s, 10min, 2h or 1:30:00"),
-    (["report", "RUN", "--at", "-3s"], "--at: expected one argument, as in --at 350s"),
-    (["report", "RUN", "--at", "nan"], "should be written like 90s"),
-    (["watch", "RUN", "--from", "x"], "should be written like 90s"),
-    (["watch", "RUN", "--from", "0s", "--speed", "0"], "should be a number above 0"),
-    (["watch", "RUN", "--from", "0s", "--speed", "-1"], "--speed"),
-    (["watch", "RUN", "--from", "0s", "--speed", "fast"], "should be a number"),
-    (["watch", "RUN", "--speed", "2"], "with --from"), (["report", "RUN", "--at", "3s"], "it is no run")])
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (
+            ["report", "RUN", "--at", "soon"],
+            "--at: 'soon' should be written like 90s, 10min, 2h or 1:30:00",
+        ),
+        (["report", "RUN", "--at", "-3s"], "--at: expected one argument, as in --at 350s"),
+        (["report", "RUN", "--at", "nan"], "should be written like 90s"),
+        (["watch", "RUN", "--from", "x"], "should be written like 90s"),
+        (["watch", "RUN", "--from", "0s", "--speed", "0"], "should be a number above 0"),
+        (["watch", "RUN", "--from", "0s", "--speed", "-1"], "--speed"),
+        (["watch", "RUN", "--from", "0s", "--speed", "fast"], "should be a number"),
+        (["watch", "RUN", "--speed", "2"], "with --from"),
+        (["report", "RUN", "--at", "3s"], "it is no run"),
+    ],
+)
 def test_what_is_no_time_and_no_speed_is_one_line_and_status_2(arguments, said, tmp_path, capsys):
     assert main([str(tmp_path) if word == "RUN" else word for word in arguments]) == 2
     err = capsys.readouterr().err
@@ -203,10 +238,19 @@ def test_a_run_is_shown_again_from_some_time_on_as_fast_as_is_wanted(tmp_path, c
     assert main(["watch", str(paths.root), "--from", "8s", "--speed", "10"]) == 0
     told = capsys.readouterr().out.splitlines()
     assert [line.split(" ")[:3] for line in told if "epoch" in line and "loss" in line] == [
-        ["b", "epoch", "1/2:"], ["a", "epoch", "1/2:"], ["b", "epoch", "2/2:"]]
-    assert sum(slept) == pytest.approx((20.5 + 8.5 - 8) / 10)  # of the third, which begins when the first has ended
+        ["b", "epoch", "1/2:"],
+        ["a", "epoch", "1/2:"],
+        ["b", "epoch", "2/2:"],
+    ]
+    assert sum(slept) == pytest.approx(
+        (20.5 + 8.5 - 8) / 10
+    )  # of the third, which begins when the first has ended
     assert main(["watch", str(paths.root), "--from", "0s", "--json", "--speed", "1000"]) == 0
-    assert [json.loads(line)["network"] for line in capsys.readouterr().out.splitlines()] == ["b", "a", "b"]
+    assert [json.loads(line)["network"] for line in capsys.readouterr().out.splitlines()] == [
+        "b",
+        "a",
+        "b",
+    ]
 
 
 def test_who_has_seen_enough_is_told_nothing(tmp_path, capsys, monkeypatch):
@@ -221,10 +265,15 @@ def test_who_has_seen_enough_is_told_nothing(tmp_path, capsys, monkeypatch):
     assert capsys.readouterr().err == ""
 
 
-@pytest.mark.parametrize("words", [["report", "--at", "1s"], ["watch", "--from", "0s", "--speed", "1e6"]])
-def test_modules_that_lay_beside_the_spec_are_found_from_any_folder(words, tmp_path, capsys, monkeypatch):
+@pytest.mark.parametrize(
+    "words", [["report", "--at", "1s"], ["watch", "--from", "0s", "--speed", "1e6"]]
+)
+def test_modules_that_lay_beside_the_spec_are_found_from_any_folder(
+    words, tmp_path, capsys, monkeypatch
+):
     (tmp_path / "policy_beside.py").write_text(
-        "from scheduler.ensemble.policies import POLICIES\nPOLICY = POLICIES['baseline']\n")
+        "from scheduler.ensemble.policies import POLICIES\nPOLICY = POLICIES['baseline']\n"
+    )
     elsewhere, path = tmp_path / "elsewhere", list(sys.path)
     elsewhere.mkdir()
     monkeypatch.setattr(sys, "path", [*path])

@@ -9,22 +9,39 @@ from fleet.__main__ import main
 @pytest.fixture
 def checked(tmp_path, capsys):
     """Runs ``fleet check`` on a spec; gives the status and what it says of mistakes."""
+
     def check(**parts):
         file = tmp_path / "spec.yaml"
-        file.write_text(yaml.safe_dump({"models": [{"family": "softmax"}], "resources": {"engine": "numpy"}, **parts}))
+        file.write_text(
+            yaml.safe_dump(
+                {"models": [{"family": "softmax"}], "resources": {"engine": "numpy"}, **parts}
+            )
+        )
         status = main(["check", str(file)])
         return status, capsys.readouterr().err
 
     return check
 
 
-@pytest.mark.parametrize(("source", "said"), [
-    ("measures", "sample 1 has the label 0.125, of type float64; labels should be 60 integers from 0 to 2"),
-    ("beyond", "sample 3 has the label 3 (and 14 more), not one of the 3 classes"),
-    ("one_hot", "its labels are an array of shape (60, 3) for 60 samples"),
-])
+@pytest.mark.parametrize(
+    ("source", "said"),
+    [
+        (
+            "measures",
+            "sample 1 has the label 0.125, of type float64; labels should be 60 integers from 0 to 2",
+        ),
+        ("beyond", "sample 3 has the label 3 (and 14 more), not one of the 3 classes"),
+        ("one_hot", "its labels are an array of shape (60, 3) for 60 samples"),
+    ],
+)
 @pytest.mark.parametrize("validation", [None, 0.25])
-def test_labels_that_are_no_classes_are_one_line_of_check(checked, tmp_path, source, said, validation):
-    status, told = checked(data={"source": f"tests.sources:{source}", "path": "60", "validation": validation})
+def test_labels_that_are_no_classes_are_one_line_of_check(
+    checked, tmp_path, source, said, validation
+):
+    status, told = checked(
+        data={"source": f"tests.sources:{source}", "path": "60", "validation": validation}
+    )
     assert (status, told.count("\n")) == (2, 1)
-    assert told.startswith(f"fleet check: {tmp_path}/spec.yaml:1: data: tests.sources:{source} of 60: {said}")
+    assert told.startswith(
+        f"fleet check: {tmp_path}/spec.yaml:1: data: tests.sources:{source} of 60: {said}"
+    )

@@ -16,7 +16,7 @@ from tests.places import ROOT
 from tests.waiting import wait_until
 
 # For the numpy engine, which takes a function's first weights
-FUNCTIONS = '''
+FUNCTIONS = """
 import ctypes, os, sys, time
 import numpy as np
 
@@ -51,7 +51,7 @@ def says_which(input_shape, classes):
     with open("tried", "a") as file:
         file.write(f"{os.getpid()}\\n")
     return zeros(input_shape, classes)
-'''
+"""
 
 
 @pytest.fixture
@@ -64,16 +64,24 @@ def folder(tmp_path, monkeypatch):
 @pytest.fixture
 def check(folder, capsys):
     """Check a spec; returns the status, what was printed, and the mistakes by the line of the spec."""
+
     def call(*models, options=(), **parts):
-        content = {"data": {"source": "tests.sources:numbered", "path": "60", "transforms": []},
-                   "train": {"batch": {"size": 8}, "build_timeout": 60.0}, "resources": {"engine": "numpy"},
-                   "models": list(models), **parts}
+        content = {
+            "data": {"source": "tests.sources:numbered", "path": "60", "transforms": []},
+            "train": {"batch": {"size": 8}, "build_timeout": 60.0},
+            "resources": {"engine": "numpy"},
+            "models": list(models),
+            **parts,
+        }
         # One entry a line, the first in line 2
         lines = ["models:", *(f"- {json.dumps(model)}" for model in content.pop("models"))]
         (folder / "spec.yaml").write_text("\n".join(lines) + "\n" + yaml.safe_dump(content))
         status = main(["check", "spec.yaml", *options])
         printed = capsys.readouterr()
-        mistakes = {line.partition("spec.yaml:")[2].partition(": ")[0]: line for line in printed.err.splitlines()[1:]}
+        mistakes = {
+            line.partition("spec.yaml:")[2].partition(": ")[0]: line
+            for line in printed.err.splitlines()[1:]
+        }
         return status, printed, mistakes
 
     return call
@@ -86,7 +94,9 @@ def build(function, **more):
 def test_a_spec_that_is_right_is_a_table_with_parameters_and_memory(check):
     status, printed, _ = check(build("zeros"), {"family": "softmax"})
     assert (status, printed.err) == (0, "")
-    row = next(line.split() for line in printed.out.splitlines() if line.lstrip().startswith("zeros"))
+    row = next(
+        line.split() for line in printed.out.splitlines() if line.lstrip().startswith("zeros")
+    )
     # 17 x 3 weights of 8 bytes with a velocity; for each of 8 rows 17 inputs, and 3 logits with their gradient
     assert 51 * 16 + 8 * 8 * (17 + 2 * 3) == 2288
     assert row[:5] == ["zeros", "check_functions:zeros()", "51", "2.29", "kB"]
@@ -94,31 +104,47 @@ def test_a_spec_that_is_right_is_a_table_with_parameters_and_memory(check):
 
 def test_all_networks_that_cannot_be_built_are_said_at_once_with_their_lines(check, folder):
     status, printed, mistakes = check(
-        build("raises"), build("exits"), build("interrupts"), build("dies"), build("crashes"),
-        *(build(name, train={"build_timeout": 1.0}) for name in ("hangs", "hangs_deaf")), build("zeros"))
+        build("raises"),
+        build("exits"),
+        build("interrupts"),
+        build("dies"),
+        build("crashes"),
+        *(build(name, train={"build_timeout": 1.0}) for name in ("hangs", "hangs_deaf")),
+        build("zeros"),
+    )
     assert status == 2
     assert "zeros" in printed.out
     assert printed.err.startswith("fleet check: 7 mistakes in the spec\n")
     line = FUNCTIONS.splitlines().index("    time.sleep(600)") + 1
     assert f"it was at {folder}/check_functions.py, line {line}, in hangs" in mistakes["7"]
-    said = {"2": "raises: ValueError: no such thing", "3": "exits: it exited, by sys.exit(3)",
-            "4": "interrupts: it raised KeyboardInterrupt",
-            "5": "dies: it exited, with status 0, and took the whole process along; the last that was "
-                 "printed: good-bye",
-            "6": "crashes: it crashed: SIGABRT", "7": "hangs: building took longer than 1.0 s (train.build_timeout)",
-            "8": "hangs_deaf: building took longer than 1.0 s"}
+    said = {
+        "2": "raises: ValueError: no such thing",
+        "3": "exits: it exited, by sys.exit(3)",
+        "4": "interrupts: it raised KeyboardInterrupt",
+        "5": "dies: it exited, with status 0, and took the whole process along; the last that was "
+        "printed: good-bye",
+        "6": "crashes: it crashed: SIGABRT",
+        "7": "hangs: building took longer than 1.0 s (train.build_timeout)",
+        "8": "hangs_deaf: building took longer than 1.0 s",
+    }
     assert {line: text for line, text in said.items() if text not in mistakes.get(line, "")} == {}
     assert list(mistakes) == list(said)
 
 
 def test_mistakes_of_keys_come_first_and_nothing_is_opened_or_built_beside_them(check, folder):
     status, printed, mistakes = check(
-        build("says_which"), {"family": "softmax", "name": "unread", "train": {"batch": {"sise": 61}}},
+        build("says_which"),
+        {"family": "softmax", "name": "unread", "train": {"batch": {"sise": 61}}},
         {"family": "softmax", "name": "adam", "train": {"optimizer": {"name": "adam"}}},
-        {"family": "softmax", "colour": "red"}, data={"source": "image_folder", "path": "no/such/folder"})
+        {"family": "softmax", "colour": "red"},
+        data={"source": "image_folder", "path": "no/such/folder"},
+    )
     assert (status, printed.out) == (2, "")
-    said = {"3": "no key is named 'sise'; size?", "4": "the numpy engine has no optimizer 'adam'; it has sgd",
-            "5": "no key is named 'colour'"}
+    said = {
+        "3": "no key is named 'sise'; size?",
+        "4": "the numpy engine has no optimizer 'adam'; it has sgd",
+        "5": "no key is named 'colour'",
+    }
     assert {line: text for line, text in said.items() if text not in mistakes.get(line, "")} == {}
     assert list(mistakes) == list(said)
     assert not (folder / "tried").exists()
@@ -126,10 +152,15 @@ def test_mistakes_of_keys_come_first_and_nothing_is_opened_or_built_beside_them(
 
 def test_what_does_not_fit_the_data_is_said_before_anything_is_built(check, folder):
     status, printed, mistakes = check(
-        build("says_which"), {"family": "softmax", "name": "large", "train": {"batch": {"size": 61}}})
+        build("says_which"),
+        {"family": "softmax", "name": "large", "train": {"batch": {"size": 61}}},
+    )
     assert (status, printed.out) == (2, "")
     assert list(mistakes) == ["3"]
-    assert "large: train.batch.size: 61 is more than the 60 training samples; at most 60" in mistakes["3"]
+    assert (
+        "large: train.batch.size: 61 is more than the 60 training samples; at most 60"
+        in mistakes["3"]
+    )
     assert not (folder / "tried").exists()
 
 
@@ -141,10 +172,14 @@ def test_networks_are_built_in_another_process_one_for_all(check, folder):
 
 
 def test_the_same_mistake_of_many_networks_is_said_once(check):
-    _, _, mistakes = check({"family": "softmax", "grid": {"train.optimizer.learning_rate": [0.1, 0.2, 0.3, 0.4, 0.5]}},
-                           train={"batch": {"size": 100}})
+    _, _, mistakes = check(
+        {"family": "softmax", "grid": {"train.optimizer.learning_rate": [0.1, 0.2, 0.3, 0.4, 0.5]}},
+        train={"batch": {"size": 100}},
+    )
     assert len(mistakes) == 1
-    assert "softmax-0, softmax-1, softmax-2 and 2 more: train.batch.size: 100 is more" in next(iter(mistakes.values()))
+    assert "softmax-0, softmax-1, softmax-2 and 2 more: train.batch.size: 100 is more" in next(
+        iter(mistakes.values())
+    )
 
 
 def test_programs_get_the_mistakes_as_well(check):
@@ -152,23 +187,36 @@ def test_programs_get_the_mistakes_as_well(check):
     answer = json.loads(printed.out)
     assert status == 2
     assert [(mistake["line"], mistake["key"]) for mistake in answer["mistakes"]] == [(2, "raises")]
-    assert [(network["name"], network["parameters"], bool(network["problem"])) for network in answer["networks"]] == [
-        ("raises", 51, True), ("zeros", 51, False)]
+    assert [
+        (network["name"], network["parameters"], bool(network["problem"]))
+        for network in answer["networks"]
+    ] == [("raises", 51, True), ("zeros", 51, False)]
 
 
 def test_programs_get_what_is_wrong_with_the_data_too(check):
-    status, printed, _ = check({"family": "softmax"}, options=["--json"], data={"path": "no/such/folder"})
-    mistake, = json.loads(printed.out)["mistakes"]
+    status, printed, _ = check(
+        {"family": "softmax"}, options=["--json"], data={"path": "no/such/folder"}
+    )
+    (mistake,) = json.loads(printed.out)["mistakes"]
     assert (status, mistake["line"], mistake["key"]) == (2, 3, "data")
     assert printed.err == "fleet check: spec.yaml:3: data: no/such/folder: no such folder\n"
 
 
-@pytest.mark.parametrize(("data", "key", "wrong"), [
-    ({"test": "elsewhere"}, "data.test", "elsewhere: builtin:digits has no data elsewhere"),
-    ({"transforms": [{"decode": {"mode": "L"}}, {"random_crop": {"size": [90, 90]}}]}, "data", ""),
-])
+@pytest.mark.parametrize(
+    ("data", "key", "wrong"),
+    [
+        ({"test": "elsewhere"}, "data.test", "elsewhere: builtin:digits has no data elsewhere"),
+        (
+            {"transforms": [{"decode": {"mode": "L"}}, {"random_crop": {"size": [90, 90]}}]},
+            "data",
+            "",
+        ),
+    ],
+)
 def test_a_key_of_the_data_is_named_once(data, key, wrong, check):
-    status, printed, _ = check({"family": "softmax"}, options=["--json"], data={"source": "builtin:digits", **data})
+    status, printed, _ = check(
+        {"family": "softmax"}, options=["--json"], data={"source": "builtin:digits", **data}
+    )
     assert status == 2
     [mistake] = json.loads(printed.out)["mistakes"]
     assert mistake["key"] == key
@@ -177,10 +225,18 @@ def test_a_key_of_the_data_is_named_once(data, key, wrong, check):
 
 
 def test_what_is_wrong_with_the_data_of_an_entry_is_named_there(check):
-    transforms = [{"decode": {"mode": "L"}}, {"resize": {"size": [8, 8]}}, {"random_crop": {"size": [90, 90]}}]
+    transforms = [
+        {"decode": {"mode": "L"}},
+        {"resize": {"size": [8, 8]}},
+        {"random_crop": {"size": [90, 90]}},
+    ]
     other = {"family": "softmax", "name": "b", "data": {"transforms": transforms}}
-    status, printed, _ = check({"family": "softmax"}, other, options=["--json"],
-                               data={"source": "builtin:digits", "transforms": transforms[:2]})
+    status, printed, _ = check(
+        {"family": "softmax"},
+        other,
+        options=["--json"],
+        data={"source": "builtin:digits", "transforms": transforms[:2]},
+    )
     assert status == 2
     [mistake] = json.loads(printed.out)["mistakes"]
     assert mistake["key"] == "models[1].data"
@@ -188,12 +244,16 @@ def test_what_is_wrong_with_the_data_of_an_entry_is_named_there(check):
 
 def test_what_is_wrong_with_a_schedule_is_said_once(check):
     rate = {"name": "PiecewiseConstantDecay", "boundaries": [10, 20], "values": [0.1, 0.01]}
-    _, printed, _ = check({"family": "softmax"}, train={"batch": {"size": 8}, "optimizer": {"learning_rate": rate}})
+    _, printed, _ = check(
+        {"family": "softmax"}, train={"batch": {"size": 8}, "optimizer": {"learning_rate": rate}}
+    )
     assert printed.err.startswith("fleet check: 1 mistake in the spec\n")
 
 
 def test_nothing_is_built_with_defaults_for_data_that_is_wrong(check, folder):
-    status, printed, _ = check(build("says_which"), data={"source": "tests.sources:numbered", "pth": "60"})
+    status, printed, _ = check(
+        build("says_which"), data={"source": "tests.sources:numbered", "pth": "60"}
+    )
     assert status == 2
     assert printed.err.count("spec.yaml:") == 1
     assert not (folder / "tried").exists()
@@ -202,30 +262,51 @@ def test_nothing_is_built_with_defaults_for_data_that_is_wrong(check, folder):
 def test_without_the_engines_library_networks_are_listed_and_nothing_is_wrong(check, folder):
     (folder / "missing_engine.py").write_text(
         "from fleet.spec.engines import EngineInfo\nENGINE = EngineInfo('missing', 'missing_engine:make')\n"
-        "def make(setup):\n    import no_such_library\n")
+        "def make(setup):\n    import no_such_library\n"
+    )
     status, printed, _ = check({"family": "softmax"}, resources={"engine": "missing_engine:ENGINE"})
     assert status == 0
-    assert "networks are not built here: ModuleNotFoundError: No module named 'no_such_library'" in printed.err
+    assert (
+        "networks are not built here: ModuleNotFoundError: No module named 'no_such_library'"
+        in printed.err
+    )
     assert "51" in printed.out
 
 
-def test_a_network_that_does_not_fit_into_this_machine_is_not_built_here_but_may_be_right(check, folder, monkeypatch):
+def test_a_network_that_does_not_fit_into_this_machine_is_not_built_here_but_may_be_right(
+    check, folder, monkeypatch
+):
     monkeypatch.setattr(trials, "free_memory", lambda: 100)
     status, printed, _ = check(build("says_which"))
     assert status == 0
-    assert "says_which: not built: its 816 B do not fit into the 80 B that this machine has free" in printed.out
+    assert (
+        "says_which: not built: its 816 B do not fit into the 80 B that this machine has free"
+        in printed.out
+    )
     assert not (folder / "tried").exists()
 
 
 @pytest.mark.long
 def test_when_the_command_ends_so_does_the_process_that_hangs_in_c(folder):
-    (folder / "spec.yaml").write_text(yaml.safe_dump({
-        "data": {"source": "tests.sources:numbered", "path": "60", "transforms": []}, "resources": {"engine": "numpy"},
-        "train": {"batch": {"size": 8}}, "models": [build("hangs_deaf")]}))
-    command = subprocess.Popen([sys.executable, "-m", "fleet", "check", "spec.yaml"],
-                               env={**os.environ, "PYTHONPATH": str(ROOT)})
-    found = wait_until(lambda: subprocess.run(["pgrep", "-P", str(command.pid)], capture_output=True, text=True,
-                                              check=False).stdout.split())
+    (folder / "spec.yaml").write_text(
+        yaml.safe_dump(
+            {
+                "data": {"source": "tests.sources:numbered", "path": "60", "transforms": []},
+                "resources": {"engine": "numpy"},
+                "train": {"batch": {"size": 8}},
+                "models": [build("hangs_deaf")],
+            }
+        )
+    )
+    command = subprocess.Popen(
+        [sys.executable, "-m", "fleet", "check", "spec.yaml"],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+    )
+    found = wait_until(
+        lambda: subprocess.run(
+            ["pgrep", "-P", str(command.pid)], capture_output=True, text=True, check=False
+        ).stdout.split()
+    )
     time.sleep(3.0)  # it imports NumPy, and hangs
     command.send_signal(signal.SIGUSR2)
     command.wait(10)
@@ -295,24 +376,53 @@ def test_keras_networks_are_counted_built_trained_and_exported(check, folder):
     names = ["subclass", "raw", "explodes", "vast", "vast_subclass"]
     status, printed, mistakes = check(
         *({"build": f"check_models:{name}", "name": name} for name in names),
-        {"family": "cnn", "name": "fine", "args": {"filters": [4]}, "train": {"optimizer": {"learning_rate": {
-            "name": "CosineDecay", "initial_learning_rate": 0.1, "decay_steps": 9}}}},
-        {"family": "cnn", "name": "rate", "args": {"filters": [4]}, "train": {"optimizer": {"learning_rate": {
-            "name": "PolynomialDecay", "initial_learning_rate": -1, "decay_steps": 9}}}}, resources={})
+        {
+            "family": "cnn",
+            "name": "fine",
+            "args": {"filters": [4]},
+            "train": {
+                "optimizer": {
+                    "learning_rate": {
+                        "name": "CosineDecay",
+                        "initial_learning_rate": 0.1,
+                        "decay_steps": 9,
+                    }
+                }
+            },
+        },
+        {
+            "family": "cnn",
+            "name": "rate",
+            "args": {"filters": [4]},
+            "train": {
+                "optimizer": {
+                    "learning_rate": {
+                        "name": "PolynomialDecay",
+                        "initial_learning_rate": -1,
+                        "decay_steps": 9,
+                    }
+                }
+            },
+        },
+        resources={},
+    )
     assert status == 2, printed.err
-    said = {"3": "raw: cannot be exported as best.keras: NotImplementedError: Object Raw",
-            "4": "explodes: RuntimeError: ",
-            "5": "vast: it has 26,010,107,100,003 parameters, which take at least 208 TB on each GPU to train",
-            "6": "vast_subclass: it has 26,01",
-            "8": "rate: the schedule PolynomialDecay"}
+    said = {
+        "3": "raw: cannot be exported as best.keras: NotImplementedError: Object Raw",
+        "4": "explodes: RuntimeError: ",
+        "5": "vast: it has 26,010,107,100,003 parameters, which take at least 208 TB on each GPU to train",
+        "6": "vast_subclass: it has 26,01",
+        "8": "rate: the schedule PolynomialDecay",
+    }
     assert {line: text for line, text in said.items() if text not in mistakes.get(line, "")} == {}
     assert list(mistakes) == list(said)
     assert str(17 * 5 + 6 * 5 + 6 * 3) in printed.out  # parameters of the subclass
 
 
 def test_a_family_that_no_gpu_can_hold_is_said_before_anything_is_built(check):
-    status, _, mistakes = check({"family": "cnn", "name": "vast", "args": {"dense": [5_000_000, 5_000_000]}},
-                                resources={})
+    status, _, mistakes = check(
+        {"family": "cnn", "name": "vast", "args": {"dense": [5_000_000, 5_000_000]}}, resources={}
+    )
     assert status == 2
     assert "vast: it has 25,0" in mistakes["2"]
 
@@ -324,7 +434,9 @@ def test_a_quick_check_takes_no_step(check, folder):
     assert check({"build": "check_models:explodes"}, resources={}, options=["--quick"])[0] == 0
 
 
-UNLEARNABLE = MODELS + '''
+UNLEARNABLE = (
+    MODELS
+    + """
 import tensorflow as tf
 
 class Broken(layers.Layer):
@@ -355,7 +467,8 @@ def of_one(outputs):
 
 def of_roots(targets, outputs):
     return tf.sqrt(-1 - tf.square(outputs[:, 0]))
-'''
+"""
+)
 
 
 @pytest.mark.tensorflow
@@ -363,13 +476,26 @@ def test_what_nothing_can_be_learned_from_is_said_with_its_line(check, folder):
     (folder / "check_unlearnable.py").write_text(UNLEARNABLE)
     losses = ("constant", "guessed", "of_one", "of_roots")
     status, printed, mistakes = check(
-        *({"build": f"check_unlearnable:{name}", "name": name} for name in ("no_number", "cut_off")),
-        *({"family": "softmax", "name": name, "train": {"loss": f"check_unlearnable:{name}"}} for name in losses),
-        {"family": "softmax", "name": "fine"}, resources={},
-        train={"batch": {"size": 8}, "converge": {"monitor": "val_accuracy"}})
+        *(
+            {"build": f"check_unlearnable:{name}", "name": name}
+            for name in ("no_number", "cut_off")
+        ),
+        *(
+            {"family": "softmax", "name": name, "train": {"loss": f"check_unlearnable:{name}"}}
+            for name in losses
+        ),
+        {"family": "softmax", "name": "fine"},
+        resources={},
+        train={"batch": {"size": 8}, "converge": {"monitor": "val_accuracy"}},
+    )
     assert status == 2, printed.err
-    said = {"2": "no_number: the model gives what is no number", "3": "cut_off: no weight is connected to what",
-            "4": "constant does not depend on what the network gives", "5": "guessed does not depend on",
-            "6": "of_one cannot be computed of (targets, outputs): TypeError", "7": "of_roots is no number for"}
+    said = {
+        "2": "no_number: the model gives what is no number",
+        "3": "cut_off: no weight is connected to what",
+        "4": "constant does not depend on what the network gives",
+        "5": "guessed does not depend on",
+        "6": "of_one cannot be computed of (targets, outputs): TypeError",
+        "7": "of_roots is no number for",
+    }
     assert {line: text for line, text in said.items() if text not in mistakes.get(line, "")} == {}
     assert list(mistakes) == list(said)

@@ -19,8 +19,14 @@ SPEC = "models: [{{family: softmax, name: x}}, {{family: softmax, name: y}}]\nna
 def harvest(tmp_path, monkeypatch, capsys):
     """Harvest a spec on a Slurm of one idle node; what came of it is (status, standard output, standard error)."""
     monkeypatch.chdir(tmp_path)
-    put_programs(tmp_path, {"sbatch": f'echo "$*" >> {tmp_path}/handed_in; echo 4711', "squeue": ":",
-                            "sinfo": "echo 'n1 low*'"})
+    put_programs(
+        tmp_path,
+        {
+            "sbatch": f'echo "$*" >> {tmp_path}/handed_in; echo 4711',
+            "squeue": ":",
+            "sinfo": "echo 'n1 low*'",
+        },
+    )
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
     Path("a.yaml").write_text(SPEC.format(run=tmp_path / "a"))
     Path("b.yaml").write_text(SPEC.format(run=tmp_path / "b"))
@@ -36,54 +42,97 @@ def harvest(tmp_path, monkeypatch, capsys):
 
 
 def test_the_first_jobs_are_handed_in_with_the_options_behind_the_dashes(harvest, tmp_path):
-    status, out, err = harvest("a.yaml", "--system", "slurm", "--nodes-per-job", "1", "--backlog", "2", "--most", "32",
-                               "--idle", "5min", "--", "--qos=preempt", "-p", "low")
+    status, out, err = harvest(
+        "a.yaml",
+        "--system",
+        "slurm",
+        "--nodes-per-job",
+        "1",
+        "--backlog",
+        "2",
+        "--most",
+        "32",
+        "--idle",
+        "5min",
+        "--",
+        "--qos=preempt",
+        "-p",
+        "low",
+    )
     assert (status, err) == (0, "")
     paths = RunPaths(tmp_path / "a")
     assert (tmp_path / "handed_in").read_text().splitlines() == [
-        f"--parsable --qos=preempt -p low {paths.harvest_script(1)}"]  # there is one idle node
+        f"--parsable --qos=preempt -p low {paths.harvest_script(1)}"
+    ]  # there is one idle node
     script = paths.harvest_script(1).read_text()
-    for part in (f"fleet job {paths.root} --system=slurm --harvest={paths.harvest} --", "#SBATCH --requeue",
-                 "fleet.run a.yaml --beside-others --idle=300s"):
+    for part in (
+        f"fleet job {paths.root} --system=slurm --harvest={paths.harvest} --",
+        "#SBATCH --requeue",
+        "fleet.run a.yaml --beside-others --idle=300s",
+    ):
         assert part in script
     plan = HarvestPlan.read(paths.harvest)
-    assert (plan.options, plan.partition, plan.limits.most) == (("--qos=preempt", "-p", "low"), "low", 32)
+    assert (plan.options, plan.partition, plan.limits.most) == (
+        ("--qos=preempt", "-p", "low"),
+        "low",
+        32,
+    )
     assert str(paths.harvested) in out
     assert paths.foreign() == []
 
 
 # What each command prints that a harvest asks, after the manuals, with a job of somebody's own and idle nodes.
 BATCH_SYSTEMS = {
-    "lsf": {"bsub": "cat > /dev/null; echo 'Job <4711> is submitted to queue <spare>.'",
-            "bjobs": "echo 'No unfinished job found' >&2; exit 255", "bqueues": "echo 'spares/ '",
-            "bhosts": "printf 'HOST_NAME STATUS JL/U MAX NJOBS RUN SSUSP USUSP RSV\nh1 ok - 42 0 0 0 0 0\n'"},
-    "pbs": {"qsub": "echo 4711.pbs", "qselect": "echo 12.pbs",
-            "qstat": """echo '{"Jobs": {"12.pbs": {"Job_Name": "mine", "job_state": "R"}}}'""",
-            "pbsnodes": """echo '{"nodes": {"n1": {"state": "free"}}}'"""}}
+    "lsf": {
+        "bsub": "cat > /dev/null; echo 'Job <4711> is submitted to queue <spare>.'",
+        "bjobs": "echo 'No unfinished job found' >&2; exit 255",
+        "bqueues": "echo 'spares/ '",
+        "bhosts": "printf 'HOST_NAME STATUS JL/U MAX NJOBS RUN SSUSP USUSP RSV\nh1 ok - 42 0 0 0 0 0\n'",
+    },
+    "pbs": {
+        "qsub": "echo 4711.pbs",
+        "qselect": "echo 12.pbs",
+        "qstat": """echo '{"Jobs": {"12.pbs": {"Job_Name": "mine", "job_state": "R"}}}'""",
+        "pbsnodes": """echo '{"nodes": {"n1": {"state": "free"}}}'""",
+    },
+}
 
 
 @pytest.mark.parametrize("system", BATCH_SYSTEMS)
 def test_other_batch_systems_are_asked_by_their_own_commands(harvest, tmp_path, system):
-    put_programs(tmp_path, {name: f'echo "{name} $*" >> {tmp_path}/asked\n{script}'
-                            for name, script in BATCH_SYSTEMS[system].items()})
+    put_programs(
+        tmp_path,
+        {
+            name: f'echo "{name} $*" >> {tmp_path}/asked\n{script}'
+            for name, script in BATCH_SYSTEMS[system].items()
+        },
+    )
     status, _, err = harvest("a.yaml", "--system", system, "--", "-q", "spare")
     assert (status, err) == (0, "")
     paths = RunPaths(tmp_path / "a")
     asked = (tmp_path / "asked").read_text().splitlines()
-    assert asked[-1] == {"lsf": "bsub -q spare", "pbs": f"qsub -q spare {paths.harvest_script(1)}"}[system]
+    assert (
+        asked[-1]
+        == {"lsf": "bsub -q spare", "pbs": f"qsub -q spare {paths.harvest_script(1)}"}[system]
+    )
     assert ("bhosts -w spares" if system == "lsf" else "qstat -Q spare") in asked
     handed_in = [line for line in read_lines(paths.harvested) if line["event"] == "submitted"]
     assert [(line["job"], line["nodes"]) for line in handed_in] == [
-        ({"lsf": "4711", "pbs": "4711.pbs"}[system], 1)]
+        ({"lsf": "4711", "pbs": "4711.pbs"}[system], 1)
+    ]
 
 
 def test_a_harvest_is_ended_by_its_user(harvest, tmp_path):
     harvest("a.yaml", "b.yaml", "--system", "slurm")
     plan = HarvestPlan.read(RunPaths(tmp_path / "a").harvest)
-    jobs = [f"case $* in *{run.job}*) {shown(number, state, run.job)};; esac"
-            for run, waits in zip(plan.runs, (10, 20), strict=True)
-            for number, state in ((waits, "PENDING"), (waits + 1, "RUNNING"))]
-    put_programs(tmp_path, {"squeue": "\n".join(jobs), "scancel": f'echo "$*" >> {tmp_path}/taken_back'})
+    jobs = [
+        f"case $* in *{run.job}*) {shown(number, state, run.job)};; esac"
+        for run, waits in zip(plan.runs, (10, 20), strict=True)
+        for number, state in ((waits, "PENDING"), (waits + 1, "RUNNING"))
+    ]
+    put_programs(
+        tmp_path, {"squeue": "\n".join(jobs), "scancel": f'echo "$*" >> {tmp_path}/taken_back'}
+    )
     status, out, err = harvest("a.yaml", "--system", "slurm", "--end")
     assert (status, err) == (0, "")
     assert "11 at work: such a job goes on until no network is left for it" in out
@@ -92,77 +141,128 @@ def test_a_harvest_is_ended_by_its_user(harvest, tmp_path):
     assert said[-2:] == ["called_off", "cancelled"]
 
 
-@pytest.mark.parametrize(("resources", "at_once"), [
-    ("{}", 3), ("{preprocessors: 2}", 2), ("{gpus_per_node: 2}", 2), ("{gpus_per_node: 2, per_device: 2}", 4)])
-def test_a_node_is_first_taken_to_train_as_many_networks_at_once_as_it_has_trainers(harvest, tmp_path, resources,
-                                                                                   at_once):
+@pytest.mark.parametrize(
+    ("resources", "at_once"),
+    [
+        ("{}", 3),
+        ("{preprocessors: 2}", 2),
+        ("{gpus_per_node: 2}", 2),
+        ("{gpus_per_node: 2, per_device: 2}", 4),
+    ],
+)
+def test_a_node_is_first_taken_to_train_as_many_networks_at_once_as_it_has_trainers(
+    harvest, tmp_path, resources, at_once
+):
     Path("a.yaml").write_text(f"{SPEC.format(run=tmp_path / 'a')}resources: {resources}\n")
     assert harvest("a.yaml", "--system", "slurm", "--nodes-per-job", "1")[0] == 0
-    assert [run.per_node for run in HarvestPlan.read(RunPaths(tmp_path / "a").harvest).runs] == [at_once]
+    assert [run.per_node for run in HarvestPlan.read(RunPaths(tmp_path / "a").harvest).runs] == [
+        at_once
+    ]
 
 
 def test_a_job_of_one_node_has_all_preprocessors_of_the_spec_there(harvest, tmp_path):
-    Path("a.yaml").write_text(f"{SPEC.format(run=tmp_path / 'a')}resources: {{gpus_per_node: 4, preprocessors: 2}}\n")
+    Path("a.yaml").write_text(
+        f"{SPEC.format(run=tmp_path / 'a')}resources: {{gpus_per_node: 4, preprocessors: 2}}\n"
+    )
     assert harvest("a.yaml", "--system", "slurm", "--nodes-per-job", "2")[0] == 0
     scripts = [RunPaths(tmp_path / "a").harvest_script(nodes).read_text() for nodes in (1, 2)]
-    assert [f"#SBATCH --ntasks-per-node={ranks}" in script
-            for script, ranks in zip(scripts, (6, 5), strict=True)] == [True, True]
+    assert [
+        f"#SBATCH --ntasks-per-node={ranks}" in script
+        for script, ranks in zip(scripts, (6, 5), strict=True)
+    ] == [True, True]
 
 
 def test_what_was_never_begun_cannot_be_ended(harvest):
     status, _, err = harvest("a.yaml", "--system", "slurm", "--end")
     assert status == 2
-    assert "jobs/harvest.json cannot be read: No such file or directory; fleet harvest writes it" in err
+    assert (
+        "jobs/harvest.json cannot be read: No such file or directory; fleet harvest writes it"
+        in err
+    )
 
 
 def test_several_specs_share_a_harvest(harvest, tmp_path):
     assert harvest("a.yaml", "b.yaml", "--system", "slurm", "--nodes-per-job=2")[0] == 0
-    assert HarvestPlan.read(RunPaths(tmp_path / "a").harvest) == HarvestPlan.read(RunPaths(tmp_path / "b").harvest)
+    assert HarvestPlan.read(RunPaths(tmp_path / "a").harvest) == HarvestPlan.read(
+        RunPaths(tmp_path / "b").harvest
+    )
     assert RunPaths(tmp_path / "b").harvest_script(2).exists()
 
 
-def test_a_second_harvest_says_which_options_it_replaces_and_hands_waiting_jobs_in_anew(harvest, tmp_path):
+def test_a_second_harvest_says_which_options_it_replaces_and_hands_waiting_jobs_in_anew(
+    harvest, tmp_path
+):
     harvest("a.yaml", "--system", "slurm", "--walltime", "1h", "--", "--qos=low")
     name = HarvestPlan.read(RunPaths(tmp_path / "a").harvest).runs[0].job
     jobs = f"if ! [ -e {tmp_path}/gone ]; then {shown(10, 'PENDING', name)}; fi; {shown(11, 'RUNNING', name)}"
     put_programs(tmp_path, {"squeue": jobs, "scancel": f'echo "$*" > {tmp_path}/gone'})
-    assert "replaces" not in harvest("a.yaml", "--system", "slurm", "--walltime", "1h", "--", "--qos=low")[2]
+    assert (
+        "replaces"
+        not in harvest("a.yaml", "--system", "slurm", "--walltime", "1h", "--", "--qos=low")[2]
+    )
     assert not (tmp_path / "gone").exists()
     status, out, err = harvest("a.yaml", "--system", "slurm", "--walltime", "2h", "--most", "4")
     assert status == 0
-    assert err == "".join(f"fleet harvest: this replaces what was asked for before: {change}\n" for change in (
-        "--most 32 -> 4", "options behind --: --qos=low -> none", "--time=01:00:00 -> --time=02:00:00"))
+    assert err == "".join(
+        f"fleet harvest: this replaces what was asked for before: {change}\n"
+        for change in (
+            "--most 32 -> 4",
+            "options behind --: --qos=low -> none",
+            "--time=01:00:00 -> --time=02:00:00",
+        )
+    )
     assert (tmp_path / "gone").read_text() == "--state=PENDING 10\n"
     assert "2 changes of the queue" in out
     harvest("a.yaml", "--system", "slurm", "--end")
-    assert "replaces" not in harvest("a.yaml", "--system", "slurm")[2]  # what was ended is not replaced
+    assert (
+        "replaces" not in harvest("a.yaml", "--system", "slurm")[2]
+    )  # what was ended is not replaced
 
 
 def test_a_dry_run_only_prints(harvest, tmp_path):
-    status, out, _ = harvest("a.yaml", "--system", "slurm", "--nodes-per-job=2", "--dry-run", "--json")
+    status, out, _ = harvest(
+        "a.yaml", "--system", "slurm", "--nodes-per-job=2", "--dry-run", "--json"
+    )
     assert (status, len(json.loads(out)["scripts"])) == (0, 2)
     assert not (tmp_path / "a").exists()
 
 
-@pytest.mark.parametrize(("arguments", "words"), [
-    (["a.yaml", "--system", "local"], "for idle nodes, which this one does not tell; slurm, lsf, pbs do"),
-    (["a.yaml"], "--system says which batch system there is"),
-    (["a.yaml", "a.yaml", "--system", "slurm"], "two of the specs have the same output"),
-    (["a.yaml", "--system", "slurm", "--backlog", "0"], "--backlog"),
-    (["none.yaml", "--system", "slurm"], "none.yaml")])
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (
+            ["a.yaml", "--system", "local"],
+            "for idle nodes, which this one does not tell; slurm, lsf, pbs do",
+        ),
+        (["a.yaml"], "--system says which batch system there is"),
+        (["a.yaml", "a.yaml", "--system", "slurm"], "two of the specs have the same output"),
+        (["a.yaml", "--system", "slurm", "--backlog", "0"], "--backlog"),
+        (["none.yaml", "--system", "slurm"], "none.yaml"),
+    ],
+)
 def test_what_cannot_be_harvested_is_told_in_a_line(harvest, arguments, words):
     status, _, err = harvest(*arguments)
     assert status == 2
     assert words in err
 
 
-@pytest.mark.parametrize(("spec", "words"), [
-    ("models: [{family: softmax, name: x, space: {train.batch.size: [8, 16]}, search: {most: 4}}]",
-     "a search is of one launch, which asks for networks; start it alone, as with fleet submit --chain, which goes on "
-     "with it job after job"),
-    ("models: [{family: softmax, name: x}]\nopen_for: 1h",
-     "open_for waits for networks that are added, and launches that share those of a run take none; leave it out")])
-def test_a_spec_whose_networks_come_later_is_refused_with_a_word_of_what_to_do_instead(harvest, tmp_path, spec, words):
+@pytest.mark.parametrize(
+    ("spec", "words"),
+    [
+        (
+            "models: [{family: softmax, name: x, space: {train.batch.size: [8, 16]}, search: {most: 4}}]",
+            "a search is of one launch, which asks for networks; start it alone, as with fleet submit --chain, which goes on "
+            "with it job after job",
+        ),
+        (
+            "models: [{family: softmax, name: x}]\nopen_for: 1h",
+            "open_for waits for networks that are added, and launches that share those of a run take none; leave it out",
+        ),
+    ],
+)
+def test_a_spec_whose_networks_come_later_is_refused_with_a_word_of_what_to_do_instead(
+    harvest, tmp_path, spec, words
+):
     Path("a.yaml").write_text(f"{spec}\noutput: a\n")
     assert harvest("a.yaml", "--system", "slurm") == (2, "", f"fleet harvest: a.yaml: {words}\n")
     assert not (tmp_path / "a").exists()
@@ -170,15 +270,28 @@ def test_a_spec_whose_networks_come_later_is_refused_with_a_word_of_what_to_do_i
 
 # Slurm's own words where a partition is none, and where its server does not answer or is not told by this machine.
 NO_LUCK = [
-    ("sbatch", "Batch job submission failed: Invalid partition name specified", "Invalid partition name specified"),
-    ("squeue", "slurm_load_jobs error: Unable to contact slurm controller (connect failure)",
-     "squeue failed: slurm_load_jobs error: Unable to contact slurm controller (connect failure)"),
-    ("sinfo", "sinfo: error: Could not establish a configuration source", "sinfo failed: sinfo: error: Could not")]
+    (
+        "sbatch",
+        "Batch job submission failed: Invalid partition name specified",
+        "Invalid partition name specified",
+    ),
+    (
+        "squeue",
+        "slurm_load_jobs error: Unable to contact slurm controller (connect failure)",
+        "squeue failed: slurm_load_jobs error: Unable to contact slurm controller (connect failure)",
+    ),
+    (
+        "sinfo",
+        "sinfo: error: Could not establish a configuration source",
+        "sinfo failed: sinfo: error: Could not",
+    ),
+]
 
 
 @pytest.mark.parametrize(("program", "said", "words"), NO_LUCK)
-def test_what_slurm_refuses_is_told_in_its_words_and_the_same_command_begins_later(harvest, tmp_path, program, said,
-                                                                                   words):
+def test_what_slurm_refuses_is_told_in_its_words_and_the_same_command_begins_later(
+    harvest, tmp_path, program, said, words
+):
     working = (tmp_path / program).read_text()
     put_programs(tmp_path, {program: f"echo '{said}' >&2; exit 1"})
     status, out, err = harvest("a.yaml", "--system", "slurm", "--", "-p", "lo")

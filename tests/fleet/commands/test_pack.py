@@ -41,10 +41,13 @@ def test_what_was_left_out_is_counted_and_named(folder, capsys):
     assert [left_out["name"] for left_out in report["left_out"]] == [f"{folder}/in/train/b/1.png"]
 
 
-@pytest.mark.parametrize(("words", "complaint"), [
-    (["nowhere", "out.h5"], "nowhere: no such folder"),
-    (["in", "nowhere/out.h5"], "cannot write"),
-])
+@pytest.mark.parametrize(
+    ("words", "complaint"),
+    [
+        (["nowhere", "out.h5"], "nowhere: no such folder"),
+        (["in", "nowhere/out.h5"], "cannot write"),
+    ],
+)
 def test_a_wrong_place_is_one_clear_line(folder, words, complaint, capsys, monkeypatch):
     monkeypatch.chdir(folder)
     assert main(["pack", *words]) == 2

@@ -20,7 +20,11 @@ from tests.fleet.histories import come_to, results_of
 from tests.fleet.prediction.kept import keep
 
 NAMES = ("cat", "dog")
-DATA = {"source": "image_folder", "path": "gone", "transforms": ["decode", {"resize": {"size": [4, 4]}}, "scale"]}
+DATA = {
+    "source": "image_folder",
+    "path": "gone",
+    "transforms": ["decode", {"resize": {"size": [4, 4]}}, "scale"],
+}
 
 
 class StandIn:
@@ -32,39 +36,66 @@ class StandIn:
 
     def predict(self, images):
         white = images.astype(float).mean(axis=(1, 2, 3)) / 255
-        return sum(weight * probabilities(np.stack([0 * white, logit * (2 * white - 1)], 1), self._kind)
-                   for weight, logit in zip(self._weights, self._logits, strict=True))
+        return sum(
+            weight * probabilities(np.stack([0 * white, logit * (2 * white - 1)], 1), self._kind)
+            for weight, logit in zip(self._weights, self._logits, strict=True)
+        )
 
     def save(self, path):
         path.write_text(json.dumps(self._weights))
 
 
-FOLDED = {"a-fold0": (0.99, 1.0), "a-fold1": (0.3, 1.0), "a-fold2": (0.3, 1.0),
-          "b-fold0": (0.6, 5.0), "b-fold1": (0.7, 2.0), "b-fold2": (0.8, 3.0)}  # accuracies and logits
+FOLDED = {
+    "a-fold0": (0.99, 1.0),
+    "a-fold1": (0.3, 1.0),
+    "a-fold2": (0.3, 1.0),
+    "b-fold0": (0.6, 5.0),
+    "b-fold1": (0.7, 2.0),
+    "b-fold2": (0.8, 3.0),
+}  # accuracies and logits
 
 
 def folded_run(folder, unfinished=()):
     """A run of two networks of three folds each; the best fold is one of the network that is worse on average."""
     paths = RunPaths(folder / "run")
-    spec = parse({"models": [{"family": "softmax", "name": name} for name in "ab"], "data": {**DATA, "folds": 3}})
+    spec = parse(
+        {
+            "models": [{"family": "softmax", "name": name} for name in "ab"],
+            "data": {**DATA, "folds": 3},
+        }
+    )
     results, targets = results_of(spec, paths), np.array([0, 0, 1, 1])
     for name, (accuracy, logit) in FOLDED.items():
         record = EpochRecord(1, 0, 1.0, 0.5, 1.0, accuracy, 0.1, 100, 1, 1.0, 0.0)
-        come_to(results, name, Standing((record,), None if name in unfinished else Outcome("1 epoch")))
+        come_to(
+            results, name, Standing((record,), None if name in unfinished else Outcome("1 epoch"))
+        )
         paths.exported(name, ".keras").parent.mkdir(parents=True, exist_ok=True)
         paths.exported(name, ".keras").write_text(str(logit))
-        keep(paths, name, np.stack([0 * targets, logit * (2 * targets - 1)], axis=1), targets,
-             rows=int(name[-1]) + 3 * np.arange(4))
+        keep(
+            paths,
+            name,
+            np.stack([0 * targets, logit * (2 * targets - 1)], axis=1),
+            targets,
+            rows=int(name[-1]) + 3 * np.arange(4),
+        )
     paths.spec.write_text(dump(spec.document))
-    write_sample(paths, SampleSpec(ImageSpec((4, 4, 3), "uint8"), 2, target=class_target(NAMES)), {"": NAMES})
+    write_sample(
+        paths, SampleSpec(ImageSpec((4, 4, 3), "uint8"), 2, target=class_target(NAMES)), {"": NAMES}
+    )
     return paths
 
 
 def made_run(folder, target=None, data=DATA, engine="keras"):
     """A run of three networks that have finished, the best first, and what each gives for four samples."""
     paths = RunPaths(folder / "run")
-    spec = parse({"models": [{"family": "softmax", "name": name} for name in "abc"], "data": data,
-                  "resources": {"engine": engine}})
+    spec = parse(
+        {
+            "models": [{"family": "softmax", "name": name} for name in "abc"],
+            "data": data,
+            "resources": {"engine": engine},
+        }
+    )
     results, targets = results_of(spec, paths), np.array([0, 0, 1, 1])
     for name, accuracy, logit in (("a", 0.9, 1.0), ("b", 0.8, 3.0), ("c", 0.7, -1.0)):
         record = EpochRecord(1, 0, 1.0, 0.5, 1.0, accuracy, 0.1, 100, 1, 1.0, 0.0)
@@ -74,13 +105,19 @@ def made_run(folder, target=None, data=DATA, engine="keras"):
         keep(paths, name, np.stack([0 * targets, logit * (2 * targets - 1)], axis=1), targets)
     paths.spec.write_text(dump(spec.document))
     target = class_target(NAMES) if target is None else target
-    write_sample(paths, SampleSpec(ImageSpec((4, 4, 3), "uint8"), target.outputs, target=target), {"": target.names})
+    write_sample(
+        paths,
+        SampleSpec(ImageSpec((4, 4, 3), "uint8"), target.outputs, target=target),
+        {"": target.names},
+    )
     return paths
 
 
 @pytest.fixture
 def run(tmp_path, monkeypatch):
-    monkeypatch.setattr(predictor, "join_exports", lambda spec, files, weights, kind: StandIn(files, weights, kind))
+    monkeypatch.setattr(
+        predictor, "join_exports", lambda spec, files, weights, kind: StandIn(files, weights, kind)
+    )
     return made_run(tmp_path)
 
 
@@ -99,9 +136,14 @@ def test_the_best_network_says_what_each_image_shows(run, images, fleet):
     assert status == 0
     assert (found["networks"], found["names"]) == ({"a": 1.0}, list(NAMES))
     assert [(line["image"], line["class"]) for line in found["images"]] == [
-        (str(images / "white.png"), "dog"), (str(images / "deep/black.png"), "cat"), (str(images / "white.png"), "dog")]
+        (str(images / "white.png"), "dog"),
+        (str(images / "deep/black.png"), "cat"),
+        (str(images / "white.png"), "dog"),
+    ]
     first = found["images"][0]
-    assert first["probabilities"] == pytest.approx({"cat": 1 / (1 + np.e), "dog": np.e / (1 + np.e)})
+    assert first["probabilities"] == pytest.approx(
+        {"cat": 1 / (1 + np.e), "dog": np.e / (1 + np.e)}
+    )
     assert first["probability"] == first["probabilities"]["dog"]
 
 
@@ -118,7 +160,9 @@ def share(*logits):
     return np.mean([1 / (1 + np.exp(-logit)) for logit in logits])
 
 
-def test_with_folds_the_network_of_the_best_mean_predicts_as_the_mean_of_its_folds(tmp_path, run, images, fleet):
+def test_with_folds_the_network_of_the_best_mean_predicts_as_the_mean_of_its_folds(
+    tmp_path, run, images, fleet
+):
     run = folded_run(tmp_path / "folded")
     _, found, error = fleet("predict", run.root, images / "white.png", "--json")
     assert found["networks"] == pytest.approx({f"b-fold{fold}": 1 / 3 for fold in range(3)})
@@ -127,13 +171,21 @@ def test_with_folds_the_network_of_the_best_mean_predicts_as_the_mean_of_its_fol
     assert "With b, the mean of its 3 folds:" in fleet("predict", run.root, images / "white.png")[1]
 
 
-def test_with_folds_so_many_networks_are_joined_each_with_all_its_folds(tmp_path, run, images, fleet):
+def test_with_folds_so_many_networks_are_joined_each_with_all_its_folds(
+    tmp_path, run, images, fleet
+):
     run = folded_run(tmp_path / "folded")
     _, found, _ = fleet("predict", run.root, images / "white.png", "--json", "--top", 2)
     assert found["networks"] == pytest.approx(dict.fromkeys(FOLDED, 1 / 6))
     assert found["images"][0]["probability"] == pytest.approx(share(5, 2, 3, 1, 1, 1))
-    assert "With b 50%, a 50%, each the mean of its 3 folds:" in fleet("predict", run.root, images, "--top", 2)[1]
-    assert "--top 3: only 2 networks can be joined" in fleet("predict", run.root, images, "--top", 3)[2]
+    assert (
+        "With b 50%, a 50%, each the mean of its 3 folds:"
+        in fleet("predict", run.root, images, "--top", 2)[1]
+    )
+    assert (
+        "--top 3: only 2 networks can be joined"
+        in fleet("predict", run.root, images, "--top", 3)[2]
+    )
     _, found, _ = fleet("predict", run.root, images / "white.png", "--json", "--select", "greedy")
     assert found["networks"] == pytest.approx({f"b-fold{fold}": 1 / 3 for fold in range(3)})
 
@@ -142,7 +194,10 @@ def test_a_network_of_which_a_fold_is_not_finished_is_left_out(tmp_path, run, im
     run = folded_run(tmp_path / "folded", ["b-fold1"])
     predictor = Predictor(run.root)
     assert predictor.folds == {"a": ("a-fold0", "a-fold1", "a-fold2")}
-    assert "only 2 of the 3 folds of b have finished; a network is joined once all of its folds have" in caplog.text
+    assert (
+        "only 2 of the 3 folds of b have finished; a network is joined once all of its folds have"
+        in caplog.text
+    )
 
 
 def test_a_table_for_people(run, images, fleet):
@@ -163,11 +218,15 @@ def test_rows_of_an_array_are_prepared_as_samples_are(run, tmp_path, fleet):
     np.save(tmp_path / "rows.npy", np.full((2, 6, 6, 3), 255, np.uint8))
     status, found, _ = fleet("predict", run.root, tmp_path / "rows.npy", "--json")
     assert status == 0
-    assert [line["image"] for line in found["images"]] == [f"{tmp_path}/rows.npy[{row}]" for row in (0, 1)]
+    assert [line["image"] for line in found["images"]] == [
+        f"{tmp_path}/rows.npy[{row}]" for row in (0, 1)
+    ]
 
 
 def test_labels_and_values_are_named(tmp_path, images, fleet, monkeypatch):
-    monkeypatch.setattr(predictor, "join_exports", lambda spec, files, weights, kind: StandIn(files, weights, kind))
+    monkeypatch.setattr(
+        predictor, "join_exports", lambda spec, files, weights, kind: StandIn(files, weights, kind)
+    )
     labels = made_run(tmp_path, TargetSpec("multilabel", 2, ("red", "round")))
     _, found, _ = fleet("predict", labels.root, images / "white.png", "--json")
     assert found["images"][0]["labels"] == ["round"]
@@ -177,19 +236,25 @@ def test_labels_and_values_are_named(tmp_path, images, fleet, monkeypatch):
     assert found["images"][0]["values"] == {"0": 0.0, "1": 1.0}
 
 
-@pytest.mark.parametrize(("words", "wrong"), [
-    (["{run}"], "name images, tables or .npy files, or a file to --save"),
-    (["{run}", "{images}", "--top", "4"], "--top 4: only 3 networks can be joined"),
-    (["{run}", "{images}", "--top", "0"], "--top"),
-    (["{run}", "{images}", "--top", "2", "--select", "greedy"], "not allowed with"),
-    (["{run}", "{images}", "--select", "best"], "invalid choice"),
-    (["{run}", "nowhere.png"], "nowhere.png: no such file or folder"),
-    (["{run}", "{run}/models"], "no images in this folder"),
-    (["{run}", "{run}/spec.yaml"], "spec.yaml"),
-    (["{run}", "{images}", "--save", "one.h5"], "its name should end in .keras"),
-    (["{images}", "{images}"], "holds no run that can be read")])
+@pytest.mark.parametrize(
+    ("words", "wrong"),
+    [
+        (["{run}"], "name images, tables or .npy files, or a file to --save"),
+        (["{run}", "{images}", "--top", "4"], "--top 4: only 3 networks can be joined"),
+        (["{run}", "{images}", "--top", "0"], "--top"),
+        (["{run}", "{images}", "--top", "2", "--select", "greedy"], "not allowed with"),
+        (["{run}", "{images}", "--select", "best"], "invalid choice"),
+        (["{run}", "nowhere.png"], "nowhere.png: no such file or folder"),
+        (["{run}", "{run}/models"], "no images in this folder"),
+        (["{run}", "{run}/spec.yaml"], "spec.yaml"),
+        (["{run}", "{images}", "--save", "one.h5"], "its name should end in .keras"),
+        (["{images}", "{images}"], "holds no run that can be read"),
+    ],
+)
 def test_bad_input_is_one_line_and_status_2(run, images, fleet, words, wrong):
-    status, out, error = fleet("predict", *(word.format(run=run.root, images=images) for word in words))
+    status, out, error = fleet(
+        "predict", *(word.format(run=run.root, images=images) for word in words)
+    )
     assert (status, out) == (2, None)
     assert wrong in error
     assert error.count("\n") == 1
@@ -207,19 +272,26 @@ def test_what_is_missing_in_a_run_is_named(run, images, fleet):
     assert (status, "has no sample.json" in error) == (2, True)
 
 
-def test_masks_are_not_printed_and_an_engine_that_exports_nothing_is_refused(tmp_path, images, fleet, monkeypatch):
+def test_masks_are_not_printed_and_an_engine_that_exports_nothing_is_refused(
+    tmp_path, images, fleet, monkeypatch
+):
     numpy = made_run(tmp_path / "numpy", engine="numpy")
     status, _, error = fleet("predict", numpy.root, images)
     assert (status, "numpy writes no networks" in error) == (2, True)
-    monkeypatch.setattr(predictor, "join_exports", lambda spec, files, weights, kind: StandIn(files, weights, kind))
+    monkeypatch.setattr(
+        predictor, "join_exports", lambda spec, files, weights, kind: StandIn(files, weights, kind)
+    )
     masks = made_run(tmp_path, TargetSpec("mask", 2, size=(4, 4)))
     status, _, error = fleet("predict", masks.root, images)
     assert (status, "masks are not printed" in error) == (2, True)
 
 
 def test_images_are_decoded_for_a_run_whose_source_holds_arrays_and_refused_for_one_of_other_inputs(
-        tmp_path, images, monkeypatch):
-    monkeypatch.setattr(predictor, "join_exports", lambda spec, files, weights, kind: StandIn(files, weights, kind))
+    tmp_path, images, monkeypatch
+):
+    monkeypatch.setattr(
+        predictor, "join_exports", lambda spec, files, weights, kind: StandIn(files, weights, kind)
+    )
     arrays = {"source": "npz", "path": "gone.npz", "transforms": [{"resize": {"size": [4, 4]}}]}
     run = made_run(tmp_path, data=arrays)
     assert Predictor(run.root).predict_files([images])[1].shape == (2, 2)
@@ -235,18 +307,28 @@ def test_images_are_decoded_for_a_run_whose_source_holds_arrays_and_refused_for_
 # ---- fleet export --onnx -----------------------------------------------------------------------
 
 
-def test_a_network_is_written_as_onnx_beside_its_export_or_where_it_is_wanted(run, tmp_path, fleet, monkeypatch):
-    monkeypatch.setattr("fleet.commands.export.write_onnx", lambda engine, file, path: path.write_text(file.name))
-    for words, path in (([], run.exported("b", ".onnx")), ([tmp_path / "b.onnx"], tmp_path / "b.onnx")):
+def test_a_network_is_written_as_onnx_beside_its_export_or_where_it_is_wanted(
+    run, tmp_path, fleet, monkeypatch
+):
+    monkeypatch.setattr(
+        "fleet.commands.export.write_onnx", lambda engine, file, path: path.write_text(file.name)
+    )
+    for words, path in (
+        ([], run.exported("b", ".onnx")),
+        ([tmp_path / "b.onnx"], tmp_path / "b.onnx"),
+    ):
         assert fleet("export", run.root, "b", "--onnx", *words)[:2] == (0, f"{path}\n")
         assert path.read_text() == "best.keras"
 
 
-@pytest.mark.parametrize(("words", "wrong"), [
-    (["z", "--onnx"], "z was not exported; there are a, b, c"),
-    (["--onnx"], "--onnx takes the NAME of a network"),
-    (["a", "--csv"], "--onnx takes the NAME of a network"),
-])
+@pytest.mark.parametrize(
+    ("words", "wrong"),
+    [
+        (["z", "--onnx"], "z was not exported; there are a, b, c"),
+        (["--onnx"], "--onnx takes the NAME of a network"),
+        (["a", "--csv"], "--onnx takes the NAME of a network"),
+    ],
+)
 def test_what_is_no_network_is_not_written_as_onnx(run, fleet, words, wrong):
     status, _, err = fleet("export", run.root, *words)
     assert (status, wrong in err) == (2, True)

@@ -22,8 +22,12 @@ from preprocess.sources.table import columns_of
 from preprocess.target import target_of
 from tests.fleet.histories import come_to, record, results_of
 
-TRAINED = [["age", "height", "fit", "name", "score"], [30, 1.5, "true", "x", 2.5], [40, 1.25, "false", "y", 3.5],
-           [50, 1.75, "true", "x", 4.5]]
+TRAINED = [
+    ["age", "height", "fit", "name", "score"],
+    [30, 1.5, "true", "x", 2.5],
+    [40, 1.25, "false", "y", 3.5],
+    [50, 1.75, "true", "x", 4.5],
+]
 FEATURES = [[30, 1.5, 1], [40, 1.25, 0], [50, 1.75, 1]]
 
 
@@ -34,7 +38,7 @@ class StandIn:
         self._target = target
 
     def predict(self, inputs):
-        found = inputs.reshape(len(inputs), -1).astype(np.float32)[:, :self._target.outputs]
+        found = inputs.reshape(len(inputs), -1).astype(np.float32)[:, : self._target.outputs]
         return probabilities(found, self._target.kind)
 
 
@@ -47,25 +51,43 @@ def write(path, rows, **more):
 @pytest.fixture
 def made(tmp_path, monkeypatch):
     """A run that has learned from a table, or from something else."""
-    def made(rows=TRAINED, inputs=("age", "height", "fit"), targets="score", target=None, source="table",
-             transforms=(), kept=True, **options):
+
+    def made(
+        rows=TRAINED,
+        inputs=("age", "height", "fit"),
+        targets="score",
+        target=None,
+        source="table",
+        transforms=(),
+        kept=True,
+        **options,
+    ):
         paths = RunPaths(tmp_path / "run")
-        data = {"source": source, "path": str(write(tmp_path / "trained.csv", rows)), "transforms": list(transforms),
-                "options": {**({"inputs": inputs} if inputs else {}), "targets": targets, **options}}
+        data = {
+            "source": source,
+            "path": str(write(tmp_path / "trained.csv", rows)),
+            "transforms": list(transforms),
+            "options": {**({"inputs": inputs} if inputs else {}), "targets": targets, **options},
+        }
         if target is not None:
             data["target"] = target
         spec = parse({"models": [{"family": "softmax", "name": "net"}], "data": data})
         train = open_data("table", data["path"], None, 0, data["options"]).train
         shape = (4, 4, 3) if transforms else (len(columns_of(train).inputs),)
-        sample = SampleSpec(ImageSpec(shape, "uint8" if transforms else "float32"), target_of(train).outputs,
-                            target=target_of(train))
+        sample = SampleSpec(
+            ImageSpec(shape, "uint8" if transforms else "float32"),
+            target_of(train).outputs,
+            target=target_of(train),
+        )
         results = results_of(spec, paths)
         come_to(results, "net", Standing((record(1),), Outcome("1 epoch")))
         paths.exported("net", ".keras").parent.mkdir(parents=True)
         paths.exported("net", ".keras").write_text("")
         paths.spec.write_text(dump(spec.document))
         write_sample(paths, sample, {"": train.classes}, columns_of(train) if kept else None)
-        monkeypatch.setattr(predictor, "join_exports", lambda spec, files, weights, kind: StandIn(sample.target))
+        monkeypatch.setattr(
+            predictor, "join_exports", lambda spec, files, weights, kind: StandIn(sample.target)
+        )
         return paths.root
 
     return made
@@ -82,8 +104,14 @@ def predicted(fleet, run, *words):
 def test_columns_are_found_by_their_names_in_any_order_beside_others(made, tmp_path, fleet):
     run = made()
     os.remove(tmp_path / "trained.csv")  # it is not needed any more
-    new = write(tmp_path / "new.csv", [["id", "fit", "score", "height", "age", "remark"],
-                                       ["p7", "false", "", 1.5, 33, ""], ["p8", "true", "", 1.25, 44.5, "old"]])
+    new = write(
+        tmp_path / "new.csv",
+        [
+            ["id", "fit", "score", "height", "age", "remark"],
+            ["p7", "false", "", 1.5, 33, ""],
+            ["p8", "true", "", 1.25, 44.5, "old"],
+        ],
+    )
     assert predicted(fleet, run, new) == (["row", "score"], [["0", "33.0"], ["1", "44.5"]])
     prepared = [images for _, images in Predictor(run).prepare([new])]
     assert np.concatenate(prepared).tolist() == [[33, 1.5, 0], [44.5, 1.25, 1]]
@@ -92,12 +120,22 @@ def test_columns_are_found_by_their_names_in_any_order_beside_others(made, tmp_p
 def test_all_missing_columns_are_named_at_once(made, tmp_path, fleet):
     new = write(tmp_path / "new.csv", [["Age", "fit", "score"], [1, 1, 1]])
     status, _, error = fleet("predict", made(), new)
-    assert (status, error) == (2, f"fleet predict: {new}: no columns 'age', 'height', which the networks take; its "
-                                  "columns: Age, fit, score\n")
+    assert (status, error) == (
+        2,
+        f"fleet predict: {new}: no columns 'age', 'height', which the networks take; its "
+        "columns: Age, fit, score\n",
+    )
 
 
-@pytest.mark.parametrize(("cell", "wrong"), [("", "line 3, column 'age': no value"), ("NA", "no value"),
-                                             ("old", "'old' is no number"), ("inf", "is not finite")])
+@pytest.mark.parametrize(
+    ("cell", "wrong"),
+    [
+        ("", "line 3, column 'age': no value"),
+        ("NA", "no value"),
+        ("old", "'old' is no number"),
+        ("inf", "is not finite"),
+    ],
+)
 def test_a_cell_that_training_refuses_is_refused(made, tmp_path, fleet, cell, wrong):
     new = write(tmp_path / "new.csv", [["age", "height", "fit"], [30, 1.5, 1], [cell, 1.5, 1]])
     status, out, error = fleet("predict", made(), new)
@@ -107,11 +145,19 @@ def test_a_cell_that_training_refuses_is_refused(made, tmp_path, fleet, cell, wr
 
 def test_numbers_without_a_header_are_features_by_their_position(made, tmp_path, fleet):
     run = made()
-    assert predicted(fleet, run, write(tmp_path / "new.csv", FEATURES))[1] == [["0", "30.0"], ["1", "40.0"],
-                                                                               ["2", "50.0"]]
-    status, _, error = fleet("predict", run, write(tmp_path / "new.csv", [[*row, 7] for row in FEATURES]))
+    assert predicted(fleet, run, write(tmp_path / "new.csv", FEATURES))[1] == [
+        ["0", "30.0"],
+        ["1", "40.0"],
+        ["2", "50.0"],
+    ]
+    status, _, error = fleet(
+        "predict", run, write(tmp_path / "new.csv", [[*row, 7] for row in FEATURES])
+    )
     assert status == 2
-    assert "4 numbers and no header; without the names of its columns a table should have exactly 3: age," in error
+    assert (
+        "4 numbers and no header; without the names of its columns a table should have exactly 3: age,"
+        in error
+    )
 
 
 def test_names_that_are_numbers_are_a_header(made, tmp_path, fleet):
@@ -124,24 +170,34 @@ def test_names_that_are_numbers_are_a_header(made, tmp_path, fleet):
 def test_other_delimiters_and_parquet_files_are_read(made, tmp_path, fleet):
     run = made()
     rows = [["fit", "height", "age"], [0, 1.5, 33]]
-    assert predicted(fleet, run, write(tmp_path / "new.tsv", rows, delimiter="\t"))[1] == [["0", "33.0"]]
+    assert predicted(fleet, run, write(tmp_path / "new.tsv", rows, delimiter="\t"))[1] == [
+        ["0", "33.0"]
+    ]
     pyarrow, parquet = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
-    parquet.write_table(pyarrow.table({"fit": [True], "age": [33], "height": [1.5]}), tmp_path / "new.parquet")
+    parquet.write_table(
+        pyarrow.table({"fit": [True], "age": [33], "height": [1.5]}), tmp_path / "new.parquet"
+    )
     assert predicted(fleet, run, tmp_path / "new.parquet")[1] == [["0", "33.0"]]
 
 
-def test_classes_have_their_name_in_the_column_of_the_target_and_their_probabilities(made, tmp_path, fleet):
+def test_classes_have_their_name_in_the_column_of_the_target_and_their_probabilities(
+    made, tmp_path, fleet
+):
     run = made(inputs=["age", "height"], targets="name")
     new = write(tmp_path / "new.csv", [["height", "age"], [0, 0], [2, 1]])
     header, rows = predicted(fleet, run, new)
     assert header == ["row", "name", "x", "y"]
     assert [row[:2] for row in rows] == [["0", "x"], ["1", "y"]]
-    assert [float(cell) for cell in rows[1][2:]] == pytest.approx([1 / (1 + np.e), np.e / (1 + np.e)])
+    assert [float(cell) for cell in rows[1][2:]] == pytest.approx(
+        [1 / (1 + np.e), np.e / (1 + np.e)]
+    )
     assert rows[0][2:] == ["0.5", "0.5"]
 
 
 def test_a_class_may_be_called_as_another_column_is(made, tmp_path, fleet):
-    run = made([["a", "b", "row"], [1, 2, "row"], [3, 4, "column"]], inputs=["a", "b"], targets="row")
+    run = made(
+        [["a", "b", "row"], [1, 2, "row"], [3, 4, "column"]], inputs=["a", "b"], targets="row"
+    )
     header, _ = predicted(fleet, run, write(tmp_path / "new.csv", [["a", "b"], [0, 1]]))
     assert header == ["row", "row", "column", "predicted row"]
 
@@ -156,17 +212,31 @@ def test_labels_and_several_values_have_a_column_each(made, tmp_path, fleet):
 
 def test_values_are_one_object_as_json(made, tmp_path, fleet):
     values = [["a", "b", "x", "y"], [1, 2, 1.5, 0], [3, 4, 1, 1.5]]
-    run, new = made(values, ["a", "b"], ["y", "x"]), write(tmp_path / "new.csv", [["b", "a"], [5, 0.5], [7, 8]])
-    assert predicted(fleet, run, new) == (["row", "y", "x"], [["0", "0.5", "5.0"], ["1", "8.0", "7.0"]])
+    run, new = (
+        made(values, ["a", "b"], ["y", "x"]),
+        write(tmp_path / "new.csv", [["b", "a"], [5, 0.5], [7, 8]]),
+    )
+    assert predicted(fleet, run, new) == (
+        ["row", "y", "x"],
+        [["0", "0.5", "5.0"], ["1", "8.0", "7.0"]],
+    )
     status, found, _ = fleet("predict", run, new, "--json")
     assert status == 0
-    assert found == {"networks": {"net": 1.0}, "names": ["y", "x"], "rows": [
-        {"table": str(new), "row": 0, "values": {"y": 0.5, "x": 5.0}},
-        {"table": str(new), "row": 1, "values": {"y": 8.0, "x": 7.0}}]}
+    assert found == {
+        "networks": {"net": 1.0},
+        "names": ["y", "x"],
+        "rows": [
+            {"table": str(new), "row": 0, "values": {"y": 0.5, "x": 5.0}},
+            {"table": str(new), "row": 1, "values": {"y": 8.0, "x": 7.0}},
+        ],
+    }
 
 
 def test_rows_of_several_tables_say_of_which_they_are(made, tmp_path, fleet):
-    one, other = (write(tmp_path / f"{name}.csv", FEATURES[:rows]) for name, rows in (("one", 1), ("other", 2)))
+    one, other = (
+        write(tmp_path / f"{name}.csv", FEATURES[:rows])
+        for name, rows in (("one", 1), ("other", 2))
+    )
     header, rows = predicted(fleet, made(), one, other)
     assert header == ["table", "row", "score"]
     assert [row[:2] for row in rows] == [[str(one), "0"], [str(other), "0"], [str(other), "1"]]
@@ -189,7 +259,9 @@ def test_without_names_columns_go_by_their_position(made, tmp_path, fleet):
     rows = [["score", "a", "b", "c"], [1, 33, 1.5, 0]]
     assert predicted(fleet, run, write(tmp_path / "new.csv", rows))[1] == [["0", "33.0"]]
     assert predicted(fleet, run, write(tmp_path / "new.csv", FEATURES[:1]))[1] == [["0", "30.0"]]
-    status, _, error = fleet("predict", run, write(tmp_path / "new.csv", [[*row, 0] for row in rows[:1]] + [[1] * 5]))
+    status, _, error = fleet(
+        "predict", run, write(tmp_path / "new.csv", [[*row, 0] for row in rows[:1]] + [[1] * 5])
+    )
     assert status == 2
     assert "4 columns; the networks take 3, whose names are not known" in error
 
@@ -197,11 +269,20 @@ def test_without_names_columns_go_by_their_position(made, tmp_path, fleet):
 def test_a_table_may_list_the_files_to_predict_from(made, tmp_path, fleet):
     for name, colour in (("a", "white"), ("b", "black")):
         Image.new("RGB", (8, 8), colour).save(tmp_path / f"{name}.png")
-    run = made([["file", "red", "green"], ["a.png", 0.5, 1.5], ["b.png", 1.5, 2.5]], None, ["red", "green"],
-               transforms=["decode", {"resize": {"size": [4, 4]}}])
+    run = made(
+        [["file", "red", "green"], ["a.png", 0.5, 1.5], ["b.png", 1.5, 2.5]],
+        None,
+        ["red", "green"],
+        transforms=["decode", {"resize": {"size": [4, 4]}}],
+    )
     new = write(tmp_path / "new.csv", [["day", "file"], [1, "b.png"], [2, "a.png"]])
-    assert predicted(fleet, run, new) == (["row", "red", "green"], [["0", "0.0", "0.0"], ["1", "255.0", "255.0"]])
-    status, found, _ = fleet("predict", run, tmp_path / "a.png", "--json")  # files are named one by one as well
+    assert predicted(fleet, run, new) == (
+        ["row", "red", "green"],
+        [["0", "0.0", "0.0"], ["1", "255.0", "255.0"]],
+    )
+    status, found, _ = fleet(
+        "predict", run, tmp_path / "a.png", "--json"
+    )  # files are named one by one as well
     assert (status, found["images"][0]["values"]) == (0, {"red": 255.0, "green": 255.0})
     write(new, [["file"], ["c.png"]])
     assert "c.png" in fleet("predict", run, new)[2]
@@ -210,4 +291,8 @@ def test_a_table_may_list_the_files_to_predict_from(made, tmp_path, fleet):
 def test_what_is_kept_of_a_table_is_plain(made):
     run = made()
     assert json.loads(RunPaths(run).sample.read_text())["table"] == {
-        "inputs": ["age", "height", "fit"], "is_paths": False, "targets": ["score"], "delimiter": None}
+        "inputs": ["age", "height", "fit"],
+        "is_paths": False,
+        "targets": ["score"],
+        "delimiter": None,
+    }

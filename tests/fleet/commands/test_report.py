@@ -26,12 +26,19 @@ def test_the_command_writes_the_page_and_prints_the_numbers(run, capsys):
     assert main(["report", str(run.root), "--json"]) == 0
     found = json.loads(capsys.readouterr().out)
     assert (found["measured_s"], found["gpus"]) == (pytest.approx(21.1), 2)
-    assert {row["name"]: row["status"] for row in found["networks"]} == {"a": "finished", "b<1>": "waiting"}
+    assert {row["name"]: row["status"] for row in found["networks"]} == {
+        "a": "finished",
+        "b<1>": "waiting",
+    }
 
 
 def test_chunks_of_a_ring_that_groups_missed_are_counted(run, capsys):
-    missed = [logged._replace(event=replace(logged.event, missed=3)) if isinstance(logged.event, EpochEnded) else logged
-              for logged in LOG]
+    missed = [
+        logged._replace(event=replace(logged.event, missed=3))
+        if isinstance(logged.event, EpochEnded)
+        else logged
+        for logged in LOG
+    ]
     run.events.write_text(as_text(missed))
     assert main(["report", str(run.root)]) == 0
     assert "9 chunks of the ring could not be taken" in capsys.readouterr().out
@@ -51,7 +58,9 @@ def test_a_run_in_whose_folder_nothing_may_be_written_is_shown_too(run, capsys):
 
 
 @pytest.mark.parametrize("ends", ["launch", "Ctrl-C"])
-def test_the_page_is_written_anew_until_the_launch_ends_and_then_stands_still(run, capsys, monkeypatch, ends):
+def test_the_page_is_written_anew_until_the_launch_ends_and_then_stands_still(
+    run, capsys, monkeypatch, ends
+):
     pages, clock, held = [], Clock(), iter([run.lease] * 6)
     log = run.events.read_text()
     run.events.write_text("")  # the launch has come to nothing yet
@@ -73,7 +82,9 @@ def test_the_page_is_written_anew_until_the_launch_ends_and_then_stands_still(ru
 
 
 @pytest.mark.parametrize("may_pass", [True, False])
-def test_a_disk_that_is_full_for_a_moment_does_not_end_the_writing(run, capsys, monkeypatch, may_pass):
+def test_a_disk_that_is_full_for_a_moment_does_not_end_the_writing(
+    run, capsys, monkeypatch, may_pass
+):
     held, full = iter([run.lease] * 6), [StorageError("there is no room", may_pass)]
 
     def write(*given):

@@ -16,14 +16,18 @@ def log(tmp_path):
 def reserve(fleet):
     def run(words, *more):
         return fleet("reserve", *words.split(), *more)
+
     return run
 
 
 def test_json_holds_the_requests_and_what_they_cost(reserve):
     status, found, err = reserve(f"{PAPER} --json")
     assert (status, err) == (0, "")
-    assert found == {"requests": [10.8, 13.4, 15.4, 17.1, 18.7, 20.0],
-                     "expected_makespan": pytest.approx(11.937461), "single_request_makespan": 20.0}
+    assert found == {
+        "requests": [10.8, 13.4, 15.4, 17.1, 18.7, 20.0],
+        "expected_makespan": pytest.approx(11.937461),
+        "single_request_makespan": 20.0,
+    }
 
 
 def test_a_backfill_rate_makes_requests_longer(reserve):
@@ -33,7 +37,10 @@ def test_a_backfill_rate_makes_requests_longer(reserve):
 
 def test_a_log_is_a_law_of_its_own(reserve, log):
     assert reserve("--json --log", log)[1] == {
-        "requests": [1.0, 10.0], "expected_makespan": pytest.approx(5.0), "single_request_makespan": 10.0}
+        "requests": [1.0, 10.0],
+        "expected_makespan": pytest.approx(5.0),
+        "single_request_makespan": 10.0,
+    }
 
 
 def test_a_table_is_a_law_too(reserve, tmp_path):
@@ -43,18 +50,26 @@ def test_a_table_is_a_law_too(reserve, tmp_path):
 
 def test_what_failed_is_not_asked_for_again(reserve, log):
     assert reserve("--json --failed 1 --log", log)[1] == {
-        "requests": [10.0], "expected_makespan": 11.0, "single_request_makespan": 11.0}
+        "requests": [10.0],
+        "expected_makespan": 11.0,
+        "single_request_makespan": 11.0,
+    }
 
 
-def test_with_backfill_many_values_are_made_few_and_the_answer_says_what_that_may_cost(reserve, tmp_path, monkeypatch):
+def test_with_backfill_many_values_are_made_few_and_the_answer_says_what_that_may_cost(
+    reserve, tmp_path, monkeypatch
+):
     (tmp_path / "many.log").write_text("".join(f"{100 + k}\n" for k in range(300)))
     exact = reserve("--json --backfill-rate 0.3 --log", tmp_path / "many.log")[1]
     monkeypatch.setattr("scheduler.reservation.requests.MOST_EXACT", 50)
     found = reserve("--json --backfill-rate 0.3 --log", tmp_path / "many.log")[1]
     assert 0 < found["error_bound"] < 0.04
-    assert exact["expected_makespan"] == pytest.approx(found["expected_makespan"], rel=found["error_bound"])
+    assert exact["expected_makespan"] == pytest.approx(
+        found["expected_makespan"], rel=found["error_bound"]
+    )
     assert "makespan more than 2." in " ".join(
-        reserve("--backfill-rate 0.3 --log", tmp_path / "many.log")[1].replace("\n", " ").split())
+        reserve("--backfill-rate 0.3 --log", tmp_path / "many.log")[1].replace("\n", " ").split()
+    )
 
 
 def test_few_runs_are_said_to_be_few_and_twice_the_longest_is_asked_for(reserve, tmp_path):
@@ -62,8 +77,10 @@ def test_few_runs_are_said_to_be_few_and_twice_the_longest_is_asked_for(reserve,
     status, found, err = reserve("--json --log", tmp_path / "few.log")
     assert status == 0
     assert found == {"requests": [8.0], "expected_makespan": 8.0, "single_request_makespan": 4.0}
-    assert err == ("fleet reserve: fewer than 5 past runs are too few to learn from: "
-                   "asking for twice the longest time known\n")
+    assert err == (
+        "fleet reserve: fewer than 5 past runs are too few to learn from: "
+        "asking for twice the longest time known\n"
+    )
 
 
 def test_a_job_that_outlived_everything_is_said_to_have(reserve, log):
@@ -81,25 +98,43 @@ def test_a_person_gets_a_table_and_the_cost_by_number_of_requests(reserve):
     assert "████" in text
 
 
-@pytest.mark.parametrize(("words", "message"), [
-    ("--distribution truncnorm --mu 8 --low 0 --high 20", "truncnorm takes low, high, mu, sigma; given: mu"),
-    ("--distribution uniform --low 0 --high inf", "--high: 'inf' should be a number"),
-    ("--distribution uniform --low -1 --high 3", "0 <= low < high"),
-    ("--distribution uniform --low 0 --high 3 --points 0", "--points: '0' should be a whole number from 1"),
-    (f"{PAPER} --backfill-rate 1", "at least 0 and below 1"),
-    (f"{PAPER} --failed -3", "--failed: '-3' should be a number above 0"),
-    ("--mu 3 --log LOG", "--mu"), ("", "--log"), (f"{PAPER} --log LOG", "--log"),
-])
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (
+            "--distribution truncnorm --mu 8 --low 0 --high 20",
+            "truncnorm takes low, high, mu, sigma; given: mu",
+        ),
+        ("--distribution uniform --low 0 --high inf", "--high: 'inf' should be a number"),
+        ("--distribution uniform --low -1 --high 3", "0 <= low < high"),
+        (
+            "--distribution uniform --low 0 --high 3 --points 0",
+            "--points: '0' should be a whole number from 1",
+        ),
+        (f"{PAPER} --backfill-rate 1", "at least 0 and below 1"),
+        (f"{PAPER} --failed -3", "--failed: '-3' should be a number above 0"),
+        ("--mu 3 --log LOG", "--mu"),
+        ("", "--log"),
+        (f"{PAPER} --log LOG", "--log"),
+    ],
+)
 def test_bad_arguments_are_one_line_and_status_2(refused, log, words, message):
     line = refused("reserve", *(log if word == "LOG" else word for word in words.split()))
     assert line.startswith("fleet reserve: ")
     assert message in line
 
 
-@pytest.mark.parametrize(("option", "text", "message"), [
-    ("--log", "5\nx\n", "in.txt:2: 'x' is not a number"),
-    ("--table", "1,0.5\n2,0.6\n", "in.txt: the probabilities of a law must be at least 0 and sum to 1"),
-])
+@pytest.mark.parametrize(
+    ("option", "text", "message"),
+    [
+        ("--log", "5\nx\n", "in.txt:2: 'x' is not a number"),
+        (
+            "--table",
+            "1,0.5\n2,0.6\n",
+            "in.txt: the probabilities of a law must be at least 0 and sum to 1",
+        ),
+    ],
+)
 def test_a_bad_file_is_one_line_that_names_the_place(refused, tmp_path, option, text, message):
     (tmp_path / "in.txt").write_text(text)
     assert message in refused("reserve", option, tmp_path / "in.txt")

@@ -41,25 +41,41 @@ def test_a_job_is_handed_in_and_its_id_printed(submit, tmp_path):
     assert paths.marker.exists()
     assert paths.foreign() == []
     text = paths.job_script.read_text()
-    for line in ("#SBATCH --job-name=photos", "#SBATCH --nodes=3", "#SBATCH --time=02:00:00",
-                 f"#SBATCH --output={tmp_path}/run/jobs/%j.out", f"cd {tmp_path} || exit 2",
-                 f'export PATH={Path(sys.executable).parent}:"$PATH"'):
+    for line in (
+        "#SBATCH --job-name=photos",
+        "#SBATCH --nodes=3",
+        "#SBATCH --time=02:00:00",
+        f"#SBATCH --output={tmp_path}/run/jobs/%j.out",
+        f"cd {tmp_path} || exit 2",
+        f'export PATH={Path(sys.executable).parent}:"$PATH"',
+    ):
         assert line in text.splitlines()
 
 
-def test_an_image_is_shown_the_folders_of_a_spec_and_of_data_that_lie_elsewhere(submit, tmp_path, monkeypatch, capsys):
+def test_an_image_is_shown_the_folders_of_a_spec_and_of_data_that_lie_elsewhere(
+    submit, tmp_path, monkeypatch, capsys
+):
     for name in ("here", "specs", "photos/train", "more"):
         (tmp_path / name).mkdir(parents=True)
     (tmp_path / "fleet.sif").touch()
-    (tmp_path / "specs/spec.yaml").write_text(SPEC.format(
-        run=tmp_path / "run", models="[{family: softmax}]",
-        more=f"data: {{source: image_folder, path: {tmp_path}/photos/train, validation: ../more/*.tar}}"))
+    (tmp_path / "specs/spec.yaml").write_text(
+        SPEC.format(
+            run=tmp_path / "run",
+            models="[{family: softmax}]",
+            more=f"data: {{source: image_folder, path: {tmp_path}/photos/train, validation: ../more/*.tar}}",
+        )
+    )
     monkeypatch.chdir(tmp_path / "here")
     asked = ("--system", "local", "--dry-run", "--image", "../fleet.sif")
     assert main(["submit", "../specs/spec.yaml", *asked]) == 0
-    bound = [word.partition("=")[2] for word in capsys.readouterr().out.split() if word.startswith("--bind=")]
+    bound = [
+        word.partition("=")[2]
+        for word in capsys.readouterr().out.split()
+        if word.startswith("--bind=")
+    ]
     assert bound == [
-        str(tmp_path / name) for name in ("here", "run", "specs", "photos/train", "more")]
+        str(tmp_path / name) for name in ("here", "run", "specs", "photos/train", "more")
+    ]
 
 
 def test_ranks_run_in_an_image_that_slurm_copies_to_the_nodes(submit, tmp_path):
@@ -68,9 +84,11 @@ def test_ranks_run_in_an_image_that_slurm_copies_to_the_nodes(submit, tmp_path):
     _, script, _ = submit(*asked, "slurm")
     assert f"image={tmp_path}/fleet.sif\nsbcast --force" in script
     assert f'--bind={tmp_path}/run "$image" python -m fleet.run spec.yaml' in script
-    for arguments, said in (((*asked, "lsf"), "lsf has no command that copies a file to all nodes"),
-                            (("--broadcast", "--system", "slurm", "--walltime", "2h"), "add --image FILE.sif"),
-                            (("--image", "no.sif", "--system", "local"), "--image no.sif: there is no such file")):
+    for arguments, said in (
+        ((*asked, "lsf"), "lsf has no command that copies a file to all nodes"),
+        (("--broadcast", "--system", "slurm", "--walltime", "2h"), "add --image FILE.sif"),
+        (("--image", "no.sif", "--system", "local"), "--image no.sif: there is no such file"),
+    ):
         status, _, err = submit(*arguments)
         assert (status, said in err) == (2, True)
 
@@ -78,8 +96,12 @@ def test_ranks_run_in_an_image_that_slurm_copies_to_the_nodes(submit, tmp_path):
 def test_json_tells_where_everything_is(submit, tmp_path):
     status, out, _ = submit("--system", "slurm", "--walltime", "2h", "--json")
     assert status == 0
-    assert json.loads(out) == {"job": "4711", "system": "slurm", "script": f"{tmp_path}/run/jobs/job.sh",
-                               "stops": f"{tmp_path}/run/jobs/stops.jsonl"}
+    assert json.loads(out) == {
+        "job": "4711",
+        "system": "slurm",
+        "script": f"{tmp_path}/run/jobs/job.sh",
+        "stops": f"{tmp_path}/run/jobs/stops.jsonl",
+    }
 
 
 def test_json_gives_the_script_of_a_dry_run_and_does_not_go_with_a_run_that_prints(submit):
@@ -92,10 +114,23 @@ def test_json_gives_the_script_of_a_dry_run_and_does_not_go_with_a_run_that_prin
 
 
 def test_what_is_to_be_done_once_is_handed_to_the_first_launch(submit):
-    status, out, _ = submit("--system", "slurm", "--walltime", "2h", "--chain", "--fresh-network", "softmax",
-                            "--accept-changes", "--remeasure", "--dry-run")
+    status, out, _ = submit(
+        "--system",
+        "slurm",
+        "--walltime",
+        "2h",
+        "--chain",
+        "--fresh-network",
+        "softmax",
+        "--accept-changes",
+        "--remeasure",
+        "--dry-run",
+    )
     assert status == 0
-    assert "--retries=2 --once=--fresh-network=softmax --once=--accept-changes --once=--remeasure --" in out
+    assert (
+        "--retries=2 --once=--fresh-network=softmax --once=--accept-changes --once=--remeasure --"
+        in out
+    )
 
 
 def test_a_dry_run_prints_the_script_and_touches_nothing(submit, tmp_path):
@@ -109,15 +144,33 @@ def test_a_dry_run_prints_the_script_and_touches_nothing(submit, tmp_path):
 SLURM = ("--system", "slurm", "--walltime")
 
 
-@pytest.mark.parametrize(("asked", "spec", "lines"), [
-    ((*SLURM, "2h"), "", ["#SBATCH --signal=B:USR2@120"]),  # two minutes before the end
-    ((*SLURM, "5min"), "", ["#SBATCH --signal=B:USR2@30"]),
-    ((*SLURM, "2h", "--warn", "10min"), "", ["#SBATCH --signal=B:USR2@600"]),
-    (("--system", "pbs"), "walltime: 90min", ["#PBS -l walltime=01:30:00"]),
-    (("--site", "own.yaml", "--walltime", "1h"), "", ["#SBATCH --constraint=gpu", "module load tensorflow"]),
-    ((*SLURM, "1h", "--nodes", "2"), "resources: {gpus_per_node: 8, preprocessors: 5}",
-     ["#SBATCH --gpus-per-node=8", "#SBATCH --ntasks-per-node=11"])],
-    ids=["a warning", "of a short job", "as the user says", "the spec's walltime", "a site of ones own", "GPUs"])
+@pytest.mark.parametrize(
+    ("asked", "spec", "lines"),
+    [
+        ((*SLURM, "2h"), "", ["#SBATCH --signal=B:USR2@120"]),  # two minutes before the end
+        ((*SLURM, "5min"), "", ["#SBATCH --signal=B:USR2@30"]),
+        ((*SLURM, "2h", "--warn", "10min"), "", ["#SBATCH --signal=B:USR2@600"]),
+        (("--system", "pbs"), "walltime: 90min", ["#PBS -l walltime=01:30:00"]),
+        (
+            ("--site", "own.yaml", "--walltime", "1h"),
+            "",
+            ["#SBATCH --constraint=gpu", "module load tensorflow"],
+        ),
+        (
+            (*SLURM, "1h", "--nodes", "2"),
+            "resources: {gpus_per_node: 8, preprocessors: 5}",
+            ["#SBATCH --gpus-per-node=8", "#SBATCH --ntasks-per-node=11"],
+        ),
+    ],
+    ids=[
+        "a warning",
+        "of a short job",
+        "as the user says",
+        "the spec's walltime",
+        "a site of ones own",
+        "GPUs",
+    ],
+)
 def test_what_is_asked_for_stands_in_the_script(submit, tmp_path, asked, spec, lines):
     (tmp_path / "own.yaml").write_text("base: perlmutter\nsetup: [module load tensorflow]\n")
     status, out, _ = submit(*asked, "--dry-run", more=spec)
@@ -132,13 +185,17 @@ def test_a_generic_site_gets_two_ranks_beside_each_gpu_that_is_asked_for(submit,
     assert error == ""
     (tmp_path / "own.yaml").write_text("ranks: 5\n")
     for gpus, ranks in (("2", 5), ("8", 9)):
-        assert f"#SBATCH --ntasks-per-node={ranks}" in submit(*slurm, "--site", "own.yaml", "--gpus-per-node", gpus)[1]
+        assert (
+            f"#SBATCH --ntasks-per-node={ranks}"
+            in submit(*slurm, "--site", "own.yaml", "--gpus-per-node", gpus)[1]
+        )
 
 
 def test_a_job_that_asks_for_no_gpu_says_so(submit):
     job = ("--system", "slurm", "--walltime", "1h", "--dry-run")
     assert submit(*job)[2].splitlines() == [
-        "fleet submit: the job asks for no GPUs; --gpus-per-node, resources.gpus_per_node or --site would"]
+        "fleet submit: the job asks for no GPUs; --gpus-per-node, resources.gpus_per_node or --site would"
+    ]
     assert submit(*job, more="resources: {engine: numpy}")[2] == ""
     assert submit("--site", "perlmutter", *job[2:])[2] == ""
 
@@ -146,13 +203,28 @@ def test_a_job_that_asks_for_no_gpu_says_so(submit):
 @pytest.fixture
 def share(submit):
     """Submit nine networks for a node of 4 GPUs and 12 ranks, with slots, and what is known of them in a file."""
+
     def call(slots, sharing=None, models=9, searches=()):
-        models = [*({"family": "softmax", "name": f"n{number}"} for number in range(models)), *searches]
-        table = {"samples_per_epoch": 10, "gpus_per_node": 4, "models": [{"name": "n0", "rates": [5.0]}],
-                 **({} if sharing is None else {"sharing": sharing})}
+        models = [
+            *({"family": "softmax", "name": f"n{number}"} for number in range(models)),
+            *searches,
+        ]
+        table = {
+            "samples_per_epoch": 10,
+            "gpus_per_node": 4,
+            "models": [{"name": "n0", "rates": [5.0]}],
+            **({} if sharing is None else {"sharing": sharing}),
+        }
         Path("rates.json").write_text(json.dumps(table))
-        return submit("--site", "polaris", "--walltime", "1h", "--dry-run", models=json.dumps(models),
-                      more=f"resources: {{per_device: {slots}}}\nschedule: {{rates: rates.json}}\n")
+        return submit(
+            "--site",
+            "polaris",
+            "--walltime",
+            "1h",
+            "--dry-run",
+            models=json.dumps(models),
+            more=f"resources: {{per_device: {slots}}}\nschedule: {{rates: rates.json}}\n",
+        )
 
     return call
 
@@ -169,8 +241,9 @@ def test_the_trainers_of_a_gpu_share_the_cores_beside_it(share):
     assert words[-8:-4] == words[-4:] == ["24-29", "16-21", "8-13", "0-5"]
 
 
-@pytest.mark.parametrize(("slots", "sharing"), [
-    (3, [1, 1.6, 1.9, 2.1]), (2, [1, 1.6, 1.61]), (1, [1, 1]), (1, None)])
+@pytest.mark.parametrize(
+    ("slots", "sharing"), [(3, [1, 1.6, 1.9, 2.1]), (2, [1, 1.6, 1.61]), (1, [1, 1]), (1, None)]
+)
 def test_where_no_more_networks_on_a_gpu_would_pay_it_says_nothing_of_it(share, slots, sharing):
     assert share(slots, sharing)[2] == ""
 
@@ -178,20 +251,27 @@ def test_where_no_more_networks_on_a_gpu_would_pay_it_says_nothing_of_it(share, 
 def test_it_says_how_many_networks_on_a_gpu_would_pay_as_far_as_there_are_networks(share):
     assert share(1, [1, 1.6, 1.9, 2.1])[2] == (
         "fleet submit: 2 networks on one GPU train 1.6 times as much as one, 3 networks 1.9 times, 4 networks 2.1 "
-        "times: 4 pay. This job lets 1 share one; resources.per_device: 3 with --ranks-per-node 20 would let 3\n")
+        "times: 4 pay. This job lets 1 share one; resources.per_device: 3 with --ranks-per-node 20 would let 3\n"
+    )
 
 
 def test_it_counts_the_networks_that_a_search_may_have_at_once(share):
-    entry = {"family": "softmax", "name": "s", "space": {"train.optimizer.learning_rate": {"low": 0.1, "high": 0.5}}}
+    entry = {
+        "family": "softmax",
+        "name": "s",
+        "space": {"train.optimizer.learning_rate": {"low": 0.1, "high": 0.5}},
+    }
     for most, told in ((3, False), (8, True)):
         searches = [{**entry, "search": {"ask": "random", "most": most}}]
         assert ("would let 3" in share(1, [1, 1.6, 1.9, 2.1], 1, searches)[2]) == told
 
 
-@pytest.mark.parametrize(("slots", "would"), [
-    (2, "resources.per_device: 3 with --ranks-per-node 20"), ("auto", "--ranks-per-node 16")])
+@pytest.mark.parametrize(
+    ("slots", "would"),
+    [(2, "resources.per_device: 3 with --ranks-per-node 20"), ("auto", "--ranks-per-node 16")],
+)
 def test_where_all_that_is_known_pays_it_says_how_one_more_could_share_a_gpu(share, slots, would):
-    sharing = [1, 1.6, 1.9, 2.1][:2 if slots == 2 else 4]
+    sharing = [1, 1.6, 1.9, 2.1][: 2 if slots == 2 else 4]
     models = 9 if slots == 2 else 16
     pays = len(sharing)
     said = share(slots, sharing, models=models)[2]
@@ -200,28 +280,69 @@ def test_where_all_that_is_known_pays_it_says_how_one_more_could_share_a_gpu(sha
     assert said.endswith(f"share one; {would} would let {3 if slots == 2 else 4}\n")
 
 
-@pytest.mark.parametrize(("arguments", "said"), [
-    (("--site", "polaris", "--walltime", "1h", "--gpus-per-node", "2"), "a site that does not say; polaris has 4"),
-    (("--system", "slurm", "--walltime", "1h", "--gpus-per-node", "0"), "--gpus-per-node: '0' should be a whole"),
-    (("--system", "slurm"), "--walltime (or walltime in the spec) says how long"),
-    (("--system", "local", "--fresh-network", "no"), "--fresh-network no: the spec has no such network; it has soft"),
-    (("--walltime", "1h"), "--system says which batch system there is: slurm, lsf, pbs, local"),
-    (("--system", "sge", "--walltime", "1h"), "no batch system is named 'sge'; one of slurm, lsf, pbs, local, or an"),
-    (("--system", "no_module:X", "--walltime", "1h"), "system 'no_module:X': cannot import 'no_module'"),
-    (("--site", "frontier", "--system", "pbs", "--walltime", "1h"), "--system pbs: frontier has slurm"),
-    (("--site", "titan", "--walltime", "1h"), "--site titan is unknown; there are generic, summit"),
-    (("--site", "none.yaml", "--walltime", "1h"), "none.yaml: cannot be read"),
-    (("--system", "slurm", "--walltime", "soon"), "--walltime: 'soon' should be written like"),
-    (("--system", "slurm", "--walltime", "0"), "more than nothing"),
-    (("--system", "slurm", "--walltime", "1h", "--nodes", "0"), "--nodes: '0' should be a whole number from 1 to"),
-    (("--system", "slurm", "--walltime", "1h", "--retries", "3"), "go with --chain"),
-    (("--system", "slurm", "--walltime", "1h", "--warn", "2h"), "should be less than the walltime"),
-    (("--system", "local", "--nodes", "2"), "there is only this machine"),
-    (("--system", "slurm", "--walltime", "1h", "--account", "a b"), "--account is 'a b'; it should be one word"),
-    (("--site", "polaris", "--walltime", "1h", "--ranks-per-node", "4"), "leave none to prepare"),
-    (("--site", "polaris", "--walltime", "1h", "--ranks-per-node", "33"), "more than the 32 cores"),
-])
-def test_wrong_arguments_are_answered_in_a_line_and_nothing_is_written(submit, tmp_path, arguments, said):
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (
+            ("--site", "polaris", "--walltime", "1h", "--gpus-per-node", "2"),
+            "a site that does not say; polaris has 4",
+        ),
+        (
+            ("--system", "slurm", "--walltime", "1h", "--gpus-per-node", "0"),
+            "--gpus-per-node: '0' should be a whole",
+        ),
+        (("--system", "slurm"), "--walltime (or walltime in the spec) says how long"),
+        (
+            ("--system", "local", "--fresh-network", "no"),
+            "--fresh-network no: the spec has no such network; it has soft",
+        ),
+        (("--walltime", "1h"), "--system says which batch system there is: slurm, lsf, pbs, local"),
+        (
+            ("--system", "sge", "--walltime", "1h"),
+            "no batch system is named 'sge'; one of slurm, lsf, pbs, local, or an",
+        ),
+        (
+            ("--system", "no_module:X", "--walltime", "1h"),
+            "system 'no_module:X': cannot import 'no_module'",
+        ),
+        (
+            ("--site", "frontier", "--system", "pbs", "--walltime", "1h"),
+            "--system pbs: frontier has slurm",
+        ),
+        (
+            ("--site", "titan", "--walltime", "1h"),
+            "--site titan is unknown; there are generic, summit",
+        ),
+        (("--site", "none.yaml", "--walltime", "1h"), "none.yaml: cannot be read"),
+        (("--system", "slurm", "--walltime", "soon"), "--walltime: 'soon' should be written like"),
+        (("--system", "slurm", "--walltime", "0"), "more than nothing"),
+        (
+            ("--system", "slurm", "--walltime", "1h", "--nodes", "0"),
+            "--nodes: '0' should be a whole number from 1 to",
+        ),
+        (("--system", "slurm", "--walltime", "1h", "--retries", "3"), "go with --chain"),
+        (
+            ("--system", "slurm", "--walltime", "1h", "--warn", "2h"),
+            "should be less than the walltime",
+        ),
+        (("--system", "local", "--nodes", "2"), "there is only this machine"),
+        (
+            ("--system", "slurm", "--walltime", "1h", "--account", "a b"),
+            "--account is 'a b'; it should be one word",
+        ),
+        (
+            ("--site", "polaris", "--walltime", "1h", "--ranks-per-node", "4"),
+            "leave none to prepare",
+        ),
+        (
+            ("--site", "polaris", "--walltime", "1h", "--ranks-per-node", "33"),
+            "more than the 32 cores",
+        ),
+    ],
+)
+def test_wrong_arguments_are_answered_in_a_line_and_nothing_is_written(
+    submit, tmp_path, arguments, said
+):
     status, out, error = submit(*arguments)
     assert (status, out) == (2, "")
     assert said in error
@@ -246,7 +367,10 @@ def test_a_batch_system_of_ones_own_is_named_by_its_import_path(submit, tmp_path
     assert "--system=submitted_system:OWN" in text
     status, _, error = submit(*named, "--walltime", "1h", "--chain")
     assert status == 2
-    assert "--chain: submitted_system:OWN has neither after nor requeue, so no job can follow another" in error
+    assert (
+        "--chain: submitted_system:OWN has neither after nor requeue, so no job can follow another"
+        in error
+    )
 
 
 def test_a_folder_that_is_somebody_elses_is_left_alone(submit, tmp_path):
@@ -260,18 +384,39 @@ def test_a_folder_that_is_somebody_elses_is_left_alone(submit, tmp_path):
 
 # ---- the end of a chain ----
 
-RUNNING, NEXT, OTHER = "4711", "4712", "99"  # jobs; the last has the same name, and is of another run
+RUNNING, NEXT, OTHER = (
+    "4711",
+    "4712",
+    "99",
+)  # jobs; the last has the same name, and is of another run
 QUEUES = {
-    "slurm": {"sbatch": "echo 4711", "scancel": ":",
-              "squeue": "; ".join(shown(job, state, "photos") for job, state in (
-                  (RUNNING, "RUNNING"), (NEXT, "PENDING"), (OTHER, "PENDING")))},
-    "lsf": {"bsub": "cat > /dev/null; echo 'Job <4711> is submitted to queue <spare>.'", "bkill": ":",
-            "bjobs": "echo '4711|RUN|photos'; echo '4712|PEND|photos'; echo '99|PEND|photos'"},
-    "pbs": {"qsub": "echo 4711", "qsig": ":", "qdel": ":", "qselect": "echo 4711; echo 4712; echo 99",
-            "qstat": """echo '{"Jobs": {"4711": {"Job_Name": "photos", "job_state": "R"}, "4712": {"Job_Name": "photos",
-            "job_state": "H"}, "99": {"Job_Name": "photos", "job_state": "Q"}}}'"""}}
-ENDS = {"slurm": ["scancel --batch --signal=USR2 4711", "scancel --state=PENDING 4712"],
-        "lsf": ["bkill -s USR2 4711", "bkill 4712"], "pbs": ["qsig -s SIGUSR2 4711", "qdel 4712"]}
+    "slurm": {
+        "sbatch": "echo 4711",
+        "scancel": ":",
+        "squeue": "; ".join(
+            shown(job, state, "photos")
+            for job, state in ((RUNNING, "RUNNING"), (NEXT, "PENDING"), (OTHER, "PENDING"))
+        ),
+    },
+    "lsf": {
+        "bsub": "cat > /dev/null; echo 'Job <4711> is submitted to queue <spare>.'",
+        "bkill": ":",
+        "bjobs": "echo '4711|RUN|photos'; echo '4712|PEND|photos'; echo '99|PEND|photos'",
+    },
+    "pbs": {
+        "qsub": "echo 4711",
+        "qsig": ":",
+        "qdel": ":",
+        "qselect": "echo 4711; echo 4712; echo 99",
+        "qstat": """echo '{"Jobs": {"4711": {"Job_Name": "photos", "job_state": "R"}, "4712": {"Job_Name": "photos",
+            "job_state": "H"}, "99": {"Job_Name": "photos", "job_state": "Q"}}}'""",
+    },
+}
+ENDS = {
+    "slurm": ["scancel --batch --signal=USR2 4711", "scancel --state=PENDING 4712"],
+    "lsf": ["bkill -s USR2 4711", "bkill 4712"],
+    "pbs": ["qsig -s SIGUSR2 4711", "qdel 4712"],
+}
 
 
 def end(capsys, *words):
@@ -281,11 +426,16 @@ def end(capsys, *words):
 
 def put(folder, programs):
     """Programs that note how they were called."""
-    put_programs(folder, {name: f'echo "{name} $*" >> {folder}/asked\n{does}' for name, does in programs.items()})
+    put_programs(
+        folder,
+        {name: f'echo "{name} $*" >> {folder}/asked\n{does}' for name, does in programs.items()},
+    )
 
 
 @pytest.mark.parametrize("system", QUEUES)
-def test_a_chain_is_ended_the_job_that_runs_saves_and_the_next_is_taken_back(submit, tmp_path, capsys, system):
+def test_a_chain_is_ended_the_job_that_runs_saves_and_the_next_is_taken_back(
+    submit, tmp_path, capsys, system
+):
     put(tmp_path, QUEUES[system])
     assert submit("--system", system, "--walltime", "2h", "--chain")[0] == 0
     paths = RunPaths(tmp_path / "run")
@@ -294,18 +444,22 @@ def test_a_chain_is_ended_the_job_that_runs_saves_and_the_next_is_taken_back(sub
     note(paths, Begun(RUNNING))
     status, out, err = end(capsys)
     assert (status, err) == (0, "")
-    assert out == ("4712 taken back from the queue\n4711 told to save and to end, by SIGUSR2\n"
-                   "no further job follows; the same spec, handed in again, goes on from the checkpoints in run\n")
+    assert out == (
+        "4712 taken back from the queue\n4711 told to save and to end, by SIGUSR2\n"
+        "no further job follows; the same spec, handed in again, goes on from the checkpoints in run\n"
+    )
     asked = (tmp_path / "asked").read_text().splitlines()
-    assert sorted(line for line in asked if line.split()[0] in ("scancel", "bkill", "qsig", "qdel")) == sorted(
-        ENDS[system])
+    assert sorted(
+        line for line in asked if line.split()[0] in ("scancel", "bkill", "qsig", "qdel")
+    ) == sorted(ENDS[system])
     assert History.of(paths).is_called_off(RUNNING)
     assert History.of(paths).is_called_off(NEXT)
     assert not History.of(paths).is_called_off(OTHER)
 
 
 def test_a_job_that_has_not_begun_is_taken_back_and_a_chain_that_is_handed_in_again_is_not_called_off(
-        submit, tmp_path, capsys):
+    submit, tmp_path, capsys
+):
     put(tmp_path, {**QUEUES["slurm"], "squeue": shown(RUNNING, "PENDING", "photos")})
     submit("--system", "slurm", "--walltime", "2h", "--chain")
     assert json.loads(end(capsys, "--json")[1]) == {"cancelled": [RUNNING], "told": []}
@@ -317,20 +471,31 @@ def test_a_job_that_has_not_begun_is_taken_back_and_a_chain_that_is_handed_in_ag
 
 def test_where_there_is_no_chain_it_says_so(submit, tmp_path, capsys):
     run = tmp_path / "run"
-    assert end(capsys)[::2] == (2, f"fleet submit: --end {run}: there is no chain: {run}/jobs/job.sh is "
-                                   "missing, which fleet submit writes\n")
+    assert end(capsys)[::2] == (
+        2,
+        f"fleet submit: --end {run}: there is no chain: {run}/jobs/job.sh is "
+        "missing, which fleet submit writes\n",
+    )
     put(tmp_path, {**QUEUES["slurm"], "squeue": ":"})
     submit("--system", "slurm", "--walltime", "2h", "--chain")
     note(RunPaths(run), Begun(RUNNING))
     note(RunPaths(run), JobStopped(RUNNING, JobStop(0), "it ended", None, "all networks finished"))
     status, _, err = end(capsys)
     assert status == 2
-    assert err == (f"fleet submit: --end {run}: none of the chain's jobs waits or runs (4711); at its last stop it "
-                   "was decided: all networks finished\n")
+    assert err == (
+        f"fleet submit: --end {run}: none of the chain's jobs waits or runs (4711); at its last stop it "
+        "was decided: all networks finished\n"
+    )
     assert not History.of(RunPaths(run)).is_called_off(RUNNING)
 
 
 def test_the_end_of_a_chain_goes_without_a_spec_and_all_else_with_one(submit, capsys):
-    assert submit("--end", "run")[2] == "fleet submit: --end run goes without a spec; spec.yaml is one\n"
+    assert (
+        submit("--end", "run")[2]
+        == "fleet submit: --end run goes without a spec; spec.yaml is one\n"
+    )
     assert main(["submit", "--system", "slurm"]) == 2
-    assert capsys.readouterr().err == "fleet submit: the spec is missing: fleet submit SPEC, or --end RUN\n"
+    assert (
+        capsys.readouterr().err
+        == "fleet submit: the spec is missing: fleet submit SPEC, or --end RUN\n"
+    )

@@ -16,19 +16,34 @@ from tests.places import ROOT
 
 KIND_CLASSES = get_args(Event)
 
-st.register_type_strategy(float, st.floats(allow_nan=False, allow_infinity=False, allow_subnormal=False))
+st.register_type_strategy(
+    float, st.floats(allow_nan=False, allow_infinity=False, allow_subnormal=False)
+)
 
 # What a user's searcher answers is any JSON.
-JSON = st.recursive(st.one_of(st.none(), st.booleans(), st.integers(), st.text(), st.from_type(float)),
-                    lambda inner: st.one_of(st.lists(inner), st.dictionaries(st.text(), inner)), max_leaves=5)
+JSON = st.recursive(
+    st.one_of(st.none(), st.booleans(), st.integers(), st.text(), st.from_type(float)),
+    lambda inner: st.one_of(st.lists(inner), st.dictionaries(st.text(), inner)),
+    max_leaves=5,
+)
 
 
-ANY = {"answer": JSON, "given": st.dictionaries(st.text(), JSON), "values": st.dictionaries(st.text(), JSON),
-       "settings": st.dictionaries(st.text(), JSON)}
+ANY = {
+    "answer": JSON,
+    "given": st.dictionaries(st.text(), JSON),
+    "values": st.dictionaries(st.text(), JSON),
+    "settings": st.dictionaries(st.text(), JSON),
+}
 
 
-@given(st.one_of([st.builds(kind, **{field.name: ANY.get(field.name, ...) for field in fields(kind)})
-                  for kind in KIND_CLASSES]))
+@given(
+    st.one_of(
+        [
+            st.builds(kind, **{field.name: ANY.get(field.name, ...) for field in fields(kind)})
+            for kind in KIND_CLASSES
+        ]
+    )
+)
 def test_an_event_that_was_written_and_read_is_written_the_same_again(event):
     line = json.dumps(to_json(event), allow_nan=False)
     again = event_from_json(json.loads(line))
@@ -37,35 +52,67 @@ def test_an_event_that_was_written_and_read_is_written_the_same_again(event):
 
 
 def test_every_kind_of_the_module_is_an_event_and_has_a_word_of_its_own():
-    kinds = {value for value in vars(events).values() if isinstance(value, type) and hasattr(value, "word")}
+    kinds = {
+        value
+        for value in vars(events).values()
+        if isinstance(value, type) and hasattr(value, "word")
+    }
     assert set(KINDS.values()) == set(KIND_CLASSES) == kinds
 
 
 def test_every_kind_happens_somewhere():
-    called = {ast.unparse(node.func).rpartition(".")[2] for path in (ROOT / "fleet").rglob("*.py")
-              for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))) if isinstance(node, ast.Call)}
+    called = {
+        ast.unparse(node.func).rpartition(".")[2]
+        for path in (ROOT / "fleet").rglob("*.py")
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+        if isinstance(node, ast.Call)
+    }
     assert [kind.__name__ for kind in KIND_CLASSES if kind.__name__ not in called] == []
 
 
 def test_numbers_have_as_many_places_as_their_annotation_says_and_a_reason_is_left_out_where_there_is_none():
     measured = RateMeasured("a", 2, rate=12.34567, seconds=0.00049, done=1, total=4)
-    assert to_json(measured) == {"event": "measured", "network": "a", "gpus": 2, "rate": 12.346, "seconds": 0.0,
-                                 "done": 1, "total": 4}
+    assert to_json(measured) == {
+        "event": "measured",
+        "network": "a",
+        "gpus": 2,
+        "rate": 12.346,
+        "seconds": 0.0,
+        "done": 1,
+        "total": 4,
+    }
 
 
-@pytest.mark.parametrize("record", [
-    None, 3, [], {}, {"event": None}, {"event": ["lost"]}, {"event": "elsewhere"}, {"event": "lost"},
-    {"event": "lost", "rank": "3", "device": 2}, {"event": "lost", "rank": True, "device": 2},
-    {"event": "lost", "rank": 3.0, "device": 2}, {"event": "lost", "rank": 3, "device": [2]},
-    {"event": "epoch", "network": "a"}, {"event": "group", "network": "a", "devices": 3, "stream_epoch": 0, "round": 1},
-    {"event": "round", "round": 1, "members": [1]}, {"event": "rates", "rates": {"a": 1.0}},
-    {"event": "plan", "members": [{"name": "a"}], "scheduling_s": 0.1}])
+@pytest.mark.parametrize(
+    "record",
+    [
+        None,
+        3,
+        [],
+        {},
+        {"event": None},
+        {"event": ["lost"]},
+        {"event": "elsewhere"},
+        {"event": "lost"},
+        {"event": "lost", "rank": "3", "device": 2},
+        {"event": "lost", "rank": True, "device": 2},
+        {"event": "lost", "rank": 3.0, "device": 2},
+        {"event": "lost", "rank": 3, "device": [2]},
+        {"event": "epoch", "network": "a"},
+        {"event": "group", "network": "a", "devices": 3, "stream_epoch": 0, "round": 1},
+        {"event": "round", "round": 1, "members": [1]},
+        {"event": "rates", "rates": {"a": 1.0}},
+        {"event": "plan", "members": [{"name": "a"}], "scheduling_s": 0.1},
+    ],
+)
 def test_what_is_no_event_or_a_damaged_one_is_none(record):
     assert event_from_json(record) is None
 
 
 def test_keys_that_no_field_knows_are_passed_over():
-    assert event_from_json({"event": "lost", "rank": 3, "device": None, "later": 1}) == RankLost(3, None)
+    assert event_from_json({"event": "lost", "rank": 3, "device": None, "later": 1}) == RankLost(
+        3, None
+    )
 
 
 def test_whole_numbers_may_stand_where_a_field_has_a_fraction():

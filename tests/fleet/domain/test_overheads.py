@@ -8,9 +8,21 @@ from fleet.domain import events as ev
 from fleet.domain.run import RunState
 from tests.fleet.histories import record
 
-STARTED = ev.Started(2, trainers=4, preprocessors=1, nodes=1, gpus_per_node=4, policy="global", finished=(),
-                  first_stream_epoch=0, samples=60, devices=(0, 1, 2, 3), stream="free",
-                  options=ev.ScheduleOptions(0.8, "15%", True, 0), bounds={"a": (1, None)})
+STARTED = ev.Started(
+    2,
+    trainers=4,
+    preprocessors=1,
+    nodes=1,
+    gpus_per_node=4,
+    policy="global",
+    finished=(),
+    first_stream_epoch=0,
+    samples=60,
+    devices=(0, 1, 2, 3),
+    stream="free",
+    options=ev.ScheduleOptions(0.8, "15%", True, 0),
+    bounds={"a": (1, None)},
+)
 
 
 def launch(events):
@@ -22,20 +34,30 @@ def launch(events):
 
 
 def test_blocked_groups_count_with_all_their_gpus():
-    events = [STARTED, ev.GroupStarted("a", (0,), 0, 1), ev.EpochEnded("a", record(1, gpus=1), blocked_s=0.5),
-              ev.GroupChanged("a", (0,), (0, 1, 2), 0, seconds=2.0),
-              ev.EpochEnded("a", record(2, gpus=3), blocked_s=0.25),
-              ev.GroupStopped("a", checkpoint_s=1.0)]
+    events = [
+        STARTED,
+        ev.GroupStarted("a", (0,), 0, 1),
+        ev.EpochEnded("a", record(1, gpus=1), blocked_s=0.5),
+        ev.GroupChanged("a", (0,), (0, 1, 2), 0, seconds=2.0),
+        ev.EpochEnded("a", record(2, gpus=3), blocked_s=0.25),
+        ev.GroupStopped("a", checkpoint_s=1.0),
+    ]
     spent = launch(events)
     assert spent.regrouping_s == pytest.approx(2.0 * 3)
     assert spent.checkpointing_s == pytest.approx(0.5 + 0.25 * 3 + 1.0 * 3)
 
 
 def test_networks_that_share_a_gpu_block_their_part_of_it():
-    spent = launch([replace(STARTED, slots=2),  # of two GPUs
-                       ev.GroupStarted("a", (0,), 0, 1), ev.GroupStarted("b", (2,), 0, 1),
-                       ev.EpochEnded("a", record(1, gpus=1), blocked_s=0.5), ev.GroupStopped("b", checkpoint_s=1.0),
-                       ev.GroupStopped("a", checkpoint_s=1.0)])
+    spent = launch(
+        [
+            replace(STARTED, slots=2),  # of two GPUs
+            ev.GroupStarted("a", (0,), 0, 1),
+            ev.GroupStarted("b", (2,), 0, 1),
+            ev.EpochEnded("a", record(1, gpus=1), blocked_s=0.5),
+            ev.GroupStopped("b", checkpoint_s=1.0),
+            ev.GroupStopped("a", checkpoint_s=1.0),
+        ]
+    )
     assert spent.checkpointing_s == pytest.approx(0.5 / 2 + 1.0 / 2 + 1.0)
     assert "checkpointing 0.88%" in spent.summary(100.0)
 
@@ -50,15 +72,37 @@ def test_a_checkpoint_of_an_earlier_launch_blocked_nobody():
 
 
 def test_the_last_event_and_the_summary_say_the_same():
-    spent = launch([STARTED, ev.Profiled(3, 10.0, {}), ev.RoundStarted(1, ("a",)), ev.Planned((), 1.0),
-                       ev.GroupStarted("a", (0, 1), 0, 1), ev.GroupStopped("a", 2.0), ev.RoundStarted(2, ())])
-    assert spent.ended(0, 100.0) == ev.Ended(0, 100.0, rounds=2, profiling_s=10.0, scheduling_s=1.0,
-                                              checkpointing_s=4.0,
-                                          regrouping_s=0.0)
-    assert spent.summary(100.0) == ("1 min 40 s in 2 rounds; profiling 10.0%, scheduling 1.000%, checkpointing 1.00%, "
-                                    "regrouping 0.00% of it")
+    spent = launch(
+        [
+            STARTED,
+            ev.Profiled(3, 10.0, {}),
+            ev.RoundStarted(1, ("a",)),
+            ev.Planned((), 1.0),
+            ev.GroupStarted("a", (0, 1), 0, 1),
+            ev.GroupStopped("a", 2.0),
+            ev.RoundStarted(2, ()),
+        ]
+    )
+    assert spent.ended(0, 100.0) == ev.Ended(
+        0,
+        100.0,
+        rounds=2,
+        profiling_s=10.0,
+        scheduling_s=1.0,
+        checkpointing_s=4.0,
+        regrouping_s=0.0,
+    )
+    assert spent.summary(100.0) == (
+        "1 min 40 s in 2 rounds; profiling 10.0%, scheduling 1.000%, checkpointing 1.00%, "
+        "regrouping 0.00% of it"
+    )
 
 
 def test_a_launch_that_ends_at_once_has_a_summary_too():
-    assert launch([STARTED]).summary(0.0).endswith(
-        "in 0 rounds; profiling 0.0%, scheduling 0.000%, checkpointing 0.00%, regrouping 0.00% of it")
+    assert (
+        launch([STARTED])
+        .summary(0.0)
+        .endswith(
+            "in 0 rounds; profiling 0.0%, scheduling 0.000%, checkpointing 0.00%, regrouping 0.00% of it"
+        )
+    )

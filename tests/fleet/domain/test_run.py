@@ -20,25 +20,40 @@ def told(standings, events):
     run.take_up(standings)
     for number, event in enumerate(events):
         run.apply(float(number), event)
-    return {name: standing for name, standing in run.standings.items() if standing != standings.get(name, Standing())}
+    return {
+        name: standing
+        for name, standing in run.standings.items()
+        if standing != standings.get(name, Standing())
+    }
 
 
 def epochs(standing):
     return [one.epoch for one in standing.history]
 
 
-STORY = (START, ev.NetworkTaken("a", 1, 0, 0), ev.EpochEnded("a", record(1)), ev.EpochEnded("a", record(2)),
-         ev.NetworkTaken("b", 2, 0, 0), ev.EpochEnded("b", record(1)), ev.NetworkFailed("b", "loss is NaN"),
-         ev.EpochEnded("a", record(3)), ev.NetworkFinished("a", "3 epochs", 3),
-         ev.NetworkTested("a", 0.5, 0.9, 10, 1.0),
-         ev.NetworkTaken("a", 3, 3, 0))  # by one that looked whether it was done
+STORY = (
+    START,
+    ev.NetworkTaken("a", 1, 0, 0),
+    ev.EpochEnded("a", record(1)),
+    ev.EpochEnded("a", record(2)),
+    ev.NetworkTaken("b", 2, 0, 0),
+    ev.EpochEnded("b", record(1)),
+    ev.NetworkFailed("b", "loss is NaN"),
+    ev.EpochEnded("a", record(3)),
+    ev.NetworkFinished("a", "3 epochs", 3),
+    ev.NetworkTested("a", 0.5, 0.9, 10, 1.0),
+    ev.NetworkTaken("a", 3, 3, 0),
+)  # by one that looked whether it was done
 
 
 def test_a_network_is_as_far_as_the_newest_word_of_it_says():
     found = told({}, STORY)
     assert (epochs(found["a"]), found["a"].outcome) == ([1, 2, 3], Outcome("3 epochs"))
     assert found["a"].tested == Judged(0.5, 0.9, 10)
-    assert (epochs(found["b"]), found["b"].outcome) == ([1], Outcome("loss is NaN", is_failure=True))
+    assert (epochs(found["b"]), found["b"].outcome) == (
+        [1],
+        Outcome("loss is NaN", is_failure=True),
+    )
     assert told(found, [ev.GroupStarted("b", (0,), 0, 1)])["b"].outcome is None  # it is tried again
     assert told(found, [ev.NetworkTaken("b", 4, 1, 5)]) == {}
 
@@ -49,12 +64,17 @@ def test_what_was_logged_and_not_saved_is_trained_again():
     assert epochs(told(found, [ev.NetworkFellBack("a", "torn", 0, 0)])["a"]) == []
     pruned = told(found, [ev.NetworkJudged("a", 2, "stop", ("asha",))])
     assert told(pruned, [ev.NetworkFellBack("a", "torn", 0, 0)])["a"].is_pruned
-    assert told(pruned, [ev.NetworkFellBack("a", "--fresh-network", 0, 0, afresh=True)])["a"] == Standing()
+    assert (
+        told(pruned, [ev.NetworkFellBack("a", "--fresh-network", 0, 0, afresh=True)])["a"]
+        == Standing()
+    )
     assert epochs(told(found, [ev.EpochEnded("a", record(2, loss=0.5))])["a"]) == [1, 2]
 
 
 def test_a_launch_that_begins_says_what_it_found_done():
-    found = told({"a": Standing(outcome=Outcome("3 epochs"))}, [replace(START, finished=("a", "c"))])
+    found = told(
+        {"a": Standing(outcome=Outcome("3 epochs"))}, [replace(START, finished=("a", "c"))]
+    )
     assert found == {"c": Standing(outcome=FOUND_DONE)}
 
 
@@ -67,14 +87,20 @@ def test_an_epoch_counts_as_logged_whichever_launch_has_logged_it_also_if_it_was
     run.apply(2.0, ev.GroupStruck("a", epochs=0, position=0), "y")
     assert run.unlogged("a", history) == history[2:]
     assert run.unlogged("b", history) == history
-    assert run.unlogged("a", [replace(history[0], stream_epoch=9)]) == (replace(history[0], stream_epoch=9),)
+    assert run.unlogged("a", [replace(history[0], stream_epoch=9)]) == (
+        replace(history[0], stream_epoch=9),
+    )
 
 
 def test_another_searcher_hears_none_of_the_calls_of_the_one_before():
     run = RunState()
-    for event in (ev.SearcherBegan("net", {"seed": 1}), ev.EarlierRead("net", "runs/a", 1),
-                  ev.Searched("net", "ask", 0, answer={"width": 8}), ev.Searched("net", "tell", 0, value=0.5),
-                  ev.SearcherBegan("net", {"seed": 1, "most": 9}, "most")):
+    for event in (
+        ev.SearcherBegan("net", {"seed": 1}),
+        ev.EarlierRead("net", "runs/a", 1),
+        ev.Searched("net", "ask", 0, answer={"width": 8}),
+        ev.Searched("net", "tell", 0, value=0.5),
+        ev.SearcherBegan("net", {"seed": 1, "most": 9}, "most"),
+    ):
         run.apply(0.0, event)
     search = run.search("net")
     assert [call.call for call in search.calls] == ["ask", "tell"]
@@ -131,7 +157,10 @@ def test_logs_are_read_as_they_grow_each_line_once_and_only_whole_ones(tmp_path)
         assert (whole.new(), late.new()) == ([], [])
         file.write('"reason": "1 epoch", "epochs": 1}\nnonsense\n')
     write(second, 1004.0, ev.EpochEnded("b", record(1)))
-    expected = [(1007.0, ev.NetworkFinished("a", "1 epoch", 1)), (1004.0, replace(START, date=1004.0)),
-                (1005.0, ev.EpochEnded("b", record(1)))]
+    expected = [
+        (1007.0, ev.NetworkFinished("a", "1 epoch", 1)),
+        (1004.0, replace(START, date=1004.0)),
+        (1005.0, ev.EpochEnded("b", record(1))),
+    ]
     assert [one[:2] for one in whole.new()] == expected
     assert [one[:2] for one in late.new()] == expected

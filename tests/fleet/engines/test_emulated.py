@@ -29,7 +29,9 @@ def build(group, rates=(10.0, 16.0), time_scale=1.0, **which):
 
 
 def step(trainable, labels=LABELS, **options):
-    return trainable.step(np.zeros((len(labels), 1, 1, 1), np.uint8), labels, len(labels), **options)
+    return trainable.step(
+        np.zeros((len(labels), 1, 1, 1), np.uint8), labels, len(labels), **options
+    )
 
 
 @pytest.mark.parametrize(("gpus", "samples_per_s"), [(1, 10.0), (2, 16.0), (3, 3 * 8.0 * 0.8)])
@@ -59,9 +61,17 @@ class Late(Group):
         self._clock.now += max(seconds, 0) + self._delays.pop(0)
 
 
-@pytest.mark.parametrize(("delays", "waits", "rested"), [
-    ([0.25, 0.0, 0.9, 0.0, 0.0], [0.0] * 5, [0.6, 0.35, 0.6, -0.3, 0.3]),  # what the machine is late is made up for
-    ([0.0] * 3, [0.0, 3.0, 0.01], [0.6, 0.6, 0.59])])  # a wait for samples is not, and a moment is
+@pytest.mark.parametrize(
+    ("delays", "waits", "rested"),
+    [
+        (
+            [0.25, 0.0, 0.9, 0.0, 0.0],
+            [0.0] * 5,
+            [0.6, 0.35, 0.6, -0.3, 0.3],
+        ),  # what the machine is late is made up for
+        ([0.0] * 3, [0.0, 3.0, 0.01], [0.6, 0.6, 0.59]),
+    ],
+)  # a wait for samples is not, and a moment is
 def test_steps_take_their_time_on_the_whole(clock, delays, waits, rested):
     group = Late(clock, delays)
     trainable = build(group)
@@ -105,7 +115,9 @@ def test_a_group_of_any_size_comes_to_the_same(size):
         trainable = build(group)
         rows = slice(world.rank * 6 // size, (world.rank + 1) * 6 // size)
         for result in expected:
-            assert trainable.step(np.zeros(0), LABELS[rows], 6, stop=world.rank == size - 1) == result
+            assert (
+                trainable.step(np.zeros(0), LABELS[rows], 6, stop=world.rank == size - 1) == result
+            )
         assert (trainable.state()["weights"] == alone.state()["weights"]).all()
 
     assert Launch(size, seed=0).run(rank_main)
@@ -133,10 +145,19 @@ def test_networks_learn_differently():
 
 @pytest.mark.parametrize(("gpus", "size", "seconds"), [(1, 8, 1.0), (2, 16, 1.5), (2, 8, 1.1)])
 def test_where_the_batch_changes_a_step_takes_what_steps_and_exchanges_take(gpus, size, seconds):
-    rates = RateTable(16, 4, (Network("softmax", (8.0,), params_mb=2.0, step_s=(StepTime(4, 0.6), StepTime(8, 1.0))),),
-                      (CommTime(2.0, 2, 0.5),))
-    elastic = parse({"models": [{"family": "softmax"}], "train": {"batch": {"size": [8, 16]}},
-                     "schedule": {"policy": "elastic"}}).networks[0]
+    rates = RateTable(
+        16,
+        4,
+        (Network("softmax", (8.0,), params_mb=2.0, step_s=(StepTime(4, 0.6), StepTime(8, 1.0))),),
+        (CommTime(2.0, 2, 0.5),),
+    )
+    elastic = parse(
+        {
+            "models": [{"family": "softmax"}],
+            "train": {"batch": {"size": [8, 16]}},
+            "schedule": {"policy": "elastic"},
+        }
+    ).networks[0]
     group = Group(gpus)
     trainable = EmulatedEngine(Setup(SAMPLE, Resources(), rates)).build(elastic, group)
     step(trainable, np.zeros(size, np.int64))

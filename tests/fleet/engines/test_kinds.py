@@ -12,9 +12,13 @@ from preprocess.target import TargetSpec, class_target
 from tests.fleet.histories import spec
 from tests.fleet.one_process import Launch
 
-TARGETS = {"class": class_target(3), "weighted": class_target(3, weighted=True),
-           "multilabel": TargetSpec("multilabel", 3), "value": TargetSpec("value", 2),
-           "mask": TargetSpec("mask", 3, size=(2, 3))}
+TARGETS = {
+    "class": class_target(3),
+    "weighted": class_target(3, weighted=True),
+    "multilabel": TargetSpec("multilabel", 3),
+    "value": TargetSpec("value", 2),
+    "mask": TargetSpec("mask", 3, size=(2, 3)),
+}
 
 
 def sample_of(kind):
@@ -22,14 +26,19 @@ def sample_of(kind):
 
 
 def network(kind, group=None, **train):
-    made = spec({"family": "softmax"}, train={"optimizer": {"learning_rate": 0.1, "momentum": 0.5}, **train})
+    made = spec(
+        {"family": "softmax"}, train={"optimizer": {"learning_rate": 0.1, "momentum": 0.5}, **train}
+    )
     return NumpyEngine(sample_of(kind)).build(made.networks[0], group or Alone())
 
 
 def batch(kind, rows=7, bad=()):
     """Inputs, targets and weights, some of which are marked."""
     random, target = np.random.default_rng(1), TARGETS[kind]
-    inputs, made = random.normal(size=(rows, 2, 3, 2)).astype(np.float32), target.made_up(random, rows)
+    inputs, made = (
+        random.normal(size=(rows, 2, 3, 2)).astype(np.float32),
+        target.made_up(random, rows),
+    )
     if not target.is_plain:
         made["weight"] = random.uniform(0.5, 2, rows)
     if kind == "mask":
@@ -49,7 +58,9 @@ def part(some, rows):
     return tuple(array[rows] for array in some)
 
 
-@pytest.mark.parametrize("train", [{}, {"label_smoothing": 0.2}, {"class_weights": {"0": 2.0, "1": 0.5, "2": 1.0}}])
+@pytest.mark.parametrize(
+    "train", [{}, {"label_smoothing": 0.2}, {"class_weights": {"0": 2.0, "1": 0.5, "2": 1.0}}]
+)
 @pytest.mark.parametrize("kind", TARGETS)
 def test_the_gradient_is_that_of_the_loss(kind, train):
     if (train and kind == "value") or ("class_weights" in train and kind == "multilabel"):
@@ -63,7 +74,9 @@ def test_the_gradient_is_that_of_the_loss(kind, train):
         nudged = start["weights"].copy()
         nudged[place] += 1e-6
         trainable.load({**start, "weights": nudged})
-        assert (step(trainable, some, 7).loss / 7 - loss) / 1e-6 == pytest.approx(slopes[place], abs=1e-4)
+        assert (step(trainable, some, 7).loss / 7 - loss) / 1e-6 == pytest.approx(
+            slopes[place], abs=1e-4
+        )
 
 
 def test_losses_are_what_can_be_written_down():
@@ -74,12 +87,15 @@ def test_losses_are_what_can_be_written_down():
     judged = trainable.evaluate(inputs, values, weights)
     assert judged.loss == pytest.approx(float((np.square(values).mean(axis=1) * weights).sum()))
     assert trainable.scores(judged.more) == pytest.approx(
-        {"mae": np.abs(values).mean(), "MeanSquaredError": np.square(values).mean()})
+        {"mae": np.abs(values).mean(), "MeanSquaredError": np.square(values).mean()}
+    )
     inputs, values, weights = batch("mask")
     zero = np.zeros((3, 3))
     trainable = network("mask")
     trainable.load({"weights": zero, "velocity": zero})
-    assert trainable.evaluate(inputs, values, weights).loss == pytest.approx(np.log(3) * weights.sum())
+    assert trainable.evaluate(inputs, values, weights).loss == pytest.approx(
+        np.log(3) * weights.sum()
+    )
 
 
 @pytest.mark.parametrize("size", [2, 3])
@@ -117,10 +133,13 @@ def test_linear_regression_comes_to_the_least_squares():
     np.testing.assert_allclose(trainable.state()["weights"], best, atol=1e-6)
 
 
-@pytest.mark.parametrize(("kind", "train", "complaint"), [
-    ("value", {"metrics": [{"mae": {"name": "error"}}]}, "no metrics with parameters"),
-    ("class", {"metrics": ["mae"]}, "no metric mae of class targets; it has accuracy alone"),
-])
+@pytest.mark.parametrize(
+    ("kind", "train", "complaint"),
+    [
+        ("value", {"metrics": [{"mae": {"name": "error"}}]}, "no metrics with parameters"),
+        ("class", {"metrics": ["mae"]}, "no metric mae of class targets; it has accuracy alone"),
+    ],
+)
 def test_what_the_engine_does_not_have_is_refused(kind, train, complaint):
     with pytest.raises(SettingError, match=complaint):
         network(kind, **train)

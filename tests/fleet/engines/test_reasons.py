@@ -26,20 +26,35 @@ KERAS = """in user code:
 """
 
 
-@pytest.mark.parametrize(("error", "reason"), [
-    (ValueError("no such layer"), "ValueError: no such layer"),
-    (ValueError(), "ValueError"),
-    (ModelError("the loss became nan"), "the loss became nan"),
-    (MemoryError("wanted 3 GB"), "out of memory: MemoryError: wanted 3 GB"),
-    (RuntimeError("failed to create a handle: CUBLAS_STATUS_ALLOC_FAILED"),
-     "out of memory: RuntimeError: failed to create a handle: CUBLAS_STATUS_ALLOC_FAILED"),
-    (ResourceExhaustedError("OOM when allocating"), "out of memory: ResourceExhaustedError: OOM when allocating"),
-    (SystemExit(3), "it exited, by sys.exit(3)"),
-    (KeyboardInterrupt(), "it raised KeyboardInterrupt"),
-    (TypeError("outer_factory.<locals>.inner_factory.<locals>.tf__own() takes 1 positional argument but 2 were given"),
-     "TypeError: own() takes 1 positional argument but 2 were given"),
-    (RuntimeError(KERAS), "RuntimeError: Exception encountered when calling Attention.call(). "
-                          "the heads do not divide 10"),
-])
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (ValueError("no such layer"), "ValueError: no such layer"),
+        (ValueError(), "ValueError"),
+        (ModelError("the loss became nan"), "the loss became nan"),
+        (MemoryError("wanted 3 GB"), "out of memory: MemoryError: wanted 3 GB"),
+        (
+            RuntimeError("failed to create a handle: CUBLAS_STATUS_ALLOC_FAILED"),
+            "out of memory: RuntimeError: failed to create a handle: CUBLAS_STATUS_ALLOC_FAILED",
+        ),
+        (
+            ResourceExhaustedError("OOM when allocating"),
+            "out of memory: ResourceExhaustedError: OOM when allocating",
+        ),
+        (SystemExit(3), "it exited, by sys.exit(3)"),
+        (KeyboardInterrupt(), "it raised KeyboardInterrupt"),
+        (
+            TypeError(
+                "outer_factory.<locals>.inner_factory.<locals>.tf__own() takes 1 positional argument but 2 were given"
+            ),
+            "TypeError: own() takes 1 positional argument but 2 were given",
+        ),
+        (
+            RuntimeError(KERAS),
+            "RuntimeError: Exception encountered when calling Attention.call(). "
+            "the heads do not divide 10",
+        ),
+    ],
+)
 def test_an_error_is_told_in_one_line_without_its_traceback(error, reason):
     assert reason_of(error) == reason

@@ -17,7 +17,7 @@ from fleet.storage.identity import trial_identity
 from scheduler.base import Network, RateTable
 from tests.fleet.histories import SAMPLE
 
-MODULE = '''
+MODULE = """
 from fleet.spec.engines import EngineInfo
 
 class Own:
@@ -34,7 +34,7 @@ WRONG = EngineInfo("wrong", lambda setup: 3)
 RAISES = EngineInfo("raises", Own, count_parameters=lambda *arguments: 1 / 0)
 
 def first_weights(input_shape, classes): return None
-'''
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -46,7 +46,13 @@ def own(tmp_path, monkeypatch):
 
 
 def spec(engine, *models, **parts):
-    return parse({"models": list(models) or [{"family": "softmax"}], "resources": {"engine": engine}, **parts})
+    return parse(
+        {
+            "models": list(models) or [{"family": "softmax"}],
+            "resources": {"engine": engine},
+            **parts,
+        }
+    )
 
 
 def made(engine, rates=None, **parts):
@@ -62,7 +68,9 @@ def test_a_row_of_ours_makes_its_engine(tmp_path):
     (tmp_path / "rates.json").touch()
     rates = RateTable(10, 1, (Network("softmax", (1.0,)),))
     assert isinstance(made("numpy"), NumpyEngine)
-    assert isinstance(made("emulated", rates, schedule={"rates": str(tmp_path / "rates.json")}), EmulatedEngine)
+    assert isinstance(
+        made("emulated", rates, schedule={"rates": str(tmp_path / "rates.json")}), EmulatedEngine
+    )
 
 
 @pytest.mark.tensorflow
@@ -70,7 +78,9 @@ def test_the_row_of_keras_leads_to_its_engine_and_counts_what_it_builds(monkeypa
     from fleet.engines.keras import engine
 
     # The real one takes the devices of this process.
-    monkeypatch.setattr(engine, "KerasEngine", lambda setup: SimpleNamespace(exchange_name="", build=setup))
+    monkeypatch.setattr(
+        engine, "KerasEngine", lambda setup: SimpleNamespace(exchange_name="", build=setup)
+    )
     given = made("keras").build
     assert (given.sample, given.resources.exchange, given.deterministic) == (SAMPLE, "auto", False)
     assert (given.index, given.trainers, given.slot.number, given.slot.slots) == (1, 2, 0, 1)
@@ -82,7 +92,9 @@ def test_a_library_that_is_not_there_is_named_with_what_brings_it(monkeypatch):
     monkeypatch.delitem(sys.modules, "fleet.engines.torch.models", raising=False)
     monkeypatch.setitem(sys.modules, "torch", None)
     asked = spec("torch", {"build": "own_engines:first_weights"})
-    with pytest.raises(NotInstalledError, match=r"wants what pip install 'fleet-ensemble\[torch\]' brings"):
+    with pytest.raises(
+        NotInstalledError, match=r"wants what pip install 'fleet-ensemble\[torch\]' brings"
+    ):
         parameters_of(asked.networks[0], asked, SAMPLE)
 
 
@@ -93,48 +105,84 @@ def test_a_row_of_ones_own_makes_its_engine_by_import_path_or_directly(row):
     assert (engine.setup.sample, engine.setup.index, engine.setup.trainers) == (SAMPLE, 1, 2)
 
 
-@pytest.mark.parametrize(("row", "said"), [
-    ("LOST", "engine 'own_engines:NoSuchClass': module 'own_engines' has no 'NoSuchClass'"),
-    ("WRONG", "resources.engine: own_engines:WRONG makes a int, which has no exchange_name and no build"),
-])
+@pytest.mark.parametrize(
+    ("row", "said"),
+    [
+        ("LOST", "engine 'own_engines:NoSuchClass': module 'own_engines' has no 'NoSuchClass'"),
+        (
+            "WRONG",
+            "resources.engine: own_engines:WRONG makes a int, which has no exchange_name and no build",
+        ),
+    ],
+)
 def test_a_row_of_ones_own_that_makes_no_engine_is_refused(row, said):
     with pytest.raises(UserError, match=said):
         made(f"own_engines:{row}")
 
 
-@pytest.mark.parametrize(("engine", "wrong", "right"), [
-    ("jax", "no engine is named 'jax'", "one of emulated, keras, numpy, torch, or an import path module:engine"),
-    ("own_engines:Own", "engine 'own_engines:Own' is of type type", "it should be an EngineInfo"),
-    ("own_engines:nothing", "engine 'own_engines:nothing': module 'own_engines' has no 'nothing'", ""),
-    ("no_such_module:x", "engine 'no_such_module:x': cannot import 'no_such_module'", ""),
-])
+@pytest.mark.parametrize(
+    ("engine", "wrong", "right"),
+    [
+        (
+            "jax",
+            "no engine is named 'jax'",
+            "one of emulated, keras, numpy, torch, or an import path module:engine",
+        ),
+        (
+            "own_engines:Own",
+            "engine 'own_engines:Own' is of type type",
+            "it should be an EngineInfo",
+        ),
+        (
+            "own_engines:nothing",
+            "engine 'own_engines:nothing': module 'own_engines' has no 'nothing'",
+            "",
+        ),
+        ("no_such_module:x", "engine 'no_such_module:x': cannot import 'no_such_module'", ""),
+    ],
+)
 def test_what_leads_to_no_engine_is_a_mistake_of_the_spec_among_others(engine, wrong, right):
     with pytest.raises(SpecError) as refusal:
         spec(engine, schedule={"policy": "best"})
-    (mistake,) = [mistake for mistake in refusal.value.mistakes if mistake.key == "resources.engine"]
+    (mistake,) = [
+        mistake for mistake in refusal.value.mistakes if mistake.key == "resources.engine"
+    ]
     assert mistake.wrong.startswith(wrong)
     assert mistake.right == right
     assert len(refusal.value.mistakes) == 2
 
 
 def test_a_spec_is_held_against_the_row_of_its_engine():
-    with pytest.raises(SpecError, match="the own_engines:ROW engine trains only the family softmax, not cnn"):
+    with pytest.raises(
+        SpecError, match="the own_engines:ROW engine trains only the family softmax, not cnn"
+    ):
         spec("own_engines:ROW", {"family": "cnn"})
-    with pytest.raises(SpecError, match=r"resources.engine: emulated networks train at rates that are known; "
-                                        r"`schedule: \{rates: FILE\}`"):
+    with pytest.raises(
+        SpecError,
+        match=r"resources.engine: emulated networks train at rates that are known; "
+        r"`schedule: \{rates: FILE\}`",
+    ):
         spec("emulated")
     assert spec("own_engines:DIRECT", {"family": "cnn"}).engine.families is None
 
 
 def test_parameters_are_counted_by_the_family_or_as_the_row_says_or_are_not_known():
-    family, function = {"family": "softmax", "name": "a"}, {"build": "own_engines:first_weights", "name": "b"}
+    family, function = (
+        {"family": "softmax", "name": "a"},
+        {"build": "own_engines:first_weights", "name": "b"},
+    )
     features = int(np.prod(SAMPLE.image.shape)) + 1
-    for engine, counts in (("numpy", [features * 3, features * 3]), ("own_engines:ROW", [features * 3, 5]),
-                           ("own_engines:DIRECT", [features * 3, None])):
+    for engine, counts in (
+        ("numpy", [features * 3, features * 3]),
+        ("own_engines:ROW", [features * 3, 5]),
+        ("own_engines:DIRECT", [features * 3, None]),
+    ):
         asked = spec(engine, family, function)
         assert [parameters_of(network, asked, SAMPLE) for network in asked.networks] == counts
     asked = spec("own_engines:RAISES", function)
-    with pytest.raises(UserError, match="b: own_engines:first_weights: ZeroDivisionError: division by zero"):
+    with pytest.raises(
+        UserError, match="b: own_engines:first_weights: ZeroDivisionError: division by zero"
+    ):
         parameters_of(asked.networks[0], asked, SAMPLE)
 
 

@@ -21,18 +21,25 @@ RATE, MOMENTUM = 0.1, 0.5
 
 
 def network(sample=SAMPLE, group=None, **train):
-    made = spec({"family": "softmax"}, train={"optimizer": {"learning_rate": RATE, "momentum": MOMENTUM}, **train})
+    made = spec(
+        {"family": "softmax"},
+        train={"optimizer": {"learning_rate": RATE, "momentum": MOMENTUM}, **train},
+    )
     return NumpyEngine(sample).build(made.networks[0], group or Alone())
 
 
 def samples(count, seed=0):
     random = np.random.default_rng(seed)
-    return random.integers(0, 256, (count, *SAMPLE.image.shape), np.uint8), random.integers(0, SAMPLE.classes, count)
+    return random.integers(0, 256, (count, *SAMPLE.image.shape), np.uint8), random.integers(
+        0, SAMPLE.classes, count
+    )
 
 
 def mean_loss(weights, images, labels):
     """The cross entropy, written down plainly."""
-    inputs = np.concatenate([images.reshape(len(images), -1).astype(float), np.ones((len(images), 1))], axis=1)
+    inputs = np.concatenate(
+        [images.reshape(len(images), -1).astype(float), np.ones((len(images), 1))], axis=1
+    )
     logits = inputs @ weights
     return np.mean(np.log(np.exp(logits).sum(axis=1)) - logits[np.arange(len(labels)), labels])
 
@@ -46,8 +53,10 @@ def test_a_step_follows_the_gradient_that_differences_give_and_keeps_momentum():
         for place in np.ndindex(weights.shape):
             step = np.zeros_like(weights)
             step[place] = 1e-5
-            gradient[place] = (mean_loss(weights + step, images, labels)
-                               - mean_loss(weights - step, images, labels)) / 2e-5
+            gradient[place] = (
+                mean_loss(weights + step, images, labels)
+                - mean_loss(weights - step, images, labels)
+            ) / 2e-5
         result = trainable.step(images, labels, 6)
         assert result.loss / 6 == pytest.approx(mean_loss(weights, images, labels))
         velocity = MOMENTUM * velocity - RATE * gradient
@@ -57,7 +66,9 @@ def test_a_step_follows_the_gradient_that_differences_give_and_keeps_momentum():
 
 @settings(max_examples=examples(30), deadline=None)
 @given(st.integers(1, 9), st.integers(1, 4), st.integers(0, 99))
-def test_a_group_of_any_size_takes_the_step_of_one_rank_even_where_some_have_no_rows(rows, size, seed):
+def test_a_group_of_any_size_takes_the_step_of_one_rank_even_where_some_have_no_rows(
+    rows, size, seed
+):
     images, labels = samples(rows, seed)
     labels[seed % rows] = -1  # one could not be read
     alone = network()
@@ -109,7 +120,9 @@ def test_the_wish_of_one_rank_to_stop_reaches_all():
 
     def rank_main(world):
         trainable = network(group=world.group([0, 1, 2], 1))
-        stops[world.rank] = [trainable.step(*samples(2), 6, stop=stop).stop for stop in (False, world.rank == 2)]
+        stops[world.rank] = [
+            trainable.step(*samples(2), 6, stop=stop).stop for stop in (False, world.rank == 2)
+        ]
 
     assert Launch(3, 0).run(rank_main)
     assert set(map(tuple, stops.values())) == {(False, True)}
@@ -119,7 +132,10 @@ def test_what_the_stream_leaves_to_the_engine_is_done_first():
     images, labels = samples(5)
     scaled = network(dataclasses.replace(SAMPLE, affine=Affine(mean=0.5, std=0.25)))
     plain = network(dataclasses.replace(SAMPLE, image=ImageSpec((4, 4, 1), "float32")))
-    one, other = scaled.step(images, labels, 5), plain.step((images / np.float32(255) - 0.5) / 0.25, labels, 5)
+    one, other = (
+        scaled.step(images, labels, 5),
+        plain.step((images / np.float32(255) - 0.5) / 0.25, labels, 5),
+    )
     assert one.pack() == pytest.approx(other.pack(), rel=1e-5)
 
 
@@ -138,8 +154,14 @@ def test_a_state_is_a_copy():
     assert (state["velocity"] == 0).all()
 
 
-@pytest.mark.parametrize("arrays", [{}, {"weights": np.zeros((17, 3))},
-                                    {"weights": np.zeros((2, 3)), "velocity": np.zeros((2, 3))}])
+@pytest.mark.parametrize(
+    "arrays",
+    [
+        {},
+        {"weights": np.zeros((17, 3))},
+        {"weights": np.zeros((2, 3)), "velocity": np.zeros((2, 3))},
+    ],
+)
 def test_the_checkpoint_of_another_network_is_refused(arrays):
     with pytest.raises(CheckpointError, match="a checkpoint of another network"):
         network().load(arrays)
@@ -147,8 +169,12 @@ def test_the_checkpoint_of_another_network_is_refused(arrays):
 
 def test_what_the_engine_cannot_do_is_the_networks_failure():
     made = spec({"build": "tests.sources:zeros"})
-    wrong = dataclasses.replace(made.networks[0], architecture=dataclasses.replace(
-        made.networks[0].architecture, target="tests.fleet.engines.test_softmax:two_weights"))
+    wrong = dataclasses.replace(
+        made.networks[0],
+        architecture=dataclasses.replace(
+            made.networks[0].architecture, target="tests.fleet.engines.test_softmax:two_weights"
+        ),
+    )
     with pytest.raises(ModelError, match=r"returned weights of shape \(2,\), not \(17, 3\)"):
         NumpyEngine(SAMPLE).build(wrong, Alone())
 

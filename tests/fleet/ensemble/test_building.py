@@ -29,7 +29,8 @@ def test_a_deaf_group_is_a_failed_network_and_ends_the_launch_when_all_others_ha
     told.hear(None, after=1.0)
     assert told.standings["a"].outcome.is_failure
     assert told.standings["a"].outcome.reason == (
-        "building took longer than 5 min 0 s (train.build_timeout), and Python cannot interrupt it on ranks 1, 2")
+        "building took longer than 5 min 0 s (train.build_timeout), and Python cannot interrupt it on ranks 1, 2"
+    )
     assert told.read() == {"preprocessor": [msg.Forget((1, 2))], 3: [msg.Pause(ends=True)]}
     told.hear(msg.Paused("b", 0))
     assert told.read() == {3: [msg.Stop(final=False)]}
@@ -73,7 +74,9 @@ def test_what_a_rank_says_that_was_given_up_is_not_heard():
     told.hear(msg.Built("b", 2, 51))
     told.hear(None, after=LIMIT_S + DEAF_S)
     told.read()
-    said = told.hear(msg.Built("a", 1, 51), msg.Failed("a", "too late", "", may_pass=False), msg.Ready(1))
+    said = told.hear(
+        msg.Built("a", 1, 51), msg.Failed("a", "too late", "", may_pass=False), msg.Ready(1)
+    )
     assert said == [KeepParameters("a", 51)]
     assert told.standings["a"].outcome.reason.startswith("building took longer")
 

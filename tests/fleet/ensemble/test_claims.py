@@ -77,7 +77,9 @@ def test_a_launch_that_ends_asks_for_nothing_more():
 @given(st.data())
 def test_whatever_others_hold_and_finish_all_networks_are_over_in_the_end(data):
     """Two launches and one set of leases: no network is held twice, and each is trained to its end by somebody."""
-    launches = [Claims(dict.fromkeys(NAMES, 0), data.draw(st.integers(1, 3)), idle_s=1e9) for _ in range(2)]
+    launches = [
+        Claims(dict.fromkeys(NAMES, 0), data.draw(st.integers(1, 3)), idle_s=1e9) for _ in range(2)
+    ]
     wants, holders, done = [Want((), 0), Want((), 0)], {}, set()
     for now in range(200):
         who = data.draw(st.integers(0, 1)) if now < 100 else now % 2

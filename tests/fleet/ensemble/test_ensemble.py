@@ -32,7 +32,7 @@ def test_a_group_starts_when_all_its_trainers_wait_for_work():
     told = Told({"a": [0, 1]})
     assert told.ready(1) == []
     told.ready(2)
-    start, = told.mail[1]
+    (start,) = told.mail[1]
     assert start == told.mail[2][0] == msg.Start(told.setup.spec.by_name["a"], (1, 2), 1, 0)
     assert told.mail[3] == []
 
@@ -100,17 +100,39 @@ class Judged(Told):
         return make_mind(self.setup.spec, replace(self.setup.spec, networks=()), {}, 0)
 
 
-@pytest.mark.parametrize(("prune", "ahead", "survives"), [
-    ({"rule": "asha", "least": 2, "factor": 3, "mode": "stop"}, [{"a": 2, "b": 2}, {"a": 1, "b": 2}, {"a": 4, "b": 2}],
-     [False, False, True]),
-    ({"rule": "asha", "least": 1, "factor": 5, "mode": "stop"}, [{"a": 1, "b": 1}, {"a": 4, "b": 1}, {"a": 3, "b": 1}],
-     [False, True, True]),
-    ({"rule": "asha", "least": 1, "factor": 5}, [{"a": 1, "b": 1}, {"a": 4, "b": 1}], [False, False]),
-    ({"rule": "asha", "least": 50}, [{"a": 9, "b": 9}, {"a": 8, "b": 9}, {"a": 7, "b": 9}], [False] * 3),
-    ({"rule": "median"}, [{}, {}, {}], [False] * 3)],
-    ids=["to the first rung and the next", "past it", "paused", "to the end", "no rungs"])
-def test_the_policy_is_told_how_far_each_network_is_from_its_next_rung_and_who_has_passed_one(prune, ahead, survives):
-    told = Judged({"a": [0], "b": [1]}, parts={"prune": prune, "train": {"converge": {"max_epochs": 9}}}).begin()
+@pytest.mark.parametrize(
+    ("prune", "ahead", "survives"),
+    [
+        (
+            {"rule": "asha", "least": 2, "factor": 3, "mode": "stop"},
+            [{"a": 2, "b": 2}, {"a": 1, "b": 2}, {"a": 4, "b": 2}],
+            [False, False, True],
+        ),
+        (
+            {"rule": "asha", "least": 1, "factor": 5, "mode": "stop"},
+            [{"a": 1, "b": 1}, {"a": 4, "b": 1}, {"a": 3, "b": 1}],
+            [False, True, True],
+        ),
+        (
+            {"rule": "asha", "least": 1, "factor": 5},
+            [{"a": 1, "b": 1}, {"a": 4, "b": 1}],
+            [False, False],
+        ),
+        (
+            {"rule": "asha", "least": 50},
+            [{"a": 9, "b": 9}, {"a": 8, "b": 9}, {"a": 7, "b": 9}],
+            [False] * 3,
+        ),
+        ({"rule": "median"}, [{}, {}, {}], [False] * 3),
+    ],
+    ids=["to the first rung and the next", "past it", "paused", "to the end", "no rungs"],
+)
+def test_the_policy_is_told_how_far_each_network_is_from_its_next_rung_and_who_has_passed_one(
+    prune, ahead, survives
+):
+    told = Judged(
+        {"a": [0], "b": [1]}, parts={"prune": prune, "train": {"converge": {"max_epochs": 9}}}
+    ).begin()
     for epochs, (expected, has_passed) in enumerate(zip(ahead, survives, strict=True)):
         if epochs:
             told.end_epoch("a")
@@ -118,10 +140,20 @@ def test_the_policy_is_told_how_far_each_network_is_from_its_next_rung_and_who_h
         assert told.asked[-1].survivors == ({"a"} if has_passed else set())
 
 
-@pytest.mark.parametrize("outcome", [Outcome("9 epochs"), Outcome("it failed", is_failure=True),
-                                     Outcome("pruned after 1 epoch", is_pruned=True)])
+@pytest.mark.parametrize(
+    "outcome",
+    [
+        Outcome("9 epochs"),
+        Outcome("it failed", is_failure=True),
+        Outcome("pruned after 1 epoch", is_pruned=True),
+    ],
+)
 def test_a_paused_network_waits_for_none_that_is_over_in_another_launch(outcome):
-    told = Judged({"a": [0]}, parts={"prune": {"rule": "asha", "least": 1, "factor": 2}}, elsewhere=frozenset("b"))
+    told = Judged(
+        {"a": [0]},
+        parts={"prune": {"rule": "asha", "least": 1, "factor": 2}},
+        elsewhere=frozenset("b"),
+    )
     told.begin().end_epoch("a")
     told.hear(msg.Stopped("a", 0.0), msg.Ready(1))
     assert [event.verdict for event in told.of("NetworkJudged")] == ["pause"]
@@ -135,9 +167,18 @@ class Searched(Told):
 
     def mind(self):
         space = {LEARNING_RATE: Range(1e-5, 0.1)}
-        mind = Mind([Entry("net", search_of(most=1), space, "maximize", "val_accuracy")], [],
-                    make_judge(Prune(), 9, 0), "searcher", "maximize", "val_accuracy", trainers=1)
-        mind.restore([events.Searched("net", "ask", 0, answer={LEARNING_RATE: 0.01}, network="net-0")], {})
+        mind = Mind(
+            [Entry("net", search_of(most=1), space, "maximize", "val_accuracy")],
+            [],
+            make_judge(Prune(), 9, 0),
+            "searcher",
+            "maximize",
+            "val_accuracy",
+            trainers=1,
+        )
+        mind.restore(
+            [events.Searched("net", "ask", 0, answer={LEARNING_RATE: 0.01}, network="net-0")], {}
+        )
         return mind
 
     def say(self):
@@ -145,22 +186,42 @@ class Searched(Told):
         calls, effects = [], self.effects
         while consults := [effect for effect in effects if isinstance(effect, fx.Consult)]:
             calls += [consult.call for consult in consults]
-            effects = self.hear(*(fx.Consulted(consult.entry, consult.call, Verdict.GO_ON) for consult in consults))
+            effects = self.hear(
+                *(fx.Consulted(consult.entry, consult.call, Verdict.GO_ON) for consult in consults)
+            )
         return calls
 
 
-@pytest.mark.parametrize(("last", "calls", "end"), [
-    (lambda told: told.end_epoch("net-0", final="1 epoch"), [Report(0, 1, 0.5), Tell(0, "finished", 0.5)], "finished"),
-    (lambda told: told.end_epoch("net-0"), [], "pruned"),
-    (lambda told: told.hear(msg.Converged("net-0", "no better")), [Tell(0, "finished", None)], "finished")],
-    ids=["the last", "not the last", "converged"])
-def test_who_is_dropped_in_an_epoch_has_finished_for_everybody_if_that_was_its_last(last, calls, end):
+@pytest.mark.parametrize(
+    ("last", "calls", "end"),
+    [
+        (
+            lambda told: told.end_epoch("net-0", final="1 epoch"),
+            [Report(0, 1, 0.5), Tell(0, "finished", 0.5)],
+            "finished",
+        ),
+        (lambda told: told.end_epoch("net-0"), [], "pruned"),
+        (
+            lambda told: told.hear(msg.Converged("net-0", "no better")),
+            [Tell(0, "finished", None)],
+            "finished",
+        ),
+    ],
+    ids=["the last", "not the last", "converged"],
+)
+def test_who_is_dropped_in_an_epoch_has_finished_for_everybody_if_that_was_its_last(
+    last, calls, end
+):
     told = Searched({"net-0": [0]}, networks=["net-0"]).begin()
     told.hear(fx.Ruled("net-0", Verdict.STOP))
     assert told.say() == []
     last(told)
     assert told.say() == calls
-    assert told.standings["net-0"].is_finished == bool(told.of("NetworkFinished")) == (end == "finished")
+    assert (
+        told.standings["net-0"].is_finished
+        == bool(told.of("NetworkFinished"))
+        == (end == "finished")
+    )
     told.hear(msg.Stopped("net-0", 0.0))
     assert [call.outcome for call in told.say()] == ([] if calls else [end])
     assert told.ensemble.status is ExitStatus.OK
@@ -176,7 +237,9 @@ def test_who_is_dropped_and_struck_in_its_last_epoch_is_what_its_checkpoint_says
     assert told.standings["net-0"].is_finished
 
 
-@pytest.mark.parametrize(("failure", "status"), [(None, ExitStatus.OK), ("NaN", ExitStatus.NETWORK_FAILED)])
+@pytest.mark.parametrize(
+    ("failure", "status"), [(None, ExitStatus.OK), ("NaN", ExitStatus.NETWORK_FAILED)]
+)
 def test_the_launch_ends_when_all_networks_have_and_all_ranks_are_told(failure, status):
     told = Told({"a": [0]}, networks="a", stream=layout(9))
     told.hear(msg.Throughput(0, 100.0))
@@ -188,7 +251,8 @@ def test_the_launch_ends_when_all_networks_have_and_all_ranks_are_told(failure, 
         told.hear(msg.Stopped("a", 0.0))
     assert told.effects[-1] == fx.Finish(status)
     assert {rank: messages[-1] for rank, messages in told.read().items()} == dict.fromkeys(
-        [1, 2, 3, 4, "preprocessor"], msg.Exit())
+        [1, 2, 3, 4, "preprocessor"], msg.Exit()
+    )
     assert told.ensemble.status is status
     assert told.hear(msg.Ready(1), None) == []
 
@@ -199,7 +263,7 @@ def test_a_run_of_which_all_is_done_ends_before_anybody_says_a_word():
 
 
 def test_a_policy_that_leaves_networks_waiting_while_nothing_runs_ends_the_run():
-    fail, = Told({}).ready(1)
+    (fail,) = Told({}).ready(1)
     assert isinstance(fail.error, UserError)
     assert "leaves a, b waiting" in str(fail.error)
 
@@ -209,8 +273,11 @@ def test_a_policy_that_leaves_networks_waiting_while_nothing_runs_ends_the_run()
 
 def growing(**rest):
     """Network a on device 0, which gets device 1 when b has finished."""
-    return Told(lambda progress: {"a": [0, 1]} if "b" in progress.finished else {"a": [0], "b": [1]},
-                trainers=2, **rest).begin()
+    return Told(
+        lambda progress: {"a": [0, 1]} if "b" in progress.finished else {"a": [0], "b": [1]},
+        trainers=2,
+        **rest,
+    ).begin()
 
 
 def finish_b(told):
@@ -230,7 +297,7 @@ def test_a_group_grows_inside_its_epoch_once_the_newcomer_has_built_the_network(
     order = msg.Regroup((1, 2), stay=1, group=4, stream_epoch=0, reads_from=0)
     assert told.read() == {1: [order], 2: [order]}
     told.hear(msg.Regrouped("a", 30, 0.5))
-    changed, = told.of("GroupChanged")
+    (changed,) = told.of("GroupChanged")
     assert (changed.before, changed.devices, changed.position) == ((0,), (0, 1), 30)
 
 
@@ -239,7 +306,10 @@ def test_an_epoch_that_ends_before_the_pause_comes_is_an_end_at_which_the_group_
     finish_b(told)
     told.hear(msg.Built("a", 2))
     told.end_epoch("a")
-    assert told.read()[1] == [msg.Pause(ends=False), msg.Regroup((1, 2), 1, 4, stream_epoch=1, reads_from=0)]
+    assert told.read()[1] == [
+        msg.Pause(ends=False),
+        msg.Regroup((1, 2), 1, 4, stream_epoch=1, reads_from=0),
+    ]
 
 
 def test_in_a_ring_a_group_grows_between_two_epochs():
@@ -269,19 +339,31 @@ def test_a_group_goes_on_as_it_was_when_its_recruit_is_wanted_no_more():
 
 
 def test_a_group_lets_go_of_devices_at_the_end_of_its_epoch():
-    told = Told(lambda progress: {"a": [1], "b": [0]} if progress.epochs_done else {"a": [0, 1]}, trainers=2).begin()
+    told = Told(
+        lambda progress: {"a": [1], "b": [0]} if progress.epochs_done else {"a": [0, 1]}, trainers=2
+    ).begin()
     told.end_epoch("a")
     assert told.read() == {1: [msg.Regroup((2,), 1, 2, stream_epoch=1, reads_from=0)]}
     told.hear(msg.Ready(1), msg.Regrouped("a", 0, 0.1))
     assert told.read() == {1: [msg.Start(told.setup.spec.by_name["b"], (1,), 3, 0)]}
 
 
-@pytest.mark.parametrize("rest", [
-    {"outlives": True}, {"parts": {"train": {"batch": {"when_scaled": "per_gpu"}}}}, {"gpus": {"a": [2, 4]}}],
-    ids=["ranks may die", "the batch follows the GPUs", "too little stays"])
+@pytest.mark.parametrize(
+    "rest",
+    [
+        {"outlives": True},
+        {"parts": {"train": {"batch": {"when_scaled": "per_gpu"}}}},
+        {"gpus": {"a": [2, 4]}},
+    ],
+    ids=["ranks may die", "the batch follows the GPUs", "too little stays"],
+)
 def test_a_group_that_cannot_change_stops_and_starts_anew(rest):
-    told = Told(lambda progress: {"a": [1, 2]} if progress.epochs_done else {"a": [0, 1]}, trainers=3, networks="a",
-                **rest).begin()
+    told = Told(
+        lambda progress: {"a": [1, 2]} if progress.epochs_done else {"a": [0, 1]},
+        trainers=3,
+        networks="a",
+        **rest,
+    ).begin()
     told.end_epoch("a")
     assert told.read() == {1: [msg.Stop(final=False)]}
     told.hear(msg.Stopped("a", 0.0), msg.Ready(1), msg.Ready(2))
@@ -326,8 +408,12 @@ def test_groups_that_could_start_together_wait_for_each_other():
     told.ready(1)
     assert told.read() == {}
     told.ready(2)
-    assert {message.stream_epoch for messages in told.read().values() for message in messages
-            if isinstance(message, msg.Start)} == {0}
+    assert {
+        message.stream_epoch
+        for messages in told.read().values()
+        for message in messages
+        if isinstance(message, msg.Start)
+    } == {0}
 
 
 def test_in_lockstep_groups_that_end_an_epoch_are_answered_together():
@@ -341,7 +427,9 @@ def test_in_lockstep_groups_that_end_an_epoch_are_answered_together():
 
 def test_in_lockstep_a_group_that_is_an_epoch_ahead_does_not_wait_for_ever():
     """As one can be of which all ranks prepare their rows themselves for a while."""
-    told = in_step(lambda progress: {"a": [0], "b": [1]} if progress.epochs_done else {"a": [0]}, trainers=2).begin()
+    told = in_step(
+        lambda progress: {"a": [0], "b": [1]} if progress.epochs_done else {"a": [0]}, trainers=2
+    ).begin()
     told.end_epoch("a")
     told.hear(msg.Joined("b"))
     told.end_epoch("b", stream_epoch=2)  # while a is in epoch 1
@@ -368,8 +456,11 @@ def test_a_replay_repeats_the_epochs_of_a_history():
 
 
 def test_a_newcomer_reads_the_stream_where_the_others_of_its_node_do():
-    told = in_step(lambda progress: {"a": [0, 1]} if progress.epochs_done else {"a": [0]}, networks="a",
-                   trainers=2).begin()
+    told = in_step(
+        lambda progress: {"a": [0, 1]} if progress.epochs_done else {"a": [0]},
+        networks="a",
+        trainers=2,
+    ).begin()
     told.end_epoch("a")
     told.hear(msg.Built("a", 2), msg.Paused("a", 1))
     first, second = told.read()[1][-1], told.read()
@@ -413,9 +504,17 @@ def test_a_network_whose_export_fails_is_tried_again_as_one_that_is_not_done():
 
 
 def test_a_sample_that_cannot_be_read_is_noted_once_and_too_many_end_the_run():
-    told = Told({"a": [0]}, parts={"data": {"source": "builtin:digits", "max_bad": "5%"}}, bad=frozenset({"known"}))
-    told.hear(msg.Bad("x", "torn", True), msg.Bad("x", "torn", True), msg.Bad("known", "torn", True),
-              msg.Bad("y", "torn", False))
+    told = Told(
+        {"a": [0]},
+        parts={"data": {"source": "builtin:digits", "max_bad": "5%"}},
+        bad=frozenset({"known"}),
+    )
+    told.hear(
+        msg.Bad("x", "torn", True),
+        msg.Bad("x", "torn", True),
+        msg.Bad("known", "torn", True),
+        msg.Bad("y", "torn", False),
+    )
     assert [event.name for event in told.of("BadSample")] == ["x", "y"]
     told.hear(msg.Bad("z", "empty", True))
     assert kinds(told.effects) == ["Note", "Fail"]
@@ -430,12 +529,17 @@ def test_rates_are_measured_side_by_side_and_then_training_begins():
     told = Told({"a": [0]}, measures=True, trainers=2, parts={"profile": {"max_gpus": 1}})
     told.ready()
     assert [message for messages in told.read().values() for message in messages] == [
-        msg.Measure(told.setup.spec.by_name["a"], (1,), 1), msg.Measure(told.setup.spec.by_name["b"], (2,), 2)]
+        msg.Measure(told.setup.spec.by_name["a"], (1,), 1),
+        msg.Measure(told.setup.spec.by_name["b"], (2,), 2),
+    ]
     told.hear(msg.Measured("a", 1, StepRate(10.0), 1.0, ""), msg.Ready(1), after=2.0)
     told.hear(msg.Measured("b", 1, StepRate(0.0), 1.0, "out of memory", may_pass=False), after=3.0)
-    profiled, = told.of("Profiled")
+    (profiled,) = told.of("Profiled")
     assert (profiled.measurements, profiled.seconds, profiled.rates) == (2, 5.0, {"a": (10.0,)})
-    assert told.standings == {"a": Standing(), "b": Standing((), Outcome("out of memory", is_failure=True))}
+    assert told.standings == {
+        "a": Standing(),
+        "b": Standing((), Outcome("out of memory", is_failure=True)),
+    }
     assert "KeepRates" in kinds(told.effects)
     assert isinstance(told.read()[1][0], msg.Start)
 
@@ -450,22 +554,41 @@ def test_a_measurement_that_fails_for_a_reason_that_may_pass_is_made_again():
 def test_rates_that_are_known_are_kept_with_the_bounds_of_their_groups():
     told = Told({"a": [0]}, networks="a", measures=True, trainers=1)
     told.ready()
-    kept = [effect for effect in told.hear(msg.Measured("a", 1, StepRate(10.0), 1.0, ""))
-            if isinstance(effect, fx.KeepRates)]
-    assert [(network.rates, network.max_gpus) for network in kept[0].rates().models] == [((10.0,), 4)]
+    kept = [
+        effect
+        for effect in told.hear(msg.Measured("a", 1, StepRate(10.0), 1.0, ""))
+        if isinstance(effect, fx.KeepRates)
+    ]
+    assert [(network.rates, network.max_gpus) for network in kept[0].rates().models] == [
+        ((10.0,), 4)
+    ]
 
 
 def test_a_group_that_trains_at_another_rate_than_was_measured_is_told_of():
     told = Told({"a": [0]}, networks="a", measures=True, trainers=1)
     told.ready()
     told.hear(msg.Measured("a", 1, StepRate(238.0, 0.4, 20), 1.0, ""), msg.Ready(1))
-    told.hear(msg.Joined("a"), msg.EpochDone("a", record(1), 0.0, "", rate=StepRate(1348.0, 0.02, 300)))
-    off, = told.of("RateOff")
-    assert (off.expected, off.rate, off.spread, off.steps, off.corrected) == (238.0, 1348.0, 0.02, 300, True)
+    told.hear(
+        msg.Joined("a"), msg.EpochDone("a", record(1), 0.0, "", rate=StepRate(1348.0, 0.02, 300))
+    )
+    (off,) = told.of("RateOff")
+    assert (off.expected, off.rate, off.spread, off.steps, off.corrected) == (
+        238.0,
+        1348.0,
+        0.02,
+        300,
+        True,
+    )
 
 
-@pytest.mark.parametrize(("rate", "parts"), [
-    (StepRate(), {}), (StepRate(12.0), {}), (StepRate(1348.0), {"schedule": {"policy": "baseline"}})])
+@pytest.mark.parametrize(
+    ("rate", "parts"),
+    [
+        (StepRate(), {}),
+        (StepRate(12.0), {}),
+        (StepRate(1348.0), {"schedule": {"policy": "baseline"}}),
+    ],
+)
 def test_nothing_is_told_of_a_rate_that_is_near_or_unknown_or_that_nobody_has_measured(rate, parts):
     told = Told({"a": [0]}, networks="a", trainers=1, measures=not parts, parts=parts)
     told.ready()
@@ -549,12 +672,13 @@ def test_when_it_is_too_late_to_start_another_a_group_goes_on_that_should_stop()
 def test_when_it_is_too_late_nothing_is_started_and_the_launch_ends_when_nothing_runs():
     told = late(lambda progress: {"b": [1]} if progress.epochs_done else {"a": [0]}, trainers=2)
     told.end_epoch("a", final="1 epoch")
-    late_, = told.of("TooLate")
+    (late_,) = told.of("TooLate")
     assert (late_.networks, late_.left_s, late_.needed_s) == (("b",), 5.0, 10.0)
     told.hear(msg.Stopped("a", 0.0), msg.Ready(1))
     assert told.read() == {1: [msg.Stop(final=True), msg.Exit()], 2: [msg.Exit()]}
     assert [event.reason for event in told.of("Interrupted")] == [
-        "too little of the walltime is left for another group"]
+        "too little of the walltime is left for another group"
+    ]
     assert len(told.of("TooLate")) == 1
 
 
@@ -576,7 +700,9 @@ def test_a_struck_network_goes_back_to_its_last_checkpoint_when_its_other_ranks_
     told.wanted = {"a": [0], "b": [2]}
     assert told.ready(1)[0] == fx.ReadCheckpoint("a")
     assert told.read() == {}
-    told.hear(fx.CheckpointRead("a", Standing(history(0.5, 0.6)), 12))  # the second was saved, and not told
+    told.hear(
+        fx.CheckpointRead("a", Standing(history(0.5, 0.6)), 12)
+    )  # the second was saved, and not told
     assert [(event.epochs, event.position) for event in told.of("GroupStruck")] == [(2, 12)]
     assert [event.record.epoch for event in told.of("EpochEnded")] == [1, 2]
     assert told.read()[1][0].ranks == (1,)
@@ -594,7 +720,12 @@ def test_the_other_ranks_of_a_struck_group_serve_nobody_before_all_have_let_go()
 def test_nothing_that_a_struck_group_says_is_believed():
     told = struck()
     assert told.end_epoch("a", final="2 epochs") == []
-    assert told.hear(msg.Stopped("a", 0.0), msg.Failed("a", "NaN", "", may_pass=False), msg.Pace("a", 1, 1.0)) == []
+    assert (
+        told.hear(
+            msg.Stopped("a", 0.0), msg.Failed("a", "NaN", "", may_pass=False), msg.Pace("a", 1, 1.0)
+        )
+        == []
+    )
 
 
 def test_what_a_rank_said_before_it_died_may_come_late():
@@ -615,7 +746,9 @@ def test_a_struck_network_gets_no_devices_before_its_checkpoint_is_read():
 
 
 def test_a_rank_that_dies_while_it_measures_has_its_measurement_made_by_others():
-    told = Told({"a": [0]}, networks="a", measures=True, trainers=2, outlives=True, gpus={"a": [1, 1]})
+    told = Told(
+        {"a": [0]}, networks="a", measures=True, trainers=2, outlives=True, gpus={"a": [1, 1]}
+    )
     told.ready(2)
     told.ready(1)
     told.read()
@@ -645,7 +778,8 @@ def test_too_few_trainers_that_are_left_end_the_launch():
     told.wanted = {}
     told.hear(fx.RanksDied((2,)), msg.Ready(1), fx.CheckpointRead("a", Standing(), 0))
     assert [event.reason for event in told.of("Interrupted")] == [
-        "1 rank died, and 1 trainer is too few for a"]
+        "1 rank died, and 1 trainer is too few for a"
+    ]
     assert told.ensemble.status is ExitStatus.RESUMABLE
 
 
@@ -688,13 +822,20 @@ def test_what_cannot_be_is_an_error_that_tells_all_that_was_heard_before(word):
     with pytest.raises(TransitionError, match="and yet there is|is not told") as caught:
         told.hear(word)
     error = caught.value
-    assert [moment.heard for moment in error.history] == [None, msg.Ready(1), msg.Ready(2), msg.Joined("a"), word]
+    assert [moment.heard for moment in error.history] == [
+        None,
+        msg.Ready(1),
+        msg.Ready(2),
+        msg.Joined("a"),
+        word,
+    ]
     assert f"{word!r}" in str(error)
     assert "Start(network=NetworkSpec(name='a'" in error.report()
     again = told.make()
     *before, last = error.history
     assert [again.handle(moment.now_s, moment.heard) for moment in before] == [
-        list(moment.effects) for moment in before]
+        list(moment.effects) for moment in before
+    ]
     with pytest.raises(TransitionError) as repeated:
         again.handle(last.now_s, last.heard)
     assert repeated.value.history == error.history

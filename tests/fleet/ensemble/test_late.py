@@ -36,7 +36,10 @@ class Joined(Ranks):
 
     def __init__(self, *args, late, ruled):
         super().__init__(*args)
-        self.late, self.ruled = list(late), [*ruled, *((name, Verdict.GO_ON) for name in self.fates)]
+        self.late, self.ruled = (
+            list(late),
+            [*ruled, *((name, Verdict.GO_ON) for name in self.fates)],
+        )
 
     def words(self):
         yield from super().words()
@@ -54,17 +57,42 @@ def launch(policy, seed, learns, kind, ruled=()):
     """A run of two networks, to which five others come."""
     roles = assign((0,) * 4, None if policy == "baseline" else 1, None, policy == "baseline")
     everyone = spec(*({"family": "softmax", "name": f"n{place}"} for place in range(FIRST + LATE)))
-    content = spec(*({"family": "softmax", "name": f"n{place}"} for place in range(FIRST)), open_for=100)
-    setup = Setup(content, roles, None if policy == "baseline" else layout(kind), SAMPLES, outlives=False)
-    rates = None if learns else RateTable(SAMPLES, roles.gpus_per_node, tuple(
-        Network(network.name, (10.0, 17.0)) for network in content.networks))
+    content = spec(
+        *({"family": "softmax", "name": f"n{place}"} for place in range(FIRST)), open_for=100
+    )
+    setup = Setup(
+        content, roles, None if policy == "baseline" else layout(kind), SAMPLES, outlives=False
+    )
+    rates = (
+        None
+        if learns
+        else RateTable(
+            SAMPLES,
+            roles.gpus_per_node,
+            tuple(Network(network.name, (10.0, 17.0)) for network in content.networks),
+        )
+    )
 
     def make():
-        return Ensemble(setup, {}, speeds(setup, rates, learns), lambda table, progress, cluster, least: PolicyAnswer(
-            plan(POLICIES[policy], table, progress, cluster, Options())), no_search(content))
+        return Ensemble(
+            setup,
+            {},
+            speeds(setup, rates, learns),
+            lambda table, progress, cluster, least: PolicyAnswer(
+                plan(POLICIES[policy], table, progress, cluster, Options())
+            ),
+            no_search(content),
+        )
 
-    late = [Admitted(network, NetworkAdded(network.name, "", -1, {}, (1, None), 1), network.name,
-                     traits(network) if learns else None) for network in everyone.networks[FIRST:]]
+    late = [
+        Admitted(
+            network,
+            NetworkAdded(network.name, "", -1, {}, (1, None), 1),
+            network.name,
+            traits(network) if learns else None,
+        )
+        for network in everyone.networks[FIRST:]
+    ]
     fates = {network.name: Fate(2, []) for network in everyone.networks}
     return Joined(make, setup, seed, fates, late=late, ruled=ruled)
 
@@ -74,11 +102,18 @@ NAMES = st.sampled_from([f"n{place}" for place in range(FIRST + LATE)])
 
 @pytest.mark.parametrize("policy", POLICIES)
 @settings(max_examples=examples(20))
-@given(seed=st.integers(0, 10**6), learns=st.booleans(), kind=st.sampled_from(["whole", "lockstep", "ring"]),
-       ruled=st.just([]) | st.lists(st.tuples(NAMES, st.sampled_from([Verdict.PAUSE, Verdict.GO_ON])), min_size=6,
-                                    max_size=24))
+@given(
+    seed=st.integers(0, 10**6),
+    learns=st.booleans(),
+    kind=st.sampled_from(["whole", "lockstep", "ring"]),
+    ruled=st.just([])
+    | st.lists(
+        st.tuples(NAMES, st.sampled_from([Verdict.PAUSE, Verdict.GO_ON])), min_size=6, max_size=24
+    ),
+)
 def test_networks_that_come_late_and_are_paused_and_let_go_on_are_trained_to_their_end(
-        policy, seed, learns, kind, ruled):
+    policy, seed, learns, kind, ruled
+):
     ranks = launch(policy, seed, learns and policy != "baseline", kind, ruled)
     ranks.run()
     ranks.check_end()
@@ -94,8 +129,14 @@ class Judged(Told):
 
 
 def test_a_network_that_goes_on_when_the_run_waits_for_others_no_longer_is_trained():
-    told = Judged({"a": [0], "b": [1]}, trainers=2, parts={
-        "open_for": 50, "prune": {"rule": "asha", "order": "rungs", "least": 1, "factor": 2}}).begin()
+    told = Judged(
+        {"a": [0], "b": [1]},
+        trainers=2,
+        parts={
+            "open_for": 50,
+            "prune": {"rule": "asha", "order": "rungs", "least": 1, "factor": 2},
+        },
+    ).begin()
     for network, rank in (("a", 1), ("b", 2)):
         told.end_epoch(network)
         told.hear(Stopped(network, 0.0), Ready(rank))
@@ -103,5 +144,7 @@ def test_a_network_that_goes_on_when_the_run_waits_for_others_no_longer_is_train
     told.hear(None)
     told.hear(None, after=50.0)
     assert [(event.network, event.verdict) for event in told.of("NetworkJudged")[-2:]] == [
-        ("b", "stop"), ("a", "go_on")]
+        ("b", "stop"),
+        ("a", "go_on"),
+    ]
     assert [type(order) for order in told.read()[1]] == [Start]

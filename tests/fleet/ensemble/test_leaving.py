@@ -2,7 +2,19 @@
 
 import pytest
 
-from fleet.comm.messages import Exit, Failed, Joined, Leave, Pace, Pause, Paused, Ready, Start, Stop, Stopped
+from fleet.comm.messages import (
+    Exit,
+    Failed,
+    Joined,
+    Leave,
+    Pace,
+    Pause,
+    Paused,
+    Ready,
+    Start,
+    Stop,
+    Stopped,
+)
 from fleet.comm.roles import assign
 from fleet.ensemble.effects import EndAsked, NodesAsked, RanksDied
 from fleet.errors import ExitStatus, UserError
@@ -34,7 +46,10 @@ class Launch(Told):
 
     @property
     def left(self):
-        return [(event.hosts, event.devices, event.seconds, event.has_ended) for event in self.of("NodesLeft")]
+        return [
+            (event.hosts, event.devices, event.seconds, event.has_ended)
+            for event in self.of("NodesLeft")
+        ]
 
 
 def test_the_groups_of_the_chosen_node_save_and_leave_and_go_on_elsewhere():
@@ -46,7 +61,9 @@ def test_the_groups_of_the_chosen_node_save_and_leave_and_go_on_elsewhere():
     told.hear(Paused("c", 0), after=1.0)
     assert told.read() == {6: [Stop(final=False)]}
     told.hear(Stopped("c", 0.5))
-    start, = told.read()[5]  # before its old rank has said that it waits: the checkpoint is written
+    (start,) = told.read()[
+        5
+    ]  # before its old rank has said that it waits: the checkpoint is written
     assert (type(start), start.network.name, told.left) == (Start, "c", [])
     told.hear(Ready(6), after=1.0)
     assert told.left == [(("n3",), (6, 7, 8), 2.0, False)]
@@ -85,11 +102,16 @@ def test_what_a_checkpoint_takes_is_what_the_last_one_took():
 
 
 def test_a_step_takes_what_it_does_with_the_largest_batch_where_the_policy_chooses():
-    told = Launch(parts={"train": {"batch": {"size": [128, 1024]}}, "schedule": {"policy": "elastic"}})
+    told = Launch(
+        parts={"train": {"batch": {"size": [128, 1024]}}, "schedule": {"policy": "elastic"}}
+    )
     told.wait(100.0)
     told.end_epoch("a", final="done")
     told.hear(Stopped("a", 0.5))
-    assert [dict(told.offer(1, within_s).ways) for within_s in (5.0, 9.0)] == [{"c": "kill"}, {"c": "app"}]
+    assert [dict(told.offer(1, within_s).ways) for within_s in (5.0, 9.0)] == [
+        {"c": "kill"},
+        {"c": "app"},
+    ]
 
 
 def test_a_node_without_groups_is_given_back_at_once():

@@ -58,14 +58,21 @@ def test_to_end_an_epoch_takes_no_more_steps_where_there_are_many_networks():
 
 def test_of_many_messages_that_wait_some_are_heard_before_it_decides():
     names = [f"net-{number}" for number in range(64)]
-    told = Told({name: [device] for device, name in enumerate(names)}, networks=names, trainers=64).begin()
+    told = Told(
+        {name: [device] for device, name in enumerate(names)}, networks=names, trainers=64
+    ).begin()
     before = len(told.asked)
     ends = [EpochDone(name, record(1, stream_epoch=0), 0.0, "") for name in names[:9]]
     heard = [told.ensemble.handle(told.now, end, more_wait=True) for end in ends]
     assert told.ensemble.patience == 8
     assert len(told.asked) == before + 1
-    assert [sum(isinstance(one, Tell) for one in effects) for effects in heard] == [0] * 7 + [8, 0]  # they go on
-    assert any(isinstance(one, Tell) for one in told.ensemble.handle(told.now))  # when nothing waits any more
+    assert [sum(isinstance(one, Tell) for one in effects) for effects in heard] == [0] * 7 + [
+        8,
+        0,
+    ]  # they go on
+    assert any(
+        isinstance(one, Tell) for one in told.ensemble.handle(told.now)
+    )  # when nothing waits any more
 
 
 def test_what_only_tells_how_far_a_group_is_makes_nobody_decide(monkeypatch):
@@ -81,8 +88,10 @@ def test_devices_are_where_their_definitions_say(seed):
     devices, vacated = Devices(every), set()
     for _ in range(200):
         some = random.sample(sorted(every), random.randint(1, 3))
-        change = random.choice(["take", "leave", "measure", "have_measured", "rest", "rest", "rest"] * 5
-                               + ["vacate", "lose"])
+        change = random.choice(
+            ["take", "leave", "measure", "have_measured", "rest", "rest", "rest"] * 5
+            + ["vacate", "lose"]
+        )
         if change == "vacate":
             vacated |= devices.alive.intersection(some)
         if change == "lose":
@@ -90,4 +99,6 @@ def test_devices_are_where_their_definitions_say(seed):
         getattr(devices, change)(*(some[:1] if change == "rest" else [some]))
         assert devices.free == devices.idle - devices.taken - vacated
         assert devices.returning == devices.alive - devices.idle - devices.taken - devices.measuring
-        assert devices.have_let_go(some) == (devices.idle - devices.taken >= devices.alive.intersection(some))
+        assert devices.have_let_go(some) == (
+            devices.idle - devices.taken >= devices.alive.intersection(some)
+        )

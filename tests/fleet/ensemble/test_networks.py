@@ -32,7 +32,9 @@ def test_a_network_that_is_dropped_in_its_last_epoch_has_finished_also_by_its_ch
     networks.strike("a")
     networks.take_up(CheckpointRead("a", Standing((record(1), record(2)), Outcome("2 epochs")), 0))
     assert [effect.event for effect in outbox.take() if isinstance(effect, Note)][-2:] == [
-        EpochEnded("a", record(2)), GroupStruck("a", epochs=2, position=0, reason="2 epochs")]
+        EpochEnded("a", record(2)),
+        GroupStruck("a", epochs=2, position=0, reason="2 epochs"),
+    ]
     assert networks.is_final("a")
 
 
@@ -49,5 +51,7 @@ def test_a_network_that_was_dropped_and_fails_for_a_while_stays_dropped():
 def test_what_runs_out_of_memory_beside_others_in_its_export_is_exported_alone():
     networks, _ = made(history=())
     networks.end_epoch(EpochDone("a", record(1), 0.0, "1 epoch"))
-    assert networks.is_isolated(Failed("a", "out of memory", "", may_pass=False, out_of_memory=True), slots=2)
+    assert networks.is_isolated(
+        Failed("a", "out of memory", "", may_pass=False, out_of_memory=True), slots=2
+    )
     assert networks.has_left

@@ -24,14 +24,25 @@ def producing(production, *samples_per_s, chooses=True, time_scale=1.0):
 # ---- the kind of stream ------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("stream", "pace", "in_step", "lockstep", "inside"), [
-    (None, "free", False, False, True), (layout(6), "free", True, False, True),
-    (layout(3), "lockstep", True, True, True), (layout(3, is_ring=True), "ring:50.00%", False, False, False),
-    (layout(6, is_ring=True), "free", False, False, False)], ids=["own", "whole", "window", "ring", "whole ring"])
+@pytest.mark.parametrize(
+    ("stream", "pace", "in_step", "lockstep", "inside"),
+    [
+        (None, "free", False, False, True),
+        (layout(6), "free", True, False, True),
+        (layout(3), "lockstep", True, True, True),
+        (layout(3, is_ring=True), "ring:50.00%", False, False, False),
+        (layout(6, is_ring=True), "free", False, False, False),
+    ],
+    ids=["own", "whole", "window", "ring", "whole ring"],
+)
 def test_the_layout_says_how_networks_depend_on_each_other(stream, pace, in_step, lockstep, inside):
     production = Production(stream, (0,))
-    assert (production.pace, production.is_in_step, production.is_lockstep, production.changes_inside) == (
-        pace, in_step, lockstep, inside)
+    assert (
+        production.pace,
+        production.is_in_step,
+        production.is_lockstep,
+        production.changes_inside,
+    ) == (pace, in_step, lockstep, inside)
 
 
 # ---- epochs ------------------------------------------------------------------------------------
@@ -72,7 +83,11 @@ def test_the_fewest_preprocessors_produce_that_meet_the_demand_of_the_fastest_ne
     production = Production(layout(3), (0, 1, 2))
     begun = producing(production, 25.0, 25.0, 25.0)
     assert (production.turns, begun.preprocessors, begun.of) == ((0, 1), 2, 3)
-    assert (begun.supply_samples_per_s, begun.demand_samples_per_s, begun.bottleneck) == (50.0, 45.0, "training")
+    assert (begun.supply_samples_per_s, begun.demand_samples_per_s, begun.bottleneck) == (
+        50.0,
+        45.0,
+        "training",
+    )
 
 
 def test_what_preprocessors_reach_is_counted_in_the_order_in_which_they_take_turns():
@@ -129,20 +144,29 @@ def test_a_preprocessor_without_which_the_others_are_faster_is_left_out_of_what_
     producing(production, 25.0, 25.0, 25.0, chooses=False)
     production.grant(0)
     limit = production.order([]).limit
-    changes = [production.hear_prepared(Prepared(rank, samples, 1.0)) for rank, samples in ((1, 30), (2, 25), (0, 12))]
+    changes = [
+        production.hear_prepared(Prepared(rank, samples, 1.0))
+        for rank, samples in ((1, 30), (2, 25), (0, 12))
+    ]
     assert changes[:2] == [None, None]  # not before all have said so
     assert (changes[2].preprocessors, changes[2].supply_samples_per_s) == (2, 50.0)  # and not 36
     order = production.order([])
     assert (order.turns, order.since, order.limit) == ((1, 2), limit, limit)
     assert production.hear_prepared(Prepared(0, 14, 1.0)) is None  # of the chunks that it had begun
-    assert production.hear_prepared(Prepared(2, 10, 1.0)) is None  # alone, the other is hardly faster
+    assert (
+        production.hear_prepared(Prepared(2, 10, 1.0)) is None
+    )  # alone, the other is hardly faster
 
 
 def test_where_samples_are_kept_or_a_preprocessor_has_died_nothing_is_between():
     kept, dying = Production(None, (0,)), Production(layout(3), (0, 1))
     for production in (kept, dying):
         producing(production, *(10.0 for _ in production._preprocessors))
-    assert (kept.supply(set()), dying.supply(set()), dying.supply({1})) == (math.inf, 20.0, math.inf)
+    assert (kept.supply(set()), dying.supply(set()), dying.supply({1})) == (
+        math.inf,
+        20.0,
+        math.inf,
+    )
 
 
 def test_preprocessors_are_told_how_far_to_go_and_what_to_hold_where_that_has_changed():

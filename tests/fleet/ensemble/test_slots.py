@@ -19,7 +19,7 @@ def test_what_runs_out_of_memory_beside_others_is_tried_again_alone_and_only_onc
     told = Told({"a": [0], "b": [2]}, slots=2).begin()
     told.hear(Failed("a", "out of memory", "", may_pass=False, out_of_memory=True), Ready(1))
     assert told.asked[-1].alone == {"a"}
-    event, = told.of("NetworkRetried")
+    (event,) = told.of("NetworkRetried")
     assert (event.alone, event.retry) == (True, 0)
     told.read()
     told.end_epoch("b", final="1 epoch")
@@ -62,9 +62,13 @@ def test_rates_that_are_learned_begin_with_a_network_on_each_gpu_and_go_on_when_
 
 
 def test_what_is_only_expected_of_cores_is_planned_by_and_not_told():
-    told = Told({"a": [0]}, roles=replace(assign((0,) * 5, None, None, own_preprocessing=True, slots=None, cores=2),
-                                               device="core"),
-                learns={}).begin()
+    told = Told(
+        {"a": [0]},
+        roles=replace(
+            assign((0,) * 5, None, None, own_preprocessing=True, slots=None, cores=2), device="core"
+        ),
+        learns={},
+    ).begin()
     told.hear(shown("a", 10.0))
     assert told.tables[-1].sharing == (1.0, 1.0)
     assert not told.of("SharingLearned")
@@ -75,27 +79,46 @@ def test_what_is_only_expected_of_cores_is_planned_by_and_not_told():
 def test_rates_are_measured_on_gpus_that_nobody_shares():
     told = Told({}, slots=2, measures=True)
     told.ready()
-    assert [rank for rank, mail in told.mail.items() if any(isinstance(one, Measure) for one in mail)] == [1, 2]
+    assert [
+        rank for rank, mail in told.mail.items() if any(isinstance(one, Measure) for one in mail)
+    ] == [1, 2]
 
 
-@pytest.mark.parametrize(("asked", "trainers", "networks", "shown_s", "bound"), [
-    (2, 4, "abcdef", 8.0, "per_device"),  # two pay, and more may
-    ("auto", 4, "abcdef", 8.0, "ranks"),
-    (4, 4, "abcdef", 8.0, "ranks"),
-    (2, 4, "abcdef", 5.0, ""),  # two do not
-    (2, 4, "abcd", 8.0, ""),  # more would have no network
-])
-def test_what_is_told_of_sharing_says_what_keeps_more_networks_from_a_gpu(asked, trainers, networks, shown_s, bound):
-    told = Told({"a": [0], "b": [2]}, networks=networks, trainers=trainers,
-                slots=2, parts={"resources": {"engine": "numpy", "per_device": asked}}).begin()
+@pytest.mark.parametrize(
+    ("asked", "trainers", "networks", "shown_s", "bound"),
+    [
+        (2, 4, "abcdef", 8.0, "per_device"),  # two pay, and more may
+        ("auto", 4, "abcdef", 8.0, "ranks"),
+        (4, 4, "abcdef", 8.0, "ranks"),
+        (2, 4, "abcdef", 5.0, ""),  # two do not
+        (2, 4, "abcd", 8.0, ""),  # more would have no network
+    ],
+)
+def test_what_is_told_of_sharing_says_what_keeps_more_networks_from_a_gpu(
+    asked, trainers, networks, shown_s, bound
+):
+    told = Told(
+        {"a": [0], "b": [2]},
+        networks=networks,
+        trainers=trainers,
+        slots=2,
+        parts={"resources": {"engine": "numpy", "per_device": asked}},
+    ).begin()
     told.hear(shown("a", shown_s, beside=2))
     event = told.of("SharingLearned")[-1]
     assert (event.slots, event.device, event.bound) == (2, "GPU", bound)
 
 
 @pytest.mark.parametrize(("known", "bound"), [({}, None), ({2: 1.01}, None), ({2: 1.6}, "ranks")])
-def test_a_launch_whose_gpus_are_not_shared_says_that_earlier_ones_have_shown_it_to_pay(known, bound):
-    setup = Told({"a": [0]}, networks="abcdef", trainers=2, sharing=known,
-                 parts={"resources": {"engine": "numpy", "per_device": "auto"}}).setup
+def test_a_launch_whose_gpus_are_not_shared_says_that_earlier_ones_have_shown_it_to_pay(
+    known, bound
+):
+    setup = Told(
+        {"a": [0]},
+        networks="abcdef",
+        trainers=2,
+        sharing=known,
+        parts={"resources": {"engine": "numpy", "per_device": "auto"}},
+    ).setup
     told = known_sharing(setup)
     assert (told and told.bound) == bound

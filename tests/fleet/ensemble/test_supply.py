@@ -34,8 +34,11 @@ class Planning(Told):
         self.begin()
 
     def make(self):
-        self.rates = RateTable(60, 2, (Network("a", (3000.0, 5000.0)),
-                                       *(Network(name, (500.0, 900.0)) for name in "bcd")))
+        self.rates = RateTable(
+            60,
+            2,
+            (Network("a", (3000.0, 5000.0)), *(Network(name, (500.0, 900.0)) for name in "bcd")),
+        )
         return super().make()
 
     def ask(self, rates, progress, cluster, least):
@@ -51,11 +54,13 @@ class Planning(Told):
 def test_a_policy_is_told_what_the_input_gives_and_anew_at_an_epochs_end_when_it_is_off_by_a_quarter():
     told = begun(100.0)
     before = len(told.asked)
-    told.hear(Prepared(0, samples=10, busy_s=1.0), after=20.0)  # it has waited for long, which says nothing
+    told.hear(
+        Prepared(0, samples=10, busy_s=1.0), after=20.0
+    )  # it has waited for long, which says nothing
     assert len(told.asked) == before
     told.end_epoch("a")
-    assert [asked.rates_changed for asked in told.asked[before - 1:]] == [False, True]
-    assert [table.supply for table in told.tables[before - 1:]] == [100.0, 10.0]
+    assert [asked.rates_changed for asked in told.asked[before - 1 :]] == [False, True]
+    assert [table.supply for table in told.tables[before - 1 :]] == [100.0, 10.0]
     assert told.of("SupplyFound") == [SupplyFound(10.0, 38.0)]  # on four devices
 
 
@@ -83,7 +88,9 @@ def test_it_is_what_was_prepared_of_late_that_counts():
     told.hear(*(Prepared(0, 16, 1.0) for _ in range(6)))
     told.end_epoch("a")
     assert told.tables[-1].supply == pytest.approx(16.0, rel=0.02)
-    assert [found.supply_samples_per_s for found in told.of("SupplyFound")] == pytest.approx([4.0, 16.0], rel=0.02)
+    assert [found.supply_samples_per_s for found in told.of("SupplyFound")] == pytest.approx(
+        [4.0, 16.0], rel=0.02
+    )
 
 
 def test_no_input_is_between_where_networks_prepare_samples_themselves():
@@ -112,8 +119,12 @@ def test_a_round_of_one_wide_network_ends_when_the_input_cannot_feed_it_and_othe
     told.end_epoch("a", gpus=2)
     assert told.read()[1] == [Stop(final=False)]
     told.hear(Stopped("a", 0.0), Ready(1), Ready(2))
-    started = [message.network.name for messages in told.read().values() for message in messages
-               if isinstance(message, Start)]
+    started = [
+        message.network.name
+        for messages in told.read().values()
+        for message in messages
+        if isinstance(message, Start)
+    ]
     assert len(set(started)) == len(told.groups) == 2
     assert set(told.groups.values()) == {1}
 

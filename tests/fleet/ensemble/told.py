@@ -27,8 +27,15 @@ def no_search(content):
 
 def layout(slots, is_ring=False):
     """A stream of epochs of six chunks, of which a window holds some."""
-    return Layout(ImageSpec((4, 4, 1), "uint8"), samples=60, chunk=10, slots=slots, lookahead=1, readers=4,
-                  is_ring=is_ring)
+    return Layout(
+        ImageSpec((4, 4, 1), "uint8"),
+        samples=60,
+        chunk=10,
+        slots=slots,
+        lookahead=1,
+        readers=4,
+        is_ring=is_ring,
+    )
 
 
 def traits(network):
@@ -40,10 +47,27 @@ def speeds(setup, rates=None, learns=False, known=None):
     """Where a launch has its rates from: a table, or training, or measurements, beside what is known."""
     roles, networks = setup.roles, setup.spec.networks
     known, gpus, on_each = known or {}, roles.cluster.whole_gpus, roles.whole_per_node
-    online = OnlineRates(list(map(traits, networks)), setup.samples, on_each, gpus, known, roles.slots,
-                         idle_slots=roles.idle_slots) if learns else None
-    survey = Survey(networks, {network.name: network.name for network in networks}, setup.spec.profile, gpus, on_each,
-                    known)
+    online = (
+        OnlineRates(
+            list(map(traits, networks)),
+            setup.samples,
+            on_each,
+            gpus,
+            known,
+            roles.slots,
+            idle_slots=roles.idle_slots,
+        )
+        if learns
+        else None
+    )
+    survey = Survey(
+        networks,
+        {network.name: network.name for network in networks},
+        setup.spec.profile,
+        gpus,
+        on_each,
+        known,
+    )
     return Speeds(survey, rates, online)
 
 
@@ -65,13 +89,35 @@ class Told:
         setup: what else is not as it mostly is.
     """
 
-    def __init__(self, wanted, networks="ab", trainers=4, stream=None, measures=False, standings=None, gpus=None,
-                 parts=None, learns=None, slots=1, roles=None, tried=frozenset(), **setup):
+    def __init__(
+        self,
+        wanted,
+        networks="ab",
+        trainers=4,
+        stream=None,
+        measures=False,
+        standings=None,
+        gpus=None,
+        parts=None,
+        learns=None,
+        slots=1,
+        roles=None,
+        tried=frozenset(),
+        **setup,
+    ):
         self.wanted, self.tried = wanted, tried
-        models = [{"family": "softmax", "name": name, "gpus": (gpus or {}).get(name, [1, 4])} for name in networks]
+        models = [
+            {"family": "softmax", "name": name, "gpus": (gpus or {}).get(name, [1, 4])}
+            for name in networks
+        ]
         content = spec(*models, **(parts or {}))
-        roles = roles or assign((0,) * (trainers + 1), 1 if stream else None, None, own_preprocessing=stream is None,
-                                slots=slots)
+        roles = roles or assign(
+            (0,) * (trainers + 1),
+            1 if stream else None,
+            None,
+            own_preprocessing=stream is None,
+            slots=slots,
+        )
         self.setup = Setup(content, roles, stream, samples=60, **setup)
         table = RateTable(60, trainers, tuple(Network(name, (10.0, 19.0)) for name in networks))
         self.rates = None if measures or learns is not None else table
@@ -79,7 +125,12 @@ class Told:
         self.tables = []  # that the policy was told
         self.asked = []  # the progress that the policy was told of
         self.now = 0.0
-        self.effects, self.mail, self.events, self.run = [], defaultdict(list), [], RunState(content)
+        self.effects, self.mail, self.events, self.run = (
+            [],
+            defaultdict(list),
+            [],
+            RunState(content),
+        )
         self.begun = standings or {}
         self.run.take_up(self.begun)
         self.ensemble = self.make()
@@ -100,8 +151,16 @@ class Told:
         self.asked.append(progress)
         self.tables.append(rates)
         wanted = self.wanted(progress) if callable(self.wanted) else self.wanted
-        return PolicyAnswer(Round(tuple(Member(name, tuple(devices)) for name, devices in wanted.items()
-                                    if name not in progress.finished)), tried=self.tried)
+        return PolicyAnswer(
+            Round(
+                tuple(
+                    Member(name, tuple(devices))
+                    for name, devices in wanted.items()
+                    if name not in progress.finished
+                )
+            ),
+            tried=self.tried,
+        )
 
     def hear(self, *words, after=0.0):
         """Hear some words, the first after some seconds; returns what is to be done about all of them."""
@@ -109,7 +168,9 @@ class Told:
         self.effects = [effect for word in words for effect in self.ensemble.handle(self.now, word)]
         for effect in self.effects:
             if isinstance(effect, do.Tell):
-                self.mail[effect.rank if effect.tag is Tag.TRAINER else "preprocessor"].append(effect.message)
+                self.mail[effect.rank if effect.tag is Tag.TRAINER else "preprocessor"].append(
+                    effect.message
+                )
             elif isinstance(effect, do.Note):
                 self.events.append(effect.event)
                 self.run.apply(self.now, effect.event)
@@ -138,6 +199,7 @@ class Told:
     def end_epoch(self, network, stream_epoch=None, final="", rate=StepRate(), gpus=1):
         """A network ends an epoch, and shows how fast its steps are."""
         number = len(self.standings.get(network, Standing()).history) + 1
-        done = record(number, stream_epoch=number - 1 if stream_epoch is None else stream_epoch,
-                      gpus=gpus)
+        done = record(
+            number, stream_epoch=number - 1 if stream_epoch is None else stream_epoch, gpus=gpus
+        )
         return self.hear(EpochDone(network, done, 0.25, final, rate=rate))

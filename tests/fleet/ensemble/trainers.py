@@ -85,8 +85,18 @@ class Ranks:
         slow: seconds that pass from one step to the next, at most; so few that no rank is taken for deaf.
     """
 
-    def __init__(self, make, setup, seed, fates, histories=None, deaths=0, asked_at=None, slow=0.1,
-                 yields_at=None):
+    def __init__(
+        self,
+        make,
+        setup,
+        seed,
+        fates,
+        histories=None,
+        deaths=0,
+        asked_at=None,
+        slow=0.1,
+        yields_at=None,
+    ):
         self.ensemble: Ensemble = make()
         self.make, self.setup, self.random = make, setup, Random(seed)
         self.fates = {name: Fate(fate.epochs, list(fate.failures)) for name, fate in fates.items()}
@@ -98,18 +108,35 @@ class Ranks:
         self.meeting = {}  # number -> the team that meets
         self.waiting = set()  # ranks whose Ready was heard, and that have nothing to do
         self.gone, self.dead, self.unheard = set(), set(), set()
-        self.producing, self.unsaid = (), 6  # who prepares samples, and how often one may still say how fast
+        self.producing, self.unsaid = (
+            (),
+            6,
+        )  # who prepares samples, and how often one may still say how fast
         self.reading = []
         self.events = []
         self.run_state = RunState(setup.spec)
-        self.run_state.take_up({name: Standing(tuple(trained)) for name, trained in self.trained.items()})
-        self.run_state.apply(0.0, replace(START, devices=tuple(sorted(setup.roles.rank_of)),
-                                          gpus_per_node=setup.roles.gpus_per_node, slots=setup.roles.slots))
+        self.run_state.take_up(
+            {name: Standing(tuple(trained)) for name, trained in self.trained.items()}
+        )
+        self.run_state.apply(
+            0.0,
+            replace(
+                START,
+                devices=tuple(sorted(setup.roles.rank_of)),
+                gpus_per_node=setup.roles.gpus_per_node,
+                slots=setup.roles.slots,
+            ),
+        )
         self.owner = {}  # rank -> the network that the ensemble has given it to
         self.promised = set()  # of them, those that are to join a group
         self.heard = []  # (seconds, what, effects)
         self.now, self.steps, self.status = 0.0, 0, None
-        self.deaths, self.asked_at, self.slow, self.yields_at = deaths, asked_at, slow, dict(yields_at or {})
+        self.deaths, self.asked_at, self.slow, self.yields_at = (
+            deaths,
+            asked_at,
+            slow,
+            dict(yields_at or {}),
+        )
         self.given_back = set()  # ranks that get no work any more
 
     # ---- a launch ----
@@ -162,8 +189,16 @@ class Ranks:
         self.hear(do.NodesAsked(f"command {self.steps}", offer))
 
     def where(self):
-        return "\n".join([f"at {self.now:.1f} s", *(f"rank {rank}: {team or self.recruit.get(rank)}, is told "
-                                                    f"{list(self.mail[rank])}" for rank, team in self.team.items())])
+        return "\n".join(
+            [
+                f"at {self.now:.1f} s",
+                *(
+                    f"rank {rank}: {team or self.recruit.get(rank)}, is told "
+                    f"{list(self.mail[rank])}"
+                    for rank, team in self.team.items()
+                ),
+            ]
+        )
 
     # ---- words ----
 
@@ -206,7 +241,9 @@ class Ranks:
             self.told(effect.rank, effect.tag, effect.message)
         elif isinstance(effect, do.Note):
             self.events.append(effect.event)
-            self.run_state.apply(self.now, event_from_json(json.loads(json.dumps(to_json(effect.event)))))
+            self.run_state.apply(
+                self.now, event_from_json(json.loads(json.dumps(to_json(effect.event))))
+            )
         elif isinstance(effect, do.ReadCheckpoint):
             self.disown(effect.network)
             self.reading.append(effect.network)
@@ -225,13 +262,17 @@ class Ranks:
             return
         assert tag is m.Tag.TRAINER
         has_ended = any(isinstance(event, Interrupted) for event in self.events)
-        assert not (has_ended and isinstance(message, m.Start | m.Join | m.Measure | m.GoOn | m.Regroup)), message
+        assert not (
+            has_ended and isinstance(message, m.Start | m.Join | m.Measure | m.GoOn | m.Regroup)
+        ), message
         if isinstance(message, m.Start | m.Join | m.Measure):
             assert rank in self.waiting | self.dead, f"rank {rank} is busy, and is told {message}"
             assert rank not in self.given_back, f"rank {rank} was given back, and is told {message}"
             self.waiting.discard(rank)
         if isinstance(message, m.Start | m.Join):
-            assert rank not in self.owner, f"rank {rank} is of {self.owner[rank]}, and is told {message}"
+            assert rank not in self.owner, (
+                f"rank {rank} is of {self.owner[rank]}, and is told {message}"
+            )
             self.owner[rank] = message.network.name
         if isinstance(message, m.Join):
             self.promised.add(rank)
@@ -246,8 +287,11 @@ class Ranks:
 
     def disown(self, network, keep=()):
         """The ranks of a group are free, but for those that are kept, and those that are to join it."""
-        self.owner = {rank: other for rank, other in self.owner.items()
-                      if other != network or rank in self.promised or rank in keep}
+        self.owner = {
+            rank: other
+            for rank, other in self.owner.items()
+            if other != network or rank in self.promised or rank in keep
+        }
 
     # ---- deeds ----
 
@@ -288,10 +332,15 @@ class Ranks:
             assert rank not in self.owner
             self.leave(rank)
         elif isinstance(order, m.Start):
-            self.come(rank, order.group, Team(order.network.name, order.ranks, epoch=order.stream_epoch))
+            self.come(
+                rank, order.group, Team(order.network.name, order.ranks, epoch=order.stream_epoch)
+            )
         elif isinstance(order, m.Measure):
-            self.come(rank, order.group, Team(order.network.name, order.ranks, state="measures",
-                                              batches=order.batches))
+            self.come(
+                rank,
+                order.group,
+                Team(order.network.name, order.ranks, state="measures", batches=order.batches),
+            )
         elif isinstance(order, m.Join):
             self.recruit[rank] = (order.network.name, False)
         elif isinstance(order, m.Regroup):
@@ -301,7 +350,9 @@ class Ranks:
             del self.recruit[rank]
             self.say(rank, m.Ready(rank))
         else:
-            assert isinstance(order, m.Pause) or self.dead, f"{order} comes when nobody waits for it"
+            assert isinstance(order, m.Pause) or self.dead, (
+                f"{order} comes when nobody waits for it"
+            )
 
     def leave(self, rank):
         """A rank that was let go ends; the others hear of it as of a death."""
@@ -362,15 +413,28 @@ class Ranks:
     def measured(self, team):
         fails, gpus = self.fails(team), len(team.ranks)
         rate, reason = (0.0, "it failed") if fails is not None else (10.0 * gpus, "")
-        timed = () if fails is not None else tuple(
-            StepTime(batch, 0.1 + batch / gpus / 100 + 0.05 * (gpus > 1)) for batch in team.batches)
-        self.say(team.master, m.Measured(team.network, gpus, StepRate(rate), 1.0, reason, bool(fails), timed, 250_000))
+        timed = (
+            ()
+            if fails is not None
+            else tuple(
+                StepTime(batch, 0.1 + batch / gpus / 100 + 0.05 * (gpus > 1))
+                for batch in team.batches
+            )
+        )
+        self.say(
+            team.master,
+            m.Measured(
+                team.network, gpus, StepRate(rate), 1.0, reason, bool(fails), timed, 250_000
+            ),
+        )
         self.free(*team.ranks)
 
     def fails(self, team, probability=0.2):
         """Whether a failure comes now, and then whether it may pass; None where none does."""
         failures = self.fates[team.network].failures
-        if not failures or team.is_struck or self.random.random() > probability:  # to fail, all ranks have to meet
+        if (
+            not failures or team.is_struck or self.random.random() > probability
+        ):  # to fail, all ranks have to meet
             return None
         return failures.pop(0)
 
@@ -385,7 +449,9 @@ class Ranks:
             self.fail(team, may_pass)
             return
         if self.trained[name] and self.random.random() < 0.1:  # the newest checkpoint is damaged
-            self.trained[name] = self.trained[name][:self.random.randrange(len(self.trained[name]))]
+            self.trained[name] = self.trained[name][
+                : self.random.randrange(len(self.trained[name]))
+            ]
             self.half_done.pop(name, None)
             self.say(team.master, m.FellBack(name, "torn", tuple(self.trained[name]), 0))
         if len(self.trained[name]) >= self.fates[name].epochs and name not in self.half_done:
@@ -408,7 +474,9 @@ class Ranks:
             team.state, team.is_inside = "stands", True
         elif chance > 0.8:
             history = self.trained[name]
-            history.append(self.epoch_of(name, len(history) + 1, stream_epoch=team.epoch, gpus=len(team.ranks)))
+            history.append(
+                self.epoch_of(name, len(history) + 1, stream_epoch=team.epoch, gpus=len(team.ranks))
+            )
             final = f"{len(history)} epochs" if len(history) >= self.fates[name].epochs else ""
             self.say(team.master, m.EpochDone(name, history[-1], 0.0, final, rate=self.shown()))
             team.state, team.is_inside = "stands", False
@@ -419,8 +487,13 @@ class Ranks:
 
     def shown(self):
         """How fast a group's steps are, if anybody can tell: this differs each time."""
-        return self.random.choice([StepRate(), StepRate(), StepRate(self.random.choice([1.0, 10.0, 50.0]), 0.1,
-                                                                    self.random.choice([10, 200]))])
+        return self.random.choice(
+            [
+                StepRate(),
+                StepRate(),
+                StepRate(self.random.choice([1.0, 10.0, 50.0]), 0.1, self.random.choice([10, 200])),
+            ]
+        )
 
     def follow(self, team):
         """The master of a group that stands still takes its next order."""
@@ -435,8 +508,8 @@ class Ranks:
         if isinstance(order, m.GoOn):
             team.state, team.epoch = "trains", epoch
             return
-        assert set(order.ranks[:order.stay]) <= set(team.ranks)
-        assert not set(order.ranks[order.stay:]) & set(team.ranks)
+        assert set(order.ranks[: order.stay]) <= set(team.ranks)
+        assert not set(order.ranks[order.stay :]) & set(team.ranks)
         new = self.regrouped(team.network, order)
         new.epoch = epoch
         for rank in team.ranks:
@@ -473,7 +546,9 @@ class Ranks:
         self.waiting.discard(rank)
         self.mail[rank].clear()
         self.recruit.pop(rank, None)
-        for team in {id(team): team for team in (*self.team.values(), *self.meeting.values()) if team}.values():
+        for team in {
+            id(team): team for team in (*self.team.values(), *self.meeting.values()) if team
+        }.values():
             team.is_struck |= rank in team.ranks
         if rank in self.team:
             self.team[rank] = None
@@ -507,18 +582,26 @@ class Ranks:
     def check_histories(self):
         """Epochs are counted, and none of the stream is trained on twice."""
         for standing in self.standings.values():
-            assert [one.epoch for one in standing.history] == list(range(1, len(standing.history) + 1))
+            assert [one.epoch for one in standing.history] == list(
+                range(1, len(standing.history) + 1)
+            )
             assert len({one.stream_epoch for one in standing.history}) == len(standing.history)
 
     def over(self):
         """The networks that came to their end, and how."""
-        return {name: standing.outcome for name, standing in self.standings.items() if standing.outcome is not None}
+        return {
+            name: standing.outcome
+            for name, standing in self.standings.items()
+            if standing.outcome is not None
+        }
 
     def check_end(self):
         """What holds of every launch that was not asked to end, and in which nobody died."""
         over = self.over()
         assert set(over) == set(self.fates)
         for name, outcome in over.items():
-            assert outcome.is_failure or len(self.standings[name].history) >= self.fates[name].epochs
+            assert (
+                outcome.is_failure or len(self.standings[name].history) >= self.fates[name].epochs
+            )
         failed = any(outcome.is_failure for outcome in over.values())
         assert self.status is (ExitStatus.NETWORK_FAILED if failed else ExitStatus.OK)

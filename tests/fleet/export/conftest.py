@@ -17,30 +17,66 @@ SPACE = {RATE: Range(0.001, 0.1, log=True), "filters": ([8], [8, 16])}
 def network(name, epochs, status, entry="net", **drawn):
     """A network whose validation accuracy grows by a tenth an epoch."""
     drawn = {RATE: 0.01, "filters": [8, 16], **drawn} if entry else {}
-    ended = tuple(TrackedEpoch(number, 1000.0 + 60 * number, {"loss": 1 / number, "val_accuracy": number / 10})
-                  for number in range(1, epochs + 1))
+    ended = tuple(
+        TrackedEpoch(
+            number, 1000.0 + 60 * number, {"loss": 1 / number, "val_accuracy": number / 10}
+        )
+        for number in range(1, epochs + 1)
+    )
     return TrackedNetwork(
-        name, f"key-{name}", {"model": "cnn", RATE: 0.01}, drawn, entry,
-        (TrackedObjective("val_accuracy", epochs / 10 if epochs else math.nan, True),), status, ended, 1000.0,
-        {"reason": str(status)}, {})
+        name,
+        f"key-{name}",
+        {"model": "cnn", RATE: 0.01},
+        drawn,
+        entry,
+        (TrackedObjective("val_accuracy", epochs / 10 if epochs else math.nan, True),),
+        status,
+        ended,
+        1000.0,
+        {"reason": str(status)},
+        {},
+    )
 
 
 def made_up(*networks, **more):
     """A run of these networks."""
-    said = {"name": "digits", "key": "0123456789abcdef", "began": 1000.0, "ended": 2000.0, "is_going_on": False,
-            "params": {"policy": "adaptive"}, "spaces": {"net": SPACE}, **more}
+    said = {
+        "name": "digits",
+        "key": "0123456789abcdef",
+        "began": 1000.0,
+        "ended": 2000.0,
+        "is_going_on": False,
+        "params": {"policy": "adaptive"},
+        "spaces": {"net": SPACE},
+        **more,
+    }
     return TrackedRun(networks=networks, **said)
 
 
-EARLY = made_up(network("net-0", 2, Status.TRAINING), network("net-1", 2, Status.PRUNED),
-                network("net-2", 0, Status.FAILED), network("net-3", 0, Status.WAITING),
-                network("plain", 1, Status.TRAINING, entry=""))
-LATE = made_up(network("net-0", 4, Status.FINISHED), network("net-1", 2, Status.PRUNED),
-               network("net-2", 0, Status.FAILED), network("net-3", 3, Status.FINISHED),
-               network("plain", 2, Status.FINISHED, entry=""))
+EARLY = made_up(
+    network("net-0", 2, Status.TRAINING),
+    network("net-1", 2, Status.PRUNED),
+    network("net-2", 0, Status.FAILED),
+    network("net-3", 0, Status.WAITING),
+    network("plain", 1, Status.TRAINING, entry=""),
+)
+LATE = made_up(
+    network("net-0", 4, Status.FINISHED),
+    network("net-1", 2, Status.PRUNED),
+    network("net-2", 0, Status.FAILED),
+    network("net-3", 3, Status.FINISHED),
+    network("plain", 2, Status.FINISHED, entry=""),
+)
 # Somebody has let a network go on that was over, and another one went back to an earlier checkpoint.
-CHANGED = replace(LATE, networks=(*LATE.networks[:1], network("net-1", 5, Status.FINISHED), *LATE.networks[2:4],
-                                  network("plain", 1, Status.FAILED, entry="")))
+CHANGED = replace(
+    LATE,
+    networks=(
+        *LATE.networks[:1],
+        network("net-1", 5, Status.FINISHED),
+        *LATE.networks[2:4],
+        network("plain", 1, Status.FAILED, entry=""),
+    ),
+)
 
 
 @pytest.fixture
@@ -48,8 +84,15 @@ def searched(tmp_path, monkeypatch):
     """A run of a search, of which a launch has been killed; it goes on when it is launched again."""
     monkeypatch.setattr("os.fsync", lambda descriptor: None)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    run = Run(tmp_path, {}, epochs=4, models=[
-        {**ENTRY, "search": {"ask": "random", "most": 5, "at_once": 3}}, {"family": "softmax", "name": "plain"}],
-        prune={"rule": "asha", "factor": 2})
+    run = Run(
+        tmp_path,
+        {},
+        epochs=4,
+        models=[
+            {**ENTRY, "search": {"ask": "random", "most": 5, "at_once": 3}},
+            {"family": "softmax", "name": "plain"},
+        ],
+        prune={"rule": "asha", "factor": 2},
+    )
     assert run.launch(turns=80) is None
     return run

@@ -24,16 +24,35 @@ def result(name, drawn, **metrics):
     return NetworkResult(name, Status.FINISHED, "2 epochs", 7, 2, 1, *scores, 3.5, drawn, metrics)
 
 
-ROWS = Table([result("a", {"filters": [8, 16], "epochs": "few", "x": 1}, val_mae=0.5), result("b", {"x": "y"})])
+ROWS = Table(
+    [
+        result("a", {"filters": [8, 16], "epochs": "few", "x": 1}, val_mae=0.5),
+        result("b", {"x": "y"}),
+    ]
+)
 
 
 def test_each_parameter_and_metric_is_a_column_and_none_takes_the_place_of_another():
     columns = ROWS.columns()
-    assert {name: columns[name] for name in ("name", "epochs", "drawn.epochs", "filters", "x", "val_mae")} == {
-        "name": ["a", "b"], "epochs": [2, 2], "drawn.epochs": ["few", None], "filters": [[8, 16], None],
-        "x": [1, "y"], "val_mae": [0.5, None]}
-    mean = mean_of_folds("a", [result("a-fold0", {}, val_mae=1.0), result("a-fold1", {}, val_mae=2.0)]).cells()
-    assert (mean["folds"], mean["val_mae"], mean["val_mae_deviation"]) == (2, 1.5, pytest.approx(0.5 ** 0.5))
+    assert {
+        name: columns[name]
+        for name in ("name", "epochs", "drawn.epochs", "filters", "x", "val_mae")
+    } == {
+        "name": ["a", "b"],
+        "epochs": [2, 2],
+        "drawn.epochs": ["few", None],
+        "filters": [[8, 16], None],
+        "x": [1, "y"],
+        "val_mae": [0.5, None],
+    }
+    mean = mean_of_folds(
+        "a", [result("a-fold0", {}, val_mae=1.0), result("a-fold1", {}, val_mae=2.0)]
+    ).cells()
+    assert (mean["folds"], mean["val_mae"], mean["val_mae_deviation"]) == (
+        2,
+        1.5,
+        pytest.approx(0.5**0.5),
+    )
 
 
 def test_a_run_is_a_row_a_network_and_a_row_an_epoch(searched):
@@ -41,22 +60,31 @@ def test_a_run_is_a_row_a_network_and_a_row_an_epoch(searched):
     run = searched.folder / "run"
     rows, epochs = read_results(run), read_history(run)
     assert rows.columns()[RATE] == [row.drawn.get(RATE) for row in rows]
-    assert len({(row.network, row.epoch) for row in epochs}) == len(epochs) == sum(row.epochs for row in rows)
+    assert (
+        len({(row.network, row.epoch) for row in epochs})
+        == len(epochs)
+        == sum(row.epochs for row in rows)
+    )
     for row in rows:
         assert [epoch.val_accuracy for epoch in epochs if epoch.network == row.name] == [
-            record.val_accuracy for record in read_file(searched.paths.history(row.name))]
-    assert {"network", "epoch", "loss", "val_loss", "gpus", "seconds", "learning_rate"} <= set(epochs.columns())
+            record.val_accuracy for record in read_file(searched.paths.history(row.name))
+        ]
+    assert {"network", "epoch", "loss", "val_loss", "gpus", "seconds", "learning_rate"} <= set(
+        epochs.columns()
+    )
 
 
 def test_csv_and_parquet_have_all_of_it(searched, tmp_path, capsys, monkeypatch):
     run = searched.folder / "run"
     assert main(["export", str(run), "--csv"]) == 0
-    assert capsys.readouterr().out.splitlines()[-2:] == [str(run / f"export/{name}.csv")
-                                                         for name in ("results", "history")]
+    assert capsys.readouterr().out.splitlines()[-2:] == [
+        str(run / f"export/{name}.csv") for name in ("results", "history")
+    ]
     with open(run / "export/history.csv", newline="") as file:
         found = list(csv.DictReader(file))
     assert [(row["network"], int(row["epoch"]), float(row["val_loss"])) for row in found] == [
-        (row.network, row.epoch, row.val_loss) for row in read_history(run)]
+        (row.network, row.epoch, row.val_loss) for row in read_history(run)
+    ]
     monkeypatch.chdir(tmp_path)
     assert main(["export", str(run), "--csv", "."]) == 0
     assert (tmp_path / "history.csv").read_bytes() == (run / "export/history.csv").read_bytes()
@@ -73,20 +101,35 @@ def test_a_run_without_networks_has_tables_with_their_heads(tmp_path):
     results_of(parse({"models": [], "open_for": 1}), run).write()
     run.events.write_text("")
     write_tables(run.root, tmp_path / "tables", "csv")
-    results, history = ((tmp_path / f"tables/{name}.csv").read_text().splitlines() for name in ("results", "history"))
+    results, history = (
+        (tmp_path / f"tables/{name}.csv").read_text().splitlines()
+        for name in ("results", "history")
+    )
     assert ([results[0].split(",")[:2], history[0].split(",")[:3]], len(results), len(history)) == (
-        [["name", "status"], ["network", "epoch", "loss"]], 1, 1)
+        [["name", "status"], ["network", "epoch", "loss"]],
+        1,
+        1,
+    )
 
 
 def test_what_a_file_cannot_hold_is_json(tmp_path):
     write_csv(ROWS, tmp_path / "a.csv")
     with open(tmp_path / "a.csv", newline="") as file:
         first, second = csv.DictReader(file)
-    assert (json.loads(first["filters"]), first["x"], second["x"], second["val_mae"]) == ([8, 16], "1", "y", "")
+    assert (json.loads(first["filters"]), first["x"], second["x"], second["val_mae"]) == (
+        [8, 16],
+        "1",
+        "y",
+        "",
+    )
     parquet = pytest.importorskip("pyarrow.parquet")
     write_parquet(ROWS, tmp_path / "a.parquet")
     found = parquet.read_table(tmp_path / "a.parquet").to_pydict()
-    assert (found["x"], found["filters"], found["val_mae"]) == (["1", "y"], ["[8, 16]", None], [0.5, None])
+    assert (found["x"], found["filters"], found["val_mae"]) == (
+        ["1", "y"],
+        ["[8, 16]", None],
+        [0.5, None],
+    )
 
 
 def test_pandas_takes_both(searched):
@@ -95,7 +138,8 @@ def test_pandas_takes_both(searched):
     rows, epochs = read_results(run).to_pandas(), read_history(run).to_pandas()
     assert list(rows["name"]) == [row.name for row in read_results(run)]
     assert list(epochs.groupby("network")["epoch"].max().items()) == sorted(
-        (row.name, row.epochs) for row in read_results(run) if row.epochs)
+        (row.name, row.epochs) for row in read_results(run) if row.epochs
+    )
 
 
 @pytest.mark.parametrize("library", ["pandas", "pyarrow"])

@@ -30,7 +30,10 @@ pytestmark = pytest.mark.usefixtures("quick")
 def test_a_spec_names_trackers_with_a_path_or_without(tmp_path):
     spec = parse({"models": SOFTMAX, "track": ["mlflow", {"wandb": "/w"}, {"optuna": None}]})
     assert places(spec.document.track, tmp_path) == [
-        ("mlflow", tmp_path / "track/mlflow"), ("wandb", Path("/w")), ("optuna", tmp_path / "track/optuna.log")]
+        ("mlflow", tmp_path / "track/mlflow"),
+        ("wandb", Path("/w")),
+        ("optuna", tmp_path / "track/optuna.log"),
+    ]
     assert parse(yaml.safe_load(dump(spec.document))) == spec
     choices, _ = json_schema()["properties"]["track"]["items"]["anyOf"]
     assert choices["enum"] == ["mlflow", "wandb", "optuna"] == list(TRACKERS)
@@ -73,27 +76,36 @@ def test_a_tracker_that_fails_is_told_of_once_and_others_are_written(tmp_path, m
         follower.write(is_last)
     assert tried == ["mlflow", "wandb", "wandb", "mlflow", "wandb"]
     assert [json.loads(line) for line in out.getvalue().splitlines()] == [
-        {"tracker": "mlflow", "path": str(tmp_path), "reason": "SystemExit: no room"}]
+        {"tracker": "mlflow", "path": str(tmp_path), "reason": "SystemExit: no room"}
+    ]
 
 
 def test_a_run_is_written_while_it_goes_on_and_to_its_end(tmp_path):
     optuna = pytest.importorskip("optuna")
-    run = Run(tmp_path, {}, track=["optuna"], models=[
-        {**ENTRY, "search": {"ask": "random", "most": 4, "at_once": 2}}], prune={"rule": "asha", "factor": 2})
+    run = Run(
+        tmp_path,
+        {},
+        track=["optuna"],
+        models=[{**ENTRY, "search": {"ask": "random", "most": 4, "at_once": 2}}],
+        prune={"rule": "asha", "factor": 2},
+    )
     assert run.launch() is ExitStatus.OK
     path = run.folder / "run/track/optuna.log"
     storage = optuna.storages.JournalStorage(optuna.storages.journal.JournalFileBackend(str(path)))
     study = optuna.load_study(study_name="ensemble-net", storage=storage)
     states = {"finished": "COMPLETE", "pruned": "PRUNED"}
     assert {trial.user_attrs["network"]: trial.state.name for trial in study.trials} == {
-        name: states[row.status] for name, row in run.rows().items()}
+        name: states[row.status] for name, row in run.rows().items()
+    }
     assert run.of(TrackerFailed) == run.paths.foreign() == []
 
 
 def test_a_tracker_that_cannot_be_written_is_a_warning(tmp_path, capsys):
     pytest.importorskip("optuna")
     (tmp_path / "file").touch()
-    run = Run(tmp_path, {}, models=SOFTMAX, epochs=2, track=[{"optuna": str(tmp_path / "file/x.log")}])
+    run = Run(
+        tmp_path, {}, models=SOFTMAX, epochs=2, track=[{"optuna": str(tmp_path / "file/x.log")}]
+    )
     assert run.launch() is ExitStatus.OK
     assert {row.status for row in run.rows().values()} == {"finished"}
     assert capsys.readouterr().out.count("WARNING: track: optuna is not written") == 1
@@ -106,10 +118,15 @@ def test_a_tracker_that_hangs_keeps_no_run_from_its_end(tmp_path, capsys, monkey
     monkeypatch.setattr(board, "_PATIENCE_S", 0.5)
     run = Run(tmp_path, {}, models=SOFTMAX, epochs=2, track=["optuna"])
     assert run.launch() is ExitStatus.OK
-    assert "track is not written, and the run goes on without it: not ended within 0 s" in capsys.readouterr().out
+    assert (
+        "track is not written, and the run goes on without it: not ended within 0 s"
+        in capsys.readouterr().out
+    )
 
 
-def test_a_process_that_cannot_be_started_is_told_of_at_the_end_at_the_latest(tmp_path, monkeypatch):
+def test_a_process_that_cannot_be_started_is_told_of_at_the_end_at_the_latest(
+    tmp_path, monkeypatch
+):
     def start(*arguments, **more):
         raise OSError("no processes left")
 

@@ -10,7 +10,9 @@ from fleet.api import read_history, read_results
 from fleet.export.trackers import write
 from tests.fleet.export.conftest import CHANGED, EARLY, LATE, RATE
 
-tracking = pytest.importorskip("mlflow.tracking", reason="MLflow is not installed: make test-track has it")
+tracking = pytest.importorskip(
+    "mlflow.tracking", reason="MLflow is not installed: make test-track has it"
+)
 pytestmark = pytest.mark.filterwarnings("ignore")  # of its database
 
 
@@ -24,14 +26,19 @@ class Store:
         """The parent of a run, and its children by name."""
         experiment = self.client.get_experiment_by_name(name)
         runs = self.client.search_runs([experiment.experiment_id])
-        parent, = [run for run in runs if "mlflow.parentRunId" not in run.data.tags]
+        (parent,) = [run for run in runs if "mlflow.parentRunId" not in run.data.tags]
         children = {run.info.run_name: run for run in runs if run is not parent}
-        assert {run.data.tags["mlflow.parentRunId"] for run in children.values()} == {parent.info.run_id}
+        assert {run.data.tags["mlflow.parentRunId"] for run in children.values()} == {
+            parent.info.run_id
+        }
         assert len(children) == len(runs) - 1
         return parent, children
 
     def epochs(self, run, metric):
-        return [(one.step, one.value, one.timestamp) for one in self.client.get_metric_history(run.info.run_id, metric)]
+        return [
+            (one.step, one.value, one.timestamp)
+            for one in self.client.get_metric_history(run.info.run_id, metric)
+        ]
 
 
 @pytest.fixture(scope="module")
@@ -56,13 +63,22 @@ def test_a_run_is_a_parent_and_its_networks_are_children_whatever_was_written_be
     store = Store(path)
     parent, children = store.runs("digits")
     assert (parent.info.run_name, parent.info.status, parent.data.params) == (
-        "digits", "FINISHED", {"policy": "adaptive"})
+        "digits",
+        "FINISHED",
+        {"policy": "adaptive"},
+    )
     assert {name: run.info.status for name, run in children.items()} == {
-        "net-0": "FINISHED", "net-1": "KILLED", "net-2": "FAILED", "net-3": "FINISHED", "plain": "FINISHED"}
+        "net-0": "FINISHED",
+        "net-1": "KILLED",
+        "net-2": "FAILED",
+        "net-3": "FINISHED",
+        "plain": "FINISHED",
+    }
     first = children["net-0"]
     assert first.data.params == {"model": "cnn", RATE: "0.01"}
     assert store.epochs(first, "val_accuracy") == [
-        (epoch, epoch / 10, (1000 + 60 * epoch) * 1000) for epoch in (1, 2, 3, 4)]
+        (epoch, epoch / 10, (1000 + 60 * epoch) * 1000) for epoch in (1, 2, 3, 4)
+    ]
     assert [step for step, *_ in store.epochs(children["plain"], "loss")] == [1, 2]
     assert (first.info.start_time, first.info.end_time) == (1_000_000, 1_240_000)
     assert children["net-2"].data.tags["fleet.reason"] == "failed"
@@ -79,7 +95,11 @@ def test_what_is_no_longer_true_of_a_network_that_trains_again_is_not_said(path)
 
 def test_what_is_known_of_a_network_only_after_its_end_is_added(path, tmp_path):
     first = LATE.networks[0]
-    tested = replace(first, about={**first.about, "test_accuracy": 0.9}, files={"best.keras": tmp_path / "best.keras"})
+    tested = replace(
+        first,
+        about={**first.about, "test_accuracy": 0.9},
+        files={"best.keras": tmp_path / "best.keras"},
+    )
     for network in (first, tested):
         write("mlflow", replace(LATE, networks=(network,)), path)
     store = Store(path)
@@ -100,13 +120,19 @@ def test_a_run_given_resumed_and_given_again_is_as_its_tables_say(searched, path
     parent, children = store.runs("ensemble")
     rows = {row.name: row for row in read_results(run)}
     assert sorted(children) == sorted(rows)
-    assert {name: float(child.data.params[RATE]) for name, child in children.items() if name != "plain"} == {
-        name: row.drawn[RATE] for name, row in rows.items() if name != "plain"}
-    found = {(name, step): value for name, child in children.items()
-             for step, value, _ in store.epochs(child, "val_loss")}
+    assert {
+        name: float(child.data.params[RATE]) for name, child in children.items() if name != "plain"
+    } == {name: row.drawn[RATE] for name, row in rows.items() if name != "plain"}
+    found = {
+        (name, step): value
+        for name, child in children.items()
+        for step, value, _ in store.epochs(child, "val_loss")
+    }
     assert found == {(row.network, row.epoch): row.val_loss for row in read_history(run)}
     files = {one.path for one in store.client.list_artifacts(parent.info.run_id)}
     assert files == {"files.json"}
     assert parent.data.tags["fleet.file.results.csv"] == (run / "results.csv").as_uri()
     place = path / "artifacts" / children["net-0"].info.run_id / "artifacts/files.json"
-    assert json.loads(place.read_text())["history.csv"] == (run / "models/net-0/history.csv").as_uri()
+    assert (
+        json.loads(place.read_text())["history.csv"] == (run / "models/net-0/history.csv").as_uri()
+    )

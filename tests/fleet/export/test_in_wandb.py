@@ -21,14 +21,15 @@ BLOCK, HEAD = 32768, 7  # of a log of LevelDB
 def records(path):
     """What a file of W&B holds: a log of LevelDB with a head of its own, of records of its protocol."""
     from wandb.proto.wandb_internal_pb2 import Record
+
     data, place, parts = path.read_bytes(), 7, []
     assert data[:4] == b":W&B"
     while place + HEAD <= len(data):
         if BLOCK - place % BLOCK < HEAD:
             place += BLOCK - place % BLOCK
             continue
-        length, kind = int.from_bytes(data[place + 4:place + 6], "little"), data[place + 6]
-        parts.append(data[place + HEAD:place + HEAD + length])
+        length, kind = int.from_bytes(data[place + 4 : place + 6], "little"), data[place + 6]
+        parts.append(data[place + HEAD : place + HEAD + length])
         place += HEAD + length
         if kind in (1, 4):
             yield Record.FromString(b"".join(parts))
@@ -44,15 +45,21 @@ class Synced:
             match record.WhichOneof("record_type"):
                 case "run":
                     self.run = record.run
-                    self.config = {item.key: json.loads(item.value_json) for item in record.run.config.update}
+                    self.config = {
+                        item.key: json.loads(item.value_json) for item in record.run.config.update
+                    }
                 case "history":
-                    values = {item.key or ".".join(item.nested_key): json.loads(item.value_json)
-                              for item in record.history.item}
+                    values = {
+                        item.key or ".".join(item.nested_key): json.loads(item.value_json)
+                        for item in record.history.item
+                    }
                     assert record.history.step.num not in self.steps
                     self.steps[record.history.step.num] = values
                 case "summary":
-                    self.summary |= {item.key or ".".join(item.nested_key): json.loads(item.value_json)
-                                     for item in record.summary.update}
+                    self.summary |= {
+                        item.key or ".".join(item.nested_key): json.loads(item.value_json)
+                        for item in record.summary.update
+                    }
                 case "exit":
                     self.status = record.exit.exit_code
 
@@ -66,8 +73,14 @@ def found(path):
 
 def listed(path):
     """The folders that ``wandb sync`` would upload."""
-    told = subprocess.run([sys.executable, "-m", "wandb", "sync", "--dry-run"], cwd=path, capture_output=True,
-                          text=True, check=True, timeout=120)
+    told = subprocess.run(
+        [sys.executable, "-m", "wandb", "sync", "--dry-run"],
+        cwd=path,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=120,
+    )
     return told.stdout + told.stderr
 
 
@@ -80,21 +93,36 @@ def test_each_network_is_an_offline_run_whatever_was_written_before(tmp_path, be
     assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*.wandb")} == times
     runs = found(tmp_path)
     assert {name: (one.status, sorted(one.steps)) for name, one in runs.items()} == {
-        "net-0": (0, [1, 2, 3, 4]), "net-1": (0, [1, 2]), "net-2": (1, []), "net-3": (0, [1, 2, 3]),
-        "plain": (0, [1, 2])}
+        "net-0": (0, [1, 2, 3, 4]),
+        "net-1": (0, [1, 2]),
+        "net-2": (1, []),
+        "net-3": (0, [1, 2, 3]),
+        "plain": (0, [1, 2]),
+    }
     first = runs["net-0"]
     assert (first.config["model"], first.config[RATE], first.run.run_group, first.run.project) == (
-        "cnn", 0.01, "digits-012345", "digits")
-    assert [(values["val_accuracy"], values["_timestamp"]) for _, values in sorted(first.steps.items())] == [
-        (epoch / 10, 1000 + 60 * epoch) for epoch in (1, 2, 3, 4)]
+        "cnn",
+        0.01,
+        "digits-012345",
+        "digits",
+    )
+    assert [
+        (values["val_accuracy"], values["_timestamp"]) for _, values in sorted(first.steps.items())
+    ] == [(epoch / 10, 1000 + 60 * epoch) for epoch in (1, 2, 3, 4)]
     assert (first.summary["status"], first.summary["reason"]) == ("finished", "finished")
     said = listed(tmp_path)
     assert all(Path(path).parent.name in said for path in times), said
 
 
-def test_a_network_that_began_at_another_time_after_all_takes_the_place_of_what_was_written(tmp_path):
+def test_a_network_that_began_at_another_time_after_all_takes_the_place_of_what_was_written(
+    tmp_path,
+):
     for began in (1000.0, 90000.0):
-        write("wandb", replace(LATE, networks=tuple(replace(one, began=began) for one in LATE.networks)), tmp_path)
+        write(
+            "wandb",
+            replace(LATE, networks=tuple(replace(one, began=began) for one in LATE.networks)),
+            tmp_path,
+        )
     assert len(found(tmp_path)) == len(LATE.networks)
 
 
@@ -107,5 +135,8 @@ def test_a_run_given_resumed_and_given_again_is_as_its_tables_say(searched, tmp_
     assert f"wandb sync {tmp_path / 'w'}/wandb/offline-run-*" in capsys.readouterr().out
     runs = found(tmp_path / "w")
     assert sorted(runs) == sorted(row.name for row in read_results(run))
-    assert {(name, step): values["val_loss"] for name, one in runs.items() for step, values in one.steps.items()} == {
-        (row.network, row.epoch): row.val_loss for row in read_history(run)}
+    assert {
+        (name, step): values["val_loss"]
+        for name, one in runs.items()
+        for step, values in one.steps.items()
+    } == {(row.network, row.epoch): row.val_loss for row in read_history(run)}

@@ -24,43 +24,67 @@ FOUR, LARGE = HarvestLimits(backlog=4), HarvestLimits(nodes_per_job=4)
 # Runs, the nodes that are idle, the limits; and the orders: "a1" hands in a job of one node for a, "-7" takes 7 back.
 ORDERS = {
     "the backlog is kept filled while networks wait": [
-        ([RUN], 0, {}, "a1 a1"), ([replace(RUN, queued=ONE)], 4, {}, "a1"), ([replace(RUN, queued=TWO)], 4, {}, "")],
+        ([RUN], 0, {}, "a1 a1"),
+        ([replace(RUN, queued=ONE)], 4, {}, "a1"),
+        ([replace(RUN, queued=TWO)], 4, {}, ""),
+    ],
     "there are no more jobs than may be": [
-        ([replace(RUN, running=31)], 9, {}, "a1"), ([replace(RUN, running=32)], 9, {}, "")],
+        ([replace(RUN, running=31)], 9, {}, "a1"),
+        ([replace(RUN, running=32)], 9, {}, ""),
+    ],
     "nor more than networks that wait": [
         ([replace(RUN, waiting=3, per_node=4)], 9, {}, "a1"),
-        ([replace(RUN, waiting=3, per_node=4, queued=ONE)], 9, {}, ""), ([replace(RUN, waiting=0, held=3)], 9, {}, "")],
+        ([replace(RUN, waiting=3, per_node=4, queued=ONE)], 9, {}, ""),
+        ([replace(RUN, waiting=0, held=3)], 9, {}, ""),
+    ],
     "what is surplus is cancelled when all is done": [
-        ([replace(RUN, waiting=0, queued=(("7", 1), ("8", 2))), OTHER], 4, {}, "-7 -8 b1 b1")],
+        ([replace(RUN, waiting=0, queued=(("7", 1), ("8", 2))), OTHER], 4, {}, "-7 -8 b1 b1")
+    ],
     "a job that would find nothing to train is taken back, the newest first": [
         ([replace(RUN, waiting=0, held=1, queued=THREE)], 4, {}, "-7 -8 -9"),
         ([replace(RUN, waiting=2, held=1, queued=THREE)], 4, {}, "-9"),
         ([replace(RUN, waiting=3, spare=2, queued=THREE)], 4, {}, "-8 -9"),
-        ([replace(RUN, waiting=3, per_node=2, queued=THREE)], 4, {}, "-9")],
+        ([replace(RUN, waiting=3, per_node=2, queued=THREE)], 4, {}, "-9"),
+    ],
     "no job is handed in for a network that one which runs has room for": [
         ([replace(RUN, waiting=2, running=2, nodes=2, spare=2)], 9, {}, ""),
-        ([replace(RUN, waiting=2, running=2, nodes=2, spare=1)], 9, {}, "a1")],
+        ([replace(RUN, waiting=2, running=2, nodes=2, spare=1)], 9, {}, "a1"),
+    ],
     "three launches in a row without an epoch end it": [
-        ([replace(RUN, fruitless=2)], 4, {}, "a1 a1"), ([replace(RUN, fruitless=3, queued=ONE)], 4, {}, "-7")],
-    "what is called off is taken back": [([replace(RUN, is_called_off=True, queued=ONE), OTHER], 4, {}, "-7 b1 b1")],
+        ([replace(RUN, fruitless=2)], 4, {}, "a1 a1"),
+        ([replace(RUN, fruitless=3, queued=ONE)], 4, {}, "-7"),
+    ],
+    "what is called off is taken back": [
+        ([replace(RUN, is_called_off=True, queued=ONE), OTHER], 4, {}, "-7 b1 b1")
+    ],
     "jobs are as large as idle nodes allow": [
-        ([RUN], 3, {"limits": LARGE}, "a3"), ([RUN], 6, {"limits": LARGE}, "a4 a2"),
-        ([RUN], 0, {"limits": LARGE}, "a4 a4"), ([ALONE], 6, {"limits": LARGE}, "a4 a2")],
+        ([RUN], 3, {"limits": LARGE}, "a3"),
+        ([RUN], 6, {"limits": LARGE}, "a4 a2"),
+        ([RUN], 0, {"limits": LARGE}, "a4 a4"),
+        ([ALONE], 6, {"limits": LARGE}, "a4 a2"),
+    ],
     "runs share the nodes by what a node does of their work": [
         ([CHEAP, DEAR], 4, {"limits": FOUR}, "a1 a1 b1 b1"),
         ([CHEAP, replace(DEAR, left=500.0)], 3, {"limits": FOUR}, "a1 b1 b1"),
-        ([CHEAP, replace(DEAR, waiting=1, left=500.0)], 3, {"limits": FOUR}, "a1 a1 b1")],
+        ([CHEAP, replace(DEAR, waiting=1, left=500.0)], 3, {"limits": FOUR}, "a1 a1 b1"),
+    ],
     # Of a gap of a minute it trains for a quarter, or a twentieth: gaps may become longer.
     "its start included": [
         ([CHEAP, replace(DEAR, left=500.0, start_s=45.0)], 1, {"gap_s": 60, "limits": FOUR}, "a1"),
-        ([replace(RUN, start_s=90.0)], 2, {"gap_s": 60}, "a1 a1")],
+        ([replace(RUN, start_s=90.0)], 2, {"gap_s": 60}, "a1 a1"),
+    ],
     "a run that has nodes leaves the next ones to a run that has none": [
         ([BUSY, replace(BUSY, name="b", running=0, nodes=0)], 1, {}, "b1"),
-        ([BUSY, replace(BUSY, name="b", running=0, nodes=0, left=2500.0)], 1, {}, "b1")],
+        ([BUSY, replace(BUSY, name="b", running=0, nodes=0, left=2500.0)], 1, {}, "b1"),
+    ],
     "a run that was not measured yet gets a node at once": [
-        ([FAST, NEW], 4, {}, "b1 b1"), ([replace(FAST, running=0, nodes=0), NEW], 4, {}, "b1 a1"),
-        ([FAST, NEW], 1, {}, "b1"), ([FAST, NEW], 0, {"limits": HarvestLimits(nodes_per_job=3, backlog=1)}, "b1"),
-        ([FULL, NEW], 0, {}, "-8 b1"), ([FULL, replace(NEW, queued=(("9", 1),))], 0, {}, "")],
+        ([FAST, NEW], 4, {}, "b1 b1"),
+        ([replace(FAST, running=0, nodes=0), NEW], 4, {}, "b1 a1"),
+        ([FAST, NEW], 1, {}, "b1"),
+        ([FAST, NEW], 0, {"limits": HarvestLimits(nodes_per_job=3, backlog=1)}, "b1"),
+        ([FULL, NEW], 0, {}, "-8 b1"),
+        ([FULL, replace(NEW, queued=(("9", 1),))], 0, {}, ""),
+    ],
 }
 
 
@@ -69,15 +93,34 @@ def test_jobs_are_handed_in_and_taken_back(cases):
     for runs, idle, more, orders in cases:
         found = decide(runs, idle, more.get("gap_s", 600), more.get("limits", HarvestLimits()))
         assert orders == " ".join(
-            f"{one.name}{one.nodes}" if isinstance(one, Submit) else f"-{one.job}" for one in found)
+            f"{one.name}{one.nodes}" if isinstance(one, Submit) else f"-{one.job}" for one in found
+        )
 
 
 @settings(max_examples=examples(100), deadline=None)
-@given(st.lists(st.builds(
-    Harvested, st.just(""), st.integers(0, 9), st.integers(0, 3), st.integers(1, 4), st.none() | st.floats(0.1, 9),
-    st.floats(0, 900), st.integers(0, 4), st.lists(st.tuples(st.uuids().map(str), st.integers(1, 3)), max_size=3)
-    .map(tuple), st.integers(0, 4), st.just(False), st.integers(0, 9), st.integers(0, 9)), min_size=1, max_size=4),
-    st.integers(0, 12), st.builds(HarvestLimits, st.integers(1, 4), st.integers(1, 4), st.integers(1, 12)))
+@given(
+    st.lists(
+        st.builds(
+            Harvested,
+            st.just(""),
+            st.integers(0, 9),
+            st.integers(0, 3),
+            st.integers(1, 4),
+            st.none() | st.floats(0.1, 9),
+            st.floats(0, 900),
+            st.integers(0, 4),
+            st.lists(st.tuples(st.uuids().map(str), st.integers(1, 3)), max_size=3).map(tuple),
+            st.integers(0, 4),
+            st.just(False),
+            st.integers(0, 9),
+            st.integers(0, 9),
+        ),
+        min_size=1,
+        max_size=4,
+    ),
+    st.integers(0, 12),
+    st.builds(HarvestLimits, st.integers(1, 4), st.integers(1, 4), st.integers(1, 12)),
+)
 def test_no_limit_is_ever_passed(runs, idle, limits):
     runs = [replace(run, name=str(number)) for number, run in enumerate(runs)]
     orders = decide(runs, idle, 600.0, limits)

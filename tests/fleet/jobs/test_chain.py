@@ -22,41 +22,62 @@ from tests.places import ROOT
 from tests.waiting import wait_until
 
 LIMITS = ChainLimits(jobs=5, retries=2)
-STARTED = Started(1, 1, 1, 1, 1, "baseline", (), 0, 60, (0,), "free", ScheduleOptions(0.8, "15%", True, 0), {})
+STARTED = Started(
+    1, 1, 1, 1, 1, "baseline", (), 0, 60, (0,), "free", ScheduleOptions(0.8, "15%", True, 0), {}
+)
 STOPPED = JobStop(75)
 FAILED = JobStop(1)
 LOST = JobStop(None)
 
 
-@pytest.mark.parametrize(("stops", "goes_on", "why"), [
-    ([STOPPED], True, "networks are left"),
-    ([STOPPED] * 4, True, "networks are left"),
-    ([STOPPED] * 5, False, "a job has run 5 times (jobs: 5)"),
-    ([JobStop(0)], False, "all networks finished"),
-    ([JobStop(2)], False, "the spec or the arguments are wrong"),
-    ([JobStop(3)], False, "some networks failed"),
-    ([FAILED, JobStop(139)], True, "networks are left"),
-    ([FAILED, STOPPED, FAILED, JobStop(127)], False, "the machine failed 3 times (retries: 2)"),
-    ([JobStop(1, warned=True)] * 4, True, "networks are left"),
-    ([LOST] * 4, True, "networks are left"),
-    ([LOST] * 5, False, "a job has run 5 times (jobs: 5)"),
-], ids=str)
+@pytest.mark.parametrize(
+    ("stops", "goes_on", "why"),
+    [
+        ([STOPPED], True, "networks are left"),
+        ([STOPPED] * 4, True, "networks are left"),
+        ([STOPPED] * 5, False, "a job has run 5 times (jobs: 5)"),
+        ([JobStop(0)], False, "all networks finished"),
+        ([JobStop(2)], False, "the spec or the arguments are wrong"),
+        ([JobStop(3)], False, "some networks failed"),
+        ([FAILED, JobStop(139)], True, "networks are left"),
+        ([FAILED, STOPPED, FAILED, JobStop(127)], False, "the machine failed 3 times (retries: 2)"),
+        ([JobStop(1, warned=True)] * 4, True, "networks are left"),
+        ([LOST] * 4, True, "networks are left"),
+        ([LOST] * 5, False, "a job has run 5 times (jobs: 5)"),
+    ],
+    ids=str,
+)
 def test_what_comes_after_a_stop(stops, goes_on, why):
     decision = decide(stops, LIMITS)
     assert decision.goes_on is goes_on
     assert why in decision.why
 
 
-@given(st.lists(st.builds(JobStop, st.sampled_from([75, 1, 137, 143, None]), st.booleans()), min_size=1, max_size=12),
-       st.integers(1, 8), st.integers(0, 4))
+@given(
+    st.lists(
+        st.builds(JobStop, st.sampled_from([75, 1, 137, 143, None]), st.booleans()),
+        min_size=1,
+        max_size=12,
+    ),
+    st.integers(1, 8),
+    st.integers(0, 4),
+)
 def test_a_chain_ends_whatever_happens(stops, jobs, retries):
-    length = next((count for count in range(1, len(stops) + 1)
-                   if not decide(stops[:count], ChainLimits(jobs, retries)).goes_on), len(stops))
+    length = next(
+        (
+            count
+            for count in range(1, len(stops) + 1)
+            if not decide(stops[:count], ChainLimits(jobs, retries)).goes_on
+        ),
+        len(stops),
+    )
     assert length <= jobs
     assert sum(stop.is_failure for stop in stops[:length]) <= retries + 1
 
 
-def test_a_chain_goes_on_with_the_job_that_was_made_to_follow_and_a_new_one_begins_from_nothing(tmp_path):
+def test_a_chain_goes_on_with_the_job_that_was_made_to_follow_and_a_new_one_begins_from_nothing(
+    tmp_path,
+):
     paths = RunPaths(tmp_path)
     assert History.of(paths).stops_before("1") == []
     for job, status, following in (("1", 75, "1"), ("1", 1, "2"), ("2", 75, None)):
@@ -102,10 +123,29 @@ def job(tmp_path):
     def start(*launches, arguments=(), system="local", prefix=(), **environment):
         (root / "script").write_text("\n".join(launches))
         (root / "started").write_text(json.dumps({"t_s": 0.0, **to_json(STARTED)}) + "\n")
-        command = [sys.executable, "-m", "fleet", "job", "run", "--system", system, "--jobs=5", "--retries=1",
-                   *arguments, "--", sys.executable, "played.py", str(root)]
-        return subprocess.Popen([*prefix, *command], cwd=tmp_path, stderr=subprocess.PIPE, text=True,
-                                env={**os.environ, "PYTHONPATH": str(ROOT), **environment})
+        command = [
+            sys.executable,
+            "-m",
+            "fleet",
+            "job",
+            "run",
+            "--system",
+            system,
+            "--jobs=5",
+            "--retries=1",
+            *arguments,
+            "--",
+            sys.executable,
+            "played.py",
+            str(root),
+        ]
+        return subprocess.Popen(
+            [*prefix, *command],
+            cwd=tmp_path,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
+        )
 
     def finished(*launches, **options):
         process = start(*launches, **options)
@@ -122,10 +162,15 @@ def job(tmp_path):
 
 def test_further_options_count_until_a_launch_has_started_with_them(job):
     once = ["--once=--fresh-network=a", "--once=--remeasure"]
-    (job.root / "events.jsonl").write_text(json.dumps({"t_s": 0.0, **to_json(STARTED)}) + "\n")  # of a chain before
+    (job.root / "events.jsonl").write_text(
+        json.dumps({"t_s": 0.0, **to_json(STARTED)}) + "\n"
+    )  # of a chain before
     assert job("1 - early", "75 75", "0 0", arguments=once).returncode == 0
     assert (job.root / "arguments").read_text().splitlines() == [
-        "local --fresh-network=a --remeasure", "local --fresh-network=a --remeasure", "local"]
+        "local --fresh-network=a --remeasure",
+        "local --fresh-network=a --remeasure",
+        "local",
+    ]
 
 
 def test_on_this_machine_a_job_launches_until_all_networks_are_done(job):
@@ -135,9 +180,11 @@ def test_on_this_machine_a_job_launches_until_all_networks_are_done(job):
 
 
 def test_a_job_that_a_full_disk_ended_is_not_followed_by_another(job):
-    ended = job("1 -", "0 0", prefix=["bash", "-c", 'ulimit -f 500; exec "$@"', "-"])  # files of 500 KiB at most
+    ended = job(
+        "1 -", "0 0", prefix=["bash", "-c", 'ulimit -f 500; exec "$@"', "-"]
+    )  # files of 500 KiB at most
     assert ended.returncode == 1
-    stop, = job.stops()
+    (stop,) = job.stops()
     assert "cannot be written: File too large" in stop["then"]
     assert not list(job.root.rglob("*.tmp"))
 
@@ -145,7 +192,10 @@ def test_a_job_that_a_full_disk_ended_is_not_followed_by_another(job):
 def test_a_launcher_that_ends_well_while_its_run_did_not_end_has_failed(job):
     assert job("75 75", "0 -", "0 0").returncode == 0
     assert [(stop["status"], stop["then"]) for stop in job.stops()] == [
-        (75, "networks are left"), (1, "networks are left"), (0, "all networks finished")]
+        (75, "networks are left"),
+        (1, "networks are left"),
+        (0, "all networks finished"),
+    ]
     assert "its launcher ended with status 0" in job.stops()[1]["why"]
 
 
@@ -182,18 +232,24 @@ def test_a_signal_reaches_the_launch_as_sigusr2_and_ends_a_chain_on_this_machine
     process.communicate(timeout=60)
     assert process.returncode == 75
     assert [(stop["status"], stop["warned"], stop["then"]) for stop in job.stops()] == [
-        (75, True, "it was told to stop")]
+        (75, True, "it was told to stop")
+    ]
 
 
 @pytest.fixture
 def scontrol(tmp_path, monkeypatch):
     """A cluster whose jobs are put into the queue again by a scontrol that only notes it."""
-    put_programs(tmp_path, {"scontrol": f'[ $1 = show ] && cat {tmp_path}/state || echo "$@" >> {tmp_path}/called'})
+    put_programs(
+        tmp_path,
+        {"scontrol": f'[ $1 = show ] && cat {tmp_path}/state || echo "$@" >> {tmp_path}/called'},
+    )
     (tmp_path / "state").write_text("PreemptTime=None")
     return {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "17"}
 
 
-def test_on_a_batch_system_a_job_makes_one_launch_and_is_put_into_the_queue_again(job, scontrol, tmp_path):
+def test_on_a_batch_system_a_job_makes_one_launch_and_is_put_into_the_queue_again(
+    job, scontrol, tmp_path
+):
     assert job("75 75", "0 0", system="slurm", **scontrol).returncode == 75
     assert (tmp_path / "called").read_text() == "requeue 17\n"
     assert job("75 75", "0 0", system="slurm", **scontrol).returncode == 0
@@ -202,7 +258,9 @@ def test_on_a_batch_system_a_job_makes_one_launch_and_is_put_into_the_queue_agai
 
 
 @pytest.mark.long
-def test_a_launch_that_broke_off_because_its_job_is_being_preempted_is_no_failure(job, scontrol, tmp_path):
+def test_a_launch_that_broke_off_because_its_job_is_being_preempted_is_no_failure(
+    job, scontrol, tmp_path
+):
     (tmp_path / "state").write_text("PreemptTime=2026-11-20T14:29:52")
     for _ in range(3):
         assert job(*["1 -"] * 3, system="slurm", **scontrol).returncode == 1
@@ -229,7 +287,9 @@ def test_a_job_that_the_system_starts_more_often_than_allowed_does_nothing(job, 
 def test_a_job_that_cannot_be_followed_says_why(job, scontrol, tmp_path):
     put_programs(tmp_path, {"scontrol": "exit 1", "sbatch": "echo 'no such partition' >&2; exit 1"})
     assert job("75 75", system="slurm", **scontrol).returncode == 75
-    assert job.stops()[-1]["then"].endswith("no further job could be submitted: sbatch failed: no such partition")
+    assert job.stops()[-1]["then"].endswith(
+        "no further job could be submitted: sbatch failed: no such partition"
+    )
 
 
 def test_half_a_line_that_a_full_disk_left_swallows_no_other(tmp_path):
@@ -250,9 +310,15 @@ def test_the_file_of_stops_reads_as_that_of_0_1_0(tmp_path):
         '"next": "2", "why": "it ended without a word: preempted, killed, or its node died"}\n'
         '{"time": "2026-11-20T11:00:01+00:00", "event": "begun", "job": "2"}\n'
         '{"time": "2026-11-20T12:00:00+00:00", "event": "stopped", "job": "2", "status": 75, "warned": true, '
-        '"why": "SIGUSR2 came", "next": "3", "then": "networks are left"}\n')
+        '"why": "SIGUSR2 came", "next": "3", "then": "networks are left"}\n'
+    )
     assert History.of(paths).stops_before("3") == [LOST, JobStop(75, warned=True)]
-    note(paths, JobStopped("2", JobStop(75, warned=True), "SIGUSR2 came", next="3", then="networks are left"))
+    note(
+        paths,
+        JobStopped(
+            "2", JobStop(75, warned=True), "SIGUSR2 came", next="3", then="networks are left"
+        ),
+    )
     *_, before, written = (json.loads(line) for line in paths.stops.read_text().splitlines())
     assert list(written) == list(before)
     assert {**written, "time": ""} == {**before, "time": ""}
@@ -268,13 +334,30 @@ def test_damaged_lines_of_the_file_of_stops_are_passed_over(tmp_path):
 
 @pytest.mark.long
 def test_a_launcher_that_is_not_there_is_noted_as_such(job):
-    command = [sys.executable, "-m", "fleet", "job", str(job.root), "--system", "local", "--", "no-such-launcher"]
+    command = [
+        sys.executable,
+        "-m",
+        "fleet",
+        "job",
+        str(job.root),
+        "--system",
+        "local",
+        "--",
+        "no-such-launcher",
+    ]
     for count in (1, 2):
-        ended = subprocess.run(command, cwd=job.root.parent, capture_output=True, text=True, check=False,
-                               env={**os.environ, "PYTHONPATH": str(ROOT)})
+        ended = subprocess.run(
+            command,
+            cwd=job.root.parent,
+            capture_output=True,
+            text=True,
+            check=False,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+        )
         assert ended.returncode == 2
         assert [(stop["status"], stop["why"], stop["next"]) for stop in job.stops()] == [
-            (2, "no-such-launcher cannot be started: No such file or directory", None)] * count
+            (2, "no-such-launcher cannot be started: No such file or directory", None)
+        ] * count
 
 
 @pytest.mark.long
@@ -302,7 +385,9 @@ def test_outside_of_a_job_and_without_a_launcher_it_says_what_is_wrong(job):
     assert "PBS_JOBID is not set" in ended.stderr_text
 
 
-def test_a_chain_that_is_called_off_while_a_job_runs_hands_in_no_other_and_its_next_job_does_nothing(job, tmp_path):
+def test_a_chain_that_is_called_off_while_a_job_runs_hands_in_no_other_and_its_next_job_does_nothing(
+    job, tmp_path
+):
     process = job.start("75 75 waits", system="slurm", SLURM_JOB_ID="17")
     paths = RunPaths(job.root)
     wait_until_it_logs(job)
@@ -310,7 +395,11 @@ def test_a_chain_that_is_called_off_while_a_job_runs_hands_in_no_other_and_its_n
     process.send_signal(signal.SIGUSR2)
     assert "the chain was called off (fleet submit --end)" in process.communicate(timeout=60)[1]
     assert [(stop["status"], stop["next"]) for stop in job.stops()] == [(75, None)]
-    again = job("0 0", system="slurm", SLURM_JOB_ID="17")  # its batch system puts it back after a node has died
+    again = job(
+        "0 0", system="slurm", SLURM_JOB_ID="17"
+    )  # its batch system puts it back after a node has died
     assert again.returncode == 75
     assert len((job.root / "launches").read_text()) == 1
-    assert job("0 0", "0 0", system="slurm", SLURM_JOB_ID="18").returncode == 0  # handed in by a user, later
+    assert (
+        job("0 0", "0 0", system="slurm", SLURM_JOB_ID="18").returncode == 0
+    )  # handed in by a user, later

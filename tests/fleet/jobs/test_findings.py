@@ -26,55 +26,98 @@ def test_as_many_ranks_as_were_started_are_right_and_so_is_nobody_who_started_an
 
 
 def test_a_launcher_of_another_mpi_starts_many_first_ranks():
-    finding, = checks.check_launch("mpiexec of MPICH", 8, 1, "Open MPI v5.0.11")
-    assert str(finding).startswith("mpiexec of MPICH started 8 ranks, but MPI sees 1: mpi4py uses Open MPI v5.0.11: ")
+    (finding,) = checks.check_launch("mpiexec of MPICH", 8, 1, "Open MPI v5.0.11")
+    assert str(finding).startswith(
+        "mpiexec of MPICH started 8 ranks, but MPI sees 1: mpi4py uses Open MPI v5.0.11: "
+    )
     assert "MPICC=mpicc" in finding.remedy
 
 
-@pytest.mark.parametrize(("slots", "what"), [
-    (1, ["2 trainers of node 0 are shown no GPU of their own"]), (2, [])])
+@pytest.mark.parametrize(
+    ("slots", "what"), [(1, ["2 trainers of node 0 are shown no GPU of their own"]), (2, [])]
+)
 def test_trainers_may_share_gpus_that_have_slots(slots, what):
-    assert said(checks.check_ranks([RANK] * 5, [0] * 5, [1, 2, 3, 4], needs_gpus=True, slots=slots)) == what
+    assert (
+        said(checks.check_ranks([RANK] * 5, [0] * 5, [1, 2, 3, 4], needs_gpus=True, slots=slots))
+        == what
+    )
 
 
-@pytest.mark.parametrize(("ranks", "trainers", "what"), [
-    ([replace(RANK, gpus=())] * 3, [1, 2], "node 0 has 2 GPUs, but its ranks are shown none"),
-    ([replace(RANK, gpus=("0",))] * 3, [2], "3 ranks of node 0 are shown GPU 0 alone, or others under its name"),
-    ([RANK, replace(RANK, gpus=("1",), gpu_files=0), replace(RANK, gpus=("1",), gpu_files=0)], [1, 2],
-     "2 ranks of node 0 are shown GPU 1 alone, or others under its name"),
-    ([RANK] * 4, [1, 2, 3], "1 trainer of node 0 are shown no GPU of their own"),
-], ids=lambda value: value if isinstance(value, str) else "")
+@pytest.mark.parametrize(
+    ("ranks", "trainers", "what"),
+    [
+        ([replace(RANK, gpus=())] * 3, [1, 2], "node 0 has 2 GPUs, but its ranks are shown none"),
+        (
+            [replace(RANK, gpus=("0",))] * 3,
+            [2],
+            "3 ranks of node 0 are shown GPU 0 alone, or others under its name",
+        ),
+        (
+            [
+                RANK,
+                replace(RANK, gpus=("1",), gpu_files=0),
+                replace(RANK, gpus=("1",), gpu_files=0),
+            ],
+            [1, 2],
+            "2 ranks of node 0 are shown GPU 1 alone, or others under its name",
+        ),
+        ([RANK] * 4, [1, 2, 3], "1 trainer of node 0 are shown no GPU of their own"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
 def test_gpus_that_are_hidden_or_shown_twice_are_named(ranks, trainers, what):
     assert said(checks.check_ranks(ranks, [0] * len(ranks), trainers, needs_gpus=True)) == [what]
     beside = [RANK] * 4  # on a node of its own: each is looked at by itself
-    assert said(checks.check_ranks([*ranks, *beside], [0] * len(ranks) + [1] * 4, [
-        *trainers, len(ranks) + 2, len(ranks) + 3], needs_gpus=True)) == [what]
+    assert said(
+        checks.check_ranks(
+            [*ranks, *beside],
+            [0] * len(ranks) + [1] * 4,
+            [*trainers, len(ranks) + 2, len(ranks) + 3],
+            needs_gpus=True,
+        )
+    ) == [what]
     assert checks.check_ranks(ranks, [0] * len(ranks), trainers, needs_gpus=False) == []
 
 
-@pytest.mark.parametrize("ranks", [
-    [RANK] * 4, [replace(RANK, gpus=(), gpu_files=0)] * 3,  # no GPU anywhere
-    [replace(RANK, gpus=("0",), gpu_files=1)] * 3,  # one, which every rank is shown
-    [replace(RANK, gpus=("0",)), replace(RANK, gpus=("1",))],  # one each
-])
+@pytest.mark.parametrize(
+    "ranks",
+    [
+        [RANK] * 4,
+        [replace(RANK, gpus=(), gpu_files=0)] * 3,  # no GPU anywhere
+        [replace(RANK, gpus=("0",), gpu_files=1)] * 3,  # one, which every rank is shown
+        [replace(RANK, gpus=("0",)), replace(RANK, gpus=("1",))],  # one each
+    ],
+)
 def test_gpus_as_they_may_be_are_not(ranks):
     trainers = {2: [0, 1], 3: [2], 4: [2, 3]}[len(ranks)]
     assert checks.check_ranks(ranks, [0] * len(ranks), trainers, needs_gpus=True) == []
 
 
 def threads_of(ranks, threads):
-    return (f"node 0 has {ranks} ranks (OMP_NUM_THREADS or TF_NUM_INTRAOP_THREADS makes that {threads} threads) on 16 "
-            "cores")
+    return (
+        f"node 0 has {ranks} ranks (OMP_NUM_THREADS or TF_NUM_INTRAOP_THREADS makes that {threads} threads) on 16 "
+        "cores"
+    )
 
 
-@pytest.mark.parametrize(("ranks", "threads", "trainers", "slots", "what"), [
-    (16, 1, 0, 1, []), (17, 1, 0, 1, ["node 0 has 17 ranks on 16 cores"]), (4, 8, 0, 1, [threads_of(4, 32)]),
-    (17, 1, 16, 1, ["node 0 has 17 ranks on 16 cores"]), (17, 1, 16, 2, []),  # they may share cores that have slots
-    (17, 2, 16, 2, [threads_of(17, 34)])])
+@pytest.mark.parametrize(
+    ("ranks", "threads", "trainers", "slots", "what"),
+    [
+        (16, 1, 0, 1, []),
+        (17, 1, 0, 1, ["node 0 has 17 ranks on 16 cores"]),
+        (4, 8, 0, 1, [threads_of(4, 32)]),
+        (17, 1, 16, 1, ["node 0 has 17 ranks on 16 cores"]),
+        (17, 1, 16, 2, []),  # they may share cores that have slots
+        (17, 2, 16, 2, [threads_of(17, 34)]),
+    ],
+)
 def test_more_threads_than_cores_are_named(ranks, threads, trainers, slots, what):
     facts = [replace(RANK, gpus=(), gpu_files=0, threads=threads)] * ranks
     training = range(ranks - trainers, ranks)
-    assert said(checks.check_ranks(facts, [0] * ranks, training, needs_gpus=False, slots=slots)) == what
+    assert (
+        said(checks.check_ranks(facts, [0] * ranks, training, needs_gpus=False, slots=slots))
+        == what
+    )
 
 
 def libraries(exchange="auto", gpus=("0", "1"), seen=None, horovod="ready"):
@@ -86,18 +129,26 @@ def test_tensorflow_has_to_see_the_gpus():
     assert libraries() == []
     assert libraries(gpus=("0",)) == []
     assert libraries(seen=0, horovod="ready") == [
-        "n1: 2 GPUs shown, but TensorFlow 2.18.1 sees none"]
+        "n1: 2 GPUs shown, but TensorFlow 2.18.1 sees none"
+    ]
 
 
-@pytest.mark.parametrize(("exchange", "gpus", "horovod", "what"), [
-    ("auto", (), "missing", []),
-    ("auto", ("0",), "missing", ["n1: Horovod is not installed"]),
-    ("horovod", (), "missing", ["n1: Horovod is not installed"]),
-    ("mpi", ("0",), "missing", []),
-    ("auto", (), "ImportError: undefined symbol",
-     ["n1: Horovod does not fit TensorFlow 2.18.1: ImportError: undefined symbol"]),
-    ("mpi", (), "ImportError: undefined symbol", []),
-])
+@pytest.mark.parametrize(
+    ("exchange", "gpus", "horovod", "what"),
+    [
+        ("auto", (), "missing", []),
+        ("auto", ("0",), "missing", ["n1: Horovod is not installed"]),
+        ("horovod", (), "missing", ["n1: Horovod is not installed"]),
+        ("mpi", ("0",), "missing", []),
+        (
+            "auto",
+            (),
+            "ImportError: undefined symbol",
+            ["n1: Horovod does not fit TensorFlow 2.18.1: ImportError: undefined symbol"],
+        ),
+        ("mpi", (), "ImportError: undefined symbol", []),
+    ],
+)
 def test_horovod_has_to_fit_where_it_is_to_be_used(exchange, gpus, horovod, what):
     assert libraries(exchange, gpus, horovod=horovod) == what
 
@@ -105,29 +156,56 @@ def test_horovod_has_to_fit_where_it_is_to_be_used(exchange, gpus, horovod, what
 def test_checkpoints_want_room_in_a_folder_that_can_be_written():
     assert checks.check_disk(checks.Disk("/scratch", free=10**9, needed=10**9)) == []
     assert said(checks.check_disk(checks.Disk("/scratch", free=10**9, needed=2 * 10**9))) == [
-        "/scratch has 1 GB free, but the checkpoints need about 2 GB"]
+        "/scratch has 1 GB free, but the checkpoints need about 2 GB"
+    ]
     assert said(checks.check_disk(checks.Disk("/scratch", 10**9, 0, "Read-only file system"))) == [
-        "/scratch cannot be written: Read-only file system"]
+        "/scratch cannot be written: Read-only file system"
+    ]
 
 
-@pytest.mark.parametrize(("trials", "what"), [
-    ([checks.LeaseTrial("n1", True, "a"), checks.LeaseTrial("n2", False, "a")], ""), ([], ""),
-    ([checks.LeaseTrial("n1", True, "a"), checks.LeaseTrial("n2", True, "b")],
-     "n1 and n2 can take the lease of the run's folder at"),
-    ([checks.LeaseTrial("n1", True, "a"), checks.LeaseTrial("n2", False, "b")], "the nodes do not agree"),
-    ([checks.LeaseTrial("n1", False, ""), checks.LeaseTrial("n2", False, "")], "the nodes do not agree"),
-    ([checks.LeaseTrial("n1", True, "a", noticed=False), checks.LeaseTrial("n2", False, "a")],
-     "n1 does not see within seconds"),
-    ([checks.LeaseTrial("n1", True, "a"), checks.LeaseTrial("n2", False, "", problem="No such file or directory")],
-     "n2 cannot take the lease of the run's folder: No such file")], ids=str)
+@pytest.mark.parametrize(
+    ("trials", "what"),
+    [
+        ([checks.LeaseTrial("n1", True, "a"), checks.LeaseTrial("n2", False, "a")], ""),
+        ([], ""),
+        (
+            [checks.LeaseTrial("n1", True, "a"), checks.LeaseTrial("n2", True, "b")],
+            "n1 and n2 can take the lease of the run's folder at",
+        ),
+        (
+            [checks.LeaseTrial("n1", True, "a"), checks.LeaseTrial("n2", False, "b")],
+            "the nodes do not agree",
+        ),
+        (
+            [checks.LeaseTrial("n1", False, ""), checks.LeaseTrial("n2", False, "")],
+            "the nodes do not agree",
+        ),
+        (
+            [
+                checks.LeaseTrial("n1", True, "a", noticed=False),
+                checks.LeaseTrial("n2", False, "a"),
+            ],
+            "n1 does not see within seconds",
+        ),
+        (
+            [
+                checks.LeaseTrial("n1", True, "a"),
+                checks.LeaseTrial("n2", False, "", problem="No such file or directory"),
+            ],
+            "n2 cannot take the lease of the run's folder: No such file",
+        ),
+    ],
+    ids=str,
+)
 def test_two_nodes_that_can_hold_one_folder_are_named(trials, what):
     findings = checks.check_lease(trials)
     assert [str(finding).startswith(what) for finding in findings] == [True] * bool(what)
 
 
 def test_a_node_that_cannot_read_the_data_is_named():
-    assert said(checks.check_data([RANK, replace(RANK, host="n2", data_problem="a.jpg: Permission denied")])) == [
-        "n2 cannot read the data: a.jpg: Permission denied"]
+    assert said(
+        checks.check_data([RANK, replace(RANK, host="n2", data_problem="a.jpg: Permission denied")])
+    ) == ["n2 cannot read the data: a.jpg: Permission denied"]
 
 
 @pytest.mark.parametrize(("keep", "copies"), [("best+last", 4), ("last", 3)])
@@ -139,9 +217,19 @@ def test_as_much_room_is_wanted_as_is_kept(keep, copies, dtype):
     assert wanted == copies * parameters * 2 * 8 + 4 * parameters
 
 
-@pytest.mark.parametrize(("cores", "what"), [
-    ({0, 1}, ["a trainer of node 0 is bound to cores far from its GPU 1, which is on NUMA node 1 (CPUs 8-15)"]),
-    ({7, 8}, []), (range(16), [])])
+@pytest.mark.parametrize(
+    ("cores", "what"),
+    [
+        (
+            {0, 1},
+            [
+                "a trainer of node 0 is bound to cores far from its GPU 1, which is on NUMA node 1 (CPUs 8-15)"
+            ],
+        ),
+        ({7, 8}, []),
+        (range(16), []),
+    ],
+)
 def test_a_trainer_is_bound_to_no_core_near_its_gpu(cores, what):
     near = [Near("0", 0, frozenset(range(8))), Near("1", 1, frozenset(range(8, 16)))]
     ranks = [replace(RANK, near=near), replace(RANK, near=near, cores=Cores(frozenset(cores), 16))]

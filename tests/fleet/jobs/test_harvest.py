@@ -72,7 +72,12 @@ def backlog_of(run, queue, **limits):
 
 def finish(run, *names):
     """Networks of a run are done, by its table."""
-    spec = parse({"models": [{"family": "softmax", "name": name} for name in run.networks], "output": str(run.root)})
+    spec = parse(
+        {
+            "models": [{"family": "softmax", "name": name} for name in run.networks],
+            "output": str(run.root),
+        }
+    )
     results = results_of(spec, run.paths)
     for name in names:
         come_to(results, name, Standing((), Outcome("2 epochs")))
@@ -81,7 +86,9 @@ def finish(run, *names):
 TAKEN, EPOCH = NetworkTaken("a", 1, 0, 0), EpochEnded("a", record(1))
 
 
-def test_three_launches_in_a_row_without_an_epoch_are_counted_until_one_has_one_or_the_user_asks_anew(run):
+def test_three_launches_in_a_row_without_an_epoch_are_counted_until_one_has_one_or_the_user_asks_anew(
+    run,
+):
     assert book.fruitless(book.past_of(run.paths)) == 0
     launch(run, "1", TAKEN, ends=1)
     launch(run, "2", TAKEN)  # it was killed
@@ -111,7 +118,9 @@ def test_gaps_are_as_long_as_launches_last_until_their_nodes_are_taken_back(run)
     launch(run, "1", TAKEN, EPOCH, ends=0)
     launch(run, "2", TAKEN, EPOCH, ends=75, warning="SIGTERM came")
     launch(run, "3", TAKEN)
-    assert harvest.mean_gap_s(book.past_of(run.paths)) == pytest.approx((harvest.GAP_S + 20 + 20 + 10) / 3)
+    assert harvest.mean_gap_s(book.past_of(run.paths)) == pytest.approx(
+        (harvest.GAP_S + 20 + 20 + 10) / 3
+    )
 
 
 def test_a_run_is_looked_at_by_its_table_its_leases_and_its_logs(run):
@@ -121,8 +130,15 @@ def test_a_run_is_looked_at_by_its_table_its_leases_and_its_logs(run):
         run.paths.network_lease(name).parent.mkdir(exist_ok=True)
         hold(run.paths.network_lease(name), system="slurm", job=job)
     launch(run, "17", FirstStep("b"), EPOCH)
-    seen = harvest.look(run, [QueuedJob("17", "fleet-1", 1, True), QueuedJob("19", "fleet-1", 2, False)], [])
-    assert (seen.waiting, seen.held, seen.running, seen.queued) == (1, 1, 1, (("19", 2),))  # 18 is no more
+    seen = harvest.look(
+        run, [QueuedJob("17", "fleet-1", 1, True), QueuedJob("19", "fleet-1", 2, False)], []
+    )
+    assert (seen.waiting, seen.held, seen.running, seen.queued) == (
+        1,
+        1,
+        1,
+        (("19", 2),),
+    )  # 18 is no more
     assert (seen.start_s, seen.per_node) == (10.0, 2)
     assert seen.rate == pytest.approx(record(1).samples / record(1).seconds)
 
@@ -140,7 +156,9 @@ def test_the_backlog_is_filled_noted_and_taken_back_in_the_end(run):
     assert words == [harvest.HandedIn.word] * 2 + [book.TakenBack.word] * 2
 
 
-def test_a_harvest_that_is_called_off_takes_back_what_waits_and_hands_in_nothing_until_it_is_asked_for_again(run):
+def test_a_harvest_that_is_called_off_takes_back_what_waits_and_hands_in_nothing_until_it_is_asked_for_again(
+    run,
+):
     queue = Queue(run)
     backlog = backlog_of(run, queue)
     backlog.top_up()
@@ -161,7 +179,10 @@ class Silent(Queue):
 @pytest.fixture
 def signals():
     """What a job does about signals is undone."""
-    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT)}
+    before = {
+        number: signal.getsignal(number)
+        for number in (signal.SIGTERM, signal.SIGUSR2, signal.SIGINT)
+    }
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
@@ -169,12 +190,22 @@ def signals():
 
 @pytest.mark.usefixtures("signals")
 def test_a_job_trains_on_where_its_batch_system_does_not_answer_and_says_so(run, capfd):
-    job = harvest.HarvestJob(RunPaths(run.root, "17"), backlog_of(run, Silent(run)), SYSTEMS["slurm"], "17")
-    assert job.run([sys.executable, "-c", "print('trained')"]) == ExitStatus.INFRASTRUCTURE  # its log has no end
+    job = harvest.HarvestJob(
+        RunPaths(run.root, "17"), backlog_of(run, Silent(run)), SYSTEMS["slurm"], "17"
+    )
+    assert (
+        job.run([sys.executable, "-c", "print('trained')"]) == ExitStatus.INFRASTRUCTURE
+    )  # its log has no end
     out, err = capfd.readouterr()
     assert "trained" in out
-    assert "fleet job: the backlog is not kept filled for now: squeue did not answer within 120 s" in err
-    assert [line["event"] for line in read_lines(run.paths.harvested)] == [harvest.Begun.word, book.LaunchEnded.word]
+    assert (
+        "fleet job: the backlog is not kept filled for now: squeue did not answer within 120 s"
+        in err
+    )
+    assert [line["event"] for line in read_lines(run.paths.harvested)] == [
+        harvest.Begun.word,
+        book.LaunchEnded.word,
+    ]
 
 
 def test_a_plan_is_read_as_it_was_written(run, tmp_path):
@@ -189,9 +220,16 @@ def test_a_plan_is_read_as_it_was_written(run, tmp_path):
         harvest.HarvestPlan.read(tmp_path / "none.json")
 
 
-@pytest.mark.parametrize(("options", "partition"), [
-    (["-p", "low"], "low"), (["-plow"], "low"), (["--partition", "low"], "low"), (["--requeue"], None),
-    (["--qos=preempt", "--partition=low"], "low")])
+@pytest.mark.parametrize(
+    ("options", "partition"),
+    [
+        (["-p", "low"], "low"),
+        (["-plow"], "low"),
+        (["--partition", "low"], "low"),
+        (["--requeue"], None),
+        (["--qos=preempt", "--partition=low"], "low"),
+    ],
+)
 def test_the_partition_is_found_among_the_options(options, partition):
     assert QUEUES["squeue"].queue_of(options) == partition
 
@@ -199,7 +237,7 @@ def test_the_partition_is_found_among_the_options(options, partition):
 def test_the_nodes_of_a_job_are_those_that_were_asked_for_where_the_queue_does_not_say(run):
     queue = Queue(run)
     backlog_of(run, queue, nodes_per_job=2, backlog=1).top_up()
-    asked, = queue.listed
+    (asked,) = queue.listed
     assert asked.nodes == 2
     queue.listed = [asked._replace(nodes=0)]
     more = backlog_of(run, queue, nodes_per_job=2, backlog=2).top_up()
@@ -248,8 +286,13 @@ def test_the_next_look_says_of_each_launch_that_ended_without_a_word_that_it_did
     backlog.top_up()
     backlog.top_up()
     assert [(line["job"], line["status"], line["why"]) for line in noted(run, "ended")] == [
-        ("18", None, "it ended without a word, and its job was put back into the queue: preempted, or its node died"),
-        ("19", None, "it ended without a word: preempted, cancelled, killed, or its node died")]
+        (
+            "18",
+            None,
+            "it ended without a word, and its job was put back into the queue: preempted, or its node died",
+        ),
+        ("19", None, "it ended without a word: preempted, cancelled, killed, or its node died"),
+    ]
     assert [one.is_cut for one in book.past_of(run.paths, ["17"])] == [True, True]
 
 
@@ -259,7 +302,9 @@ def test_of_jobs_that_end_at_the_same_moment_one_hands_in_the_next(run):
     for job in ("17", "18", "19"):
         book.note(run.paths, harvest.HandedIn(job, 1))
         launch(run, job, TAKEN, EPOCH, ends=1)
-    queue.listed = [QueuedJob(job, run.job, 1, True) for job in ("17", "18", "19")]  # their scripts have not ended
+    queue.listed = [
+        QueuedJob(job, run.job, 1, True) for job in ("17", "18", "19")
+    ]  # their scripts have not ended
     assert len(backlog.top_up("17")) == 2
     assert backlog.top_up("18") == []
 
@@ -269,11 +314,15 @@ def job(run, signals, monkeypatch):
     """Run one job of a harvest; what it is told to run is a line of Python."""
     monkeypatch.setattr(launching, "_LEAST_S", 0.1)
     queue = Queue(run)
-    plan = harvest.HarvestPlan((run,), HarvestLimits(), command="fleet harvest photos.yaml --system slurm")
+    plan = harvest.HarvestPlan(
+        (run,), HarvestLimits(), command="fleet harvest photos.yaml --system slurm"
+    )
 
     def begin(program, name="17"):
         queue.listed.append(QueuedJob(name, run.job, 1, True))
-        kept = harvest.HarvestJob(RunPaths(run.root, name), harvest.Backlog(plan, queue, {}), SYSTEMS["slurm"], name)
+        kept = harvest.HarvestJob(
+            RunPaths(run.root, name), harvest.Backlog(plan, queue, {}), SYSTEMS["slurm"], name
+        )
         status = kept.run([sys.executable, "-c", program])
         queue.listed = [one for one in queue.listed if one.id != name]
         return status
@@ -287,29 +336,39 @@ def test_a_job_that_would_find_no_network_starts_no_launch(run, job, capfd):
     assert job("print('trained')") == 0
     assert "trained" not in capfd.readouterr().out
     assert [(line["event"], line["why"]) for line in noted(run)] == [
-        ("ended", "it would have found no network to train"), ("over", "all networks are done")]
+        ("ended", "it would have found no network to train"),
+        ("over", "all networks are done"),
+    ]
 
 
 SAYS = "import sys; print('fleet: rank 0 on n1: x.h5 cannot be written: No space left', file=sys.stderr); sys.exit(74)"
 
 
-def test_why_a_launch_ended_is_noted_and_after_what_can_pass_another_job_follows(run, job, monkeypatch):
+def test_why_a_launch_ended_is_noted_and_after_what_can_pass_another_job_follows(
+    run, job, monkeypatch
+):
     monkeypatch.setattr(harvest, "_REST_S", 0.01)
     assert job(SAYS) == ExitStatus.CAN_PASS
-    ended, = noted(run, "ended")
-    assert ended["why"] == ("it broke off: its launcher ended with status 74: rank 0 on n1: x.h5 cannot be written: No "
-                            "space left")
+    (ended,) = noted(run, "ended")
+    assert ended["why"] == (
+        "it broke off: its launcher ended with status 74: rank 0 on n1: x.h5 cannot be written: No "
+        "space left"
+    )
     assert noted(run, "over") == []
     assert [one.runs for one in job.queue.listed] == [False, False]
 
 
-def test_the_last_launch_says_that_the_harvest_is_over_why_and_what_begins_it_again(run, job, capfd):
+def test_the_last_launch_says_that_the_harvest_is_over_why_and_what_begins_it_again(
+    run, job, capfd
+):
     for name in ("17", "18", "19"):
         job("import sys; sys.exit(1)", name)
         job.queue.listed = []
-    over, = noted(run, "over")
-    assert over["why"] == ("3 launches in a row finished no epoch; the last: it broke off: its launcher ended with "
-                           "status 1")
+    (over,) = noted(run, "over")
+    assert over["why"] == (
+        "3 launches in a row finished no epoch; the last: it broke off: its launcher ended with "
+        "status 1"
+    )
     assert over["again"] == "fleet harvest photos.yaml --system slurm"
     assert "to begin it again: fleet harvest photos.yaml --system slurm" in capfd.readouterr().err
     assert book.over_of(run.paths).why == over["why"]
@@ -317,14 +376,18 @@ def test_the_last_launch_says_that_the_harvest_is_over_why_and_what_begins_it_ag
     assert book.over_of(run.paths) is None
 
 
-def test_a_job_waits_for_room_on_a_full_disk_and_hands_in_the_next(full_disk, signals, monkeypatch, capfd):
+def test_a_job_waits_for_room_on_a_full_disk_and_hands_in_the_next(
+    full_disk, signals, monkeypatch, capfd
+):
     monkeypatch.setattr(harvest, "_REST_S", 0.01)
     monkeypatch.setattr(launching, "_PROBE_BYTES", 2**14)
     run = harvest.HarvestRun("fleet-1", full_disk / "run", ("a", "b"), 1)
     run.paths.jobs.mkdir(parents=True)
     queue, ballast = Queue(run), full_disk / "ballast"
     queue.listed = [QueuedJob("17", run.job, 1, True)]
-    kept = harvest.HarvestJob(RunPaths(run.root, "17"), backlog_of(run, queue), SYSTEMS["slurm"], "17")
+    kept = harvest.HarvestJob(
+        RunPaths(run.root, "17"), backlog_of(run, queue), SYSTEMS["slurm"], "17"
+    )
     fills = f"open({str(ballast)!r}, 'wb', 0).write(bytes(1 << 23)); import sys; sys.exit(1)"
     timer = threading.Timer(3.0, ballast.unlink)
     timer.start()
@@ -334,7 +397,9 @@ def test_a_job_waits_for_room_on_a_full_disk_and_hands_in_the_next(full_disk, si
     assert "it is waited for" in capfd.readouterr().err
 
 
-def test_a_job_that_nobody_makes_room_for_gives_up_and_says_how_to_go_on(full_disk, signals, monkeypatch, capfd):
+def test_a_job_that_nobody_makes_room_for_gives_up_and_says_how_to_go_on(
+    full_disk, signals, monkeypatch, capfd
+):
     monkeypatch.setattr(launching, "_ROOM_S", 1.0)
     monkeypatch.setattr(files, "PATIENCE_S", 0.1)
     run = harvest.HarvestRun("fleet-1", full_disk / "run", ("a", "b"), 1)
@@ -344,7 +409,9 @@ def test_a_job_that_nobody_makes_room_for_gives_up_and_says_how_to_go_on(full_di
         while True:
             ballast.write(bytes(1024))
     plan = harvest.HarvestPlan((run,), HarvestLimits(), command="fleet harvest x")
-    kept = harvest.HarvestJob(RunPaths(run.root, "17"), harvest.Backlog(plan, Queue(run), {}), SYSTEMS["slurm"], "17")
+    kept = harvest.HarvestJob(
+        RunPaths(run.root, "17"), harvest.Backlog(plan, Queue(run), {}), SYSTEMS["slurm"], "17"
+    )
     assert kept.run([sys.executable, "-c", ""]) == ExitStatus.CAN_PASS
     err = capfd.readouterr().err
     assert "No space left on device" in err

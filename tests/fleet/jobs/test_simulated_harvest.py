@@ -9,7 +9,14 @@ from dataclasses import replace
 
 import pytest
 
-from fleet.domain.events import Ended, EpochEnded, FirstStep, NetworkFailed, NetworkFinished, NetworkTaken
+from fleet.domain.events import (
+    Ended,
+    EpochEnded,
+    FirstStep,
+    NetworkFailed,
+    NetworkFinished,
+    NetworkTaken,
+)
 from fleet.domain.network import Outcome, Standing
 from fleet.ensemble.claims import Claims, Leave, LetGo, Want
 from fleet.jobs.backlog import HarvestLimits
@@ -24,7 +31,11 @@ from launch.queues import QueuedJob
 from tests.fleet.histories import come_to, record, results_of
 from tests.fleet.logs import START
 
-START_S, IDLE_S, LOOK_S = 8, 60, 30  # of a launch until it takes networks, without any, and between two looks
+START_S, IDLE_S, LOOK_S = (
+    8,
+    60,
+    30,
+)  # of a launch until it takes networks, without any, and between two looks
 
 
 class Site:
@@ -61,7 +72,9 @@ class Site:
     def _tick(self):
         self.now += 1
         for job in [job for job in self.listed if not job.runs]:
-            if job in self.listed and self.idle_nodes() >= job.nodes:  # it may have been taken back just now
+            if (
+                job in self.listed and self.idle_nodes() >= job.nodes
+            ):  # it may have been taken back just now
                 self.listed[self.listed.index(job)] = job._replace(runs=True)
                 backlog = Backlog(self.plan, self, {})
                 if backlog.finds_work(self.truth[job.name].run.root, job.id):
@@ -78,7 +91,9 @@ class Training:
 
     def __init__(self, root, epochs, failing=()):
         names = [f"net{number:02}" for number in range(len(epochs))]
-        self.run = HarvestRun(f"job-{root.name}", root, tuple(names), 1, dict(zip(names, epochs, strict=True)))
+        self.run = HarvestRun(
+            f"job-{root.name}", root, tuple(names), 1, dict(zip(names, epochs, strict=True))
+        )
         self.left = dict(self.run.epochs)
         self.failing = {names[number] for number in failing}
         self.holders = {}
@@ -109,10 +124,18 @@ class Launch:
         self.log = EventLog(self.paths.events, clock=lambda: self.site.now)
         left = self.training.left
         done = tuple(name for name, epochs in left.items() if not epochs)
-        self.log.add(replace(START, date=1e6 + self.site.now, trainers=1, networks=len(left), finished=done))
-        spec = parse({"models": [{"family": "softmax", "name": name} for name in left],
-                      "output": str(self.training.run.root)})
-        self.results = results_of(spec, self.paths, {name: Standing((), Outcome("before")) for name in done})
+        self.log.add(
+            replace(START, date=1e6 + self.site.now, trainers=1, networks=len(left), finished=done)
+        )
+        spec = parse(
+            {
+                "models": [{"family": "softmax", "name": name} for name in left],
+                "output": str(self.training.run.root),
+            }
+        )
+        self.results = results_of(
+            spec, self.paths, {name: Standing((), Outcome("before")) for name in done}
+        )
         self.results.write()
         self.claims = Claims({name: 0 for name in left if left[name]}, 1, IDLE_S)
         self._do(self.claims.decide(self.site.now))
@@ -127,7 +150,10 @@ class Launch:
     def _train(self, name):
         if not self.epochs:
             self.log.add(FirstStep(name))
-        training, epoch = self.training, self.training.run.epochs[name] - self.training.left[name] + 1
+        training, epoch = (
+            self.training,
+            self.training.run.epochs[name] - self.training.left[name] + 1,
+        )
         training.trained += 1
         self.epochs += 1
         if name in training.failing:
@@ -139,7 +165,11 @@ class Launch:
             self.log.add(EpochEnded(name, record(epoch, seconds=1.0, samples=10)))
             if not training.left[name]:
                 self.log.add(NetworkFinished(name, f"{epoch} epochs", epoch))
-            come_to(self.results, name, Standing((), None if training.left[name] else Outcome(f"{epoch} epochs")))
+            come_to(
+                self.results,
+                name,
+                Standing((), None if training.left[name] else Outcome(f"{epoch} epochs")),
+            )
         if not training.left[name]:
             self.claims.over(name)
             self._do(self.claims.decide(self.site.now))
@@ -149,7 +179,9 @@ class Launch:
             match effect:
                 case Want(names, most):
                     holders, free = self.training.holders, len(self.claims.held) < most
-                    if (name := next((name for name in names if free and name not in holders), None)) is not None:
+                    if (
+                        name := next((name for name in names if free and name not in holders), None)
+                    ) is not None:
                         holders[name] = self.job
                         self._take(name)
                         return
@@ -163,8 +195,11 @@ class Launch:
         training.generation += 1
         folder = self.paths.network_lease(name)
         folder.mkdir(parents=True, exist_ok=True)
-        create_generation(folder, training.generation, Holder(f"{self.job}-{training.generation}", "host", 1,
-                                                              system="slurm", job=self.job))
+        create_generation(
+            folder,
+            training.generation,
+            Holder(f"{self.job}-{training.generation}", "host", 1, system="slurm", job=self.job),
+        )
         epochs = training.run.epochs[name] - training.left[name]
         self.log.add(NetworkTaken(name, training.generation, epochs, 0))
         self.claims.got(name, epochs, not training.left[name])
@@ -187,17 +222,32 @@ def shuffled(seed):
     return random.Random(seed).sample([1, 2, 5, 9, 14, 20, 27, 33, 61, 118], 10)
 
 
-@pytest.mark.parametrize(("epochs", "failing", "nodes"), [
-    ([240, 8, 8, 8], (), 4), ([240, 8, 8, 8], (), 2), ([240, 8, 8, 8], (), 9), ([12], (), 4), ([5] * 30, (), 4),
-    ([40] * 30, (), 40), ([30, 30, 3, 30], (2,), 4), *((shuffled(seed), (), 3) for seed in range(3))])
-def test_there_are_few_more_launches_than_networks_and_none_goes_on_without_one(tmp_path, epochs, failing, nodes):
+@pytest.mark.parametrize(
+    ("epochs", "failing", "nodes"),
+    [
+        ([240, 8, 8, 8], (), 4),
+        ([240, 8, 8, 8], (), 2),
+        ([240, 8, 8, 8], (), 9),
+        ([12], (), 4),
+        ([5] * 30, (), 4),
+        ([40] * 30, (), 40),
+        ([30, 30, 3, 30], (2,), 4),
+        *((shuffled(seed), (), 3) for seed in range(3)),
+    ],
+)
+def test_there_are_few_more_launches_than_networks_and_none_goes_on_without_one(
+    tmp_path, epochs, failing, nodes
+):
     site, training = Site(nodes), Training(tmp_path / "run", epochs, failing)
     site.harvest([training.run], [training])
     assert not any(training.left.values())
     assert training.trained == sum(epochs) - sum(epochs[number] - 1 for number in failing)
     idle = [launch for launch in site.launches.values() if not launch.epochs]
-    assert (len(site.launches) <= min(len(epochs), nodes) + 3, len(idle) <= 1, site.handed_in <= len(epochs) + 3) == (
-        True, True, True), (len(site.launches), len(idle), site.handed_in)
+    assert (
+        len(site.launches) <= min(len(epochs), nodes) + 3,
+        len(idle) <= 1,
+        site.handed_in <= len(epochs) + 3,
+    ) == (True, True, True), (len(site.launches), len(idle), site.handed_in)
     assert site.node_s <= sum(epochs) + len(site.launches) * (START_S + IDLE_S + 5)
 
 
@@ -206,6 +256,10 @@ def test_several_runs_share_the_nodes_whatever_their_samples_cost(tmp_path):
     trainings = [Training(tmp_path / name, [40] * 8) for name in ("a", "b", "c")]
     site.harvest([training.run for training in trainings], trainings)
     assert not any(epochs for training in trainings for epochs in training.left.values())
-    first = {training.run.job: min(launch.began for launch in site.launches.values() if launch.training is training)
-             for training in trainings}
+    first = {
+        training.run.job: min(
+            launch.began for launch in site.launches.values() if launch.training is training
+        )
+        for training in trainings
+    }
     assert max(first.values()) <= START_S + LOOK_S, first

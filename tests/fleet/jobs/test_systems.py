@@ -10,7 +10,7 @@ from fleet.storage.lease import Holder
 from launch.systems import SYSTEMS
 from tests.fakes import put_programs
 
-MODULE = '''
+MODULE = """
 from dataclasses import replace
 from launch.systems import SYSTEMS, System
 
@@ -18,13 +18,15 @@ WRAPPED = replace(SYSTEMS["slurm"], submit=("my_sbatch",))
 OWN = System("own", "#OWN ", job_variable="OWN_ID", submit=("own",), id_pattern="([0-9]+)", template="<<body>>",
              state=("own_state", "{job}"), over="gone", restarts="OWN_RESTARTS")
 NUMBER = 3
-'''
+"""
 
 
 @pytest.fixture(autouse=True)
 def own(tmp_path, monkeypatch):
     (tmp_path / "own_systems.py").write_text(MODULE)
-    (tmp_path / "wrong_systems.py").write_text("from launch.systems import System\nX = System('x', submit=('x',))\n")
+    (tmp_path / "wrong_systems.py").write_text(
+        "from launch.systems import System\nX = System('x', submit=('x',))\n"
+    )
     monkeypatch.delitem(sys.modules, "own_systems", raising=False)
     monkeypatch.syspath_prepend(tmp_path)
 
@@ -44,12 +46,21 @@ def test_a_system_of_ours_may_be_changed_in_a_part():
     assert system.script == SYSTEMS["slurm"].script
 
 
-@pytest.mark.parametrize(("name", "said"), [
-    ("sge", "no batch system is named 'sge'; one of slurm, lsf, pbs, local, or an import path module:system"),
-    ("own_systems:NUMBER", "system 'own_systems:NUMBER' is of type int; it should be a System"),
-    ("own_systems:NO", "system 'own_systems:NO': module 'own_systems' has no 'NO'"),
-    ("wrong_systems:X", "cannot import 'wrong_systems': InputError: batch system x: template: it is missing"),
-])
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        (
+            "sge",
+            "no batch system is named 'sge'; one of slurm, lsf, pbs, local, or an import path module:system",
+        ),
+        ("own_systems:NUMBER", "system 'own_systems:NUMBER' is of type int; it should be a System"),
+        ("own_systems:NO", "system 'own_systems:NO': module 'own_systems' has no 'NO'"),
+        (
+            "wrong_systems:X",
+            "cannot import 'wrong_systems': InputError: batch system x: template: it is missing",
+        ),
+    ],
+)
 def test_what_leads_to_no_system_is_refused_in_a_line(name, said):
     with pytest.raises(UserError) as refusal:
         find_system(name)
@@ -67,7 +78,9 @@ def test_a_launch_in_a_job_of_ones_own_system_knows_its_job():
     assert lease_of_process({"OWN_ID": "7"}).me.job == ""
 
 
-@pytest.mark.parametrize(("line", "known"), [("echo runs", True), ("echo gone", False), ("exit 1", None)])
+@pytest.mark.parametrize(
+    ("line", "known"), [("echo runs", True), ("echo gone", False), ("exit 1", None)]
+)
 def test_ones_own_system_is_asked_whether_a_job_lives(tmp_path, monkeypatch, line, known):
     put_programs(tmp_path, {"own_state": line})
     monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
@@ -77,5 +90,7 @@ def test_ones_own_system_is_asked_whether_a_job_lives(tmp_path, monkeypatch, lin
 
 
 def test_a_launch_that_is_told_of_no_system_says_so():
-    with pytest.raises(UserError, match="^FLEET_SYSTEM: no batch system is named 'sge'; one of slurm"):
+    with pytest.raises(
+        UserError, match="^FLEET_SYSTEM: no batch system is named 'sge'; one of slurm"
+    ):
         lease_of_process({"FLEET_SYSTEM": "sge"})

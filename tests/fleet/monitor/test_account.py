@@ -17,32 +17,59 @@ def account(log):
 
 def test_who_trained_when_and_where_the_time_went():
     told = account(LOG)
-    assert [(stint.name, stint.devices, stint.start_s, stint.end_s, stint.epochs) for stint in told.stints] == [
-        ("a", (0,), 1.0, 22.1, 2), ("b<1>", (1,), 1.0, 21.6, 1)]
+    assert [
+        (stint.name, stint.devices, stint.start_s, stint.end_s, stint.epochs)
+        for stint in told.stints
+    ] == [("a", (0,), 1.0, 22.1, 2), ("b<1>", (1,), 1.0, 21.6, 1)]
     spent = asdict(told.spent)
-    assert spent == pytest.approx({"training": 35, "data": 5, "checkpointing": 0.95, "moving": 41.7 - 40.95,
-                                   "waiting": 46 - 41.7 - 0.02, "scheduling": 0.02, "profiling": 0})
+    assert spent == pytest.approx(
+        {
+            "training": 35,
+            "data": 5,
+            "checkpointing": 0.95,
+            "moving": 41.7 - 40.95,
+            "waiting": 46 - 41.7 - 0.02,
+            "scheduling": 0.02,
+            "profiling": 0,
+        }
+    )
     assert sum(spent.values()) == pytest.approx(2 * 23)
 
 
 def test_what_passed_between_the_command_and_the_first_step():
     before = {"launcher": 0.25, "reading": 2.0}
-    log = [Logged(0.0, replace(START, before_s=before)), *LOG[1:4], Logged(4.5, ev.FirstStep("b<1>", 1.5)), *LOG[4:]]
+    log = [
+        Logged(0.0, replace(START, before_s=before)),
+        *LOG[1:4],
+        Logged(4.5, ev.FirstStep("b<1>", 1.5)),
+        *LOG[4:],
+    ]
     told = account(log)
     assert dict(told.startup) == pytest.approx(
-        {**before, "loading the engine": 1.0, "building b<1>": 1.5, "its first step": 2.0})
-    assert account(LOG).startup == ()  # it has not come to a step, or was written before this was told
+        {**before, "loading the engine": 1.0, "building b<1>": 1.5, "its first step": 2.0}
+    )
+    assert (
+        account(LOG).startup == ()
+    )  # it has not come to a step, or was written before this was told
 
 
 def test_the_first_signal_of_all_is_there_when_each_network_has_ended_an_epoch_or_never_will():
-    log = [Logged(0.0, replace(START, networks=3)), Logged(0.0, ev.GroupStarted("a", (0,), 0, 1)),
-           Logged(0.0, ev.GroupStarted("b", (1,), 0, 1)), epoch(4.0, "a", 1, 4.0), epoch(10.0, "b", 1, 10.0),
-           epoch(11.0, "a", 2, 4.0), Logged(12.0, ev.NetworkFailed("c", "out of memory"))]
+    log = [
+        Logged(0.0, replace(START, networks=3)),
+        Logged(0.0, ev.GroupStarted("a", (0,), 0, 1)),
+        Logged(0.0, ev.GroupStarted("b", (1,), 0, 1)),
+        epoch(4.0, "a", 1, 4.0),
+        epoch(10.0, "b", 1, 10.0),
+        epoch(11.0, "a", 2, 4.0),
+        Logged(12.0, ev.NetworkFailed("c", "out of memory")),
+    ]
     assert [account(log[:count]).first_signal_s for count in (1, 5, 7)] == [None, None, 10.0]
 
 
 def test_all_devices_wait_for_rates():
-    told = account([LOG[0], Logged(0.5, ev.Profiled(3, 0.5, {"a": (10.0,), "b<1>": (5.0,)})), *LOG[1:]])
+    told = account(
+        [LOG[0], Logged(0.5, ev.Profiled(3, 0.5, {"a": (10.0,), "b<1>": (5.0,)})), *LOG[1:]]
+    )
     assert told.spent.profiling == pytest.approx(0.5 * 2)
 
 
@@ -55,15 +82,23 @@ def test_costs_are_what_moves_took_and_the_simulation_pays_them():
 
 def test_only_a_group_that_stops_unfinished_costs_a_checkpoint():
     unfinished = [*LOG[:5], Logged(11.6, ev.GroupStopped("a", 0.4)), *LOG[5:8]]
-    assert (account(LOG).costs.checkpoint_s, account(unfinished).costs.checkpoint_s) == pytest.approx((0.0, 0.4))
+    assert (
+        account(LOG).costs.checkpoint_s,
+        account(unfinished).costs.checkpoint_s,
+    ) == pytest.approx((0.0, 0.4))
 
 
 def test_in_lockstep_only_what_passed_for_the_slowest_group_is_a_cost_of_epochs():
     start = replace(START, stream="lockstep")
-    log = [Logged(0.0, start),
-           Logged(0.0, ev.GroupStarted("a", (0,), 0, 1)), Logged(0.0, ev.GroupStarted("b<1>", (1,), 0, 1)),
-           epoch(4.0, "a", 1, 4.0), epoch(10.0, "b<1>", 1, 10.0),
-           epoch(14.5, "a", 2, 4.0), epoch(20.5, "b<1>", 2, 10.0)]  # a has waited for b, and then half a second
+    log = [
+        Logged(0.0, start),
+        Logged(0.0, ev.GroupStarted("a", (0,), 0, 1)),
+        Logged(0.0, ev.GroupStarted("b<1>", (1,), 0, 1)),
+        epoch(4.0, "a", 1, 4.0),
+        epoch(10.0, "b<1>", 1, 10.0),
+        epoch(14.5, "a", 2, 4.0),
+        epoch(20.5, "b<1>", 2, 10.0),
+    ]  # a has waited for b, and then half a second
     assert account(log).costs.epoch_s == pytest.approx(0.5)
     assert account([Logged(0.0, START), *log[1:]]).costs.epoch_s == pytest.approx((6.5 + 0.5) / 2)
 
@@ -79,10 +114,25 @@ def test_a_group_of_an_absurd_size_takes_no_time_and_no_memory():
 
 def test_networks_that_share_a_stream_are_simulated_no_faster_than_it():
     start = replace(START, stream="lockstep")
-    stream = Logged(0.5, ev.StreamStarted(1, 1, "baseline", "shared", False, supply_samples_per_s=2.0,
-                                       demand_samples_per_s=10.0, bottleneck="input"))
+    stream = Logged(
+        0.5,
+        ev.StreamStarted(
+            1,
+            1,
+            "baseline",
+            "shared",
+            False,
+            supply_samples_per_s=2.0,
+            demand_samples_per_s=10.0,
+            bottleneck="input",
+        ),
+    )
     log = with_rates(10.0, 5.0, start)
-    assert account(log).simulated_s < 2 * 100 / 2.0 <= account([*log[:2], stream, *log[2:]]).simulated_s
+    assert (
+        account(log).simulated_s
+        < 2 * 100 / 2.0
+        <= account([*log[:2], stream, *log[2:]]).simulated_s
+    )
     slower = Logged(0.6, ev.SupplyFound(1.0, 10.0))
     assert account([*log[:2], stream, slower, *log[2:]]).simulated_s >= 2 * 100 / 1.0
 
@@ -92,25 +142,38 @@ def test_a_log_of_before_deltas_had_units_is_replayed_as_it_was_meant():
         start = replace(START, policy="global", options=replace(START.options, delta=delta))
         return account(with_rates(10.0, 5.0, start)).simulated_s
 
-    assert simulated("6") == simulated("6/s") < simulated("4") == simulated("4/s")  # the rates are 5 samples/s apart
+    assert (
+        simulated("6") == simulated("6/s") < simulated("4") == simulated("4/s")
+    )  # the rates are 5 samples/s apart
     assert simulated("60%") == simulated("6/s")
 
 
 def test_a_scale_of_time_changes_nothing_but_the_scale():
-    slow, fast = account(with_rates(10.0, 5.0)), account(with_rates(5.0, 2.5, replace(START, time_scale=0.5)))
+    slow, fast = (
+        account(with_rates(10.0, 5.0)),
+        account(with_rates(5.0, 2.5, replace(START, time_scale=0.5))),
+    )
     assert (fast.measured_s, fast.simulated_s) == pytest.approx((slow.measured_s, slow.simulated_s))
 
 
 def test_launches_follow_each_other_and_what_a_killed_one_saved_counts():
     killed = LOG[:5]  # up to the first epoch of a, at 11.5 s
-    resumed = [Logged(0.0, START), epoch(0.0, "b<1>", 1, 9.0), Logged(2.0, ev.GroupStarted("a", (1,), 2, 1)),
-               epoch(12.0, "a", 2, 9.0), Logged(12.0, ev.NetworkFinished("a", "", 2)),
-               Logged(12.5, ev.GroupStopped("a", 0.1))]
+    resumed = [
+        Logged(0.0, START),
+        epoch(0.0, "b<1>", 1, 9.0),
+        Logged(2.0, ev.GroupStarted("a", (1,), 2, 1)),
+        epoch(12.0, "a", 2, 9.0),
+        Logged(12.0, ev.NetworkFinished("a", "", 2)),
+        Logged(12.5, ev.GroupStopped("a", 0.1)),
+    ]
     told = account([*killed, *resumed])
     assert told.launches == 2
     assert told.seconds == pytest.approx(11.5 + 12.5)
     assert [(stint.name, stint.end_s, stint.epochs) for stint in told.stints] == [
-        ("a", 11.5, 1), ("b<1>", 11.5, 1), ("a", 24.0, 1)]
+        ("a", 11.5, 1),
+        ("b<1>", 11.5, 1),
+        ("a", 24.0, 1),
+    ]
 
 
 def at(date, *events):
@@ -120,15 +183,29 @@ def at(date, *events):
 
 def of_one(network, begins_s, ends_s):
     """A launch trains a network on its first device; it does not say that it has ended."""
-    return [Logged(begins_s, ev.GroupStarted(network, (0,), 0, 1)), epoch(ends_s, network, 1, ends_s - begins_s - 1)]
+    return [
+        Logged(begins_s, ev.GroupStarted(network, (0,), 0, 1)),
+        epoch(ends_s, network, 1, ends_s - begins_s - 1),
+    ]
 
 
 def test_launches_that_were_at_work_at_the_same_time_stand_side_by_side_on_devices_of_their_own():
-    told = account([*at(1000.0, *of_one("a", 1.0, 21.0)), *at(1005.0, *of_one("b<1>", 2.0, 12.0)),
-                    *at(1018.0, *of_one("b<1>", 1.0, 9.0)),  # on the devices of the second, which was killed
-                    *at(2000.0, *of_one("a", 1.0, 11.0))])  # much later, alone
+    told = account(
+        [
+            *at(1000.0, *of_one("a", 1.0, 21.0)),
+            *at(1005.0, *of_one("b<1>", 2.0, 12.0)),
+            *at(
+                1018.0, *of_one("b<1>", 1.0, 9.0)
+            ),  # on the devices of the second, which was killed
+            *at(2000.0, *of_one("a", 1.0, 11.0)),
+        ]
+    )  # much later, alone
     assert [(stint.name, stint.devices, stint.start_s, stint.end_s) for stint in told.stints] == [
-        ("a", (0,), 1.0, 21.0), ("b<1>", (2,), 7.0, 17.0), ("b<1>", (2,), 19.0, 27.0), ("a", (0,), 28.0, 38.0)]
+        ("a", (0,), 1.0, 21.0),
+        ("b<1>", (2,), 7.0, 17.0),
+        ("b<1>", (2,), 19.0, 27.0),
+        ("a", (0,), 28.0, 38.0),
+    ]
     assert (told.seconds, told.launches, told.devices, told.replay) == (38.0, 4, (0, 1, 2, 3), None)
     spent = asdict(told.spent)
     assert spent["training"] == pytest.approx(19 + 9 + 7 + 9)
@@ -152,30 +229,61 @@ def test_epochs_that_an_unknown_launch_has_saved_belong_to_no_group():
 
 
 def test_a_struck_group_gives_its_devices_back():
-    log = [*LOG[:5], Logged(12.0, ev.GroupStruck("a", 1, 0)), Logged(14.0, ev.GroupStarted("a", (0,), 1, 1)), *LOG[8:]]
+    log = [
+        *LOG[:5],
+        Logged(12.0, ev.GroupStruck("a", 1, 0)),
+        Logged(14.0, ev.GroupStarted("a", (0,), 1, 1)),
+        *LOG[8:],
+    ]
     assert [(stint.start_s, stint.end_s) for stint in account(log).stints if stint.name == "a"] == [
-        (1.0, 12.0), (14.0, 22.1)]
+        (1.0, 12.0),
+        (14.0, 22.1),
+    ]
 
 
 def test_a_group_that_changed_has_a_bar_for_each_shape():
-    log = [Logged(0.0, START), Logged(0.0, ev.GroupStarted("a", (0,), 0, 1)), epoch(10.0, "a", 1, 9.9),
-           Logged(12.0, ev.GroupChanged("a", (0,), (0, 1), position=20, seconds=0.2)),
-           epoch(16.0, "a", 2, 6.0, gpus=2), Logged(16.0, ev.GroupStopped("a", 0.0))]
+    log = [
+        Logged(0.0, START),
+        Logged(0.0, ev.GroupStarted("a", (0,), 0, 1)),
+        epoch(10.0, "a", 1, 9.9),
+        Logged(12.0, ev.GroupChanged("a", (0,), (0, 1), position=20, seconds=0.2)),
+        epoch(16.0, "a", 2, 6.0, gpus=2),
+        Logged(16.0, ev.GroupStopped("a", 0.0)),
+    ]
     told = account(log)
-    assert [(stint.devices, stint.end_s, stint.epochs) for stint in told.stints] == [((0,), 12.0, 1), ((0, 1), 16.0, 1)]
+    assert [(stint.devices, stint.end_s, stint.epochs) for stint in told.stints] == [
+        ((0,), 12.0, 1),
+        ((0, 1), 16.0, 1),
+    ]
     assert told.costs.regroup_s == pytest.approx((0.1 + 0.2) / 2)
-    assert told.spent.training == pytest.approx(9.9 + 2 + 2 * 4)  # the second epoch: 2 s on one device, 4 s on two
+    assert told.spent.training == pytest.approx(
+        9.9 + 2 + 2 * 4
+    )  # the second epoch: 2 s on one device, 4 s on two
 
 
 def test_networks_that_share_a_gpu_have_equal_parts_of_it_and_slots_that_nobody_has_are_no_gpus():
-    start = replace(START, trainers=6, gpus_per_node=6, devices=tuple(range(6)), slots=3)  # of two GPUs
-    log = [Logged(0.0, start), Logged(0.0, ev.GroupStarted("a", (0,), 0, 1)),
-           Logged(10.0, ev.GroupStarted("b<1>", (2,), 0, 1)),
-           epoch(20.0, "a", 1, 20.0), Logged(20.0, ev.GroupStopped("a", 0.0)),
-           epoch(26.0, "b<1>", 1, 16.0, waited=4.0), Logged(26.0, ev.GroupStopped("b<1>", 0.0))]
+    start = replace(
+        START, trainers=6, gpus_per_node=6, devices=tuple(range(6)), slots=3
+    )  # of two GPUs
+    log = [
+        Logged(0.0, start),
+        Logged(0.0, ev.GroupStarted("a", (0,), 0, 1)),
+        Logged(10.0, ev.GroupStarted("b<1>", (2,), 0, 1)),
+        epoch(20.0, "a", 1, 20.0),
+        Logged(20.0, ev.GroupStopped("a", 0.0)),
+        epoch(26.0, "b<1>", 1, 16.0, waited=4.0),
+        Logged(26.0, ev.GroupStopped("b<1>", 0.0)),
+    ]
     told = account(log)
-    assert (told.devices, told.gpus, told.gpus_per_node, told.slots) == ((0, 1, 2, 3, 4, 5), 2, 2, 3)
-    assert told.spent.training + told.spent.data == pytest.approx(26)  # of the first GPU, which always had one of them
+    assert (told.devices, told.gpus, told.gpus_per_node, told.slots) == (
+        (0, 1, 2, 3, 4, 5),
+        2,
+        2,
+        3,
+    )
+    assert told.spent.training + told.spent.data == pytest.approx(
+        26
+    )  # of the first GPU, which always had one of them
     assert told.spent.data == pytest.approx((5 + 6) * 4 / 16)
     assert told.spent.waiting == pytest.approx(26)  # the second GPU
     assert sum(asdict(told.spent).values()) == pytest.approx(2 * 26 + 0.5 * 0.25 + 0.25)
@@ -183,8 +291,14 @@ def test_networks_that_share_a_gpu_have_equal_parts_of_it_and_slots_that_nobody_
 
 def test_launches_side_by_side_have_slots_of_gpus_of_their_own():
     shared = replace(START, trainers=3, gpus_per_node=4, devices=(0, 1, 2), slots=2)
-    told = account([*at(1000.0, *of_one("a", 1.0, 21.0)), Logged(0.0, replace(shared, date=1005.0)),
-                    Logged(1.0, ev.GroupStarted("b<1>", (2,), 0, 1)), epoch(11.0, "b<1>", 1, 9.0)])
+    told = account(
+        [
+            *at(1000.0, *of_one("a", 1.0, 21.0)),
+            Logged(0.0, replace(shared, date=1005.0)),
+            Logged(1.0, ev.GroupStarted("b<1>", (2,), 0, 1)),
+            epoch(11.0, "b<1>", 1, 9.0),
+        ]
+    )
     assert (told.devices, told.gpus) == ((0, 1, 4, 5, 6), 4)
     assert [stint.devices for stint in told.stints] == [(0,), (6,)]
     assert told.spent.training == pytest.approx(19 + 9)

@@ -19,8 +19,22 @@ from fleet.monitor.report import read_report
 from tests.fleet.logs import made_up_run
 from tests.fleet.monitor.test_searched import searched  # noqa: F401 (a fixture)
 
-CHROMIUM = os.environ.get("FLEET_TEST_CHROMIUM") or next(filter(None, map(shutil.which, (
-    "chromium", "chromium-browser", "chromium-headless-shell", "google-chrome", "google-chrome-stable"))), None)
+CHROMIUM = os.environ.get("FLEET_TEST_CHROMIUM") or next(
+    filter(
+        None,
+        map(
+            shutil.which,
+            (
+                "chromium",
+                "chromium-browser",
+                "chromium-headless-shell",
+                "google-chrome",
+                "google-chrome-stable",
+            ),
+        ),
+    ),
+    None,
+)
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium")
 
 # What a reader does: points at an epoch, clicks, and sorts by a column.
@@ -46,15 +60,31 @@ class Browser:
         pipes = [fcntl.fcntl(end, fcntl.F_DUPFD, 50) for end in (*os.pipe(), *os.pipe())]
         theirs, self.write, self.read, their_write = pipes
         self.process = subprocess.Popen(
-            [CHROMIUM, "--headless", "--no-sandbox", "--disable-gpu", "--single-process", "--no-zygote",
-             "--remote-debugging-pipe", f"--user-data-dir={tmp_path / 'profile'}", "--window-size=1100,2400"],
-            close_fds=False, preexec_fn=lambda: (os.dup2(theirs, 3), os.dup2(their_write, 4)),
-            stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+            [
+                CHROMIUM,
+                "--headless",
+                "--no-sandbox",
+                "--disable-gpu",
+                "--single-process",
+                "--no-zygote",
+                "--remote-debugging-pipe",
+                f"--user-data-dir={tmp_path / 'profile'}",
+                "--window-size=1100,2400",
+            ],
+            close_fds=False,
+            preexec_fn=lambda: (os.dup2(theirs, 3), os.dup2(their_write, 4)),
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
         os.close(theirs)
         os.close(their_write)
         self.heard, self.errors, self.session, self.number = b"", [], {}, 0
         target = self.ask("Target.createTarget", url="about:blank")["targetId"]
-        self.session = {"sessionId": self.ask("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]}
+        self.session = {
+            "sessionId": self.ask("Target.attachToTarget", targetId=target, flatten=True)[
+                "sessionId"
+            ]
+        }
         self.ask("Runtime.enable")
         self.ask("Page.navigate", url=(tmp_path / "page.html").as_uri())
         while self.run("document.readyState + location.protocol") != "completefile:":
@@ -77,7 +107,9 @@ class Browser:
                 return answer["result"]
 
     def run(self, script):
-        return self.ask("Runtime.evaluate", expression=script, returnByValue=True)["result"].get("value")
+        return self.ask("Runtime.evaluate", expression=script, returnByValue=True)["result"].get(
+            "value"
+        )
 
     def close(self):
         self.process.kill()
@@ -102,7 +134,13 @@ def browse(tmp_path):
 
 def test_the_pointer_says_what_it_shows_a_click_keeps_a_colour_and_headers_sort(tmp_path, browse):
     page = browse(render(read_report(made_up_run(tmp_path))))
-    assert page.run(_DRIVE) == ["a: epoch 2, training loss 0.5", "a", "ashow all", "a,b<1>", "b<1>,a"]
+    assert page.run(_DRIVE) == [
+        "a: epoch 2, training loss 0.5",
+        "a",
+        "ashow all",
+        "a,b<1>",
+        "b<1>,a",
+    ]
     assert not page.errors
 
 
@@ -113,7 +151,7 @@ def test_the_pictures_of_a_search_are_drawn(browse, searched):  # noqa: F811
     shot = page.ask("Page.captureScreenshot", captureBeyondViewport=True)["data"]
     with Image.open(io.BytesIO(base64.b64decode(shot))) as picture:
         colours = {colour for _, colour in picture.convert("RGB").getcolors(2**24)}
-    assert (0x4e, 0x79, 0xa7) in colours  # the best so far, and the best one's line of descent
+    assert (0x4E, 0x79, 0xA7) in colours  # the best so far, and the best one's line of descent
 
 
 def test_an_open_page_takes_up_what_is_written_anew_until_nothing_is(tmp_path, browse):
@@ -125,7 +163,9 @@ def test_an_open_page_takes_up_what_is_written_anew_until_nothing_is(tmp_path, b
         assert time.monotonic() < until
         time.sleep(0.1)
     os.utime(file, (time.time() - 3600,) * 2)  # whoever wrote it was killed
-    while "does not load itself anew any more" not in (page.run("document.body && document.body.textContent") or ""):
+    while "does not load itself anew any more" not in (
+        page.run("document.body && document.body.textContent") or ""
+    ):
         assert time.monotonic() < until
         time.sleep(0.1)
     page.run("window.stays = true")

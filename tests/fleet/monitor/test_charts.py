@@ -29,7 +29,9 @@ def bars(report, *stints, devices=(0,), seconds=4.0):
 
 
 def test_a_curve_has_a_point_for_each_epoch_and_none_where_there_is_no_value(report):
-    (who, epochs, values), = curves(report, NetworkCurve("a", (1, 2, 3, 5), (4.0, 2.0, math.nan, 1 / 3)))
+    ((who, epochs, values),) = curves(
+        report, NetworkCurve("a", (1, 2, 3, 5), (4.0, 2.0, math.nan, 1 / 3))
+    )
     assert charts_of(report)["networks"][who] == "a"
     assert (epochs, values) == ([1, 2, 3, 5], [4.0, 2.0, None, 0.33333])
 
@@ -40,17 +42,24 @@ def test_a_chart_without_a_value_is_left_out(report):
 
 
 def test_of_many_curves_the_best_and_others_down_to_the_worst_are_drawn(report):
-    found = replace(report, losses=tuple(NetworkCurve(f"n{place}", (1, 2), (1.0, place)) for place in range(5000)),
-                    rows=tuple(replace(report.rows[0], name=f"n{place}") for place in range(5000)))
+    found = replace(
+        report,
+        losses=tuple(NetworkCurve(f"n{place}", (1, 2), (1.0, place)) for place in range(5000)),
+        rows=tuple(replace(report.rows[0], name=f"n{place}") for place in range(5000)),
+    )
     charts = charts_of(found)
     names = [charts["networks"][who] for who, *_ in charts["curves"][0]["lines"]]
     assert len(names) == len(set(names)) == DRAWN
-    assert names[:NAMED] == [charts["networks"][who] for who in charts["best"]] == [f"n{n}" for n in range(NAMED)]
+    assert (
+        names[:NAMED]
+        == [charts["networks"][who] for who in charts["best"]]
+        == [f"n{n}" for n in range(NAMED)]
+    )
     assert names[-1] == "n4999"
 
 
 def test_of_a_long_curve_some_points_are_drawn_with_the_first_and_the_last(report):
-    (_, epochs, values), = curves(report, NetworkCurve("a", tuple(range(1, 1001)), (1.0,) * 1000))
+    ((_, epochs, values),) = curves(report, NetworkCurve("a", tuple(range(1, 1001)), (1.0,) * 1000))
     assert (len(epochs), len(values), epochs[0], epochs[-1]) == (POINTS, POINTS, 1, 1000)
 
 
@@ -61,20 +70,32 @@ def test_a_network_keeps_its_colour_while_a_run_goes_on(report):
 
 
 def test_a_network_has_a_bar_on_each_device_that_it_had_and_none_on_one_that_was_lost(report):
-    found = bars(report, Stint("a", (4, 6), 1.0, 3.0, 2), Stint("a", (7,), 3.0, 4.0, 1), Stint("a", (), 0.0, 1.0, 1),
-                 devices=(4, 6, 8))
+    found = bars(
+        report,
+        Stint("a", (4, 6), 1.0, 3.0, 2),
+        Stint("a", (7,), 3.0, 4.0, 1),
+        Stint("a", (), 0.0, 1.0, 1),
+        devices=(4, 6, 8),
+    )
     assert found == [[0, device, 1.0, 3.0, "a: 2 GPUs, 2 epochs", None] for device in (4, 6)]
 
 
 def test_emulated_time_is_drawn_in_real_seconds(report):
     simulated = charts_of(report)["timelines"]["simulated"]["bars"]
-    slow = charts_of(replace(report, account=replace(report.account, time_scale=2.0)))["timelines"]["simulated"]["bars"]
+    slow = charts_of(replace(report, account=replace(report.account, time_scale=2.0)))["timelines"][
+        "simulated"
+    ]["bars"]
     assert [bar[3] for bar in slow] == pytest.approx([2 * bar[3] for bar in simulated], rel=1e-4)
 
 
 def test_thousands_of_narrow_bars_become_few_crowds_that_span_the_same_time(report):
-    short = [Stint(f"n{number}", (number % 2,), number // 2, number // 2 + 1, 1) for number in range(10_000)]
-    found = bars(report, *short, Stint("long", (0,), 5000.0, 6000.0, 1), devices=(0, 1), seconds=6000.0)
+    short = [
+        Stint(f"n{number}", (number % 2,), number // 2, number // 2 + 1, 1)
+        for number in range(10_000)
+    ]
+    found = bars(
+        report, *short, Stint("long", (0,), 5000.0, 6000.0, 1), devices=(0, 1), seconds=6000.0
+    )
     crowds = [bar for bar in found if bar[0] is None]
     assert [bar[4] for bar in found if bar[0] is not None] == ["long: 1 GPU, 1 epoch"]
     assert 1900 < len(crowds) < BARS
@@ -83,7 +104,10 @@ def test_thousands_of_narrow_bars_become_few_crowds_that_span_the_same_time(repo
 
 
 def test_a_crowd_says_how_busy_its_device_was(report):
-    short = [Stint(f"n{number}", (number % 2,), number // 2, number // 2 + 0.5, 1) for number in range(20_000)]
+    short = [
+        Stint(f"n{number}", (number % 2,), number // 2, number // 2 + 0.5, 1)
+        for number in range(20_000)
+    ]
     found = bars(report, *short, devices=(0,), seconds=10_000.0)
     assert {bar[1] for bar in found} == {0}
     assert all(bar[5] is None or 0.5 <= bar[5] <= 0.75 for bar in found)
@@ -102,10 +126,21 @@ def searched(report, search):
 def test_a_value_that_is_none_of_an_axis_is_left_out(report):
     search = many(8)
     odd = ["wide", 10**400, 0.0, True, None, 0.01]
-    tried = [replace(one, values=one.values | {"filters": filters} if value is None else
-                     one.values | {"train.optimizer.learning_rate": value, "filters": filters})
-             for one, value, filters in zip(search.tried, odd, ([8], [8, 16], [4], [8], [8], [8]), strict=False)]
-    found = searched(report, replace(search, space=search.space | {"filters": ([8], [8, 16])}, tried=tuple(tried)))
+    tried = [
+        replace(
+            one,
+            values=one.values | {"filters": filters}
+            if value is None
+            else one.values | {"train.optimizer.learning_rate": value, "filters": filters},
+        )
+        for one, value, filters in zip(
+            search.tried, odd, ([8], [8, 16], [4], [8], [8], [8]), strict=False
+        )
+    ]
+    found = searched(
+        report,
+        replace(search, space=search.space | {"filters": ([8], [8, 16])}, tried=tuple(tried)),
+    )
     assert [key["name"] for key in found["keys"]] == ["learning_rate", "filters"]
     assert found["keys"][1]["choices"] == ["[8]", "[8, 16]"]
     values = [values for *_, values in found["tried"]]
@@ -113,7 +148,9 @@ def test_a_value_that_is_none_of_an_axis_is_left_out(report):
     assert [filters for _, filters in values] == [0, 1, None, 0, 0, 0]
 
 
-def test_of_thousands_of_networks_of_a_search_the_best_and_others_down_to_the_worst_are_drawn(report):
+def test_of_thousands_of_networks_of_a_search_the_best_and_others_down_to_the_worst_are_drawn(
+    report,
+):
     assert len(searched(report, many(TRIED))["tried"]) == TRIED
     values = [value for _, _, value, _ in searched(report, many(10_000))["tried"]]
     assert len(values) == TRIED
@@ -128,18 +165,29 @@ def test_of_thousands_of_lines_of_descent_the_best_are_drawn_with_their_ancestor
     tried[0] = replace(tried[0], parent="first", parent_epoch=1, begins=1)
     rows = searched(report, replace(search, tried=tuple(tried)))["descent"]["rows"]
     assert len(rows) == DRAWN
-    assert {said.partition(",")[0] for *_, said in rows} == {"first", *(f"net-{place}" for place in range(DRAWN - 1))}
+    assert {said.partition(",")[0] for *_, said in rows} == {
+        "first",
+        *(f"net-{place}" for place in range(DRAWN - 1)),
+    }
     assert searched(report, many(10))["descent"]["rows"] == []
 
 
 def test_of_several_objectives_the_front_is_drawn_before_others(report):
     search = many(10)
-    tried = tuple(replace(one, objectives=(one.value, float(place < 9))) for place, one in enumerate(search.tried))
+    tried = tuple(
+        replace(one, objectives=(one.value, float(place < 9)))
+        for place, one in enumerate(search.tried)
+    )
     failed = replace(tried[0], status=Status.FAILED, network="failed", objectives=(2.0, 0.0))
-    found = replace(search, tried=(*tried, failed), objectives=(("accuracy", "maximize"), ("size", "minimize")))
+    found = replace(
+        search, tried=(*tried, failed), objectives=(("accuracy", "maximize"), ("size", "minimize"))
+    )
     drawn = searched(report, found)
     assert drawn["objectives"] == ["accuracy", "size"]
     assert [(is_best, values) for _, is_best, values in drawn["pareto"]][:3] == [
-        (True, [1.0, 1.0]), (True, [0.1, 0.0]), (False, [0.9, 1.0])]
+        (True, [1.0, 1.0]),
+        (True, [0.1, 0.0]),
+        (False, [0.9, 1.0]),
+    ]
     assert len(drawn["pareto"]) == 10
     assert searched(report, search)["pareto"] == []

@@ -13,9 +13,22 @@ from fleet.monitor.eta import Coming, EstimateTimes, Estimator, Outlook, useful_
 from scheduler.simulation.ensemble import simulate
 from tests.fleet.histories import record, spec
 
-START = ev.Started(2, 2, 1, 1, 2, "baseline", (), 0, 600, (0, 1), "free", ev.ScheduleOptions(0.8, "15%", True, 0),
-                {"a": (1, 1), "b": (1, 1)})
-WIDE = eta._NARROWEST ** 0.5  # a range is no narrower
+START = ev.Started(
+    2,
+    2,
+    1,
+    1,
+    2,
+    "baseline",
+    (),
+    0,
+    600,
+    (0, 1),
+    "free",
+    ev.ScheduleOptions(0.8, "15%", True, 0),
+    {"a": (1, 1), "b": (1, 1)},
+)
+WIDE = eta._NARROWEST**0.5  # a range is no narrower
 RATES = ev.Profiled(2, 1.0, {"a": (60.0,), "b": (20.0,)})  # epochs of 10 and 30 s
 
 
@@ -30,8 +43,12 @@ class Run:
 
 
 def estimator(converge=None, histories=None, start=START, rates=RATES):
-    made = spec({"family": "softmax", "name": "a"}, {"family": "softmax", "name": "b"},
-                train={"converge": converge or {"max_epochs": 4}}, schedule={"policy": "baseline"})
+    made = spec(
+        {"family": "softmax", "name": "a"},
+        {"family": "softmax", "name": "b"},
+        train={"converge": converge or {"max_epochs": 4}},
+        schedule={"policy": "baseline"},
+    )
     found = Run(made, histories)
     quick = ev.RateMeasured("a", 1, 1e9, 1e-9, 1, 2)  # no time to build
     for event in (start, quick, rates):
@@ -64,7 +81,9 @@ def test_a_network_whose_rate_is_not_known_yet_is_taken_to_be_as_fast_as_those_t
     assert ends(found.estimate()) == shown(0.9 * 30, 1.5 * 40)
 
 
-@pytest.mark.parametrize(("low_s", "high_s"), [(0.0, 10.0), (1.0, 1.0), (1.0, 100.0), (50.0, 100.0)])
+@pytest.mark.parametrize(
+    ("low_s", "high_s"), [(0.0, 10.0), (1.0, 1.0), (1.0, 100.0), (50.0, 100.0)]
+)
 def test_a_range_is_neither_too_wide_nor_too_narrow(low_s, high_s):
     low, high = useful_range(low_s, high_s)
     assert 1.99 < high / low < 3.01
@@ -77,7 +96,9 @@ def test_estimates_that_only_compare_networks_say_nothing_of_time():
 
 
 def test_rates_that_are_learned_later_hold_for_the_epochs_before():
-    found = estimator(rates=ev.RatesEstimated({"a": (600.0,), "b": (20.0,)}, seen=1))  # a is a guess
+    found = estimator(
+        rates=ev.RatesEstimated({"a": (600.0,), "b": (20.0,)}, seen=1)
+    )  # a is a guess
     for number in (1, 2):
         for name, seconds in (("a", 10.0), ("b", 30.0)):
             found.add(epoch(name, number, seconds), 0.0)
@@ -112,7 +133,9 @@ def test_epochs_that_took_longer_than_promised_stretch_those_that_are_left():
 def test_a_network_that_has_shown_no_epoch_is_taken_to_be_as_the_others():
     found = estimator()
     found.add(epoch("a", 1, 20.0, waited_s=0.0), 20.0)
-    assert (found.estimate().low_s, found.estimate().high_s) == pytest.approx((240 / WIDE, WIDE * 240))
+    assert (found.estimate().low_s, found.estimate().high_s) == pytest.approx(
+        (240 / WIDE, WIDE * 240)
+    )
 
 
 def test_the_range_is_that_of_the_rule():
@@ -120,7 +143,9 @@ def test_the_range_is_that_of_the_rule():
     for number in (1, 2):
         found.add(epoch("b", number, 30.0, val_accuracy=0.9, waited_s=0.0), 30.0 * number)
         found.add(epoch("a", number, 10.0, val_accuracy=0.9, waited_s=0.0), 10.0 * number)
-    assert ends(found.estimate()) == shown(0.9 * 2 * 30, 1.1 * 7 * 30)  # quartiles of what patience allows
+    assert ends(found.estimate()) == shown(
+        0.9 * 2 * 30, 1.1 * 7 * 30
+    )  # quartiles of what patience allows
 
 
 def test_what_earlier_launches_have_trained_is_done_and_what_is_lost_is_not():
@@ -141,7 +166,9 @@ def test_the_first_epoch_of_a_group_takes_the_time_to_form_it_and_no_more():
     found.add(epoch("b", 2, 30.0, waited_s=0.0), 80.0)
     assert ends(found.estimate()) == shown(0.9 * 60, 1.1 * 60)  # it is formed
     found.add(ev.GroupStopped("b", 0.0), 80.0)
-    assert ends(found.estimate()) == shown(0.9 * 60 + 20, 1.1 * 60 + 20)  # and will have to be formed again
+    assert ends(found.estimate()) == shown(
+        0.9 * 60 + 20, 1.1 * 60 + 20
+    )  # and will have to be formed again
 
 
 def test_epochs_that_took_now_longer_and_now_shorter_widen_the_range():
@@ -170,9 +197,16 @@ def test_the_export_of_the_last_network_is_still_to_come():
 
 
 def test_a_network_whose_group_took_long_to_form_will_take_as_long_again():
-    found = estimator(converge={"max_epochs": 9}, start=replace(START, trainers=1, devices=(0,), gpus_per_node=1))
-    for began, name, forming_s in ((0.0, "a", 10.0), (200.0, "a", 10.0), (400.0, "a", 10.0), (600.0, "b", 70.0),
-                                   (900.0, "a", 10.0)):
+    found = estimator(
+        converge={"max_epochs": 9}, start=replace(START, trainers=1, devices=(0,), gpus_per_node=1)
+    )
+    for began, name, forming_s in (
+        (0.0, "a", 10.0),
+        (200.0, "a", 10.0),
+        (400.0, "a", 10.0),
+        (600.0, "b", 70.0),
+        (900.0, "a", 10.0),
+    ):
         found.add(ev.GroupStarted(name, (0,), 0, 1), began)
         for number in (1, 2):
             done = len(found.state.networks[name].standing.history)
@@ -186,7 +220,9 @@ def test_networks_that_wait_while_devices_are_idle_may_wait_for_the_end_of_a_rou
     found.add(ev.GroupStarted("b", (0,), 0, 1), 0.0)
     found.add(epoch("b", 1, 30.0, waited_s=0.0), 30.0)
     found.add(epoch("b", 2, 30.0, waited_s=0.0), 60.0)
-    assert ends(found.estimate()) == shown(0.9 * 60, 1.1 * 60 + 1.5 * 40)  # of one, the others' factor is uncertain
+    assert ends(found.estimate()) == shown(
+        0.9 * 60, 1.1 * 60 + 1.5 * 40
+    )  # of one, the others' factor is uncertain
     found.add(ev.GroupStarted("a", (1,), 0, 1), 60.0)
     assert ends(found.estimate()) == shown(0.9 * 60, 1.1 * 60)  # both go on as they are
 
@@ -196,12 +232,17 @@ def test_what_it_took_to_build_a_network_for_measuring_it_will_take_again():
     found.add(ev.RateMeasured("b", 1, 100.0, 75.0, 1, 2), 75.0)
     found.add(RATES, 75.0)
     steps_s = 48 * 128 / 100.0
-    assert found.estimate().high_s == pytest.approx(1.5 * 120 + 75.0 - steps_s)  # of two, the longer one
+    assert found.estimate().high_s == pytest.approx(
+        1.5 * 120 + 75.0 - steps_s
+    )  # of two, the longer one
 
 
 def test_the_first_epoch_tells_how_long_groups_take_until_the_second_tells_better():
-    made = spec({"family": "softmax", "name": "a"}, train={"converge": {"max_epochs": 4}},
-                schedule={"policy": "baseline"})
+    made = spec(
+        {"family": "softmax", "name": "a"},
+        train={"converge": {"max_epochs": 4}},
+        schedule={"policy": "baseline"},
+    )
     found = Run(made)
     for event in (START, RATES, ev.GroupStarted("a", (0,), 0, 1)):
         found.add(event, 0.0)
@@ -223,20 +264,51 @@ def test_many_epochs_are_simulated_in_few():
     assert found.high_s == pytest.approx(WIDE * 30 * 6000)
 
 
-@pytest.mark.parametrize(("policy", "gpus"), [("baseline", 2), ("adaptive", 2), ("global", 2), ("adaptive", 300)])
-def test_of_many_networks_few_are_simulated_and_the_others_keep_the_devices_busy_before(policy, gpus, monkeypatch):
-    made = spec({"family": "softmax", "name": "net", "count": 1000, "space": {
-        "train.optimizer.learning_rate": {"low": 1e-5, "high": 0.1}}}, train={"converge": {"max_epochs": 2}},
-                schedule={"policy": policy})
+@pytest.mark.parametrize(
+    ("policy", "gpus"), [("baseline", 2), ("adaptive", 2), ("global", 2), ("adaptive", 300)]
+)
+def test_of_many_networks_few_are_simulated_and_the_others_keep_the_devices_busy_before(
+    policy, gpus, monkeypatch
+):
+    made = spec(
+        {
+            "family": "softmax",
+            "name": "net",
+            "count": 1000,
+            "space": {"train.optimizer.learning_rate": {"low": 1e-5, "high": 0.1}},
+        },
+        train={"converge": {"max_epochs": 2}},
+        schedule={"policy": policy},
+    )
     names = [network.name for network in made.networks]
     found = Run(made)
-    found.add(replace(START, networks=1000, bounds=dict.fromkeys(names, (1, 1)), devices=tuple(range(gpus)),
-                      trainers=gpus, gpus_per_node=gpus), 0.0)
+    found.add(
+        replace(
+            START,
+            networks=1000,
+            bounds=dict.fromkeys(names, (1, 1)),
+            devices=tuple(range(gpus)),
+            trainers=gpus,
+            gpus_per_node=gpus,
+        ),
+        0.0,
+    )
     found.add(ev.RateMeasured(names[0], 1, 1e9, 1e-9, 1, 2), 0.0)
-    found.add(ev.Profiled(1000, 1.0, {name: (60.0 if number % 2 else 20.0,) for number, name in enumerate(names)}), 0.0)
+    found.add(
+        ev.Profiled(
+            1000, 1.0, {name: (60.0 if number % 2 else 20.0,) for number, name in enumerate(names)}
+        ),
+        0.0,
+    )
     sizes = []
-    monkeypatch.setattr(eta, "simulate", lambda rates, *given, **more: (
-        sizes.append(len(rates.models)), simulate(rates, *given, **more))[1])
+    monkeypatch.setattr(
+        eta,
+        "simulate",
+        lambda rates, *given, **more: (
+            sizes.append(len(rates.models)),
+            simulate(rates, *given, **more),
+        )[1],
+    )
     estimated = found.estimate()
     assert max(sizes) <= 150
     all_s = 1000 / gpus * 2 * (10 + 30) / 2  # of networks of 10 and 30 s an epoch, two epochs each
@@ -245,7 +317,9 @@ def test_of_many_networks_few_are_simulated_and_the_others_keep_the_devices_busy
 
 
 def test_a_rehearsal_is_told_in_its_own_time():
-    assert estimator(start=replace(START, time_scale=0.01)).estimate().high_s == pytest.approx(WIDE * 1.2)
+    assert estimator(start=replace(START, time_scale=0.01)).estimate().high_s == pytest.approx(
+        WIDE * 1.2
+    )
 
 
 def test_estimates_are_rare_when_much_is_left_and_cost_next_to_nothing():
@@ -272,13 +346,23 @@ def test_networks_that_are_paused_or_pruned_take_no_time():
     assert (found.high_s, found.networks) == (pytest.approx(WIDE * 40), 1)
 
 
-@pytest.mark.parametrize(("coming", "epochs"), [
-    (Coming(10, math.inf, math.inf, {"a": 2, "b": 2}), (10, 15)),  # on each of two devices: 2 to 3 of each network
-    (Coming(10, math.inf, 1, {"a": 2, "b": 2}), (20, 30)),  # one after the other
-    (Coming(10, 4, math.inf, {"a": 2, "b": 2}), (2, 2)),  # of a budget
-    (Coming(10, math.inf, math.inf, {"a": None, "b": None}), (20, 20)),  # nothing is known but the spec
-    (Coming(10, math.inf, math.inf, {"a": 1, "b": 4}), (6.25, 18.75)),
-], ids=["as those before", "one at a time", "budget", "first ones", "some"])
+@pytest.mark.parametrize(
+    ("coming", "epochs"),
+    [
+        (
+            Coming(10, math.inf, math.inf, {"a": 2, "b": 2}),
+            (10, 15),
+        ),  # on each of two devices: 2 to 3 of each network
+        (Coming(10, math.inf, 1, {"a": 2, "b": 2}), (20, 30)),  # one after the other
+        (Coming(10, 4, math.inf, {"a": 2, "b": 2}), (2, 2)),  # of a budget
+        (
+            Coming(10, math.inf, math.inf, {"a": None, "b": None}),
+            (20, 20),
+        ),  # nothing is known but the spec
+        (Coming(10, math.inf, math.inf, {"a": 1, "b": 4}), (6.25, 18.75)),
+    ],
+    ids=["as those before", "one at a time", "budget", "first ones", "some"],
+)
 def test_networks_to_come_train_as_long_as_those_before_them(coming, epochs):
     found = estimator().estimate(outlook=Outlook(frozenset({"a", "b"}), coming=(coming,)))
     few, many = map(math.ceil, epochs)
@@ -288,8 +372,9 @@ def test_networks_to_come_train_as_long_as_those_before_them(coming, epochs):
 
 def test_a_rule_with_rungs_says_how_long_networks_train_on_average():
     coming = Coming(8, math.inf, math.inf, {"a": 1, "b": 1})
-    found = estimator().estimate(outlook=Outlook(frozenset({"a", "b"}), lambda name, epochs: 1, lambda most: 2.0,
-                                                 (coming,)))
+    found = estimator().estimate(
+        outlook=Outlook(frozenset({"a", "b"}), lambda name, epochs: 1, lambda most: 2.0, (coming,))
+    )
     assert ends(found) == shown(40 / 1.5, 1.5 * 120)  # 1 to 3 of each
 
 

@@ -34,7 +34,13 @@ def test_the_page_shows_everything_and_fetches_nothing(run):
     assert {tag for tag, _ in reader.tags} & {"link", "img", "iframe"} == set()
     assert not any({"src", "href"} & set(attributes) for _, attributes in reader.tags)
     assert "<1>" not in page.replace("&lt;1&gt;", "")
-    for said in ("1 of 2", "b<1>", "training loss", "waiting for data", "simulated, with the costs below"):
+    for said in (
+        "1 of 2",
+        "b<1>",
+        "training loss",
+        "waiting for data",
+        "simulated, with the costs below",
+    ):
         assert said in reader.text
     places = {attributes.get("id") for _, attributes in reader.tags}
     assert {"curves", "timeline", "simulated", "legend", "data"} <= places
@@ -44,7 +50,10 @@ def test_the_page_shows_everything_and_fetches_nothing(run):
 def test_the_page_says_when_every_network_had_ended_an_epoch(run):
     report, reader = read_report(run), _Reader()
     reader.feed(render(report))
-    assert f"{format_duration(report.account.first_signal_s)}until each had ended an epoch" in reader.text
+    assert (
+        f"{format_duration(report.account.first_signal_s)}until each had ended an epoch"
+        in reader.text
+    )
     run.events.write_text(as_text(LOG[:4]))
     assert "until each had ended an epoch" not in render(read_report(run))
 

@@ -10,15 +10,24 @@ from fleet.monitor.searched import SearchReport, Tried
 from fleet.spec.space import Range
 from fleet.storage.results import Status
 
-SPACE = {"rate": Range(1e-4, 0.1, log=True), "filters": ([8], [16]), "depth": Range(1, 9, integer=True), "same": (1,)}
+SPACE = {
+    "rate": Range(1e-4, 0.1, log=True),
+    "filters": ([8], [16]),
+    "depth": Range(1, 9, integer=True),
+    "same": (1,),
+}
 
 
 def search(number, value, larger=True):
     """A search whose networks have spread values; what they come to follows from their place and values."""
     tried = []
     for place in range(number):
-        values = {"rate": 10 ** -(1 + 3 * (place * 37 % number) / number), "filters": [8 * (1 + place % 2)],
-                  "depth": 1 + place * 13 % 9, "same": 1}
+        values = {
+            "rate": 10 ** -(1 + 3 * (place * 37 % number) / number),
+            "filters": [8 * (1 + place % 2)],
+            "depth": 1 + place * 13 % 9,
+            "same": 1,
+        }
         tried.append(Tried(f"net-{place}", place, values, Status.FINISHED, 1, value(place, values)))
     return SearchReport("net", "score", larger, SPACE, tuple(tried), ())
 
@@ -29,7 +38,9 @@ def test_the_key_that_decides_comes_first(library, larger, monkeypatch):
     pytest.importorskip(library)
     if library == "optuna":
         monkeypatch.setitem(sys.modules, "sklearn.ensemble", None)
-    found = importance_of(search(80, lambda place, values: values["rate"] ** 2 + values["depth"] / 1e6, larger))
+    found = importance_of(
+        search(80, lambda place, values: values["rate"] ** 2 + values["depth"] / 1e6, larger)
+    )
     assert next(iter(found.shares)) == "rate"
     assert set(found.shares) == {"rate", "filters", "depth"}
     assert sum(found.shares.values()) == pytest.approx(1)
@@ -46,9 +57,21 @@ def test_a_network_may_lack_a_value_or_have_one_of_an_earlier_space(library, oth
     found = search(80, lambda place, values: values["depth"])
 
     def importance(lack):
-        return importance_of(replace(found, tried=tuple(
-            replace(one, values={key: value for key, value in one.values.items() if key != "filters"} | other)
-            if one.number in lack else one for one in found.tried)))
+        return importance_of(
+            replace(
+                found,
+                tried=tuple(
+                    replace(
+                        one,
+                        values={key: value for key, value in one.values.items() if key != "filters"}
+                        | other,
+                    )
+                    if one.number in lack
+                    else one
+                    for one in found.tried
+                ),
+            )
+        )
 
     assert next(iter(importance(range(1, 80, 4)).shares)) == "depth"
     assert importance(range(75)).words
@@ -72,7 +95,10 @@ def test_of_few_networks_or_one_key_nothing_is_said_and_without_a_library_why(mo
         return values["rate"]
 
     assert importance_of(search(LEAST - 1, value)) is None
-    assert importance_of(replace(search(80, value), space={"rate": SPACE["rate"], "same": (1,)})) is None
+    assert (
+        importance_of(replace(search(80, value), space={"rate": SPACE["rate"], "same": (1,)}))
+        is None
+    )
     monkeypatch.setitem(sys.modules, "sklearn.ensemble", None)
     monkeypatch.setitem(sys.modules, "optuna", None)
     found = importance_of(search(80, value))

@@ -20,9 +20,17 @@ class Told:
     """A run, and the lines that tell how far its networks are."""
 
     def __init__(self, names, epochs=None):
-        self.run = RunState(parse({"models": [{"family": "softmax", "name": name} for name in names],
-                                   "train": {"converge": {"max_epochs": 9}}}))
-        self.run.take_up({name: Standing(history(*[0.5] * number)) for name, number in (epochs or {}).items()})
+        self.run = RunState(
+            parse(
+                {
+                    "models": [{"family": "softmax", "name": name} for name in names],
+                    "train": {"converge": {"max_epochs": 9}},
+                }
+            )
+        )
+        self.run.take_up(
+            {name: Standing(history(*[0.5] * number)) for name, number in (epochs or {}).items()}
+        )
         self.progress = Progress(self.run)
         self.line = self.progress.line
 
@@ -41,12 +49,18 @@ def started(names, epochs=None):
 
 
 def ended(name, epoch):
-    return EpochEnded(name, EpochRecord(epoch, epoch - 1, 0.5, 0.5, 0.5, 0.5, 0.1, SAMPLES, 1, 1.0, 0.0))
+    return EpochEnded(
+        name, EpochRecord(epoch, epoch - 1, 0.5, 0.5, 0.5, 0.5, 0.1, SAMPLES, 1, 1.0, 0.0)
+    )
 
 
 def test_a_long_epoch_is_told_of_at_intervals_that_grow():
     progress = started("a")
-    lines = {now: line for now in range(1, 2000) if (line := progress.line("a", now // 2, 0.5, float(now)))}
+    lines = {
+        now: line
+        for now in range(1, 2000)
+        if (line := progress.line("a", now // 2, 0.5, float(now)))
+    }
     assert lines[30] == "a epoch 1/9: 2% (0 samples/s)"
     assert lines[450] == "a epoch 1/9: 22% (0 samples/s)"
     assert list(lines) == [30, 90, 210, 450, 750, 1050, 1350, 1650, 1950]
@@ -64,10 +78,17 @@ def test_epochs_that_end_often_enough_speak_for_themselves():
 def test_one_line_tells_of_all_that_are_under_way():
     progress = started([f"n{number}" for number in range(12)])
     progress.add(ended("n3", 2), 29.0)
-    lines = [progress.line(f"n{number}", 250, 40.0, 30.0 if number == 11 else 20.0) for number in range(12)]
+    lines = [
+        progress.line(f"n{number}", 250, 40.0, 30.0 if number == 11 else 20.0)
+        for number in range(12)
+    ]
     assert lines[:11] == [""] * 11
-    assert lines[11] == "; ".join([*(f"n{number} epoch 1/9: 25% (40 samples/s)"
-                                     for number in (0, 1, 2, 4, 5, 6, 7, 8)), "and 3 more"])
+    assert lines[11] == "; ".join(
+        [
+            *(f"n{number} epoch 1/9: 25% (40 samples/s)" for number in (0, 1, 2, 4, 5, 6, 7, 8)),
+            "and 3 more",
+        ]
+    )
 
 
 def test_the_epoch_is_the_one_that_is_under_way():
@@ -75,7 +96,10 @@ def test_the_epoch_is_the_one_that_is_under_way():
     progress.add(ended("b", 1), 1.0)
     progress.line("a", 0, 1.0, 30.9)
     assert progress.line("b", 1200, 1.0, 31.0) == ""  # the line before told that a goes on
-    assert progress.line("b", 1200, 1.0, 95.0) == "a epoch 5/9: 0% (1 samples/s); b epoch 2/9: 100% (1 samples/s)"
+    assert (
+        progress.line("b", 1200, 1.0, 95.0)
+        == "a epoch 5/9: 0% (1 samples/s); b epoch 2/9: 100% (1 samples/s)"
+    )
     progress.add(GroupStruck("a", 3, 0), 96.0)
     progress.add(GroupStopped("b", 0.1), 96.0)
     assert progress.line("a", 10, 1.0, 300.0) == "a epoch 4/9: 1% (1 samples/s)"

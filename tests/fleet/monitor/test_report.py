@@ -32,8 +32,17 @@ def test_a_log_of_0_1_0_gives_the_numbers_that_it_gave_then():
     found = as_json(read_report(recorded).numbers())
     assert (found.pop("missed_chunks"), found.pop("startup_s")) == (0, {})
     assert found.pop("first_signal_s") > 0
-    later = {"test_loss": None, "test_accuracy": None, "folds": 0, "deviation": {}, "parent": "", "parent_epoch": 0}
-    assert [{name: network.pop(name) for name in later} for network in found["networks"]] == 3 * [later]
+    later = {
+        "test_loss": None,
+        "test_accuracy": None,
+        "folds": 0,
+        "deviation": {},
+        "parent": "",
+        "parent_epoch": 0,
+    }
+    assert [{name: network.pop(name) for name in later} for network in found["networks"]] == 3 * [
+        later
+    ]
     expected["costs"]["epoch_s"] = expected.pop("epoch_s")
     for part in ("spent_gpu_s", "costs"):
         assert found.pop(part) == pytest.approx(expected.pop(part))
@@ -49,8 +58,15 @@ def test_an_epoch_that_was_trained_again_has_one_point_in_the_curve_and_a_lost_o
 
 
 def test_of_a_network_that_was_started_over_the_curve_is_the_new_one(run):
-    run.events.write_text(as_text([*LOG, Logged(24.0, NetworkFellBack("a", "--fresh-network", epochs=0, position=0)),
-                                   epoch(25.0, "a", 1, 10.0)]))
+    run.events.write_text(
+        as_text(
+            [
+                *LOG,
+                Logged(24.0, NetworkFellBack("a", "--fresh-network", epochs=0, position=0)),
+                epoch(25.0, "a", 1, 10.0),
+            ]
+        )
+    )
     assert {curve.name: curve.epochs for curve in read_report(run).losses}["a"] == (1,)
 
 
@@ -60,7 +76,8 @@ def test_a_run_whose_data_has_changed_says_so(run):
     run.events.write_text(as_text([*LOG, Logged(25.0, changed)]))
     report = read_report(run)
     assert as_json(report.numbers())["data_changes"] == [
-        {"changes": ["photos: 12 files more in class cat"], "epochs": {"a": 2, "b<1>": 3, "c": 2}}]
+        {"changes": ["photos: 12 files more in class cat"], "epochs": {"a": 2, "b<1>": 3, "c": 2}}
+    ]
     said = "photos: 12 files more in class cat (after epoch 2 of a, c; after epoch 3 of b<1>)"
     assert said in report.data
     assert escape(said) in render(report)
@@ -92,19 +109,25 @@ def test_a_log_whose_times_go_back_is_damaged(run):
 
 
 def test_a_table_for_people_has_the_best_of_thousands_and_says_how_many_it_leaves_out(run):
-    waits, = (row for row in read_report(run).rows if row.status is Status.WAITING)
+    (waits,) = (row for row in read_report(run).rows if row.status is Status.WAITING)
     rows = [waits] * SHOWN
     assert best_rows(rows) == (*leaderboard(rows), "")
     headers, shown, left_out = best_rows([*rows, waits, replace(waits, status=Status.FAILED)])
     assert (headers, shown) == leaderboard(rows)
-    assert left_out == (f"These are the best {SHOWN} of {SHOWN + 2} networks. All are in results.csv; left out here: "
-                        "1 waiting, 1 failed.")
+    assert left_out == (
+        f"These are the best {SHOWN} of {SHOWN + 2} networks. All are in results.csv; left out here: "
+        "1 waiting, 1 failed."
+    )
 
 
 def test_the_mean_of_folds_is_no_network(run):
     report = read_report(run)
-    finished, = (row for row in report.rows if row.status is Status.FINISHED)
-    rows = [row for network in range(6) for row in (replace(finished, name=str(network), folds=3), *[finished] * 3)]
+    (finished,) = (row for row in report.rows if row.status is Status.FINISHED)
+    rows = [
+        row
+        for network in range(6)
+        for row in (replace(finished, name=str(network), folds=3), *[finished] * 3)
+    ]
     counted = replace(report, rows=tuple(rows))
     assert counted.numbers()["counts"] == {"networks": 18, "finished": 18, "failed": 0}
     assert "<b>18 of 18</b>" in render(counted)

@@ -4,7 +4,14 @@ import json
 
 import pytest
 
-from fleet.domain.events import Commanded, EpochEnded, NetworkAdded, NetworkJudged, Searched, Started
+from fleet.domain.events import (
+    Commanded,
+    EpochEnded,
+    NetworkAdded,
+    NetworkJudged,
+    Searched,
+    Started,
+)
 from fleet.domain.network import EpochRecord, Outcome, Standing
 from fleet.domain.record import as_json
 from fleet.monitor.charts import charts_of
@@ -36,8 +43,19 @@ PARENTS = {3: 1}
 
 
 def record(epoch, value):
-    return EpochRecord(epoch, epoch - 1, loss=1.0, accuracy=0.5, val_loss=1 - value, val_accuracy=value,
-                       learning_rate=0.1, samples=100, gpus=1, seconds=1.0, waited_s=0.0)
+    return EpochRecord(
+        epoch,
+        epoch - 1,
+        loss=1.0,
+        accuracy=0.5,
+        val_loss=1 - value,
+        val_accuracy=value,
+        learning_rate=0.1,
+        samples=100,
+        gpus=1,
+        seconds=1.0,
+        waited_s=0.0,
+    )
 
 
 def log_of_a_search():
@@ -46,9 +64,24 @@ def log_of_a_search():
         name, parent = f"net-{number}", PARENTS.get(number)
         asked = {RATE: 10.0 ** -(number + 1) if number < 4 else 7.0, "train.batch.size": 4}
         wrong = "ask(4): outside" if number == 4 else ""
-        log.append(Logged(at_s, Searched("net", "ask", number, answer=asked, network=name, wrong=wrong)))
-        log.append(Logged(at_s, NetworkAdded(name, "net", number, asked, (1, None), 60, wrong=wrong, **(
-            {} if parent is None else {"parent": f"net-{parent}", "parent_epoch": 2}))))
+        log.append(
+            Logged(at_s, Searched("net", "ask", number, answer=asked, network=name, wrong=wrong))
+        )
+        log.append(
+            Logged(
+                at_s,
+                NetworkAdded(
+                    name,
+                    "net",
+                    number,
+                    asked,
+                    (1, None),
+                    60,
+                    wrong=wrong,
+                    **({} if parent is None else {"parent": f"net-{parent}", "parent_epoch": 2}),
+                ),
+            )
+        )
         for epoch, value in enumerate(values, 1):
             at_s += 2.0
             log.append(Logged(at_s, EpochEnded(name, record(epoch, value))))
@@ -69,8 +102,15 @@ def searched(tmp_path):
         network = asked_network(spec, 0, number, {RATE: 0.01, "train.batch.size": 4})
         history = tuple(record(epoch, value) for epoch, value in enumerate(values, 1))
         results.add(network, None)
-        results.hear(network.name, Standing(history, {
-            2: Outcome("pruned", is_pruned=True), 4: Outcome("outside", is_failure=True)}.get(number, Outcome("done"))))
+        results.hear(
+            network.name,
+            Standing(
+                history,
+                {2: Outcome("pruned", is_pruned=True), 4: Outcome("outside", is_failure=True)}.get(
+                    number, Outcome("done")
+                ),
+            ),
+        )
     results.write()
     paths.events.write_text(as_text(log_of_a_search()))
     return paths
@@ -80,22 +120,41 @@ def test_the_best_so_far_and_its_line_of_descent(searched):
     search = read_report(searched).searches[0]
     assert (search.entry, search.monitor, search.is_larger_better) == ("net", "val_accuracy", True)
     assert [(found.seconds, found.network, found.epoch, found.value) for found in search.found] == [
-        (2.0, "net-0", 1, 0.3), (4.0, "net-0", 2, 0.4), (6.0, "net-0", 3, 0.5), (8.0, "net-1", 1, 0.6),
-        (14.0, "net-3", 1, 0.7), (16.0, "net-3", 2, 0.9)]
+        (2.0, "net-0", 1, 0.3),
+        (4.0, "net-0", 2, 0.4),
+        (6.0, "net-0", 3, 0.5),
+        (8.0, "net-1", 1, 0.6),
+        (14.0, "net-3", 1, 0.7),
+        (16.0, "net-3", 2, 0.9),
+    ]
     assert [one.network for one in search.ancestry] == ["net-3", "net-1"]
-    assert search.words == ("5 networks: 3 finished, 1 pruned, 1 failed. The best val_accuracy is 0.9, of net-3, "
-                            "from net-1 after epoch 2.")
+    assert search.words == (
+        "5 networks: 3 finished, 1 pruned, 1 failed. The best val_accuracy is 0.9, of net-3, "
+        "from net-1 after epoch 2."
+    )
     assert [one.begins for one in search.tried] == [0, 0, 0, 2, 0]
 
 
 def test_what_was_pruned_after_how_many_epochs_and_by_whom(searched):
     headers, rows = table_of_rungs(read_report(searched).rungs)
     assert [dict(zip(headers, row, strict=True)) for row in rows] == [
-        {"epochs": 1, "came": 4, "went on": 3, "paused": 0, "pruned": 1, "by": "asha", "which": "net-2"}]
+        {
+            "epochs": 1,
+            "came": 4,
+            "went on": 3,
+            "paused": 0,
+            "pruned": 1,
+            "by": "asha",
+            "which": "net-2",
+        }
+    ]
 
 
 def test_a_network_that_was_paused_and_went_on_is_in_no_rung(searched):
-    paused = [Logged(20.0, NetworkJudged("net-0", 1, verdict, ("asha",))) for verdict in ("pause", "go_on")]
+    paused = [
+        Logged(20.0, NetworkJudged("net-0", 1, verdict, ("asha",)))
+        for verdict in ("pause", "go_on")
+    ]
     searched.events.write_text(as_text([*log_of_a_search(), *paused]))
     assert [list(rung.pruned) for rung in read_report(searched).rungs] == [["net-2"]]
 
@@ -112,24 +171,49 @@ def test_the_search_as_json(searched):
     search = numbers["searches"][0]
     assert search["line_of_descent"] == ["net-3", "net-1"]
     assert search["networks"][3] == {
-        "name": "net-3", "number": 3, "values": {RATE: 1e-4, "train.batch.size": 4}, "status": "finished", "epochs": 2,
-        "value": 0.9, "parent": "net-1", "parent_epoch": 2}
-    assert search["best_so_far"][0] == {"seconds": 2.0, "network": "net-0", "epoch": 1, "value": 0.3}
-    assert numbers["rungs"] == [{"epochs": 1, "came": 4, "went_on": 3, "paused": [], "pruned": {"net-2": ["asha"]}}]
+        "name": "net-3",
+        "number": 3,
+        "values": {RATE: 1e-4, "train.batch.size": 4},
+        "status": "finished",
+        "epochs": 2,
+        "value": 0.9,
+        "parent": "net-1",
+        "parent_epoch": 2,
+    }
+    assert search["best_so_far"][0] == {
+        "seconds": 2.0,
+        "network": "net-0",
+        "epoch": 1,
+        "value": 0.3,
+    }
+    assert numbers["rungs"] == [
+        {"epochs": 1, "came": 4, "went_on": 3, "paused": [], "pruned": {"net-2": ["asha"]}}
+    ]
 
 
 def test_the_page_draws_each_and_has_it_in_tables(searched):
     report = read_report(searched)
     page, charts = render(report), charts_of(report)
-    assert "some came while the run went on, and a simulation knows only those of its beginning" in page
+    assert (
+        "some came while the run went on, and a simulation knows only those of its beginning"
+        in page
+    )
     assert "What was pruned when" in page
     search, names = charts["searches"][0], charts["networks"]
     assert (search["monitor"], [key["name"] for key in search["keys"]]) == (
-        "val_accuracy", ["learning_rate", "batch.size"])
+        "val_accuracy",
+        ["learning_rate", "batch.size"],
+    )
     assert [(names[who], *found) for who, *found in search["found"]][-1] == ("net-3", 16.0, 0.9, 2)
-    assert [(names[who], *found) for who, *found in search["tried"]][-1] == ("net-2", "pruned", 0.1, [0.001, 0])
+    assert [(names[who], *found) for who, *found in search["tried"]][-1] == (
+        "net-2",
+        "pruned",
+        0.1,
+        [0.001, 0],
+    )
     assert "net-3, finished, val_accuracy 0.9, from net-1 after epoch 2" in [
-        said for *_, said in search["descent"]["rows"]]
+        said for *_, said in search["descent"]["rows"]
+    ]
     for place in ("best", "parallel", "keys", "descent"):
         assert f'id="search-0-{place}"' in page
     assert '<tr data-network="net-2"><td>net-2</td><td>pruned</td><td class=number>0.1</td>' in page
@@ -143,19 +227,33 @@ def test_a_search_without_a_value_says_so(searched):
 
 def test_networks_that_were_added_from_outside_are_shown_by_what_differs_between_them(searched):
     def entry(name, **of_optimizer):
-        return {"family": "softmax", "name": name, "train": {"optimizer": {"name": "sgd", **of_optimizer}}}
+        return {
+            "family": "softmax",
+            "name": name,
+            "train": {"optimizer": {"name": "sgd", **of_optimizer}},
+        }
 
     log = log_of_a_search()
     for number, (name, value) in enumerate({"mine": 0.7, "other": 0.95}.items()):
-        log += [Logged(20.0, Commanded(f"c{number}", "add", (name,), entry(name, learning_rate=10.0 ** -number))),
-                Logged(20.0, NetworkAdded(name, "", -1, {}, (1, None), 60)),
-                Logged(21.0 + number, EpochEnded(name, record(1, value)))]
+        log += [
+            Logged(
+                20.0,
+                Commanded(f"c{number}", "add", (name,), entry(name, learning_rate=10.0**-number)),
+            ),
+            Logged(20.0, NetworkAdded(name, "", -1, {}, (1, None), 60)),
+            Logged(21.0 + number, EpochEnded(name, record(1, value))),
+        ]
     searched.events.write_text(as_text(log))
     report = read_report(searched)
-    assert [search.title for search in report.searches] == ["The search of net", "The networks that were added"]
+    assert [search.title for search in report.searches] == [
+        "The search of net",
+        "The networks that were added",
+    ]
     outside = report.searches[1]
     assert [(one.network, one.number, dict(one.values), one.value) for one in outside.tried] == [
-        ("mine", 0, {RATE: 1.0}, 0.7), ("other", 1, {RATE: 0.1}, 0.95)]
+        ("mine", 0, {RATE: 1.0}, 0.7),
+        ("other", 1, {RATE: 0.1}, 0.95),
+    ]
     assert (outside.monitor, outside.found[-1].network) == ("val_accuracy", "other")
     assert outside.space == {RATE: Range(0.1, 1.0)}
     page = render(report)
@@ -164,9 +262,14 @@ def test_networks_that_were_added_from_outside_are_shown_by_what_differs_between
 
 
 def test_a_run_without_a_search_shows_what_was_added_to_it(searched):
-    searched.spec.write_text("models: []\nopen_for: 1min\ndata: {source: image_folder, path: images}\n")
-    added = [Logged(0.0, START), Logged(1.0, NetworkAdded("mine", "", -1, {}, (1, None), 60)),
-             Logged(2.0, EpochEnded("mine", record(1, 0.6)))]
+    searched.spec.write_text(
+        "models: []\nopen_for: 1min\ndata: {source: image_folder, path: images}\n"
+    )
+    added = [
+        Logged(0.0, START),
+        Logged(1.0, NetworkAdded("mine", "", -1, {}, (1, None), 60)),
+        Logged(2.0, EpochEnded("mine", record(1, 0.6))),
+    ]
     searched.events.write_text(as_text(added))
     [outside] = read_report(searched).searches
     assert (outside.found[-1].value, outside.space) == (0.6, {})
@@ -174,11 +277,22 @@ def test_a_run_without_a_search_shows_what_was_added_to_it(searched):
 
 def many(number, **changes):
     """A search of so many networks, whose values and rates are spread; the better half is finished."""
-    tried = tuple(Tried(f"net-{place}", place, {RATE: 10 ** -(1 + 3 * (place * 7919 % number) / number)},
-                        Status.FINISHED if 2 * place < number else Status.PRUNED, 1, 1 - place / number, **changes)
-                  for place in range(number))
+    tried = tuple(
+        Tried(
+            f"net-{place}",
+            place,
+            {RATE: 10 ** -(1 + 3 * (place * 7919 % number) / number)},
+            Status.FINISHED if 2 * place < number else Status.PRUNED,
+            1,
+            1 - place / number,
+            **changes,
+        )
+        for place in range(number)
+    )
     best = Found(1.0, "net-0", 1, 1.0)
-    return SearchReport("net", "accuracy", True, {RATE: Range(1e-4, 0.1, log=True, integer=False)}, tried, (best,))
+    return SearchReport(
+        "net", "accuracy", True, {RATE: Range(1e-4, 0.1, log=True, integer=False)}, tried, (best,)
+    )
 
 
 def test_a_searcher_that_has_only_answered_none_is_named(searched):
@@ -187,7 +301,8 @@ def test_a_searcher_that_has_only_answered_none_is_named(searched):
     searched.events.write_text(as_text([*began, *asked]))
     report = read_report(searched)
     assert [search.words for search in report.searches] == [
-        "The search of net has no networks: whenever its searcher random was asked for one, it answered None."]
+        "The search of net has no networks: whenever its searcher random was asked for one, it answered None."
+    ]
     assert report.searches[0].words in render(report)
 
 
@@ -203,11 +318,22 @@ def test_a_searcher_whose_first_network_has_not_come_yet_has_not_answered_none(s
 def test_the_front_of_several_objectives_is_a_table_and_data(searched):
     objectives = "objectives: [{value: val_accuracy}, {value: epochs}, {value: rate}]"
     searched.spec.write_text(SPEC.replace("most: 5", f"most: 5, {objectives}"))
-    told = [Logged(30.0, Searched("net", "tell", number, outcome="finished", value=value, network=f"net-{number}"))
-            for number, value in ((0, (0.5, 3.0, 10.0)), (1, (0.6, 2.0, 9.0)), (3, (0.9, 2.0, 8.0)))]
+    told = [
+        Logged(
+            30.0,
+            Searched(
+                "net", "tell", number, outcome="finished", value=value, network=f"net-{number}"
+            ),
+        )
+        for number, value in ((0, (0.5, 3.0, 10.0)), (1, (0.6, 2.0, 9.0)), (3, (0.9, 2.0, 8.0)))
+    ]
     searched.events.write_text(as_text([*log_of_a_search(), *told]))
     search = read_report(searched).searches[0]
-    assert search.objectives == (("val_accuracy", "maximize"), ("epochs", "minimize"), ("rate", "maximize"))
+    assert search.objectives == (
+        ("val_accuracy", "maximize"),
+        ("epochs", "minimize"),
+        ("rate", "maximize"),
+    )
     assert [one.network for one in search.front] == ["net-3", "net-1", "net-0"]
     headers, rows = table_of_front(search)
     assert headers[:5] == ["network", "status", "val_accuracy (max)", "epochs (min)", "rate (max)"]
@@ -215,5 +341,9 @@ def test_the_front_of_several_objectives_is_a_table_and_data(searched):
     numbers = json.loads(json.dumps(as_json(search.numbers())))
     assert numbers["front"] == ["net-3", "net-1", "net-0"]
     assert numbers["networks"][1]["objectives"] == {"val_accuracy": 0.6, "epochs": 2.0, "rate": 9.0}
-    assert numbers["networks"][2]["objectives"] == {"val_accuracy": 0.1, "epochs": 1.0, "rate": None}
+    assert numbers["networks"][2]["objectives"] == {
+        "val_accuracy": 0.1,
+        "epochs": 1.0,
+        "rate": None,
+    }
     assert "The Pareto front" in render(read_report(searched))

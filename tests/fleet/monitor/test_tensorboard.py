@@ -12,7 +12,9 @@ from fleet.monitor.tensorboard import TensorBoardObserver
 from fleet.storage.paths import RunPaths
 from tests.fleet.histories import record, spec
 
-plugin_event_multiplexer = pytest.importorskip("tensorboard.backend.event_processing.plugin_event_multiplexer")
+plugin_event_multiplexer = pytest.importorskip(
+    "tensorboard.backend.event_processing.plugin_event_multiplexer"
+)
 plugin_data_pb2 = pytest.importorskip("tensorboard.plugins.hparams.plugin_data_pb2")
 loader = pytest.importorskip("tensorboard.backend.event_processing.event_file_loader")
 
@@ -25,39 +27,71 @@ def test_a_run_may_have_more_networks_than_a_process_may_have_open_files(tmp_pat
         for name in ("a", "b"):
             observer.on_event(EpochEnded(name, record(number)))
     observer.close()
-    assert not [link for link in Path("/proc/self/fd").iterdir() if os.path.realpath(link).startswith(str(tmp_path))]
-    file, = RunPaths(tmp_path).tensorboard("a").iterdir()
+    assert not [
+        link
+        for link in Path("/proc/self/fd").iterdir()
+        if os.path.realpath(link).startswith(str(tmp_path))
+    ]
+    (file,) = RunPaths(tmp_path).tensorboard("a").iterdir()
     events = list(loader.EventFileLoader(str(file)).Load())
     assert [(event.step, event.file_version) for event in events] == [
-        (0, "brain.Event:2"), (0, ""), (1, ""), (2, "")]
+        (0, "brain.Event:2"),
+        (0, ""),
+        (1, ""),
+        (2, ""),
+    ]
 
 
 def test_the_plugin_of_hyper_parameters_knows_those_of_each_network(tmp_path):
-    networks = spec({"family": "cnn", "name": "net", "grid": {"filters": [[8], [8, 16]], "dropout": [0.5]},
-                     "train": {"optimizer": {"name": "adam"}, "batch": {"size": 8}}},
-                    resources={"engine": "keras"}).by_name
+    networks = spec(
+        {
+            "family": "cnn",
+            "name": "net",
+            "grid": {"filters": [[8], [8, 16]], "dropout": [0.5]},
+            "train": {"optimizer": {"name": "adam"}, "batch": {"size": 8}},
+        },
+        resources={"engine": "keras"},
+    ).by_name
     for _ in range(2):  # launches
         observer = TensorBoardObserver(RunPaths(tmp_path), networks)
         for name in networks:
             observer.on_event(EpochEnded(name, record(1)))
         observer.close()
-    multiplexer = plugin_event_multiplexer.EventMultiplexer().AddRunsFromDirectory(str(tmp_path / "tensorboard"))
+    multiplexer = plugin_event_multiplexer.EventMultiplexer().AddRunsFromDirectory(
+        str(tmp_path / "tensorboard")
+    )
     multiplexer.Reload()
     found = {}
     for name, tags in multiplexer.PluginRunToTagToContent("hparams").items():
-        info = plugin_data_pb2.HParamsPluginData.FromString(tags["_hparams_/session_start_info"]).session_start_info
+        info = plugin_data_pb2.HParamsPluginData.FromString(
+            tags["_hparams_/session_start_info"]
+        ).session_start_info
         assert info.group_name == name
-        found[name] = {key: getattr(value, value.WhichOneof("kind")) for key, value in info.hparams.items()}
+        found[name] = {
+            key: getattr(value, value.WhichOneof("kind")) for key, value in info.hparams.items()
+        }
     assert sorted(found) == ["net-0", "net-1"]
-    assert found["net-1"].items() >= {
-        "model": "cnn", "filters": "[8, 16]", "dropout": 0.5, "train.optimizer.name": "adam",
-        "train.batch.size": 8.0, "train.optimizer.learning_rate": 0.01}.items()
+    assert (
+        found["net-1"].items()
+        >= {
+            "model": "cnn",
+            "filters": "[8, 16]",
+            "dropout": 0.5,
+            "train.optimizer.name": "adam",
+            "train.batch.size": 8.0,
+            "train.optimizer.learning_rate": 0.01,
+        }.items()
+    )
 
 
-@pytest.mark.parametrize("epochs", [[1], itertools.count(1)], ids=["in the end", "with a later epoch"])
+@pytest.mark.parametrize(
+    "epochs", [[1], itertools.count(1)], ids=["in the end", "with a later epoch"]
+)
 def test_a_launch_hears_that_something_could_not_be_written(tmp_path, epochs):
     RunPaths(tmp_path).tensorboard("a").parent.write_text("no folder")
-    observer = TensorBoardObserver(RunPaths(tmp_path), spec({"family": "softmax", "name": "a"}).by_name)
+    observer = TensorBoardObserver(
+        RunPaths(tmp_path), spec({"family": "softmax", "name": "a"}).by_name
+    )
 
     def tell():
         for number in epochs:

@@ -15,10 +15,37 @@ from fleet.errors import StorageError
 from fleet.monitor.view import LiveView, PlainView, describe, tell
 from tests.fleet.histories import spec
 
-EPOCH = ev.EpochEnded("a", EpochRecord(2, 7, loss=0.5, accuracy=0.75, val_loss=0.25, val_accuracy=0.875,
-                                    learning_rate=0.1, samples=600, gpus=2, seconds=2.0, waited_s=0.1))
-START = ev.Started(3, 4, 1, 2, 2, "global", (), 0, 600, (0, 1, 2, 3), "lockstep",
-                ev.ScheduleOptions(0.8, "15%", True, 0), {"a": (1, None)})
+EPOCH = ev.EpochEnded(
+    "a",
+    EpochRecord(
+        2,
+        7,
+        loss=0.5,
+        accuracy=0.75,
+        val_loss=0.25,
+        val_accuracy=0.875,
+        learning_rate=0.1,
+        samples=600,
+        gpus=2,
+        seconds=2.0,
+        waited_s=0.1,
+    ),
+)
+START = ev.Started(
+    3,
+    4,
+    1,
+    2,
+    2,
+    "global",
+    (),
+    0,
+    600,
+    (0, 1, 2, 3),
+    "lockstep",
+    ev.ScheduleOptions(0.8, "15%", True, 0),
+    {"a": (1, None)},
+)
 STREAM = ev.StreamStarted(2, 2, "global", "shared", False, 100.4, 200.6, "training")
 
 
@@ -29,128 +56,241 @@ def epoch(**changes):
 # (event, the line; nothing where it is not worth one)
 EVENTS = [
     (START, "3 networks; 4 trainers, 1 preprocessor on 2 nodes; policy global"),
-    (replace(START, finished=("a", "b")),
-     "3 networks, 2 of them done before; 4 trainers, 1 preprocessor on 2 nodes; policy global"),
+    (
+        replace(START, finished=("a", "b")),
+        "3 networks, 2 of them done before; 4 trainers, 1 preprocessor on 2 nodes; policy global",
+    ),
     (ev.RateMeasured("a", 1, 99.6, 1.0, 2, 5), "measured 2/5: a on 1 GPU: 100 samples/s"),
     (ev.RateMeasured("a", 2, 0.0, 1.0, 2, 5, "no room"), "measured 2/5: a on 2 GPUs: no room"),
     (ev.Profiled(5, 75.0, {}), "rates known after 1 min 15 s"),
     (ev.Profiled(0, 0.0, {}), "rates known, measured before"),
-    (STREAM, "input 100 samples/s by 2 preprocessors, the fastest network takes 201: training is the bottleneck"),
-    (replace(STREAM, bottleneck="input"),
-     "input 100 samples/s by 2 preprocessors, the fastest network takes 201: input is the bottleneck "
-     "(more preprocessors: start more ranks, raise resources.preprocessors; or decode once: data.cache: memory, or "
-     "file)"),
-    (replace(STREAM, of=5, policy="adaptive"),
-     "input 100 samples/s by 2 preprocessors, the fastest network takes 201: training is the bottleneck "
-     "(3 preprocessors of 5 could train instead); adaptive is faster where networks go at their own pace: "
-     "data.cache: memory, or data.order: ring"),
-    (replace(STREAM, bottleneck="input", kept=True, pace="own"),
-     "input 100 samples/s by 2 preprocessors, the fastest network takes 201: decoded in the first epoch, kept from "
-     "then on"),
-    (replace(STREAM, bottleneck="", demand_samples_per_s=0.0),
-     "input 100 samples/s by 2 preprocessors: training will show how much networks take"),
-    (replace(STREAM, bottleneck="", demand_samples_per_s=0.0, kept=True),
-     "input 100 samples/s by 2 preprocessors: decoded in the first epoch, kept from then on"),
+    (
+        STREAM,
+        "input 100 samples/s by 2 preprocessors, the fastest network takes 201: training is the bottleneck",
+    ),
+    (
+        replace(STREAM, bottleneck="input"),
+        "input 100 samples/s by 2 preprocessors, the fastest network takes 201: input is the bottleneck "
+        "(more preprocessors: start more ranks, raise resources.preprocessors; or decode once: data.cache: memory, or "
+        "file)",
+    ),
+    (
+        replace(STREAM, of=5, policy="adaptive"),
+        "input 100 samples/s by 2 preprocessors, the fastest network takes 201: training is the bottleneck "
+        "(3 preprocessors of 5 could train instead); adaptive is faster where networks go at their own pace: "
+        "data.cache: memory, or data.order: ring",
+    ),
+    (
+        replace(STREAM, bottleneck="input", kept=True, pace="own"),
+        "input 100 samples/s by 2 preprocessors, the fastest network takes 201: decoded in the first epoch, kept from "
+        "then on",
+    ),
+    (
+        replace(STREAM, bottleneck="", demand_samples_per_s=0.0),
+        "input 100 samples/s by 2 preprocessors: training will show how much networks take",
+    ),
+    (
+        replace(STREAM, bottleneck="", demand_samples_per_s=0.0, kept=True),
+        "input 100 samples/s by 2 preprocessors: decoded in the first epoch, kept from then on",
+    ),
     (ev.RatesGiven({}), ""),
-    (ev.CacheChosen("memory", "auto", "60 samples take 1 kB", 960, "network"),
-     "decoded samples stay in memory: 60 samples take 1 kB"),
-    (ev.CacheChosen("file", "file", "as the spec says", 960, "stream"),
-     "samples are decoded once, into a file: as the spec says"),
-    (ev.CacheChosen("none", "auto", "order: ring is for data sets larger than the memory", 0, "stream"),
-     "samples are prepared anew in every epoch: order: ring is for data sets larger than the memory"),
+    (
+        ev.CacheChosen("memory", "auto", "60 samples take 1 kB", 960, "network"),
+        "decoded samples stay in memory: 60 samples take 1 kB",
+    ),
+    (
+        ev.CacheChosen("file", "file", "as the spec says", 960, "stream"),
+        "samples are decoded once, into a file: as the spec says",
+    ),
+    (
+        ev.CacheChosen(
+            "none", "auto", "order: ring is for data sets larger than the memory", 0, "stream"
+        ),
+        "samples are prepared anew in every epoch: order: ring is for data sets larger than the memory",
+    ),
     (ev.RateLearned("a", 1, 238.0, 0.1, 10), ""),
     (ev.RatesEstimated({"a": (238.0,)}, 1), ""),
     (ev.RanksReady(), "all trainers are ready"),
     (ev.FirstStep("a"), ""),
-    (ev.RateMeasured("a", 1, 99.6, 1.0, 2, 5, spread=0.034), "measured 2/5: a on 1 GPU: 100 samples/s ± 3%"),
-    (ev.RatesRemembered("rates.json", {"a": (ev.RememberedRate(1, 238.0, 0.02, 7200.0, "node7: 8 cores", "measured"),
-                                          ev.RememberedRate(2, 400.0, 0.1, 270000.0, "node3: 8 cores", "trained"))}),
-     "rates of 1 network found out 2 h 0 min to 3 days ago on node3, node7, spread up to 10%: rates.json; "
-     "--remeasure measures them anew"),
-    (ev.RateOff("a", 1, 238.0, 1348.0, 0.1, 40, True),
-     "WARNING: a on 1 GPU trains 1348 samples/s, and was taken to train 238: the cache of rates has the new rate now, "
-     "and later runs go by it; this launch corrects other wrong rates there without a message"),
-    (ev.RateOff("a", 1, 238.0, 1348.0, 0.1, 40, False),
-     "WARNING: a on 1 GPU trains 1348 samples/s, and was taken to train 238: correct schedule.rates"),
+    (
+        ev.RateMeasured("a", 1, 99.6, 1.0, 2, 5, spread=0.034),
+        "measured 2/5: a on 1 GPU: 100 samples/s ± 3%",
+    ),
+    (
+        ev.RatesRemembered(
+            "rates.json",
+            {
+                "a": (
+                    ev.RememberedRate(1, 238.0, 0.02, 7200.0, "node7: 8 cores", "measured"),
+                    ev.RememberedRate(2, 400.0, 0.1, 270000.0, "node3: 8 cores", "trained"),
+                )
+            },
+        ),
+        "rates of 1 network found out 2 h 0 min to 3 days ago on node3, node7, spread up to 10%: rates.json; "
+        "--remeasure measures them anew",
+    ),
+    (
+        ev.RateOff("a", 1, 238.0, 1348.0, 0.1, 40, True),
+        "WARNING: a on 1 GPU trains 1348 samples/s, and was taken to train 238: the cache of rates has the new rate now, "
+        "and later runs go by it; this launch corrects other wrong rates there without a message",
+    ),
+    (
+        ev.RateOff("a", 1, 238.0, 1348.0, 0.1, 40, False),
+        "WARNING: a on 1 GPU trains 1348 samples/s, and was taken to train 238: correct schedule.rates",
+    ),
     (ev.Planned((), 0.1), ""),
     (ev.RoundStarted(2, ("a", "b")), "round 2: a, b"),
     (ev.Estimated(65.0, 130.0, 2), "ETA: 1 min 5 s to 2 min 10 s"),
     (ev.Estimated(65.0, 65.0, 2), "ETA: 1 min 5 s"),
     (ev.GroupStarted("a", (0, 1), 3, 2), "  a on devices [0, 1]"),
-    (ev.GroupChanged("a", (0,), (0, 1), 8, 0.25), "  a on devices [0, 1] instead of [0], after 0.2 s"),
+    (
+        ev.GroupChanged("a", (0,), (0, 1), 8, 0.25),
+        "  a on devices [0, 1] instead of [0], after 0.2 s",
+    ),
     (EPOCH, "a epoch 2/9: loss 0.5000 75.00%, validation 0.2500 87.50% (300 samples/s)"),
-    (epoch(val_loss=math.nan, val_accuracy=math.nan), "a epoch 2/9: loss 0.5000 75.00% (300 samples/s)"),
-    (epoch(seconds=0.0, samples=0),
-     "a epoch 2/9: loss 0.5000 75.00%, validation 0.2500 87.50% (0 samples/s)"),
+    (
+        epoch(val_loss=math.nan, val_accuracy=math.nan),
+        "a epoch 2/9: loss 0.5000 75.00% (300 samples/s)",
+    ),
+    (
+        epoch(seconds=0.0, samples=0),
+        "a epoch 2/9: loss 0.5000 75.00%, validation 0.2500 87.50% (0 samples/s)",
+    ),
     (ev.NetworkFinished("a", "9 epochs", 9), "a is done: 9 epochs"),
     (ev.NetworkTaken("a", 3, 1, 40), "a is trained here from now on, after 1 epoch"),
     (ev.NetworkTested("a", 0.25, 0.9, 40, 1.5), "a on the test data: loss 0.2500 90.00%"),
     (ev.NetworkFailed("a", "no room", "Traceback"), "a FAILED: no room"),
     (ev.GroupStopped("a", 0.1), ""),
-    (ev.TooLate(("a", "b"), 5.0, 30.0),
-     "too late to start a, b: 5.0 s are left, but a group has taken 30.0 s to start"),
-    (ev.SharingLearned((1.0, 1.6, 1.9), slots=4),
-     "2 networks on one GPU train 1.6 times as much as one, 3 networks 1.9 times: 3 pay"),
-    (ev.SharingLearned((1.0, 1.6, 1.9), slots=3, bound="ranks"),
-     "2 networks on one GPU train 1.6 times as much as one, 3 networks 1.9 times: 3 pay; more may pay: start more "
-     "ranks"),
-    (ev.SharingLearned((1.0, 1.6), slots=2, device="core", bound="per_device"),
-     "2 networks on one core train 1.6 times as much as one: 2 pay; more may pay: raise resources.per_device, and "
-     "start more ranks"),
-    (ev.SharingLearned((1.0, 1.6, 1.9), bound="ranks"),
-     "2 networks on one GPU train 1.6 times as much as one, 3 networks 1.9 times: 3 pay; this run has 1 slot on each "
-     "GPU: start more ranks"),
-    (ev.SupplyFound(1190.04, 6936.0),
-     "the input gives 1190 samples/s, the fastest network could take 6936: no network is given devices that would only "
-     "wait for it"),
-    (ev.SupplyFound(9000.0, 6936.0),
-     "the input gives 9000 samples/s, the fastest network could take 6936: it holds no network back"),
-    (ev.NetworkRetried("a", "out of memory", 0, 2, alone=True),
-     "a failed: out of memory; it trained beside others, and is tried again alone"),
-    (ev.NetworkRetried("a", "Stale file handle", 1, 2), "a failed: Stale file handle; this may pass: retry 1 of 2"),
-    (ev.NetworkFellBack("a", "last.h5 is torn", 3, 0), "WARNING: a goes on after epoch 3: last.h5 is torn"),
-    (ev.NetworkFellBack("a", "last.h5 is torn", 3, 0, finished=True),
-     "WARNING: a stays finished: last.h5 is torn; its best epoch is whole"),
+    (
+        ev.TooLate(("a", "b"), 5.0, 30.0),
+        "too late to start a, b: 5.0 s are left, but a group has taken 30.0 s to start",
+    ),
+    (
+        ev.SharingLearned((1.0, 1.6, 1.9), slots=4),
+        "2 networks on one GPU train 1.6 times as much as one, 3 networks 1.9 times: 3 pay",
+    ),
+    (
+        ev.SharingLearned((1.0, 1.6, 1.9), slots=3, bound="ranks"),
+        "2 networks on one GPU train 1.6 times as much as one, 3 networks 1.9 times: 3 pay; more may pay: start more "
+        "ranks",
+    ),
+    (
+        ev.SharingLearned((1.0, 1.6), slots=2, device="core", bound="per_device"),
+        "2 networks on one core train 1.6 times as much as one: 2 pay; more may pay: raise resources.per_device, and "
+        "start more ranks",
+    ),
+    (
+        ev.SharingLearned((1.0, 1.6, 1.9), bound="ranks"),
+        "2 networks on one GPU train 1.6 times as much as one, 3 networks 1.9 times: 3 pay; this run has 1 slot on each "
+        "GPU: start more ranks",
+    ),
+    (
+        ev.SupplyFound(1190.04, 6936.0),
+        "the input gives 1190 samples/s, the fastest network could take 6936: no network is given devices that would only "
+        "wait for it",
+    ),
+    (
+        ev.SupplyFound(9000.0, 6936.0),
+        "the input gives 9000 samples/s, the fastest network could take 6936: it holds no network back",
+    ),
+    (
+        ev.NetworkRetried("a", "out of memory", 0, 2, alone=True),
+        "a failed: out of memory; it trained beside others, and is tried again alone",
+    ),
+    (
+        ev.NetworkRetried("a", "Stale file handle", 1, 2),
+        "a failed: Stale file handle; this may pass: retry 1 of 2",
+    ),
+    (
+        ev.NetworkFellBack("a", "last.h5 is torn", 3, 0),
+        "WARNING: a goes on after epoch 3: last.h5 is torn",
+    ),
+    (
+        ev.NetworkFellBack("a", "last.h5 is torn", 3, 0, finished=True),
+        "WARNING: a stays finished: last.h5 is torn; its best epoch is whole",
+    ),
     (ev.NetworkFellBack("a", "both are torn", 0, 0), "WARNING: a starts over: both are torn"),
-    (ev.ChangesAccepted("a", ("nets.py", "args"), 3), "a goes on after epoch 3 with changed nets.py args"),
-    (ev.DataChanged(("photos: 2 files more in class cat",), {"a": 3}),
-     "the data has changed, and networks go on with it: photos: 2 files more in class cat"),
-    (ev.BestLost("a", "best.h5 is torn; epoch 3 stands in"), "WARNING: a: best.h5 is torn; epoch 3 stands in"),
+    (
+        ev.ChangesAccepted("a", ("nets.py", "args"), 3),
+        "a goes on after epoch 3 with changed nets.py args",
+    ),
+    (
+        ev.DataChanged(("photos: 2 files more in class cat",), {"a": 3}),
+        "the data has changed, and networks go on with it: photos: 2 files more in class cat",
+    ),
+    (
+        ev.BestLost("a", "best.h5 is torn; epoch 3 stands in"),
+        "WARNING: a: best.h5 is torn; epoch 3 stands in",
+    ),
     (ev.NetworkWarned("a", "its loss is not used"), "WARNING: a: its loss is not used"),
     (ev.RankLost(3, 2), "rank 3 has died; the others go on"),
-    (ev.GroupStruck("a", 3, 0), "a lost a rank, and goes back to its last checkpoint: after epoch 3"),
-    (ev.GroupStruck("a", 3, 70), "a lost a rank, and goes back to its last checkpoint: after epoch 3, sample 70"),
+    (
+        ev.GroupStruck("a", 3, 0),
+        "a lost a rank, and goes back to its last checkpoint: after epoch 3",
+    ),
+    (
+        ev.GroupStruck("a", 3, 70),
+        "a lost a rank, and goes back to its last checkpoint: after epoch 3, sample 70",
+    ),
     (ev.BadSample("x.png", "torn", True), "skipped x.png: torn"),
     (ev.Commanded("1-here", "stop", ("a",)), ""),
-    (ev.Commanded("1-here", "yield", ("a",), {"hosts": ["n3"], "within_s": 60.0}), "asked for: n3, within 60.0 s"),
-    (ev.NodesLeft("1-here", (2, 3), ("n3", "n4"), (4, 5), 3.14, has_ended=True),
-     "given back after 3.1 s: n3, n4; the processes there end"),
+    (
+        ev.Commanded("1-here", "yield", ("a",), {"hosts": ["n3"], "within_s": 60.0}),
+        "asked for: n3, within 60.0 s",
+    ),
+    (
+        ev.NodesLeft("1-here", (2, 3), ("n3", "n4"), (4, 5), 3.14, has_ended=True),
+        "given back after 3.1 s: n3, n4; the processes there end",
+    ),
     (ev.Searched("net", "report", 7, 3, 0.81, answer="stop", network="net-7"), ""),
-    (ev.SearchFailed("net", "Ask(number=3) took longer than 1 min 0 s"),
-     "WARNING: the searcher of net is not called again: Ask(number=3) took longer than 1 min 0 s"),
-    (ev.TrackerFailed("wandb", "runs/a/track/wandb", "no room"),
-     "WARNING: track: wandb is not written, and the run goes on without it: no room; fleet export writes the same "
-     "later"),
-    (ev.ReplayDiffered("net", "a replayed answer differs: Ask(number=1) was answered by 3, and now by 4"),
-     "WARNING: net: a replayed answer differs: Ask(number=1) was answered by 3, and now by 4; what was logged holds"),
+    (
+        ev.SearchFailed("net", "Ask(number=3) took longer than 1 min 0 s"),
+        "WARNING: the searcher of net is not called again: Ask(number=3) took longer than 1 min 0 s",
+    ),
+    (
+        ev.TrackerFailed("wandb", "runs/a/track/wandb", "no room"),
+        "WARNING: track: wandb is not written, and the run goes on without it: no room; fleet export writes the same "
+        "later",
+    ),
+    (
+        ev.ReplayDiffered(
+            "net", "a replayed answer differs: Ask(number=1) was answered by 3, and now by 4"
+        ),
+        "WARNING: net: a replayed answer differs: Ask(number=1) was answered by 3, and now by 4; what was logged holds",
+    ),
     (ev.SearcherBegan("net", {"most": 3}), ""),
-    (ev.SearcherBegan("net", {"most": 4}, "most was 3 and is 4"),
-     "the search of net goes on with other settings: most was 3 and is 4"),
-    (ev.EarlierRead("net", "runs/a", 3, {"dropout has no value": 2}),
-     "the searcher of net is told of 3 networks of runs/a; 2 are left out: dropout has no value"),
-    (ev.NetworkAdded("net-7", "net", 7, {"rate": 0.012345678, "width": 16}, (1, None), 9),
-     "net-7 is new: rate 0.01235, width 16"),
-    (ev.NetworkAdded("net-8", "net", 8, {"width": 16}, (1, None), 9, parent="net-7"),
-     "net-8 is new from net-7: width 16"),
+    (
+        ev.SearcherBegan("net", {"most": 4}, "most was 3 and is 4"),
+        "the search of net goes on with other settings: most was 3 and is 4",
+    ),
+    (
+        ev.EarlierRead("net", "runs/a", 3, {"dropout has no value": 2}),
+        "the searcher of net is told of 3 networks of runs/a; 2 are left out: dropout has no value",
+    ),
+    (
+        ev.NetworkAdded("net-7", "net", 7, {"rate": 0.012345678, "width": 16}, (1, None), 9),
+        "net-7 is new: rate 0.01235, width 16",
+    ),
+    (
+        ev.NetworkAdded("net-8", "net", 8, {"width": 16}, (1, None), 9, parent="net-7"),
+        "net-8 is new from net-7: width 16",
+    ),
     (ev.NetworkAdded("cnn", "", -1, {}, (1, None), 9), "cnn is new"),
     (ev.NetworkAdded("net-9", "net", 9, {"width": 0}, (1, None), 9, wrong="too narrow"), ""),
     (ev.NetworkJudged("a", 3, "pause", ("asha",)), "a is paused after 3 epochs: asha"),
-    (ev.NetworkJudged("a", 1, "stop", ("asha", "searcher")), "a is pruned after 1 epoch: asha and searcher"),
+    (
+        ev.NetworkJudged("a", 1, "stop", ("asha", "searcher")),
+        "a is pruned after 1 epoch: asha and searcher",
+    ),
     (ev.NetworkJudged("a", 3, "go_on", ("user",)), "a goes on after 3 epochs: user"),
-    (ev.Interrupted("SIGTERM came"),
-     "SIGTERM came: finishing the step, saving, and stopping; the same command resumes it"),
-    (ev.Interrupted("SIGTERM came", replay=True),
-     "SIGTERM came: stopping; a replay cannot be resumed, the same command starts it over"),
+    (
+        ev.Interrupted("SIGTERM came"),
+        "SIGTERM came: finishing the step, saving, and stopping; the same command resumes it",
+    ),
+    (
+        ev.Interrupted("SIGTERM came", replay=True),
+        "SIGTERM came: stopping; a replay cannot be resumed, the same command starts it over",
+    ),
     (ev.Ended(0, 1.0, 1), ""),
 ]
 
@@ -214,7 +354,7 @@ def test_the_live_table_follows_networks_from_start_to_end(run, monkeypatch):
         assert "87.50%" in shown()
         view.on_event(ev.GroupStopped("a", 0.1))
         assert "2/9" not in shown()
-        for event, _ in EVENTS[first_epoch + 3:]:
+        for event, _ in EVENTS[first_epoch + 3 :]:
             view.on_event(event)
     finally:
         view.view.close()
@@ -330,7 +470,9 @@ def test_rates_of_a_file_are_each_told_of_that_should_be_corrected():
 
 @pytest.mark.parametrize("device", ["core", "trainer"])
 def test_nobody_speaks_of_gpus_where_there_are_none(device):
-    lines = tell_all(replace(START, device=device), *(
-        event for event, _ in EVENTS if not isinstance(event, ev.Started | ev.SharingLearned)))
+    lines = tell_all(
+        replace(START, device=device),
+        *(event for event, _ in EVENTS if not isinstance(event, ev.Started | ev.SharingLearned)),
+    )
     assert f"measured 2/5: a on 2 {device}s: no room" in lines
     assert not any("GPU" in line for line in lines)

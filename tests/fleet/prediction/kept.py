@@ -13,11 +13,17 @@ NAN = math.nan
 
 
 def row(name, status=Status.FINISHED, folds=0):
-    return NetworkResult(name, status, "", 10, 1, 1, 1.0, 0.5, 1.0, 0.5, NAN, NAN, 1.0, {}, folds=folds)
+    return NetworkResult(
+        name, status, "", 10, 1, 1, 1.0, 0.5, 1.0, 0.5, NAN, NAN, 1.0, {}, folds=folds
+    )
 
 
 def keep(paths, name, outputs, targets, weights=None, part="validation", rows=None):
     writer = CheckpointWriter(paths, Checkpoint())
-    keep_outputs(writer, paths.predictions(name, part), Outputs(outputs.astype(np.float32), targets, weights),
-                 np.arange(len(targets)) if rows is None else rows)
+    keep_outputs(
+        writer,
+        paths.predictions(name, part),
+        Outputs(outputs.astype(np.float32), targets, weights),
+        np.arange(len(targets)) if rows is None else rows,
+    )
     writer.close()

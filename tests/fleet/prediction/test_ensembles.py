@@ -38,7 +38,9 @@ def library(paths):
 def test_the_best_that_are_finished_are_joined(paths):
     rows = [row("a"), row("f", Status.FAILED), row("b"), row("w", Status.WAITING)]
     assert ens.top(ens.candidates(rows), 2) == {"a": 1, "b": 1}
-    with pytest.raises(UserError, match="--top 3: only 2 networks can be joined; others.*: --top 2 joins all"):
+    with pytest.raises(
+        UserError, match="--top 3: only 2 networks can be joined; others.*: --top 2 joins all"
+    ):
         ens.top(ens.candidates(rows), 3)
     with pytest.raises(UserError, match="no network has finished yet"):
         ens.top(ens.candidates(rows[3:]), 1)
@@ -46,11 +48,22 @@ def test_the_best_that_are_finished_are_joined(paths):
 
 def test_networks_of_a_search_are_joined_with_those_that_are_fed_with_the_same():
     scaled = {"transforms": ["scale"]}
-    run = spec({"family": "softmax", "name": "a", "space": {"train.optimizer.momentum": [0.1, 0.5]},
-                "search": {"ask": "grid"}, "data": scaled},
-               {"family": "softmax", "name": "b"}, {"family": "softmax", "name": "c", "data": scaled})
+    run = spec(
+        {
+            "family": "softmax",
+            "name": "a",
+            "space": {"train.optimizer.momentum": [0.1, 0.5]},
+            "search": {"ask": "grid"},
+            "data": scaled,
+        },
+        {"family": "softmax", "name": "b"},
+        {"family": "softmax", "name": "c", "data": scaled},
+    )
     key, found = ens.fed_alike(run, [row("a-1"), row("b"), row("c"), row("added"), row("a-0")])
-    assert (run.feeds[key].transforms, [one.row.name for one in found]) == (("scale",), ["a-1", "c", "a-0"])
+    assert (run.feeds[key].transforms, [one.row.name for one in found]) == (
+        ("scale",),
+        ["a-1", "c", "a-0"],
+    )
     key, found = ens.fed_alike(run, [row("added"), row("a-1"), row("b")])
     assert (key, [one.row.name for one in found]) == ("", ["added", "b"])
 
@@ -73,7 +86,10 @@ def test_without_anything_kept_nothing_can_be_chosen(paths):
 
 def folded(name, *statuses):
     """The rows of a network of three folds, its mean first."""
-    parts = [row(f"{name}-fold{fold}", status) for fold, status in enumerate(statuses or [Status.FINISHED] * 3)]
+    parts = [
+        row(f"{name}-fold{fold}", status)
+        for fold, status in enumerate(statuses or [Status.FINISHED] * 3)
+    ]
     return [row(name, folds=len(parts)), *parts]
 
 
@@ -81,14 +97,24 @@ def keep_folds(paths, name, outputs, targets):
     """Each sample is held out by one fold; row 7 could not be read."""
     for fold in range(3):
         rows = np.arange(fold, len(targets), 3)
-        keep(paths, f"{name}-fold{fold}", outputs[rows], np.where(rows == 7, -1, targets[rows]), rows=rows)
+        keep(
+            paths,
+            f"{name}-fold{fold}",
+            outputs[rows],
+            np.where(rows == 7, -1, targets[rows]),
+            rows=rows,
+        )
 
 
 def test_the_networks_of_all_folds_count_as_one(paths):
     rows = [*folded("b"), *folded("a")]
     assert ens.top(ens.candidates(rows), 1) == {"b": 1}
     assert ens.top(ens.candidates(rows), 2) == {"b": 1, "a": 1}
-    assert [part.name for part in ens.candidates(rows)[0].parts] == ["b-fold0", "b-fold1", "b-fold2"]
+    assert [part.name for part in ens.candidates(rows)[0].parts] == [
+        "b-fold0",
+        "b-fold1",
+        "b-fold2",
+    ]
     with pytest.raises(UserError, match="--top 3: only 2 networks can be joined"):
         ens.top(ens.candidates(rows), 3)
 
@@ -96,13 +122,19 @@ def test_the_networks_of_all_folds_count_as_one(paths):
 def test_a_network_of_which_some_folds_are_not_finished_is_left_out_and_named(paths):
     rows = [*folded("b", Status.FINISHED, Status.TRAINING, Status.FINISHED), *folded("a")]
     assert ens.top(ens.candidates(rows), 1) == {"a": 1}
-    with pytest.raises(UserError, match="only 1 network can be joined.*; only 2 of the 3 folds of b have finished"):
+    with pytest.raises(
+        UserError, match="only 1 network can be joined.*; only 2 of the 3 folds of b have finished"
+    ):
         ens.top(ens.candidates(rows), 2)
-    with pytest.raises(UserError, match="no network has finished yet; only 2 of the 3 folds of b have finished"):
+    with pytest.raises(
+        UserError, match="no network has finished yet; only 2 of the 3 folds of b have finished"
+    ):
         ens.top(ens.candidates(rows[:4]), 1)
 
 
-def test_networks_of_folds_are_chosen_by_what_each_fold_predicts_for_the_samples_it_was_held_out(paths):
+def test_networks_of_folds_are_chosen_by_what_each_fold_predicts_for_the_samples_it_was_held_out(
+    paths,
+):
     for name, right in {"a": range(6), "b": range(5), "c": range(3, 8)}.items():
         keep_folds(paths, name, *logits(right))
     found = ens.candidates([*folded("a"), *folded("b"), *folded("c")])
@@ -119,7 +151,13 @@ def test_on_the_test_data_folds_are_judged_by_their_mean(paths):
     for name in "ab":
         keep_folds(paths, name, *logits(range(8)))
         for fold, logit in enumerate([-1.0, 2.0, 2.0]):
-            keep(paths, f"{name}-fold{fold}", np.array([[logit, 0.0], [0.0, logit]]), targets, part="test")
+            keep(
+                paths,
+                f"{name}-fold{fold}",
+                np.array([[logit, 0.0], [0.0, logit]]),
+                targets,
+                part="test",
+            )
     judged = ens.judge_ensembles(paths, ens.candidates([*folded("a"), *folded("b")]), "class")
     share = np.mean([1 / (1 + np.exp(-logit)) for logit in (-1, 2, 2)])
     assert judged[0].test.log_loss == pytest.approx(-np.log(share))
@@ -133,7 +171,15 @@ def test_what_is_kept_says_which_rows_it_is_of_and_nothing_else(paths):
     with np.load(paths.predictions("a", "validation")) as file:
         assert set(file) == {"outputs", "targets", "rows"}
         assert file["rows"].tolist() == [0, 10, 20, 30, 40, 50, 60, 70]
-    assert read_predicted(paths, "a", "validation", "class").rows.tolist() == [0, 10, 30, 40, 50, 60, 70]
+    assert read_predicted(paths, "a", "validation", "class").rows.tolist() == [
+        0,
+        10,
+        30,
+        40,
+        50,
+        60,
+        70,
+    ]
 
 
 def test_a_file_of_an_earlier_version_without_rows_is_read(paths):
@@ -187,11 +233,24 @@ def test_the_table_reads_back_as_it_was_written(paths):
     found = ens.judge_ensembles(paths, ens.candidates(rows), "class")
     ens.write_ensembles(paths, found)
     read = ens.read_ensembles(paths.root)
-    assert [(one.name, one.members, one.samples, one.validation.accuracy, one.test.log_loss) for one in read] == [
-        (one.name, one.members, one.samples, one.validation.accuracy, one.test.log_loss) for one in found]
+    assert [
+        (one.name, one.members, one.samples, one.validation.accuracy, one.test.log_loss)
+        for one in read
+    ] == [
+        (one.name, one.members, one.samples, one.validation.accuracy, one.test.log_loss)
+        for one in found
+    ]
     headers, lines = ens.table_of(read)
-    assert headers == ["networks", "val acc", "val log loss", "val calibration error", "test acc", "test log loss",
-                       "test calibration error", "which"]
+    assert headers == [
+        "networks",
+        "val acc",
+        "val log loss",
+        "val calibration error",
+        "test acc",
+        "test log loss",
+        "test calibration error",
+        "which",
+    ]
     assert lines[0][:2] == ["single", "0.7500"]
     assert ens.read_ensembles(paths.root.parent) == []
 

@@ -12,8 +12,11 @@ from fleet.prediction.scores import Scores, Truth, calibration_error, score
 def drawn(kind, rows=50, outputs=4):
     random = np.random.default_rng(3)
     logits = random.normal(0, 2, (rows, outputs))
-    targets = {"class": random.integers(0, outputs, rows), "multilabel": random.integers(0, 2, (rows, outputs)),
-               "value": random.normal(size=(rows, outputs))}[kind]
+    targets = {
+        "class": random.integers(0, outputs, rows),
+        "multilabel": random.integers(0, 2, (rows, outputs)),
+        "value": random.normal(size=(rows, outputs)),
+    }[kind]
     return probabilities(logits, kind), targets
 
 
@@ -22,7 +25,9 @@ def test_classes_are_scored_as_scikit_learn_does():
     predicted, targets = drawn("class")
     found = score(predicted, Truth("class", targets))
     assert found.accuracy == metrics.accuracy_score(targets, predicted.argmax(axis=1))
-    assert found.log_loss == pytest.approx(metrics.log_loss(targets, predicted, labels=range(4)), rel=1e-6)
+    assert found.log_loss == pytest.approx(
+        metrics.log_loss(targets, predicted, labels=range(4)), rel=1e-6
+    )
     assert math.isnan(found.squared_error)
 
 
@@ -31,7 +36,10 @@ def test_several_labels_are_scored_label_by_label():
     predicted, targets = drawn("multilabel")
     found = score(predicted, Truth("multilabel", targets))
     assert found.accuracy == ((predicted > 0.5) == targets).mean()
-    losses = [metrics.log_loss(*columns, labels=[0, 1]) for columns in zip(targets.T, predicted.T, strict=True)]
+    losses = [
+        metrics.log_loss(*columns, labels=[0, 1])
+        for columns in zip(targets.T, predicted.T, strict=True)
+    ]
     assert found.log_loss == pytest.approx(np.mean(losses), rel=1e-6)
 
 
@@ -50,17 +58,27 @@ def test_samples_count_by_their_weight_in_the_loss_alone():
 
 
 def test_a_class_that_was_thought_impossible_costs_much_and_not_without_end():
-    assert score(np.array([[1.0, 0.0]]), Truth("class", np.array([1]))).log_loss == pytest.approx(math.log(1e7))
+    assert score(np.array([[1.0, 0.0]]), Truth("class", np.array([1]))).log_loss == pytest.approx(
+        math.log(1e7)
+    )
 
 
-@pytest.mark.parametrize(("confidence", "right", "error"), [
-    ([0.8] * 10, [1] * 8 + [0] * 2, 0.0), ([1.0] * 4, [1, 1, 0, 0], 0.5), ([0.95, 0.55], [0, 1], (0.95 + 0.45) / 2),
-    ([0.61, 0.65], [1, 0], 0.13)])  # in one bin, so they are taken together
+@pytest.mark.parametrize(
+    ("confidence", "right", "error"),
+    [
+        ([0.8] * 10, [1] * 8 + [0] * 2, 0.0),
+        ([1.0] * 4, [1, 1, 0, 0], 0.5),
+        ([0.95, 0.55], [0, 1], (0.95 + 0.45) / 2),
+        ([0.61, 0.65], [1, 0], 0.13),
+    ],
+)  # in one bin, so they are taken together
 def test_the_calibration_error_is_how_far_confidence_is_from_accuracy(confidence, right, error):
     assert calibration_error(np.array(confidence), np.array(right)) == pytest.approx(error)
 
 
 def test_probabilities_of_large_logits_are_numbers():
     assert probabilities(np.array([[1000.0, -1000.0]]), "class").tolist() == [[1.0, 0.0]]
-    assert probabilities(np.array([[1000.0, -1000.0, 0.0]]), "multilabel").tolist() == [[1.0, 0.0, 0.5]]
+    assert probabilities(np.array([[1000.0, -1000.0, 0.0]]), "multilabel").tolist() == [
+        [1.0, 0.0, 0.5]
+    ]
     assert probabilities(np.array([[5.0]]), "value").tolist() == [[5.0]]

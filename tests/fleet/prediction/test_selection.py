@@ -14,13 +14,21 @@ from tests.examples import examples
 def libraries(draw):
     random = np.random.default_rng(draw(st.integers(0, 10**6)))
     kind = draw(st.sampled_from(["class", "multilabel", "value"]))
-    networks, rows, outputs = draw(st.integers(1, 5)), draw(st.integers(1, 12)), draw(st.integers(2, 3))
-    targets = {"class": random.integers(0, outputs, rows), "multilabel": random.integers(0, 2, (rows, outputs)),
-               "value": random.normal(size=(rows, outputs))}[kind]
+    networks, rows, outputs = (
+        draw(st.integers(1, 5)),
+        draw(st.integers(1, 12)),
+        draw(st.integers(2, 3)),
+    )
+    targets = {
+        "class": random.integers(0, outputs, rows),
+        "multilabel": random.integers(0, 2, (rows, outputs)),
+        "value": random.normal(size=(rows, outputs)),
+    }[kind]
     skew = random.uniform(0, 2, networks)
     wanted = np.eye(outputs)[targets] if kind == "class" else targets
-    return [probabilities(skill * wanted + random.normal(size=(rows, outputs)), kind) for skill in skew], Truth(
-        kind, targets)
+    return [
+        probabilities(skill * wanted + random.normal(size=(rows, outputs)), kind) for skill in skew
+    ], Truth(kind, targets)
 
 
 def worse(predicted, truth):
@@ -32,9 +40,13 @@ def by_the_book(predictions, truth, rounds):
     """Every selection of the path is averaged anew."""
     chosen, path = [], []
     for _ in range(rounds):
-        means = [np.mean([predictions[place] for place in [*chosen, one]], axis=0, dtype=np.float64)
-                 for one in range(len(predictions))]
-        candidates = [(worse(mean, truth), one not in chosen, one) for one, mean in enumerate(means)]
+        means = [
+            np.mean([predictions[place] for place in [*chosen, one]], axis=0, dtype=np.float64)
+            for one in range(len(predictions))
+        ]
+        candidates = [
+            (worse(mean, truth), one not in chosen, one) for one, mean in enumerate(means)
+        ]
         order, _, best = min(candidates)
         chosen.append(best)
         path.append(order)
@@ -53,17 +65,22 @@ def test_what_is_selected_is_what_the_paper_selects(library, rounds):
 def test_a_selection_is_never_worse_than_the_best_network(library):
     predictions, truth = library
     chosen = greedy(predictions, truth)
-    mean = np.average([predictions[place] for place in chosen], axis=0, weights=list(chosen.values()))
+    mean = np.average(
+        [predictions[place] for place in chosen], axis=0, weights=list(chosen.values())
+    )
     assert worse(mean, truth) <= min(worse(one, truth) for one in predictions)
 
 
 def test_a_network_that_errs_elsewhere_is_taken_and_a_copy_is_not():
     truth = Truth("class", np.array([0, 0, 1, 1]))
-    good, other = np.array([[.9, .1], [.9, .1], [.1, .9], [.6, .4]]), np.array([[.4, .6], [.8, .2], [.3, .7], [.1, .9]])
+    good, other = (
+        np.array([[0.9, 0.1], [0.9, 0.1], [0.1, 0.9], [0.6, 0.4]]),
+        np.array([[0.4, 0.6], [0.8, 0.2], [0.3, 0.7], [0.1, 0.9]]),
+    )
     assert greedy([good, good, other], truth).keys() == {0, 2}
 
 
 def test_equal_accuracy_is_decided_by_log_loss():
     truth = Truth("class", np.array([0, 1]))
-    unsure, sure = np.array([[.6, .4], [.4, .6]]), np.array([[.9, .1], [.1, .9]])
+    unsure, sure = np.array([[0.6, 0.4], [0.4, 0.6]]), np.array([[0.9, 0.1], [0.1, 0.9]])
     assert greedy([unsure, sure], truth) == {1: 1}

@@ -39,9 +39,16 @@ LAPS = SimpleNamespace(end=lambda part: None, seconds={})  # of no start-up
 
 RESTLESS = Policy("restless", restless)
 SEARCHERS = "tests.fleet.search.searchers"
-RULES = [{"rule": "none"}, {"rule": "asha"}, {"rule": "asha", "mode": "stop"}, {"rule": "hyperband"},
-         {"rule": "asha", "order": "rungs"}, {"rule": "hyperband", "order": "rungs"},
-         {"rule": "median", "others": 2}, {"rule": "median", "order": "rungs", "others": 2}]
+RULES = [
+    {"rule": "none"},
+    {"rule": "asha"},
+    {"rule": "asha", "mode": "stop"},
+    {"rule": "hyperband"},
+    {"rule": "asha", "order": "rungs"},
+    {"rule": "hyperband", "order": "rungs"},
+    {"rule": "median", "others": 2},
+    {"rule": "median", "order": "rungs", "others": 2},
+]
 
 
 class Chance:
@@ -67,10 +74,14 @@ class Chance:
         self.slots = 1 if self.rates == "measured" or self.is_elastic else pick([1, 1, 2])
         self.nodes = pick([1, 1, 2, 3])
         self.open_for = pick([None, None, 50.0])
-        self.commands = sorted(self.random.randint(1, 200) for _ in range(0 if self.harvests else pick([0, 0, 2, 6])))
+        self.commands = sorted(
+            self.random.randint(1, 200) for _ in range(0 if self.harvests else pick([0, 0, 2, 6]))
+        )
 
     def __str__(self):
-        return " ".join(f"{name}={value}" for name, value in vars(self).items() if name != "random" and value)
+        return " ".join(
+            f"{name}={value}" for name, value in vars(self).items() if name != "random" and value
+        )
 
 
 class World(fakes.World):
@@ -129,20 +140,38 @@ class Admission:
         self._waiting.append(add)
 
     def asked(self, training, now_s):
-        ready = [add for add in self._waiting if add.parent is None or add.parent not in training
-                 or self._run.chance.random.random() < 0.3]
+        ready = [
+            add
+            for add in self._waiting
+            if add.parent is None
+            or add.parent not in training
+            or self._run.chance.random.random() < 0.3
+        ]
         self._waiting = [add for add in self._waiting if add not in ready]
         return [self._asked(add) for add in ready]
 
     def _asked(self, add):
-        index = next(index for index, entry in self._spec.searches.items() if entry.stem == add.entry)
+        index = next(
+            index for index, entry in self._spec.searches.items() if entry.stem == add.entry
+        )
         wrong = add.wrong
         network = refused_network(self._spec, index, add.number, add.values)
         if not wrong:
             network = asked_network(self._spec, index, add.number, add.values)
-        return self._run.admitted(network, NetworkAdded(
-            network.name, add.entry, add.number, add.values, (network.min_gpus, network.max_gpus),
-            network.train.converge.max_epochs, add.parent or "", 0, wrong))
+        return self._run.admitted(
+            network,
+            NetworkAdded(
+                network.name,
+                add.entry,
+                add.number,
+                add.values,
+                (network.min_gpus, network.max_gpus),
+                network.train.converge.max_epochs,
+                add.parent or "",
+                0,
+                wrong,
+            ),
+        )
 
     def given(self, entry):
         before = self._spec
@@ -150,9 +179,17 @@ class Admission:
         return entry, len(before.document.models), networks
 
     def come(self, network):
-        return self._run.admitted(network, NetworkAdded(
-            network.name, "", -1, network.parameters, (network.min_gpus, network.max_gpus),
-            network.train.converge.max_epochs))
+        return self._run.admitted(
+            network,
+            NetworkAdded(
+                network.name,
+                "",
+                -1,
+                network.parameters,
+                (network.min_gpus, network.max_gpus),
+                network.train.converge.max_epochs,
+            ),
+        )
 
 
 class Mailbox:
@@ -182,7 +219,16 @@ class Harvest:
             return []
         name = self._left.pop(0)
         history = tuple(self._run.trained[name])
-        return [do.Leased(name, Standing(history), len(name), 0, took_over=bool(history), unlogged=history[-1:])]
+        return [
+            do.Leased(
+                name,
+                Standing(history),
+                len(name),
+                0,
+                took_over=bool(history),
+                unlogged=history[-1:],
+            )
+        ]
 
     def fenced(self, message):
         return message
@@ -199,31 +245,60 @@ class RandomRun(Ranks):
         random, self.title = chance.random, str(chance)
         on_each = random.choice([3, 5, 4, 2])
         own = chance.policy == "baseline" or random.random() < 0.2
-        roles = assign(tuple(node for node in range(chance.nodes) for _ in range(on_each)),
-                       None if own else chance.nodes * random.choice([1, 1, on_each - 1]), None, own,
-                       slots=chance.slots)
+        roles = assign(
+            tuple(node for node in range(chance.nodes) for _ in range(on_each)),
+            None if own else chance.nodes * random.choice([1, 1, on_each - 1]),
+            None,
+            own,
+            slots=chance.slots,
+        )
         models, fates, left = [], {}, {}
         size = [4, 16] if chance.is_elastic else 4
-        for place in range(random.choice([3, 4, 2, 1]) if chance.searches else random.choice([3, 4, 5, 2])):
+        for place in range(
+            random.choice([3, 4, 2, 1]) if chance.searches else random.choice([3, 4, 5, 2])
+        ):
             least = min(random.choice([1, 1, 2]), roles.cluster.whole_gpus)
             most = random.choice([roles.cluster.whole_gpus, roles.cluster.whole_gpus, least])
             batch = {"size": size}
             if not chance.is_elastic:
                 batch["when_scaled"] = random.choice(["fixed", "fixed", "per_gpu"])
-            models.append({"family": "softmax", "name": f"n{place}", "gpus": [least, most], "train": {"batch": batch}})
-            fates[f"n{place}"] = Fate(random.choice([3, 6, 1]), random.choice([[], [], [True], [False], [True, False]]))
+            models.append(
+                {
+                    "family": "softmax",
+                    "name": f"n{place}",
+                    "gpus": [least, most],
+                    "train": {"batch": batch},
+                }
+            )
+            fates[f"n{place}"] = Fate(
+                random.choice([3, 6, 1]), random.choice([[], [], [True], [False], [True, False]])
+            )
             if random.random() < 0.2:
                 left[f"n{place}"] = tuple(
                     self.epoch_of(f"n{place}", epoch, stream_epoch=epoch - 1)
-                    for epoch in range(1, random.randint(1, fates[f"n{place}"].epochs) + 1))
+                    for epoch in range(1, random.randint(1, fates[f"n{place}"].epochs) + 1)
+                )
         for place in range(chance.searches):
             ask = random.choice(["random", f"{SEARCHERS}:Careful", f"{SEARCHERS}:Raising"])
-            models.append({"family": "softmax", "name": f"net{place}", "train": {"batch": {"size": size}},
-                           "search": {"ask": ask, "most": random.choice([5, 9]), "seed": seed},
-                           "space": {LEARNING_RATE: {"low": 1e-5, "high": 0.1, "log": True}}})
-        policy = "tests.fleet.runtime.random_runs:RESTLESS" if chance.policy == "restless" else chance.policy
-        parts = {"retries": random.randint(0, 2), "schedule": {"policy": policy},
-                 "train": {"converge": {"max_epochs": 6}}}
+            models.append(
+                {
+                    "family": "softmax",
+                    "name": f"net{place}",
+                    "train": {"batch": {"size": size}},
+                    "search": {"ask": ask, "most": random.choice([5, 9]), "seed": seed},
+                    "space": {LEARNING_RATE: {"low": 1e-5, "high": 0.1, "log": True}},
+                }
+            )
+        policy = (
+            "tests.fleet.runtime.random_runs:RESTLESS"
+            if chance.policy == "restless"
+            else chance.policy
+        )
+        parts = {
+            "retries": random.randint(0, 2),
+            "schedule": {"policy": policy},
+            "train": {"converge": {"max_epochs": 6}},
+        }
         if chance.prune:
             parts["prune"] = chance.prune
         if chance.open_for:
@@ -232,17 +307,41 @@ class RandomRun(Ranks):
         kind = "none" if own else random.choice(["lockstep", "whole", "ring", "none"])
         self.table = None
         if chance.rates == "given":
-            self.table = RateTable(SAMPLES, roles.gpus_per_node, tuple(
-                Network(network.name, tuple(random.uniform(1, 50) * gpus**0.9 for gpus in
-                                            range(1, roles.cluster.whole_gpus + 1)),
-                        min_gpus=network.min_gpus, max_gpus=network.max_gpus) for network in content.networks))
-        setup = Setup(content, roles, layout(kind), SAMPLES, outlives=chance.outlives, ends_s=chance.ends_s,
-                      first_epoch=max(map(len, left.values()), default=0),
-                      elsewhere=frozenset(network.name for network in content.networks) if chance.harvests
-                      else frozenset())
+            self.table = RateTable(
+                SAMPLES,
+                roles.gpus_per_node,
+                tuple(
+                    Network(
+                        network.name,
+                        tuple(
+                            random.uniform(1, 50) * gpus**0.9
+                            for gpus in range(1, roles.cluster.whole_gpus + 1)
+                        ),
+                        min_gpus=network.min_gpus,
+                        max_gpus=network.max_gpus,
+                    )
+                    for network in content.networks
+                ),
+            )
+        setup = Setup(
+            content,
+            roles,
+            layout(kind),
+            SAMPLES,
+            outlives=chance.outlives,
+            ends_s=chance.ends_s,
+            first_epoch=max(map(len, left.values()), default=0),
+            elsewhere=frozenset(network.name for network in content.networks)
+            if chance.harvests
+            else frozenset(),
+        )
         super().__init__(lambda: None, setup, seed, fates, left, chance.deaths, chance.asked_at)
         self.did, self.paths = 0, RunPaths(folder)
-        self.world, self.interruption, self.mailbox = World(self, chance.outlives), Interruption(), Mailbox()
+        self.world, self.interruption, self.mailbox = (
+            World(self, chance.outlives),
+            Interruption(),
+            Mailbox(),
+        )
         standings = {name: Standing(history) for name, history in left.items()}
         self.results = results_of(content, self.paths, {} if chance.harvests else standings)
         self.log = EventLog(self.paths.events, clock=lambda: self.now)
@@ -258,21 +357,40 @@ class RandomRun(Ranks):
         ends = extremes(content)
         searchers = make_searchers(ends, self.results.run)
         admission = Admission(self)
-        search = SearchParts(make_mind(content, ends, searchers, len(setup.roles.trainers)),
-                        Searchers(searchers, Random(f"searchers {self.title}")), admission, (),
-                        Clerk(self.mailbox, self.results, admission, (), clock=lambda: self.steps))
+        search = SearchParts(
+            make_mind(content, ends, searchers, len(setup.roles.trainers)),
+            Searchers(searchers, Random(f"searchers {self.title}")),
+            admission,
+            (),
+            Clerk(self.mailbox, self.results, admission, (), clock=lambda: self.steps),
+        )
         harvest = Harvest(list(setup.elsewhere), self) if chance.harvests else None
-        return Coordinator(self.world, setup, speeds(setup, self.table, self.learns),
-                           Files(self.results, self.log, ProfileFile(self.paths.profile), None,
-                                 Tracking([], self.paths, "")),
-                           [self.on_event], lambda *pace: None, self.interruption, Preamble((), None, {}, (), LAPS),
-                           search, harvest)
+        return Coordinator(
+            self.world,
+            setup,
+            speeds(setup, self.table, self.learns),
+            Files(
+                self.results,
+                self.log,
+                ProfileFile(self.paths.profile),
+                None,
+                Tracking([], self.paths, ""),
+            ),
+            [self.on_event],
+            lambda *pace: None,
+            self.interruption,
+            Preamble((), None, {}, (), LAPS),
+            search,
+            harvest,
+        )
 
     # ---- what the coordinator is told ----
 
     def run(self):
-        with mock.patch("fleet.runtime.coordinator.look_up", self.look_up), \
-                mock.patch.object(EstimateTimes, "is_due", return_value=False):
+        with (
+            mock.patch("fleet.runtime.coordinator.look_up", self.look_up),
+            mock.patch.object(EstimateTimes, "is_due", return_value=False),
+        ):
             self.coordinator.start()
             return super().run()
 
@@ -306,10 +424,20 @@ class RandomRun(Ranks):
         random = self.chance.random
         do = random.choice(["pause", "resume", "stop", "add", "yield", "pause", "resume"])
         if do == "add":
-            return {"do": do, "entry": {"family": "softmax", "name": f"late{self.steps}",
-                                        "train": {"batch": {"size": [4, 16] if self.chance.is_elastic else 4}}}}
+            return {
+                "do": do,
+                "entry": {
+                    "family": "softmax",
+                    "name": f"late{self.steps}",
+                    "train": {"batch": {"size": [4, 16] if self.chance.is_elastic else 4}},
+                },
+            }
         if do == "yield":
-            return {"do": do, "nodes": random.choice([1, 2]), "within_s": random.choice([0.1, 5, 120])}
+            return {
+                "do": do,
+                "nodes": random.choice([1, 2]),
+                "within_s": random.choice([0.1, 5, 120]),
+            }
         return {"do": do, "network": random.choice(sorted(self.results.networks))}
 
     def let_time_pass(self):
@@ -342,13 +470,26 @@ class RandomRun(Ranks):
         self.did += 1
         self.results.add(network, None)
         random = Random(f"fate of {network.name}")
-        self.fates[network.name] = Fate(random.choice([6, 6, 3]), random.choice([[], [], [], [True], [False]]))
+        self.fates[network.name] = Fate(
+            random.choice([6, 6, 3]), random.choice([[], [], [], [True], [False]])
+        )
         self.trained[network.name] = []
         rates = None
-        if self.table is not None and added.number >= 0 and self.table.models and random.random() < 0.5:
+        if (
+            self.table is not None
+            and added.number >= 0
+            and self.table.models
+            and random.random() < 0.5
+        ):
             rates = replace(self.table.models[0], name=network.name)
-        return do.Admitted(network, added, network.name, traits(network) if self.learns and not added.wrong
-                           else None, {}, rates)
+        return do.Admitted(
+            network,
+            added,
+            network.name,
+            traits(network) if self.learns and not added.wrong else None,
+            {},
+            rates,
+        )
 
     def log_lines(self):
         self.log.close()

@@ -19,15 +19,26 @@ from tests.fleet.histories import history
 from tests.fleet.one_process import Launch
 
 
-def prepare(path, node_of, gpus=None, *, lease=None, announce=lambda ahead: None, name="", ranks=None,
-            **asked):
+def prepare(
+    path,
+    node_of,
+    gpus=None,
+    *,
+    lease=None,
+    announce=lambda ahead: None,
+    name="",
+    ranks=None,
+    **asked,
+):
     """What rank 0 prepares for all.
 
     Args:
         ranks: what they have, by the names of :class:`fleet.runtime.launch.Ranks`.
         asked: by the names of :class:`fleet.runtime.start.Request`.
     """
-    return prepare_launch(Request(str(path), **asked), Ranks(node_of, gpus, **(ranks or {})), lease, announce, name)
+    return prepare_launch(
+        Request(str(path), **asked), Ranks(node_of, gpus, **(ranks or {})), lease, announce, name
+    )
 
 
 class Interruption:
@@ -60,9 +71,17 @@ class Signal(Interruption):
 def write(folder, models=(), **parts):
     """A spec of some networks, or of one, for the numpy engine, whose run comes to lie beside it; returns its path."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "spec.yaml").write_text(yaml.safe_dump({
-        "seed": 5, "output": str(folder / "run"), "models": list(models) or [{"family": "softmax", "name": "one"}],
-        "resources": {"engine": "numpy", "preprocessors": 1}, **parts}))
+    (folder / "spec.yaml").write_text(
+        yaml.safe_dump(
+            {
+                "seed": 5,
+                "output": str(folder / "run"),
+                "models": list(models) or [{"family": "softmax", "name": "one"}],
+                "resources": {"engine": "numpy", "preprocessors": 1},
+                **parts,
+            }
+        )
+    )
     return folder / "spec.yaml"
 
 
@@ -111,8 +130,13 @@ class Trained:
         """As an earlier launch has left them."""
         prepared = self.prepare()
         for network in prepared.spec.networks:
-            state = State({"weights": np.ones(3)}, identity(network, prepared.spec, prepared.sample), epochs,
-                          architecture=network.architecture.key, code=prepared.codes[network.architecture.target])
+            state = State(
+                {"weights": np.ones(3)},
+                identity(network, prepared.spec, prepared.sample),
+                epochs,
+                architecture=network.architecture.key,
+                code=prepared.codes[network.architecture.target],
+            )
             for path in (self.paths.last, self.paths.previous, self.paths.best):
                 write_state(path(network.name), replace(state, **more))
             write_history(self.paths.history(network.name), epochs)

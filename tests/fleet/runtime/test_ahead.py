@@ -20,8 +20,16 @@ ROLES = assign([0, 0, 0, 0], 1, None)  # trainers 1, 2, 3
 
 @pytest.fixture
 def spec(tmp_path):
-    return parse({"output": str(tmp_path), "resources": {"engine": "numpy"}, "models": [
-        {"family": "softmax", "name": "a", "gpus": 1}, {"family": "softmax", "name": "b", "gpus": [1, 2]}]})
+    return parse(
+        {
+            "output": str(tmp_path),
+            "resources": {"engine": "numpy"},
+            "models": [
+                {"family": "softmax", "name": "a", "gpus": 1},
+                {"family": "softmax", "name": "b", "gpus": [1, 2]},
+            ],
+        }
+    )
 
 
 def test_as_many_trainers_load_the_engine_as_networks_can_have(spec):
@@ -30,9 +38,13 @@ def test_as_many_trainers_load_the_engine_as_networks_can_have(spec):
     assert busy((), ROLES, grows=True) == (1, 2, 3)
 
 
-@pytest.mark.parametrize(("slots", "together", "loading"), [
-    (None, 1, (1, 2)), (None, 2, (1, 2, 3, 4)), (2, 1, (1, 2, 3, 4))])
-def test_trainers_that_share_load_the_engine_as_far_as_sharing_pays_or_is_wanted(spec, slots, together, loading):
+@pytest.mark.parametrize(
+    ("slots", "together", "loading"),
+    [(None, 1, (1, 2)), (None, 2, (1, 2, 3, 4)), (2, 1, (1, 2, 3, 4))],
+)
+def test_trainers_that_share_load_the_engine_as_far_as_sharing_pays_or_is_wanted(
+    spec, slots, together, loading
+):
     roles = assign([0] * 5, 1, None, slots=slots, cores=2)
     assert busy(spec.networks, roles, grows=True, together=together) == loading
 
@@ -49,9 +61,12 @@ def test_what_is_done_by_the_table_of_results_needs_no_engine(spec, tmp_path):
 
 def test_an_engine_of_the_users_own_is_not_loaded_ahead(tmp_path, monkeypatch):
     (tmp_path / "engine_of_a_user.py").write_text(
-        "from fleet.spec.engines import EngineInfo\nROW = EngineInfo('own', print)\n")
+        "from fleet.spec.engines import EngineInfo\nROW = EngineInfo('own', print)\n"
+    )
     monkeypatch.syspath_prepend(str(tmp_path))
-    own = parse({"models": [{"family": "softmax"}], "resources": {"engine": "engine_of_a_user:ROW"}})
+    own = parse(
+        {"models": [{"family": "softmax"}], "resources": {"engine": "engine_of_a_user:ROW"}}
+    )
     assert ahead_of(own, ROLES, fresh=True).engine == ""
 
 
@@ -63,9 +78,14 @@ def test_ahead_is_announced_once():
     assert world.shared == [Ahead("numpy", frozenset({1}))]
 
 
-@pytest.mark.parametrize(("told", "imported"), [
-    (Ahead("numpy", frozenset({1, 2})), ["numpy"]), (Ahead("numpy", frozenset({2})), []),
-    (Ahead("", frozenset({1})), [])])
+@pytest.mark.parametrize(
+    ("told", "imported"),
+    [
+        (Ahead("numpy", frozenset({1, 2})), ["numpy"]),
+        (Ahead("numpy", frozenset({2})), []),
+        (Ahead("", frozenset({1})), []),
+    ],
+)
 def test_a_rank_that_will_train_imports_the_engine(monkeypatch, told, imported):
     found = []
     monkeypatch.setattr(ahead, "import_engine", lambda engine: found.append(engine.name))

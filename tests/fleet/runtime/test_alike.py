@@ -42,13 +42,27 @@ def photos(folder, kind="RGB", size=(SIDE, SIDE), count=12):
 def spec(path, names, folder, cache="none", policy="adaptive", **data):
     """A spec of a network for each entry that is named."""
     return write(
-        path, [{"family": "softmax", "name": name, "data": {"transforms": ENTRIES[name]}} for name in names],
-        data={"path": str(folder), "validation": None if "folds" in data else 0.25, "cache": cache, "max_bad": 0.2,
-              **data},
-        train={"batch": {"size": 3}, "optimizer": {"name": "sgd", "learning_rate": 1e-6},
-               "converge": {"max_epochs": 3}},
-        profile={"batches": 4, "timed": 2, "max_gpus": 1}, schedule={"policy": policy},
-        resources={"engine": "numpy", "preprocessors": 0 if policy == "baseline" else 1})
+        path,
+        [
+            {"family": "softmax", "name": name, "data": {"transforms": ENTRIES[name]}}
+            for name in names
+        ],
+        data={
+            "path": str(folder),
+            "validation": None if "folds" in data else 0.25,
+            "cache": cache,
+            "max_bad": 0.2,
+            **data,
+        },
+        train={
+            "batch": {"size": 3},
+            "optimizer": {"name": "sgd", "learning_rate": 1e-6},
+            "converge": {"max_epochs": 3},
+        },
+        profile={"batches": 4, "timed": 2, "max_gpus": 1},
+        schedule={"policy": policy},
+        resources={"engine": "numpy", "preprocessors": 0 if policy == "baseline" else 1},
+    )
 
 
 def fed(path, epoch=2):
@@ -85,9 +99,17 @@ def _loaded(pipeline, rows, epoch, training):
     return images, targets
 
 
-@pytest.mark.parametrize(("kind", "size", "decoder"), [
-    ("RGB", (128, 128), "simplejpeg"), ("L", (131, 117), "Pillow"), ("CMYK", (131, 117), "simplejpeg")])
-def test_samples_are_the_same_whoever_else_is_fed_and_whatever_is_kept(kind, size, decoder, tmp_path, monkeypatch):
+@pytest.mark.parametrize(
+    ("kind", "size", "decoder"),
+    [
+        ("RGB", (128, 128), "simplejpeg"),
+        ("L", (131, 117), "Pillow"),
+        ("CMYK", (131, 117), "simplejpeg"),
+    ],
+)
+def test_samples_are_the_same_whoever_else_is_fed_and_whatever_is_kept(
+    kind, size, decoder, tmp_path, monkeypatch
+):
     if decoder == "Pillow":
         monkeypatch.setattr("preprocess.decode.simplejpeg", None)
     folder = photos(tmp_path / "photos", kind, size)
@@ -96,7 +118,10 @@ def test_samples_are_the_same_whoever_else_is_fed_and_whatever_is_kept(kind, siz
     alone = {}
     for name in ENTRIES:
         alone |= fed(spec(tmp_path / name, [name], folder))
-    for names, cache in [*(together if kind == "RGB" else ()), *((tuple(ENTRIES), cache) for cache in CACHES)]:
+    for names, cache in [
+        *(together if kind == "RGB" else ()),
+        *((tuple(ENTRIES), cache) for cache in CACHES),
+    ]:
         path = spec(tmp_path / "-".join([*names, cache]), names, folder, cache)
         for key, (images, targets) in fed(path).items():
             assert np.array_equal(images, alone[key][0]), (names, cache, key)
@@ -114,21 +139,28 @@ def test_each_image_is_decoded_once_for_all_that_want_it_at_one_size(tmp_path, m
         return image
 
     decoder = decoding.decode
-    inputs = open_inputs(load(spec(tmp_path / "run", ["small", "large", "whole", "cropped"], folder)))
+    inputs = open_inputs(
+        load(spec(tmp_path / "run", ["small", "large", "whole", "cropped"], folder))
+    )
     monkeypatch.setattr(decoding, "decode", noting)
     Feed(inputs.data, inputs.transforms, inputs.samples, 0).pipeline("train", 5).prepare(0)
     assert sorted(sizes) == [16, 32, 128]
     assert inputs.data.remark.startswith(
         "data: read once for all 4 networks, and prepared for whole: decode; small: decode, resize; large: decode, "
-        "resize; cropped: decode, center_crop, resize; by each network for itself: whole: nothing more, 2 classes; ")
+        "resize; cropped: decode, center_crop, resize; by each network for itself: whole: nothing more, 2 classes; "
+    )
 
 
 def test_what_differs_in_size_before_the_first_random_transform_is_refused(tmp_path):
     folder = photos(tmp_path / "photos")
     photos(folder, size=(SIDE, SIDE + 8), count=4)
-    for cache, policy, instead in (("none", "adaptive", "schedule.policy: baseline"),
-                                   ("file", "baseline", "data.cache: none")):
-        with pytest.raises(UserError, match=rf"models\[1\].data: .* add a resize or a crop; .* \({instead}\)"):
+    for cache, policy, instead in (
+        ("none", "adaptive", "schedule.policy: baseline"),
+        ("file", "baseline", "data.cache: none"),
+    ):
+        with pytest.raises(
+            UserError, match=rf"models\[1\].data: .* add a resize or a crop; .* \({instead}\)"
+        ):
             open_inputs(load(spec(tmp_path / cache, ["small", "random"], folder, cache, policy)))
 
 
@@ -143,21 +175,42 @@ def test_under_baseline_a_network_comes_to_one_result(names, tmp_path):
         assert status is ExitStatus.OK
         for name in names:
             history = newest(prepared.paths, name, with_arrays=False).history
-            found.setdefault(name, []).append([(one.loss, one.accuracy, one.val_loss, one.samples) for one in history])
+            found.setdefault(name, []).append(
+                [(one.loss, one.accuracy, one.val_loss, one.samples) for one in history]
+            )
     for name in names:
         assert found[name][0] == found[name][1] == found[name][2]
 
 
-@pytest.mark.parametrize("data", [{"cache": "none"}, {"cache": "memory"}, {"cache": "file"},
-                                  {"order": "ring", "shards": 3}, {"folds": 2}])
+@pytest.mark.parametrize(
+    "data",
+    [
+        {"cache": "none"},
+        {"cache": "memory"},
+        {"cache": "file"},
+        {"order": "ring", "shards": 3},
+        {"folds": 2},
+    ],
+)
 def test_of_a_shared_stream_a_network_comes_to_what_it_comes_to_alone(data, tmp_path):
     folder, names = photos(tmp_path / "photos"), ["small", "large", "random"]
     status, together = launch(spec(tmp_path / "together", names, folder, **data), 3)
     assert status is ExitStatus.OK
     for network in together.spec.networks:
         name = network.name.partition("-")[0]
-        _, alone = launch(spec(tmp_path / network.name, [name], folder, **data), 2, replay=str(together.paths.root),
-                          only=network.name)
+        _, alone = launch(
+            spec(tmp_path / network.name, [name], folder, **data),
+            2,
+            replay=str(together.paths.root),
+            only=network.name,
+        )
         assert not alone.inputs.feeds
-        assert largest_difference(*(newest(one.paths, network.name, with_arrays=False).history
-                                    for one in (together, alone))) == 0
+        assert (
+            largest_difference(
+                *(
+                    newest(one.paths, network.name, with_arrays=False).history
+                    for one in (together, alone)
+                )
+            )
+            == 0
+        )

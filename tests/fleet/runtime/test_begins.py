@@ -26,15 +26,25 @@ class BeginningEngine(NumpyEngine):
         return Beginning(network, group, plain._sample, plain._weights)
 
 
-ENGINE = EngineInfo("beginning", lambda setup: BeginningEngine(setup.sample), knows=Known(starts=True))
+ENGINE = EngineInfo(
+    "beginning", lambda setup: BeginningEngine(setup.sample), knows=Known(starts=True)
+)
 
 
 def spec(tmp_path):
     return write(
-        tmp_path, [{"family": "softmax", "name": "a"}], schedule={"policy": "global"},
+        tmp_path,
+        [{"family": "softmax", "name": "a"}],
+        schedule={"policy": "global"},
         data={"source": "tests.sources:numbered", "path": "40", "transforms": ["scale"]},
-        train={"start": "first.npy", "batch": {"size": 4}, "optimizer": {"learning_rate": 1e-9},
-               "converge": {"max_epochs": 3}}, resources={"engine": f"{__name__}:ENGINE", "preprocessors": 0})
+        train={
+            "start": "first.npy",
+            "batch": {"size": 4},
+            "optimizer": {"learning_rate": 1e-9},
+            "converge": {"max_epochs": 3},
+        },
+        resources={"engine": f"{__name__}:ENGINE", "preprocessors": 0},
+    )
 
 
 def test_the_history_says_of_which_file_and_what_goes_on_needs_none(tmp_path, monkeypatch):
@@ -55,5 +65,8 @@ def test_the_history_says_of_which_file_and_what_goes_on_needs_none(tmp_path, mo
     assert (status, len(launches) > 1, file.exists()) == (ExitStatus.OK, True, False)
     state = newest(prepared.paths, "a").state
     assert state.arrays["weights"] == pytest.approx(0.25, abs=1e-6)
-    assert [one.start for one in state.history] == [before, "", ""] == [
-        one.start for one in read_history(prepared.paths.history("a"))]
+    assert (
+        [one.start for one in state.history]
+        == [before, "", ""]
+        == [one.start for one in read_history(prepared.paths.history("a"))]
+    )

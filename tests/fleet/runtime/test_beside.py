@@ -59,7 +59,9 @@ def judged(paths, launch, verdict):
     other = RunPaths(paths.root, launch).events
     other.parent.mkdir(exist_ok=True)
     start = dataclasses.replace(START, beside=True, date=2e9)
-    other.write_text(as_text([Logged(0.0, start), Logged(0.1, ev.NetworkJudged("a", 1, verdict, ("median",)))]))
+    other.write_text(
+        as_text([Logged(0.0, start), Logged(0.1, ev.NetworkJudged("a", 1, verdict, ("median",)))])
+    )
 
 
 def test_a_network_that_another_launch_has_pruned_before_is_trained_no_more(half_done):
@@ -71,12 +73,19 @@ def test_a_network_that_another_launch_has_pruned_before_is_trained_no_more(half
 
 @pytest.mark.parametrize(("verdict", "is_pruned"), [("stop", True), ("pause", False)])
 def test_a_network_that_another_launch_prunes_meanwhile_is_taken_and_let_go_and_one_that_it_pauses_is_trained(
-        half_done, verdict, is_pruned):
+    half_done, verdict, is_pruned
+):
     results, tail = resumed(half_done), RunTail(half_done.paths, from_end=True)
-    beside = BesideOthers(half_done.paths, Leases(), Claims({"a": 0, "b": 0}, 2, 300.0), results, tail)
+    beside = BesideOthers(
+        half_done.paths, Leases(), Claims({"a": 0, "b": 0}, 2, 300.0), results, tail
+    )
     assert beside.look(0.0, (), ends=False) == []
     judged(half_done.paths, "17", verdict)
-    heard = {leased.network: leased for leased in beside.look(1.0, (), ends=False) if isinstance(leased, Leased)}
+    heard = {
+        leased.network: leased
+        for leased in beside.look(1.0, (), ends=False)
+        if isinstance(leased, Leased)
+    }
     assert (heard["a"].standing.is_pruned, heard["a"].standing.is_paused) == (is_pruned, False)
     assert heard["b"].standing.outcome is None
     beside.refresh()

@@ -20,19 +20,37 @@ ROW, SAMPLES, JUDGING = 48, 60, 20  # bytes of an image; a plain label counts fo
 
 
 def spec(models=({"family": "softmax"},), **parts):
-    data = {"source": "tests.sources:numbered", "path": str(SAMPLES), "transforms": NOISE, **parts.pop("data", {})}
-    return parse({"models": list(models), "data": data, "resources": {"engine": "numpy"},
-                  "train": {"batch": {"size": 8}}, **parts})
+    data = {
+        "source": "tests.sources:numbered",
+        "path": str(SAMPLES),
+        "transforms": NOISE,
+        **parts.pop("data", {}),
+    }
+    return parse(
+        {
+            "models": list(models),
+            "data": data,
+            "resources": {"engine": "numpy"},
+            "train": {"batch": {"size": 8}},
+            **parts,
+        }
+    )
 
 
 def chosen(means=HANDS, before=None, fixed_s=1e-4, varying_s=1e-5, kept=(4, 4, 3), **parts):
     """What is chosen for samples that take so long, up to the first random transform and from there on."""
     settings = spec(**parts)
     opened = open_inputs(settings)
-    looks = {name: dataclasses.replace(
-        look, fixed_s=fixed_s, varying_s=varying_s, kept=kept and ImageSpec(kept, "uint8"),
-        unkept="" if kept else "a is 6 x 6 and b 4 x 4 before the first random transform")
-        for name, look in opened.looks.items()}
+    looks = {
+        name: dataclasses.replace(
+            look,
+            fixed_s=fixed_s,
+            varying_s=varying_s,
+            kept=kept and ImageSpec(kept, "uint8"),
+            unkept="" if kept else "a is 6 x 6 and b 4 x 4 before the first random transform",
+        )
+        for name, look in opened.looks.items()
+    }
     earlier = None if before is None else CacheChosen(before, "auto", "", 0, "network")
     return choose_cache(settings, dataclasses.replace(opened, looks=looks), means, earlier)
 
@@ -43,13 +61,19 @@ def test_samples_that_fit_stay_in_memory():
     assert found.why == "60 samples take 2.88 kB of a window of 2 GB"
 
 
-@pytest.mark.parametrize(("window", "cache"), [((SAMPLES + JUDGING) * ROW * 4 // 3 + 1, "memory"),
-                                               ((SAMPLES + JUDGING) * ROW * 4 // 3 - 1, "none")])
+@pytest.mark.parametrize(
+    ("window", "cache"),
+    [
+        ((SAMPLES + JUDGING) * ROW * 4 // 3 + 1, "memory"),
+        ((SAMPLES + JUDGING) * ROW * 4 // 3 - 1, "none"),
+    ],
+)
 def test_a_quarter_of_the_window_is_to_spare(window, cache):
     found = chosen(data={"window": window})
     assert found.cache == cache
-    assert ("3.84 kB decoded, with those for validation, too much for a window of 5.12 kB" in found.why) == (
-        cache == "none")
+    assert (
+        "3.84 kB decoded, with those for validation, too much for a window of 5.12 kB" in found.why
+    ) == (cache == "none")
 
 
 def test_memory_that_others_have_taken_is_no_room():
@@ -72,28 +96,47 @@ def test_samples_that_differ_before_the_first_random_transform_cannot_be_kept():
     assert found.why == "samples differ: a is 6 x 6 and b 4 x 4 before the first random transform"
 
 
-@pytest.mark.parametrize(("means", "varying_s", "cache"), [
-    (Means(1, 4), 5e-3, "memory"),  # a network supplies itself as fast as the only preprocessor would
-    (Means(8, 4), 5e-3, "none"), (Means(8, 4), 5e-4, "memory"),
-    (Means(1, 4, is_crowded=True), 5e-3, "memory"),  # they are done once on the node
-    (Means(1, 4, is_crowded=True, shared_free=9000), 5e-3, "none"), (Means(0, 4, is_crowded=True), 5e-3, "memory")])
+@pytest.mark.parametrize(
+    ("means", "varying_s", "cache"),
+    [
+        (
+            Means(1, 4),
+            5e-3,
+            "memory",
+        ),  # a network supplies itself as fast as the only preprocessor would
+        (Means(8, 4), 5e-3, "none"),
+        (Means(8, 4), 5e-4, "memory"),
+        (Means(1, 4, is_crowded=True), 5e-3, "memory"),  # they are done once on the node
+        (Means(1, 4, is_crowded=True, shared_free=9000), 5e-3, "none"),
+        (Means(0, 4, is_crowded=True), 5e-3, "memory"),
+    ],
+)
 def test_slow_random_transforms_are_done_once_for_all_networks(means, varying_s, cache):
     found = chosen(means, fixed_s=1e-3, varying_s=varying_s)
     assert found.cache == cache
-    assert ("random transforms take 5 ms a sample, which each network would do for itself" in found.why) == (
-        cache == "none")
+    assert (
+        "random transforms take 5 ms a sample, which each network would do for itself" in found.why
+    ) == (cache == "none")
 
 
 EPOCH = SAMPLES * (ROW + 1)  # of finished samples, and whether each is there
 
 
-@pytest.mark.parametrize(("room", "cache"), [(10, "memory"), (7, "memory"), (6, "none"), (0, "none")])
-def test_as_many_epochs_as_have_room_are_finished_once_for_all_trainers_that_share_cores(room, cache):
+@pytest.mark.parametrize(
+    ("room", "cache"), [(10, "memory"), (7, "memory"), (6, "none"), (0, "none")]
+)
+def test_as_many_epochs_as_have_room_are_finished_once_for_all_trainers_that_share_cores(
+    room, cache
+):
     """Four trainers finish a sample 1 + 3 x (10 - room) / 10 times; above two, preprocessors do less for all."""
     window = (SAMPLES + JUDGING) * ROW + room * EPOCH + 1
-    found = chosen(Means(1, 4, is_crowded=True), fixed_s=5e-3, varying_s=5e-3,
-                   data={"window": max(window, 4 * (SAMPLES + JUDGING) * ROW // 3 + 1)},
-                   train={"batch": {"size": 8}, "converge": {"max_epochs": 10}})
+    found = chosen(
+        Means(1, 4, is_crowded=True),
+        fixed_s=5e-3,
+        varying_s=5e-3,
+        data={"window": max(window, 4 * (SAMPLES + JUDGING) * ROW // 3 + 1)},
+        train={"batch": {"size": 8}, "converge": {"max_epochs": 10}},
+    )
     assert found.cache == cache
 
 
@@ -103,21 +146,46 @@ WIDE = {"data": {"window": "2kB"}}  # not in memory
 def test_samples_that_are_slow_to_decode_go_into_a_file_if_that_pays():
     found = chosen(fixed_s=0.04, **WIDE)
     assert (found.cache, found.nbytes) == ("file", (SAMPLES + JUDGING) * ROW)
-    assert found.why.endswith("in a file they take 3.84 kB, and 40 ms to decode each would be spent in every epoch")
+    assert found.why.endswith(
+        "in a file they take 3.84 kB, and 40 ms to decode each would be spent in every epoch"
+    )
     assert found.is_passing
 
 
-@pytest.mark.parametrize(("parts", "words"), [
-    ({"fixed_s": 1.5e-4}, "0.15 ms to decode each is not so much that a file would pay"),
-    ({"fixed_s": 0.04, "train": {"batch": {"size": 8}, "converge": {"max_epochs": 4}}}, "40 ms to decode each is not"),
-    ({"fixed_s": 0.04, "means": dataclasses.replace(HANDS, preprocessors=50)}, "40 ms to decode each is not"),
-    ({"fixed_s": 0.04, "means": dataclasses.replace(HANDS, disk_free=1500)}, "too much for 1.5 kB of free disk"),
-    ({"fixed_s": 0.04, "checkpoint": {"quota": "1kB"}}, "too much beside the checkpoints for checkpoint.quota: 1 kB"),
-    ({"fixed_s": 0.04, "models": [{"build": "tests.sources:zeros"}], "checkpoint": {"quota": "1TB"}},
-     "nobody knows what checkpoint.quota leaves of the disk"),
-    ({"fixed_s": 0.04, "data": {"window": "1kB", "transforms": ["tests.sources:noise"]}},
-     "nothing is done to samples that is the same in every epoch"),
-])
+@pytest.mark.parametrize(
+    ("parts", "words"),
+    [
+        ({"fixed_s": 1.5e-4}, "0.15 ms to decode each is not so much that a file would pay"),
+        (
+            {"fixed_s": 0.04, "train": {"batch": {"size": 8}, "converge": {"max_epochs": 4}}},
+            "40 ms to decode each is not",
+        ),
+        (
+            {"fixed_s": 0.04, "means": dataclasses.replace(HANDS, preprocessors=50)},
+            "40 ms to decode each is not",
+        ),
+        (
+            {"fixed_s": 0.04, "means": dataclasses.replace(HANDS, disk_free=1500)},
+            "too much for 1.5 kB of free disk",
+        ),
+        (
+            {"fixed_s": 0.04, "checkpoint": {"quota": "1kB"}},
+            "too much beside the checkpoints for checkpoint.quota: 1 kB",
+        ),
+        (
+            {
+                "fixed_s": 0.04,
+                "models": [{"build": "tests.sources:zeros"}],
+                "checkpoint": {"quota": "1TB"},
+            },
+            "nobody knows what checkpoint.quota leaves of the disk",
+        ),
+        (
+            {"fixed_s": 0.04, "data": {"window": "1kB", "transforms": ["tests.sources:noise"]}},
+            "nothing is done to samples that is the same in every epoch",
+        ),
+    ],
+)
 def test_without_room_or_gain_there_is_no_file(parts, words):
     found = chosen(**{**WIDE, **parts})
     assert found.cache == "none"
@@ -133,7 +201,12 @@ def test_where_each_trainer_keeps_samples_for_itself_they_must_fit_so_many_times
 @pytest.mark.parametrize("cache", ["none", "memory", "file"])
 def test_what_the_spec_says_is_done(cache):
     found = chosen(fixed_s=1.0, data={"cache": cache})
-    assert (found.cache, found.asked, found.why, found.is_passing) == (cache, cache, "as the spec says", False)
+    assert (found.cache, found.asked, found.why, found.is_passing) == (
+        cache,
+        cache,
+        "as the spec says",
+        False,
+    )
 
 
 def test_trainers_that_prepare_their_own_samples_keep_none_where_they_have_no_room():
@@ -141,7 +214,9 @@ def test_trainers_that_prepare_their_own_samples_keep_none_where_they_have_no_ro
     assert (found.cache, found.asked) == ("none", "memory")
 
 
-@pytest.mark.parametrize(("before", "cache"), [("none", "none"), ("memory", "memory"), ("file", "file")])
+@pytest.mark.parametrize(
+    ("before", "cache"), [("none", "none"), ("memory", "memory"), ("file", "file")]
+)
 def test_a_launch_goes_on_as_the_one_before(before, cache):
     found = chosen(before=before)
     assert (found.cache, found.why) == (cache, "as in the launch before")
@@ -149,13 +224,28 @@ def test_a_launch_goes_on_as_the_one_before(before, cache):
 
 def test_what_has_become_impossible_since_the_launch_before_is_not_gone_on_with():
     assert chosen(before="memory", **WIDE).cache == "none"
-    assert chosen(before="memory", fixed_s=1.0, **WIDE).cache == "none"  # a file may lack what could not be read
-    assert chosen(before="file", means=dataclasses.replace(HANDS, disk_free=100), **WIDE).cache == "none"
+    assert (
+        chosen(before="memory", fixed_s=1.0, **WIDE).cache == "none"
+    )  # a file may lack what could not be read
+    assert (
+        chosen(before="file", means=dataclasses.replace(HANDS, disk_free=100), **WIDE).cache
+        == "none"
+    )
 
 
 def test_masks_and_weights_take_room_as_well():
-    settings = parse({"models": [{"family": "softmax"}], "resources": {"engine": "numpy"},
-                      "data": {"source": f"{__name__}:weighed", "path": "60", "transforms": [], "validation": None}})
+    settings = parse(
+        {
+            "models": [{"family": "softmax"}],
+            "resources": {"engine": "numpy"},
+            "data": {
+                "source": f"{__name__}:weighed",
+                "path": "60",
+                "transforms": [],
+                "validation": None,
+            },
+        }
+    )
     opened = open_inputs(settings)
     row = 16 + opened.sample.target.wire.itemsize
     assert memory_bytes(opened, HANDS) == file_bytes(opened) == SAMPLES * row > SAMPLES * 16
@@ -170,7 +260,9 @@ def weighed(path):
 def test_what_is_kept_is_said_of_the_parts_that_are_kept():
     opened = open_inputs(spec())
     assert {name: one.kept for name, one in opened.keeping("memory").samples.items()} == {
-        "train": ImageSpec((4, 4, 3), "uint8"), "validation": None}
+        "train": ImageSpec((4, 4, 3), "uint8"),
+        "validation": None,
+    }
     assert None not in [one.kept for one in opened.keeping("file").samples.values()]
     torn = dataclasses.replace(opened.looks["train"], kept=None, unkept="they differ")
     with pytest.raises(InputError, match="they differ"):

@@ -19,8 +19,12 @@ ACCEPT = {"accept_changes": True}
 
 def made(folder, data, **train):
     """A run of two networks, in a folder with its data."""
-    return Trained(folder, [{"family": "softmax", "name": name} for name in "ab"], data,
-                   train={"batch": {"size": 2}, **train})
+    return Trained(
+        folder,
+        [{"family": "softmax", "name": name} for name in "ab"],
+        data,
+        train={"batch": {"size": 2}, **train},
+    )
 
 
 def table(path, rows, columns=("a", "b", "target")):
@@ -35,8 +39,11 @@ def rows(count, scale=1):
 @pytest.fixture
 def tabular(tmp_path):
     table(tmp_path / "x.csv", rows(60))
-    run = made(tmp_path, {"source": "table", "path": str(tmp_path / "x.csv"), "validation": 0.2, "transforms": []},
-               converge={"monitor": "val_loss"})
+    run = made(
+        tmp_path,
+        {"source": "table", "path": str(tmp_path / "x.csv"), "validation": 0.2, "transforms": []},
+        converge={"monitor": "val_loss"},
+    )
     run.leave_checkpoints()
     return run
 
@@ -45,20 +52,30 @@ def images(folder, classes, count=6, start=0):
     for number, name in enumerate(classes):
         (folder / name).mkdir(parents=True, exist_ok=True)
         for image in range(start, start + count):
-            Image.fromarray(np.full((4, 4), 40 * number + image, np.uint8)).save(folder / name / f"{image:03}.bmp")
+            Image.fromarray(np.full((4, 4), 40 * number + image, np.uint8)).save(
+                folder / name / f"{image:03}.bmp"
+            )
 
 
 @pytest.fixture
 def pictured(tmp_path):
     images(tmp_path / "photos", ("cat", "dog"))
-    run = made(tmp_path, {"source": "image_folder", "path": str(tmp_path / "photos"), "validation": 0.25,
-                          "transforms": ["decode"]})
+    run = made(
+        tmp_path,
+        {
+            "source": "image_folder",
+            "path": str(tmp_path / "photos"),
+            "validation": 0.25,
+            "transforms": ["decode"],
+        },
+    )
     run.leave_checkpoints()
     return run
 
 
 def sides(prepared):
     """What the samples of both sides are: names of files, or their inputs."""
+
     def known(view):
         assert isinstance(view, View)
         found = [view.read(index) for index in range(len(view))]
@@ -67,7 +84,9 @@ def sides(prepared):
     return known(prepared.inputs.data.train), known(prepared.inputs.data.validation)
 
 
-def test_data_that_is_as_it_was_goes_on_wherever_it_lies_and_however_it_is_spelled(pictured, monkeypatch):
+def test_data_that_is_as_it_was_goes_on_wherever_it_lies_and_however_it_is_spelled(
+    pictured, monkeypatch
+):
     before = sides(pictured.prepare())
     shutil.copytree(pictured.folder / "photos", pictured.folder / "moved")
     shutil.rmtree(pictured.folder / "photos")
@@ -79,16 +98,30 @@ def test_data_that_is_as_it_was_goes_on_wherever_it_lies_and_however_it_is_spell
     assert (sides(prepared), prepared.changes) == (before, ())
 
 
-@pytest.mark.parametrize(("change", "words"), [
-    (lambda path: table(path, rows(60, scale=10)), "targets of 60 of 60 rows differ"),
-    (lambda path: table(path, [(b, a, y) for a, b, y in rows(60)], ("b", "a", "target")),
-     "columns: a, b, target -> b, a, target"),
-    (lambda path: table(path, rows(60), ("b", "a", "target")), "columns: a, b, target -> b, a, target"),
-    (lambda path: table(path, rows(61)), "1 row more"),
-    (lambda path: table(path, rows(59)), "1 row fewer"),
-    (lambda path: table(path, rows(60)[::-1]), "another order of rows"),
-    (lambda path: table(path, [*rows(59), (0.25, 3481, 4.5)]), "content of 1 of 60 rows differs")])
-def test_a_table_that_has_changed_is_refused_with_its_path_what_has_changed_and_the_ways_on(tabular, change, words):
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda path: table(path, rows(60, scale=10)), "targets of 60 of 60 rows differ"),
+        (
+            lambda path: table(path, [(b, a, y) for a, b, y in rows(60)], ("b", "a", "target")),
+            "columns: a, b, target -> b, a, target",
+        ),
+        (
+            lambda path: table(path, rows(60), ("b", "a", "target")),
+            "columns: a, b, target -> b, a, target",
+        ),
+        (lambda path: table(path, rows(61)), "1 row more"),
+        (lambda path: table(path, rows(59)), "1 row fewer"),
+        (lambda path: table(path, rows(60)[::-1]), "another order of rows"),
+        (
+            lambda path: table(path, [*rows(59), (0.25, 3481, 4.5)]),
+            "content of 1 of 60 rows differs",
+        ),
+    ],
+)
+def test_a_table_that_has_changed_is_refused_with_its_path_what_has_changed_and_the_ways_on(
+    tabular, change, words
+):
     path = tabular.folder / "x.csv"
     assert changed_since(tabular.paths) == []
     change(path)
@@ -114,7 +147,11 @@ def test_what_is_in_no_column_of_use_may_change(tabular):
     tabular.content["data"]["options"] = {"inputs": ["a", "b"]}
     tabular.prepare(fresh=True)
     tabular.leave_checkpoints()
-    table(tabular.folder / "x.csv", [(*row, "new") for row in rows(60)], ("a", "b", "target", "remark"))
+    table(
+        tabular.folder / "x.csv",
+        [(*row, "new") for row in rows(60)],
+        ("a", "b", "target", "remark"),
+    )
     assert tabular.prepare().changes == ()
 
 
@@ -128,13 +165,20 @@ def repainted(folder):
     (folder / "cat" / "000.bmp").write_bytes(content)
 
 
-@pytest.mark.parametrize(("change", "words"), [
-    (lambda folder: images(folder, ("cat",), 12, 6), "12 files more in class cat"),
-    (lambda folder: (folder / "dog" / "003.bmp").unlink(), "1 file fewer in class dog"),
-    (lambda folder: (folder / "dog" / "003.bmp").rename(folder / "dog" / "9.bmp"),
-     "1 file more and 1 fewer in class dog"),
-    (lambda folder: (folder / "cat").rename(folder / "bee"), "classes: cat, dog -> bee, dog"),
-    (resized, "content of 1 of 12 files differs"), (repainted, "content of 1 of 12 files differs")])
+@pytest.mark.parametrize(
+    ("change", "words"),
+    [
+        (lambda folder: images(folder, ("cat",), 12, 6), "12 files more in class cat"),
+        (lambda folder: (folder / "dog" / "003.bmp").unlink(), "1 file fewer in class dog"),
+        (
+            lambda folder: (folder / "dog" / "003.bmp").rename(folder / "dog" / "9.bmp"),
+            "1 file more and 1 fewer in class dog",
+        ),
+        (lambda folder: (folder / "cat").rename(folder / "bee"), "classes: cat, dog -> bee, dog"),
+        (resized, "content of 1 of 12 files differs"),
+        (repainted, "content of 1 of 12 files differs"),
+    ],
+)
 def test_a_folder_of_images_that_has_changed_is_refused(pictured, change, words):
     change(pictured.folder / "photos")
     message = pictured.refused()
@@ -143,15 +187,21 @@ def test_a_folder_of_images_that_has_changed_is_refused(pictured, change, words)
     assert words in changed_since(pictured.paths)[0]
 
 
-def test_accepted_data_goes_on_and_stands_in_the_history_and_the_log_and_is_not_asked_about_again(tabular):
+def test_accepted_data_goes_on_and_stands_in_the_history_and_the_log_and_is_not_asked_about_again(
+    tabular,
+):
     table(tabular.folder / "x.csv", rows(60, scale=10))
     prepared = tabular.prepare(**ACCEPT)
     event = prepared.changes[0]
     assert isinstance(event, DataChanged)
     assert (event.changes, event.epochs) == (
-        (f"{tabular.folder / 'x.csv'}: targets of 60 of 60 rows differ",), {"a": 2, "b": 2})
+        (f"{tabular.folder / 'x.csv'}: targets of 60 of 60 rows differ",),
+        {"a": 2, "b": 2},
+    )
     assert [(change.network, change.files, change.epochs) for change in prepared.changes[1:]] == [
-        ("a", ("data",), 2), ("b", ("data",), 2)]
+        ("a", ("data",), 2),
+        ("b", ("data",), 2),
+    ]
     with open(tabular.paths.history("a"), newline="") as file:
         assert [row["accepted"] for row in csv.DictReader(file)] == ["", "data"]
     assert tabular.prepare().changes == ()
@@ -215,14 +265,26 @@ def test_a_run_that_has_no_fingerprint_goes_on_and_has_one_from_then_on(tabular)
 def test_validation_and_test_data_of_their_own_are_looked_at_too(tmp_path):
     for name, count in (("x", 60), ("v", 20), ("t", 20)):
         table(tmp_path / f"{name}.csv", rows(count))
-    run = made(tmp_path, {"source": "table", "path": str(tmp_path / "x.csv"), "validation": str(tmp_path / "v.csv"),
-                          "test": str(tmp_path / "t.csv"), "transforms": []}, converge={"monitor": "val_loss"})
+    run = made(
+        tmp_path,
+        {
+            "source": "table",
+            "path": str(tmp_path / "x.csv"),
+            "validation": str(tmp_path / "v.csv"),
+            "test": str(tmp_path / "t.csv"),
+            "transforms": [],
+        },
+        converge={"monitor": "val_loss"},
+    )
     run.leave_checkpoints()
     run.prepare()
     table(tmp_path / "v.csv", rows(21))
     table(tmp_path / "t.csv", rows(20, scale=2))
     message = run.refused()
-    assert f"{tmp_path / 'v.csv'}: 1 row more; {tmp_path / 't.csv'}: targets of 20 of 20 rows differ:" in message
+    assert (
+        f"{tmp_path / 'v.csv'}: 1 row more; {tmp_path / 't.csv'}: targets of 20 of 20 rows differ:"
+        in message
+    )
 
 
 def test_folds_stay_what_they_were(tabular):
@@ -231,7 +293,10 @@ def test_folds_stay_what_they_were(tabular):
 
     def of_folds(prepared):
         train = prepared.inputs.data.train
-        return [{train.read(row).tobytes() for row in np.flatnonzero(prepared.folds == fold)} for fold in range(3)]
+        return [
+            {train.read(row).tobytes() for row in np.flatnonzero(prepared.folds == fold)}
+            for fold in range(3)
+        ]
 
     before = of_folds(tabular.leave_checkpoints())
     table(tabular.folder / "x.csv", [(-1 - number, 0.5, 1.5) for number in range(9)] + rows(60))
@@ -255,8 +320,11 @@ def test_decoded_samples_of_other_data_are_made_anew(pictured):
     repainted(pictured.folder / "photos")  # the last pixel of a black image
 
     def repainted_ones(prepared):
-        return sum(source.read(index).sum() in (1, 3) for source in prepared.inputs.data.parts().values()
-                   for index in range(len(source)))
+        return sum(
+            source.read(index).sum() in (1, 3)
+            for source in prepared.inputs.data.parts().values()
+            for index in range(len(source))
+        )
 
     assert repainted_ones(pictured.prepare(**ACCEPT)) == 1
 
@@ -265,4 +333,7 @@ def test_what_can_be_said_of_a_source_of_ones_own_from_outside_is_compared(tmp_p
     run = made(tmp_path, {"source": "tests.sources:numbered", "path": "60", "transforms": []})
     run.leave_checkpoints()
     run.content["data"]["path"] = "63"
-    assert "63: 1 sample more in class a, 1 sample more in class b, 1 sample more in class c:" in run.refused()
+    assert (
+        "63: 1 sample more in class a, 1 sample more in class b, 1 sample more in class c:"
+        in run.refused()
+    )

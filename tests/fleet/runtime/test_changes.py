@@ -18,10 +18,17 @@ class Run(Trained):
     """A run of two networks of one's own, and one of a family."""
 
     def __init__(self, folder):
-        super().__init__(folder, [{"build": "own_models:build", "name": "a", "args": {"depth": 3}},
-                                  {"build": "own_models:build", "name": "b"}, {"family": "softmax", "name": "c"}],
-                         {"source": "tests.sources:numbered", "path": "60", "transforms": []},
-                         train={"batch": {"size": 8}}, resources={})
+        super().__init__(
+            folder,
+            [
+                {"build": "own_models:build", "name": "a", "args": {"depth": 3}},
+                {"build": "own_models:build", "name": "b"},
+                {"family": "softmax", "name": "c"},
+            ],
+            {"source": "tests.sources:numbered", "path": "60", "transforms": []},
+            train={"batch": {"size": 8}},
+            resources={},
+        )
         self.write("own_models.py", FIRST)
         self.write("layers.py", "small = 1\n")
 
@@ -36,9 +43,13 @@ def run(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("reason", ["", "2 epochs"])  # a finished network is refused as well
-@pytest.mark.parametrize(("file", "text"), [
-    ("own_models.py", FIRST.replace("small", "large")), ("layers.py", "small = 2\n")])
-def test_a_network_whose_code_has_changed_is_refused_with_its_name_the_file_and_both_ways_on(run, file, text, reason):
+@pytest.mark.parametrize(
+    ("file", "text"),
+    [("own_models.py", FIRST.replace("small", "large")), ("layers.py", "small = 2\n")],
+)
+def test_a_network_whose_code_has_changed_is_refused_with_its_name_the_file_and_both_ways_on(
+    run, file, text, reason
+):
     run.leave_checkpoints(final=reason)
     run.prepare()
     run.write(file, text)
@@ -70,7 +81,9 @@ def test_changes_that_are_accepted_stand_in_the_history_and_are_not_asked_about_
     run.write("layers.py", "small = 2\n")
     prepared = run.prepare(**ACCEPT)
     assert [(change.network, change.files, change.epochs) for change in prepared.changes] == [
-        ("a", ("layers.py",), 2), ("b", ("layers.py",), 2)]
+        ("a", ("layers.py",), 2),
+        ("b", ("layers.py",), 2),
+    ]
     with open(run.paths.history("a"), newline="") as file:
         assert [row["accepted"] for row in csv.DictReader(file)] == ["", "layers.py"]
     assert [row.accepted for row in newest(run.paths, "c").state.history] == ["", ""]
@@ -97,7 +110,10 @@ def test_a_network_may_start_over_alone(run):
     run.write("layers.py", "small = 2\n")
     assert "b (layers.py)" in run.refused(fresh_network=("a",))
     prepared = run.prepare(fresh_network=("a",), **ACCEPT)
-    assert [type(change).__name__ for change in prepared.changes] == ["NetworkFellBack", "ChangesAccepted"]
+    assert [type(change).__name__ for change in prepared.changes] == [
+        "NetworkFellBack",
+        "ChangesAccepted",
+    ]
     assert (newest(run.paths, "a").state, newest(run.paths, "b").state.epoch) == (None, 2)
     assert not run.paths.model("a").exists()
     assert not run.paths.tensorboard("a").exists()
@@ -106,7 +122,9 @@ def test_a_network_may_start_over_alone(run):
 
 def test_what_cannot_start_over_is_said(run):
     run.leave_checkpoints()
-    assert "--fresh-network d: the spec has no such network; it has a, b, c" in run.refused(fresh_network=("d",))
+    assert "--fresh-network d: the spec has no such network; it has a, b, c" in run.refused(
+        fresh_network=("d",)
+    )
     (run.paths.model("a") / "plot.png").touch()
     assert "plot.png is no file that FLEET wrote" in run.refused(fresh_network=("a",))
 

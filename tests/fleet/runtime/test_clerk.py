@@ -43,7 +43,9 @@ class Office:
     def __init__(self, folder, earlier=()):
         self.mailbox, self.said, self.goes_on = Mailbox(folder / "mailbox"), [], True
         self.results = results_of(spec({"family": "softmax", "name": "a"}), RunPaths(folder))
-        self.clerk = Clerk(self.mailbox, self.results, Admission(self.results), earlier, clock=lambda: 0.0)
+        self.clerk = Clerk(
+            self.mailbox, self.results, Admission(self.results), earlier, clock=lambda: 0.0
+        )
 
     def look(self):
         self.clerk._looked_s = -1.0
@@ -65,8 +67,9 @@ def office(tmp_path):
     return Office(tmp_path)
 
 
-@pytest.mark.parametrize(("do", "verdict"), [("stop", Verdict.STOP), ("pause", Verdict.PAUSE),
-                                             ("resume", Verdict.GO_ON)])
+@pytest.mark.parametrize(
+    ("do", "verdict"), [("stop", Verdict.STOP), ("pause", Verdict.PAUSE), ("resume", Verdict.GO_ON)]
+)
 def test_a_wish_for_a_network_is_logged_before_it_is_heard(office, do, verdict):
     assert office.answer(do=do, network="a") == {"networks": ["a"]}
     event, heard = office.said
@@ -75,17 +78,28 @@ def test_a_wish_for_a_network_is_logged_before_it_is_heard(office, do, verdict):
 
 
 def test_networks_that_are_added_are_logged_with_their_entry_before_they_come(office):
-    assert office.answer(do="add", entry={"family": "cnn", "count": 2}) == {"networks": ["new-0", "new-1"]}
+    assert office.answer(do="add", entry={"family": "cnn", "count": 2}) == {
+        "networks": ["new-0", "new-1"]
+    }
     assert office.said[0].given == {"family": "cnn", "count": 2, "name": "new"}
     assert (office.said[0].place, office.said[1:]) == (3, ["new-0", "new-1"])
 
 
-@pytest.mark.parametrize(("content", "wrong"), [
-    ({"do": "add"}, "needs a family"), ({"do": "add", "entry": [1]}, "needs a family"),
-    ({"do": "stop", "network": "b"}, "no network of the run is named 'b'; there are a"),
-    ({"do": "stop"}, "no network of the run is named None"), ({"do": ["stop"]}, "is no command"),
-    ({"do": "explode"}, "'explode' is no command; there are add, stop, pause, resume, yield"), ({}, "is no command")])
-def test_what_cannot_be_done_is_answered_with_the_reason_and_nothing_is_done(office, content, wrong):
+@pytest.mark.parametrize(
+    ("content", "wrong"),
+    [
+        ({"do": "add"}, "needs a family"),
+        ({"do": "add", "entry": [1]}, "needs a family"),
+        ({"do": "stop", "network": "b"}, "no network of the run is named 'b'; there are a"),
+        ({"do": "stop"}, "no network of the run is named None"),
+        ({"do": ["stop"]}, "is no command"),
+        ({"do": "explode"}, "'explode' is no command; there are add, stop, pause, resume, yield"),
+        ({}, "is no command"),
+    ],
+)
+def test_what_cannot_be_done_is_answered_with_the_reason_and_nothing_is_done(
+    office, content, wrong
+):
     assert wrong in office.answer(**content)["error"]
     assert office.said == []
 
@@ -107,11 +121,18 @@ def test_a_launch_that_has_ended_has_given_its_nodes_back(tmp_path):
     assert late.said == []
 
 
-@pytest.mark.parametrize(("wish", "wrong"), [
-    ({"nodes": 2, "within_s": 5}, "one node can be given back"), ({"nodes": 0, "within_s": 5}, "nodes is 0"),
-    ({"nodes": True, "within_s": 5}, "nodes is True"), ({"nodes": 1, "within_s": "2min"}, "within_s is '2min'"),
-    ({"nodes": 1, "within_s": -1}, "within_s is -1"), ({"nodes": 1, "within_s": float("nan")}, "within_s is nan"),
-    ({"nodes": 1}, "within_s is None")])
+@pytest.mark.parametrize(
+    ("wish", "wrong"),
+    [
+        ({"nodes": 2, "within_s": 5}, "one node can be given back"),
+        ({"nodes": 0, "within_s": 5}, "nodes is 0"),
+        ({"nodes": True, "within_s": 5}, "nodes is True"),
+        ({"nodes": 1, "within_s": "2min"}, "within_s is '2min'"),
+        ({"nodes": 1, "within_s": -1}, "within_s is -1"),
+        ({"nodes": 1, "within_s": float("nan")}, "within_s is nan"),
+        ({"nodes": 1}, "within_s is None"),
+    ],
+)
 def test_a_wish_for_nodes_that_cannot_be_is_refused(office, wish, wrong):
     assert wrong in office.answer(do="yield", **wish)["error"]
     assert office.said == []
@@ -119,13 +140,20 @@ def test_a_wish_for_nodes_that_cannot_be_is_refused(office, wish, wrong):
 
 def test_of_a_network_that_is_over_nothing_becomes_any_more(office):
     come_to(office.results, "a", Standing((), Outcome("4 epochs")))
-    assert office.answer(do="stop", network="a") == {"error": "a is over: 4 epochs", "is_over": True}
+    assert office.answer(do="stop", network="a") == {
+        "error": "a is over: 4 epochs",
+        "is_over": True,
+    }
 
 
-def test_a_launch_that_was_killed_before_it_answered_adds_what_is_left_and_logs_nothing_twice(tmp_path):
+def test_a_launch_that_was_killed_before_it_answered_adds_what_is_left_and_logs_nothing_twice(
+    tmp_path,
+):
     entry = {"family": "cnn", "count": 2}
     name = Mailbox(tmp_path / "mailbox").put({"do": "add", "entry": entry})
-    office = Office(tmp_path, [Commanded(name, "add", ("new-0", "new-1"), {**entry, "name": "new"})])
+    office = Office(
+        tmp_path, [Commanded(name, "add", ("new-0", "new-1"), {**entry, "name": "new"})]
+    )
     office.results.networks["new-0"] = None  # it had come
     office.look()
     assert office.said == ["new-1"]

@@ -50,15 +50,34 @@ class Launch:
         self.world, self.watcher, self.paths = World(), Watcher(), RunPaths(folder)
         self.results = results_of(content, self.paths)
         self.log = EventLog(self.paths.events, clock=lambda: 0.0)
-        search = SearchParts(make_mind(content, extremes(content), {}, 2), Searchers({}),
-                        SimpleNamespace(asked=lambda training, now_s: ()), (), None)
+        search = SearchParts(
+            make_mind(content, extremes(content), {}, 2),
+            Searchers({}),
+            SimpleNamespace(asked=lambda training, now_s: ()),
+            (),
+            None,
+        )
         setup = Setup(content, roles, None, samples=60, outlives=True, **rest)
         self.coordinator = Coordinator(
-            self.world, setup, Speeds(Survey([], {}, content.profile, 2, 2, {}),
-                                      RateTable(60, 2, (Network("a", (10.0,)),))),
-            Files(self.results, self.log, ProfileFile(self.paths.profile), None, Tracking([], self.paths, "")),
-            [self.watcher.on_event], self.watcher.on_pace, Interruption(None), Preamble((), None, {}, (), Laps()),
-            search)
+            self.world,
+            setup,
+            Speeds(
+                Survey([], {}, content.profile, 2, 2, {}),
+                RateTable(60, 2, (Network("a", (10.0,)),)),
+            ),
+            Files(
+                self.results,
+                self.log,
+                ProfileFile(self.paths.profile),
+                None,
+                Tracking([], self.paths, ""),
+            ),
+            [self.watcher.on_event],
+            self.watcher.on_pace,
+            Interruption(None),
+            Preamble((), None, {}, (), Laps()),
+            search,
+        )
         self.coordinator.start()
 
     def hear(self, *words):
@@ -94,15 +113,35 @@ def launch(make):
 def test_messages_are_sent_events_logged_and_shown_and_results_written(launch):
     launch.hear(Ready(1), Ready(2))
     assert launch.told() == [(1, Start)]
-    launch.hear(Joined("a"), Pace("a", 10, 5.0), EpochDone("a", record(1), 0.5, "1 epoch"), Stopped("a", 0.0))
+    launch.hear(
+        Joined("a"),
+        Pace("a", 10, 5.0),
+        EpochDone("a", record(1), 0.5, "1 epoch"),
+        Stopped("a", 0.0),
+    )
     launch.coordinator.stop()
     assert launch.told()[-2:] == [(1, Exit), (2, Exit)]
     assert launch.coordinator.status is ExitStatus.OK
-    assert [logged.event.word for logged in read_events(launch.paths.events)] == launch.watcher.events
-    assert launch.watcher.events == ["start", "plan", "round", "group", "ready", "first_step", "epoch", "final", "plan",
-                                     "stopped", "end"]
+    assert [
+        logged.event.word for logged in read_events(launch.paths.events)
+    ] == launch.watcher.events
+    assert launch.watcher.events == [
+        "start",
+        "plan",
+        "round",
+        "group",
+        "ready",
+        "first_step",
+        "epoch",
+        "final",
+        "plan",
+        "stopped",
+        "end",
+    ]
     assert launch.watcher.paces == [("a", 10, 5.0)]
-    assert [(row.name, row.epochs, row.reason) for row in read_results(launch.paths.root)] == [("a", 1, "1 epoch")]
+    assert [(row.name, row.epochs, row.reason) for row in read_results(launch.paths.root)] == [
+        ("a", 1, "1 epoch")
+    ]
 
 
 def test_a_death_is_heard_when_all_that_the_dead_have_said_is(launch):
@@ -115,10 +154,15 @@ def test_a_death_is_heard_when_all_that_the_dead_have_said_is(launch):
 
 def test_a_struck_network_is_as_far_as_its_checkpoint_on_disk(launch):
     launch.hear(Ready(1), Ready(2), Joined("a"))
-    write_state(launch.paths.last("a"), State(arrays={}, identity="i", history=history(0.5, 0.6), position=7))
+    write_state(
+        launch.paths.last("a"),
+        State(arrays={}, identity="i", history=history(0.5, 0.6), position=7),
+    )
     launch.world.lost = frozenset({1})
     launch.hear()
-    assert GroupStruck("a", epochs=2, position=7) in [logged.event for logged in read_events(launch.paths.events)]
+    assert GroupStruck("a", epochs=2, position=7) in [
+        logged.event for logged in read_events(launch.paths.events)
+    ]
     assert [row.epochs for row in read_results(launch.paths.root)] == [2]
     assert launch.told()[-1] == (2, Start)
 
@@ -132,7 +176,10 @@ def test_what_ends_all_ranks_is_raised(make):
 
 def test_a_message_that_cannot_be_is_reported_with_all_that_was_heard_before(launch, caplog):
     launch.hear(Ready(1))
-    with caplog.at_level(logging.CRITICAL, "fleet"), pytest.raises(TransitionError, match="a is FORMING"):
+    with (
+        caplog.at_level(logging.CRITICAL, "fleet"),
+        pytest.raises(TransitionError, match="a is FORMING"),
+    ):
         launch.hear(Stopped("a", 0.0))
     assert "Ready(rank=1)" in caplog.text
     assert "Stopped(network='a'" in caplog.text

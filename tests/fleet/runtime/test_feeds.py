@@ -29,8 +29,9 @@ class Images(RandomAccess):
     def __init__(self, count, seed, bad=(), masks=False, uneven=False):
         random = np.random.default_rng(seed)
         self.labels, self._bad, self._uneven = np.arange(count) % 3, bad, uneven
-        self._images = (random.integers(0, 40, (count, 10, 12, 1)) + 70 * self.labels[:, None, None, None]).astype(
-            np.uint8)
+        self._images = (
+            random.integers(0, 40, (count, 10, 12, 1)) + 70 * self.labels[:, None, None, None]
+        ).astype(np.uint8)
         if masks:
             self.target = TargetSpec("mask", 2)
 
@@ -61,13 +62,34 @@ NETWORKS = {
 
 
 def write(folder, names, top=None, gpus=1, size=8, networks=NETWORKS, **sections):
-    models = [{"family": "softmax", "name": name, "gpus": gpus, "data": networks[name],
-               "train": {"optimizer": {"learning_rate": 1e-7}} if name != "wide" else {}} for name in names]
+    models = [
+        {
+            "family": "softmax",
+            "name": name,
+            "gpus": gpus,
+            "data": networks[name],
+            "train": {"optimizer": {"learning_rate": 1e-7}} if name != "wide" else {},
+        }
+        for name in names
+    ]
     return write_spec(
-        folder, models, profile={"batches": 4, "timed": 2, "max_gpus": 2},
-        data={"source": f"{__name__}:told", "path": "", "validation": None, "max_bad": 0.5, **(top or {})},
-        train={"batch": {"size": size}, "optimizer": {"name": "sgd", "learning_rate": 0.1},
-               "converge": {"max_epochs": 3}}, **sections)
+        folder,
+        models,
+        profile={"batches": 4, "timed": 2, "max_gpus": 2},
+        data={
+            "source": f"{__name__}:told",
+            "path": "",
+            "validation": None,
+            "max_bad": 0.5,
+            **(top or {}),
+        },
+        train={
+            "batch": {"size": size},
+            "optimizer": {"name": "sgd", "learning_rate": 0.1},
+            "converge": {"max_epochs": 3},
+        },
+        **sections,
+    )
 
 
 def told(path):
@@ -87,12 +109,17 @@ def assert_as_alone(prepared, name, folder, **said):
 
 
 @pytest.mark.parametrize("cache", ["none", "memory"])
-def test_networks_that_share_the_decoded_sample_come_to_what_each_comes_to_alone(cache, tmp_path, capsys):
+def test_networks_that_share_the_decoded_sample_come_to_what_each_comes_to_alone(
+    cache, tmp_path, capsys
+):
     names = list(NETWORKS)
     status, prepared = launch(write(tmp_path / "all", names, {"cache": cache}), 3)
     assert status is ExitStatus.OK
     assert {prepared.sample.of(network.feed).image.shape for network in prepared.spec.networks} == {
-        (8, 8, 1), (6, 6, 1), (4, 4, 1)}
+        (8, 8, 1),
+        (6, 6, 1),
+        (4, 4, 1),
+    }
     for network in prepared.spec.networks:  # as `fleet predict` reads it
         kept, sample = read_sample(prepared.paths, network.feed), prepared.sample.of(network.feed)
         assert (kept.image, kept.target.outputs) == (sample.image, sample.classes)
@@ -117,7 +144,9 @@ def test_a_replay_prepares_alone_what_was_shared(top, tmp_path):
     status, first = launch(write(tmp_path / "first", names, top), 2)
     assert status is ExitStatus.OK
     for network in first.spec.networks:
-        _, again = launch(tmp_path / "first" / "spec.yaml", 2, replay=str(first.paths.root), only=network.name)
+        _, again = launch(
+            tmp_path / "first" / "spec.yaml", 2, replay=str(first.paths.root), only=network.name
+        )
         assert largest_difference(*(history(one, network.name) for one in (first, again))) == 0
 
 
@@ -129,18 +158,29 @@ def test_a_run_that_was_interrupted_ends_as_one_that_was_not(tmp_path):
 
 def test_without_a_stream_each_trainer_prepares_its_own(tmp_path, capsys):
     names = ["flipped", "value"]
-    _, alone = launch(write(tmp_path / "alone", names, schedule={"policy": "baseline"},
-                            resources={"engine": "numpy"}), 2)
+    _, alone = launch(
+        write(
+            tmp_path / "alone",
+            names,
+            schedule={"policy": "baseline"},
+            resources={"engine": "numpy"},
+        ),
+        2,
+    )
     assert "each trainer prepares its samples alone" in alone.inputs.data.remark
     for name in names:
         assert_as_alone(alone, name, tmp_path / name)
 
 
-def test_a_network_that_has_nothing_of_its_own_goes_on_from_its_checkpoint_when_another_entry_gets_some(tmp_path):
+def test_a_network_that_has_nothing_of_its_own_goes_on_from_its_checkpoint_when_another_entry_gets_some(
+    tmp_path,
+):
     folder = tmp_path / "run"
     path = write(folder, ["plain"], networks={"plain": {}}, top={"transforms": SHARED})
     _, before = launch(path, 2)
-    path = write(folder, ["plain", "value"], networks={**NETWORKS, "plain": {}}, top={"transforms": SHARED})
+    path = write(
+        folder, ["plain", "value"], networks={**NETWORKS, "plain": {}}, top={"transforms": SHARED}
+    )
     _, after = launch(path, 2)
     assert next(iter(after.inputs.feeds)) == ""
     assert history(before, "plain") == history(after, "plain")
@@ -150,8 +190,11 @@ def test_it_is_said_what_is_prepared_how_often(tmp_path):
     opened = open_inputs(load(write(tmp_path, ["plain", "flipped", "value"])))
     assert opened.data.remark == (
         "data: prepared once for all 3 networks: center_crop; by each network for itself: plain: nothing more, 3 "
-        "classes; flipped: flip, random_crop, 3 classes; value: nothing more, 1 value")
-    same = open_inputs(load(write(tmp_path, ["plain", "plain2"], networks={"plain": {}, "plain2": {}})))
+        "classes; flipped: flip, random_crop, 3 classes; value: nothing more, 1 value"
+    )
+    same = open_inputs(
+        load(write(tmp_path, ["plain", "plain2"], networks={"plain": {}, "plain2": {}}))
+    )
     assert not same.feeds
     assert not same.data.remark
 
@@ -172,42 +215,75 @@ def test_what_random_transforms_make_is_shared_where_targets_alone_differ(tmp_pa
 
 
 def test_both_targets_are_divided_in_the_same_way(tmp_path):
-    path = write(tmp_path, ["plain", "value"], {"validation": 0.2, "source": f"{__name__}:whole", "test": 0.1})
+    path = write(
+        tmp_path,
+        ["plain", "value"],
+        {"validation": 0.2, "source": f"{__name__}:whole", "test": 0.1},
+    )
     opened = open_inputs(load(path))
     plain, value = (feed.data.parts() for feed in opened.feeds.values())
     for part in ("train", "validation", "test"):
-        names = [[source.name(index) for index in range(len(source))] for source in (plain[part], value[part])]
+        names = [
+            [source.name(index) for index in range(len(source))]
+            for source in (plain[part], value[part])
+        ]
         assert names[0] == names[1]
         assert np.array_equal(np.asarray(value[part].targets).ravel(), plain[part].labels)
-    assert np.bincount(plain["validation"].labels).min() >= 3  # the same share of each class, for both
+    assert (
+        np.bincount(plain["validation"].labels).min() >= 3
+    )  # the same share of each class, for both
 
 
 def whole(path):
     return images(path)[0]
 
 
-@pytest.mark.parametrize(("names", "top", "networks", "complaint"), [
-    (["plain", "wide"], {"path": "uneven"}, {"plain": {"transforms": []}, "wide": {"transforms": WIDE}},
-     "networks share what the first 0 transforms of all of them make: .* add a resize or a crop, the same one in all"),
-    (["plain", "value"], {"cache": "file"}, NETWORKS,
-     r"models\[1\].data: data.cache: file keeps one target of each sample"),
-    (["plain", "bad"], {}, {**NETWORKS, "bad": {"transforms": [*SHARED, {"random_crop": {"size": [90, 9]}}]}},
-     r"models\[1\].data: .*90"),
-])
+@pytest.mark.parametrize(
+    ("names", "top", "networks", "complaint"),
+    [
+        (
+            ["plain", "wide"],
+            {"path": "uneven"},
+            {"plain": {"transforms": []}, "wide": {"transforms": WIDE}},
+            "networks share what the first 0 transforms of all of them make: .* add a resize or a crop, the same one in all",
+        ),
+        (
+            ["plain", "value"],
+            {"cache": "file"},
+            NETWORKS,
+            r"models\[1\].data: data.cache: file keeps one target of each sample",
+        ),
+        (
+            ["plain", "bad"],
+            {},
+            {**NETWORKS, "bad": {"transforms": [*SHARED, {"random_crop": {"size": [90, 9]}}]}},
+            r"models\[1\].data: .*90",
+        ),
+    ],
+)
 def test_what_cannot_be_shared_is_refused(names, top, networks, complaint, tmp_path):
     with pytest.raises(UserError, match=complaint):
         prepare(str(write(tmp_path, names, top, networks=networks)), [0, 0], None)
 
 
 def test_masks_may_differ_in_their_transforms_and_not_in_their_classes(tmp_path):
-    networks = {"a": {"transforms": SHARED}, "b": {"transforms": FLIPPED},
-                "c": {"target": {"kind": "mask", "outputs": 3}}}
-    status, prepared = launch(write(tmp_path / "run", ["a", "b"], {"path": "masks"}, networks=networks), 3)
+    networks = {
+        "a": {"transforms": SHARED},
+        "b": {"transforms": FLIPPED},
+        "c": {"target": {"kind": "mask", "outputs": 3}},
+    }
+    status, prepared = launch(
+        write(tmp_path / "run", ["a", "b"], {"path": "masks"}, networks=networks), 3
+    )
     assert status is ExitStatus.OK
     for name in "ab":
         assert_as_alone(prepared, name, tmp_path / name, top={"path": "masks"}, networks=networks)
     with pytest.raises(UserError, match="a mask goes through the transforms with its image"):
-        prepare(str(write(tmp_path / "other", ["a", "c"], {"path": "other"}, networks=networks)), [0, 0], None)
+        prepare(
+            str(write(tmp_path / "other", ["a", "c"], {"path": "other"}, networks=networks)),
+            [0, 0],
+            None,
+        )
 
 
 def test_what_an_entry_may_say_of_data_is_checked():

@@ -20,21 +20,52 @@ BEFORE = ["decode", {"resize": {"size": [16, 16]}}]
 JITTER = {"color_jitter": {"brightness": 0.5}}
 
 
-def spec(path, folder, finish, transforms=(*BEFORE, JITTER, *FINISH, "scale"), models=({},), **data):
+def spec(
+    path, folder, finish, transforms=(*BEFORE, JITTER, *FINISH, "scale"), models=({},), **data
+):
     return write(
-        path, [{"family": "softmax", "name": f"net{place}", **model} for place, model in enumerate(models)],
-        data={"path": str(folder), "validation": None if "folds" in data else 0.25, "transforms": list(transforms),
-              "finish": finish, "max_bad": 0.2, **data},
-        train={"batch": {"size": 5}, "optimizer": {"name": "sgd", "learning_rate": 1e-6},
-               "converge": {"max_epochs": 3}}, profile={"batches": 4, "timed": 2, "max_gpus": 1})
+        path,
+        [
+            {"family": "softmax", "name": f"net{place}", **model}
+            for place, model in enumerate(models)
+        ],
+        data={
+            "path": str(folder),
+            "validation": None if "folds" in data else 0.25,
+            "transforms": list(transforms),
+            "finish": finish,
+            "max_bad": 0.2,
+            **data,
+        },
+        train={
+            "batch": {"size": 5},
+            "optimizer": {"name": "sgd", "learning_rate": 1e-6},
+            "converge": {"max_epochs": 3},
+        },
+        profile={"batches": 4, "timed": 2, "max_gpus": 1},
+    )
 
 
-@pytest.mark.parametrize("said", [
-    {"cache": "none"}, {"cache": "memory"}, {"cache": "file"}, {"order": "ring", "shards": 3}, {"folds": 2},
-    {"cache": "memory", "test": 0.2, "transforms": [*BEFORE, *FINISH]},
-    {"cache": "none", "models": [{}, {"data": {"transforms": [*BEFORE, {"flip": {"vertical": True}}]}}]},
-    {"cache": "memory", "models": [{}, {"data": {"transforms": [*BEFORE, JITTER, *FINISH]}}]},  # without a scale
-], ids=str)
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"cache": "none"},
+        {"cache": "memory"},
+        {"cache": "file"},
+        {"order": "ring", "shards": 3},
+        {"folds": 2},
+        {"cache": "memory", "test": 0.2, "transforms": [*BEFORE, *FINISH]},
+        {
+            "cache": "none",
+            "models": [{}, {"data": {"transforms": [*BEFORE, {"flip": {"vertical": True}}]}}],
+        },
+        {
+            "cache": "memory",
+            "models": [{}, {"data": {"transforms": [*BEFORE, JITTER, *FINISH]}}],
+        },  # without a scale
+    ],
+    ids=str,
+)
 def test_a_host_replays_what_devices_have_done(said, tmp_path):
     folder = photos(tmp_path / "photos", size=(24, 20), count=16)
     (folder / "a" / "broken.jpg").write_bytes(b"no image")
@@ -42,10 +73,16 @@ def test_a_host_replays_what_devices_have_done(said, tmp_path):
     status, there = launch(spec(tmp_path / "device", folder, "device", models=models, **said), 3)
     assert status is ExitStatus.OK
     for network in there.spec.networks:
-        status, here = launch(spec(tmp_path / network.name, folder, "host", models=models, **said), 3,
-                              replay=str(there.paths.root), only=network.name)
+        status, here = launch(
+            spec(tmp_path / network.name, folder, "host", models=models, **said),
+            3,
+            replay=str(there.paths.root),
+            only=network.name,
+        )
         assert status is ExitStatus.OK
-        histories = [newest(one.paths, network.name, with_arrays=False).history for one in (there, here)]
+        histories = [
+            newest(one.paths, network.name, with_arrays=False).history for one in (there, here)
+        ]
         assert len(histories[0]) == 3
         assert largest_difference(*histories) == 0
 
@@ -62,11 +99,18 @@ def test_a_run_goes_on_where_samples_are_finished_elsewhere(tmp_path):
         status, parts = launch(path, 2, after=6 * launches)
     assert launches > 1
     states = [newest(one.paths, "net0") for one in (whole, parts)]
-    assert [one.val_loss for one in states[0].state.history] == [one.val_loss for one in states[1].state.history]
-    assert all(np.array_equal(array, states[1].state.arrays[name]) for name, array in states[0].state.arrays.items())
+    assert [one.val_loss for one in states[0].state.history] == [
+        one.val_loss for one in states[1].state.history
+    ]
+    assert all(
+        np.array_equal(array, states[1].state.arrays[name])
+        for name, array in states[0].state.arrays.items()
+    )
 
 
-@pytest.mark.parametrize(("transforms", "shared"), [([*BEFORE, *FINISH], False), ([*BEFORE, JITTER, *FINISH], True)])
+@pytest.mark.parametrize(
+    ("transforms", "shared"), [([*BEFORE, *FINISH], False), ([*BEFORE, JITTER, *FINISH], True)]
+)
 def test_what_is_drawn_for_the_device_alone_is_not_kept(transforms, shared, tmp_path):
     folder = photos(tmp_path / "photos", size=(24, 20))
     for finish, is_kept in (("host", True), ("device", shared)):
@@ -77,20 +121,30 @@ def test_what_is_drawn_for_the_device_alone_is_not_kept(transforms, shared, tmp_
 def test_what_is_done_where_is_said(tmp_path):
     folder = photos(tmp_path / "photos", size=(24, 20))
     opened = open_inputs(load(spec(tmp_path, folder, "device")))
-    assert opened.data.remark == ("data: on the device: random_crop, flip, scale; on the host, before: decode, resize, "
-                                  "color_jitter")
+    assert opened.data.remark == (
+        "data: on the device: random_crop, flip, scale; on the host, before: decode, resize, "
+        "color_jitter"
+    )
     assert [type(one) for one in opened.transforms].count(OnDevice) == 1
     assert open_inputs(load(spec(tmp_path, folder, "host"))).data.remark == ""
 
 
 def test_a_device_that_would_have_nothing_to_do_is_a_mistake(tmp_path):
-    for transforms, last in (([*BEFORE, *FINISH, JITTER, "scale"], "color_jitter"), (["scale"], "nothing"),
-                             ([*BEFORE, {"center_crop": {"size": [4, 4]}}, "scale"], "center_crop")):
+    for transforms, last in (
+        ([*BEFORE, *FINISH, JITTER, "scale"], "color_jitter"),
+        (["scale"], "nothing"),
+        ([*BEFORE, {"center_crop": {"size": [4, 4]}}, "scale"], "center_crop"),
+    ):
         with pytest.raises(SpecError, match=f"data.finish: .* here {last} comes last; host"):
             load(spec(tmp_path, tmp_path, "device", transforms))
-    with pytest.raises(SpecError, match="data.finish: the engine .*my_engine:ENGINE does not crop and mirror "
-                                        "samples; host, or one of the engines keras, torch, numpy, emulated"):
-        load(_with_engine(spec(tmp_path, tmp_path, "device"), "examples.extending.my_engine:ENGINE"))
+    with pytest.raises(
+        SpecError,
+        match="data.finish: the engine .*my_engine:ENGINE does not crop and mirror "
+        "samples; host, or one of the engines keras, torch, numpy, emulated",
+    ):
+        load(
+            _with_engine(spec(tmp_path, tmp_path, "device"), "examples.extending.my_engine:ENGINE")
+        )
 
 
 def _with_engine(path, engine):

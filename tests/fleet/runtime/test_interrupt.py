@@ -54,7 +54,9 @@ def test_a_signal_is_heard_by_another_thread_while_no_handler_is_called(clock):
     interruption.watch()
     try:
         for number in SIGNALS:
-            signal.signal(number, lambda *_: None)  # as if Python were deaf: it is the pipe that tells
+            signal.signal(
+                number, lambda *_: None
+            )  # as if Python were deaf: it is the pipe that tells
         signal.raise_signal(signal.SIGUSR2)
         assert interruption.reason() == "SIGUSR2 came"
     finally:

@@ -33,7 +33,10 @@ class Made(RandomAccess):
         if kind in ("class", "weighted"):
             self.labels, self.classes = (means[:, 0] > means[:, 1]).astype(int), ("less", "more")
         elif kind == "multilabel":
-            self.target, self.targets = TargetSpec("multilabel", 2, ("a", "b")), (means > 0).astype(int)
+            self.target, self.targets = (
+                TargetSpec("multilabel", 2, ("a", "b")),
+                (means > 0).astype(int),
+            )
         elif kind == "value":
             self.target, self.targets = TargetSpec("value", 2), means * 3 + 1
         else:
@@ -62,10 +65,25 @@ def made(path):
 
 
 def write(folder, kind, models=None, data=None, **train):
-    return write_spec(folder, models or (), profile={"batches": 4, "timed": 2, "max_gpus": 2}, data={
-        "source": f"{__name__}:made", "path": kind, "validation": None, "transforms": [], "max_bad": 0.5,
-        **(data or {})}, train={"batch": {"size": 8}, "converge": {"max_epochs": 4},
-                                "optimizer": {"name": "sgd", "learning_rate": 0.1, "momentum": 0.5}, **train})
+    return write_spec(
+        folder,
+        models or (),
+        profile={"batches": 4, "timed": 2, "max_gpus": 2},
+        data={
+            "source": f"{__name__}:made",
+            "path": kind,
+            "validation": None,
+            "transforms": [],
+            "max_bad": 0.5,
+            **(data or {}),
+        },
+        train={
+            "batch": {"size": 8},
+            "converge": {"max_epochs": 4},
+            "optimizer": {"name": "sgd", "learning_rate": 0.1, "momentum": 0.5},
+            **train,
+        },
+    )
 
 
 def history(prepared):
@@ -95,7 +113,12 @@ def test_groups_of_one_two_and_three_come_to_the_same(kind, tmp_path):
 @pytest.mark.parametrize("kind", ["value", "mask"])
 def test_a_run_that_was_interrupted_ends_as_one_that_was_not(kind, tmp_path):
     whole = run(tmp_path / "whole", kind, 3, batch={"size": 3})
-    path = write(tmp_path / "parts", kind, [{"family": "softmax", "name": "one", "gpus": 2}], batch={"size": 3})
+    path = write(
+        tmp_path / "parts",
+        kind,
+        [{"family": "softmax", "name": "one", "gpus": 2}],
+        batch={"size": 3},
+    )
     prepared = launch_in_parts(path, 3, looks=6)
     assert largest_difference(whole, history(prepared)) < 1e-12
 
@@ -113,32 +136,57 @@ def test_a_replay_gives_the_same_numbers(kind, tmp_path):
 
 @pytest.mark.parametrize("cache", ["memory", "none"])
 def test_masks_may_be_kept_in_memory(cache, tmp_path):
-    path = write(tmp_path / cache, "mask", data={"cache": cache, "transforms": [
-        {"flip": {"horizontal": True}}, {"random_crop": {"size": [3, 3]}}]})
+    path = write(
+        tmp_path / cache,
+        "mask",
+        data={
+            "cache": cache,
+            "transforms": [{"flip": {"horizontal": True}}, {"random_crop": {"size": [3, 3]}}],
+        },
+    )
     status, prepared = launch(path, 3)
     assert status is ExitStatus.OK
     assert history(prepared)[-1].loss < history(prepared)[0].loss
 
 
 def test_results_of_values_have_their_metrics_and_no_accuracy(tmp_path):
-    models = [{"family": "softmax", "name": "slow", "train": {"optimizer": {"learning_rate": 0.0001}}},
-              {"family": "softmax", "name": "one"}]
+    models = [
+        {"family": "softmax", "name": "slow", "train": {"optimizer": {"learning_rate": 0.0001}}},
+        {"family": "softmax", "name": "one"},
+    ]
     path = write(tmp_path, "value", models, metrics=["mae", "mean_squared_error"])
     _, prepared = launch(path, 2)
     with open(prepared.paths.results, newline="") as file:
         rows = list(csv.DictReader(file))
     assert [row["name"] for row in rows] == ["one", "slow"]  # by val_loss
-    assert [(row["accuracy"], row["val_accuracy"], row["test_accuracy"]) for row in rows] == [("", "", "")] * 2
+    assert [(row["accuracy"], row["val_accuracy"], row["test_accuracy"]) for row in rows] == [
+        ("", "", "")
+    ] * 2
     best = history(prepared)[int(rows[0]["best_epoch"]) - 1]
-    assert float(rows[0]["val_loss"]) == best.val_loss == min(record.val_loss for record in history(prepared))
+    assert (
+        float(rows[0]["val_loss"])
+        == best.val_loss
+        == min(record.val_loss for record in history(prepared))
+    )
     assert float(rows[0]["val_mae"]) == best.metrics["val_mae"]
     assert float(rows[0]["mean_squared_error"]) == pytest.approx(best.loss)
     read = read_results(prepared.paths.root)
     assert read[0].metrics["mae"] == best.metrics["mae"]
     assert math.isnan(read[0].accuracy)
     headers, _ = leaderboard(read)
-    assert headers == ["network", "status", "epochs", "best", "val loss", "loss", "val mae", "val mean_squared_error",
-                       "params", "s", "why"]
+    assert headers == [
+        "network",
+        "status",
+        "epochs",
+        "best",
+        "val loss",
+        "loss",
+        "val mae",
+        "val mean_squared_error",
+        "params",
+        "s",
+        "why",
+    ]
 
 
 def test_any_metric_may_be_monitored(tmp_path):
@@ -152,8 +200,10 @@ def test_any_metric_may_be_monitored(tmp_path):
 
 @pytest.mark.parametrize("epochs", [1, 4])
 def test_a_network_that_diverges_has_failed_says_so_and_is_not_the_best(tmp_path, epochs):
-    models = [{"family": "softmax", "name": name, "train": {"optimizer": {"learning_rate": rate}}}
-              for name, rate in (("good", 0.01), ("lost", 200.0))]
+    models = [
+        {"family": "softmax", "name": name, "train": {"optimizer": {"learning_rate": rate}}}
+        for name, rate in (("good", 0.01), ("lost", 200.0))
+    ]
     path = write(tmp_path, "value", models, converge={"max_epochs": epochs})
     status, prepared = launch(path, 2)
     assert status is ExitStatus.NETWORK_FAILED
@@ -167,8 +217,10 @@ def test_a_network_that_diverges_has_failed_says_so_and_is_not_the_best(tmp_path
 def test_classes_have_the_same_table_as_ever(tmp_path):
     _, prepared = launch(write(tmp_path, "class"), 2)
     header = prepared.paths.results.read_text().splitlines()[0]
-    assert header == ("name,status,reason,parameters,epochs,best_epoch,loss,accuracy,val_loss,val_accuracy,test_loss,"
-                      "test_accuracy,seconds,drawn")
+    assert header == (
+        "name,status,reason,parameters,epochs,best_epoch,loss,accuracy,val_loss,val_accuracy,test_loss,"
+        "test_accuracy,seconds,drawn"
+    )
     assert prepared.spec.networks[0].train.converge.watched == "val_accuracy"
     assert "metrics" not in prepared.paths.history("one").read_text()
 
@@ -177,20 +229,41 @@ def test_classes_have_the_same_table_as_ever(tmp_path):
 BEFORE = (
     (2.3766086162524402, 0.1031562740569669, 2.437821131965179, 0.07323943661971831),
     (2.424056794131314, 0.09545804464973057, 2.3915757431312237, 0.05352112676056338),
-    (2.421016216697384, 0.11855273287143957, 2.503400174136787, 0.09859154929577464))
+    (2.421016216697384, 0.11855273287143957, 2.503400174136787, 0.09859154929577464),
+)
 BEFORE_TEST = (2.4584595596248535, 0.11888111888111888)
 
 
 def test_classes_come_to_the_numbers_that_they_came_to_before_there_were_other_targets(tmp_path):
     pytest.importorskip("sklearn")  # whose digits they are
-    _, prepared = launch(write_spec(
-        tmp_path, seed=11, resources={"engine": "numpy"}, schedule={"policy": "baseline"},
-        data={"source": "builtin:digits", "test": "10%", "cache": "none", "transforms": [
-            {"decode": {"mode": "L"}}, {"random_crop": {"size": [8, 8], "padding": 1}},
-            {"scale": {"mean": 0.5, "std": 0.5}}]},
-        train={"batch": {"size": 32}, "optimizer": {"name": "sgd", "learning_rate": 0.05, "momentum": 0.9},
-               "converge": {"max_epochs": 3}}), 1)
-    found = [(record.loss, record.accuracy, record.val_loss, record.val_accuracy) for record in history(prepared)]
+    _, prepared = launch(
+        write_spec(
+            tmp_path,
+            seed=11,
+            resources={"engine": "numpy"},
+            schedule={"policy": "baseline"},
+            data={
+                "source": "builtin:digits",
+                "test": "10%",
+                "cache": "none",
+                "transforms": [
+                    {"decode": {"mode": "L"}},
+                    {"random_crop": {"size": [8, 8], "padding": 1}},
+                    {"scale": {"mean": 0.5, "std": 0.5}},
+                ],
+            },
+            train={
+                "batch": {"size": 32},
+                "optimizer": {"name": "sgd", "learning_rate": 0.05, "momentum": 0.9},
+                "converge": {"max_epochs": 3},
+            },
+        ),
+        1,
+    )
+    found = [
+        (record.loss, record.accuracy, record.val_loss, record.val_accuracy)
+        for record in history(prepared)
+    ]
     [row] = read_results(prepared.paths.root)
     # Another BLAS may add up in another order; on one machine they are equal to the last bit.
     np.testing.assert_allclose(found, BEFORE, rtol=1e-9)
@@ -201,10 +274,15 @@ def test_classes_come_to_the_numbers_that_they_came_to_before_there_were_other_t
 def test_weights_of_classes_of_images_or_pixels_may_be_balanced(kind, tmp_path):
     _, prepared = launch(write(tmp_path, kind, class_weights="balanced"), 2)
     source = prepared.inputs.data.train
-    counts = np.bincount(source.labels if kind == "class" else np.concatenate(
-        [source.read_target(index).ravel() for index in range(len(source))]))
+    counts = np.bincount(
+        source.labels
+        if kind == "class"
+        else np.concatenate([source.read_target(index).ravel() for index in range(len(source))])
+    )
     wanted = counts.sum() / (2 * counts)
-    assert list(prepared.spec.networks[0].train.class_weights.values()) == pytest.approx(wanted.tolist())
+    assert list(prepared.spec.networks[0].train.class_weights.values()) == pytest.approx(
+        wanted.tolist()
+    )
 
 
 def test_metrics_are_computed_on_the_test_data_too(tmp_path):
@@ -220,12 +298,23 @@ def test_metrics_are_computed_on_the_test_data_too(tmp_path):
     assert again.paths.results.read_text() == before
 
 
-@pytest.mark.parametrize(("kind", "train", "complaint"), [
-    ("value", {"label_smoothing": 0.1}, "train.label_smoothing: targets are values, not classes"),
-    ("value", {"converge": {"monitor": "val_accuracy"}}, "accuracy means nothing for targets that are values"),
-    ("multilabel", {"class_weights": {"a": 2}}, "has no single class"),
-    ("class", {"class_weights": {"most": 2}}, "'most' is no class; there are less, more"),
-])
+@pytest.mark.parametrize(
+    ("kind", "train", "complaint"),
+    [
+        (
+            "value",
+            {"label_smoothing": 0.1},
+            "train.label_smoothing: targets are values, not classes",
+        ),
+        (
+            "value",
+            {"converge": {"monitor": "val_accuracy"}},
+            "accuracy means nothing for targets that are values",
+        ),
+        ("multilabel", {"class_weights": {"a": 2}}, "has no single class"),
+        ("class", {"class_weights": {"most": 2}}, "'most' is no class; there are less, more"),
+    ],
+)
 def test_what_does_not_fit_the_targets_is_refused(kind, train, complaint, tmp_path):
     with pytest.raises(UserError, match=complaint):
         prepare(str(write(tmp_path, kind, **train)), [0, 0], None)
@@ -233,9 +322,15 @@ def test_what_does_not_fit_the_targets_is_refused(kind, train, complaint, tmp_pa
 
 def test_a_family_that_gives_one_answer_for_an_image_is_none_for_masks(tmp_path):
     path = write(tmp_path, "mask", [{"family": "softmax"}])
-    text = path.read_text().replace("family: softmax", "family: cnn").replace("engine: numpy", "engine: keras")
+    text = (
+        path.read_text()
+        .replace("family: softmax", "family: cnn")
+        .replace("engine: numpy", "engine: keras")
+    )
     path.write_text(text)
-    with pytest.raises(UserError, match="gives one answer for an image, and masks want one for each pixel"):
+    with pytest.raises(
+        UserError, match="gives one answer for an image, and masks want one for each pixel"
+    ):
         prepare(str(path), [0, 0], None)
 
 
@@ -243,5 +338,9 @@ def test_a_spec_says_what_the_labels_of_a_source_are(tmp_path):
     path = write(tmp_path, "class", data={"target": "value"})
     _, prepared = launch(path, 2)
     assert (prepared.sample.target.kind, prepared.sample.classes) == ("value", 1)
-    with pytest.raises(InputError, match="data.target: value, but the source has targets of the kind multilabel"):
-        prepare(str(write(tmp_path / "other", "multilabel", data={"target": "value"})), [0, 0], None)
+    with pytest.raises(
+        InputError, match="data.target: value, but the source has targets of the kind multilabel"
+    ):
+        prepare(
+            str(write(tmp_path / "other", "multilabel", data={"target": "value"})), [0, 0], None
+        )

@@ -13,15 +13,26 @@ from tests.fleet.histories import spec
 
 def test_rates_of_a_file_get_the_bounds_of_the_spec(tmp_path):
     path = tmp_path / "rates.json"
-    path.write_text(json.dumps({"samples_per_epoch": 60, "gpus_per_node": 2, "models": [
-        {"name": "b", "rates": [10.0]}, {"name": "a", "rates": [5.0, 9.0]}]}))
+    path.write_text(
+        json.dumps(
+            {
+                "samples_per_epoch": 60,
+                "gpus_per_node": 2,
+                "models": [{"name": "b", "rates": [10.0]}, {"name": "a", "rates": [5.0, 9.0]}],
+            }
+        )
+    )
     made = spec({"family": "softmax", "name": "a", "gpus": [1, 2]})
-    assert [(one.name, one.rates, one.max_gpus) for one in read_rates_of(made, path).models] == [("a", (5.0, 9.0), 2)]
+    assert [(one.name, one.rates, one.max_gpus) for one in read_rates_of(made, path).models] == [
+        ("a", (5.0, 9.0), 2)
+    ]
     with pytest.raises(UserError, match="has no rates of c"):
         read_rates_of(spec({"family": "softmax", "name": "c"}), path)
 
 
-def test_a_profile_is_written_at_once_and_then_now_and_then_and_in_the_end_it_holds_the_newest_rates(tmp_path):
+def test_a_profile_is_written_at_once_and_then_now_and_then_and_in_the_end_it_holds_the_newest_rates(
+    tmp_path,
+):
     path, asked = tmp_path / "profile.json", []
     profile = ProfileFile(path)
 
@@ -34,7 +45,10 @@ def test_a_profile_is_written_at_once_and_then_now_and_then_and_in_the_end_it_ho
 
     for rate in (1.0, 2.0, 3.0):
         profile.keep(lambda rate=rate: rates(rate))
-    assert (written(), asked) == ((1.0,), [1.0])  # a file takes longer than the time that a change may take
+    assert (written(), asked) == (
+        (1.0,),
+        [1.0],
+    )  # a file takes longer than the time that a change may take
     profile.write()
     assert (written(), asked) == ((3.0,), [1.0, 3.0])
     path.unlink()

@@ -16,8 +16,10 @@ def test_there_is_nothing_in_a_mailbox_that_was_never_used(mailbox):
 
 def test_commands_come_in_the_order_in_which_they_were_put(mailbox):
     names = [mailbox.put({"command": "stop", "network": f"net-{number}"}) for number in range(3)]
-    assert list(mailbox.commands()) == [Command(name, {"command": "stop", "network": f"net-{number}"})
-                                        for number, name in enumerate(names)]
+    assert list(mailbox.commands()) == [
+        Command(name, {"command": "stop", "network": f"net-{number}"})
+        for number, name in enumerate(names)
+    ]
 
 
 def test_a_command_that_was_answered_is_gone_and_so_is_its_answer_once_it_is_read(mailbox):

@@ -37,8 +37,12 @@ class Beside:
         assert len(log.epochs) == len(self.run.epochs)
         assert [record[1:] for record in log.records] == [record[1:] for record in self.run.records]
         mine, theirs = self.run.launch, log.launch
-        assert (mine.rates, mine.rounds, mine.plans, mine.lost) == (theirs.rates, theirs.rounds, theirs.plans,
-                                                                    theirs.lost)
+        assert (mine.rates, mine.rounds, mine.plans, mine.lost) == (
+            theirs.rates,
+            theirs.rounds,
+            theirs.plans,
+            theirs.lost,
+        )
         assert mine.checkpointing_s == pytest.approx(theirs.checkpointing_s, abs=1e-4)
 
     def on_pace(self, *pace):
@@ -49,20 +53,41 @@ class Beside:
 
 
 def known(run):
-    return {name: (astuple(network.standing), network.max_epochs, network.number,
-                   None if network.group is None else network.group.devices)
-            for name, network in sorted(run.networks.items())}
+    return {
+        name: (
+            astuple(network.standing),
+            network.max_epochs,
+            network.number,
+            None if network.group is None else network.group.devices,
+        )
+        for name, network in sorted(run.networks.items())
+    }
 
 
-@pytest.mark.parametrize(("models", "rest"), long_but_first(
-    (SEARCH, {"prune": {"rule": "asha", "factor": 2}}),
-    (MODELS, {"data": {"source": "tests.sources:numbered", "path": "24", "test": "8",
-                       "transforms": ["decode", {"scale": {"mean": 0.5, "std": 0.5}}]}}),
-    (MODELS, {"schedule": {"policy": "baseline"}}), (MODELS, {"schedule": {"policy": "global"}}),
-    (SEARCH, {"schedule": {"policy": "global"}})))
+@pytest.mark.parametrize(
+    ("models", "rest"),
+    long_but_first(
+        (SEARCH, {"prune": {"rule": "asha", "factor": 2}}),
+        (
+            MODELS,
+            {
+                "data": {
+                    "source": "tests.sources:numbered",
+                    "path": "24",
+                    "test": "8",
+                    "transforms": ["decode", {"scale": {"mean": 0.5, "std": 0.5}}],
+                }
+            },
+        ),
+        (MODELS, {"schedule": {"policy": "baseline"}}),
+        (MODELS, {"schedule": {"policy": "global"}}),
+        (SEARCH, {"schedule": {"policy": "global"}}),
+    ),
+)
 @pytest.mark.parametrize("turns", [60, 150])
 def test_the_log_says_all_that_a_launch_knows_after_every_event_however_often_it_is_killed(
-        models, rest, turns, tmp_path, monkeypatch):
+    models, rest, turns, tmp_path, monkeypatch
+):
     views = []
 
     def make_view(run, plain):
@@ -76,12 +101,18 @@ def test_the_log_says_all_that_a_launch_knows_after_every_event_however_often_it
     assert sum(view.seen for view in views) > 30
 
 
-def test_beside_others_a_launch_says_why_a_network_is_done_whose_launch_was_killed_before_it_said_so(tmp_path):
+def test_beside_others_a_launch_says_why_a_network_is_done_whose_launch_was_killed_before_it_said_so(
+    tmp_path,
+):
     run = Run(tmp_path, {}, models=MODELS, epochs=2)
     assert run.launch() == 0
     found = [resume(prepare(run.path, (0, 0, 0), beside_others=True)).found]
     lines = run.paths.events.read_text().splitlines(keepends=True)
-    ends = [line for line in lines if json.loads(line)["event"] == NetworkFinished.word and '"b"' in line]
+    ends = [
+        line
+        for line in lines
+        if json.loads(line)["event"] == NetworkFinished.word and '"b"' in line
+    ]
     run.paths.events.write_text("".join(line for line in lines if line not in ends))
     found.append(resume(prepare(run.path, (0, 0, 0), beside_others=True)).found)
     assert found == [{}, {"b": FoundStanding(2, json.loads(ends[0])["reason"])}]

@@ -26,7 +26,9 @@ def _clocks(monkeypatch, tmp_path):
     monkeypatch.setattr("os.fsync", lambda descriptor: None)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     add = StepClock.add
-    monkeypatch.setattr(StepClock, "add", lambda clock, samples, seconds: add(clock, samples, STEP_S))
+    monkeypatch.setattr(
+        StepClock, "add", lambda clock, samples, seconds: add(clock, samples, STEP_S)
+    )
 
 
 @pytest.fixture
@@ -35,14 +37,35 @@ def launch(tmp_path):
 
     def launch(policy, order, signal=None, when="online"):
         data = {"order": "ring", "shards": 4} if order == "ring" else {}
-        models = [{"family": "softmax", "name": name, "gpus": 1, "train": {"batch": {"size": batch}}}
-                  for name, batch in BATCHES.items()]
-        status, prepared = launch_spec(write(
-            tmp_path, models, schedule={"policy": policy}, train={"converge": {"max_epochs": 3}},
-            data={"source": "tests.sources:numbered", "path": "160", **data,
-                  "transforms": [{"scale": {"mean": 0.5, "std": 0.5}}]},
-            profile={"when": when, "batches": 2, "timed": 1, "seconds": "1s", "spread": 0.5, "max_gpus": 1},
-            resources={"engine": "numpy"}), 3, interruption=signal)
+        models = [
+            {"family": "softmax", "name": name, "gpus": 1, "train": {"batch": {"size": batch}}}
+            for name, batch in BATCHES.items()
+        ]
+        status, prepared = launch_spec(
+            write(
+                tmp_path,
+                models,
+                schedule={"policy": policy},
+                train={"converge": {"max_epochs": 3}},
+                data={
+                    "source": "tests.sources:numbered",
+                    "path": "160",
+                    **data,
+                    "transforms": [{"scale": {"mean": 0.5, "std": 0.5}}],
+                },
+                profile={
+                    "when": when,
+                    "batches": 2,
+                    "timed": 1,
+                    "seconds": "1s",
+                    "spread": 0.5,
+                    "max_gpus": 1,
+                },
+                resources={"engine": "numpy"},
+            ),
+            3,
+            interruption=signal,
+        )
         noted = [logged.event for logged in read_events(prepared.paths.events)]
         begun = max(place for place, event in enumerate(noted) if isinstance(event, ev.Started))
         return status, Noted(noted[begun:], events_of(prepared.paths.events, ev.EpochEnded))
@@ -68,7 +91,8 @@ CASES = [(policy, order) for policy in LEARNING for order in ("ring", "strict")]
 
 @pytest.mark.parametrize(("policy", "order"), long_but_first(*CASES))
 def test_what_was_learned_survives_an_interruption_and_is_corrected_where_it_was_wrong(
-        launch, monkeypatch, tmp_path, policy, order):
+    launch, monkeypatch, tmp_path, policy, order
+):
     signal, add = Signal(), RateBook.add
 
     def note(book, key, gpus, rate):
@@ -84,9 +108,14 @@ def test_what_was_learned_survives_an_interruption_and_is_corrected_where_it_was
     assert learned
     assert learned == {name: RATES[name] for name in learned}
 
-    wrong = {key: sizes for key, sizes in json.loads(cache_path().read_text()).items()
-             if not key.startswith("beside steps")}
-    assert sorted(sizes["1"]["rate"] for sizes in wrong.values()) == pytest.approx(sorted(learned.values()))
+    wrong = {
+        key: sizes
+        for key, sizes in json.loads(cache_path().read_text()).items()
+        if not key.startswith("beside steps")
+    }
+    assert sorted(sizes["1"]["rate"] for sizes in wrong.values()) == pytest.approx(
+        sorted(learned.values())
+    )
     for sizes in wrong.values():
         sizes["1"]["rate"] /= 2
         sizes["2"] = {**sizes["1"]}  # which may be as wrong
@@ -94,18 +123,24 @@ def test_what_was_learned_survives_an_interruption_and_is_corrected_where_it_was
 
     status, noted = launch(policy, order)
     assert (status, noted.epochs) == (ExitStatus.OK, EVERY_EPOCH)
-    told, = noted.of(ev.RatesRemembered)
+    (told,) = noted.of(ev.RatesRemembered)
     assert {name: rates[0].rate for name, rates in told.rates.items()} == pytest.approx(
-        {name: rate / 2 for name, rate in learned.items()})
+        {name: rate / 2 for name, rate in learned.items()}
+    )
     off = {event.network: (event.expected, event.rate) for event in noted.of(ev.RateOff)}
     assert off == {name: (rate / 2, rate) for name, rate in learned.items()}
-    known = [sizes for key, sizes in read_cache(cache_path()).items() if not key.startswith("beside steps")]
+    known = [
+        sizes
+        for key, sizes in read_cache(cache_path()).items()
+        if not key.startswith("beside steps")
+    ]
     assert [list(sizes) for sizes in known] == [[1], [1]]
     corrected = [sizes[1] for sizes in known]
     assert sorted(rate.rate for rate in corrected) == pytest.approx(sorted(RATES.values()))
     profile = json.loads((tmp_path / "run" / "profile.json").read_text())
     assert {model["name"]: model["rates"] for model in profile["models"]} == {
-        name: [pytest.approx(rate)] for name, rate in RATES.items()}
+        name: [pytest.approx(rate)] for name, rate in RATES.items()
+    }
     assert {rate.how for rate in corrected} == {"trained"}
 
 
@@ -121,8 +156,13 @@ def test_every_policy_plans_from_guesses_and_nothing_counts_as_measuring(launch,
     assert noted.of(ev.Ended)[0].profiling_s == 0
     if policy in LEARNING:
         first = noted.of(ev.RatesEstimated)[0]
-        assert (first.seen, sorted(first.rates)) == (0, sorted(BATCHES))  # guesses: nothing has trained
-        assert kinds.index(ev.RatesEstimated) < kinds.index(ev.FirstStep) < kinds.index(ev.RateLearned)
+        assert (first.seen, sorted(first.rates)) == (
+            0,
+            sorted(BATCHES),
+        )  # guesses: nothing has trained
+        assert (
+            kinds.index(ev.RatesEstimated) < kinds.index(ev.FirstStep) < kinds.index(ev.RateLearned)
+        )
 
 
 def test_what_is_measured_before_counts_as_measuring(launch):
@@ -131,7 +171,9 @@ def test_what_is_measured_before_counts_as_measuring(launch):
     assert status is ExitStatus.OK
     assert len(noted.of(ev.RateMeasured)) == 2
     assert noted.of(ev.Ended)[0].profiling_s > 0
-    assert noted.of(ev.Ended)[0].profiling_s == pytest.approx(noted.of(ev.Profiled)[0].seconds, abs=0.001)
+    assert noted.of(ev.Ended)[0].profiling_s == pytest.approx(
+        noted.of(ev.Profiled)[0].seconds, abs=0.001
+    )
 
 
 def test_it_is_asked_what_a_plan_by_learned_rates_only_tries(launch, monkeypatch):
@@ -145,4 +187,6 @@ def test_it_is_asked_what_a_plan_by_learned_rates_only_tries(launch, monkeypatch
     assert launch("adaptive", "strict")[0] is ExitStatus.OK
     assert {policy for policy, _, _ in asked} == {"adaptive"}
     least, told = asked[-1][1:]
-    assert least == told == pytest.approx((RATES["small"],))  # it has been seen on all the GPUs that it may have
+    assert (
+        least == told == pytest.approx((RATES["small"],))
+    )  # it has been seen on all the GPUs that it may have

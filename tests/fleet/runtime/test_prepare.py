@@ -30,9 +30,18 @@ class Asking:
     def __init__(self, folder):
         self.run = RunPaths(folder / "run")
         self._path = folder / "spec.yaml"
-        self.content = {"models": [{"family": "softmax", "name": "a"}], "output": str(self.run.root),
-                        "data": {"source": "tests.sources:numbered", "path": "60", "transforms": [], "cache": "none"},
-                        "train": {"batch": {"size": 8}}, "resources": {"engine": "numpy"}}
+        self.content = {
+            "models": [{"family": "softmax", "name": "a"}],
+            "output": str(self.run.root),
+            "data": {
+                "source": "tests.sources:numbered",
+                "path": "60",
+                "transforms": [],
+                "cache": "none",
+            },
+            "train": {"batch": {"size": 8}},
+            "resources": {"engine": "numpy"},
+        }
 
     def __call__(self, node_of=ONE_NODE, gpus=None, **options):
         self._path.write_text(yaml.safe_dump(self.content))
@@ -48,7 +57,9 @@ class Asking:
         """As if an earlier launch had come so far."""
         prepared = self()
         mine = identity(prepared.spec.by_name[name], prepared.spec, prepared.sample)
-        write_state(prepared.paths.last(name), State({}, state.pop("identity", mine), epochs, **state))
+        write_state(
+            prepared.paths.last(name), State({}, state.pop("identity", mine), epochs, **state)
+        )
 
 
 @pytest.fixture
@@ -65,22 +76,43 @@ def test_what_every_rank_needs_is_there_and_can_be_sent(asking):
     assert (prepared.pipeline("train").samples, prepared.pipeline("validation").samples) == (60, 20)
 
 
-@pytest.mark.parametrize("data", [{}, {"order": "ring"}, {"cache": "auto"}, {"cache": "memory"}, {"cache": "file"}],
-                         ids=str)
+@pytest.mark.parametrize(
+    "data",
+    [{}, {"order": "ring"}, {"cache": "auto"}, {"cache": "memory"}, {"cache": "file"}],
+    ids=str,
+)
 def test_each_part_of_the_data_is_looked_at_once(asking, tmp_path, data):
     (tmp_path / "reads").mkdir()
-    asking.content["data"] |= {"source": "tests.sources:noted", "options": {"folder": str(tmp_path / "reads")},
-                               "transforms": ["decode", "tests.sources:noise"], **data}
+    asking.content["data"] |= {
+        "source": "tests.sources:noted",
+        "options": {"folder": str(tmp_path / "reads")},
+        "transforms": ["decode", "tests.sources:noise"],
+        **data,
+    }
     asking()
-    every = [(part, index) for part, count in (("train", 60), ("validation", 20)) for index in range(count)]
-    looked_at = [("opened", -1), *((part, index) for part, count in (("train", 60), ("validation", 20))
-                                   for index in np.linspace(0, count - 1, 8).astype(int).tolist())]
-    assert reads(tmp_path / "reads") == {0: looked_at + (every if data == {"cache": "file"} else [])}
+    every = [
+        (part, index)
+        for part, count in (("train", 60), ("validation", 20))
+        for index in range(count)
+    ]
+    looked_at = [
+        ("opened", -1),
+        *(
+            (part, index)
+            for part, count in (("train", 60), ("validation", 20))
+            for index in np.linspace(0, count - 1, 8).astype(int).tolist()
+        ),
+    ]
+    assert reads(tmp_path / "reads") == {
+        0: looked_at + (every if data == {"cache": "file"} else [])
+    }
 
 
 @pytest.mark.parametrize(("free", "epochs"), [(10**9, 50 + 3), (20 * 60 * 16, 10), (0, 3)])
 def test_networks_may_be_as_far_apart_as_the_window_and_the_memory_have_room(asking, free, epochs):
-    asking.content["models"] += [{"family": "softmax", "name": "b", "train": {"converge": {"max_epochs": 3}}}]
+    asking.content["models"] += [
+        {"family": "softmax", "name": "b", "train": {"converge": {"max_epochs": 3}}}
+    ]
     asking.content["train"]["converge"] = {"max_epochs": 50}
     layout = asking(ranks={"shared_free": free}).layout
     assert layout.slots == epochs * layout.chunks
@@ -93,22 +125,51 @@ def test_the_folder_holds_the_spec_and_says_whose_it_is(asking):
     assert prepared.paths.foreign() == []
 
 
-@pytest.mark.parametrize(("part", "value", "words"), [
-    ("data", {"source": "tests.sources:nothing"}, "has no 'nothing'"),
-    ("data", {"source": "image_folder", "path": "/no/such/folder"}, "/no/such/folder"),
-    ("train", {"batch": {"size": 61}}, "train.batch.size: 61 is more than the 60 training samples"),
-    ("data", {"source": "tests.fleet.runtime.test_prepare:alone", "path": "60", "validation": None},
-     "a: train.converge.monitor: val_accuracy needs validation data"),
-    ("models", [{"family": "softmax", "name": "a", "gpus": [3, 4]}], "needs at least 3 trainers, but there are 2"),
-    ("data", {"source": "tests.fleet.runtime.test_prepare:of_one_class", "path": "60"}, "only one class"),
-    ("data", {"source": "tests.fleet.runtime.test_prepare:locked", "path": "60"}, "cannot be sent to the other ranks"),
-    ("data", {"source": "tests.fleet.runtime.test_prepare:uneven", "path": "60"},
-     "add a resize or a crop"),
-    ("data", {"source": "tests.sources:numbered", "path": "60", "window": "100B"}, "data.window: 100 B is too small"),
-    ("resources", {"engine": "numpy", "preprocessors": 3}, "would leave no trainer"),
-    ("output", "/dev/null", "output: /dev/null is a file"),
-    ("output", "/proc/no", "output: /proc/no cannot be written"),
-])
+@pytest.mark.parametrize(
+    ("part", "value", "words"),
+    [
+        ("data", {"source": "tests.sources:nothing"}, "has no 'nothing'"),
+        ("data", {"source": "image_folder", "path": "/no/such/folder"}, "/no/such/folder"),
+        (
+            "train",
+            {"batch": {"size": 61}},
+            "train.batch.size: 61 is more than the 60 training samples",
+        ),
+        (
+            "data",
+            {"source": "tests.fleet.runtime.test_prepare:alone", "path": "60", "validation": None},
+            "a: train.converge.monitor: val_accuracy needs validation data",
+        ),
+        (
+            "models",
+            [{"family": "softmax", "name": "a", "gpus": [3, 4]}],
+            "needs at least 3 trainers, but there are 2",
+        ),
+        (
+            "data",
+            {"source": "tests.fleet.runtime.test_prepare:of_one_class", "path": "60"},
+            "only one class",
+        ),
+        (
+            "data",
+            {"source": "tests.fleet.runtime.test_prepare:locked", "path": "60"},
+            "cannot be sent to the other ranks",
+        ),
+        (
+            "data",
+            {"source": "tests.fleet.runtime.test_prepare:uneven", "path": "60"},
+            "add a resize or a crop",
+        ),
+        (
+            "data",
+            {"source": "tests.sources:numbered", "path": "60", "window": "100B"},
+            "data.window: 100 B is too small",
+        ),
+        ("resources", {"engine": "numpy", "preprocessors": 3}, "would leave no trainer"),
+        ("output", "/dev/null", "output: /dev/null is a file"),
+        ("output", "/proc/no", "output: /proc/no cannot be written"),
+    ],
+)
 def test_what_is_wrong_is_said_and_nothing_is_written(asking, part, value, words):
     asking.content[part] = value
     assert words in asking.refused()
@@ -116,8 +177,10 @@ def test_what_is_wrong_is_said_and_nothing_is_written(asking, part, value, words
 
 
 def test_all_that_is_wrong_with_the_networks_is_said_at_once(asking):
-    asking.content["models"] = [{"family": "softmax", "name": "a", "train": {"batch": {"size": 100}}},
-                                {"family": "softmax", "name": "b", "gpus": 7}]
+    asking.content["models"] = [
+        {"family": "softmax", "name": "a", "train": {"batch": {"size": 100}}},
+        {"family": "softmax", "name": "b", "gpus": 7},
+    ]
     message = asking.refused()
     assert message.startswith("2 of the networks cannot be trained as the spec says")
     assert "a: train.batch.size: 100" in message
@@ -125,9 +188,16 @@ def test_all_that_is_wrong_with_the_networks_is_said_at_once(asking):
 
 
 def test_a_network_that_fits_on_no_gpu_is_refused_before_any_is_built(asking):
-    asking.content |= {"models": [{"family": "cnn", "name": "a", "args": {"filters": [4], "dense": [10**6, 10**6]}}],
-                       "resources": {"engine": "keras"}}
-    assert "a: it has 1,000,021,000,059 parameters, which take at least 8 TB on each GPU to train" in asking.refused()
+    asking.content |= {
+        "models": [
+            {"family": "cnn", "name": "a", "args": {"filters": [4], "dense": [10**6, 10**6]}}
+        ],
+        "resources": {"engine": "keras"},
+    }
+    assert (
+        "a: it has 1,000,021,000,059 parameters, which take at least 8 TB on each GPU to train"
+        in asking.refused()
+    )
 
 
 def alone(path):
@@ -171,7 +241,9 @@ def test_a_disk_that_is_full_of_decoded_images_is_not_the_users_mistake(asking, 
     monkeypatch.setattr("fleet.runtime.inputs.decode_once", full)
     asking.content["data"]["cache"] = "file"
     asking.content["data"]["transforms"] = [{"resize": {"size": [4, 4]}}]
-    with pytest.raises(StorageError, match=r"decoded.h5 cannot be written: No space left on device .* make room"):
+    with pytest.raises(
+        StorageError, match=r"decoded.h5 cannot be written: No space left on device .* make room"
+    ):
         asking()
 
 
@@ -200,14 +272,20 @@ def test_fresh_deletes_what_earlier_launches_have_written(asking):
     RunPaths(asking.run.replay("a")).last("a").touch()
     asking(fresh=True)
     assert sorted(path.name for path in asking.run.root.rglob("*")) == [
-        ".fleet-run", "data.npz", "sample.json", "spec.yaml"]
+        ".fleet-run",
+        "data.npz",
+        "sample.json",
+        "spec.yaml",
+    ]
 
 
 def test_fresh_deletes_nothing_where_the_library_of_the_engine_is_missing(asking, monkeypatch):
     asking.leave_checkpoint()
     monkeypatch.setitem(sys.modules, "torch", None)
     asking.content["resources"]["engine"] = "torch"
-    assert "No module named 'torch'; the torch engine wants what pip install" in asking.refused(fresh=True)
+    assert "No module named 'torch'; the torch engine wants what pip install" in asking.refused(
+        fresh=True
+    )
     assert asking.run.last("a").exists()
 
 
@@ -219,6 +297,7 @@ def lease():
 
 def test_fresh_leaves_the_commands_that_come_once_the_launch_has_the_folder(asking):
     """Whoever has started it may add networks as soon as it holds the lease."""
+
     class Asked(Lease):
         def take(self, folder, floor=0):
             super().take(folder, floor)
@@ -239,14 +318,18 @@ def test_a_folder_in_which_a_launch_is_at_work_is_left_alone(asking, fresh):
     with lease() as first, lease() as second:
         asking(fresh=fresh, lease=first)
         asking.run.events.touch()
-        assert "another launch is at work in this folder" in asking.refused(fresh=True, lease=second)
+        assert "another launch is at work in this folder" in asking.refused(
+            fresh=True, lease=second
+        )
         assert asking.run.events.exists()
     with lease() as third:
         asking(fresh=True, lease=third)
     assert asking.run.foreign() == []
 
 
-@pytest.mark.parametrize("name", ["notes.txt", "models/a/plot.png", "models/a/old/last.h5", "spec.yaml.orig"])
+@pytest.mark.parametrize(
+    "name", ["notes.txt", "models/a/plot.png", "models/a/old/last.h5", "spec.yaml.orig"]
+)
 def test_fresh_deletes_nothing_where_something_else_was_put_between(asking, name):
     asking.leave_checkpoint()
     (asking.run.root / name).parent.mkdir(exist_ok=True)
@@ -265,13 +348,25 @@ def test_a_link_to_a_folder_may_be_the_run_and_is_kept(asking, tmp_path):
     assert not asking.run.last("a").exists()
 
 
-@pytest.mark.parametrize("change", [
-    {"seed": 9}, {"train": {"batch": {"size": 4}}}, {"models": [{"family": "softmax", "name": "a", "train": {
-        "optimizer": {"learning_rate": 0.5}}}]}, {"data": {"transforms": [{"flip": {"horizontal": True}}]}}])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"seed": 9},
+        {"train": {"batch": {"size": 4}}},
+        {
+            "models": [
+                {"family": "softmax", "name": "a", "train": {"optimizer": {"learning_rate": 0.5}}}
+            ]
+        },
+        {"data": {"transforms": [{"flip": {"horizontal": True}}]}},
+    ],
+)
 def test_a_checkpoint_of_other_settings_is_not_taken_up(asking, change):
     asking.leave_checkpoint()
     for part, value in change.items():
-        asking.content[part] = {**asking.content[part], **value} if isinstance(value, dict) else value
+        asking.content[part] = (
+            {**asking.content[part], **value} if isinstance(value, dict) else value
+        )
     assert "holds a checkpoint of a that was trained with other settings" in asking.refused()
     asking(fresh=True)
 
@@ -293,9 +388,11 @@ def replay(asking, only="a"):
 def test_a_replay_trains_one_network_alone_on_its_history_beside_the_run(asking):
     asking.leave_checkpoint(epochs=(record(1, stream_epoch=3), record(2, stream_epoch=5)))
     prepared = replay(asking)
-    network, = prepared.spec.networks
+    (network,) = prepared.spec.networks
     assert (prepared.paths.root, [record.stream_epoch for record in prepared.replayed]) == (
-        asking.run.replay("a"), [3, 5])
+        asking.run.replay("a"),
+        [3, 5],
+    )
     assert (network.train.converge.max_epochs, network.max_gpus, prepared.layout) == (2, 1, None)
 
 
@@ -304,27 +401,43 @@ def test_a_batch_that_followed_the_gpus_is_replayed_at_the_size_that_it_had(aski
     asking.content["train"]["optimizer"] = {"learning_rate": 0.25}
     asking.leave_checkpoint(epochs=(record(1, gpus=2), record(2, gpus=2)))
     train = replay(asking).spec.networks[0].train
-    assert (train.batch.size, train.batch.when_scaled, train.optimizer.learning_rate) == (16, "fixed", 0.5)
+    assert (train.batch.size, train.batch.when_scaled, train.optimizer.learning_rate) == (
+        16,
+        "fixed",
+        0.5,
+    )
     asking.leave_checkpoint(epochs=(record(1, gpus=2), record(2, gpus=1)))
-    assert "cannot be replayed: its batch followed the GPUs" in asking.refused(replay=str(asking.run.root), only="a")
+    assert "cannot be replayed: its batch followed the GPUs" in asking.refused(
+        replay=str(asking.run.root), only="a"
+    )
 
 
-@pytest.mark.parametrize(("had", "ranks", "gets"), [((2, 2), 3, 2), ((2, 2), 1, 1), ((2, 1), 3, 1), ((3,), 2, 1)])
-def test_a_replay_takes_a_group_of_the_size_that_there_was_where_there_are_as_many_ranks(asking, had, ranks, gets):
-    asking.leave_checkpoint(epochs=tuple(record(epoch, gpus=gpus) for epoch, gpus in enumerate(had, start=1)))
-    network, = asking(replay=str(asking.run.root), only="a", node_of=(0,) * ranks).spec.networks
+@pytest.mark.parametrize(
+    ("had", "ranks", "gets"), [((2, 2), 3, 2), ((2, 2), 1, 1), ((2, 1), 3, 1), ((3,), 2, 1)]
+)
+def test_a_replay_takes_a_group_of_the_size_that_there_was_where_there_are_as_many_ranks(
+    asking, had, ranks, gets
+):
+    asking.leave_checkpoint(
+        epochs=tuple(record(epoch, gpus=gpus) for epoch, gpus in enumerate(had, start=1))
+    )
+    (network,) = asking(replay=str(asking.run.root), only="a", node_of=(0,) * ranks).spec.networks
     assert (network.min_gpus, network.max_gpus) == (gets, gets)
 
 
 def test_a_replay_of_what_is_not_there_is_refused(asking):
     asking()
-    assert "--only b: the spec has no such network; it has a" in asking.refused(replay=str(asking.run.root), only="b")
+    assert "--only b: the spec has no such network; it has a" in asking.refused(
+        replay=str(asking.run.root), only="b"
+    )
     assert "a has no checkpoint there" in asking.refused(replay=str(asking.run.root), only="a")
     asking.run.last("a").parent.mkdir(parents=True)
     asking.run.last("a").touch()
     assert "last.h5 cannot be read" in asking.refused(replay=str(asking.run.root), only="a")
     asking.leave_checkpoint(epochs=())
-    assert "a has not finished an epoch there" in asking.refused(replay=str(asking.run.root), only="a")
+    assert "a has not finished an epoch there" in asking.refused(
+        replay=str(asking.run.root), only="a"
+    )
 
 
 @pytest.mark.parametrize("gpus", [1, 2])
@@ -332,20 +445,29 @@ def test_a_replay_with_other_settings_than_the_runs_is_refused(asking, gpus):
     asking.leave_checkpoint(epochs=(record(1, gpus=gpus),))
     asking.content["train"]["batch"] = {"size": 4}
     assert "was trained there with other settings than this spec" in asking.refused(
-        replay=str(asking.run.root), only="a")
+        replay=str(asking.run.root), only="a"
+    )
 
 
 def of_values(asking):
-    asking.content["data"] = {"source": "tests.fleet.runtime.test_kinds:made", "path": "value", "transforms": []}
+    asking.content["data"] = {
+        "source": "tests.fleet.runtime.test_kinds:made",
+        "path": "value",
+        "transforms": [],
+    }
     asking.content["resources"]["engine"] = "keras"  # which has more than one loss
     asking.content["models"][0]["train"] = {"loss": "huber"}
     asking.content["models"].append({"family": "softmax", "name": "b"})
 
 
-def test_networks_whose_losses_cannot_be_compared_are_refused_once_the_data_says_what_they_are(asking):
+def test_networks_whose_losses_cannot_be_compared_are_refused_once_the_data_says_what_they_are(
+    asking,
+):
     of_values(asking)
-    assert "val_loss is not the same for all networks, so they cannot be compared by it: huber for a" in (
-        asking.refused())
+    assert (
+        "val_loss is not the same for all networks, so they cannot be compared by it: huber for a"
+        in (asking.refused())
+    )
     asking.content["train"] |= {"metrics": ["mae"], "converge": {"monitor": "val_mae"}}
     assert asking().spec.networks[0].train.converge.monitor == "val_mae"
 
@@ -355,18 +477,28 @@ def test_a_network_that_is_added_is_judged_by_what_the_others_are(asking):
     asking.content["models"] = asking.content["models"][:1]
     prepared = asking()
     admission = Admission(prepared, results_of(prepared.spec, prepared.paths), {}, {}, learns=False)
-    with pytest.raises(UserError, match="val_loss is not the same for all networks.*huber for a.*mean_absolute_error"):
+    with pytest.raises(
+        UserError,
+        match="val_loss is not the same for all networks.*huber for a.*mean_absolute_error",
+    ):
         admission.given({"family": "softmax", "name": "c", "train": {"loss": "mae"}})
-    assert [one.name for one in admission.given({"family": "softmax", "name": "c", "train": {"loss": "huber"}})[2]] == [
-        "c"]
+    assert [
+        one.name
+        for one in admission.given({"family": "softmax", "name": "c", "train": {"loss": "huber"}})[
+            2
+        ]
+    ] == ["c"]
 
 
 def test_a_network_that_comes_later_and_does_not_fit_the_data_fails_in_one_sentence(asking):
     prepared = asking()
     admission = Admission(prepared, results_of(prepared.spec, prepared.paths), {}, {}, learns=False)
-    [late] = admission.given({"family": "softmax", "name": "late", "train": {"batch": {"size": 61}}})[2]
+    [late] = admission.given(
+        {"family": "softmax", "name": "late", "train": {"batch": {"size": 61}}}
+    )[2]
     assert admission.come(late).added.wrong == (
-        "train.batch.size: 61 is more than the 60 training samples; at most 60")
+        "train.batch.size: 61 is more than the 60 training samples; at most 60"
+    )
 
 
 def test_a_replay_from_a_file_that_is_another_by_now_is_refused(asking, tmp_path):
@@ -378,5 +510,6 @@ def test_a_replay_from_a_file_that_is_another_by_now_is_refused(asking, tmp_path
     replay(asking)
     file.write_bytes(b"others")
     assert "with whose weights a began there, has changed since" in asking.refused(
-        replay=str(asking.run.root), only="a")
+        replay=str(asking.run.root), only="a"
+    )
     asking(replay=str(asking.run.root), only="a", accept_changes=True)

@@ -26,7 +26,9 @@ class Asked:
     def __init__(self, world, memory, training=None, evaluation=None, roles=PAIR):
         training = training or pipeline(SAMPLES)
         self.world = world
-        self.role = Preprocessor(world, roles, memory, StrictOrder(training, LAYOUT.chunk), training, evaluation)
+        self.role = Preprocessor(
+            world, roles, memory, StrictOrder(training, LAYOUT.chunk), training, evaluation
+        )
 
     def told(self, message):
         """Hand it a message of the coordinator's."""
@@ -51,7 +53,7 @@ def test_it_says_how_fast_it_is_before_anything_else():
         asked.role.start()
         return asked.said()
 
-    said, = alone_in_the_world(use)
+    (said,) = alone_in_the_world(use)
     assert isinstance(said, Throughput)
     assert said.samples_per_s > 0
 
@@ -77,9 +79,13 @@ def test_it_fills_its_own_turns_up_to_the_limit():
 
 def test_what_it_fills_is_what_the_order_says():
     window, alone = window_of(LAYOUT), pipeline(SAMPLES)
-    alone_in_the_world(lambda world: Asked(world, NodeMemory(window)).told(Produce(1, NO_LIMIT, 0, (0,))).until_idle())
+    alone_in_the_world(
+        lambda world: Asked(world, NodeMemory(window))
+        .told(Produce(1, NO_LIMIT, 0, (0,)))
+        .until_idle()
+    )
     images, labels = alone.empty(LAYOUT.chunk)
-    alone.load(alone.order(0)[:LAYOUT.chunk], 0, images, labels)
+    alone.load(alone.order(0)[: LAYOUT.chunk], 0, images, labels)
     np.testing.assert_array_equal(window.images[window.rows(0)], images)
     np.testing.assert_array_equal(window.targets[window.rows(0)], labels)
 
@@ -100,8 +106,11 @@ class Counting(Numbered):
 def test_a_step_is_a_small_piece_of_work_and_bad_samples_are_told(kind):
     source = Counting(SAMPLES, seed=1)
     whole = Pipeline(source, [], SEED, pipeline(SAMPLES).sample)
-    memory = {"window": lambda: NodeMemory(window_of(LAYOUT)), "kept": lambda: NodeMemory(kept=set_of(SAMPLES, 10)),
-              "validation": lambda: NodeMemory(validation=set_of(SAMPLES, 10))}[kind]()
+    memory = {
+        "window": lambda: NodeMemory(window_of(LAYOUT)),
+        "kept": lambda: NodeMemory(kept=set_of(SAMPLES, 10)),
+        "validation": lambda: NodeMemory(validation=set_of(SAMPLES, 10)),
+    }[kind]()
 
     def use(world):
         asked = Asked(world, memory, whole, whole, ALONE).told(Produce(6, NO_LIMIT, 0, (0,)))
@@ -110,7 +119,10 @@ def test_a_step_is_a_small_piece_of_work_and_bad_samples_are_told(kind):
             most, before = max(most, source.reads - before), source.reads
         return most, asked.said()
 
-    assert alone_in_the_world(use) == (8, [Bad("sample 5", "torn file", training=kind != "validation")])
+    assert alone_in_the_world(use) == (
+        8,
+        [Bad("sample 5", "torn file", training=kind != "validation")],
+    )
     assert source.reads == SAMPLES
 
 
@@ -143,7 +155,11 @@ def test_a_leader_of_another_node_may_die_before_the_two_have_met_to_relay():
             raise GroupStruck("died: rank 2")
 
         world.group = struck
-        asked = Asked(world, NodeMemory(window_of(LAYOUT, is_relayed=True)), roles=assign((0, 0, 1, 1), 2, None))
+        asked = Asked(
+            world,
+            NodeMemory(window_of(LAYOUT, is_relayed=True)),
+            roles=assign((0, 0, 1, 1), 2, None),
+        )
         steps = asked.told(Produce(6, NO_LIMIT, 0, (0, 2))).until_idle()
         asked.role.stop()
         return steps

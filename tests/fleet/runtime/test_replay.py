@@ -20,13 +20,26 @@ def test_equal_histories_do_not_differ():
 @pytest.mark.parametrize("name", ["loss", "accuracy", "val_loss", "val_accuracy"])
 def test_the_largest_relative_difference_of_any_value_of_any_epoch_counts(name):
     one = [record(1), record(2)]
-    other = [replace(old, **{name: getattr(old, name) * factor}) for old, factor in zip(one, (0.99, 0.75), strict=True)]
+    other = [
+        replace(old, **{name: getattr(old, name) * factor})
+        for old, factor in zip(one, (0.99, 0.75), strict=True)
+    ]
     assert largest_difference(one, other) == pytest.approx(0.25)
 
 
-@pytest.mark.parametrize(("a", "b", "difference"), [
-    (NAN, NAN, 0), (INF, INF, 0), (NAN, 1.0, INF), (1.0, NAN, INF), (INF, 1.0, INF), (-INF, INF, INF), (0.0, 0.0, 0),
-    (0.0, 1.0, 1)])
+@pytest.mark.parametrize(
+    ("a", "b", "difference"),
+    [
+        (NAN, NAN, 0),
+        (INF, INF, 0),
+        (NAN, 1.0, INF),
+        (1.0, NAN, INF),
+        (INF, 1.0, INF),
+        (-INF, INF, INF),
+        (0.0, 0.0, 0),
+        (0.0, 1.0, 1),
+    ],
+)
 def test_a_number_differs_without_bound_from_what_is_none(a, b, difference):
     assert largest_difference([record(1, val_loss=a)], [record(1, val_loss=b)]) == difference
 
@@ -57,15 +70,33 @@ def test_what_agreed_to_what_is_said_of_each_quantity():
     one = [record(1, val_loss=NAN), record(2, loss=2.0, val_loss=NAN)]
     other = [one[0], replace(one[1], loss=1.5)]
     text = compare(one, other)
-    assert ("\nloss: equal in 1 of 2 epochs, furthest apart in epoch 2: 2 and 1.5 (by 5.0e-01, or 2.5e-01 of it)\n"
-            in text)
+    assert (
+        "\nloss: equal in 1 of 2 epochs, furthest apart in epoch 2: 2 and 1.5 (by 5.0e-01, or 2.5e-01 of it)\n"
+        in text
+    )
     assert "\naccuracy: equal to the last bit in all of 2 epochs\n" in text
     assert "\nval_loss: not judged, neither then nor now\n" in text
 
 
-@pytest.mark.parametrize(("gpus", "deterministic", "words"), [
-    (2, True, "trained on groups of 1, replayed on 2: sums over other groups are added up in another order"),
-    (1, False, "on 1, without train.deterministic: its engine may add up in another order each time"),
-    (1, True, "on 1, with train.deterministic: equal on the same machine and version of its engine")])
+@pytest.mark.parametrize(
+    ("gpus", "deterministic", "words"),
+    [
+        (
+            2,
+            True,
+            "trained on groups of 1, replayed on 2: sums over other groups are added up in another order",
+        ),
+        (
+            1,
+            False,
+            "on 1, without train.deterministic: its engine may add up in another order each time",
+        ),
+        (
+            1,
+            True,
+            "on 1, with train.deterministic: equal on the same machine and version of its engine",
+        ),
+    ],
+)
 def test_what_may_make_a_difference_is_said(gpus, deterministic, words):
     assert words in compare([record(1)], [record(1, gpus=gpus)], deterministic)

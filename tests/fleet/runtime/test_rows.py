@@ -25,12 +25,15 @@ def features():
 @pytest.fixture
 def table(tmp_path, features):
     """A table whose target is another one in each row."""
+
     def write(name, rows=range(ROWS), parts=None):
         with open(tmp_path / name, "w", newline="") as file:
             writer = csv.writer(file)
             writer.writerow(["a", "b", "c", "target", *(["part"] if parts else [])])
-            writer.writerows([*map(repr, features[row].tolist()), row + 0.5, *([parts(row)] if parts else [])]
-                             for row in rows)
+            writer.writerows(
+                [*map(repr, features[row].tolist()), row + 0.5, *([parts(row)] if parts else [])]
+                for row in rows
+            )
         return str(tmp_path / name)
 
     return write
@@ -38,9 +41,14 @@ def table(tmp_path, features):
 
 def kept(folder, data, ranks=2, cache="none"):
     """The arrays of each network and part, by name."""
-    path = write(folder, [{"family": "softmax", "name": "net"}], schedule={"policy": "baseline"},
-                 data={"source": "table", "transforms": [], **data, "cache": cache}, resources={"engine": "numpy"},
-                 train={"batch": {"size": 8}, "converge": {"max_epochs": 1}})
+    path = write(
+        folder,
+        [{"family": "softmax", "name": "net"}],
+        schedule={"policy": "baseline"},
+        data={"source": "table", "transforms": [], **data, "cache": cache},
+        resources={"engine": "numpy"},
+        train={"batch": {"size": 8}, "converge": {"max_epochs": 1}},
+    )
     status, prepared = launch(path, ranks)
     assert status is ExitStatus.OK
     found = {}
@@ -55,12 +63,17 @@ def by_hand(prepared, name, features):
     network = prepared.spec.by_name[name]
     trainable = NumpyEngine(prepared.sample).build(network, Alone())
     trainable.load(best_state(prepared.paths, name, network.train.converge, "best").state.arrays)
-    return trainable.predict(features, np.zeros((len(features), 1), np.float32), np.ones(len(features), np.float32))[1]
+    return trainable.predict(
+        features, np.zeros((len(features), 1), np.float32), np.ones(len(features), np.float32)
+    )[1]
 
 
-@pytest.mark.parametrize(("ranks", "cache", "more"), [
-    (1, "memory", {}), (3, "none", {}), (2, "none", {"test": 0.2})])
-def test_predictions_of_all_folds_are_joined_with_the_rows_of_the_table(tmp_path, table, features, ranks, cache, more):
+@pytest.mark.parametrize(
+    ("ranks", "cache", "more"), [(1, "memory", {}), (3, "none", {}), (2, "none", {"test": 0.2})]
+)
+def test_predictions_of_all_folds_are_joined_with_the_rows_of_the_table(
+    tmp_path, table, features, ranks, cache, more
+):
     found, prepared = kept(tmp_path, {"path": table("t.csv"), "folds": 3, **more}, ranks, cache)
     parts = {name: arrays for (name, part), arrays in found.items() if part == "validation"}
     assert len(parts) == 3
@@ -71,7 +84,9 @@ def test_predictions_of_all_folds_are_joined_with_the_rows_of_the_table(tmp_path
     for name, arrays in parts.items():
         assert set(arrays) == {"outputs", "targets", "weights", "rows"}
         assert arrays["targets"].ravel().tolist() == [row + 0.5 for row in arrays["rows"]]
-        np.testing.assert_allclose(arrays["outputs"], by_hand(prepared, name, features[arrays["rows"]]), rtol=1e-5)
+        np.testing.assert_allclose(
+            arrays["outputs"], by_hand(prepared, name, features[arrays["rows"]]), rtol=1e-5
+        )
 
 
 def test_rows_are_those_of_the_file_that_holds_the_part(tmp_path, table):
@@ -85,7 +100,9 @@ def test_rows_are_those_of_the_file_that_holds_the_part(tmp_path, table):
 
 def test_rows_of_data_elsewhere_and_of_a_share_are_those_of_their_own_table(tmp_path, table):
     held_out = table("v.csv", range(40, ROWS))
-    found, _ = kept(tmp_path, {"path": table("t.csv", range(40)), "validation": held_out, "test": 0.25})
+    found, _ = kept(
+        tmp_path, {"path": table("t.csv", range(40)), "validation": held_out, "test": 0.25}
+    )
     assert found["net", "validation"]["rows"].tolist() == list(range(ROWS - 40))
     tested = found["net", "test"]
     assert tested["targets"].ravel().tolist() == [row + 0.5 for row in tested["rows"]]
@@ -93,6 +110,12 @@ def test_rows_of_data_elsewhere_and_of_a_share_are_those_of_their_own_table(tmp_
 
 
 def test_the_run_keeps_what_its_table_was(tmp_path, table):
-    _, prepared = kept(tmp_path, {"path": table("t.csv"), "folds": 2, "test": 0.2, "target": "value"})
+    _, prepared = kept(
+        tmp_path, {"path": table("t.csv"), "folds": 2, "test": 0.2, "target": "value"}
+    )
     kept_of_it = read_columns(prepared.paths)
-    assert (kept_of_it.inputs, kept_of_it.targets, kept_of_it.is_paths) == (("a", "b", "c"), ("target",), False)
+    assert (kept_of_it.inputs, kept_of_it.targets, kept_of_it.is_paths) == (
+        ("a", "b", "c"),
+        ("target",),
+        False,
+    )

@@ -15,7 +15,10 @@ from tests.fleet.runtime.test_feeds import FLIPPED, SHARED, Images
 
 FEEDS = {
     "one": {"": FLIPPED},  # all networks get what the stream carries
-    "targets": {"plain": (SHARED, None), "value": (SHARED, "value")},  # the same inputs, and other targets
+    "targets": {
+        "plain": (SHARED, None),
+        "value": (SHARED, "value"),
+    },  # the same inputs, and other targets
     "several": {"plain": (SHARED, None), "flipped": (FLIPPED, None), "value": (FLIPPED, "value")},
 }
 STREAMS = {
@@ -26,8 +29,12 @@ STREAMS = {
     "file": {"cache": "file"},
     **{f"own {cache}": {"cache": cache} for cache in ("none", "memory", "file")},
 }
-VALIDATION = {"share": {"validation": 0.2, "test": 0.1}, "folds": {"validation": None, "folds": 3},
-              "own": {"validation": None}, "none": {"validation": None}}
+VALIDATION = {
+    "share": {"validation": 0.2, "test": 0.1},
+    "folds": {"validation": None, "folds": 3},
+    "own": {"validation": None},
+    "none": {"validation": None},
+}
 SAMPLES, SHARDS, SEED = 200, 5, 5
 
 pytestmark = pytest.mark.usefixtures("quick")
@@ -42,18 +49,41 @@ def images(path):
 def written(folder, stream, validation, feeds):
     """A spec of a network for each feed."""
     one = FEEDS[feeds].get("")
-    models = [{"family": "softmax", "name": name or "net", "gpus": 1, "train": {"batch": {"size": 12 + 7 * place}},
-               **({} if one else {"data": {"transforms": said[0], **({"target": said[1]} if said[1] else {})}})}
-              for place, (name, said) in enumerate(FEEDS[feeds].items())]
+    models = [
+        {
+            "family": "softmax",
+            "name": name or "net",
+            "gpus": 1,
+            "train": {"batch": {"size": 12 + 7 * place}},
+            **(
+                {}
+                if one
+                else {"data": {"transforms": said[0], **({"target": said[1]} if said[1] else {})}}
+            ),
+        }
+        for place, (name, said) in enumerate(FEEDS[feeds].items())
+    ]
     if "file" in stream and feeds == "several":  # which keeps one target of each sample
         models = models[:2]
     return write(
-        folder, models, data={"source": f"{__name__}:images", "path": validation, "max_bad": 0.5, **STREAMS[stream],
-                              **VALIDATION[validation], **({"transforms": one} if one else {})},
-        train={"optimizer": {"name": "sgd", "learning_rate": 1e-7}, "converge": {"max_epochs": 2, "monitor": "loss"}},
+        folder,
+        models,
+        data={
+            "source": f"{__name__}:images",
+            "path": validation,
+            "max_bad": 0.5,
+            **STREAMS[stream],
+            **VALIDATION[validation],
+            **({"transforms": one} if one else {}),
+        },
+        train={
+            "optimizer": {"name": "sgd", "learning_rate": 1e-7},
+            "converge": {"max_epochs": 2, "monitor": "loss"},
+        },
         schedule={"policy": "baseline" if "own" in stream else "adaptive"},
         profile={"batches": 4, "timed": 2, "max_gpus": 2},
-        resources={"engine": "numpy", **({} if "own" in stream else {"preprocessors": "auto"})})
+        resources={"engine": "numpy", **({} if "own" in stream else {"preprocessors": "auto"})},
+    )
 
 
 class Recorder:
@@ -75,7 +105,9 @@ class Recorder:
                         key = training.network.name, batch.epoch.number, batch.epoch.path
                         self._epochs[key].update(so_far)
                     yield batch
+
             return strides(training, noted())
+
         return noting
 
     def _judging(self, original):
@@ -83,6 +115,7 @@ class Recorder:
             if samples is not None:
                 samples = _Noted(samples, self._judged[training.network.name, samples.samples])
             return original(training, samples, *more)
+
         return judging
 
     def epochs(self):
@@ -107,8 +140,10 @@ class _Noted:
 
 
 def _sums(inputs, targets):
-    return [zlib.crc32(target.tobytes(), zlib.crc32(image.tobytes()))
-            for image, target in zip(inputs, targets, strict=True)]
+    return [
+        zlib.crc32(target.tobytes(), zlib.crc32(image.tobytes()))
+        for image, target in zip(inputs, targets, strict=True)
+    ]
 
 
 def _in_order(found):
@@ -119,7 +154,9 @@ def alone(prepared, network):
     """The samples of a network, prepared one by one from their source."""
     feed = prepared.inputs.feeds.get(network.feed)
     if feed is None:
-        return Pipeline(prepared.inputs.data.train, prepared.inputs.transforms, SEED, prepared.sample)
+        return Pipeline(
+            prepared.inputs.data.train, prepared.inputs.transforms, SEED, prepared.sample
+        )
     return Pipeline(feed.data.train, feed.transforms, SEED, feed.samples["train"])
 
 
@@ -132,12 +169,19 @@ def expected(pipeline, indices, productions):
     return found
 
 
-CASES = [(stream, validation, feeds) for stream in STREAMS for validation in VALIDATION for feeds in FEEDS
-         if not ("file" in stream and feeds != "one" and (feeds != "several" or "own" in stream))]
+CASES = [
+    (stream, validation, feeds)
+    for stream in STREAMS
+    for validation in VALIDATION
+    for feeds in FEEDS
+    if not ("file" in stream and feeds != "one" and (feeds != "several" or "own" in stream))
+]
 
 
 @pytest.mark.parametrize(("stream", "validation", "feeds"), CASES[::5])
-def test_networks_get_the_samples_of_their_epochs_in_order(stream, validation, feeds, tmp_path, monkeypatch):
+def test_networks_get_the_samples_of_their_epochs_in_order(
+    stream, validation, feeds, tmp_path, monkeypatch
+):
     recorder = Recorder(monkeypatch)
     status, prepared = launch(written(tmp_path, stream, validation, feeds), 3)
     assert status is ExitStatus.OK
@@ -146,10 +190,20 @@ def test_networks_get_the_samples_of_their_epochs_in_order(stream, validation, f
     for (name, number, path), sums in given.items():
         network = prepared.spec.by_name[name]
         pipeline = alone(prepared, network)
-        order = RingOrder(pipeline, -(-pipeline.samples // SHARDS), SEED) if path else StrictOrder(pipeline, 64)
+        order = (
+            RingOrder(pipeline, -(-pipeline.samples // SHARDS), SEED)
+            if path
+            else StrictOrder(pipeline, 64)
+        )
         whole = order.itinerary(Epoch(number, path))
-        kept = np.ones(len(whole.indices), bool) if network.fold is None else (
-            prepared.folds[whole.indices] != network.fold)
+        kept = (
+            np.ones(len(whole.indices), bool)
+            if network.fold is None
+            else (prepared.folds[whole.indices] != network.fold)
+        )
         assert sums == expected(pipeline, whole.indices[kept], whole.productions[kept])
-    parts = {name: {samples for one, samples in recorder.judged() if one == name} for name in prepared.spec.by_name}
+    parts = {
+        name: {samples for one, samples in recorder.judged() if one == name}
+        for name in prepared.spec.by_name
+    }
     assert {len(found) for found in parts.values()} == {{"share": 2, "none": 0}.get(validation, 1)}

@@ -13,13 +13,29 @@ from scheduler.ensemble.policies import POLICIES
 from tests.fleet.runtime.runs import launch, write
 from tests.slots import beside, most_on_a_gpu
 
-DIGITS = {"source": "builtin:digits", "transforms": [
-    {"decode": {"mode": "L"}}, {"resize": {"size": [8, 8]}}, {"random_crop": {"size": [8, 8], "padding": 1}},
-    {"scale": {"mean": 0.5, "std": 0.5}}]}
+DIGITS = {
+    "source": "builtin:digits",
+    "transforms": [
+        {"decode": {"mode": "L"}},
+        {"resize": {"size": [8, 8]}},
+        {"random_crop": {"size": [8, 8], "padding": 1}},
+        {"scale": {"mean": 0.5, "std": 0.5}},
+    ],
+}
 # Nine networks, whose groups have one size each: groups of another size add up numbers in another order.
-MODELS = [{"family": "softmax", "name": f"n{number}", "gpus": 2 if number % 4 == 3 else 1, "train": {
-    "batch": {"size": (32, 64, 128)[number % 3]}, "optimizer": {"learning_rate": (0.02, 0.05, 0.1)[number // 3]},
-    "converge": {"max_epochs": 1 + number % 3}}} for number in range(9)]
+MODELS = [
+    {
+        "family": "softmax",
+        "name": f"n{number}",
+        "gpus": 2 if number % 4 == 3 else 1,
+        "train": {
+            "batch": {"size": (32, 64, 128)[number % 3]},
+            "optimizer": {"learning_rate": (0.02, 0.05, 0.1)[number // 3]},
+            "converge": {"max_epochs": 1 + number % 3},
+        },
+    }
+    for number in range(9)
+]
 
 
 @pytest.fixture
@@ -28,13 +44,30 @@ def table(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
     def train(name, seed=1, ranks=5, **parts):
-        status, prepared = launch(write(
-            tmp_path / name, MODELS, resources={"engine": "numpy", **parts.pop("resources", {})},
-            data={**DIGITS, "path": str(tmp_path / "digits"), **parts.pop("data", {})},
-            train={"optimizer": {"momentum": 0.9}}, **parts), ranks, seed=seed)
+        status, prepared = launch(
+            write(
+                tmp_path / name,
+                MODELS,
+                resources={"engine": "numpy", **parts.pop("resources", {})},
+                data={**DIGITS, "path": str(tmp_path / "digits"), **parts.pop("data", {})},
+                train={"optimizer": {"momentum": 0.9}},
+                **parts,
+            ),
+            ranks,
+            seed=seed,
+        )
         assert status is ExitStatus.OK
-        rows = {row.name: (row.epochs, row.best_epoch, row.loss, row.accuracy, row.val_loss, row.val_accuracy)
-                for row in read_results(prepared.paths.root)}
+        rows = {
+            row.name: (
+                row.epochs,
+                row.best_epoch,
+                row.loss,
+                row.accuracy,
+                row.val_loss,
+                row.val_accuracy,
+            )
+            for row in read_results(prepared.paths.root)
+        }
         return prepared.paths, rows
 
     return train
@@ -43,8 +76,11 @@ def table(tmp_path, monkeypatch):
 ALL = tuple(product(POLICIES, (1, 2)))
 
 
-@pytest.mark.parametrize("launches", [(("global", 1), ("adaptive", 2)), pytest.param(ALL, marks=pytest.mark.long)],
-                         ids=len)
+@pytest.mark.parametrize(
+    "launches",
+    [(("global", 1), ("adaptive", 2)), pytest.param(ALL, marks=pytest.mark.long)],
+    ids=len,
+)
 def test_no_schedule_changes_a_result_where_samples_are_kept(table, launches):
     """Each policy, with a GPU for each trainer, and with GPUs that two trainers share.
 
@@ -52,9 +88,13 @@ def test_no_schedule_changes_a_result_where_samples_are_kept(table, launches):
     """
     tables, orders = {}, set()
     for seed, (policy, slots) in enumerate(launches):
-        paths, tables[policy, slots] = table(f"{policy}-{slots}", seed, schedule={"policy": policy}, resources={
-            "gpus_per_node": 4 // slots, "per_device": slots})
-        kept, = events_of(paths.events, CacheChosen)
+        paths, tables[policy, slots] = table(
+            f"{policy}-{slots}",
+            seed,
+            schedule={"policy": policy},
+            resources={"gpus_per_node": 4 // slots, "per_device": slots},
+        )
+        (kept,) = events_of(paths.events, CacheChosen)
         assert kept.shuffle == "network"
         assert bool(events_of(paths.events, RatesEstimated)) == POLICIES[policy].needs_rates
         assert most_on_a_gpu(paths.events) == slots
@@ -63,7 +103,9 @@ def test_no_schedule_changes_a_result_where_samples_are_kept(table, launches):
     assert tables == dict.fromkeys(launches, tables["global", 1])
 
 
-def test_a_network_that_runs_out_of_memory_beside_others_is_trained_alone_and_the_next_run_knows(table, monkeypatch):
+def test_a_network_that_runs_out_of_memory_beside_others_is_trained_alone_and_the_next_run_knows(
+    table, monkeypatch
+):
     build, fails = NumpyEngine.build, ["once"]
 
     def short_of_memory(engine, network, group):
@@ -74,7 +116,9 @@ def test_a_network_that_runs_out_of_memory_beside_others_is_trained_alone_and_th
     monkeypatch.setattr(NumpyEngine, "build", short_of_memory)
     for name in ("first", "second"):
         paths, _ = table(name, resources={"gpus_per_node": 2, "per_device": 2})
-        assert [event.alone for event in events_of(paths.events, NetworkRetried)] == [True][name == "second":]
+        assert [event.alone for event in events_of(paths.events, NetworkRetried)] == [True][
+            name == "second" :
+        ]
         assert most_on_a_gpu(paths.events) == 2
         assert beside(paths.events, "n0")[-1] == set()
 
@@ -83,6 +127,13 @@ def test_a_network_that_runs_out_of_memory_beside_others_is_trained_alone_and_th
 def test_what_is_kept_and_where_changes_no_result_of_networks_with_epochs_of_their_own(table):
     """Each trainer prepares what it trains on, decodes it once or in each epoch, alone or with help."""
     first = table("memory", schedule={"policy": "adaptive"})[1]
-    for name, ranks, cache in (("none", 5, "none"), ("file", 5, "file"), ("own", 5, "memory"), ("ranks", 4, "auto")):
+    for name, ranks, cache in (
+        ("none", 5, "none"),
+        ("file", 5, "file"),
+        ("own", 5, "memory"),
+        ("ranks", 4, "auto"),
+    ):
         policy = "adaptive" if name == "ranks" else "baseline"
-        assert table(name, ranks=ranks, data={"cache": cache}, schedule={"policy": policy})[1] == first
+        assert (
+            table(name, ranks=ranks, data={"cache": cache}, schedule={"policy": policy})[1] == first
+        )

@@ -65,7 +65,8 @@ def test_whatever_a_searcher_raises_is_said():
     searchers = Searchers({"net": Slow()})
     searchers.consult("net", Report(0, 1, 0.5))
     assert await_answer(searchers) == ConsultFailed(
-        "net", "Report(number=0, epoch=1, value=0.5) failed: SystemExit: enough")
+        "net", "Report(number=0, epoch=1, value=0.5) failed: SystemExit: enough"
+    )
     searchers.close()
 
 
@@ -73,7 +74,8 @@ def test_nobody_waits_for_one_that_hangs_and_others_are_called_still(slow):
     searchers = Searchers({"net": slow, "other": Slow()}, patience_s={"net": 0.05})
     searchers.consult("net", Ask(0))
     assert await_answer(searchers) == ConsultFailed(
-        "net", "Ask(number=0) took longer than 0.1 s (search.answer_within)")
+        "net", "Ask(number=0) took longer than 0.1 s (search.answer_within)"
+    )
     searchers.consult("other", Tell(0, "finished", 0.5))
     assert await_answer(searchers) == Consulted("other", Tell(0, "finished", 0.5), None)
     searchers.close()
@@ -97,27 +99,53 @@ def test_the_time_limit_is_of_each_call_of_a_replay(monkeypatch):
 
 def test_another_answer_in_a_replay_is_told_of(slow):
     slow.may_answer.set()
-    searchers = Searchers({"net": slow}, {"net": [Searched("net", "ask", 0, answer={"width": 0}),
-                                                  Searched("net", "ask", 1, answer={"width": 7})]})
+    searchers = Searchers(
+        {"net": slow},
+        {
+            "net": [
+                Searched("net", "ask", 0, answer={"width": 0}),
+                Searched("net", "ask", 1, answer={"width": 7}),
+            ]
+        },
+    )
     searchers.consult("net", Ask(2))
-    assert await_answer(searchers) == Consulted("net", Ask(2), {"width": 2}, (
-        "a replayed answer differs: Ask(number=1) was answered by {'width': 7}, and now by {'width': 1}"))
+    assert await_answer(searchers) == Consulted(
+        "net",
+        Ask(2),
+        {"width": 2},
+        (
+            "a replayed answer differs: Ask(number=1) was answered by {'width': 7}, and now by {'width': 1}"
+        ),
+    )
     searchers.consult("net", Ask(3))
     assert await_answer(searchers).difference == ""  # they are heard again once
     searchers.close()
 
 
 def test_a_new_searcher_is_told_anew_what_an_earlier_run_found(monkeypatch):
-    entry = Entry("net", Search(ask="random", most=9), {"width": (1, 2, 3)}, "maximize", "val_accuracy")
+    entry = Entry(
+        "net", Search(ask="random", most=9), {"width": (1, 2, 3)}, "maximize", "val_accuracy"
+    )
     found = [Know(0, {"width": 3}, (), "finished", 0.5, "a-2", "runs/a")]
     monkeypatch.setattr(earlier, "read_known", lambda run, space, objectives: (found, {}))
     search, read = RunSearch(), EarlierRead("net", "runs/a", 1)
     search.tell(EarlierRead("net", "runs/a", 2))
     for number in range(2):
-        search.hear(Searched("net", "know", -1 - number, answer={"width": 1 + number}, network=f"a-{number}",
-                             source="runs/a"))
+        search.hear(
+            Searched(
+                "net",
+                "know",
+                -1 - number,
+                answer={"width": 1 + number},
+                network=f"a-{number}",
+                source="runs/a",
+            )
+        )
     assert earlier_of(entry, "runs/a", search, knows=True) == ([], None)
     search.begin(SearcherBegan("net", {}, "space", is_another=True))
     assert earlier_of(entry, "runs/a", search, knows=True) == (found, read)
     search.tell(read)
-    assert earlier_of(entry, "runs/a", search, knows=True) == (found, None)  # killed before it was told
+    assert earlier_of(entry, "runs/a", search, knows=True) == (
+        found,
+        None,
+    )  # killed before it was told

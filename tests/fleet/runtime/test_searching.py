@@ -27,7 +27,11 @@ from tests.fleet.histories import record, results_of
 from tests.fleet.runtime.runs import launch, prepare, write
 
 LEARNING_RATE = "train.optimizer.learning_rate"
-ENTRY = {"family": "softmax", "name": "net", "space": {LEARNING_RATE: {"low": 1e-3, "high": 0.1, "log": True}}}
+ENTRY = {
+    "family": "softmax",
+    "name": "net",
+    "space": {LEARNING_RATE: {"low": 1e-3, "high": 0.1, "log": True}},
+}
 
 pytestmark = pytest.mark.usefixtures("quick")
 
@@ -43,10 +47,17 @@ class Run:
     def __init__(self, folder, search, epochs=4, models=None, **rest):
         self.folder, self.seed = folder, 0
         models = [{**ENTRY, "search": search}] if models is None else models
-        data = {"source": "tests.sources:numbered", "path": "24",
-                "transforms": ["decode", {"scale": {"mean": 0.5, "std": 0.5}}]}
-        content = {"data": data, "schedule": {"policy": "adaptive"},
-                   "train": {"batch": {"size": 8}, "converge": {"max_epochs": epochs}}, **rest}
+        data = {
+            "source": "tests.sources:numbered",
+            "path": "24",
+            "transforms": ["decode", {"scale": {"mean": 0.5, "std": 0.5}}],
+        }
+        content = {
+            "data": data,
+            "schedule": {"policy": "adaptive"},
+            "train": {"batch": {"size": 8}, "converge": {"max_epochs": epochs}},
+            **rest,
+        }
         self.path, self.paths = write(folder, models, **content), RunPaths(folder / "run")
 
     def launch(self, turns=None):
@@ -71,11 +82,22 @@ def test_networks_are_asked_for_one_after_another_and_trained_to_their_end(tmp_p
     assert sorted(rows) == [f"net-{number}" for number in range(5)]
     assert {(row.status, row.epochs) for row in rows.values()} == {(Status.FINISHED, 4)}
     assert len({row.drawn[LEARNING_RATE] for row in rows.values()}) == 5
-    assert Counter(event.call for event in run.of(ev.Searched)) == {"ask": 5, "report": 20, "tell": 5}
+    assert Counter(event.call for event in run.of(ev.Searched)) == {
+        "ask": 5,
+        "report": 20,
+        "tell": 5,
+    }
     lines = [json.loads(line) for line in run.paths.events.read_text().splitlines()]
     ask = next(line for line in lines if line["event"] == "search")
-    assert ask == {"t_s": ask["t_s"], "event": "search", "entry": "net", "call": "ask", "number": 0,
-                   "answer": rows["net-0"].drawn, "network": "net-0"}
+    assert ask == {
+        "t_s": ask["t_s"],
+        "event": "search",
+        "entry": "net",
+        "call": "ask",
+        "number": 0,
+        "answer": rows["net-0"].drawn,
+        "network": "net-0",
+    }
 
 
 def test_estimates_of_the_time_left_count_what_is_yet_to_come(tmp_path):
@@ -86,7 +108,12 @@ def test_estimates_of_the_time_left_count_what_is_yet_to_come(tmp_path):
 
 @pytest.mark.parametrize("mode", ["promote", "stop"])
 def test_asha_prunes_and_the_best_are_trained_to_their_end(tmp_path, mode):
-    run = Run(tmp_path, {"most": 9}, epochs=9, prune={"rule": "asha", "least": 1, "factor": 3, "mode": mode})
+    run = Run(
+        tmp_path,
+        {"most": 9},
+        epochs=9,
+        prune={"rule": "asha", "least": 1, "factor": 3, "mode": mode},
+    )
     assert run.launch() is ExitStatus.OK
     statuses = Counter(row.status for row in run.rows().values())
     assert set(statuses) == {Status.PRUNED, Status.FINISHED}
@@ -98,23 +125,41 @@ def test_adaptive_hears_of_every_network_how_far_it_is_from_its_next_rung(tmp_pa
     adaptive, heard = POLICIES["adaptive"], set()
 
     def hearing(rates, progress, cluster, options):
-        left = set(rates.names) - progress.finished if progress.ahead else ()  # estimates of the time left know of none
+        left = (
+            set(rates.names) - progress.finished if progress.ahead else ()
+        )  # estimates of the time left know of none
         heard.update((progress.epochs_done.get(name, 0), progress.ahead[name]) for name in left)
         return adaptive.decide(rates, progress, cluster, options)
 
     monkeypatch.setitem(POLICIES, "adaptive", replace(adaptive, decide=hearing))
     run = Run(tmp_path, {"most": 6}, epochs=8, prune={"rule": "asha", "least": 2, "factor": 3})
     assert run.launch() is ExitStatus.OK
-    assert {(0, 2), (2, 4), (6, 2)} <= heard <= {(0, 2), (1, 1), (2, 4), (3, 3), (4, 2), (5, 1), (6, 2), (7, 1)}
+    assert (
+        {(0, 2), (2, 4), (6, 2)}
+        <= heard
+        <= {(0, 2), (1, 1), (2, 4), (3, 3), (4, 2), (5, 1), (6, 2), (7, 1)}
+    )
 
 
 def test_no_network_begins_while_one_that_has_passed_a_rung_can_use_the_gpus(tmp_path):
-    (tmp_path / "rates.json").write_text(json.dumps({"samples_per_epoch": 24, "gpus_per_node": 2, "models": [
-        {"name": f"net-{number}", "rates": [10.0, 19.0]} for number in range(6)]}))
-    run = Run(tmp_path, {}, epochs=4, models=[{**ENTRY, "name": "net", "count": 6}],
-              prune={"rule": "asha", "least": 1, "factor": 2, "mode": "stop"},
-              train={"batch": {"size": 8}, "converge": {"max_epochs": 4, "monitor": "val_loss"}},
-              schedule={"policy": "adaptive", "rates": str(tmp_path / "rates.json")})
+    (tmp_path / "rates.json").write_text(
+        json.dumps(
+            {
+                "samples_per_epoch": 24,
+                "gpus_per_node": 2,
+                "models": [{"name": f"net-{number}", "rates": [10.0, 19.0]} for number in range(6)],
+            }
+        )
+    )
+    run = Run(
+        tmp_path,
+        {},
+        epochs=4,
+        models=[{**ENTRY, "name": "net", "count": 6}],
+        prune={"rule": "asha", "least": 1, "factor": 2, "mode": "stop"},
+        train={"batch": {"size": 8}, "converge": {"max_epochs": 4, "monitor": "val_loss"}},
+        schedule={"policy": "adaptive", "rates": str(tmp_path / "rates.json")},
+    )
     assert run.launch() is ExitStatus.OK
     begun, promised, survivors, wide = set(), set(), set(), 0
     for _, event in read_events(run.paths.events):
@@ -123,11 +168,15 @@ def test_no_network_begins_while_one_that_has_passed_a_rung_can_use_the_gpus(tmp
         match event:
             case ev.GroupStarted(network=name):
                 assert name not in begun
-                assert not survivors or name in promised  # by a plan that knew of none, whose devices were not free yet
+                assert (
+                    not survivors or name in promised
+                )  # by a plan that knew of none, whose devices were not free yet
                 begun.add(name)
             case ev.EpochEnded(network=name):
                 survivors.add(name)
-            case ev.NetworkJudged(network=name) | ev.NetworkFinished(network=name):  # the rule only stops
+            case (
+                ev.NetworkJudged(network=name) | ev.NetworkFinished(network=name)
+            ):  # the rule only stops
                 survivors.discard(name)
             case ev.Planned(members=[ev.PlannedGroup(name=name, gpus=2)]):
                 wide += name in survivors and len(begun) < 6
@@ -142,8 +191,12 @@ ASHA = {"rule": "asha", "least": 1, "factor": 2}
 MEDIAN = {"rule": "median", "others": 2}
 
 
-@pytest.mark.parametrize(("search", "prune"), long_but_first(
-    (CAREFUL, ASHA), (CAREFUL, {}), ({"most": 8}, {**ASHA, "order": "rungs"}), (CAREFUL, MEDIAN)))
+@pytest.mark.parametrize(
+    ("search", "prune"),
+    long_but_first(
+        (CAREFUL, ASHA), (CAREFUL, {}), ({"most": 8}, {**ASHA, "order": "rungs"}), (CAREFUL, MEDIAN)
+    ),
+)
 def test_a_search_that_is_killed_again_and_again_forgets_nothing(tmp_path, search, prune):
     run = Run(tmp_path, search, prune=prune)
     launches = [run.launch(turns) for turns in (150, 300, 80, 400, 200, 250, None)]
@@ -152,45 +205,83 @@ def test_a_search_that_is_killed_again_and_again_forgets_nothing(tmp_path, searc
     assert sorted(rows) == sorted(f"net-{number}" for number in range(8))
     assert {row.status for row in rows.values()} <= {Status.FINISHED, Status.PRUNED}
     assert run.of(ev.ReplayDiffered) == run.of(ev.SearchFailed) == []
-    told = Counter((call.call, call.number, call.epoch) for call in calls if call.answer is not None)
+    told = Counter(
+        (call.call, call.number, call.epoch) for call in calls if call.answer is not None
+    )
     assert {count for key, count in told.items() if key[0] in ("ask", "report")} == {1}
-    assert Counter(call.number for call in calls if call.call == "tell") == dict.fromkeys(range(8), 1)
-    assert [added.network for added in run.of(ev.NetworkAdded)] == [f"net-{number}" for number in range(8)]
+    assert Counter(call.number for call in calls if call.call == "tell") == dict.fromkeys(
+        range(8), 1
+    )
+    assert [added.network for added in run.of(ev.NetworkAdded)] == [
+        f"net-{number}" for number in range(8)
+    ]
     for name, row in rows.items():
         said = [call for call in calls if call.network == name and call.call == "tell"]
         assert [call.outcome for call in said] == [row.status]
-        assert row.drawn == next(call.answer for call in calls if call.network == name and call.call == "ask")
+        assert row.drawn == next(
+            call.answer for call in calls if call.network == name and call.call == "ask"
+        )
 
 
 def test_a_child_begins_with_the_weights_of_its_parent_and_is_replayed_from_there(tmp_path):
-    asks = [{LEARNING_RATE: 0.01}, {LEARNING_RATE: 0.02, "parent": 0}, {LEARNING_RATE: 0.03, "parent": 1}]
-    run = Run(tmp_path, {"ask": "tests.fleet.search.searchers:Scripted", "most": 3, "at_once": 1,
-                         "options": {"asks": asks, "reports": {}}})
+    asks = [
+        {LEARNING_RATE: 0.01},
+        {LEARNING_RATE: 0.02, "parent": 0},
+        {LEARNING_RATE: 0.03, "parent": 1},
+    ]
+    run = Run(
+        tmp_path,
+        {
+            "ask": "tests.fleet.search.searchers:Scripted",
+            "most": 3,
+            "at_once": 1,
+            "options": {"asks": asks, "reports": {}},
+        },
+    )
     assert run.launch() is ExitStatus.OK
     added = {event.network: event for event in run.of(ev.NetworkAdded)}
-    assert {name: event.parent for name, event in added.items()} == {"net-0": "", "net-1": "net-0", "net-2": "net-1"}
+    assert {name: event.parent for name, event in added.items()} == {
+        "net-0": "",
+        "net-1": "net-0",
+        "net-2": "net-1",
+    }
     rows = run.rows()
     assert [(rows[name].parent, rows[name].parent_epoch) for name in sorted(rows)] == [
-        ("", 0), ("net-0", 4), ("net-1", 4)]
+        ("", 0),
+        ("net-0", 4),
+        ("net-1", 4),
+    ]
     assert {row.epochs for row in rows.values()} == {4}
     assert rows["net-2"].loss < rows["net-1"].loss < rows["net-0"].loss
     for name in ("net-1", "net-2"):
-        first, last = read_state(run.paths.first(name)), read_state(run.paths.last(added[name].parent))
+        first, last = (
+            read_state(run.paths.first(name)),
+            read_state(run.paths.last(added[name].parent)),
+        )
         assert first.epoch == added[name].parent_epoch == last.epoch
         assert (first.arrays["weights"] == last.arrays["weights"]).all()
     _, prepared = launch(run.path, 1, replay=str(tmp_path / "run"), only="net-2")
-    replayed = [newest(paths, "net-2", with_arrays=False).history for paths in (run.paths, prepared.paths)]
+    replayed = [
+        newest(paths, "net-2", with_arrays=False).history for paths in (run.paths, prepared.paths)
+    ]
     assert largest_difference(*replayed) < 1e-9
     for paths in (run.paths, prepared.paths):
         said = read_history(paths.history("net-2"))
-        assert [(row.parent, row.parent_epoch) for row in said] == [("net-1", 4), ("", 0), ("", 0), ("", 0)]
+        assert [(row.parent, row.parent_epoch) for row in said] == [
+            ("net-1", 4),
+            ("", 0),
+            ("", 0),
+            ("", 0),
+        ]
     assert "parent" not in run.paths.history("net-0").read_text()
 
 
 @pytest.fixture
 def admission(tmp_path):
     """Of a run that trains nothing yet, with its results."""
-    prepared = prepare(Run(tmp_path, {"ask": "random", "most": 2, "at_once": 1}).path, (0, 0, 0), plain=True)
+    prepared = prepare(
+        Run(tmp_path, {"ask": "random", "most": 2, "at_once": 1}).path, (0, 0, 0), plain=True
+    )
     results = results_of(prepared.spec, prepared.paths)
     return Admission(prepared, results, {}, {}, learns=False), results
 
@@ -202,7 +293,9 @@ def test_a_child_waits_until_what_its_parent_has_said_last_is_saved(admission, t
     history = (record(1), record(2))
     results.hear("net-0", Standing(history))
     admission.ask(Add("net-1", "net", 1, {LEARNING_RATE: 0.02}, parent="net-0"))
-    saved = State({"weights": np.zeros(3)}, "", history[:1], architecture=parent.network.architecture.key)
+    saved = State(
+        {"weights": np.zeros(3)}, "", history[:1], architecture=parent.network.architecture.key
+    )
     write_state(paths.last("net-0"), saved)
     assert admission.asked({"net-0"}, 1.0) == []
     write_state(paths.last("net-0"), replace(saved, history=history))
@@ -222,45 +315,97 @@ def test_a_parent_that_trains_no_more_is_waited_for_no_longer(admission):
 
 def test_a_parent_of_another_kind_or_of_none_is_a_failed_network(tmp_path):
     asks = [{LEARNING_RATE: 0.01}, {LEARNING_RATE: 0.02, "parent": 7}]
-    run = Run(tmp_path, {"ask": "tests.fleet.search.searchers:Scripted", "most": 2, "at_once": 1,
-                         "options": {"asks": asks, "reports": {}}})
+    run = Run(
+        tmp_path,
+        {
+            "ask": "tests.fleet.search.searchers:Scripted",
+            "most": 2,
+            "at_once": 1,
+            "options": {"asks": asks, "reports": {}},
+        },
+    )
     assert run.launch() is ExitStatus.NETWORK_FAILED
     assert run.rows()["net-1"].status is Status.FAILED
     assert "7 is no parent" in run.rows()["net-1"].reason
 
 
-@pytest.mark.parametrize(("searcher", "reason"), long_but_first(
-    ("Raising", "failed: RuntimeError: out of ideas"), ("Hanging", "took longer than 3.0 s (search.answer_within)")))
-def test_a_searcher_that_fails_is_called_no_more_and_what_it_has_asked_for_is_trained(tmp_path, searcher, reason):
-    run = Run(tmp_path, {"ask": f"tests.fleet.search.searchers:{searcher}", "most": 5, "at_once": 2,
-                         "answer_within": "3s"})
+@pytest.mark.parametrize(
+    ("searcher", "reason"),
+    long_but_first(
+        ("Raising", "failed: RuntimeError: out of ideas"),
+        ("Hanging", "took longer than 3.0 s (search.answer_within)"),
+    ),
+)
+def test_a_searcher_that_fails_is_called_no_more_and_what_it_has_asked_for_is_trained(
+    tmp_path, searcher, reason
+):
+    run = Run(
+        tmp_path,
+        {
+            "ask": f"tests.fleet.search.searchers:{searcher}",
+            "most": 5,
+            "at_once": 2,
+            "answer_within": "3s",
+        },
+    )
     assert run.launch() is ExitStatus.NETWORK_FAILED
     assert {name: row.status for name, row in run.rows().items()} == {
-        "net-0": Status.FINISHED, "net-1": Status.FINISHED}
+        "net-0": Status.FINISHED,
+        "net-1": Status.FINISHED,
+    }
     [failed] = run.of(ev.SearchFailed)
     assert f"Ask(number=2) {reason}" in failed.reason
 
 
 def test_a_searcher_whose_constructor_hangs_is_a_mistake_of_the_spec(tmp_path):
-    run = Run(tmp_path, {"ask": "tests.fleet.search.searchers:Unmade", "most": 5, "answer_within": 0.2})
-    with pytest.raises(SpecError, match=r"models\[0\].search.ask: .*Unmade was not made within 0.2 s"):
+    run = Run(
+        tmp_path, {"ask": "tests.fleet.search.searchers:Unmade", "most": 5, "answer_within": 0.2}
+    )
+    with pytest.raises(
+        SpecError, match=r"models\[0\].search.ask: .*Unmade was not made within 0.2 s"
+    ):
         run.launch()
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize(("exchanges", "batch", "reason"), [
-    ([], [4, 16], "comm_s has no entry for 2 or more GPUs"),
-    ([{"params_mb": 1.0, "gpus": 2, "seconds": 0.1}], [16, 24], "a batch of 16 does not fit on 2 GPUs")])
+@pytest.mark.parametrize(
+    ("exchanges", "batch", "reason"),
+    [
+        ([], [4, 16], "comm_s has no entry for 2 or more GPUs"),
+        (
+            [{"params_mb": 1.0, "gpus": 2, "seconds": 0.1}],
+            [16, 24],
+            "a batch of 16 does not fit on 2 GPUs",
+        ),
+    ],
+)
 def test_a_network_of_whose_batches_a_rates_file_says_too_little_has_failed_and_says_why(
-        tmp_path, exchanges, batch, reason):
-    rates = {"samples_per_epoch": 24, "gpus_per_node": 2, "comm_s": exchanges, "models": [
-        {"name": "net", "rates": [10.0], "params_mb": 1.0,
-         "step_s": [{"batch": 2, "seconds": 0.1}, {"batch": 4, "seconds": 0.15}]}]}
+    tmp_path, exchanges, batch, reason
+):
+    rates = {
+        "samples_per_epoch": 24,
+        "gpus_per_node": 2,
+        "comm_s": exchanges,
+        "models": [
+            {
+                "name": "net",
+                "rates": [10.0],
+                "params_mb": 1.0,
+                "step_s": [{"batch": 2, "seconds": 0.1}, {"batch": 4, "seconds": 0.15}],
+            }
+        ],
+    }
     (tmp_path / "rates.json").write_text(json.dumps(rates))
-    run = Run(tmp_path, {"most": 2}, train={"batch": {"size": batch}, "converge": {"max_epochs": 2}},
-              schedule={"policy": "elastic", "rates": str(tmp_path / "rates.json")})
+    run = Run(
+        tmp_path,
+        {"most": 2},
+        train={"batch": {"size": batch}, "converge": {"max_epochs": 2}},
+        schedule={"policy": "elastic", "rates": str(tmp_path / "rates.json")},
+    )
     assert run.launch() is ExitStatus.NETWORK_FAILED
-    assert [(row.status, reason in row.reason) for row in run.rows().values()] == [(Status.FAILED, True)] * 2
+    assert [(row.status, reason in row.reason) for row in run.rows().values()] == [
+        (Status.FAILED, True)
+    ] * 2
 
 
 def test_a_run_stays_open_for_a_while_when_it_has_nothing_to_train(tmp_path):
@@ -273,7 +418,9 @@ def test_a_run_stays_open_for_a_while_when_it_has_nothing_to_train(tmp_path):
 # ---- what is known ------------------------------------------------------------------------------
 
 
-def test_a_search_begins_with_what_an_earlier_run_found_and_goes_on_when_its_space_has_changed(tmp_path):
+def test_a_search_begins_with_what_an_earlier_run_found_and_goes_on_when_its_space_has_changed(
+    tmp_path,
+):
     first, folders = Run(tmp_path, {"most": 4}, epochs=2), [tmp_path / name for name in ("b", "c")]
     assert first.launch() is ExitStatus.OK
     for folder in folders:
@@ -285,10 +432,15 @@ def test_a_search_begins_with_what_an_earlier_run_found_and_goes_on_when_its_spa
     assert (read.told, dict(read.left_out)) == (4, {})
     known = [event for event in second.of(ev.Searched) if event.call == "know"]
     assert [(event.number, event.network, len(event.curve), event.outcome) for event in known] == [
-        (-1 - number, f"net-{number}", 2, "finished") for number in range(4)]
+        (-1 - number, f"net-{number}", 2, "finished") for number in range(4)
+    ]
     space = {LEARNING_RATE: {"low": 0.01, "high": 0.1}}
-    changed = Run(folders[0], {**search, "most": 5}, epochs=2, models=[{**ENTRY, "space": space,
-                                                                       "search": {**search, "most": 5}}])
+    changed = Run(
+        folders[0],
+        {**search, "most": 5},
+        epochs=2,
+        models=[{**ENTRY, "space": space, "search": {**search, "most": 5}}],
+    )
     shutil.rmtree(tmp_path / "run")  # what was found there is in the log
     assert main(["check", str(changed.path)]) == 0
     assert changed.launch() is ExitStatus.OK
@@ -296,16 +448,26 @@ def test_a_search_begins_with_what_an_earlier_run_found_and_goes_on_when_its_spa
     assert began.is_another
     assert "most was 3 and is 5" in began.changed
     outside = sum(event.answer[LEARNING_RATE] < 0.01 for event in known)
-    assert dict(changed.of(ev.EarlierRead)[-1].left_out) in ({}, {f"{LEARNING_RATE} is outside of the space": outside})
+    assert dict(changed.of(ev.EarlierRead)[-1].left_out) in (
+        {},
+        {f"{LEARNING_RATE} is outside of the space": outside},
+    )
     assert sorted(changed.rows()) == [f"net-{number}" for number in range(5)]
     assert all(changed.rows()[name].drawn[LEARNING_RATE] >= 0.01 for name in ("net-3", "net-4"))
-    for earlier, said in ((str(tmp_path / "run"), "holds no run"), (f"{folders[0]}/./run", "the folder of this run")):
+    for earlier, said in (
+        (str(tmp_path / "run"), "holds no run"),
+        (f"{folders[0]}/./run", "the folder of this run"),
+    ):
         with pytest.raises(SpecError, match=rf"search.from\[0\].*{said}"):
             Run(folders[1 if said == "holds no run" else 0], {**search, "from": [earlier]}).launch()
 
 
 def test_of_several_objectives_the_table_of_results_has_what_was_told(tmp_path):
-    objectives = [{"value": "val_accuracy"}, {"value": "parameters", "mode": "minimize"}, {"value": "rate"}]
+    objectives = [
+        {"value": "val_accuracy"},
+        {"value": "parameters", "mode": "minimize"},
+        {"value": "rate"},
+    ]
     run = Run(tmp_path, {"most": 3, "objectives": objectives}, epochs=2)
     assert [run.launch(150), run.launch()][-1] is ExitStatus.OK
     told = {event.network: event.value for event in run.of(ev.Searched) if event.call == "tell"}

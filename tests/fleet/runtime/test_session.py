@@ -29,11 +29,21 @@ def launch(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
     def run(node_of, watch=lambda one: None, **parts):
-        path = write(tmp_path, **{
-            "models": [{"family": "softmax"}], "profile": {"batches": 2, "timed": 1}, "resources": {"engine": "numpy"},
-            "data": {"source": "tests.sources:numbered", "path": "12", "transforms": SCALED},
-            "train": {"converge": {"max_epochs": 1}, "batch": {"size": 4}, "optimizer": {"learning_rate": 0.02}},
-            **parts})
+        path = write(
+            tmp_path,
+            **{
+                "models": [{"family": "softmax"}],
+                "profile": {"batches": 2, "timed": 1},
+                "resources": {"engine": "numpy"},
+                "data": {"source": "tests.sources:numbered", "path": "12", "transforms": SCALED},
+                "train": {
+                    "converge": {"max_epochs": 1},
+                    "batch": {"size": 4},
+                    "optimizer": {"learning_rate": 0.02},
+                },
+                **parts,
+            },
+        )
         prepared = prepare(path, node_of, None, plain=True)
         statuses = {}
 
@@ -48,16 +58,27 @@ def launch(tmp_path, monkeypatch):
     return run
 
 
-@pytest.mark.parametrize(("node_of", "preparing", "training"), [
-    ([0], [], [0]), ([0, 0], [0], [1]), ([0, 0, 0, 1, 1], [0, 3], [1, 2, 4])])
-def test_every_rank_takes_up_its_role_and_ends_well(launch, monkeypatch, node_of, preparing, training):
+@pytest.mark.parametrize(
+    ("node_of", "preparing", "training"),
+    [([0], [], [0]), ([0, 0], [0], [1]), ([0, 0, 0, 1, 1], [0, 3], [1, 2, 4])],
+)
+def test_every_rank_takes_up_its_role_and_ends_well(
+    launch, monkeypatch, node_of, preparing, training
+):
     took = {"Preprocessor": [], "Trainer": []}
     for role in took:
         kind = getattr(session, role)
-        monkeypatch.setattr(session, role, lambda world, *rest, kind=kind, role=role:
-                            took[role].append(world.rank) or kind(world, *rest))
+        monkeypatch.setattr(
+            session,
+            role,
+            lambda world, *rest, kind=kind, role=role: took[role].append(world.rank)
+            or kind(world, *rest),
+        )
     statuses, prepared = launch(node_of)
-    assert {name: sorted(ranks) for name, ranks in took.items()} == {"Preprocessor": preparing, "Trainer": training}
+    assert {name: sorted(ranks) for name, ranks in took.items()} == {
+        "Preprocessor": preparing,
+        "Trainer": training,
+    }
     assert statuses == dict.fromkeys(range(len(node_of)), ExitStatus.OK)
     assert prepared.paths.results.exists()
 
@@ -76,8 +97,12 @@ def test_when_nothing_is_left_no_engine_is_loaded(launch, monkeypatch):
 
 def test_a_trainer_without_work_loads_no_engine(launch, monkeypatch):
     made, make = [], session.make_engine
-    monkeypatch.setattr(session, "make_engine", lambda spec, sample, rates, place, trainers, slot, pin:
-                        made.append(place) or make(spec, sample, rates, place, trainers, slot))
+    monkeypatch.setattr(
+        session,
+        "make_engine",
+        lambda spec, sample, rates, place, trainers, slot, pin: made.append(place)
+        or make(spec, sample, rates, place, trainers, slot),
+    )
     launch([0, 0, 0, 0], models=[{"family": "softmax", "gpus": 1}])
     assert made == [0]
 
@@ -96,30 +121,49 @@ def test_what_a_node_shares_has_no_name_any_more_once_all_of_it_have_mapped_it(l
 
         one._map_memory = map_and_look
 
-    statuses, prepared = launch([0, 0, 0], watch, data={"source": "tests.sources:numbered", "path": "12",
-                                                        "transforms": SCALED, **data})
-    assert named[0] == []  # the others may look a moment before rank 0, which leads the node, has unlinked it
+    statuses, prepared = launch(
+        [0, 0, 0],
+        watch,
+        data={"source": "tests.sources:numbered", "path": "12", "transforms": SCALED, **data},
+    )
+    assert (
+        named[0] == []
+    )  # the others may look a moment before rank 0, which leads the node, has unlinked it
     assert set(statuses.values()) == {ExitStatus.OK}
     assert len(events_of(prepared.paths.events, Ended)) == 1
 
 
 # ---- what becomes of decoded samples -----------------------------------------------------------
 
+
 def slow_to_read(path):
     return Numbered(int(path), seed=1, before=_Slowly(0.01)), Numbered(4, seed=2)
 
 
-def test_a_file_of_decoded_samples_is_deleted_when_all_is_done_and_a_replay_makes_one_for_itself(launch, tmp_path):
+def test_a_file_of_decoded_samples_is_deleted_when_all_is_done_and_a_replay_makes_one_for_itself(
+    launch, tmp_path
+):
     made = []
-    data = {"source": f"{__name__}:slow_to_read", "path": "12", "transforms": ["decode", *SCALED], "order": "ring",
-            "shards": 4}
-    _, prepared = launch([0, 0, 0], lambda one: made.append(one._launch.paths.decoded.exists()), data=data,
-                         train={"converge": {"max_epochs": 20}, "batch": {"size": 4}})
-    chosen, = events_of(prepared.paths.events, CacheChosen)
+    data = {
+        "source": f"{__name__}:slow_to_read",
+        "path": "12",
+        "transforms": ["decode", *SCALED],
+        "order": "ring",
+        "shards": 4,
+    }
+    _, prepared = launch(
+        [0, 0, 0],
+        lambda one: made.append(one._launch.paths.decoded.exists()),
+        data=data,
+        train={"converge": {"max_epochs": 20}, "batch": {"size": 4}},
+    )
+    (chosen,) = events_of(prepared.paths.events, CacheChosen)
     assert (chosen.cache, chosen.asked, chosen.shuffle) == ("file", "auto", "stream")
     assert made == [True] * 3
     assert not prepared.paths.decoded.exists()
-    again = prepare(str(tmp_path / "spec.yaml"), [0, 0], None, replay=str(prepared.paths.root), only="softmax")
+    again = prepare(
+        str(tmp_path / "spec.yaml"), [0, 0], None, replay=str(prepared.paths.root), only="softmax"
+    )
     assert (again.cache.cache, again.cache.why) == ("file", "as in the launch before")
     assert again.paths.decoded.exists()
     assert not prepared.paths.decoded.exists()
@@ -128,9 +172,16 @@ def test_a_file_of_decoded_samples_is_deleted_when_all_is_done_and_a_replay_make
 def test_trainers_that_prepare_their_own_samples_decode_each_once_if_they_fit(launch, tmp_path):
     folder = tmp_path / "reads"
     folder.mkdir()
-    data = {"source": "tests.sources:noted", "path": "12", "options": {"folder": str(folder)}, "transforms": SCALED}
-    _, prepared = launch([0], data=data, train={"converge": {"max_epochs": 3}, "batch": {"size": 4}})
-    chosen, = events_of(prepared.paths.events, CacheChosen)
+    data = {
+        "source": "tests.sources:noted",
+        "path": "12",
+        "options": {"folder": str(folder)},
+        "transforms": SCALED,
+    }
+    _, prepared = launch(
+        [0], data=data, train={"converge": {"max_epochs": 3}, "batch": {"size": 4}}
+    )
+    (chosen,) = events_of(prepared.paths.events, CacheChosen)
     assert (chosen.cache, chosen.shuffle) == ("memory", "network")
     looked_at = 8
     assert sum(part == "train" for part, _ in reads(folder)[0]) == looked_at + 12
@@ -138,11 +189,21 @@ def test_trainers_that_prepare_their_own_samples_decode_each_once_if_they_fit(la
 
 def test_trainers_come_to_the_same_whether_they_keep_their_samples_or_not(launch, tmp_path):
     def came_to(cache):
-        data = {"source": "tests.sources:partly_bad", "path": "12", "transforms": SCALED, "cache": cache,
-                "max_bad": 0.5}
-        _, prepared = launch([0, 0], models=[{"family": "softmax", "name": "a"}], output=str(tmp_path / cache),
-                             train={"converge": {"max_epochs": 3}, "batch": {"size": 4}}, data=data,
-                             schedule={"policy": "baseline"})
+        data = {
+            "source": "tests.sources:partly_bad",
+            "path": "12",
+            "transforms": SCALED,
+            "cache": cache,
+            "max_bad": 0.5,
+        }
+        _, prepared = launch(
+            [0, 0],
+            models=[{"family": "softmax", "name": "a"}],
+            output=str(tmp_path / cache),
+            train={"converge": {"max_epochs": 3}, "batch": {"size": 4}},
+            data=data,
+            schedule={"policy": "baseline"},
+        )
         state = read_state(prepared.paths.last("a"), with_arrays=False)
         return [(record.loss, record.val_loss, record.samples) for record in state.history]
 
@@ -156,31 +217,41 @@ def on_gpus(setup):
 
 
 ON_GPUS = EngineInfo("numpy", on_gpus, families=frozenset({"softmax"}), uses_gpus=True)
-TWO_TRAINERS = {"models": [{"family": "softmax", "name": name} for name in ("a", "b")], "resources": {
-    "engine": f"{__name__}:ON_GPUS", "preprocessors": 1}}
+TWO_TRAINERS = {
+    "models": [{"family": "softmax", "name": name} for name in ("a", "b")],
+    "resources": {"engine": f"{__name__}:ON_GPUS", "preprocessors": 1},
+}
 
 
-@pytest.mark.parametrize(("status", "gpus", "warning"), [
-    (0, "0,1", None), (2, "0,1", "cudaHostRegister gives error 2"), (2, "", None)],
-    ids=["registered", "refused", "refused without a GPU"])
+@pytest.mark.parametrize(
+    ("status", "gpus", "warning"),
+    [(0, "0,1", None), (2, "0,1", "cudaHostRegister gives error 2"), (2, "", None)],
+    ids=["registered", "refused", "refused without a GPU"],
+)
 def test_what_trainers_copy_to_gpus_is_registered_with_their_driver(
-        launch, tmp_path, monkeypatch, status, gpus, warning):
+    launch, tmp_path, monkeypatch, status, gpus, warning
+):
     driver = Driver(tmp_path, monkeypatch, status=status)
     monkeypatch.setattr(pinned, "LIBRARIES", driver.libraries)
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", gpus)
     statuses, prepared = launch([0, 0, 0], **TWO_TRAINERS)
     assert set(statuses.values()) == {ExitStatus.OK}
     asked = driver.asked()
-    assert [number for what, number in asked if what == "memory"].count(100) == 2  # of each trainer, and its windows
+    assert [number for what, number in asked if what == "memory"].count(
+        100
+    ) == 2  # of each trainer, and its windows
     assert len(asked) > 4
     if gpus:
         assert {number for what, number in asked if what == "device"} == {0, 1}
     assert [event.warning for event in events_of(prepared.paths.events, NetworkWarned)] == (
-        [] if warning is None else [f"samples go to GPUs more slowly: {warning}"])
+        [] if warning is None else [f"samples go to GPUs more slowly: {warning}"]
+    )
 
 
 @pytest.mark.parametrize(("gpus", "warned"), [("0", 1), ("", 0)])
-def test_without_a_driver_one_warning_says_so_where_there_are_gpus(launch, monkeypatch, gpus, warned):
+def test_without_a_driver_one_warning_says_so_where_there_are_gpus(
+    launch, monkeypatch, gpus, warned
+):
     monkeypatch.setattr(pinned, "LIBRARIES", ())
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", gpus)
     statuses, prepared = launch([0, 0], resources={"engine": f"{__name__}:ON_GPUS"})
@@ -188,16 +259,38 @@ def test_without_a_driver_one_warning_says_so_where_there_are_gpus(launch, monke
     assert len(events_of(prepared.paths.events, NetworkWarned)) == warned
 
 
-def test_trainers_go_to_the_cores_of_their_gpus_and_windows_to_the_memory_there(launch, tmp_path, monkeypatch):
+def test_trainers_go_to_the_cores_of_their_gpus_and_windows_to_the_memory_there(
+    launch, tmp_path, monkeypatch
+):
     bound, made = [], []
-    monkeypatch.setattr(numa, "SYS", machine(tmp_path / "sys", {0: "0-1", 1: "2-3"}, {
-        "0000:0a:00.0": ("0x10de", "0x030200", 1), "0000:0b:00.0": ("0x10de", "0x030200", 1)}))
+    monkeypatch.setattr(
+        numa,
+        "SYS",
+        machine(
+            tmp_path / "sys",
+            {0: "0-1", 1: "2-3"},
+            {"0000:0a:00.0": ("0x10de", "0x030200", 1), "0000:0b:00.0": ("0x10de", "0x030200", 1)},
+        ),
+    )
     monkeypatch.setattr(os, "sched_setaffinity", lambda process, cores: bound.append(set(cores)))
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0, 1, 2, 3})
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1")
-    monkeypatch.setattr(session, "Window", lambda *given, kind=session.Window, **more: (
-        made.append(bound[-1]), kind(*given, **more))[1])
-    launch([0, 0, 0], **TWO_TRAINERS, data={
-        "source": "tests.sources:numbered", "path": "12", "transforms": SCALED, "cache": "none"})
+    monkeypatch.setattr(
+        session,
+        "Window",
+        lambda *given, kind=session.Window, **more: (made.append(bound[-1]), kind(*given, **more))[
+            1
+        ],
+    )
+    launch(
+        [0, 0, 0],
+        **TWO_TRAINERS,
+        data={
+            "source": "tests.sources:numbered",
+            "path": "12",
+            "transforms": SCALED,
+            "cache": "none",
+        },
+    )
     assert made[0] == {2, 3}
     assert bound.count({2, 3}) >= 1 + 2  # while windows are made, and of each trainer

@@ -40,10 +40,21 @@ pytestmark = pytest.mark.usefixtures("quick")
 
 def learned(folder, data, rate, epochs):
     """What a linear model has come to."""
-    status, prepared = launch(write(
-        folder, seed=1, data=data, schedule={"policy": "baseline"}, resources={"engine": "numpy"},
-        train={"batch": {"size": 16}, "optimizer": {"name": "sgd", "learning_rate": rate, "momentum": 0.9},
-               "converge": {"max_epochs": epochs}}), 1)
+    status, prepared = launch(
+        write(
+            folder,
+            seed=1,
+            data=data,
+            schedule={"policy": "baseline"},
+            resources={"engine": "numpy"},
+            train={
+                "batch": {"size": 16},
+                "optimizer": {"name": "sgd", "learning_rate": rate, "momentum": 0.9},
+                "converge": {"max_epochs": epochs},
+            },
+        ),
+        1,
+    )
     assert status is ExitStatus.OK
     [row] = read_results(prepared.paths.root)
     return row, prepared
@@ -56,9 +67,22 @@ def test_diabetes_as_a_table(tmp_path):
     with open(tmp_path / "diabetes.csv", "w", newline="") as file:
         writer = csv.writer(file)
         writer.writerow([*found.feature_names, "progression"])
-        writer.writerows([*(20 * row), value / spread] for row, value in zip(found.data, found.target, strict=True))
-    row, prepared = learned(tmp_path, {"source": "table", "path": str(tmp_path / "diabetes.csv"), "validation": 0.2,
-                                       "options": {"targets": "progression"}, "transforms": []}, 0.02, 40)
+        writer.writerows(
+            [*(20 * row), value / spread]
+            for row, value in zip(found.data, found.target, strict=True)
+        )
+    row, prepared = learned(
+        tmp_path,
+        {
+            "source": "table",
+            "path": str(tmp_path / "diabetes.csv"),
+            "validation": 0.2,
+            "options": {"targets": "progression"},
+            "transforms": [],
+        },
+        0.02,
+        40,
+    )
     assert (prepared.sample.image.shape, prepared.sample.target.kind) == ((10,), "value")
     assert row.val_loss < 0.65  # of a variance of 1
     assert np.isnan(row.val_accuracy)
@@ -67,8 +91,18 @@ def test_diabetes_as_a_table(tmp_path):
 def test_digits_as_arrays(tmp_path):
     found = pytest.importorskip("sklearn.datasets").load_digits()
     np.savez(tmp_path / "digits.npz", x=found.images.astype(np.float32) / 16, y=found.target)
-    row, prepared = learned(tmp_path, {"source": "npz", "path": str(tmp_path / "digits.npz"), "validation": 0.2,
-                                       "target": "class", "transforms": []}, 0.1, 15)
+    row, prepared = learned(
+        tmp_path,
+        {
+            "source": "npz",
+            "path": str(tmp_path / "digits.npz"),
+            "validation": 0.2,
+            "target": "class",
+            "transforms": [],
+        },
+        0.1,
+        15,
+    )
     assert (prepared.sample.image.shape, prepared.sample.classes) == ((8, 8), 10)
     assert row.val_accuracy > 0.93
 

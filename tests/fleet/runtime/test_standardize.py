@@ -23,20 +23,40 @@ def table(path, rows=60, more=0.0):
     return path
 
 
-def write(folder, ranks=1, models=({"family": "softmax", "name": "one", "gpus": 1},), standardize="standardize",
-          **data):
+def write(
+    folder,
+    ranks=1,
+    models=({"family": "softmax", "name": "one", "gpus": 1},),
+    standardize="standardize",
+    **data,
+):
     folder.mkdir(exist_ok=True)
     path = folder / "table.csv"
     return write_spec(
-        folder, models, profile={"batches": 4, "timed": 2, "max_gpus": 1},
-        data={"source": "table", "path": str(path if path.exists() else table(path)), "options": {"targets": "y"},
-              "target": "value", "transforms": [standardize], **data},
-        train={"batch": {"size": 8}, "optimizer": {"name": "sgd", "learning_rate": 0.05},
-               "converge": {"max_epochs": 12}}, resources={"engine": "numpy", "preprocessors": min(1, ranks - 1)})
+        folder,
+        models,
+        profile={"batches": 4, "timed": 2, "max_gpus": 1},
+        data={
+            "source": "table",
+            "path": str(path if path.exists() else table(path)),
+            "options": {"targets": "y"},
+            "target": "value",
+            "transforms": [standardize],
+            **data,
+        },
+        train={
+            "batch": {"size": 8},
+            "optimizer": {"name": "sgd", "learning_rate": 0.05},
+            "converge": {"max_epochs": 12},
+        },
+        resources={"engine": "numpy", "preprocessors": min(1, ranks - 1)},
+    )
 
 
 def history(prepared, name="one"):
-    return [(one.loss, one.val_loss) for one in newest(prepared.paths, name, with_arrays=False).history]
+    return [
+        (one.loss, one.val_loss) for one in newest(prepared.paths, name, with_arrays=False).history
+    ]
 
 
 def test_a_network_learns_from_columns_of_any_size_and_alike_with_any_cache(tmp_path):
@@ -47,7 +67,10 @@ def test_a_network_learns_from_columns_of_any_size_and_alike_with_any_cache(tmp_
         found.append(history(prepared))
     assert found[0][-1][1] < 0.01
     assert all(one == found[0] for one in found)
-    assert "standardize takes means and deviations from the training samples" in prepared.inputs.data.remark
+    assert (
+        "standardize takes means and deviations from the training samples"
+        in prepared.inputs.data.remark
+    )
 
 
 def test_each_fold_has_the_means_of_what_it_trains_on(tmp_path):
@@ -57,18 +80,29 @@ def test_each_fold_has_the_means_of_what_it_trains_on(tmp_path):
     rows = np.stack([source.read(index) for index in range(len(source))]).astype(np.float64)
     for network in prepared.spec.networks:
         affine = prepared.sample.of(network.feed, network.fold).affine
-        np.testing.assert_allclose(affine.mean, rows[folds != network.fold].mean(axis=0), rtol=1e-12)
+        np.testing.assert_allclose(
+            affine.mean, rows[folds != network.fold].mean(axis=0), rtol=1e-12
+        )
         assert history(prepared, network.name)[-1][1] < 0.02
     assert len({prepared.sample.of("", fold).affine for fold in range(3)}) == 3
 
 
 def test_entries_may_standardize_or_not_and_share_what_comes_before(tmp_path):
-    models = [{"family": "softmax", "name": "one", "gpus": 1},
-              {"family": "softmax", "name": "raw", "gpus": 1, "data": {"transforms": []},
-               "train": {"optimizer": {"learning_rate": 1e-12}}}]
+    models = [
+        {"family": "softmax", "name": "one", "gpus": 1},
+        {
+            "family": "softmax",
+            "name": "raw",
+            "gpus": 1,
+            "data": {"transforms": []},
+            "train": {"optimizer": {"learning_rate": 1e-12}},
+        },
+    ]
     status, prepared = launch(write(tmp_path / "both", 2, models), 2)
     assert status is ExitStatus.OK
-    assert [prepared.sample.of(network.feed).affine is None for network in prepared.spec.networks] == [False, True]
+    assert [
+        prepared.sample.of(network.feed).affine is None for network in prepared.spec.networks
+    ] == [False, True]
     _, alone = launch(write(tmp_path / "alone", 2), 2)
     assert history(prepared) == history(alone)
 

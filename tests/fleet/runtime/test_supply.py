@@ -11,9 +11,14 @@ from fleet.stream import filler
 from tests.fleet.runtime.runs import launch, write
 
 # By the file: one network that two devices make faster, and two that are slower than it.
-RATES = {"samples_per_epoch": 40, "gpus_per_node": 2,
-         "models": [{"name": "wide", "rates": [4000.0, 7000.0]}, *({"name": name, "rates": [2000.0, 3000.0]}
-                                                                   for name in ("left", "right"))]}
+RATES = {
+    "samples_per_epoch": 40,
+    "gpus_per_node": 2,
+    "models": [
+        {"name": "wide", "rates": [4000.0, 7000.0]},
+        *({"name": name, "rates": [2000.0, 3000.0]} for name in ("left", "right")),
+    ],
+}
 
 
 def test_one_wide_network_does_not_run_alone_on_an_input_that_cannot_feed_it(tmp_path, monkeypatch):
@@ -22,11 +27,21 @@ def test_one_wide_network_does_not_run_alone_on_an_input_that_cannot_feed_it(tmp
     monkeypatch.setattr(Preprocessor, "_measure", lambda preprocessor: 1e6)
     monkeypatch.setattr(filler, "_BUSY_S", 0.02)
     (tmp_path / "rates.json").write_text(json.dumps(RATES))
-    status, prepared = launch(write(
-        tmp_path, [{"family": "softmax", "name": row["name"]} for row in RATES["models"]],
-        data={"source": "tests.sources:slow", "path": "40", "transforms": [{"scale": {"mean": 0.5, "std": 0.5}}],
-              "cache": "none"}, train={"converge": {"max_epochs": 4}, "batch": {"size": 10}},
-        schedule={"policy": "global", "rates": str(tmp_path / "rates.json")}), 3)
+    status, prepared = launch(
+        write(
+            tmp_path,
+            [{"family": "softmax", "name": row["name"]} for row in RATES["models"]],
+            data={
+                "source": "tests.sources:slow",
+                "path": "40",
+                "transforms": [{"scale": {"mean": 0.5, "std": 0.5}}],
+                "cache": "none",
+            },
+            train={"converge": {"max_epochs": 4}, "batch": {"size": 10}},
+            schedule={"policy": "global", "rates": str(tmp_path / "rates.json")},
+        ),
+        3,
+    )
     assert status is ExitStatus.OK
     first, second, *_ = events_of(prepared.paths.events, RoundStarted)
     assert (first.members, len(second.members)) == (("wide",), 2)

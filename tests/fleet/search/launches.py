@@ -49,14 +49,29 @@ class Disk:
 
 
 def record(epoch, value, seconds=1.0):
-    return EpochRecord(epoch=epoch, stream_epoch=epoch - 1, loss=1.0, accuracy=0.0, val_loss=1.0, val_accuracy=value,
-                       learning_rate=0.1, samples=100, gpus=1, seconds=seconds, waited_s=0.0)
+    return EpochRecord(
+        epoch=epoch,
+        stream_epoch=epoch - 1,
+        loss=1.0,
+        accuracy=0.0,
+        val_loss=1.0,
+        val_accuracy=value,
+        learning_rate=0.1,
+        samples=100,
+        gpus=1,
+        seconds=seconds,
+        waited_s=0.0,
+    )
 
 
 def curve(name, epoch):
     """A seeded law of learning: curves cross, and are noisy."""
     draw = random.Random(zlib.crc32(name.encode()))
-    end, pace, noise = draw.uniform(0.3, 1), draw.uniform(0.1, 1), random.Random(f"{name}/{epoch}").gauss(0, 0.02)
+    end, pace, noise = (
+        draw.uniform(0.3, 1),
+        draw.uniform(0.1, 1),
+        random.Random(f"{name}/{epoch}").gauss(0, 0.02),
+    )
     return end * (1 - 2.718 ** (-pace * epoch)) + noise
 
 
@@ -68,16 +83,48 @@ class Launch:
         steps: writes to the disk after which it is killed; None for never.
     """
 
-    def __init__(self, disk, search, space, prune=Prune(), epochs=9, steps=None, value=curve, trainers=3, fixed=(),
-                 searcher=None, began=None, earlier=()):
+    def __init__(
+        self,
+        disk,
+        search,
+        space,
+        prune=Prune(),
+        epochs=9,
+        steps=None,
+        value=curve,
+        trainers=3,
+        fixed=(),
+        searcher=None,
+        began=None,
+        earlier=(),
+    ):
         self.disk, self.epochs, self.value, self.steps = disk, epochs, value, steps
         self.searcher = searcher or make_searcher(
-            search.ask, space, search.seed, Entry("net", search, space, "maximize", "val_accuracy").modes,
-            search.options)
-        self.entry = Entry("net", search, space, "maximize", "val_accuracy",
-                           isinstance(self.searcher, Resuming), tuple(earlier))
-        self.mind = Mind([self.entry], fixed, make_judge(prune, epochs, seed=0), prune.rule, "maximize", "val_accuracy",
-                         trainers, obeys=find_rule(prune.rule).obeys)
+            search.ask,
+            space,
+            search.seed,
+            Entry("net", search, space, "maximize", "val_accuracy").modes,
+            search.options,
+        )
+        self.entry = Entry(
+            "net",
+            search,
+            space,
+            "maximize",
+            "val_accuracy",
+            isinstance(self.searcher, Resuming),
+            tuple(earlier),
+        )
+        self.mind = Mind(
+            [self.entry],
+            fixed,
+            make_judge(prune, epochs, seed=0),
+            prune.rule,
+            "maximize",
+            "val_accuracy",
+            trainers,
+            obeys=find_rule(prune.rule).obeys,
+        )
         self.alive = set(fixed)
         self.added, self.ends, self.calls = {}, {}, []
         self.asked_for = None
@@ -141,10 +188,16 @@ class Launch:
             self.mind.answered(consult.entry, consult.call, answer)
 
     def next(self):
-        over = {name for name, standing in self.disk.standings.items() if standing.outcome is not None}
+        over = {
+            name for name, standing in self.disk.standings.items() if standing.outcome is not None
+        }
         pruned = {name for name, life in self.mind._lives.items() if life.end is not None}
         ready = self.alive - over - pruned - self.mind.paused - self.mind.awaited
-        return min(ready, key=lambda name: (zlib.crc32(f"{name}/{self.done(name)}".encode()), name), default=None)
+        return min(
+            ready,
+            key=lambda name: (zlib.crc32(f"{name}/{self.done(name)}".encode()), name),
+            default=None,
+        )
 
     def done(self, name):
         return len(self.disk.standings.get(name, Standing()).history)

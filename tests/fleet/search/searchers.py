@@ -8,13 +8,22 @@ class Careful:
     """Asks around the best so far, judges by a draw that depends on all that it was told, pauses and resumes."""
 
     def __init__(self, space, seed, mode, pauses=True):
-        self.space, self.random, self.pauses, self.best, self.paused = space, random.Random(seed), pauses, 0.0, []
+        self.space, self.random, self.pauses, self.best, self.paused = (
+            space,
+            random.Random(seed),
+            pauses,
+            0.0,
+            [],
+        )
 
     def ask(self, number):
         if self.random.random() < 0.1:
             return None
-        return {"train.optimizer.learning_rate": self.space["train.optimizer.learning_rate"].at(
-            0.5 * self.random.random() + 0.4 * min(1.0, max(0.0, self.best)))}
+        return {
+            "train.optimizer.learning_rate": self.space["train.optimizer.learning_rate"].at(
+                0.5 * self.random.random() + 0.4 * min(1.0, max(0.0, self.best))
+            )
+        }
 
     def report(self, number, epoch, value):
         self.best = max(self.best, value)
@@ -37,7 +46,12 @@ class Scripted:
     """Does what it is told to, by number of the call."""
 
     def __init__(self, space, seed, mode, asks=(), reports=None, resumes=()):
-        self.asks, self.reports, self.resumes, self.told = list(asks), dict(reports or {}), list(resumes), []
+        self.asks, self.reports, self.resumes, self.told = (
+            list(asks),
+            dict(reports or {}),
+            list(resumes),
+            [],
+        )
 
     def ask(self, number):
         answer = self.asks.pop(0) if self.asks else None

@@ -64,7 +64,10 @@ def run(kills, *parts, earlier=()):
 @given(st.integers(5, 60), st.lists(st.integers(0, 40), max_size=6))
 @settings(max_examples=examples(40), deadline=None)
 def test_another_searcher_comes_to_the_same_state_whatever_kills_it(before, kills):
-    parts = (search_of(LEARNED, most=8, seed=1), SPACE), (search_of(LEARNED, most=12, seed=2), NARROW)
+    parts = (
+        (search_of(LEARNED, most=8, seed=1), SPACE),
+        (search_of(LEARNED, most=12, seed=2), NARROW),
+    )
     whole, _ = run([before], *parts)
     struck, disk = run([before, *kills], *parts)
     assert struck.searcher.heard == whole.searcher.heard
@@ -79,13 +82,19 @@ def test_what_fits_is_told_and_what_lies_outside_stays_and_trains_on():
     disk = Disk()
     with pytest.raises(Struck):
         begun(disk, search_of("random", most=8), SPACE, steps=30).run()
-    asked = {event.number: event.answer[LEARNING_RATE] for event in disk.of(Searched) if event.call == "ask"}
+    asked = {
+        event.number: event.answer[LEARNING_RATE]
+        for event in disk.of(Searched)
+        if event.call == "ask"
+    }
     launch = begun(disk, search_of(LEARNED, most=8), NARROW).run()
     [_, began] = disk.of(SearcherBegan)
     inside = [number for number, value in asked.items() if value >= 1e-3]
     assert f"space.{LEARNING_RATE} was {{low: 1e-05, high: 0.1, log: True}} and is" in began.changed
-    assert f"the searcher is told of {len(inside)} networks, and not of {len(asked) - len(inside)} outside" in (
-        began.changed)
+    assert (
+        f"the searcher is told of {len(inside)} networks, and not of {len(asked) - len(inside)} outside"
+        in (began.changed)
+    )
     known = [event for event in disk.of(Searched) if event.call == "know"]
     assert [event.number for event in known] == inside
     assert set(launch.outcomes) == {f"net-{number}" for number in range(8)}
@@ -116,8 +125,10 @@ def test_a_searcher_that_cannot_be_told_goes_on_with_further_numbers():
     assert asked == set(range(6))
 
 
-EARLIER = (Know(0, {LEARNING_RATE: 0.01}, (0.5, 0.6), "finished", 0.6, "a-0", "runs/a"),
-           Know(0, {LEARNING_RATE: 0.02}, (0.1,), "pruned", 0.1, "a-1", "runs/a"))
+EARLIER = (
+    Know(0, {LEARNING_RATE: 0.01}, (0.5, 0.6), "finished", 0.6, "a-0", "runs/a"),
+    Know(0, {LEARNING_RATE: 0.02}, (0.1,), "pruned", 0.1, "a-1", "runs/a"),
+)
 
 
 @given(st.lists(st.integers(0, 30), max_size=6))
@@ -126,8 +137,14 @@ def test_what_earlier_runs_found_is_told_first_and_once(kills):
     part = (search_of(LEARNED, most=4), SPACE)
     launch, disk = run(kills, part, earlier=EARLIER)
     assert launch.searcher.heard[:7] == [
-        (-1, {LEARNING_RATE: 0.01}), (-1, 1, 0.5), (-1, 2, 0.6), (-1, "finished", 0.6),
-        (-2, {LEARNING_RATE: 0.02}), (-2, 1, 0.1), (-2, "pruned", 0.1)]
+        (-1, {LEARNING_RATE: 0.01}),
+        (-1, 1, 0.5),
+        (-1, 2, 0.6),
+        (-1, "finished", 0.6),
+        (-2, {LEARNING_RATE: 0.02}),
+        (-2, 1, 0.1),
+        (-2, "pruned", 0.1),
+    ]
     assert [event.source for event in disk.of(Searched) if event.call == "know"] == ["runs/a"] * 2
     assert launch.searcher.heard == run([], part, earlier=EARLIER)[0].searcher.heard
 
@@ -135,7 +152,10 @@ def test_what_earlier_runs_found_is_told_first_and_once(kills):
 def test_ours_do_not_try_again_what_is_known():
     space = {"kernel": (3, 5, 7), "width": (8, 16)}
     for ask in ("random", "grid"):
-        disk, earlier = Disk(), (Know(0, {"kernel": 3, "width": 16}, (), "finished", 0.5, "a-0", "runs/a"),)
+        disk, earlier = (
+            Disk(),
+            (Know(0, {"kernel": 3, "width": 16}, (), "finished", 0.5, "a-0", "runs/a"),),
+        )
         launch = begun(disk, search_of(ask, most=9), space, earlier=earlier).run()
         values = [tuple(add.values.values()) for add in launch.added.values()]
         assert len(set(values)) == len(values) == 5
@@ -143,8 +163,16 @@ def test_ours_do_not_try_again_what_is_known():
 
 
 def test_of_several_objectives_the_searcher_is_told_all():
-    search = search_of("random", most=2, objectives=[{"value": "val_accuracy"}, {"value": "parameters"},
-                                                     {"value": "rate"}, {"value": "epochs"}])
+    search = search_of(
+        "random",
+        most=2,
+        objectives=[
+            {"value": "val_accuracy"},
+            {"value": "parameters"},
+            {"value": "rate"},
+            {"value": "epochs"},
+        ],
+    )
     launch = begun(Disk(), search, SPACE)
     assert launch.entry.modes == ("maximize", "minimize", "maximize", "minimize")
     launch.mind._parameters = {"net-0": 70, "net-1": 80}
@@ -179,8 +207,11 @@ def test_of_other_objectives_a_new_searcher_is_told_what_networks_have_come_to_i
     anew = [replace(one, value=(one.value, 2.0)) for one in EARLIER]
     launch = begun(disk, several, SPACE, earlier=anew).run()
     best = {number: launch.mind._lives[f"net-{number}"].best for number in range(5)}
-    assert launch.searcher.told == {-1: (0.6, 2.0), -2: (0.1, 2.0),
-                                    **{number: (best[number], 5.0) for number in range(5)}}
+    assert launch.searcher.told == {
+        -1: (0.6, 2.0),
+        -2: (0.1, 2.0),
+        **{number: (best[number], 5.0) for number in range(5)},
+    }
     for name in launch.added:
         run.apply(0.0, NetworkAdded(name, "net", int(name[4:]), {}, (1, None), 5))
     for event in disk.events:

@@ -17,7 +17,7 @@ def curve(draw):
     end, fall, exponent = draw.uniform(0.3, 1), draw.uniform(0.2, 0.6), draw.uniform(0.3, 1.5)
     best = -math.inf
     for epoch in range(1, MOST + 1):
-        best = max(best, end - fall * epoch ** -exponent + draw.gauss(0, 0.005))
+        best = max(best, end - fall * epoch**-exponent + draw.gauss(0, 0.005))
         yield best
 
 
@@ -42,14 +42,20 @@ def test_hopeless_networks_are_dropped_and_the_best_is_kept(seed):
 
 
 def test_nobody_is_dropped_before_so_many_are_trained_or_so_many_epochs_are_over():
-    good, bad = [1 - epoch ** -1.0 for epoch in range(1, MOST + 1)], [0.1] * MOST
-    assert [epochs for epochs, _ in trained([good, bad, bad], Prune(rule="learning_curve", others=3))] == [MOST] * 3
-    assert [epochs for epochs, _ in trained([good, good, bad], Prune(rule="learning_curve", others=2, least=7))] == [
-        MOST, MOST, 7]
+    good, bad = [1 - epoch**-1.0 for epoch in range(1, MOST + 1)], [0.1] * MOST
+    assert [
+        epochs for epochs, _ in trained([good, bad, bad], Prune(rule="learning_curve", others=3))
+    ] == [MOST] * 3
+    assert [
+        epochs
+        for epochs, _ in trained([good, good, bad], Prune(rule="learning_curve", others=2, least=7))
+    ] == [MOST, MOST, 7]
     assert trained([good, bad], Prune(rule="learning_curve", others=1))[1] == (3, 0.1)
 
 
 def test_a_value_that_is_no_number_is_dropped_and_judges_nobody():
-    good = [1 - epoch ** -1.0 for epoch in range(1, MOST + 1)]
-    found = trained([[-math.inf] * MOST, good, [-math.inf] * MOST, good], Prune(rule="learning_curve", others=1))
+    good = [1 - epoch**-1.0 for epoch in range(1, MOST + 1)]
+    found = trained(
+        [[-math.inf] * MOST, good, [-math.inf] * MOST, good], Prune(rule="learning_curve", others=1)
+    )
     assert [epochs for epochs, _ in found] == [MOST, MOST, 3, MOST]

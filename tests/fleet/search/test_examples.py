@@ -28,17 +28,26 @@ class Shaped(Launch):
         super().train(name)
 
 
-@pytest.mark.parametrize("name", ["evolution_searcher", "optuna_searcher", "pbt_searcher", "skopt_searcher"])
+@pytest.mark.parametrize(
+    "name", ["evolution_searcher", "optuna_searcher", "pbt_searcher", "skopt_searcher"]
+)
 def test_the_spec_that_a_searcher_shows_can_be_run(name):
-    shown = ast.get_docstring(ast.parse((ROOT / f"examples/{name}.py").read_text())).split("\n\n")[1]
+    shown = ast.get_docstring(ast.parse((ROOT / f"examples/{name}.py").read_text())).split("\n\n")[
+        1
+    ]
     spec = parse(yaml.safe_load(shown))
     [(index, entry)] = spec.searches.items()
     assert entry.search.ask == f"{name}:Searcher"
-    assert all(asked_network(spec, index, number, member) for number, member in enumerate(ends(entry.space)))
+    assert all(
+        asked_network(spec, index, number, member)
+        for number, member in enumerate(ends(entry.space))
+    )
 
 
 def test_evolution_finds_better_networks_than_it_began_with():
-    search = search_of("evolution_searcher:Searcher", most=120, at_once=4, options={"population": 20, "sample": 5})
+    search = search_of(
+        "evolution_searcher:Searcher", most=120, at_once=4, options={"population": 20, "sample": 5}
+    )
     launch, _, _ = run_struck([], search, SHAPES, epochs=1, kind=Shaped)
     sums = [add.values["filters.0"] + add.values["filters.1"] for add in launch.added.values()]
     assert len(sums) == 120
@@ -46,9 +55,21 @@ def test_evolution_finds_better_networks_than_it_began_with():
 
 
 def test_evolution_mutates_what_is_known():
-    known = [Know(0, {"filters.0": 1 + number, "filters.1": 19, "kernel": 3}, (), "finished", number / 20,
-                  f"a-{number}", "runs/a") for number in range(10)]
-    search = search_of("evolution_searcher:Searcher", most=5, at_once=1, options={"population": 10, "sample": 10})
+    known = [
+        Know(
+            0,
+            {"filters.0": 1 + number, "filters.1": 19, "kernel": 3},
+            (),
+            "finished",
+            number / 20,
+            f"a-{number}",
+            "runs/a",
+        )
+        for number in range(10)
+    ]
+    search = search_of(
+        "evolution_searcher:Searcher", most=5, at_once=1, options={"population": 10, "sample": 10}
+    )
     launch, _, _ = run_struck([], search, SHAPES, epochs=1, kind=Shaped, earlier=known)
     first = launch.added["net-0"].values
     assert sum(first[name] != value for name, value in known[-1].values.items()) == 1
@@ -72,7 +93,11 @@ def test_a_child_takes_the_place_of_each_network_that_stops():
     assert len(launch.added) == 8 + len(children)
     for child in children:
         ratio = child.values[LEARNING_RATE] / launch.added[child.parent].values[LEARNING_RATE]
-        assert ratio == pytest.approx(0.8) or ratio == pytest.approx(1.25) or child.values[LEARNING_RATE] in (1e-4, 0.1)
+        assert (
+            ratio == pytest.approx(0.8)
+            or ratio == pytest.approx(1.25)
+            or child.values[LEARNING_RATE] in (1e-4, 0.1)
+        )
     assert {end for _, end in launch.outcomes.values()} == {End.FINISHED, End.PRUNED}
 
 

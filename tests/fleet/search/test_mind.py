@@ -20,9 +20,18 @@ from tests.fleet.search.searchers import Scripted
 
 SPACE = {LEARNING_RATE: Range(1e-5, 0.1, log=True)}
 CAREFUL = "tests.fleet.search.searchers:Careful"
-RULES = [Prune(), Prune(rule="none"), Prune(rule="asha"), Prune(rule="asha", mode="stop"), Prune(rule="hyperband"),
-         Prune(rule="asha", order="rungs"), Prune(rule="hyperband", order="rungs"), Prune(rule="median", others=2),
-         Prune(rule="median", order="rungs", others=2), Prune(rule="learning_curve", others=2)]
+RULES = [
+    Prune(),
+    Prune(rule="none"),
+    Prune(rule="asha"),
+    Prune(rule="asha", mode="stop"),
+    Prune(rule="hyperband"),
+    Prune(rule="asha", order="rungs"),
+    Prune(rule="hyperband", order="rungs"),
+    Prune(rule="median", others=2),
+    Prune(rule="median", order="rungs", others=2),
+    Prune(rule="learning_curve", others=2),
+]
 
 
 def run(search, prune=Prune(), **more):
@@ -33,8 +42,12 @@ def run(search, prune=Prune(), **more):
 # ---- it never forgets --------------------------------------------------------------------------
 
 
-@given(st.sampled_from(RULES), st.sampled_from(["random", CAREFUL]), st.lists(st.integers(0, 60), max_size=12),
-       st.integers(0, 3))
+@given(
+    st.sampled_from(RULES),
+    st.sampled_from(["random", CAREFUL]),
+    st.lists(st.integers(0, 60), max_size=12),
+    st.integers(0, 3),
+)
 @settings(max_examples=examples(60), deadline=None)
 def test_a_search_that_was_killed_decides_as_one_that_was_not(prune, ask, kills, seed):
     search = search_of(ask, most=12, seed=seed)
@@ -45,15 +58,27 @@ def test_a_search_that_was_killed_decides_as_one_that_was_not(prune, ask, kills,
     assert not differences
 
 
-@given(st.sampled_from(RULES), st.sampled_from(["random", CAREFUL]), st.lists(st.integers(0, 60), max_size=8))
+@given(
+    st.sampled_from(RULES),
+    st.sampled_from(["random", CAREFUL]),
+    st.lists(st.integers(0, 60), max_size=8),
+)
 @settings(max_examples=examples(30), deadline=None)
 def test_every_network_ends_once_and_is_told_of_once(prune, ask, kills):
-    launch, disk, _ = run_struck(kills, search_of(ask, most=12), SPACE, prune=prune, fixed=("fixed-1", "fixed-2"))
+    launch, disk, _ = run_struck(
+        kills, search_of(ask, most=12), SPACE, prune=prune, fixed=("fixed-1", "fixed-2")
+    )
     assert all(end is not None for _, end in launch.outcomes.values())
     tells = Counter(event.number for event in disk.of(Searched) if event.call == "tell")
     assert tells == Counter(range(len(launch.added)))
-    reports = Counter((event.number, event.epoch) for event in disk.of(Searched) if event.call == "report")
-    epochs = {(event.network, event.record.epoch) for event in disk.of(EpochEnded) if event.network.startswith("net")}
+    reports = Counter(
+        (event.number, event.epoch) for event in disk.of(Searched) if event.call == "report"
+    )
+    epochs = {
+        (event.network, event.record.epoch)
+        for event in disk.of(EpochEnded)
+        if event.network.startswith("net")
+    }
     assert reports == Counter((int(name[4:]), epoch) for name, epoch in epochs)
 
 
@@ -67,7 +92,11 @@ def test_each_line_stands_before_what_follows_from_it():
             judged[event.network, event.epoch] = event.answer
         if isinstance(event, EpochEnded):
             assert event.network in asked
-        if isinstance(event, NetworkJudged) and event.by == ("searcher",) and event.verdict != "go_on":
+        if (
+            isinstance(event, NetworkJudged)
+            and event.by == ("searcher",)
+            and event.verdict != "go_on"
+        ):
             assert judged[event.network, event.epochs] == event.verdict
 
 
@@ -106,8 +135,15 @@ def test_so_many_are_alive_at_once(at_once):
 
 def test_by_itself_two_more_are_alive_than_train():
     search = search_of(most=10)
-    mind = Mind([Entry("net", search, SPACE, "maximize", "val_accuracy")], [], make_judge(Prune(), 9, 0), "searcher",
-                "maximize", "val_accuracy", trainers=2)
+    mind = Mind(
+        [Entry("net", search, SPACE, "maximize", "val_accuracy")],
+        [],
+        make_judge(Prune(), 9, 0),
+        "searcher",
+        "maximize",
+        "val_accuracy",
+        trainers=2,
+    )
     for number in range(5):
         assert mind.decide({"net": 3})[-1] == Consult("net", Ask(number))
         mind.answered("net", Ask(number), {LEARNING_RATE: 0.001 * (number + 1)})
@@ -115,8 +151,15 @@ def test_by_itself_two_more_are_alive_than_train():
 
 
 def test_a_network_that_its_rule_promotes_before_the_searcher_has_answered_goes_on():
-    mind = Mind([Entry("net", search_of(most=2, at_once=4), SPACE, "maximize", "val_accuracy")], [],
-                make_judge(Prune(rule="asha", factor=2), 9, 0), "asha", "maximize", "val_accuracy", trainers=2)
+    mind = Mind(
+        [Entry("net", search_of(most=2, at_once=4), SPACE, "maximize", "val_accuracy")],
+        [],
+        make_judge(Prune(rule="asha", factor=2), 9, 0),
+        "asha",
+        "maximize",
+        "val_accuracy",
+        trainers=2,
+    )
     for number in range(2):
         mind.decide()
         mind.answered("net", Ask(number), {LEARNING_RATE: 0.001 * (number + 1)})
@@ -131,25 +174,47 @@ def test_a_network_that_its_rule_promotes_before_the_searcher_has_answered_goes_
 @pytest.mark.parametrize("budget", [Budget(epochs=20), Budget(gpu_hours=20 / 3600)])
 def test_a_budget_ends_the_asking_and_what_trains_goes_on(budget):
     launch, disk = run(search_of(budget=budget, most=100, at_once=2))
-    spent = next(place for place, event in enumerate(disk.events)
-                 if sum(isinstance(one, EpochEnded) for one in disk.events[:place + 1]) == 20)
-    assert not [event for event in disk.events[spent:] if isinstance(event, Searched) and event.call == "ask"]
+    spent = next(
+        place
+        for place, event in enumerate(disk.events)
+        if sum(isinstance(one, EpochEnded) for one in disk.events[: place + 1]) == 20
+    )
+    assert not [
+        event
+        for event in disk.events[spent:]
+        if isinstance(event, Searched) and event.call == "ask"
+    ]
     assert {end for _, end in launch.outcomes.values()} == {End.FINISHED}
 
 
 def coming(mind):
     """The networks and epochs that may yet come of the one entry, and how far its networks were trained."""
-    one, = mind.outlook.coming
+    (one,) = mind.outlook.coming
     return one.networks, one.epochs, one.before
 
 
 def test_what_may_yet_be_asked_for_is_known():
     few = {"blocks.0": Range(1, 3, integer=True)}
-    mind = Mind([Entry("net", search_of(most=20, budget=Budget(epochs=50)), few, "maximize", "val_accuracy")], [],
-                make_judge(Prune(), 5, 0), "none", "maximize", "val_accuracy", trainers=2)
+    mind = Mind(
+        [
+            Entry(
+                "net", search_of(most=20, budget=Budget(epochs=50)), few, "maximize", "val_accuracy"
+            )
+        ],
+        [],
+        make_judge(Prune(), 5, 0),
+        "none",
+        "maximize",
+        "val_accuracy",
+        trainers=2,
+    )
     assert coming(mind)[:2] == (3, 50)  # a space of three
     launch, _ = run(search_of(most=20, budget=Budget(gpu_hours=1)))
-    assert coming(launch.mind) == (0, 0, {name: epochs for name, (epochs, _) in launch.outcomes.items()})
+    assert coming(launch.mind) == (
+        0,
+        0,
+        {name: epochs for name, (epochs, _) in launch.outcomes.items()},
+    )
     spent, _ = run(search_of(most=20, at_once=1, budget=Budget(epochs=3)))
     assert coming(spent.mind)[:2] == (0, 0)
 
@@ -187,10 +252,14 @@ def test_who_is_paused_by_its_searcher_goes_on_when_that_says_so():
     launch = Launch(Disk(), search_of(most=2, at_once=1), SPACE, searcher=searcher).run()
     assert launch.outcomes == {"net-0": (9, End.FINISHED), "net-1": (9, End.FINISHED)}
     assert Resume() in launch.calls
-    judged = [(event.network, event.epochs, event.verdict) for event in launch.disk.of(NetworkJudged)]
+    judged = [
+        (event.network, event.epochs, event.verdict) for event in launch.disk.of(NetworkJudged)
+    ]
     assert judged == [("net-0", 2, "pause"), ("net-0", 2, "go_on")]
     resumes = [event for event in launch.disk.of(Searched) if event.call == "resume"]
-    assert [(event.answer, event.network) for event in resumes if event.answer is not None] == [(0, "net-0")]
+    assert [(event.answer, event.network) for event in resumes if event.answer is not None] == [
+        (0, "net-0")
+    ]
 
 
 def test_a_network_that_was_paused_when_it_was_done_may_be_named_again():
@@ -208,25 +277,35 @@ def test_who_stays_paused_is_pruned_in_the_end():
 
 def test_the_stricter_answer_holds():
     prune = Prune(rule="asha", least=2, mode="promote")
-    launch = Launch(Disk(), search_of(most=2), SPACE, prune, searcher=two(reports={(0, 2): "stop"})).run()
+    launch = Launch(
+        Disk(), search_of(most=2), SPACE, prune, searcher=two(reports={(0, 2): "stop"})
+    ).run()
     assert launch.outcomes["net-0"] == (2, End.PRUNED)
 
 
 def test_with_the_rule_none_nobody_is_dropped():
-    launch = Launch(Disk(), search_of(most=2), SPACE, Prune(rule="none"), searcher=two(reports={(0, 2): "stop"})).run()
+    launch = Launch(
+        Disk(), search_of(most=2), SPACE, Prune(rule="none"), searcher=two(reports={(0, 2): "stop"})
+    ).run()
     assert launch.outcomes["net-0"] == (9, End.FINISHED)
 
 
 def test_networks_of_the_spec_are_judged_as_well():
     disk = Disk()
     fixed = tuple(f"fixed-{number}" for number in range(9))
-    launch = Launch(disk, search_of(most=1), SPACE, Prune(rule="asha", order="rungs"), fixed=fixed).run()
+    launch = Launch(
+        disk, search_of(most=1), SPACE, Prune(rule="asha", order="rungs"), fixed=fixed
+    ).run()
     assert Counter(epochs for epochs, _ in launch.outcomes.values()) == {1: 7, 3: 2, 9: 1}
 
 
 def test_in_rungs_the_winners_do_not_depend_on_who_is_faster():
     def winners(trainers, at_once):
-        launch, _ = run(search_of(most=27, at_once=at_once), Prune(rule="asha", order="rungs"), trainers=trainers)
+        launch, _ = run(
+            search_of(most=27, at_once=at_once),
+            Prune(rule="asha", order="rungs"),
+            trainers=trainers,
+        )
         return {name for name, (_, end) in launch.outcomes.items() if end is End.FINISHED}
 
     assert winners(1, 1) == winners(4, 9) == winners(30, "auto")
@@ -245,11 +324,18 @@ def test_a_value_that_is_no_number_is_never_among_the_best():
 GOOD = {LEARNING_RATE: 0.01}
 
 
-@pytest.mark.parametrize(("answer", "says"), [
-    ({LEARNING_RATE: 1.0}, "is not between"), ({}, "has no value"), ({**GOOD, "width": 3}, "has no 'width'"),
-    (GOOD, "the same values as of number 0"), ({**GOOD, "parent": 7}, "7 is no parent"),
-    ({**GOOD, "parent": "net-0"}, "'net-0' is no parent"), ({**GOOD, "parent": True}, "True is no parent"),
-])
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        ({LEARNING_RATE: 1.0}, "is not between"),
+        ({}, "has no value"),
+        ({**GOOD, "width": 3}, "has no 'width'"),
+        (GOOD, "the same values as of number 0"),
+        ({**GOOD, "parent": 7}, "7 is no parent"),
+        ({**GOOD, "parent": "net-0"}, "'net-0' is no parent"),
+        ({**GOOD, "parent": True}, "True is no parent"),
+    ],
+)
 def test_an_answer_that_cannot_be_is_a_failed_network_and_the_search_goes_on(answer, says):
     searcher = Scripted(SPACE, 0, "maximize", [GOOD, answer, {LEARNING_RATE: 0.03}])
     launch = Launch(Disk(), search_of(most=3), SPACE, searcher=searcher).run()
@@ -262,7 +348,10 @@ def test_an_answer_that_cannot_be_is_a_failed_network_and_the_search_goes_on(ans
 def test_a_network_that_was_refused_is_no_parent_and_that_is_said():
     searcher = Scripted(SPACE, 0, "maximize", [{LEARNING_RATE: 1.0}, {**GOOD, "parent": 0}])
     launch = Launch(Disk(), search_of(most=2), SPACE, searcher=searcher).run()
-    assert "0 is no parent: what was asked for as that number was refused" in launch.added["net-1"].wrong
+    assert (
+        "0 is no parent: what was asked for as that number was refused"
+        in launch.added["net-1"].wrong
+    )
 
 
 def test_a_child_may_have_the_values_of_its_parent():
@@ -273,13 +362,19 @@ def test_a_child_may_have_the_values_of_its_parent():
 
 
 def test_after_ten_wrong_answers_nothing_is_asked_any_more():
-    launch = Launch(Disk(), search_of(most=100), SPACE, searcher=Scripted(SPACE, 0, "maximize", [GOOD] * 50)).run()
+    launch = Launch(
+        Disk(), search_of(most=100), SPACE, searcher=Scripted(SPACE, 0, "maximize", [GOOD] * 50)
+    ).run()
     assert len(launch.outcomes) == 11
 
 
-@pytest.mark.parametrize("answer", [ValueError("no"), 3, {LEARNING_RATE: object()}, {LEARNING_RATE: math.inf}, {1: 2}])
+@pytest.mark.parametrize(
+    "answer", [ValueError("no"), 3, {LEARNING_RATE: object()}, {LEARNING_RATE: math.inf}, {1: 2}]
+)
 def test_a_searcher_that_cannot_be_understood_is_called_no_more(answer):
-    launch = Launch(Disk(), search_of(most=3), SPACE, searcher=Scripted(SPACE, 0, "maximize", [GOOD, answer])).run()
+    launch = Launch(
+        Disk(), search_of(most=3), SPACE, searcher=Scripted(SPACE, 0, "maximize", [GOOD, answer])
+    ).run()
     assert launch.outcomes == {"net-0": (9, End.FINISHED)}
     assert launch.mind.has_failed
     assert len(launch.disk.of(SearchFailed)) == 1
@@ -344,8 +439,13 @@ def test_so_it_is_wherever_the_launch_was_broken_off(ask):
         launch, disk, differences = run_struck([steps], search, SPACE, kind=Late)
         ends = {int(name[4:]): end.value for name, (_, end) in launch.outcomes.items()}
         assert outcomes_told(disk) == ends
-        assert Counter(event.number for event in disk.of(Searched) if event.call == "tell") == Counter(list(ends))
-        assert all(end == "finished" or launch.outcomes[f"net-{number}"][0] < 9 for number, end in ends.items())
+        assert Counter(
+            event.number for event in disk.of(Searched) if event.call == "tell"
+        ) == Counter(list(ends))
+        assert all(
+            end == "finished" or launch.outcomes[f"net-{number}"][0] < 9
+            for number, end in ends.items()
+        )
         assert not differences
 
 

@@ -14,20 +14,29 @@ from tests.fleet.search.launches import LEARNING_RATE, Launch, run_struck, searc
 pytest.importorskip("optuna")
 
 SPACE = {LEARNING_RATE: Range(1e-5, 0.1, log=True), "blocks.0": Range(2, 20, integer=True)}
-KINDS = {"tpe, median": ({"sampler": "tpe", "pruner": "median"}, Prune()),
-         "tpe, asha of Optuna": ({"sampler": "tpe", "pruner": "asha"}, Prune()),
-         "tpe and median with options": ({"sampler": "tpe", "n_startup_trials": 4, "pruner": "median",
-                                          "pruner_options": {"n_startup_trials": 2, "n_warmup_steps": 1}}, Prune()),
-         "cmaes, hyperband of Optuna": ({"sampler": "cmaes", "pruner": "hyperband"}, Prune()),
-         "tpe, asha of FLEET": ({"sampler": "tpe"}, Prune(rule="asha")),
-         "random, median of FLEET": ({"sampler": "random"}, Prune(rule="median", others=3))}
+KINDS = {
+    "tpe, median": ({"sampler": "tpe", "pruner": "median"}, Prune()),
+    "tpe, asha of Optuna": ({"sampler": "tpe", "pruner": "asha"}, Prune()),
+    "tpe and median with options": (
+        {
+            "sampler": "tpe",
+            "n_startup_trials": 4,
+            "pruner": "median",
+            "pruner_options": {"n_startup_trials": 2, "n_warmup_steps": 1},
+        },
+        Prune(),
+    ),
+    "cmaes, hyperband of Optuna": ({"sampler": "cmaes", "pruner": "hyperband"}, Prune()),
+    "tpe, asha of FLEET": ({"sampler": "tpe"}, Prune(rule="asha")),
+    "random, median of FLEET": ({"sampler": "random"}, Prune(rule="median", others=3)),
+}
 
 
 def law(name, epoch, values):
     """A network learns best at a rate of 0.003, and the better the more blocks it has."""
     distance = abs(math.log10(values[LEARNING_RATE] / 0.003))
     noise = random.Random(f"{name}/{epoch}").random()
-    return (1 - 0.8 ** epoch) / (1 + distance) + 0.01 * values["blocks.0"] + 0.01 * noise
+    return (1 - 0.8**epoch) / (1 + distance) + 0.01 * values["blocks.0"] + 0.01 * noise
 
 
 class Learning(Launch):
@@ -55,13 +64,18 @@ def test_a_search_of_optuna_that_was_killed_decides_as_one_that_was_not(kind):
 def test_tpe_learns_what_is_good():
     search = search_of("optuna_searcher:Searcher", most=40, seed=0)
     launch, _, _ = run_struck([], search, SPACE, kind=Learning, epochs=2)
-    rates = [abs(math.log10(launch.added[f"net-{number}"].values[LEARNING_RATE] / 0.003)) for number in range(40)]
+    rates = [
+        abs(math.log10(launch.added[f"net-{number}"].values[LEARNING_RATE] / 0.003))
+        for number in range(40)
+    ]
     assert sum(rates[20:]) < sum(rates[:20])
 
 
 def test_a_space_that_is_used_up_is_nothing_more_to_ask_for():
     search = search_of("optuna_searcher:Searcher", most=20)
-    launch, _, _ = run_struck([], search, {"blocks.0": Range(1, 3, integer=True), "kernel": (3, 5)}, epochs=1)
+    launch, _, _ = run_struck(
+        [], search, {"blocks.0": Range(1, 3, integer=True), "kernel": (3, 5)}, epochs=1
+    )
     assert len({str(add.values) for add in launch.added.values()}) == len(launch.added) == 6
     assert not any(add.wrong for add in launch.added.values())
 
@@ -75,19 +89,43 @@ def test_a_value_that_is_no_number_ends_a_trial_of_optuna():
 
 def test_options_of_the_pruner_are_the_pruners():
     def pruned(**options):
-        search = search_of("optuna_searcher:Searcher", most=12, seed=3, options={
-            "sampler": "random", "pruner": "median", **options})
+        search = search_of(
+            "optuna_searcher:Searcher",
+            most=12,
+            seed=3,
+            options={"sampler": "random", "pruner": "median", **options},
+        )
         launch, _, _ = run_struck([], search, SPACE, kind=Learning)
         return sum(end is End.PRUNED for _, end in launch.outcomes.values())
 
-    assert pruned(pruner_options={"n_startup_trials": 100}) == 0 < pruned(pruner_options={"n_startup_trials": 2})
+    assert (
+        pruned(pruner_options={"n_startup_trials": 100})
+        == 0
+        < pruned(pruner_options={"n_startup_trials": 2})
+    )
 
 
-@pytest.mark.parametrize("sampler", [{"sampler": "nsgaii", "population_size": 4}, {"sampler": "tpe"}])
+@pytest.mark.parametrize(
+    "sampler", [{"sampler": "nsgaii", "population_size": 4}, {"sampler": "tpe"}]
+)
 def test_a_search_for_a_front_that_was_killed_decides_as_one_that_was_not(sampler):
-    search = search_of("optuna_searcher:Searcher", most=12, options=sampler, objectives=[
-        {"value": "val_accuracy"}, {"value": "epochs"}])
-    earlier = [Know(0, {LEARNING_RATE: 0.003, "blocks.0": 3}, (0.5,), "finished", (0.5, 1.0), "a-0", "runs/a")]
+    search = search_of(
+        "optuna_searcher:Searcher",
+        most=12,
+        options=sampler,
+        objectives=[{"value": "val_accuracy"}, {"value": "epochs"}],
+    )
+    earlier = [
+        Know(
+            0,
+            {LEARNING_RATE: 0.003, "blocks.0": 3},
+            (0.5,),
+            "finished",
+            (0.5, 1.0),
+            "a-0",
+            "runs/a",
+        )
+    ]
     settings = {"prune": Prune(rule="asha"), "kind": Learning, "earlier": earlier}
     whole, _, _ = run_struck([], search, SPACE, **settings)
     struck, _, differences = run_struck([20, 30, 10, 40], search, SPACE, **settings)

@@ -32,7 +32,9 @@ def test_who_is_worse_than_the_median_of_those_before_it_is_dropped(scores, othe
         assert judge.add(f"n{number}", least, score) is (STOP if is_bad else GO_ON)
 
 
-@given(st.lists(SCORE, min_size=1, max_size=12), st.integers(1, 4), st.randoms(use_true_random=False))
+@given(
+    st.lists(SCORE, min_size=1, max_size=12), st.integers(1, 4), st.randoms(use_true_random=False)
+)
 def test_in_step_the_median_is_of_all_in_whatever_order_they_come(scores, others, random):
     judge = Median(Prune(others=others, order="rungs"), 9, 0)
     order = list(enumerate(scores))
@@ -40,8 +42,12 @@ def test_in_step_the_median_is_of_all_in_whatever_order_they_come(scores, others
         assert judge.add(f"n{number}", 1, score) is PAUSE
     assert judge.settle({"somebody"}) == ((), ())
     settled = judge.settle(())
-    bad = {f"n{number}" for number, score in order if len(scores) > others
-           and is_worse_than_the_median(score, scores[:number] + scores[number + 1:])}
+    bad = {
+        f"n{number}"
+        for number, score in order
+        if len(scores) > others
+        and is_worse_than_the_median(score, scores[:number] + scores[number + 1 :])
+    }
     assert set(settled.stop) == bad
     assert set(settled.go_on) == {f"n{number}" for number, _ in order} - bad
 
@@ -85,7 +91,7 @@ def test_brackets_are_judged_each_by_itself():
     for number, name in enumerate(early):
         assert judge.add(name, 1, float(number)) is PAUSE
     settled = judge.settle(late)  # which have not come to a rung yet
-    assert set(settled.go_on) == set(early[-(len(early) // 3):])
+    assert set(settled.go_on) == set(early[-(len(early) // 3) :])
 
 
 @pytest.mark.parametrize(("most", "count"), [(1, 1), (2, 1), (3, 2), (8, 2), (9, 3), (243, 6)])
@@ -96,8 +102,16 @@ def test_there_are_as_many_brackets_as_fit(most, count):
 # ---- all rules ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("rule", "kind"), [("asha", Halving), ("hyperband", Halving), ("median", Median),
-                                            ("searcher", Unjudged), ("none", Unjudged)])
+@pytest.mark.parametrize(
+    ("rule", "kind"),
+    [
+        ("asha", Halving),
+        ("hyperband", Halving),
+        ("median", Median),
+        ("searcher", Unjudged),
+        ("none", Unjudged),
+    ],
+)
 def test_the_row_of_a_rule_leads_to_its_judge(rule, kind):
     assert isinstance(make_judge(Prune(rule=rule), 9, 0), kind)
 
@@ -110,12 +124,20 @@ def test_without_a_rule_all_go_on(rule):
     assert judge.next_rung("a", 1) is None
 
 
-@given(st.sampled_from(sorted(RULES)), st.sampled_from(["stop", "promote"]), st.sampled_from(["arrival", "rungs"]),
-       st.lists(st.tuples(st.integers(0, 8), SCORE), max_size=60))
+@given(
+    st.sampled_from(sorted(RULES)),
+    st.sampled_from(["stop", "promote"]),
+    st.sampled_from(["arrival", "rungs"]),
+    st.lists(st.tuples(st.integers(0, 8), SCORE), max_size=60),
+)
 def test_a_judge_that_is_told_the_same_is_as_far(rule, mode, order, told):
     """What a run that goes on relies on."""
+
     def tell_all():
-        judge, epochs = make_judge(Prune(rule=rule, mode=mode, order=order, others=2), 9, 0), Counter()
+        judge, epochs = (
+            make_judge(Prune(rule=rule, mode=mode, order=order, others=2), 9, 0),
+            Counter(),
+        )
         answers = []
         for number, score in told:
             epochs[number] += 1
@@ -157,39 +179,65 @@ HERE = "tests.fleet.search.test_pruning"
 
 
 def test_a_rule_of_a_users_own_is_known_by_its_path_and_reads_what_its_row_says():
-    assert find_rule(f"{HERE}:RULE") == PruningRule(f"{HERE}:RULE", Pausing, reads=("least",), obeys=False)
+    assert find_rule(f"{HERE}:RULE") == PruningRule(
+        f"{HERE}:RULE", Pausing, reads=("least",), obeys=False
+    )
     assert find_rule(f"{HERE}:Pausing").reads == ("least", "factor", "mode", "order", "others")
     assert make_judge(Prune(rule=f"{HERE}:RULE"), 9, 0).add("stops", 1, 0.0) is STOP
 
 
-@pytest.mark.parametrize(("prune", "key", "wrong"), [
-    ({"rule": "median", "factor": 3}, "prune.factor", "median does not read factor"),
-    ({"rule": f"{HERE}:RULE", "factor": 3}, "prune.factor", f"{HERE}:RULE does not read factor"),
-    ({"rule": "ashes", "factor": 3}, "prune.rule", "no rule is named 'ashes'")])
-def test_a_spec_that_names_no_rule_or_a_key_that_a_rule_does_not_read_has_a_mistake(prune, key, wrong):
+@pytest.mark.parametrize(
+    ("prune", "key", "wrong"),
+    [
+        ({"rule": "median", "factor": 3}, "prune.factor", "median does not read factor"),
+        (
+            {"rule": f"{HERE}:RULE", "factor": 3},
+            "prune.factor",
+            f"{HERE}:RULE does not read factor",
+        ),
+        ({"rule": "ashes", "factor": 3}, "prune.rule", "no rule is named 'ashes'"),
+    ],
+)
+def test_a_spec_that_names_no_rule_or_a_key_that_a_rule_does_not_read_has_a_mistake(
+    prune, key, wrong
+):
     with pytest.raises(SpecError) as caught:
         parse({"models": [{"family": "softmax"}], "prune": prune})
     assert [(mistake.key, mistake.wrong) for mistake in caught.value.mistakes] == [(key, wrong)]
 
 
-@pytest.mark.parametrize(("rule", "said"), [("ashes", "no rule is named 'ashes'; one of asha, "),
-                                            (f"{HERE}:HERE", "is of type str; it should be a PruningRule")])
+@pytest.mark.parametrize(
+    ("rule", "said"),
+    [
+        ("ashes", "no rule is named 'ashes'; one of asha, "),
+        (f"{HERE}:HERE", "is of type str; it should be a PruningRule"),
+    ],
+)
 def test_what_is_no_rule_is_refused(rule, said):
     with pytest.raises(UserError, match=said):
         find_rule(rule)
 
 
-@pytest.mark.parametrize(("rule", "said"), [("Lacking", "has no method add, promotable, let_go_on, "),
-                                            ("is_worse_than_the_median", "cannot be made of .*TypeError")])
+@pytest.mark.parametrize(
+    ("rule", "said"),
+    [
+        ("Lacking", "has no method add, promotable, let_go_on, "),
+        ("is_worse_than_the_median", "cannot be made of .*TypeError"),
+    ],
+)
 def test_a_rule_that_cannot_be_made_or_lacks_a_method_is_refused(rule, said):
     with pytest.raises(UserError, match=f"the rule {HERE}:{rule} {said}"):
         make_judge(Prune(rule=f"{HERE}:{rule}"), 9, 0)
 
 
-@pytest.mark.parametrize(("ask", "said"), [
-    (lambda judge: judge.add("odd", 1, 0.0), "answered 'perhaps' to an epoch of odd"),
-    (lambda judge: judge.add("raises", 1, 0.0), "failed in add: KeyError: 'no such"),
-    (lambda judge: judge.settle(()), "decides on 'settled', which it has not paused")])
+@pytest.mark.parametrize(
+    ("ask", "said"),
+    [
+        (lambda judge: judge.add("odd", 1, 0.0), "answered 'perhaps' to an epoch of odd"),
+        (lambda judge: judge.add("raises", 1, 0.0), "failed in add: KeyError: 'no such"),
+        (lambda judge: judge.settle(()), "decides on 'settled', which it has not paused"),
+    ],
+)
 def test_an_answer_that_cannot_be_carried_out_is_refused_with_the_name_of_the_rule(ask, said):
     with pytest.raises(UserError, match=f"the rule {HERE}:RULE {said}"):
         ask(make_judge(Prune(rule=f"{HERE}:RULE"), 9, 0))

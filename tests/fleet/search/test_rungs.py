@@ -10,7 +10,9 @@ from hypothesis import strategies as st
 from fleet.search.rungs import Bracket
 from fleet.search.searcher import Verdict
 
-SCORES = st.lists(st.one_of(st.integers(0, 5).map(float), st.just(-math.inf)), min_size=1, max_size=30)
+SCORES = st.lists(
+    st.one_of(st.integers(0, 5).map(float), st.just(-math.inf)), min_size=1, max_size=30
+)
 GO_ON, PAUSE, STOP = Verdict
 
 
@@ -38,7 +40,9 @@ def test_asha_with_promotion_has_let_go_on_who_was_once_among_the_best(scores, f
             assert found[0] == 2
             bracket.let_go_on(found[1])
             went_on.add(found[1])
-        best = sorted(arrived, key=lambda one: (-arrived[one], int(one[1:])))[:len(arrived) // factor]
+        best = sorted(arrived, key=lambda one: (-arrived[one], int(one[1:])))[
+            : len(arrived) // factor
+        ]
         candidates = {one for one in best if one not in promoted and arrived[one] > -math.inf}
         assert went_on == candidates
         promoted |= candidates
@@ -46,12 +50,16 @@ def test_asha_with_promotion_has_let_go_on_who_was_once_among_the_best(scores, f
 
 def halved(scores, factor):
     """Who goes on in successive halving."""
-    best = sorted(scores, key=lambda name: (-scores[name], int(name[1:])))[:max(1, len(scores) // factor)]
+    best = sorted(scores, key=lambda name: (-scores[name], int(name[1:])))[
+        : max(1, len(scores) // factor)
+    ]
     return {name for name in best if scores[name] > -math.inf}
 
 
 @given(SCORES, st.integers(2, 4), st.randoms(use_true_random=False))
-def test_in_step_the_winners_are_those_of_successive_halving_in_whatever_order_they_come(scores, factor, random):
+def test_in_step_the_winners_are_those_of_successive_halving_in_whatever_order_they_come(
+    scores, factor, random
+):
     by_name, bracket = dict(arrivals(scores)), Bracket(1, factor, pauses=True, in_step=True)
     for name in random.sample(list(by_name), len(by_name)):
         assert bracket.add(name, 1, by_name[name]) is PAUSE

@@ -10,12 +10,18 @@ from fleet.errors import UserError
 from fleet.search.searcher import Resuming, Verdict, make_searcher
 from fleet.spec.space import Range, draw, grid, member_of
 
-SPACE = {"train.optimizer.learning_rate": Range(1e-5, 0.1, log=True), "width": (16, 32), "blocks": ([1, 1], [2, 2])}
+SPACE = {
+    "train.optimizer.learning_rate": Range(1e-5, 0.1, log=True),
+    "width": (16, 32),
+    "blocks": ([1, 1], [2, 2]),
+}
 LISTS = {"width": (16, 32), "depth": Range(1, 3, integer=True)}
 
 
 def ask_all(searcher, most=100):
-    return list(itertools.takewhile(lambda answer: answer is not None, map(searcher.ask, range(most))))
+    return list(
+        itertools.takewhile(lambda answer: answer is not None, map(searcher.ask, range(most)))
+    )
 
 
 def make(ask, space=SPACE, seed=0, **options):
@@ -28,7 +34,9 @@ def test_random_draws_what_count_draws():
 
 def test_random_comes_to_the_end_of_a_finite_space():
     answers = ask_all(make("random", LISTS))
-    assert sorted(map(str, answers)) == sorted(map(str, grid({"width": (16, 32), "depth": (1, 2, 3)})))
+    assert sorted(map(str, answers)) == sorted(
+        map(str, grid({"width": (16, 32), "depth": (1, 2, 3)}))
+    )
 
 
 def test_grid_goes_in_the_order_of_grid():
@@ -42,7 +50,9 @@ def test_ours_judge_nothing_and_resume_nothing():
 
 
 def test_grid_needs_an_end():
-    with pytest.raises(UserError, match=r"grid goes through lists and ranges of integers, and .*learning_rate"):
+    with pytest.raises(
+        UserError, match=r"grid goes through lists and ranges of integers, and .*learning_rate"
+    ):
         make("grid")
 
 
@@ -56,13 +66,20 @@ class Raising:
         raise ValueError(f"depth\n{depth}")
 
 
-@pytest.mark.parametrize(("ask", "options", "says"), [
-    ("tpe", {}, "no searcher is named 'tpe'; one of random, grid, or an import path module:Class"),
-    ("math:nothing", {}, "nothing"),
-    ("random", {"depth": 1}, "random cannot be made: TypeError: .*depth"),
-    (f"{__name__}:Raising", {"depth": 3}, "Raising cannot be made: ValueError: depth 3"),
-    (f"{__name__}:NotOne", {}, "has no method ask, report, tell; a searcher has"),
-])
+@pytest.mark.parametrize(
+    ("ask", "options", "says"),
+    [
+        (
+            "tpe",
+            {},
+            "no searcher is named 'tpe'; one of random, grid, or an import path module:Class",
+        ),
+        ("math:nothing", {}, "nothing"),
+        ("random", {"depth": 1}, "random cannot be made: TypeError: .*depth"),
+        (f"{__name__}:Raising", {"depth": 3}, "Raising cannot be made: ValueError: depth 3"),
+        (f"{__name__}:NotOne", {}, "has no method ask, report, tell; a searcher has"),
+    ],
+)
 def test_what_is_no_searcher_is_refused_with_a_reason(ask, options, says):
     with pytest.raises(UserError, match=says):
         make(ask, **options)
@@ -77,17 +94,20 @@ def test_what_is_drawn_is_a_member_as_it_stands(seed):
         assert member_of(SPACE, drawn) == drawn
 
 
-@pytest.mark.parametrize(("values", "says"), [
-    ({"width": 16}, "depth has no value"),
-    ({"width": 16, "depth": 1, "height": 2}, "the space has no 'height'; it has width, depth"),
-    ({"width": 17, "depth": 1}, "width: 17 is none of 16, 32"),
-    ({"width": True, "depth": 1}, "width: True is none of"),
-    ({"width": 16, "depth": 4}, "depth: 4 is not between 1 and 3"),
-    ({"width": 16, "depth": 1.5}, "depth: 1.5 is no integer"),
-    ({"width": 16, "depth": True}, "depth: True is not between"),
-    ({"width": 16, "depth": "2"}, "depth: '2' is not between"),
-    ({"width": 16, "depth": float("nan")}, "depth: nan is not between"),
-])
+@pytest.mark.parametrize(
+    ("values", "says"),
+    [
+        ({"width": 16}, "depth has no value"),
+        ({"width": 16, "depth": 1, "height": 2}, "the space has no 'height'; it has width, depth"),
+        ({"width": 17, "depth": 1}, "width: 17 is none of 16, 32"),
+        ({"width": True, "depth": 1}, "width: True is none of"),
+        ({"width": 16, "depth": 4}, "depth: 4 is not between 1 and 3"),
+        ({"width": 16, "depth": 1.5}, "depth: 1.5 is no integer"),
+        ({"width": 16, "depth": True}, "depth: True is not between"),
+        ({"width": 16, "depth": "2"}, "depth: '2' is not between"),
+        ({"width": 16, "depth": float("nan")}, "depth: nan is not between"),
+    ],
+)
 def test_what_lies_outside_of_a_space_is_said(values, says):
     with pytest.raises(UserError, match=says):
         member_of(LISTS, values)

@@ -9,20 +9,31 @@ from fleet.spec.space import Range
 
 pytest.importorskip("skopt")
 
-SPACE = {"train.optimizer.learning_rate": Range(1e-5, 0.1, log=True), "depth": Range(2, 9, integer=True),
-         "filters": ([8], [8, 16], [16, 32])}
+SPACE = {
+    "train.optimizer.learning_rate": Range(1e-5, 0.1, log=True),
+    "depth": Range(2, 9, integer=True),
+    "filters": ([8], [8, 16], [16, 32]),
+}
 
 FOREST = {"base_estimator": "ET", "n_initial_points": 5}  # seconds faster than a Gaussian process
 
 
 def value_of(asked):
     """Best at a learning rate of 0.003 and six layers."""
-    return 1 - abs(math.log10(asked["train.optimizer.learning_rate"] / 0.003)) / 4 - abs(asked["depth"] - 6) / 20
+    return (
+        1
+        - abs(math.log10(asked["train.optimizer.learning_rate"] / 0.003)) / 4
+        - abs(asked["depth"] - 6) / 20
+    )
 
 
 def searched(count, space=SPACE, at_once=3, mode="maximize"):
     """What is asked for when some networks always train, and what each is worth."""
-    searcher, training, found = make_searcher("skopt_searcher:Searcher", space, 4, mode, FOREST), [], []
+    searcher, training, found = (
+        make_searcher("skopt_searcher:Searcher", space, 4, mode, FOREST),
+        [],
+        [],
+    )
     for number in range(count):
         if (asked := searcher.ask(number)) is None:
             break
@@ -32,7 +43,9 @@ def searched(count, space=SPACE, at_once=3, mode="maximize"):
             one = training.pop(0)
             assert searcher.report(one, 1, 0.5) == "go_on"
             value = value_of(found[one]) if "depth" in space else 0.5
-            searcher.tell(one, "finished" if one % 4 else "pruned", value if mode == "maximize" else -value)
+            searcher.tell(
+                one, "finished" if one % 4 else "pruned", value if mode == "maximize" else -value
+            )
     return found
 
 
@@ -40,8 +53,10 @@ def searched(count, space=SPACE, at_once=3, mode="maximize"):
 @pytest.mark.parametrize("mode", ["maximize", "minimize"])
 def test_what_is_asked_for_becomes_better_and_lies_in_the_space(mode):
     found = searched(22, mode=mode)
-    assert all(1e-5 <= one["train.optimizer.learning_rate"] <= 0.1 and one["filters"] in SPACE["filters"]
-               for one in found)
+    assert all(
+        1e-5 <= one["train.optimizer.learning_rate"] <= 0.1 and one["filters"] in SPACE["filters"]
+        for one in found
+    )
     first, last = ([value_of(one) for one in part] for part in (found[:7], found[-7:]))
     assert sum(last) > sum(first)
 
@@ -63,7 +78,9 @@ def test_a_network_that_failed_teaches_nothing():
 
 
 def test_what_is_known_is_learned_from_and_not_tried_again():
-    searcher = make_searcher("skopt_searcher:Searcher", {"filters": ([8], [8, 16], [16, 32])}, 4, "maximize", FOREST)
+    searcher = make_searcher(
+        "skopt_searcher:Searcher", {"filters": ([8], [8, 16], [16, 32])}, 4, "maximize", FOREST
+    )
     for number, filters in ((-1, [8]), (-2, [16, 32])):
         searcher.known(number, {"filters": filters})
         searcher.tell(number, "finished", 0.5)

@@ -14,8 +14,10 @@ def groups(monkeypatch):
 
 
 def test_a_good_network_is_found_sooner_where_survivors_go_first_and_all_have_begun_later(groups):
-    first, at_once = ([groups.simulate(groups.WAYS[way], 16, seed, "stop") for seed in range(4)]
-                      for way in ("asha, adaptive", "the same, new ones at once"))
+    first, at_once = (
+        [groups.simulate(groups.WAYS[way], 16, seed, "stop") for seed in range(4)]
+        for way in ("asha, adaptive", "the same, new ones at once")
+    )
     assert median(one.near_h for one in first) < median(one.near_h for one in at_once)
     assert median(one.near_gpu_h for one in first) < median(one.near_gpu_h for one in at_once)
     assert all(late.signal_h > soon.signal_h for late, soon in zip(first, at_once, strict=True))

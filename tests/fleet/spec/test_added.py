@@ -6,8 +6,15 @@ from fleet.errors import SpecError
 from fleet.spec import parse
 from fleet.spec.resolve import with_added
 
-SPEC = parse({"models": [{"family": "cnn", "name": "a"}, {"family": "cnn", "name": "s", "space": {"kernel": [3, 5]},
-                                                          "search": {"most": 4}}], "seed": 3})
+SPEC = parse(
+    {
+        "models": [
+            {"family": "cnn", "name": "a"},
+            {"family": "cnn", "name": "s", "space": {"kernel": [3, 5]}, "search": {"most": 4}},
+        ],
+        "seed": 3,
+    }
+)
 
 
 def names(content, taken=("a",)):
@@ -15,7 +22,12 @@ def names(content, taken=("a",)):
 
 
 def test_an_entry_is_the_last_of_the_models_and_its_network_has_what_it_would_have_in_the_file():
-    content = {"family": "cnn", "args": {"filters": [4]}, "train": {"optimizer": {"learning_rate": 0.5}}, "gpus": 2}
+    content = {
+        "family": "cnn",
+        "args": {"filters": [4]},
+        "train": {"optimizer": {"learning_rate": 0.5}},
+        "gpus": 2,
+    }
     grown, [network] = with_added(SPEC, content, ["a"])
     models = [{"family": "cnn", "name": "a"}, {"family": "softmax"}, content]
     assert network == parse({"models": models, "seed": 3}).networks[2]
@@ -30,22 +42,33 @@ def test_one_without_a_name_has_a_number_where_that_of_its_family_is_taken():
 
 
 def test_what_was_drawn_is_drawn_again_whatever_entries_the_file_has_by_then():
-    content = {"family": "cnn", "count": 3, "space": {"train.optimizer.learning_rate": {"low": 0.1, "high": 0.2}}}
+    content = {
+        "family": "cnn",
+        "count": 3,
+        "space": {"train.optimizer.learning_rate": {"low": 0.1, "high": 0.2}},
+    }
     shorter = parse({"models": [{"family": "cnn", "name": "a"}], "seed": 3})
     first, again = with_added(SPEC, content, ())[1], with_added(shorter, content, (), place=2)[1]
     assert [network.parameters for network in first] == [network.parameters for network in again]
     assert [network.entry for network in again] == [1, 1, 1]
 
 
-@pytest.mark.parametrize(("content", "wrong"), [
-    ({"family": "cnnn"}, "did you mean cnn"), ({"famly": "cnn"}, "no key is named 'famly'"), ([1], "entry"),
-    (None, "entry"),
-    ({"family": "cnn", "name": "a"}, "a network of the run is named 'a'"),
-    ({"family": "cnn", "name": "s-7"}, "is a name for the networks of a search"),
-    ({"family": "cnn", "args": {"filters": "x"}}, "filters"), ({"family": "cnn", "gpus": [3, 1]}, "least, most"),
-    ({"family": "cnn", "name": "../x"}, "cannot name a network"),
-    ({"family": "cnn", "train": {"batch": {"size": 0}}}, "batch.size"),
-    ({"family": "cnn", "space": {"kernel": [3]}, "search": {"most": 2}}, "cannot be added")])
+@pytest.mark.parametrize(
+    ("content", "wrong"),
+    [
+        ({"family": "cnnn"}, "did you mean cnn"),
+        ({"famly": "cnn"}, "no key is named 'famly'"),
+        ([1], "entry"),
+        (None, "entry"),
+        ({"family": "cnn", "name": "a"}, "a network of the run is named 'a'"),
+        ({"family": "cnn", "name": "s-7"}, "is a name for the networks of a search"),
+        ({"family": "cnn", "args": {"filters": "x"}}, "filters"),
+        ({"family": "cnn", "gpus": [3, 1]}, "least, most"),
+        ({"family": "cnn", "name": "../x"}, "cannot name a network"),
+        ({"family": "cnn", "train": {"batch": {"size": 0}}}, "batch.size"),
+        ({"family": "cnn", "space": {"kernel": [3]}, "search": {"most": 2}}, "cannot be added"),
+    ],
+)
 def test_a_wrong_entry_is_refused_with_its_mistake(content, wrong):
     with pytest.raises(SpecError) as found:
         with_added(SPEC, content, ["a"])

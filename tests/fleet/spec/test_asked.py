@@ -9,10 +9,23 @@ from fleet.spec import parse
 from fleet.spec.model import Architecture
 from fleet.spec.resolve import asked_network
 
-SPEC = {"models": [{"family": "softmax", "name": "other"},
-                   {"family": "cnn", "name": "net", "args": {"filters": [8, 8]}, "gpus": [1, 2], "count": 2,
-                    "space": {"filters.1": [16, 32], "train.optimizer.learning_rate": {"low": 0.01, "high": 0.1}}}],
-        "seed": 3}
+SPEC = {
+    "models": [
+        {"family": "softmax", "name": "other"},
+        {
+            "family": "cnn",
+            "name": "net",
+            "args": {"filters": [8, 8]},
+            "gpus": [1, 2],
+            "count": 2,
+            "space": {
+                "filters.1": [16, 32],
+                "train.optimizer.learning_rate": {"low": 0.01, "high": 0.1},
+            },
+        },
+    ],
+    "seed": 3,
+}
 
 
 def test_it_is_the_network_that_count_would_have_drawn_but_for_its_name():
@@ -26,39 +39,72 @@ def test_it_is_the_network_that_count_would_have_drawn_but_for_its_name():
 
 
 def test_a_part_of_a_list_may_be_asked_for_that_the_entry_leaves_to_its_family():
-    spec = parse({"models": [{"family": "resnet", "space": {"blocks.0": {"low": 2, "high": 20, "integer": True}},
-                              "search": {"most": 3}}]})
-    assert asked_network(spec, 0, 1, {"blocks.0": 7}).architecture == Architecture("resnet", {"blocks": [7, 4, 6, 3]})
+    spec = parse(
+        {
+            "models": [
+                {
+                    "family": "resnet",
+                    "space": {"blocks.0": {"low": 2, "high": 20, "integer": True}},
+                    "search": {"most": 3},
+                }
+            ]
+        }
+    )
+    assert asked_network(spec, 0, 1, {"blocks.0": 7}).architecture == Architecture(
+        "resnet", {"blocks": [7, 4, 6, 3]}
+    )
     with pytest.raises(UserError, match="there is no '4' in a list of 4"):
         asked_network(spec, 0, 1, {"blocks.4": 7})
 
 
-@pytest.mark.parametrize(("member", "says"), [
-    ({"filters.1": 0}, "args.filters"), ({"filters.7": 3}, "there is no '7'"),
-    ({"train.optimizer.learning_rate": -1.0}, "train.optimizer.learning_rate"),
-    ({"train.batch.width": 3}, "train.batch.width"),
-])
+@pytest.mark.parametrize(
+    ("member", "says"),
+    [
+        ({"filters.1": 0}, "args.filters"),
+        ({"filters.7": 3}, "there is no '7'"),
+        ({"train.optimizer.learning_rate": -1.0}, "train.optimizer.learning_rate"),
+        ({"train.batch.width": 3}, "train.batch.width"),
+    ],
+)
 def test_a_value_that_no_network_can_have_is_said(member, says):
     with pytest.raises(UserError, match=says):
         asked_network(parse(SPEC), 1, 0, member)
 
 
-@pytest.mark.parametrize(("search", "limit"), [
-    ({"most": 10_000}, 10_000), ({"most": 3}, 3), ({"budget": {"epochs": 5}}, 10_000), ({"ask": "grid"}, 10_000)])
+@pytest.mark.parametrize(
+    ("search", "limit"),
+    [
+        ({"most": 10_000}, 10_000),
+        ({"most": 3}, 3),
+        ({"budget": {"epochs": 5}}, 10_000),
+        ({"ask": "grid"}, 10_000),
+    ],
+)
 def test_a_search_that_ends_asks_for_so_many_networks_at_most(search, limit):
-    entry = {"family": "softmax", "space": {"train.optimizer.learning_rate": [0.1, 0.2]}, "search": search}
+    entry = {
+        "family": "softmax",
+        "space": {"train.optimizer.learning_rate": [0.1, 0.2]},
+        "search": search,
+    }
     assert parse({"models": [entry]}).searches[0].search.limit == limit
 
 
 def test_a_search_without_an_end_is_refused():
-    entry = {"family": "softmax", "space": {"train.optimizer.learning_rate": {"low": 0.1, "high": 0.2}}, "search": {}}
+    entry = {
+        "family": "softmax",
+        "space": {"train.optimizer.learning_rate": {"low": 0.1, "high": 0.2}},
+        "search": {},
+    }
     with pytest.raises(UserError, match="needs an end: `most:` networks, or a `budget:`"):
         parse({"models": [entry]})
 
 
 def test_an_earlier_run_is_named_once():
-    entry = {"family": "softmax", "space": {"train.optimizer.learning_rate": {"low": 0.1, "high": 0.2}},
-             "search": {"most": 3, "from": ["runs/a", "runs/b", "./runs/a/"]}}
+    entry = {
+        "family": "softmax",
+        "space": {"train.optimizer.learning_rate": {"low": 0.1, "high": 0.2}},
+        "search": {"most": 3, "from": ["runs/a", "runs/b", "./runs/a/"]},
+    }
     with pytest.raises(UserError, match="runs/a is named twice; name each run once"):
         parse({"models": [entry]})
 
@@ -67,28 +113,78 @@ def test_an_earlier_run_is_named_once():
 
 
 def with_objectives(*objectives, **entry):
-    return {"models": [{"family": "softmax", "name": "s", "space": {"train.optimizer.learning_rate": [0.1, 0.2]},
-                        "search": {"most": 2, "objectives": list(objectives)}, **entry}]}
+    return {
+        "models": [
+            {
+                "family": "softmax",
+                "name": "s",
+                "space": {"train.optimizer.learning_rate": [0.1, 0.2]},
+                "search": {"most": 2, "objectives": list(objectives)},
+                **entry,
+            }
+        ]
+    }
 
 
 def test_the_first_objective_is_what_networks_monitor():
     spec = parse(with_objectives({"value": "val_loss"}, {"value": "parameters"}, {"value": "rate"}))
     converge = asked_network(spec, 0, 0, {"train.optimizer.learning_rate": 0.1}).train.converge
     assert (converge.watched, converge.sign) == ("val_loss", -1)
-    assert [one.sense for one in spec.searches[0].search.objectives] == ["minimize", "minimize", "maximize"]
-    own = parse(with_objectives({"value": "val_f", "mode": "minimize"}, train={"metrics": ["my:f"]}))
-    assert asked_network(own, 0, 0, {"train.optimizer.learning_rate": 0.1}).train.converge.sign == -1
+    assert [one.sense for one in spec.searches[0].search.objectives] == [
+        "minimize",
+        "minimize",
+        "maximize",
+    ]
+    own = parse(
+        with_objectives({"value": "val_f", "mode": "minimize"}, train={"metrics": ["my:f"]})
+    )
+    assert (
+        asked_network(own, 0, 0, {"train.optimizer.learning_rate": 0.1}).train.converge.sign == -1
+    )
 
 
-@pytest.mark.parametrize(("objectives", "train", "place", "says"), [
-    ([{"value": "val_acuracy"}], {}, "objectives[0].value", "'val_acuracy' is not computed; one of loss, val_loss"),
-    ([{"value": "parameters"}], {}, "objectives[0].value", "says nothing of what an epoch has brought"),
-    ([{"value": "loss"}, {"value": "speed"}], {}, "objectives[1].value", "'speed' is not computed"),
-    ([{"value": "loss"}, {"value": "loss"}], {}, "objectives[1].value", "loss counts already"),
-    ([{"value": "loss"}, {"value": "val_f"}], {"metrics": ["my:f"]}, "objectives[1].value", "whether more of val_f"),
-    ([{"value": "loss"}], {"converge": {"monitor": "val_loss"}}, "train.converge.monitor", "is not loss, the first"),
-    ([{"value": "loss", "mod": "minimize"}], {}, "objectives[0].mod", "mode? valid keys: value, mode"),
-])
+@pytest.mark.parametrize(
+    ("objectives", "train", "place", "says"),
+    [
+        (
+            [{"value": "val_acuracy"}],
+            {},
+            "objectives[0].value",
+            "'val_acuracy' is not computed; one of loss, val_loss",
+        ),
+        (
+            [{"value": "parameters"}],
+            {},
+            "objectives[0].value",
+            "says nothing of what an epoch has brought",
+        ),
+        (
+            [{"value": "loss"}, {"value": "speed"}],
+            {},
+            "objectives[1].value",
+            "'speed' is not computed",
+        ),
+        ([{"value": "loss"}, {"value": "loss"}], {}, "objectives[1].value", "loss counts already"),
+        (
+            [{"value": "loss"}, {"value": "val_f"}],
+            {"metrics": ["my:f"]},
+            "objectives[1].value",
+            "whether more of val_f",
+        ),
+        (
+            [{"value": "loss"}],
+            {"converge": {"monitor": "val_loss"}},
+            "train.converge.monitor",
+            "is not loss, the first",
+        ),
+        (
+            [{"value": "loss", "mod": "minimize"}],
+            {},
+            "objectives[0].mod",
+            "mode? valid keys: value, mode",
+        ),
+    ],
+)
 def test_what_cannot_count_is_a_mistake_at_its_place(objectives, train, place, says):
     with pytest.raises(UserError) as error:
         parse(with_objectives(*objectives, train=train))

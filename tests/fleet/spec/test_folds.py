@@ -7,21 +7,33 @@ from fleet.spec import parse
 
 
 def test_each_network_stands_for_one_of_each_fold_with_a_seed_of_its_own():
-    spec = parse({"models": [{"family": "softmax", "name": "a"},
-                             {"family": "cnn", "name": "b", "grid": {"filters": [[4], [8]]}}], "data": {"folds": 3}})
+    spec = parse(
+        {
+            "models": [
+                {"family": "softmax", "name": "a"},
+                {"family": "cnn", "name": "b", "grid": {"filters": [[4], [8]]}},
+            ],
+            "data": {"folds": 3},
+        }
+    )
     assert [(network.name, network.stem, network.fold) for network in spec.networks] == [
-        (f"{stem}-fold{fold}", stem, fold) for stem in ("a", "b-0", "b-1") for fold in range(3)]
+        (f"{stem}-fold{fold}", stem, fold) for stem in ("a", "b-0", "b-1") for fold in range(3)
+    ]
     assert len({network.seed for network in spec.networks}) == 9
     assert spec.networks[3].parameters == spec.networks[5].parameters == {"filters": [4]}
 
 
 def test_without_folds_nothing_is_changed():
-    network, = parse({"models": [{"family": "softmax", "name": "a"}], "data": {"folds": None}}).networks
+    (network,) = parse(
+        {"models": [{"family": "softmax", "name": "a"}], "data": {"folds": None}}
+    ).networks
     assert (network.name, network.stem, network.fold) == ("a", "a", None)
 
 
 def test_folds_and_validation_data_are_one_too_many():
-    with pytest.raises(SpecError, match="data.validation: folds hold out their own validation samples"):
+    with pytest.raises(
+        SpecError, match="data.validation: folds hold out their own validation samples"
+    ):
         parse({"models": [{"family": "softmax"}], "data": {"folds": 3, "validation": "20%"}})
     with pytest.raises(SpecError, match="data.folds"):
         parse({"models": [{"family": "softmax"}], "data": {"folds": 1}})

@@ -32,7 +32,15 @@ def keys(schema, place=""):
         for key, value in schema.get("properties", {}).items():
             yield f"{place}.{key}".removeprefix("."), value
             yield from keys(value, f"{place}.{key}")
-        for keyword in ("anyOf", "oneOf", "allOf", "items", "prefixItems", "additionalProperties", "then"):
+        for keyword in (
+            "anyOf",
+            "oneOf",
+            "allOf",
+            "items",
+            "prefixItems",
+            "additionalProperties",
+            "then",
+        ):
             yield from keys(schema.get(keyword), place)
 
 
@@ -56,9 +64,18 @@ def choices(schema):
 
 
 def test_all_parts_are_reached():
-    assert {"models.family", "models.args.blocks", "models.space.low", "models.train.optimizer.beta_1", "data.window",
-            "data.transforms.random_crop.padding", "train.optimizer.learning_rate.decay_steps", "schedule.delta",
-            "checkpoint.every", "walltime"} <= KEYS.keys()
+    assert {
+        "models.family",
+        "models.args.blocks",
+        "models.space.low",
+        "models.train.optimizer.beta_1",
+        "data.window",
+        "data.transforms.random_crop.padding",
+        "train.optimizer.learning_rate.decay_steps",
+        "schedule.delta",
+        "checkpoint.every",
+        "walltime",
+    } <= KEYS.keys()
     assert len(KEYS) > 120
 
 
@@ -69,17 +86,27 @@ def test_every_key_has_help(key):
     assert not re.search(r"see there|unless said|``|Args:", description)
 
 
-@pytest.mark.parametrize(("key", "names"), {
-    "data.source": SOURCES, "data.order": ["strict", "ring"], "data.cache": ["auto", "none", "memory", "file"],
-    "models.family": [*FAMILIES, *application_names()], "models.args.norm": ["batch", "none"],
-    "models.train.optimizer.name": OPTIMIZERS, "train.batch.when_scaled": ["fixed", "per_gpu"],
-    "train.converge.monitor": ["val_accuracy", "val_loss", "accuracy", "loss"],
-    "train.precision": ["float32", "mixed_float16", "mixed_bfloat16"], "schedule.policy": POLICIES,
-    "resources.engine": ["keras", "torch", "numpy", "emulated"],
-    "resources.exchange": ["auto", "horovod", "mpi", "library"],
-    "resources.preprocessors": ["auto"], "resources.gpus_per_node": ["auto"], "checkpoint.keep": ["best+last", "last"],
-    "data.transforms.decode.mode": ["RGB", "L"],
-}.items())
+@pytest.mark.parametrize(
+    ("key", "names"),
+    {
+        "data.source": SOURCES,
+        "data.order": ["strict", "ring"],
+        "data.cache": ["auto", "none", "memory", "file"],
+        "models.family": [*FAMILIES, *application_names()],
+        "models.args.norm": ["batch", "none"],
+        "models.train.optimizer.name": OPTIMIZERS,
+        "train.batch.when_scaled": ["fixed", "per_gpu"],
+        "train.converge.monitor": ["val_accuracy", "val_loss", "accuracy", "loss"],
+        "train.precision": ["float32", "mixed_float16", "mixed_bfloat16"],
+        "schedule.policy": POLICIES,
+        "resources.engine": ["keras", "torch", "numpy", "emulated"],
+        "resources.exchange": ["auto", "horovod", "mpi", "library"],
+        "resources.preprocessors": ["auto"],
+        "resources.gpus_per_node": ["auto"],
+        "checkpoint.keep": ["best+last", "last"],
+        "data.transforms.decode.mode": ["RGB", "L"],
+    }.items(),
+)
 def test_where_there_is_a_choice_the_names_are_offered(key, names):
     assert choices(KEYS[key]) == set(names)
 
@@ -87,27 +114,47 @@ def test_where_there_is_a_choice_the_names_are_offered(key, names):
 def test_transforms_and_learning_rate_schedules_are_offered_with_their_arguments():
     bare, _, mapping = KEYS["data.transforms"]["items"]["anyOf"]
     assert bare["enum"] == [
-        "decode", "random_grayscale", "random_erasing", "scale", "standardize"]  # others need parameters
+        "decode",
+        "random_grayscale",
+        "random_erasing",
+        "scale",
+        "standardize",
+    ]  # others need parameters
     assert set(mapping["properties"]) == set(TRANSFORMS)
     _, *schedules = KEYS["train.optimizer.learning_rate"]["anyOf"]
     assert [one["properties"]["name"]["const"] for one in schedules] == list(SCHEDULES)
 
 
 @pytest.mark.parametrize("key", ["data.source", "models.build", "schedule.policy"])
-@pytest.mark.parametrize(("path", "is_right"), [
-    ("my_module:function", True), ("package.module:function", True), ("nothing", False), ("a: b", False)])
+@pytest.mark.parametrize(
+    ("path", "is_right"),
+    [
+        ("my_module:function", True),
+        ("package.module:function", True),
+        ("nothing", False),
+        ("a: b", False),
+    ],
+)
 def test_an_import_path_may_stand_where_one_can_be_used(key, path, is_right):
     assert (not list(complaints(path, KEYS[key], SCHEMA))) == is_right
 
 
-@pytest.mark.parametrize(("key", "parse"), [
-    ("data.window", parse_size), ("data.stall", parse_duration), ("data.max_bad", parse_share),
-    ("schedule.alpha", parse_share)])
+@pytest.mark.parametrize(
+    ("key", "parse"),
+    [
+        ("data.window", parse_size),
+        ("data.stall", parse_duration),
+        ("data.max_bad", parse_share),
+        ("schedule.alpha", parse_share),
+    ],
+)
 def test_a_default_is_shown_as_people_write_it(key, parse):
     from fleet.spec import Data, Schedule
 
     part, name = key.split(".")
-    assert parse(KEYS[key]["default"]) == getattr({"data": Data, "schedule": Schedule}[part](), name)
+    assert parse(KEYS[key]["default"]) == getattr(
+        {"data": Data, "schedule": Schedule}[part](), name
+    )
 
 
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.name)
@@ -115,14 +162,25 @@ def test_an_editor_has_nothing_against_the_examples(example):
     assert list(complaints(read_yaml(example)[0], SCHEMA)) == []
 
 
-@pytest.mark.parametrize(("wrong", "key"), [
-    ("schedule: {policy: golbal}", "spec.schedule"), ("schedule: {delta: 0.15}", "spec.schedule.delta"),
-    ("data: {source: imagefolder}", "spec.data"), ("data: {transform: [decode]}", "spec.data"),
-    ("data: {window: 2 gigabytes}", "spec.data.window"), ("data: {transforms: [flip]}", "spec.data.transforms[0]"),
-    ("train: {optimizer: {name: SDG}}", "spec.train.optimizer.name"), ("train: {epochs: 3}", "spec.train"),
-    ("models: {family: resnet}", "spec.models"), ("models: [resnet]", "spec.models[0]"),
-    ("models: [{family: ResNet}]", "spec.models[0].family"), ("walltime: two hours", "spec.walltime"),
-    ("models: [{family: resnet, args: {depth: 3}}]", "spec.models[0].args"), ("retries: -1", "spec.retries")])
+@pytest.mark.parametrize(
+    ("wrong", "key"),
+    [
+        ("schedule: {policy: golbal}", "spec.schedule"),
+        ("schedule: {delta: 0.15}", "spec.schedule.delta"),
+        ("data: {source: imagefolder}", "spec.data"),
+        ("data: {transform: [decode]}", "spec.data"),
+        ("data: {window: 2 gigabytes}", "spec.data.window"),
+        ("data: {transforms: [flip]}", "spec.data.transforms[0]"),
+        ("train: {optimizer: {name: SDG}}", "spec.train.optimizer.name"),
+        ("train: {epochs: 3}", "spec.train"),
+        ("models: {family: resnet}", "spec.models"),
+        ("models: [resnet]", "spec.models[0]"),
+        ("models: [{family: ResNet}]", "spec.models[0].family"),
+        ("walltime: two hours", "spec.walltime"),
+        ("models: [{family: resnet, args: {depth: 3}}]", "spec.models[0].args"),
+        ("retries: -1", "spec.retries"),
+    ],
+)
 def test_an_editor_marks_a_typical_mistake_at_its_place(wrong, key):
     content = {"models": [{"family": "softmax"}], **yaml.safe_load(wrong)}
     assert any(complaint.startswith(key) for complaint in complaints(content, SCHEMA))
@@ -136,4 +194,6 @@ def test_the_page_has_every_key_with_its_help():
             assert f"## data.transforms: {name}" in lines
             assert help_of(key) in lines
         else:
-            assert any(line.startswith(f"| `{name}` |") and help_of(key) in line for line in lines), key
+            assert any(
+                line.startswith(f"| `{name}` |") and help_of(key) in line for line in lines
+            ), key

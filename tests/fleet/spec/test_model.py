@@ -14,14 +14,17 @@ from fleet.spec.layers import count_parameters
 IMAGENET = (224, 224, 3)
 
 
-@pytest.mark.parametrize(("settings", "parameters"), [  # the counts that keras.io/api/applications states
-    (kinds.ResNet(), 25_636_712),
-    (kinds.ResNet(blocks=(3, 4, 23, 3)), 44_707_176),
-    (kinds.ResNet(blocks=(3, 8, 36, 3)), 60_419_944),
-    (kinds.DenseNet(), 8_062_504),
-    (kinds.DenseNet(blocks=(6, 12, 32, 32)), 14_307_880),
-    (kinds.DenseNet(blocks=(6, 12, 48, 32)), 20_242_984),
-])
+@pytest.mark.parametrize(
+    ("settings", "parameters"),
+    [  # the counts that keras.io/api/applications states
+        (kinds.ResNet(), 25_636_712),
+        (kinds.ResNet(blocks=(3, 4, 23, 3)), 44_707_176),
+        (kinds.ResNet(blocks=(3, 8, 36, 3)), 60_419_944),
+        (kinds.DenseNet(), 8_062_504),
+        (kinds.DenseNet(blocks=(6, 12, 32, 32)), 14_307_880),
+        (kinds.DenseNet(blocks=(6, 12, 48, 32)), 20_242_984),
+    ],
+)
 def test_imagenet_settings_have_the_published_parameter_counts(settings, parameters):
     assert count_parameters(settings, IMAGENET, classes=1000) == parameters
 
@@ -41,28 +44,36 @@ def test_small_images_get_basic_blocks_and_a_small_stem():
     assert count_parameters(settings, (96, 96, 1), classes=3) == 100 + 24 + 68 + 27
 
 
-@pytest.mark.parametrize(("settings", "side", "least"), [
-    (kinds.DenseNet(), 7, 8),
-    (kinds.DenseNet(stem="imagenet"), 28, 29),
-    (kinds.CNN(filters=(8, 8, 8)), 7, 8),
-])
+@pytest.mark.parametrize(
+    ("settings", "side", "least"),
+    [
+        (kinds.DenseNet(), 7, 8),
+        (kinds.DenseNet(stem="imagenet"), 28, 29),
+        (kinds.CNN(filters=(8, 8, 8)), 7, 8),
+    ],
+)
 def test_an_image_too_small_to_be_pooled_is_refused_with_the_least_size(settings, side, least):
-    with pytest.raises(UserError, match=f"needs at least {least}x{least} pixels, not {side}x{side}"):
+    with pytest.raises(
+        UserError, match=f"needs at least {least}x{least} pixels, not {side}x{side}"
+    ):
         count_parameters(settings, (side, side, 3), classes=10)
     count_parameters(settings, (least, least, 3), classes=10)
 
 
-@pytest.mark.parametrize(("family", "args", "key"), [
-    ("resnet", {"blocks": []}, "blocks"),
-    ("resnet", {"blocks": [2, 0]}, "blocks"),
-    ("resnet", {"width": True}, "width"),
-    ("resnet", {"bottleneck": "yes"}, "bottleneck"),
-    ("densenet", {"compression": 0.0}, "compression"),
-    ("densenet", {"stem": "huge"}, "stem"),
-    ("cnn", {"dropout": 1.0}, "dropout"),
-    ("cnn", {"width": 4}, "width"),
-    ("softmax", {"width": 4}, "width"),
-])
+@pytest.mark.parametrize(
+    ("family", "args", "key"),
+    [
+        ("resnet", {"blocks": []}, "blocks"),
+        ("resnet", {"blocks": [2, 0]}, "blocks"),
+        ("resnet", {"width": True}, "width"),
+        ("resnet", {"bottleneck": "yes"}, "bottleneck"),
+        ("densenet", {"compression": 0.0}, "compression"),
+        ("densenet", {"stem": "huge"}, "stem"),
+        ("cnn", {"dropout": 1.0}, "dropout"),
+        ("cnn", {"width": 4}, "width"),
+        ("softmax", {"width": 4}, "width"),
+    ],
+)
 def test_wrong_settings_name_their_key(family, args, key):
     with pytest.raises(ValidationError) as caught:
         TypeAdapter(kinds.FAMILIES[family]).validate_python(args)
@@ -70,6 +81,7 @@ def test_wrong_settings_name_their_key(family, args, key):
 
 
 # --- one network ---------------------------------------------------------------------------
+
 
 def test_defaults_written_or_left_out_are_the_same_network():
     short = kinds.Architecture("cnn", {"filters": [32, 64]})
@@ -83,8 +95,10 @@ def test_an_architecture_survives_json():
     assert kinds.Architecture(**json.loads(model.key)) == model
 
 
-@pytest.mark.parametrize(("target", "kind"), [
-    ("resnet", "family"), ("ResNet50", "application"), ("package.models:build", "import")])
+@pytest.mark.parametrize(
+    ("target", "kind"),
+    [("resnet", "family"), ("ResNet50", "application"), ("package.models:build", "import")],
+)
 def test_a_target_says_its_kind(target, kind):
     assert kinds.Architecture(target).kind == kind
 
@@ -106,22 +120,43 @@ def test_an_unknown_target_is_answered_with_close_matches():
 
 # --- functions of one's own ----------------------------------------------------------------
 
-@pytest.mark.parametrize(("path", "message"), [
-    ("no_such_module_here:build", "cannot import 'no_such_module_here'"),
-    ("broken_model:build", r"cannot import 'broken_model': ValueError: two lines \(.*broken_model.py, line 1\)"),
-    ("exiting_model:build", r"cannot import 'exiting_model': SystemExit: no licence \(.*exiting_model.py, line 2\)$"),
-    ("misusing_model:build", r"ValueError: shape mismatch: .*\(.*misusing_model.py, line 2\)$"),
-    ("lacking_model:build", r"ModuleNotFoundError: No module named 'not_here' \(.*lacking_model.py, line 2\)$"),
-    ("garbled_model:build", r"SyntaxError: '\(' was never closed \(.*/garbled_model.py, line 2\)$"),
-    ("math:hypott", "module 'math' has no 'hypott'"),
-    ("math:pi", "is a float, not a function"),
-    ("math:", "'math:' is not an import path module:function"),
-])
-def test_a_function_that_cannot_be_loaded_is_named_in_one_line(path, message, tmp_path, monkeypatch):
-    for name, content in (("broken", "raise ValueError('two\\nlines')"),
-                          ("exiting", "import sys\nsys.exit('no licence')"),
-                          ("misusing", "import numpy\nnumpy.broadcast_shapes((2, 3), (4, 5))"),
-                          ("lacking", "import os\nimport not_here"), ("garbled", "def build():\n    return (1\n")):
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("no_such_module_here:build", "cannot import 'no_such_module_here'"),
+        (
+            "broken_model:build",
+            r"cannot import 'broken_model': ValueError: two lines \(.*broken_model.py, line 1\)",
+        ),
+        (
+            "exiting_model:build",
+            r"cannot import 'exiting_model': SystemExit: no licence \(.*exiting_model.py, line 2\)$",
+        ),
+        ("misusing_model:build", r"ValueError: shape mismatch: .*\(.*misusing_model.py, line 2\)$"),
+        (
+            "lacking_model:build",
+            r"ModuleNotFoundError: No module named 'not_here' \(.*lacking_model.py, line 2\)$",
+        ),
+        (
+            "garbled_model:build",
+            r"SyntaxError: '\(' was never closed \(.*/garbled_model.py, line 2\)$",
+        ),
+        ("math:hypott", "module 'math' has no 'hypott'"),
+        ("math:pi", "is a float, not a function"),
+        ("math:", "'math:' is not an import path module:function"),
+    ],
+)
+def test_a_function_that_cannot_be_loaded_is_named_in_one_line(
+    path, message, tmp_path, monkeypatch
+):
+    for name, content in (
+        ("broken", "raise ValueError('two\\nlines')"),
+        ("exiting", "import sys\nsys.exit('no licence')"),
+        ("misusing", "import numpy\nnumpy.broadcast_shapes((2, 3), (4, 5))"),
+        ("lacking", "import os\nimport not_here"),
+        ("garbled", "def build():\n    return (1\n"),
+    ):
         (tmp_path / f"{name}_model.py").write_text(content)
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(UserError, match=message) as caught:
@@ -130,7 +165,9 @@ def test_a_function_that_cannot_be_loaded_is_named_in_one_line(path, message, tm
 
 
 def test_families_and_application_names_load_no_keras():
-    code = ("import sys, fleet.spec.model as f, fleet.spec.layers as p, fleet.spec.space; f.application_names(); "
-            "p.count_parameters(f.ResNet(), (32, 32, 3), 10); "
-            "sys.exit(any(name.split('.')[0] in ('keras', 'tensorflow', 'mpi4py') for name in sys.modules))")
+    code = (
+        "import sys, fleet.spec.model as f, fleet.spec.layers as p, fleet.spec.space; f.application_names(); "
+        "p.count_parameters(f.ResNet(), (32, 32, 3), 10); "
+        "sys.exit(any(name.split('.')[0] in ('keras', 'tensorflow', 'mpi4py') for name in sys.modules))"
+    )
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

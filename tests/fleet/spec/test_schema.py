@@ -31,7 +31,9 @@ def file(tmp_path_factory):
 
 def mistakes(content, file):
     """The mistakes of a spec, given as YAML or as a mapping."""
-    file.write_text(content if isinstance(content, str) else yaml.safe_dump(content), encoding="utf-8")
+    file.write_text(
+        content if isinstance(content, str) else yaml.safe_dump(content), encoding="utf-8"
+    )
     with pytest.raises(SpecError) as caught:
         load(file)
     return caught.value.mistakes
@@ -45,7 +47,10 @@ def test_a_spec_of_one_line_has_defaults_for_all_else(file):
     spec = load(file)
     assert [network.name for network in spec.networks] == ["softmax"]
     assert (spec.output, spec.schedule.policy, spec.by_name["softmax"].global_batch(4)) == (
-        Path("runs/ensemble"), "adaptive", 128)
+        Path("runs/ensemble"),
+        "adaptive",
+        128,
+    )
 
 
 def test_the_examples_are_valid_specs():
@@ -56,23 +61,37 @@ def test_the_examples_are_valid_specs():
 
 
 def test_numbers_may_be_written_as_people_write_them(file):
-    file.write_text("train: {optimizer: {learning_rate: 1e-4}}\ndata: {window: 1.5GiB, max_bad: 2%}\n"
-                    "checkpoint: {every: 10min}\nmodels: [{family: softmax}]")
+    file.write_text(
+        "train: {optimizer: {learning_rate: 1e-4}}\ndata: {window: 1.5GiB, max_bad: 2%}\n"
+        "checkpoint: {every: 10min}\nmodels: [{family: softmax}]"
+    )
     document = load(file).document
-    assert (document.train.optimizer.learning_rate, document.data.window, document.data.max_bad,
-            document.checkpoint.every) == (1e-4, 1610612736, 0.02, 600)
+    assert (
+        document.train.optimizer.learning_rate,
+        document.data.window,
+        document.data.max_bad,
+        document.checkpoint.every,
+    ) == (1e-4, 1610612736, 0.02, 600)
 
 
-@pytest.mark.parametrize(("written", "meant"), [("10%", 0.1), ("0.1", 0.1), ("'10%'", 0.1), ("held_out", "held_out")])
+@pytest.mark.parametrize(
+    ("written", "meant"), [("10%", 0.1), ("0.1", 0.1), ("'10%'", 0.1), ("held_out", "held_out")]
+)
 def test_validation_data_is_a_share_or_a_path(written, meant, file):
     file.write_text(f"models: [{{family: softmax}}]\ndata: {{validation: {written}}}")
     assert load(file).document.data.validation == meant
 
 
 def test_an_entry_of_many_networks_numbers_them_so_that_names_sort():
-    spec = parse({"models": [{"family": "cnn", "count": 11, "space": {"dropout": {"low": 0.0, "high": 0.5}}},
-                             {"family": "resnet", "grid": {"width": [4, 8], "dropout": [0.0, 0.1]}},
-                             {"build": "tests.sources:zeros", "grid": {"a": [1]}, "name": "mine"}]})
+    spec = parse(
+        {
+            "models": [
+                {"family": "cnn", "count": 11, "space": {"dropout": {"low": 0.0, "high": 0.5}}},
+                {"family": "resnet", "grid": {"width": [4, 8], "dropout": [0.0, 0.1]}},
+                {"build": "tests.sources:zeros", "grid": {"a": [1]}, "name": "mine"},
+            ]
+        }
+    )
     names = [network.name for network in spec.networks]
     assert names[:11] == sorted(names[:11]) == [f"cnn-{number:02d}" for number in range(11)]
     assert names[11:] == ["resnet-0", "resnet-1", "resnet-2", "resnet-3", "mine"]
@@ -81,7 +100,9 @@ def test_an_entry_of_many_networks_numbers_them_so_that_names_sort():
 
 
 def test_what_was_drawn_is_kept_for_the_results():
-    network, = parse({"models": [{"family": "cnn", "grid": {"kernel": [5], "train.batch.size": [3]}}]}).networks
+    (network,) = parse(
+        {"models": [{"family": "cnn", "grid": {"kernel": [5], "train.batch.size": [3]}}]}
+    ).networks
     assert network.parameters == {"kernel": 5, "train.batch.size": 3}
     assert (network.architecture.args, network.train.batch.size) == ({"kernel": 5}, 3)
 
@@ -108,51 +129,98 @@ def test_two_entries_of_one_space_draw_differently():
 
 @pytest.mark.parametrize(("gpus", "bounds"), [(None, (1, None)), (2, (2, 2)), ([1, 4], (1, 4))])
 def test_gpus_bound_a_network(gpus, bounds):
-    network, = parse({"models": [{"family": "softmax", "gpus": gpus}]}).networks
+    (network,) = parse({"models": [{"family": "softmax", "gpus": gpus}]}).networks
     assert (network.min_gpus, network.max_gpus) == bounds
 
 
 def test_a_batch_per_gpu_grows_with_the_group_and_so_does_the_learning_rate():
-    network, = parse({**SOFTMAX, "train": {"batch": {"size": 8, "when_scaled": "per_gpu"}}}).networks
+    (network,) = parse(
+        {**SOFTMAX, "train": {"batch": {"size": 8, "when_scaled": "per_gpu"}}}
+    ).networks
     assert (network.global_batch(3), network.learning_rate_scale(3)) == (24, 3)
-    network, = parse({**SOFTMAX, "train": {"batch": {"size": 8}}}).networks
+    (network,) = parse({**SOFTMAX, "train": {"batch": {"size": 8}}}).networks
     assert (network.global_batch(3), network.learning_rate_scale(3)) == (8, 1)
 
 
 def test_a_range_of_batches_is_for_a_policy_that_chooses():
-    spec = parse({**SOFTMAX, "train": {"batch": {"size": [64, 512]}}, "schedule": {"policy": "elastic"}})
-    network, = spec.networks
+    spec = parse(
+        {**SOFTMAX, "train": {"batch": {"size": [64, 512]}}, "schedule": {"policy": "elastic"}}
+    )
+    (network,) = spec.networks
     assert network.train.batch.bounds == (64, 512)
     assert (network.global_batch(3), network.largest_batch(3)) == (64, 512)
 
 
 def test_networks_of_one_gpu_need_no_exchange_to_be_measured():
-    parse({"models": [{"family": "softmax", "gpus": 1}], "train": {"batch": {"size": [64, 512]}},
-           "schedule": {"policy": "elastic"}, "profile": {"max_gpus": 1}})
+    parse(
+        {
+            "models": [{"family": "softmax", "gpus": 1}],
+            "train": {"batch": {"size": [64, 512]}},
+            "schedule": {"policy": "elastic"},
+            "profile": {"max_gpus": 1},
+        }
+    )
 
 
 ELASTIC = "schedule: {policy: elastic}\n"
 
 
-@pytest.mark.parametrize(("text", "line", "key", "says"), [
-    ("models: [{family: softmax}]\ntrain:\n  batch:\n    size: [64, 512]", 4, "train.batch.size",
-     "the policy adaptive chooses no batch out of [64, 512]; one size, or `schedule: {policy: elastic}`"),
-    ("models:\n- family: softmax\n  train: {batch: {size: [64, 512]}}\nschedule: {policy: adaptive}", 3,
-     "models[0].train.batch.size", "the policy adaptive chooses no batch"),
-    ("models:\n- family: softmax\n  grid: {train.batch.size: [8, [64, 512]]}", 3, "models[0].grid.train.batch.size",
-     "the policy adaptive chooses no batch"),
-    ("models:\n- family: softmax\n  grid: {train.batch.size: {low: 1, high: 2}}", 3, "models[0].grid.train.batch.size",
-     "should be a list"),
-    ("models:\n- family: softmax\n  space: {train.batch.size: [8, [64, 512]]}\n"
-     "  search: {most: 2}", 3, "models[0].space.train.batch.size",
-     "the policy adaptive chooses no batch"),
-    (ELASTIC + "models: [{family: softmax}]\ntrain: {batch: {size: [512, 64]}}", 3, "train.batch",
-     "[512, 64] should be [least, most]"),
-    (ELASTIC + "models: [{family: softmax}]\ntrain: {batch: {size: [8, 64], when_scaled: per_gpu}}", 3, "train.batch",
-     "should be one of them"),
-    (ELASTIC + "models: [{family: softmax}]\ntrain: {batch: {size: [8, 64]}}\nprofile: {max_gpus: 1}", 4,
-     "profile.max_gpus", "whose `train.batch.size` is [8, 64]; 2 or more, or leave it out"),
-])
+@pytest.mark.parametrize(
+    ("text", "line", "key", "says"),
+    [
+        (
+            "models: [{family: softmax}]\ntrain:\n  batch:\n    size: [64, 512]",
+            4,
+            "train.batch.size",
+            "the policy adaptive chooses no batch out of [64, 512]; one size, or `schedule: {policy: elastic}`",
+        ),
+        (
+            "models:\n- family: softmax\n  train: {batch: {size: [64, 512]}}\nschedule: {policy: adaptive}",
+            3,
+            "models[0].train.batch.size",
+            "the policy adaptive chooses no batch",
+        ),
+        (
+            "models:\n- family: softmax\n  grid: {train.batch.size: [8, [64, 512]]}",
+            3,
+            "models[0].grid.train.batch.size",
+            "the policy adaptive chooses no batch",
+        ),
+        (
+            "models:\n- family: softmax\n  grid: {train.batch.size: {low: 1, high: 2}}",
+            3,
+            "models[0].grid.train.batch.size",
+            "should be a list",
+        ),
+        (
+            "models:\n- family: softmax\n  space: {train.batch.size: [8, [64, 512]]}\n"
+            "  search: {most: 2}",
+            3,
+            "models[0].space.train.batch.size",
+            "the policy adaptive chooses no batch",
+        ),
+        (
+            ELASTIC + "models: [{family: softmax}]\ntrain: {batch: {size: [512, 64]}}",
+            3,
+            "train.batch",
+            "[512, 64] should be [least, most]",
+        ),
+        (
+            ELASTIC
+            + "models: [{family: softmax}]\ntrain: {batch: {size: [8, 64], when_scaled: per_gpu}}",
+            3,
+            "train.batch",
+            "should be one of them",
+        ),
+        (
+            ELASTIC
+            + "models: [{family: softmax}]\ntrain: {batch: {size: [8, 64]}}\nprofile: {max_gpus: 1}",
+            4,
+            "profile.max_gpus",
+            "whose `train.batch.size` is [8, 64]; 2 or more, or leave it out",
+        ),
+    ],
+)
 def test_what_is_wrong_with_a_range_of_batches(file, text, line, key, says):
     found = mistakes(text, file)
     assert [(mistake.line, mistake.key) for mistake in found] == [(line, key)]
@@ -171,7 +239,7 @@ TRAIN = {"batch": {"size": 8}, "optimizer": {"name": "sgd", "learning_rate": 0.5
 
 
 def trained(entry, train=None):
-    network, = parse({"train": train or TRAIN, "models": [{"family": "cnn", **entry}]}).networks
+    (network,) = parse({"train": train or TRAIN, "models": [{"family": "cnn", **entry}]}).networks
     return network.train
 
 
@@ -183,12 +251,21 @@ def test_an_entry_replaces_parts_of_the_training_settings():
 
 def test_another_optimizer_inherits_no_parameters():
     optimizer = trained({"train": {"optimizer": {"name": "adam", "beta_1": 0.8}}}).optimizer
-    assert (optimizer.name, optimizer.learning_rate, optimizer.momentum, optimizer.beta_1) == ("adam", 0.01, None, 0.8)
+    assert (optimizer.name, optimizer.learning_rate, optimizer.momentum, optimizer.beta_1) == (
+        "adam",
+        0.01,
+        None,
+        0.8,
+    )
 
 
-@pytest.mark.parametrize("space", [
-    {"train.optimizer.name": ["adam"], "train.optimizer.learning_rate": [0.003]},
-    {"train.optimizer.learning_rate": [0.003], "train.optimizer.name": ["adam"]}])
+@pytest.mark.parametrize(
+    "space",
+    [
+        {"train.optimizer.name": ["adam"], "train.optimizer.learning_rate": [0.003]},
+        {"train.optimizer.learning_rate": [0.003], "train.optimizer.name": ["adam"]},
+    ],
+)
 def test_what_is_drawn_together_holds_together_in_any_order(space):
     optimizer = trained({"grid": space}).optimizer
     assert (optimizer.name, optimizer.learning_rate) == ("adam", 0.003)
@@ -196,20 +273,43 @@ def test_what_is_drawn_together_holds_together_in_any_order(space):
 
 def test_a_schedule_may_be_drawn_as_a_whole_or_in_part():
     cosine = {"name": "CosineDecay", "initial_learning_rate": 0.1, "decay_steps": 100}
-    decay = {"name": "ExponentialDecay", "initial_learning_rate": 0.2, "decay_steps": 9, "decay_rate": 0.5}
+    decay = {
+        "name": "ExponentialDecay",
+        "initial_learning_rate": 0.2,
+        "decay_steps": 9,
+        "decay_rate": 0.5,
+    }
     train = {"optimizer": {"learning_rate": cosine}}
-    assert trained({"grid": {"train.optimizer.learning_rate": [decay]}}, train).optimizer.learning_rate == decay
-    assert trained({"grid": {"train.optimizer.learning_rate.decay_steps": [7]}}, train
-                   ).optimizer.learning_rate == {**cosine, "decay_steps": 7}
-    assert trained({"train": {"optimizer": {"learning_rate": 0.3}}}, train).optimizer.learning_rate == 0.3
+    assert (
+        trained({"grid": {"train.optimizer.learning_rate": [decay]}}, train).optimizer.learning_rate
+        == decay
+    )
+    assert trained(
+        {"grid": {"train.optimizer.learning_rate.decay_steps": [7]}}, train
+    ).optimizer.learning_rate == {**cosine, "decay_steps": 7}
+    assert (
+        trained({"train": {"optimizer": {"learning_rate": 0.3}}}, train).optimizer.learning_rate
+        == 0.3
+    )
 
 
 def test_resolving_a_spec_leaves_what_it_was_made_from_as_it_was():
-    content = {"train": {"optimizer": {"learning_rate": {"name": "CosineDecay", "decay_steps": 1}}}, "models": [
-        {"family": "cnn", "args": {"filters": [4, 8]}, "train": {"optimizer": {"name": "adam"}},
-         "grid": {"filters.1": [16, 32], "train.optimizer.beta_1": [0.5, 0.6]}}]}
+    content = {
+        "train": {"optimizer": {"learning_rate": {"name": "CosineDecay", "decay_steps": 1}}},
+        "models": [
+            {
+                "family": "cnn",
+                "args": {"filters": [4, 8]},
+                "train": {"optimizer": {"name": "adam"}},
+                "grid": {"filters.1": [16, 32], "train.optimizer.beta_1": [0.5, 0.6]},
+            }
+        ],
+    }
     before = copy.deepcopy(content)
-    assert [network.architecture.settings.filters for network in parse(content).networks[::2]] == [(4, 16), (4, 32)]
+    assert [network.architecture.settings.filters for network in parse(content).networks[::2]] == [
+        (4, 16),
+        (4, 32),
+    ]
     assert content == before
 
 
@@ -242,23 +342,66 @@ schedule:
 
 
 def test_all_mistakes_are_named_at_once_with_line_and_key_and_what_would_be_right(file):
-    found = [(mistake.line, mistake.key, mistake.wrong, mistake.right) for mistake in mistakes(WRONG, file)]
+    found = [
+        (mistake.line, mistake.key, mistake.wrong, mistake.right)
+        for mistake in mistakes(WRONG, file)
+    ]
     expected = [
-        (1, "nmae", "no key is named 'nmae'", "name? valid keys: models, name (ensemble), seed (0), data"),
+        (
+            1,
+            "nmae",
+            "no key is named 'nmae'",
+            "name? valid keys: models, name (ensemble), seed (0), data",
+        ),
         (2, "seed", "-1", "input should be greater than or equal to 0"),
         (4, "data.window", "'2XB'", "should be written like 2GB"),
         (5, "data.transforms[1]", "{'resize': {'size': 0}}", "size"),
-        (7, "models[0]", "no family and no function of keras.applications is named 'resnte' (did you mean resnet", ""),
-        (9, "models[1].args.filtres", "no key is named 'filtres'", "filters? valid keys: filters ((32, 64)), dense"),
-        (10, "models[1].train.batch.sise", "no key is named 'sise'", "size? valid keys: size (128), when_scaled"),
-        (11, "models[2]", "{'family': 'cnn', 'gpus': [4, 2]}", "gpus: [4, 2] should be [least, most]"),
+        (
+            7,
+            "models[0]",
+            "no family and no function of keras.applications is named 'resnte' (did you mean resnet",
+            "",
+        ),
+        (
+            9,
+            "models[1].args.filtres",
+            "no key is named 'filtres'",
+            "filters? valid keys: filters ((32, 64)), dense",
+        ),
+        (
+            10,
+            "models[1].train.batch.sise",
+            "no key is named 'sise'",
+            "size? valid keys: size (128), when_scaled",
+        ),
+        (
+            11,
+            "models[2]",
+            "{'family': 'cnn', 'gpus': [4, 2]}",
+            "gpus: [4, 2] should be [least, most]",
+        ),
         (13, "models[3]", "build: tests.sources:zeroes:", ""),
         (14, "models[4]", "{}", "needs exactly one of `family:`"),
         (17, "models[5].space.dropout.high", "is missing", "valid keys: low, high"),
-        (17, "models[5].space.dropout.hihg", "no key is named 'hihg'", "high? valid keys: low, high, log (False)"),
-        (19, "train.optimizer.name", "the keras engine has no optimizer 'sdg' (did you mean sgd", "a name that it has"),
+        (
+            17,
+            "models[5].space.dropout.hihg",
+            "no key is named 'hihg'",
+            "high? valid keys: low, high, log (False)",
+        ),
+        (
+            19,
+            "train.optimizer.name",
+            "the keras engine has no optimizer 'sdg' (did you mean sgd",
+            "a name that it has",
+        ),
         (21, "schedule.policy", "no policy is named 'golbal'", "one of "),
-        (22, "schedule.delta", "'much'", "should be written like 15% (of the fastest rate) or 20/s"),
+        (
+            22,
+            "schedule.delta",
+            "'much'",
+            "should be written like 15% (of the fastest rate) or 20/s",
+        ),
     ]
     assert [mistake[:2] for mistake in found] == [mistake[:2] for mistake in expected]
     for (*_, wrong, right), (*_, in_wrong, in_right) in zip(found, expected, strict=True):
@@ -266,18 +409,28 @@ def test_all_mistakes_are_named_at_once_with_line_and_key_and_what_would_be_righ
         assert in_right in right
 
 
-@pytest.mark.parametrize(("key", "right"), [
-    ("resources.per_device", "should be a number, or input should be 'auto'"),
-    ("resources.preprocessors", "should be a number, or input should be 'auto'"),
-    ("train.batch.size", "should be a number, or input should be a list"),
-    ("train.converge.patience", "should be a number"), ("seed", "should be a number"),
-    ("train.optimizer.learning_rate", "should be a number, or input should be a mapping"),
-    ("train.converge.target", "should be a number")])
+@pytest.mark.parametrize(
+    ("key", "right"),
+    [
+        ("resources.per_device", "should be a number, or input should be 'auto'"),
+        ("resources.preprocessors", "should be a number, or input should be 'auto'"),
+        ("train.batch.size", "should be a number, or input should be a list"),
+        ("train.converge.patience", "should be a number"),
+        ("seed", "should be a number"),
+        ("train.optimizer.learning_rate", "should be a number, or input should be a mapping"),
+        ("train.converge.target", "should be a number"),
+    ],
+)
 def test_true_is_no_number(key, right, file):
     first, *others = key.split(".")
-    text = "".join(f"{'  ' * depth}{part}:\n" for depth, part in enumerate((first, *others)))[:-1] + " true\n"
+    text = (
+        "".join(f"{'  ' * depth}{part}:\n" for depth, part in enumerate((first, *others)))[:-1]
+        + " true\n"
+    )
     found = mistakes(text + "models: [{family: resnet}]\n", file)
-    assert [(one.line, one.key, one.wrong, one.right) for one in found] == [(len(others) + 1, key, "True", right)]
+    assert [(one.line, one.key, one.wrong, one.right) for one in found] == [
+        (len(others) + 1, key, "True", right)
+    ]
 
 
 def test_the_error_is_a_line_for_each_mistake(file):
@@ -290,99 +443,262 @@ def test_the_error_is_a_line_for_each_mistake(file):
     assert lines[1] == f"  {file}:2: seed: -1; input should be greater than or equal to 0"
 
 
-@pytest.mark.parametrize(("text", "line", "key", "words"), [
-    ("", 1, "", "is not a mapping"),
-    ("- 1", 1, "", "is not a mapping; keys such as `models:`"),
-    ("name: x", 1, "models", "is missing"),
-    ("models: []", 1, "models", "at least 1 item"),
-    ("models: {family: cnn}", 1, "models", "should be a list"),
-    ("models:\n- 3", 2, "models[0]", "3; input should be a mapping"),
-    ("models:\n- family: softmax\n- family: softmax", 1, "models", "2 networks are named 'softmax'; another `name:`"),
-    ("models: [{family: softmax}]\n\nmodels: []", 3, "models", "appears here twice; each key once"),
-    ("models: [{family: softmax,\n  args: {a: 1, a: 2}}]", 2, "models[0].args.a", "appears here twice"),
-    ("models: [{family: softmax}]\nname: ../etc", 2, "name", "cannot name a folder"),
-    ("models:\n- family: softmax\n  name: a/b", 2, "models[0]", "'a/b' cannot name a network"),
-    ('models:\n- family: softmax\n  name: "a\\nb"', 2, "models[0]", r"'a\nb' cannot name a network"),
-    ('models:\n- family: softmax\n  name: "a\\u202eb"', 2, "models[0]", r"'a\u202eb' cannot name a network"),
-    ("models:\n- family: softmax\n  name: ..", 2, "models[0]", "cannot name a network"),
-    ("models: [{family: softmax}]\ntrain:\n  1: 2", 3, "train.1", "is a key, but not text"),
-    ("models: [{family: softmax}]\ntrain: [", 2, "", "is not YAML"),
-    ("models: [{family: softmax}]\nname: \"a\\0b\"", 2, "name", "holds a control character"),
-    ("models: [{family: softmax}]\noutput: \"\\ud800\"", 2, "output", "holds a control character"),
-    ("models: [{family: softmax}]\nseed: !!set {a}", 2, "seed", "has the YAML type set"),
-    ("a: !!python/object:os.system x", 1, "a", "has the YAML type python/object"),
-    ("a: !!int ''", None, "", "is not YAML"),
-    ("a: !!bool 7", None, "", "is not YAML"),
-    ("models: [{family: softmax}]\nseed: 18446744073709551616", 2, "seed", "less than"),
-    ("models: [{family: softmax}]\nseed: 0x" + "f" * 4000, 2, "seed", "has 4002 characters"),
-    ("models: [{family: softmax}]\ntrain: {optimizer: {learning_rate: .inf}}", 2, "train.optimizer.learning_rate",
-     "finite number"),
-    ("models:\n- family: cnn\n  gpus: [1]", 3, "models[0].gpus[1]", "is missing"),
-    ("models:\n- family: cnn\n  gpus: {a: 1}", 3, "models[0].gpus", "a valid integer, or input should be a list"),
-    ("models:\n- family: cnn\n  train: {batch: {optimizer: {name: sgd}}}", 3, "models[0].train.batch.optimizer",
-     "no key is named 'optimizer'; valid keys: size (128)"),
-    ("models:\n- family: cnn\n  train: {optimizer: {momentum: 0.9, name: adam}}", 3, "models[0].train.optimizer",
-     "adam takes no momentum"),
-    ("models:\n- family: cnn\n  train: {optimizer: {learning_rate: {name: Cosine}}}", 3,
-     "models[0].train.optimizer.learning_rate", "did you mean CosineDecay"),
-    ("models:\n- family: cnn\n  train: {optimizer: sgd}\n  grid: {train.optimizer.momentum: [0.1]}", 3,
-     "models[0].train.optimizer", "should be a mapping"),
-    ("models:\n- family: cnn\n  grid: {train.batch: [3], train.batch.size: [4]}", 2, "models[0]", "no 'size' in 3"),
-    ("models:\n- family: cnn\n  count: 20000\n  space: {dropout: {low: 0.0, high: 0.5}}", 3, "models[0].count",
-     "less than or equal to 10000"),
-    ("models:\n- {family: ResNet50, grid: {" + ", ".join(f"k{i}: [1, 2, 3, 4]" for i in range(40)) + "}}", 2,
-     "models[0]", "members: at most 10000"),
-    ("models:\n- {family: cnn, count: 2, space: {kernel: [1]}}", 2, "models[0]", "has 1 different members"),
-    ("models:\n- {family: cnn, count: 2, space: {kernel: {low: 1, high: 1" + "0" * 400 + "}}}", 2,
-     "models[0].space.kernel", "up to 2**53"),
-    ("models:\n- {family: cnn, count: 2}", 2, "models[0]", "`count:` and `space:` go together"),
-    ("models:\n- {build: 'a..b:c'}", 2, "models[0]", "no module 'a..b'"),
-    ("models:\n- {build: 'tests.sources'}", 2, "models[0]", "should be written module:function"),
-    ("models: [{family: softmax}]\nschedule: {rates: " + "a" * 2000 + "}", 2, "schedule.rates", "no file aaa"),
-    ("models: [{family: softmax}]\ndata: {source: digits}", 2, "data.source", "one of image_folder, hdf5"),
-    ("models:\n- family: cnn\n  train: {optimizer: {learning_rate: {name: CosineDecay, decay_step: 9}}}", 3,
-     "models[0].train.optimizer.learning_rate",
-     "CosineDecay takes no decay_step; its arguments are initial_learning_rate, decay"),
-    ("models: [{family: cnn}]\nresources: {engine: numpy}", 1, "models[0]", "trains only the family softmax"),
-    ("models: [{family: softmaxx}]\nresources: {engine: numpy}", 1, "models[0]", "did you mean softmax"),
-    ("models: [{family: MobileNetV2}]\nresources: {engine: numpy}", 1, "models[0]", "trains only the family softmax"),
-    ("profile: {batches: 5, timed: 5}\nmodels: [{family: softmax}]", 1, "profile", "should be less than batches: 5"),
-    ("models: [{family: softmax}]\n? [a, b]\n: c", 2, "?", "is a key, but not text"),
-    ("models:\n- {family: resnet, count: 2, space: {width: {low: true, high: 9, integer: true}}}", 2,
-     "models[0].space.width.low", "True"),
-    ("models: [{family: softmax, args: {filters: 1}}]", 1, "models[0].args.filters", "there are no keys here"),
-    *((f"models: [{{family: softmax}}]\nschedule: {{delta: {delta}}}", 2, "schedule.delta",
-       "should be written like 15% (of the fastest rate) or 20/s (samples per second)") for delta in ("0.15", "'20'")),
-])
+@pytest.mark.parametrize(
+    ("text", "line", "key", "words"),
+    [
+        ("", 1, "", "is not a mapping"),
+        ("- 1", 1, "", "is not a mapping; keys such as `models:`"),
+        ("name: x", 1, "models", "is missing"),
+        ("models: []", 1, "models", "at least 1 item"),
+        ("models: {family: cnn}", 1, "models", "should be a list"),
+        ("models:\n- 3", 2, "models[0]", "3; input should be a mapping"),
+        (
+            "models:\n- family: softmax\n- family: softmax",
+            1,
+            "models",
+            "2 networks are named 'softmax'; another `name:`",
+        ),
+        (
+            "models: [{family: softmax}]\n\nmodels: []",
+            3,
+            "models",
+            "appears here twice; each key once",
+        ),
+        (
+            "models: [{family: softmax,\n  args: {a: 1, a: 2}}]",
+            2,
+            "models[0].args.a",
+            "appears here twice",
+        ),
+        ("models: [{family: softmax}]\nname: ../etc", 2, "name", "cannot name a folder"),
+        ("models:\n- family: softmax\n  name: a/b", 2, "models[0]", "'a/b' cannot name a network"),
+        (
+            'models:\n- family: softmax\n  name: "a\\nb"',
+            2,
+            "models[0]",
+            r"'a\nb' cannot name a network",
+        ),
+        (
+            'models:\n- family: softmax\n  name: "a\\u202eb"',
+            2,
+            "models[0]",
+            r"'a\u202eb' cannot name a network",
+        ),
+        ("models:\n- family: softmax\n  name: ..", 2, "models[0]", "cannot name a network"),
+        ("models: [{family: softmax}]\ntrain:\n  1: 2", 3, "train.1", "is a key, but not text"),
+        ("models: [{family: softmax}]\ntrain: [", 2, "", "is not YAML"),
+        ('models: [{family: softmax}]\nname: "a\\0b"', 2, "name", "holds a control character"),
+        (
+            'models: [{family: softmax}]\noutput: "\\ud800"',
+            2,
+            "output",
+            "holds a control character",
+        ),
+        ("models: [{family: softmax}]\nseed: !!set {a}", 2, "seed", "has the YAML type set"),
+        ("a: !!python/object:os.system x", 1, "a", "has the YAML type python/object"),
+        ("a: !!int ''", None, "", "is not YAML"),
+        ("a: !!bool 7", None, "", "is not YAML"),
+        ("models: [{family: softmax}]\nseed: 18446744073709551616", 2, "seed", "less than"),
+        ("models: [{family: softmax}]\nseed: 0x" + "f" * 4000, 2, "seed", "has 4002 characters"),
+        (
+            "models: [{family: softmax}]\ntrain: {optimizer: {learning_rate: .inf}}",
+            2,
+            "train.optimizer.learning_rate",
+            "finite number",
+        ),
+        ("models:\n- family: cnn\n  gpus: [1]", 3, "models[0].gpus[1]", "is missing"),
+        (
+            "models:\n- family: cnn\n  gpus: {a: 1}",
+            3,
+            "models[0].gpus",
+            "a valid integer, or input should be a list",
+        ),
+        (
+            "models:\n- family: cnn\n  train: {batch: {optimizer: {name: sgd}}}",
+            3,
+            "models[0].train.batch.optimizer",
+            "no key is named 'optimizer'; valid keys: size (128)",
+        ),
+        (
+            "models:\n- family: cnn\n  train: {optimizer: {momentum: 0.9, name: adam}}",
+            3,
+            "models[0].train.optimizer",
+            "adam takes no momentum",
+        ),
+        (
+            "models:\n- family: cnn\n  train: {optimizer: {learning_rate: {name: Cosine}}}",
+            3,
+            "models[0].train.optimizer.learning_rate",
+            "did you mean CosineDecay",
+        ),
+        (
+            "models:\n- family: cnn\n  train: {optimizer: sgd}\n  grid: {train.optimizer.momentum: [0.1]}",
+            3,
+            "models[0].train.optimizer",
+            "should be a mapping",
+        ),
+        (
+            "models:\n- family: cnn\n  grid: {train.batch: [3], train.batch.size: [4]}",
+            2,
+            "models[0]",
+            "no 'size' in 3",
+        ),
+        (
+            "models:\n- family: cnn\n  count: 20000\n  space: {dropout: {low: 0.0, high: 0.5}}",
+            3,
+            "models[0].count",
+            "less than or equal to 10000",
+        ),
+        (
+            "models:\n- {family: ResNet50, grid: {"
+            + ", ".join(f"k{i}: [1, 2, 3, 4]" for i in range(40))
+            + "}}",
+            2,
+            "models[0]",
+            "members: at most 10000",
+        ),
+        (
+            "models:\n- {family: cnn, count: 2, space: {kernel: [1]}}",
+            2,
+            "models[0]",
+            "has 1 different members",
+        ),
+        (
+            "models:\n- {family: cnn, count: 2, space: {kernel: {low: 1, high: 1"
+            + "0" * 400
+            + "}}}",
+            2,
+            "models[0].space.kernel",
+            "up to 2**53",
+        ),
+        ("models:\n- {family: cnn, count: 2}", 2, "models[0]", "`count:` and `space:` go together"),
+        ("models:\n- {build: 'a..b:c'}", 2, "models[0]", "no module 'a..b'"),
+        (
+            "models:\n- {build: 'tests.sources'}",
+            2,
+            "models[0]",
+            "should be written module:function",
+        ),
+        (
+            "models: [{family: softmax}]\nschedule: {rates: " + "a" * 2000 + "}",
+            2,
+            "schedule.rates",
+            "no file aaa",
+        ),
+        (
+            "models: [{family: softmax}]\ndata: {source: digits}",
+            2,
+            "data.source",
+            "one of image_folder, hdf5",
+        ),
+        (
+            "models:\n- family: cnn\n  train: {optimizer: {learning_rate: {name: CosineDecay, decay_step: 9}}}",
+            3,
+            "models[0].train.optimizer.learning_rate",
+            "CosineDecay takes no decay_step; its arguments are initial_learning_rate, decay",
+        ),
+        (
+            "models: [{family: cnn}]\nresources: {engine: numpy}",
+            1,
+            "models[0]",
+            "trains only the family softmax",
+        ),
+        (
+            "models: [{family: softmaxx}]\nresources: {engine: numpy}",
+            1,
+            "models[0]",
+            "did you mean softmax",
+        ),
+        (
+            "models: [{family: MobileNetV2}]\nresources: {engine: numpy}",
+            1,
+            "models[0]",
+            "trains only the family softmax",
+        ),
+        (
+            "profile: {batches: 5, timed: 5}\nmodels: [{family: softmax}]",
+            1,
+            "profile",
+            "should be less than batches: 5",
+        ),
+        ("models: [{family: softmax}]\n? [a, b]\n: c", 2, "?", "is a key, but not text"),
+        (
+            "models:\n- {family: resnet, count: 2, space: {width: {low: true, high: 9, integer: true}}}",
+            2,
+            "models[0].space.width.low",
+            "True",
+        ),
+        (
+            "models: [{family: softmax, args: {filters: 1}}]",
+            1,
+            "models[0].args.filters",
+            "there are no keys here",
+        ),
+        *(
+            (
+                f"models: [{{family: softmax}}]\nschedule: {{delta: {delta}}}",
+                2,
+                "schedule.delta",
+                "should be written like 15% (of the fastest rate) or 20/s (samples per second)",
+            )
+            for delta in ("0.15", "'20'")
+        ),
+    ],
+)
 def test_a_mistake_is_named(text, line, key, words, file):
     found = mistakes(text, file)
     assert (line, key) in [(mistake.line, mistake.key) for mistake in found]
     assert words in "\n".join(map(str, found))
 
 
-@pytest.mark.parametrize(("policy", "key", "value", "reads"), [
-    ("adaptive", "alpha", 0.5, "it reads none of delta, alpha, peak_limited"),
-    ("adaptive", "peak_limited", False, "it reads none of delta, alpha, peak_limited"),
-    ("baseline", "delta", "15%", "it reads none of delta, alpha, peak_limited"),  # which is its default
-    ("homogeneous", "delta", "5%", "it reads none of delta, alpha, peak_limited"),
-    ("local", "alpha", 0.8, "it reads delta, peak_limited")])
+@pytest.mark.parametrize(
+    ("policy", "key", "value", "reads"),
+    [
+        ("adaptive", "alpha", 0.5, "it reads none of delta, alpha, peak_limited"),
+        ("adaptive", "peak_limited", False, "it reads none of delta, alpha, peak_limited"),
+        (
+            "baseline",
+            "delta",
+            "15%",
+            "it reads none of delta, alpha, peak_limited",
+        ),  # which is its default
+        ("homogeneous", "delta", "5%", "it reads none of delta, alpha, peak_limited"),
+        ("local", "alpha", 0.8, "it reads delta, peak_limited"),
+    ],
+)
 def test_a_key_that_the_policy_does_not_read_is_a_mistake(policy, key, value, reads, file):
-    found = mistakes(f"models: [{{family: softmax}}]\nschedule:\n  policy: {policy}\n  {key}: {json.dumps(value)}\n"
-                     "seed: -1", file)
-    assert [(mistake.line, mistake.key) for mistake in found] == [(4, f"schedule.{key}"), (5, "seed")]
+    found = mistakes(
+        f"models: [{{family: softmax}}]\nschedule:\n  policy: {policy}\n  {key}: {json.dumps(value)}\n"
+        "seed: -1",
+        file,
+    )
+    assert [(mistake.line, mistake.key) for mistake in found] == [
+        (4, f"schedule.{key}"),
+        (5, "seed"),
+    ]
     assert (found[0].wrong, found[0].right) == (f"{policy} does not read {key}", reads)
 
 
-@pytest.mark.parametrize(("schedule", "policy"), [
-    ({}, "adaptive"), ({"delta": "20%"}, "global"), ({"alpha": "70%"}, "global"), ({"peak_limited": False}, "global"),
-    ({"policy": "local", "delta": "20%"}, "local")])
+@pytest.mark.parametrize(
+    ("schedule", "policy"),
+    [
+        ({}, "adaptive"),
+        ({"delta": "20%"}, "global"),
+        ({"alpha": "70%"}, "global"),
+        ({"peak_limited": False}, "global"),
+        ({"policy": "local", "delta": "20%"}, "local"),
+    ],
+)
 def test_who_names_no_policy_gets_adaptive_or_the_one_that_reads_the_keys(schedule, policy):
     assert parse(SOFTMAX | {"schedule": schedule}).schedule.policy == policy
 
 
 @pytest.mark.parametrize("policy", POLICIES)
 def test_keys_that_are_left_out_are_no_mistakes_whatever_the_policy_reads(policy):
-    assert parse({"models": [{"family": "softmax"}], "schedule": {"policy": policy}}).options == Options()
+    assert (
+        parse({"models": [{"family": "softmax"}], "schedule": {"policy": policy}}).options
+        == Options()
+    )
     document = Document(models=(ModelEntry(family="softmax"),), schedule=Schedule(policy=policy))
     assert parse(document).schedule.policy == policy
 
@@ -390,24 +706,41 @@ def test_keys_that_are_left_out_are_no_mistakes_whatever_the_policy_reads(policy
 @pytest.mark.parametrize("policy", POLICIES)
 def test_keys_that_the_policy_reads_are_no_mistakes(policy):
     keys = {"delta": "5%", "alpha": 0.5, "peak_limited": False}
-    schedule = {"policy": policy, **{key: value for key, value in keys.items() if key in POLICIES[policy].reads}}
-    assert parse({"models": [{"family": "softmax"}], "schedule": schedule}).schedule.policy == policy
+    schedule = {
+        "policy": policy,
+        **{key: value for key, value in keys.items() if key in POLICIES[policy].reads},
+    }
+    assert (
+        parse({"models": [{"family": "softmax"}], "schedule": schedule}).schedule.policy == policy
+    )
 
 
-@pytest.mark.parametrize(("written", "delta"), [
-    ("0%", Delta(0.0, relative=True)), ("'0%'", Delta(0.0, relative=True)), ("20/s", Delta(20.0, relative=False))])
+@pytest.mark.parametrize(
+    ("written", "delta"),
+    [
+        ("0%", Delta(0.0, relative=True)),
+        ("'0%'", Delta(0.0, relative=True)),
+        ("20/s", Delta(20.0, relative=False)),
+    ],
+)
 def test_a_delta_means_the_same_with_and_without_quotes(written, delta, file):
     file.write_text(f"models: [{{family: softmax}}]\nschedule: {{delta: {written}}}")
     assert load(file).options.delta == delta
 
 
-@pytest.mark.parametrize("text", [
-    "a: &a [*a]", "a: &a [*a, *a]", "models: [{family: ResNet50, args: &a {x: *a}}]",
-    "a: &a [1,1,1,1,1,1,1,1,1,1]\nb: &b [*a,*a,*a,*a,*a,*a,*a,*a,*a,*a]\nc: &c [*b,*b,*b,*b,*b,*b,*b,*b,*b,*b]\n"
-    "d: &d [*c,*c,*c,*c,*c,*c,*c,*c,*c,*c]\ne: &e [*d,*d,*d,*d,*d,*d,*d,*d,*d,*d]\nf: [*e,*e,*e,*e,*e,*e,*e,*e,*e,*e]",
-    "a: " + "[" * 60 + "]" * 60])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "a: &a [*a]",
+        "a: &a [*a, *a]",
+        "models: [{family: ResNet50, args: &a {x: *a}}]",
+        "a: &a [1,1,1,1,1,1,1,1,1,1]\nb: &b [*a,*a,*a,*a,*a,*a,*a,*a,*a,*a]\nc: &c [*b,*b,*b,*b,*b,*b,*b,*b,*b,*b]\n"
+        "d: &d [*c,*c,*c,*c,*c,*c,*c,*c,*c,*c]\ne: &e [*d,*d,*d,*d,*d,*d,*d,*d,*d,*d]\nf: [*e,*e,*e,*e,*e,*e,*e,*e,*e,*e]",
+        "a: " + "[" * 60 + "]" * 60,
+    ],
+)
 def test_a_bomb_does_not_go_off(text, file):
-    found, = mistakes(text, file)
+    (found,) = mistakes(text, file)
     assert "unfolds to more than" in found.wrong
 
 
@@ -417,7 +750,10 @@ def test_nesting_without_end_is_no_yaml(bracket, file):
 
 
 def test_a_file_that_cannot_be_read_is_named(file, tmp_path):
-    for path, words in [(tmp_path / "none.yaml", "cannot be read: No such file"), (tmp_path, "Is a directory")]:
+    for path, words in [
+        (tmp_path / "none.yaml", "cannot be read: No such file"),
+        (tmp_path, "Is a directory"),
+    ]:
         with pytest.raises(SpecError, match=words):
             load(path)
     file.write_bytes(b"name: \xff")
@@ -425,31 +761,56 @@ def test_a_file_that_cannot_be_read_is_named(file, tmp_path):
         load(file)
 
 
-@pytest.mark.parametrize(("file_name", "content", "said"), [
-    ("package/__init__.py", "1 / 0", r"ZeroDivisionError: division by zero \(.*package/__init__.py, line 1\)$"),
-    ("package/__init__.py", "import sys\nsys.exit('no licence')", r"SystemExit: no licence \(.*__init__.py, line 2\)$"),
-    ("package/__init__.py", "import lacking_here", r"'lacking_here' \(.*package/__init__.py, line 1\)$"),
-    ("package/models.py", "raise OSError('no\\nway')\nfor name in ['build']:\n globals()[name] = print",
-     r"OSError: no way \(.*package/models.py, line 1\)$"),
-])
+@pytest.mark.parametrize(
+    ("file_name", "content", "said"),
+    [
+        (
+            "package/__init__.py",
+            "1 / 0",
+            r"ZeroDivisionError: division by zero \(.*package/__init__.py, line 1\)$",
+        ),
+        (
+            "package/__init__.py",
+            "import sys\nsys.exit('no licence')",
+            r"SystemExit: no licence \(.*__init__.py, line 2\)$",
+        ),
+        (
+            "package/__init__.py",
+            "import lacking_here",
+            r"'lacking_here' \(.*package/__init__.py, line 1\)$",
+        ),
+        (
+            "package/models.py",
+            "raise OSError('no\\nway')\nfor name in ['build']:\n globals()[name] = print",
+            r"OSError: no way \(.*package/models.py, line 1\)$",
+        ),
+    ],
+)
 def test_a_module_that_raises_when_it_is_imported_is_not_taken_for_one_that_lacks_a_function(
-        tmp_path, monkeypatch, file, file_name, content, said):
+    tmp_path, monkeypatch, file, file_name, content, said
+):
     for path in ("package/__init__.py", "package/models.py"):
         (tmp_path / path).parent.mkdir(exist_ok=True)
         (tmp_path / path).write_text(content if path == file_name else "")
     monkeypatch.syspath_prepend(tmp_path)
     forget(monkeypatch, "package", "package.models")
     wrong = mistakes("models: [{build: 'package.models:build'}]", file)[0].wrong
-    assert re.search(f"^model function 'package.models:build': cannot import 'package.models': .*{said}", wrong), wrong
+    assert re.search(
+        f"^model function 'package.models:build': cannot import 'package.models': .*{said}", wrong
+    ), wrong
 
 
-def test_a_function_that_stands_nowhere_in_its_file_is_found_by_importing_it(tmp_path, monkeypatch, file):
+def test_a_function_that_stands_nowhere_in_its_file_is_found_by_importing_it(
+    tmp_path, monkeypatch, file
+):
     (tmp_path / "making.py").write_text("for name in ['build']:\n    globals()[name] = print\n")
     monkeypatch.syspath_prepend(tmp_path)
     forget(monkeypatch, "making")
     file.write_text("models: [{build: 'making:build'}]\ndata: {source: 'builtin:digits'}")
     assert load(file).networks[0].architecture.target == "making:build"
-    assert "making.py has no function 'biuld'" in str(mistakes("models: [{build: 'making:biuld'}]", file)[0])
+    assert "making.py has no function 'biuld'" in str(
+        mistakes("models: [{build: 'making:biuld'}]", file)[0]
+    )
 
 
 def forget(monkeypatch, *modules):
@@ -462,8 +823,10 @@ def forget(monkeypatch, *modules):
 def test_modules_beside_the_spec_are_found_from_any_folder(tmp_path, monkeypatch):
     (tmp_path / "specs").mkdir()
     (tmp_path / "specs/models_beside_it.py").write_text("def build(input_shape, classes): ...")
-    (tmp_path / "specs/a.yaml").write_text("models: [{build: 'models_beside_it:build'}]\n"
-                                           "data: {source: 'builtin:digits'}\ntrain: {converge: {max_epochs: 1}}")
+    (tmp_path / "specs/a.yaml").write_text(
+        "models: [{build: 'models_beside_it:build'}]\n"
+        "data: {source: 'builtin:digits'}\ntrain: {converge: {max_epochs: 1}}"
+    )
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
     assert load("specs/a.yaml").networks[0].architecture.target == "models_beside_it:build"
@@ -473,23 +836,59 @@ def test_modules_beside_the_spec_are_found_from_any_folder(tmp_path, monkeypatch
 def test_the_page_of_keys_is_what_the_command_prints(capsys):
     assert main(["schema", "--markdown"]) == 0
     assert capsys.readouterr().out == (ROOT / "docs/spec.md").read_text(encoding="utf-8"), (
-        "if that is meant: fleet schema --markdown > docs/spec.md")
+        "if that is meant: fleet schema --markdown > docs/spec.md"
+    )
 
 
 # ---- any spec at all ---------------------------------------------------------------------------
 
 GOOD = {
-    "name": "x", "seed": 3, "output": "runs/x",
-    "data": {"source": "hdf5", "path": "p", "validation": 0.2, "window": "1GB", "max_bad": "2%",
-             "transforms": ["decode", {"resize": {"size": [8, 8]}}, {"scale": {"mean": 0.5, "std": 0.5}}]},
+    "name": "x",
+    "seed": 3,
+    "output": "runs/x",
+    "data": {
+        "source": "hdf5",
+        "path": "p",
+        "validation": 0.2,
+        "window": "1GB",
+        "max_bad": "2%",
+        "transforms": [
+            "decode",
+            {"resize": {"size": [8, 8]}},
+            {"scale": {"mean": 0.5, "std": 0.5}},
+        ],
+    },
     "models": [
-        {"family": "cnn", "args": {"filters": [4]}, "gpus": [1, 2], "count": 2,
-         "space": {"kernel": [1, 3, 5], "train.optimizer.learning_rate": {"low": 0.01, "high": 0.1, "log": True}}},
-        {"build": "tests.sources:zeros", "name": "z", "train": {"optimizer": {"name": "adam"}, "batch": {"size": 4}}},
-        {"family": "resnet", "grid": {"width": [4, 8], "train.batch.size": [3]}}],
-    "train": {"batch": {"size": 8, "when_scaled": "per_gpu"}, "precision": "mixed_bfloat16", "xla": True,
-              "optimizer": {"learning_rate": {"name": "CosineDecay", "decay_steps": 10}, "momentum": 0.9},
-              "converge": {"max_epochs": 3, "patience": 2, "monitor": "loss", "target": 0.1, "min_delta": 0.01}},
+        {
+            "family": "cnn",
+            "args": {"filters": [4]},
+            "gpus": [1, 2],
+            "count": 2,
+            "space": {
+                "kernel": [1, 3, 5],
+                "train.optimizer.learning_rate": {"low": 0.01, "high": 0.1, "log": True},
+            },
+        },
+        {
+            "build": "tests.sources:zeros",
+            "name": "z",
+            "train": {"optimizer": {"name": "adam"}, "batch": {"size": 4}},
+        },
+        {"family": "resnet", "grid": {"width": [4, 8], "train.batch.size": [3]}},
+    ],
+    "train": {
+        "batch": {"size": 8, "when_scaled": "per_gpu"},
+        "precision": "mixed_bfloat16",
+        "xla": True,
+        "optimizer": {"learning_rate": {"name": "CosineDecay", "decay_steps": 10}, "momentum": 0.9},
+        "converge": {
+            "max_epochs": 3,
+            "patience": 2,
+            "monitor": "loss",
+            "target": 0.1,
+            "min_delta": 0.01,
+        },
+    },
     "schedule": {"policy": "global", "delta": "20/s", "alpha": 0.7, "peak_limited": False},
     "profile": {"batches": 4, "timed": 2, "max_gpus": 2},
     "resources": {"engine": "keras", "preprocessors": 2, "gpus_per_node": 2, "exchange": "mpi"},
@@ -500,7 +899,13 @@ GOOD = {
 def places(tree, where=()):
     """Every place of a tree of mappings and lists, as a path."""
     yield where
-    for key, value in (tree.items() if isinstance(tree, dict) else enumerate(tree) if isinstance(tree, list) else ()):
+    for key, value in (
+        tree.items()
+        if isinstance(tree, dict)
+        else enumerate(tree)
+        if isinstance(tree, list)
+        else ()
+    ):
         yield from places(value, (*where, key))
 
 
@@ -517,15 +922,72 @@ def changed(tree, where, change):
     return tree
 
 
-ODD = ["", "..", "../../etc", "a/b", "a\nb", "1e5", "1e999", "\x00", "é", "\ud800", "train.", "train.batch", "adam",
-       "int", "low", "9" * 400, "x" * 5000, "fleet.nope:f", "..:f", "15%", "yes", "2020-01-01",
-       10**30, -10**400, 2**63, 1e308, float("nan"), float("inf"), -0.0]
-scalars = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=8), st.dates(),
-                    st.binary(max_size=3), st.sampled_from(ODD))
-keys = st.one_of(st.text(max_size=5), st.integers(), st.none(), st.booleans(), st.sampled_from(
-    ["name", "size", "optimizer", "train.batch", "train.", "train.optimizer.name", "low", "high", "blocks.2", "<<"]))
-trees = st.recursive(scalars, lambda inner: st.one_of(
-    st.lists(inner, max_size=3), st.dictionaries(keys, inner, max_size=3)), max_leaves=6)
+ODD = [
+    "",
+    "..",
+    "../../etc",
+    "a/b",
+    "a\nb",
+    "1e5",
+    "1e999",
+    "\x00",
+    "é",
+    "\ud800",
+    "train.",
+    "train.batch",
+    "adam",
+    "int",
+    "low",
+    "9" * 400,
+    "x" * 5000,
+    "fleet.nope:f",
+    "..:f",
+    "15%",
+    "yes",
+    "2020-01-01",
+    10**30,
+    -(10**400),
+    2**63,
+    1e308,
+    float("nan"),
+    float("inf"),
+    -0.0,
+]
+scalars = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.floats(),
+    st.text(max_size=8),
+    st.dates(),
+    st.binary(max_size=3),
+    st.sampled_from(ODD),
+)
+keys = st.one_of(
+    st.text(max_size=5),
+    st.integers(),
+    st.none(),
+    st.booleans(),
+    st.sampled_from(
+        [
+            "name",
+            "size",
+            "optimizer",
+            "train.batch",
+            "train.",
+            "train.optimizer.name",
+            "low",
+            "high",
+            "blocks.2",
+            "<<",
+        ]
+    ),
+)
+trees = st.recursive(
+    scalars,
+    lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(keys, inner, max_size=3)),
+    max_leaves=6,
+)
 
 
 @st.composite
@@ -555,8 +1017,13 @@ def test_whatever_stands_in_a_file_is_a_spec_or_is_explained(file, content):
 
 
 @settings(max_examples=examples(100), deadline=None)
-@given(st.one_of(st.text(max_size=30), st.text("{}[]:,-?!&*<>|\"' \n#%@ab10.", max_size=40),
-                 st.text("{}[]:,-?!&* \nab1").map(lambda text: f"models: [{{family: softmax}}]\n{text}")))
+@given(
+    st.one_of(
+        st.text(max_size=30),
+        st.text("{}[]:,-?!&*<>|\"' \n#%@ab10.", max_size=40),
+        st.text("{}[]:,-?!&* \nab1").map(lambda text: f"models: [{{family: softmax}}]\n{text}"),
+    )
+)
 def test_whatever_text_a_file_holds_is_a_spec_or_is_explained(file, text):
     check_read_or_explained(text, file)
 
@@ -577,41 +1044,111 @@ def check_read_or_explained(text, file):
 # ---- there and back ----------------------------------------------------------------------------
 
 names = st.sampled_from(["a", "1e5", "1.5", "07", "yes", "null", "A.b-c_d", "2020-01-01", "1_0"])
-values = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(allow_nan=False, allow_infinity=False),
-                   st.text("ab1e-.: #'\"é\n", max_size=6), st.lists(st.integers(1, 3), max_size=2))
+values = st.one_of(
+    st.none(),
+    st.booleans(),
+    st.integers(),
+    st.floats(allow_nan=False, allow_infinity=False),
+    st.text("ab1e-.: #'\"é\n", max_size=6),
+    st.lists(st.integers(1, 3), max_size=2),
+)
 optimizers = st.one_of(
-    st.fixed_dictionaries({"name": st.just("sgd")}, optional={
-        "momentum": st.sampled_from([None, 0.0, 0.9]), "nesterov": st.booleans(),
-        "learning_rate": st.sampled_from([1e-5, 1, {"name": "CosineDecay", "initial_learning_rate": 0.1,
-                                                    "decay_steps": 1e3}])}),
-    st.fixed_dictionaries({"name": st.sampled_from(["adam", "adamw"])}, optional={
-        "beta_1": st.sampled_from([None, 0.5]), "epsilon": st.just(1e-7), "weight_decay": st.just(0.0)}))
-trains = st.fixed_dictionaries({}, optional={
-    "batch": st.fixed_dictionaries({}, optional={"size": st.integers(1, 200), "when_scaled": st.just("per_gpu")}),
-    "optimizer": optimizers, "xla": st.booleans(), "precision": st.sampled_from(["float32", "mixed_float16"]),
-    "converge": st.fixed_dictionaries({}, optional={
-        "patience": st.sampled_from([None, 3]), "target": st.sampled_from([None, 0, 0.5]),
-        "monitor": st.just("val_loss")})})
-entries = st.one_of(
-    st.fixed_dictionaries({"build": st.just("tests.sources:zeros")}, optional={
-        "args": st.dictionaries(names, values, max_size=2), "gpus": st.sampled_from([None, 3, [1, 2]]),
-        "train": trains, "grid": st.dictionaries(names, st.lists(values, min_size=1, max_size=2), max_size=2)}),
-    st.fixed_dictionaries({"family": st.just("cnn"), "count": st.just(2), "space": st.sampled_from(
-        [{"dropout": [0.0, 0.1, 0.2]}, {"kernel": {"low": 1, "high": 9, "integer": True}, "norm": ["none"]},
-         {"train.optimizer.learning_rate": {"low": 1e-5, "high": 1, "log": True}}])}))
-documents = st.fixed_dictionaries(
-    {"models": st.lists(entries, min_size=1, max_size=3).map(
-        lambda items: [{**item, "name": f"n{place}"} for place, item in enumerate(items)])},
+    st.fixed_dictionaries(
+        {"name": st.just("sgd")},
+        optional={
+            "momentum": st.sampled_from([None, 0.0, 0.9]),
+            "nesterov": st.booleans(),
+            "learning_rate": st.sampled_from(
+                [1e-5, 1, {"name": "CosineDecay", "initial_learning_rate": 0.1, "decay_steps": 1e3}]
+            ),
+        },
+    ),
+    st.fixed_dictionaries(
+        {"name": st.sampled_from(["adam", "adamw"])},
+        optional={
+            "beta_1": st.sampled_from([None, 0.5]),
+            "epsilon": st.just(1e-7),
+            "weight_decay": st.just(0.0),
+        },
+    ),
+)
+trains = st.fixed_dictionaries(
+    {},
     optional={
-        "name": names, "seed": st.integers(0, 2**64 - 1), "output": names, "train": trains,
-        "data": st.fixed_dictionaries({}, optional={
-            "path": names, "validation": st.sampled_from([None, 0.5, "folder", "1e5"]), "max_bad": st.just("50%"),
-            "window": st.sampled_from(["2GB", "1.5MiB", 10**6]),
-            "transforms": st.sampled_from([[], ["decode", {"rotate": {"degrees": 10}}]])}),
-        "schedule": st.fixed_dictionaries({}, optional={
-            "delta": st.sampled_from(["20/s", "0/s", " 0.5 % ", "15%"]), "peak_limited": st.booleans()}),
-        "resources": st.fixed_dictionaries({}, optional={"preprocessors": st.sampled_from([0, 1, "auto"])}),
-        "checkpoint": st.sampled_from([{}, {"every": None}, {"every": "90s"}])})
+        "batch": st.fixed_dictionaries(
+            {}, optional={"size": st.integers(1, 200), "when_scaled": st.just("per_gpu")}
+        ),
+        "optimizer": optimizers,
+        "xla": st.booleans(),
+        "precision": st.sampled_from(["float32", "mixed_float16"]),
+        "converge": st.fixed_dictionaries(
+            {},
+            optional={
+                "patience": st.sampled_from([None, 3]),
+                "target": st.sampled_from([None, 0, 0.5]),
+                "monitor": st.just("val_loss"),
+            },
+        ),
+    },
+)
+entries = st.one_of(
+    st.fixed_dictionaries(
+        {"build": st.just("tests.sources:zeros")},
+        optional={
+            "args": st.dictionaries(names, values, max_size=2),
+            "gpus": st.sampled_from([None, 3, [1, 2]]),
+            "train": trains,
+            "grid": st.dictionaries(names, st.lists(values, min_size=1, max_size=2), max_size=2),
+        },
+    ),
+    st.fixed_dictionaries(
+        {
+            "family": st.just("cnn"),
+            "count": st.just(2),
+            "space": st.sampled_from(
+                [
+                    {"dropout": [0.0, 0.1, 0.2]},
+                    {"kernel": {"low": 1, "high": 9, "integer": True}, "norm": ["none"]},
+                    {"train.optimizer.learning_rate": {"low": 1e-5, "high": 1, "log": True}},
+                ]
+            ),
+        }
+    ),
+)
+documents = st.fixed_dictionaries(
+    {
+        "models": st.lists(entries, min_size=1, max_size=3).map(
+            lambda items: [{**item, "name": f"n{place}"} for place, item in enumerate(items)]
+        )
+    },
+    optional={
+        "name": names,
+        "seed": st.integers(0, 2**64 - 1),
+        "output": names,
+        "train": trains,
+        "data": st.fixed_dictionaries(
+            {},
+            optional={
+                "path": names,
+                "validation": st.sampled_from([None, 0.5, "folder", "1e5"]),
+                "max_bad": st.just("50%"),
+                "window": st.sampled_from(["2GB", "1.5MiB", 10**6]),
+                "transforms": st.sampled_from([[], ["decode", {"rotate": {"degrees": 10}}]]),
+            },
+        ),
+        "schedule": st.fixed_dictionaries(
+            {},
+            optional={
+                "delta": st.sampled_from(["20/s", "0/s", " 0.5 % ", "15%"]),
+                "peak_limited": st.booleans(),
+            },
+        ),
+        "resources": st.fixed_dictionaries(
+            {}, optional={"preprocessors": st.sampled_from([0, 1, "auto"])}
+        ),
+        "checkpoint": st.sampled_from([{}, {"every": None}, {"every": "90s"}]),
+    },
+)
 
 
 @settings(max_examples=examples(60), deadline=None)
@@ -635,33 +1172,57 @@ def test_a_good_spec_is_valid_by_the_schema(content):
     assert list(complaints(content, json_schema())) == []
 
 
-@pytest.mark.parametrize(("where", "value"), [
-    (("nmae",), "x"), (("data", "transforms", 1), {"resize": {"sise": 4}}), (("data", "order"), "rings"),
-    (("models", 0, "args"), {"filtres": [4]}), (("models", 1, "build"), "zeros"),
-    (("models", 1, "train"), {"batch": {"sise": 4}}), (("models", 2, "args"), {"stem": "large"}),
-    (("train", "optimizer", "learning_rate"), {"name": "Cosine"}),
-    (("train", "optimizer", "learning_rate"), {"name": "CosineDecay", "decay_step": 3}),
-    (("train", "converge", "monitor"), 3), (("data", "max_bad"), "much"), (("resources", "engine"), "jax"),
-    (("checkpoint", "every"), "ten minutes"), (("checkpoint", "keep"), "all"), (("data", "window"), []),
-    (("models", 0, "gpus"), [1]), (("models", 0, "space", "kernel"), {"low": 1}), (("train", "batch", "size"), "8"),
-    (("schedule", "alpha"), 2), (("schedule", "delta"), "20"), (("resources", "preprocessors"), "some"),
-    (("models", 0, "count"), 20000), (("models",), [])])
+@pytest.mark.parametrize(
+    ("where", "value"),
+    [
+        (("nmae",), "x"),
+        (("data", "transforms", 1), {"resize": {"sise": 4}}),
+        (("data", "order"), "rings"),
+        (("models", 0, "args"), {"filtres": [4]}),
+        (("models", 1, "build"), "zeros"),
+        (("models", 1, "train"), {"batch": {"sise": 4}}),
+        (("models", 2, "args"), {"stem": "large"}),
+        (("train", "optimizer", "learning_rate"), {"name": "Cosine"}),
+        (("train", "optimizer", "learning_rate"), {"name": "CosineDecay", "decay_step": 3}),
+        (("train", "converge", "monitor"), 3),
+        (("data", "max_bad"), "much"),
+        (("resources", "engine"), "jax"),
+        (("checkpoint", "every"), "ten minutes"),
+        (("checkpoint", "keep"), "all"),
+        (("data", "window"), []),
+        (("models", 0, "gpus"), [1]),
+        (("models", 0, "space", "kernel"), {"low": 1}),
+        (("train", "batch", "size"), "8"),
+        (("schedule", "alpha"), 2),
+        (("schedule", "delta"), "20"),
+        (("resources", "preprocessors"), "some"),
+        (("models", 0, "count"), 20000),
+        (("models",), []),
+    ],
+)
 def test_the_schema_refuses_what_is_wrong(where, value):
     *path, last = where
-    content = changed(GOOD, path, lambda old: {**old, last: value} if isinstance(old, dict) else [value, *old[1:]])
+    content = changed(
+        GOOD, path, lambda old: {**old, last: value} if isinstance(old, dict) else [value, *old[1:]]
+    )
     assert list(complaints(content, json_schema()))
 
 
 def test_a_document_made_in_code_is_read_like_a_file(file):
     from fleet.spec import ModelEntry, Optimizer, Train
 
-    document = Document(models=(ModelEntry(family="softmax"),), train=Train(optimizer=Optimizer(name="adam")))
+    document = Document(
+        models=(ModelEntry(family="softmax"),), train=Train(optimizer=Optimizer(name="adam"))
+    )
     file.write_text("models: [{family: softmax}]\ntrain: {optimizer: {name: adam}}")
     assert load(file).document == document
 
 
-def test_what_is_wrong_with_a_section_is_said_at_its_key_without_the_defaults_that_were_joined_to_it(file):
-    found = mistakes("""\
+def test_what_is_wrong_with_a_section_is_said_at_its_key_without_the_defaults_that_were_joined_to_it(
+    file,
+):
+    found = mistakes(
+        """\
 data: {path: photos}
 models:
   - {family: softmax, train: {loss: msee}}
@@ -670,8 +1231,13 @@ train:
   batch: {size: 8}
   converge:
     monitor: val_mae
-""", file)
-    assert [(one.line, one.key) for one in found] == [(3, "models[0].train.loss"), (8, "train.converge.monitor")]
+""",
+        file,
+    )
+    assert [(one.line, one.key) for one in found] == [
+        (3, "models[0].train.loss"),
+        (8, "train.converge.monitor"),
+    ]
     assert "the keras engine has no loss 'msee'" in found[0].wrong
     assert found[0].right == "a name that it has, or an import path module:function"
     assert "'val_mae' is not computed" in found[1].wrong

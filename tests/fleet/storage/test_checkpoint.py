@@ -28,19 +28,39 @@ from tests.fleet.histories import history, record
 
 
 def judged(*values, monitor="val_accuracy", **converge):
-    return convergence([record(epoch, **{monitor: value}) for epoch, value in enumerate(values, start=1)],
-                    Converge(monitor=monitor, **converge))
+    return convergence(
+        [record(epoch, **{monitor: value}) for epoch, value in enumerate(values, start=1)],
+        Converge(monitor=monitor, **converge),
+    )
 
 
-@pytest.mark.parametrize(("values", "converge", "best_epoch", "reason"), [
-    ((0.5, 0.7, 0.6), {}, 2, ""),
-    ((0.5, 0.7, 0.6), {"max_epochs": 3}, 2, "3 epochs"),
-    ((0.5, 0.7), {"target": 0.7}, 2, "val_accuracy reached 0.7"),
-    ((0.50, 0.51, 0.52, 0.53), {"min_delta": 0.02}, 4, ""),  # 0.53 is better than 0.50 by more than 0.02
-    ((2.0, 1.0, 1.5, 1.5), {"patience": 2, "monitor": "val_loss"}, 2, "no better val_loss for 2 epochs")])
+@pytest.mark.parametrize(
+    ("values", "converge", "best_epoch", "reason"),
+    [
+        ((0.5, 0.7, 0.6), {}, 2, ""),
+        ((0.5, 0.7, 0.6), {"max_epochs": 3}, 2, "3 epochs"),
+        ((0.5, 0.7), {"target": 0.7}, 2, "val_accuracy reached 0.7"),
+        (
+            (0.50, 0.51, 0.52, 0.53),
+            {"min_delta": 0.02},
+            4,
+            "",
+        ),  # 0.53 is better than 0.50 by more than 0.02
+        (
+            (2.0, 1.0, 1.5, 1.5),
+            {"patience": 2, "monitor": "val_loss"},
+            2,
+            "no better val_loss for 2 epochs",
+        ),
+    ],
+)
 def test_a_network_has_converged_for_a_reason(values, converge, best_epoch, reason):
     verdict = judged(*values, **converge)
-    assert (verdict.best_epoch, verdict.best, verdict.reason) == (best_epoch, values[best_epoch - 1], reason)
+    assert (verdict.best_epoch, verdict.best, verdict.reason) == (
+        best_epoch,
+        values[best_epoch - 1],
+        reason,
+    )
 
 
 def test_without_an_epoch_none_is_the_best():
@@ -59,10 +79,14 @@ def test_a_first_epoch_that_is_no_number_gives_way_to_one_that_is(monitor):
 
 def test_of_epochs_that_are_as_good_the_one_of_least_loss_is_the_best():
     losses = (33.7, 9.0, 2.4, 3.1)
-    tied = [record(epoch, val_accuracy=0.9, val_loss=loss) for epoch, loss in enumerate(losses, start=1)]
+    tied = [
+        record(epoch, val_accuracy=0.9, val_loss=loss) for epoch, loss in enumerate(losses, start=1)
+    ]
     assert convergence(tied, Converge()).best_epoch == 3
     # A loss that falls is no better accuracy, for which patience waits.
-    assert convergence(tied[:3], Converge(patience=2)).reason == "no better val_accuracy for 2 epochs"
+    assert (
+        convergence(tied[:3], Converge(patience=2)).reason == "no better val_accuracy for 2 epochs"
+    )
 
 
 def test_epochs_before_the_data_has_changed_are_no_measure_of_those_after():
@@ -79,31 +103,52 @@ def test_epochs_before_the_data_has_changed_are_no_measure_of_those_after():
 
 @pytest.mark.parametrize(("val_accuracy", "best_epoch"), [(math.nan, 2), (0.5, 1)])
 def test_a_tie_of_training_is_broken_by_validation_where_there_is_any(val_accuracy, best_epoch):
-    epochs = [record(1, accuracy=1.0, loss=0.2, val_accuracy=val_accuracy, val_loss=1.0),
-              record(2, accuracy=1.0, loss=0.1, val_accuracy=val_accuracy, val_loss=2.0)]
+    epochs = [
+        record(1, accuracy=1.0, loss=0.2, val_accuracy=val_accuracy, val_loss=1.0),
+        record(2, accuracy=1.0, loss=0.1, val_accuracy=val_accuracy, val_loss=2.0),
+    ]
     assert convergence(epochs, Converge(monitor="accuracy")).best_epoch == best_epoch
 
 
 def test_a_loss_that_is_no_number_breaks_no_tie():
-    tied = [record(epoch, val_loss=loss) for epoch, loss in enumerate((math.nan, 2.0, math.nan), start=1)]
+    tied = [
+        record(epoch, val_loss=loss)
+        for epoch, loss in enumerate((math.nan, 2.0, math.nan), start=1)
+    ]
     assert convergence(tied, Converge()).best_epoch == 2
 
 
-@pytest.mark.parametrize(("values", "converge", "left"), [
-    ((), {"max_epochs": 9}, (9, 9)), ((0.5,), {"max_epochs": 9}, (8, 8)), ((0.5,), {"max_epochs": 1}, (0, 0)),
-    ((), {"max_epochs": 9, "patience": 3}, (4, 9)), ((0.5,), {"max_epochs": 9, "patience": 3}, (3, 8)),
-    ((0.5, 0.4, 0.3), {"max_epochs": 9, "patience": 3}, (1, 6)), ((0.5, 0.4, 0.6), {"max_epochs": 9, "patience": 3},
-                                                                  (3, 6)),
-    ((0.5,), {"max_epochs": 3, "patience": 5}, (2, 2)), ((0.5,), {"max_epochs": 9, "target": 0.9}, (1, 8)),
-    ((0.5, 0.9), {"max_epochs": 9, "target": 0.9}, (0, 0))])
+@pytest.mark.parametrize(
+    ("values", "converge", "left"),
+    [
+        ((), {"max_epochs": 9}, (9, 9)),
+        ((0.5,), {"max_epochs": 9}, (8, 8)),
+        ((0.5,), {"max_epochs": 1}, (0, 0)),
+        ((), {"max_epochs": 9, "patience": 3}, (4, 9)),
+        ((0.5,), {"max_epochs": 9, "patience": 3}, (3, 8)),
+        ((0.5, 0.4, 0.3), {"max_epochs": 9, "patience": 3}, (1, 6)),
+        ((0.5, 0.4, 0.6), {"max_epochs": 9, "patience": 3}, (3, 6)),
+        ((0.5,), {"max_epochs": 3, "patience": 5}, (2, 2)),
+        ((0.5,), {"max_epochs": 9, "target": 0.9}, (1, 8)),
+        ((0.5, 0.9), {"max_epochs": 9, "target": 0.9}, (0, 0)),
+    ],
+)
 def test_a_rule_and_a_history_say_how_many_epochs_may_follow(values, converge, left):
     assert epochs_left(history(*values), Converge(**converge)) == left
 
 
 @settings(max_examples=examples(100))
-@given(st.lists(st.integers(0, 8), min_size=12, max_size=12),
-       st.builds(Converge, st.integers(1, 12), st.one_of(st.none(), st.integers(1, 5)), st.just("val_accuracy"),
-                 st.sampled_from([0.0, 1.0]), st.one_of(st.none(), st.integers(0, 8))))
+@given(
+    st.lists(st.integers(0, 8), min_size=12, max_size=12),
+    st.builds(
+        Converge,
+        st.integers(1, 12),
+        st.one_of(st.none(), st.integers(1, 5)),
+        st.just("val_accuracy"),
+        st.sampled_from([0.0, 1.0]),
+        st.one_of(st.none(), st.integers(0, 8)),
+    ),
+)
 def test_training_ends_within_the_epochs_that_were_said_to_be_left(values, converge):
     whole = history(*values)
     end = next(done for done in range(1, 13) if convergence(whole[:done], converge).reason)
@@ -131,15 +176,25 @@ class EarlyStopping:
     @property
     def is_over(self):
         target, patience = self.converge.target, self.converge.patience
-        return (self.epochs >= self.converge.max_epochs or (patience is not None and self.waited >= patience)
-                or (target is not None and self.sign * (self.best - target) >= 0))
+        return (
+            self.epochs >= self.converge.max_epochs
+            or (patience is not None and self.waited >= patience)
+            or (target is not None and self.sign * (self.best - target) >= 0)
+        )
 
 
 @settings(max_examples=examples(200))
-@given(st.lists(st.tuples(st.integers(0, 8), st.integers(0, 3)), max_size=12),
-       st.builds(Converge, st.integers(1, 12), st.one_of(st.none(), st.integers(1, 5)),
-                 st.sampled_from(["val_loss", "val_accuracy", "loss", "accuracy"]), st.sampled_from([0.0, 1.0, 2.5]),
-                 st.one_of(st.none(), st.integers(0, 8))))
+@given(
+    st.lists(st.tuples(st.integers(0, 8), st.integers(0, 3)), max_size=12),
+    st.builds(
+        Converge,
+        st.integers(1, 12),
+        st.one_of(st.none(), st.integers(1, 5)),
+        st.sampled_from(["val_loss", "val_accuracy", "loss", "accuracy"]),
+        st.sampled_from([0.0, 1.0, 2.5]),
+        st.one_of(st.none(), st.integers(0, 8)),
+    ),
+)
 def test_a_network_that_is_resumed_after_any_epoch_stops_where_it_would_have(values, converge):
     oracle, epochs = EarlyStopping(converge), []
     for epoch, (value, loss) in enumerate(values, start=1):
@@ -147,18 +202,32 @@ def test_a_network_that_is_resumed_after_any_epoch_stops_where_it_would_have(val
         oracle.see(value, epochs[-1].val_loss)
         verdict = convergence(epochs, converge)  # all that a resumed run has is the history
         assert (verdict.best_epoch, verdict.best, bool(verdict.reason)) == (
-            oracle.best_epoch, oracle.best, oracle.is_over)
+            oracle.best_epoch,
+            oracle.best,
+            oracle.is_over,
+        )
 
 
 # ---- files -------------------------------------------------------------------------------------
 
-arrays = hnp.arrays(st.sampled_from([np.float64, np.float32, np.float16, np.int64, np.uint32, np.bool_]),
-                    hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=3))
+arrays = hnp.arrays(
+    st.sampled_from([np.float64, np.float32, np.float16, np.int64, np.uint32, np.bool_]),
+    hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=3),
+)
 states = st.builds(
-    State, arrays=st.dictionaries(st.sampled_from(["weights", "model/0000/conv/kernel", "a b", "é"]), arrays),
-    identity=st.text("0123abc", max_size=16), position=st.integers(0, 10**12), stream_epoch=st.integers(-1, 99),
-    history=st.lists(st.builds(record, st.integers(1, 99), *4 * [st.floats()]), max_size=3).map(tuple),
-    sums=st.tuples(*3 * [st.floats()]), final=st.text(max_size=20))
+    State,
+    arrays=st.dictionaries(
+        st.sampled_from(["weights", "model/0000/conv/kernel", "a b", "é"]), arrays
+    ),
+    identity=st.text("0123abc", max_size=16),
+    position=st.integers(0, 10**12),
+    stream_epoch=st.integers(-1, 99),
+    history=st.lists(st.builds(record, st.integers(1, 99), *4 * [st.floats()]), max_size=3).map(
+        tuple
+    ),
+    sums=st.tuples(*3 * [st.floats()]),
+    final=st.text(max_size=20),
+)
 
 
 @settings(max_examples=examples(60), deadline=None)
@@ -185,10 +254,20 @@ def test_a_training_of_a_thousand_epochs_has_room(tmp_path):
     assert checkpoint.read_state(tmp_path / "last.h5") == state
 
 
-@pytest.mark.parametrize("record", [
-    [], None, 3, {}, {"history": 3}, {"history": [3], "sums": [0, 0, 0]},
-    {"history": [], "sums": 3, "identity": "i"}, {"history": [], "identity": "i"},
-    {"history": [], "sums": [], "identity": "i", "more": 1}])
+@pytest.mark.parametrize(
+    "record",
+    [
+        [],
+        None,
+        3,
+        {},
+        {"history": 3},
+        {"history": [3], "sums": [0, 0, 0]},
+        {"history": [], "sums": 3, "identity": "i"},
+        {"history": [], "identity": "i"},
+        {"history": [], "sums": [], "identity": "i", "more": 1},
+    ],
+)
 def test_a_record_of_another_form_is_an_error(tmp_path, record):
     path = tmp_path / "last.h5"
     write_verified(path, {}, record)
@@ -197,8 +276,15 @@ def test_a_record_of_another_form_is_an_error(tmp_path, record):
 
 
 def test_a_checkpoint_from_before_there_were_seconds_in_it_is_read(tmp_path):
-    record = {"identity": "i", "history": [], "stream_epoch": 2, "position": 8, "path": [], "sums": [1, 2, 8],
-              "final": ""}
+    record = {
+        "identity": "i",
+        "history": [],
+        "stream_epoch": 2,
+        "position": 8,
+        "path": [],
+        "sums": [1, 2, 8],
+        "final": "",
+    }
     write_verified(tmp_path / "last.h5", {}, record)
     state = checkpoint.read_state(tmp_path / "last.h5")
     assert (state.position, state.seconds, state.waited_s) == (8, 0.0, 0.0)
@@ -216,7 +302,9 @@ def test_what_is_no_checkpoint_is_an_error(tmp_path):
 def test_nothing_is_unpickled(tmp_path):
     """An object array, which NumPy would pickle, cannot even be written."""
     with pytest.raises((TypeError, CheckpointError)):
-        checkpoint.write_state(tmp_path / "last.h5", State(arrays={"a": np.array([object()])}, identity="i"))
+        checkpoint.write_state(
+            tmp_path / "last.h5", State(arrays={"a": np.array([object()])}, identity="i")
+        )
     assert os.listdir(tmp_path) == []
 
 
@@ -224,7 +312,10 @@ def test_a_history_is_a_table(tmp_path):
     checkpoint.write_history(tmp_path / "history.csv", history(0.5, 0.75))
     with open(tmp_path / "history.csv", newline="") as file:
         rows = list(csv.DictReader(file))
-    assert [(row["epoch"], row["val_accuracy"], row["gpus"]) for row in rows] == [("1", "0.5", "1"), ("2", "0.75", "1")]
+    assert [(row["epoch"], row["val_accuracy"], row["gpus"]) for row in rows] == [
+        ("1", "0.5", "1"),
+        ("2", "0.75", "1"),
+    ]
 
 
 # ---- the writer --------------------------------------------------------------------------------
@@ -241,13 +332,18 @@ def test_the_last_and_the_best_checkpoint_and_the_history_are_on_disk_after_a_fl
     writer.save("net", better, is_best=True)
     writer.save("net", worse, is_best=False)
     writer.flush()
-    assert (checkpoint.read_state(paths.best("net")), checkpoint.read_state(paths.last("net"))) == (better, worse)
+    assert (checkpoint.read_state(paths.best("net")), checkpoint.read_state(paths.last("net"))) == (
+        better,
+        worse,
+    )
     assert len(paths.history("net").read_text().splitlines()) == 3
 
 
 def test_the_best_is_written_before_the_last_which_says_that_it_is_there(paths, monkeypatch):
     written = []
-    monkeypatch.setattr(writer_module, "write_state", lambda path, state, *more, **options: written.append(path))
+    monkeypatch.setattr(
+        writer_module, "write_state", lambda path, state, *more, **options: written.append(path)
+    )
     writer = CheckpointWriter(paths, Checkpoint())
     writer.save("net", STATE, is_best=True)
     writer.flush()
@@ -265,9 +361,13 @@ def test_the_best_is_not_kept_where_only_the_last_is_wanted(paths):
     assert checkpoint.best_state(paths, "net", Converge(max_epochs=2), "last").state.epoch == 2
 
 
-def test_training_goes_on_while_one_checkpoint_is_written_and_one_waits_but_not_three(paths, monkeypatch):
+def test_training_goes_on_while_one_checkpoint_is_written_and_one_waits_but_not_three(
+    paths, monkeypatch
+):
     disk = threading.Event()
-    monkeypatch.setattr(writer_module, "write_state", lambda path, state, previous, fence=None: disk.wait(10))
+    monkeypatch.setattr(
+        writer_module, "write_state", lambda path, state, previous, fence=None: disk.wait(10)
+    )
     writer = CheckpointWriter(paths, Checkpoint())
     writer.save("net", STATE, is_best=False)
     writer.save("net", STATE, is_best=False)  # neither has waited for the disk
@@ -284,7 +384,7 @@ def test_training_goes_on_while_one_checkpoint_is_written_and_one_waits_but_not_
 def test_a_writer_that_is_closed_has_written_everything_and_has_no_thread(paths):
     before = set(threading.enumerate())
     writer = CheckpointWriter(paths, Checkpoint())
-    thread, = set(threading.enumerate()) - before
+    (thread,) = set(threading.enumerate()) - before
     writer.save("net", STATE, is_best=False)
     writer.close()
     assert checkpoint.read_state(paths.last("net")).history == STATE.history
@@ -316,10 +416,23 @@ def test_any_other_error_is_raised_too_and_at_the_next_save_already(paths, monke
 def test_the_best_state_is_exported_after_all_checkpoints_and_the_one_before_the_last_goes(paths):
     writer, exported = CheckpointWriter(paths, Checkpoint()), []
     for epochs in (1, 2, 3):
-        writer.save("net", State({"w": np.full(3, epochs)}, "i", history(0.5, 0.7, 0.6)[:epochs]), epochs == 2)
-    assert writer.export("net", Converge(max_epochs=3), lambda arrays, path: exported.append((arrays, path))) == ""
-    (arrays, path), = exported
-    assert (arrays["w"].tolist(), path.parent, path.suffix) == ([2, 2, 2], paths.model("net"), ".keras")
+        writer.save(
+            "net",
+            State({"w": np.full(3, epochs)}, "i", history(0.5, 0.7, 0.6)[:epochs]),
+            epochs == 2,
+        )
+    assert (
+        writer.export(
+            "net", Converge(max_epochs=3), lambda arrays, path: exported.append((arrays, path))
+        )
+        == ""
+    )
+    ((arrays, path),) = exported
+    assert (arrays["w"].tolist(), path.parent, path.suffix) == (
+        [2, 2, 2],
+        paths.model("net"),
+        ".keras",
+    )
     assert not paths.previous("net").exists()
     writer.close()
 
@@ -327,11 +440,15 @@ def test_the_best_state_is_exported_after_all_checkpoints_and_the_one_before_the
 def test_a_state_that_stands_in_for_a_lost_best_one_keeps_to_the_quota(paths):
     writer = CheckpointWriter(paths, Checkpoint())
     for epochs in (1, 2):
-        writer.save("net", State({"w": np.zeros(1000)}, "i", history(0.7, 0.6)[:epochs]), epochs == 1)
+        writer.save(
+            "net", State({"w": np.zeros(1000)}, "i", history(0.7, 0.6)[:epochs]), epochs == 1
+        )
     writer.close()
     damage(paths.best("net"))
     size = paths.last("net").stat().st_size
-    writer = CheckpointWriter(paths, Checkpoint(quota=2 * size + 5000))  # for the two that lie there
+    writer = CheckpointWriter(
+        paths, Checkpoint(quota=2 * size + 5000)
+    )  # for the two that lie there
     with pytest.raises(StorageError, match=r"best.h5 cannot be written: .* checkpoint.quota is"):
         writer.export("net", Converge(max_epochs=2), lambda arrays, path: None)
     writer.close()
@@ -345,7 +462,11 @@ def saved(paths):
     """Three epochs of a network were saved, one after another."""
     writer = CheckpointWriter(paths, Checkpoint())
     for epochs in (1, 2, 3):
-        writer.save("net", State({"w": np.arange(4.0) * epochs}, "i", history(0.5, 0.7, 0.6)[:epochs]), epochs != 3)
+        writer.save(
+            "net",
+            State({"w": np.arange(4.0) * epochs}, "i", history(0.5, 0.7, 0.6)[:epochs]),
+            epochs != 3,
+        )
     writer.close()
     return paths
 
@@ -359,17 +480,38 @@ def damage(path):
 MISSING = "last.h5 is missing, though 3 epochs had been saved"
 
 
-@pytest.mark.parametrize(("hurt", "names", "epoch", "said"), [
-    (damage, [], 3, ""), (damage, ["last"], 2, "last.h5 cannot be read"),
-    (lambda path: path.write_bytes(b""), ["last"], 2, "last.h5 cannot be read"),
-    (lambda path: path.write_bytes(path.read_bytes()[:-1]), ["last"], 2, "last.h5 cannot be read"),
-    (damage, ["last", "previous"], 2, "previous.h5 cannot be read"),
-    (damage, ["last", "previous", "best"], 0, "previous.h5"), (os.unlink, ["last"], 2, MISSING),
-    (os.unlink, ["last", "previous"], 2, MISSING),
-    (os.unlink, ["last", "previous", "best"], 0, "no other checkpoint is left, though 3 epochs had been saved")])
+@pytest.mark.parametrize(
+    ("hurt", "names", "epoch", "said"),
+    [
+        (damage, [], 3, ""),
+        (damage, ["last"], 2, "last.h5 cannot be read"),
+        (lambda path: path.write_bytes(b""), ["last"], 2, "last.h5 cannot be read"),
+        (
+            lambda path: path.write_bytes(path.read_bytes()[:-1]),
+            ["last"],
+            2,
+            "last.h5 cannot be read",
+        ),
+        (damage, ["last", "previous"], 2, "previous.h5 cannot be read"),
+        (damage, ["last", "previous", "best"], 0, "previous.h5"),
+        (os.unlink, ["last"], 2, MISSING),
+        (os.unlink, ["last", "previous"], 2, MISSING),
+        (
+            os.unlink,
+            ["last", "previous", "best"],
+            0,
+            "no other checkpoint is left, though 3 epochs had been saved",
+        ),
+    ],
+)
 def test_the_newest_checkpoint_that_is_whole_is_gone_on_from_and_what_is_lost_is_said_once(
-        saved, hurt, names, epoch, said):
-    places = {"last": saved.last("net"), "previous": saved.previous("net"), "best": saved.best("net")}
+    saved, hurt, names, epoch, said
+):
+    places = {
+        "last": saved.last("net"),
+        "previous": saved.previous("net"),
+        "best": saved.best("net"),
+    }
     for name in names:
         hurt(places.pop(name))
     found = checkpoint.newest(saved, "net")
@@ -378,13 +520,18 @@ def test_the_newest_checkpoint_that_is_whole_is_gone_on_from_and_what_is_lost_is
     if epoch:
         assert (found.path, found.state.epoch) == (next(iter(places.values())), epoch)
         assert found.state.arrays["w"].tolist() == (epoch * np.arange(4)).tolist()
-        assert found.history == history(0.5, 0.7, 0.6)[:3 if len(places) == 1 else epoch]  # the table tells of more
+        assert (
+            found.history == history(0.5, 0.7, 0.6)[: 3 if len(places) == 1 else epoch]
+        )  # the table tells of more
     if said:
         checkpoint.promote_previous(saved, "net", found)
         assert not saved.previous("net").exists()
     again = checkpoint.newest(saved, "net")
     assert (again.damage, again.state and again.state.epoch, again.path) == (
-        ("", epoch, saved.last("net")) if epoch else ("", None, checkpoint.CheckpointLookup(None).path))
+        ("", epoch, saved.last("net"))
+        if epoch
+        else ("", None, checkpoint.CheckpointLookup(None).path)
+    )
     assert len(saved.history("net").read_text().splitlines()) == 1 + epoch
     if epoch:  # the best is exported
         best = checkpoint.best_state(saved, "net", Converge(max_epochs=3), "best+last")
@@ -396,28 +543,39 @@ def test_a_table_of_epochs_that_is_no_such_table_tells_nothing(saved, table):
     damage(saved.last("net"))
     saved.previous("net").unlink()
     if table is None:
-        checkpoint.write_history(saved.history("net"),
-                                 tuple(record(epoch, stream_epoch=9 * epoch) for epoch in (1, 2, 3)))
+        checkpoint.write_history(
+            saved.history("net"),
+            tuple(record(epoch, stream_epoch=9 * epoch) for epoch in (1, 2, 3)),
+        )
     else:
         saved.history("net").write_bytes(table)
     assert checkpoint.newest(saved, "net").history == history(0.5, 0.7)
 
 
 def test_a_checkpoint_that_the_file_system_does_not_give_is_not_taken_for_lost(saved, monkeypatch):
-    monkeypatch.setattr(checkpoint, "read_state", lambda path, with_arrays: refuse(path, errno.ESTALE))
+    monkeypatch.setattr(
+        checkpoint, "read_state", lambda path, with_arrays: refuse(path, errno.ESTALE)
+    )
     with pytest.raises(CheckpointError, match="Stale file handle"):
         checkpoint.newest(saved, "net")
 
 
 def test_a_checkpoint_that_the_disk_has_lost_gives_way_to_the_one_before(saved, monkeypatch):
     read = checkpoint.read_state
-    monkeypatch.setattr(checkpoint, "read_state", lambda path, with_arrays: (
-        refuse(path, errno.EIO) if path == saved.last("net") else read(path, with_arrays)))
+    monkeypatch.setattr(
+        checkpoint,
+        "read_state",
+        lambda path, with_arrays: (
+            refuse(path, errno.EIO) if path == saved.last("net") else read(path, with_arrays)
+        ),
+    )
     assert checkpoint.newest(saved, "net").state.epoch == 2
 
 
 def refuse(path, number):
-    raise CheckpointError(f"{path}: {os.strerror(number)}") from OSError(number, os.strerror(number))
+    raise CheckpointError(f"{path}: {os.strerror(number)}") from OSError(
+        number, os.strerror(number)
+    )
 
 
 @pytest.mark.parametrize("hurt", [damage, os.unlink])
@@ -431,7 +589,9 @@ def test_the_last_epoch_stands_in_for_a_best_one_that_is_lost(saved, hurt):
 
 def test_a_best_epoch_that_is_in_no_history_any_more_is_not_exported(saved):
     """Its checkpoint was lost, so the network was trained on other epochs of the stream from the one before on."""
-    checkpoint.write_state(saved.last("net"), State({}, "i", (record(1), record(2, stream_epoch=7, val_accuracy=0.8))))
+    checkpoint.write_state(
+        saved.last("net"), State({}, "i", (record(1), record(2, stream_epoch=7, val_accuracy=0.8)))
+    )
     found = checkpoint.best_state(saved, "net", Converge(max_epochs=2), "best+last")
     assert "best.h5 is not of epoch 2" in found.damage
     assert found.state.history[1].stream_epoch == 7

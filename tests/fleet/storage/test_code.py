@@ -29,10 +29,19 @@ def test_the_file_of_the_function_decides(write):
     assert write(models=f"{MODEL}# larger\n") != first
 
 
-@pytest.mark.parametrize("line", [
-    "import layers", "import layers as own", "from layers import conv", "from layers import *",
-    "def build(): import layers", "if True:\n    try: import layers\n    except ImportError: pass",
-    "import importlib\nown = importlib.import_module('layers')", "own = __import__('layers')"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "import layers",
+        "import layers as own",
+        "from layers import conv",
+        "from layers import *",
+        "def build(): import layers",
+        "if True:\n    try: import layers\n    except ImportError: pass",
+        "import importlib\nown = importlib.import_module('layers')",
+        "own = __import__('layers')",
+    ],
+)
 def test_what_is_imported_beside_it_decides_too_however_indirectly(write, line):
     first = write(models=line, layers="import blocks, json", blocks="size = 3")
     assert list(first) == ["blocks.py", "layers.py", "models.py"]
@@ -40,15 +49,27 @@ def test_what_is_imported_beside_it_decides_too_however_indirectly(write, line):
     assert write(blocks="size = 3", unused="size = 5") == first
 
 
-@pytest.mark.parametrize("line", ["from . import layers", "from .layers import conv", "from ..zoo.layers import conv",
-                                  "import zoo.layers", "from zoo import layers"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        "from . import layers",
+        "from .layers import conv",
+        "from ..zoo.layers import conv",
+        "import zoo.layers",
+        "from zoo import layers",
+    ],
+)
 def test_packages_are_followed(write, line):
-    code = write("zoo.nets:build", zoo__in____init__="", zoo__in__nets=line, zoo__in__layers="size = 3")
+    code = write(
+        "zoo.nets:build", zoo__in____init__="", zoo__in__nets=line, zoo__in__layers="size = 3"
+    )
     assert list(code) == ["zoo/__init__.py", "zoo/layers.py", "zoo/nets.py"]
 
 
 def test_a_function_that_a_package_passes_on_is_decided_by_its_own_file(write):
-    assert "zoo/nets.py" in write("zoo:build", zoo__in____init__="from .nets import build", zoo__in__nets=MODEL)
+    assert "zoo/nets.py" in write(
+        "zoo:build", zoo__in____init__="from .nets import build", zoo__in__nets=MODEL
+    )
 
 
 def test_a_module_in_the_folder_of_the_spec_is_found_from_one_that_lies_elsewhere(write, tmp_path):
@@ -64,7 +85,12 @@ def test_modules_that_import_each_other_come_to_an_end(write):
 def test_installed_packages_and_names_without_a_file_decide_nothing(write):
     assert list(write(models="import numpy, json, fleet.units, nowhere")) == ["models.py"]
     assert list(code_of("yaml.loader:SafeLoader")) == ["yaml/__init__.py", "yaml/loader.py"]
-    assert (code_of("resnet"), code_of("nowhere:build"), code_of("sys:exit"), code_of(":build")) == ({}, {}, {}, {})
+    assert (
+        code_of("resnet"),
+        code_of("nowhere:build"),
+        code_of("sys:exit"),
+        code_of(":build"),
+    ) == ({}, {}, {}, {})
 
 
 def test_a_module_that_python_cannot_read_is_a_file_like_any_other(write):

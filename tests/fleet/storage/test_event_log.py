@@ -46,8 +46,9 @@ def test_events_are_read_in_order_with_the_time_since_the_launch_began(path):
 
 def test_a_line_holds_the_time_the_kind_and_its_fields(path):
     written(path, SKIPPED)
-    assert path.read_text() == ('{"t_s": 0.0, "event": "bad_sample", "name": "x.png", "reason": "torn", '
-                                '"training": true}\n')
+    assert path.read_text() == (
+        '{"t_s": 0.0, "event": "bad_sample", "name": "x.png", "reason": "torn", "training": true}\n'
+    )
 
 
 def test_lines_of_other_kinds_are_passed_over_unread_also_where_they_name_a_kind(path, monkeypatch):
@@ -55,7 +56,9 @@ def test_lines_of_other_kinds_are_passed_over_unread_also_where_they_name_a_kind
     named = BadSample("lost", "a file of this name", training=True)
     written(path, LOST, SKIPPED, named, LOST)
     read, events = [], event_log.event_from_json
-    monkeypatch.setattr(event_log, "event_from_json", lambda record: read.append(record) or events(record))
+    monkeypatch.setattr(
+        event_log, "event_from_json", lambda record: read.append(record) or events(record)
+    )
     assert events_of(path, RankLost) == [LOST, LOST]
     assert len(read) == 3  # and not that of another kind
 
@@ -76,10 +79,21 @@ def test_half_a_line_of_a_killed_run_is_passed_over_and_harms_no_later_one(path,
     assert [event for _, event in read_events(path)] == [LOST, *[SKIPPED] * (cut == 1), Ended(0)]
 
 
-@pytest.mark.parametrize("line", [
-    '{"t_s": 1.0, "event": "elsewhere"}', '{"t_s": 1.0, "event": "lost", "rank": 3}', '{"t_s": 1.0}', "[1]", "7",
-    '{"t_s": NaN, "event": "lost", "rank": 3, "device": 2}', '{"t_s": "1", "event": "lost", "rank": 3, "device": 2}',
-    '{"t_s": 1' + 400 * "0" + ', "event": "lost", "rank": 3, "device": 2}', "[" * 100_000, "\\x00"])
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"t_s": 1.0, "event": "elsewhere"}',
+        '{"t_s": 1.0, "event": "lost", "rank": 3}',
+        '{"t_s": 1.0}',
+        "[1]",
+        "7",
+        '{"t_s": NaN, "event": "lost", "rank": 3, "device": 2}',
+        '{"t_s": "1", "event": "lost", "rank": 3, "device": 2}',
+        '{"t_s": 1' + 400 * "0" + ', "event": "lost", "rank": 3, "device": 2}',
+        "[" * 100_000,
+        "\\x00",
+    ],
+)
 def test_what_is_no_event_is_passed_over(path, line):
     written(path, SKIPPED)
     tail = RunTail(RunPaths(path.parent))
@@ -109,9 +123,9 @@ def test_what_is_no_number_is_null_so_that_any_program_can_read_the_file(path):
     def refuse(constant):
         pytest.fail(f"{constant} is not JSON")
 
-    line, = path.read_text().splitlines()
+    (line,) = path.read_text().splitlines()
     assert json.loads(line, parse_constant=refuse)["val_loss"] is None
-    (_, again), = read_events(path)
+    ((_, again),) = read_events(path)
     assert math.isnan(again.record.val_loss)
     assert math.isnan(again.record.val_accuracy)
 
@@ -121,9 +135,17 @@ def ranks_of(paths):
     return [event.rank for _, event in read_run(paths) if isinstance(event, RankLost)]
 
 
-def test_the_logs_of_launches_side_by_side_are_read_as_one_launch_by_launch_in_the_order_of_their_dates(tmp_path):
+def test_the_logs_of_launches_side_by_side_are_read_as_one_launch_by_launch_in_the_order_of_their_dates(
+    tmp_path,
+):
     paths = RunPaths(tmp_path)
-    for rank, launch, date in ((1, "", 0.0), (2, "", 50.0), (3, "17", 20.0), (4, "18", 10.0), (5, "17", 60.0)):
+    for rank, launch, date in (
+        (1, "", 0.0),
+        (2, "", 50.0),
+        (3, "17", 20.0),
+        (4, "18", 10.0),
+        (5, "17", 60.0),
+    ):
         written(RunPaths(tmp_path, launch).events, replace(START, date=date), RankLost(rank, 0))
     assert ranks_of(paths) == [1, 4, 3, 2, 5]
     assert [type(event) for _, event in read_run(paths)] == [type(START), RankLost] * 5

@@ -18,7 +18,9 @@ def paths(tmp_path):
 def saved(paths, *accuracies, keep="best+last"):
     """Save a network after the last of these epochs."""
     writer = CheckpointWriter(paths, Checkpoint(keep=keep))
-    writer.save("net", State({}, "i", history(*accuracies)), is_best=accuracies[-1] == max(accuracies))
+    writer.save(
+        "net", State({}, "i", history(*accuracies)), is_best=accuracies[-1] == max(accuracies)
+    )
     writer.close()
 
 
@@ -26,7 +28,9 @@ def exported(paths, *accuracies, keep="best+last"):
     """Save it, and export it."""
     saved(paths, *accuracies, keep=keep)
     writer = CheckpointWriter(paths, Checkpoint(keep=keep))
-    writer.export("net", Converge(max_epochs=len(accuracies)), lambda arrays, path: path.write_text("x"))
+    writer.export(
+        "net", Converge(max_epochs=len(accuracies)), lambda arrays, path: path.write_text("x")
+    )
     writer.close()
 
 

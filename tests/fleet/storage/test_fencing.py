@@ -45,7 +45,10 @@ def test_a_checkpoint_says_which_launch_wrote_it(run):
     first = lease(run, "launch0")
     save(run, first, 0.5)
     save(run, lease(run, "launch1"), 0.5, 0.6)
-    assert (read_state(run.previous("a")).generation, read_state(run.last("a")).generation) == (1, 2)
+    assert (read_state(run.previous("a")).generation, read_state(run.last("a")).generation) == (
+        1,
+        2,
+    )
     assert newest_writer(run) == 2
 
 
@@ -68,7 +71,9 @@ def test_a_checkpoint_of_a_later_launch_is_not_replaced_whatever_the_lease_says(
     (run.lease / "00000002").unlink()
     (run.lease / "00000001").write_text((run.lease / "00000001").read_text().partition("taken")[0])
     first.check()
-    with pytest.raises(LeaseLost, match=r"is of a later launch \(generation 2\) than this one \(1\)"):
+    with pytest.raises(
+        LeaseLost, match=r"is of a later launch \(generation 2\) than this one \(1\)"
+    ):
         save(run, first, 0.5)
     assert read_state(run.last("a")).generation == 2
 
@@ -79,20 +84,27 @@ MOMENTS = ("open", "replace", "fsync", "listdir")
 @pytest.mark.parametrize("kind", ["last", "best", "history", "export", "epoch"])
 @settings(max_examples=examples(40), deadline=None)
 @given(data=st.data())
-def test_a_launch_that_stops_at_any_moment_of_a_write_destroys_nothing_of_the_next(tmp_path_factory, kind, data):
+def test_a_launch_that_stops_at_any_moment_of_a_write_destroys_nothing_of_the_next(
+    tmp_path_factory, kind, data
+):
     """The next launch takes over, and writes two epochs, at some call of the operating system inside a write."""
     run = RunPaths(tmp_path_factory.mktemp("fencing") / "run")
     first = lease(run, "launch0")
     for count in range(1, 4):
         save(run, first, *[0.5] * count)
     write_state(run.best("a"), state(0.5), fence=first)
-    name, skip = data.draw(st.sampled_from(MOMENTS)), data.draw(st.integers(0, 12 if kind == "epoch" else 6))
+    name, skip = (
+        data.draw(st.sampled_from(MOMENTS)),
+        data.draw(st.integers(0, 12 if kind == "epoch" else 6)),
+    )
     plain, calls = getattr(os, name), []
 
     def stopped(*arguments, **options):
         calls.append(name)
         if len(calls) == skip + 1:
-            with ThreadPoolExecutor() as other:  # what a thread holds of the folder is not of another launch
+            with (
+                ThreadPoolExecutor() as other
+            ):  # what a thread holds of the folder is not of another launch
                 other.submit(follow, run).result()
         return plain(*arguments, **options)
 
@@ -125,8 +137,11 @@ def write(run, kind, fence):
         writer.save("a", state(*[0.5] * 4), is_best=True)
         writer.close()
     else:
-        files.replace_by(run.exported("a", ".keras"), lambda path: path.write_text("of launch 1"),
-                         check=checkpoint.permission(fence, run.best("a")))
+        files.replace_by(
+            run.exported("a", ".keras"),
+            lambda path: path.write_text("of launch 1"),
+            check=checkpoint.permission(fence, run.best("a")),
+        )
 
 
 def follow(run):
@@ -157,6 +172,7 @@ def test_shutting_out_may_be_killed_at_any_moment(run, monkeypatch, moment):
             if len(calls) == moment + 1:
                 raise Killed
             return plain[name](*arguments, **options)
+
         return call
 
     for name in plain:

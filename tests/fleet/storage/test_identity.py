@@ -14,48 +14,82 @@ MODEL = {"family": "cnn", "name": "net", "args": {"filters": [4]}}
 def identities(model=None, sample=SAMPLE, hardware="cpu", ranks_per_core=1.0, codes=None, **parts):
     """(to a checkpoint, to the cache of rates)"""
     made = spec({**MODEL, **(model or {})}, **{"resources": {"engine": "keras"}, **parts})
-    network, = made.networks
+    (network,) = made.networks
     return identity(network, made, sample), speed_identity(
-        network, made.resources, sample, Machine(hardware, ranks_per_core), codes or {})
+        network, made.resources, sample, Machine(hardware, ranks_per_core), codes or {}
+    )
 
 
 SAME = identities()
 
 
-@pytest.mark.parametrize("change", [
-    {"model": {"args": {"filters": [4], "kernel": 3}}},  # the default, written out
-    {"model": {"gpus": [1, 4]}}, {"train": {"converge": {"max_epochs": 7, "patience": 2}}}, {"output": "elsewhere"},
-    {"data": {"path": "elsewhere"}}, {"data": {"window": "1GB"}}, {"schedule": {"policy": "baseline"}},
-    {"profile": {"batches": 5, "timed": 2}}, {"checkpoint": {"every": "1h"}}])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"model": {"args": {"filters": [4], "kernel": 3}}},  # the default, written out
+        {"model": {"gpus": [1, 4]}},
+        {"train": {"converge": {"max_epochs": 7, "patience": 2}}},
+        {"output": "elsewhere"},
+        {"data": {"path": "elsewhere"}},
+        {"data": {"window": "1GB"}},
+        {"schedule": {"policy": "baseline"}},
+        {"profile": {"batches": 5, "timed": 2}},
+        {"checkpoint": {"every": "1h"}},
+    ],
+)
 def test_what_does_not_shape_training_changes_nothing(change):
     assert identities(**change) == SAME
 
 
-@pytest.mark.parametrize("change", [
-    {"model": {"args": {"filters": [8]}}}, {"train": {"batch": {"size": 8}}},
-    {"train": {"batch": {"when_scaled": "per_gpu"}}},
-    {"train": {"optimizer": {"name": "adam"}}}, {"train": {"precision": "mixed_bfloat16"}}, {"train": {"xla": True}},
-    {"sample": replace(SAMPLE, image=ImageSpec((8, 4, 1), "uint8"))}, {"sample": replace(SAMPLE, classes=4)},
-    {"sample": replace(SAMPLE, affine=Affine(0.5, 0.25))}], ids=str)
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"model": {"args": {"filters": [8]}}},
+        {"train": {"batch": {"size": 8}}},
+        {"train": {"batch": {"when_scaled": "per_gpu"}}},
+        {"train": {"optimizer": {"name": "adam"}}},
+        {"train": {"precision": "mixed_bfloat16"}},
+        {"train": {"xla": True}},
+        {"sample": replace(SAMPLE, image=ImageSpec((8, 4, 1), "uint8"))},
+        {"sample": replace(SAMPLE, classes=4)},
+        {"sample": replace(SAMPLE, affine=Affine(0.5, 0.25))},
+    ],
+    ids=str,
+)
 def test_what_shapes_both_speed_and_training_changes_both(change):
     checkpoint, speed = identities(**change)
     assert checkpoint != SAME[0]
     assert speed != SAME[1]
 
 
-@pytest.mark.parametrize("change", [
-    {"seed": 2}, {"model": {"name": "other"}},  # other first weights
-    {"train": {"optimizer": {"learning_rate": 0.5}}}, {"train": {"optimizer": {"momentum": 0.5}}},
-    {"data": {"transforms": ["decode", {"rotate": {"degrees": 10}}]}}, {"data": {"source": "hdf5"}},
-    {"data": {"validation": 0.3}}], ids=str)
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"seed": 2},
+        {"model": {"name": "other"}},  # other first weights
+        {"train": {"optimizer": {"learning_rate": 0.5}}},
+        {"train": {"optimizer": {"momentum": 0.5}}},
+        {"data": {"transforms": ["decode", {"rotate": {"degrees": 10}}]}},
+        {"data": {"source": "hdf5"}},
+        {"data": {"validation": 0.3}},
+    ],
+    ids=str,
+)
 def test_what_shapes_training_alone_does_not_ask_for_another_measurement(change):
     checkpoint, speed = identities(**change)
     assert checkpoint != SAME[0]
     assert speed == SAME[1]
 
 
-@pytest.mark.parametrize("change", [{"hardware": "gpu"}, {"ranks_per_core": 2.5},
-                                    {"train": {"deterministic": True}}, {"resources": {"exchange": "mpi"}}])
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"hardware": "gpu"},
+        {"ranks_per_core": 2.5},
+        {"train": {"deterministic": True}},
+        {"resources": {"exchange": "mpi"}},
+    ],
+)
 def test_what_shapes_speed_alone_leaves_checkpoints_good(change):
     checkpoint, speed = identities(**change)
     assert checkpoint == SAME[0]
@@ -64,12 +98,16 @@ def test_what_shapes_speed_alone_leaves_checkpoints_good(change):
 
 def test_another_engine_has_other_checkpoints_and_another_speed():
     model = {"family": "softmax", "args": {}}
-    keras, numpy = (identities(model, resources={"engine": engine}) for engine in ("keras", "numpy"))
+    keras, numpy = (
+        identities(model, resources={"engine": engine}) for engine in ("keras", "numpy")
+    )
     assert keras[0] != numpy[0]
     assert keras[1] != numpy[1]
 
 
-def test_what_a_network_failed_with_is_its_settings_its_gpus_and_the_file_of_its_model_function(tmp_path, monkeypatch):
+def test_what_a_network_failed_with_is_its_settings_its_gpus_and_the_file_of_its_model_function(
+    tmp_path, monkeypatch
+):
     def trial(train=None, **model):
         made = spec({"build": "mended:build", "name": "net", **model}, train=train or {})
         return trial_identity(made.networks[0], made, SAMPLE)
@@ -87,7 +125,9 @@ def test_what_a_network_failed_with_is_its_settings_its_gpus_and_the_file_of_its
 def test_checkpoints_of_earlier_versions_stay_good():
     colour = SampleSpec(ImageSpec((32, 32, 3), "uint8"), 3, Affine((0.5, 0.1, 0.2), 0.25))
     assert identities()[0] == "bb935d41a2410224"
-    assert identities(sample=colour) == identities(sample=replace(colour, kept=ImageSpec((40, 40, 3), "uint8")))
+    assert identities(sample=colour) == identities(
+        sample=replace(colour, kept=ImageSpec((40, 40, 3), "uint8"))
+    )
 
 
 def test_a_changed_model_function_asks_for_another_measurement(tmp_path, monkeypatch):

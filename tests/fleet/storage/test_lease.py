@@ -17,7 +17,16 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 
 from fleet.errors import LeaseLost, StorageError, UserError
 from fleet.storage import lease as lease_module
-from fleet.storage.lease import Fence, Holder, Lease, Process, Times, newest_generation, parse, read_generation
+from fleet.storage.lease import (
+    Fence,
+    Holder,
+    Lease,
+    Process,
+    Times,
+    newest_generation,
+    parse,
+    read_generation,
+)
 from tests.examples import examples
 from tests.waiting import wait_until
 
@@ -82,7 +91,9 @@ def folder(tmp_path):
 @pytest.fixture
 def holder(folder):
     """Another process that holds the lease, and has started one of its own."""
-    process = subprocess.Popen([sys.executable, "-c", HOLDER, str(folder)], stdout=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        [sys.executable, "-c", HOLDER, str(folder)], stdout=subprocess.PIPE, text=True
+    )
     child = int(process.stdout.readline())
     yield process
     process.kill()
@@ -96,7 +107,9 @@ def real(times=QUICK):
 
 
 def test_a_second_launch_is_told_who_is_there(folder, holder):
-    with pytest.raises(UserError, match=rf"another launch is at work in this folder \(process {holder.pid} on "):
+    with pytest.raises(
+        UserError, match=rf"another launch is at work in this folder \(process {holder.pid} on "
+    ):
         real(dataclasses.replace(QUICK, stale=60, patience=0.5)).take(folder)
 
 
@@ -107,7 +120,9 @@ def test_a_lease_ends_with_a_process_that_is_killed_whatever_that_has_started(fo
         assert lease.took_over
         with pytest.raises(UserError, match=f"process {os.getpid()} on "):
             real(dataclasses.replace(QUICK, stale=60)).take(folder)
-    with real(dataclasses.replace(QUICK, stale=60, dying=60)) as lease:  # it was let go: there is nothing to wait for
+    with real(
+        dataclasses.replace(QUICK, stale=60, dying=60)
+    ) as lease:  # it was let go: there is nothing to wait for
         lease.take(folder)
         assert not lease.took_over
 
@@ -120,7 +135,10 @@ def test_a_holder_that_was_stopped_for_too_long_loses_the_lease_and_finds_that_o
     first.check()
     second.take(folder)
     second.check()
-    with pytest.raises(LeaseLost, match=r"has been taken over by another launch \(process .*ends and writes nothing"):
+    with pytest.raises(
+        LeaseLost,
+        match=r"has been taken over by another launch \(process .*ends and writes nothing",
+    ):
         first.check()
     first.release()  # is no harm to the other one
     second.check()
@@ -144,11 +162,18 @@ def test_a_launch_that_breaks_off_leaves_the_others_of_it_time_to_end(folder):
 
 def test_a_process_is_gone_where_its_number_is_anothers():
     around = Process()
-    gone = [dataclasses.replace(around.me, started="1"), dataclasses.replace(around.me, pid=2**22 + 1),
-            dataclasses.replace(around.me, boot="before")]
-    unknown = [around.me, dataclasses.replace(around.me, namespace="pid:[1]", pid=2**22 + 1),
-               dataclasses.replace(around.me, host="elsewhere", boot="other"), Holder("a", around.me.host, 2**22 + 1),
-               dataclasses.replace(around.me, host="localhost", boot="other")]
+    gone = [
+        dataclasses.replace(around.me, started="1"),
+        dataclasses.replace(around.me, pid=2**22 + 1),
+        dataclasses.replace(around.me, boot="before"),
+    ]
+    unknown = [
+        around.me,
+        dataclasses.replace(around.me, namespace="pid:[1]", pid=2**22 + 1),
+        dataclasses.replace(around.me, host="elsewhere", boot="other"),
+        Holder("a", around.me.host, 2**22 + 1),
+        dataclasses.replace(around.me, host="localhost", boot="other"),
+    ]
     assert [around.is_gone(other) for other in [*gone, *unknown]] == [True] * 3 + [False] * 5
 
 
@@ -182,7 +207,9 @@ def test_a_folder_that_cannot_be_written_is_told_of(tmp_path):
         real().take(tmp_path / "run" / ".fleet-lease")
 
 
-@pytest.mark.parametrize("content", ["", "0000", "no lease", f"{0:020d} held\n", f"{0:020d} held\n{{", "\0" * 64])
+@pytest.mark.parametrize(
+    "content", ["", "0000", "no lease", f"{0:020d} held\n", f"{0:020d} held\n{{", "\0" * 64]
+)
 def test_a_file_that_is_only_half_there_is_held_until_it_is_stale(folder, content):
     folder.mkdir()
     (folder / "00000001").write_text(content)
@@ -226,12 +253,27 @@ def test_times_come_from_a_variable():
 JOB = {"system": "slurm", "job": "17"}
 
 
-@pytest.mark.parametrize(("first", "second", "around", "seconds"), [
-    ({}, {}, {}, 60), ({}, {}, {"gone": True}, 3), (JOB, {}, {"known": False}, 60), (JOB, {}, {"known": None}, 60),
-    (JOB, {**JOB, "restarts": 1}, {"known": True}, 0),  # this very job was put back into the queue
-    ({**JOB, "restarts": 1}, {**JOB, "restarts": 2}, {"known": True}, 0),
-    (JOB, JOB, {"known": True}, 60)], ids=str)  # another launch in this job: that the job is known says nothing
-def test_a_lease_is_taken_over_when_its_holder_cannot_be_alive(folder, first, second, around, seconds):
+@pytest.mark.parametrize(
+    ("first", "second", "around", "seconds"),
+    [
+        ({}, {}, {}, 60),
+        ({}, {}, {"gone": True}, 3),
+        (JOB, {}, {"known": False}, 60),
+        (JOB, {}, {"known": None}, 60),
+        (
+            JOB,
+            {**JOB, "restarts": 1},
+            {"known": True},
+            0,
+        ),  # this very job was put back into the queue
+        ({**JOB, "restarts": 1}, {**JOB, "restarts": 2}, {"known": True}, 0),
+        (JOB, JOB, {"known": True}, 60),
+    ],
+    ids=str,
+)  # another launch in this job: that the job is known says nothing
+def test_a_lease_is_taken_over_when_its_holder_cannot_be_alive(
+    folder, first, second, around, seconds
+):
     lost = hold(folder, "first", **first)
     lease = make("second", Told(**around), **second)
     assert taking(lease, folder) == pytest.approx(seconds, abs=0.5)
@@ -240,8 +282,13 @@ def test_a_lease_is_taken_over_when_its_holder_cannot_be_alive(folder, first, se
         lost.check()
 
 
-@pytest.mark.parametrize(("second", "words"), [
-    ({"system": "slurm", "job": "18", "restarts": 9}, "job 17 of slurm"), ({}, "slurm still knows its job")])
+@pytest.mark.parametrize(
+    ("second", "words"),
+    [
+        ({"system": "slurm", "job": "18", "restarts": 9}, "job 17 of slurm"),
+        ({}, "slurm still knows its job"),
+    ],
+)
 def test_a_job_that_is_suspended_keeps_its_lease(folder, second, words):
     lease = hold(folder, **JOB)
     with pytest.raises(UserError, match=words):
@@ -300,11 +347,23 @@ class Leases(RuleBasedStateMachine):
     def teardown(self):
         self._folder.cleanup()
 
-    @rule(target=launches, offset=st.sampled_from([0.0, -1e6, 1e9]), speed=st.sampled_from([0.5, 1.0, 2.0]),
-          job=st.sampled_from(["", "7", "8"]), restarts=st.integers(0, 2))
+    @rule(
+        target=launches,
+        offset=st.sampled_from([0.0, -1e6, 1e9]),
+        speed=st.sampled_from([0.5, 1.0, 2.0]),
+        job=st.sampled_from(["", "7", "8"]),
+        restarts=st.integers(0, 2),
+    )
     def start(self, offset, speed, job, restarts):
         self.count += 1
-        me = Holder(f"launch{self.count}", "node", self.count, system=job and "slurm", job=job, restarts=restarts)
+        me = Holder(
+            f"launch{self.count}",
+            "node",
+            self.count,
+            system=job and "slurm",
+            job=job,
+            restarts=restarts,
+        )
         lease = Lease(Machine(self, offset, speed), me, Times(), say=lambda text: None)
         self.leases.append(lease)
         return [lease, lease.steps(self.folder)]

@@ -52,9 +52,14 @@ def test_a_network_is_held_by_one_launch_and_goes_to_another_when_it_is_let_go(r
 
 def test_what_a_killed_launch_held_is_taken_over_by_the_rules_of_the_folder(run):
     got(launch(run, "first", system="slurm", job="17"), "ab")
-    ended, same, other = (launch(run, name, Told(known=known), system="slurm", job=job, restarts=restarts)
-                          for name, job, restarts, known in (("ended", "18", 0, False), ("same", "17", 1, True),
-                                                             ("other", "19", 0, True)))
+    ended, same, other = (
+        launch(run, name, Told(known=known), system="slurm", job=job, restarts=restarts)
+        for name, job, restarts, known in (
+            ("ended", "18", 0, False),
+            ("same", "17", 1, True),
+            ("other", "19", 0, True),
+        )
+    )
     assert got(other, "a") == got(ended, "a") == []
     assert wait(other, 200) == []  # the batch system still knows that job
     assert got(same, "b") == ["b"]  # which is this one, put back into the queue
@@ -134,8 +139,10 @@ def test_a_launch_that_is_alone_writes_above_all_that_were_not_and_they_above_it
 
 
 def test_a_launch_that_wants_to_be_alone_is_told_who_is_there(run):
-    first, alone = launch(run, "first"), Lease(Told(), Holder("alone", "node", 1), Times(stale=60, poll=0.001,
-                                                                                       patience=0.01))
+    first, alone = (
+        launch(run, "first"),
+        Lease(Told(), Holder("alone", "node", 1), Times(stale=60, poll=0.001, patience=0.01)),
+    )
     alone._around.now = time.monotonic
     got(first, "a")
     ended = threading.Event()

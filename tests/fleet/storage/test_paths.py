@@ -50,9 +50,15 @@ def tear_in_a_library(path):
     replace_by(path, write)
 
 
-@pytest.mark.parametrize(("write", "error"), [
-    (tear, Torn), (write_no_text, UnicodeEncodeError), (tear_in_a_library, Torn),
-    (lambda path: write_json(path, {"a": object()}), TypeError)])
+@pytest.mark.parametrize(
+    ("write", "error"),
+    [
+        (tear, Torn),
+        (write_no_text, UnicodeEncodeError),
+        (tear_in_a_library, Torn),
+        (lambda path: write_json(path, {"a": object()}), TypeError),
+    ],
+)
 def test_an_exception_inside_leaves_the_old_file_and_nothing_else(path, write, error):
     with pytest.raises(error):
         write(path)
@@ -82,8 +88,10 @@ def test_a_library_writes_to_a_name_of_the_same_suffix_that_is_then_renamed(path
 def test_all_files_of_a_run_lie_in_its_folder_and_no_two_are_one(tmp_path):
     run = RunPaths(tmp_path)
     named = [path for name in vars(RunPaths) if isinstance(path := getattr(run, name), Path)]
-    per_network = [getattr(run, name)("net") for name in ("model", "history", "last", "best", "failure", "tensorboard",
-                                                           "replay")]
+    per_network = [
+        getattr(run, name)("net")
+        for name in ("model", "history", "last", "best", "failure", "tensorboard", "replay")
+    ]
     per_network += [run.exported("net", suffix) for suffix in (".keras", ".safetensors")]
     every = [*named, *per_network, run.log(3)]
     assert len(set(every)) == len(every)
@@ -94,5 +102,9 @@ def test_two_runs_share_no_memory_and_one_run_is_the_same_by_any_path(tmp_path):
     (tmp_path / "a").mkdir()
     (tmp_path / "b").symlink_to("a")
     name = RunPaths(tmp_path / "a").segment_name
-    assert RunPaths(tmp_path / "b" / ".." / "a").segment_name == name == RunPaths(tmp_path / "b").segment_name
+    assert (
+        RunPaths(tmp_path / "b" / ".." / "a").segment_name
+        == name
+        == RunPaths(tmp_path / "b").segment_name
+    )
     assert RunPaths(tmp_path / "c").segment_name != name

@@ -30,22 +30,37 @@ def left(paths):
 BASE = {"a/last", "a/best", "b/last", "b/best"}
 
 
-@pytest.mark.parametrize(("quota", "kept"), [
-    (None, {"a/previous", "b/previous"}), (700, {"a/previous", "b/previous"}), (699, {"a/previous"}),
-    (600, {"a/previous"}), (599, set()), (500, set())])
-def test_the_checkpoints_before_the_newest_make_room_first_that_of_the_network_that_writes(paths, quota, kept):
+@pytest.mark.parametrize(
+    ("quota", "kept"),
+    [
+        (None, {"a/previous", "b/previous"}),
+        (700, {"a/previous", "b/previous"}),
+        (699, {"a/previous"}),
+        (600, {"a/previous"}),
+        (599, set()),
+        (500, set()),
+    ],
+)
+def test_the_checkpoints_before_the_newest_make_room_first_that_of_the_network_that_writes(
+    paths, quota, kept
+):
     Quota(paths, Checkpoint(quota=quota)).make_room(paths.last("b"), 100)
     assert left(paths) == BASE | kept
 
 
 def test_what_one_goes_on_from_is_never_dropped_and_the_run_is_told_what_to_do(paths):
-    with pytest.raises(StorageError, match=r"b/last.h5 cannot be written: with its 101 B the checkpoints would take "
-                                           r"501 B, and checkpoint.quota is 500 B; .*raise the quota"):
+    with pytest.raises(
+        StorageError,
+        match=r"b/last.h5 cannot be written: with its 101 B the checkpoints would take "
+        r"501 B, and checkpoint.quota is 500 B; .*raise the quota",
+    ):
         Quota(paths, Checkpoint(quota=500)).make_room(paths.last("b"), 101)
     assert left(paths) == BASE
 
 
-def test_a_checkpoint_stays_that_a_launch_left_behind_when_it_died_before_it_named_the_newest(paths):
+def test_a_checkpoint_stays_that_a_launch_left_behind_when_it_died_before_it_named_the_newest(
+    paths,
+):
     paths.last("a").unlink()
     Quota(paths, Checkpoint(quota=500)).make_room(paths.last("b"), 100)
     assert left(paths) == {"a/previous", "a/best", "b/last", "b/best"}

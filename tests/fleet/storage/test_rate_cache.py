@@ -101,9 +101,22 @@ def test_what_is_not_new_is_not_written_again(path):
     assert numbers(read_cache(path)) == {"a": {1: 238.0}, "b": {1: 5.0}}
 
 
-@pytest.mark.parametrize("text", [
-    "", "[1]", "null", '{"a": 1}', '{"a": {"x": 1}}', '{"a": {"1": "fast"}}', "{", "\ud800", '{"a": {"1": 238.0}}',
-    '{"a": {"1": {"rate": 3}}}', "[" * 100_000])
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[1]",
+        "null",
+        '{"a": 1}',
+        '{"a": {"x": 1}}',
+        '{"a": {"1": "fast"}}',
+        "{",
+        "\ud800",
+        '{"a": {"1": 238.0}}',
+        '{"a": {"1": {"rate": 3}}}',
+        "[" * 100_000,
+    ],
+)
 def test_a_damaged_cache_and_one_of_bare_numbers_are_empty(tmp_path, text):
     path = tmp_path / "rates.json"
     path.write_text(text, errors="surrogatepass")
@@ -114,7 +127,9 @@ def test_a_damaged_cache_and_one_of_bare_numbers_are_empty(tmp_path, text):
 def test_rates_that_cannot_be_are_passed_over(tmp_path):
     path = tmp_path / "rates.json"
     rates = [0.0, float("nan"), -1, float("inf"), 2]
-    path.write_text(json.dumps({"a": {gpus: asdict(of(rate)) for gpus, rate in enumerate(rates, start=1)}}))
+    path.write_text(
+        json.dumps({"a": {gpus: asdict(of(rate)) for gpus, rate in enumerate(rates, start=1)}})
+    )
     assert numbers(read_cache(path)) == {"a": {5: 2.0}}
 
 

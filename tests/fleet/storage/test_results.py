@@ -26,7 +26,11 @@ MODELS = [{"family": "softmax", "name": name} for name in ("a", "b", "c")]
 
 @pytest.fixture
 def results(tmp_path):
-    return results_of(spec(*MODELS, train={"converge": {"max_epochs": 3}}), RunPaths(tmp_path), parameters={"a": 51})
+    return results_of(
+        spec(*MODELS, train={"converge": {"max_epochs": 3}}),
+        RunPaths(tmp_path),
+        parameters={"a": 51},
+    )
 
 
 def names(results):
@@ -39,31 +43,84 @@ def test_a_network_waits_trains_and_finishes_or_fails(results):
     come_to(results, "b", Standing((record(1),), FAILURE))
     rows = {row.name: row for row in results.rows()}
     assert [(rows[name].status, rows[name].reason) for name in "abc"] == [
-        (Status.FINISHED, "3 epochs"), (Status.FAILED, "out of memory"), (Status.WAITING, "")]
+        (Status.FINISHED, "3 epochs"),
+        (Status.FAILED, "out of memory"),
+        (Status.WAITING, ""),
+    ]
 
 
 def test_a_row_tells_of_the_best_epoch_and_of_all_seconds(results):
     come_to(results, "a", Standing(history(0.5, 0.9, 0.8)))
     row = results.rows()[0]
-    assert (row.name, row.epochs, row.best_epoch, row.val_accuracy, row.seconds, row.parameters) == (
-        "a", 3, 2, 0.9, 6.0, 51)
+    assert (
+        row.name,
+        row.epochs,
+        row.best_epoch,
+        row.val_accuracy,
+        row.seconds,
+        row.parameters,
+    ) == ("a", 3, 2, 0.9, 6.0, 51)
 
 
-@pytest.mark.parametrize(("scores", "order"), [
-    ({"a": {"val_accuracy": 0.6}, "b": {"val_accuracy": 0.9}, "c": {"val_accuracy": 0.99, "outcome": FAILURE}}, "bac"),
-    ({name: {"val_accuracy": 0.9, "val_loss": loss} for name, loss in zip("abc", (math.nan, 33.7, 2.4), strict=True)},
-     "cba"),
-    ({name: {"val_accuracy": math.nan, "val_loss": math.nan, "accuracy": accuracy, "loss": loss}
-      for name, accuracy, loss in (("a", 0.5, 2.0), ("b", 0.5, 1.0), ("c", 0.4, 0.5))}, "bac"),
-    ({"c": {"val_accuracy": 0.01}}, "cab"),
-    # These have diverged, in a run of a version that did not say so.
-    ({"a": {"val_accuracy": 0.9, "val_loss": 1e28}, "b": {"val_accuracy": 0.1, "val_loss": 2.0},
-      "c": {"val_accuracy": 0.95, "val_loss": math.inf}}, "bca"),
-], ids=["failed ones last", "as good, by loss", "without validation, by training", "without an epoch", "diverged last"])
+@pytest.mark.parametrize(
+    ("scores", "order"),
+    [
+        (
+            {
+                "a": {"val_accuracy": 0.6},
+                "b": {"val_accuracy": 0.9},
+                "c": {"val_accuracy": 0.99, "outcome": FAILURE},
+            },
+            "bac",
+        ),
+        (
+            {
+                name: {"val_accuracy": 0.9, "val_loss": loss}
+                for name, loss in zip("abc", (math.nan, 33.7, 2.4), strict=True)
+            },
+            "cba",
+        ),
+        (
+            {
+                name: {
+                    "val_accuracy": math.nan,
+                    "val_loss": math.nan,
+                    "accuracy": accuracy,
+                    "loss": loss,
+                }
+                for name, accuracy, loss in (("a", 0.5, 2.0), ("b", 0.5, 1.0), ("c", 0.4, 0.5))
+            },
+            "bac",
+        ),
+        ({"c": {"val_accuracy": 0.01}}, "cab"),
+        # These have diverged, in a run of a version that did not say so.
+        (
+            {
+                "a": {"val_accuracy": 0.9, "val_loss": 1e28},
+                "b": {"val_accuracy": 0.1, "val_loss": 2.0},
+                "c": {"val_accuracy": 0.95, "val_loss": math.inf},
+            },
+            "bca",
+        ),
+    ],
+    ids=[
+        "failed ones last",
+        "as good, by loss",
+        "without validation, by training",
+        "without an epoch",
+        "diverged last",
+    ],
+)
 def test_the_best_network_is_first(results, scores, order):
     for name, said in scores.items():
-        come_to(results, name, Standing((record(1, **{key: value for key, value in said.items() if key != "outcome"}),),
-                                        said.get("outcome")))
+        come_to(
+            results,
+            name,
+            Standing(
+                (record(1, **{key: value for key, value in said.items() if key != "outcome"}),),
+                said.get("outcome"),
+            ),
+        )
     assert "".join(names(results)) == order
 
 
@@ -71,34 +128,65 @@ def ranked(tmp_path, monitor, rows, **trains):
     """The names of networks with one epoch each, in the order of the table."""
     models = [{"family": "softmax", "name": name, "train": trains.get(name, {})} for name in rows]
     direction = {"direction": "max"} if "own" in monitor else {}
-    train = {"metrics": ["mae", "my_metrics:own", "binary_accuracy"], "converge": {"monitor": monitor, **direction}}
-    results = results_of(spec(*models, train=train, resources={"engine": "keras"}), RunPaths(tmp_path))
+    train = {
+        "metrics": ["mae", "my_metrics:own", "binary_accuracy"],
+        "converge": {"monitor": monitor, **direction},
+    }
+    results = results_of(
+        spec(*models, train=train, resources={"engine": "keras"}), RunPaths(tmp_path)
+    )
     for name, (metrics, scores) in rows.items():
         come_to(results, name, Standing((record(1, metrics=metrics, **scores),)))
     return names(results)
 
 
-@pytest.mark.parametrize(("monitor", "expected"), [("val_mae", "cab"), ("val_own", "bac"), ("accuracy", "acb"),
-                                                   ("val_binary_accuracy", "cba")])
+@pytest.mark.parametrize(
+    ("monitor", "expected"),
+    [("val_mae", "cab"), ("val_own", "bac"), ("accuracy", "acb"), ("val_binary_accuracy", "cba")],
+)
 def test_what_is_monitored_ranks_whatever_the_losses_are(tmp_path, monitor, expected):
-    rows = {"a": ({"val_mae": 2.0, "val_own": 2.0, "val_binary_accuracy": 0.1}, {"val_loss": 0.2, "accuracy": 0.9}),
-            "b": ({"val_mae": 3.0, "val_own": 3.0, "val_binary_accuracy": 0.2}, {"val_loss": 0.1, "accuracy": 0.1}),
-            "c": ({"val_mae": 1.0, "val_own": 1.0, "val_binary_accuracy": 0.3}, {"val_loss": 0.3, "accuracy": 0.5})}
+    rows = {
+        "a": (
+            {"val_mae": 2.0, "val_own": 2.0, "val_binary_accuracy": 0.1},
+            {"val_loss": 0.2, "accuracy": 0.9},
+        ),
+        "b": (
+            {"val_mae": 3.0, "val_own": 3.0, "val_binary_accuracy": 0.2},
+            {"val_loss": 0.1, "accuracy": 0.1},
+        ),
+        "c": (
+            {"val_mae": 1.0, "val_own": 1.0, "val_binary_accuracy": 0.3},
+            {"val_loss": 0.3, "accuracy": 0.5},
+        ),
+    }
     assert "".join(ranked(tmp_path, monitor, rows, a={"loss": "huber"})) == expected
 
 
 def test_no_loss_that_is_another_breaks_a_tie(tmp_path):
-    rows = {name: ({"val_mae": 1.0}, {"val_loss": loss}) for name, loss in (("a", 0.3), ("b", 0.1), ("c", -3805.0))}
+    rows = {
+        name: ({"val_mae": 1.0}, {"val_loss": loss})
+        for name, loss in (("a", 0.3), ("b", 0.1), ("c", -3805.0))
+    }
     assert ranked(tmp_path, "val_mae", rows, c={"loss": "huber"}) == ["a", "b", "c"]
     assert ranked(tmp_path, "val_mae", rows) == ["c", "b", "a"]
 
 
-@pytest.mark.parametrize(("losses", "val_loss", "said"), [
-    ([2.0, 2e6 + 1], 1.0, "the loss became 2e+06 in epoch 2, after 2 in the first"),
-    ([2.0, 1.9e6], 1.0, ""), ([1e-6, 1.0], 1.0, ""), ([1e28], 1.0, "the loss became 1e+28 in epoch 1"),
-    ([1e15, 2e18], 1.0, ""), ([1.0], math.nan, "the loss of validation became nan in epoch 1"),
-    ([1.0], -1e28, "the loss of validation became -1e+28"), ([1.0], 1e9, "")])
-def test_a_loss_that_no_training_comes_back_from_shows_that_a_network_diverged(losses, val_loss, said):
+@pytest.mark.parametrize(
+    ("losses", "val_loss", "said"),
+    [
+        ([2.0, 2e6 + 1], 1.0, "the loss became 2e+06 in epoch 2, after 2 in the first"),
+        ([2.0, 1.9e6], 1.0, ""),
+        ([1e-6, 1.0], 1.0, ""),
+        ([1e28], 1.0, "the loss became 1e+28 in epoch 1"),
+        ([1e15, 2e18], 1.0, ""),
+        ([1.0], math.nan, "the loss of validation became nan in epoch 1"),
+        ([1.0], -1e28, "the loss of validation became -1e+28"),
+        ([1.0], 1e9, ""),
+    ],
+)
+def test_a_loss_that_no_training_comes_back_from_shows_that_a_network_diverged(
+    losses, val_loss, said
+):
     records = [record(epoch, loss=loss, val_loss=val_loss) for epoch, loss in enumerate(losses, 1)]
     found = divergence(records, is_judged=True)
     assert said in found if said else not found
@@ -107,16 +195,27 @@ def test_a_loss_that_no_training_comes_back_from_shows_that_a_network_diverged(l
 
 
 @settings(max_examples=examples(40))
-@given(st.lists(st.builds(record, st.just(1), *4 * [st.floats()]), min_size=3, max_size=3), st.text(max_size=20),
-       st.dictionaries(st.text(max_size=4), st.one_of(st.integers(), st.text(max_size=4), st.lists(st.integers()))))
+@given(
+    st.lists(st.builds(record, st.just(1), *4 * [st.floats()]), min_size=3, max_size=3),
+    st.text(max_size=20),
+    st.dictionaries(
+        st.text(max_size=4), st.one_of(st.integers(), st.text(max_size=4), st.lists(st.integers()))
+    ),
+)
 def test_the_table_reads_back_as_it_was_written(tmp_path_factory, records, reason, drawn):
     content = spec(*MODELS)
     content.by_name["a"].parameters.update(drawn)
     results = results_of(content, RunPaths(tmp_path_factory.mktemp("run")), parameters={"b": 7})
     for name, one in zip("abc", records, strict=True):
-        come_to(results, name, Standing((one,), Outcome(reason, is_failure=True) if name == "b" else None))
+        come_to(
+            results,
+            name,
+            Standing((one,), Outcome(reason, is_failure=True) if name == "b" else None),
+        )
     read = read_results(results.paths.root)
-    assert [repr(row) for row in read] == [repr(row) for row in results.rows()]  # by text, for NaN is not NaN
+    assert [repr(row) for row in read] == [
+        repr(row) for row in results.rows()
+    ]  # by text, for NaN is not NaN
 
 
 def test_a_table_is_written_as_often_as_it_costs_little_and_never_later_than_after_a_minute():
@@ -136,11 +235,15 @@ def test_a_table_is_written_as_often_as_it_costs_little_and_never_later_than_aft
 
 def test_a_line_that_was_written_before_is_that_of_the_table_as_it_is_now(results):
     come_to(results, "a", Standing((record(1, val_accuracy=0.5),)))
-    come_to(results, "b", Standing((record(1, val_accuracy=0.6, metrics={"top_5": 0.9}),)))  # all have a column more
+    come_to(
+        results, "b", Standing((record(1, val_accuracy=0.6, metrics={"top_5": 0.9}),))
+    )  # all have a column more
     come_to(results, "a", Standing((record(1, val_accuracy=0.5), record(2, val_accuracy=0.7))))
     results.count("c", 7)
-    assert [(row.name, row.epochs, row.parameters, row.metrics) for row in read_results(results.paths.root)] == [
-        ("a", 2, 51, {}), ("b", 1, None, {"top_5": 0.9}), ("c", 0, 7, {})]
+    assert [
+        (row.name, row.epochs, row.parameters, row.metrics)
+        for row in read_results(results.paths.root)
+    ] == [("a", 2, 51, {}), ("b", 1, None, {"top_5": 0.9}), ("c", 0, 7, {})]
 
 
 def test_a_network_that_comes_has_a_row_before_anything_becomes_of_it(results):
@@ -151,7 +254,10 @@ def test_a_network_that_comes_has_a_row_before_anything_becomes_of_it(results):
 def test_a_table_is_not_written_again_for_what_changes_no_row(results):
     come_to(results, "a", Standing((record(1),)))
     results.paths.results.unlink()
-    for event in (GroupStarted("a", (0,), 0, 1), Searched("net", "report", 0, network="a", epoch=1)):
+    for event in (
+        GroupStarted("a", (0,), 0, 1),
+        Searched("net", "report", 0, network="a", epoch=1),
+    ):
         results.run.apply(0.0, event)
         results.on_event(event)
     assert not results.paths.results.exists()
@@ -161,11 +267,17 @@ def test_bad_samples_are_listed(results):
     results.add_bad("one.png", "torn, at byte 7")
     results.add_bad("two.png", "empty")
     with open(results.paths.bad_samples, newline="") as file:
-        assert list(csv.reader(file)) == [["sample", "reason"], ["one.png", "torn, at byte 7"], ["two.png", "empty"]]
+        assert list(csv.reader(file)) == [
+            ["sample", "reason"],
+            ["one.png", "torn, at byte 7"],
+            ["two.png", "empty"],
+        ]
 
 
-@pytest.mark.parametrize("content", ["name\nx\n", "name,status\na,flying\n", "name\na,beyond\n",
-                                     "name\n" + "x" * 200_000 + "\n"])
+@pytest.mark.parametrize(
+    "content",
+    ["name\nx\n", "name,status\na,flying\n", "name\na,beyond\n", "name\n" + "x" * 200_000 + "\n"],
+)
 def test_a_damaged_table_is_said_to_be_one(tmp_path, content):
     with replacing(RunPaths(tmp_path).results) as file:
         file.write(content)
@@ -221,7 +333,9 @@ def test_a_network_that_had_converged_is_finished(results):
 
 
 @pytest.mark.parametrize("epochs", [(0.5, 0.6, 0.7), (0.5, 0.7, 0.6)])
-def test_a_network_whose_newest_checkpoint_is_damaged_stays_finished_by_its_best_one(results, epochs):
+def test_a_network_whose_newest_checkpoint_is_damaged_stays_finished_by_its_best_one(
+    results, epochs
+):
     left(results, "a", history(*epochs))
     best = 1 + epochs.index(0.7)
     write_state(results.paths.best("a"), State({}, "i", history(*epochs)[:best]))
@@ -229,7 +343,10 @@ def test_a_network_whose_newest_checkpoint_is_damaged_stays_finished_by_its_best
     results.paths.last("a").write_bytes(b"damaged")
     recovered(results)
     assert results.standing("a") == Standing(history(*epochs), Outcome("3 epochs"))
-    assert (results.row(results.spec.by_name["a"]).best_epoch, list(results.damaged)) == (best, ["a"])
+    assert (results.row(results.spec.by_name["a"]).best_epoch, list(results.damaged)) == (
+        best,
+        ["a"],
+    )
     assert "last.h5 cannot be read" in results.damaged["a"]
 
 
@@ -251,9 +368,15 @@ def test_a_longer_training_is_judged_anew(tmp_path):
     assert longer.standing("a").outcome is None
 
 
-@pytest.mark.parametrize("rule", [{"max_epochs": 2}, {"max_epochs": 9, "patience": 1},
-                                  {"max_epochs": 9, "patience": 1, "monitor": "val_loss"},
-                                  {"max_epochs": 9, "target": 0.5}])
+@pytest.mark.parametrize(
+    "rule",
+    [
+        {"max_epochs": 2},
+        {"max_epochs": 9, "patience": 1},
+        {"max_epochs": 9, "patience": 1, "monitor": "val_loss"},
+        {"max_epochs": 9, "target": 0.5},
+    ],
+)
 def test_a_network_that_was_done_stays_so_for_the_reason_of_then(tmp_path, rule):
     """Fewer epochs, less patience, or another rule that does not let it go on."""
     results = results_of(spec(*MODELS, train={"converge": rule}), RunPaths(tmp_path))
@@ -281,12 +404,16 @@ def failed(results):
 
 def test_a_failed_network_stays_failed_unless_the_reason_may_pass(results):
     come_to(results, "b", Standing((), FAILURE))
-    come_to(results, "c", Standing((), Outcome("Stale file handle", is_failure=True, may_pass=True)))
+    come_to(
+        results, "c", Standing((), Outcome("Stale file handle", is_failure=True, may_pass=True))
+    )
     assert failed(results) == {"b": "out of memory", "c": "Stale file handle"}
     assert failed(taken_up(results)) == {"b": "out of memory"}
 
 
-def test_a_failed_network_is_tried_again_when_something_else_is_tried_or_when_it_has_finished(results):
+def test_a_failed_network_is_tried_again_when_something_else_is_tried_or_when_it_has_finished(
+    results,
+):
     come_to(results, "b", Standing((), FAILURE))
     come_to(results, "c", Standing((), FAILURE))
     again = taken_up(results, tried=lambda network: f"another {network.name}")
@@ -305,7 +432,9 @@ def test_what_a_network_failed_of_is_written_once_and_its_row_each_time(results)
     assert {row.name: row.epochs for row in read_results(results.paths.root)}["b"] == 1
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{}", '{"reason": "x"}', '{"reason": "x", "may_pass": false}', "\x00"])
+@pytest.mark.parametrize(
+    "content", ["", "[]", "{}", '{"reason": "x"}', '{"reason": "x", "may_pass": false}', "\x00"]
+)
 def test_a_network_is_tried_again_where_nobody_can_tell_why_it_failed(results, content):
     with replacing(results.paths.failure("b")) as file:
         file.write(content)
@@ -330,23 +459,53 @@ def test_the_final_table_shortens_long_reasons_and_leaves_out_what_is_not_there(
 
 
 def row(name, **drawn):
-    return NetworkResult(name, Status.FINISHED, "1 epoch", None, 1, 1, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5, 1.0, drawn)
+    return NetworkResult(
+        name, Status.FINISHED, "1 epoch", None, 1, 1, 0.5, 0.5, 0.5, 0.5, 0.5, 0.5, 1.0, drawn
+    )
 
 
 def test_the_final_table_has_the_drawn_parameters_in_which_networks_differ():
-    headers, rows = leaderboard([
-        row("net-0", **{"train.optimizer.learning_rate": 0.0123456, "filters": [8, 16], "units": 3, "same": 1}),
-        row("net-1", **{"train.optimizer.learning_rate": 0.5, "filters": [8] * 20, "units": 4, "same": 1}),
-        row("plain")])
+    headers, rows = leaderboard(
+        [
+            row(
+                "net-0",
+                **{
+                    "train.optimizer.learning_rate": 0.0123456,
+                    "filters": [8, 16],
+                    "units": 3,
+                    "same": 1,
+                },
+            ),
+            row(
+                "net-1",
+                **{
+                    "train.optimizer.learning_rate": 0.5,
+                    "filters": [8] * 20,
+                    "units": 4,
+                    "same": 1,
+                },
+            ),
+            row("plain"),
+        ]
+    )
     shown = headers.index("learning_rate"), headers.index("filters"), headers.index("units")
     assert [[row[column] for column in shown] for row in rows] == [
-        [0.01235, "[8, 16]", 3], [0.5, "[8, 8, 8, 8, 8, 8...", 4], ["", "", ""]]
+        [0.01235, "[8, 16]", 3],
+        [0.5, "[8, 8, 8, 8, 8, 8...", 4],
+        ["", "", ""],
+    ]
     assert "same" not in headers
 
 
 def test_the_table_has_no_more_parameters_than_it_has_room_for():
-    drawn = [{"train.batch.size": number, "kernel": -number, **{f"p{place}": number for place in range(6)}}
-             for number in (1, 2)]
+    drawn = [
+        {
+            "train.batch.size": number,
+            "kernel": -number,
+            **{f"p{place}": number for place in range(6)},
+        }
+        for number in (1, 2)
+    ]
     rows = [row(f"net-{number}", **values) for number, values in enumerate(drawn)]
     headers, _, left_out = best_rows(rows)
     assert headers[-9:-3] == ["batch.size", "kernel", "p0", "p1", "p2", "p3"]

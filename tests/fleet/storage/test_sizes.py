@@ -15,16 +15,25 @@ SOFTMAX = (4 * 4 + 1) * 3 * 2 * 8  # weights and velocities of the networks belo
 def test_a_quota_that_cannot_be_enough_is_refused_before_the_run(keep, least):
     models = [{"family": "softmax", "name": name} for name in ("a", "b")]
     check_quota(spec(*models, checkpoint={"quota": least, "keep": keep}), SAMPLE)
-    with pytest.raises(UserError, match=r"checkpoint.quota: .* is too small: .* of 2 networks, and one being written"):
+    with pytest.raises(
+        UserError,
+        match=r"checkpoint.quota: .* is too small: .* of 2 networks, and one being written",
+    ):
         check_quota(spec(*models, checkpoint={"quota": least - 1, "keep": keep}), SAMPLE)
 
 
-@pytest.mark.parametrize(("optimizer", "copies"), [
-    ({"name": "sgd"}, 1), ({"name": "sgd", "momentum": 0.9}, 2), ({"name": "adamw"}, 3)])
+@pytest.mark.parametrize(
+    ("optimizer", "copies"),
+    [({"name": "sgd"}, 1), ({"name": "sgd", "momentum": 0.9}, 2), ({"name": "adamw"}, 3)],
+)
 def test_what_the_optimizer_keeps_counts(optimizer, copies):
     def asked(quota):
-        return spec({"family": "cnn"}, resources={"engine": "keras"}, train={"optimizer": optimizer},
-                    checkpoint={"quota": quota})
+        return spec(
+            {"family": "cnn"},
+            resources={"engine": "keras"},
+            train={"optimizer": optimizer},
+            checkpoint={"quota": quota},
+        )
 
     settings = asked(1).networks[0].architecture.settings
     least = 3 * 4 * copies * count_parameters(settings, (32, 32, 3), 3)
@@ -40,8 +49,14 @@ def test_networks_that_only_building_would_measure_are_not_judged_before():
 
 def test_engines_that_keep_nothing_need_no_quota(tmp_path):
     (tmp_path / "rates.json").touch()
-    check_quota(spec(checkpoint={"quota": 1}, resources={"engine": "emulated"},
-                     schedule={"rates": str(tmp_path / "rates.json")}), SAMPLE)
+    check_quota(
+        spec(
+            checkpoint={"quota": 1},
+            resources={"engine": "emulated"},
+            schedule={"rates": str(tmp_path / "rates.json")},
+        ),
+        SAMPLE,
+    )
 
 
 @pytest.mark.parametrize(("keep", "copies"), [("best+last", 4), ("last", 3)])

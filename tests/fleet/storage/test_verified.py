@@ -51,7 +51,9 @@ def test_no_flipped_byte_is_missed(path, whole):
     missed = []
     for place in range(len(whole)):
         content = bytearray(whole)
-        content[place] ^= 0x20 if place < 100 else 1 << place % 8  # 0x20 makes a capital of a letter
+        content[place] ^= (
+            0x20 if place < 100 else 1 << place % 8
+        )  # 0x20 makes a capital of a letter
         if not is_refused(copy, content):
             missed.append(place)
     assert not missed
@@ -65,7 +67,7 @@ def test_no_torn_overwritten_or_grown_file_is_taken_for_whole(path, whole, data)
     length = data.draw(st.integers(1, 5000))
     assert is_refused(copy, whole[:start])
     assert is_refused(copy, whole + bytes(length))
-    zeroed = whole[:start] + bytes(len(whole[start:start + length])) + whole[start + length:]
+    zeroed = whole[:start] + bytes(len(whole[start : start + length])) + whole[start + length :]
     assert is_refused(copy, zeroed) or zeroed == whole
 
 
@@ -118,14 +120,19 @@ def test_the_file_before_is_kept_under_another_name(tmp_path):
 def test_a_full_disk_is_told_with_what_was_wanted_and_what_is_free(full_disk):
     path = full_disk / "file.h5"
     write_verified(path, {"small": np.zeros(100)}, {"number": 1})
-    with pytest.raises(StorageError, match=r"file.h5 cannot be written: No space left on device \(8 MB wanted, "
-                                           r".* free\); what was saved before is intact: make room, and the same"):
+    with pytest.raises(
+        StorageError,
+        match=r"file.h5 cannot be written: No space left on device \(8 MB wanted, "
+        r".* free\); what was saved before is intact: make room, and the same",
+    ):
         write_verified(path, {"large": np.zeros(10**6)}, {"number": 2}, full_disk / "previous.h5")
     assert read_verified(path)[1] == {"number": 1}
     assert os.listdir(full_disk) == ["file.h5"]
 
 
-def test_wherever_in_a_file_the_disk_is_full_the_last_file_is_whole_and_nothing_else_is_left(full_disk):
+def test_wherever_in_a_file_the_disk_is_full_the_last_file_is_whole_and_nothing_else_is_left(
+    full_disk,
+):
     """HDF5's library, where it was told of that itself, crashed in some of these."""
     path, previous, written = full_disk / "file.h5", full_disk / "previous.h5", []
     for number in range(60):
@@ -136,5 +143,8 @@ def test_wherever_in_a_file_the_disk_is_full_the_last_file_is_whole_and_nothing_
         except StorageError:
             pass
     assert 0 < len(written) < 60
-    assert [read_verified(each)[1]["number"] for each in (path, previous)] == [written[-1], written[-2]]
+    assert [read_verified(each)[1]["number"] for each in (path, previous)] == [
+        written[-1],
+        written[-2],
+    ]
     assert sorted(os.listdir(full_disk)) == ["file.h5", "previous.h5"]

@@ -18,12 +18,16 @@ from tests.sources import Numbered
 
 SEED = 3
 GREY, COLOUR = ImageSpec((4, 4, 1), "uint8"), ImageSpec((32, 32, 3), "uint8")
-LAYOUT = Layout(ImageSpec((2, 3, 1), "float32"), samples=10, chunk=4, slots=3, lookahead=9, readers=2)
+LAYOUT = Layout(
+    ImageSpec((2, 3, 1), "float32"), samples=10, chunk=4, slots=3, lookahead=9, readers=2
+)
 
 
 def pipeline(samples):
     """Samples that are different in every epoch."""
-    return Pipeline.probed(Numbered(samples, seed=1), parse_transforms(["tests.sources:noise"]), SEED)
+    return Pipeline.probed(
+        Numbered(samples, seed=1), parse_transforms(["tests.sources:noise"]), SEED
+    )
 
 
 def expected(alone, whole, first, last):

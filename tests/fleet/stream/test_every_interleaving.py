@@ -50,21 +50,42 @@ def streams(draw):
     free, groups = list(range(len(roles.trainers))), []
     while free:
         size = draw(st.integers(1, len(free)))
-        groups.append(Group(tuple(free[:size]), draw(st.integers(0, 2)), draw(st.integers(1, 3)),
-                            draw(st.integers(1, samples))))
+        groups.append(
+            Group(
+                tuple(free[:size]),
+                draw(st.integers(0, 2)),
+                draw(st.integers(1, 3)),
+                draw(st.integers(1, samples)),
+            )
+        )
         del free[:size]
     if draw(st.booleans()):
-        layout = Layout(GREY, samples, chunk, draw(st.integers(3, 9)), draw(st.integers(2, 5)),
-                        roles.gpus_per_node, is_ring=True)
+        layout = Layout(
+            GREY,
+            samples,
+            chunk,
+            draw(st.integers(3, 9)),
+            draw(st.integers(2, 5)),
+            roles.gpus_per_node,
+            is_ring=True,
+        )
     else:
         touched = max(-(-(group.batch - 1) // chunk) + 1 for group in groups)
-        layout = Layout(GREY, samples, chunk, touched + draw(st.integers(1, 6)),
-                        touched + draw(st.integers(0, 3)), roles.gpus_per_node)
+        layout = Layout(
+            GREY,
+            samples,
+            chunk,
+            touched + draw(st.integers(1, 6)),
+            touched + draw(st.integers(0, 3)),
+            roles.gpus_per_node,
+        )
     return roles, layout, groups
 
 
 def order_of(layout, alone):
-    return RingOrder(alone, layout.chunk, SEED) if layout.is_ring else StrictOrder(alone, layout.chunk)
+    return (
+        RingOrder(alone, layout.chunk, SEED) if layout.is_ring else StrictOrder(alone, layout.chunk)
+    )
 
 
 class Granter:
@@ -82,7 +103,9 @@ class Granter:
             kind, group, epoch = message
             {"joined": self._joined, "left": self._left, "epoch": set()}[kind].add(group)
             self._granted = max(self._granted, epoch)
-        joining = [group.first for place, group in enumerate(self._groups) if place not in self._joined]
+        joining = [
+            group.first for place, group in enumerate(self._groups) if place not in self._joined
+        ]
         limit = hold = NO_LIMIT
         if not self._layout.is_ring:
             limit = (self._granted + 2) * self._layout.chunks
@@ -148,12 +171,16 @@ def test_every_group_reads_each_sample_of_its_epochs_once_in_order_bit_by_bit(ma
         window = windows[roles.node_of[world.rank]]
         if world.rank in roles.trainers:
             trainer = roles.trainers.index(world.rank)
-            place, group = next((place, group) for place, group in enumerate(groups) if trainer in group.trainers)
+            place, group = next(
+                (place, group) for place, group in enumerate(groups) if trainer in group.trainers
+            )
             read(world, roles, layout, window, group, place, alone, seen)
             return
         granter = Granter(world, roles, layout, groups) if world.rank == 0 else None
         filled = pipeline(layout.samples)
-        preprocessor = Preprocessor(world, roles, NodeMemory(window), order_of(layout, filled), filled, None)
+        preprocessor = Preprocessor(
+            world, roles, NodeMemory(window), order_of(layout, filled), filled, None
+        )
         while not preprocessor.is_done:
             busy = granter is not None and granter.step()
             world.pause(busy | preprocessor.step())
@@ -167,9 +194,17 @@ def test_every_group_reads_each_sample_of_its_epochs_once_in_order_bit_by_bit(ma
 
 
 @settings(max_examples=examples(20), deadline=None)
-@given(st.integers(1, 3), st.integers(1, 2), st.integers(1, 30), st.integers(1, 12), st.booleans(), st.integers(0, 99))
+@given(
+    st.integers(1, 3),
+    st.integers(1, 2),
+    st.integers(1, 30),
+    st.integers(1, 12),
+    st.booleans(),
+    st.integers(0, 99),
+)
 def test_samples_that_are_kept_are_decoded_once_and_finished_by_whoever_reads_them(
-        trainers, nodes, samples, batch, is_random, seed):
+    trainers, nodes, samples, batch, is_random, seed
+):
     node_of = tuple(node for node in range(nodes) for _ in range(1 + trainers))
     roles = assign(node_of, None, None)
     decoded, got = [], []
@@ -185,7 +220,10 @@ def test_samples_that_are_kept_are_decoded_once_and_finished_by_whoever_reads_th
     alone = Pipeline.probed(Numbered(samples, seed=1), transforms, SEED)
 
     def rank_main(world):
-        mine, prepared = kept[roles.node_of[world.rank]], Pipeline(source, transforms, SEED, alone.sample)
+        mine, prepared = (
+            kept[roles.node_of[world.rank]],
+            Pipeline(source, transforms, SEED, alone.sample),
+        )
         if world.rank in roles.trainers:
             order = StrictOrder(prepared, samples)
             stream = OwnStream(KeptByNode(prepared, mine), order, Waiting(world), pytest.fail)
@@ -194,11 +232,15 @@ def test_samples_that_are_kept_are_decoded_once_and_finished_by_whoever_reads_th
                     got.append((item, order.itinerary(Epoch(epoch))))
             world.tell(0, Tag.COORDINATOR, "left")
             return
-        preprocessor = Preprocessor(world, roles, NodeMemory(kept=mine), StrictOrder(alone, samples), prepared, None)
+        preprocessor = Preprocessor(
+            world, roles, NodeMemory(kept=mine), StrictOrder(alone, samples), prepared, None
+        )
         left = 0
         if world.rank == 0:
             for rank in roles.preprocessors:
-                world.tell(rank, Tag.PREPROCESSOR, Produce(NO_LIMIT, NO_LIMIT, 0, roles.preprocessors))
+                world.tell(
+                    rank, Tag.PREPROCESSOR, Produce(NO_LIMIT, NO_LIMIT, 0, roles.preprocessors)
+                )
         while not preprocessor.is_done:
             if world.rank == 0 and world.hear(Tag.COORDINATOR):
                 left += 1

@@ -12,7 +12,14 @@ from fleet.stream.stall import Waiting
 from fleet.stream.store import KeptByNode
 from fleet.stream.validation import KeptForAll, Validation
 from fleet.stream.window import NOT_READING
-from tests.fleet.stream.streams import GREY, alone_in_the_world, expected, pipeline, set_of, window_of
+from tests.fleet.stream.streams import (
+    GREY,
+    alone_in_the_world,
+    expected,
+    pipeline,
+    set_of,
+    window_of,
+)
 
 SAMPLES, WRITER = 20, 7
 LAYOUT = Layout(GREY, SAMPLES, chunk=5, slots=8, lookahead=8, readers=1)
@@ -22,7 +29,9 @@ def check_epoch(batches, alone, start=0):
     """All of an epoch from a position on came, bit by bit."""
     at = start
     for batch in batches:
-        images, labels = expected(alone, StrictOrder(alone, 5).itinerary(Epoch(0)), at, at + batch.size)
+        images, labels = expected(
+            alone, StrictOrder(alone, 5).itinerary(Epoch(0)), at, at + batch.size
+        )
         np.testing.assert_array_equal(batch.images, images)
         np.testing.assert_array_equal(batch.targets, labels)
         at += batch.size

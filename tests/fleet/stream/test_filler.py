@@ -24,7 +24,9 @@ class Filled:
     def __init__(self, world, layout=LAYOUT, clock=time.perf_counter):
         self.world, self.window, training = world, window_of(layout), pipeline(SAMPLES)
         order = StrictOrder(training, layout.chunk)
-        self._filler = WindowFiller(world, ROLES, self.window, order, training, leads=False, clock=clock)
+        self._filler = WindowFiller(
+            world, ROLES, self.window, order, training, leads=False, clock=clock
+        )
 
     def follow(self, limit, hold=0, first=0, turns=(0,), since=0):
         self._filler.follow(Produce(limit, hold, first, turns, since))
@@ -92,10 +94,13 @@ def test_it_begins_with_the_first_chunk_that_is_wanted():
     assert filled(use) == [6, 7, 8]
 
 
-@pytest.mark.parametrize("go", [
-    pytest.param(lambda made, rank: setattr(made.world, "lost", frozenset({rank})), id="dies"),
-    pytest.param(lambda made, rank: made.forget(rank), id="lives, but is given up"),
-])
+@pytest.mark.parametrize(
+    "go",
+    [
+        pytest.param(lambda made, rank: setattr(made.world, "lost", frozenset({rank})), id="dies"),
+        pytest.param(lambda made, rank: made.forget(rank), id="lives, but is given up"),
+    ],
+)
 def test_a_reader_that_goes_holds_nothing_back(go):
     def use(made):
         made.follow(NO_LIMIT, hold=NO_LIMIT)
@@ -134,7 +139,14 @@ def test_a_preprocessor_that_is_left_out_finishes_the_chunk_that_it_has_begun_an
         made.follow(8, turns=(1,), since=4)
         return [made.window.has(chunk) for chunk in range(made.fill() + 3)]
 
-    assert filled(use, layout=replace(LAYOUT, lookahead=8)) == [True, False, True, False, False, False]
+    assert filled(use, layout=replace(LAYOUT, lookahead=8)) == [
+        True,
+        False,
+        True,
+        False,
+        False,
+        False,
+    ]
 
 
 def test_a_preprocessor_takes_up_what_is_its_own_when_another_is_left_out():
@@ -146,12 +158,22 @@ def test_a_preprocessor_takes_up_what_is_its_own_when_another_is_left_out():
         made.follow(9, turns=(0,), since=4)
         return [made.window.has(chunk) for chunk in range(made.fill())]
 
-    assert filled(use, layout=replace(LAYOUT, lookahead=9)) == [False, False, True, False, *[True] * 5]
+    assert filled(use, layout=replace(LAYOUT, lookahead=9)) == [
+        False,
+        False,
+        True,
+        False,
+        *[True] * 5,
+    ]
 
 
-@pytest.mark.parametrize(("there", "others"), [([], [*range(50, 60), *range(30, 40)]), ([1], [*range(50, 60)]),
-                                               ([1, 3], [])])
-def test_a_set_is_filled_in_turns_and_then_with_what_another_rank_of_the_node_will_not_come_to_soon(there, others):
+@pytest.mark.parametrize(
+    ("there", "others"),
+    [([], [*range(50, 60), *range(30, 40)]), ([1], [*range(50, 60)]), ([1, 3], [])],
+)
+def test_a_set_is_filled_in_turns_and_then_with_what_another_rank_of_the_node_will_not_come_to_soon(
+    there, others
+):
     roles = assign((0, 0, 0, 0), 2, None)
     target, loaded = set_of(SAMPLES, 10), []
 
@@ -170,5 +192,7 @@ def test_a_set_is_filled_in_turns_and_then_with_what_another_rank_of_the_node_wi
         return whole
 
     whole = alone_in_the_world(use)
-    assert whole[:7] == [len(there) + done for done in (0, 0, 1, 1, 2, 2, 3)]  # 8 and 2 samples at a time
+    assert whole[:7] == [
+        len(there) + done for done in (0, 0, 1, 1, 2, 2, 3)
+    ]  # 8 and 2 samples at a time
     assert loaded == [*range(10), *range(20, 30), *range(40, 50), *others]

@@ -21,7 +21,10 @@ def name(request):
 
 def mapped(name, epochs, image=ImageSpec((2, 2, 1), "uint8"), samples=4, trainers=2):
     """The same memory as each trainer maps it."""
-    maps = [NodeEpochs(image, np.dtype(np.int64), samples, epochs, trainers, name, create) for create in (True, False)]
+    maps = [
+        NodeEpochs(image, np.dtype(np.int64), samples, epochs, trainers, name, create)
+        for create in (True, False)
+    ]
     maps[0].segment.unlink()
     return [partial(one.take, trainer) for trainer, one in enumerate(maps)]
 
@@ -56,21 +59,27 @@ def test_an_epoch_without_room_is_not_shared(name):
 
 def test_samples_are_finished_once_for_two_trainers_to_the_same_bits(name, monkeypatch):
     source = Memory([pattern(6, 6, seed=number) for number in range(12)])
-    transforms = parse_transforms([{"random_crop": {"size": [4, 4]}}, {"flip": {"horizontal": True}}])
+    transforms = parse_transforms(
+        [{"random_crop": {"size": [4, 4]}}, {"flip": {"horizontal": True}}]
+    )
     pipeline = Pipeline(source, transforms, 3, probe(source, transforms, 3, keep=True))
     kept = pipeline.empty_kept(12)
     pipeline.keep(range(12), *kept)
     counted = []
     plain = pipeline.finish_kept
-    monkeypatch.setattr(pipeline, "finish_kept",
-                        lambda *arguments: counted.extend(arguments[2].tolist()) or plain(*arguments))
+    monkeypatch.setattr(
+        pipeline,
+        "finish_kept",
+        lambda *arguments: counted.extend(arguments[2].tolist()) or plain(*arguments),
+    )
     takes = mapped(name, 2, pipeline.sample.image, samples=12)
     for epoch in (0, 1, 2):
         found = []
         for take in takes:
             images, targets = pipeline.empty(8)
             FinishedEpochs(pipeline, shared=take).finish(
-                lambda which: (kept[0][which], kept[1][which]), np.arange(8), epoch, images, targets)
+                lambda which: (kept[0][which], kept[1][which]), np.arange(8), epoch, images, targets
+            )
             found.append((images.tobytes(), targets.tolist()))
         alone = pipeline.empty(8)
         plain(kept[0][:8], kept[1][:8], np.arange(8), epoch, *alone)

@@ -11,8 +11,13 @@ from tests.examples import examples
 from tests.fleet.stream.streams import COLOUR, GREY
 
 layouts = st.builds(
-    lambda samples, chunk, more: Layout(ImageSpec((2, 2, 1), "uint8"), samples, min(chunk, samples), 2 + more, 9, 1),
-    st.integers(1, 40), st.integers(1, 9), st.integers(0, 9))
+    lambda samples, chunk, more: Layout(
+        ImageSpec((2, 2, 1), "uint8"), samples, min(chunk, samples), 2 + more, 9, 1
+    ),
+    st.integers(1, 40),
+    st.integers(1, 9),
+    st.integers(0, 9),
+)
 
 
 @given(layouts, st.integers(0, 5))
@@ -22,15 +27,24 @@ def test_the_chunks_of_an_epoch_hold_each_position_once(layout, epoch):
     positions = [position for number in numbers for position in range(*layout.span(number)[1:])]
     assert positions == list(range(layout.samples))
     for position in positions:
-        assert layout.span(layout.sequence(epoch, position))[1] <= position < layout.span(
-            layout.sequence(epoch, position))[2]
+        assert (
+            layout.span(layout.sequence(epoch, position))[1]
+            <= position
+            < layout.span(layout.sequence(epoch, position))[2]
+        )
 
 
 @settings(max_examples=examples(300))
-@given(st.integers(1, 3000), st.sampled_from([(2, 2, 1), (32, 32, 3), (224, 224, 3)]), st.integers(1, 400),
-       st.integers(1, 10**9), st.integers(1, 8))
+@given(
+    st.integers(1, 3000),
+    st.sampled_from([(2, 2, 1), (32, 32, 3), (224, 224, 3)]),
+    st.integers(1, 400),
+    st.integers(1, 10**9),
+    st.integers(1, 8),
+)
 def test_a_window_that_is_planned_holds_the_largest_batch_and_one_chunk_more_and_is_not_larger_than_said(
-        samples, shape, batch, window, readers):
+    samples, shape, batch, window, readers
+):
     batch = min(batch, samples)
     try:
         layout = plan_layout(ImageSpec(shape, "uint8"), samples, window, batch, readers)
@@ -48,13 +62,17 @@ def test_a_window_that_is_planned_holds_the_largest_batch_and_one_chunk_more_and
 
 
 def test_a_window_that_is_too_small_is_told_the_size_that_would_do():
-    with pytest.raises(UserError, match=r"largest batch \(128 samples of 3.07 kB\) and one chunk ahead need 786 kB"):
+    with pytest.raises(
+        UserError, match=r"largest batch \(128 samples of 3.07 kB\) and one chunk ahead need 786 kB"
+    ):
         plan_layout(COLOUR, 10_000, 500_000, 128, 4)
     assert plan_layout(COLOUR, 10_000, 786_432, 128, 4).slots == 4
 
 
 @pytest.mark.parametrize(("epochs", "held"), [(1, 2), (2, 2), (7, 7)])
-def test_a_window_holds_as_many_epochs_as_networks_can_be_apart_and_never_less_than_two(epochs, held):
+def test_a_window_holds_as_many_epochs_as_networks_can_be_apart_and_never_less_than_two(
+    epochs, held
+):
     layout = plan_layout(GREY, 100, 10**12, 10, 1, epochs=epochs)
     assert layout.slots == held * layout.chunks
     assert plan_layout(GREY, 100, 4000, 10, 1, epochs=epochs).window_bytes <= 4000
@@ -62,5 +80,7 @@ def test_a_window_holds_as_many_epochs_as_networks_can_be_apart_and_never_less_t
 
 def test_a_ring_wants_room_for_three_shards_and_says_what_that_is():
     assert plan_ring(COLOUR, 1000, 10**6, 50, readers=4).chunk == 20
-    with pytest.raises(UserError, match=r"three shards of 20 samples of 3.07 kB need 184 kB; or .* data.shards: 50"):
+    with pytest.raises(
+        UserError, match=r"three shards of 20 samples of 3.07 kB need 184 kB; or .* data.shards: 50"
+    ):
         plan_ring(COLOUR, 1000, 10**5, 50, readers=4)

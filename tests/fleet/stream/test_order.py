@@ -24,7 +24,9 @@ class Orders:
         return self._source.order(3, epoch)
 
 
-sizes = st.integers(1, 50).flatmap(lambda samples: st.tuples(st.just(samples), st.integers(1, samples)))
+sizes = st.integers(1, 50).flatmap(
+    lambda samples: st.tuples(st.just(samples), st.integers(1, samples))
+)
 
 
 @given(sizes, st.integers(0, 5))
@@ -41,7 +43,9 @@ def test_the_chunks_of_a_production_hold_every_sample_once_in_either_order(size,
 
 
 @given(sizes, st.randoms(use_true_random=False), st.data())
-def test_any_path_through_a_ring_in_which_each_shard_comes_once_is_an_epoch_and_is_completed_to_one(size, random, data):
+def test_any_path_through_a_ring_in_which_each_shard_comes_once_is_an_epoch_and_is_completed_to_one(
+    size, random, data
+):
     samples, chunk = size
     order = RingOrder(Orders(samples), chunk, seed=1)
     window = list(range(3 * order.shards, 6 * order.shards))
@@ -54,10 +58,10 @@ def test_any_path_through_a_ring_in_which_each_shard_comes_once_is_an_epoch_and_
     whole = order.itinerary(Epoch(0, tuple(path)))
     assert whole.path == tuple(path)
     assert sorted(whole.indices) == list(range(samples))
-    begun = tuple(path[:data.draw(st.integers(1, len(path)))])
+    begun = tuple(path[: data.draw(st.integers(1, len(path)))])
     completed = order.itinerary(Epoch(0, begun))
-    assert completed.path[:len(begun)] == begun
-    assert min(completed.path[len(begun):], default=max(begun) + 1) > max(begun)
+    assert completed.path[: len(begun)] == begun
+    assert min(completed.path[len(begun) :], default=max(begun) + 1) > max(begun)
     assert sorted(completed.indices) == list(range(samples))
     others = set(data.draw(st.lists(st.sampled_from(completed.path)))) - set(begun)
     assert not others & set(order.itinerary(Epoch(0, begun), others).path)
@@ -73,12 +77,18 @@ def test_a_shard_holds_the_same_samples_in_every_production_in_another_order():
     for orders in held.values():
         assert len({tuple(sorted(samples)) for samples in orders}) == 1
         assert len({tuple(samples) for samples in orders}) > 1
-    assert len({tuple(order.shard(4 * turn + place) for place in range(4)) for turn in range(10)}) > 1
+    assert (
+        len({tuple(order.shard(4 * turn + place) for place in range(4)) for turn in range(10)}) > 1
+    )
 
 
 def test_a_replay_takes_the_recorded_paths_one_after_another():
     order = RingOrder(Orders(9), 3, seed=1, recorded=[(0, 1, 2), (5, 3, 4)])
-    assert [order.itinerary(Epoch(number)).path for number in range(3)] == [(0, 1, 2), (5, 3, 4), (6, 7, 8)]
+    assert [order.itinerary(Epoch(number)).path for number in range(3)] == [
+        (0, 1, 2),
+        (5, 3, 4),
+        (6, 7, 8),
+    ]
 
 
 @given(st.lists(st.integers(0, 99)))

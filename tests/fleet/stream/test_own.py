@@ -25,8 +25,12 @@ from tests.sources import Numbered, partly_bad
 
 
 @settings(max_examples=examples(30), deadline=None)
-@given(st.integers(1, 30), st.integers(1, 12), st.integers(1, 3), st.integers(0, 3), st.integers(0, 29))
-def test_what_a_rank_prepares_itself_is_what_the_stream_would_have_brought(samples, batch, size, epoch, start):
+@given(
+    st.integers(1, 30), st.integers(1, 12), st.integers(1, 3), st.integers(0, 3), st.integers(0, 29)
+)
+def test_what_a_rank_prepares_itself_is_what_the_stream_would_have_brought(
+    samples, batch, size, epoch, start
+):
     alone, start = pipeline(samples), min(start, samples - 1)
     rows = []
 
@@ -35,7 +39,9 @@ def test_what_a_rank_prepares_itself_is_what_the_stream_would_have_brought(sampl
         stream = OwnStream(Files(pipeline(samples)), order, Waiting(world), pytest.fail)
         for item in stream.batches(Epoch(epoch), start, batch, world.group(range(size), 1), ()):
             first, last = split_rows(item.position - item.size, item.position, world.rank, size)
-            np.testing.assert_array_equal(item.images, expected(alone, order.itinerary(Epoch(epoch)), first, last)[0])
+            np.testing.assert_array_equal(
+                item.images, expected(alone, order.itinerary(Epoch(epoch)), first, last)[0]
+            )
             rows.extend(range(first, last))
 
     assert Launch(size, seed=0).run(rank_main)
@@ -73,10 +79,12 @@ def test_samples_that_cannot_be_read_are_told_and_marked():
 
     def use(world):
         stream = own_stream(Pipeline.probed(source, [], SEED), world, told.append)
-        return [label for batch in stream.batches(Epoch(0), 0, 7, Alone()) for label in batch.targets]
+        return [
+            label for batch in stream.batches(Epoch(0), 0, 7, Alone()) for label in batch.targets
+        ]
 
     assert alone_in_the_world(use).count(-1) == 1
-    bad, = told
+    (bad,) = told
     assert isinstance(bad, BadSample)
     assert str(bad) == "sample 5: torn file"
 
@@ -91,12 +99,22 @@ class Counting(Pipeline):
 
 
 @settings(max_examples=examples(40), deadline=None)
-@given(st.lists(st.tuples(st.integers(0, 3), st.sets(st.integers(0, 9), min_size=1)), min_size=1, max_size=12),
-       st.integers(0, 4))
-def test_networks_of_a_rank_have_samples_of_one_epoch_finished_once_where_there_is_room(asked, room):
+@given(
+    st.lists(
+        st.tuples(st.integers(0, 3), st.sets(st.integers(0, 9), min_size=1)),
+        min_size=1,
+        max_size=12,
+    ),
+    st.integers(0, 4),
+)
+def test_networks_of_a_rank_have_samples_of_one_epoch_finished_once_where_there_is_room(
+    asked, room
+):
     alone = pipeline(10)
     transforms = parse_transforms(["tests.sources:noise"])
-    counting = Counting(alone.source, transforms, SEED, probe(alone.source, transforms, SEED, keep=True))
+    counting = Counting(
+        alone.source, transforms, SEED, probe(alone.source, transforms, SEED, keep=True)
+    )
     kept, kept_targets = counting.empty_kept(10)
     counting.keep(range(10), kept, kept_targets)
     images, targets = counting.empty(10)
@@ -104,12 +122,18 @@ def test_networks_of_a_rank_have_samples_of_one_epoch_finished_once_where_there_
     for epoch, chosen in asked:
         indices = np.array(sorted(chosen))
         images, targets = counting.empty(len(indices))
-        assert not finished.finish(lambda rows: (kept[rows], kept_targets[rows]), indices, epoch, images, targets)
+        assert not finished.finish(
+            lambda rows: (kept[rows], kept_targets[rows]), indices, epoch, images, targets
+        )
         wanted, labels = alone.empty(len(indices))
         alone.load(indices, epoch, wanted, labels)
         np.testing.assert_array_equal(images, wanted)
         np.testing.assert_array_equal(targets, labels)
     first = list(dict.fromkeys(epoch for epoch, _ in asked))[:room]
     assert all(times == 1 for (epoch, _), times in counting.finished.items() if epoch in first)
-    assert all(counting.finished[epoch, index] == sum(epoch == other and index in chosen for other, chosen in asked)
-               for epoch, index in counting.finished if epoch not in first)
+    assert all(
+        counting.finished[epoch, index]
+        == sum(epoch == other and index in chosen for other, chosen in asked)
+        for epoch, index in counting.finished
+        if epoch not in first
+    )

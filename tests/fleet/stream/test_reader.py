@@ -16,7 +16,9 @@ def stalled(layout, prepare, chunk=0):
     prepare(window)
 
     def use(world):
-        stream = Reader(window, 0, Waiting(world, 0.05), StrictOrder(pipeline(layout.samples), layout.chunk))
+        stream = Reader(
+            window, 0, Waiting(world, 0.05), StrictOrder(pipeline(layout.samples), layout.chunk)
+        )
         epoch, position, _ = layout.span(chunk)
         with pytest.raises(InfrastructureError) as caught:
             list(stream.batches(Epoch(epoch), position, 8, Alone()))
@@ -28,7 +30,8 @@ def stalled(layout, prepare, chunk=0):
 def test_a_writer_that_does_not_write_is_named_in_an_error():
     assert stalled(LAYOUT, lambda window: window.publish(0)) == (
         "chunk 1 of the stream has not arrived for 0 s (data.stall): the preprocessor that should write it does not; "
-        "the newest chunk is 0")
+        "the newest chunk is 0"
+    )
 
 
 def test_a_reader_that_reads_no_further_is_named_in_an_error():
@@ -37,4 +40,6 @@ def test_a_reader_that_reads_no_further_is_named_in_an_error():
             window.publish(chunk)
         window.need(1, 1)
 
-    assert "reader 1 of this node, at chunk 1, reads no further and the window is full" in stalled(LAYOUT, prepare, 4)
+    assert "reader 1 of this node, at chunk 1, reads no further and the window is full" in stalled(
+        LAYOUT, prepare, 4
+    )

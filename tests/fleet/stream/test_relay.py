@@ -27,14 +27,21 @@ def fill(target, sequence):
 
 def holds(target, sequence):
     rows = target.rows(sequence)
-    return bool(target.has(sequence) and (target.images[rows] == value_of(sequence)).all()
-                and (target.targets[rows] == value_of(sequence)).all())
+    return bool(
+        target.has(sequence)
+        and (target.images[rows] == value_of(sequence)).all()
+        and (target.targets[rows] == value_of(sequence)).all()
+    )
 
 
 @settings(deadline=None, max_examples=examples(40))
-@given(st.integers(2, 3), st.integers(1, 3), st.integers(1, 40), st.integers(1, 9), st.integers(0, 999))
+@given(
+    st.integers(2, 3), st.integers(1, 3), st.integers(1, 40), st.integers(1, 9), st.integers(0, 999)
+)
 def test_every_node_ends_with_all_samples_that_stay(nodes, on_each, samples, chunk, seed):
-    roles = assign([node for node in range(nodes) for _ in range(on_each + 1)], nodes * on_each, None)
+    roles = assign(
+        [node for node in range(nodes) for _ in range(on_each + 1)], nodes * on_each, None
+    )
     targets = [set_of(samples, chunk) for _ in range(nodes)]
 
     def rank_main(world):
@@ -42,9 +49,15 @@ def test_every_node_ends_with_all_samples_that_stay(nodes, on_each, samples, chu
         if world.rank != roles.leader(node):
             return
         target, turns = targets[node], roles.preprocessors
-        mine = [number for number in range(target.chunks)
-                if roles.node_of[turns[number % len(turns)]] == node]
-        relay, pace = Relay(world, roles, target, Turns(0, turns), number=1, end=target.chunks), Random(seed + node)
+        mine = [
+            number
+            for number in range(target.chunks)
+            if roles.node_of[turns[number % len(turns)]] == node
+        ]
+        relay, pace = (
+            Relay(world, roles, target, Turns(0, turns), number=1, end=target.chunks),
+            Random(seed + node),
+        )
         while not target.is_complete():
             if mine and pace.random() < 0.5:
                 fill(target, mine.pop(0))
@@ -112,7 +125,9 @@ def test_leaders_that_have_begun_different_numbers_of_broadcasts_end_together():
     def use(world, node, relay, windows):
         if node == 0:
             fill(windows[0], 0)
-            assert relay.step(lambda sequence: False)  # it is on its way, and the other node never takes it
+            assert relay.step(
+                lambda sequence: False
+            )  # it is on its way, and the other node never takes it
 
     windows = on_two_nodes(1, use)
     assert not np.any(windows[1].stamps)

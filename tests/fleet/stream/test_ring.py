@@ -35,9 +35,13 @@ TURNS = 200_000  # far more than any launch here needs
 
 def stocks(chunks=12):
     """What a node may hold: chunks before the last that was given a slot."""
-    return st.integers(0, chunks).flatmap(lambda until: st.builds(
-        lambda held, there: Stock(frozenset(held & there), frozenset(held - there), until),
-        st.sets(st.integers(0, until - 1) if until else st.nothing()), st.sets(st.integers(0, chunks))))
+    return st.integers(0, chunks).flatmap(
+        lambda until: st.builds(
+            lambda held, there: Stock(frozenset(held & there), frozenset(held - there), until),
+            st.sets(st.integers(0, until - 1) if until else st.nothing()),
+            st.sets(st.integers(0, chunks)),
+        )
+    )
 
 
 @given(st.lists(stocks(), min_size=1, max_size=4), st.sets(st.integers(0, 20)))
@@ -59,11 +63,24 @@ def test_chunks_of_use_that_one_node_holds_and_another_let_go_are_missed():
     assert missed([here, here], lambda sequence: True) == set()
 
 
-@pytest.mark.parametrize(("taken", "said"), [
-    ({1}, "chunk 0 of the ring .*, though newer ones come: the preprocessor that should write it does not; .* is 1"),
-    ({0, 1}, r"chunk 2 of the ring has not arrived for 0 s \(data.stall\): the preprocessor that should write it does"),
-    ({0, 1, 2}, "chunk 3 of the ring .*: no slot has become free for it on this node, whose readers hold 1; "),
-], ids=["late", "last", "without a slot"])
+@pytest.mark.parametrize(
+    ("taken", "said"),
+    [
+        (
+            {1},
+            "chunk 0 of the ring .*, though newer ones come: the preprocessor that should write it does not; .* is 1",
+        ),
+        (
+            {0, 1},
+            r"chunk 2 of the ring has not arrived for 0 s \(data.stall\): the preprocessor that should write it does",
+        ),
+        (
+            {0, 1, 2},
+            "chunk 3 of the ring .*: no slot has become free for it on this node, whose readers hold 1; ",
+        ),
+    ],
+    ids=["late", "last", "without a slot"],
+)
 def test_a_group_that_waits_too_long_for_a_chunk_says_why_it_does_not_come(taken, said):
     layout = Layout(GREY, 6 * SIZE, SIZE, slots=3, lookahead=2, readers=2, is_ring=True)
     window, alone = window_of(layout), pipeline(layout.samples)
@@ -90,7 +107,9 @@ def test_an_epoch_counts_the_chunks_that_one_node_of_the_group_let_go():
 
     def be(world):
         stream = RingReader(windows[world.rank], 0, Waiting(world), RingOrder(alone, SIZE, SEED))
-        counted.append([batch.missed for batch in stream.batches(Epoch(0), 0, SIZE, world.group((0, 1), 1))])
+        counted.append(
+            [batch.missed for batch in stream.batches(Epoch(0), 0, SIZE, world.group((0, 1), 1))]
+        )
 
     assert Launch(2, seed=0).run(be)
     assert counted == [[1, 1, 1], [1, 1, 1]]
@@ -143,11 +162,23 @@ def plans(draw):
     for _ in range(draw(st.integers(1, 2))):
         order = draw(st.permutations(everybody))
         cuts = sorted(draw(st.sets(st.integers(1, len(order)), max_size=2)))
-        for first, last in itertools.pairwise([0, *cuts]):  # trainers beyond the last cut are in no group
-            groups.append(Group(tuple(order[first:last]), draw(st.integers(1, 2)),
-                                draw(st.integers(1, shards * SIZE))))
-    return Plan(tuple(node for node in range(nodes) for _ in range(preparing + trainers)), nodes * preparing, layout,
-                tuple(groups), draw(st.integers(0, 2)))
+        for first, last in itertools.pairwise(
+            [0, *cuts]
+        ):  # trainers beyond the last cut are in no group
+            groups.append(
+                Group(
+                    tuple(order[first:last]),
+                    draw(st.integers(1, 2)),
+                    draw(st.integers(1, shards * SIZE)),
+                )
+            )
+    return Plan(
+        tuple(node for node in range(nodes) for _ in range(preparing + trainers)),
+        nodes * preparing,
+        layout,
+        tuple(groups),
+        draw(st.integers(0, 2)),
+    )
 
 
 class Counted:
@@ -174,13 +205,19 @@ class Rings:
     def __init__(self, plan, seed):
         self.plan, self._roles = plan, plan.roles
         self.launch = Launch(len(plan.node_of), seed)
-        self._windows = [window_of(plan.layout, is_relayed=self._roles.nodes > 1) for _ in range(self._roles.nodes)]
+        self._windows = [
+            window_of(plan.layout, is_relayed=self._roles.nodes > 1)
+            for _ in range(self._roles.nodes)
+        ]
         for window in self._windows:
             for name in ("cursors", "stamps", "assigned", "assigned_until", "demand"):
                 setattr(window, name, watched(getattr(window, name), self.launch.pause))
         self._alone = pipeline(plan.layout.samples)
         self._left = 0
-        self.chunks, self.read = 0, []  # that groups have taken; (group, epoch, first row, last row) that ranks read
+        self.chunks, self.read = (
+            0,
+            [],
+        )  # that groups have taken; (group, epoch, first row, last row) that ranks read
         self.launch.start(self._be)
 
     def _be(self, world):
@@ -192,7 +229,9 @@ class Rings:
     def _prepare(self, world):
         prepared = pipeline(self.plan.layout.samples)
         window = self._windows[self._roles.node_of[world.rank]]
-        preprocessor = Preprocessor(world, self._roles, NodeMemory(window), self._order(), prepared, None)
+        preprocessor = Preprocessor(
+            world, self._roles, NodeMemory(window), self._order(), prepared, None
+        )
         if world.rank == 0:
             first, turns = self.plan.first_chunk, self._roles.preprocessors
             self._tell_preprocessors(world, Produce(NO_LIMIT, NO_LIMIT, first, turns))
@@ -213,8 +252,13 @@ class Rings:
     def _train(self, world):
         roles = self._roles
         trainer, window = roles.trainers.index(world.rank), self._windows[roles.node_of[world.rank]]
-        stream = RingReader(window, roles.place(world.rank), Waiting(world), self._order(),
-                            first=self.plan.first_chunk)
+        stream = RingReader(
+            window,
+            roles.place(world.rank),
+            Waiting(world),
+            self._order(),
+            first=self.plan.first_chunk,
+        )
         for number, group in enumerate(self.plan.groups):
             if trainer in group.trainers:
                 self._read(world, stream, number, group, group.trainers.index(trainer))
@@ -223,7 +267,11 @@ class Rings:
 
     def _read(self, world, stream, number, group, rank):
         """Epochs of a group; every row is looked at twice, and others run in between."""
-        ranks, order, taken = [self._roles.trainers[trainer] for trainer in group.trainers], self._order(), frozenset()
+        ranks, order, taken = (
+            [self._roles.trainers[trainer] for trainer in group.trainers],
+            self._order(),
+            frozenset(),
+        )
         members = Counted(world.group(ranks, number))
         stream.join(0)
         for epoch in range(group.epochs):
@@ -264,7 +312,9 @@ class Rings:
         for number, group in enumerate(self.plan.groups):
             for epoch in range(group.epochs):
                 rows = sorted(part[2:] for part in self.read if part[:2] == (number, epoch))
-                assert [row for part in rows for row in range(*part)] == list(range(self.plan.layout.samples))
+                assert [row for part in rows for row in range(*part)] == list(
+                    range(self.plan.layout.samples)
+                )
 
 
 @pytest.fixture(autouse=True)
@@ -334,4 +384,7 @@ def test_the_ring_turns_no_further_than_a_group_that_is_alone_wants(plan, seed):
     rings = Rings(plan, seed)
     assert rings.launch.finish(TURNS)
     rings.check_all_is_read()
-    assert rings.produced <= group.epochs * (2 * plan.layout.chunks + plan.layout.lookahead) + plan.layout.lookahead
+    assert (
+        rings.produced
+        <= group.epochs * (2 * plan.layout.chunks + plan.layout.lookahead) + plan.layout.lookahead
+    )

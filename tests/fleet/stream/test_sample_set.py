@@ -8,7 +8,10 @@ from tests.fleet.stream.streams import GREY, new_name, set_of
 
 def test_ranks_that_map_one_set_see_what_the_others_write():
     name = new_name()
-    one, other = SampleSet(GREY, 10, 4, name, create=True), SampleSet(GREY, 10, 4, name, create=False)
+    one, other = (
+        SampleSet(GREY, 10, 4, name, create=True),
+        SampleSet(GREY, 10, 4, name, create=False),
+    )
     one.segment.unlink()
     one.images[one.rows(1)], one.targets[one.rows(1)] = 9, 2
     assert not other.has(1)
@@ -20,7 +23,11 @@ def test_ranks_that_map_one_set_see_what_the_others_write():
 
 def test_the_last_chunk_may_be_short():
     samples = set_of(10, 4)
-    assert [samples.rows(chunk) for chunk in range(samples.chunks)] == [slice(0, 4), slice(4, 8), slice(8, 10)]
+    assert [samples.rows(chunk) for chunk in range(samples.chunks)] == [
+        slice(0, 4),
+        slice(4, 8),
+        slice(8, 10),
+    ]
     assert [samples.length(chunk) for chunk in range(samples.chunks)] == [4, 4, 2]
 
 

@@ -24,10 +24,14 @@ def test_samples_that_should_stay_and_come_no_more_are_an_error(what):
     def use(world):
         if what == "validation":
             return KeptForAll(shared, Waiting(world, 0.05)).will_come()
-        stream = OwnStream(KeptByNode(alone, shared, 0.05), StrictOrder(alone, 20), Waiting(world), pytest.fail)
+        stream = OwnStream(
+            KeptByNode(alone, shared, 0.05), StrictOrder(alone, 20), Waiting(world), pytest.fail
+        )
         return list(stream.batches(Epoch(0), 0, 8, Alone()))
 
-    with pytest.raises(InfrastructureError, match=rf"no further {what} samples .* \(data.stall\): 1 of 4 chunks"):
+    with pytest.raises(
+        InfrastructureError, match=rf"no further {what} samples .* \(data.stall\): 1 of 4 chunks"
+    ):
         alone_in_the_world(use)
 
 

@@ -1,6 +1,5 @@
 """How many networks are on a GPU, as its trainers tell each other."""
 
-
 import pytest
 
 from fleet.comm.roles import assign
@@ -15,7 +14,9 @@ ROLES = assign([0] * 7, 1, 2, slots=None)  # trainers 1 to 6 on two GPUs: 1, 3 a
 def node(tmp_path, monkeypatch):
     monkeypatch.setattr("fleet.comm.segment._FOLDER", tmp_path)
     segment, lost = Segment("tenants", ROLES.gpus_per_node, create=True), set()
-    tenants = {rank: Tenants(World(rank=rank, lost=lost), ROLES, segment) for rank in ROLES.trainers}
+    tenants = {
+        rank: Tenants(World(rank=rank, lost=lost), ROLES, segment) for rank in ROLES.trainers
+    }
     return tenants, lost
 
 

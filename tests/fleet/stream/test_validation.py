@@ -23,15 +23,23 @@ def test_validation_samples_are_shared_out_among_the_ranks_whoever_prepared_them
             for chunk in range(shared.chunks):
                 world.pause(worked=True)
                 rows = shared.rows(chunk)
-                whole.load(range(rows.start, rows.stop), 0, shared.images[rows], shared.targets[rows], training=False)
+                whole.load(
+                    range(rows.start, rows.stop),
+                    0,
+                    shared.images[rows],
+                    shared.targets[rows],
+                    training=False,
+                )
                 assert not shared.is_complete()
                 shared.publish(chunk)
         for kind, kept in (("shared", KeptForAll(shared, Waiting(world))), ("own", None)):
             validation = Validation(whole, pytest.fail, shared=kept)
             for images, labels in validation.batches(4, world.rank, size):
                 assert len(labels) <= 4
-                got[kind] += [(Numbered.number(image), label, zlib.crc32(image.tobytes()))
-                              for image, label in zip(images, labels, strict=True)]
+                got[kind] += [
+                    (Numbered.number(image), label, zlib.crc32(image.tobytes()))
+                    for image, label in zip(images, labels, strict=True)
+                ]
 
     assert Launch(size, seed=1).run(rank_main)
     assert sorted(got["shared"]) == sorted(got["own"])

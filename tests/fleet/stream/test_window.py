@@ -62,14 +62,24 @@ def test_a_slot_is_free_once_no_reader_no_relay_and_no_joiner_needs_what_it_hold
 
 def test_a_chunk_waits_for_the_one_before_it_in_its_slot_even_where_nobody_needs_that():
     window = window_of(LAYOUT)
-    assert not window.is_free(5, NOT_READING, first=2)  # chunk 2 is still being filled by another preprocessor
+    assert not window.is_free(
+        5, NOT_READING, first=2
+    )  # chunk 2 is still being filled by another preprocessor
     window.publish(2)
     assert window.is_free(5, NOT_READING, first=2)
     assert not window.is_free(8, NOT_READING, first=2)
     assert window.is_free(7, NOT_READING, first=5)  # before the first chunk there is none
 
 
-RING = Layout(ImageSpec((2, 3, 1), "float32"), samples=10, chunk=4, slots=3, lookahead=2, readers=2, is_ring=True)
+RING = Layout(
+    ImageSpec((2, 3, 1), "float32"),
+    samples=10,
+    chunk=4,
+    slots=3,
+    lookahead=2,
+    readers=2,
+    is_ring=True,
+)
 
 
 def test_any_slot_of_a_ring_that_nobody_reads_is_given_to_the_next_chunk():
@@ -121,14 +131,19 @@ def test_a_chunk_that_a_reader_comes_for_meanwhile_stays_or_was_gone_before(acce
             plain[0] = cursor
             seen.append(ring.stock())
 
-    words = {name: getattr(ring, name) for name in ("cursors", "stamps", "assigned", "assigned_until")}
+    words = {
+        name: getattr(ring, name) for name in ("cursors", "stamps", "assigned", "assigned_until")
+    }
     for name, array in words.items():
         setattr(ring, name, watched(array, come))
     assigned = ring.assign(3)
     for name, array in words.items():
         setattr(ring, name, array)
-    stock, = seen
-    assert all(ring.stock().will_have(chunk) for chunk in stock.complete & ({0} if cursor == 0 else {0, 1, 2}))
+    (stock,) = seen
+    assert all(
+        ring.stock().will_have(chunk)
+        for chunk in stock.complete & ({0} if cursor == 0 else {0, 1, 2})
+    )
     assert assigned or cursor == CHOOSING
 
 

@@ -43,10 +43,17 @@ def _set_clock(wrong_s):
 def _refuse_locks():
     architecture, flock, control = _CALLS[platform.machine()]
     # Each step with how many to pass over where it is equal, and where it is not.
-    steps = [(_LOAD, 0, 0, _ARCHITECTURE), (_JUMP_IF_EQUAL, 0, 8, architecture), (_LOAD, 0, 0, _NUMBER),
-             (_JUMP_IF_EQUAL, 7, 0, flock), (_JUMP_IF_EQUAL, 0, 5, control), (_LOAD, 0, 0, _SECOND_ARGUMENT),
-             *((_JUMP_IF_EQUAL, 4 - place, 0, command) for place, command in enumerate(_LOCKING)),
-             (_RETURN, 0, 0, _ALLOW), (_RETURN, 0, 0, _FAIL | errno.ENOLCK)]
+    steps = [
+        (_LOAD, 0, 0, _ARCHITECTURE),
+        (_JUMP_IF_EQUAL, 0, 8, architecture),
+        (_LOAD, 0, 0, _NUMBER),
+        (_JUMP_IF_EQUAL, 7, 0, flock),
+        (_JUMP_IF_EQUAL, 0, 5, control),
+        (_LOAD, 0, 0, _SECOND_ARGUMENT),
+        *((_JUMP_IF_EQUAL, 4 - place, 0, command) for place, command in enumerate(_LOCKING)),
+        (_RETURN, 0, 0, _ALLOW),
+        (_RETURN, 0, 0, _FAIL | errno.ENOLCK),
+    ]
     code = b"".join(struct.pack("HBBI", *step) for step in steps)
     system = ctypes.CDLL(None, use_errno=True)
     system.prctl(_NO_NEW_PRIVILEGES, 1, 0, 0, 0)

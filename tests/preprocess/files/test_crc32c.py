@@ -8,14 +8,17 @@ from preprocess.files.crc32c import crc32c, masked
 from tests.preprocess.records import crc32c_bit_by_bit
 
 
-@pytest.mark.parametrize(("data", "expected"), [  # RFC 3720, appendix B.4
-    (b"", 0),
-    (bytes(32), 0x8A9136AA),
-    (b"\xff" * 32, 0x62A8AB43),
-    (bytes(range(32)), 0x46DD794E),
-    (bytes(reversed(range(32))), 0x113FDB5C),
-    (b"123456789", 0xE3069283),
-])
+@pytest.mark.parametrize(
+    ("data", "expected"),
+    [  # RFC 3720, appendix B.4
+        (b"", 0),
+        (bytes(32), 0x8A9136AA),
+        (b"\xff" * 32, 0x62A8AB43),
+        (bytes(range(32)), 0x46DD794E),
+        (bytes(reversed(range(32))), 0x113FDB5C),
+        (b"123456789", 0xE3069283),
+    ],
+)
 def test_known_messages_have_the_known_checksums(data, expected):
     assert crc32c(data) == expected
 

@@ -30,7 +30,10 @@ def test_what_is_written_is_there():
 
 def test_a_full_disk_is_told_once_hdf5_is_done():
     target = DeafFile(Full(), PLACE)
-    with pytest.raises(CannotWrite, match=r"No space left on device: 'a\.h5'") as caught, target.hdf5() as file:
+    with (
+        pytest.raises(CannotWrite, match=r"No space left on device: 'a\.h5'") as caught,
+        target.hdf5() as file,
+    ):
         file["numbers"] = range(10_000)
     assert caught.value.errno == errno.ENOSPC
 
@@ -50,13 +53,17 @@ class Small(io.BytesIO):
     def write(self, data):
         if not self.room:
             raise OSError(errno.ENOSPC, "No space left on device")
-        written = super().write(data[:self.room])
+        written = super().write(data[: self.room])
         self.room -= written
         return written
 
 
-@given(st.integers(0, 40), st.lists(st.tuples(st.integers(0, 30), st.binary(min_size=1, max_size=20)), max_size=8),
-       st.integers(0, 30), st.integers(1, 30))
+@given(
+    st.integers(0, 40),
+    st.lists(st.tuples(st.integers(0, 30), st.binary(min_size=1, max_size=20)), max_size=8),
+    st.integers(0, 30),
+    st.integers(1, 30),
+)
 def test_what_was_written_is_read_back_though_the_disk_is_full(room, writes, start, size):
     target, whole = DeafFile(Small(room), PLACE), io.BytesIO()
     for place, data in writes:

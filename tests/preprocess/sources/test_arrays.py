@@ -28,11 +28,17 @@ def saved(tmp_path):
 @pytest.mark.parametrize("compressed", [False, True])
 @pytest.mark.parametrize("order", ["C", "F"])
 def test_each_row_is_a_sample_with_its_class(saved, compressed, order):
-    source, validation, test = open_npz(saved(x=np.asarray(X, order=order), y=LABELS, compressed=compressed))
+    source, validation, test = open_npz(
+        saved(x=np.asarray(X, order=order), y=LABELS, compressed=compressed)
+    )
     assert isinstance(source, Source)
     assert (validation, test) == (None, None)
     assert all(np.array_equal(source.read(index), X[index]) for index in range(6))
-    assert (source.classes, source.labels.tolist(), len(source)) == (("0", "1", "2"), LABELS.tolist(), 6)
+    assert (source.classes, source.labels.tolist(), len(source)) == (
+        ("0", "1", "2"),
+        LABELS.tolist(),
+        6,
+    )
 
 
 def test_arrays_are_mapped_and_not_sent_to_other_ranks(saved):
@@ -50,30 +56,45 @@ def test_a_sample_may_be_written_into_without_any_effect_on_the_file(saved):
     assert np.array_equal(source.read(0), X[0])
 
 
-@pytest.mark.parametrize(("y", "target"), [
-    (np.linspace(0, 1, 6), TargetSpec("value", 1)),
-    (np.zeros((6, 1)), TargetSpec("value", 1)),
-    (np.zeros((6, 3), np.float32), TargetSpec("value", 3)),
-    (np.array([[1, 1, 0]] * 6), TargetSpec("multilabel", 3)),
-    (np.ones((6, 1), bool), None),
-    (np.array(list("abcabc")), None),
-    (np.array([list("a")] * 6), None),
-])
+@pytest.mark.parametrize(
+    ("y", "target"),
+    [
+        (np.linspace(0, 1, 6), TargetSpec("value", 1)),
+        (np.zeros((6, 1)), TargetSpec("value", 1)),
+        (np.zeros((6, 3), np.float32), TargetSpec("value", 3)),
+        (np.array([[1, 1, 0]] * 6), TargetSpec("multilabel", 3)),
+        (np.ones((6, 1), bool), None),
+        (np.array(list("abcabc")), None),
+        (np.array([list("a")] * 6), None),
+    ],
+)
 def test_the_type_and_the_shape_say_what_targets_are(saved, y, target):
     source, _, _ = open_npz(saved(x=X, y=y))
     assert getattr(source, "target", None) == target
     assert hasattr(source, "labels") == (target is None)
 
 
-@pytest.mark.parametrize(("y", "complaint"), [
-    (np.eye(3, dtype=int)[LABELS], "a single 1, so they may be classes or labels; say data.target: class or"),
-    (np.full((6, 2), 7), r"array \(6, 2\) of int64, and not all of them 0 or 1; say data.target: value"),
-    (np.zeros((6, 2, 2)), r"an array \(6, 2, 2\) of float64; they should be \(n,\) classes,"),
-    (np.zeros(6, complex), "of complex128; they should be"),
-    (np.array([None] * 6), "a.npz:y: it holds Python objects, which are not read"),
-    (np.array(["a", "", "b", " ", "a", "b"]), r"a.npz:y: .*:x\[1\] has no class \(and 1 more\): an empty text"),
-    (np.zeros(5), "x has 6 rows and y 5; there should be a target for each input"),
-])
+@pytest.mark.parametrize(
+    ("y", "complaint"),
+    [
+        (
+            np.eye(3, dtype=int)[LABELS],
+            "a single 1, so they may be classes or labels; say data.target: class or",
+        ),
+        (
+            np.full((6, 2), 7),
+            r"array \(6, 2\) of int64, and not all of them 0 or 1; say data.target: value",
+        ),
+        (np.zeros((6, 2, 2)), r"an array \(6, 2, 2\) of float64; they should be \(n,\) classes,"),
+        (np.zeros(6, complex), "of complex128; they should be"),
+        (np.array([None] * 6), "a.npz:y: it holds Python objects, which are not read"),
+        (
+            np.array(["a", "", "b", " ", "a", "b"]),
+            r"a.npz:y: .*:x\[1\] has no class \(and 1 more\): an empty text",
+        ),
+        (np.zeros(5), "x has 6 rows and y 5; there should be a target for each input"),
+    ],
+)
 def test_targets_that_cannot_be_or_have_two_readings_are_refused(saved, y, complaint):
     with pytest.raises(InputError, match=complaint):
         open_npz(saved(x=X, y=y))
@@ -81,10 +102,14 @@ def test_targets_that_cannot_be_or_have_two_readings_are_refused(saved, y, compl
 
 def test_many_different_integers_may_be_classes_or_values_so_it_must_be_said(saved):
     path = saved(x=np.zeros((50, 1)), y=np.arange(50))
-    with pytest.raises(InputError, match="50 different integers in 50 targets, so they may be classes or values"):
+    with pytest.raises(
+        InputError, match="50 different integers in 50 targets, so they may be classes or values"
+    ):
         open_npz(path)
     assert len(open_npz(path, target=TargetWish("class"))[0].classes) == 50
-    assert open_npz(path, target=TargetWish("value"))[0].targets.tolist() == [[number] for number in range(50)]
+    assert open_npz(path, target=TargetWish("value"))[0].targets.tolist() == [
+        [number] for number in range(50)
+    ]
 
 
 def test_rows_with_a_single_one_are_classes_where_the_spec_says_so(saved):
@@ -97,16 +122,26 @@ def test_classes_that_the_spec_counts_keep_their_numbers(saved):
     path = saved(x=X, y=np.array([0, 1, 0, 3, 1, 3]))
     source, _, _ = open_npz(path, target=TargetWish("class", 4))
     assert (source.labels.tolist(), len(source.classes)) == ([0, 1, 0, 3, 1, 3], 4)
-    with pytest.raises(InputError, match=r"x\[3\] has the target 3 \(and 1 more\), not one of the 3 classes, 0 to 2"):
+    with pytest.raises(
+        InputError,
+        match=r"x\[3\] has the target 3 \(and 1 more\), not one of the 3 classes, 0 to 2",
+    ):
         open_npz(path, target=TargetWish("class", 3))
 
 
-@pytest.mark.parametrize(("y", "wish", "complaint"), [
-    ([0, 1, 0.5, 1, 0, 1], "class", r"x\[2\] has the target 0.5, which is no class: nothing is rounded"),
-    (np.eye(6) * 2, "class", r"x\[0\] has the target \[2.0, .*not a single 1 among zeros"),
-    (np.zeros(6), "multilabel", r"labels should be \(n, labels\) zeros and ones"),
-    (list("abcdef"), "value", r"values should be \(n,\) or \(n, values\) numbers"),
-])
+@pytest.mark.parametrize(
+    ("y", "wish", "complaint"),
+    [
+        (
+            [0, 1, 0.5, 1, 0, 1],
+            "class",
+            r"x\[2\] has the target 0.5, which is no class: nothing is rounded",
+        ),
+        (np.eye(6) * 2, "class", r"x\[0\] has the target \[2.0, .*not a single 1 among zeros"),
+        (np.zeros(6), "multilabel", r"labels should be \(n, labels\) zeros and ones"),
+        (list("abcdef"), "value", r"values should be \(n,\) or \(n, values\) numbers"),
+    ],
+)
 def test_what_the_spec_says_of_targets_must_be_true(saved, y, wish, complaint):
     with pytest.raises(InputError, match=complaint):
         open_npz(saved(x=X, y=np.array(y)), target=TargetWish(wish))
@@ -115,27 +150,45 @@ def test_what_the_spec_says_of_targets_must_be_true(saved, y, wish, complaint):
 def test_options_name_other_arrays(saved):
     path = saved(images=X, scores=np.arange(6.0), trust=np.arange(6))
     source, _, _ = open_npz(path, inputs="images", targets="scores", weights="trust")
-    assert (source.targets.tolist(), source.weights.tolist()) == ([[n] for n in range(6)], list(range(6)))
-    with pytest.raises(InputError, match=r"no array 'x'; there are images, scores, trust \(options: inputs, t"):
+    assert (source.targets.tolist(), source.weights.tolist()) == (
+        [[n] for n in range(6)],
+        list(range(6)),
+    )
+    with pytest.raises(
+        InputError, match=r"no array 'x'; there are images, scores, trust \(options: inputs, t"
+    ):
         open_npz(path)
     with pytest.raises(InputError, match="no array 'w'"):
         open_npz(path, inputs="images", targets="scores", weights="w")
 
 
-@pytest.mark.parametrize(("names", "lengths"), [
-    (("train", "test"), (4, 2, None)),
-    (("train", "validation", "test"), (4, 2, 2)),
-    (("train", "val"), (4, 2, None)),
-])
+@pytest.mark.parametrize(
+    ("names", "lengths"),
+    [
+        (("train", "test"), (4, 2, None)),
+        (("train", "validation", "test"), (4, 2, 2)),
+        (("train", "val"), (4, 2, None)),
+    ],
+)
 @pytest.mark.parametrize("layout", ["suffixes", "files"])
 def test_the_parts_of_the_data_are_found_by_their_names(saved, tmp_path, names, lengths, layout):
-    arrays = {name: (X[:count], LABELS[:count], np.ones(count)) for name, count in zip(names, (4, 2, 2), strict=False)}
+    arrays = {
+        name: (X[:count], LABELS[:count], np.ones(count))
+        for name, count in zip(names, (4, 2, 2), strict=False)
+    }
     if layout == "suffixes":
-        path = saved(**{f"{letter}_{part}": array for part, found in arrays.items()
-                        for letter, array in zip("xyw", found, strict=True)})
+        path = saved(
+            **{
+                f"{letter}_{part}": array
+                for part, found in arrays.items()
+                for letter, array in zip("xyw", found, strict=True)
+            }
+        )
     else:
         for part, found in arrays.items():
-            path = str(Path(saved(name=f"parts/{part}.npz", **dict(zip("xyw", found, strict=True)))).parent)
+            path = str(
+                Path(saved(name=f"parts/{part}.npz", **dict(zip("xyw", found, strict=True)))).parent
+            )
     parts = open_npz(path)
     assert tuple(None if part is None else len(part) for part in parts) == lengths
     assert all(part.weights.tolist() == [1] * len(part) for part in parts if part is not None)
@@ -191,10 +244,13 @@ def test_a_file_that_ends_too_early_is_refused(tmp_path):
         open_npy(str(tmp_path))
 
 
-@pytest.mark.parametrize(("x", "complaint"), [
-    (np.array(["a"] * 6), "inputs are of type <U1; they should be numbers"),
-    (np.zeros((0, 3)), r"inputs are an array \(0, 3\)"),
-])
+@pytest.mark.parametrize(
+    ("x", "complaint"),
+    [
+        (np.array(["a"] * 6), "inputs are of type <U1; they should be numbers"),
+        (np.zeros((0, 3)), r"inputs are an array \(0, 3\)"),
+    ],
+)
 def test_inputs_are_numbers(saved, x, complaint):
     with pytest.raises(InputError, match=complaint):
-        open_npz(saved(x=x, y=LABELS[:len(x)]))
+        open_npz(saved(x=x, y=LABELS[: len(x)]))

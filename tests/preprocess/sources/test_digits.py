@@ -46,6 +46,7 @@ def test_writing_twice_changes_nothing(folder):
 @pytest.fixture
 def quick(monkeypatch, folder):
     """Writing by copying, which is faster."""
+
     def copy(data, place):
         shutil.copytree(folder, place, dirs_exist_ok=True)
 

@@ -19,14 +19,19 @@ def test_encoded_files_come_back_byte_for_byte(data, path):
     assert back.classes == data.classes
     for source, packed in ((data.train, back.train), (data.validation, back.validation)):
         assert packed.labels.tolist() == source.labels.tolist()
-        assert [packed.read(i) for i in range(len(packed))] == [source.read(i) for i in range(len(source))]
+        assert [packed.read(i) for i in range(len(packed))] == [
+            source.read(i) for i in range(len(source))
+        ]
 
 
 def test_another_file_may_be_the_test_data_and_the_same_one_may_not(data, path, tmp_path):
     write_hdf5(data.parts(), path)
     write_hdf5({"train": data.validation}, tmp_path / "test.h5")
     opened = open_data("hdf5", path, None, 0, test=str(tmp_path / "test.h5"))
-    assert [len(part) for part in opened.parts().values()] == [len(data.train), *2 * [len(data.validation)]]
+    assert [len(part) for part in opened.parts().values()] == [
+        len(data.train),
+        *2 * [len(data.validation)],
+    ]
     with pytest.raises(InputError, match="this is training data too"):
         open_data("hdf5", path, None, 0, test=path)
 
@@ -59,12 +64,15 @@ def test_the_names_of_the_classes_may_be_given(path):
     assert open_hdf5(path)[0].classes == ("ant", "bee")
 
 
-@pytest.mark.parametrize(("images", "labels", "complaint"), [
-    (IMAGES.astype("S3"), [0, 1, 0, 1], r"images is \(4, 3, 4, 3\) of \|S3; it must be"),
-    (IMAGES, [0, 1, 0], r"labels is \(3,\) of int64; it must be \(4,\) integers"),
-    (IMAGES, [0.0, 1.0, 0.0, 1.0], "of float64"),
-    (IMAGES, [0, 1, -1, 1], r"labels: .*\[2\] has the target -1, not one of the 2 classes"),
-])
+@pytest.mark.parametrize(
+    ("images", "labels", "complaint"),
+    [
+        (IMAGES.astype("S3"), [0, 1, 0, 1], r"images is \(4, 3, 4, 3\) of \|S3; it must be"),
+        (IMAGES, [0, 1, 0], r"labels is \(3,\) of int64; it must be \(4,\) integers"),
+        (IMAGES, [0.0, 1.0, 0.0, 1.0], "of float64"),
+        (IMAGES, [0, 1, -1, 1], r"labels: .*\[2\] has the target -1, not one of the 2 classes"),
+    ],
+)
 def test_a_file_of_another_layout_is_told_what_is_wanted(path, images, labels, complaint):
     foreign(path, images, labels)
     with pytest.raises(InputError, match=complaint):

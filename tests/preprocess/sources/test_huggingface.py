@@ -24,9 +24,13 @@ def files(images):
 
 def saved(path, columns, features=None, **splits):
     """A data set with some columns, or its splits: part -> rows."""
-    made = datasets.Dataset.from_dict(columns, features=None if features is None else datasets.Features(features))
+    made = datasets.Dataset.from_dict(
+        columns, features=None if features is None else datasets.Features(features)
+    )
     if splits:
-        made = datasets.DatasetDict({name: made.select(list(rows)) for name, rows in splits.items()})
+        made = datasets.DatasetDict(
+            {name: made.select(list(rows)) for name, rows in splits.items()}
+        )
     made.save_to_disk(str(path))
     return str(path)
 
@@ -37,9 +41,14 @@ def opened(path, wish=None, validation=None, **options):
 
 
 def test_images_with_classes_and_splits(tmp_path):
-    path = saved(tmp_path / "data", {"image": files(IMAGES), "label": [0, 1] * 4},
-                 {"image": datasets.Image(), "label": datasets.ClassLabel(names=["cat", "dog"])},
-                 train=range(5), validation=(5, 6), test=(7,))
+    path = saved(
+        tmp_path / "data",
+        {"image": files(IMAGES), "label": [0, 1] * 4},
+        {"image": datasets.Image(), "label": datasets.ClassLabel(names=["cat", "dog"])},
+        train=range(5),
+        validation=(5, 6),
+        test=(7,),
+    )
     data = opened(path, validation=0.1)
     assert [len(part) for part in data.parts().values()] == [5, 2, 1]
     assert (data.classes, data.train.labels.tolist()) == (("cat", "dog"), [0, 1, 0, 1, 0])
@@ -52,7 +61,12 @@ def test_images_with_classes_and_splits(tmp_path):
 
 
 def test_columns_of_numbers_with_values_and_weights(tmp_path):
-    columns = {"age": [1.0, 2, 3, 4], "dose": [5.0, 6, 7, 8], "cure": [0.5, 0.25, 1, 2], "trust": [1.0, 2, 0, 1]}
+    columns = {
+        "age": [1.0, 2, 3, 4],
+        "dose": [5.0, 6, 7, 8],
+        "cure": [0.5, 0.25, 1, 2],
+        "trust": [1.0, 2, 0, 1],
+    }
     path = saved(tmp_path / "data", columns)
     source = opened(path, inputs=["age", "dose"], targets="cure", weights="trust").train
     assert source.target.kind == "value"
@@ -62,10 +76,15 @@ def test_columns_of_numbers_with_values_and_weights(tmp_path):
 
 
 def test_arrays_with_several_labels(tmp_path):
-    features = {"x": datasets.Array2D((2, 3), "float32"),
-                "labels": datasets.Sequence(datasets.ClassLabel(names=["sun", "rain", "fog"]))}
-    path = saved(tmp_path / "data", {"x": np.arange(18.0).reshape(3, 2, 3).tolist(), "labels": [[0, 2], [], [1]]},
-                 features)
+    features = {
+        "x": datasets.Array2D((2, 3), "float32"),
+        "labels": datasets.Sequence(datasets.ClassLabel(names=["sun", "rain", "fog"])),
+    }
+    path = saved(
+        tmp_path / "data",
+        {"x": np.arange(18.0).reshape(3, 2, 3).tolist(), "labels": [[0, 2], [], [1]]},
+        features,
+    )
     source = opened(path).train
     assert source.target == TargetSpec("multilabel", 3, ("sun", "rain", "fog"))
     assert np.asarray(source.targets).tolist() == [[1, 0, 1], [0, 0, 0], [0, 1, 0]]
@@ -74,8 +93,11 @@ def test_arrays_with_several_labels(tmp_path):
 
 def test_images_with_masks(tmp_path):
     masks = [(image[:, :, :1] > 128).astype(np.uint8) for image in IMAGES]
-    path = saved(tmp_path / "data", {"image": files(IMAGES), "mask": files(masks)},
-                 {"image": datasets.Image(), "mask": datasets.Image()})
+    path = saved(
+        tmp_path / "data",
+        {"image": files(IMAGES), "mask": files(masks)},
+        {"image": datasets.Image(), "mask": datasets.Image()},
+    )
     source = opened(path, TargetWish("mask", 2)).train
     assert (source.target.kind, source.target.outputs) == ("mask", 2)
     assert np.array_equal(source.read_target(3), masks[3][:, :, 0])
@@ -85,8 +107,11 @@ def test_an_image_that_is_no_more_where_its_row_says_is_a_bad_sample(tmp_path):
     shown = tmp_path / "0.png"
     shown.write_bytes(encode(IMAGES[0]))
     places = [{"bytes": None, "path": str(tmp_path / f"{row}.png")} for row in range(2)]
-    path = saved(tmp_path / "data", {"image": files(IMAGES[:2]), "label": [0, 1]},
-                 {"image": datasets.Image(), "label": datasets.ClassLabel(names=["cat", "dog"])})
+    path = saved(
+        tmp_path / "data",
+        {"image": files(IMAGES[:2]), "label": [0, 1]},
+        {"image": datasets.Image(), "label": datasets.ClassLabel(names=["cat", "dog"])},
+    )
     file = next((tmp_path / "data").glob("*.arrow"))  # the library of today puts files into it
     with pyarrow.ipc.open_stream(file.read_bytes()) as opened_file:
         table = opened_file.read_all()
@@ -100,18 +125,33 @@ def test_an_image_that_is_no_more_where_its_row_says_is_a_bad_sample(tmp_path):
 
 
 def test_texts_are_classes_and_whole_numbers_are_what_the_spec_says(tmp_path):
-    path = saved(tmp_path / "data", {"x": [[1.0], [2.0], [3.0], [4.0]], "label": ["b", "a", "b", "a"],
-                                     "count": [1, 2, 3, 4]})
+    path = saved(
+        tmp_path / "data",
+        {"x": [[1.0], [2.0], [3.0], [4.0]], "label": ["b", "a", "b", "a"], "count": [1, 2, 3, 4]},
+    )
     assert opened(path).classes == ("a", "b")
     assert opened(path, TargetWish("value"), targets="count").train.target.kind == "value"
 
 
-@pytest.mark.parametrize(("columns", "options", "complaint"), [
-    ({"x": [[1.0]], "label": [0]}, {"inputs": "pixels"}, "no column 'pixels'; its columns: x, label"),
-    ({"a": [[1.0]], "label": [0]}, {}, "none of its columns is called image, .*its columns: a, label"),
-    ({"x": [[1.0], [2.0]], "y": [1.5, None]}, {}, r"column 'y': .*\[1\] has no value"),
-])
-def test_what_is_wrong_is_said_with_the_columns_that_there_are(columns, options, complaint, tmp_path):
+@pytest.mark.parametrize(
+    ("columns", "options", "complaint"),
+    [
+        (
+            {"x": [[1.0]], "label": [0]},
+            {"inputs": "pixels"},
+            "no column 'pixels'; its columns: x, label",
+        ),
+        (
+            {"a": [[1.0]], "label": [0]},
+            {},
+            "none of its columns is called image, .*its columns: a, label",
+        ),
+        ({"x": [[1.0], [2.0]], "y": [1.5, None]}, {}, r"column 'y': .*\[1\] has no value"),
+    ],
+)
+def test_what_is_wrong_is_said_with_the_columns_that_there_are(
+    columns, options, complaint, tmp_path
+):
     with pytest.raises(InputError, match=complaint):
         opened(saved(tmp_path / "data", columns), **options)
 

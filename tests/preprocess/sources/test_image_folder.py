@@ -13,7 +13,11 @@ def test_classes_and_files_come_in_alphabetical_order(folder):
     assert source.classes == ("cat", "dog")
     assert source.labels.tolist() == [0, 0, 0, 1, 1, 1, 1, 1]
     assert [source.name(index).removeprefix(f"{folder}/") for index in (0, 2, 3, 7)] == [
-        "cat/0.png", "cat/2.png", "dog/0.png", "dog/4.png"]
+        "cat/0.png",
+        "cat/2.png",
+        "dog/0.png",
+        "dog/4.png",
+    ]
 
 
 def test_a_sample_is_the_bytes_of_its_file(folder):
@@ -50,7 +54,13 @@ def test_a_class_may_be_a_link(folder, elsewhere):
 def test_links_to_folders_and_files_below_a_class_are_followed(folder, elsewhere):
     (folder / "cat/more").symlink_to(elsewhere)
     (folder / "cat/one.png").symlink_to(elsewhere / "0.png")
-    assert names(ImageFolder(folder))[:5] == ["cat/0.png", "cat/1.png", "cat/2.png", "cat/more/0.png", "cat/one.png"]
+    assert names(ImageFolder(folder))[:5] == [
+        "cat/0.png",
+        "cat/1.png",
+        "cat/2.png",
+        "cat/more/0.png",
+        "cat/one.png",
+    ]
 
 
 def test_two_links_to_one_folder_are_two_ways_to_its_images(folder, elsewhere):
@@ -70,7 +80,12 @@ def test_a_link_that_leads_back_is_not_followed(folder, place, target):
 def test_links_of_two_folders_to_each_other_end(folder, elsewhere):
     (folder / "cat/there").symlink_to(elsewhere)
     (elsewhere / "back").symlink_to(folder / "cat")
-    assert names(ImageFolder(folder))[:4] == ["cat/0.png", "cat/1.png", "cat/2.png", "cat/there/0.png"]
+    assert names(ImageFolder(folder))[:4] == [
+        "cat/0.png",
+        "cat/1.png",
+        "cat/2.png",
+        "cat/there/0.png",
+    ]
 
 
 @pytest.mark.parametrize("place", ["eel", "cat/more"])
@@ -132,8 +147,11 @@ def test_a_class_may_be_named_train(folder):
 def test_a_missing_folder_a_file_and_an_empty_folder_are_told_apart(tmp_path):
     (tmp_path / "file").write_bytes(encode(pattern(2, 2)))
     (tmp_path / "empty").mkdir()
-    for name, complaint in [("nowhere", "no such folder"), ("file", "is a file; it must be a folder"),
-                            ("empty", "it must have one folder of images for each class")]:
+    for name, complaint in [
+        ("nowhere", "no such folder"),
+        ("file", "is a file; it must be a folder"),
+        ("empty", "it must have one folder of images for each class"),
+    ]:
         with pytest.raises(InputError, match=complaint):
             open_image_folder(str(tmp_path / name))
 

@@ -30,12 +30,15 @@ def palette():
     return image
 
 
-@pytest.mark.parametrize(("content", "expected"), [
-    (encode(Image.fromarray(MASK)), MASK),
-    (encode(Image.fromarray(MASK.astype(np.uint16) * 100)), MASK.astype(int) * 100),
-    (encode(Image.fromarray(MASK > 7).convert("1")), MASK > 7),
-    (encode(palette()), np.asarray(palette())),
-])
+@pytest.mark.parametrize(
+    ("content", "expected"),
+    [
+        (encode(Image.fromarray(MASK)), MASK),
+        (encode(Image.fromarray(MASK.astype(np.uint16) * 100)), MASK.astype(int) * 100),
+        (encode(Image.fromarray(MASK > 7).convert("1")), MASK > 7),
+        (encode(palette()), np.asarray(palette())),
+    ],
+)
 def test_the_numbers_of_a_mask_are_kept_whatever_image_it_is(content, expected):
     assert np.array_equal(decode_mask(content), expected)
 
@@ -46,7 +49,9 @@ def test_several_numbers_a_pixel_or_fractions_are_no_mask(tmp_path, image):
         file = saved(tmp_path / "0.npy", image)
     else:
         file = saved(tmp_path / "0.png", image)
-    with pytest.raises(BadSample, match="0.(png|npy): its mask is .*it should have one whole number for each pixel"):
+    with pytest.raises(
+        BadSample, match="0.(png|npy): its mask is .*it should have one whole number for each pixel"
+    ):
         MaskFiles([file], PixelClasses(range(2), "01")).decoded(0)
 
 
@@ -59,10 +64,18 @@ def test_each_number_that_is_in_any_mask_is_a_class_unless_one_counts_for_nothin
 
 
 def test_an_option_says_which_number_is_which_class(tmp_path):
-    masks = MaskFiles([saved(tmp_path / "0.png", MASK)], PixelClasses.told({"sky": 255, "sea": 0, "ship": 7}, None))
+    masks = MaskFiles(
+        [saved(tmp_path / "0.png", MASK)],
+        PixelClasses.told({"sky": 255, "sea": 0, "ship": 7}, None),
+    )
     assert (masks.read(0).tolist(), masks.spec.names) == ([[1, 2], [0, 2]], ("sky", "sea", "ship"))
-    masks = MaskFiles([saved(tmp_path / "0.png", MASK)], PixelClasses.told({"sea": 0, "ship": 8}, None))
-    with pytest.raises(BadSample, match=r"0.png: its mask has the value 7 at row 0, column 1; the values of the 2 cl"):
+    masks = MaskFiles(
+        [saved(tmp_path / "0.png", MASK)], PixelClasses.told({"sea": 0, "ship": 8}, None)
+    )
+    with pytest.raises(
+        BadSample,
+        match=r"0.png: its mask has the value 7 at row 0, column 1; the values of the 2 cl",
+    ):
         masks.read(0)
 
 
@@ -72,23 +85,35 @@ def test_the_spec_may_name_the_classes(tmp_path):
     assert masks.spec == TargetSpec("mask", 2, ("sea", "ship"), ignore=255)
 
 
-@pytest.mark.parametrize(("pixels", "ignore", "complaint"), [
-    ({"a": 0}, None, "pixels: {'a': 0} should give each class a pixel value"),
-    ({"a": 0, "b": -1}, None, "a whole number of its own, from 0"),
-    ({"a": 1, "b": 1}, None, "a whole number of its own, from 0"),
-    ({"a": 1, "b": 2}, 2, "ignore: 2 is the value of the class b"),
-])
+@pytest.mark.parametrize(
+    ("pixels", "ignore", "complaint"),
+    [
+        ({"a": 0}, None, "pixels: {'a': 0} should give each class a pixel value"),
+        ({"a": 0, "b": -1}, None, "a whole number of its own, from 0"),
+        ({"a": 1, "b": 1}, None, "a whole number of its own, from 0"),
+        ({"a": 1, "b": 2}, 2, "ignore: 2 is the value of the class b"),
+    ],
+)
 def test_options_that_cannot_be_are_refused(tmp_path, pixels, ignore, complaint):
     with pytest.raises(InputError, match=complaint):
-        MaskFiles([saved(tmp_path / "0.png", MASK)], PixelClasses.told(pixels, TargetWish("mask", ignore=ignore)))
+        MaskFiles(
+            [saved(tmp_path / "0.png", MASK)],
+            PixelClasses.told(pixels, TargetWish("mask", ignore=ignore)),
+        )
 
 
 def test_masks_of_one_number_or_of_very_many_are_refused(tmp_path):
-    with pytest.raises(InputError, match=r"0.png: all pixels of all masks have the value 0; at least two classes"):
+    with pytest.raises(
+        InputError, match=r"0.png: all pixels of all masks have the value 0; at least two classes"
+    ):
         MaskFiles([saved(tmp_path / "0.png", MASK * 0)], PixelClasses())
     many = np.arange(400, dtype=np.uint16).reshape(20, 20)
-    with pytest.raises(InputError, match=r"1.png: with this mask there are more than 256 values of pixels"):
-        MaskFiles([saved(tmp_path / "0.png", MASK), saved(tmp_path / "1.png", many)], PixelClasses())
+    with pytest.raises(
+        InputError, match=r"1.png: with this mask there are more than 256 values of pixels"
+    ):
+        MaskFiles(
+            [saved(tmp_path / "0.png", MASK), saved(tmp_path / "1.png", many)], PixelClasses()
+        )
 
 
 # ---- folders of images with masks beside ----------------------------------------------------------
@@ -128,7 +153,10 @@ def test_options_name_the_folders(tmp_path):
     (tmp_path / "images").rename(tmp_path / "photos")
     source, _ = open_image_folder(str(tmp_path), images="photos", masks="annotations")
     assert source.target.outputs == 3
-    with pytest.raises(InputError, match=r"no folders images and annotations here, nor in train \(options: images, m"):
+    with pytest.raises(
+        InputError,
+        match=r"no folders images and annotations here, nor in train \(options: images, m",
+    ):
         open_image_folder(str(tmp_path), masks="annotations")
 
 
@@ -151,5 +179,7 @@ def test_images_and_masks_that_lack_each_other_are_named(tmp_path):
         open_image_folder(str(tmp_path))
     write(tmp_path / "images/c.png", pattern(2, 2))
     write(tmp_path / "images/c.jpg", pattern(2, 2))
-    with pytest.raises(InputError, match=r"images/c.(png|jpg): .*images/c.(png|jpg) has the same name"):
+    with pytest.raises(
+        InputError, match=r"images/c.(png|jpg): .*images/c.(png|jpg) has the same name"
+    ):
         open_image_folder(str(tmp_path))

@@ -10,8 +10,13 @@ from preprocess.source import open_data
 
 
 def test_it_has_the_samples_that_were_asked_for():
-    data = open_data("builtin:noise", None, None, seed=0,
-                     options={"samples": 1000, "validation": 30, "classes": 4, "size": 5})
+    data = open_data(
+        "builtin:noise",
+        None,
+        None,
+        seed=0,
+        options={"samples": 1000, "validation": 30, "classes": 4, "size": 5},
+    )
     assert (len(data.train), len(data.validation), len(data.classes)) == (1000, 30, 4)
     assert np.bincount(data.train.labels).tolist() == [250] * 4
     image = data.train.read(999)
@@ -30,12 +35,15 @@ def test_it_is_sent_to_other_ranks_in_little_more_than_its_labels():
     assert len(pickle.dumps(data)) < 110_000
 
 
-@pytest.mark.parametrize(("options", "said"), [
-    ({"samples": 0}, "samples: 0 should be a whole number from 1"),
-    ({"classes": 1}, "classes: 1 should be a whole number from 2"),
-    ({"size": 2.5}, "size: 2.5"),
-    ({"pixels": 3}, "unknown option 'pixels'"),
-])
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"samples": 0}, "samples: 0 should be a whole number from 1"),
+        ({"classes": 1}, "classes: 1 should be a whole number from 2"),
+        ({"size": 2.5}, "size: 2.5"),
+        ({"pixels": 3}, "unknown option 'pixels'"),
+    ],
+)
 def test_wrong_options_are_named(options, said):
     with pytest.raises(InputError, match=said):
         open_data("builtin:noise", None, None, 0, options)

@@ -45,15 +45,24 @@ def touch(tmp_path):
 
 
 def found(path, folder):
-    return tuple([os.path.relpath(name, folder) for name in part] for part in find_shards(path, r"\.tar$"))
+    return tuple(
+        [os.path.relpath(name, folder) for name in part] for part in find_shards(path, r"\.tar$")
+    )
 
 
-@pytest.mark.parametrize(("names", "train", "validation"), [
-    (["b.tar", "a.tar", "notes.txt", ".c.tar"], ["a.tar", "b.tar"], []),
-    (["train-1.tar", "train-0.tar", "val-0.tar"], ["train-0.tar", "train-1.tar"], ["val-0.tar"]),
-    (["train/0.tar", "validation/0.tar", "test/0.tar"], ["train/0.tar"], ["validation/0.tar"]),
-    (["train/0.tar", "test/0.tar"], ["train/0.tar"], ["test/0.tar"]),
-])
+@pytest.mark.parametrize(
+    ("names", "train", "validation"),
+    [
+        (["b.tar", "a.tar", "notes.txt", ".c.tar"], ["a.tar", "b.tar"], []),
+        (
+            ["train-1.tar", "train-0.tar", "val-0.tar"],
+            ["train-0.tar", "train-1.tar"],
+            ["val-0.tar"],
+        ),
+        (["train/0.tar", "validation/0.tar", "test/0.tar"], ["train/0.tar"], ["validation/0.tar"]),
+        (["train/0.tar", "test/0.tar"], ["train/0.tar"], ["test/0.tar"]),
+    ],
+)
 def test_a_folder_may_hold_validation_shards_too(touch, names, train, validation):
     folder = touch(*names)
     assert found(folder, folder) == (train, validation)

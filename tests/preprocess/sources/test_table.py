@@ -34,7 +34,10 @@ def test_columns_without_another_purpose_are_features(table):
     assert (validation, test) == (None, None)
     assert source.read(1).tolist() == pytest.approx([40, 1.8])
     assert source.read(1).dtype == np.float32
-    assert (source.target, source.targets.tolist()) == (TargetSpec("value", 1), [[2.5], [3.5], [4.5]])
+    assert (source.target, source.targets.tolist()) == (
+        TargetSpec("value", 1),
+        [[2.5], [3.5], [4.5]],
+    )
     assert source.name(1).endswith("t.csv line 3")
 
 
@@ -51,9 +54,19 @@ def test_validation_and_test_tables_have_the_features_by_their_names_in_whatever
     rows = (["id", "target", "height", "age"], [7, 2.5, 1.7, 30])
     other, third = (table(*rows, name=name) for name in ("v.csv", "w.csv"))
     data = open_data("table", path, other, 0, options, third)
-    assert data.validation.read(0).tolist() == data.test.read(0).tolist() == data.train.read(0).tolist()
+    assert (
+        data.validation.read(0).tolist()
+        == data.test.read(0).tolist()
+        == data.train.read(0).tolist()
+    )
     with pytest.raises(InputError, match="v.csv: no column 'height' for a feature"):
-        open_data("table", path, table(["size", "age", "target"], [1.7, 30, 2.5], name="v.csv"), 0, options)
+        open_data(
+            "table",
+            path,
+            table(["size", "age", "target"], [1.7, 30, 2.5], name="v.csv"),
+            0,
+            options,
+        )
 
 
 def test_a_parquet_file_is_read_in_the_same_way(tmp_path):
@@ -65,51 +78,84 @@ def test_a_parquet_file_is_read_in_the_same_way(tmp_path):
     source, _, _ = open_table(str(tmp_path / "t.parquet"))
     assert source.read(0).tolist() == [30, 1]
     assert (source.classes, source.labels.tolist()) == (("x", "y"), [0, 1, 0])
-    parquet.write_table(pyarrow.table({"age": [30, None, 50], "target": [1.5, 2.5, 3.5]}), tmp_path / "t.parquet")
-    with pytest.raises(InputError, match=r"t.parquet row 1, column 'age': no value; fill it, or leave the row out"):
+    parquet.write_table(
+        pyarrow.table({"age": [30, None, 50], "target": [1.5, 2.5, 3.5]}), tmp_path / "t.parquet"
+    )
+    with pytest.raises(
+        InputError, match=r"t.parquet row 1, column 'age': no value; fill it, or leave the row out"
+    ):
         open_table(str(tmp_path / "t.parquet"))
 
 
 def test_without_pyarrow_a_parquet_file_says_what_to_install(tmp_path, monkeypatch):
     monkeypatch.setitem(sys.modules, "pyarrow", None)
     (tmp_path / "t.parquet").touch()
-    with pytest.raises(InputError, match="read by pyarrow, which is not installed; pip install pyarrow, or"):
+    with pytest.raises(
+        InputError, match="read by pyarrow, which is not installed; pip install pyarrow, or"
+    ):
         open_table(str(tmp_path / "t.parquet"))
 
 
-@pytest.mark.parametrize(("rows", "complaint"), [
-    ((["a", "a", "target"], [1, 2, 3.5]), "t.csv line 1: two columns are named 'a': 1 and 2"),
-    ((["", "a", "target"], [0, 1, 2.5]), "t.csv line 1: column 1 has no name"),
-    (([1, 2, 3], [4, 5, 6]), "t.csv line 1: 1, 2, 3 are numbers; the first line should hold the names"),
-    ((["a", "target"],), "t.csv: no rows below the header"),
-    ((["a", "target"], [1, 2.5], [1, 2, 3]), "t.csv line 3: 3 cells in a table of 2 columns"),
-    ((["a", "target"], [1, 2.5], ["", 1.5], ["", 3.5]), r"line 3, column 'a': no value \(and 1 more\); fill it"),
-    ((["a", "target"], [1, 2.5], ["nan", 1.5]), "line 3, column 'a': no value"),
-    ((["a", "target"], [1, 2.5], [2, "NA"]), "line 3, column 'target': no value"),
-    ((["a", "target"], [1, 2.5], [2, 3.5], ["3x", 1.5]), "line 4, column 'a': '3x' is no number, unlike '1' in line 2"),
-    ((["a", "target"], [1, "x"], [2, "y"], [3, 7]), "line 4, column 'target': '7' is a number, unlike 'x' in line 2"),
-    ((["a", "target"], ["red", 1.5], ["blue", 2.5]), "no column is left|'a': 'red' is no number|no file red"),
-    ((["a", "target"], ["inf", 1.5]), "line 2, column 'a': inf is not finite"),
-    ((["a", "b"], [1, 2]), "no column 'target' for targets; its columns: a, b"),
-    ((["a", "Target"], [1, 2]), "no column 'target' for targets; near it: 'Target'; its columns: a, Target"),
-    ((["target"], [1]), "no column is left for inputs"),
-])
+@pytest.mark.parametrize(
+    ("rows", "complaint"),
+    [
+        ((["a", "a", "target"], [1, 2, 3.5]), "t.csv line 1: two columns are named 'a': 1 and 2"),
+        ((["", "a", "target"], [0, 1, 2.5]), "t.csv line 1: column 1 has no name"),
+        (
+            ([1, 2, 3], [4, 5, 6]),
+            "t.csv line 1: 1, 2, 3 are numbers; the first line should hold the names",
+        ),
+        ((["a", "target"],), "t.csv: no rows below the header"),
+        ((["a", "target"], [1, 2.5], [1, 2, 3]), "t.csv line 3: 3 cells in a table of 2 columns"),
+        (
+            (["a", "target"], [1, 2.5], ["", 1.5], ["", 3.5]),
+            r"line 3, column 'a': no value \(and 1 more\); fill it",
+        ),
+        ((["a", "target"], [1, 2.5], ["nan", 1.5]), "line 3, column 'a': no value"),
+        ((["a", "target"], [1, 2.5], [2, "NA"]), "line 3, column 'target': no value"),
+        (
+            (["a", "target"], [1, 2.5], [2, 3.5], ["3x", 1.5]),
+            "line 4, column 'a': '3x' is no number, unlike '1' in line 2",
+        ),
+        (
+            (["a", "target"], [1, "x"], [2, "y"], [3, 7]),
+            "line 4, column 'target': '7' is a number, unlike 'x' in line 2",
+        ),
+        (
+            (["a", "target"], ["red", 1.5], ["blue", 2.5]),
+            "no column is left|'a': 'red' is no number|no file red",
+        ),
+        ((["a", "target"], ["inf", 1.5]), "line 2, column 'a': inf is not finite"),
+        ((["a", "b"], [1, 2]), "no column 'target' for targets; its columns: a, b"),
+        (
+            (["a", "Target"], [1, 2]),
+            "no column 'target' for targets; near it: 'Target'; its columns: a, Target",
+        ),
+        ((["target"], [1]), "no column is left for inputs"),
+    ],
+)
 def test_mistakes_are_named_by_their_row_and_column(table, rows, complaint):
     with pytest.raises(InputError, match=complaint):
         open_table(table(*rows))
 
 
 def test_columns_of_text_among_several_features_are_refused(table):
-    with pytest.raises(InputError, match="line 2, column 'b': 'red' is no number, as a feature should be; encode it"):
+    with pytest.raises(
+        InputError,
+        match="line 2, column 'b': 'red' is no number, as a feature should be; encode it",
+    ):
         open_table(table(["a", "b", "target"], [1, "red", 1.5], [2, "blue", 2.5]))
 
 
-@pytest.mark.parametrize(("options", "complaint"), [
-    ({"inputs": ["age", "age"]}, "column 'age' is named twice"),
-    ({"inputs": ["age", "target"]}, "column 'target' is among the inputs and the targets"),
-    ({"weights": "trust"}, "no column 'trust' for a weight"),
-    ({"delimiter": ",,"}, "delimiter: ',,' should be a single character"),
-])
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        ({"inputs": ["age", "age"]}, "column 'age' is named twice"),
+        ({"inputs": ["age", "target"]}, "column 'target' is among the inputs and the targets"),
+        ({"weights": "trust"}, "no column 'trust' for a weight"),
+        ({"delimiter": ",,"}, "delimiter: ',,' should be a single character"),
+    ],
+)
 def test_options_that_cannot_be_are_refused(table, options, complaint):
     with pytest.raises(InputError, match=complaint):
         open_table(table(*PEOPLE), **options)
@@ -131,14 +177,19 @@ def test_what_is_no_text_is_refused(tmp_path):
 def pictures(tmp_path):
     for number in range(4):
         write(tmp_path / f"images/{number}.png", pattern(4, 4, seed=number))
-        Image.fromarray((pattern(4, 4, 1, seed=number)[:, :, 0] % 2) * 255).save(tmp_path / f"images/{number}-mask.png")
+        Image.fromarray((pattern(4, 4, 1, seed=number)[:, :, 0] % 2) * 255).save(
+            tmp_path / f"images/{number}-mask.png"
+        )
     np.save(tmp_path / "images/4.npy", np.arange(5))
     return tmp_path
 
 
 def test_a_column_of_paths_is_relative_to_the_table(table, pictures):
-    path = table(["image", "kind"], *([f"images/{number}.png", "ab"[number % 2]] for number in range(4)),
-                 ["images/4.npy", "a"])
+    path = table(
+        ["image", "kind"],
+        *([f"images/{number}.png", "ab"[number % 2]] for number in range(4)),
+        ["images/4.npy", "a"],
+    )
     source, _, _ = open_table(path, targets="kind")
     assert source.read(2) == (pictures / "images/2.png").read_bytes()
     assert source.read(4).tolist() == [0, 1, 2, 3, 4]
@@ -147,38 +198,79 @@ def test_a_column_of_paths_is_relative_to_the_table(table, pictures):
 
 
 def test_files_that_are_missing_or_listed_twice_are_named(table, pictures):
-    with pytest.raises(InputError, match=r"line 3, column 'image': no file images/9.png \(and 1 more\); paths are rel"):
-        open_table(table(["image", "target"], ["images/0.png", 1.5], ["images/9.png", 2.5], ["nowhere/1.png", 2]))
-    with pytest.raises(InputError, match=r"line 3, column 'image': ./images/0.png stands in line 2 too"):
+    with pytest.raises(
+        InputError,
+        match=r"line 3, column 'image': no file images/9.png \(and 1 more\); paths are rel",
+    ):
+        open_table(
+            table(
+                ["image", "target"],
+                ["images/0.png", 1.5],
+                ["images/9.png", 2.5],
+                ["nowhere/1.png", 2],
+            )
+        )
+    with pytest.raises(
+        InputError, match=r"line 3, column 'image': ./images/0.png stands in line 2 too"
+    ):
         open_table(table(["image", "target"], ["images/0.png", 1.5], ["./images/0.png", 2.5]))
 
 
 def test_a_file_that_vanishes_later_is_a_bad_sample(table, pictures):
-    source, _, _ = open_table(table(["image", "target"], ["images/0.png", 1.5], ["images/1.png", 2.5]))
+    source, _, _ = open_table(
+        table(["image", "target"], ["images/0.png", 1.5], ["images/1.png", 2.5])
+    )
     (pictures / "images/1.png").unlink()
-    with pytest.raises(BadSample, match=r"t.csv line 3: images/1.png: cannot be read: No such file"):
+    with pytest.raises(
+        BadSample, match=r"t.csv line 3: images/1.png: cannot be read: No such file"
+    ):
         source.read(1)
 
 
 def test_a_column_says_which_part_a_row_belongs_to(table):
-    path = table(["a", "target", "part"], [1, 1.5, "train"], [2, 2.5, "Val"], [3, 3.5, "test"], [4, 4.5, "train"])
+    path = table(
+        ["a", "target", "part"],
+        [1, 1.5, "train"],
+        [2, 2.5, "Val"],
+        [3, 3.5, "test"],
+        [4, 4.5, "train"],
+    )
     parts = open_table(path, split="part")
-    assert [[part.read(row).tolist() for row in range(len(part))] for part in parts] == [[[1], [4]], [[2]], [[3]]]
+    assert [[part.read(row).tolist() for row in range(len(part))] for part in parts] == [
+        [[1], [4]],
+        [[2]],
+        [[3]],
+    ]
     with pytest.raises(InputError, match="line 3, column 'part': 'holdout' is no part of the data"):
-        open_table(table(["a", "target", "part"], [1, 1.5, "train"], [2, 2.5, "holdout"]), split="part")
+        open_table(
+            table(["a", "target", "part"], [1, 1.5, "train"], [2, 2.5, "holdout"]), split="part"
+        )
 
 
 def test_many_labels_stand_in_columns_or_in_one_cell(table, pictures):
-    source, _, _ = open_table(table(["a", "sun", "rain"], [1, 0, 1], [2, 1, 1]), targets=["sun", "rain"])
-    assert (source.target, source.targets.tolist()) == (TargetSpec("multilabel", 2, ("sun", "rain")), [[0, 1], [1, 1]])
-    path = table(["path", "tags"], ["images/0.png", "sun; rain"], ["images/1.png", ""], ["images/2.png", "fog"])
+    source, _, _ = open_table(
+        table(["a", "sun", "rain"], [1, 0, 1], [2, 1, 1]), targets=["sun", "rain"]
+    )
+    assert (source.target, source.targets.tolist()) == (
+        TargetSpec("multilabel", 2, ("sun", "rain")),
+        [[0, 1], [1, 1]],
+    )
+    path = table(
+        ["path", "tags"],
+        ["images/0.png", "sun; rain"],
+        ["images/1.png", ""],
+        ["images/2.png", "fog"],
+    )
     source, _, _ = open_table(path, targets="tags", target=TargetWish("multilabel"))
     assert source.target == TargetSpec("multilabel", 3, ("fog", "rain", "sun"))
     assert source.targets.tolist() == [[0, 1, 1], [0, 0, 0], [1, 0, 0]]
 
 
 def test_masks_stand_in_a_column_of_paths(table, pictures):
-    path = table(["path", "mask"], *([f"images/{number}.png", f"images/{number}-mask.png"] for number in range(4)))
+    path = table(
+        ["path", "mask"],
+        *([f"images/{number}.png", f"images/{number}-mask.png"] for number in range(4)),
+    )
     source, _, _ = open_table(path, targets="mask", target=TargetWish("mask"))
     assert source.target == TargetSpec("mask", 2, ("0", "255"))
     assert np.array_equal(source.read_target(3), pattern(4, 4, 1, seed=3)[:, :, 0] % 2)
@@ -190,7 +282,12 @@ def test_whole_numbers_are_classes_in_their_order_where_the_spec_says_so(table):
 
 
 def test_groups_and_strata_are_kept_for_who_splits(table):
-    path = table(["a", "target", "patient", "clinic"], [1, 1.5, "p", "x"], [2, 2.5, "q", "x"], [3, 3.5, "p", "y"])
+    path = table(
+        ["a", "target", "patient", "clinic"],
+        [1, 1.5, "p", "x"],
+        [2, 2.5, "q", "x"],
+        [3, 3.5, "p", "y"],
+    )
     source, _, _ = open_table(path, group="patient", stratify="clinic")
     assert (source.groups.tolist(), source.strata.tolist()) == ([0, 1, 0], [0, 0, 1])
     assert source.read(0).tolist() == [1]

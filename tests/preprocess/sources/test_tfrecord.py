@@ -16,13 +16,19 @@ from tests.preprocess.samples import encode, pattern
 
 
 def opened(path, kind=None, **options):
-    return open_data("tfrecord", str(path), None, 0, options, target=kind and TargetWish(kind)).train
+    return open_data(
+        "tfrecord", str(path), None, 0, options, target=kind and TargetWish(kind)
+    ).train
 
 
 def test_images_and_labels_come_back(tmp_path):
     images = [bytes([number]) * 700 * number for number in range(1, 6)]
-    rec.write_records(tmp_path / "train-00000-of-00002", *(rec.labelled(images[i], 10 + i % 2) for i in range(3)))
-    rec.write_records(tmp_path / "train-00001-of-00002", *(rec.labelled(images[i], 10 + i % 2) for i in (3, 4)))
+    rec.write_records(
+        tmp_path / "train-00000-of-00002", *(rec.labelled(images[i], 10 + i % 2) for i in range(3))
+    )
+    rec.write_records(
+        tmp_path / "train-00001-of-00002", *(rec.labelled(images[i], 10 + i % 2) for i in (3, 4))
+    )
     rec.write_records(tmp_path / "validation-00000-of-00001", rec.labelled(b"v", 11))
     data = open_data("tfrecord", str(tmp_path), 0.1, 0)
     assert [data.train.read(index) for index in range(5)] == images
@@ -32,7 +38,9 @@ def test_images_and_labels_come_back(tmp_path):
 
 def test_shards_for_the_test_are_named_by_a_pattern_and_are_no_validation_data_then(tmp_path):
     for part, count in (("train", 8), ("test", 3)):
-        rec.write_records(tmp_path / f"{part}-00000-of-00001", *(rec.labelled(b"x", i % 2) for i in range(count)))
+        rec.write_records(
+            tmp_path / f"{part}-00000-of-00001", *(rec.labelled(b"x", i % 2) for i in range(count))
+        )
     untold = open_data("tfrecord", str(tmp_path), 0.5, 0)
     assert (len(untold.train), len(untold.validation), untold.test) == (8, 3, None)
     assert "is taken for validation" in untold.remark
@@ -42,8 +50,10 @@ def test_shards_for_the_test_are_named_by_a_pattern_and_are_no_validation_data_t
 
 def test_they_go_through_the_pipeline_as_files_do(tmp_path):
     images = [pattern(5, 6, seed=number) for number in range(6)]
-    rec.write_records(tmp_path / "a.tfrecord", *(rec.labelled(encode(image), i % 2)
-                                             for i, image in enumerate(images)))
+    rec.write_records(
+        tmp_path / "a.tfrecord",
+        *(rec.labelled(encode(image), i % 2) for i, image in enumerate(images)),
+    )
     pipe = Pipeline.probed(opened(tmp_path / "a.tfrecord"), parse_transforms(["decode"]), seed=0)
     batch, labels = pipe.empty(6)
     order = pipe.order(0)
@@ -52,16 +62,20 @@ def test_they_go_through_the_pipeline_as_files_do(tmp_path):
     assert labels.tolist() == (order % 2).tolist()
 
 
-@pytest.mark.parametrize("name", ["a.tfrecord", "a.tfrecords", "a.tfrec", "a.tfrecord-00000-of-00010",
-                                  "train-00000-of-00010"])
+@pytest.mark.parametrize(
+    "name",
+    ["a.tfrecord", "a.tfrecords", "a.tfrec", "a.tfrecord-00000-of-00010", "train-00000-of-00010"],
+)
 def test_the_usual_names_are_known(tmp_path, name):
     rec.write_records(tmp_path / name, rec.labelled(b"x", 0), rec.labelled(b"y", 1))
     assert len(opened(tmp_path)) == 2
 
 
 def test_the_features_can_have_other_names(tmp_path):
-    rec.write_records(tmp_path / "a.tfrecord", *(rec.example(jpeg=rec.text(b"image"), animal=rec.text(name))
-                                             for name in (b"dog", b"cat")))
+    rec.write_records(
+        tmp_path / "a.tfrecord",
+        *(rec.example(jpeg=rec.text(b"image"), animal=rec.text(name)) for name in (b"dog", b"cat")),
+    )
     source = opened(tmp_path, image_key="jpeg", label_key="animal")
     assert (source.classes, source.labels.tolist()) == (("cat", "dog"), [1, 0])
     assert source.read(0) == b"image"
@@ -70,32 +84,57 @@ def test_the_features_can_have_other_names(tmp_path):
 @pytest.mark.parametrize("packed", [True, False])
 @pytest.mark.parametrize("values", [[-3, 5], [0, 1], [127, 128], [-(1 << 63), (1 << 63) - 1]])
 def test_integers_of_any_size_are_labels(tmp_path, packed, values):
-    rec.write_records(tmp_path / "a.tfrecord", *(
-        rec.example(image__encoded=rec.text(b"x"), image__class__label=rec.integers(value, 99, packed=packed))
-        for value in values))
+    rec.write_records(
+        tmp_path / "a.tfrecord",
+        *(
+            rec.example(
+                image__encoded=rec.text(b"x"),
+                image__class__label=rec.integers(value, 99, packed=packed),
+            )
+            for value in values
+        ),
+    )
     assert opened(tmp_path).classes == tuple(map(str, values))
 
 
 def test_fields_that_are_not_known_are_passed_over(tmp_path):
-    unknown = b"".join([rec.varint(9 << 3), rec.varint(5), rec.varint(10 << 3 | 1), bytes(8), rec.varint(11 << 3 | 5),
-                        bytes(4)])
-    rec.write_records(tmp_path / "a.tfrecord", unknown + rec.labelled(b"x", 0), rec.labelled(b"y", 1) + unknown)
+    unknown = b"".join(
+        [
+            rec.varint(9 << 3),
+            rec.varint(5),
+            rec.varint(10 << 3 | 1),
+            bytes(8),
+            rec.varint(11 << 3 | 5),
+            bytes(4),
+        ]
+    )
+    rec.write_records(
+        tmp_path / "a.tfrecord", unknown + rec.labelled(b"x", 0), rec.labelled(b"y", 1) + unknown
+    )
     assert [opened(tmp_path).read(index) for index in (0, 1)] == [b"x", b"y"]
 
 
 # ---- arrays, and targets of other kinds -----------------------------------------------------------
 
 
-@pytest.mark.parametrize(("features", "kind", "expected"), [
-    ([rec.integers(1, 0, 1), rec.integers(0, 1, 1)], "multilabel", [[1, 0, 1], [0, 1, 1]]),
-    ([rec.integers(3, 17), rec.integers(4)], "multilabel", [[1, 0, 1], [0, 1, 0]]),
-    ([rec.floats(1.5, 2.5), rec.floats(3.5, -1.0)], None, [[1.5, 2.5], [3.5, -1.0]]),
-    ([rec.floats(1.5), rec.floats(3.5)], None, [[1.5], [3.5]]),
-    ([rec.integers(7), rec.integers(-9)], "value", [[7], [-9]]),
-])
+@pytest.mark.parametrize(
+    ("features", "kind", "expected"),
+    [
+        ([rec.integers(1, 0, 1), rec.integers(0, 1, 1)], "multilabel", [[1, 0, 1], [0, 1, 1]]),
+        ([rec.integers(3, 17), rec.integers(4)], "multilabel", [[1, 0, 1], [0, 1, 0]]),
+        ([rec.floats(1.5, 2.5), rec.floats(3.5, -1.0)], None, [[1.5, 2.5], [3.5, -1.0]]),
+        ([rec.floats(1.5), rec.floats(3.5)], None, [[1.5], [3.5]]),
+        ([rec.integers(7), rec.integers(-9)], "value", [[7], [-9]]),
+    ],
+)
 def test_numbers_are_labels_or_values_with_weights(tmp_path, features, kind, expected):
-    rec.write_records(tmp_path / "a.tfrecord", *(rec.example(x=rec.text(b"x"), y=feature, w=rec.floats(weight))
-                                             for feature, weight in zip(features, (0.5, 2.0), strict=True)))
+    rec.write_records(
+        tmp_path / "a.tfrecord",
+        *(
+            rec.example(x=rec.text(b"x"), y=feature, w=rec.floats(weight))
+            for feature, weight in zip(features, (0.5, 2.0), strict=True)
+        ),
+    )
     source = opened(tmp_path, kind, image_key="x", label_key="y", weight_key="w")
     assert (source.targets.tolist(), source.weights.tolist()) == (expected, [0.5, 2.0])
     assert source.target.kind == (kind or "value")
@@ -107,36 +146,61 @@ def test_a_weight_that_is_missing_is_named(tmp_path):
         opened(tmp_path, weight_key="w")
 
 
-@pytest.mark.parametrize(("feature", "options", "expected"), [
-    (rec.floats(1.0, 2.0, 3.0, 4.0), {}, np.array([1, 2, 3, 4], np.float32)),
-    (rec.floats(1.0, 2.0, 3.0, 4.0), {"shape": [2, 2]}, np.array([[1, 2], [3, 4]], np.float32)),
-    (rec.integers(1, -2), {}, np.array([1, -2])),
-    (rec.text(bytes([1, 2, 3, 4])), {"dtype": "uint8", "shape": [2, 2, 1]},
-     np.array([[[1], [2]], [[3], [4]]], np.uint8)),
-])
+@pytest.mark.parametrize(
+    ("feature", "options", "expected"),
+    [
+        (rec.floats(1.0, 2.0, 3.0, 4.0), {}, np.array([1, 2, 3, 4], np.float32)),
+        (rec.floats(1.0, 2.0, 3.0, 4.0), {"shape": [2, 2]}, np.array([[1, 2], [3, 4]], np.float32)),
+        (rec.integers(1, -2), {}, np.array([1, -2])),
+        (
+            rec.text(bytes([1, 2, 3, 4])),
+            {"dtype": "uint8", "shape": [2, 2, 1]},
+            np.array([[[1], [2]], [[3], [4]]], np.uint8),
+        ),
+    ],
+)
 def test_inputs_may_be_arrays(tmp_path, feature, options, expected):
-    rec.write_records(tmp_path / "a.tfrecord", *(rec.example(x=feature, y=rec.integers(label)) for label in (0, 1)))
+    rec.write_records(
+        tmp_path / "a.tfrecord",
+        *(rec.example(x=feature, y=rec.integers(label)) for label in (0, 1)),
+    )
     found = opened(tmp_path, image_key="x", label_key="y", **options).read(1)
     assert (found.tolist(), found.dtype) == (expected.tolist(), expected.dtype)
 
 
 def test_an_array_of_another_shape_is_a_bad_sample(tmp_path):
-    rec.write_records(tmp_path / "a.tfrecord", *(rec.example(x=rec.floats(*[1.0] * (3 + label)), y=rec.integers(label))
-                                             for label in (0, 1)))
+    rec.write_records(
+        tmp_path / "a.tfrecord",
+        *(
+            rec.example(x=rec.floats(*[1.0] * (3 + label)), y=rec.integers(label))
+            for label in (0, 1)
+        ),
+    )
     source = opened(tmp_path, image_key="x", label_key="y", shape=[3])
-    with pytest.raises(BadSample, match=r"a.tfrecord\[1\]: it has 4 numbers, not those of shape \(3,\)"):
+    with pytest.raises(
+        BadSample, match=r"a.tfrecord\[1\]: it has 4 numbers, not those of shape \(3,\)"
+    ):
         source.read(1)
 
 
 def test_masks_are_encoded_images(tmp_path):
     masks = [np.full((2, 3), number, np.uint8) for number in (0, 4)]
-    rec.write_records(tmp_path / "a.tfrecord", *(
-        rec.example(image__encoded=rec.text(b"x"),
-                    image__segmentation__class__encoded=rec.text(encode(mask[:, :, None])))
-        for mask in masks))
+    rec.write_records(
+        tmp_path / "a.tfrecord",
+        *(
+            rec.example(
+                image__encoded=rec.text(b"x"),
+                image__segmentation__class__encoded=rec.text(encode(mask[:, :, None])),
+            )
+            for mask in masks
+        ),
+    )
     source = pickle.loads(pickle.dumps(opened(tmp_path, "mask")))
     assert source.target == TargetSpec("mask", 2, ("0", "4"))
-    assert [source.read_target(index).tolist() for index in (0, 1)] == [[[0] * 3] * 2, [[1] * 3] * 2]
+    assert [source.read_target(index).tolist() for index in (0, 1)] == [
+        [[0] * 3] * 2,
+        [[1] * 3] * 2,
+    ]
 
 
 # ---- damage -----------------------------------------------------------------------------------
@@ -145,8 +209,11 @@ def test_masks_are_encoded_images(tmp_path):
 @pytest.fixture
 def damaged(tmp_path):
     """Open two records of which one byte is changed, or of which the end is cut off."""
+
     def damaged(position=None, length=None):
-        content = bytearray(rec.record(rec.labelled(b"x" * 100, 0)) + rec.record(rec.labelled(b"y" * 100, 1)))
+        content = bytearray(
+            rec.record(rec.labelled(b"x" * 100, 0)) + rec.record(rec.labelled(b"y" * 100, 1))
+        )
         if position is not None:
             content[position] ^= 1
         (tmp_path / "a.tfrecord").write_bytes(content[:length])
@@ -179,15 +246,24 @@ def test_a_compressed_file_is_told_so(tmp_path):
         opened(tmp_path)
 
 
-@pytest.mark.parametrize(("message", "complaint"), [
-    (rec.example(image=rec.text(b"x"), label=rec.integers(1)), "'image/class/label'.*its features: image, label"),
-    (rec.example(image__class__label=rec.integers(1)), "no feature 'image/encoded'"),
-    (rec.example(image__encoded=rec.text(b"x"), image__class__label=rec.integers()), "no feature 'image/class/label'"),
-    (b"", "its features: none"),
-    (b"\x0b", "not a tf.train.Example"),
-    (rec.delimited(1, rec.delimited(1, b"\x0a\x7f")), "not a tf.train.Example"),
-    (b"\xff" * 20, "not a tf.train.Example"),
-])
+@pytest.mark.parametrize(
+    ("message", "complaint"),
+    [
+        (
+            rec.example(image=rec.text(b"x"), label=rec.integers(1)),
+            "'image/class/label'.*its features: image, label",
+        ),
+        (rec.example(image__class__label=rec.integers(1)), "no feature 'image/encoded'"),
+        (
+            rec.example(image__encoded=rec.text(b"x"), image__class__label=rec.integers()),
+            "no feature 'image/class/label'",
+        ),
+        (b"", "its features: none"),
+        (b"\x0b", "not a tf.train.Example"),
+        (rec.delimited(1, rec.delimited(1, b"\x0a\x7f")), "not a tf.train.Example"),
+        (b"\xff" * 20, "not a tf.train.Example"),
+    ],
+)
 def test_a_record_that_cannot_be_used_is_named_with_what_it_has(tmp_path, message, complaint):
     rec.write_records(tmp_path / "a.tfrecord", rec.labelled(b"x", 0), message)
     with pytest.raises(InputError, match=rf"a.tfrecord\[1\]: .*{complaint}"):
@@ -195,7 +271,10 @@ def test_a_record_that_cannot_be_used_is_named_with_what_it_has(tmp_path, messag
 
 
 def test_an_image_feature_of_another_kind_is_a_bad_sample(tmp_path):
-    rec.write_records(tmp_path / "a.tfrecord", rec.labelled(b"x", 0),
-                  rec.example(image__encoded=rec.integers(), image__class__label=rec.integers(1)))
+    rec.write_records(
+        tmp_path / "a.tfrecord",
+        rec.labelled(b"x", 0),
+        rec.example(image__encoded=rec.integers(), image__class__label=rec.integers(1)),
+    )
     with pytest.raises(BadSample, match="no feature 'image/encoded' with bytes or numbers"):
         opened(tmp_path).read(1)

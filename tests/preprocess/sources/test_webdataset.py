@@ -16,13 +16,18 @@ from tests.preprocess.samples import encode
 
 
 def opened(path, kind=None, **options):
-    return open_data("webdataset", str(path), None, 0, options, target=kind and TargetWish(kind)).train
+    return open_data(
+        "webdataset", str(path), None, 0, options, target=kind and TargetWish(kind)
+    ).train
 
 
 def members(*samples):
     """The members of samples (key, image, label), with a member that nobody asked for."""
-    return [member for key, image, label in samples for member in (
-        (f"{key}.jpg", image), (f"{key}.json", b"{}"), (f"{key}.cls", label))]
+    return [
+        member
+        for key, image, label in samples
+        for member in ((f"{key}.jpg", image), (f"{key}.json", b"{}"), (f"{key}.cls", label))
+    ]
 
 
 def test_images_and_labels_come_back(tmp_path):
@@ -35,8 +40,10 @@ def test_images_and_labels_come_back(tmp_path):
 
 
 def test_folders_in_the_tar_and_long_names_are_part_of_the_key(tmp_path):
-    write_tar(tmp_path / "a.tar", members(("a/0", b"a0", b"0"), ("b/0", b"b0", b"1"),
-                                              ("c" * 150, b"c", b"1")))
+    write_tar(
+        tmp_path / "a.tar",
+        members(("a/0", b"a0", b"0"), ("b/0", b"b0", b"1"), ("c" * 150, b"c", b"1")),
+    )
     assert [opened(tmp_path).read(index) for index in range(3)] == [b"a0", b"b0", b"c"]
 
 
@@ -46,8 +53,16 @@ def test_a_label_may_be_the_name_of_a_class(tmp_path):
 
 
 def test_the_members_can_have_other_extensions(tmp_path):
-    write_tar(tmp_path / "a.tar", [("0.small.PNG", b"x"), ("0.big.png", b"X"), ("0.label", b"1"),
-                                   ("1.big.png", b"Y"), ("1.label", b"2")])
+    write_tar(
+        tmp_path / "a.tar",
+        [
+            ("0.small.PNG", b"x"),
+            ("0.big.png", b"X"),
+            ("0.label", b"1"),
+            ("1.big.png", b"Y"),
+            ("1.label", b"2"),
+        ],
+    )
     source = opened(tmp_path, image_key="small.png;big.png", label_key="label")
     assert [source.read(index) for index in (0, 1)] == [b"x", b"Y"]
 
@@ -58,27 +73,49 @@ def array(numbers):
     return file.getvalue()
 
 
-@pytest.mark.parametrize(("extension", "contents", "kind", "expected"), [
-    ("cls", [b"1.5", b"-2\n"], None, [[1.5], [-2]]),
-    ("txt", [b"1.5 2.5", b"3,4"], None, [[1.5, 2.5], [3, 4]]),
-    ("json", [b"[0, 1, 1]", b"[1, 1, 0]"], None, [[0, 1, 1], [1, 1, 0]]),
-    ("json", [b"[3, 17]", b"[4]"], None, [[1, 0, 1], [0, 1, 0]]),
-    ("json", [b"0.5", b"2"], None, [[0.5], [2]]),
-    ("npy", [array([1.5, 2.5]), array([3.5, 4.5])], None, [[1.5, 2.5], [3.5, 4.5]]),
-    ("cls", [b"7", b"9"], "value", [[7], [9]]),
-])
-def test_targets_are_text_json_or_arrays_with_weights(tmp_path, extension, contents, kind, expected):
-    write_tar(tmp_path / "a.tar", [member for number, content in enumerate(contents) for member in (
-        (f"{number}.jpg", b"x"), (f"{number}.{extension}", content), (f"{number}.weight", b"0.5"))])
+@pytest.mark.parametrize(
+    ("extension", "contents", "kind", "expected"),
+    [
+        ("cls", [b"1.5", b"-2\n"], None, [[1.5], [-2]]),
+        ("txt", [b"1.5 2.5", b"3,4"], None, [[1.5, 2.5], [3, 4]]),
+        ("json", [b"[0, 1, 1]", b"[1, 1, 0]"], None, [[0, 1, 1], [1, 1, 0]]),
+        ("json", [b"[3, 17]", b"[4]"], None, [[1, 0, 1], [0, 1, 0]]),
+        ("json", [b"0.5", b"2"], None, [[0.5], [2]]),
+        ("npy", [array([1.5, 2.5]), array([3.5, 4.5])], None, [[1.5, 2.5], [3.5, 4.5]]),
+        ("cls", [b"7", b"9"], "value", [[7], [9]]),
+    ],
+)
+def test_targets_are_text_json_or_arrays_with_weights(
+    tmp_path, extension, contents, kind, expected
+):
+    write_tar(
+        tmp_path / "a.tar",
+        [
+            member
+            for number, content in enumerate(contents)
+            for member in (
+                (f"{number}.jpg", b"x"),
+                (f"{number}.{extension}", content),
+                (f"{number}.weight", b"0.5"),
+            )
+        ],
+    )
     source = opened(tmp_path, kind, label_key=extension, weight_key="weight")
     assert (source.targets.tolist(), source.weights.tolist()) == (expected, [0.5, 0.5])
 
 
-@pytest.mark.parametrize(("extension", "content", "complaint"), [
-    ("json", b"{}", r"a.tar\[/0\]: its json is no target: {} is neither a number, nor a text, nor a list"),
-    ("json", b"[1,", "its json is no target"),
-    ("npy", array(np.zeros(2))[:90], "its npy is no target"),
-])
+@pytest.mark.parametrize(
+    ("extension", "content", "complaint"),
+    [
+        (
+            "json",
+            b"{}",
+            r"a.tar\[/0\]: its json is no target: {} is neither a number, nor a text, nor a list",
+        ),
+        ("json", b"[1,", "its json is no target"),
+        ("npy", array(np.zeros(2))[:90], "its npy is no target"),
+    ],
+)
 def test_a_target_that_cannot_be_read_is_named(tmp_path, extension, content, complaint):
     write_tar(tmp_path / "a.tar", [("0.jpg", b"x"), (f"0.{extension}", content)])
     with pytest.raises(InputError, match=complaint):
@@ -88,13 +125,22 @@ def test_a_target_that_cannot_be_read_is_named(tmp_path, extension, content, com
 @pytest.mark.parametrize("weight", [[], [("0.weight", b"much")]])
 def test_a_weight_that_is_missing_or_no_number_is_named(tmp_path, weight):
     write_tar(tmp_path / "a.tar", [("0.jpg", b"x"), ("0.cls", b"0"), *weight])
-    with pytest.raises(InputError, match=r"a.tar\[/0\]: no weight: its member weight should be a number"):
+    with pytest.raises(
+        InputError, match=r"a.tar\[/0\]: no weight: its member weight should be a number"
+    ):
         opened(tmp_path, weight_key="weight")
 
 
 def test_inputs_may_be_arrays(tmp_path):
-    write_tar(tmp_path / "a.tar", [("0.npy", array(np.arange(3))), ("0.cls", b"0"), ("1.npy", array(np.ones(3))),
-                                   ("1.cls", b"1")])
+    write_tar(
+        tmp_path / "a.tar",
+        [
+            ("0.npy", array(np.arange(3))),
+            ("0.cls", b"0"),
+            ("1.npy", array(np.ones(3))),
+            ("1.cls", b"1"),
+        ],
+    )
     source = opened(tmp_path)
     assert [source.read(index).tolist() for index in (0, 1)] == [[0, 1, 2], [1, 1, 1]]
 
@@ -102,17 +148,30 @@ def test_inputs_may_be_arrays(tmp_path):
 @pytest.mark.parametrize(("kind", "options"), [("mask", {}), (None, {"label_key": "mask.png"})])
 def test_masks_are_images_in_members_of_their_own(tmp_path, kind, options):
     masks = [np.full((2, 3, 1), number, np.uint8) for number in (0, 4)]
-    write_tar(tmp_path / "a.tar", [member for number, mask in enumerate(masks) for member in (
-        (f"{number}.jpg", b"x"), (f"{number}.mask.png", encode(mask)))])
+    write_tar(
+        tmp_path / "a.tar",
+        [
+            member
+            for number, mask in enumerate(masks)
+            for member in ((f"{number}.jpg", b"x"), (f"{number}.mask.png", encode(mask)))
+        ],
+    )
     source = pickle.loads(pickle.dumps(opened(tmp_path, kind, **options)))
     assert source.target == TargetSpec("mask", 2, ("0", "4"))
-    assert [source.read_target(index).tolist() for index in (0, 1)] == [[[0] * 3] * 2, [[1] * 3] * 2]
+    assert [source.read_target(index).tolist() for index in (0, 1)] == [
+        [[0] * 3] * 2,
+        [[1] * 3] * 2,
+    ]
 
 
-@pytest.mark.parametrize("content", [[("0.jpg", b"x"), ("1.cls", b"1")], [("0.cls", b"1"), ("0.txt", b"x")]])
+@pytest.mark.parametrize(
+    "content", [[("0.jpg", b"x"), ("1.cls", b"1")], [("0.cls", b"1"), ("0.txt", b"x")]]
+)
 def test_a_sample_without_image_or_label_is_named_with_what_it_has(tmp_path, content):
     write_tar(tmp_path / "a.tar", content)
-    with pytest.raises(InputError, match=r"a.tar\[/0\]: a sample must have an image .* and a label .*this one has"):
+    with pytest.raises(
+        InputError, match=r"a.tar\[/0\]: a sample must have an image .* and a label .*this one has"
+    ):
         opened(tmp_path)
 
 
@@ -141,7 +200,9 @@ def test_a_tar_file_that_ends_too_early_is_refused(tmp_path):
         opened(tmp_path)
 
 
-def test_a_source_that_has_been_read_can_be_sent_to_another_process_which_opens_the_files_itself(tmp_path):
+def test_a_source_that_has_been_read_can_be_sent_to_another_process_which_opens_the_files_itself(
+    tmp_path,
+):
     write_tar(tmp_path / "0.tar", members(("0", b"image", b"0"), ("1", b"other", b"1")))
     source = opened(tmp_path / "0.tar")
     assert source.read(1) == b"other"

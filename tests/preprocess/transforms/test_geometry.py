@@ -6,7 +6,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from preprocess.base import BadImage
-from preprocess.transforms.geometry import CenterCrop, Flip, RandomCrop, RandomResizedCrop, Resize, Rotate
+from preprocess.transforms.geometry import (
+    CenterCrop,
+    Flip,
+    RandomCrop,
+    RandomResizedCrop,
+    Resize,
+    Rotate,
+)
 from tests.preprocess.samples import Draws, numbered, pattern
 
 
@@ -14,16 +21,23 @@ def test_a_centre_crop_leaves_as_much_on_either_side():
     assert CenterCrop(size=(1, 2)).apply(numbered(3, 4), None, True)[:, :, 0].tolist() == [[5, 6]]
 
 
-@given(height=st.integers(1, 6), width=st.integers(1, 6), padding=st.integers(0, 3),
-       draws=st.tuples(st.floats(0, 1, exclude_max=True), st.floats(0, 1, exclude_max=True)), data=st.data())
+@given(
+    height=st.integers(1, 6),
+    width=st.integers(1, 6),
+    padding=st.integers(0, 3),
+    draws=st.tuples(st.floats(0, 1, exclude_max=True), st.floats(0, 1, exclude_max=True)),
+    data=st.data(),
+)
 def test_a_random_crop_is_a_window_of_the_padded_image(height, width, padding, draws, data):
     image = numbered(height, width) + 1
     padded = np.pad(image, ((padding, padding), (padding, padding), (0, 0)))
     size = data.draw(st.tuples(*(st.integers(1, length) for length in padded.shape[:2])))
     window = RandomCrop(size=size, padding=padding).apply(image, Draws(*draws), True)
-    top, left = (int(draw * (length - cut + 1)) for draw, length, cut
-                 in zip(draws, padded.shape[:2], size, strict=True))
-    assert np.array_equal(window, padded[top:top + size[0], left:left + size[1]])
+    top, left = (
+        int(draw * (length - cut + 1))
+        for draw, length, cut in zip(draws, padded.shape[:2], size, strict=True)
+    )
+    assert np.array_equal(window, padded[top : top + size[0], left : left + size[1]])
 
 
 def test_a_random_crop_reaches_every_place(rng):
@@ -35,8 +49,10 @@ def test_a_random_crop_reaches_every_place(rng):
 @pytest.mark.parametrize("padding", [0, 1, 4])
 def test_in_evaluation_a_random_crop_is_the_centre_crop(padding):
     image = numbered(5, 6)
-    assert np.array_equal(RandomCrop(size=(2, 3), padding=padding).apply(image, None, False),
-                          CenterCrop(size=(2, 3)).apply(image, None, False))
+    assert np.array_equal(
+        RandomCrop(size=(2, 3), padding=padding).apply(image, None, False),
+        CenterCrop(size=(2, 3)).apply(image, None, False),
+    )
 
 
 @pytest.mark.parametrize("crop", [CenterCrop(size=(5, 3)), RandomCrop(size=(6, 3), padding=1)])
@@ -49,16 +65,24 @@ def test_an_image_that_is_too_small_to_crop_is_bad(crop, rng):
 @pytest.mark.parametrize("channels", [1, 3])
 def test_a_large_image_is_mirrored_wherever_its_rows_lie(width, channels):
     large = np.random.default_rng(0).integers(0, 256, (2000, 256, channels), np.uint8)
-    for image in (large[3:1990, 256 - width:], large[:, :width], large[::2, :width], large[::-1, :width]):
+    for image in (
+        large[3:1990, 256 - width :],
+        large[:, :width],
+        large[::2, :width],
+        large[::-1, :width],
+    ):
         assert np.array_equal(Flip(horizontal=True).apply(image, Draws(0.0), True), image[:, ::-1])
 
 
-@pytest.mark.parametrize(("flip", "draws", "expected"), [
-    (Flip(horizontal=True), [0.4], [[1, 0], [3, 2]]),
-    (Flip(horizontal=True), [0.5], [[0, 1], [2, 3]]),
-    (Flip(vertical=True), [0.4], [[2, 3], [0, 1]]),
-    (Flip(horizontal=True, vertical=True), [0.4, 0.4], [[3, 2], [1, 0]]),
-])
+@pytest.mark.parametrize(
+    ("flip", "draws", "expected"),
+    [
+        (Flip(horizontal=True), [0.4], [[1, 0], [3, 2]]),
+        (Flip(horizontal=True), [0.5], [[0, 1], [2, 3]]),
+        (Flip(vertical=True), [0.4], [[2, 3], [0, 1]]),
+        (Flip(horizontal=True, vertical=True), [0.4, 0.4], [[3, 2], [1, 0]]),
+    ],
+)
 def test_a_flip_mirrors_half_of_the_images(flip, draws, expected):
     assert flip.apply(numbered(2, 2), Draws(*draws), True)[:, :, 0].tolist() == expected
 
@@ -66,7 +90,9 @@ def test_a_flip_mirrors_half_of_the_images(flip, draws, expected):
 @pytest.mark.parametrize(("draw", "turns"), [(0.0, -1), (0.5, 0)])
 def test_the_angle_is_uniform_to_both_sides(draw, turns):
     image = pattern(4, 4)
-    assert np.array_equal(Rotate(degrees=90).apply(image, Draws(draw), True), np.rot90(image, turns))
+    assert np.array_equal(
+        Rotate(degrees=90).apply(image, Draws(draw), True), np.rot90(image, turns)
+    )
 
 
 def test_the_corners_that_a_rotation_brings_in_are_black():
@@ -99,9 +125,17 @@ def test_a_random_resized_crop_shows_a_window_of_the_wanted_area_and_ratio(heigh
         assert 0.4 <= w / h <= 2.5
 
 
-@given(height=st.integers(1, 3000), width=st.integers(1, 3000), seed=st.integers(0, 2**32 - 1), training=st.booleans(),
-       size=st.tuples(st.integers(1, 300), st.integers(1, 300)), ratio=st.sampled_from([(3 / 4, 4 / 3), (0.5, 0.5)]))
-def test_no_window_is_smaller_than_what_is_enough_leaves_of_it(height, width, seed, training, size, ratio):
+@given(
+    height=st.integers(1, 3000),
+    width=st.integers(1, 3000),
+    seed=st.integers(0, 2**32 - 1),
+    training=st.booleans(),
+    size=st.tuples(st.integers(1, 300), st.integers(1, 300)),
+    ratio=st.sampled_from([(3 / 4, 4 / 3), (0.5, 0.5)]),
+)
+def test_no_window_is_smaller_than_what_is_enough_leaves_of_it(
+    height, width, seed, training, size, ratio
+):
     crop = RandomResizedCrop(size=size, scale=(0.08, 1.0), ratio=ratio)
     enough = crop.enough(height, width)
     *_, h, w = crop.window(height, width, np.random.default_rng(seed) if training else None)

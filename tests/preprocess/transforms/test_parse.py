@@ -9,7 +9,13 @@ from preprocess.base import InputError
 from preprocess.transforms.colour import Scale
 from preprocess.transforms.decoding import Decode
 from preprocess.transforms.geometry import RandomCrop
-from preprocess.transforms.parse import TRANSFORMS, item_schema, parse_transform, parse_transforms, signature
+from preprocess.transforms.parse import (
+    TRANSFORMS,
+    item_schema,
+    parse_transform,
+    parse_transforms,
+    signature,
+)
 
 
 def test_a_spec_gives_names_or_names_with_parameters():
@@ -19,9 +25,15 @@ def test_a_spec_gives_names_or_names_with_parameters():
 
 def test_every_wrong_item_is_reported_with_its_place():
     with pytest.raises(InputError) as caught:
-        parse_transforms(["decode", "flop", {"rotate": {"angle": 3}}, {"flip": {"horizontal": True}}, 7])
+        parse_transforms(
+            ["decode", "flop", {"rotate": {"angle": 3}}, {"flip": {"horizontal": True}}, 7]
+        )
     lines = str(caught.value).splitlines()
-    assert [line.split(":")[0] for line in lines] == ["transforms[1]", "transforms[2]", "transforms[4]"]
+    assert [line.split(":")[0] for line in lines] == [
+        "transforms[1]",
+        "transforms[2]",
+        "transforms[4]",
+    ]
 
 
 def test_an_unknown_transform_is_told_all_there_are_with_their_defaults():
@@ -31,31 +43,42 @@ def test_an_unknown_transform_is_told_all_there_are_with_their_defaults():
     assert "random_crop(size, padding=0)" in str(caught.value)
 
 
-@pytest.mark.parametrize(("item", "complaint"), [
-    ({"rotate": {"angle": 3}}, "unknown parameter 'angle'; it takes degrees"),
-    ("rotate", "'degrees' is missing"),
-    ({"rotate": {"degrees": "ten"}}, "'degrees' is 'ten'"),
-    ({"rotate": {"degrees": 200}}, "'degrees' is 200"),
-    ({"random_crop": {"size": [32, 0]}},
-     "'size' is [32, 0]; it should be [height, width] of the crop, in pixels; it takes"),
-    ({"random_crop": {"size": 32}}, "'size' is 32; it should be"),
-    ({"random_crop": {"size": [True, 3]}}, "'size' is [True, 3]; it should be"),
-    ({"resize": {"size": [1, 2, 3]}}, "'size' is [1, 2, 3]; it should be [height, width], or one number"),
-    ({"random_crop": {"size": [3, 3], "padding": -1}}, "'padding' is -1"),
-    ({"decode": {"mode": "RGBA"}}, "'mode' is 'RGBA'"),
-    ("flip", "flip: needs horizontal: true"),
-    ("color_jitter", "color_jitter: needs brightness"),
-    ({"scale": {"std": 0}}, "'std' is 0"),
-    ({"scale": {"std": float("nan")}}, "'std' is nan"),
-    ({"scale": {"mean": [0.5, 0.5], "std": [1.0, 1.0, 1.0]}}, "2 means and 3 standard deviations"),
-    ({"a": {}, "b": {}}, "a name, or one name with its parameters"),
-    ({"flip": [1]}, "a name, or one name with its parameters"),
-    ("no_such_module:f", "cannot import 'no_such_module'"),
-    (f"{__name__}:nothing", "has no 'nothing'"),
-    (f"{__name__}:CONSTANT", "not a function"),
-    (":f", "not an import path"),
-    ("preprocess:", "not an import path"),
-])
+@pytest.mark.parametrize(
+    ("item", "complaint"),
+    [
+        ({"rotate": {"angle": 3}}, "unknown parameter 'angle'; it takes degrees"),
+        ("rotate", "'degrees' is missing"),
+        ({"rotate": {"degrees": "ten"}}, "'degrees' is 'ten'"),
+        ({"rotate": {"degrees": 200}}, "'degrees' is 200"),
+        (
+            {"random_crop": {"size": [32, 0]}},
+            "'size' is [32, 0]; it should be [height, width] of the crop, in pixels; it takes",
+        ),
+        ({"random_crop": {"size": 32}}, "'size' is 32; it should be"),
+        ({"random_crop": {"size": [True, 3]}}, "'size' is [True, 3]; it should be"),
+        (
+            {"resize": {"size": [1, 2, 3]}},
+            "'size' is [1, 2, 3]; it should be [height, width], or one number",
+        ),
+        ({"random_crop": {"size": [3, 3], "padding": -1}}, "'padding' is -1"),
+        ({"decode": {"mode": "RGBA"}}, "'mode' is 'RGBA'"),
+        ("flip", "flip: needs horizontal: true"),
+        ("color_jitter", "color_jitter: needs brightness"),
+        ({"scale": {"std": 0}}, "'std' is 0"),
+        ({"scale": {"std": float("nan")}}, "'std' is nan"),
+        (
+            {"scale": {"mean": [0.5, 0.5], "std": [1.0, 1.0, 1.0]}},
+            "2 means and 3 standard deviations",
+        ),
+        ({"a": {}, "b": {}}, "a name, or one name with its parameters"),
+        ({"flip": [1]}, "a name, or one name with its parameters"),
+        ("no_such_module:f", "cannot import 'no_such_module'"),
+        (f"{__name__}:nothing", "has no 'nothing'"),
+        (f"{__name__}:CONSTANT", "not a function"),
+        (":f", "not an import path"),
+        ("preprocess:", "not an import path"),
+    ],
+)
 def test_a_wrong_item_is_told_what_is_wrong(item, complaint):
     with pytest.raises(InputError) as caught:
         parse_transform(item)
@@ -93,5 +116,7 @@ def test_the_schema_of_an_item_names_all_transforms_and_their_parameters():
 def test_a_module_that_fails_is_told_with_its_place(tmp_path, monkeypatch):
     (tmp_path / "broken_transforms.py").write_text("x = 1\ny = x / 0\n")
     monkeypatch.syspath_prepend(tmp_path)
-    with pytest.raises(InputError, match=r"ZeroDivisionError: division by zero \(.*broken_transforms.py, line 2\)"):
+    with pytest.raises(
+        InputError, match=r"ZeroDivisionError: division by zero \(.*broken_transforms.py, line 2\)"
+    ):
         parse_transform("broken_transforms:f")

@@ -26,7 +26,9 @@ def network(steps=STEPS, params_mb=100.0):
 # --- curves drawn at random ---
 
 factor = st.one_of(st.just(0.0), st.integers(1, 6).map(float), st.floats(0.01, 10.0))
-any_curve = st.lists(factor, min_size=1, max_size=5).filter(any).map(lambda own: ScalingCurve(tuple(own)))
+any_curve = (
+    st.lists(factor, min_size=1, max_size=5).filter(any).map(lambda own: ScalingCurve(tuple(own)))
+)
 
 
 @st.composite
@@ -52,7 +54,9 @@ class ElasticContract(AllocatorContract):
 
     def table(self, problem):
         curves, gpus = problem
-        return Table(gpus, tuple((-math.inf, *(f or -math.inf for f in curve.factors)) for curve in curves))
+        return Table(
+            gpus, tuple((-math.inf, *(f or -math.inf for f in curve.factors)) for curve in curves)
+        )
 
     def counts(self, problem):
         allocation = self.allocate(*problem)
@@ -77,7 +81,9 @@ def test_the_dynamic_programme_is_as_good_as_the_integer_programme(problem):
         assert sum(solved.gpus) <= problem[1]
 
 
-longer_curve = st.lists(factor, min_size=1, max_size=12).filter(any).map(lambda own: ScalingCurve(tuple(own)))
+longer_curve = (
+    st.lists(factor, min_size=1, max_size=12).filter(any).map(lambda own: ScalingCurve(tuple(own)))
+)
 
 
 @settings(max_examples=examples(400), deadline=None)
@@ -91,17 +97,28 @@ def test_the_chosen_method_is_as_good_as_the_dynamic_programme_on_all_curves(pro
 
 
 def test_allocations_by_hand():
-    line, knee, threshold = ScalingCurve((1.0, 2.0, 3.0)), ScalingCurve((1.0, 1.5, 1.6)), ScalingCurve((0.0, 0.0, 4.0))
+    line, knee, threshold = (
+        ScalingCurve((1.0, 2.0, 3.0)),
+        ScalingCurve((1.0, 1.5, 1.6)),
+        ScalingCurve((0.0, 0.0, 4.0)),
+    )
     assert allocate([line, knee], 4).gpus == (3, 1)
     assert allocate([threshold, line, knee], 6).gpus == (3, 2, 1)
     assert allocate([threshold, line, knee], 4) is None
 
 
-@pytest.mark.parametrize(("curves", "gpus", "method"), [
-    ([(1.0, 1.9, 2.0), (1.0, 1.5)], 3, "greedy"),
-    ([(1.0, 1.1, 3.0), (1.0, 1.5)], 4, "greedy"),  # the hull's step from 1 to 3 GPUs fits exactly
-    ([(1.0, 1.1, 3.0), (1.0, 1.5)], 3, "greedy + dynamic programme"),
-])
+@pytest.mark.parametrize(
+    ("curves", "gpus", "method"),
+    [
+        ([(1.0, 1.9, 2.0), (1.0, 1.5)], 3, "greedy"),
+        (
+            [(1.0, 1.1, 3.0), (1.0, 1.5)],
+            4,
+            "greedy",
+        ),  # the hull's step from 1 to 3 GPUs fits exactly
+        ([(1.0, 1.1, 3.0), (1.0, 1.5)], 3, "greedy + dynamic programme"),
+    ],
+)
 def test_the_method_chosen_is_stated(curves, gpus, method):
     assert allocate([ScalingCurve(own) for own in curves], gpus).method == method
 
@@ -121,12 +138,23 @@ def test_a_job_that_can_run_nowhere_is_refused(factors):
 # --- the job scalability analyzer ---
 
 
-@pytest.mark.parametrize(("steps", "batch", "seconds"), [
-    *((STEPS, batch, seconds) for batch, seconds in ((8, 0.6), (12, 0.8), (16, 1.0), (24, 1.4), (32, 1.8))),
-    (STEPS, 33, math.inf),  # there the memory ends
-    (STEPS, 4, 0.4),  # below the smallest that was measured the line goes on
-    ((StepTime(8, 1.0), StepTime(16, 0.5)), 4, 1.0),  # but for noise: a smaller batch would be slower
-    ((StepTime(8, 0.2), StepTime(16, 1.0)), 4, 0.1)])  # or a line that would reach 0
+@pytest.mark.parametrize(
+    ("steps", "batch", "seconds"),
+    [
+        *(
+            (STEPS, batch, seconds)
+            for batch, seconds in ((8, 0.6), (12, 0.8), (16, 1.0), (24, 1.4), (32, 1.8))
+        ),
+        (STEPS, 33, math.inf),  # there the memory ends
+        (STEPS, 4, 0.4),  # below the smallest that was measured the line goes on
+        (
+            (StepTime(8, 1.0), StepTime(16, 0.5)),
+            4,
+            1.0,
+        ),  # but for noise: a smaller batch would be slower
+        ((StepTime(8, 0.2), StepTime(16, 1.0)), 4, 0.1),
+    ],
+)  # or a line that would reach 0
 def test_step_times_are_interpolated(steps, batch, seconds):
     assert elastic.step_seconds(steps, np.array([batch])).tolist() == pytest.approx([seconds])
 
@@ -147,12 +175,20 @@ WIDE = [CommTime(50, 2, 1.0), CommTime(100, 2, 1.5), CommTime(50, 6, 3.0), CommT
 FEW = [CommTime(50, 2, 1.0), CommTime(100, 2, 1.5), CommTime(50, 3, 2.0)]
 
 
-@pytest.mark.parametrize(("rows", "megabytes", "seconds"), [
-    (WIDE, 75, [0.0, 1.25, 2.0, 2.75, 3.5, 4.25]), (FEW, 25, [0.0, 0.5, 1.0, 1.5]), (FEW, 200, [0.0, 2.5]),
-    # Beyond the last count that was measured none becomes faster.
-    ([CommTime(100, 2, 1.0), CommTime(100, 4, 0.8)], 100, [0.0, 1.0, 0.9, *[0.8] * 5])])
+@pytest.mark.parametrize(
+    ("rows", "megabytes", "seconds"),
+    [
+        (WIDE, 75, [0.0, 1.25, 2.0, 2.75, 3.5, 4.25]),
+        (FEW, 25, [0.0, 0.5, 1.0, 1.5]),
+        (FEW, 200, [0.0, 2.5]),
+        # Beyond the last count that was measured none becomes faster.
+        ([CommTime(100, 2, 1.0), CommTime(100, 4, 0.8)], 100, [0.0, 1.0, 0.9, *[0.8] * 5]),
+    ],
+)
 def test_exchange_times_are_interpolated_by_size_and_gpus(rows, megabytes, seconds):
-    assert elastic.exchange_seconds(rows, megabytes, len(seconds)).tolist() == pytest.approx(seconds)
+    assert elastic.exchange_seconds(rows, megabytes, len(seconds)).tolist() == pytest.approx(
+        seconds
+    )
 
 
 def test_an_exchange_that_was_never_measured_is_asked_for():
@@ -195,14 +231,19 @@ def test_a_job_whose_smallest_batch_needs_more_gpus_starts_there():
 
 
 def test_a_batch_that_fits_nowhere_is_refused():
-    with pytest.raises(InputError, match="'net': a batch of 200 does not fit on 4 GPUs of 32 samples each"):
+    with pytest.raises(
+        InputError, match="'net': a batch of 200 does not fit on 4 GPUs of 32 samples each"
+    ):
         elastic.scaling(network(), EXCHANGES, elastic.BatchRange(200, 300), gpus=4)
 
 
-@pytest.mark.parametrize(("given", "message"), [
-    (network(steps=()), "'net': step_s"),
-    (network(params_mb=None), "'net': params_mb"),
-])
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (network(steps=()), "'net': step_s"),
+        (network(params_mb=None), "'net': params_mb"),
+    ],
+)
 def test_missing_measurements_are_named(given, message):
     with pytest.raises(InputError, match=message):
         elastic.scaling(given, EXCHANGES, elastic.BatchRange(8, 64), gpus=2)
@@ -215,11 +256,21 @@ def test_a_batch_range_that_cannot_be_is_refused(ends):
 
 
 def test_a_profile_feeds_the_analyzer():
-    profile = parse_rates({
-        "samples_per_epoch": 1000, "gpus_per_node": 2,
-        "models": [{"name": "a", "rates": [17.0], "params_mb": 100.0,
-                    "step_s": [{"batch": 8, "seconds": 0.6}, {"batch": 32, "seconds": 1.8}]}],
-        "comm_s": [{"params_mb": 100.0, "gpus": 2, "seconds": 0.5}]})
+    profile = parse_rates(
+        {
+            "samples_per_epoch": 1000,
+            "gpus_per_node": 2,
+            "models": [
+                {
+                    "name": "a",
+                    "rates": [17.0],
+                    "params_mb": 100.0,
+                    "step_s": [{"batch": 8, "seconds": 0.6}, {"batch": 32, "seconds": 1.8}],
+                }
+            ],
+            "comm_s": [{"params_mb": 100.0, "gpus": 2, "seconds": 0.5}],
+        }
+    )
     curve = elastic.scaling(profile.models[0], profile.comm_s, elastic.BatchRange(8, 64), gpus=2)
     assert curve.factors == pytest.approx((1.0, (64 / 2.3) / (32 / 1.8)))
     assert curve.batches == (32, 64)
@@ -234,9 +285,18 @@ def many_jobs(draw):
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
     jobs, most = draw(st.integers(1, 60)), draw(st.integers(1, 12))
     step = draw(st.sampled_from([1.0, 0.25, 1e-3]))
-    kinds = [tuple((step * np.round(rng.gamma(2, 1, most).cumsum() / step) * (rng.random(most) > 0.1) + step).tolist())
-             for _ in range(draw(st.integers(1, jobs)))]
-    return [kinds[kind] for kind in rng.integers(0, len(kinds), jobs)], draw(st.integers(0, jobs * most))
+    kinds = [
+        tuple(
+            (
+                step * np.round(rng.gamma(2, 1, most).cumsum() / step) * (rng.random(most) > 0.1)
+                + step
+            ).tolist()
+        )
+        for _ in range(draw(st.integers(1, jobs)))
+    ]
+    return [kinds[kind] for kind in rng.integers(0, len(kinds), jobs)], draw(
+        st.integers(0, jobs * most)
+    )
 
 
 @settings(max_examples=400, deadline=None)
@@ -250,7 +310,9 @@ def test_many_jobs_get_what_the_dynamic_programme_over_all_counts_gives(problem)
     else:
         assert found.throughput == pytest.approx(exact.throughput, rel=1e-12)
         assert sum(found.gpus) <= gpus
-        assert found.throughput == math.fsum(own[k - 1] for own, k in zip(factors, found.gpus, strict=True))
+        assert found.throughput == math.fsum(
+            own[k - 1] for own, k in zip(factors, found.gpus, strict=True)
+        )
 
 
 @settings(max_examples=examples(40), deadline=None)
@@ -260,9 +322,13 @@ def test_curves_that_are_known_get_what_new_ones_get(seed):
     rng = np.random.default_rng(seed)
     known, jobs = [], []
     for _ in range(12):
-        known += [ScalingCurve(tuple(rng.integers(1, 9, rng.integers(1, 6)).tolist()))
-                  for _ in range(rng.integers(3))]
+        known += [
+            ScalingCurve(tuple(rng.integers(1, 9, rng.integers(1, 6)).tolist()))
+            for _ in range(rng.integers(3))
+        ]
         jobs = [job for job in jobs if rng.random() < 0.8]
-        jobs[len(jobs) // 2:len(jobs) // 2] = [known[i] for i in rng.integers(len(known), size=3)] if known else []
+        jobs[len(jobs) // 2 : len(jobs) // 2] = (
+            [known[i] for i in rng.integers(len(known), size=3)] if known else []
+        )
         gpus = int(rng.integers(0, 4 * len(jobs) + 2))
         assert allocate(jobs, gpus) == allocate([ScalingCurve(job.factors) for job in jobs], gpus)

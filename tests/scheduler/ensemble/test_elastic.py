@@ -6,7 +6,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler.base import Cluster, CommTime, InputError, Member, Network, Options, Progress, RateTable, Round, StepTime
+from scheduler.base import (
+    Cluster,
+    CommTime,
+    InputError,
+    Member,
+    Network,
+    Options,
+    Progress,
+    RateTable,
+    Round,
+    StepTime,
+)
 from scheduler.elastic.allocate import BatchRange, scaling
 from scheduler.ensemble.costs import Costs
 from scheduler.ensemble.elastic import at_best, curve_of, step_rate
@@ -24,12 +35,18 @@ def network(name, batches=(32, 256), **more):
 
 
 def decide(models, gpus, progress=Progress()):
-    return POLICY.decide(RateTable(1000, 4, tuple(models), COMM), progress, Cluster.of(gpus, min(gpus, 4)), Options())
+    return POLICY.decide(
+        RateTable(1000, 4, tuple(models), COMM), progress, Cluster.of(gpus, min(gpus, 4)), Options()
+    )
 
 
 def grown(answer, **more):
     """Progress in which an answer has been carried out."""
-    return Progress(running=tuple(Member(one.name, one.devices) for one in answer.members), wanted=answer, **more)
+    return Progress(
+        running=tuple(Member(one.name, one.devices) for one in answer.members),
+        wanted=answer,
+        **more,
+    )
 
 
 RANGES = st.tuples(st.integers(1, 32), st.integers(32, 512))  # of which a GPU holds the least batch
@@ -37,16 +54,25 @@ RANGES = st.tuples(st.integers(1, 32), st.integers(32, 512))  # of which a GPU h
 
 @settings(max_examples=examples(100))
 @given(st.lists(RANGES, min_size=1, max_size=3), st.integers(3, 7))
-def test_the_scaling_factors_of_all_networks_sum_to_the_most_with_the_best_batch_of_each(ranges, gpus):
+def test_the_scaling_factors_of_all_networks_sum_to_the_most_with_the_best_batch_of_each(
+    ranges, gpus
+):
     models = [network(f"n{place}", batches) for place, batches in enumerate(ranges)]
     answer = decide(models, gpus)
     curves = {one.name: scaling(one, COMM, BatchRange(*one.batches), gpus) for one in models}
     reached = sum(curves[one.name].factors[one.gpus - 1] for one in answer.members)
-    best = max(sum(curve.factors[count - 1] for curve, count in zip(curves.values(), counts, strict=True))
-               for counts in itertools.product(range(1, gpus + 1), repeat=len(models)) if sum(counts) <= gpus)
+    best = max(
+        sum(curve.factors[count - 1] for curve, count in zip(curves.values(), counts, strict=True))
+        for counts in itertools.product(range(1, gpus + 1), repeat=len(models))
+        if sum(counts) <= gpus
+    )
     assert reached == pytest.approx(best)
-    assert [one.batch for one in answer.members] == [curves[one.name].batches[one.gpus - 1] for one in answer.members]
-    check_round(answer, RateTable(1000, 4, tuple(models), COMM), Progress(), Cluster.of(gpus, min(gpus, 4)))
+    assert [one.batch for one in answer.members] == [
+        curves[one.name].batches[one.gpus - 1] for one in answer.members
+    ]
+    check_round(
+        answer, RateTable(1000, 4, tuple(models), COMM), Progress(), Cluster.of(gpus, min(gpus, 4))
+    )
 
 
 def test_nothing_changes_until_a_network_comes_or_goes():
@@ -57,7 +83,9 @@ def test_nothing_changes_until_a_network_comes_or_goes():
     assert sorted(member.name for member in more.members) == ["a", "b", "c"]
     less = decide(models, 4, grown(first, finished=frozenset("a")))
     assert [(member.name, member.gpus) for member in less.members] == [("b", 4)]
-    assert less.members[0].batch > next(member.batch for member in first.members if member.name == "b")
+    assert less.members[0].batch > next(
+        member.batch for member in first.members if member.name == "b"
+    )
 
 
 def test_networks_wait_for_their_turn_and_none_that_trains_is_sent_back():
@@ -86,16 +114,18 @@ def test_bounds_of_groups_hold():
 def test_a_network_has_the_gpus_that_its_least_batch_takes():
     wide = network("wide", (100, 128))
     assert curve_of(wide, COMM, 8).least == 4
-    told, = at_best(RateTable(1000, 4, (wide,), COMM), 8).models
+    (told,) = at_best(RateTable(1000, 4, (wide,), COMM), 8).models
     assert told.min_gpus == 4
     assert decide([wide, network("a")], 4).counts == {"wide": 4}
-    with pytest.raises(InputError, match="a batch of 100 does not fit on 2 GPUs of 32 samples each"):
+    with pytest.raises(
+        InputError, match="a batch of 100 does not fit on 2 GPUs of 32 samples each"
+    ):
         at_best(RateTable(1000, 4, (network("wide", (100, 128), max_gpus=2),), COMM), 8)
 
 
 def test_the_best_rates_are_those_of_the_analyzer():
     one = network("a")
-    told, = at_best(RateTable(1000, 4, (one,), COMM), 8).models
+    (told,) = at_best(RateTable(1000, 4, (one,), COMM), 8).models
     curve = scaling(one, COMM, BatchRange(*one.batches), 8)
     alone = step_rate(one, COMM, 1, 32)
     assert told.rates == pytest.approx([alone * factor for factor in curve.factors])
@@ -111,18 +141,39 @@ def test_a_batch_that_cannot_be_is_refused():
 
 def test_the_simulation_trains_each_epoch_with_one_batch():
     """a ends after an epoch on 1 GPU of 2; b grows within its own, and takes the larger batch in its next."""
-    slow = Network("b", (1.0,), epochs=2, params_mb=1.0, step_s=(StepTime(50, 1.0), StepTime(100, 2.0)),
-                   batches=(100, 200))
-    fast = Network("a", (1.0,), epochs=1, params_mb=1.0, step_s=(StepTime(50, 0.5), StepTime(100, 1.0)),
-                   batches=(100, 100))
+    slow = Network(
+        "b",
+        (1.0,),
+        epochs=2,
+        params_mb=1.0,
+        step_s=(StepTime(50, 1.0), StepTime(100, 2.0)),
+        batches=(100, 200),
+    )
+    fast = Network(
+        "a",
+        (1.0,),
+        epochs=1,
+        params_mb=1.0,
+        step_s=(StepTime(50, 0.5), StepTime(100, 1.0)),
+        batches=(100, 100),
+    )
     comm = (CommTime(1.0, 2, 1.0),)
-    found = simulate(RateTable(1000, 2, (fast, slow), comm), Cluster.of(2, 2), POLICY, Options(), Costs())
+    found = simulate(
+        RateTable(1000, 2, (fast, slow), comm), Cluster.of(2, 2), POLICY, Options(), Costs()
+    )
     # b: 10 s at 50/s; then the 500 that are left in steps of 100 on two GPUs, 1 s and an exchange of 1 s each: 50/s as
     # before; then 1000 in steps of 200, 2 s and 1 s each.
     assert found.makespan_s == pytest.approx(10 + 10 + 15)
-    assert sorted((stint.name, len(stint.devices)) for stint in found.stints) == [("a", 1), ("b", 1), ("b", 2)]
+    assert sorted((stint.name, len(stint.devices)) for stint in found.stints) == [
+        ("a", 1),
+        ("b", 1),
+        ("b", 2),
+    ]
 
 
 def test_other_policies_train_with_the_rates_of_the_file():
     table = RateTable(1000, 2, (network("a", epochs=1),), COMM)
-    assert simulate(table, Cluster.of(1, 1), POLICIES["adaptive"], Options(), Costs()).makespan_s == 1000
+    assert (
+        simulate(table, Cluster.of(1, 1), POLICIES["adaptive"], Options(), Costs()).makespan_s
+        == 1000
+    )

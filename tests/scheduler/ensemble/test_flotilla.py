@@ -20,8 +20,13 @@ def names(table):
 
 def written_out(table, gpus):
     """The same rates, as if all had been measured on one large node."""
-    return replace(table, gpus_per_node=gpus, models=tuple(
-        replace(network, rates=tuple(curve(network, gpus).tolist())) for network in table.models))
+    return replace(
+        table,
+        gpus_per_node=gpus,
+        models=tuple(
+            replace(network, rates=tuple(curve(network, gpus).tolist())) for network in table.models
+        ),
+    )
 
 
 def by_the_book(table, candidates, gpus, delta, peak_limited):
@@ -31,11 +36,17 @@ def by_the_book(table, candidates, gpus, delta, peak_limited):
     def sizes(network):
         most = min(network.max_gpus or gpus, gpus)
         allowed = [(m, rate(network, m)) for m in range(network.min_gpus, most + 1)]
-        return [m for i, (m, r) in enumerate(allowed)
-                if not peak_limited or all(r > before for _, before in allowed[:i])]
+        return [
+            m
+            for i, (m, r) in enumerate(allowed)
+            if not peak_limited or all(r > before for _, before in allowed[:i])
+        ]
 
-    known = {network.name: network for network in table.models if network.name in candidates
-             and network.min_gpus <= gpus}
+    known = {
+        network.name: network
+        for network in table.models
+        if network.name in candidates and network.min_gpus <= gpus
+    }
     if not known:
         return {}
     single = {name: rate(network, network.min_gpus) for name, network in known.items()}
@@ -43,8 +54,13 @@ def by_the_book(table, candidates, gpus, delta, peak_limited):
     reference, given = single[fastest], {fastest: known[fastest].min_gpus}
     while True:
         left = gpus - sum(given.values())
-        choices = [(abs(rate(known[name], m) - reference), m, name) for name in known if name not in given
-                   for m in sizes(known[name]) if m <= left and abs(rate(known[name], m) - reference) <= delta]
+        choices = [
+            (abs(rate(known[name], m) - reference), m, name)
+            for name in known
+            if name not in given
+            for m in sizes(known[name])
+            if m <= left and abs(rate(known[name], m) - reference) <= delta
+        ]
         if not choices:
             break
         choices.sort(key=lambda choice: choice[0])
@@ -53,9 +69,13 @@ def by_the_book(table, candidates, gpus, delta, peak_limited):
         given[choices[0][2]] = choices[0][1]
     while sum(given.values()) < gpus:
         left = gpus - sum(given.values())
-        raisable = {name: min((m for m in sizes(known[name]) if m > size), default=None)
-                    for name, size in given.items()}
-        raisable = {name: m for name, m in raisable.items() if m is not None and m - given[name] <= left}
+        raisable = {
+            name: min((m for m in sizes(known[name]) if m > size), default=None)
+            for name, size in given.items()
+        }
+        raisable = {
+            name: m for name, m in raisable.items() if m is not None and m - given[name] <= left
+        }
         if not raisable:
             break
         paces = sorted((rate(known[name], given[name]), name) for name in raisable)
@@ -91,13 +111,25 @@ def test_members_are_joined_within_delta_before_spare_gpus_are_given(drawn, delt
 
 
 def test_ties_go_to_fewer_gpus_then_to_the_order_of_the_table():
-    table = RateTable(100, 4, (Network("slow", (5.0, 10.0)), Network("b", (10.0, 11.0)), Network("c", (10.0, 11.0))))
-    assert list(flotilla(table, ["c", "b", "slow"], 2, Options(delta=Delta(0.0, relative=False)))) == ["b", "c"]
+    table = RateTable(
+        100,
+        4,
+        (Network("slow", (5.0, 10.0)), Network("b", (10.0, 11.0)), Network("c", (10.0, 11.0))),
+    )
+    assert list(
+        flotilla(table, ["c", "b", "slow"], 2, Options(delta=Delta(0.0, relative=False)))
+    ) == ["b", "c"]
 
 
 def test_bounds_of_a_group_are_kept():
-    table = RateTable(100, 4, (Network("a", (10.0, 20.0, 30.0, 40.0), min_gpus=2, max_gpus=3),
-                               Network("b", (10.0, 20.0), min_gpus=5)))
+    table = RateTable(
+        100,
+        4,
+        (
+            Network("a", (10.0, 20.0, 30.0, 40.0), min_gpus=2, max_gpus=3),
+            Network("b", (10.0, 20.0), min_gpus=5),
+        ),
+    )
     assert flotilla(table, ["a", "b"], 4, Options()) == {"a": 3}
     assert flotilla(table, ["b"], 4, Options()) == {}
     assert flotilla(table, [], 4, Options()) == {}
@@ -148,8 +180,16 @@ def test_a_million_gpus_are_given_to_networks_that_scale_without_end():
 
 
 def test_to_the_letter_a_live_run_too_estimates_rates_from_two_nodes():
-    measured = (10.0, 12.0, 30.0)  # beyond two nodes of one GPU each, where the efficiency falls by 0.6
+    measured = (
+        10.0,
+        12.0,
+        30.0,
+    )  # beyond two nodes of one GPU each, where the efficiency falls by 0.6
     table = RateTable(100, 1, (Network("falls", measured), Network("b", (10.0, 19.0, 28.0))))
     options = Options(delta=Delta(1.0, relative=True), peak_limited=False)
-    assert flotilla(table, names(table), 12, options) == flotilla(as_printed(table, 12), names(table), 12, options)
-    assert flotilla(table, names(table), 12, options) != flotilla(written_out(table, 12), names(table), 12, options)
+    assert flotilla(table, names(table), 12, options) == flotilla(
+        as_printed(table, 12), names(table), 12, options
+    )
+    assert flotilla(table, names(table), 12, options) != flotilla(
+        written_out(table, 12), names(table), 12, options
+    )

@@ -21,7 +21,12 @@ from tests.scheduler.strategies import ensembles
 NAMES = [f"n{number}" for number in range(30)]
 
 
-@given(st.lists(st.tuples(st.sampled_from(["add", "discard", "grow", "another"]), st.integers(0, 29)), max_size=60))
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["add", "discard", "grow", "another"]), st.integers(0, 29)),
+        max_size=60,
+    )
+)
 @settings(max_examples=examples(80), deadline=None)
 def test_the_rows_that_are_left_are_those_that_are_not_gone_however_the_table_grows(steps):
     gone, table = Gone(NAMES[:3]), tuple(NAMES[:5])
@@ -32,14 +37,18 @@ def test_the_rows_that_are_left_are_those_that_are_not_gone_however_the_table_gr
             case "discard":
                 gone.discard(NAMES[number])
             case "grow":
-                table = (*table, *NAMES[len(table):number])
+                table = (*table, *NAMES[len(table) : number])
             case "another":
-                table = (*table[number % len(table):], *table[:number % len(table)])
+                table = (*table[number % len(table) :], *table[: number % len(table)])
         expected = [name not in gone for name in table]
         assert left(table, gone).tolist() == left(table, frozenset(gone)).tolist() == expected
 
 
-@given(st.lists(st.tuples(st.sampled_from(["set", "grow", "another"]), st.integers(0, 29)), max_size=60))
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["set", "grow", "another"]), st.integers(0, 29)), max_size=60
+    )
+)
 @settings(max_examples=examples(80), deadline=None)
 def test_values_by_row_are_those_by_name_however_the_table_grows(steps):
     values, table = Values(), tuple(NAMES[:5])
@@ -48,9 +57,9 @@ def test_values_by_row_are_those_by_name_however_the_table_grows(steps):
             case "set":
                 values[NAMES[number]] = float(place)
             case "grow":
-                table = (*table, *NAMES[len(table):number])
+                table = (*table, *NAMES[len(table) : number])
             case "another":
-                table = (*table[number % len(table):], *table[:number % len(table)])
+                table = (*table[number % len(table) :], *table[: number % len(table)])
         expected = [values.get(name, np.nan) for name in table]
         assert np.array_equal(values_of(table, values), expected, equal_nan=True)
         assert np.array_equal(values_of(table, dict(values)), expected, equal_nan=True)
@@ -60,16 +69,26 @@ def sorted_whole(values, few, *ties):
     return np.lexsort((*ties, values)).tolist()
 
 
-@given(st.lists(st.tuples(st.integers(0, 4).map(float), st.integers(0, 2)), max_size=60), st.integers(1, 20))
+@given(
+    st.lists(st.tuples(st.integers(0, 4).map(float), st.integers(0, 2)), max_size=60),
+    st.integers(1, 20),
+)
 @settings(max_examples=examples(80), deadline=None)
 def test_what_is_sorted_as_far_as_it_is_looked_at_is_sorted(pairs, few):
-    values, tie = np.array([one for one, _ in pairs], np.float64), np.array([other for _, other in pairs], np.int64)
+    values, tie = (
+        np.array([one for one, _ in pairs], np.float64),
+        np.array([other for _, other in pairs], np.int64),
+    )
     assert list(rising(values, few, tie)) == sorted_whole(values, few, tie)
     assert list(rising(values, few)) == sorted_whole(values, few)
 
 
-@given(ensembles(most_networks=30, most_gpus=6), st.sets(st.sampled_from(NAMES)), st.booleans(), st.sampled_from(
-    [0.0, 0.15, 1.0]))
+@given(
+    ensembles(most_networks=30, most_gpus=6),
+    st.sets(st.sampled_from(NAMES)),
+    st.booleans(),
+    st.sampled_from([0.0, 0.15, 1.0]),
+)
 @settings(max_examples=examples(80), deadline=None)
 def test_a_flotilla_of_a_crowd_is_that_of_all_choices_sorted(drawn, finished, peak_limited, delta):
     (table, cluster), gone = drawn, Gone(finished)
@@ -86,8 +105,10 @@ def test_a_flotilla_of_a_crowd_is_that_of_all_choices_sorted(drawn, finished, pe
 @settings(max_examples=examples(60), deadline=None)
 def test_networks_of_a_kind_have_the_curves_that_each_would_have_alone(drawn, copied):
     table, cluster = drawn
-    models = tuple(replace(table.models[place % len(table.models)], name=f"c{number}")
-                   for number, place in enumerate(copied))
+    models = tuple(
+        replace(table.models[place % len(table.models)], name=f"c{number}")
+        for number, place in enumerate(copied)
+    )
     known, gpus = curves(replace(table, models=models), cluster.gpus), cluster.gpus
     for row, network in enumerate(models):
         alone = curves(replace(table, models=(network,)), gpus)
@@ -105,8 +126,10 @@ def test_networks_of_a_kind_have_the_curves_that_each_would_have_alone(drawn, co
 def test_a_set_that_can_be_skipped_changes_no_answer(drawn, finished, seed):
     table, cluster = drawn
     for name in POLICIES:
-        answers = {POLICIES[name].decide(table, Progress(finished=gone), cluster, Options(seed=seed))
-                   for gone in (frozenset(finished), Gone(finished))}
+        answers = {
+            POLICIES[name].decide(table, Progress(finished=gone), cluster, Options(seed=seed))
+            for gone in (frozenset(finished), Gone(finished))
+        }
         assert len(answers) == 1
 
 
@@ -114,14 +137,30 @@ def those_who_share(rates, progress, cluster):
     """The rows of the networks that share the GPUs, by the definition."""
     known = bent_curves(rates, cluster.gpus)
     there = [row for row, name in enumerate(known.names) if name not in progress.finished]
-    first = {row for row in there if known.names[row] in progress.survivors and known.least[row] <= cluster.gpus}
+    first = {
+        row
+        for row in there
+        if known.names[row] in progress.survivors and known.least[row] <= cluster.gpus
+    }
     if not first:
         return set(there)
     begun, spare = first | {known.index[member.name] for member in progress.running}, cluster.gpus
     for row in sorted(begun, key=lambda row: row in first):
-        network, (least, *larger) = rates.models[row], _sizes(known, row, rates.models[row], cluster).tolist()
-        spare -= max([least, *(size for size in larger if row in first and (
-            rate(network, size) / size >= PAYS * rate(network, least) / least))])
+        network, (least, *larger) = (
+            rates.models[row],
+            _sizes(known, row, rates.models[row], cluster).tolist(),
+        )
+        spare -= max(
+            [
+                least,
+                *(
+                    size
+                    for size in larger
+                    if row in first
+                    and (rate(network, size) / size >= PAYS * rate(network, least) / least)
+                ),
+            ]
+        )
     for row in there:
         if row not in begun and (spare := spare - known.least[row]) >= 0:
             begun.add(row)
@@ -132,32 +171,49 @@ def sizes_of_all(rates, progress, cluster):
     """The sizes of groups as the definition has them: each step goes through all networks."""
     known = bent_curves(rates, cluster.gpus)
     those = those_who_share(rates, progress, cluster)
-    rows = np.array([row for row in sorted(those) if known.least[row] <= cluster.gpus], dtype=np.int64)
+    rows = np.array(
+        [row for row in sorted(those) if known.least[row] <= cluster.gpus], dtype=np.int64
+    )
     if not len(rows):
         return {}
-    ahead = [progress.ahead[known.names[row]] for row in rows.tolist() if known.names[row] in progress.ahead]
+    ahead = [
+        progress.ahead[known.names[row]]
+        for row in rows.tolist()
+        if known.names[row] in progress.ahead
+    ]
     mean = sum(ahead) / len(ahead) if ahead else 1.0
     work = {row: progress.ahead.get(known.names[row], mean) for row in rows.tolist()}
-    shares = waterfill.water_fill(waterfill.hulls(rates, cluster.gpus), rows, np.array([*work.values()], np.float64),
-                                  cluster.gpus).gpus
+    shares = waterfill.water_fill(
+        waterfill.hulls(rates, cluster.gpus),
+        rows,
+        np.array([*work.values()], np.float64),
+        cluster.gpus,
+    ).gpus
     sizes = {row: _sizes(known, row, rates.models[row], cluster).tolist() for row in rows.tolist()}
     held = {known.index[member.name]: member.gpus for member in progress.running}
     if progress.ahead:
         least = known.least[rows]
-        shares = _until_rungs(shares, least, np.array([row in held for row in rows.tolist()]), cluster.gpus)
+        shares = _until_rungs(
+            shares, least, np.array([row in held for row in rows.tolist()]), cluster.gpus
+        )
         held = held if least.sum() <= cluster.gpus else {}
     given_, larger = {}, []
     for row, share in zip(rows.tolist(), shares.tolist(), strict=True):
         given_[row] = max((size for size in sizes[row] if size <= share + 1e-9), default=0)
         if above := [size for size in sizes[row] if size > share + 1e-9]:
             remainder = (share - given_[row]) / (above[0] - given_[row])
-            larger.append((-remainder - HOLDER_BONUS * (held.get(row, 0) >= above[0]), row, above[0]))
+            larger.append(
+                (-remainder - HOLDER_BONUS * (held.get(row, 0) >= above[0]), row, above[0])
+            )
     left = cluster.gpus - sum(given_.values())
     for _, row, size in sorted(larger):
         if size - given_[row] <= left:
             left -= size - given_[row]
             given_[row] = size
-    slowest = [(rate(rates.models[row], size) / work[row] if size else 0.0, row) for row, size in given_.items()]
+    slowest = [
+        (rate(rates.models[row], size) / work[row] if size else 0.0, row)
+        for row, size in given_.items()
+    ]
     heapq.heapify(slowest)
     while left and slowest:
         _, row = heapq.heappop(slowest)
@@ -210,8 +266,12 @@ def test_the_level_of_a_crowd_is_the_one_that_a_search_finds(drawn):
 
 
 def test_a_crowd_is_not_searched_for(monkeypatch):
-    table = RateTable(100, 4, tuple(Network(f"n{number}", (10.0 + number,)) for number in range(50)))
-    monkeypatch.setattr(waterfill, "_newton", lambda *_: pytest.fail("there is nothing to search for"))
+    table = RateTable(
+        100, 4, tuple(Network(f"n{number}", (10.0 + number,)) for number in range(50))
+    )
+    monkeypatch.setattr(
+        waterfill, "_newton", lambda *_: pytest.fail("there is nothing to search for")
+    )
     assert sum(group_sizes(table, Progress(), Cluster.of(4, 4)).values()) == 4
 
 
@@ -233,7 +293,9 @@ def test_equal_tables_are_compared_network_by_network_once():
     assert one != RateTable(1, 1, (*one.models[:-1], Network("n29", (2.0,)))) != "no table"
 
 
-@given(st.lists(st.tuples(st.sampled_from(["come", "change", "anew"]), st.integers(0, 2)), max_size=20))
+@given(
+    st.lists(st.tuples(st.sampled_from(["come", "change", "anew"]), st.integers(0, 2)), max_size=20)
+)
 @settings(max_examples=examples(40), deadline=None)
 def test_kinds_are_those_of_the_networks_however_the_table_grows(steps):
     table = RateTable(1, 1, (Network("first", (1.0,)),))
@@ -258,8 +320,15 @@ def test_kinds_are_those_of_the_networks_however_the_table_grows(steps):
 
 
 def crowd(count):
-    return OnlineRates([Traits(f"n{number}", f"{number % 7}", operations=1e6 * (1 + number % 7))
-                        for number in range(count)], 100, 4, 4)
+    return OnlineRates(
+        [
+            Traits(f"n{number}", f"{number % 7}", operations=1e6 * (1 + number % 7))
+            for number in range(count)
+        ],
+        100,
+        4,
+        4,
+    )
 
 
 def test_the_table_of_hundreds_is_made_anew_after_some_observations_and_calls_for_a_plan_only_then():
@@ -279,19 +348,31 @@ def test_the_table_of_hundreds_is_made_anew_after_some_observations_and_calls_fo
     assert not rates.has_news
 
 
-@given(st.lists(st.tuples(st.integers(0, 149), st.floats(1.0, 1e4)), max_size=9), st.integers(0, 9),
-       st.sampled_from([None, 3e6]))  # those of keys beyond 6 are new
+@given(
+    st.lists(st.tuples(st.integers(0, 149), st.floats(1.0, 1e4)), max_size=9),
+    st.integers(0, 9),
+    st.sampled_from([None, 3e6]),
+)  # those of keys beyond 6 are new
 @settings(max_examples=examples(30), deadline=None)
-def test_a_network_that_comes_to_hundreds_is_told_as_if_all_were_estimated_anew(seen, key, operations):
+def test_a_network_that_comes_to_hundreds_is_told_as_if_all_were_estimated_anew(
+    seen, key, operations
+):
     rates, anew = crowd(3 * RENEWED), crowd(3 * RENEWED)
     late = Traits("late", str(key), operations=1e6 * (1 + key) if key < 7 else operations)
     for one in (rates, anew):
-        for number, shown in seen[:len(seen) // 3 * 3]:  # all of which the table has
+        for number, shown in seen[: len(seen) // 3 * 3]:  # all of which the table has
             one.observe(f"n{number}", 1, Observation(shown))
     rates.table()
     rates.add(late, {})
     anew.add(late, {})
     assert rates.table().models[:-1] == anew.table().models[:-1]
     assert rates.table().by_name["late"].rates == pytest.approx(anew.table().by_name["late"].rates)
-    assert rates.guessed == anew.guessed == {name for name in (*(f"n{number}" for number in range(150)), "late")
-                                             if not rates.is_known(name)}
+    assert (
+        rates.guessed
+        == anew.guessed
+        == {
+            name
+            for name in (*(f"n{number}" for number in range(150)), "late")
+            if not rates.is_known(name)
+        }
+    )

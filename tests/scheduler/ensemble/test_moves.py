@@ -25,48 +25,133 @@ def wanted(**groups):
 
 # Groups that run, what should run, the devices that are free; and the moves.
 BY_HAND = {
-    "a group that is as it should be is left alone": ({"a": group(1, 0)}, wanted(a=[0, 1]), {2}, ()),
+    "a group that is as it should be is left alone": (
+        {"a": group(1, 0)},
+        wanted(a=[0, 1]),
+        {2},
+        (),
+    ),
     "a group does not start before all its devices are free": ({}, wanted(a=[0, 1]), {0, 2}, ()),
     "and starts then": ({}, wanted(a=[0, 1]), {0, 1}, (m.Start("a", (0, 1)),)),
     "a group stops between two epochs": ({"a": group(0)}, wanted(), (), (m.Stop("a"),)),
     "and not inside of one": ({"a": group(0, stance=INSIDE)}, wanted(), (), ()),
     "nor while it is busy": ({"a": group(0, stance=BUSY)}, wanted(), (), ()),
-    "a group lets go of devices between two epochs": ({"a": group(0, 1)}, wanted(a=[1]), (), (m.Shrink("a", (1,)),)),
+    "a group lets go of devices between two epochs": (
+        {"a": group(0, 1)},
+        wanted(a=[1]),
+        (),
+        (m.Shrink("a", (1,)),),
+    ),
     "and not inside of one, either": ({"a": group(0, 1, stance=INSIDE)}, wanted(a=[1]), (), ()),
     "a device that is let go of is taken when it is said to be free": (
-        {"a": group(0, 1)}, wanted(b=[1], a=[0]), (), (m.Shrink("a", (0,)),)),
+        {"a": group(0, 1)},
+        wanted(b=[1], a=[0]),
+        (),
+        (m.Shrink("a", (0,)),),
+    ),
     "a group waits for all devices that it takes in": (
-        {"a": group(3, stance=INSIDE)}, wanted(a=[2, 3, 4]), {2}, ()),
+        {"a": group(3, stance=INSIDE)},
+        wanted(a=[2, 3, 4]),
+        {2},
+        (),
+    ),
     "and takes them in at any step, and keeps its master": (
-        {"a": group(3, stance=INSIDE)}, wanted(a=[2, 3, 4]), {2, 4}, (m.Grow("a", (3, 2, 4)),)),
+        {"a": group(3, stance=INSIDE)},
+        wanted(a=[2, 3, 4]),
+        {2, 4},
+        (m.Grow("a", (3, 2, 4)),),
+    ),
     "in a ring it does so not inside of an epoch": (
-        {"a": group(0, stance=INSIDE, grows_inside=False)}, wanted(a=[0, 1]), {1}, ()),
-    "but between two": ({"a": group(0, grows_inside=False)}, wanted(a=[0, 1]), {1}, (m.Grow("a", (0, 1)),)),
+        {"a": group(0, stance=INSIDE, grows_inside=False)},
+        wanted(a=[0, 1]),
+        {1},
+        (),
+    ),
+    "but between two": (
+        {"a": group(0, grows_inside=False)},
+        wanted(a=[0, 1]),
+        {1},
+        (m.Grow("a", (0, 1)),),
+    ),
     "a group stops when too little would stay": (
-        {"a": group(0, 1, least=2)}, wanted(a=[1, 2]), {2}, (m.Stop("a"),)),
-    "or when it cannot change": ({"a": group(0, 1, can_change=False)}, wanted(a=[1, 2]), {2}, (m.Stop("a"),)),
+        {"a": group(0, 1, least=2)},
+        wanted(a=[1, 2]),
+        {2},
+        (m.Stop("a"),),
+    ),
+    "or when it cannot change": (
+        {"a": group(0, 1, can_change=False)},
+        wanted(a=[1, 2]),
+        {2},
+        (m.Stop("a"),),
+    ),
     "one that cannot change stops before it gets more": (
-        {"a": group(0, can_change=False)}, wanted(a=[0, 1]), {1}, (m.Stop("a"),)),
-    "at the end of its epoch": ({"a": group(0, stance=INSIDE, can_change=False)}, wanted(a=[0, 1]), {1}, ()),
+        {"a": group(0, can_change=False)},
+        wanted(a=[0, 1]),
+        {1},
+        (m.Stop("a"),),
+    ),
+    "at the end of its epoch": (
+        {"a": group(0, stance=INSIDE, can_change=False)},
+        wanted(a=[0, 1]),
+        {1},
+        (),
+    ),
     "a group that moves shrinks before it grows": (
-        {"a": group(0, 1)}, wanted(a=[1, 2]), {2}, (m.Shrink("a", (1,)),)),
+        {"a": group(0, 1)},
+        wanted(a=[1, 2]),
+        {2},
+        (m.Shrink("a", (1,)),),
+    ),
     # Newcomers that have to build the network first.
     "free devices are recruited one by one": (
-        {"a": group(0, stance=INSIDE, recruits={})}, wanted(a=[0, 1, 2]), {1}, (m.Recruit("a", (1,)),)),
+        {"a": group(0, stance=INSIDE, recruits={})},
+        wanted(a=[0, 1, 2]),
+        {1},
+        (m.Recruit("a", (1,)),),
+    ),
     "recruits wait for each other": (
-        {"a": group(0, stance=INSIDE, recruits={1: True, 2: False})}, wanted(a=[0, 1, 2]), (), ()),
-    "and are taken in together": ({"a": group(0, stance=INSIDE, recruits={1: True, 2: True})}, wanted(a=[0, 1, 2]), (),
-                                  (m.Grow("a", (0, 1, 2)),)),
+        {"a": group(0, stance=INSIDE, recruits={1: True, 2: False})},
+        wanted(a=[0, 1, 2]),
+        (),
+        (),
+    ),
+    "and are taken in together": (
+        {"a": group(0, stance=INSIDE, recruits={1: True, 2: True})},
+        wanted(a=[0, 1, 2]),
+        (),
+        (m.Grow("a", (0, 1, 2)),),
+    ),
     "a recruit that is wanted no more is dismissed": (
-        {"a": group(0, stance=INSIDE, recruits={1: True, 2: False})}, wanted(a=[0, 2]), (), (m.Dismiss("a", (1,)),)),
-    "so are all": ({"a": group(0, stance=INSIDE, recruits={1: True, 2: False})}, wanted(), (),
-                   (m.Dismiss("a", (1, 2)),)),
+        {"a": group(0, stance=INSIDE, recruits={1: True, 2: False})},
+        wanted(a=[0, 2]),
+        (),
+        (m.Dismiss("a", (1,)),),
+    ),
+    "so are all": (
+        {"a": group(0, stance=INSIDE, recruits={1: True, 2: False})},
+        wanted(),
+        (),
+        (m.Dismiss("a", (1, 2)),),
+    ),
     "a group changes at once from some devices to others that have built the network": (
-        {"a": group(0, 1, recruits={2: True})}, wanted(a=[1, 2]), (), (m.Grow("a", (1, 2)),)),
+        {"a": group(0, 1, recruits={2: True})},
+        wanted(a=[1, 2]),
+        (),
+        (m.Grow("a", (1, 2)),),
+    ),
     "and lets go of some before others have": (
-        {"a": group(0, 1, recruits={2: False})}, wanted(a=[1, 2]), (), (m.Shrink("a", (1,)),)),
+        {"a": group(0, 1, recruits={2: False})},
+        wanted(a=[1, 2]),
+        (),
+        (m.Shrink("a", (1,)),),
+    ),
     "a group that will have to stop recruits nobody": (
-        {"a": group(0, stance=INSIDE, can_change=False, recruits={})}, wanted(a=[0, 1]), {1}, ()),
+        {"a": group(0, stance=INSIDE, can_change=False, recruits={})},
+        wanted(a=[0, 1]),
+        {1},
+        (),
+    ),
 }
 
 
@@ -78,7 +163,9 @@ def test_a_move_is_made_when_it_can_be(held, target, free, expected):
 def test_where_devices_are_free_at_once_they_are_taken_at_once_but_those_of_a_group_that_stops():
     """It saves first."""
     assert m.moves({"a": group(0, 1)}, wanted(b=[1], a=[0]), free=(), frees_at_once=True) == (
-        m.Shrink("a", (0,)), m.Start("b", (1,)))
+        m.Shrink("a", (0,)),
+        m.Start("b", (1,)),
+    )
     assert m.moves({"a": group(0)}, wanted(b=[0]), free=(), frees_at_once=True) == (m.Stop("a"),)
 
 
@@ -90,9 +177,13 @@ DEVICES = range(8)
 @st.composite
 def splits(draw, names="abcd"):
     """Disjoint sets of devices, some of them empty, and what is left."""
-    owner = draw(st.lists(st.sampled_from([*names, ""]), min_size=len(DEVICES), max_size=len(DEVICES)))
+    owner = draw(
+        st.lists(st.sampled_from([*names, ""]), min_size=len(DEVICES), max_size=len(DEVICES))
+    )
     order = draw(st.permutations(DEVICES))
-    return {name: tuple(device for device in order if owner[device] == name) for name in (*names, "")}
+    return {
+        name: tuple(device for device in order if owner[device] == name) for name in (*names, "")
+    }
 
 
 @st.composite
@@ -104,10 +195,18 @@ def situations(draw, stances=tuple(m.Stance), must_build=st.booleans()):
     for name in filter(has.get, has):
         recruits = None
         if recruiting:
-            recruits = draw(st.dictionaries(st.sampled_from(sorted(free)), st.booleans())) if free else {}
+            recruits = (
+                draw(st.dictionaries(st.sampled_from(sorted(free)), st.booleans())) if free else {}
+            )
             free -= recruits.keys()
-        held[name] = m.GroupHolding(has[name], draw(st.sampled_from(stances)), draw(st.integers(1, len(has[name]))),
-                             draw(st.booleans()), draw(st.booleans()), recruits)
+        held[name] = m.GroupHolding(
+            has[name],
+            draw(st.sampled_from(stances)),
+            draw(st.integers(1, len(has[name]))),
+            draw(st.booleans()),
+            draw(st.booleans()),
+            recruits,
+        )
     return held, wanted(**{name: should[name] for name in "abcd" if should[name]}), frozenset(free)
 
 
@@ -122,7 +221,11 @@ def test_each_move_takes_devices_that_nobody_else_has(situation, frees_at_once):
             left -= set(move.devices)
         elif isinstance(move, m.Grow):
             new = set(move.devices) - set(mine.devices)
-            assert all(mine.recruits[device] for device in new) if mine.recruits is not None else left >= new
+            assert (
+                all(mine.recruits[device] for device in new)
+                if mine.recruits is not None
+                else left >= new
+            )
             left -= new
         elif isinstance(move, m.Shrink):
             assert set(move.devices) < set(mine.devices)
@@ -145,7 +248,9 @@ def test_no_group_is_asked_for_what_it_cannot_do(situation, frees_at_once):
         assert mine.stance is not BUSY
         if mine.stance is INSIDE:
             assert isinstance(move, m.Recruit | m.Dismiss | m.Grow)
-            assert not isinstance(move, m.Grow) or (set(move.devices) > set(mine.devices) and mine.grows_inside)
+            assert not isinstance(move, m.Grow) or (
+                set(move.devices) > set(mine.devices) and mine.grows_inside
+            )
         if isinstance(move, m.Grow | m.Shrink):
             assert mine.can_change
             assert len(set(move.devices) & set(mine.devices)) >= mine.least
@@ -161,12 +266,22 @@ def carried_out(held, found):
             held[move.name] = m.GroupHolding(move.devices, BETWEEN, recruits={})
         elif not isinstance(move, m.Stop):
             coming = set(mine.recruits or ())
-            coming = coming | set(move.devices) if isinstance(move, m.Recruit) else coming - set(move.devices)
+            coming = (
+                coming | set(move.devices)
+                if isinstance(move, m.Recruit)
+                else coming - set(move.devices)
+            )
             held[move.name] = replace(
-                mine, devices=move.devices if isinstance(move, m.Grow | m.Shrink) else mine.devices,
-                recruits=None if mine.recruits is None else dict.fromkeys(coming, True))
-    return {name: replace(mine, recruits=None if mine.recruits is None else dict.fromkeys(mine.recruits, True))
-            for name, mine in held.items()}
+                mine,
+                devices=move.devices if isinstance(move, m.Grow | m.Shrink) else mine.devices,
+                recruits=None if mine.recruits is None else dict.fromkeys(coming, True),
+            )
+    return {
+        name: replace(
+            mine, recruits=None if mine.recruits is None else dict.fromkeys(mine.recruits, True)
+        )
+        for name, mine in held.items()
+    }
 
 
 @settings(max_examples=examples(300))
@@ -175,9 +290,12 @@ def test_moves_lead_to_what_is_wanted_and_then_there_are_none(situation, frees_a
     held, target, free = situation
     for _ in range(6):
         held = carried_out(held, m.moves(held, target, free, frees_at_once))
-        taken = [device for mine in held.values() for device in (*mine.devices, *(mine.recruits or ()))]
+        taken = [
+            device for mine in held.values() for device in (*mine.devices, *(mine.recruits or ()))
+        ]
         assert len(set(taken)) == len(taken)
         free = set(DEVICES) - set(taken)
     assert {name: set(mine.devices) for name, mine in held.items()} == {
-        member.name: set(member.devices) for member in target.members}
+        member.name: set(member.devices) for member in target.members
+    }
     assert m.moves(held, target, free, frees_at_once) == ()

@@ -17,8 +17,13 @@ from tests.examples import examples
 
 
 def online(*networks, gpus=16, known=None):
-    return learn.OnlineRates([one if isinstance(one, learn.Traits) else learn.Traits(one, one) for one in networks],
-                             1000, 4, gpus, known)
+    return learn.OnlineRates(
+        [one if isinstance(one, learn.Traits) else learn.Traits(one, one) for one in networks],
+        1000,
+        4,
+        gpus,
+        known,
+    )
 
 
 def told(rates, name, gpus):
@@ -33,8 +38,11 @@ def most(rates, name):
 
 # --- what was seen ------------------------------------------------------------------------------
 
-OBSERVATIONS = st.lists(st.tuples(st.sampled_from("abc"), st.integers(1, 12), st.floats(0.1, 1e4)),
-                        max_size=12, unique_by=lambda one: one[:2])
+OBSERVATIONS = st.lists(
+    st.tuples(st.sampled_from("abc"), st.integers(1, 12), st.floats(0.1, 1e4)),
+    max_size=12,
+    unique_by=lambda one: one[:2],
+)
 
 
 @given(OBSERVATIONS, st.randoms())
@@ -78,13 +86,18 @@ def test_an_observation_of_nothing_is_none():
 
 # --- how far it may go --------------------------------------------------------------------------
 
+
 @given(OBSERVATIONS, st.integers(1, 20), st.integers(1, 3), st.none() | st.integers(3, 20))
 @settings(max_examples=examples(60), deadline=None)
 def test_nothing_is_planned_on_more_than_twice_the_largest_seen(seen, gpus, least, limit):
-    rates = online(*(learn.Traits(name, name, min_gpus=least, max_gpus=limit) for name in "abc"), gpus=gpus)
+    rates = online(
+        *(learn.Traits(name, name, min_gpus=least, max_gpus=limit) for name in "abc"), gpus=gpus
+    )
     for name, size, found in seen:
         rates.observe(name, size, learn.Observation(found))
-    largest = {name: max((size for one, size, _ in seen if one == name), default=0) for name in "abc"}
+    largest = {
+        name: max((size for one, size, _ in seen if one == name), default=0) for name in "abc"
+    }
     of_any = max(largest.values())
     for network in rates.table().models:
         bound = min(max(1, learn.REACH * (largest[network.name] or of_any)), limit or gpus, gpus)
@@ -115,6 +128,7 @@ def test_a_group_that_has_shown_its_rate_on_all_it_was_allowed_may_grow():
 
 # --- what was never seen ------------------------------------------------------------------------
 
+
 def test_an_unseen_size_has_the_slope_of_networks_that_were_seen_at_two():
     rates = online("a", "b")
     for gpus in (1, 2, 4, 8):
@@ -125,16 +139,28 @@ def test_an_unseen_size_has_the_slope_of_networks_that_were_seen_at_two():
     assert told(rates, "a", 6) == pytest.approx(10.0 * 6 * 0.95**5)
 
 
-@given(st.lists(st.tuples(st.sampled_from(["ResNet", "DenseNet", "CNN"]), st.floats(1e6, 1e12)), min_size=3,
-                max_size=9), st.floats(1e-3, 1e3), st.data())
+@given(
+    st.lists(
+        st.tuples(st.sampled_from(["ResNet", "DenseNet", "CNN"]), st.floats(1e6, 1e12)),
+        min_size=3,
+        max_size=9,
+    ),
+    st.floats(1e-3, 1e3),
+    st.data(),
+)
 @settings(max_examples=examples(60), deadline=None)
 def test_offsets_of_machine_and_family_are_learned(drawn, machine, data):
     """Where speed is one factor a family over operations, one network of each tells all others."""
     factor = {"ResNet": machine, "DenseNet": 3 * machine, "CNN": 0.2 * machine}
-    networks = [learn.Traits(f"n{i}", f"n{i}", family, operations) for i, (family, operations) in enumerate(drawn)]
+    networks = [
+        learn.Traits(f"n{i}", f"n{i}", family, operations)
+        for i, (family, operations) in enumerate(drawn)
+    ]
     rates = online(*networks)
     for family in {family for family, _ in drawn}:
-        shown = data.draw(st.sampled_from([network for network in networks if network.family == family]))
+        shown = data.draw(
+            st.sampled_from([network for network in networks if network.family == family])
+        )
         rates.observe(shown.name, 1, learn.Observation(factor[family] * 1e9 / shown.operations))
     for network in networks:
         expected = factor[network.family] * 1e9 / network.operations
@@ -142,16 +168,23 @@ def test_offsets_of_machine_and_family_are_learned(drawn, machine, data):
 
 
 def test_a_network_of_which_nothing_is_known_is_taken_for_one_like_the_others():
-    rates = online(learn.Traits("a", "a", operations=1e9), learn.Traits("b", "b", operations=4e9), "c")
+    rates = online(
+        learn.Traits("a", "a", operations=1e9), learn.Traits("b", "b", operations=4e9), "c"
+    )
     rates.observe("a", 1, learn.Observation(100.0))
     assert told(rates, "c", 1) == pytest.approx(50.0)
 
 
 def test_a_network_that_is_wrongly_thought_to_be_fast_does_not_wait_to_the_end():
     """It is told at the lower end of what it may be, once others have shown how wrong that may be."""
-    networks = [learn.Traits(f"n{i}", f"n{i}", operations=operations)
-                for i, operations in enumerate((1.0, 2.0, 4.0, 8.0))]
-    rates, cluster = online(*networks, learn.Traits("x", "x", operations=1.5), gpus=4), Cluster.of(4, 4)
+    networks = [
+        learn.Traits(f"n{i}", f"n{i}", operations=operations)
+        for i, operations in enumerate((1.0, 2.0, 4.0, 8.0))
+    ]
+    rates, cluster = (
+        online(*networks, learn.Traits("x", "x", operations=1.5), gpus=4),
+        Cluster.of(4, 4),
+    )
     for network, shown in zip(networks, (10.0, 40.0, 10.0, 40.0), strict=True):
         rates.observe(network.name, 1, learn.Observation(shown))
     assert told(rates, "x", 1) < 10.0
@@ -159,6 +192,7 @@ def test_a_network_that_is_wrongly_thought_to_be_fast_does_not_wait_to_the_end()
 
 
 # --- what earlier runs knew ---------------------------------------------------------------------
+
 
 def test_what_earlier_runs_knew_is_believed_until_training_says_otherwise():
     rates = online("a", known={"a": {1: 10.0, 2: 19.0, 4: 36.0}, "gone": {1: 1.0}})
@@ -178,9 +212,12 @@ def test_a_rate_that_is_off_puts_the_others_of_its_network_in_doubt():
 
 # --- what calls for another plan ----------------------------------------------------------------
 
+
 @given(st.floats(1.0, 1e3), st.floats(0.3, 3.0), st.floats(0.0, 1.0), st.integers(1, 400))
 @settings(max_examples=examples(100), deadline=None)
-def test_only_a_rate_that_is_surely_off_by_more_than_a_quarter_is_off(expected, factor, spread, steps):
+def test_only_a_rate_that_is_surely_off_by_more_than_a_quarter_is_off(
+    expected, factor, spread, steps
+):
     observed = learn.Observation(expected * factor, spread, steps)
     found = learn.is_off(observed, expected)
     assert not found or abs(factor - 1) > learn.OFF
@@ -192,7 +229,9 @@ def test_only_a_rate_that_is_surely_off_by_more_than_a_quarter_is_off(expected, 
 
 def test_what_differs_from_epoch_to_epoch_calls_for_no_other_plan_but_a_change_does():
     """With more ranks than cores a rate of an epoch says little about the next."""
-    rates = online(learn.Traits("a", "a", operations=1.0), learn.Traits("b", "b", operations=1.0), gpus=8)
+    rates = online(
+        learn.Traits("a", "a", operations=1.0), learn.Traits("b", "b", operations=1.0), gpus=8
+    )
     rates.observe("a", 1, learn.Observation(100.0))
     rates.planned()
     called = []
@@ -222,7 +261,9 @@ def test_too_few_observations_say_nothing_of_noise():
 
 
 def test_a_plan_by_wrong_rates_is_made_again():
-    rates = online(learn.Traits("a", "a", operations=1.0), learn.Traits("b", "b", operations=1.0), gpus=8)
+    rates = online(
+        learn.Traits("a", "a", operations=1.0), learn.Traits("b", "b", operations=1.0), gpus=8
+    )
     rates.planned()
     shown = told(rates, "a", 1)
     rates.observe("a", 1, learn.Observation(shown * 1.2))
@@ -247,12 +288,17 @@ def test_the_share_of_a_network_that_proves_slow_grows():
         rates.observe("b", gpus, learn.Observation(10.0 * gpus))
     progress = Progress(running=first.members, wanted=first)
     assert decide(rates.table(), progress, cluster, None) == first
-    again = decide(rates.table(), Progress(running=first.members, wanted=first, rates_changed=rates.has_news),
-                   cluster, None)
+    again = decide(
+        rates.table(),
+        Progress(running=first.members, wanted=first, rates_changed=rates.has_news),
+        cluster,
+        None,
+    )
     assert again.counts["b"] > again.counts["a"]
 
 
 # --- probing ------------------------------------------------------------------------------------
+
 
 def uncertain():
     """Some networks that scale well and some that do not, each seen on 1 and 2 GPUs; and one seen on 1 alone."""
@@ -286,6 +332,7 @@ def test_a_plan_that_could_not_change_is_left_alone():
 
 
 # --- every policy ------------------------------------------------------------------------------
+
 
 @pytest.mark.parametrize("policy", POLICIES)
 @given(seen=OBSERVATIONS, gpus=st.integers(1, 16), changed=st.booleans())

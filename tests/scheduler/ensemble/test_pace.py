@@ -15,7 +15,9 @@ GROUPS = st.lists(st.tuples(st.floats(1, 100), st.integers(1, 4)), min_size=1, m
 
 
 def busy(rates, gpus, streams):
-    slowest = {s: min(r for r, t in zip(rates, streams, strict=True) if t == s) for s in set(streams)}
+    slowest = {
+        s: min(r for r, t in zip(rates, streams, strict=True) if t == s) for s in set(streams)
+    }
     return sum(g * slowest[s] / r for r, g, s in zip(rates, gpus, streams, strict=True))
 
 
@@ -36,10 +38,15 @@ def test_nobody_is_faster_than_its_rate_or_its_stream(groups, count, supply):
     stream = Stream(count=count, rate=supply)
     streams = stream.split(rates, gpus)
     paces = stream.paces(rates, streams)
-    assert all(0 < pace <= min(rate, supply / max(1, count)) for pace, rate in zip(paces, rates, strict=True))
+    assert all(
+        0 < pace <= min(rate, supply / max(1, count))
+        for pace, rate in zip(paces, rates, strict=True)
+    )
     if count:
-        assert all(len({pace for pace, s in zip(paces, streams, strict=True) if s == one}) == 1
-                   for one in set(streams))
+        assert all(
+            len({pace for pace, s in zip(paces, streams, strict=True) if s == one}) == 1
+            for one in set(streams)
+        )
 
 
 @pytest.mark.parametrize("window", [0.0, -0.1, 1.1, math.nan])

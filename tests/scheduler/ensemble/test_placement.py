@@ -27,9 +27,11 @@ def least_score(sizes, devices, per_node):
     """By trying every choice of devices."""
     if not sizes:
         return 0.0
-    return min(len({d // per_node for d in mine}) / sizes[0]
-               + least_score(sizes[1:], [d for d in devices if d not in mine], per_node)
-               for mine in combinations(devices, sizes[0]))
+    return min(
+        len({d // per_node for d in mine}) / sizes[0]
+        + least_score(sizes[1:], [d for d in devices if d not in mine], per_node)
+        for mine in combinations(devices, sizes[0])
+    )
 
 
 def assert_valid(members, groups, devices):
@@ -58,7 +60,9 @@ def test_large_placements_are_valid_and_never_worse_than_algorithm_3(sizes, per_
     devices = range(sum(sizes) + spare)
     for place_them in (greedy, place):
         assert_valid(place_them(groups, devices, per_node), groups, devices)
-    assert score(place(groups, devices, per_node), per_node) <= score(greedy(groups, devices, per_node), per_node)
+    assert score(place(groups, devices, per_node), per_node) <= score(
+        greedy(groups, devices, per_node), per_node
+    )
 
 
 def test_the_exact_search_finds_what_the_permutations_of_algorithm_3_miss():
@@ -73,7 +77,10 @@ def test_groups_of_a_thousand_nodes_are_placed():
 
 
 def test_algorithm_3_fills_nodes_then_pairs_then_searches():
-    members = {m.name: m.devices for m in greedy({"one": 1, "eight": 8, "three": 3, "two": 2}, range(16), 4)}
+    members = {
+        m.name: m.devices
+        for m in greedy({"one": 1, "eight": 8, "three": 3, "two": 2}, range(16), 4)
+    }
     assert members["eight"] == tuple(range(8))
     assert set(members["one"] + members["three"]) == set(range(8, 12))
     assert members["two"] == (12, 13)
@@ -105,7 +112,7 @@ def test_rearranging_keeps_what_a_group_has(problem, data):
 
 
 def test_a_group_grows_on_its_own_node_first_and_shrinks_where_it_has_least():
-    grown, = rearrange({"a": 4}, [Member("a", (4, 5))], [0, 4, 5, 6, 7, 8], 4)
+    (grown,) = rearrange({"a": 4}, [Member("a", (4, 5))], [0, 4, 5, 6, 7, 8], 4)
     assert set(grown.devices) == {4, 5, 6, 7}
-    shrunk, = rearrange({"a": 3}, [Member("a", (4, 5, 6, 8))], range(12), 4)
+    (shrunk,) = rearrange({"a": 3}, [Member("a", (4, 5, 6, 8))], range(12), 4)
     assert shrunk.devices == (4, 5, 6)

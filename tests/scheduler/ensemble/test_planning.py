@@ -23,8 +23,14 @@ SHARING = (1.0, 1.6, 2.1, 2.4)
 
 
 def table(*rates, samples=100, epochs=3, **more):
-    return RateTable(samples, 4, tuple(Network(f"n{i}", tuple(map(float, one)), epochs=epochs)
-                                       for i, one in enumerate(rates)), **more)
+    return RateTable(
+        samples,
+        4,
+        tuple(
+            Network(f"n{i}", tuple(map(float, one)), epochs=epochs) for i, one in enumerate(rates)
+        ),
+        **more,
+    )
 
 
 @st.composite
@@ -33,7 +39,9 @@ def shared(draw):
     rates, cluster = draw(ensembles(most_networks=12, most_gpus=6))
     curve = (1.0, *draw(st.lists(st.floats(0.8, 4.0), max_size=3)))
     supply = draw(st.just(math.inf) | st.floats(1.0, 100.0))
-    whole = Cluster.of(cluster.gpus, cluster.gpus_per_node, draw(st.integers(1, 4)), draw(st.booleans()))
+    whole = Cluster.of(
+        cluster.gpus, cluster.gpus_per_node, draw(st.integers(1, 4)), draw(st.booleans())
+    )
     return replace(rates, sharing=curve, supply=supply), whole
 
 
@@ -57,21 +65,33 @@ def test_no_group_has_two_slots_of_a_gpu_whatever_ends_or_dies(drawn, name, data
         answer = plan(policy, rates, progress, cluster, Options())
         check(answer, rates, cluster)
         if policy.rearranges:
-            there = Counter(cluster.gpu(device) for member in answer.members for device in member.devices)
+            there = Counter(
+                cluster.gpu(device) for member in answer.members for device in member.devices
+            )
             assert max(there.values(), default=0) <= networks_per_gpu(rates, progress, cluster)
         over = data.draw(st.sets(st.sampled_from([network.name for network in rates.models])))
-        gone = data.draw(st.sets(st.sampled_from(cluster.devices), max_size=len(cluster.devices) - 1))
+        gone = data.draw(
+            st.sets(st.sampled_from(cluster.devices), max_size=len(cluster.devices) - 1)
+        )
         cluster = cluster.without(gone)
         left = tuple(member for member in answer.members if member.name not in over)
-        progress = Progress(left, finished=progress.finished | over, wanted=answer, rates_changed=bool(gone))
+        progress = Progress(
+            left, finished=progress.finished | over, wanted=answer, rates_changed=bool(gone)
+        )
 
 
 @given(shared(), st.sampled_from(sorted(POLICIES)), st.booleans())
 @settings(max_examples=examples(80), deadline=None)
 def test_every_network_trains_its_epochs_on_gpus_that_are_shared(drawn, name, learns):
     rates, cluster = drawn
-    found = simulate(rates, cluster, POLICIES[name], Options(), Costs(),
-                     learning=Learning(after_s=1.0) if learns else None)
+    found = simulate(
+        rates,
+        cluster,
+        POLICIES[name],
+        Options(),
+        Costs(),
+        learning=Learning(after_s=1.0) if learns else None,
+    )
     done = Counter()
     for stint in found.stints:
         done[stint.name] += stint.epochs
@@ -84,8 +104,9 @@ def test_networks_share_gpus_while_they_outnumber_them_and_the_last_ones_have_wh
     rates, cluster = table(*[(10, 19, 27, 34)] * 8, sharing=SHARING), Cluster.of(4, 4, slots=4)
     adaptive = POLICIES["adaptive"]
     first = plan(adaptive, rates, Progress(), cluster, Options())
-    assert sorted(cluster.gpu(device) for member in first.members for device in member.devices) == sorted(
-        2 * list(range(4)))
+    assert sorted(
+        cluster.gpu(device) for member in first.members for device in member.devices
+    ) == sorted(2 * list(range(4)))
     # Those that are left are all on one GPU, and each gets two whole ones.
     left = tuple(member for member in first.members if cluster.gpu(member.devices[0]) == 0)
     over = frozenset(member.name for member in first.members if member not in left)
@@ -94,13 +115,23 @@ def test_networks_share_gpus_while_they_outnumber_them_and_the_last_ones_have_wh
     assert len({cluster.gpu(device) for member in last.members for device in member.devices}) == 4
 
 
-@pytest.mark.parametrize(("sharing", "fills", "count"), [
-    (SHARING, False, 3), ((1.0, 1.6, 1.61), False, 2), ((1.0, 1.0), False, 1), ((1.0, 1.0), True, 3), ((), False, 1),
-    ((1.0,), False, 2)])
+@pytest.mark.parametrize(
+    ("sharing", "fills", "count"),
+    [
+        (SHARING, False, 3),
+        ((1.0, 1.6, 1.61), False, 2),
+        ((1.0, 1.0), False, 1),
+        ((1.0, 1.0), True, 3),
+        ((), False, 1),
+        ((1.0,), False, 2),
+    ],
+)
 def test_slots_are_filled_only_where_that_pays_unless_that_is_asked_for(sharing, fills, count):
     rates, cluster = table(*[(10,)] * 6, sharing=sharing), Cluster.of(2, 2, 4, fills)
     assert networks_per_gpu(rates, Progress(), cluster) == count
-    assert len(plan(POLICIES["adaptive"], rates, Progress(), cluster, Options()).members) == 2 * count
+    assert (
+        len(plan(POLICIES["adaptive"], rates, Progress(), cluster, Options()).members) == 2 * count
+    )
 
 
 def test_a_policy_that_moves_no_group_leaves_two_on_a_gpu_that_need_not_share_it_any_more():
@@ -118,7 +149,9 @@ def test_what_has_run_out_of_memory_beside_others_waits_until_it_can_be_alone():
     together = plan(adaptive, rates, Progress(alone=frozenset({"n0"})), cluster, Options())
     assert {member.name for member in together.members} == {"n1", "n2", "n3"}
     over = frozenset({"n1", "n2", "n3"})
-    last = plan(adaptive, rates, Progress(finished=over, alone=frozenset({"n0"})), cluster, Options())
+    last = plan(
+        adaptive, rates, Progress(finished=over, alone=frozenset({"n0"})), cluster, Options()
+    )
     assert last.counts == {"n0": 1}
 
 
@@ -129,6 +162,7 @@ def test_devices_of_a_group_are_exchanged_rather_with_free_ones():
 
 
 # --- an input that is slow ----------------------------------------------------------------------
+
 
 @given(ensembles(), st.floats(0.5, 300.0))
 @settings(max_examples=examples(80), deadline=None)
@@ -147,29 +181,46 @@ def test_no_rate_is_above_what_the_input_gives_and_no_gpu_is_given_for_nothing(d
 def test_many_networks_on_one_slow_stream_are_preferred_to_few_wide_groups(name):
     # The first takes 6,936 samples/s of an input of 1,190.
     fast = table((6936, 13000), (1500, 2900), (1400, 2700), (900, 1700), (800, 1500), (700, 1300))
-    alone, shared = (plan(POLICIES[name], replace(fast, supply=supply), Progress(), Cluster.of(2, 2), Options())
-                     for supply in (math.inf, 1190.0))
+    alone, shared = (
+        plan(POLICIES[name], replace(fast, supply=supply), Progress(), Cluster.of(2, 2), Options())
+        for supply in (math.inf, 1190.0)
+    )
     assert len(shared.members) == 2
     if name == "global":
         assert len(alone.members) == 1
 
 
-@pytest.mark.parametrize("stream", [Stream(rate=100.0), replace(LOCKSTEP, rate=100.0),
-                                    Stream(rate=100.0, ring=Ring(shards=10, window=0.5, surplus=100.0))])
+@pytest.mark.parametrize(
+    "stream",
+    [
+        Stream(rate=100.0),
+        replace(LOCKSTEP, rate=100.0),
+        Stream(rate=100.0, ring=Ring(shards=10, window=0.5, surplus=100.0)),
+    ],
+)
 def test_an_ensemble_on_a_slow_input_is_simulated_by_plans_that_know_it(stream):
     rates = table(*[(400, 750, 1000, 1200)] * 4, samples=1000, sharing=(1.0, 1.0, 1.0, 1.0))
     spans = {}
     for slots in (1, 2):
-        found = simulate(rates, Cluster.of(2, 2, slots), POLICIES["adaptive"], Options(), Costs(), stream)
+        found = simulate(
+            rates, Cluster.of(2, 2, slots), POLICIES["adaptive"], Options(), Costs(), stream
+        )
         spans[slots] = found.makespan_s
     assert spans[1] == pytest.approx(60.0, rel=0.1)  # two after two, at the pace of the input
-    assert spans[2] == pytest.approx(30.0, rel=0.1)  # four at once: a GPU is fast enough for two of them
+    assert spans[2] == pytest.approx(
+        30.0, rel=0.1
+    )  # four at once: a GPU is fast enough for two of them
 
 
 def test_an_algorithm_to_the_letter_does_not_look_at_the_input():
     rates = table((400, 750), (390, 740), supply=100.0)
-    wide, = plan(POLICIES["global"], replace(rates, models=rates.models[:1]), Progress(), Cluster.of(2, 2),
-                 Options(peak_limited=False)).members
+    (wide,) = plan(
+        POLICIES["global"],
+        replace(rates, models=rates.models[:1]),
+        Progress(),
+        Cluster.of(2, 2),
+        Options(peak_limited=False),
+    ).members
     assert wide.gpus == 2
 
 

@@ -6,7 +6,17 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from scheduler.base import Cluster, Delta, InputError, Member, Network, Options, Progress, RateTable, Round
+from scheduler.base import (
+    Cluster,
+    Delta,
+    InputError,
+    Member,
+    Network,
+    Options,
+    Progress,
+    RateTable,
+    Round,
+)
 from scheduler.ensemble.moves import GroupHolding, Stance, Stop, moves
 from scheduler.ensemble.policies import POLICIES, SETTINGS, Policy, check_round
 from scheduler.ensemble.rates import curve, rate
@@ -28,22 +38,31 @@ class Trainer:
         self.running, self.wanted, self.rounds = {}, Round(), []
 
     def progress(self):
-        return Progress(running=tuple(Member(*group) for group in self.running.items()),
-                        epochs_done={n.name: n.epochs - self.left[n.name] for n in self.rates.models
-                                     if self.left[n.name] < n.epochs},
-                        finished=frozenset(name for name, left in self.left.items() if left == 0),
-                        wanted=self.wanted)
+        return Progress(
+            running=tuple(Member(*group) for group in self.running.items()),
+            epochs_done={
+                n.name: n.epochs - self.left[n.name]
+                for n in self.rates.models
+                if self.left[n.name] < n.epochs
+            },
+            finished=frozenset(name for name, left in self.left.items() if left == 0),
+            wanted=self.wanted,
+        )
 
     def ask(self):
         progress = self.progress()
         self.wanted = POLICIES[self.policy].decide(self.rates, progress, self.cluster, self.options)
         check_round(self.wanted, self.rates, progress, self.cluster)
-        assert self.wanted == POLICIES[self.policy].decide(self.rates, progress, self.cluster, self.options)
+        assert self.wanted == POLICIES[self.policy].decide(
+            self.rates, progress, self.cluster, self.options
+        )
         self.rounds.append(self.wanted)
 
     def carry_out(self, ended=None):
-        held = {name: GroupHolding(devices, Stance.BETWEEN if name == ended else Stance.INSIDE)
-                for name, devices in self.running.items()}
+        held = {
+            name: GroupHolding(devices, Stance.BETWEEN if name == ended else Stance.INSIDE)
+            for name, devices in self.running.items()
+        }
         free = set(self.cluster.devices).difference(*self.running.values())
         for move in moves(held, self.wanted, free, frees_at_once=True):
             if isinstance(move, Stop):
@@ -83,10 +102,18 @@ class Trainer:
         return True
 
 
-runs = settings(max_examples=examples(40), deadline=None, suppress_health_check=[HealthCheck.differing_executors])
-OPTIONS = st.builds(Options, alpha=st.sampled_from((0.5, 0.8, 1.0)), peak_limited=st.booleans(),
-                    delta=st.builds(Delta, st.sampled_from((0.15, 20.0, 0.0)), relative=st.booleans()),
-                    seed=st.integers(0, 3))
+runs = settings(
+    max_examples=examples(40),
+    deadline=None,
+    suppress_health_check=[HealthCheck.differing_executors],
+)
+OPTIONS = st.builds(
+    Options,
+    alpha=st.sampled_from((0.5, 0.8, 1.0)),
+    peak_limited=st.booleans(),
+    delta=st.builds(Delta, st.sampled_from((0.15, 20.0, 0.0)), relative=st.booleans()),
+    seed=st.integers(0, 3),
+)
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -94,7 +121,8 @@ class TestEveryPolicy:
     @runs
     @given(drawn=ensembles(), options=OPTIONS, rng=st.randoms(use_true_random=False))
     def test_it_ends_and_answers_what_can_be_carried_out_and_alike_when_asked_twice(
-            self, policy, drawn, options, rng):
+        self, policy, drawn, options, rng
+    ):
         assert Trainer(drawn, policy, options, rng).run()
 
     @runs
@@ -105,26 +133,42 @@ class TestEveryPolicy:
         known = {network.name: network for network in drawn[0].models}
         for decided in trainer.rounds:
             for member in decided.members:
-                paces = curve(known[member.name], member.gpus)[known[member.name].min_gpus - 1:]
+                paces = curve(known[member.name], member.gpus)[known[member.name].min_gpus - 1 :]
                 assert all(paces[-1] > fewer for fewer in paces[:-1])
 
     @runs
     @given(drawn=ensembles(bounded=False), options=OPTIONS, rng=st.randoms(use_true_random=False))
-    def test_it_ends_when_devices_die_and_never_asks_for_a_dead_one(self, policy, drawn, options, rng):
-        assert Trainer(drawn, policy, options, rng, devices_die=True).run()  # each answer is checked
+    def test_it_ends_when_devices_die_and_never_asks_for_a_dead_one(
+        self, policy, drawn, options, rng
+    ):
+        assert Trainer(
+            drawn, policy, options, rng, devices_die=True
+        ).run()  # each answer is checked
 
     def test_a_network_that_no_longer_fits_waits_and_the_others_train(self, policy):
-        rates = RateTable(100, 4, (Network("large", (10.0, 20.0, 30.0), min_gpus=3), Network("small", (5.0,))))
-        assert POLICIES[policy].decide(rates, Progress(), Cluster((0, 2), 4), Options()).counts == {"small": 1}
+        rates = RateTable(
+            100, 4, (Network("large", (10.0, 20.0, 30.0), min_gpus=3), Network("small", (5.0,)))
+        )
+        assert POLICIES[policy].decide(rates, Progress(), Cluster((0, 2), 4), Options()).counts == {
+            "small": 1
+        }
 
     def test_nothing_is_wanted_when_all_have_finished(self, policy):
         done = Progress(finished=frozenset({"n0", "n1"}))
-        assert POLICIES[policy].decide(table((1.0,), (2.0,)), done, Cluster.of(4, 4), Options()) == Round()
+        assert (
+            POLICIES[policy].decide(table((1.0,), (2.0,)), done, Cluster.of(4, 4), Options())
+            == Round()
+        )
 
     def test_a_finished_network_is_never_wanted_again(self, policy):
-        progress = Progress(finished=frozenset({"n0"}), wanted=Round((Member("n0", (0,)), Member("n1", (1,)))),
-                            running=(Member("n1", (1,)),))
-        decided = POLICIES[policy].decide(table((1.0,), (2.0,)), progress, Cluster.of(2, 2), Options())
+        progress = Progress(
+            finished=frozenset({"n0"}),
+            wanted=Round((Member("n0", (0,)), Member("n1", (1,)))),
+            running=(Member("n1", (1,)),),
+        )
+        decided = POLICIES[policy].decide(
+            table((1.0,), (2.0,)), progress, Cluster.of(2, 2), Options()
+        )
         assert set(decided.counts) == {"n1"}
 
 
@@ -161,25 +205,49 @@ def test_every_row_goes_by_its_own_name_and_has_a_line_of_help():
 
 
 def test_a_row_that_reads_what_is_no_setting_is_refused():
-    with pytest.raises(InputError, match="policy mine reads unknown options 'gamma'; "
-                                         "there are alpha, delta, peak_limited, seed"):
+    with pytest.raises(
+        InputError,
+        match="policy mine reads unknown options 'gamma'; "
+        "there are alpha, delta, peak_limited, seed",
+    ):
         Policy("mine", POLICIES["local"].decide, reads=SETTINGS | {"gamma"})
 
 
-@pytest.mark.parametrize(("answer", "said"), [
-    ([Member("n0", (0,))], "returns a list; it must return a Round"),
-    (Round(("n0",)), "gives devices to 'n0', which is not among the networks"),
-    (Round((Member("other", (0,)),)), "gives devices to 'other', which is not among the networks"),
-    (Round((Member("n1", (0,)),)), "gives devices to 'n1', which is not among the networks"),  # it has finished
-    (Round((Member("n0", (0,)), Member("n0", (2,)))), "gives devices to 'n0', which is not among the networks"),
-    (Round((Member("n0", ()),)), "gives 0 devices to n0, which takes 1 to 2"),
-    (Round((Member("n0", (0, 2, 3)),)), "gives 3 devices to n0, which takes 1 to 2"),
-    (Round((Member("n0", (0, 0)),)), r"hands out the devices \[0, 0\]; it can hand out each of \[0, 2, 3\]"),
-    (Round((Member("n0", (1,)),)), r"hands out the devices \[1\]; it can hand out each of \[0, 2, 3\]"),
-    (Round((Member("n0", (0,)), Member("n2", (0,)))), r"hands out the devices \[0, 0\]"),
-])
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        ([Member("n0", (0,))], "returns a list; it must return a Round"),
+        (Round(("n0",)), "gives devices to 'n0', which is not among the networks"),
+        (
+            Round((Member("other", (0,)),)),
+            "gives devices to 'other', which is not among the networks",
+        ),
+        (
+            Round((Member("n1", (0,)),)),
+            "gives devices to 'n1', which is not among the networks",
+        ),  # it has finished
+        (
+            Round((Member("n0", (0,)), Member("n0", (2,)))),
+            "gives devices to 'n0', which is not among the networks",
+        ),
+        (Round((Member("n0", ()),)), "gives 0 devices to n0, which takes 1 to 2"),
+        (Round((Member("n0", (0, 2, 3)),)), "gives 3 devices to n0, which takes 1 to 2"),
+        (
+            Round((Member("n0", (0, 0)),)),
+            r"hands out the devices \[0, 0\]; it can hand out each of \[0, 2, 3\]",
+        ),
+        (
+            Round((Member("n0", (1,)),)),
+            r"hands out the devices \[1\]; it can hand out each of \[0, 2, 3\]",
+        ),
+        (Round((Member("n0", (0,)), Member("n2", (0,)))), r"hands out the devices \[0, 0\]"),
+    ],
+)
 def test_an_answer_that_cannot_be_carried_out_is_refused(answer, said):
-    rates, progress = table((1.0,), (1.0,), (1.0,), max_gpus=2), Progress(finished=frozenset({"n1"}))
+    rates, progress = (
+        table((1.0,), (1.0,), (1.0,), max_gpus=2),
+        Progress(finished=frozenset({"n1"})),
+    )
     with pytest.raises(InputError, match=said):
         check_round(answer, rates, progress, Cluster((0, 2, 3), 4))
 
@@ -192,14 +260,18 @@ class TestGlobal:
     RATES = table((40.0, 80.0, 120.0, 160.0), (20.0, 40.0, 60.0, 80.0), (10.0, 20.0, 30.0, 40.0))
 
     def decide(self, gpus=8, alpha=0.8, **progress):
-        return POLICIES["global"].decide(self.RATES, Progress(**progress), Cluster.of(gpus, 4), Options(alpha=alpha))
+        return POLICIES["global"].decide(
+            self.RATES, Progress(**progress), Cluster.of(gpus, 4), Options(alpha=alpha)
+        )
 
     def test_the_first_round_is_a_flotilla_with_spare_gpus_for_the_slowest(self):
         assert self.decide().counts == {"n0": 2, "n1": 2, "n2": 4}
 
     def test_a_round_goes_on_while_alpha_of_the_gpus_are_active(self):
         running = (Member("n1", (0, 1)), Member("n2", (4, 5, 6, 7)))
-        assert self.decide(alpha=0.75, running=running, finished=frozenset({"n0"})) == Round(running)
+        assert self.decide(alpha=0.75, running=running, finished=frozenset({"n0"})) == Round(
+            running
+        )
 
     def test_a_round_below_alpha_drains_and_a_new_one_begins_when_nothing_runs(self):
         running = (Member("n2", (4, 5, 6, 7)),)
@@ -218,32 +290,52 @@ class TestGlobal:
     def test_a_round_that_never_reached_alpha_goes_on_if_a_new_one_would_be_the_same(self):
         slow = table((10.0,), (10.0,))  # one measurement: no use for a second GPU
         running = (Member("n0", (0,)), Member("n1", (1,)))
-        kept = POLICIES["global"].decide(slow, Progress(running=running), Cluster.of(8, 4), Options())
+        kept = POLICIES["global"].decide(
+            slow, Progress(running=running), Cluster.of(8, 4), Options()
+        )
         assert kept == Round(running)
 
     def test_it_gives_the_gpus_of_a_finished_network_away_when_no_other_waits(self):
-        assert self.decide(running=(Member("n1", (0, 1)),), finished=frozenset({"n0", "n2"})) == Round()
+        assert (
+            self.decide(running=(Member("n1", (0, 1)),), finished=frozenset({"n0", "n2"}))
+            == Round()
+        )
         assert self.decide(finished=frozenset({"n0", "n2"})).counts == {"n1": 8}
 
 
 @pytest.mark.parametrize("policy", POLICIES)
 @runs
 @given(data=st.data())
-def test_no_device_is_given_twice_where_a_network_goes_on_while_its_group_still_lets_go(policy, data):
+def test_no_device_is_given_twice_where_a_network_goes_on_while_its_group_still_lets_go(
+    policy, data
+):
     rates = table(*[(10.0,)] * 6, max_gpus=1)
-    devices = st.permutations(range(3)).map(lambda order: order[:data.draw(st.integers(0, 3))])
-    running = [Member(name, (device,)) for name, device in zip(["n0", "n1", "n2"], data.draw(devices), strict=False)]
-    wanted = [Member(name, (device,)) for name, device in zip(["n3", "n4", "n0"], data.draw(devices), strict=False)]
-    progress = Progress(tuple(running), finished=frozenset(data.draw(st.sets(st.sampled_from(rates.names)))),
-                        wanted=Round(tuple(wanted)))
+    devices = st.permutations(range(3)).map(lambda order: order[: data.draw(st.integers(0, 3))])
+    running = [
+        Member(name, (device,))
+        for name, device in zip(["n0", "n1", "n2"], data.draw(devices), strict=False)
+    ]
+    wanted = [
+        Member(name, (device,))
+        for name, device in zip(["n3", "n4", "n0"], data.draw(devices), strict=False)
+    ]
+    progress = Progress(
+        tuple(running),
+        finished=frozenset(data.draw(st.sets(st.sampled_from(rates.names)))),
+        wanted=Round(tuple(wanted)),
+    )
     cluster = Cluster.of(3, 3)
-    check_round(POLICIES[policy].decide(rates, progress, cluster, Options()), rates, progress, cluster)
+    check_round(
+        POLICIES[policy].decide(rates, progress, cluster, Options()), rates, progress, cluster
+    )
 
 
 def test_local_leaves_running_groups_alone_and_fills_just_the_free_devices():
     rates = table((40.0, 80.0), (20.0, 40.0), (20.0, 39.0), (5.0,))
     running = (Member("n0", (0, 1)),)
-    decided = POLICIES["local"].decide(rates, Progress(running=running), Cluster.of(4, 4), Options())
+    decided = POLICIES["local"].decide(
+        rates, Progress(running=running), Cluster.of(4, 4), Options()
+    )
     assert decided.members[0] == running[0]
     assert decided.counts == {"n0": 2, "n1": 1, "n2": 1}
     assert {device for member in decided.members[1:] for device in member.devices} == {2, 3}
@@ -251,11 +343,19 @@ def test_local_leaves_running_groups_alone_and_fills_just_the_free_devices():
 
 def test_baseline_starts_each_network_on_its_least_gpus_in_an_order_of_the_seed():
     rates = table(*[(10.0, 20.0)] * 6, min_gpus=1)
-    orders = {tuple(POLICIES["baseline"].decide(rates, Progress(), Cluster.of(2, 2), Options(seed=seed)).counts)
-              for seed in range(20)}
+    orders = {
+        tuple(
+            POLICIES["baseline"]
+            .decide(rates, Progress(), Cluster.of(2, 2), Options(seed=seed))
+            .counts
+        )
+        for seed in range(20)
+    }
     assert len(orders) > 5
     two = RateTable(100, 4, (Network("wide", (1.0, 2.0), min_gpus=2),))
-    assert POLICIES["baseline"].decide(two, Progress(), Cluster.of(3, 3), Options()).counts == {"wide": 2}
+    assert POLICIES["baseline"].decide(two, Progress(), Cluster.of(3, 3), Options()).counts == {
+        "wide": 2
+    }
 
 
 def test_homogeneous_waits_for_the_last_of_its_subset():
@@ -264,9 +364,14 @@ def test_homogeneous_waits_for_the_last_of_its_subset():
     assert len(first.members) == 2
     one, other = first.members
     half_begun = Progress(running=(one,), wanted=first)
-    assert POLICIES["homogeneous"].decide(rates, half_begun, Cluster.of(2, 2), Options()).counts == first.counts
+    assert (
+        POLICIES["homogeneous"].decide(rates, half_begun, Cluster.of(2, 2), Options()).counts
+        == first.counts
+    )
     progress = Progress(running=(other,), finished=frozenset({one.name}))
-    assert POLICIES["homogeneous"].decide(rates, progress, Cluster.of(2, 2), Options()) == Round((other,))
+    assert POLICIES["homogeneous"].decide(rates, progress, Cluster.of(2, 2), Options()) == Round(
+        (other,)
+    )
     progress = Progress(finished=frozenset({one.name, other.name}))
     second = POLICIES["homogeneous"].decide(rates, progress, Cluster.of(2, 2), Options())
     assert len(second.members) == 2
@@ -276,7 +381,9 @@ class TestAdaptive:
     RATES = table(*[(10.0, 19.0, 27.0, 34.0)] * 3)
 
     def decide(self, **progress):
-        return POLICIES["adaptive"].decide(self.RATES, Progress(**progress), Cluster.of(4, 4), Options())
+        return POLICIES["adaptive"].decide(
+            self.RATES, Progress(**progress), Cluster.of(4, 4), Options()
+        )
 
     def test_gpus_are_shared_among_all_and_shared_anew_when_one_finishes(self):
         first = self.decide()
@@ -291,7 +398,9 @@ class TestAdaptive:
         wanted = Round((Member("n0", (0, 1)), Member("n1", (2,)), Member("n2", (3,))))
         assert self.decide(running=(Member("n0", (0, 1, 2)),), wanted=wanted) == wanted
 
-    @pytest.mark.parametrize("held", [(0,), (0, 1, 2, 3)], ids=["beside idle GPUs", "beside a wide group"])
+    @pytest.mark.parametrize(
+        "held", [(0,), (0, 1, 2, 3)], ids=["beside idle GPUs", "beside a wide group"]
+    )
     def test_a_network_that_comes_does_not_wait_for_another_to_finish(self, held):
         wanted = Round((Member("n0", held),))
         come = self.decide(running=wanted.members, wanted=wanted, finished=frozenset({"n2"}))
@@ -306,7 +415,9 @@ class TestAdaptive:
     def test_it_answers_anew_when_a_device_has_died(self):
         wanted = Round((Member("n0", (0, 1)), Member("n1", (2,)), Member("n2", (3,))))
         progress = Progress(running=wanted.members, wanted=wanted)
-        decided = POLICIES["adaptive"].decide(self.RATES, progress, Cluster((0, 1, 2), 4), Options())
+        decided = POLICIES["adaptive"].decide(
+            self.RATES, progress, Cluster((0, 1, 2), 4), Options()
+        )
         assert decided.counts == {"n0": 1, "n1": 1, "n2": 1}
         assert {device for member in decided.members for device in member.devices} == {0, 1, 2}
 
@@ -318,73 +429,123 @@ class TestAdaptive:
 
     def test_networks_come_to_their_next_rung_together(self):
         rates = table(*[tuple(10.0 * gpus for gpus in range(1, 9))] * 3)
-        progress = Progress(ahead={"n0": 2.0, "n1": 4.0})  # of n2 nobody knows: as many as the others on average
+        progress = Progress(
+            ahead={"n0": 2.0, "n1": 4.0}
+        )  # of n2 nobody knows: as many as the others on average
         counts = POLICIES["adaptive"].decide(rates, progress, Cluster.of(9, 9), Options()).counts
         assert counts == {"n0": 2, "n1": 4, "n2": 3}
 
     def test_who_is_near_its_rung_does_not_wait_until_others_are(self):
         rates = table(*[tuple(10.0 * gpus for gpus in range(1, 9))] * 4)
         wanted = Round((Member("n0", (0, 1)), Member("n1", (2, 3))))
-        progress = Progress(running=wanted.members, wanted=wanted, ahead={"n0": 18.0, "n1": 18.0, "n2": 1.0, "n3": 1.0})
+        progress = Progress(
+            running=wanted.members,
+            wanted=wanted,
+            ahead={"n0": 18.0, "n1": 18.0, "n2": 1.0, "n3": 1.0},
+        )
         decided = POLICIES["adaptive"].decide(rates, progress, Cluster.of(4, 4), Options())
         assert decided.counts == {"n0": 1, "n1": 1, "n2": 1, "n3": 1}
         assert {member.name: set(member.devices) <= {0, 1} for member in decided.members[:2]} == {
-            "n0": True, "n1": False}
+            "n0": True,
+            "n1": False,
+        }
 
     @settings(max_examples=examples(100))
-    @given(ahead=st.lists(st.integers(1, 54), min_size=1, max_size=9), held=st.sets(st.integers(0, 8), max_size=4),
-           gpus=st.integers(4, 9))
+    @given(
+        ahead=st.lists(st.integers(1, 54), min_size=1, max_size=9),
+        held=st.sets(st.integers(0, 8), max_size=4),
+        gpus=st.integers(4, 9),
+    )
     def test_with_rungs_gpus_are_idle_or_beside_others_only_where_nobody_waits_and_who_trains_trains_on(
-            self, ahead, held, gpus):
+        self, ahead, held, gpus
+    ):
         rates = table(*[tuple(10.0 * count * 0.9**count for count in range(1, 10))] * len(ahead))
         names = [f"n{row}" for row in sorted(held) if row < len(ahead)]
-        running = tuple(Member(name, tuple(range(place, gpus, len(names)))) for place, name in enumerate(names))
-        progress = Progress(running=running, ahead={f"n{row}": float(epochs) for row, epochs in enumerate(ahead)})
-        counts = POLICIES["adaptive"].decide(rates, progress, Cluster.of(gpus, gpus), Options()).counts
+        running = tuple(
+            Member(name, tuple(range(place, gpus, len(names)))) for place, name in enumerate(names)
+        )
+        progress = Progress(
+            running=running, ahead={f"n{row}": float(epochs) for row, epochs in enumerate(ahead)}
+        )
+        counts = (
+            POLICIES["adaptive"].decide(rates, progress, Cluster.of(gpus, gpus), Options()).counts
+        )
         assert len(counts) == min(gpus, len(ahead))
         assert {member.name for member in running} <= counts.keys()
 
-    @pytest.mark.parametrize(("survivors", "running", "counts"), [
-        ((), {}, {"n0": 1, "n1": 1, "n2": 1, "n3": 1}),
-        (("n3",), {}, {"n0": 1, "n3": 3}),  # a fourth GPU would not pay for it
-        (("n2", "n3"), {}, {"n2": 2, "n3": 2}),
-        (("n3",), {"n0": (0,), "n1": (1,)}, {"n0": 1, "n1": 1, "n3": 2}),  # who has begun trains on
-    ])
-    def test_a_network_that_has_passed_a_rung_has_gpus_that_pay_before_others_begin(self, survivors, running, counts):
+    @pytest.mark.parametrize(
+        ("survivors", "running", "counts"),
+        [
+            ((), {}, {"n0": 1, "n1": 1, "n2": 1, "n3": 1}),
+            (("n3",), {}, {"n0": 1, "n3": 3}),  # a fourth GPU would not pay for it
+            (("n2", "n3"), {}, {"n2": 2, "n3": 2}),
+            (
+                ("n3",),
+                {"n0": (0,), "n1": (1,)},
+                {"n0": 1, "n1": 1, "n3": 2},
+            ),  # who has begun trains on
+        ],
+    )
+    def test_a_network_that_has_passed_a_rung_has_gpus_that_pay_before_others_begin(
+        self, survivors, running, counts
+    ):
         rates = table(*[(10.0, 19.0, 27.0, 30.0)] * 4)
-        progress = Progress(running=tuple(Member(name, devices) for name, devices in running.items()),
-                            ahead=dict.fromkeys(rates.names, 1.0) | dict.fromkeys(survivors, 9.0),
-                            survivors=frozenset(survivors))
+        progress = Progress(
+            running=tuple(Member(name, devices) for name, devices in running.items()),
+            ahead=dict.fromkeys(rates.names, 1.0) | dict.fromkeys(survivors, 9.0),
+            survivors=frozenset(survivors),
+        )
         decided = POLICIES["adaptive"].decide(rates, progress, Cluster.of(4, 4), Options())
         assert decided.counts == counts
         later = replace(progress, running=decided.members, wanted=decided)
         assert POLICIES["adaptive"].decide(rates, later, Cluster.of(4, 4), Options()) == decided
 
     def test_others_begin_on_gpus_that_networks_which_have_passed_a_rung_cannot_use(self):
-        rates = RateTable(100, 2, tuple(Network(name, (10.0, 20.0, 20.0, 40.0)) for name in ("a", "b", "c", "d")))
+        rates = RateTable(
+            100, 2, tuple(Network(name, (10.0, 20.0, 20.0, 40.0)) for name in ("a", "b", "c", "d"))
+        )
         progress = Progress(ahead=dict.fromkeys("abcd", 2.0), survivors=frozenset("cd"))
         counts = POLICIES["adaptive"].decide(rates, progress, Cluster.of(5, 2), Options()).counts
         assert counts == {"a": 1, "c": 2, "d": 2}
 
     @settings(max_examples=examples(100))
-    @given(ahead=st.lists(st.integers(1, 54), min_size=1, max_size=9), survivors=st.sets(st.integers(0, 8), max_size=4),
-           held=st.sets(st.integers(0, 8), max_size=3), gpus=st.integers(3, 9))
+    @given(
+        ahead=st.lists(st.integers(1, 54), min_size=1, max_size=9),
+        survivors=st.sets(st.integers(0, 8), max_size=4),
+        held=st.sets(st.integers(0, 8), max_size=3),
+        gpus=st.integers(3, 9),
+    )
     def test_none_begins_while_one_that_has_passed_a_rung_waits_and_no_gpu_is_idle_while_any_waits(
-            self, ahead, survivors, held, gpus):
+        self, ahead, survivors, held, gpus
+    ):
         rates = table(*[tuple(10.0 * count * 0.9**count for count in range(1, 10))] * len(ahead))
-        running = tuple(Member(f"n{row}", (place,)) for place, row in enumerate(sorted(held)) if row < len(ahead))
+        running = tuple(
+            Member(f"n{row}", (place,))
+            for place, row in enumerate(sorted(held))
+            if row < len(ahead)
+        )
         first = {f"n{row}" for row in survivors if row < len(ahead)}
-        progress = Progress(running=running, ahead={f"n{row}": float(epochs) for row, epochs in enumerate(ahead)},
-                            survivors=frozenset(first))
-        counts = POLICIES["adaptive"].decide(rates, progress, Cluster.of(gpus, gpus), Options()).counts
+        progress = Progress(
+            running=running,
+            ahead={f"n{row}": float(epochs) for row, epochs in enumerate(ahead)},
+            survivors=frozenset(first),
+        )
+        counts = (
+            POLICIES["adaptive"].decide(rates, progress, Cluster.of(gpus, gpus), Options()).counts
+        )
         begun = {member.name for member in running}
         assert begun <= counts.keys()
         assert first <= counts.keys() or counts.keys() <= begun | first
         assert sum(counts.values()) == gpus or len(counts) == len(ahead)
 
     def test_groups_lie_within_a_node_or_fill_nodes(self):
-        rates = RateTable(100, 4, tuple(Network(f"n{i}", tuple(10.0 * m * 0.99**m for m in range(1, 9)))
-                                        for i in range(5)))
+        rates = RateTable(
+            100,
+            4,
+            tuple(
+                Network(f"n{i}", tuple(10.0 * m * 0.99**m for m in range(1, 9))) for i in range(5)
+            ),
+        )
         counts = POLICIES["adaptive"].decide(rates, Progress(), Cluster.of(32, 4), Options()).counts
         assert sum(counts.values()) == 32
         assert all(size < 4 or size % 4 == 0 for size in counts.values())

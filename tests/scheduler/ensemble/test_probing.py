@@ -20,12 +20,19 @@ GPUS = 8
 def doubted(draw):
     """A table, each rate at its upper end; and the lower ends, which are the same up to the last size that was seen."""
     models, least = [], {}
-    for name in "abcd"[:draw(st.integers(1, 4))]:
+    for name in "abcd"[: draw(st.integers(1, 4))]:
         seen, most = draw(st.integers(1, 4)), draw(st.integers(4, GPUS))
-        single, slope, doubt = draw(st.floats(1, 50)), draw(st.floats(-0.2, 0)), draw(st.floats(0, 0.2))
-        rates = [single * gpus * 2.718**(slope * (gpus - 1)) for gpus in range(1, most + 1)]
+        single, slope, doubt = (
+            draw(st.floats(1, 50)),
+            draw(st.floats(-0.2, 0)),
+            draw(st.floats(0, 0.2)),
+        )
+        rates = [single * gpus * 2.718 ** (slope * (gpus - 1)) for gpus in range(1, most + 1)]
         models.append(Network(name, tuple(rates), max_gpus=most))
-        least[name] = tuple(rate * 2.718**(-doubt * max(0, gpus - seen)) for gpus, rate in enumerate(rates, start=1))
+        least[name] = tuple(
+            rate * 2.718 ** (-doubt * max(0, gpus - seen))
+            for gpus, rate in enumerate(rates, start=1)
+        )
     return RateTable(100, 4, tuple(models)), least
 
 
@@ -38,21 +45,35 @@ def keen(table):
     """A plan in which each network has the most GPUs of which each adds at least half of the first one's rate."""
     sizes = {}
     for network in table.models:
-        gains = [network.rates[0], *(after - before for before, after in zip(network.rates, network.rates[1:],
-                                                                             strict=False))]
-        sizes[network.name] = next((gpus for gpus, gain in enumerate(gains) if gain < gains[0] / 2), len(gains))
+        gains = [
+            network.rates[0],
+            *(
+                after - before
+                for before, after in zip(network.rates, network.rates[1:], strict=False)
+            ),
+        ]
+        sizes[network.name] = next(
+            (gpus for gpus, gain in enumerate(gains) if gain < gains[0] / 2), len(gains)
+        )
     return sizes
 
 
 def with_rates(table, name, rates):
-    return replace(table, models=tuple(replace(network, rates=tuple(rates)) if network.name == name else network
-                                       for network in table.models))
+    return replace(
+        table,
+        models=tuple(
+            replace(network, rates=tuple(rates)) if network.name == name else network
+            for network in table.models
+        ),
+    )
 
 
 @pytest.mark.parametrize("answer", [shares, keen])
 @given(doubted())
 @settings(max_examples=examples(60), deadline=None)
-def test_a_probe_is_a_size_of_the_plan_that_is_in_doubt_and_would_be_another_at_the_lower_end(answer, drawn):
+def test_a_probe_is_a_size_of_the_plan_that_is_in_doubt_and_would_be_another_at_the_lower_end(
+    answer, drawn
+):
     told, least = drawn
     sizes = answer(told)
     found = probes(sizes, told, least.__getitem__, answer)
@@ -70,10 +91,14 @@ def test_no_value_of_a_rate_in_doubt_changes_the_size_of_a_network_that_is_no_pr
     sizes = keen(told)
     found = probes(sizes, told, least.__getitem__, keen)
     for network in told.models:  # no more than are asked about at a time
-        between = [high**weight * low**(1 - weight) for high, low in zip(network.rates, least[network.name],
-                                                                          strict=True)]
+        between = [
+            high**weight * low ** (1 - weight)
+            for high, low in zip(network.rates, least[network.name], strict=True)
+        ]
         if (network.name, sizes[network.name]) not in found:
-            assert keen(with_rates(told, network.name, between))[network.name] == sizes[network.name]
+            assert (
+                keen(with_rates(told, network.name, between))[network.name] == sizes[network.name]
+            )
 
 
 @given(doubted())
@@ -118,9 +143,13 @@ def uncertain():
 
 def asked(rates, policy="adaptive", wanted=None):
     """What is left to plan is x; returns the answer, and what it only tries."""
-    progress = Progress(finished=frozenset("abcdef"), wanted=wanted or Round(), rates_changed=rates.has_news)
+    progress = Progress(
+        finished=frozenset("abcdef"), wanted=wanted or Round(), rates_changed=rates.has_news
+    )
     answer = POLICIES[policy].decide(rates.table(), progress, CLUSTER, Options())
-    return answer, probes_of_plan(POLICIES[policy], rates.table(), rates.least, progress, CLUSTER, Options(), answer)
+    return answer, probes_of_plan(
+        POLICIES[policy], rates.table(), rates.least, progress, CLUSTER, Options(), answer
+    )
 
 
 def test_the_answer_of_a_probe_calls_for_another_plan_though_it_is_off_by_less_than_a_quarter():
@@ -145,7 +174,9 @@ def test_a_size_whose_rate_could_not_change_the_plan_calls_for_no_other_one():
     assert not rates.has_news
 
 
-@pytest.mark.parametrize("policy", sorted(name for name, policy in POLICIES.items() if not policy.rearranges))
+@pytest.mark.parametrize(
+    "policy", sorted(name for name, policy in POLICIES.items() if not policy.rearranges)
+)
 def test_a_policy_that_leaves_groups_as_they_are_tries_nothing(policy):
     assert asked(uncertain(), policy)[1] == frozenset()
 

@@ -23,16 +23,24 @@ def test_beyond_two_nodes_the_rate_is_equation_5_of_the_paper():
         expected = m * measured[7] / 8 * (measured[7] / measured[6] * 7 / 8) ** (m - 8)
         assert rt.rate(network, m) == pytest.approx(expected, rel=1e-12)
     assert [rt.rate(network, m) for m in range(1, 9)] == list(measured)
-    assert rt.rate(Network("a", (10.0, 22.0)), 4) == pytest.approx(44.0)  # but a gain that grows is not carried on
+    assert rt.rate(Network("a", (10.0, 22.0)), 4) == pytest.approx(
+        44.0
+    )  # but a gain that grows is not carried on
     assert rt.curve(Network("a", (10.0,)), 3).tolist() == [10.0, 10.0, 10.0]
 
 
-@pytest.mark.parametrize(("rates", "bounds", "useful"), [
-    ((10.0,), {}, [True, False, False]),  # one measurement promises no scaling
-    ((10.0, 9.0, 12.0, 12.0, 13.0), {}, [True, False, True, False, True]),
-    ((10.0, 5.0, 6.0, 7.0), {"min_gpus": 2, "max_gpus": 3}, [False, True, True, False])])
+@pytest.mark.parametrize(
+    ("rates", "bounds", "useful"),
+    [
+        ((10.0,), {}, [True, False, False]),  # one measurement promises no scaling
+        ((10.0, 9.0, 12.0, 12.0, 13.0), {}, [True, False, True, False, True]),
+        ((10.0, 5.0, 6.0, 7.0), {"min_gpus": 2, "max_gpus": 3}, [False, True, True, False]),
+    ],
+)
 def test_useful_counts_are_within_the_bounds_and_faster_than_all_fewer_ones(rates, bounds, useful):
-    assert rt.curves(RateTable(100, 4, (Network("a", rates, **bounds),)), len(useful)).useful.tolist() == [useful]
+    assert rt.curves(
+        RateTable(100, 4, (Network("a", rates, **bounds),)), len(useful)
+    ).useful.tolist() == [useful]
 
 
 @given(ensembles())
@@ -57,9 +65,12 @@ def test_steadied_rates_err_less_than_equation_5_where_measurements_are_noisy():
     exact = table(*[tuple(10.0 * m * fall ** (m - 1) for m in range(1, 9)) for fall in falls])
 
     def error(told):
-        logs = [np.log(rt.curve(a, 30)[29] / rt.curve(b, 30)[29])
-                for a, b in zip(told.models, exact.models, strict=True)]
+        logs = [
+            np.log(rt.curve(a, 30)[29] / rt.curve(b, 30)[29])
+            for a, b in zip(told.models, exact.models, strict=True)
+        ]
         return np.std(logs)
+
     measured = with_errors(exact, 0.05, seed=1)
     assert error(rt.steadied(measured, 30)) < error(measured) / 4
 
@@ -71,12 +82,15 @@ def test_steadied_slopes_differ_as_far_as_measurements_are_exact():
         assert after.rates == pytest.approx(rt.curve(before, 8).tolist())
 
 
-@pytest.mark.parametrize(("single", "per_node", "gpus", "expected"), [
-    ((176.0, 21.0), 4, 100, 9),  # M_a = ceil(176 / 21)
-    ((40.0, 20.0), 4, 100, 8),  # M_b = two nodes
-    ((176.0, 21.0), 4, 3, 3),  # no more than there are
-    ((), 4, 100, 8),
-])
+@pytest.mark.parametrize(
+    ("single", "per_node", "gpus", "expected"),
+    [
+        ((176.0, 21.0), 4, 100, 9),  # M_a = ceil(176 / 21)
+        ((40.0, 20.0), 4, 100, 8),  # M_b = two nodes
+        ((176.0, 21.0), 4, 3, 3),  # no more than there are
+        ((), 4, 100, 8),
+    ],
+)
 def test_counts_to_measure_are_those_of_appendix_b3(single, per_node, gpus, expected):
     assert rt.counts_to_measure(single, per_node, gpus) == expected
 
@@ -86,7 +100,7 @@ def test_preprocessors_needed_is_the_least_that_is_enough(throughput, demand):
     count = rt.preprocessors_needed(throughput, demand)
     if max(throughput) >= demand:
         assert throughput[count - 1] >= demand
-        assert all(reached < demand for reached in throughput[:count - 1])
+        assert all(reached < demand for reached in throughput[: count - 1])
     else:
         assert throughput[count - 1] == max(throughput)
 

@@ -8,10 +8,15 @@ import pytest
 from scheduler.base import CommTime, InputError, Network, RateTable, StepTime
 from scheduler.ensemble.rates_file import parse_rates, read_rates, write_rates
 
-RIGHT = {"samples_per_epoch": 30606, "gpus_per_node": 4,
-         "models": [{"name": "m0", "rates": [22.5, 44.9], "epochs": 8, "params_mb": 1179.0},
-                    {"name": "m1", "rates": [100, 90], "step_s": [{"batch": 32, "seconds": 0.3}]}],
-         "comm_s": [{"params_mb": 100.0, "gpus": 2, "seconds": 0.01}]}
+RIGHT = {
+    "samples_per_epoch": 30606,
+    "gpus_per_node": 4,
+    "models": [
+        {"name": "m0", "rates": [22.5, 44.9], "epochs": 8, "params_mb": 1179.0},
+        {"name": "m1", "rates": [100, 90], "step_s": [{"batch": 32, "seconds": 0.3}]},
+    ],
+    "comm_s": [{"params_mb": 100.0, "gpus": 2, "seconds": 0.01}],
+}
 
 
 def changed(path, value):
@@ -30,8 +35,14 @@ def changed(path, value):
 
 def test_a_rates_file_says_all_that_it_holds():
     assert parse_rates(RIGHT) == RateTable(
-        30606, 4, (Network("m0", (22.5, 44.9), epochs=8, params_mb=1179.0),
-                   Network("m1", (100, 90), step_s=(StepTime(32, 0.3),))), (CommTime(100.0, 2, 0.01),))
+        30606,
+        4,
+        (
+            Network("m0", (22.5, 44.9), epochs=8, params_mb=1179.0),
+            Network("m1", (100, 90), step_s=(StepTime(32, 0.3),)),
+        ),
+        (CommTime(100.0, 2, 0.01),),
+    )
 
 
 def test_what_is_written_is_read_back():
@@ -39,35 +50,64 @@ def test_what_is_written_is_read_back():
     shared = {**RIGHT, "sharing": [1, 1.6, 2.1]}
     assert parse_rates(shared).sharing == (1, 1.6, 2.1)
     assert write_rates(parse_rates(shared)) == shared
-    for_nothing = changed(["comm_s", 0, "seconds"], 0)  # two GPUs were as fast as one, as far as one could measure
+    for_nothing = changed(
+        ["comm_s", 0, "seconds"], 0
+    )  # two GPUs were as fast as one, as far as one could measure
     assert write_rates(parse_rates(for_nothing)) == for_nothing
 
 
-@pytest.mark.parametrize(("path", "value", "said"), [
-    (["models", 0, "rates", 1], 0, "models[0].rates[1] is 0, but must be from"),
-    (["models", 0, "rates", 1], -3.5, "models[0].rates[1] is -3.5, but must be from"),
-    (["models", 0, "rates", 1], float("nan"), "models[0].rates[1] is NaN, but must be from"),
-    (["models", 0, "rates", 1], float("inf"), "models[0].rates[1] is Infinity, but must be from"),
-    (["models", 0, "rates", 1], "fast", 'models[0].rates[1] is "fast", but must be from'),
-    (["models", 0, "rates", 1], True, "models[0].rates[1] is true, but must be from"),
-    (["models", 0, "rates"], [], "models[0].rates is empty, but needs at least the rate on 1 GPU"),
-    (["models", 0, "rates"], 22.5, "models[0].rates is 22.5, but must be a list"),
-    (["models", 0, "rates"], KeyError, "models[0].rates is missing"),
-    (["models", 0, "epochs"], 0, "models[0].epochs is 0, but must be a whole number from 1"),
-    (["models", 0, "epochs"], 2.5, "models[0].epochs is 2.5, but must be a whole number from 1"),
-    (["models", 0, "params_mb"], -1, "models[0].params_mb is -1, but must be from"),
-    (["models", 0, "name"], "", "models[0].name is ''"),
-    (["models", 0, "name"], "m0\n", r"models[0].name is 'm0\n', but must be a name of printable characters"),
-    (["models", 0, "name"], "m\u202e0", r"models[0].name is 'm\u202e0', but must be a name of printable characters"),
-    (["models", 1, "name"], "m0", "2 networks are named 'm0'"),
-    (["models", 1, "gpus"], 3, "models[1].gpus is an unknown key; the keys are name, rates"),
-    (["models"], [], "models is empty, but an ensemble needs at least one network"),
-    (["gpus_per_node"], 0, "gpus_per_node is 0, but must be a whole number from 1"),
-    (["sharing"], [1.6, 2.1], "sharing is without the 1 of one network alone, but must begin with it"),
-    (["sharing"], [1, -2], "sharing[1] is -2, but must be from"),
-    (["samples_per_epoch"], KeyError, "samples_per_epoch is missing"),
-    (["comm_s", 0, "seconds"], -1, "comm_s[0].seconds is -1, but must be 0 or from"),
-])
+@pytest.mark.parametrize(
+    ("path", "value", "said"),
+    [
+        (["models", 0, "rates", 1], 0, "models[0].rates[1] is 0, but must be from"),
+        (["models", 0, "rates", 1], -3.5, "models[0].rates[1] is -3.5, but must be from"),
+        (["models", 0, "rates", 1], float("nan"), "models[0].rates[1] is NaN, but must be from"),
+        (
+            ["models", 0, "rates", 1],
+            float("inf"),
+            "models[0].rates[1] is Infinity, but must be from",
+        ),
+        (["models", 0, "rates", 1], "fast", 'models[0].rates[1] is "fast", but must be from'),
+        (["models", 0, "rates", 1], True, "models[0].rates[1] is true, but must be from"),
+        (
+            ["models", 0, "rates"],
+            [],
+            "models[0].rates is empty, but needs at least the rate on 1 GPU",
+        ),
+        (["models", 0, "rates"], 22.5, "models[0].rates is 22.5, but must be a list"),
+        (["models", 0, "rates"], KeyError, "models[0].rates is missing"),
+        (["models", 0, "epochs"], 0, "models[0].epochs is 0, but must be a whole number from 1"),
+        (
+            ["models", 0, "epochs"],
+            2.5,
+            "models[0].epochs is 2.5, but must be a whole number from 1",
+        ),
+        (["models", 0, "params_mb"], -1, "models[0].params_mb is -1, but must be from"),
+        (["models", 0, "name"], "", "models[0].name is ''"),
+        (
+            ["models", 0, "name"],
+            "m0\n",
+            r"models[0].name is 'm0\n', but must be a name of printable characters",
+        ),
+        (
+            ["models", 0, "name"],
+            "m\u202e0",
+            r"models[0].name is 'm\u202e0', but must be a name of printable characters",
+        ),
+        (["models", 1, "name"], "m0", "2 networks are named 'm0'"),
+        (["models", 1, "gpus"], 3, "models[1].gpus is an unknown key; the keys are name, rates"),
+        (["models"], [], "models is empty, but an ensemble needs at least one network"),
+        (["gpus_per_node"], 0, "gpus_per_node is 0, but must be a whole number from 1"),
+        (
+            ["sharing"],
+            [1.6, 2.1],
+            "sharing is without the 1 of one network alone, but must begin with it",
+        ),
+        (["sharing"], [1, -2], "sharing[1] is -2, but must be from"),
+        (["samples_per_epoch"], KeyError, "samples_per_epoch is missing"),
+        (["comm_s", 0, "seconds"], -1, "comm_s[0].seconds is -1, but must be 0 or from"),
+    ],
+)
 def test_a_mistake_is_named_with_its_place_and_what_would_be_right(path, value, said):
     with pytest.raises(InputError) as caught:
         parse_rates(changed(path, value), "rates.json")
@@ -89,11 +129,14 @@ def test_very_many_mistakes_are_counted():
         parse_rates(changed(["models", 0, "rates"], [0] * 20))
 
 
-@pytest.mark.parametrize(("text", "said"), [
-    ('{"models": [\n  {"name": }]}', "rates.json:2: not JSON"),
-    ("[1, 2]", "the whole is [1, 2], but must be an object with samples_per_epoch"),
-    ("", "not JSON"),
-])
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('{"models": [\n  {"name": }]}', "rates.json:2: not JSON"),
+        ("[1, 2]", "the whole is [1, 2], but must be an object with samples_per_epoch"),
+        ("", "not JSON"),
+    ],
+)
 def test_a_file_that_is_no_rates_file_is_refused(tmp_path, text, said):
     file = tmp_path / "rates.json"
     file.write_text(text)

@@ -13,11 +13,19 @@ from tests.examples import examples
 
 SURE = 0.0, 1000  # a spread of nothing over many steps
 CURVES = st.lists(st.floats(0.5, 4.0), min_size=1, max_size=5).map(
-    lambda more: (1.0, *(min(count, one) for count, one in enumerate(more, start=2))))
+    lambda more: (1.0, *(min(count, one) for count, one in enumerate(more, start=2)))
+)
 
 
-@given(CURVES, st.dictionaries(st.tuples(st.sampled_from("abc"), st.integers(1, 3)),
-                               st.floats(1.0, 1e4), min_size=1, max_size=5))
+@given(
+    CURVES,
+    st.dictionaries(
+        st.tuples(st.sampled_from("abc"), st.integers(1, 3)),
+        st.floats(1.0, 1e4),
+        min_size=1,
+        max_size=5,
+    ),
+)
 @settings(max_examples=examples(60), deadline=None)
 def test_the_curve_is_found_from_networks_of_any_speed_that_were_seen_beside_others(curve, alone):
     sharing = Sharing()
@@ -78,8 +86,16 @@ def test_that_a_core_has_nothing_to_spare_is_taken_as_given_until_something_show
     sharing = Sharing(idle_slots=3)
     sharing.observe(("a", 1), 1, 10.0, 0.0, 400)
     assert (sharing.curve, sharing.is_known(2)) == ((1.0, 1.0, 1.0), False)
-    tables = [RateTable(1, 1, (Network("a", (10.0,)), Network("b", (10.0,))), sharing=sharing.curve, supply=supply)
-              for supply in (math.inf, 2.0)]
+    tables = [
+        RateTable(
+            1,
+            1,
+            (Network("a", (10.0,)), Network("b", (10.0,))),
+            sharing=sharing.curve,
+            supply=supply,
+        )
+        for supply in (math.inf, 2.0)
+    ]
     assert [paying(table, "ab", 3) for table in tables] == [1, 3]
     sharing.observe(("a", 1), 2, 8.0, 0.0, 400)
     assert sharing.curve == (1.0, 1.6, 1.6)
@@ -97,12 +113,15 @@ def test_beyond_what_is_known_networks_share_with_twice_as_many_at_most(curve, m
 
 def test_an_input_that_is_slow_makes_sharing_pay_that_makes_no_step_faster():
     def together(supply):
-        return paying(RateTable(1, 1, (Network("a", (6936.0,)),), sharing=(1.0,) * 3, supply=supply), "a", 3)
+        return paying(
+            RateTable(1, 1, (Network("a", (6936.0,)),), sharing=(1.0,) * 3, supply=supply), "a", 3
+        )
 
     assert [together(supply) for supply in (1190.0, 3000.0, 7000.0)] == [3, 3, 1]
 
 
 # --- rates that are learned beside others -------------------------------------------------------
+
 
 def test_rates_that_were_seen_beside_others_stand_for_those_that_networks_have_alone():
     rates = OnlineRates([Traits("a", "a"), Traits("b", "b")], 100, 1, 1, slots=4)
@@ -113,7 +132,10 @@ def test_rates_that_were_seen_beside_others_stand_for_those_that_networks_have_a
     assert rates.has_news  # more is known of sharing than when it was planned
     rates.observe("b", 1, Observation(30.0, steps=1000, beside=2))
     assert rates.table().sharing == (1.0, 1.5)
-    assert [network.rates for network in rates.table().models] == [(pytest.approx(10.0),), (pytest.approx(40.0),)]
+    assert [network.rates for network in rates.table().models] == [
+        (pytest.approx(10.0),),
+        (pytest.approx(40.0),),
+    ]
 
 
 def test_where_no_gpu_is_shared_nothing_is_learned_of_it():

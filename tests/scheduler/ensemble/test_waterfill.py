@@ -36,7 +36,9 @@ def least_time(table, gpus):
 @settings(max_examples=examples(80), deadline=None)
 def test_the_lower_bound_is_that_of_the_linear_program(drawn):
     table, cluster = drawn
-    assert lower_bound(table, cluster.gpus) == pytest.approx(least_time(table, cluster.gpus), rel=1e-6)
+    assert lower_bound(table, cluster.gpus) == pytest.approx(
+        least_time(table, cluster.gpus), rel=1e-6
+    )
 
 
 @given(ensembles(), st.integers(0, 5))
@@ -72,12 +74,24 @@ def test_a_hull_is_concave_lies_on_the_curve_and_above_it(drawn):
 @settings(max_examples=examples(100), deadline=None)
 def test_a_straight_end_of_a_curve_need_not_be_written_out(drawn):
     table, cluster = drawn
-    written_out = replace(table, models=tuple(
-        replace(network, rates=(*curve(network, cluster.gpus).tolist(), *network.rates[cluster.gpus:]))
-        for network in table.models))
+    written_out = replace(
+        table,
+        models=tuple(
+            replace(
+                network,
+                rates=(*curve(network, cluster.gpus).tolist(), *network.rates[cluster.gpus :]),
+            )
+            for network in table.models
+        ),
+    )
     counts = np.arange(cluster.gpus + 1)
-    for one, other in zip(*(zip(hull.gpus, hull.rate, strict=True) for hull in (
-            hulls(table, cluster.gpus), hulls(written_out, cluster.gpus))), strict=True):
+    for one, other in zip(
+        *(
+            zip(hull.gpus, hull.rate, strict=True)
+            for hull in (hulls(table, cluster.gpus), hulls(written_out, cluster.gpus))
+        ),
+        strict=True,
+    ):
         np.testing.assert_allclose(np.interp(counts, *one), np.interp(counts, *other), rtol=1e-9)
     assert group_sizes(table, Progress(), cluster) == group_sizes(written_out, Progress(), cluster)
 
@@ -95,10 +109,13 @@ def test_sharing_between_two_sizes_costs_the_average_of_both():
     assert (gpus[0], slope[0]) == (pytest.approx(1.5), pytest.approx(1 / 6))
 
 
-@pytest.mark.parametrize(("network", "said"), [
-    (Network("a", (1.0,)), "a has no epochs"),
-    (Network("a", (1.0,), epochs=1, min_gpus=3), "a needs at least 3 GPUs, not 2"),
-])
+@pytest.mark.parametrize(
+    ("network", "said"),
+    [
+        (Network("a", (1.0,)), "a has no epochs"),
+        (Network("a", (1.0,), epochs=1, min_gpus=3), "a needs at least 3 GPUs, not 2"),
+    ],
+)
 def test_there_is_no_bound_for_what_cannot_be_trained(network, said):
     with pytest.raises(InputError, match=said):
         lower_bound(RateTable(100, 1, (network,)), 2)

@@ -15,7 +15,9 @@ CHEAP, DEAR = RunningJob("cheap", 2, 100), RunningJob("dear", 2, 50_000)
 def look(eviction, minute, *jobs, ending=()):
     """What there is to do; some jobs may hold their nodes still though they cannot be asked any more."""
     held = {job.id: job.nodes for job in (*jobs, *ending)}
-    return [(step.what, step.job) for step in eviction.look(minute, jobs, held) if step.what != "plan"]
+    return [
+        (step.what, step.job) for step in eviction.look(minute, jobs, held) if step.what != "plan"
+    ]
 
 
 def test_those_that_save_do_so_one_after_the_other_and_those_that_lose_work_stop_last():
@@ -48,7 +50,9 @@ def test_what_ends_by_itself_leaves_fewer_nodes_to_free():
 def test_a_job_that_does_not_save_in_time_is_planned_anew_as_one_that_can_only_be_stopped():
     eviction = Eviction(2, 10, margin_min=1, told={"quick"})
     assert look(eviction, 0, QUICK, DEAR) == [("save", "quick")]
-    assert look(eviction, 2, QUICK, DEAR) == [("deaf", "quick")]  # stopping it is cheaper still, at the end
+    assert look(eviction, 2, QUICK, DEAR) == [
+        ("deaf", "quick")
+    ]  # stopping it is cheaper still, at the end
     assert look(eviction, 9, QUICK, DEAR) == [("stop", "quick")]
 
 
@@ -96,20 +100,27 @@ machines = st.lists(st.tuples(st.integers(1, 4), st.integers(0, 9), times), min_
 
 @given(machines, st.data())
 def test_where_all_obey_the_nodes_are_free_in_time_at_the_loss_of_the_plan(machine, data):
-    jobs = [RunningJob(str(number), nodes, loss, time) for number, (nodes, loss, time) in enumerate(machine)]
+    jobs = [
+        RunningJob(str(number), nodes, loss, time)
+        for number, (nodes, loss, time) in enumerate(machine)
+    ]
     nodes = data.draw(st.integers(0, sum(job.nodes for job in jobs)))
     deadline = data.draw(st.integers(0, 10))
     eviction = Eviction(nodes, deadline, margin_min=0, told={job.id for job in jobs})
     steps = rehearse(jobs, eviction)
     assert all(minute <= deadline + 1e-6 for minute, _ in steps)
-    lost = sum(job.loss for job in jobs if ("stop", job.id) in {(step.what, step.job) for _, step in steps})
+    lost = sum(
+        job.loss for job in jobs if ("stop", job.id) in {(step.what, step.job) for _, step in steps}
+    )
     assert eviction.freed >= nodes
     assert lost == plan_evictions(jobs, nodes, deadline, deadline or 1)[-1].loss
 
 
 def test_when_a_job_saves_early_another_may_save_instead_of_being_stopped():
     eviction = Eviction(4, 6, margin_min=1, told={"quick", "slow"})
-    assert look(eviction, 0, QUICK, SLOW, CHEAP) == [("save", "quick")]  # and cheap would be stopped: 2 + 4 > 5 min
+    assert look(eviction, 0, QUICK, SLOW, CHEAP) == [
+        ("save", "quick")
+    ]  # and cheap would be stopped: 2 + 4 > 5 min
     assert eviction.actions == {"cheap": "kill"}
     assert look(eviction, 0.5, SLOW, CHEAP) == [("freed", "quick"), ("save", "slow")]
     assert look(eviction, 4.5, CHEAP) == [("freed", "slow")]

@@ -9,21 +9,34 @@ from hypothesis import strategies as st
 
 from scheduler.base import InputError
 from scheduler.eviction import plan as eviction
-from scheduler.eviction.plan import Plan, RunningJob, Spectrum, groups_to_stop, plan_evictions, round_up
+from scheduler.eviction.plan import (
+    Plan,
+    RunningJob,
+    Spectrum,
+    groups_to_stop,
+    plan_evictions,
+    round_up,
+)
 from scheduler.simulation.greedy import greedy
 from tests.examples import examples
 from tests.oracles.eviction import algorithm_1, branch_and_bound
 
-LOSS, TIME, FREE_KILLS, SYSTEM, STOPPED, NODES = range(6)  # what a plan is judged by, in this order, and its nodes
+LOSS, TIME, FREE_KILLS, SYSTEM, STOPPED, NODES = range(
+    6
+)  # what a plan is judged by, in this order, and its nodes
 HUNDREDTHS = np.array([100, 100, 1, 1, 1, 1])
 
 
 @st.composite
-def job_lists(draw, most=6, nodes=(1, 2, 3, 4, 5), losses=(0, 0, 1, 2, 3, 10), times=(None, 0, 1, 2, 3, 4)):
+def job_lists(
+    draw, most=6, nodes=(1, 2, 3, 4, 5), losses=(0, 0, 1, 2, 3, 10), times=(None, 0, 1, 2, 3, 4)
+):
     """Few different values, so that ties are the rule."""
     nodes, losses, times = (st.sampled_from(values) for values in (nodes, losses, times))
-    return [RunningJob(f"j{i}", draw(nodes), draw(losses), draw(times), draw(times))
-            for i in range(draw(st.integers(1, most)))]
+    return [
+        RunningJob(f"j{i}", draw(nodes), draw(losses), draw(times), draw(times))
+        for i in range(draw(st.integers(1, most)))
+    ]
 
 
 def choices(job):
@@ -33,7 +46,9 @@ def choices(job):
         rows["app"] = [0, job.app_time, 0, 0, 1, job.nodes]
     if job.sys_time is not None:
         rows["sys"] = [0, job.sys_time, 0, 1, 1, job.nodes]
-    return {way: np.rint(np.array(row, float) * HUNDREDTHS).astype(int) for way, row in rows.items()}
+    return {
+        way: np.rint(np.array(row, float) * HUNDREDTHS).astype(int) for way, row in rows.items()
+    }
 
 
 def judge(jobs, actions):
@@ -56,7 +71,9 @@ def assert_none_is_better(jobs, nodes, plans):
         mine = judge(jobs, plan.actions)
         assert plan.nodes == mine[NODES] >= nodes
         assert (plan.loss, plan.checkpoint_time) == (mine[LOSS] / 100, mine[TIME] / 100)
-        possible = rivals[(rivals[:, NODES] >= nodes) & (rivals[:, TIME] <= round(plan.deadline * 100))]
+        possible = rivals[
+            (rivals[:, NODES] >= nodes) & (rivals[:, TIME] <= round(plan.deadline * 100))
+        ]
         assert mine[:NODES].tolist() == min(possible[:, :NODES].tolist())
 
 
@@ -64,11 +81,16 @@ def assert_none_is_better(jobs, nodes, plans):
 @given(job_lists(), st.data())
 def test_no_choice_of_all_is_better_ties_included(jobs, data):
     nodes = data.draw(st.integers(0, sum(job.nodes for job in jobs)))
-    assert_none_is_better(jobs, nodes, plan_evictions(jobs, nodes, deadline=data.draw(st.integers(0, 9))))
+    assert_none_is_better(
+        jobs, nodes, plan_evictions(jobs, nodes, deadline=data.draw(st.integers(0, 9)))
+    )
 
 
 @settings(deadline=None, max_examples=examples(60))
-@given(job_lists(most=4, losses=(0, 0.1, 0.2, 0.3, 7.5), times=(None, 0, 0.1, 0.2, 0.3, 1.25)), st.data())
+@given(
+    job_lists(most=4, losses=(0, 0.1, 0.2, 0.3, 7.5), times=(None, 0, 0.1, 0.2, 0.3, 1.25)),
+    st.data(),
+)
 def test_decimal_losses_and_times_are_added_up_exactly(jobs, data):
     nodes = data.draw(st.integers(0, sum(job.nodes for job in jobs)))
     step = data.draw(st.sampled_from([0.1, 0.25, 1]))
@@ -92,7 +114,9 @@ def test_one_pass_answers_for_every_count_of_nodes(jobs, deadline):
 @given(job_lists(), st.data())
 def test_branch_and_bound_finds_plans_as_good(jobs, data):
     nodes = data.draw(st.integers(0, sum(job.nodes for job in jobs)))
-    assert_none_is_better(jobs, nodes, [branch_and_bound(jobs, nodes, data.draw(st.integers(0, 9)))])
+    assert_none_is_better(
+        jobs, nodes, [branch_and_bound(jobs, nodes, data.draw(st.integers(0, 9)))]
+    )
 
 
 @settings(deadline=None, max_examples=examples(100))
@@ -108,11 +132,23 @@ def test_greedy_plans_are_possible(jobs, data):
 
 # ---------------------------------------------------------------- larger cases
 
+
 def crowd(count, seed, most_nodes=60, most_time=6):
     rng = np.random.default_rng(seed)
-    times = [[None if time == 0 else int(time) for time in rng.integers(0, most_time, count)] for _ in range(2)]
-    return [RunningJob(str(i), int(rng.integers(1, most_nodes)), int(rng.integers(0, 500)), times[0][i], times[1][i])
-            for i in range(count)]
+    times = [
+        [None if time == 0 else int(time) for time in rng.integers(0, most_time, count)]
+        for _ in range(2)
+    ]
+    return [
+        RunningJob(
+            str(i),
+            int(rng.integers(1, most_nodes)),
+            int(rng.integers(0, 500)),
+            times[0][i],
+            times[1][i],
+        )
+        for i in range(count)
+    ]
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -120,7 +156,9 @@ def test_the_printed_algorithm_finds_the_same_losses_and_times(seed):
     jobs = crowd(12, seed)
     nodes = sum(job.nodes for job in jobs) * (seed + 1) // 5
     ours, printed = plan_evictions(jobs, nodes, 10), algorithm_1(jobs, nodes, 10)
-    assert [(p.loss, p.checkpoint_time) for p in ours] == [(p.loss, p.checkpoint_time) for p in printed]
+    assert [(p.loss, p.checkpoint_time) for p in ours] == [
+        (p.loss, p.checkpoint_time) for p in printed
+    ]
 
 
 def test_pieces_that_fit_the_cache_make_no_difference(monkeypatch):
@@ -131,28 +169,46 @@ def test_pieces_that_fit_the_cache_make_no_difference(monkeypatch):
 
 
 def test_losses_beyond_64_bits_are_still_exact():
-    jobs = [RunningJob("a", 3, 10**30 + 1, sys_time=2), RunningJob("b", 3, 10**30, app_time=1),
-            RunningJob("c", 1, 1, app_time=3)]
+    jobs = [
+        RunningJob("a", 3, 10**30 + 1, sys_time=2),
+        RunningJob("b", 3, 10**30, app_time=1),
+        RunningJob("c", 1, 1, app_time=3),
+    ]
     assert_exact = [(p.loss, p.actions) for p in plan_evictions(jobs, 4, 3)]
-    assert assert_exact == [(10**30 + 1, {"b": "kill", "c": "kill"}), (1, {"b": "app", "c": "kill"}),
-                            (1, {"b": "app", "c": "kill"}), (0, {"a": "sys", "b": "app"})]
+    assert assert_exact == [
+        (10**30 + 1, {"b": "kill", "c": "kill"}),
+        (1, {"b": "app", "c": "kill"}),
+        (1, {"b": "app", "c": "kill"}),
+        (0, {"a": "sys", "b": "app"}),
+    ]
 
 
 # ---------------------------------------------------------------- what is asked
 
+
 def test_deadlines_are_the_multiples_of_the_step_and_times_keep_their_own_grain():
     jobs = [RunningJob("a", 1, 5, app_time=3), RunningJob("b", 1, 5, app_time=2)]
     plans = plan_evictions(jobs, 2, deadline=14, step=5)
-    assert [(p.deadline, p.loss, p.checkpoint_time) for p in plans] == [(0, 10, 0), (5, 0, 5), (10, 0, 5)]
+    assert [(p.deadline, p.loss, p.checkpoint_time) for p in plans] == [
+        (0, 10, 0),
+        (5, 0, 5),
+        (10, 0, 5),
+    ]
 
 
 def test_nothing_to_free_stops_nobody():
-    assert plan_evictions([RunningJob("a", 1, 0, 0, 0)], 0, 1) == [Plan(0, 0, 0, 0, {}), Plan(1, 0, 0, 0, {})]
+    assert plan_evictions([RunningJob("a", 1, 0, 0, 0)], 0, 1) == [
+        Plan(0, 0, 0, 0, {}),
+        Plan(1, 0, 0, 0, {}),
+    ]
     assert plan_evictions([], 0, 0) == [Plan(0, 0, 0, 0, {})]
 
 
 def test_training_groups_that_must_stop_are_named_and_nothing_is_done_to_them():
-    groups = [RunningJob("a", 2, 300.123456789, app_time=12.345678901), RunningJob("b", 2, 100, app_time=31)]
+    groups = [
+        RunningJob("a", 2, 300.123456789, app_time=12.345678901),
+        RunningJob("b", 2, 100, app_time=31),
+    ]
     assert groups_to_stop(groups, gpus=2, deadline=30) == {"a": "app"}
     assert groups_to_stop(groups, gpus=2, deadline=0) == {"b": "kill"}
     assert groups_to_stop(groups, gpus=0, deadline=0) == {}
@@ -161,48 +217,63 @@ def test_training_groups_that_must_stop_are_named_and_nothing_is_done_to_them():
 @pytest.mark.parametrize("deadline", [83.99912345678901, 1e9, 1e-9, 1 / 3])
 def test_any_time_to_give_gpus_back_is_planned_for(deadline):
     groups = [RunningJob("a", 1, 10, app_time=1 / 3), RunningJob("b", 1, 1, app_time=7.123456789)]
-    assert groups_to_stop(groups, gpus=1, deadline=deadline) == ({"a": "app"} if deadline > 0.4 else {"b": "kill"})
+    assert groups_to_stop(groups, gpus=1, deadline=deadline) == (
+        {"a": "app"} if deadline > 0.4 else {"b": "kill"}
+    )
 
 
 def test_time_for_all_groups_one_after_another_is_enough():
     groups = [RunningJob(name, 1, 10, app_time=2) for name in "ab"]
-    assert groups_to_stop(groups, gpus=2, deadline=3.9) in ({"a": "app", "b": "kill"}, {"a": "kill", "b": "app"})
+    assert groups_to_stop(groups, gpus=2, deadline=3.9) in (
+        {"a": "app", "b": "kill"},
+        {"a": "kill", "b": "app"},
+    )
     assert groups_to_stop(groups, gpus=2, deadline=4) == {"a": "app", "b": "app"}
 
 
-@pytest.mark.parametrize(("value", "grain", "rounded"), [
-    (0, 0.1, 0), (0.1 + 0.2, 0.1, 0.3), (0.31, 0.1, 0.4), (7, 5, 10), (7.5, 2.5, 7.5)])
+@pytest.mark.parametrize(
+    ("value", "grain", "rounded"),
+    [(0, 0.1, 0), (0.1 + 0.2, 0.1, 0.3), (0.31, 0.1, 0.4), (7, 5, 10), (7.5, 2.5, 7.5)],
+)
 def test_times_are_rounded_up_but_not_for_the_noise_of_floats(value, grain, rounded):
     assert round_up(value, grain) == rounded
 
 
-@pytest.mark.parametrize(("fields", "message"), [
-    ({"id": ""}, "a job has no id"),
-    ({"id": "a\nb"}, r"the id 'a\\nb' of a job must be a name of printable characters"),
-    ({"nodes": 0}, "job a: nodes is 0; it must be a whole number above 0"),
-    ({"nodes": 2.5}, "job a: nodes is 2.5; it must be a whole number"),
-    ({"nodes": True}, "job a: nodes is True"),
-    ({"loss": -1}, "job a: loss is -1; it must be a number from 0 to"),
-    ({"loss": math.nan}, "job a: loss is nan"),
-    ({"app_time": math.inf}, "job a: app_time is inf"),
-    ({"sys_time": -0.5}, "job a: sys_time is -0.5"),
-])
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"id": ""}, "a job has no id"),
+        ({"id": "a\nb"}, r"the id 'a\\nb' of a job must be a name of printable characters"),
+        ({"nodes": 0}, "job a: nodes is 0; it must be a whole number above 0"),
+        ({"nodes": 2.5}, "job a: nodes is 2.5; it must be a whole number"),
+        ({"nodes": True}, "job a: nodes is True"),
+        ({"loss": -1}, "job a: loss is -1; it must be a number from 0 to"),
+        ({"loss": math.nan}, "job a: loss is nan"),
+        ({"app_time": math.inf}, "job a: app_time is inf"),
+        ({"sys_time": -0.5}, "job a: sys_time is -0.5"),
+    ],
+)
 def test_a_job_out_of_range_is_refused(fields, message):
     with pytest.raises(InputError, match=message):
         RunningJob(**{"id": "a", "nodes": 1, "loss": 0, **fields})
 
 
-@pytest.mark.parametrize(("nodes", "deadline", "step", "message"), [
-    (6, 1, 1, "6 nodes cannot be freed: 2 jobs in all, on 5"),
-    (-1, 1, 1, "the number of nodes to free is -1"),
-    (2.0, 1, 1, "the number of nodes to free is 2.0"),
-    (1, -1, 1, "the deadline is -1"),
-    (1, math.nan, 1, "the deadline is nan"),
-    (1, 1, 0, "the step between deadlines is 0, too small"),
-    (1, 1, 1e-9, "too small for a deadline of 1"),
-    (1, 1, math.inf, "the step between deadlines is inf"),
-])
-@pytest.mark.parametrize("solve", [plan_evictions, lambda jobs, nodes, *rest: Spectrum(jobs, *rest).plans(nodes)])
+@pytest.mark.parametrize(
+    ("nodes", "deadline", "step", "message"),
+    [
+        (6, 1, 1, "6 nodes cannot be freed: 2 jobs in all, on 5"),
+        (-1, 1, 1, "the number of nodes to free is -1"),
+        (2.0, 1, 1, "the number of nodes to free is 2.0"),
+        (1, -1, 1, "the deadline is -1"),
+        (1, math.nan, 1, "the deadline is nan"),
+        (1, 1, 0, "the step between deadlines is 0, too small"),
+        (1, 1, 1e-9, "too small for a deadline of 1"),
+        (1, 1, math.inf, "the step between deadlines is inf"),
+    ],
+)
+@pytest.mark.parametrize(
+    "solve", [plan_evictions, lambda jobs, nodes, *rest: Spectrum(jobs, *rest).plans(nodes)]
+)
 def test_a_question_out_of_range_is_refused(solve, nodes, deadline, step, message):
     with pytest.raises(InputError, match=message):
         solve([RunningJob("a", 2, 1), RunningJob("b", 3, 1)], nodes, deadline, step)
@@ -222,9 +293,14 @@ def test_a_table_that_would_not_fit_is_refused():
 
 # ---------------------------------------------------------------- the comparisons
 
+
 def test_greedy_checkpoints_the_dearest_while_time_lasts_and_then_kills_the_cheapest():
-    jobs = [RunningJob("dear", 2, 900, sys_time=4), RunningJob("middle", 2, 500, sys_time=9),
-            RunningJob("cheap", 2, 100, sys_time=1), RunningJob("cheaper", 2, 50, app_time=1)]
+    jobs = [
+        RunningJob("dear", 2, 900, sys_time=4),
+        RunningJob("middle", 2, 500, sys_time=9),
+        RunningJob("cheap", 2, 100, sys_time=1),
+        RunningJob("cheaper", 2, 50, app_time=1),
+    ]
     plan = greedy(jobs, 6, 5)
     assert (plan.actions, plan.loss) == ({"dear": "sys", "cheap": "kill", "cheaper": "kill"}, 150)
 

@@ -16,26 +16,36 @@ RAW = "id,nodes,memory_gb,critical_gb,since_checkpoint_min,interval_min\n17,4,12
 
 # ---------------------------------------------------------------- what checkpoints cost
 
-@pytest.mark.parametrize(("sizes", "seconds"), [
-    ([10] * 100, 10.0),  # 1,000 GB fill the file system
-    ([10] * 4, 5.0),  # 10 GB fill the link of a node
-    ([1, 2, 30], 15.0),  # the fullest node is the last
-    ([], 0.0),
-])
+
+@pytest.mark.parametrize(
+    ("sizes", "seconds"),
+    [
+        ([10] * 100, 10.0),  # 1,000 GB fill the file system
+        ([10] * 4, 5.0),  # 10 GB fill the link of a node
+        ([1, 2, 30], 15.0),  # the fullest node is the last
+        ([], 0.0),
+    ],
+)
 def test_a_checkpoint_is_bound_by_the_file_system_or_by_its_fullest_node(sizes, seconds):
     assert STORAGE.seconds(sizes) == seconds
 
 
-@pytest.mark.parametrize(("since", "interval", "wait"), [
-    (0, 60, 60), (40, 60, 20), (60, 60, 0), (61, 60, 59), (0.1, 0.3, 0.2), (5, None, None)])
+@pytest.mark.parametrize(
+    ("since", "interval", "wait"),
+    [(0, 60, 60), (40, 60, 20), (60, 60, 0), (61, 60, 59), (0.1, 0.3, 0.2), (5, None, None)],
+)
 def test_the_application_waits_for_its_next_due_moment(since, interval, wait):
     assert Checkpointing("a", 1, since, interval).wait_min == wait
 
 
 def test_costs_follow_from_sizes_bandwidths_and_the_last_checkpoint():
-    job = Checkpointing("a", 100, since_checkpoint_min=40, interval_min=60, critical_gb=6, memory_gb=60)
+    job = Checkpointing(
+        "a", 100, since_checkpoint_min=40, interval_min=60, critical_gb=6, memory_gb=60
+    )
     assert job.costs(STORAGE) == RunningJob("a", 100, 240_000, app_time=20.1, sys_time=1)
-    assert job.costs(STORAGE, resolution=1) == RunningJob("a", 100, 240_000, app_time=21, sys_time=1)
+    assert job.costs(STORAGE, resolution=1) == RunningJob(
+        "a", 100, 240_000, app_time=21, sys_time=1
+    )
 
 
 def test_nodes_may_differ_in_what_they_write():
@@ -48,9 +58,17 @@ def test_without_an_interval_or_a_size_a_job_does_not_checkpoint_itself(fields):
     assert job.costs(STORAGE) == RunningJob("a", 1, 0)
 
 
-@pytest.mark.parametrize("fields", [
-    {"since_checkpoint_min": -1}, {"interval_min": 0}, {"memory_gb": float("nan")}, {"critical_gb": [1, -1]},
-    {"memory_gb": [1, 2, 3]}, {"nodes": 1.5}])
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {"since_checkpoint_min": -1},
+        {"interval_min": 0},
+        {"memory_gb": float("nan")},
+        {"critical_gb": [1, -1]},
+        {"memory_gb": [1, 2, 3]},
+        {"nodes": 1.5},
+    ],
+)
 def test_a_job_out_of_range_is_refused(fields):
     with pytest.raises(InputError, match="job a: " + next(iter(fields))):
         Checkpointing(**{"id": "a", "nodes": 2, "since_checkpoint_min": 0, **fields})
@@ -64,15 +82,25 @@ def test_a_bandwidth_out_of_range_is_refused(bandwidths):
 
 # ---------------------------------------------------------------- files
 
-@pytest.mark.parametrize(("name", "text"), [
-    ("jobs.csv", DIRECT),
-    ("jobs.CSV", "\ufeff" + DIRECT.replace("\n", "\r\n") + "\r\n"),
-    ("jobs.csv", "nodes, id ,sys_time,app_time,loss\n4,17,,20,9600\n\n2,md, 1.5 ,,0.5"),
-    ("jobs.json", '[{"id": 17, "nodes": 4, "loss": 9600, "app_time": 20},\n'
-                  ' {"id": "md", "nodes": 2, "loss": 0.5, "app_time": null, "sys_time": 1.5}]'),
-    ("jobs.json", '{"jobs": [{"id": "17", "nodes": 4, "loss": 9600, "app_time": 20, "sys_time": null},'
-                  '{"id": "md", "nodes": 2, "loss": 0.5, "sys_time": 1.5}]}'),
-])
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("jobs.csv", DIRECT),
+        ("jobs.CSV", "\ufeff" + DIRECT.replace("\n", "\r\n") + "\r\n"),
+        ("jobs.csv", "nodes, id ,sys_time,app_time,loss\n4,17,,20,9600\n\n2,md, 1.5 ,,0.5"),
+        (
+            "jobs.json",
+            '[{"id": 17, "nodes": 4, "loss": 9600, "app_time": 20},\n'
+            ' {"id": "md", "nodes": 2, "loss": 0.5, "app_time": null, "sys_time": 1.5}]',
+        ),
+        (
+            "jobs.json",
+            '{"jobs": [{"id": "17", "nodes": 4, "loss": 9600, "app_time": 20, "sys_time": null},'
+            '{"id": "md", "nodes": 2, "loss": 0.5, "sys_time": 1.5}]}',
+        ),
+    ],
+)
 def test_the_direct_form_is_read(write, name, text):
     assert read_jobs(write(name, text)) == JOBS
 
@@ -85,62 +113,137 @@ def test_whole_numbers_stay_whole(write):
 def test_the_raw_form_is_worked_out_in_csv_and_in_json(write):
     jobs = [RunningJob("17", 4, 9600, app_time=20.3, sys_time=1), RunningJob("md", 2, 900)]
     assert read_jobs(write("jobs.csv", RAW), STORAGE) == jobs
-    records = [{"id": 17, "nodes": 4, "memory_gb": [90, 90, 90, 120], "critical_gb": 30, "since_checkpoint_min": 40,
-                "interval_min": 60}, {"id": "md", "nodes": 2, "critical_gb": 10, "since_checkpoint_min": 7.5}]
+    records = [
+        {
+            "id": 17,
+            "nodes": 4,
+            "memory_gb": [90, 90, 90, 120],
+            "critical_gb": 30,
+            "since_checkpoint_min": 40,
+            "interval_min": 60,
+        },
+        {"id": "md", "nodes": 2, "critical_gb": 10, "since_checkpoint_min": 7.5},
+    ]
     assert read_jobs(write("jobs.json", json.dumps(records)), STORAGE) == jobs
 
 
 def test_times_of_either_form_are_rounded_up_when_asked(write):
-    assert [(job.app_time, job.sys_time) for job in read_jobs(write("jobs.csv", DIRECT), resolution=8)] == [
-        (24, None), (None, 8)]
-    assert [(job.app_time, job.sys_time) for job in read_jobs(write("jobs.csv", RAW), STORAGE, resolution=1)] == [
-        (21, 1), (None, None)]
+    assert [
+        (job.app_time, job.sys_time) for job in read_jobs(write("jobs.csv", DIRECT), resolution=8)
+    ] == [(24, None), (None, 8)]
+    assert [
+        (job.app_time, job.sys_time)
+        for job in read_jobs(write("jobs.csv", RAW), STORAGE, resolution=1)
+    ] == [(21, 1), (None, None)]
 
 
 HEADER = "id,nodes,loss,app_time,sys_time\n"
 
 
-@pytest.mark.parametrize(("name", "text", "message"), [
-    ("a.csv", "", r"a.csv:1: the file is empty; its first line must be id,nodes,loss"),
-    ("a.csv", "id,nodes,loss,app_time\n17,1,2,3\n", r"a.csv:1: 'sys_time' is missing; a job has id,nodes,loss,"),
-    ("a.csv", "id,nodes,memory_gb,critical_gb,interval_min\n", r"a.csv:1: 'since_checkpoint_min' is missing"),
-    ("a.csv", "id,nodes,loss,app_time,sys_time,user\n", r"a.csv:1: 'user' is unknown"),
-    ("a.csv", "id,nodes,loss,app_time,app_time\n", r"a.csv:1: 'app_time' appears twice"),
-    ("a.csv", HEADER + "17,1,2,3,4\n17,1,2,3,4\n", r"a.csv:3: job 17 appears twice, first at .*a.csv:2"),
-    ("a.csv", HEADER + "17,1.5,2,3,4\n", r"a.csv:2: job 17: nodes is 1.5; it must be a whole number above 0"),
-    ("a.csv", HEADER + "17,0,2,3,4\n", r"a.csv:2: job 17: nodes is 0"),
-    ("a.csv", HEADER + "17,1,-2,3,4\n", r"a.csv:2: job 17: loss is -2; it must be a number from 0"),
-    ("a.csv", HEADER + "17,1,2,inf,4\n", r"a.csv:2: job 17: app_time is inf"),
-    ("a.csv", HEADER + "17,1,2,nan,4\n", r"a.csv:2: job 17: app_time is nan"),
-    ("a.csv", HEADER + "\n17,1,2,3,soon\n", r"a.csv:3: sys_time is 'soon'; it must be a number"),
-    ("a.csv", HEADER + "17,,2,3,4\n", r"a.csv:2: nodes is empty"),
-    ("a.csv", HEADER + ",1,2,3,4\n", r"a.csv:2: id is empty"),
-    ("a.csv", HEADER + "17,1,2,3\n", r"a.csv:2: 4 cells, but the header has 5"),
-    ("a.csv", HEADER + '17,1,2,3,"4\n', r"a.csv:2: unexpected end of data"),
-    ("a.csv", b"\xff\xfe\x00", r"a.csv: cannot be read: it is not text"),
-    ("a.txt", DIRECT, r"a.txt: the name of a file of jobs must end in .csv or .json"),
-    ("a.json", '[{"id": 1,\n "nodes": 1 "loss": 3}]', r"a.json:2: not JSON: Expecting ',' delimiter"),
-    ("a.json", '{"id": 17}', r"a.json: it must be a list of jobs"),
-    ("a.json", "[\n\n17]", r"a.json: jobs\[0\]: 17 is not a job"),
-    ("a.json", '[{"id": 1, "nodes": 1, "loss": 0}, {"id": 2, "nodes": 1}]', r"a.json: jobs\[1\]: 'loss' is missing"),
-    ("a.json", '[\n{"id": 1, "nodes": 1, "loss": 0, "user": "me"}]', r"a.json: jobs\[0\]: 'user' is unknown"),
-    ("a.json", '[\n{"id": 1, "nodes": true, "loss": 0}]', r"a.json: jobs\[0\]: nodes is true; it must be a number"),
-    ("a.json", '[\n{"id": 1, "nodes": "1", "loss": 0}]', r'a.json: jobs\[0\]: nodes is "1"; it must be a number'),
-    ("a.json", '[\n{"id": null, "nodes": 1, "loss": 0}]', r"a.json: jobs\[0\]: id is empty"),
-    ("a.json", '[\n{"id": 1, "nodes": 1, "loss": NaN}]', r"a.json: jobs\[0\]: loss is NaN; it must be a number"),
-    ("a.csv", RAW, r"a.csv:2: a job in the raw form needs the bandwidths"),
-])
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("a.csv", "", r"a.csv:1: the file is empty; its first line must be id,nodes,loss"),
+        (
+            "a.csv",
+            "id,nodes,loss,app_time\n17,1,2,3\n",
+            r"a.csv:1: 'sys_time' is missing; a job has id,nodes,loss,",
+        ),
+        (
+            "a.csv",
+            "id,nodes,memory_gb,critical_gb,interval_min\n",
+            r"a.csv:1: 'since_checkpoint_min' is missing",
+        ),
+        ("a.csv", "id,nodes,loss,app_time,sys_time,user\n", r"a.csv:1: 'user' is unknown"),
+        ("a.csv", "id,nodes,loss,app_time,app_time\n", r"a.csv:1: 'app_time' appears twice"),
+        (
+            "a.csv",
+            HEADER + "17,1,2,3,4\n17,1,2,3,4\n",
+            r"a.csv:3: job 17 appears twice, first at .*a.csv:2",
+        ),
+        (
+            "a.csv",
+            HEADER + "17,1.5,2,3,4\n",
+            r"a.csv:2: job 17: nodes is 1.5; it must be a whole number above 0",
+        ),
+        ("a.csv", HEADER + "17,0,2,3,4\n", r"a.csv:2: job 17: nodes is 0"),
+        (
+            "a.csv",
+            HEADER + "17,1,-2,3,4\n",
+            r"a.csv:2: job 17: loss is -2; it must be a number from 0",
+        ),
+        ("a.csv", HEADER + "17,1,2,inf,4\n", r"a.csv:2: job 17: app_time is inf"),
+        ("a.csv", HEADER + "17,1,2,nan,4\n", r"a.csv:2: job 17: app_time is nan"),
+        (
+            "a.csv",
+            HEADER + "\n17,1,2,3,soon\n",
+            r"a.csv:3: sys_time is 'soon'; it must be a number",
+        ),
+        ("a.csv", HEADER + "17,,2,3,4\n", r"a.csv:2: nodes is empty"),
+        ("a.csv", HEADER + ",1,2,3,4\n", r"a.csv:2: id is empty"),
+        ("a.csv", HEADER + "17,1,2,3\n", r"a.csv:2: 4 cells, but the header has 5"),
+        ("a.csv", HEADER + '17,1,2,3,"4\n', r"a.csv:2: unexpected end of data"),
+        ("a.csv", b"\xff\xfe\x00", r"a.csv: cannot be read: it is not text"),
+        ("a.txt", DIRECT, r"a.txt: the name of a file of jobs must end in .csv or .json"),
+        (
+            "a.json",
+            '[{"id": 1,\n "nodes": 1 "loss": 3}]',
+            r"a.json:2: not JSON: Expecting ',' delimiter",
+        ),
+        ("a.json", '{"id": 17}', r"a.json: it must be a list of jobs"),
+        ("a.json", "[\n\n17]", r"a.json: jobs\[0\]: 17 is not a job"),
+        (
+            "a.json",
+            '[{"id": 1, "nodes": 1, "loss": 0}, {"id": 2, "nodes": 1}]',
+            r"a.json: jobs\[1\]: 'loss' is missing",
+        ),
+        (
+            "a.json",
+            '[\n{"id": 1, "nodes": 1, "loss": 0, "user": "me"}]',
+            r"a.json: jobs\[0\]: 'user' is unknown",
+        ),
+        (
+            "a.json",
+            '[\n{"id": 1, "nodes": true, "loss": 0}]',
+            r"a.json: jobs\[0\]: nodes is true; it must be a number",
+        ),
+        (
+            "a.json",
+            '[\n{"id": 1, "nodes": "1", "loss": 0}]',
+            r'a.json: jobs\[0\]: nodes is "1"; it must be a number',
+        ),
+        ("a.json", '[\n{"id": null, "nodes": 1, "loss": 0}]', r"a.json: jobs\[0\]: id is empty"),
+        (
+            "a.json",
+            '[\n{"id": 1, "nodes": 1, "loss": NaN}]',
+            r"a.json: jobs\[0\]: loss is NaN; it must be a number",
+        ),
+        ("a.csv", RAW, r"a.csv:2: a job in the raw form needs the bandwidths"),
+    ],
+)
 def test_a_mistake_is_named_with_its_place(write, name, text, message):
     with pytest.raises(InputError, match=message) as caught:
         read_jobs(write(name, text))
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize(("name", "text", "message"), [
-    ("a.csv", HEADER + "17,1," + "9" * 5000 + ",3,4\n", r"a.csv:2: loss is '9+'; it must be a number"),
-    ("a.json", '[{"id": 1, "nodes": 1, "loss": ' + "9" * 5000 + "}]", r"a.json: not JSON: a number of thousands"),
-    ("a.json", "[" * 100_000, r"a.json: not JSON: .* too deep"),
-], ids=["digits in csv", "digits in json", "depth"])
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        (
+            "a.csv",
+            HEADER + "17,1," + "9" * 5000 + ",3,4\n",
+            r"a.csv:2: loss is '9+'; it must be a number",
+        ),
+        (
+            "a.json",
+            '[{"id": 1, "nodes": 1, "loss": ' + "9" * 5000 + "}]",
+            r"a.json: not JSON: a number of thousands",
+        ),
+        ("a.json", "[" * 100_000, r"a.json: not JSON: .* too deep"),
+    ],
+    ids=["digits in csv", "digits in json", "depth"],
+)
 def test_a_file_meant_to_hurt_is_refused_like_any_other(write, name, text, message):
     with pytest.raises(InputError, match=message):
         read_jobs(write(name, text))

@@ -60,8 +60,10 @@ class IdleNodesContract(AllocatorContract):
         return problems()
 
     def table(self, problem):
-        rows = (trainer.gains(had, problem.horizon_s)
-                for trainer, had in zip(problem.trainers, problem.current, strict=True))
+        rows = (
+            trainer.gains(had, problem.horizon_s)
+            for trainer, had in zip(problem.trainers, problem.current, strict=True)
+        )
         return Table(problem.nodes, tuple(tuple(row.tolist()) for row in rows))
 
 
@@ -75,7 +77,10 @@ WHOLE = st.integers(0, 4).map(lambda value: 60 * value)
 
 
 @settings(max_examples=300)
-@given(problems(most_trainers=6, most_nodes=14) | problems(most_trainers=6, most_nodes=14, values=WHOLE))
+@given(
+    problems(most_trainers=6, most_nodes=14)
+    | problems(most_trainers=6, most_nodes=14, values=WHOLE)
+)
 def test_counts_that_are_in_no_optimum_change_nothing(problem):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sharing, "FEW_COUNTS", 10**9)
@@ -91,7 +96,11 @@ def test_as_published_a_share_counts_only_where_it_is_greater_than_n_min():
     team = [sharing.Trainer(sharing.RateCurve((0, 8), (0.0, 8.0)), n_min=2, n_max=3)] * 3
     assert sharing.equal(team, (0, 0, 0), 6, 60) == (2, 2, 2)
     assert sharing.equal_as_published(team, (0, 0, 0), 6, 60) == (3, 3, 0)
-    assert sharing.equal_as_published(team, (0, 0, 0), 9, 60) == sharing.equal(team, (0, 0, 0), 9, 60) == (3, 3, 3)
+    assert (
+        sharing.equal_as_published(team, (0, 0, 0), 9, 60)
+        == sharing.equal(team, (0, 0, 0), 9, 60)
+        == (3, 3, 3)
+    )
 
 
 class TestEqual(IdleNodesContract):
@@ -130,17 +139,28 @@ def test_the_program_over_nodes_has_the_same_optimum_and_moves_no_trainer(proble
 def test_thirty_trainers_on_hundreds_of_nodes_have_the_optimum_of_the_counts_program():
     rng = np.random.default_rng(7)
     bends = (1, 2, 4, 8, 16, 32, 64)
-    team = [sharing.Trainer(sharing.RateCurve(bends, tuple(np.round(np.array(bends) ** 0.9 * speed, 1).tolist())),
-                            2, 64, 18.0, 12.0)
-            for speed in rng.uniform(1000, 7000, 30)]
+    team = [
+        sharing.Trainer(
+            sharing.RateCurve(bends, tuple(np.round(np.array(bends) ** 0.9 * speed, 1).tolist())),
+            2,
+            64,
+            18.0,
+            12.0,
+        )
+        for speed in rng.uniform(1000, 7000, 30)
+    ]
     current = rng.integers(0, 20, 30).tolist()
     best = allocate_counts(team, current, 400, 120.0)
     counts = sharing.allocate(team, current, 400, 120.0)
-    assert worth(team, current, counts, 120.0) == pytest.approx(worth(team, current, best.counts, 120.0), rel=1e-9)
+    assert worth(team, current, counts, 120.0) == pytest.approx(
+        worth(team, current, best.counts, 120.0), rel=1e-9
+    )
 
 
 # One trainer on 6 of 7 nodes that is down to 4, below its n_min of 5, with no way to grow.
-PREEMPTED = Problem((sharing.Trainer(sharing.RateCurve((5,), (50.0,)), n_min=5, n_max=5),), (4,), 4, 60.0)
+PREEMPTED = Problem(
+    (sharing.Trainer(sharing.RateCurve((5,), (50.0,)), n_min=5, n_max=5),), (4,), 4, 60.0
+)
 
 
 def test_the_published_m_makes_a_feasible_case_infeasible():
@@ -151,7 +171,9 @@ def test_the_published_m_makes_a_feasible_case_infeasible():
 
 
 def test_the_published_m_forbids_a_change_of_more_than_half_of_the_nodes():
-    slow, fast = (sharing.Trainer(sharing.RateCurve((8,), (8.0 * speed,)), n_max=8) for speed in (1, 2))
+    slow, fast = (
+        sharing.Trainer(sharing.RateCurve((8,), (8.0 * speed,)), n_max=8) for speed in (1, 2)
+    )
     problem = Problem((slow, fast), (8, 0), 8, 60.0)
     small = allocate_nodes(problem.trainers, held(problem), 8, 60.0, migration_m=9)
     assert problem.ask(sharing.allocate) == (0, 8)
@@ -159,7 +181,9 @@ def test_the_published_m_forbids_a_change_of_more_than_half_of_the_nodes():
 
 
 def test_a_trainer_below_its_minimum_loses_nothing_by_a_change():
-    trainer = sharing.Trainer(sharing.RateCurve((4,), (40.0,)), n_min=2, n_max=4, up_s=100, down_s=100)
+    trainer = sharing.Trainer(
+        sharing.RateCurve((4,), (40.0,)), n_min=2, n_max=4, up_s=100, down_s=100
+    )
     assert trainer.gains(1, horizon_s=10).tolist() == [0, -math.inf, 200, 300, 400]
 
 
@@ -174,7 +198,9 @@ def test_weights_and_normalised_curves_change_who_is_served():
     slow, fast = sharing.RateCurve((1, 2), (1.0, 2.0)), sharing.RateCurve((1, 2), (10.0, 12.0))
 
     def share(*curves):
-        return sharing.allocate([sharing.Trainer(curve, n_max=2) for curve in curves], (0, 0), 2, 60.0)
+        return sharing.allocate(
+            [sharing.Trainer(curve, n_max=2) for curve in curves], (0, 0), 2, 60.0
+        )
 
     assert share(slow, fast) == (0, 2)
     assert share(slow.normalised(), fast.normalised()) == (2, 0)
@@ -188,16 +214,21 @@ def test_equal_serves_the_first_comer_where_there_are_fewer_nodes_than_trainers(
 
 
 @pytest.mark.parametrize("allocator", [sharing.allocate, sharing.equal, allocate_counts])
-@pytest.mark.parametrize(("current", "nodes", "horizon_s", "complaint"), [
-    ((1, 1), 4, 60.0, "1 trainer, but current counts of 2"),
-    ((3,), 4, 60.0, "trainer 0 has 3 nodes; it can have 0 to 2"),
-    ((2,), 1, 60.0, "the trainers have 2 nodes, more than the 1 that can be had"),
-    ((1,), 4, math.nan, "the horizon is nan"),
-    ((1,), 4, -1.0, "the horizon is -1"),
-])
+@pytest.mark.parametrize(
+    ("current", "nodes", "horizon_s", "complaint"),
+    [
+        ((1, 1), 4, 60.0, "1 trainer, but current counts of 2"),
+        ((3,), 4, 60.0, "trainer 0 has 3 nodes; it can have 0 to 2"),
+        ((2,), 1, 60.0, "the trainers have 2 nodes, more than the 1 that can be had"),
+        ((1,), 4, math.nan, "the horizon is nan"),
+        ((1,), 4, -1.0, "the horizon is -1"),
+    ],
+)
 def test_a_state_that_cannot_be_is_refused(allocator, current, nodes, horizon_s, complaint):
     with pytest.raises(InputError, match=complaint):
-        allocator([sharing.Trainer(sharing.RateCurve((2,), (2.0,)), n_max=2)], current, nodes, horizon_s)
+        allocator(
+            [sharing.Trainer(sharing.RateCurve((2,), (2.0,)), n_max=2)], current, nodes, horizon_s
+        )
 
 
 def test_the_program_over_nodes_refuses_a_node_held_twice():
@@ -206,27 +237,33 @@ def test_the_program_over_nodes_refuses_a_node_held_twice():
         allocate_nodes(team, [frozenset({0}), frozenset({0})], 3, 60.0)
 
 
-@pytest.mark.parametrize(("nodes", "values", "complaint"), [
-    ((), (), "at least one"),
-    ((0, 1), (0.0,), "2 node counts and 1 value"),
-    ((0, 1), (0.0, -1.0), "is -1.0 on 1 node"),
-    ((0, 1), (0.0, math.nan), "is nan on 1 node"),
-    ((0, 2, 2), (0.0, 1.0, 1.0), "must rise"),
-    ((-1, 2), (0.0, 1.0), "must rise"),
-    ((0, 2), (1.0, 1.0), "is 1.0 on 0 nodes"),
-])
+@pytest.mark.parametrize(
+    ("nodes", "values", "complaint"),
+    [
+        ((), (), "at least one"),
+        ((0, 1), (0.0,), "2 node counts and 1 value"),
+        ((0, 1), (0.0, -1.0), "is -1.0 on 1 node"),
+        ((0, 1), (0.0, math.nan), "is nan on 1 node"),
+        ((0, 2, 2), (0.0, 1.0, 1.0), "must rise"),
+        ((-1, 2), (0.0, 1.0), "must rise"),
+        ((0, 2), (1.0, 1.0), "is 1.0 on 0 nodes"),
+    ],
+)
 def test_a_curve_that_cannot_be_is_refused(nodes, values, complaint):
     with pytest.raises(InputError, match=complaint):
         sharing.RateCurve(nodes, values)
 
 
-@pytest.mark.parametrize(("n_min", "n_max", "up_s", "complaint"), [
-    (3, 2, 0.0, "n_min 3, n_max 2"),
-    (0, 2, 0.0, "n_min 0, n_max 2"),
-    (1, 3, 0.0, "n_max 3 is beyond the curve, which ends at 2 nodes"),
-    (1, 2, -1.0, "up_s -1.0"),
-    (1, 2, math.inf, "up_s inf"),
-])
+@pytest.mark.parametrize(
+    ("n_min", "n_max", "up_s", "complaint"),
+    [
+        (3, 2, 0.0, "n_min 3, n_max 2"),
+        (0, 2, 0.0, "n_min 0, n_max 2"),
+        (1, 3, 0.0, "n_max 3 is beyond the curve, which ends at 2 nodes"),
+        (1, 2, -1.0, "up_s -1.0"),
+        (1, 2, math.inf, "up_s inf"),
+    ],
+)
 def test_a_trainer_that_cannot_be_is_refused(n_min, n_max, up_s, complaint):
     with pytest.raises(InputError, match=complaint):
         sharing.Trainer(sharing.RateCurve((2,), (2.0,)), n_min, n_max, up_s)
@@ -275,10 +312,13 @@ def test_who_gives_up_nodes_gives_its_last():
     assert placed.tolist() == [0, sharing.FREE, sharing.FREE, sharing.FREE]
 
 
-@pytest.mark.parametrize(("counts", "complaint"), [
-    ({0: 3}, "1 more nodes are given away than are idle"),
-    ({1: 1}, "trainer 0 has nodes, but no count"),
-])
+@pytest.mark.parametrize(
+    ("counts", "complaint"),
+    [
+        ({0: 3}, "1 more nodes are given away than are idle"),
+        ({1: 1}, "trainer 0 has nodes, but no count"),
+    ],
+)
 def test_a_placement_that_cannot_be_is_refused(counts, complaint):
     with pytest.raises(InputError, match=complaint):
         sharing.place_by_index(np.array([0, sharing.FREE, sharing.BUSY]), counts)

@@ -15,16 +15,25 @@ from scheduler.reservation.laws import Discrete, discretise, make_law
 @st.composite
 def laws(draw):
     values = sorted(draw(st.sets(st.integers(1, 40), min_size=1, max_size=7)))
-    weights = np.array(draw(st.lists(st.integers(0, 5), min_size=len(values), max_size=len(values)))) + 1e-3
+    weights = (
+        np.array(draw(st.lists(st.integers(0, 5), min_size=len(values), max_size=len(values))))
+        + 1e-3
+    )
     return Discrete(values, weights / weights.sum())
 
 
 @given(laws(), st.sampled_from([0.0, 0.5, 3.0, 100.0]), st.integers(1, 5))
 def test_no_other_choice_of_ends_asks_for_less(law, overhead, jobs):
     values = law.values.tolist()
-    choices = [(*inner, values[-1]) for count in range(min(jobs, len(values)))
-               for inner in combinations(values[:-1], count)]
-    sums = [expected(law, (np.diff((0.0, *ends)) + overhead).tolist(), overhead).asked for ends in choices]
+    choices = [
+        (*inner, values[-1])
+        for count in range(min(jobs, len(values)))
+        for inner in combinations(values[:-1], count)
+    ]
+    sums = [
+        expected(law, (np.diff((0.0, *ends)) + overhead).tolist(), overhead).asked
+        for ends in choices
+    ]
     found = best_chain(law, overhead, jobs)
     assert found.asked == pytest.approx(min(sums))
     assert len(found.requests) <= jobs
@@ -44,9 +53,14 @@ def test_a_law_of_many_values_is_put_on_fewer_and_still_reaches_the_longest():
     assert sum(found.requests) - 0.05 * len(found.requests) >= law.longest * (1 - 1e-9)
 
 
-@pytest.mark.parametrize(("requests", "message"), [
-    ([1.0, 5.0], "longer than the overhead of a job, 1"), ([3.0, 2.0], "do 3 together, and the longest run takes 4"),
-    ([], "longer than the overhead")])
+@pytest.mark.parametrize(
+    ("requests", "message"),
+    [
+        ([1.0, 5.0], "longer than the overhead of a job, 1"),
+        ([3.0, 2.0], "do 3 together, and the longest run takes 4"),
+        ([], "longer than the overhead"),
+    ],
+)
 def test_requests_that_cannot_be_are_refused(requests, message):
     with pytest.raises(InputError, match=message):
         expected(Discrete([4], [1]), requests, overhead=1)

@@ -46,7 +46,7 @@ def test_samples_follow_the_law(pair):
     law, _ = pair
     sample = law.sample(np.random.default_rng(0), 4000)
     assert stats.kstest(sample, law.cdf).pvalue > 0.01
-    assert law.mean == pytest.approx(sample.mean(), abs=4 * sample.std() / 4000 ** 0.5)
+    assert law.mean == pytest.approx(sample.mean(), abs=4 * sample.std() / 4000**0.5)
 
 
 def test_a_discretised_law_has_the_same_distribution_function_at_its_values(pair):
@@ -56,11 +56,14 @@ def test_a_discretised_law_has_the_same_distribution_function_at_its_values(pair
     assert discrete.mean - law.mean == pytest.approx(0.5 * (law.high - law.low) / 50, rel=0.3)
 
 
-@pytest.mark.parametrize(("name", "parameters", "uncut"), [
-    ("truncnorm", {"mu": -30, "sigma": 1}, stats.norm(-30, 1)),
-    ("lognormal", {"mu": -30, "sigma": 2}, stats.lognorm(2, scale=np.exp(-30))),
-    ("exponential", {"rate": 40}, stats.expon(scale=1 / 40)),
-])
+@pytest.mark.parametrize(
+    ("name", "parameters", "uncut"),
+    [
+        ("truncnorm", {"mu": -30, "sigma": 1}, stats.norm(-30, 1)),
+        ("lognormal", {"mu": -30, "sigma": 2}, stats.lognorm(2, scale=np.exp(-30))),
+        ("exponential", {"rate": 40}, stats.expon(scale=1 / 40)),
+    ],
+)
 def test_a_law_cut_far_out_in_its_tail_keeps_its_digits(name, parameters, uncut):
     law = make_law(name, low=1, high=2, **parameters)
     times = np.array([1.01, 1.1, 1.5])
@@ -90,34 +93,52 @@ def test_work_within_a_time_is_what_a_run_stopped_there_achieves():
     assert law.work_within(3, after=3) == 0.0
 
 
-@pytest.mark.parametrize(("name", "parameters", "message"), [
-    ("normal", {}, "unknown distribution 'normal'; there are: truncnorm"),
-    ("truncnorm", {"low": 0, "high": 1, "mu": 0}, "takes low, high, mu, sigma; given: low, high, mu"),
-    ("uniform", {"low": 0, "high": 1, "mu": 0}, "uniform takes low, high; given: low, high, mu"),
-    ("truncnorm", {"low": 0, "high": 1, "mu": 0, "sigma": 0}, "sigma is 0; it must be above 0"),
-    ("truncnorm", {"low": 0, "high": float("inf"), "mu": 0, "sigma": 1}, "high is inf"),
-    ("truncnorm", {"low": 50, "high": 60, "mu": 0, "sigma": 1}, "no probability between 50 and 60"),
-    ("uniform", {"low": 3, "high": 3}, "0 <= low < high"),
-    ("uniform", {"low": -3, "high": 3}, "0 <= low < high"),
-    ("pareto", {"low": 0, "high": 3, "alpha": 2}, "low is 0; it must be above 0"),
-    ("exponential", {"low": 0, "high": 3, "rate": float("nan")}, "rate is nan"),
-])
+@pytest.mark.parametrize(
+    ("name", "parameters", "message"),
+    [
+        ("normal", {}, "unknown distribution 'normal'; there are: truncnorm"),
+        (
+            "truncnorm",
+            {"low": 0, "high": 1, "mu": 0},
+            "takes low, high, mu, sigma; given: low, high, mu",
+        ),
+        (
+            "uniform",
+            {"low": 0, "high": 1, "mu": 0},
+            "uniform takes low, high; given: low, high, mu",
+        ),
+        ("truncnorm", {"low": 0, "high": 1, "mu": 0, "sigma": 0}, "sigma is 0; it must be above 0"),
+        ("truncnorm", {"low": 0, "high": float("inf"), "mu": 0, "sigma": 1}, "high is inf"),
+        (
+            "truncnorm",
+            {"low": 50, "high": 60, "mu": 0, "sigma": 1},
+            "no probability between 50 and 60",
+        ),
+        ("uniform", {"low": 3, "high": 3}, "0 <= low < high"),
+        ("uniform", {"low": -3, "high": 3}, "0 <= low < high"),
+        ("pareto", {"low": 0, "high": 3, "alpha": 2}, "low is 0; it must be above 0"),
+        ("exponential", {"low": 0, "high": 3, "rate": float("nan")}, "rate is nan"),
+    ],
+)
 def test_a_law_that_cannot_be_is_refused(name, parameters, message):
     with pytest.raises(InputError, match=message):
         make_law(name, **parameters)
 
 
-@pytest.mark.parametrize(("values", "probabilities", "message"), [
-    ([1, 2], [0.5, 0.4], "the sum is 0.9"),
-    ([1, 2], [1.5, -0.5], "the smallest -0.5"),
-    ([1, 2], [float("nan"), 1], "sum to 1"),
-    ([2, 1], [0.5, 0.5], "increasing"),
-    ([1, 1], [0.5, 0.5], "increasing"),
-    ([-1, 1], [0.5, 0.5], "at least 0"),
-    ([1, float("inf")], [0.5, 0.5], "finite"),
-    ([1], [0.5, 0.5], "as many values as probabilities"),
-    ([], [], "at least one"),
-])
+@pytest.mark.parametrize(
+    ("values", "probabilities", "message"),
+    [
+        ([1, 2], [0.5, 0.4], "the sum is 0.9"),
+        ([1, 2], [1.5, -0.5], "the smallest -0.5"),
+        ([1, 2], [float("nan"), 1], "sum to 1"),
+        ([2, 1], [0.5, 0.5], "increasing"),
+        ([1, 1], [0.5, 0.5], "increasing"),
+        ([-1, 1], [0.5, 0.5], "at least 0"),
+        ([1, float("inf")], [0.5, 0.5], "finite"),
+        ([1], [0.5, 0.5], "as many values as probabilities"),
+        ([], [], "at least one"),
+    ],
+)
 def test_values_and_probabilities_that_are_no_law_are_refused(values, probabilities, message):
     with pytest.raises(InputError, match=message):
         Discrete(values, probabilities)
@@ -134,7 +155,11 @@ def test_a_law_wants_a_point():
         discretise(make_law("uniform", low=0, high=1), 0)
 
 
-@given(st.lists(st.floats(1e-3, 1e6), min_size=1, max_size=60, unique=True), st.integers(1, 20), st.booleans())
+@given(
+    st.lists(st.floats(1e-3, 1e6), min_size=1, max_size=60, unique=True),
+    st.integers(1, 20),
+    st.booleans(),
+)
 def test_a_coarse_law_has_few_values_none_shorter_and_none_longer_than_it_says(values, most, zero):
     values = np.sort([0.0, *values] if zero else values)
     law = Discrete(values, np.full(len(values), 1 / len(values)))

@@ -40,8 +40,10 @@ TABLES = [
 ]
 
 
-@pytest.mark.parametrize(("read", "text", "message"), [(read_runs, *row) for row in RUNS] +
-                         [(read_table, *row) for row in TABLES])
+@pytest.mark.parametrize(
+    ("read", "text", "message"),
+    [(read_runs, *row) for row in RUNS] + [(read_table, *row) for row in TABLES],
+)
 def test_a_file_of_neither_run_times_nor_a_law_says_where(written, read, text, message):
     with pytest.raises(InputError, match=message):
         read(written(text))
@@ -58,8 +60,17 @@ def test_a_table_is_a_law(written):
 
 
 @settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.lists(st.sampled_from(["1", "2.5", " 3e2 ", "4\t", "", "  ", "# no", "5 # x", "+6", "1_0", "7\r", ".5"]),
-                min_size=1, max_size=12), st.integers(1, 20), st.booleans())
+@given(
+    st.lists(
+        st.sampled_from(
+            ["1", "2.5", " 3e2 ", "4\t", "", "  ", "# no", "5 # x", "+6", "1_0", "7\r", ".5"]
+        ),
+        min_size=1,
+        max_size=12,
+    ),
+    st.integers(1, 20),
+    st.booleans(),
+)
 def test_blocks_of_any_size_read_what_lines_say(tmp_path, lines, size, ends):
     path = tmp_path / "runs.txt"
     path.write_bytes("\n".join(lines).encode() + b"\n" * ends)
@@ -73,7 +84,9 @@ def test_blocks_of_any_size_read_what_lines_say(tmp_path, lines, size, ends):
                 read_runs(path)
 
 
-@pytest.mark.parametrize("wrong", ["x", "1 2", "1.2.3", "1-2", "0", "-1", "inf", "nan", "1e400", "1e", "1,2", "0x1"])
+@pytest.mark.parametrize(
+    "wrong", ["x", "1 2", "1.2.3", "1-2", "0", "-1", "inf", "nan", "1e400", "1e", "1,2", "0x1"]
+)
 @pytest.mark.parametrize("size", [4, 1 << 20])
 def test_a_wrong_line_is_named_wherever_it_stands(tmp_path, monkeypatch, wrong, size):
     monkeypatch.setattr(files, "BLOCK", size)

@@ -66,10 +66,10 @@ def theorem_2(first, step, mass, rate):
         best = math.inf
         for to in range(i + 1, n + 1):
             x = max(i, math.floor(to - rate * (to + k + (m + 1) * first / step)))
-            cost = sum(mass[i + 1:x + 1]) * value(to)
-            cost += rate * (m * first + k * step) / (1 - rate) * sum(mass[x + 1:to + 1])
+            cost = sum(mass[i + 1 : x + 1]) * value(to)
+            cost += rate * (m * first + k * step) / (1 - rate) * sum(mass[x + 1 : to + 1])
             cost += sum(value(j) * mass[j] for j in range(x + 1, to + 1)) / (1 - rate)
-            cost += sum(mass[to + 1:]) * value(to) + least(to, m + 1, k + to)
+            cost += sum(mass[to + 1 :]) * value(to) + least(to, m + 1, k + to)
             best = min(best, cost)
         return best
 
@@ -97,13 +97,21 @@ def test_bounding_the_search_loses_no_optimum(law, rate, spent, coarse):
 
 
 @pytest.mark.parametrize("rate", [0.05, 0.3, 0.6])
-@pytest.mark.parametrize("law", [PAPER, make_law("pareto", alpha=1.1, low=1, high=1000),
-                                 make_law("lognormal", mu=1, sigma=1.5, low=0, high=400)])
+@pytest.mark.parametrize(
+    "law",
+    [
+        PAPER,
+        make_law("pareto", alpha=1.1, low=1, high=1000),
+        make_law("lognormal", mu=1, sigma=1.5, low=0, high=400),
+    ],
+)
 def test_the_bounded_search_agrees_with_the_full_one(monkeypatch, law, rate):
     known = discretise(law, 300)
     bounded = req.at_optimal(known, rate, spent=2.0)
     monkeypatch.setattr(req, "COARSE", 1000)
-    assert bounded.expected_makespan == pytest.approx(req.at_optimal(known, rate, 2.0).expected_makespan, rel=1e-12)
+    assert bounded.expected_makespan == pytest.approx(
+        req.at_optimal(known, rate, 2.0).expected_makespan, rel=1e-12
+    )
 
 
 @settings(max_examples=examples(100), deadline=None)
@@ -112,16 +120,21 @@ def test_the_makespan_by_number_of_requests_is_the_best_of_that_number(law, rate
     law = Discrete(law.values[law.probabilities > 0], law.probabilities[law.probabilities > 0])
     expected = {}
     for requests in every_sequence(law):
-        expected[len(requests)] = min(expected.get(len(requests), math.inf), makespan(law, requests, rate))
+        expected[len(requests)] = min(
+            expected.get(len(requests), math.inf), makespan(law, requests, rate)
+        )
     assert req.makespan_by_count(law, rate, most=99) == pytest.approx(
-        [expected[count] for count in sorted(expected)])
+        [expected[count] for count in sorted(expected)]
+    )
 
 
 @settings(max_examples=examples(100), deadline=None)
 @given(laws(), rates, st.data())
 def test_the_makespan_of_any_sequence_is_its_definition(law, rate, data):
     requests = data.draw(st.sampled_from(list(every_sequence(law))))
-    assert req.expected_makespan(law, requests, rate) == pytest.approx(makespan(law, requests, rate))
+    assert req.expected_makespan(law, requests, rate) == pytest.approx(
+        makespan(law, requests, rate)
+    )
 
 
 @settings(max_examples=examples(30), deadline=None)
@@ -129,7 +142,9 @@ def test_the_makespan_of_any_sequence_is_its_definition(law, rate, data):
 def test_labels_agree_with_the_table_of_theorem_2(weights, first, rate):
     mass = np.array([0, *weights, 1]) / (sum(weights) + 1)  # nothing at v_0
     law = Discrete(first + 2.0 * np.arange(len(mass)), mass)
-    assert req.at_optimal(law, rate).expected_makespan == pytest.approx(theorem_2(first, 2.0, mass, rate))
+    assert req.at_optimal(law, rate).expected_makespan == pytest.approx(
+        theorem_2(first, 2.0, mass, rate)
+    )
 
 
 def test_theorem_2_started_at_the_first_value_would_lose_its_probability():
@@ -148,7 +163,8 @@ def test_the_envelope_and_the_labels_agree_without_backfill(seed):
 
 
 LARGE = {
-    "truncnorm": PAPER, "uniform": make_law("uniform", low=0, high=20),
+    "truncnorm": PAPER,
+    "uniform": make_law("uniform", low=0, high=20),
     "exponential": make_law("exponential", rate=1, low=0, high=20),
     "pareto": make_law("pareto", alpha=1.1, low=1, high=1e5),
     "beta": make_law("beta", alpha=0.3, beta=3, low=0, high=9),
@@ -160,7 +176,9 @@ def test_in_blocks_the_sequence_is_that_of_the_sweep_value_by_value(name, monkey
     law = discretise(LARGE[name], 20_000)
     found = req.t_optimal(law)
     monkeypatch.setattr(req, "BLOCKS_FROM", 10**9)
-    assert req.t_optimal(law) == req.RequestSequence(found.requests, pytest.approx(found.expected_makespan, rel=1e-12))
+    assert req.t_optimal(law) == req.RequestSequence(
+        found.requests, pytest.approx(found.expected_makespan, rel=1e-12)
+    )
 
 
 @st.composite
@@ -168,9 +186,18 @@ def odd_laws(draw):
     """Values and probabilities over many orders of magnitude, with ties, steps and long tails."""
     rng = np.random.default_rng(draw(st.integers(0, 2**32)))
     size = draw(st.integers(1, 300))
-    values = draw(st.sampled_from([
-        lambda: rng.random(size) * 100, lambda: rng.pareto(1, size) + 1, lambda: np.exp(rng.normal(0, 3, size)),
-        lambda: rng.integers(1, 50, size), lambda: np.geomspace(1, 1e6, size), lambda: np.arange(1, size + 1)]))()
+    values = draw(
+        st.sampled_from(
+            [
+                lambda: rng.random(size) * 100,
+                lambda: rng.pareto(1, size) + 1,
+                lambda: np.exp(rng.normal(0, 3, size)),
+                lambda: rng.integers(1, 50, size),
+                lambda: np.geomspace(1, 1e6, size),
+                lambda: np.arange(1, size + 1),
+            ]
+        )
+    )()
     values = np.unique(values.astype(float))
     weights = rng.random(len(values)) ** draw(st.integers(0, 12)) + 1e-300
     return Discrete(values, weights / weights.sum())
@@ -186,7 +213,9 @@ def test_blocks_of_any_size_find_the_least_cost(law, first):
         patch.setattr(req, "BLOCKS_FROM", 10**9)
         expected = req.t_optimal(law)
     assert found.expected_makespan == pytest.approx(expected.expected_makespan, rel=1e-11)
-    assert req.expected_makespan(law, found.requests) == pytest.approx(expected.expected_makespan, rel=1e-9)
+    assert req.expected_makespan(law, found.requests) == pytest.approx(
+        expected.expected_makespan, rel=1e-9
+    )
 
 
 @settings(max_examples=60)
@@ -197,7 +226,9 @@ def test_on_fewer_values_the_answer_is_as_near_the_least_as_it_says(law, rate, m
         patch.setattr(req, "MOST_EXACT", most)
         found = req.optimal_requests(law, rate, spent)
     assert found.excess == 0 or len(law.values) > most
-    assert found.expected_makespan == pytest.approx(req.expected_makespan(law, found.requests, rate, spent), rel=1e-12)
+    assert found.expected_makespan == pytest.approx(
+        req.expected_makespan(law, found.requests, rate, spent), rel=1e-12
+    )
     assert least * (1 - 1e-9) <= found.expected_makespan <= least * (1 + found.excess) * (1 + 1e-9)
 
 
@@ -209,8 +240,10 @@ def test_table_1_toptimal():
     assert req.t_optimal(discretise(PAPER, 200)).requests == (10.8, 13.4, 15.4, 17.1, 18.7, 20.0)
 
 
-@pytest.mark.parametrize(("rate", "requests"), [(0.1, [10.86, 13.91, 18.69, 20.0]), (0.5, [13.04, 20.0]),
-                                                (0.9, [17.39, 20.0])])
+@pytest.mark.parametrize(
+    ("rate", "requests"),
+    [(0.1, [10.86, 13.91, 18.69, 20.0]), (0.5, [13.04, 20.0]), (0.9, [17.39, 20.0])],
+)
 def test_table_1_atoptimal(rate, requests):
     found = req.at_optimal(discretise(PAPER, 46), rate).requests
     assert [math.floor(100 * request + 1e-9) / 100 for request in found] == requests
@@ -238,7 +271,8 @@ def test_backfill_counts_the_time_of_the_failed_requests():
     law = empirical(runs).beyond(4)
     found = req.requests_from_runs(runs, failed, backfill_rate=0.3)
     assert found.expected_makespan == pytest.approx(
-        min(makespan(law, requests, 0.3, spent=4.0) for requests in every_sequence(law)))
+        min(makespan(law, requests, 0.3, spent=4.0) for requests in every_sequence(law))
+    )
 
 
 def test_fewer_than_five_runs_ask_for_twice_the_longest():
@@ -257,19 +291,24 @@ def test_a_job_that_outlived_all_past_runs_asks_for_twice_what_failed():
 def test_on_real_logs_a_sequence_beats_asking_for_the_longest_run(name):
     law = empirical(read_runs(WALLTIMES / name))
     for rate in (0.0, 0.1):
-        assert req.optimal_requests(law, rate).expected_makespan < req.expected_makespan(law, [law.longest], rate)
+        assert req.optimal_requests(law, rate).expected_makespan < req.expected_makespan(
+            law, [law.longest], rate
+        )
 
 
-@pytest.mark.parametrize(("call", "message"), [
-    (lambda: req.optimal_requests(empirical([1]), 1.0), "at least 0 and below 1"),
-    (lambda: req.optimal_requests(empirical([1]), float("nan")), "at least 0 and below 1"),
-    (lambda: req.optimal_requests(empirical([1]), spent=-1), "at least 0"),
-    (lambda: req.expected_makespan(empirical([1, 3]), [2]), "below the longest run time 3"),
-    (lambda: req.expected_makespan(empirical([1, 3]), [3, 3]), "increasing"),
-    (lambda: req.requests_from_runs([]), "no past run"),
-    (lambda: req.requests_from_runs([1, -2]), "above 0"),
-    (lambda: req.requests_from_runs([1, 2], failed=[0]), "failed requests"),
-])
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: req.optimal_requests(empirical([1]), 1.0), "at least 0 and below 1"),
+        (lambda: req.optimal_requests(empirical([1]), float("nan")), "at least 0 and below 1"),
+        (lambda: req.optimal_requests(empirical([1]), spent=-1), "at least 0"),
+        (lambda: req.expected_makespan(empirical([1, 3]), [2]), "below the longest run time 3"),
+        (lambda: req.expected_makespan(empirical([1, 3]), [3, 3]), "increasing"),
+        (lambda: req.requests_from_runs([]), "no past run"),
+        (lambda: req.requests_from_runs([1, -2]), "above 0"),
+        (lambda: req.requests_from_runs([1, 2], failed=[0]), "failed requests"),
+    ],
+)
 def test_bad_input_is_refused(call, message):
     with pytest.raises(InputError, match=message):
         call()

@@ -51,8 +51,10 @@ def audit_autoscaled(outcome, jobs, settings):
 
 
 def _audit_capacity(outcome, settings):
-    changes = sorted([(h.start_min, h.gpus) for h in outcome.holdings]
-                     + [(h.end_min, -h.gpus) for h in outcome.holdings])
+    changes = sorted(
+        [(h.start_min, h.gpus) for h in outcome.holdings]
+        + [(h.end_min, -h.gpus) for h in outcome.holdings]
+    )
     held = 0
     for moment, change in changes:
         held += change
@@ -61,7 +63,10 @@ def _audit_capacity(outcome, settings):
 
 def _audit_start(number, job, own):
     for h in own[:1]:
-        must(h.start_min >= job.arrival_min, f"job {number} starts at {h.start_min} min, before it arrives")
+        must(
+            h.start_min >= job.arrival_min,
+            f"job {number} starts at {h.start_min} min, before it arrives",
+        )
         must(h.steady_min == h.start_min, f"job {number} pays for its start")
 
 
@@ -71,7 +76,9 @@ def _audit_changes(number, own, settings):
     for before, h in pairwise(own):
         at = f"job {number} at {h.start_min} min"
         must(h.start_min == before.end_min, f"{at} resumes with a gap")
-        must(h.steady_min == h.start_min + settings.rescale_cost_min, f"{at} does not pay its resize")
+        must(
+            h.steady_min == h.start_min + settings.rescale_cost_min, f"{at} does not pay its resize"
+        )
         if h.start_min - before.steady_min < settings.keeps_for_min:
             must(h.gpus < before.gpus, f"{at} grows too soon")
             early[h.start_min] += 1
@@ -88,15 +95,24 @@ def _audit_counts(number, job, own, settings):
 
 
 def _audit_work(number, job, own, took):
-    done = math.fsum(job.curve.factors[h.gpus - 1] * max(0.0, h.end_min - h.steady_min) for h in own)
+    done = math.fsum(
+        job.curve.factors[h.gpus - 1] * max(0.0, h.end_min - h.steady_min) for h in own
+    )
     if took is None:
-        must(done < job.length_min, f"job {number} did all its work but does not count as completed")
+        must(
+            done < job.length_min, f"job {number} did all its work but does not count as completed"
+        )
     else:
         rounding = SAME_MOMENT + 1e-12 * own[-1].end_min
         slack = 1e-9 * job.length_min + rounding * max(job.curve.factors)
-        must(abs(done - job.length_min) <= slack, f"job {number} did {done} of its {job.length_min} min")
-        must(abs(own[-1].end_min - job.arrival_min - took) <= SAME_MOMENT,
-             f"job {number} completed at another moment than it let go of its GPUs")
+        must(
+            abs(done - job.length_min) <= slack,
+            f"job {number} did {done} of its {job.length_min} min",
+        )
+        must(
+            abs(own[-1].end_min - job.arrival_min - took) <= SAME_MOMENT,
+            f"job {number} completed at another moment than it let go of its GPUs",
+        )
 
 
 # ---- evictions ---------------------------------------------------------------------------------
@@ -113,19 +129,28 @@ def audit_evicted(outcome, jobs, actions, nodes):
     busy_until = {}
     for use in sorted(outcome.uses, key=lambda use: use.start_min):
         for node in use.nodes:
-            must(use.start_min >= busy_until.get(node, 0.0) - SAME_MIN,
-                 f"{use.job} starts on node {node} at {use.start_min} min, before it is free")
+            must(
+                use.start_min >= busy_until.get(node, 0.0) - SAME_MIN,
+                f"{use.job} starts on node {node} at {use.start_min} min, before it is free",
+            )
             busy_until[node] = use.end_min
     for job in jobs:
         own = [use for use in outcome.uses if use.job == job.checkpointing.id]
-        must(all(len(use.nodes) == job.checkpointing.nodes for use in own),
-             f"{job.checkpointing.id} ran on another number of nodes than it has")
+        must(
+            all(len(use.nodes) == job.checkpointing.nodes for use in own),
+            f"{job.checkpointing.id} ran on another number of nodes than it has",
+        )
         killed = actions.get(job.checkpointing.id) == "kill"
         work = job.left_min + (job.checkpointing.since_checkpoint_min if killed else 0)
-        must(abs(sum(use.done_min for use in own) - work) <= SAME_MIN,
-             f"{job.checkpointing.id} did not do its {work} min of work")
+        must(
+            abs(sum(use.done_min for use in own) - work) <= SAME_MIN,
+            f"{job.checkpointing.id} did not do its {work} min of work",
+        )
     asked = [use for use in outcome.uses if use.job == eviction.ON_DEMAND]
-    must([len(use.nodes) for use in asked] == [nodes], "the on-demand job did not run once, on its nodes")
+    must(
+        [len(use.nodes) for use in asked] == [nodes],
+        "the on-demand job did not run once, on its nodes",
+    )
 
 
 # ---- a batch queue -----------------------------------------------------------------------------
@@ -143,9 +168,15 @@ def audit_queued(schedule):
     ended = [job.submit for job in schedule.jobs]
     for run in schedule.runs:  # in the order in which they ended
         done = run.start + schedule.jobs[run.job].run_time
-        must(run.start >= ended[run.job], f"job {run.job} started before it arrived, or while it ran: {run}")
-        must(run.end == (done if run.completed else run.limit) and run.completed == (done <= run.limit),
-             f"job {run.job} ended neither when it was done nor at its limit: {run}")
+        must(
+            run.start >= ended[run.job],
+            f"job {run.job} started before it arrived, or while it ran: {run}",
+        )
+        must(
+            run.end == (done if run.completed else run.limit)
+            and run.completed == (done <= run.limit),
+            f"job {run.job} ended neither when it was done nor at its limit: {run}",
+        )
         completed[run.job] += run.completed
         ended[run.job] = run.end
     for index, times in enumerate(completed):
@@ -154,8 +185,10 @@ def audit_queued(schedule):
     moments = np.array([run.start for run in schedule.runs] + [run.end for run in schedule.runs])
     changes = np.concatenate((sizes, -sizes))
     used = np.cumsum(changes[np.lexsort((changes, moments))])  # at one moment, ends before starts
-    must(used.max() <= schedule.processors,
-         f"{used.max()} processors were used, but the machine has {schedule.processors}")
+    must(
+        used.max() <= schedule.processors,
+        f"{used.max()} processors were used, but the machine has {schedule.processors}",
+    )
 
 
 # ---- idle nodes --------------------------------------------------------------------------------
@@ -163,11 +196,17 @@ def audit_queued(schedule):
 
 def replayed(trace, jobs, settings):
     """A replay whose every decision is audited."""
+
     def decide(trainers, current, nodes, horizon_s):
         counts = settings.policy(trainers, current, nodes, horizon_s)
         must(sum(counts) <= nodes, "more nodes are given than there are")
-        must(all(count == 0 or trainer.n_min <= count <= trainer.n_max
-                 for trainer, count in zip(trainers, counts, strict=True)), "a trainer is out of bounds")
+        must(
+            all(
+                count == 0 or trainer.n_min <= count <= trainer.n_max
+                for trainer, count in zip(trainers, counts, strict=True)
+            ),
+            "a trainer is out of bounds",
+        )
         return counts
 
     def place(owner, wanted):
@@ -192,9 +231,15 @@ def _audit_placement(before, after, wanted):
 def _audit_sums(done, trace, jobs):
     must(bool((done.used <= done.idle).all()), "more nodes are used than idle")
     node_seconds = float(np.append(0.0, done.idle)[:-1] @ np.diff(done.times_s, prepend=0.0))
-    must(math.isclose(node_seconds, trace.node_seconds(), rel_tol=1e-9, abs_tol=1e-9),
-         f"{node_seconds} node-seconds were idle, but the trace has {trace.node_seconds()}")
+    must(
+        math.isclose(node_seconds, trace.node_seconds(), rel_tol=1e-9, abs_tol=1e-9),
+        f"{node_seconds} node-seconds were idle, but the trace has {trace.node_seconds()}",
+    )
     if all(job.trainer.objective == job.samples for job in jobs):
         samples = sum(record.samples for record in done.trainers)
-        must(math.isclose(samples, done.outcome[-1], rel_tol=1e-9, abs_tol=1e-6 * (1 + abs(samples))),
-             f"trainers did {samples} samples, but earned {done.outcome[-1]}")
+        must(
+            math.isclose(
+                samples, done.outcome[-1], rel_tol=1e-9, abs_tol=1e-6 * (1 + abs(samples))
+            ),
+            f"trainers did {samples} samples, but earned {done.outcome[-1]}",
+        )

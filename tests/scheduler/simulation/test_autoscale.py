@@ -54,8 +54,10 @@ def test_rounding_does_not_make_a_job_outlive_the_decision_at_its_end():
     assert outcome.completion_min == pytest.approx((1.8, 1.2))
 
 
-@pytest.mark.parametrize(("drop", "expected", "ratio"), [
-    (False, (25.0, 30.0, 38.0), 0.0), (True, (25.0, 25.0, None), 1 / 3)])
+@pytest.mark.parametrize(
+    ("drop", "expected", "ratio"),
+    [(False, (25.0, 30.0, 38.0), 0.0), (True, (25.0, 25.0, None), 1 / 3)],
+)
 def test_a_job_that_does_not_fit_waits_or_is_dropped(drop, expected, ratio):
     outcome = simulate(jobs(0, 10, 12), replace(EVENTS, drop=drop))
     assert outcome.completion_min == pytest.approx(expected)
@@ -78,7 +80,11 @@ def test_a_resize_costs_time_in_which_the_gpus_are_held():
 def test_where_a_resize_costs_a_job_shrinks_for_another_to_start_and_does_not_grow_soon():
     """The second, resized never, is still held at one GPU when the first ends at 27."""
     outcome = simulate(jobs(0, 10), replace(EVENTS, rescale_cost_min=2.0))
-    assert [(h.job, h.gpus, h.start_min) for h in outcome.holdings] == [(0, 2, 0.0), (0, 1, 10.0), (1, 1, 10.0)]
+    assert [(h.job, h.gpus, h.start_min) for h in outcome.holdings] == [
+        (0, 2, 0.0),
+        (0, 1, 10.0),
+        (1, 1, 10.0),
+    ]
     assert outcome.completion_min == pytest.approx((27.0, 30.0))
 
 
@@ -113,12 +119,21 @@ def test_decisions_are_counted_by_method():
 
 # --- under the audit, which every simulation here runs ---
 
-curves = st.lists(st.sampled_from([0.0, 0.5, 1.0, 1.7, 2.3, 3.1]), min_size=1, max_size=4).filter(any).map(
-    lambda factors: ScalingCurve(tuple(factors)))
-some_jobs = st.lists(st.builds(ElasticJob, st.floats(0, 60), st.floats(0.5, 40), curves), max_size=12)
+curves = (
+    st.lists(st.sampled_from([0.0, 0.5, 1.0, 1.7, 2.3, 3.1]), min_size=1, max_size=4)
+    .filter(any)
+    .map(lambda factors: ScalingCurve(tuple(factors)))
+)
+some_jobs = st.lists(
+    st.builds(ElasticJob, st.floats(0, 60), st.floats(0.5, 40), curves), max_size=12
+)
 some_settings = st.builds(
-    Autoscaling, gpus=st.integers(1, 6), interval_min=st.sampled_from([0.0, 0.3, 7.0, 10.0]),
-    drop=st.booleans(), rescale_cost_min=st.sampled_from([0.0, 0.5, 3.0]))
+    Autoscaling,
+    gpus=st.integers(1, 6),
+    interval_min=st.sampled_from([0.0, 0.3, 7.0, 10.0]),
+    drop=st.booleans(),
+    rescale_cost_min=st.sampled_from([0.0, 0.5, 3.0]),
+)
 
 
 @settings(max_examples=examples(200), deadline=None)
@@ -138,7 +153,9 @@ def test_in_the_end_every_job_has_completed_or_was_dropped(some, how):
     outcome = simulate(some, how)
     assert outcome.completed + len(outcome.dropped) == len(some)
     if not how.drop:
-        assert set(outcome.dropped) == {n for n, job in enumerate(some) if job.curve.least > how.gpus}
+        assert set(outcome.dropped) == {
+            n for n, job in enumerate(some) if job.curve.least > how.gpus
+        }
 
 
 def tampered(outcome, place, **changes):
@@ -147,17 +164,20 @@ def tampered(outcome, place, **changes):
     return replace(outcome, holdings=tuple(holdings))
 
 
-@pytest.mark.parametrize(("change", "message"), [
-    (lambda o: tampered(o, 0, gpus=3), "of 2 GPUs are held"),
-    (lambda o: tampered(o, 0, end_min=9.0), "gap"),
-    (lambda o: tampered(o, 0, start_min=-1.0, steady_min=-1.0), "before it arrives"),
-    (lambda o: tampered(o, 0, steady_min=1.0), "pays for its start"),
-    (lambda o: tampered(o, 1, steady_min=11.0), "does not pay its resize"),
-    (lambda o: tampered(o, -1, end_min=34.0), "did"),
-    (lambda o: replace(o, completion_min=(25.0, 24.0)), "another moment"),
-    (lambda o: replace(o, completion_min=(25.0, None)), "does not count as completed"),
-    (lambda o: replace(o, dropped=(0,)), "dropped job held GPUs"),
-])
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda o: tampered(o, 0, gpus=3), "of 2 GPUs are held"),
+        (lambda o: tampered(o, 0, end_min=9.0), "gap"),
+        (lambda o: tampered(o, 0, start_min=-1.0, steady_min=-1.0), "before it arrives"),
+        (lambda o: tampered(o, 0, steady_min=1.0), "pays for its start"),
+        (lambda o: tampered(o, 1, steady_min=11.0), "does not pay its resize"),
+        (lambda o: tampered(o, -1, end_min=34.0), "did"),
+        (lambda o: replace(o, completion_min=(25.0, 24.0)), "another moment"),
+        (lambda o: replace(o, completion_min=(25.0, None)), "does not count as completed"),
+        (lambda o: replace(o, dropped=(0,)), "dropped job held GPUs"),
+    ],
+)
 def test_the_audit_finds_what_is_wrong(change, message):
     some = jobs(0, 10)
     outcome = simulate(some, EVENTS)
@@ -178,8 +198,11 @@ def test_the_audit_knows_when_decisions_are_due_and_sizes_are_kept():
 
 def test_the_audit_finds_a_job_that_shrinks_too_soon_though_none_starts():
     some = jobs(0, curve=ScalingCurve((1.0, 0.5)))
-    shrunk = replace(simulate(some, EVENTS), completion_min=(35.0,),
-                     holdings=(JobHolding(0, 2, 0.0, 0.0, 10.0), JobHolding(0, 1, 10.0, 10.0, 35.0)))
+    shrunk = replace(
+        simulate(some, EVENTS),
+        completion_min=(35.0,),
+        holdings=(JobHolding(0, 2, 0.0, 0.0, 10.0), JobHolding(0, 1, 10.0, 10.0, 35.0)),
+    )
     audit_autoscaled(shrunk, some, EVENTS)
     with pytest.raises(BrokenRuleError, match=r"resized too soon, at \[10.0\] min"):
         audit_autoscaled(shrunk, some, replace(EVENTS, hold_min=20.0))

@@ -16,9 +16,9 @@ def both(holds):
     """A profile of 10 processors, the array that says the same, and the holds that had room."""
     free, array, kept = Availability(10), np.full(HORIZON, 10), []
     for start, length, processors in holds:
-        if array[start:start + length].min() >= processors:
+        if array[start : start + length].min() >= processors:
             free.reserve(start, start + length, processors)
-            array[start:start + length] -= processors
+            array[start : start + length] -= processors
             kept.append((start, start + length, processors))
     return free, array, kept
 
@@ -41,7 +41,7 @@ def test_processors_are_free_until_the_first_entry_that_is_too_small(holds, proc
 def test_the_earliest_place_is_the_first_with_room(holds, processors, duration, after):
     free, array, _ = both(holds)
     endless = np.concatenate((array, np.full(duration, 10)))
-    places = (t for t in range(after, HORIZON) if endless[t:t + duration].min() >= processors)
+    places = (t for t in range(after, HORIZON) if endless[t : t + duration].min() >= processors)
     assert free.earliest(processors, duration, after) == next(places)
 
 

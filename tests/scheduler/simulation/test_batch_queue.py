@@ -24,10 +24,16 @@ def jobs(draw, most=8, small=True):
     made = []
     for _ in range(draw(st.integers(1, most))):
         asked = draw(st.lists(st.integers(1, 9), min_size=1, max_size=3, unique=True))
-        made.append(QueueJob(submit=draw(st.sampled_from([0, 0, 0, 3, 11])), processors=draw(st.integers(1, 10)),
-                             run_time=draw(st.integers(1, 9)), requests=tuple(sorted(asked)),
-                             law=draw(st.sampled_from([None, empirical([1, 3, 6, 9])])),
-                             small=small and draw(st.integers(0, 4)) == 0))
+        made.append(
+            QueueJob(
+                submit=draw(st.sampled_from([0, 0, 0, 3, 11])),
+                processors=draw(st.integers(1, 10)),
+                run_time=draw(st.integers(1, 9)),
+                requests=tuple(sorted(asked)),
+                law=draw(st.sampled_from([None, empirical([1, 3, 6, 9])])),
+                small=small and draw(st.integers(0, 4)) == 0,
+            )
+        )
     return made
 
 
@@ -50,7 +56,9 @@ def test_every_simulation_passes_its_audit(made, convention, speculative, stream
     assert schedule.utilisation == pytest.approx(useful / (10 * (schedule.end - schedule.start)))
     if not speculative:
         assert not any(run.speculative for run in schedule.runs)
-        for index, times in starts(schedule).items():  # one for each request that fails, one for the last
+        for index, times in starts(
+            schedule
+        ).items():  # one for each request that fails, one for the last
             job = schedule.jobs[index]
             assert len(times) == 1 + sum(job.request(k) < job.run_time for k in range(10))
 
@@ -58,8 +66,10 @@ def test_every_simulation_passes_its_audit(made, convention, speculative, stream
 @settings(max_examples=examples(100), deadline=None)
 @given(jobs(), st.sampled_from(Convention), st.booleans())
 def test_a_simulation_is_a_function_of_its_inputs(made, convention, speculative):
-    assert (simulate(made, 10, convention, speculative=speculative).runs
-            == simulate(made, 10, convention, speculative=speculative).runs)
+    assert (
+        simulate(made, 10, convention, speculative=speculative).runs
+        == simulate(made, 10, convention, speculative=speculative).runs
+    )
 
 
 @settings(max_examples=examples(100), deadline=None)
@@ -68,10 +78,12 @@ def test_a_planned_round_is_that_of_a_naive_planner(made):
     made = [replace(job, submit=0, requests=(max(job.run_time, job.requests[-1]),)) for job in made]
     free = np.full(100, 10)
     expected = {}
-    for index in sorted(range(len(made)), key=lambda i: (-made[i].processors * made[i].requests[0], i)):
+    for index in sorted(
+        range(len(made)), key=lambda i: (-made[i].processors * made[i].requests[0], i)
+    ):
         length, size = made[index].requests[0], made[index].processors
-        start = next(t for t in range(100) if free[t:t + length].min() >= size)
-        free[start:start + length] -= size
+        start = next(t for t in range(100) if free[t : t + length].min() >= size)
+        free[start : start + length] -= size
         expected[index] = [start]
     assert starts(simulate(made, 10, PLANNED)) == expected
 
@@ -93,11 +105,14 @@ def test_small_jobs_do_not_delay_a_planned_round(made):
     assert all(together[index] == alone[index] for index in alone)
 
 
-@pytest.mark.parametrize(("convention", "expected"), [
-    (PLANNED, {0: [0], 1: [8], 2: [15]}),
-    (BACKFILL, {0: [0], 1: [8], 2: [3]}),  # 2 fits between 3 and 8
-    (CONSERVING, {0: [0], 1: [3], 2: [8]}),
-])
+@pytest.mark.parametrize(
+    ("convention", "expected"),
+    [
+        (PLANNED, {0: [0], 1: [8], 2: [15]}),
+        (BACKFILL, {0: [0], 1: [8], 2: [3]}),  # 2 fits between 3 and 8
+        (CONSERVING, {0: [0], 1: [3], 2: [8]}),
+    ],
+)
 def test_the_three_conventions_on_jobs_that_take_the_whole_machine(convention, expected):
     made = [QueueJob(0, 4, 3, (8,)), QueueJob(0, 4, 5, (7,)), QueueJob(0, 4, 2, (4,))]
     assert starts(simulate(made, 4, convention)) == expected
@@ -115,7 +130,11 @@ def test_a_failed_job_waits_for_the_next_round():
 
 def test_a_failed_job_fills_a_gap_of_its_own_round():
     made = [QueueJob(0, 1, 20, (20,)), QueueJob(0, 4, 6, (6,)), QueueJob(0, 4, 3, (2, 3))]
-    assert starts(simulate(made, 5, PLANNED)) == {0: [0], 1: [0], 2: [6, 8]}  # the round lasts until 20
+    assert starts(simulate(made, 5, PLANNED)) == {
+        0: [0],
+        1: [0],
+        2: [6, 8],
+    }  # the round lasts until 20
 
 
 def test_a_job_that_outlives_all_its_requests_asks_for_twice_the_last():
@@ -124,7 +143,12 @@ def test_a_job_that_outlives_all_its_requests_asks_for_twice_the_last():
 
 
 def test_jobs_that_arrive_during_a_round_wait_for_the_next_unless_they_fit_a_gap():
-    made = [QueueJob(0, 3, 2, (6,)), QueueJob(0, 4, 1, (4,)), QueueJob(1, 1, 3, (4,)), QueueJob(1, 1, 1, (7,))]
+    made = [
+        QueueJob(0, 3, 2, (6,)),
+        QueueJob(0, 4, 1, (4,)),
+        QueueJob(1, 1, 3, (4,)),
+        QueueJob(1, 1, 1, (7,)),
+    ]
     assert starts(simulate(made, 4, PLANNED)) == {0: [0], 1: [6], 2: [1], 3: [7]}
 
 
@@ -137,22 +161,35 @@ def tried(made, processors, convention=BACKFILL):
 def test_speculation_takes_the_best_use_of_the_gap():
     # the first job ends at 2 and leaves a gap until 20; the others ask for 19, and the likelier one is tried first
     likely, unlikely = Discrete([3, 19], [0.9, 0.1]), Discrete([3, 19], [0.1, 0.9])
-    made = [QueueJob(0, 4, 2, (20,)), QueueJob(0, 4, 19, (19,), unlikely), QueueJob(0, 4, 3, (19,), likely)]
-    assert tried(made, 4) == [Run(job=2, start=2, end=5, limit=20, completed=True, speculative=True),
-                              Run(job=1, start=5, end=20, limit=20, completed=False, speculative=True)]
+    made = [
+        QueueJob(0, 4, 2, (20,)),
+        QueueJob(0, 4, 19, (19,), unlikely),
+        QueueJob(0, 4, 3, (19,), likely),
+    ]
+    assert tried(made, 4) == [
+        Run(job=2, start=2, end=5, limit=20, completed=True, speculative=True),
+        Run(job=1, start=5, end=20, limit=20, completed=False, speculative=True),
+    ]
 
 
 def test_a_wide_job_is_a_better_use_of_a_gap_than_a_narrow_one():
     law = Discrete([1, 18.5], [0.5, 0.5])
-    made = [QueueJob(0, 4, 2, (20,)), QueueJob(0, 4, 19, (19,)), QueueJob(0, 2, 1, (18.5,), law),
-            QueueJob(0, 3, 1, (18.5,), law)]
+    made = [
+        QueueJob(0, 4, 2, (20,)),
+        QueueJob(0, 4, 19, (19,)),
+        QueueJob(0, 2, 1, (18.5,), law),
+        QueueJob(0, 3, 1, (18.5,), law),
+    ]
     assert [(run.job, run.start) for run in tried(made, 4)] == [(3, 2), (2, 3)]
 
 
 def test_speculation_does_not_try_again_what_cannot_succeed():
     # after 17 in the gap the second job is known to need 19; the gap that the third leaves is too short for that
-    made = [QueueJob(0, 1, 2, (20,)), QueueJob(0, 1, 19, (19,), Discrete([1, 19], [0.5, 0.5])),
-            QueueJob(0, 1, 2, (18.5,))]
+    made = [
+        QueueJob(0, 1, 2, (20,)),
+        QueueJob(0, 1, 19, (19,), Discrete([1, 19], [0.5, 0.5])),
+        QueueJob(0, 1, 2, (18.5,)),
+    ]
     assert [(run.job, run.start, run.limit) for run in tried(made, 1)] == [(1, 2, 20)]
 
 
@@ -176,36 +213,55 @@ def test_the_stream_brings_its_rate_of_work_while_other_jobs_are_there():
 
 
 def test_small_jobs_wait_for_a_gap_and_go_in_the_order_of_arrival():
-    made = [QueueJob(0, 2, 5, (5,)), QueueJob(1, 1, 2, (2,), small=True), QueueJob(2, 2, 1, (1,), small=True)]
+    made = [
+        QueueJob(0, 2, 5, (5,)),
+        QueueJob(1, 1, 2, (2,), small=True),
+        QueueJob(2, 2, 1, (1,), small=True),
+    ]
     assert starts(simulate(made, 2)) == {0: [0], 1: [5], 2: [7]}
 
 
-@pytest.mark.parametrize(("runs", "message"), [
-    ([Run(0, 0, 3, 4, True, False)], "job 1 completed 0 times"),
-    ([Run(0, 0, 3, 4, True, False), Run(1, 2, 4, 4, True, False)], "4 processors .*, but the machine has 3"),
-    ([Run(0, 0, 3, 4, True, False), Run(0, 3, 6, 8, True, False), Run(1, 6, 8, 8, True, False)],
-     "job 0 completed 2 times"),
-    ([Run(0, 0, 2, 4, True, False), Run(1, 2, 4, 4, True, False)], "job 0 ended neither"),
-    ([Run(0, 0, 2, 4, False, False), Run(0, 2, 5, 5, True, False)], "job 0 ended neither"),
-    ([Run(0, 0, 2, 2, False, False), Run(0, 1, 4, 4, True, False)], "job 0 started before"),
-    ([Run(1, 0.5, 2.5, 4, True, False), Run(0, 4, 7, 7, True, False)], "job 1 started before"),
-])
+@pytest.mark.parametrize(
+    ("runs", "message"),
+    [
+        ([Run(0, 0, 3, 4, True, False)], "job 1 completed 0 times"),
+        (
+            [Run(0, 0, 3, 4, True, False), Run(1, 2, 4, 4, True, False)],
+            "4 processors .*, but the machine has 3",
+        ),
+        (
+            [
+                Run(0, 0, 3, 4, True, False),
+                Run(0, 3, 6, 8, True, False),
+                Run(1, 6, 8, 8, True, False),
+            ],
+            "job 0 completed 2 times",
+        ),
+        ([Run(0, 0, 2, 4, True, False), Run(1, 2, 4, 4, True, False)], "job 0 ended neither"),
+        ([Run(0, 0, 2, 4, False, False), Run(0, 2, 5, 5, True, False)], "job 0 ended neither"),
+        ([Run(0, 0, 2, 2, False, False), Run(0, 1, 4, 4, True, False)], "job 0 started before"),
+        ([Run(1, 0.5, 2.5, 4, True, False), Run(0, 4, 7, 7, True, False)], "job 1 started before"),
+    ],
+)
 def test_the_audit_finds_a_schedule_that_breaks_a_rule(runs, message):
     made = (QueueJob(0, 2, 3, (4,)), QueueJob(1, 2, 2, (4,)))
     with pytest.raises(BrokenRuleError, match=message):
         audit_queued(Schedule(3, made, tuple(runs)))
 
 
-@pytest.mark.parametrize(("made", "processors", "message"), [
-    ([], 4, "no job"),
-    ([QueueJob(0, 5, 1, (1,))], 4, "job 0 needs 5 processors, but the machine has 4"),
-    ([QueueJob(0, 1, 1, (1,)), QueueJob(0, 0, 1, (1,))], 4, "job 1 needs 0"),
-    ([QueueJob(0, 1, 0, (1,))], 4, "runs for 0"),
-    ([QueueJob(-1, 1, 1, (1,))], 4, "arrives at -1"),
-    ([QueueJob(0, 1, 1, ())], 4, "increasing"),
-    ([QueueJob(0, 1, 1, (2, 2))], 4, "increasing"),
-    ([QueueJob(0, 1, 1, (2, float("inf")))], 4, "finite"),
-])
+@pytest.mark.parametrize(
+    ("made", "processors", "message"),
+    [
+        ([], 4, "no job"),
+        ([QueueJob(0, 5, 1, (1,))], 4, "job 0 needs 5 processors, but the machine has 4"),
+        ([QueueJob(0, 1, 1, (1,)), QueueJob(0, 0, 1, (1,))], 4, "job 1 needs 0"),
+        ([QueueJob(0, 1, 0, (1,))], 4, "runs for 0"),
+        ([QueueJob(-1, 1, 1, (1,))], 4, "arrives at -1"),
+        ([QueueJob(0, 1, 1, ())], 4, "increasing"),
+        ([QueueJob(0, 1, 1, (2, 2))], 4, "increasing"),
+        ([QueueJob(0, 1, 1, (2, float("inf")))], 4, "finite"),
+    ],
+)
 def test_jobs_that_cannot_be_are_refused(made, processors, message):
     with pytest.raises(InputError, match=message):
         simulate(made, processors)

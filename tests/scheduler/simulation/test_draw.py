@@ -8,9 +8,15 @@ import pytest
 from scheduler.base import InputError, Network, RateTable
 from scheduler.simulation.draw import RATES, SIZES_MB, convert, generate, redraw_epochs, with_errors
 
-TABLE = {"images_per_epoch": 30606, "gpus_per_node": 4, "note": "synthetic",
-         "dnns": [{"id": 0, "base": "ResNet-50", "params_mb": 582.0, "epochs": 23, "r": [30.8, 60.7]},
-                  {"id": 1, "r": [105.7]}]}
+TABLE = {
+    "images_per_epoch": 30606,
+    "gpus_per_node": 4,
+    "note": "synthetic",
+    "dnns": [
+        {"id": 0, "base": "ResNet-50", "params_mb": 582.0, "epochs": 23, "r": [30.8, 60.7]},
+        {"id": 1, "r": [105.7]},
+    ],
+}
 
 
 def test_a_drawn_ensemble_lies_in_the_papers_ranges():
@@ -44,24 +50,31 @@ def test_one_network_can_be_drawn_and_none_cannot():
 
 def test_heavy_tails_are_heavier():
     def most(heavy):
-        epochs = [n.epochs for seed in range(5) for n in generate(100, seed, heavy_tail=heavy).models]
+        epochs = [
+            n.epochs for seed in range(5) for n in generate(100, seed, heavy_tail=heavy).models
+        ]
         return max(epochs) / np.median(epochs)
+
     assert most(heavy=True) > 2 * most(heavy=False)
 
 
 def test_a_table_is_converted():
-    assert convert(TABLE) == RateTable(30606, 4, (Network("m0", (30.8, 60.7), epochs=23, params_mb=582.0),
-                                                 Network("m1", (105.7,))))
+    assert convert(TABLE) == RateTable(
+        30606, 4, (Network("m0", (30.8, 60.7), epochs=23, params_mb=582.0), Network("m1", (105.7,)))
+    )
 
 
-@pytest.mark.parametrize(("change", "said"), [
-    ({"dnns": [{"id": 0, "r": [0]}]}, r"table: dnns\[0\]\.r\[0\] is 0, but must be from"),
-    ({"dnns": [{"id": 0, "r": []}]}, r"dnns\[0\]\.r is empty"),
-    ({"dnns": []}, "dnns is empty"),
-    ({"dnns": 2 * TABLE["dnns"][:1]}, "2 networks are named 'm0'"),
-    ({"nodes": 3}, "nodes is an unknown key"),
-    ({"images_per_epoch": -1}, "images_per_epoch is -1"),
-])
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"dnns": [{"id": 0, "r": [0]}]}, r"table: dnns\[0\]\.r\[0\] is 0, but must be from"),
+        ({"dnns": [{"id": 0, "r": []}]}, r"dnns\[0\]\.r is empty"),
+        ({"dnns": []}, "dnns is empty"),
+        ({"dnns": 2 * TABLE["dnns"][:1]}, "2 networks are named 'm0'"),
+        ({"nodes": 3}, "nodes is an unknown key"),
+        ({"images_per_epoch": -1}, "images_per_epoch is -1"),
+    ],
+)
 def test_mistakes_of_a_table_are_named(change, said):
     with pytest.raises(InputError, match=said):
         convert({**TABLE, **change}, "table")
@@ -87,7 +100,10 @@ def test_epochs_cannot_be_drawn_from_none():
 def test_errors_have_the_size_that_was_asked_for():
     table = generate(100, seed=1)
     wrong = with_errors(table, 0.05, seed=1)
-    errors = [told / true - 1 for a, b in zip(wrong.models, table.models, strict=True)
-              for told, true in zip(a.rates, b.rates, strict=True)]
+    errors = [
+        told / true - 1
+        for a, b in zip(wrong.models, table.models, strict=True)
+        for told, true in zip(a.rates, b.rates, strict=True)
+    ]
     assert np.std(errors) == pytest.approx(0.05, rel=0.1)
     assert with_errors(table, 0.0, seed=1) == replace(table)

@@ -14,14 +14,20 @@ JOB = {"arrival_min": 0, "length_min": 30, "scaling": [1, 1.5]}
 
 @pytest.fixture
 def file(write):
-    return lambda content: write("jobs.json", content if isinstance(content, str) else json.dumps(content))
+    return lambda content: write(
+        "jobs.json", content if isinstance(content, str) else json.dumps(content)
+    )
 
 
 def test_a_file_of_jobs_is_read(file):
-    found = read_jobs(file({"gpus": 2, "jobs": [JOB, {**JOB, "arrival_min": 2.5, "scaling": [0, 1]}]}))
+    found = read_jobs(
+        file({"gpus": 2, "jobs": [JOB, {**JOB, "arrival_min": 2.5, "scaling": [0, 1]}]})
+    )
     assert found.gpus == 2
     assert [(job.arrival_min, job.length_min, job.curve.factors) for job in found.jobs] == [
-        (0.0, 30.0, (1.0, 1.5)), (2.5, 30.0, (0.0, 1.0))]
+        (0.0, 30.0, (1.0, 1.5)),
+        (2.5, 30.0, (0.0, 1.0)),
+    ]
 
 
 def test_what_is_written_is_read_back(file):
@@ -30,26 +36,44 @@ def test_what_is_written_is_read_back(file):
     assert job_record(found.gpus, found.jobs) == job_record(10, jobs)
 
 
-@pytest.mark.parametrize(("content", "message"), [
-    ("", r"jobs.json:1: not JSON"),
-    ("[]", "must be an object with gpus, jobs"),
-    ({"gpus": 2}, "jobs is missing"),
-    ({"gpus": 0, "jobs": [JOB]}, "gpus is 0"),
-    ({"gpus": True, "jobs": [JOB]}, "gpus is True"),
-    ({"gpus": 2, "jobs": []}, "must be a list of at least one job"),
-    ({"gpus": 2, "jobs": [JOB], "nodes": 1}, "nodes is an unknown key"),
-    ({"gpus": 2, "jobs": [JOB, {**JOB, "length": 3}]}, r"jobs\[1\]: length is an unknown key"),
-    ({"gpus": 2, "jobs": [{**JOB, "arrival_min": -1}]}, r"jobs\[0\].arrival_min is -1"),
-    ({"gpus": 2, "jobs": [{**JOB, "arrival_min": "soon"}]}, r"jobs\[0\].arrival_min is 'soon'"),
-    ({"gpus": 2, "jobs": [{**JOB, "length_min": 0}]}, r"jobs\[0\].length_min is 0"),
-    ({"gpus": 2, "jobs": [{**JOB, "scaling": 1.5}]}, r"jobs\[0\].scaling is 1.5; it must be a list"),
-    ({"gpus": 2, "jobs": [{**JOB, "scaling": [1, -1]}]}, r"jobs\[0\].scaling: scaling factor -1"),
-    ({"gpus": 2, "jobs": [{**JOB, "scaling": [float("nan")]}]}, r"jobs\[0\].scaling\[0\] is nan"),
-    ({"gpus": 2, "jobs": [{**JOB, "arrival_min": 1e300}]}, r"jobs\[0\].arrival_min is 1e\+300"),
-    ({"gpus": 2, "jobs": [{**JOB, "length_min": 10**400}]}, r"jobs\[0\].length_min is 1000.*; it must be a number"),
-    ({"gpus": 2, "jobs": [{**JOB, "scaling": [1e-300]}]}, r"jobs\[0\]: 30 min on a scaling factor of 1e-300"),
-    ({"gpus": 2, "jobs": [{**JOB, "scaling": []}]}, r"jobs\[0\].scaling: .* 0 everywhere"),
-])
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", r"jobs.json:1: not JSON"),
+        ("[]", "must be an object with gpus, jobs"),
+        ({"gpus": 2}, "jobs is missing"),
+        ({"gpus": 0, "jobs": [JOB]}, "gpus is 0"),
+        ({"gpus": True, "jobs": [JOB]}, "gpus is True"),
+        ({"gpus": 2, "jobs": []}, "must be a list of at least one job"),
+        ({"gpus": 2, "jobs": [JOB], "nodes": 1}, "nodes is an unknown key"),
+        ({"gpus": 2, "jobs": [JOB, {**JOB, "length": 3}]}, r"jobs\[1\]: length is an unknown key"),
+        ({"gpus": 2, "jobs": [{**JOB, "arrival_min": -1}]}, r"jobs\[0\].arrival_min is -1"),
+        ({"gpus": 2, "jobs": [{**JOB, "arrival_min": "soon"}]}, r"jobs\[0\].arrival_min is 'soon'"),
+        ({"gpus": 2, "jobs": [{**JOB, "length_min": 0}]}, r"jobs\[0\].length_min is 0"),
+        (
+            {"gpus": 2, "jobs": [{**JOB, "scaling": 1.5}]},
+            r"jobs\[0\].scaling is 1.5; it must be a list",
+        ),
+        (
+            {"gpus": 2, "jobs": [{**JOB, "scaling": [1, -1]}]},
+            r"jobs\[0\].scaling: scaling factor -1",
+        ),
+        (
+            {"gpus": 2, "jobs": [{**JOB, "scaling": [float("nan")]}]},
+            r"jobs\[0\].scaling\[0\] is nan",
+        ),
+        ({"gpus": 2, "jobs": [{**JOB, "arrival_min": 1e300}]}, r"jobs\[0\].arrival_min is 1e\+300"),
+        (
+            {"gpus": 2, "jobs": [{**JOB, "length_min": 10**400}]},
+            r"jobs\[0\].length_min is 1000.*; it must be a number",
+        ),
+        (
+            {"gpus": 2, "jobs": [{**JOB, "scaling": [1e-300]}]},
+            r"jobs\[0\]: 30 min on a scaling factor of 1e-300",
+        ),
+        ({"gpus": 2, "jobs": [{**JOB, "scaling": []}]}, r"jobs\[0\].scaling: .* 0 everywhere"),
+    ],
+)
 def test_bad_files_are_refused_in_one_line_that_names_the_place(file, content, message):
     with pytest.raises(InputError, match=message) as raised:
         read_jobs(file(content))
@@ -72,16 +96,25 @@ def test_equal_seeds_give_equal_jobs_and_others_differ():
 
 
 def test_both_policies_get_the_same_arrivals():
-    elastic, fixed = (generate(40, 240, "bursty", policy, seed=1) for policy in ("elastic", "fixed"))
-    assert [(a.arrival_min, a.length_min) for a in elastic] == [(b.arrival_min, b.length_min) for b in fixed]
+    elastic, fixed = (
+        generate(40, 240, "bursty", policy, seed=1) for policy in ("elastic", "fixed")
+    )
+    assert [(a.arrival_min, a.length_min) for a in elastic] == [
+        (b.arrival_min, b.length_min) for b in fixed
+    ]
 
 
 def test_busy_times_bring_what_the_cluster_can_do_and_quiet_times_a_quarter():
     """Of Poisson counts this large five standard deviations are 5 %."""
+
     def work(pattern):
         arrived = generate(2000, 480, pattern, "elastic", seed=0)
-        return [sum(job.length_min for job in arrived if start <= job.arrival_min < start + 120) / 120 / 2000
-                for start in range(0, 480, 120)]
+        return [
+            sum(job.length_min for job in arrived if start <= job.arrival_min < start + 120)
+            / 120
+            / 2000
+            for start in range(0, 480, 120)
+        ]
 
     assert work("high") == pytest.approx([1.0] * 4, rel=0.05)
     assert work("low") == pytest.approx([0.25] * 4, rel=0.1)
@@ -100,12 +133,27 @@ def test_a_fixed_batch_needs_at_least_the_gpus_that_hold_it():
     assert {job.curve.least for job in generate(400, 60, "high", "elastic", seed=0)} == {1}
 
 
-@pytest.mark.parametrize(("wrong", "message"), [
-    ({"gpus": 0}, "gpus is 0"), ({"minutes": -1.0}, "minutes is -1"), ({"load": float("nan")}, "load is nan"),
-    ({"load": 1e9}, "make about 9e.09 jobs")])
+@pytest.mark.parametrize(
+    ("wrong", "message"),
+    [
+        ({"gpus": 0}, "gpus is 0"),
+        ({"minutes": -1.0}, "minutes is -1"),
+        ({"load": float("nan")}, "load is nan"),
+        ({"load": 1e9}, "make about 9e.09 jobs"),
+    ],
+)
 def test_numbers_that_cannot_be_are_refused(wrong, message):
     with pytest.raises(InputError, match=message):
-        generate(**{"gpus": 4, "minutes": 60.0, "pattern": "low", "policy": "elastic", "seed": 0, **wrong})
+        generate(
+            **{
+                "gpus": 4,
+                "minutes": 60.0,
+                "pattern": "low",
+                "policy": "elastic",
+                "seed": 0,
+                **wrong,
+            }
+        )
 
 
 # --- what is assumed ---
@@ -122,7 +170,8 @@ def test_the_first_category_scales_as_the_paper_measured():
 def test_communication_bound_jobs_scale_worst_and_compute_bound_ones_best():
     compute, communication, balanced, rigid = (
         np.array(scaling(kind.network, workload().comm_s, kind.batches, 10).factors)
-        for kind in workload().categories)
+        for kind in workload().categories
+    )
     assert (compute >= balanced).all()
     assert (balanced >= communication).all()
     assert communication.max() == rigid.max() == 1.0
@@ -136,7 +185,10 @@ def test_one_category_can_be_drawn_alone(category):
 
 
 def test_the_smallest_and_the_largest_batch_are_baselines_too():
-    ends = {policy: generate(40, 60, "high", policy, seed=0, category=1)[0].curve for policy in ("smallest", "largest")}
+    ends = {
+        policy: generate(40, 60, "high", policy, seed=0, category=1)[0].curve
+        for policy in ("smallest", "largest")
+    }
     assert {batch for batch in ends["smallest"].batches if batch} == {32}
     assert {batch for batch in ends["largest"].batches if batch} == {256}
     assert ends["largest"].least > ends["smallest"].least == 1

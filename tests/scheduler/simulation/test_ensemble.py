@@ -8,7 +8,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from scheduler.base import Cluster, Delta, InputError, Member, Network, Options, RateTable, Round, StepTime
+from scheduler.base import (
+    Cluster,
+    Delta,
+    InputError,
+    Member,
+    Network,
+    Options,
+    RateTable,
+    Round,
+    StepTime,
+)
 from scheduler.ensemble.costs import PAPER_COSTS, REGROUPING_COSTS, Costs
 from scheduler.ensemble.pace import Ring, Stream
 from scheduler.ensemble.policies import POLICIES, Policy
@@ -27,22 +37,42 @@ FLEET100 = SHARED / "ensembles/fleet100.json"
 
 def table(*networks, samples=100):
     """Networks of (epochs, rates...)."""
-    return RateTable(samples, 4, tuple(Network(f"n{i}", tuple(map(float, rates)), epochs=epochs)
-                                       for i, (epochs, *rates) in enumerate(networks)))
+    return RateTable(
+        samples,
+        4,
+        tuple(
+            Network(f"n{i}", tuple(map(float, rates)), epochs=epochs)
+            for i, (epochs, *rates) in enumerate(networks)
+        ),
+    )
 
 
 def run(rates, gpus, policy="baseline", costs=Costs(), stream=Stream(), per_node=None, **options):
-    return simulate(rates, Cluster.of(gpus, per_node or gpus), POLICIES[policy], Options(**options), costs, stream)
+    return simulate(
+        rates,
+        Cluster.of(gpus, per_node or gpus),
+        POLICIES[policy],
+        Options(**options),
+        costs,
+        stream,
+    )
 
 
 @pytest.fixture
 def scripted(monkeypatch):
     """Register a policy that answers by looking names up: finished networks -> members."""
+
     def register(script):
         def policy(rates, progress, cluster, options):
-            return Round(tuple(Member(name, tuple(devices)) for name, devices
-                               in script[frozenset(progress.finished)].items()))
+            return Round(
+                tuple(
+                    Member(name, tuple(devices))
+                    for name, devices in script[frozenset(progress.finished)].items()
+                )
+            )
+
         monkeypatch.setitem(POLICIES, "scripted", Policy("scripted", policy))
+
     return register
 
 
@@ -74,12 +104,19 @@ def test_in_lockstep_all_train_at_the_rate_of_the_slowest_until_it_is_done():
 
 
 def test_a_slow_stream_holds_everyone():
-    assert run(table((1, 10), (1, 20)), 2, stream=Stream(rate=4.0)).makespan_s == pytest.approx(25.0)
+    assert run(table((1, 10), (1, 20)), 2, stream=Stream(rate=4.0)).makespan_s == pytest.approx(
+        25.0
+    )
 
 
 def test_a_group_grows_at_any_step_as_soon_as_devices_are_free(scripted):
-    scripted({frozenset(): {"n0": [0], "n1": [1]}, frozenset({"n1"}): {"n0": [0, 1]},
-              frozenset({"n0", "n1"}): {}})
+    scripted(
+        {
+            frozenset(): {"n0": [0], "n1": [1]},
+            frozenset({"n1"}): {"n0": [0, 1]},
+            frozenset({"n0", "n1"}): {},
+        }
+    )
     # After 4 s n1 is done, and n0 goes on with 60 samples of its epoch on two GPUs; it forms for 3 s.
     found = run(table((1, 10, 20), (1, 25)), 2, "scripted", Costs(regroup_s=3.0))
     assert found.makespan_s == pytest.approx(3 + 4 + 3 + (100 - 40) / 20)
@@ -88,9 +125,15 @@ def test_a_group_grows_at_any_step_as_soon_as_devices_are_free(scripted):
 
 
 def test_a_group_shrinks_at_the_end_of_its_epoch_only(scripted):
-    scripted({frozenset(): {"n0": [0, 1], "n1": [2]}, frozenset({"n1"}): {"n0": [0], "n2": [1, 2]},
-              frozenset({"n1", "n2"}): {"n0": [0]}, frozenset({"n0", "n1", "n2"}): {},
-              frozenset({"n0", "n1"}): {"n2": [1, 2]}})
+    scripted(
+        {
+            frozenset(): {"n0": [0, 1], "n1": [2]},
+            frozenset({"n1"}): {"n0": [0], "n2": [1, 2]},
+            frozenset({"n1", "n2"}): {"n0": [0]},
+            frozenset({"n0", "n1", "n2"}): {},
+            frozenset({"n0", "n1"}): {"n2": [1, 2]},
+        }
+    )
     # n1 is done after 1 s; n0 keeps its two GPUs until its epoch ends at 5 s, so n2 starts then.
     found = run(table((2, 10, 20), (1, 100), (1, 50, 100)), 3, "scripted")
     assert next(stint.start_s for stint in found.stints if stint.name == "n2") == pytest.approx(5.0)
@@ -115,18 +158,31 @@ def test_scheduling_takes_its_time_before_every_change():
 
 def test_an_epoch_takes_so_much_more_than_its_samples_with_whatever_batch():
     steps = (StepTime(10, 1.0), StepTime(20, 1.5))
-    elastic = RateTable(100, 1, (Network("a", (1.0,), epochs=3, params_mb=1.0, step_s=steps, batches=(10, 20)),))
-    assert run(table((2, 10), (1, 20)), 2, costs=Costs(epoch_s=0.5)).makespan_s == pytest.approx(2 * (10 + 0.5))
-    assert run(elastic, 1, "elastic", costs=Costs(epoch_s=0.5)).makespan_s == pytest.approx(3 * (5 * 1.5 + 0.5))
+    elastic = RateTable(
+        100, 1, (Network("a", (1.0,), epochs=3, params_mb=1.0, step_s=steps, batches=(10, 20)),)
+    )
+    assert run(table((2, 10), (1, 20)), 2, costs=Costs(epoch_s=0.5)).makespan_s == pytest.approx(
+        2 * (10 + 0.5)
+    )
+    assert run(elastic, 1, "elastic", costs=Costs(epoch_s=0.5)).makespan_s == pytest.approx(
+        3 * (5 * 1.5 + 0.5)
+    )
 
 
 def test_networks_may_arrive_while_others_train_and_the_policy_hears_of_them_then():
     """The second comes within the first one's epoch, and has a GPU from its end on; the last, when all are free."""
     rates = table((2, 10, 20), (1, 10, 20), (1, 50))
-    found = simulate(rates, Cluster.of(2, 2), POLICIES["elastic"], Options(), Costs(),
-                     arrivals={"n1": 3.0, "n2": 40.0})
-    assert [(stint.name, len(stint.devices), stint.start_s, stint.end_s) for stint in found.stints] == [
-        ("n0", 2, 0.0, 5.0), ("n0", 1, 5.0, 15.0), ("n1", 1, 5.0, 15.0), ("n2", 1, 40.0, 42.0)]
+    found = simulate(
+        rates,
+        Cluster.of(2, 2),
+        POLICIES["elastic"],
+        Options(),
+        Costs(),
+        arrivals={"n1": 3.0, "n2": 40.0},
+    )
+    assert [
+        (stint.name, len(stint.devices), stint.start_s, stint.end_s) for stint in found.stints
+    ] == [("n0", 2, 0.0, 5.0), ("n0", 1, 5.0, 15.0), ("n1", 1, 5.0, 15.0), ("n2", 1, 40.0, 42.0)]
 
 
 def test_a_round_says_who_trained_how_many_epochs():
@@ -134,7 +190,8 @@ def test_a_round_says_who_trained_how_many_epochs():
     first, second = found.rounds
     assert {share.name: share.epochs for share in first.members} == {"n0": 1.0, "n1": 1.0}
     assert [(share.name, share.gpus, share.devices, share.epochs) for share in second.members] == [
-        ("n0", 2, (0, 1), 1.0)]
+        ("n0", 2, (0, 1), 1.0)
+    ]
     assert (first.start_s, first.end_s, second.end_s) == (0.0, 10.0, 15.0)
 
 
@@ -142,6 +199,7 @@ def test_policies_are_not_told_the_epochs(monkeypatch):
     def curious(rates, progress, cluster, options):
         assert all(network.epochs is None for network in rates.models)
         return POLICIES["baseline"].decide(rates, progress, cluster, options)
+
     monkeypatch.setitem(POLICIES, "curious", Policy("curious", curious))
     assert run(table((2, 10)), 1, "curious").makespan_s == 20.0
 
@@ -160,10 +218,16 @@ def test_a_group_that_grows_at_the_very_end_of_its_epoch_still_ends_it():
     assert {stint.name for stint in found.stints} == {"n0", "n1", "n2", "n3"}
 
 
-@pytest.mark.parametrize(("rates", "said"), [
-    (RateTable(100, 1, (Network("a", (1.0,)),)), "a has no epochs"),
-    (RateTable(100, 1, (Network("a", (1.0,), epochs=1, min_gpus=9),)), "a needs at least 9 GPUs"),
-])
+@pytest.mark.parametrize(
+    ("rates", "said"),
+    [
+        (RateTable(100, 1, (Network("a", (1.0,)),)), "a has no epochs"),
+        (
+            RateTable(100, 1, (Network("a", (1.0,), epochs=1, min_gpus=9),)),
+            "a needs at least 9 GPUs",
+        ),
+    ],
+)
 def test_what_cannot_be_trained_is_refused(rates, said):
     with pytest.raises(InputError, match=said):
         run(rates, 2)
@@ -177,21 +241,44 @@ def test_costs_that_are_no_seconds_are_refused(seconds):
 
 # --- properties ---------------------------------------------------------------------------------
 
-STREAMS = st.sampled_from((Stream(), Stream(1), Stream(2), Stream(2, change_at_any_step=True), Stream(rate=30.0),
-                           Stream(ring=Ring(shards=7, window=0.3))))
+STREAMS = st.sampled_from(
+    (
+        Stream(),
+        Stream(1),
+        Stream(2),
+        Stream(2, change_at_any_step=True),
+        Stream(rate=30.0),
+        Stream(ring=Ring(shards=7, window=0.3)),
+    )
+)
 COSTS = st.sampled_from((Costs(), PAPER_COSTS, REGROUPING_COSTS))
-LEARNINGS = st.none() | st.builds(Learning, prior_error=st.floats(0, 2), error=st.floats(0, 0.3),
-                                  after_s=st.sampled_from((0.0, 1.0, 1e6)), seed=st.integers(0, 5))
+LEARNINGS = st.none() | st.builds(
+    Learning,
+    prior_error=st.floats(0, 2),
+    error=st.floats(0, 0.3),
+    after_s=st.sampled_from((0.0, 1.0, 1e6)),
+    seed=st.integers(0, 5),
+)
 
 
 @pytest.mark.parametrize("policy", POLICIES)
 @settings(max_examples=examples(30), deadline=None)
-@given(drawn=ensembles(), costs=COSTS, stream=STREAMS, peak_limited=st.booleans(), learning=LEARNINGS)
-def test_every_simulation_ends_not_before_the_bound_and_uses_each_gpu_once(policy, drawn, costs, stream, peak_limited,
-                                                                           learning):
+@given(
+    drawn=ensembles(), costs=COSTS, stream=STREAMS, peak_limited=st.booleans(), learning=LEARNINGS
+)
+def test_every_simulation_ends_not_before_the_bound_and_uses_each_gpu_once(
+    policy, drawn, costs, stream, peak_limited, learning
+):
     rates, cluster = drawn
-    found = simulate(rates, cluster, POLICIES[policy], Options(peak_limited=peak_limited), costs, stream,
-                     learning=learning)
+    found = simulate(
+        rates,
+        cluster,
+        POLICIES[policy],
+        Options(peak_limited=peak_limited),
+        costs,
+        stream,
+        learning=learning,
+    )
     assert found.makespan_s >= found.lower_bound_s * (1 - 1e-9)
     assert found.waiting_s_per_gpu >= -1e-6 * found.makespan_s
     trained = Counter()
@@ -213,7 +300,14 @@ def test_every_simulation_ends_not_before_the_bound_and_uses_each_gpu_once(polic
 def test_a_ring_whose_window_is_everything_costs_nothing_after_its_first_turn(drawn):
     rates, cluster = drawn
     free = simulate(rates, cluster, POLICIES["baseline"], Options(), Costs(), Stream())
-    ring = simulate(rates, cluster, POLICIES["baseline"], Options(), Costs(), Stream(ring=Ring(shards=4, window=1.0)))
+    ring = simulate(
+        rates,
+        cluster,
+        POLICIES["baseline"],
+        Options(),
+        Costs(),
+        Stream(ring=Ring(shards=4, window=1.0)),
+    )
     slowest = max(1 / network.rates[0] for network in rates.models)
     assert free.makespan_s <= ring.makespan_s * (1 + 1e-9)
     assert ring.makespan_s <= free.makespan_s + rates.samples_per_epoch * slowest
@@ -227,8 +321,11 @@ def test_equal_inputs_give_equal_simulations():
 
 def test_rates_that_are_learned_end_a_network_s_stay_on_the_wrong_number_of_gpus():
     rates = table((40, 10, 20, 30, 40), (40, 30, 60, 90, 120), samples=1000)
+
     def spans(learning):
-        return simulate(rates, Cluster.of(8, 8), POLICIES["adaptive"], Options(), Costs(), learning=learning)
+        return simulate(
+            rates, Cluster.of(8, 8), POLICIES["adaptive"], Options(), Costs(), learning=learning
+        )
 
     exact, learned = spans(None), spans(Learning(prior_error=2.0, after_s=1.0, seed=3))
     assert learned.replans > 0 == exact.replans
@@ -243,7 +340,9 @@ def test_learning_that_cannot_be_is_refused(wrong):
 
 # --- the calibrated ensemble --------------------------------------------------------------------
 
-needs_ensemble = pytest.mark.skipif(not FLEET100.exists(), reason="the calibrated ensemble is not here")
+needs_ensemble = pytest.mark.skipif(
+    not FLEET100.exists(), reason="the calibrated ensemble is not here"
+)
 
 
 @pytest.fixture(scope="module")
@@ -253,7 +352,9 @@ def calibrated():
 
 @needs_ensemble
 @pytest.mark.parametrize(("gpus", "total_s"), [(20, 55200.1), (40, 30204.8), (60, 24495.0)])
-def test_global_to_the_letter_takes_about_the_times_of_the_papers_table_4(calibrated, gpus, total_s):
+def test_global_to_the_letter_takes_about_the_times_of_the_papers_table_4(
+    calibrated, gpus, total_s
+):
     options = Options(delta=Delta(20.0, relative=False), peak_limited=False)
     found = simulate(calibrated, Cluster.of(gpus, 4), POLICIES["global"], options)
     assert found.makespan_s == pytest.approx(total_s, rel=0.07)
@@ -264,23 +365,37 @@ def test_global_to_the_letter_takes_about_the_times_of_the_papers_table_4(calibr
 def test_adaptive_comes_close_to_the_bound_without_knowing_the_epochs(calibrated, gpus, most):
     rates = redraw_epochs(calibrated, seed=gpus)
     told = steadied(with_errors(rates, 0.05, seed=gpus), gpus)
-    found = simulate(rates, Cluster.of(gpus, 4), POLICIES["adaptive"], Options(), REGROUPING_COSTS, Stream(), told)
+    found = simulate(
+        rates,
+        Cluster.of(gpus, 4),
+        POLICIES["adaptive"],
+        Options(),
+        REGROUPING_COSTS,
+        Stream(),
+        told,
+    )
     assert found.makespan_s <= most * lower_bound(rates, gpus)
 
 
 @needs_ensemble
 @pytest.mark.parametrize("gpus", [20, 60, 160])
-def test_online_rates_cost_adaptive_little_though_the_first_guess_is_wrong_by_a_factor_of_two(calibrated, gpus):
+def test_online_rates_cost_adaptive_little_though_the_first_guess_is_wrong_by_a_factor_of_two(
+    calibrated, gpus
+):
     rates, cluster = redraw_epochs(calibrated, seed=gpus), Cluster.of(gpus, 4)
-    exact, learned = (simulate(rates, cluster, POLICIES["adaptive"], Options(), learning=learning).makespan_s
-                      for learning in (None, Learning(math.log(2), error=0.05, seed=gpus)))
+    exact, learned = (
+        simulate(rates, cluster, POLICIES["adaptive"], Options(), learning=learning).makespan_s
+        for learning in (None, Learning(math.log(2), error=0.05, seed=gpus))
+    )
     assert learned < 1.02 * exact  # one draw; docs/measured/schedules.md has the means
 
 
 @needs_ensemble
 def test_adaptive_beats_global_and_global_beats_baseline(calibrated):
     options = Options(delta=Delta(20.0, relative=False))
-    spans = [simulate(calibrated, Cluster.of(80, 4), POLICIES[policy], options).makespan_s
-             for policy in ("adaptive", "global", "baseline")]
+    spans = [
+        simulate(calibrated, Cluster.of(80, 4), POLICIES[policy], options).makespan_s
+        for policy in ("adaptive", "global", "baseline")
+    ]
     assert spans[0] * 1.2 < spans[1]
     assert spans[1] * 1.2 < spans[2]

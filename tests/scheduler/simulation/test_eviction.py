@@ -29,7 +29,9 @@ def spans(outcome, name):
 
 
 def test_a_killed_job_lets_go_at_once_and_does_its_work_again():
-    outcome = simulate([job("a", 2), job("b", 3)], {"a": "kill"}, nodes=2, length_min=10, storage=SLOW)
+    outcome = simulate(
+        [job("a", 2), job("b", 3)], {"a": "kill"}, nodes=2, length_min=10, storage=SLOW
+    )
     assert (outcome.start_min, outcome.lost_node_s, outcome.idle_node_s) == (0, 2 * 30 * 60, 0)
     assert spans(outcome, "a") == [(0, 0, 0), (10, 140, 130)]  # 30 minutes lost and 100 left
     assert spans(outcome, "b") == [(0, 100, 100)]
@@ -42,7 +44,9 @@ def test_a_job_that_checkpoints_itself_works_until_it_is_due_and_then_writes():
 
 
 def test_checkpoints_are_written_one_at_a_time_and_who_waits_for_the_system_works_on():
-    outcome = simulate([job("a", 2), job("b", 3)], {"a": "sys", "b": "sys"}, nodes=5, length_min=1, storage=SLOW)
+    outcome = simulate(
+        [job("a", 2), job("b", 3)], {"a": "sys", "b": "sys"}, nodes=5, length_min=1, storage=SLOW
+    )
     assert outcome.start_min == 4 + 6
     assert spans(outcome, "b")[0] == (0, 10, 4)
     assert outcome.idle_node_s == 2 * 6 * 60
@@ -62,15 +66,25 @@ def test_a_job_that_ends_before_its_checkpoint_frees_its_nodes_too():
 
 
 @settings(deadline=None, max_examples=examples(40))
-@given(st.integers(0, 10**6), st.integers(1, 10), st.floats(0, 1), st.integers(0, 30), st.booleans())
-def test_every_plan_keeps_its_promise_and_the_audit_finds_nothing(seed, count, share, deadline, optimal):
+@given(
+    st.integers(0, 10**6), st.integers(1, 10), st.floats(0, 1), st.integers(0, 30), st.booleans()
+)
+def test_every_plan_keeps_its_promise_and_the_audit_finds_nothing(
+    seed, count, share, deadline, optimal
+):
     jobs = theta_like(count, seed, nodes=200)
     costs = [j.checkpointing.costs(STORAGE) for j in jobs]
     nodes = round(share * 200)
-    plan = plan_evictions(costs, nodes, deadline, step=deadline or 1)[-1] if optimal else greedy(costs, nodes, deadline)
+    plan = (
+        plan_evictions(costs, nodes, deadline, step=deadline or 1)[-1]
+        if optimal
+        else greedy(costs, nodes, deadline)
+    )
     outcome = simulate(jobs, plan.actions, nodes, 45, STORAGE)
     assert outcome.start_min <= plan.checkpoint_time + 1e-9
-    assert outcome.lost_node_s == pytest.approx(plan.loss, abs=0.5 * count)  # a plan counts whole node-seconds
+    assert outcome.lost_node_s == pytest.approx(
+        plan.loss, abs=0.5 * count
+    )  # a plan counts whole node-seconds
 
 
 def test_two_runs_are_the_same():
@@ -80,25 +94,38 @@ def test_two_runs_are_the_same():
     assert first == second
 
 
-@pytest.mark.parametrize(("actions", "nodes", "message"), [
-    ({"c": "kill"}, 1, "the plan stops c, which is not running"),
-    ({"a": "kill"}, 3, "the plan frees 2 nodes, but the on-demand job needs 3"),
-    ({"b": "app"}, 1, "the plan checkpoints b by 'app', which it cannot do"),
-    ({"b": "sys"}, 1, "the plan checkpoints b by 'sys', which it cannot do"),
-])
+@pytest.mark.parametrize(
+    ("actions", "nodes", "message"),
+    [
+        ({"c": "kill"}, 1, "the plan stops c, which is not running"),
+        ({"a": "kill"}, 3, "the plan frees 2 nodes, but the on-demand job needs 3"),
+        ({"b": "app"}, 1, "the plan checkpoints b by 'app', which it cannot do"),
+        ({"b": "sys"}, 1, "the plan checkpoints b by 'sys', which it cannot do"),
+    ],
+)
 def test_a_plan_that_cannot_be_carried_out_is_refused(actions, nodes, message):
     jobs = [job("a", 2), BatchJob(Checkpointing("b", 1, 5), 10)]
     with pytest.raises(InputError, match=message):
         simulate(jobs, actions, nodes, 10, SLOW)
 
 
-@pytest.mark.parametrize(("spoil", "message"), [
-    (lambda uses: [*uses, Use("c", frozenset({0}), 5, 6, 1)], "before it is free"),
-    (lambda uses: [use for use in uses if use.job != "b"], "b did not do its 100 min of work"),
-    (lambda uses: [use for use in uses if use.job != ON_DEMAND], "the on-demand job did not run once"),
-    (lambda uses: [replace(use, nodes=use.nodes | {99}) if use.job == "b" else use for use in uses],
-     "b ran on another number of nodes"),
-])
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda uses: [*uses, Use("c", frozenset({0}), 5, 6, 1)], "before it is free"),
+        (lambda uses: [use for use in uses if use.job != "b"], "b did not do its 100 min of work"),
+        (
+            lambda uses: [use for use in uses if use.job != ON_DEMAND],
+            "the on-demand job did not run once",
+        ),
+        (
+            lambda uses: [
+                replace(use, nodes=use.nodes | {99}) if use.job == "b" else use for use in uses
+            ],
+            "b ran on another number of nodes",
+        ),
+    ],
+)
 def test_the_audit_sees_what_it_is_for(spoil, message):
     jobs, actions = [job("a", 2), job("b", 3)], {"a": "kill"}
     outcome = simulate(jobs, actions, nodes=2, length_min=10, storage=SLOW)
@@ -108,6 +135,7 @@ def test_the_audit_sees_what_it_is_for(spoil, message):
 
 # ---------------------------------------------------------------- drawn machines
 
+
 @settings(deadline=None, max_examples=examples(30))
 @given(st.integers(1, 30), st.integers(0, 10**6), st.sampled_from([1, 8, 128]))
 def test_a_drawn_machine_is_full_and_keeps_the_ranges_of_the_paper(count, seed, granularity):
@@ -116,14 +144,18 @@ def test_a_drawn_machine_is_full_and_keeps_the_ranges_of_the_paper(count, seed, 
     assert all(job.nodes % granularity == 0 and job.nodes > 0 for job in jobs)
     assert all(0 <= job.since_checkpoint_min < job.interval_min == 60 for job in jobs)
     assert all(0.4 * 192 - 0.1 <= job.memory_gb <= 0.9 * 192 + 0.1 for job in jobs)
-    assert all(0.2 * job.memory_gb - 0.1 <= job.critical_gb <= 0.6 * job.memory_gb + 0.1 for job in jobs)
+    assert all(
+        0.2 * job.memory_gb - 0.1 <= job.critical_gb <= 0.6 * job.memory_gb + 0.1 for job in jobs
+    )
 
 
 def test_equal_seeds_draw_equal_machines():
     assert theta_like(12, 1) == theta_like(12, 1) != theta_like(12, 2)
 
 
-@pytest.mark.parametrize(("jobs", "nodes", "granularity"), [(0, 10, 1), (11, 10, 1), (2, 10, 4), (3, 256, 128)])
+@pytest.mark.parametrize(
+    ("jobs", "nodes", "granularity"), [(0, 10, 1), (11, 10, 1), (2, 10, 4), (3, 256, 128)]
+)
 def test_a_machine_that_cannot_be_shared_so_is_refused(jobs, nodes, granularity):
     with pytest.raises(InputError, match="cannot be shared"):
         theta_like(jobs, 0, nodes, granularity)

@@ -1,6 +1,5 @@
 """Fitting the laws to run times."""
 
-
 import numpy as np
 import pytest
 
@@ -39,8 +38,15 @@ def test_every_law_is_fitted_the_best_first():
     assert [fit.aic for fit in fits] == sorted(fit.aic for fit in fits)
 
 
-@pytest.mark.parametrize(("name", "parameters"), [("truncnorm", ["mu", "sigma"]), ("exponential", ["rate"]),
-                                                  ("pareto", ["alpha"]), ("lognormal", ["mu", "sigma"])])
+@pytest.mark.parametrize(
+    ("name", "parameters"),
+    [
+        ("truncnorm", ["mu", "sigma"]),
+        ("exponential", ["rate"]),
+        ("pareto", ["alpha"]),
+        ("lognormal", ["mu", "sigma"]),
+    ],
+)
 def test_the_parameters_are_found_again(name, parameters):
     truth = make_law(name, **TRUTHS[name])
     fits = fit_laws(truth.sample(np.random.default_rng(1), 1500))
@@ -50,7 +56,9 @@ def test_the_parameters_are_found_again(name, parameters):
 
 
 def test_the_fit_does_not_depend_on_the_unit():
-    hours = make_law("lognormal", mu=1, sigma=0.5, low=0, high=20).sample(np.random.default_rng(2), 300)
+    hours = make_law("lognormal", mu=1, sigma=0.5, low=0, high=20).sample(
+        np.random.default_rng(2), 300
+    )
     in_hours, in_seconds = fit_laws(hours)[0], fit_laws(3600 * hours)[0]
     assert in_hours.law.name == in_seconds.law.name
     assert in_hours.distance == pytest.approx(in_seconds.distance, abs=1e-3)
@@ -63,7 +71,9 @@ def test_a_law_fits_the_real_logs(name):
     assert fit_laws(runs)[0].distance < 1.36 / len(runs) ** 0.5  # not rejected at 5 %
 
 
-@pytest.mark.parametrize("runs", [[1, 2, 3, 4], [2] * 9, [1, 2, 3, 4, 0], [1, 2, 3, 4, float("inf")]])
+@pytest.mark.parametrize(
+    "runs", [[1, 2, 3, 4], [2] * 9, [1, 2, 3, 4, 0], [1, 2, 3, 4, float("inf")]]
+)
 def test_run_times_without_a_law_are_refused(runs):
     with pytest.raises(InputError, match="at least 5 run times|finite and above 0"):
         fit_laws(runs)

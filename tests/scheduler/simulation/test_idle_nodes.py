@@ -8,9 +8,23 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from scheduler.base import InputError
-from scheduler.idle.allocate import BUSY, FREE, RateCurve, Trainer, name_order, place_by_index, place_in_order
+from scheduler.idle.allocate import (
+    BUSY,
+    FREE,
+    RateCurve,
+    Trainer,
+    name_order,
+    place_by_index,
+    place_in_order,
+)
 from scheduler.simulation import idle_nodes
-from scheduler.simulation.idle_trace import Trace, TrainerJob, read_events, read_node_names, read_trainers
+from scheduler.simulation.idle_trace import (
+    Trace,
+    TrainerJob,
+    read_events,
+    read_node_names,
+    read_trainers,
+)
 from tests.places import SHARED
 from tests.scheduler.simulation.audits import BrokenRuleError
 from tests.scheduler.simulation.audits import replayed as replay
@@ -21,8 +35,12 @@ needs_summit = pytest.mark.skipif(not SUMMIT.exists(), reason="the Summit trace 
 
 def trace(end_s, *rows):
     """A trace from (time, nodes that join, nodes that leave)."""
-    flat = [(time, node, joins) for time, joining, leaving in rows
-            for joins, nodes in ((False, leaving), (True, joining)) for node in nodes]
+    flat = [
+        (time, node, joins)
+        for time, joining, leaving in rows
+        for joins, nodes in ((False, leaving), (True, joining))
+        for node in nodes
+    ]
     times, nodes, joined = map(np.array, zip(*flat, strict=True))
     return Trace.of(times.astype(float), nodes, joined, int(nodes.max()) + 1, end_s)
 
@@ -50,7 +68,11 @@ def test_a_node_that_joins_costs_what_the_trainer_did_while_going_up():
 
 
 def test_two_nodes_that_leave_at_once_cost_once_and_below_its_minimum_a_trainer_waits():
-    done = replay(trace(200, (0, [0, 1, 2], []), (100, [], [1, 2])), [job(n_min=2, n_max=3)], idle_nodes.Settings())
+    done = replay(
+        trace(200, (0, [0, 1, 2], []), (100, [], [1, 2])),
+        [job(n_min=2, n_max=3)],
+        idle_nodes.Settings(),
+    )
     assert (done.preemption_cost, done.rescale_cost) == (2 * 30, 0)
     assert done.trainers[0].samples == 100 * 30 - 60
     assert done.used.tolist() == [3, 0, 0]
@@ -70,15 +92,26 @@ def test_nodes_of_a_trainer_that_is_done_wait_for_the_next_change_or_not():
 
 def test_a_trainer_that_is_done_makes_room_for_the_next():
     jobs = [job(total=500, n_max=1), job(total=500, n_max=1), job(n_max=1, submit_s=90)]
-    done = replay(trace(200, (0, [0], [])), jobs, idle_nodes.Settings(max_parallel=1, completions_are_events=True))
-    assert [(record.started_s, record.ended_s) for record in done.trainers] == [(0, 50), (50, 100), (100, None)]
+    done = replay(
+        trace(200, (0, [0], [])),
+        jobs,
+        idle_nodes.Settings(max_parallel=1, completions_are_events=True),
+    )
+    assert [(record.started_s, record.ended_s) for record in done.trainers] == [
+        (0, 50),
+        (50, 100),
+        (100, None),
+    ]
     assert (done.completed, done.mean_trainer_hours) == (2, 50 / 3600)
 
 
 def test_a_trainer_submitted_between_changes_starts_at_once_or_at_the_next():
     nodes, late = trace(200, (0, [0], []), (100, [1], [])), [job(n_max=1, submit_s=30)]
     assert replay(nodes, late, idle_nodes.Settings()).trainers[0].started_s == 100
-    assert replay(nodes, late, idle_nodes.Settings(completions_are_events=True)).trainers[0].started_s == 30
+    assert (
+        replay(nodes, late, idle_nodes.Settings(completions_are_events=True)).trainers[0].started_s
+        == 30
+    )
 
 
 def test_work_is_done_before_its_nodes_leave_at_the_same_moment():
@@ -88,7 +121,9 @@ def test_work_is_done_before_its_nodes_leave_at_the_same_moment():
 
 def test_a_heavier_objective_is_served_first():
     light, heavy = job(), job()
-    heavy = TrainerJob("net", 0.0, 1e9, heavy.samples, Trainer(heavy.samples.scaled(3), 1, 2, 5.0, 2.0))
+    heavy = TrainerJob(
+        "net", 0.0, 1e9, heavy.samples, Trainer(heavy.samples.scaled(3), 1, 2, 5.0, 2.0)
+    )
     done = replay(ONE_LEAVES, [light, heavy], idle_nodes.Settings())
     assert [record.samples for record in done.trainers] == [0, 2960]
     assert done.outcome[-1] == 3 * 2960
@@ -98,18 +133,23 @@ def test_efficiency_is_against_as_many_dedicated_nodes():
     jobs = [job()]
     done = replay(ONE_LEAVES, jobs, idle_nodes.Settings())
     assert idle_nodes.static_outcome(jobs, 1.5, 200, max_parallel=1) == 200 * 15
-    assert idle_nodes.efficiency(ONE_LEAVES, jobs, done, max_parallel=1) == pytest.approx(2960 / 3000)
+    assert idle_nodes.efficiency(ONE_LEAVES, jobs, done, max_parallel=1) == pytest.approx(
+        2960 / 3000
+    )
 
 
 def test_where_all_are_done_early_only_the_time_until_then_counts():
     """Done at 100 with two nodes, on two dedicated nodes also: the idle time after it does not count."""
     jobs = [job(total=2000)]
-    assert idle_nodes.efficiency(ONE_LEAVES, jobs, replay(ONE_LEAVES, jobs, idle_nodes.Settings()),
-                                 1) == pytest.approx(1)
+    assert idle_nodes.efficiency(
+        ONE_LEAVES, jobs, replay(ONE_LEAVES, jobs, idle_nodes.Settings()), 1
+    ) == pytest.approx(1)
 
 
 def test_where_dedicated_nodes_are_done_even_earlier_their_mean_rate_goes_on():
-    jobs = [job(total=2960 - 10)]  # at 199 s here, with 299 node-seconds; there in 196.7 s on 1.5 nodes
+    jobs = [
+        job(total=2960 - 10)
+    ]  # at 199 s here, with 299 node-seconds; there in 196.7 s on 1.5 nodes
     done = replay(ONE_LEAVES, jobs, idle_nodes.Settings())
     assert done.trainers[0].ended_s == pytest.approx(199)
     assert idle_nodes.efficiency(ONE_LEAVES, jobs, done, 1) == pytest.approx(2950 / (10 * 299))
@@ -117,17 +157,22 @@ def test_where_dedicated_nodes_are_done_even_earlier_their_mean_rate_goes_on():
 
 def test_without_idle_nodes_there_is_no_efficiency():
     nodes = trace(100, (50, [0], [])).select(end_s=40)
-    summary = idle_nodes.summarise(nodes, [job()], idle_nodes.Settings(), replay(nodes, [job()], idle_nodes.Settings()))
+    summary = idle_nodes.summarise(
+        nodes, [job()], idle_nodes.Settings(), replay(nodes, [job()], idle_nodes.Settings())
+    )
     assert (summary.node_hours, summary.events, summary.completed) == (0, 0, 0)
     assert math.isnan(summary.efficiency)
     assert math.isnan(summary.mean_trainer_hours)
 
 
-@pytest.mark.parametrize(("arguments", "complaint"), [
-    ({"max_parallel": 0}, "max_parallel is 0"),
-    ({"horizon_s": -1.0}, "the horizon is -1.0"),
-    ({"horizon_s": math.inf}, "the horizon is inf"),
-])
+@pytest.mark.parametrize(
+    ("arguments", "complaint"),
+    [
+        ({"max_parallel": 0}, "max_parallel is 0"),
+        ({"horizon_s": -1.0}, "the horizon is -1.0"),
+        ({"horizon_s": math.inf}, "the horizon is inf"),
+    ],
+)
 def test_settings_that_cannot_be_are_refused(arguments, complaint):
     with pytest.raises(InputError, match=complaint):
         idle_nodes.Settings(**arguments)
@@ -146,16 +191,28 @@ def traces(draw):
     return trace(now, *rows)
 
 
-jobs_of = st.lists(st.builds(
-    job, speed=st.floats(0.5, 20), n_max=st.integers(2, 5), total=st.integers(0, 3000).map(float),
-    submit_s=st.integers(0, 200).map(float), up_s=st.integers(0, 30).map(float),
-    down_s=st.integers(0, 30).map(float), n_min=st.integers(1, 2),
-), max_size=6).map(lambda jobs: sorted(jobs, key=lambda job: job.submit_s))
+jobs_of = st.lists(
+    st.builds(
+        job,
+        speed=st.floats(0.5, 20),
+        n_max=st.integers(2, 5),
+        total=st.integers(0, 3000).map(float),
+        submit_s=st.integers(0, 200).map(float),
+        up_s=st.integers(0, 30).map(float),
+        down_s=st.integers(0, 30).map(float),
+        n_min=st.integers(1, 2),
+    ),
+    max_size=6,
+).map(lambda jobs: sorted(jobs, key=lambda job: job.submit_s))
 
 settings_of = st.builds(
-    idle_nodes.Settings, policy=st.sampled_from(list(idle_nodes.POLICIES.values())),
-    horizon_s=st.sampled_from([0.0, 10.0, 120.0]), max_parallel=st.integers(1, 4),
-    completions_are_events=st.booleans(), placement=st.sampled_from(list(idle_nodes.PLACEMENTS.values())))
+    idle_nodes.Settings,
+    policy=st.sampled_from(list(idle_nodes.POLICIES.values())),
+    horizon_s=st.sampled_from([0.0, 10.0, 120.0]),
+    max_parallel=st.integers(1, 4),
+    completions_are_events=st.booleans(),
+    placement=st.sampled_from(list(idle_nodes.PLACEMENTS.values())),
+)
 
 
 @settings(deadline=None)
@@ -164,8 +221,11 @@ def test_a_replay_keeps_its_own_rules_and_is_the_same_twice(nodes, jobs, how):
     done, again = replay(nodes, jobs, how), replay(nodes, jobs, how)
     assert done.trainers == again.trainers
     assert done.outcome.tolist() == again.outcome.tolist()
-    assert all(record.samples == jobs[record.job].total_samples
-               for record in done.trainers if record.ended_s is not None)
+    assert all(
+        record.samples == jobs[record.job].total_samples
+        for record in done.trainers
+        if record.ended_s is not None
+    )
     assert done.completed <= len(done.trainers) <= len(jobs)
     order = [record.started_s for record in done.trainers]
     assert order == sorted(order)
@@ -212,11 +272,17 @@ def week():
 
 
 @needs_summit
-@pytest.mark.parametrize(("settings", "expected"), [
-    (idle_nodes.Settings(policy=idle_nodes.POLICIES["equal"]), 0.757),
-    pytest.param(idle_nodes.Settings(placement=place_in_order, completions_are_events=True), 0.895,
-                 marks=pytest.mark.long),
-])
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        (idle_nodes.Settings(policy=idle_nodes.POLICIES["equal"]), 0.757),
+        pytest.param(
+            idle_nodes.Settings(placement=place_in_order, completions_are_events=True),
+            0.895,
+            marks=pytest.mark.long,
+        ),
+    ],
+)
 def test_the_week_of_the_paper_has_the_efficiency_that_is_known(week, settings, expected):
     by_index, by_name, jobs = week
     nodes = by_name if settings.placement is place_in_order else by_index

@@ -32,7 +32,9 @@ def test_an_event_may_schedule_another_at_the_same_moment(sim):
     assert log == [1.0]
 
 
-def test_what_is_to_happen_soon_happens_once_after_all_that_asks_for_it_and_again_when_it_is_asked_for_again(sim):
+def test_what_is_to_happen_soon_happens_once_after_all_that_asks_for_it_and_again_when_it_is_asked_for_again(
+    sim,
+):
     log = []
 
     def act():

@@ -21,9 +21,15 @@ def written(write):
 
 def test_the_columns_are_read_by_their_place(written):
     trace = read_swf(written(f"; Computer: Test\n; MaxProcs: 64\n;\n\n{LINE}\n"))
-    job, = trace.jobs
+    (job,) = trace.jobs
     assert (job.job, job.wait_s, job.run_s, job.processors) == (1, 5.0, 3600.0, 4)
-    assert (job.requested_s, job.status, job.user, job.executable, job.think_s) == (7200.0, 1, 3, 9, -1.0)
+    assert (job.requested_s, job.status, job.user, job.executable, job.think_s) == (
+        7200.0,
+        1,
+        3,
+        9,
+        -1.0,
+    )
     assert (trace.header["Computer"], trace.machine_size) == ("Test", 64)
 
 
@@ -32,22 +38,36 @@ def test_the_size_of_a_job_is_what_it_asked_for_where_the_rest_is_not_known():
     assert SwfJob(1, 0, processors=4, requested_processors=8).size == 4
 
 
-@pytest.mark.parametrize(("changes", "ran"), [({}, True), ({"run_s": 0}, False), ({"processors": 0}, False),
-                                              ({"status": 3}, False), ({"status": 5}, True)])
+@pytest.mark.parametrize(
+    ("changes", "ran"),
+    [
+        ({}, True),
+        ({"run_s": 0}, False),
+        ({"processors": 0}, False),
+        ({"status": 3}, False),
+        ({"status": 5}, True),
+    ],
+)
 def test_only_whole_jobs_that_ran_count(changes, ran):
     assert SwfJob(1, 0, **{"run_s": 10, "processors": 2, "status": 1, **changes}).ran is ran
 
 
-whole = st.integers(-1, 10 ** 6)
+whole = st.integers(-1, 10**6)
 times = st.builds(lambda number, part: number + part, whole, st.sampled_from([0.0, 0.5, 0.125]))
 rows = st.tuples(*(whole if name in INTEGERS else times for name in COLUMNS))
 
 
-@settings(max_examples=examples(50), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(
+    max_examples=examples(50),
+    deadline=None,
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
+)
 @given(st.lists(rows, min_size=1, max_size=5), st.sampled_from(["t.swf", "t.swf.gz"]))
 def test_what_is_written_is_read_again(tmp_path, lines, name):
-    trace = Trace(tuple(SwfJob(number, abs(row[1]), *row[2:]) for number, row in enumerate(lines)),
-                  {"MaxProcs": "128", "Note": "a: b"})
+    trace = Trace(
+        tuple(SwfJob(number, abs(row[1]), *row[2:]) for number, row in enumerate(lines)),
+        {"MaxProcs": "128", "Note": "a: b"},
+    )
     write_swf(tmp_path / name, trace)
     assert read_swf(tmp_path / name) == trace
 
@@ -55,20 +75,34 @@ def test_what_is_written_is_read_again(tmp_path, lines, name):
 def test_a_written_trace_has_18_columns_and_its_header(tmp_path):
     write_swf(tmp_path / "t.swf.gz", Trace((SwfJob(1, 0.5, run_s=30),), {"MaxProcs": "2"}))
     assert gzip.decompress((tmp_path / "t.swf.gz").read_bytes()).decode().splitlines() == [
-        "; MaxProcs: 2", "1 0.5 -1 30 -1 -1 -1 -1 -1 -1 -1 -1 -1 -1 -1 -1 -1 -1"]
+        "; MaxProcs: 2",
+        "1 0.5 -1 30 -1 -1 -1 -1 -1 -1 -1 -1 -1 -1 -1 -1 -1 -1",
+    ]
 
 
-@pytest.mark.parametrize(("text", "message"), [
-    ("", r"trace\.swf: it has no jobs"),
-    ("; MaxProcs: 3\n", r"trace\.swf: it has no jobs"),
-    (f"{LINE}\n1 2 3\n", r"trace\.swf:2: 3 columns, but a job has 18"),
-    (f"{LINE} 7\n", r"trace\.swf:1: 19 columns, but a job has 18"),
-    (LINE.replace("3600", "long"), r"trace\.swf:1: run_s is 'long'; it must be a number up to 1e.15"),
-    (LINE.replace("3600", "inf"), r"trace\.swf:1: run_s is 'inf'; it must be a number up to 1e.15"),
-    (LINE.replace("3600 4", "3600 4.5"), r"trace\.swf:1: processors is '4\.5'; it must be a whole number up to 1e.15"),
-    (LINE.replace("1 0 5", "1 -1 5"), r"trace\.swf:1: submit_s is -1"),
-    (f"{LINE}\n{LINE}\n", r"trace\.swf:2: job 1 appears twice"),
-])
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("", r"trace\.swf: it has no jobs"),
+        ("; MaxProcs: 3\n", r"trace\.swf: it has no jobs"),
+        (f"{LINE}\n1 2 3\n", r"trace\.swf:2: 3 columns, but a job has 18"),
+        (f"{LINE} 7\n", r"trace\.swf:1: 19 columns, but a job has 18"),
+        (
+            LINE.replace("3600", "long"),
+            r"trace\.swf:1: run_s is 'long'; it must be a number up to 1e.15",
+        ),
+        (
+            LINE.replace("3600", "inf"),
+            r"trace\.swf:1: run_s is 'inf'; it must be a number up to 1e.15",
+        ),
+        (
+            LINE.replace("3600 4", "3600 4.5"),
+            r"trace\.swf:1: processors is '4\.5'; it must be a whole number up to 1e.15",
+        ),
+        (LINE.replace("1 0 5", "1 -1 5"), r"trace\.swf:1: submit_s is -1"),
+        (f"{LINE}\n{LINE}\n", r"trace\.swf:2: job 1 appears twice"),
+    ],
+)
 def test_a_trace_that_is_none_says_where(written, text, message):
     with pytest.raises(InputError, match=message):
         read_swf(written(text))

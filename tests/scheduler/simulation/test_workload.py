@@ -15,13 +15,20 @@ KNOWN = Discrete([1, 4, 9], [0.6, 0.3, 0.1])
 
 
 def drawn(rule, **changes):
-    return workload.draw_jobs(LAW, 30, 100, workload.Sizes.BETA, rule, np.random.default_rng(3), **changes)
+    return workload.draw_jobs(
+        LAW, 30, 100, workload.Sizes.BETA, rule, np.random.default_rng(3), **changes
+    )
 
 
-@pytest.mark.parametrize(("rule", "expected"), [
-    (workload.Rule.CLASSICAL, (9.0,)), (workload.Rule.RECENT, (4.0, 9.0)), (workload.Rule.TOPTIMAL, (1.0, 4.0, 9.0)),
-    (workload.Rule.ATOPTIMAL, (9.0,)),
-])
+@pytest.mark.parametrize(
+    ("rule", "expected"),
+    [
+        (workload.Rule.CLASSICAL, (9.0,)),
+        (workload.Rule.RECENT, (4.0, 9.0)),
+        (workload.Rule.TOPTIMAL, (1.0, 4.0, 9.0)),
+        (workload.Rule.ATOPTIMAL, (9.0,)),
+    ],
+)
 def test_what_each_rule_asks_for(rule, expected):
     assert workload.requests(rule, KNOWN, recent=[1, 4, 1], backfill_rate=0.95) == expected
 
@@ -31,7 +38,9 @@ def test_recent_runs_as_long_as_the_longest_known_are_asked_for_once():
 
 
 def test_only_a_trace_knows_what_users_asked_for():
-    with pytest.raises(InputError, match="the other rules are: classical, recent, toptimal, atoptimal"):
+    with pytest.raises(
+        InputError, match="the other rules are: classical, recent, toptimal, atoptimal"
+    ):
         workload.requests(workload.Rule.USER, KNOWN, [1])
 
 
@@ -46,7 +55,9 @@ def test_all_rules_draw_the_same_jobs():
 
 
 def test_a_job_that_knows_more_past_runs_asks_for_no_less():
-    first = [[job.requests[0] for job in drawn(workload.Rule.RECENT, past=past)] for past in (1, 100)]
+    first = [
+        [job.requests[0] for job in drawn(workload.Rule.RECENT, past=past)] for past in (1, 100)
+    ]
     assert sum(first[0]) < sum(first[1])
 
 
@@ -55,9 +66,15 @@ def test_no_drawn_job_outlives_its_last_request():
         assert all(job.run_time <= job.requests[-1] for job in drawn(rule))
 
 
-@pytest.mark.parametrize(("sizes", "mean", "spread"), [(workload.Sizes.FULL, 100, 0), (workload.Sizes.HALF, 50, 0),
-                                                       (workload.Sizes.TRUNCNORM, 50.5, 24),
-                                                       (workload.Sizes.BETA, 50.5, 22)])
+@pytest.mark.parametrize(
+    ("sizes", "mean", "spread"),
+    [
+        (workload.Sizes.FULL, 100, 0),
+        (workload.Sizes.HALF, 50, 0),
+        (workload.Sizes.TRUNCNORM, 50.5, 24),
+        (workload.Sizes.BETA, 50.5, 22),
+    ],
+)
 def test_sizes_follow_their_law_and_fit_the_machine(sizes, mean, spread):
     found = workload.draw_sizes(sizes, 100, 3000, np.random.default_rng(0))
     assert found.min() >= 1
@@ -82,11 +99,16 @@ def test_the_stream_brings_its_share_of_the_machine_as_work():
 
 def past(count, run_s=100.0, **columns):
     """Runs of one application, one after the other."""
-    return [SwfJob(k, 1000.0 * k, 0.0, run_s + k, 4, requested_s=5000, status=1, **columns) for k in range(count)]
+    return [
+        SwfJob(k, 1000.0 * k, 0.0, run_s + k, 4, requested_s=5000, status=1, **columns)
+        for k in range(count)
+    ]
 
 
 def test_a_job_of_a_trace_asks_by_the_runs_that_had_ended_when_it_arrived():
-    trace = Trace((*past(6, user=1, executable=1), SwfJob(7, 5100.0, 0, 90, 4, user=1, executable=1)))
+    trace = Trace(
+        (*past(6, user=1, executable=1), SwfJob(7, 5100.0, 0, 90, 4, user=1, executable=1))
+    )
     jobs = workload.jobs_from_trace(trace, workload.Rule.CLASSICAL)
     assert [job.requests for job in jobs[:5]] == [(5000.0,)] * 5  # fewer than five runs are known
     assert jobs[5].requests == (104.0,)  # the runs 0 to 4
@@ -95,20 +117,30 @@ def test_a_job_of_a_trace_asks_by_the_runs_that_had_ended_when_it_arrived():
 
 
 def test_other_users_and_executables_tell_nothing():
-    trace = Trace((*past(6, user=1, executable=1), SwfJob(7, 9e4, 0, 90, 4, user=1, executable=2),
-                   SwfJob(8, 9e4, 0, 90, 4, user=2, executable=1)))
+    trace = Trace(
+        (
+            *past(6, user=1, executable=1),
+            SwfJob(7, 9e4, 0, 90, 4, user=1, executable=2),
+            SwfJob(8, 9e4, 0, 90, 4, user=2, executable=1),
+        )
+    )
     jobs = workload.jobs_from_trace(trace, workload.Rule.TOPTIMAL)
     assert [job.requests for job in jobs[6:]] == [(105.0,)] * 2  # the longest
 
 
 def test_a_user_who_was_let_run_for_longer_counts_as_having_asked_for_it():
     trace = Trace((SwfJob(1, 0, 0, 70, 4, requested_s=60), SwfJob(2, 0, 0, 70, 4, requested_s=80)))
-    assert [job.requests for job in workload.jobs_from_trace(trace, workload.Rule.USER)] == [(70.0,), (80.0,)]
+    assert [job.requests for job in workload.jobs_from_trace(trace, workload.Rule.USER)] == [
+        (70.0,),
+        (80.0,),
+    ]
 
 
 def test_runs_that_did_not_complete_tell_nothing():
     failed = [SwfJob(10 + k, 10.0 * k, 0, 9, 4, status=0) for k in range(9)]
-    assert {job.law for job in workload.jobs_from_trace(Trace(tuple(failed)), workload.Rule.TOPTIMAL)} == {None}
+    assert {
+        job.law for job in workload.jobs_from_trace(Trace(tuple(failed)), workload.Rule.TOPTIMAL)
+    } == {None}
 
 
 def test_the_optimal_rule_on_a_trace_is_that_of_the_log():
@@ -126,7 +158,12 @@ def test_a_schedule_as_a_trace_names_the_run_before(tmp_path):
     schedule = simulate([QueueJob(0, 4, 3, (2, 5)), QueueJob(0.5, 2, 1, (1,))], 4)
     trace = workload.schedule_to_trace(schedule, unit_s=3600)
     first, other, again = trace.jobs
-    assert (first.run_s, first.status, first.requested_s, first.preceding_job) == (7200, 0, 7200, -1)
+    assert (first.run_s, first.status, first.requested_s, first.preceding_job) == (
+        7200,
+        0,
+        7200,
+        -1,
+    )
     assert (again.submit_s, again.run_s, again.status) == (7200, 10800, 1)
     assert (again.preceding_job, again.think_s) == (first.job, 0)
     assert (other.submit_s, other.processors, other.wait_s) == (1800, 2, 5400)
@@ -136,6 +173,10 @@ def test_a_schedule_as_a_trace_names_the_run_before(tmp_path):
 
 
 def test_a_trace_that_went_through_the_queue_keeps_its_applications():
-    trace = Trace((SwfJob(1, 0, 0, 5, 1, user=7, executable=3), SwfJob(2, 0, 0, 5, 1, user=8, executable=3)))
-    written = workload.schedule_to_trace(simulate(workload.jobs_from_trace(trace, workload.Rule.USER), 1))
+    trace = Trace(
+        (SwfJob(1, 0, 0, 5, 1, user=7, executable=3), SwfJob(2, 0, 0, 5, 1, user=8, executable=3))
+    )
+    written = workload.schedule_to_trace(
+        simulate(workload.jobs_from_trace(trace, workload.Rule.USER), 1)
+    )
     assert [job.executable for job in written.jobs] == [1, 2]

@@ -24,9 +24,13 @@ def simulate(fleet):
 def test_json_has_the_agreed_keys_and_values(simulate, file):
     status, found, _ = simulate("--jobs", file, "--interval", 0, "--drop", "--json")
     assert status == 0
-    assert found == {"sjs_efficiency": pytest.approx(60 / 70), "drop_ratio": pytest.approx(1 / 3),
-                     "mean_completion_min": pytest.approx(25.0), "completed": 2,
-                     "completion_min": pytest.approx([25.0, 25.0, None])}
+    assert found == {
+        "sjs_efficiency": pytest.approx(60 / 70),
+        "drop_ratio": pytest.approx(1 / 3),
+        "mean_completion_min": pytest.approx(25.0),
+        "completed": 2,
+        "completion_min": pytest.approx([25.0, 25.0, None]),
+    }
 
 
 def test_decisions_are_ten_minutes_apart_unless_said(simulate, file):
@@ -45,15 +49,30 @@ def test_minutes_end_the_simulation_of_a_file(simulate, file):
 
 
 def test_a_resize_costs_minutes(simulate, file):
-    _, found, _ = simulate("--jobs", file, "--interval", 0, "--rescale-cost-min", 2, "--hold-min", 0,
-                           "--drop", "--json")
+    _, found, _ = simulate(
+        "--jobs",
+        file,
+        "--interval",
+        0,
+        "--rescale-cost-min",
+        2,
+        "--hold-min",
+        0,
+        "--drop",
+        "--json",
+    )
     assert found["completion_min"][:2] == pytest.approx([27.0, 19.0 + 13.0 / 1.5])
 
 
 def test_where_nothing_completed_there_is_no_mean(simulate, file):
     _, found, _ = simulate("--jobs", file, "--minutes", 5, "--json")
-    assert found == {"sjs_efficiency": None, "drop_ratio": 0.0, "mean_completion_min": None, "completed": 0,
-                     "completion_min": [None] * 3}
+    assert found == {
+        "sjs_efficiency": None,
+        "drop_ratio": 0.0,
+        "mean_completion_min": None,
+        "completed": 0,
+        "completion_min": [None] * 3,
+    }
 
 
 def test_for_people_there_are_tables_and_the_method(simulate, file):
@@ -65,7 +84,18 @@ def test_for_people_there_are_tables_and_the_method(simulate, file):
 
 
 def test_elastic_jobs_beat_the_baseline_on_the_same_arrivals(simulate):
-    options = ("--jobs", "generate", "--gpus", 40, "--minutes", 240, "--interval", 0, "--drop", "--json")
+    options = (
+        "--jobs",
+        "generate",
+        "--gpus",
+        40,
+        "--minutes",
+        240,
+        "--interval",
+        0,
+        "--drop",
+        "--json",
+    )
     elastic, fixed = (simulate(*options, "--policy", policy)[1] for policy in ("elastic", "fixed"))
     assert len(elastic["completion_min"]) == len(fixed["completion_min"])
     assert elastic["drop_ratio"] < 0.5 * fixed["drop_ratio"]
@@ -74,7 +104,9 @@ def test_elastic_jobs_beat_the_baseline_on_the_same_arrivals(simulate):
 
 def test_generated_jobs_can_be_saved_and_run_again(simulate, tmp_path):
     saved = tmp_path / "saved.json"
-    _, first, _ = simulate("--jobs", "generate", "--gpus", 20, "--minutes", 60, "--save-jobs", saved, "--json")
+    _, first, _ = simulate(
+        "--jobs", "generate", "--gpus", 20, "--minutes", 60, "--save-jobs", saved, "--json"
+    )
     assert simulate("--jobs", saved, "--json")[1] == first
 
 
@@ -85,20 +117,25 @@ def test_a_plot_is_drawn(simulate, file, tmp_path, suffix):
     assert (tmp_path / f"run.{suffix}").stat().st_size > 1000
 
 
-@pytest.mark.parametrize(("options", "complaint"), [
-    (["--gpus", "0"], "--gpus: '0' should be a whole number from 1"),
-    (["--minutes", "-5"], "--minutes: '-5' should be a number above 0"),
-    (["--interval", "nan"], "--interval: 'nan' should be a number"),
-    (["--rescale-cost-min", "-1"], "--rescale-cost-min: '-1' should be a number from 0"),
-    (["--jobs", "generate", "--load", "0"], "--load: '0' should be a number above 0"),
-    (["--jobs", "generate", "--seed", "-1"], "--seed: '-1' should be a whole number from 0"),
-    (["--save-jobs", "none/jobs.json"], "--save-jobs: none/jobs.json: No such file"),
-    (["--plot", "none/run.png"], "--plot: none/run.png: "),
-])
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        (["--gpus", "0"], "--gpus: '0' should be a whole number from 1"),
+        (["--minutes", "-5"], "--minutes: '-5' should be a number above 0"),
+        (["--interval", "nan"], "--interval: 'nan' should be a number"),
+        (["--rescale-cost-min", "-1"], "--rescale-cost-min: '-1' should be a number from 0"),
+        (["--jobs", "generate", "--load", "0"], "--load: '0' should be a number above 0"),
+        (["--jobs", "generate", "--seed", "-1"], "--seed: '-1' should be a whole number from 0"),
+        (["--save-jobs", "none/jobs.json"], "--save-jobs: none/jobs.json: No such file"),
+        (["--plot", "none/run.png"], "--plot: none/run.png: "),
+    ],
+)
 def test_bad_arguments_are_refused_in_one_line(refused, file, options, complaint):
     assert complaint in refused("simulate", "autoscale", "--jobs", file, *options)
 
 
 def test_a_bad_file_is_refused_with_its_place(refused, file):
     file.write_text(json.dumps({"gpus": 2, "jobs": [{**JOB, "scaling": [1, -1]}]}))
-    assert "jobs.json: jobs[0].scaling: scaling factor -1" in refused("simulate", "autoscale", "--jobs", file)
+    assert "jobs.json: jobs[0].scaling: scaling factor -1" in refused(
+        "simulate", "autoscale", "--jobs", file
+    )

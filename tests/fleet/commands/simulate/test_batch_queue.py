@@ -1,33 +1,49 @@
 """``fleet simulate batch-queue``."""
 
-
 import pytest
 
 from scheduler.simulation.swf import read_swf
 
 LAW = "--distribution truncnorm --mu 8 --sigma 2 --low 6 --high 16"
-KEYS = {"requests", "convention", "speculative", "processors", "jobs", "runs", "utilisation", "lost",
-        "mean_response_h", "small_mean_response_h", "makespan_h", "submissions_per_job"}
+KEYS = {
+    "requests",
+    "convention",
+    "speculative",
+    "processors",
+    "jobs",
+    "runs",
+    "utilisation",
+    "lost",
+    "mean_response_h",
+    "small_mean_response_h",
+    "makespan_h",
+    "submissions_per_job",
+}
 
 
 @pytest.fixture
 def simulate(fleet):
     def run(words, *more):
         return fleet("simulate", "batch-queue", *words.split(), *more)
+
     return run
 
 
 @pytest.fixture
 def trace(tmp_path):
     """Ten runs of one application on 4 of 8 processors, an hour apart, of 1 to 10 minutes; asked for: 20."""
-    lines = [f"{k} {3600 * k} 0 {60 * k} 4 -1 -1 4 1200 -1 1 1 1 1 -1 -1 -1 -1" for k in range(1, 11)]
+    lines = [
+        f"{k} {3600 * k} 0 {60 * k} 4 -1 -1 4 1200 -1 1 1 1 1 -1 -1 -1 -1" for k in range(1, 11)
+    ]
     path = tmp_path / "trace.swf"
     path.write_text("; MaxProcs: 8\n" + "\n".join(lines) + "\n")
     return path
 
 
 def test_json_has_the_agreed_keys(simulate):
-    status, found, err = simulate(f"{LAW} --jobs 10 --runs 3 --requests classical --sizes full --json")
+    status, found, err = simulate(
+        f"{LAW} --jobs 10 --runs 3 --requests classical --sizes full --json"
+    )
     assert (status, err, set(found)) == (0, "", KEYS)
     assert (found["requests"], found["convention"]) == ("classical", "planned")
     assert (found["jobs"], found["runs"]) == (10, 3)
@@ -39,15 +55,18 @@ def test_json_has_the_agreed_keys(simulate):
 
 def test_the_convention_decides_which_rule_is_best(simulate):
     def utilisation(rule, convention):
-        return simulate(f"{LAW} --runs 3 --sizes full --requests {rule} --convention {convention} --json")[1][
-            "utilisation"]
+        return simulate(
+            f"{LAW} --runs 3 --sizes full --requests {rule} --convention {convention} --json"
+        )[1]["utilisation"]
 
     assert utilisation("toptimal", "planned") > utilisation("classical", "planned")
     assert utilisation("toptimal", "work-conserving") < utilisation("classical", "work-conserving")
 
 
 def test_equal_seeds_give_equal_results_and_others_do_not(simulate):
-    first, again, other = (simulate(f"{LAW} --jobs 9 --runs 1 --json --seed {seed}")[1] for seed in (1, 1, 2))
+    first, again, other = (
+        simulate(f"{LAW} --jobs 9 --runs 1 --json --seed {seed}")[1] for seed in (1, 1, 2)
+    )
     assert first == again != other
 
 
@@ -75,14 +94,22 @@ def test_the_schedule_can_be_written_as_a_trace(simulate, trace, tmp_path):
     written = read_swf(tmp_path / "out.swf.gz")
     # each job from the sixth on is longer than all before it: its first request fails
     assert [job.status for job in written.jobs].count(0) == 5
-    assert sum(job.run_s for job in written.jobs if job.status == 1) == sum(60 * k for k in range(1, 11))
+    assert sum(job.run_s for job in written.jobs if job.status == 1) == sum(
+        60 * k for k in range(1, 11)
+    )
 
 
 def test_the_laws_are_fitted_to_a_trace_in_hours(simulate, trace):
     _, found, _ = simulate("--fit --json", trace)
     assert found["jobs"] == 10
-    assert {law["distribution"] for law in found["laws"]} == {"truncnorm", "beta", "exponential", "pareto",
-                                                              "lognormal", "uniform"}
+    assert {law["distribution"] for law in found["laws"]} == {
+        "truncnorm",
+        "beta",
+        "exponential",
+        "pareto",
+        "lognormal",
+        "uniform",
+    }
     best = found["laws"][0]
     assert best["low"] < 1 / 60 < 10 / 60 < best["high"] < 0.2
     assert best["ks_distance"] < 0.2
@@ -93,18 +120,21 @@ def test_a_person_gets_tables(simulate, trace):
     assert "KS distance" in simulate("--fit", trace)[1]
 
 
-@pytest.mark.parametrize(("words", "message"), [
-    ("", "name either a trace or a --distribution"),
-    (f"{LAW} trace.swf", "name either a trace or a --distribution"),
-    (f"{LAW} --fit", "--fit needs a trace"),
-    (f"{LAW} --runs 0", "--runs: '0' should be a whole number from 1 to 10000"),
-    (f"{LAW} --jobs 0", "--jobs: '0' should be a whole number from 1"),
-    (f"{LAW} --processors -3", "--processors: '-3' should be a whole number from 1"),
-    (f"{LAW} --stream 1", "work rate of the stream"),
-    (f"{LAW} --requests user", "only a trace knows what users asked for"),
-    (f"{LAW} --requests atoptimal --backfill-rate 1", "at least 0 and below 1"),
-    ("nowhere.swf", "nowhere.swf: No such file"),
-])
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        ("", "name either a trace or a --distribution"),
+        (f"{LAW} trace.swf", "name either a trace or a --distribution"),
+        (f"{LAW} --fit", "--fit needs a trace"),
+        (f"{LAW} --runs 0", "--runs: '0' should be a whole number from 1 to 10000"),
+        (f"{LAW} --jobs 0", "--jobs: '0' should be a whole number from 1"),
+        (f"{LAW} --processors -3", "--processors: '-3' should be a whole number from 1"),
+        (f"{LAW} --stream 1", "work rate of the stream"),
+        (f"{LAW} --requests user", "only a trace knows what users asked for"),
+        (f"{LAW} --requests atoptimal --backfill-rate 1", "at least 0 and below 1"),
+        ("nowhere.swf", "nowhere.swf: No such file"),
+    ],
+)
 def test_bad_arguments_are_one_line_and_status_2(refused, words, message):
     assert message in refused("simulate", "batch-queue", *words.split())
 

@@ -7,9 +7,15 @@ import pytest
 
 from scheduler.ensemble.policies import POLICIES
 
-RATES = {"samples_per_epoch": 100, "gpus_per_node": 2,
-         "models": [{"name": "a", "rates": [10.0, 19.0], "epochs": 3}, {"name": "b", "rates": [20.0], "epochs": 2},
-                    {"name": "c", "rates": [5.0, 9.0], "epochs": 1}]}
+RATES = {
+    "samples_per_epoch": 100,
+    "gpus_per_node": 2,
+    "models": [
+        {"name": "a", "rates": [10.0, 19.0], "epochs": 3},
+        {"name": "b", "rates": [20.0], "epochs": 2},
+        {"name": "c", "rates": [5.0, 9.0], "epochs": 1},
+    ],
+}
 
 
 @pytest.fixture
@@ -32,9 +38,21 @@ def refuses(refused, rates):
 def test_json_has_the_agreed_keys_and_values(simulate):
     status, found, _ = simulate("--gpus", 1, "--policy", "baseline", "--json")
     assert status == 0
-    assert list(found) == ["policy", "makespan_s", "lower_bound_s", "first_signal_s", "waiting_s_per_gpu",
-                           "scheduling_s", "checkpoint_s", "rounds"]
-    assert (found["makespan_s"], found["lower_bound_s"], found["waiting_s_per_gpu"]) == pytest.approx((60, 60, 0))
+    assert list(found) == [
+        "policy",
+        "makespan_s",
+        "lower_bound_s",
+        "first_signal_s",
+        "waiting_s_per_gpu",
+        "scheduling_s",
+        "checkpoint_s",
+        "rounds",
+    ]
+    assert (
+        found["makespan_s"],
+        found["lower_bound_s"],
+        found["waiting_s_per_gpu"],
+    ) == pytest.approx((60, 60, 0))
     assert {round(one["end_s"] - one["start_s"]) for one in found["rounds"]} == {30, 10, 20}
     assert list(found["rounds"][0]["members"][0]) == ["name", "gpus", "devices", "epochs"]
 
@@ -57,8 +75,12 @@ def test_the_paper_pays_for_checkpoints_and_adaptive_for_regrouping_unless_said(
 
 
 def test_the_stream_may_hold_networks_back(simulate):
-    spans = {stream: simulate("--gpus", 3, "--policy", "baseline", "--stream", stream, "--json")[1]["makespan_s"]
-             for stream in ("free", "lockstep", "2", "ring:50%", "ring:0.5")}
+    spans = {
+        stream: simulate("--gpus", 3, "--policy", "baseline", "--stream", stream, "--json")[1][
+            "makespan_s"
+        ]
+        for stream in ("free", "lockstep", "2", "ring:50%", "ring:0.5")
+    }
     assert spans["free"] == min(spans.values())
     assert spans["ring:50%"] == spans["ring:0.5"]
     assert spans["free"] < spans["lockstep"]
@@ -67,27 +89,39 @@ def test_the_stream_may_hold_networks_back(simulate):
 
 
 def test_epochs_are_drawn_with_the_seed_and_rates_are_told_with_errors(simulate):
-    spans = {simulate("--gpus", 2, "--policy", "adaptive", "--draw-epochs", "--seed", seed, "--json")[1]["makespan_s"]
-             for seed in (1, 1, 2, 3, 4)}
+    spans = {
+        simulate("--gpus", 2, "--policy", "adaptive", "--draw-epochs", "--seed", seed, "--json")[1][
+            "makespan_s"
+        ]
+        for seed in (1, 1, 2, 3, 4)
+    }
     assert 1 < len(spans) < 5
     assert simulate("--gpus", 2, "--policy", "adaptive", "--rate-error", "5%")[0] == 0
 
 
 def test_networks_may_share_gpus(simulate):
     def span(*more):
-        return simulate("--gpus", 1, "--policy", "adaptive", "--regroup-s", 0, *more, "--json")[1]["makespan_s"]
+        return simulate("--gpus", 1, "--policy", "adaptive", "--regroup-s", 0, *more, "--json")[1][
+            "makespan_s"
+        ]
 
     alone, shared = span(), span("--per-device", "auto", "--sharing", "1,1.5,1.8")
     assert alone / 1.8 <= shared < alone / 1.4
     assert span("--per-device", "auto", "--sharing", "1,1") == alone  # as many as pay
-    assert span("--per-device", 3, "--sharing", "1,0.5,0.4") > 1.5 * alone  # as many as are asked for
+    assert (
+        span("--per-device", 3, "--sharing", "1,0.5,0.4") > 1.5 * alone
+    )  # as many as are asked for
 
 
-@pytest.mark.parametrize(("given", "said"), [
-    (["--per-device", "auto"], "--per-device: {} does not say what networks train together"),
-    (["--per-device", "0"], "'0' should be a whole number from 1 to 64"),
-    (["--per-device", "auto", "--sharing", "2,3"], "'2,3' should begin with 1"),
-    (["--sharing", "1,2"], "--sharing: with --per-device 1 no GPU is shared")])
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["--per-device", "auto"], "--per-device: {} does not say what networks train together"),
+        (["--per-device", "0"], "'0' should be a whole number from 1 to 64"),
+        (["--per-device", "auto", "--sharing", "2,3"], "'2,3' should begin with 1"),
+        (["--sharing", "1,2"], "--sharing: with --per-device 1 no GPU is shared"),
+    ],
+)
 def test_slots_that_cannot_be_simulated_are_refused(refuses, rates, given, said):
     assert said.format(rates) in refuses("--gpus", 1, "--policy", "adaptive", *given)
 
@@ -96,7 +130,10 @@ def test_rates_may_be_learned_in_the_run(simulate):
     online = ["--gpus", 2, "--policy", "all", "--profile", "online", "--json"]
     _, exact, _ = simulate("--gpus", 2, "--policy", "all", "--json")
     _, learned, _ = simulate(*online, "--rate-error", "5%", "--prior-factor", 3, "--seed", 1)
-    spans = [{one["policy"]: one["makespan_s"] for one in found["policies"]} for found in (exact, learned)]
+    spans = [
+        {one["policy"]: one["makespan_s"] for one in found["policies"]}
+        for found in (exact, learned)
+    ]
     assert spans[0]["baseline"] == spans[1]["baseline"]  # it looks at no rates
     assert spans[0]["adaptive"] != spans[1]["adaptive"]
     status, text, _ = simulate("--gpus", 2, "--policy", "adaptive", "--profile", "online")
@@ -109,41 +146,76 @@ def test_a_gantt_chart_is_drawn(simulate, refuses, tmp_path):
     file = tmp_path / "gantt.png"
     assert simulate("--gpus", 2, "--policy", "global", "--plot", file)[0] == 0
     assert file.read_bytes().startswith(b"\x89PNG")
-    assert "gantt.nothing" in refuses("--gpus", 2, "--policy", "global", "--plot", tmp_path / "gantt.nothing")
+    assert "gantt.nothing" in refuses(
+        "--gpus", 2, "--policy", "global", "--plot", tmp_path / "gantt.nothing"
+    )
     assert "--plot draws one policy" in refuses("--gpus", 1, "--policy", "all", "--plot", file)
 
 
-@pytest.mark.parametrize(("options", "said"), [
-    (["--gpus", 0], "--gpus: '0' should be a whole number from 1"),
-    (["--gpus", 1, "--gpus-per-node", 4], "gpus_per_node is 4, but the whole cluster has 1 GPU"),
-    (["--gpus", 1, "--stream", "fast"], "--stream: 'fast' should be free, lockstep, a number"),
-    (["--gpus", 1, "--stream", "ring:2"], "--stream: 'ring:2' should have a window above 0% and at most 100%"),
-    (["--gpus", 1, "--delta", "20"], "--delta: '20' should be written like 15%"),
-    (["--gpus", 1, "--stream-rate", 0], "--stream-rate: '0' should be a number above 0"),
-    (["--gpus", 1, "--checkpoint-s", -1], "--checkpoint-s: '-1' should be a number from 0"),
-    (["--gpus", 1, "--rate-error", "much"], "--rate-error: 'much' should be written like 15%"),
-    (["--gpus", 1, "--rate-error=-1%"], "--rate-error: '-1%' should be written like"),
-    (["--gpus", 1, "--profile", "never"], "--profile: invalid choice: 'never'"),
-    (["--gpus", 1, "--profile", "online", "--prior-factor", 0.5], "--prior-factor: '0.5' should be a number from 1"),
-    (["--gpus", 1, "--prior-factor", 2], "--prior-factor: only --profile online guesses rates"),
-])
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--gpus", 0], "--gpus: '0' should be a whole number from 1"),
+        (
+            ["--gpus", 1, "--gpus-per-node", 4],
+            "gpus_per_node is 4, but the whole cluster has 1 GPU",
+        ),
+        (["--gpus", 1, "--stream", "fast"], "--stream: 'fast' should be free, lockstep, a number"),
+        (
+            ["--gpus", 1, "--stream", "ring:2"],
+            "--stream: 'ring:2' should have a window above 0% and at most 100%",
+        ),
+        (["--gpus", 1, "--delta", "20"], "--delta: '20' should be written like 15%"),
+        (["--gpus", 1, "--stream-rate", 0], "--stream-rate: '0' should be a number above 0"),
+        (["--gpus", 1, "--checkpoint-s", -1], "--checkpoint-s: '-1' should be a number from 0"),
+        (["--gpus", 1, "--rate-error", "much"], "--rate-error: 'much' should be written like 15%"),
+        (["--gpus", 1, "--rate-error=-1%"], "--rate-error: '-1%' should be written like"),
+        (["--gpus", 1, "--profile", "never"], "--profile: invalid choice: 'never'"),
+        (
+            ["--gpus", 1, "--profile", "online", "--prior-factor", 0.5],
+            "--prior-factor: '0.5' should be a number from 1",
+        ),
+        (["--gpus", 1, "--prior-factor", 2], "--prior-factor: only --profile online guesses rates"),
+    ],
+)
 def test_bad_options_are_one_line_and_status_2(refuses, options, said):
     assert said in refuses("--policy", "baseline", *options)
 
 
 def test_to_the_letter_a_network_is_given_gpus_that_slow_it_down(simulate, rates):
-    rates.write_text(json.dumps({**RATES, "models": [{"name": "a", "rates": [10.0, 8.0], "epochs": 1}]}))
-    spans = [simulate("--policy", "global", "--gpus", 2, "--delta", "20/s", "--checkpoint-s", 0, "--scheduling-s", 0,
-                      *letter, "--json")[1]["makespan_s"] for letter in ([], ["--literal"])]
+    rates.write_text(
+        json.dumps({**RATES, "models": [{"name": "a", "rates": [10.0, 8.0], "epochs": 1}]})
+    )
+    spans = [
+        simulate(
+            "--policy",
+            "global",
+            "--gpus",
+            2,
+            "--delta",
+            "20/s",
+            "--checkpoint-s",
+            0,
+            "--scheduling-s",
+            0,
+            *letter,
+            "--json",
+        )[1]["makespan_s"]
+        for letter in ([], ["--literal"])
+    ]
     assert spans == pytest.approx([100 / 10, 100 / 8])
 
 
 def test_an_option_is_read_by_a_policy_or_by_what_is_drawn(simulate, refuses):
-    for options in (["--policy", "homogeneous"], ["--policy", "global", "--rate-error", "1%"],
-                    ["--policy", "all", "--alpha", 0.5, "--delta", "5%", "--literal"]):
+    for options in (
+        ["--policy", "homogeneous"],
+        ["--policy", "global", "--rate-error", "1%"],
+        ["--policy", "all", "--alpha", 0.5, "--delta", "5%", "--literal"],
+    ):
         assert simulate("--gpus", 2, "--seed", 1, *options)[0] == 0
     assert refuses("--gpus", 2, "--seed", 1, "--policy", "global") == (
-        "fleet simulate ensemble: --seed: global does not read it: it reads --delta, --alpha, --literal\n")
+        "fleet simulate ensemble: --seed: global does not read it: it reads --delta, --alpha, --literal\n"
+    )
 
 
 OWN = """
@@ -172,51 +244,83 @@ def own(tmp_path, monkeypatch):
 
 
 def test_a_policy_of_ones_own_is_simulated_at_its_own_costs(own, simulate):
-    status, found, _ = simulate("--gpus", 2, "--policy", "simulated_policy:ONE_AFTER_ANOTHER", "--json")
+    status, found, _ = simulate(
+        "--gpus", 2, "--policy", "simulated_policy:ONE_AFTER_ANOTHER", "--json"
+    )
     assert status == 0
     assert found["policy"] == "simulated_policy:ONE_AFTER_ANOTHER"
     assert found["makespan_s"] == pytest.approx(3 * 10 + 2 * 5 + 1 * 20 + 3 * 2)
 
 
-@pytest.mark.parametrize(("policy", "options", "said"), [
-    ("simulated_policy:never", [], "the policy simulated_policy:never leaves a, b, c waiting for ever"),
-    ("simulated_policy:every", [], "the policy simulated_policy:every hands out the devices [0, 0, 0]"),
-    ("simulated_policy:ONE_AFTER_ANOTHER", ["--alpha", 0.5], "--alpha: simulated_policy:ONE_AFTER_ANOTHER does not"),
-    ("simulated_policy:OWN", [], "module 'simulated_policy' has no 'OWN'"),
-])
-def test_a_policy_of_ones_own_that_does_not_do_is_told_of_in_a_line(own, refuses, policy, options, said):
+@pytest.mark.parametrize(
+    ("policy", "options", "said"),
+    [
+        (
+            "simulated_policy:never",
+            [],
+            "the policy simulated_policy:never leaves a, b, c waiting for ever",
+        ),
+        (
+            "simulated_policy:every",
+            [],
+            "the policy simulated_policy:every hands out the devices [0, 0, 0]",
+        ),
+        (
+            "simulated_policy:ONE_AFTER_ANOTHER",
+            ["--alpha", 0.5],
+            "--alpha: simulated_policy:ONE_AFTER_ANOTHER does not",
+        ),
+        ("simulated_policy:OWN", [], "module 'simulated_policy' has no 'OWN'"),
+    ],
+)
+def test_a_policy_of_ones_own_that_does_not_do_is_told_of_in_a_line(
+    own, refuses, policy, options, said
+):
     assert said in refuses("--gpus", 2, "--policy", policy, *options)
 
 
 def test_a_network_without_epochs_cannot_be_simulated(refuses, rates):
     rates.write_text(json.dumps({**RATES, "models": [{"name": "a", "rates": [1.0]}]}))
     assert refuses("--gpus", 1, "--policy", "local") == (
-        "fleet simulate ensemble: a has no epochs; a simulation needs them for every network\n")
+        "fleet simulate ensemble: a has no epochs; a simulation needs them for every network\n"
+    )
 
 
 def test_an_ensemble_is_drawn_and_can_be_planned_and_simulated(fleet, tmp_path):
     file = tmp_path / "drawn.json"
     assert fleet("ensemble", "--networks", 5, "--seed", 3, "--out", file)[0] == 0
     assert fleet("plan", "--rates", file, "--gpus", 8)[0] == 0
-    status, found, _ = fleet("simulate", "ensemble", file, "--gpus", 8, "--policy", "adaptive", "--json")
+    status, found, _ = fleet(
+        "simulate", "ensemble", file, "--gpus", 8, "--policy", "adaptive", "--json"
+    )
     assert status == 0
     assert found["makespan_s"] >= found["lower_bound_s"]
 
 
 def test_a_table_is_converted_to_standard_output(fleet, tmp_path):
     file = tmp_path / "table.json"
-    file.write_text(json.dumps({"images_per_epoch": 100, "dnns": [{"id": 7, "r": [10.0], "epochs": 2}]}))
+    file.write_text(
+        json.dumps({"images_per_epoch": 100, "dnns": [{"id": 7, "r": [10.0], "epochs": 2}]})
+    )
     status, found, _ = fleet("ensemble", "--convert", file)
     assert status == 0
-    assert found == {"samples_per_epoch": 100, "gpus_per_node": 4,
-                     "models": [{"name": "m7", "rates": [10.0], "epochs": 2}]}
+    assert found == {
+        "samples_per_epoch": 100,
+        "gpus_per_node": 4,
+        "models": [{"name": "m7", "rates": [10.0], "epochs": 2}],
+    }
 
 
-@pytest.mark.parametrize(("options", "said"), [
-    (["--networks", 0], "--networks: '0' should be a whole number from 1"),
-    (["--convert", "nowhere.json"], "nowhere.json: No such file"),
-    (["--out", "FILE/x.json"], "--out"),
-])
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        (["--networks", 0], "--networks: '0' should be a whole number from 1"),
+        (["--convert", "nowhere.json"], "nowhere.json: No such file"),
+        (["--out", "FILE/x.json"], "--out"),
+    ],
+)
 def test_what_cannot_be_drawn_read_or_written_is_one_line(refused, tmp_path, options, said):
     (tmp_path / "FILE").touch()  # where a folder would have to be
-    assert said in refused("ensemble", *(str(option).replace("FILE", str(tmp_path / "FILE")) for option in options))
+    assert said in refused(
+        "ensemble", *(str(option).replace("FILE", str(tmp_path / "FILE")) for option in options)
+    )

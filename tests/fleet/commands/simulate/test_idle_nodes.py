@@ -7,7 +7,10 @@ import pytest
 
 EVENTS = "t_s,node,delta\n0,0,1\n0,1,1\n100,1,-1\n"
 TRAINERS = {
-    "curves": {"net": {"nodes": [0, 2], "samples_per_s": [0, 20]}, "big": {"nodes": [0, 2], "samples_per_s": [0, 22]}},
+    "curves": {
+        "net": {"nodes": [0, 2], "samples_per_s": [0, 20]},
+        "big": {"nodes": [0, 2], "samples_per_s": [0, 22]},
+    },
     "jobs": [["net", 0, 5, 2, 1, 2, 1e9], ["big", 0, 5, 2, 1, 2, 1e9]],
 }
 
@@ -22,7 +25,14 @@ def files(tmp_path):
 
 @pytest.fixture
 def words(files):
-    return "simulate", "idle-nodes", "--events", files / "idle.csv", "--trainers", files / "trainers.json"
+    return (
+        "simulate",
+        "idle-nodes",
+        "--events",
+        files / "idle.csv",
+        "--trainers",
+        files / "trainers.json",
+    )
 
 
 @pytest.fixture
@@ -34,9 +44,16 @@ def test_json_has_the_agreed_keys_and_values(simulate):
     status, found, _ = simulate("--hours", 200 / 3600, "--max-parallel", 1, "--json")
     assert status == 0
     assert found.pop("wall_s") > 0
-    assert found == {"efficiency": pytest.approx(2960 / 3000), "node_hours": pytest.approx(300 / 3600),
-                     "equivalent_nodes": pytest.approx(1.5), "preemption_cost_samples": 40.0,
-                     "rescale_cost_samples": 0.0, "completed": 0, "mean_trainer_hours": None, "events": 2}
+    assert found == {
+        "efficiency": pytest.approx(2960 / 3000),
+        "node_hours": pytest.approx(300 / 3600),
+        "equivalent_nodes": pytest.approx(1.5),
+        "preemption_cost_samples": 40.0,
+        "rescale_cost_samples": 0.0,
+        "completed": 0,
+        "mean_trainer_hours": None,
+        "events": 2,
+    }
 
 
 def test_for_people_there_is_a_table(simulate):
@@ -56,7 +73,9 @@ def test_the_heaviest_trainer_gets_the_nodes(simulate):
     assert cost(simulate) == 2 * 22
     assert cost(simulate, "--weight", "net=2") == 2 * 20
     assert cost(simulate, "--rescale-factor", 10) == 20 * 22
-    assert cost(simulate, "--policy", "equal") == 2 * 11  # one node each; the second has the one that leaves
+    assert (
+        cost(simulate, "--policy", "equal") == 2 * 11
+    )  # one node each; the second has the one that leaves
 
 
 def test_the_objective_decides(simulate, files):
@@ -77,7 +96,10 @@ def test_names_decide_which_node_is_lost(simulate, files):
     equal = ("--policy", "equal")
     assert cost(simulate, *equal, "--placement", "index") == 2 * 11
     assert cost(simulate, *equal, "--node-names", files / "names.txt") == 2 * 10
-    assert cost(simulate, *equal, "--node-names", files / "names.txt", "--placement", "index") == 2 * 11
+    assert (
+        cost(simulate, *equal, "--node-names", files / "names.txt", "--placement", "index")
+        == 2 * 11
+    )
 
 
 def test_names_beside_the_events_are_found(simulate, files):
@@ -91,7 +113,9 @@ def test_completions_can_be_events(simulate, files):
     jobs = [["net", 0, 5, 2, 1, 2, 200], ["net", 0, 5, 2, 1, 2, 200]]
     (files / "trainers.json").write_text(json.dumps({**TRAINERS, "jobs": jobs}))
     options = ("--hours", 0.02, "--max-parallel", 1, "--json")
-    assert simulate(*options)[1]["completed"] == 1  # at 10 s; the second starts with the change at 100 s
+    assert (
+        simulate(*options)[1]["completed"] == 1
+    )  # at 10 s; the second starts with the change at 100 s
     assert simulate(*options, "--completions-are-events")[1]["completed"] == 2
 
 
@@ -102,21 +126,24 @@ def test_a_plot_is_drawn(simulate, files, suffix):
     assert (files / f"replay.{suffix}").stat().st_size > 1000
 
 
-@pytest.mark.parametrize(("options", "complaint"), [
-    (["--nodes", "3"], "--nodes: '3' should be A:B"),
-    (["--nodes", "a:b"], "--nodes: 'a:b' should be A:B"),
-    (["--nodes", "1:1"], "nodes 1:1 select none of the nodes 0:2"),
-    (["--hours", "-1"], "--hours: '-1' should be a number above 0"),
-    (["--hours", "nan"], "--hours: 'nan' should be a number"),
-    (["--horizon", "-5"], "--horizon: '-5' should be a number from 0"),
-    (["--max-parallel", "0"], "--max-parallel: '0' should be a whole number from 1"),
-    (["--weight", "net"], "--weight: 'net' should be CURVE=NUMBER"),
-    (["--weight", "vgg=2"], "a weight for the unknown network 'vgg'"),
-    (["--rescale-factor", "-1"], "--rescale-factor: '-1' should be a number from 0"),
-    (["--placement", "order"], "--placement order needs --node-names FILE"),
-    (["--node-names", "nowhere.txt"], "nowhere.txt: No such file"),
-    (["--plot", "replay.nonsense"], "--plot: replay.nonsense: "),
-])
+@pytest.mark.parametrize(
+    ("options", "complaint"),
+    [
+        (["--nodes", "3"], "--nodes: '3' should be A:B"),
+        (["--nodes", "a:b"], "--nodes: 'a:b' should be A:B"),
+        (["--nodes", "1:1"], "nodes 1:1 select none of the nodes 0:2"),
+        (["--hours", "-1"], "--hours: '-1' should be a number above 0"),
+        (["--hours", "nan"], "--hours: 'nan' should be a number"),
+        (["--horizon", "-5"], "--horizon: '-5' should be a number from 0"),
+        (["--max-parallel", "0"], "--max-parallel: '0' should be a whole number from 1"),
+        (["--weight", "net"], "--weight: 'net' should be CURVE=NUMBER"),
+        (["--weight", "vgg=2"], "a weight for the unknown network 'vgg'"),
+        (["--rescale-factor", "-1"], "--rescale-factor: '-1' should be a number from 0"),
+        (["--placement", "order"], "--placement order needs --node-names FILE"),
+        (["--node-names", "nowhere.txt"], "nowhere.txt: No such file"),
+        (["--plot", "replay.nonsense"], "--plot: replay.nonsense: "),
+    ],
+)
 def test_a_wrong_option_is_one_line_and_status_2(refused, words, options, complaint):
     line = refused(*words, *options)
     assert line.startswith("fleet simulate idle-nodes: ")
@@ -125,12 +152,17 @@ def test_a_wrong_option_is_one_line_and_status_2(refused, words, options, compla
 
 def test_too_few_names_are_refused(refused, words, files):
     (files / "names.txt").write_text("n1\n")
-    assert "names.txt: 1 names, but node 1 is in" in refused(*words, "--node-names", files / "names.txt")
+    assert "names.txt: 1 names, but node 1 is in" in refused(
+        *words, "--node-names", files / "names.txt"
+    )
 
 
 @pytest.mark.parametrize("samples", [(0, 0), (0, 1e9), (5e-324, 0)])
 def test_trainers_with_nothing_to_do_are_done_at_once(files, simulate, samples):
-    trainers = {**TRAINERS, "jobs": [[*job[:-1], total] for job, total in zip(TRAINERS["jobs"], samples, strict=True)]}
+    trainers = {
+        **TRAINERS,
+        "jobs": [[*job[:-1], total] for job, total in zip(TRAINERS["jobs"], samples, strict=True)],
+    }
     (files / "trainers.json").write_text(json.dumps(trainers))
     status, found, _ = simulate("--json")
     assert status == 0

@@ -16,15 +16,28 @@ class FakeGpus:
 
         self.chosen, self.grows, self.limits = None, [], []
         config = engine.tf.config
-        monkeypatch.setattr(config, "list_physical_devices", lambda kind: [f"gpu{n}" for n in range(count)])
-        monkeypatch.setattr(config, "set_visible_devices", lambda devices, kind: setattr(self, "chosen", devices))
-        monkeypatch.setattr(config.experimental, "set_memory_growth", lambda gpu, on: self.grows.append((gpu, on)))
-        monkeypatch.setattr(config, "set_logical_device_configuration", lambda gpu, parts: self.limits.append(
-            (gpu, *(part.memory_limit for part in parts))))
+        monkeypatch.setattr(
+            config, "list_physical_devices", lambda kind: [f"gpu{n}" for n in range(count)]
+        )
+        monkeypatch.setattr(
+            config, "set_visible_devices", lambda devices, kind: setattr(self, "chosen", devices)
+        )
+        monkeypatch.setattr(
+            config.experimental, "set_memory_growth", lambda gpu, on: self.grows.append((gpu, on))
+        )
+        monkeypatch.setattr(
+            config,
+            "set_logical_device_configuration",
+            lambda gpu, parts: self.limits.append((gpu, *(part.memory_limit for part in parts))),
+        )
 
 
-@pytest.mark.parametrize(("shown", "index", "chosen"), [(4, 2, "gpu2"), (1, 0, "gpu0"), (1, 3, "gpu0")])
-def test_a_trainer_takes_the_gpu_of_its_place_or_the_only_one_it_is_shown(monkeypatch, shown, index, chosen):
+@pytest.mark.parametrize(
+    ("shown", "index", "chosen"), [(4, 2, "gpu2"), (1, 0, "gpu0"), (1, 3, "gpu0")]
+)
+def test_a_trainer_takes_the_gpu_of_its_place_or_the_only_one_it_is_shown(
+    monkeypatch, shown, index, chosen
+):
     from fleet.engines.keras.engine import take_device
 
     gpus = FakeGpus(monkeypatch, shown)
@@ -32,11 +45,22 @@ def test_a_trainer_takes_the_gpu_of_its_place_or_the_only_one_it_is_shown(monkey
     assert (gpus.chosen, gpus.grows) == ([chosen], [(chosen, True)])
 
 
-@pytest.mark.parametrize(("slot", "grows", "limits"), [
-    (Slot(0, slots=4, memory_mib=80000), [("gpu1", True)], []),  # the first, which has all memory when it is alone
-    (Slot(3, slots=4, memory_mib=80000), [], [("gpu1", 18000)]),
-    (Slot(3, slots=4), [("gpu1", True)], [])], ids=["first", "further", "nobody says how much there is"])
-def test_trainers_that_share_a_gpu_take_equal_shares_of_its_memory_but_for_the_first(monkeypatch, slot, grows, limits):
+@pytest.mark.parametrize(
+    ("slot", "grows", "limits"),
+    [
+        (
+            Slot(0, slots=4, memory_mib=80000),
+            [("gpu1", True)],
+            [],
+        ),  # the first, which has all memory when it is alone
+        (Slot(3, slots=4, memory_mib=80000), [], [("gpu1", 18000)]),
+        (Slot(3, slots=4), [("gpu1", True)], []),
+    ],
+    ids=["first", "further", "nobody says how much there is"],
+)
+def test_trainers_that_share_a_gpu_take_equal_shares_of_its_memory_but_for_the_first(
+    monkeypatch, slot, grows, limits
+):
     from fleet.engines.keras.engine import take_device
 
     gpus = FakeGpus(monkeypatch, 2)
@@ -48,7 +72,9 @@ def test_more_trainers_than_gpus_are_refused(monkeypatch):
     from fleet.engines.keras.engine import take_device
 
     FakeGpus(monkeypatch, 2)
-    with pytest.raises(UserError, match="this node shows 2 GPUs, and this rank is its trainer number 3"):
+    with pytest.raises(
+        UserError, match="this node shows 2 GPUs, and this rank is its trainer number 3"
+    ):
         take_device(2, 3)
 
 
@@ -59,12 +85,18 @@ def test_trainers_of_a_node_without_gpus_share_its_cores(monkeypatch):
     monkeypatch.delenv("TF_NUM_INTRAOP_THREADS", raising=False)
     monkeypatch.setattr(engine.os, "sched_getaffinity", lambda process: range(8))
     monkeypatch.setattr(engine.tf.config, "list_physical_devices", lambda kind: [])
-    monkeypatch.setattr(engine.tf.config.threading, "set_intra_op_parallelism_threads", threads.append)
+    monkeypatch.setattr(
+        engine.tf.config.threading, "set_intra_op_parallelism_threads", threads.append
+    )
     monkeypatch.setattr(engine.tf.config.optimizer, "set_experimental_options", rewriting.append)
     for trainers in (1, 3, 20):
         engine.take_device(0, trainers)
     assert rewriting == [{"disable_meta_optimizer": True}] * 3
-    monkeypatch.setattr(engine.tf.config.experimental, "enable_op_determinism", lambda: threads.append("deterministic"))
+    monkeypatch.setattr(
+        engine.tf.config.experimental,
+        "enable_op_determinism",
+        lambda: threads.append("deterministic"),
+    )
     engine.take_device(0, 1, deterministic=True)
     monkeypatch.setenv("TF_NUM_INTRAOP_THREADS", "5")  # the user's word
     engine.take_device(0, 1)

@@ -17,7 +17,9 @@ SHAPES = ((2, 3), (), (4,))
 def gradients_of(rank, dtype="float32"):
     import tensorflow as tf
 
-    return [tf.fill(shape, tf.constant(rank + place + 1, dtype)) for place, shape in enumerate(SHAPES)]
+    return [
+        tf.fill(shape, tf.constant(rank + place + 1, dtype)) for place, shape in enumerate(SHAPES)
+    ]
 
 
 @settings(max_examples=examples(20), deadline=None)
@@ -32,7 +34,10 @@ def test_mpi_adds_up_gradients_of_any_shapes_and_types_in_memory_that_stays(size
         mine = Sums(world.rank, 1, 2, stop=world.rank == 1).pack().astype(np.float32)
         before, _ = exchange.sum_on_host(gradients_of(7, dtype), mine, None)
         found[world.rank] = exchange.sum_on_host(gradients_of(world.rank, dtype), mine, None)
-        old, new = ([np.atleast_1d(tensor).ctypes.data for tensor in one] for one in (before, found[world.rank][0]))
+        old, new = (
+            [np.atleast_1d(tensor).ctypes.data for tensor in one]
+            for one in (before, found[world.rank][0])
+        )
         assert old == new
         assert all(place % 64 == 0 for place in new)  # where TensorFlow wants it
 
@@ -40,7 +45,9 @@ def test_mpi_adds_up_gradients_of_any_shapes_and_types_in_memory_that_stays(size
     of_ranks = sum(range(size))
     for gradients, sums in found.values():
         assert sums == Sums(of_ranks, size, 2 * size, stop=True)
-        assert [(tensor.shape, tensor.dtype) for tensor in gradients] == [(shape, "float32") for shape in SHAPES]
+        assert [(tensor.shape, tensor.dtype) for tensor in gradients] == [
+            (shape, "float32") for shape in SHAPES
+        ]
         for place, tensor in enumerate(gradients):
             assert (tensor.numpy() == of_ranks + size * (place + 1)).all()
 

@@ -82,17 +82,22 @@ def models(tmp_path, monkeypatch):
 def build(function, sample=SAMPLE):
     from fleet.engines.keras.engine import KerasEngine
 
-    network, = parse({"models": [{"build": f"export_models:{function}"}]}).networks
+    (network,) = parse({"models": [{"build": f"export_models:{function}"}]}).networks
     return KerasEngine(Setup(sample, Resources(exchange="mpi"))).build(network, Alone())
 
 
 @pytest.mark.parametrize("sample", [SAMPLE, SCALED], ids=["plain", "scaled"])
 @pytest.mark.parametrize("function", ["branched", "insists"])
-def test_a_subclass_that_was_trained_is_loaded_without_its_code_and_gives_the_same_logits(tmp_path, function, sample):
+def test_a_subclass_that_was_trained_is_loaded_without_its_code_and_gives_the_same_logits(
+    tmp_path, function, sample
+):
     import keras
 
     trainable = build(function, sample)
-    images, labels = np.random.default_rng(0).integers(0, 256, (6, 4, 4, 1), np.uint8), np.arange(6) % 3
+    images, labels = (
+        np.random.default_rng(0).integers(0, 256, (6, 4, 4, 1), np.uint8),
+        np.arange(6) % 3,
+    )
     for _ in range(3):
         trainable.step(images, labels, 6)
     before = trainable.evaluate(images, labels)
@@ -108,12 +113,16 @@ def test_a_subclass_that_was_trained_is_loaded_without_its_code_and_gives_the_sa
 
 def test_a_subclass_that_only_its_own_code_can_run_is_exported_as_itself(tmp_path):
     assert build("described", SCALED).try_export(tmp_path) == (
-        "loading best.keras takes the module export_models and custom_objects with Described")
+        "loading best.keras takes the module export_models and custom_objects with Described"
+    )
 
 
 def test_one_that_says_nothing_of_itself_fails_before_it_trains():
-    with pytest.raises(ModelError, match="cannot be exported as best.keras: NotImplementedError: it says nothing of "
-                                         "itself; build it from layers of Keras, or give its classes a get_config"):
+    with pytest.raises(
+        ModelError,
+        match="cannot be exported as best.keras: NotImplementedError: it says nothing of "
+        "itself; build it from layers of Keras, or give its classes a get_config",
+    ):
         build("silent")
 
 

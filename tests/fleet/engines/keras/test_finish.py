@@ -17,7 +17,9 @@ pytestmark = pytest.mark.tensorflow
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("shape", "to"), [((9, 12, 3), (8, 8)), ((5, 4, 1), (7, 6)), ((6, 6, 2), (6, 6))])
+@pytest.mark.parametrize(
+    ("shape", "to"), [((9, 12, 3), (8, 8)), ((5, 4, 1), (7, 6)), ((6, 6, 2), (6, 6))]
+)
 def test_a_graph_moves_pixels_as_numpy_does(dtype, shape, to):
     import tensorflow as tf
 
@@ -36,7 +38,9 @@ def of(sample, **train):
 
     engine = KerasEngine(Setup(sample, Resources(exchange="mpi")))
     train = {"optimizer": {"name": "sgd", "learning_rate": 0.1, "momentum": 0.9}, **train}
-    spec = parse({"models": [{"family": "cnn", "args": {"filters": [4], "dense": [8]}}], "train": train})
+    spec = parse(
+        {"models": [{"family": "cnn", "args": {"filters": [4], "dense": [8]}}], "train": train}
+    )
     return engine.build(spec.networks[0], Alone())
 
 
@@ -62,7 +66,8 @@ def test_a_network_comes_to_the_bits_of_one_that_is_fed_by_the_host(train):
     assert sums == other_sums
     assert outputs.tobytes() == other_outputs.tobytes()
     assert {name: array.tobytes() for name, array in state.items()} == {
-        name: array.tobytes() for name, array in other_state.items()}
+        name: array.tobytes() for name, array in other_state.items()
+    }
 
 
 @pytest.mark.long  # to compile takes seconds

@@ -17,7 +17,11 @@ from preprocess.target import TargetSpec, class_target
 
 pytestmark = pytest.mark.tensorflow
 
-TARGETS = {"class": class_target(3), "multilabel": TargetSpec("multilabel", 3), "value": TargetSpec("value", 2)}
+TARGETS = {
+    "class": class_target(3),
+    "multilabel": TargetSpec("multilabel", 3),
+    "value": TargetSpec("value", 2),
+}
 
 
 def exported(folder, kind, **train):
@@ -25,14 +29,23 @@ def exported(folder, kind, **train):
     from fleet.engines.keras.engine import KerasEngine
 
     target = TARGETS[kind]
-    sample = SampleSpec(ImageSpec((8, 8, 1), "uint8"), target.outputs, Affine(0.5, 0.5), target=target)
-    spec = parse({"models": [{"family": "cnn", "args": {"filters": [4]}}, {"family": "softmax"}], "train": train})
+    sample = SampleSpec(
+        ImageSpec((8, 8, 1), "uint8"), target.outputs, Affine(0.5, 0.5), target=target
+    )
+    spec = parse(
+        {
+            "models": [{"family": "cnn", "args": {"filters": [4]}}, {"family": "softmax"}],
+            "train": train,
+        }
+    )
     engine, files, outputs = KerasEngine(Setup(sample, Resources(exchange="mpi"))), [], []
     images = np.random.default_rng(0).integers(0, 256, (5, 8, 8, 1), np.uint8)
     targets, weights = target.split(np.zeros(5, target.wire))
     for network in spec.networks:
         trainable = engine.build(network, Alone())
-        outputs.append(trainable.predict(images, targets, *([] if weights is None else [weights]))[1])
+        outputs.append(
+            trainable.predict(images, targets, *([] if weights is None else [weights]))[1]
+        )
         files.append(folder / network.name / "best.keras")
         files[-1].parent.mkdir()
         trainable.export(trainable.state(), files[-1])
@@ -54,8 +67,11 @@ def test_one_network_may_be_joined_with_one_of_the_same_name(tmp_path):
     from fleet.engines.keras.joined import JoinedModels
 
     files, images, outputs = exported(tmp_path, "class")
-    np.testing.assert_allclose(JoinedModels([files[0], files[0]], [0.5, 0.5], "class").predict(images),
-                               probabilities(outputs[0], "class"), atol=1e-5)
+    np.testing.assert_allclose(
+        JoinedModels([files[0], files[0]], [0.5, 0.5], "class").predict(images),
+        probabilities(outputs[0], "class"),
+        atol=1e-5,
+    )
 
 
 @pytest.mark.long
@@ -66,9 +82,11 @@ def test_what_is_saved_keras_loads_without_anything_of_fleet(tmp_path):
     joined = JoinedModels(files, [0.25, 0.75], "class")
     joined.save(tmp_path / "joined.keras")
     np.save(tmp_path / "images.npy", images)
-    program = ("import sys; sys.modules['fleet'] = None; import keras, numpy as np\n"
-               "model = keras.saving.load_model('joined.keras')\n"
-               "np.save('found.npy', model.predict(np.load('images.npy'), verbose=0))")
+    program = (
+        "import sys; sys.modules['fleet'] = None; import keras, numpy as np\n"
+        "model = keras.saving.load_model('joined.keras')\n"
+        "np.save('found.npy', model.predict(np.load('images.npy'), verbose=0))"
+    )
     subprocess.run([sys.executable, "-c", program], cwd=tmp_path, check=True, timeout=120)
     np.testing.assert_allclose(np.load(tmp_path / "found.npy"), joined.predict(images), atol=1e-6)
     np.testing.assert_allclose(joined.predict(images).sum(axis=1), 1, atol=1e-5)

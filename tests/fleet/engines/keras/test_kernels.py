@@ -23,8 +23,16 @@ def train(monkeypatch, model, optimizer, by_kernels, precision="float32", accumu
     with monkeypatch.context() as patch:
         if not by_kernels:
             patch.setattr(engine, "use_kernels", lambda model, optimizer: None)
-        spec = parse({"models": [model], "train": {"optimizer": optimizer, "precision": precision,
-                                                         "batch": {"size": 12, "accumulate": accumulate}}})
+        spec = parse(
+            {
+                "models": [model],
+                "train": {
+                    "optimizer": optimizer,
+                    "precision": precision,
+                    "batch": {"size": 12, "accumulate": accumulate},
+                },
+            }
+        )
         trainable = make_engine(spec, SAMPLE, None, 0, 1).build(spec.networks[0], Alone())
     random, losses = np.random.default_rng(0), []
     for size in (12, 12, 5, 12):
@@ -34,32 +42,50 @@ def train(monkeypatch, model, optimizer, by_kernels, precision="float32", accumu
     return trainable.state(), losses
 
 
-@pytest.mark.parametrize(("model", "optimizer", "precision"), long_but_first(
-    (CNN, {"name": "sgd", "learning_rate": 0.05, "momentum": 0.9}, "float32"),
-    (CNN, {"name": "adam", "learning_rate": 0.01}, "mixed_bfloat16"),
-    (PLAIN, {"name": "sgd", "learning_rate": 0.05, "momentum": 0.9, "nesterov": True}, "float32"),
-    (PLAIN, {"name": "sgd", "learning_rate": 0.05}, "float32"),
-    (PLAIN, {"name": "adam", "learning_rate": 0.01, "beta_2": 0.99, "epsilon": 1e-4}, "float32"),
-    (PLAIN, {"name": "adam", "learning_rate": 0.01, "amsgrad": True}, "float32"),
-    (PLAIN, {"name": "adamw", "learning_rate": 0.01, "weight_decay": 0.1}, "float32")))
+@pytest.mark.parametrize(
+    ("model", "optimizer", "precision"),
+    long_but_first(
+        (CNN, {"name": "sgd", "learning_rate": 0.05, "momentum": 0.9}, "float32"),
+        (CNN, {"name": "adam", "learning_rate": 0.01}, "mixed_bfloat16"),
+        (
+            PLAIN,
+            {"name": "sgd", "learning_rate": 0.05, "momentum": 0.9, "nesterov": True},
+            "float32",
+        ),
+        (PLAIN, {"name": "sgd", "learning_rate": 0.05}, "float32"),
+        (
+            PLAIN,
+            {"name": "adam", "learning_rate": 0.01, "beta_2": 0.99, "epsilon": 1e-4},
+            "float32",
+        ),
+        (PLAIN, {"name": "adam", "learning_rate": 0.01, "amsgrad": True}, "float32"),
+        (PLAIN, {"name": "adamw", "learning_rate": 0.01, "weight_decay": 0.1}, "float32"),
+    ),
+)
 def test_training_comes_to_the_same_as_by_keras(monkeypatch, model, optimizer, precision):
     (state, losses), (expected, wanted) = (
-        train(monkeypatch, model, optimizer, by_kernels, precision) for by_kernels in (True, False))
+        train(monkeypatch, model, optimizer, by_kernels, precision) for by_kernels in (True, False)
+    )
     tolerance = 1e-5 if precision == "float32" else 2e-2
     np.testing.assert_allclose(losses, wanted, rtol=tolerance)
     assert state.keys() == expected.keys()
     for name, value in expected.items():
-        np.testing.assert_allclose(np.float64(state[name]), np.float64(value), rtol=tolerance, atol=tolerance,
-                                   err_msg=name)
+        np.testing.assert_allclose(
+            np.float64(state[name]), np.float64(value), rtol=tolerance, atol=tolerance, err_msg=name
+        )
 
 
 @pytest.mark.parametrize("name", ["adam", "sgd"])
 def test_accumulated_gradients_come_to_the_same_as_by_keras(monkeypatch, name):
-    state, expected = (train(monkeypatch, PLAIN, {"name": name}, by_kernels, accumulate=2)[0]
-                       for by_kernels in (True, False))
+    state, expected = (
+        train(monkeypatch, PLAIN, {"name": name}, by_kernels, accumulate=2)[0]
+        for by_kernels in (True, False)
+    )
     assert state.keys() == expected.keys()
     for key, value in expected.items():
-        np.testing.assert_allclose(np.float64(state[key]), np.float64(value), rtol=1e-5, atol=1e-5, err_msg=key)
+        np.testing.assert_allclose(
+            np.float64(state[key]), np.float64(value), rtol=1e-5, atol=1e-5, err_msg=key
+        )
 
 
 @pytest.mark.long
@@ -68,8 +94,12 @@ def test_a_third_of_the_operations_of_a_small_network_are_gone(monkeypatch):
     from fleet.engines.keras import engine
     from fleet.engines.keras.exchange import NoExchange
 
-    spec = parse({"models": [{"family": "resnet", "args": {"blocks": [1], "width": 4}}],
-                  "train": {"optimizer": {"name": "sgd", "momentum": 0.9}}})
+    spec = parse(
+        {
+            "models": [{"family": "resnet", "args": {"blocks": [1], "width": 4}}],
+            "train": {"optimizer": {"name": "sgd", "momentum": 0.9}},
+        }
+    )
     counts = []
     for by_kernels in (True, False):
         with monkeypatch.context() as patch:
@@ -77,5 +107,7 @@ def test_a_third_of_the_operations_of_a_small_network_are_gone(monkeypatch):
                 patch.setattr(engine, "use_kernels", lambda model, optimizer: None)
             trainable = make_engine(spec, SAMPLE, None, 0, 1).build(spec.networks[0], Alone())
         graph = trainable._strides[NoExchange].get_concrete_function().graph.as_graph_def()
-        counts.append(len(graph.node) + sum(len(function.node_def) for function in graph.library.function))
+        counts.append(
+            len(graph.node) + sum(len(function.node_def) for function in graph.library.function)
+        )
     assert counts[0] < 0.7 * counts[1]

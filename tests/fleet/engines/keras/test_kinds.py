@@ -14,10 +14,18 @@ from tests.examples import long_but_first
 
 pytestmark = pytest.mark.tensorflow
 
-TARGETS = {"class": class_target(3, weighted=True), "multilabel": TargetSpec("multilabel", 3),
-           "value": TargetSpec("value", 2), "mask": TargetSpec("mask", 3, size=(4, 4))}
-LOSS = {"class": "SparseCategoricalCrossentropy", "multilabel": "BinaryCrossentropy", "value": "MeanSquaredError",
-        "mask": "SparseCategoricalCrossentropy"}
+TARGETS = {
+    "class": class_target(3, weighted=True),
+    "multilabel": TargetSpec("multilabel", 3),
+    "value": TargetSpec("value", 2),
+    "mask": TargetSpec("mask", 3, size=(4, 4)),
+}
+LOSS = {
+    "class": "SparseCategoricalCrossentropy",
+    "multilabel": "BinaryCrossentropy",
+    "value": "MeanSquaredError",
+    "mask": "SparseCategoricalCrossentropy",
+}
 
 
 def build(kind, model=None, **train):
@@ -25,8 +33,12 @@ def build(kind, model=None, **train):
 
     target = TARGETS[kind]
     sample = SampleSpec(ImageSpec((4, 4, 1), "float32"), target.outputs, target=target)
-    content = parse({"models": [model or {"family": "softmax"}],
-                     "train": {"optimizer": {"learning_rate": 0.1, "momentum": 0.9}, **train}})
+    content = parse(
+        {
+            "models": [model or {"family": "softmax"}],
+            "train": {"optimizer": {"learning_rate": 0.1, "momentum": 0.9}, **train},
+        }
+    )
     return KerasEngine(Setup(sample, Resources(exchange="mpi"))).build(content.networks[0], Alone())
 
 
@@ -45,35 +57,59 @@ def test_a_network_learns_what_keras_itself_would(kind):
     other = keras.models.clone_model(trainable._model)
     other.set_weights(trainable._model.get_weights())
     options = {} if kind == "value" else {"from_logits": True}
-    other.compile(keras.optimizers.SGD(0.1, momentum=0.9), getattr(keras.losses, LOSS[kind])(**options))
+    other.compile(
+        keras.optimizers.SGD(0.1, momentum=0.9), getattr(keras.losses, LOSS[kind])(**options)
+    )
     by_pixel = weights[:, None, None] * np.ones((1, 4, 4)) if kind == "mask" else weights
-    fitted = other.fit(inputs, targets, batch_size=12, epochs=4, sample_weight=by_pixel, verbose=0, shuffle=False)
+    fitted = other.fit(
+        inputs, targets, batch_size=12, epochs=4, sample_weight=by_pixel, verbose=0, shuffle=False
+    )
     losses = [trainable.step(inputs, targets, 12, False, weights).loss / 12 for _ in range(4)]
     np.testing.assert_allclose(losses, fitted.history["loss"], rtol=1e-4)
     for mine, theirs in zip(trainable._model.get_weights(), other.get_weights(), strict=True):
         np.testing.assert_allclose(mine, theirs, rtol=1e-3, atol=1e-5)
 
 
-@pytest.mark.parametrize(("kind", "names"), [
-    ("class", ["AUC", "f1_score", "mean_io_u", "TopKCategoricalAccuracy", "sparse_categorical_crossentropy"]),
-    ("multilabel", ["AUC", "precision", "F1Score"]),
-    ("value", ["mae", "r2_score", "RootMeanSquaredError"]),
-    ("mask", ["MeanIoU", "f1_score"]),
-])
+@pytest.mark.parametrize(
+    ("kind", "names"),
+    [
+        (
+            "class",
+            [
+                "AUC",
+                "f1_score",
+                "mean_io_u",
+                "TopKCategoricalAccuracy",
+                "sparse_categorical_crossentropy",
+            ],
+        ),
+        ("multilabel", ["AUC", "precision", "F1Score"]),
+        ("value", ["mae", "r2_score", "RootMeanSquaredError"]),
+        ("mask", ["MeanIoU", "f1_score"]),
+    ],
+)
 def test_metrics_of_any_cut_of_a_batch_are_those_of_keras_on_the_whole(kind, names):
     import keras
 
     trainable, some = build(kind, metrics=names), batch(kind)
     whole = trainable.evaluate(*some)
-    parts = sum((trainable.evaluate(*(array[rows] for array in some))
-                 for rows in (slice(0, 5), slice(5, 6), slice(6, 12))), Sums())
+    parts = sum(
+        (
+            trainable.evaluate(*(array[rows] for array in some))
+            for rows in (slice(0, 5), slice(5, 6), slice(6, 12))
+        ),
+        Sums(),
+    )
     np.testing.assert_allclose(whole.pack(), parts.pack(), rtol=1e-5)
     found = trainable.scores(parts.more)
     assert found == pytest.approx(trainable.scores(whole.more), rel=1e-5)
     outputs, targets = np.asarray(trainable._model(some[0])), some[1]
     if kind == "value":
         assert found["mae"] == pytest.approx(np.abs(outputs - targets).mean(), rel=1e-4)
-        residual, total = np.square(outputs - targets).sum(0), np.square(targets - targets.mean(0)).sum(0)
+        residual, total = (
+            np.square(outputs - targets).sum(0),
+            np.square(targets - targets.mean(0)).sum(0),
+        )
         assert found["r2_score"] == pytest.approx((1 - residual / total).mean(), rel=1e-3)
     if kind == "multilabel":
         auc = keras.metrics.AUC()
@@ -83,16 +119,33 @@ def test_metrics_of_any_cut_of_a_batch_are_those_of_keras_on_the_whole(kind, nam
         table = np.zeros((3, 3))
         np.add.at(table, (targets.ravel(), outputs.argmax(-1).ravel()), 1)
         hits = np.diag(table)
-        assert found["MeanIoU"] == pytest.approx(np.mean(hits / (table.sum(0) + table.sum(1) - hits)), rel=1e-4)
+        assert found["MeanIoU"] == pytest.approx(
+            np.mean(hits / (table.sum(0) + table.sum(1) - hits)), rel=1e-4
+        )
 
 
-@pytest.mark.parametrize(("kind", "train", "options"), [
-    ("value", {"loss": "mae"}, ("MeanAbsoluteError", {})),
-    ("value", {"loss": "huber"}, ("Huber", {})),
-    ("multilabel", {"label_smoothing": 0.2}, ("BinaryCrossentropy", {"from_logits": True, "label_smoothing": 0.2})),
-    ("class", {"label_smoothing": 0.2}, ("CategoricalCrossentropy", {"from_logits": True, "label_smoothing": 0.2})),
-    ("class", {"loss": "categorical_focal_crossentropy"}, ("CategoricalFocalCrossentropy", {"from_logits": True})),
-])
+@pytest.mark.parametrize(
+    ("kind", "train", "options"),
+    [
+        ("value", {"loss": "mae"}, ("MeanAbsoluteError", {})),
+        ("value", {"loss": "huber"}, ("Huber", {})),
+        (
+            "multilabel",
+            {"label_smoothing": 0.2},
+            ("BinaryCrossentropy", {"from_logits": True, "label_smoothing": 0.2}),
+        ),
+        (
+            "class",
+            {"label_smoothing": 0.2},
+            ("CategoricalCrossentropy", {"from_logits": True, "label_smoothing": 0.2}),
+        ),
+        (
+            "class",
+            {"loss": "categorical_focal_crossentropy"},
+            ("CategoricalFocalCrossentropy", {"from_logits": True}),
+        ),
+    ],
+)
 def test_losses_are_those_of_keras(kind, train, options):
     import keras
 
@@ -101,7 +154,9 @@ def test_losses_are_those_of_keras(kind, train, options):
     wanted = np.eye(3)[targets] if kind == "class" else targets
     name, given = options
     expected = float(getattr(keras.losses, name)(**given)(wanted, outputs, sample_weight=weights))
-    assert trainable.evaluate(inputs, targets, weights).loss / 12 == pytest.approx(expected, rel=1e-4)
+    assert trainable.evaluate(inputs, targets, weights).loss / 12 == pytest.approx(
+        expected, rel=1e-4
+    )
 
 
 def with_void(rows=12):
@@ -112,25 +167,48 @@ def with_void(rows=12):
     return inputs, targets, weights
 
 
-@pytest.mark.parametrize(("loss", "expected"), long_but_first(
-    ("categorical_crossentropy", lambda wanted, found, logits: -np.log((wanted * found).sum(-1))[:, 1:].mean((1, 2))),
-    ("sparse_categorical_crossentropy", lambda wanted, found, logits: -np.log((wanted * found).sum(-1))[:, 1:].mean(
-        (1, 2))),
-    ("mae", lambda wanted, found, logits: np.abs(wanted - found).mean(-1)[:, 1:].mean((1, 2))),
-    ("dice", lambda wanted, found, logits: 1 - 2 * (wanted * found)[:, 1:].sum((1, 2, 3))
-     / (wanted + found)[:, 1:].sum((1, 2, 3))),
-    ({"tversky": {"alpha": 0.3, "beta": 0.7}}, lambda wanted, found, logits: 1 - (wanted * found)[:, 1:].sum((1, 2, 3))
-     / (0.3 * found + 0.7 * wanted)[:, 1:].sum((1, 2, 3))),
-    (f"{__name__}:of_pixels", lambda wanted, found, logits: np.square(wanted - logits).sum(-1)[:, 1:].mean((1, 2))),
-    ({f"{__name__}:of_masks": {"scale": 3}},
-     lambda wanted, found, logits: 3 * (wanted * logits)[:, 1:].sum((1, 2, 3)))))
+@pytest.mark.parametrize(
+    ("loss", "expected"),
+    long_but_first(
+        (
+            "categorical_crossentropy",
+            lambda wanted, found, logits: -np.log((wanted * found).sum(-1))[:, 1:].mean((1, 2)),
+        ),
+        (
+            "sparse_categorical_crossentropy",
+            lambda wanted, found, logits: -np.log((wanted * found).sum(-1))[:, 1:].mean((1, 2)),
+        ),
+        ("mae", lambda wanted, found, logits: np.abs(wanted - found).mean(-1)[:, 1:].mean((1, 2))),
+        (
+            "dice",
+            lambda wanted, found, logits: 1
+            - 2 * (wanted * found)[:, 1:].sum((1, 2, 3)) / (wanted + found)[:, 1:].sum((1, 2, 3)),
+        ),
+        (
+            {"tversky": {"alpha": 0.3, "beta": 0.7}},
+            lambda wanted, found, logits: 1
+            - (wanted * found)[:, 1:].sum((1, 2, 3))
+            / (0.3 * found + 0.7 * wanted)[:, 1:].sum((1, 2, 3)),
+        ),
+        (
+            f"{__name__}:of_pixels",
+            lambda wanted, found, logits: np.square(wanted - logits).sum(-1)[:, 1:].mean((1, 2)),
+        ),
+        (
+            {f"{__name__}:of_masks": {"scale": 3}},
+            lambda wanted, found, logits: 3 * (wanted * logits)[:, 1:].sum((1, 2, 3)),
+        ),
+    ),
+)
 def test_masks_have_any_loss_of_pixels_or_of_whole_masks_and_void_counts_in_none(loss, expected):
     trainable, (inputs, targets, weights) = build("mask", loss=loss), with_void()
     logits = np.asarray(trainable._model(inputs), np.float64)
     found = np.exp(logits) / np.exp(logits).sum(-1, keepdims=True)
     wanted = np.eye(3)[np.where(targets == TARGETS["mask"].void, 0, targets)]
     each = expected(wanted, found, logits)
-    assert trainable.evaluate(inputs, targets, weights).loss == pytest.approx(float((each * weights).sum()), rel=1e-4)
+    assert trainable.evaluate(inputs, targets, weights).loss == pytest.approx(
+        float((each * weights).sum()), rel=1e-4
+    )
     first = trainable.step(inputs, targets, 12, False, weights).loss
     assert np.isfinite([first, trainable.step(inputs, targets, 12, False, weights).loss]).all()
 
@@ -138,15 +216,25 @@ def test_masks_have_any_loss_of_pixels_or_of_whole_masks_and_void_counts_in_none
 @pytest.mark.long
 def test_classes_of_pixels_are_weighed_in_any_loss_of_pixels_and_refused_in_one_of_masks():
     weights = {"0": 2.0, "1": 0.0, "2": 1.0}
-    default, named = (build("mask", class_weights=weights, **train).step(*with_void()[:2], 12, False, with_void()[2])
-                      for train in ({}, {"loss": "categorical_crossentropy"}))
+    default, named = (
+        build("mask", class_weights=weights, **train).step(
+            *with_void()[:2], 12, False, with_void()[2]
+        )
+        for train in ({}, {"loss": "categorical_crossentropy"})
+    )
     assert named.loss == pytest.approx(default.loss, rel=1e-5)
-    with pytest.raises(SettingError, match="dice gives a number for each mask, and weights are of pixels"):
+    with pytest.raises(
+        SettingError, match="dice gives a number for each mask, and weights are of pixels"
+    ):
         build("mask", loss="dice", class_weights=weights)
 
 
 def test_metrics_and_losses_take_parameters():
-    metrics = ["AUC", {"AUC": {"curve": "PR", "name": "auc_pr"}}, {"IoU": {"target_class_ids": [1]}}]
+    metrics = [
+        "AUC",
+        {"AUC": {"curve": "PR", "name": "auc_pr"}},
+        {"IoU": {"target_class_ids": [1]}},
+    ]
     trainable, some = build("class", metrics=metrics), batch("class")
     found = trainable.scores(trainable.evaluate(*some).more)
     assert list(found) == ["AUC", "auc_pr", "IoU"]
@@ -154,26 +242,44 @@ def test_metrics_and_losses_take_parameters():
     hit = (outputs := np.asarray(trainable._model(some[0])).argmax(1)) == some[1]
     union = (outputs == 1) | (some[1] == 1)
     assert found["IoU"] == pytest.approx((hit & (outputs == 1)).sum() / union.sum())
-    near, far = (build("value", loss={"huber": {"delta": delta}}).evaluate(*batch("value")).loss for delta in (0.1, 9))
+    near, far = (
+        build("value", loss={"huber": {"delta": delta}}).evaluate(*batch("value")).loss
+        for delta in (0.1, 9)
+    )
     assert near < far
 
 
-@pytest.mark.parametrize(("train", "complaint"), [
-    ({"metrics": ["IoU"]}, "the metric IoU needs target_class_ids; write {IoU: {target_class_ids: ...}}"),
-    ({"metrics": ["AUC", {"AUC": {"curve": "PR"}}]}, "named 'AUC'; a parameter `name` gives one another name"),
-    ({"metrics": [{"AUC": {}, "mae": {}}]}, "should be one name with its parameters"),
-    ({"loss": "categorical_generalized_cross_entropy"}, "needs q"),
-])
+@pytest.mark.parametrize(
+    ("train", "complaint"),
+    [
+        (
+            {"metrics": ["IoU"]},
+            "the metric IoU needs target_class_ids; write {IoU: {target_class_ids: ...}}",
+        ),
+        (
+            {"metrics": ["AUC", {"AUC": {"curve": "PR"}}]},
+            "named 'AUC'; a parameter `name` gives one another name",
+        ),
+        ({"metrics": [{"AUC": {}, "mae": {}}]}, "should be one name with its parameters"),
+        ({"loss": "categorical_generalized_cross_entropy"}, "needs q"),
+    ],
+)
 def test_parameters_that_are_lacking_or_make_no_sense_are_refused_with_the_spec(train, complaint):
     with pytest.raises(SpecError, match=complaint):
         parse({"models": [{"family": "softmax"}], "train": train})
 
 
-@pytest.mark.parametrize(("train", "complaint"), [
-    ({"metrics": [{"AUC": {"corve": "PR"}}]}, "the metric AUC takes no corve; it takes num_thresholds, curve"),
-    ({"loss": {"huber": {"delte": 1}}}, "huber takes no delte; it takes delta"),
-    ({"loss": {"huber": {"axis": 1}}}, "huber takes no axis"),
-])
+@pytest.mark.parametrize(
+    ("train", "complaint"),
+    [
+        (
+            {"metrics": [{"AUC": {"corve": "PR"}}]},
+            "the metric AUC takes no corve; it takes num_thresholds, curve",
+        ),
+        ({"loss": {"huber": {"delte": 1}}}, "huber takes no delte; it takes delta"),
+        ({"loss": {"huber": {"axis": 1}}}, "huber takes no axis"),
+    ],
+)
 def test_parameters_that_there_are_not_are_refused_with_those_that_there_are(train, complaint):
     with pytest.raises(SettingError, match=complaint):
         build("value", **train)
@@ -194,10 +300,14 @@ def of_masks(targets, outputs, scale=1):
 def test_weights_of_classes_count_in_training_alone():
     plain, weighted = build("class"), build("class", class_weights={"0": 3.0, "1": 1.0, "2": 0.0})
     inputs, targets, weights = batch("class")
-    assert weighted.evaluate(inputs, targets, weights).loss == plain.evaluate(inputs, targets, weights).loss
+    assert (
+        weighted.evaluate(inputs, targets, weights).loss
+        == plain.evaluate(inputs, targets, weights).loss
+    )
     by_class = np.array([3.0, 1.0, 0.0], np.float32)[targets]
     assert weighted.step(inputs, targets, 12, False, weights).loss == pytest.approx(
-        plain.step(inputs, targets, 12, False, weights * by_class).loss, rel=1e-5)
+        plain.step(inputs, targets, 12, False, weights * by_class).loss, rel=1e-5
+    )
 
 
 def test_a_state_taken_up_goes_on_as_if_nothing_had_happened():
@@ -221,7 +331,9 @@ def two_inputs(input_shape, classes):
     import keras
 
     first, second = keras.Input(input_shape), keras.Input(input_shape)
-    return keras.Model([first, second], keras.layers.Dense(classes)(keras.layers.Flatten()(first + second)))
+    return keras.Model(
+        [first, second], keras.layers.Dense(classes)(keras.layers.Flatten()(first + second))
+    )
 
 
 def two_outputs(input_shape, classes):
@@ -235,14 +347,17 @@ def two_outputs(input_shape, classes):
 def of_outputs(input_shape, outputs):
     import keras
 
-    return keras.Sequential([keras.Input(input_shape), keras.layers.Flatten(), keras.layers.Dense(outputs)])
+    return keras.Sequential(
+        [keras.Input(input_shape), keras.layers.Flatten(), keras.layers.Dense(outputs)]
+    )
 
 
 def ending_in_sigmoid(input_shape, classes):
     import keras
 
-    return keras.Sequential([keras.Input(input_shape), keras.layers.Flatten(),
-                             keras.layers.Dense(classes, "sigmoid")])
+    return keras.Sequential(
+        [keras.Input(input_shape), keras.layers.Flatten(), keras.layers.Dense(classes, "sigmoid")]
+    )
 
 
 def quartic(targets, outputs):
@@ -292,22 +407,52 @@ def test_a_sigmoid_of_several_labels_is_taken_away():
 
 def test_a_loss_and_a_metric_of_ones_own():
     name = f"{__name__}:quartic"
-    trainable, (inputs, targets, weights) = build("value", loss=name, metrics=[name]), batch("value")
+    trainable, (inputs, targets, weights) = (
+        build("value", loss=name, metrics=[name]),
+        batch("value"),
+    )
     each = (np.asarray(trainable._model(inputs)) - targets) ** 4
     judged = trainable.evaluate(inputs, targets, weights)
     assert judged.loss == pytest.approx(float((each.mean(axis=1) * weights).sum()), rel=1e-4)
     assert trainable.scores(judged.more) == pytest.approx({"quartic": each.mean()}, rel=1e-4)
 
 
-@pytest.mark.parametrize(("kind", "model", "train", "kinds", "complaint"), [
-    ("value", "two_inputs", {}, ModelError, "takes 2 inputs; samples have one"),
-    ("value", "two_outputs", {}, ModelError, "gives 2 outputs; samples have one target"),
-    ("mask", "of_outputs", {}, ModelError, r"gives outputs of shape \(None, 3\), not \(None, 4, 4, 3\)"),
-    ("value", "of_outputs", {"metrics": [f"{__name__}:of_a_batch"]}, SettingError, "one number for a whole batch"),
-    ("value", "of_outputs", {"metrics": [f"{__name__}:Last"]}, SettingError, "its state is not the sum"),
-    ("value", "of_outputs", {"metrics": ["sparse_categorical_accuracy"]}, SettingError, "be computed of 2 values"),
-    ("mask", "of_outputs", {"loss": "huber"}, (SettingError, ModelError), "."),
-])
+@pytest.mark.parametrize(
+    ("kind", "model", "train", "kinds", "complaint"),
+    [
+        ("value", "two_inputs", {}, ModelError, "takes 2 inputs; samples have one"),
+        ("value", "two_outputs", {}, ModelError, "gives 2 outputs; samples have one target"),
+        (
+            "mask",
+            "of_outputs",
+            {},
+            ModelError,
+            r"gives outputs of shape \(None, 3\), not \(None, 4, 4, 3\)",
+        ),
+        (
+            "value",
+            "of_outputs",
+            {"metrics": [f"{__name__}:of_a_batch"]},
+            SettingError,
+            "one number for a whole batch",
+        ),
+        (
+            "value",
+            "of_outputs",
+            {"metrics": [f"{__name__}:Last"]},
+            SettingError,
+            "its state is not the sum",
+        ),
+        (
+            "value",
+            "of_outputs",
+            {"metrics": ["sparse_categorical_accuracy"]},
+            SettingError,
+            "be computed of 2 values",
+        ),
+        ("mask", "of_outputs", {"loss": "huber"}, (SettingError, ModelError), "."),
+    ],
+)
 def test_what_cannot_be_is_refused_with_the_reason(kind, model, train, kinds, complaint):
     with pytest.raises(kinds, match=complaint):
         build(kind, {"build": f"{__name__}:{model}"}, **train)
@@ -317,7 +462,13 @@ def test_the_tables_of_losses_and_metrics_are_those_of_keras():
     import keras
 
     losses = {name for name in dir(keras.losses) if name.islower() and not name.startswith("_")}
-    losses -= {"get", "serialize", "deserialize", "ctc", "circle"}  # the last are of sequences and embeddings
+    losses -= {
+        "get",
+        "serialize",
+        "deserialize",
+        "ctc",
+        "circle",
+    }  # the last are of sequences and embeddings
     assert set(LOSSES) == losses
     classes = [getattr(keras.metrics, name) for name in dir(keras.metrics) if name[0].isupper()]
     names = {snake(kind.__name__) for kind in classes}

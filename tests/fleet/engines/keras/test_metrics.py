@@ -18,10 +18,20 @@ from tests.preprocess.samples import Memory
 pytestmark = pytest.mark.tensorflow
 
 N, CLASSES, SIDE = 203, 4, 5
-TARGETS = {"class": TargetSpec("class", CLASSES), "multilabel": TargetSpec("multilabel", CLASSES),
-           "value": TargetSpec("value", 3), "mask": TargetSpec("mask", CLASSES, size=(SIDE, SIDE))}
-PARAMETERS = {"q": 0.5, "target_class_ids": [1, 2], "recall": 0.6, "precision": 0.6, "specificity": 0.6,
-              "sensitivity": 0.6}
+TARGETS = {
+    "class": TargetSpec("class", CLASSES),
+    "multilabel": TargetSpec("multilabel", CLASSES),
+    "value": TargetSpec("value", 3),
+    "mask": TargetSpec("mask", CLASSES, size=(SIDE, SIDE)),
+}
+PARAMETERS = {
+    "q": 0.5,
+    "target_class_ids": [1, 2],
+    "recall": 0.6,
+    "precision": 0.6,
+    "specificity": 0.6,
+    "sensitivity": 0.6,
+}
 
 
 def made(kind, seed=0):
@@ -45,12 +55,20 @@ def computed(asked, kind, outputs, targets, target=None):
 
     from fleet.engines.keras.metrics import make_metrics
 
-    train = parse({"models": [{"family": "softmax"}], "train": {"metrics": [asked]}}).networks[0].train
+    train = (
+        parse({"models": [{"family": "softmax"}], "train": {"metrics": [asked]}}).networks[0].train
+    )
     found = make_metrics(train, target or TARGETS[kind])
     valid, total = np.arange(len(targets)) % 17 != 5, np.zeros(found.width)
     for first, last in ((0, 1), (1, 90), (90, 93), (93, len(targets))):
-        total += np.asarray(found.sums(tf.constant(outputs[first:last]), tf.constant(targets[first:last]),
-                                       tf.constant(valid[first:last])), np.float64)
+        total += np.asarray(
+            found.sums(
+                tf.constant(outputs[first:last]),
+                tf.constant(targets[first:last]),
+                tf.constant(valid[first:last]),
+            ),
+            np.float64,
+        )
     [value] = found.scores(total).values()
     return value, outputs[valid].astype(np.float64), targets[valid]
 
@@ -101,11 +119,14 @@ def top(wanted, found, k=5):
 
 
 def unit(rows):
-    return rows / np.maximum(np.sqrt((rows ** 2).sum(1, keepdims=True)), 1e-12)
+    return rows / np.maximum(np.sqrt((rows**2).sum(1, keepdims=True)), 1e-12)
 
 
 def rowwise(wanted, found):
-    return [(np.corrcoef(a, b)[0, 1], np.cov(a, b, bias=True)[0, 1], a, b) for a, b in zip(wanted, found, strict=True)]
+    return [
+        (np.corrcoef(a, b)[0, 1], np.cov(a, b, bias=True)[0, 1], a, b)
+        for a, b in zip(wanted, found, strict=True)
+    ]
 
 
 def signs(wanted):
@@ -113,7 +134,9 @@ def signs(wanted):
 
 
 def best(reached, values, least):
-    return max((value for one, value in zip(reached, values, strict=True) if one >= least), default=0)
+    return max(
+        (value for one, value in zip(reached, values, strict=True) if one >= least), default=0
+    )
 
 
 EPS = 1e-7
@@ -134,8 +157,12 @@ ORACLES = {
     "false_negatives": lambda k, w, f: np.sum((f <= 0.5) & (w > 0.5)),
     "precision_at_recall": lambda k, w, f: best(*(at_thresholds(w, f)[i] for i in (0, 2)), 0.6),
     "recall_at_precision": lambda k, w, f: best(*(at_thresholds(w, f)[i] for i in (2, 0)), 0.6),
-    "sensitivity_at_specificity": lambda k, w, f: best(1 - at_thresholds(w, f)[1], at_thresholds(w, f)[0], 0.6),
-    "specificity_at_sensitivity": lambda k, w, f: best(at_thresholds(w, f)[0], 1 - at_thresholds(w, f)[1], 0.6),
+    "sensitivity_at_specificity": lambda k, w, f: best(
+        1 - at_thresholds(w, f)[1], at_thresholds(w, f)[0], 0.6
+    ),
+    "specificity_at_sensitivity": lambda k, w, f: best(
+        at_thresholds(w, f)[0], 1 - at_thresholds(w, f)[1], 0.6
+    ),
     "io_u": lambda k, w, f: np.mean(confusion(w, f)[[1, 2]]),
     "one_hot_io_u": lambda k, w, f: np.mean(confusion(w, f)[[1, 2]]),
     "mean_io_u": lambda k, w, f: np.mean(confusion(w, f)),
@@ -144,22 +171,36 @@ ORACLES = {
     "r2_score": lambda k, w, f: sk.r2_score(w, f),
     "pearson_correlation": lambda k, w, f: np.mean([one[0] for one in rowwise(w, f)]),
     "concordance_correlation": lambda k, w, f: np.mean(
-        [2 * cov / (a.var() + b.var() + (a.mean() - b.mean()) ** 2) for _, cov, a, b in rowwise(w, f)]),
+        [
+            2 * cov / (a.var() + b.var() + (a.mean() - b.mean()) ** 2)
+            for _, cov, a, b in rowwise(w, f)
+        ]
+    ),
     "cosine_similarity": lambda k, w, f: np.mean((unit(w) * unit(f)).sum(1)),
-    "binary_crossentropy": lambda k, w, f: -np.mean(w * np.log(f + EPS) + (1 - w) * np.log(1 - f + EPS)),
-    "categorical_crossentropy": lambda k, w, f: -np.mean((w * np.log(f / f.sum(1, keepdims=True))).sum(1)),
+    "binary_crossentropy": lambda k, w, f: -np.mean(
+        w * np.log(f + EPS) + (1 - w) * np.log(1 - f + EPS)
+    ),
+    "categorical_crossentropy": lambda k, w, f: -np.mean(
+        (w * np.log(f / f.sum(1, keepdims=True))).sum(1)
+    ),
     "sparse_categorical_crossentropy": lambda k, w, f: -np.mean((w * np.log(f)).sum(1)),
-    "categorical_hinge": lambda k, w, f: np.mean(np.maximum(0, ((1 - w) * f).max(1) - (w * f).sum(1) + 1)),
+    "categorical_hinge": lambda k, w, f: np.mean(
+        np.maximum(0, ((1 - w) * f).max(1) - (w * f).sum(1) + 1)
+    ),
     "hinge": lambda k, w, f: np.mean(np.maximum(0, 1 - signs(w) * f)),
     "squared_hinge": lambda k, w, f: np.mean(np.maximum(0, 1 - signs(w) * f) ** 2),
-    "kl_divergence": lambda k, w, f: np.mean((np.clip(w, EPS, 1) * np.log(np.clip(w, EPS, 1) / np.clip(f, EPS, 1))
-                                              ).sum(1)),
+    "kl_divergence": lambda k, w, f: np.mean(
+        (np.clip(w, EPS, 1) * np.log(np.clip(w, EPS, 1) / np.clip(f, EPS, 1))).sum(1)
+    ),
     "log_cosh_error": lambda k, w, f: np.mean(np.log(np.cosh(f - w))),
     "mean_absolute_error": lambda k, w, f: sk.mean_absolute_error(w, f),
-    "mean_absolute_percentage_error": lambda k, w, f: 100 * np.mean(np.abs(w - f) / np.maximum(np.abs(w), EPS)),
+    "mean_absolute_percentage_error": lambda k, w, f: 100
+    * np.mean(np.abs(w - f) / np.maximum(np.abs(w), EPS)),
     "mean_squared_error": lambda k, w, f: sk.mean_squared_error(w, f),
     "root_mean_squared_error": lambda k, w, f: math.sqrt(sk.mean_squared_error(w, f)),
-    "mean_squared_logarithmic_error": lambda k, w, f: sk.mean_squared_log_error(w, np.maximum(f, EPS)),
+    "mean_squared_logarithmic_error": lambda k, w, f: sk.mean_squared_log_error(
+        w, np.maximum(f, EPS)
+    ),
     "poisson": lambda k, w, f: np.mean(f - w * np.log(f + EPS)),
 }
 
@@ -168,8 +209,15 @@ def test_each_metric_has_an_oracle():
     assert set(ORACLES) == set(METRICS) - {"accuracy"}
 
 
-@pytest.mark.parametrize(("name", "kind"), [
-    (name, kind) for name in sorted(ORACLES) for kind in TARGETS if not unfit(name, kind, METRICS)])
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [
+        (name, kind)
+        for name in sorted(ORACLES)
+        for kind in TARGETS
+        if not unfit(name, kind, METRICS)
+    ],
+)
 def test_a_metric_is_that_of_all_samples_together(name, kind):
     needed = METRICS[snake(name)].needs
     asked = {name: {needed: PARAMETERS[needed]}} if needed else name
@@ -182,16 +230,23 @@ def test_a_metric_is_that_of_all_samples_together(name, kind):
 @pytest.mark.parametrize("mean", [2000, 100_000, -3e6])
 def test_what_r2_is_of_does_not_lie_in_where_its_values_are(mean):
     random = np.random.default_rng(0)
-    targets = (mean + random.normal(size=(N, 2)) * (1, 10) * max(1, abs(mean) / 1e5)).astype(np.float32)
+    targets = (mean + random.normal(size=(N, 2)) * (1, 10) * max(1, abs(mean) / 1e5)).astype(
+        np.float32
+    )
     outputs = (targets + random.normal(size=(N, 2)) * 0.5).astype(np.float32)
-    target = replace(TargetSpec("value", 2), center=tuple(targets.mean(0, dtype=np.float64).tolist()))
+    target = replace(
+        TargetSpec("value", 2), center=tuple(targets.mean(0, dtype=np.float64).tolist())
+    )
     value, found, wanted = computed("r2_score", "value", outputs, targets, target)
     assert value == pytest.approx(sk.r2_score(wanted.astype(np.float64), found), abs=1e-5)
 
 
 def test_values_are_looked_at_for_where_they_lie():
     source = Memory([np.zeros(3, np.float32)] * 2)
-    source.target, source.targets = TargetSpec("value", 2), np.array([[2000, 1], [2002, 3]], np.float32)
+    source.target, source.targets = (
+        TargetSpec("value", 2),
+        np.array([[2000, 1], [2002, 3]], np.float32),
+    )
     assert probe(source, [], 0).target.center == (2001, 2)
 
 

@@ -22,7 +22,7 @@ APPLICATIONS = {
     "DenseNet169": Architecture("densenet", {"blocks": [6, 12, 32, 32]}),
     "DenseNet201": Architecture("densenet", {"blocks": [6, 12, 48, 32]}),
 }
-MODELS = '''
+MODELS = """
 import keras
 from keras import layers
 
@@ -90,18 +90,20 @@ def random_weights(input_shape, classes):
     image, x = features(input_shape)
     bias = numpy.random.normal() + tensorflow.random.normal(()).numpy() + keras.random.normal(()).numpy()
     return keras.Model(image, layers.Dense(classes, bias_initializer=keras.initializers.Constant(bias))(x))
-'''
+"""
 
 
 @pytest.fixture(scope="module")
 def keras():
     import keras
+
     return keras
 
 
 @pytest.fixture(scope="module")
 def build(keras):
     from fleet.engines.keras.models import build_model
+
     return build_model
 
 
@@ -114,7 +116,9 @@ def my_models(tmp_path, monkeypatch):
 
 @pytest.mark.long
 @pytest.mark.parametrize("name", APPLICATIONS)
-def test_imagenet_settings_have_the_parameter_counts_that_are_published_for_keras_applications(build, name):
+def test_imagenet_settings_have_the_parameter_counts_that_are_published_for_keras_applications(
+    build, name
+):
     # Only our six are built: the counts that keras.applications states are in test_families.py, and
     # the next test builds two of its models.
     ours = build(APPLICATIONS[name], IMAGENET, classes=1000).count_params()
@@ -147,7 +151,10 @@ SMALL = [
     ("resnet", {"blocks": [2, 1], "width": 4, "bottleneck": True, "norm": "none", "dropout": 0.3}),
     ("resnet", {"blocks": [1, 1, 1], "width": 3, "stem": "imagenet", "bottleneck": False}),
     ("densenet", {"blocks": [2, 3], "growth": 3, "compression": 0.4}),
-    ("densenet", {"blocks": [1, 1, 1], "growth": 2, "norm": "none", "stem": "imagenet", "dropout": 0.1}),
+    (
+        "densenet",
+        {"blocks": [1, 1, 1], "growth": 2, "norm": "none", "stem": "imagenet", "dropout": 0.1},
+    ),
     ("cnn", {"filters": [4, 8], "dense": [16, 8], "dropout": 0.5}),
     ("cnn", {"filters": [4], "dense": [], "kernel": 5, "norm": "none"}),
     ("softmax", {}),
@@ -167,10 +174,16 @@ def test_small_networks_give_logits_and_are_counted_without_keras(build, target,
 
 def test_without_normalisation_no_output_depends_on_the_other_images(build):
     images = np.random.default_rng(0).normal(size=(4, 16, 16, 1)).astype("float32")
-    for target, args in (("resnet", {"blocks": [1, 1]}), ("densenet", {"blocks": [1, 1]}), ("cnn", {})):
+    for target, args in (
+        ("resnet", {"blocks": [1, 1]}),
+        ("densenet", {"blocks": [1, 1]}),
+        ("cnn", {}),
+    ):
         built = build(Architecture(target, {"norm": "none", **args}), (16, 16, 1), classes=3)
         whole = np.asarray(built(images, training=True))
-        alone = np.concatenate([np.asarray(built(images[i:i + 1], training=True)) for i in range(4)])
+        alone = np.concatenate(
+            [np.asarray(built(images[i : i + 1], training=True)) for i in range(4)]
+        )
         np.testing.assert_allclose(whole, alone, rtol=1e-4, atol=1e-5)
 
 
@@ -183,18 +196,25 @@ def test_a_deep_residual_network_without_normalisation_starts_with_bounded_outpu
 
 # --- seeds ---------------------------------------------------------------------------------
 
+
 def _weights(model):
     return [np.asarray(value) for value in model.variables]  # with the states of dropout
 
 
-@pytest.mark.parametrize("model", [
-    Architecture("cnn", {"dropout": 0.5}),
-    Architecture("MobileNet", {"alpha": 0.25}),
-    Architecture("my_test_models:random_weights"),
-], ids=lambda model: model.kind)
+@pytest.mark.parametrize(
+    "model",
+    [
+        Architecture("cnn", {"dropout": 0.5}),
+        Architecture("MobileNet", {"alpha": 0.25}),
+        Architecture("my_test_models:random_weights"),
+    ],
+    ids=lambda model: model.kind,
+)
 def test_equal_seeds_give_equal_networks_and_leave_other_randomness_alone(build, my_models, model):
     python, numpy = random.getstate(), np.random.get_state()[1].copy()
-    first, again, other = (_weights(build(model, (32, 32, 3), 4, seed=seed)) for seed in (5, 5, 2**40))
+    first, again, other = (
+        _weights(build(model, (32, 32, 3), 4, seed=seed)) for seed in (5, 5, 2**40)
+    )
     assert all(np.array_equal(a, b) for a, b in zip(first, again, strict=True))
     assert not all(np.array_equal(a, b) for a, b in zip(first, other, strict=True))
     assert random.getstate() == python
@@ -208,6 +228,7 @@ def test_layers_of_one_shape_start_with_different_weights(build):
 
 
 # --- keras.applications --------------------------------------------------------------------
+
 
 def test_the_names_read_from_the_source_are_functions_of_keras_applications(keras):
     names = [name for name in vars(keras.applications) if name[0].isupper()]
@@ -229,18 +250,22 @@ def test_an_application_leaves_the_scaling_of_pixels_to_the_spec(build):
     def first_layers(args):
         built = build(Architecture("MobileNetV3Small", args), (32, 32, 3), classes=2)
         return [layer.__class__.__name__ for layer in built.layers[:3]]
+
     assert "Rescaling" not in first_layers({})
     assert "Rescaling" in first_layers({"include_preprocessing": True})
 
 
-@pytest.mark.parametrize(("target", "args", "message"), [
-    ("ResNet5", {}, "did you mean ResNet50"),
-    ("resnet50", {}, "did you mean ResNet50"),
-    ("MobileNet", {"alhpa": 0.5}, "has no argument 'alhpa'; its arguments: alpha"),
-    ("MobileNet", {"weights": "imagenet"}, "weights follows from the spec"),
-    ("Xception", {}, "Xception on images of 32x32x3: ValueError: Input size must be at least"),
-    ("densenet", {"blocks": [1] * 7}, "needs at least 64x64 pixels, not 32x32"),
-])
+@pytest.mark.parametrize(
+    ("target", "args", "message"),
+    [
+        ("ResNet5", {}, "did you mean ResNet50"),
+        ("resnet50", {}, "did you mean ResNet50"),
+        ("MobileNet", {"alhpa": 0.5}, "has no argument 'alhpa'; its arguments: alpha"),
+        ("MobileNet", {"weights": "imagenet"}, "weights follows from the spec"),
+        ("Xception", {}, "Xception on images of 32x32x3: ValueError: Input size must be at least"),
+        ("densenet", {"blocks": [1] * 7}, "needs at least 64x64 pixels, not 32x32"),
+    ],
+)
 def test_a_description_that_cannot_be_built_is_answered_in_one_line(build, target, args, message):
     with pytest.raises(UserError, match=message) as caught:
         build(Architecture(target, args), (32, 32, 3), classes=2)
@@ -248,6 +273,7 @@ def test_a_description_that_cannot_be_built_is_answered_in_one_line(build, targe
 
 
 # --- functions of one's own ----------------------------------------------------------------
+
 
 def test_a_function_gets_its_arguments(build, my_models):
     built = build(Architecture("my_test_models:logits", {"units": 6}), (4, 4, 1), classes=3)
@@ -267,18 +293,32 @@ def test_a_last_softmax_is_taken_away(keras, build, my_models, name, tmp_path):
     kernel, bias = map(np.asarray, built.weights[-2:])
     np.testing.assert_allclose(outputs, images.reshape(5, 16) @ kernel + bias, atol=1e-5)
     built.save(tmp_path / "model.keras")
-    np.testing.assert_allclose(keras.saving.load_model(tmp_path / "model.keras")(images), outputs, atol=1e-6)
+    np.testing.assert_allclose(
+        keras.saving.load_model(tmp_path / "model.keras")(images), outputs, atol=1e-6
+    )
 
 
-@pytest.mark.parametrize(("loss", "named"), [
-    ("mse", "mse"), ("sparse_categorical_crossentropy", "sparse_categorical_crossentropy"),
-    ("object", "mean_squared_error"), ("function", "my_loss"), (["mae"], "mae"), ({"logits": "mae"}, "mae")])
-def test_a_loss_that_a_model_was_compiled_with_is_named_and_the_one_that_is_used(build, my_models, loss, named):
+@pytest.mark.parametrize(
+    ("loss", "named"),
+    [
+        ("mse", "mse"),
+        ("sparse_categorical_crossentropy", "sparse_categorical_crossentropy"),
+        ("object", "mean_squared_error"),
+        ("function", "my_loss"),
+        (["mae"], "mae"),
+        ({"logits": "mae"}, "mae"),
+    ],
+)
+def test_a_loss_that_a_model_was_compiled_with_is_named_and_the_one_that_is_used(
+    build, my_models, loss, named
+):
     with network_warnings() as told:
         build(Architecture("my_test_models:compiled", {"loss": loss}), (4, 4, 1), classes=3)
     assert len(told) == 1
-    assert told[0].startswith(f"my_test_models:compiled compiles its model with the loss {named}, which is not used: "
-                              "FLEET trains every network with the softmax cross-entropy of its logits")
+    assert told[0].startswith(
+        f"my_test_models:compiled compiles its model with the loss {named}, which is not used: "
+        "FLEET trains every network with the softmax cross-entropy of its logits"
+    )
 
 
 @pytest.mark.parametrize("name", ["logits", "compiled"])
@@ -288,15 +328,24 @@ def test_a_model_without_a_loss_is_not_warned_of(build, my_models, name):
     assert told == []
 
 
-@pytest.mark.parametrize(("name", "error", "message"), [
-    ("logits", UserError, "is called with input_shape, classes, depth: got an unexpected .* 'depth'"),
-    ("raises", ModelError, "my_test_models:raises raised ValueError: no such thing"),
-    ("no_model", ModelError, "returned a list, not a keras.Model"),
-    ("one_class_more", ModelError, r"outputs of shape \(None, 4\), not \(None, 3\)"),
-    ("other_images", ModelError, "cannot take images of 4x4x1: "),
-    ("probabilities", ModelError, "leave out the last softmax, so that it returns logits"),
-])
-def test_a_function_that_gives_no_usable_model_is_named_in_one_line(build, my_models, name, error, message):
+@pytest.mark.parametrize(
+    ("name", "error", "message"),
+    [
+        (
+            "logits",
+            UserError,
+            "is called with input_shape, classes, depth: got an unexpected .* 'depth'",
+        ),
+        ("raises", ModelError, "my_test_models:raises raised ValueError: no such thing"),
+        ("no_model", ModelError, "returned a list, not a keras.Model"),
+        ("one_class_more", ModelError, r"outputs of shape \(None, 4\), not \(None, 3\)"),
+        ("other_images", ModelError, "cannot take images of 4x4x1: "),
+        ("probabilities", ModelError, "leave out the last softmax, so that it returns logits"),
+    ],
+)
+def test_a_function_that_gives_no_usable_model_is_named_in_one_line(
+    build, my_models, name, error, message
+):
     args = {"depth": 3} if name == "logits" else {}
     with pytest.raises(error, match=message) as caught:
         build(Architecture(f"my_test_models:{name}", args), (4, 4, 1), classes=3)

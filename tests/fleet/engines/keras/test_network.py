@@ -25,8 +25,12 @@ pytestmark = pytest.mark.tensorflow
 
 def network(**train):
     optimizer = {"name": "sgd", "learning_rate": 0.1, "momentum": 0.9}
-    return parse({"models": [{"family": "cnn", "args": {"filters": [4], "dense": [8]}}],
-                  "train": {"optimizer": optimizer, **train}}).networks[0]
+    return parse(
+        {
+            "models": [{"family": "cnn", "args": {"filters": [4], "dense": [8]}}],
+            "train": {"optimizer": optimizer, **train},
+        }
+    ).networks[0]
 
 
 SAMPLE = SampleSpec(ImageSpec((8, 8, 1), "uint8"), 3, Affine(0.5, 0.5))
@@ -39,15 +43,33 @@ def engine():
     return KerasEngine(Setup(SAMPLE, Resources(exchange="mpi")))
 
 
-@pytest.mark.parametrize("train", [
-    {},
-    {"optimizer": {"name": "adamw", "learning_rate": 0.01, "weight_decay": 0.01, "beta_2": 0.99}},
-    {"optimizer": {"name": "adam", "learning_rate": {"name": "CosineDecay", "initial_learning_rate": 0.01,
-                                                     "decay_steps": 100}}},
-    {"xla": True},
-    {"precision": "mixed_float16"},
-    {"precision": "mixed_bfloat16"},
-])
+@pytest.mark.parametrize(
+    "train",
+    [
+        {},
+        {
+            "optimizer": {
+                "name": "adamw",
+                "learning_rate": 0.01,
+                "weight_decay": 0.01,
+                "beta_2": 0.99,
+            }
+        },
+        {
+            "optimizer": {
+                "name": "adam",
+                "learning_rate": {
+                    "name": "CosineDecay",
+                    "initial_learning_rate": 0.01,
+                    "decay_steps": 100,
+                },
+            }
+        },
+        {"xla": True},
+        {"precision": "mixed_float16"},
+        {"precision": "mixed_bfloat16"},
+    ],
+)
 def test_a_network_learns_with_every_setting(engine, batch, train):
     trainable = engine.build(network(**train), Alone())
     losses = [trainable.step(*batch, 12).loss / 12 for _ in range(12)]
@@ -56,10 +78,19 @@ def test_a_network_learns_with_every_setting(engine, batch, train):
 
 
 BEFORE_AND_AFTER = {
-    "sgd": ({"learning_rate": 0.1, "momentum": 0.9, "weight_decay": 0.01},
-            {"learning_rate": 0.02, "momentum": 0.5, "weight_decay": 0.3}),
-    "adamw": ({"learning_rate": 0.01, "weight_decay": 0.01}, {"learning_rate": 0.002, "weight_decay": 0.5}),
-    "rmsprop": ({"learning_rate": 0.01, "momentum": 0.5}, {"learning_rate": 0.002, "momentum": 0.5})}
+    "sgd": (
+        {"learning_rate": 0.1, "momentum": 0.9, "weight_decay": 0.01},
+        {"learning_rate": 0.02, "momentum": 0.5, "weight_decay": 0.3},
+    ),
+    "adamw": (
+        {"learning_rate": 0.01, "weight_decay": 0.01},
+        {"learning_rate": 0.002, "weight_decay": 0.5},
+    ),
+    "rmsprop": (
+        {"learning_rate": 0.01, "momentum": 0.5},
+        {"learning_rate": 0.002, "momentum": 0.5},
+    ),
+}
 
 
 def steps(trainable, batch):
@@ -68,12 +99,18 @@ def steps(trainable, batch):
 
 
 @pytest.mark.parametrize("name", BEFORE_AND_AFTER)
-@pytest.mark.parametrize("train", [{}, {"precision": "mixed_float16"}], ids=["plain", "with a loss scale"])
-def test_a_network_is_not_traced_again_for_other_numbers_of_its_optimizer_or_another_seed(engine, batch, name, train):
+@pytest.mark.parametrize(
+    "train", [{}, {"precision": "mixed_float16"}], ids=["plain", "with a loss scale"]
+)
+def test_a_network_is_not_traced_again_for_other_numbers_of_its_optimizer_or_another_seed(
+    engine, batch, name, train
+):
     from fleet.engines.keras.exchange import NoExchange
 
-    first, second = (replace(network(**train, optimizer={"name": name, **numbers}), seed=seed)
-                     for seed, numbers in enumerate(BEFORE_AND_AFTER[name]))
+    first, second = (
+        replace(network(**train, optimizer={"name": name, **numbers}), seed=seed)
+        for seed, numbers in enumerate(BEFORE_AND_AFTER[name])
+    )
     built = engine.build(first, Alone())
     steps(built, batch)
     built.close()
@@ -83,7 +120,9 @@ def test_a_network_is_not_traced_again_for_other_numbers_of_its_optimizer_or_ano
     found = steps(again, batch)
     assert again is built
     assert graph.experimental_get_tracing_count() == traced
-    alone = steps(engine.build(second, Alone()), batch)  # the other one is still open, so with graphs of its own
+    alone = steps(
+        engine.build(second, Alone()), batch
+    )  # the other one is still open, so with graphs of its own
     assert found[:2] == alone[:2]
     assert found[2].keys() == alone[2].keys()
     assert all((found[2][key] == alone[2][key]).all() for key in alone[2])
@@ -93,18 +132,35 @@ def test_a_network_in_the_graphs_of_another_scales_its_own_learning_rate(engine)
     built = engine.build(network(), Alone())
     built.scale_learning_rate(4.0)
     built.close()
-    again = engine.build(network(optimizer={"name": "sgd", "learning_rate": 0.02, "momentum": 0.9}), Alone())
+    again = engine.build(
+        network(optimizer={"name": "sgd", "learning_rate": 0.02, "momentum": 0.9}), Alone()
+    )
     assert again is built
     assert again.learning_rate() == pytest.approx(0.02)
     again.scale_learning_rate(2.0)
     assert again.learning_rate() == pytest.approx(0.04)
 
 
-@pytest.mark.parametrize("changed", [
-    {"optimizer": {"name": "sgd", "learning_rate": 0.1}}, {"batch": {"accumulate": 2}}, {"precision": "mixed_bfloat16"},
-    {"optimizer": {"name": "sgd", "learning_rate": {"name": "CosineDecay", "initial_learning_rate": 0.1,
-                                                    "decay_steps": 9}, "momentum": 0.9}}],
-    ids=["no momentum", "accumulation", "precision", "a schedule"])
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"optimizer": {"name": "sgd", "learning_rate": 0.1}},
+        {"batch": {"accumulate": 2}},
+        {"precision": "mixed_bfloat16"},
+        {
+            "optimizer": {
+                "name": "sgd",
+                "learning_rate": {
+                    "name": "CosineDecay",
+                    "initial_learning_rate": 0.1,
+                    "decay_steps": 9,
+                },
+                "momentum": 0.9,
+            }
+        },
+    ],
+    ids=["no momentum", "accumulation", "precision", "a schedule"],
+)
 def test_a_network_that_differs_by_more_has_graphs_of_its_own(engine, changed):
     built = engine.build(network(), Alone())
     built.close()
@@ -114,8 +170,16 @@ def test_a_network_that_differs_by_more_has_graphs_of_its_own(engine, changed):
 def test_a_schedule_is_multiplied_with_the_batch_that_follows_the_gpus(engine):
     from fleet.engines.keras.optimizer import make_optimizer
 
-    settings = network(optimizer={"learning_rate": {"name": "PolynomialDecay", "initial_learning_rate": 0.1,
-                                                    "decay_steps": 10, "end_learning_rate": 0.0}}).train.optimizer
+    settings = network(
+        optimizer={
+            "learning_rate": {
+                "name": "PolynomialDecay",
+                "initial_learning_rate": 0.1,
+                "decay_steps": 10,
+                "end_learning_rate": 0.0,
+            }
+        }
+    ).train.optimizer
     assert float(make_optimizer(settings, 3).learning_rate) == pytest.approx(0.3)
 
 
@@ -147,11 +211,15 @@ def test_a_batch_that_cannot_be_read_changes_nothing(engine, batch):
 
 def test_samples_that_cannot_be_read_count_for_nothing(engine, batch):
     images, labels = batch
-    plain = parse({"models": [{"family": "cnn", "args": {"filters": [4], "dense": [8], "norm": "none"}}]}).networks[0]
+    plain = parse(
+        {"models": [{"family": "cnn", "args": {"filters": [4], "dense": [8], "norm": "none"}}]}
+    ).networks[0]
     some, all_ = engine.build(plain, Alone()), engine.build(plain, Alone())
     holes = labels.copy()
     holes[8:] = -1
-    assert some.step(images, holes, 12).loss == pytest.approx(all_.step(images[:8], labels[:8], 8).loss, rel=1e-5)
+    assert some.step(images, holes, 12).loss == pytest.approx(
+        all_.step(images[:8], labels[:8], 8).loss, rel=1e-5
+    )
     for name, array in some.state().items():
         assert array == pytest.approx(all_.state()[name], abs=1e-6), name
 
@@ -162,7 +230,9 @@ def test_the_arguments_of_learning_rate_schedules_are_those_of_keras(name):
 
     known = inspect.signature(getattr(keras.optimizers.schedules, name)).parameters
     assert set(arguments_of(SCHEDULES[name])) == set(known) - {"name"}
-    assert required(SCHEDULES[name]) == [name for name, one in known.items() if one.default is one.empty]
+    assert required(SCHEDULES[name]) == [
+        name for name, one in known.items() if one.default is one.empty
+    ]
 
 
 @pytest.fixture
@@ -180,7 +250,8 @@ def tensorflow_said():
 
 @pytest.mark.long
 def test_many_networks_that_are_traced_once_each_are_not_taken_for_one_that_is_traced_again(
-        engine, batch, tensorflow_said):
+    engine, batch, tensorflow_said
+):
     for _ in range(8):
         trainable = engine.build(network(), Alone())
         trainable.step(*batch, 12)
@@ -208,19 +279,39 @@ def capped(labels, outputs):
     return losses
 
 
-@pytest.mark.parametrize("train", long_but_first(
-    {"optimizer": {"name": "sgd", "learning_rate": 0.1, "momentum": 0.9}},
-    {"optimizer": {"name": "adam", "learning_rate": {"name": "ExponentialDecay", "initial_learning_rate": 0.01,
-                                                     "decay_steps": 2, "decay_rate": 0.9}}},
-    {"precision": "mixed_float16", "batch": {"size": 5, "accumulate": 2}},
-    {"loss": "tests.fleet.engines.keras.test_network:capped"}))
+@pytest.mark.parametrize(
+    "train",
+    long_but_first(
+        {"optimizer": {"name": "sgd", "learning_rate": 0.1, "momentum": 0.9}},
+        {
+            "optimizer": {
+                "name": "adam",
+                "learning_rate": {
+                    "name": "ExponentialDecay",
+                    "initial_learning_rate": 0.01,
+                    "decay_steps": 2,
+                    "decay_rate": 0.9,
+                },
+            }
+        },
+        {"precision": "mixed_float16", "batch": {"size": 5, "accumulate": 2}},
+        {"loss": "tests.fleet.engines.keras.test_network:capped"},
+    ),
+)
 def test_several_steps_at_once_come_to_the_same_as_one_by_one_bit_for_bit(engine, batch, train):
-    settings = parse({"models": [{"family": "cnn", "args": {"filters": [4], "dense": [8], "dropout": 0.3}}],
-                      "train": train}).networks[0]
+    settings = parse(
+        {
+            "models": [{"family": "cnn", "args": {"filters": [4], "dense": [8], "dropout": 0.3}}],
+            "train": train,
+        }
+    ).networks[0]
     images, labels = batch
     labels = np.where(np.arange(12) == 7, -1, labels)  # one that could not be read
     one, other = engine.build(settings, Alone()), engine.build(settings, Alone())
-    sums = [one.step(images[rows], labels[rows], len(labels[rows])) for rows in (slice(5), slice(5, 10), slice(10, 12))]
+    sums = [
+        one.step(images[rows], labels[rows], len(labels[rows]))
+        for rows in (slice(5), slice(5, 10), slice(10, 12))
+    ]
     assert begin(other, images, labels, (5, 5, 2))().sums == sums
     assert one.step(*batch, 12) == other.step(*batch, 12)
     state = other.state()
@@ -245,7 +336,9 @@ def read_late(trainable, batches):
 @pytest.mark.parametrize("train", [{}, {"xla": True}], ids=["as traced", "xla"])
 def test_steps_whose_sums_are_read_late_come_to_the_same_bit_for_bit(engine, batch, group, train):
     images, labels = batch
-    batches = [(np.roll(images, turn, 1), np.full(12, -1) if turn == 2 else labels) for turn in range(5)]
+    batches = [
+        (np.roll(images, turn, 1), np.full(12, -1) if turn == 2 else labels) for turn in range(5)
+    ]
     batches.insert(3, (images[:0], labels[:0]))  # of which this rank has no rows
     one, other = engine.build(network(**train), group), engine.build(network(**train), group)
     assert read_late(one, batches) == [other.step(*rows, 12) for rows in batches]
@@ -254,7 +347,9 @@ def test_steps_whose_sums_are_read_late_come_to_the_same_bit_for_bit(engine, bat
 
 
 @pytest.mark.parametrize("group", [Alone(), Group(2)], ids=["alone", "by MPI"])
-def test_a_step_that_fails_does_so_when_its_sums_are_read_or_when_another_begins(engine, batch, group):
+def test_a_step_that_fails_does_so_when_its_sums_are_read_or_when_another_begins(
+    engine, batch, group
+):
     images, labels = batch
     trainable = engine.build(network(loss=f"{__name__}:failing"), group)
     begun = begin(trainable, images, labels + 1, [12])
@@ -306,7 +401,9 @@ def failing(labels, outputs):
     import tensorflow as tf
 
     with tf.control_dependencies([tf.debugging.assert_less(labels, tf.constant(2, labels.dtype))]):
-        return keras.losses.sparse_categorical_crossentropy(tf.identity(labels), outputs, from_logits=True)
+        return keras.losses.sparse_categorical_crossentropy(
+            tf.identity(labels), outputs, from_logits=True
+        )
 
 
 def test_what_nobody_reads_any_more_is_let_go(engine, batch):
@@ -334,7 +431,9 @@ def test_networks_come_to_the_same_whether_their_graphs_are_rewritten_or_not(bat
         rewritten = trained(as_traced=False)
     finally:
         as_traced = trained(as_traced=True)
-    for sums, others in zip([*as_traced[0], as_traced[1]], [*rewritten[0], rewritten[1]], strict=True):
+    for sums, others in zip(
+        [*as_traced[0], as_traced[1]], [*rewritten[0], rewritten[1]], strict=True
+    ):
         assert sums.loss == pytest.approx(others.loss, rel=1e-5)
         assert sums.count == others.count
 
@@ -347,11 +446,15 @@ def test_steps_are_taken_one_by_one_where_they_are_compiled_for_their_size(engin
 
 
 def test_a_network_of_a_fold_does_not_take_the_graphs_of_another_that_does_something_else_to_its_inputs(
-        batch):
+    batch,
+):
     from fleet.engines.keras.engine import KerasEngine
 
     affines = Affine(0.5, 0.5), Affine(10.0, 20.0, 1.0)
-    engine, found = KerasEngine(Setup(replace(SAMPLE, folds=affines), Resources(exchange="mpi"))), []
+    engine, found = (
+        KerasEngine(Setup(replace(SAMPLE, folds=affines), Resources(exchange="mpi"))),
+        [],
+    )
     for fold in (0, 1):
         built = engine.build(replace(network(), fold=fold), Alone())
         found.append(built.evaluate(*batch).loss)

@@ -16,18 +16,32 @@ pytestmark = pytest.mark.tensorflow
 
 SAMPLE = SampleSpec(ImageSpec((4, 4, 1), "float32"), 3)
 # What follows from a spec elsewhere, or has no meaning in one.
-GIVEN = {"self", "kwargs", "learning_rate", "name", "loss_scale_factor", "gradient_accumulation_steps"}
+GIVEN = {
+    "self",
+    "kwargs",
+    "learning_rate",
+    "name",
+    "loss_scale_factor",
+    "gradient_accumulation_steps",
+}
 
 
 def settings(optimizer, **batch):
-    return parse({"models": [{"family": "softmax"}], "train": {"optimizer": optimizer, "batch": batch},
-                  "schedule": {"policy": "elastic"}}).networks[0]
+    return parse(
+        {
+            "models": [{"family": "softmax"}],
+            "train": {"optimizer": optimizer, "batch": batch},
+            "schedule": {"policy": "elastic"},
+        }
+    ).networks[0]
 
 
 def build(optimizer, **batch):
     from fleet.engines.keras.engine import KerasEngine
 
-    return KerasEngine(Setup(SAMPLE, Resources(exchange="mpi"))).build(settings(optimizer, **batch), Alone())
+    return KerasEngine(Setup(SAMPLE, Resources(exchange="mpi"))).build(
+        settings(optimizer, **batch), Alone()
+    )
 
 
 def samples(count=12):
@@ -42,14 +56,24 @@ def weights_of(trainable):
 def test_the_table_is_that_of_the_signatures_of_keras():
     import keras
 
-    classes = {name: kind for name in dir(keras.optimizers)
-               if inspect.isclass(kind := getattr(keras.optimizers, name))
-               and issubclass(kind, keras.optimizers.Optimizer)}
-    for name in ("Optimizer", "LossScaleOptimizer", "MultiOptimizer"):  # around others, or no optimizer by themselves
+    classes = {
+        name: kind
+        for name in dir(keras.optimizers)
+        if inspect.isclass(kind := getattr(keras.optimizers, name))
+        and issubclass(kind, keras.optimizers.Optimizer)
+    }
+    for name in (
+        "Optimizer",
+        "LossScaleOptimizer",
+        "MultiOptimizer",
+    ):  # around others, or no optimizer by themselves
         classes.pop(name, None)
     assert set(OPTIMIZERS) == set(map(str.lower, classes))
     for name, kind in classes.items():
-        assert OPTIMIZERS[name.lower()].takes == set(inspect.signature(kind.__init__).parameters) - GIVEN, name
+        assert (
+            OPTIMIZERS[name.lower()].takes
+            == set(inspect.signature(kind.__init__).parameters) - GIVEN
+        ), name
 
 
 @pytest.mark.parametrize("name", OPTIMIZERS)
@@ -57,22 +81,28 @@ def test_every_optimizer_takes_a_step(name):
     trainable = build({"name": name, "learning_rate": 0.01})
     before = weights_of(trainable)
     assert np.isfinite(trainable.step(*samples(), 12).loss)
-    assert any((one != other).any() for one, other in zip(before, weights_of(trainable), strict=True))
+    assert any(
+        (one != other).any() for one, other in zip(before, weights_of(trainable), strict=True)
+    )
 
 
 def test_parameters_come_to_keras_as_they_are_given():
-    optimizer = build({"name": "RMSprop", "learning_rate": 0.01, "rho": 0.8, "centered": True,
-                       "clipvalue": 0.5})._optimizer
+    optimizer = build(
+        {"name": "RMSprop", "learning_rate": 0.01, "rho": 0.8, "centered": True, "clipvalue": 0.5}
+    )._optimizer
     assert (optimizer.rho, optimizer.centered, optimizer.clipvalue) == (0.8, True, 0.5)
 
 
-@pytest.mark.parametrize(("optimizer", "complaint"), [
-    ({"name": "lion", "epsilon": 1e-3}, "lion takes no epsilon"),
-    ({"name": "sgd", "rho": 0.9}, "sgd takes no rho"),
-    ({"name": "rmspropp"}, "did you mean rmsprop"),
-    ({"name": "my_module:make", "momentum": 0.9}, "takes no momentum"),
-    ({"name": "sgd", "clipnorm": 1.0, "clipvalue": 1.0}, "should be one of them"),
-])
+@pytest.mark.parametrize(
+    ("optimizer", "complaint"),
+    [
+        ({"name": "lion", "epsilon": 1e-3}, "lion takes no epsilon"),
+        ({"name": "sgd", "rho": 0.9}, "sgd takes no rho"),
+        ({"name": "rmspropp"}, "did you mean rmsprop"),
+        ({"name": "my_module:make", "momentum": 0.9}, "takes no momentum"),
+        ({"name": "sgd", "clipnorm": 1.0, "clipvalue": 1.0}, "should be one of them"),
+    ],
+)
 def test_what_an_optimizer_does_not_take_is_a_mistake_of_the_spec(optimizer, complaint):
     with pytest.raises(SpecError, match=complaint):
         settings(optimizer)
@@ -90,13 +120,23 @@ def test_accumulated_gradients_make_the_step_of_one_large_batch():
     for first in range(0, 12, 4):
         for one, other in zip(before, weights_of(parts), strict=True):
             np.testing.assert_array_equal(one, other)
-        parts.step(inputs[first:first + 4], labels[first:first + 4], 4)
+        parts.step(inputs[first : first + 4], labels[first : first + 4], 4)
     for one, other in zip(weights_of(whole), weights_of(parts), strict=True):
         np.testing.assert_allclose(one, other, rtol=1e-5, atol=1e-7)
 
 
-@pytest.mark.parametrize("learning_rate", [
-    0.1, {"name": "ExponentialDecay", "initial_learning_rate": 0.1, "decay_steps": 2, "decay_rate": 0.5}])
+@pytest.mark.parametrize(
+    "learning_rate",
+    [
+        0.1,
+        {
+            "name": "ExponentialDecay",
+            "initial_learning_rate": 0.1,
+            "decay_steps": 2,
+            "decay_rate": 0.5,
+        },
+    ],
+)
 def test_learning_rates_follow_the_batch_in_the_graph_that_there_is(learning_rate):
     from fleet.engines.keras.exchange import NoExchange
 
@@ -109,12 +149,16 @@ def test_learning_rates_follow_the_batch_in_the_graph_that_there_is(learning_rat
     assert trainable.learning_rate() == pytest.approx(4 * second)
     before = weights_of(trainable)
     trainable.step(inputs, labels, 48)
-    moved = np.concatenate([np.ravel(one - other) for one, other in zip(weights_of(trainable), before, strict=True)])
+    moved = np.concatenate(
+        [np.ravel(one - other) for one, other in zip(weights_of(trainable), before, strict=True)]
+    )
     plain = build({"learning_rate": 4 * second})
     for variable, value in zip(plain._model.trainable_variables, before, strict=True):
         variable.assign(value)
     plain.step(inputs, labels, 48)
-    expected = np.concatenate([np.ravel(one - other) for one, other in zip(weights_of(plain), before, strict=True)])
+    expected = np.concatenate(
+        [np.ravel(one - other) for one, other in zip(weights_of(plain), before, strict=True)]
+    )
     np.testing.assert_allclose(moved, expected, rtol=1e-4, atol=1e-7)
     trainable.scale_learning_rate(1.0)
     assert trainable.learning_rate() <= first
@@ -127,7 +171,9 @@ def test_a_network_is_judged_by_the_running_means_of_its_weights():
     mean = weights_of(trainable)  # of the first step
     for _ in range(3):
         trainable.step(*samples(), 12)
-        mean = [0.5 * one + 0.5 * other for one, other in zip(mean, weights_of(trainable), strict=True)]
+        mean = [
+            0.5 * one + 0.5 * other for one, other in zip(mean, weights_of(trainable), strict=True)
+        ]
     now = weights_of(trainable)
     judged = trainable.evaluate(*samples())
     for one, other in zip(now, weights_of(trainable), strict=True):
@@ -151,6 +197,8 @@ def nothing(learning_rate):
 def test_an_optimizer_of_ones_own():
     own = build({"name": f"{__name__}:make", "learning_rate": 0.1, "args": {"momentum": 0.9}})
     theirs = build({"name": "sgd", "learning_rate": 0.1, "momentum": 0.9})
-    assert [own.step(*samples(), 12) for _ in range(3)] == [theirs.step(*samples(), 12) for _ in range(3)]
+    assert [own.step(*samples(), 12) for _ in range(3)] == [
+        theirs.step(*samples(), 12) for _ in range(3)
+    ]
     with pytest.raises(SettingError, match="returned a float, not a keras.optimizers.Optimizer"):
         build({"name": f"{__name__}:nothing", "learning_rate": 0.1})

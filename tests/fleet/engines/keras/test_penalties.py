@@ -30,13 +30,23 @@ def weights(input_shape, classes):
     from keras import Input, Sequential, layers, regularizers
 
     l1_l2 = regularizers.L1L2(0.01, 0.02)
-    return Sequential([
-        Input(input_shape),
-        layers.Embedding(8, 4, embeddings_regularizer=regularizers.L2(0.05)),
-        layers.Flatten(),
-        layers.Dense(5, "tanh", kernel_regularizer=regularizers.OrthogonalRegularizer(0.3), bias_regularizer=l1_l2),
-        layers.Dense(5, "tanh", kernel_regularizer=l1_l2, bias_regularizer=regularizers.L1(0.05)),
-        layers.Dense(classes, kernel_regularizer=cubic)])
+    return Sequential(
+        [
+            Input(input_shape),
+            layers.Embedding(8, 4, embeddings_regularizer=regularizers.L2(0.05)),
+            layers.Flatten(),
+            layers.Dense(
+                5,
+                "tanh",
+                kernel_regularizer=regularizers.OrthogonalRegularizer(0.3),
+                bias_regularizer=l1_l2,
+            ),
+            layers.Dense(
+                5, "tanh", kernel_regularizer=l1_l2, bias_regularizer=regularizers.L1(0.05)
+            ),
+            layers.Dense(classes, kernel_regularizer=cubic),
+        ]
+    )
 
 
 def cubic(kernel):
@@ -48,10 +58,18 @@ def cubic(kernel):
 def activities(input_shape, classes):
     from keras import Input, Sequential, layers, regularizers
 
-    return Sequential([Input(input_shape), layers.Rescaling(1 / 8),
-                       layers.Dense(5, "tanh", activity_regularizer=regularizers.L2(0.3)),
-                       layers.ActivityRegularization(l1=0.1, l2=0.1), layers.Reshape((5, 1)),
-                       layers.Conv1D(2, 3, activity_regularizer="l1"), layers.Flatten(), layers.Dense(classes)])
+    return Sequential(
+        [
+            Input(input_shape),
+            layers.Rescaling(1 / 8),
+            layers.Dense(5, "tanh", activity_regularizer=regularizers.L2(0.3)),
+            layers.ActivityRegularization(l1=0.1, l2=0.1),
+            layers.Reshape((5, 1)),
+            layers.Conv1D(2, 3, activity_regularizer="l1"),
+            layers.Flatten(),
+            layers.Dense(classes),
+        ]
+    )
 
 
 def adding(loss):
@@ -68,8 +86,14 @@ def adding(loss):
                 self.add_loss(loss(keras.ops, inputs, self.scale))
                 return inputs * self.scale
 
-        return keras.Sequential([keras.Input(input_shape), keras.layers.Dense(4, "tanh", kernel_regularizer="l2"),
-                                 Adding(), keras.layers.Dense(classes)])
+        return keras.Sequential(
+            [
+                keras.Input(input_shape),
+                keras.layers.Dense(4, "tanh", kernel_regularizer="l2"),
+                Adding(),
+                keras.layers.Dense(classes),
+            ]
+        )
 
     return build
 
@@ -78,8 +102,12 @@ of_a_mean = adding(lambda ops, inputs, scale: 0.3 * ops.mean(ops.square(inputs *
 of_a_sum = adding(lambda ops, inputs, scale: 0.02 * ops.sum(ops.square(inputs * scale)))
 of_each_row = adding(lambda ops, inputs, scale: 0.02 * ops.sum(ops.square(inputs * scale), axis=-1))
 of_weights = adding(lambda ops, inputs, scale: 0.3 * ops.sum(ops.square(scale)))
-of_neither = adding(lambda ops, inputs, scale: ops.sum(ops.square(inputs)) + 4 * ops.sum(ops.square(scale)))
-of_several = adding(lambda ops, inputs, scale: [0.1 * ops.mean(inputs * scale), 0.01 * ops.sum(inputs * scale)])
+of_neither = adding(
+    lambda ops, inputs, scale: ops.sum(ops.square(inputs)) + 4 * ops.sum(ops.square(scale))
+)
+of_several = adding(
+    lambda ops, inputs, scale: [0.1 * ops.mean(inputs * scale), 0.01 * ops.sum(inputs * scale)]
+)
 
 
 def of_a_model(input_shape, classes):
@@ -97,7 +125,9 @@ def of_a_model(input_shape, classes):
             hidden = self.first(inputs)
             if training:
                 self.add_loss(0.02 * keras.ops.sum(keras.ops.abs(hidden)))
-            return self.last(hidden + 0 * self.normal(hidden))  # its statistics change, and nothing comes of it
+            return self.last(
+                hidden + 0 * self.normal(hidden)
+            )  # its statistics change, and nothing comes of it
 
         def get_config(self):
             return {}
@@ -112,7 +142,9 @@ def of_a_model(input_shape, classes):
 
 def data():
     random = np.random.default_rng(3)
-    return random.uniform(0, 7.9, (ROWS, 6)).astype(np.float32), random.normal(size=(ROWS, 2)).astype(np.float32)
+    return random.uniform(0, 7.9, (ROWS, 6)).astype(np.float32), random.normal(
+        size=(ROWS, 2)
+    ).astype(np.float32)
 
 
 def network(model, **train):
@@ -123,12 +155,16 @@ def network(model, **train):
 def build(model, group, **train):
     from fleet.engines.keras.engine import KerasEngine
 
-    return KerasEngine(Setup(SAMPLE, Resources(exchange="mpi"))).build(network(model, **train), group)
+    return KerasEngine(Setup(SAMPLE, Resources(exchange="mpi"))).build(
+        network(model, **train), group
+    )
 
 
 def trained(model, ranks, counts=None, **train):
     """The weights of a model after some epochs on so many ranks; samples that do not count could not be read."""
-    counts = np.ones(ROWS, np.float32) if counts is None else np.where(counts, 1, -1).astype(np.float32)
+    counts = (
+        np.ones(ROWS, np.float32) if counts is None else np.where(counts, 1, -1).astype(np.float32)
+    )
     inputs, targets = data()
     inputs[counts < 0] = 0
     found = {}
@@ -141,7 +177,9 @@ def trained(model, ranks, counts=None, **train):
                 last = min(first + BATCH, ROWS)
                 rows = slice(*split_rows(first, last, group.rank, group.size))
                 trainable.step(inputs[rows], targets[rows], last - first, weights=counts[rows])
-        found[world.rank] = [np.array(variable.numpy()) for variable in trainable._model.trainable_variables]
+        found[world.rank] = [
+            np.array(variable.numpy()) for variable in trainable._model.trainable_variables
+        ]
 
     assert Launch(ranks, 0).run(rank_main)
     return found[0]
@@ -166,8 +204,15 @@ def check_equal(found, expected):
         np.testing.assert_allclose(mine, theirs, rtol=1e-5, atol=1e-5)
 
 
-@pytest.mark.parametrize("model", ["weights", "activities", "of_a_sum", *long_but_first(
-    "of_a_mean", "of_each_row", "of_weights", "of_several", "of_a_model")])
+@pytest.mark.parametrize(
+    "model",
+    [
+        "weights",
+        "activities",
+        "of_a_sum",
+        *long_but_first("of_a_mean", "of_each_row", "of_weights", "of_several", "of_a_model"),
+    ],
+)
 def test_penalties_are_those_of_keras_on_any_number_of_ranks(model):
     expected = fitted(model)
     for ranks in (1, 2, 3):
@@ -185,8 +230,14 @@ def test_samples_that_cannot_be_read_have_no_part_in_penalties(model):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("train", [{"batch": {"accumulate": 3}}, {"precision": "mixed_float16"},
-                                   {"optimizer": {"name": "adamw", "learning_rate": 0.01, "weight_decay": 0.1}}])
+@pytest.mark.parametrize(
+    "train",
+    [
+        {"batch": {"accumulate": 3}},
+        {"precision": "mixed_float16"},
+        {"optimizer": {"name": "adamw", "learning_rate": 0.01, "weight_decay": 0.1}},
+    ],
+)
 def test_penalties_do_not_depend_on_the_ranks_with_any_optimizer(train):
     alone, tolerance = trained("activities", 1, **train), 5e-3 if "precision" in train else 1e-5
     for ranks in (2, 3):
@@ -201,8 +252,15 @@ def test_several_steps_at_once_have_the_penalties_of_each_also_where_nothing_of_
     sizes = (16, 16, 16, 1)
     one, other = build("of_a_sum", Alone()), build("of_a_sum", Alone())
     firsts = np.cumsum(sizes) - sizes
-    sums = [one.step(inputs[first:first + size], targets[first:first + size], size, weights=counts[first:first + size])
-            for first, size in zip(firsts, sizes, strict=True)]
+    sums = [
+        one.step(
+            inputs[first : first + size],
+            targets[first : first + size],
+            size,
+            weights=counts[first : first + size],
+        )
+        for first, size in zip(firsts, sizes, strict=True)
+    ]
     assert begin(other, inputs, targets, sizes, counts)().sums == sums
     assert [step.count for step in sums] == [14, 0, 16, 1]
     state = other.state()
@@ -215,7 +273,10 @@ def test_what_a_model_adds_is_found_out_and_leaves_the_model_as_it_was():
     model = build("of_a_model", Alone())._model
     before = [np.array(variable.numpy()) for variable in model.variables]
     assert sums_over_rows(model, (6,)) == (True,)
-    assert all(np.array_equal(value, variable) for value, variable in zip(before, model.variables, strict=True))
+    assert all(
+        np.array_equal(value, variable)
+        for value, variable in zip(before, model.variables, strict=True)
+    )
     assert not any(sums_over_rows(build("of_a_mean", Alone())._model, (6,)))
     assert sums_over_rows(build("activities", Alone())._model, (6,)) == ()
 

@@ -13,7 +13,7 @@ from preprocess.sample import Affine, ImageSpec, SampleSpec
 
 pytestmark = pytest.mark.tensorflow
 
-MODELS = '''
+MODELS = """
 import keras
 from keras import layers
 
@@ -34,7 +34,7 @@ class Sub(keras.Model):
 
 def sub(input_shape, classes):
     return Sub(classes)
-'''
+"""
 CNN = "family: cnn, args: {filters: [2, 3], dense: [4], dropout: 0.1}"
 
 
@@ -48,10 +48,16 @@ def built(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
 
     def build(entry=CNN, classes=3, train="", affine=None, seed=0):
-        spec = parse(yaml.safe_load(f"{{models: [{{name: a, {entry}}}], output: runs/x, seed: {seed}, data: {{source: "
-                                    f"builtin:digits}}, train: {{batch: {{size: 8}}, {train}}}}}"))
+        spec = parse(
+            yaml.safe_load(
+                f"{{models: [{{name: a, {entry}}}], output: runs/x, seed: {seed}, data: {{source: "
+                f"builtin:digits}}, train: {{batch: {{size: 8}}, {train}}}}}"
+            )
+        )
         sample = SampleSpec(ImageSpec((8, 8, 1), "uint8"), classes, affine)
-        return KerasEngine(Setup(sample, Resources(exchange="mpi"))).build(spec.networks[0], Alone())
+        return KerasEngine(Setup(sample, Resources(exchange="mpi"))).build(
+            spec.networks[0], Alone()
+        )
 
     return build
 
@@ -63,12 +69,22 @@ def weights(network):
 def equal(network, other, but=()):
     mine, theirs = weights(network).values(), weights(other).values()
     names = list(weights(network))
-    return {name: np.array_equal(a, b) for name, a, b in zip(names, mine, theirs, strict=True) if name not in but}
+    return {
+        name: np.array_equal(a, b)
+        for name, a, b in zip(names, mine, theirs, strict=True)
+        if name not in but
+    }
 
 
-@pytest.mark.parametrize("entry", [CNN, "build: starting_models:unnamed", "build: starting_models:sub"])
-@pytest.mark.parametrize(("ending", "affine"), [("weights.h5", None), ("keras", None), ("keras", Affine(0.02, -1.0))])
-def test_what_a_run_exports_and_what_keras_writes_is_taken_up(built, tmp_path, entry, ending, affine):
+@pytest.mark.parametrize(
+    "entry", [CNN, "build: starting_models:unnamed", "build: starting_models:sub"]
+)
+@pytest.mark.parametrize(
+    ("ending", "affine"), [("weights.h5", None), ("keras", None), ("keras", Affine(0.02, -1.0))]
+)
+def test_what_a_run_exports_and_what_keras_writes_is_taken_up(
+    built, tmp_path, entry, ending, affine
+):
     first = built(entry, affine=affine)
     first.step(np.ones((4, 8, 8, 1), np.uint8), np.array([0, 1, 2, 0]), 4)
     if ending == "keras":
@@ -81,27 +97,46 @@ def test_what_a_run_exports_and_what_keras_writes_is_taken_up(built, tmp_path, e
 
 
 def test_a_classifier_of_its_own_is_skipped_and_what_is_frozen_stays(built, tmp_path):
-    images, labels = np.random.default_rng(0).integers(0, 255, (8, 8, 8, 1), np.uint8), np.arange(8) % 5
+    images, labels = (
+        np.random.default_rng(0).integers(0, 255, (8, 8, 8, 1), np.uint8),
+        np.arange(8) % 5,
+    )
     first = built(classes=3)
     first.export(first.state(), tmp_path / "best.keras")
-    second = built(classes=5, seed=1, train="start: {file: best.keras, skip: ['logits.*'], freeze: ['stage*']}")
+    second = built(
+        classes=5, seed=1, train="start: {file: best.keras, skip: ['logits.*'], freeze: ['stage*']}"
+    )
     second.begin_with(tmp_path / "best.keras", ["logits.*"])
     begun = weights(second)
     for _ in range(3):
         second.step(images, labels, 8)
-    changed = {name for name, value in weights(second).items() if not np.array_equal(value, begun[name])}
-    assert changed == {"dense0/kernel", "dense0/bias", "logits/kernel", "logits/bias"}  # and no statistics
-    assert {name for name in begun if name.startswith("stage")} | {"dense0/kernel", "dense0/bias"} == {
-        name for name, value in weights(first).items() if np.array_equal(value, begun[name])}
+    changed = {
+        name for name, value in weights(second).items() if not np.array_equal(value, begun[name])
+    }
+    assert changed == {
+        "dense0/kernel",
+        "dense0/bias",
+        "logits/kernel",
+        "logits/bias",
+    }  # and no statistics
+    assert {name for name in begun if name.startswith("stage")} | {
+        "dense0/kernel",
+        "dense0/bias",
+    } == {name for name, value in weights(first).items() if np.array_equal(value, begun[name])}
     second.export(second.state(), tmp_path / "more.keras")
-    assert len(second.state()) < len(built(classes=5).state()) + len(begun)  # the optimizer keeps nothing of them
+    assert len(second.state()) < len(built(classes=5).state()) + len(
+        begun
+    )  # the optimizer keeps nothing of them
 
 
 def test_what_does_not_fit_is_named_one_by_one(built, tmp_path):
     first = built(classes=3)
     first.export(first.state(), tmp_path / "best.keras")
-    with pytest.raises(SettingError, match=r"logits/kernel is \(4, 3\) in the file and \(4, 5\) in the network; "
-                                           r"logits/bias is \(3,\) in the file and \(5,\) in the network; what should"):
+    with pytest.raises(
+        SettingError,
+        match=r"logits/kernel is \(4, 3\) in the file and \(4, 5\) in the network; "
+        r"logits/bias is \(3,\) in the file and \(5,\) in the network; what should",
+    ):
         built(classes=5).begin_with(tmp_path / "best.keras", ())
     with pytest.raises(SettingError, match="fit the network: the network has no stage0_conv/0, "):
         built("build: starting_models:unnamed").begin_with(tmp_path / "best.keras", ["dense/*"])
@@ -110,7 +145,9 @@ def test_what_does_not_fit_is_named_one_by_one(built, tmp_path):
 def test_a_pattern_that_meets_nothing_is_a_mistake(built, tmp_path):
     first = built()
     first.export(first.state(), tmp_path / "best.keras")
-    with pytest.raises(SettingError, match=r"'head.\*' matches no weight; there are stage0_conv/kernel, ") as caught:
+    with pytest.raises(
+        SettingError, match=r"'head.\*' matches no weight; there are stage0_conv/kernel, "
+    ) as caught:
         built().begin_with(tmp_path / "best.keras", ["head.*"])
     assert caught.value.setting == ("train", "start", "skip")
     with pytest.raises(SettingError, match="'body' matches no weight") as caught:

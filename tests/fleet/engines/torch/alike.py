@@ -22,45 +22,110 @@ SCALE = Affine((0.4, 0.5), (0.3, 0.5))
 
 _FIRST = {"initial_learning_rate": 0.02}
 SCHEDULES = (
-    {"name": "CosineDecay", **_FIRST, "decay_steps": 15, "alpha": 0.1, "warmup_target": 0.05, "warmup_steps": 4},
+    {
+        "name": "CosineDecay",
+        **_FIRST,
+        "decay_steps": 15,
+        "alpha": 0.1,
+        "warmup_target": 0.05,
+        "warmup_steps": 4,
+    },
     {"name": "CosineDecay", **_FIRST, "decay_steps": 12},
     {"name": "CosineDecayRestarts", **_FIRST, "first_decay_steps": 3, "t_mul": 1.5, "m_mul": 0.8},
-    {"name": "CosineDecayRestarts", **_FIRST, "first_decay_steps": 6, "t_mul": 1.0, "m_mul": 0.5, "alpha": 0.2},
+    {
+        "name": "CosineDecayRestarts",
+        **_FIRST,
+        "first_decay_steps": 6,
+        "t_mul": 1.0,
+        "m_mul": 0.5,
+        "alpha": 0.2,
+    },
     {"name": "ExponentialDecay", **_FIRST, "decay_steps": 6, "decay_rate": 0.5, "staircase": True},
     {"name": "InverseTimeDecay", **_FIRST, "decay_steps": 5, "decay_rate": 0.7},
     {"name": "PiecewiseConstantDecay", "boundaries": [4, 9], "values": [0.05, 0.02, 0.01]},
-    {"name": "PolynomialDecay", **_FIRST, "decay_steps": 7, "power": 2.0, "cycle": True})
+    {"name": "PolynomialDecay", **_FIRST, "decay_steps": 7, "power": 2.0, "cycle": True},
+)
 
 OPTIMIZERS = (
     {"name": "sgd", "learning_rate": 0.05},
-    {"name": "sgd", "momentum": 0.9, "nesterov": True, "weight_decay": 0.01, "global_clipnorm": 0.5},
-    {"name": "adam", "clipnorm": 0.1}, {"name": "adam", "amsgrad": True}, {"name": "adamw"},
-    {"name": "rmsprop", "momentum": 0.5}, {"name": "rmsprop", "centered": True, "clipvalue": 0.02},
+    {
+        "name": "sgd",
+        "momentum": 0.9,
+        "nesterov": True,
+        "weight_decay": 0.01,
+        "global_clipnorm": 0.5,
+    },
+    {"name": "adam", "clipnorm": 0.1},
+    {"name": "adam", "amsgrad": True},
+    {"name": "adamw"},
+    {"name": "rmsprop", "momentum": 0.5},
+    {"name": "rmsprop", "centered": True, "clipvalue": 0.02},
     {"name": "nadam", "beta_1": 0.8},
-    {"name": "sgd", "momentum": 0.5, "use_ema": True, "ema_momentum": 0.8, "ema_overwrite_frequency": 6})
+    {
+        "name": "sgd",
+        "momentum": 0.5,
+        "use_ema": True,
+        "ema_momentum": 0.8,
+        "ema_overwrite_frequency": 6,
+    },
+)
 
 LOSSES = {
-    "class": (None, {"categorical_focal_crossentropy": {"gamma": 1.5}}, "categorical_hinge", "kl_divergence"),
+    "class": (
+        None,
+        {"categorical_focal_crossentropy": {"gamma": 1.5}},
+        "categorical_hinge",
+        "kl_divergence",
+    ),
     "multilabel": (None, "binary_focal_crossentropy", "hinge", "squared_hinge", "poisson"),
-    "value": (None, {"huber": {"delta": 0.3}}, "mean_absolute_percentage_error", "log_cosh", "cosine_similarity",
-              "mean_squared_logarithmic_error"),
-    "mask": (None, "dice", {"tversky": {"alpha": 0.7}}, "sparse_categorical_crossentropy")}
+    "value": (
+        None,
+        {"huber": {"delta": 0.3}},
+        "mean_absolute_percentage_error",
+        "log_cosh",
+        "cosine_similarity",
+        "mean_squared_logarithmic_error",
+    ),
+    "mask": (None, "dice", {"tversky": {"alpha": 0.7}}, "sparse_categorical_crossentropy"),
+}
 METRICS = {
-    "class": ("AUC", {"AUC": {"curve": "PR", "name": "pr"}}, "F1Score", "Precision", "Recall", "mae",
-              {"top_k_categorical_accuracy": {"k": 2}}, "categorical_crossentropy", "binary_crossentropy",
-              "true_negatives"),
-    "multilabel": ("AUC", "binary_accuracy", "F1Score", {"FBetaScore": {"beta": 2.0, "average": "weighted"}},
-                   {"Precision": {"class_id": 1}}, "binary_crossentropy", "categorical_crossentropy"),
+    "class": (
+        "AUC",
+        {"AUC": {"curve": "PR", "name": "pr"}},
+        "F1Score",
+        "Precision",
+        "Recall",
+        "mae",
+        {"top_k_categorical_accuracy": {"k": 2}},
+        "categorical_crossentropy",
+        "binary_crossentropy",
+        "true_negatives",
+    ),
+    "multilabel": (
+        "AUC",
+        "binary_accuracy",
+        "F1Score",
+        {"FBetaScore": {"beta": 2.0, "average": "weighted"}},
+        {"Precision": {"class_id": 1}},
+        "binary_crossentropy",
+        "categorical_crossentropy",
+    ),
     "value": ("mae", "rmse", "R2Score", "CosineSimilarity", "log_cosh_error"),
-    "mask": ("MeanIoU", "Recall", "sparse_categorical_accuracy")}
+    "mask": ("MeanIoU", "Recall", "sparse_categorical_accuracy"),
+}
 
 
 def keras_dense(input_shape, classes):
     import keras
 
-    return keras.Sequential([keras.Input(input_shape), keras.layers.Flatten(),
-                             keras.layers.Dense(12, "relu", kernel_initializer="he_normal"),
-                             keras.layers.Dense(classes)])
+    return keras.Sequential(
+        [
+            keras.Input(input_shape),
+            keras.layers.Flatten(),
+            keras.layers.Dense(12, "relu", kernel_initializer="he_normal"),
+            keras.layers.Dense(classes),
+        ]
+    )
 
 
 def torch_dense(input_shape, classes):
@@ -68,11 +133,15 @@ def torch_dense(input_shape, classes):
 
     from torch import nn
 
-    return nn.Sequential(nn.Flatten(), nn.Linear(prod(input_shape), 12), nn.ReLU(), nn.Linear(12, classes))
+    return nn.Sequential(
+        nn.Flatten(), nn.Linear(prod(input_shape), 12), nn.ReLU(), nn.Linear(12, classes)
+    )
 
 
 def target_of(kind):
-    return TargetSpec(kind, 3, size=SHAPE[:2] if kind == "mask" else None, ignore=7 if kind == "mask" else None)
+    return TargetSpec(
+        kind, 3, size=SHAPE[:2] if kind == "mask" else None, ignore=7 if kind == "mask" else None
+    )
 
 
 def cases(engine):
@@ -84,19 +153,38 @@ def cases(engine):
     for place, optimizer in enumerate(OPTIMIZERS):
         rate = SCHEDULES[place - 1] if place else optimizer["learning_rate"]
         if place and optimizer["name"] != "sgd":
-            rate = {key: 0.2 * value if "rate" in key and key != "decay_rate" else [0.2 * one for one in value]
-                    if key == "values" else value for key, value in rate.items()}
+            rate = {
+                key: 0.2 * value
+                if "rate" in key and key != "decay_rate"
+                else [0.2 * one for one in value]
+                if key == "values"
+                else value
+                for key, value in rate.items()
+            }
         train = {"optimizer": {**optimizer, "learning_rate": rate}}
         for name, model in (("dense", dense), ("conv", conv)):
             found[f"{optimizer['name']} {place} {name}"] = (model, train, "class")
     adam = {"name": "adam", "learning_rate": 0.005}
-    found["accumulated"] = (dense, {"optimizer": {**adam, "use_ema": True, "learning_rate": SCHEDULES[0]},
-                                    "batch": {"size": ROWS, "accumulate": 3}}, "class")
+    found["accumulated"] = (
+        dense,
+        {
+            "optimizer": {**adam, "use_ema": True, "learning_rate": SCHEDULES[0]},
+            "batch": {"size": ROWS, "accumulate": 3},
+        },
+        "class",
+    )
     found["normalised"] = (normed, {"optimizer": adam}, "class")
-    smooth = {"optimizer": adam, "label_smoothing": 0.1, "class_weights": {"0": 2.0, "1": 0.5, "2": 1.0}}
+    smooth = {
+        "optimizer": adam,
+        "label_smoothing": 0.1,
+        "class_weights": {"0": 2.0, "1": 0.5, "2": 1.0},
+    }
     for kind, losses in LOSSES.items():
         for loss in losses:
-            train = {"optimizer": adam, **({"metrics": list(METRICS[kind])} if loss is None else {"loss": loss})}
+            train = {
+                "optimizer": adam,
+                **({"metrics": list(METRICS[kind])} if loss is None else {"loss": loss}),
+            }
             found[f"{kind} {loss}"] = ({"family": "softmax"}, train, kind)
     found["weighed classes"] = (dense, smooth, "class")
     found["weighed pixels"] = ({"family": "softmax"}, smooth, "mask")
@@ -133,7 +221,11 @@ def as_torch(arrays, shapes):
             side = round((len(array) / channels) ** 0.5)
             is_first = grid != () and side * side * channels == len(array)
             grid = ()  # rows of later ones are no pixels
-            pixels = array.reshape(side, side, channels, -1).transpose(3, 2, 0, 1) if is_first else array.T
+            pixels = (
+                array.reshape(side, side, channels, -1).transpose(3, 2, 0, 1)
+                if is_first
+                else array.T
+            )
             yield pixels.reshape(shape)
         else:
             yield array
@@ -142,29 +234,55 @@ def as_torch(arrays, shapes):
 def main(engine, folder):
     told = {}
     for name, (model, train, kind) in cases(engine).items():
-        spec = parse({"models": [model], "resources": {"engine": engine, "exchange": "mpi"}, "train": train})
+        spec = parse(
+            {"models": [model], "resources": {"engine": engine, "exchange": "mpi"}, "train": train}
+        )
         sample = SampleSpec(ImageSpec(SHAPE, "uint8"), 3, SCALE, target=target_of(kind))
         network = make_engine(spec, sample, None, 0, 2).build(spec.networks[0], Alone())
         file, state = folder / f"{name}.npz", network.state()
         if engine == "keras":
-            np.savez(file, *[array for key, array in state.items() if key.startswith("model/") and "seed" not in key])
+            np.savez(
+                file,
+                *[
+                    array
+                    for key, array in state.items()
+                    if key.startswith("model/") and "seed" not in key
+                ],
+            )
         else:
             first = np.load(file)
             keys = [key for key in state if key.startswith("model/") and "num_batches" not in key]
-            arrays = as_torch([first[f"arr_{place}"] for place in range(len(first.files))],
-                              [state[key].shape for key in keys])
-            network.load({**state, **{key: np.ascontiguousarray(array)
-                                      for key, array in zip(keys, arrays, strict=True)}})
+            arrays = as_torch(
+                [first[f"arr_{place}"] for place in range(len(first.files))],
+                [state[key].shape for key in keys],
+            )
+            network.load(
+                {
+                    **state,
+                    **{
+                        key: np.ascontiguousarray(array)
+                        for key, array in zip(keys, arrays, strict=True)
+                    },
+                }
+            )
         losses, more = [], 0.0
         for _ in range(EPOCHS):
             for images, targets, weights in batches_of(kind):
-                sums = network.step(images, targets, ROWS, False, *([] if weights is None else [weights]))
+                sums = network.step(
+                    images, targets, ROWS, False, *([] if weights is None else [weights])
+                )
                 losses.append(sums.loss / sums.count)
                 more = np.array(sums.more)
-        judged = [network.evaluate(images, targets, *([] if weights is None else [weights]))
-                  for images, targets, weights in batches_of(kind)]
-        told[name] = {"losses": losses, "judged": [one.loss / one.count for one in judged],
-                      "right": sums.correct, "scores": network.scores(more) if train.get("metrics") else {}}
+        judged = [
+            network.evaluate(images, targets, *([] if weights is None else [weights]))
+            for images, targets, weights in batches_of(kind)
+        ]
+        told[name] = {
+            "losses": losses,
+            "judged": [one.loss / one.count for one in judged],
+            "right": sums.correct,
+            "scores": network.scores(more) if train.get("metrics") else {},
+        }
         network.close()
     (folder / f"{engine}.json").write_text(json.dumps(told))
 

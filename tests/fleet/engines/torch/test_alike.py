@@ -21,8 +21,14 @@ def told(tmp_path_factory):
         pytest.skip("TensorFlow is not installed")
     folder = tmp_path_factory.mktemp("alike")
     for engine in ("keras", "torch"):
-        done = subprocess.run([sys.executable, "-m", "tests.fleet.engines.torch.alike", engine, str(folder)], cwd=ROOT,
-                              env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            [sys.executable, "-m", "tests.fleet.engines.torch.alike", engine, str(folder)],
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
         assert done.returncode == 0, done.stderr[-3000:]
     return [json.loads((folder / f"{engine}.json").read_text()) for engine in ("keras", "torch")]
 

@@ -18,20 +18,34 @@ def shown(monkeypatch):
     def show(count):
         told = SimpleNamespace(chosen=[], shares=[], threads=[])
         monkeypatch.setattr(torch.cuda, "device_count", lambda: count)
-        monkeypatch.setattr(torch.cuda, "set_device", lambda device: told.chosen.append(str(device)))
-        monkeypatch.setattr(torch.cuda, "get_device_properties",
-                            lambda device: SimpleNamespace(total_memory=80000 * 2**20))
-        monkeypatch.setattr(torch.cuda, "set_per_process_memory_fraction",
-                            lambda share, device: told.shares.append((share, str(device))))
+        monkeypatch.setattr(
+            torch.cuda, "set_device", lambda device: told.chosen.append(str(device))
+        )
+        monkeypatch.setattr(
+            torch.cuda,
+            "get_device_properties",
+            lambda device: SimpleNamespace(total_memory=80000 * 2**20),
+        )
+        monkeypatch.setattr(
+            torch.cuda,
+            "set_per_process_memory_fraction",
+            lambda share, device: told.shares.append((share, str(device))),
+        )
         monkeypatch.setattr(torch, "set_num_threads", told.threads.append)
-        monkeypatch.setattr(torch, "use_deterministic_algorithms", lambda on: told.threads.append("deterministic"))
+        monkeypatch.setattr(
+            torch, "use_deterministic_algorithms", lambda on: told.threads.append("deterministic")
+        )
         return told
 
     return show
 
 
-@pytest.mark.parametrize(("count", "index", "chosen"), [(4, 2, "cuda:2"), (1, 0, "cuda:0"), (1, 3, "cuda:0")])
-def test_a_trainer_takes_the_gpu_of_its_place_or_the_only_one_it_is_shown(shown, count, index, chosen):
+@pytest.mark.parametrize(
+    ("count", "index", "chosen"), [(4, 2, "cuda:2"), (1, 0, "cuda:0"), (1, 3, "cuda:0")]
+)
+def test_a_trainer_takes_the_gpu_of_its_place_or_the_only_one_it_is_shown(
+    shown, count, index, chosen
+):
     from fleet.engines.torch.engine import take_device
 
     told = shown(count)
@@ -39,11 +53,21 @@ def test_a_trainer_takes_the_gpu_of_its_place_or_the_only_one_it_is_shown(shown,
     assert (told.chosen, told.shares) == ([chosen], [])
 
 
-@pytest.mark.parametrize(("slot", "shares"), [
-    (Slot(0, slots=4, memory_mib=80000), []),  # the first, which has all memory when it is alone
-    (Slot(3, slots=4, memory_mib=80000), [(0.225, "cuda:1")]), (Slot(3, slots=4), [])],
-    ids=["first", "further", "nobody says how much there is"])
-def test_trainers_that_share_a_gpu_take_equal_shares_of_its_memory_but_for_the_first(shown, slot, shares):
+@pytest.mark.parametrize(
+    ("slot", "shares"),
+    [
+        (
+            Slot(0, slots=4, memory_mib=80000),
+            [],
+        ),  # the first, which has all memory when it is alone
+        (Slot(3, slots=4, memory_mib=80000), [(0.225, "cuda:1")]),
+        (Slot(3, slots=4), []),
+    ],
+    ids=["first", "further", "nobody says how much there is"],
+)
+def test_trainers_that_share_a_gpu_take_equal_shares_of_its_memory_but_for_the_first(
+    shown, slot, shares
+):
     from fleet.engines.torch.engine import take_device
 
     told = shown(2)
@@ -55,7 +79,9 @@ def test_more_trainers_than_gpus_are_refused(shown):
     from fleet.engines.torch.engine import take_device
 
     shown(2)
-    with pytest.raises(UserError, match="this node shows 2 GPUs, and this rank is its trainer number 3"):
+    with pytest.raises(
+        UserError, match="this node shows 2 GPUs, and this rank is its trainer number 3"
+    ):
         take_device(2, 3)
 
 

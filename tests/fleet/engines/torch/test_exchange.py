@@ -40,7 +40,9 @@ class Pair:
 
 
 @pytest.mark.parametrize("least", [64, 600, 2**22])
-def test_gradients_are_added_up_in_pieces_also_with_a_rank_that_has_no_rows(tmp_path, monkeypatch, least):
+def test_gradients_are_added_up_in_pieces_also_with_a_rank_that_has_no_rows(
+    tmp_path, monkeypatch, least
+):
     import torch
 
     from fleet.engines.torch import exchange
@@ -53,7 +55,9 @@ def test_gradients_are_added_up_in_pieces_also_with_a_rank_that_has_no_rows(tmp_
 
     def module():
         torch.manual_seed(1)
-        return torch.nn.Sequential(torch.nn.Linear(9, 20), torch.nn.ReLU(), torch.nn.Linear(20, 7), torch.nn.Tanh())
+        return torch.nn.Sequential(
+            torch.nn.Linear(9, 20), torch.nn.ReLU(), torch.nn.Linear(20, 7), torch.nn.Tanh()
+        )
 
     def rank_main(rank, flat, net):
         try:
@@ -63,7 +67,7 @@ def test_gradients_are_added_up_in_pieces_also_with_a_rank_that_has_no_rows(tmp_
                 flat.say(stop=False, failed=False)
                 if rank == 0 or step != 1:  # in the second step it has none
                     one.begin(flat)
-                    net(inputs[3 * rank:3 * rank + 3]).sum().backward()
+                    net(inputs[3 * rank : 3 * rank + 3]).sum().backward()
                 one.finish(flat)
                 found[rank, step] = flat.whole.clone().numpy()
             one.close()
@@ -71,7 +75,10 @@ def test_gradients_are_added_up_in_pieces_also_with_a_rank_that_has_no_rows(tmp_
             errors.append(error)
 
     nets = [module() for _ in range(2)]  # the generator is of the process
-    ranks = [threading.Thread(target=rank_main, args=(rank, Flat(net, 0), net)) for rank, net in enumerate(nets)]
+    ranks = [
+        threading.Thread(target=rank_main, args=(rank, Flat(net, 0), net))
+        for rank, net in enumerate(nets)
+    ]
     [rank.start() for rank in ranks]
     [rank.join(60) for rank in ranks]
     assert not errors

@@ -14,8 +14,10 @@ pytestmark = pytest.mark.torch
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("shape", "to"), [((9, 12, 3), (8, 8)), ((5, 4, 1), (7, 6)), ((6, 6, 2), (6, 6)),
-                                           ((5, 5, 3), (4, 6))])
+@pytest.mark.parametrize(
+    ("shape", "to"),
+    [((9, 12, 3), (8, 8)), ((5, 4, 1), (7, 6)), ((6, 6, 2), (6, 6)), ((5, 5, 3), (4, 6))],
+)
 def test_tensors_are_moved_as_numpy_moves_arrays(dtype, shape, to):
     import torch
 
@@ -40,8 +42,15 @@ def test_a_network_comes_to_the_bits_of_one_that_is_fed_by_the_host(train):
         network = built(sample=fed, **train)
         sums = [network.step(images, labels, 12), *network.stride(images, labels, [4, 8])]
         judged, outputs = network.predict(images, labels)
-        found.append((sums, judged, network.evaluate(images, labels), outputs.tobytes(),
-                      {name: array.tobytes() for name, array in network.state().items()}))
+        found.append(
+            (
+                sums,
+                judged,
+                network.evaluate(images, labels),
+                outputs.tobytes(),
+                {name: array.tobytes() for name, array in network.state().items()},
+            )
+        )
     assert found[0] == found[1]
 
 

@@ -27,23 +27,71 @@ def spec_of(model=CNN, **train):
 
 def built(model=CNN, sample=SAMPLE, seed=0, **train):
     spec = spec_of(model, **train)
-    return make_engine(spec, sample, None, 0, 1).build(replace(spec.networks[0], seed=seed), Alone())
+    return make_engine(spec, sample, None, 0, 1).build(
+        replace(spec.networks[0], seed=seed), Alone()
+    )
 
 
-@pytest.mark.parametrize("train", [
-    {}, {"batch": {"accumulate": 2}}, {"precision": "mixed_bfloat16"},
-    {"optimizer": {"name": "adamw", "learning_rate": 0.02, "weight_decay": 0.01, "amsgrad": True}},
-    {"optimizer": {"name": "nadam", "learning_rate": 0.02, "clipnorm": 1.0}},
-    {"optimizer": {"name": "sgd", "learning_rate": 0.1, "nesterov": True, "momentum": 0.5, "use_ema": True,
-                   "ema_momentum": 0.5}},
-    {"optimizer": {"name": "rmsprop", "learning_rate": 0.01, "centered": True, "momentum": 0.5}},
-    {"optimizer": {"name": "adam", "learning_rate": {"name": "CosineDecay", "initial_learning_rate": 0.02,
-                                                     "decay_steps": 100}}},
-    {"optimizer": {"name": "torch.optim:Adagrad", "learning_rate": 0.1}},
-    {"optimizer": {"name": f"{MODULES}:momentum", "args": {"decay": 0.001},
-                   "learning_rate": {"name": "CosineDecay", "initial_learning_rate": 0.0, "decay_steps": 100,
-                                     "warmup_target": 0.1, "warmup_steps": 2}}}],
-    ids=lambda train: " ".join([*train, str(train.get("optimizer", {}).get("name", ""))]))
+@pytest.mark.parametrize(
+    "train",
+    [
+        {},
+        {"batch": {"accumulate": 2}},
+        {"precision": "mixed_bfloat16"},
+        {
+            "optimizer": {
+                "name": "adamw",
+                "learning_rate": 0.02,
+                "weight_decay": 0.01,
+                "amsgrad": True,
+            }
+        },
+        {"optimizer": {"name": "nadam", "learning_rate": 0.02, "clipnorm": 1.0}},
+        {
+            "optimizer": {
+                "name": "sgd",
+                "learning_rate": 0.1,
+                "nesterov": True,
+                "momentum": 0.5,
+                "use_ema": True,
+                "ema_momentum": 0.5,
+            }
+        },
+        {
+            "optimizer": {
+                "name": "rmsprop",
+                "learning_rate": 0.01,
+                "centered": True,
+                "momentum": 0.5,
+            }
+        },
+        {
+            "optimizer": {
+                "name": "adam",
+                "learning_rate": {
+                    "name": "CosineDecay",
+                    "initial_learning_rate": 0.02,
+                    "decay_steps": 100,
+                },
+            }
+        },
+        {"optimizer": {"name": "torch.optim:Adagrad", "learning_rate": 0.1}},
+        {
+            "optimizer": {
+                "name": f"{MODULES}:momentum",
+                "args": {"decay": 0.001},
+                "learning_rate": {
+                    "name": "CosineDecay",
+                    "initial_learning_rate": 0.0,
+                    "decay_steps": 100,
+                    "warmup_target": 0.1,
+                    "warmup_steps": 2,
+                },
+            }
+        },
+    ],
+    ids=lambda train: " ".join([*train, str(train.get("optimizer", {}).get("name", ""))]),
+)
 def test_a_network_learns_with_every_setting_and_goes_on_from_its_state_bit_for_bit(batch, train):
     one, other = built(**train), built(seed=1, **train)
     fresh = built(**train)
@@ -69,7 +117,9 @@ def test_a_state_of_another_network_is_refused():
     one = built()
     state = one.state()
     state.pop("model/stage0_conv.weight")
-    with pytest.raises(CheckpointError, match=r"another network: it differs in model/stage0_conv\.weight"):
+    with pytest.raises(
+        CheckpointError, match=r"another network: it differs in model/stage0_conv\.weight"
+    ):
         one.load(state)
 
 
@@ -93,7 +143,9 @@ def test_a_rank_may_have_one_row_also_with_batch_normalisation(batch):
     one = built({"build": f"{MODULES}:normalised"})
     before = one.state()
     assert one.step(batch[0][:1], batch[1][:1], 1).count == 1
-    changed = {name for name, array in one.state().items() if not np.array_equal(array, before[name])}
+    changed = {
+        name for name, array in one.state().items() if not np.array_equal(array, before[name])
+    }
     assert {"model/0.1.weight", "model/2.weight"} < changed
     assert "model/1.running_var" not in changed  # of one number there is no variance
     one.step(*batch, 12)
@@ -132,17 +184,27 @@ def late(monkeypatch):
     return built
 
 
-@pytest.mark.parametrize("train", [{}, {"batch": {"accumulate": 2}, "optimizer": {"name": "adamw"}}], ids=str)
+@pytest.mark.parametrize(
+    "train", [{}, {"batch": {"accumulate": 2}, "optimizer": {"name": "adamw"}}], ids=str
+)
 def test_steps_whose_sums_are_read_late_come_to_the_same_bit_for_bit(batch, late, train):
     one, (images, labels) = late(**train), batch
     some, none = np.where(np.arange(12) % 3 == 0, -1, labels), np.full(12, -1)
-    waits = [one.begin(images, labels, [12]), one.begin(images, some, [12]), one.begin(images, none, [12]),
-             one.begin(images, some, [4, 8])]
+    waits = [
+        one.begin(images, labels, [12]),
+        one.begin(images, some, [12]),
+        one.begin(images, none, [12]),
+        one.begin(images, some, [4, 8]),
+    ]
     sums = [found for wait in waits for found in wait().sums]
     assert [found.count for found in sums] == [12, 8, 0, 2, 6]
     other = built(**train)
-    assert sums == [other.step(*batch, 12), other.step(images, some, 12), other.step(images, none, 12),
-                    *other.stride(images, some, [4, 8])]
+    assert sums == [
+        other.step(*batch, 12),
+        other.step(images, some, 12),
+        other.step(images, none, 12),
+        *other.stride(images, some, [4, 8]),
+    ]
     assert all(np.array_equal(array, other.state()[name]) for name, array in one.state().items())
 
 
@@ -167,17 +229,30 @@ def test_gradients_that_a_backward_pass_makes_anew_are_those_that_it_adds_up_bit
 
 
 def test_samples_may_weigh_where_sums_are_read_late(batch, late):
-    sample, weights = replace(SAMPLE, target=TargetSpec("class", 3, weighted=True)), np.linspace(-1, 2, 12, dtype="f")
+    sample, weights = (
+        replace(SAMPLE, target=TargetSpec("class", 3, weighted=True)),
+        np.linspace(-1, 2, 12, dtype="f"),
+    )
     assert late(sample=sample).begin(*batch, [12], weights=weights)().sums == [
-        built(sample=sample).step(*batch, 12, weights=weights)]
+        built(sample=sample).step(*batch, 12, weights=weights)
+    ]
 
 
-@pytest.mark.parametrize("model", [
-    {"build": f"{MODULES}:viewing"}, {"build": f"{MODULES}:convolutional", "args": {"filters": 6}},
-    {"family": "softmax"}, {"family": "resnet", "args": {"blocks": [1, 1], "width": 4}},
-    {"family": "resnet", "args": {"blocks": [1, 1], "width": 4, "stem": "imagenet", "norm": "none"}},
-    {"family": "densenet", "args": {"blocks": [1, 2], "growth": 3}}],
-    ids=lambda model: next(iter(model.values())))
+@pytest.mark.parametrize(
+    "model",
+    [
+        {"build": f"{MODULES}:viewing"},
+        {"build": f"{MODULES}:convolutional", "args": {"filters": 6}},
+        {"family": "softmax"},
+        {"family": "resnet", "args": {"blocks": [1, 1], "width": 4}},
+        {
+            "family": "resnet",
+            "args": {"blocks": [1, 1], "width": 4, "stem": "imagenet", "norm": "none"},
+        },
+        {"family": "densenet", "args": {"blocks": [1, 2], "growth": 3}},
+    ],
+    ids=lambda model: next(iter(model.values())),
+)
 def test_what_is_counted_before_a_network_is_built_is_what_it_has(batch, model):
     trainable, spec = built(model), spec_of(model)
     assert trainable.count_parameters() == count_parameters(spec.networks[0], spec, SAMPLE)
@@ -194,29 +269,57 @@ def test_whole_numbers_that_are_no_image_reach_an_embedding_as_they_are():
     plain = built({"build": f"{MODULES}:dense"}, sample)  # one that takes quantities gets these
     assert plain.step(numbers, np.arange(6) % 3, 6).count == 6
     one, other = (built({"build": f"{MODULES}:{name}"}, sample) for name in ("embedding", "sparse"))
-    losses = [[each.step(numbers, np.arange(6) % 3, 6).loss for _ in range(3)] for each in (one, other)]
+    losses = [
+        [each.step(numbers, np.arange(6) % 3, 6).loss for _ in range(3)] for each in (one, other)
+    ]
     assert losses[0] == pytest.approx(losses[1])
 
 
-@pytest.mark.parametrize(("function", "said"), [
-    ("probable", "gives probabilities, by a softmax; leave it out"),
-    ("of_another_size", r"\(None, 4\), not \(None, 3\)"),
-    ("no_module", "returned a int, not a torch.nn.Module"), ("raising", "raised ValueError: no luck"),
-    ("frozen", "no parameter to train"), ("embedding", "cannot take images of")])
+@pytest.mark.parametrize(
+    ("function", "said"),
+    [
+        ("probable", "gives probabilities, by a softmax; leave it out"),
+        ("of_another_size", r"\(None, 4\), not \(None, 3\)"),
+        ("no_module", "returned a int, not a torch.nn.Module"),
+        ("raising", "raised ValueError: no luck"),
+        ("frozen", "no parameter to train"),
+        ("embedding", "cannot take images of"),
+    ],
+)
 def test_what_is_wrong_with_a_module_is_said_when_it_is_built(function, said):
     with pytest.raises(FleetError, match=said):
         built({"build": f"{MODULES}:{function}"})
 
 
 TARGETS = {
-    "class": (TargetSpec("class", 3, weighted=True), {"class_weights": {"0": 2.0}, "label_smoothing": 0.1},
-              ["AUC", "F1Score", "top_k_categorical_accuracy"]),
-    "multilabel": (TargetSpec("multilabel", 3), {"label_smoothing": 0.1}, ["Precision", "Recall", "binary_accuracy"]),
-    "value": (TargetSpec("value", 3), {"loss": "huber"}, ["mae", "rmse", "R2Score", f"{MODULES}:absolute"]),
+    "class": (
+        TargetSpec("class", 3, weighted=True),
+        {"class_weights": {"0": 2.0}, "label_smoothing": 0.1},
+        ["AUC", "F1Score", "top_k_categorical_accuracy"],
+    ),
+    "multilabel": (
+        TargetSpec("multilabel", 3),
+        {"label_smoothing": 0.1},
+        ["Precision", "Recall", "binary_accuracy"],
+    ),
+    "value": (
+        TargetSpec("value", 3),
+        {"loss": "huber"},
+        ["mae", "rmse", "R2Score", f"{MODULES}:absolute"],
+    ),
     "own": (TargetSpec("value", 3), {"loss": f"{MODULES}:absolute"}, ["mse"]),
-    "of torch": (TargetSpec("value", 3), {"loss": {"torch.nn:SmoothL1Loss": {"beta": 0.5}}}, ["mse"]),
-    "mask": (TargetSpec("mask", 3, size=(8, 8), ignore=9), {"class_weights": {"1": 2.0}}, ["MeanIoU", "mae"]),
-    "dice": (TargetSpec("mask", 3, size=(8, 8)), {"loss": "dice"}, ["F1Score"])}
+    "of torch": (
+        TargetSpec("value", 3),
+        {"loss": {"torch.nn:SmoothL1Loss": {"beta": 0.5}}},
+        ["mse"],
+    ),
+    "mask": (
+        TargetSpec("mask", 3, size=(8, 8), ignore=9),
+        {"class_weights": {"1": 2.0}},
+        ["MeanIoU", "mae"],
+    ),
+    "dice": (TargetSpec("mask", 3, size=(8, 8)), {"loss": "dice"}, ["F1Score"]),
+}
 
 
 @pytest.mark.parametrize("case", TARGETS)
@@ -224,11 +327,21 @@ TARGETS = {
 def test_every_kind_of_target_is_learned_with_its_measures(case, family):
     target, train, metrics = TARGETS[case]
     if "class_weights" in train:  # ready, as a run makes it of names
-        train = {**train, "class_weights": {str(one): train["class_weights"].get(str(one), 1.0) for one in range(3)}}
+        train = {
+            **train,
+            "class_weights": {
+                str(one): train["class_weights"].get(str(one), 1.0) for one in range(3)
+            },
+        }
     sample = SampleSpec(ImageSpec((8, 8, 1), "uint8"), 3, Affine(0.5, 0.5), target=target)
-    model = {"family": "softmax"} if family else {
-        "build": f"{MODULES}:{'segmenting' if target.kind == 'mask' else 'viewing'}"}
-    trainable = built(model, sample, metrics=metrics, optimizer={"name": "adam", "learning_rate": 0.01}, **train)
+    model = (
+        {"family": "softmax"}
+        if family
+        else {"build": f"{MODULES}:{'segmenting' if target.kind == 'mask' else 'viewing'}"}
+    )
+    trainable = built(
+        model, sample, metrics=metrics, optimizer={"name": "adam", "learning_rate": 0.01}, **train
+    )
     spec = spec_of(model)
     assert trainable.count_parameters() == count_parameters(spec.networks[0], spec, sample)
     rng = np.random.default_rng(0)
@@ -242,14 +355,21 @@ def test_every_kind_of_target_is_learned_with_its_measures(case, family):
     assert len(trainable.scores(sums.more)) == len(metrics)
 
 
-@pytest.mark.parametrize(("train", "setting"), [
-    ({"loss": f"{MODULES}:one_number"}, "loss"), ({"metrics": [f"{MODULES}:one_number"]}, "metrics"),
-    ({"loss": {"huber": {"beta": 1}}}, "loss"), ({"metrics": [{"AUC": {"curve": "XY"}}]}, "metrics"),
-    ({"optimizer": {"name": f"{MODULES}:dense"}}, "optimizer"),
-    ({"optimizer": {"name": f"{MODULES}:counting"}}, "optimizer")])  # its count would be lost
+@pytest.mark.parametrize(
+    ("train", "setting"),
+    [
+        ({"loss": f"{MODULES}:one_number"}, "loss"),
+        ({"metrics": [f"{MODULES}:one_number"]}, "metrics"),
+        ({"loss": {"huber": {"beta": 1}}}, "loss"),
+        ({"metrics": [{"AUC": {"curve": "XY"}}]}, "metrics"),
+        ({"optimizer": {"name": f"{MODULES}:dense"}}, "optimizer"),
+        ({"optimizer": {"name": f"{MODULES}:counting"}}, "optimizer"),
+    ],
+)  # its count would be lost
 def test_a_setting_that_this_engine_cannot_take_is_named(train, setting):
     sample = SampleSpec(ImageSpec((8, 8, 1), "uint8"), 3, target=TargetSpec("value", 3))
     with pytest.raises(SettingError) as caught:
         built({"family": "softmax"}, sample, **train).check_learns(
-            np.zeros((2, 8, 8, 1), np.uint8), np.ones((2, 3), np.float32))
+            np.zeros((2, 8, 8, 1), np.uint8), np.ones((2, 3), np.float32)
+        )
     assert caught.value.setting[1] == setting

@@ -20,7 +20,7 @@ pytestmark = pytest.mark.torch
 CNN = {"family": "cnn", "args": {"filters": [4], "dense": [6]}}
 NET = {"build": "starting_modules:net", "args": {"width": 4}}
 SAMPLE = SampleSpec(ImageSpec((8, 8, 1), "uint8"), 3, Affine(0.5, 0.5))
-MODULES = '''
+MODULES = """
 import torch
 from torch import nn
 
@@ -65,7 +65,7 @@ class Added(nn.Module):
 
 def pixels(input_shape, classes):
     return nn.Conv2d(input_shape[2], classes, 1)
-'''
+"""
 
 
 @pytest.fixture(autouse=True)
@@ -78,13 +78,22 @@ def modules(tmp_path, monkeypatch):
 
 
 def spec_of(model, **train):
-    return parse({"models": [{**model, "name": "a"}], "resources": {"engine": "torch"}, "output": "run",
-                  "data": {"source": "image_folder", "path": "x", "transforms": ["decode", "scale"]}, "train": train})
+    return parse(
+        {
+            "models": [{**model, "name": "a"}],
+            "resources": {"engine": "torch"},
+            "output": "run",
+            "data": {"source": "image_folder", "path": "x", "transforms": ["decode", "scale"]},
+            "train": train,
+        }
+    )
 
 
 def built(model, sample=SAMPLE, seed=0, **train):
     spec = spec_of(model, **train)
-    return make_engine(spec, sample, None, 0, 1).build(replace(spec.networks[0], seed=seed), Alone())
+    return make_engine(spec, sample, None, 0, 1).build(
+        replace(spec.networks[0], seed=seed), Alone()
+    )
 
 
 def trained(network, steps=2):
@@ -100,7 +109,9 @@ def outputs_of(network, images):
 
 @pytest.mark.parametrize("model", [CNN, NET])
 @pytest.mark.parametrize("train", [{}, {"optimizer": {"use_ema": True, "ema_momentum": 0.5}}])
-def test_an_export_is_the_state_dict_and_a_note_and_gives_what_the_network_does(tmp_path, model, train):
+def test_an_export_is_the_state_dict_and_a_note_and_gives_what_the_network_does(
+    tmp_path, model, train
+):
     from safetensors.numpy import load_file
 
     network, path = trained(built(model, **train)), tmp_path / "best.safetensors"
@@ -108,32 +119,50 @@ def test_an_export_is_the_state_dict_and_a_note_and_gives_what_the_network_does(
     assert set(load_file(path)) == set(network.module.state_dict())
     note = json.loads((tmp_path / "best.json").read_text())
     assert note["classes"] == ["0", "1", "2"]
-    assert (note["input"]["shape"], note["input"]["dtype"], note["transforms"]) == ([8, 8, 1], "uint8",
-                                                                                    ["decode", "scale"])
+    assert (note["input"]["shape"], note["input"]["dtype"], note["transforms"]) == (
+        [8, 8, 1],
+        "uint8",
+        ["decode", "scale"],
+    )
     assert note.get("build", note.get("family")) == model.get("build", model.get("family"))
-    assert note["args"].items() >= {key: value for key, value in model["args"].items() if key == "width"}.items()
+    assert (
+        note["args"].items()
+        >= {key: value for key, value in model["args"].items() if key == "width"}.items()
+    )
     images = np.random.default_rng(1).integers(0, 255, (300, 8, 8, 1), np.uint8)
     logits = outputs_of(network, images)
     joined = join_exports(spec_of(model), [path, path], [0.25, 0.75], "class")
     assert joined.predict(images) == pytest.approx(probabilities(logits, "class"), abs=1e-6)
     joined.save(tmp_path / "mean.safetensors")
-    assert {name.partition(".")[0] for name in load_file(tmp_path / "mean.safetensors")} == {"0", "1"}
-    assert [one["weight"] for one in json.loads((tmp_path / "mean.json").read_text())["mean_of"]] == [0.25, 0.75]
+    assert {name.partition(".")[0] for name in load_file(tmp_path / "mean.safetensors")} == {
+        "0",
+        "1",
+    }
+    assert [
+        one["weight"] for one in json.loads((tmp_path / "mean.json").read_text())["mean_of"]
+    ] == [0.25, 0.75]
 
 
 def test_masks_and_values_come_out_as_they_are_asked_for(tmp_path):
-    mask = SampleSpec(ImageSpec((4, 6, 3), "uint8"), 3, None, target=TargetSpec("mask", 3, size=(4, 6)))
+    mask = SampleSpec(
+        ImageSpec((4, 6, 3), "uint8"), 3, None, target=TargetSpec("mask", 3, size=(4, 6))
+    )
     network = built({"build": "starting_modules:pixels"}, mask)
     network.export(network.state(), tmp_path / "best.safetensors")
     joined = join_exports(spec_of(CNN), [tmp_path / "best.safetensors"], [1.0], "mask")
     found = joined.predict(np.ones((2, 4, 6, 3), np.uint8))
-    assert (found.shape, found.sum(-1)) == ((2, 4, 6, 3), pytest.approx(np.ones((2, 4, 6)), abs=1e-5))
+    assert (found.shape, found.sum(-1)) == (
+        (2, 4, 6, 3),
+        pytest.approx(np.ones((2, 4, 6)), abs=1e-5),
+    )
     rows = SampleSpec(ImageSpec((4,), "float32"), 2, target=TargetSpec("value", 2))
     network = built({"build": "starting_modules:tied"}, rows)
     network.export(network.state(), tmp_path / "best.safetensors")
     joined = join_exports(spec_of(CNN), [tmp_path / "best.safetensors"], [1.0], "value")
     ones = np.ones((2, 4), np.float32)
-    assert joined.predict(ones) == pytest.approx(network.predict(ones, np.zeros((2, 2), np.float32))[1])
+    assert joined.predict(ones) == pytest.approx(
+        network.predict(ones, np.zeros((2, 2), np.float32))[1]
+    )
 
 
 def test_without_the_code_of_a_module_it_says_what_is_missing(tmp_path, monkeypatch):
@@ -141,10 +170,15 @@ def test_without_the_code_of_a_module_it_says_what_is_missing(tmp_path, monkeypa
     network.export(network.state(), tmp_path / "best.safetensors")
     (tmp_path / "starting_modules.py").rename(tmp_path / "elsewhere.py")
     sys.modules.pop("starting_modules")
-    with pytest.raises(UserError, match=r"takes the code of starting_modules:net, which should be found "
-                                        r"from here, or where it was: .*starting_modules"):
+    with pytest.raises(
+        UserError,
+        match=r"takes the code of starting_modules:net, which should be found "
+        r"from here, or where it was: .*starting_modules",
+    ):
         join_exports(spec_of(CNN), [tmp_path / "best.safetensors"], [1.0], "class")
-    (tmp_path / "starting_modules.py").write_text(MODULES.replace("nn.Linear(width, classes)", "nn.Linear(width, 9)"))
+    (tmp_path / "starting_modules.py").write_text(
+        MODULES.replace("nn.Linear(width, classes)", "nn.Linear(width, 9)")
+    )
     with pytest.raises(UserError, match="gives outputs of shape"):
         join_exports(spec_of(CNN), [tmp_path / "best.safetensors"], [1.0], "class")
     sys.modules.pop("starting_modules")
@@ -157,7 +191,10 @@ def test_without_the_code_of_a_module_it_says_what_is_missing(tmp_path, monkeypa
 
 
 def test_what_a_file_cannot_hold_is_found_before_hours_are_spent(tmp_path):
-    assert built(NET).try_export(tmp_path) == "loading best.safetensors takes the module starting_modules"
+    assert (
+        built(NET).try_export(tmp_path)
+        == "loading best.safetensors takes the module starting_modules"
+    )
     colours = SampleSpec(ImageSpec((8, 8, 3), "uint8"), 3)
     assert built({"build": "tests.torch_modules:viewing"}, colours).try_export(tmp_path)
     with pytest.raises(ModelError, match="neither a parameter nor a buffer"):
@@ -187,18 +224,30 @@ def test_a_head_of_its_own_is_skipped_and_what_is_frozen_stays(tmp_path):
     second = built(NET, SampleSpec(SAMPLE.image, 5, SAMPLE.affine), seed=1, start=start)
     second.begin_with(tmp_path / "best.safetensors", ["head.*"])
     begun = second.state()
-    assert all(np.array_equal(begun[name], array) for name, array in first.state().items() if "model/body" in name)
+    assert all(
+        np.array_equal(begun[name], array)
+        for name, array in first.state().items()
+        if "model/body" in name
+    )
     trained(second, 3)
-    changed = {name for name, array in second.state().items() if not np.array_equal(array, begun[name])}
-    assert {name for name in changed if name.startswith("model/")} == {"model/head.weight", "model/head.bias"}
+    changed = {
+        name for name, array in second.state().items() if not np.array_equal(array, begun[name])
+    }
+    assert {name for name in changed if name.startswith("model/")} == {
+        "model/head.weight",
+        "model/head.bias",
+    }
 
 
 def test_what_does_not_fit_is_named_one_by_one(tmp_path):
     first = built(NET)
     first.export(first.state(), tmp_path / "best.safetensors")
     wider = built({**NET, "args": {"width": 5}})
-    with pytest.raises(SettingError, match=r"body.0.weight is \(4, 1, 3, 3\) in the file and \(5, 1, 3, 3\) in the "
-                                           r"network; body.0.bias is .*; head.weight is") as caught:
+    with pytest.raises(
+        SettingError,
+        match=r"body.0.weight is \(4, 1, 3, 3\) in the file and \(5, 1, 3, 3\) in the "
+        r"network; body.0.bias is .*; head.weight is",
+    ) as caught:
         wider.begin_with(tmp_path / "best.safetensors", ())
     assert "num_batches" not in str(caught.value)
     with pytest.raises(SettingError, match="the file has no .*; the network has no body.0.bias"):
@@ -217,7 +266,11 @@ def test_a_file_may_lack_the_second_name_of_a_weight_and_counts(tmp_path):
 
     rows = SampleSpec(ImageSpec((4,), "float32"), 2, target=TargetSpec("value", 2))
     first = built({"build": "starting_modules:tied"}, rows)
-    state = {name: one.clone() for name, one in first.module.state_dict().items() if name != "again.weight"}
+    state = {
+        name: one.clone()
+        for name, one in first.module.state_dict().items()
+        if name != "again.weight"
+    }
     save_file(state, tmp_path / "tied.safetensors")
     second = built({"build": "starting_modules:tied"}, rows, seed=1)
     second.begin_with(tmp_path / "tied.safetensors", ())

@@ -17,7 +17,9 @@ def _quick(tmp_path_factory):
         patch.setattr(RateBook, "write", lambda book: None)
         patch.setattr(trainer, "CheckpointWriter", Writer)
         patch.setattr(fleet_session, "sources_of", noted_sources)
-        patch.setattr(evaluation, "_JUDGED_AT_ONCE_S", 0.0)  # an interruption may come between any two batches
+        patch.setattr(
+            evaluation, "_JUDGED_AT_ONCE_S", 0.0
+        )  # an interruption may come between any two batches
         yield
 
 

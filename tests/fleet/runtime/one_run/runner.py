@@ -119,12 +119,21 @@ class Runner:
             chunk = min(self.case.chunk, layout.samples)
             largest = max(network.train.batch.size for network in self.prepared.spec.networks)
             touched = -(-(largest - 1) // chunk) + 1
-            self.prepared = dataclasses.replace(self.prepared, layout=dataclasses.replace(
-                layout, chunk=chunk, slots=touched + self.case.spare_slots, lookahead=touched + 1))
+            self.prepared = dataclasses.replace(
+                self.prepared,
+                layout=dataclasses.replace(
+                    layout,
+                    chunk=chunk,
+                    slots=touched + self.case.spare_slots,
+                    lookahead=touched + 1,
+                ),
+            )
         statuses = {}
 
         def rank_main(world):
-            statuses[world.rank] = _Session(world, self.prepared, interruption or Interruption(), self.notes).run()
+            statuses[world.rank] = _Session(
+                world, self.prepared, interruption or Interruption(), self.notes
+            ).run()
 
         with pytest.MonkeyPatch.context() as patch:
             if self.case.seed % 2:  # an engine that can goes ahead of the sums
@@ -142,11 +151,16 @@ class Runner:
         for name in self.prepared.spec.by_name:  # nobody reads the arrays of one that is done
             is_over = results.standing(name).outcome is not None
             found = newest(self.prepared.paths, name, with_arrays=not is_over)
-            state, history = found.state, found.history if is_over else found.state.history if found.state else ()
+            state, history = (
+                found.state,
+                found.history if is_over else found.state.history if found.state else (),
+            )
             whole = {place_of(record) for record in history}
             part = {(state.path or [state.stream_epoch])[0]: state.position} if state else {}
             for key in [key for key in self.notes if key[0] == name and key[1] not in whole]:
-                self.notes[key] = [(row, number) for row, number in self.notes[key] if row < part.get(key[1], 0)]
+                self.notes[key] = [
+                    (row, number) for row, number in self.notes[key] if row < part.get(key[1], 0)
+                ]
 
     def finish_interrupted(self, moments):
         """Launches that are interrupted at these moments, and one that is not; all epochs are as of a single one."""
@@ -179,7 +193,9 @@ class Runner:
         """What a network that is done was judged and exported with; None where it was damaged since."""
         spec = self.prepared.spec
         try:
-            found = best_state(self.prepared.paths, name, spec.by_name[name].train.converge, spec.checkpoint.keep)
+            found = best_state(
+                self.prepared.paths, name, spec.by_name[name].train.converge, spec.checkpoint.keep
+            )
         except DamagedError:
             return None
         return None if found.damage else found.state
@@ -188,7 +204,9 @@ class Runner:
         """Every network that is done was judged on the test data once, as it is exported; no other was."""
         test, spec = self.prepared.pipeline("test"), self.prepared.spec
         told = [event.network for event in self.events(ev.NetworkTested)]
-        begun_again = [event.network for event in self.events(ev.NetworkFellBack) if not event.finished]
+        begun_again = [
+            event.network for event in self.events(ev.NetworkFellBack) if not event.finished
+        ]
         for name, row in self.results().items():
             if test is None or row.status is not Status.FINISHED:
                 assert np.isnan([row.test_loss, row.test_accuracy]).all()
@@ -200,12 +218,19 @@ class Runner:
             trainable = NumpyEngine(self.prepared.sample).build(spec.by_name[name], Alone())
             trainable.load(best.arrays)
             judged = trainable.evaluate(*loaded(test, range(test.samples), 0, False))
-            np.testing.assert_allclose([row.test_loss, row.test_accuracy],
-                                       [judged.loss / judged.count, judged.correct / judged.count], rtol=1e-9)
+            np.testing.assert_allclose(
+                [row.test_loss, row.test_accuracy],
+                [judged.loss / judged.count, judged.correct / judged.count],
+                rtol=1e-9,
+            )
 
     def check_predictions(self):
         """What was kept of a network that is done is what it gives, as it is exported, for each validation sample."""
-        evaluation, spec, folds = self.prepared.pipeline("validation"), self.prepared.spec, self.prepared.folds
+        evaluation, spec, folds = (
+            self.prepared.pipeline("validation"),
+            self.prepared.spec,
+            self.prepared.folds,
+        )
         for name, row in self.results().items():
             kept = read_predicted(self.prepared.paths, name, "validation", "class")
             if kept is None or row.status is not Status.FINISHED:
@@ -214,12 +239,17 @@ class Runner:
                 continue
             trainable = NumpyEngine(self.prepared.sample).build(spec.by_name[name], Alone())
             trainable.load(best.arrays)
-            rows = (range(evaluation.samples) if folds is None
-                    else np.flatnonzero(folds == spec.by_name[name].fold).tolist())
+            rows = (
+                range(evaluation.samples)
+                if folds is None
+                else np.flatnonzero(folds == spec.by_name[name].fold).tolist()
+            )
             images, labels = loaded(evaluation, rows, 0, False)
             usable = labels >= 0
             outputs = trainable.predict(images, labels)[1]
-            np.testing.assert_allclose(kept.values, probabilities(outputs[usable], "class"), rtol=1e-6)
+            np.testing.assert_allclose(
+                kept.values, probabilities(outputs[usable], "class"), rtol=1e-6
+            )
             np.testing.assert_array_equal(kept.truth.targets, labels[usable])
             np.testing.assert_array_equal(kept.rows, row_numbers(evaluation.source)[rows][usable])
 
@@ -232,14 +262,24 @@ class Runner:
             history = self.history(name)
             for record in history:
                 noted = sorted(self.notes[name, place_of(record)])
-                assert noted == list(enumerate(itinerary(self.prepared, record, name).indices)), (name, record)
+                assert noted == list(enumerate(itinerary(self.prepared, record, name).indices)), (
+                    name,
+                    record,
+                )
             assert [record.epoch for record in history] == list(range(1, len(history) + 1))
-            consumed = [chunk for record in history for chunk in read_path(record.path) or [record.stream_epoch]]
+            consumed = [
+                chunk
+                for record in history
+                for chunk in read_path(record.path) or [record.stream_epoch]
+            ]
             assert len(set(consumed)) == len(consumed)
             if not history:
                 continue
             alone = train_alone(self.prepared, name, history)
-            all_or_none = [(record.loss, record.accuracy, record.val_loss, record.val_accuracy) for record in history]
+            all_or_none = [
+                (record.loss, record.accuracy, record.val_loss, record.val_accuracy)
+                for record in history
+            ]
             np.testing.assert_allclose(all_or_none, alone, rtol=1e-9)
 
 
@@ -262,8 +302,14 @@ class _Session(Session):
 
 def noted_sources(world, launch, memory, first_epoch):
     each = sources_of(world, launch, memory, first_epoch)._each
-    return Sources({key: dataclasses.replace(source, stream=Recorder(source.stream, world.serving, world.notes))
-                    for key, source in each.items()})
+    return Sources(
+        {
+            key: dataclasses.replace(
+                source, stream=Recorder(source.stream, world.serving, world.notes)
+            )
+            for key, source in each.items()
+        }
+    )
 
 
 def place_of(record):
@@ -273,11 +319,16 @@ def place_of(record):
 
 def itinerary(prepared, record, name):
     """The samples of an epoch of a network: all, or those that are not of its fold."""
-    whole = prepared.order(prepared.pipeline("train")).itinerary(Epoch(record.stream_epoch, read_path(record.path)))
+    whole = prepared.order(prepared.pipeline("train")).itinerary(
+        Epoch(record.stream_epoch, read_path(record.path))
+    )
     if prepared.folds is None:
         return whole
-    kept = [row for row, index in enumerate(whole.indices)
-            if prepared.folds[index] != prepared.spec.by_name[name].fold]
+    kept = [
+        row
+        for row, index in enumerate(whole.indices)
+        if prepared.folds[index] != prepared.spec.by_name[name].fold
+    ]
     return Itinerary(whole.productions[kept], whole.indices[kept], whole.path)
 
 
@@ -286,19 +337,27 @@ def train_alone(prepared, name, history):
     network = prepared.spec.by_name[name]
     trainable = NumpyEngine(prepared.sample).build(network, Alone())
     training, evaluation = prepared.pipeline("train"), prepared.pipeline("validation")
-    judging = (range(evaluation.samples) if network.fold is None
-               else [index for index, fold in enumerate(prepared.folds) if fold == network.fold])
+    judging = (
+        range(evaluation.samples)
+        if network.fold is None
+        else [index for index, fold in enumerate(prepared.folds) if fold == network.fold]
+    )
     came_to = []
     for record in history:
         whole, sums = itinerary(prepared, record, name), np.zeros(3)
         for first in range(0, len(whole.indices), network.train.batch.size):
             rows = range(first, min(first + network.train.batch.size, len(whole.indices)))
-            parts = [loaded(training, [whole.indices[row]], int(whole.productions[row]), True) for row in rows]
+            parts = [
+                loaded(training, [whole.indices[row]], int(whole.productions[row]), True)
+                for row in rows
+            ]
             images, labels = (np.concatenate(part) for part in zip(*parts, strict=True))
             result = trainable.step(images, labels, len(labels))
             sums += (result.loss, result.correct, result.count)
         judged = trainable.evaluate(*loaded(evaluation, judging, 0, False))
-        came_to.append([*sums[:2] / sums[2], judged.loss / judged.count, judged.correct / judged.count])
+        came_to.append(
+            [*sums[:2] / sums[2], judged.loss / judged.count, judged.correct / judged.count]
+        )
     return came_to
 
 
@@ -308,8 +367,11 @@ def loaded(pipeline, indices, epoch, training):
     return images, labels
 
 
-FAILING = {"tests.sources:broken": "no such layer", "tests.sources:not_a_number": "the loss became nan",
-           "tests.sources:too_large": "out of memory"}
+FAILING = {
+    "tests.sources:broken": "no such layer",
+    "tests.sources:not_a_number": "the loss became nan",
+    "tests.sources:too_large": "out of memory",
+}
 
 
 @st.composite
@@ -321,49 +383,121 @@ def cases(draw, failing=False, regroups=False):
     if not regroups and draw(st.integers(0, 4)) == 0:
         node_of, preprocessors = (0,), "auto"
     policy = "adaptive" if regroups else draw(st.sampled_from(sorted(POLICIES)))
-    roles = assign(node_of, None if preprocessors == "auto" else preprocessors, None, policy == "baseline")
+    roles = assign(
+        node_of, None if preprocessors == "auto" else preprocessors, None, policy == "baseline"
+    )
     trainers, samples = len(roles.trainers), draw(st.integers(4, 40))
     models = []
     for place in range(draw(st.integers(2 if regroups else 1, 4))):
         least = draw(st.integers(1, 2 if regroups else trainers))
-        what = {"build": draw(st.sampled_from(sorted(FAILING)))} if failing and draw(st.booleans()) else {
-            "family": "softmax"}
+        what = (
+            {"build": draw(st.sampled_from(sorted(FAILING)))}
+            if failing and draw(st.booleans())
+            else {"family": "softmax"}
+        )
         most = trainers if regroups else draw(st.integers(least, trainers))
-        models.append({**what, "name": f"n{place}", "gpus": [least, most],
-                       "train": {"batch": {"size": draw(st.integers(1, samples // 4 if regroups else samples))},
-                                 "converge": {"max_epochs": draw(st.integers(1, 3))}}})
-    curve = (st.floats(1, 50).map(lambda rate: [rate * gpus**0.9 for gpus in range(1, trainers + 1)]) if regroups else
-             st.lists(st.floats(1, 50), min_size=1, max_size=trainers))  # with the first, devices are always of use
+        models.append(
+            {
+                **what,
+                "name": f"n{place}",
+                "gpus": [least, most],
+                "train": {
+                    "batch": {"size": draw(st.integers(1, samples // 4 if regroups else samples))},
+                    "converge": {"max_epochs": draw(st.integers(1, 3))},
+                },
+            }
+        )
+    curve = (
+        st.floats(1, 50).map(lambda rate: [rate * gpus**0.9 for gpus in range(1, trainers + 1)])
+        if regroups
+        else st.lists(st.floats(1, 50), min_size=1, max_size=trainers)
+    )  # with the first, devices are always of use
     rates = [{"name": model["name"], "rates": draw(curve)} for model in models]
     content = {
-        "seed": 5, "models": models,
-        "data": {"source": "tests.sources:numbered", "path": str(samples), **draw(st.sampled_from(
-                     [{"cache": "none"}, {"order": "ring", "shards": draw(st.integers(2, 9))}, {"cache": "memory"},
-                      {"cache": "file"}])), **draw(st.sampled_from([{}, {"test": "9"}])),
-                 "transforms": [{"center_crop": {"size": [4, 4]}}, "tests.sources:noise",
-                                {"scale": {"mean": 0.5, "std": 0.5}}]},
+        "seed": 5,
+        "models": models,
+        "data": {
+            "source": "tests.sources:numbered",
+            "path": str(samples),
+            **draw(
+                st.sampled_from(
+                    [
+                        {"cache": "none"},
+                        {"order": "ring", "shards": draw(st.integers(2, 9))},
+                        {"cache": "memory"},
+                        {"cache": "file"},
+                    ]
+                )
+            ),
+            **draw(st.sampled_from([{}, {"test": "9"}])),
+            "transforms": [
+                {"center_crop": {"size": [4, 4]}},
+                "tests.sources:noise",
+                {"scale": {"mean": 0.5, "std": 0.5}},
+            ],
+        },
         "train": {"optimizer": {"learning_rate": 0.02, "momentum": 0.5}},
-        "schedule": {"policy": policy, "rates": {
-            "samples_per_epoch": samples, "gpus_per_node": roles.gpus_per_node, "models": rates}},
-        "resources": {"engine": "numpy", "preprocessors": preprocessors}}
-    return Case(content, node_of, draw(st.integers(1, 8)), draw(st.integers(1, 5)), draw(st.integers(0, 10**6)))
+        "schedule": {
+            "policy": policy,
+            "rates": {
+                "samples_per_epoch": samples,
+                "gpus_per_node": roles.gpus_per_node,
+                "models": rates,
+            },
+        },
+        "resources": {"engine": "numpy", "preprocessors": preprocessors},
+    }
+    return Case(
+        content,
+        node_of,
+        draw(st.integers(1, 8)),
+        draw(st.integers(1, 5)),
+        draw(st.integers(0, 10**6)),
+    )
 
 
-few = settings(max_examples=examples(10), deadline=None,
-               suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture])
+few = settings(
+    max_examples=examples(10),
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
 
 
-def shaky(folder, failures, retries, epochs=1, engine="numpy", data=None, checkpoint=None, gpus=1, when="before",
-          **rest):
+def shaky(
+    folder,
+    failures,
+    retries,
+    epochs=1,
+    engine="numpy",
+    data=None,
+    checkpoint=None,
+    gpus=1,
+    when="before",
+    **rest,
+):
     """A run of one network, on no more ranks than it needs, whose file system fails so many times."""
     (folder / "tries").mkdir()
-    model = {"build": "tests.sources:shaky", "name": "n0", "gpus": gpus,
-             "args": {"failures": failures, "folder": str(folder / "tries")}}
-    content = {"models": [model], "retries": retries, "resources": {"engine": engine}, "schedule": rest,
-               "data": {"source": "tests.sources:numbered", "path": "12",
-                        "transforms": [{"scale": {"mean": 0.5, "std": 0.5}}], **(data or {})},
-               "train": {"batch": {"size": 4}, "converge": {"max_epochs": epochs}},
-               "profile": {"when": when, "batches": 2, "timed": 1}, "checkpoint": checkpoint or {}}
+    model = {
+        "build": "tests.sources:shaky",
+        "name": "n0",
+        "gpus": gpus,
+        "args": {"failures": failures, "folder": str(folder / "tries")},
+    }
+    content = {
+        "models": [model],
+        "retries": retries,
+        "resources": {"engine": engine},
+        "schedule": rest,
+        "data": {
+            "source": "tests.sources:numbered",
+            "path": "12",
+            "transforms": [{"scale": {"mean": 0.5, "std": 0.5}}],
+            **(data or {}),
+        },
+        "train": {"batch": {"size": 4}, "converge": {"max_epochs": epochs}},
+        "profile": {"when": when, "batches": 2, "timed": 1},
+        "checkpoint": checkpoint or {},
+    }
     return Runner(Case(content, (0,) * (gpus + (gpus > 1)), 4, 1, 0), folder)
 
 

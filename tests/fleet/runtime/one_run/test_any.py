@@ -25,18 +25,33 @@ def test_every_network_is_trained_to_its_end_as_if_it_were_alone(folders, case):
     runner.check_epochs()
 
 
-@pytest.mark.parametrize("data", [{"source": "tests.sources:numbered"},
-                                  {"source": "tests.sources:unvalidated", "folds": 2}], ids=["whole", "folds"])
-def test_a_network_that_is_new_in_a_resumed_ring_waits_for_no_chunk_of_the_launch_before(folders, monkeypatch, data):
+@pytest.mark.parametrize(
+    "data",
+    [{"source": "tests.sources:numbered"}, {"source": "tests.sources:unvalidated", "folds": 2}],
+    ids=["whole", "folds"],
+)
+def test_a_network_that_is_new_in_a_resumed_ring_waits_for_no_chunk_of_the_launch_before(
+    folders, monkeypatch, data
+):
     """It chooses before the preprocessors have begun, and would take any shard of any production."""
-    content = {"models": [{"family": "softmax", "name": "old"}],
-               "data": {**data, "path": "24", "order": "ring", "shards": 4,
-                        "transforms": [{"scale": {"mean": 0.5, "std": 0.5}}]},
-               "train": {"batch": {"size": 4}, "converge": {"max_epochs": 2}},
-               "schedule": {"policy": "global"}, "resources": {"engine": "numpy", "preprocessors": 1}}
+    content = {
+        "models": [{"family": "softmax", "name": "old"}],
+        "data": {
+            **data,
+            "path": "24",
+            "order": "ring",
+            "shards": 4,
+            "transforms": [{"scale": {"mean": 0.5, "std": 0.5}}],
+        },
+        "train": {"batch": {"size": 4}, "converge": {"max_epochs": 2}},
+        "schedule": {"policy": "global"},
+        "resources": {"engine": "numpy", "preprocessors": 1},
+    }
     runner = Runner(Case(content, (0, 0), 1, 1, 0), folders())
     assert runner.launch() is ExitStatus.OK
-    trained = max(record.stream_epoch for name in runner.results() for record in runner.history(name))
+    trained = max(
+        record.stream_epoch for name in runner.results() for record in runner.history(name)
+    )
     step, chosen = WindowFiller.step, []
 
     def late(filler):
@@ -63,20 +78,39 @@ def policy(rates, progress, cluster, options):
 
 
 def test_a_policy_of_ones_own_that_fails_ends_the_run_with_its_name_and_the_run_goes_on_when_it_is_mended(
-        folders, monkeypatch):
+    folders, monkeypatch
+):
     folder = folders()
     monkeypatch.syspath_prepend(folder)
     monkeypatch.delitem(sys.modules, "live_policy", raising=False)
     (folder / "live_policy.py").write_text(f"FAILS = True\n{OWN_POLICY}")
-    models = [{"family": "softmax", "name": name, "train": {"converge": {"max_epochs": 2}}} for name in "ab"]
-    content = {"models": models, "resources": {"engine": "numpy"}, "train": {"batch": {"size": 4}},
-               "data": {"source": "tests.sources:numbered", "path": "40", "cache": "none",
-                        "transforms": [{"center_crop": {"size": [4, 4]}}, {"scale": {"mean": 0.5, "std": 0.5}}]},
-               "schedule": {"policy": "live_policy:policy", "rates": {
-                   "samples_per_epoch": 40, "gpus_per_node": 2,
-                   "models": [{"name": name, "rates": [1.0]} for name in "ab"]}}}
+    models = [
+        {"family": "softmax", "name": name, "train": {"converge": {"max_epochs": 2}}}
+        for name in "ab"
+    ]
+    content = {
+        "models": models,
+        "resources": {"engine": "numpy"},
+        "train": {"batch": {"size": 4}},
+        "data": {
+            "source": "tests.sources:numbered",
+            "path": "40",
+            "cache": "none",
+            "transforms": [{"center_crop": {"size": [4, 4]}}, {"scale": {"mean": 0.5, "std": 0.5}}],
+        },
+        "schedule": {
+            "policy": "live_policy:policy",
+            "rates": {
+                "samples_per_epoch": 40,
+                "gpus_per_node": 2,
+                "models": [{"name": name, "rates": [1.0]} for name in "ab"],
+            },
+        },
+    }
     runner = Runner(Case(content, (0,) * 3, 8, 3, 1), folder)
-    with pytest.raises(UserError, match="the policy live_policy:policy failed: LookupError: no plan"):
+    with pytest.raises(
+        UserError, match="the policy live_policy:policy failed: LookupError: no plan"
+    ):
         runner.launch()
     monkeypatch.setattr(sys.modules["live_policy"], "FAILS", False)
     assert runner.launch() is ExitStatus.OK
@@ -84,16 +118,32 @@ def test_a_policy_of_ones_own_that_fails_ends_the_run_with_its_name_and_the_run_
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_in_lockstep_the_groups_of_a_round_begin_and_end_on_the_same_epochs_of_the_stream(folders, seed):
+def test_in_lockstep_the_groups_of_a_round_begin_and_end_on_the_same_epochs_of_the_stream(
+    folders, seed
+):
     epochs = {"n0": 1, "n1": 4, "n2": 2, "n3": 3, "n4": 2}
-    content = {"models": [{"family": "softmax", "name": name, "train": {"converge": {"max_epochs": count}}}
-                          for name, count in epochs.items()],
-               "schedule": {"policy": "global", "rates": {
-                   "samples_per_epoch": 24, "gpus_per_node": 4,
-                   "models": [{"name": name, "rates": [10.0, 19.0]} for name in epochs]}},
-               "resources": {"engine": "numpy"}, "train": {"batch": {"size": 4}},
-               "data": {"source": "tests.sources:numbered", "path": "24", "cache": "none",
-                        "transforms": [{"scale": {"mean": 0.5, "std": 0.5}}]}}
+    content = {
+        "models": [
+            {"family": "softmax", "name": name, "train": {"converge": {"max_epochs": count}}}
+            for name, count in epochs.items()
+        ],
+        "schedule": {
+            "policy": "global",
+            "rates": {
+                "samples_per_epoch": 24,
+                "gpus_per_node": 4,
+                "models": [{"name": name, "rates": [10.0, 19.0]} for name in epochs],
+            },
+        },
+        "resources": {"engine": "numpy"},
+        "train": {"batch": {"size": 4}},
+        "data": {
+            "source": "tests.sources:numbered",
+            "path": "24",
+            "cache": "none",
+            "transforms": [{"scale": {"mean": 0.5, "std": 0.5}}],
+        },
+    }
     runner = Runner(Case(content, (0,) * 5, 4, 1, seed), folders())
     assert runner.launch() is ExitStatus.OK
     began, last, final = {}, {}, set()  # network -> epochs of the stream

@@ -1,6 +1,5 @@
 """What whole runs export of their networks."""
 
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -29,9 +28,13 @@ class _ExportingEngine(NumpyEngine):
 
 
 @pytest.mark.parametrize("failures", [1, 2])
-def test_an_export_that_fails_for_a_reason_that_may_pass_is_tried_again(folders, monkeypatch, failures):
+def test_an_export_that_fails_for_a_reason_that_may_pass_is_tried_again(
+    folders, monkeypatch, failures
+):
     monkeypatch.setattr(networks, "_REST_S", 0.01)
-    monkeypatch.setattr(fleet_session, "make_engine", lambda spec, sample, *_: _ExportingEngine(sample))
+    monkeypatch.setattr(
+        fleet_session, "make_engine", lambda spec, sample, *_: _ExportingEngine(sample)
+    )
     export = _Exporting.export
     for _ in range(failures):
         export = failing_once(export, at=1)
@@ -39,20 +42,37 @@ def test_an_export_that_fails_for_a_reason_that_may_pass_is_tried_again(folders,
     runner = shaky(folders(), failures=0, retries=1, epochs=2, engine="keras", policy="baseline")
     assert runner.launch() is (ExitStatus.OK if failures == 1 else ExitStatus.NETWORK_FAILED)
     paths = runner.prepared.paths
-    assert (paths.exported("n0", ".keras").exists(), paths.previous("n0").exists()) == (failures == 1, failures == 2)
+    assert (paths.exported("n0", ".keras").exists(), paths.previous("n0").exists()) == (
+        failures == 1,
+        failures == 2,
+    )
     assert runner.launch() is ExitStatus.OK
     assert [event.record.epoch for event in runner.events(ev.EpochEnded)] == [1, 2]
     assert paths.exported("n0", ".keras").exists()
 
 
 @pytest.mark.parametrize("keep", ["best+last", "last"])
-def test_a_network_that_was_trained_on_is_exported_again_whichever_launch_comes_to_that(folders, monkeypatch, keep):
+def test_a_network_that_was_trained_on_is_exported_again_whichever_launch_comes_to_that(
+    folders, monkeypatch, keep
+):
     export = lambda self, arrays, path: path.write_text(repr(arrays["weights"].tolist()))  # noqa: E731
-    monkeypatch.setattr(fleet_session, "make_engine", lambda spec, sample, *_: _ExportingEngine(sample))
+    monkeypatch.setattr(
+        fleet_session, "make_engine", lambda spec, sample, *_: _ExportingEngine(sample)
+    )
     monkeypatch.setattr(_Exporting, "export", export)
-    runner = shaky(folders(), failures=0, retries=0, engine="keras", policy="baseline", checkpoint={"keep": keep})
+    runner = shaky(
+        folders(),
+        failures=0,
+        retries=0,
+        engine="keras",
+        policy="baseline",
+        checkpoint={"keep": keep},
+    )
     assert runner.launch() is ExitStatus.OK
-    paths, before = runner.prepared.paths, runner.prepared.paths.exported("n0", ".keras").read_text()
+    paths, before = (
+        runner.prepared.paths,
+        runner.prepared.paths.exported("n0", ".keras").read_text(),
+    )
     runner.path.write_text(runner.path.read_text().replace("max_epochs: 1", "max_epochs: 3"))
     monkeypatch.setattr(_Exporting, "export", failing_once(export, at=1))
     assert runner.launch() is ExitStatus.NETWORK_FAILED
@@ -60,7 +80,11 @@ def test_a_network_that_was_trained_on_is_exported_again_whichever_launch_comes_
     assert runner.launch() is ExitStatus.OK
     assert [event.record.epoch for event in runner.events(ev.EpochEnded)] == [1, 2, 3]
     best = best_state(paths, "n0", runner.prepared.spec.by_name["n0"].train.converge, keep).state
-    assert paths.exported("n0", ".keras").read_text() == repr(best.arrays["weights"].tolist()) != before
+    assert (
+        paths.exported("n0", ".keras").read_text()
+        == repr(best.arrays["weights"].tolist())
+        != before
+    )
 
 
 @pytest.mark.long
@@ -71,11 +95,15 @@ def test_every_network_is_exported_whenever_a_launch_was_killed(folders, case, m
     case.content["resources"]["engine"] = "keras"
     runner = Runner(case, folders())
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(fleet_session, "make_engine", lambda spec, sample, *_: _ExportingEngine(sample))
+        patch.setattr(
+            fleet_session, "make_engine", lambda spec, sample, *_: _ExportingEngine(sample)
+        )
         for turns in moments:
             runner.launch(turns=turns)
         assert runner.launch() is ExitStatus.OK
     for name in runner.results():
-        assert runner.prepared.paths.exported(name, ".keras").read_text() == "['velocity', 'weights']"
+        assert (
+            runner.prepared.paths.exported(name, ".keras").read_text() == "['velocity', 'weights']"
+        )
         most = case.content["models"][int(name[1:])]["train"]["converge"]["max_epochs"]
         assert len(runner.history(name)) == most

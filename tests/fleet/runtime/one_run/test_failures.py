@@ -12,14 +12,27 @@ from fleet.ensemble import networks
 from fleet.errors import ExitStatus
 from fleet.storage.checkpoint import read_state, write_state
 from fleet.storage.results import Status
-from tests.fleet.runtime.one_run.runner import FAILING, Runner, Writer, cases, failing_once, few, place_of, shaky
+from tests.fleet.runtime.one_run.runner import (
+    FAILING,
+    Runner,
+    Writer,
+    cases,
+    failing_once,
+    few,
+    place_of,
+    shaky,
+)
 
 
 @few
 @given(cases(failing=True))
 def test_networks_that_fail_are_rows_and_the_others_are_trained_to_their_end(folders, case):
     runner = Runner(case, folders())
-    failing = {model["name"]: FAILING[model["build"]] for model in case.content["models"] if "build" in model}
+    failing = {
+        model["name"]: FAILING[model["build"]]
+        for model in case.content["models"]
+        if "build" in model
+    }
     assert runner.launch() is (ExitStatus.NETWORK_FAILED if failing else ExitStatus.OK)
     for name, row in runner.results().items():
         assert row.status is (Status.FAILED if name in failing else Status.FINISHED)
@@ -27,8 +40,12 @@ def test_networks_that_fail_are_rows_and_the_others_are_trained_to_their_end(fol
     runner.check_epochs()
 
 
-@pytest.mark.parametrize("policy", ["global", "baseline"])  # with baseline nothing is measured before
-def test_a_network_is_tried_again_as_often_as_the_spec_says_and_again_in_the_next_launch(folders, monkeypatch, policy):
+@pytest.mark.parametrize(
+    "policy", ["global", "baseline"]
+)  # with baseline nothing is measured before
+def test_a_network_is_tried_again_as_often_as_the_spec_says_and_again_in_the_next_launch(
+    folders, monkeypatch, policy
+):
     monkeypatch.setattr(networks, "_REST_S", 0.01)
     runner = shaky(folders(), failures=4, retries=2, policy=policy)
     assert runner.launch() is ExitStatus.NETWORK_FAILED
@@ -62,10 +79,14 @@ def test_a_replay_that_is_tried_again_takes_the_epochs_that_are_left(folders, mo
     last, taken = runner.prepared.paths.last("n0"), runner.history("n0")
     if not data:  # as a network has them that was not in every round
         state = read_state(last)
-        taken = tuple(dataclasses.replace(record, stream_epoch=epoch)
-                      for record, epoch in zip(state.history, (0, 2, 5), strict=True))
+        taken = tuple(
+            dataclasses.replace(record, stream_epoch=epoch)
+            for record, epoch in zip(state.history, (0, 2, 5), strict=True)
+        )
         write_state(last, dataclasses.replace(state, history=taken))
     monkeypatch.setattr(SoftmaxRegression, "step", failing_once(SoftmaxRegression.step, at=8))
     assert runner.launch(replay=str(runner.folder / "run"), only="n0") is ExitStatus.OK
     assert len(runner.events(ev.NetworkRetried)) == 1
-    assert [place_of(record) for record in runner.history("n0")] == [place_of(record) for record in taken]
+    assert [place_of(record) for record in runner.history("n0")] == [
+        place_of(record) for record in taken
+    ]

@@ -22,7 +22,8 @@ def folded(draw):
         model["train"]["batch"]["size"] = min(size, samples - -(-samples // folds))
     rates = case.content["schedule"]["rates"]["models"]
     case.content["schedule"]["rates"]["models"] = [
-        {**rate, "name": f"{rate['name']}-fold{fold}"} for rate in rates for fold in range(folds)]
+        {**rate, "name": f"{rate['name']}-fold{fold}"} for rate in rates for fold in range(folds)
+    ]
     return case
 
 
@@ -34,8 +35,9 @@ def test_a_network_of_a_fold_is_trained_as_if_it_were_alone_on_the_other_folds(f
     assert runner.launch() is ExitStatus.OK
     assert {row.status for row in runner.results().values()} == {Status.FINISHED}
     folds, samples = case.content["data"]["folds"], int(case.content["data"]["path"])
-    assert set(runner.results()) == {f"{model['name']}-fold{fold}" for model in case.content["models"]
-                                     for fold in range(folds)}
+    assert set(runner.results()) == {
+        f"{model['name']}-fold{fold}" for model in case.content["models"] for fold in range(folds)
+    }
     assert len(runner.prepared.folds) == samples
     runner.check_epochs()
 
@@ -43,7 +45,9 @@ def test_a_network_of_a_fold_is_trained_as_if_it_were_alone_on_the_other_folds(f
 @pytest.mark.long
 @few
 @given(folded(), st.lists(st.integers(0, 60), max_size=4))
-def test_a_run_of_folds_that_is_interrupted_goes_on_and_nothing_is_trained_twice(folders, case, moments):
+def test_a_run_of_folds_that_is_interrupted_goes_on_and_nothing_is_trained_twice(
+    folders, case, moments
+):
     runner = Runner(case, folders())
     runner.finish_interrupted(moments)
 
@@ -51,42 +55,84 @@ def test_a_run_of_folds_that_is_interrupted_goes_on_and_nothing_is_trained_twice
 @pytest.mark.long
 @few
 @given(folded(), st.lists(st.integers(1, 3000), min_size=1, max_size=3))
-def test_a_run_of_folds_that_is_killed_at_any_moment_goes_on_where_its_checkpoints_are(folders, case, moments):
+def test_a_run_of_folds_that_is_killed_at_any_moment_goes_on_where_its_checkpoints_are(
+    folders, case, moments
+):
     runner = Runner(case, folders())
     runner.finish_killed(moments)
 
 
-@pytest.mark.parametrize("data", [{"cache": "none"}, {"order": "ring", "shards": 5}, {"cache": "memory"}])
-def test_a_network_of_a_fold_comes_to_the_numbers_of_one_that_is_given_those_samples_alone(folders, data):
+@pytest.mark.parametrize(
+    "data", [{"cache": "none"}, {"order": "ring", "shards": 5}, {"cache": "memory"}]
+)
+def test_a_network_of_a_fold_comes_to_the_numbers_of_one_that_is_given_those_samples_alone(
+    folders, data
+):
     """The data of the second run is the fold itself: what it trains on, and what it is judged by."""
-    def spec(name, **more):  # each on a rank of its own from the first epoch of the stream on
-        return {"seed": 5, "models": [{"family": "softmax", "name": name, "gpus": 1}],
-                "resources": {"engine": "numpy", "preprocessors": 1},
-                "data": {"transforms": [{"scale": {"mean": 0.5, "std": 0.5}}], **more},
-                "train": {"batch": {"size": 7}, "converge": {"max_epochs": 3}}, "schedule": {"policy": "global"}}
 
-    runner = Runner(Case(spec("n", source="tests.sources:unvalidated", path="41", folds=3, **data), (0,) * 4, 4, 3, 0),
-                    folders())
+    def spec(name, **more):  # each on a rank of its own from the first epoch of the stream on
+        return {
+            "seed": 5,
+            "models": [{"family": "softmax", "name": name, "gpus": 1}],
+            "resources": {"engine": "numpy", "preprocessors": 1},
+            "data": {"transforms": [{"scale": {"mean": 0.5, "std": 0.5}}], **more},
+            "train": {"batch": {"size": 7}, "converge": {"max_epochs": 3}},
+            "schedule": {"policy": "global"},
+        }
+
+    runner = Runner(
+        Case(
+            spec("n", source="tests.sources:unvalidated", path="41", folds=3, **data),
+            (0,) * 4,
+            4,
+            3,
+            0,
+        ),
+        folders(),
+    )
     assert runner.launch() is ExitStatus.OK
     if "order" in data:  # which chunks were there decides the order of the samples
         runner.check_epochs()
         return
     for fold in range(3):
         name = f"n-fold{fold}"
-        alone = Runner(Case(spec(name, source="tests.sources:one_fold", path="41",
-                                 options={"folds": 3, "fold": fold, "seed": 5}), (0,) * 4, 4, 3, 0), folders())
+        alone = Runner(
+            Case(
+                spec(
+                    name,
+                    source="tests.sources:one_fold",
+                    path="41",
+                    options={"folds": 3, "fold": fold, "seed": 5},
+                ),
+                (0,) * 4,
+                4,
+                3,
+                0,
+            ),
+            folders(),
+        )
         assert alone.launch() is ExitStatus.OK
-        ours, theirs = ([(record.loss, record.val_loss, record.val_accuracy) for record in one.history(name)]
-                        for one in (runner, alone))
+        ours, theirs = (
+            [(record.loss, record.val_loss, record.val_accuracy) for record in one.history(name)]
+            for one in (runner, alone)
+        )
         assert ours == theirs
         assert len(ours) == 3
 
 
 def test_the_row_of_a_network_has_the_mean_of_its_folds_and_stands_before_them(folders):
-    content = {"models": [{"family": "softmax", "name": name} for name in ("a", "b")], "resources": {"engine": "numpy"},
-               "data": {"source": "tests.sources:unvalidated", "path": "40", "folds": 4,
-                        "transforms": [{"scale": {"mean": 0.5, "std": 0.5}}]},
-               "train": {"batch": {"size": 8}, "converge": {"max_epochs": 2}}, "schedule": {"policy": "baseline"}}
+    content = {
+        "models": [{"family": "softmax", "name": name} for name in ("a", "b")],
+        "resources": {"engine": "numpy"},
+        "data": {
+            "source": "tests.sources:unvalidated",
+            "path": "40",
+            "folds": 4,
+            "transforms": [{"scale": {"mean": 0.5, "std": 0.5}}],
+        },
+        "train": {"batch": {"size": 8}, "converge": {"max_epochs": 2}},
+        "schedule": {"policy": "baseline"},
+    }
     runner = Runner(Case(content, (0, 0), 4, 1, 0), folders())
     assert runner.launch() is ExitStatus.OK
     rows = read_results(runner.folder / "run")
@@ -100,5 +146,8 @@ def test_the_row_of_a_network_has_the_mean_of_its_folds_and_stands_before_them(f
         judged = [record.val_accuracy * 10 for row in folds for record in runner.history(row.name)]
         assert judged == pytest.approx(np.round(judged))  # of ten samples each
     headers, shown = leaderboard(rows)
-    assert shown[0][headers.index("val loss")] == f"{rows[0].val_loss:.4f} ± {rows[0].deviation['val_loss']:.4f}"
+    assert (
+        shown[0][headers.index("val loss")]
+        == f"{rows[0].val_loss:.4f} ± {rows[0].deviation['val_loss']:.4f}"
+    )
     assert "±" not in shown[1][headers.index("val loss")]

@@ -27,10 +27,16 @@ class Hurry(Interruption):
 @pytest.mark.long
 @few
 @given(cases())
-def test_launches_that_have_too_little_time_for_a_second_round_train_the_first_and_come_to_the_end(folders, case):
+def test_launches_that_have_too_little_time_for_a_second_round_train_the_first_and_come_to_the_end(
+    folders, case
+):
     runner = Runner(case, folders())
     for _ in range(1 + len(case.content["models"])):
-        done = sum(row.epochs for row in runner.results().values()) if runner.path.with_name("run").exists() else 0
+        done = (
+            sum(row.epochs for row in runner.results().values())
+            if runner.path.with_name("run").exists()
+            else 0
+        )
         if runner.launch(Hurry()) is ExitStatus.OK:
             break
         assert sum(row.epochs for row in runner.results().values()) > done
@@ -46,8 +52,11 @@ def test_a_run_that_is_interrupted_goes_on_and_nothing_is_trained_twice(folders,
 
 
 def test_a_launch_that_goes_on_reads_each_line_of_an_epoch_and_each_checkpoint_once_before_it_begins(
-        folders, monkeypatch):
-    runner = shaky(folders(), failures=0, retries=0, epochs=9, policy="baseline", checkpoint={"keep": "last"})
+    folders, monkeypatch
+):
+    runner = shaky(
+        folders(), failures=0, retries=0, epochs=9, policy="baseline", checkpoint={"keep": "last"}
+    )
     assert runner.launch(Interruption(60)) is ExitStatus.RESUMABLE
     epochs = len(runner.history("n0"))
     assert 0 < epochs < 9
@@ -57,6 +66,7 @@ def test_a_launch_that_goes_on_reads_each_line_of_an_epoch_and_each_checkpoint_o
         def count(first, *rest):
             read[kind(first)] += 1
             return function(first, *rest)
+
         return count
 
     def started(coordinator):
@@ -64,40 +74,66 @@ def test_a_launch_that_goes_on_reads_each_line_of_an_epoch_and_each_checkpoint_o
         read["started"] += 1
         start(coordinator)
 
-    monkeypatch.setattr(event_log, "event_from_json", counted(event_log.event_from_json, lambda line: line["event"]))
-    monkeypatch.setattr(verified, "_read_block", counted(verified._read_block, lambda path: path.name))
+    monkeypatch.setattr(
+        event_log, "event_from_json", counted(event_log.event_from_json, lambda line: line["event"])
+    )
+    monkeypatch.setattr(
+        verified, "_read_block", counted(verified._read_block, lambda path: path.name)
+    )
     monkeypatch.setattr(Coordinator, "start", started)
     assert runner.launch() is ExitStatus.OK
     assert read["started"] == 1
 
 
 @pytest.mark.parametrize("checkpoint", [{}, {"every": "0.001s"}], ids=["between", "within"])
-def test_an_epoch_that_was_interrupted_took_as_long_as_all_of_its_pieces(folders, monkeypatch, checkpoint):
+def test_an_epoch_that_was_interrupted_took_as_long_as_all_of_its_pieces(
+    folders, monkeypatch, checkpoint
+):
     signal = Signal()
-    monkeypatch.setattr(SoftmaxRegression, "step", counting(SoftmaxRegression.step, {
-        1: lambda: time.sleep(0.3), 2: lambda: setattr(signal, "has_come", True)}))
-    runner = shaky(folders(), failures=0, retries=0, data={"path": "24"}, policy="baseline", checkpoint=checkpoint)
+    monkeypatch.setattr(
+        SoftmaxRegression,
+        "step",
+        counting(
+            SoftmaxRegression.step,
+            {1: lambda: time.sleep(0.3), 2: lambda: setattr(signal, "has_come", True)},
+        ),
+    )
+    runner = shaky(
+        folders(),
+        failures=0,
+        retries=0,
+        data={"path": "24"},
+        policy="baseline",
+        checkpoint=checkpoint,
+    )
     spent = 0.0
     for interruption, status in ((signal, ExitStatus.RESUMABLE), (None, ExitStatus.OK)):
         began = time.perf_counter()
         assert runner.launch(interruption) is status
         spent += time.perf_counter() - began
-    record, = runner.history("n0")
+    (record,) = runner.history("n0")
     assert 0.3 <= record.seconds < spent
     assert 0 < record.waited_s < record.seconds
 
 
 @pytest.mark.parametrize("gpus", [1, 2])
-def test_an_epoch_whose_judgement_was_interrupted_is_judged_again_and_not_trained(folders, monkeypatch, gpus):
+def test_an_epoch_whose_judgement_was_interrupted_is_judged_again_and_not_trained(
+    folders, monkeypatch, gpus
+):
     signal, steps = Signal(), []
-    monkeypatch.setattr(SoftmaxRegression, "evaluate", counting(SoftmaxRegression.evaluate, {
-        2: lambda: setattr(signal, "has_come", True)}))
+    monkeypatch.setattr(
+        SoftmaxRegression,
+        "evaluate",
+        counting(SoftmaxRegression.evaluate, {2: lambda: setattr(signal, "has_come", True)}),
+    )
     runner = shaky(folders(), failures=0, retries=0, epochs=2, gpus=gpus, policy="baseline")
     assert runner.launch(signal) is ExitStatus.RESUMABLE
     state = newest(runner.prepared.paths, "n0", with_arrays=False).state
     assert (state.history, state.position) == ((), 12)
     step = SoftmaxRegression.step
-    monkeypatch.setattr(SoftmaxRegression, "step", lambda *given: (steps.append(1), step(*given))[1])
+    monkeypatch.setattr(
+        SoftmaxRegression, "step", lambda *given: (steps.append(1), step(*given))[1]
+    )
     assert runner.launch() is ExitStatus.OK
     assert len(steps) == 3 * gpus  # of the second epoch
     runner.check_epochs()

@@ -12,17 +12,34 @@ from tests.fleet.runtime.one_run.runner import Case, Runner, shaky
 
 
 def test_a_share_is_set_aside_for_the_test_before_any_other_and_is_never_trained_on(folders):
-    content = {"models": [{"family": "softmax", "name": "n0"}], "resources": {"engine": "numpy"},
-               "data": {"source": "tests.sources:unvalidated", "path": "40", "validation": "20%", "test": "25%",
-                        "transforms": [{"scale": {"mean": 0.5, "std": 0.5}}]},
-               "train": {"batch": {"size": 8}, "converge": {"max_epochs": 2}}, "schedule": {"policy": "baseline"}}
+    content = {
+        "models": [{"family": "softmax", "name": "n0"}],
+        "resources": {"engine": "numpy"},
+        "data": {
+            "source": "tests.sources:unvalidated",
+            "path": "40",
+            "validation": "20%",
+            "test": "25%",
+            "transforms": [{"scale": {"mean": 0.5, "std": 0.5}}],
+        },
+        "train": {"batch": {"size": 8}, "converge": {"max_epochs": 2}},
+        "schedule": {"policy": "baseline"},
+    }
     runner = Runner(Case(content, (0, 0), 4, 1, 0), folders())
     assert runner.launch() is ExitStatus.OK
-    parts = {name: {source.name(index) for index in range(len(source))}
-             for name, source in runner.prepared.inputs.data.parts().items()}
-    assert {name: len(found) for name, found in parts.items()} == {"train": 24, "validation": 6, "test": 10}
+    parts = {
+        name: {source.name(index) for index in range(len(source))}
+        for name, source in runner.prepared.inputs.data.parts().items()
+    }
+    assert {name: len(found) for name, found in parts.items()} == {
+        "train": 24,
+        "validation": 6,
+        "test": 10,
+    }
     assert len(set.union(*parts.values())) == 40
-    assert {f"sample {number}" for noted in runner.notes.values() for _, number in noted} == parts["train"]
+    assert {f"sample {number}" for noted in runner.notes.values() for _, number in noted} == parts[
+        "train"
+    ]
     runner.check_tests()
 
 
@@ -50,36 +67,74 @@ def test_a_network_that_is_trained_further_is_judged_as_it_is_then(folders):
     assert len(runner.events(ev.NetworkTested)) == 3
 
 
-def test_networks_that_finish_keep_what_they_give_and_the_run_says_how_good_they_are_together(folders):
-    content = {**further(folders(), 2).case.content, "models": [
-        {"family": "softmax", "count": 3, "space": {"train.optimizer.learning_rate": {"low": 0.01, "high": 0.5}}}]}
+def test_networks_that_finish_keep_what_they_give_and_the_run_says_how_good_they_are_together(
+    folders,
+):
+    content = {
+        **further(folders(), 2).case.content,
+        "models": [
+            {
+                "family": "softmax",
+                "count": 3,
+                "space": {"train.optimizer.learning_rate": {"low": 0.01, "high": 0.5}},
+            }
+        ],
+    }
     runner = Runner(Case(content, (0, 0, 0), 4, 1, 0), folders())
     assert runner.launch() is ExitStatus.OK
     runner.check_predictions()
-    rows, together = list(runner.results().values()), {row.name: row for row in read_ensembles(runner.folder / "run")}
+    rows, together = (
+        list(runner.results().values()),
+        {row.name: row for row in read_ensembles(runner.folder / "run")},
+    )
     assert list(together) == ["single", "top 2", "top 3", "greedy"]
     assert list(together["top 2"].members) == [row.name for row in rows[:2]]
     single, best = together["single"], rows[0]
-    assert (single.validation.accuracy, single.test.accuracy) == pytest.approx((best.val_accuracy, best.test_accuracy))
-    assert (single.validation.log_loss, single.test.log_loss) == pytest.approx((best.val_loss, best.test_loss))
+    assert (single.validation.accuracy, single.test.accuracy) == pytest.approx(
+        (best.val_accuracy, best.test_accuracy)
+    )
+    assert (single.validation.log_loss, single.test.log_loss) == pytest.approx(
+        (best.val_loss, best.test_loss)
+    )
     assert together["greedy"].validation.accuracy >= single.validation.accuracy
 
 
 def further(folder, epochs):
     """A run with test data in a folder where there may be one already."""
-    content = {"models": [{"family": "softmax", "name": "n0"}], "resources": {"engine": "numpy"},
-               "data": {"source": "tests.sources:numbered", "path": "12", "test": "9",
-                        "transforms": [{"scale": {"mean": 0.5, "std": 0.5}}]},
-               "train": {"batch": {"size": 4}, "converge": {"max_epochs": epochs}}, "schedule": {"policy": "baseline"}}
+    content = {
+        "models": [{"family": "softmax", "name": "n0"}],
+        "resources": {"engine": "numpy"},
+        "data": {
+            "source": "tests.sources:numbered",
+            "path": "12",
+            "test": "9",
+            "transforms": [{"scale": {"mean": 0.5, "std": 0.5}}],
+        },
+        "train": {"batch": {"size": 4}, "converge": {"max_epochs": epochs}},
+        "schedule": {"policy": "baseline"},
+    }
     return Runner(Case(content, (0, 0), 4, 1, 0), folder)
 
 
 def test_a_pruned_network_that_is_to_start_over_is_trained_to_its_end(folders):
-    content = {"models": [{"family": "softmax", "count": 4, "space": {"train.optimizer.learning_rate": [
-        0.001, 0.01, 0.1, 1.0]}}], "resources": {"engine": "numpy"}, "prune": {"rule": "asha", "least": 1, "factor": 2},
-        "data": {"source": "tests.sources:numbered", "path": "12",
-                 "transforms": [{"scale": {"mean": 0.5, "std": 0.5}}]},
-        "train": {"batch": {"size": 4}, "converge": {"max_epochs": 4}}, "schedule": {}}
+    content = {
+        "models": [
+            {
+                "family": "softmax",
+                "count": 4,
+                "space": {"train.optimizer.learning_rate": [0.001, 0.01, 0.1, 1.0]},
+            }
+        ],
+        "resources": {"engine": "numpy"},
+        "prune": {"rule": "asha", "least": 1, "factor": 2},
+        "data": {
+            "source": "tests.sources:numbered",
+            "path": "12",
+            "transforms": [{"scale": {"mean": 0.5, "std": 0.5}}],
+        },
+        "train": {"batch": {"size": 4}, "converge": {"max_epochs": 4}},
+        "schedule": {},
+    }
     runner = Runner(Case(content, (0, 0), 4, 1, 0), folders())
     assert runner.launch() is ExitStatus.OK
     name = next(row.name for row in runner.results().values() if row.status is Status.PRUNED)

@@ -17,14 +17,20 @@ from tests.fleet.runtime.runs import Interruption, Signal
 
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
-def test_a_run_within_its_quota_drops_older_checkpoints_and_one_without_room_goes_on_with_a_larger_quota(folders):
+def test_a_run_within_its_quota_drops_older_checkpoints_and_one_without_room_goes_on_with_a_larger_quota(
+    folders,
+):
     runner = shaky(folders(), failures=0, retries=0, policy="global")
     runner.case.content["train"]["converge"] = {"max_epochs": 4}
     runner.case.content["models"] = [{"family": "softmax", "name": name} for name in ("n0", "n1")]
 
     def within(**checkpoint):
-        return Runner(dataclasses.replace(runner.case, content={**runner.case.content, "checkpoint": checkpoint}),
-                      runner.folder)
+        return Runner(
+            dataclasses.replace(
+                runner.case, content={**runner.case.content, "checkpoint": checkpoint}
+            ),
+            runner.folder,
+        )
 
     whole = within()
     assert whole.launch(Interruption(40)) is ExitStatus.RESUMABLE
@@ -54,17 +60,22 @@ def test_a_finished_network_with_a_damaged_checkpoint_is_not_trained_again(folde
     assert [event.finished for event in runner.events(ev.NetworkFellBack)] == [True] * (where != -1)
 
 
-def test_a_network_whose_newest_checkpoint_was_deleted_says_from_which_epoch_it_goes_on(folders, monkeypatch, capsys):
+def test_a_network_whose_newest_checkpoint_was_deleted_says_from_which_epoch_it_goes_on(
+    folders, monkeypatch, capsys
+):
     signal = Signal()
-    monkeypatch.setattr(SoftmaxRegression, "step", counting(SoftmaxRegression.step, {
-        2 * 3 + 1: lambda: setattr(signal, "has_come", True)}))  # in the third epoch, and two are saved
+    monkeypatch.setattr(
+        SoftmaxRegression,
+        "step",
+        counting(SoftmaxRegression.step, {2 * 3 + 1: lambda: setattr(signal, "has_come", True)}),
+    )  # in the third epoch, and two are saved
     runner = shaky(folders(), failures=0, retries=0, epochs=3, policy="baseline")
     assert runner.launch(signal) is ExitStatus.RESUMABLE
     runner.prepared.paths.last("n0").unlink()
     runner.forget_what_was_not_saved()
     left = len(runner.history("n0"))
     assert runner.launch() is ExitStatus.OK
-    event, = runner.events(ev.NetworkFellBack)
+    (event,) = runner.events(ev.NetworkFellBack)
     assert (event.network, event.epochs) == ("n0", left)
     assert event.damage.startswith(f"{runner.prepared.paths.last('n0')} is missing")
     assert "WARNING: n0 goes on after epoch" in capsys.readouterr().out
@@ -77,8 +88,10 @@ def test_a_network_whose_folder_was_deleted_says_that_it_starts_over(folders, ca
     assert not runner.events(ev.NetworkFellBack)
     shutil.rmtree(runner.prepared.paths.last("n0").parent)
     assert runner.launch() is ExitStatus.OK
-    assert "WARNING: n0 starts over: no checkpoint of it is left, and the log has 3 epochs of it" in (
-        capsys.readouterr().out)
+    assert (
+        "WARNING: n0 starts over: no checkpoint of it is left, and the log has 3 epochs of it"
+        in (capsys.readouterr().out)
+    )
     assert len(runner.history("n0")) == 3
     assert runner.launch() is ExitStatus.OK
     assert len(runner.events(ev.NetworkFellBack)) == 1
@@ -87,7 +100,9 @@ def test_a_network_whose_folder_was_deleted_says_that_it_starts_over(folders, ca
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 @few
 @given(cases(), st.lists(st.integers(1, 150), min_size=1, max_size=3))
-def test_a_run_that_is_killed_at_any_moment_goes_on_where_its_checkpoints_are(folders, case, moments):
+def test_a_run_that_is_killed_at_any_moment_goes_on_where_its_checkpoints_are(
+    folders, case, moments
+):
     runner = Runner(case, folders())
     runner.finish_killed(moments)
     events = runner.prepared.paths.events
@@ -98,13 +113,33 @@ def test_a_run_that_is_killed_at_any_moment_goes_on_where_its_checkpoints_are(fo
 
 @pytest.mark.filterwarnings("ignore::ResourceWarning")
 @few
-@given(cases(), st.lists(st.tuples(st.booleans(), st.integers(0, 120), st.lists(st.tuples(
-    st.integers(0, 3), st.sampled_from(["last", "previous", "best"]), st.floats(0, 1)), max_size=5)),
-    min_size=1, max_size=3))
-def test_a_run_whose_checkpoints_are_damaged_goes_on_from_those_that_are_whole(folders, case, launches):
+@given(
+    cases(),
+    st.lists(
+        st.tuples(
+            st.booleans(),
+            st.integers(0, 120),
+            st.lists(
+                st.tuples(
+                    st.integers(0, 3),
+                    st.sampled_from(["last", "previous", "best"]),
+                    st.floats(0, 1),
+                ),
+                max_size=5,
+            ),
+        ),
+        min_size=1,
+        max_size=3,
+    ),
+)
+def test_a_run_whose_checkpoints_are_damaged_goes_on_from_those_that_are_whole(
+    folders, case, launches
+):
     runner = Runner(case, folders())
     for is_kill, moment, flips in launches:
-        runner.launch(**({"turns": moment + 1} if is_kill else {"interruption": Interruption(moment)}))
+        runner.launch(
+            **({"turns": moment + 1} if is_kill else {"interruption": Interruption(moment)})
+        )
         for number, file, share in flips:
             path = getattr(runner.prepared.paths, file)(f"n{number}")
             if path.exists():
@@ -116,6 +151,10 @@ def test_a_run_whose_checkpoints_are_damaged_goes_on_from_those_that_are_whole(f
     runner.check_epochs()
     for name, row in runner.results().items():
         history = runner.history(name)
-        assert len(history) == row.epochs == case.content["models"][int(name[1:])]["train"]["converge"]["max_epochs"]
+        assert (
+            len(history)
+            == row.epochs
+            == case.content["models"][int(name[1:])]["train"]["converge"]["max_epochs"]
+        )
         assert len(runner.prepared.paths.history(name).read_text().splitlines()) == 1 + len(history)
         assert state_of(read_run(runner.prepared.paths)).unlogged(name, history) == ()

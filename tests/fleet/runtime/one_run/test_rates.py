@@ -17,8 +17,16 @@ from tests.fleet.runtime.one_run.runner import _write_cache, shaky
 def test_measured_rates_are_kept_before_anything_is_trained(folders, monkeypatch):
     kept = []
     runner = shaky(folders(), failures=0, retries=0, policy="global")
-    monkeypatch.setattr(RateBook, "write", lambda book: kept.append(
-        (list(read_events(runner.prepared.paths.events))[-1].event, [list(rates) for rates in book._new.values()])))
+    monkeypatch.setattr(
+        RateBook,
+        "write",
+        lambda book: kept.append(
+            (
+                list(read_events(runner.prepared.paths.events))[-1].event,
+                [list(rates) for rates in book._new.values()],
+            )
+        ),
+    )
     assert runner.launch() is ExitStatus.OK
     assert isinstance(kept[0][0], ev.Profiled)
     assert kept[0][1] == [[1]]
@@ -38,31 +46,36 @@ def rates_in(cache):
     return [(key, sizes) for key, sizes in cache.items() if not key.startswith("beside steps")]
 
 
-def test_a_launch_that_looks_at_no_rates_leaves_those_that_it_showed_and_what_it_took_beside_steps(cached):
+def test_a_launch_that_looks_at_no_rates_leaves_those_that_it_showed_and_what_it_took_beside_steps(
+    cached,
+):
     runner = shaky(cached, failures=0, retries=0, policy="baseline", epochs=3)
     assert runner.launch() is ExitStatus.OK
     known = json.loads(cache_path().read_text())
-    (_, sizes), = rates_in(known)
+    ((_, sizes),) = rates_in(known)
     assert (sizes["1"]["how"], sizes["1"]["network"]) == ("trained", "n0")
-    beside, = (sizes for key, sizes in known.items() if key.startswith("beside steps"))
+    (beside,) = (sizes for key, sizes in known.items() if key.startswith("beside steps"))
     assert [beside[number]["network"] for number in "123"] == ["ready_s", "start_s", "epoch_s"]
 
 
 def test_a_rate_of_the_cache_is_told_with_its_age_corrected_where_it_is_wrong_and_measured_anew_if_asked(
-        cached, monkeypatch):
+    cached, monkeypatch
+):
     add = StepClock.add
-    monkeypatch.setattr(StepClock, "add", lambda clock, samples, seconds: add(clock, samples, 0.001))
+    monkeypatch.setattr(
+        StepClock, "add", lambda clock, samples, seconds: add(clock, samples, 0.001)
+    )
     runner = shaky(cached, failures=0, retries=0, policy="global", data={"path": "80"}, epochs=2)
     runner.launch()
     wrong = json.loads(cache_path().read_text())
-    (key, sizes), = rates_in(wrong)
+    ((key, sizes),) = rates_in(wrong)
     assert (sizes["1"]["how"], sizes["1"]["steps"], sizes["1"]["network"]) == ("measured", 1, "n0")
     assert sizes["1"]["rate"] == pytest.approx(4000)
     sizes["1"].update(rate=1.0, at=time.time() - 3600, machine="node7: a slow one")
     cache_path().write_text(json.dumps(wrong))
 
     runner.launch(fresh=True)
-    told, = runner.events(ev.RatesRemembered)
+    (told,) = runner.events(ev.RatesRemembered)
     assert (told.rates["n0"][0].rate, told.rates["n0"][0].machine) == (1.0, "node7: a slow one")
     assert told.rates["n0"][0].age_s == pytest.approx(3600, abs=60)
     assert runner.events(ev.RateOff)[0].expected == 1.0
@@ -75,16 +88,30 @@ def test_a_rate_of_the_cache_is_told_with_its_age_corrected_where_it_is_wrong_an
     assert (runner.events(ev.RatesRemembered), len(runner.events(ev.RateMeasured))) == ([], 1)
 
 
-@pytest.mark.parametrize(("schedule", "why"), [
-    ({"policy": "baseline"}, "the policy baseline looks at no rates"), ({"rates": "x.json"}, "x.json")])
+@pytest.mark.parametrize(
+    ("schedule", "why"),
+    [
+        ({"policy": "baseline"}, "the policy baseline looks at no rates"),
+        ({"rates": "x.json"}, "x.json"),
+    ],
+)
 def test_who_asks_to_measure_anew_what_is_not_measured_is_told_so(folders, schedule, why):
     folder = folders()
-    (folder / "x.json").write_text(json.dumps({"samples_per_epoch": 12, "gpus_per_node": 1,
-                                               "models": [{"name": "n0", "rates": [10.0]}]}))
+    (folder / "x.json").write_text(
+        json.dumps(
+            {
+                "samples_per_epoch": 12,
+                "gpus_per_node": 1,
+                "models": [{"name": "n0", "rates": [10.0]}],
+            }
+        )
+    )
     if "rates" in schedule:
         schedule = {"rates": str(folder / "x.json")}
     runner = shaky(folder, failures=0, retries=0)
     runner.case.content["schedule"] = {}
-    runner.path.write_text(yaml.safe_dump({**runner.case.content, "schedule": schedule, "output": str(folder / "run")}))
+    runner.path.write_text(
+        yaml.safe_dump({**runner.case.content, "schedule": schedule, "output": str(folder / "run")})
+    )
     with pytest.raises(UserError, match=f"--remeasure: .*{why}; leave it out"):
         runner.launch(remeasure=True)

@@ -23,7 +23,9 @@ def regrouping(request):
 
     def runner(case, folder):
         if request.param == "restless":
-            patch.setitem(POLICIES, "adaptive", Policy("adaptive", partial(restless, seed=case.seed)))
+            patch.setitem(
+                POLICIES, "adaptive", Policy("adaptive", partial(restless, seed=case.seed))
+            )
         return Runner(case, folder)
 
     with pytest.MonkeyPatch.context() as patch:
@@ -47,7 +49,9 @@ def test_networks_that_fail_while_groups_change_are_rows(regrouping, folders, ca
     runner = regrouping(case, folders())
     failing = {model["name"] for model in case.content["models"] if "build" in model}
     assert runner.launch() is (ExitStatus.NETWORK_FAILED if failing else ExitStatus.OK)
-    assert {name for name, row in runner.results().items() if row.status is Status.FAILED} == failing
+    assert {
+        name for name, row in runner.results().items() if row.status is Status.FAILED
+    } == failing
     runner.check_epochs()
 
 
@@ -67,33 +71,69 @@ def test_a_run_may_be_killed_while_its_groups_change(regrouping, folders, case, 
     runner.finish_killed(moments)
 
 
-def test_a_network_that_cannot_be_built_on_a_rank_that_joins_fails_on_all_of_its_ranks(folders, monkeypatch):
+def test_a_network_that_cannot_be_built_on_a_rank_that_joins_fails_on_all_of_its_ranks(
+    folders, monkeypatch
+):
     build = NumpyEngine.build
 
     def small(engine, network, group):
-        if network.name == "grows" and group.size < network.min_gpus:  # so it is for a rank that will join
+        if (
+            network.name == "grows" and group.size < network.min_gpus
+        ):  # so it is for a rank that will join
             raise MemoryError("wanted 3 GB")
         return build(engine, network, group)
 
     monkeypatch.setattr(NumpyEngine, "build", small)
-    models = [{"family": "softmax", "name": "ends", "gpus": 2, "train": {"converge": {"max_epochs": 1}}},
-              {"family": "softmax", "name": "grows", "gpus": [2, 4], "train": {"converge": {"max_epochs": 200}}},
-              {"family": "softmax", "name": "waits", "gpus": 3, "train": {"converge": {"max_epochs": 1}}}]
-    rates = [{"name": "ends", "rates": [1.0, 2.0]}, {"name": "grows", "rates": [1.0, 2.0, 3.0, 4.0]},
-             {"name": "waits", "rates": [0.1, 0.2, 0.3]}]
-    monkeypatch.setitem(POLICIES, "adaptive", Policy("adaptive", lambda rates, progress, cluster, options: Round(
-        (Member("waits", (0, 1, 2)),) if "grows" in progress.finished else
-        (Member("grows", (2, 3, 0, 1)),) if "ends" in progress.finished else
-        (Member("ends", (0, 1)), Member("grows", (2, 3))))))
-    content = {"models": models, "resources": {"engine": "numpy"}, "train": {"batch": {"size": 4}},
-               "data": {"source": "tests.sources:numbered", "path": "40",
-                        "transforms": [{"center_crop": {"size": [4, 4]}}, {"scale": {"mean": 0.5, "std": 0.5}}]},
-               "schedule": {"policy": "adaptive",
-                            "rates": {"samples_per_epoch": 40, "gpus_per_node": 4, "models": rates}}}
+    models = [
+        {"family": "softmax", "name": "ends", "gpus": 2, "train": {"converge": {"max_epochs": 1}}},
+        {
+            "family": "softmax",
+            "name": "grows",
+            "gpus": [2, 4],
+            "train": {"converge": {"max_epochs": 200}},
+        },
+        {"family": "softmax", "name": "waits", "gpus": 3, "train": {"converge": {"max_epochs": 1}}},
+    ]
+    rates = [
+        {"name": "ends", "rates": [1.0, 2.0]},
+        {"name": "grows", "rates": [1.0, 2.0, 3.0, 4.0]},
+        {"name": "waits", "rates": [0.1, 0.2, 0.3]},
+    ]
+    monkeypatch.setitem(
+        POLICIES,
+        "adaptive",
+        Policy(
+            "adaptive",
+            lambda rates, progress, cluster, options: Round(
+                (Member("waits", (0, 1, 2)),)
+                if "grows" in progress.finished
+                else (Member("grows", (2, 3, 0, 1)),)
+                if "ends" in progress.finished
+                else (Member("ends", (0, 1)), Member("grows", (2, 3)))
+            ),
+        ),
+    )
+    content = {
+        "models": models,
+        "resources": {"engine": "numpy"},
+        "train": {"batch": {"size": 4}},
+        "data": {
+            "source": "tests.sources:numbered",
+            "path": "40",
+            "transforms": [{"center_crop": {"size": [4, 4]}}, {"scale": {"mean": 0.5, "std": 0.5}}],
+        },
+        "schedule": {
+            "policy": "adaptive",
+            "rates": {"samples_per_epoch": 40, "gpus_per_node": 4, "models": rates},
+        },
+    }
     runner = Runner(Case(content, (0,) * 5, 8, 3, 1), folders())
     assert runner.launch() is ExitStatus.NETWORK_FAILED
     rows = runner.results()
     assert {name: row.status for name, row in rows.items()} == {
-        "ends": Status.FINISHED, "grows": Status.FAILED, "waits": Status.FINISHED}
+        "ends": Status.FINISHED,
+        "grows": Status.FAILED,
+        "waits": Status.FINISHED,
+    }
     assert "out of memory: MemoryError: wanted 3 GB" in rows["grows"].reason
     assert rows["grows"].epochs < 200

@@ -20,10 +20,21 @@ class BeginningRegression(SoftmaxRegression):
         self._end()
         self.taken.append((self._group.size, len(sizes)))
         assert sum(rows) == len(targets)
-        mine, places = [part if part is None else part.copy() for part in (images, targets, weights)], np.cumsum(rows)
-        steps = [(*step, size, asked) for *step, size in zip(
-            *(len(sizes) * [None] if part is None else np.split(part, places[:-1]) for part in mine), sizes,
-            strict=True)]
+        mine, places = (
+            [part if part is None else part.copy() for part in (images, targets, weights)],
+            np.cumsum(rows),
+        )
+        steps = [
+            (*step, size, asked)
+            for *step, size in zip(
+                *(
+                    len(sizes) * [None] if part is None else np.split(part, places[:-1])
+                    for part in mine
+                ),
+                sizes,
+                strict=True,
+            )
+        ]
         self.under_way = done = []
 
         def end():
@@ -37,8 +48,10 @@ class BeginningRegression(SoftmaxRegression):
     def _end(self):
         if self.under_way is not None:
             done, self.under_way = self.under_way, None
-            done[0] = [self._asking(asked, self.step(images, targets, size, asked.stop, weights))
-                       for images, targets, weights, size, asked in done[1]]
+            done[0] = [
+                self._asking(asked, self.step(images, targets, size, asked.stop, weights))
+                for images, targets, weights, size, asked in done[1]
+            ]
 
     def _asking(self, asked, sums):
         """The sums of a step, and what the ranks have asked for beside it."""

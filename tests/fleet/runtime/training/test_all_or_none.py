@@ -25,7 +25,10 @@ def test_a_rank_that_fails_is_not_waited_for_where_all_come_together(ranks, fail
             found = all_or_none(group, build)
         except NetworkFailed as error:
             found = error.reason
-        said[group.rank] = found, group.exchange(group.rank)  # the ranks are at the same place again
+        said[group.rank] = (
+            found,
+            group.exchange(group.rank),
+        )  # the ranks are at the same place again
 
     assert Launch(ranks, seed=len(failing)).run(rank_main)
     expected = f"not on rank {min(failing)}" if failing else "built"

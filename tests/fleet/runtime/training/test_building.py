@@ -40,14 +40,22 @@ def test_what_is_built_in_time_is_returned_and_nothing_comes_later():
 
 
 def test_what_hangs_is_interrupted_even_where_it_catches_exceptions_and_told_with_its_place():
-    with pytest.raises(ModelError, match=rf"building took longer than 0.1 s \(train.build_timeout\); it was at "
-                                         rf"{__file__}, line \d+, in sleep_stubbornly"):
+    with pytest.raises(
+        ModelError,
+        match=rf"building took longer than 0.1 s \(train.build_timeout\); it was at "
+        rf"{__file__}, line \d+, in sleep_stubbornly",
+    ):
         build_within(0.1, sleep_stubbornly)
 
 
-@pytest.mark.parametrize(("error", "reason"), [
-    (SystemExit(3), r"it exited, by sys.exit\(3\)"), (KeyboardInterrupt(), "it raised KeyboardInterrupt"),
-    (GeneratorExit(), "it raised GeneratorExit")])
+@pytest.mark.parametrize(
+    ("error", "reason"),
+    [
+        (SystemExit(3), r"it exited, by sys.exit\(3\)"),
+        (KeyboardInterrupt(), "it raised KeyboardInterrupt"),
+        (GeneratorExit(), "it raised GeneratorExit"),
+    ],
+)
 def test_what_is_no_exception_is_a_failure_of_the_network(error, reason):
     with pytest.raises(ModelError, match=reason):
         build_within(5.0, raising(error))
@@ -67,14 +75,22 @@ def test_somebody_who_presses_control_c_ends_the_program():
 
 def test_duties_are_done_meanwhile():
     done = []
-    build_within(5.0, lambda: time.sleep(1.2) or time.sleep(0.1), lambda: done.append(time.monotonic()))
+    build_within(
+        5.0, lambda: time.sleep(1.2) or time.sleep(0.1), lambda: done.append(time.monotonic())
+    )
     assert done
 
 
 def test_the_kernel_ends_a_process_that_nothing_else_can_end():
-    program = ("import ctypes\nfrom fleet.runtime.training.building import kernel_timer\nwith kernel_timer(0.2):\n"
-               "    mutex, libc = ctypes.create_string_buffer(64), ctypes.PyDLL(None)\n"
-               "    libc.pthread_mutex_lock(mutex)\n    libc.pthread_mutex_lock(mutex)\n")
-    ended = subprocess.run([sys.executable, "-c", program], env={**os.environ, "PYTHONPATH": str(ROOT)}, timeout=60,
-                           check=False)
+    program = (
+        "import ctypes\nfrom fleet.runtime.training.building import kernel_timer\nwith kernel_timer(0.2):\n"
+        "    mutex, libc = ctypes.create_string_buffer(64), ctypes.PyDLL(None)\n"
+        "    libc.pthread_mutex_lock(mutex)\n    libc.pthread_mutex_lock(mutex)\n"
+    )
+    ended = subprocess.run(
+        [sys.executable, "-c", program],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        timeout=60,
+        check=False,
+    )
     assert ended.returncode == -9

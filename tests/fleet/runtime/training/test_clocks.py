@@ -26,7 +26,10 @@ def now(monkeypatch):
 
 def test_a_state_gathers_the_seconds_of_its_epoch_piece_by_piece_each_once(now):
     sources, writer = SimpleNamespace(waited_s=5.0), SimpleNamespace(blocked_s=7.0)
-    clock, state = EpochClock(sources, writer), State({}, "i", seconds=10.0, waited_s=1.0)  # of an earlier launch
+    clock, state = (
+        EpochClock(sources, writer),
+        State({}, "i", seconds=10.0, waited_s=1.0),
+    )  # of an earlier launch
     now.now, sources.waited_s, writer.blocked_s = 103.0, 5.5, 7.25
     state = clock.note(state)
     assert (state.seconds, state.waited_s) == (13.0, 1.5)
@@ -45,11 +48,20 @@ def test_another_epoch_begins_at_nothing(now):
     assert (state.seconds, state.waited_s, clock.blocked_s) == (0.0, 0.0, 0.0)
 
 
-@pytest.mark.parametrize(("ranks", "moments", "expected"), [
-    (1, ((100.5, 150), (101.0, 300), (101.9, 350), (103.0, 500)), [Pace("net", 300, 300.0), Pace("net", 500, 100.0)]),
-    (4000, ((101.0, 100), (103.9, 100), (104.0, 100), (107.0, 100)), [Pace("net", 100, 25.0)])])
+@pytest.mark.parametrize(
+    ("ranks", "moments", "expected"),
+    [
+        (
+            1,
+            ((100.5, 150), (101.0, 300), (101.9, 350), (103.0, 500)),
+            [Pace("net", 300, 300.0), Pace("net", 500, 100.0)],
+        ),
+        (4000, ((101.0, 100), (103.9, 100), (104.0, 100), (107.0, 100)), [Pace("net", 100, 25.0)]),
+    ],
+)
 def test_the_pace_is_that_since_it_was_told_once_a_second_or_more_seldom_where_very_many_ranks_tell_theirs(
-        now, ranks, moments, expected):
+    now, ranks, moments, expected
+):
     told, steps = [], StepClock()
     steps.begins()
     report = PaceReport("net", 0, steps, ranks=ranks)
@@ -74,7 +86,11 @@ def test_a_rate_is_told_once_it_rests_on_enough_steps_and_again_when_it_rests_on
         now.now += 1.0
         steps.add(10, 0.5)
         report.tell(told.append, 10 * number, is_slowed=number == 8)
-    assert [(pace.samples, pace.rate.steps) for pace in told if pace.rate.rate] == [(20, 2), (90, 9), (360, 36)]
+    assert [(pace.samples, pace.rate.steps) for pace in told if pace.rate.rate] == [
+        (20, 2),
+        (90, 9),
+        (360, 36),
+    ]
     assert {pace.rate.rate for pace in told} == {0.0, 20.0}
 
 
@@ -111,7 +127,10 @@ def test_steps_beside_others_tell_nothing_in_the_time_of_one_turn():
     for _ in range(1000):
         clock.add(10, 0.001)
         told += [clock.news().steps] if clock.rate.rate else []
-    assert [steps for steps in told if steps] == [pytest.approx(250, abs=1), pytest.approx(1000, abs=4)]
+    assert [steps for steps in told if steps] == [
+        pytest.approx(250, abs=1),
+        pytest.approx(1000, abs=4),
+    ]
 
 
 @given(st.integers(0, 10**6), st.integers(0, 1499), st.floats(1.0, 100.0))
@@ -123,7 +142,9 @@ def test_steps_of_a_millisecond_of_which_one_is_an_outlier_show_the_curve(seed, 
         clock = StepClock(warm_up=0, least=10)
         clock.see(beside)
         for number, factor in enumerate(noise):
-            clock.add(8, 1e-3 * milliseconds * (times if number == outlier and beside == 2 else factor))
+            clock.add(
+                8, 1e-3 * milliseconds * (times if number == outlier and beside == 2 else factor)
+            )
             if (news := clock.news()).rate:
                 sharing.observe(("a", 1), beside, news.rate, news.spread, news.steps)
                 assert len(sharing.curve) < 2 or sharing.curve[1] == pytest.approx(1.6, rel=0.25)

@@ -43,8 +43,11 @@ class Judge:
 
 
 def training_of(group, judge):
-    return SimpleNamespace(group=group, judge=judge.evaluate,
-                           network=SimpleNamespace(train=SimpleNamespace(batch=Batch(2))))
+    return SimpleNamespace(
+        group=group,
+        judge=judge.evaluate,
+        network=SimpleNamespace(train=SimpleNamespace(batch=Batch(2))),
+    )
 
 
 @pytest.fixture(autouse=True)
@@ -81,7 +84,9 @@ def test_all_leave_off_together_when_the_run_ends():
 
 
 def test_an_end_that_comes_when_all_is_judged_comes_too_late():
-    assert judged(1, 0, 2, Judge(), ends=lambda: True) == [None]  # the batch was not known to be the last
+    assert judged(1, 0, 2, Judge(), ends=lambda: True) == [
+        None
+    ]  # the batch was not known to be the last
     assert judged(2, 0, 0, Judge(), ends=lambda: True) == [Sums()] * 2
 
 

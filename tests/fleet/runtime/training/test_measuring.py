@@ -40,8 +40,7 @@ def test_the_last_steps_of_a_few_are_timed_each_rank_with_its_share(monkeypatch,
 
 
 def group(step, rank=0):
-    return SimpleNamespace(group=Group(3, rank), step=step,
-                           network=SimpleNamespace(name="a"))
+    return SimpleNamespace(group=Group(3, rank), step=step, network=SimpleNamespace(name="a"))
 
 
 SAMPLE = SampleSpec(ImageSpec((2, 2, 1), "uint8"), 2)
@@ -63,13 +62,25 @@ def measured(monkeypatch, durations, profile, is_told=False, rank=0):
 MANY = {"batches": 100, "timed": 99, "seconds": 1000, "spread": 0.01}
 
 
-@pytest.mark.parametrize(("durations", "profile", "steps", "timed", "rate"), [
-    ([9.0, 1.0], MANY, 7, 6, 10.0), ([1.0, *([1.0, 3.0] * 50)], {**MANY, "batches": 40, "timed": 39}, 40, 39, None),
-    # It ends after 35 s, of which 21 warm up.
-    ([7.0], {"batches": 100, "timed": 20, "seconds": 30}, 6, 3, 10 / 7), ([100.0], {"seconds": 30}, 2, 1, 10 / 100)],
-    ids=["the spread is small enough", "steps differ", "it has taken long enough", "steps take for ever"])
+@pytest.mark.parametrize(
+    ("durations", "profile", "steps", "timed", "rate"),
+    [
+        ([9.0, 1.0], MANY, 7, 6, 10.0),
+        ([1.0, *([1.0, 3.0] * 50)], {**MANY, "batches": 40, "timed": 39}, 40, 39, None),
+        # It ends after 35 s, of which 21 warm up.
+        ([7.0], {"batches": 100, "timed": 20, "seconds": 30}, 6, 3, 10 / 7),
+        ([100.0], {"seconds": 30}, 2, 1, 10 / 100),
+    ],
+    ids=[
+        "the spread is small enough",
+        "steps differ",
+        "it has taken long enough",
+        "steps take for ever",
+    ],
+)
 def test_a_measurement_goes_on_until_it_knows_the_rate_or_has_taken_long_enough(
-        monkeypatch, durations, profile, steps, timed, rate):
+    monkeypatch, durations, profile, steps, timed, rate
+):
     found, stops = measured(monkeypatch, durations, Profile(**profile))
     assert (len(stops), found.steps) == (steps, timed)
     assert stops[:-1] == [False] * (steps - 1)

@@ -7,7 +7,9 @@ from fleet.runtime.training.shared_gpus import SharedGpus
 from launch import mps
 from tests.fleet.one_process import Launch
 
-ROLES = assign([0] * 5 + [1] * 3, 2, 2, slots=2)  # trainers 1 to 4 on two GPUs, 6 and 7 on two that are not shared
+ROLES = assign(
+    [0] * 5 + [1] * 3, 2, 2, slots=2
+)  # trainers 1 to 4 on two GPUs, 6 and 7 on two that are not shared
 
 
 class MadeUp:
@@ -16,7 +18,9 @@ class MadeUp:
     def __init__(self, monkeypatch):
         self.started, self.stopped = [], []
         monkeypatch.setattr(mps, "start", self._start)
-        monkeypatch.setattr(mps.Daemons, "stop", lambda daemons, environment: self.stopped.append(daemons.gpus))
+        monkeypatch.setattr(
+            mps.Daemons, "stop", lambda daemons, environment: self.stopped.append(daemons.gpus)
+        )
 
     def _start(self, gpus, environment):
         names = tuple(sorted(set(gpus)))
@@ -51,7 +55,11 @@ def test_the_first_trainer_of_each_node_starts_a_daemon_for_each_gpu_and_all_use
     environments = launched(SHOWN)
     assert sorted(service.started) == [(1, ("4", "5")), (6, ("0", "1"))]
     assert sorted(service.stopped) == [("0", "1"), ("4", "5")]
-    assert environments[3] == {"rank": 3, "CUDA_MPS_PIPE_DIRECTORY": "/tmp/of-1/0", "CUDA_VISIBLE_DEVICES": "0"}
+    assert environments[3] == {
+        "rank": 3,
+        "CUDA_MPS_PIPE_DIRECTORY": "/tmp/of-1/0",
+        "CUDA_VISIBLE_DEVICES": "0",
+    }
     assert environments[4]["CUDA_MPS_PIPE_DIRECTORY"] == "/tmp/of-1/1"
     assert environments[0] == {"rank": 0}  # it trains nothing
 
@@ -61,7 +69,9 @@ def test_where_the_first_trainer_is_lost_another_one_ends_the_daemons(service):
     assert sorted(service.stopped) == [("0", "1"), ("4", "5")]
 
 
-@pytest.mark.parametrize("shown", [{}, dict.fromkeys(SHOWN, "0")], ids=["no GPUs", "each its own, by one name"])
+@pytest.mark.parametrize(
+    "shown", [{}, dict.fromkeys(SHOWN, "0")], ids=["no GPUs", "each its own, by one name"]
+)
 def test_nothing_is_started_where_names_do_not_say_which_gpus_are_shared(service, shown):
     environments = launched(shown)
     assert (service.started, service.stopped) == ([], [])

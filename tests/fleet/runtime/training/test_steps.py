@@ -52,20 +52,37 @@ def taken(strides, goes_ahead=True, size=1, asks=(), due=()):
 def test_sums_are_read_when_the_next_step_has_begun():
     strides = Strides(3)
     assert taken(strides) == [(0, False, False), (1, False, False), (2, False, True)]
-    assert strides.said == ["make 0", "begin 0", "make 1", "begin 1", "read 0", "make 2", "begin 2", "read 1", "read 2"]
+    assert strides.said == [
+        "make 0",
+        "begin 0",
+        "make 1",
+        "begin 1",
+        "read 0",
+        "make 2",
+        "begin 2",
+        "read 1",
+        "read 2",
+    ]
 
 
 def test_those_of_an_engine_that_cannot_are_read_at_once():
     strides = Strides(2)
     assert taken(strides, goes_ahead=False) == [(0, False, True), (1, False, True)]
     assert strides.said == ["make 0", "begin 0", "read 0", "make 1", "begin 1", "read 1"]
-    assert taken(Strides(4, stops=1), goes_ahead=False, size=2) == [(0, False, True), (1, True, True)]
+    assert taken(Strides(4, stops=1), goes_ahead=False, size=2) == [
+        (0, False, True),
+        (1, True, True),
+    ]
     assert taken(Strides(4), goes_ahead=False, asks=[1]) == [(0, False, True), (1, True, True)]
 
 
 def test_a_group_stops_one_step_later_and_a_rank_alone_at_once():
     strides = Strides(9, stops=1)
-    assert taken(strides, size=2, asks=[1]) == [(0, False, False), (1, True, False), (2, False, True)]
+    assert taken(strides, size=2, asks=[1]) == [
+        (0, False, False),
+        (1, True, False),
+        (2, False, True),
+    ]
     assert strides.said[-4:] == ["make 2", "begin 2 stop", "read 1", "read 2"]
     assert taken(Strides(9), asks=[1]) == [(0, False, False), (1, True, True)]
 
@@ -79,7 +96,9 @@ def test_where_a_network_is_to_stand_still_its_sums_are_read_before_the_next_ste
 def test_a_step_takes_from_the_end_of_the_one_before_or_from_its_own_begin(monkeypatch):
     monkeypatch.setattr(steps_module.time, "perf_counter", lambda: 0.5)
     training = SimpleNamespace(goes_ahead=True, group=Group(), steps=StepClock())
-    seconds = [one.seconds for one in Steps(training, lambda: False, lambda: False).take(Strides(3))]
+    seconds = [
+        one.seconds for one in Steps(training, lambda: False, lambda: False).take(Strides(3))
+    ]
     assert seconds == [-0.5, 0.5, 1]  # it ended at 0, at 1 and at 2
 
 
@@ -91,11 +110,22 @@ def ranks(request):
 def outcome(folder, ranks, ahead, after=None):
     """What a run comes to, bit for bit: its history, and what its last checkpoint holds."""
     path = write(
-        folder, [{"family": "softmax", "name": "n", "gpus": ranks}], schedule={"policy": "baseline"},
-        data={"source": "tests.sources:numbered", "path": "90", "transforms": [
-            {"center_crop": {"size": [4, 4]}}, "tests.sources:noise", {"scale": {"mean": 0.5, "std": 0.5}}]},
+        folder,
+        [{"family": "softmax", "name": "n", "gpus": ranks}],
+        schedule={"policy": "baseline"},
+        data={
+            "source": "tests.sources:numbered",
+            "path": "90",
+            "transforms": [
+                {"center_crop": {"size": [4, 4]}},
+                "tests.sources:noise",
+                {"scale": {"mean": 0.5, "std": 0.5}},
+            ],
+        },
         train={"batch": {"size": 7}, "converge": {"max_epochs": 3, "monitor": "loss"}},
-        checkpoint={"every": "0.001s"}, resources={"engine": "numpy"})
+        checkpoint={"every": "0.001s"},
+        resources={"engine": "numpy"},
+    )
     with pytest.MonkeyPatch.context() as patch:
         if ahead:
             patch.setattr(softmax, "SoftmaxRegression", BeginningRegression)
@@ -106,14 +136,24 @@ def outcome(folder, ranks, ahead, after=None):
         status, prepared = launch(path, ranks + 1, after)
         if status is not ExitStatus.OK:
             assert launch(path, ranks + 1)[0] is ExitStatus.OK
-        assert not ahead or any(group == ranks and steps > 1 for group, steps in BeginningRegression.taken)
+        assert not ahead or any(
+            group == ranks and steps > 1 for group, steps in BeginningRegression.taken
+        )
     state = newest(prepared.paths, "n").state
-    rows = [dataclasses.replace(record, seconds=0.0, waited_s=0.0, accepted=()) for record in state.history]
+    rows = [
+        dataclasses.replace(record, seconds=0.0, waited_s=0.0, accepted=())
+        for record in state.history
+    ]
     return rows, {name: array.tobytes() for name, array in state.arrays.items()}
 
 
-def test_histories_and_checkpoints_are_those_of_a_run_that_takes_step_by_step_and_reads_sums_at_once(tmp_path, ranks):
+def test_histories_and_checkpoints_are_those_of_a_run_that_takes_step_by_step_and_reads_sums_at_once(
+    tmp_path, ranks
+):
     at_once = outcome(tmp_path / "at once", ranks, ahead=False)
     assert outcome(tmp_path / "ahead", ranks, ahead=True) == at_once
     for after in (20, 45):  # looks of the coordinator
-        assert outcome(tmp_path / f"interrupted after {after}", ranks, ahead=True, after=after) == at_once
+        assert (
+            outcome(tmp_path / f"interrupted after {after}", ranks, ahead=True, after=after)
+            == at_once
+        )

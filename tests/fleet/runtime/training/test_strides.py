@@ -31,9 +31,16 @@ class Window:
         images, targets = np.empty((size, 2), np.uint8), np.empty(size, np.int64)
         for first in range(0, 23, size):
             rows = np.arange(first, min(first + size, 23))
-            images[:len(rows)], targets[:len(rows)] = rows[:, None], rows
+            images[: len(rows)], targets[: len(rows)] = rows[:, None], rows
             self.given += 1
-            yield Batch(images[:len(rows)], targets[:len(rows)], len(rows), rows[-1] + 1, rows[-1] == 22, Epoch(0))
+            yield Batch(
+                images[: len(rows)],
+                targets[: len(rows)],
+                len(rows),
+                rows[-1] + 1,
+                rows[-1] == 22,
+                Epoch(0),
+            )
 
 
 def training(seconds=0.005, size=1, can_stride=True, together=True, at_once=1):
@@ -44,14 +51,24 @@ def training(seconds=0.005, size=1, can_stride=True, together=True, at_once=1):
     trainable = SimpleNamespace(can_stride=lambda: can_stride, stride=list)
     if together:
         trainable.begin = trainable.begin_together = list
-    return SimpleNamespace(steps=clock, group=Group(size), trainable=trainable,
-                           begin=lambda images, targets, sizes, rows, asked: asked)
+    return SimpleNamespace(
+        steps=clock,
+        group=Group(size),
+        trainable=trainable,
+        begin=lambda images, targets, sizes, rows, asked: asked,
+    )
 
 
 def taken(one):
     """(Positions, images, targets) of each stride, read when it is given, as a trainer does."""
-    return [([batch.position for batch in stride.batches], stride.images[:, 1].tolist(), stride.targets.tolist())
-            for stride in strides(one, Window().batches())]
+    return [
+        (
+            [batch.position for batch in stride.batches],
+            stride.images[:, 1].tolist(),
+            stride.targets.tolist(),
+        )
+        for stride in strides(one, Window().batches())
+    ]
 
 
 @pytest.fixture(autouse=True)
@@ -62,11 +79,16 @@ def prompt(monkeypatch):
 
 def test_short_steps_are_taken_several_at_once_and_the_last_of_an_epoch_may_be_fewer_and_smaller():
     assert [(positions, len(targets)) for positions, _, targets in taken(training(0.013))] == [
-        ([5, 10, 15], 15), ([20, 23], 8)]
+        ([5, 10, 15], 15),
+        ([20, 23], 8),
+    ]
 
 
-@pytest.mark.parametrize("one", [training(0.5), training(size=2), training(can_stride=False)],
-                         ids=["long steps", "a group that has heard of no more", "an engine that cannot now"])
+@pytest.mark.parametrize(
+    "one",
+    [training(0.5), training(size=2), training(can_stride=False)],
+    ids=["long steps", "a group that has heard of no more", "an engine that cannot now"],
+)
 def test_others_one_by_one(one):
     assert [positions for positions, *_ in taken(one)] == [[5], [10], [15], [20], [23]]
 
@@ -98,19 +120,37 @@ def test_a_stride_ends_with_a_batch_that_was_not_there(monkeypatch):
 
 
 @pytest.mark.parametrize("prompt_s", [0.0, np.inf])
-def test_a_group_takes_as_many_as_it_has_agreed_on_whether_they_are_there_or_not(monkeypatch, prompt_s):
+def test_a_group_takes_as_many_as_it_has_agreed_on_whether_they_are_there_or_not(
+    monkeypatch, prompt_s
+):
     monkeypatch.setattr(steps_module, "_PROMPT_S", prompt_s)
-    assert [positions for positions, *_ in taken(training(0.5, size=2, at_once=3))] == [[5, 10, 15], [20, 23]]
+    assert [positions for positions, *_ in taken(training(0.5, size=2, at_once=3))] == [
+        [5, 10, 15],
+        [20, 23],
+    ]
 
 
-@pytest.mark.parametrize(("late", "one", "fitting"), [
-    ([], training(0.005, size=2, at_once=3), 4), ([], training(0.005, size=2), 4), ([1], training(0.005, size=2), 4),
-    ([0], training(0.005, size=2), 1), ([1], training(0.005, size=2, at_once=3), 2),
-    ([0, 1, 2], training(0.005, size=2, at_once=3), 1), ([0], training(0.015, size=2, at_once=3), 1),
-    ([], training(0.005, size=2, together=False), 1), ([], training(0.005, size=2, can_stride=False), 1)])
-def test_what_a_master_says_would_fit_is_what_takes_20_ms_but_no_more_than_were_there(monkeypatch, late, one, fitting):
+@pytest.mark.parametrize(
+    ("late", "one", "fitting"),
+    [
+        ([], training(0.005, size=2, at_once=3), 4),
+        ([], training(0.005, size=2), 4),
+        ([1], training(0.005, size=2), 4),
+        ([0], training(0.005, size=2), 1),
+        ([1], training(0.005, size=2, at_once=3), 2),
+        ([0, 1, 2], training(0.005, size=2, at_once=3), 1),
+        ([0], training(0.015, size=2, at_once=3), 1),
+        ([], training(0.005, size=2, together=False), 1),
+        ([], training(0.005, size=2, can_stride=False), 1),
+    ],
+)
+def test_what_a_master_says_would_fit_is_what_takes_20_ms_but_no_more_than_were_there(
+    monkeypatch, late, one, fitting
+):
     monkeypatch.setattr(steps_module, "_PROMPT_S", 1.0)
-    clock = itertools.accumulate(itertools.chain.from_iterable([0, 9 * (place in late)] for place in range(9)))
+    clock = itertools.accumulate(
+        itertools.chain.from_iterable([0, 9 * (place in late)] for place in range(9))
+    )
     monkeypatch.setattr(steps_module.time, "perf_counter", lambda: next(clock))
     assert next(strides(one, Window().batches())).begin(one, stop=False) == Sums(steps=fitting)
 
@@ -138,8 +178,10 @@ class StridingRegression(SoftmaxRegression):
         assert weights is None
         self.taken.append(len(sizes))
         places = np.cumsum(sizes)[:-1]
-        return [self.step(*rows, len(rows[1])) for rows in zip(np.split(images, places), np.split(targets, places),
-                                                               strict=True)]
+        return [
+            self.step(*rows, len(rows[1]))
+            for rows in zip(np.split(images, places), np.split(targets, places), strict=True)
+        ]
 
 
 @pytest.fixture
@@ -153,9 +195,15 @@ def striding(monkeypatch):
 
 def result(folder, after=None):
     """What a run of one network comes to, which may be interrupted when its coordinator has looked so many times."""
-    path = write(folder, data={"source": "builtin:digits", "path": str(folder.parent / "digits"),
-                               "transforms": [{"decode": {"mode": "L"}}, {"scale": {"mean": 0.5, "std": 0.5}}]},
-                 train={"batch": {"size": 64}, "converge": {"max_epochs": 3}})
+    path = write(
+        folder,
+        data={
+            "source": "builtin:digits",
+            "path": str(folder.parent / "digits"),
+            "transforms": [{"decode": {"mode": "L"}}, {"scale": {"mean": 0.5, "std": 0.5}}],
+        },
+        train={"batch": {"size": 64}, "converge": {"max_epochs": 3}},
+    )
     if launch(path, 2, after)[0] is not ExitStatus.OK:
         assert launch(path, 2)[0] is ExitStatus.OK
     [row] = read_results(folder / "run")
@@ -163,7 +211,8 @@ def result(folder, after=None):
 
 
 def test_a_run_comes_to_the_same_by_strides_as_step_by_step_also_where_it_is_interrupted(
-        tmp_path, striding, monkeypatch):
+    tmp_path, striding, monkeypatch
+):
     folders = [tmp_path / name for name in ("strides", "interrupted", "steps")]
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     by_strides = result(folders[0])

@@ -1,7 +1,7 @@
 """The recipe for Spack 1.0 and newer.
 
-    spack repo add launch/containers/spack/spack_repo/fleet
-    spack install py-fleet-ensemble
+spack repo add launch/containers/spack/spack_repo/fleet
+spack install py-fleet-ensemble
 """
 
 from pathlib import Path
