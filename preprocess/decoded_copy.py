@@ -18,7 +18,8 @@ from preprocess.packing import Progress, write_hdf5
 from preprocess.pipeline import Pipeline
 from preprocess.sample import SampleSpec
 from preprocess.source import View
-from preprocess.sources.hdf5 import HDF5, open_file, open_hdf5
+from preprocess.sources.hdf5 import HDF5, open_hdf5
+from preprocess.sources.hdf5_file import open_file, refusing
 from preprocess.target import is_mask, plain_targets
 from preprocess.transforms import Transform
 
@@ -154,7 +155,7 @@ def _is_made_from(path: str | Path, made_from: str) -> bool:
         return False
     if not h5py.is_hdf5(path):
         raise InputError(f"{path} exists and is not an HDF5 file, so it is not replaced")
-    with open_file(path) as file:
+    with refusing(path), open_file(path) as file:
         if "made_from" not in file.attrs:
             raise InputError(
                 f"{path} exists and this program did not make it from images, so it is not replaced"

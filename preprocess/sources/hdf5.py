@@ -2,7 +2,7 @@
 
     /train/images       (n,) of variable-length uint8: encoded files; or (n, ...) numbers, such as (n, height, width,
                         channels) uint8
-    /train/labels       (n,) integers: the class of each sample
+    /train/labels       (n,) integers: the class of each sample; or text, or an enumerated type: its name
     /train/classes      (c,) str: what the labels, or the pixels of masks, mean; without it, the numbers themselves
     /train/names        (n,) str: where each sample came from; may be missing
     /train/targets      in place of labels: (n, labels) or (n, values); or masks, (n, height, width) integers, or (n,)
@@ -22,16 +22,16 @@ import os
 from collections.abc import Mapping
 from dataclasses import replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import h5py
 import numpy as np
 
-from preprocess.base import BadSample, InputError
+from preprocess.base import BadSample, InputError, and_more
 from preprocess.fingerprint import Marks, described, hashed, marks_by_reading
 from preprocess.passing import read_patiently
 from preprocess.sources.arrays import Opened, open_parts
+from preprocess.sources.hdf5_file import member, open_file, refusing, text_of
 from preprocess.sources.masks import Masks, PixelClasses
 from preprocess.sources.targets import Targeted, Targets, flat, numbered, understand
 from preprocess.target import KINDS, TargetWish
@@ -65,14 +65,17 @@ class HDF5(Targeted):
         self.group = group
         self._inputs = inputs
         self.places = (f"{os.path.realpath(path)}:{group}",)
-        with open_file(path) as file:
-            part = file[group]
+        with refusing(path), open_file(path) as file:
+            part = member(file, group)
+            if not isinstance(part, h5py.Group):
+                raise InputError(f"{path}: {group} is not a group of data sets")
             self._column = targets or (
                 "targets" if "targets" in part and "labels" not in part else "labels"
             )
             self._check(part)
             count, wish = len(part[inputs]), self._wish(part[self._column], target)
-            weighed = flat(part[weights][:]) if weights in part else None
+            weights_of_rows = member(part, weights)
+            weighed = None if weights_of_rows is None else flat(weights_of_rows[:])
             is_mask = wish is not None and wish.kind == "mask"
             super().__init__(
                 self._open_masks(part, masks) if is_mask else self._understood(part, wish),
@@ -80,8 +83,9 @@ class HDF5(Targeted):
                 count,
             )
             for name in ("groups", "strata"):
-                if name in part:
-                    setattr(self, name, part[name][:].astype(np.int64))
+                column = member(part, name)
+                if column is not None:
+                    setattr(self, name, column[:].astype(np.int64))
 
     def read(self, index: int) -> bytes | np.ndarray:
         """The encoded file or the array; see :class:`~preprocess.base.Source`."""
@@ -139,7 +143,8 @@ class HDF5(Targeted):
     def _check(self, part: h5py.Group) -> None:
         where = self.group.rstrip("/")
         for name in (self._inputs, self._column):
-            if not isinstance(part.get(name), h5py.Dataset):
+            found = member(part, name)
+            if not isinstance(found, h5py.Dataset) or not found.shape:
                 raise InputError(f"{self.path}: it has no data set {where}/{name}")
         images, targets = part[self._inputs], part[self._column]
         if not (_is_encoded(images) or (images.ndim >= 1 and images.dtype.kind in "uifb")):
@@ -169,46 +174,77 @@ class HDF5(Targeted):
 
     def _open_masks(self, part: h5py.Group, coding: PixelClasses) -> Masks:
         column = part[self._column]
-        if not coding.names and "classes" in part:
+        names = _names(part, "classes")
+        if not coding.names and names:
             ignore = int(column.attrs["ignore"]) if "ignore" in column.attrs else coding.ignore
-            names = tuple(part["classes"].asstr()[:])
             coding = PixelClasses(range(len(names)), names, ignore)
         self._masks_are_files = _is_encoded(column)
         return Masks(len(column), coding, self.name, self.mask)
 
     def _understood(self, part: h5py.Group, wish: TargetWish | None) -> Targets:
         where, found = f"{self.path}: {self.group.rstrip('/')}/{self._column}", part[self._column]
-        if self._column == "labels" and found.ndim == 1 and (wish is None or wish.kind == "class"):
-            return self._labelled(part, where)
-        values = found.asstr()[:] if h5py.check_string_dtype(found.dtype) else found[:]
-        names = tuple(part["target_names"].asstr()[:]) if "target_names" in part else ()
-        return understand(values, wish, where, self.name, names)
+        is_class = wish is None or wish.kind == "class"
+        if is_class and found.ndim == 1:
+            members = h5py.check_enum_dtype(found.dtype)
+            if members is not None:
+                return self._members(found[:], members, where)
+            if self._column == "labels" and found.dtype.kind != "b":
+                return self._labelled(part, wish, where)
+        values = np.array(text_of(found[:])) if _is_text(found) else found[:]
+        return understand(values, wish, where, self.name, _names(part, "target_names"))
 
-    def _labelled(self, part: h5py.Group, where: str) -> Targets:
-        """Labels that are places in a list of classes."""
-        found = part["labels"]
+    def _labelled(self, part: h5py.Group, wish: TargetWish | None, where: str) -> Targets:
+        """Labels that are places in a list of classes, or names of classes."""
+        found, classes = part["labels"], _names(part, "classes")
+        if _is_text(found):
+            texts = text_of(found[:])
+            if not classes:
+                return understand(np.array(texts), wish, where, self.name)
+            places = {name: place for place, name in enumerate(classes)}
+            unknown = [row for row, text in enumerate(texts) if text not in places]
+            if unknown:
+                raise InputError(
+                    f"{where}: {self.name(unknown[0])} has the class {texts[unknown[0]]!r}"
+                    f"{and_more(unknown)}, which is none of those in classes: {', '.join(classes[:10])}"
+                )
+            return Targets("class", np.array([places[text] for text in texts], np.int64), classes)
         if found.dtype.kind not in "iu":
             raise InputError(
-                f"{where} is {found.shape} of {found.dtype}; it must be {found.shape} integers, one for "
-                "each image; say data.target: value, if they are numbers to be predicted"
+                f"{where} is {found.shape} of {found.dtype}; it must be {found.shape} integers, or names "
+                "of classes, one for each image; say data.target: value, if they are numbers to be predicted"
             )
         labels = found[:].astype(np.int64)
-        classes = tuple(
-            part["classes"].asstr()[:]
-            if "classes" in part
-            else map(str, range(labels.max(initial=-1) + 1))
-        )
-        return numbered(labels, classes, where, self.name)
+        names = classes or tuple(map(str, range(labels.max(initial=-1) + 1)))
+        return numbered(labels, names, where, self.name)
+
+    def _members(self, values: np.ndarray, members: Mapping[str, int], where: str) -> Targets:
+        """Labels of an enumerated type, whose members are the classes, in ascending order."""
+        names = tuple(sorted(members, key=members.__getitem__))
+        numbers = np.array([members[name] for name in names])
+        places = np.searchsorted(numbers, values).clip(max=len(numbers) - 1)
+        wrong = np.flatnonzero(numbers[places] != values)
+        if len(wrong):
+            raise InputError(
+                f"{where}: {self.name(int(wrong[0]))} has the target {values[wrong[0]]}{and_more(wrong)}, "
+                f"which is no member of the type: {', '.join(names[:10])}"
+            )
+        return Targets("class", places.astype(np.int64), names)
+
+
+def _is_text(column: h5py.Dataset) -> bool:
+    """Whether a data set holds text, of fixed or of variable length."""
+    return h5py.check_string_dtype(column.dtype) is not None
+
+
+def _names(part: h5py.Group, name: str) -> tuple[str, ...]:
+    """The names in a data set; none where there is no such data set."""
+    found = member(part, name)
+    return () if found is None else tuple(text_of(np.atleast_1d(found[()])))
 
 
 def _is_encoded(column: h5py.Dataset) -> bool:
     """Whether a data set holds files."""
     return column.ndim == 1 and h5py.check_vlen_dtype(column.dtype) == np.uint8
-
-
-def open_file(path: str | Path) -> h5py.File:
-    """For reading, without a lock, which parallel file systems may not have: files are replaced, never changed."""
-    return h5py.File(path, "r", locking=False)
 
 
 def open_hdf5(
@@ -235,7 +271,7 @@ def open_hdf5(
         raise InputError(f"{path}: no such file")
     if not h5py.is_hdf5(path):
         raise InputError(f"{path} is not an HDF5 file")
-    with open_file(path) as file:
+    with refusing(path), open_file(path) as file:
         there = [name for name in ("train", "validation", "test") if name in file]
     is_divided = "train" in there
     return open_parts(

@@ -1,6 +1,9 @@
 """Samples in one HDF5 file, our own or somebody else's."""
 
+import os
 import pickle
+import subprocess
+import sys
 
 import h5py
 import numpy as np
@@ -101,3 +104,166 @@ def test_a_damaged_chunk_is_a_bad_sample(path):
     assert np.array_equal(source.read(1), IMAGES[1])
     with pytest.raises(BadSample, match="cannot be read"):
         source.read(2)
+
+
+# ---- labels that are text, or of an enumerated type -----------------------------------------------
+
+
+TEXTS = ["dog", "cat", "dog", "ant"]
+
+
+@pytest.mark.parametrize(
+    "labels",
+    [
+        np.array(TEXTS, "S"),
+        np.array(TEXTS, object),
+        np.array([text.encode() for text in TEXTS], object),
+        np.array([2, 1, 2, 0]),
+    ],
+    ids=["fixed length", "text", "bytes", "numbers of an enumerated type"],
+)
+def test_labels_that_are_text_are_classes_by_name(path, labels):
+    types = {
+        "S": labels.dtype,
+        "O": h5py.string_dtype("ascii" if isinstance(labels[0], bytes) else "utf-8"),
+        "i": h5py.enum_dtype({"dog": 2, "ant": 0, "cat": 1}, "i1"),
+    }
+    foreign(path, IMAGES, [0] * 4)
+    with h5py.File(path, "a") as file:
+        del file["labels"]
+        file.create_dataset("labels", data=labels, dtype=types[labels.dtype.kind])
+    source, _, _ = open_hdf5(path)
+    assert (source.classes, source.labels.tolist()) == (("ant", "cat", "dog"), [2, 1, 2, 0])
+
+
+def test_truth_values_are_two_classes(path):
+    foreign(path, IMAGES, [True, False, True, True])
+    source, _, _ = open_hdf5(path)
+    assert (source.classes, source.labels.tolist()) == (("False", "True"), [1, 0, 1, 1])
+
+
+def test_the_list_of_classes_gives_text_its_numbers(path):
+    foreign(path, IMAGES, TEXTS, classes=["dog", "cat", "ant", "bee"])
+    source, _, _ = open_hdf5(path)
+    assert source.classes == ("dog", "cat", "ant", "bee")
+    assert source.labels.tolist() == [0, 1, 0, 2]
+    foreign(path, IMAGES, TEXTS, classes=["dog", "cat"])
+    with pytest.raises(InputError, match=r"labels: .*\[3\] has the class 'ant', which is none of "):
+        open_hdf5(path)
+
+
+def test_labels_that_are_no_utf_8_stay_different(path):
+    foreign(path, IMAGES, np.array([b"caf\xe9", b"caf\xe8", b"caf\xe9", b"tea"]))
+    assert open_hdf5(path)[0].labels.tolist() == [1, 0, 1, 2]
+
+
+# ---- files that are not whole ---------------------------------------------------------------------
+
+
+def test_a_truncated_file_is_refused_by_its_path(path):
+    foreign(path, IMAGES, [0, 1, 0, 1])
+    os.truncate(path, os.path.getsize(path) // 2)
+    with pytest.raises(InputError, match=rf"{path}: cannot be read as HDF5: .*truncated"):
+        open_hdf5(path)
+
+
+def test_a_file_that_its_writer_left_open_is_refused(path):
+    writer = (
+        "import h5py, os, sys; file = h5py.File(sys.argv[1], 'w', libver='latest'); "
+        "file['images'] = file['labels'] = [0, 1]; file.swmr_mode = True; file.flush(); os._exit(0)"
+    )
+    subprocess.run([sys.executable, "-c", writer, path], check=True)
+    with pytest.raises(InputError, match=rf"{path}: .*already open for write.*h5clear"):
+        open_hdf5(path)
+
+
+def parts(folder, *, rows=(2, 2)):
+    """A virtual data set of two files, and the labels."""
+    layout = h5py.VirtualLayout((4, *IMAGES.shape[1:]), IMAGES.dtype)
+    for part in range(2):
+        with h5py.File(folder / f"part{part}.h5", "w") as file:
+            file["images"] = IMAGES[2 * part : 2 * part + rows[part]]
+        layout[2 * part : 2 * part + 2] = h5py.VirtualSource(
+            f"part{part}.h5", "images", (2, *IMAGES.shape[1:])
+        )[:]
+    with h5py.File(folder / "whole.h5", "w") as file:
+        file.create_virtual_dataset("images", layout)
+        file["labels"] = [0, 1, 0, 1]
+    return str(folder / "whole.h5")
+
+
+def test_a_virtual_data_set_is_read_from_its_sources(tmp_path):
+    source, _, _ = open_hdf5(parts(tmp_path))
+    assert np.array_equal([source.read(index) for index in range(4)], IMAGES)
+
+
+def test_a_missing_source_of_a_virtual_data_set_is_refused(tmp_path):
+    path = parts(tmp_path)
+    (tmp_path / "part1.h5").unlink()
+    with pytest.raises(InputError, match="images is virtual, and its source .*part1.h5 is not "):
+        open_hdf5(path)
+
+
+def test_a_source_that_is_too_small_or_cut_is_refused(tmp_path):
+    path = parts(tmp_path, rows=(2, 1))
+    with pytest.raises(InputError, match="part1.h5: /images .* is smaller than it was"):
+        open_hdf5(path)
+    os.truncate(tmp_path / "part1.h5", 600)
+    with pytest.raises(InputError, match="part1.h5: cannot be read as HDF5: .*truncated"):
+        open_hdf5(path)
+
+
+def test_rows_of_a_virtual_data_set_need_a_source(tmp_path):
+    path = parts(tmp_path)
+    layout = h5py.VirtualLayout((4, *IMAGES.shape[1:]), IMAGES.dtype)
+    layout[:2] = h5py.VirtualSource("part0.h5", "images", (2, *IMAGES.shape[1:]))
+    with h5py.File(path, "a") as file:
+        del file["images"]
+        file.create_virtual_dataset("images", layout)
+    with pytest.raises(InputError, match=r"images is virtual, and row 2 \(and 1 more\) has no "):
+        open_hdf5(path)
+
+
+@pytest.mark.parametrize("missing", [0, 1])
+def test_a_missing_number_among_sources_is_refused(tmp_path, missing):
+    path = parts(tmp_path)
+    with h5py.File(path, "a") as file:
+        del file["images"]
+        form = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+        rows = h5py.h5s.create_simple((4, 3, 4, 3), (h5py.h5s.UNLIMITED, 3, 4, 3))
+        rows.select_hyperslab(
+            (0, 0, 0, 0), (h5py.h5s.UNLIMITED, 1, 1, 1), (2, 1, 1, 1), (2, 3, 4, 3)
+        )
+        form.set_virtual(rows, b"part%b.h5", b"images", h5py.h5s.create_simple((2, 3, 4, 3)))
+        h5py.h5d.create(file.id, b"images", h5py.h5t.NATIVE_UINT8, rows, form)
+    assert len(open_hdf5(path)[0]) == 4
+    (tmp_path / "part1.h5").rename(tmp_path / "part2.h5")
+    if not missing:
+        (tmp_path / "part0.h5").rename(tmp_path / "part1.h5")
+    with pytest.raises(InputError, match=f"its source .*part{missing}.h5 is not there"):
+        open_hdf5(path)
+
+
+def test_missing_or_short_external_storage_is_refused(tmp_path, path):
+    raw = tmp_path / "pixels.raw"
+    with h5py.File(path, "w") as file:
+        file["labels"] = [0, 1, 0, 1]
+        file.create_dataset("images", IMAGES.shape, "u1", external=[(raw, 0, IMAGES.nbytes)])
+        file["images"][:] = IMAGES
+    assert np.array_equal(open_hdf5(path)[0].read(3), IMAGES[3])
+    os.truncate(raw, 100)
+    with pytest.raises(InputError, match="lies in the file .*pixels.raw, which has 100 bytes; it "):
+        open_hdf5(path)
+    raw.unlink()
+    with pytest.raises(InputError, match="lies in the file .*pixels.raw, which is not there"):
+        open_hdf5(path)
+
+
+@pytest.mark.parametrize("name", ["images", "weights", "classes"])
+def test_a_link_that_leads_nowhere_is_refused(path, name):
+    with h5py.File(path, "w") as file:
+        file["images"], file["labels"] = IMAGES, [0, 1, 0, 1]
+        file.pop(name, None)
+        file[name] = h5py.ExternalLink("gone.h5", "/data")
+    with pytest.raises(InputError, match=f"the link /{name} leads nowhere: .*gone.h5"):
+        open_hdf5(path)

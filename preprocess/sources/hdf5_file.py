@@ -1,0 +1,197 @@
+"""HDF5 files as people have them: text in any of its forms, and data that lies in other files."""
+
+from __future__ import annotations
+
+import itertools
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import h5py
+import numpy as np
+
+from preprocess.base import InputError, and_more
+from preprocess.passing import may_pass
+
+# What HDF5 says of a file, and what its owner can do.
+_ADVICE = {
+    "truncated file": "the file is not complete; copy or write it again",
+    "already open for write": "the program that wrote it has not closed it; close it there, or run h5clear -s on it",
+    "is not registered": "install the filter that it was compressed with, or write it again without",
+}
+
+
+def open_file(path: str | Path) -> h5py.File:
+    """Open for reading, without a lock, which parallel file systems may not have: files are replaced, never changed."""
+    return h5py.File(path, "r", locking=False)
+
+
+@contextmanager
+def refusing(path: str | Path) -> Iterator[None]:
+    """Turn what HDF5 raises about a file into an InputError that names the file.
+
+    Raises:
+        InputError: the file is truncated, still open in its writer, damaged, ...
+        OSError: of what may pass; see :mod:`preprocess.passing`.
+    """
+    try:
+        yield
+    except (OSError, KeyError, RuntimeError) as error:
+        if may_pass(error):
+            raise
+        reason = " ".join(str(error).strip("\"'").split())
+        advice = next((f"; {text}" for key, text in _ADVICE.items() if key in reason), "")
+        raise InputError(f"{path}: cannot be read as HDF5: {reason}{advice}") from error
+
+
+def member(group: h5py.Group, name: str) -> h5py.Group | h5py.Dataset | None:
+    """Look up a member of a group; None if there is none.
+
+    Raises:
+        InputError: it is a link that leads nowhere, or data of it lies in a file that is missing or too small.
+    """
+    if name not in group:
+        return None
+    try:
+        found = group[name]
+    except KeyError as error:
+        reason = " ".join(str(error).strip("\"'").split())
+        raise InputError(
+            f"{group.file.filename}: the link {group.name.rstrip('/')}/{name} leads nowhere: {reason}"
+        ) from error
+    if isinstance(found, h5py.Dataset):
+        _check_external(found)
+        _check_virtual(found, frozenset())
+    return found
+
+
+def text_of(values: np.ndarray) -> list[str]:
+    """Decode text of fixed or variable length; bytes that are no UTF-8 become escapes, so that texts stay different."""
+    return [
+        value.decode(errors="backslashreplace") if isinstance(value, bytes) else str(value)
+        for value in values.tolist()
+    ]
+
+
+def _check_external(dataset: h5py.Dataset) -> None:
+    """Refuse data in raw files that are missing, or shorter than they should be: HDF5 reads zeros there."""
+    left = dataset.size * dataset.dtype.itemsize if dataset.external else 0
+    for name, offset, size in dataset.external or ():
+        folder = os.environ.get("HDF5_EXTFILE_PREFIX", "").replace("${ORIGIN}", _folder(dataset))
+        file = os.path.join(folder, os.fsdecode(name))
+        where = f"{_where(dataset)} lies in the file {os.path.abspath(file)}"
+        if not os.path.isfile(file):
+            raise InputError(
+                f"{where}, which is not there (HDF5 looks for such a file in the working directory, "
+                "or where HDF5_EXTFILE_PREFIX says)"
+            )
+        needed = offset + min(size, left)
+        if os.path.getsize(file) < needed:
+            raise InputError(
+                f"{where}, which has {os.path.getsize(file)} bytes; it should have {needed}"
+            )
+        left -= min(size, left)
+
+
+def _check_virtual(dataset: h5py.Dataset, above: frozenset[tuple[str, str]]) -> None:
+    """Refuse a virtual data set whose sources are missing or too small, or that has rows of no source.
+
+    HDF5 reads its fill value there, most often zero.
+
+    Args:
+        above: files and names of the virtual data sets that this one is a source of.
+    """
+    place = (os.path.realpath(dataset.file.filename), dataset.name)
+    if not dataset.is_virtual or place in above:
+        return
+    has_source = np.zeros(len(dataset), bool)
+    for source in dataset.virtual_sources():
+        bounds = _bounds(source.vspace)
+        rows = slice(None) if bounds is None else slice(bounds[0][0], bounds[1][0] + 1)
+        has_source[rows] = True
+        for file, name in _files_of(dataset, source.file_name, source.dset_name):
+            _check_source(dataset, file, name, source, above | {place})
+    lonely = np.flatnonzero(~has_source)
+    if len(lonely):
+        raise InputError(
+            f"{_where(dataset)} is virtual, and row {lonely[0]}{and_more(lonely)} has no source"
+        )
+
+
+def _check_source(
+    dataset: h5py.Dataset,
+    file: str,
+    name: str,
+    source: Any,
+    above: frozenset[tuple[str, str]],
+) -> None:
+    """Refuse one source of a virtual data set."""
+    where = f"{_where(dataset)} is virtual, and its source"
+    place = _place(dataset, file)
+    if place is None:
+        raise InputError(f"{where} {os.path.join(_folder(dataset), file)} is not there")
+    with refusing(place), open_file(place) as opened:
+        found = opened.get(name)
+        if not isinstance(found, h5py.Dataset):
+            raise InputError(f"{where} {place} has no data set {name}")
+        bounds = _bounds(source.src_space)
+        if bounds is not None:
+            is_small = any(last >= size for last, size in zip(bounds[1], found.shape, strict=True))
+        else:  # all of it
+            is_small = _bounds(source.vspace) is not None and (
+                found.size < source.vspace.get_select_npoints()
+            )
+        if is_small:
+            raise InputError(f"{where} {place}: {found.name} {found.shape} is smaller than it was")
+        _check_external(found)
+        _check_virtual(found, above)
+
+
+def _files_of(dataset: h5py.Dataset, file: str, name: str) -> Iterator[tuple[str, str]]:
+    """The sources that a name stands for: in ``part-%b.h5``, ``%b`` is 0, 1, ... until a file is missing.
+
+    Where a few numbers are missing before another file, the first one of these is given, too.
+    """
+    if "%b" not in file:
+        yield file, name
+        return
+
+    def is_there(number: int) -> bool:
+        return _place(dataset, file.replace("%b", str(number))) is not None
+
+    there = next(number for number in itertools.count() if not is_there(number))
+    if not there or any(map(is_there, range(there + 1, there + 10))):
+        there += 1
+    for number in range(there):
+        yield file.replace("%b", str(number)), name.replace("%b", str(number))
+
+
+def _bounds(space: h5py.h5s.SpaceID) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+    """The first and the last place of a selection; None of one that takes all, or has no end."""
+    try:
+        return space.get_select_bounds()
+    except (RuntimeError, ValueError):
+        return None
+
+
+def _where(dataset: h5py.Dataset) -> str:
+    return f"{dataset.file.filename}: {dataset.name}"
+
+
+def _folder(dataset: h5py.Dataset) -> str:
+    return os.path.dirname(os.path.abspath(dataset.file.filename))
+
+
+def _place(dataset: h5py.Dataset, file: str) -> str | None:
+    """Where HDF5 finds a source: as it is named, beside the file, or in the working directory."""
+    if file == ".":
+        return dataset.file.filename
+    folder = _folder(dataset)
+    prefixes = os.environ.get("HDF5_VDS_PREFIX", "").replace("${ORIGIN}", folder).split(":")
+    folders = [*filter(None, prefixes), folder, ""]
+    places = [os.path.join(place, file) for place in folders]
+    if os.path.isabs(file):
+        places += [os.path.join(place, os.path.basename(file)) for place in folders]
+    return next((place for place in places if os.path.isfile(place)), None)
