@@ -3,12 +3,13 @@
 What an image becomes is decided here, once for both decoders:
 
 - greyscale, palette and CMYK images become what ``mode`` asks for; transparency is dropped, not blended;
-- 16-bit greyscale keeps its upper 8 bits;
-- an EXIF orientation is applied: the array is what an image viewer shows;
+- 16-bit greyscale keeps the upper 8 of its ``bits``: of 16, unless a spec says that fewer are used;
+- an EXIF orientation is applied: the array is what an image viewer shows; EXIF data that cannot be read is left aside;
 - of an animation the first frame is taken.
 
 simplejpeg decodes with the slow exact transform and smooth upsampling, which are Pillow's settings, so both
-give the same bytes; files that it refuses go to Pillow, whose word on them is final.
+give the same bytes. Files that it refuses go to Pillow, but for those whose data libjpeg calls corrupt: Pillow does not
+pass on these warnings.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 import PIL
-from PIL import Image, ImageOps
+from PIL import Image
 
 from preprocess.base import BadImage
 
@@ -33,6 +34,16 @@ Mode = Literal["RGB", "L"]
 Enough: TypeAlias = tuple[int, int] | Callable[[int, int], tuple[int, int]]
 
 _ORIENTATION = 0x0112  # the EXIF tag
+_TURNS = {
+    2: Image.Transpose.FLIP_LEFT_RIGHT,
+    3: Image.Transpose.ROTATE_180,
+    4: Image.Transpose.FLIP_TOP_BOTTOM,
+    5: Image.Transpose.TRANSPOSE,
+    6: Image.Transpose.ROTATE_270,
+    7: Image.Transpose.TRANSVERSE,
+    8: Image.Transpose.ROTATE_90,
+}
+_CORRUPT = ("Corrupt JPEG data", "Premature end of JPEG")  # how libjpeg's warnings of it begin
 
 
 def decoder_name() -> str:
@@ -40,7 +51,9 @@ def decoder_name() -> str:
     return "Pillow " + PIL.__version__ if simplejpeg is None else "simplejpeg"
 
 
-def decode(data: bytes, mode: Mode = "RGB", at_least: Enough | None = None) -> np.ndarray:
+def decode(
+    data: bytes, mode: Mode = "RGB", at_least: Enough | None = None, bits: int = 16
+) -> np.ndarray:
     """Decode an image file.
 
     Args:
@@ -49,6 +62,7 @@ def decode(data: bytes, mode: Mode = "RGB", at_least: Enough | None = None) -> n
         at_least: (height, width) of the image, as it is seen, that is enough. A JPEG that is larger by a factor of 2, 4
             or 8 is then decoded directly at that fraction of its size (the decoder leaves out coefficients), which
             is faster; the result is never smaller than ``at_least`` in either direction.
+        bits: that greyscale files of 16 bits use; larger numbers become white.
 
     Returns:
         uint8 array (height, width, channels), 3 channels for RGB and 1 for L.
@@ -56,11 +70,11 @@ def decode(data: bytes, mode: Mode = "RGB", at_least: Enough | None = None) -> n
     Raises:
         BadImage: the bytes are not an image, or the image is damaged.
     """
-    if simplejpeg is not None and data[:2] == b"\xff\xd8" and b"Exif\0" not in data:
+    if simplejpeg is not None and data[:2] == b"\xff\xd8":
         array = _decode_simplejpeg(data, mode, at_least)
         if array is not None:
             return array
-    return _decode_pillow(data, mode, at_least)
+    return _decode_pillow(data, mode, at_least, bits)
 
 
 def reduction(data: bytes, at_least: Enough) -> int:
@@ -68,11 +82,11 @@ def reduction(data: bytes, at_least: Enough) -> int:
     if data[:2] != b"\xff\xd8":  # JPEG files, and those that begin with one
         return 1
     try:
-        if simplejpeg is not None and b"Exif\0" not in data:
-            height, width, *_ = simplejpeg.decode_jpeg_header(data)
+        if simplejpeg is not None:
+            height, width = _seen(*simplejpeg.decode_jpeg_header(data)[:2], _turn_of_jpeg(data))
         else:
             with Image.open(io.BytesIO(data)) as image:
-                height, width = _seen(image)
+                height, width = _seen(image.height, image.width, _turn(image))
     except Exception:  # as in decode, which says what is wrong
         return 1
     return _draft_scale(height, width, _of_size(at_least, height, width))
@@ -89,22 +103,65 @@ def to_image(array: np.ndarray) -> Image.Image:
     return Image.fromarray(array[:, :, 0] if array.shape[2] == 1 else array)
 
 
+def upright(image: Image.Image) -> Image.Image:
+    """Load an opened image and turn it as its EXIF orientation says."""
+    image.load()  # TIFF files are turned by this
+    return _turned(image, _turn(image))
+
+
+def _turn(image: Image.Image) -> Image.Transpose | None:
+    """What the EXIF orientation of an image asks for; nothing where its EXIF data cannot be read."""
+    try:
+        return _TURNS.get(image.getexif().get(_ORIENTATION, 1))
+    except Exception:  # Pillow's parsers meet damaged data with exceptions of many kinds
+        return None
+
+
+def _turn_of_jpeg(data: bytes) -> Image.Transpose | None:
+    if b"Exif\0" not in data:
+        return None
+    try:
+        with Image.open(io.BytesIO(data)) as image:
+            return _turn(image)
+    except Exception:  # as above
+        return None
+
+
+def _turned(image: Image.Image, turn: Image.Transpose | None) -> Image.Image:
+    return image if turn is None else image.transpose(turn)
+
+
+def _seen(height: int, width: int, turn: Image.Transpose | None) -> tuple[int, int]:
+    """(height, width) of an image after its turn."""
+    is_on_its_side = turn in (_TURNS[5], _TURNS[6], _TURNS[7], _TURNS[8])
+    return (width, height) if is_on_its_side else (height, width)
+
+
 def _decode_simplejpeg(data: bytes, mode: Mode, at_least: Enough | None) -> np.ndarray | None:
     try:
         height, width, space, _ = simplejpeg.decode_jpeg_header(data)
-        if space not in ("YCbCr", "Gray"):  # CMYK, and RGB stored as such
-            return None
-        scale = _draft_scale(height, width, _of_size(at_least, height, width))
-        return simplejpeg.decode_jpeg(
+        # Others, CMYK and RGB stored as such, Pillow converts.
+        is_usual = space in ("YCbCr", "Gray")
+        turn = _turn_of_jpeg(data)
+        seen = _seen(height, width, turn)
+        scale = _draft_scale(*seen, _of_size(at_least, *seen)) if is_usual else 8
+        grey_or_colour = "GRAY" if mode == "L" else "RGB"
+        array = simplejpeg.decode_jpeg(
             data,
-            colorspace="GRAY" if mode == "L" else "RGB",
+            colorspace="CMYK" if space in ("CMYK", "YCCK") else grey_or_colour,
             fastdct=False,
             fastupsample=False,
             min_height=-(-height // scale),
             min_width=-(-width // scale),
         )
-    except ValueError:
+    except ValueError as error:
+        reason = str(error)
+        if reason.startswith(_CORRUPT) and "ICC" not in reason:
+            raise BadImage(f"is damaged or truncated: {reason}") from None
         return None
+    if not is_usual:
+        return None
+    return array if turn is None else to_array(_turned(to_image(array), turn))
 
 
 def _of_size(at_least: Enough | None, height: int, width: int) -> tuple[int, int] | None:
@@ -119,40 +176,43 @@ def _draft_scale(height: int, width: int, at_least: tuple[int, int] | None) -> i
     return next(scale for scale in (8, 4, 2, 1) if scale <= max(room, 1))
 
 
-def _decode_pillow(data: bytes, mode: Mode, at_least: Enough | None) -> np.ndarray:
+def _decode_pillow(data: bytes, mode: Mode, at_least: Enough | None, bits: int) -> np.ndarray:
     try:
         with Image.open(io.BytesIO(data)) as image:
             if image.format in ("JPEG", "MPO"):
-                size = _of_size(at_least, *_seen(image))
-                image.draft(
-                    "L" if mode == "L" else None,
-                    size and (size if _is_on_its_side(image) else size[::-1]),
-                )
-            ImageOps.exif_transpose(image, in_place=True)
-            return to_array(_convert(image, mode))
+                turn = _turn(image)
+                seen = _seen(image.height, image.width, turn)
+                size = _of_size(at_least, *seen)
+                image.draft("L" if mode == "L" else None, size and _seen(*size, turn)[::-1])
+            if bits < 16:
+                _check_depth(image)
+            is_pgm = (
+                image.format == "PPM" and image.mode == "I"
+            )  # from 0 to 65535, as Pillow has it
+            return to_array(_convert(upright(image), mode, bits, is_pgm))
     except Image.UnidentifiedImageError:
         raise BadImage("not an image file that Pillow knows") from None
+    except BadImage:
+        raise
     except Exception as error:  # Pillow's parsers meet damaged files with exceptions of many kinds
         raise BadImage(f"cannot be decoded: {error}") from error
 
 
-def _seen(image: Image.Image) -> tuple[int, int]:
-    """(height, width) of an image as it is seen; Pillow's sizes are (width, height)."""
-    return image.size if _is_on_its_side(image) else image.size[::-1]
+def _check_depth(image: Image.Image) -> None:
+    """Complain of 16 bits in each of several channels: Pillow keeps the upper 8, and they are not all used."""
+    if not image.mode.startswith("I") and ";16" in str(image.tile):
+        raise BadImage(
+            "has 16 bits in each of several channels; decode: bits is for one channel, so convert it to 8 bits"
+        )
 
 
-def _is_on_its_side(image: Image.Image) -> bool:
-    """Whether height and width change places when it is shown."""
-    return bool(image.getexif().get(_ORIENTATION, 1) >= 5)
-
-
-def _convert(image: Image.Image, mode: Mode) -> Image.Image:
-    if image.mode.startswith("I;16"):
-        image = Image.fromarray((np.asarray(image) >> 8).astype(np.uint8))
+def _convert(image: Image.Image, mode: Mode, bits: int, is_pgm: bool) -> Image.Image:
+    if image.mode.startswith("I;16") or is_pgm:
+        numbers = np.asarray(image).astype(np.int64) >> (bits - 8)
+        image = Image.fromarray(numbers.clip(max=255).astype(np.uint8))
     elif image.mode in ("I", "F"):
         raise ValueError(f"32-bit pixels (Pillow's mode {image.mode}) have no fixed range")
-    if (
-        image.mode == "P"
-    ):  # Pillow warns of palettes with transparency unless they become RGBA first
+    # Pillow warns of palettes with transparency unless they become RGBA first.
+    if image.mode == "P":
         image = image.convert("RGBA")
     return image if image.mode == mode else image.convert(mode)

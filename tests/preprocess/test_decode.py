@@ -1,7 +1,9 @@
 """What becomes of the bytes of an image file; the same with either decoder."""
 
 import io
+import struct
 import tarfile
+import zlib
 
 import numpy as np
 import pytest
@@ -22,6 +24,14 @@ CIFAR = SHARED / "cifar10_jpeg.tar"
 @pytest.fixture
 def pillow_only(monkeypatch):
     monkeypatch.setattr(decoders, "simplejpeg", None)
+
+
+@pytest.fixture(params=["simplejpeg", "Pillow"])
+def pillow_too(request, monkeypatch):
+    if request.param == "Pillow":
+        monkeypatch.setattr(decoders, "simplejpeg", None)
+    else:
+        pytest.importorskip("simplejpeg")
 
 
 def assert_near(image, expected, most):
@@ -70,6 +80,8 @@ FRAMES = [Image.new("L", (2, 2), value) for value in (10, 200)]
             np.array([[[0], [0], [1], [255]]]),
             0,
         ),  # the upper bits
+        (b"P5 3 1 65535\n\0\0\x80\0\xff\xff", "L", np.array([[[0], [128], [255]]]), 0),
+        (b"P5 3 1 4095\n\0\0\x08\0\x0f\xff", "L", np.array([[[0], [128], [255]]]), 0),
         (
             encode(FRAMES[0], "GIF", save_all=True, append_images=FRAMES[1:]),
             "L",
@@ -94,6 +106,8 @@ FRAMES = [Image.new("L", (2, 2), value) for value in (10, 200)]
         "a palette of which one is transparent",
         "a palette with transparencies",
         "16 bits",
+        "16 bits of a PGM",
+        "12 bits of a PGM",
         "an animation",
         "a JPEG",
         "CMYK",
@@ -125,6 +139,58 @@ def test_an_image_is_turned_as_its_exif_orientation_says(orientation, seen, kind
     stored = smooth(24, 40)
     plain = decode(encode(stored, kind))
     assert np.array_equal(decode(encode(stored, kind, exif=exif)), seen(plain))
+
+
+# Turned by a quarter, with a resolution of 0 / 0, which Pillow reads and does not write.
+ODD_EXIF = b"Exif\0\0" + struct.pack(
+    "<2sHIHHHIHHHHIIIII", b"II", 42, 8, 2, 0x0112, 3, 1, 6, 0, 0x011A, 5, 1, 38, 0, 0, 0
+)
+
+
+@pytest.mark.parametrize("kind", ["JPEG", "PNG", "WEBP"])
+def test_an_exif_that_cannot_be_written_back_turns_the_image(kind, pillow_too):
+    options = {"lossless": True} if kind == "WEBP" else {}
+    plain = decode(encode(smooth(24, 40), kind, **options))
+    turned = decode(encode(smooth(24, 40), kind, **options, exif=ODD_EXIF))
+    assert np.array_equal(turned, np.rot90(plain, -1))
+
+
+def test_an_exif_that_cannot_be_read_is_left_aside(pillow_too):
+    data = encode(smooth(24, 40), "JPEG", exif=b"Exif\0\0no tags at all")
+    assert np.array_equal(decode(data), decode(encode(smooth(24, 40), "JPEG")))
+    assert decoders.reduction(data, (6, 10)) == 4
+
+
+def test_a_greyscale_file_may_use_fewer_than_16_bits():
+    grey = np.array([[0, 15, 16, 2048, 4095, 4096, 65535]], np.uint16)
+    data = encode(Image.fromarray(grey))
+    assert decode(data, "L", bits=12).ravel().tolist() == [0, 0, 1, 128, 255, 255, 255]
+    assert decode(data, "L").ravel().tolist() == [0, 0, 0, 8, 15, 16, 255]
+
+
+def test_several_channels_of_fewer_than_16_bits_are_refused():
+    colour = b"P6 1 1 255\nabc"
+    assert decode(colour, bits=12).ravel().tolist() == [*b"abc"]
+    with pytest.raises(BadImage, match="16 bits in each of several channels"):
+        decode(png_of_16_bits(np.array([[[0, 100, 4095]]])), bits=12)
+
+
+def png_of_16_bits(image):
+    """A PNG file of 16 bits a channel, which Pillow does not write."""
+
+    def chunk(kind, content):
+        checksum = struct.pack(">I", zlib.crc32(kind + content))
+        return struct.pack(">I", len(content)) + kind + content + checksum
+
+    height, width, _ = image.shape
+    rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in image)
+    header = struct.pack(">IIBBBBB", width, height, 16, 2, 0, 0, 0)
+    return (
+        b"\x89PNG\r\n\x1a\n"
+        + chunk(b"IHDR", header)
+        + chunk(b"IDAT", zlib.compress(rows))
+        + chunk(b"IEND", b"")
+    )
 
 
 def test_the_first_frame_of_an_animation_is_taken():
@@ -190,6 +256,12 @@ def test_the_log_can_tell_which_decoder_runs(pillow_only):
     assert decoder_name().startswith("Pillow")
 
 
+def corrupt(data):
+    """A JPEG whose last third is another image's: its codes mean nothing."""
+    place = 2 * len(data) // 3
+    return data[:place] + bytes(range(1, 200)) + data[place + 199 :]
+
+
 class TestBothDecoders:
     """Which of the two is installed must not change a result."""
 
@@ -217,6 +289,29 @@ class TestBothDecoders:
             progressive=progressive,
         )
         self.assert_same(data, monkeypatch, mode=mode, at_least=at_least)
+
+    @pytest.mark.parametrize("at_least", [None, (30, 30), (9, 40)])
+    @pytest.mark.parametrize("orientation", range(1, 10))
+    def test_they_turn_files_alike(self, orientation, at_least, monkeypatch):
+        exif = Image.Exif()
+        exif[0x0112] = orientation
+        data = encode(smooth(77, 90) ^ pattern(77, 90) & 15, "JPEG", exif=exif)
+        self.assert_same(data, monkeypatch, at_least=at_least)
+
+    @pytest.mark.parametrize("kind", ["RGB", "L", "CMYK"])
+    @pytest.mark.parametrize("exif", [b"", b"Exif\0\0"])
+    def test_data_that_libjpeg_calls_corrupt_is_damage(self, kind, exif):
+        picture = Image.fromarray(smooth(64, 64)).convert(kind)
+        data = encode(picture, "JPEG", quality=95, exif=exif)
+        assert decode(data).shape == (64, 64, 3)
+        with pytest.raises(BadImage, match="is damaged or truncated: Corrupt JPEG data"):
+            decode(corrupt(data))
+
+    def test_a_damaged_colour_profile_is_no_damage(self):
+        data = encode(smooth(16, 16), "JPEG", icc_profile=bytes(200))
+        marked = data.replace(b"ICC_PROFILE\0\x01", b"ICC_PROFILE\0\x07")
+        assert marked != data
+        assert np.array_equal(decode(marked), decode(data))
 
     @pytest.mark.parametrize("mode", ["RGB", "L"])
     def test_they_give_equal_pixels_of_greyscale_files(self, mode, monkeypatch):
