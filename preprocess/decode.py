@@ -92,6 +92,22 @@ def reduction(data: bytes, at_least: Enough) -> int:
     return _draft_scale(height, width, _of_size(at_least, height, width))
 
 
+def bits_used(data: bytes) -> int:
+    """Count the bits that an image file of 16 bits a channel uses: of its largest number; 0 of any other file.
+
+    Of several channels Pillow keeps the upper 8 bits, so that the count is about right.
+    """
+    try:
+        with Image.open(io.BytesIO(data)) as image:
+            if image.mode.startswith("I;16"):
+                return int(np.asarray(image).max(initial=0)).bit_length()
+            if _is_deep(image):
+                return 8 + int(np.asarray(image).max(initial=0)).bit_length()
+    except Exception:  # as in decode, which says what is wrong
+        return 0
+    return 0
+
+
 def to_array(image: Image.Image) -> np.ndarray:
     """A Pillow image as an array (height, width, channels)."""
     array = np.asarray(image)
@@ -198,9 +214,14 @@ def _decode_pillow(data: bytes, mode: Mode, at_least: Enough | None, bits: int) 
         raise BadImage(f"cannot be decoded: {error}") from error
 
 
+def _is_deep(image: Image.Image) -> bool:
+    """Whether an opened image has 16 bits in each of several channels."""
+    return not image.mode.startswith("I") and ";16" in str(image.tile)
+
+
 def _check_depth(image: Image.Image) -> None:
     """Complain of 16 bits in each of several channels: Pillow keeps the upper 8, and they are not all used."""
-    if not image.mode.startswith("I") and ";16" in str(image.tile):
+    if _is_deep(image):
         raise BadImage(
             "has 16 bits in each of several channels; decode: bits is for one channel, so convert it to 8 bits"
         )

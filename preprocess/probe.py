@@ -16,13 +16,16 @@ import numpy as np
 
 from preprocess.base import BadImage, BadSample, InputError, Source, counted
 from preprocess.chain import Chain
+from preprocess.decode import bits_used
 from preprocess.sample import ImageSpec, SampleSpec
 from preprocess.target import plain_targets, target_of
 from preprocess.transforms import Transform
 from preprocess.transforms.colour import Standardize
+from preprocess.transforms.decoding import Decode
 from preprocess.transforms.on_device import OnDevice, split_device
 
 PROBES = 8  # samples that are looked at, spread over the source
+_FEW_BITS = 14  # images of 16 bits that use no more lose most of their grey levels in 8 bits
 
 
 @dataclass(frozen=True)
@@ -134,6 +137,38 @@ def look(
     )
 
 
+def on_depth(source: Source, transforms: Sequence[Transform]) -> str:
+    """Say in a line that images of 16 bits use fewer of them, judged by a few samples; nothing where they do not.
+
+    Args:
+        transforms: of a spec. A ``decode`` that says how many bits are used needs no such line.
+    """
+    if not (transforms and isinstance(transforms[0], Decode) and transforms[0].bits == 16):
+        return ""
+    most = 0
+    for index in _spread(len(source)):
+        try:
+            found = source.read(index)
+        except BadSample:
+            continue
+        used = bits_used(found) if isinstance(found, bytes) else 0
+        if not 0 < used <= _FEW_BITS:
+            return ""
+        most = max(most, used)
+    if not most:
+        return ""
+    return (
+        f"data: images have 16 bits, of which those looked at use {max(most, 8)}, so decode keeps about "
+        f"{max(1, 2 ** (most - 8))} of 256 grey levels; decode: {{bits: {max(most, 8)}}} keeps all of greyscale "
+        "images, and images in color should be converted to 8 bits"
+    )
+
+
+def _spread(count: int) -> list[int]:
+    """A few samples, spread over the source."""
+    return np.unique(np.linspace(0, count - 1, PROBES).astype(int)).tolist() if count else []
+
+
 def _samples(chain: Chain) -> list[_Probed]:
     """A few samples, spread over the source; the first that can be used, where none of these can."""
     source, count = chain.source, len(chain.source)
@@ -159,8 +194,7 @@ def _samples(chain: Chain) -> list[_Probed]:
             except BadSample as error:
                 complaints.append(error)
 
-    spread = np.unique(np.linspace(0, count - 1, PROBES).astype(int)).tolist()
-    found = list(usable(spread)) or list(islice(usable(range(count)), 1))
+    found = list(usable(_spread(count))) or list(islice(usable(range(count)), 1))
     if not found:
         raise InputError(
             f"none of the {counted(count, 'sample')} can be used; the first: {complaints[0]}"

@@ -25,10 +25,11 @@ from fleet.units import counted, format_size
 from preprocess.base import BadSample, CannotWrite, DataSet
 from preprocess.packing import write_hdf5
 from preprocess.pipeline import Pipeline
+from preprocess.probe import on_depth
 from preprocess.source import open_data
 from preprocess.sources.hdf5 import open_hdf5
 from preprocess.target import KINDS, TargetSpec, TargetWish, target_of
-from preprocess.transforms import parse_transforms
+from preprocess.transforms import Transform, parse_transforms
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -51,6 +52,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
         choices=("RGB", "L"),
         default="RGB",
         help="with --decoded: colour or greyscale (RGB)",
+    )
+    parser.add_argument(
+        "--bits",
+        type=whole(8, 16),
+        default=16,
+        help="with --decoded: how many bits greyscale files of 16 bits use (16)",
     )
     parser.add_argument(
         "--source", default="image_folder", help="a source of a spec (image_folder)"
@@ -84,9 +91,11 @@ def run(args: argparse.Namespace) -> None:
         options=dict(args.option),
         target=args.target,
     )
-    if data.remark:
-        print(f"fleet pack: {data.remark}", file=sys.stderr)
-    left_out = _write(data, args)
+    transforms = _transforms(args)
+    for remark in (data.remark, on_depth(data.train, transforms)):
+        for line in remark.splitlines():
+            print(f"fleet pack: {line}", file=sys.stderr)
+    left_out = _write(data, transforms, args.out)
     train, *others = open_hdf5(args.out)
     counts = {
         "train": len(train),
@@ -160,22 +169,26 @@ def _yaml(text: str) -> Any:
         ) from None
 
 
-def _write(data: DataSet, args: argparse.Namespace) -> Sequence[BadSample]:
-    """Write the images; returns those that are left out."""
+def _transforms(args: argparse.Namespace) -> tuple[Transform, ...]:
+    """What is done to each image before it is written."""
     size = args.decoded
-    transforms = parse_transforms(
-        []
-        if size is None
-        else [
-            {"decode": {"mode": args.mode}},
+    if size is None:
+        return ()
+    return parse_transforms(
+        [
+            {"decode": {"mode": args.mode, "bits": args.bits}},
             {"resize": {"size": size}},
             {"center_crop": {"size": [size, size]}},
         ]
     )
+
+
+def _write(data: DataSet, transforms: Sequence[Transform], out: str) -> Sequence[BadSample]:
+    """Write the images; returns those that are left out."""
     parts = {
         name: Pipeline.probed(source, transforms, 0) if transforms else source
         for name, source in data.parts().items()
     }
     total = sum(map(len, data.parts().values()))
-    with progress_bar(total, "samples") as advance, storing(Path(args.out), kind=CannotWrite):
-        return write_hdf5(parts, args.out, advance)
+    with progress_bar(total, "samples") as advance, storing(Path(out), kind=CannotWrite):
+        return write_hdf5(parts, out, advance)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from typing import Annotated, Any, Literal, Protocol
 
 import numpy as np
@@ -100,6 +101,17 @@ class MovesPixels:
         return moved, dataclasses.replace(mask, pixels=self.move(mask, rng, training))
 
 
+def name_of(transform: object) -> str:
+    """Find the name that a transform has in a spec.
+
+    >>> from preprocess.transforms.geometry import RandomCrop
+    >>> name_of(RandomCrop((2, 2)))
+    'random_crop'
+    """
+    words = re.sub(r"(?<=[a-z])(?=[A-Z])", "_", type(transform).__name__)
+    return words.lower().removesuffix("_smaller")
+
+
 def as_image(image: np.ndarray, transform: object) -> Image.Image:
     """For transforms that Pillow carries out.
 
@@ -108,9 +120,10 @@ def as_image(image: np.ndarray, transform: object) -> Image.Image:
     """
     channels(image, transform)
     if image.dtype != np.uint8 or image.shape[2] not in (1, 3):
+        advice = "" if image.dtype == np.uint8 else "; put scale after it"
         raise InputError(
-            f"{type(transform).__name__} works on uint8 images with 1 or 3 channels, not on "
-            f"{image.dtype} with {image.shape[2]}; put scale after it"
+            f"{name_of(transform)} works on uint8 images with 1 or 3 channels, not on "
+            f"{image.dtype} with {image.shape[2]}{advice}"
         )
     return to_image(np.ascontiguousarray(image))
 
@@ -167,7 +180,7 @@ def channels(image: np.ndarray, transform: object) -> int:
     if image.ndim != 3:
         shape = " x ".join(map(str, image.shape))
         raise InputError(
-            f"{type(transform).__name__} works on images (height, width, channels), not on samples of "
+            f"{name_of(transform)} works on images (height, width, channels), not on samples of "
             f"{counted(image.ndim, 'dimension')} ({shape})"
         )
     return image.shape[2]

@@ -126,7 +126,7 @@ class RandomErasing(base.DrawsWindow, base.LeavesPixels):
         base.channels(image, self)
         if image.dtype != np.uint8:
             raise InputError(
-                f"RandomErasing works on uint8 images, not on {image.dtype}; put scale after it"
+                f"random_erasing works on uint8 images, not on {image.dtype}; put scale after it"
             )
         if isinstance(self.value, tuple) and len(self.value) != image.shape[2]:
             raise InputError(

@@ -9,6 +9,7 @@ import numpy as np
 from pydantic import Field
 from pydantic.dataclasses import dataclass
 
+from preprocess.base import InputError
 from preprocess.decode import Enough, Mode, decode, reduction, to_array
 from preprocess.transforms.base import FORBID, LeavesPixels, Transform, as_image
 from preprocess.transforms.geometry import RandomResizedCrop, Resize
@@ -23,6 +24,15 @@ class Decode(LeavesPixels):
     """
 
     mode: Annotated[Mode, Field(description="RGB, or L for greyscale with one channel")] = "RGB"
+    bits: Annotated[
+        int,
+        Field(
+            strict=True,
+            ge=8,
+            le=16,
+            description="how many bits greyscale files of 16 bits use, from 8 to 16; larger numbers become white",
+        ),
+    ] = 16
 
     is_random: ClassVar[bool] = False
 
@@ -35,7 +45,9 @@ class Decode(LeavesPixels):
     ) -> np.ndarray:
         """Decode it, at a smaller size where ``at_least`` (height, width) is enough."""
         return (
-            decode(image, self.mode, at_least) if isinstance(image, bytes) else self._of_mode(image)
+            decode(image, self.mode, at_least, self.bits)
+            if isinstance(image, bytes)
+            else self._of_mode(image)
         )
 
     def reduction(self, image: bytes | np.ndarray) -> int:
@@ -46,6 +58,11 @@ class Decode(LeavesPixels):
         is_image = image.ndim == 3 and image.dtype == np.uint8
         if not is_image or image.shape[2] == (3 if self.mode == "RGB" else 1):
             return image
+        if image.shape[2] not in (1, 3):
+            raise InputError(
+                f"decode makes {self.mode} of arrays with 1 or 3 channels, and samples have {image.shape[2]}; leave "
+                "decode out, or drop channels beforehand, such as the transparency of RGBA"
+            )
         return to_array(as_image(image, self).convert(self.mode))
 
 
@@ -81,14 +98,14 @@ class DecodeSmaller(Decode):
 def decoded_for_what_follows(transforms: Sequence[Transform]) -> tuple[Transform, ...]:
     """A whole list of transforms whose images are decoded no larger than the second one of it needs them."""
     match transforms:
-        case [Decode(mode=mode), Resize() | RandomResizedCrop() as following, *_]:
-            return DecodeSmaller(mode, following=following), *transforms[1:]
+        case [Decode(mode, bits), Resize() | RandomResizedCrop() as following, *_]:
+            return DecodeSmaller(mode, bits, following=following), *transforms[1:]
     return tuple(transforms)
 
 
 def decoded_whole(transforms: Sequence[Transform]) -> tuple[Transform, ...]:
     """The same transforms for images that have masks, which are as large as the image."""
     match transforms:
-        case [DecodeSmaller(mode=mode), *_]:
-            return Decode(mode), *transforms[1:]
+        case [DecodeSmaller(mode, bits), *_]:
+            return Decode(mode, bits), *transforms[1:]
     return tuple(transforms)

@@ -68,12 +68,12 @@ class SideBySide(LeavesPixels):
         """
         rng, decoded, made = (
             rng or np.random.default_rng(0),
-            dict[tuple[str, int], np.ndarray](),
+            dict[tuple[str, int, int], np.ndarray](),
             [],
         )
         for (first, *others), shape in zip(self.lists, self.shapes, strict=True):
             assert isinstance(first, Decode)
-            how = first.mode, first.reduction(image)
+            how = first.mode, first.bits, first.reduction(image)
             if how not in decoded:
                 decoded[how] = first.apply(image)
             part = decoded[how]

@@ -4,9 +4,10 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from preprocess.base import InputError
-from preprocess.probe import PROBES, probe
+from preprocess.probe import PROBES, on_depth, probe
 from preprocess.sample import Affine, ImageSpec, SampleSpec
 from preprocess.transforms import parse_transforms
 from preprocess.transforms.user import UserTransform
@@ -71,7 +72,7 @@ def test_bad_samples_are_passed_over():
         (
             [IMAGES[0][:, :, 0]] * 2,
             ["decode", {"flip": {"horizontal": True}}],
-            "Flip works on images",
+            "flip works on images",
         ),
         ([IMAGES[0].astype("S4")] * 2, [], r"is an array of \|S4, not of numbers"),
         ([np.full(3, np.nan)] * 2, [], "a number that is NaN or infinite"),
@@ -126,3 +127,32 @@ def test_inputs_may_be_of_any_rank():
 def test_a_users_transform_must_give_numbers():
     with pytest.raises(InputError, match="transforms must give numbers"):
         probe(Memory(IMAGES), [UserTransform(f"{__name__}:text")], 7)
+
+
+def of_16_bits(most):
+    return encode(Image.fromarray(np.array([[0, most]], np.uint16)))
+
+
+@pytest.mark.parametrize(
+    ("samples", "decode", "said"),
+    [
+        ([of_16_bits(4095), of_16_bits(100)], "decode", "use 12, so decode keeps about 16 of 256"),
+        ([of_16_bits(4095), of_16_bits(65535)], "decode", ""),
+        ([of_16_bits(4095), encode(IMAGES[0])], "decode", ""),
+        ([of_16_bits(4095)] * 2, {"decode": {"bits": 12}}, ""),
+    ],
+)
+def test_images_of_few_of_16_bits_are_told_of(samples, decode, said):
+    line = on_depth(Memory(samples), parse_transforms([decode, {"resize": {"size": 4}}]))
+    assert said in line
+    assert bool(said) == bool(line)
+
+
+def test_images_of_four_channels_are_refused_by_the_name_in_the_spec():
+    images = [pattern(6, 6, channels=4)] * 4
+    with pytest.raises(
+        InputError, match="decode makes RGB of arrays with 1 or 3 .* samples have 4"
+    ):
+        looked_at(images, ["decode", {"resize": {"size": 4}}])
+    with pytest.raises(InputError, match="^resize works on uint8 images with 1 or 3 .* with 4$"):
+        looked_at(images, [{"resize": {"size": 4}}])

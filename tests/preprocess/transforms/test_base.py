@@ -22,5 +22,5 @@ def test_in_evaluation_nothing_is_random(transform):
 )
 @pytest.mark.parametrize("image", [np.zeros((4, 4, 3), np.float32), np.zeros((4, 4, 4), np.uint8)])
 def test_what_pillow_cannot_do_is_an_error_that_says_what_it_can(transform, image, rng):
-    with pytest.raises(InputError, match="uint8 images with 1 or 3 channels.*put scale after it"):
+    with pytest.raises(InputError, match="uint8 images with 1 or 3 channels"):
         transform.apply(image, rng, True)
