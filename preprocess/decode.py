@@ -83,7 +83,8 @@ def reduction(data: bytes, at_least: Enough) -> int:
         return 1
     try:
         if simplejpeg is not None:
-            height, width = _seen(*simplejpeg.decode_jpeg_header(data)[:2], _turn_of_jpeg(data))
+            height, width, *_ = simplejpeg.decode_jpeg_header(data)
+            height, width = _seen(height, width, _turn_of_jpeg(data))
         else:
             with Image.open(io.BytesIO(data)) as image:
                 height, width = _seen(image.height, image.width, _turn(image))
@@ -117,6 +118,21 @@ def to_array(image: Image.Image) -> np.ndarray:
 def to_image(array: np.ndarray) -> Image.Image:
     """An array (height, width, 1 or 3), uint8, as a Pillow image."""
     return Image.fromarray(array[:, :, 0] if array.shape[2] == 1 else array)
+
+
+def opened(data: bytes) -> Image.Image:
+    """Open an image file without decoding it.
+
+    Raises:
+        BadImage: Pillow would decode it to something else: 8 bits a pixel with a palette of black and white alone.
+        Exception: it is no image; Pillow's parsers raise many kinds.
+    """
+    image = Image.open(io.BytesIO(data))
+    if image.format == "BMP" and image.mode == "1" and data[28:30] == b"\x08\0":
+        raise BadImage(
+            "is a BMP file of 8 bits with two colors, which Pillow misreads; save it as PNG"
+        )
+    return image
 
 
 def upright(image: Image.Image) -> Image.Image:
@@ -194,7 +210,7 @@ def _draft_scale(height: int, width: int, at_least: tuple[int, int] | None) -> i
 
 def _decode_pillow(data: bytes, mode: Mode, at_least: Enough | None, bits: int) -> np.ndarray:
     try:
-        with Image.open(io.BytesIO(data)) as image:
+        with opened(data) as image:
             if image.format in ("JPEG", "MPO"):
                 turn = _turn(image)
                 seen = _seen(image.height, image.width, turn)
@@ -216,7 +232,7 @@ def _decode_pillow(data: bytes, mode: Mode, at_least: Enough | None, bits: int) 
 
 def _is_deep(image: Image.Image) -> bool:
     """Whether an opened image has 16 bits in each of several channels."""
-    return not image.mode.startswith("I") and ";16" in str(image.tile)
+    return not image.mode.startswith("I") and ";16" in str(getattr(image, "tile", ""))
 
 
 def _check_depth(image: Image.Image) -> None:

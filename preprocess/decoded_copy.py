@@ -23,7 +23,9 @@ from preprocess.sources.hdf5_file import open_file, refusing
 from preprocess.target import is_mask, plain_targets
 from preprocess.transforms import Transform
 
-_FORM = 2  # of the copies; those of an earlier form do not say where what they leave out was
+_FORM = (
+    3  # of the copies; in those of an earlier form masks are not turned by their EXIF orientation
+)
 
 
 def decode_once(

@@ -2,43 +2,102 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 from PIL import Image
 
 from preprocess.base import BadImage, BadSample, InputError
+from preprocess.decode import opened, upright
 from preprocess.files.npz import is_npy, parse_npy
 from preprocess.fingerprint import UNSEEN, looked_at, of, seen_of_files
 from preprocess.passing import read_file
 from preprocess.target import TargetSpec, TargetWish
 
-_IGNORED = (
-    -1
-)  # in place of the number of pixels that count for nothing, where numbers are replaced by classes
+Colour: TypeAlias = tuple[int, int, int]
+
+# In place of the number of pixels that count for nothing, where numbers are replaced by classes.
+_IGNORED = -1
 _MOST = 256  # values of pixels that are taken for classes without being said to be some
+_LOOKED_AT = 100  # masks whose palettes are compared at first, where the classes are known
+_LOSSY = ("JPEG", "MPO", "JPEG2000", "AVIF")  # Pillow's names of formats that change numbers
+_LOSSY_IN_TIFF = ("jpeg", "tiff_jpeg", "webp")  # the same of compressions
 
 
-def decode_mask(data: bytes) -> np.ndarray:
-    """The numbers of a mask; those of a palette are places in it.
+class UnfitMask(BadImage):
+    """A mask that is not damaged, and yet its numbers mean nothing, or not what they mean in others."""
+
+
+class Decoded(NamedTuple):
+    """What is in the file of a mask.
+
+    Attributes:
+        numbers: (height, width) integers; those of a palette are places in it.
+        palette: (colors, 3) uint8; None where there is none. Images of one bit have black and white.
+        is_grey: whether the numbers are grey levels of 8 bits.
+    """
+
+    numbers: np.ndarray
+    palette: np.ndarray | None = None
+    is_grey: bool = False
+
+    def colours(self) -> dict[int, Colour]:
+        """The color of each number that occurs; none without a palette."""
+        if self.palette is None:
+            return {}
+        used = [number for number in np.unique(self.numbers).tolist() if number < len(self.palette)]
+        return {number: _colour(self.palette, number) for number in used}
+
+
+def decode_mask(data: bytes) -> Decoded:
+    """Decode a mask, turned as its EXIF orientation says, as its image is.
 
     Args:
         data: an image file, or a ``.npy`` file.
 
     Raises:
         BadImage: it is damaged, or has several numbers for each pixel.
+        UnfitMask: its format changes numbers.
     """
     if is_npy(data):
-        return plain_mask(parse_npy(data))
+        return Decoded(plain_mask(parse_npy(data)))
     try:
-        with Image.open(io.BytesIO(data)) as image:
-            return plain_mask(np.asarray(image))
-    except BadImage:
+        with opened(data) as image:
+            _check_lossless(image, data)
+            image = upright(image)
+            return Decoded(plain_mask(np.asarray(image)), _palette(image), image.mode == "L")
+    except UnfitMask:
         raise
+    except BadImage as error:
+        raise BadImage(f"its mask {str(error).removeprefix('its mask ')}") from error
     except Exception as error:  # Pillow's parsers meet damaged files with exceptions of many kinds
         raise BadImage(f"its mask cannot be decoded: {error}") from error
+
+
+def _check_lossless(image: Image.Image, data: bytes) -> None:
+    is_lossy = image.format in _LOSSY
+    if image.format == "TIFF":
+        is_lossy = image.info.get("compression") in _LOSSY_IN_TIFF
+    if image.format == "WEBP":
+        is_lossy = b"VP8L" not in data
+    if is_lossy:
+        raise UnfitMask(
+            f"its mask is in the format {image.format}, which changes numbers; save masks as PNG"
+        )
+
+
+def _palette(image: Image.Image) -> np.ndarray | None:
+    if image.mode == "1":
+        return np.array([[0, 0, 0], [255, 255, 255]], np.uint8)
+    colours = image.getpalette("RGB") if image.mode == "P" else None
+    return None if colours is None else np.array(colours, np.uint8).reshape(-1, 3)
+
+
+def _colour(palette: np.ndarray, number: int) -> Colour:
+    red, green, blue = palette[number].tolist()
+    return red, green, blue
 
 
 def plain_mask(found: np.ndarray) -> np.ndarray:
@@ -64,13 +123,20 @@ class PixelClasses:
         values: the number of each class, ascending or not; none where each number that is in any mask is a class.
         names: of the classes.
         ignore: the number of pixels that count for nothing; None where there are none.
+        colours: the color that each number has in palettes, as far as that is known.
+        by_grey: whether the grey level of a color is its number, and not its place in the palette.
 
     Raises:
         InputError: that number is one of a class.
     """
 
     def __init__(
-        self, values: Sequence[int] = (), names: Sequence[str] = (), ignore: int | None = None
+        self,
+        values: Sequence[int] = (),
+        names: Sequence[str] = (),
+        ignore: int | None = None,
+        colours: Mapping[int, Colour] | None = None,
+        by_grey: bool = False,
     ) -> None:
         if ignore is not None and ignore in values:
             raise InputError(
@@ -78,6 +144,7 @@ class PixelClasses:
                 "it should be that of pixels of no class"
             )
         self.names, self.ignore = tuple(names), ignore
+        self.colours, self.by_grey = dict(colours or {}), by_grey
         self._values = np.array(values, np.int64)
         self._is_plain = list(values) == list(range(len(values)))
         self._sorter = np.argsort(self._values)
@@ -110,6 +177,43 @@ class PixelClasses:
                 f"pixels: {dict(pixels)} should give each class a whole number of its own, from 0"
             )
         return cls(values, list(map(str, pixels)), wish.ignore)
+
+    def of_palettes(self, colours: Mapping[int, Colour], by_grey: bool) -> PixelClasses:
+        """The same for masks whose palettes are known."""
+        values = self._values.tolist()
+        return PixelClasses(values, self.names, self.ignore, colours, by_grey)
+
+    @property
+    def values(self) -> tuple[int, ...]:
+        """The number of each class."""
+        return tuple(self._values.tolist())
+
+    def numbers(self, mask: Decoded) -> np.ndarray:
+        """The numbers of a mask, which mean the same in all masks.
+
+        Raises:
+            UnfitMask: a number has another color in its palette than in that of others, or a color is not grey.
+        """
+        if mask.palette is None:
+            return mask.numbers
+        if self.by_grey:
+            wrong = {number: one for number, one in mask.colours().items() if len({*one}) > 1}
+            if wrong:
+                raise UnfitMask(
+                    "the palettes of masks differ, so grey levels are the numbers, and its mask has the color "
+                    f"{next(iter(wrong.values()))}"
+                )
+            return mask.palette[:, 0][mask.numbers.clip(max=len(mask.palette) - 1)]
+        for number, colour in self.colours.items():
+            if number >= len(mask.palette) or _colour(mask.palette, number) == colour:
+                continue
+            if (mask.numbers == number).any():
+                raise UnfitMask(
+                    f"the palettes of masks differ: the value {number} has the color "
+                    f"{_colour(mask.palette, number)} in this one and {colour} in others; save all masks with one "
+                    "palette, or as greyscale images of the values"
+                )
+        return mask.numbers
 
     @property
     def spec(self) -> TargetSpec:
@@ -171,7 +275,9 @@ class Masks:
         content: Callable[[int], bytes | np.ndarray],
     ) -> None:
         self.name, self._content = name, content
-        self.classes = classes if classes.names else self._found(count, classes.ignore)
+        self.classes = (
+            self._looked_at(count, classes) if classes.names else self._found(count, classes)
+        )
 
     @property
     def spec(self) -> TargetSpec:
@@ -205,34 +311,130 @@ class Masks:
             BadSample: it cannot be read, or is none.
         """
         try:
-            found = self._content(index)
-            return plain_mask(found) if isinstance(found, np.ndarray) else decode_mask(found)
+            return self.classes.numbers(self._decoded(index))
         except BadImage as error:
             raise BadSample(self.name(index), str(error)) from error
 
-    def _found(self, count: int, ignore: int | None) -> PixelClasses:
+    def _decoded(self, index: int) -> Decoded:
+        found = self._content(index)
+        return Decoded(plain_mask(found)) if isinstance(found, np.ndarray) else decode_mask(found)
+
+    def _looked_at(self, count: int, classes: PixelClasses) -> PixelClasses:
+        """The classes that are told, once a few masks have been compared.
+
+        Raises:
+            InputError: their palettes differ, or their format changes numbers.
+        """
+        palettes = _Palettes(classes.colours, classes.ignore)
+        for index in looked_at(count, _LOOKED_AT).tolist():
+            try:
+                content = self._content(index)
+                if isinstance(content, np.ndarray):  # then all are arrays
+                    break
+                mask = decode_mask(content)
+                classes.numbers(mask)
+                palettes.add(mask, self.name(index))
+            except UnfitMask as error:
+                raise InputError(f"{self.name(index)}: {error}") from error
+            except (BadImage, BadSample):  # is counted when it is read
+                continue
+        told, levels = {*classes.values, classes.ignore}, palettes.grey_levels()
+        means_levels = levels is not None and levels <= told and not {*palettes.colours} <= told
+        if palettes.difference and not means_levels:
+            raise InputError(palettes.difference)
+        by_grey = classes.by_grey or means_levels
+        return classes.of_palettes({} if by_grey else palettes.colours, by_grey)
+
+    def _found(self, count: int, told: PixelClasses) -> PixelClasses:
         """The numbers that are in any mask."""
         values: set[int] = set()
+        palettes = _Palettes({}, told.ignore)
         for index in range(count):
             try:
-                values.update(np.unique(self.decoded(index)).tolist())
-            except BadSample as error:
+                mask = self._decoded(index)
+            except UnfitMask as error:
+                raise InputError(f"{self.name(index)}: {error}") from error
+            except (BadImage, BadSample) as error:
+                named = error if isinstance(error, BadSample) else f"{self.name(index)}: {error}"
                 raise InputError(
-                    f"{error} (all masks are read, to find the classes, unless data.target or "
+                    f"{named} (all masks are read, to find the classes, unless data.target or "
                     "options: pixels says them)"
                 ) from error
-            if len(values) > _MOST:
+            palettes.add(mask, self.name(index))
+            if mask.palette is None:
+                values.update(np.unique(mask.numbers).tolist())
+            if len(values | {*palettes.colours}) > _MOST:
                 raise InputError(
                     f"{self.name(index)}: with this mask there are more than {_MOST} values of pixels; "
                     "are they classes? say so in data.target, or in options: pixels"
                 )
-        values -= {ignore}
+        by_grey = bool(palettes.difference)
+        levels = palettes.grey_levels()
+        if by_grey and (levels is None or palettes.is_ambiguous):
+            raise InputError(palettes.difference)
+        values |= levels if by_grey and levels else {*palettes.colours}
+        values -= {told.ignore}
         if len(values) < 2:
             raise InputError(
                 f"{self.name(0)}: all pixels of all masks have the value {', '.join(map(str, values))}; "
                 "at least two classes are needed"
             )
-        return PixelClasses(sorted(values), [str(value) for value in sorted(values)], ignore)
+        colours = {} if by_grey else palettes.colours
+        names = [str(value) for value in sorted(values)]
+        return PixelClasses(sorted(values), names, told.ignore, colours, by_grey)
+
+
+class _Palettes:
+    """Compares the palettes of masks, as far as their colors are used.
+
+    Args:
+        colours: that numbers are known to have.
+        ignore: the number of pixels that count for nothing.
+
+    Attributes:
+        colours: the color of each number that occurs in masks with a palette.
+        difference: where palettes differ, in words; empty where they do not.
+        is_ambiguous: whether a number that is a color in some masks may be the number or its grey level in others.
+    """
+
+    def __init__(self, colours: Mapping[int, Colour], ignore: int | None) -> None:
+        self.colours = dict(colours)
+        self.difference = ""
+        self.is_ambiguous = False
+        self._ignore = ignore
+        self._origins: dict[int, str] = {}
+        self._used: set[Colour] = set()
+        self._greys: dict[int, str] = {}
+
+    def add(self, mask: Decoded, name: str) -> None:
+        """Compare one more mask."""
+        if mask.is_grey:
+            self._greys |= dict.fromkeys(np.unique(mask.numbers).tolist(), name)
+        for number, colour in mask.colours().items():
+            self._used.add(colour)
+            known = self.colours.setdefault(number, colour)
+            other = self._origins.setdefault(number, name)
+            if known != colour:
+                self._differ(name, number, colour, f"in {other} it is {known}")
+        for number, (level, *others) in self.colours.items():
+            is_grey = others == [level, level]
+            if is_grey and level not in (number, self._ignore) and level in self._greys:
+                self.is_ambiguous |= number in self._greys
+                where = self._origins.get(number, name)
+                other = f"{self._greys[level]} has the value {level}"
+                self._differ(where, number, (level, level, level), other)
+
+    def grey_levels(self) -> set[int] | None:
+        """The grey levels of all colors that occur; None where some are not grey."""
+        if any(len({*colour}) > 1 for colour in self._used):
+            return None
+        return {colour[0] for colour in self._used}
+
+    def _differ(self, name: str, number: int, colour: Colour, other: str) -> None:
+        self.difference = self.difference or (
+            f"{name}: the palettes of masks differ: the value {number} is the color {colour} here, and {other}; "
+            "save all masks with one palette, or as greyscale images of the values"
+        )
 
 
 class MaskFiles(Masks):

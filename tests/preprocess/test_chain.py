@@ -41,7 +41,8 @@ def test_a_jpeg_is_decoded_small_only_for_a_transform_that_makes_it_smaller_at_o
     asked = []
     monkeypatch.setattr(
         "preprocess.transforms.decoding.decode",
-        lambda data, mode, at_least: asked.append(at_least and at_least(64, 64)) or pattern(64, 64),
+        lambda data, mode, at_least, bits: asked.append(at_least and at_least(64, 64))
+        or pattern(64, 64),
     )
     for following in (
         [{"resize": {"size": 8}}],
@@ -61,7 +62,7 @@ def test_how_small_a_jpeg_is_decoded_is_a_matter_of_its_own_transforms_wherever_
     asked = []
     monkeypatch.setattr(
         "preprocess.transforms.decoding.decode",
-        lambda data, mode, at_least: asked.append(at_least(64, 64)) or pattern(64, 64),
+        lambda data, mode, at_least, bits: asked.append(at_least(64, 64)) or pattern(64, 64),
     )
     transforms = parse_transforms(["decode", {"resize": {"size": 8}}])
     for fixed in (None, 1, 2):

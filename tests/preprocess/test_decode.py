@@ -193,6 +193,14 @@ def png_of_16_bits(image):
     )
 
 
+def test_a_bmp_of_eight_bits_and_two_colors_is_refused():
+    image = Image.new("P", (3, 2))
+    image.putpalette([0, 0, 0, 255, 255, 255])
+    with pytest.raises(BadImage, match="BMP file of 8 bits with two colors"):
+        decode(encode(image, "BMP"))
+    assert decode(encode(image.convert("1"), "BMP")).shape == (2, 3, 3)
+
+
 def test_the_first_frame_of_an_animation_is_taken():
     frames = [Image.new("L", (2, 2), value) for value in (10, 200)]
     animation = encode(frames[0], "GIF", save_all=True, append_images=frames[1:])

@@ -40,7 +40,7 @@ def palette():
     ],
 )
 def test_the_numbers_of_a_mask_are_kept_whatever_image_it_is(content, expected):
-    assert np.array_equal(decode_mask(content), expected)
+    assert np.array_equal(decode_mask(content).numbers, expected)
 
 
 @pytest.mark.parametrize("image", [pattern(2, 2), pattern(2, 2, 1)[:, :, 0] / 255])
@@ -114,6 +114,139 @@ def test_masks_of_one_number_or_of_very_many_are_refused(tmp_path):
         MaskFiles(
             [saved(tmp_path / "0.png", MASK), saved(tmp_path / "1.png", many)], PixelClasses()
         )
+
+
+# ---- palettes, formats and orientations -----------------------------------------------------------
+
+SIGN = np.array([[0, 1, 1], [0, 0, 1]], np.uint8)  # 1 is what is wanted
+BLACK, WHITE, RED = (0, 0, 0), (255, 255, 255), (200, 0, 0)
+
+
+def painted(*colours, mask=SIGN, kind="P"):
+    """The mask in two colors, the first of the palette first."""
+    if kind != "P":
+        return Image.fromarray(np.array([colour[0] for colour in colours], np.uint8)[mask]).convert(
+            kind
+        )
+    image = Image.fromarray(mask).convert("P")
+    image.putpalette([level for colour in colours for level in colour])
+    return image
+
+
+INVERTED = painted(WHITE, BLACK, mask=1 - SIGN)
+
+
+@pytest.mark.parametrize("kind", ["gif", "png", "tif"])
+def test_palettes_that_differ_leave_the_grey_levels(tmp_path, kind):
+    files = [
+        saved(tmp_path / f"{number}.{kind}", image)
+        for number, image in enumerate([painted(BLACK, WHITE), INVERTED])
+    ]
+    masks = MaskFiles(files, PixelClasses())
+    assert masks.spec.names == ("0", "255")
+    assert [masks.read(0).tolist(), masks.read(1).tolist()] == [SIGN.tolist()] * 2
+
+
+def test_palettes_that_agree_leave_the_numbers(tmp_path):
+    files = [
+        saved(tmp_path / "0.png", painted(BLACK, RED)),
+        saved(tmp_path / "1.png", painted(BLACK, RED, WHITE, mask=2 * SIGN)),
+    ]
+    masks = MaskFiles(files, PixelClasses())
+    assert masks.spec.names == ("0", "1", "2")
+    assert masks.read(1).tolist() == (2 * SIGN).tolist()
+
+
+def test_numbers_of_a_palette_may_stand_beside_greyscale_images_of_them(tmp_path):
+    files = [saved(tmp_path / "0.png", painted(BLACK, RED)), saved(tmp_path / "1.png", 2 * SIGN)]
+    masks = MaskFiles(files, PixelClasses())
+    assert masks.spec.names == ("0", "1", "2")
+
+
+@pytest.mark.parametrize("told", [PixelClasses(), PixelClasses(range(2), "ab")])
+def test_colors_that_differ_are_refused(tmp_path, told):
+    files = [
+        saved(tmp_path / "0.png", painted(BLACK, RED)),
+        saved(tmp_path / "1.png", painted(RED, BLACK)),
+    ]
+    with pytest.raises(InputError, match=r"1.png: the palettes of masks differ: the value 0 is "):
+        MaskFiles(files, told)
+
+
+def test_numbers_of_classes_mean_nothing_where_palettes_differ(tmp_path):
+    files = [saved(tmp_path / "0.gif", painted(BLACK, WHITE)), saved(tmp_path / "1.gif", INVERTED)]
+    with pytest.raises(InputError, match="1.gif: the palettes of masks differ"):
+        MaskFiles(files, PixelClasses.told(None, TargetWish("mask", names=("a", "b"))))
+
+
+@pytest.mark.parametrize("images", [[painted(BLACK, WHITE)], [painted(BLACK, WHITE), INVERTED]])
+def test_values_of_classes_may_be_the_grey_levels_of_a_palette(tmp_path, images):
+    files = [saved(tmp_path / f"{number}.gif", image) for number, image in enumerate(images)]
+    masks = MaskFiles(files, PixelClasses.told({"sea": 0, "ship": 255}, None))
+    assert [masks.read(number).tolist() for number in range(len(files))] == [SIGN.tolist()] * len(
+        files
+    )
+
+
+@pytest.mark.parametrize("kind", ["1", "P"])
+def test_white_is_one_class_in_images_of_one_bit_and_of_eight(tmp_path, kind):
+    files = [
+        saved(tmp_path / "0.png", painted(BLACK, WHITE, kind="L")),
+        saved(tmp_path / "1.png", painted(BLACK, WHITE, kind=kind)),
+    ]
+    masks = MaskFiles(files, PixelClasses())
+    assert masks.spec.names == ("0", "255")
+    assert [masks.read(0).tolist(), masks.read(1).tolist()] == [SIGN.tolist()] * 2
+    saved(tmp_path / "0.png", np.array([[0, 1, 255]], np.uint8))
+    with pytest.raises(InputError, match="the palettes of masks differ: the value 1 is the color"):
+        MaskFiles(files, PixelClasses())
+
+
+def test_a_palette_that_was_not_looked_at_is_a_bad_sample(tmp_path):
+    files = [saved(tmp_path / f"{number}.png", painted(BLACK, RED)) for number in range(101)]
+    saved(tmp_path / "1.png", painted(RED, BLACK))
+    masks = MaskFiles(files, PixelClasses(range(2), "ab"))
+    assert masks.read(100).tolist() == SIGN.tolist()
+    with pytest.raises(BadSample, match=r"1.png: the palettes of masks differ: the value 0 has "):
+        masks.read(1)
+
+
+def test_held_out_masks_have_the_palette_of_those_for_training(tmp_path):
+    train = MaskFiles([saved(tmp_path / "0.png", painted(BLACK, RED))], PixelClasses())
+    other = saved(tmp_path / "1.png", painted(RED, BLACK))
+    with pytest.raises(InputError, match=r"1.png: the palettes of masks differ"):
+        MaskFiles([other], train.classes)
+    grey = [saved(tmp_path / "2.gif", painted(BLACK, WHITE)), saved(tmp_path / "3.gif", INVERTED)]
+    assert (
+        MaskFiles(grey[1:], MaskFiles(grey, PixelClasses()).classes).read(0).tolist()
+        == SIGN.tolist()
+    )
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("0.jpg", {"quality": 100}),
+        ("0.webp", {}),
+        ("0.tif", {"compression": "jpeg"}),
+        ("0.jp2", {}),
+    ],
+)
+@pytest.mark.parametrize("told", [PixelClasses(), PixelClasses(range(2), "ab")])
+def test_formats_that_change_numbers_are_no_masks(tmp_path, name, options, told):
+    file = saved(tmp_path / name, np.zeros((8, 8), np.uint8), **options)
+    with pytest.raises(InputError, match=f"{name}: its mask is in the format .*save masks as PNG$"):
+        MaskFiles([file], told)
+
+
+@pytest.mark.parametrize("name", ["0.png", "0.tif"])
+def test_a_mask_is_turned_as_its_exif_orientation_says(tmp_path, name):
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    for image in (Image.fromarray(SIGN), painted(BLACK, RED)):
+        file = saved(tmp_path / name, image, exif=exif)
+        expected = np.rot90(SIGN, -1).tolist()
+        assert MaskFiles([file], PixelClasses(range(2), "ab")).read(0).tolist() == expected
 
 
 # ---- folders of images with masks beside ----------------------------------------------------------
