@@ -240,6 +240,7 @@ def _run(
         for line in (
             f"{binding}: {BINDING_REMEDY}" if binding else "",
             missing_slots(launch.spec, launch.roles),
+            launch.left_out,
             *launch.inputs.data.remark.splitlines(),
         ):
             if line:

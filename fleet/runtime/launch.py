@@ -24,6 +24,7 @@ from fleet.storage.paths import RunPaths
 from fleet.stream.compose import Store
 from fleet.stream.layout import Layout
 from fleet.stream.order import Order, RingOrder, StrictOrder, read_path
+from fleet.units import listed
 from preprocess.pipeline import Pipeline
 from preprocess.sample import ImageSpec, SampleSpec
 from scheduler.base import RateTable
@@ -98,6 +99,20 @@ class Launch:
     def beside(self) -> Path:
         """The folder of the spec."""
         return Path(self.request.spec).absolute().parent
+
+    @property
+    def left_out(self) -> str:
+        """That the run's folder has networks that the spec lacks, as those of another spec; nothing if it has none."""
+        if self.request.fresh or self.replayed:
+            return ""
+        ours = {network.stem for network in self.spec.networks}
+        others = sorted(name for name in self.spec.kept if name not in ours)
+        if not others:
+            return ""
+        return (
+            f"{self.paths.root} also holds {listed(others, 5)}, which this spec lacks: they stay there, and are left "
+            "out of the tables; for a run of its own, give another `output` or `name`"
+        )
 
     @property
     def engine_rates(self) -> RateTable | None:

@@ -36,6 +36,7 @@ from fleet.spec.model import (
     check_import,
     check_target,
 )
+from fleet.spec.naming import Kept, checked_name, is_name, names_in, names_of, rule_of
 from fleet.spec.origin import Origin, is_below, key_path
 from fleet.spec.schema import (
     MOST_NETWORKS,
@@ -47,7 +48,7 @@ from fleet.spec.schema import (
     holds,
 )
 from fleet.spec.search import OF_NETWORKS, Prune, find_rule
-from fleet.spec.space import Member, Range, Space, draw, ends, grid, override
+from fleet.spec.space import Member, Range, Space, contradictions, draw, ends, grid, override
 from fleet.spec.train import Train
 from fleet.spec.words import Problem, incomplete_schedule, unknown_words, with_direction
 from fleet.spec.yaml_file import plain, read_yaml
@@ -71,19 +72,19 @@ _JUDGING = (
     "train.converge",
 )
 
-# A network's name is a folder's name.
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
 
-
-def load(path: str | Path) -> Spec:
+def load(path: str | Path, run: Path | None = None) -> Spec:
     """Read and resolve a spec file.
+
+    Args:
+        run: the folder of the run, whose networks keep their names; by default the one that the spec says.
 
     Raises:
         SpecError: with every mistake, each with file, line and key.
     """
     content, lines = read_yaml(Path(path))
     look_beside(path)
-    return _resolve(content, Origin(str(path), lines))
+    return _resolve(content, Origin(str(path), lines), run)
 
 
 def look_beside(path: str | Path) -> None:
@@ -113,9 +114,17 @@ def _where_it_stands(
         "grid" if entry.space is None else "space",
         key_path(where[2:]).removeprefix("args."),
     )
-    for name in (entry.grid if entry.space is None else entry.space) or ():
-        if is_below(said, name):
-            return origin.mistake((*where[:2], key, name), wrong, right)
+    drawn = list((entry.grid if entry.space is None else entry.space) or ())
+    blamed = [name for name in drawn if is_below(said, name)]
+    if (
+        where not in origin.lines
+    ):  # a setting of a whole section may be drawn, of which the message tells
+        words = re.findall(r"\w+", wrong)
+        blamed += [
+            name for name in drawn if is_below(name, said) and name.rpartition(".")[2] in words
+        ]
+    if blamed:
+        return origin.mistake((*where[:2], key, blamed[0]), wrong, right)
     return origin.mistake(
         where[2:] if where not in origin.lines and where[2:] in origin.lines else where,
         wrong,
@@ -123,7 +132,7 @@ def _where_it_stands(
     )
 
 
-def _resolve(content: Any, origin: Origin) -> Spec:
+def _resolve(content: Any, origin: Origin, run: Path | None = None) -> Spec:
     mistake = origin.mistake
     mistakes: list[SpecMistake] = []
     try:
@@ -141,12 +150,13 @@ def _resolve(content: Any, origin: Origin) -> Spec:
         )
     ]
     networks: list[NetworkSpec] = []
+    kept = names_in(run or Spec(document, ()).output)
     for index, entry in entries:
         problems: list[Exception] = []
-        networks += _networks(document, index, entry, problems)
+        networks += _networks(document, index, entry, problems, kept)
         for problem in problems:
             mistakes += _told(problem, partial(_where_it_stands, origin, entry), ("models", index))
-    spec = Spec(document, tuple(networks), origin)
+    spec = Spec(document, tuple(networks), origin, kept)
     mistakes += _incomplete_schedules(spec) + _batch_mistakes(spec)
     names = [network.name for network in networks]
     mistakes += [
@@ -225,12 +235,8 @@ def _right_part(name: str, value: Any) -> dict[str, Any]:
 
 def _problems(document: Document) -> Iterator[tuple[tuple, str, str]]:
     """What the types cannot say: (key path, what is wrong, what would be right)."""
-    if not _NAME.fullmatch(document.name):
-        yield (
-            ("name",),
-            f"{document.name!r} cannot name a folder",
-            "letters, digits, '.', '_' and '-'",
-        )
+    if not is_name(document.name):
+        yield ("name",), f"{document.name!r} cannot name a folder", rule_of(document.name)
     source = document.data.source
     if source not in SOURCES and ":" not in source:
         yield (
@@ -256,6 +262,7 @@ def _problems(document: Document) -> Iterator[tuple[tuple, str, str]]:
             "[]",
             "at least 1 item, or a run that stays open for more (`open_for: 10min`)",
         )
+    yield from _contradictions(document)
     yield from _search_problems(document)
     if rates is not None and not os.path.isfile(rates):  # Path would raise, for a name too long
         yield (
@@ -309,6 +316,18 @@ def _not_found(
     except UserError as error:
         wrong, _, right = str(error).partition("; ")
         yield where, wrong, right
+
+
+def _contradictions(document: Document) -> Iterator[tuple[tuple, str, str]]:
+    """Keys of spaces and grids of which one setting would get two values."""
+    for index, entry in enumerate(document.models):
+        key = "grid" if entry.space is None else "space"
+        for name, above in contradictions(entry.space or entry.grid or {}):
+            yield (
+                ("models", index, key, name),
+                f"a choice of {above} has a value for it, too",
+                "in one of the two places",
+            )
 
 
 def _search_problems(document: Document) -> Iterator[tuple[tuple, str, str]]:
@@ -535,7 +554,7 @@ def _told(
 
 
 def _networks(
-    document: Document, index: int, entry: ModelEntry, problems: list[Exception]
+    document: Document, index: int, entry: ModelEntry, problems: list[Exception], kept: Kept
 ) -> list[NetworkSpec]:
     """The networks of an entry; what is wrong with it is added to ``problems``. Those of a search come later."""
     networks: list[NetworkSpec] = []
@@ -549,11 +568,11 @@ def _networks(
     if problems:
         return []
     draws = _tried(problems, _draws, document, index, entry) or []
-    for number, drawn in enumerate(draws):
-        name = _tried(problems, _name, entry, number, len(draws))
+    names = _tried(problems, _names, entry, draws, kept) or []
+    for name, drawn in zip(names, draws, strict=False):
         train = _tried(problems, _train, document, entry, drawn, engine)
         architecture = _tried(problems, _architecture, entry, drawn, engine)
-        if name is None or train is None or architecture is None:
+        if train is None or architecture is None:
             break  # the other draws will hardly be better
         folds: Iterable[int | None] = (
             (None,) if document.data.folds is None else range(document.data.folds)
@@ -626,7 +645,7 @@ def asked_network(spec: Spec, index: int, number: int, member: Member) -> Networ
         UserError: it cannot be built or trained with these values; the message says which, and what would be right.
     """
     document, entry = spec.document, spec.document.models[index]
-    name, engine = _checked_name(f"{entry.stem}-{number}"), _known_engine(document)
+    name, engine = checked_name(f"{entry.stem}-{number}"), _known_engine(document)
     try:
         return _network(
             document,
@@ -716,20 +735,11 @@ def _draws(document: Document, index: int, entry: ModelEntry) -> list[dict[str, 
     return [{}]
 
 
-def _name(entry: ModelEntry, number: int, count: int) -> str:
-    """The name of one of an entry's networks."""
-    name = entry.stem
-    if count > 1:
-        name += f"-{number:0{len(str(count - 1))}d}"
-    return _checked_name(name)
-
-
-def _checked_name(name: str) -> str:
-    if not _NAME.fullmatch(name):
-        raise UserError(
-            f"{name!r} cannot name a network: it should be letters, digits, '.', '_' and '-'"
-        )
-    return name
+def _names(entry: ModelEntry, draws: Sequence[Member], kept: Kept) -> list[str]:
+    """The names of an entry's networks."""
+    if entry.space is None and entry.grid is None:
+        return [checked_name(entry.stem)]
+    return names_of(entry.stem, draws, kept, by_values=entry.grid is not None)
 
 
 def _gpu_bounds(entry: ModelEntry) -> tuple[int, int | None]:
@@ -883,7 +893,9 @@ def with_added(
     drawn_at = len(document.models) if place is None else place
     filled = (*document.models, *[ModelEntry(family="softmax")] * drawn_at)[:drawn_at]
     problems: list[Exception] = []
-    networks = _networks(replace(document, models=(*filled, entry)), drawn_at, entry, problems)
+    networks = _networks(
+        replace(document, models=(*filled, entry)), drawn_at, entry, problems, spec.kept
+    )
     mistakes = [one for problem in problems for one in _told(problem, mistake)]
     found = Spec(
         replace(document, models=(*document.models, entry)),

@@ -57,7 +57,7 @@ class ModelEntry:
         default=None,
         description=(
             "Name of the network in all results; without it, that of the family or function. If the entry stands for "
-            "several networks, they are numbered."
+            "several networks (`space`, `grid`), they are numbered: NAME-0, NAME-1, ..., however many there are."
         ),
     )
     args: dict[str, Any] = Field(
@@ -73,7 +73,8 @@ class ModelEntry:
         default=None,
         description=(
             "What differs between networks that are drawn at random, or asked for by `search`: for an argument, or a "
-            "setting like train.optimizer.learning_rate, a list of values or a range {low, high, log, integer}."
+            "setting like train.optimizer.learning_rate, a list of values or a range {low, high, log, integer}. Of two keys, "
+            "one below the other, the deeper holds; no choice of the other may have a value for it."
         ),
     )
     search: Search | None = Field(
@@ -478,11 +479,16 @@ class NetworkSpec:
 
 @dataclass(frozen=True, config=kinds.STRICT)
 class Spec:
-    """A validated spec and the networks that it stands for."""
+    """A validated spec and the networks that it stands for.
+
+    Attributes:
+        kept: the networks that the folder of the run had when the spec was read -> what was drawn for each.
+    """
 
     document: Document
     networks: tuple[NetworkSpec, ...]
     origin: Origin = field(default=Origin(), compare=False, repr=False)
+    kept: Mapping[str, Any] = field(default_factory=dict, compare=False, repr=False)
 
     def place_of(self, network: NetworkSpec, *setting: str) -> tuple:
         """The key path where a setting of a network was chosen, such as ``train``, ``batch``, ``size``.

@@ -31,6 +31,7 @@ from pydantic.dataclasses import dataclass as validated
 
 from fleet.errors import UserError
 from fleet.spec.fields import NO_FLAG, Whole
+from fleet.spec.origin import is_below
 
 Bound = Whole | Annotated[FiniteFloat, NO_FLAG]
 Flag = Annotated[bool, Field(strict=True)]
@@ -255,18 +256,54 @@ def override(settings: Mapping[str, Any], member: Member) -> dict[str, Any]:
         member: dotted name -> value; mappings on the way are made where they are missing.
 
     Returns:
-        The settings with the member's values.
+        The settings with the member's values, in whatever order they stand: first those of shorter names, then what
+        lies below them.
 
     Raises:
         UserError: a name leads into something that has no such entry.
 
     >>> override({"blocks": [3, 4, 6, 3]}, {"blocks.2": 23, "norm": "none"})
     {'blocks': [3, 4, 23, 3], 'norm': 'none'}
+    >>> override({}, {"optimizer.learning_rate": 0.1, "optimizer": {"name": "adam"}})
+    {'optimizer': {'name': 'adam', 'learning_rate': 0.1}}
     """
     result = copy.deepcopy(dict(settings))
-    for name, value in member.items():
-        _set(result, name, value)
+    for name in sorted(member, key=lambda name: name.count(".")):
+        _set(result, name, copy.deepcopy(member[name]))
     return result
+
+
+def contradictions(dimensions: Mapping[str, Range | Sequence[Any]]) -> Iterator[tuple[str, str]]:
+    """Find names of a space that give one setting two values.
+
+    Args:
+        dimensions: a validated space, or the choices of a grid.
+
+    Returns:
+        Pairs of a name, and a name above it of which a choice has a value for the same setting.
+
+    >>> list(contradictions({"optimizer.rate": Range(0.1, 1), "optimizer": ({"name": "sgd"}, {"rate": 0.2})}))
+    [('optimizer.rate', 'optimizer')]
+    """
+    for name in dimensions:
+        for above, choices in dimensions.items():
+            if above == name or not is_below(name, above) or isinstance(choices, Range):
+                continue
+            path = name.removeprefix(f"{above}.").split(".")
+            if any(_has(choice, path) for choice in choices):
+                yield name, above
+
+
+def _has(place: Any, path: Sequence[str]) -> bool:
+    """Whether a choice has a value under a path."""
+    for word in path:
+        if isinstance(place, list | tuple) and _is_place(word, place):
+            place = place[int(word)]
+        elif isinstance(place, Mapping) and word in place:
+            place = place[word]
+        else:
+            return False
+    return True
 
 
 # --- drawing -------------------------------------------------------------------------------
@@ -277,7 +314,7 @@ def _stream(dimensions: Space, rng: random.Random) -> Iterator[Member]:
     seen = set()
     while True:
         drawn = {name: _pick(dimensions[name], rng.random()) for name in names}
-        key = _key(drawn)
+        key = key_of_value(drawn)
         if key not in seen:
             seen.add(key)
             yield {name: drawn[name] for name in dimensions}
@@ -310,9 +347,10 @@ def _inside(name: str, dimension: Range | Sequence[Any], value: Any) -> Any:
     """
     if not isinstance(dimension, Range):
         for choice in dimension:
-            if _key(choice) == _key(value) or (
-                type(choice) in (int, float) and type(value) in (int, float) and choice == value
-            ):
+            if key_of_value(choice) == key_of_value(value):
+                return choice
+        for choice in dimension:
+            if type(choice) in (int, float) and type(value) in (int, float) and choice == value:
                 return choice
         raise UserError(f"{name}: {value!r} is none of {', '.join(map(repr, dimension))}")
     if (
@@ -331,10 +369,10 @@ def _size(dimension: Range | Sequence[Any]) -> float:
 
 
 def _different(values: Sequence[Any]) -> list[Any]:
-    return list({_key(value): value for value in values}.values())
+    return list({key_of_value(value): value for value in values}.values())
 
 
-def _key(value: Any) -> str:
+def key_of_value(value: Any) -> str:
     """A value as text, since choices such as lists cannot be members of a set."""
     try:
         return json.dumps(value, sort_keys=True)
@@ -354,10 +392,15 @@ def _set(settings: dict[str, Any], name: str, value: Any) -> None:
     place[_index(place, last, name)] = value
 
 
+def _is_place(word: str, items: Sequence[Any]) -> bool:
+    """Whether a word is the number of an item; one item has no two names, so "01" is none."""
+    return word.isdecimal() and str(int(word)) == word and int(word) < len(items)
+
+
 def _index(place: Any, word: str, name: str) -> str | int:
     if isinstance(place, dict):
         return word
-    if isinstance(place, list) and word.isdecimal() and int(word) < len(place):
+    if isinstance(place, list) and _is_place(word, place):
         return int(word)
     what = f"a list of {len(place)}" if isinstance(place, list) else f"{place!r}"
     raise UserError(f"search space, {name}: there is no {word!r} in {what}")

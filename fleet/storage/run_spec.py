@@ -21,4 +21,4 @@ def spec_of(paths: RunPaths) -> Spec:
     for start in (start for log in paths.event_logs() for start in events_of(log, Started)):
         for folder in start.folders:
             look_last_in(folder)
-    return load(str(paths.spec))
+    return load(str(paths.spec), paths.root)

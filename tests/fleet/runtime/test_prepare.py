@@ -76,6 +76,14 @@ def test_what_every_rank_needs_is_there_and_can_be_sent(asking):
     assert (prepared.pipeline("train").samples, prepared.pipeline("validation").samples) == (60, 20)
 
 
+def test_networks_of_another_spec_in_the_folder_are_named(asking):
+    asking.leave_checkpoint()
+    assert asking().left_out == ""
+    asking.content["models"][0]["name"] = "b"
+    assert f"{asking.run.root} also holds a, which this spec lacks" in asking().left_out
+    assert asking(fresh=True).left_out == ""
+
+
 @pytest.mark.parametrize(
     "data",
     [{}, {"order": "ring"}, {"cache": "auto"}, {"cache": "memory"}, {"cache": "file"}],

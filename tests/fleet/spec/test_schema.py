@@ -82,7 +82,7 @@ def test_validation_data_is_a_share_or_a_path(written, meant, file):
     assert load(file).document.data.validation == meant
 
 
-def test_an_entry_of_many_networks_numbers_them_so_that_names_sort():
+def test_an_entry_of_many_networks_numbers_them():
     spec = parse(
         {
             "models": [
@@ -93,10 +93,10 @@ def test_an_entry_of_many_networks_numbers_them_so_that_names_sort():
         }
     )
     names = [network.name for network in spec.networks]
-    assert names[:11] == sorted(names[:11]) == [f"cnn-{number:02d}" for number in range(11)]
-    assert names[11:] == ["resnet-0", "resnet-1", "resnet-2", "resnet-3", "mine"]
+    assert names[:11] == [f"cnn-{number}" for number in range(11)]
+    assert names[11:] == ["resnet-0", "resnet-1", "resnet-2", "resnet-3", "mine-0"]
     assert [network.architecture.settings.width for network in spec.networks[11:15]] == [4, 4, 8, 8]
-    assert spec.by_name["mine"].architecture.args == {"a": 1}
+    assert spec.by_name["mine-0"].architecture.args == {"a": 1}
 
 
 def test_what_was_drawn_is_kept_for_the_results():
@@ -269,6 +269,42 @@ def test_another_optimizer_inherits_no_parameters():
 def test_what_is_drawn_together_holds_together_in_any_order(space):
     optimizer = trained({"grid": space}).optimizer
     assert (optimizer.name, optimizer.learning_rate) == ("adam", 0.003)
+
+
+@pytest.mark.parametrize("key", ["space", "grid"])
+def test_two_drawn_values_for_one_setting_are_refused(file, key):
+    file.write_text(
+        f"""models:
+- family: cnn
+  {"count: 3" if key == "space" else "name: net"}
+  {key}:
+    train.optimizer.learning_rate: [0.001, 0.1]
+    train.optimizer: [{{name: sgd}}, {{name: sgd, learning_rate: 0.2}}]
+"""
+    )
+    with pytest.raises(SpecError) as caught:
+        load(file)
+    (mistake,) = caught.value.mistakes
+    assert (mistake.line, mistake.key) == (5, f"models[0].{key}.train.optimizer.learning_rate")
+
+
+def test_a_momentum_drawn_for_adam_is_blamed_where_it_stands(file):
+    file.write_text(
+        """models:
+- family: cnn
+  count: 3
+  space:
+    train.optimizer.name: [sgd, adam]
+    train.optimizer.momentum: [0.5, 0.9]
+train:
+  optimizer: {name: sgd, learning_rate: 0.05}
+"""
+    )
+    with pytest.raises(SpecError) as caught:
+        load(file)
+    (mistake,) = caught.value.mistakes
+    assert mistake.line == 6
+    assert mistake.key == "models[0].space.train.optimizer.momentum"
 
 
 def test_a_schedule_may_be_drawn_as_a_whole_or_in_part():

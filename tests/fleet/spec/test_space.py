@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from fleet.errors import UserError
 from fleet.spec.model import Architecture
-from fleet.spec.space import Range, draw, grid, override, space_of
+from fleet.spec.space import Range, contradictions, draw, grid, member_of, override, space_of
 from tests.examples import examples
 from tests.places import ROOT
 
@@ -194,3 +194,37 @@ def test_the_paper_s_example_stands_for_a_hundred_different_networks(seed):
     ]
     families = [network.target for network in set(networks)]
     assert (families.count("resnet"), families.count("densenet")) == (50, 50)
+
+
+def test_names_apply_in_order_of_their_depth():
+    deep, shallow = {"train.optimizer.learning_rate": 0.1}, {"train.optimizer": {"name": "adam"}}
+    expected = {"train": {"optimizer": {"name": "adam", "learning_rate": 0.1}}}
+    assert override({}, {**deep, **shallow}) == override({}, {**shallow, **deep}) == expected
+
+
+@pytest.mark.parametrize(
+    ("space", "found"),
+    [
+        ({"a.b": [1], "a": [{"c": 2}]}, []),
+        ({"a.b": [1], "a": [{"c": 2}, {"b": 2}]}, [("a.b", "a")]),
+        ({"a": [{"b": {"c": 1}}], "a.b.c": Range(0, 1)}, [("a.b.c", "a")]),
+        ({"blocks": [[1, 2], [1]], "blocks.1": [3]}, [("blocks.1", "blocks")]),
+        ({"a": Range(0, 1), "ab": [1]}, []),
+    ],
+)
+def test_two_values_for_one_setting_are_a_contradiction(space, found):
+    assert list(contradictions(space)) == found
+
+
+def test_values_that_python_calls_equal_are_different_choices():
+    choices = (True, 1, 1.0, "1")
+    assert [member_of({"a": choices}, {"a": value})["a"] for value in choices] == list(choices)
+    kinds = [type(member_of({"a": choices}, {"a": value})["a"]) for value in choices]
+    assert kinds == [bool, int, float, str]
+    assert len(grid({"a": choices})) == len(draw({"a": choices}, 4, seed=0)) == 4
+
+
+def test_a_drawn_value_is_no_part_of_what_it_was_drawn_from():
+    member = {"args": {"widths": [1]}}
+    override({}, member)["args"]["widths"].append(2)
+    assert member == {"args": {"widths": [1]}}

@@ -1,0 +1,109 @@
+"""What the networks of an entry are named: the same however many there are, and as earlier launches have named them."""
+
+from __future__ import annotations
+
+import csv
+import itertools
+import json
+import os
+import re
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, TypeAlias
+
+from fleet.errors import UserError
+from fleet.spec.space import Member, key_of_value
+
+Kept: TypeAlias = Mapping[str, Any]  # name of a network in a run's folder -> what was drawn for it
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,99}")
+_RULE = "letters, digits, '.', '_' and '-', at most 100, and first a letter or a digit"
+
+
+def is_name(name: str) -> bool:
+    """Whether a text can name a network or a run, and so a folder."""
+    return _NAME.fullmatch(name) is not None
+
+
+def rule_of(name: str) -> str:
+    """What a text that cannot name a folder should be.
+
+    >>> rule_of("n" * 101)
+    'at most 100 characters; it has 101'
+    """
+    too_long = len(name) > 100 and is_name(name[:100]) and re.fullmatch(r"[A-Za-z0-9._-]+", name)
+    return f"at most 100 characters; it has {len(name)}" if too_long else _RULE
+
+
+def checked_name(name: str) -> str:
+    """See that a text can name a network; returns it.
+
+    Raises:
+        UserError: it cannot.
+    """
+    if not is_name(name):
+        raise UserError(f"{name!r} cannot name a network: it should be {rule_of(name)}")
+    return name
+
+
+def names_of(
+    stem: str, members: Sequence[Member], kept: Kept, by_values: bool = False
+) -> list[str]:
+    """Name the networks of an entry.
+
+    Versions before 0.3.0 wrote leading zeros where there were more than ten networks, and no number where there was one.
+
+    Args:
+        stem: what all names begin with.
+        members: what was drawn for each.
+        kept: the networks that the folder of the run has.
+        by_values: whether another choice may move members to other places, as in a grid: then one that the folder has
+            keeps its name, and others get numbers that are free.
+
+    >>> names_of("net", [{"width": 8}, {"width": 16}], {})
+    ['net-0', 'net-1']
+    >>> names_of("net", [{"width": 8}, {"width": 16}], {"net-00": None})
+    ['net-00', 'net-01']
+    >>> names_of("net", [{"width": 8}, {"width": 16}], {"net-0": {"width": 16}}, by_values=True)
+    ['net-1', 'net-0']
+    """
+    digits = {name: match[1] for name in kept if (match := _numbered(stem, name))}
+    width = max((len(number) for number in digits.values() if number[0] == "0"), default=1)
+    known: dict[str, int] = {}
+    if by_values:
+        known = {
+            key_of_value(kept[name]): int(number) for name, number in digits.items() if kept[name]
+        }
+    free = (number for number in itertools.count() if number not in known.values())
+    names = []
+    for member in members:
+        number = known.get(key_of_value(member))
+        number = next(free) if number is None else number
+        names.append(checked_name(f"{stem}-{number:0{width}d}"))
+    if members and kept.get(stem) and key_of_value(kept[stem]) == key_of_value(members[0]):
+        names[0] = stem
+    return names
+
+
+def _numbered(stem: str, name: str) -> re.Match[str] | None:
+    return re.fullmatch(rf"{re.escape(stem)}-(\d+)", name)
+
+
+def names_in(run: Path) -> Kept:
+    """The networks that a run's folder has; none where there is no folder, or no table that can be read."""
+    found: dict[str, Any] = {}
+    with suppress(OSError, ValueError):
+        names = [name for name in os.listdir(run / "models") if is_name(name)]
+        found.update(dict.fromkeys(map(_without_fold, names)))
+    with (
+        suppress(OSError, ValueError, LookupError, TypeError, csv.Error),
+        open(run / "results.csv", encoding="utf-8", newline="") as file,
+    ):
+        for row in csv.DictReader(file):
+            found[_without_fold(row["name"])] = json.loads(row["drawn"])
+    return found
+
+
+def _without_fold(name: str) -> str:
+    return re.sub(r"-fold\d+$", "", name)
