@@ -149,3 +149,115 @@ def momentum(parameters, learning_rate, decay=0.0):
     import torch
 
     return torch.optim.SGD(parameters, lr=learning_rate, momentum=0.9, weight_decay=decay)
+
+
+def renormalizing(input_shape, classes):
+    """Its forward replaces a weight, as renormalization does."""
+    from math import prod
+
+    import torch
+
+    class Renormalizing(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body = torch.nn.Linear(prod(input_shape), 6)
+            self.head = torch.nn.Linear(6, classes)
+
+        def forward(self, images):
+            self.body.weight.data = torch.renorm(self.body.weight.data, 2, 0, 0.7)
+            return self.head(self.body(images.flatten(1)).relu())
+
+    return Renormalizing()
+
+
+def replacing(input_shape, classes):
+    """Its forward makes a parameter anew, which no optimizer knows."""
+    from math import prod
+
+    import torch
+
+    class Replacing(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body = torch.nn.Linear(prod(input_shape), classes)
+
+        def forward(self, images):
+            self.body.weight = torch.nn.Parameter(self.body.weight.detach() * 0.9)
+            return self.body(images.flatten(1))
+
+    return Replacing()
+
+
+def overwriting(input_shape, classes):
+    """Its forward writes into its input."""
+    from math import prod
+
+    import torch
+
+    class Overwriting(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = torch.nn.Linear(prod(input_shape), classes)
+
+        def forward(self, images):
+            images -= images.mean()
+            return self.linear(images.flatten(1))
+
+    return Overwriting()
+
+
+def gated(input_shape, classes, gate="", inner=False):
+    """Logits, which a function of ``torch`` may make probabilities of; ``inner`` is a sigmoid that stands last."""
+    from math import prod
+
+    import torch
+
+    class Gated(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = torch.nn.Linear(prod(input_shape), classes)
+            self.inner = torch.nn.Sigmoid()
+
+        def forward(self, images):
+            images = images.flatten(1)
+            found = self.linear(self.inner(images) if inner else images)
+            return getattr(torch, gate)(found) if gate else found
+
+    return Gated()
+
+
+def with_spare_parts(input_shape, classes):
+    """One of its layers is never used, another one only in some steps."""
+    from math import prod
+
+    import torch
+
+    class Spare(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.body = torch.nn.Linear(prod(input_shape), classes)
+            self.spare = torch.nn.Linear(4, 4)
+            self.extra = torch.nn.Linear(prod(input_shape), classes)
+            self.calls = 0
+
+        def forward(self, images):
+            images = images.flatten(1)
+            found = self.body(images)
+            if self.training:
+                self.calls += 1
+                if self.calls % 2:
+                    found = found + self.extra(images)
+            return found
+
+    return Spare()
+
+
+def reversed_error(outputs, targets, power=2):
+    """A loss of (outputs, targets), which writes into both."""
+    outputs -= 0.5 * targets
+    targets *= 0.5
+    return (outputs - targets).abs() ** power
+
+
+def unclear_error(first, second):
+    return 2 * (first - second) ** 2 + 0 * first

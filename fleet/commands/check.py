@@ -34,7 +34,7 @@ from fleet.runtime.inputs import Inputs, folds_of, open_inputs, samples_of_epoch
 from fleet.runtime.known_rates import read_rates_of
 from fleet.runtime.prepare import kinds_of
 from fleet.runtime.searchers import make_searchers
-from fleet.spec import NetworkSpec, Spec, load
+from fleet.spec import NetworkSpec, Spec
 from fleet.spec.fields import default_of
 from fleet.spec.fitting import Misfit, joined, misfits
 from fleet.spec.judging import check_comparable
@@ -42,6 +42,7 @@ from fleet.spec.model import FAMILIES
 from fleet.spec.resolve import extremes, variants
 from fleet.storage.event_log import read_run
 from fleet.storage.paths import RunPaths
+from fleet.storage.run_spec import spec_for_run
 from fleet.terminal import print_table, progress_bar
 from fleet.units import format_size
 from launch.memory import free_shared_memory
@@ -103,9 +104,11 @@ class _Found:
 def _check(path: str, steps: bool) -> _Found:
     """In three stages, each only where nothing is wrong in the one before: the keys, the data, the networks."""
     try:
-        spec = load(path)
+        spec, remark = spec_for_run(path)
     except SpecError as error:
         return _Found(None, None, {}, list(error.mistakes))
+    if remark:
+        print(f"fleet check: {remark}", file=sys.stderr)
     try:
         opened = open_inputs(spec)
     except (UserError, InputError) as error:
@@ -309,7 +312,10 @@ def _print(path: str, found: _Found) -> None:
 def _row(network: NetworkSpec, trial: Trial) -> list[Any]:
     optimizer = network.train.optimizer
     rate = optimizer.learning_rate
-    shown = rate["name"] if isinstance(rate, dict) else f"{rate:g}"
+    if rate is None:  # that of the user's own function
+        shown = ""
+    else:
+        shown = rate["name"] if isinstance(rate, dict) else f"{rate:g}"
     arguments = ", ".join(f"{key}={value}" for key, value in network.architecture.args.items())
     least, most = network.min_gpus, network.max_gpus
     gpus = (
@@ -326,7 +332,7 @@ def _row(network: NetworkSpec, trial: Trial) -> list[Any]:
         trial.parameters,
         memory,
         network.train.batch.size,
-        f"{optimizer.name} {shown}",
+        f"{optimizer.name} {shown}".rstrip(),
         gpus,
         network.train.converge.max_epochs,
     ]

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
 import math
+import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from fleet.engines.own import load_own, takes_outputs_first
 from fleet.engines.reasons import reason_of
-from fleet.errors import SettingError
+from fleet.errors import NetworkWarning, SettingError
 from fleet.spec import Train
 from fleet.spec.measures import LOSS_OF, name_of, parameters_of
 from fleet.vocabulary.measures import LOSSES, snake
@@ -74,14 +77,13 @@ class LossFunctions(NamedTuple):
         Raises:
             SettingError: it is none.
         """
+        order = self._say_order() if ":" in self.name else ""
         try:
             found = slope(self.training)
         except SettingError:
             raise
         except Exception as error:  # of the user's own function
-            raise self._mistake(
-                f"cannot be computed of (targets, outputs): {reason_of(error)}"
-            ) from error
+            raise self._mistake(f"cannot be computed of {order}: {reason_of(error)}") from error
         if found is None or not np.any(found):
             raise self._mistake(
                 "does not depend on what the network gives, so that no weight is connected to it and "
@@ -97,6 +99,27 @@ class LossFunctions(NamedTuple):
                 f"is {losses.min():.4g} for samples of the data, less than it can be ({self.least:g}): "
                 "it is not of such targets"
             )
+
+    def _say_order(self) -> str:
+        """In which order a function of the user's own is called; warn where its user may expect the other one."""
+        function = load_own(self.name, "loss", "loss")
+        is_class = isinstance(function, type)  # of the library, whose order is known
+        is_reversed = takes_outputs_first(function)
+        order = "(outputs, targets)" if is_reversed else "(targets, outputs)"
+        if is_reversed and not is_class:
+            warnings.warn(
+                f"the loss {self.name} is called with {order}, as its parameters are named",
+                NetworkWarning,
+                stacklevel=2,
+            )
+        if is_reversed is None and inspect.isfunction(function):
+            warnings.warn(
+                f"the loss {self.name} is called with {order}: the names of its parameters do not say "
+                "which is which; outputs and targets would",
+                NetworkWarning,
+                stacklevel=2,
+            )
+        return order
 
     def _mistake(self, wrong: str) -> SettingError:
         return SettingError(f"the loss {self.name} {wrong}", "train", "loss")

@@ -5,7 +5,8 @@ from __future__ import annotations
 import inspect
 import random
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import replace
 from typing import Any, TypeVar
 
 import numpy as np
@@ -17,6 +18,8 @@ from fleet.spec.measures import name_of, parameters_of
 from fleet.spec.model import Architecture, call_of, load_function, one_line, told_as
 
 T = TypeVar("T")
+
+_RATE = 0.01  # of a function that has no default
 
 
 def load_own(path: str, role: str, *key: str) -> Any:
@@ -56,6 +59,68 @@ def own_loss(train: Train, kind: type, **always: Any) -> tuple[Any, dict[str, An
         return found, given
     with told_as(f"{name}:", SettingError, "train", "loss"):
         return found(**{**always, **given}), {}
+
+
+_OF_OUTPUTS = frozenset(
+    "out output outputs pred preds predict predicted prediction predictions ypred hat yhat logit logits score scores "
+    "prob probs probability probabilities estimate estimated estimates input inputs".split()
+)
+_OF_TARGETS = frozenset(
+    "target targets tgt label labels true truth ytrue gt wanted expected actual reference".split()
+)
+
+
+def takes_outputs_first(function: Any) -> bool | None:
+    """Tell by the names of its parameters whether a loss or metric takes (outputs, targets).
+
+    Returns:
+        False for (targets, outputs); None if the names do not tell.
+
+    >>> takes_outputs_first(lambda y_pred, y_true: 0), takes_outputs_first(lambda a, b: 0)
+    (True, None)
+    """
+    try:
+        first, second, *_ = inspect.signature(function).parameters
+    except (TypeError, ValueError):  # a builtin that has no signature, or fewer parameters
+        return None
+    outputs, targets = (
+        [bool(known.intersection(name.lower().split("_"))) for name in (first, second)]
+        for known in (_OF_OUTPUTS, _OF_TARGETS)
+    )
+    is_first = (outputs[0] and not outputs[1]) or (targets[1] and not targets[0])
+    is_second = (outputs[1] and not outputs[0]) or (targets[0] and not targets[1])
+    return None if is_first == is_second else is_first
+
+
+def in_order(function: Callable[..., Any], is_reversed: bool = False) -> Callable[..., Any]:
+    """A loss or metric of the user's own as a function of (targets, outputs).
+
+    Args:
+        is_reversed: whether it takes (outputs, targets) if its names do not tell.
+    """
+    found = takes_outputs_first(getattr(function, "forward", function))
+    if not (is_reversed if found is None else found):
+        return function
+    return lambda targets, outputs, **given: function(outputs, targets, **given)
+
+
+def with_own_rate(optimizer: Optimizer) -> Optimizer:
+    """Give an optimizer of the user's own the learning rate that its function has by default.
+
+    Raises:
+        SettingError: there is no such function.
+    """
+    if optimizer.learning_rate is not None:
+        return optimizer
+    function = load_own(optimizer.name, "optimizer", "optimizer", "name")
+    rate: Any = None
+    with suppress(
+        TypeError, ValueError, KeyError
+    ):  # a builtin that has no signature, or no function
+        taken = inspect.signature(function).parameters
+        rate = (taken.get("lr") or taken["learning_rate"]).default
+    is_rate = isinstance(rate, int | float) and rate > 0
+    return replace(optimizer, learning_rate=float(rate) if is_rate else _RATE)
 
 
 def own_optimizer(settings: Optimizer, kind: type, what: str, make: Callable[[Any], Any]) -> Any:

@@ -104,7 +104,7 @@ def enter_folder(paths: RunPaths, lease: Lease) -> None:
 def write_spec(spec: Spec, paths: RunPaths) -> None:
     """Write the spec of a run into its folder."""
     with writing_into(paths), replacing(paths.spec) as file:
-        file.write(dump(spec.document))
+        file.write(dump(spec.document, of_run=True))
 
 
 def nearest_folder(paths: RunPaths) -> Path:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import sys
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
@@ -37,7 +38,7 @@ from fleet.runtime.launch import Launch, Ranks
 from fleet.runtime.replay import Replay, replaying
 from fleet.runtime.searchers import make_searchers
 from fleet.runtime.start import Request
-from fleet.spec import NetworkSpec, Spec, load, with_cache
+from fleet.spec import NetworkSpec, Spec, with_cache
 from fleet.spec.fitting import Misfit, joined, misfits
 from fleet.spec.judging import check_comparable
 from fleet.spec.resolve import extremes, variants
@@ -46,6 +47,7 @@ from fleet.storage.identity import Machine
 from fleet.storage.lease import Lease
 from fleet.storage.paths import RunPaths
 from fleet.storage.quota import check_quota
+from fleet.storage.run_spec import spec_for_run
 from fleet.stream.layout import Layout, plan_layout, plan_ring, row_bytes
 from fleet.units import counted, format_size
 from preprocess.base import DataSet
@@ -174,11 +176,11 @@ class _Asked:
 
 
 def _ask(request: Request, ranks: Ranks, name: str) -> _Asked:
-    spec = load(request.spec)
-    written, replayed = (
-        spec.networks,
-        None if request.replay is None else RunPaths(Path(request.replay)),
-    )
+    replayed = None if request.replay is None else RunPaths(Path(request.replay))
+    spec, remark = spec_for_run(request.spec, replayed, request.fresh)
+    if remark:
+        print(f"fleet: {remark}", file=sys.stderr, flush=True)
+    written = spec.networks
     paths = RunPaths(spec.output, name)
     left = replayed or (None if request.fresh else paths)
     told = state_of(

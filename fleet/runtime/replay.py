@@ -205,7 +205,7 @@ def replaying(spec: Spec, paths: RunPaths, name: str, trainers: int) -> tuple[Sp
         if len(gpus) > 1 or not isinstance(optimizer.learning_rate, float):
             raise UserError(
                 f"{name} cannot be replayed: its batch followed the GPUs (when_scaled: per_gpu), and their "
-                f"number changed ({sorted(gpus)}) or its learning rate is a schedule"
+                f"number changed ({sorted(gpus)}) or its learning rate is not a number in the spec"
             )
         scale = gpus.pop()
         batch = Batch(batch.bounds[0] * scale)

@@ -50,7 +50,7 @@ from fleet.spec.schema import (
 from fleet.spec.search import OF_NETWORKS, Prune, find_rule
 from fleet.spec.space import Member, Range, Space, contradictions, draw, ends, grid, override
 from fleet.spec.train import Train
-from fleet.spec.words import Problem, incomplete_schedule, unknown_words, with_direction
+from fleet.spec.words import Problem, incomplete_schedule, unknown_words, with_direction, with_rate
 from fleet.spec.yaml_file import plain, read_yaml
 from fleet.units import counted
 from preprocess.base import InputError
@@ -73,18 +73,19 @@ _JUDGING = (
 )
 
 
-def load(path: str | Path, run: Path | None = None) -> Spec:
+def load(path: str | Path, run: Path | None = None, **keys: Any) -> Spec:
     """Read and resolve a spec file.
 
     Args:
         run: the folder of the run, whose networks keep their names; by default the one that the spec says.
+        keys: at the top, for those that the file does not give.
 
     Raises:
         SpecError: with every mistake, each with file, line and key.
     """
     content, lines = read_yaml(Path(path))
     look_beside(path)
-    return _resolve(content, Origin(str(path), lines), run)
+    return _resolve({**keys, **content}, Origin(str(path), lines), run)
 
 
 def look_beside(path: str | Path) -> None:
@@ -764,7 +765,7 @@ def _train(
         )
     if problems:
         raise _WordsError(problems)
-    return with_direction(train, engine)
+    return with_rate(with_direction(train, engine), engine, document.defaults)
 
 
 _TRAIN = TypeAdapter(Train)

@@ -12,7 +12,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import Field, model_validator
+from pydantic import BeforeValidator, Field, model_validator
 from pydantic.dataclasses import dataclass
 
 from fleet.plugins import find_policy
@@ -29,6 +29,11 @@ from scheduler.base import MOST_SLOTS, Options
 from scheduler.ensemble.policies import POLICIES, SETTINGS, Policy, default_policy
 
 MOST_NETWORKS = 10_000  # of one entry; more are a slip of the keyboard, and would fill the memory
+
+
+def _as_text(version: object) -> object:
+    """A version that YAML reads as a number."""
+    return str(version) if isinstance(version, float) else version
 
 
 def _read_by(setting: str) -> str:
@@ -358,6 +363,13 @@ class Document:
         description=(
             "Seed of everything that is random: which networks are drawn, their first weights, the order of the samples "
             "and how they are augmented."
+        ),
+    )
+    defaults: Annotated[Literal["0.2", "0.3"], BeforeValidator(_as_text)] = Field(
+        default="0.3",
+        description=(
+            "The version of FLEET whose defaults count. In 0.2 a learning rate that was not given was 0.01 for every "
+            "optimizer. A run that began with 0.2 keeps that when it is resumed."
         ),
     )
     data: Data = Data()

@@ -113,12 +113,13 @@ class Optimizer:
             "with the parameters first, and it returns a torch.optim.Optimizer."
         ),
     )
-    learning_rate: Annotated[AboveZero | dict[str, Any], WithJsonSchema(schedule_schema())] = Field(
-        default=0.01,
-        description=(
-            "The learning rate: a number, or a schedule of Keras with its arguments, like "
-            "{name: CosineDecay, initial_learning_rate: 0.1, decay_steps: 1000}."
-        ),
+    learning_rate: Annotated[
+        AboveZero | dict[str, Any] | None, WithJsonSchema(schedule_schema())
+    ] = unset(
+        "The learning rate: a number, or a schedule of Keras with its arguments, like "
+        "{name: CosineDecay, initial_learning_rate: 0.1, decay_steps: 1000}. Without it, the optimizer's default in "
+        "Keras: 0.01 for sgd, 0.0025 for schedulefreeadamw, 0.001 for all others; that of your own function, or 0.01 "
+        "if it has none."
     )
     momentum: BelowOne | None = unset(
         "Only for sgd, rmsprop and muon: which share of the previous step is added to the next."

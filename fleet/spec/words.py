@@ -13,6 +13,8 @@ from fleet.spec.train import Optimizer, Train
 from fleet.vocabulary.measures import SHORT, Direction, MeasureWord, direction_of, snake
 from fleet.vocabulary.schedules import problem_of_whole, problems_of
 
+RATE_OF_0_2 = 0.01  # of every optimizer for which none was given
+
 Problem: TypeAlias = tuple[
     tuple[str, ...], str, str
 ]  # keys below `train`, what is wrong, what would be right
@@ -85,6 +87,25 @@ def with_direction(train: Train, engine: EngineInfo) -> Train:
     if told is None or converge.direction is not None or direction_of(converge.watched) is not None:
         return train
     return replace(train, converge=replace(converge, direction=told))
+
+
+def with_rate(train: Train, engine: EngineInfo, defaults: str) -> Train:
+    """Give an optimizer that has no learning rate its default one.
+
+    Args:
+        defaults: the version of FLEET whose defaults count.
+
+    Returns:
+        The same settings with a learning rate; without one where only the user's own function has a default.
+    """
+    optimizer = train.optimizer
+    if optimizer.learning_rate is not None:
+        return train
+    word = engine.words.optimizers.get(optimizer.name)
+    rate = None if word is None else word.learning_rate
+    if defaults == "0.2":
+        rate = RATE_OF_0_2
+    return replace(train, optimizer=replace(optimizer, learning_rate=rate))
 
 
 def optimizer_slots(optimizer: Optimizer, engine: EngineInfo) -> int:

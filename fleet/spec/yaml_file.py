@@ -17,10 +17,15 @@ from fleet.spec.origin import key_path
 from fleet.spec.schema import Document
 
 
-def dump(document: Document) -> str:
-    """The spec as YAML, without what has its default value."""
+def dump(document: Document, of_run: bool = False) -> str:
+    """The spec as YAML, without what has its default value.
+
+    Args:
+        of_run: whether it is kept by a run, and so says whose defaults count.
+    """
+    version = {"defaults": document.defaults} if of_run else {}
     return yaml.dump(
-        plain(document),
+        {**version, **plain(document)},
         Dumper=_Dumper,
         sort_keys=False,
         allow_unicode=True,

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from fleet.domain.events import Started
-from fleet.errors import UserError
+from fleet.errors import SpecError, UserError
 from fleet.plugins import look_last_in
-from fleet.spec import Spec, load
+from fleet.spec import NetworkSpec, Spec, load
+from fleet.spec.resolve import extremes
+from fleet.spec.words import RATE_OF_0_2
+from fleet.spec.yaml_file import read_yaml
 from fleet.storage.event_log import events_of
 from fleet.storage.paths import RunPaths
 
@@ -21,4 +26,49 @@ def spec_of(paths: RunPaths) -> Spec:
     for start in (start for log in paths.event_logs() for start in events_of(log, Started)):
         for folder in start.folders:
             look_last_in(folder)
-    return load(str(paths.spec), paths.root)
+    return load(str(paths.spec), paths.root, **_defaults_of(paths))
+
+
+def spec_for_run(
+    path: str | Path, run: RunPaths | None = None, is_fresh: bool = False
+) -> tuple[Spec, str]:
+    """Read a spec file, with the defaults of the version of FLEET with which its run began.
+
+    Args:
+        run: whose networks it is for; that of its ``output`` if None.
+        is_fresh: whether the run starts over.
+
+    Returns:
+        The spec, and a line on what a default is in this run that is another one today; empty where none is.
+
+    Raises:
+        SpecError: with every mistake, each with file, line and key.
+    """
+    spec = load(path)
+    paths = run or RunPaths(Path(spec.output))
+    defaults = {} if is_fresh else _defaults_of(paths)
+    if not defaults:
+        return spec, ""
+    as_begun = load(path, **defaults)
+    if _networks_of(as_begun) == _networks_of(spec):
+        return as_begun, ""
+    return as_begun, (
+        f"{paths.root} began with FLEET 0.2: a learning rate that is not given stays {RATE_OF_0_2} there; "
+        "in new runs, and with --fresh, it is the optimizer's default"
+    )
+
+
+def _networks_of(spec: Spec) -> tuple[NetworkSpec, ...]:
+    """The networks of a spec, and those at the ends of the spaces of its searches."""
+    return *spec.networks, *extremes(spec).networks
+
+
+def _defaults_of(paths: RunPaths) -> dict[str, str]:
+    """The key of a spec that says whose defaults a run has; nothing for those of today."""
+    if not (paths.marker.exists() and paths.spec.is_file()):
+        return {}
+    try:
+        kept, _ = read_yaml(paths.spec)
+    except SpecError:  # it is damaged, and written anew by the next launch
+        return {}
+    return {} if "defaults" in kept else {"defaults": "0.2"}

@@ -1,4 +1,4 @@
-"""The optimizers of Keras: which parameters each takes, and how much it keeps."""
+"""The optimizers of Keras: which parameters each takes, its default learning rate, and how much it keeps."""
 
 from __future__ import annotations
 
@@ -26,20 +26,24 @@ class OptimizerWord:
         takes: which keys of ``train.optimizer`` it reads, beside ``name`` and ``learning_rate``.
         slots: how many numbers it keeps for each parameter, without what ``use_ema`` and others add.
         slot_of_momentum: whether it keeps one more where it has a momentum.
+        learning_rate: its default.
     """
 
     takes: frozenset[str]
     slots: int
     slot_of_momentum: bool = False
+    learning_rate: float = 0.01
 
 
-def _word(slots: int, takes: str, slot_of_momentum: bool = False) -> OptimizerWord:
-    return OptimizerWord(COMMON | frozenset(takes.split()), slots, slot_of_momentum)
+def _word(
+    slots: int, takes: str, slot_of_momentum: bool = False, learning_rate: float = 0.001
+) -> OptimizerWord:
+    return OptimizerWord(COMMON | frozenset(takes.split()), slots, slot_of_momentum, learning_rate)
 
 
 _ADAM = "beta_1 beta_2 epsilon"
 OPTIMIZERS: dict[str, OptimizerWord] = {
-    "sgd": _word(0, "momentum nesterov", slot_of_momentum=True),
+    "sgd": _word(0, "momentum nesterov", slot_of_momentum=True, learning_rate=0.01),
     "adam": _word(2, f"{_ADAM} amsgrad"),
     "adamw": _word(2, f"{_ADAM} amsgrad"),
     "adadelta": _word(2, "rho epsilon"),
@@ -60,5 +64,5 @@ OPTIMIZERS: dict[str, OptimizerWord] = {
     ),
     "nadam": _word(2, _ADAM),
     "rmsprop": _word(1, "rho momentum epsilon centered", slot_of_momentum=True),
-    "schedulefreeadamw": _word(3, f"{_ADAM} warmup_steps"),
+    "schedulefreeadamw": _word(3, f"{_ADAM} warmup_steps", learning_rate=0.0025),
 }

@@ -24,6 +24,7 @@ from fleet.engines.keras.network import KerasNetwork
 from fleet.engines.keras.optimizer import ChangingRate, graph_settings, make_optimizer, set_free
 from fleet.engines.keras.start import freeze
 from fleet.engines.measures import Measures
+from fleet.engines.own import with_own_rate
 from fleet.errors import UserError
 from fleet.spec import NetworkSpec
 
@@ -99,9 +100,10 @@ class KerasEngine:
             keras.config.set_dtype_policy(policy)
         if train.begins is not None:
             freeze(model, train.begins.freeze)
-        rate = ChangingRate(train.optimizer)
+        settings = with_own_rate(train.optimizer)
+        rate = ChangingRate(settings)
         scale = rate.scale if train.batch.is_elastic else network.learning_rate_scale(group.size)
-        optimizer = make_optimizer(train.optimizer, scale, train.batch.accumulate)
+        optimizer = make_optimizer(settings, scale, train.batch.accumulate)
         if train.precision == "mixed_float16":
             optimizer = keras.optimizers.LossScaleOptimizer(optimizer)
         optimizer.build(model.trainable_variables)

@@ -16,7 +16,7 @@ import numpy as np
 import tensorflow as tf
 
 from fleet.engines.measures import Loss, LossFunctions, given_to, of_whole_batch, weighs_masks
-from fleet.engines.own import own_loss
+from fleet.engines.own import in_order, own_loss
 from fleet.spec import Train
 from fleet.spec.measures import LOSS_OF, name_of
 from fleet.vocabulary.measures import snake
@@ -171,7 +171,8 @@ def _shown(targets: tf.Tensor, target: TargetSpec) -> tf.Tensor:
 
 def _own(train: Train) -> Callable[..., Any]:
     found, given = own_loss(train, keras.losses.Loss)
-    return found.call if isinstance(found, keras.losses.Loss) else partial(found, **given)
+    call = found.call if isinstance(found, keras.losses.Loss) else found
+    return partial(in_order(call), **given)
 
 
 def _each(losses: Any, name: str, target: TargetSpec) -> tf.Tensor:

@@ -19,7 +19,7 @@ import tensorflow as tf
 
 from fleet.engines.keras.losses import dense, name_is_sparse, probabilities
 from fleet.engines.measures import Metrics, of_whole_batch
-from fleet.engines.own import load_own
+from fleet.engines.own import in_order, load_own
 from fleet.errors import SettingError
 from fleet.spec import Train
 from fleet.spec.measures import Measure, label_of, name_of, parameters_of
@@ -170,7 +170,10 @@ def _of_keras(name: str, said: Mapping[str, Any], target: TargetSpec) -> keras.m
         if isinstance(found, keras.metrics.Metric):
             return found
         return _each(
-            partial(found, **{key: value for key, value in said.items() if key != "name"}), name
+            partial(
+                in_order(found), **{key: value for key, value in said.items() if key != "name"}
+            ),
+            name,
         )
     kind = next(
         getattr(keras.metrics, one)

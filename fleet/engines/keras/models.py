@@ -30,6 +30,9 @@ from preprocess.target import TargetSpec, class_target
 # statistics, more than the first epochs of a small data set have.
 _EPSILON, _MOMENTUM = 1.001e-5, 0.9
 
+# On weights, which would take logits out of the range of probabilities.
+_NOISES = (0.1, 1.0) * 8
+
 # Keyword arguments of keras.applications that follow from the spec
 _GIVEN = (
     "include_top",
@@ -269,10 +272,39 @@ def _logits(
         )
     if target.kind == "value":
         return model
-    if target.kind == "multilabel":
-        bounded = bool(((values >= 0) & (values <= 1)).all())
-        return _without(name, model, "sigmoid") if bounded and _ends_in(model, "sigmoid") else model
-    return _without(name, model, "softmax") if _are_probabilities(values) else model
+    if target.kind != "multilabel" and _are_probabilities(values):
+        return _without(name, model, "softmax")
+    if not _are_bounded(values):
+        return model
+    if target.kind == "multilabel" and _ends_in(model, "sigmoid"):
+        return _without(name, model, "sigmoid")
+    if all(map(_are_bounded, _with_other_weights(name, model, input_shape))):
+        raise ModelError(
+            f"{name} gives probabilities, by a sigmoid; leave it out, so that it returns logits"
+        )
+    return model
+
+
+def _are_bounded(values: np.ndarray) -> bool:
+    return bool(((values >= 0) & (values <= 1) | np.isnan(values)).all())
+
+
+def _with_other_weights(
+    name: str, model: keras.Model, input_shape: tuple[int, ...]
+) -> Iterator[np.ndarray]:
+    """What a model gives for two samples with noise on its weights."""
+    random = np.random.default_rng(0)
+    for deviation in _NOISES:
+        noisy = [
+            (
+                variable,
+                variable
+                + (deviation * random.standard_normal(variable.shape)).astype(variable.dtype),
+            )
+            for variable in model.trainable_variables
+        ]
+        with keras.StatelessScope(state_mapping=noisy):
+            yield _on_samples(name, model, input_shape)
 
 
 def _on_samples(name: str, model: keras.Model, input_shape: tuple[int, ...]) -> np.ndarray:

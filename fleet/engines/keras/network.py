@@ -40,7 +40,7 @@ from fleet.engines.keras.export import check_config, export_model, try_load
 from fleet.engines.keras.finish import finished
 from fleet.engines.keras.losses import check_losses
 from fleet.engines.keras.memory import kept_bytes
-from fleet.engines.keras.optimizer import ChangingRate
+from fleet.engines.keras.optimizer import ChangingRate, without_idle
 from fleet.engines.keras.penalties import penalty, sums_over_rows
 from fleet.engines.keras.start import begin_with
 from fleet.engines.measures import Measures
@@ -87,6 +87,9 @@ class KerasNetwork:
             None  # what ends the step that is under way on the host
         )
         self._are_sums = sums_over_rows(model, sample.image.shape)
+        self._inner = getattr(optimizer, "inner_optimizer", optimizer)
+        self._statistics = _with_means(model) if self._inner.use_ema else []
+        self._connected: list[bool] = []  # which variables the loss depends on, once that is traced
         target = sample.target
         rows = [
             tf.TensorSpec((None, *sample.wire.shape), sample.wire.dtype),
@@ -220,6 +223,8 @@ class KerasNetwork:
                     self._local, tf.constant(rows), tf.constant(wish), *self._ahead.inputs.of(mine)
                 )
             else:  # its sums wait for the step before, too: that reads memory of the exchange, which is written next
+                if not self._connected:
+                    self._local.get_concrete_function()
                 local = self._zeros(), self._ahead.call(tf.identity, tf.constant(wish))
         except (
             BaseException
@@ -295,7 +300,8 @@ class KerasNetwork:
         """
         if self._exchange.group.size == 1:
             return
-        for variable in self._model.non_trainable_variables:
+        means = [mean for _, mean in self._statistics]
+        for variable in (*self._model.non_trainable_variables, *means):
             if "float" in variable.dtype:
                 value = np.asarray(variable.numpy(), np.float64)
                 self._exchange.group.sum(value)
@@ -310,11 +316,21 @@ class KerasNetwork:
     def state(self) -> dict[str, np.ndarray]:  # noqa: D102
         return {
             name: np.array(variable.numpy())
-            for name, variable in _named(self._model, self._optimizer)
+            for name, variable in _named(self._model, self._optimizer, self._statistics)
         }
 
     def load(self, arrays: Arrays) -> None:  # noqa: D102
-        named = dict(_named(self._model, self._optimizer))
+        named = dict(_named(self._model, self._optimizer, self._statistics))
+        # A checkpoint of FLEET 0.2 has no running means of statistics: they begin with what these are.
+        of_model = {
+            name: arrays.get(name.replace("statistics/", "model/", 1))
+            for name in named
+            if name.startswith("statistics/")
+        }
+        arrays = {
+            **{name: array for name, array in of_model.items() if array is not None},
+            **arrays,
+        }
         check_arrays({name: variable.shape for name, variable in named.items()}, arrays)
         for name, variable in named.items():
             variable.assign(arrays[name])
@@ -407,14 +423,16 @@ class KerasNetwork:
 
     @contextmanager
     def _averaged(self) -> Iterator[None]:
-        """With the running means of the weights in their place, where the optimizer keeps such."""
-        optimizer = getattr(self._optimizer, "inner_optimizer", self._optimizer)
-        if not optimizer.use_ema:
+        """With the running means of weights and statistics in their place, where the optimizer keeps such."""
+        if not self._inner.use_ema:
             yield
             return
-        variables = self._model.trainable_variables
+        weights = self._model.trainable_variables
+        variables = [*weights, *(now for now, _ in self._statistics)]
         before = [np.array(variable.numpy()) for variable in variables]
-        optimizer.finalize_variable_values(variables)
+        self._inner.finalize_variable_values(weights)
+        for now, mean in self._statistics:
+            now.assign(mean)
         try:
             yield
         finally:
@@ -466,11 +484,11 @@ class KerasNetwork:
                 )
             scaled = self._optimizer.scale_loss(loss)
         variables = [variable.value for variable in self._model.trainable_variables]
-        gradients = tape.gradient(
-            scaled, variables, unconnected_gradients=tf.UnconnectedGradients.ZERO
-        )
+        gradients = tape.gradient(scaled, variables)
+        self._connected = [gradient is not None for gradient in gradients]
         gradients = [
-            tf.convert_to_tensor(gradient) for gradient in gradients
+            zero if gradient is None else tf.convert_to_tensor(gradient)
+            for gradient, zero in zip(gradients, self._zeros(), strict=True)
         ]  # dense, also of embeddings
         return gradients, self._sums(losses, outputs, targets, valid) + wish
 
@@ -483,7 +501,12 @@ class KerasNetwork:
         ]
         if correction is not None:
             gradients = [gradient * tf.cast(correction, gradient.dtype) for gradient in gradients]
+        gradients, variables = without_idle(self._inner, gradients, variables, self._connected)
+        is_first = self._inner.iterations == 0
         self._optimizer.apply(gradients, variables)
+        for now, mean in self._statistics:  # as Keras averages weights
+            momentum = tf.where(is_first, 0.0, self._inner.ema_momentum)
+            mean.assign(mean * momentum + now * (1.0 - momentum))
 
     def _compute_exchange_apply(
         self, rows: tf.Tensor, wish: tf.Tensor, *mine: tf.Tensor
@@ -577,15 +600,38 @@ class KerasNetwork:
         ]
 
 
-def _named(model: keras.Model, optimizer: keras.optimizers.Optimizer) -> list[tuple[str, Any]]:
-    """All variables by a name that the same network has in every process: place and path."""
+def _named(
+    model: keras.Model,
+    optimizer: keras.optimizers.Optimizer,
+    statistics: Sequence[tuple[Any, Any]] = (),
+) -> list[tuple[str, Any]]:
+    """All variables by a name that the same network has in every process: place and path.
+
+    Args:
+        statistics: of the model, each with its running mean.
+    """
     pairs = [
         *(("model", variable) for variable in model.variables),
         *(("optimizer", variable) for variable in optimizer.variables),
     ]
-    return [
+    mean_of = {id(now): mean for now, mean in statistics}
+    named = [
         (f"{owner}/{place:04d}/{variable.path}", variable)
         for place, (owner, variable) in enumerate(pairs)
+    ]
+    return named + [
+        (name.replace("model/", "statistics/", 1), mean_of[id(variable)])
+        for name, variable in named
+        if id(variable) in mean_of
+    ]
+
+
+def _with_means(model: keras.Model) -> list[tuple[Any, Any]]:
+    """The statistics of batch normalization, each with a variable for its running mean."""
+    return [
+        (variable, keras.Variable(variable.numpy(), trainable=False))
+        for variable in model.non_trainable_variables
+        if variable.name in ("moving_mean", "moving_variance")
     ]
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import inspect
+import itertools
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -58,6 +59,7 @@ def make_optimizer(
         SettingError: Keras refuses its arguments, or those of a schedule, or makes no learning rate of them.
     """
     rate = settings.learning_rate
+    assert rate is not None  # what is not given has been filled in
     if isinstance(rate, dict):
         schedule = _schedule(rate)
         rate = (
@@ -114,6 +116,36 @@ def set_free(optimizer: keras.optimizers.Optimizer) -> dict[str, tf.Variable]:
     for name, variable in free.items():
         setattr(inner, name, variable)
     return free
+
+
+def without_idle(
+    optimizer: keras.optimizers.Optimizer,
+    gradients: Sequence[Any],
+    variables: Sequence[Any],
+    connected: Sequence[bool],
+) -> tuple[list[Any], list[Any]]:
+    """Leave out the variables that the loss does not depend on: Keras changes none of them, not even by weight decay.
+
+    Args:
+        optimizer: built. One that keeps running means wants all variables; then they are only kept from its decay.
+        connected: which variables the loss depends on.
+
+    Returns:
+        The gradients and variables to apply.
+    """
+    if optimizer.use_ema:
+        idle = {
+            optimizer._var_key(variable)
+            for variable, is_connected in zip(variables, connected, strict=True)
+            if not is_connected
+        }
+        known: set[Any] = getattr(optimizer, "_exclude_from_weight_decay", set())
+        optimizer._exclude_from_weight_decay = known | idle
+        return list(gradients), list(variables)
+    return (
+        list(itertools.compress(gradients, connected)),
+        list(itertools.compress(variables, connected)),
+    )
 
 
 def graph_settings(settings: Optimizer) -> Optimizer:

@@ -13,6 +13,7 @@ import torch
 from fleet.comm.protocols import Group
 from fleet.engines.base import Setup, Slot, check_index
 from fleet.engines.measures import Measures
+from fleet.engines.own import with_own_rate
 from fleet.engines.torch.exchange import Exchange, MpiExchange, TorchExchange, exchange_name
 from fleet.engines.torch.export import note_of
 from fleet.engines.torch.flat import Flat
@@ -71,7 +72,9 @@ class TorchEngine:
         )
         flat = Flat(module.to(self._device), measures.metrics.width)
         scale = 1.0 if train.batch.is_elastic else network.learning_rate_scale(group.size)
-        updates = Updates(train.optimizer, scale, train.batch.accumulate, flat)
+        updates = Updates(
+            with_own_rate(train.optimizer), scale, train.batch.accumulate, flat, module
+        )
         note = partial(
             note_of, network, sample, dtype, self._transforms.get(network.feed, ()), self._folder
         )

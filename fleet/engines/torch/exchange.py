@@ -18,7 +18,7 @@ import torch
 from fleet.comm.protocols import Group
 from fleet.engines.base import come_together
 from fleet.engines.torch.flat import Flat
-from fleet.errors import UserError
+from fleet.errors import ModelError, UserError
 
 _PIECE = 2**22  # bytes, at least, that travel while the backward pass runs on
 _POLL_S = 2e-5
@@ -84,10 +84,13 @@ class TorchExchange(Exchange):
         self._left: list[int] = []
         self._rest: list[torch.Tensor] = []
         self._of: Flat | None = None
+        self._ready_now: set[int] = set()  # places of parameters whose gradients are ready
+        self._goes_ahead: bool | None = None  # whether pieces travel before the pass is over
 
     def begin(self, flat: Flat) -> None:  # noqa: D102 - Exchange says it
         self._watch(flat)
         self._left = [count for _, count in self._pieces]
+        self._ready_now.clear()
 
     def _watch(self, flat: Flat) -> None:
         """Be told of each gradient that is ready, where there is more than one piece."""
@@ -102,15 +105,35 @@ class TorchExchange(Exchange):
             else [flat.whole]
         )
         owners = [piece for piece, (_, _, count) in enumerate(places) for _ in range(count)]
-        for one, piece in zip(reversed(list(flat.parameters.values())), owners, strict=True):
+        named = zip(reversed(flat.parameters.items()), owners, strict=True)
+        for place, ((name, one), piece) in enumerate(named):
             if piece < len(self._pieces):
-                self._hooks.append(one.register_post_accumulate_grad_hook(self._ready(piece)))
+                ready = self._ready(place, piece, name)
+                self._hooks.append(one.register_post_accumulate_grad_hook(ready))
 
-    def _ready(self, piece: int) -> Callable[[torch.Tensor], None]:
+    def _ready(self, place: int, piece: int, name: str) -> Callable[[torch.Tensor], None]:
+        """What is called when the gradient of a parameter is ready.
+
+        Reentrant checkpointing has several backward passes in one, each of which may add to it. Whether there is such,
+        the first pass shows, in which nothing is sent ahead.
+        """
+
         def ready(_: torch.Tensor) -> None:
+            if place in self._ready_now:
+                if piece < len(self._under_way):
+                    raise ModelError(
+                        f"the gradient of {name} was added to after it was sent, by another backward pass "
+                        "inside of the step: torch.utils.checkpoint should have use_reentrant=False, or the "
+                        "spec resources.exchange: mpi"
+                    )
+                self._goes_ahead = False
+                return
+            self._ready_now.add(place)
             self._left[piece] -= 1
             while (
-                len(self._under_way) < len(self._pieces) and self._left[len(self._under_way)] <= 0
+                self._goes_ahead
+                and len(self._under_way) < len(self._pieces)
+                and self._left[len(self._under_way)] <= 0
             ):
                 self._send(self._pieces[len(self._under_way)][0])  # in one order on all ranks
 
@@ -121,6 +144,8 @@ class TorchExchange(Exchange):
 
     def finish(self, flat: Flat) -> None:  # noqa: D102
         self._watch(flat)  # this rank may have no rows
+        if self._goes_ahead is None and self._ready_now:
+            self._goes_ahead = True
         for part, _ in self._pieces[len(self._under_way) :]:
             self._send(part)
         for part in self._rest:

@@ -62,13 +62,15 @@ class Exported(nn.Module):
 
     def forward(self, samples: Tensor) -> Tensor:
         """Logits, or values."""
+        is_new = False
         if self.multiplier is not None and self.offset is not None:
             samples = (samples * self.multiplier).add_(self.offset)
+            is_new = True
         if samples.dim() == 4:
             samples = samples.permute(0, 3, 1, 2)
-        outputs: Tensor = self.module(
-            samples.to(self._dtype, memory_format=torch.contiguous_format)
-        ).float()
+        # A module may write into what it is given, which is the caller's memory unless it is new.
+        inputs = samples.to(self._dtype, memory_format=torch.contiguous_format, copy=not is_new)
+        outputs: Tensor = self.module(inputs).float()
         return outputs.movedim(1, -1) if self._is_mask else outputs
 
 

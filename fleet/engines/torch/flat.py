@@ -1,13 +1,14 @@
 """The weights of a module as views of one buffer, and their gradients as views of another.
 
-Behind the gradients lie the sums of a step (:class:`fleet.engines.base.Sums`), so ranks add up both by one call, and
-an optimizer changes all weights by a few operations on whole buffers. Each parameter begins at a multiple of 64 bytes;
+Behind the gradients lie the sums of a step (:class:`fleet.engines.base.Sums`), and a flag for each parameter that has
+a gradient, so ranks add up all of them by one call, and an optimizer changes all weights by a few operations on whole
+buffers. Each parameter begins at a multiple of 64 bytes;
 the gaps are zero, and stay so.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import torch
@@ -29,7 +30,7 @@ class Flat:
         weights: of all parameters.
         gradients: of the same length, followed in memory by the sums.
         parameters: by name.
-        whole: gradients and sums, as ranks add them up.
+        whole: gradients, sums and flags, as ranks add them up.
         tail: the sums, (6 + more,).
     """
 
@@ -45,13 +46,16 @@ class Flat:
         self._firsts = [0, *ends[:-1]]
         device = next(iter(self.parameters.values())).device
         self.weights = torch.zeros(ends[-1], device=device)
-        self.whole = torch.zeros(ends[-1] + WIDTH + more, device=device)
-        self.gradients, self.tail = self.whole[: ends[-1]], self.whole[ends[-1] :]
+        sizes = [ends[-1], WIDTH + more, len(self.parameters)]
+        self.whole = torch.zeros(sum(sizes), device=device)
+        self.gradients, self.tail, self._flags = self.whole.split(sizes)
         self._head, self._known, self._more = self.tail[:2], self.tail[2:5], self.tail[WIDTH:]
-        self.views = self.split(self.gradients)
-        for one, place, view in zip(
-            self.parameters.values(), self.split(self.weights), self.views, strict=True
-        ):
+        # Each has a version of its own, which tells whether a backward pass has added to it.
+        self.views = [view.data for view in self.split(self.gradients)]
+        self.places = self.split(self.weights)
+        self._pointers = [place.data_ptr() for place in self.places]
+        self._versions: list[int] = []
+        for one, place, view in zip(self.parameters.values(), self.places, self.views, strict=True):
             place.copy_(one.data)
             one.data = place
             one.grad = view
@@ -62,6 +66,11 @@ class Flat:
             vector[first : first + one.numel()].view(one.shape)
             for first, one in zip(self._firsts, self.parameters.values(), strict=True)
         ]
+
+    def part(self, vector: torch.Tensor, place: int) -> torch.Tensor:
+        """The numbers of one parameter in a vector as long as all weights."""
+        first = self._firsts[place]
+        return vector[first : first + self.views[place].numel()]
 
     def named(self, vector: torch.Tensor, prefix: str) -> dict[str, torch.Tensor]:
         """The same by name."""
@@ -91,8 +100,12 @@ class Flat:
         for one in self.parameters.values():
             one.grad = None
 
-    def gather(self) -> None:
-        """Take over the gradients that a backward pass has made, all at once."""
+    def gather(self) -> list[int]:
+        """Take over the gradients that a backward pass has made, all at once.
+
+        Returns:
+            The places of the parameters that have none.
+        """
         made = [
             (view, one.grad) for one, view in zip(self.parameters.values(), self.views, strict=True)
         ]
@@ -103,16 +116,56 @@ class Flat:
         torch._foreach_copy_([view for view, _ in found], [gradient for _, gradient in found])
         for one, view in zip(self.parameters.values(), self.views, strict=True):
             one.grad = view
+        return [place for place, (_, gradient) in enumerate(made) if gradient is None]
 
-    def check(self) -> None:
-        """See that the gradients are where they should be.
+    def untouched(self) -> list[int]:
+        """The places of the parameters to whose gradients nothing was added since :meth:`clear`."""
+        return [
+            place
+            for place, (view, version) in enumerate(zip(self.views, self._versions, strict=True))
+            if view._version == version
+        ]
+
+    def flag(self, unused: Sequence[int]) -> None:
+        """Tell the ranks of the group which parameters have no gradient on this one."""
+        self._flags.fill_(1.0)
+        if unused:
+            self._flags[list(unused)] = 0.0
+
+    def unused(self) -> list[int]:
+        """The places of the parameters that have no gradient on any rank, once the flags are added up."""
+        return torch.nonzero(self._flags == 0).flatten().tolist()
+
+    def settle(self) -> None:
+        """Take over the weights that a module has replaced, as by ``weight.data = ...``."""
+        for one, place, pointer in zip(
+            self.parameters.values(), self.places, self._pointers, strict=True
+        ):
+            if one.data_ptr() != pointer:
+                place.copy_(one.data)
+                one.data = place
+
+    def check_parameters(self, module: nn.Module) -> None:
+        """See that the parameters are those that are trained.
 
         Raises:
             ModelError: the module has put others in their place.
         """
-        for name, one, view in zip(
-            self.parameters, self.parameters.values(), self.views, strict=True
-        ):
+        now = dict(module.named_parameters())
+        for name, one in self.parameters.items():
+            if now.get(name) is not one:
+                raise ModelError(
+                    f"the module has put another parameter in the place of {name}, which no optimizer "
+                    "trains; it should change the one that it has, under torch.no_grad()"
+                )
+
+    def check(self) -> None:
+        """See that the gradients are where a backward pass should add to them.
+
+        Raises:
+            ModelError: the module has put others in their place.
+        """
+        for (name, one), view in zip(self.parameters.items(), self.views, strict=True):
             if one.grad is None or one.grad.data_ptr() != view.data_ptr():
                 raise ModelError(
                     f"the module has put another gradient of {name} in the place of the one that it had"
@@ -121,6 +174,7 @@ class Flat:
     def clear(self) -> None:
         """Before a backward pass, which adds to the gradients."""
         self.whole.zero_()
+        self._versions = [view._version for view in self.views]
 
     def note(
         self,

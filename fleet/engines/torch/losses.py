@@ -9,7 +9,6 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable
-from functools import partial
 
 import numpy as np
 import torch
@@ -31,7 +30,7 @@ from fleet.engines.measures import (
     of_whole_batch,
     weighs_masks,
 )
-from fleet.engines.own import own_loss
+from fleet.engines.own import in_order, own_loss
 from fleet.spec import Train
 from fleet.spec.measures import name_of
 from fleet.vocabulary.measures import snake
@@ -303,18 +302,18 @@ def _named(train: Train, target: TargetSpec) -> Loss:
 
 
 def _own(train: Train, target: TargetSpec) -> Loss:
-    """A function of one's own of (targets, outputs), or a loss of ``torch.nn``; outputs are as a module gives them."""
+    """A function of one's own, or a loss of ``torch.nn``; outputs are as a module gives them."""
     assert train.loss is not None
     name = name_of(train.loss)
     function, given = own_loss(train, torch.nn.Module, reduction="none")
-    call = partial(function, **given)
-    takes_outputs_first = isinstance(function, torch.nn.Module)  # as losses of PyTorch do
+    is_module = isinstance(function, torch.nn.Module)  # losses of PyTorch take outputs first
+    call = in_order(function, is_module)
 
     def own(outputs: Tensor, targets: Tensor) -> Tensor:
         if target.kind == "mask":
             outputs = outputs.movedim(-1, 1)
         wanted = targets if target.kind in ("class", "mask") else targets.float()
-        losses = (call(outputs, wanted) if takes_outputs_first else call(wanted, outputs)).float()
+        losses = call(wanted.clone(), outputs.clone(), **given).float()  # it may write into them
         if losses.dim() == 0:
             raise of_whole_batch(name, "loss")
         if target.kind == "mask" and losses.shape == targets.shape:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from fleet.engines.measures import Metrics, of_whole_batch
-from fleet.engines.own import load_own
+from fleet.engines.own import in_order, load_own
 from fleet.engines.torch.losses import OF_LOGITS, OF_PREDICTIONS, dense, pixels, probabilities
 from fleet.errors import SettingError
 from fleet.spec import Train
@@ -127,10 +127,11 @@ def _mean(each: Callable[[Rows], Tensor], finish: Callable[[float], float] = flo
 
 
 def _own(name: str, given: Mapping[str, Any]) -> Callable[[Rows], Tensor]:
-    function = partial(load_own(name, "metric", "metrics"), **given)
+    function = in_order(load_own(name, "metric", "metrics"))
 
     def each(rows: Rows) -> Tensor:
-        found = torch.as_tensor(function(rows.targets, rows.predicted))
+        shown = rows.targets.clone(), rows.predicted.clone()  # it may write into them
+        found = torch.as_tensor(function(*shown, **given))
         if found.dim() == 0:
             raise of_whole_batch(f"the metric {name}", "metrics")
         return found.flatten(1).float().mean(1) if found.dim() > 1 else found

@@ -10,6 +10,7 @@ import random
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -25,6 +26,7 @@ from preprocess.target import TargetSpec
 
 _EPSILON = 1.001e-5  # of batch normalisation, as the Keras engine has it
 _ROWS = 2  # of a batch that is looked at
+_NOISES = (0.1, 1.0) * 8  # on weights, which would take logits out of the range of probabilities
 _CUT = 0.87962566103423978  # standard deviation of a normal distribution that is cut off at two of its own
 
 
@@ -271,14 +273,21 @@ def _checked(
         raise ModelError(
             f"{name} gives outputs of shape {(None, *values.shape[1:])}, not {(None, *wanted)}"
         )
-    _refuse_probabilities(name, module, values, target)
+    _refuse_probabilities(name, module, values, dtype, image, target)
     return dtype
 
 
 def _on_samples(
-    name: str, module: nn.Module, image: ImageSpec, dtypes: list[torch.dtype]
+    name: str,
+    module: nn.Module,
+    image: ImageSpec,
+    dtypes: list[torch.dtype],
+    call: Callable[[torch.Tensor], torch.Tensor] | None = None,
 ) -> tuple[torch.Tensor, torch.dtype]:
     """What a module gives for two samples, of the first type that it takes.
+
+    Args:
+        call: calls it; without it, it is called as it is.
 
     Raises:
         ModelError: it cannot take such samples, or gives no tensor.
@@ -293,7 +302,8 @@ def _on_samples(
         )
         try:
             with torch.no_grad():
-                found = module.eval()(samples)
+                module.eval()
+                found = (call or module)(samples)
         except Exception as caught:
             error = caught
             continue
@@ -312,17 +322,44 @@ def _on_samples(
 
 
 def _refuse_probabilities(
-    name: str, module: nn.Module, values: torch.Tensor, target: TargetSpec
+    name: str,
+    module: nn.Module,
+    values: torch.Tensor,
+    dtype: torch.dtype,
+    image: ImageSpec,
+    target: TargetSpec,
 ) -> None:
-    if target.kind == "value":
+    """Refuse a module of which the outputs are probabilities, whatever its weights are.
+
+    Args:
+        values: what it gives for two samples.
+        dtype: of what it takes.
+
+    Raises:
+        ModelError: it is one.
+    """
+    if target.kind == "value" or not _are_bounded(values):
         return
-    last = list(module.modules())[-1]
-    if target.kind == "multilabel":
-        found = "sigmoid" if isinstance(last, nn.Sigmoid) else ""
-    else:
-        are_shares = bool((values >= 0).all()) and bool((values.sum(1) - 1).abs().max() < 1e-2)
-        found = "softmax" if are_shares else ""
+    are_shares = bool((values.sum(1) - 1).abs().max() < 1e-2)
+    found = "softmax" if are_shares and target.kind != "multilabel" else ""
+    if not found and all(map(_are_bounded, _with_other_weights(name, module, image, dtype))):
+        found = "sigmoid"
     if found:
         raise ModelError(
             f"{name} gives probabilities, by a {found}; leave it out, so that the module returns logits"
         )
+
+
+def _are_bounded(values: torch.Tensor) -> bool:
+    return bool(((values >= 0) & (values <= 1) | values.isnan()).all())
+
+
+def _with_other_weights(
+    name: str, module: nn.Module, image: ImageSpec, dtype: torch.dtype
+) -> Iterator[torch.Tensor]:
+    """What a module gives for two samples with noise on its weights."""
+    weights = dict(module.named_parameters())
+    for deviation in _NOISES:
+        noisy = {key: one + deviation * torch.randn_like(one) for key, one in weights.items()}
+        call = partial(torch.func.functional_call, module, noisy)
+        yield _on_samples(name, module, image, [dtype], call)[0]

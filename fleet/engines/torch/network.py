@@ -87,11 +87,11 @@ class TorchNetwork:
         return self._step(rows_of(images, targets, weights), size, stop)
 
     def _step(self, rows: Rows, size: int, stop: bool) -> Sums:
-        mine = readable(rows)
+        mine, unused = readable(rows), list[int]()
         error: BaseException | None = None
         try:
             if len(mine[1]):
-                self._compute(mine, size, stop)
+                unused = self._compute(mine, size, stop)
             else:
                 self._flat.say(stop, failed=False)
         except (
@@ -103,7 +103,9 @@ class TorchNetwork:
         total = self._flat.sums()
         total.raise_failure(error)
         if total.count:  # a batch of which no sample could be read changes nothing
-            self._updates.step(size / total.count)
+            if self._exchange.group.size > 1:
+                unused = self._flat.unused()
+            self._updates.step(size / total.count, unused)
         return total
 
     def can_stride(self) -> bool:  # noqa: D102 - Striding says it
@@ -150,7 +152,10 @@ class TorchNetwork:
         These are the running means and variances of batch normalisation.
         """
         group = self._exchange.group
-        buffers = [one for one in self.module.buffers() if one.is_floating_point()]
+        buffers = [
+            *(one for one in self.module.buffers() if one.is_floating_point()),
+            *self._updates.statistics.values(),
+        ]
         if group.size == 1 or not buffers:
             return
         values = [one.detach().cpu().double().reshape(-1).numpy() for one in buffers]
@@ -177,6 +182,15 @@ class TorchNetwork:
         }
 
     def load(self, arrays: Arrays) -> None:  # noqa: D102
+        # A checkpoint of FLEET 0.2 has no running means of statistics: they begin with what these are.
+        arrays = {
+            **{
+                f"optimizer/average/{name}": arrays[f"model/{name}"]
+                for name in self._updates.statistics
+                if f"model/{name}" in arrays
+            },
+            **arrays,
+        }
         named = self._named()
         check_arrays(
             {**{name: one.shape for name, one in named.items()}, "optimizer/iterations": ()}, arrays
@@ -206,9 +220,12 @@ class TorchNetwork:
 
     def row_bytes(self) -> int | None:  # noqa: D102
         shape = self._sample.image.shape
-        return kept_bytes(
-            self.module, (*shape[2:], *shape[:2]) if len(shape) == 3 else shape, self._dtype
-        )
+        try:
+            return kept_bytes(
+                self.module, (*shape[2:], *shape[:2]) if len(shape) == 3 else shape, self._dtype
+            )
+        finally:
+            self._flat.settle()
 
     def try_export(self, folder: Path) -> str:  # noqa: D102
         path = folder / "best.safetensors"
@@ -255,6 +272,7 @@ class TorchNetwork:
                     self._device
                 )
             )
+        self._flat.settle()
         if not bool(self._flat.gradients.any()):
             raise ModelError(
                 "no weight is connected to what the model gives, so that nothing can be learned"
@@ -271,24 +289,29 @@ class TorchNetwork:
 
     @contextmanager
     def judging(self) -> Iterator[None]:
-        """Without training, and with the running means of the weights in their place, where there are such."""
-        weights, average = self._flat.weights, self._updates.average
-        before = None if average is None else weights.clone()
+        """Without training, and with the running means of weights and statistics in their place, where there are such."""
+        means = self._updates.means()
+        before = [now.clone() for now, _ in means]
         self.module.eval()
         try:
             with torch.no_grad():
-                if average is not None:
-                    weights.copy_(average)
+                for now, mean in means:
+                    now.copy_(mean)
                 yield
         finally:
             self.module.train()
-            if before is not None:
-                weights.copy_(before)
+            self._flat.settle()
+            for (now, _), value in zip(means, before, strict=True):
+                now.copy_(value)
 
     # ---- what is computed ----
 
-    def _compute(self, mine: Rows, size: int, stop: bool) -> None:
-        """This rank's share of the gradient of the mean loss, and of the sums."""
+    def _compute(self, mine: Rows, size: int, stop: bool) -> list[int]:
+        """This rank's share of the gradient of the mean loss, and of the sums.
+
+        Returns:
+            The places of the parameters that have no gradient here.
+        """
         if (
             in_place := self._exchange.in_place or self._device.type == "cpu"
         ):  # where to call costs less than memory
@@ -304,11 +327,18 @@ class TorchNetwork:
             outputs = self._outputs(mine[0])
         loss = self._note(outputs, mine[1:], self._measures.losses.training, stop)
         (loss / size).backward()
-        if not in_place:
-            self._flat.gather()
-        elif self._is_new:
-            self._flat.check()
+        if self._is_new:
+            self._flat.check_parameters(self.module)
             self._is_new = False
+        if in_place:
+            self._flat.check()
+            unused = self._flat.untouched()
+        else:
+            unused = self._flat.gather()
+        self._flat.settle()
+        if self._exchange.group.size > 1:
+            self._flat.flag(unused)
+        return unused
 
     def _outputs(self, images: np.ndarray) -> Tensor:
         """Logits or values, float32; of masks with classes last, as a view."""
@@ -374,8 +404,8 @@ class AheadNetwork(TorchNetwork):
     def _take(self, mine: Rows, size: int, into: torch.Tensor) -> None:
         """A step, of which nothing is waited for; a batch of which no sample could be read changes nothing."""
         if len(mine[1]):
-            self._compute(mine, size, False)
-            self._updates.step(size / len(mine[1]))
+            unused = self._compute(mine, size, False)
+            self._updates.step(size / len(mine[1]), unused)
             into.copy_(self._flat.tail, non_blocking=True)
 
 

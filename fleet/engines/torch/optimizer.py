@@ -11,10 +11,11 @@ import copy
 import inspect
 import itertools
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
+from torch import nn
 
 from fleet.engines.own import own_optimizer
 from fleet.engines.torch.flat import Flat
@@ -47,6 +48,10 @@ class _Rule:
             iteration: how many were taken before.
         """
         raise NotImplementedError
+
+    def of_parameter(self, place: int) -> list[torch.Tensor]:
+        """What it keeps of one parameter, beside the slots."""
+        return []
 
 
 class _Descent(_Rule):
@@ -184,6 +189,18 @@ class _Own(_Rule):
         self._parts = [
             (one, key) for one in flat.parameters.values() for key in self._optimizer.state[one]
         ]
+        self._parameters = list(flat.parameters.values())
+        for place, one in enumerate(self._parameters):  # as before the trial
+            for key, value in self._optimizer.state[one].items():
+                if key not in self._begun_with.get(place, {}):
+                    value.zero_()
+
+    def of_parameter(self, place: int) -> list[torch.Tensor]:
+        return [
+            value
+            for (one, _), value in zip(self._parts, self.numbers.values(), strict=True)
+            if one is self._parameters[place]
+        ]
 
     def step(
         self, weights: torch.Tensor, gradients: torch.Tensor, rate: float, iteration: int
@@ -238,13 +255,17 @@ class Updates:
     Args:
         scale: multiplies the learning rate of the spec.
         accumulate: steps whose gradients are averaged before anything is changed.
+        module: whose parameters these are.
 
     Attributes:
         steps: that were taken, those that only accumulate too.
         average: running means of the weights, where they are kept.
+        statistics: running means of those of batch normalization, by their names, where such are kept of the weights.
     """
 
-    def __init__(self, settings: Optimizer, scale: float, accumulate: int, flat: Flat) -> None:
+    def __init__(
+        self, settings: Optimizer, scale: float, accumulate: int, flat: Flat, module: nn.Module
+    ) -> None:
         self._settings, self._scale, self._accumulate, self._flat = (
             settings,
             scale,
@@ -261,6 +282,11 @@ class Updates:
             return torch.zeros_like(flat.weights)
 
         self.average = flat.weights.clone() if settings.use_ema else None
+        self._owners = _statistics(module) if settings.use_ema else {}
+        self.statistics = {
+            name: getattr(owner, key).clone() for name, (owner, key) in self._owners.items()
+        }
+        self._idle: set[int] | None = None  # parameters without a gradient since the last change
         self._sum = zeros() if accumulate > 1 else None
         self._rule = (
             _Own(settings, flat, self.learning_rate())
@@ -268,11 +294,12 @@ class Updates:
             else (_RULES[settings.name](settings, zeros))
         )
 
-    def step(self, correction: float) -> None:
+    def step(self, correction: float, unused: Collection[int] = ()) -> None:
         """Change the weights by the gradients.
 
         Args:
             correction: makes a mean over all rows one over those that could be read.
+            unused: the places of the parameters that have no gradient, and so stay as they are, as in PyTorch.
         """
         gradients, iteration = self._flat.gradients, self.steps // self._accumulate
         if correction != 1:
@@ -283,14 +310,43 @@ class Updates:
             if is_due := (self.steps + 1) % self._accumulate == 0:
                 torch.mul(self._sum, 1 / self._accumulate, out=gradients)
                 self._sum.zero_()
+        self._idle = set(unused) if self._idle is None else self._idle.intersection(unused)
         if is_due:
-            self._change(gradients, iteration)
+            self._change_used(gradients, iteration, sorted(self._idle))
+            self._idle = None
         if self.average is not None:
             momentum = _given(self._settings.ema_momentum, 0.99) if iteration else 0.0
             self.average.lerp_(self._flat.weights, 1 - momentum)
+            for name, (owner, key) in self._owners.items():
+                self.statistics[name].lerp_(getattr(owner, key), 1 - momentum)
             if (every := self._settings.ema_overwrite_frequency) and (iteration + 1) % every == 0:
                 self._flat.weights.copy_(self.average)
         self.steps += 1
+
+    def _change_used(self, gradients: torch.Tensor, iteration: int, idle: Sequence[int]) -> None:
+        """Change the weights, and what is kept of them, but for those of idle parameters."""
+        before = [one.clone() for one in self._all_of(idle)]
+        self._change(gradients, iteration)
+        for one, value in zip(self._all_of(idle), before, strict=True):
+            one.copy_(value)
+
+    def _all_of(self, places: Sequence[int]) -> Iterator[torch.Tensor]:
+        vectors = [self._flat.weights, *self._rule.slots.values()]
+        for place in places:
+            yield from (self._flat.part(vector, place) for vector in vectors)
+            yield from self._rule.of_parameter(place)
+
+    def means(self) -> list[tuple[torch.Tensor, torch.Tensor]]:
+        """Weights and statistics, each with its running mean, where such are kept."""
+        if self.average is None:
+            return []
+        return [
+            (self._flat.weights, self.average),
+            *(
+                (getattr(owner, key), self.statistics[name])
+                for name, (owner, key) in self._owners.items()
+            ),
+        ]
 
     def _change(self, gradients: torch.Tensor, iteration: int) -> None:
         rate, settings = self.learning_rate(), self._settings
@@ -309,7 +365,9 @@ class Updates:
 
     def learning_rate(self) -> float:
         """Of the next step."""
-        return rate_at(self._settings.learning_rate, self.steps) * self._scale
+        rate = self._settings.learning_rate
+        assert rate is not None  # what is not given has been filled in
+        return rate_at(rate, self.steps) * self._scale
 
     def scale_learning_rate(self, factor: float) -> None:
         """From now on, so many times that of the spec."""
@@ -323,7 +381,21 @@ class Updates:
             **({} if self.average is None else {"average": self.average}),
         }
         named = (self._flat.named(vector, slot).items() for slot, vector in slots.items())
-        return {**self._rule.numbers, **dict(itertools.chain.from_iterable(named))}
+        return {
+            **self._rule.numbers,
+            **dict(itertools.chain.from_iterable(named)),
+            **{f"average/{name}": mean for name, mean in self.statistics.items()},
+        }
+
+
+def _statistics(module: nn.Module) -> dict[str, tuple[nn.Module, str]]:
+    """The running statistics of a module, by their names: whose each is, and what it is called there."""
+    return {
+        f"{prefix}.{key}" if prefix else key: (owner, key)
+        for prefix, owner in module.named_modules()
+        for key in ("running_mean", "running_var")
+        if isinstance(getattr(owner, key, None), torch.Tensor)
+    }
 
 
 def _given(value: float | None, default: float) -> float:

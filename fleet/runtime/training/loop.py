@@ -67,6 +67,7 @@ class TrainingLoop:
     ) -> None:
         self._world, self._sources, self._paths, self._tenants = world, sources, paths, tenants
         self._writer, self._save_every = writer, save_every
+        self._pauses = False  # whether the coordinator has asked this master's group to pause
         self._clock = EpochClock(sources, writer)
         self._tell = partial(world.tell, 0, m.Tag.COORDINATOR)
 
@@ -95,9 +96,12 @@ class TrainingLoop:
                 )
                 self._clock.restart()
             state, is_over, missed = self._consume(training, state, source, epoch)
-            # What each rank gathered by itself must be one thing before it is judged, handed on, or saved where all
-            # stand still; a save on the way has the master's. It is running means, hence linear: to average them
-            # within an epoch and again at its end is to do it once.
+            is_group = training.group.size > 1
+            if not is_over and is_group and not training.group.from_master(self._pauses):
+                state = self._save_together(training, state)
+                continue
+            # What each rank gathered by itself must be one thing before it is judged, handed on, or saved. It is running
+            # means, hence linear: to average them within an epoch and again at its end is to do it once.
             training.trainable.average_statistics()
             judged = (
                 evaluate(training, sources.validation, self._is_told_of_the_end)
@@ -138,7 +142,7 @@ class TrainingLoop:
             The state of the network there; whether the epoch is over, or else the group pauses; and how many chunks of
             a ring were missed, as in :class:`fleet.stream.batch.Batch`.
         """
-        network, group = training.network, training.group
+        network, group, self._pauses = training.network, training.group, False
         taken_before = {chunk for record in state.history for chunk in read_path(record.path)}
         size = training.set_batch(state.batch)
         state = dataclasses.replace(state, batch=size)
@@ -158,7 +162,12 @@ class TrainingLoop:
                 and time.perf_counter() - saved > self._save_every
             )
 
-        steps = Steps(training, lambda: group.is_master and self._is_asked(), is_due)
+        def is_asked() -> bool:
+            """Whether the group stops here: it is to pause, or to save what its ranks have together."""
+            self._pauses = group.is_master and self._is_asked()
+            return self._pauses or (group.size > 1 and is_due())
+
+        steps = Steps(training, is_asked, is_due if group.size == 1 else lambda: False)
         for taken in steps.take(
             strides(training, source.batches(epoch, state.position, size, group, taken_before))
         ):
@@ -279,6 +288,19 @@ class TrainingLoop:
         return state
 
     # ---- saving ----
+
+    def _save_together(self, training: Training, state: State) -> State:
+        """Save a group's network within an epoch, with the mean of what its ranks have gathered by themselves.
+
+        They go on with what each has, so that training does not depend on when it is saved. Collective.
+        """
+        trainable, state = training.trainable, self._clock.note(state)
+        own = trainable.state()
+        trainable.average_statistics()
+        if training.group.is_master:
+            self._save(training, state)
+        trainable.load(own)
+        return state
 
     def _save(self, training: Training, state: State, is_best: bool = False) -> None:
         began = time.perf_counter()

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from fleet.storage.checkpoint import newest, read_state
+from fleet.storage.run_spec import spec_of
 from tests.fleet.histories import record
 from tests.fleet.runtime.runs import Trained
 
@@ -154,3 +155,24 @@ def test_a_checkpoint_says_in_plain_text_what_its_network_was_made_of(run):
     run.leave_checkpoints()
     block = run.paths.last("a").read_bytes().partition(b"\n")[2].partition(b"\0")[0]
     assert sorted(json.loads(block)["code"]) == ["layers.py", "own_models.py"]
+
+
+def rates(spec):
+    return {network.train.optimizer.learning_rate for network in spec.networks}
+
+
+def test_a_run_of_0_2_keeps_its_rate_where_none_is_given(run, capsys):
+    run.content["train"]["optimizer"] = {"name": "adam"}
+    run.content["defaults"] = 0.2
+    run.content["resources"] = {"engine": "keras"}
+    run.leave_checkpoints()
+    kept = run.paths.spec.read_text()
+    assert "defaults: '0.2'" in kept
+    run.paths.spec.write_text(kept.replace("defaults: '0.2'\n", ""))  # as 0.2 has written it
+    del run.content["defaults"]
+    assert rates(spec_of(run.paths)) == {0.01}
+    for _ in range(2):
+        assert rates(run.prepare().spec) == {0.01}
+        assert "a learning rate that is not given stays 0.01" in capsys.readouterr().err
+    assert rates(run.prepare(fresh=True).spec) == {0.001}
+    assert "stays" not in capsys.readouterr().err

@@ -357,3 +357,30 @@ def test_a_network_that_a_search_asks_for_is_refused_for_a_word():
         UserError, match=r"train.optimizer.name: the own_words:OWN engine has no optimizer 'adam'"
     ):
         asked_network(found, 0, 1, {"train.optimizer.name": "adam"})
+
+
+def rates_of(**content):
+    return [
+        network.train.optimizer.learning_rate
+        for network in parse({"models": [{"family": "softmax"}], **content}).networks
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "rate"), [("sgd", 0.01), ("adam", 0.001), ("schedulefreeadamw", 0.0025)]
+)
+def test_a_rate_that_is_not_given_is_the_default_of_the_optimizer(name, rate):
+    assert rates_of(train={"optimizer": {"name": name}}) == [rate]
+    assert rates_of(train={"optimizer": {"name": name, "learning_rate": None}}) == [rate]
+    assert rates_of(train={"optimizer": {"name": name}}, defaults=0.2) == [0.01]
+
+
+def test_each_entry_has_the_default_of_its_own_optimizer():
+    models = [
+        {"family": "softmax", "name": "a", "train": {"optimizer": {"name": "adam"}}},
+        {"family": "softmax", "name": "b", "train": {"optimizer": {"momentum": 0.9}}},
+        {"family": "softmax", "name": "c", "grid": {"train.optimizer.name": ["rmsprop", "sgd"]}},
+    ]
+    assert rates_of(models=models) == [0.001, 0.01, 0.001, 0.01]
+    optimizer = {"name": "sgd", "learning_rate": 0.3}
+    assert rates_of(models=models, train={"optimizer": optimizer}) == [0.001, 0.3, 0.001, 0.3]

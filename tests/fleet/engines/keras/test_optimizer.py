@@ -53,6 +53,16 @@ def weights_of(trainable):
     return [np.array(variable.numpy()) for variable in trainable._model.trainable_variables]
 
 
+def test_the_rates_of_the_table_are_the_defaults_of_keras():
+    import keras
+
+    classes = {name.lower(): kind for name, kind in vars(keras.optimizers).items()}
+    for name, word in OPTIMIZERS.items():
+        known = inspect.signature(classes[name]).parameters["learning_rate"].default
+        assert word.learning_rate == known, name
+        assert settings({"name": name}).train.optimizer.learning_rate == known
+
+
 def test_the_table_is_that_of_the_signatures_of_keras():
     import keras
 

@@ -93,3 +93,58 @@ def test_gradients_are_added_up_in_pieces_also_with_a_rank_that_has_no_rows(
     assert len(flat.pieces(64)) == 4
     assert sum(last - first for first, last, _ in flat.pieces(600)) == len(flat.gradients)
     assert not list(tmp_path.glob(".exchange-*"))
+
+
+def test_checkpointing_adds_to_gradients_before_they_travel(tmp_path, monkeypatch):
+    """Reentrant checkpointing has several backward passes in one; here they share a layer."""
+    import torch
+    from torch.utils.checkpoint import checkpoint
+
+    from fleet.engines.torch import exchange
+    from fleet.engines.torch.flat import Flat
+
+    monkeypatch.setattr(exchange, "_PIECE", 64)
+    torch.manual_seed(0)
+    inputs = torch.randn(6, 9)
+    found, errors, names = {}, [], []
+
+    class Twice(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(1)
+            self.first, self.shared = torch.nn.Linear(9, 20), torch.nn.Linear(20, 20)
+
+        def forward(self, rows, is_reentrant):
+            rows = self.first(rows).tanh()
+            for _ in range(2):
+                rows = checkpoint(self.shared, rows, use_reentrant=is_reentrant)
+            return rows.sum()
+
+    def rank_main(rank, flat, net):
+        try:
+            one = exchange.TorchExchange(Pair(rank, names), torch.device("cpu"), tmp_path)
+            for step in range(3):
+                flat.clear()
+                one.begin(flat)
+                net(inputs[3 * rank : 3 * rank + 3], True).backward()
+                one.finish(flat)
+                found[rank, step] = flat.gradients.clone().numpy()
+            one.close()
+        except BaseException as error:
+            errors.append(error)
+
+    nets = [Twice() for _ in range(2)]
+    ranks = [
+        threading.Thread(target=rank_main, args=(rank, Flat(net, 0), net))
+        for rank, net in enumerate(nets)
+    ]
+    [rank.start() for rank in ranks]
+    [rank.join(60) for rank in ranks]
+    assert not errors
+    alone = Twice()
+    flat = Flat(alone, 0)
+    flat.clear()
+    alone(inputs, False).backward()
+    for gradients in found.values():
+        assert gradients == pytest.approx(flat.gradients.numpy(), abs=1e-4)
+    assert len(found) == 6

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from fleet.comm.alone import Alone
+from fleet.engines.base import network_warnings
 from fleet.engines.registry import count_parameters, make_engine
 from fleet.errors import CheckpointError, FleetError, SettingError
 from fleet.spec import parse
@@ -373,3 +374,193 @@ def test_a_setting_that_this_engine_cannot_take_is_named(train, setting):
             np.zeros((2, 8, 8, 1), np.uint8), np.ones((2, 3), np.float32)
         )
     assert caught.value.setting[1] == setting
+
+
+FLAT = SampleSpec(ImageSpec((6,), "float32"), 3)
+VALUES = SampleSpec(ImageSpec((6,), "float32"), 3, target=TargetSpec("value", 3))
+LABELS = SampleSpec(ImageSpec((6,), "float32"), 3, target=TargetSpec("multilabel", 3))
+
+
+def flat_batch(seed=0):
+    rng = np.random.default_rng(seed)
+    return rng.normal(1, 2, (12, 6)).astype(np.float32), rng.integers(0, 3, 12)
+
+
+def begun_as(trainable, model, **args):
+    """A module of its own with the weights that a network has."""
+    import torch
+
+    from tests import torch_modules
+
+    module = getattr(torch_modules, model)((6,), 3, **args)
+    weights = {
+        name.removeprefix("model/"): torch.from_numpy(array)
+        for name, array in trainable.state().items()
+        if name.startswith("model/")
+    }
+    module.load_state_dict(weights)
+    return module
+
+
+def trained(module, optimizer, steps):
+    """The losses of a plain loop of PyTorch."""
+    import torch
+
+    losses = []
+    for step in range(steps):
+        images, labels = map(torch.from_numpy, flat_batch(step))
+        optimizer.zero_grad()
+        loss = torch.nn.functional.cross_entropy(module.train()(images), labels)
+        loss.backward()
+        optimizer.step()
+        losses.append(loss.item())
+    return losses
+
+
+def weights_of(trainable):
+    return {
+        name.removeprefix("model/"): array
+        for name, array in trainable.state().items()
+        if name.startswith("model/")
+    }
+
+
+def own(function, **args):
+    return {"build": f"{MODULES}:{function}", "args": args}
+
+
+@pytest.mark.parametrize(
+    ("model", "name", "settings"),
+    [
+        ("renormalizing", "SGD", {"lr": 0.1, "momentum": 0.9}),
+        ("with_spare_parts", "AdamW", {"lr": 0.02, "weight_decay": 0.3, "eps": 1e-7}),
+        ("with_spare_parts", "SGD", {"lr": 0.1, "momentum": 0.9}),
+        ("with_spare_parts", "own", {"lr": 0.02, "weight_decay": 0.3}),
+    ],
+)
+def test_steps_are_those_of_a_plain_loop(model, name, settings):
+    import torch
+
+    words = {"lr": "learning_rate", "eps": "epsilon"}
+    optimizer = {words.get(key, key): value for key, value in settings.items()}
+    if name == "own":
+        rest = {key: value for key, value in settings.items() if key != "lr"}
+        optimizer = {"name": "torch.optim:AdamW", "learning_rate": settings["lr"], "args": rest}
+    one = built(own(model), FLAT, optimizer={"name": name.lower(), **optimizer})
+    module = begun_as(one, model)
+    plain = getattr(torch.optim, "AdamW" if name == "own" else name)(
+        module.parameters(), **settings
+    )
+    if name == "AdamW":  # Keras counts all steps, PyTorch those of each parameter
+        for part in plain.param_groups[0]["params"]:
+            plain.state[part] = {
+                "step": torch.tensor(0.0),
+                "exp_avg": torch.zeros_like(part),
+                "exp_avg_sq": torch.zeros_like(part),
+            }
+        plain.register_step_pre_hook(count_a_step)
+    told = [one.step(*flat_batch(step), 12).loss / 12 for step in range(6)]
+    assert told == pytest.approx(trained(module, plain, 6), abs=2e-5)
+    for key, value in module.state_dict().items():
+        assert weights_of(one)[key] == pytest.approx(value.numpy(), abs=2e-5), key
+
+
+def count_a_step(plain, *_):
+    plain.taken = getattr(plain, "taken", -1) + 1
+    for state in plain.state.values():
+        state["step"].fill_(float(plain.taken))
+
+
+def test_a_parameter_that_forward_makes_anew_is_refused():
+    with pytest.raises(FleetError, match="another parameter in the place of body.weight"):
+        built(own("replacing"), FLAT).step(*flat_batch(), 12)
+
+
+@pytest.mark.parametrize("shape", [(6,), (6, 6, 1)])
+def test_a_forward_that_writes_into_its_input_changes_no_arrays(shape):
+    sample = SampleSpec(ImageSpec(shape, "float32"), 3)
+    one = built(own("overwriting"), sample)
+    images = np.random.default_rng(0).normal(1, 1, (4, *shape)).astype(np.float32)
+    before, labels = images.copy(), np.array([0, 1, 2, 0])
+    first = one.evaluate(images, labels)
+    assert one.evaluate(images, labels) == first
+    one.step(images, labels, 4)
+    assert np.array_equal(images, before)
+
+
+@pytest.mark.parametrize("gate", ["sigmoid", "softmax"])
+@pytest.mark.parametrize("sample", [FLAT, LABELS], ids=["class", "multilabel"])
+def test_probabilities_that_forward_makes_are_refused(sample, gate):
+    model = own("gated", gate=gate) if gate == "sigmoid" else own("probable")
+    with pytest.raises(FleetError, match="gives probabilities"):
+        built(model, sample)
+
+
+def test_a_sigmoid_inside_of_a_module_is_none_of_its_outputs():
+    built(own("gated", inner=True), LABELS)
+    built(own("zero"), LABELS)
+
+
+def test_a_loss_is_called_in_the_order_of_its_names():
+    rng = np.random.default_rng(0)
+    images, targets = (rng.normal(2, 1, (4, count)).astype(np.float32) for count in (6, 3))
+    before = targets.copy()
+    one = built(
+        own("gated"),
+        VALUES,
+        loss=f"{MODULES}:reversed_error",
+        metrics=[f"{MODULES}:reversed_error"],
+    )
+    sums, outputs = one.predict(images, targets)
+    wanted = np.abs(outputs - targets) ** 2
+    assert sums.loss / 4 == pytest.approx(wanted.mean(), rel=1e-5)
+    assert one.scores(sums.more)["reversed_error"] == pytest.approx(wanted.mean(), rel=1e-5)
+    assert np.array_equal(targets, before)
+    with network_warnings() as told:
+        one.check_learns(images, targets)
+        built(own("gated"), VALUES, loss=f"{MODULES}:unclear_error").check_learns(images, targets)
+        built(own("gated"), VALUES, loss=f"{MODULES}:absolute").check_learns(images, targets)
+    assert ["(outputs, targets)" in line for line in told] == [True, False]
+
+
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_means_are_kept_of_weights_and_of_statistics(accumulate):
+    import torch
+
+    optimizer = {"name": "sgd", "learning_rate": 0.1, "use_ema": True, "ema_momentum": 0.8}
+    one = built(own("normalised"), FLAT, optimizer=optimizer, batch={"accumulate": accumulate})
+    module = begun_as(one, "normalised")
+    mean = {}
+    for step in range(5):
+        one.step(*flat_batch(step), 12)
+        share = 0.2 if step // accumulate else 1.0
+        for name, value in weights_of(one).items():
+            mean[name] = (1 - share) * mean.get(name, 0.0) + share * value
+    module.load_state_dict(
+        {name: torch.from_numpy(np.array(value)) for name, value in mean.items()}
+    )
+    images, labels = flat_batch(9)
+    with torch.no_grad():
+        wanted = module.eval()(torch.from_numpy(images)).numpy()
+    now = one.state()
+    assert one.predict(images, labels)[1] == pytest.approx(wanted, abs=1e-5)
+    assert all(np.array_equal(array, now[name]) for name, array in one.state().items())
+    old = {key: array for key, array in now.items() if "average/1.running" not in key}
+    assert len(old) == len(now) - 2
+    one.load(old)  # as FLEET 0.2 has saved it
+    assert np.array_equal(
+        one.state()["optimizer/average/1.running_mean"], now["model/1.running_mean"]
+    )
+
+
+def test_a_rate_that_is_not_given_is_that_of_the_function():
+    assert (
+        built(FLAT_MODEL, FLAT, optimizer={"name": "torch.optim:Adagrad"}).learning_rate() == 0.01
+    )
+    assert built(FLAT_MODEL, FLAT, optimizer={"name": "torch.optim:NAdam"}).learning_rate() == 0.002
+    assert (
+        built(FLAT_MODEL, FLAT, optimizer={"name": f"{MODULES}:momentum"}).learning_rate() == 0.01
+    )
+
+
+FLAT_MODEL = own("gated")
