@@ -147,7 +147,8 @@ class Optimizer:
     )
     clipvalue: AboveZero | None = unset("Largest absolute value of a gradient's numbers.")
     use_ema: bool | None = unset(
-        "Whether running means of the weights are kept, by which the network is judged and exported."
+        "Whether running means of the weights, and of the statistics of batch normalization, are kept, by which the "
+        "network is judged and exported."
     )
     ema_momentum: Annotated[float, Field(ge=0, le=1), kinds.NO_FLAG] | None = unset(
         "Decay of the running means of the weights."
@@ -322,7 +323,8 @@ class Train:
         default=None,
         description=(
             "The loss: a name of Keras, like mean_absolute_error, or the import path of your own function of (targets, "
-            "outputs), which gives a number for each sample, or each pixel of masks; or one of them with its parameters, "
+            "outputs), or of (outputs, targets) if its parameters are named so, which gives a number for each sample, or "
+            "each pixel of masks; or one of them with its parameters, "
             "like {huber: {delta: 2}}. Without it, the softmax cross-entropy for class, the sigmoid "
             "cross-entropy for multilabel, the mean squared error for value, the cross-entropy of each pixel for mask."
         ),

@@ -9,6 +9,7 @@ from fleet.errors import SpecError, UserError
 from fleet.plugins import look_last_in
 from fleet.spec import NetworkSpec, Spec, load
 from fleet.spec.resolve import extremes
+from fleet.spec.schema import Document
 from fleet.spec.words import RATE_OF_0_2
 from fleet.spec.yaml_file import read_yaml
 from fleet.storage.event_log import events_of
@@ -71,4 +72,5 @@ def _defaults_of(paths: RunPaths) -> dict[str, str]:
         kept, _ = read_yaml(paths.spec)
     except SpecError:  # it is damaged, and written anew by the next launch
         return {}
-    return {} if "defaults" in kept else {"defaults": "0.2"}
+    version = str(kept.get("defaults", "0.2"))
+    return {} if version == Document.defaults else {"defaults": version}

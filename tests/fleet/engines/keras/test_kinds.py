@@ -481,3 +481,35 @@ def test_the_tables_of_losses_and_metrics_are_those_of_keras():
             except (TypeError, AttributeError):  # it wants the number of classes; or does not say
                 continue
             assert said is None or {"up": "max", "down": "min"}[said] == direction_of(name), name
+
+
+def calling_sigmoid(input_shape, classes):
+    import keras
+
+    class Calling(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.flat, self.last = keras.layers.Flatten(), keras.layers.Dense(classes)
+
+        def call(self, images):
+            return keras.ops.sigmoid(self.last(self.flat(images)))
+
+    return Calling()
+
+
+@pytest.mark.parametrize("kind", ["class", "multilabel"])
+def test_a_sigmoid_that_a_call_ends_in_is_refused(kind):
+    with pytest.raises(ModelError, match="gives probabilities, by a sigmoid"):
+        build(kind, {"build": f"{__name__}:calling_sigmoid"})
+
+
+def reversed_error(outputs, targets):
+    return abs(2 * outputs - targets)
+
+
+def test_a_loss_is_called_in_the_order_of_its_names():
+    trainable = build("value", loss=f"{__name__}:reversed_error")
+    inputs, targets, weights = batch("value")
+    sums, outputs = trainable.predict(inputs, targets, weights)
+    wanted = (np.abs(2 * outputs - targets).mean(1) * weights).sum()
+    assert sums.loss == pytest.approx(wanted, rel=1e-5)

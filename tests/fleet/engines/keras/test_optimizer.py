@@ -212,3 +212,83 @@ def test_an_optimizer_of_ones_own():
     ]
     with pytest.raises(SettingError, match="returned a float, not a keras.optimizers.Optimizer"):
         build({"name": f"{__name__}:nothing", "learning_rate": 0.1})
+
+
+def spare_and_normed(input_shape, classes):
+    """One of its layers takes no part in what it gives."""
+    import keras
+
+    class Spare(keras.Model):
+        def __init__(self):
+            super().__init__()
+            self.flat, self.norm = keras.layers.Flatten(), keras.layers.BatchNormalization()
+            self.last, self.spare = keras.layers.Dense(classes), keras.layers.Dense(2)
+
+        def call(self, images, training=False):
+            found = self.norm(self.flat(images), training=training)
+            self.spare(found)
+            return self.last(found)
+
+    model = Spare()
+    model(np.zeros((1, *input_shape), np.float32))
+    return model
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"name": "adamw", "weight_decay": 0.3},
+        {"name": "sgd", "weight_decay": 0.3, "momentum": 0.9},
+        {"name": "sgd", "weight_decay": 0.3, "use_ema": True, "ema_momentum": 0.8},
+    ],
+)
+def test_a_network_with_spare_weights_trains_as_keras_trains_it(options):
+    import keras
+
+    trainable = build_own({**options, "learning_rate": 0.1})
+    plain = spare_and_normed((4, 4, 1), 3)
+    plain.set_weights(trainable._model.get_weights())
+    made = {key: value for key, value in options.items() if "ema" not in key and key != "name"}
+    kind = keras.optimizers.AdamW if options["name"] == "adamw" else keras.optimizers.SGD
+    plain.compile(kind(0.1, **made), keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+    inputs, labels = samples()
+    mean = None
+    for step in range(4):
+        trainable.step(inputs, labels, 12)
+        plain.fit(inputs, labels, batch_size=12, verbose=0)
+        share = 0.2 if step else 1.0
+        mean = [
+            (1 - share) * (0.0 if mean is None else mean[place]) + share * value
+            for place, value in enumerate(plain.get_weights())
+        ]
+    for one, other in zip(trainable._model.get_weights(), plain.get_weights(), strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-5)
+    if "use_ema" in options:  # the network is judged by means of weights and of statistics
+        plain.set_weights(mean)
+    wanted = plain.predict(inputs, verbose=0)
+    np.testing.assert_allclose(trainable.predict(inputs, labels)[1], wanted, rtol=1e-3, atol=1e-4)
+    now = trainable.state()
+    old = {name: array for name, array in now.items() if not name.startswith("statistics/")}
+    assert len(now) - len(old) == 2 * ("use_ema" in options)
+    trainable.load(old)  # as FLEET 0.2 has saved it
+    assert set(trainable.state()) == set(now)
+
+
+def build_own(optimizer):
+    from fleet.engines.keras.engine import KerasEngine
+
+    spec = parse(
+        {
+            "models": [{"build": f"{__name__}:spare_and_normed"}],
+            "train": {"optimizer": optimizer},
+        }
+    )
+    engine = KerasEngine(Setup(SAMPLE, Resources(exchange="mpi")))
+    return engine.build(spec.networks[0], Alone())
+
+
+def test_a_rate_that_is_not_given_is_that_of_the_function():
+    assert build({"name": "keras.optimizers:Adam"}).learning_rate() == pytest.approx(0.001)
+    assert build(
+        {"name": f"{__name__}:make", "args": {"momentum": 0.9}}
+    ).learning_rate() == pytest.approx(0.01)
