@@ -487,8 +487,8 @@ class KerasNetwork:
         gradients = tape.gradient(scaled, variables)
         self._connected = [gradient is not None for gradient in gradients]
         gradients = [
-            zero if gradient is None else tf.convert_to_tensor(gradient)
-            for gradient, zero in zip(gradients, self._zeros(), strict=True)
+            tf.zeros_like(variable) if gradient is None else tf.convert_to_tensor(gradient)
+            for gradient, variable in zip(gradients, variables, strict=True)
         ]  # dense, also of embeddings
         return gradients, self._sums(losses, outputs, targets, valid) + wish
 

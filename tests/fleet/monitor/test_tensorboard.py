@@ -79,7 +79,7 @@ def test_the_plugin_of_hyper_parameters_knows_those_of_each_network(tmp_path):
             "dropout": 0.5,
             "train.optimizer.name": "adam",
             "train.batch.size": 8.0,
-            "train.optimizer.learning_rate": 0.01,
+            "train.optimizer.learning_rate": 0.001,
         }.items()
     )
 

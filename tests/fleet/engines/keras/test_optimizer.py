@@ -234,6 +234,7 @@ def spare_and_normed(input_shape, classes):
     return model
 
 
+@pytest.mark.filterwarnings("ignore:Gradients do not exist")  # as Keras says
 @pytest.mark.parametrize(
     "options",
     [

@@ -6,6 +6,7 @@ import math
 from functools import partial
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 
 from fleet.engines import softmax
@@ -13,6 +14,7 @@ from fleet.engines.base import Done, Sums
 from fleet.errors import ExitStatus
 from fleet.runtime.training import steps as steps_module
 from fleet.runtime.training.clocks import StepClock
+from fleet.runtime.training.loop import TrainingLoop
 from fleet.runtime.training.steps import Steps
 from fleet.storage.checkpoint import newest
 from tests.fakes import Group
@@ -157,3 +159,54 @@ def test_histories_and_checkpoints_are_those_of_a_run_that_takes_step_by_step_an
             outcome(tmp_path / f"interrupted after {after}", ranks, ahead=True, after=after)
             == at_once
         )
+
+
+class Gathering(softmax.SoftmaxRegression):
+    """Each rank gathers a statistic of its own rows: how many steps it took, times its rank."""
+
+    statistic = 0.0
+
+    def step(self, images, targets, size, stop=False, weights=None):
+        self.statistic += self._group.rank
+        return super().step(images, targets, size, stop, weights)
+
+    def average_statistics(self):
+        total = np.array([self.statistic])
+        self._group.sum(total)
+        self.statistic = float(total[0]) / self._group.size
+
+    def state(self):
+        return {**super().state(), "statistic": np.array(self.statistic)}
+
+    def load(self, arrays):
+        self.statistic = float(arrays["statistic"])
+        super().load({name: array for name, array in arrays.items() if name != "statistic"})
+
+
+def test_a_checkpoint_within_an_epoch_has_the_mean_of_all_ranks(tmp_path, monkeypatch):
+    monkeypatch.setattr(softmax, "SoftmaxRegression", Gathering)
+    saved = []
+    save = TrainingLoop._save
+
+    def note(loop, training, state, is_best=False):
+        saved.append((state.position, training.trainable.statistic))
+        save(loop, training, state, is_best)
+
+    monkeypatch.setattr(TrainingLoop, "_save", note)
+    path = write(
+        tmp_path,
+        [{"family": "softmax", "name": "n", "gpus": 2}],
+        schedule={"policy": "baseline"},
+        data={
+            "source": "tests.sources:numbered",
+            "path": "90",
+            "transforms": [{"scale": {"mean": 0.5, "std": 0.5}}],
+        },
+        train={"batch": {"size": 10}, "converge": {"max_epochs": 1, "monitor": "loss"}},
+        checkpoint={"every": "0.001s"},
+    )
+    status, _ = launch(path, 3)
+    assert status is ExitStatus.OK
+    assert len([position for position, _ in saved if position]) > 1
+    for position, statistic in saved:  # the mean of 0 and of the steps that rank 1 took
+        assert statistic == (position or 90) / 10 / 2
