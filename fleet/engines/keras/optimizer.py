@@ -29,7 +29,7 @@ class ChangingRate:
     """
 
     def __init__(self, settings: Optimizer) -> None:
-        self._rate = settings.learning_rate
+        self._rate: Any = settings.learning_rate
         self.scale: Any = (
             keras.Variable(1.0, trainable=False) if isinstance(self._rate, dict) else 1.0
         )
