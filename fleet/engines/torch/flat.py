@@ -158,6 +158,12 @@ class Flat:
                     f"the module has put another parameter in the place of {name}, which no optimizer "
                     "trains; it should change the one that it has, under torch.no_grad()"
                 )
+        late = [name for name, one in now.items() if one.requires_grad]
+        if made := set(late).difference(self.parameters):
+            raise ModelError(
+                f"the module has made the parameter {min(made)} in its first step, which no optimizer "
+                "trains; it should make it in __init__"
+            )
 
     def check(self) -> None:
         """See that the gradients are where a backward pass should add to them.
@@ -174,6 +180,8 @@ class Flat:
     def clear(self) -> None:
         """Before a backward pass, which adds to the gradients."""
         self.whole.zero_()
+        for one, view in zip(self.parameters.values(), self.views, strict=True):
+            one.grad = view  # an optimizer of the user's own may have let go of it
         self._versions = [view._version for view in self.views]
 
     def note(
