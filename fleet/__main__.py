@@ -18,6 +18,7 @@ from importlib import import_module
 from fleet import __version__
 from fleet.arguments import Parser
 from fleet.errors import ExitStatus, FleetError, UserError, shortened, status_of
+from fleet.terminal import print_any_name
 from launch.environment import is_first
 
 # name -> (module, one line of help); a name may have two words.
@@ -96,6 +97,7 @@ def main(argv: list[str] | None = None) -> int:
     Returns:
         The exit status (:class:`fleet.errors.ExitStatus`).
     """
+    print_any_name()
     words = list(sys.argv[1:] if argv is None else argv)
     name, rest = _split(words)
     if name is None:

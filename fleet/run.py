@@ -34,6 +34,7 @@ from fleet.runtime.interrupt import Interruption
 from fleet.runtime.start import IDLE_S, Laps, Request
 from fleet.storage.files import storing
 from fleet.storage.lease import Lease
+from fleet.terminal import print_any_name
 from fleet.units import format_duration
 from launch.binding import BINDING_REMEDY, binding_problem, cores_per_node, my_cores, ranks_per_core
 from launch.devices import gpus_per_node, visible_gpus
@@ -117,6 +118,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> Request:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run this rank; returns the exit status of the whole job."""
+    print_any_name()
     try:
         request = parse_arguments(argv)
     except UserError as error:
@@ -295,7 +297,7 @@ def start_logging(path: Path, rank: int, host: str) -> None:
     """Log to this rank's file."""
     with storing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        handler = logging.FileHandler(path)
+        handler = logging.FileHandler(path, encoding="utf-8", errors="backslashreplace")
     logging.raiseExceptions = False  # a full disk is told of by what cannot do without it
     handler.setFormatter(
         logging.Formatter(f"%(asctime)s {host}:{rank} %(name)s %(levelname)s %(message)s")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import math
 import os
 import sys
@@ -34,9 +35,18 @@ def print_table(headers: Sequence[str], rows: Iterable[Sequence[Any]], title: st
     # A batch log has no width: never fold a table there.
     Console(
         highlight=False,
+        markup=False,  # a name may hold brackets
+        emoji=False,
         force_terminal=screen is not None,
         width=_UNBOUNDED if screen is None else terminal_width(screen),
     ).print(table)
+
+
+def print_any_name() -> None:
+    r"""Have standard output and error print ``\\xNN`` for what their encoding lacks, instead of failing."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")
 
 
 def brief(value: object) -> str:
@@ -62,7 +72,12 @@ def terminal() -> IO[str] | None:
         if not target.startswith(("/dev/pts/", "/dev/tty")):
             return None
     try:
-        return open(os.readlink(f"/proc/{os.getppid()}/fd/1"), "w", encoding="utf-8")
+        return open(
+            os.readlink(f"/proc/{os.getppid()}/fd/1"),
+            "w",
+            encoding="utf-8",
+            errors="backslashreplace",
+        )
     except OSError:
         return None
 

@@ -21,8 +21,28 @@ from typing import Any, Protocol, runtime_checkable
 import numpy as np
 
 
+def printable(text: str) -> str:
+    r"""Make a name writable as UTF-8: what was no UTF-8 in the name of a file becomes ``\xNN``.
+
+    >>> printable("caf\udce9.png"), printable("café.png")
+    ('caf\\xe9.png', 'café.png')
+    """
+    return encoded(text).decode(errors="backslashreplace")
+
+
+def encoded(text: str) -> bytes:
+    """Encode a name as the file system has it, whatever is in it."""
+    try:
+        return text.encode(errors="surrogateescape")
+    except UnicodeEncodeError:  # a surrogate that stands for no byte
+        return text.encode(errors="backslashreplace")
+
+
 class InputError(ValueError):
     """What the user asked for is wrong; the message names the place and what would be right."""
+
+    def __init__(self, message: object = "") -> None:
+        super().__init__(printable(str(message)))
 
 
 class CannotWrite(OSError):
@@ -43,6 +63,8 @@ class BadSample(Exception):
     """
 
     def __init__(self, name: str, reason: str, position: int | None = None) -> None:
+        name = printable(name)
+        reason = printable(reason)
         super().__init__(name, reason, position)
         self.name = name
         self.reason = reason

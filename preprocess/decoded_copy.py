@@ -12,7 +12,7 @@ from typing import NamedTuple, cast
 import h5py
 import numpy as np
 
-from preprocess.base import BadSample, DataSet, InputError, Source
+from preprocess.base import BadSample, DataSet, InputError, Source, encoded
 from preprocess.chain import split_scale, split_transforms
 from preprocess.packing import Progress, write_hdf5
 from preprocess.pipeline import Pipeline
@@ -145,7 +145,7 @@ def _fingerprint(data: DataSet, transforms: Sequence[Transform]) -> str:
         targets, weights = plain_targets(source), getattr(source, "weights", None)
         for index in range(len(source)):
             said = "" if targets is None else targets[index]
-            found.update(f"{source.name(index)}\0{said}\n".encode())
+            found.update(encoded(f"{source.name(index)}\0{said}\n"))
         if weights is not None:
             found.update(np.asarray(weights).tobytes())
         found.update(b"\0")

@@ -22,7 +22,7 @@ from zipfile import BadZipFile
 
 import numpy as np
 
-from preprocess.base import BadSample, InputError, Source, counted, in_one_line
+from preprocess.base import BadSample, InputError, Source, counted, encoded, in_one_line
 from preprocess.target import Kind, TargetWish, is_mask, plain_targets, target_of
 
 WHOLE = 256 << 20  # bytes of data all of which is read
@@ -238,7 +238,7 @@ def of(content: bytes | np.ndarray | str) -> int:
     True
     """
     if isinstance(content, str):
-        content = content.encode(errors="surrogateescape")
+        content = encoded(content)
     if isinstance(content, np.ndarray):
         content = f"{content.dtype}{content.shape}".encode() + content.tobytes()
     return int.from_bytes(hashlib.blake2b(content, digest_size=8).digest(), "little") or 1

@@ -15,7 +15,7 @@ import h5py
 import numpy as np
 from PIL import Image
 
-from preprocess.base import BadSample, CannotWrite, InputError, Source, counted
+from preprocess.base import BadSample, CannotWrite, InputError, Source, counted, printable
 from preprocess.files.deaf_file import DeafFile
 from preprocess.pipeline import Pipeline
 from preprocess.sample import wire_dtype
@@ -144,7 +144,7 @@ def _write_part(
         ("left_out", [sample.name for sample in bad]),
         ("left_out_because", [sample.reason for sample in bad]),
     ):
-        group.create_dataset(name, data=texts, dtype=h5py.string_dtype())
+        group.create_dataset(name, data=list(map(printable, texts)), dtype=h5py.string_dtype())
     return bad
 
 
@@ -229,9 +229,11 @@ def _write_targets(
         )
     if target.kind in ("class", "mask"):
         classes = target.names or tuple(map(str, range(target.outputs)))
-        group.create_dataset("classes", data=classes, dtype=h5py.string_dtype())
+        texts = list(map(printable, classes))
+        group.create_dataset("classes", data=texts, dtype=h5py.string_dtype())
     elif target.names:
-        group.create_dataset("target_names", data=target.names, dtype=h5py.string_dtype())
+        texts = list(map(printable, target.names))
+        group.create_dataset("target_names", data=texts, dtype=h5py.string_dtype())
     if target.kind != "class":
         group["targets"].attrs["kind"] = target.kind
     for name in ("weights", "groups", "strata"):

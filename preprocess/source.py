@@ -25,6 +25,7 @@ from preprocess.base import (
     Source,
     import_function,
     in_one_line,
+    printable,
     row_numbers,
     twice_in,
 )
@@ -369,7 +370,9 @@ def _divided(
     """
     train, held_out, tested = opened
     tested = None if tested is None else _alike(tested, train, source, "test")
-    if isinstance(test, str):
+    if isinstance(test, str) and _is_own_test_part(held_out, test, path):
+        tested, held_out = _alike(cast(Source, held_out), train, source, "test"), None
+    elif isinstance(test, str):
         tested = _alike(opener(test)[0], train, test, "test")
         held_out = None if held_out is not None and _overlap(held_out, tested) else held_out
     elif test is not None:
@@ -385,6 +388,15 @@ def _divided(
     if tested is not None and isinstance(test, str):
         _check_apart(test, tested, {"training": train, "validation": held_out})
     return DataSet(train, held_out, target_of(train).names, tested, remark)
+
+
+def _is_own_test_part(held_out: Source | None, test: str, path: str | None) -> bool:
+    """Whether a spec names, as test data, the place whose test part would stand in for validation data."""
+    return (
+        hasattr(held_out, "stands_in")
+        and path is not None
+        and os.path.realpath(test) == os.path.realpath(path)
+    )
 
 
 def _held_out(known: np.ndarray | None, side: int) -> np.ndarray | None:
@@ -430,14 +442,14 @@ def _check_apart(path: str, test: Source, others: Mapping[str, Source | None]) -
 
 def _remark_on_test_part(held_out: Source, path: str | None) -> str:
     """A word about data whose test part stands in for validation data; nothing of other data."""
-    for place in getattr(held_out, "places", ()):
-        inside = os.path.relpath(place, path or ".")
-        if inside.startswith("test"):
-            return (
-                f"data: {place} is taken for validation, so networks are chosen by it, because {path} has no "
-                f"validation part; name it in data.test if it should choose nothing"
-            )
-    return ""
+    place = getattr(held_out, "stands_in", None)
+    if place is None:
+        return ""
+    return (
+        f"data: {place} is taken for validation, so networks are chosen by it, because {path} has no "
+        f"validation part; name {'it' if os.path.exists(place) else path} in data.test if it should choose "
+        "nothing"
+    )
 
 
 def _open_at(
@@ -537,7 +549,7 @@ def _checked(source: Source, origin: str) -> Source:
     if checked_target(source, origin) is not None:
         return source
     classified = cast(ClassSource, source)
-    classes = tuple(map(str, classified.classes))
+    classes = tuple(printable(str(name)) for name in classified.classes)
     if not classes:
         raise InputError(f"{origin}: no classes; at least two are needed")
     if twice := twice_in(classes):

@@ -51,6 +51,7 @@ MAY_IMPORT = {
     "preprocess.files": "preprocess.base",
     "preprocess.decode": "preprocess.base",
     "preprocess.passing": "preprocess.base",
+    "preprocess.parts": "preprocess.base",
     "preprocess.target": "preprocess.base",
     "preprocess.target_checks": "preprocess.base preprocess.target",
     "preprocess.fingerprint": "preprocess.base preprocess.target",
@@ -60,7 +61,7 @@ MAY_IMPORT = {
     "preprocess.scaling": "preprocess.loading",
     "preprocess.sample": "preprocess.base preprocess.scaling preprocess.target",
     "preprocess.sources": "preprocess.base preprocess.files preprocess.decode preprocess.fingerprint "
-    "preprocess.passing preprocess.target",
+    "preprocess.parts preprocess.passing preprocess.target",
     "preprocess.unfinished": "preprocess.sample",
     "preprocess.transforms": "preprocess.base preprocess.decode preprocess.sample preprocess.unfinished",
     "preprocess.batches": "preprocess.base preprocess.sample preprocess.transforms preprocess.unfinished",

@@ -46,9 +46,11 @@ from fleet.storage.run_spec import spec_for_run
 from fleet.terminal import print_table, progress_bar
 from fleet.units import format_size
 from launch.memory import free_shared_memory
-from preprocess.base import InputError
+from preprocess.base import DataSet, InputError
+from preprocess.target import plain_targets, target_of
 
 _SAMPLES = 8  # of the data, on which networks are tried
+_CLASSES = 40  # that are listed; of more, the rarest
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -258,6 +260,7 @@ def _numbers(found: _Found) -> dict[str, Any]:
             "validation_samples": len(data.validation or ()),
             **test,
             "classes": list(data.classes),
+            "class_counts": _counts(data),
             "target": {"kind": target.kind, "outputs": target.outputs},
             "shape": list(image.shape),
             "dtype": image.dtype,
@@ -284,6 +287,7 @@ def _print(path: str, found: _Found) -> None:
         f"{path}: {len(data.train)} training{judging}{test} samples of {image} in "
         f"{found.opened.sample.target} ({format_size(len(data.train) * image.nbytes)} decoded){divided}"
     )
+    _print_classes(data)
     if found.kept is not None:
         print(found.kept.words)
     rows = list(_rows(found.spec, found))
@@ -307,6 +311,44 @@ def _print(path: str, found: _Found) -> None:
             notes.setdefault(note, []).append(network.name)
     for note, names in notes.items():
         print(f"{', '.join(names)}: {note}")
+
+
+def _counts(data: DataSet) -> dict[str, dict[str, int]]:
+    """How many samples of each part have each class or label; nothing of other targets."""
+    found = {}
+    for part, source in data.parts().items():
+        if part != "train" and source is data.train:  # of folds
+            continue
+        target = target_of(source)
+        if target.kind not in ("class", "multilabel"):
+            return {}
+        values = np.asarray(plain_targets(source))
+        if target.kind == "class":
+            counts = np.bincount(values, minlength=target.outputs)
+        else:
+            counts = values.sum(axis=0, dtype=np.int64)
+        names = data.classes or tuple(map(str, range(target.outputs)))
+        found[part] = dict(zip(names, counts.tolist(), strict=True))
+    return found
+
+
+def _print_classes(data: DataSet) -> None:
+    """List the classes, or labels, with their samples in each part."""
+    counts = _counts(data)
+    if not counts:
+        return
+    names = list(counts["train"])
+    shown = names
+    if len(names) > _CLASSES:
+        shown = sorted(names, key=counts["train"].__getitem__)[:_CLASSES]
+    word = "label" if target_of(data.train).kind == "multilabel" else "class"
+    headers = {"train": "training", "validation": "validation", "test": "test"}
+    print_table(
+        [word, *(headers[part] for part in counts)],
+        [[name, *(of_part[name] for of_part in counts.values())] for name in shown],
+    )
+    if len(names) > len(shown):
+        print(f"{len(names) - len(shown)} more, each with as many training samples or more")
 
 
 def _row(network: NetworkSpec, trial: Trial) -> list[Any]:

@@ -276,7 +276,7 @@ def _run(args: argparse.Namespace, spec: Spec, site: Site) -> HarvestRun:
     }
     roles = opts.roles_of_job(args, spec, site)
     return HarvestRun(
-        f"fleet-{zlib.crc32(str(root.resolve()).encode()):08x}",
+        f"fleet-{zlib.crc32(os.fsencode(root.resolve())):08x}",
         root,
         tuple(epochs),
         max(1, len(roles.trainers) // roles.nodes),

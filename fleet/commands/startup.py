@@ -117,7 +117,8 @@ def _timed(world: World, names: list[str]) -> Imports:
         check=True,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
-        text=True,
+        encoding="utf-8",
+        errors="replace",
         env={**os.environ, "PYTHONPATH": path},
     )
     took: dict[str, float] = json.loads(told.stdout.splitlines()[-1])

@@ -172,7 +172,8 @@ def replacing(
     """
     temporary = path.with_name(f".{path.name}.{_MINE}.{os.getpid()}.tmp")
     with storing(path, wanted), _renaming(path, check) as rename, _vanishing(temporary):
-        with open(temporary, mode, buffering, encoding=None if "b" in mode else "utf-8") as file:
+        encoding, errors = (None, None) if "b" in mode else ("utf-8", "backslashreplace")
+        with open(temporary, mode, buffering, encoding, errors) as file:
             yield file
             file.flush()
             os.fsync(file.fileno())

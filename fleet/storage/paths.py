@@ -192,4 +192,4 @@ class RunPaths:
     def segment_name(self) -> str:
         """A name for shared memory that no other run has, and no other launch of this one that works at the time."""
         whose = f"{self.root.resolve()}\0{self.launch}" if self.launch else str(self.root.resolve())
-        return f"fleet-{os.getuid()}-{zlib.crc32(whose.encode()):08x}"
+        return f"fleet-{os.getuid()}-{zlib.crc32(os.fsencode(whose)):08x}"

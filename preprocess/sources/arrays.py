@@ -10,17 +10,17 @@ into the memory of each rank that reads.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 
-from preprocess.base import InputError, Source
+from preprocess.base import InputError, Source, printable
 from preprocess.files.npz import ArrayPlace, member_names
 from preprocess.fingerprint import Marks, described, marks_by_reading
-from preprocess.sources.image_folder import VALIDATION_NAMES
+from preprocess.parts import TRAIN, held_out_parts, parts_among, stand_in
 from preprocess.sources.masks import Masks, PixelClasses
 from preprocess.sources.targets import Targeted, flat, guess, understand
 from preprocess.target import TargetWish
@@ -110,7 +110,7 @@ class Arrays(Targeted):
 
     def name(self, index: int) -> str:
         """The array and the row."""
-        return f"{self._place}[{index}]"
+        return printable(f"{self._place}[{index}]")
 
     def sample_marks(self) -> Marks:
         """See :mod:`preprocess.fingerprint`."""
@@ -158,13 +158,13 @@ def open_npz(
     names, masks = Names.asked(inputs, targets, weights), PixelClasses.told(pixels, target)
     if os.path.isdir(path):
         files = {file.stem: str(file) for file in Path(path).glob("*.npz")}
-        if "train" not in files:
+        parts = parts_among(files, path)
+        if TRAIN not in parts:
             raise InputError(
                 f"{path}: no train.npz in this folder; it should be there, or the path be that of a file"
             )
-        return _parts(
-            {part: _members(file) for part, file in files.items()}, names, target, masks, files
-        )
+        places = {name: _members(files[name]) for name in parts.values()}
+        return _parts(places, names, target, masks, files, parts)
     if not os.path.isfile(path):
         raise InputError(f"{path}: no such file")
     return _parts_by_suffix(_members(path), names, target, masks, path)
@@ -203,14 +203,10 @@ def open_npy(
         raise InputError(f"{path}: no such folder")
     masks = PixelClasses.told(pixels, target)
     folders = {entry.name: entry.path for entry in os.scandir(path) if entry.is_dir()}
-    if "train" in folders and _files(folders["train"]):
-        return _parts(
-            {part: _files(folder) for part, folder in folders.items()},
-            names,
-            target,
-            masks,
-            folders,
-        )
+    places = {name: files for name, folder in folders.items() if (files := _files(folder))}
+    parts = parts_among(places, path)
+    if TRAIN in parts:
+        return _parts(places, names, target, masks, folders, parts)
     return _parts_by_suffix(_files(path), names, target, masks, path)
 
 
@@ -228,12 +224,13 @@ def _parts(
     target: TargetWish | None,
     masks: PixelClasses,
     origins: Mapping[str, str],
+    parts: Mapping[str, str],
 ) -> Opened:
     """Parts that have files or folders of their own."""
     return open_parts(
-        lambda part, masks: Arrays(places[part], names, target, masks, origins[part]),
-        "train",
-        held_out_parts(places),
+        lambda name, masks: Arrays(places[name], names, target, masks, origins[name]),
+        parts[TRAIN],
+        held_out_parts(parts),
         masks,
     )
 
@@ -247,14 +244,14 @@ def _parts_by_suffix(
 ) -> Opened:
     """Parts whose arrays have the name of the part behind theirs."""
     begin = f"{names.inputs}_"
-    held_out = held_out_parts(
-        [name.removeprefix(begin) for name in places if name.startswith(begin)]
+    parts = parts_among(
+        [name.removeprefix(begin) for name in places if name.startswith(begin)], origin
     )
-    is_plain = names.inputs in places or f"{begin}train" not in places
+    is_plain = names.inputs in places or TRAIN not in parts
     return open_parts(
-        lambda part, masks: Arrays(places, names.of_part(part), target, masks, origin),
-        "" if is_plain else "train",
-        held_out,
+        lambda name, masks: Arrays(places, names.of_part(name), target, masks, origin),
+        "" if is_plain else parts[TRAIN],
+        held_out_parts(parts),
         masks,
     )
 
@@ -275,18 +272,9 @@ def open_parts(
     first = opened(train, masks)
     shared = masks if first.masks is None else first.masks.classes
     validation, test = (None if part is None else opened(part, shared) for part in held_out)
+    if validation is not None and held_out[0] is not None:
+        stand_in(validation, held_out[0], validation.places[0])
     return first, validation, test
-
-
-def held_out_parts(names: Container[str]) -> tuple[str | None, str | None]:
-    """Which parts are for validation and for testing: what is called test is for validation, where nothing else is.
-
-    >>> held_out_parts(["train", "val", "test"]), held_out_parts(["train", "test"])
-    (('val', 'test'), ('test', None))
-    """
-    there = [name for name in VALIDATION_NAMES if name in names]
-    validation = there[0] if there else None
-    return validation, "test" if "test" in there and validation != "test" else None
 
 
 def _check_inputs(inputs: np.ndarray, place: ArrayPlace) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from preprocess.base import InputError
+from preprocess.base import InputError, printable
 from preprocess.files.npz import ArrayPlace
 from preprocess.sources.image_folder import EXTENSIONS, OneFileEach, images_below
 
@@ -69,4 +69,4 @@ class NamedRows(InOrder):
 
     def name(self, index: int) -> str:
         """The file and the number of the row, from 0."""
-        return f"{self._path}[{index}]"
+        return printable(f"{self._path}[{index}]")

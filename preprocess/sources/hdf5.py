@@ -27,8 +27,9 @@ from typing import Any
 import h5py
 import numpy as np
 
-from preprocess.base import BadSample, InputError, and_more
+from preprocess.base import BadSample, InputError, and_more, printable
 from preprocess.fingerprint import Marks, described, hashed, marks_by_reading
+from preprocess.parts import TEST, TRAIN, VALIDATION, part_of, parts_among
 from preprocess.passing import read_patiently
 from preprocess.sources.arrays import Opened, open_parts
 from preprocess.sources.hdf5_file import member, open_file, refusing, text_of
@@ -101,12 +102,14 @@ class HDF5(Targeted):
 
     def name(self, index: int) -> str:
         """The name that was kept, or the number."""
-        kept = self._part["names"].asstr()[index] if "names" in self._part else index
-        return f"{self.path}:{self.group}[{kept}]"
+        kept = (
+            text_of(self._part["names"][index : index + 1])[0] if "names" in self._part else index
+        )
+        return printable(f"{self.path}:{self.group}[{kept}]")
 
     def sample_marks(self) -> Marks:
         """See :mod:`preprocess.fingerprint`."""
-        names = hashed(self._part["names"].asstr()[:].tolist()) if "names" in self._part else None
+        names = hashed(text_of(self._part["names"][:])) if "names" in self._part else None
         found = marks_by_reading(self, os.path.getsize(self.path), "row", names)
         return replace(found, facts={"inputs": described(self._part[self._inputs])})
 
@@ -118,8 +121,8 @@ class HDF5(Targeted):
         return [
             BadSample(name, reason, place)
             for name, reason, place in zip(
-                part["left_out"].asstr()[:],
-                part["left_out_because"].asstr()[:],
+                text_of(part["left_out"][:]),
+                text_of(part["left_out_because"][:]),
                 part["left_out_at"][:].tolist(),
                 strict=True,
             )
@@ -272,11 +275,28 @@ def open_hdf5(
     if not h5py.is_hdf5(path):
         raise InputError(f"{path} is not an HDF5 file")
     with refusing(path), open_file(path) as file:
-        there = [name for name in ("train", "validation", "test") if name in file]
-    is_divided = "train" in there
+        there = set(file)
+        named = [name for name in there if part_of(name) is not None]
+        groups = parts_among([name for name in named if isinstance(file[name], h5py.Group)], path)
+    begin = f"{inputs}_"
+    arrays = parts_among([name[len(begin) :] for name in there if name.startswith(begin)], path)
+    is_plain = inputs in there and TRAIN not in groups
+    if TRAIN not in groups and not (is_plain and groups):
+        groups = {}
+
+    def opened(name: str, masks: PixelClasses) -> HDF5:
+        if groups or not name:
+            return HDF5(path, f"/{name}", inputs, targets, weights, masks, target)
+        column = targets or ("labels" if f"labels_{name}" in there else "targets")
+        names = (f"{inputs}_{name}", f"{column}_{name}", f"{weights}_{name}")
+        part = HDF5(path, "/", *names, masks, target)
+        part.places = (f"{os.path.realpath(path)}:{names[0]}",)
+        return part
+
+    parts = groups or arrays
     return open_parts(
-        lambda part, masks: HDF5(path, f"/{part}", inputs, targets, weights, masks, target),
-        "train" if is_divided else "",
-        [name if is_divided and name in there else None for name in ("validation", "test")],
+        opened,
+        "" if is_plain else parts.get(TRAIN, ""),
+        (parts.get(VALIDATION), parts.get(TEST)),
         PixelClasses.told(pixels, target),
     )

@@ -16,8 +16,9 @@ import numpy as np
 
 from preprocess.base import BadSample, InputError
 from preprocess.fingerprint import Marks, marks_by_reading
+from preprocess.parts import TRAIN, held_out_parts, parts_among
 from preprocess.passing import read_file, read_patiently
-from preprocess.sources.arrays import Opened, held_out_parts, open_parts
+from preprocess.sources.arrays import Opened, open_parts
 from preprocess.sources.masks import Masks, PixelClasses
 from preprocess.sources.targets import Targeted, Targets, flat, label_sets, numbered, understand
 from preprocess.target import TargetWish
@@ -137,7 +138,7 @@ def open_huggingface(
     *,
     target: TargetWish | None = None,
 ) -> Opened:
-    """A data set that ``save_to_disk`` has written, or its splits train, validation (or val) and test.
+    """A data set that ``save_to_disk`` has written, or its splits for training, validation and testing.
 
     Args:
         path: of the folder.
@@ -152,9 +153,10 @@ def open_huggingface(
     """
     found = _load(path)
     splits = dict(found) if isinstance(found, dict) else {}
-    if splits and "train" not in splits:
+    parts = parts_among(splits, path)
+    if splits and TRAIN not in parts:
         raise InputError(f"{path}: no split train; there are {', '.join(splits)}")
-    columns = (splits["train"] if splits else found).column_names
+    columns = (splits[parts[TRAIN]] if splits else found).column_names
     wanted = (
         (inputs,)
         if isinstance(inputs, str)
@@ -165,9 +167,8 @@ def open_huggingface(
     def rows(split: str, masks: PixelClasses) -> Rows:
         return Rows(path, split or None, wanted, column, weights, masks, target)
 
-    return open_parts(
-        rows, "train" if splits else "", held_out_parts(splits), PixelClasses.told(pixels, target)
-    )
+    train = parts[TRAIN] if splits else ""
+    return open_parts(rows, train, held_out_parts(parts), PixelClasses.told(pixels, target))
 
 
 def _library() -> Any:

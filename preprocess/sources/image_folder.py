@@ -9,8 +9,17 @@ from pathlib import Path
 
 import numpy as np
 
-from preprocess.base import InputError, RandomAccess, Source, and_more
+from preprocess.base import InputError, RandomAccess, Source, and_more, printable
 from preprocess.fingerprint import Marks, marks_of_files
+from preprocess.parts import (
+    TEST,
+    TRAIN,
+    held_out_parts,
+    part_of,
+    part_within,
+    parts_among,
+    stand_in,
+)
 from preprocess.passing import may_pass, read_file
 from preprocess.sources.masks import MaskFiles, PixelClasses
 from preprocess.sources.targets import Targeted
@@ -19,7 +28,7 @@ from preprocess.target import TargetWish
 EXTENSIONS = frozenset(
     {".bmp", ".gif", ".jpeg", ".jpg", ".pbm", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
 )
-VALIDATION_NAMES = ("validation", "val", "test")  # in this order
+_NOT_OURS = "__MACOSX"  # a folder that a Mac leaves in archives
 
 
 class OneFileEach:
@@ -34,11 +43,15 @@ class OneFileEach:
 
     def read(self, index: int) -> bytes:
         """The bytes of the file; see :class:`~preprocess.base.Source`."""
-        return read_file(self.name(index), lambda: self.name(index))
+        return read_file(self.path(index), lambda: self.name(index))
+
+    def path(self, index: int) -> str:
+        """Give the path of the file, as the system has it."""
+        return os.path.join(self.folder, self._files[index])
 
     def name(self, index: int) -> str:
-        """The path of the file."""
-        return os.path.join(self.folder, self._files[index])
+        """The path of the file, printable."""
+        return printable(self.path(index))
 
     def sample_marks(self) -> Marks:
         """See :mod:`preprocess.fingerprint`."""
@@ -63,13 +76,14 @@ class ImageFolder(OneFileEach, RandomAccess):
     def __init__(self, folder: str | Path) -> None:
         self.folder = str(folder)
         self.places = (self.folder,)
-        self.classes = tuple(class_folders(folder))
-        if not self.classes:
+        folders = class_folders(folder)
+        if not folders:
             raise InputError(
                 f"{folder}: it has no folders; it must have one folder of images for each class"
             )
-        files = [_images(os.path.join(self.folder, name)) for name in self.classes]
-        for name, found in zip(self.classes, files, strict=True):
+        self.classes = tuple(map(printable, folders))
+        files = [_images(os.path.join(self.folder, name)) for name in folders]
+        for name, found in zip(folders, files, strict=True):
             if not found:
                 raise InputError(
                     f"{os.path.join(self.folder, name)}: no images in this class "
@@ -77,7 +91,7 @@ class ImageFolder(OneFileEach, RandomAccess):
                 )
         self._files = [
             os.path.join(name, file)
-            for name, found in zip(self.classes, files, strict=True)
+            for name, found in zip(folders, files, strict=True)
             for file in found
         ]
         self.labels = np.repeat(np.arange(len(files)), [len(found) for found in files])
@@ -126,7 +140,9 @@ def open_image_folder(
     *,
     target: TargetWish | None = None,
 ) -> tuple[Source, Source | None]:
-    """``path/<class>/``, or ``path/train/<class>/`` beside ``path/validation/<class>/`` (or val, or test).
+    """``path/<class>/``, or ``path/train/<class>/`` beside a folder for validation or testing.
+
+    Parts are known by their usual names, in any case; see :mod:`preprocess.parts`.
 
     Images with masks lie in ``path/images`` and ``path/masks``, each perhaps in folders for training and validation, or
     these in such folders.
@@ -151,47 +167,116 @@ def open_image_folder(
         raise InputError(
             f"{path}: pixels are an option of masks, and there is no folder masks (options: masks)"
         )
-    train = os.path.join(path, "train")
-    if not (os.path.isdir(train) and class_folders(train)):  # else "train" is a class of that name
+    folders = class_folders(path)
+    if not _is_divided(path, folders):
+        _check_classes(path, folders)
         return ImageFolder(path), None
-    held_out = next(
-        filter(os.path.isdir, (os.path.join(path, name) for name in VALIDATION_NAMES)), None
+    parts = parts_among(folders, path)
+    if TRAIN not in parts:
+        raise InputError(
+            f"{path}: no folder train beside {', '.join(sorted(parts.values()))}; training images "
+            "should be there, in one folder for each class"
+        )
+    train = os.path.join(path, parts[TRAIN])
+    if not class_folders(train):
+        raise InputError(
+            f"{train}: it has no folders for classes; it must have one folder of images for each "
+            "class, or a table must say the class of each file (source: table)"
+        )
+    held_out, _ = held_out_parts(parts)
+    if held_out is None:
+        return ImageFolder(train), None
+    validation = ImageFolder(os.path.join(path, held_out))
+    stand_in(validation, held_out, validation.folder)
+    return ImageFolder(train), validation
+
+
+def _is_divided(path: str, folders: list[str]) -> bool:
+    """Whether the folders in a folder are parts of the data, and not classes."""
+    parts = {part_of(name) for name in folders}
+    if TRAIN in parts and any(
+        class_folders(os.path.join(path, name)) for name in folders if part_of(name) == TRAIN
+    ):
+        return True
+    return None not in parts and len(parts) > 1
+
+
+def _check_classes(path: str, folders: list[str]) -> None:
+    """Refuse folders that are taken for classes and are hardly any.
+
+    Raises:
+        InputError: they are parts of the data under other names, or each of them is divided into parts.
+    """
+    inside = {name: class_folders(os.path.join(path, name)) for name in folders}
+    if not folders or not all(inside.values()):
+        return
+    words = {part_within(name) for name in folders}
+    if {TRAIN, TEST} <= words or (TRAIN in words and None not in words and len(words) > 1):
+        raise InputError(
+            f"{path}: {', '.join(map(printable, folders[:5]))} look like parts of the data, not like "
+            "classes; name the folders train, validation and test, or say each in data.path, "
+            "data.validation and data.test"
+        )
+    for name in folders:
+        parts = {part_of(below) for below in inside[name]}
+        if None in parts or len(parts) < 2:
+            return
+    raise InputError(
+        f"{os.path.join(path, folders[0])}: it has the folders {', '.join(inside[folders[0]])}, which "
+        "are parts of the data; these should lie above the classes, as train/<class>"
     )
-    return ImageFolder(train), None if held_out is None else ImageFolder(held_out)
 
 
 def _has_masks(path: str, images: str, masks: str) -> bool:
     """Whether a folder, or that for training in it, holds a folder of images, one of masks, and no other."""
     return any(
-        os.path.isdir(place) and set(class_folders(place)) == {images, masks}
-        for place in (path, os.path.join(path, "train"))
+        set(class_folders(os.path.join(path, name))) == {images, masks}
+        for name in ("", *(name for name in class_folders(path) if part_of(name) == TRAIN))
     )
 
 
 def _open_masked(
     path: str, images: str, masks: str, options: PixelClasses
 ) -> tuple[Source, Source | None]:
-    def places(part: str) -> tuple[str, str] | None:
-        """The folders of a part, ``part/images`` or ``images/part``."""
-        for found in (
-            [os.path.join(path, part, name) for name in (images, masks)],
-            [os.path.join(path, name, part) for name in (images, masks)],
-        ):
-            if all(map(os.path.isdir, found)):
-                return found[0], found[1]
-        return None
-
-    train = places("train") or places("")
-    if train is None:
+    divided = _divided_masks(path, images, masks)
+    whole = (os.path.join(path, images), os.path.join(path, masks))
+    if TRAIN not in divided and not all(map(os.path.isdir, whole)):
         raise InputError(
             f"{path}: no folders {images} and {masks} here, nor in train (options: images, masks)"
         )
-    held_out = (
-        next(filter(None, map(places, VALIDATION_NAMES)), None) if train != places("") else None
-    )
-    found = MaskedImages(*train, options)
+    found = MaskedImages(*divided.get(TRAIN, whole), options)
     assert found.masks is not None
-    return found, None if held_out is None else MaskedImages(*held_out, found.masks.classes)
+    if TRAIN not in divided:
+        return found, None
+    held_out, _ = held_out_parts({part: part for part in divided})
+    if held_out is None:
+        return found, None
+    validation = MaskedImages(*divided[held_out], found.masks.classes)
+    stand_in(validation, held_out, validation.folder)
+    return found, validation
+
+
+def _divided_masks(path: str, images: str, masks: str) -> dict[str, tuple[str, str]]:
+    """The folders of images and masks of each part: ``part/images`` and ``part/masks``, or ``images/part`` ..."""
+    found: dict[str, tuple[str, str]] = {}
+    for part, name in parts_among(class_folders(path), path).items():
+        there = os.path.join(path, name, images), os.path.join(path, name, masks)
+        if all(map(os.path.isdir, there)):
+            found[part] = there
+        elif part != TEST and any(map(os.path.isdir, there)):
+            missing = next(folder for folder in there if not os.path.isdir(folder))
+            raise InputError(f"{missing}: no such folder; each image should have a mask")
+    if TRAIN in found:
+        return found
+    folders = os.path.join(path, images), os.path.join(path, masks)
+    if not all(map(os.path.isdir, folders)):
+        return found
+    of_images, of_masks = (parts_among(class_folders(place), place) for place in folders)
+    return {
+        part: (os.path.join(folders[0], of_images[part]), os.path.join(folders[1], of_masks[part]))
+        for part in of_images
+        if part in of_masks
+    }
 
 
 def _by_stem(folder: str, extensions: frozenset[str]) -> dict[str, str]:
@@ -256,7 +341,7 @@ def _scan(folder: str, inside: tuple[str, ...]) -> tuple[list[str], list[str]]:
     try:
         with os.scandir(folder) as entries:
             for entry in entries:
-                if entry.name.startswith("."):
+                if entry.name.startswith(".") or entry.name == _NOT_OURS:
                     continue
                 if not (_leads_to_a_folder(entry.path) if entry.is_symlink() else entry.is_dir()):
                     files.append(entry.name)

@@ -23,10 +23,19 @@ from zipfile import BadZipFile
 
 import numpy as np
 
-from preprocess.base import ORDER, BadImage, BadSample, InputError, counted, rng_for
+from preprocess.base import (
+    ORDER,
+    BadImage,
+    BadSample,
+    InputError,
+    counted,
+    encoded,
+    printable,
+    rng_for,
+)
 from preprocess.fingerprint import WHOLE, Marks, hashed, marks_by_reading
+from preprocess.parts import TRAIN, held_out_parts, part_within, parts_among, stand_in
 from preprocess.passing import read_patiently
-from preprocess.sources.image_folder import VALIDATION_NAMES
 from preprocess.sources.masks import Masks, PixelClasses
 from preprocess.sources.targets import Targeted, Targets, label_sets, understand
 from preprocess.target import TargetWish
@@ -142,7 +151,7 @@ class Shards(Targeted):
     def name(self, index: int) -> str:
         """The shard and the number of the record in it, from 0."""
         shard = self._shard(index)
-        return f"{self._index.shards[shard]}[{index - self._index.starts[shard]}]"
+        return printable(f"{self._index.shards[shard]}[{index - self._index.starts[shard]}]")
 
     def order(self, seed: int, epoch: int) -> np.ndarray:
         """Shards in random order, each from front to back, through a shuffle buffer.
@@ -251,40 +260,59 @@ def find_shards(path: str, pattern: str) -> tuple[list[str], list[str]]:
     """The shards for training and for validation that a path means.
 
     Args:
-        path: a shard; or a pattern of shards, with ``*`` or ``{000..127}``; or a folder of shards, perhaps in
-            folders ``train`` and ``validation`` (or val, or test) or with names that begin so.
+        path: a shard; or a pattern of shards, with ``*`` or ``{000..127}``; or a folder of shards. They may be in
+            folders for the parts of the data, or have the names of these in theirs; see :mod:`preprocess.parts`.
         pattern: of the file names, a regular expression that is looked for.
 
     Raises:
-        InputError: there are none.
+        InputError: there are none, or their names leave open which are for training.
     """
-    if os.path.isdir(path):
-        train, validation = _in_folder(path, pattern)
-    else:
-        train, validation = sorted(found for one in _expand(path) for found in _matching(one)), []
-    if not train:
+    if not os.path.isdir(path):
+        found = sorted(found for name in _expand(path) for found in _matching(name))
+        return _by_name(path, found)
+    folders = {
+        entry.name: shards
+        for entry in os.scandir(path)
+        if entry.is_dir() and (shards := _shards_in(entry.path, pattern))
+    }
+    parts = parts_among(folders, path)
+    if TRAIN in parts:
+        held_out, _ = held_out_parts(parts)
+        return folders[parts[TRAIN]], folders.get(held_out or "", [])
+    found = _shards_in(path, pattern)
+    if not found:
+        raise InputError(f"{path}: no shards here (files whose names match {pattern})")
+    return _by_name(path, found)
+
+
+def _shards_in(folder: str, pattern: str) -> list[str]:
+    names = [name for name in os.listdir(folder) if not name.startswith(".")]
+    return sorted(os.path.join(folder, name) for name in names if re.search(pattern, name))
+
+
+def _by_name(path: str, shards: list[str]) -> tuple[list[str], list[str]]:
+    """Shards whose names say to which part of the data they belong; all of them where they say nothing of it."""
+    parts: dict[str, list[str]] = {}
+    for shard in shards:
+        parts.setdefault(part_within(os.path.basename(shard)) or "", []).append(shard)
+    if len(parts) == 1:  # the path names one part
+        return shards, []
+    first = os.path.basename(parts.get(TRAIN, [""])[0])
+    begins_with_part = part_within(re.split(r"[\W\d_]", first)[0]) == TRAIN
+    if "" in parts and not begins_with_part:
+        if set(parts) == {"", TRAIN}:  # that word is part of another name
+            return shards, []
         raise InputError(
-            f"{path}: no shards here (files whose names match {pattern})"
-            if os.path.isdir(path)
-            else f"{path}: no such file"
+            f"{path}: the names of some shards say {' or '.join(sorted(filter(None, parts)))}, and "
+            f"{os.path.basename(parts[''][0])} says nothing; all should say train, validation or test"
         )
-    return train, validation
-
-
-def _in_folder(folder: str, pattern: str) -> tuple[list[str], list[str]]:
-    def shards(inside: str = "", prefix: str = "") -> list[str]:
-        place = os.path.join(folder, inside)
-        names = os.listdir(place) if os.path.isdir(place) else []
-        return sorted(
-            os.path.join(place, name)
-            for name in names
-            if name.startswith(prefix) and not name.startswith(".") and re.search(pattern, name)
+    if TRAIN not in parts:
+        raise InputError(
+            f"{path}: no name of a shard says train, and some say {' or '.join(sorted(parts))}; name the "
+            "shards for training in data.path"
         )
-
-    for layout in (lambda name: shards(inside=name), lambda name: shards(prefix=name)):
-        if train := layout("train"):
-            return train, next(filter(None, map(layout, VALIDATION_NAMES)), [])
-    return shards(), []
+    held_out, _ = held_out_parts({part: part for part in parts if part})
+    return parts[TRAIN], parts.get(held_out or "-", [])
 
 
 def _expand(path: str) -> list[str]:
@@ -323,7 +351,7 @@ _COLUMNS = (
 
 def load_index(shards: tuple[str, ...], form: Format) -> ShardIndex:
     """The index of some shards: the one that was kept, if it fits, or a new one, which is kept."""
-    names = hashlib.sha256("\n".join(map(os.path.basename, shards)).encode()).hexdigest()[:16]
+    names = hashlib.sha256(encoded("\n".join(map(os.path.basename, shards)))).hexdigest()[:16]
     path = os.path.join(os.path.dirname(shards[0]), f".index-{names}.npz")
     identity = _identity(shards, form)
     index = _kept(path, shards, identity)
@@ -342,11 +370,16 @@ def _identity(shards: tuple[str, ...], form: Format) -> str:
 def _kept(path: str, shards: tuple[str, ...], identity: str) -> ShardIndex | None:
     try:
         with open(path, "rb") as file, np.load(file, allow_pickle=False) as kept:
-            if str(kept["identity"]) == identity:
+            if str(kept["identity"]) == identity and not _is_lossy(kept["values"]):
                 return ShardIndex(shards, *(kept[name] for name in _COLUMNS))
     except (OSError, ValueError, KeyError, EOFError, BadZipFile):  # there is none, or it is damaged
         pass
     return None
+
+
+def _is_lossy(values: np.ndarray) -> bool:
+    """Whether text may have lost what was no UTF-8, so that labels look the same that are not."""
+    return values.dtype.kind == "U" and bool((np.char.find(values, "\ufffd") >= 0).any())
 
 
 def _keep(index: ShardIndex, identity: str, path: str) -> None:
@@ -401,7 +434,14 @@ def opener(
     form: Format, path: str, buffer: int, target: TargetWish | None, masks: PixelClasses
 ) -> tuple[Shards, Shards | None]:
     """The training records at a path and, where there are some, those for validation."""
-    train, validation = find_shards(path, form.pattern)
+    train, held_out = find_shards(path, form.pattern)
     found = Shards(train, form, buffer, target, masks)
+    if not held_out:
+        return found, None
     shared = masks if found.masks is None else found.masks.classes
-    return found, Shards(validation, form, buffer, target, shared) if validation else None
+    validation = Shards(held_out, form, buffer, target, shared)
+    folder, name = os.path.split(held_out[0])
+    is_by_folder = folder != os.path.dirname(train[0])
+    part = os.path.basename(folder) if is_by_folder else part_within(name) or ""
+    stand_in(validation, part, ", ".join(held_out[:3]))
+    return found, validation

@@ -13,12 +13,22 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from preprocess.base import BadImage, BadSample, InputError, Source, and_more, counted, twice_in
+from preprocess.base import (
+    BadImage,
+    BadSample,
+    InputError,
+    Source,
+    and_more,
+    counted,
+    printable,
+    twice_in,
+)
 from preprocess.files.npz import is_npy, parse_npy
 from preprocess.files.table import Table, listed, read_table
 from preprocess.fingerprint import Marks, marks_of_files, of_rows
+from preprocess.parts import TRAIN, held_out_parts, part_of, stand_in
 from preprocess.passing import read_file
-from preprocess.sources.arrays import Opened, held_out_parts
+from preprocess.sources.arrays import Opened
 from preprocess.sources.files import InOrder
 from preprocess.sources.masks import MaskFiles, PixelClasses
 from preprocess.sources.targets import Targeted, Targets, label_sets, understand
@@ -30,15 +40,6 @@ PATH_COLUMNS = (
     "filename",
     "image",
 )  # of these the first that is there, unless `inputs` says it
-_PARTS = {
-    "train": "train",
-    "training": "train",
-    "validation": "validation",
-    "val": "validation",
-    "valid": "validation",
-    "dev": "validation",
-    "test": "test",
-}
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,7 @@ class TableRows(Targeted):
                 )
 
     def _row(self, index: int) -> str:
-        return f"{self._table_path} {self._unit} {self._lines[index]}"
+        return printable(f"{self._table_path} {self._unit} {self._lines[index]}")
 
 
 class FeatureRows(TableRows):
@@ -208,7 +209,9 @@ class NewRows(InOrder):
 
     def name(self, index: int) -> str:
         """The table and the number of the row, from 0."""
-        return f"{self._path}[{index}]" + (f": {self._files[index]}" if self._files else "")
+        return printable(
+            f"{self._path}[{index}]" + (f": {self._files[index]}" if self._files else "")
+        )
 
 
 def columns_of(source: Source) -> Columns | None:
@@ -275,10 +278,12 @@ def open_table(
         return None if name is None else form(table, parts[name], columns, found)
 
     parts = _parts(table, split)
-    validation, test = held_out_parts(parts)
-    train = part("train")
+    held_out, tested = held_out_parts({name: name for name in parts})
+    train, validation = part(TRAIN), part(held_out)
     assert train is not None
-    return train, part(validation), part(test)
+    if validation is not None and held_out is not None:
+        stand_in(validation, held_out, f"{held_out} in column {split!r}")
+    return train, validation, part(tested)
 
 
 def _inputs(
@@ -367,17 +372,18 @@ def _names_in(folder: str) -> set[str]:
 def _parts(table: Table, split: str | None) -> Mapping[str, np.ndarray]:
     """The rows of each part."""
     if split is None:
-        return {"train": np.arange(len(table))}
-    said = [text.strip().lower() for text in table.text(split, "split")]
+        return {TRAIN: np.arange(len(table))}
+    said = table.text(split, "split")
+    part_of_text = {text: part_of(text) for text in set(said)}
     for row, text in enumerate(said):
-        if text not in _PARTS:
+        if part_of_text[text] is None:
             raise InputError(
                 f"{table.place(row, split)}: {text!r} is no part of the data; it should be train, "
                 "validation or test"
             )
-    found = np.array([_PARTS[text] for text in said])
+    found = np.array([part_of_text[text] for text in said])
     parts = {name: np.flatnonzero(found == name) for name in dict.fromkeys(found.tolist())}
-    if "train" not in parts:
+    if TRAIN not in parts:
         raise InputError(f"{table.path}, column {split!r}: no row says train")
     return parts
 

@@ -21,7 +21,7 @@ from functools import cached_property
 
 import numpy as np
 
-from preprocess.base import InputError, RandomAccess, and_more, counted
+from preprocess.base import InputError, RandomAccess, and_more, counted, printable
 from preprocess.sources.masks import Masks
 from preprocess.target import Kind, TargetSpec, TargetWish
 
@@ -100,7 +100,7 @@ def label_sets(sets: Sequence[Set[object]]) -> Targets:
     values = np.zeros((len(sets), len(names)), np.uint8)
     for row, labels in enumerate(sets):
         values[row, [place[label] for label in labels]] = 1
-    return Targets("multilabel", values, tuple(map(str, names)))
+    return Targets("multilabel", values, tuple(printable(str(name)) for name in names))
 
 
 def flat(numbers: np.ndarray) -> np.ndarray:
@@ -187,7 +187,7 @@ def _classes(
     if values.dtype.kind in "SO":
         values = np.array(
             [
-                text.decode(errors="replace") if isinstance(text, bytes) else str(text)
+                text.decode(errors="backslashreplace") if isinstance(text, bytes) else str(text)
                 for text in values
             ]
         )
@@ -198,7 +198,8 @@ def _classes(
                 f"{origin}: {name(int(empty[0]))} has no class{and_more(empty)}: an empty text"
             )
     distinct, labels = np.unique(values, return_inverse=True)
-    return Targets("class", labels.astype(np.int64).reshape(len(values)), tuple(map(str, distinct)))
+    classes = tuple(printable(str(name)) for name in distinct)
+    return Targets("class", labels.astype(np.int64).reshape(len(values)), classes)
 
 
 def _whole(values: np.ndarray, origin: str, name: Callable[[int], str]) -> np.ndarray:
@@ -248,7 +249,10 @@ class Targeted(RandomAccess):
 
     Attributes:
         classes: the names of classes, labels or values, where they have such.
+        places: where the samples lie.
     """
+
+    places: tuple[str, ...] = ()
 
     def __init__(self, targets: Targets | Masks, weights: np.ndarray | None, count: int) -> None:
         self._count = count

@@ -142,7 +142,7 @@ class TFRecord:
         if isinstance(value, Place):
             if self.is_mask:
                 return value.start, value.end - value.start
-            return bytes(content[value.start : value.end]).decode(errors="replace")
+            return bytes(content[value.start : value.end]).decode(errors="backslashreplace")
         assert value is not None
         if self.is_mask:
             raise InputError(

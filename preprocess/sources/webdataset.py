@@ -79,7 +79,7 @@ class WebDataset:
         try:
             if is_npy(content):
                 return _value(parse_npy(content).tolist())
-            text = content.decode(errors="replace").strip()
+            text = content.decode(errors="backslashreplace").strip()
             if self.label_key.endswith("json"):
                 return _value(json.loads(text))
         except (BadImage, ValueError, TypeError) as error:

@@ -1,8 +1,10 @@
 """What commands print beside tables: how far long work is."""
 
+import io
+
 import pytest
 
-from fleet.terminal import ProgressLine, print_table
+from fleet.terminal import ProgressLine, print_any_name, print_table
 from tests.fakes import Clock
 
 
@@ -42,3 +44,13 @@ def test_a_table_in_a_log_is_as_wide_as_it_has_to_be(capsys):
     _, _, row = (text.rstrip() for text in capsys.readouterr().out.splitlines() if text.strip())
     assert row.split()[0] == "net-0-fold0"
     assert row.count("±") == 40
+
+
+def test_names_are_printed_as_they_are_in_any_encoding(monkeypatch):
+    stdout = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr("sys.stdout", stdout)
+    print_any_name()
+    print_table(["class"], [["caf\u00e9"], ["[red]"], ["\udce9"]])
+    stdout.flush()
+    rows = stdout.buffer.getvalue().split()
+    assert {b"caf\\xe9", b"[red]", b"\\udce9"} <= set(rows)

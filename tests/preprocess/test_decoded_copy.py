@@ -1,5 +1,7 @@
 """A copy in which all is done that is the same in every epoch."""
 
+import os
+
 import h5py
 import numpy as np
 import pytest
@@ -10,7 +12,7 @@ from preprocess.pipeline import Pipeline
 from preprocess.probe import probe
 from preprocess.source import open_data
 from preprocess.transforms import parse_transforms
-from tests.preprocess.samples import Memory, foreign, pattern, smooth, write
+from tests.preprocess.samples import Memory, encode, foreign, pattern, smooth, write
 
 TRANSFORMS = parse_transforms(
     [
@@ -154,3 +156,11 @@ def test_a_file_that_is_something_else_is_not_replaced(data, path):
         file.write("a diary")
     with pytest.raises(InputError, match="not an HDF5 file, so it is not replaced"):
         copied(data, TRANSFORMS, path)
+
+
+def test_samples_of_any_name_are_decoded_once(folder, path):
+    with open(os.fsencode(folder) + b"/cat/caf\xe9.png", "wb") as file:
+        file.write(encode(pattern(4, 6)))
+    copy = copied(open_data("image_folder", str(folder), None, 0), TRANSFORMS, path)
+    assert copy.data.train.name(3).endswith("caf\\xe9.png")
+    assert len(copy.data.train) == 9

@@ -144,3 +144,18 @@ def test_a_broken_link_in_the_source_is_left_out_of_an_encoded_file_too(folder, 
     data = open_data("image_folder", str(folder), None, seed=0)
     (folder / "dog/x.png").unlink()
     assert [bad.name for bad in write_hdf5(data.parts(), path)] == [str(folder / "dog/x.png")]
+
+
+def test_names_of_any_bytes_are_packed(folder, path):
+    place = os.fsencode(folder) + b"/na\xefve"
+    os.mkdir(place)
+    for name in (b"caf\xe9.png", b"gone.png"):
+        with open(place + b"/" + name, "wb") as file:
+            file.write(b"content")
+    data = open_data("image_folder", str(folder), None, 0)
+    os.unlink(place + b"/gone.png")
+    [bad] = write_hdf5(data.parts(), path)
+    assert bad.name == f"{folder}/na\\xefve/gone.png"
+    train, _, _ = open_hdf5(path)
+    assert train.classes == ("cat", "dog", "na\\xefve")
+    assert train.name(8).endswith("na\\xefve/caf\\xe9.png]")

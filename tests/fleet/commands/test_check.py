@@ -499,3 +499,17 @@ def test_what_nothing_can_be_learned_from_is_said_with_its_line(check, folder):
     }
     assert {line: text for line, text in said.items() if text not in mistakes.get(line, "")} == {}
     assert list(mistakes) == list(said)
+
+
+# ---- classes ----------------------------------------------------------------------------------
+
+
+def test_classes_are_listed_with_their_samples_in_each_part(check, folder):
+    status, printed, _ = check({"family": "softmax"})
+    assert status == 0
+    rows = [line.split() for line in printed.out.splitlines()]
+    assert ["class", "training", "validation"] in rows
+    assert ["a", "20", "7"] in rows
+    status, printed, _ = check({"family": "softmax"}, options=["--json"])
+    counts = {"train": dict.fromkeys("abc", 20), "validation": {"a": 7, "b": 7, "c": 6}}
+    assert json.loads(printed.out)["class_counts"] == counts

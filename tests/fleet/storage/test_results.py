@@ -274,6 +274,11 @@ def test_bad_samples_are_listed(results):
         ]
 
 
+def test_a_bad_sample_may_have_a_name_of_any_bytes(results):
+    results.add_bad("caf\udce9.png", "torn")
+    assert results.paths.bad_samples.read_text(encoding="utf-8").count("torn") == 1
+
+
 @pytest.mark.parametrize(
     "content",
     ["name\nx\n", "name,status\na,flying\n", "name\na,beyond\n", "name\n" + "x" * 200_000 + "\n"],

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from preprocess.base import InputError, Source
+from preprocess.source import open_data
 from preprocess.sources.arrays import open_npy, open_npz
 from preprocess.target import TargetSpec, TargetWish
 
@@ -254,3 +255,42 @@ def test_a_file_that_ends_too_early_is_refused(tmp_path):
 def test_inputs_are_numbers(saved, x, complaint):
     with pytest.raises(InputError, match=complaint):
         open_npz(saved(x=x, y=LABELS[: len(x)]))
+
+
+# ---- parts of the data ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["valid", "dev", "val", "validation"])
+@pytest.mark.parametrize("layout", ["suffix", "npz", "npy"])
+def test_array_parts_have_their_usual_names(saved, tmp_path, layout, name):
+    parts = {"train": 6, name: 4, "test": 2}
+    if layout == "suffix":
+        arrays = {f"x_{part}": X[:count] for part, count in parts.items()}
+        path = saved(**arrays, **{f"y_{part}": LABELS[:n] for part, n in parts.items()})
+        found = open_npz(path)
+    elif layout == "npz":
+        for part, count in parts.items():
+            saved(name=f"all/{part.title()}.npz", x=X[:count], y=LABELS[:count])
+        found = open_npz(str(tmp_path / "all"))
+    else:
+        for part, count in parts.items():
+            folder = tmp_path / part.upper()
+            folder.mkdir()
+            np.save(folder / "x.npy", X[:count])
+            np.save(folder / "y.npy", LABELS[:count])
+        found = open_npy(str(tmp_path))
+    assert [len(part) for part in found] == [6, 4, 2]
+
+
+def test_test_arrays_that_validate_are_told_of_or_named(saved):
+    path = saved(x_train=X, y_train=LABELS, x_test=X[:3] + 1, y_test=LABELS[:3])
+    data = open_data("npz", path, 0.5, 0)
+    assert (len(data.validation), data.test) == (3, None)
+    assert f"{path}:x_test is taken for validation" in data.remark
+    data = open_data("npz", path, 0.5, 0, test=path)
+    assert ([len(part) for part in data.parts().values()], data.remark) == ([3, 3, 3], "")
+
+
+def test_classes_of_any_bytes_stay_apart(saved):
+    source, _, _ = open_npz(saved(x=X[:3], y=np.array([b"caf\xe9", b"caf\xe8", b"caf\xe9"])))
+    assert (source.classes, source.labels.tolist()) == (("caf\\xe8", "caf\\xe9"), [1, 0, 1])

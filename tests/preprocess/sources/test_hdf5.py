@@ -267,3 +267,38 @@ def test_a_link_that_leads_nowhere_is_refused(path, name):
         file[name] = h5py.ExternalLink("gone.h5", "/data")
     with pytest.raises(InputError, match=f"the link /{name} leads nowhere: .*gone.h5"):
         open_hdf5(path)
+
+
+# ---- parts of the data ------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("name", ["val", "valid", "dev", "Validation"])
+@pytest.mark.parametrize(
+    "layout", ["/{part}/images /{part}/labels", "/images_{part} /labels_{part}"]
+)
+def test_hdf5_parts_have_their_usual_names(path, layout, name):
+    with h5py.File(path, "w") as file:
+        for part, count in (("Train", 6), (name, 4), ("test", 2)):
+            images, labels = layout.format(part=part).split()
+            file[images] = np.zeros((count, 4, 4, 3), np.uint8)
+            file[labels] = np.arange(count) % 2
+    assert [len(part) for part in open_hdf5(str(path))] == [6, 4, 2]
+
+
+def test_hdf5_test_data_never_validates(path):
+    with h5py.File(path, "w") as file:
+        for part, count in (("train", 8), ("Testing", 2)):
+            file[f"{part}/images"] = np.zeros((count, 4, 4, 3), np.uint8)
+            file[f"{part}/labels"] = np.arange(count) % 2
+    data = open_data("hdf5", str(path), 0.25, 0)
+    assert [len(part) for part in data.parts().values()] == [6, 2, 2]
+
+
+def test_hdf5_text_may_be_no_utf8(path):
+    latin = np.array([b"caf\xe9", b"caf\xe8"])
+    foreign(
+        path, np.zeros((4, 2, 2, 1), np.uint8), [0, 1, 0, 1], classes=latin, names=latin[[0, 1] * 2]
+    )
+    source, _, _ = open_hdf5(path)
+    assert source.classes == ("caf\\xe9", "caf\\xe8")
+    assert source.name(1) == f"{path}:/[caf\\xe8]"

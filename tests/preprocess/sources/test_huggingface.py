@@ -161,3 +161,19 @@ def test_a_folder_that_the_library_has_not_written_is_refused(tmp_path):
         opened(str(tmp_path))
     with pytest.raises(InputError, match="no split train; there are test"):
         opened(saved(tmp_path / "data", {"x": [[1.0]], "label": [0]}, test=(0,)))
+
+
+@pytest.mark.parametrize("name", ["valid", "dev", "val", "Validation"])
+def test_hugging_face_splits_have_their_usual_names(tmp_path, name):
+    columns = {"x": [[float(row)] for row in range(6)], "label": [0, 1] * 3}
+    splits = {"Train": range(3), name: (3, 4), "test": (5,)}
+    data = opened(saved(tmp_path / "data", columns, **splits), validation=0.1)
+    assert [len(part) for part in data.parts().values()] == [3, 2, 1]
+
+
+def test_test_splits_that_validate_are_told_of(tmp_path):
+    columns = {"x": [[float(row)] for row in range(6)], "label": [0, 1] * 3}
+    path = saved(tmp_path / "data", columns, train=range(4), test=(4, 5))
+    data = opened(path, validation=0.1)
+    assert len(data.validation) == 2
+    assert f"{path}/test is taken for validation" in data.remark

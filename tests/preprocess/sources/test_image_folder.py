@@ -1,9 +1,12 @@
 """Folders of images, one a class."""
 
+import os
+
 import numpy as np
 import pytest
 
 from preprocess.base import BadSample, InputError
+from preprocess.source import open_data
 from preprocess.sources.image_folder import ImageFolder, open_image_folder
 from tests.preprocess.samples import encode, pattern, write
 
@@ -161,3 +164,96 @@ def test_a_class_without_images_is_named(folder):
     (folder / "eel/notes.txt").touch()
     with pytest.raises(InputError, match=r"eel: no images in this class \(files that end in .bmp"):
         open_image_folder(str(folder))
+
+
+# ---- parts of the data ------------------------------------------------------------------------
+
+
+def laid_out(folder, *places):
+    """A folder with an image in each of some places."""
+    for number, place in enumerate(places):
+        write(folder / place / "0.png", pattern(4, 6, seed=number))
+    return str(folder)
+
+
+@pytest.mark.parametrize("name", ["valid", "dev", "Validation", "VAL", "validation_set"])
+def test_image_parts_have_their_usual_names_in_any_case(tmp_path, name):
+    path = laid_out(tmp_path, "Train/a", "Train/b", f"{name}/a", "Test/a", "Test/b")
+    train, validation = open_image_folder(path)
+    assert (train.classes, len(train), len(validation)) == (("a", "b"), 2, 1)
+    assert validation.folder == str(tmp_path / name)
+
+
+def test_training_and_testing_are_no_image_classes(tmp_path):
+    path = laid_out(tmp_path, "Training/a", "Training/b", "Testing/a", "Testing/b")
+    data = open_data("image_folder", path, 0.1, 0)
+    assert (data.classes, len(data.train), len(data.validation)) == (("a", "b"), 2, 2)
+    assert f"{path}/Testing is taken for validation" in data.remark
+
+
+@pytest.mark.parametrize(
+    "places",
+    [
+        ("train", "test1"),
+        ("train", "valid/a", "valid/b"),
+        ("Training", "Testing"),
+        ("val/a", "val/b", "test/a", "test/b"),
+        ("seg_train/a", "seg_train/b", "seg_test/a", "seg_test/b", "seg_pred/a"),
+        ("a/train", "a/test", "b/train", "b/test"),
+    ],
+)
+def test_image_parts_that_hold_no_classes_are_refused(tmp_path, places):
+    with pytest.raises(InputError, match="class|train"):
+        open_image_folder(laid_out(tmp_path, *places))
+
+
+def test_an_image_class_may_have_the_name_of_a_part(tmp_path):
+    train, validation = open_image_folder(laid_out(tmp_path, "dev1", "dev2", "dev3"))
+    assert (train.classes, validation) == (("dev1", "dev2", "dev3"), None)
+
+
+def test_the_plainest_name_of_an_image_part_counts(tmp_path):
+    path = laid_out(tmp_path, "train/a", "train/b", "val/a", "valid/a", "test/a", "test2/a")
+    assert open_image_folder(path)[1].folder == str(tmp_path / "val")
+    with pytest.raises(InputError, match="dev and valid are all validation data"):
+        open_image_folder(laid_out(tmp_path / "x", "train/a", "train/b", "dev/a", "valid/a"))
+
+
+@pytest.mark.parametrize("layout", ["{part}/images {part}/masks", "images/{part} masks/{part}"])
+def test_masked_image_parts_have_their_usual_names(tmp_path, layout):
+    for part, count in (("Training", 3), ("valid", 2), ("test", 1)):
+        images, masks = layout.format(part=part).split()
+        for number in range(count):
+            write(tmp_path / images / f"{number}.png", pattern(2, 2))
+            write(tmp_path / masks / f"{number}.png", pattern(2, 2, 1) % 2)
+    train, validation = open_image_folder(str(tmp_path))
+    assert (len(train), len(validation)) == (3, 2)
+
+
+# ---- names that are no UTF-8 ------------------------------------------------------------------
+
+
+def test_image_files_and_classes_may_have_names_of_any_bytes(folder):
+    place = os.fsencode(folder) + b"/na\xefve"
+    os.mkdir(place)
+    with open(place + b"/caf\xe9.png", "wb") as file:
+        file.write(b"content")
+    source = ImageFolder(folder)
+    assert source.classes == ("cat", "dog", "na\\xefve")
+    assert source.name(8) == f"{folder}/na\\xefve/caf\\xe9.png"
+    assert source.read(8) == b"content"
+    os.unlink(place + b"/caf\xe9.png")
+    with pytest.raises(BadSample) as caught:
+        source.read(8)
+    assert str(caught.value).encode()
+
+
+def test_masks_may_have_names_of_any_bytes(tmp_path):
+    for kind in (b"images", b"masks"):
+        os.mkdir(os.fsencode(tmp_path) + b"/" + kind)
+        for name in (b"a", b"caf\xe9"):
+            with open(os.fsencode(tmp_path) + b"/" + kind + b"/" + name + b".png", "wb") as file:
+                file.write(encode(pattern(2, 2, 1) % 2))
+    source, _ = open_image_folder(str(tmp_path))
+    assert source.name(1).endswith("caf\\xe9.png")
+    assert source.read_target(1).shape == (2, 2)

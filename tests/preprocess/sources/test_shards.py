@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from preprocess.base import BadSample, InputError, Source
 from preprocess.sources import shards as module
-from preprocess.sources.shards import Shards, find_shards, load_index, shuffle
+from preprocess.sources.masks import PixelClasses
+from preprocess.sources.shards import Shards, find_shards, load_index, opener, shuffle
 
 # ---- the shuffle buffer -----------------------------------------------------------------------
 
@@ -61,6 +62,13 @@ def found(path, folder):
         ),
         (["train/0.tar", "validation/0.tar", "test/0.tar"], ["train/0.tar"], ["validation/0.tar"]),
         (["train/0.tar", "test/0.tar"], ["train/0.tar"], ["test/0.tar"]),
+        (["Training/0.tar", "valid/0.tar", "test/0.tar"], ["Training/0.tar"], ["valid/0.tar"]),
+        (["train-0.tar", "dev-0.tar", "test-0.tar"], ["train-0.tar"], ["dev-0.tar"]),
+        (["birds-train-0.tar", "birds_VALID-0.tar"], ["birds-train-0.tar"], ["birds_VALID-0.tar"]),
+        (["trainval-0.tar", "test-0.tar"], ["trainval-0.tar"], ["test-0.tar"]),
+        (["train-0.tar", "more-0.tar"], ["train-0.tar"], []),
+        (["bullet-train.tar", "car.tar"], ["bullet-train.tar", "car.tar"], []),
+        (["val-0.tar", "val-1.tar"], ["val-0.tar", "val-1.tar"], []),
     ],
 )
 def test_a_folder_may_hold_validation_shards_too(touch, names, train, validation):
@@ -74,11 +82,31 @@ def test_a_pattern_means_the_shards_that_fit(touch, pattern):
     assert found(f"{folder}/{pattern}", folder) == (["x-08.tar", "x-09.tar", "x-10.tar"], [])
 
 
+def test_a_pattern_for_all_parts_trains_on_one(touch):
+    folder = touch("birds-train-0.tar", "birds-val-0.tar", "birds-test-0.tar")
+    assert found(f"{folder}/*.tar", folder) == (["birds-train-0.tar"], ["birds-val-0.tar"])
+
+
+@pytest.mark.parametrize(
+    "names", [("val-0.tar", "test-0.tar"), ("x-train.tar", "x-val.tar", "y.tar")]
+)
+def test_shards_that_leave_their_part_open_are_refused(touch, names):
+    with pytest.raises(InputError, match="train"):
+        find_shards(touch(*names), r"\.tar$")
+
+
 @pytest.mark.parametrize("path", ["", "z*.tar", "x-{08..11}.tar", "a.tar"])
 def test_no_shards_is_an_error_that_names_the_place(touch, path):
     folder = touch("x-08.tar.gz")
     with pytest.raises(InputError, match="no such file|no shards here"):
         find_shards(f"{folder}/{path}".rstrip("/"), r"\.tar$")
+
+
+def test_test_shards_that_validate_are_told_of(tmp_path):
+    for place in ("x-train-0.txt", "x-test-0.txt"):
+        (tmp_path / place).write_text("ab")
+    train, validation = opener(Letters(), str(tmp_path), 1, None, PixelClasses())
+    assert (len(train), validation.stands_in) == (2, str(tmp_path / "x-test-0.txt"))
 
 
 # ---- reading ----------------------------------------------------------------------------------

@@ -278,3 +278,12 @@ def test_an_image_feature_of_another_kind_is_a_bad_sample(tmp_path):
     )
     with pytest.raises(BadSample, match="no feature 'image/encoded' with bytes or numbers"):
         opened(tmp_path).read(1)
+
+
+def test_labels_of_any_bytes_stay_apart(tmp_path):
+    images = [
+        rec.example(image__encoded=rec.text(b"x"), image__class__label=rec.text(name))
+        for name in (b"\xe9", b"\xe8")
+    ]
+    rec.write_records(tmp_path / "a.tfrecord", *images)
+    assert opened(tmp_path / "a.tfrecord").classes == ("\\xe8", "\\xe9")

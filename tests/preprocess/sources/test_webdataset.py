@@ -211,3 +211,20 @@ def test_a_source_that_has_been_read_can_be_sent_to_another_process_which_opens_
         os.close(descriptor)  # in another process it would be none, or that of another file
     source._open.clear()
     assert [sent.read(0), sent.read(1)] == [b"image", b"other"]
+
+
+def test_shards_members_and_labels_may_be_no_utf8(tmp_path):
+    write_tar(tmp_path / "x.tar", members(("a", b"a", b"caf\xe9"), ("b", b"b", b"caf\xe8")))
+    place = os.fsencode(tmp_path) + b"/\xe9.tar"
+    os.rename(tmp_path / "x.tar", place)
+    source = opened(os.fsdecode(place))
+    assert source.classes == ("caf\\xe8", "caf\\xe9")
+    assert source.name(1) == f"{tmp_path}/\\xe9.tar[1]"
+    assert source.read(1) == b"b"
+    with open(place, "rb") as file:
+        content = file.read()
+    with open(place, "wb") as file:
+        file.write(content.replace(b"a.cls", b"\xe9.cls"))
+    with pytest.raises(InputError) as caught:
+        opened(os.fsdecode(place))
+    assert str(caught.value).encode()

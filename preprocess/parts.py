@@ -1,0 +1,93 @@
+"""The parts of a data set by their usual names: training, validation and test data mean the same in every source."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+
+from preprocess.base import InputError, Source
+
+TRAIN, VALIDATION, TEST = "train", "validation", "test"
+
+_WORDS = {
+    TRAIN: r"train(ing|val)?",
+    VALIDATION: r"val|valid|validate|validation|dev|development",
+    TEST: r"test(ing)?",
+}
+_PLAIN = ("train", "validation", "val", "test")
+_MORE = r"([ _.-]?(set|data|dataset|split|images?|imgs?))?([ _.-]?\d+)?"
+_EXACT = {part: re.compile(f"({words}){_MORE}", re.IGNORECASE) for part, words in _WORDS.items()}
+_WORD = {part: re.compile(words, re.IGNORECASE) for part, words in _WORDS.items()}
+
+
+def part_of(name: str) -> str | None:
+    """Say which part of the data a name stands for, in any case; None where it is no usual name of one.
+
+    >>> [part_of(name) for name in ("Training", "valid", "dev_set", "test1", "trains", "cat")]
+    ['train', 'validation', 'validation', 'test', None, None]
+    """
+    name = name.strip()
+    return next((part for part, pattern in _EXACT.items() if pattern.fullmatch(name)), None)
+
+
+def part_within(name: str) -> str | None:
+    """Say which part the first word of a name stands for that stands for one.
+
+    >>> [part_within(name) for name in ("mnist-train.tfrecord-00000-of-00001", "bird_VAL-0.tar", "a.tar")]
+    ['train', 'validation', None]
+    """
+    for word in re.findall(r"[^\W\d_]+", name):
+        for part, pattern in _WORD.items():
+            if pattern.fullmatch(word):
+                return part
+    return None
+
+
+def parts_among(names: Collection[str], place: str) -> dict[str, str]:
+    """Find the parts among some names.
+
+    Args:
+        place: where the names are, for messages.
+
+    Returns:
+        The name of each part that is there: the plainest where several stand for one, as ``test`` beside ``test2``.
+
+    Raises:
+        InputError: two names stand for training or validation data, and neither is plainer.
+    """
+    parts: dict[str, str] = {}
+    for part in (TRAIN, VALIDATION, TEST):
+        there = sorted(name for name in names if part_of(name) == part)
+        plain = [name for name in _PLAIN if name in there]
+        if plain or len(there) == 1:
+            parts[part] = (plain or there)[0]
+        elif there and part != TEST:
+            raise InputError(
+                f"{place}: {' and '.join(there)} are all {part} data; keep one of them here, and move or "
+                "rename the others"
+            )
+    return parts
+
+
+def held_out_parts(parts: Mapping[str, str]) -> tuple[str | None, str | None]:
+    """Choose the names of the validation and the test data; test data validates where nothing else can.
+
+    >>> held_out_parts({"train": "train", "validation": "val", "test": "test"})
+    ('val', 'test')
+    >>> held_out_parts({"train": "train", "test": "Testing"})
+    ('Testing', None)
+    """
+    if VALIDATION in parts:
+        return parts[VALIDATION], parts.get(TEST)
+    return parts.get(TEST), None
+
+
+def stand_in(validation: Source, name: str, place: str) -> None:
+    """Mark validation data that is test data by its name, so that its owner is told.
+
+    Args:
+        name: of its part.
+        place: where it lies, for the message.
+    """
+    if part_of(name) == TEST:
+        validation.stands_in = place  # type: ignore[attr-defined]
