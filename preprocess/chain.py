@@ -49,6 +49,7 @@ class Chain:
 
     Attributes:
         affine: what the trainers do to an image first; None for nothing.
+        is_precise: whether numbers with a fraction stay float64.
     """
 
     def __init__(
@@ -57,6 +58,7 @@ class Chain:
         self.source = source
         transforms, scale = split_scale(transforms)
         self.affine = affine_of(scale)
+        self.is_precise = self.affine is not None and self.affine.precise
         self._masks = target_of(source) if is_mask(source) else None
         if self._masks is not None:
             transforms = decoded_whole(transforms)
@@ -171,7 +173,7 @@ class Chain:
     def _fix(self, data: bytes | np.ndarray, mask: np.ndarray | None) -> Part:
         transforms, image = self._fixed, data
         if isinstance(image, np.ndarray):
-            image = _numbers(image)
+            image = _numbers(image, self.is_precise)
         if transforms and isinstance(transforms[0], Decode | SideBySide):
             image = transforms[0].apply(image)
             transforms = transforms[1:]
@@ -200,15 +202,19 @@ class Chain:
         return Part(image, mask.pixels)
 
 
-def _numbers(array: np.ndarray) -> np.ndarray:
+def _numbers(array: np.ndarray, is_precise: bool) -> np.ndarray:
     """An array that a source has given, of the type in which it travels.
+
+    Args:
+        is_precise: whether numbers with a fraction stay float64.
 
     Raises:
         BadImage: it holds no numbers, or one that is none.
     """
     if array.dtype.kind not in "fiub":
         raise BadImage(f"is an array of {array.dtype}, not of numbers")
-    numbers = array.astype(wire_dtype(array.dtype), copy=False)
+    is_double = is_precise and array.dtype.kind == "f"
+    numbers = array.astype(np.float64 if is_double else wire_dtype(array.dtype), copy=False)
     if numbers.dtype.kind == "f" and not np.isfinite(numbers).all():
         raise BadImage("has a number that is NaN or infinite")
     return numbers

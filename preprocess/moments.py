@@ -7,14 +7,14 @@ computing sample variances, 1979), in float64.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import reduce
 
 import numpy as np
 
 from preprocess.base import InputError
 from preprocess.pipeline import Pipeline
-from preprocess.sample import Affine
+from preprocess.sample import LOSES, Affine
 from preprocess.transforms.colour import Standardize
 
 _BLOCK = 1024  # samples
@@ -63,11 +63,9 @@ class Moments:
         """What brings the rows to mean 0 and standard deviation 1; a feature that is always the same, to 0."""
         is_constant = self.low == self.high
         deviation = np.where(is_constant, 1.0, np.sqrt(self.squares / self.count))
-        return Affine(
-            tuple(np.where(is_constant, self.low, self.mean).tolist()),
-            tuple(deviation.tolist()),
-            1.0,
-        )
+        mean = np.where(is_constant, self.low, self.mean)
+        precise = bool((~is_constant & (np.abs(mean) > LOSES * deviation)).any())
+        return Affine(tuple(mean.tolist()), tuple(deviation.tolist()), 1.0, precise)
 
 
 @dataclass(frozen=True)
@@ -117,16 +115,15 @@ def standardized(
         progress(len(indices))
     if len(found) < (1 if folds is None else 2):
         raise InputError("transforms: standardize: no training sample can be read")
-    whole = reduce(Moments.__add__, (found[number] for number in sorted(found)))
+    whole = reduce(Moments.__add__, (found[number] for number in sorted(found))).affine()
     if folds is None:
-        return Standardized(transforms, whole.affine())
+        return Standardized(transforms, whole)
+    of_folds = (
+        reduce(Moments.__add__, (found[number] for number in sorted(found) if number != fold))
+        for fold in range(int(folds.max()) + 1)
+    )
     return Standardized(
         transforms,
-        whole.affine(),
-        tuple(
-            reduce(
-                Moments.__add__, (found[number] for number in sorted(found) if number != fold)
-            ).affine()
-            for fold in range(int(folds.max()) + 1)
-        ),
+        whole,
+        tuple(replace(one.affine(), precise=whole.precise) for one in of_folds),
     )

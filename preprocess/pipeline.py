@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
 from functools import cached_property
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -66,6 +66,7 @@ class Pipeline(Chain):
     ) -> None:
         super().__init__(source, expecting(transforms, sample.unfinished), seed, fixed)
         self.sample, self._piece = sample, piece
+        self.is_precise = sample.wire.dtype == "float64"
         self._carried = carried or sample.kept_target
         self._shape, self._dtype = sample.wire.shape, np.dtype(sample.wire.dtype)
         self._target, self._room = sample.target, _Room()
@@ -106,7 +107,8 @@ class Pipeline(Chain):
 
     def _check(self, part: Part, index: int) -> Part:
         image = part.image
-        if image.shape != self._shape or wire_dtype(image.dtype) != self._dtype:
+        is_double = self.is_precise and image.dtype.kind == "f"
+        if image.shape != self._shape or not (is_double or wire_dtype(image.dtype) == self._dtype):
             raise BadSample(
                 self.source.name(index),
                 f"is {ImageSpec.of(image)}; the others are {self.sample.wire}",
@@ -133,7 +135,7 @@ class Pipeline(Chain):
         Returns:
             The samples that cannot be used, each with its position; their images are 0 and their targets marked.
         """
-        if not self.is_random or LOADING.kernels is None:
+        if not self.is_random or self._kernels is None:
             return self._each(
                 indices,
                 lambda index: self._make(index, epoch, training),
@@ -171,6 +173,11 @@ class Pipeline(Chain):
                     training,
                 )
         return sorted(bad, key=lambda error: error.position or 0)
+
+    @property
+    def _kernels(self) -> Any:
+        """The compiled loops, which know no float64; None where there are none."""
+        return None if self.is_precise else LOADING.kernels
 
     def _make(self, index: int, epoch: int, training: bool) -> Part:
         part, began = self.prepare(index), time.perf_counter()
@@ -243,7 +250,7 @@ class Pipeline(Chain):
         Args:
             parts, masks: of the samples ``indices[positions]``, which go to these positions of images and targets.
         """
-        kernels, began = LOADING.kernels, time.perf_counter()
+        kernels, began = self._kernels, time.perf_counter()
         begun = None
         if kernels is not None and len(positions):
             begun = self.begin(kernels, parts, masks, indices[positions], epoch, training)

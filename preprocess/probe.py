@@ -124,6 +124,9 @@ def look(
     if found[0].mask is not None:
         target = replace(target, size=_alike_masks(found))
     kept, unkept = _alike_when_kept(found, chain)
+    if chain.is_precise:
+        image = image.precise()
+        kept = None if kept is None else kept.precise()
     sample = SampleSpec(image, target.outputs, chain.affine, None, target)
     if left is not None:
         sample = _left_to_device(sample, left, found[0].name)

@@ -17,14 +17,20 @@ from preprocess.base import InputError
 from preprocess.scaling import along_row, scale_into
 from preprocess.target import TargetSpec, class_target
 
+LOSES = (
+    4096  # deviations between the mean of numbers and 0 from which on float32 loses what differs
+)
 PLACE_BYTES = 16  # of where the pixels of a sample go, of which something is left to the device
 
 
 def wire_dtype(dtype: np.dtype) -> np.dtype:
-    """The type with which numbers travel: those with a fraction as float32, truth values as uint8."""
+    """The type with which numbers travel: those with a fraction as float32, truth values as uint8.
+
+    It is always in the byte order of this machine.
+    """
     if dtype.kind == "b":
         return np.dtype(np.uint8)
-    return np.dtype(np.float32) if dtype.kind == "f" else dtype
+    return np.dtype(np.float32) if dtype.kind == "f" else dtype.newbyteorder("=")
 
 
 @dataclass(frozen=True)
@@ -44,6 +50,10 @@ class ImageSpec:
         """An array as it travels: numbers with a fraction as float32."""
         return cls(image.shape, str(wire_dtype(image.dtype)))
 
+    def precise(self) -> ImageSpec:
+        """The same with numbers that have a fraction as float64."""
+        return replace(self, dtype="float64") if self.dtype == "float32" else self
+
     @property
     def size(self) -> int:
         """Numbers in it."""
@@ -62,6 +72,9 @@ class ImageSpec:
 class Affine:
     """(x / unit - mean) / std as ``x * multiplier + offset``, one rounding each, on any engine.
 
+    Attributes:
+        precise: whether it is computed in float64, because float32 cannot tell the numbers apart.
+
     >>> Affine(mean=0.5, std=0.5).apply(np.array([[[0], [255]]], np.uint8)).ravel()
     array([-1.,  1.], dtype=float32)
     """
@@ -69,17 +82,37 @@ class Affine:
     mean: float | tuple[float, ...]
     std: float | tuple[float, ...]
     unit: float = 255.0
+    precise: bool = field(default=False, repr=False)
+
+    @property
+    def dtype(self) -> np.dtype:
+        """The type in which it is computed; what comes out is float32."""
+        return np.dtype(np.float64 if self.precise else np.float32)
+
+    @property
+    def precision(self) -> float:
+        """How many times the deviation lies between the mean and 0, at most: what float32 loses of it."""
+        return float(np.max(np.abs(np.asarray(self.mean) / np.asarray(self.std)), initial=0.0))
 
     @cached_property
     def multiplier(self) -> np.ndarray:
-        """float32, a scalar or one number for each channel."""
-        return (1 / (self.unit * np.asarray(self.std, np.float64))).astype(np.float32)
+        """A scalar or one number for each channel, of the type :attr:`dtype`."""
+        return (1 / (self.unit * np.asarray(self.std, np.float64))).astype(self.dtype)
 
     @cached_property
     def offset(self) -> np.ndarray:
-        """float32, a scalar or one number for each channel."""
+        """A scalar or one number for each channel, of the type :attr:`dtype`."""
         return (-np.asarray(self.mean, np.float64) / np.asarray(self.std, np.float64)).astype(
-            np.float32
+            self.dtype
+        )
+
+    def in_two(self) -> tuple[np.ndarray, Affine]:
+        """Split it into a shift that float32 holds, to be subtracted in float64, and the rest, for float32."""
+        mean = np.asarray(self.mean, np.float64)
+        shift = (mean * self.unit).astype(np.float32).astype(np.float64)
+        rest = (mean - shift / self.unit).tolist()
+        return shift, replace(
+            self, mean=tuple(rest) if isinstance(rest, list) else rest, precise=False
         )
 
     def check(self, channels: int) -> None:
@@ -101,6 +134,9 @@ class Affine:
     def apply(self, images: np.ndarray, out: np.ndarray | None = None) -> np.ndarray:
         """Scale images (..., height, width, channels) to float32; into ``out`` where it is given."""
         scaled = np.empty(images.shape, np.float32) if out is None else out
+        if self.precise:
+            np.copyto(scaled, images * self.multiplier + self.offset, casting="same_kind")
+            return scaled
         scale_into(scaled, images, self.multiplier, self.offset)
         return scaled
 
@@ -142,6 +178,11 @@ class SampleSpec:
             else found
         )
 
+    def precise(self) -> SampleSpec:
+        """The same sample, whose numbers travel as float64 where they have a fraction."""
+        kept = None if self.kept is None else self.kept.precise()
+        return replace(self, image=self.image.precise(), kept=kept)
+
     @property
     def wire(self) -> ImageSpec:
         """An input as it travels to the trainers: a row of bytes, where something is left to the device."""
@@ -165,6 +206,8 @@ class SampleSpec:
         if self.affine is not None:
             unit = {} if self.affine.unit == 255 else {"unit": self.affine.unit}
             affine = {"mean": self.affine.mean, "std": self.affine.std, **unit}
+            if self.affine.precise:
+                affine["precise"] = True
         return {
             "shape": self.image.shape,
             "dtype": self.image.dtype,

@@ -23,6 +23,7 @@ from preprocess.base import (
     InputError,
     RandomAccess,
     Source,
+    and_more,
     import_function,
     in_one_line,
     printable,
@@ -173,6 +174,22 @@ class Told(View):
         return told_array(self.source)
 
 
+class WithLabels(View):
+    """All samples of a source of many labels, as places in a longer list of labels.
+
+    Args:
+        target: has all labels of the source, and more.
+    """
+
+    def __init__(self, source: Source, target: TargetSpec) -> None:
+        super().__init__(source, np.arange(len(source)))
+        names = target_of(source).names
+        values = np.asarray(source.targets)  # type: ignore[attr-defined]
+        self.targets = np.zeros((len(values), target.outputs), values.dtype)
+        self.targets[:, [target.names.index(name) for name in names]] = values
+        self.target = replace(target, weighted=False)
+
+
 def open_data(
     source: str,
     path: str | None,
@@ -250,6 +267,8 @@ def open_each(
             raise InputError(
                 f"{path or source}: only one class, {train.classes[0]!r}; at least two are needed"
             )
+        if target is not None:
+            target.check(target_of(train))
         if division is not None:
             marks |= _marks_of_train(train, path, number, target, marks)
         if first is None:
@@ -539,9 +558,29 @@ def told(source: Source, wish: TargetWish) -> Source:
         wish.check(said)
         return source
     if wish.kind == "class" and isinstance(source, ClassSource):
-        wish.check(target_of(source))
-        return source
+        return _with_names(source, wish)
     return Told(source, wish.spec_of(source))
+
+
+def _with_names(source: ClassSource, wish: TargetWish) -> Source:
+    """A source of classes, some of which it may lack, by the names that a spec has for them.
+
+    Raises:
+        InputError: it has a class that is none of these.
+    """
+    classes = tuple(map(str, source.classes))
+    if not wish.names or set(wish.names) == set(classes):
+        return source
+    if classes == tuple(map(str, range(len(classes)))) and len(classes) == len(wish.names):
+        return Relabelled(source, source.labels, wish.names)
+    if unknown := [name for name in classes if name not in wish.names]:
+        raise InputError(
+            f"data.target: names: the source has the class {unknown[0]!r}{and_more(unknown)}, which is "
+            f"none of {', '.join(wish.names[:10])}; the names should be those of the data"
+        )
+    names = tuple(sorted(wish.names))
+    places = np.array([names.index(name) for name in classes], np.int64)
+    return Relabelled(source, places[np.asarray(source.labels)], names)
 
 
 def _checked(source: Source, origin: str) -> Source:
@@ -578,6 +617,8 @@ def _alike(source: Source, train: Source, place: str | None, part: str = "valida
     if isinstance(source, ClassSource) and isinstance(train, ClassSource):
         return _with_classes(source, train.classes, place, part)
     ours, theirs = target_of(train), target_of(source)
+    if ours.kind == theirs.kind == "multilabel" and set(theirs.names) < set(ours.names):
+        return WithLabels(source, ours)
     if replace(theirs, weighted=ours.weighted) != ours:
         raise InputError(
             f"{place}: the {part} data has other targets than the training data: {theirs.kind} "

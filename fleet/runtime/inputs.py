@@ -19,14 +19,14 @@ from fleet.spec.data import Target
 from fleet.spec.judging import settled
 from fleet.storage.files import storing
 from fleet.terminal import progress_bar
-from preprocess.base import BadSample, CannotWrite, DataSet, Source
+from preprocess.base import BadSample, CannotWrite, DataSet, InputError, Source
 from preprocess.chain import split_scale
 from preprocess.decoded_copy import decode_once
 from preprocess.fingerprint import Fingerprint
 from preprocess.moments import Standardized, standardized
 from preprocess.pipeline import Pipeline
 from preprocess.probe import Look, on_depth
-from preprocess.sample import SampleSpec
+from preprocess.sample import Affine, SampleSpec
 from preprocess.source import fold_of, open_each
 from preprocess.target import TargetSpec, TargetWish, plain_targets, read_mask, target_of
 from preprocess.transforms import Transform
@@ -342,16 +342,19 @@ def standardize(
         ):
             found[key] = kept
             continue
-        on_host = replace(feed.samples["train"], unfinished=None)
+        on_host = replace(feed.samples["train"], unfinished=None).precise()
         pipeline = Pipeline(feed.data.train, finished_on_host(feed.transforms), spec.seed, on_host)
         with progress_bar(pipeline.samples, "means and deviations") as advance:
             found[key] = standardized(said, pipeline, how, folds, advance)
+        if inputs.feeds or feed.samples["train"].unfinished is not None:
+            _check_float32(found[key].affine)
 
     def told(sample: SampleSpec, key: str) -> SampleSpec:
-        return (
-            replace(sample, affine=found[key].affine, folds=found[key].folds)
-            if key in found
-            else sample
+        if key not in found:
+            return sample
+        affine = found[key].affine
+        return replace(
+            sample.precise() if affine.precise else sample, affine=affine, folds=found[key].folds
         )
 
     alone = "" if inputs.feeds else next(iter(spec.feeds))
@@ -363,6 +366,20 @@ def standardize(
         for part, sample in inputs.samples.items()
     }
     return replace(inputs, samples=samples), found
+
+
+def _check_float32(affine: Affine) -> None:
+    """See that float32 can tell numbers apart, as which they travel to several feeds, and to devices that finish them.
+
+    Raises:
+        InputError: it cannot.
+    """
+    if affine.precise:
+        raise InputError(
+            "transforms: standardize: the mean of a feature is thousands of its deviations away from 0, so that "
+            "float32 cannot tell its numbers apart; subtract what they have in common in the data, or give all "
+            "entries of models the same data, with data.finish: host"
+        )
 
 
 def decode(inputs: Inputs, spec: Spec, path: Path) -> Inputs:

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+import bz2
 import csv
 import difflib
+import gzip
+import json
+import lzma
 import os
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import re
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import IO, Any
 
 import numpy as np
 
@@ -17,6 +24,17 @@ MISSING = frozenset(
 )  # what stands among numbers for one that is missing
 _DELIMITERS = ",;\t|"  # of these the one that comes most often in the header, unless it is said
 _TRUTH = {"true": 1, "false": 0}
+# Whole numbers that are codes, such as postal codes: as numbers they would lose their zeros, or their last digits.
+_CODE = re.compile(r"[+-]?0\d+|[+-]?\d{19,}")
+_COMMA = re.compile(r"[+-]?(\d{1,3}(,\d{3})+(\.\d+)?|\d+,\d+)")  # 1,234.5 or 1,5
+_INDEX = re.compile(r"Unnamed: 0(\.\d+)?|__index_level_\d+__")  # what pandas calls an index
+_NO_VALUE = frozenset({"nan", "<na>", "nat"})  # what libraries write for a text that is missing
+_OPENERS: Mapping[str, Callable[..., IO[str]]] = {
+    ".gz": gzip.open,
+    ".bz2": bz2.open,
+    ".xz": lzma.open,
+}
+PARQUET = (".parquet", ".pq")
 
 
 @dataclass(frozen=True)
@@ -29,6 +47,10 @@ class Table:
         missing: name -> (rows,) whether there is no number; of text, an empty one says so.
         lines: (rows,) where each row stands: the line of a CSV file, the row of a Parquet file from 0.
         unit: what a number of ``lines`` is called.
+        index: columns that are pandas' index: features only where somebody asks for them.
+        lists: name -> the lists of a column that holds such, which are labels.
+        files: the paths of the files of a table that has several.
+        file_of: (rows,) the place in ``files`` of each row; empty of a table in one file.
     """
 
     path: str
@@ -36,13 +58,18 @@ class Table:
     missing: Mapping[str, np.ndarray]
     lines: np.ndarray
     unit: str
+    index: frozenset[str] = frozenset()
+    lists: Mapping[str, Sequence[Sequence[object]]] = field(default_factory=dict)
+    files: tuple[str, ...] = ()
+    file_of: np.ndarray = field(default_factory=lambda: np.empty(0, np.int64))
 
     def __len__(self) -> int:
         return len(self.lines)
 
     def place(self, row: int, column: str | None = None) -> str:
         """Where a row, or a cell, stands."""
-        where = f"{self.path} {self.unit} {self.lines[row]}"
+        path = self.files[self.file_of[row]] if self.files else self.path
+        where = f"{path} {self.unit} {self.lines[row]}"
         return where if column is None else f"{where}, column {column!r}"
 
     def column(self, column: str, what: str) -> np.ndarray:
@@ -70,6 +97,12 @@ class Table:
             InputError: there is no such column, or a cell without a value.
         """
         cells = self.column(column, what)
+        if column in self.lists:
+            raise InputError(
+                f"{self.path}: column {column!r} holds lists or records, and {what} should be a number or "
+                "a text; give each number a column of its own (lists of labels are read with data.target: "
+                "multilabel)"
+            )
         missing = (
             np.array([not cell.strip() for cell in cells])
             if cells.dtype.kind == "O"
@@ -78,17 +111,21 @@ class Table:
         self._check_complete(column, missing)
         return cells
 
-    def typed(self, column: str, what: str) -> np.ndarray:
+    def typed(self, column: str, what: str, codes: bool = False) -> np.ndarray:
         """A complete column as whole numbers (int64), numbers (float64), booleans or text: what all of its cells are.
 
+        Args:
+            codes: whether whole numbers that begin with zeros, or have too many digits, make the column text.
+
         Raises:
-            InputError: some cells are numbers and others text.
+            InputError: some cells are numbers and others text, or two of them differ as text alone.
         """
         cells = self.find(column, what)
         if cells.dtype.kind != "O":
             return cells
         is_number = np.array(list(map(_is_number, cells)), bool)
         if not is_number.any():
+            self._check_commas(column, cells)
             truth = [_TRUTH.get(cell.strip().lower()) for cell in cells]
             return cells if None in truth else np.array(truth, bool)
         self._check_complete(column, np.array([cell.strip().lower() in MISSING for cell in cells]))
@@ -102,7 +139,42 @@ class Table:
                 f"{'a number' if is_number[odd] else 'no number'}, unlike {cells[usual]!r} in {self.unit} "
                 f"{self.lines[usual]}; a column should hold values of one kind"
             )
-        return _numbers(cells)
+        if codes and _are_codes(cells):
+            return np.array([cell.strip() for cell in cells], object)
+        numbers = _numbers(cells)
+        if any(map(_CODE.fullmatch, map(str.strip, cells))):
+            self._check_merged(column, cells, numbers)
+        return numbers
+
+    def _check_commas(self, column: str, cells: np.ndarray) -> None:
+        if all(_COMMA.fullmatch(cell.strip()) for cell in cells):
+            raise InputError(
+                f"{self.place(0, column)}: {cells[0]!r} is a number with a comma; write decimals with a "
+                "point and thousands without a comma, or say data.target: class if it names a class"
+            )
+
+    def _check_merged(self, column: str, cells: np.ndarray, numbers: np.ndarray) -> None:
+        """Refuse codes that would be the same number."""
+        seen: dict[object, int] = {}
+        for row, number in enumerate(numbers.tolist()):
+            first = seen.setdefault(number, row)
+            texts = [cells[first].strip(), cells[row].strip()]
+            if texts[0] != texts[1] and any(map(_CODE.fullmatch, texts)):
+                raise InputError(
+                    f"{self.place(row, column)}: {texts[1]!r} and {texts[0]!r} in {self.unit} "
+                    f"{self.lines[first]} would be the same number; if they are codes, encode them, or leave "
+                    "the column out; if they are numbers, write them alike"
+                )
+
+    def classes(self, column: str) -> np.ndarray:
+        """A complete column of what names classes: whole numbers where all are, so that 10 comes after 9; or text."""
+        cells = self.text(column, "classes")
+        self._check_complete(
+            column, np.array([cell.strip().lower() in _NO_VALUE for cell in cells])
+        )
+        if all(_is_whole(cell) for cell in cells) and not _are_codes(cells):
+            return np.array([int(cell) for cell in cells])
+        return np.array(cells)
 
     def numbers(self, column: str, what: str) -> np.ndarray:
         """A complete column of numbers, all of them finite.
@@ -140,7 +212,7 @@ def read_table(path: str, delimiter: str | None = None, names: Sequence[str] = (
     """Read a table; a file that ends in ``.parquet`` or ``.pq`` is one of Parquet, any other one of CSV.
 
     Args:
-        path: of the file.
+        path: of the file. A CSV file may be compressed, with an ending ``.gz``, ``.bz2`` or ``.xz``.
         delimiter: between the cells of a CSV file; found in its first line where it is not given.
         names: of the columns of a CSV file without a header, which has numbers in its first line. Without them, a
             header must be there.
@@ -160,21 +232,33 @@ def _read_csv(path: str, delimiter: str | None, names: Sequence[str]) -> Table:
         raise InputError(f"{path}: delimiter: {delimiter!r} should be a single character")
     rows: list[list[str]] = []
     lines: list[int] = []
+    began = 1
+    opened = _OPENERS.get(os.path.splitext(path)[1].lower(), open)
     try:
-        with open(path, encoding="utf-8-sig", newline="") as file:
+        with opened(path, "rt", encoding="utf-8-sig", newline="") as file:
             first = file.readline()
             file.seek(0)
             delimiter = delimiter or max(_DELIMITERS, key=first.count)
-            reader = csv.reader(file, delimiter=delimiter)
+            text = _Remembered(file)
+            reader = csv.reader(text, delimiter=delimiter)
             header = next(reader, [])
             if names and header and all(map(_is_number, header)) and not set(names) <= set(header):
                 file.seek(0)
                 reader, header = (
-                    csv.reader(file, delimiter=delimiter),
+                    csv.reader(text, delimiter=delimiter),
                     _given_header(path, names, header),
                 )
+            is_unnamed = len(header) > 1 and not header[0].strip() and any(header)
+            if is_unnamed and "Unnamed: 0" not in header:  # the index that pandas has written
+                header = ["Unnamed: 0", *header[1:]]
             _check_header(path, header, names)
+            text.lines.clear()
+            began = reader.line_num + 1
             for cells in reader:
+                if len(text.lines) > 1 or (cells and cells[-1].endswith("\n")):
+                    _check_quotes(path, began, text.lines, delimiter, rows, cells)
+                text.lines.clear()
+                began = reader.line_num + 1
                 if not cells:  # an empty line
                     continue
                 if len(cells) != len(header):
@@ -184,19 +268,75 @@ def _read_csv(path: str, delimiter: str | None, names: Sequence[str]) -> Table:
                     )
                 rows.append(cells)
                 lines.append(reader.line_num)
-    except OSError as error:
-        raise InputError(f"{path}: cannot be read: {error.strerror or error}") from error
     except UnicodeDecodeError as error:
         raise InputError(f"{path}: not text in UTF-8 at byte {error.start}; save it so") from error
+    except (OSError, EOFError, zlib.error, lzma.LZMAError) as error:
+        reason = getattr(error, "strerror", None) or error
+        raise InputError(f"{path}: cannot be read: {reason}") from error
     except csv.Error as error:
-        raise InputError(f"{path} line {reader.line_num}: not a CSV file: {error}") from error
+        raise InputError(
+            f"{path} line {began}: not a CSV file: {error}; perhaps a quote in this line is not closed"
+        ) from error
     if not rows:
         raise InputError(f"{path}: no rows below the header")
     columns = {
         name: np.array(cells, object)
         for name, cells in zip(header, zip(*rows, strict=True), strict=True)
     }
-    return Table(path, columns, {}, np.array(lines), "line")
+    index = frozenset(name for name in header if _INDEX.fullmatch(name))
+    table = Table(path, columns, {}, np.array(lines), "line", index)
+    if is_unnamed and (len(rows) < 2 or len(set(columns[header[0]].tolist())) < len(rows)):
+        raise InputError(
+            f"{path} line 1: column 1 has no name, and is no index, which differs from row to row"
+        )
+    return table
+
+
+class _Remembered:
+    """The lines of a file, which are remembered as they are read."""
+
+    def __init__(self, file: IO[str]) -> None:
+        self._file = file
+        self.lines: list[str] = []
+
+    def __iter__(self) -> Iterator[str]:
+        for line in self._file:
+            self.lines.append(line)
+            yield line
+
+
+def _check_quotes(
+    path: str,
+    line: int,
+    lines: Sequence[str],
+    delimiter: str,
+    rows: Sequence[Sequence[str]],
+    cells: Sequence[str],
+) -> None:
+    """Refuse a row of several lines that has swallowed others: its quote was not closed.
+
+    Args:
+        line: where the row begins.
+        lines: that it is made of.
+        rows: before it.
+        cells: of the row.
+    """
+    try:
+        list(csv.reader(lines, delimiter=delimiter, strict=True))
+    except csv.Error as error:
+        raise InputError(
+            f"{path} line {line}: a quote is opened in this row and not closed ({error}); close it, or "
+            "remove it"
+        ) from error
+    like = [_is_number(cell) for cell in (rows[0] if rows else cells)]
+    for place, inner in enumerate(lines[1:], 1):
+        found = next(csv.reader([inner], delimiter=delimiter), [])
+        is_row = len(found) == len(like) > 1
+        if is_row and [_is_number(cell.strip('"')) for cell in found] == like:
+            raise InputError(
+                f"{path} line {line}: a quote is opened in this row and not closed in it, so that line "
+                f"{line + place}, which looks like a row, is a part of a cell; close it, or remove it"
+            )
 
 
 def _given_header(path: str, names: Sequence[str], first: Sequence[str]) -> list[str]:
@@ -251,26 +391,58 @@ def _read_parquet(path: str) -> Table:
         raise InputError(f"{path}: two columns are named {twice!r}")
     if not len(found):
         raise InputError(f"{path}: no rows")
-    columns, missing = {}, {}
+    columns, missing, lists = {}, {}, {}
     for name in names:
         column = found.column(name).combine_chunks()
+        if pyarrow.types.is_nested(column.type):
+            lists[name] = column.to_pylist()
+            columns[name], missing[name] = (
+                np.empty(len(found), object),
+                np.asarray(column.is_null()),
+            )
+            continue
         columns[name], missing[name] = _from_arrow(column, pyarrow)
-    return Table(path, columns, missing, np.arange(len(found)), "row")
+    index = frozenset(_index_of_pandas(found.schema.metadata or {}, names))
+    return Table(path, columns, missing, np.arange(len(found)), "row", index, lists)
 
 
-def _from_arrow(column: object, pyarrow: object) -> tuple[np.ndarray, np.ndarray]:
+def _index_of_pandas(metadata: Mapping[bytes, bytes], names: Sequence[str]) -> list[str]:
+    """The columns that are the index of a data frame."""
+    try:
+        said = json.loads(metadata.get(b"pandas", b"{}")).get("index_columns", [])
+    except (ValueError, AttributeError):
+        said = []
+    return [name for name in names if name in said or _INDEX.fullmatch(name)]
+
+
+def _from_arrow(column: Any, pyarrow: Any) -> tuple[np.ndarray, np.ndarray]:
     """A column as NumPy has it, and where it has no value; one of a type that is no number becomes text."""
-    types = pyarrow.types  # type: ignore[attr-defined]
-    type_ = column.type  # type: ignore[attr-defined]
-    missing = np.asarray(column.is_null())  # type: ignore[attr-defined]
+    types = pyarrow.types
+    if types.is_dictionary(column.type):
+        column = column.dictionary_decode()
+    type_ = column.type
+    if types.is_decimal(type_):
+        column = column.cast(pyarrow.float64())
+        type_ = column.type
+    missing = np.asarray(column.is_null())
     if types.is_floating(type_):
-        cells = column.to_numpy(zero_copy_only=False)  # type: ignore[attr-defined]
+        cells = column.to_numpy(zero_copy_only=False)
         return cells, missing | np.isnan(cells)
     if types.is_integer(type_) or types.is_boolean(type_):
-        filled = column.fill_null(False if types.is_boolean(type_) else 0)  # type: ignore[attr-defined]
+        filled = column.fill_null(False if types.is_boolean(type_) else 0)
         return filled.to_numpy(zero_copy_only=False), missing
-    texts = ["" if cell is None else str(cell) for cell in column.to_pylist()]  # type: ignore[attr-defined]
+    texts = ["" if cell is None else str(cell) for cell in column.to_pylist()]
     return np.array(texts, object), missing
+
+
+def _are_codes(cells: Iterable[str]) -> bool:
+    """Whether cells are all whole numbers, and some of them codes."""
+    texts = [cell.strip() for cell in cells]
+    return any(map(_CODE.fullmatch, texts)) and all(map(_is_whole, texts))
+
+
+def _is_whole(text: str) -> bool:
+    return re.fullmatch(r"[+-]?[0-9]+", text.strip()) is not None
 
 
 def _is_number(text: str) -> bool:

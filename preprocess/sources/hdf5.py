@@ -34,7 +34,7 @@ from preprocess.passing import read_patiently
 from preprocess.sources.arrays import Opened, open_parts
 from preprocess.sources.hdf5_file import member, open_file, refusing, text_of
 from preprocess.sources.masks import Masks, PixelClasses
-from preprocess.sources.targets import Targeted, Targets, flat, numbered, understand
+from preprocess.sources.targets import Targeted, Targets, flat, named, numbered, understand
 from preprocess.target import KINDS, TargetWish
 
 
@@ -190,7 +190,7 @@ class HDF5(Targeted):
         if is_class and found.ndim == 1:
             members = h5py.check_enum_dtype(found.dtype)
             if members is not None:
-                return self._members(found[:], members, where)
+                return named(self._members(found[:], members, where), wish, where)
             if self._column == "labels" and found.dtype.kind != "b":
                 return self._labelled(part, wish, where)
         values = np.array(text_of(found[:])) if _is_text(found) else found[:]
@@ -210,14 +210,19 @@ class HDF5(Targeted):
                     f"{where}: {self.name(unknown[0])} has the class {texts[unknown[0]]!r}"
                     f"{and_more(unknown)}, which is none of those in classes: {', '.join(classes[:10])}"
                 )
-            return Targets("class", np.array([places[text] for text in texts], np.int64), classes)
+            labels = np.array([places[text] for text in texts], np.int64)
+            return named(Targets("class", labels, classes), wish, where)
         if found.dtype.kind not in "iu":
             raise InputError(
                 f"{where} is {found.shape} of {found.dtype}; it must be {found.shape} integers, or names "
                 "of classes, one for each image; say data.target: value, if they are numbers to be predicted"
             )
         labels = found[:].astype(np.int64)
-        names = classes or tuple(map(str, range(labels.max(initial=-1) + 1)))
+        if classes:
+            return named(numbered(labels, classes, where, self.name), wish, where)
+        if wish is not None and (wish.names or wish.outputs):
+            return understand(labels, wish, where, self.name)
+        names = tuple(map(str, range(labels.max(initial=-1) + 1)))
         return numbered(labels, names, where, self.name)
 
     def _members(self, values: np.ndarray, members: Mapping[str, int], where: str) -> Targets:

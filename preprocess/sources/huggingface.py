@@ -14,13 +14,21 @@ from typing import Any
 
 import numpy as np
 
-from preprocess.base import BadSample, InputError
+from preprocess.base import BadSample, InputError, RandomAccess
 from preprocess.fingerprint import Marks, marks_by_reading
 from preprocess.parts import TRAIN, held_out_parts, parts_among
 from preprocess.passing import read_file, read_patiently
 from preprocess.sources.arrays import Opened, open_parts
 from preprocess.sources.masks import Masks, PixelClasses
-from preprocess.sources.targets import Targeted, Targets, flat, label_sets, numbered, understand
+from preprocess.sources.targets import (
+    Targeted,
+    Targets,
+    flat,
+    label_sets,
+    named,
+    numbered,
+    understand,
+)
 from preprocess.target import TargetWish
 
 INPUTS = (
@@ -31,6 +39,9 @@ INPUTS = (
     "inputs",
 )  # of these columns the first that is there, unless `inputs` says it
 TARGETS = ("label", "labels", "y", "target", "targets", "mask", "annotation")  # the same
+
+
+_SMALL = 256  # numbers below it are given as float32
 
 
 class Rows(Targeted):
@@ -85,7 +96,8 @@ class Rows(Targeted):
         """The encoded image, or the array of the columns."""
         row = self._row(index)
         if len(self._inputs) > 1:
-            return np.array([row[column] for column in self._inputs], np.float32)
+            found = np.array([row[column] for column in self._inputs], np.float64)
+            return found.astype(np.float32) if np.abs(found).max() < _SMALL else found
         value = row[self._inputs[0]]
         if isinstance(value, dict):
             return _encoded(value, self.name(index))
@@ -93,6 +105,11 @@ class Rows(Targeted):
             return _numbers(value)
         except ValueError as error:
             raise BadSample(self.name(index), f"column {self._inputs[0]!r}: {error}") from None
+
+    @property
+    def is_of_columns(self) -> bool:
+        """Whether an input is made of several columns of numbers."""
+        return len(self._inputs) > 1
 
     def mask(self, index: int) -> bytes:
         """The encoded image in the column of the targets."""
@@ -114,9 +131,8 @@ class Rows(Targeted):
         nbytes = sum(
             file.stat().st_size for file in Path(self._path, self._split or "").glob("*.arrow")
         )
-        return replace(
-            marks_by_reading(self, nbytes, "row"), facts={"inputs": ", ".join(self._inputs)}
-        )
+        found = marks_by_reading(_Known(self), nbytes, "row")
+        return replace(found, facts={"inputs": ", ".join(self._inputs)})
 
     @cached_property
     def _rows(self) -> Any:
@@ -127,6 +143,25 @@ class Rows(Targeted):
             if _is_image(feature):  # as it lies there: FLEET decodes
                 rows = rows.cast_column(column, datasets.Image(decode=False))
         return rows
+
+
+class _Known(RandomAccess):
+    """Rows as they are known: those of several columns as float32."""
+
+    def __init__(self, rows: Rows) -> None:
+        self._rows = rows
+
+    def __len__(self) -> int:
+        return len(self._rows)
+
+    def name(self, index: int) -> str:
+        return self._rows.name(index)
+
+    def read(self, index: int) -> bytes | np.ndarray:
+        found = self._rows.read(index)
+        if self._rows.is_of_columns and isinstance(found, np.ndarray):
+            return found.astype(np.float32)
+        return found
 
 
 def open_huggingface(
@@ -234,18 +269,19 @@ def _understood(rows: Any, column: str, wish: TargetWish | None, origin: str, na
     inner: Any = getattr(feature, "feature", None)
     kind = None if wish is None else wish.kind
     if hasattr(feature, "names") and kind in (None, "class"):
-        return numbered(np.array(values, np.int64), tuple(feature.names), origin, name)
+        found = numbered(np.array(values, np.int64), tuple(feature.names), origin, name)
+        return named(found, wish, origin)
     if hasattr(inner, "names") and kind in (None, "multilabel"):
-        given = np.zeros((len(values), len(inner.names)), np.uint8)
-        for row, labels_of in enumerate(values):
-            given[row, list(labels_of)] = 1
-        return Targets("multilabel", given, tuple(inner.names))
+        known = TargetWish("multilabel", len(inner.names))
+        found = label_sets([set(labels_of) for labels_of in values], known, origin, name)
+        return named(replace(found, names=tuple(inner.names)), wish, origin)
     if isinstance(values[0], list) and (
-        isinstance(next(iter(values[0]), None), str) or len(set(map(len, values))) > 1
+        any(isinstance(label, str) for labels_of in values for label in labels_of)
+        or len(set(map(len, values))) > 1
     ):
         if kind not in (None, "multilabel"):
             raise InputError(
                 f"{origin}: each row has a list of labels; that is multilabel, not {kind}"
             )
-        return label_sets([set(labels_of) for labels_of in values])
+        return label_sets([set(labels_of) for labels_of in values], wish, origin, name)
     return understand(np.array(values), wish, origin, name)

@@ -28,6 +28,7 @@ from preprocess.base import (
     BadImage,
     BadSample,
     InputError,
+    and_more,
     counted,
     encoded,
     printable,
@@ -42,8 +43,9 @@ from preprocess.target import TargetWish
 
 OPEN_FILES = 64  # shards that one process keeps open
 BUFFER = 1024  # records of a shuffle buffer
+_VERSION = 2  # of how shards are scanned: an index of another one is made anew
 
-Value = int | float | str | tuple[int | float, ...]
+Value = int | float | str | tuple[int | float | str, ...]
 
 
 class Record(NamedTuple):
@@ -114,6 +116,10 @@ class Shards(Targeted):
         buffer: records among which the next one of an epoch is drawn.
         target: what the targets are, where the spec says it.
         masks: how they are coded.
+        are_lists: whether targets are lists of labels, even where all lists are equally long.
+
+    Attributes:
+        are_lists: whether targets are lists of labels.
     """
 
     def __init__(
@@ -123,6 +129,7 @@ class Shards(Targeted):
         buffer: int = BUFFER,
         target: TargetWish | None = None,
         masks: PixelClasses = PixelClasses(),  # noqa: B008
+        are_lists: bool = False,
     ) -> None:
         if not shards:
             raise InputError("no shards")
@@ -133,10 +140,11 @@ class Shards(Targeted):
         self._form, self._buffer = form, buffer
         found, count = self._index, len(self._index.offsets)
         weights = found.weights if len(found.weights) else None
+        self.are_lists = are_lists or _are_lists(found, target)
         targets = (
             Masks(count, masks, self.name, self.mask)
             if target is not None and target.kind == "mask"
-            else _understood(found, target, shards[0], self.name)
+            else _understood(found, target, shards[0], self.name, self.are_lists)
         )
         super().__init__(targets, weights, count)
 
@@ -218,18 +226,43 @@ class Shards(Targeted):
 
 
 def _understood(
-    found: ShardIndex, wish: TargetWish | None, origin: str, name: Callable[[int], str]
+    found: ShardIndex,
+    wish: TargetWish | None,
+    origin: str,
+    name: Callable[[int], str],
+    are_lists: bool,
 ) -> Targets:
     """The targets of an index: a single integer or text is a class, unless the spec says otherwise."""
-    if len(found.lengths):
+    if are_lists:
         if wish is not None and wish.kind != "multilabel":
             raise InputError(
-                f"{origin}: records have differently many targets; that is multilabel, not {wish.kind}"
+                f"{origin}: records have lists of labels; that is multilabel, not {wish.kind}"
             )
-        rows = np.split(found.values, np.cumsum(found.lengths)[:-1])
-        return label_sets([set(row.tolist()) for row in rows])
+        return label_sets(_sets(found), wish, origin, name)
     is_class = wish is None and found.values.ndim == 1 and found.values.dtype.kind != "f"
     return understand(found.values, TargetWish("class") if is_class else wish, origin, name)
+
+
+def _are_lists(found: ShardIndex, wish: TargetWish | None) -> bool:
+    """Whether targets are lists of labels, and not a zero or one for each label."""
+    if len(found.lengths):
+        return True
+    is_asked = wish is not None and wish.kind == "multilabel"
+    if found.values.dtype.kind == "U":
+        return is_asked or found.values.ndim == 2
+    return is_asked and not np.isin(found.values, (0, 1)).all()
+
+
+def _sets(found: ShardIndex) -> list[set[object]]:
+    """The labels of each record, where records have lists of them."""
+    values = found.values
+    if values.dtype.kind == "f" and (values == np.floor(values)).all():
+        values = values.astype(np.int64)
+    if len(found.lengths):
+        rows = np.split(values, np.cumsum(found.lengths)[:-1])
+    else:
+        rows = list(values.reshape(len(values), -1))
+    return [set(row.tolist()) for row in rows]
 
 
 def shuffle(sequence: np.ndarray, buffer: int, rng: np.random.Generator) -> np.ndarray:
@@ -256,6 +289,31 @@ def shuffle(sequence: np.ndarray, buffer: int, rng: np.random.Generator) -> np.n
     return np.array(leaving, sequence.dtype)
 
 
+_NUMBERED = re.compile(r"^(.*?)(\d+)-of-(\d+)(.*)$")
+
+
+def check_numbered(paths: Sequence[str]) -> None:
+    """See that no file of a numbered set, such as ``train-00001-of-00003``, is missing among some paths.
+
+    Raises:
+        InputError: one is missing.
+    """
+    sets: dict[tuple[str, str, str], set[int]] = {}
+    for path in paths:
+        if match := _NUMBERED.match(path):
+            begin, number, total, end = match.groups()
+            sets.setdefault((begin, total, end), set()).add(int(number))
+    for (begin, total, end), numbers in sets.items():
+        first = 1 if 0 not in numbers and int(total) in numbers else 0
+        missing = sorted(set(range(first, first + int(total))) - numbers)
+        if missing:
+            raise InputError(
+                f"{begin}{missing[0]:0{len(total)}}-of-{total}{end}: no such file{and_more(missing)}, "
+                f"and {counted(len(numbers), 'file')} of {int(total)} beside it; copy what is missing, or "
+                "name the files in data.path as FILE-{00000..00001}-of-... to do without it"
+            )
+
+
 def find_shards(path: str, pattern: str) -> tuple[list[str], list[str]]:
     """The shards for training and for validation that a path means.
 
@@ -265,10 +323,12 @@ def find_shards(path: str, pattern: str) -> tuple[list[str], list[str]]:
         pattern: of the file names, a regular expression that is looked for.
 
     Raises:
-        InputError: there are none, or their names leave open which are for training.
+        InputError: there are none, some of a numbered set are missing, or their names leave open which are for training.
     """
     if not os.path.isdir(path):
         found = sorted(found for name in _expand(path) for found in _matching(name))
+        if glob.has_magic(path):
+            check_numbered(found)
         return _by_name(path, found)
     folders = {
         entry.name: shards
@@ -278,10 +338,12 @@ def find_shards(path: str, pattern: str) -> tuple[list[str], list[str]]:
     parts = parts_among(folders, path)
     if TRAIN in parts:
         held_out, _ = held_out_parts(parts)
+        check_numbered([shard for shards in folders.values() for shard in shards])
         return folders[parts[TRAIN]], folders.get(held_out or "", [])
     found = _shards_in(path, pattern)
     if not found:
         raise InputError(f"{path}: no shards here (files whose names match {pattern})")
+    check_numbered(found)
     return _by_name(path, found)
 
 
@@ -364,7 +426,7 @@ def load_index(shards: tuple[str, ...], form: Format) -> ShardIndex:
 def _identity(shards: tuple[str, ...], form: Format) -> str:
     """What the index depends on: it is made anew when any of it has changed."""
     stats = [os.stat(shard) for shard in shards]
-    return json.dumps([repr(form), [(stat.st_size, stat.st_mtime_ns) for stat in stats]])
+    return json.dumps([_VERSION, repr(form), [(stat.st_size, stat.st_mtime_ns) for stat in stats]])
 
 
 def _kept(path: str, shards: tuple[str, ...], identity: str) -> ShardIndex | None:
@@ -415,19 +477,21 @@ def _scan(shards: tuple[str, ...], form: Format) -> ShardIndex:
 
 def _columns(shard: str, values: Sequence[Value]) -> tuple[np.ndarray, np.ndarray]:
     """The targets of all records, and how many numbers each has, where that differs."""
-    if any(isinstance(value, tuple) for value in values):
-        values = [(value,) if isinstance(value, int | float) else value for value in values]
-    kinds = {float if isinstance(value, int) else type(value) for value in values}
-    if len(kinds) > 1:
+    are_lists = any(isinstance(value, tuple) for value in values)
+    lists = [value if isinstance(value, tuple) else (value,) for value in values]
+    everything = [value for one in lists for value in one]
+    if len({isinstance(value, str) for value in everything}) > 1:
         raise InputError(
             f"{shard}: some labels are numbers and some are text; all must be of one kind"
         )
-    if kinds != {tuple}:
+    if not are_lists:
         return np.array(values), np.empty(0, np.int64)
-    lengths = np.array([len(value) for value in values])  # type: ignore[arg-type]
+    if not everything:
+        raise InputError(f"{shard}: the lists of labels of all records are empty")
+    lengths = np.array(list(map(len, lists)))
     if (lengths == lengths[0]).all():
-        return np.array(values), np.empty(0, np.int64)
-    return np.concatenate([np.array(value) for value in values]), lengths
+        return np.array(lists), np.empty(0, np.int64)
+    return np.array(everything), lengths
 
 
 def opener(
@@ -439,7 +503,7 @@ def opener(
     if not held_out:
         return found, None
     shared = masks if found.masks is None else found.masks.classes
-    validation = Shards(held_out, form, buffer, target, shared)
+    validation = Shards(held_out, form, buffer, target, shared, found.are_lists)
     folder, name = os.path.split(held_out[0])
     is_by_folder = folder != os.path.dirname(train[0])
     part = os.path.basename(folder) if is_by_folder else part_within(name) or ""

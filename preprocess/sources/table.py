@@ -8,7 +8,7 @@ parts.
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -30,6 +30,7 @@ from preprocess.parts import TRAIN, held_out_parts, part_of, stand_in
 from preprocess.passing import read_file
 from preprocess.sources.arrays import Opened
 from preprocess.sources.files import InOrder
+from preprocess.sources.image_folder import EXTENSIONS
 from preprocess.sources.masks import MaskFiles, PixelClasses
 from preprocess.sources.targets import Targeted, Targets, label_sets, understand
 from preprocess.target import TargetWish
@@ -40,6 +41,8 @@ PATH_COLUMNS = (
     "filename",
     "image",
 )  # of these the first that is there, unless `inputs` says it
+_ENDINGS = frozenset({*EXTENSIONS, ".npy"})  # of files that a table may list without them
+_SMALL = 256  # numbers below it are kept as float32
 
 
 @dataclass(frozen=True)
@@ -115,7 +118,7 @@ class TableRows(Targeted):
 
 
 class FeatureRows(TableRows):
-    """Rows whose inputs stand in the table: (features,) float32 each."""
+    """Rows whose inputs stand in the table: (features,) float32 each, or float64 where numbers are large."""
 
     def __init__(
         self, table: Table, rows: np.ndarray, columns: Columns, targets: Targets | MaskFiles
@@ -135,7 +138,10 @@ class FeatureRows(TableRows):
         """A row is known by its features, in whatever order their columns stand; see :mod:`preprocess.fingerprint`."""
         columns = sorted(range(len(self.columns.inputs)), key=self.columns.inputs.__getitem__)
         return Marks(
-            of_rows(self._features[:, columns]), unit="row", by_content=True, facts=self._header
+            of_rows(self._features[:, columns].astype(np.float32)),
+            unit="row",
+            by_content=True,
+            facts=self._header,
         )
 
 
@@ -190,11 +196,11 @@ class NewRows(InOrder):
                 f"which the networks take; its columns: {listed(list(table.columns))}"
             )
         self._features = None if columns.is_paths else _features(table, names)
-        self._files = (
-            [os.path.join(os.path.dirname(path), name) for name in table.text(names[0], "paths")]
-            if columns.is_paths
-            else []
-        )
+        self._files: list[str] = []
+        if columns.is_paths:
+            folder = os.path.dirname(path)
+            files = _completed(folder, table.text(names[0], "paths"))
+            self._files = [os.path.join(folder, name) for name in files]
 
     def __len__(self) -> int:
         return len(self._files if self._features is None else self._features)
@@ -270,7 +276,8 @@ def open_table(
         delimiter,
     )
     if columns.is_paths:
-        _check_files(table, columns.inputs[0])
+        files = np.array(_files(table, names[0]), object)
+        table = replace(table, columns={**table.columns, names[0]: files})
     found = _targets(table, columns, target)
     form = FileRows if columns.is_paths else FeatureRows
 
@@ -296,14 +303,14 @@ def _inputs(
     for column in targets:
         table.column(column, "targets")
     taken = (*targets, *others)
-    names = (
-        _several(inputs)
-        if inputs is not None
-        else next(
-            ((name,) for name in PATH_COLUMNS if name in table.columns and name not in taken),
-            tuple(name for name in table.columns if name not in taken),
+    if inputs is not None:
+        names = _several(inputs)
+    elif (paths := _path_column(table, taken)) is not None:
+        names = (paths,)
+    else:
+        names = tuple(
+            name for name in table.columns if name not in taken and name not in table.index
         )
-    )
     if not names:
         raise InputError(f"{table.path}: no column is left for inputs (options: inputs, targets)")
     both = [name for name in names if name in targets]
@@ -312,12 +319,63 @@ def _inputs(
             f"{table.path}: column {both[0]!r} is among the inputs and the targets: there would be "
             "nothing to learn"
         )
-    return names, len(names) == 1 and table.typed(names[0], "inputs").dtype.kind == "O"
+    return names, len(names) == 1 and _are_paths(table, names[0])
+
+
+def _path_column(table: Table, taken: Sequence[str | None]) -> str | None:
+    """The column of paths of a table whose options name none; None where there is none.
+
+    Raises:
+        InputError: a column of that name has a different number in each row, and no files of these names.
+    """
+    for name in PATH_COLUMNS:
+        if name not in table.columns or name in taken:
+            continue
+        if _are_paths(table, name):
+            return name
+        cells = table.typed(name, "inputs")
+        if cells.dtype.kind in "iu" and len(cells) > 1 and len(np.unique(cells)) == len(cells):
+            raise InputError(
+                f"{table.place(0, name)}: {cells[0]} is no file beside the table, and the column holds another "
+                "number in each row; it should hold paths, or options: inputs name the columns of features"
+            )
+    return None
+
+
+def _are_paths(table: Table, column: str) -> bool:
+    """Whether a column holds text, or numbers that files are called by."""
+    cells = table.typed(column, "inputs")
+    if cells.dtype.kind == "O" or cells.dtype.kind not in "iu":
+        return cells.dtype.kind == "O"
+    few = table.text(column, "inputs")[:3]
+    folder = os.path.dirname(table.path)
+    return all(os.path.isfile(os.path.join(folder, name)) for name in _completed(folder, few))
+
+
+def _completed(folder: str, names: Sequence[str]) -> list[str]:
+    """Paths with the endings of their files, where these are not given and there is a single such file."""
+    there: dict[str, dict[str, list[str]]] = {}
+    completed = []
+    for name in names:
+        place, base = os.path.split(os.path.join(folder, name))
+        if place not in there:
+            there[place] = {}
+            for file in sorted(_names_in(place)):
+                there[place].setdefault(file, []).append("")
+                stem, ending = os.path.splitext(file)
+                if ending.lower() in _ENDINGS:
+                    there[place].setdefault(stem, []).append(ending)
+        endings = there[place].get(base, [])
+        is_plain = len(endings) != 1 or "" in endings
+        completed.append(name if is_plain else name + endings[0])
+    return completed
 
 
 def _by_position(table: Table, columns: Columns, count: int) -> tuple[str, ...]:
     """The inputs of a table, where their names are not known: all columns that are for nothing else."""
-    names = tuple(name for name in table.columns if name not in columns.others)
+    names = tuple(
+        name for name in table.columns if name not in columns.others and name not in table.index
+    )
     if len(names) != count:
         raise InputError(
             f"{table.path}: {counted(len(names), 'column')}; the networks take {count}, whose names are "
@@ -327,8 +385,13 @@ def _by_position(table: Table, columns: Columns, count: int) -> tuple[str, ...]:
 
 
 def _features(table: Table, names: Sequence[str]) -> np.ndarray:
-    """Columns of numbers as features, (rows, columns) float32."""
-    return np.stack([table.numbers(name, "a feature") for name in names], axis=1).astype(np.float32)
+    """Columns of numbers as features, (rows, columns): float32, or float64 where numbers are large.
+
+    Large ones, such as seconds since 1970, may differ by less than float32 can tell.
+    """
+    found = np.stack([table.numbers(name, "a feature") for name in names], axis=1)
+    is_small = np.abs(found.astype(np.float64)).max(initial=0) < _SMALL
+    return found.astype(np.float32 if is_small else np.float64)
 
 
 def _several(names: str | Sequence[str]) -> tuple[str, ...]:
@@ -338,9 +401,10 @@ def _several(names: str | Sequence[str]) -> tuple[str, ...]:
     return found
 
 
-def _check_files(table: Table, column: str) -> None:
-    """See that all files are there, and each is listed once: else one would be learned from and judged by."""
-    folder, names = os.path.dirname(table.path), table.text(column, "paths")
+def _files(table: Table, column: str) -> list[str]:
+    """The paths in a column, complete; all are there, and each is listed once: else one would judge what it taught."""
+    folder = os.path.dirname(table.path)
+    names = _completed(folder, table.text(column, "paths"))
     seen: dict[str, int] = {}
     for row, name in enumerate(names):
         file = os.path.normpath(os.path.join(folder, name))
@@ -360,6 +424,7 @@ def _check_files(table: Table, column: str) -> None:
             f"{table.place(missing[0], column)}: no file {names[missing[0]]}{and_more(missing)}; paths "
             "are relative to the folder of the table"
         )
+    return names
 
 
 def _names_in(folder: str) -> set[str]:
@@ -395,36 +460,26 @@ def _targets(table: Table, columns: Columns, wish: TargetWish | None) -> Targets
     if kind == "mask":
         if len(names) > 1:
             raise InputError(f"{origin}: masks should stand in one column of paths")
-        _check_files(table, names[0])
         folder = os.path.dirname(table.path)
-        return MaskFiles(
-            [os.path.join(folder, file) for file in table.text(names[0], "masks")], columns.masks
-        )
+        masks = [os.path.join(folder, file) for file in _files(table, names[0])]
+        return MaskFiles(masks, columns.masks)
     if len(names) == 1:
         if kind == "multilabel":
             cells = table.columns[names[0]]  # an empty one has no label
-            return label_sets(
-                [
-                    {label.strip() for label in str(cell).split(columns.separator)} - {""}
-                    for cell in cells
-                ]
-            )
-        cells = (
-            _classes(table.text(names[0], "classes"))
-            if kind == "class"
-            else table.typed(names[0], "targets")
-        )
+            sets: Sequence[Set[object]] = [
+                {label.strip() for label in str(cell).split(columns.separator)} - {""}
+                for cell in cells
+            ]
+            if names[0] in table.lists:
+                sets = [set(labels or ()) for labels in table.lists[names[0]]]
+            return label_sets(sets, wish, origin, table.place)
+        if kind == "class":
+            cells = table.classes(names[0])
+        else:
+            cells = table.typed(names[0], "targets", codes=kind != "value")
         return understand(cells, wish, origin, table.place)
     stacked = np.stack([table.numbers(name, "one of several targets") for name in names], axis=1)
     return understand(stacked, wish, origin, table.place, names)
-
-
-def _classes(cells: Sequence[str]) -> np.ndarray:
-    """What the spec says is classes: whole numbers where all are, so that 10 comes after 9; text otherwise."""
-    try:
-        return np.array([int(cell) for cell in cells])
-    except ValueError:
-        return np.array(cells)
 
 
 def _read_file(file: str, name: str) -> bytes | np.ndarray:

@@ -5,8 +5,8 @@ which one is meant:
 
 ====================================  =============================================================================
 (n,) text or integers                 ``class``: each distinct one is a class, in ascending order
-(n,) numbers with a fraction          ``value``
-(n, k) numbers with a fraction        ``value``, k of them
+(n,) floats                           ``value``; if all are 0 or 1, say which: ``class`` or ``value``
+(n, k) floats                         ``value``, k of them; if all are 0 or 1, say which, as below
 (n, k) zeros and ones                 ``multilabel``; with a single 1 in each row it may also be ``class``: say which
 (n, k) other integers                 only as ``value``, where the spec says so
 (n, height, width) integers           ``mask``
@@ -80,27 +80,129 @@ def understand(
     kind = guess(values, origin) if wish is None else wish.kind
     if values.ndim == 2 and values.shape[1] == 1 and kind != "multilabel":
         values = values[:, 0]
-    names = names if wish is None or not wish.names else wish.names
+    if wish is not None and wish.names and (not names or set(names) != set(wish.names)):
+        names = wish.names
     outputs = 0 if wish is None else len(wish.names) or wish.outputs or 0
-    if kind == "class" and outputs and values.dtype.kind in "iu" and values.ndim == 1:
-        found = numbered(values, names or tuple(map(str, range(outputs))), origin, name)
+    if kind == "class" and values.ndim == 1 and values.dtype.kind == "f":
+        values = _whole(values, origin, name)
+    if kind == "class" and outputs and values.ndim == 1:
+        found = _classes_of_names(values, wish, origin, name)
     else:
         found = {"class": _classes, "multilabel": _labels, "value": _values}[kind](
             values, origin, name, names
         )
-    if wish is not None and outputs:
-        wish.check(found.spec())
+    is_open = wish is not None and not wish.names and values.dtype.kind in "USO"
+    if wish is not None and outputs and not (is_open and len(found.names) < outputs):
+        wish.check(found.spec())  # a part for validation may lack a class
     return found
 
 
-def label_sets(sets: Sequence[Set[object]]) -> Targets:
-    """Many labels, from the set of labels that each sample has; in ascending order."""
+def label_sets(
+    sets: Sequence[Set[object]],
+    wish: TargetWish | None,
+    origin: str,
+    name: Callable[[int], str],
+) -> Targets:
+    """Encode the labels of each sample, given as sets of texts or numbers, as zeros and ones.
+
+    Labels are in ascending order. Names in ``wish`` keep a place for labels that no sample has; numbers are then
+    places in these names.
+
+    Raises:
+        InputError: a label is none of those that ``wish`` names.
+    """
     names = sorted(set().union(*sets))  # type: ignore[type-var]
-    place = {name: number for number, name in enumerate(names)}
-    values = np.zeros((len(sets), len(names)), np.uint8)
-    for row, labels in enumerate(sets):
-        values[row, [place[label] for label in labels]] = 1
-    return Targets("multilabel", values, tuple(printable(str(name)) for name in names))
+    labels = tuple(printable(str(label)) for label in names)
+    columns = dict(zip(names, range(len(names)), strict=True))
+    if wish is not None and (wish.names or wish.outputs):
+        labels, columns = _places(names, wish)
+        for row, members in enumerate(sets):
+            if unknown := sorted(map(str, members - columns.keys())):
+                raise InputError(
+                    f"{origin}: {name(row)} has the label {unknown[0]!r}, which is none of "
+                    f"{_shown(labels)} (data.target)"
+                )
+    values = np.zeros((len(sets), len(labels)), np.uint8)
+    for row, members in enumerate(sets):
+        values[row, [columns[label] for label in members]] = 1
+    return Targets("multilabel", values, labels)
+
+
+def named(found: Targets, wish: TargetWish | None, origin: str) -> Targets:
+    """Check the names that a file has for its classes or labels against those that ``wish`` names.
+
+    Returns:
+        The targets; with a place for each name of ``wish``, where the file lacks some.
+
+    Raises:
+        InputError: the file has a name that is none of those of ``wish``.
+    """
+    if wish is None or not wish.names or set(found.names) == set(wish.names):
+        return found
+    if unknown := [name for name in found.names if name not in wish.names]:
+        raise InputError(
+            f"{origin}: {unknown[0]!r}{and_more(unknown)} is none of {_shown(wish.names)} "
+            "(data.target: names); the names should be those of the data"
+        )
+    return relabeled(found, tuple(sorted(wish.names)))
+
+
+def relabeled(found: Targets, names: tuple[str, ...]) -> Targets:
+    """The same classes or labels, as places in names that hold all of theirs."""
+    places = np.array([names.index(name) for name in found.names], np.int64)
+    if found.kind == "class":
+        return Targets("class", places[found.values], names)
+    values = np.zeros((len(found.values), len(names)), found.values.dtype)
+    values[:, places] = found.values
+    return replace(found, values=values, names=names)
+
+
+def _classes_of_names(
+    values: np.ndarray, wish: TargetWish | None, origin: str, name: Callable[[int], str]
+) -> Targets:
+    """Classes of which the spec says the names, or how many there are."""
+    assert wish is not None
+    if values.dtype.kind in "iub" and not _are_numbers(wish.names):
+        names = wish.names or tuple(map(str, range(wish.outputs or 0)))
+        return numbered(values, names, origin, name)
+    found = _classes(values, origin, name, ())
+    if not wish.names:
+        return found
+    for row, label in enumerate(found.values.tolist()):
+        if found.names[label] not in wish.names:
+            raise InputError(
+                f"{origin}: {name(row)} has the class {found.names[label]!r}, which is none of "
+                f"{_shown(wish.names)} (data.target: names)"
+            )
+    if len(found.names) == len(wish.names):
+        return found
+    ascending = sorted(wish.names, key=int) if _are_numbers(wish.names) else sorted(wish.names)
+    return relabeled(found, tuple(ascending))
+
+
+def _places(labels: Sequence[object], wish: TargetWish) -> tuple[tuple[str, ...], dict]:
+    """The names of all labels, and the column of each label: a text is a name, a number its place in the names."""
+    is_text = any(isinstance(label, str) for label in labels)
+    if wish.names and (is_text or _are_numbers(wish.names)):
+        names = tuple(sorted(wish.names)) if is_text else wish.names
+        keys: Sequence[object] = names if is_text else [int(name) for name in names]
+        return names, dict(zip(keys, range(len(names)), strict=True))
+    if is_text:  # how many there are is known, and checked later
+        return tuple(printable(str(label)) for label in labels), dict(
+            zip(labels, range(len(labels)), strict=True)
+        )
+    count = len(wish.names) or wish.outputs or 0
+    return wish.names or tuple(map(str, range(count))), dict(
+        zip(range(count), range(count), strict=True)
+    )
+
+
+def _are_numbers(names: Sequence[str]) -> bool:
+    return bool(names) and all(name.lstrip("-").isdecimal() for name in names)
+
+
+def _shown(names: Sequence[str]) -> str:
+    return f"{', '.join(map(repr, names[:10]))}{' ...' if len(names) > 10 else ''}"
 
 
 def flat(numbers: np.ndarray) -> np.ndarray:
@@ -121,6 +223,7 @@ def guess(values: np.ndarray, origin: str) -> Kind:
             _check_few(values, origin)
         return "class"
     if values.ndim in (1, 2) and type_ == "f":
+        _check_not_flags(values, origin)
         return "value"
     if is_whole and (values.ndim == 3 or (values.ndim == 4 and values.shape[3] == 1)):
         return "mask"
@@ -140,6 +243,18 @@ def guess(values: np.ndarray, origin: str) -> Kind:
             "data.target: class or data.target: multilabel"
         )
     return "multilabel"
+
+
+def _check_not_flags(values: np.ndarray, origin: str) -> None:
+    """Refuse floats that are all 0 or 1, as long as nobody says that they are numbers to be predicted."""
+    if values.size and np.isin(values, (0, 1)).all() and len(np.unique(values)) == 2:
+        columns = 1 if values.ndim == 1 else values.shape[1]
+        is_class = columns == 1 or (values.sum(axis=1) == 1).all()
+        other = "class" if is_class else "multilabel"
+        raise InputError(
+            f"{origin}: these targets are floats and all of them 0 or 1, so they may be "
+            f"{'classes' if is_class else 'labels'} or values; say data.target: {other} or data.target: value"
+        )
 
 
 def _check_few(values: np.ndarray, origin: str) -> None:

@@ -43,6 +43,7 @@ class TFRecord:
         dtype: of an array that is in a bytes feature without any header; None for other ones.
         is_mask: whether targets are masks.
         is_class: whether the first integer of an int64 feature is the target, a class, whatever follows it.
+        is_multilabel: whether targets are lists of labels, numbers or texts, which may be empty.
     """
 
     image_key: str = "image/encoded"
@@ -52,6 +53,7 @@ class TFRecord:
     dtype: str | None = None
     is_mask: bool = False
     is_class: bool = True
+    is_multilabel: bool = False
 
     # train.tfrecord, train.tfrecord-00000-of-00010, train-00000-of-01024
     pattern = r"\.tfrec(ords?)?(-\d+-of-\d+)?$|-\d+-of-\d+$"
@@ -119,7 +121,11 @@ class TFRecord:
         except (IndexError, ValueError, struct.error) as error:
             raise InputError(f"{name}: not a tf.train.Example: {error}") from None
         for key, is_there in (
-            (self.label_key, target not in (None, [])),
+            (
+                self.label_key,
+                target not in (None, [])
+                or (self.is_multilabel and self.label_key.encode() in features),
+            ),
             (self.image_key, self.image_key.encode() in features),
             (
                 self.weight_key,
@@ -134,15 +140,18 @@ class TFRecord:
                     f"{name}: no feature {key!r} that can be used; its features: {there} "
                     "(options: image_key, label_key, weight_key)"
                 )
-        return self._as_target(name, content, target), float(weight[0]) if isinstance(
-            weight, list
-        ) else None
+        found = self._as_target(name, content, target)
+        if self.is_multilabel and isinstance(target, Place):
+            found = tuple(_texts(content, *features[self.label_key.encode()]))
+        return found, float(weight[0]) if isinstance(weight, list) else None
 
     def _as_target(self, name: str, content: _Content, value: Place | list | None) -> Value:
         if isinstance(value, Place):
             if self.is_mask:
                 return value.start, value.end - value.start
-            return bytes(content[value.start : value.end]).decode(errors="backslashreplace")
+            return _text(content, value)
+        if self.is_multilabel:
+            return tuple(value or ())
         assert value is not None
         if self.is_mask:
             raise InputError(
@@ -197,6 +206,7 @@ def open_tfrecord(
         dtype,
         is_mask,
         is_class=target is None or target.kind == "class",
+        is_multilabel=target is not None and target.kind == "multilabel",
     )
     return opener(form, path, buffer, target, PixelClasses.told(pixels, target))
 
@@ -251,6 +261,17 @@ def _value(content: _Content, start: int, end: int) -> Place | list[int] | list[
         if kind == _FLOAT and isinstance(place, tuple):
             return list(_floats(content, *place))
     return None
+
+
+def _text(content: _Content, place: tuple[int, int]) -> str:
+    return bytes(content[place[0] : place[1]]).decode(errors="backslashreplace")
+
+
+def _texts(content: _Content, start: int, end: int) -> Iterator[str]:
+    """The values of a bytes_list, as text."""
+    for kind, _, place in _fields(content, start, end):
+        if kind == _BYTES and isinstance(place, tuple):
+            yield from (_text(content, found) for found in _delimited(content, *place, 1))
 
 
 def _integers(content: _Content, start: int, end: int) -> Iterator[int]:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import tarfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -34,6 +34,7 @@ class WebDataset:
         weight_key: extension of the member with the weight, a number as text; None for none.
         is_mask: whether targets are masks.
         is_text: whether targets are names of classes, even where they look like numbers with a fraction.
+        is_multilabel: whether a sample may have no label, or several.
     """
 
     image_key: str = "jpg;jpeg;png;webp;npy"
@@ -41,6 +42,7 @@ class WebDataset:
     weight_key: str | None = None
     is_mask: bool = False
     is_text: bool = False
+    is_multilabel: bool = False
 
     pattern = r"\.tar$"
 
@@ -53,8 +55,8 @@ class WebDataset:
         try:
             with open(shard, "rb") as file, tarfile.open(fileobj=file, mode="r:") as tar:
                 for key, found in groupby(_members(tar), lambda member: member[0]):
-                    members = {extension: place for _, extension, place in found}
-                    yield self._sample(f"{shard}[{key}]", file.fileno(), members)
+                    for members in _samples((extension, place) for _, extension, place in found):
+                        yield self._sample(f"{shard}[{key}]", file.fileno(), members)
         except tarfile.TarError as error:
             raise InputError(f"{shard}: not a whole and uncompressed tar file: {error}") from None
 
@@ -80,6 +82,8 @@ class WebDataset:
             if is_npy(content):
                 return _value(parse_npy(content).tolist())
             text = content.decode(errors="backslashreplace").strip()
+            if self.is_multilabel and not text:
+                return ()
             if self.label_key.endswith("json"):
                 return _value(json.loads(text))
         except (BadImage, ValueError, TypeError) as error:
@@ -129,6 +133,7 @@ def open_webdataset(
         weight_key,
         is_mask,
         is_text=target is not None and target.kind == "class",
+        is_multilabel=target is not None and target.kind == "multilabel",
     )
     return opener(form, path, buffer, target, PixelClasses.told(pixels, target))
 
@@ -168,9 +173,22 @@ def _value(value: object) -> Value:
         return int(value)
     if isinstance(value, int | float | str):
         return value
-    if isinstance(value, list) and all(isinstance(item, int | float) for item in value):
+    if isinstance(value, list) and all(isinstance(item, int | float | str) for item in value):
         return tuple(int(item) if isinstance(item, bool) else item for item in value)
-    raise TypeError(f"{str(value)[:50]} is neither a number, nor a text, nor a list of numbers")
+    raise TypeError(f"{str(value)[:50]} is neither a number, nor a text, nor a list of these")
+
+
+def _samples(
+    members: Iterable[tuple[str, tuple[int, int]]],
+) -> Iterator[dict[str, tuple[int, int]]]:
+    """The samples among members of one name: an extension that comes again begins another sample."""
+    sample: dict[str, tuple[int, int]] = {}
+    for extension, place in members:
+        if extension in sample:
+            yield sample
+            sample = {}
+        sample[extension] = place
+    yield sample
 
 
 def _members(tar: tarfile.TarFile) -> Iterator[tuple[str, str, tuple[int, int]]]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Annotated, ClassVar, Literal
 
@@ -13,7 +14,7 @@ from pydantic.dataclasses import dataclass
 
 from preprocess.base import InputError, counted
 from preprocess.decode import to_array
-from preprocess.sample import Affine
+from preprocess.sample import LOSES, Affine
 from preprocess.transforms import base
 
 Shift = Annotated[float, Field(strict=True, ge=-0.5, le=0.5)]
@@ -178,7 +179,8 @@ class Scale(base.LeavesPixels):
     @cached_property
     def affine(self) -> Affine:
         """The same as one multiplication and one addition."""
-        return Affine(self.mean, self.std)
+        found = Affine(self.mean, self.std)
+        return replace(found, precise=found.precision > LOSES)
 
     def apply(self, image: np.ndarray, rng: np.random.Generator, training: bool) -> np.ndarray:
         """The numbers."""

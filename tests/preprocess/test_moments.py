@@ -6,7 +6,10 @@ import pytest
 from preprocess.base import InputError
 from preprocess.moments import Moments, standardized
 from preprocess.pipeline import Pipeline
+from preprocess.probe import probe
+from preprocess.source import open_data
 from preprocess.transforms import parse_transforms
+from preprocess.transforms.colour import Standardize
 from tests.preprocess.samples import Memory, pattern
 
 
@@ -85,3 +88,31 @@ def test_images_and_other_places_are_refused():
         found([pattern(4, 4)] * 3)
     with pytest.raises(InputError, match=r"transforms\[0\]: standardize must come last"):
         parse_transforms(["standardize", {"flip": {"horizontal": True}}])
+
+
+@pytest.mark.parametrize("kind", ["csv", "npz", "int64"])
+def test_large_numbers_are_standardized_in_float64(tmp_path, kind):
+    seconds = 1_700_000_000 + np.arange(8) * 7
+    if kind == "csv":
+        rows = "\n".join(f"{second},{row % 2}" for row, second in enumerate(seconds))
+        (tmp_path / "t.csv").write_text(f"seconds,target\n{rows}\n")
+        source = open_data("table", str(tmp_path / "t.csv"), None, 0).train
+    else:
+        x = seconds[:, None].astype("f8" if kind == "npz" else "i8")
+        np.savez(tmp_path / "a.npz", x=x, y=np.arange(8) % 2)
+        source = open_data("npz", str(tmp_path / "a.npz"), None, 0).train
+    transforms = parse_transforms(["standardize"])
+    sample = probe(source, transforms, 0).precise()
+    pipeline = Pipeline(source, transforms, 0, sample)
+    affine = standardized("", pipeline, Standardize()).affine
+    inputs, targets = pipeline.empty(8)
+    assert not pipeline.load(range(8), 0, inputs, targets)
+    expected = (seconds - seconds.mean()) / seconds.std()
+    assert affine.precise
+    np.testing.assert_allclose(affine.apply(inputs)[:, 0], expected, atol=1e-6)
+
+
+def test_numbers_that_float32_tells_apart_travel_as_float32():
+    affine = Moments.of(np.array([[1.0], [2], [6]])).affine()
+    assert not affine.precise
+    assert affine.multiplier.dtype == np.float32

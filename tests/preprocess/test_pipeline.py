@@ -8,6 +8,7 @@ from hypothesis import strategies as st
 from preprocess.base import BadImage, InputError
 from preprocess.chain import split_transforms
 from preprocess.pipeline import Pipeline
+from preprocess.source import open_data
 from preprocess.transforms import parse_transforms
 from tests.examples import examples
 from tests.preprocess.samples import Memory, encode, pattern
@@ -183,3 +184,15 @@ def test_double_precision_becomes_single_on_the_wire():
     images, _, bad = load(pipe, [4])
     assert (images.dtype, bad) == (np.float32, [])
     assert np.array_equal(images[0], (IMAGES[4] / 2).astype(np.float32))
+
+
+@pytest.mark.parametrize("dtype", [">i4", ">u2", ">f8", "<i8"])
+def test_numbers_travel_in_the_byte_order_of_the_machine(tmp_path, dtype):
+    np.savez(tmp_path / "a.npz", x=np.array([[1, 300]] * 4, dtype), y=np.array([0, 1] * 2, ">i8"))
+    source = open_data("npz", str(tmp_path / "a.npz"), None, 0).train
+    pipeline = Pipeline.probed(source, (), 0)
+    inputs, targets = pipeline.empty(4)
+    assert not pipeline.load(range(4), 0, inputs, targets)
+    assert inputs.dtype.isnative
+    assert targets.dtype.isnative
+    assert (inputs[0].tolist(), targets.tolist()) == ([1, 300], [0, 1, 0, 1])

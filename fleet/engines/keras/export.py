@@ -99,12 +99,12 @@ def try_load(path: Path, model: keras.Model, sample: SampleSpec) -> str:
 
 def agree(model: keras.Model, written: keras.Model, sample: SampleSpec) -> bool:
     """Whether a network and what is written of it give the same logits for images at random."""
-    images = np.random.default_rng(0).uniform(0, 255, (2, *sample.image.shape)).astype(np.float32)
-    scaled = (
-        images
-        if sample.affine is None
-        else images * sample.affine.multiplier + sample.affine.offset
-    )
+    random, shape = np.random.default_rng(0), (2, *sample.image.shape)
+    images = random.uniform(0, 255, shape).astype(np.float32)
+    affine = sample.affine
+    if affine is not None and affine.precise:
+        images = affine.unit * (np.array(affine.mean) + affine.std * random.normal(size=shape))
+    scaled = images if affine is None else affine.apply(images)
     mine, theirs = (
         keras.ops.convert_to_numpy(one(batch, training=False)).astype(np.float64)
         for one, batch in ((model, scaled), (written, images))
@@ -119,12 +119,17 @@ def agree(model: keras.Model, written: keras.Model, sample: SampleSpec) -> bool:
 
 def _behind_scale(model: keras.Model, sample: SampleSpec, call: Any) -> keras.Model:
     """A model of layers alone around what a call does; it scales first, where the stream leaves that to the network."""
-    raw = keras.Input(sample.image.shape, name="raw_image")
-    scaled = raw
-    if sample.affine is not None:
-        scaled = keras.layers.Rescaling(
-            sample.affine.multiplier.tolist(), sample.affine.offset.tolist()
-        )(raw)
+    affine = sample.affine
+    if affine is not None and affine.precise:
+        raw = keras.Input(sample.image.shape, name="raw_image", dtype="float64")
+        # Keras keeps the parameters of layers in float32.
+        shift, affine = affine.in_two()
+        shifted = keras.layers.Rescaling(1.0, (-shift).tolist(), dtype="float64")(raw)
+        scaled = keras.ops.cast(shifted, "float32")
+    else:
+        raw = scaled = keras.Input(sample.image.shape, name="raw_image")
+    if affine is not None:
+        scaled = keras.layers.Rescaling(affine.multiplier.tolist(), affine.offset.tolist())(scaled)
     return keras.Model(raw, call(scaled), name=model.name)
 
 

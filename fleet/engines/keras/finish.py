@@ -8,9 +8,10 @@ from preprocess.sample import PLACE_BYTES, SampleSpec
 
 
 def finished(rows: tf.Tensor, sample: SampleSpec) -> tf.Tensor:
-    """Samples as networks are fed with them, (n, ...) float32, of what travels."""
+    """Samples as networks are fed with them, (n, ...) of the type in which they are scaled, of what travels."""
     if sample.unfinished is None:
-        return tf.cast(rows, tf.float32)
+        precise = sample.affine is not None and sample.affine.precise
+        return tf.cast(rows, tf.float64 if precise else tf.float32)
     (height, width, channels), kind = sample.unfinished.shape, tf.as_dtype(sample.unfinished.dtype)
     to_height, to_width = sample.image.shape[:2]
     shape = (-1, height * width, channels)

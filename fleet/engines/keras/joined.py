@@ -30,7 +30,9 @@ class JoinedModels:
 
     def __init__(self, files: Sequence[Path], weights: Sequence[float], kind: str) -> None:
         models = [_load(file) for file in files]
-        images = keras.Input(models[0].input_shape[1:], name="images")
+        dtype = models[0].inputs[0].dtype
+        images = keras.Input(models[0].input_shape[1:], name="images", dtype=dtype)
+        self._is_precise = dtype == "float64"
         parts = []
         for number, (model, weight) in enumerate(zip(models, weights, strict=True)):
             model.name = f"network_{number}"  # two of them may have one name
@@ -44,6 +46,10 @@ class JoinedModels:
         self._model = keras.Model(images, mean, name="joined")
 
     def predict(self, images: np.ndarray) -> np.ndarray:  # noqa: D102 - Joined says it
+        if self._is_precise:  # Keras' predict makes float32 of arrays
+            parts = range(0, len(images), _BATCH)
+            found = [self._model(images[first : first + _BATCH]) for first in parts]
+            return np.concatenate(list(map(keras.ops.convert_to_numpy, found)))
         predicted: np.ndarray = self._model.predict(images, batch_size=_BATCH, verbose=0)
         return predicted
 

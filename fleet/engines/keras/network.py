@@ -446,13 +446,15 @@ class KerasNetwork:
         if self._affine is None:
             return images
         if len(self._sample.image.shape) != 3:
-            return images * self._affine.multiplier + self._affine.offset
+            scaled = images * self._affine.multiplier + self._affine.offset
+            return tf.cast(scaled, tf.float32)
         height, width, channels = self._sample.image.shape
         multiplier, offset = self._affine.along_row(width)
         rows = tf.reshape(
             images, (-1, height, width * channels)
         )  # TensorFlow is slow with operands of three numbers
-        return tf.reshape(rows * multiplier + offset, (-1, height, width, channels))
+        scaled = tf.cast(rows * multiplier + offset, tf.float32)
+        return tf.reshape(scaled, (-1, height, width, channels))
 
     def _compute(
         self,

@@ -40,7 +40,7 @@ class Exported(nn.Module):
 
     Args:
         dtype: of what the module is called with.
-        scale: multiplier and offset of samples, where they are scaled first.
+        scale: multiplier and offset of samples, float32 or float64, where they are scaled first.
         is_mask: whether its outputs are classes of pixels, which it gives as (n, height, width, classes).
     """
 
@@ -53,9 +53,7 @@ class Exported(nn.Module):
         super().__init__()
         self.module, self._dtype, self._is_mask = module, dtype, is_mask
         multiplier, offset = (
-            (None, None)
-            if scale is None
-            else (torch.tensor(part, dtype=torch.float32) for part in scale)
+            (None, None) if scale is None else (torch.from_numpy(np.array(part)) for part in scale)
         )
         self.register_buffer("multiplier", multiplier, persistent=False)
         self.register_buffer("offset", offset, persistent=False)
@@ -103,6 +101,7 @@ def note_of(
             "called_with": str(dtype).removeprefix("torch."),
             "multiplier": None if scale is None else scale.multiplier.tolist(),
             "offset": None if scale is None else scale.offset.tolist(),
+            **({"scaled_in": "float64"} if scale is not None and scale.precise else {}),
         },
         "transforms": list(transforms),
         "target": {"kind": target.kind, "outputs": target.outputs, "size": target.size},
@@ -143,7 +142,10 @@ def load(file: Path) -> tuple[Exported, dict[str, Any]]:
         image = ImageSpec(tuple(said["shape"]), said["dtype"])
         size = None if wanted["size"] is None else tuple(wanted["size"])
         target = TargetSpec(wanted["kind"], wanted["outputs"], size=size)
-        scale = None if said["multiplier"] is None else (said["multiplier"], said["offset"])
+        precision = said.get("scaled_in", "float32")
+        scale = None
+        if said["multiplier"] is not None:
+            scale = [np.array(said[part], precision) for part in ("multiplier", "offset")]
         dtype = getattr(torch, said["called_with"])
         weights = load_file(file)
     module = _built(file, note, architecture, image, target, scale is not None)

@@ -88,7 +88,7 @@ def made_up(sample: SampleSpec, rows: int) -> tuple[np.ndarray, np.ndarray]:
     if np.issubdtype(image.dtype, np.integer):
         images = random.integers(0, 256, shape).astype(image.dtype)
     else:
-        images = random.random(shape, np.float32)
+        images = random.random(shape, np.float32).astype(image.dtype, copy=False)
     if sample.unfinished is not None:
         images = packed(images, np.zeros((rows, 4)))
     return images, sample.target.made_up(random, rows)

@@ -294,3 +294,34 @@ def test_test_arrays_that_validate_are_told_of_or_named(saved):
 def test_classes_of_any_bytes_stay_apart(saved):
     source, _, _ = open_npz(saved(x=X[:3], y=np.array([b"caf\xe9", b"caf\xe8", b"caf\xe9"])))
     assert (source.classes, source.labels.tolist()) == (("caf\\xe8", "caf\\xe9"), [1, 0, 1])
+
+
+@pytest.mark.parametrize("y", [[[1.0, 0], [0, 1]], [[1.0, 1], [0, 0]], [1.0, 0.0]])
+def test_floats_that_are_all_zero_or_one_have_two_readings(saved, y):
+    path = saved(x=np.zeros((2, 3)), y=np.array(y))
+    with pytest.raises(InputError, match="say data.target"):
+        open_npz(path)
+    assert open_npz(path, target=TargetWish("value"))[0].targets.size == np.size(y)
+
+
+@pytest.mark.parametrize(
+    ("y", "names", "labels"),
+    [
+        (["dog", "cat"], ("cat", "dog"), [1, 0]),
+        (["dog", "dog"], ("dog", "cat"), [1, 1]),
+        ([1, 0], ("dog", "cat"), [1, 0]),
+        ([2, 1], ("1", "2", "3"), [1, 0]),
+        ([1.0, 0.0], ("dog", "cat"), [1, 0]),
+    ],
+)
+def test_told_names_are_those_of_the_classes(saved, y, names, labels):
+    wish = TargetWish("class", names=names)
+    source, _, _ = open_npz(saved(x=np.zeros((2, 3)), y=np.array(y)), target=wish)
+    assert source.labels.tolist() == labels
+    assert sorted(source.classes) == sorted(names)
+
+
+@pytest.mark.parametrize(("y", "names"), [(["dog", "cow"], ("cat", "dog")), ([0, 1], ("1", "2"))])
+def test_classes_that_are_none_of_the_told_names_are_refused(saved, y, names):
+    with pytest.raises(InputError, match="none of"):
+        open_npz(saved(x=np.zeros((2, 3)), y=np.array(y)), target=TargetWish("class", names=names))

@@ -177,3 +177,20 @@ def test_test_splits_that_validate_are_told_of(tmp_path):
     data = opened(path, validation=0.1)
     assert len(data.validation) == 2
     assert f"{path}/test is taken for validation" in data.remark
+
+
+def test_a_label_below_zero_is_refused(tmp_path):
+    features = {
+        "x": datasets.Value("float32"),
+        "labels": datasets.Sequence(datasets.ClassLabel(names=["cat", "dog"])),
+    }
+    path = saved(tmp_path / "a", {"x": [1.0, 2], "labels": [[0, 1], [-1]]}, features)
+    with pytest.raises(InputError, match=r"\[1\] has the label '-1'"):
+        opened(path)
+
+
+def test_told_names_are_those_of_the_classes(tmp_path):
+    features = {"x": datasets.Value("float32"), "label": datasets.ClassLabel(names=["cat", "dog"])}
+    path = saved(tmp_path / "a", {"x": [1.0, 2], "label": [0, 1]}, features)
+    with pytest.raises(InputError, match="'cat'"):
+        opened(path, TargetWish("class", names=("kitten", "dog")))

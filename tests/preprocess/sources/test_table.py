@@ -1,8 +1,12 @@
 """Tables of features, and tables of files."""
 
+import bz2
 import csv
+import gzip
+import lzma
 import pickle
 import sys
+from decimal import Decimal
 
 import numpy as np
 import pytest
@@ -299,3 +303,128 @@ def test_test_rows_that_validate_are_told_of(table):
     data = open_data("table", path, 0.5, 0, {"split": "part"})
     assert [len(part) for part in data.parts().values()] == [6, 2]
     assert "test in column 'part' is taken for validation" in data.remark
+
+
+def test_validation_data_may_lack_a_label(table):
+    train = table(["a", "target"], [1, "sun;fog"], [2, "rain"], [3, ""])
+    other = table(["a", "target"], [1, "sun"], [2, ""], name="v.csv")
+    for names in ((), ("fog", "rain", "sun", "snow")):
+        wish = TargetWish("multilabel", names=names)
+        data = open_data("table", train, other, 0, target=wish)
+        columns = [data.classes.index(name) for name in ("sun", "fog", "rain")]
+        assert np.asarray(data.train.targets)[:, columns].tolist() == [
+            [1, 1, 0],
+            [0, 0, 1],
+            [0, 0, 0],
+        ]
+        assert np.asarray(data.validation.targets)[:, columns].tolist() == [[1, 0, 0], [0, 0, 0]]
+
+
+def test_validation_data_may_lack_a_class_of_those_told(table):
+    train = table(["a", "target"], [1, "dog"], [2, "cat"])
+    other = table(["a", "target"], [1, "dog"], name="v.csv")
+    for wish in (TargetWish("class", names=("dog", "cat")), TargetWish("class", 2)):
+        data = open_data("table", train, other, 0, target=wish)
+        assert [data.classes[label] for label in data.validation.labels] == ["dog"]
+
+
+@pytest.mark.parametrize("name", ["Unnamed: 0", "", "__index_level_0__"])
+def test_the_index_that_pandas_writes_is_no_feature(table, name):
+    path = table([name, "a", "target"], [3, 1.5, "x"], [1, 2.5, "y"])
+    source, _, _ = open_table(path)
+    assert source.columns.inputs == ("a",)
+    assert source.read(0).tolist() == [1.5]
+
+
+def test_the_index_in_the_metadata_of_pandas_is_no_feature(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    columns = {"a": [1.5, 2.5], "target": ["x", "y"], "id": [7, 8], "__index_level_1__": [1, 0]}
+    pandas = b'{"index_columns": ["id", "__index_level_1__"], "columns": []}'
+    made = pyarrow.table(columns).replace_schema_metadata({b"pandas": pandas})
+    parquet.write_table(made, tmp_path / "t.parquet")
+    assert open_table(str(tmp_path / "t.parquet"))[0].columns.inputs == ("a",)
+    asked, _, _ = open_table(str(tmp_path / "t.parquet"), inputs=["a", "id"])
+    assert asked.read(1).tolist() == [2.5, 8]
+
+
+@pytest.mark.parametrize(
+    ("rows", "line"),
+    [
+        ('1,2,"cat\n3,4,dog\n5,6,cat\n', 3),
+        ('1,2,"cat\n3,4,dog\n5,6,"cat\n', 3),
+        ('1,2,"cat\n3,4,dog\n5,6,cat"\n', 3),
+        ('1,2,"cat"\n3,4,"dog\n', 4),
+    ],
+)
+def test_an_unclosed_quote_is_refused_with_its_line(tmp_path, rows, line):
+    (tmp_path / "t.csv").write_text("a,b,target\n0,0,dog\n" + rows)
+    with pytest.raises(InputError, match=rf"t.csv line {line}: a quote is opened"):
+        open_table(str(tmp_path / "t.csv"))
+
+
+def test_a_cell_may_have_several_lines(tmp_path):
+    (tmp_path / "t.csv").write_text('a,target,note\n1,x,"two\nlines"\n2,y,"a ""b"" c"\n')
+    source, _, _ = open_table(str(tmp_path / "t.csv"), inputs=["a"])
+    assert source.labels.tolist() == [0, 1]
+
+
+def test_codes_with_leading_zeros_are_classes_of_their_own(table):
+    path = table(["a", "target"], [1, "007"], [2, "7"], [3, "08"])
+    for wish in (None, TargetWish("class")):
+        source, _, _ = open_table(path, target=wish)
+        assert (source.classes, source.labels.tolist()) == (("007", "08", "7"), [0, 2, 1])
+
+
+def test_codes_that_are_one_number_are_no_features(table):
+    path = table(["zip", "target"], ["02134", "x"], ["2134", "y"])
+    with pytest.raises(InputError, match="line 3, column 'zip': '2134' and '02134' in line 2"):
+        open_table(path)
+    months = table(["month", "target"], ["01", "x"], ["12", "y"])
+    assert open_table(months)[0].read(0).tolist() == [1]
+
+
+def test_numbers_with_commas_are_no_classes(table):
+    for cells in (["1,5", "2,5"], ["1,234", "12,345.6"]):
+        path = table(["a", "target"], *([row, cell] for row, cell in enumerate(cells)))
+        with pytest.raises(InputError, match="is a number with a comma"):
+            open_table(path)
+
+
+def test_a_column_of_numbers_may_name_the_files_without_their_endings(table, tmp_path):
+    path = table(["image", "age", "target"], [10, 1, "x"], [11, 2, "y"])
+    with pytest.raises(InputError, match="line 2, column 'image': 10 is no file"):
+        open_table(path)
+    for number in (10, 11):
+        write(tmp_path / f"{number}.png", pattern(2, 2, seed=number))
+    source, _, _ = open_table(path)
+    assert source.read(1) == (tmp_path / "11.png").read_bytes()
+    counts = table(["image", "age", "target"], [0, 1, "x"], [0, 2, "y"])
+    assert open_table(counts)[0].columns.inputs == ("image", "age")
+
+
+@pytest.mark.parametrize("kind", ["gz", "bz2", "xz"])
+def test_compressed_tables_are_read(table, tmp_path, kind):
+    module = {"gz": gzip, "bz2": bz2, "xz": lzma}[kind]
+    with open(table(*PEOPLE), "rb") as file:
+        (tmp_path / f"t.csv.{kind}").write_bytes(module.compress(file.read()))
+    assert open_table(str(tmp_path / f"t.csv.{kind}"))[0].read(1).tolist() == pytest.approx(
+        [40, 1.8]
+    )
+
+
+def test_parquet_columns_of_any_type_mean_what_they_hold(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    columns = {
+        "price": pyarrow.array([Decimal("1.50"), Decimal("2.25")]),
+        "level": pyarrow.array([10, 9]).dictionary_encode(),
+        "tags": pyarrow.array([["sun", "fog"], []]),
+    }
+    parquet.write_table(pyarrow.table(columns), tmp_path / "t.parquet")
+    wish = TargetWish("multilabel")
+    source, _, _ = open_table(str(tmp_path / "t.parquet"), targets="tags", target=wish)
+    assert [source.read(row).tolist() for row in (0, 1)] == [[1.5, 10], [2.25, 9]]
+    assert (source.classes, source.targets.tolist()) == (("fog", "sun"), [[1, 1], [0, 0]])
+    with pytest.raises(InputError, match="column 'tags' holds lists"):
+        open_table(str(tmp_path / "t.parquet"), targets="level")

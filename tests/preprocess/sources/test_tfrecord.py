@@ -64,7 +64,7 @@ def test_they_go_through_the_pipeline_as_files_do(tmp_path):
 
 @pytest.mark.parametrize(
     "name",
-    ["a.tfrecord", "a.tfrecords", "a.tfrec", "a.tfrecord-00000-of-00010", "train-00000-of-00010"],
+    ["a.tfrecord", "a.tfrecords", "a.tfrec", "a.tfrecord-00000-of-00001", "train-00000-of-00001"],
 )
 def test_the_usual_names_are_known(tmp_path, name):
     rec.write_records(tmp_path / name, rec.labelled(b"x", 0), rec.labelled(b"y", 1))
@@ -287,3 +287,28 @@ def test_labels_of_any_bytes_stay_apart(tmp_path):
     ]
     rec.write_records(tmp_path / "a.tfrecord", *images)
     assert opened(tmp_path / "a.tfrecord").classes == ("\\xe8", "\\xe9")
+
+
+def test_a_missing_numbered_file_is_refused(tmp_path):
+    for name in ("train-00000-of-00003", "train-00002-of-00003"):
+        rec.write_records(tmp_path / name, rec.labelled(b"x", 0), rec.labelled(b"y", 1))
+    with pytest.raises(InputError, match="train-00001-of-00003: no such file"):
+        opened(tmp_path)
+    assert len(opened(tmp_path / "train-{00002..00002}-of-00003")) == 2
+
+
+def test_lists_of_labels_may_be_empty_or_text(tmp_path):
+    wish = TargetWish("multilabel")
+    for number, lists in enumerate([[(2, 0), (), (1,)], [(b"sun", b"fog"), (), (b"fog",)]]):
+        kind = rec.text if number else rec.integers
+        path = tmp_path / f"{number}.tfrecord"
+        rec.write_records(
+            path, *(rec.example(x=rec.text(b"image"), y=kind(*labels)) for labels in lists)
+        )
+        keys = {"image_key": "x", "label_key": "y"}
+        source = open_data("tfrecord", str(path), None, 0, keys, target=wish).train
+        names = ("fog", "sun") if number else ("0", "1", "2")
+        assert source.classes == names
+        first = [1, 1] if number else [1, 0, 1]
+        last = [1, 0] if number else [0, 1, 0]
+        assert source.targets.tolist() == [first, [0] * len(names), last]

@@ -1,6 +1,7 @@
 """Tar shards."""
 
 import io
+import json
 import os
 import pickle
 import tarfile
@@ -228,3 +229,44 @@ def test_shards_members_and_labels_may_be_no_utf8(tmp_path):
     with pytest.raises(InputError) as caught:
         opened(os.fsdecode(place))
     assert str(caught.value).encode()
+
+
+def test_members_of_one_name_are_several_samples(tmp_path):
+    write_tar(tmp_path / "a.tar", members(("photo", b"1", b"0"), ("photo", b"2", b"1")))
+    source = opened(tmp_path)
+    assert [source.read(index) for index in range(2)] == [b"1", b"2"]
+    assert source.labels.tolist() == [0, 1]
+
+
+def json_tar(path, *labels):
+    named = [
+        (f"{place}.{end}", data)
+        for place, label in enumerate(labels)
+        for end, data in (("jpg", b"x"), ("json", json.dumps(label).encode()))
+    ]
+    write_tar(path, named)
+
+
+@pytest.mark.parametrize("names", [(), ("sky", "sea", "fog")])
+def test_empty_lists_of_labels_keep_the_names_of_the_others(tmp_path, names):
+    json_tar(tmp_path / "train-0.tar", [0], [1, 2], [])
+    json_tar(tmp_path / "val-0.tar", [2], [0], [2])
+    wish = TargetWish("multilabel", names=names)
+    data = open_data("webdataset", str(tmp_path), None, 0, {"label_key": "json"}, target=wish)
+    assert data.classes == (names or ("0", "1", "2"))
+    assert np.asarray(data.train.targets).tolist() == [[1, 0, 0], [0, 1, 1], [0, 0, 0]]
+    assert np.asarray(data.validation.targets).tolist() == [[0, 0, 1], [1, 0, 0], [0, 0, 1]]
+
+
+def test_lists_of_texts_are_labels(tmp_path):
+    json_tar(tmp_path / "a.tar", ["sun", "fog"], [], ["fog"])
+    source = opened(tmp_path, "multilabel", label_key="json")
+    assert source.classes == ("fog", "sun")
+    assert source.targets.tolist() == [[1, 1], [0, 0], [1, 0]]
+
+
+def test_a_number_that_is_no_place_in_the_names_is_refused(tmp_path):
+    json_tar(tmp_path / "a.tar", [0, 1], [-1])
+    wish = TargetWish("multilabel", names=("sky", "sea"))
+    with pytest.raises(InputError, match=r"a.tar\[1\] has the label '-1'"):
+        open_data("webdataset", str(tmp_path), None, 0, {"label_key": "json"}, target=wish)

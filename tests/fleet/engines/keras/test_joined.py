@@ -110,3 +110,19 @@ def test_keras_writes_onnx_or_says_what_it_lacks(tmp_path):
     else:
         to_onnx(files[0], tmp_path / "best.onnx")
         assert (tmp_path / "best.onnx").stat().st_size > 0
+
+
+def test_numbers_that_float32_cannot_tell_apart_are_predicted_from(tmp_path):
+    from fleet.engines.keras.engine import KerasEngine
+    from fleet.engines.keras.joined import JoinedModels
+
+    affine = Affine((1.7e9, 2.0), (100.0, 1.0), 1.0, precise=True)
+    rows = np.array(affine.mean) + np.arange(10).reshape(5, 2)
+    sample = SampleSpec(ImageSpec((2,), "float64"), 3, affine)
+    (network,) = parse({"models": [{"family": "softmax", "args": {}}]}).networks
+    trainable = KerasEngine(Setup(sample, Resources(exchange="mpi"))).build(network, Alone())
+    outputs = trainable.predict(rows, np.zeros(5, np.int64))[1]
+    trainable.export(trainable.state(), tmp_path / "best.keras")
+    found = JoinedModels([tmp_path / "best.keras"], [1.0], "class").predict(rows)
+    np.testing.assert_allclose(found, probabilities(outputs, "class"), atol=1e-6)
+    assert len(np.unique(found, axis=0)) == 5

@@ -275,3 +275,16 @@ def test_a_file_may_lack_the_second_name_of_a_weight_and_counts(tmp_path):
     second = built({"build": "starting_modules:tied"}, rows, seed=1)
     second.begin_with(tmp_path / "tied.safetensors", ())
     assert all(np.array_equal(array, first.state()[name]) for name, array in second.state().items())
+
+
+def test_numbers_that_float32_cannot_tell_apart_are_predicted_from(tmp_path):
+    affine = Affine((1.7e9, 2.0), (100.0, 1.0), 1.0, precise=True)
+    rows = np.array(affine.mean) + np.arange(10).reshape(5, 2)
+    sample = SampleSpec(ImageSpec((2,), "float64"), 3, affine)
+    spec = parse({"models": [{"family": "softmax"}], "resources": {"engine": "torch"}})
+    trainable = make_engine(spec, sample, None, 0, 1).build(spec.networks[0], Alone())
+    outputs = trainable.predict(rows, np.zeros(5, np.int64))[1]
+    trainable.export(trainable.state(), tmp_path / "best.safetensors")
+    found = join_exports(spec, [tmp_path / "best.safetensors"], [1.0], "class").predict(rows)
+    np.testing.assert_allclose(found, probabilities(outputs, "class"), atol=1e-6)
+    assert len(np.unique(found, axis=0)) == 5
