@@ -253,7 +253,7 @@ def test_another_optimizer_inherits_no_parameters():
     optimizer = trained({"train": {"optimizer": {"name": "adam", "beta_1": 0.8}}}).optimizer
     assert (optimizer.name, optimizer.learning_rate, optimizer.momentum, optimizer.beta_1) == (
         "adam",
-        0.01,
+        0.001,
         None,
         0.8,
     )

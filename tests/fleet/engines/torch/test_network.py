@@ -7,12 +7,13 @@ import pytest
 
 from fleet.comm.alone import Alone
 from fleet.engines.base import network_warnings
-from fleet.engines.registry import count_parameters, make_engine
+from fleet.engines.registry import count_parameters, join_exports, make_engine
 from fleet.errors import CheckpointError, FleetError, SettingError
 from fleet.spec import parse
 from fleet.storage.checkpoint import inherited
 from preprocess.sample import Affine, ImageSpec, SampleSpec
 from preprocess.target import TargetSpec
+from tests.fleet.one_process import Launch
 
 pytestmark = pytest.mark.torch
 
@@ -564,3 +565,35 @@ def test_a_rate_that_is_not_given_is_that_of_the_function():
 
 
 FLAT_MODEL = own("gated")
+
+
+def test_a_weight_is_changed_where_any_rank_has_its_gradient():
+    found, first = {}, {}
+
+    def rank_main(world):
+        spec = spec_of(own("with_spare_parts"), optimizer={"name": "adamw", "weight_decay": 0.3})
+        engine = make_engine(spec, FLAT, None, 0, 2)
+        one = engine.build(spec.networks[0], world.group([0, 1], 1))
+        one.module.calls = world.rank  # each uses its layer `extra` when the other does not
+        first[world.rank] = weights_of(one)
+        images, labels = flat_batch()
+        mine = slice(6 * world.rank, 6 * world.rank + 6)
+        for _ in range(3):
+            one.step(images[mine], labels[mine], 12)
+        found[world.rank] = weights_of(one)
+
+    assert Launch(2, 0).run(rank_main)
+    for name, value in found[0].items():
+        assert np.array_equal(value, found[1][name])
+        assert np.array_equal(value, first[0][name]) == name.startswith("spare"), name
+
+
+def test_an_export_changes_no_arrays_that_it_is_given(tmp_path):
+    spec = spec_of(own("overwriting"))
+    one = built(own("overwriting"), FLAT)
+    one.export(one.state(), tmp_path / "best.safetensors")
+    joined = join_exports(spec, [tmp_path / "best.safetensors"] * 2, [0.5, 0.5], "class")
+    images = flat_batch()[0]
+    before = images.copy()
+    assert np.array_equal(joined.predict(images), joined.predict(images))
+    assert np.array_equal(images, before)
