@@ -22,6 +22,7 @@ from preprocess.base import BadSample, Source
 from preprocess.pipeline import Pipeline
 from preprocess.sample import SampleSpec
 from preprocess.sources.files import NamedFiles, NamedRows
+from preprocess.sources.image_folder import on_unread
 from preprocess.sources.table import Columns, NewRows
 from preprocess.transforms import Transform, parse_transforms
 from preprocess.transforms.decoding import Decode
@@ -180,7 +181,10 @@ class Predictor:
             files, lambda file: self.is_table(file) or Path(file).suffix == ".npy"
         ):
             if not is_single:
-                yield NamedFiles(list(together))
+                source = NamedFiles(list(together))
+                if unread := on_unread(source):
+                    log.warning("%s", unread)
+                yield source
                 continue
             for file in together:
                 if self._columns is not None and self.is_table(file):

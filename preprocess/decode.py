@@ -155,6 +155,8 @@ def _turn_of_jpeg(data: bytes) -> Image.Transpose | None:
     try:
         with Image.open(io.BytesIO(data)) as image:
             return _turn(image)
+    except Image.DecompressionBombError as error:
+        raise BadImage(f"cannot be decoded: {error}") from error
     except Exception:  # as above
         return None
 

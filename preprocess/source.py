@@ -32,6 +32,7 @@ from preprocess.base import (
 )
 from preprocess.division import fold_of, groups_of, strata_of, taken
 from preprocess.fingerprint import Fingerprint, Known, Marks, marks_of, with_targets
+from preprocess.sources.image_folder import on_unread
 from preprocess.sources.table import columns_of
 from preprocess.target import TargetSpec, TargetWish, target_of, told_array
 from preprocess.target_checks import checked_labels, checked_target
@@ -404,6 +405,7 @@ def _divided(
         held_out, remark = _alike(held_out, train, source), _remark_on_test_part(held_out, path)
     elif validation is not None:
         train, held_out = split(train, validation, seed, known=_held_out(known, 1))
+    remark = "\n".join(filter(None, [remark, *_on_unread(opened)]))
     if tested is not None and isinstance(test, str):
         _check_apart(test, tested, {"training": train, "validation": held_out})
     return DataSet(train, held_out, target_of(train).names, tested, remark)
@@ -469,6 +471,11 @@ def _remark_on_test_part(held_out: Source, path: str | None) -> str:
         f"validation part; name {'it' if os.path.exists(place) else path} in data.test if it should choose "
         "nothing"
     )
+
+
+def _on_unread(opened: Opened) -> list[str]:
+    """Words about files that are not read, by their names."""
+    return [f"data: {line}" for line in map(on_unread, opened) if line]
 
 
 def _open_at(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Sequence, Sized
 from pathlib import Path
 
@@ -32,11 +33,13 @@ class NamedFiles(OneFileEach, InOrder):
     """
 
     def __init__(self, paths: Sequence[str | Path]) -> None:
-        self._files = []
+        self._files, self.unread = list[str](), Counter[str]()
         for path in map(str, paths):
             if not os.path.exists(path):
                 raise InputError(f"{path}: no such file or folder")
-            found = [path] if not os.path.isdir(path) else sorted(images_below(path, ()))
+            found = (
+                [path] if not os.path.isdir(path) else sorted(images_below(path, (), self.unread))
+            )
             if not found:
                 raise InputError(
                     f"{path}: no images in this folder (files that end in "

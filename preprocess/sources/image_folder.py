@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import os
 import stat
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import numpy as np
 
-from preprocess.base import InputError, RandomAccess, Source, and_more, printable
+from preprocess.base import InputError, RandomAccess, Source, and_more, counted, printable
 from preprocess.fingerprint import Marks, marks_of_files
 from preprocess.parts import (
     TEST,
@@ -25,8 +26,10 @@ from preprocess.sources.masks import MaskFiles, PixelClasses
 from preprocess.sources.targets import Targeted
 from preprocess.target import TargetWish
 
+# How the names of images end, in whatever case.
 EXTENSIONS = frozenset(
-    {".bmp", ".gif", ".jpeg", ".jpg", ".pbm", ".pgm", ".png", ".ppm", ".tif", ".tiff", ".webp"}
+    ".apng .bmp .dib .gif .j2k .jfif .jp2 .jpe .jpeg .jpg .pbm .pcx .pgm .png .pnm .ppm .tga .tif .tiff "
+    ".webp".split()
 )
 _NOT_OURS = "__MACOSX"  # a folder that a Mac leaves in archives
 
@@ -36,9 +39,11 @@ class OneFileEach:
 
     Attributes:
         folder: in which all of them are.
+        unread: how many files beside them are not read, by the endings of their names.
     """
 
     folder = ""
+    unread: Counter[str]
     _files: list[str]  # their paths in it
 
     def read(self, index: int) -> bytes:
@@ -82,12 +87,14 @@ class ImageFolder(OneFileEach, RandomAccess):
                 f"{folder}: it has no folders; it must have one folder of images for each class"
             )
         self.classes = tuple(map(printable, folders))
-        files = [_images(os.path.join(self.folder, name)) for name in folders]
+        unread = {name: Counter[str]() for name in folders}
+        files = [_images(os.path.join(self.folder, name), unread[name]) for name in folders]
+        self.unread = sum(unread.values(), Counter())
         for name, found in zip(folders, files, strict=True):
             if not found:
                 raise InputError(
                     f"{os.path.join(self.folder, name)}: no images in this class "
-                    f"(files that end in {', '.join(sorted(EXTENSIONS))})"
+                    f"(files that end in {', '.join(sorted(EXTENSIONS))}){_but(unread[name])}"
                 )
         self._files = [
             os.path.join(name, file)
@@ -112,10 +119,13 @@ class MaskedImages(OneFileEach, Targeted):
 
     def __init__(self, images: str, masks: str, coding: PixelClasses) -> None:
         self.folder, self.places = images, (images,)
-        files, theirs = _by_stem(images, EXTENSIONS), _by_stem(masks, EXTENSIONS | {".npy"})
+        self.unread = Counter()
+        files = _by_stem(images, EXTENSIONS, self.unread)
+        theirs = _by_stem(masks, EXTENSIONS | {".npy"}, self.unread)
         if not files:
             raise InputError(
                 f"{images}: no images (files that end in {', '.join(sorted(EXTENSIONS))})"
+                f"{_but(self.unread)}"
             )
         for one, other, there, what in (
             (files, theirs, masks, "mask"),
@@ -279,10 +289,10 @@ def _divided_masks(path: str, images: str, masks: str) -> dict[str, tuple[str, s
     }
 
 
-def _by_stem(folder: str, extensions: frozenset[str]) -> dict[str, str]:
+def _by_stem(folder: str, extensions: frozenset[str], unread: Counter[str]) -> dict[str, str]:
     """The files below a folder by their names in it, without extension."""
     found: dict[str, str] = {}
-    for path in images_below(folder, (), extensions):
+    for path in images_below(folder, (), unread, extensions):
         stem = os.path.splitext(os.path.relpath(path, folder))[0].removesuffix("_mask")
         if (other := found.setdefault(stem, path)) != path:
             raise InputError(
@@ -308,27 +318,58 @@ def class_folders(folder: str | Path) -> list[str]:
     return _scan(str(folder), inside=(os.path.realpath(folder),))[0]
 
 
-def _images(folder: str) -> list[str]:
+def _images(folder: str, unread: Counter[str]) -> list[str]:
     """Paths of the images below a class's folder, relative to it, sorted."""
     above = os.path.realpath(os.path.dirname(folder))
-    return sorted(os.path.relpath(path, folder) for path in images_below(folder, (above,)))
+    return sorted(os.path.relpath(path, folder) for path in images_below(folder, (above,), unread))
+
+
+def on_unread(source: object) -> str:
+    """Say in a line how many files beside those of a source are not read; nothing where there are none."""
+    unread: Counter[str] | None = getattr(source, "unread", None)
+    if not unread:
+        return ""
+    folder = printable(getattr(source, "folder", ""))
+    count = unread.total()
+    return (
+        f"{folder + ': ' if folder else ''}{counted(count, 'file')} {'is' if count == 1 else 'are'} not read, by the "
+        f"ending{'' if len(unread) == 1 else 's'} of {'its name' if count == 1 else 'their names'}: {_endings(unread)}"
+    )
+
+
+def _but(unread: Counter[str]) -> str:
+    return f", but {_endings(unread)}" if unread else ""
+
+
+def _endings(unread: Counter[str]) -> str:
+    endings = sorted(unread, key=lambda ending: (-unread[ending], ending))
+    listed = [f"{unread[ending]} {printable(ending) or 'without one'}" for ending in endings[:5]]
+    return ", ".join(listed) + (" ..." if len(endings) > 5 else "")
 
 
 def images_below(
-    folder: str, inside: tuple[str, ...], extensions: frozenset[str] = EXTENSIONS
+    folder: str,
+    inside: tuple[str, ...],
+    unread: Counter[str],
+    extensions: frozenset[str] = EXTENSIONS,
 ) -> Iterator[str]:
     """The images in a folder and in those below it.
 
     Args:
         inside: the folders that the way has led through, by their paths without links.
+        unread: other files are counted in it, by the endings of their names.
+        extensions: the endings of images.
     """
     inside = (*inside, os.path.realpath(folder))
     folders, files = _scan(folder, inside)
     for name in files:
-        if os.path.splitext(name)[1].lower() in extensions:
+        ending = os.path.splitext(name)[1].lower()
+        if ending in extensions:
             yield os.path.join(folder, name)
+        else:
+            unread[ending] += 1
     for name in folders:
-        yield from images_below(os.path.join(folder, name), inside, extensions)
+        yield from images_below(os.path.join(folder, name), inside, unread, extensions)
 
 
 def _scan(folder: str, inside: tuple[str, ...]) -> tuple[list[str], list[str]]:

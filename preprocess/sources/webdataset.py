@@ -37,7 +37,7 @@ class WebDataset:
         is_multilabel: whether a sample may have no label, or several.
     """
 
-    image_key: str = "jpg;jpeg;png;webp;npy"
+    image_key: str = "jpg;jpeg;png;webp;npy;jpe;jfif;bmp;tif;tiff;gif;ppm;pgm;pnm;jp2"
     label_key: str = "cls"
     weight_key: str | None = None
     is_mask: bool = False

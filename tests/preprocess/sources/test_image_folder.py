@@ -6,8 +6,10 @@ import numpy as np
 import pytest
 
 from preprocess.base import BadSample, InputError
+from preprocess.decode import decode
 from preprocess.source import open_data
-from preprocess.sources.image_folder import ImageFolder, open_image_folder
+from preprocess.sources.files import NamedFiles
+from preprocess.sources.image_folder import ImageFolder, on_unread, open_image_folder
 from tests.preprocess.samples import encode, pattern, write
 
 
@@ -162,7 +164,7 @@ def test_a_missing_folder_a_file_and_an_empty_folder_are_told_apart(tmp_path):
 def test_a_class_without_images_is_named(folder):
     (folder / "eel").mkdir()
     (folder / "eel/notes.txt").touch()
-    with pytest.raises(InputError, match=r"eel: no images in this class \(files that end in .bmp"):
+    with pytest.raises(InputError, match=r"eel: no images in this class \(files that end in .apng"):
         open_image_folder(str(folder))
 
 
@@ -257,3 +259,30 @@ def test_masks_may_have_names_of_any_bytes(tmp_path):
     source, _ = open_image_folder(str(tmp_path))
     assert source.name(1).endswith("caf\\xe9.png")
     assert source.read_target(1).shape == (2, 2)
+
+
+@pytest.mark.parametrize("ending", ["jfif", "jpe", "JPG", "Tif", "TIFF", "bmp", "jp2", "webp"])
+def test_images_of_all_usual_endings_are_read(folder, ending):
+    picture = pattern(4, 6, seed=3)
+    kind = {"jpg": "JPEG", "jpe": "JPEG", "jfif": "JPEG", "tif": "TIFF", "jp2": "JPEG2000"}
+    written = encode(picture, kind.get(ending.lower(), ending.upper()))
+    (folder / f"cat/z.{ending}").write_bytes(written)
+    source = ImageFolder(folder)
+    assert source.labels.tolist() == [0] * 4 + [1] * 5
+    assert decode(source.read(3)).shape == (4, 6, 3)
+
+
+def test_files_of_other_endings_are_counted(folder):
+    for name in ("cat/a.heic", "dog/b.HEIC", "dog/deep/c.txt", "dog/README"):
+        (folder / name).parent.mkdir(exist_ok=True)
+        (folder / name).write_text("no image")
+    remark = open_data("image_folder", str(folder), 0.4, seed=0).remark
+    assert remark == (
+        f"data: {folder}: 4 files are not read, by the endings of their names: "
+        "2 .heic, 1 without one, 1 .txt"
+    )
+    assert on_unread(NamedFiles([folder])).startswith("4 files are not read")
+    (folder / "eel").mkdir()
+    (folder / "eel/a.heic").write_text("no image")
+    with pytest.raises(InputError, match=r"eel: no images in this class .*\), but 1 \.heic$"):
+        ImageFolder(folder)
