@@ -11,6 +11,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import islice
 from statistics import median
+from typing import Any, cast
 
 import numpy as np
 
@@ -23,6 +24,7 @@ from preprocess.transforms import Transform
 from preprocess.transforms.colour import Standardize
 from preprocess.transforms.decoding import Decode
 from preprocess.transforms.on_device import OnDevice, split_device
+from preprocess.transforms.side_by_side import SideBySide
 
 PROBES = 8  # samples that are looked at, spread over the source
 _FEW_BITS = 14  # images of 16 bits that use no more lose most of their grey levels in 8 bits
@@ -51,6 +53,7 @@ class Look:
         is_raw: whether nothing is done, up to there, to what the source gives.
         fixed_s, varying_s: seconds that a sample takes up to the first random transform, reading included, and from
             there on; medians.
+        remark: what their owner should know of them; empty if there is nothing.
     """
 
     sample: SampleSpec
@@ -59,6 +62,7 @@ class Look:
     is_raw: bool
     fixed_s: float
     varying_s: float
+    remark: str = ""
 
     def keeping(self) -> SampleSpec:
         """The samples, with what is kept of them.
@@ -106,7 +110,8 @@ def look(
         InputError: no sample can be used, samples that differ in shape, or transforms that do not fit them.
     """
     transforms, left = split_device(transforms)
-    chain = Chain(source, transforms, seed, fixed)
+    watched = _Watched(source)
+    chain = Chain(cast(Source, watched), transforms, seed, fixed)
     found = _samples(chain)
     image = _alike_at_the_end(found)
     is_picture = image.dtype == "uint8" and len(image.shape) == 3
@@ -137,33 +142,52 @@ def look(
         chain.is_raw,
         median(one.fixed_s for one in found),
         median(one.varying_s for one in found),
+        _on_depth(watched.bits, transforms),
     )
 
 
-def on_depth(source: Source, transforms: Sequence[Transform]) -> str:
-    """Say in a line that images of 16 bits use fewer of them, judged by a few samples; nothing where they do not.
+class _Watched:
+    """A source of which it is noted how many bits its images of 16 bits use.
+
+    Attributes:
+        bits: of each sample that was read; 0 of those that are no such images.
+    """
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self.bits: list[int] = []
+
+    def __len__(self) -> int:
+        return len(self._source)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._source, name)
+
+    def read(self, index: int) -> bytes | np.ndarray:
+        """See :class:`~preprocess.base.Source`."""
+        found = self._source.read(index)
+        self.bits.append(bits_used(found) if isinstance(found, bytes) else 0)
+        return found
+
+
+def _on_depth(bits: Sequence[int], transforms: Sequence[Transform]) -> str:
+    """Say in a line that images of 16 bits use fewer of them; nothing where they do not, or a spec says so.
 
     Args:
-        transforms: of a spec. A ``decode`` that says how many bits are used needs no such line.
+        bits: that a few samples use.
     """
-    if not (transforms and isinstance(transforms[0], Decode) and transforms[0].bits == 16):
+    if not transforms:
         return ""
-    most = 0
-    for index in _spread(len(source)):
-        try:
-            found = source.read(index)
-        except BadSample:
-            continue
-        used = bits_used(found) if isinstance(found, bytes) else 0
-        if not 0 < used <= _FEW_BITS:
-            return ""
-        most = max(most, used)
-    if not most:
+    first = transforms[0]
+    decoders = [made[0] for made in first.lists] if isinstance(first, SideBySide) else [first]
+    is_told = any(not isinstance(decode, Decode) or decode.bits < 16 for decode in decoders)
+    if is_told or not bits or not all(0 < used <= _FEW_BITS for used in bits):
         return ""
+    used = max(8, *bits)
     return (
-        f"data: images have 16 bits, of which those looked at use {max(most, 8)}, so decode keeps about "
-        f"{max(1, 2 ** (most - 8))} of 256 grey levels; decode: {{bits: {max(most, 8)}}} keeps all of greyscale "
-        "images, and images in color should be converted to 8 bits"
+        f"data: images have 16 bits, of which those looked at use {used}, so decode keeps about "
+        f"{2 ** (used - 8)} of 256 grey levels; decode: {{bits: {used}}} keeps all of greyscale images, and "
+        "images in color should be converted to 8 bits"
     )
 
 

@@ -22,10 +22,10 @@ from fleet.commands.show import add_json, show
 from fleet.storage.files import storing
 from fleet.terminal import progress_bar
 from fleet.units import counted, format_size
-from preprocess.base import BadSample, CannotWrite, DataSet
+from preprocess.base import BadSample, CannotWrite, DataSet, Source
 from preprocess.packing import write_hdf5
 from preprocess.pipeline import Pipeline
-from preprocess.probe import on_depth
+from preprocess.probe import look
 from preprocess.source import open_data
 from preprocess.sources.hdf5 import open_hdf5
 from preprocess.target import KINDS, TargetSpec, TargetWish, target_of
@@ -91,11 +91,8 @@ def run(args: argparse.Namespace) -> None:
         options=dict(args.option),
         target=args.target,
     )
-    transforms = _transforms(args)
-    for remark in (data.remark, on_depth(data.train, transforms)):
-        for line in remark.splitlines():
-            print(f"fleet pack: {line}", file=sys.stderr)
-    left_out = _write(data, transforms, args.out)
+    _say(data.remark)
+    left_out = _write(data, _transforms(args), args.out)
     train, *others = open_hdf5(args.out)
     counts = {
         "train": len(train),
@@ -135,6 +132,11 @@ def _print(
     )
     for sample in left_out:
         print(f"  left out {sample}")
+
+
+def _say(remark: str) -> None:
+    for line in remark.splitlines():
+        print(f"fleet pack: {line}", file=sys.stderr)
 
 
 def _option(text: str) -> tuple[str, Any]:
@@ -185,10 +187,11 @@ def _transforms(args: argparse.Namespace) -> tuple[Transform, ...]:
 
 def _write(data: DataSet, transforms: Sequence[Transform], out: str) -> Sequence[BadSample]:
     """Write the images; returns those that are left out."""
-    parts = {
-        name: Pipeline.probed(source, transforms, 0) if transforms else source
-        for name, source in data.parts().items()
-    }
+    parts: dict[str, Source | Pipeline] = dict(data.parts())
+    for name, source in data.parts().items() if transforms else ():
+        found = look(source, transforms, seed=0)
+        _say(found.remark if name == "train" else "")
+        parts[name] = Pipeline(source, transforms, 0, found.sample)
     total = sum(map(len, data.parts().values()))
     with progress_bar(total, "samples") as advance, storing(Path(out), kind=CannotWrite):
         return write_hdf5(parts, out, advance)

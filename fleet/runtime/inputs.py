@@ -25,7 +25,7 @@ from preprocess.decoded_copy import decode_once
 from preprocess.fingerprint import Fingerprint
 from preprocess.moments import Standardized, standardized
 from preprocess.pipeline import Pipeline
-from preprocess.probe import Look, on_depth
+from preprocess.probe import Look
 from preprocess.sample import Affine, SampleSpec
 from preprocess.source import fold_of, open_each
 from preprocess.target import TargetSpec, TargetWish, plain_targets, read_mask, target_of
@@ -194,7 +194,7 @@ def _look(spec: Spec, data_of: Mapping[str, DataSet]) -> Inputs:
             None,
             (
                 data.remark,
-                on_depth(data.train, next(iter(each.values()))),
+                looks["train"].remark,
                 feeding.remark(spec, feeds),
                 _on_standardizing(spec, each),
                 feeding.on_finishing(spec, each),

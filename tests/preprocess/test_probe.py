@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from preprocess.base import InputError
-from preprocess.probe import PROBES, on_depth, probe
+from preprocess.probe import PROBES, look, probe
 from preprocess.sample import Affine, ImageSpec, SampleSpec
 from preprocess.transforms import parse_transforms
 from preprocess.transforms.user import UserTransform
@@ -143,7 +143,8 @@ def of_16_bits(most):
     ],
 )
 def test_images_of_few_of_16_bits_are_told_of(samples, decode, said):
-    line = on_depth(Memory(samples), parse_transforms([decode, {"resize": {"size": 4}}]))
+    transforms = parse_transforms([decode, {"resize": {"size": [4, 4]}}])
+    line = look(Memory(samples), transforms, 7).remark
     assert said in line
     assert bool(said) == bool(line)
 
