@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
-from preprocess.base import InputError, Source
+from preprocess.base import InputError, Source, and_more, counted
 
 TRAIN, VALIDATION, TEST = "train", "validation", "test"
 
@@ -91,3 +91,28 @@ def stand_in(validation: Source, name: str, place: str) -> None:
     """
     if part_of(name) == TEST:
         validation.stands_in = place  # type: ignore[attr-defined]
+
+
+_NUMBERED = re.compile(r"^(.*?)(\d+)-of-(\d+)(.*)$")
+
+
+def check_numbered(paths: Sequence[str]) -> None:
+    """See that no file of a numbered set, such as ``train-00001-of-00003``, is missing among some paths.
+
+    Raises:
+        InputError: one is missing.
+    """
+    sets: dict[tuple[str, str, str], set[int]] = {}
+    for path in paths:
+        if match := _NUMBERED.match(path):
+            begin, number, total, end = match.groups()
+            sets.setdefault((begin, total, end), set()).add(int(number))
+    for (begin, total, end), numbers in sets.items():
+        first = 1 if 0 not in numbers and int(total) in numbers else 0
+        missing = sorted(set(range(first, first + int(total))) - numbers)
+        if missing:
+            raise InputError(
+                f"{begin}{missing[0]:0{len(total)}}-of-{total}{end}: no such file{and_more(missing)}, "
+                f"and {counted(len(numbers), 'file')} of {int(total)} beside it; copy what is missing, or "
+                "name the files in data.path as FILE-{00000..00001}-of-... to do without it"
+            )

@@ -212,7 +212,7 @@ def read_table(path: str, delimiter: str | None = None, names: Sequence[str] = (
     """Read a table; a file that ends in ``.parquet`` or ``.pq`` is one of Parquet, any other one of CSV.
 
     Args:
-        path: of the file. A CSV file may be compressed, with an ending ``.gz``, ``.bz2`` or ``.xz``.
+        path: of the file, or of a folder of files of the same columns. CSV may be compressed, with an ending ``.gz``, ``.bz2`` or ``.xz``.
         delimiter: between the cells of a CSV file; found in its first line where it is not given.
         names: of the columns of a CSV file without a header, which has numbers in its first line. Without them, a
             header must be there.
@@ -220,11 +220,68 @@ def read_table(path: str, delimiter: str | None = None, names: Sequence[str] = (
     Raises:
         InputError: no such file, no header, a row of another length, ...
     """
+    if os.path.isdir(path):
+        return _joined(path, [read_table(file, delimiter, names) for file in table_files(path)])
     if not os.path.isfile(path):
         raise InputError(f"{path}: no such file")
-    if path.lower().endswith((".parquet", ".pq")):
+    if path.lower().endswith(PARQUET):
         return _read_parquet(path)
     return _read_csv(path, delimiter, names)
+
+
+def table_files(folder: str) -> list[str]:
+    """List the files of a table that is a folder: Parquet files, or else CSV files, without hidden ones.
+
+    Raises:
+        InputError: there are none.
+    """
+    files = sorted(
+        os.path.join(place, name)
+        for place, _, names in os.walk(folder)
+        for name in names
+        if not any(
+            part.startswith((".", "_"))
+            for part in (*os.path.relpath(place, folder).split(os.sep), name)
+            if part != "."
+        )
+    )
+    for endings in (PARQUET, (".csv", ".tsv", *(f".csv{ending}" for ending in _OPENERS))):
+        if found := [file for file in files if file.lower().endswith(endings)]:
+            return found
+    raise InputError(f"{folder}: no Parquet or CSV files in this folder")
+
+
+def _joined(folder: str, tables: Sequence[Table]) -> Table:
+    """The rows of several tables, one after another, which have the same columns."""
+    first = tables[0]
+    for table in tables:
+        differs = sorted(set(table.columns) ^ set(first.columns))
+        if differs:
+            raise InputError(
+                f"{table.path}: column {differs[0]!r} is not in both this file and {first.path}; all files "
+                "of a table should have the same columns"
+            )
+    columns = {}
+    for name in first.columns:
+        cells = [table.columns[name] for table in tables]
+        is_text = [one.dtype.kind == "O" for one in cells]
+        if any(is_text) and not all(is_text):
+            odd = tables[is_text.index(not is_text[0])]
+            raise InputError(
+                f"{odd.path}: column {name!r} has another type than in {first.path}; it should be the same"
+            )
+        columns[name] = np.concatenate(cells)
+    return Table(
+        os.path.join(folder, ""),
+        columns,
+        {name: np.concatenate([table.missing[name] for table in tables]) for name in first.missing},
+        np.concatenate([table.lines for table in tables]),
+        first.unit,
+        frozenset().union(*(table.index for table in tables)),
+        {name: [row for table in tables for row in table.lists[name]] for name in first.lists},
+        tuple(table.path for table in tables),
+        np.repeat(np.arange(len(tables)), list(map(len, tables))),
+    )
 
 
 def _read_csv(path: str, delimiter: str | None, names: Sequence[str]) -> Table:

@@ -28,14 +28,20 @@ from preprocess.base import (
     BadImage,
     BadSample,
     InputError,
-    and_more,
     counted,
     encoded,
     printable,
     rng_for,
 )
 from preprocess.fingerprint import WHOLE, Marks, hashed, marks_by_reading
-from preprocess.parts import TRAIN, held_out_parts, part_within, parts_among, stand_in
+from preprocess.parts import (
+    TRAIN,
+    check_numbered,
+    held_out_parts,
+    part_within,
+    parts_among,
+    stand_in,
+)
 from preprocess.passing import read_patiently
 from preprocess.sources.masks import Masks, PixelClasses
 from preprocess.sources.targets import Targeted, Targets, label_sets, understand
@@ -287,31 +293,6 @@ def shuffle(sequence: np.ndarray, buffer: int, rng: np.random.Generator) -> np.n
         if step + buffer >= count:
             inside.pop()
     return np.array(leaving, sequence.dtype)
-
-
-_NUMBERED = re.compile(r"^(.*?)(\d+)-of-(\d+)(.*)$")
-
-
-def check_numbered(paths: Sequence[str]) -> None:
-    """See that no file of a numbered set, such as ``train-00001-of-00003``, is missing among some paths.
-
-    Raises:
-        InputError: one is missing.
-    """
-    sets: dict[tuple[str, str, str], set[int]] = {}
-    for path in paths:
-        if match := _NUMBERED.match(path):
-            begin, number, total, end = match.groups()
-            sets.setdefault((begin, total, end), set()).add(int(number))
-    for (begin, total, end), numbers in sets.items():
-        first = 1 if 0 not in numbers and int(total) in numbers else 0
-        missing = sorted(set(range(first, first + int(total))) - numbers)
-        if missing:
-            raise InputError(
-                f"{begin}{missing[0]:0{len(total)}}-of-{total}{end}: no such file{and_more(missing)}, "
-                f"and {counted(len(numbers), 'file')} of {int(total)} beside it; copy what is missing, or "
-                "name the files in data.path as FILE-{00000..00001}-of-... to do without it"
-            )
 
 
 def find_shards(path: str, pattern: str) -> tuple[list[str], list[str]]:

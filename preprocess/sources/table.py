@@ -24,9 +24,16 @@ from preprocess.base import (
     twice_in,
 )
 from preprocess.files.npz import is_npy, parse_npy
-from preprocess.files.table import Table, listed, read_table
+from preprocess.files.table import Table, listed, read_table, table_files
 from preprocess.fingerprint import Marks, marks_of_files, of_rows
-from preprocess.parts import TRAIN, held_out_parts, part_of, stand_in
+from preprocess.parts import (
+    TRAIN,
+    check_numbered,
+    held_out_parts,
+    part_of,
+    part_within,
+    stand_in,
+)
 from preprocess.passing import read_file
 from preprocess.sources.arrays import Opened
 from preprocess.sources.files import InOrder
@@ -99,6 +106,8 @@ class TableRows(Targeted):
         self, table: Table, rows: np.ndarray, columns: Columns, targets: Targets | MaskFiles
     ) -> None:
         self._table_path, self._unit, self._lines = table.path, table.unit, table.lines[rows]
+        self._tables = table.files
+        self._table_of = table.file_of[rows] if table.files else table.file_of
         self.columns, self.row_numbers = columns, rows
         self.places = (f"{os.path.realpath(table.path)}:{columns.split or ''}{int(rows[0])}",)
         used = {*columns.inputs, *columns.targets, columns.weights}
@@ -114,7 +123,8 @@ class TableRows(Targeted):
                 )
 
     def _row(self, index: int) -> str:
-        return printable(f"{self._table_path} {self._unit} {self._lines[index]}")
+        path = self._tables[self._table_of[index]] if self._tables else self._table_path
+        return printable(f"{path} {self._unit} {self._lines[index]}")
 
 
 class FeatureRows(TableRows):
@@ -245,7 +255,7 @@ def open_table(
     """The rows of a CSV or Parquet file.
 
     Args:
-        path: of the file.
+        path: of the file, or of a folder of files with the same columns, whose names may say train, validation and test.
         inputs: a column of paths, or a list of columns of numbers: the features. Without it, the first column of
             ``PATH_COLUMNS`` that is there, or else all columns that are for nothing else.
         targets: a column, or a list of them.
@@ -261,6 +271,8 @@ def open_table(
     Raises:
         InputError: what is wrong with the table, with its row and column.
     """
+    if os.path.isdir(path):
+        check_numbered(table_files(path))
     table = read_table(path, delimiter)
     names, is_paths = _inputs(table, inputs, _several(targets), (weights, split, group, stratify))
     columns = Columns(
@@ -289,7 +301,8 @@ def open_table(
     train, validation = part(TRAIN), part(held_out)
     assert train is not None
     if validation is not None and held_out is not None:
-        stand_in(validation, held_out, f"{held_out} in column {split!r}")
+        place = f"{held_out} in {path}" if split is None else f"{held_out} in column {split!r}"
+        stand_in(validation, held_out, place)
     return train, validation, part(tested)
 
 
@@ -437,7 +450,7 @@ def _names_in(folder: str) -> set[str]:
 def _parts(table: Table, split: str | None) -> Mapping[str, np.ndarray]:
     """The rows of each part."""
     if split is None:
-        return {TRAIN: np.arange(len(table))}
+        return _parts_by_file(table)
     said = table.text(split, "split")
     part_of_text = {text: part_of(text) for text in set(said)}
     for row, text in enumerate(said):
@@ -451,6 +464,21 @@ def _parts(table: Table, split: str | None) -> Mapping[str, np.ndarray]:
     if TRAIN not in parts:
         raise InputError(f"{table.path}, column {split!r}: no row says train")
     return parts
+
+
+def _parts_by_file(table: Table) -> Mapping[str, np.ndarray]:
+    """The rows of each part, which the names of files say; all are for training where they say nothing."""
+    parts_of_files = [part_within(os.path.relpath(file, table.path)) for file in table.files]
+    if len(set(parts_of_files)) < 2:
+        return {TRAIN: np.arange(len(table))}
+    if None in parts_of_files or TRAIN not in parts_of_files:
+        odd = parts_of_files.index(None) if None in parts_of_files else 0
+        raise InputError(
+            f"{table.files[odd]}: its name does not say to which part of the data it belongs, or none says "
+            "train; the names of all files should say train, validation or test, or none"
+        )
+    found = np.array(parts_of_files)[table.file_of]
+    return {str(name): np.flatnonzero(found == name) for name in dict.fromkeys(found.tolist())}
 
 
 def _targets(table: Table, columns: Columns, wish: TargetWish | None) -> Targets | MaskFiles:

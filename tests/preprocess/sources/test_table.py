@@ -428,3 +428,30 @@ def test_parquet_columns_of_any_type_mean_what_they_hold(tmp_path):
     assert (source.classes, source.targets.tolist()) == (("fog", "sun"), [[1, 1], [0, 0]])
     with pytest.raises(InputError, match="column 'tags' holds lists"):
         open_table(str(tmp_path / "t.parquet"), targets="level")
+
+
+def test_a_folder_of_files_is_one_table(table, tmp_path):
+    (tmp_path / "parts").mkdir()
+    for number in range(2):
+        rows = [["a", "target"], [number, "x"], [number + 5, "y"]]
+        table(*rows, name=f"parts/part-0000{number}.csv")
+    source, validation, _ = open_table(str(tmp_path / "parts"))
+    assert [source.read(row).tolist() for row in range(4)] == [[0], [5], [1], [6]]
+    assert (source.labels.tolist(), validation) == ([0, 1, 0, 1], None)
+    assert source.name(3).endswith("parts/part-00001.csv line 3")
+    table(["b", "target"], [1, "x"], name="parts/part-00002.csv")
+    with pytest.raises(InputError, match="part-00002.csv: column 'a' is not in both"):
+        open_table(str(tmp_path / "parts"))
+
+
+def test_the_files_of_a_folder_may_be_parts_and_all_are_there(tmp_path):
+    pyarrow = pytest.importorskip("pyarrow")
+    parquet = pytest.importorskip("pyarrow.parquet")
+    for name in ("train-00000-of-00002", "train-00001-of-00002", "test-00000-of-00001"):
+        rows = {"a": [len(name)] * 2, "target": ["x", "y"]}
+        parquet.write_table(pyarrow.table(rows), tmp_path / f"{name}.parquet")
+    train, validation, test = open_table(str(tmp_path))
+    assert [len(train), len(validation), test] == [4, 2, None]
+    (tmp_path / "train-00001-of-00002.parquet").unlink()
+    with pytest.raises(InputError, match="train-00001-of-00002.parquet: no such file"):
+        open_table(str(tmp_path))
