@@ -187,13 +187,14 @@ class HDF5(Targeted):
     def _understood(self, part: h5py.Group, wish: TargetWish | None) -> Targets:
         where, found = f"{self.path}: {self.group.rstrip('/')}/{self._column}", part[self._column]
         is_class = wish is None or wish.kind == "class"
-        if is_class and found.ndim == 1:
-            members = h5py.check_enum_dtype(found.dtype)
-            if members is not None:
-                return named(self._members(found[:], members, where), wish, where)
-            if self._column == "labels" and found.dtype.kind != "b":
-                return self._labelled(part, wish, where)
-        values = np.array(text_of(found[:])) if _is_text(found) else found[:]
+        members = h5py.check_enum_dtype(found.dtype)
+        if is_class and members is not None and found.shape[1:] in ((), (1,)):
+            return named(self._members(flat(found[:]), members, where), wish, where)
+        if is_class and self._column == "labels" and found.ndim == 1 and found.dtype.kind != "b":
+            return self._labelled(part, wish, where)
+        values = found[:]
+        if _is_text(found):
+            values = np.array(text_of(values.ravel())).reshape(values.shape)
         return understand(values, wish, where, self.name, _names(part, "target_names"))
 
     def _labelled(self, part: h5py.Group, wish: TargetWish | None, where: str) -> Targets:

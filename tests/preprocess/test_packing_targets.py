@@ -4,14 +4,16 @@ import pickle
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from preprocess.base import InputError
 from preprocess.packing import write_hdf5
 from preprocess.pipeline import Pipeline
 from preprocess.sources.hdf5 import open_hdf5
+from preprocess.sources.image_folder import open_image_folder
 from preprocess.target import TargetSpec, TargetWish, read_mask
 from preprocess.transforms import parse_transforms
-from tests.preprocess.samples import Samples, encode, foreign, pattern
+from tests.preprocess.samples import Samples, encode, foreign, pattern, write
 
 INPUTS = np.random.default_rng(0).random((5, 3)).astype(np.float32)
 
@@ -157,3 +159,21 @@ def test_masks_of_a_foreign_file_are_arrays(path):
     found, _, _ = open_hdf5(path, targets="masks")
     assert found.target == TargetSpec("mask", 3, ("0", "100", "200"))
     assert np.array_equal(found.read_target(4), MASKS[4])
+
+
+def test_masks_are_packed_as_they_are_read(path, tmp_path):
+    exif = Image.Exif()
+    exif[0x0112] = 6
+    palettes = ([0, 0, 0, 255, 255, 255], [255, 255, 255, 0, 0, 0])
+    numbers = np.array([[0, 0, 1], [0, 1, 1]], np.uint8)
+    for number, palette in enumerate(palettes):
+        write(tmp_path / f"images/{number}.png", pattern(2, 3), exif=exif)
+        mask = Image.fromarray(abs(numbers - number).astype(np.uint8)).convert("P")
+        mask.putpalette(palette)
+        (tmp_path / "masks").mkdir(exist_ok=True)
+        mask.save(tmp_path / f"masks/{number}.png", exif=exif)
+    source, _ = open_image_folder(str(tmp_path))
+    found, bad = back(source, path)
+    assert (bad, found.target.names) == ([], ("0", "255"))
+    for number in range(2):
+        assert np.array_equal(found.read_target(number), np.rot90(numbers, -1))

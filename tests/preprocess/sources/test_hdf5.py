@@ -129,11 +129,13 @@ def test_labels_that_are_text_are_classes_by_name(path, labels):
         "i": h5py.enum_dtype({"dog": 2, "ant": 0, "cat": 1}, "i1"),
     }
     foreign(path, IMAGES, [0] * 4)
-    with h5py.File(path, "a") as file:
-        del file["labels"]
-        file.create_dataset("labels", data=labels, dtype=types[labels.dtype.kind])
-    source, _, _ = open_hdf5(path)
-    assert (source.classes, source.labels.tolist()) == (("ant", "cat", "dog"), [2, 1, 2, 0])
+    for shape in ((4,), (4, 1)):
+        with h5py.File(path, "a") as file:
+            del file["labels"]
+            values = labels.reshape(shape)
+            file.create_dataset("labels", data=values, dtype=types[labels.dtype.kind])
+        source, _, _ = open_hdf5(path)
+        assert (source.classes, source.labels.tolist()) == (("ant", "cat", "dog"), [2, 1, 2, 0])
 
 
 def test_truth_values_are_two_classes(path):
