@@ -9,16 +9,18 @@ BadSample                 the same with the name of the file or record
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 import sysconfig
 import traceback
 from collections.abc import Sequence, Sized
 from dataclasses import dataclass
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
+
+from preprocess.own_code import import_own
 
 
 def printable(text: str) -> str:
@@ -178,6 +180,13 @@ def rng_for(seed: int, purpose: int, *more: int) -> np.random.Generator:
     return np.random.default_rng([seed, purpose, *more])
 
 
+def find_in_working_folder() -> None:
+    """Have modules of the working folder found last, wherever the process may go from there."""
+    folder = os.getcwd()
+    if not {"", folder} & {*sys.path}:
+        sys.path.append(folder)
+
+
 def import_function(path: str, role: str) -> Any:
     """The function that an import path ``module:function`` names; see :func:`import_object`.
 
@@ -206,10 +215,9 @@ def import_object(path: str, role: str, form: str = "module:function") -> Any:
     module_name, _, name = path.partition(":")
     if not (module_name and name):
         raise InputError(f"{role} {path!r} is not an import path {form}")
-    if "" not in sys.path:
-        sys.path.append("")
+    find_in_working_folder()
     try:
-        module = import_module(module_name)
+        module = import_own(module_name)
     except KeyboardInterrupt:
         raise
     except (

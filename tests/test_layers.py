@@ -47,7 +47,8 @@ _FAMILY = "scheduler.base scheduler.files scheduler.hulls scheduler.shares"
 
 MAY_IMPORT = {
     "launch": "",
-    "preprocess.base": "",
+    "preprocess.own_code": "",
+    "preprocess.base": "preprocess.own_code",
     "preprocess.files": "preprocess.base",
     "preprocess.decode": "preprocess.base",
     "preprocess.passing": "preprocess.base",

@@ -4,20 +4,28 @@ from __future__ import annotations
 
 import inspect
 import random
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+import sys
+import sysconfig
+import weakref
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import replace
-from typing import Any, TypeVar
+from functools import wraps
+from pathlib import Path
+from types import ModuleType
+from typing import Any, TypeVar, cast
 
 import numpy as np
 
 from fleet.errors import ModelError, SettingError, UserError, exit_reason
 from fleet.plugins import load_object
-from fleet.spec import Optimizer, Train
+from fleet.spec import NetworkSpec, Optimizer, Train
 from fleet.spec.measures import name_of, parameters_of
 from fleet.spec.model import Architecture, call_of, load_function, one_line, told_as
+from preprocess.own_code import OwnCode, forget, seed_generators
 
 T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
 
 _RATE = 0.01  # of a function that has no default
 
@@ -165,7 +173,8 @@ def own_model(
     except (TypeError, ValueError) as error:  # wrong arguments, or a builtin that has no signature
         raise UserError(f"{name} is called with {', '.join(keywords)}: {error}") from error
     try:
-        built = function(**keywords)
+        with OwnCode().running():
+            built = function(**keywords)
     except SystemExit as error:
         raise ModelError(
             f"{name} returned no {what.rpartition('.')[2].lower()}: {exit_reason(error)}"
@@ -178,11 +187,113 @@ def own_model(
 
 
 @contextmanager
-def generators_kept() -> Iterator[None]:
-    """Give Python's and NumPy's generators of random numbers back as they were."""
+def generators_seeded(seed: int) -> Iterator[None]:
+    """Seed Python's and NumPy's generators of random numbers, and give them back as they were."""
     python, numpy = random.getstate(), np.random.get_state()
     try:
+        seed_generators(seed)
         yield
     finally:
         random.setstate(python)
         np.random.set_state(numpy)
+
+
+def code_of(network: NetworkSpec) -> OwnCode | None:
+    """The code of the user's own that computes a part of a network's steps; None where the spec names none."""
+    train = network.train
+    names = (train.loss or "", train.optimizer.name, *train.metrics)
+    if network.architecture.kind == "import" or any(":" in name for name in names):
+        return OwnCode(keeps_draws=False)
+    return None
+
+
+def running(code: OwnCode | None, quick: bool = False) -> AbstractContextManager[None]:
+    """A context in which a user's code is called, where there is such; see :meth:`OwnCode.running`."""
+    return nullcontext() if code is None else code.running(quick)
+
+
+def calling(method: F) -> F:
+    """Decorate a method of a network that calls the user's code, which is its attribute ``code``."""
+
+    @wraps(method)
+    def called(self: Any, *arguments: Any, **keywords: Any) -> Any:
+        with running(self.code):
+            return method(self, *arguments, **keywords)
+
+    return cast(F, called)
+
+
+# ---- networks that share nothing ---------------------------------------------------------------
+
+_WEIGHTS: dict[int, weakref.ref] = {}  # of all networks that were built here and are still there
+
+
+def build_alone(
+    target: str,
+    build: Callable[[], T],
+    weights_of: Callable[[T], Iterable[Any]],
+) -> T:
+    """Build a network by a user's function, as in a process in which no other was built before.
+
+    A module may keep layers at its top level, or in a cache, and give them to each network. Then the second network
+    would begin with what the first has learned. So the user's modules are imported anew for it.
+
+    Args:
+        target: the import path of the function.
+        build: calls the function, and makes all weights.
+        weights_of: gives the weights of what was built.
+
+    Raises:
+        ModelError: the weights are another network's all the same.
+    """
+    for is_last in (False, True):
+        load_function(target)
+        try:
+            built = build()
+        except ModelError:
+            if is_last or not _WEIGHTS:
+                raise
+        else:
+            weights = list(weights_of(built))
+            if not any(map(_is_taken, weights)):
+                _WEIGHTS.update((id(one), weakref.ref(one, _dropper(id(one)))) for one in weights)
+                return built
+        _forget_modules(target)
+    raise ModelError(
+        f"{target} gives a network that has its weights in common with another network of the process, also when "
+        "its modules are imported anew: make all layers inside of the function"
+    )
+
+
+def _is_taken(weight: Any) -> bool:
+    taken = _WEIGHTS.get(id(weight))
+    return taken is not None and taken() is weight
+
+
+def _dropper(place: int) -> Callable[[object], object]:
+    return lambda _: _WEIGHTS.pop(place, None)
+
+
+def _forget_modules(target: str) -> None:
+    """Have the module of an import path imported anew, and all that lie in its folder or below and are no library's."""
+    name = target.partition(":")[0]
+    names = [name]
+    if file := getattr(sys.modules[name], "__file__", None):
+        place = Path(file).absolute()
+        folder = place.parents[name.count(".") + (place.name == "__init__.py")]
+        modules = list(sys.modules.items())
+        names += [one for one, module in modules if _lies_in(folder, module)]
+    forget(names)
+
+
+def _lies_in(folder: Path, module: ModuleType) -> bool:
+    file = getattr(module, "__file__", None)
+    if file is None or not Path(file).is_relative_to(folder):
+        return False
+    return not any(Path(file).is_relative_to(library) for library in _LIBRARIES)
+
+
+_LIBRARIES = (
+    *(sysconfig.get_path(name) for name in ("stdlib", "platstdlib", "purelib", "platlib")),
+    *(Path(__file__).parents[2] / name for name in ("fleet", "preprocess", "scheduler", "launch")),
+)

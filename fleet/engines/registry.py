@@ -19,6 +19,7 @@ from fleet.spec.engines import EngineInfo
 from fleet.spec.layers import count_for
 from fleet.spec.model import one_line, told_as
 from fleet.storage.files import replace_by
+from preprocess.own_code import OwnCode
 from preprocess.sample import SampleSpec
 from scheduler.base import RateTable
 
@@ -109,7 +110,8 @@ def count_parameters(network: NetworkSpec, spec: Spec, sample: SampleSpec) -> in
     if spec.engine.count_parameters is None:
         return None
     count = _function(spec.engine, spec.engine.count_parameters)
-    return int(count(architecture, shape, sample.classes, network.seed))
+    with OwnCode().running():
+        return int(count(architecture, shape, sample.classes, network.seed))
 
 
 def join_exports(spec: Spec, files: Sequence[Path], weights: Sequence[float], kind: str) -> Joined:

@@ -12,6 +12,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+import fleet.engines.keras.settings  # noqa: F401 - registers what Keras has
 from fleet.comm.protocols import Group
 from fleet.engines.base import Setup, Slot, check_index
 from fleet.engines.keras.ahead import Inputs
@@ -24,9 +25,10 @@ from fleet.engines.keras.network import KerasNetwork
 from fleet.engines.keras.optimizer import ChangingRate, graph_settings, make_optimizer, set_free
 from fleet.engines.keras.start import freeze
 from fleet.engines.measures import Measures
-from fleet.engines.own import with_own_rate
+from fleet.engines.own import code_of, running, with_own_rate
 from fleet.errors import UserError
 from fleet.spec import NetworkSpec
+from preprocess.own_code import OwnCode
 
 log = logging.getLogger("fleet.engines.keras.engine")
 
@@ -76,6 +78,11 @@ class KerasEngine:
         The graphs of a network take longer to make than its weights. They are kept for the next network, which often
         differs by its learning rate, momentum, weight decay or seed alone.
         """
+        code = code_of(network)
+        with running(code):
+            return self._build(network, group, code)
+
+    def _build(self, network: NetworkSpec, group: Group, code: OwnCode | None) -> KerasNetwork:
         # What a network does to its inputs first is a part of its graph.
         key = _graph_key(
             network, group, network.fold if self._sample.of(network.feed).folds else None
@@ -122,7 +129,8 @@ class KerasEngine:
             partial(make_exchange, horovod=self._horovod),
             group,
             train.xla,
-            _has_own_code(network),
+            code,
+            network.seed,
             free,
             rate,
             self._inputs,
@@ -147,7 +155,7 @@ def _graph_key(network: NetworkSpec, group: Group, fold: int | None = None) -> N
     Args:
         fold: of the network, where graphs of folds differ.
     """
-    if _has_own_code(network):
+    if code_of(network) is not None:
         return None
     optimizer = network.train.optimizer
     if isinstance(optimizer.learning_rate, dict) and network.learning_rate_scale(group.size) != 1:
@@ -159,14 +167,6 @@ def _graph_key(network: NetworkSpec, group: Group, fold: int | None = None) -> N
         seed=0,
         data=network.data,
         fold=fold,
-    )
-
-
-def _has_own_code(network: NetworkSpec) -> bool:
-    """Whether the spec names code of the user's own that computes a part of a step."""
-    train = network.train
-    return network.architecture.kind == "import" or any(
-        ":" in name for name in (train.loss or "", train.optimizer.name, *train.metrics)
     )
 
 

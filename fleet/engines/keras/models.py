@@ -16,9 +16,10 @@ from typing import Any
 
 import keras
 import numpy as np
+import tensorflow as tf
 from keras import layers
 
-from fleet.engines.own import generators_kept, own_model
+from fleet.engines.own import build_alone, generators_seeded, own_model
 from fleet.errors import ModelError, NetworkWarning, UserError
 from fleet.spec.layers import Layer, layers_of
 from fleet.spec.measures import Measure
@@ -70,13 +71,22 @@ def build_model(
         UserError: the description is wrong: no such function, a wrong argument, an image too small.
         ModelError: a function of one's own raised, or returned something else than such a model.
     """
-    with _seeded(seed):
-        target = class_target(classes) if target is None else target
-        built = _described(model, input_shape, classes, target)
-        if model.kind != "import":
-            return built
-        _warn_of_its_loss(model.target, built, target, loss)
-        return _logits(model.target, built, input_shape, target)
+    wanted = class_target(classes) if target is None else target
+
+    def build() -> keras.Model:
+        with _seeded(seed):
+            built = _described(model, input_shape, classes, wanted)
+            return (
+                built
+                if model.kind != "import"
+                else _logits(model.target, built, input_shape, wanted)
+            )
+
+    if model.kind != "import":
+        return build()
+    built = build_alone(model.target, build, lambda built: built.variables)
+    _warn_of_its_loss(model.target, built, wanted, loss)
+    return built
 
 
 def count_keras_parameters(
@@ -87,12 +97,18 @@ def count_keras_parameters(
     A function that wants values, which there are none of, is called once more, and its network built; arguments and
     errors are those of :func:`build_model`.
     """
-    try:
+
+    def build() -> keras.Model:
         with _seeded(seed), keras.StatelessScope(initialize_variables=False):
             built = _described(model, input_shape, classes, class_target(max(classes, 2)))
             if not built.built:
                 built(keras.KerasTensor((None, *input_shape)))
-            return built.count_params()
+            return built
+
+    try:
+        if model.kind != "import":
+            return build().count_params()
+        return build_alone(model.target, build, lambda built: built.variables).count_params()
     except Exception:  # it says why when it is built
         keras.utils.clear_session(free_memory=False)
         with _seeded(seed):
@@ -124,7 +140,7 @@ def _seeded(seed: int) -> Iterator[None]:
     Layers without a seed of their own take one from Python's generator when they are made.
     TensorFlow's global seed cannot be read, hence not restored; nothing in FLEET draws from it.
     """
-    with generators_kept():
+    with generators_seeded(seed):
         keras.utils.set_random_seed(seed % 2**32)
         yield
 
@@ -319,14 +335,34 @@ def _on_samples(name: str, model: keras.Model, input_shape: tuple[int, ...]) -> 
         )
     samples = np.random.uniform(-1.0, 1.0, (2, *input_shape)).astype("float32")
     try:
-        outputs = model(samples, training=False)
+        with tf.GradientTape() as tape:
+            outputs = model(samples, training=False)
+        _check_whole(name, model, tape.watched_variables())
         if not isinstance(outputs, list | tuple | dict):
             return keras.ops.convert_to_numpy(outputs).astype("float32")
+    except ModelError:
+        raise
     except Exception as error:
         raise ModelError(f"{name} cannot take {_pixels(input_shape)}: {one_line(error)}") from error
     raise ModelError(
         f"{name} gives {len(outputs)} outputs; samples have one target, so a network should give one"
     )
+
+
+def _check_whole(name: str, model: keras.Model, used: Iterable[tf.Variable]) -> None:
+    """See that all weights with which a model computes are its own.
+
+    Raises:
+        ModelError: Keras does not know some, such as those of a layer that a plain object holds.
+    """
+    own = {id(variable.value) for variable in model.variables}
+    others = [variable for variable in used if id(variable) not in own]
+    if others:
+        raise ModelError(
+            f"{name}: the model computes with weights that Keras does not know as its own "
+            f"({others[0].name}): they would not be trained, and are not saved; keep layers as attributes of "
+            "the model or in a list of its own, single weights by add_weight"
+        )
 
 
 def _are_probabilities(values: np.ndarray) -> bool:

@@ -44,8 +44,10 @@ from fleet.engines.keras.optimizer import ChangingRate, without_idle
 from fleet.engines.keras.penalties import penalty, sums_over_rows
 from fleet.engines.keras.start import begin_with
 from fleet.engines.measures import Measures
+from fleet.engines.own import calling, running
 from fleet.errors import ModelError
 from fleet.storage.files import replace_by
+from preprocess.own_code import OwnCode, seed_generators
 from preprocess.sample import SampleSpec
 
 _Local: TypeAlias = tuple[list[tf.Tensor], Any]  # this rank's gradients and sums
@@ -58,8 +60,9 @@ class KerasNetwork:
     Args:
         exchange_of: makes the gradient exchange of a group; a network may go from one group to another.
         free: numbers of the optimizer that are in no graph (:func:`fleet.engines.keras.optimizer.set_free`).
-        own_code: whether code of the user's own computes a part of a step: its ``if`` and ``while`` may depend on
-            tensors. To look for such in ours takes half a second in each process.
+        code: of the user's own, that computes a part of a step: its ``if`` and ``while`` may depend on tensors. To
+            look for such in ours takes half a second in each process.
+        seed: of what that code draws from the generators of Python and NumPy.
         rate: the learning rate, where the batch changes.
         inputs: of this rank.
     """
@@ -73,7 +76,8 @@ class KerasNetwork:
         exchange_of: Callable[[Group], Exchange],
         group: Group,
         xla: bool,
-        own_code: bool,
+        code: OwnCode | None,
+        seed: int,
         free: Mapping[str, tf.Variable],
         rate: ChangingRate,
         inputs: Inputs,
@@ -102,7 +106,9 @@ class KerasNetwork:
             *rows,
         ]
         compiled = {"input_signature": signature, "jit_compile": xla or None}
-        graph_of = partial(_graph_of, autograph=own_code)
+        self.code = code
+        self._seed = seed
+        graph_of = partial(_graph_of, autograph=code is not None)
         self._local = graph_of(self._compute, **compiled)
         self._update = graph_of(self._apply)
         several = [
@@ -147,6 +153,20 @@ class KerasNetwork:
         rows: Sequence[int],
         asked: Sums,
         weights: np.ndarray | None = None,
+    ) -> Callable[[], Done]:
+        with running(self.code, quick=True):
+            if self.code is not None:
+                seed_generators(self._seed)  # what is drawn while a graph is made is a part of it
+            return self._begin_together(images, targets, sizes, rows, asked, weights)
+
+    def _begin_together(
+        self,
+        images: np.ndarray,
+        targets: np.ndarray,
+        sizes: Sequence[int],
+        rows: Sequence[int],
+        asked: Sums,
+        weights: np.ndarray | None,
     ) -> Callable[[], Done]:
         more = (0.0,) * self._measures.metrics.width
         mine, wish = (
@@ -195,7 +215,7 @@ class KerasNetwork:
         )
 
     def _read(self, exchange: NoExchange, wait: Callable[[], Done]) -> Done:
-        with self._waking_others(exchange):
+        with self._waking_others(exchange), running(self.code, quick=True):
             return wait()
 
     @contextmanager
@@ -270,25 +290,35 @@ class KerasNetwork:
             self._ahead.call(self._update, *step) if goes_on else self._update(*step)
         return Done([total], time.perf_counter())
 
+    @calling
     def evaluate(  # noqa: D102
         self,
         images: np.ndarray,
         targets: np.ndarray,
         weights: np.ndarray | None = None,
     ) -> Sums:
-        with self._averaged():
-            return Sums.unpack(self._judge(*rows_of(images, targets, weights))[0].numpy())
+        return Sums.unpack(self._judged(images, targets, weights)[0].numpy())
 
+    @calling
     def predict(  # noqa: D102
         self,
         images: np.ndarray,
         targets: np.ndarray,
         weights: np.ndarray | None = None,
     ) -> tuple[Sums, np.ndarray]:
+        sums, outputs = self._judged(images, targets, weights)
+        return Sums.unpack(sums.numpy()), outputs.numpy()
+
+    def _judged(
+        self, images: np.ndarray, targets: np.ndarray, weights: np.ndarray | None
+    ) -> tuple[tf.Tensor, tf.Tensor]:
+        if self.code is not None:
+            seed_generators(self._seed)
         with self._averaged():
             sums, outputs = self._judge(*rows_of(images, targets, weights))
-            return Sums.unpack(sums.numpy()), outputs.numpy()
+            return sums, outputs
 
+    @calling
     def scores(self, more: Sequence[float]) -> dict[str, float]:  # noqa: D102 - Scoring says it
         return self._measures.metrics.scores(more)
 
@@ -307,6 +337,7 @@ class KerasNetwork:
                 self._exchange.group.sum(value)
                 variable.assign(value / self._exchange.group.size)
 
+    @calling
     def learning_rate(self) -> float:  # noqa: D102
         return float(keras.ops.convert_to_numpy(self._optimizer.learning_rate))
 
@@ -319,6 +350,7 @@ class KerasNetwork:
             for name, variable in _named(self._model, self._optimizer, self._statistics)
         }
 
+    @calling
     def load(self, arrays: Arrays) -> None:  # noqa: D102
         named = dict(_named(self._model, self._optimizer, self._statistics))
         # A checkpoint of FLEET 0.2 has no running means of statistics: they begin with what these are.
@@ -335,9 +367,11 @@ class KerasNetwork:
         for name, variable in named.items():
             variable.assign(arrays[name])
 
+    @calling
     def begin_with(self, file: Path, skip: Sequence[str]) -> None:  # noqa: D102 - Starting says it
         begin_with(self._model, file, skip)
 
+    @calling
     def export(self, arrays: Arrays, path: Path) -> None:
         """Write the network as a ``.keras`` file that plain Keras loads in safe mode.
 
@@ -348,6 +382,7 @@ class KerasNetwork:
         with self._averaged():
             replace_by(path, export_model(self._model, self._sample).save)
 
+    @calling
     def check_export(self) -> None:
         """See, without writing anything, that the network will be exported.
 
@@ -356,6 +391,7 @@ class KerasNetwork:
         """
         check_config(export_model(self._model, self._sample))
 
+    @calling
     def try_export(self, folder: Path) -> str:  # noqa: D102 - Examinable says it
         path = folder / "best.keras"
         self.check_export()
@@ -363,9 +399,11 @@ class KerasNetwork:
         with self._averaged():
             return try_load(path, self._model, self._sample)
 
+    @calling
     def count_parameters(self) -> int:  # noqa: D102
         return self._model.count_params()
 
+    @calling
     def check_learns(self, images: np.ndarray, targets: np.ndarray) -> None:  # noqa: D102 - Learning says it
         with tf.GradientTape() as tape:
             outputs = tf.cast(
@@ -384,6 +422,7 @@ class KerasNetwork:
                 "no weight is connected to what the model gives, so that nothing can be learned"
             )
 
+    @calling
     def row_bytes(self) -> int | None:  # noqa: D102
         return kept_bytes(self._local.get_concrete_function().graph)
 

@@ -10,10 +10,11 @@ from pathlib import Path
 
 import torch
 
+import fleet.engines.torch.settings  # noqa: F401 - registers what PyTorch has
 from fleet.comm.protocols import Group
 from fleet.engines.base import Setup, Slot, check_index
 from fleet.engines.measures import Measures
-from fleet.engines.own import with_own_rate
+from fleet.engines.own import code_of, running, with_own_rate
 from fleet.engines.torch.exchange import Exchange, MpiExchange, TorchExchange, exchange_name
 from fleet.engines.torch.export import note_of
 from fleet.engines.torch.flat import Flat
@@ -24,6 +25,7 @@ from fleet.engines.torch.network import AheadNetwork, TorchNetwork
 from fleet.engines.torch.optimizer import Updates
 from fleet.engines.torch.start import freeze
 from fleet.spec import NetworkSpec
+from preprocess.own_code import OwnCode
 
 log = logging.getLogger("fleet.engines.torch.engine")
 
@@ -57,6 +59,11 @@ class TorchEngine:
 
     def build(self, network: NetworkSpec, group: Group) -> TorchNetwork:
         """See :meth:`fleet.engines.base.Engine.build`."""
+        code = code_of(network)
+        with running(code):
+            return self._build(network, group, code)
+
+    def _build(self, network: NetworkSpec, group: Group, code: OwnCode | None) -> TorchNetwork:
         train, sample = network.train, self._sample.of(network.feed, network.fold)
         module, dtype = build_module(
             network.architecture,
@@ -91,6 +98,7 @@ class TorchEngine:
             network.seed,
             train.precision == "mixed_bfloat16",
             note,
+            code,
         )
 
 

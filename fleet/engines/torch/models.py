@@ -6,18 +6,20 @@ Every module gives **logits**, or values: the loss takes the softmax itself.
 from __future__ import annotations
 
 import math
-import random
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
-from typing import NamedTuple
+from itertools import chain
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
 
-from fleet.engines.own import generators_kept, own_model
+from fleet.engines.own import build_alone, generators_seeded, own_model
 from fleet.errors import ModelError
 from fleet.spec.layers import Layer, Shape, layers_of
 from fleet.spec.model import Architecture, one_line
@@ -61,27 +63,38 @@ def build_module(
         UserError: the description is wrong: no such function, a wrong argument, an image too small.
         ModelError: a function of one's own raised, or returned something else than such a module.
     """
-    with _seeded(seed):
-        if architecture.kind == "family":
+    if architecture.kind == "family":
+        with _seeded(seed):
             found = layers_of(
                 architecture.settings, image.shape, target.outputs, target.kind == "mask"
             )
             return Built(nn.Sequential(OrderedDict(_modules(found, image.shape))), torch.float32)
-        module = own_model(
-            architecture, image.shape, target.outputs, nn.Module, "torch.nn.Module"
-        ).float()
-        return Built(module, _checked(architecture.target, module, image, target, is_scaled))
+
+    def build(seed: int) -> Built:
+        with _seeded(seed):
+            module = own_model(
+                architecture, image.shape, target.outputs, nn.Module, "torch.nn.Module"
+            ).float()
+            return Built(module, _checked(architecture.target, module, image, target, is_scaled))
+
+    built = build_alone(
+        architecture.target, partial(build, seed), lambda built: built.module.parameters()
+    )
+    check_whole(architecture.target, built, image.shape, lambda: build(seed + 1).module)
+    return built
 
 
 def count_parameters(
     architecture: Architecture, shape: tuple[int, ...], classes: int, seed: int
 ) -> int:
     """The parameters of a network, trained or not, without taking the memory for them where that is possible."""
-    try:
+
+    def build() -> nn.Module:
         with _seeded(seed), torch.device("meta"):
-            return parameters_in(
-                own_model(architecture, shape, classes, nn.Module, "torch.nn.Module")
-            )
+            return own_model(architecture, shape, classes, nn.Module, "torch.nn.Module")
+
+    try:
+        return parameters_in(build_alone(architecture.target, build, nn.Module.parameters))
     except Exception:  # it wants values, is made of lazy modules, or says why when it is built
         with _seeded(seed):
             module = own_model(architecture, shape, classes, nn.Module, "torch.nn.Module").float()
@@ -137,10 +150,7 @@ def kept_bytes(module: nn.Module, shape: tuple[int, ...], dtype: torch.dtype) ->
 @contextmanager
 def _seeded(seed: int) -> Iterator[None]:
     """Make everything random deterministic, and give all generators back as they were."""
-    with generators_kept(), torch.random.fork_rng():
-        random.seed(seed)
-        np.random.seed(seed % 2**32)
-        torch.manual_seed(seed)
+    with torch.random.fork_rng(), generators_seeded(seed):
         yield
 
 
@@ -292,14 +302,9 @@ def _on_samples(
     Raises:
         ModelError: it cannot take such samples, or gives no tensor.
     """
-    height_first = image.shape if len(image.shape) != 3 else (image.shape[2], *image.shape[:2])
     was_training, error = module.training, Exception()
     for dtype in dtypes:  # numbers of things, which embeddings take, or quantities
-        samples = (
-            torch.empty(2, *height_first).uniform_(-1, 1)
-            if dtype.is_floating_point
-            else torch.zeros(2, *height_first, dtype=dtype)
-        )
+        samples = _samples(image.shape, dtype)
         try:
             with torch.no_grad():
                 module.eval()
@@ -317,8 +322,120 @@ def _on_samples(
         return found.float(), dtype
     what = "images of " if len(image.shape) == 3 else "samples of "
     raise ModelError(
-        f"{name} cannot take {what}{'x'.join(map(str, (2, *height_first)))}: {one_line(error)}"
+        f"{name} cannot take {what}{'x'.join(map(str, samples.shape))}: {one_line(error)}"
     ) from error
+
+
+def _samples(shape: Shape, dtype: torch.dtype) -> torch.Tensor:
+    """Two samples of a shape (height, width, channels) or another, as a module is called with them."""
+    channels_first = (shape[2], *shape[:2]) if len(shape) == 3 else shape
+    if dtype.is_floating_point:
+        return torch.empty(2, *channels_first).uniform_(-1, 1)
+    return torch.zeros(2, *channels_first, dtype=dtype)
+
+
+class _Outside(TorchDispatchMode):
+    """Notes the tensors that a module computes with, and that are neither its own nor made by it.
+
+    Attributes:
+        tensors: these.
+    """
+
+    def __init__(self, module: nn.Module, samples: torch.Tensor) -> None:
+        super().__init__()
+        self.tensors: list[torch.Tensor] = []
+        self._kept: list[torch.Tensor] = []  # so that no address is used twice
+        self._known: set[int] = set()
+        self._add([samples, *module.parameters(), *module.buffers()])
+
+    def __torch_dispatch__(
+        self, function: Any, types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        given = [one for one in tree_leaves((args, kwargs)) if isinstance(one, torch.Tensor)]
+        others = [one for one in given if _place_of(one) not in self._known]
+        self.tensors += others
+        made = function(*args, **(kwargs or {}))
+        self._add([*others, *(one for one in tree_leaves(made) if isinstance(one, torch.Tensor))])
+        return made
+
+    def _add(self, tensors: Iterable[torch.Tensor]) -> None:
+        for one in tensors:
+            self._kept.append(one)
+            self._known.add(_place_of(one))
+
+
+def _place_of(tensor: torch.Tensor) -> int:
+    """Where a tensor lies; views of it lie there, too."""
+    try:
+        return tensor.untyped_storage()._cdata
+    except NotImplementedError:  # a sparse one
+        return id(tensor)
+
+
+def check_whole(name: str, built: Built, shape: Shape, build: Callable[[], nn.Module]) -> None:
+    """See that a module's parameters and buffers are all that its outputs depend on.
+
+    Layers in a plain Python list are not among them: they would neither be trained nor saved. Other tensors may be, as
+    long as the function makes the same ones again.
+
+    Args:
+        shape: of a sample.
+        build: makes the module once more, from another seed.
+
+    Raises:
+        ModelError: they are not.
+    """
+    module, dtype = built
+    was_training = module.training
+    with _seeded(0):
+        samples = _samples(shape, dtype)
+    outside = _Outside(module.eval(), samples)
+    try:
+        with torch.no_grad(), _seeded(0), outside:
+            wanted = module(samples)
+    finally:
+        module.train(was_training)
+    if any(one.requires_grad for one in outside.tensors):
+        raise ModelError(
+            f"{name}: the module computes with weights that are none of its parameters"
+            f"{_where(module, outside.tensors)}: they would not be trained, and are not saved; keep layers in "
+            "nn.ModuleList or nn.ModuleDict, single weights as nn.Parameter"
+        )
+    if not outside.tensors:
+        return
+    again = build()
+    again.load_state_dict(module.state_dict())
+    with torch.no_grad(), _seeded(0):
+        found = again.eval()(samples)
+    if not torch.allclose(wanted, found, rtol=1e-3, atol=1e-3, equal_nan=True):
+        raise ModelError(
+            f"{name}: the module holds something that is neither a parameter nor a buffer (register_buffer)"
+            f"{_where(module, outside.tensors)}, and its function does not make it again"
+        )
+
+
+def _where(module: nn.Module, tensors: Sequence[torch.Tensor]) -> str:
+    """Which attribute holds tensors, as `` (layers of Net)``; empty where none does."""
+    places = {_place_of(one) for one in tensors}
+    for owner in module.modules():
+        for name, value in vars(owner).items():
+            if not name.startswith("_") and any(
+                _place_of(one) in places for one in _tensors_in(value)
+            ):
+                return f" ({name} of {type(owner).__name__})"
+    return ""
+
+
+def _tensors_in(value: Any) -> Iterator[torch.Tensor]:
+    if isinstance(value, torch.Tensor):
+        yield value
+    elif isinstance(value, nn.Module):
+        yield from value.parameters()
+        yield from value.buffers()
+    elif isinstance(value, Mapping):
+        yield from chain.from_iterable(map(_tensors_in, value.values()))
+    elif isinstance(value, list | tuple | set):
+        yield from chain.from_iterable(map(_tensors_in, value))
 
 
 def _refuse_probabilities(

@@ -21,6 +21,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from fleet.comm.protocols import Group
 from fleet.engines.base import Arrays, Done, Rows, Sums, batches_of, check_arrays, readable, rows_of
 from fleet.engines.measures import Measures
+from fleet.engines.own import calling, running
 from fleet.engines.torch.exchange import Exchange
 from fleet.engines.torch.export import Exported, load, write
 from fleet.engines.torch.finish import finished
@@ -30,6 +31,7 @@ from fleet.engines.torch.models import kept_bytes, parameters_in
 from fleet.engines.torch.optimizer import Updates
 from fleet.engines.torch.start import begin_with
 from fleet.errors import ModelError
+from preprocess.own_code import OwnCode, seed_generators
 from preprocess.sample import SampleSpec
 
 
@@ -43,6 +45,7 @@ class TorchNetwork:
         seed: of all that is random in steps.
         is_mixed: compute with bfloat16 where that is safe.
         note: what stands beside its weights when it is exported.
+        code: of the user's own, that computes a part of it.
     """
 
     def __init__(
@@ -58,7 +61,10 @@ class TorchNetwork:
         seed: int,
         is_mixed: bool,
         note: Callable[[], Mapping[str, Any]],
+        code: OwnCode | None = None,
     ) -> None:
+        self.code = code
+        self._judged = 0  # calls of the network since its last step
         self.module, self._flat, self._updates, self._sample = module, flat, updates, sample
         scale = None if sample.affine is None else (sample.affine.multiplier, sample.affine.offset)
         self._exported = Exported(module, dtype, scale, sample.target.kind == "mask").to(
@@ -87,6 +93,10 @@ class TorchNetwork:
         return self._step(rows_of(images, targets, weights), size, stop)
 
     def _step(self, rows: Rows, size: int, stop: bool) -> Sums:
+        with running(self.code, quick=True):
+            return self._stepped(rows, size, stop)
+
+    def _stepped(self, rows: Rows, size: int, stop: bool) -> Sums:
         mine, unused = readable(rows), list[int]()
         error: BaseException | None = None
         try:
@@ -129,6 +139,7 @@ class TorchNetwork:
     ) -> Sums:
         return self.predict(images, targets, weights)[0]
 
+    @calling
     def predict(  # noqa: D102
         self,
         images: np.ndarray,
@@ -136,6 +147,8 @@ class TorchNetwork:
         weights: np.ndarray | None = None,
     ) -> tuple[Sums, np.ndarray]:
         valid = (targets if weights is None else weights) >= 0
+        self._judged += 1
+        self._seed_generators(self._judged)
         with self.judging():
             outputs = self._outputs(images)
             kept = outputs if valid.all() else outputs[torch.from_numpy(valid).to(self._device)]
@@ -143,6 +156,7 @@ class TorchNetwork:
             self._note(kept, mine, self._measures.losses.judging, False)
         return self._flat.sums(), outputs.cpu().numpy()
 
+    @calling
     def scores(self, more: Sequence[float]) -> dict[str, float]:  # noqa: D102 - Scoring says it
         return self._measures.metrics.scores(more)
 
@@ -165,12 +179,14 @@ class TorchNetwork:
         for buffer, mean in zip(buffers, np.split(whole / group.size, ends), strict=True):
             buffer.copy_(torch.from_numpy(mean).view(buffer.shape))
 
+    @calling
     def learning_rate(self) -> float:  # noqa: D102
         return self._updates.learning_rate()
 
     def scale_learning_rate(self, factor: float) -> None:  # noqa: D102 - Rescaling says it
         self._updates.scale_learning_rate(factor)
 
+    @calling
     def state(self) -> dict[str, np.ndarray]:
         """Weights and buffers by the module's own names, and what the optimizer keeps of each.
 
@@ -181,6 +197,7 @@ class TorchNetwork:
             "optimizer/iterations": np.array(self._updates.steps, np.int64),
         }
 
+    @calling
     def load(self, arrays: Arrays) -> None:  # noqa: D102
         # A checkpoint of FLEET 0.2 has no running means of statistics: they begin with what these are.
         arrays = {
@@ -206,18 +223,22 @@ class TorchNetwork:
             **{f"optimizer/{name}": one for name, one in self._updates.tensors().items()},
         }
 
+    @calling
     def begin_with(self, file: Path, skip: Sequence[str]) -> None:  # noqa: D102 - Starting says it
         begin_with(self.module, file, skip)
 
+    @calling
     def export(self, arrays: Arrays, path: Path) -> None:
         """Write the weights as safetensors, by the module's own names, and a note on how it is built around them."""
         self.load(arrays)
         with self.judging():
             write(copied(self.module.state_dict()), self._note_of(), path)
 
+    @calling
     def count_parameters(self) -> int:  # noqa: D102 - Examinable says it
         return parameters_in(self.module)
 
+    @calling
     def row_bytes(self) -> int | None:  # noqa: D102
         shape = self._sample.image.shape
         try:
@@ -227,6 +248,7 @@ class TorchNetwork:
         finally:
             self._flat.settle()
 
+    @calling
     def try_export(self, folder: Path) -> str:  # noqa: D102
         path = folder / "best.safetensors"
         self.export(self.state(), path)
@@ -256,6 +278,7 @@ class TorchNetwork:
             else ""
         )
 
+    @calling
     def check_learns(self, images: np.ndarray, targets: np.ndarray) -> None:  # noqa: D102 - Learning says it
         wanted = torch.from_numpy(np.array(targets)).to(self._device)
         self._flat.clear()
@@ -319,10 +342,8 @@ class TorchNetwork:
         else:
             self._flat.let_go()
         self._exchange.begin(self._flat)
-        seed = mixed(self._seed, self._updates.steps, self._exchange.group.rank)
-        torch.default_generator.manual_seed(seed)
-        if self._device.type == "cuda":
-            torch.cuda.manual_seed(seed)
+        self._judged = 0
+        self._seed_generators()
         with _one_row(self.module) if len(mine[0]) == 1 else nullcontext():
             outputs = self._outputs(mine[0])
         loss = self._note(outputs, mine[1:], self._measures.losses.training, stop)
@@ -339,6 +360,19 @@ class TorchNetwork:
         if self._exchange.group.size > 1:
             self._flat.flag(unused)
         return unused
+
+    def _seed_generators(self, call: int = 0) -> None:
+        """Have what is drawn follow from the network, its step and this rank alone.
+
+        Args:
+            call: number of the call since the last step; 0 for the next step.
+        """
+        seed = mixed(self._seed + call, self._updates.steps, self._exchange.group.rank)
+        torch.default_generator.manual_seed(seed)
+        if self._device.type == "cuda":
+            torch.cuda.manual_seed(seed)
+        if self.code is not None:
+            seed_generators(seed)
 
     def _outputs(self, images: np.ndarray) -> Tensor:
         """Logits or values, float32; of masks with classes last, as a view."""
@@ -404,8 +438,9 @@ class AheadNetwork(TorchNetwork):
     def _take(self, mine: Rows, size: int, into: torch.Tensor) -> None:
         """A step, of which nothing is waited for; a batch of which no sample could be read changes nothing."""
         if len(mine[1]):
-            unused = self._compute(mine, size, False)
-            self._updates.step(size / len(mine[1]), unused)
+            with running(self.code, quick=True):
+                unused = self._compute(mine, size, False)
+                self._updates.step(size / len(mine[1]), unused)
             into.copy_(self._flat.tail, non_blocking=True)
 
 

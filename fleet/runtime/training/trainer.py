@@ -38,6 +38,7 @@ from fleet.storage.paths import RunPaths
 from fleet.storage.writer import CheckpointWriter
 from fleet.stream.stall import Stalled
 from fleet.stream.tenants import Tenants
+from preprocess.own_code import process_kept
 from preprocess.sample import SampleSpec
 from scheduler.base import StepTime
 
@@ -164,7 +165,7 @@ class Trainer:
         self._writer.write_by(network.name, order.fence)
         training = Training(network, 0, self._sample.of(network.feed).target)
         training.group = self._world.group((self._world.rank,), order.group)
-        with self._leaving(training), ExitStack() as held:
+        with self._leaving(training), process_kept(), ExitStack() as held:
             failure: Exception | None = None
             try:
                 training.trainable = held.enter_context(
@@ -218,7 +219,10 @@ class Trainer:
 
     @contextmanager
     def _built(self, network: NetworkSpec, group: Group) -> Iterator[Trainable]:
-        with closing(all_or_none(group, lambda: self._build(network, group))) as trainable:
+        with (
+            process_kept(),
+            closing(all_or_none(group, lambda: self._build(network, group))) as trainable,
+        ):
             if group.is_master:
                 parameters = (
                     trainable.count_parameters() if isinstance(trainable, Examinable) else None

@@ -2,6 +2,7 @@
 
 import inspect
 import logging
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -11,7 +12,7 @@ import pytest
 
 from fleet.comm.alone import Alone
 from fleet.engines.base import Setup
-from fleet.errors import CheckpointError
+from fleet.errors import CheckpointError, ModelError
 from fleet.spec import Resources, parse
 from fleet.vocabulary.schedules import SCHEDULES, arguments_of, required
 from preprocess.sample import Affine, ImageSpec, SampleSpec
@@ -464,3 +465,106 @@ def test_a_network_of_a_fold_does_not_take_the_graphs_of_another_that_does_somet
         assert found[fold] == pytest.approx(alone.evaluate(*batch).loss, rel=1e-6)
         alone.close()
     assert found[0] != found[1]
+
+
+OWN = """
+import functools, os, sys
+import keras
+from keras import layers
+
+BODY = layers.Dense(6)
+
+@functools.cache
+def body():
+    return layers.Dense(6)
+
+def shared(input_shape, classes, cached=False):
+    x = keras.Input(input_shape)
+    return keras.Model(x, layers.Dense(classes)((body() if cached else BODY)(layers.Flatten()(x))))
+
+class Holder:
+    pass
+
+class Held(keras.Model):
+    def __init__(self, classes, where):
+        super().__init__()
+        layer = layers.Dense(6)
+        self.held = Holder() if where == "object" else [[layer]]
+        if where == "object":
+            self.held.layer = layer
+        self.flat, self.head = layers.Flatten(), layers.Dense(classes)
+        self.where = where
+    def call(self, x):
+        layer = self.held.layer if self.where == "object" else self.held[0][0]
+        return self.head(layer(self.flat(x)))
+
+def held(input_shape, classes, where):
+    return Held(classes, where)
+
+def rude(input_shape, classes):
+    keras.config.set_image_data_format("channels_first")
+    keras.config.set_floatx("float64")
+    keras.config.set_epsilon(0.1)
+    keras.config.set_dtype_policy("mixed_bfloat16")
+    sys.setrecursionlimit(4321)
+    os.chdir("/")
+    x = keras.Input(input_shape)
+    return keras.Model(x, layers.Dense(classes, dtype="float32")(layers.Flatten()(x)))
+"""
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "own_models.py").write_text(OWN)
+
+    def network_of(function, seed=0, **args):
+        model = {"build": f"own_models:{function}", "args": args}
+        train = {"optimizer": {"name": "sgd", "learning_rate": 0.1}}
+        [found] = parse({"models": [model], "train": train}).networks
+        return replace(found, seed=seed)
+
+    yield network_of
+    sys.modules.pop("own_models", None)
+
+
+@pytest.mark.parametrize("cached", [False, True])
+def test_networks_that_share_layers_begin_as_if_alone(engine, batch, own, cached):
+    first = engine.build(own("shared", 1, cached=cached), Alone())
+    before = first.state()
+    first.step(*batch, 12)
+    trained = first.state()
+    second = engine.build(own("shared", 1, cached=cached), Alone())
+    state = second.state()
+    assert list(state) == list(before)
+    assert all(np.array_equal(array, before[name]) for name, array in state.items())
+    second.step(*batch, 12)
+    assert all(np.array_equal(array, trained[name]) for name, array in first.state().items())
+
+
+def test_layers_that_keras_does_not_know_are_refused(engine, own):
+    with pytest.raises(ModelError, match="does not know as its own"):
+        engine.build(own("held", where="object"), Alone())
+
+
+def test_what_a_network_sets_in_the_process_is_its_own(engine, batch, own):
+    import keras
+
+    config = keras.config
+
+    def settings():
+        return (
+            config.image_data_format(),
+            config.floatx(),
+            config.epsilon(),
+            config.dtype_policy().name,
+            sys.getrecursionlimit(),
+            os.getcwd(),
+        )
+
+    before = settings()
+    rude = engine.build(own("rude"), Alone())
+    assert settings() == before
+    rude.step(*batch, 12)
+    assert settings() == before

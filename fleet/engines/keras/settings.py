@@ -1,0 +1,79 @@
+"""What Keras and TensorFlow keep for a whole process, which a network's code may change.
+
+:mod:`preprocess.own_code` puts it back. TensorFlow's global seed is not among it: each network that is built sets it.
+"""
+
+from __future__ import annotations
+
+import collections
+from collections.abc import Mapping
+
+import keras
+import tensorflow as tf
+from keras.src.backend.common import global_state
+
+from preprocess.own_code import register
+
+
+def _put_traceback_filtering(is_on: bool) -> None:
+    config = keras.config
+    (config.enable_traceback_filtering if is_on else config.disable_traceback_filtering)()
+
+
+def _put_interactive_logging(is_on: bool) -> None:
+    config = keras.config
+    (config.enable_interactive_logging if is_on else config.disable_interactive_logging)()
+
+
+def _names() -> dict[str, int]:
+    """How many layers of each kind were named; it decides what the next is called, and so its weights in a file."""
+    return dict(global_state.get_global_attribute(_UIDS, {}))
+
+
+def _put_names(counts: Mapping[str, int]) -> None:
+    known = global_state.get_global_attribute(_UIDS)
+    if known is None:
+        global_state.set_global_attribute(_UIDS, collections.defaultdict(int, counts))
+    else:
+        known.clear()
+        known.update(counts)
+
+
+_UIDS = "object_name_uids"
+
+
+register("names of layers", _names, _put_names, is_kept=True, at_import={})
+register("Keras' float", keras.config.floatx, keras.config.set_floatx)
+register("Keras' epsilon", keras.config.epsilon, keras.config.set_epsilon)
+register(
+    "Keras' order of dimensions",
+    keras.config.image_data_format,
+    keras.config.set_image_data_format,
+)
+register("Keras' dtype policy", keras.config.dtype_policy, keras.config.set_dtype_policy)
+register(
+    "tracebacks of Keras",
+    keras.config.is_traceback_filtering_enabled,
+    _put_traceback_filtering,
+)
+register(
+    "messages of Keras",
+    keras.config.is_interactive_logging_enabled,
+    _put_interactive_logging,
+)
+register(
+    "eager functions",
+    tf.config.functions_run_eagerly,
+    tf.config.run_functions_eagerly,
+)
+register(
+    "TensorFloat-32",
+    tf.config.experimental.tensor_float_32_execution_enabled,
+    tf.config.experimental.enable_tensor_float_32_execution,
+)
+register(
+    "TensorFlow's placement",
+    tf.config.get_soft_device_placement,
+    tf.config.set_soft_device_placement,
+    is_quick=False,
+)

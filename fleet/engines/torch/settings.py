@@ -1,0 +1,75 @@
+"""What PyTorch keeps for a whole process, which a network's code may change (:mod:`preprocess.own_code`)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch._tensor_str import PRINT_OPTS
+from torch.backends import cuda, cudnn
+
+from preprocess.own_code import attribute, register
+
+
+def _determinism() -> tuple[bool, bool, bool]:
+    return (
+        torch.are_deterministic_algorithms_enabled(),
+        torch.is_deterministic_algorithms_warn_only_enabled(),
+        torch.utils.deterministic.fill_uninitialized_memory,
+    )
+
+
+def _put_determinism(values: tuple[bool, bool, bool]) -> None:
+    is_on, only_warns, fills = values
+    torch.use_deterministic_algorithms(is_on, warn_only=only_warns)
+    torch.utils.deterministic.fill_uninitialized_memory = fills
+
+
+def _put_print_options(values: Mapping[str, Any]) -> None:
+    vars(PRINT_OPTS).update(values)
+
+
+def _put_device(device: torch.device) -> None:
+    torch.set_default_device(None if device.type == "cpu" else device)
+
+
+def _generators() -> list[bytes]:
+    states = [torch.get_rng_state()]
+    if torch.cuda.is_initialized():
+        states += torch.cuda.get_rng_state_all()
+    return [state.numpy().tobytes() for state in states]
+
+
+def _put_generators(states: list[bytes]) -> None:
+    first, *others = (torch.frombuffer(bytearray(state), dtype=torch.uint8) for state in states)
+    torch.set_rng_state(first)
+    if others:
+        torch.cuda.set_rng_state_all(others)
+
+
+register("PyTorch's default dtype", torch.get_default_dtype, torch.set_default_dtype)
+register("PyTorch's default device", torch.get_default_device, _put_device)
+register("gradients", torch.is_grad_enabled, torch.set_grad_enabled)
+register("detection of anomalies", torch.is_anomaly_enabled, torch.set_anomaly_enabled)
+register("PyTorch's determinism", _determinism, _put_determinism)
+register("PyTorch's threads", torch.get_num_threads, torch.set_num_threads)
+register(
+    "the precision of products",
+    torch.get_float32_matmul_precision,
+    torch.set_float32_matmul_precision,
+)
+register("PyTorch's autocast", torch.is_autocast_enabled, torch.set_autocast_enabled)
+register("repeated warnings", torch.is_warn_always_enabled, torch.set_warn_always)
+register("printing by PyTorch", lambda: dict(vars(PRINT_OPTS)), _put_print_options, is_quick=False)
+for _owner, _name in (
+    (cudnn, "enabled"),
+    (cudnn, "benchmark"),
+    (cudnn, "deterministic"),
+    (cudnn, "allow_tf32"),
+    (cuda.matmul, "allow_tf32"),
+    (cuda.matmul, "allow_fp16_reduced_precision_reduction"),
+    (cuda.matmul, "allow_bf16_reduced_precision_reduction"),
+):
+    register(f"{_name} of {_owner.__class__.__name__}", *attribute(_owner, _name))
+register("PyTorch's generators", _generators, _put_generators, False, is_drawn=True)

@@ -1,0 +1,385 @@
+"""Code of users, called in a process that is as the launch found it.
+
+A user's function may change what belongs to the whole process: the working folder, the environment, Python's and
+NumPy's generators of random numbers, how numbers are printed, the type of new tensors. Others of the process should
+not see that. So each part of the user's code has an :class:`OwnCode`, and is called inside of :meth:`OwnCode.running`.
+It finds the process as the launch has, and what it changes is undone when it returns. What its later calls need is put
+back for them: the generators, the environment, the folders of modules and the recursion limit as it left them.
+
+What a module changes while it is imported is noted once (:func:`importing`), and belongs to each part of the user's
+code that takes something of that module.
+"""
+
+from __future__ import annotations
+
+import gc
+import importlib
+import locale
+import logging
+import os
+import random
+import signal
+import socket
+import sys
+import tempfile
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from functools import partial
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Something that a whole process has.
+
+    Attributes:
+        get: gives it as a value that can be compared with another.
+        put: sets it to such a value.
+        is_quick: whether to look at it costs next to nothing.
+        is_drawn: whether it is the state of a generator of random numbers.
+        is_kept: whether later calls of the code that has changed it find it so.
+        at_import: what each module finds that is imported; None for what there is.
+    """
+
+    get: Callable[[], Any]
+    put: Callable[[Any], object]
+    is_quick: bool = True
+    is_drawn: bool = False
+    is_kept: bool = False
+    at_import: Any = None
+
+
+SETTINGS: dict[str, Setting] = {}
+
+
+def register(
+    name: str,
+    get: Callable[[], Any],
+    put: Callable[[Any], object],
+    is_quick: bool = True,
+    is_drawn: bool = False,
+    is_kept: bool = False,
+    at_import: Any = None,
+) -> None:
+    """Add a setting to those that are put back; a library's are added when its engine is imported."""
+    SETTINGS[name] = Setting(get, put, is_quick, is_drawn, is_kept, at_import)
+
+
+def seed_generators(seed: int) -> None:
+    """Seed the generators that the whole process shares: Python's, NumPy's, PyTorch's where it is loaded.
+
+    Args:
+        seed: below 2**64.
+    """
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    if torch := sys.modules.get("torch"):
+        torch.manual_seed(seed)
+
+
+class OwnCode:
+    """A part of the user's code, with what it has changed in the process and finds again.
+
+    Args:
+        module: where it is from; empty where it is imported inside of :meth:`running`.
+        keeps_draws: whether its next call goes on with the random numbers of the last; otherwise whoever calls it
+            seeds the generators, and nobody else draws from them.
+    """
+
+    def __init__(self, module: str = "", keeps_draws: bool = True) -> None:
+        self._module = module
+        self._keeps_draws = keeps_draws
+        self._changes: dict[str, Any] = {}
+
+    def __reduce__(self) -> tuple:
+        """On another rank nothing has been changed yet."""
+        return OwnCode, (self._module, self._keeps_draws)
+
+    @contextmanager
+    def running(self, quick: bool = False) -> Iterator[None]:
+        """A context in which this code is called.
+
+        Inside of another such context of the thread, it puts back what later calls of the code do not find either.
+
+        Args:
+            quick: look only at what costs next to nothing: for calls that take less than a millisecond.
+        """
+        if _INSIDE.code is not None:
+            with _put_back():
+                yield
+            return
+        names = [
+            name
+            for name, setting in SETTINGS.items()
+            if (setting.is_quick or not quick) and (self._keeps_draws or not setting.is_drawn)
+        ]
+        handlers = {} if quick else _handlers()
+        with _kept(names) as found:
+            _INSIDE.code = self
+            try:
+                _restore(found)  # what runs in other threads may have changed it
+                _put(_BY_IMPORT.get(self._module, {}))
+                _put(self._changes)
+                yield
+            finally:
+                _INSIDE.code = None
+                others = {name: one for name, one in self._changes.items() if name not in found}
+                self._changes = others | _lasting(_changed(found))
+                _put_handlers(handlers)
+
+
+@contextmanager
+def _put_back() -> Iterator[None]:
+    before = {
+        name: setting.get()
+        for name, setting in SETTINGS.items()
+        if not (setting.is_kept or setting.is_drawn)
+    }
+    try:
+        yield
+    finally:
+        _restore(before)
+
+
+@contextmanager
+def process_kept() -> Iterator[None]:
+    """A context after which the process is as before, but for its generators of random numbers."""
+    with _kept([name for name, setting in SETTINGS.items() if not setting.is_drawn]):
+        yield
+
+
+class _Inside(threading.local):
+    """The user's code that this thread is inside of."""
+
+    code: OwnCode | None = None
+
+
+_INSIDE = _Inside()
+_LOCK = threading.Lock()
+_FOUND: dict[str, Any] = {}  # as it was before the first of those that are inside now
+_ENTERED = 0  # how many are inside, of all threads
+
+
+@contextmanager
+def _kept(names: Sequence[str]) -> Iterator[dict[str, Any]]:
+    """Put settings back as they were before any thread has come in here; gives what they were."""
+    global _ENTERED
+    with _LOCK:
+        if not _ENTERED:
+            _FOUND.clear()
+        for name in names:
+            if name not in _FOUND:
+                _FOUND[name] = SETTINGS[name].get()
+        found = {name: _FOUND[name] for name in names}
+        _ENTERED += 1
+    try:
+        yield found
+    finally:
+        _restore(found)
+        with _LOCK:
+            _ENTERED -= 1
+
+
+def _changed(found: Mapping[str, Any]) -> dict[str, Any]:
+    """What the process has now, of all that is not as it was."""
+    now = {name: SETTINGS[name].get() for name in found}
+    return {name: value for name, value in now.items() if value != found[name]}
+
+
+def _restore(found: Mapping[str, Any]) -> None:
+    _put({name: found[name] for name in _changed(found)})
+
+
+def _lasting(changes: Mapping[str, Any]) -> dict[str, Any]:
+    """Those of some changes that later calls of the same code find."""
+    return {
+        name: value
+        for name, value in changes.items()
+        if SETTINGS[name].is_kept or SETTINGS[name].is_drawn
+    }
+
+
+def _put(values: Mapping[str, Any]) -> None:
+    for name, value in values.items():
+        SETTINGS[name].put(value)
+
+
+# ---- importing modules of the user's -----------------------------------------------------------
+
+_BY_IMPORT: dict[str, dict[str, Any]] = {}  # module -> what it has changed when it was imported
+
+
+def import_own(name: str) -> ModuleType:
+    """Import a module of the user's, and change the process as its first import did.
+
+    What the module draws is the same in each process, and the generators of random numbers are left as they were: so
+    nothing depends on who imports it first.
+    """
+    if name in _BY_IMPORT and name in sys.modules:
+        _put(_BY_IMPORT[name])
+        return sys.modules[name]
+    before = {key: setting.get() for key, setting in SETTINGS.items()}
+    seed_generators(0)
+    _put({key: one.at_import for key, one in SETTINGS.items() if one.at_import is not None})
+    try:
+        module = importlib.import_module(name)
+    finally:
+        _put({key: value for key, value in before.items() if SETTINGS[key].is_drawn})
+    _BY_IMPORT[name] = {
+        key: setting.get() for key, setting in SETTINGS.items() if setting.at_import is not None
+    } | _lasting(_changed(before))
+    return module
+
+
+def forget(names: Iterable[str]) -> None:
+    """Have modules imported anew when they are next asked for."""
+    for name in names:
+        sys.modules.pop(name, None)
+        _BY_IMPORT.pop(name, None)
+
+
+# ---- what a process has ------------------------------------------------------------------------
+
+
+def _handlers() -> dict[int, Any]:
+    """What signals do; only the main thread can change that."""
+    if threading.current_thread() is not threading.main_thread():
+        return {}
+    return {number: signal.getsignal(number) for number in _SIGNALS}
+
+
+def _put_handlers(handlers: Mapping[int, Any]) -> None:
+    for number, handler in handlers.items():
+        if handler is not None and signal.getsignal(number) is not handler:
+            signal.signal(number, handler)
+
+
+_SIGNALS = sorted(signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP})
+
+
+def _folder() -> str:
+    try:
+        return os.getcwd()
+    except OSError:  # it was deleted
+        return ""
+
+
+def _go_to(folder: str) -> None:
+    with suppress(OSError):
+        os.chdir(folder)
+
+
+def _environment() -> dict[bytes, bytes]:
+    return dict(os.environ._data)  # type: ignore[attr-defined]  # fifty times as fast as the mapping
+
+
+def _put_environment(values: Mapping[bytes, bytes]) -> None:
+    for name in os.environb.keys() - values.keys():
+        del os.environb[name]
+    for name, value in values.items():
+        if os.environb.get(name) != value:
+            os.environb[name] = value
+    time.tzset()
+
+
+def _umask() -> int:
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
+
+
+def _put_locale(value: str) -> None:
+    locale.setlocale(locale.LC_ALL, value)
+
+
+def _fill(there: list, values: Sequence[Any]) -> None:
+    there[:] = values
+
+
+def _print_by_numpy(values: Mapping[str, Any]) -> None:
+    np.set_printoptions(**values)
+
+
+def _put_filters(filters: list) -> None:
+    warnings.filters[:] = filters  # type: ignore[index]
+    warnings._filters_mutated()  # type: ignore[attr-defined]
+
+
+def _loggers() -> dict[str, tuple]:
+    known = logging.root.manager.loggerDict
+    loggers = [one for one in list(known.values()) if isinstance(one, logging.Logger)]
+    return {
+        one.name: (one.level, one.propagate, one.disabled, [*one.handlers], [*one.filters])
+        for one in (logging.root, *loggers)
+    }
+
+
+def _put_loggers(values: Mapping[str, tuple]) -> None:
+    for name, (level, propagate, disabled, handlers, filters) in values.items():
+        logger = logging.root if name == "root" else logging.getLogger(name)
+        logger.setLevel(level)
+        logger.propagate = propagate
+        logger.disabled = disabled
+        logger.handlers[:] = handlers
+        logger.filters[:] = filters
+
+
+def _collecting() -> tuple:
+    return gc.isenabled(), gc.get_threshold()
+
+
+def _put_collecting(value: tuple) -> None:
+    enabled, threshold = value
+    gc.set_threshold(*threshold)
+    (gc.enable if enabled else gc.disable)()
+
+
+def _numpy_state() -> tuple:
+    name, keys, *rest = np.random.get_state(legacy=True)
+    return name, keys.tobytes(), *rest
+
+
+def _put_numpy_state(state: tuple) -> None:
+    name, keys, *rest = state
+    np.random.set_state((name, np.frombuffer(keys, np.uint32), *rest))
+
+
+def attribute(owner: Any, name: str) -> tuple[Callable[[], Any], Callable[[Any], None]]:
+    """How an attribute is looked up and set."""
+    return lambda: getattr(owner, name), lambda value: setattr(owner, name, value)
+
+
+register("the working folder", _folder, _go_to)
+register("the environment", _environment, _put_environment, is_kept=True)
+register("the mask of new files", _umask, os.umask, is_quick=False)
+register(
+    "cores", partial(os.sched_getaffinity, 0), partial(os.sched_setaffinity, 0), is_quick=False
+)
+register("the folder of temporary files", *attribute(tempfile, "tempdir"))
+register("the time limit of sockets", socket.getdefaulttimeout, socket.setdefaulttimeout)
+register("the locale", partial(locale.setlocale, locale.LC_ALL), _put_locale, is_quick=False)
+register("where modules are found", lambda: [*sys.path], partial(_fill, sys.path), is_kept=True)
+register("arguments", lambda: [*sys.argv], partial(_fill, sys.argv))
+register("the output", *attribute(sys, "stdout"))
+register("the output of errors", *attribute(sys, "stderr"))
+register("the hook of errors", *attribute(sys, "excepthook"))
+register("the recursion limit", sys.getrecursionlimit, sys.setrecursionlimit, is_kept=True)
+register("the switch interval", sys.getswitchinterval, sys.setswitchinterval)
+register("garbage collection", _collecting, _put_collecting)
+register("filters of warnings", lambda: [*warnings.filters], _put_filters)
+register("how warnings are shown", *attribute(warnings, "showwarning"))
+register("the level of all loggers", *attribute(logging.root.manager, "disable"))
+register("errors of logging", *attribute(logging, "raiseExceptions"))
+register("loggers", _loggers, _put_loggers, is_quick=False)
+register("errors of numpy", np.geterr, lambda values: np.seterr(**values))
+register("the call on errors of numpy", np.geterrcall, np.seterrcall)
+register("printing by numpy", np.get_printoptions, _print_by_numpy, is_quick=False)
+register("Python's generator", random.getstate, random.setstate, False, is_drawn=True)
+register("NumPy's generator", _numpy_state, _put_numpy_state, False, is_drawn=True)

@@ -1,0 +1,137 @@
+"""Modules of users leave each other and the process alone, and are whole."""
+
+import os
+import sys
+
+import numpy as np
+import pytest
+
+from fleet.errors import ModelError
+from tests.fleet.engines.torch.test_network import built
+
+pytestmark = pytest.mark.torch
+
+OWN = """
+import functools, os, random
+import numpy as np
+import torch
+from torch import nn
+
+BODY = nn.Linear(64, 6)
+
+@functools.cache
+def body():
+    return nn.Linear(64, 6)
+
+def shared(input_shape, classes, cached=False):
+    return nn.Sequential(nn.Flatten(), body() if cached else BODY, nn.Linear(6, classes))
+
+class Listed(nn.Module):
+    def __init__(self, classes, where):
+        super().__init__()
+        layers = [nn.Linear(64, 6), nn.ReLU()]
+        if where == "list":
+            self.layers = layers
+        else:
+            self.call = lambda x: layers[0](x)
+        self.head = nn.Linear(6, classes)
+    def forward(self, x):
+        x = x.flatten(1)
+        return self.head(self.layers[0](x) if hasattr(self, "layers") else self.call(x))
+
+def listed(input_shape, classes, where="list"):
+    return Listed(classes, where)
+
+class Table(nn.Module):
+    def __init__(self, classes, is_drawn):
+        super().__init__()
+        self.table = torch.randn(64, 6) if is_drawn else torch.ones(64, 6)
+        self.head = nn.Linear(6, classes)
+    def forward(self, x):
+        return self.head(x.flatten(1) @ self.table)
+
+def table(input_shape, classes, is_drawn):
+    return Table(classes, is_drawn)
+
+class Noisy(nn.Module):
+    def __init__(self, classes):
+        super().__init__()
+        self.head = nn.Linear(64, classes)
+    def forward(self, x):
+        noise = np.random.normal(0, 1, x.shape).astype("float32")
+        return self.head((x + torch.from_numpy(noise) + random.random()).flatten(1))
+
+def noisy(input_shape, classes):
+    return Noisy(classes)
+
+def rude(input_shape, classes):
+    torch.set_default_dtype(torch.float64)
+    torch.set_grad_enabled(False)
+    torch.manual_seed(1)
+    torch.backends.cudnn.benchmark = True
+    np.random.seed(1)
+    os.chdir("/")
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, classes))
+"""
+
+
+@pytest.fixture
+def own(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "own_modules.py").write_text(OWN)
+    yield "own_modules"
+    sys.modules.pop("own_modules", None)
+
+
+@pytest.mark.parametrize("args", [{}, {"cached": True}])
+def test_networks_that_share_layers_begin_as_if_alone(own, batch, args):
+    model = {"build": f"{own}:shared", "args": args}
+    first = built(model, seed=1)
+    before = first.state()
+    first.step(*batch, 12)
+    second = built(model, seed=1)
+    assert all(np.array_equal(array, before[name]) for name, array in second.state().items())
+    trained = first.state()
+    second.step(*batch, 12)
+    assert all(np.array_equal(array, trained[name]) for name, array in first.state().items())
+
+
+@pytest.mark.parametrize("where", ["list", "closure"])
+def test_layers_that_are_no_parameters_are_refused(own, where):
+    with pytest.raises(ModelError, match="none of its parameters"):
+        built({"build": f"{own}:listed", "args": {"where": where}})
+
+
+def test_tensors_that_are_not_made_again_are_refused(own):
+    with pytest.raises(ModelError, match=r"table of Table"):
+        built({"build": f"{own}:table", "args": {"is_drawn": True}})
+    assert built({"build": f"{own}:table", "args": {"is_drawn": False}}).count_parameters() == 21
+
+
+def test_what_is_drawn_in_a_step_follows_from_its_place(own, batch):
+    model = {"build": f"{own}:noisy"}
+    first, other = built(model), built(model, seed=1)
+    expected = []
+    for _ in range(3):
+        expected.append((first.step(*batch, 12), first.evaluate(*batch)))
+        other.step(*batch, 12)
+        np.random.rand()
+    again = built(model)
+    assert (again.step(*batch, 12), again.evaluate(*batch)) == expected[0]
+    resumed = built(model)
+    resumed.load(again.state())
+    for sums in expected[1:]:
+        assert (resumed.step(*batch, 12), resumed.evaluate(*batch)) == sums
+
+
+def test_what_a_network_sets_in_the_process_is_its_own(own, batch):
+    before = os.getcwd(), np.random.get_state()[2]
+    rude = built({"build": f"{own}:rude"})
+    import torch
+
+    assert (torch.get_default_dtype(), torch.is_grad_enabled()) == (torch.float32, True)
+    assert not torch.backends.cudnn.benchmark
+    assert (os.getcwd(), np.random.get_state()[2]) == before
+    losses = [rude.step(*batch, 12).loss for _ in range(10)]
+    assert losses[-1] < losses[0]
